@@ -1,4 +1,4 @@
-"""Checks of `make check` that no linter has: size of files, functions and folders, and pure modules.
+"""Checks of `make check` that no linter has: size of files, functions and folders, pure modules, and MemoryErrors.
 
 Run `python -m scripts.gates`. Exit status 1 and one line per violation, or nothing.
 
@@ -50,6 +50,10 @@ IMPURE = frozenset(
     }
 )
 """Modules that do I/O and have not moved to such a folder yet. Entries are only removed."""
+LONG_LIVED = ("autoscaler/", "pilotlight/processes/")
+"""Folders whose code must not catch a MemoryError."""
+ENDS_AT_ONCE = frozenset({"autoscaler/engines/xllamacpp_server"})
+"""Modules of LONG_LIVED whose process ends after each exception."""
 FOLDER_MODULES_MAX = 15
 """Without `__init__.py` and `__main__.py`."""
 PURE = frozenset(
@@ -231,6 +235,27 @@ def too_long(path: Path) -> Iterator[str]:
             yield f"{name(path)}.py: {function.name} has {lines} lines; the limit is {FUNCTION_LINES_MAX}"
 
 
+def memory_errors_caught(text: str) -> list[str]:
+    """The lines that catch every exception and do not pass on a MemoryError first."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ExceptHandler) and (node.type is None or _is_every(node.type)):
+            first = ast.unparse(node.body[0])
+            if not isinstance(node.body[-1], ast.Raise) and first != f"reraise_memory_error({node.name})":
+                found.append(f"{node.lineno}: {'except' if node.type is None else ast.unparse(node.type)}")
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in {"suppress", "contextlib.suppress"}:
+            found += [f"{node.lineno}: {ast.unparse(node)}"] * any(map(_is_every, node.args))
+    return found
+
+
+def _is_every(node: ast.expr) -> bool:
+    return (
+        any(_is_every(one) for one in node.elts)
+        if isinstance(node, ast.Tuple)
+        else (ast.unparse(node) in {"Exception", "BaseException"})
+    )
+
+
 def crowded() -> Iterator[str]:
     """Yield the folders of the product and of the tests with too many modules."""
     modules = (
@@ -258,6 +283,9 @@ def violations() -> Iterator[str]:
         if pure(path):
             uses = impure_uses(name(path), path.read_text())
             yield from (f"{name(path)}.py must stay pure (see PURE and IMPURE): line {use}" for use in uses)
+        if name(path).startswith(LONG_LIVED) and name(path) not in ENDS_AT_ONCE:
+            caught = memory_errors_caught(path.read_text())
+            yield from (f"{name(path)}.py catches a MemoryError (see autoscaler.faults): line {one}" for one in caught)
         if not name(path).startswith("pilotlight/") and "import uvloop" in path.read_text():
             yield f"{name(path)}.py imports uvloop; only pilotlight/ installs it"
     yield from crowded()

@@ -55,7 +55,16 @@ from autoscaler.state.actions import (
     StopReplica,
 )
 from autoscaler.state.capacity_orders import LeaseRefused
-from autoscaler.state.events import FaultSeen, FollowingSeen, HoldsGranted, LeadingSeen, StartSeen, Tick, Transition
+from autoscaler.state.events import (
+    FaultSeen,
+    FollowingSeen,
+    HoldsGranted,
+    LeadingSeen,
+    ReplicaSeen,
+    StartSeen,
+    Tick,
+    Transition,
+)
 from autoscaler.state.mig import CutRefused
 from autoscaler.state.world import World
 
@@ -221,6 +230,8 @@ class Loop:
                 self.trouble(one.part, one.reason)
             elif isinstance(one, FaultSeen) and one.model not in list_quarantined_models(self.world):
                 report_fault(one.model, "driver", one.reason)
+            elif isinstance(one, ReplicaSeen) and self.world.replicas.get(one.id, one).model != one.model:
+                _log.error("event=replica_ignored replica=%s reason='reported for model %s'", one.id, one.model)
             elif isinstance(one, LeadingSeen | FollowingSeen):  # these belong to another leadership
                 self._aside.clear()
                 self._unstopped.clear()

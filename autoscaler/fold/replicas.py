@@ -144,8 +144,12 @@ def _stop(draft: Draft, action: StopReplica) -> None:
 
 
 def apply_replica_observation(draft: Draft, seen: ReplicaSeen) -> None:
-    """Fold a driver's observation of one replica."""
+    """Fold a driver's observation of one replica. One that names another Model than the known replica's is ignored: no
+    process can take over the address of another Model's replica.
+    """
     before = draft.replicas.now.get(seen.id)
+    if before is not None and before.model != seen.model:
+        return
     if before is None:
         if seen.seen is not Seen.CLEAN:
             _adopt(draft, seen)

@@ -109,9 +109,11 @@ class GatewayPods:
         )
 
     async def _exists(self, gateway: GatewayId) -> bool:
-        """Query the API server, which is more current than the watch. True if it does not respond."""
+        """Query the API server, which is more current than the watch. True if it does not respond, or if
+        the pod cannot be decoded.
+        """
         try:
-            found = await self._api.get(self._path, fieldSelector=f"metadata.name={gateway}")
+            pages = [page async for page in self._api.pages(self._path, {"fieldSelector": f"metadata.name={gateway}"})]
         except (ApiError, UnreachableError):
             return True
-        return bool(found["items"])
+        return any(page.items or page.unreadable for page in pages)

@@ -24,7 +24,6 @@ exits, and another one leads.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable, Iterator
 from math import inf
 
@@ -63,6 +62,7 @@ from autoscaler.rearrange.defragmentation import defragment
 from autoscaler.rearrange.mig_repartition import plan_repartition
 from autoscaler.rearrange.replica_migration import MigrationContext, build_relocation_requests, drain_stranded_replica
 from autoscaler.spec.model import Model
+from autoscaler.spec.names import format_replica_id
 from autoscaler.state.actions import (
     AcquireLease,
     Action,
@@ -81,10 +81,6 @@ from autoscaler.state.lifecycle import STOP_GRACE_S, ReplicaState
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Move, Replica, ReplicaResources, ReplicaRuntime, ReplicaTimes, World
 from autoscaler.text import format_duration
-
-UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
-NAME_MAX = 100
-"""Maximum characters of a model's name in the ids of its replicas: an id is a file name and a label."""
 
 
 def plan(world: World, now_s: float) -> Plan:
@@ -352,7 +348,7 @@ class PlanBuilder:
         id, intent, ordinal = ReplicaId(""), "", want.ordinal
         while not id or id in taken or id in world.replicas:
             intent = build_intent_key(world.installation, world.epoch, world.version, want.model, ordinal)
-            id = ReplicaId(f"{UNSAFE.sub('-', want.model)[:NAME_MAX]}-{hash}-{intent}")
+            id = format_replica_id(want.model, hash, intent)
             ordinal += 1
         replica = Replica(
             id=id,

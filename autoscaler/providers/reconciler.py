@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from math import inf
 from typing import Final
 
+from autoscaler.faults import reraise_memory_error
 from autoscaler.providers.kube import AnswerError
 from autoscaler.providers.provider import RefusedError
 
@@ -45,6 +46,7 @@ class Reconciler:
             try:
                 wait_s = await self._keep()
             except Exception as error:  # noqa: BLE001  drivers' error types may not be imported here
+                reraise_memory_error(error)
                 self._log_failure(error)
                 await asyncio.sleep(rest_s)
                 rest_s = min(rest_s * 2.0, REST_S[1])

@@ -17,6 +17,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from autoscaler.faults import reraise_memory_error
 from autoscaler.providers.provider import Attended, Lacking, Provider, RefusedError
 from autoscaler.state.capacity_orders import (
     LISTED_MAX,
@@ -148,6 +149,7 @@ class ProviderWorker:
             if isinstance(order, AcquireOrder):
                 self._observe((LeaseRefused(id=order.id, reason=str(error)),))
         except Exception as error:  # noqa: BLE001  the outcome is unknown; the next list shows it
+            reraise_memory_error(error)
             self._trouble(error)
 
     async def attend(self) -> None:
@@ -178,6 +180,7 @@ class ProviderWorker:
             async with asyncio.timeout(CALL_S_MAX):
                 leases = tuple(map(_unaddressed, await self._provider.list()))
         except Exception as error:  # noqa: BLE001  a partial list must not replace the last complete one
+            reraise_memory_error(error)
             self._trouble(error, listing=True)
             return False
         names = frozenset(one.name for one in leases)
@@ -200,6 +203,7 @@ class ProviderWorker:
             self._observe((OffersSeen(provider=self._name, offers=(), closed=str(error)),))
             return False
         except Exception as error:  # noqa: BLE001  the last known offers age
+            reraise_memory_error(error)
             self._trouble(error)
             return False
         if len(offers) <= OFFERS_MAX and all(one.provider == self._name for one in offers):

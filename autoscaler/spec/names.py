@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from autoscaler.contract import ModelName, TenantName
+from autoscaler.contract import ModelName, ReplicaId, TenantName
 from autoscaler.spec.decode import Path, WrongKeyError
 from autoscaler.spec.model import Model
 from autoscaler.spec.tenant import Key, Tenant
@@ -135,3 +135,13 @@ def check_name(name: str, at: Path) -> None:
     if len(name) > NAME_CHARS_MAX or not NAME.fullmatch(name):
         wanted = f"1 to {NAME_CHARS_MAX} letters, digits or ._:/- that begin and end with a letter or digit"
         raise WrongKeyError(at, f"expected {wanted}")
+
+
+UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+ID_NAME_CHARS_MAX = 100
+"""Maximum characters of a model's name in the ids of its replicas: an id is a file name and a label."""
+
+
+def format_replica_id(model: ModelName, spec_hash: str, intent: str) -> ReplicaId:
+    """Return the id of a replica that is started for the decision `intent`."""
+    return ReplicaId(f"{UNSAFE.sub('-', model)[:ID_NAME_CHARS_MAX]}-{spec_hash}-{intent}")

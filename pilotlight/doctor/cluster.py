@@ -20,6 +20,7 @@ from autoscaler.engines import LaunchCommand
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.kubernetes.constants import NODES
 from autoscaler.kubernetes.rbac import Right, Scope, list_required_rights
+from autoscaler.kubernetes.resources import event_log
 from autoscaler.kubernetes.unreadable import Unreadable
 from autoscaler.schema.crds import GROUP, MODEL, TENANT, CrdKind, build_crd
 from autoscaler.spec import ownership
@@ -40,7 +41,7 @@ INGRESS = (
     "load balancers close silent connections, most after 60 s: an Ingress in front of the gateway needs a read timeout "
     "above 600 s and no response buffering"
 )
-SKIPPED_FIX = "delete the object, or reduce its nesting"
+SKIPPED_FIX = "correct the object, such as its nesting, or delete it"
 INGRESS_FIX = "test a stream of a model at zero with curl -N; `settings.silentSecondsMax` limits the silent time"
 
 
@@ -249,26 +250,48 @@ async def nodes(api: Api, scene: Scene) -> list[Finding]:
 
 
 async def objects(api: Api, scene: Scene) -> list[Finding]:
-    """Report objects that an autoscaler skips because it cannot decode them, of all kinds that it lists."""
+    """Report objects that an autoscaler skips, of all kinds that it lists: it cannot decode them, or reports them in an
+    Event.
+    """
     listed = [one for one in _rights(scene) if "list" in one.verbs]
     if scene.scope == "cluster":
         listed.append(Right("kubeai.org", "models", ("list",), "cluster", ""))
     places = dict.fromkeys((one.group, one.resource, _namespace(scene, one), one.name) for one in listed)
     found: dict[tuple[str, str, str], Unreadable] = {}
+    reported = await _reported(api, scene)
     for group, resource, namespace, name in places:
         try:
             at = (await api.get(f"/apis/{group}"))["preferredVersion"]["groupVersion"] if group else "v1"
             within = f"/namespaces/{namespace}" if namespace else ""
             query = {"fieldSelector": f"metadata.name={name}"} if name else {}
             async for page in api.pages(f"/{'apis' if group else 'api'}/{at}{within}/{resource}", query):
-                found |= {(one.kind, one.namespace, one.name): one for one in page.unreadable}
+                there = [reported[uid] for one in page.items if (uid := one["metadata"].get("uid")) in reported]
+                found |= {(one.kind, one.namespace, one.name): one for one in (*page.unreadable, *there)}
         except ApiError as error:
             if error.status not in (
                 403,
                 404,
             ):  # missing rights are reported by `rights_given`; not every cluster has every kind
                 raise
-    return [Finding("objects", "warning", describe_skipped(one), SKIPPED_FIX) for one in found.values()]
+    return [*map(_skipped, found.values())]
+
+
+async def _reported(api: Api, scene: Scene) -> dict[str, Unreadable]:
+    """Return by uid the objects about which autoscalers wrote an Event, which expires after an hour by default."""
+    within = "" if scene.scope == "cluster" else f"/namespaces/{scene.engines}"
+    found: dict[str, Unreadable] = {}
+    try:
+        async for page in api.pages(f"/api/v1{within}/events", {"fieldSelector": f"reason={event_log.UNREADABLE}"}):
+            for event in page.items:
+                about = event["involvedObject"]
+                kind, namespace, name = (str(about.get(key, "")) for key in ("kind", "namespace", "name"))
+                reason = str(event.get("message", "")).removeprefix(event_log.SKIPS)
+                when = f" (Event of {event.get('lastTimestamp')})"
+                found[about.get("uid", "")] = Unreadable(kind, namespace, name, "", reason + when)
+    except ApiError as error:
+        if error.status != 403:
+            raise
+    return found
 
 
 async def installations(api: Api, scene: Scene) -> list[Finding]:
@@ -287,6 +310,10 @@ async def installations(api: Api, scene: Scene) -> list[Finding]:
     return findings
 
 
+def _skipped(one: Unreadable) -> Finding:
+    return Finding("objects", "warning", describe_skipped(one), SKIPPED_FIX)
+
+
 def describe_skipped(one: Unreadable) -> str:
     """Return which object is skipped, and why."""
     name = f"{one.namespace}/{one.name}" if one.namespace else one.name
@@ -297,13 +324,15 @@ async def cutting(api: Api, scene: Scene) -> list[Finding]:
     """Check that mig-manager uses our ConfigMap."""
     if scene.cutting is None:
         return []
+    found, skipped = list[Object](), list[Unreadable]()
     try:
-        found = (await api.get(gpu_operator.POLICIES))["items"]
+        async for page in api.pages(gpu_operator.POLICIES):
+            found += page.items
+            skipped += page.unreadable
     except ApiError as error:
         if error.status != 404:
             raise
-        found = []
-    return gpu_operator.check_cluster_policies(found, scene.cutting[1])
+    return [*map(_skipped, skipped), *gpu_operator.check_cluster_policies(found, scene.cutting[1])]
 
 
 async def providers(api: Api, scene: Scene) -> list[Finding]:

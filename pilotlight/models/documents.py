@@ -10,6 +10,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import click
@@ -22,12 +23,14 @@ from autoscaler.documents.load import DocumentError, Documents, parse_documents,
 from autoscaler.documents.validation import NAME_CHARS_MAX
 from autoscaler.drivers.driver import Launcher
 from autoscaler.engines.installed import find_installed_programs
+from autoscaler.faults import Failure, attempt, describe_error
 from autoscaler.queries.measured_memory import AS_ASKED, Given
 from autoscaler.spec import yaml
 from autoscaler.spec.artifact import STORED
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.spec.pod import API_VERSION
 from autoscaler.spec.settings import Settings
+from autoscaler.state.events import FaultSeen
 from pilotlight.models.gguf_file import check_file
 from pilotlight.models.memory import (
     Known,
@@ -118,12 +121,13 @@ def keep_artifact_location(model: Model) -> Model:
 
 def read_documents(
     path: Path, known: Mapping[ModelName, Model] = NONE_KNOWN, gpus: Callable[[Settings], bool] = lambda _: False,
-    located: Callable[[Model], Model] = keep_artifact_location,
+    located: Callable[[Model], Model] = keep_artifact_location, fault: Callable[[FaultSeen], None] | None = None,
 ) -> Documents:  # fmt: skip
     """Return the documents of a file (as the supervisor writes it) or folder, with each Model's memory need.
 
     A `known` Model keeps its creation time. `gpus`: whether devices have memory separate from the host's under these
-    Settings. `located` returns a Model with the local path of its weights, if they are stored here.
+    Settings. `located` returns a Model with the local path of its weights, if they are stored here. `fault` receives
+    the exception of a Model whose memory need cannot be computed; the Model stays without one.
     """
     documents = load_files(sorted(path.glob("*.yaml")) if _is_folder(path) else [path])
     now_unix_s = int(time.time())
@@ -131,9 +135,18 @@ def read_documents(
     for model in documents.models:
         before = known.get(model.name)
         created_unix_s = now_unix_s if before is None else before.created_unix_s
-        done = fill_memory_estimate(located(model), gpus=apart)
+        done = attempt(partial(_sized, model, located, gpus=apart))
+        if isinstance(done, Failure):
+            if fault is None:
+                raise done.error
+            fault(FaultSeen(model=model.name, reason=describe_error(done.error)))
+            done = model
         models.append(msgspec.structs.replace(done, spec=model.spec, created_unix_s=created_unix_s))
     return msgspec.structs.replace(documents, models=tuple(models))
+
+
+def _sized(model: Model, located: Callable[[Model], Model], *, gpus: bool) -> Model:
+    return fill_memory_estimate(located(model), gpus=gpus)
 
 
 def fill_memory_estimate(model: Model, known: Known | None = None, *, gpus: bool = False) -> Model:
@@ -273,7 +286,9 @@ def _model_of(file: Path, order: int) -> Model:
         raise click.UsageError(f"{error}{hint}") from None
     tokens = min(info.shape.context_tokens, DEFAULT_CONTEXT_TOKENS)
     spec = ModelSpec(engine="llama.cpp", artifact=f"file://{file.resolve()}", context_tokens=tokens)
-    return fill_memory_estimate(Model(name=name, spec=spec, slots=engines.default_slots("llama.cpp"), order=order))
+    model = Model(name=name, spec=spec, slots=engines.default_slots("llama.cpp"), order=order)
+    done = attempt(partial(fill_memory_estimate, model))
+    return model if isinstance(done, Failure) else done  # the autoscaler computes it again and reports the fault
 
 
 def problem_file(documents: Path) -> Path:

@@ -34,6 +34,7 @@ from autoscaler.drivers.local.state_directory import StateDirectory, StateError
 from autoscaler.engines.installed import find_installed_programs
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.fit import Needs
+from autoscaler.faults import describe_error, reraise_memory_error
 from autoscaler.queries.views import DocumentsView
 from autoscaler.server.auth import Admits
 from autoscaler.server.gateways import ContractServer
@@ -43,7 +44,7 @@ from autoscaler.server.ops import OperationsServer
 from autoscaler.spec.model import Model
 from autoscaler.spec.settings import Settings
 from autoscaler.state.actions import FailStart
-from autoscaler.state.events import ClockSeen, DocumentsSeen, GatewaySeen, HistorySeen
+from autoscaler.state.events import ClockSeen, DocumentsSeen, FaultSeen, GatewaySeen, HistorySeen
 from autoscaler.state.world import Leadership, World
 from pilotlight import __version__, process
 from pilotlight.models import capacity_providers
@@ -123,7 +124,8 @@ async def serve_until_stopped(options: AutoscalerOptions, stack: AsyncExitStack)
     """Start, run and stop. `stack` holds resources that outlive the loop."""
     clock = time.monotonic  # the clock of uvloop is a cached millisecond
     stop, again = process.stop_event(), process.reload_event()
-    documents = load_checked_documents(options)  # after `again`, so that no later change is missed
+    faults = list[FaultSeen]()
+    documents = load_checked_documents(options, faults.append)  # after `again`, so that no later change is missed
     by_hand = options.parent is None  # otherwise `serve` holds the lock of the state directory
     state = StateDirectory.open(options.state) if by_hand else StateDirectory.attach(options.state)
     become_subreaper()
@@ -133,7 +135,7 @@ async def serve_until_stopped(options: AutoscalerOptions, stack: AsyncExitStack)
     house: Cluster | None = None
     supply, located = build_empty_supply()
     if options.cluster is None:
-        documents, supply = open_supply(options, documents)
+        documents, supply = open_supply(options, documents, faults)
         driver, located = (
             LocalDriver(state, build_launcher(lambda: devices.measured), devices, clock, supply),
             supply.located,
@@ -150,6 +152,7 @@ async def serve_until_stopped(options: AutoscalerOptions, stack: AsyncExitStack)
     cpu_bound = CpuBound(lambda: devices.measured, find_installed_programs())
     loop.listeners += build_step_listeners(metrics, Misfits(loop.fault), preflight, cpu_bound, log)
     tell(build_documents_seen(documents))
+    loop.observe(faults)
     tutor = load_histories(histories, loop, LearnerRunner(loop, LessonFile(state), clock))
     loop.observe([GatewaySeen(gateway=GatewayId(path.stem), watched=True) for path in options.gateway_sockets])
     files = Files()
@@ -215,13 +218,18 @@ def build_step_listeners(
     return [*looking, build_step_logger(log, Narrator())]
 
 
-def open_supply(options: AutoscalerOptions, documents: Documents) -> tuple[Documents, Supply]:
-    """Return the supply of weights of this machine, and the documents with the memory needs of stored weights."""
+def open_supply(
+    options: AutoscalerOptions, documents: Documents, faults: list[FaultSeen]
+) -> tuple[Documents, Supply]:  # fmt: skip
+    """Return the supply of weights of this machine, and the documents with the memory needs of stored weights. `faults`
+    is replaced by the faults of these documents.
+    """
     try:
         supply = Supply(options.state / STORE, documents.settings.weights)
     except SignersError as error:
         raise click.UsageError(f"Settings: {error}") from None
-    return load_checked_documents(options, located=supply.located), supply
+    faults.clear()
+    return load_checked_documents(options, faults.append, located=supply.located), supply
 
 
 def weights_tasks(
@@ -291,9 +299,11 @@ def check_contract(options: AutoscalerOptions) -> None:
 
 
 def load_checked_documents(
-    options: AutoscalerOptions, known: Mapping[ModelName, Model] = NONE_KNOWN, located: Located = keep_artifact_location
-) -> Documents:
-    """Return the documents. Raises click's usage error if they are invalid or forbid exposing `--ops`.
+    options: AutoscalerOptions, fault: Callable[[FaultSeen], None], known: Mapping[ModelName, Model] = NONE_KNOWN,
+    located: Located = keep_artifact_location,
+) -> Documents:  # fmt: skip
+    """Return the documents. Raises click's usage error if they are invalid or forbid exposing `--ops`. `fault`: as in
+    `documents.read_documents`.
 
     The supervisor has already checked the address of an inherited listener.
     """
@@ -302,7 +312,7 @@ def load_checked_documents(
         """Return whether devices have memory of their own, separate from the host memory that an engine uses."""
         return options.cluster is not None or (not settings.devices and nvml() is not None)
 
-    documents = read_documents(options.documents, known, gpus, located)
+    documents = read_documents(options.documents, known, gpus, located, fault)
     capacity_providers.check_provider_modes(
         documents.settings, "machine" if options.cluster is None else options.cluster.scope
     )
@@ -345,17 +355,19 @@ class Reloads:
         self._problem = ""
 
     async def __call__(self) -> None:
-        """Reload; invalid documents are logged, and the last valid ones stay in force."""
+        """Reload; documents that cannot be read are logged, and the last valid ones stay in force."""
+        faults, known = list[FaultSeen](), self._loop.world.models
         try:
             self._tell(
                 build_documents_seen(
-                    await asyncio.to_thread(
-                        load_checked_documents, self._options, self._loop.world.models, self._located
-                    )
+                    await asyncio.to_thread(load_checked_documents, self._options, faults.append, known, self._located)
                 )
             )
-        except click.UsageError as error:
-            self._problem = f"{error.message}; the last valid documents stay in force"
+            self._loop.observe(faults)
+        except Exception as error:  # noqa: BLE001  a faulty document must not end the process; the error is reported
+            reraise_memory_error(error)
+            message = error.message if isinstance(error, click.UsageError) else describe_error(error)
+            self._problem = f"{message}; the last valid documents stay in force"
             log.warning("event=documents_reload_failed error=%s", self._problem)
         else:
             self._problem = ""

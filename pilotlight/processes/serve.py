@@ -16,6 +16,7 @@ import msgspec
 
 from autoscaler.documents.load import Documents, to_yaml
 from autoscaler.drivers.local.state_directory import InUseError, StateDirectory, StateError, replace_file
+from autoscaler.faults import reraise_memory_error
 from autoscaler.spec.settings import Limits, Settings, Signatures, Tls
 from autoscaler.text import format_count
 from pilotlight.models import credentials
@@ -208,6 +209,7 @@ class Reload:
             check_serve_options(options, documents)
             replace_file(self._path, to_yaml(documents).encode())
         except Exception as error:  # noqa: BLE001  a faulty file must not terminate running requests; the error is logged
+            reraise_memory_error(error)
             message = error.message if isinstance(error, click.UsageError) else f"{self._path}: {_reason(error)}"
             problem = f"{message}; the last valid documents stay in force"
             write_stderr(problem)

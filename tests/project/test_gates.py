@@ -56,6 +56,26 @@ def test_overlong_files_and_functions_are_found(tmp_path: Path, monkeypatch: pyt
     assert list(gates.too_long(source)) == ["long.py has 1001 lines; the limit is 1000"]
 
 
+@pytest.mark.parametrize(
+    ("handler", "found"),
+    [
+        ("except Exception as error:\n    reraise_memory_error(error)\n    f()", []),
+        ("except Exception:\n    f()\n    raise", []),
+        ("except BaseException:\n    f()\n    raise", []),
+        ("except ValueError:\n    f()", []),
+        ("except Exception as error:\n    f()\n    reraise_memory_error(error)", ["3: Exception"]),
+        ("except Exception:\n    pass", ["3: Exception"]),
+        ("except:\n    pass", ["3: except"]),
+        ("except BaseException:\n    if x:\n        raise", ["3: BaseException"]),
+        ("except (OSError, Exception):\n    pass", ["3: (OSError, Exception)"]),
+        ("finally:\n    pass\nwith suppress(Exception):\n    f()", ["5: suppress(Exception)"]),
+        ("finally:\n    pass\nwith suppress(OSError):\n    f()", []),
+    ],
+)
+def test_handler_that_catches_a_memory_error_is_found(handler: str, found: list[str]) -> None:
+    assert gates.memory_errors_caught(f"try:\n    f()\n{handler}") == found
+
+
 def test_folder_with_too_many_modules_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gates, "SOURCES", [gates.ROOT / "a" / f"m{number}.py" for number in range(16)])
     assert list(gates.crowded()) == ["a/ has 16 modules; the limit is 15"]

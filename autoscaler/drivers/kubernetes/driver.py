@@ -213,6 +213,7 @@ class KubernetesDriver:
         try:
             made = self._make(replica, model, laid)
         except Exception as error:  # noqa: BLE001 - launch is foreign code: any exception is a failed start
+            reraise_memory_error(error)
             self.weights_failed(replica, str(error))
             return
         self._order(replica.model, self._orders.create(replica, *made))

@@ -16,6 +16,7 @@ from typing import Final, Protocol
 from autoscaler.agent_contract import Laid
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.driver import NodeSupply
+from autoscaler.faults import reraise_memory_error
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.watch import Change, Watched
 from autoscaler.spec.model import Model
@@ -102,6 +103,7 @@ class Bringing:
                 return
             laid = getting.result()
         except Exception as error:  # noqa: BLE001 - foreign code: any exception is a failed start
+            reraise_memory_error(error)
             self._listener.weights_failed(replica, f"its weights: {error}")
         else:
             self._listener.weights_came(replica, model, laid)

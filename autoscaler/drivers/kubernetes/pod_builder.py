@@ -15,6 +15,7 @@ from autoscaler.drivers.kubernetes.inventory import declared
 from autoscaler.drivers.kubernetes.inventory import resource_claims as claims
 from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
 from autoscaler.drivers.kubernetes.objects import replica_pod as pods
+from autoscaler.faults import reraise_memory_error
 from autoscaler.kubernetes.api import Object
 from autoscaler.queries.measured_memory import compute_engine_limits
 from autoscaler.spec.model import Model
@@ -59,6 +60,7 @@ class PodBuilder(NamedTuple):
             volumes.check_security_context(model, self.settings())
             self.launch(_somewhere(model, self.supply.brings(model)), pods.HOST, PORT)
         except Exception as error:  # noqa: BLE001 - launch is foreign code: any exception is a failed start
+            reraise_memory_error(error)
             return str(error)
         return ""
 

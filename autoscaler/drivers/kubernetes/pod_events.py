@@ -77,13 +77,10 @@ class PodEvents(Generic[P]):
         """Poll until cancelled. Without the permission to list Events, volume failures are unknown."""
         while True:
             await asyncio.sleep(LOOK_S)
-            try:
-                await self.look()
-            except (ApiError, UnreachableError) as error:
-                _log.debug("event=pod_events_read_failed error=%s", error)
+            await self.look()
 
     async def look(self) -> None:
-        """List the Events of all pods that are due. Raises `ApiError`, `UnreachableError`."""
+        """List the Events of all pods that are due. A failure for one pod does not affect the others."""
         there = {pod.uid: pod for pod in self._watched.items.values() if _waits(pod)}
         now_s = self._clock()
         self._looks = {uid: self._looks.get(uid, _Look(now_s, LOOK_S)) for uid in there}
@@ -92,11 +89,19 @@ class PodEvents(Generic[P]):
             if next_s > now_s:
                 continue
             self._looks[uid] = _Look(now_s + pause_s, min(2 * pause_s, LOOK_S_MAX))
-            listed = await self._api.get(self._path, fieldSelector=f"involvedObject.uid={uid}")
-            said = find_volume_failure(listed.get("items") or ())
+            try:
+                said = find_volume_failure(await self._list(uid))
+            except (ApiError, UnreachableError) as error:
+                _log.debug("event=pod_events_read_failed error=%s", error)
+                continue
             if said != self._found.get(uid, ""):
                 self._found[uid] = said
                 self._changed(there[uid])
+
+    async def _list(self, uid: str) -> list[Object]:
+        """Return the Events of a pod that can be decoded."""
+        pages = self._api.pages(self._path, {"fieldSelector": f"involvedObject.uid={uid}"})
+        return [event async for page in pages for event in page.items]
 
 
 def _waits(pod: Pod) -> bool:

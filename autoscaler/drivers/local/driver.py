@@ -132,6 +132,7 @@ class LocalDriver:
             launch = self._launch(model, HOST, 0)
             program = launch.argv[0]
         except Exception as error:  # noqa: BLE001 - as in `start`
+            reraise_memory_error(error)
             return _describe_launch_error(error).removeprefix(f"Model {model.name}: ")
         if shutil.which(program, path=launch.env.get("PATH")) is not None:
             return ""
@@ -162,6 +163,7 @@ class LocalDriver:
         try:
             weights = await wait_for_weights(coming, waiting.over)
         except Exception as error:  # noqa: BLE001 - supply is foreign code, as launch is
+            reraise_memory_error(error)
             self._engines.pop(replica.id)
             self._failed(replica, f"its weights: {_describe_launch_error(error)}")
             return
@@ -193,6 +195,7 @@ class LocalDriver:
             self._state.put(record)
             engine = self._spawn(record, launch, weights)
         except Exception as error:  # noqa: BLE001 - foreign code: any exception is a failed start of one model
+            reraise_memory_error(error)
             self._forget(replica.id)
             if disk_space.is_out_of_space(error):
                 self._begin_with_space(replica, model, weights)

@@ -27,6 +27,8 @@ from autoscaler.state.world import Replica, World
 from autoscaler.text import format_duration
 
 NORMAL, WARNING = "Normal", "Warning"
+UNREADABLE, SKIPS = "Unreadable", "Pilotlight skips this object: "
+"""The reason of Events about unreadable objects, and how their messages begin."""
 MINUTE_MAX = 10
 """Maximum API requests per minute for the Events of one object; also the burst."""
 PENDING_MAX = 1000
@@ -89,7 +91,7 @@ def build_unreadable_event(found: Unreadable) -> tuple[Regarding, ModelEvent] | 
     if not found.kind or not found.name:
         return None
     about = Regarding(found.api_version, found.kind, found.namespace, found.name, found.uid)
-    return about, ModelEvent(ModelName(""), "Unreadable", f"Pilotlight skips this object: {found.reason}", WARNING)
+    return about, ModelEvent(ModelName(""), UNREADABLE, SKIPS + found.reason, WARNING)
 
 
 def event_namespace(about: Regarding) -> str:

@@ -28,6 +28,7 @@ from autoscaler.capacity.attachable_nodes import (
     list_node_selectors,
 )
 from autoscaler.capacity.machine_groups import read_group_limits
+from autoscaler.faults import reraise_memory_error
 from autoscaler.placement.model.prices import Prices
 from autoscaler.providers.cro import objects
 from autoscaler.providers.cro.objects import REQUESTS, RESOURCES, LeaseNote, Request, Resource
@@ -165,8 +166,8 @@ class CroFabric:
             if mine or not request.notes:
                 try:
                     await self._tidy(request, {name: shares[name] for name in mine})
-                except Exception:  # noqa: BLE001, S110  without leadership writes fail; the next list retries
-                    pass
+                except Exception as error:  # noqa: BLE001  without leadership writes fail; the next list retries
+                    reraise_memory_error(error)
         return tuple(found)
 
     async def attend(self, changed: Callable[[], None]) -> None:

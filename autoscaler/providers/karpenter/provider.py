@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from autoscaler.faults import reraise_memory_error
 from autoscaler.providers.karpenter import nodeclaim, nodepool
 from autoscaler.providers.karpenter.nodepool import GROUP, POOL_LABEL, VERSIONS, NodePool
 from autoscaler.providers.kube import CONFLICT, ENDED, AnswerError, Object, Server, choose_served_version, raise_refusal
@@ -138,8 +139,8 @@ class KarpenterNodes:
             pace_s = LOOK_S[1]
             try:
                 found = self._read(await self._ours(await self._version()), "Never")
-            except Exception:  # noqa: BLE001, S110  the next poll may succeed
-                pass
+            except Exception as error:  # noqa: BLE001  the next poll may succeed
+                reraise_memory_error(error)
             else:
                 now = [(one.name, one.phase, one.committed, one.node, one.says) for one in found]
                 if known not in (None, now):
@@ -171,6 +172,7 @@ class KarpenterNodes:
             await self._server.patch(f"{NODES}/{listed.node}", off)
             await self._server.patch(nodeclaim.nodeclaim_path(version, listed.name), off)
         except Exception as error:  # noqa: BLE001  the next list retries; this one must not fail
+            reraise_memory_error(error)
             _log.debug("event=disruption_guard_removal_failed node=%s error=%s", listed.node, type(error).__name__)
 
     async def _pods(self, node: str) -> Sequence[Object]:

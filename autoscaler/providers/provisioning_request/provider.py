@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Final
 
 from autoscaler.contract import ModelName
+from autoscaler.faults import reraise_memory_error
 from autoscaler.providers.device_usage import find_device_user
 from autoscaler.providers.kube import CONFLICT, REFUSALS, AnswerError, Object, Server, raise_refusal
 from autoscaler.providers.new_nodes import NO_NODE_ENTRY, OfferTerms, build_node_kind_offers
@@ -213,8 +214,10 @@ class ProvisioningProvider:
             node = found.get(one.name)
             if node is not None and node != one.node:
                 note = {"metadata": {"resourceVersion": one.version, "annotations": {objects.NODE: node}}}
-                with suppress(Exception):
+                try:
                     await self._server.patch(f"{self._requests}/{one.name}", note)
+                except Exception as error:  # noqa: BLE001  the next list retries
+                    reraise_memory_error(error)
 
     def _ends_s(self, one: Booking) -> float | None:
         ends_unix_s = objects.ends_unix_s(one)

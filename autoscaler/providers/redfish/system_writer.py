@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final, NamedTuple
 
+from autoscaler.faults import reraise_memory_error
 from autoscaler.providers.redfish.client import NoAnswerError, Sleep, StatusError, pause_s
 from autoscaler.providers.redfish.inventory import Reading
 from autoscaler.providers.redfish.planning import (
@@ -101,7 +102,8 @@ class Bay:
                     break
                 try:
                     moved = await self._step()
-                except Exception:  # noqa: BLE001  the outcome is unknown: the next step reads it
+                except Exception as error:  # noqa: BLE001  the outcome is unknown: the next step reads it
+                    reraise_memory_error(error)
                     moved = False
                 tries = 0 if moved else tries + 1
                 if tries:

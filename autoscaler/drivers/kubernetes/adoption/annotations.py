@@ -112,6 +112,8 @@ def read_model(seen: WorkloadSeen, others: Others = NOBODY) -> Model:
     for name in notes:
         if name.startswith(OURS) and name not in KNOWN:
             raise AnnotationError(f"{key}: annotation {name}: unknown{suggest_nearest(name, KNOWN)}")
+    for name in seen.template_marks:
+        raise AnnotationError(f"{key}: annotation {name}: remove it from spec.template; only the autoscaler sets it")
     read_port(seen)
     first, *aliases = _names(seen, notes)
     from_lingo = MODELS not in notes

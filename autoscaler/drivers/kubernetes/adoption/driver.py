@@ -332,7 +332,11 @@ class AdoptedDriver:
             candidate.model, candidate.problem = read_model(candidate.seen, others), ""
         except AnnotationError as error:
             candidate.problem = str(error)
-            good = None if candidate.good is None else candidate.seen._replace(notes=candidate.good.notes)
+            good = (
+                None
+                if candidate.good is None
+                else candidate.seen._replace(notes=candidate.good.notes, template_marks=())
+            )
             candidate.model = None if good is None else read_model(good, others)
         candidate.good = good
         candidate.elsewhere = self._elsewhere(candidate)

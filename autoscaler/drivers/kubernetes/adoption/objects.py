@@ -90,6 +90,8 @@ class WorkloadSeen(NamedTuple):
     shown: ShownCondition | None = None
     template: str = ""
     """A hash of its pod template."""
+    template_marks: tuple[str, ...] = ()
+    """Annotations of pods that only the autoscaler writes, as far as its pod template sets them."""
 
 
 class ScalerSeen(NamedTuple):
@@ -160,6 +162,7 @@ def read_workload(kind: Kind, found: Object) -> WorkloadSeen | ReleasedWorkload 
     annotated = _annotated(managed)
     ours, owner = _scaled_by(managed)
     containers = spec["template"]["spec"]["containers"]
+    template_notes = spec["template"].get("metadata", {}).get("annotations") or {}
     failure = [c for c in found.get("status", {}).get("conditions") or [] if _is(c, "ReplicaFailure")]
     return WorkloadSeen(
         key=key,
@@ -179,6 +182,7 @@ def read_workload(kind: Kind, found: Object) -> WorkloadSeen | ReleasedWorkload 
         trouble=failure[0].get("message", "") if failure else "",
         shown=shown,
         template=hashlib.blake2s(msgspec.json.encode(spec["template"], order="deterministic")).hexdigest()[:16],
+        template_marks=tuple(name for name in (REPLICA, INTENT) if name in template_notes),
     )
 
 

@@ -5,6 +5,7 @@ Builds the observations of the pod's replica, and the id of a replica without an
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -13,12 +14,15 @@ from autoscaler.drivers import probes
 from autoscaler.drivers.kubernetes.adoption.objects import AdoptedPodSeen
 from autoscaler.drivers.kubernetes.objects.start_timing import StartTiming
 from autoscaler.spec.model import ADOPTED_HASH
+from autoscaler.spec.names import format_replica_id
 from autoscaler.state.events import ReplicaSeen, Seen
 
 EXITED = "exited"
 """Proof of CLEAN: its kubelet reports that all containers have ended. It holds none of our slices."""
 RELEASED = "released"
 """Proof of CLEAN for a replica that is no longer ours; its pod may still run."""
+_INTENT = re.compile(r"[0-9a-f]{10}")
+"""The key of a start decision (`planner.plan.build_intent_key`)."""
 
 
 class PodMark(NamedTuple):
@@ -119,6 +123,15 @@ def derive_replica_id(pod: AdoptedPodSeen, finds: int) -> ReplicaId:
     pods of the same name, which a StatefulSet creates repeatedly.
     """
     return ReplicaId(f"{pod.name}-{pod.uid[:5]}" + (f"-{finds + 1}" if finds else ""))
+
+
+def is_own_mark(pod: AdoptedPodSeen, model: ModelName) -> bool:
+    """Whether the pod's mark names a replica that the pod can be: one that a leader ordered for its model, or one named
+    after the pod. The owner of the pod can write any mark, so the id of another model's replica is no proof.
+    """
+    if _INTENT.fullmatch(pod.intent) and pod.replica == format_replica_id(model, ADOPTED_HASH, pod.intent):
+        return True
+    return re.fullmatch(re.escape(derive_replica_id(pod, 0)) + "(-[0-9]{1,9})?", pod.replica) is not None
 
 
 def build_observation(

@@ -31,6 +31,7 @@ from autoscaler.drivers.kubernetes.adoption.pod import (
     derive_replica_state,
     find_missing_mark,
     format_pod_address,
+    is_own_mark,
 )
 from autoscaler.drivers.kubernetes.objects.replica_events import build_podless_observation, with_finalizers
 from autoscaler.drivers.kubernetes.objects.start_timing import StartTiming
@@ -151,7 +152,7 @@ class Workload:
         elif known is None:
             known = self._pods[uid] = TrackedPod(new, now_s)
         else:
-            if new.replica not in ("", known.seen.replica, known.replica, *known.spent):
+            if new.replica not in ("", known.seen.replica, known.replica, *known.spent) and self._accepts(new):
                 self._end(known, "another leader assigned its pod to another Replica", RELEASED)
             if (new.replica, new.goes_first) != (known.seen.replica, known.seen.goes_first):
                 known.marked = None  # our write or a later one by others arrived: its annotations apply
@@ -295,7 +296,7 @@ class Workload:
         """Bind pods to replicas: by mark, then to waiting replicas, then by the pod's name up to the scale."""
         for pod in self._free():
             mark = pod.seen.replica
-            if mark and mark not in pod.spent and self._pod_of(ReplicaId(mark)) is None:
+            if mark not in pod.spent and self._accepts(pod.seen) and self._pod_of(ReplicaId(mark)) is None:
                 order = self._orders.pop(ReplicaId(mark), None)
                 slots = self.model.slots if order is None else order.slots
                 self._take(pod, ReplicaId(mark), pod.seen.intent, slots, order)
@@ -306,6 +307,10 @@ class Workload:
             if self._fits(pod) and now_s >= pod.since_s + UNORDERED_S:
                 self._take(pod, derive_replica_id(pod.seen, pod.finds), pod.seen.uid[:8], self.model.slots)
                 pod.finds += 1
+
+    def _accepts(self, pod: AdoptedPodSeen) -> bool:
+        """Return whether the pod's mark may name its replica."""
+        return ReplicaId(pod.replica) in self._orders or is_own_mark(pod, self.model.name)
 
     def _take(self, pod: TrackedPod, replica: ReplicaId, intent: str, slots: int, order: Replica | None = None) -> None:
         """Bind a pod to a replica. `order`: the order it fulfils, if any."""

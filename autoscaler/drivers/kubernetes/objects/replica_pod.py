@@ -312,7 +312,10 @@ def _on(node: str) -> Object:
 
 
 def read_replica_pod(pod: Object) -> PodSeen | None:
-    """Parse the state of a replica from its pod; None if the pod is not ours or its annotations were damaged."""
+    """Parse the state of a replica from its pod; None if the pod is not ours or its annotations were damaged.
+
+    A pod with another name than its replica's is not ours: names are unique, so no second pod becomes a known replica.
+    """
     metadata, status = pod["metadata"], pod.get("status", {})
     notes: dict[str, str] = metadata.get("annotations") or {}
 
@@ -323,6 +326,9 @@ def read_replica_pod(pod: Object) -> PodSeen | None:
     ports = [port["containerPort"] for one in pod["spec"]["containers"] for port in one.get("ports") or ()
              if (one["name"], port.get("name")) == (ENGINE, "http")]  # fmt: skip
     memory_bytes, compute_percent, slots = numbers
+    replica = ReplicaId(note("replica") or metadata["name"])
+    if format_pod_name(replica) != metadata["name"]:
+        return None
     if not note("intent") or not ports or memory_bytes is None or compute_percent is None or slots is None:
         return None
     statuses: list[Object] = status.get("containerStatuses") or []
@@ -334,7 +340,7 @@ def read_replica_pod(pod: Object) -> PodSeen | None:
         metadata["namespace"],
         metadata["name"],
         metadata["uid"],
-        ReplicaId(note("replica") or metadata["name"]),
+        replica,
         ModelName(note("model")),
         note("spec-hash"),
         note("intent"),

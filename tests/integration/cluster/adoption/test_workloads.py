@@ -14,6 +14,7 @@ from autoscaler.drivers.kubernetes.adoption.objects import COST, GOES_FIRST, INT
 from autoscaler.kubernetes.api import MERGE, Api, ApiError, Object
 from autoscaler.kubernetes.kubeconfig import ApiAccess, load_api_access
 from autoscaler.spec.model import Adopted, Model, ModelSpec
+from autoscaler.spec.names import format_replica_id
 from autoscaler.state.events import Seen, Synced
 from autoscaler.state.world import Replica, ReplicaResources
 from tests.contracts.driver import DriverContract, Manner, Rig
@@ -134,6 +135,40 @@ async def test_adopted_pod_keeps_its_replica_id_after_an_autoscaler_restart(adop
         (second,) = await adopting.pods()
         assert first["metadata"]["uid"] == second["metadata"]["uid"]
         assert replica in await adopting.said("explain/model/ada")
+
+
+@pytest.mark.standard
+async def test_pod_marked_as_replica_of_another_model_gets_none_of_its_requests(adopting: Adopting) -> None:
+    """The mark is set first in the pod template of another owner's workload, then on its pod."""
+    for name in ("ada", "thief"):
+        body = workload(name, 1, {OURS + "models": name, OURS + "idle-seconds": "600"})
+        await adopting.api.create(f"{adopting.apps}/deployments", body)
+    async with adopting.running(), asyncio.timeout(WAIT_S_MAX):
+        (ada,) = [pod for pod in await adopting.until_pods(2) if pod["metadata"]["labels"]["app"] == "ada"]
+        assert [(await adopting.embed(name))[0] for name in ("ada", "thief")] == [200, 200]
+        victim = f"{ada['metadata']['name']}-{ada['metadata']['uid'][:5]}"
+        assert victim in await adopting.said("explain/model/ada")
+        marks = {"metadata": {"annotations": {REPLICA: victim, INTENT: "i"}}}
+        await adopting.api.patch(f"{adopting.apps}/deployments/thief", {"spec": {"template": marks}})
+        assert "remove it from spec.template" in (await adopting.shown("thief", "WrongAnnotation"))["message"]
+        while REPLICA not in (thief := await newest_pod(adopting, "thief"))["metadata"].get("annotations", {}):
+            await asyncio.sleep(0.05)
+        while (await newest_pod(adopting, "thief"))["metadata"]["annotations"][REPLICA] == victim:
+            await asyncio.sleep(0.05)  # until it is a replica of its own
+        await adopting.api.patch(f"{adopting.pods_path}/{thief['metadata']['name']}", marks)
+        while (await newest_pod(adopting, "thief"))["metadata"]["annotations"][REPLICA] == victim:
+            await asyncio.sleep(0.05)
+        assert victim not in await adopting.said("explain/model/thief")
+        assert victim in await adopting.said("explain/model/ada")
+        await adopting.by_hand("ada", 0)
+        await adopting.until_replicas("ada", "ready", 0)
+        assert (await adopting.embed("ada"))[0] == 503, "its only pod is gone, and no other serves it"
+
+
+async def newest_pod(adopting: Adopting, app: str) -> Object:
+    """Returns the pod of a workload that was created last."""
+    pods = [pod for pod in await adopting.pods() if pod["metadata"]["labels"]["app"] == app]
+    return max(pods, key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"]))
 
 
 @pytest.mark.standard
@@ -328,7 +363,7 @@ class AdoptedRig(ClusterRig):
         pods = f"/api/v1/namespaces/{self._name}/pods"
         async with asyncio.timeout(WAIT_S_MAX):
             while True:
-                (pod,) = (await self._api.get(pods, labelSelector=f"app={replica}"))["items"]
+                (pod,) = (await self._api.get(pods, labelSelector=f"app={replica.partition('-')[0]}"))["items"]
                 (told,) = pod["status"]["containerStatuses"]
                 if told["restartCount"] and "running" in told["state"]:
                     return
@@ -346,11 +381,13 @@ class AdoptedRig(ClusterRig):
         self._bodies.append(body)
         adopted = Adopted(kind="Deployment", namespace=self._name, name=name)
         model = Model(name=ModelName(name), spec=ModelSpec(engine="command"), adopted=adopted)
+        intent = "0123456789"
+        id = format_replica_id(model.name, model.spec_hash(), intent)
         return Replica(
-            id=ReplicaId(name),
+            id=id,
             model=model.name,
             spec_hash=model.spec_hash(),
-            intent=f"intent-{name}",
+            intent=intent,
             slots=4,
             resources=ReplicaResources(slices=(), memory_bytes=0),
         ), model

@@ -106,6 +106,15 @@ def test_fault_is_attributed_to_the_model_whose_evaluation_raised(monkeypatch: p
     assert set(loop.step(Tick()).learned.faults) == {"big"}
 
 
+def test_observation_of_a_replica_for_another_model_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    loop = stepped(replica(A, "r", state=S.READY))
+    loop.step(seen_of(replica(B, "r"), Seen.READY))
+    assert [record.getMessage() for record in caplog.records] == [
+        "event=replica_ignored replica=r reason='reported for model b'"
+    ]
+    assert loop.loop.world.replicas[ReplicaId("r")].model == "a"
+
+
 # --- the masked World -------------------------------------------------------------------------------------------------
 
 
@@ -180,6 +189,17 @@ def test_requests_for_a_faulty_cold_model_are_rejected_for_60_seconds(monkeypatc
     other = routes.model_route(after, A.name, T0, GatewayId("g1"))
     assert other is not None
     assert other.refusal is None
+
+
+def test_ready_replica_of_a_quarantined_model_goes_on_serving(monkeypatch: pytest.MonkeyPatch) -> None:
+    inject(monkeypatch, "autoscaler.demand.desired_replicas:compute_desired_replicas", concerns("b"))
+    loop = stepped(replica(B, "rb", ["gpu1"], state=S.READY))
+    after = loop.step(called(B))
+    assert set(after.learned.faults) == {"b"}
+    full = routes.routes_full(after, GatewayId("g1"), T0)
+    assert [(one.replica, one.state) for one in full.replicas] == [("rb", S.READY)]
+    assert [(one.state, one.refusal) for one in full.models if one.model == "b"] == [("ready", None)]
+    assert loop.driver.stopped == []
 
 
 def test_routes_change_when_a_quarantine_begins_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,6 +123,13 @@ def test_observation_raises_no_error_in_any_replica_state(state: S, sight: Seen)
     assert (R in at.replicas) is (sight is not Seen.CLEAN)
 
 
+@pytest.mark.parametrize("sight", Seen)
+def test_observation_for_another_model_does_not_change_a_replica(sight: Seen) -> None:
+    """Otherwise the requests of one Model would be sent to the process of another."""
+    at, _ = after(world([DOC, model("b")], [device()], replicas=[replica(DOC, "r", state=S.READY)]), Tick())
+    assert fold(at, [seen(sight, of="b", address="10.6.6.6:80")], T0) == (at, ())
+
+
 def test_starting_replica_that_vanishes_counts_as_a_failed_start() -> None:
     at = world([DOC], [device()], replicas=[replica(DOC, "r", state=S.STARTING, started_s=T0 - 1.0)])
     at, moves = after(at, seen(Seen.CLEAN))

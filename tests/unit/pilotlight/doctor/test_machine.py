@@ -19,6 +19,7 @@ from autoscaler.drivers.local.state_directory import StateDirectory
 from autoscaler.kubernetes.api import Api, ApiError
 from autoscaler.kubernetes.decoding import ListPage
 from autoscaler.kubernetes.rbac import list_required_rights
+from autoscaler.kubernetes.unreadable import Unreadable
 from pilotlight.cli.main import cli
 from pilotlight.doctor import cluster, gpu_operator, machine, nodes
 from pilotlight.doctor.finding import Finding
@@ -203,6 +204,56 @@ async def test_cluster_policy_is_fetched_only_if_repartitioning_is_enabled() -> 
     found = await cluster.cutting(Paper(), replace(scene, cutting=("gpu-operator", "ours")))
     assert found == [gpu_operator.NO_OPERATOR]
     assert cluster.cutting in cluster.CHECKS
+
+
+async def test_clusterpolicy_that_cannot_be_decoded_is_reported() -> None:
+    class Deep(Api):
+        """An API client that lists one damaged ClusterPolicy."""
+
+        def __init__(self) -> None:
+            """Connects to nothing."""
+
+        async def pages(self, path: str, query: Any = None) -> Any:
+            yield ListPage("1", "", [], [Unreadable("ClusterPolicy", "", "p", "1", "nested")])
+
+    scene = cluster.Scene(engines="e", home="h", scope="cluster", cutting=("gpu-operator", "ours"))
+    found = await cluster.cutting(Deep(), scene)
+    assert found[0] == Finding("objects", "warning", "ClusterPolicy p is skipped, nested", cluster.SKIPPED_FIX)
+
+
+class Reported(Api):
+    """An API client that lists an object of each kind, and Events about three objects of which two exist."""
+
+    def __init__(self) -> None:
+        """Connects to nothing."""
+
+    async def get(self, path: str, **_: object) -> Any:
+        return {"preferredVersion": {"groupVersion": f"{path.removeprefix('/apis/')}/v1"}}
+
+    async def pages(self, path: str, query: Any = None) -> Any:
+        if path.endswith("/events") and query:
+            assert query == {"fieldSelector": "reason=Unreadable"}
+            rows = [("Pod", "a", "u1"), ("Node", "n1", "u2"), ("Pod", "gone", "u3")]
+            told = [
+                {
+                    "involvedObject": {"kind": kind, "name": name, "uid": uid, "namespace": "e" * (kind == "Pod")},
+                    "message": "Pilotlight skips this object: KeyError: 'x'",
+                    "lastTimestamp": "2026-01-01T00:00:00Z",
+                }
+                for kind, name, uid in rows
+            ]
+            yield ListPage("1", "", told, [])
+        elif path.endswith(("/pods", "/nodes")):
+            uids = ["u1", "u7"] if path.endswith("/pods") else ["u2"]
+            yield ListPage("1", "", [{"metadata": {"name": "a", "uid": uid}} for uid in uids], [])
+        else:
+            yield ListPage("1", "", [], [])
+
+
+async def test_existing_object_that_an_event_reports_as_unreadable_is_listed() -> None:
+    found = await cluster.objects(Reported(), cluster.Scene(engines="e", home="h", scope="cluster"))
+    why = "is skipped, KeyError: 'x' (Event of 2026-01-01T00:00:00Z)"
+    assert {finding.says for finding in found} == {f"Pod e/a {why}", f"Node n1 {why}"}
 
 
 class Leases(Api):

@@ -11,9 +11,12 @@ from autoscaler.contract import ModelName
 from autoscaler.documents.load import Documents, parse_documents, to_yaml
 from autoscaler.documents.validation import check_name
 from autoscaler.engines import EngineError
+from autoscaler.spec.model import Model
 from autoscaler.spec.settings import Settings
+from autoscaler.state.events import FaultSeen
 from loadtest import tiny_gguf
 from pilotlight.cli import keys
+from pilotlight.models import documents
 from pilotlight.models.documents import (
     KEYS_FILE,
     RENAME,
@@ -23,6 +26,7 @@ from pilotlight.models.documents import (
     needs_tenant,
     read_documents,
 )
+from pilotlight.models.memory import Known
 
 HEAD = "apiVersion: pilotlight.dev/v1alpha1\n"
 ACME = HEAD + "kind: Tenant\nmetadata: {name: acme}\nspec: {models: [ada], keys: [{sha256: '" + "a" * 64 + "'}]}\n"
@@ -78,6 +82,26 @@ def test_reloaded_model_keeps_its_creation_time(folder: Path) -> None:
     old = {ada.name: parse_documents([("x", path.read_text())]).models[0]}  # created at 0
     assert [model.created_unix_s for model in read_documents(path, old).models] == [0, bob.created_unix_s]
     assert bob.created_unix_s > 0
+
+
+def test_exception_while_sizing_a_model_is_a_fault_of_that_model_only(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(folder / "d.yaml", to_yaml(gather_documents([folder / "models"], [], folder)))
+    fill = documents.fill_memory_estimate
+
+    def broken(model: Model, known: Known | None = None, *, gpus: bool = False) -> Model:
+        if model.name == "ada":
+            raise KeyError("a key that the header lacks")
+        return fill(model, known, gpus=gpus)
+
+    monkeypatch.setattr(documents, "fill_memory_estimate", broken)
+    faults = list[FaultSeen]()
+    ada, bob = read_documents(path, fault=faults.append).models
+    assert (ada.name, bob.name) == ("ada", "bob")
+    assert [one.model for one in faults] == ["ada"]
+    assert "KeyError" in faults[0].reason
+    assert [model.name for model in gather_documents([folder / "models"], [], folder).models] == ["ada", "bob"]
 
 
 @pytest.mark.parametrize(

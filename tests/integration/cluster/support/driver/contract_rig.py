@@ -21,7 +21,7 @@ ENDED = ("Succeeded", "Failed")
 
 
 class ClusterRig:
-    """Its namespace has the name of its node, which has two GPUs. A pod name up to a hyphen is the replica's name."""
+    """Its namespace has the name of its node, which has two GPUs. Up to a hyphen, a pod's name is its replica's."""
 
     began_within_s = 1.5
 
@@ -52,12 +52,12 @@ class ClusterRig:
         """Creates the objects that exist in the namespace before any driver starts."""
 
     def kill(self, replica: ReplicaId) -> None:
-        process = self._containers[replica][-1].process
+        process = self._containers[replica.partition("-")[0]][-1].process
         assert process is not None
         os.killpg(process.pid, signal.SIGKILL)
 
     def exists(self, replica: ReplicaId) -> bool:
-        processes = [one.process for one in self._containers.get(replica, [])]
+        processes = [one.process for one in self._containers.get(replica.partition("-")[0], [])]
         return any(process is not None and process.returncode is None for process in processes)
 
     async def until_over(self, replica: ReplicaId) -> None:
@@ -67,4 +67,4 @@ class ClusterRig:
                 await asyncio.sleep(0.02)
 
     def starts(self, replica: ReplicaId) -> int:
-        return len(self._containers.get(replica, []))
+        return len(self._containers.get(replica.partition("-")[0], []))

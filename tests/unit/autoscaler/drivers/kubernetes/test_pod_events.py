@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, cast
 
 import pytest
 
 from autoscaler.drivers.kubernetes.objects.replica_pod import IMAGE_S_MAX, PodSeen
 from autoscaler.drivers.kubernetes.pod_events import LOOK_S, LOOK_S_MAX, PodEvents, find_volume_failure
-from autoscaler.kubernetes.api import Api, Object
+from autoscaler.kubernetes.api import Api, Object, UnreachableError
+from autoscaler.kubernetes.decoding import ListPage
+from autoscaler.kubernetes.unreadable import Unreadable
 from autoscaler.kubernetes.watch import ObjectKey, Watched
 from tests.unit.autoscaler.drivers.kubernetes.test_proof_of_clean import RUNS
 
@@ -61,15 +64,20 @@ class Rig:
         self.items = {ObjectKey(pod.namespace, pod.name): pod for pod in pods}
         self.events: list[Object] = []
         self.asked: list[str] = []
+        self.failing: list[str] = []
+        """Selectors whose list fails."""
         self.changed: list[PodSeen] = []
         watched = cast("Watched[PodSeen]", self)
         self.one = PodEvents(cast("Api", self), "n", watched, self.changed.append, lambda: self.now_s)
 
-    async def get(self, path: str, **query: str) -> Object:
-        """Like `Api.get`."""
+    async def pages(self, path: str, query: Mapping[str, str]) -> AsyncIterator[ListPage]:
+        """Like `Api.pages`: one page of Events, and one of which no Event can be decoded."""
         assert path == "/api/v1/namespaces/n/events"
         self.asked.append(query["fieldSelector"])
-        return {"items": self.events}
+        if query["fieldSelector"] in self.failing:
+            raise UnreachableError("GET: the answer is no list")
+        yield ListPage("1", "next", self.events, [])
+        yield ListPage("1", "", [], [Unreadable("Event", "n", "deep", "1", "nested")])
 
     async def look(self, after_s: float) -> int:
         """The number of queries that a look makes."""
@@ -91,6 +99,13 @@ async def test_pod_with_failed_mount_reports_the_reason() -> None:
     rig.events.append(event("Pulling", 9))
     assert await rig.look(LOOK_S_MAX) == 1
     assert rig.one.with_failure(WAITS) == WAITS
+
+
+async def test_failed_list_for_one_pod_does_not_affect_another() -> None:
+    rig = Rig(WAITS._replace(name="first", uid="first"), WAITS)
+    rig.failing, rig.events = ["involvedObject.uid=first"], [event("FailedMount", 3)]
+    assert await rig.look(0.0) == 2
+    assert rig.changed == [WAITS]
 
 
 async def test_events_of_a_pod_are_polled_with_growing_intervals() -> None:

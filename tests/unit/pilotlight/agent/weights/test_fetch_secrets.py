@@ -59,7 +59,9 @@ async def test_logins_are_read_from_both_kubernetes_pull_secret_types(tmp_path: 
 
 async def test_error_for_an_unusable_pull_secret_does_not_contain_its_data(tmp_path: Path) -> None:
     async with cluster(tmp_path) as kubeconfig:
-        with pytest.raises(PolicyError, match="pull secret other: its type is not kubernetes.io/dockerconfigjson") as refused:
+        with pytest.raises(
+            PolicyError, match=r"pull secret other: its type is not kubernetes\.io/dockerconfigjson"
+        ) as refused:
             await PullSecrets("engines", kubeconfig)("other")
         assert "s3cret" not in str(refused.value)
         with pytest.raises(NoSecretError, match="pull secret nobody of namespace engines: "):

@@ -85,6 +85,16 @@ def test_invalid_annotation_error_names_object_and_annotation(name: str, value: 
     assert "\n" not in line
 
 
+@pytest.mark.parametrize("name", ["pilotlight.dev/replica", "pilotlight.dev/intent"])
+def test_pod_template_with_an_annotation_of_the_autoscaler_is_rejected(name: str) -> None:
+    found = deployment(**{"pilotlight.dev/models": "ada"})
+    found["spec"]["template"]["metadata"] = {"annotations": {name: "victim", "other": "x"}}
+    seen = read_workload("Deployment", found)
+    assert isinstance(seen, WorkloadSeen)
+    with pytest.raises(AnnotationError, match=f"annotation {name}: remove it from spec.template"):
+        read_model(seen)
+
+
 # --- who controls the scale -------------------------------------------------------------------------------------------
 
 

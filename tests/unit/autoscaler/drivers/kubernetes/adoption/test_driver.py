@@ -19,6 +19,7 @@ from autoscaler.drivers.kubernetes.adoption.annotations import Others, read_mode
 from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver, WorkloadEvent
 from autoscaler.drivers.kubernetes.adoption.objects import AdoptedPodSeen, WorkloadSeen
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object
+from autoscaler.kubernetes.decoding import ListPage
 from autoscaler.kubernetes.leader_election import Elector
 from autoscaler.kubernetes.unreadable import UnreadableObjects
 from autoscaler.kubernetes.watch import Change, ObjectKey, Watched
@@ -60,11 +61,14 @@ class Plane:
                 queue.put_nowait(("MODIFIED", made))
 
     async def get(self, path: str, **query: str) -> Object:
-        """Return the Events; every other object, such as another autoscaler, is missing."""
-        if path.endswith("/events"):
-            assert query["fieldSelector"].startswith("involvedObject.uid=uid-")
-            return {"items": self.events}
+        """Every object, such as another autoscaler, is missing."""
         raise ApiError(404, "NotFound", path)
+
+    async def pages(self, path: str, query: Mapping[str, str]) -> AsyncIterator[ListPage]:
+        """Return the Events."""
+        assert path.endswith("/events")
+        assert query["fieldSelector"].startswith("involvedObject.uid=uid-")
+        yield ListPage("1", "", self.events, [])
 
     async def watch(
         self, path: str, version: str | None, query: Mapping[str, str], *, initial: bool = False, silent_s: float = 0
@@ -216,6 +220,21 @@ async def test_invalid_annotation_seen_by_follower_is_reported_when_it_leads() -
             house.driver.lead()
         (note,) = house.notes
         assert (note.workload.name, note.reason, note.warning) == ("bad", "WrongAnnotation", True)
+
+
+async def test_pod_template_with_a_replica_annotation_is_reported_and_not_used() -> None:
+    async with serving("ada") as house:
+        house.driver.lead()
+        (before,) = house.now()
+        marked = deployment("ada", models="ada", slots="7")
+        marked["spec"]["template"]["metadata"]["annotations"] = {"pilotlight.dev/replica": "victim-abc"}
+        house.plane.put(APPS, marked)
+        async with asyncio.timeout(60):
+            while not house.notes:
+                await asyncio.sleep(0)
+        assert [(note.reason, note.warning) for note in house.notes] == [("WrongAnnotation", True)]
+        assert house.now() == {before: Seen.READY}
+        assert house.model("ada").slots == 4, "its last valid annotations are in force"
 
 
 async def test_unreadable_pod_does_not_affect_other_pods() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName, ReplicaId
@@ -18,6 +19,9 @@ from autoscaler.state.events import DocumentsSeen, ReplicaSeen, Seen, Synced
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Replica, World
 from tests.support.builders.adoption_workload import Bench, annotated, running
+
+ORDERED = "ada-adopted-0123456789"
+"""The id of a replica that a leader ordered."""
 
 # --- assignment of pods to replicas -----------------------------------------------------------------------------------
 
@@ -132,12 +136,43 @@ def test_image_pulled_after_initial_failures_does_not_end_the_start() -> None:
 def test_existing_pods_become_replicas_named_by_annotation_or_pod() -> None:
     bench = Bench(replicas=2)
     bench.pod("p1")
-    bench.pod("p2", replica="a", intent="i-a")
+    bench.pod("p2", replica=ORDERED, intent="0123456789")
     bench.ready("p1")
     assert bench.told() == []
     bench.core.begin(0.0)
-    assert bench.told() == [("a", "starting"), ("p1-uid-p", "ready")]
+    assert bench.told() == [(ORDERED, "starting"), ("p1-uid-p", "ready")]
     assert bench.core.marks(going=False) == [], "its name says all"
+
+
+@pytest.mark.parametrize(
+    ("replica", "intent"),
+    [
+        ("victim-abc", "i"),
+        ("victim-adopted-0123456789", "0123456789"),
+        ("ada-adopted-0123456789", "i"),
+        ("ada-adopted-b-adopted-0123456789", "b-adopted-0123456789"),
+        ("p1-uid-q", "uid-p1"),
+        ("p1-uid-p-x", "uid-p1"),
+    ],
+)
+def test_pod_marked_as_another_models_replica_keeps_its_own_id(replica: str, intent: str) -> None:
+    """The owner of a workload can set any annotation, in its template or on a pod."""
+    bench = Bench(replicas=1)
+    bench.pod("p1", replica=replica, intent=intent)
+    bench.core.begin(0.0)
+    assert bench.told() == [("p1-uid-p", "starting")]
+    bench.pod("p1", replica=f"{replica}-2")
+    assert bench.told() == []
+    bench.core.lead(0.0)
+    assert [mark.replica for mark in bench.core.marks(going=False)] == ["p1-uid-p"], "the annotation is replaced"
+
+
+@pytest.mark.parametrize(("replica", "intent"), [("p1-uid-p-2", "uid-p1"), ("ada-adopted-0123456789", "0123456789")])
+def test_pod_keeps_the_id_that_an_earlier_leader_gave_it(replica: str, intent: str) -> None:
+    bench = Bench(replicas=1)
+    bench.pod("p1", replica=replica, intent=intent)
+    bench.core.begin(0.0)
+    assert bench.told() == [(replica, "starting")]
 
 
 def test_pod_that_nobody_ordered_becomes_a_replica_after_a_delay() -> None:
@@ -359,8 +394,8 @@ def test_follower_reports_an_engine_exit_but_writes_nothing() -> None:
 def test_replica_annotation_of_another_leader_renames_the_replica() -> None:
     bench = running(1)
     bench.pod("p0", replica="r0", intent="i-r0")
-    bench.pod("p0", replica="other", intent="i-other")
-    assert bench.told() == [("r0", "leaving"), ("r0", "exited"), ("r0", "clean"), ("other", "ready")]
+    bench.pod("p0", replica=ORDERED, intent="0123456789")
+    assert bench.told() == [("r0", "leaving"), ("r0", "exited"), ("r0", "clean"), (ORDERED, "ready")]
 
 
 def test_low_deletion_cost_from_a_previous_leader_is_reset() -> None:

@@ -137,6 +137,16 @@ def test_pod_with_invalid_annotations_is_ignored(spoilt: dict[str, str]) -> None
     assert pods.read_replica_pod(pod) is None
 
 
+@pytest.mark.parametrize("named", [{"replica": "victim-h-i"}, {"replica": ""}])
+def test_pod_with_another_name_than_its_replica_is_ignored(named: dict[str, str]) -> None:
+    """Without the annotation the pod's own name is its replica's."""
+    pod = alive(manifest(model(), "n1/gpu0"))
+    pod["metadata"]["annotations"] |= {f"pilotlight.dev/{name}": value for name, value in named.items()}
+    found = pods.read_replica_pod(pod)
+    assert (found is None) is bool(named["replica"])
+    assert found is None or found.replica == pod["metadata"]["name"]
+
+
 @pytest.mark.parametrize(
     ("name", "label", "pod"),
     [
