@@ -95,7 +95,8 @@ class _Loader(yaml.SafeLoader):
         self.branch[self.depth :] = [index]
         self.depth += 1
         if self.depth > DEPTH_MAX:
-            raise yaml.MarkedYAMLError(problem="nested too deeply", problem_mark=self.peek_event().start_mark)
+            next_event = self.peek_event()  # type: ignore[no-untyped-call]  # the stubs have no type for it
+            raise yaml.MarkedYAMLError(problem="nested too deeply", problem_mark=next_event.start_mark)
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
