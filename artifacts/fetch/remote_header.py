@@ -1,8 +1,9 @@
 """Fetches the header of a remote model as a local file, to estimate its needs before a pull. I/O.
 
 Creates sparse files with a GGUF's name, size and first bytes and a hole instead of the weights, so that header readers
-need no special case. Only a few MiB are requested, whatever the model's size. The bytes are not verified, since only
-the complete file has a digest: they serve planning only and are never loaded by an engine.
+need no special case. Only a few MiB are requested, whatever the model's size, and each byte once. Pieces are written as
+they arrive, so that the memory does not depend on the header's size. The bytes are not verified, since only the
+complete file has a digest: they serve planning only and are never loaded by an engine.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from artifacts.archives.tar import Member, Reader
 from artifacts.dialects.contents import File
 from artifacts.fetch.registry import Registries
 from artifacts.formats import gguf
+from artifacts.formats.cpu_time import OVERTIME, CpuTime
 from artifacts.formats.gguf import GgufError
 from artifacts.formats.hf_config import CONFIG_BYTES_MAX
 from artifacts.reference import Reference
@@ -33,7 +35,8 @@ BYTES_MAX = 64 << 20
 async def fetch_artifact_headers(
     of: Reference, registries: Registries, folder: Path, *, allow_unsafe: bool = False
 ) -> list[str]:
-    """Fetch the artifact's GGUF headers below `folder`, which is created; return their paths, empty if there are none.
+    """Create the artifact's GGUF files below `folder`, which is created; return their paths, empty if there are none.
+    The header is fetched only if there is one file that an engine could load; no other is used.
 
     Raises RegistryError, BadManifestError, GgufError, BadArchiveError, OSError.
     """
@@ -42,20 +45,24 @@ async def fetch_artifact_headers(
         return await fetch_gguf_headers(found.contents.files(), of.repository, source, folder)
 
 
-async def fetch_gguf_headers(of: Iterable[File], repository: str, source: BlobSource, folder: Path) -> list[str]:
-    """As `fetch_artifact_headers`, for the files of an artifact."""
-    files = [one for one in of if one.path.endswith(".gguf") and one.encoding in {"raw", "tar"}]
-    for one in files:
+async def fetch_gguf_headers(
+    of: Iterable[File], repository: str, source: BlobSource, folder: Path, cpu: CpuTime | None = None
+) -> list[str]:
+    """As `fetch_artifact_headers`, for the files of an artifact. `cpu`: limit of all its headers."""
+    files = {one.path: one for one in of if one.path.endswith(".gguf") and one.encoding in {"raw", "tar"}}
+    for one in files.values():
         path = folder / one.path
         path.parent.mkdir(parents=True, exist_ok=True)
         await asyncio.to_thread(_put, path, b"", one.size)
-    for one in files:
-        if gguf.is_first_part(Path(one.path)):
-            await _begin(repository, source, one, folder / one.path)
-    return [one.path for one in files]
+    bases = gguf.list_base_files(files)
+    if len(bases) == 1:
+        await _fetch_header(repository, source, files[bases[0]], folder, cpu or CpuTime())
+    return list(files)
 
 
-async def fetch_config_header(of: Iterable[File], repository: str, source: BlobSource, folder: Path) -> bool:
+async def fetch_config_header(
+    of: Iterable[File], repository: str, source: BlobSource, folder: Path, cpu: CpuTime | None = None
+) -> bool:
     """Fetch `config.json` and placeholders for its safetensors into `folder`, for `artifacts.formats.hf_config`; return
     False if the artifact has none. Raises RegistryError, BadArchiveError, OSError.
     """
@@ -63,48 +70,60 @@ async def fetch_config_header(of: Iterable[File], repository: str, source: BlobS
     config = files.get(CONFIG)
     if config is None or config.size > CONFIG_BYTES_MAX:
         return False
-    async with aclosing(source.read(Blob(repository, config.digest, config.size))) as pieces:
-        whole = b"".join([piece async for piece in pieces])
-    content = _content(whole)[0] if config.encoding == "tar" else whole
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
-    await asyncio.to_thread(_put, folder / CONFIG, content, len(content))
+    begun = await asyncio.to_thread(_Beginning, config, folder, cpu or CpuTime())
+    await begun.extend(repository, source, config.size)
     for one in files.values():
         if "/" not in one.path and one.path.endswith(".safetensors") and one.size >= len(NO_TENSORS):
             await asyncio.to_thread(_put, folder / one.path, NO_TENSORS, one.size)
     return True
 
 
-async def _begin(repository: str, source: BlobSource, one: File, path: Path) -> None:
+async def _fetch_header(repository: str, source: BlobSource, one: File, folder: Path, cpu: CpuTime) -> None:
     """Fetch enough of the file for the header. Raises GgufError if the header is too large or invalid."""
-    want = FIRST_BYTES
+    begun, want = await asyncio.to_thread(_Beginning, one, folder, cpu), FIRST_BYTES
     while True:
-        end = min(want, one.size)
-        async with aclosing(source.read(Blob(repository, one.digest, one.size), 0, end)) as pieces:
-            begin = b"".join([piece async for piece in pieces])
-        content, size = _content(begin) if one.encoding == "tar" else (begin, one.size)
-        await asyncio.to_thread(_put, path, content, size)
-        try:
-            if await asyncio.to_thread(gguf.header_bytes, path) <= len(content):
-                return
-        except GgufError:
-            if end == one.size:
-                raise
-        if end == one.size or want >= BYTES_MAX:
+        await begun.extend(repository, source, want)
+        begins = begun.size is not None
+        if begins and await asyncio.to_thread(gguf.has_whole_header, begun.path, begun.known_bytes, cpu):
+            return
+        if want >= min(BYTES_MAX, one.size):
             raise GgufError(f"{one.path}: its header is larger than {BYTES_MAX >> 20} MiB, or broken")
         want *= 4
 
 
-def _content(begin: bytes) -> tuple[bytes, int]:
-    """Return the beginning of an archive's first file, and the size of that file."""
-    content, size = bytearray(), None
-    for event in Reader().feed(begin):
-        if isinstance(event, Member):
-            if size is not None:
-                break
-            size = event.size if event.kind == "file" else None
-        elif isinstance(event, memoryview) and size is not None:
-            content += event
-    return bytes(content), size or 0
+class _Beginning:
+    """A local file with the first bytes of a remote one, and a hole for the others; of an archive, its first file."""
+
+    def __init__(self, of: File, folder: Path, cpu: CpuTime) -> None:
+        self.path, self.known_bytes = folder / of.path, 0
+        self._of, self._cpu, self._fetched_bytes = of, cpu, 0
+        self._archive = Reader() if of.encoding == "tar" else None
+        self.size = None if self._archive else of.size
+        """Size of the file; None before its header in the archive."""
+        _put(self.path, b"", self.size or 0)
+
+    async def extend(self, repository: str, source: BlobSource, end: int) -> None:
+        """Fetch the missing bytes before `end`. Raises RegistryError, BadArchiveError, GgufError."""
+        first, self._fetched_bytes = self._fetched_bytes, min(end, self._of.size)
+        blob = Blob(repository, self._of.digest, self._of.size)
+        async with aclosing(source.read(blob, first, self._fetched_bytes)) as pieces:
+            async for piece in pieces:
+                await asyncio.to_thread(self._write, piece)
+
+    def _write(self, piece: bytes) -> None:
+        with self._cpu.spend(), self.path.open("r+b") as file:
+            file.seek(self.known_bytes)
+            if self._archive is None:
+                self.known_bytes += file.write(piece)
+                return
+            for event in self._archive.feed(piece):
+                if isinstance(event, memoryview) and self.size is not None and self.known_bytes < self.size:
+                    self.known_bytes += file.write(event)
+                elif isinstance(event, Member) and event.kind == "file" and self.size is None:
+                    self.size = file.truncate(event.size)
+            if self._cpu.is_spent():
+                raise GgufError(f"{self._of.path}: {OVERTIME}")
 
 
 def _put(path: Path, begin: bytes, size: int) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import stat
 import struct
-import time
 from collections.abc import Iterable
 from io import FileIO
 from pathlib import Path
@@ -24,12 +23,10 @@ import msgspec
 
 from artifacts import files
 from artifacts.formats import gguf_memory
+from artifacts.formats.cpu_time import OVERTIME, CpuTime
 from artifacts.formats.gguf_memory import LAYERS_MAX, Value
 from artifacts.formats.memory import Shape
 
-CPU_S_MAX = 2.0
-"""CPU time limit for the headers of one file or folder; real ones take less than a tenth of a second."""
-OVERTIME = f"its header takes more than {CPU_S_MAX:.0f} s to read; no real model has such a header"
 HEADER_BYTES_MAX = 256 << 20
 """The largest vocabularies need about 20 MiB."""
 CHUNK_BYTES = 1 << 20
@@ -60,27 +57,34 @@ class GgufInfo(msgspec.Struct, frozen=True, kw_only=True):
     shape: Shape
 
 
-def load_gguf_info(file: Path | str) -> GgufInfo:
-    """Read a GGUF file; for a split model pass its first part, the others are found. Raises GgufError."""
-    path = str(file)
+def load_gguf_info(file: Path | str, cpu: CpuTime | None = None) -> GgufInfo:
+    """Read a GGUF file; for a split model pass its first part, the others are found. `cpu`: limit of all headers of an
+    artifact. Raises GgufError.
+    """
+    path, cpu = str(file), cpu or CpuTime()
     try:
         if not stat.S_ISREG(Path(path).stat().st_mode):  # opening a FIFO would block until it has a writer
             raise GgufError(f"{path}: it is not a regular file")
-        with FileIO(path) as opened:
-            metadata = _Header(path, opened, Path(path).stat().st_size).metadata()
+        with cpu.spend(), FileIO(path) as opened:
+            metadata = _Header(path, opened, Path(path).stat().st_size, cpu).metadata()
         weights_bytes = _weights_bytes(path)
     except (OSError, ValueError) as error:  # ValueError: the path contains NUL
         raise GgufError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     return _info(path, metadata, weights_bytes)
 
 
-def header_bytes(file: str | Path) -> int:
-    """Return the end offset of the header including the tensor directory. Raises GgufError and OSError."""
-    path = str(file)
-    with FileIO(path) as opened:
-        header = _Header(path, opened, Path(path).stat().st_size)
-        header.metadata()
-        return header.at
+def has_whole_header(file: Path, known_bytes: int, cpu: CpuTime) -> bool:
+    """Return whether the first `known_bytes`, behind which the file has a hole, contain its header including the tensor
+    directory. Raises GgufError, unless the fault depends on the hole, and OSError.
+    """
+    with cpu.spend(), FileIO(str(file)) as opened:
+        header = _Header(str(file), opened, file.stat().st_size, cpu)
+        try:
+            header.metadata()
+        except GgufError:
+            if header.at <= known_bytes or cpu.is_spent():
+                raise
+        return header.at <= known_bytes
 
 
 def get_model_stem(file: Path) -> str:
@@ -139,13 +143,12 @@ def _weights_bytes(path: str) -> int:
 class _Header:
     """A cursor over the start of the file, read in chunks as needed."""
 
-    def __init__(self, path: str, file: FileIO, size: int) -> None:
-        self.path, self.file, self.size = path, file, size
+    def __init__(self, path: str, file: FileIO, size: int, cpu: CpuTime) -> None:
+        self.path, self.file, self.size, self.cpu = path, file, size, cpu
         self.buffer = bytearray()
         self.base = self.at = 0
         """File offset of the buffer, and of the cursor."""
         self.texts = self.arrays = 0
-        self.ends_s = time.thread_time() + CPU_S_MAX
 
     def metadata(self) -> dict[str, Value]:
         """Return the needed keys; of the vocabulary only its length. Also checks the tensor directory."""
@@ -234,8 +237,8 @@ class _Header:
             raise GgufError(f"{self.path}: truncated: its last tensor begins behind the end of the file")
 
     def limit_time(self) -> None:
-        """Raise GgufError if the header has taken CPU_S_MAX."""
-        if time.thread_time() > self.ends_s:
+        """Raise GgufError if the CPU time is spent."""
+        if self.cpu.is_spent():
             raise GgufError(f"{self.path}: {OVERTIME}")
 
     def count(self, what: str, most: int) -> int:

@@ -9,14 +9,13 @@ Format: https://huggingface.co/docs/safetensors (eight bytes with the length of 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from artifacts.formats.gguf import CPU_S_MAX, OVERTIME
+from artifacts.formats.cpu_time import OVERTIME, CpuTime
 from artifacts.formats.memory import LayerShape, Shape, clamp_shape
 
 CONFIG_BYTES_MAX, CONFIG_VALUES_MAX = 4 << 20, 200_000
@@ -61,10 +60,16 @@ class ConfigInfo(msgspec.Struct, frozen=True, kw_only=True):
 _decode_tensor = msgspec.json.Decoder(_Tensor).decode
 
 
-def load_config_info(folder: Path) -> ConfigInfo:
-    """Read a model folder. Raises ConfigError."""
+def load_config_info(folder: Path, cpu: CpuTime | None = None) -> ConfigInfo:
+    """Read a model folder. `cpu`: limit of all headers of an artifact. Raises ConfigError."""
+    cpu = cpu or CpuTime()
+    with cpu.spend():
+        return _config_info(folder, cpu)
+
+
+def _config_info(folder: Path, cpu: CpuTime) -> ConfigInfo:
     path = folder / "config.json"
-    keys = _decoded(path, _text(path, CONFIG_BYTES_MAX), CONFIG_VALUES_MAX, dict[str, object])
+    keys = _decoded(path, _text(path, CONFIG_BYTES_MAX), CONFIG_VALUES_MAX, dict[str, object], cpu)
     inside = keys.get("text_config", keys)
     if not isinstance(inside, Mapping):
         raise ConfigError(f"{path}: text_config is not an object")
@@ -72,7 +77,7 @@ def load_config_info(folder: Path) -> ConfigInfo:
     if not isinstance(kind, str) or not kind.isprintable():
         raise ConfigError(f"{path}: model_type is missing or not a text: not a language model?")
     try:
-        return ConfigInfo(architecture=kind[:80], shape=read_shape(inside, _weights_bytes(folder)))
+        return ConfigInfo(architecture=kind[:80], shape=read_shape(inside, _weights_bytes(folder, cpu)))
     except ValueError as error:
         raise ConfigError(f"{path}: {error}") from None
 
@@ -156,7 +161,7 @@ def _number(keys: Keys, default: int, *names: str) -> int:
     return default
 
 
-def _weights_bytes(folder: Path) -> int:
+def _weights_bytes(folder: Path, cpu: CpuTime) -> int:
     """Return the size of all weights files. Raises ConfigError that names the first missing or incomplete file."""
     index = folder / INDEX
     if not _exists(index):
@@ -164,15 +169,14 @@ def _weights_bytes(folder: Path) -> int:
         if not names:
             raise ConfigError(f"{folder}: contains no .safetensors file")
     else:
-        found = _decoded(index, _text(index, INDEX_BYTES_MAX), INDEX_VALUES_MAX, _Index)
+        found = _decoded(index, _text(index, INDEX_BYTES_MAX), INDEX_VALUES_MAX, _Index, cpu)
         names = sorted(set(found.weight_map.values()))
     if len(names) > FILES_MAX:
         raise ConfigError(f"{folder}: more than {FILES_MAX} weights files")
     odd = next((name for name in names if not _is_file_name(name)), None)
     if odd is not None:
         raise ConfigError(f"{index}: {odd[:80]!r} is not a file name")
-    ends_s = time.thread_time() + CPU_S_MAX
-    return sum(_file_bytes(folder / name, ends_s) for name in names)
+    return sum(_file_bytes(folder / name, cpu) for name in names)
 
 
 def _is_file_name(name: str) -> bool:
@@ -193,10 +197,8 @@ def _exists(path: Path) -> bool:
         raise ConfigError(f"{path}: {error.strerror}") from None
 
 
-def _file_bytes(path: Path, ends_s: float) -> int:
-    """Return the file size if the header proves that it is complete. `ends_s`: thread CPU time limit for all files."""
-    if time.thread_time() > ends_s:
-        raise ConfigError(f"{path}: {OVERTIME}")
+def _file_bytes(path: Path, cpu: CpuTime) -> int:
+    """Return the file size if the header proves that it is complete."""
     try:
         with path.open("rb") as file:
             size, begin = path.stat().st_size, file.read(8)
@@ -206,9 +208,13 @@ def _file_bytes(path: Path, ends_s: float) -> int:
             text = file.read(length)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
-    tensors = _decoded(path, text, HEADER_VALUES_MAX, dict[str, msgspec.Raw])
-    ends = [_end(path, tensor) for name, tensor in tensors.items() if name != "__metadata__"]
-    if 8 + length + max(ends, default=0) > size:
+    tensors = _decoded(path, text, HEADER_VALUES_MAX, dict[str, msgspec.Raw], cpu)
+    last = 0
+    for name, tensor in tensors.items():
+        _limit_time(path, cpu)
+        if name != "__metadata__":
+            last = max(last, _end(path, tensor))
+    if 8 + length + last > size:
         raise ConfigError(f"{path}: truncated: its last tensor ends behind the end of the file")
     return size
 
@@ -236,11 +242,18 @@ def _text(path: Path, most: int) -> bytes:
     return text
 
 
-def _decoded(path: Path, text: bytes, values_max: int, kind: type[T]) -> T:
+def _limit_time(path: Path, cpu: CpuTime) -> None:
+    if cpu.is_spent():
+        raise ConfigError(f"{path}: {OVERTIME}")
+
+
+def _decoded(path: Path, text: bytes, values_max: int, kind: type[T], cpu: CpuTime) -> T:
     """Decode JSON as this type; members outside of the type are skipped without creating objects."""
     if sum(map(text.count, (b",", b"[", b"{"))) > values_max:
         raise ConfigError(f"{path}: more than {values_max} values")
     try:
-        return msgspec.json.decode(text, type=kind)
+        found = msgspec.json.decode(text, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid JSON: {str(error)[:120]}") from None
+    _limit_time(path, cpu)
+    return found

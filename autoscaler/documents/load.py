@@ -166,7 +166,7 @@ def parse_documents(
         try:
             values = parse_yaml(text)
         except YamlError as error:
-            raise DocumentError(one_line(f"{source}: {error}")) from error
+            raise DocumentError(error.in_file(source)) from error
         for number, value in enumerate(values, 1):
             try:
                 loading.add(source, value)

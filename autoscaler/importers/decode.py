@@ -74,7 +74,7 @@ def parse_yaml_documents(source: str, text: str) -> list[object]:
     try:
         return parse_yaml(text)
     except YamlError as error:
-        raise DocumentError(f"{source}: {error}") from error
+        raise DocumentError(error.in_file(source)) from error
 
 
 def _label(value: object, number: int) -> str:

@@ -58,7 +58,6 @@ _LEARNED = _object(
         "lastActivity": _TIME,
     },
     "Measurements and back-offs that are kept over a restart of the autoscaler.",
-    **{"x-kubernetes-preserve-unknown-fields": True},
 )
 MODEL = _object(
     {

@@ -3,7 +3,7 @@
 Reads YAML into plain values: mappings with text keys, lists, text, numbers, booleans and null. Rejects duplicate keys,
 keys that are not text, `.nan` and `.inf`. Dates stay text; numbers in JSON syntax (`1e-05`) are accepted. The expansion
 of aliases is limited, so that a small text cannot exhaust the memory. Raises YamlError, whose text is one line that
-begins with the line number.
+begins with the line number; it also knows the document and the key path.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import NamedTuple, NoReturn
 
 import yaml
 
+from autoscaler.spec.decode import Path, format_path
 from autoscaler.text import one_line
 
 TEXT_CHARS_MAX = 16 << 20
@@ -28,15 +29,30 @@ DEPTH_MAX = 100
 REASON_CHARACTERS_MAX = 200
 """The maximum length of an error text from PyYAML or Python."""
 
+PATH_PARTS_MAX, KEY_CHARS_MAX = 10, 60
+"""The maximum number of keys in the path of an error, and of characters of a key."""
+
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _PREFIX = "tag:yaml.org,2002:"
-_MAP, _MERGE, _FLOAT, _TIMESTAMP = (f"{_PREFIX}{name}" for name in ("map", "merge", "float", "timestamp"))
+_MAP, _MERGE, _NULL, _FLOAT, _TIMESTAMP = (
+    f"{_PREFIX}{name}" for name in ("map", "merge", "null", "float", "timestamp")
+)
 _NOT_JSON = [_TIMESTAMP, *(f"{_PREFIX}{name}" for name in ("binary", "omap", "pairs", "set"))]
 """Tags whose values would be dates, bytes, tuples or sets."""
 
 
 class YamlError(Exception):
     """The text is not valid YAML, or it hides a mistake."""
+
+    def __init__(self, message: str, document: int = 0, path: Path = ()) -> None:
+        """`document`: its number in the text, without empty ones; 0 if unknown. `path`: of the value or its mapping."""
+        super().__init__(one_line(message))
+        self.document, self.path = document, path[:PATH_PARTS_MAX]
+
+    def in_file(self, name: str) -> str:
+        """Return one line: FILE: document N: KEY PATH: line L: what is wrong."""
+        document = f"document {self.document}" if self.document else ""
+        return one_line(": ".join(part for part in (name, document, format_path(self.path), str(self)) if part))
 
 
 class _Loader(yaml.SafeLoader):
@@ -53,6 +69,18 @@ class _Loader(yaml.SafeLoader):
     composed = 0
     """The number of nodes so far, without aliases."""
 
+    document = 0
+    """The number of the document, without empty ones."""
+    root: yaml.Node | None = None
+    """The document, when it is composed."""
+
+    def __init__(self, text: str) -> None:
+        self.branch: list[yaml.ScalarNode | int | None] = []
+        """The key or index of the last composed node and of each node around it. None: the root, or in a key."""
+        self.depth = 0
+        """The number of nodes that are being composed."""
+        super().__init__(text)
+
     def fetch_flow_collection_start(self, kind: type[yaml.Token]) -> None:
         """Limit the depth: the time of SafeLoader grows with its square."""
         if self.flow_level >= DEPTH_MAX:
@@ -60,11 +88,37 @@ class _Loader(yaml.SafeLoader):
         super().fetch_flow_collection_start(kind)
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Count nodes, so that a long text is rejected before it is in memory."""
+        """Count nodes and levels, so that a large text is rejected before it is in memory."""
         self.composed += 1
         if self.composed > NODES_MAX:
             raise yaml.MarkedYAMLError(problem=f"more than {NODES_MAX} values", problem_mark=self.get_mark())
-        return super().compose_node(parent, index)
+        self.branch[self.depth :] = [index]
+        self.depth += 1
+        if self.depth > DEPTH_MAX:
+            next_event = self.peek_event()  # type: ignore[no-untyped-call]  # the stubs have no type for it
+            raise yaml.MarkedYAMLError(problem="nested too deeply", problem_mark=next_event.start_mark)
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def nodes(self) -> Iterator[yaml.Node]:
+        """Compose the documents that are not empty."""
+        self.document = 1
+        while self.check_node():
+            self.root = self.get_node()
+            if self.root is not None and self.root.tag != _NULL:
+                yield self.root
+                self.document += 1
+            self.root = None
+            self.branch.clear()
+        self.document = max(1, self.document - 1)
+
+    def path(self, mark: yaml.Mark | None) -> Path:
+        """Return the path of the value at this mark; while a document is composed, that of the node being composed."""
+        if self.root is not None and mark is not None:
+            return _find_path(self.root, mark.index)
+        keys = self.branch[: self.depth]
+        return tuple(_key(one) if isinstance(one, yaml.Node) else one for one in keys if one is not None)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
         """Record the position of the value for error messages."""
@@ -116,31 +170,77 @@ def parse_yaml(text: str) -> list[object]:
     if len(text) > TEXT_CHARS_MAX:
         raise YamlError(f"longer than {TEXT_CHARS_MAX} characters")
     if found := _SURROGATE.search(text):
-        line = text.count("\n", 0, found.start())
-        raise YamlError(f"line {line + 1}: an unpaired surrogate is not a character")
+        raise _character_error(text, found.start(), "an unpaired surrogate is not a character")
     loader: _Loader | None = None
     try:
         loader = _Loader(text)
         return _values(loader)
+    except yaml.reader.ReaderError as error:
+        raise _character_error(
+            text, error.position, f"character #x{ord(text[error.position]):04x} is not allowed"
+        ) from error
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f"line {mark.line + 1}: " if mark else ""
-        raise YamlError(one_line(f"{where}{error.problem or error.context or 'not YAML'}")) from error
-    except yaml.YAMLError as error:
-        raise YamlError(one_line(str(error))) from error
+        raise _error(
+            loader, error.problem_mark or error.context_mark, str(error.problem or error.context or "not YAML")
+        ) from error
     except RecursionError:
-        raise YamlError("nested too deeply") from None
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise _error(loader, None if loader is None else loader.get_mark(), "nested too deeply") from None
+    except (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # PyYAML's constructors raise these for values that do not match an explicit tag, such as `!!bool x` or `!!int
-        # ""`
-        where = f"line {loader.at.line + 1}: " if loader and loader.at else ""
-        # int() and float() raise these; messages of other errors describe PyYAML's internals
-        said = isinstance(error, ArithmeticError | ValueError)
+        # ""`. int() and float() raise the first; messages of other errors describe PyYAML's internals
+        said = isinstance(error, yaml.YAMLError | ArithmeticError | ValueError)
         reason = one_line(str(error), REASON_CHARACTERS_MAX) if said else "it does not fit its tag"
-        raise YamlError(f"{where}a value cannot be read: {reason}") from error
+        raise _error(loader, None if loader is None else loader.at, f"a value cannot be read: {reason}") from error
     finally:
         if loader is not None:
             loader.dispose()
+
+
+def _error(loader: _Loader | None, mark: yaml.Mark | None, problem: str) -> YamlError:
+    if loader is None:
+        return YamlError(problem)
+    where = f"line {mark.line + 1}: " if mark else ""
+    return YamlError(f"{where}{problem}", loader.document, loader.path(mark))
+
+
+def _character_error(text: str, index: int, problem: str) -> YamlError:
+    """Make the error for a character that PyYAML does not read; the text without such characters shows where it is."""
+    loader = _Loader(yaml.reader.Reader.NON_PRINTABLE.sub("x", text))
+    path: Path = ()
+    document, end = 1, 0
+    try:
+        for root in loader.nodes():
+            if root.start_mark.index <= index:
+                document, path, end = loader.document, _find_path(root, index), root.end_mark.index
+    except (yaml.YAMLError, RecursionError):
+        if end < index:
+            document, path = loader.document, ()
+    line = text.count("\n", 0, index) + 1
+    return YamlError(f"line {line}: {problem}", document, path)
+
+
+def _key(node: yaml.Node) -> str:
+    return str(node.value)[:KEY_CHARS_MAX] if isinstance(node, yaml.ScalarNode) else "?"
+
+
+def _find_path(root: yaml.Node, index: int) -> Path:
+    """Return the path of the last value that begins at or before this character; of a key, that of its mapping."""
+    left, seen = list[tuple[yaml.Node, Path]]([(root, ())]), set[int]()
+    found: Path = ()
+    begin = -1
+    while left:
+        node, path = left.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if begin < node.start_mark.index <= index:
+            begin, found = node.start_mark.index, path
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                left += [(value, (*path, _key(key))), (key, path)]
+        elif isinstance(node, yaml.SequenceNode):
+            left += [(one, (*path, number)) for number, one in enumerate(node.value)]
+    return found
 
 
 class _Size(NamedTuple):
@@ -153,10 +253,7 @@ class _Size(NamedTuple):
 
 def _values(loader: _Loader) -> list[object]:
     values, nodes = list[object](), 0
-    while loader.check_node():
-        document = loader.get_node()
-        if document is None:
-            continue
+    for document in loader.nodes():
         size = _measure(document, {})
         nodes += size.nodes
         if nodes > NODES_MAX:

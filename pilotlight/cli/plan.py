@@ -105,7 +105,7 @@ def read_demand(path: Path, models: Collection[ModelName] | None) -> dict[ModelN
     try:
         documents = yaml.parse_yaml(files.read_text(path, yaml.TEXT_CHARS_MAX))
     except yaml.YamlError as error:
-        raise click.UsageError(f"{path}: {error}") from None
+        raise click.UsageError(error.in_file(str(path))) from None
     except (OSError, ValueError) as error:
         raise click.UsageError(f"{path}: {files.describe_error(error)}") from None
     found = documents[0] if len(documents) == 1 else None

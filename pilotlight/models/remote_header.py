@@ -18,6 +18,7 @@ from artifacts.archives.tar import BadArchiveError
 from artifacts.dialects.contents import File
 from artifacts.fetch import remote_header
 from artifacts.formats import gguf, hf_config
+from artifacts.formats.cpu_time import CpuTime
 from artifacts.formats.gguf import GgufError
 from artifacts.formats.hf_config import ConfigError
 from artifacts.formats.memory import Shape
@@ -68,13 +69,14 @@ async def fetch_header_report(
 
 async def _read(files: Sequence[File], repository: str, source: BlobSource, folder: Path) -> Header | None:
     """Return the header, or None if the artifact has none."""
-    bases = gguf.list_base_files(await remote_header.fetch_gguf_headers(files, repository, source, folder))
+    cpu = CpuTime()
+    bases = gguf.list_base_files(await remote_header.fetch_gguf_headers(files, repository, source, folder, cpu))
     if len(bases) == 1:
-        info = await asyncio.to_thread(gguf.load_gguf_info, folder / bases[0])
+        info = await asyncio.to_thread(gguf.load_gguf_info, folder / bases[0], cpu)
         return Header(f"Its GGUF header ({info.architecture[:NAME_CHARS_MAX]})", info.shape)
-    if bases or not await remote_header.fetch_config_header(files, repository, source, folder):
+    if bases or not await remote_header.fetch_config_header(files, repository, source, folder, cpu):
         return None
-    config = await asyncio.to_thread(hf_config.load_config_info, folder)
+    config = await asyncio.to_thread(hf_config.load_config_info, folder, cpu)
     return Header(f"Its config.json ({config.architecture})", config.shape)
 
 

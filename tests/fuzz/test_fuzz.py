@@ -69,11 +69,11 @@ def test_random_structured_inputs_raise_no_error(name: str) -> None:
 def test_input_over_the_cpu_or_memory_limit_raises_limit_error() -> None:
     def takes_time(data: bytes) -> None:
         began_s = time.thread_time()
-        while time.thread_time() - began_s < 0.02:
+        while time.thread_time() - began_s < 0.2:
             assert not data
 
     with pytest.raises(LimitError, match="s of CPU"):
-        Limited(takes_time, cpu_s_max=0.01)(b"")
+        Limited(takes_time, cpu_s_max=0.001)(b"")
     if not resource_limits.reset_peak():
         pytest.skip("this system does not report the peak of the memory")
     with pytest.raises(LimitError, match="MiB"):

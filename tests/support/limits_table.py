@@ -264,6 +264,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "artifacts.archives.archive_recipe.RECIPE_BYTES_MAX",
     ),
     "header of a GGUF file in a registry": ("artifacts.fetch.remote_header.BYTES_MAX",),
+    "headers of one file, folder or remote artifact: CPU time": ("artifacts.formats.cpu_time.CPU_S_MAX",),
     "names in all archives of an artifact": ("artifacts.fetch.blobs.NAMES_MAX",),
     "engine images pulled by an agent: concurrent; per node, per message; one pull; back-off after a failure": (
         "pilotlight.agent.kubelet.image_pull.PULLS_MAX",

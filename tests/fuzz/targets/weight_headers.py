@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from artifacts.formats import gguf, hf_config
+from artifacts.formats.cpu_time import CpuTime
 from artifacts.formats.gguf_memory import KEYS
 from artifacts.formats.memory import Shape
 from tests.fuzz.checks.error_messages import check_line, is_line
@@ -191,7 +192,7 @@ def headers(data: bytes) -> None:
     assert is_line(info.name), "the name is not one line"
     assert is_line(info.architecture), "the architecture is not one line"
     _is_sound(info.shape)
-    assert 0 < gguf.header_bytes(path) <= len(data)
+    assert gguf.has_whole_header(path, len(data), CpuTime())
 
 
 # --- config.json and safetensors ----------------------------------------------------------------------------------

@@ -151,6 +151,7 @@ def texts(data: bytes) -> None:
         values = yaml.parse_yaml(text)
     except yaml.YamlError as error:
         check_line(error)
+        check_line(ValueError(error.in_file("a.yaml")))
         return
     assert all(map(_is_plain, values)), "no plain values"
     try:

@@ -135,6 +135,7 @@ async def test_head_with_foreign_host_is_rejected_before_its_body(rest: str) -> 
             client.send(f"POST /v1/audio/transcriptions HTTP/1.1\r\n{lines}\r\nContent-Type: {kind}\r\n{rest}".encode())
             assert (await client.answer())[0] == status
             assert one.front.room.held_bytes == 0
+            assert one.totals() == (0, 0, 0), "no request that wakes a Model"
 
 
 async def test_changed_settings_apply_to_a_repeated_request_on_one_connection() -> None:

@@ -41,6 +41,26 @@ def test_random_arguments_of_each_command_cause_no_traceback(tmp_path: Path, wor
 
 
 @pytest.mark.standard
+@pytest.mark.parametrize(
+    "line",
+    [
+        ("load", "run", "--rate", "inf"),
+        *(("doctor", "--driver", "kubernetes", "--kubeconfig", file) for file in ("binary", "empty", "/dev/null")),
+        ("weights", "pack", "fifo", "--to", "layout"),
+        ("serve", "--state", "s" * 5000),
+    ],
+    ids=lambda line: " ".join(line)[:60],
+)
+def test_unusable_argument_prints_one_error_line(tmp_path: Path, line: tuple[str, ...]) -> None:
+    command_lines.lay_files(tmp_path)
+    ended = run(line, tmp_path)
+    assert command_lines.faults(Case(line), ended) == []
+    assert ended.status != 0
+    errors = [one for one in (ended.out + ended.err).splitlines() if one.startswith((b"pilotlight: ", b"blocker "))]
+    assert len(errors) == 1
+
+
+@pytest.mark.standard
 def test_control_characters_in_a_weights_file_are_not_printed(tmp_path: Path) -> None:
     command_lines.lay_files(tmp_path)
     line = ("serve", "control.gguf", "--print-config")

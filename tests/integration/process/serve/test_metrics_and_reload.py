@@ -42,6 +42,13 @@ def hang_up(serve: Serving) -> None:
     serve.process.send_signal(signal.SIGHUP)
 
 
+def problem(serve: Serving) -> str:
+    """Return why the documents in force are not the latest; empty if they are."""
+    found = serve.get("/api/v1/documents")
+    assert isinstance(found, dict)
+    return str(found["problem"])
+
+
 def asked(url: str, host: str | None = None) -> int:
     """Return the status of a GET with this Host header; 0 if there is no response.
 
@@ -111,6 +118,7 @@ async def test_sighup_applies_valid_documents_and_keeps_them_after_invalid_ones(
         (line,) = [line for line in serve.said().splitlines() if "stay in force" in line]
         assert f"{serve.config}: Model ada: spec.command: expected" in line
         assert (await serve.call("bob")).code == ""
+        assert f"{serve.config}: Model ada: spec.command: expected" in problem(serve)
 
         def rejected(count: int) -> bool:
             return serve.said().count("stay in force") == count
@@ -119,8 +127,13 @@ async def test_sighup_applies_valid_documents_and_keeps_them_after_invalid_ones(
             serve.config.write_text(text)
             hang_up(serve)
             await until("the error is logged", partial(rejected, number))
-        assert serve.said().count(f"{serve.config}: line 1: ") == 4
+        assert len(re.findall(rf"{serve.config}: document 1: (?:a: )?line 1: ", serve.said())) == 4
         assert (await serve.call("bob")).code == "", "nothing of it ends anything"
+        await until("status names the last error", lambda: "its tag" in problem(serve))
+        assert f"{serve.config}: document 1: a: line 1: " in problem(serve)
+        serve.config.write_text(yaml.safe_dump_all(both))
+        hang_up(serve)
+        await until("no problem is left", lambda: problem(serve) == "")
 
 
 @pytest.mark.standard

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifacts.formats import gguf, gguf_memory
+from artifacts.formats import cpu_time, gguf, gguf_memory
+from artifacts.formats.cpu_time import CpuTime
 from artifacts.formats.memory import LayerShape, Shape
 from loadtest import tiny_gguf
 from tests.support.example_budget import examples
@@ -77,9 +78,28 @@ def test_per_block_head_counts_set_the_cache_size_of_each_layer(tmp_path: Path) 
 def test_header_above_the_cpu_time_limit_error_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.gguf"
     tiny_gguf.make_model(path, "x")
-    monkeypatch.setattr(gguf, "CPU_S_MAX", 0.0)
+    monkeypatch.setattr(cpu_time, "CPU_S_MAX", 0.0)
     with pytest.raises(gguf.GgufError, match=r"a\.gguf: its header takes more than 2 s to read"):
         gguf.load_gguf_info(path)
+
+
+def test_partial_header_is_incomplete_until_its_last_byte_is_known(tmp_path: Path) -> None:
+    whole = write(tmp_path / "whole.gguf", tokens=2, heads_kv=[1, 3]).read_bytes()
+    path, complete = tmp_path / "a.gguf", list[bool]()
+    for known_bytes in range(len(whole)):
+        path.write_bytes(whole[:known_bytes].ljust(len(whole), b"\0"))
+        complete.append(gguf.has_whole_header(path, known_bytes, CpuTime()))
+    assert complete == sorted(complete)
+    assert not complete[100]
+    assert complete[-1]
+
+
+def test_fault_in_known_bytes_of_a_partial_header_is_raised(tmp_path: Path) -> None:
+    whole = write(tmp_path / "a.gguf", tokens=2).read_bytes()
+    (tmp_path / "a.gguf").write_bytes(whole[:8] + b"\xff" * 8 + bytes(len(whole)))
+    with pytest.raises(gguf.GgufError, match="tensors; at most"):
+        gguf.has_whole_header(tmp_path / "a.gguf", 16, CpuTime())
+    assert not gguf.has_whole_header(tmp_path / "a.gguf", 15, CpuTime())
 
 
 def test_unopenable_path_raises_a_one_line_gguf_error(tmp_path: Path) -> None:

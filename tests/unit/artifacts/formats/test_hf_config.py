@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from artifacts.formats import hf_config
+from artifacts.formats.cpu_time import CpuTime
 from artifacts.formats.hf_config import CONFIG_BYTES_MAX, INDEX, ConfigError, load_config_info
 from artifacts.formats.memory import BYTES_MAX, ServingOptions, estimate_paged_engine
 from autoscaler.contract import ModelName
@@ -67,10 +67,19 @@ def test_8b_model_config_yields_weights_size_and_cache_bytes_per_token(folder: P
     assert (made.shape.context_tokens, made.shape.vocabulary) == (131072, 128256)
 
 
-def test_header_above_the_cpu_time_limit_error_names_the_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hf_config, "CPU_S_MAX", 0.0)
-    with pytest.raises(ConfigError, match=r"\.safetensors: its header takes more than 2 s to read"):
-        load_config_info(folder)
+@pytest.mark.parametrize(
+    ("checks", "file"),
+    [(0, "config.json"), (1, "model.safetensors.index.json"), (2, "a.safetensors"), (3, "a.safetensors")],
+)
+def test_spent_cpu_time_names_the_file_that_was_being_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checks: int, file: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map":{"a":"a.safetensors"}}')
+    tensors(tmp_path / "a.safetensors")
+    done = iter([False] * checks + [True])
+    monkeypatch.setattr(CpuTime, "is_spent", lambda _: next(done))
+    assert wrong(tmp_path) == f"{file}: its header takes more than 2 s to read; no real model has such a header"
 
 
 def test_latent_attention_and_recurrent_state_count_for_each_layer(folder: Path) -> None:

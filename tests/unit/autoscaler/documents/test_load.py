@@ -337,8 +337,8 @@ def aliases(form: str, count: int, times: int) -> str:
         ("a: 1\n1: 2", "line 2: a key must be text: put it in quotes"),
         ("a: .inf", "line 1: expected a finite number"),
         ("a: !!python/object:os.x {}", "line 1: could not determine a constructor for the tag"),
-        ("- " * 3000, "nested too deeply"),
-        ("a: \0", "unacceptable character"),
+        ("- " * 3000, "line 1: nested too deeply"),
+        ("a: \0", "line 1: character #x0000 is not allowed"),
         ("a: 1\nb: !!timestamp x", "line 2: remove the tag !!timestamp"),
         ("a: !!bool x", "line 1: a value cannot be read: it does not fit its tag"),
         ("a: !!int ''", "line 1: a value cannot be read: it does not fit its tag"),
@@ -367,7 +367,28 @@ def aliases(form: str, count: int, times: int) -> str:
 def test_ambiguous_or_unsafe_yaml_is_rejected_with_its_line(text: str, line: str) -> None:
     with pytest.raises(YamlError, match="^" + re.escape(line)):
         parse_yaml(text)
-    assert wrong(text).startswith(f"a.yaml: {line}")
+    assert re.match(rf"a\.yaml: document [12]: ([\w.\[\]]+: )?{re.escape(line)}", wrong(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("a:\n  b: 1\n  b: 3", "document 1: a: line 3: key `b`"),
+        ("a: {b: [1, !!bool x]}", "document 1: a.b[1]: line 1: a value"),
+        ("a: b\n---\n\n---\nc: {d: .nan}", "document 2: c.d: line 5: expected a finite"),
+        ("a: b\n---\nc: {d: [1, '\x07']}", "document 2: c.d[1]: line 3: character #x0007 is"),
+        ("a: [1, \ud800]", "document 1: a[1]: line 1: an unpaired"),
+        ("a: 1\n# \x07", "document 1: a: line 2: character"),
+        ("a: b\n---\n\x07: c: d", "document 2: line 3: character"),
+        ("a:\n" + "- " * 300 + "b", f"document 1: a{'[0]' * 9}: line 2: nested too deeply"),
+        ("x:\n  y: [1, 2\n  z: 3", "document 1: x.y: line 3: expected ',' or ']'"),
+        ("a: 1\nb: &x [*x]", "document 1: b: line 2: an alias"),
+        ("\t", "document 1: line 1: found character"),
+        (f"{'k' * 500}: {{'{'k' * 500}': .inf}}", f"document 1: {'k' * 60}.{'k' * 60}: line 1: expected a"),
+    ],
+)
+def test_yaml_error_names_file_document_and_path(text: str, where: str) -> None:
+    assert wrong(text).startswith(f"a.yaml: {where}")
 
 
 def test_yaml_value_count_is_limited_while_parsing(monkeypatch: pytest.MonkeyPatch) -> None:

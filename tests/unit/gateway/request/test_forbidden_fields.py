@@ -94,6 +94,15 @@ def test_form_part_with_case_variant_of_reserved_name_is_rejected(name: str) -> 
     assert refused(caught.value, VARIANTS[name])
 
 
+@pytest.mark.parametrize("name", [name for name in VARIANTS if not name.isascii()])
+def test_form_part_whose_name_is_not_ascii_is_rejected(name: str) -> None:
+    forms = FORM % (b"model", b"m") + FORM % (name.encode(), b"secret") + b"--b--"
+    with pytest.raises(CallError) as caught:
+        read_multipart(forms, b"multipart/form-data; boundary=b")
+    assert caught.value.status == 400
+    assert "secret" not in caught.value.message
+
+
 def test_case_variant_of_include_usage_is_rejected() -> None:
     with pytest.raises(CallError) as caught:
         read_json(b'{"model":"m","stream":true,"stream_options":{"Include_Usage":false}}')

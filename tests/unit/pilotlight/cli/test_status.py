@@ -114,11 +114,12 @@ def test_status_lists_disabled_features_and_degradation(capsys: pytest.CaptureFi
 
 
 def test_status_shows_a_failed_reload(capsys: pytest.CaptureFixture[str]) -> None:
-    problem = (200, b'{"problem": "a.yaml: line 3: not YAML;\\u001b[2J the last valid documents stay in force"}')
+    said = b"a.yaml: document 1: line 3: not YAML;\\u001b[2J the last valid documents stay in force"
+    problem = (200, b'{"problem": "%b"}' % said)
     with port(status=STATUS, documents=problem) as url:
         show.print_status(url, None, watch=False, output="text")
         told = capsys.readouterr().out.splitlines()[-1]
-        assert told.startswith("documents: a.yaml: line 3: not YAML;")
+        assert told.startswith("documents: a.yaml: document 1: line 3: not YAML;")
         assert told.endswith("the last valid documents stay in force")
 
 

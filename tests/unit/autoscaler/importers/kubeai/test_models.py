@@ -212,6 +212,8 @@ def test_infinity_engine_is_converted_to_a_command() -> None:
         ({"resourceProfile": "amd-gpu-mi300x:1"}, "needs amd.com/gpu"),
         ({"resourceProfile": "mine:1"}, "profile mine is neither in the given files"),
         ({"minReplicas": 5, "maxReplicas": 2}, "spec.replicas.min: expected at most replicas.max"),
+        ({"env": {"CUDA_VISIBLE_DEVICES": "0"}}, "spec.env.CUDA_VISIBLE_DEVICES: is set by Pilotlight"),
+        ({"env": {"PILOTLIGHT_X": "1"}}, "spec.env.PILOTLIGHT_X: selects devices or changes their limits"),
     ],
 )
 def test_model_that_cannot_be_converted_is_rejected_with_a_reason(keys: dict[str, object], said: str) -> None:
@@ -219,6 +221,17 @@ def test_model_that_cannot_be_converted_is_rejected_with_a_reason(keys: dict[str
     assert taken.document is None
     assert said in taken.refused
     assert models.convert_live_model(spec(**keys))[:2] == (None, taken.refused)
+
+
+def test_component_label_of_a_model_is_dropped() -> None:
+    """A pod with the gateways' labels would receive their requests."""
+    metadata = {"name": "tiny", "labels": {"app.kubernetes.io/component": "gateway", "team": "search"}}
+    taken = models.convert_model(spec() | {"metadata": metadata})
+    assert taken.document is not None
+    assert taken.document["metadata"] == metadata | {"labels": {"team": "search"}}
+    live, refused, _ = models.convert_live_model(spec() | {"metadata": metadata})
+    assert live is not None, refused
+    assert not live.spec.pod.labels
 
 
 def test_fixed_replica_count_is_kept_when_autoscaling_is_disabled() -> None:

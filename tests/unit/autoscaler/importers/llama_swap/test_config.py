@@ -229,7 +229,7 @@ def test_value_that_is_only_a_macro_keeps_the_type_of_the_macro() -> None:
         ("models: {m: {cmd: e, ttl: -2}}", "config.yaml: models.m.ttl: expected a number, at least -1"),
         ("models: [m]", "config.yaml: models: expected keys with values"),
         ("globalTTL: 5", "config.yaml: models: missing"),
-        ("models: {a: 1, a: 2}", "config.yaml: line 1: key `a` occurs twice"),
+        ("models: {a: 1, a: 2}", "config.yaml: document 1: models: line 1: key `a` occurs twice"),
         ("", "config.yaml: expected one document"),
     ],
 )

@@ -15,6 +15,7 @@ from artifacts.fetch.fetch import Ways
 from artifacts.fetch.registry import Registries
 from artifacts.fetch.remote_header import NO_TENSORS
 from artifacts.formats import gguf
+from artifacts.formats.cpu_time import CpuTime
 from artifacts.pack import oci_layout
 from artifacts.pack.pack import Form
 from autoscaler.agent_contract import read_weights_request
@@ -121,8 +122,8 @@ async def test_memory_estimate_from_a_remote_header_equals_the_local_one(tmp_pat
 
 
 async def test_long_architecture_name_in_a_header_is_shortened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def long(path: Path) -> gguf.GgufInfo:
-        return replace(gguf.load_gguf_info(path), architecture="\N{GRINNING FACE}" * 90_000)
+    def long(path: Path, cpu: CpuTime) -> gguf.GgufInfo:
+        return replace(gguf.load_gguf_info(path, cpu), architecture="\N{GRINNING FACE}" * 90_000)
 
     (tmp_path / "in").mkdir()
     tiny_gguf.make_model(tmp_path / "in" / "ada.gguf", "Hello, I am Ada.")
