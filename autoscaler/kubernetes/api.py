@@ -108,6 +108,11 @@ class ApiError(Exception):
         self.message = message
         self.retry_after_s = retry_after_s
 
+    @property
+    def is_transient(self) -> bool:
+        """The server is unable for a while: etcd elects a leader, a webhook is unreachable."""
+        return self.status in {408, 429} or self.status >= 500
+
 
 class UnreachableError(Exception):
     """No response: it is unknown whether the request was executed."""

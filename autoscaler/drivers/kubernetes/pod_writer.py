@@ -34,8 +34,6 @@ RETRY_S, RETRY_GROWTH, RETRY_S_MAX = 0.2, 1.5, 10.0
 longest. On average an order is sent again after half as long again as the trouble lasted."""
 CONFLICTS_MAX = 20
 """Versions that a pod may go through (its kubelet writes, too) between our mark and our delete."""
-BUSY = frozenset((408, 429))
-"""Statuses of a server that is temporarily unable, as is every 5xx: etcd elects a leader, a webhook is unreachable."""
 PASSING = ("exceeded quota", "status unknown for quota", "error looking up service account")
 """Parts of 403 messages about conditions that will pass: a ResourceQuota that is used up or was just made, a namespace
 whose service account does not exist yet."""
@@ -117,7 +115,7 @@ class Orders:
         unwanted: asyncio.Event,
     ) -> bool:
         """Return whether a pod exists."""
-        pauses, (claims, volumes) = _Pauses(), named
+        pauses, (claims, volumes) = Pauses(), named
         while not unwanted.is_set():
             try:
                 await self._volumes.make(volumes)
@@ -312,7 +310,7 @@ class Orders:
 
     async def _surely(self, replica: ReplicaId, ask: Callable[[], Awaitable[object]]) -> None:
         """Retry until answered: the call is idempotent, and a pod not deleted would hold its devices for ever."""
-        pauses, said = _Pauses(), False
+        pauses, said = Pauses(), False
         while True:
             try:
                 await ask()
@@ -333,13 +331,14 @@ class Orders:
             return
 
 
-class _Pauses:
+class Pauses:
     """Growing pauses, randomized so that no two orders keep the same rhythm."""
 
     def __init__(self) -> None:
         self._next_s = RETRY_S
 
     async def rest(self, sooner: asyncio.Event | None = None) -> None:
+        """Pause, at most until the event is set."""
         pause_s = self._next_s * random.uniform(0.5, 1)  # noqa: S311  no secret
         self._next_s = min(RETRY_GROWTH * self._next_s, RETRY_S_MAX)
         try:
@@ -352,9 +351,4 @@ class _Pauses:
 def _passes(error: ApiError) -> bool:
     """Return whether the same request may succeed later without changes."""
     contended = error.status == 409 and error.reason == "Conflict"  # on a ResourceQuota that others use, too
-    return (
-        error.status in BUSY
-        or error.status >= 500
-        or contended
-        or (error.status == 403 and any(words in error.message for words in PASSING))
-    )
+    return error.is_transient or contended or (error.status == 403 and any(words in error.message for words in PASSING))

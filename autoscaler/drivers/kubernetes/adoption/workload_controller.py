@@ -42,8 +42,6 @@ CHANGED_S = 0.01
 """First pause after a conflict: the workload has changed, and the watch will report it in a moment."""
 CONFLICTS_MAX = 20
 """Conflicts in a row after which the starts that wait for a pod fail."""
-TRANSIENT = 500
-"""Statuses from here on, 408 and 429 are temporary server failures: the write is retried until they end."""
 PLURALS = {"Deployment": "deployments", "StatefulSet": "statefulsets"}
 
 _log = logging.getLogger("pilotlight.autoscaler.adoption")
@@ -233,7 +231,7 @@ class Runner:
             await self._again()
         except ApiError as error:
             self._refusals += 1
-            if error.status in {408, 429} or error.status >= TRANSIENT:
+            if error.is_transient:
                 if self._refusals == 1:
                     _log.warning("event=scale_failed workload=%r error=%s", str(self.core.seen.key), error)
                 await self._again()
