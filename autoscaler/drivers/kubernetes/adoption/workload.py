@@ -49,7 +49,7 @@ class Mode(Enum):
 
 
 class FailedStart(NamedTuple):
-    """A start that could not have succeeded: no image, a missing Secret, a failed mount."""
+    """A start that could not have succeeded: no image, a missing Secret, a failed mount, a rejected scale."""
 
     reason: str
     at_s: float
@@ -242,8 +242,17 @@ class Workload:
         self._due = False
         self._look(now_s)
 
-    def refused(self, reason: str, now_s: float) -> None:
-        """Record that the scale cannot be written: waiting replicas fail, and replicas that were to stop stay."""
+    def see_scale(self, uid: str, replicas: int, version: int) -> None:
+        """Record a fresh read of the scale: if it is the known one, a write may rely on this version."""
+        if (uid, replicas) == (self.seen.uid, self.seen.replicas):
+            self.seen = self.seen._replace(version=max(self.seen.version, version))
+
+    def refused(self, reason: str, now_s: float, *, lasts: bool = False) -> None:
+        """Record that the scale cannot be written: waiting replicas fail, and replicas that were to stop stay. `lasts`:
+        the next start would fail, too.
+        """
+        if lasts:
+            self._failed = FailedStart(reason, now_s, self.seen.template)
         for replica in self._orders.values():
             self._told += (
                 build_podless_observation(replica, Seen.EXITED, reason=reason),

@@ -9,6 +9,7 @@ is the driver's record of a workload that is served, or would be with valid anno
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import NamedTuple
@@ -39,7 +40,7 @@ from autoscaler.state.world import Replica
 
 RETRY_S = 0.5
 CHANGED_S = 0.01
-"""First pause after a conflict: the workload has changed, and the watch will report it in a moment."""
+"""First pause after a conflict, doubled each time. If others changed the scale, the watch reports it in a moment."""
 CONFLICTS_MAX = 20
 """Conflicts in a row after which the starts that wait for a pod fail."""
 PLURALS = {"Deployment": "deployments", "StatefulSet": "statefulsets"}
@@ -236,9 +237,10 @@ class Runner:
                     _log.warning("event=scale_failed workload=%r error=%s", str(self.core.seen.key), error)
                 await self._again()
             elif error.status == 409 and self._refusals < CONFLICTS_MAX:
+                await self._read_scale()
                 await self._again(CHANGED_S * 2.0**self._refusals)
             else:
-                self._refused(f"{self.core.seen.key} cannot be scaled: {error}")
+                self._refused(error)
         except FencedError:  # losing the leadership is not a failed start
             _log.info("event=scale_skipped workload=%r reason='not the leader'", str(self.core.seen.key))
             self.core.follow()
@@ -249,9 +251,17 @@ class Runner:
         await asyncio.sleep(min(after_s, RETRY_S))
         self._dirty.set()
 
-    def _refused(self, reason: str) -> None:
+    async def _read_scale(self) -> None:
+        """Read the version on which the next write relies: the watch may lag behind."""
+        with contextlib.suppress(ApiError, UnreachableError):
+            found = await self._means.api.get(self._scale_path)
+            of = found["metadata"]
+            self.core.see_scale(of["uid"], found["spec"].get("replicas", 0), int(of["resourceVersion"]))
+
+    def _refused(self, error: ApiError) -> None:
         self._refusals = 0
-        self.core.refused(reason, self._now_s())
+        reason = f"{self.core.seen.key} cannot be scaled: {error}"
+        self.core.refused(reason, self._now_s(), lasts=error.status != 409)
         if told := self.core.take():
             self._means.observe(told)
 

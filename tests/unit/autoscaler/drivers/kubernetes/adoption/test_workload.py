@@ -327,6 +327,13 @@ def test_rejected_scale_fails_replicas_waiting_for_a_pod() -> None:
     assert [(one.seen, one.reason) for one in told] == [(Seen.EXITED, "no such right"), (Seen.CLEAN, "")]
 
 
+def test_rejected_scale_blocks_starts_for_a_minute() -> None:
+    bench = Bench()
+    bench.core.begin(0.0)
+    bench.core.refused("no such right", 5.0, lasts=True)
+    assert [bench.core.obstacle(now_s) for now_s in (5.0, 64.0, 65.0)] == ["no such right", "no such right", ""]
+
+
 def test_replica_waiting_for_blocked_pod_reports_the_reason() -> None:
     bench = Bench()
     bench.core.begin(0.0)
