@@ -107,7 +107,7 @@ class KubernetesDriver:
             lambda model: fault_reporter(model, self._observe),
         )  # fmt: skip
         self._events = PodEvents(api, namespace, self._pods, self._judge_again, clock)
-        self._hoping: dict[ReplicaId, tuple[float, asyncio.TimerHandle]] = {}
+        self._hoping: dict[ReplicaId, tuple[tuple[float, str], asyncio.TimerHandle]] = {}
         """Replicas that cannot start as things are: how long that may last, and the timer."""
         self._begun: dict[ReplicaId, StartTiming] = {}
         self._told: dict[ReplicaId, ReplicaSeen] = {}
@@ -356,7 +356,8 @@ class KubernetesDriver:
         if new.leaving and new.is_over and new.finalizers:
             self._is_kept(new)
             return
-        if new.patience_s is None or new.patience_s != self._hoping.get(new.replica, (new.patience_s,))[0]:
+        limit = None if new.patience_s is None else (new.patience_s, new.waits_for)
+        if limit is None or limit != self._hoping.get(new.replica, (limit,))[0]:
             self._give_hope(new.replica)
         if new.ended or (new.leaving and self._is_lost(new.node)):
             self._has_ended(new, new.ended or f"its node {new.node} is lost")
@@ -364,11 +365,11 @@ class KubernetesDriver:
             self._leaves(new)
         elif new.waits:
             self._see(new, Seen.STARTING)
-            if new.patience_s is not None and new.replica not in self._hoping:
+            if limit is not None and new.replica not in self._hoping:
                 loop = asyncio.get_running_loop()
                 lose = partial(self._lose_hope, _key(new), new.uid)
-                timer = loop.call_later(new.patience_s, self._contain, new.model, lose)
-                self._hoping[new.replica] = new.patience_s, timer
+                timer = loop.call_later(limit[0], self._contain, new.model, lose)
+                self._hoping[new.replica] = limit, timer
         elif new.started_unix_s is not None and new.ip:
             self._asking.look_for_namesake(new)
             self._see(new, Seen.STARTING)

@@ -57,7 +57,8 @@ class TrackedPod:
 
     stuck_s: float | None = None
     """Since when it has waited for something that may last only `stuck_for_s`; None: it does not."""
-    stuck_for_s: float | None = None
+    stuck_for: tuple[float, str] | None = None
+    """What it waits for: the limit, and the running init container."""
     failed_s: float | None = None
     """Since when that wait has been too long; None: it has not."""
 
@@ -66,8 +67,8 @@ class TrackedPod:
         if self.seen.patience_s is None or self.seen.leaving:
             self.stuck_s = self.failed_s = None
             return
-        if self.stuck_s is None or self.stuck_for_s != self.seen.patience_s:
-            self.stuck_s, self.stuck_for_s = now_s, self.seen.patience_s
+        if self.stuck_s is None or self.stuck_for != (self.seen.patience_s, self.seen.waits_for):
+            self.stuck_s, self.stuck_for = now_s, (self.seen.patience_s, self.seen.waits_for)
         if self.failed_s is None and now_s >= self.stuck_s + self.seen.patience_s:
             self.failed_s = now_s
 

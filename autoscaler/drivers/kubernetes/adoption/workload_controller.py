@@ -153,7 +153,7 @@ class Runner:
     def _read(self, found: Object) -> AdoptedPodSeen | None:
         """Parse a pod. The annotations are valid: the workload never receives others."""
         seen = self.core.seen
-        return read_pod(found, seen.key, seen.container, read_port(seen))
+        return read_pod(found, seen.key, seen.container, read_port(seen), seen.init_containers)
 
     def _pods_changed(self, changes: list[Change[AdoptedPodSeen]]) -> None:
         for _, old, new in changes:

@@ -95,6 +95,20 @@ def test_crashing_init_container_ends_start_a_minute_after_first_crash() -> None
     assert bench.told()[-1] == ("a", "exited")
 
 
+def test_time_limit_of_injected_init_containers_holds_for_each() -> None:
+    bench = Bench()
+    bench.core.begin(0.0)
+    bench.start("a")
+    bench.write()
+    for now_s, name in ((0.0, "first"), (50.0, "second"), (55.0, "second")):
+        bench.now_s = now_s
+        waits = f"init container {name} has not finished ({now_s})"
+        bench.pod("p1", started_unix_s=None, ip="", waits=waits, patience_s=60.0, waits_for=name)
+    assert bench.core.due_s() == 110.0
+    bench.core.look(110.0)
+    assert bench.told()[-1] == ("a", "exited")
+
+
 def test_ended_pod_kept_by_a_finalizer_counts_as_clean() -> None:
     bench = Bench(replicas=1)
     bench.core.begin(0.0)
