@@ -163,7 +163,8 @@ class KarpenterNodes:
         """Remove the disruption annotation once a replica runs on the node: its own pod then has one when needed.
         So a node that Pilotlight forgets does not stay for ever. Without leadership the write fails, and is not needed.
         """
-        if not any(is_live_engine_pod(one) for one in await self._pods(listed.node)):
+        pods = await self._pods(listed.node)
+        if not any(is_live_engine_pod(one) and self._server.owner.owns(one) for one in pods):
             return
         off = {"metadata": {"annotations": {DO_NOT_DISRUPT: None}}}
         try:
