@@ -28,6 +28,7 @@ from autoscaler.kubernetes.watch import Change, Watched
 from autoscaler.queries.mig_status import PREFIX, configs_of
 from autoscaler.slicing.mig import CONFIG, PRODUCT, STATE, STRATEGY, build_mig_config_map, build_mig_parted_config
 from autoscaler.slicing.mig_geometry import geometry_of
+from autoscaler.spec.ownership import ANYBODYS, Ownership
 from autoscaler.spec.settings import NodeKind, Settings, kind_of
 from autoscaler.spec.yaml import YamlError
 from autoscaler.spec.yaml import parse_yaml as read_yaml
@@ -89,6 +90,7 @@ class NodeCutter:
         clock: Callable[[], float] = time.monotonic,
         *,
         settle_s: float = SETTLE_S,
+        owner: Ownership = ANYBODYS,
     ) -> None:
         self._writes = writes
         self._reads = reads
@@ -96,6 +98,7 @@ class NodeCutter:
         self._settings = settings
         self._clock = clock
         self._settle_s = settle_s
+        self._owner = owner
         self._nodes = Watched(reads, NODES, read_annotated_node, self._changed)
         self._wanted = asyncio.Event()
         """Set once Settings allow repartitioning."""
@@ -215,7 +218,7 @@ class NodeCutter:
                     place.config_map, place.namespace, {"version": "v1", "mig-configs": ALL_OFF | wanted}
                 )
                 made["metadata"]["annotations"] = {WRITTEN: f"{wall_s:.0f}"}
-                await self._writes.create(base, made)
+                await self._writes.create(base, self._owner.label(made))
                 return self._settle_s
             there = _there(found)
             if wanted.items() <= there["mig-configs"].items():

@@ -13,6 +13,7 @@ from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.kubernetes.decoding import ListPage
 from autoscaler.queries.mig_status import configs_of
 from autoscaler.slicing.mig import CONFIG, PRODUCT, STATE
+from autoscaler.spec.ownership import INSTALLATION, Ownership
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import Cutting, NodeDevice, NodeKind, NodeSlicing, Settings
 from autoscaler.state.mig import CutOrder, CutRefused, CuttableSeen
@@ -87,7 +88,7 @@ def give(plane: Plane) -> tuple[list[str], float]:
             refused.extend(one.reason for one in batch if isinstance(one, CutRefused))
             known.set()
 
-        cutter = NodeCutter(api, api, observe, lambda: SETTINGS, clock)
+        cutter = NodeCutter(api, api, observe, lambda: SETTINGS, clock, owner=Ownership("home-1"))
         running = asyncio.ensure_future(cutter.run())
         await known.wait()
         begun_s = clock()
@@ -99,6 +100,13 @@ def give(plane: Plane) -> tuple[list[str], float]:
         return took_s
 
     return refused, virtual_loop.run(order())
+
+
+def test_config_map_for_repartitioning_has_the_label_of_its_installation() -> None:
+    plane = Plane()
+    give(plane)
+    assert plane.config_map is not None
+    assert plane.config_map["metadata"]["labels"][INSTALLATION] == "home-1"
 
 
 @pytest.mark.parametrize(
