@@ -50,10 +50,11 @@ def test_rejected_start_blocks_its_spec_for_sixty_seconds() -> None:
 async def test_rejected_start_is_forgotten_when_a_quota_spec_changes(pods: str, used: str, is_blocked: bool) -> None:
     server, refused = Quotas(), RefusedStarts()
     server.truth = {"q": quota("4", "4", 1)}
-    calls = []
+    calls: list[None] = []
 
     def changed() -> None:
-        calls.append(refused.forget())
+        refused.forget()
+        calls.append(None)
         if len(calls) == 1:  # the existing quotas are known
             refused.note(ADA.name, ADA.spec_hash(), SAID, 0.0)
 
