@@ -108,6 +108,11 @@ class ApiError(Exception):
         self.message = message
         self.retry_after_s = retry_after_s
 
+    @property
+    def is_transient(self) -> bool:
+        """The server is unable for a while: etcd elects a leader, a webhook is unreachable."""
+        return self.status in {408, 429} or self.status >= 500
+
 
 class UnreachableError(Exception):
     """No response: it is unknown whether the request was executed."""
@@ -408,9 +413,9 @@ def _refusal(answer: aiohttp.ClientResponse, body: bytes) -> ApiError:
     after = answer.headers.get("Retry-After", "")
     retry_after_s = float(after) if after.isdigit() else None
     found = read_object(body)
-    if isinstance(found, Unreadable):  # from a proxy, or from a server that is still starting
+    if isinstance(found, Unreadable) or not found.keys() & {"reason", "message"}:  # from a proxy, or a starting server
         return ApiError(answer.status, answer.reason or "", body[:200].decode(errors="replace"), retry_after_s)
-    return _status(found, retry_after_s)
+    return _status({"code": answer.status, **found}, retry_after_s, answer.status)
 
 
 class _Status(msgspec.Struct, frozen=True):
@@ -421,9 +426,10 @@ class _Status(msgspec.Struct, frozen=True):
     message: str = ""
 
 
-def _status(status: Object, retry_after_s: float | None = None) -> ApiError:
+def _status(status: Object, retry_after_s: float | None = None, code: int = 500) -> ApiError:
+    """Read a Status. `code` is its code if it is none."""
     try:
         found = msgspec.convert(status, _Status)
     except msgspec.ValidationError:  # not from an API server
-        found = _Status()
+        found = _Status(code)
     return ApiError(found.code, found.reason, found.message, retry_after_s)

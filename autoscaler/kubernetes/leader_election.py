@@ -19,6 +19,7 @@ from typing import Protocol
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.kubernetes.lease_state_machine import RENEW, ElectionCandidate, LeaseRecord, Write
 from autoscaler.kubernetes.watch import Watched
+from autoscaler.spec.ownership import Ownership, installation_id
 
 JITTER = 0.9
 """Each wait is multiplied by a random factor between this and 1, so that candidates do not write simultaneously."""
@@ -55,6 +56,7 @@ class Elector:
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._clock = clock
         self._candidate = ElectionCandidate(identity)
+        self._owner = Ownership(installation_id(namespace, name))
         self._found: Object = {}
         """The Lease as last read or written, so that a write keeps foreign labels."""
         self._reported_epoch: int | None = None
@@ -167,9 +169,9 @@ class Elector:
         }  # fmt: skip
         if write.version is None:
             body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": self._name}}
-            return self._record(await self._api.create(self._path, {**body, "spec": spec}))
+            return self._record(await self._api.create(self._path, self._owner.label({**body, "spec": spec})))
         metadata = {**self._found["metadata"], "resourceVersion": write.version}
-        body = {**self._found, "metadata": metadata, "spec": spec}
+        body = self._owner.label({**self._found, "metadata": metadata, "spec": spec})
         return self._record(await self._api.replace(f"{self._path}/{self._name}", body))
 
     def _record(self, found: Object) -> LeaseRecord:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
-from autoscaler.spec.ownership import CLAIM, CLAIM_S, Claim
+from autoscaler.spec.ownership import ANYBODYS, CLAIM, CLAIM_S, Claim, Ownership
 
 LOOK_S, RETRY_S, CONFLICT_S = 60.0, 1.0, 0.05
 """Pause between two reads of a Lease; after an error; and after a write conflict with another process."""
@@ -39,9 +39,10 @@ class ModelClaims:
     """
 
     def __init__(
-        self, api: Api, me: str, known: Callable[[dict[str, str]], None], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._api, self.me, self._known, self._clock = api, me, known, clock
+        self, api: Api, me: str, known: Callable[[dict[str, str]], None], clock: Callable[[], float] = time.monotonic,
+        owner: Ownership = ANYBODYS,
+    ) -> None:  # fmt: skip
+        self._api, self.me, self._known, self._clock, self._owner = api, me, known, clock, owner
         self._wanted: frozenset[str] = frozenset()
         self._claims: dict[str, Claim] = {}
         self._holders: dict[str, str] = {}
@@ -153,5 +154,5 @@ class ModelClaims:
         }  # fmt: skip
         if found is None:
             body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": CLAIM}, "spec": spec}
-            return await self._api.create(path, body)
-        return await self._api.replace(f"{path}/{CLAIM}", {**found, "spec": spec})
+            return await self._api.create(path, self._owner.label(body))
+        return await self._api.replace(f"{path}/{CLAIM}", self._owner.label({**found, "spec": spec}))

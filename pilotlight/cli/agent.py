@@ -22,6 +22,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from autoscaler.agent_contract import ImageWant
 from autoscaler.contract import NODE_PERIOD_S, NodeReport
+from autoscaler.spec.ownership import Ownership
 from pilotlight import process
 from pilotlight.agent.autoscaler_client import HttpWay
 from pilotlight.agent.gpu.device_plugin_pods import parse_pod_selector
@@ -69,6 +70,8 @@ class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
     """None: weights are not exchanged with other agents."""
     fabric: tuple[str, ...] | None = None
     """Selectors of pods to restart when a device is attached or detached (`parse_pod_selector`); None: disabled."""
+    installation: str = ""
+    """Value of the installation label on DeviceTaintRules; empty: there is only one installation."""
 
 
 def _pods_of(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -123,6 +126,11 @@ def _pods_of(context: click.Context, parameter: click.Parameter, value: tuple[st
     help="With --fabric: pods of the node that detect GPUs only when they start (device plug-in, DRA driver, dcgm),"
     " which the agent restarts. Repeatable.",
 )  # fmt: skip
+@click.option(
+    "--installation", default="",
+    help="With --fabric: the value of the label pilotlight.dev/installation of the agent's DeviceTaintRules. Default: "
+    "the rules have no such label.",
+)  # fmt: skip
 @health_option
 @click.option(
     "--peer-listen", type=AddressType(),
@@ -139,7 +147,7 @@ def agent(  # noqa: PLR0917  click passes by keyword
     node: str, autoscalers: tuple[str, ...], token_file: Path | None, contract_cert_file: Path | None,
     contract_key_file: Path | None, contract_ca_file: Path | None, store: Path, pull_secrets: str | None,
     kubeconfig: Path | None, pod_resources: Path, runtime: Path | None, fabric: bool,
-    restart: tuple[str, ...], health: Address | None,
+    restart: tuple[str, ...], installation: str, health: Address | None,
     peer_listen: Address | None, peer_address: Address | None, peer_token_file: Path | None,
     peer_cert_file: Path | None, peer_key_file: Path | None, peer_ca_file: Path | None,
 ) -> None:  # fmt: skip
@@ -155,6 +163,7 @@ def agent(  # noqa: PLR0917  click passes by keyword
         node=node, autoscalers=autoscalers, access=Access(identity=identity, token=token_file),
         pod_resources=pod_resources, runtime=runtime, health=health, store=store, pull_secrets=pull_secrets,
         kubeconfig=kubeconfig, peers=peers, fabric=restart if fabric else None,
+        installation=installation,
     )  # fmt: skip
     process.run(run_agent(options))
 
@@ -223,7 +232,8 @@ async def _bay(options: AgentOptions, looks: NodeLooks, reach: AsyncExitStack) -
     """Start the attachment of fabric devices; None if it is disabled."""
     if options.fabric is None:
         return None
-    made = open_gpu_attachment(options.node, options.fabric, options.kubeconfig, lambda: looks.pods)
+    owner = Ownership(options.installation)
+    made = open_gpu_attachment(options.node, options.fabric, options.kubeconfig, lambda: looks.pods, owner)
     return await reach.enter_async_context(made)
 
 

@@ -171,7 +171,9 @@ class Cluster:
         """Repartitions GPUs of nodes."""
         if options.scope == "cluster":
             self.cordons = NodeCordons(acting, asking, self._observe, clock)
-            self._cutter = NodeCutter(acting, asking, self._observe, lambda: self._loop.world.settings, clock)
+            self._cutter = NodeCutter(
+                acting, asking, self._observe, lambda: self._loop.world.settings, clock, owner=owner
+            )
         places = (options.namespace, options.own_namespace, options.lease)
         self._supplies = Supplies(
             Objects(acting, asking, owner), places, lambda: self._loop.world, self._observe, clock,

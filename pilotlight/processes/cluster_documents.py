@@ -33,7 +33,7 @@ from autoscaler.kubernetes.resources.watcher import DocumentWatcher, StatusSeen
 from autoscaler.spec.decode import WrongKeyError, format_path
 from autoscaler.spec.model import Model
 from autoscaler.spec.names import Origin
-from autoscaler.spec.ownership import INSTALLATION
+from autoscaler.spec.ownership import INSTALLATION, Ownership
 from autoscaler.spec.tenant import Tenant
 from autoscaler.state.events import DocumentsSeen
 from pilotlight.models.cluster_memory import Sizes
@@ -85,7 +85,8 @@ class Resources:
         awaited = {FILES, CUSTOMS, ADOPTED} | ({KUBEAI} if options.watch_kubeai else set())
         self._clock = clock
         self._unix_s = asking.unix_s
-        self._claims = ModelClaims(asking, options.title, self._held, clock)
+        owner = Ownership(options.installation)
+        self._claims = ModelClaims(asking, options.title, self._held, clock, owner)
         self._installation = Installation(self._tell, awaited, title=options.title, request_claims=self._claims.ask)
         self._customs = DocumentWatcher(
             asking, partial(decode_custom_resource, options.namespace), self._installation, namespaces,
@@ -106,7 +107,7 @@ class Resources:
         self._statuses = Statuses(
             acting, namespaces=namespaces, clock=clock, fault=self._fault, installation=options.installation
         )
-        self._events = Events(acting, reporter, clock=clock, unreadable=asking.unreadable)
+        self._events = Events(acting, reporter, clock=clock, unreadable=asking.unreadable, owner=owner)
         self._others: set[tuple[str, str]] = set()
         """Namespaces whose Models another installation serves, and its name."""
         self._taken: Mapping[str, str] = {}

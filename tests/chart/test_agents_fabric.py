@@ -6,6 +6,7 @@ import click
 import pytest
 from helm_python import HelmError
 
+from autoscaler.spec.ownership import installation_id
 from pilotlight.cli.main import cli
 from tests.support.chart import AGENTS_NAME, AGENTS_OF_A_FABRIC, SETS, Object, Values, of_kind, pod_specs, texts
 
@@ -36,6 +37,7 @@ def test_fabric_agent_command_lists_the_pods_to_restart() -> None:
     assert command is not None
     context = command.make_context(name, [word.replace("$(POD_IP)", "127.0.0.1") for word in words])
     assert context.params["fabric"] is True
+    assert context.params["installation"] == installation_id("home", "pl-pilotlight")
     assert context.params["restart"] == (
         "gpu-operator/app=nvidia-device-plugin-daemonset", "gpu-operator/app=nvidia-dcgm",
         "nvidia/nvidia.com/component=dra,tier=node",

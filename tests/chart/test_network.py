@@ -29,9 +29,13 @@ def test_gateway_egress_is_limited_to_dns_engines_and_autoscalers(values: Values
     assert spec["ingress"][0] == {"ports": [{"protocol": "TCP", "port": "http"}]}, "clients from anywhere"
     dns, engines, autoscalers = spec["egress"]
     assert dns == DNS
-    (engine,) = engines["to"]
-    assert engine["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "pilotlight-engines"}
-    assert engine["podSelector"]["matchLabels"] == {"app.kubernetes.io/managed-by": "pilotlight"}
+    labels = {"app.kubernetes.io/managed-by": "pilotlight"}
+    own = {"matchLabels": {**labels, INSTALLATION: installation_id("home", "pl-pilotlight")}}
+    unlabelled = {"matchLabels": labels, "matchExpressions": [{"key": INSTALLATION, "operator": "DoesNotExist"}]}
+    place = {"matchLabels": {"kubernetes.io/metadata.name": "pilotlight-engines"}}
+    assert engines["to"] == [{"namespaceSelector": place, "podSelector": one} for one in (own, unlabelled)]
+    (engines, *_) = [one for one in policy({**values, "adoption": {}}, "autoscaler")["egress"] if "to" in one]
+    assert engines["to"] == [{"namespaceSelector": place, "podSelector": one} for one in (own, unlabelled)]
     (autoscaler,) = autoscalers["to"]
     assert autoscaler["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "autoscaler"
     assert autoscalers["ports"] == [{"protocol": "TCP", "port": 8443}]

@@ -110,8 +110,8 @@ class KubernetesDriver:
             lambda model: fault_reporter(model, self._observe),
         )  # fmt: skip
         self._events = PodEvents(api, namespace, self._pods, self._judge_again, clock)
-        self._start_timeouts: dict[ReplicaId, tuple[float, asyncio.TimerHandle]] = {}
-        """Replicas whose wait has a time limit: the limit in seconds, and its timer."""
+        self._start_timeouts: dict[ReplicaId, tuple[tuple[float, str], asyncio.TimerHandle]] = {}
+        """Replicas whose wait has a time limit: the limit in seconds and what they wait for, and its timer."""
         self._begun: dict[ReplicaId, StartTiming] = {}
         self._reported: dict[ReplicaId, ReplicaSeen] = {}
         """The last observation of each existing pod."""
@@ -366,7 +366,8 @@ class KubernetesDriver:
         if new.leaving and new.is_over and new.finalizers:
             self._is_kept(new)
             return
-        if new.patience_s is None or new.patience_s != self._start_timeouts.get(new.replica, (new.patience_s,))[0]:
+        limit = None if new.patience_s is None else (new.patience_s, new.waits_for)
+        if limit is None or limit != self._start_timeouts.get(new.replica, (limit,))[0]:
             self._cancel_start_timeout(new.replica)
         if new.ended or (new.leaving and self._is_lost(new.node)):
             self._has_ended(new, new.ended or f"its node {new.node} is lost")
@@ -374,11 +375,11 @@ class KubernetesDriver:
             self._leaves(new)
         elif new.waits:
             self._see(new, Seen.STARTING)
-            if new.patience_s is not None and new.replica not in self._start_timeouts:
+            if limit is not None and new.replica not in self._start_timeouts:
                 loop = asyncio.get_running_loop()
                 lose = partial(self._on_start_timeout, _key(new), new.uid)
-                timer = loop.call_later(new.patience_s, self._contain, new.model, lose)
-                self._start_timeouts[new.replica] = new.patience_s, timer
+                timer = loop.call_later(limit[0], self._contain, new.model, lose)
+                self._start_timeouts[new.replica] = limit, timer
         elif new.started_unix_s is not None and new.ip:
             self._prober.look_for_namesake(new)
             self._see(new, Seen.STARTING)

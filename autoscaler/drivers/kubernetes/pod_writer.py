@@ -35,8 +35,6 @@ RETRY_S, RETRY_GROWTH, RETRY_S_MAX = 0.2, 1.5, 10.0
 """Pauses between retries of an order (full quota, failing server): the first, the growth factor, and the longest."""
 CONFLICTS_MAX = 20
 """Maximum attempts to mark and delete a pod that others change in between; its kubelet writes, too."""
-BUSY = frozenset((408, 429))
-"""Statuses of a temporary failure, like every 5xx: etcd elects a leader, or a webhook is unreachable."""
 PASSING = ("exceeded quota", "status unknown for quota", "error looking up service account")
 """Parts of 403 messages about temporary conditions: a ResourceQuota that is exhausted or new, a namespace whose service
 account does not exist yet."""
@@ -118,7 +116,7 @@ class Orders:
         unwanted: asyncio.Event,
     ) -> bool:
         """Return whether a pod exists."""
-        pauses, (claims, volumes) = _Pauses(), named
+        pauses, (claims, volumes) = Pauses(), named
         while not unwanted.is_set():
             try:
                 await self._volumes.make(volumes)
@@ -319,7 +317,7 @@ class Orders:
         """Retry `ask` until it succeeds or is fenced; it is idempotent. A pod that is not deleted would hold its
         devices forever.
         """
-        pauses, said = _Pauses(), False
+        pauses, said = Pauses(), False
         while True:
             try:
                 await ask()
@@ -340,13 +338,14 @@ class Orders:
             return
 
 
-class _Pauses:
+class Pauses:
     """Growing pauses, randomized so that no two orders keep the same rhythm."""
 
     def __init__(self) -> None:
         self._next_s = RETRY_S
 
     async def rest(self, sooner: asyncio.Event | None = None) -> None:
+        """Pause, at most until the event is set."""
         pause_s = self._next_s * random.uniform(0.5, 1)  # noqa: S311  no secret
         self._next_s = min(RETRY_GROWTH * self._next_s, RETRY_S_MAX)
         try:
@@ -359,9 +358,4 @@ class _Pauses:
 def _passes(error: ApiError) -> bool:
     """Return whether the same request may succeed later."""
     contended = error.status == 409 and error.reason == "Conflict"  # on a ResourceQuota that others use, too
-    return (
-        error.status in BUSY
-        or error.status >= 500
-        or contended
-        or (error.status == 403 and any(words in error.message for words in PASSING))
-    )
+    return error.is_transient or contended or (error.status == 403 and any(words in error.message for words in PASSING))

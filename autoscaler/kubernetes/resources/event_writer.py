@@ -25,6 +25,7 @@ from autoscaler.kubernetes.resources.loop_step import Decided
 from autoscaler.kubernetes.unreadable import Unreadable, UnreadableObjects
 from autoscaler.provisioning.release import Leaving
 from autoscaler.spec.model import Model
+from autoscaler.spec.ownership import ANYBODYS, Ownership
 from autoscaler.state.capacity_orders import LeaseId
 from autoscaler.state.world import World
 
@@ -50,10 +51,12 @@ class Events:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] | None = None,
         unreadable: UnreadableObjects | None = None,
+        owner: Ownership = ANYBODYS,
     ) -> None:
         self._api = api
         self._reporter = reporter[:128]
         self._regarding = regarding
+        self._owner = owner
         self._clock = clock
         self._wall = wall or api.unix_s
         self._book = Book()
@@ -160,7 +163,8 @@ class Events:
                 self._book.sent(due, known.name, times)
                 return
         name = f"{due.regarding.name[:NAME_MAX].rstrip('-.')}.{secrets.token_hex(8)}"
-        await self._api.create(path, dict(event_log.build_event_manifest(due, name, self._reporter, self._unix)))
+        made = dict(event_log.build_event_manifest(due, name, self._reporter, self._unix))
+        await self._api.create(path, self._owner.label(made))
         self._book.sent(due, name, due.times)
 
     def _unix(self, at_s: float) -> str:

@@ -145,7 +145,7 @@ class NodeGroup:
                 continue
             there = await self._server.items(PODS, fieldSelector=f"spec.nodeName={node['metadata']['name']}")
             kept = any({PLACE, KEEPS} & (one["metadata"].get("labels") or {}).keys() for one in there)
-            if not kept and any(is_live_engine_pod(one) for one in there):
+            if not kept and any(is_live_engine_pod(one) and self._server.owner.owns(one) for one in there):
                 return True
         return False
 

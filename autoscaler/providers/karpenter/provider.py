@@ -165,7 +165,8 @@ class KarpenterNodes:
         """Remove the disruption annotation once a replica runs on the node; its pod has its own when needed.
         So a node is not kept forever if Pilotlight is removed. Without leadership the write fails, which is harmless.
         """
-        if not any(is_live_engine_pod(one) for one in await self._pods(listed.node)):
+        pods = await self._pods(listed.node)
+        if not any(is_live_engine_pod(one) and self._server.owner.owns(one) for one in pods):
             return
         off = {"metadata": {"annotations": {DO_NOT_DISRUPT: None}}}
         try:

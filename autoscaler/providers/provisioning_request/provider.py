@@ -205,7 +205,8 @@ class ProvisioningProvider:
             return {}
         path = f"/api/v1/namespaces/{self._namespace}/pods"
         there = await self._server.items(path, labelSelector=f"{MANAGED_BY}={objects.WRITER}")
-        said = ((one["metadata"].get("annotations") or {}, one["spec"].get("nodeName", "")) for one in there)
+        ours = [one for one in there if self._server.owner.owns(one)]
+        said = ((one["metadata"].get("annotations") or {}, one["spec"].get("nodeName", "")) for one in ours)
         return {notes[objects.CONSUMES[0]]: node for notes, node in said if node and objects.CONSUMES[0] in notes}
 
     async def _note(self, mine: Sequence[Booking], found: Mapping[str, str]) -> None:

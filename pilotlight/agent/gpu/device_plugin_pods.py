@@ -1,8 +1,8 @@
 """Restarts the node's pods that detect GPUs only at startup, and taints devices of its DRA driver. I/O.
 
 Restarts only pods of this node that match the given namespaces and labels. Taints are DeviceTaintRules named after the
-GPU; only rules labelled as ours are deleted. There are no taints if the API server does not know DeviceTaintRules or no
-driver publishes the GPU.
+GPU and the installation; only rules labelled as ours are deleted. There are no taints if the API server does not know
+DeviceTaintRules or no driver publishes the GPU.
 """
 
 from __future__ import annotations
@@ -79,12 +79,16 @@ class Daemons:
         if all(one["name"] != "devicetaintrules" for one in known.get("resources") or ()):
             return {}
         published = await self._published() if devices else {}
-        of = [one for one in await self._server.items(RULES, labelSelector="=".join(OURS)) if self._is_here(one)]
-        there = {str((one["metadata"].get("annotations") or {}).get(DEVICE, "")): True for one in of}
-        return {uuid: False for uuid in devices if uuid in published} | there
+        return {uuid: False for uuid in devices if uuid in published} | dict.fromkeys(await self._rules(), True)
 
-    def _is_here(self, rule: Object) -> bool:
-        return bool((rule["metadata"].get("annotations") or {}).get(NODE) == self._node)
+    async def _rules(self) -> dict[str, Object]:
+        """Return the installation's rules on this node, by GPU UUID."""
+        found: dict[str, Object] = {}
+        for rule in await self._server.items(RULES, labelSelector="=".join(OURS)):
+            notes = rule["metadata"].get("annotations") or {}
+            if notes.get(NODE) == self._node and self._server.owner.owns(rule):
+                found[str(notes.get(DEVICE, ""))] = rule
+        return found
 
     async def taint(self, uuid: str) -> None:
         """Taint the GPU so that no scheduler allocates it."""
@@ -94,7 +98,7 @@ class Daemons:
         body = {
             "apiVersion": "resource.k8s.io/v1beta2", "kind": "DeviceTaintRule",
             "metadata": {
-                "name": _name(uuid), "labels": dict([OURS]), "annotations": {DEVICE: uuid, NODE: self._node}
+                "name": self._name(uuid), "labels": dict([OURS]), "annotations": {DEVICE: uuid, NODE: self._node}
             },
             "spec": {"deviceSelector": dict(published), "taint": TAINT},
         }  # fmt: skip
@@ -102,9 +106,13 @@ class Daemons:
 
     async def untaint(self, uuid: str) -> None:
         """Delete our taint of the GPU."""
-        rule = await self._server.find(f"{RULES}/{_name(uuid)}")
-        if rule is not None and (rule["metadata"].get("labels") or {}).get(OURS[0]) == OURS[1]:
-            await self._delete(f"{RULES}/{_name(uuid)}", rule["metadata"])
+        rule = (await self._rules()).get(uuid)
+        if rule is not None:
+            await self._delete(f"{RULES}/{rule['metadata']['name']}", rule["metadata"])
+
+    def _name(self, uuid: str) -> str:
+        installation = self._server.owner.installation
+        return f"pilotlight-leaving-{uuid.lower()}" + (f"-{installation}" if installation else "")
 
     async def _delete(self, path: str, metadata: Object) -> None:
         """Delete an object unless it has changed since it was read; the next look reads it again."""
@@ -124,7 +132,3 @@ class Daemons:
                 if uuid:
                     found[uuid] = {"driver": spec["driver"], "pool": spec["pool"]["name"], "device": device["name"]}
         return found
-
-
-def _name(uuid: str) -> str:
-    return f"pilotlight-leaving-{uuid.lower()}"

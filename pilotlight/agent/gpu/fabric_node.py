@@ -14,6 +14,7 @@ import click
 from autoscaler.contract import PodDevices
 from autoscaler.kubernetes.api import Api, UnreachableError
 from autoscaler.providers.kube import AnswerError
+from autoscaler.spec.ownership import ANYBODYS, Ownership
 from pilotlight.agent.gpu.bus import Bus, StepError
 from pilotlight.agent.gpu.device_plugin_pods import Daemons, parse_pod_selector
 from pilotlight.agent.gpu.hotplug import Job, Seen, Step
@@ -60,10 +61,11 @@ class FabricNode:
 
 @asynccontextmanager
 async def open_gpu_attachment(
-    node: str, restart: Sequence[str], kubeconfig: Path | None, table: Callable[[], Sequence[PodDevices]]
-) -> AsyncIterator[Attaching]:
-    """Open GPU attachment for this node. `restart`: see `parse_pod_selector`. Raises click's usage error if no API
-    server access is configured.
+    node: str, restart: Sequence[str], kubeconfig: Path | None, table: Callable[[], Sequence[PodDevices]],
+    owner: Ownership = ANYBODYS,
+) -> AsyncIterator[Attaching]:  # fmt: skip
+    """Open GPU attachment for this node. `restart`: see `parse_pod_selector`. `owner`: the agent's installation. Raises
+    click's usage error if no API server access is configured.
     """
     from autoscaler.kubernetes.kubeconfig import ApiAccessError, load_api_access  # imported here: an optional extra
 
@@ -72,5 +74,5 @@ async def open_gpu_attachment(
     except ApiAccessError as error:
         raise click.UsageError(f"--fabric: {error}") from None
     async with Api(way, agent="pilotlight-agent") as api:
-        daemons = Daemons(Objects(api, api), node, [parse_pod_selector(one) for one in restart])
+        daemons = Daemons(Objects(api, api, owner), node, [parse_pod_selector(one) for one in restart])
         yield Attaching(FabricNode(Bus(), daemons, table))

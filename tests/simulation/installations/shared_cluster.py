@@ -104,6 +104,14 @@ class SharedCluster:
     def _breach(self, what: str) -> None:
         self.breaches.append(Breach(asyncio.get_running_loop().time(), what))
 
+    def unlabelled(self) -> set[str]:
+        """Collections in which an installation created an object without its label."""
+        made = [one for one in self.server.asked if one.method == "POST" and not one.body["kind"].endswith("Review")]
+        return {
+            one.path for one in made
+            if one.body["metadata"].get("labels", {}).get(INSTALLATION) != one.who.partition(".")[0]
+        }  # fmt: skip
+
     def elsewhere(self) -> dict[str, list[str]]:
         """By Model, the messages of its conditions about the installations that do not serve it."""
         found = {name: self.server.objects[MODELS.format(at)][name]["status"] for name, at in self.models.items()}

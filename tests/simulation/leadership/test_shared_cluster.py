@@ -83,8 +83,9 @@ async def lived(scopes: str, second: str, seconds: float) -> tuple[SharedCluster
 
 
 def holds(cluster: SharedCluster, written: Counter[str]) -> None:
-    """No breach, Models were served, and few statuses were written at rest."""
+    """No breach, all created objects are labelled, Models were served, and few statuses were written at rest."""
     assert cluster.breaches == []
+    assert cluster.unlabelled() == set()
     assert cluster.made
     assert max(written.values(), default=0) <= (REST_S - SETTLED_S) / 60.0
 

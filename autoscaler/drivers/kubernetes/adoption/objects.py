@@ -8,13 +8,13 @@ workload's controller owns it; matching labels do not suffice.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from autoscaler.drivers.kubernetes.objects.replica_pod import read_waiting_reason
+from autoscaler.drivers.kubernetes.objects.replica_pod import Waiting, read_waiting_reason
 from autoscaler.drivers.kubernetes.objects.start_timing import READY_TO_START
 from autoscaler.kubernetes.api import Object
 from autoscaler.kubernetes.constants import CRASHES, ENDED, TEMPLATE_HASH, WRITER
@@ -92,6 +92,8 @@ class WorkloadSeen(NamedTuple):
     """A hash of its pod template."""
     template_marks: tuple[str, ...] = ()
     """Annotations of pods that only the autoscaler writes, as far as its pod template sets them."""
+    init_containers: tuple[str, ...] = ()
+    """Init containers of its pod template; others in its pods are injected."""
 
 
 class ScalerSeen(NamedTuple):
@@ -141,6 +143,8 @@ class AdoptedPodSeen(NamedTuple):
     """The Deployment's template it was created from; empty for a StatefulSet, which replaces pods in place."""
     finalizers: tuple[str, ...] = ()
     """Finalizers that keep its object after its deletion."""
+    waits_for: str = ""
+    """The running init container that it waits for."""
 
 
 # --- workloads --------------------------------------------------------------------------------------------------------
@@ -183,6 +187,7 @@ def read_workload(kind: Kind, found: Object) -> WorkloadSeen | ReleasedWorkload 
         shown=shown,
         template=hashlib.blake2s(msgspec.json.encode(spec["template"], order="deterministic")).hexdigest()[:16],
         template_marks=tuple(name for name in (REPLICA, INTENT) if name in template_notes),
+        init_containers=tuple(one["name"] for one in spec["template"]["spec"].get("initContainers") or ()),
     )
 
 
@@ -239,8 +244,12 @@ def read_scaler(kind: str, found: Object) -> ScalerSeen | None:
 # --- pods -------------------------------------------------------------------------------------------------------------
 
 
-def read_pod(found: Object, key: WorkloadKey, container: str, port: int | None = None) -> AdoptedPodSeen | None:
-    """Parse a pod; None if something else controls it: selectors of two workloads may both match it."""
+def read_pod(
+    found: Object, key: WorkloadKey, container: str, port: int | None = None, own: Collection[str] = ()
+) -> AdoptedPodSeen | None:
+    """Parse a pod; None if something else controls it: selectors of two workloads may both match it. `own`: the init
+    containers of its workload.
+    """
     metadata, status = found["metadata"], found.get("status", {})
     owners = [one for one in metadata.get("ownerReferences") or [] if one.get("controller")]
     if not owners or (owners[0]["kind"], owners[0]["name"]) != (CONTROLLERS[key.kind], _controller(key, metadata)):
@@ -254,7 +263,7 @@ def read_pod(found: Object, key: WorkloadKey, container: str, port: int | None =
     running = now.get("state", {}).get("running")
     annotations: dict[str, str] = metadata.get("annotations") or {}
     ended, over = _ended(status, now)
-    waits, patience_s = ("", None) if running is not None else read_waiting_reason(found, now.get("state", {}))
+    waits = Waiting() if running is not None else read_waiting_reason(found, now.get("state", {}), own)
     return AdoptedPodSeen(
         name=metadata["name"], uid=metadata["uid"], rank=_rank(key.kind, metadata["name"]),
         replica=annotations.get(REPLICA, ""), intent=annotations.get(INTENT, ""),
@@ -263,7 +272,7 @@ def read_pod(found: Object, key: WorkloadKey, container: str, port: int | None =
         held=_held(found["spec"], serving, status),
         ready=any(_is(one, "Ready") for one in status.get("conditions") or []),
         started_unix_s=_unix_s(running["startedAt"]) if running is not None and running.get("startedAt") else None,
-        ended=ended, over=over, waits=waits, patience_s=patience_s,
+        ended=ended, over=over, waits=waits.reason, patience_s=waits.patience_s, waits_for=waits.container,
         leaving="deletionTimestamp" in metadata, bound=bool(found["spec"].get("nodeName")),
         prepared=any(_is(one, READY_TO_START) for one in status.get("conditions") or []),
         template=(metadata.get("labels") or {}).get(TEMPLATE_HASH, ""),

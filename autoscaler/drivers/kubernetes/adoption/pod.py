@@ -59,8 +59,9 @@ class TrackedPod:
     """Timestamps of its start as its current replica."""
 
     stuck_s: float | None = None
-    """Start of a wait that may last only `stuck_for_s`; None: there is no such wait."""
-    stuck_for_s: float | None = None
+    """Start of a wait that has a limit; None: there is no such wait."""
+    stuck_for: tuple[float, str] | None = None
+    """What it waits for: the limit in seconds, and the running init container."""
     failed_s: float | None = None
     """When that wait exceeded its limit; None: it has not."""
 
@@ -69,8 +70,8 @@ class TrackedPod:
         if self.seen.patience_s is None or self.seen.leaving:
             self.stuck_s = self.failed_s = None
             return
-        if self.stuck_s is None or self.stuck_for_s != self.seen.patience_s:
-            self.stuck_s, self.stuck_for_s = now_s, self.seen.patience_s
+        if self.stuck_s is None or self.stuck_for != (self.seen.patience_s, self.seen.waits_for):
+            self.stuck_s, self.stuck_for = now_s, (self.seen.patience_s, self.seen.waits_for)
         if self.failed_s is None and now_s >= self.stuck_s + self.seen.patience_s:
             self.failed_s = now_s
 

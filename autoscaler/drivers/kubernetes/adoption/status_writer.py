@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from autoscaler.drivers.kubernetes.adoption.objects import ReleasedWorkload, ShownCondition, WorkloadKey, WorkloadSeen
 from autoscaler.drivers.kubernetes.adoption.status import Sign
-from autoscaler.drivers.kubernetes.adoption.workload_controller import PLURALS, TRANSIENT
+from autoscaler.drivers.kubernetes.adoption.workload_controller import PLURALS
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.constants import WRITER
 from autoscaler.kubernetes.resources.conditions import ConditionValue
@@ -111,7 +111,7 @@ class Showing:
         except UnreachableError as error:
             self._troubled(str(error))
         except ApiError as error:
-            if error.status >= TRANSIENT:
+            if error.is_transient:
                 self._troubled(str(error))
             else:
                 self._refused(key, sign, error)

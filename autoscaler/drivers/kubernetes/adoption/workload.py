@@ -54,7 +54,7 @@ class Mode(Enum):
 
 
 class FailedStart(NamedTuple):
-    """A failed start that would fail again with the same template: no image, a missing Secret, a failed mount."""
+    """A failed start that would fail again: no image, a missing Secret, a failed mount, a rejected scale."""
 
     reason: str
     at_s: float
@@ -247,8 +247,17 @@ class Workload:
         self._due = False
         self._update(now_s)
 
-    def refused(self, reason: str, now_s: float) -> None:
-        """Record that the scale cannot be written: waiting replicas fail, and stopping replicas continue to run."""
+    def see_scale(self, uid: str, replicas: int, version: int) -> None:
+        """Record a fresh read of the scale: if it is the known one, a write may rely on this version."""
+        if (uid, replicas) == (self.seen.uid, self.seen.replicas):
+            self.seen = self.seen._replace(version=max(self.seen.version, version))
+
+    def refused(self, reason: str, now_s: float, *, lasts: bool = False) -> None:
+        """Record that the scale cannot be written: waiting replicas fail, and stopping replicas continue to run.
+        `lasts`: the next start would fail, too.
+        """
+        if lasts:
+            self._failed = FailedStart(reason, now_s, self.seen.template)
         for replica in self._orders.values():
             self._observations += (
                 build_podless_observation(replica, Seen.EXITED, reason=reason),

@@ -9,6 +9,7 @@ the driver's record of a workload that is served, or would be with valid annotat
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import NamedTuple
@@ -39,11 +40,9 @@ from autoscaler.state.world import Replica
 
 RETRY_S = 0.5
 CHANGED_S = 0.01
-"""First pause after a conflict: the watch reports the changed workload soon."""
+"""First pause after a conflict, doubled each time. If others changed the scale, the watch soon reports it."""
 CONFLICTS_MAX = 20
 """Conflicts in a row after which the starts that wait for a pod fail."""
-TRANSIENT = 500
-"""This status and higher ones, 408 and 429 are temporary server failures: the write is retried until it succeeds."""
 PLURALS = {"Deployment": "deployments", "StatefulSet": "statefulsets"}
 
 _log = logging.getLogger("pilotlight.autoscaler.adoption")
@@ -154,7 +153,7 @@ class Runner:
     def _read(self, found: Object) -> AdoptedPodSeen | None:
         """Parse a pod. `read_port` cannot fail, since the workload only gets valid annotations."""
         seen = self.core.seen
-        return read_pod(found, seen.key, seen.container, read_port(seen))
+        return read_pod(found, seen.key, seen.container, read_port(seen), seen.init_containers)
 
     def _pods_changed(self, changes: list[Change[AdoptedPodSeen]]) -> None:
         for _, old, new in changes:
@@ -233,14 +232,15 @@ class Runner:
             await self._again()
         except ApiError as error:
             self._refusals += 1
-            if error.status in {408, 429} or error.status >= TRANSIENT:
+            if error.is_transient:
                 if self._refusals == 1:
                     _log.warning("event=scale_failed workload=%r error=%s", str(self.core.seen.key), error)
                 await self._again()
             elif error.status == 409 and self._refusals < CONFLICTS_MAX:
+                await self._read_scale()
                 await self._again(CHANGED_S * 2.0**self._refusals)
             else:
-                self._refused(f"{self.core.seen.key} cannot be scaled: {error}")
+                self._refused(error)
         except FencedError:  # losing the leadership is not a failed start
             _log.info("event=scale_skipped workload=%r reason='not the leader'", str(self.core.seen.key))
             self.core.follow()
@@ -251,9 +251,17 @@ class Runner:
         await asyncio.sleep(min(after_s, RETRY_S))
         self._dirty.set()
 
-    def _refused(self, reason: str) -> None:
+    async def _read_scale(self) -> None:
+        """Read the version on which the next write relies: the watch may lag behind."""
+        with contextlib.suppress(ApiError, UnreachableError):
+            found = await self._means.api.get(self._scale_path)
+            of = found["metadata"]
+            self.core.see_scale(of["uid"], found["spec"].get("replicas", 0), int(of["resourceVersion"]))
+
+    def _refused(self, error: ApiError) -> None:
         self._refusals = 0
-        self.core.refused(reason, self._now_s())
+        reason = f"{self.core.seen.key} cannot be scaled: {error}"
+        self.core.refused(reason, self._now_s(), lasts=error.status != 409)
         if observations := self.core.take():
             self._means.observe(observations)
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import yaml
@@ -21,12 +21,14 @@ import yaml
 from autoscaler.drivers.contained import start_contained_task
 from autoscaler.drivers.kubernetes.objects import node_facts as nodes
 from autoscaler.drivers.kubernetes.objects.node_facts import NodeSeen
+from autoscaler.drivers.kubernetes.pod_writer import Pauses
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.constants import NODES
 from autoscaler.kubernetes.watch import Change, Watched
 from autoscaler.queries.mig_status import PREFIX, configs_of
 from autoscaler.slicing.mig import CONFIG, PRODUCT, STATE, STRATEGY, build_mig_config_map, build_mig_parted_config
 from autoscaler.slicing.mig_geometry import geometry_of
+from autoscaler.spec.ownership import ANYBODYS, Ownership
 from autoscaler.spec.settings import NodeKind, Settings, kind_of
 from autoscaler.spec.yaml import YamlError
 from autoscaler.spec.yaml import parse_yaml as read_yaml
@@ -42,10 +44,13 @@ KEPT_MAX = 60
 """Our configurations kept in the ConfigMap; beyond that, those that no node names are removed."""
 TRIES = 20
 """Maximum attempts of a conflicting write: kubelets write to nodes, too."""
+RETRIED_S_MAX = 60.0
+"""How long an order is retried after the first failure of an unavailable server, before it counts as refused."""
 RIGHTS = "grant the permissions of chart value `cutting.enabled`"
 
 _log = logging.getLogger("pilotlight.autoscaler.inventory")
 Observe = Callable[[tuple[CuttableSeen | CutRefused, ...]], None]
+T = TypeVar("T")
 
 
 class MigOrderNote(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +90,7 @@ class NodeCutter:
         clock: Callable[[], float] = time.monotonic,
         *,
         settle_s: float = SETTLE_S,
+        owner: Ownership = ANYBODYS,
     ) -> None:
         self._writes = writes
         self._reads = reads
@@ -92,6 +98,7 @@ class NodeCutter:
         self._settings = settings
         self._clock = clock
         self._settle_s = settle_s
+        self._owner = owner
         self._nodes = Watched(reads, NODES, read_annotated_node, self._changed)
         self._wanted = asyncio.Event()
         """Set once Settings allow repartitioning."""
@@ -164,8 +171,8 @@ class NodeCutter:
 
     async def _give(self, order: CutOrder) -> None:
         try:
-            await asyncio.sleep(await self._write_config_map(order))
-            await self._write_node_order(order)
+            await asyncio.sleep(await self._retried(order, partial(self._write_config_map, order)))
+            await self._retried(order, partial(self._write_node_order, order))
         except RepartitionRefusedError as error:
             reason = str(error)
         except ApiError as error:
@@ -178,6 +185,19 @@ class NodeCutter:
             )
             return
         self._failed(order.node, reason)
+
+    async def _retried(self, order: CutOrder, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask again, with growing pauses, while the server is unable to answer."""
+        pauses, ends_s = Pauses(), 0.0
+        while True:
+            try:
+                return await ask()
+            except (ApiError, UnreachableError) as error:
+                ends_s = ends_s or self._clock() + RETRIED_S_MAX
+                if self._clock() >= ends_s or (isinstance(error, ApiError) and not error.is_transient):
+                    raise
+                _log.warning("event=repartitioning_retried node=%s error=%s", order.node, error)
+            await pauses.rest()
 
     def _failed(self, node: str, reason: str) -> None:
         _log.warning("event=repartitioning_failed node=%s reason=%s", node, reason)
@@ -198,7 +218,7 @@ class NodeCutter:
                     place.config_map, place.namespace, {"version": "v1", "mig-configs": ALL_OFF | wanted}
                 )
                 made["metadata"]["annotations"] = {WRITTEN: f"{wall_s:.0f}"}
-                await self._writes.create(base, made)
+                await self._writes.create(base, self._owner.label(made))
                 return self._settle_s
             there = _there(found)
             if wanted.items() <= there["mig-configs"].items():
@@ -244,6 +264,8 @@ class NodeCutter:
         path = f"{NODES}/{order.node}"
         for left in range(TRIES - 1, -1, -1):
             found = await self._reads.get(path)
+            if self._is_given(order, found):  # by a write whose answer was lost
+                return
             await self._check(order, found)
             note = MigOrderNote(
                 config=order.config, cuts=order.cuts, tries=order.tries, asked_unix_s=self._reads.unix_s()
@@ -262,6 +284,17 @@ class NodeCutter:
                     raise
             else:
                 return
+
+    @staticmethod
+    def _is_given(order: CutOrder, found: Object) -> bool:
+        """Return whether the node has this very order."""
+        node = read_annotated_node(found)
+        note = read_order_note(node)
+        return (
+            note is not None
+            and note.config == order.config == node.seen.labels.get(CONFIG)
+            and (note.cuts, note.tries) == (order.cuts, order.tries)
+        )
 
     async def _check(self, order: CutOrder, found: Object) -> None:
         """Raise `RepartitionRefusedError` if the order must not be written."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -82,7 +82,10 @@ _PATIENCE_S = {
 _INIT_PATIENCE_S = {**_PATIENCE_S, CRASHES: IMAGE_S_MAX}
 """The same for an init container or native sidecar, which its kubelet restarts repeatedly."""
 INIT_S_MAX = 900.0
-"""How long an init container may run, and a sidecar may take to start: an engine's default (`secondsMax`)."""
+"""How long an init container of an adopted workload's template may run, and a sidecar may take to start: an engine's
+default (`secondsMax`)."""
+INJECTED_S_MAX = 60.0
+"""The same for each container that a webhook has injected: all init containers of our own pods are."""
 
 _CLAIM_LACKS = re.compile(r'persistentvolumeclaim "[^"]*" not found')
 """Scheduler message for a pod whose claim does not exist: more capacity would not help."""
@@ -142,6 +145,8 @@ class PodSeen(NamedTuple):
     """Its phase is final and all of its containers have ended, so that it uses no device."""
     finalizers: tuple[str, ...] = ()
     """Finalizers, which keep its object after its deletion."""
+    waits_for: str = ""
+    """See `Waiting`."""
 
     @property
     def bound(self) -> bool:
@@ -335,7 +340,7 @@ def read_replica_pod(pod: Object) -> PodSeen | None:
     state: dict[str, Any] = next((one.get("state", {}) for one in statuses if one["name"] == ENGINE), {})
     started = state.get("running", {}).get("startedAt")
     ended = _ended(status, state)
-    waits, patience_s = ("", None) if ended or started is not None else read_waiting_reason(pod, state)
+    waits = Waiting() if ended or started is not None else read_waiting_reason(pod, state)
     return PodSeen(
         metadata["namespace"],
         metadata["name"],
@@ -356,8 +361,8 @@ def read_replica_pod(pod: Object) -> PodSeen | None:
         _condition(status, READY_TO_START).get("status") == "True",
         None if started is None else datetime.fromisoformat(started).timestamp(),
         ended,
-        waits,
-        patience_s,
+        waits.reason,
+        waits.patience_s,
         "deletionTimestamp" in metadata,
         note("drain"),
         _disrupted(status),
@@ -369,6 +374,7 @@ def read_replica_pod(pod: Object) -> PodSeen | None:
         any("preStop" in one.get("lifecycle", {}) for one in pod["spec"]["containers"] if one["name"] == ENGINE),
         _is_over(status),
         tuple(map(str, metadata.get("finalizers") or ())),
+        waits.container,
     )
 
 
@@ -425,37 +431,48 @@ def _condition(status: dict[str, Any], kind: str) -> dict[str, Any]:
     return next((one for one in status.get("conditions") or [] if one["type"] == kind), {})
 
 
-def read_waiting_reason(pod: Object, state: dict[str, Any]) -> tuple[str, float | None]:
-    """Return why a container in this state has not started yet, and the seconds that this may last (None: no limit)."""
+class Waiting(NamedTuple):
+    """Why a container has not started yet."""
+
+    reason: str = ""
+    patience_s: float | None = None
+    """How long this may last; None: no limit."""
+    container: str = ""
+    """The running init container that it waits for: the limit holds for each of them."""
+
+
+def read_waiting_reason(pod: Object, state: dict[str, Any], own: Collection[str] = ()) -> Waiting:
+    """Return why a container in this state has not started yet. `own`: the init containers that are not injected."""
     waits, status = state.get("waiting", {}), pod.get("status", {})
     if waits.get("reason") in _PATIENCE_S:
-        return _sentence(waits), _PATIENCE_S[waits["reason"]]
+        return Waiting(_sentence(waits), _PATIENCE_S[waits["reason"]])
     sidecars = {one["name"] for one in pod["spec"].get("initContainers") or () if one.get("restartPolicy") == "Always"}
     for one in status.get("initContainerStatuses") or ():
-        said = _init_waiting(one, sidecar=one["name"] in sidecars)
+        limit_s = INIT_S_MAX if one["name"] in own else INJECTED_S_MAX
+        said = _init_waiting(one, limit_s, sidecar=one["name"] in sidecars)
         if said is not None:
             return said
     if not pod["spec"].get("nodeName"):
         scheduled = _condition(status, "PodScheduled")
         lacks = _CLAIM_LACKS.search(scheduled.get("message", ""))
-        return _sentence(scheduled) or "it is not scheduled yet", IMAGE_S_MAX if lacks else None
-    return f"node {pod['spec']['nodeName']} prepares its image and volumes", None
+        return Waiting(_sentence(scheduled) or "it is not scheduled yet", IMAGE_S_MAX if lacks else None)
+    return Waiting(f"node {pod['spec']['nodeName']} prepares its image and volumes")
 
 
-def _init_waiting(container: dict[str, Any], *, sidecar: bool) -> tuple[str, float] | None:
-    """Return why an engine waits for an init container or native sidecar, and the maximum seconds; None if it does not
-    wait. After a crash, a container counts as crashing until it is ready, also while it runs again.
+def _init_waiting(container: dict[str, Any], limit_s: float, *, sidecar: bool) -> Waiting | None:
+    """Return why an engine waits for an init container or native sidecar, which may run for `limit_s`; None if it does
+    not wait. After a crash, a container counts as crashing until it is ready, also while it runs again.
     """
     name, state = f"init container {container['name']}", container.get("state", {})
     waits, over = state.get("waiting", {}), state.get("terminated", {})
     if waits.get("reason") in _INIT_PATIENCE_S:
         said = ": ".join(filter(None, (waits["reason"], name, waits.get("message", ""))))
-        return said, _INIT_PATIENCE_S[waits["reason"]]
+        return Waiting(said, _INIT_PATIENCE_S[waits["reason"]])
     crashed = over.get("exitCode") or (container.get("restartCount") and not over and not container.get("ready"))
     if crashed:
-        return f"{CRASHES}: {name}", IMAGE_S_MAX
+        return Waiting(f"{CRASHES}: {name}", IMAGE_S_MAX)
     if "running" in state and not (sidecar and container.get("started")):
-        return f"{name} has not finished" if not sidecar else f"{name} has not started", INIT_S_MAX
+        return Waiting(f"{name} has not {'started' if sidecar else 'finished'}", limit_s, container["name"])
     return None
 
 

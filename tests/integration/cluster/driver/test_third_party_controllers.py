@@ -28,6 +28,8 @@ from tests.support.harness.driver_events import running
 PULLS: Final = {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}
 CRASHES: Final = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s"}}
 FAILED: Final = {"terminated": {"exitCode": 1, "reason": "Error", "message": "iptables not ready"}}
+SIDECAR: Final = {"restartPolicy": "Always"}
+RUNS: Final = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
 WAITS_S = 0.5
 
 
@@ -43,12 +45,12 @@ def proxy(**more: Any) -> Object:
     return {"name": "istio-proxy", "image": "proxy", "command": ["sleep", "1000"], "securityContext": allowed, **more}
 
 
-def injected(state: Object) -> Object:
+def injected(state: Object, name: str = "istio-proxy") -> Object:
     """The status of a pod whose engine waits for the sidecar, as a kubelet writes it."""
-    common = {"image": "x", "imageID": "", "ready": False, "restartCount": 1}
+    common = {"image": "x", "imageID": "", "ready": False, "restartCount": 0 if state == RUNS else 1}
     return {
         "phase": "Failed" if "terminated" in state else "Pending",
-        "initContainerStatuses": [{"name": "istio-proxy", "state": state, **common}],
+        "initContainerStatuses": [{"name": name, "state": state, **common}],
         "containerStatuses": [{"name": "engine", "state": {"waiting": {"reason": "PodInitializing"}}, **common}],
     }
 
@@ -68,23 +70,25 @@ async def bound(api: Api, path: str) -> Object:
 
 
 @pytest.mark.parametrize(
-    ("state", "said"),
+    ("container", "said"),
     [
-        (PULLS, "ImagePullBackOff: init container istio-proxy: not found"),
-        (CRASHES, "CrashLoopBackOff: init container istio-proxy: back-off 5m0s"),
-        (FAILED, "init container istio-proxy ended with status 1: iptables not ready"),
+        ((PULLS, SIDECAR), "ImagePullBackOff: init container istio-proxy: not found"),
+        ((CRASHES, SIDECAR), "CrashLoopBackOff: init container istio-proxy: back-off 5m0s"),
+        ((FAILED, {}), "init container istio-proxy ended with status 1: iptables not ready"),
+        ((RUNS, {}), "init container istio-proxy has not finished"),
+        ((RUNS, SIDECAR), "init container istio-proxy has not started"),
     ],
-    ids=["pull", "crash", "error"],
+    ids=["pull", "crash", "error", "runs-on", "sidecar-never-starts"],
 )
 async def test_failing_injected_init_container_fails_the_start_and_is_named(
-    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: Object, said: str
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, container: tuple[Object, Object], said: str
 ) -> None:
     """kserve/kserve#3254, banzaicloud/koperator#432, grafana/rollout-operator#466."""
     for reason in ("ImagePullBackOff", "CrashLoopBackOff"):
         monkeypatch.setitem(pods._INIT_PATIENCE_S, reason, WAITS_S)
-    one, of = scene.engine("r1")
+    monkeypatch.setattr(pods, "INJECTED_S_MAX", WAITS_S)
+    (state, more), (one, of) = container, scene.engine("r1")
     scene.node.fall_silent()  # the status is written below
-    more = {} if state is FAILED else {"restartPolicy": "Always"}
     patch = [{"op": "add", "path": "/spec/initContainers", "value": [proxy(**more)]}]
     async with (
         webhook(scene.api, scene.namespace, tmp_path, patch=patch),
@@ -94,6 +98,27 @@ async def test_failing_injected_init_container_fails_the_start_and_is_named(
         assert (await bound(scene.api, f"{scene.pods}/r1"))["spec"]["initContainers"][0]["name"] == "istio-proxy"
         await scene.api.patch(f"{scene.pods}/r1/status", {"status": injected(state)}, STRATEGIC)
         assert (await observed.until(one.id, Seen.EXITED)).reason == said
+
+
+async def test_time_limit_restarts_with_each_injected_init_container(scene: Scene, tmp_path: Path) -> None:
+    one, of = scene.engine("r1")
+    scene.node.fall_silent()  # the status is written below
+    first, second = proxy(name="first"), proxy(name="second")
+    patch = [{"op": "add", "path": "/spec/initContainers", "value": [first, second]}]
+    async with (
+        webhook(scene.api, scene.namespace, tmp_path, patch=patch),
+        running(driver := scene.driver()) as observed,
+    ):
+        driver.start(one, of)
+        await bound(scene.api, f"{scene.pods}/r1")
+        limits = []
+        for name in ("first", "second"):
+            await scene.api.patch(f"{scene.pods}/r1/status", {"status": injected(RUNS, name)}, MERGE)
+            while not any(seen.waits == f"init container {name} has not finished" for seen in observed.of(one.id)):
+                await observed.more()
+            limits.append(driver._start_timeouts[one.id])
+        assert [limit for limit, _ in limits] == [(60.0, "first"), (60.0, "second")]
+        assert limits[0][1].cancelled()
 
 
 async def test_pod_changed_by_webhooks_is_still_the_same_replica(scene: Scene, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from autoscaler.kubernetes.kubeconfig import load_api_access
 from autoscaler.kubernetes.leader_election import Elector
 from autoscaler.server.auth import AGENT, BOTH, GATEWAY, Authenticated
 from autoscaler.server.token_review import KEPT_S, STANDS_S, Tokens
+from autoscaler.spec.ownership import INSTALLATION, installation_id
 from autoscaler.state.events import GatewayGone, GatewaySeen
 from tests.integration.cluster.support.control_plane.components import Plane
 from tests.integration.cluster.support.control_plane.service_accounts import make_account, token
@@ -107,7 +108,7 @@ async def test_released_lease_is_acquired_at_once_in_a_higher_epoch(
         assert loop.time() - released_s < LONG_S, "the Lease is not waited for"
         lease = await api.get(path(namespace))
         assert (lease["spec"]["holderIdentity"], lease["spec"]["leaseTransitions"]) == ("b", 2)
-        assert lease["metadata"]["labels"] == {"kept": "yes"}
+        assert lease["metadata"]["labels"] == {"kept": "yes", INSTALLATION: installation_id(namespace, "pilotlight")}
     assert (await api.get(path(namespace)))["spec"]["holderIdentity"] == ""
 
 

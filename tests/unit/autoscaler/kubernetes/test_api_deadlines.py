@@ -77,18 +77,21 @@ async def test_all_attempts_of_a_request_share_one_deadline(
 
 
 class Slow(Api):
-    """An API client whose server takes `takes_s` for a write. It leads until `leads_until_s`, with a 15 s Lease."""
+    """An API client whose server takes `takes_s` for a write. It leads until `leads_until_s`; each third of its Lease's
+    duration it renews the Lease.
+    """
 
-    def __init__(self, takes_s: float, leads_until_s: float) -> None:
+    def __init__(self, takes_s: float, leads_until_s: float, lease_s: float = 15.0) -> None:
         super().__init__(cast("ApiAccess", Anonymous()), self._left_s)
-        self._takes_s, self._leads_until_s = takes_s, leads_until_s
+        self._takes_s, self._leads_until_s, self._lease_s = takes_s, leads_until_s, lease_s
         self._clock = asyncio.get_running_loop().time
         self._begun_s = self._clock()
         self.answered = False
 
     def _left_s(self) -> float:
-        renewed_s = min(self.past_s() // 5.0 * 5.0, self._leads_until_s - 15.0)
-        return renewed_s + 15.0 - self.past_s()
+        every_s = self._lease_s / 3
+        renewed_s = min(self.past_s() // every_s * every_s, self._leads_until_s - self._lease_s)
+        return renewed_s + self._lease_s - self.past_s()
 
     def past_s(self) -> float:
         return self._clock() - self._begun_s
@@ -108,14 +111,16 @@ class Slow(Api):
     [(20.0, 1000.0, 20.0), (59.0, 1000.0, 59.0), (500.0, 1000.0, WRITE_S_MAX), (20.0, 18.0, 18.0)],
     ids=["20-s-of-webhooks", "59-s-of-webhooks", "hangs", "leadership-is-lost"],
 )
+@pytest.mark.parametrize("lease_s", [15.0, 5.0, 2.0])
+@pytest.mark.parametrize("method", ["create", "patch"])
 def test_write_times_out_when_leadership_or_its_time_limit_ends(
-    takes_s: float, leads_until_s: float, ends_s: float
+    takes_s: float, leads_until_s: float, ends_s: float, lease_s: float, method: str
 ) -> None:
     async def write() -> None:
-        api = Slow(takes_s, leads_until_s)
+        api = Slow(takes_s, leads_until_s, lease_s)
         is_answered = takes_s == ends_s
         try:
-            await api.create("/x", {})
+            await getattr(api, method)("/x", {})
         except UnreachableError:
             assert not is_answered
         assert api.past_s() == pytest.approx(ends_s)

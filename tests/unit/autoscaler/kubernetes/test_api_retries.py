@@ -94,3 +94,23 @@ async def test_write_without_leadership_is_rejected_before_sending(monkeypatch: 
     found, _ = await ask(busy, "POST", 0.0, monkeypatch)
     assert isinstance(found, FencedError)
     assert busy.asked == []
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [({"error": "x"}, '{"error": "x"}'), ({"message": "x"}, "x"), ({"message": "x", "code": "none"}, "")],
+    ids=["no-status", "no-code", "wrong-type"],
+)
+@pytest.mark.parametrize("status", [400, 403])
+async def test_error_that_is_no_kubernetes_status_has_the_http_status(
+    status: int, body: dict[str, str], said: str
+) -> None:
+    async def refuse(_: web.Request) -> web.Response:
+        return web.json_response(body, status=status)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", refuse)
+    async with TestServer(app) as server, Api(cast("ApiAccess", Way(str(server.make_url("/"))))) as api:
+        with pytest.raises(ApiError) as raised:
+            await api.create("/pods", {})
+    assert (raised.value.status, raised.value.message) == (status, said)

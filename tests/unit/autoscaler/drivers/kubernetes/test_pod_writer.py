@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
+from itertools import pairwise
 from typing import Any, cast
 
 import pytest
@@ -10,12 +13,13 @@ from msgspec.structs import replace
 from autoscaler.drivers.kubernetes import pod_writer as orders_
 from autoscaler.drivers.kubernetes.objects import replica_pod as pods
 from autoscaler.drivers.kubernetes.objects.replica_pod import PodSeen
-from autoscaler.drivers.kubernetes.pod_writer import CONFLICTS_MAX, Orders, StartListener
+from autoscaler.drivers.kubernetes.pod_writer import CONFLICTS_MAX, RETRY_S, Orders, Pauses, StartListener
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.watch import Watched
 from autoscaler.state.capacity_orders import Marks
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Drain, Replica
+from tests.simulation.environment import virtual_loop
 from tests.support.harness.local_rig import launch, replica
 
 PATH = "/api/v1/namespaces/n/pods"
@@ -244,6 +248,7 @@ class Hearing:
     [
         (500, "InternalError", "etcdserver: leader changed", True),
         (500, "InternalError", 'failed calling webhook "a": no endpoints available for service "b"', True),
+        (502, "Bad Gateway", "", True),
         (503, "ServiceUnavailable", "", True),
         (504, "Timeout", "", True),
         (408, "RequestTimeout", "", True),
@@ -282,6 +287,23 @@ async def test_start_retries_transient_api_errors_and_fails_on_rejection(
     watched = cast("Watched[PodSeen]", Deaf())
     await Orders(cast("Api", server), PATH, watched, cast("StartListener", hears)).create(server.one, server.pod)
     assert hears.heard == (["waits", "made"] if passes else ["refused"])
+
+
+def test_pauses_between_retries_grow_from_a_fifth_of_a_second_to_ten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orders_, "RETRY_S", RETRY_S)
+    monkeypatch.setattr(random, "uniform", lambda low, high: high)
+
+    async def rest() -> list[float]:
+        pauses, clock = Pauses(), asyncio.get_running_loop().time
+        ends_s = [clock()]
+        for _ in range(12):
+            await pauses.rest()
+            ends_s.append(clock())
+        return [after - before for before, after in pairwise(ends_s)]
+
+    paused_s = virtual_loop.run(rest())
+    assert paused_s[:4] == pytest.approx([0.2, 0.3, 0.45, 0.675])
+    assert paused_s[-2:] == pytest.approx([10.0, 10.0])
 
 
 async def test_a_delete_that_raises_is_reported_and_tried_again() -> None:

@@ -249,6 +249,8 @@ class Server:
         self.objects: dict[str, Object] = {}
         self.leaves: set[str] = set()
         self.forbids = False
+        self.fails: list[Exception] = []
+        """Errors that the next applies raise."""
 
     async def get(self, path: str) -> Object:
         self.asked.append(f"GET {path}")
@@ -257,6 +259,8 @@ class Server:
     async def apply(self, path: str, body: Object, owner: str) -> Object:
         assert owner == "pilotlight"
         self.asked.append(f"APPLY {body['kind']}")
+        if self.fails:
+            raise self.fails.pop()
         if self.forbids:
             raise ApiError(403, "Forbidden", "persistentvolumes is forbidden")
         made: Object = copy.deepcopy(body)
@@ -379,6 +383,16 @@ async def test_pod_is_created_after_its_volume_exists(monkeypatch: pytest.Monkey
     assert hears.told[-1].startswith(
         "ada-3 refused: the API server rejected its pod: persistentvolumes is forbidden: grant"
     )
+
+
+async def test_start_is_retried_after_a_500_at_its_volume(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_writer, "RETRY_S", 0.0)
+    server, hears, of = Starts(), Hears(), model(OCI)
+    server.fails = [ApiError(500, "InternalError", "etcdserver: leader changed")]
+    made = pod_writer.Orders(cast("Api", server), "/api/v1/namespaces/engines/pods", cast("Any", hears), hears)
+    await made.create(replica(of, "n/gpu0", id="ada-1"), pod(of, WAYS["volume"]), (), OBJECTS)
+    assert hears.told == ["ada-1 waits: etcdserver: leader changed", "ada-1 made"]
+    assert server.asked == [*AT_FIRST[:2], *AT_FIRST, "POST Pod"]
 
 
 class Says(Server):

@@ -16,6 +16,7 @@ from autoscaler.providers.karpenter.nodeclaim import WRITER
 from autoscaler.providers.karpenter.provider import NODES
 from autoscaler.providers.provider import Provider, RefusedError
 from autoscaler.spec.capacity import ClusterAutoscaler
+from autoscaler.spec.ownership import INSTALLATION
 from autoscaler.spec.pod import MANAGED_BY, PLACE, Pod, Resources, Toleration
 from autoscaler.spec.settings import Price
 from autoscaler.state.world import World
@@ -238,8 +239,11 @@ def test_order_fails_when_its_keeper_pod_is_evicted() -> None:
     run(scenario())
 
 
-@pytest.mark.parametrize("ours", [True, False])
-def test_order_is_uncommitted_if_our_replica_takes_its_new_node_first(ours: bool) -> None:
+@pytest.mark.parametrize(
+    ("labels", "ours"), [(ENGINE, True), ({}, False), ({**ENGINE, INSTALLATION: "other-1"}, False)],
+    ids=["ours", "not-an-engine", "other-installation"],
+)  # fmt: skip
+def test_order_is_uncommitted_if_our_replica_takes_its_new_node_first(labels: dict[str, str], ours: bool) -> None:
     """The scheduler tries the pod again only some seconds after its last attempt."""
 
     async def scenario() -> None:
@@ -253,7 +257,7 @@ def test_order_is_uncommitted_if_our_replica_takes_its_new_node_first(ours: bool
         await asyncio.sleep(15.0)
         assert (await one(provider)).committed, "of the node before it nothing is said"
         await server.create(NODES, {"metadata": {"name": "new", "labels": GROUP.node_labels}})
-        server.put("/api/v1/pods/first", pod("first", "new", labels=ENGINE if ours else {}))
+        server.put("/api/v1/pods/first", pod("first", "new", labels=labels))
         assert (await one(provider)).committed is not ours
         await provider.release(release(made, uncommitted=True))
         assert any(path.startswith(PODS) for path in server.objects) is not ours

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from autoscaler.providers.karpenter.provider import KarpenterNodes, is_blocking_node_removal
 from autoscaler.providers.kube import AnswerError, Object
 from autoscaler.providers.provider import Provider, RefusedError
+from autoscaler.spec.ownership import INSTALLATION, Ownership
 from autoscaler.spec.pod import Pod, Resources
 from autoscaler.spec.settings import NodeKind, Price
 from autoscaler.state.world import World
@@ -230,6 +231,7 @@ def test_unusable_nodepool_error_names_the_reason() -> None:
 def test_new_node_blocks_disruption_until_a_replica_runs_on_the_node() -> None:
     async def scenario() -> None:
         karpenter = begun()
+        karpenter.owner = Ownership("home-1")
         provider, asks = nodes_of(karpenter), "karpenter.sh/do-not-disrupt"
         made = order((await provider.offers())[0])
         await provider.acquire(made)
@@ -237,9 +239,11 @@ def test_new_node_blocks_disruption_until_a_replica_runs_on_the_node() -> None:
         node, claim = f"{NODES}/node-of-{made.id.name}", f"{CLAIMS}/{made.id.name}"
         stranger = pod("p", node.rpartition("/")[2])
         karpenter.put("/api/v1/namespaces/n/pods/p", stranger)
+        ours = {"app.kubernetes.io/managed-by": "pilotlight", "pilotlight.dev/intent": "1"}
+        theirs = {**ours, INSTALLATION: "other-1"}
+        karpenter.put("/api/v1/namespaces/n/pods/r", pod("r", node.rpartition("/")[2], labels=theirs))
         await provider.list()
         assert all(karpenter.objects[path]["metadata"]["annotations"].get(asks) for path in (node, claim))
-        ours = {"app.kubernetes.io/managed-by": "pilotlight", "pilotlight.dev/intent": "1"}
         karpenter.put("/api/v1/namespaces/n/pods/q", pod("q", node.rpartition("/")[2], labels=ours))
         karpenter.refused["PATCH"] = AnswerError(403, "Forbidden", "may not patch")
         assert (await one(provider)).phase == "here"

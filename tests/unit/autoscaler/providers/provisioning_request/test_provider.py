@@ -13,6 +13,7 @@ from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.provisioning_request import objects
 from autoscaler.providers.provisioning_request.objects import ATOMIC, CHECK, GKE
 from autoscaler.providers.provisioning_request.provider import HALF_S
+from autoscaler.spec.ownership import INSTALLATION, Ownership
 from autoscaler.spec.pod import GPU
 from autoscaler.state.capacity_orders import NO_MARKS, LeaseId, ReleaseOrder
 from tests.contracts.provider import ProviderContract, order, release
@@ -22,6 +23,7 @@ from tests.support.harness.providers.provisioning_request_rig import (
     DRY,
     EXPIRED,
     POD,
+    PODS,
     REQUESTS,
     TEMPLATES,
     UNIX_S,
@@ -244,6 +246,24 @@ def test_booking_that_expires_after_its_consumption_is_not_a_failure() -> None:
         assert any(one["type"] == "BookingExpired" and one["reason"] == objects.CONSUMED for one in said)
         shown = await only(provider)
         assert (shown.phase, shown.node) == ("here", "there")
+
+    scenario(rig, what)
+
+
+def test_booking_is_not_bound_to_the_node_of_another_installations_pod() -> None:
+    rig = ProvisioningRig(CHECK)
+
+    async def what() -> None:
+        rig.server.owner = Ownership("home-1")
+        provider, name = await ordered(rig)
+        while not objects.read_booking(rig.server.objects[f"{REQUESTS}/{name}"]).holds("Provisioned"):
+            await rig.go_on()
+        rig.bind(name)
+        labels = rig.server.objects[f"{PODS}/pod-{name}"]["metadata"]["labels"]
+        labels[INSTALLATION] = "other-1"
+        assert (await only(provider)).node == ""
+        labels[INSTALLATION] = "home-1"
+        assert (await only(provider)).node == "there"
 
     scenario(rig, what)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from autoscaler.agent_contract import FabricWant
 from autoscaler.contract import FabricReport, PodDevices
+from autoscaler.spec.ownership import INSTALLATION, Ownership
 from pilotlight.agent.gpu import hotplug
 from pilotlight.agent.gpu.bus import Answer, Bus, StepError
 from pilotlight.agent.gpu.device_plugin_pods import VERSION, Daemons, Those
@@ -359,6 +361,25 @@ async def test_foreign_taint_rule_of_the_same_name_is_kept(rig: Rig) -> None:
     await rig.turns(3)
     assert RULE in rig.server.objects
     assert rig.server.objects[RULE]["spec"] == {}
+
+
+async def test_taint_rule_is_labelled_and_only_removed_by_its_installation() -> None:
+    server = PlayedServer(lambda: 1_000_000.0)
+    publish(server)
+    daemons = {}
+    for name in ("blue", "green"):
+        server.owner = Ownership(name)
+        daemons[name] = Daemons(server, NODE, [])
+        await daemons[name].taint(A)
+        assert server.objects[f"{RULE}-{name}"]["metadata"]["labels"][INSTALLATION] == name
+    server.objects[RULE] = copy.deepcopy(server.objects[f"{RULE}-blue"])
+    del server.objects[RULE]["metadata"]["labels"][INSTALLATION]
+    server.objects[RULE]["metadata"]["name"] = RULE.rpartition("/")[2]
+    rules = set()
+    while await daemons["green"].tainted([]):
+        await daemons["green"].untaint(A)
+        rules.add(frozenset(one for one in server.objects if one.startswith(RULE)))
+    assert min(rules, key=len) == {f"{RULE}-blue"}, "one without a label is from an earlier version"
 
 
 # --- parsing ----------------------------------------------------------------------------------------------------------

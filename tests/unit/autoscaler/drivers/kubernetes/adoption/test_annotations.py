@@ -311,6 +311,18 @@ def test_failing_init_container_is_named_and_may_retry_for_a_minute(
     assert (seen.waits, seen.patience_s) == (waits.format(name), 60.0)
 
 
+def test_init_container_of_the_template_may_run_longer_than_an_injected_one() -> None:
+    found = deployment(**{"pilotlight.dev/models": "ada"})
+    found["spec"]["template"]["spec"]["initContainers"] = [{"name": "download"}]
+    workload = read_workload("Deployment", found)
+    assert isinstance(workload, WorkloadSeen)
+    for name, patience_s in (("download", 900.0), ("vault-agent-init", 60.0)):
+        pod = pod_object({}, {"initContainerStatuses": [{"name": name, "state": {"running": {}}}]})
+        seen = read_pod(pod, KEY, "engine", own=workload.init_containers)
+        assert seen is not None
+        assert (seen.waits, seen.patience_s) == (f"init container {name} has not finished", patience_s)
+
+
 def test_container_with_annotated_port_is_the_engine() -> None:
     first = {"name": "web", "ports": [{"name": "http", "containerPort": 80}]}
     killed = {"name": "engine", "state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}

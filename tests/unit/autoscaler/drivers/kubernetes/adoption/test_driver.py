@@ -49,6 +49,8 @@ class Plane:
         """Errors that the next writes raise."""
         self.events: list[Object] = []
         """Events about pods, returned for each query."""
+        self.scale: Object | None = None
+        """The scale of a workload, of which the watch knows an older version."""
 
     def put(self, path: str, found: Object) -> None:
         """Create or replace an object."""
@@ -61,7 +63,9 @@ class Plane:
                 queue.put_nowait(("MODIFIED", made))
 
     async def get(self, path: str, **query: str) -> Object:
-        """Every object, such as another autoscaler, is missing."""
+        """Return the scale; every other object, such as another autoscaler, is missing."""
+        if path.endswith("/scale") and self.scale is not None:
+            return self.scale
         raise ApiError(404, "NotFound", path)
 
     async def pages(self, path: str, query: Mapping[str, str]) -> AsyncIterator[ListPage]:
@@ -87,8 +91,12 @@ class Plane:
             yield await queue.get()
 
     async def apply(self, path: str, body: Object, owner: str) -> Object:
-        """Like `Api.apply` of a process that is no longer the leader."""
+        """Like `Api.apply`: conditional if there is a scale, else of a process that is no longer the leader."""
         self.asked.append(path)
+        if self.scale is not None:
+            if body["metadata"]["resourceVersion"] != self.scale["metadata"]["resourceVersion"]:
+                raise ApiError(409, "Conflict", "the object has been modified")
+            return {"metadata": {"resourceVersion": str(int(body["metadata"]["resourceVersion"]) + 1)}}
         raise self.errors.pop() if self.errors else FencedError
 
     def unix_s(self) -> float:
@@ -276,6 +284,41 @@ async def test_scale_write_is_retried_after_transient_errors_but_not_a_403(
                 await asyncio.sleep(0)
         assert len(house.plane.asked) == tries
         assert bool(house.reasons("more")) == (tries < 50)
+
+
+@pytest.mark.parametrize(
+    ("uid", "replicas", "tries"), [("uid-ada", 1, 2), ("uid-ada", 5, 20), ("uid-other", 1, 20)],
+    ids=["changed-status", "scaled-by-others", "other-object"],
+)  # fmt: skip
+async def test_scale_write_after_409_uses_the_version_of_a_fresh_read(
+    uid: str, replicas: int, tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watch does not report the change. What others wrote to the scale is not overwritten."""
+    monkeypatch.setattr(workload_controller, "RETRY_S", 0.0)
+    async with serving("ada") as house:
+        house.plane.scale = {"metadata": {"uid": uid, "resourceVersion": "99"}, "spec": {"replicas": replicas}}
+        more = Bench().order("more")
+        core = house.driver._runners()[0].core
+        house.driver.start(more, house.model("ada"))
+        async with asyncio.timeout(60):
+            while core.version != 100 and core.knows(more.id):
+                await asyncio.sleep(0)
+        assert len(house.plane.asked) == tries
+        assert bool(house.reasons("more")) == (tries > 2)
+        assert house.driver.obstacle(house.model("ada")) == "", "a conflict says nothing about the next start"
+
+
+@pytest.mark.parametrize("status", [403, 422])
+async def test_rejected_scale_is_the_obstacle_of_the_next_start(status: int) -> None:
+    async with serving("ada") as house:
+        house.plane.errors = [ApiError(status, "Refused", "a policy says no")]
+        house.driver.start(Bench().order("more"), house.model("ada"))
+        async with asyncio.timeout(60):
+            while not house.reasons("more"):
+                await asyncio.sleep(0)
+        said = f"Deployment n/ada cannot be scaled: {status} Refused: a policy says no"
+        assert house.reasons("more") == [said]
+        assert house.driver.obstacle(house.model("ada")) == said
 
 
 async def test_duration_of_a_manual_scale_is_independent_of_server_clock() -> None:

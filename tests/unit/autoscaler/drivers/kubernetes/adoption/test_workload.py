@@ -99,6 +99,20 @@ def test_crashing_init_container_ends_start_a_minute_after_first_crash() -> None
     assert bench.told()[-1] == ("a", "exited")
 
 
+def test_time_limit_of_injected_init_containers_holds_for_each() -> None:
+    bench = Bench()
+    bench.core.begin(0.0)
+    bench.start("a")
+    bench.write()
+    for now_s, name in ((0.0, "first"), (50.0, "second"), (55.0, "second")):
+        bench.now_s = now_s
+        waits = f"init container {name} has not finished ({now_s})"
+        bench.pod("p1", started_unix_s=None, ip="", waits=waits, patience_s=60.0, waits_for=name)
+    assert bench.core.due_s() == 110.0
+    bench.core.look(110.0)
+    assert bench.told()[-1] == ("a", "exited")
+
+
 def test_ended_pod_kept_by_a_finalizer_counts_as_clean() -> None:
     bench = Bench(replicas=1)
     bench.core.begin(0.0)
@@ -360,6 +374,13 @@ def test_rejected_scale_fails_replicas_waiting_for_a_pod() -> None:
     bench.core.refused("no such right", 0.0)
     told = bench.core.take()
     assert [(one.seen, one.reason) for one in told] == [(Seen.EXITED, "no such right"), (Seen.CLEAN, "")]
+
+
+def test_rejected_scale_blocks_starts_for_a_minute() -> None:
+    bench = Bench()
+    bench.core.begin(0.0)
+    bench.core.refused("no such right", 5.0, lasts=True)
+    assert [bench.core.obstacle(now_s) for now_s in (5.0, 64.0, 65.0)] == ["no such right", "no such right", ""]
 
 
 def test_replica_waiting_for_blocked_pod_reports_the_reason() -> None:

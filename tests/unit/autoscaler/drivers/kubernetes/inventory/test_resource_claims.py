@@ -18,7 +18,7 @@ from autoscaler.kubernetes.decoding import ListPage
 from autoscaler.kubernetes.watch import Watched
 from autoscaler.slicing.base import NodeFacts, PodFields, SliceShare
 from autoscaler.slicing.dra import Dra, Got, common_claim_name
-from autoscaler.spec.ownership import ANYBODYS
+from autoscaler.spec.ownership import ANYBODYS, Ownership
 from autoscaler.spec.pod import Pod, Resources
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing
@@ -157,9 +157,13 @@ async def test_claim_is_created_before_its_pod_and_owned_by_pod() -> None:
 
 
 @pytest.mark.parametrize("path", [PODS, CLAIMS])
-async def test_claim_is_not_duplicated_when_api_server_is_unreachable(path: str) -> None:
+@pytest.mark.parametrize(
+    "error", [UnreachableError("silent"), ApiError(500, "InternalError", "etcdserver: leader changed")],
+    ids=["unreachable", "500"],
+)  # fmt: skip
+async def test_claim_is_not_duplicated_when_api_server_fails_once(path: str, error: Exception) -> None:
     server = Server()
-    server.refuses = [(path, UnreachableError("silent"))]
+    server.refuses = [(path, error)]
     made, heard, _ = orders(server)
     one, pod, claims = begun()
     await made.create(one, pod, claims)
@@ -197,6 +201,34 @@ async def test_orphaned_claims_are_assigned_to_their_pods_or_deleted() -> None:
     await Claims(cast("Api", server), "n").tidy(lambda name: [SEEN] if name == "r1" else [], {"r3"}.__contains__)
     assert server.names(CLAIMS) == ["r1", "r3", "r4"]
     assert [server.owners(name) for name in ("r1", "r3", "r4")] == [[SEEN.uid], [], ["other"]]
+
+
+class Filtering(Server):
+    """Filters lists by labels."""
+
+    async def pages(self, path: str, query: Mapping[str, str]) -> AsyncIterator[ListPage]:
+        wanted = [one.partition("=") for one in query["labelSelector"].split(",")]
+        told = [(one, one["metadata"]["labels"]) for one in self._under(path)]
+        items = [one for one, has in told if all(key in has and of in ("", has[key]) for key, _, of in wanted)]
+        yield ListPage("1", "", items, [])
+
+
+async def test_claim_of_another_installation_is_neither_used_nor_deleted() -> None:
+    server, (claim,) = Filtering(), begun("r1")[2]
+    blue, green = Ownership("blue-1"), Ownership("green-1")
+    ours, theirs = (Claims(cast("Api", server), "n", owner) for owner in (blue, green))
+    await theirs.make([green.label(claim)])
+    with pytest.raises(ApiError, match="a ResourceClaim of its name exists that another made"):
+        await ours.make([blue.label(claim)])
+    await ours.drop([blue.label(claim)])
+    await ours.tidy(lambda _: [], lambda _: False)
+    assert server.names(CLAIMS) == ["r1"]
+    result = {"request": "gpu", "driver": DRIVER, "pool": "m", "device": "gpu-0"}
+    found = {**server.objects[f"{CLAIMS}/r1"], "status": {"allocation": {"devices": {"results": [result]}}}}
+    seen = [claims_.read_claim(found, "n", owner) for owner in (blue, green)]
+    assert [one is not None and one.ours for one in seen] == [False, True]
+    await theirs.tidy(lambda _: [], lambda _: False)
+    assert server.names(CLAIMS) == []
 
 
 async def test_claim_cleanup_keeps_claims_of_starts_in_progress() -> None:

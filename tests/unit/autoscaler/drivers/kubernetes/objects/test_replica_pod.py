@@ -328,7 +328,7 @@ def first(state: dict[str, Any], **more: Any) -> dict[str, Any]:
         (first({"running": {}}, restartCount=1), "", "CrashLoopBackOff: init container istio-proxy", 60.0),
         (first({"terminated": {"exitCode": 1}}), "", "CrashLoopBackOff: init container istio-proxy", 60.0),
         (first({"terminated": {"exitCode": 0}}, restartCount=2), "", "it is not scheduled yet", None),
-        (first({"running": {}}), "", "init container istio-proxy has not finished", 900.0),
+        (first({"running": {}}), "", "init container istio-proxy has not finished", 60.0),
         ({"phase": "Failed", **first({"terminated": {"exitCode": 1, "reason": "Error", "message": "no iptables"}})},
          "init container istio-proxy ended with status 1: no iptables", "", None),
         ({"phase": "Failed", **first({"terminated": {"exitCode": 137, "reason": "OOMKilled"}})},
@@ -354,11 +354,13 @@ def test_pod_status_determines_end_reason_wait_reason_and_timeout(
     ],
 )  # fmt: skip
 def test_pod_reports_waiting_until_its_native_sidecar_has_started(container: dict[str, Any], waits: str) -> None:
+    """For at most 60 s: a webhook has injected it."""
     pod = alive(manifest(model(), "n1/gpu0"), initContainerStatuses=[{"name": "istio-proxy", **container}])
     pod["spec"]["initContainers"] = [{"name": "istio-proxy", "restartPolicy": "Always"}]
     found = pods.read_replica_pod(pod)
     assert found is not None
     assert found.waits == waits
+    assert found.patience_s == (60.0 if "istio-proxy" in waits else None)
 
 
 @pytest.mark.parametrize(
