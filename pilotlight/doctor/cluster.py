@@ -276,10 +276,10 @@ async def _reported(api: Api, scene: Scene) -> dict[str, Unreadable]:
         async for page in api.pages(f"/api/v1{within}/events", {"fieldSelector": f"reason={event_log.UNREADABLE}"}):
             for event in page.items:
                 about = event["involvedObject"]
-                names = (str(about.get(key, "")) for key in ("kind", "namespace", "name"))
+                kind, space, name = (str(about.get(key, "")) for key in ("kind", "namespace", "name"))
                 reason = str(event.get("message", "")).removeprefix(event_log.SKIPS)
                 found[about.get("uid", "")] = Unreadable(
-                    *names, "", f"{reason} (Event of {event.get('lastTimestamp')})"
+                    kind, space, name, "", f"{reason} (Event of {event.get('lastTimestamp')})"
                 )
     except ApiError as error:
         if error.status != 403:
