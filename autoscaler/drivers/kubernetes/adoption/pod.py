@@ -61,7 +61,7 @@ class TrackedPod:
     stuck_s: float | None = None
     """Start of a wait that has a limit; None: there is no such wait."""
     stuck_for: tuple[float, str] | None = None
-    """What it waits for: the limit in seconds, and the running init container."""
+    """The limit of that wait in seconds, and the running init container."""
     failed_s: float | None = None
     """When that wait exceeded its limit; None: it has not."""
 
