@@ -1,8 +1,8 @@
 """The memory and CPU time of hostile inputs: `python -m bench.inputs`, about three minutes.
 
 Reads headers of weight files up to the limits of the product, also as an agent reads them from a registry, YAML of
-1 MiB and objects of 1.5 MiB. Each input gets a separate process; its peak above an idle process is printed. The last line is
-JSON. The exit status is 1 above 200 MiB, and above 2 s of CPU for a header (more on a slow machine).
+1 MiB and objects of 1.5 MiB. Each input gets a separate process; its peak above an idle process is printed. The last
+line is JSON. The exit status is 1 above 200 MiB, and above 2 s of CPU for a header (more on a slow machine).
 """
 
 from __future__ import annotations
