@@ -86,7 +86,7 @@ def test_result_says_that_a_lingo_workload_needs_no_change() -> None:
             EMBED.replace("annotations:", "annotations: 7\n  labels:"),
             "f: Deployment embed: metadata.annotations: expected",
         ),
-        ("a: [", "f: line 1"),
+        ("a: [", "f: document 1: a: line 1"),
     ],
 )
 def test_invalid_document_is_rejected_with_its_location(text: str, said: str) -> None:

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from autoscaler.demand.history_updates import start_deadline_s
 from autoscaler.drivers.kubernetes.objects.start_timing import StartTiming
 from autoscaler.queries.start_phases import PARTS, last_phases_ms, parts_s, phases_s, phases_with_parts_s
+from autoscaler.spec.model import ADOPTED_HASH
+from autoscaler.spec.names import format_replica_id
 from autoscaler.state.actions import StartReplica
 from autoscaler.state.events import LeadingSeen, Seen, Synced
 from autoscaler.state.world import Placing, PodRef, Replica
@@ -187,11 +189,12 @@ def test_pod_seen_before_the_scale_write_returns_has_all_start_times() -> None:
 
 
 def test_pod_reassigned_to_another_replica_uses_its_kubelet_start_time() -> None:
-    bench = Bench(replicas=1)
-    bench.pod("p1", started_unix_s=None, ip="", waits="its container is being made", replica="r0", intent="i-r0")
+    bench, intents = Bench(replicas=1), ("0123456789", "abcdef0123")
+    first, second = (format_replica_id(bench.core.model.name, ADOPTED_HASH, intent) for intent in intents)
+    bench.pod("p1", started_unix_s=None, ip="", waits="its container is being made", replica=first, intent=intents[0])
     bench.core.begin(1.0)
     bench.now_s = 2.2
     bench.pod("p1", started_unix_s=2.0, ip="10.0.0.1", waits="")
-    assert [(one.id, one.started_s) for one in bench.core.take()][-1] == ("r0", 2.2)
-    bench.pod("p1", replica="other", intent="i-other")
-    assert [(one.id, one.started_s) for one in bench.core.take()][-1] == ("other", 2.0), "as its kubelet wrote down"
+    assert [(one.id, one.started_s) for one in bench.core.take()][-1] == (first, 2.2)
+    bench.pod("p1", replica=second, intent=intents[1])
+    assert [(one.id, one.started_s) for one in bench.core.take()][-1] == (second, 2.0), "as its kubelet wrote down"

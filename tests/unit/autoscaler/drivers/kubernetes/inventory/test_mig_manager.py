@@ -134,7 +134,7 @@ def test_repartition_order_is_retried_while_the_server_is_unable(
 
 def test_repartition_order_is_rejected_after_a_minute_of_server_errors() -> None:
     refused, took_s = give(Plane(*[BUSY] * 50))
-    assert refused == ["the API server refused: InternalError"]
+    assert refused == ["the API server rejected it: InternalError"]
     assert RETRIED_S_MAX <= took_s < RETRIED_S_MAX + 11.0
 
 

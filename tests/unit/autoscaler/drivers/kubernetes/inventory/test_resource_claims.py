@@ -218,7 +218,7 @@ async def test_claim_of_another_installation_is_neither_used_nor_deleted() -> No
     blue, green = Ownership("blue-1"), Ownership("green-1")
     ours, theirs = (Claims(cast("Api", server), "n", owner) for owner in (blue, green))
     await theirs.make([green.label(claim)])
-    with pytest.raises(ApiError, match="a ResourceClaim of its name exists that another made"):
+    with pytest.raises(ApiError, match="a ResourceClaim of its name exists and is not ours"):
         await ours.make([blue.label(claim)])
     await ours.drop([blue.label(claim)])
     await ours.tidy(lambda _: [], lambda _: False)
