@@ -56,7 +56,9 @@ class Reader:
             ["bash", "-euc", self.here(command)], cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL,
             capture_output=True, text=True, timeout=S_MAX, check=False,
         )  # fmt: skip
-        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        log = self.folder / "serve.log"
+        said = log.read_text() if log.exists() else ""
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}\n{said}"
         return done.stdout
 
     @contextlib.contextmanager
