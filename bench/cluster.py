@@ -2,7 +2,7 @@
 
 Runs every part (or those named on the command line), each of which prints its table while it works, and prints as its
 last line one JSON object (interfaces, section 10). `QUICK=1` takes fewer rounds of the same sizes. Exits 0 when it ran
-to the end, whatever the figures.
+to the end, whatever the figures; only `webhook` fails if it misses one.
 """
 
 from __future__ import annotations
