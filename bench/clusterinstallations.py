@@ -42,13 +42,13 @@ class Pair(NamedTuple):
     second: tuple[str, ...]
 
 
-SCOPES = {
+SCOPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "cluster-wide, cluster-wide": ((), ()),
     "cluster-wide, namespaced": ((), ("--scope", "namespace")),
     "namespaced, cluster-wide": (("--scope", "namespace"), ()),
     "namespaced, namespaced": (("--scope", "namespace"), ("--scope", "namespace")),
 }
-SECOND = {
+SECOND: dict[str, tuple[str, ...]] = {
     "one engines namespace; two names": ("--lease", "two"),
     "one engines namespace; one name, two homes": ("--home", OTHER),
     "two engines namespaces; one name": ("--namespace", OTHER),

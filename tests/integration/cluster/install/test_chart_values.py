@@ -80,8 +80,8 @@ async def test_value_set_installs_on_an_api_server_and_uninstalls(
         deployed = await api.get(f"/apis/apps/v1/namespaces/{home}/deployments", **ours)
         assert len(deployed["items"]) == 2
         await asyncio.to_thread(config.uninstall, release)
-    for kinds in ("rbac.authorization.k8s.io/v1/clusterroles", "scheduling.k8s.io/v1/priorityclasses"):
-        assert (await api.get(f"/apis/{kinds}", **ours))["items"] == []
+    for path in ("rbac.authorization.k8s.io/v1/clusterroles", "scheduling.k8s.io/v1/priorityclasses"):
+        assert (await api.get(f"/apis/{path}", **ours))["items"] == []
     for space in {home} | created:
         await api.delete(f"/api/v1/namespaces/{space}")
 
