@@ -42,24 +42,23 @@ class Pair(NamedTuple):
     second: tuple[str, ...]
 
 
-PAIRS = (
-    Pair("cluster-wide, cluster-wide; one engines namespace; two names", (), ("--lease", "two")),
-    Pair("cluster-wide, cluster-wide; one engines namespace; one name, two homes", (), ("--home", OTHER)),
-    Pair("cluster-wide, cluster-wide; two engines namespaces; one name", (), ("--namespace", OTHER)),
-    Pair("cluster-wide, namespaced; one engines namespace; two names", (), ("--lease", "two", "--scope", "namespace")),
-    Pair(
-        "cluster-wide, namespaced; two engines namespaces; one name",
-        (), ("--namespace", OTHER, "--scope", "namespace"),
-    ),
-    Pair(
-        "namespaced, namespaced; one engines namespace; two names",
-        ("--scope", "namespace"), ("--lease", "two", "--scope", "namespace"),
-    ),
-    Pair(
-        "namespaced, namespaced; two engines namespaces; one name",
-        ("--scope", "namespace"), ("--namespace", OTHER, "--scope", "namespace"),
-    ),
-)  # fmt: skip
+SCOPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "cluster-wide, cluster-wide": ((), ()),
+    "cluster-wide, namespaced": ((), ("--scope", "namespace")),
+    "namespaced, cluster-wide": (("--scope", "namespace"), ()),
+    "namespaced, namespaced": (("--scope", "namespace"), ("--scope", "namespace")),
+}
+SECOND: dict[str, tuple[str, ...]] = {
+    "one engines namespace; two names": ("--lease", "two"),
+    "one engines namespace; one name, two homes": ("--home", OTHER),
+    "two engines namespaces; one name": ("--namespace", OTHER),
+    "two engines namespaces; two names": ("--namespace", OTHER, "--lease", "two"),
+}
+PAIRS = [
+    Pair(f"{scopes}; {names}", first, (*words, *second))
+    for scopes, (first, second) in SCOPES.items()
+    for names, words in SECOND.items()
+]
 
 
 class Seen:

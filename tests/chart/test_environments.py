@@ -56,13 +56,23 @@ def test_pods_have_configured_labels_and_annotations() -> None:
         ("DaemonSet", f"{AGENTS_NAME}-agent", "azure.workload.identity/use"),
     ):  # fmt: skip
         made = named(LABELLED, kind, name)
-        labels = made["spec"]["template"]["metadata"]["labels"]
-        assert label in labels
-        assert made["spec"]["selector"]["matchLabels"].items() <= labels.items()
+        metadata = made["spec"]["template"]["metadata"]
+        assert label in metadata["labels"]
+        assert made["spec"]["selector"]["matchLabels"].items() <= metadata["labels"].items()
+        assert metadata["annotations"]["a"] == name.rpartition("-")[2]
     agent = named(LABELLED, "DaemonSet", f"{AGENTS_NAME}-agent")["spec"]["template"]
-    assert agent["metadata"]["annotations"] == {"a": "b"}
     assert agent["spec"]["priorityClassName"] == "system-node-critical"
     assert agent["spec"]["affinity"] == {"nodeAffinity": {}}
+
+
+def test_pods_use_a_digest_of_a_private_registry_with_a_port() -> None:
+    digest, secrets = "sha256:" + 64 * "a", [{"name": "login"}]
+    image = {"repository": "reg:5000/x", "tag": "ignored", "digest": digest, "pullSecrets": secrets}
+    found = dict(pod_specs({"image": image, "agent": {"enabled": True}}))
+    assert found.keys() == {"gateway", "autoscaler", "agent", "doctor"}
+    for spec in found.values():
+        assert [one["image"] for one in spec["containers"]] == [f"reg:5000/x@{digest}"]
+        assert spec["imagePullSecrets"] == secrets
 
 
 def test_selector_labels_cannot_be_overridden() -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from itertools import combinations
 
 import pytest
 import yaml
 
-from tests.support.chart import EVERYTHING, SETS, Object, Values, of_kind, texts
+from tests.support.chart import EVERY_SET, SETS, Object, Values, of_kind, texts
 
 RELEASES = [
     ("a-pilotlight", "team"), ("pilotlight", "team-a"),  # the same name when joined by a hyphen
     ("blue", "n" * 63), ("green", "n" * 63),
-    ("r" * 50 + "-x", "long"), ("r" * 50 + "-y", "long"),
+    ("r" * 50 + "-x", "long"), ("r" * 50 + "-y", "long"), ("r" * 53, "n" * 63), ("r" * 52 + "s", "n" * 63),
 ]  # fmt: skip
-"""Pairs of (name, namespace)."""
+"""Pairs of (name, namespace); 53 and 63 characters are the maximum."""
+each_set = pytest.mark.parametrize(
+    "name", ["everything", "nodes", "agents", "agents of a fabric", "namespaced", "namespaced and minimal"]
+)
 
 
 def rendered(values: Values, release: tuple[str, str]) -> list[Object]:
@@ -30,9 +35,16 @@ def keys(values: Values, release: tuple[str, str]) -> set[tuple[str, str, str]]:
     return {key for key in found if key[0] != "Namespace"}
 
 
-@pytest.mark.parametrize("values", [EVERYTHING, SETS["nodes"], SETS["agents"]], ids=["everything", "nodes", "agents"])
-def test_releases_have_no_object_names_in_common(values: Values) -> None:
-    found = {release: keys(values, release) for release in RELEASES}
+@functools.cache
+def keys_of(name: str, release: tuple[str, str]) -> set[tuple[str, str, str]]:
+    """Return the keys of a value set; `home` in it stands for the release's namespace."""
+    return keys(json.loads(json.dumps(EVERY_SET[name]).replace("home", release[1])), release)
+
+
+@each_set
+def test_releases_have_no_object_names_in_common(name: str) -> None:
+    found = {release: keys_of(name, release) for release in RELEASES}
+    assert all(len(one) > 10 for one in found.values())
     assert not [found[one] & found[other] for one, other in combinations(RELEASES, 2) if found[one] & found[other]]
 
 
@@ -43,11 +55,12 @@ def test_same_named_releases_can_share_engine_and_agent_namespaces() -> None:
     assert not one & other
 
 
+@each_set
 @pytest.mark.parametrize("release", RELEASES)
-def test_object_names_are_valid_in_kubernetes(release: tuple[str, str]) -> None:
-    for kind, _, name in keys(EVERYTHING, release):
-        assert len(name) <= (63 if kind == "Service" else 253)
-        assert name == name.strip("-")
+def test_object_names_are_valid_in_kubernetes(release: tuple[str, str], name: str) -> None:
+    for kind, _, made in keys_of(name, release):
+        assert len(made) <= (63 if kind == "Service" else 253)
+        assert made == made.strip("-")
 
 
 def test_placeholder_pods_use_the_priority_class_of_their_release() -> None:

@@ -23,6 +23,7 @@ from pilotlight.processes import gateway
 from tests.support.chart import (
     AGENTS_NAME,
     CHART,
+    EVERY_SET,
     EVERYTHING,
     ROOT,
     SETS,
@@ -114,7 +115,8 @@ SCHEMAS: dict[str, Object] = {
     },
 }  # fmt: skip
 """The required fields of third-party kinds, by the documentation of their projects."""
-each_set = pytest.mark.parametrize("values", SETS.values(), ids=SETS.keys())
+each_set = pytest.mark.parametrize("values", EVERY_SET.values(), ids=EVERY_SET.keys())
+each_unprivileged_set = pytest.mark.parametrize("values", SETS.values(), ids=SETS.keys())
 
 
 @each_set
@@ -147,7 +149,7 @@ def test_every_object_has_namespace_labels_and_a_unique_name(values: Values) -> 
         seen.add(key)
 
 
-@each_set
+@each_unprivileged_set
 def test_every_container_has_a_restricted_security_context(values: Values) -> None:
     for component, spec in pod_specs(values):
         agent = component == "agent"
@@ -167,7 +169,7 @@ def test_every_container_has_a_restricted_security_context(values: Values) -> No
             assert not limited or component == "doctor", "a limit of CPU stalls streams"
 
 
-@each_set
+@each_unprivileged_set
 def test_only_the_autoscaler_account_has_api_server_access(values: Values) -> None:
     for one in of_kind(values, "ServiceAccount"):
         assert one["automountServiceAccountToken"] is False

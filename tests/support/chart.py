@@ -162,17 +162,18 @@ SETS: dict[str, Values] = {
     "labelled": {
         "gateway": {
             "podLabels": {"team": "ml"},
+            "podAnnotations": {"a": "gateway"},
             "service": {
                 "type": "LoadBalancer",
                 "ipFamilyPolicy": "PreferDualStack",
                 "loadBalancerClass": "service.k8s.aws/nlb",
             },
         },
-        "autoscaler": {"podLabels": {"team": "ml"}},
+        "autoscaler": {"podLabels": {"team": "ml"}, "podAnnotations": {"a": "autoscaler"}},
         "agent": {
             "enabled": True,
             "podLabels": {"azure.workload.identity/use": "true"},
-            "podAnnotations": {"a": "b"},
+            "podAnnotations": {"a": "agent"},
             "priorityClassName": "system-node-critical",
             "affinity": {"nodeAffinity": {}},
         },
@@ -187,6 +188,8 @@ SETS: dict[str, Values] = {
     "on-prem with MIG and a fabric": example("values-onprem-mig-fabric.yaml"),
     "gke-dws": example("values-gke-dws.yaml"),
 }
+EVERY_SET: dict[str, Values] = {**SETS, "agents of a fabric": AGENTS_OF_A_FABRIC}
+"""For assertions that privileged pods also meet."""
 
 
 @functools.cache

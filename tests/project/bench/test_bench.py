@@ -14,6 +14,7 @@ from bench import attacks, capacity, engine, fabric, upstream, wrk
 from bench.attackers import Crowd, Habit, attack, dribble, sip
 from bench.calls import RATIOS
 from bench.closedloop import Caller, Tally
+from bench.clusterwebhook import require
 from bench.dataplane import KEYS, PARTS
 from bench.documents import ROOT, body
 from bench.kit import BenchError, Figures
@@ -139,6 +140,22 @@ async def test_last_line_contains_every_key_with_null_for_a_failed_part(
     await run(("a", "b"), {"works": works, "breaks": breaks}, failed, quick=True)
     assert failed == ["breaks"]
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {"a": 1.2346, "b": None}
+
+
+@pytest.mark.parametrize(
+    ("slow_s", "away_s", "etcd_s", "missed"),
+    [
+        (2.1, 4.0, 1.0, "beyond a slow webhook: 2.10 s, at most 2"),
+        (2.0, 4.1, 1.0, "webhook away: 4.10 s, at most 4"),
+        (2.0, 4.0, 1.1, "one error of etcd: 1.10 s, at most 1"),
+    ],
+)
+def test_one_slow_round_with_a_failing_webhook_fails_the_bench(
+    slow_s: float, away_s: float, etcd_s: float, missed: str
+) -> None:
+    require([2.0], [4.0], [1.0])
+    with pytest.raises(BenchError, match=f"missed figures: {missed}$"):
+        require([0.1, slow_s, 0.1], [2.1, away_s, 2.1], [0.1, etcd_s, 0.1])
 
 
 def test_quick_mode_is_off_for_0_empty_and_unset(monkeypatch: pytest.MonkeyPatch) -> None:

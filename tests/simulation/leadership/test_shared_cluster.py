@@ -30,11 +30,12 @@ SETTLED_S = 300.0
 CLUSTER, NAMESPACE = {"scope": "cluster"}, {"scope": "namespace"}
 SCOPES = {
     "both of the cluster": (CLUSTER, CLUSTER), "one of the cluster": (CLUSTER, NAMESPACE),
-    "none of the cluster": (NAMESPACE, NAMESPACE),
+    "second of the cluster": (NAMESPACE, CLUSTER), "none of the cluster": (NAMESPACE, NAMESPACE),
 }  # fmt: skip
 SECOND = {
     "two leases": {"namespace": "town", "lease": "two"}, "two homes": {"namespace": "town", "home": "other"},
     "two engines namespaces": {"namespace": "other"},
+    "two leases and engines namespaces": {"namespace": "other", "lease": "two"},
 }  # fmt: skip
 
 

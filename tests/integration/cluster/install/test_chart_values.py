@@ -1,83 +1,89 @@
-"""Each value set of the chart on a real API server: every object that it renders is admitted (a dry run of each)."""
+"""Each value set of the chart on a real API server: installed with helm, without waiting for pods, and uninstalled."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import uuid
+from pathlib import Path
 from typing import Any
 
+import helm_python
 import pytest
 import yaml
 
 from autoscaler.kubernetes.api import Api, ApiError, Object
 from tests.integration.cluster.conftest import make_namespace
-from tests.support.chart import SETS, texts
+from tests.integration.cluster.install.test_chart import loose_chart
+from tests.integration.cluster.support.control_plane import custom_resources
+from tests.support.chart import EVERY_SET, texts
 
-NOT_SERVED = frozenset({"Certificate", "Issuer", "PodMonitor", "ServiceMonitor", "PrometheusRule", "HTTPRoute"})
-"""Kinds of cert-manager, the Prometheus operator and the Gateway API, which this control plane does not have."""
-HOOKS = "helm.sh/hook"
-
+NOT_SERVED = {
+    "cert-manager.io": ("Certificate", "Issuer"),
+    "monitoring.coreos.com": ("PodMonitor", "ServiceMonitor", "PrometheusRule"),
+    "gateway.networking.k8s.io": ("HTTPRoute",),
+}
+"""Kinds by API group that this control plane does not have: it gets definitions that accept any spec."""
 
 QUOTA = {f"{of}.{what}": most for of in ("requests", "limits") for what, most in (("cpu", "64"), ("memory", "64Gi"))}
 """This quota requires each container of a namespace to specify all four."""
 
 
-@functools.cache
-def rendered(name: str, namespace: str) -> tuple[Object, ...]:
-    """The objects that helm installs: without hooks, in an existing namespace."""
-    text = yaml.safe_dump(SETS[name]).replace("home", namespace)
-    return tuple(
-        one for one in objects(yaml.safe_load(text), namespace) if HOOKS not in one["metadata"].get("annotations", {})
-    )
-
-
-def objects(values: dict[str, Any], namespace: str) -> list[Object]:
+def objects(values: dict[str, Any], namespace: str, name: str = "pl") -> list[Object]:
     """All rendered objects."""
-    found = (part for path, part in texts(values, namespace=namespace).items() if path.endswith(".yaml"))
+    found = (part for path, part in texts(values, name, namespace).items() if path.endswith(".yaml"))
     return [one for part in found for one in yaml.load_all(part, yaml.CSafeLoader) if one]
 
 
-async def collection(api: Api, one: Object) -> str:
-    """The path of the object's kind. Raises KeyError if the server does not serve it."""
-    version = one["apiVersion"]
-    root = f"/apis/{version}" if "/" in version else f"/api/{version}"
-    try:
-        kinds = {found["kind"]: found for found in (await api.get(root))["resources"] if "/" not in found["name"]}
-    except ApiError as error:
-        if error.status != 404:
-            raise
-        kinds = {}
-    kind = kinds[one["kind"]]
-    within = f"/namespaces/{one['metadata']['namespace']}" if kind["namespaced"] else ""
-    return f"{root}{within}/{kind['name']}"
+def any_spec(group: str, kind: str) -> Object:
+    """A definition of a third-party kind without rules."""
+    plural = f"{kind.lower()}s"
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": f"{plural}.{group}", "annotations": {"api-approved.kubernetes.io": "unapproved, for tests"},
+        },
+        "spec": {
+            "group": group, "scope": "Namespaced", "names": {"kind": kind, "plural": plural}, "versions": [version],
+        },
+    }  # fmt: skip
+
+
+def unshared(name: str, namespace: str) -> dict[str, Any]:
+    """The values of a set, in which no other release uses the namespaces that the chart creates."""
+    values: dict[str, Any] = yaml.safe_load(yaml.safe_dump(EVERY_SET[name]).replace("home", namespace))
+    for part in ("engines", "agent"):
+        values[part] = {"namespace": f"{namespace}-{part}", **values.get(part, {})}
+    return values
 
 
 @pytest.mark.standard
-@pytest.mark.parametrize("name", SETS)
-async def test_api_server_admits_every_rendered_object_of_a_value_set(api: Api, name: str) -> None:
-    """Namespaces are created for real, because a dry run creates none."""
-    home = f"chart-{uuid.uuid4().hex[:8]}"
-    objects = rendered(name, home)
-    assert len(objects) > 10
-    await make_namespace(api, home)
-    spaces = {one["metadata"].get("namespace", "") for one in objects} - {home, ""}
-    there = {one["metadata"]["name"] for one in (await api.get("/api/v1/namespaces"))["items"]}
-    for space in spaces - there:
-        with contextlib.suppress(ApiError):  # another test may create it
+@pytest.mark.parametrize("name", EVERY_SET)
+async def test_value_set_installs_on_an_api_server_and_uninstalls(
+    api: Api, kubeconfig: Path, tmp_path: Path, name: str
+) -> None:
+    release, home = f"r-{uuid.uuid4().hex[:8]}", f"chart-{uuid.uuid4().hex[:8]}"
+    values = unshared(name, home)
+    for group, kinds in NOT_SERVED.items():
+        for kind in kinds:
+            await custom_resources.install_one(api, any_spec(group, kind))
+    made = objects(values, home, release)
+    created = {one["metadata"]["name"] for one in made if one["kind"] == "Namespace"}
+    for space in {home} | {one["metadata"].get("namespace", home) for one in made} - created:
+        with contextlib.suppress(ApiError):  # another value set uses it, too
             await make_namespace(api, space)
-    unserved = set[str]()
-    for one in objects:
-        try:
-            path = await collection(api, one)
-        except KeyError:
-            unserved.add(one["kind"])
-            continue
-        admitted = await api.apply(f"{path}/{one['metadata']['name']}?dryRun=All", one, "chart")
-        assert admitted["metadata"]["name"] == one["metadata"]["name"]
-    assert unserved <= NOT_SERVED
-    await api.delete(f"/api/v1/namespaces/{home}")
+    with helm_python.Config(kubeconfig_path=kubeconfig, namespace=home, qps=1000.0, burst_limit=1000) as config:
+        await asyncio.to_thread(config.install, loose_chart(tmp_path), release, values, namespace=home)
+        ours = {"labelSelector": f"app.kubernetes.io/instance={release}"}
+        deployed = await api.get(f"/apis/apps/v1/namespaces/{home}/deployments", **ours)
+        assert len(deployed["items"]) == 2
+        await asyncio.to_thread(config.uninstall, release)
+    for path in ("rbac.authorization.k8s.io/v1/clusterroles", "scheduling.k8s.io/v1/priorityclasses"):
+        assert (await api.get(f"/apis/{path}", **ours))["items"] == []
+    for space in {home} | created:
+        await api.delete(f"/api/v1/namespaces/{space}")
 
 
 def pods(limits: dict[str, str], namespace: str) -> list[Object]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 
 import aiohttp
 import msgspec
 import pytest
+import yaml
 
 from autoscaler.documents.load import read_document
 from autoscaler.documents.validation import KEYS, MESSAGE
@@ -21,9 +24,13 @@ from autoscaler.schema.pod_types import TYPES
 from autoscaler.slicing.registry import AMOUNTS, AMOUNTS_BEGIN, CHOICES, CHOICES_BEGIN
 from autoscaler.spec.decode import WrongKeyError
 from autoscaler.spec.model import ModelSpec
+from pilotlight.doctor import cluster
+from tests.integration.cluster.support.control_plane import custom_resources
 from tests.integration.cluster.support.control_plane.components import Plane
 from tests.integration.cluster.support.control_plane.custom_resources import (
     API_VERSION,
+    FOLDER,
+    GROUP,
     SERVED_S_MAX,
     TENANTS,
     document,
@@ -472,3 +479,37 @@ async def test_tenant_without_a_spec_gets_defaults(served: Api) -> None:
     made = await served.create(TENANTS, document("Tenant", name))
     assert made["spec"] == {"weight": 1, "keys": [], "priorityMax": 0}
     await served.delete(f"{TENANTS}/{name}")
+
+
+def of_group(file: Path, group: str) -> Object:
+    """One of our definitions for another group, so that the installed one stays as it is."""
+    found: Object = yaml.safe_load(file.read_text().replace(GROUP, group))
+    return found
+
+
+@pytest.mark.parametrize("file", sorted(FOLDER.glob("*.yaml")), ids=lambda file: file.stem)
+async def test_definition_can_be_applied_by_the_client(api: Api, file: Path) -> None:
+    """`kubectl apply` keeps the whole object in an annotation, and all annotations have at most 262,144 bytes."""
+    one = of_group(file, f"g{uuid.uuid4().hex[:8]}.example")
+    kept = json.dumps(one, separators=(",", ":")) + "\n"
+    one["metadata"]["annotations"] = {"kubectl.kubernetes.io/last-applied-configuration": kept}
+    assert len(kept) < 262_144
+    made = await api.create(f"{cluster.CRDS}?dryRun=All", one)
+    assert made["metadata"]["annotations"] == one["metadata"]["annotations"]
+
+
+async def test_doctor_names_fields_that_an_older_definition_lacks(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = f"g{uuid.uuid4().hex[:8]}.example"
+    monkeypatch.setattr(cluster, "GROUP", group)
+    scene = cluster.Scene(engines="default", home="default", scope="namespace")
+    older, now = of_group(FOLDER / "models.yaml", group), of_group(FOLDER / "models.yaml", group)
+    spec = older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+    del spec["residencySeconds"], spec["queue"]["properties"]["bytesMax"]
+    await custom_resources.install_one(api, older)
+    (found,) = await cluster.definitions(api, scene)
+    assert (found.grade, found.fix) == ("warning", cluster.CRDS_FIX)
+    assert found.says == "another version is installed, without spec.queue.bytesMax, spec.residencySeconds"
+    await custom_resources.install_one(api, now)
+    (found,) = await cluster.definitions(api, scene)
+    assert (found.grade, found.says) == ("ok", "installed in this version")
+    await api.delete(custom_resources.definition("models", group))

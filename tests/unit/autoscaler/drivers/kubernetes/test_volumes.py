@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.contract import ReplicaId
+from autoscaler.documents.load import parse_documents
 from autoscaler.drivers.kubernetes import pod_writer, volumes
 from autoscaler.drivers.kubernetes.objects import node_facts as nodes
 from autoscaler.drivers.kubernetes.objects import replica_pod as pods
@@ -32,6 +33,12 @@ DIGEST = "sha256:" + 64 * "a"
 COPY = ArtifactFacts(DIGEST, "copies/0123456789abcdef/sha256-aaaa/files", "llama.gguf")
 NODE = NodeMountFacts("gpu-1.example", "gpu-1", "v1.36.3", "containerd://2.1.4")
 FACTS = ClusterFacts(volumes=True, server=(1, 36))
+ADDRESSED = """
+apiVersion: pilotlight.dev/v1alpha1
+kind: Model
+metadata: {name: ada}
+spec: {engine: command, image: "engine:1", command: [serve, "{host}:{port}"]}
+"""
 OCI, CLAIM = "artifact: oci://ghcr.io/acme/llama:8b", "artifact: pvc://shared/llama/8b.gguf"
 
 
@@ -87,6 +94,17 @@ def test_pvc_artifact_is_mounted_without_a_download() -> None:
         "volumes"
         not in pods.build_pod_manifest(one, model(), build_pod_launch(model(), pods.HOST, 1), "engine:1")["spec"]
     )
+
+
+@pytest.mark.parametrize(
+    ("ip", "word"), [("fd00::1", "[$(POD_IP)]:9000"), ("10.0.0.1", "$(POD_IP):9000"), ("", "$(POD_IP):9000")]
+)
+def test_engine_address_has_the_family_of_the_autoscaler_pod(
+    ip: str, word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POD_IP", ip)
+    of = parse_documents([("a.yaml", ADDRESSED)]).models[0]
+    assert build_pod_launch(of, pods.HOST, 9000).argv == ("serve", word)
 
 
 @pytest.mark.parametrize("path", ["/weights", "/weights/", "/./weights"])

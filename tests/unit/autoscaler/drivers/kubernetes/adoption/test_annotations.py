@@ -323,14 +323,46 @@ def test_init_container_of_the_template_may_run_longer_than_an_injected_one() ->
         assert (seen.waits, seen.patience_s) == (f"init container {name} has not finished", patience_s)
 
 
-def test_container_with_annotated_port_is_the_engine() -> None:
-    first = {"name": "web", "ports": [{"name": "http", "containerPort": 80}]}
-    killed = {"name": "engine", "state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}
-    found = pod_object({"ports": [{"containerPort": 9000}]}, {"containerStatuses": [killed]})
-    found["spec"]["containers"].insert(0, first)
+AGAIN = {"waiting": {"reason": "CrashLoopBackOff"}}
+
+
+@pytest.mark.parametrize(
+    ("engine", "ended"),
+    [
+        (
+            {"state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}},
+            "was killed for lack of memory (OOMKilled)",
+        ),
+        ({"state": AGAIN, "lastState": {"terminated": {"exitCode": 3}}}, "ended with status 3"),
+        ({"state": {"running": {}}, "ready": True}, ""),
+    ],
+)
+def test_container_with_annotated_port_decides_readiness_and_crashes(engine: dict[str, Any], ended: str) -> None:
+    """The first container has a port named http, another probe, and crashes or not."""
+    get = {"httpGet": {"path": "/web", "port": "http"}}
+    web = {"name": "web", "ports": [{"name": "http", "containerPort": 80}], "readinessProbe": get}
+    crashed = {"name": "web", "ready": True, "state": {} if ended else AGAIN}
+    container = {"ports": [{"name": "api", "containerPort": 9000}],
+                 "readinessProbe": {"httpGet": {"path": "/ready", "port": "api"}}}  # fmt: skip
+    found = pod_object(container, {"containerStatuses": [crashed, {"name": "engine", **engine}, READY]})
+    found["spec"]["containers"].insert(0, web)
     seen = read_pod(found, KEY, "gone", 9000)
     assert seen is not None
-    assert (seen.port, seen.ended) == (9000, "was killed for lack of memory (OOMKilled)")
+    assert (seen.port, seen.probe_port, seen.path, seen.ended) == (9000, 9000, "/ready", ended)
+    assert not seen.held
+
+
+def test_workload_container_is_the_one_with_the_annotated_port() -> None:
+    for port, name in (("80", "web"), ("9000", "engine"), ("7", "web")):
+        found = deployment(**{"pilotlight.dev/models": "ada", "pilotlight.dev/port": port})
+        found["spec"]["template"]["spec"]["containers"] = [
+            {"name": "proxy", "ports": [{"containerPort": 1}]},
+            {"name": "web", "ports": [{"name": "http", "containerPort": 80}]},
+            {"name": "engine", "ports": [{"containerPort": 9000}]},
+        ]
+        seen = read_workload("Deployment", found)
+        assert isinstance(seen, WorkloadSeen)
+        assert seen.container == name
 
 
 def test_pod_with_other_controller_kind_is_ignored() -> None:

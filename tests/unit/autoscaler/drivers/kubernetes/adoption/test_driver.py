@@ -6,13 +6,14 @@ import asyncio
 import copy
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.drivers import contained
+from autoscaler.drivers import contained, probes
 from autoscaler.drivers.kubernetes import pod_events
 from autoscaler.drivers.kubernetes.adoption import driver, workload, workload_controller
 from autoscaler.drivers.kubernetes.adoption.annotations import Others, read_model
@@ -130,6 +131,38 @@ def pod(of: str, **more: Any) -> Object:
     }  # fmt: skip
 
 
+HOLDS = ("readiness gate", "second container", "native sidecar", "startup probe of a socket")
+"""What keeps a pod from being ready although its engine answers."""
+
+
+def held_pod(of: str, hold: str, *, held: bool) -> Object:
+    """A pod with a running engine as its kubelet reports it, held or not."""
+    found, socket = pod(of), {"tcpSocket": {"port": 8080}}
+    (engine,) = found["status"]["containerStatuses"]
+    ready = {"type": "Ready", "status": str(not held)}
+    mesh = {"name": "mesh", "ready": not held}
+    fields: dict[str, tuple[Object, Object]] = {
+        "readiness gate": (
+            {"readinessGates": [{"conditionType": "attached"}]},
+            {"conditions": [ready, {"type": "attached", "status": str(not held)}]},
+        ),
+        "second container": (
+            {"containers": [{"name": "engine"}, {"name": "mesh"}]}, {"containerStatuses": [engine, mesh]},
+        ),
+        "native sidecar": (
+            {"initContainers": [{"name": "mesh", "restartPolicy": "Always"}]}, {"initContainerStatuses": [mesh]},
+        ),
+        "startup probe of a socket": (
+            {"containers": [{"name": "engine", "startupProbe": socket, "readinessProbe": socket}]},
+            {"containerStatuses": [{**engine, "started": not held}]},
+        ),
+    }  # fmt: skip
+    spec, status = fields[hold]
+    found["spec"] |= {"containers": [{"name": "engine"}], **spec}
+    found["status"] |= {"conditions": [ready], **status}
+    return found
+
+
 class House:
     """A driver on a `Plane`, and what it reports."""
 
@@ -153,6 +186,11 @@ class House:
             while not all(any(id.startswith(name) and now is how for id, now in self.now().items())
                           for name, how in seen):  # fmt: skip
                 await asyncio.sleep(0)
+
+    def states(self, name: str) -> list[Seen]:
+        """All reported states of the replicas with this name prefix."""
+        seen = (one for one in self._observed.all if isinstance(one, ReplicaSeen))
+        return [one.seen for one in seen if one.id.startswith(name)]
 
     def reasons(self, name: str) -> list[str]:
         """Exit reasons of the replicas with this name prefix."""
@@ -179,12 +217,17 @@ class House:
 
 
 @asynccontextmanager
-async def serving(*names: str, whose: Callable[[str, str | None], str | None] = lambda *_: "") -> AsyncIterator[House]:
-    """Deployments with a ready pod each; waits until those of this installation are reported."""
+async def serving(
+    *names: str,
+    whose: Callable[[str, str | None], str | None] = lambda *_: "",
+    made: Callable[[str], Object] = pod,
+    seen: Seen = Seen.READY,
+) -> AsyncIterator[House]:
+    """Deployments with a pod each; waits until those of this installation are reported in this state."""
     plane, notes, models = Plane(), list[WorkloadEvent](), dict[Origin, Model]()
     for name in names:
         plane.put(APPS, deployment(name, models=name))
-        plane.put(PODS, pod(name))
+        plane.put(PODS, made(name))
 
     def put(now: Mapping[Origin, Model]) -> None:
         models.clear()
@@ -194,7 +237,7 @@ async def serving(*names: str, whose: Callable[[str, str | None], str | None] = 
     async with running(driver) as observed:
         house = House(driver, observed, plane, notes, models)
         if whose("n", None) == "":
-            await house.until(*((name, Seen.READY) for name in names))
+            await house.until(*((name, seen) for name in names))
         driver.lead()
         yield house
 
@@ -381,6 +424,33 @@ async def test_exception_while_reading_a_workload_is_a_fault_of_its_model_only(m
         house.plane.put(APPS, deployment("bert", models="bert", slots="9"))
         await house.until_model("bert", lambda model: model.slots == 9)
         assert [(one.model, "KeyError" in one.reason) for one in house.faults()] == [("ada", True)]
+
+
+@pytest.mark.parametrize("hold", HOLDS)
+async def test_held_pod_gets_no_request_although_its_engine_answers(hold: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is held at the start of this process and again after it was ready."""
+    monkeypatch.setattr(probes, "READY_EVERY_S", 0.0)
+    probed = 0
+
+    async def answers(_: AdoptedPodSeen) -> bool:
+        nonlocal probed
+        probed += 1
+        return True
+
+    monkeypatch.setattr(workload_controller, "_probe", answers)
+    made = partial(held_pod, hold=hold, held=True)
+    async with serving("ada", made=made, seen=Seen.STARTING) as house:
+        while probed < 4:
+            await asyncio.sleep(0)
+        assert set(house.states("ada")) == {Seen.STARTING}
+        house.plane.put(PODS, held_pod("ada", hold, held=False))
+        await house.until(("ada", Seen.READY))
+        house.plane.put(PODS, made("ada"))
+        await house.until(("ada", Seen.UNREADY))
+        before, probed = house.states("ada"), 0
+        while probed < 4:
+            await asyncio.sleep(0)
+        assert house.states("ada") == before
 
 
 async def test_workload_task_that_raises_is_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
