@@ -153,7 +153,7 @@ def test_pipelined_bytes_above_the_limit_raise_an_error() -> None:
     reader = RequestReader(100)
     assert reader.feed(HEALTH) is not None
     reader.feed(bytes(AHEAD_BYTES_MAX))
-    with pytest.raises(CallError, match="ahead"):
+    with pytest.raises(CallError, match="too many pipelined bytes"):
         reader.feed(b"x")
 
 
