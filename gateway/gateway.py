@@ -26,7 +26,7 @@ from gateway import errors
 from gateway.dispatch.call import Call, Outcome
 from gateway.dispatch.dispatcher import Dispatch
 from gateway.dispatch.effects import Effect, Grant, ReportNow
-from gateway.http.body import Body, ChunkedBody
+from gateway.http.body_buffers import Body, ChunkedBody
 from gateway.http.host_check import HostCheck, is_on_loopback
 from gateway.http.request_head import Head
 from gateway.limits import Limits

@@ -106,7 +106,7 @@ _CRYPTOGRAPHY = {
 }
 _PACKAGES = ("cryptography", "cryptography.hazmat", _PRIMITIVES)
 EXCEPTIONS = {
-    ("gateway/http/body", "mmap"): "anonymous memory, never a file",
+    ("gateway/http/body_buffers", "mmap"): "anonymous memory, never a file",
     (
         "autoscaler/importers/llama_swap/commands",
         "shlex",
@@ -122,7 +122,7 @@ EXCEPTIONS = {
     ("artifacts/credentials/sigv4", "urllib"): "only quotes strings",
     ("artifacts/credentials/sigv4", "urllib.parse"): "as above",
     ("artifacts/credentials/sigv4", "yarl"): "parses URLs as the transport does",
-    ("artifacts/http/origin", "yarl"): "parses URLs as the transport does: another parser would disagree on some",
+    ("artifacts/http/request_targets", "yarl"): "parses URLs as the transport does; parsers disagree on some",
     **{(module, what): VERIFYING for module, all_of in _CRYPTOGRAPHY.items() for what in (*_PACKAGES, *all_of)},
     **{
         ("artifacts/signatures/certificates", f"cryptography{what}"): VERIFYING for what in ("", ".exceptions", ".x509")

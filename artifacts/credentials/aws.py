@@ -22,12 +22,12 @@ from urllib.parse import urlencode
 from yarl import URL
 
 from artifacts.credentials.sigv4 import Keys
-from artifacts.errors import BrokenError, DeniedError, PolicyError
 from artifacts.http import xml
-from artifacts.http.origin import get_origin, is_loopback, parse_untrusted_url
+from artifacts.http.request_targets import get_origin, is_loopback, parse_untrusted_url
 from artifacts.http.retry import Pace, Tries
 from artifacts.http.transport import Limits, Site, Transport
 from artifacts.http.xml import BadXmlError
+from artifacts.registry_errors import BrokenError, DeniedError, PolicyError
 
 REGION = "us-east-1"
 """Default region."""

@@ -16,7 +16,7 @@ import msgspec
 
 from artifacts.credentials import docker_config
 from artifacts.credentials.docker_config import IDENTITY_USER, Login
-from artifacts.errors import DeniedError
+from artifacts.registry_errors import DeniedError
 
 PROGRAM_S_MAX = 10.0
 END_S_MAX = 1.0

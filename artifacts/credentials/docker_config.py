@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from artifacts.errors import PolicyError
 from artifacts.reference import DOCKER_HOSTS
+from artifacts.registry_errors import PolicyError
 
 DOCKER_KEY = "https://index.docker.io/v1/"
 IDENTITY_USER = "<token>"

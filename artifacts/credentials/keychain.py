@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 from artifacts.credentials import credential_helpers, docker_config
 from artifacts.credentials.docker_config import CONFIG_BYTES_MAX, Config, Login
-from artifacts.errors import AbsentError, DeniedError, PolicyError
+from artifacts.registry_errors import AbsentError, DeniedError, PolicyError
 
 T = TypeVar("T")
 

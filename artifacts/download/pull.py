@@ -28,11 +28,11 @@ from artifacts.download.pacing import Judge, Window
 from artifacts.download.partial_file import Partial
 from artifacts.download.splice import Goal
 from artifacts.download.tls_receive import Ends
-from artifacts.errors import BrokenError, MismatchError, RegistryError
 from artifacts.http.transport import DetachedBody
 from artifacts.oci import spans as parts
 from artifacts.oci.spans import Span
 from artifacts.registry.blobs import Blob, BlobSource, Moved
+from artifacts.registry_errors import BrokenError, MismatchError, RegistryError
 
 TICK_S = 0.25
 BATCH_BYTES = 512 << 10

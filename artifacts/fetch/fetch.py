@@ -19,12 +19,12 @@ from artifacts.credentials.docker_config import Login
 from artifacts.dialects.contents import RefusedError
 from artifacts.dialects.file_listing import Listing
 from artifacts.digest import Digest
-from artifacts.errors import DeniedError, PolicyError, RegistryError
 from artifacts.fetch import files, registry, remote_header
 from artifacts.fetch.registry import OnProgress, Registries
 from artifacts.peers.client import Neighboured
 from artifacts.reference import Reference
 from artifacts.registry.blobs import BlobSource
+from artifacts.registry_errors import DeniedError, PolicyError, RegistryError
 from artifacts.source_uri import Bucket, Hub, Local
 from artifacts.sources import huggingface as hub
 from artifacts.sources import s3

@@ -15,9 +15,9 @@ from artifacts.dialects.file_listing import ListedFile, Listing, SelectedFile
 from artifacts.digest import Digest
 from artifacts.download import pull
 from artifacts.download.pull import BlobTarget
-from artifacts.errors import MismatchError
 from artifacts.formats import magic
 from artifacts.registry.blobs import Blob, BlobSource
+from artifacts.registry_errors import MismatchError
 from artifacts.store.layout import digest_file_name
 from artifacts.store.publish import Job
 from artifacts.store.store import run_in_thread

@@ -21,7 +21,6 @@ from artifacts.credentials.docker_config import Login
 from artifacts.credentials.keychain import Chain, Keychain
 from artifacts.dialects.contents import RefusedError
 from artifacts.digest import Digest
-from artifacts.errors import PolicyError
 from artifacts.fetch import verify_signatures
 from artifacts.fetch.blobs import fetch_artifact_files
 from artifacts.file_policy import ALLOW
@@ -33,6 +32,7 @@ from artifacts.reference import Reference
 from artifacts.registry import manifests, resolve
 from artifacts.registry.client import Client
 from artifacts.registry.mirrored_registry import Mirror, Mirrored
+from artifacts.registry_errors import PolicyError
 from artifacts.signatures.policy import Policy
 from artifacts.store.layout import CopyKey, origin_folder_name
 from artifacts.store.publish import Copy, CopySpec, Job

@@ -12,7 +12,6 @@ import asyncio
 from contextlib import aclosing
 
 from artifacts.digest import Digest
-from artifacts.errors import AbsentError, RegistryError
 from artifacts.oci import manifest
 from artifacts.oci.descriptor import BadManifestError, Descriptor
 from artifacts.oci.manifest import Manifest
@@ -20,6 +19,7 @@ from artifacts.registry import blobs, manifests
 from artifacts.registry.blobs import Blob
 from artifacts.registry.client import Client
 from artifacts.registry.referrers import format_referrers_tag, list_referrers
+from artifacts.registry_errors import AbsentError, RegistryError
 from artifacts.signatures import policy as signatures
 from artifacts.signatures.bundles import BUNDLE, BUNDLE_BYTES_MAX
 from artifacts.signatures.payloads import PAYLOAD_BYTES_MAX

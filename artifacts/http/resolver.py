@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from artifacts.errors import PolicyError
-from artifacts.http.origin import Address, is_forbidden, is_private, normalize_host
+from artifacts.http.request_targets import Address, is_forbidden, is_private, normalize_host
+from artifacts.registry_errors import PolicyError
 
 
 class Resolver(AbstractResolver):

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from email.utils import parsedate_to_datetime
 
-from artifacts.errors import BrokenError, UnreachableError
+from artifacts.registry_errors import BrokenError, UnreachableError
 
 STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 TRIES_MAX = 6

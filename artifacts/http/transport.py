@@ -1,4 +1,5 @@
-"""The only HTTP client for registries and their redirect targets: aiohttp under the rules of `artifacts.http.origin`.
+"""The only HTTP client for registries and their redirect targets: aiohttp under the rules of
+`artifacts.http.request_targets`.
 
 One session serves one registry. Credentials (`Authorization`, the registry's own headers, the client certificate) are
 sent only to the registry's origin, and no more after a redirect has left it. There are no cookies. Names that resolve
@@ -32,10 +33,17 @@ from aiohttp.resolver import ThreadedResolver
 from multidict import CIMultiDictProxy
 from yarl import URL
 
-from artifacts.errors import BrokenError, PolicyError
-from artifacts.http.origin import Origin, get_origin, is_loopback, parse_address, parse_untrusted_url, resolve_redirect
+from artifacts.http.request_targets import (
+    Origin,
+    get_origin,
+    is_loopback,
+    parse_address,
+    parse_untrusted_url,
+    resolve_redirect,
+)
 from artifacts.http.resolver import Resolver
 from artifacts.http.retry import STATUSES
+from artifacts.registry_errors import BrokenError, PolicyError
 
 
 class Sealed(ssl.SSLObject):

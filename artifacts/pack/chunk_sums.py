@@ -20,7 +20,6 @@ import msgspec
 
 from artifacts import digest as digests
 from artifacts.digest import Digest
-from artifacts.errors import RegistryError
 from artifacts.oci import manifest, spans
 from artifacts.oci.descriptor import BadManifestError, Descriptor
 from artifacts.oci.manifest import Manifest
@@ -30,6 +29,7 @@ from artifacts.registry import push as pushing
 from artifacts.registry.blobs import Blob
 from artifacts.registry.client import Client
 from artifacts.registry.referrers import list_referrers
+from artifacts.registry_errors import RegistryError
 
 KIND = "application/vnd.pilotlight.chunks.v1+json"
 EMPTY_KIND, EMPTY = "application/vnd.oci.empty.v1+json", b"{}"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from artifacts import digest as digests
-from artifacts.archives.tar_writer import build_frame
+from artifacts.archives.single_file_tar import build_frame
 from artifacts.dialects.contents import RefusedError
 from artifacts.digest import Digest
 from artifacts.formats import magic

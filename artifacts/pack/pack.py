@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from artifacts import digest as digests
 from artifacts import file_policy, files, safe_paths
-from artifacts.archives.tar_writer import MODE
+from artifacts.archives.single_file_tar import MODE
 from artifacts.dialects.base import FILEPATH, TITLE
 from artifacts.digest import Digest
 from artifacts.files import Role

@@ -12,13 +12,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 
 from artifacts.digest import Digest
-from artifacts.errors import RegistryError
 from artifacts.oci.descriptor import Descriptor
 from artifacts.pack import chunk_sums
 from artifacts.pack.oci_layout import OciLayout
 from artifacts.registry import push
 from artifacts.registry.blobs import Blob
 from artifacts.registry.client import Client
+from artifacts.registry_errors import RegistryError
 
 log = logging.getLogger("pilotlight.artifacts.pack")
 AT_ONCE = 4

@@ -19,15 +19,6 @@ from pathlib import Path
 
 from artifacts.credentials.keychain import Chain
 from artifacts.digest import Digest
-from artifacts.errors import (
-    AbsentError,
-    BrokenError,
-    DeniedError,
-    MismatchError,
-    PolicyError,
-    RegistryError,
-    UnreachableError,
-)
 from artifacts.http import retry
 from artifacts.http.retry import Once, Pace
 from artifacts.http.transport import DetachedBody, Limits, Site
@@ -39,6 +30,15 @@ from artifacts.registry.blobs import Blob, Moved, Sink
 from artifacts.registry.client import Client
 from artifacts.registry.manifests import RawManifest
 from artifacts.registry.mirrored_registry import Mirror, Mirrored
+from artifacts.registry_errors import (
+    AbsentError,
+    BrokenError,
+    DeniedError,
+    MismatchError,
+    PolicyError,
+    RegistryError,
+    UnreachableError,
+)
 from artifacts.sources.file_host_client import FileHost, Lone
 
 LIMITS = Limits(connect_s=2.0, head_s=5.0, read_s=5.0, whole_s=10.0, pace_s=10.0, pace_bytes=1 << 20)

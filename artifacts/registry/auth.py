@@ -16,11 +16,11 @@ from yarl import URL
 
 from artifacts.credentials.docker_config import Login
 from artifacts.credentials.keychain import Keychain
-from artifacts.errors import BrokenError, DeniedError, PolicyError
 from artifacts.http.retry import Pace, Tries
 from artifacts.http.transport import REDIRECT_STATUSES, Answer, Transport
 from artifacts.registry import challenge
 from artifacts.registry.challenge import Challenge
+from artifacts.registry_errors import BrokenError, DeniedError, PolicyError
 
 TOKEN_BYTES_MAX = 64 << 10
 LASTS_S, LASTS_S_MAX = 60.0, 3600.0

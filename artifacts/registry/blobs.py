@@ -16,12 +16,12 @@ from yarl import URL
 
 from artifacts import digest as digests
 from artifacts.digest import Digest
-from artifacts.errors import BrokenError, MismatchError, RegistryError
 from artifacts.http import ranges
 from artifacts.http.ranges import Part
 from artifacts.http.retry import Pace, Tries
 from artifacts.http.transport import Answer, DetachedBody, Limits
 from artifacts.registry.client import Client
+from artifacts.registry_errors import BrokenError, MismatchError, RegistryError
 
 PROGRESS_BYTES = 1 << 20
 """After this much progress in one attempt the retry counter is reset."""

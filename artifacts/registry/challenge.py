@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 
 from yarl import URL
 
-from artifacts.errors import PolicyError
-from artifacts.http.origin import PORTS, get_origin, normalize_host, parse_address, parse_untrusted_url
+from artifacts.http.request_targets import PORTS, get_origin, normalize_host, parse_address, parse_untrusted_url
+from artifacts.registry_errors import PolicyError
 
 HEADER_CHARS_MAX = 8192
 CHALLENGES_MAX = 16

@@ -19,10 +19,10 @@ from yarl import URL
 from artifacts import digest as digests
 from artifacts.credentials.keychain import Chain, Keychain
 from artifacts.digest import Digest
-from artifacts.errors import AbsentError, BrokenError, DeniedError, MismatchError, PolicyError, RegistryError
 from artifacts.http.retry import Pace, Tries
 from artifacts.http.transport import Answer, Body, Limits, Site, Transport
 from artifacts.registry.auth import Scopes, Tokens, pull_scope
+from artifacts.registry_errors import AbsentError, BrokenError, DeniedError, MismatchError, PolicyError, RegistryError
 
 LOGINS_MAX = 2
 """Maximum logins per request: one for a token that just expired, and one more if the new token is rejected."""

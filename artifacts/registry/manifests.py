@@ -15,10 +15,10 @@ from yarl import URL
 
 from artifacts import digest as digests
 from artifacts.digest import Digest
-from artifacts.errors import MismatchError, PolicyError, RegistryError
-from artifacts.http.origin import get_origin, resolve_location
+from artifacts.http.request_targets import get_origin, resolve_location
 from artifacts.oci.manifest import MANIFEST_BYTES_MAX
 from artifacts.registry.client import Client, RegistryResponse
+from artifacts.registry_errors import MismatchError, PolicyError, RegistryError
 
 GREETING_BYTES_MAX = 64 << 10
 TAGS_MAX = 10_000

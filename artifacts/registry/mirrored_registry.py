@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 from artifacts import digest
 from artifacts.digest import Digest
-from artifacts.errors import BrokenError, MismatchError, RegistryError
 from artifacts.http.transport import DetachedBody, Limits
 from artifacts.registry import blobs, manifests
 from artifacts.registry.blobs import Blob, Moved, Sink
 from artifacts.registry.client import Client
 from artifacts.registry.manifests import RawManifest
+from artifacts.registry_errors import BrokenError, MismatchError, RegistryError
 
 log = logging.getLogger("pilotlight.artifacts.registry")
 

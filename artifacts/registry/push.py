@@ -17,8 +17,7 @@ from yarl import URL
 
 from artifacts import digest as digests
 from artifacts.digest import Digest
-from artifacts.errors import BrokenError, MismatchError, PolicyError
-from artifacts.http.origin import resolve_location
+from artifacts.http.request_targets import resolve_location
 from artifacts.http.retry import Tries
 from artifacts.http.transport import Answer
 from artifacts.oci.manifest import MANIFEST_BYTES_MAX
@@ -27,6 +26,7 @@ from artifacts.registry.blobs import Blob
 from artifacts.registry.client import Client
 from artifacts.registry.manifests import INDEX, has_digest
 from artifacts.registry.referrers import Referrer, add_referrer, fetch_tagged_index, format_referrers_tag
+from artifacts.registry_errors import BrokenError, MismatchError, PolicyError
 
 PIECE_BYTES = 1 << 20
 CHUNK_BYTES_MAX = 1 << 30

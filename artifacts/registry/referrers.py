@@ -13,10 +13,10 @@ from yarl import URL
 
 from artifacts import digest as digests
 from artifacts.digest import Digest
-from artifacts.errors import AbsentError, MismatchError
 from artifacts.oci.manifest import MANIFEST_BYTES_MAX
 from artifacts.registry.client import Client, RegistryResponse
 from artifacts.registry.manifests import ACCEPTED, INDEX, PAGES_MAX, fetch_manifest, find_next_page
+from artifacts.registry_errors import AbsentError, MismatchError
 
 REFERRERS_MAX = 1000
 

@@ -16,12 +16,12 @@ from multidict import CIMultiDictProxy
 from yarl import URL
 
 from artifacts.digest import Digest
-from artifacts.errors import AbsentError, BrokenError, DeniedError, MismatchError, PolicyError, RegistryError
-from artifacts.http.origin import get_origin
+from artifacts.http.request_targets import get_origin
 from artifacts.http.retry import Pace, Tries
 from artifacts.http.transport import Answer, Limits, Site, Transport
 from artifacts.registry import blobs
 from artifacts.registry.blobs import Blob, Sink
+from artifacts.registry_errors import AbsentError, BrokenError, DeniedError, MismatchError, PolicyError, RegistryError
 
 ERROR_BYTES_MAX = 64 << 10
 Prove = Callable[[str, URL, Mapping[str, str]], Awaitable[Mapping[str, str]]]

@@ -21,8 +21,7 @@ from yarl import URL
 
 from artifacts.dialects import file_listing as listing
 from artifacts.dialects.file_listing import ListedFile, Listing
-from artifacts.errors import PolicyError, RegistryError
-from artifacts.http.origin import (
+from artifacts.http.request_targets import (
     REDIRECTS_MAX,
     get_origin,
     is_loopback,
@@ -31,6 +30,7 @@ from artifacts.http.origin import (
     resolve_redirect,
 )
 from artifacts.http.transport import REDIRECT_STATUSES
+from artifacts.registry_errors import PolicyError, RegistryError
 from artifacts.source_uri import Hub
 from artifacts.sources.file_host_client import FileHost, FileHostResponse, Rules
 

@@ -22,10 +22,10 @@ from artifacts.credentials.aws import AwsKeys
 from artifacts.credentials.sigv4 import Asked, Scope
 from artifacts.dialects import file_listing
 from artifacts.dialects.file_listing import FILES_MAX, ListedFile, Listing
-from artifacts.errors import PolicyError, RegistryError
 from artifacts.http import xml
-from artifacts.http.origin import parse_untrusted_url
+from artifacts.http.request_targets import parse_untrusted_url
 from artifacts.http.xml import BadXmlError, Element
+from artifacts.registry_errors import PolicyError, RegistryError
 from artifacts.source_uri import Bucket
 from artifacts.sources.file_host_client import Explain, FileHost, FileHostResponse, Rules
 

@@ -23,7 +23,7 @@ from artifacts.digest import Digest
 from artifacts.disk import locks as flocks
 from artifacts.disk.disk import FULL, SHUT, Disk, describe_os_error
 from artifacts.disk.threads import wait_until_done
-from artifacts.errors import MismatchError, UnreachableError
+from artifacts.registry_errors import MismatchError, UnreachableError
 from artifacts.store import eviction as evict
 from artifacts.store.copies import CopyStore
 from artifacts.store.eviction import Choice

@@ -15,7 +15,7 @@ from autoscaler.contract import ReplicaId
 from autoscaler.controller.loop import LoopStep
 from autoscaler.spec.model import Model
 from autoscaler.state.world import ClusterFacts, Replica, World
-from autoscaler.weights import mounts
+from autoscaler.weights import mount_choice
 from autoscaler.weights.desired import (
     WeightsFailed,
     WeightsPending,
@@ -73,7 +73,7 @@ class AgentNodeSupply:
             if name != OWN
         }
         why = (
-            mounts.explain_unmountable(
+            mount_choice.explain_unmountable(
                 artifact, world.settings, world.nodes.mounting, what, find_artifact_facts(world, model, name)
             )
             for name, (what, artifact) in of.items()

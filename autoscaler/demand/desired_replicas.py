@@ -20,8 +20,8 @@ from msgspec.structs import replace
 from autoscaler.capacity.lead_times import WAIT_WORTH
 from autoscaler.contract import ModelName
 from autoscaler.demand.schedule import compute_replica_floor
-from autoscaler.queries.cordons import STOPPED, WOKEN, find_drain_cordon
 from autoscaler.queries.gateways import is_demand_complete, list_silent_gateways
+from autoscaler.queries.operator_orders import STOPPED, WOKEN, find_drain_cordon
 from autoscaler.spec.model import IDLE_AUTO_S, Model
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Fact, History, ModelLoad, Replica, World

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from autoscaler.slicing.registry import is_device_annotation, is_device_resource
+from autoscaler.slicing.slicer_families import is_device_annotation, is_device_resource
 from autoscaler.slicing.vendors import TEMPLATES
 from autoscaler.spec import cron
 from autoscaler.spec.artifact import STORED

@@ -15,7 +15,7 @@ from autoscaler.placement.learning.expected_demand import build_restart_costs
 from autoscaler.placement.model.bins import build_placement_request
 from autoscaler.placement.model.types import EvictionLevel
 from autoscaler.placement.simulate import SimulationContext
-from autoscaler.provisioning.offer_filter import compute_deadline_s
+from autoscaler.provisioning.offer_estimates import compute_deadline_s
 from autoscaler.provisioning.offer_selection import RatedOffer, choose_offer, rate_offer
 from autoscaler.provisioning.provisioner import evaluate_offers
 from autoscaler.queries.unschedulable_replicas import list_avoided_nodes

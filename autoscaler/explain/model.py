@@ -26,9 +26,9 @@ from autoscaler.placement.model.types import EvictionLevel
 from autoscaler.planner.reconcile import choose_eviction_level, model_absence_reason, start_after_s
 from autoscaler.provisioning.feasibility import Fitting
 from autoscaler.queries import measured_memory
-from autoscaler.queries.cordons import explain_closed_slice
 from autoscaler.queries.crowded_slices import explain_misplacement
 from autoscaler.queries.gateways import decide_stop, list_known_gateways, list_silent_gateways
+from autoscaler.queries.operator_orders import explain_closed_slice
 from autoscaler.queries.unschedulable_replicas import list_avoided_nodes
 from autoscaler.queries.views import Row
 from autoscaler.spec.model import Model

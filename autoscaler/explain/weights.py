@@ -13,7 +13,7 @@ from autoscaler.agent_contract import should_store_on_node
 from autoscaler.spec.artifact import is_stored, normalize_artifact
 from autoscaler.spec.model import Model
 from autoscaler.state.world import Copy, World
-from autoscaler.weights import desired, mounts
+from autoscaler.weights import desired, mount_choice
 from autoscaler.weights.desired import find_unfetched_artifact
 
 NODES_LISTED_MAX = 4
@@ -24,10 +24,10 @@ def describe_weights(world: World, model: Model) -> list[str]:
     """Return a sentence about each pulled artifact (weights, adapters), and one about the mount of the weights."""
     found = [f"{what} ({artifact}) {_location(world, artifact)}." for what, artifact in _parts(world, model)]
     artifact, facts = find_unfetched_artifact(model), world.nodes.mounting
-    if artifact is None or facts is None or model.adopted is not None or not mounts.is_mounted(artifact):
+    if artifact is None or facts is None or model.adopted is not None or not mount_choice.is_mounted(artifact):
         return found
     seen = desired.find_artifact_facts(world, model)
-    choice = mounts.choose_mount(artifact, world.settings, facts, found=seen)
+    choice = mount_choice.choose_mount(artifact, world.settings, facts, found=seen)
     unverified = " (the artifact has not been inspected yet)" if choice.way == "image" and seen is None else ""
     return [*found, f"Its weights {choice.reason}{unverified}."]
 
@@ -80,4 +80,6 @@ def _location(world: World, artifact: str) -> str:
 
 def _as_image(world: World, artifact: str) -> bool:
     """Return whether pods mount the artifact as an image from its registry."""
-    return world.nodes.mounting is not None and mounts.is_image_mount(artifact, world.settings, world.nodes.mounting)
+    return world.nodes.mounting is not None and mount_choice.is_image_mount(
+        artifact, world.settings, world.nodes.mounting
+    )

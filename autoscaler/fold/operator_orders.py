@@ -19,8 +19,8 @@ from autoscaler.demand.desired_replicas import idle_window_s
 from autoscaler.fold import capacity, faults, mig
 from autoscaler.fold.draft import Draft
 from autoscaler.fold.memory import apply_reported_memory
-from autoscaler.queries.cordons import STILL_THERE
 from autoscaler.queries.device_health import list_unhealthy_devices
+from autoscaler.queries.operator_orders import STILL_THERE
 from autoscaler.state import images
 from autoscaler.state.images import NodeImages
 from autoscaler.state.operator_orders import (

@@ -15,8 +15,8 @@ from autoscaler.demand.desired_replicas import residency_s
 from autoscaler.fold.draft import Draft
 from autoscaler.fold.memory import apply_memory_use
 from autoscaler.queries import crowded_slices, mps_failures, unschedulable_replicas
-from autoscaler.queries.cordons import is_stop_ordered
 from autoscaler.queries.device_health import is_lost
+from autoscaler.queries.operator_orders import is_stop_ordered
 from autoscaler.spec.model import Model
 from autoscaler.state.actions import (
     Action,

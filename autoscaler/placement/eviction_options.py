@@ -30,7 +30,7 @@ from autoscaler.placement.eviction import (
 from autoscaler.placement.index.elastic import ElasticBudget
 from autoscaler.placement.index.eviction_costs import EvictionCost
 from autoscaler.placement.index.node_arrays import Flags
-from autoscaler.placement.index.request import LACKS, NEVER
+from autoscaler.placement.index.request_encoding import LACKS, NEVER
 from autoscaler.placement.index.residual_waste_tables import Ints
 from autoscaler.placement.model.tenant_isolation import domain_of
 from autoscaler.placement.model.topology import Team, team_of

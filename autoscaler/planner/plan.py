@@ -51,11 +51,11 @@ from autoscaler.planner.reconcile import (
     retire_replica,
 )
 from autoscaler.provisioning import provisioner
-from autoscaler.queries.cordons import STOPPED
 from autoscaler.queries.crowded_slices import list_excess_replicas
 from autoscaler.queries.device_health import ILL, list_lost_replicas
 from autoscaler.queries.gateways import count_running_calls, decide_stop, next_change_s
 from autoscaler.queries.measured_memory import compute_slots
+from autoscaler.queries.operator_orders import STOPPED
 from autoscaler.rearrange import vacate_gpu
 from autoscaler.rearrange.consolidation import plan_consolidation
 from autoscaler.rearrange.defragmentation import defragment

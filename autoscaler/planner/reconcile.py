@@ -28,9 +28,9 @@ from autoscaler.demand.desired_replicas import (
 )
 from autoscaler.placement.model.bins import build_placement_request
 from autoscaler.placement.model.types import EvictionLevel, PlacementRequest, Urgency
-from autoscaler.queries.cordons import explain_drain, find_drain_cordon, is_stop_ordered
 from autoscaler.queries.device_health import is_lost
 from autoscaler.queries.gateways import is_demand_complete
+from autoscaler.queries.operator_orders import explain_drain, find_drain_cordon, is_stop_ordered
 from autoscaler.queries.unschedulable_replicas import is_drain_final, list_avoided_nodes
 from autoscaler.spec.model import ADOPTED_HASH, Model
 from autoscaler.state.actions import DrainReplica, FailStart, ReviveReplica, StopReplica, Unmet

@@ -15,7 +15,7 @@ from autoscaler.capacity.lead_times import NO_LEARNT, estimate_lead_time
 from autoscaler.capacity.ordered_slices import is_slice_of_lease, list_withheld_slices
 from autoscaler.contract import ModelName
 from autoscaler.placement.simulate import SimulationContext
-from autoscaler.queries.cordons import explain_closed_slice, is_force_drained
+from autoscaler.queries.operator_orders import explain_closed_slice, is_force_drained
 from autoscaler.state.capacity_orders import Lease, LeaseId, Offer, OfferId
 from autoscaler.state.world import DeviceId, Slice, World
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from autoscaler.capacity.lead_times import Expected
 from autoscaler.placement.model.types import PlacementRequest, Urgency
 from autoscaler.placement.simulate import SimulationContext, devices_for
-from autoscaler.provisioning.offer_filter import devices_by_node, is_offer_suitable
+from autoscaler.provisioning.offer_estimates import devices_by_node, is_offer_suitable
 from autoscaler.state.capacity_orders import Offer, OfferId
 from autoscaler.state.world import NodeId
 from autoscaler.text import format_duration

@@ -40,7 +40,7 @@ from autoscaler.provisioning.headroom import (
     find_cheapest_offer,
     headroom_owner,
 )
-from autoscaler.provisioning.offer_filter import (
+from autoscaler.provisioning.offer_estimates import (
     build_offer_filter,
     compute_deadline_s,
     estimate_delivery,

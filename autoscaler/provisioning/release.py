@@ -21,8 +21,8 @@ from autoscaler.capacity.lead_times import DUE_S, NO_LEARNT, estimate_lead_time,
 from autoscaler.capacity.ordered_slices import has_replica_on_node, is_release_blocked, slices_of
 from autoscaler.placement.simulate import SimulationContext
 from autoscaler.provisioning.device_claims import CLAIM_S
-from autoscaler.queries.cordons import is_force_drained
 from autoscaler.queries.gateways import is_demand_complete
+from autoscaler.queries.operator_orders import is_force_drained
 from autoscaler.spec.capacity import provider_keep_seconds
 from autoscaler.state.actions import ReleaseLease
 from autoscaler.state.capacity_orders import Capacity, Lease, LeaseId, ReleaseOrder

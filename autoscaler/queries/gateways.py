@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from autoscaler.contract import REPORT_EXPIRY_S, GatewayId, ReplicaId
-from autoscaler.queries.cordons import forced_stop_deadline_s
+from autoscaler.queries.operator_orders import forced_stop_deadline_s
 from autoscaler.spec.model import ModelSpec
 from autoscaler.state.world import Gateway, Replica, World
 from autoscaler.text import format_duration

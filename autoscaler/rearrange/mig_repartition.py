@@ -22,8 +22,8 @@ from autoscaler.placement.mig_candidates import RepartitionCandidate, Sites
 from autoscaler.placement.model.bins import list_start_locks
 from autoscaler.placement.model.predicates import host_shortage_reason, node_exclusion_reason
 from autoscaler.placement.model.types import PlacementRequest, Unplaced
-from autoscaler.queries.cordons import cordons_on
 from autoscaler.queries.mig_status import RepartitionStage, config_of, describe_repartition_failure, list_profiles
+from autoscaler.queries.operator_orders import cordons_on
 from autoscaler.slicing.mig_geometry import Geometry
 from autoscaler.slicing.mig_placement import Fleet, MigPlacement
 from autoscaler.state.actions import CutNode

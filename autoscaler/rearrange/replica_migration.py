@@ -24,7 +24,7 @@ from autoscaler.placement.model.bins import build_placement_request
 from autoscaler.placement.model.topology import add_spread_nodes
 from autoscaler.placement.model.types import EvictionLevel, Placement, PlacementRequest, RestartCosts
 from autoscaler.placement.packer import compute_claimed_bytes
-from autoscaler.queries.cordons import is_stop_ordered
+from autoscaler.queries.operator_orders import is_stop_ordered
 from autoscaler.queries.unschedulable_replicas import STRANDED_S, list_avoided_nodes, nodes_of, relocate_after_s
 from autoscaler.spec.model import Model
 from autoscaler.state.actions import DrainReplica

@@ -32,7 +32,7 @@ from autoscaler.documents.validation import (
     SCHEMES,
 )
 from autoscaler.schema.pod_types import TYPES
-from autoscaler.slicing.registry import AMOUNTS, AMOUNTS_BEGIN, CHOICES, CHOICES_BEGIN
+from autoscaler.slicing.slicer_families import AMOUNTS, AMOUNTS_BEGIN, CHOICES, CHOICES_BEGIN
 from autoscaler.spec.artifact import STORED
 from autoscaler.spec.engines import ENGINES
 from autoscaler.spec.ownership import TITLE, TITLE_WANTED

@@ -13,8 +13,8 @@ from autoscaler.contract import ModelName
 from autoscaler.demand.desired_replicas import NO_HISTORY, NO_LOAD, effective_idle_window
 from autoscaler.explain import weights
 from autoscaler.fold.faults import list_quarantined_models
-from autoscaler.queries.cordons import cordons_on, explain_closed_slice
 from autoscaler.queries.device_health import devices_of, find_device_report, is_report_fresh, list_closed_slices
+from autoscaler.queries.operator_orders import cordons_on, explain_closed_slice
 from autoscaler.queries.start_phases import last_start, phases_with_parts_s
 from autoscaler.queries.views import DemandView, DeviceView, HeldView, ModelView, NodeView, TenantView
 from autoscaler.spec.model import Model

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from autoscaler.controller.loop import Loop
 from autoscaler.drivers.driver import CordonError, Cordons
-from autoscaler.queries.cordons import list_cordon_targets
+from autoscaler.queries.operator_orders import list_cordon_targets
 from autoscaler.queries.views import Problem
 from autoscaler.server import api, operator_orders
 from autoscaler.server.operator_orders import Order, OrderError, Wish

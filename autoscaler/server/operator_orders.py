@@ -14,8 +14,8 @@ from autoscaler.contract import ModelName
 from autoscaler.demand.desired_replicas import LIVE, NO_HISTORY, idle_window_s
 from autoscaler.fold.faults import list_quarantined_models
 from autoscaler.provisioning.feasibility import Fitting
-from autoscaler.queries.cordons import FORCE_S, STILL_THERE, find_drain_cordon, list_target_replicas
 from autoscaler.queries.gateways import count_running_calls
+from autoscaler.queries.operator_orders import FORCE_S, STILL_THERE, find_drain_cordon, list_target_replicas
 from autoscaler.queries.views import Told
 from autoscaler.routing.catalogue import front_settings
 from autoscaler.spec.model import Model

@@ -220,7 +220,7 @@ class Weights(Part, frozen=True):
     signatures: Signatures = Signatures()
     """Whether signatures of weights are required."""
     mount: Literal["auto", "volume", "image", "hostPath"] = "auto"
-    """How engine pods mount the weights that agents pull (`autoscaler.weights.mounts`)."""
+    """How engine pods mount the weights that agents pull (`autoscaler.weights.mount_choice`)."""
 
 
 class Settings(Part, frozen=True):

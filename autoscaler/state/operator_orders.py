@@ -1,6 +1,6 @@
 """Orders of operators and reports of node agents, as the World keeps them, and the observations about them.
 
-Owns the types only. `autoscaler.queries.cordons` interprets orders; `autoscaler.fold.operator_orders` folds the
+Owns the types only. `autoscaler.queries.operator_orders` interprets orders; `autoscaler.fold.operator_orders` folds the
 observations. Times are in seconds of the World's monotonic clock.
 """
 

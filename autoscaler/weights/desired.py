@@ -35,8 +35,8 @@ from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.operator_orders import NodeAgentStatus
 from autoscaler.state.world import ClusterFacts, NodeId, Replica, World
 from autoscaler.text import format_size
-from autoscaler.weights import mounts
-from autoscaler.weights.mounts import ArtifactFacts
+from autoscaler.weights import mount_choice
+from autoscaler.weights.mount_choice import ArtifactFacts
 
 
 def find_unfetched_artifact(model: Model) -> str | None:
@@ -70,7 +70,7 @@ def build_weights_requests(world: World, model: Model) -> dict[str, WeightsReque
     """As `collect_weights_requests`, by the current settings: weights mounted as an image are only inspected."""
     settings, facts = world.settings, world.nodes.mounting
     return {
-        name: request._replace(look=mounts.is_image_mount(request.artifact, settings, facts))
+        name: request._replace(look=mount_choice.is_image_mount(request.artifact, settings, facts))
         for name, request in collect_weights_requests(model).items()
     }
 
@@ -196,7 +196,7 @@ def _unseen(world: World, said: WeightsReport) -> str:
     if not said.look or said.image is not None or not said.digest:
         return ""
     settings, facts = world.settings, world.nodes.mounting or ClusterFacts()
-    return mounts.choose_mount(
+    return mount_choice.choose_mount(
         said.artifact, settings, facts, found=ArtifactFacts(said.digest, why=said.no_image)
     ).reason
 

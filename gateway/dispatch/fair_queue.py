@@ -19,7 +19,7 @@ from itertools import count
 from autoscaler.contract import ModelName, QueueLimits, TenantName
 from gateway.dispatch.call import Call
 from gateway.dispatch.reports import Account
-from gateway.http.body import LARGE_BYTES
+from gateway.http.body_buffers import LARGE_BYTES
 
 COMPACT_MIN = 64
 """A deadline heap is rebuilt when more than half of it, and more than this number, is stale."""

@@ -9,7 +9,7 @@ stored unless a subclass requests it. The subclasses interpret the bytes: `gatew
 from __future__ import annotations
 
 from gateway.errors import CallError, invalid_request
-from gateway.http.body import Part
+from gateway.http.body_buffers import Part
 
 STEP_UNITS = 1_500_000
 """Work of one step; a unit is about a nanosecond."""

@@ -1,8 +1,8 @@
 """Reads request bodies by length or by chunks (RFC 9112, 6 and 7.1). Pure.
 
-Each byte is stored once, as in `gateway.http.body`. Chunk sizes are 1 to 16 hex digits, extensions are rejected, line
-ends are exact, trailers are validated, bounded and dropped. The body limit is checked against a chunk's size before any
-of its bytes are stored.
+Each byte is stored once, as in `gateway.http.body_buffers`. Chunk sizes are 1 to 16 hex digits, extensions are
+rejected, line ends are exact, trailers are validated, bounded and dropped. The body limit is checked against a chunk's
+size before any of its bytes are stored.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from gateway.errors import header_too_large, too_large, too_many_chunks
-from gateway.http.body import ChunkedBody
+from gateway.http.body_buffers import ChunkedBody
 from gateway.http.request_head import TRAILERS, malformed_request
 
 CHUNKS_MAX, CHUNK_BYTES_MEAN = 4096, 64

@@ -13,7 +13,7 @@ import re
 from functools import lru_cache
 
 from gateway.errors import CallError, header_too_large, invalid_request, unsupported_media_type
-from gateway.http.body import Body
+from gateway.http.body_buffers import Body
 from gateway.http.host_check import HostCheck, host_name
 
 HEAD_BYTES_MAX = 64 << 10

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Literal
 
 from gateway.errors import CallError, pipelining_limit_exceeded, too_large
-from gateway.http.body import LARGE_BYTES, ChunkedBody
+from gateway.http.body_buffers import LARGE_BYTES, ChunkedBody
 from gateway.http.request_framing import ChunkReader, LengthReader
 from gateway.http.request_head import (
     CHUNKED,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from gateway.http.body import LARGE_BYTES, ChunkedBody
+from gateway.http.body_buffers import LARGE_BYTES, ChunkedBody
 
 DEFAULT_BYTES = 1 << 30
 """Size if no memory limit is known."""

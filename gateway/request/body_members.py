@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from gateway.errors import CallError, invalid_request, unsupported_media_type
-from gateway.http.body import Body, ChunkedBody, StreamingBody
+from gateway.http.body_buffers import Body, ChunkedBody, StreamingBody
 from gateway.http.json_types import LargeMembers
 from gateway.request import forbidden_fields
 from gateway.request.api_routes import Operation

@@ -17,7 +17,7 @@ from itertools import accumulate
 import msgspec
 
 from gateway.errors import CallError, invalid_request
-from gateway.http.body import Edit, Part, copy_range
+from gateway.http.body_buffers import Edit, Part, copy_range
 from gateway.http.incremental import WINDOW_BYTES, Scan
 from gateway.request.forbidden_fields import READ
 

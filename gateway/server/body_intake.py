@@ -14,7 +14,7 @@ from gateway import errors
 from gateway.dispatch.memory_pressure import Pressure
 from gateway.errors import CallError
 from gateway.http import responses
-from gateway.http.body import LARGE_BYTES, ChunkedBody, StreamingBody
+from gateway.http.body_buffers import LARGE_BYTES, ChunkedBody, StreamingBody
 from gateway.http.request_head import Head, Request
 from gateway.http.request_reader import AHEAD_BYTES_MAX, RequestReader
 from gateway.memory.body_budget import TLS_BYTES

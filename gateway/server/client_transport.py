@@ -41,7 +41,7 @@ class ClientTransport(ClientWriter):
         """Unsent bytes at the last sweep."""
         self.proxied_call: ProxiedCall | None = None
         self.unsent: Callable[[], int] | None = None
-        """Over TLS (`gateway.server.tls`): returns the number of unsent bytes."""
+        """Over TLS (`gateway.server.tls_handshakes`): returns the number of unsent bytes."""
 
     def _run(self, clock: str) -> None:
         self._clock = clock

@@ -15,7 +15,7 @@ from gateway import errors
 from gateway.dispatch.memory_pressure import Pressure
 from gateway.errors import CallError
 from gateway.http import responses
-from gateway.http.body import ChunkedBody
+from gateway.http.body_buffers import ChunkedBody
 from gateway.http.request_head import Head, Request
 from gateway.http.request_reader import AHEAD_BYTES_MAX
 from gateway.request import headers

@@ -9,7 +9,7 @@ from autoscaler.contract import TenantEntry
 from gateway.dispatch.call import Outcome
 from gateway.dispatch.dispatcher import Dispatch
 from gateway.dispatch.effects import Effect
-from gateway.http.body import Body
+from gateway.http.body_buffers import Body
 from gateway.http.host_check import HostCheck
 from gateway.http.request_head import Head
 from gateway.limits import Limits

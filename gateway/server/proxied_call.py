@@ -17,7 +17,7 @@ from gateway import errors
 from gateway.dispatch.call import Call, Outcome
 from gateway.errors import CallError
 from gateway.http import responses, sse
-from gateway.http.body import Body, StreamingBody
+from gateway.http.body_buffers import Body, StreamingBody
 from gateway.http.request_head import Head, Request
 from gateway.http.response_reader import LAST_CHUNK, BodyWalker, ResponseHead, extract_tail
 from gateway.request import body_members

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, cast
 
-from gateway.http.body import Body, ChunkedBody, Part, StreamingBody
+from gateway.http.body_buffers import Body, ChunkedBody, Part, StreamingBody
 from gateway.http.response_reader import BodyWalker, FramingError, HeadReader, ResponseHead
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from gateway.http.body import Body
+from gateway.http.body_buffers import Body
 from gateway.upstream.connection import EngineConnection, Loss, Sink
 
 TLS = "https://"

@@ -17,7 +17,7 @@ import time
 from collections import deque
 from typing import NoReturn, cast
 
-from loadtest.fake_engine.answers import DIALECTS, Answer, BadRequestError, Head, parse_head, read_ask, tokens_of
+from loadtest.fake_engine.api_dialects import DIALECTS, Answer, BadRequestError, Head, parse_head, read_ask, tokens_of
 from loadtest.fake_engine.faults import CHILD_S_MAX, Knobs, parse_arguments
 
 HEAD_BYTES_MAX = 64 << 10

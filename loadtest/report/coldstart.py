@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from loadtest.coldstart import ColdStarts
-from loadtest.report.html import list_outcome_figures, render_errors, render_page, render_spreads, render_table
+from loadtest.report.page_layout import list_outcome_figures, render_errors, render_page, render_spreads, render_table
 from loadtest.report.plots import Series, render_plot
 
 COLOURS = 5

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from loadtest.report.html import list_outcome_figures, render_errors, render_page, render_spreads
+from loadtest.report.page_layout import list_outcome_figures, render_errors, render_page, render_spreads
 from loadtest.report.plots import Series, render_plot
 from loadtest.result import Ending, Result
 from loadtest.verdict import Spread, Verdict, compute_spread, judge_run

@@ -40,8 +40,8 @@ from pilotlight.net import access, certificates
 from pilotlight.net import http_server as health
 from pilotlight.net.access import Access
 from pilotlight.net.certificates import Identity
+from pilotlight.net.file_reload import Files
 from pilotlight.net.listen import Address, AddressType
-from pilotlight.net.renewal import Files
 from pilotlight.options import DIRECTORY, FILE, access_options, autoscalers_option, health_option
 
 LOOK_S_MAX = 30.0

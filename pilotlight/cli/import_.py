@@ -20,7 +20,7 @@ from autoscaler.importers import lingo, modelfile, ollama
 from autoscaler.importers.kubeai import models
 from autoscaler.importers.llama_swap import config
 from autoscaler.importers.result import ConversionResult, refuse_duplicate_names, to_json, to_yaml
-from pilotlight.net import files as reading
+from pilotlight import bounded_files as reading
 from pilotlight.options import PathType
 from pilotlight.output import write_document
 

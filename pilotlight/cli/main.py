@@ -45,7 +45,7 @@ COMPILED = not memory_pressure.__file__.endswith(".py")
 ELSEWHERE = {
     "load": "loadtest.cli",
     "import": "pilotlight.cli.import_",
-    "doctor": "pilotlight.doctor.doctor",
+    "doctor": "pilotlight.doctor.command",
     "plan": "pilotlight.cli.plan",
     "agent": "pilotlight.cli.agent",
     "weights": "pilotlight.cli.weights.group",

@@ -23,8 +23,9 @@ from autoscaler.planner.what_if import CALLS_MAX, PATH, Answer, AssumedDemand, w
 from autoscaler.spec import yaml
 from autoscaler.state.world import Slice
 from autoscaler.text import format_size
+from pilotlight import bounded_files
 from pilotlight.models.documents import fill_memory_estimate, load_files
-from pilotlight.net import files, ops_client
+from pilotlight.net import ops_client
 from pilotlight.options import FILE, OPS, key_of, key_option, output_option
 from pilotlight.output import write_json
 
@@ -103,11 +104,11 @@ def read_demand(path: Path, models: Collection[ModelName] | None) -> dict[ModelN
     one-line message.
     """
     try:
-        documents = yaml.parse_yaml(files.read_text(path, yaml.TEXT_CHARS_MAX))
+        documents = yaml.parse_yaml(bounded_files.read_text(path, yaml.TEXT_CHARS_MAX))
     except yaml.YamlError as error:
         raise click.UsageError(error.in_file(str(path))) from None
     except (OSError, ValueError) as error:
-        raise click.UsageError(f"{path}: {files.describe_error(error)}") from None
+        raise click.UsageError(f"{path}: {bounded_files.describe_error(error)}") from None
     found = documents[0] if len(documents) == 1 else None
     if not isinstance(found, dict) or not found:
         raise click.UsageError(f"{path}: expected one line per requested Model, such as `llama: 3`")

@@ -1,7 +1,7 @@
 """The result of a check of `pilotlight doctor`: one line with its fix, for people and for programs.
 
-A check is a function named after what it checks, in `pilotlight.doctor.machine` or `pilotlight.doctor.cluster`, which
-also list the checks to run. A check never raises for a problem that it finds.
+A check is a function named after what it checks, in `pilotlight.doctor.machine_checks` or
+`pilotlight.doctor.cluster_checks`, which also list the checks to run. A check never raises for a problem that it finds.
 """
 
 from __future__ import annotations

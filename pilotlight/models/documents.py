@@ -31,7 +31,8 @@ from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.spec.pod import API_VERSION
 from autoscaler.spec.settings import Settings
 from autoscaler.state.events import FaultSeen
-from pilotlight.models.gguf_file import check_file
+from pilotlight import bounded_files as files
+from pilotlight.models.local_model_file import check_file
 from pilotlight.models.memory import (
     Known,
     adapter_paths,
@@ -42,7 +43,6 @@ from pilotlight.models.memory import (
     local_path,
 )
 from pilotlight.models.weight_parts import use_placeholder_adapters
-from pilotlight.net import files
 from pilotlight.output import write_stderr
 
 DEFAULT_CONTEXT_TOKENS = 4096

@@ -19,7 +19,7 @@ from autoscaler.engines import ENGINES
 from autoscaler.spec.artifact import STORED
 from autoscaler.spec.engines import CHECKPOINTS
 from autoscaler.spec.model import Cache, Model
-from pilotlight.models.gguf_file import load_gguf_header
+from pilotlight.models.local_model_file import load_gguf_header
 
 LLAMA_SERVERS_CHECKPOINTS = 32
 LLAMA_SERVERS_PROMPTS_MIB = 8192

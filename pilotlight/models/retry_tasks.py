@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from artifacts.archives.tar import BadArchiveError
 from artifacts.disk.disk import DiskError
-from artifacts.errors import RegistryError
 from artifacts.formats.gguf import GgufError
 from artifacts.oci.descriptor import BadManifestError
 from artifacts.reference import BadReferenceError
+from artifacts.registry_errors import RegistryError
 from artifacts.safe_paths import BadPathError
 from artifacts.store.layout import StoreError
 from pilotlight.models.weight_parts import Part

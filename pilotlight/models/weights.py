@@ -21,12 +21,12 @@ from typing import NamedTuple, Protocol
 
 from artifacts import reference
 from artifacts.digest import BadDigestError
-from artifacts.errors import PolicyError
 from artifacts.fetch import fetch
 from artifacts.fetch import registry as obtain
 from artifacts.fetch.fetch import Ways
 from artifacts.fetch.registry import Came, MirrorSite, Registries
 from artifacts.reference import BadReferenceError
+from artifacts.registry_errors import PolicyError
 from artifacts.store.layout import ForbiddenError, Record
 from artifacts.store.publish import Copy
 from artifacts.store.store import Store, run_in_thread

@@ -22,9 +22,9 @@ from gateway.control.discovery import Discovery
 from gateway.control.sync import Sync
 from pilotlight.net import certificates
 from pilotlight.net.certificates import Identity
+from pilotlight.net.file_reload import Files
 from pilotlight.net.http_server import Runner
 from pilotlight.net.listen import Address, socket_of
-from pilotlight.net.renewal import Files
 from pilotlight.output import write_stderr
 
 if TYPE_CHECKING:  # a gateway starts without the control plane

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from pilotlight.net import files
+from pilotlight import bounded_files as files
 
 TOKEN_CHARACTERS_MIN = 32
 """128 bits: half of what `openssl rand -hex 32` prints."""

@@ -57,8 +57,8 @@ from pilotlight.models.weights import STORE, Supply
 from pilotlight.net import access
 from pilotlight.net import http_server as health
 from pilotlight.net.access import Access
+from pilotlight.net.file_reload import Files
 from pilotlight.net.listen import Address, check_operations, socket_of
-from pilotlight.net.renewal import Files
 from pilotlight.output import write_stderr
 from pilotlight.processes import cluster
 from pilotlight.processes.cluster import Cluster, ClusterOptions

@@ -39,7 +39,7 @@ from autoscaler.spec.model import Model
 from autoscaler.spec.ownership import Ownership
 from autoscaler.state.events import DocumentsSeen, FollowingSeen, LeadingSeen
 from autoscaler.state.world import STORE, Leadership, World
-from autoscaler.weights import mounts
+from autoscaler.weights import mount_choice
 from pilotlight.models.capacity_providers import Supplies
 
 if TYPE_CHECKING:
@@ -267,7 +267,7 @@ class Cluster:
 
         Call `release` afterwards.
         """
-        from autoscaler.drivers.kubernetes.volumes import poll_cluster_facts
+        from autoscaler.drivers.kubernetes.weight_volumes import poll_cluster_facts
         from autoscaler.kubernetes.gateway_pods import GatewayPods
 
         looks = partial(
@@ -341,7 +341,7 @@ def build_pod_launch(model: Model, host: str, port: int, given: Given = AS_ASKED
     EngineError, also if no image is named.
     """
     require_image(model)
-    path, ipv6 = mounts.path_of(model.spec.artifact), ":" in environ.get("POD_IP", "")
+    path, ipv6 = mount_choice.path_of(model.spec.artifact), ":" in environ.get("POD_IP", "")
     return engines.build_launch_command(model, path, host, port, IN_IMAGES, gpus=True, given=given, ipv6=ipv6)
 
 

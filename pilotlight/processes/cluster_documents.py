@@ -24,8 +24,8 @@ from autoscaler.importers.kubeai import models as kubeai
 from autoscaler.importers.kubeai.system import CHART
 from autoscaler.kubernetes.model_claims import ModelClaims
 from autoscaler.kubernetes.resources import event_log, status
+from autoscaler.kubernetes.resources.document_merge import CUSTOMS, FILES, Installation, Status
 from autoscaler.kubernetes.resources.event_writer import Events
-from autoscaler.kubernetes.resources.installation import CUSTOMS, FILES, Installation, Status
 from autoscaler.kubernetes.resources.kubeai_watcher import KUBEAI, KubeaiModels
 from autoscaler.kubernetes.resources.status import list_subjects
 from autoscaler.kubernetes.resources.status_writer import Statuses

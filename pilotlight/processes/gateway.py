@@ -25,15 +25,15 @@ from gateway.control.sync import Sync
 from gateway.gateway import Gateway
 from gateway.limits import Limits
 from gateway.ops import build_ops_application
-from gateway.server.tls import Handshakes
+from gateway.server.tls_handshakes import Handshakes
 from pilotlight import process
 from pilotlight.net import access, certificates
 from pilotlight.net import http_server as health
 from pilotlight.net.access import Access
 from pilotlight.net.certificates import Identity
 from pilotlight.net.event_file import EventFile
+from pilotlight.net.file_reload import Files
 from pilotlight.net.listen import Address, check_operations, socket_of, start_servers
-from pilotlight.net.renewal import Files
 from pilotlight.output import write_stderr
 
 INFORMED_S_MAX = 5.0

@@ -20,18 +20,18 @@ from click.testing import CliRunner
 from artifacts import digest, source_uri
 from artifacts.dialects.contents import RefusedError
 from artifacts.dialects.file_listing import Listing
-from artifacts.errors import AbsentError, DeniedError, MismatchError, RegistryError
 from artifacts.fetch import fetch
 from artifacts.fetch.fetch import Ways
 from artifacts.fetch.registry import Registries
 from artifacts.http.retry import Pace
 from artifacts.registry.blobs import Blob
+from artifacts.registry_errors import AbsentError, DeniedError, MismatchError, RegistryError
 from artifacts.sources import s3 as bucket
 from artifacts.sources.file_host_client import FileHost, Lone
 from artifacts.store.layout import ForbiddenError
 from artifacts.store.publish import Copy
+from artifacts.store.scrub import verify_copy
 from artifacts.store.store import Store
-from artifacts.store.verify import verify_copy
 from pilotlight.cli.main import cli
 from tests.support.builders.artifacts.weight_file_headers import as_gguf, as_safetensors
 from tests.support.fakes.registry import FakeRegistry

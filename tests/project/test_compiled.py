@@ -18,7 +18,7 @@ MODULES: list[str] = BUILD["hooks"]["custom"]["compiled"]
 GATEWAY = Path(str(gateway.__file__)).parent
 STRUCTS = {"control/snapshot_file", "dispatch/effects", "http/json_types", "limits"}
 """Modules of msgspec Structs."""
-AWAITING = {"control/client", "control/discovery", "control/sync", "memory/guard", "ops", "server/tls"}
+AWAITING = {"control/client", "control/discovery", "control/sync", "memory/guard", "ops", "server/tls_handshakes"}
 """Modules that wait for the autoscaler, people, files and handshakes: none runs per request."""
 
 

@@ -36,7 +36,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "gateway.request.json_scanner.MEMBERS_MAX",
         "gateway.request.body_members._COLONS_MAX",
     ),
-    "body that is read as one piece": ("gateway.http.body.LARGE_BYTES",),
+    "body that is read as one piece": ("gateway.http.body_buffers.LARGE_BYTES",),
     "body over 256 KiB: top-level name or number; value that the gateway reads; nesting inside a member": (
         "gateway.request.json_scanner.TOKEN_BYTES_MAX",
         "gateway.request.json_scanner.VALUE_BYTES_MAX",
@@ -66,7 +66,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "gateway.server.precheck.DROP_BYTES_MAX",
     ),
     "body sent to a path without a body": ("gateway.server.precheck.DROP_BYTES_MAX",),
-    "bodies in a gateway, from the first byte until an engine responds": ("gateway.http.body.LARGE_BYTES",),
+    "bodies in a gateway, from the first byte until an engine responds": ("gateway.http.body_buffers.LARGE_BYTES",),
     "rate of a body while others wait for the body budget or were rejected by it": (
         "gateway.server.body_intake.PACE_BYTES_PER_S",
         "gateway.server.body_intake.PACE_GRACE_S",

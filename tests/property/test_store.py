@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from artifacts.errors import UnreachableError
+from artifacts.registry_errors import UnreachableError
 from artifacts.store import publish
 from artifacts.store.layout import HeldError, NoRoomError
 from artifacts.store.publish import Copy, CopySpec, Job

@@ -100,7 +100,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "artifacts.http.retry.TRIES_MAX",
         "artifacts.http.retry.WAIT_S_MAX",
         "artifacts.http.retry.RETRY_AFTER_S_MAX",
-        "artifacts.http.origin.REDIRECTS_MAX",
+        "artifacts.http.request_targets.REDIRECTS_MAX",
     ),
     "registry: tags, referrers, pages of each list": (
         "artifacts.registry.manifests.TAGS_MAX",
@@ -198,9 +198,9 @@ ROWS: dict[str, tuple[str, ...]] = {
         "pilotlight.agent.weights.keeper.LINGER_S",
     ),
     "image inspected by an agent: one read, number of reads; bytes of a compressed layer": (
-        "artifacts.fetch.inspect_image.SPAN_BYTES",
-        "artifacts.fetch.inspect_image.SPANS_MAX",
-        "artifacts.fetch.inspect_image.BEGIN_BYTES",
+        "artifacts.fetch.image_file_list.SPAN_BYTES",
+        "artifacts.fetch.image_file_list.SPANS_MAX",
+        "artifacts.fetch.image_file_list.BEGIN_BYTES",
     ),
     "agent: concurrent inspections; interval after an inspection that failed or found no image": (
         "pilotlight.agent.weights.fetch.LOOKS_MAX",
@@ -354,7 +354,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "autoscaler.drivers.local.disk_space.BYTES_MIN",
         "autoscaler.drivers.local.disk_space.LOOK_S",
     ),
-    "named pipe given as a file: without data": ("pilotlight.net.files.PIPE_WAIT_S",),
+    "named pipe given as a file: without data": ("pilotlight.bounded_files.PIPE_WAIT_S",),
     "certificate file; token file": (
         "pilotlight.net.certificates.TOKEN_FILE_BYTES_MAX",
         "pilotlight.net.certificates.TOKENS_MAX",

@@ -22,8 +22,8 @@ from artifacts.credentials.clouds.aws_container_credentials import PodKeys
 from artifacts.credentials.clouds.cloud import ABSENT_S, Granted, Step, post_request
 from artifacts.credentials.docker_config import Login
 from artifacts.credentials.sigv4 import Asked, Keys, Scope, sign_request
-from artifacts.errors import DeniedError, RegistryError
 from artifacts.http.retry import Pace
+from artifacts.registry_errors import DeniedError, RegistryError
 
 NAME = "AWS"
 PUBLIC = "public.ecr.aws"

@@ -20,9 +20,9 @@ from yarl import URL
 from artifacts.credentials.clouds import metadata
 from artifacts.credentials.clouds.metadata import NobodyError
 from artifacts.credentials.sigv4 import Keys
-from artifacts.errors import DeniedError, PolicyError, UnreachableError
-from artifacts.http.origin import is_loopback, normalize_host
+from artifacts.http.request_targets import is_loopback, normalize_host
 from artifacts.http.retry import Pace
+from artifacts.registry_errors import DeniedError, PolicyError, UnreachableError
 
 ECS = "http://169.254.170.2"
 HOSTS = frozenset({"169.254.170.2", "169.254.170.23", "fd00:ec2::23"})

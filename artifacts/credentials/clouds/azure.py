@@ -24,9 +24,9 @@ from artifacts.credentials.clouds import metadata
 from artifacts.credentials.clouds.cloud import ABSENT_S, Granted, Step, post_request
 from artifacts.credentials.clouds.metadata import NobodyError
 from artifacts.credentials.docker_config import Login
-from artifacts.errors import DeniedError, PolicyError, UnreachableError
-from artifacts.http.origin import is_loopback, parse_untrusted_url
+from artifacts.http.request_targets import is_loopback, parse_untrusted_url
 from artifacts.http.retry import Pace
+from artifacts.registry_errors import DeniedError, PolicyError, UnreachableError
 
 T = TypeVar("T")
 

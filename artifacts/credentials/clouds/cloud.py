@@ -14,10 +14,10 @@ from typing import NamedTuple, Protocol
 from yarl import URL
 
 from artifacts.credentials.docker_config import Login
-from artifacts.errors import BrokenError, RegistryError, UnreachableError
-from artifacts.http.origin import get_origin
+from artifacts.http.request_targets import get_origin
 from artifacts.http.retry import Pace, Tries
 from artifacts.http.transport import Limits, Site, Transport
+from artifacts.registry_errors import BrokenError, RegistryError, UnreachableError
 
 EARLY_S, EARLY = 300.0, 0.2
 """A login is renewed `EARLY_S` before it expires, but at most `EARLY` of its lifetime before."""

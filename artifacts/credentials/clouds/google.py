@@ -15,8 +15,8 @@ from artifacts.credentials.clouds import metadata
 from artifacts.credentials.clouds.cloud import ABSENT_S, Granted
 from artifacts.credentials.clouds.metadata import NobodyError
 from artifacts.credentials.docker_config import Login
-from artifacts.errors import DeniedError, UnreachableError
 from artifacts.http.retry import Pace
+from artifacts.registry_errors import DeniedError, UnreachableError
 
 NAME = "Google Cloud"
 USER = "oauth2accesstoken"

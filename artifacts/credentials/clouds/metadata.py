@@ -12,8 +12,8 @@ import aiohttp
 from yarl import URL
 
 from artifacts.credentials.clouds.cloud import ANSWER_BYTES_MAX, Reply
-from artifacts.errors import BrokenError
 from artifacts.http.retry import STATUSES, Pace, Tries
+from artifacts.registry_errors import BrokenError
 
 CONNECT_S, WHOLE_S = 2.0, 10.0
 """The service is local: if it does not accept a connection quickly, it does not exist."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from autoscaler.agent_contract import OWN, Laid, LaidAdapter
 from autoscaler.drivers.driver import Launcher, NodeSupply
-from autoscaler.drivers.kubernetes import volumes
+from autoscaler.drivers.kubernetes import weight_volumes as volumes
 from autoscaler.drivers.kubernetes.inventory import declared
 from autoscaler.drivers.kubernetes.inventory import resource_claims as claims
 from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
@@ -24,7 +24,7 @@ from autoscaler.spec.pod import QUEUE, Pod
 from autoscaler.spec.settings import Settings
 from autoscaler.state.capacity_orders import Marks
 from autoscaler.state.world import Replica
-from autoscaler.weights.mounts import MOUNT, ArtifactFacts
+from autoscaler.weights.mount_choice import MOUNT, ArtifactFacts
 
 PORT = pods.PORTS[0]
 SOMEWHERE = f"{MOUNT}/weights.gguf"

@@ -21,7 +21,7 @@ from autoscaler.kubernetes.api import Api, ApiError, FencedError, UnreachableErr
 from autoscaler.kubernetes.constants import WRITER
 from autoscaler.kubernetes.resources import event_log
 from autoscaler.kubernetes.resources.event_log import Book, Due, ModelEvent, Regarding
-from autoscaler.kubernetes.resources.loop_step import Decided
+from autoscaler.kubernetes.resources.loop_step_protocol import Decided
 from autoscaler.kubernetes.unreadable import Unreadable, UnreadableObjects
 from autoscaler.provisioning.release import Leaving
 from autoscaler.spec.model import Model

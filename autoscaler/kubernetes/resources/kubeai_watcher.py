@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.optional_kinds import Kinds, created_unix_s, list_collection_paths
-from autoscaler.kubernetes.resources.installation import Installation
+from autoscaler.kubernetes.resources.document_merge import Installation
 from autoscaler.kubernetes.watch import Change, ObjectKey
 from autoscaler.spec.model import Model
 from autoscaler.spec.names import Origin

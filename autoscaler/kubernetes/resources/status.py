@@ -30,7 +30,7 @@ from autoscaler.kubernetes.resources.conditions import (
     StatusInput,
     build_conditions,
 )
-from autoscaler.kubernetes.resources.installation import CUSTOMS
+from autoscaler.kubernetes.resources.document_merge import CUSTOMS
 from autoscaler.kubernetes.resources.watcher import ModelObject
 from autoscaler.kubernetes.watch import ObjectKey
 from autoscaler.queries.start_phases import last_start, phases_s, phases_with_parts_s

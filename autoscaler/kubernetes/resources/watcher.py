@@ -18,7 +18,7 @@ from autoscaler.contract import TenantName
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.optional_kinds import Kinds, created_unix_s, list_collection_paths
 from autoscaler.kubernetes.resources.conditions import ELSEWHERE
-from autoscaler.kubernetes.resources.installation import CUSTOMS, Installation, Status
+from autoscaler.kubernetes.resources.document_merge import CUSTOMS, Installation, Status
 from autoscaler.kubernetes.watch import ObjectKey, Watched
 from autoscaler.spec.decode import WrongKeyError, format_path
 from autoscaler.spec.model import Model

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from autoscaler.placement.index.request import CROWD_MAX
+from autoscaler.placement.index.request_encoding import CROWD_MAX
 from autoscaler.placement.index.residual_waste_tables import Ints
 from autoscaler.placement.model.types import Spread
 from autoscaler.state.world import NodeId

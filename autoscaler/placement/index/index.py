@@ -29,7 +29,7 @@ from autoscaler.placement.index.node_arrays import (
     compute_request_usage,
 )
 from autoscaler.placement.index.node_filter import Admitting
-from autoscaler.placement.index.request import EncodedRequest, encode_request
+from autoscaler.placement.index.request_encoding import EncodedRequest, encode_request
 from autoscaler.placement.index.residual_waste_tables import Ints, Taught, build_untrained_estimate
 from autoscaler.placement.model.tenant_isolation import DomainOccupancy, TenantSet, domain_of, group_slices_by_domain
 from autoscaler.placement.model.topology import name_device_link

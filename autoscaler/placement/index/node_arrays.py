@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from autoscaler.placement.index import device_links, lrv
 from autoscaler.placement.index.lrv import NodeSubset
-from autoscaler.placement.index.request import EncodedRequest, ScoreKey
+from autoscaler.placement.index.request_encoding import EncodedRequest, ScoreKey
 from autoscaler.placement.index.residual_waste_tables import IDLE, WHOLE, Face, Ints, Taught, quantize_milli
 from autoscaler.state.resources import BYTES_MAX, CPU_MAX, RequestShape, ResourceAmount, SliceClass
 

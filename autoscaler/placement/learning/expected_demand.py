@@ -14,7 +14,7 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.demand.desired_replicas import LIVE, NO_HISTORY, NO_LOAD, exclude_replaced_replicas, median_start_s
 from autoscaler.placement.model.bins import build_request_shape
 from autoscaler.placement.model.types import RestartCosts
-from autoscaler.queries.cordons import is_stop_ordered
+from autoscaler.queries.operator_orders import is_stop_ordered
 from autoscaler.spec.model import Model
 from autoscaler.state.resources import RequestFrequency, RequestShape
 from autoscaler.state.world import History, ModelLoad, World

@@ -40,11 +40,11 @@ from autoscaler.placement.model.types import (
     Spread,
     Urgency,
 )
-from autoscaler.queries.cordons import explain_closed_slice
 from autoscaler.queries.crowded_slices import compute_usable_resources, room_of
 from autoscaler.queries.device_health import STUCK_S, list_closed_slices
 from autoscaler.queries.gateways import count_running_calls, is_demand_complete
 from autoscaler.queries.measured_memory import compute_growth, spare_bytes
+from autoscaler.queries.operator_orders import explain_closed_slice
 from autoscaler.queries.pod_requests import compute_host_request
 from autoscaler.spec.artifact import normalize_artifact
 from autoscaler.spec.model import Model, Start

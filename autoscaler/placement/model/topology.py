@@ -5,8 +5,8 @@ better link satisfies a request for a worse one. The PCIe root of devices from a
 not matter where NVLink connects all devices of a node.
 
 Spreading places a replica apart from or near the other replicas of its model, by a node label; nodes with the same
-value form a domain. It is a preference (`autoscaler.placement.index.request`): if no suitable domain has room, another
-is used.
+value form a domain. It is a preference (`autoscaler.placement.index.request_encoding`): if no suitable domain has room,
+another is used.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final
 from autoscaler.contract import ReplicaId
 from autoscaler.demand.desired_replicas import list_live_replicas
 from autoscaler.placement.model.types import PlacementRequest
-from autoscaler.queries.cordons import is_stop_ordered
+from autoscaler.queries.operator_orders import is_stop_ordered
 from autoscaler.queries.unschedulable_replicas import nodes_of
 from autoscaler.state.resources import Link
 from autoscaler.state.world import NodeId, Slice, World

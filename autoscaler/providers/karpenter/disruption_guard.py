@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from autoscaler.providers.kube import NOT_FOUND, AnswerError, Server
 from autoscaler.providers.reconciler import Reconciler
-from autoscaler.queries.cordons import find_drain_cordon
+from autoscaler.queries.operator_orders import find_drain_cordon
 from autoscaler.spec.model import ADOPTED_HASH
 from autoscaler.spec.pod import DO_NOT_DISRUPT
 from autoscaler.state.lifecycle import ReplicaState as S

@@ -17,7 +17,7 @@ from artifacts import files as kinds
 from artifacts.archives.tar import BadArchiveError
 from artifacts.dialects import images
 from artifacts.dialects.contents import Contents, RefusedError
-from artifacts.fetch import fetch, inspect_image
+from artifacts.fetch import fetch, image_file_list
 from artifacts.fetch import files as gather
 from artifacts.fetch.fetch import Lies, Ways
 from artifacts.formats import gguf
@@ -116,7 +116,7 @@ async def _seen(of: Contents, repository: str, source: BlobSource, *, allow_unsa
     """Return the findings about an image's contents."""
     try:
         of.files()
-        seen = await inspect_image.list_image_files(of, repository, source, allow_unsafe=allow_unsafe)
+        seen = await image_file_list.list_image_files(of, repository, source, allow_unsafe=allow_unsafe)
     except (BadArchiveError, RefusedError) as error:
         return {"no_image": str(error)}
     if not (seen.whole or allow_unsafe):

@@ -22,10 +22,10 @@ import msgspec
 from msgspec.structs import replace
 
 from artifacts.digest import BadDigestError
-from artifacts.errors import PolicyError
 from artifacts.fetch import fetch
 from artifacts.fetch.registry import Came, Registries
 from artifacts.reference import BadReferenceError
+from artifacts.registry_errors import PolicyError
 from artifacts.store import layout
 from artifacts.store.layout import StoreError
 from artifacts.store.publish import Copy

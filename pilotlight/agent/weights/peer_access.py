@@ -27,9 +27,9 @@ from pilotlight import process
 from pilotlight.net import access, certificates
 from pilotlight.net.access import Access
 from pilotlight.net.certificates import FileError, Identity
+from pilotlight.net.file_reload import Files
 from pilotlight.net.http_server import Runner
 from pilotlight.net.listen import Address, AddressType
-from pilotlight.net.renewal import Files
 from pilotlight.options import file_options, store_option
 from pilotlight.output import write_stderr
 

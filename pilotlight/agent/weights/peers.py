@@ -33,9 +33,9 @@ from pilotlight.agent.weights import peer_access as peering
 from pilotlight.agent.weights.metrics import StoreMetrics
 from pilotlight.net import certificates
 from pilotlight.net.access import Access
+from pilotlight.net.file_reload import Files
 from pilotlight.net.http_server import Runner
 from pilotlight.net.listen import Address
-from pilotlight.net.renewal import Files
 
 CERTIFIED = "pilotlight-agent"
 """Name in agents' certificates for each other, since their addresses change."""

@@ -19,7 +19,6 @@ from rich.progress import Progress, TaskID
 from artifacts import reference
 from artifacts.dialects import contents
 from artifacts.dialects.contents import Contents
-from artifacts.errors import RegistryError
 from artifacts.fetch import fetch
 from artifacts.fetch.fetch import SourceListing, Ways
 from artifacts.fetch.registry import Came
@@ -33,6 +32,7 @@ from artifacts.registry import push as pushing
 from artifacts.registry import resolve
 from artifacts.registry.client import Client
 from artifacts.registry.mirrored_registry import Mirrored
+from artifacts.registry_errors import RegistryError
 from artifacts.source_uri import Bucket, Hub
 from artifacts.store.store import Store
 from autoscaler.spec.quantity import parse_bytes

@@ -16,11 +16,11 @@ from artifacts import reference
 from artifacts.credentials import login as logins
 from artifacts.credentials.docker_config import Login
 from artifacts.credentials.keychain import Known
-from artifacts.errors import RegistryError
 from artifacts.http.transport import Site
 from artifacts.reference import BadReferenceError
 from artifacts.registry import manifests
 from artifacts.registry.client import Client
+from artifacts.registry_errors import RegistryError
 from pilotlight.cli.weights.pull import registry_options
 from pilotlight.models.credentials import list_login_files
 from pilotlight.options import output_option

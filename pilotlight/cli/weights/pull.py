@@ -1,7 +1,7 @@
 """`pilotlight weights pull` and `verify`: fetches weights into the node's store, and verifies stored weights.
 
 Defines the commands, the sources of logins, and the progress bars. `artifacts.fetch.fetch` does the fetching, and
-`artifacts.store.verify` the verification.
+`artifacts.store.scrub` the verification.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import click
 
 from artifacts import file_policy
 from artifacts.disk.disk import DiskError
-from artifacts.errors import RegistryError
 from artifacts.fetch import fetch
 from artifacts.fetch.fetch import Lies, Ways
 from artifacts.fetch.registry import Came, Registries
 from artifacts.oci.descriptor import BadManifestError
 from artifacts.peers.client import Peering
 from artifacts.reference import BadReferenceError, Reference
+from artifacts.registry_errors import RegistryError
 from artifacts.store.layout import StoreError
 from artifacts.store.publish import Copy
+from artifacts.store.scrub import Bad, verify_copy
 from artifacts.store.store import Row, Store
-from artifacts.store.verify import Bad, verify_copy
 from autoscaler.text import format_size
 from pilotlight.agent.weights import peer_access
 from pilotlight.cli.weights.store import COPIES, open_store, resolve_copies, shorten_digest

@@ -35,7 +35,7 @@ from autoscaler.kubernetes.decoding import read_event
 from autoscaler.kubernetes.gateway_pods import GatewayPods
 from autoscaler.kubernetes.kubeconfig import ApiAccess
 from autoscaler.kubernetes.leader_election import Elector
-from autoscaler.kubernetes.resources.installation import Installation
+from autoscaler.kubernetes.resources.document_merge import Installation
 from autoscaler.kubernetes.resources.kubeai_watcher import KubeaiModels
 from autoscaler.kubernetes.resources.watcher import DocumentWatcher
 from autoscaler.kubernetes.unreadable import Unreadable

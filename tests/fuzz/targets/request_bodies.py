@@ -12,7 +12,7 @@ from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http_exceptions import HttpProcessingError
 
 from gateway.errors import CallError
-from gateway.http.body import ChunkedBody
+from gateway.http.body_buffers import ChunkedBody
 from gateway.request import body_members
 from gateway.request.api_routes import Operation, find_operation
 from gateway.request.json_scanner import NESTING_MAX

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.errors import CallError
-from gateway.http.body import Body
+from gateway.http.body_buffers import Body
 from gateway.http.request_head import Request
 from gateway.request import body_members
 from gateway.request.api_routes import Kind, find_operation

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.http.body import LARGE_BYTES, ChunkedBody, Edit, StreamingBody
+from gateway.http.body_buffers import LARGE_BYTES, ChunkedBody, Edit, StreamingBody
 from gateway.limits import Limits
 from gateway.server import body_intake
 from gateway.server.body_intake import REST_S_MAX

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
-from gateway.http.body import LARGE_BYTES
+from gateway.http.body_buffers import LARGE_BYTES
 from gateway.limits import Limits
 from tests.support.fakes.engines.scripted_engine import HOLD, OK, RESET, STREAM, WITHOUT_USAGE, ScriptedEngine, document
 from tests.support.harness.gateway.gateway_rig import MODEL, rig

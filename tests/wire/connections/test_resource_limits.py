@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.http.body import LARGE_BYTES
+from gateway.http.body_buffers import LARGE_BYTES
 from gateway.http.request_reader import AHEAD_BYTES_MAX
 from gateway.limits import Limits
 from gateway.server import connection as edge_module

@@ -19,7 +19,7 @@ from autoscaler.contract import GatewayId
 from gateway.gateway import Gateway
 from gateway.limits import Limits
 from gateway.server import connection as edge_module
-from gateway.server.tls import Handshakes
+from gateway.server.tls_handshakes import Handshakes
 from gateway.upstream import pool
 from pilotlight.net import certificates
 from pilotlight.net.certificates import Identity

@@ -21,10 +21,10 @@ from msgspec.structs import replace
 from autoscaler.contract import ReplicaId
 from autoscaler.drivers.driver import Observe
 from autoscaler.kubernetes.api import Api, Object
-from autoscaler.kubernetes.resources.loop_step import Decided
+from autoscaler.kubernetes.resources.loop_step_protocol import Decided
 from autoscaler.kubernetes.watch import Change, Watched
 from autoscaler.queries.unschedulable_replicas import is_unschedulable
-from autoscaler.slicing import registry
+from autoscaler.slicing import slicer_families
 from autoscaler.slicing.base import NodeFacts, PodFields, in_mib
 from autoscaler.slicing.hami import ALONE, NVIDIA, TASKS, Hami
 from autoscaler.slicing.nvidia_sharing import UNKNOWN_BYTES
@@ -99,7 +99,9 @@ def find_node_selector(kinds: Sequence[NodeKind], slices: Sequence[SliceId]) -> 
 
 def find_pod_fields(kinds: Sequence[NodeKind], replica: Replica, ranked: PriorityClass | None) -> PodFields | None:
     """Return a pod's device requests; None if its slices are not declared. `ranked`: its priority class."""
-    asks = registry.build_pod_fields(replica, {one.id: one for one in build_declared_slices(kinds, (), {})}, ranked)
+    asks = slicer_families.build_pod_fields(
+        replica, {one.id: one for one in build_declared_slices(kinds, (), {})}, ranked
+    )
     if asks is None:
         return None
     return asks._replace(annotations={name: said for name, said in asks.annotations.items() if name != NVIDIA.use})
@@ -121,8 +123,12 @@ def _of(node: str, kind: NodeKind, hard: int) -> Iterator[Slice]:
     of_cards = slicing is not None and scheme == Hami().kind and not slicing.template
     annotations = {NVIDIA.register: _cards(kind.device, many)} if of_cards else {}
     facts = NodeFacts(NodeId(node), annotations=annotations, allocatable={GPU: str(many)}, declared=kind)
-    closed = UNKNOWN_PARTS.format(kind=scheme) if scheme in registry.UNDETECTED_REASONS and not annotations else ""
-    return (replace(one, labels=kind.selector, closed=closed or one.closed) for one in registry.list_slices(facts))
+    closed = (
+        UNKNOWN_PARTS.format(kind=scheme) if scheme in slicer_families.UNDETECTED_REASONS and not annotations else ""
+    )
+    return (
+        replace(one, labels=kind.selector, closed=closed or one.closed) for one in slicer_families.list_slices(facts)
+    )
 
 
 def _cards(device: NodeDevice, many: int) -> str:

@@ -15,12 +15,12 @@ from autoscaler.drivers.kubernetes.inventory import resource_claims
 from autoscaler.drivers.kubernetes.objects import device_plugin_config
 from autoscaler.drivers.kubernetes.objects import node_facts as nodes
 from autoscaler.drivers.kubernetes.objects.node_facts import NodeSeen, OtherPod
-from autoscaler.drivers.kubernetes.objects.node_resources import Hosts
+from autoscaler.drivers.kubernetes.objects.other_pod_requests import Hosts
 from autoscaler.drivers.kubernetes.objects.replica_pod import SLICES, PodSeen
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.constants import NODE_POOL, NODES, PLACES
 from autoscaler.kubernetes.watch import Change, ObjectKey, Watched
-from autoscaler.slicing import device_usage, dra_binding_conditions, registry
+from autoscaler.slicing import device_usage, dra_binding_conditions, slicer_families
 from autoscaler.slicing.base import PodFields
 from autoscaler.slicing.device_usage import resolve_actual_slices
 from autoscaler.slicing.dra import common_claim_name, dra_device_name_of_id, list_alternatives
@@ -196,7 +196,7 @@ class Inventory:
         """Return the device requests of the replica's pod; None: it has no slices. `ranked`: its priority class. Raises
         `ValueError` if a slice no longer exists, because the request depends on the slice's kind.
         """
-        asks = registry.build_pod_fields(replica, self._slices, ranked, self._instead(replica))
+        asks = slicer_families.build_pod_fields(replica, self._slices, ranked, self._instead(replica))
         if asks is None and replica.resources.slices:
             raise ValueError(f"a slice of the replica no longer exists: {', '.join(replica.resources.slices)}")
         return asks

@@ -25,10 +25,10 @@ from autoscaler.capacity.attachable_nodes import (
     resolve_max_devices,
 )
 from autoscaler.drivers.kubernetes.inventory import node_cordons
-from autoscaler.drivers.kubernetes.objects.node_resources import sum_pod_requests
+from autoscaler.drivers.kubernetes.objects.other_pod_requests import sum_pod_requests
 from autoscaler.kubernetes.api import Object
 from autoscaler.queries.pod_requests import parse_resource_list
-from autoscaler.slicing import nvidia_sharing, registry
+from autoscaler.slicing import nvidia_sharing, slicer_families
 from autoscaler.slicing.base import NodeFacts
 from autoscaler.slicing.dra import Got, common_claim_name, dra_device_name
 from autoscaler.slicing.hami import HamiAllocation, drop_healthy_handshake
@@ -129,7 +129,7 @@ def read_node(node: Object) -> NodeSeen:
             if one["key"] in UNNEEDED or (one["effect"] != "PreferNoSchedule" and one["key"] not in COVERED_TAINTS)
         ),
         amounts,
-        drop_healthy_handshake({name: said for name, said in notes.items() if name in registry.ANNOTATIONS}),
+        drop_healthy_handshake({name: said for name, said in notes.items() if name in slicer_families.ANNOTATIONS}),
         parse_resource_list(allocatable),
         frozenset(one.place.name for one in node_cordons.read_node_orders(node).kept if one.place.kind == "device"),
         tuple(
@@ -157,7 +157,11 @@ def read_other_pod(pod: Object) -> OtherPod | None:
     most = reduce(or_, map(_asked, first), stay)
     metadata = pod.get("metadata", {})
     notes: dict[str, str] = metadata.get("annotations") or {}
-    cards, kai, cpu_memory = registry.parse_hami_allocations(notes), count_kai_gpus(notes), sum_pod_requests(spec)
+    cards, kai, cpu_memory = (
+        slicer_families.parse_hami_allocations(notes),
+        count_kai_gpus(notes),
+        sum_pod_requests(spec),
+    )
     reserves = metadata.get("namespace") == RESERVES
     found = OtherPod(sys.intern(node), dict(most) if most else NO_AMOUNTS, cards, kai, reserves, cpu_memory=cpu_memory)
     return found if found.has_devices or any(cpu_memory) else None
@@ -166,7 +170,11 @@ def read_other_pod(pod: Object) -> OtherPod | None:
 def _asked(container: Object) -> Counter[str]:
     limits = container.get("resources", {}).get("limits") or {}
     return +Counter(
-        {name: nvidia_sharing.parse_number(many) for name, many in limits.items() if registry.is_counted_resource(name)}
+        {
+            name: nvidia_sharing.parse_number(many)
+            for name, many in limits.items()
+            if slicer_families.is_counted_resource(name)
+        }
     )
 
 
@@ -258,7 +266,7 @@ def _kept(published: Sequence[Object], kept: Pooled) -> tuple[str, ...]:
 def _of_node(node: NodeSeen, facts: NodeFacts) -> tuple[Slice, ...]:
     return tuple(
         replace(one, healthy=node.usable, labels=node.labels, labels_known=True, taints=node.taints)
-        for one in registry.list_slices(facts)
+        for one in slicer_families.list_slices(facts)
     )
 
 
@@ -295,7 +303,7 @@ def close_stale_slices(slices: Sequence[Slice], held: Iterable[SliceId]) -> tupl
         elif id not in known:
             lost.append(OtherPod(id.partition("/")[0], lost=1))
     waits = {one.node for one in lost}
-    shut |= {one.device for one in slices if one.node in waits and not registry.is_counted_resource(one.handle)}
+    shut |= {one.device for one in slices if one.node in waits and not slicer_families.is_counted_resource(one.handle)}
     if not shut:
         return tuple(slices), lost
     return tuple(

@@ -21,14 +21,14 @@ from typing import Any, NamedTuple
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.driver import Launch
-from autoscaler.drivers.kubernetes.objects.node_resources import sum_pod_requests
+from autoscaler.drivers.kubernetes.objects.other_pod_requests import sum_pod_requests
 from autoscaler.drivers.kubernetes.objects.pod_overrides import add_pod_affinity, apply_overrides, refuse_collisions
 from autoscaler.drivers.kubernetes.objects.start_timing import READY_TO_START
-from autoscaler.drivers.kubernetes.volumes import mount_claim
+from autoscaler.drivers.kubernetes.weight_volumes import mount_claim
 from autoscaler.kubernetes.api import Object
 from autoscaler.kubernetes.constants import CRASHES, ENDED, WRITER
 from autoscaler.queries.pod_requests import UNASKED
-from autoscaler.slicing import registry
+from autoscaler.slicing import slicer_families
 from autoscaler.slicing.base import PodFields
 from autoscaler.slicing.hami import HamiAllocation
 from autoscaler.slicing.vendors import RESOURCES
@@ -368,7 +368,7 @@ def read_replica_pod(pod: Object) -> PodSeen | None:
         _disrupted(status),
         float(pod["spec"].get("terminationGracePeriodSeconds", 30)),
         sum_pod_requests(pod["spec"]),
-        registry.parse_hami_allocations(notes),
+        slicer_families.parse_hami_allocations(notes),
         tuple(one.get("resourceClaimName", "") for one in pod["spec"].get("resourceClaims") or ()),
         tuple(filter(None, note("weights").split(","))),
         any("preStop" in one.get("lifecycle", {}) for one in pod["spec"]["containers"] if one["name"] == ENGINE),

@@ -20,7 +20,7 @@ from autoscaler.kubernetes.rbac import list_required_rights
 from autoscaler.providers.redfish import client
 from pilotlight.cli.main import cli
 from pilotlight.doctor.capacity import NO_MOST
-from pilotlight.doctor.cluster import Scene, check_cluster
+from pilotlight.doctor.cluster_checks import Scene, check_cluster
 from pilotlight.doctor.finding import Finding, has_blocker
 from tests.integration.cluster.support.control_plane import custom_resources
 from tests.integration.cluster.support.control_plane.service_accounts import make_account, token

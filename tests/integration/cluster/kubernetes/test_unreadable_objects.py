@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from autoscaler.kubernetes.api import Api, ApiError, Object
-from pilotlight.doctor.cluster import Scene, objects
+from pilotlight.doctor.cluster_checks import Scene, objects
 from tests.integration.cluster.support.control_plane import custom_resources
 from tests.integration.cluster.support.installations.single_instance import House, model
 from tests.integration.cluster.support.kubelet.node import Node

@@ -23,7 +23,7 @@ from artifacts.pack.oci_layout import OciLayout
 from artifacts.registry.client import Client
 from artifacts.store.store import Store
 from autoscaler.documents import load
-from autoscaler.drivers.kubernetes import volumes
+from autoscaler.drivers.kubernetes import weight_volumes
 from autoscaler.drivers.kubernetes.objects import replica_pod as pods
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.spec.model import Model
@@ -123,7 +123,7 @@ async def test_agent_pulls_weights_once_and_keeps_them_for_the_next_start(
             first = await scene.answers()
             assert {"decide", "pull", "place", "load"} <= set(first)
             (pod,) = await scene.pods()
-            (volume,) = [one for one in pod["spec"]["volumes"] if one["name"] == volumes.NAME]
+            (volume,) = [one for one in pod["spec"]["volumes"] if one["name"] == weight_volumes.NAME]
             (row,) = Store(scene.store).rows()
             assert volume["persistentVolumeClaim"]["readOnly"] is True
             assert row.in_use, "the agent holds it"
@@ -336,7 +336,7 @@ async def test_weights_image_is_mounted_by_digest_without_a_pull_by_the_agent(
                 await asyncio.sleep(0.1)  # an agent checks before any request
             assert (await house.call("ada"))[0] == 200
             (pod,) = await scene.pods()
-            (volume,) = [one for one in pod["spec"]["volumes"] if one["name"] == volumes.NAME]
+            (volume,) = [one for one in pod["spec"]["volumes"] if one["name"] == weight_volumes.NAME]
             assert volume["image"]["reference"].startswith(f"{registry.host}/{packed_models.NAME}@sha256:")
             assert pods.WEIGHTS not in pod["metadata"]["annotations"]
             assert Store(scene.store).rows() == []

@@ -14,10 +14,10 @@ import pytest
 from autoscaler import engines
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.documents import load
-from autoscaler.drivers.kubernetes import volumes
+from autoscaler.drivers.kubernetes import weight_volumes
 from autoscaler.drivers.kubernetes.objects import node_facts as nodes
 from autoscaler.drivers.kubernetes.objects import replica_pod as pods
-from autoscaler.drivers.kubernetes.volumes import (
+from autoscaler.drivers.kubernetes.weight_volumes import (
     VOLUMES,
     Mounted,
     NodeVolumes,
@@ -31,7 +31,7 @@ from autoscaler.kubernetes.kubeconfig import load_api_access
 from autoscaler.spec.model import Model
 from autoscaler.spec.settings import Settings, Weights
 from autoscaler.state.world import STORE, Replica, ReplicaResources, SliceId
-from autoscaler.weights.mounts import ArtifactFacts, NodeMountFacts
+from autoscaler.weights.mount_choice import ArtifactFacts, NodeMountFacts
 from tests.integration.cluster.support.control_plane.service_accounts import acting_as_autoscaler, refused
 from tests.integration.cluster.support.installations.single_instance import House, model
 from tests.integration.cluster.support.kubelet.node import Node
@@ -77,7 +77,7 @@ async def seen(
     """Mounts the weights as a driver does."""
     of = read_node_facts(nodes.read_node(await api.get(f"/api/v1/nodes/{node.name}")))
     of = of._replace(kubelet="v1.36.0", runtime="containerd://2.1.0")  # a process kubelet mounts no images
-    facts = await volumes.query_cluster_facts(api, "cluster")
+    facts = await weight_volumes.query_cluster_facts(api, "cluster")
     return mount_weights(reading(), namespace, of, found, facts, settings or Settings())
 
 
@@ -91,7 +91,11 @@ def pod_of(node: Node, weights: Mounted) -> Object:
         resources=ReplicaResources(slices=(SliceId(f"{node.name}/nvidia.com%2Fgpu"),), memory_bytes=1),
     )
     launch = engines.build_launch_command(
-        volumes.resolve_weight_paths(reading(), weights), None, pods.HOST, pods.assign_engine_port(replica.id), {}
+        weight_volumes.resolve_weight_paths(reading(), weights),
+        None,
+        pods.HOST,
+        pods.assign_engine_port(replica.id),
+        {},
     )
     return pods.build_pod_manifest(replica, reading(), launch, "engine", weights=weights.pod)
 
@@ -185,8 +189,8 @@ async def test_restricted_pod_security_allows_volumes_but_no_host_path(api: Api,
 
 
 async def test_weight_volumes_are_unavailable_with_namespace_scope(api: Api) -> None:
-    assert (await volumes.query_cluster_facts(api, "cluster")).volumes
-    found = await volumes.query_cluster_facts(api, "namespace")
+    assert (await weight_volumes.query_cluster_facts(api, "cluster")).volumes
+    found = await weight_volumes.query_cluster_facts(api, "namespace")
     assert (found.volumes, found.server) == (False, (1, 36))
 
 
@@ -239,4 +243,4 @@ async def test_admission_policy_limits_the_autoscaler_to_weight_volumes(
     change: Object = {"spec": {"mountOptions": []}}
     with pytest.raises(ApiError, match="mounted read-only"):
         await autoscaler.patch(f"{VOLUMES}/{volume['metadata']['name']}", change)
-    assert (await volumes.query_cluster_facts(autoscaler, "cluster")).volumes
+    assert (await weight_volumes.query_cluster_facts(autoscaler, "cluster")).volumes

@@ -13,13 +13,13 @@ import pytest
 from artifacts.credentials.docker_config import Login
 from artifacts.credentials.keychain import Known
 from artifacts.digest import Digest
-from artifacts.errors import AbsentError, DeniedError, MismatchError
 from artifacts.http.transport import Site
 from artifacts.registry import blobs, manifests, push
 from artifacts.registry.blobs import Blob
 from artifacts.registry.client import Client
 from artifacts.registry.manifests import MANIFEST
 from artifacts.registry.referrers import list_referrers
+from artifacts.registry_errors import AbsentError, DeniedError, MismatchError
 from tests.support.fakes.registry import digest_of
 from tests.support.real_services import docker_registry
 

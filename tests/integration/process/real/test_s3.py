@@ -19,10 +19,10 @@ from yarl import URL
 from artifacts import digest, source_uri
 from artifacts.credentials import sigv4
 from artifacts.credentials.sigv4 import Asked, Scope
-from artifacts.errors import DeniedError
 from artifacts.fetch import fetch
 from artifacts.fetch.fetch import Ways
 from artifacts.fetch.registry import Came, Registries
+from artifacts.registry_errors import DeniedError
 from artifacts.store.layout import ForbiddenError
 from artifacts.store.store import Store
 from tests.contracts.bucket import REGION, BucketContract

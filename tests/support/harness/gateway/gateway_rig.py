@@ -25,7 +25,7 @@ from autoscaler.contract import (
 )
 from gateway.gateway import Gateway
 from gateway.limits import Limits
-from gateway.server.tls import Handshakes
+from gateway.server.tls_handshakes import Handshakes
 from tests.support.net.certificates import Sides, default_sides, sides
 
 MODEL = ModelName("m")

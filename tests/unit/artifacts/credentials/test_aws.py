@@ -10,9 +10,9 @@ from aiohttp import web
 
 from artifacts.credentials.aws import REGION, AwsKeys, Own
 from artifacts.credentials.sigv4 import Keys
-from artifacts.errors import DeniedError, PolicyError
 from artifacts.fetch.fetch import Ways
 from artifacts.fetch.registry import Registries
+from artifacts.registry_errors import DeniedError, PolicyError
 from tests.support.fakes.registry import FakeRegistry, StillClock
 from tests.support.net.certificates import OURS, sides, write_authority
 

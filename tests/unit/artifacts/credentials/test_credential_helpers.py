@@ -9,7 +9,7 @@ import pytest
 
 from artifacts.credentials import credential_helpers
 from artifacts.credentials.docker_config import DOCKER_KEY, Login
-from artifacts.errors import DeniedError
+from artifacts.registry_errors import DeniedError
 from tests.support.fakes.credential_helper import program
 
 pytestmark = pytest.mark.standard

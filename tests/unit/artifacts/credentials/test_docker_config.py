@@ -11,7 +11,7 @@ import pytest
 from artifacts.credentials import docker_config
 from artifacts.credentials.docker_config import Login
 from artifacts.credentials.keychain import ConfigFiles, list_config_paths
-from artifacts.errors import PolicyError
+from artifacts.registry_errors import PolicyError
 from tests.support.fakes.credential_helper import program
 
 HUB = "https://index.docker.io/v1/"

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from artifacts.credentials.docker_config import AuthConfig, Config, Login, list_logins, parse_pull_secret
 from artifacts.credentials.keychain import Chain, Keychain, Known, try_each_login
-from artifacts.errors import AbsentError, DeniedError, PolicyError
 from artifacts.http.transport import Site
 from artifacts.registry import manifests
 from artifacts.registry.client import Client
 from artifacts.registry.manifests import RawManifest
+from artifacts.registry_errors import AbsentError, DeniedError, PolicyError
 from tests.support.fakes.registry import FakeRegistry
 
 JSON, OLD = "kubernetes.io/dockerconfigjson", "kubernetes.io/dockercfg"

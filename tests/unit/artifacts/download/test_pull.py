@@ -13,13 +13,13 @@ from aiohttp import web
 from artifacts.digest import Digest
 from artifacts.download import pacing
 from artifacts.download.pull import BlobTarget, fetch_blobs
-from artifacts.errors import AbsentError, MismatchError, PolicyError, RegistryError, UnreachableError
 from artifacts.http.retry import TRIES_MAX
 from artifacts.http.transport import Limits, Site
 from artifacts.oci import spans as parts
 from artifacts.registry.blobs import Blob
 from artifacts.registry.client import Client
 from artifacts.registry.mirrored_registry import Mirror, Mirrored
+from artifacts.registry_errors import AbsentError, MismatchError, PolicyError, RegistryError, UnreachableError
 from tests.support.fakes.registry import Answer, FakeRegistry, StillClock, keychain, part_of, raw, says, whole_head
 from tests.support.harness.artifacts.registry_pull import (
     CONTENT,

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from artifacts.disk.disk import Disk, DiskError
-from artifacts.errors import UnreachableError
 from artifacts.registry.blobs import Blob, Sink
 from artifacts.registry.mirrored_registry import Mirrored
+from artifacts.registry_errors import UnreachableError
 from tests.support.harness.artifacts.registry_pull import CONTENT, WAYS, answer_part, breaking, go, leave, place, small
 
 pytestmark = pytest.mark.standard

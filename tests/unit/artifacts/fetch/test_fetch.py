@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from artifacts.errors import PolicyError
 from artifacts.fetch import fetch
 from artifacts.fetch.fetch import Ways
 from artifacts.fetch.registry import Registries
 from artifacts.formats import gguf
 from artifacts.http.transport import Transport
 from artifacts.reference import BadReferenceError, Reference
+from artifacts.registry_errors import PolicyError
 from artifacts.signatures.policy import Policy
 from artifacts.source_uri import Bucket, Hub
 from artifacts.store.store import Store

@@ -12,12 +12,12 @@ import pytest
 from aiohttp import web
 
 from artifacts import digest
-from artifacts.errors import DeniedError
 from artifacts.fetch import fetch as bring
 from artifacts.fetch.fetch import Lies, Ways
 from artifacts.fetch.registry import Registries
 from artifacts.peers.client import Peering
 from artifacts.peers.selection import Peer
+from artifacts.registry_errors import DeniedError
 from artifacts.source_uri import Bucket, Hub
 from artifacts.store.publish import Copy
 from artifacts.store.store import Store

@@ -19,7 +19,6 @@ from artifacts.credentials.docker_config import Login
 from artifacts.credentials.keychain import Known
 from artifacts.dialects.contents import RefusedError
 from artifacts.digest import Digest
-from artifacts.errors import AbsentError, DeniedError, MismatchError, UnreachableError
 from artifacts.fetch import blobs
 from artifacts.fetch import registry as obtain
 from artifacts.fetch.registry import Came, MirrorSite, Registries
@@ -27,12 +26,13 @@ from artifacts.http.transport import Site
 from artifacts.pack.pack import Form
 from artifacts.registry.client import Client
 from artifacts.registry.manifests import MANIFEST
+from artifacts.registry_errors import AbsentError, DeniedError, MismatchError, UnreachableError
 from artifacts.store.layout import CopyKey, ForbiddenError, NoRoomError
 from artifacts.store.permission_cache import Permits
 from artifacts.store.publish import Copy
+from artifacts.store.scrub import verify_copy
 from artifacts.store.store import Store
 from artifacts.store.tag_cache import Meanings
-from artifacts.store.verify import verify_copy
 from tests.support.builders.artifacts import packed_models, tar_archives
 from tests.support.builders.artifacts.packed_models import CONTENT, FILES, NAME
 from tests.support.builders.artifacts.weight_file_headers import as_gguf

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from artifacts.errors import PolicyError
 from artifacts.fetch.registry import Registries
 from artifacts.fetch.verify_signatures import SIGNATURE, SIMPLE
 from artifacts.registry.manifests import MANIFEST
 from artifacts.registry.referrers import format_referrers_tag
+from artifacts.registry_errors import PolicyError
 from artifacts.signatures.policy import Policy
 from tests.support.builders.artifacts.cosign_signatures import cosign, key, payload
 from tests.support.builders.artifacts.packed_models import FILES, NAME

@@ -14,13 +14,13 @@ from aiohttp import web
 
 from artifacts import reference
 from artifacts.digest import Digest
-from artifacts.errors import MismatchError
 from artifacts.fetch import registry
 from artifacts.fetch.registry import MirrorSite, Registries
 from artifacts.http.transport import Site
 from artifacts.pack import chunk_sums, push_artifact
 from artifacts.registry.client import Client
 from artifacts.registry.referrers import list_referrers
+from artifacts.registry_errors import MismatchError
 from artifacts.store.store import Store
 from tests.support.builders.artifacts import packed_models
 from tests.support.builders.artifacts.packed_models import NAME

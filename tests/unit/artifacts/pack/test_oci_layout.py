@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artifacts import digest, safe_paths
-from artifacts.archives import tar_writer
+from artifacts.archives import single_file_tar
 from artifacts.dialects import contents
 from artifacts.fetch.unpack import Unpacking
 from artifacts.oci import manifest
@@ -314,7 +314,7 @@ def test_tar_frames_are_read_by_python_with_the_same_path_and_size(path: str, si
         safe_paths.check_path(path)
     except safe_paths.BadPathError:
         return
-    head, tail = tar_writer.build_frame(path, size)
+    head, tail = single_file_tar.build_frame(path, size)
     with tarfile.open(fileobj=io.BytesIO(head + bytes(1024)), mode="r:") as archive:
         info = archive.next()
     assert info is not None

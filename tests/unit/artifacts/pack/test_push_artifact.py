@@ -13,7 +13,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from artifacts import reference
-from artifacts.errors import DeniedError
 from artifacts.http.transport import Site
 from artifacts.oci.descriptor import BadManifestError, Platform
 from artifacts.pack import oci_layout, pack, push_artifact
@@ -22,6 +21,7 @@ from artifacts.pack.pack import About, Form, Offered
 from artifacts.registry import resolve
 from artifacts.registry.client import Client
 from artifacts.registry.mirrored_registry import Mirrored
+from artifacts.registry_errors import DeniedError
 from pilotlight.cli.main import cli
 from tests.support.fakes.registry import FakeRegistry, StillClock, says
 

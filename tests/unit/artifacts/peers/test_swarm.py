@@ -14,7 +14,6 @@ from aiohttp import web
 from artifacts import reference
 from artifacts.credentials.keychain import Chain, Keychain
 from artifacts.digest import Digest
-from artifacts.errors import MismatchError, UnreachableError
 from artifacts.fetch import registry
 from artifacts.fetch.registry import Registries
 from artifacts.http.transport import Limits, Site
@@ -23,9 +22,10 @@ from artifacts.pack.pack import Form
 from artifacts.peers.client import Peering
 from artifacts.peers.selection import Peer
 from artifacts.registry.client import Client
+from artifacts.registry_errors import MismatchError, UnreachableError
 from artifacts.store.publish import Copy
+from artifacts.store.scrub import verify_copy
 from artifacts.store.store import Store
-from artifacts.store.verify import verify_copy
 from tests.support.builders.artifacts import packed_models
 from tests.support.builders.artifacts.packed_models import CONTENT, FILES, NAME
 from tests.support.builders.artifacts.weight_file_headers import as_gguf

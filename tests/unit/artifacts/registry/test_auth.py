@@ -6,10 +6,10 @@ import pytest
 
 from artifacts.credentials.docker_config import Login
 from artifacts.credentials.keychain import Known
-from artifacts.errors import DeniedError
 from artifacts.http.transport import Site
 from artifacts.registry import manifests
 from artifacts.registry.client import Client
+from artifacts.registry_errors import DeniedError
 from tests.support.fakes.registry import says
 from tests.unit.artifacts.registry.test_manifests import with_tokens
 

@@ -8,10 +8,10 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
-from artifacts.errors import PolicyError, RegistryError
 from artifacts.http.transport import Site
 from artifacts.registry import challenge, manifests
 from artifacts.registry.client import Client
+from artifacts.registry_errors import PolicyError, RegistryError
 from tests.support.fakes.registry import FakeRegistry, StillClock, keychain, says
 
 pytestmark = pytest.mark.standard

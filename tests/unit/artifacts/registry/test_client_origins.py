@@ -17,14 +17,14 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from artifacts.digest import Digest
-from artifacts.errors import MismatchError, PolicyError, RegistryError, UnreachableError
-from artifacts.http import origin
+from artifacts.http import request_targets
 from artifacts.http.resolver import Resolver
 from artifacts.http.transport import Site
 from artifacts.registry import blobs, manifests, push
 from artifacts.registry.blobs import Blob
 from artifacts.registry.client import Client
 from artifacts.registry.manifests import MANIFEST
+from artifacts.registry_errors import MismatchError, PolicyError, RegistryError, UnreachableError
 from tests.support.fakes.registry import (
     PASSWORD,
     FakeRegistry,
@@ -126,16 +126,16 @@ async def test_redirect_loop_ends_after_10_redirects() -> None:
 )
 def test_unsafe_redirect_targets_are_rejected(location: str | None, said: str) -> None:
     with pytest.raises(PolicyError, match=said):
-        origin.resolve_redirect(URL("https://registry.example/v2/"), location, "GET", 307, 0)
+        request_targets.resolve_redirect(URL("https://registry.example/v2/"), location, "GET", 307, 0)
 
 
 @pytest.mark.point("9")
 def test_redirect_of_a_write_to_another_host_is_rejected() -> None:
     asked = URL("https://registry.example/v2/x")
-    assert origin.resolve_redirect(asked, "/v2/y", "PUT", 307, 0).path == "/v2/y"
+    assert request_targets.resolve_redirect(asked, "/v2/y", "PUT", 307, 0).path == "/v2/y"
     for status, location in ((307, "https://other.example/"), (302, "/v2/y")):
         with pytest.raises(PolicyError, match="redirects a write"):
-            origin.resolve_redirect(asked, location, "PUT", status, 0)
+            request_targets.resolve_redirect(asked, location, "PUT", status, 0)
 
 
 @pytest.mark.point("9")

@@ -15,7 +15,6 @@ from aiohttp import web
 from artifacts.credentials.docker_config import Login
 from artifacts.credentials.keychain import Known
 from artifacts.digest import Digest
-from artifacts.errors import AbsentError, DeniedError, MismatchError, PolicyError
 from artifacts.http.retry import FIRST_S, LONGEST_S, TRIES_MAX, WAIT_S_MAX, wait_s
 from artifacts.http.transport import Site
 from artifacts.registry import blobs, manifests, push
@@ -25,6 +24,7 @@ from artifacts.registry.client import Client
 from artifacts.registry.manifests import INDEX, MANIFEST
 from artifacts.registry.mirrored_registry import Mirror, Mirrored
 from artifacts.registry.referrers import format_referrers_tag, list_referrers
+from artifacts.registry_errors import AbsentError, DeniedError, MismatchError, PolicyError
 from tests.support.fakes.registry import FakeRegistry, StillClock, digest_of, index, raw, says, whole_head
 
 pytestmark = pytest.mark.standard

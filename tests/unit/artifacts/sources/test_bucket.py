@@ -13,16 +13,16 @@ from aiohttp import web
 from artifacts import digest, source_uri
 from artifacts.credentials.aws import AwsKeys
 from artifacts.dialects.contents import RefusedError
-from artifacts.errors import AbsentError, DeniedError, MismatchError, PolicyError, RegistryError
 from artifacts.fetch import fetch as bring
 from artifacts.fetch.fetch import Ways
 from artifacts.fetch.registry import Registries
+from artifacts.registry_errors import AbsentError, DeniedError, MismatchError, PolicyError, RegistryError
 from artifacts.sources.s3 import BucketAccess
 from artifacts.store.layout import ForbiddenError, NoRoomError
 from artifacts.store.permission_cache import Permits
 from artifacts.store.publish import Copy
+from artifacts.store.scrub import verify_copy
 from artifacts.store.store import Store
-from artifacts.store.verify import verify_copy
 from tests.support.builders.artifacts.weight_file_headers import as_gguf, as_safetensors
 from tests.support.fakes.registry import StillClock
 from tests.support.fakes.s3 import SECRET, FakeS3

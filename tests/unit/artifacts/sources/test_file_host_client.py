@@ -9,9 +9,9 @@ from aiohttp import web
 from yarl import URL
 
 from artifacts.digest import compute_digest
-from artifacts.errors import DeniedError, PolicyError, UnreachableError
 from artifacts.http.transport import Limits
 from artifacts.registry.blobs import Blob
+from artifacts.registry_errors import DeniedError, PolicyError, UnreachableError
 from artifacts.sources.file_host_client import FileHost, Lone, Rules
 from tests.support.fakes.registry import FakeRegistry, StillClock
 

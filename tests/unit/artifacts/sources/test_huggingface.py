@@ -14,18 +14,18 @@ from aiohttp import web
 
 from artifacts import digest, source_uri
 from artifacts.dialects.contents import RefusedError
-from artifacts.errors import AbsentError, DeniedError, MismatchError, PolicyError, RegistryError
 from artifacts.fetch import fetch as bring
 from artifacts.fetch.fetch import Ways
 from artifacts.fetch.registry import Came, Registries
 from artifacts.http.transport import Limits
+from artifacts.registry_errors import AbsentError, DeniedError, MismatchError, PolicyError, RegistryError
 from artifacts.sources import huggingface
 from artifacts.sources.file_host_client import Rules
 from artifacts.sources.huggingface import HubAccess
 from artifacts.store.layout import ForbiddenError, NoRoomError
 from artifacts.store.publish import Copy
+from artifacts.store.scrub import verify_copy
 from artifacts.store.store import Store
-from artifacts.store.verify import verify_copy
 from tests.support.builders.artifacts.weight_file_headers import as_gguf, as_safetensors
 from tests.support.fakes.hub import COMMIT, TOKEN, FakeHub
 from tests.support.fakes.registry import Answer, StillClock

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from artifacts.disk.disk import list_entries
-from artifacts.errors import UnreachableError
+from artifacts.registry_errors import UnreachableError
 from artifacts.store.layout import ForbiddenError, StoreError
 from artifacts.store.permission_cache import Asked, Permits
 from artifacts.store.store import Caller, Store

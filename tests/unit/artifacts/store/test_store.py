@@ -14,7 +14,7 @@ import pytest
 from artifacts import digest
 from artifacts.dialects.contents import File
 from artifacts.disk.disk import Disk
-from artifacts.errors import MismatchError, UnreachableError
+from artifacts.registry_errors import MismatchError, UnreachableError
 from artifacts.store.layout import HeldError, NoRoomError, Record, StoreError
 from artifacts.store.publish import Job
 from artifacts.store.reservations import reserved_bytes

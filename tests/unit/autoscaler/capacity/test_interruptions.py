@@ -9,7 +9,7 @@ from autoscaler.capacity.interruptions import DRAIN_S, SUCCESSOR_S, TAKEN
 from autoscaler.contract import Report
 from autoscaler.planner.plan import plan
 from autoscaler.provisioning.release import STRAY_S
-from autoscaler.queries.cordons import explain_closed_slice
+from autoscaler.queries.operator_orders import explain_closed_slice
 from autoscaler.spec.capacity import Cro, ProviderSettings
 from autoscaler.state.actions import AcquireLease, Action, DrainReplica, ReleaseLease, StartReplica
 from autoscaler.state.capacity_orders import LeaseId, LeasesSeen, Listed

@@ -15,7 +15,7 @@ from autoscaler.kubernetes import optional_kinds
 from autoscaler.kubernetes import watch as watching
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.kubernetes.leader_election import Elector
-from autoscaler.kubernetes.resources.installation import CUSTOMS, Installation
+from autoscaler.kubernetes.resources.document_merge import CUSTOMS, Installation
 from autoscaler.kubernetes.resources.watcher import DocumentWatcher
 from autoscaler.kubernetes.watch import Watched
 from autoscaler.kubernetes.watch_health import BREAKS

@@ -27,7 +27,7 @@ from autoscaler.queries.measured_memory import (
     spare_bytes,
 )
 from autoscaler.queries.measured_memory import compute_engine_limits as told_of
-from autoscaler.slicing import registry
+from autoscaler.slicing import slicer_families
 from autoscaler.spec.model import Cache, Gpu, Model, ModelSpec, ReplicaRange
 from autoscaler.spec.quantity import Bytes, BytesOrAuto
 from autoscaler.spec.settings import DeclaredDevice
@@ -206,7 +206,7 @@ def test_vllm_pod_on_a_partial_device_gets_its_memory_fraction() -> None:
     )  # fmt: skip
     one = start(waiting(of, slices=[part]))
     assert (one.resources.slices, one.resources.memory_bytes, one.slots) == (("n/gpu0/s0",), 16 * GI // 3, 64)
-    asks = registry.build_pod_fields(one, {part.id: part})
+    asks = slicer_families.build_pod_fields(one, {part.id: part})
     assert asks is not None
     made = replica_pod.build_pod_manifest(
         one, of, launched(of, told_of(of, one, asks.memory_fraction), "vllm"), "i", asks=asks

@@ -18,7 +18,7 @@ from autoscaler.kubernetes.resources.event_log import ModelEvent, derive_step_ev
 from autoscaler.planner.plan import plan
 from autoscaler.queries import unschedulable_replicas
 from autoscaler.queries.crowded_slices import list_crowded_slices, list_excess_replicas
-from autoscaler.slicing import device_usage, registry
+from autoscaler.slicing import device_usage, slicer_families
 from autoscaler.slicing.device_usage import resolve_actual_slices
 from autoscaler.slicing.dra import Got
 from autoscaler.slicing.hami import HamiAllocation
@@ -195,7 +195,7 @@ def test_node_is_avoided_only_after_a_second_overcommit_eviction() -> None:
 
 def hami(*held: HamiAllocation, count: int = 10) -> tuple[Slice, ...]:
     """Two cards of 80Gi, in part allocated to foreign pods."""
-    there = registry.list_slices(hami_node(card(count=count), card("GPU-bbbb")))
+    there = slicer_families.list_slices(hami_node(card(count=count), card("GPU-bbbb")))
     return device_usage.subtract_usage(there, device_usage.list_card_usage(NODE, held))[0]
 
 
@@ -290,8 +290,8 @@ def _acted(there: World, now_s: float) -> World:
 
 # --- actual allocation of a pod --------------------------------------------------------------------------------------
 
-HAMI = {one.id: one for one in registry.list_slices(hami_node(card(), card("GPU-bbbb")))}
-NPU = {one.id: one for one in registry.list_slices(npu_node("NPU-1", "NPU-2"))}
+HAMI = {one.id: one for one in slicer_families.list_slices(hami_node(card(), card("GPU-bbbb")))}
+NPU = {one.id: one for one in slicer_families.list_slices(npu_node("NPU-1", "NPU-2"))}
 WHOLE = {
     SliceId(f"{node}/gpu{at}"): replace(device(f"{node}/gpu{at}", 80, node), handle="nvidia.com/gpu", shared=False)
     for node in ("n1", "n2")

@@ -24,7 +24,7 @@ from autoscaler.routing.catalogue import model_entry
 from autoscaler.spec.model import Adapter, EngineName, Model, ModelSpec
 from autoscaler.spec.pod import API_VERSION
 from gateway.errors import CallError, model_not_found
-from gateway.http.body import ChunkedBody
+from gateway.http.body_buffers import ChunkedBody
 from gateway.request.api_routes import Operation, find_operation
 from gateway.request.auth import Directory
 from gateway.request.body_members import edit_body, read_body

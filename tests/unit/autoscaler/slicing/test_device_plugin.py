@@ -8,7 +8,7 @@ from autoscaler import engines
 from autoscaler.documents.load import parse_documents
 from autoscaler.drivers.kubernetes.objects import replica_pod
 from autoscaler.queries.measured_memory import compute_engine_limits
-from autoscaler.slicing import registry
+from autoscaler.slicing import slicer_families
 from autoscaler.slicing.base import NodeFacts
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind
@@ -47,10 +47,10 @@ def node(many: int, resource: str = "nvidia.com/gpu", **labels: str) -> NodeFact
 def test_pod_manifest_matches_the_golden_file(name: str, on: NodeFacts, gpu: str) -> None:
     """One resource per slice; with time slices the engine also gets its share, since nothing else enforces it."""
     (of,) = parse_documents([("a.yaml", DOCUMENT.replace("{GPU}", gpu))]).models
-    there = registry.list_slices(on)
+    there = slicer_families.list_slices(on)
     assert {one.kind for one in there} == {name.partition("-")[0]}
     has = replica(of, "llama-1", [one.id for one in there[: of.spec.gpu.count]], memory_bytes=of.memory_bytes)
-    asks = registry.build_pod_fields(has, {one.id: one for one in there})
+    asks = slicer_families.build_pod_fields(has, {one.id: one for one in there})
     assert asks is not None
     part = compute_engine_limits(of, has, asks.memory_fraction)
     launch = engines.build_launch_command(
@@ -75,5 +75,5 @@ def test_devices_above_the_labeled_count_are_used_if_sharing_is_known(
 ) -> None:
     """Labels contain the earlier count; more devices are new ones only if it is known that they are not shared."""
     said = NodeKind(selector={}, device=NodeDevice(model="T4", memory_bytes=Bytes(1 << 34)), devices_max=most)
-    there = registry.list_slices(on._replace(declared=said))
+    there = slicer_families.list_slices(on._replace(declared=said))
     assert sum(not one.closed for one in there) == many

@@ -14,7 +14,7 @@ from autoscaler.drivers.kubernetes.objects.node_facts import RESLICED, NodeSeen,
 from autoscaler.fold.fold import fold
 from autoscaler.planner.plan import plan
 from autoscaler.queries.device_health import OTHERS, list_closed_slices
-from autoscaler.slicing import device_usage, registry
+from autoscaler.slicing import device_usage, slicer_families
 from autoscaler.slicing.base import NodeFacts
 from autoscaler.slicing.device_usage import FULL, DeviceUsage
 from autoscaler.slicing.dra import Dra, Got
@@ -98,7 +98,7 @@ def test_card_share_used_by_others_is_subtracted() -> None:
     (one, other), gone = left(hami_node(card(), card("GPU-bbbb")), theirs)
     assert (one.memory_bytes, one.compute_percent, one.device_bytes, one.closed) == (60 * GIB, 70, 80 * GIB, "")
     assert (other.memory_bytes, other.compute_percent, gone) == (80 * GIB, 100, {})
-    asks = registry.build_pod_fields(
+    asks = slicer_families.build_pod_fields(
         replace(
             replica(model("a"), "r", [one.id]),
             resources=replace(replica(model("a"), "r", [one.id]).resources, memory_bytes=60 * GIB, compute_percent=70),

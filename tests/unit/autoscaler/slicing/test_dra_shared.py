@@ -16,7 +16,7 @@ from autoscaler.drivers.kubernetes.objects.node_facts import RESLICED, close_cla
 from autoscaler.kubernetes.api import Api
 from autoscaler.kubernetes.constants import NODES
 from autoscaler.planner.plan import plan
-from autoscaler.slicing import registry
+from autoscaler.slicing import slicer_families
 from autoscaler.slicing.base import NodeFacts, Object, SliceShare
 from autoscaler.slicing.device_usage import FULL
 from autoscaler.slicing.dra import CLIENT_BYTES, Dra, Got, common_claim_name, dra_device_name
@@ -45,7 +45,7 @@ def slices(
     """The slices of a node for which the Settings declare this sharing."""
     slicing = NodeSlicing(kind="dra", sharing=sharing, replicas=replicas)
     kind = NodeKind(selector={}, device=NodeDevice(model="H100", memory_bytes=Bytes(80 * GIB)), slicing=slicing)
-    return registry.list_slices(NodeFacts(NODE, declared=kind, devices=objects or (GPUS,), kept=kept))
+    return slicer_families.list_slices(NodeFacts(NODE, declared=kind, devices=objects or (GPUS,), kept=kept))
 
 
 @pytest.mark.parametrize("sharing", ["mps", "timeslice"])

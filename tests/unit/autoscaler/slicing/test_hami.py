@@ -9,7 +9,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from autoscaler.documents.load import parse_documents
-from autoscaler.slicing import registry
+from autoscaler.slicing import slicer_families
 from autoscaler.slicing.base import NodeFacts, SliceShare
 from autoscaler.slicing.hami import NVIDIA, SCHEDULER, Hami, HamiAllocation, HamiNames, parse_allocations, parse_cards
 from autoscaler.slicing.vendors import HAMI
@@ -77,13 +77,13 @@ def test_overcommitted_card_has_no_isolation() -> None:
 def test_disabled_overcommit_limits_a_card_to_its_own_size(label: str, own_gib: int) -> None:
     settings = parse_documents([("a.yaml", NOT_MORE)]).settings
     scaled = hami_node(card(devmem=163840, devcore=200), labels={"nvidia.com/gpu.memory": label} if label else {})
-    (one,) = registry.list_slices(scaled._replace(declared=settings.nodes[0]))
+    (one,) = slicer_families.list_slices(scaled._replace(declared=settings.nodes[0]))
     assert (one.memory_bytes, one.compute_percent, one.isolation) == (own_gib * GIB, 100, Isolation.MEMORY)
     less = hami_node(card(devmem=40960, devcore=50))._replace(declared=settings.nodes[0])
-    assert [(one.memory_bytes, one.compute_percent) for one in registry.list_slices(less)] == [(40 * GIB, 50)]
+    assert [(one.memory_bytes, one.compute_percent) for one in slicer_families.list_slices(less)] == [(40 * GIB, 50)]
     told = {VOLCANO.register: "GPU-a,10,163840,A100,true,hami-core:"}
     volcano = NodeFacts(NODE, {}, told, declared=settings.nodes[1])
-    assert [(one.kind, one.memory_bytes) for one in registry.list_slices(volcano)] == [("volcano", 79 * GIB)]
+    assert [(one.kind, one.memory_bytes) for one in slicer_families.list_slices(volcano)] == [("volcano", 79 * GIB)]
 
 
 @pytest.mark.parametrize(
@@ -121,11 +121,11 @@ def test_priority_class_sets_the_hami_task_priority(priority: int, said: str | N
     settings = parse_documents([("a.yaml", RANKED)]).settings
     one = slices(card())[0]
     ranked = settings.priority_class(priority)
-    asks = registry.build_pod_fields(replica(model("a", 8), "r", [one.id]), {one.id: one}, ranked)
+    asks = slicer_families.build_pod_fields(replica(model("a", 8), "r", [one.id]), {one.id: one}, ranked)
     assert asks is not None
     assert asks.limits.get("nvidia.com/priority") == said
     (amd,) = Hami(HAMI[0]).inventory(NodeFacts(NODE, {}, {HAMI[0].register: json.dumps([card("AMD-1")])})) or ()
-    asks = registry.build_pod_fields(replica(model("a", 8), "r", [amd.id]), {amd.id: amd}, ranked)
+    asks = slicer_families.build_pod_fields(replica(model("a", 8), "r", [amd.id]), {amd.id: amd}, ranked)
     assert asks is not None
     assert not any("priority" in name for name in asks.limits), "HAMi has none for these"
 

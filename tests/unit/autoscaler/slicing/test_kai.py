@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from autoscaler.contract import TenantName
 from autoscaler.drivers.kubernetes.objects import node_facts as nodes
 from autoscaler.placement.model.tenant_isolation import domain_of, has_tenant_conflict
-from autoscaler.slicing import registry
+from autoscaler.slicing import slicer_families
 from autoscaler.slicing.base import NodeFacts, SliceShare
 from autoscaler.slicing.kai import RESERVES, Kai
 from autoscaler.slicing.volcano import Volcano
@@ -96,5 +96,5 @@ def test_pod_requests_a_card_and_share_from_volcano() -> None:
 
 
 def test_volcano_allocations_of_others_are_read() -> None:
-    held = registry.parse_hami_allocations({"volcano.sh/vgpu-ids-new": "GPU-a,NVIDIA,3000,50:;"})
+    held = slicer_families.parse_hami_allocations({"volcano.sh/vgpu-ids-new": "GPU-a,NVIDIA,3000,50:;"})
     assert [(one.uuid, one.memory_bytes, one.cores) for one in held] == [("GPU-a", 3000 << 20, 50)]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autoscaler.slicing import nvidia_sharing as sharing
-from autoscaler.slicing import registry
+from autoscaler.slicing import slicer_families
 from autoscaler.slicing.base import NodeFacts, Slicer, SliceShare
 from autoscaler.slicing.device_plugin import Mps, TimeSlice, WholeGpu
 from autoscaler.slicing.nvidia_sharing import GPU_SHARED
@@ -128,9 +128,9 @@ def test_node_yields_expected_slices_from_its_own_slicer_only(one: Example) -> N
     assert {slice_.isolation for slice_ in found} == {one.isolation}
     assert {slice_.kind for slice_ in found} == {one.slicer.kind}
     assert not any(slice_.closed for slice_ in found)
-    knowing = [slicer.kind for slicer in registry.SLICERS if slicer.inventory(one.node)]
+    knowing = [slicer.kind for slicer in slicer_families.SLICERS if slicer.inventory(one.node)]
     assert knowing[0] == one.slicer.kind
-    assert registry.list_slices(one.node) == found
+    assert slicer_families.list_slices(one.node) == found
 
 
 every_node = pytest.mark.parametrize("one", sliced.EXAMPLES.values(), ids=sliced.EXAMPLES)
@@ -141,14 +141,14 @@ every_node = pytest.mark.parametrize("one", sliced.EXAMPLES.values(), ids=sliced
 def test_node_of_another_kind_is_read_by_its_slicer_only(one: sliced.Example) -> None:
     found = one.slicer.inventory(one.node) or ()
     assert (len(found), sum(not slice_.closed for slice_ in found)) == (one.slices, one.open)
-    there = registry.list_slices(one.node)
-    assert there == registry.BY_KIND[one.slicer.kind].inventory(one.node)
+    there = slicer_families.list_slices(one.node)
+    assert there == slicer_families.BY_KIND[one.slicer.kind].inventory(one.node)
     assert {slice_.kind for slice_ in there} == {one.slicer.kind}
 
 
 @every_node
 def test_pod_limits_do_not_exceed_allocatable_for_every_kind(one: sliced.Example) -> None:
-    there, asked = registry.list_slices(one.node), Counter[str]()
+    there, asked = slicer_families.list_slices(one.node), Counter[str]()
     known = {slice_.id: slice_ for slice_ in there}
     assert len(known) == len(there)
     for slice_ in there:
@@ -160,7 +160,7 @@ def test_pod_limits_do_not_exceed_allocatable_for_every_kind(one: sliced.Example
             ),
         )
         if not slice_.closed:
-            asks = registry.build_pod_fields(whole, known)
+            asks = slicer_families.build_pod_fields(whole, known)
             assert asks is not None
             assert asks.limits or asks.claims
             asked.update({name: int(many) for name, many in asks.limits.items()})
@@ -173,7 +173,7 @@ def test_gpus_managed_by_another_slicer_are_not_offered_twice(
 ) -> None:
     """A device plug-in counts these GPUs nevertheless. ResourceSlices apply only if no plug-in counts the GPUs."""
     beside = one.node._replace(allocatable={GPU: "10", **one.node.allocatable})
-    kinds = {slice_.kind for slice_ in registry.list_slices(beside)}
+    kinds = {slice_.kind for slice_ in slicer_families.list_slices(beside)}
     maker = one.slicer.kind
     nvidias = maker in {"hami", "mig", "volcano", "kai"}
     assert kinds == ({maker} if nvidias else {"whole"} if maker == "dra" else {maker, "whole"})
@@ -190,14 +190,16 @@ def test_devices_are_unavailable_until_the_node_has_the_declared_slicing(
     kind: Literal["dra", "hami", "mig", "volcano"], node: NodeFacts
 ) -> None:
     node = node._replace(allocatable={GPU: "10", **node.allocatable}, declared=declared(10, NodeSlicing(kind)))
-    own = registry.BY_KIND[kind].inventory(node)
+    own = slicer_families.BY_KIND[kind].inventory(node)
     if own is not None:
-        assert registry.list_slices(node) == own
+        assert slicer_families.list_slices(node) == own
         return
-    found = registry.list_slices(node)
-    why = f"Settings `nodes` declare its devices as {kind}, but its node {registry.UNDETECTED_REASONS[kind]}"
+    found = slicer_families.list_slices(node)
+    why = f"Settings `nodes` declare its devices as {kind}, but its node {slicer_families.UNDETECTED_REASONS[kind]}"
     assert [one.closed for one in found] == [why] * 10
-    assert registry.list_slices(NodeFacts(N, declared=declared(10, NodeSlicing(kind)))) == (), "it has no devices yet"
+    assert slicer_families.list_slices(NodeFacts(N, declared=declared(10, NodeSlicing(kind)))) == (), (
+        "it has no devices yet"
+    )
 
 
 @every_example
@@ -238,10 +240,10 @@ def test_pod_limits_do_not_exceed_the_counted_devices(one: Example) -> None:
     assert all(many <= int(one.node.allocatable[name]) for name, many in asked.items() if name in one.node.allocatable)
     every = replica(model("a"), "r", [slice_.id for slice_ in found])
     known = {slice_.id: slice_ for slice_ in found}
-    assert registry.build_pod_fields(every, known) == one.slicer.fields(
+    assert slicer_families.build_pod_fields(every, known) == one.slicer.fields(
         "r", [SliceShare(slice_, every.resources.memory_bytes) for slice_ in found]
     )
-    assert registry.build_pod_fields(every, {}) is None, "they were there once"
+    assert slicer_families.build_pod_fields(every, {}) is None, "they were there once"
 
 
 HOSTILE = (
@@ -278,7 +280,7 @@ def test_malformed_node_data_never_yields_more_slices_than_allocatable(one: Exam
         labels={**one.node.labels, **labels}, annotations=spoilt(one.node.annotations),
         allocatable=spoilt(one.node.allocatable),
     )  # fmt: skip
-    found = registry.list_slices(node)
+    found = slicer_families.list_slices(node)
     _, offered = sharing.read_offered_gpus(node.allocatable)
     assert len(found) <= offered <= sharing.SLICES_MAX
     assert len({slice_.id for slice_ in found}) == len(found)
@@ -308,7 +310,7 @@ def test_malformed_node_data_never_yields_more_slices_than_allocatable(one: Exam
          "of MIG", "the name tells that it is shared"],
 )  # fmt: skip
 def test_gpu_with_unknown_sharing_is_unavailable_with_instructions(node: NodeFacts) -> None:
-    (found,) = registry.list_slices(node)
+    (found,) = slicer_families.list_slices(node)
     assert (found.kind, found.isolation) == ("whole", Isolation.NONE)
     resource, many = sharing.read_offered_gpus(node.allocatable)
     assert found.closed.startswith(
@@ -326,15 +328,17 @@ def test_gpu_with_unknown_sharing_is_unavailable_with_instructions(node: NodeFac
     ],
 )  # fmt: skip
 def test_gpu_is_unavailable_if_the_plugin_configuration_is_invalid(broken: dict[str, Any]) -> None:
-    (found,) = registry.list_slices(NodeFacts(N, T4, allocatable=THREE, plugin=broken))
+    (found,) = slicer_families.list_slices(NodeFacts(N, T4, allocatable=THREE, plugin=broken))
     assert found.closed
 
 
 def test_node_without_gpus_has_no_slices() -> None:
-    assert registry.list_slices(NodeFacts(N, {**T4, **gfd("mps", "4")}, allocatable={"example.com/nic": "2"})) == ()
+    assert (
+        slicer_families.list_slices(NodeFacts(N, {**T4, **gfd("mps", "4")}, allocatable={"example.com/nic": "2"})) == ()
+    )
 
 
 def test_product_name_of_a_shared_gpu_omits_the_shared_suffix() -> None:
     """`gpu.models` globs and prices match this name."""
     shared = NodeFacts(N, {**T4, **gfd("time-slicing", "3", product="Tesla-T4-SHARED")}, allocatable=THREE)
-    assert {one.product for one in registry.list_slices(shared)} == {"Tesla-T4"}
+    assert {one.product for one in slicer_families.list_slices(shared)} == {"Tesla-T4"}

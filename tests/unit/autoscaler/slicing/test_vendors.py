@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from autoscaler.documents.load import parse_documents
 from autoscaler.placement.model.bins import list_whole_devices
-from autoscaler.slicing import registry
+from autoscaler.slicing import slicer_families
 from autoscaler.slicing.base import NodeFacts, SliceShare
 from autoscaler.slicing.hami import Hami, parse_allocations
 from autoscaler.slicing.vendors import HAMI, NPUS, VENDORS, Ascend, WholeDevice, build_slicer_families
@@ -139,19 +139,19 @@ def test_npu_is_whole_or_split_by_one_template() -> None:
 
 def test_npu_partition_is_never_a_whole_device() -> None:
     """Ascend910A has room for a single vir16: a Model that needs a whole device is still not placed on it."""
-    found = registry.list_slices(npu_node("NPU-1", npu=NPUS[0], template="vir16"))
+    found = slicer_families.list_slices(npu_node("NPU-1", npu=NPUS[0], template="vir16"))
     assert (len(found), list_whole_devices(found)) == (1, set())
-    assert list_whole_devices(registry.list_slices(npu_node("NPU-1", npu=NPUS[0])))
+    assert list_whole_devices(slicer_families.list_slices(npu_node("NPU-1", npu=NPUS[0])))
 
 
 def test_settings_template_partitions_an_npu_for_a_pod() -> None:
     """From the document to the pod: only Settings name the template."""
     (kind,) = parse_documents([("settings.yaml", TEMPLATED)]).settings.nodes
     node = npu_node("NPU-1")._replace(declared=kind)
-    parts = {one.id: one for one in registry.list_slices(node)}
+    parts = {one.id: one for one in slicer_families.list_slices(node)}
     assert [one.memory_bytes for one in parts.values()] == [16 * GIB] * 4
     last = list(parts)[-1]
-    asks = registry.build_pod_fields(
+    asks = slicer_families.build_pod_fields(
         replace(
             replica(model("a"), "r", [last]),
             resources=replace(replica(model("a"), "r", [last]).resources, memory_bytes=12 * GIB),

@@ -7,7 +7,7 @@ import pytest
 from autoscaler.documents.load import DocumentError, Documents, parse_documents, to_yaml
 from autoscaler.engines import EngineError
 from autoscaler.slicing.base import SliceShare
-from autoscaler.slicing.registry import is_device_annotation, is_device_resource
+from autoscaler.slicing.slicer_families import is_device_annotation, is_device_resource
 from autoscaler.spec.model import Model
 from autoscaler.spec.pod import Pod, SecretName, Toleration
 from pilotlight.models.documents import build_launcher

@@ -43,7 +43,7 @@ from autoscaler.weights.desired import (
     list_promised_placements,
 )
 from autoscaler.weights.inspection import InspectionAssigner
-from autoscaler.weights.mounts import ArtifactFacts
+from autoscaler.weights.mount_choice import ArtifactFacts
 from tests.support.builders.worlds import T0, device, replace_fields, replica, world
 
 ADA = "oci://r.example/ada:1"

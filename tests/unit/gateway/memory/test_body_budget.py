@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.http.body import LARGE_BYTES, ChunkedBody
+from gateway.http.body_buffers import LARGE_BYTES, ChunkedBody
 from gateway.memory.body_budget import DEFAULT_BYTES, STEP_BYTES, BodyBudget
 
 MIB = 1 << 20

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import CallError
-from gateway.http.body import LARGE_BYTES, ChunkedBody
+from gateway.http.body_buffers import LARGE_BYTES, ChunkedBody
 from gateway.request.api_routes import Operation, find_operation
 from gateway.request.body_members import Peek, edit_body, edit_json, read_body, read_json
 from gateway.request.json_scanner import MEMBERS_MAX

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.errors import CallError
-from gateway.http.body import LARGE_BYTES, Body, ChunkedBody
+from gateway.http.body_buffers import LARGE_BYTES, Body, ChunkedBody
 from gateway.request import forbidden_fields
 from gateway.request.body_members import read_json
 from gateway.request.multipart import read_multipart

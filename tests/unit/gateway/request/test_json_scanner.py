@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import CallError
-from gateway.http.body import Body, ChunkedBody, Edit, copy_range
+from gateway.http.body_buffers import Body, ChunkedBody, Edit, copy_range
 from gateway.http.incremental import STEP_UNITS
 from gateway.request.api_routes import Operation, find_operation
 from gateway.request.body_members import Peek, edit_body, read_body

@@ -8,7 +8,7 @@ import logging
 
 import pytest
 
-from artifacts.errors import UnreachableError
+from artifacts.registry_errors import UnreachableError
 from pilotlight.models.retry_tasks import FIRST_S, LAST_S, Errands, backoff_s
 from pilotlight.models.weight_parts import Part
 

@@ -14,13 +14,13 @@ from msgspec.structs import replace
 
 from artifacts import digest, reference
 from artifacts.dialects.contents import RefusedError
-from artifacts.errors import RegistryError
 from artifacts.fetch.registry import Came, MirrorSite, Registries
 from artifacts.file_policy import ALLOW
 from artifacts.http.transport import Site
 from artifacts.pack import oci_layout
 from artifacts.pack.oci_layout import OciLayout
 from artifacts.registry.client import Client
+from artifacts.registry_errors import RegistryError
 from artifacts.store.layout import CopyKey
 from artifacts.store.publish import Copy as Copy_
 from artifacts.store.store import Store

@@ -21,11 +21,11 @@ from autoscaler.server.auth import AGENT, BOTH, GATEWAY, Admits, Authenticated, 
 from autoscaler.server.gateways import ENDPOINTS, ContractServer
 from gateway.control.client import HttpLink
 from gateway.control.sync import LinkError
-from pilotlight.net import access, certificates, renewal
+from pilotlight.net import access, certificates, file_reload
 from pilotlight.net.access import Access
 from pilotlight.net.certificates import Identity
+from pilotlight.net.file_reload import Files
 from pilotlight.net.listen import Address
-from pilotlight.net.renewal import Files
 from tests.support.builders.worlds import device, gateway, model, replica, world
 from tests.support.harness.manual_loop import SteppedLoop
 from tests.support.net.certificates import OURS, THEIRS, leaf, write, write_authority
@@ -284,7 +284,7 @@ async def test_rejected_clients_are_logged_at_most_once_a_minute(caplog: pytest.
 async def test_rotated_token_takes_effect_without_restart(
     token: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(renewal, "LOOK_S", 0.01)
+    monkeypatch.setattr(file_reload, "LOOK_S", 0.01)
     old, new = written(tmp_path / "old", TOKEN), written(tmp_path / "new", OTHER)
     async with autoscaler(Access(token=token)) as (url, _):
         assert not await let_in(url, Access(token=new))
@@ -342,7 +342,7 @@ async def test_client_sends_no_token_to_an_untrusted_autoscaler(
 async def test_renewed_autoscaler_certificate_is_used_for_new_connections(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(renewal, "LOOK_S", 0.01)
+    monkeypatch.setattr(file_reload, "LOOK_S", 0.01)
     pair = write(tmp_path, "server", leaf(OURS))
     ours, theirs = (Access(identity=mutual(tmp_path, OURS, believed)) for believed in (OURS, THEIRS))
     server = Identity(cert=pair.cert, key=pair.key, ca=write_authority(tmp_path, OURS))

@@ -21,10 +21,10 @@ from autoscaler.kubernetes.kubeconfig import load_api_access
 from autoscaler.schema.cel_rules import RULES
 from autoscaler.schema.crds import LATER, MODEL, TENANT
 from autoscaler.schema.pod_types import TYPES
-from autoscaler.slicing.registry import AMOUNTS, AMOUNTS_BEGIN, CHOICES, CHOICES_BEGIN
+from autoscaler.slicing.slicer_families import AMOUNTS, AMOUNTS_BEGIN, CHOICES, CHOICES_BEGIN
 from autoscaler.spec.decode import WrongKeyError
 from autoscaler.spec.model import ModelSpec
-from pilotlight.doctor import cluster
+from pilotlight.doctor import cluster_checks
 from tests.integration.cluster.support.control_plane import custom_resources
 from tests.integration.cluster.support.control_plane.components import Plane
 from tests.integration.cluster.support.control_plane.custom_resources import (
@@ -494,22 +494,22 @@ async def test_definition_can_be_applied_by_the_client(api: Api, file: Path) -> 
     kept = json.dumps(one, separators=(",", ":")) + "\n"
     one["metadata"]["annotations"] = {"kubectl.kubernetes.io/last-applied-configuration": kept}
     assert len(kept) < 262_144
-    made = await api.create(f"{cluster.CRDS}?dryRun=All", one)
+    made = await api.create(f"{cluster_checks.CRDS}?dryRun=All", one)
     assert made["metadata"]["annotations"] == one["metadata"]["annotations"]
 
 
 async def test_doctor_names_fields_that_an_older_definition_lacks(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     group = f"g{uuid.uuid4().hex[:8]}.example"
-    monkeypatch.setattr(cluster, "GROUP", group)
-    scene = cluster.Scene(engines="default", home="default", scope="namespace")
+    monkeypatch.setattr(cluster_checks, "GROUP", group)
+    scene = cluster_checks.Scene(engines="default", home="default", scope="namespace")
     older, now = of_group(FOLDER / "models.yaml", group), of_group(FOLDER / "models.yaml", group)
     spec = older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
     del spec["residencySeconds"], spec["queue"]["properties"]["bytesMax"]
     await custom_resources.install_one(api, older)
-    (found,) = await cluster.definitions(api, scene)
-    assert (found.grade, found.fix) == ("warning", cluster.CRDS_FIX)
+    (found,) = await cluster_checks.definitions(api, scene)
+    assert (found.grade, found.fix) == ("warning", cluster_checks.CRDS_FIX)
     assert found.says == "another version is installed, without spec.queue.bytesMax, spec.residencySeconds"
     await custom_resources.install_one(api, now)
-    (found,) = await cluster.definitions(api, scene)
+    (found,) = await cluster_checks.definitions(api, scene)
     assert (found.grade, found.says) == ("ok", "installed in this version")
     await api.delete(custom_resources.definition("models", group))

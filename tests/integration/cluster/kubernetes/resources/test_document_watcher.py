@@ -14,7 +14,7 @@ from autoscaler.documents.load import read_document
 from autoscaler.kubernetes import optional_kinds
 from autoscaler.kubernetes.api import MERGE, Api
 from autoscaler.kubernetes.resources import watcher
-from autoscaler.kubernetes.resources.installation import CUSTOMS, FILES, Installation, Status
+from autoscaler.kubernetes.resources.document_merge import CUSTOMS, FILES, Installation, Status
 from autoscaler.kubernetes.resources.watcher import DocumentWatcher
 from autoscaler.kubernetes.watch import ObjectKey
 from autoscaler.spec.model import Model, ModelSpec

@@ -12,7 +12,7 @@ from autoscaler.contract import ModelName
 from autoscaler.importers.kubeai import models as kubeai
 from autoscaler.kubernetes import optional_kinds
 from autoscaler.kubernetes.api import MERGE, Api, ApiError, Object
-from autoscaler.kubernetes.resources.installation import Installation, Status
+from autoscaler.kubernetes.resources.document_merge import Installation, Status
 from autoscaler.kubernetes.resources.kubeai_watcher import API_VERSION, KUBEAI, KubeaiModels
 from autoscaler.kubernetes.watch import ObjectKey
 from autoscaler.spec.model import Model

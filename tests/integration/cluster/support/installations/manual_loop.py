@@ -10,8 +10,8 @@ from autoscaler.contract import ModelName
 from autoscaler.documents.load import read_document as parse
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.resources import status, status_writer
+from autoscaler.kubernetes.resources.document_merge import CUSTOMS, FILES, Installation
 from autoscaler.kubernetes.resources.event_writer import Events
-from autoscaler.kubernetes.resources.installation import CUSTOMS, FILES, Installation
 from autoscaler.kubernetes.resources.status import list_subjects
 from autoscaler.kubernetes.resources.status_writer import Statuses
 from autoscaler.kubernetes.resources.watcher import DocumentWatcher, StatusSeen

@@ -12,7 +12,7 @@ from artifacts.credentials.clouds.amazon import Amazon, Service, find_ecr_servic
 from artifacts.credentials.clouds.aws_container_credentials import FULL
 from artifacts.credentials.docker_config import Login
 from artifacts.credentials.sigv4 import Asked, Keys, Scope, sign_request
-from artifacts.errors import DeniedError, PolicyError
+from artifacts.registry_errors import DeniedError, PolicyError
 from tests.support.fakes.cloud_services import Services
 from tests.support.fakes.registry import StillClock
 

@@ -8,7 +8,7 @@ import pytest
 
 from artifacts.credentials.clouds.aws_container_credentials import AUTHORIZATION, FROM_FILE, FULL, RELATIVE, PodKeys
 from artifacts.credentials.sigv4 import Keys
-from artifacts.errors import DeniedError, PolicyError, UnreachableError
+from artifacts.registry_errors import DeniedError, PolicyError, UnreachableError
 from tests.support.fakes.cloud_services import Services
 from tests.support.fakes.registry import StillClock
 

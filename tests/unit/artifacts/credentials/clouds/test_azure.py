@@ -12,10 +12,10 @@ import pytest
 from artifacts.credentials.clouds.azure import LASTS_S, LASTS_S_MAX, Azure
 from artifacts.credentials.docker_config import Login
 from artifacts.credentials.keychain import Known
-from artifacts.errors import DeniedError, PolicyError
 from artifacts.http.transport import Site
 from artifacts.registry import manifests
 from artifacts.registry.client import Client
+from artifacts.registry_errors import DeniedError, PolicyError
 from tests.support.fakes.cloud_services import Services
 from tests.support.fakes.registry import FakeRegistry, StillClock
 from tests.unit.artifacts.registry.test_manifests import BODY, NAME, TokenPlace

@@ -8,11 +8,11 @@ import pytest
 
 from artifacts.credentials.clouds.cloud import ABSENT_S, KEPT_MAX, Clouds, Granted
 from artifacts.credentials.docker_config import Login
-from artifacts.errors import DeniedError, UnreachableError
 from artifacts.fetch.registry import fingerprint_login
 from artifacts.http.transport import Site
 from artifacts.registry import manifests
 from artifacts.registry.client import Client
+from artifacts.registry_errors import DeniedError, UnreachableError
 from tests.support.fakes.registry import FakeRegistry, StillClock, says
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from artifacts.credentials.clouds.google import PATH, Google
 from artifacts.credentials.docker_config import Login
-from artifacts.errors import DeniedError, UnreachableError
+from artifacts.registry_errors import DeniedError, UnreachableError
 from tests.support.fakes.cloud_services import Services
 from tests.support.fakes.registry import StillClock
 

@@ -10,7 +10,7 @@ import pytest
 from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
 from autoscaler.drivers.kubernetes.pending_starts import VOLUMES
 from autoscaler.drivers.kubernetes.pod_builder import PodBuilder
-from autoscaler.drivers.kubernetes.volumes import MountError
+from autoscaler.drivers.kubernetes.weight_volumes import MountError
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.constants import NODE_POOL, NODES
 from autoscaler.slicing.base import PodFields

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from autoscaler.placement.index.elastic import Elastic, ElasticBudget, PlacedRequest, make_elastic
 from autoscaler.placement.index.node_arrays import NodeArrays, NodeCapacity
-from autoscaler.placement.index.request import encode_request
+from autoscaler.placement.index.request_encoding import encode_request
 from autoscaler.placement.index.residual_waste_tables import (
     BINS,
     LEVELS,

@@ -17,7 +17,7 @@ from autoscaler.placement.index.node_arrays import (
     RequestUsage,
     compute_request_usage,
 )
-from autoscaler.placement.index.request import CROWDS, encode_request
+from autoscaler.placement.index.request_encoding import CROWDS, encode_request
 from autoscaler.placement.index.residual_waste_tables import (
     BINS,
     IDLE,

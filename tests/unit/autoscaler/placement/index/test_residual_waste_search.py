@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from autoscaler.placement.index.node_arrays import LaneAssignment, NodeArrays, NodeCapacity, compute_request_usage
-from autoscaler.placement.index.request import encode_request
+from autoscaler.placement.index.request_encoding import encode_request
 from autoscaler.placement.index.residual_waste_tables import BINS, LEVELS, Taught, build_tables
 from autoscaler.placement.learning.learner import Learner
 from autoscaler.state import resources

@@ -17,8 +17,8 @@ from aiohttp import web
 
 from artifacts.credentials import docker_config
 from artifacts.credentials.docker_config import Config, Login
-from artifacts.errors import PolicyError
 from artifacts.protobuf import ProtobufError, encode_message, iter_messages, read_string
+from artifacts.registry_errors import PolicyError
 from autoscaler.agent_contract import ImageWant, NodeWants
 from pilotlight.agent.kubelet import image_pull as images
 from pilotlight.agent.kubelet import sockets

@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from artifacts.credentials.docker_config import AuthConfig, Config
-from artifacts.errors import PolicyError
+from artifacts.registry_errors import PolicyError
 from pilotlight.agent.weights.fetch import NoSecretError, PullSecrets
 
 pytestmark = pytest.mark.standard

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from artifacts import reference
-from artifacts.fetch import fetch, inspect_image
+from artifacts.fetch import fetch, image_file_list
 from artifacts.fetch.fetch import Ways
 from artifacts.fetch.registry import Registries
 from artifacts.fetch.remote_header import NO_TENSORS
@@ -82,7 +82,7 @@ async def test_partly_inspected_image_is_mountable_only_with_allow_unsafe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, allowed: bool
 ) -> None:
     await looked(tmp_path, "modelpack")
-    monkeypatch.setattr(inspect_image, "SPANS_MAX", 0)
+    monkeypatch.setattr(image_file_list, "SPANS_MAX", 0)
     with packed_models.served(tmp_path / "layout") as host:
         said = WeightsReport(artifact=ADA, look=True, allow_unsafe=allowed)
         found = await inspect_artifact(said, reference.parse_reference(f"oci://{host}/{packed_models.NAME}:v1"), Ways())

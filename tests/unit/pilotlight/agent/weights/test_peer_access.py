@@ -22,8 +22,8 @@ from artifacts.store.store import Store
 from pilotlight.agent.weights import peer_access
 from pilotlight.agent.weights.peer_access import build_peer_access
 from pilotlight.net.access import Access
+from pilotlight.net.file_reload import Files
 from pilotlight.net.listen import Address
-from pilotlight.net.renewal import Files
 from tests.support.builders.artifacts import packed_models
 from tests.support.builders.artifacts.weight_file_headers import as_gguf
 from tests.support.fakes.registry import FakeRegistry, StillClock

@@ -25,8 +25,8 @@ from pilotlight.agent.weights.metrics import StoreMetrics
 from pilotlight.agent.weights.peers import CERTIFIED, Neighbours, PeerOptions
 from pilotlight.net.access import Access
 from pilotlight.net.certificates import Identity
+from pilotlight.net.file_reload import Files
 from pilotlight.net.listen import Address
-from pilotlight.net.renewal import Files
 from tests.support.builders.artifacts import packed_models
 from tests.support.net.certificates import OURS, THEIRS, leaf, write, write_authority
 from tests.unit.artifacts.peers.test_server import BLOB, CONTENT, filled

@@ -14,7 +14,7 @@ from autoscaler.explain.decision_log import Log
 from autoscaler.explain.model import explain_model
 from autoscaler.planner.plan import plan
 from autoscaler.provisioning.feasibility import list_unplaceable_models
-from autoscaler.slicing import registry
+from autoscaler.slicing import slicer_families
 from autoscaler.slicing.base import NodeFacts
 from autoscaler.slicing.vendors import TEMPLATES
 from autoscaler.spec.model import Model
@@ -209,13 +209,13 @@ def test_node_with_incomplete_labels_matches_unless_a_known_label_differs() -> N
 
 def test_only_slices_of_changed_nodes_are_rebuilt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rebuilding all slices each time would take quadratic time when all nodes of a cluster change."""
-    asked, inventory = list[str](), registry.list_slices
+    asked, inventory = list[str](), slicer_families.list_slices
 
     def counted(facts: NodeFacts) -> tuple[Slice, ...]:
         asked.append(facts.name)
         return inventory(facts)
 
-    monkeypatch.setattr(registry, "list_slices", counted)
+    monkeypatch.setattr(slicer_families, "list_slices", counted)
     made: nodes.Made = {}
     there = [nodes.read_node(gpu_node(type="g4dn"))._replace(name=f"n{i}") for i in range(3)]
     first = nodes.build_slices(there, DECLARED, made=made)
@@ -239,7 +239,7 @@ def test_only_slices_of_changed_nodes_are_rebuilt(monkeypatch: pytest.MonkeyPatc
 
 
 def test_resource_claim_on_a_node_rebuilds_only_slices_of_that_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, inventory = list[str](), registry.list_slices
+    asked, inventory = list[str](), slicer_families.list_slices
 
     def counted(facts: NodeFacts) -> tuple[Slice, ...]:
         asked.append(facts.name)
@@ -257,6 +257,6 @@ def test_resource_claim_on_a_node_rebuilds_only_slices_of_that_node(monkeypatch:
     )
     after = nodes.build_slices(there, published=published, kept=["gpu.nvidia.com/n9/gpu-0", part])
     assert after != before, "it is offered before what has no room beside it"
-    monkeypatch.setattr(registry, "list_slices", counted)
+    monkeypatch.setattr(slicer_families, "list_slices", counted)
     assert nodes.build_slices(there, published=published, kept=["gpu.nvidia.com/n9/gpu-0", part], made=made) == after
     assert asked == ["n1"]

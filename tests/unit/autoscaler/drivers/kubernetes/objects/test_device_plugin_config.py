@@ -19,7 +19,7 @@ from autoscaler.fold.fold import fold
 from autoscaler.kubernetes.constants import PLACES
 from autoscaler.planner.plan import plan
 from autoscaler.queries.device_health import ILL, OTHERS, list_unhealthy_slices
-from autoscaler.slicing import registry
+from autoscaler.slicing import slicer_families
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.spec.pod import API_VERSION, GPU
 from autoscaler.spec.settings import Settings
@@ -129,7 +129,7 @@ def test_gpu_time_sliced_for_three_gets_three_replicas_and_no_fourth(
     assert sorted(one.resources.slices for one in begun) == [(one.id,) for one in on]
     assert unmet(at) == ("needs 5Gi on one device; the largest has 0 bytes free of 5.3Gi, held by a (busy)", False)
     for one in begun:
-        asks = registry.build_pod_fields(one, at.nodes.slices)
+        asks = slicer_families.build_pod_fields(one, at.nodes.slices)
         assert asks is not None
         assert asks.memory_fraction == 0.333, "nothing else keeps an engine from the memory of the others"
         spec = pods.build_pod_manifest(one, a, launch(a, "h", 1), "image", asks=asks)["spec"]
@@ -161,7 +161,7 @@ def test_mps_slices_satisfy_memory_isolation() -> None:
     on = slices(SLICED.replace("timeslice", "mps"))
     at, begun = started(called(model("a", 5, gpu=Gpu(isolation="memory"), high=8), on))
     assert len(begun) == 3
-    asks = registry.build_pod_fields(begun[0], at.nodes.slices)
+    asks = slicer_families.build_pod_fields(begun[0], at.nodes.slices)
     assert asks is not None
     assert asks.memory_fraction is None, "its server does"
 
@@ -195,7 +195,7 @@ def test_renamed_gpu_resource_is_requested_and_counted_in_other_pods() -> None:
     node = g4dn(**LABELLED)._replace(amounts=renamed)
     (first, *_) = on = slices("", node=node)
     assert len(on) == 3
-    asks = registry.build_pod_fields(replica(model("a"), "r", [first.id]), {first.id: first})
+    asks = slicer_families.build_pod_fields(replica(model("a"), "r", [first.id]), {first.id: first})
     assert asks is not None
     assert asks.limits == {"nvidia.com/gpu.shared": "1"}
     container = {"name": "a", "resources": {"limits": {"nvidia.com/gpu.shared": "1"}}}

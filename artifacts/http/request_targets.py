@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from yarl import URL
 
-from artifacts.errors import PolicyError
+from artifacts.registry_errors import PolicyError
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 

@@ -14,7 +14,7 @@ from autoscaler.engines import EngineError
 from autoscaler.spec.model import EngineName, Model, ModelSpec
 from loadtest import tiny_gguf
 from pilotlight.models import documents
-from pilotlight.models.gguf_file import check_file, load_gguf_header
+from pilotlight.models.local_model_file import check_file, load_gguf_header
 
 CORRECT = "or correct spec.artifact"
 

@@ -21,7 +21,7 @@ from autoscaler.kubernetes.decoding import ListPage
 from autoscaler.kubernetes.rbac import list_required_rights
 from autoscaler.kubernetes.unreadable import Unreadable
 from pilotlight.cli.main import cli
-from pilotlight.doctor import cluster, gpu_operator, machine, nodes
+from pilotlight.doctor import cluster_checks, gpu_operator, machine_checks, nodes
 from pilotlight.doctor.finding import Finding
 from pilotlight.models.documents import load_settings
 from pilotlight.net.listen import Address
@@ -39,23 +39,23 @@ def grades(findings: list[Finding]) -> dict[str, str]:
 
 def test_driver_check_lists_gpus_and_reports_driver_faults(tmp_path: Path) -> None:
     nvml = FakeNvml()
-    assert machine.check_driver(lambda: nvml, NONE).says == "2 GPUs: NVIDIA H200 140Gi, NVIDIA H200 140Gi"
+    assert machine_checks.check_driver(lambda: nvml, NONE).says == "2 GPUs: NVIDIA H200 140Gi, NVIDIA H200 140Gi"
     nvml.found = (NvmlGpu("GPU-a", "H200", 1, healthy=False),)
-    assert machine.check_driver(lambda: nvml, NONE).says == "unhealthy GPUs: GPU-a"
+    assert machine_checks.check_driver(lambda: nvml, NONE).says == "unhealthy GPUs: GPU-a"
     sign = tmp_path / "version"
-    assert machine.check_driver(lambda: None, (str(sign),)).grade == "info"
+    assert machine_checks.check_driver(lambda: None, (str(sign),)).grade == "info"
     sign.touch()
-    assert machine.check_driver(lambda: None, (str(sign),)).grade == "warning"
+    assert machine_checks.check_driver(lambda: None, (str(sign),)).grade == "warning"
 
     def fails() -> None:
         raise NvmlError("driver/library version mismatch")
 
-    assert "version mismatch" in machine.check_driver(fails, NONE).says
+    assert "version mismatch" in machine_checks.check_driver(fails, NONE).says
 
 
 def test_missing_engine_is_a_blocker() -> None:
-    assert machine.check_engines({"vllm": "/usr/bin/vllm"}) == Finding("engines", "ok", "vllm")
-    none = machine.check_engines({})
+    assert machine_checks.check_engines({"vllm": "/usr/bin/vllm"}) == Finding("engines", "ok", "vllm")
+    none = machine_checks.check_engines({})
     assert (none.grade, "pilotlight[llama]" in none.fix) == ("blocker", True)
 
 
@@ -69,13 +69,13 @@ def test_missing_engine_is_a_blocker() -> None:
     ],
 )
 def test_cpu_only_llama_wheel_on_gpu_machine_is_a_warning(found: dict[str, str], cpu_only: bool, grade: str) -> None:
-    assert machine.check_llama_on_gpu(found, lambda _: cpu_only).grade == grade
+    assert machine_checks.check_llama_on_gpu(found, lambda _: cpu_only).grade == grade
 
 
 def test_low_open_file_limit_is_a_warning() -> None:
-    assert machine.check_open_files(4096).grade == "warning"
-    assert machine.check_open_files(resource.RLIM_INFINITY).says == "no limit"
-    assert machine.check_open_files(1 << 20).says == "1,048,576"
+    assert machine_checks.check_open_files(4096).grade == "warning"
+    assert machine_checks.check_open_files(resource.RLIM_INFINITY).says == "no limit"
+    assert machine_checks.check_open_files(1 << 20).says == "1,048,576"
 
 
 @pytest.mark.standard
@@ -84,27 +84,29 @@ def test_port_in_use_is_a_blocker_unless_pilotlight_serve_is_running() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen(1)
         address = Address("127.0.0.1", taken.getsockname()[1])
-        found = machine.check_port("inference port", "--listen", address, "")
+        found = machine_checks.check_port("inference port", "--listen", address, "")
         assert (found.grade, "--listen" in found.fix) == ("blocker", True)
-        assert machine.check_port("inference port", "--listen", address, "17").grade == "info"
-    assert machine.check_port("inference port", "--listen", address, "").grade == "ok"
+        assert machine_checks.check_port("inference port", "--listen", address, "17").grade == "info"
+    assert machine_checks.check_port("inference port", "--listen", address, "").grade == "ok"
 
 
 def test_state_directory_check_reports_unusable_paths(tmp_path: Path) -> None:
-    assert machine.check_state_directory(tmp_path / "a" / "b").says.endswith("will be created")
+    assert machine_checks.check_state_directory(tmp_path / "a" / "b").says.endswith("will be created")
     assert not (tmp_path / "a").exists(), "nothing was made"
     (tmp_path / "file").touch()
-    assert machine.check_state_directory(tmp_path / "file").grade == "blocker"
-    assert machine.check_state_directory(tmp_path / ("x" * 80)).says.endswith("is too long for Unix sockets in it")
+    assert machine_checks.check_state_directory(tmp_path / "file").grade == "blocker"
+    assert machine_checks.check_state_directory(tmp_path / ("x" * 80)).says.endswith(
+        "is too long for Unix sockets in it"
+    )
     StateDirectory.open(tmp_path / "s").close()
-    assert machine.check_state_directory(tmp_path / "s").grade == "ok"
+    assert machine_checks.check_state_directory(tmp_path / "s").grade == "ok"
     (tmp_path / "s" / "version").write_text("99")
-    assert "newer" in machine.check_state_directory(tmp_path / "s").says
+    assert "newer" in machine_checks.check_state_directory(tmp_path / "s").says
 
 
 @pytest.mark.parametrize(("platform", "grade"), [("linux", "ok"), ("darwin", "info"), ("win32", "blocker")])
 def test_linux_passes_macos_is_informational_and_windows_is_a_blocker(platform: str, grade: str) -> None:
-    assert machine.check_system(platform).grade == grade
+    assert machine_checks.check_system(platform).grade == grade
 
 
 # --- nodes ----------------------------------------------------------------------------------------------------------
@@ -198,12 +200,12 @@ async def test_cluster_policy_is_fetched_only_if_repartitioning_is_enabled() -> 
             self.asked.append(path)
             raise ApiError(404, "NotFound", "the server could not find the requested resource")
 
-    scene = cluster.Scene(engines="e", home="h", scope="cluster")
-    assert await cluster.cutting(Paper(), scene) == []
+    scene = cluster_checks.Scene(engines="e", home="h", scope="cluster")
+    assert await cluster_checks.cutting(Paper(), scene) == []
     assert Paper.asked == []
-    found = await cluster.cutting(Paper(), replace(scene, cutting=("gpu-operator", "ours")))
+    found = await cluster_checks.cutting(Paper(), replace(scene, cutting=("gpu-operator", "ours")))
     assert found == [gpu_operator.NO_OPERATOR]
-    assert cluster.cutting in cluster.CHECKS
+    assert cluster_checks.cutting in cluster_checks.CHECKS
 
 
 async def test_clusterpolicy_that_cannot_be_decoded_is_reported() -> None:
@@ -216,9 +218,9 @@ async def test_clusterpolicy_that_cannot_be_decoded_is_reported() -> None:
         async def pages(self, path: str, query: Any = None) -> Any:
             yield ListPage("1", "", [], [Unreadable("ClusterPolicy", "", "p", "1", "nested")])
 
-    scene = cluster.Scene(engines="e", home="h", scope="cluster", cutting=("gpu-operator", "ours"))
-    found = await cluster.cutting(Deep(), scene)
-    assert found[0] == Finding("objects", "warning", "ClusterPolicy p is skipped, nested", cluster.SKIPPED_FIX)
+    scene = cluster_checks.Scene(engines="e", home="h", scope="cluster", cutting=("gpu-operator", "ours"))
+    found = await cluster_checks.cutting(Deep(), scene)
+    assert found[0] == Finding("objects", "warning", "ClusterPolicy p is skipped, nested", cluster_checks.SKIPPED_FIX)
 
 
 class Reported(Api):
@@ -251,7 +253,7 @@ class Reported(Api):
 
 
 async def test_existing_object_that_an_event_reports_as_unreadable_is_listed() -> None:
-    found = await cluster.objects(Reported(), cluster.Scene(engines="e", home="h", scope="cluster"))
+    found = await cluster_checks.objects(Reported(), cluster_checks.Scene(engines="e", home="h", scope="cluster"))
     why = "is skipped, KeyError: 'x' (Event of 2026-01-01T00:00:00Z)"
     assert {finding.says for finding in found} == {f"Pod e/a {why}", f"Node n1 {why}"}
 
@@ -270,8 +272,8 @@ class Leases(Api):
 
 
 async def test_namespaces_served_by_another_installation_are_listed() -> None:
-    api, scene = Leases(), cluster.Scene(engines="e", home="h", scope="cluster")
-    found = await cluster.installations(api, scene)
+    api, scene = Leases(), cluster_checks.Scene(engines="e", home="h", scope="cluster")
+    found = await cluster_checks.installations(api, scene)
     assert found == [
         Finding("installation", "ok", "h/pilotlight"),
         Finding(
@@ -279,7 +281,7 @@ async def test_namespaces_served_by_another_installation_are_listed() -> None:
             "to let this installation serve a Model, set the Model's spec.installation to h/pilotlight",
         ),
     ]  # fmt: skip
-    await cluster.installations(api, replace(scene, scope="namespace"))
+    await cluster_checks.installations(api, replace(scene, scope="namespace"))
     leases = "leases?metadata.name=models.pilotlight.dev"
     assert api.asked == [
         f"/apis/coordination.k8s.io/v1/{leases}",
@@ -299,9 +301,9 @@ def run(state: Path, *words: str) -> tuple[int, str]:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with an engine and without a GPU."""
-    monkeypatch.setattr(machine, "find_installed_programs", lambda: {"vllm": "/usr/bin/vllm"})
-    monkeypatch.setattr(machine, "open_nvml", lambda: None)
-    monkeypatch.setattr(machine, "SOCKET_CHARACTERS_MAX", 1000)
+    monkeypatch.setattr(machine_checks, "find_installed_programs", lambda: {"vllm": "/usr/bin/vllm"})
+    monkeypatch.setattr(machine_checks, "open_nvml", lambda: None)
+    monkeypatch.setattr(machine_checks, "SOCKET_CHARACTERS_MAX", 1000)
 
 
 @pytest.mark.standard
@@ -412,13 +414,13 @@ def test_settings_load_from_document_bare_mapping_or_chart_values(tmp_path: Path
 def test_doctor_checks_publish_rights_only_if_settings_enable_publish(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scenes = list[cluster.Scene]()
+    scenes = list[cluster_checks.Scene]()
 
-    async def seen(_: Api, scene: cluster.Scene) -> list[Finding]:
+    async def seen(_: Api, scene: cluster_checks.Scene) -> list[Finding]:
         scenes.append(scene)
         return [Finding("API server", "ok", "")]
 
-    monkeypatch.setattr(cluster, "check_cluster", seen)
+    monkeypatch.setattr(cluster_checks, "check_cluster", seen)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     (tmp_path / "config").write_text(KUBECONFIG)
     entry = "{name: r, redfish: {url: 'https://fabric', systems: {w1: /redfish/v1/Systems/1}, publish: %s}}"

@@ -11,11 +11,17 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ReplicaId
 from autoscaler.documents.load import parse_documents
-from autoscaler.drivers.kubernetes import pod_writer, volumes
+from autoscaler.drivers.kubernetes import pod_writer, weight_volumes
 from autoscaler.drivers.kubernetes.objects import node_facts as nodes
 from autoscaler.drivers.kubernetes.objects import replica_pod as pods
 from autoscaler.drivers.kubernetes.objects.pod_overrides import CollisionError, refuse_collisions
-from autoscaler.drivers.kubernetes.volumes import Mounted, MountError, NodeVolumes, build_node_volume, mount_weights
+from autoscaler.drivers.kubernetes.weight_volumes import (
+    Mounted,
+    MountError,
+    NodeVolumes,
+    build_node_volume,
+    mount_weights,
+)
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.slicing.base import PodFields
 from autoscaler.spec.model import Adapter, Model
@@ -23,7 +29,7 @@ from autoscaler.spec.ownership import INSTALLATION, Ownership
 from autoscaler.spec.pod import Pod, Resources
 from autoscaler.spec.settings import Settings, Weights
 from autoscaler.state.world import ClusterFacts, Replica
-from autoscaler.weights.mounts import ArtifactFacts, NodeMountFacts
+from autoscaler.weights.mount_choice import ArtifactFacts, NodeMountFacts
 from pilotlight.processes.cluster import build_pod_launch
 from tests.support.golden import agrees
 from tests.unit.autoscaler.drivers.kubernetes.objects.test_replica_pod import model, replica
@@ -51,7 +57,7 @@ def seen(
 
 def pod(of: Model, weights: Mounted) -> Object:
     one = replica(of, "gpu-1.example/gpu0", id="ada-1")
-    there = volumes.resolve_weight_paths(of, weights)
+    there = weight_volumes.resolve_weight_paths(of, weights)
     return pods.build_pod_manifest(
         one, of, build_pod_launch(there, pods.HOST, pods.assign_engine_port(one.id)), "engine:1", weights=weights.pod
     )
@@ -80,7 +86,7 @@ def test_artifact_resolves_to_the_mounted_file_path() -> None:
         "claim": "/weights/llama/8b.gguf",
     }  # fmt: skip
     assert seen(found=COPY._replace(file="")).path == "/weights", "a folder of safetensors"
-    assert volumes.resolve_weight_paths(model(OCI), WAYS["volume"]).spec.artifact == "file:///weights/llama.gguf"
+    assert weight_volumes.resolve_weight_paths(model(OCI), WAYS["volume"]).spec.artifact == "file:///weights/llama.gguf"
 
 
 def test_pvc_artifact_is_mounted_without_a_download() -> None:
@@ -118,8 +124,8 @@ def test_volume_mount_at_weights_path_is_rejected(path: str) -> None:
 
 def test_user_volume_named_like_the_weights_volume_is_rejected() -> None:
     """A new document with that name is rejected, but an older Model that is not read again may have it."""
-    theirs = Pod(volumes=({"name": volumes.NAME, "emptyDir": {}},))
-    with pytest.raises(CollisionError, match=f"Pilotlight uses volume {volumes.NAME} in this pod"):
+    theirs = Pod(volumes=({"name": weight_volumes.NAME, "emptyDir": {}},))
+    with pytest.raises(CollisionError, match=f"Pilotlight uses volume {weight_volumes.NAME} in this pod"):
         refuse_collisions(theirs, (), PodFields(), seen(CLAIM).pod)
 
 
@@ -146,9 +152,9 @@ def test_security_context_of_model_is_rejected_with_hostpath_weights() -> None:
     for artifact in (OCI, CLAIM, ""):
         of = model(f"{artifact}\npod: {{securityContext: {{runAsUser: 0}}}}")
         with pytest.raises(MountError, match=r"spec.pod.securityContext is not allowed with weights.mount hostPath"):
-            volumes.check_security_context(of, privileged)
-        volumes.check_security_context(of, Settings())
-        volumes.check_security_context(model(artifact), privileged)
+            weight_volumes.check_security_context(of, privileged)
+        weight_volumes.check_security_context(of, Settings())
+        weight_volumes.check_security_context(model(artifact), privileged)
     assert seen(OCI, mount="hostPath").pod.volume_mounts[0]["readOnly"] is True
 
 
@@ -184,7 +190,7 @@ def test_adapters_are_mounted_under_their_names_next_to_weights(own: str, mount:
         assert len(sources) == (2 if own == CLAIM else 1), "one claim of a store is one volume"
     else:
         assert sources[near["name"]]["hostPath"]["path"].endswith("/copies/x/files")
-    there = volumes.resolve_weight_paths(of, weights).spec
+    there = weight_volumes.resolve_weight_paths(of, weights).spec
     assert [one.artifact for one in there.adapters] == [
         "file:///adapters/near/lora.gguf", "file:///adapters/far", "file:///l",
     ]  # fmt: skip
@@ -198,7 +204,7 @@ def test_engine_that_downloads_its_weights_gets_only_adapter_volumes() -> None:
     of = replace(of, spec=replace(of.spec, engine="vllm", artifact="hf://a/b"))
     weights = mount_weights(of, "engines", NODE, None, FACTS, Settings(), CAME)
     assert {one["mountPath"] for one in weights.pod.volume_mounts} == {"/adapters/near", "/adapters/far"}
-    assert volumes.resolve_weight_paths(of, weights).spec.artifact == "hf://a/b"
+    assert weight_volumes.resolve_weight_paths(of, weights).spec.artifact == "hf://a/b"
 
 
 def test_error_names_adapter_missing_from_node() -> None:
@@ -255,8 +261,10 @@ def test_kubelet_and_container_runtime_versions_are_read_from_node() -> None:
     info = {"kubeletVersion": "v1.36.3", "containerRuntimeVersion": "containerd://2.1.4", "bootID": "b"}
     metadata = {"name": "n1", "labels": {"kubernetes.io/hostname": "host-1"}}
     found = nodes.read_node({"metadata": metadata, "spec": {}, "status": {"nodeInfo": info}})
-    assert volumes.read_node_facts(found) == NodeMountFacts("n1", "host-1", "v1.36.3", "containerd://2.1.4")
-    assert volumes.read_node_facts(nodes.read_node({"metadata": {"name": "n1"}, "spec": {}})) == NodeMountFacts("n1")
+    assert weight_volumes.read_node_facts(found) == NodeMountFacts("n1", "host-1", "v1.36.3", "containerd://2.1.4")
+    assert weight_volumes.read_node_facts(nodes.read_node({"metadata": {"name": "n1"}, "spec": {}})) == NodeMountFacts(
+        "n1"
+    )
 
 
 class Server:
@@ -325,7 +333,7 @@ async def test_node_volume_is_applied_again_only_after_a_minute() -> None:
 async def test_volume_bound_to_a_deleted_pvc_is_released_for_the_next_pvc() -> None:
     server = Server()
     await making(server, [0.0]).make(OBJECTS)
-    path = f"{volumes.VOLUMES}/{OBJECTS[0]['metadata']['name']}"
+    path = f"{weight_volumes.VOLUMES}/{OBJECTS[0]['metadata']['name']}"
     server.objects[path]["spec"]["claimRef"] |= {"uid": "another", "resourceVersion": "3"}
     await making(server, [0.0]).make(OBJECTS)
     assert server.objects[path]["spec"]["claimRef"]["uid"] is None
@@ -430,10 +438,10 @@ class Says(Server):
 
 async def test_cluster_version_is_reported_when_the_api_server_answers() -> None:
     server, heard = Says(), list[ClusterFacts]()
-    assert await volumes.query_cluster_facts(cast("Api", server), "namespace") == ClusterFacts(False, (1, 35))
+    assert await weight_volumes.query_cluster_facts(cast("Api", server), "namespace") == ClusterFacts(False, (1, 35))
     assert server.asked == ["/version"], "with that scope nothing of the cluster may be made"
     looking = asyncio.create_task(
-        volumes.poll_cluster_facts(
+        weight_volumes.poll_cluster_facts(
             cast("Api", server), "cluster", "/store", lambda seen: heard.extend(one.facts for one in seen)
         )
     )
@@ -445,7 +453,7 @@ async def test_cluster_version_is_reported_when_the_api_server_answers() -> None
     looking.cancel()
     server.forbids = False
     looking = asyncio.create_task(
-        volumes.poll_cluster_facts(
+        weight_volumes.poll_cluster_facts(
             cast("Api", server), "cluster", "/store", lambda seen: heard.extend(one.facts for one in seen)
         )
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autoscaler.contract import ModelName
-from autoscaler.kubernetes.resources.installation import CUSTOMS, FILES, Installation, Status
+from autoscaler.kubernetes.resources.document_merge import CUSTOMS, FILES, Installation, Status
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.spec.names import Origin
 from autoscaler.spec.settings import Settings

@@ -14,8 +14,8 @@ import pytest
 from artifacts.archives.tar import BadArchiveError
 from artifacts.dialects import contents
 from artifacts.dialects.contents import Contents
-from artifacts.fetch import inspect_image
-from artifacts.fetch.inspect_image import BEGIN_BYTES, SPAN_BYTES, Inside, list_image_files
+from artifacts.fetch import image_file_list
+from artifacts.fetch.image_file_list import BEGIN_BYTES, SPAN_BYTES, Inside, list_image_files
 from artifacts.oci import manifest
 from artifacts.registry.blobs import Blob, BlobSource
 from tests.support.fakes.registry import digest_of
@@ -85,7 +85,7 @@ async def test_image_without_a_models_folder_uses_its_root() -> None:
 
 
 async def test_long_member_names_are_read_across_span_boundaries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspect_image, "SPAN_BYTES", 512)
+    monkeypatch.setattr(image_file_list, "SPAN_BYTES", 512)
     long = f"models/{'d' * 90}/{'e' * 90}.gguf"
     seen = await Registry(archive((long, b"x" * 2000), ("models/z.json", b"z"))).look()
     assert seen.paths == (long.removeprefix("models/"), "z.json")
@@ -96,13 +96,13 @@ async def test_compressed_layer_above_the_read_limit_is_listed_only_in_part(
 ) -> None:
     packed = gzip.compress(archive(("models/a.gguf", BIG), ("models/b.json", b"b")))
     assert await Registry(packed).look() == Inside("models", ("a.gguf", "b.json"), whole=True)
-    monkeypatch.setattr(inspect_image, "BEGIN_BYTES", len(packed) // 2)
+    monkeypatch.setattr(image_file_list, "BEGIN_BYTES", len(packed) // 2)
     assert await Registry(packed).look() == Inside("models", ("a.gguf",), whole=False)
     assert len(packed) < BEGIN_BYTES
 
 
 async def test_inspection_stops_at_the_request_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspect_image, "SPANS_MAX", 3)
+    monkeypatch.setattr(image_file_list, "SPANS_MAX", 3)
     registry = Registry(archive(*((f"models/{number}.gguf", BIG) for number in range(9))))
     seen = await registry.look()
     assert (len(seen.paths), seen.whole, len(registry.asked)) == (3, False, 3)

@@ -1,4 +1,5 @@
-"""Mounts weights in pods: converts a choice of `autoscaler.weights.mounts` to pod fields, and creates volumes. I/O.
+"""Mounts weights in pods: converts a choice of `autoscaler.weights.mount_choice` to pod fields, and creates volumes.
+I/O.
 
 Each node and namespace has one PersistentVolume of the node's store and one claim. The Node object owns both, so that
 the garbage collector removes them with it. Invariants: weights are mounted read-only, because the volume itself is. A
@@ -26,8 +27,8 @@ from autoscaler.spec.pod import MANAGED_BY, OURS, Pod
 from autoscaler.spec.settings import Settings
 from autoscaler.state.events import MountsSeen
 from autoscaler.state.world import STORE, ClusterFacts
-from autoscaler.weights import mounts
-from autoscaler.weights.mounts import ADAPTERS, MOUNT, ArtifactFacts, NodeMountFacts
+from autoscaler.weights import mount_choice
+from autoscaler.weights.mount_choice import ADAPTERS, MOUNT, ArtifactFacts, NodeMountFacts
 
 VOLUMES = "/api/v1/persistentvolumes"
 NAME = "pilotlight-weights"
@@ -104,7 +105,7 @@ def mount_weights(  # noqa: PLR0917  model, location, weights, then cluster fact
     artifacts = {one.name: one.artifact for one in model.spec.adapters}
     own = model.spec.artifact or ""
     fetched = found is None and own.startswith("hf://")  # by the engine, since no node has a copy
-    asked = [("", own, found)] if mounts.is_mounted(own) and not fetched else []
+    asked = [("", own, found)] if mount_choice.is_mounted(own) and not fetched else []
     ways = {
         name: _way(f"the weights of {_whose(model, name)}", artifact, namespace, node, known, facts, settings, owner)
         for name, artifact, known in (*asked, *((name, artifacts[name], one) for name, one in adapters.items()))
@@ -141,16 +142,16 @@ def _way(  # noqa: PLR0917  as `mount_weights`; `what`: the weights, in words
     settings: Settings,
     owner: Ownership,
 ) -> _Way:
-    choice = mounts.choose_mount(artifact, settings, facts, node, found)
+    choice = mount_choice.choose_mount(artifact, settings, facts, node, found)
     match choice.way:
         case None:
             raise MountError(f"{what} {choice.reason}")
         case "claim":
-            return _Way(_claim(artifact), choice.reason, below=mounts.claim_of(artifact)[1])
+            return _Way(_claim(artifact), choice.reason, below=mount_choice.claim_of(artifact)[1])
         case "image":
             if found is None:
                 raise MountError(f"the digest of {what} is not known yet")
-            image = {"reference": mounts.image_of(artifact, found.digest), "pullPolicy": "IfNotPresent"}
+            image = {"reference": mount_choice.image_of(artifact, found.digest), "pullPolicy": "IfNotPresent"}
             return _Way({"image": image}, choice.reason, below="/".join(filter(None, (found.image, found.file))))
         case "hostPath":
             here = _here(what, found)
@@ -167,7 +168,7 @@ def _way(  # noqa: PLR0917  as `mount_weights`; `what`: the weights, in words
 
 def mount_claim(artifact: str | None) -> Pod:
     """Return the volume and mount of `pvc://claim/path`; nothing for other artifacts."""
-    if mounts.path_of(artifact) is None:
+    if mount_choice.path_of(artifact) is None:
         return Pod()
     return Pod(volumes=({"name": NAME, **_claim(artifact or "")},), volume_mounts=(_mount(NAME, MOUNT),))
 
@@ -183,7 +184,7 @@ def resolve_weight_paths(model: Model, seen: Mounted) -> Model:
 
 
 def _claim(artifact: str) -> dict[str, object]:
-    return {"persistentVolumeClaim": {"claimName": mounts.claim_of(artifact)[0], "readOnly": True}}
+    return {"persistentVolumeClaim": {"claimName": mount_choice.claim_of(artifact)[0], "readOnly": True}}
 
 
 def _here(what: str, found: ArtifactFacts | None) -> ArtifactFacts:
@@ -319,7 +320,7 @@ async def query_cluster_facts(api: Api, scope: str, store: str = STORE) -> Clust
     `UnreachableError`.
     """
     said = await api.get("/version")
-    server = mounts.parse_version(f"{said.get('major', '')}.{said.get('minor', '')}")
+    server = mount_choice.parse_version(f"{said.get('major', '')}.{said.get('minor', '')}")
     asked: Object = {
         "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
         "spec": {"resourceAttributes": {"resource": "persistentvolumes", "verb": "create"}},

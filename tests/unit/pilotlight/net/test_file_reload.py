@@ -10,17 +10,17 @@ from pathlib import Path
 import click
 import pytest
 
-from pilotlight.net import renewal
+from pilotlight.net import file_reload
 from pilotlight.net.certificates import FileError
-from pilotlight.net.renewal import Files
+from pilotlight.net.file_reload import Files
 from tests.support.waiting import until
 
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lines: list[str] = []
-    monkeypatch.setattr(renewal.log, "warning", lambda line, *values: lines.append(line % values))
-    monkeypatch.setattr(renewal, "LOOK_S", 0.01)
+    monkeypatch.setattr(file_reload.log, "warning", lambda line, *values: lines.append(line % values))
+    monkeypatch.setattr(file_reload, "LOOK_S", 0.01)
     return lines
 
 
@@ -72,7 +72,7 @@ async def test_file_still_being_written_is_not_reloaded(
     path, files, looks = tmp_path / "n", Files(), iter(range(2, 6))
     path.write_text("1")
     value = files.read(number(path), (path,))
-    marks = renewal.stat_files
+    marks = file_reload.stat_files
 
     def written(paths: tuple[Path, ...]) -> object:
         step = next(looks, None)
@@ -80,7 +80,7 @@ async def test_file_still_being_written_is_not_reloaded(
             path.write_text("broken" * step if step < 5 else "5")
         return marks(paths)
 
-    monkeypatch.setattr(renewal, "stat_files", written)
+    monkeypatch.setattr(file_reload, "stat_files", written)
     async with following(files):
         await until("the whole file is in force", lambda: value() == 5)
     assert said == [f"event=file_reloaded files={str(path)!r}"]

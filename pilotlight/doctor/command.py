@@ -1,7 +1,7 @@
 """`pilotlight doctor`: one line for each prerequisite, with its fix; exit 1 when something cannot work.
 
-Defines the command's options and output. The checks are in `pilotlight.doctor.machine` (one machine) and
-`pilotlight.doctor.cluster`. The command changes nothing.
+Defines the command's options and output. The checks are in `pilotlight.doctor.machine_checks` (one machine) and
+`pilotlight.doctor.cluster_checks`. The command changes nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rich.text import Text
 
 from autoscaler.spec.capacity import KINDS, PUBLISH, kinds_of
 from autoscaler.spec.settings import Settings
-from pilotlight.doctor import machine
+from pilotlight.doctor import machine_checks
 from pilotlight.doctor.finding import Finding, Grade, has_blocker
 from pilotlight.models.documents import load_settings
 from pilotlight.net.listen import Address
@@ -93,7 +93,7 @@ def doctor(  # noqa: PLR0917  click passes by keyword
         raise click.UsageError("--cutting: expected NAMESPACE/NAME of a ConfigMap")
     if driver == "local":
         _alone(settings=settings, capacity=capacity, account=account, cutting=cutting)
-        findings = machine.check_machine(listen, ops, state)
+        findings = machine_checks.check_machine(listen, ops, state)
     else:
         wanted: dict[str, object] = {
             "engines": namespace, "home": home or namespace, "lease": lease, "scope": scope, "account": account,
@@ -116,7 +116,7 @@ def _alone(**clusters: object) -> None:
 async def _cluster(kubeconfig: Path | None, wanted: dict[str, object], loaded: Settings) -> list[Finding]:
     from autoscaler.kubernetes.api import Api
     from autoscaler.kubernetes.kubeconfig import ApiAccessError, load_api_access
-    from pilotlight.doctor.cluster import Scene, check_cluster
+    from pilotlight.doctor.cluster_checks import Scene, check_cluster
 
     try:
         way = await load_api_access(kubeconfig)

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.slicing import registry
+from autoscaler.slicing import slicer_families
 from autoscaler.state.world import NodeId
 from tests.support.builders import slices
 from tests.support.example_budget import examples
@@ -18,7 +18,7 @@ from tests.unit.autoscaler.slicing.test_slicers import HOSTILE, by_device, every
 @every_node
 def test_device_belongs_to_one_node_and_slice_ids_are_unique(one: slices.Example) -> None:
     """If it is unknown which GPU a MIG partition is on, it is its own device; DRA ids are the names of entries."""
-    found = registry.list_slices(one.node)
+    found = slicer_families.list_slices(one.node)
     assert len({slice_.id for slice_ in found}) == len(found)
     for slice_ in found:
         assert slice_.node == one.node.name
@@ -30,19 +30,19 @@ def test_device_belongs_to_one_node_and_slice_ids_are_unique(one: slices.Example
 @every_node
 def test_slice_ids_contain_the_node_name_and_ignore_label_order(one: slices.Example) -> None:
     """A ResourceSlice names its node itself: with DRA, another node gets no slices from it."""
-    found, other = registry.list_slices(one.node), NodeId("m")
-    assert registry.list_slices(one.node) == found
+    found, other = slicer_families.list_slices(one.node), NodeId("m")
+    assert slicer_families.list_slices(one.node) == found
     mixed = one.node._replace(
         name=other, labels=dict(sorted(one.node.labels.items(), reverse=True)),
         annotations=dict(sorted(one.node.annotations.items(), reverse=True)),
         allocatable=dict(sorted(one.node.allocatable.items(), reverse=True)),
         devices=[renamed(each, one.node.name, other) for each in one.node.devices],
     )  # fmt: skip
-    there = registry.list_slices(mixed)
+    there = slicer_families.list_slices(mixed)
     assert [slice_.id.replace(other, one.node.name, 1) for slice_ in there] == [slice_.id for slice_ in found]
     assert {slice_.node for slice_ in there} == {other}
     if one.node.devices:
-        assert registry.list_slices(one.node._replace(name=other)) == ()
+        assert slicer_families.list_slices(one.node._replace(name=other)) == ()
 
 
 def renamed(what: Any, before: str, after: str) -> Any:
@@ -57,7 +57,7 @@ def renamed(what: Any, before: str, after: str) -> Any:
 @every_node
 def test_slice_shares_do_not_exceed_their_device(one: slices.Example) -> None:
     """If only the partitions of a device are known, the size of the device is the one that they report."""
-    for parts in by_device(tuple(slice_ for slice_ in registry.list_slices(one.node) if not slice_.closed)):
+    for parts in by_device(tuple(slice_ for slice_ in slicer_families.list_slices(one.node) if not slice_.closed)):
         most = max(slice_.device_bytes or slice_.memory_bytes for slice_ in parts)
         assert 0 < sum(slice_.memory_bytes for slice_ in parts) <= most
         assert sum(slice_.compute_percent for slice_ in parts) <= 100
@@ -84,7 +84,7 @@ def test_malformed_node_data_raises_nothing_and_slices_have_a_size(one: slices.E
         labels=spoilt(one.node.labels), annotations=spoilt(one.node.annotations),
         allocatable=spoilt(one.node.allocatable), devices=[spoilt_object(each) for each in one.node.devices[:2]],
     )  # fmt: skip
-    found = registry.list_slices(node)
+    found = slicer_families.list_slices(node)
     assert len({slice_.id for slice_ in found}) == len(found)
     for slice_ in found:
         assert slice_.node == node.name

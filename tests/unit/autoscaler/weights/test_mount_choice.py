@@ -7,8 +7,8 @@ import pytest
 from autoscaler.documents.load import DocumentError, parse_documents
 from autoscaler.spec.settings import Settings, Signatures, Weights
 from autoscaler.state.world import ClusterFacts
-from autoscaler.weights import mounts
-from autoscaler.weights.mounts import ArtifactFacts, MountChoice, NodeMountFacts
+from autoscaler.weights import mount_choice
+from autoscaler.weights.mount_choice import ArtifactFacts, MountChoice, NodeMountFacts
 
 OCI = "oci://ghcr.io/acme/llama:8b"
 DIGEST = "sha256:" + 64 * "a"
@@ -30,7 +30,7 @@ def chosen(
     node: NodeMountFacts | None = NODE,
     found: ArtifactFacts | None = IMAGE,
 ) -> MountChoice:
-    return mounts.choose_mount(OCI, said(mount=mount), facts, node, found)
+    return mount_choice.choose_mount(OCI, said(mount=mount), facts, node, found)
 
 
 def test_auto_mount_prefers_a_volume_of_the_node_store() -> None:
@@ -107,7 +107,7 @@ def test_explicit_image_mount_is_allowed_on_older_versions_than_auto() -> None:
 
 def test_image_mount_is_rejected_if_signatures_are_enforced() -> None:
     strict = Settings(weights=Weights(mount="image", signatures=Signatures(policy="enforce")))
-    way, reason = mounts.choose_mount(OCI, strict, NEW, NODE, IMAGE)
+    way, reason = mount_choice.choose_mount(OCI, strict, NEW, NODE, IMAGE)
     assert way is None
     assert "agents verify signatures only of weights that they pull" in reason
 
@@ -120,41 +120,41 @@ def test_host_path_is_used_only_if_set_in_the_settings() -> None:
 
 def test_claim_is_mounted_unchanged_under_every_mount_setting() -> None:
     for mount in ("auto", "volume", "image", "hostPath"):
-        way, reason = mounts.choose_mount("pvc://shared/llama/8b.gguf", said(mount=mount), ClusterFacts())
+        way, reason = mount_choice.choose_mount("pvc://shared/llama/8b.gguf", said(mount=mount), ClusterFacts())
         assert (way, reason) == ("claim", "are in the claim shared, which is mounted as it is")
-    assert mounts.path_of("pvc://shared/llama/8b.gguf") == "/weights/llama/8b.gguf"
-    assert [mounts.path_of(one) for one in ("pvc://shared", "pvc://shared/", OCI, None)] == [
+    assert mount_choice.path_of("pvc://shared/llama/8b.gguf") == "/weights/llama/8b.gguf"
+    assert [mount_choice.path_of(one) for one in ("pvc://shared", "pvc://shared/", OCI, None)] == [
         "/weights", "/weights", None, None,
     ]  # fmt: skip
 
 
 def test_only_a_known_unmountable_artifact_blocks_a_start() -> None:
     none = ClusterFacts(server=(1, 30))
-    assert mounts.explain_unmountable(OCI, said(), none).startswith(
+    assert mount_choice.explain_unmountable(OCI, said(), none).startswith(
         "its weights cannot be mounted in its pods: Pilotlight may not create"
     )
-    assert not mounts.explain_unmountable(OCI, said(), None), "nobody knows yet"
-    assert not mounts.explain_unmountable(OCI, said(), NEW)
-    assert not mounts.explain_unmountable("pvc://shared", said(), none)
+    assert not mount_choice.explain_unmountable(OCI, said(), None), "nobody knows yet"
+    assert not mount_choice.explain_unmountable(OCI, said(), NEW)
+    assert not mount_choice.explain_unmountable("pvc://shared", said(), none)
     for mount, facts in (("image", NEW), ("auto", NO_RIGHT)):
-        assert not mounts.explain_unmountable(OCI, said(mount=mount), facts), "nobody has looked yet"
-        why = mounts.explain_unmountable(
+        assert not mount_choice.explain_unmountable(OCI, said(mount=mount), facts), "nobody has looked yet"
+        why = mount_choice.explain_unmountable(
             OCI, said(mount=mount), facts, found=ArtifactFacts(DIGEST, why="it is not an image (ModelPack)")
         )
         assert "it is not an image (ModelPack)" in why
-        assert not mounts.explain_unmountable(OCI, said(mount=mount), facts, found=IMAGE)
-    assert mounts.explain_unmountable("hf://a/b", said(), none), "its engine does not fetch it"
-    assert not mounts.explain_unmountable(None, said(), none)
+        assert not mount_choice.explain_unmountable(OCI, said(mount=mount), facts, found=IMAGE)
+    assert mount_choice.explain_unmountable("hf://a/b", said(), none), "its engine does not fetch it"
+    assert not mount_choice.explain_unmountable(None, said(), none)
 
 
 def test_image_mount_applies_if_set_or_if_volumes_are_unavailable() -> None:
-    assert mounts.is_image_mount(OCI, said(mount="image"), NEW)
-    assert mounts.is_image_mount(OCI, said(mount="image"), None), "whatever the cluster can, it is no volume"
-    assert mounts.is_image_mount(OCI, said(), NO_RIGHT)
+    assert mount_choice.is_image_mount(OCI, said(mount="image"), NEW)
+    assert mount_choice.is_image_mount(OCI, said(mount="image"), None), "whatever the cluster can, it is no volume"
+    assert mount_choice.is_image_mount(OCI, said(), NO_RIGHT)
     for mount, facts in (("auto", NEW), ("auto", None), ("volume", NO_RIGHT), ("hostPath", NO_RIGHT)):
-        assert not mounts.is_image_mount(OCI, said(mount=mount), facts)
-    assert not mounts.is_image_mount(OCI, said(mount="image"), NEW._replace(server=(1, 30))), "it is impossible"
-    assert not mounts.is_image_mount("pvc://a", said(mount="image"), NEW)
+        assert not mount_choice.is_image_mount(OCI, said(mount=mount), facts)
+    assert not mount_choice.is_image_mount(OCI, said(mount="image"), NEW._replace(server=(1, 30))), "it is impossible"
+    assert not mount_choice.is_image_mount("pvc://a", said(mount="image"), NEW)
 
 
 @pytest.mark.parametrize(
@@ -167,11 +167,11 @@ def test_image_mount_applies_if_set_or_if_volumes_are_unavailable() -> None:
     ],
 )
 def test_image_reference_uses_the_digest(artifact: str, image: str) -> None:
-    assert mounts.image_of(artifact, DIGEST) == f"{image}@{DIGEST}"
+    assert mount_choice.image_of(artifact, DIGEST) == f"{image}@{DIGEST}"
 
 
 def test_pulled_and_claimed_artifacts_are_mounted_and_files_are_not() -> None:
-    assert [one for one in (OCI, "pvc://a", "file:///a", "hf://a/b", "", None) if mounts.is_mounted(one)] == [
+    assert [one for one in (OCI, "pvc://a", "file:///a", "hf://a/b", "", None) if mount_choice.is_mounted(one)] == [
         OCI, "pvc://a", "hf://a/b",
     ]  # fmt: skip
 

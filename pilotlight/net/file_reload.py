@@ -22,7 +22,7 @@ LOOK_S = 1.0
 T = TypeVar("T")
 Mark = tuple[int, int, int]
 
-log = logging.getLogger("pilotlight.net.files")
+log = logging.getLogger("pilotlight.bounded_files")
 
 
 class Renewed(Generic[T]):
