@@ -114,4 +114,4 @@ async def test_reload_with_a_missing_program_keeps_the_running_engine_serving(tm
         await until("it is said", lambda: "Model ada cannot start: program /nowhere/python was not found" in one.said())
         assert (await one.call("ada")).ending is Ending.COMPLETED
         assert one.engines() == engines
-        assert "Another replica cannot start: there is no program" in pilotlight(one, "explain", "model", "ada")
+        assert "Another replica cannot start: program" in pilotlight(one, "explain", "model", "ada")

@@ -224,7 +224,7 @@ def test_port_in_use_fails_with_a_one_line_error(tmp_path: Path) -> None:
 def test_unknown_fault_is_rejected_and_known_faults_are_listed() -> None:
     done = subprocess.run(command("--fail", "explodes"), capture_output=True, text=True, timeout=WITHIN_S, check=False)
     assert done.returncode == 2
-    assert "no such fault 'explodes'; there are never-ready" in done.stderr
+    assert "no such fault 'explodes'; expected one of never-ready" in done.stderr
 
 
 def test_never_ready_fault_keeps_health_at_503(tmp_path: Path) -> None:

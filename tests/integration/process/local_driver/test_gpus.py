@@ -79,7 +79,7 @@ def test_gpu_is_reusable_only_after_nvml_reports_its_memory_free(
             driver.stop(r1, 5.0)
             await alarms(observed, "still hold GPU memory")
             nvml.failure = "GPU is lost"
-            await alarms(observed, "NVML does not tell")
+            await alarms(observed, "NVML does not report")
             assert Seen.CLEAN not in [o.seen for o in observed.of(R1)]
             nvml.failure, nvml.holders = "", {}
             assert (await observed.until(R1, Seen.CLEAN)).proof == "measured"
