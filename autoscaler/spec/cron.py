@@ -78,7 +78,9 @@ def _span(text: str, what: str, low: int, high: int, *, stepped: bool) -> tuple[
     one, other = _number(first, what), _number(last or first, what)
     if one is None or other is None or not low <= one <= other <= high:
         return None
-    return one, high if stepped and not dash else other
+    if stepped and not dash:
+        return (one % 7, 6) if high == 7 else (one, high)  # Sunday is 0 here, else a step could reach it twice
+    return one, other
 
 
 def _number(text: str, what: str) -> int | None:
