@@ -16,6 +16,7 @@ from artifacts.dialects.contents import RefusedError
 from artifacts.fetch import fetch as bring
 from artifacts.fetch.fetch import Ways
 from artifacts.fetch.registry import Registries
+from artifacts.http import xml
 from artifacts.registry_errors import AbsentError, DeniedError, MismatchError, PolicyError, RegistryError
 from artifacts.sources.s3 import BucketAccess
 from artifacts.store.layout import ForbiddenError, NoRoomError
@@ -230,6 +231,32 @@ async def test_invalid_listing_is_rejected(tmp_path: Path, body: bytes, said: st
         one.fake.answers["GET", "/models/"].append(saying)
         with pytest.raises(RegistryError, match=said):
             await one.bring()
+
+
+async def test_listing_without_end_is_rejected_at_its_size_limit(tmp_path: Path) -> None:
+    async with node(tmp_path) as one:
+
+        async def endless(request: web.Request) -> web.StreamResponse:
+            answer = web.StreamResponse()
+            await answer.prepare(request)
+            with contextlib.suppress(ConnectionError):
+                while True:
+                    await answer.write(b" " * (1 << 20))
+            return answer
+
+        one.fake.always["GET", "/models/"] = endless
+        with pytest.raises(PolicyError, match=f"is larger than {xml.BYTES_MAX} bytes"):
+            await one.bring()
+
+
+@pytest.mark.parametrize("text", [PREFIX, "s3://models/one.gguf"])
+async def test_redirect_of_a_bucket_request_is_not_followed(tmp_path: Path, text: str) -> None:
+    async with node(tmp_path) as one, FakeS3({}).serving() as other:
+        one.fake.token = "t0ken"
+        one.fake.judge = lambda _: web.Response(status=307, headers={"Location": f"{other.url}/models/one.gguf"})
+        with pytest.raises(RegistryError):
+            await one.bring(text)
+        assert other.seen == []
 
 
 async def test_wrong_region_error_names_the_aws_region_to_set(tmp_path: Path) -> None:
