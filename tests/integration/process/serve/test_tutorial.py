@@ -1,91 +1,25 @@
-"""The tutorials for one machine and one GPU: every command and program of a page runs, in the order of the page.
+"""The tutorials for one machine: every command and program of a page runs, in the order of the page.
 
-Each worker has a network of its own, so the default ports are free. The page's folder for models and the home folder
-are replaced by temporary ones.
+Each worker has a network of its own, so the default ports are free. The page's folders for models and programs and the
+home folder are replaced by temporary ones. Ollama is not installed here: a stand-in on the PATH prints the recorded
+output of `ollama show --modelfile`, and a folder contains what Ollama stores for a pulled model.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
+import json
 import re
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
+
+from tests.support.tutorial import ROOT, TUTORIALS, Reader, blocks, commands
 
 pytestmark = pytest.mark.standard
-
-ROOT = Path(__file__).resolve().parents[4]
-TUTORIALS = ROOT / "docs" / "tutorials"
-FOLDER = "/tmp/pilotlight"  # noqa: S108  as the pages say
-S_MAX = 180.0
-"""For one command, on a machine with other work."""
-
-
-class Reader:
-    """Follows the page: a folder like a clone, and commands in it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        (folder / "examples").mkdir()
-        for name in (".venv/bin/python", ".venv/bin/pilotlight"):
-            script = folder / name
-            script.parent.mkdir(parents=True, exist_ok=True)
-            module = " -Pm pilotlight" if name.endswith("pilotlight") else ""
-            script.write_text(f'#!/bin/sh\nexec {sys.executable}{module} "$@"\n')
-            script.chmod(0o755)
-        for name in ("two-models.yaml",):
-            (folder / "examples" / name).write_text(self.here((ROOT / "examples" / name).read_text()))
-        self.environment = {**os.environ, "HOME": str(folder), "PYTHONPATH": str(ROOT)}
-        self.environment.pop("XDG_STATE_HOME", None)
-
-    def here(self, text: str) -> str:
-        """With the temporary folder in place of the page's."""
-        return text.replace(FOLDER, str(self.folder))
-
-    def run(self, command: str) -> str:
-        """Run a command of the page to its end; return its output."""
-        done = subprocess.run(
-            ["bash", "-euc", self.here(command)], cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=S_MAX, check=False,
-        )  # fmt: skip
-        log = self.folder / "serve.log"
-        said = log.read_text() if log.exists() else ""
-        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}\n{said}"
-        return done.stdout
-
-    @contextlib.contextmanager
-    def serving(self, command: str) -> Iterator[None]:
-        """Run a command of the page that serves; Ctrl-C ends it."""
-        with (self.folder / "serve.log").open("w+") as log:
-            words = ["bash", "-euc", f"exec {self.here(command)}"]
-            process = subprocess.Popen(words, cwd=self.folder, env=self.environment, stdout=log, stderr=log)
-            try:
-                until_s = time.monotonic() + S_MAX
-                while "ready on" not in (said := (self.folder / "serve.log").read_text()):
-                    assert process.poll() is None, said
-                    assert time.monotonic() < until_s, said
-                    time.sleep(0.05)
-                yield
-            finally:
-                process.send_signal(signal.SIGINT)
-                status = process.wait(S_MAX)
-        assert status in {0, 128 + signal.SIGINT}, (self.folder / "serve.log").read_text()
-
-
-def blocks(text: str) -> dict[str, list[str]]:
-    """The contents of the fenced blocks by language, in order."""
-    found: dict[str, list[str]] = {}
-    for language, content in re.findall(r"^```(\w+)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
-        found.setdefault(language, []).append(content)
-    return found
 
 
 @pytest.fixture
@@ -145,6 +79,62 @@ def test_each_command_of_the_one_gpu_tutorial_works(reader: Reader) -> None:
     assert re.search(r"bob +failed +was killed by SIGKILL", said)
 
 
-def commands(session: str) -> list[str]:
-    """The commands of a console session."""
-    return re.findall(r"^\$ ((?:.*\\\n)*.*)", session, re.MULTILINE)
+def test_each_command_of_the_llama_swap_tutorial_works(reader: Reader) -> None:
+    """With a tiny model, and a program for `speech` that is not started, because the page sends it no request."""
+    text = (TUTORIALS / "from-llama-swap.md").read_text()
+    page = blocks(text)
+    (convert,) = page["sh"]
+    save, demand, plan, serve, list_models = (line for session in page["console"] for line in commands(session))
+    reader.make_model("models/coder.gguf", "This is what the coder says.")
+    reader.write("opt/whisper-server", "#!/bin/sh\n", 0o755)
+    reader.write("config.yaml", page["yaml"][0])
+    assert "name: coder" in reader.run(convert)
+    reader.run(save)
+    documents = list(yaml.safe_load_all((reader.folder / "models.yaml").read_text()))
+    (memory,) = re.findall(r"set `gpu: (\{.*?\})` in the `spec` of `speech`", text)
+    documents[-1]["spec"]["gpu"] = yaml.safe_load(memory)
+    reader.write("models.yaml", yaml.safe_dump_all(documents))
+    reader.run(demand)
+    assert {"coder", "speech"} <= set(reader.run(plan).split())
+    with reader.serving(serve):
+        names = {model["id"] for model in json.loads(reader.run(list_models))["data"]}
+        assert names == {"coder", "speech"}
+        assert "This is what the coder says." in reader.run(
+            list_models.replace("/models", "/chat/completions -H 'Content-Type: application/json'")
+            + """ -d '{"model": "gpt-4o-mini", "messages": [{"role": "user", "content": "Hello"}]}'"""
+        )
+
+
+def test_each_command_of_the_ollama_tutorial_works(reader: Reader) -> None:
+    page = blocks((TUTORIALS / "from-ollama.md").read_text())
+    (convert,) = page["sh"]
+    save, save_all, save_one, serve, call = (line for session in page["console"] for line in commands(session))
+    reader.write("pirate.Modelfile", page["dockerfile"][0])
+    weights = make_ollama_store(reader)
+    reader.write(".venv/bin/ollama", f"#!/bin/sh\ncat <<'END'\n{OLLAMA_SHOW}FROM {weights}\nEND\n", 0o755)
+    reader.make_model("models/pirate.gguf", "Ahoy from the file of a Modelfile.")
+    assert "name: pirate" in reader.run(convert)
+    for command, answer in (
+        (save, "Ahoy from the file of a Modelfile."),
+        (save_all, "Ahoy from the store."),
+        (save_one.replace("NAME", "pirate"), "Ahoy from the store."),
+    ):
+        reader.run(command)
+        with reader.serving(serve):
+            assert answer in reader.run(call)
+
+
+OLLAMA_SHOW = """\
+# Modelfile generated by "ollama show"
+# To build a new Modelfile based on this, replace FROM with:
+# FROM pirate:latest
+
+"""
+
+
+def make_ollama_store(reader: Reader) -> Path:
+    """Writes what Ollama stores for the pulled model `pirate`; returns the file with its weights."""
+    store = Path(".ollama/models")
+    layers = [{"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:aa"}]
+    reader.write(str(store / "manifests/registry.ollama.ai/library/pirate/latest"), json.dumps({"layers": layers}))
+    return reader.make_model(str(store / "blobs/sha256-aa"), "Ahoy from the store.")
