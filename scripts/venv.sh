@@ -23,7 +23,8 @@ else
   pip=(python3 -m pip --python .venv/bin/python)
   "${pip[@]}" --version >/dev/null 2>&1 || { echo "neither $python nor python3 has pip: install python3-venv" >&2; exit 1; }
 fi
-"${pip[@]}" install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.lock
+# The lock is complete, and pip cannot match a requirement with an extra to a pinned version, hence --no-deps.
+"${pip[@]}" install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/dev.lock
 # Editable without a build: one line that puts the clone on the path, and the command.
 site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 pwd > "$site/pilotlight-clone.pth"
