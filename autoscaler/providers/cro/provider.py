@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import MappingProxyType
@@ -48,6 +49,8 @@ from autoscaler.providers.provider import RefusedError
 from autoscaler.state.capacity_orders import OFFERS_MAX, AcquireOrder, Listed, Offer, ReleaseOrder
 from autoscaler.state.world import World
 from autoscaler.text import format_rfc3339
+
+_log = logging.getLogger("pilotlight.autoscaler.providers")
 
 
 class NodeLock:
@@ -168,6 +171,8 @@ class CroFabric:
                     await self._tidy(request, {name: shares[name] for name in mine})
                 except Exception as error:  # noqa: BLE001  without leadership writes fail; the next list retries
                     reraise_memory_error(error)
+                    kind = type(error).__name__
+                    _log.debug("event=composability_request_update_failed request=%s error=%s", request.name, kind)
         return tuple(found)
 
     async def attend(self, changed: Callable[[], None]) -> None:

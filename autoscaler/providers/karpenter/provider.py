@@ -141,6 +141,7 @@ class KarpenterNodes:
                 found = self._read(await self._ours(await self._version()), "Never")
             except Exception as error:  # noqa: BLE001  the next poll may succeed
                 reraise_memory_error(error)
+                _log.debug("event=nodeclaim_poll_failed pool=%s error=%s", self._pool_name, type(error).__name__)
             else:
                 now = [(one.name, one.phase, one.committed, one.node, one.says) for one in found]
                 if known not in (None, now):

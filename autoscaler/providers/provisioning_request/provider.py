@@ -7,6 +7,7 @@ their contents. Nothing is deleted while its node has a pod with devices.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
@@ -39,6 +40,8 @@ OFFSET_S: Final = 5.0
 """Smaller changes of the clock offset (seconds) are ignored, so that the end times of orders do not jitter."""
 Template = Callable[[ModelName], Object | None]
 """Returns the pod template of a model's replicas without devices; None if the model does not exist."""
+
+_log = logging.getLogger("pilotlight.autoscaler.providers")
 
 
 class ProvisioningProvider:
@@ -219,6 +222,7 @@ class ProvisioningProvider:
                     await self._server.patch(f"{self._requests}/{one.name}", note)
                 except Exception as error:  # noqa: BLE001  the next list retries
                     reraise_memory_error(error)
+                    _log.debug("event=node_annotation_failed request=%s error=%s", one.name, type(error).__name__)
 
     def _ends_s(self, one: Booking) -> float | None:
         ends_unix_s = objects.ends_unix_s(one)

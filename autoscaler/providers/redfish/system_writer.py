@@ -11,6 +11,7 @@ continues.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final, NamedTuple
 
@@ -35,6 +36,8 @@ GIVEN_UP_S: Final = 900.0
 """After this many seconds an attach is given up; its order is usually released long before."""
 _BUSY = frozenset({409, 412, 423, 429})
 """Another client writes, or the service is busy."""
+
+_log = logging.getLogger("pilotlight.autoscaler.providers")
 
 
 class Around(NamedTuple):
@@ -104,6 +107,7 @@ class Bay:
                     moved = await self._step()
                 except Exception as error:  # noqa: BLE001  the outcome is unknown: the next step reads it
                     reraise_memory_error(error)
+                    _log.debug("event=composition_step_failed node=%s error=%s", self._node, type(error).__name__)
                     moved = False
                 tries = 0 if moved else tries + 1
                 if tries:

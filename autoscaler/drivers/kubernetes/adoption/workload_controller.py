@@ -75,6 +75,8 @@ class Runner:
         self._uids: dict[str, AdoptedPodSeen] = {}
         self._tasks = asyncio.TaskGroup()
         self._probing: dict[str, asyncio.Task[None]] = {}
+        self._ready: set[str] = set()
+        """Probed pods that were last reported as ready."""
         self._dirty = asyncio.Event()
         self._writing: asyncio.Task[None] | None = None
         self._refusals = 0
@@ -84,6 +86,7 @@ class Runner:
         """Run until cancelled. It may run again after an exception."""
         self._tasks = asyncio.TaskGroup()
         self._probing.clear()
+        self._ready.clear()
         try:
             async with self._tasks as tasks:
                 tasks.create_task(self._pods.run())
@@ -165,6 +168,8 @@ class Runner:
                 self._see(new)
                 if new.kubelet_decides:
                     self.core.answered(new.uid, new.ready and not new.leaving, self._now_s())
+                elif new.held and new.uid in self._ready:  # the next probe would be too late
+                    self._report_ready(new.uid, False)
             for uid in {one.uid for one in (old, new) if one is not None}:
                 self._start_or_stop_probing(uid)
         self.settle()
@@ -188,31 +193,35 @@ class Runner:
         elif task is not None:
             task.cancel()
             del self._probing[uid]
+            self._ready.discard(uid)
 
     async def _probe_pod(self, uid: str) -> None:
-        born_s, failed, ever, ready = self._now_s(), 0, False, False
+        born_s, failed, ever = self._now_s(), 0, False
         while True:
             await self._means.pace.turn()
             pod, began_s = self._uids[uid], self._now_s()
             answered = await _probe(pod)
             failed, ever = (0, True) if answered else (failed + 1, ever)
-            pod = self._uids[uid]
+            pod, ready = self._uids[uid], uid in self._ready
             is_ready = (bool(answered) and not pod.held) or (not ever and pod.ready)
             pause_s = probes.READY_EVERY_S
             if is_ready is not ready and (is_ready or pod.held or failed >= probes.FAILURES_MAX):
-                ready = is_ready
-                self.core.answered(uid, ready, self._now_s())
+                self._report_ready(uid, is_ready)
                 self.settle()
             elif not ready and not ever:
                 pause_s = self._means.pace.every_s(self._now_s() - born_s, listens=answered is not None)
             await asyncio.sleep(max(0.0, began_s + pause_s - self._now_s()))
+
+    def _report_ready(self, uid: str, ready: bool) -> None:
+        (self._ready.add if ready else self._ready.discard)(uid)
+        self.core.answered(uid, ready, self._now_s())
 
     async def _probe_once(self, pod: AdoptedPodSeen) -> None:
         """Probe once, so that an engine that already runs is reported as ready at once."""
         probed = not (pod.kubelet_decides or pod.held)
         runs = pod.started_unix_s is not None and pod.ip and probed and not pod.leaving
         if runs and await _probe(pod):
-            self.core.answered(pod.uid, True, self._now_s())
+            self._report_ready(pod.uid, True)
 
     # --- writes -------------------------------------------------------------------------------------------------------
 

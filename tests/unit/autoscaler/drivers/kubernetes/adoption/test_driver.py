@@ -453,6 +453,28 @@ async def test_held_pod_gets_no_request_although_its_engine_answers(hold: str, m
         assert house.states("ada") == before
 
 
+@pytest.mark.parametrize("hold", HOLDS)
+async def test_ready_pod_that_becomes_held_is_unready_before_its_next_probe(
+    hold: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probes, "READY_EVERY_S", 3600.0)
+    probed = 0
+
+    async def answers(_: AdoptedPodSeen) -> bool:
+        nonlocal probed
+        probed += 1
+        return True
+
+    monkeypatch.setattr(workload_controller, "_probe", answers)
+    async with serving("ada", made=partial(held_pod, hold=hold, held=False)) as house:
+        await house.until(("ada", Seen.READY))
+        while probed < 2:  # the first is that of the start, which reports a running engine at once
+            await asyncio.sleep(0)
+        house.plane.put(PODS, held_pod("ada", hold, held=True))
+        await house.until(("ada", Seen.UNREADY))
+        assert probed == 2
+
+
 async def test_workload_task_that_raises_is_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contained, "PAUSE_S", 0.0)
     real, odd = workload_controller.Runner._probe_once, iter([True])
