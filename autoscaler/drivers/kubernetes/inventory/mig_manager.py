@@ -218,8 +218,9 @@ class NodeCutter:
                     place.config_map, place.namespace, {"version": "v1", "mig-configs": ALL_OFF | wanted}
                 )
                 made["metadata"]["annotations"] = {WRITTEN: f"{wall_s:.0f}"}
-                await self._writes.create(base, self._owner.label(made))
-                return self._settle_s
+                if await self._is_written(self._writes.create(base, self._owner.label(made)), left):
+                    return self._settle_s
+                continue
             there = _there(found)
             if wanted.items() <= there["mig-configs"].items():
                 said = (found["metadata"].get("annotations") or {}).get(WRITTEN, "0")
@@ -232,12 +233,7 @@ class NodeCutter:
                 },
                 "data": {FILE: yaml.safe_dump(after, sort_keys=False)},
             }  # fmt: skip
-            try:
-                await self._writes.patch(f"{base}/{place.config_map}", change)
-            except ApiError as error:
-                if error.reason != "Conflict" or not left:
-                    raise
-            else:
+            if await self._is_written(self._writes.patch(f"{base}/{place.config_map}", change), left):
                 return self._settle_s
         raise RepartitionRefusedError(f"other clients changed its ConfigMap in each of {TRIES} attempts")
 
@@ -277,13 +273,19 @@ class NodeCutter:
                     "annotations": {ANNOTATION: msgspec.json.encode(note).decode()},
                 }
             }
-            try:
-                await self._writes.patch(path, change)
-            except ApiError as error:
-                if error.reason != "Conflict" or not left:
-                    raise
-            else:
+            if await self._is_written(self._writes.patch(path, change), left):
                 return
+
+    @staticmethod
+    async def _is_written(write: Awaitable[object], left: int) -> bool:
+        """Await a write. Return whether it was made; False if another client was faster and attempts are left."""
+        try:
+            await write
+        except ApiError as error:
+            if error.status != 409 or not left:
+                raise
+            return False
+        return True
 
     @staticmethod
     def _is_given(order: CutOrder, found: Object) -> bool:

@@ -111,11 +111,16 @@ def test_config_map_for_repartitioning_has_the_label_of_its_installation() -> No
 
 @pytest.mark.parametrize(
     "errors",
-    [(BUSY,), (ApiError(503, "", ""), ApiError(429, "", "")), (UnreachableError("PATCH: TimeoutError"),)],
-    ids=["one-500", "503-and-429", "one-timeout"],
+    [
+        (BUSY,),
+        (ApiError(503, "", ""), ApiError(429, "", "")),
+        (UnreachableError("PATCH: TimeoutError"),),
+        (ApiError(409, "AlreadyExists", ""),),
+    ],
+    ids=["one-500", "503-and-429", "one-timeout", "one-409"],
 )
 @pytest.mark.parametrize("has_config_map", [False, True], ids=["at-the-config-map", "at-the-node"])
-def test_repartition_order_is_retried_while_the_server_is_unable(
+def test_repartition_order_is_retried_while_the_server_cannot_write(
     errors: tuple[Exception, ...], has_config_map: bool
 ) -> None:
     plane = Plane(*errors)
