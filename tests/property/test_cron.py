@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
 from croniter import CroniterBadDateError, croniter
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from autoscaler.spec.cron import list_occurrences
@@ -23,7 +23,9 @@ def fields(low: int, high: int, names: tuple[str, ...] = ()) -> st.SearchStrateg
     number = st.integers(low, high)
     texts = {low + at: name for at, name in enumerate(names)}
     value = st.builds(lambda one, named: texts.get(one, str(one)) if named else str(one), number, st.booleans())
-    span = st.tuples(number, number).map(lambda ends: f"{min(ends)}-{max(ends)}")
+    span = (
+        st.tuples(number, number).filter(lambda ends: ends[0] != ends[1]).map(lambda ends: f"{min(ends)}-{max(ends)}")
+    )
     step = st.integers(1, high - low).map("/{}".format)
     part = st.one_of(value, span, st.builds("{}{}".format, st.one_of(st.just("*"), value, span), step))
     return st.just("*") | st.lists(part, min_size=1, max_size=3).map(",".join)
@@ -33,6 +35,12 @@ EXPRESSIONS = st.tuples(
     *(fields(0, 59), fields(0, 23), fields(1, 31), fields(1, 12, MONTHS), fields(0, 7, WEEKDAYS))
 ).map(" ".join)
 STARTS = st.datetimes(datetime(2026, 1, 1), datetime(2029, 12, 31))  # noqa: DTZ001 -- a local time
+
+
+def is_read_as_star(text: str) -> bool:
+    """Whether croniter reads a field as `*` that is not, such as the weekdays `3-3` or `0-6`."""
+    fields = zip(text.split(), croniter(text).expanded, strict=True)
+    return any(values == ["*"] and not field.startswith("*") for field, values in fields)
 
 
 def by_croniter(text: str, where: ZoneInfo, since_s: float, until_s: float) -> list[float]:
@@ -57,6 +65,7 @@ def by_croniter(text: str, where: ZoneInfo, since_s: float, until_s: float) -> l
 @example("0 0 */2 * mon", "UTC", datetime(2027, 1, 8), 7)  # noqa: DTZ001
 @example("0 0 * * 5/2", "UTC", datetime(2027, 1, 8), 7)  # noqa: DTZ001
 def test_cron_occurrences_are_the_same_as_by_croniter(text: str, zone: str, start: datetime, days: int) -> None:
+    assume(not is_read_as_star(text))
     where = ZoneInfo(zone)
     since_s, until_s = start.replace(tzinfo=where).timestamp(), (start + days * DAY).replace(tzinfo=where).timestamp()
     if since_s <= until_s:

@@ -115,12 +115,12 @@ async def test_operator_commands_need_an_operator_key_when_tenants_exist(tmp_pat
     ]
     acme: Document = {"apiVersion": API, "kind": "Tenant", "metadata": {"name": "acme"}, "spec": {"keys": keys}}
     async with serving(tmp_path, fake(tmp_path, "ada"), acme) as one:
-        assert "needs a key of role operator" in await pilotlight(one, "wake", "ada", status=1)
+        assert "an order requires an API key with the role operator" in await pilotlight(one, "wake", "ada", status=1)
         told = await pilotlight(one, "wake", "ada", "--key-env", "OPS_KEY", status=1, OPS_KEY="pl-tenant")
         assert "this API key has the role tenant" in told
         (tmp_path / "demand.yaml").write_text("ada: 1\n")
         words = ("plan", "--live", "--demand", f"{tmp_path}/demand.yaml")
-        assert "a what-if needs a key of role operator" in await pilotlight(one, *words, status=1)
+        assert "a what-if requires an API key with the role operator" in await pilotlight(one, *words, status=1)
         assert "start ada" in await pilotlight(one, *words, "--key-env", "OPS_KEY", OPS_KEY="pl-operator")
         await pilotlight(one, "wake", "ada", "--key-env", "OPS_KEY", OPS_KEY="pl-operator")
         await one.ready("ada")
