@@ -128,7 +128,7 @@ class _Push:
             if answer.status != 202:
                 raise await self._client.refused(answer, self._what)
             least = answer.headers.get("OCI-Chunk-Min-Length", "")
-            self._chunk_bytes_min = int(least) if least.isdigit() and len(least) < 19 else 0
+            self._chunk_bytes_min = int(least) if least.isascii() and least.isdigit() and len(least) < 19 else 0
             return resolve_location(answer.url, answer.headers.get("Location"))
 
     async def at_once(self, upload: URL) -> None:

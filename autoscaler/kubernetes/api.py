@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import math
 import random
+import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
 from email.utils import parsedate_to_datetime
@@ -82,6 +83,7 @@ SILENT_S_MAX = 90.0
 TRIES_MAX = 5
 """Maximum attempts of a request while the server is overloaded (429, 503 with Retry-After)."""
 RETRY_AFTER_S_MAX = 10.0
+_SECONDS = re.compile(r"[0-9]{1,9}")
 LATER = 1.25
 """Maximum random factor on Retry-After, so that requests rejected together are not retried together."""
 PAGE = 500
@@ -243,7 +245,7 @@ class Api:
             except ApiError as error:
                 if error.retry_after_s is None or not tries_left:
                     raise
-                pause_s = min(error.retry_after_s, RETRY_AFTER_S_MAX) * random.uniform(1, LATER)  # noqa: S311  no secret
+                pause_s = error.retry_after_s * random.uniform(1, LATER)  # noqa: S311  no secret
                 if now_s() + pause_s >= ends_s:
                     raise
                 await asyncio.sleep(pause_s)
@@ -411,7 +413,7 @@ def _object(path: str, body: bytes) -> Object:
 
 def _refusal(answer: aiohttp.ClientResponse, body: bytes) -> ApiError:
     after = answer.headers.get("Retry-After", "")
-    retry_after_s = float(after) if after.isdigit() else None
+    retry_after_s = min(float(after), RETRY_AFTER_S_MAX) if _SECONDS.fullmatch(after) else None
     found = read_object(body)
     if isinstance(found, Unreadable) or not found.keys() & {"reason", "message"}:  # from a proxy, or a starting server
         return ApiError(answer.status, answer.reason or "", body[:200].decode(errors="replace"), retry_after_s)

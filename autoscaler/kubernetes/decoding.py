@@ -2,14 +2,16 @@
 
 msgspec decodes and skips nested values recursively, so about 1,000 levels anywhere raise RecursionError. The API server
 allows 10,000 levels in fields without a schema. Values nested deeper than DEPTH_MAX are therefore cut out of the text
-before it is decoded again; the rest identifies the object.
+before it is decoded again; the rest identifies the object. The API server also returns unpaired surrogates in fields
+without a schema, which msgspec rejects anywhere in a list. They are replaced by U+FFFD, as Go's encoding/json does.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from itertools import accumulate
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -29,8 +31,15 @@ _NO_MARKS = bytes(set(range(256)) - set(b'[]{}"'))
 _BATCH: Final = 128
 """Brackets checked at once: only their balance is computed where the depth cannot reach the limit."""
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+_SURROGATE = re.compile(
+    rb"(\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
+)
+"""A backslash or a pair of surrogates, in group 1, or an unpaired surrogate."""
 _CUT = b'{"pilotlight.dev/cut":null}'
 """Replaces a value that is nested too deeply."""
+
+
+T = TypeVar("T")
 
 
 class ListPage(NamedTuple):
@@ -137,12 +146,29 @@ def truncate_nesting(text: bytes, depth_max: int) -> bytes:
     return b"".join(pieces) if depth > depth_max else b"".join((*pieces, text[begin:]))
 
 
+def replace_unpaired_surrogates(text: bytes) -> bytes:
+    """Replace escapes of unpaired surrogates in JSON by U+FFFD."""
+    return _SURROGATE.sub(lambda found: found[1] or b"\\ufffd", text)
+
+
+def _decode_repaired(decode: Callable[[bytes], T], text: bytes, depth_max: int) -> T:
+    """Decode text; if that fails, without unpaired surrogates and values nested deeper than `depth_max`."""
+    try:
+        return decode(text)
+    except (ValueError, RecursionError):
+        text = replace_unpaired_surrogates(text)
+    try:
+        return decode(text)
+    except RecursionError:
+        return decode(truncate_nesting(text, depth_max))
+
+
 def read_object(raw: bytes, of: tuple[str, str] = ("", "")) -> Object | Unreadable:
     """Decode one object of any size. `of`: API version and kind for a list item, which does not name them itself."""
     if is_too_deep(raw) or _CUT in raw:
         return _unreadable(raw, of, f"its values are nested more than {DEPTH_MAX} levels deep")
     try:
-        return _decode_object(raw)
+        return _decode_repaired(_decode_object, raw, DEPTH_MAX)
     except (ValueError, RecursionError) as error:
         return _unreadable(raw, of, f"{type(error).__name__}: {error}")
 
@@ -166,7 +192,7 @@ def _check(found: Object) -> None:
 
 def _unreadable(raw: bytes, of: tuple[str, str], reason: str) -> Unreadable:
     try:
-        found = _decode_identity(truncate_nesting(raw, DEPTH_MAX))
+        found = _decode_repaired(_decode_identity, truncate_nesting(raw, DEPTH_MAX), DEPTH_MAX)
     except (ValueError, RecursionError):
         found = _Identity()
     metadata, (api_version, kind) = found.metadata, of
@@ -189,19 +215,13 @@ def read_event(line: bytes) -> tuple[str, Object | Unreadable]:
             pass
         else:
             return whole.type, whole.object
-    try:
-        event = _decode_event(line)
-    except RecursionError:
-        event = _decode_event(truncate_nesting(line, DEPTH_MAX + 1))
+    event = _decode_repaired(_decode_event, line, DEPTH_MAX + 1)
     return event.type, _read_bounded(bytes(event.object))
 
 
 def read_page(text: bytes) -> ListPage:
     """Decode one page of a list. Raises msgspec.DecodeError if the text is not a list."""
-    try:
-        found = _decode_list(text)
-    except RecursionError:
-        found = _decode_list(truncate_nesting(text, DEPTH_MAX + 2))
+    found = _decode_repaired(_decode_list, text, DEPTH_MAX + 2)
     items, unreadable = list[Object](), list[Unreadable]()
     of = (found.api_version, found.kind.removesuffix("List"))
     for raw in found.items or ():

@@ -64,7 +64,7 @@ def read_quota(found: Object) -> Quota | None:
 
 
 def _count(amount: object) -> int:
-    return int(text) if (text := str(amount)).isdecimal() else 0
+    return int(text) if (text := str(amount)).isdecimal() and len(text) < 10 else 0
 
 
 def build_declared_slices(

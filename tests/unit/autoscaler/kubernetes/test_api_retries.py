@@ -33,8 +33,8 @@ class Way:
 class Busy:
     """Returns 429 a number of times, then echoes the request."""
 
-    def __init__(self, times: int) -> None:
-        self.left = times
+    def __init__(self, times: int, retry_after: str = "7") -> None:
+        self.left, self.retry_after = times, retry_after
         self.asked: list[str] = []
 
     async def answer(self, request: web.Request) -> web.Response:
@@ -42,7 +42,7 @@ class Busy:
         if self.left:
             self.left -= 1
             return web.json_response(
-                {"code": 429, "reason": "TooManyRequests"}, status=429, headers={"Retry-After": "7"}
+                {"code": 429, "reason": "TooManyRequests"}, status=429, headers={"Retry-After": self.retry_after}
             )
         return web.json_response({"kind": "Pod"})
 
@@ -87,6 +87,19 @@ async def test_persistent_429_is_returned_after_the_last_attempt(monkeypatch: py
     found, waits = await ask(busy, "POST", 60.0, monkeypatch)
     assert isinstance(found, ApiError)
     assert (found.status, len(busy.asked), len(waits)) == (429, TRIES_MAX, TRIES_MAX - 1)
+
+
+@pytest.mark.parametrize("retry_after", ["\u00b2", "-1", "1e9", "nan", "Fri, 27 Nov 2026 10:00:00 GMT", "9" * 5_000])
+async def test_invalid_retry_after_is_ignored(retry_after: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, waits = await ask(Busy(100, retry_after), "POST", 60.0, monkeypatch)
+    assert isinstance(found, ApiError)
+    assert (found.status, found.retry_after_s, waits) == (429, None, [])
+
+
+async def test_long_retry_after_is_shortened(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _ = await ask(Busy(100, "99999999"), "GET", 60.0, monkeypatch)
+    assert isinstance(found, ApiError)
+    assert found.retry_after_s == client.RETRY_AFTER_S_MAX
 
 
 async def test_write_without_leadership_is_rejected_before_sending(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from autoscaler.kubernetes.unreadable import Unreadable
 from tests.support.example_budget import examples
 
 METADATA = {"name": "m", "namespace": "n", "resourceVersion": "7"}
+LONE = re.compile("[\ud800-\udfff]")
 TOO_DEEP = f"its values are nested more than {DEPTH_MAX} levels deep"
 VALUES = st.recursive(
     st.none() | st.integers(-9, 9) | st.text('ab"\\[]{}', max_size=6),
@@ -67,6 +69,28 @@ def test_page_with_unreadable_objects_decodes_the_others(levels: int) -> None:
     assert (page.version, page.token) == ("9", "t")
     assert [(one["metadata"]["name"], one["spec"]) for one in page.items] == [("a", 1), ("d", 2)]
     assert [(one.kind, one.name) for one in page.unreadable] == [("Model", "b"), ("Model", "c")]
+
+
+@pytest.mark.parametrize("written", ["\\ud800", "\\ude00\\ud83d", "\\uDBFFx", "\\\\\\uD800"])
+def test_unpaired_surrogate_of_one_object_does_not_prevent_a_list_or_watch(written: str) -> None:
+    """The API server accepts and returns them, for example in the opaque parameters of a ResourceClaim."""
+    value, items = f'{{"a":"{written}","b":"\\ud83d\\ude00"}}', [model("1", "a")]
+    items += [model(value, "b"), model(value[:-1] + ',"c":' + nested(2_000) + "}", "c"), model("2", "d")]
+    page = decoding.read_page(b'{"kind":"ModelList","metadata":{},"items":[' + b",".join(items) + b"]}")
+    assert [one["metadata"]["name"] for one in page.items] == ["a", "b", "d"]
+    assert [(one.name, one.reason) for one in page.unreadable] == [("c", TOO_DEEP)]
+    _, found = decoding.read_event(b'{"type":"ADDED","object":' + items[1] + b"}")
+    assert found == decoding.read_object(items[1]) == page.items[1]
+    assert page.items[1]["spec"]["b"] == "\U0001f600"
+    assert "\ufffd" in page.items[1]["spec"]["a"]
+
+
+@given(st.recursive(st.text('a"\\u\ud83d\ude00\ud800'), lambda inner: st.lists(inner, max_size=3), max_leaves=5))
+def test_replacing_unpaired_surrogates_changes_nothing_else(value: Any) -> None:
+    text = json.dumps({"a": value})
+    expected = json.loads(text)
+    found = msgspec.json.decode(decoding.replace_unpaired_surrogates(text.encode()))
+    assert found == json.loads(LONE.sub("\ufffd", json.dumps(expected, ensure_ascii=False)))
 
 
 def test_item_without_kind_gets_the_kind_of_its_list() -> None:

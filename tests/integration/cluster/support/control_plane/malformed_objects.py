@@ -84,17 +84,19 @@ def _workload(kind: str) -> Listed:
     return Listed("apps/v1", kind, f"{kind.lower()}s", body={"spec": spec})
 
 
+def _claim(parameters: msgspec.Raw) -> Listed:
+    devices = {
+        "requests": [{"name": "r", "exactly": {"deviceClassName": "any"}}],
+        "config": [{"opaque": {"driver": "x.example", "parameters": parameters}}],
+    }
+    return Listed("resource.k8s.io/v1", "ResourceClaim", "resourceclaims", body={"spec": {"devices": devices}})
+
+
 _DEVICE: Object = {
     "name": "d",
     "attributes": {"uuid": {"string": "\u202e" * 20}, "x.example/n": {"int": (1 << 63) - 1}},
 }
 _GPUS = {"nvidia.com/gpu": "9223372036854775807", "nvidia.com/mig-1g.5gb": "1M", "cpu": "1e18", "memory": "9E"}
-_CLAIM: Object = {
-    "devices": {
-        "requests": [{"name": "r", "exactly": {"deviceClassName": "any"}}],
-        "config": [{"opaque": {"driver": "x.example", "parameters": nested(1_100)}}],
-    }
-}
 _SCALER = {"maxReplicas": 2147483647, "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "x"}}
 ALL: Final = (
     Listed("v1", "Node", "nodes", False, {"status": {"capacity": _GPUS, "allocatable": _GPUS}}),
@@ -119,7 +121,8 @@ ALL: Final = (
             "pool": {"name": "poison", "generation": (1 << 63) - 1, "resourceSliceCount": 1},
         }},
     ),
-    Listed("resource.k8s.io/v1", "ResourceClaim", "resourceclaims", body={"spec": _CLAIM}),
+    _claim(nested(1_100)),
+    _claim(msgspec.Raw(b'{"a":"\\ud800","b":"\\ude00\\ud83d"}')),
     _workload("Deployment"),
     _workload("StatefulSet"),
     Listed("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers", body={"spec": _SCALER}),
