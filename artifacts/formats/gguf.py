@@ -13,7 +13,6 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 an
 
 from __future__ import annotations
 
-import stat
 import struct
 from collections.abc import Iterable
 from io import FileIO
@@ -25,6 +24,7 @@ from artifacts import files
 from artifacts.formats import gguf_memory
 from artifacts.formats.cpu_time import OVERTIME, CpuTime
 from artifacts.formats.gguf_memory import LAYERS_MAX, Value
+from artifacts.formats.magic import open_regular_file
 from artifacts.formats.memory import Shape
 
 HEADER_BYTES_MAX = 256 << 20
@@ -63,9 +63,7 @@ def load_gguf_info(file: Path | str, cpu: CpuTime | None = None) -> GgufInfo:
     """
     path, cpu = str(file), cpu or CpuTime()
     try:
-        if not stat.S_ISREG(Path(path).stat().st_mode):  # opening a FIFO would block until it has a writer
-            raise GgufError(f"{path}: it is not a regular file")
-        with cpu.spend(), FileIO(path) as opened:
+        with cpu.spend(), open_regular_file(path) as opened:
             metadata = _Header(path, opened, Path(path).stat().st_size, cpu).metadata()
         weights_bytes = _weights_bytes(path)
     except (OSError, ValueError) as error:  # ValueError: the path contains NUL
@@ -77,7 +75,7 @@ def has_whole_header(file: Path, known_bytes: int, cpu: CpuTime) -> bool:
     """Return whether the first `known_bytes`, behind which the file has a hole, contain its header including the tensor
     directory. Raises GgufError, unless the fault depends on the hole, and OSError.
     """
-    with cpu.spend(), FileIO(str(file)) as opened:
+    with cpu.spend(), open_regular_file(file) as opened:
         header = _Header(str(file), opened, file.stat().st_size, cpu)
         try:
             header.metadata()

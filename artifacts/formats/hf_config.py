@@ -16,6 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from artifacts.formats.cpu_time import OVERTIME, CpuTime
+from artifacts.formats.magic import open_regular_file
 from artifacts.formats.memory import LayerShape, Shape, clamp_shape
 
 CONFIG_BYTES_MAX, CONFIG_VALUES_MAX = 4 << 20, 200_000
@@ -200,7 +201,7 @@ def _exists(path: Path) -> bool:
 def _file_bytes(path: Path, cpu: CpuTime) -> int:
     """Return the file size if the header proves that it is complete."""
     try:
-        with path.open("rb") as file:
+        with open_regular_file(path) as file:
             size, begin = path.stat().st_size, file.read(8)
             length = int.from_bytes(begin, "little")
             if len(begin) < 8 or length > min(HEADER_BYTES_MAX, size - 8):
@@ -233,7 +234,7 @@ def _end(path: Path, tensor: msgspec.Raw) -> int:
 def _text(path: Path, most: int) -> bytes:
     """Read a file of at most `most` bytes."""
     try:
-        with path.open("rb") as file:
+        with open_regular_file(path) as file:
             text = file.read(most + 1)
     except (OSError, ValueError) as error:  # ValueError: the path contains NUL
         raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from None

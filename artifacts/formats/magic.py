@@ -1,4 +1,4 @@
-"""Checks that safetensors and GGUF files begin as their suffix promises. I/O.
+"""Opens weight files, and checks that safetensors and GGUF files begin as their suffix promises. I/O.
 
 Engines load both formats as numbers only, so a pickle or an archive with such a name must not pass. Artifacts accepted
 with `allow_unsafe` are checked, too: no engine can use a mislabelled file.
@@ -8,7 +8,11 @@ Formats: https://github.com/huggingface/safetensors#format, https://github.com/g
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 from collections.abc import Iterable
+from io import FileIO
 from pathlib import Path
 
 from artifacts import files as kinds
@@ -30,10 +34,19 @@ def find_mismatch(path: str, head: bytes, size: int) -> str:
     return ""
 
 
+def open_regular_file(path: Path | str) -> FileIO:
+    """Open a file for reading. Raises OSError, also for FIFOs and devices, where opening or reading could block."""
+    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    return FileIO(number)
+
+
 def check_magic(files: Iterable[tuple[str, Path]]) -> None:
     """Check files given as (artifact path, path on disk). Raises OSError, and RefusedError for a mislabelled file."""
     for path, at in files:
-        with at.open("rb", buffering=0) as file:
+        with open_regular_file(at) as file:
             head = file.read(HEAD_BYTES)
         if why := find_mismatch(path, head, at.stat().st_size):
             raise RefusedError(f"{path}: {why}")

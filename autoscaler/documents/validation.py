@@ -131,7 +131,7 @@ DEVICES_CHOSEN = "selects devices or changes their limits, which only Pilotlight
 CHOICES_END = "_VISIBLE_DEVICES"
 CHOICES_BEGIN = (
     "CUDA_DEVICE_MEMORY_", "CUDA_DEVICE_SM_LIMIT", "CUDA_DISABLE_CONTROL", "CUDA_MPS_", "CUDA_OVERSUBSCRIBE",
-    "GPU_CORE_UTILIZATION_POLICY", "PILOTLIGHT_", "ZE_AFFINITY_MASK",
+    "GPU_CORE_UTILIZATION_POLICY", "NVIDIA_IMEX_CHANNELS", "NVIDIA_MIG_", "PILOTLIGHT_", "ZE_AFFINITY_MASK",
 )  # fmt: skip
 """Variables by which container runtimes select devices, and by which HAMi and MPS limit a container to its part."""
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
@@ -234,6 +234,9 @@ def check_model(spec: ModelSpec) -> None:
         raise WrongKeyError(("spec", "installation"), TITLE_WANTED)
     if spec.pull_secret is not None:
         check_object_name(spec.pull_secret, ("spec", "pullSecret"))
+    for key, words in (("args", spec.args), ("command", spec.command)):
+        for position, word in enumerate(words):
+            _check_no_nul(word, ("spec", key, position))
     _check_artifact(spec)
     _check_adapters(spec)
     _check_command(spec)
@@ -245,6 +248,11 @@ def check_model(spec: ModelSpec) -> None:
         _check_unsized(spec, "memory: auto")
 
 
+def _check_no_nul(text: str, at: Path) -> None:
+    if "\0" in text:
+        raise WrongKeyError(at, "expected text without NUL, which no program can read")
+
+
 def _check_artifact(spec: ModelSpec) -> None:
     at, takes = ("spec", "artifact"), ENGINES[spec.engine].artifacts
     if spec.artifact is None:
@@ -252,6 +260,7 @@ def _check_artifact(spec: ModelSpec) -> None:
             hub = " or hf://org/name@revision" if takes == "file-or-hf" else ""
             raise WrongKeyError(at, f"missing; engine {spec.engine} needs one such as file:///path{hub}")
         return
+    _check_no_nul(spec.artifact, at)
     scheme = spec.artifact.partition("://")[0]
     if scheme == "pvc" or (scheme in STORED and spec.engine != "ollama"):  # ollama has a store of its own
         pattern, wanted = STORED.get(scheme, (CLAIM, CLAIM_WANTED))

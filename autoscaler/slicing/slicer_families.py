@@ -53,15 +53,20 @@ AMOUNTS = frozenset(
     {*RESOURCES, *(one.resource for one in vendors.VENDORS)}
     | {name for one in _WORDS for name in (one.resource, one.memory, one.cores, one.priority) if name}
 )
-AMOUNTS_BEGIN = (MIXED, *(one.resource for one in vendors.NPUS))
-"""Resources that count devices, or their memory or cores: full names (`AMOUNTS`) and name prefixes (this)."""
+AMOUNTS_BEGIN = (MIXED, "deviceclass.resource.kubernetes.io/", *(one.resource for one in vendors.NPUS))
+"""Resources that count devices, or their memory or cores: full names (`AMOUNTS`) and name prefixes (this).
+
+The second prefix requests DRA devices (KEP-5004).
+"""
 _DOMAINS = sorted({name.partition("/")[0] for name in AMOUNTS})
-CHOICES = frozenset({*_ALLOCATED, *(one.use for one in _WORDS)})
+CHOICES = frozenset({"io.kubernetes.cri-o.Devices", *_ALLOCATED, *(one.use for one in _WORDS)})
 CHOICES_BEGIN = (
-    "hami.io/", "huawei.com/", "volcano.sh/vgpu-", "gpu-fraction", "gpu-memory",
+    "cdi.k8s.io/", "hami.io/", "huawei.com/", "volcano.sh/vgpu-", "gpu-fraction", "gpu-memory",
     *(f"{domain}/{verb}-" for domain in _DOMAINS for verb in ("use", "nouse")),
 )  # fmt: skip
-"""Pod annotations that select devices (HAMi, Ascend, Volcano, KAI): full names (`CHOICES`) and prefixes (this)."""
+"""Pod annotations that select devices (CRI-O, CDI, HAMi, Ascend, Volcano, KAI): full names (`CHOICES`) and prefixes
+(this).
+"""
 _COUNTED = frozenset({*RESOURCES, *(one.resource for one in vendors.VENDORS)})
 
 

@@ -19,11 +19,13 @@ import yaml
 from autoscaler.spec.decode import Path, format_path
 from autoscaler.text import one_line
 
-TEXT_CHARS_MAX = 16 << 20
+TEXT_CHARS_MAX = 4 << 20
 """The maximum length of a text: documents are written by people."""
 
 NODES_MAX = 100_000
 """The maximum number of values in a text, after the expansion of aliases."""
+NUMBER_CHARS_MAX = 100
+"""The maximum length of a number: PyYAML reads numbers to the base 60, such as `1:59:59`, in quadratic time."""
 DEPTH_MAX = 100
 """The maximum depth of nesting. It is more than documents need, and low enough for recursive readers."""
 REASON_CHARACTERS_MAX = 200
@@ -34,8 +36,8 @@ PATH_PARTS_MAX, KEY_CHARS_MAX = 10, 60
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _PREFIX = "tag:yaml.org,2002:"
-_MAP, _MERGE, _NULL, _FLOAT, _TIMESTAMP = (
-    f"{_PREFIX}{name}" for name in ("map", "merge", "null", "float", "timestamp")
+_MAP, _MERGE, _NULL, _INT, _FLOAT, _TIMESTAMP = (
+    f"{_PREFIX}{name}" for name in ("map", "merge", "null", "int", "float", "timestamp")
 )
 _NOT_JSON = [_TIMESTAMP, *(f"{_PREFIX}{name}" for name in ("binary", "omap", "pairs", "set"))]
 """Tags whose values would be dates, bytes, tuples or sets."""
@@ -141,8 +143,18 @@ class _Loader(yaml.SafeLoader):
         yield mapping
         mapping.update(self.construct_mapping(node))
 
+    def text(self, node: yaml.ScalarNode) -> str:
+        """Construct a text."""
+        return str(node.value)
+
+    def whole(self, node: yaml.ScalarNode) -> int:
+        """Construct a whole number of limited length."""
+        _limit_number(node)
+        return int(self.construct_yaml_int(node))
+
     def finite(self, node: yaml.ScalarNode) -> float:
-        """Construct a finite number."""
+        """Construct a finite number of limited length."""
+        _limit_number(node)
         number = float(self.construct_yaml_float(node))
         if not math.isfinite(number):
             raise yaml.MarkedYAMLError(problem="expected a finite number", problem_mark=node.start_mark)
@@ -160,8 +172,10 @@ _Loader.add_implicit_resolver(
 (`12e4`) stays text.
 """
 _Loader.add_constructor(_MAP, _Loader.keys_once)
+_Loader.add_constructor(_INT, _Loader.whole)
 _Loader.add_constructor(_FLOAT, _Loader.finite)
-for _tag in _NOT_JSON:
+_Loader.add_constructor(f"{_PREFIX}value", _Loader.text)
+for _tag in (None, *_NOT_JSON):  # None: any other tag
     _Loader.add_constructor(_tag, _Loader.refused)
 
 
@@ -186,10 +200,10 @@ def parse_yaml(text: str) -> list[object]:
     except RecursionError:
         raise _error(loader, None if loader is None else loader.get_mark(), "nested too deeply") from None
     except (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # PyYAML's constructors raise these for values that do not match an explicit tag, such as `!!bool x` or `!!int
-        # ""`. int() and float() raise the first; messages of other errors describe PyYAML's internals
-        said = isinstance(error, yaml.YAMLError | ArithmeticError | ValueError)
-        reason = one_line(str(error), REASON_CHARACTERS_MAX) if said else "it does not fit its tag"
+        # PyYAML's constructors raise these for values that do not match their tag, such as `!!bool x` or `0b_`; the
+        # messages describe its internals
+        said = isinstance(error, yaml.YAMLError)
+        reason = one_line(str(error), REASON_CHARACTERS_MAX) if said else "it does not fit its type: put text in quotes"
         raise _error(loader, None if loader is None else loader.at, f"a value cannot be read: {reason}") from error
     finally:
         if loader is not None:
@@ -292,6 +306,11 @@ def _measure(node: yaml.Node, known: dict[int, _Size]) -> _Size:
     if size.height > DEPTH_MAX:
         _refuse(node, "nested too deeply")
     return size
+
+
+def _limit_number(node: yaml.ScalarNode) -> None:
+    if len(node.value) > NUMBER_CHARS_MAX:
+        _refuse(node, f"a number has more than {NUMBER_CHARS_MAX} characters")
 
 
 def _refuse(node: yaml.Node, problem: str) -> NoReturn:

@@ -9,6 +9,7 @@ import contextlib
 import datetime as dt
 import fcntl
 import hashlib
+import json
 import os
 import secrets
 import time
@@ -29,6 +30,7 @@ from pilotlight.models.documents import KEYS_FILE, load_files
 KEY_BYTES = 32
 KEYS_MAX = 10_000
 """Maximum number of keys in the file; beyond it, keys belong in documents."""
+NAME_CHARACTERS_MAX = 100
 LOCK_FILE = "keys.lock"
 LOCK_S_MAX = 10.0
 """How long it waits for the lock of another `key new`."""
@@ -46,15 +48,17 @@ def generate_key(role: str, name: str) -> tuple[str, Key]:
 def entry_yaml(entry: Key) -> str:
     """Return the entry as a line to paste under `keys:`."""
     written = {"name": entry.name, "sha256": entry.sha256, "createdAt": entry.created_at, "role": entry.role}
-    return "- {" + ", ".join(f'{key}: "{value}"' for key, value in written.items()) + "}"
+    return "- {" + ", ".join(f"{key}: {json.dumps(value)}" for key, value in written.items()) + "}"
 
 
-def check_tenant_name(name: str) -> None:
-    """Raise click's usage error for an invalid Tenant name."""
+def check_names(tenant: str, name: str) -> None:
+    """Raise click's usage error for an invalid name of a Tenant or key."""
     try:
-        check_name(name, ())
+        check_name(tenant, ())
     except WrongKeyError as error:
         raise click.UsageError(f"--tenant: {error.message}") from None
+    if not name.isprintable() or len(name) > NAME_CHARACTERS_MAX:
+        raise click.UsageError(f"--name: expected printable characters, at most {NAME_CHARACTERS_MAX}")
 
 
 def check_role(role: str) -> None:

@@ -227,7 +227,7 @@ def key_new(tenant: str, role: str, name: str, state: Path | None) -> None:
     from pilotlight.cli import keys
     from pilotlight.models import documents
 
-    keys.check_tenant_name(tenant)
+    keys.check_names(tenant, name)
     keys.check_role(role)
     secret, entry = keys.generate_key(role, name)
     if state is None:

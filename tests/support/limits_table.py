@@ -340,7 +340,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "autoscaler.fold.capacity.KINDS_MAX",
         "autoscaler.state.capacity_orders.STARTS_MAX",
     ),
-    "documents": ("autoscaler.spec.yaml.TEXT_CHARS_MAX",),
+    "documents": ("autoscaler.spec.yaml.TEXT_CHARS_MAX", "autoscaler.spec.yaml.NUMBER_CHARS_MAX"),
     "response of the operations port to a command": (
         "pilotlight.net.ops_client.BYTES_MAX",
         "pilotlight.net.ops_client.TIMEOUT_S",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import struct
 from pathlib import Path
 
@@ -152,6 +153,13 @@ def test_broken_model_files_raise_a_one_line_config_error(folder: Path) -> None:
     assert wrong(folder) == "config.json: No such file or directory"
     with pytest.raises(ConfigError, match="File name too long"):
         load_config_info(folder / ("a" * 300))
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", INDEX])
+def test_fifo_in_a_model_folder_is_rejected_without_waiting_for_a_writer(folder: Path, name: str) -> None:
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    assert wrong(folder) == f"{name}: it is not a regular file"
 
 
 VALUES = st.recursive(

@@ -106,12 +106,13 @@ AMOUNTS = (
     "nvidia.com/gpu.shared", "nvidia.com/gpumem", "nvidia.com/gpucores", "nvidia.com/priority",
     "nvidia.com/mig-1g.10gb", "amd.com/gpu", "amd.com/gpumem", "volcano.sh/vgpu-memory",
     "huawei.com/Ascend910B4-memory", "gpu.intel.com/xe", "hygon.com/dcunum", "aws.amazon.com/neuron",
+    "deviceclass.resource.kubernetes.io/gpu.nvidia.com",
 )  # fmt: skip
 CHOICES = (
     "nvidia.com/use-gpuuuid", "nvidia.com/nouse-gpuuuid", "nvidia.com/use-gputype", "amd.com/use-gpu-uuid",
     "hygon.com/use-gpuuuid", "hami.io/vgpu-devices-allocated", "hami.io/Ascend310P-devices-allocated",
     "volcano.sh/vgpu-use-gpuuuid", "volcano.sh/vgpu-ids-new", "gpu-memory", "gpu-fraction", "gpu-fraction-num-devices",
-    "huawei.com/Ascend310P",
+    "huawei.com/Ascend310P", "cdi.k8s.io/gpus", "io.kubernetes.cri-o.Devices",
 )  # fmt: skip
 
 
@@ -127,7 +128,8 @@ CHOICES = (
         *((f"env: {{{one}: x}}",
            f"env.{one}: selects devices or changes their limits, which only Pilotlight may do: remove it")
           for one in ("NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_DISABLE_CONTROL", "PILOTLIGHT_X",
-                      "CUDA_DEVICE_MEMORY_LIMIT_0", "CUDA_MPS_PIPE_DIRECTORY", "ZE_AFFINITY_MASK")),
+                      "CUDA_DEVICE_MEMORY_LIMIT_0", "NVIDIA_IMEX_CHANNELS",
+                      "CUDA_MPS_PIPE_DIRECTORY", "ZE_AFFINITY_MASK")),
     ],
 )  # fmt: skip
 def test_model_that_sets_its_own_devices_or_device_amounts_is_rejected(text: str, line: str) -> None:

@@ -13,6 +13,7 @@ import click
 import pytest
 
 from autoscaler.documents.load import parse_documents
+from autoscaler.spec.yaml import parse_yaml
 from pilotlight.cli import keys
 from pilotlight.models import documents
 from pilotlight.models.documents import KEYS_FILE
@@ -110,7 +111,21 @@ def test_keys_over_the_file_limit_are_rejected(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize("name", ["", "a b", "-x", "x" * 300])
 def test_invalid_tenant_name_is_rejected(name: str) -> None:
     with pytest.raises(click.UsageError, match="--tenant: expected"):
-        keys.check_tenant_name(name)
+        keys.check_names(name, "key")
+
+
+@pytest.mark.parametrize("name", ["\udcff", "a\nb", "\x1b[0m", "x" * 101])
+def test_unprintable_or_long_key_name_is_rejected(name: str) -> None:
+    with pytest.raises(click.UsageError, match="--name: expected printable characters, at most 100"):
+        keys.check_names("acme", name)
+
+
+def test_printed_entry_of_a_key_name_with_quotes_has_no_other_fields() -> None:
+    name = 'x", role: "operator", sha256: "' + "a" * 64 + '"} #'
+    _, entry = keys.generate_key("tenant", name)
+    assert parse_yaml(keys.entry_yaml(entry)) == [[
+        {"name": name, "sha256": entry.sha256, "createdAt": entry.created_at, "role": "tenant"}
+    ]]  # fmt: skip
 
 
 def test_serving_pid_is_reported_only_while_the_process_lives(tmp_path: Path) -> None:
