@@ -71,7 +71,8 @@ TOOLS = (
          "HAProxy in tests/wire/requests/test_differential.py "
          "and tests/integration/process/security/test_host_check.py"),
     Tool("caddy", "Debian: apt install caddy", "Caddy in tests/integration/process/security/test_host_check.py"),
-    Tool("curl", "Debian: apt install curl", "tests/integration/process/serve/test_tutorial.py"),
+    Tool("curl", "Debian: apt install curl",
+         "tests/integration/process/serve/test_tutorial.py and tests/integration/cluster/install/test_tutorials.py"),
     Tool("bsdtar", "Debian: apt install libarchive-tools", "bsdtar in tests/unit/artifacts/archives/test_tar.py"),
     Tool("openssl", "Debian: apt install openssl", "all of tests/integration/cluster"),
     Tool("mmdebstrap", "Debian: apt install mmdebstrap", "tests/chart/test_image.py (deep tier)"),

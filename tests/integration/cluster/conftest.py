@@ -1,9 +1,9 @@
 """A real control plane for each run, a fresh namespace and node for each test; pods are local processes.
 
 If PILOTLIGHT_TESTPLANE is set, it names a folder with the programs (`testplane`, or etcd, kube-apiserver,
-kube-controller-manager and kube-scheduler). Otherwise they are built once into the project's cache
-(`support.programs.build`). If PILOTLIGHT_TEST_KUBECONFIG names an existing cluster, no control plane is started, and
-tests whose pods must be local processes are skipped.
+kube-controller-manager, kube-scheduler, and kubectl for the tutorials). Otherwise they are built once into the
+project's cache (`support.programs.build`). If PILOTLIGHT_TEST_KUBECONFIG names an existing cluster, no control plane is
+started, and tests whose pods must be local processes are skipped.
 """
 
 from __future__ import annotations

@@ -135,6 +135,29 @@ async def test_pod_status_shows_crashes_and_image_pull_errors(stage: Stage, node
     )
 
 
+async def test_variable_with_an_optional_source_that_does_not_exist_is_unset(stage: Stage, node: Node) -> None:
+    """A Secret that does not exist, and a key that a ConfigMap does not have; another key of it is set."""
+    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "config"}, "data": {"key": "value"}}
+    await stage.api.create(stage.pods.replace("/pods", "/configmaps"), config)
+    program = "import os, sys; sys.exit(10 * (os.environ.get('A') == 'value') + len({'B', 'C'} & os.environ.keys()))"
+    sources = {
+        "A": {"configMapKeyRef": {"name": "config", "key": "key", "optional": True}},
+        "B": {"configMapKeyRef": {"name": "config", "key": "none", "optional": True}},
+        "C": {"secretKeyRef": {"name": "none", "key": "key", "optional": True}},
+    }
+    one = deployment(node)
+    one["spec"]["template"]["spec"]["containers"][0] |= {
+        "command": [sys.executable, "-S", "-E", "-c", program],
+        "env": [{"name": name, "valueFrom": source} for name, source in sources.items()],
+    }
+    await stage.api.create(stage.deployments, one)
+    await stage.scale(1)
+    (pod,) = await stage.until(
+        lambda pods: pods and pods[0]["status"].get("containerStatuses", [{}])[0].get("restartCount", 0) > 0
+    )
+    assert pod["status"]["containerStatuses"][0]["lastState"]["terminated"]["exitCode"] == 10
+
+
 async def test_node_with_ready_condition_unknown_becomes_ready_again(api: Api, node: Node) -> None:
     """As after an API server outage longer than the node monitor grace period: the controllers taint the node."""
     path = f"/api/v1/nodes/{node.name}"

@@ -14,6 +14,7 @@ import contextlib
 import os
 import re
 import signal
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,16 +68,27 @@ class Pod:
             env["KUBECONFIG"] = kubeconfig
         for item in spec.get("env", []):
             source = item.get("valueFrom")
-            env[item["name"]] = item.get("value", "") if source is None else await self._value(source)
+            value = item.get("value", "") if source is None else await self._value(source)
+            if value is not None:
+                env[item["name"]] = value
         return env
 
-    async def _value(self, source: dict[str, Any]) -> str:
+    async def _value(self, source: dict[str, Any]) -> str | None:
+        """The value of a variable; None if its source is optional and does not exist."""
         if "fieldRef" in source:
             return self._field(source["fieldRef"]["fieldPath"])
         secret = "secretKeyRef" in source
         wanted = source["secretKeyRef" if secret else "configMapKeyRef"]
-        kind = "secrets" if secret else "configmaps"
-        data = (await self._node.api.get(f"/api/v1/namespaces/{self.namespace}/{kind}/{wanted['name']}"))["data"]
+        path = f"/api/v1/namespaces/{self.namespace}/{'secrets' if secret else 'configmaps'}/{wanted['name']}"
+        optional = wanted.get("optional", False)
+        try:
+            data = (await self._node.api.get(path)).get("data", {})
+        except ApiError as error:
+            if optional and error.status == HTTPStatus.NOT_FOUND:
+                return None
+            raise
+        if optional and wanted["key"] not in data:
+            return None
         value: str = data[wanted["key"]]
         return base64.b64decode(value).decode() if secret else value
 

@@ -1,9 +1,9 @@
 """Builds the test plane's programs once for each set of sources, Go version and platform, into the project's cache.
 
-Creates the cache's folders: `testplane-KEY` with `testplane` (etcd, API server, controllers, scheduler) and `kwok`
-(simulated nodes and pods), and `karpenter-KEY` with Karpenter and its provider for such nodes, which only its own tests
-need. Processes that need the same build at the same time build it once. A cold build takes about five minutes on two
-cores. Go's compile cache for it (3 GB) is kept separately and removed afterwards.
+Creates the cache's folders: `testplane-KEY` with `testplane` (etcd, API server, controllers, scheduler, kubectl) and
+`kwok` (simulated nodes and pods), and `karpenter-KEY` with Karpenter and its provider for such nodes, which only its
+own tests need. Processes that need the same build at the same time build it once. A cold build takes about five minutes
+on two cores. Go's compile cache for it (3 GB) is kept separately and removed afterwards.
 
     python -m tests.integration.cluster.support.programs.build [karpenter]
 """

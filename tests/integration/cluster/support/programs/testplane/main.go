@@ -1,7 +1,7 @@
 // Kubernetes' control plane for tests in one binary: testplane ROLE FLAGS...
 //
-// The roles are the real ones, as their modules ship them: etcd, kube-apiserver, kube-controller-manager and
-// kube-scheduler. Each reads os.Args itself, as if it were the program of that name.
+// The roles are the real ones, as their modules ship them: etcd, kube-apiserver, kube-controller-manager,
+// kube-scheduler and kubectl. Each reads os.Args itself, as if it were the program of that name.
 package main
 
 import (
@@ -13,6 +13,7 @@ import (
 	_ "k8s.io/component-base/logs/json/register"
 	_ "k8s.io/component-base/metrics/prometheus/clientgo"
 	_ "k8s.io/component-base/metrics/prometheus/version"
+	kubectl "k8s.io/kubectl/pkg/cmd"
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
 	manager "k8s.io/kubernetes/cmd/kube-controller-manager/app"
 	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
@@ -33,8 +34,10 @@ func main() {
 		os.Exit(cli.Run(manager.NewControllerManagerCommand()))
 	case "kube-scheduler":
 		os.Exit(cli.Run(scheduler.NewSchedulerCommand()))
+	case "kubectl":
+		os.Exit(cli.Run(kubectl.NewDefaultKubectlCommand()))
 	default:
-		fmt.Fprintln(os.Stderr, "usage: testplane etcd|kube-apiserver|kube-controller-manager|kube-scheduler FLAGS...")
+		fmt.Fprintln(os.Stderr, "usage: testplane etcd|kube-apiserver|kube-controller-manager|kube-scheduler|kubectl FLAGS...")
 		os.Exit(2)
 	}
 }
