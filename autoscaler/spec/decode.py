@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import types
 from collections.abc import Collection
-from typing import Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import msgspec
 from msgspec import inspect
@@ -88,6 +88,8 @@ def _walk(value: object, kind: Any, at: Path) -> None:
         kinds = [k for k in get_args(kind) if k is not type(None)]
         fits = [k for k in kinds if (isinstance(k, type) and issubclass(k, Part)) is isinstance(value, dict)]
         kind = kinds[0] if len(kinds) == 1 else fits[0] if len(fits) == 1 else kind
+    if get_origin(kind) is Annotated and get_origin(get_args(kind)[0]) in {tuple, dict}:
+        _walk(value, get_args(kind)[0], at)  # its items; the rest checks its length
     if isinstance(kind, type) and issubclass(kind, Part):
         _walk_part(_mapping(value, at), kind, at)
     elif get_origin(kind) is tuple:
@@ -151,7 +153,7 @@ def _words(info: inspect.Type, unit: str) -> str:
         case inspect.BoolType():
             return "true or false"
         case inspect.VarTupleType():
-            return "a list"
+            return "a list" + (f" of at most {info.max_length} items" if info.max_length is not None else "")
         case _:
             return "keys with values"
 

@@ -132,6 +132,14 @@ def test_example_documents_load_with_two_models() -> None:
             f"spec.env.PILOTLIGHT_REPLICA: {OURS} to identify the engine's processes: remove it",
         ),
         ("paused: 1", "spec.paused: expected true or false"),
+        (
+            "replicas: {schedule: [{cron: 0 8 * * *, min: 1}]}",
+            "spec.replicas.schedule[0].seconds: missing; expected a number of seconds, at least 60 and at most 2678400",
+        ),
+        (
+            f"replicas: {{schedule: [{', '.join(['{cron: 0 8 * * *, seconds: 60, min: 1}'] * 17)}]}}",
+            "spec.replicas.schedule: expected a list of at most 16 items",
+        ),
         ('args: [a, "b\\0"]', "spec.args[1]: expected text without NUL, which no program can read"),
         ("replicas: {min: 2}", "spec.replicas.min: expected at most replicas.max, which is 1"),
         ("readinessPath: health", "spec.readinessPath: expected a path such as /health"),
