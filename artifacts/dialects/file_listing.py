@@ -113,7 +113,7 @@ def _wanted(place: str, all_: Sequence[ListedFile], include: Sequence[str]) -> l
         return list(all_)
     for pattern in include:
         if not any(_fits(one.path, pattern) for one in all_):
-            weights = [one.path for one in all_ if files.classify_file(one.path) is not None and _is_weight(one.path)]
+            weights = [one.path for one in all_ if _is_weight(one.path)]
             raise RefusedError(f"{place}: include={pattern!r} matches no file; {_named('its weights are', weights)}")
     return [one for one in all_ if any(_fits(one.path, pattern) for pattern in include)]
 

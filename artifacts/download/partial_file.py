@@ -127,11 +127,8 @@ class Partial:
         """Return background jobs for an idle thread; each may run only once at a time."""
         jobs = []  # called after each piece
         waiting = (len(self.ledger.full) - len(self._kept)) * self.ledger.part
-        if (
-            waiting >= (LATE_CHECKPOINT_BYTES if self._disk.owed else CHECKPOINT_BYTES)
-            and not self.ledger.complete
-            and not self._keeping.locked()
-        ):
+        limit = LATE_CHECKPOINT_BYTES if self._disk.owed else CHECKPOINT_BYTES
+        if waiting >= limit and not self.ledger.complete and not self._keeping.locked():
             jobs.append(self.keep)  # a complete blob is synced when it is published
         if self._ready - self._summed_bytes >= LAG_BYTES and not self._summing.locked():
             jobs.append(self.sum_up)
@@ -191,7 +188,7 @@ class Partial:
         if len(sums) == self.ledger.count:
             good = {part for part, summed in enumerate(sums) if self._part_sum(part) == summed}
         if good and len(good) < self.ledger.count:
-            self._say_anew(good, {})
+            self._rewrite_sidecar(good, {})
             return True
         self.drop()
         return False
@@ -252,9 +249,9 @@ class Partial:
             os.ftruncate(self.file.number, 0)
             os.ftruncate(self.file.number, self.size)
             return
-        self._say_anew(self.ledger.full, self.ledger.begun())
+        self._rewrite_sidecar(self.ledger.full, self.ledger.begun())
 
-    def _say_anew(self, good: set[int], begun: Mapping[int, int]) -> None:
+    def _rewrite_sidecar(self, good: set[int], begun: Mapping[int, int]) -> None:
         """Sync the file and write a new sidecar with exactly these parts and the progress of incomplete ones."""
         self._disk.settle(self.file)
         if self._sidecar is not None:

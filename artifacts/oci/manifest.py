@@ -29,8 +29,6 @@ OCI_INDEX = "application/vnd.oci.image.index.v1+json"
 DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 DOCKER_INDEX = "application/vnd.docker.distribution.manifest.list.v2+json"
 MANIFESTS, INDEXES = frozenset({OCI_MANIFEST, DOCKER_MANIFEST}), frozenset({OCI_INDEX, DOCKER_INDEX})
-ACCEPTED = (OCI_MANIFEST, DOCKER_MANIFEST, OCI_INDEX, DOCKER_INDEX)
-"""Accepted media types in order of preference."""
 
 
 class Manifest(NamedTuple):

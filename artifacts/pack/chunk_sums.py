@@ -76,7 +76,7 @@ async def push_chunk_sums(client: Client, repository: str, layout: OciLayout) ->
     for one in (content, EMPTY):
         await pushing.push_blob(client, Blob(repository, digests.compute_digest(one), len(one)), _Bytes(one))
     body = _document(top, content)
-    return await pushing.push_manifest(client, repository, digests.compute_digest(body), body, manifests.MANIFEST)
+    return await pushing.push_manifest(client, repository, digests.compute_digest(body), body, manifest.OCI_MANIFEST)
 
 
 def compute_chunk_sums(files: Mapping[Digest, Path]) -> bytes:
@@ -105,7 +105,7 @@ def _document(subject: Descriptor, content: bytes) -> bytes:
     return msgspec.json.encode(
         {
             "schemaVersion": 2,
-            "mediaType": manifests.MANIFEST,
+            "mediaType": manifest.OCI_MANIFEST,
             "artifactType": KIND,
             "config": described(EMPTY_KIND, EMPTY),
             "layers": [described(KIND, content)],

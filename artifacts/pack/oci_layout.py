@@ -18,6 +18,7 @@ from artifacts import digest as digests
 from artifacts.archives.single_file_tar import build_frame
 from artifacts.dialects.contents import RefusedError
 from artifacts.digest import Digest
+from artifacts.disk.disk import Disk, write_all
 from artifacts.formats import magic
 from artifacts.oci import manifest
 from artifacts.oci.descriptor import BadManifestError, Descriptor, Platform
@@ -68,7 +69,7 @@ def write_layout(
         _file(folder / "oci-layout", _MARK)
         _file(folder / "index.json", layout_index(made[-1], tag))
         for each in (blobs, blobs.parent, folder):
-            _sync(each)
+            Disk().settle(each)
     return Written(made[-1], written)
 
 
@@ -93,7 +94,7 @@ def _whole(to: Path) -> Iterator[Path]:
     try:
         yield partial
         partial.replace(to)
-        _sync(to.absolute().parent)
+        Disk().settle(to.absolute().parent)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -103,18 +104,18 @@ def _layer(blobs: Path, piece: PackedFile, form: Form, moved: Callable[[int], No
     head, tail = build_frame(piece.path, piece.size) if form == "modelpack" else (b"", b"")
     summed, partial, left = hashlib.sha256(head), blobs / ".partial", piece.size
     with partial.open("wb", buffering=0) as out:
-        _put(out.fileno(), memoryview(head))
+        write_all(out.fileno(), memoryview(head))
         for view in _pieces(piece):
             left -= len(view)
             if left < 0:
                 break
             summed.update(view)
-            _put(out.fileno(), view)
+            write_all(out.fileno(), view)
             moved(len(view))
         if left:
             raise PackError(f"{piece.path}: changed while it was packed; pack again")
         summed.update(tail)
-        _put(out.fileno(), memoryview(tail))
+        write_all(out.fileno(), memoryview(tail))
         os.fsync(out.fileno())
     partial.replace(blobs / summed.hexdigest())
     return PackedBlob(digests.parse_digest(f"sha256:{summed.hexdigest()}"), len(head) + piece.size + len(tail))
@@ -131,24 +132,11 @@ def _pieces(piece: PackedFile) -> Iterator[memoryview]:
             yield room[:count]
 
 
-def _put(fd: int, content: memoryview) -> None:
-    while content:
-        content = content[os.write(fd, content) :]
-
-
 def _file(path: Path, content: bytes) -> None:
     with path.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 class OciLayout:

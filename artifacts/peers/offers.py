@@ -109,11 +109,9 @@ class Offers:
             return None
         number, said = opened
         try:
-            recipe = (
-                archive_recipe.decode_recipe(os.pread(number, said.st_size, 0))
-                if said.st_size <= RECIPE_BYTES_MAX
-                else None
-            )
+            if said.st_size > RECIPE_BYTES_MAX:
+                return None
+            recipe = archive_recipe.decode_recipe(os.pread(number, said.st_size, 0))
         finally:
             os.close(number)
         return None if recipe is None else Rebuilt(recipe, copy / "files")

@@ -21,10 +21,10 @@ from artifacts import digest as digests
 from artifacts.archives import archive_recipe
 from artifacts.digest import Digest
 from artifacts.http.ranges import Part
-from artifacts.oci.manifest import MANIFEST_BYTES_MAX
+from artifacts.oci.manifest import MANIFEST_BYTES_MAX, OCI_INDEX, OCI_MANIFEST
 from artifacts.peers.client import BUSY, COMING
 from artifacts.peers.offers import Coming, CompleteBlob, Offers, Rebuilt
-from artifacts.registry.manifests import ACCEPTED, INDEX, MANIFEST
+from artifacts.registry.manifests import ACCEPTED
 
 STREAMS_MAX = 16
 """Maximum concurrent streams: more would only share the same bandwidth."""
@@ -208,7 +208,7 @@ def _media_type(body: bytes) -> str | None:
         said = msgspec.json.decode(body, type=_Typed)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    inside = said.media_type or (INDEX if said.manifests else MANIFEST)
+    inside = said.media_type or (OCI_INDEX if said.manifests else OCI_MANIFEST)
     return inside if inside in ACCEPTED else None
 
 

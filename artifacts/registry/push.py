@@ -20,11 +20,10 @@ from artifacts.digest import Digest
 from artifacts.http.request_targets import resolve_location
 from artifacts.http.retry import Tries
 from artifacts.http.transport import Answer
-from artifacts.oci.manifest import MANIFEST_BYTES_MAX
+from artifacts.oci.manifest import MANIFEST_BYTES_MAX, OCI_INDEX
 from artifacts.registry import auth, blobs
 from artifacts.registry.blobs import Blob
 from artifacts.registry.client import Client
-from artifacts.registry.manifests import INDEX, has_digest
 from artifacts.registry.referrers import Referrer, add_referrer, fetch_tagged_index, format_referrers_tag
 from artifacts.registry_errors import BrokenError, MismatchError, PolicyError
 
@@ -209,7 +208,7 @@ async def push_manifest(client: Client, repository: str, asked: str, body: bytes
     if len(body) > MANIFEST_BYTES_MAX:
         raise PolicyError(f"manifest {asked} for {repository}: larger than {MANIFEST_BYTES_MAX >> 20} MiB")
     digest, what = digests.compute_digest(body), f"manifest {asked} for {repository}"
-    if ":" in asked and not has_digest(body, digests.parse_digest(asked)):
+    if ":" in asked and not digests.is_digest_of(digests.parse_digest(asked), body):
         raise MismatchError(f"{what}: its bytes do not match its digest")
     found = await client.whole(
         "PUT",
@@ -244,4 +243,4 @@ async def _list(client: Client, repository: str, digest: Digest, body: bytes, me
     one = Referrer(media_type, digest, len(body), kind, read.annotations or {})
     was = await fetch_tagged_index(client, repository, subject)
     said = f"{client.said}: tag {format_referrers_tag(subject)} of {repository}"
-    await push_manifest(client, repository, format_referrers_tag(subject), add_referrer(was, one, said), INDEX)
+    await push_manifest(client, repository, format_referrers_tag(subject), add_referrer(was, one, said), OCI_INDEX)

@@ -13,12 +13,15 @@ from yarl import URL
 
 from artifacts import digest as digests
 from artifacts.digest import Digest
-from artifacts.oci.manifest import MANIFEST_BYTES_MAX
-from artifacts.registry.client import Client, RegistryResponse
-from artifacts.registry.manifests import ACCEPTED, INDEX, PAGES_MAX, fetch_manifest, find_next_page
+from artifacts.http.request_targets import find_next_page
+from artifacts.http.transport import CompleteResponse
+from artifacts.oci.manifest import MANIFEST_BYTES_MAX, OCI_INDEX
+from artifacts.registry.client import Client
+from artifacts.registry.manifests import ACCEPTED, fetch_manifest
 from artifacts.registry_errors import AbsentError, MismatchError
 
 REFERRERS_MAX = 1000
+PAGES_MAX = 100
 
 
 class Referrer(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -44,7 +47,7 @@ async def list_referrers(client: Client, repository: str, subject: Digest, artif
         if url is None or len(found_all) >= REFERRERS_MAX:
             break
         found = await client.whole(
-            "GET", url, repository, headers={"Accept": INDEX}, bytes_max=MANIFEST_BYTES_MAX, what=what
+            "GET", url, repository, headers={"Accept": OCI_INDEX}, bytes_max=MANIFEST_BYTES_MAX, what=what
         )
         if page == 0 and not _speaks(found):
             found_all = await _tagged(client, repository, subject)
@@ -52,7 +55,7 @@ async def list_referrers(client: Client, repository: str, subject: Digest, artif
         if found.status != 200:
             raise client.refusal(found.status, found.body, what)
         found_all += _read(found.body, f"{client.said}: {what}")
-        url = find_next_page(client, url, found)
+        url = find_next_page(url, found.headers)
     kept = [one for one in found_all if not artifact_type or one.artifact_type == artifact_type]
     return kept[:REFERRERS_MAX]
 
@@ -64,7 +67,7 @@ def format_referrers_tag(subject: Digest) -> str:
 
 def add_referrer(body: bytes | None, one: Referrer, said: str) -> bytes:
     """Add a referrer to the list (None: create it). Raises MismatchError if the body is not a list of referrers."""
-    index: dict[str, Any] = {"schemaVersion": 2, "mediaType": INDEX, "manifests": []}
+    index: dict[str, Any] = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": []}
     if body is not None:
         try:
             index = {**index, **msgspec.json.decode(body, type=dict[str, Any])}
@@ -84,7 +87,7 @@ async def fetch_tagged_index(client: Client, repository: str, subject: Digest) -
         found = await fetch_manifest(client, repository, format_referrers_tag(subject))
     except AbsentError:
         return None
-    return found.body if found.media_type == INDEX else None
+    return found.body if found.media_type == OCI_INDEX else None
 
 
 async def _tagged(client: Client, repository: str, subject: Digest) -> list[Referrer]:
@@ -92,7 +95,7 @@ async def _tagged(client: Client, repository: str, subject: Digest) -> list[Refe
     return [] if body is None else _read(body, f"{client.said}: tag {format_referrers_tag(subject)} of {repository}")
 
 
-def _speaks(found: RegistryResponse) -> bool:
+def _speaks(found: CompleteResponse) -> bool:
     """Whether the registry supports the API; others answer 404, or 200 with other content."""
     if found.status == 404:
         return False

@@ -84,6 +84,14 @@ def require_object(found: Mapping[str, object], name: str, what: str) -> dict[st
     return cast("dict[str, object]", inner)
 
 
+def require_single_signature(found: Mapping[str, object], what: str) -> dict[str, object]:
+    """Return the only element of `signatures`. Raises BadClaimError."""
+    signatures = found.get("signatures")
+    if not isinstance(signatures, list) or len(signatures) != 1 or not isinstance(signatures[0], dict):
+        raise BadClaimError(f"{what} does not have exactly one signature")
+    return cast("dict[str, object]", signatures[0])
+
+
 def require_text(found: Mapping[str, object], name: str, what: str) -> str:
     """Return a member that must be a string. Raises BadClaimError."""
     inner = found.get(name)

@@ -94,12 +94,9 @@ def _log(found: Mapping[str, object]) -> Log | None:
         key = public_keys.read_public_key(load_der_public_key(_der(of)))
     except BadKeyError:
         return None
-    named = found.get("logId")
-    said = (
-        None
-        if named is None
-        else decode_base64(require_object(found, "logId", "a log").get("keyId"), _ID_BYTES, "a log's keyId")
-    )
+    said = b""
+    if found.get("logId") is not None:
+        said = decode_base64(require_object(found, "logId", "a log").get("keyId"), _ID_BYTES, "a log's keyId")
     return Log(said or public_keys.hash_public_key(key.public), key, *_times(of))
 
 

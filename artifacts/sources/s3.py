@@ -24,10 +24,11 @@ from artifacts.dialects import file_listing
 from artifacts.dialects.file_listing import FILES_MAX, ListedFile, Listing
 from artifacts.http import xml
 from artifacts.http.request_targets import parse_untrusted_url
+from artifacts.http.transport import CompleteResponse
 from artifacts.http.xml import BadXmlError, Element
 from artifacts.registry_errors import PolicyError, RegistryError
 from artifacts.source_uri import Bucket
-from artifacts.sources.file_host_client import Explain, FileHost, FileHostResponse, Rules
+from artifacts.sources.file_host_client import Explain, FileHost, Rules
 
 PAGES_MAX = 50
 AT_ONCE = 8
@@ -81,11 +82,9 @@ class BucketAccess:
 
         async def prove(method: str, url: URL, headers: Mapping[str, str]) -> Mapping[str, str]:
             current = await self.keys.keys() if signed else None  # keys of a role expire
-            return (
-                {}
-                if current is None
-                else sigv4.sign_request(Asked(method, url, headers), current, scope, rules.pace.unix_s())
-            )
+            if current is None:
+                return {}
+            return sigv4.sign_request(Asked(method, url, headers), current, scope, rules.pace.unix_s())
 
         place = FileHost(await self.base(bucket), prove, _explaining(region, signed=signed), rules)
         place.follow = False
@@ -133,7 +132,7 @@ async def _barred(place: FileHost, key: str) -> RegistryError | None:
     return why
 
 
-async def _refusal(place: FileHost, key: str, found: FileHostResponse) -> RegistryError:
+async def _refusal(place: FileHost, key: str, found: CompleteResponse) -> RegistryError:
     """Build the error of a rejected HEAD by a GET, since only its response has a body. Raises RegistryError."""
     what = f"object {key}"
     async with await place.ask("GET", _url(place, key), "", headers={"Range": "bytes=0-0"}) as answer:
@@ -222,7 +221,7 @@ async def _headed(place: FileHost, key: str) -> ListedFile:
     return ListedFile(key, int(size), f"{etag}\0{_sha256(found)}")
 
 
-def _sha256(found: FileHostResponse) -> str:
+def _sha256(found: CompleteResponse) -> str:
     """Return the sha256 of the whole object; a multipart checksum of checksums is not usable."""
     if found.headers.get("X-Amz-Checksum-Type", "FULL_OBJECT") != "FULL_OBJECT":
         return ""

@@ -117,8 +117,7 @@ def origin_folder_name(origin: str) -> str:
 
 def digest_file_name(digest: Digest) -> str:
     """Return the file name of a digest."""
-    digests.parse_digest(digest)
-    return f"{digests.get_algorithm(digest)}-{digests.get_hex(digest)}"
+    return digests.parse_digest(digest).replace(":", "-")
 
 
 def parse_file_name(name: str) -> Digest | None:

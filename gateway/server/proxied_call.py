@@ -38,8 +38,8 @@ PARKED, SENT, RELAYING, ENDED = range(4)
 
 BREATHS_S = (0.05, 1.0)
 """Delay before the first and the second move off an engine that broke its connection.
-By then it refuses connections, or Routes have an update. A killed engine may end connections before it stops listening;
-the second move is only off an engine with a planned shutdown.
+After this delay it refuses connections, or Routes have an update. A killed engine may end connections before it stops
+listening; the second move is only off an engine with a planned shutdown.
 """
 
 Reason = Literal["connect", "reset", "busy", "timeout"]

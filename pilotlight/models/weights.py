@@ -21,6 +21,7 @@ from typing import NamedTuple, Protocol
 
 from artifacts import reference
 from artifacts.digest import BadDigestError
+from artifacts.disk.threads import run_in_thread
 from artifacts.fetch import fetch
 from artifacts.fetch import registry as obtain
 from artifacts.fetch.fetch import Ways
@@ -29,7 +30,7 @@ from artifacts.reference import BadReferenceError
 from artifacts.registry_errors import PolicyError
 from artifacts.store.layout import ForbiddenError, Record
 from artifacts.store.publish import Copy
-from artifacts.store.store import Store, run_in_thread
+from artifacts.store.store import Store
 from autoscaler.contract import ModelName
 from autoscaler.controller.loop import Listener, LoopStep
 from autoscaler.engines import EngineError
@@ -306,10 +307,8 @@ def build_registries(settings: WeightsSettings) -> Registries:
         host, _, prefix = one.host.partition("/")
         registry = reference.DOCKER_HOST if one.registry == reference.DOCKER else one.registry
         mirrors.setdefault(registry, []).append(MirrorSite(host, f"{prefix}/" if prefix else ""))
-    ca, signed = (
-        Path(settings.ca_file) if settings.ca_file else None,
-        credentials.load_signature_policy(settings.signatures),
-    )
+    ca = Path(settings.ca_file) if settings.ca_file else None
+    signed = credentials.load_signature_policy(settings.signatures)
     return Registries(build_keychain(), ca=ca, mirrors=mirrors, signatures=signed)
 
 

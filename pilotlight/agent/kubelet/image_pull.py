@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from artifacts import reference
 from artifacts.credentials import docker_config
 from artifacts.credentials.docker_config import Config, Login
-from artifacts.protobuf import ProtobufError
+from artifacts.protobuf import ProtobufError, read_string
 from pilotlight.agent.kubelet import sockets
 from pilotlight.agent.kubelet.sockets import DaemonClient, SocketError
 
@@ -49,9 +49,8 @@ class PullError(Exception):
 async def pull_image(daemon: DaemonClient, image: str, login: Login | None, within_s: float = PULL_S_MAX) -> str:
     """Pull an image and return the runtime's reference to it. Raises PullError."""
     try:
-        return sockets.decode_pull_response(
-            await daemon.ask(sockets.PULL_IMAGE, sockets.encode_pull_request(image, login), within_s)
-        )
+        answer = await daemon.ask(sockets.PULL_IMAGE, sockets.encode_pull_request(image, login), within_s)
+        return read_string(answer, 1)  # PullImageResponse {1: image_ref}
     except (SocketError, ProtobufError) as error:
         raise PullError(" ".join(str(error).split())[:500]) from None
 

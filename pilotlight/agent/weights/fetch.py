@@ -21,6 +21,7 @@ from artifacts.credentials import docker_config
 from artifacts.credentials import keychain as credentials
 from artifacts.credentials.docker_config import Config
 from artifacts.credentials.keychain import Keychain
+from artifacts.disk.threads import run_in_thread
 from artifacts.fetch import fetch as bring
 from artifacts.fetch.fetch import Lies, Ways
 from artifacts.fetch.registry import Came, OnProgress, Registries
@@ -29,7 +30,7 @@ from artifacts.reference import Reference
 from artifacts.registry_errors import DeniedError, UnreachableError
 from artifacts.store.layout import ForbiddenError
 from artifacts.store.publish import Copy
-from artifacts.store.store import AWAY_WAIT_S, Store, run_in_thread
+from artifacts.store.store import AWAY_WAIT_S, Store
 from autoscaler.agent_contract import WeightsRequest
 from autoscaler.contract import WeightsReport
 from autoscaler.spec.settings import Weights

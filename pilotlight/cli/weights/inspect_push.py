@@ -129,7 +129,7 @@ def push(  # noqa: PLR0917  click passes by keyword
     """
     how = How(mount_from, _chunk_bytes(chunk_bytes))
     try:
-        to = _reference(ref)
+        to = reference.parse_reference(ref)
         if to.digest is not None:
             raise click.UsageError("REFERENCE must have a tag and no digest: remove the text from @ on")
         with _layout(what, store, build_fetch_access(False, ca_file)) as layout:
@@ -210,12 +210,8 @@ def _entry(what: str, ca_file: Path | None, *, plain_http: bool) -> LayoutEntry:
     """Return the model in a folder or behind a reference."""
     if Path(what).is_dir():
         return OciLayout(Path(what)).entry(resolve.detect_platform())
-    ref = _reference(what)
+    ref = reference.parse_reference(what)
     return asyncio.run(_look(_site(ref, ca_file, plain_http=plain_http), ref))
-
-
-def _reference(text: str) -> Reference:
-    return reference.parse_reference(text)
 
 
 def _site(ref: Reference, ca_file: Path | None, *, plain_http: bool) -> Site:

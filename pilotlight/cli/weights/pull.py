@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import click
 
@@ -97,7 +96,7 @@ def pull(  # noqa: PLR0917  click passes by keyword
     with copy:
         given = {} if among is None else {name: count for name, count in sorted(among.given.items()) if count}
         asked = f"oci://{of}" if isinstance(of, Reference) else str(of)  # the copy may be stored under another name
-        _say_pulled(_Done(asked, copy, came, time.monotonic() - began_s, given), output)
+        _print_pulled(asked, copy, came, time.monotonic() - began_s, given, output=output)
 
 
 async def pull_to_store(
@@ -112,19 +111,8 @@ async def pull_to_store(
     return await fetch.fetch_artifact(of, opened, by, report, left, allow_unsafe=allow_unsafe)
 
 
-class _Done(NamedTuple):
-    """The result of a pull."""
-
-    asked: str
-    copy: Copy
-    came: Came
-    took_s: float
-    given: Mapping[str, int]
-    """Bytes received per peer."""
-
-
-def _say_pulled(done: _Done, output: str) -> None:
-    asked, copy, came, took_s, given = done
+def _print_pulled(asked: str, copy: Copy, came: Came, took_s: float, given: Mapping[str, int], *, output: str) -> None:
+    """Print the result of a pull. `given`: bytes received per peer."""
     record = copy.record
     if output == "json":
         summary = {
