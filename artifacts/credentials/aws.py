@@ -22,11 +22,10 @@ from urllib.parse import urlencode
 from yarl import URL
 
 from artifacts.credentials.sigv4 import Keys
-from artifacts.http import xml
 from artifacts.http.request_targets import get_origin, is_loopback, parse_untrusted_url
 from artifacts.http.retry import Pace, Tries
 from artifacts.http.transport import Limits, Site, Transport
-from artifacts.http.xml import BadXmlError
+from artifacts.http.xml import BadXmlError, Element, parse_xml
 from artifacts.registry_errors import BrokenError, DeniedError, PolicyError
 
 REGION = "us-east-1"
@@ -154,7 +153,7 @@ class AwsKeys:
                 except BrokenError as error:
                     await tries.again(error)
         try:
-            found = xml.parse_xml(text)
+            found = parse_xml(text)
         except BadXmlError:
             raise DeniedError(f"{said}: answered {answer.status} with an invalid body instead of keys") from None
         if answer.status != 200:
@@ -172,7 +171,7 @@ class Given:
     until_unix_s: float
 
 
-def _given(found: xml.Element, said: str) -> Given:
+def _given(found: Element, said: str) -> Given:
     way = ("AssumeRoleWithWebIdentityResult", "Credentials")
     access, secret, session, until = (
         found.one(*way, name) for name in ("AccessKeyId", "SecretAccessKey", "SessionToken", "Expiration")

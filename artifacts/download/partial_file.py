@@ -16,8 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from artifacts import digest as digests
-from artifacts.digest import Digest
+from artifacts.digest import Digest, get_algorithm, get_hex, parse_digest
 from artifacts.disk.disk import Disk, DiskError, OpenFile
 from artifacts.download import progress_file
 from artifacts.oci import spans
@@ -65,7 +64,7 @@ class Partial:
         self._lock = threading.Lock()
         self._summing = threading.Lock()
         self._keeping = threading.Lock()
-        self._summed = hashlib.new(digests.get_algorithm(digest))
+        self._summed = hashlib.new(get_algorithm(digest))
         self._summed_bytes = 0
         self._sidecar: OpenFile | None = None
         self._disk.folder(self._folder)
@@ -170,8 +169,8 @@ class Partial:
         if not self.ledger.complete or self._summed_bytes != self.size:
             raise RuntimeError(f"{self.digest} is not complete")
         if self._learned is not None:
-            self._learned(digests.parse_digest(f"{digests.get_algorithm(self.digest)}:{self._summed.hexdigest()}"))
-        elif self._summed.hexdigest() != digests.get_hex(self.digest):
+            self._learned(parse_digest(f"{get_algorithm(self.digest)}:{self._summed.hexdigest()}"))
+        elif self._summed.hexdigest() != get_hex(self.digest):
             return False
         self._disk.folder(path.parent)
         if not late:

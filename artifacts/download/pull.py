@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from artifacts.digest import Digest
-from artifacts.disk import disk
-from artifacts.disk.disk import Disk, DiskError
+from artifacts.disk.disk import Disk, DiskError, describe_os_error
 from artifacts.disk.threads import wait_until_done
 from artifacts.download import pacing, splice, tls_receive
 from artifacts.download.pacing import Judge, Window
@@ -256,7 +255,7 @@ class _Fetch:
             raise
         except OSError as error:
             wanted = coming if isinstance(coming, BlobTarget) else coming.wanted
-            said = f"{wanted.blob} cannot be stored in {self._folder}: {disk.describe_os_error(error)}"
+            said = f"{wanted.blob} cannot be stored in {self._folder}: {describe_os_error(error)}"
             raise DiskError(f"{said}; the bytes on disk are kept for the next pull") from None
 
     def broke(self, _error: BrokenError) -> None:

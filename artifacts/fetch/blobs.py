@@ -24,8 +24,7 @@ from artifacts.digest import Digest
 from artifacts.disk.threads import run_in_thread
 from artifacts.download import pull
 from artifacts.download.pull import BlobTarget
-from artifacts.fetch import unpack
-from artifacts.fetch.unpack import Unpacked, Unpacking
+from artifacts.fetch.unpack import Unpacked, Unpacking, iter_members
 from artifacts.formats import magic
 from artifacts.registry.blobs import Blob
 from artifacts.registry.mirrored_registry import Mirrored
@@ -115,7 +114,7 @@ def _looked(of: Contents, archives: Sequence[File], pieces: Callable[[File], Ite
             sizes.append(one.size)
             continue
         size = 0
-        for member in unpack.iter_members(pieces(one), one):
+        for member in iter_members(pieces(one), one):
             names.append(member.path)
             size += member.size
             if len(names) > NAMES_MAX:

@@ -14,8 +14,7 @@ from artifacts.dialects.contents import File
 from artifacts.dialects.file_listing import ListedFile, Listing, SelectedFile
 from artifacts.digest import Digest
 from artifacts.disk.threads import run_in_thread
-from artifacts.download import pull
-from artifacts.download.pull import BlobTarget
+from artifacts.download.pull import BlobTarget, Progress, fetch_blobs
 from artifacts.formats import magic
 from artifacts.registry.blobs import Blob, BlobSource
 from artifacts.registry_errors import MismatchError
@@ -46,7 +45,7 @@ def list_unhashed_files(of: Listing) -> list[SelectedFile]:
     return [one for one in of.taken if one.entry.digest is None]
 
 
-async def fetch_listed_files(job: Job, of: Listing, source: BlobSource, progress: pull.Progress | None = None) -> None:
+async def fetch_listed_files(job: Job, of: Listing, source: BlobSource, progress: Progress | None = None) -> None:
     """Implements the store's `Fetch`. Raises RegistryError, DiskError, RefusedError, OSError."""
     sums = dict[Digest, Digest]()
     blobs = {one.digest: (one.path, one.size, job.blob(one.digest)) for one in job.files}
@@ -61,7 +60,7 @@ async def fetch_listed_files(job: Job, of: Listing, source: BlobSource, progress
             to, blob = _place(job, entry).relative_to(job.blobs), _blob(of, entry.path, entry.name, entry.size)
             wanted.append(BlobTarget(blob, to, partial(sums.__setitem__, entry.name)))
     if wanted:
-        await pull.fetch_blobs(wanted, source, job.blobs, progress, file_system=job.disk)
+        await fetch_blobs(wanted, source, job.blobs, progress, file_system=job.disk)
     await run_in_thread(lambda: magic.check_magic((path, at) for path, _, at in blobs.values()))
     await run_in_thread(lambda: _lay(job, of, sums))  # another pull may own the folder once this returns
 

@@ -15,13 +15,12 @@ from contextlib import suppress
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from artifacts import digest as digests
 from artifacts import safe_paths
 from artifacts.archives import decompress, tar
 from artifacts.archives.member_filter import AcceptedMember, Sieve
 from artifacts.archives.tar import BadArchiveError, Member
 from artifacts.dialects.contents import File
-from artifacts.digest import Digest
+from artifacts.digest import Digest, parse_digest
 from artifacts.disk.disk import write_all
 from artifacts.files import Role
 from artifacts.oci.descriptor import BLOB_BYTES_MAX
@@ -93,7 +92,7 @@ class Unpacking:
                         write_all(fd, event)
                     elif fd >= 0 and taken is not None:
                         fd = _finish(fd)
-                        digest = digests.parse_digest(f"sha256:{summed.hexdigest()}")
+                        digest = parse_digest(f"sha256:{summed.hexdigest()}")
                         done.append(Unpacked(taken.path, taken.size, taken.role, digest, at))
             reader.close()
         finally:

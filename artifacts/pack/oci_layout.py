@@ -14,10 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from artifacts import digest as digests
 from artifacts.archives.single_file_tar import build_frame
 from artifacts.dialects.contents import RefusedError
-from artifacts.digest import Digest
+from artifacts.digest import Digest, get_algorithm, get_hex, is_digest_of, parse_digest
 from artifacts.disk.disk import Disk, write_all
 from artifacts.formats import magic
 from artifacts.oci import manifest
@@ -65,7 +64,7 @@ def write_layout(
         for one in made:
             if len(one.content) > MANIFEST_BYTES_MAX:
                 raise PackError(f"there are too many files: {one.media_type} is larger than 4 MiB")
-            _file(blobs / digests.get_hex(one.blob.digest), one.content)
+            _file(blobs / get_hex(one.blob.digest), one.content)
         _file(folder / "oci-layout", _MARK)
         _file(folder / "index.json", layout_index(made[-1], tag))
         for each in (blobs, blobs.parent, folder):
@@ -118,7 +117,7 @@ def _layer(blobs: Path, piece: PackedFile, form: Form, moved: Callable[[int], No
         write_all(out.fileno(), memoryview(tail))
         os.fsync(out.fileno())
     partial.replace(blobs / summed.hexdigest())
-    return PackedBlob(digests.parse_digest(f"sha256:{summed.hexdigest()}"), len(head) + piece.size + len(tail))
+    return PackedBlob(parse_digest(f"sha256:{summed.hexdigest()}"), len(head) + piece.size + len(tail))
 
 
 def _pieces(piece: PackedFile) -> Iterator[memoryview]:
@@ -205,13 +204,13 @@ class OciLayout:
     def document(self, of: Descriptor) -> bytes:
         """Read and verify a manifest, an index or a config. Raises BadManifestError."""
         content = self._read(self.path(of.digest), CONFIG_BYTES_MAX)
-        if len(content) != of.size or not digests.is_digest_of(of.digest, content):
+        if len(content) != of.size or not is_digest_of(of.digest, content):
             raise BadManifestError(f"{of.digest} in {self._folder} is corrupt: pack or copy it again")
         return content
 
     def path(self, digest: Digest) -> Path:
         """Return the path of a blob."""
-        return self._folder / "blobs" / digests.get_algorithm(digest) / digests.get_hex(digest)
+        return self._folder / "blobs" / get_algorithm(digest) / get_hex(digest)
 
     def _read(self, path: Path, most: int) -> bytes:
         try:

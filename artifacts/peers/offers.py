@@ -16,8 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from artifacts.archives import archive_recipe
-from artifacts.archives.archive_recipe import RECIPE_BYTES_MAX, Recipe
+from artifacts.archives.archive_recipe import RECIPE_BYTES_MAX, Recipe, decode_recipe
 from artifacts.digest import Digest
 from artifacts.disk.disk import Disk, list_entries
 from artifacts.download import progress_file
@@ -111,7 +110,7 @@ class Offers:
         try:
             if said.st_size > RECIPE_BYTES_MAX:
                 return None
-            recipe = archive_recipe.decode_recipe(os.pread(number, said.st_size, 0))
+            recipe = decode_recipe(os.pread(number, said.st_size, 0))
         finally:
             os.close(number)
         return None if recipe is None else Rebuilt(recipe, copy / "files")

@@ -17,9 +17,8 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from artifacts import digest as digests
 from artifacts.archives import archive_recipe
-from artifacts.digest import Digest
+from artifacts.digest import BadDigestError, Digest, parse_digest
 from artifacts.http.ranges import Part
 from artifacts.oci.manifest import MANIFEST_BYTES_MAX, OCI_INDEX, OCI_MANIFEST
 from artifacts.peers.client import BUSY, COMING
@@ -197,8 +196,8 @@ def _asked(header: str | None, size: int) -> Part | None:
 
 def _digest(request: web.Request) -> Digest | None:
     try:
-        return digests.parse_digest(request.match_info["digest"])
-    except digests.BadDigestError:
+        return parse_digest(request.match_info["digest"])
+    except BadDigestError:
         return None
 
 

@@ -14,9 +14,8 @@ from typing import Self
 import msgspec
 from yarl import URL
 
-from artifacts import digest as digests
 from artifacts.credentials.keychain import Chain, Keychain
-from artifacts.digest import Digest
+from artifacts.digest import Digest, parse_digest
 from artifacts.http.retry import Pace, Tries
 from artifacts.http.transport import Answer, Body, CompleteResponse, Limits, Site, Transport
 from artifacts.registry.auth import Scopes, Tokens, pull_scope
@@ -71,7 +70,7 @@ class Client:
 
     def blob_url(self, repository: str, digest: Digest) -> URL:
         """Build the URL of a blob. Raises PolicyError."""
-        return self.url(f"{repository}/blobs/{digests.parse_digest(digest)}")
+        return self.url(f"{repository}/blobs/{parse_digest(digest)}")
 
     async def ask(
         self,

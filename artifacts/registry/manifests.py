@@ -11,8 +11,7 @@ from typing import NamedTuple
 import msgspec
 from yarl import URL
 
-from artifacts import digest as digests
-from artifacts.digest import Digest
+from artifacts.digest import Digest, compute_digest, is_digest_of, parse_digest
 from artifacts.http.transport import CompleteResponse
 from artifacts.oci.manifest import DOCKER_INDEX, DOCKER_MANIFEST, MANIFEST_BYTES_MAX, OCI_INDEX, OCI_MANIFEST
 from artifacts.registry.client import Client
@@ -55,9 +54,9 @@ async def fetch_manifest(client: Client, repository: str, asked: str, size: int 
 def _digest(found: CompleteResponse, asked: str, said: str) -> Digest:
     """Return the digest of the body. Raises MismatchError if it differs from the requested one."""
     if ":" not in asked:
-        return digests.compute_digest(found.body)
-    wanted = digests.parse_digest(asked)
-    if not digests.is_digest_of(wanted, found.body):
+        return compute_digest(found.body)
+    wanted = parse_digest(asked)
+    if not is_digest_of(wanted, found.body):
         raise MismatchError(f"{said}: its bytes do not match its digest")
     return wanted
 
@@ -88,7 +87,7 @@ async def is_login_accepted(client: Client) -> bool:
 
 async def can_pull_manifest(client: Client, repository: str, digest: Digest) -> bool:
     """Whether this client's login may pull the manifest; always asks the registry, with a HEAD request."""
-    url = client.url(f"{repository}/manifests/{digests.parse_digest(digest)}")
+    url = client.url(f"{repository}/manifests/{parse_digest(digest)}")
     found = await client.whole(
         "HEAD", url, repository, headers={"Accept": ", ".join(ACCEPTED)}, bytes_max=0, what="a manifest"
     )

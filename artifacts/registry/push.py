@@ -15,8 +15,7 @@ from typing import Protocol
 import msgspec
 from yarl import URL
 
-from artifacts import digest as digests
-from artifacts.digest import Digest
+from artifacts.digest import Digest, compute_digest, is_digest_of, parse_digest
 from artifacts.http.request_targets import resolve_location
 from artifacts.http.retry import Tries
 from artifacts.http.transport import Answer
@@ -109,7 +108,7 @@ class _Push:
         self._client = client
         self._repository = blob.repository
         self._source = source
-        self._digest = digests.parse_digest(blob.digest)
+        self._digest = parse_digest(blob.digest)
         self._size = blob.size
         self._scopes = scopes
         self._what = str(blob)
@@ -207,8 +206,8 @@ async def push_manifest(client: Client, repository: str, asked: str, body: bytes
     """
     if len(body) > MANIFEST_BYTES_MAX:
         raise PolicyError(f"manifest {asked} for {repository}: larger than {MANIFEST_BYTES_MAX >> 20} MiB")
-    digest, what = digests.compute_digest(body), f"manifest {asked} for {repository}"
-    if ":" in asked and not digests.is_digest_of(digests.parse_digest(asked), body):
+    digest, what = compute_digest(body), f"manifest {asked} for {repository}"
+    if ":" in asked and not is_digest_of(parse_digest(asked), body):
         raise MismatchError(f"{what}: its bytes do not match its digest")
     found = await client.whole(
         "PUT",
@@ -238,7 +237,7 @@ async def _list(client: Client, repository: str, digest: Digest, body: bytes, me
         raise MismatchError(f"manifest {digest} for {repository}: is not a manifest") from None
     if read.subject is None:
         return
-    subject = digests.parse_digest(read.subject.digest)
+    subject = parse_digest(read.subject.digest)
     kind = read.artifact_type or read.config.media_type
     one = Referrer(media_type, digest, len(body), kind, read.annotations or {})
     was = await fetch_tagged_index(client, repository, subject)

@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 from yarl import URL
 
-from artifacts import digest as digests
-from artifacts.digest import Digest
+from artifacts.digest import BadDigestError, Digest, get_algorithm, get_hex, parse_digest
 from artifacts.http.request_targets import find_next_page
 from artifacts.http.transport import CompleteResponse
 from artifacts.oci.manifest import MANIFEST_BYTES_MAX, OCI_INDEX
@@ -41,7 +40,7 @@ class _Index(msgspec.Struct, frozen=True):
 async def list_referrers(client: Client, repository: str, subject: Digest, artifact_type: str = "") -> list[Referrer]:
     """List the referrers of this type, or all, at most REFERRERS_MAX. Raises as `fetch_manifest`."""
     query = str(URL.build(query={"artifactType": artifact_type}).raw_query_string) if artifact_type else ""
-    url: URL | None = client.url(f"{repository}/referrers/{digests.parse_digest(subject)}", query)
+    url: URL | None = client.url(f"{repository}/referrers/{parse_digest(subject)}", query)
     what, found_all = f"list of referrers of {subject} of {repository}", list[Referrer]()
     for page in range(PAGES_MAX):
         if url is None or len(found_all) >= REFERRERS_MAX:
@@ -62,7 +61,7 @@ async def list_referrers(client: Client, repository: str, subject: Digest, artif
 
 def format_referrers_tag(subject: Digest) -> str:
     """Return the tag of the list in a registry without the referrers API."""
-    return f"{digests.get_algorithm(subject)}-{digests.get_hex(subject)[:64]}"
+    return f"{get_algorithm(subject)}-{get_hex(subject)[:64]}"
 
 
 def add_referrer(body: bytes | None, one: Referrer, said: str) -> bytes:
@@ -109,7 +108,7 @@ def _read(body: bytes, said: str) -> list[Referrer]:
         raise MismatchError(f"{said}: cannot be read") from None
     try:
         for one in found:
-            digests.parse_digest(one.digest)
-    except digests.BadDigestError as error:
+            parse_digest(one.digest)
+    except BadDigestError as error:
         raise MismatchError(f"{said}: {error}") from None
     return found

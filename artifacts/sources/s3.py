@@ -17,11 +17,9 @@ from urllib.parse import unquote_plus
 
 from yarl import URL
 
-from artifacts.credentials import sigv4
 from artifacts.credentials.aws import AwsKeys
-from artifacts.credentials.sigv4 import Asked, Scope
-from artifacts.dialects import file_listing
-from artifacts.dialects.file_listing import FILES_MAX, ListedFile, Listing
+from artifacts.credentials.sigv4 import Asked, Scope, encode_uri, sign_request
+from artifacts.dialects.file_listing import FILES_MAX, ListedFile, Listing, select_files
 from artifacts.http import xml
 from artifacts.http.request_targets import parse_untrusted_url
 from artifacts.http.transport import CompleteResponse
@@ -84,7 +82,7 @@ class BucketAccess:
             current = await self.keys.keys() if signed else None  # keys of a role expire
             if current is None:
                 return {}
-            return sigv4.sign_request(Asked(method, url, headers), current, scope, rules.pace.unix_s())
+            return sign_request(Asked(method, url, headers), current, scope, rules.pace.unix_s())
 
         place = FileHost(await self.base(bucket), prove, _explaining(region, signed=signed), rules)
         place.follow = False
@@ -99,7 +97,7 @@ async def list_bucket(place: FileHost, of: Bucket, *, allow_unsafe: bool = False
     else:
         found = {of.key: await _headed(place, of.key)}
     entries = {key.removeprefix(folder): one._replace(path=key.removeprefix(folder)) for key, one in found.items()}
-    taken = file_listing.select_files(
+    taken = select_files(
         str(of), [one._replace(claim=_claim(one)) for one in entries.values()], allow_unsafe=allow_unsafe
     )
     for one in taken.taken:
@@ -152,7 +150,7 @@ async def _listed(place: FileHost, of: Bucket) -> dict[str, ListedFile]:
     for _ in range(PAGES_MAX):
         rows = [("list-type", "2"), ("prefix", of.key), ("encoding-type", "url"), ("max-keys", "1000")]
         rows += [("continuation-token", token)] if token else []
-        query = "&".join(f"{name}={sigv4.encode_uri(value)}" for name, value in sorted(rows))
+        query = "&".join(f"{name}={encode_uri(value)}" for name, value in sorted(rows))
         answer = await place.whole(
             "GET", URL(f"{place.base}?{query}", encoded=True), bytes_max=xml.BYTES_MAX, what=what
         )
@@ -233,7 +231,7 @@ def _sha256(found: CompleteResponse) -> str:
 
 
 def _url(place: FileHost, key: str) -> URL:
-    return place.url(sigv4.encode_uri(key, path=True))
+    return place.url(encode_uri(key, path=True))
 
 
 def _explaining(region: str, *, signed: bool) -> Explain:

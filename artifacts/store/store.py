@@ -24,9 +24,8 @@ from artifacts.disk import locks as flocks
 from artifacts.disk.disk import FULL, SHUT, Disk, describe_os_error
 from artifacts.disk.threads import run_in_thread
 from artifacts.registry_errors import MismatchError, UnreachableError
-from artifacts.store import eviction as evict
 from artifacts.store.copies import CopyStore
-from artifacts.store.eviction import Choice
+from artifacts.store.eviction import Choice, select_victims
 from artifacts.store.layout import CopyKey, ForbiddenError, HeldError, NoRoomError, Record, StoreError, StoreLayout
 from artifacts.store.permission_cache import Permits
 from artifacts.store.publish import Copy, CopySpec, Job, Pull
@@ -285,7 +284,7 @@ class Store:
     def free(self, needed_bytes: int) -> Choice:
         """Evict the least valuable Copies for this many bytes. Raises StoreError."""
         with self._store_errors(), self._shelf.locked():
-            choice = evict.select_victims(self._shelf.candidates(), needed_bytes)
+            choice = select_victims(self._shelf.candidates(), needed_bytes)
             return choice._replace(gone=tuple(name for name in choice.gone if self._shelf.remove(name)))
 
     def stored_bytes(self) -> int:

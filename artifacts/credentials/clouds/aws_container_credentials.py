@@ -17,9 +17,8 @@ import msgspec
 from yarl import URL
 
 from artifacts.credentials.aws import RENEW_S, Given
-from artifacts.credentials.clouds import metadata
 from artifacts.credentials.clouds.cloud import decode_reply
-from artifacts.credentials.clouds.metadata import NobodyError
+from artifacts.credentials.clouds.metadata import NobodyError, fetch_metadata
 from artifacts.credentials.sigv4 import Keys
 from artifacts.http.request_targets import is_loopback, normalize_host
 from artifacts.http.retry import Pace
@@ -84,7 +83,7 @@ class PodKeys:
         headers = {"Authorization": token} if token else {}
         step = "the container credentials endpoint (EKS Pod Identity, ECS)"
         try:
-            found = await metadata.fetch_metadata(url, headers, self._pace)
+            found = await fetch_metadata(url, headers, self._pace)
         except NobodyError:
             raise UnreachableError(f"{step}: no response; does its agent run on this node?") from None
         except UnreachableError as error:

@@ -19,9 +19,8 @@ from urllib.parse import quote, urlencode
 import msgspec
 from yarl import URL
 
-from artifacts.credentials.clouds import metadata
 from artifacts.credentials.clouds.cloud import ABSENT_S, Granted, Step, decode_reply, post_request
-from artifacts.credentials.clouds.metadata import NobodyError
+from artifacts.credentials.clouds.metadata import NobodyError, fetch_metadata
 from artifacts.credentials.docker_config import Login
 from artifacts.http.request_targets import is_loopback, parse_untrusted_url
 from artifacts.http.retry import Pace
@@ -110,7 +109,7 @@ class Azure:
         query += f"&client_id={quote(client, safe='')}" if client else ""
         url = f"{self._metadata_at}/metadata/identity/oauth2/token?{query}"
         try:
-            found = await metadata.fetch_metadata(url, {"Metadata": "true"}, self._pace)
+            found = await fetch_metadata(url, {"Metadata": "true"}, self._pace)
         except NobodyError:
             return Login(note=f"{NAME}: no identity was found; {FIX}")
         except UnreachableError as error:

@@ -27,8 +27,7 @@ from artifacts.fetch import fetch
 from artifacts.fetch.registry import Came, Registries
 from artifacts.reference import BadReferenceError
 from artifacts.registry_errors import PolicyError
-from artifacts.store import layout
-from artifacts.store.layout import StoreError
+from artifacts.store.layout import StoreError, load_current_record
 from artifacts.store.publish import Copy
 from artifacts.store.store import Store
 from autoscaler.agent_contract import FabricWant, ImageWant, NodeWants, WeightsRequest, read_weights_request
@@ -282,7 +281,7 @@ class WeightsKeeper:
     def _found(self, folder: str) -> Copy | None:
         """Return the copy of that folder, or None if there is none."""
         store = Store(self._root)
-        record = layout.load_current_record((self._root / folder).parent, store.layout.disk)
+        record = load_current_record((self._root / folder).parent, store.layout.disk)
         if record is None or store.layout.copy(record.key) / FILES != self._root / folder:
             return None
         return store.find(record.key)

@@ -18,8 +18,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from artifacts import digest
-from artifacts.digest import BadDigestError, Digest
+from artifacts.digest import BadDigestError, Digest, parse_digest
 from artifacts.disk.threads import run_in_thread
 from artifacts.peers.client import Peering
 from artifacts.peers.selection import PEERS_MAX, Peer
@@ -127,6 +126,6 @@ class Neighbours:
 
 def _holds(one: NodePeer) -> frozenset[Digest]:
     try:
-        return frozenset({digest.parse_digest(one.digest)}) if one.digest else frozenset()
+        return frozenset({parse_digest(one.digest)}) if one.digest else frozenset()
     except BadDigestError:
         return frozenset()

@@ -17,8 +17,7 @@ import click
 
 from artifacts import file_policy
 from artifacts.disk.disk import DiskError
-from artifacts.fetch import fetch
-from artifacts.fetch.fetch import Lies, Ways
+from artifacts.fetch.fetch import Lies, Ways, fetch_artifact, parse_remote_source
 from artifacts.fetch.registry import Came, Registries
 from artifacts.oci.descriptor import BadManifestError
 from artifacts.peers.client import Peering
@@ -108,7 +107,7 @@ async def pull_to_store(
         click.echo(f"pilotlight: left out: {path}: {why}", err=True)
 
     opened = await asyncio.to_thread(store.open)
-    return await fetch.fetch_artifact(of, opened, by, report, left, allow_unsafe=allow_unsafe)
+    return await fetch_artifact(of, opened, by, report, left, allow_unsafe=allow_unsafe)
 
 
 def _print_pulled(asked: str, copy: Copy, came: Came, took_s: float, given: Mapping[str, int], *, output: str) -> None:
@@ -205,7 +204,7 @@ def _say_verdict(row: Row, verdict: dict[str, object]) -> None:
 
 def _parsed(text: str) -> Lies:
     try:
-        return fetch.parse_remote_source(text)
+        return parse_remote_source(text)
     except BadReferenceError as error:
         raise click.UsageError(str(error)) from None
 
