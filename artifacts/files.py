@@ -32,24 +32,8 @@ HARMLESS = frozenset({"safetensors", "gguf"})
 """Weight formats that hold only numbers and execute nothing."""
 
 PROGRAMS = frozenset(
-    {
-        "bin",
-        "pt",
-        "pth",
-        "ckpt",
-        "checkpoint",
-        "pkl",
-        "pickle",
-        "p",
-        "joblib",
-        "dill",
-        "npy",
-        "npz",
-        "h5",
-        "hdf5",
-        "keras",
-    }
-    | {"mar", "pt2", "ptl", "pte", "engine", "trt", "plan", "llamafile", "pb", "nemo", "skops", "cbm", "mleap"}
+    {"bin", "pt", "pth", "ckpt", "checkpoint", "pkl", "pickle", "p", "joblib", "dill", "npy", "npz", "h5", "hdf5"}
+    | {"keras", "mar", "pt2", "ptl", "pte", "engine", "trt", "plan", "llamafile", "pb", "nemo", "skops", "cbm", "mleap"}
 )
 """Suffixes of weight formats that execute, or may execute, their content when loaded."""
 _OTHER_WEIGHTS = frozenset(
@@ -120,11 +104,8 @@ def list_adapters(paths: Iterable[str]) -> list[str]:
     every = list(paths)
     ggufs = [one for one in every if one.endswith(".gguf")]
     if ggufs:
-        return (
-            ggufs
-            if len(ggufs) == 1
-            else [one for one in ggufs if _weights(one.rpartition("/")[2].casefold()) == "adapter"]
-        )
+        named = [one for one in ggufs if _weights(one.rpartition("/")[2].casefold()) == "adapter"]
+        return ggufs if len(ggufs) == 1 else named
     return [one.removesuffix(PEFT).rstrip("/") for one in every if one.rpartition("/")[2] == PEFT]
 
 

@@ -11,8 +11,7 @@ import ipaddress
 import re
 from typing import NamedTuple
 
-from artifacts import digest as digests
-from artifacts.digest import Digest
+from artifacts.digest import BadDigestError, Digest, parse_digest
 
 DOCKER, DOCKER_HOST = "docker.io", "registry-1.docker.io"
 DOCKER_HOSTS = frozenset({DOCKER, "index.docker.io", DOCKER_HOST})
@@ -68,8 +67,8 @@ def parse_reference(text: str) -> Reference:
         raise build_reference_error(text, "expected oci://registry/repository:tag or ...@sha256:DIGEST")
     name, pinned, digest_text = rest.partition("@")
     try:
-        digest = digests.parse_digest(digest_text) if pinned else None
-    except digests.BadDigestError:
+        digest = parse_digest(digest_text) if pinned else None
+    except BadDigestError:
         raise build_reference_error(
             text, "the text after @ is not a digest: expected sha256: and 64 digits in lower case"
         ) from None

@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from artifacts import reference
-from artifacts.reference import Reference, build_reference_error
+from artifacts.reference import Reference, build_reference_error, parse_reference
 
 TEXT_CHARS_MAX = 4096
 """Maximum length of `spec.artifact`."""
@@ -71,7 +70,7 @@ def parse_source_uri(text: str) -> Source:
     if len(text) > TEXT_CHARS_MAX or not text.isprintable():
         raise build_reference_error(text, f"expected at most {TEXT_CHARS_MAX} characters that can be shown")
     if found and scheme in {"oci", "ollama"}:
-        return reference.parse_reference(text)
+        return parse_reference(text)
     if found and scheme == "file":
         if not rest.startswith("/") or len(rest) < 2:
             raise build_reference_error(text, "expected an absolute path such as file:///models/a.gguf")

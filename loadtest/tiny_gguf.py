@@ -23,8 +23,6 @@ HEAD = 32
 ALIGNMENT = 32
 WEIGHT = 4.0
 """Weight of a link of the chain. The norm multiplies it by the root of the width, so sampling has no effect."""
-ADAPTER_WEIGHT = 3 * WEIGHT
-"""Weight of a link of an adapter's chain, which is added to the model's own."""
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}<|say|>"
 
 UINT32, FLOAT32, BOOL, STRING, ARRAY, INT32 = 4, 6, 7, 8, 9, 5
@@ -70,35 +68,7 @@ def make_model(path: Path | str, sentence: str, *, context_tokens: int = 4096) -
         "tokenizer.ggml.add_bos_token": False,
         "tokenizer.chat_template": TEMPLATE,
     }
-    Path(path).write_bytes(_file(metadata, _tensors(len(tokens), width, chain)))
-
-
-def make_adapter(path: Path | str, sentence: str, adapted: str) -> None:
-    """Write a LoRA adapter that makes the model of `sentence` say `adapted`: the same first word, then some others.
-
-    Each link of its chain is one rank: `lora_a` selects the previous token, `lora_b` the next one. Raises ValueError if
-    a word occurs twice or is not in the sentence.
-    """
-    words, chosen = sentence.split(" "), adapted.split(" ")
-    if len(set(chosen)) != len(chosen) or not {*chosen} <= {*words} or chosen[0] != words[0]:
-        raise ValueError("an adapter's sentence begins with the model's first word and uses each of its words once")
-    end, say, first = 256, 257, 258
-    vocabulary = first + len(words)
-    width = -(-vocabulary // HEAD) * HEAD
-    links = list(pairwise([say, *(first + words.index(word) for word in chosen), end]))
-    metadata: dict[str, Value] = {
-        "general.architecture": "llama",
-        "general.type": "adapter",
-        "adapter.type": "lora",
-        "adapter.lora.alpha": float(len(links)),
-    }
-    befores = ((rank, before, 1.0) for rank, (before, _) in enumerate(links))
-    afters = ((after, rank, ADAPTER_WEIGHT) for rank, (_, after) in enumerate(links))
-    tensors = {
-        "output.weight.lora_a": ((width, len(links)), _sparse(width, len(links), befores)),
-        "output.weight.lora_b": ((len(links), vocabulary), _sparse(len(links), vocabulary, afters)),
-    }
-    Path(path).write_bytes(_file(metadata, tensors))
+    Path(path).write_bytes(encode_file(metadata, _tensors(len(tokens), width, chain)))
 
 
 def _byte_letters() -> list[str]:
@@ -114,9 +84,9 @@ def _tensors(vocabulary: int, width: int, chain: Sequence[int]) -> dict[str, tup
     links = ((after, before, WEIGHT) for before, after in pairwise(chain))
     ones = struct.pack("<f", 1.0) * width
     tensors = {
-        "token_embd.weight": ((width, vocabulary), _sparse(width, vocabulary, one_hot)),
+        "token_embd.weight": ((width, vocabulary), build_sparse_matrix(width, vocabulary, one_hot)),
         "output_norm.weight": ((width,), ones),
-        "output.weight": ((width, vocabulary), _sparse(width, vocabulary, links)),
+        "output.weight": ((width, vocabulary), build_sparse_matrix(width, vocabulary, links)),
         "blk.0.attn_norm.weight": ((width,), ones),
         "blk.0.ffn_norm.weight": ((width,), ones),
     }
@@ -127,7 +97,7 @@ def _tensors(vocabulary: int, width: int, chain: Sequence[int]) -> dict[str, tup
     return tensors
 
 
-def _sparse(width: int, rows: int, weights: Iterable[tuple[int, int, float]]) -> bytes:
+def build_sparse_matrix(width: int, rows: int, weights: Iterable[tuple[int, int, float]]) -> bytes:
     """Return a matrix of zeros except for `weights` (row, column, value)."""
     data = bytearray(4 * width * rows)
     for row, column, value in weights:
@@ -135,7 +105,7 @@ def _sparse(width: int, rows: int, weights: Iterable[tuple[int, int, float]]) ->
     return bytes(data)
 
 
-def _file(metadata: Mapping[str, Value], tensors: Mapping[str, tuple[tuple[int, ...], bytes]]) -> bytes:
+def encode_file(metadata: Mapping[str, Value], tensors: Mapping[str, tuple[tuple[int, ...], bytes]]) -> bytes:
     """Return the whole file: header, metadata, tensor directory, padding, tensor data."""
     head = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata)))
     for key, value in metadata.items():

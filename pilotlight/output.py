@@ -16,7 +16,7 @@ import json
 import os
 import select
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TextIO
 
 import click
@@ -128,6 +128,12 @@ def write_document(text: str) -> None:
 def one_line(text: str) -> str:
     """Collapse each run of whitespace into one space, so that a value cannot add lines to a message."""
     return " ".join(text.split())
+
+
+def list_names(names: Sequence[str], names_max: int) -> str:
+    """Return the first `names_max` names, and the number of the others: `a, b and 3 more`."""
+    more = f" and {len(names) - names_max} more" if len(names) > names_max else ""
+    return ", ".join(names[:names_max]) + more
 
 
 def write_json(value: object) -> None:

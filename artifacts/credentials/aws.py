@@ -22,11 +22,10 @@ from urllib.parse import urlencode
 from yarl import URL
 
 from artifacts.credentials.sigv4 import Keys
-from artifacts.http import xml
 from artifacts.http.request_targets import get_origin, is_loopback, parse_untrusted_url
 from artifacts.http.retry import Pace, Tries
 from artifacts.http.transport import Limits, Site, Transport
-from artifacts.http.xml import BadXmlError
+from artifacts.http.xml import BadXmlError, Element, parse_xml
 from artifacts.registry_errors import BrokenError, DeniedError, PolicyError
 
 REGION = "us-east-1"
@@ -66,7 +65,7 @@ class AwsKeys:
         self._env, self._home, self._own = env, home, own or Own()
         self._pace, self._limits = pace or Pace(), limits or Limits()
         self._asking = asyncio.Lock()
-        self._given: _Given | None = None
+        self._given: Given | None = None
 
     async def keys(self) -> Keys | None:
         """Return the keys; None means unsigned requests. Raises PolicyError, DeniedError, UnreachableError."""
@@ -116,7 +115,7 @@ class AwsKeys:
                 self._given = await self._asked(token, role)
             return self._given.keys
 
-    async def _asked(self, token: Path, role: str) -> _Given:
+    async def _asked(self, token: Path, role: str) -> Given:
         """Call AssumeRoleWithWebIdentity, which is unsigned: the token authenticates the caller."""
         if not _ROLE.fullmatch(role):
             raise PolicyError("AWS_ROLE_ARN is not a role; expected an ARN such as arn:aws:iam::123456789012:role/name")
@@ -141,7 +140,7 @@ class AwsKeys:
         end = ".cn" if region.startswith("cn-") else ""
         return f"https://sts.{region}.amazonaws.com{end}"
 
-    async def _answered(self, url: URL, body: bytes) -> _Given:
+    async def _answered(self, url: URL, body: bytes) -> Given:
         headers = {"Content-Type": "application/x-www-form-urlencoded"}
         tries, said = Tries(self._pace), str(get_origin(url))
         site = Site(said, plain_http=url.scheme == "http", ca=self._own.ca)
@@ -154,7 +153,7 @@ class AwsKeys:
                 except BrokenError as error:
                     await tries.again(error)
         try:
-            found = xml.parse_xml(text)
+            found = parse_xml(text)
         except BadXmlError:
             raise DeniedError(f"{said}: answered {answer.status} with an invalid body instead of keys") from None
         if answer.status != 200:
@@ -165,12 +164,14 @@ class AwsKeys:
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
+class Given:
+    """Keys, and when they expire."""
+
     keys: Keys = field(repr=False)
     until_unix_s: float
 
 
-def _given(found: xml.Element, said: str) -> _Given:
+def _given(found: Element, said: str) -> Given:
     way = ("AssumeRoleWithWebIdentityResult", "Credentials")
     access, secret, session, until = (
         found.one(*way, name) for name in ("AccessKeyId", "SecretAccessKey", "SessionToken", "Expiration")
@@ -181,4 +182,4 @@ def _given(found: xml.Element, said: str) -> _Given:
         ends = None
     if not access or not secret or ends is None or ends.tzinfo is None:
         raise DeniedError(f"{said}: returned invalid keys")
-    return _Given(Keys(access, secret, session), ends.timestamp())
+    return Given(Keys(access, secret, session), ends.timestamp())

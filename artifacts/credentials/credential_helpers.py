@@ -14,8 +14,7 @@ import signal
 
 import msgspec
 
-from artifacts.credentials import docker_config
-from artifacts.credentials.docker_config import IDENTITY_USER, Login
+from artifacts.credentials.docker_config import IDENTITY_USER, Login, format_server_url
 from artifacts.registry_errors import DeniedError
 
 PROGRAM_S_MAX = 10.0
@@ -38,7 +37,7 @@ class _Kept(msgspec.Struct, frozen=True, rename={"server": "ServerURL", "usernam
 
 async def get_login(name: str, host: str, within_s: float = PROGRAM_S_MAX) -> Login | None:
     """Return the helper's login for a host, or None. Raises DeniedError."""
-    code, text = await _said(name, "get", host, docker_config.format_server_url(host).encode(), within_s)
+    code, text = await _said(name, "get", host, format_server_url(host).encode(), within_s)
     if code != 0:
         if UNKNOWN in text:
             return None
@@ -55,7 +54,7 @@ async def get_login(name: str, host: str, within_s: float = PROGRAM_S_MAX) -> Lo
 async def store_login(name: str, host: str, login: Login, within_s: float = PROGRAM_S_MAX) -> None:
     """Store the login of a host in the helper. Raises DeniedError."""
     user, secret = (IDENTITY_USER, login.identity_token) if login.identity_token else (login.user, login.password)
-    text = msgspec.json.encode(_Kept(docker_config.format_server_url(host), user, secret))
+    text = msgspec.json.encode(_Kept(format_server_url(host), user, secret))
     code, _ = await _said(name, "store", host, text, within_s)
     if code != 0:
         raise DeniedError(
@@ -68,7 +67,7 @@ async def erase_login(name: str, host: str, within_s: float = PROGRAM_S_MAX) -> 
     """Erase the login of a host from the helper; False if it had none. Raises DeniedError."""
     if await get_login(name, host, within_s) is None:
         return False
-    code, text = await _said(name, "erase", host, docker_config.format_server_url(host).encode(), within_s)
+    code, text = await _said(name, "erase", host, format_server_url(host).encode(), within_s)
     if code != 0 and UNKNOWN not in text:
         raise DeniedError(f"{host}: docker-credential-{name} failed with status {code} and may still have the login")
     return code == 0

@@ -25,6 +25,7 @@ from typing import NamedTuple
 from artifacts.credentials import credential_helpers, docker_config, keychain
 from artifacts.credentials.docker_config import CONFIG_BYTES_MAX, Config, Login
 from artifacts.disk import locks
+from artifacts.disk.disk import Disk
 from artifacts.registry_errors import DeniedError, PolicyError
 
 LOCK_S_MAX = 5.0
@@ -112,17 +113,17 @@ def _changed(file: Path, change: Callable[[Auths], None], write: Callable[[Path]
             _config(file)  # raises if the file is invalid
             document = json.loads(keychain.load_config_bytes(file, CONFIG_BYTES_MAX) or b"{}")
             change(document.setdefault("auths", {}))
-            new = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
+            disk, new = Disk(), file.with_name(f".{file.name}.{secrets.token_hex(8)}")
             try:
                 _written(new, json.dumps(document, indent=4))
                 if write is not None:
                     write(new)
-                _synced(new)
+                disk.settle(new)
                 new.rename(file)
             finally:
                 with contextlib.suppress(FileNotFoundError):
                     new.unlink()
-            _synced(file.parent)
+            disk.settle(file.parent)
     except TimeoutError:
         raise DeniedError(f"{file}: another process has locked the file for {LOCK_S_MAX:.0f} s; try again") from None
     except OSError as error:
@@ -132,11 +133,3 @@ def _changed(file: Path, change: Callable[[Auths], None], write: Callable[[Path]
 def _written(file: Path, text: str) -> None:
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as opened:
         opened.write(text)
-
-
-def _synced(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -11,12 +11,11 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from artifacts import digest as digests
 from artifacts import file_policy, safe_paths
 from artifacts import files as kinds
 from artifacts.dialects.base import Encoding, Reading, Said
 from artifacts.dialects.registry import DIALECTS
-from artifacts.digest import Digest
+from artifacts.digest import Digest, is_digest_of
 from artifacts.files import Role
 from artifacts.oci.descriptor import BadManifestError, Descriptor
 from artifacts.oci.manifest import Manifest
@@ -80,7 +79,7 @@ class Contents(NamedTuple):
 
 def read_contents(of: Manifest, config: bytes | None = None, *, allow_unsafe: bool = False) -> Contents:
     """Interpret an artifact. `config`: the bytes of its config, if available. Raises BadManifestError."""
-    if config is not None and (len(config) != of.config.size or not digests.is_digest_of(of.config.digest, config)):
+    if config is not None and (len(config) != of.config.size or not is_digest_of(of.config.digest, config)):
         raise BadManifestError("the config does not match the manifest: its size or digest differs")
     dialect = next((one for one in DIALECTS if one.knows(of)), None)
     if dialect is None:

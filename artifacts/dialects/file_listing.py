@@ -12,10 +12,9 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from artifacts import digest as digests
 from artifacts import file_policy, files, safe_paths
 from artifacts.dialects.contents import BYTES_MAX, RefusedError
-from artifacts.digest import BadDigestError, Digest
+from artifacts.digest import BadDigestError, Digest, compute_digest, parse_digest
 from artifacts.files import Role
 
 FILES_MAX = 4096
@@ -35,14 +34,14 @@ class ListedFile(NamedTuple):
     def digest(self) -> Digest | None:
         """Digest of the file if the source states one; otherwise it is known only after the download."""
         try:
-            return digests.parse_digest(self.claim)
+            return parse_digest(self.claim)
         except BadDigestError:
             return None
 
     @property
     def name(self) -> Digest:
         """The file's digest, or a stand-in for it while it is unknown."""
-        return self.digest or digests.compute_digest(f"{self.path}\0{self.size}\0{self.claim}".encode())
+        return self.digest or compute_digest(f"{self.path}\0{self.size}\0{self.claim}".encode())
 
 
 class SelectedFile(NamedTuple):
@@ -65,7 +64,7 @@ class Listing(NamedTuple):
     def digest(self) -> Digest:
         """Digest over the selected files."""
         rows = [[one.entry.path, one.entry.size, one.entry.claim] for one in self.taken]
-        return digests.compute_digest(json.dumps([self.place, sorted(rows)], separators=(",", ":")).encode())
+        return compute_digest(json.dumps([self.place, sorted(rows)], separators=(",", ":")).encode())
 
     @property
     def unsafe(self) -> bool:
@@ -113,7 +112,7 @@ def _wanted(place: str, all_: Sequence[ListedFile], include: Sequence[str]) -> l
         return list(all_)
     for pattern in include:
         if not any(_fits(one.path, pattern) for one in all_):
-            weights = [one.path for one in all_ if files.classify_file(one.path) is not None and _is_weight(one.path)]
+            weights = [one.path for one in all_ if _is_weight(one.path)]
             raise RefusedError(f"{place}: include={pattern!r} matches no file; {_named('its weights are', weights)}")
     return [one for one in all_ if any(_fits(one.path, pattern) for pattern in include)]
 

@@ -21,13 +21,7 @@ CONFIG = "application/vnd.kitops.modelkit.config.v1+json"
 _LAYER = re.compile(
     r"application/vnd\.kitops\.modelkit\.(model|modelpart|dataset|code|docs)\.v1\.(tar(?:\+(?:gzip|zstd))?)"
 )
-_ROLES: dict[str, Role] = {
-    "model": "mixed",
-    "modelpart": "mixed",
-    "dataset": "dataset",
-    "code": "code",
-    "docs": "doc",
-}
+_ROLES: dict[str, Role] = {"model": "mixed", "modelpart": "mixed", "dataset": "dataset", "code": "code", "docs": "doc"}
 """The `model` of a kit may be a folder with files of all kinds."""
 
 Keys = dict[str, object]

@@ -185,6 +185,12 @@ class Disk:
         return found.f_bavail * found.f_frsize
 
 
+def write_all(fd: int, content: memoryview) -> None:
+    """Write all bytes to an open file."""
+    while content:
+        content = content[os.write(fd, content) :]
+
+
 def describe_os_error(error: OSError) -> str:
     """Return the reason and the fix for an operating system error, as used in error messages."""
     return _FIXES.get(error.errno or 0, error.strerror or type(error).__name__)

@@ -6,12 +6,14 @@ memory. Cancellation takes effect between two steps. Unreadable files are skippe
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+
+from artifacts.disk.threads import run_in_thread
 
 STEP_BYTES = 16 << 20
 """Bytes per request to the kernel; cancellation waits for at most one such request."""
@@ -35,13 +37,8 @@ async def warm_page_cache(
 ) -> int:
     """Request readahead of the files in order; return the number of bytes requested."""
     stopped = threading.Event()
-    work = asyncio.ensure_future(asyncio.to_thread(lambda: _warmed(files, bytes_max, bytes_per_s, advise, stopped)))
-    try:
-        return await asyncio.shield(work)
-    except asyncio.CancelledError:
-        stopped.set()
-        await asyncio.wait({work})
-        raise
+    work = partial(_warmed, files, bytes_max, bytes_per_s, advise, stopped)
+    return await run_in_thread(work, interrupt=stopped.set)
 
 
 def _warmed(files: Sequence[Path], bytes_max: int, bytes_per_s: float, advise: Advise, stopped: threading.Event) -> int:

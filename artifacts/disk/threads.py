@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -23,3 +25,20 @@ async def wait_until_done(work: asyncio.Future[T]) -> None:
         work.exception()
     if cancelled:
         raise asyncio.CancelledError
+
+
+async def run_in_thread(
+    work: Callable[[], T], dispose: Callable[[T], None] | None = None, interrupt: Callable[[], None] | None = None
+) -> T:
+    """Run work in a thread; on cancellation interrupt it, wait for its end and dispose of the result."""
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if interrupt is not None:
+            interrupt()
+        with suppress(asyncio.CancelledError):
+            await wait_until_done(task)
+        if task.exception() is None and dispose is not None:
+            dispose(task.result())
+        raise

@@ -80,7 +80,7 @@ OTHERS_MIN = 2
 """Minimum number of rates for a median."""
 SEEN_MAX = 64
 """Number of past rates kept for comparison with the last requests."""
-ANEW_MAX = 3
+REPEATS_MAX = 3
 """Maximum repeats of one span."""
 
 Key = TypeVar("Key", bound=Hashable)
@@ -111,7 +111,7 @@ class Judge:
         for key, rate in rates.items():
             others = [each for other, each in rates.items() if other != key]
             like = others if len(others) >= OTHERS_MIN else list(self._seen)
-            if len(like) >= OTHERS_MIN and repeats.get(key, 0) < ANEW_MAX and rate < SHARE * statistics.median(like):
+            if len(like) >= OTHERS_MIN and repeats.get(key, 0) < REPEATS_MAX and rate < SHARE * statistics.median(like):
                 found.append(key)
         self._seen.extend(rate for key, rate in rates.items() if key not in found)
         return found

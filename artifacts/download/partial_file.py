@@ -16,8 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from artifacts import digest as digests
-from artifacts.digest import Digest
+from artifacts.digest import Digest, get_algorithm, get_hex, parse_digest
 from artifacts.disk.disk import Disk, DiskError, OpenFile
 from artifacts.download import progress_file
 from artifacts.oci import spans
@@ -65,7 +64,7 @@ class Partial:
         self._lock = threading.Lock()
         self._summing = threading.Lock()
         self._keeping = threading.Lock()
-        self._summed = hashlib.new(digests.get_algorithm(digest))
+        self._summed = hashlib.new(get_algorithm(digest))
         self._summed_bytes = 0
         self._sidecar: OpenFile | None = None
         self._disk.folder(self._folder)
@@ -127,11 +126,8 @@ class Partial:
         """Return background jobs for an idle thread; each may run only once at a time."""
         jobs = []  # called after each piece
         waiting = (len(self.ledger.full) - len(self._kept)) * self.ledger.part
-        if (
-            waiting >= (LATE_CHECKPOINT_BYTES if self._disk.owed else CHECKPOINT_BYTES)
-            and not self.ledger.complete
-            and not self._keeping.locked()
-        ):
+        limit = LATE_CHECKPOINT_BYTES if self._disk.owed else CHECKPOINT_BYTES
+        if waiting >= limit and not self.ledger.complete and not self._keeping.locked():
             jobs.append(self.keep)  # a complete blob is synced when it is published
         if self._ready - self._summed_bytes >= LAG_BYTES and not self._summing.locked():
             jobs.append(self.sum_up)
@@ -173,8 +169,8 @@ class Partial:
         if not self.ledger.complete or self._summed_bytes != self.size:
             raise RuntimeError(f"{self.digest} is not complete")
         if self._learned is not None:
-            self._learned(digests.parse_digest(f"{digests.get_algorithm(self.digest)}:{self._summed.hexdigest()}"))
-        elif self._summed.hexdigest() != digests.get_hex(self.digest):
+            self._learned(parse_digest(f"{get_algorithm(self.digest)}:{self._summed.hexdigest()}"))
+        elif self._summed.hexdigest() != get_hex(self.digest):
             return False
         self._disk.folder(path.parent)
         if not late:
@@ -191,7 +187,7 @@ class Partial:
         if len(sums) == self.ledger.count:
             good = {part for part, summed in enumerate(sums) if self._part_sum(part) == summed}
         if good and len(good) < self.ledger.count:
-            self._say_anew(good, {})
+            self._rewrite_sidecar(good, {})
             return True
         self.drop()
         return False
@@ -252,9 +248,9 @@ class Partial:
             os.ftruncate(self.file.number, 0)
             os.ftruncate(self.file.number, self.size)
             return
-        self._say_anew(self.ledger.full, self.ledger.begun())
+        self._rewrite_sidecar(self.ledger.full, self.ledger.begun())
 
-    def _say_anew(self, good: set[int], begun: Mapping[int, int]) -> None:
+    def _rewrite_sidecar(self, good: set[int], begun: Mapping[int, int]) -> None:
         """Sync the file and write a new sidecar with exactly these parts and the progress of incomplete ones."""
         self._disk.settle(self.file)
         if self._sidecar is not None:

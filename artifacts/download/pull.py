@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from artifacts.digest import Digest
-from artifacts.disk import disk
-from artifacts.disk.disk import Disk, DiskError
+from artifacts.disk.disk import Disk, DiskError, describe_os_error
 from artifacts.disk.threads import wait_until_done
 from artifacts.download import pacing, splice, tls_receive
 from artifacts.download.pacing import Judge, Window
@@ -95,17 +94,17 @@ class _Coming:
         """Running jobs from `Partial.wants`."""
         self.finishing = False
         self.reported = -1
-        self.anew = False
+        self.restarted = False
         """Whether it was restarted after a digest mismatch."""
 
 
 class _Run:
     """A requested span; receives the bodies."""
 
-    def __init__(self, fetch: _Fetch, coming: _Coming, span: Span, anew: int = 0) -> None:
+    def __init__(self, fetch: _Fetch, coming: _Coming, span: Span, repeats: int = 0) -> None:
         self.coming = coming
         self.at, self.end = span
-        self.anew = anew
+        self.repeats = repeats
         self.stalled = False
         self._fetch = fetch
         self._batch: list[bytes] = []
@@ -256,7 +255,7 @@ class _Fetch:
             raise
         except OSError as error:
             wanted = coming if isinstance(coming, BlobTarget) else coming.wanted
-            said = f"{wanted.blob} cannot be stored in {self._folder}: {disk.describe_os_error(error)}"
+            said = f"{wanted.blob} cannot be stored in {self._folder}: {describe_os_error(error)}"
             raise DiskError(f"{said}; the bytes on disk are kept for the next pull") from None
 
     def broke(self, _error: BrokenError) -> None:
@@ -321,7 +320,7 @@ class _Fetch:
 
     def _ended(self, run: _Run) -> None:
         if run.stalled and run.at < run.end:
-            self._queue.appendleft(_Run(self, run.coming, Span(run.at, run.end), run.anew + 1))
+            self._queue.appendleft(_Run(self, run.coming, Span(run.at, run.end), run.repeats + 1))
             return
         run.coming.running -= 1
         if not run.coming.running and not self._failed:
@@ -334,7 +333,7 @@ class _Fetch:
         self._window.measured(now_s, came, busy=bool(self._queue) and len(self._running) >= self._window.size)
         runs = {task: run for task, run in self._running.items() if not run.stalled}
         at = {task: run.at for task, run in runs.items()}
-        for task in self._judge.stalled(now_s, at, {task: run.anew for task, run in runs.items()}):
+        for task in self._judge.stalled(now_s, at, {task: run.repeats for task, run in runs.items()}):
             runs[task].stalled = True
             task.cancel()
         self._tell()
@@ -354,11 +353,6 @@ class _Fetch:
         except FAILURES as error:
             self._failed.append(error)
 
-    @staticmethod
-    async def _asked_sums(coming: _Coming, sums: Sums) -> Sequence[str]:
-        digest, size = coming.partial.digest, coming.partial.size
-        return await sums(digest, size) if size > parts.WHOLE_BYTES_MAX else ()
-
     async def _finished(self, coming: _Coming) -> None:
         """Publish a complete blob; on a digest mismatch fetch it, or its bad parts, again if that may help."""
         coming.finishing = True
@@ -368,16 +362,18 @@ class _Fetch:
             path = self._folder / coming.wanted.path
             if await self.thread(coming, coming.partial.publish, path):
                 return
-            sums = () if coming.anew or self._sums is None else await self._asked_sums(coming, self._sums)
+            sums: Sequence[str] = ()
+            if self._sums is not None and not coming.restarted and coming.partial.size > parts.WHOLE_BYTES_MAX:
+                sums = await self._sums(coming.partial.digest, coming.partial.size)
             repaired = await self.thread(coming, coming.partial.keep_matching_parts, sums)
-            if coming.anew or (self._source.lonely and not coming.partial.resumed and not repaired):
+            if coming.restarted or (self._source.lonely and not coming.partial.resumed and not repaired):
                 said = f"{coming.wanted.blob}: its bytes do not match its digest; nothing is kept"
                 self._failed.append(MismatchError(said))
                 return
             coming.partial.close()
             coming.partial = await self._opened(coming.wanted)
             coming.finishing = False
-            coming.source, coming.anew = self._source.doubted(coming.wanted.blob), True
+            coming.source, coming.restarted = self._source.doubted(coming.wanted.blob), True
             self._queue_up(coming)
         except FAILURES as error:
             self._failed.append(error)

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from artifacts import safe_paths
 from artifacts.archives import archive_recipe, member_filter
@@ -21,11 +21,10 @@ from artifacts.archives.archive_recipe import ArchivedFile, Recipe
 from artifacts.archives.tar import BadArchiveError
 from artifacts.dialects.contents import Contents, File, RefusedError
 from artifacts.digest import Digest
-from artifacts.disk.threads import wait_until_done
+from artifacts.disk.threads import run_in_thread
 from artifacts.download import pull
 from artifacts.download.pull import BlobTarget
-from artifacts.fetch import unpack
-from artifacts.fetch.unpack import Unpacked, Unpacking
+from artifacts.fetch.unpack import Unpacked, Unpacking, iter_members
 from artifacts.formats import magic
 from artifacts.registry.blobs import Blob
 from artifacts.registry.mirrored_registry import Mirrored
@@ -37,7 +36,6 @@ ARCHIVES = "archives"
 PIECE_BYTES = 1 << 20
 NAMES_MAX = 1_000_000
 """Maximum number of names in all archives of an artifact."""
-T = TypeVar("T")
 
 
 class _Look(NamedTuple):
@@ -86,12 +84,12 @@ async def _take_apart(job: Job, of: Contents, archives: Sequence[File]) -> None:
                 yield piece
 
     try:
-        look = await _in_thread(lambda: _looked(of, archives, pieces), stop)
+        look = await run_in_thread(lambda: _looked(of, archives, pieces), interrupt=stop.set)
         peak = _peak([one.size for one in archives], look.bytes)
         promised = sum(one.size for one in archives) + max(one.size for one in archives)
         if peak > promised:
             await job.more(peak - promised)
-        await _in_thread(lambda: _laid(job, of, archives, look, pieces), stop)
+        await run_in_thread(lambda: _laid(job, of, archives, look, pieces), interrupt=stop.set)
     except BadArchiveError as error:
         for one in archives:
             _place(job, one.digest).unlink(missing_ok=True)
@@ -116,7 +114,7 @@ def _looked(of: Contents, archives: Sequence[File], pieces: Callable[[File], Ite
             sizes.append(one.size)
             continue
         size = 0
-        for member in unpack.iter_members(pieces(one), one):
+        for member in iter_members(pieces(one), one):
             names.append(member.path)
             size += member.size
             if len(names) > NAMES_MAX:
@@ -159,14 +157,3 @@ def _recipe(archive: Path, laid: Sequence[Unpacked]) -> bytes | None:
     with archive.open("rb", buffering=0) as file:
         rest = b"".join(os.pread(file.fileno(), one.end - one.first, one.first) for one in between)
     return archive_recipe.encode_recipe(Recipe(size, files, rest))
-
-
-async def _in_thread(work: Callable[[], T], stop: threading.Event) -> T:
-    """Run work in a thread; on cancellation stop it and wait for its end."""
-    task = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        stop.set()
-        await wait_until_done(task)
-        raise

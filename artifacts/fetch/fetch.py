@@ -19,6 +19,7 @@ from artifacts.credentials.docker_config import Login
 from artifacts.dialects.contents import RefusedError
 from artifacts.dialects.file_listing import Listing
 from artifacts.digest import Digest
+from artifacts.disk.threads import run_in_thread
 from artifacts.fetch import files, registry, remote_header
 from artifacts.fetch.registry import OnProgress, Registries
 from artifacts.peers.client import Neighboured
@@ -34,7 +35,7 @@ from artifacts.sources.learned_sums import Sums
 from artifacts.sources.s3 import BucketAccess
 from artifacts.store.layout import CopyKey, Record
 from artifacts.store.publish import Copy, CopySpec, Job
-from artifacts.store.store import Caller, Store, run_in_thread
+from artifacts.store.store import Caller, Store
 from artifacts.store.tag_cache import Meanings
 
 log = logging.getLogger("pilotlight.artifacts.fetch")
@@ -174,11 +175,8 @@ async def fetch_artifact(
             try:
                 found = await there.look(allow_unsafe=allow_unsafe)
             except DeniedError:
-                await _forbid(
-                    there,
-                    store,
-                    await run_in_thread(lambda: find_cached_key(of, store, ways, allow_unsafe=allow_unsafe)),
-                )
+                known = await run_in_thread(lambda: find_cached_key(of, store, ways, allow_unsafe=allow_unsafe))
+                await _forbid(there, store, known)
                 raise
             key = CopyKey(there.origin, found.listing.digest)
             for path, why in found.listing.left:

@@ -7,20 +7,19 @@ are complete, and git's hash is checked if there is one. The Copy's record has a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from artifacts.dialects.contents import File
 from artifacts.dialects.file_listing import ListedFile, Listing, SelectedFile
 from artifacts.digest import Digest
-from artifacts.download import pull
-from artifacts.download.pull import BlobTarget
+from artifacts.disk.threads import run_in_thread
+from artifacts.download.pull import BlobTarget, Progress, fetch_blobs
 from artifacts.formats import magic
 from artifacts.registry.blobs import Blob, BlobSource
 from artifacts.registry_errors import MismatchError
 from artifacts.store.layout import digest_file_name
 from artifacts.store.publish import Job
-from artifacts.store.store import run_in_thread
 
 LEARNED = "learned"
 """Subfolder of the job's blobs for files of unknown digest, until all are complete."""
@@ -46,7 +45,7 @@ def list_unhashed_files(of: Listing) -> list[SelectedFile]:
     return [one for one in of.taken if one.entry.digest is None]
 
 
-async def fetch_listed_files(job: Job, of: Listing, source: BlobSource, progress: pull.Progress | None = None) -> None:
+async def fetch_listed_files(job: Job, of: Listing, source: BlobSource, progress: Progress | None = None) -> None:
     """Implements the store's `Fetch`. Raises RegistryError, DiskError, RefusedError, OSError."""
     sums = dict[Digest, Digest]()
     blobs = {one.digest: (one.path, one.size, job.blob(one.digest)) for one in job.files}
@@ -59,18 +58,11 @@ async def fetch_listed_files(job: Job, of: Listing, source: BlobSource, progress
         entry = one.entry
         if not _place(job, entry).exists():
             to, blob = _place(job, entry).relative_to(job.blobs), _blob(of, entry.path, entry.name, entry.size)
-            wanted.append(BlobTarget(blob, to, _learner(sums, entry.name)))
+            wanted.append(BlobTarget(blob, to, partial(sums.__setitem__, entry.name)))
     if wanted:
-        await pull.fetch_blobs(wanted, source, job.blobs, progress, file_system=job.disk)
+        await fetch_blobs(wanted, source, job.blobs, progress, file_system=job.disk)
     await run_in_thread(lambda: magic.check_magic((path, at) for path, _, at in blobs.values()))
     await run_in_thread(lambda: _lay(job, of, sums))  # another pull may own the folder once this returns
-
-
-def _learner(sums: dict[Digest, Digest], name: Digest) -> Callable[[Digest], None]:
-    def learned(digest: Digest) -> None:
-        sums[name] = digest
-
-    return learned
 
 
 def _blob(of: Listing, path: str, digest: Digest, size: int) -> Blob:

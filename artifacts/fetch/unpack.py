@@ -15,13 +15,13 @@ from contextlib import suppress
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from artifacts import digest as digests
 from artifacts import safe_paths
 from artifacts.archives import decompress, tar
 from artifacts.archives.member_filter import AcceptedMember, Sieve
 from artifacts.archives.tar import BadArchiveError, Member
 from artifacts.dialects.contents import File
-from artifacts.digest import Digest
+from artifacts.digest import Digest, parse_digest
+from artifacts.disk.disk import write_all
 from artifacts.files import Role
 from artifacts.oci.descriptor import BLOB_BYTES_MAX
 
@@ -76,31 +76,23 @@ class Unpacking:
         finally:
             self._places.close()
 
-    def archive(
-        self, of: File, pieces: Iterable[bytes], diff_id: Digest | None = None, *, may_be_empty: bool = False
-    ) -> list[Unpacked]:
-        """Extract one archive. `diff_id`: digest of the uncompressed bytes. `may_be_empty`: for image layers.
-
-        Raises BadArchiveError, OSError.
-        """
+    def archive(self, of: File, pieces: Iterable[bytes], *, may_be_empty: bool = False) -> list[Unpacked]:
+        """Extract one archive. `may_be_empty`: for image layers. Raises BadArchiveError, OSError."""
         sieve = Sieve(of, self._tree, self._root, allow_unsafe=self._allow_unsafe)
         reader, done = tar.Reader(), list[Unpacked]()
-        inner = hashlib.new(digests.get_algorithm(diff_id)) if diff_id is not None else None
         fd, taken, summed, at = -1, None, hashlib.sha256(), 0
         try:
             for piece in decompress.decompress_layer(pieces, of.encoding, BLOB_BYTES_MAX):
-                if inner is not None:
-                    inner.update(piece)
                 for event in reader.feed(piece):
                     if isinstance(event, Member):
                         taken, at = sieve.judge(event), reader.at
                         fd, summed = self._begin(taken) if taken is not None else -1, hashlib.sha256()
                     elif fd >= 0 and isinstance(event, memoryview):
                         summed.update(event)
-                        _write(fd, event)
+                        write_all(fd, event)
                     elif fd >= 0 and taken is not None:
                         fd = _finish(fd)
-                        digest = digests.parse_digest(f"sha256:{summed.hexdigest()}")
+                        digest = parse_digest(f"sha256:{summed.hexdigest()}")
                         done.append(Unpacked(taken.path, taken.size, taken.role, digest, at))
             reader.close()
         finally:
@@ -108,8 +100,6 @@ class Unpacking:
                 os.close(fd)
         if not reader.entries and not may_be_empty:
             raise BadArchiveError(f"the archive{f' of {of.path}' if of.path else ''} is empty: it contains no file")
-        if diff_id is not None and inner is not None and inner.hexdigest() != digests.get_hex(diff_id):
-            raise BadArchiveError("the archive does not match the image's config: its diffID differs")
         return done
 
     def _begin(self, taken: AcceptedMember) -> int:
@@ -196,11 +186,6 @@ class _Places:
     def _close(self, keep: int) -> None:
         while len(self._way) > keep:
             os.close(self._way.pop()[1])
-
-
-def _write(fd: int, content: memoryview) -> None:
-    while content:
-        content = content[os.write(fd, content) :]
 
 
 def _finish(fd: int) -> int:

@@ -12,18 +12,16 @@ import asyncio
 from contextlib import aclosing
 
 from artifacts.digest import Digest
-from artifacts.oci import manifest
 from artifacts.oci.descriptor import BadManifestError, Descriptor
-from artifacts.oci.manifest import Manifest
+from artifacts.oci.manifest import Manifest, parse_manifest
 from artifacts.registry import blobs, manifests
 from artifacts.registry.blobs import Blob
 from artifacts.registry.client import Client
 from artifacts.registry.referrers import format_referrers_tag, list_referrers
 from artifacts.registry_errors import AbsentError, RegistryError
-from artifacts.signatures import policy as signatures
 from artifacts.signatures.bundles import BUNDLE, BUNDLE_BYTES_MAX
 from artifacts.signatures.payloads import PAYLOAD_BYTES_MAX
-from artifacts.signatures.policy import Bundled, Cosign, Found, Policy, SignatureVerdict, Unread
+from artifacts.signatures.policy import Bundled, Cosign, Found, Policy, SignatureVerdict, Unread, evaluate_signatures
 
 SIMPLE = "application/vnd.dev.cosign.simplesigning.v1+json"
 SIGNATURE = "dev.cosignproject.cosign/signature"
@@ -41,14 +39,14 @@ async def verify_manifest(
 ) -> SignatureVerdict:
     """Evaluate the signatures of the requested manifest, which may be an index, against the policy."""
     if policy.policy == "off":
-        return signatures.evaluate_signatures(digest, (), policy)
+        return evaluate_signatures(digest, (), policy)
     search = _Search(client, repository, digest)
     try:
         async with asyncio.timeout(seconds_max):
             await search.run()
     except TimeoutError:
         search.unread("the registry", f"did not return all signatures within {seconds_max:g} s")
-    return signatures.evaluate_signatures(digest, search.found, policy)
+    return evaluate_signatures(digest, search.found, policy)
 
 
 class _Search:
@@ -89,7 +87,7 @@ class _Search:
             return
         try:
             came = await manifests.fetch_manifest(self._client, self._repository, asked, size)
-            read = manifest.parse_manifest(came.body, content_type=came.media_type)
+            read = parse_manifest(came.body, content_type=came.media_type)
         except AbsentError as error:
             if size is not None:
                 self.unread(asked, str(error))

@@ -139,7 +139,7 @@ def estimate_llama_cpp(shape: Shape, serving: ServingOptions) -> Estimate:
                 words=f"{serving.checkpoints} per slot, to restore earlier windows and states",
             ),
             Item(name="prompts", bytes=serving.prompts_bytes, host=True, words="of earlier requests, up to its limit"),
-            _activation(shape, serving.batch_tokens, cells if serving.scores else 0, _outputs(shape, serving)),
+            _activation(shape, serving.batch_tokens, cells if serving.scores else 0, serving.batch_tokens),
             Item(name="overhead", bytes=OVERHEAD_BYTES, words="the process and its libraries"),
         ),
         slot_bytes=min(BYTES_MAX, state + back + (0 if shared else alone)),
@@ -180,11 +180,6 @@ def _token_bytes(layer: LayerShape, serving: ServingOptions) -> int:
 
 def _padded(tokens: int) -> int:
     return -(-tokens // CELLS) * CELLS
-
-
-def _outputs(shape: Shape, serving: ServingOptions) -> int:
-    """Return the rows of logits that one batch may write: one per token."""
-    return serving.batch_tokens if shape.vocabulary else 0
 
 
 def _states(shape: Shape, state: int, slots: int) -> Item:

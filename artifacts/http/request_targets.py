@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from yarl import URL
@@ -27,6 +28,7 @@ METADATA = frozenset(
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _TEXT = re.compile(r"[!$-;=?-\[\]_a-z~]+")
 """Printable ASCII without space, quotes, #, <, >, backslash, ^, `, {, |, }: what all parsers read alike."""
+_NEXT = re.compile(r"<([^<>]{1,4096})>\s*;[^,]*\brel=\"?next\"?")
 _NUMBER = re.compile(r"[0-9]+|0[xX][0-9a-fA-F]*")
 PORTS = {"http": 80, "https": 443}
 
@@ -114,6 +116,17 @@ def is_loopback(host: str) -> bool:
     """Whether the host is this machine."""
     found = parse_address(host)
     return normalize_host(host) == "localhost" if found is None else unwrap_ipv4(found).is_loopback
+
+
+def find_next_page(page: URL, headers: Mapping[str, str]) -> URL | None:
+    """Return the URL of the next page of a list, which must be at the same origin, or None. Raises PolicyError."""
+    link = _NEXT.search(headers.get("Link", ""))
+    if link is None:
+        return None
+    url = resolve_location(page, link[1])
+    if get_origin(url) != get_origin(page):
+        raise PolicyError(f"{get_origin(page)}: its next page is on another host")
+    return url
 
 
 def resolve_redirect(asked: URL, location: str | None, method: str, status: int, hops: int) -> URL:

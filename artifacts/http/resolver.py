@@ -43,14 +43,11 @@ class Resolver(AbstractResolver):
         inside = all(is_private(one) for one in addresses)
         if name == self._own:
             self._inside = inside if self._inside is None else self._inside and inside
-        elif not self._inside and any(is_private(one) for one in addresses) and not self._is_allowed(name, port):
+        elif not self._inside and any(map(is_private, addresses)) and not {name, f"{name}:{port}"} & self._allowed:
             raise PolicyError(
                 f"{name}: is in a private network, and the registry is not; if that is right, allow "
                 f"that host for this registry"
             )
-
-    def _is_allowed(self, name: str, port: int) -> bool:
-        return name in self._allowed or f"{name}:{port}" in self._allowed
 
     async def close(self) -> None:
         """Close the wrapped resolver; called with the session."""

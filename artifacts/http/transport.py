@@ -24,7 +24,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self, cast
 
 import aiohttp
@@ -94,6 +93,7 @@ Body = bytes | Callable[[], AsyncIterator[bytes]]
 AGENT = "pilotlight"
 CONNECTIONS_MAX = 64
 CHUNK_BYTES = 256 << 10
+ERROR_BYTES_MAX = 64 << 10
 _LENGTH = re.compile(r"[0-9]{1,19}")
 REDIRECT_STATUSES = frozenset({301, 302, 303, 307, 308})
 
@@ -154,6 +154,14 @@ class DetachedBody(NamedTuple):
     """Decrypts the bytes; None for plain HTTP."""
 
 
+class CompleteResponse(NamedTuple):
+    """A response that was read completely."""
+
+    status: int
+    headers: CIMultiDictProxy[str]
+    body: bytes
+
+
 class Answer:
     """A response whose headers have arrived. Use as an async context manager."""
 
@@ -171,9 +179,7 @@ class Answer:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._answer.close()  # does not wait for unread data
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
@@ -228,6 +234,13 @@ class Answer:
             raise PolicyError(f"{self.said}: {what} has a Content-Encoding, which a proxy must have added")
         return b"".join(parts)
 
+    async def fault(self) -> bytes:
+        """Read the body of an error response; empty if it is too large or breaks, since the status suffices."""
+        try:
+            return await self.whole(ERROR_BYTES_MAX, "an error")
+        except (BrokenError, PolicyError):
+            return b""
+
 
 class Transport:
     """The HTTP client of one registry. Use as an async context manager."""
@@ -258,9 +271,7 @@ class Transport:
         )
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._session is not None:
             await self._session.close()
 

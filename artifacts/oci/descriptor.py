@@ -10,8 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple, cast
 
-from artifacts import digest as digests
-from artifacts.digest import Digest
+from artifacts.digest import BadDigestError, Digest, parse_digest
 
 BLOB_BYTES_MAX = 1 << 44
 """16 TiB: more than any model, and small enough that sums of sizes are safe."""
@@ -54,8 +53,8 @@ def read_descriptor(found: object, at: str) -> Descriptor:
         raise BadManifestError(f"{at} is not an object")
     keys = cast("dict[str, object]", found)
     try:
-        digest = digests.parse_digest(keys.get("digest"))
-    except digests.BadDigestError as error:
+        digest = parse_digest(keys.get("digest"))
+    except BadDigestError as error:
         raise BadManifestError(f"{at}.digest: {error}") from None
     return Descriptor(
         media_type=read_media_type(keys.get("mediaType"), f"{at}.mediaType"),

@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from artifacts import digest as digests
-from artifacts.digest import Digest
+from artifacts.digest import Digest, is_digest_of
 from artifacts.oci import descriptor, strict_json
 from artifacts.oci.descriptor import BadManifestError, Descriptor, Platform
 
@@ -29,8 +28,6 @@ OCI_INDEX = "application/vnd.oci.image.index.v1+json"
 DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 DOCKER_INDEX = "application/vnd.docker.distribution.manifest.list.v2+json"
 MANIFESTS, INDEXES = frozenset({OCI_MANIFEST, DOCKER_MANIFEST}), frozenset({OCI_INDEX, DOCKER_INDEX})
-ACCEPTED = (OCI_MANIFEST, DOCKER_MANIFEST, OCI_INDEX, DOCKER_INDEX)
-"""Accepted media types in order of preference."""
 
 
 class Manifest(NamedTuple):
@@ -58,7 +55,7 @@ def parse_manifest(content: bytes, *, content_type: str = "", digest: Digest | N
     """Parse a manifest or index. `digest`: expected; `content_type`: as sent. Raises BadManifestError."""
     if len(content) > MANIFEST_BYTES_MAX:
         raise BadManifestError(f"the manifest is larger than {MANIFEST_BYTES_MAX >> 20} MiB")
-    if digest is not None and not digests.is_digest_of(digest, content):
+    if digest is not None and not is_digest_of(digest, content):
         raise BadManifestError(f"the manifest is not the requested one: its bytes do not match {digest}")
     try:
         keys = strict_json.decode_object(content, MANIFEST_BYTES_MAX)

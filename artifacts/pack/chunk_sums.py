@@ -18,8 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from artifacts import digest as digests
-from artifacts.digest import Digest
+from artifacts.digest import Digest, compute_digest, parse_digest
 from artifacts.oci import manifest, spans
 from artifacts.oci.descriptor import BadManifestError, Descriptor
 from artifacts.oci.manifest import Manifest
@@ -74,9 +73,9 @@ async def push_chunk_sums(client: Client, repository: str, layout: OciLayout) ->
     content = await asyncio.to_thread(compute_chunk_sums, large)
     top, _ = whole.documents[-1]
     for one in (content, EMPTY):
-        await pushing.push_blob(client, Blob(repository, digests.compute_digest(one), len(one)), _Bytes(one))
+        await pushing.push_blob(client, Blob(repository, compute_digest(one), len(one)), _Bytes(one))
     body = _document(top, content)
-    return await pushing.push_manifest(client, repository, digests.compute_digest(body), body, manifests.MANIFEST)
+    return await pushing.push_manifest(client, repository, compute_digest(body), body, manifest.OCI_MANIFEST)
 
 
 def compute_chunk_sums(files: Mapping[Digest, Path]) -> bytes:
@@ -100,12 +99,12 @@ def _summed(path: Path) -> _Sums:
 
 def _document(subject: Descriptor, content: bytes) -> bytes:
     def described(kind: str, of: bytes) -> dict[str, object]:
-        return {"mediaType": kind, "digest": digests.compute_digest(of), "size": len(of)}
+        return {"mediaType": kind, "digest": compute_digest(of), "size": len(of)}
 
     return msgspec.json.encode(
         {
             "schemaVersion": 2,
-            "mediaType": manifests.MANIFEST,
+            "mediaType": manifest.OCI_MANIFEST,
             "artifactType": KIND,
             "config": described(EMPTY_KIND, EMPTY),
             "layers": [described(KIND, content)],
@@ -118,7 +117,7 @@ async def fetch_chunk_sums(client: Client, repository: str, subject: Digest, blo
     """Return the digests of a blob's parts if a list with the same part size exists, else nothing."""
     try:
         for one in (await list_referrers(client, repository, subject, KIND))[:LISTS_MAX]:
-            found = (await _read(client, repository, digests.parse_digest(one.digest))).blobs.get(blob)
+            found = (await _read(client, repository, parse_digest(one.digest))).blobs.get(blob)
             if found is not None and found.part_bytes == spans.part_bytes(size):
                 return found.sums
     except (RegistryError, BadManifestError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from artifacts import digest as digests
 from artifacts.archives.single_file_tar import build_frame
 from artifacts.dialects.contents import RefusedError
-from artifacts.digest import Digest
+from artifacts.digest import Digest, get_algorithm, get_hex, is_digest_of, parse_digest
+from artifacts.disk.disk import Disk, write_all
 from artifacts.formats import magic
 from artifacts.oci import manifest
 from artifacts.oci.descriptor import BadManifestError, Descriptor, Platform
@@ -64,11 +64,11 @@ def write_layout(
         for one in made:
             if len(one.content) > MANIFEST_BYTES_MAX:
                 raise PackError(f"there are too many files: {one.media_type} is larger than 4 MiB")
-            _file(blobs / digests.get_hex(one.blob.digest), one.content)
+            _file(blobs / get_hex(one.blob.digest), one.content)
         _file(folder / "oci-layout", _MARK)
         _file(folder / "index.json", layout_index(made[-1], tag))
         for each in (blobs, blobs.parent, folder):
-            _sync(each)
+            Disk().settle(each)
     return Written(made[-1], written)
 
 
@@ -93,7 +93,7 @@ def _whole(to: Path) -> Iterator[Path]:
     try:
         yield partial
         partial.replace(to)
-        _sync(to.absolute().parent)
+        Disk().settle(to.absolute().parent)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -103,21 +103,21 @@ def _layer(blobs: Path, piece: PackedFile, form: Form, moved: Callable[[int], No
     head, tail = build_frame(piece.path, piece.size) if form == "modelpack" else (b"", b"")
     summed, partial, left = hashlib.sha256(head), blobs / ".partial", piece.size
     with partial.open("wb", buffering=0) as out:
-        _put(out.fileno(), memoryview(head))
+        write_all(out.fileno(), memoryview(head))
         for view in _pieces(piece):
             left -= len(view)
             if left < 0:
                 break
             summed.update(view)
-            _put(out.fileno(), view)
+            write_all(out.fileno(), view)
             moved(len(view))
         if left:
             raise PackError(f"{piece.path}: changed while it was packed; pack again")
         summed.update(tail)
-        _put(out.fileno(), memoryview(tail))
+        write_all(out.fileno(), memoryview(tail))
         os.fsync(out.fileno())
     partial.replace(blobs / summed.hexdigest())
-    return PackedBlob(digests.parse_digest(f"sha256:{summed.hexdigest()}"), len(head) + piece.size + len(tail))
+    return PackedBlob(parse_digest(f"sha256:{summed.hexdigest()}"), len(head) + piece.size + len(tail))
 
 
 def _pieces(piece: PackedFile) -> Iterator[memoryview]:
@@ -131,24 +131,11 @@ def _pieces(piece: PackedFile) -> Iterator[memoryview]:
             yield room[:count]
 
 
-def _put(fd: int, content: memoryview) -> None:
-    while content:
-        content = content[os.write(fd, content) :]
-
-
 def _file(path: Path, content: bytes) -> None:
     with path.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 class OciLayout:
@@ -217,13 +204,13 @@ class OciLayout:
     def document(self, of: Descriptor) -> bytes:
         """Read and verify a manifest, an index or a config. Raises BadManifestError."""
         content = self._read(self.path(of.digest), CONFIG_BYTES_MAX)
-        if len(content) != of.size or not digests.is_digest_of(of.digest, content):
+        if len(content) != of.size or not is_digest_of(of.digest, content):
             raise BadManifestError(f"{of.digest} in {self._folder} is corrupt: pack or copy it again")
         return content
 
     def path(self, digest: Digest) -> Path:
         """Return the path of a blob."""
-        return self._folder / "blobs" / digests.get_algorithm(digest) / digests.get_hex(digest)
+        return self._folder / "blobs" / get_algorithm(digest) / get_hex(digest)
 
     def _read(self, path: Path, most: int) -> bytes:
         try:

@@ -12,11 +12,10 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from artifacts import digest as digests
 from artifacts import file_policy, files, safe_paths
 from artifacts.archives.single_file_tar import MODE
 from artifacts.dialects.base import FILEPATH, TITLE
-from artifacts.digest import Digest
+from artifacts.digest import Digest, compute_digest
 from artifacts.files import Role
 from artifacts.oci.descriptor import Platform
 from artifacts.oci.manifest import LAYERS_MAX, OCI_INDEX, OCI_MANIFEST
@@ -105,7 +104,7 @@ class Document(NamedTuple):
     @property
     def blob(self) -> PackedBlob:
         """Digest and size of the document."""
-        return PackedBlob(digests.compute_digest(self.content), len(self.content))
+        return PackedBlob(compute_digest(self.content), len(self.content))
 
 
 def build_plan(offered: Iterable[Offered], about: About, *, allow_unsafe: bool = False) -> Plan:

@@ -19,8 +19,7 @@ from pathlib import Path
 
 from artifacts.credentials.keychain import Chain
 from artifacts.digest import Digest
-from artifacts.http import retry
-from artifacts.http.retry import Once, Pace
+from artifacts.http.retry import Once, Pace, retry_after_s
 from artifacts.http.transport import DetachedBody, Limits, Site
 from artifacts.oci import spans
 from artifacts.oci.manifest import MANIFEST_BYTES_MAX
@@ -221,7 +220,7 @@ class _Peers:
         if isinstance(error, AbsentError):
             self._board.lacks(peer.name, blob.digest, now_s)
         elif last is not None and status == BUSY:
-            self._board.busy(peer.name, retry.retry_after_s(last.retry_after, self._pace.unix_s()), now_s)
+            self._board.busy(peer.name, retry_after_s(last.retry_after, self._pace.unix_s()), now_s)
         elif status == COMING:
             if blob.size > spans.WHOLE_BYTES_MAX:
                 return True  # it may have the next part

@@ -16,8 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from artifacts.archives import archive_recipe
-from artifacts.archives.archive_recipe import RECIPE_BYTES_MAX, Recipe
+from artifacts.archives.archive_recipe import RECIPE_BYTES_MAX, Recipe, decode_recipe
 from artifacts.digest import Digest
 from artifacts.disk.disk import Disk, list_entries
 from artifacts.download import progress_file
@@ -109,11 +108,9 @@ class Offers:
             return None
         number, said = opened
         try:
-            recipe = (
-                archive_recipe.decode_recipe(os.pread(number, said.st_size, 0))
-                if said.st_size <= RECIPE_BYTES_MAX
-                else None
-            )
+            if said.st_size > RECIPE_BYTES_MAX:
+                return None
+            recipe = decode_recipe(os.pread(number, said.st_size, 0))
         finally:
             os.close(number)
         return None if recipe is None else Rebuilt(recipe, copy / "files")

@@ -71,14 +71,11 @@ class Board:
         free = [one for one in self.peers if one.name not in without and self._may(one.name, digest, now_s)]
         if free:
             known = {digest} if artifact is None else {digest, artifact}
-            return min(
-                free,
-                key=lambda one: (
-                    not known & one.holds,
-                    self._running[one.name],
-                    hash_words(self._seed, digest, one.name),
-                ),
-            )
+
+            def rank(one: Peer) -> tuple[bool, int, bytes]:
+                return not known & one.holds, self._running[one.name], hash_words(self._seed, digest, one.name)
+
+            return min(free, key=rank)
         since_s = self._coming.get(digest)
         if since_s is not None and now_s - since_s < COMING_S_MAX and self._someone_fetches(digest, now_s):
             return Wait(COMING_EVERY_S)

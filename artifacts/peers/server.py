@@ -17,14 +17,13 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from artifacts import digest as digests
 from artifacts.archives import archive_recipe
-from artifacts.digest import Digest
+from artifacts.digest import BadDigestError, Digest, parse_digest
 from artifacts.http.ranges import Part
-from artifacts.oci.manifest import MANIFEST_BYTES_MAX
+from artifacts.oci.manifest import MANIFEST_BYTES_MAX, OCI_INDEX, OCI_MANIFEST
 from artifacts.peers.client import BUSY, COMING
 from artifacts.peers.offers import Coming, CompleteBlob, Offers, Rebuilt
-from artifacts.registry.manifests import ACCEPTED, INDEX, MANIFEST
+from artifacts.registry.manifests import ACCEPTED
 
 STREAMS_MAX = 16
 """Maximum concurrent streams: more would only share the same bandwidth."""
@@ -197,8 +196,8 @@ def _asked(header: str | None, size: int) -> Part | None:
 
 def _digest(request: web.Request) -> Digest | None:
     try:
-        return digests.parse_digest(request.match_info["digest"])
-    except digests.BadDigestError:
+        return parse_digest(request.match_info["digest"])
+    except BadDigestError:
         return None
 
 
@@ -208,7 +207,7 @@ def _media_type(body: bytes) -> str | None:
         said = msgspec.json.decode(body, type=_Typed)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    inside = said.media_type or (INDEX if said.manifests else MANIFEST)
+    inside = said.media_type or (OCI_INDEX if said.manifests else OCI_MANIFEST)
     return inside if inside in ACCEPTED else None
 
 

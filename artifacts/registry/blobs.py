@@ -14,10 +14,8 @@ from typing import NamedTuple, Protocol
 
 from yarl import URL
 
-from artifacts import digest as digests
-from artifacts.digest import Digest
-from artifacts.http import ranges
-from artifacts.http.ranges import Part
+from artifacts.digest import Digest, get_algorithm, get_hex
+from artifacts.http.ranges import Part, validate_range_response
 from artifacts.http.retry import Pace, Tries
 from artifacts.http.transport import Answer, DetachedBody, Limits
 from artifacts.registry.client import Client
@@ -142,7 +140,7 @@ async def stream_blob(
     if not 0 <= wanted.first <= wanted.end <= size:
         raise ValueError(f"bytes {wanted.first} to {wanted.end} are not a part of {size}")
     url, said = client.blob_url(repository, digest), f"{client.said}: {blob}"
-    summed = hashlib.new(digests.get_algorithm(digest)) if wanted.whole and sink is None and check else None
+    summed = hashlib.new(get_algorithm(digest)) if wanted.whole and sink is None and check else None
     tries, at, in_parts = Tries(client.pace, None if sink is None else sink.broke), wanted.first, True
     while at < wanted.end:
         part = Part(at, wanted.end, size)
@@ -155,7 +153,7 @@ async def stream_blob(
                     in_parts = False  # no range support, or the blob is shorter: the full response shows which
                     continue
                 await _judge(client, answer, blob)
-                skip = ranges.validate_range_response(part, answer.status, answer.headers, asks, said)
+                skip = validate_range_response(part, answer.status, answer.headers, asks, said)
                 body = answer.take() if sink is not None and _exact(part, answer) else None
                 if sink is not None and body is not None:
                     moved = await sink.move(at, body)
@@ -178,7 +176,7 @@ async def stream_blob(
                         yield piece
         except BrokenError as error:
             await tries.again(error)
-    if summed is not None and summed.hexdigest() != digests.get_hex(digest):
+    if summed is not None and summed.hexdigest() != get_hex(digest):
         raise MismatchError(f"{said}: its bytes do not match its digest; nothing is kept")
 
 

@@ -9,24 +9,20 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 import msgspec
-from multidict import CIMultiDictProxy
 from yarl import URL
 
-from artifacts import digest as digests
 from artifacts.credentials.keychain import Chain, Keychain
-from artifacts.digest import Digest
+from artifacts.digest import Digest, parse_digest
 from artifacts.http.retry import Pace, Tries
-from artifacts.http.transport import Answer, Body, Limits, Site, Transport
+from artifacts.http.transport import Answer, Body, CompleteResponse, Limits, Site, Transport
 from artifacts.registry.auth import Scopes, Tokens, pull_scope
 from artifacts.registry_errors import AbsentError, BrokenError, DeniedError, MismatchError, PolicyError, RegistryError
 
 LOGINS_MAX = 2
 """Maximum logins per request: one for a token that just expired, and one more if the new token is rejected."""
-ERROR_BYTES_MAX = 64 << 10
 WARNINGS_MAX = 100
 WARNING_CHARS_MAX = 200
 _PATH = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]*(?:/[A-Za-z0-9_][A-Za-z0-9._:-]*)*/?")
@@ -43,14 +39,6 @@ class _Fault(msgspec.Struct, frozen=True):
 
 class _Faults(msgspec.Struct, frozen=True):
     errors: list[_Fault] = []
-
-
-class RegistryResponse(NamedTuple):
-    """A response that was read completely."""
-
-    status: int
-    headers: CIMultiDictProxy[str]
-    body: bytes
 
 
 class Client:
@@ -71,10 +59,8 @@ class Client:
         await self.transport.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.transport.__aexit__(kind, error, trace)
+    async def __aexit__(self, *error: object) -> None:
+        await self.transport.__aexit__(*error)
 
     def url(self, path: str, query: str = "") -> URL:
         """Build a URL below /v2/. Raises PolicyError if the path is invalid."""
@@ -84,7 +70,7 @@ class Client:
 
     def blob_url(self, repository: str, digest: Digest) -> URL:
         """Build the URL of a blob. Raises PolicyError."""
-        return self.url(f"{repository}/blobs/{digests.parse_digest(digest)}")
+        return self.url(f"{repository}/blobs/{parse_digest(digest)}")
 
     async def ask(
         self,
@@ -133,7 +119,7 @@ class Client:
         scopes: Scopes | None = None,
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
-    ) -> RegistryResponse:
+    ) -> CompleteResponse:
         """Return a response with its body. Raises PolicyError if the body is larger than `bytes_max`."""
         tries = Tries(self.pace)
         while True:
@@ -141,9 +127,9 @@ class Client:
             try:
                 async with answer:
                     if answer.status >= 300:
-                        return RegistryResponse(answer.status, answer.headers, await _fault(answer))
+                        return CompleteResponse(answer.status, answer.headers, await answer.fault())
                     text = b"" if method == "HEAD" else await answer.whole(bytes_max, what)
-                    return RegistryResponse(answer.status, answer.headers, text)
+                    return CompleteResponse(answer.status, answer.headers, text)
             except BrokenError as error:
                 await tries.again(error)
 
@@ -161,7 +147,7 @@ class Client:
 
     async def refused(self, answer: Answer, what: str) -> RegistryError:
         """As `refusal`, for a response that is still open."""
-        return self.refusal(answer.status, await _fault(answer), what)
+        return self.refusal(answer.status, await answer.fault(), what)
 
     def _warn(self, answer: Answer) -> None:
         for header in answer.headers.getall("Warning", []):
@@ -172,14 +158,6 @@ class Client:
             if text not in self._warned:
                 self._warned.add(text)
                 log.warning("event=registry_warning registry=%s message=%r", self.said, _shown(text))
-
-
-async def _fault(answer: Answer) -> bytes:
-    """Read the body of an error response; empty if it is too large or breaks, since the status suffices."""
-    try:
-        return await answer.whole(ERROR_BYTES_MAX, "an error")
-    except (BrokenError, PolicyError):
-        return b""
 
 
 def _code(body: bytes) -> str:

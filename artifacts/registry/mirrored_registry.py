@@ -12,8 +12,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import NamedTuple
 
-from artifacts import digest
-from artifacts.digest import Digest
+from artifacts.digest import Digest, get_algorithm, get_hex
 from artifacts.http.transport import DetachedBody, Limits
 from artifacts.registry import blobs, manifests
 from artifacts.registry.blobs import Blob, Moved, Sink
@@ -89,7 +88,7 @@ class Mirrored:
         at, end = first, blob.size if end is None else end
         whole = first == 0 and end == blob.size and len(self._places) > 1 and sink is None
         counted = None if sink is None else _Counted(sink)
-        summed = hashlib.new(digest.get_algorithm(blob.digest)) if whole else None
+        summed = hashlib.new(get_algorithm(blob.digest)) if whole else None
         for client, prefix, _ in self._places[:-1]:
             try:
                 async with aclosing(
@@ -112,7 +111,7 @@ class Mirrored:
                 if summed is not None:
                     summed.update(piece)
                 yield piece
-        if summed is not None and summed.hexdigest() != digest.get_hex(blob.digest):
+        if summed is not None and summed.hexdigest() != get_hex(blob.digest):
             raise MismatchError(f"{blob}: its bytes, from more than one source, do not match its digest")
 
 

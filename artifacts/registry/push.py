@@ -15,16 +15,14 @@ from typing import Protocol
 import msgspec
 from yarl import URL
 
-from artifacts import digest as digests
-from artifacts.digest import Digest
+from artifacts.digest import Digest, compute_digest, is_digest_of, parse_digest
 from artifacts.http.request_targets import resolve_location
 from artifacts.http.retry import Tries
 from artifacts.http.transport import Answer
-from artifacts.oci.manifest import MANIFEST_BYTES_MAX
+from artifacts.oci.manifest import MANIFEST_BYTES_MAX, OCI_INDEX
 from artifacts.registry import auth, blobs
 from artifacts.registry.blobs import Blob
 from artifacts.registry.client import Client
-from artifacts.registry.manifests import INDEX, has_digest
 from artifacts.registry.referrers import Referrer, add_referrer, fetch_tagged_index, format_referrers_tag
 from artifacts.registry_errors import BrokenError, MismatchError, PolicyError
 
@@ -110,7 +108,7 @@ class _Push:
         self._client = client
         self._repository = blob.repository
         self._source = source
-        self._digest = digests.parse_digest(blob.digest)
+        self._digest = parse_digest(blob.digest)
         self._size = blob.size
         self._scopes = scopes
         self._what = str(blob)
@@ -208,8 +206,8 @@ async def push_manifest(client: Client, repository: str, asked: str, body: bytes
     """
     if len(body) > MANIFEST_BYTES_MAX:
         raise PolicyError(f"manifest {asked} for {repository}: larger than {MANIFEST_BYTES_MAX >> 20} MiB")
-    digest, what = digests.compute_digest(body), f"manifest {asked} for {repository}"
-    if ":" in asked and not has_digest(body, digests.parse_digest(asked)):
+    digest, what = compute_digest(body), f"manifest {asked} for {repository}"
+    if ":" in asked and not is_digest_of(parse_digest(asked), body):
         raise MismatchError(f"{what}: its bytes do not match its digest")
     found = await client.whole(
         "PUT",
@@ -239,9 +237,9 @@ async def _list(client: Client, repository: str, digest: Digest, body: bytes, me
         raise MismatchError(f"manifest {digest} for {repository}: is not a manifest") from None
     if read.subject is None:
         return
-    subject = digests.parse_digest(read.subject.digest)
+    subject = parse_digest(read.subject.digest)
     kind = read.artifact_type or read.config.media_type
     one = Referrer(media_type, digest, len(body), kind, read.annotations or {})
     was = await fetch_tagged_index(client, repository, subject)
     said = f"{client.said}: tag {format_referrers_tag(subject)} of {repository}"
-    await push_manifest(client, repository, format_referrers_tag(subject), add_referrer(was, one, said), INDEX)
+    await push_manifest(client, repository, format_referrers_tag(subject), add_referrer(was, one, said), OCI_INDEX)

@@ -11,14 +11,16 @@ from typing import Any
 import msgspec
 from yarl import URL
 
-from artifacts import digest as digests
-from artifacts.digest import Digest
-from artifacts.oci.manifest import MANIFEST_BYTES_MAX
-from artifacts.registry.client import Client, RegistryResponse
-from artifacts.registry.manifests import ACCEPTED, INDEX, PAGES_MAX, fetch_manifest, find_next_page
+from artifacts.digest import BadDigestError, Digest, get_algorithm, get_hex, parse_digest
+from artifacts.http.request_targets import find_next_page
+from artifacts.http.transport import CompleteResponse
+from artifacts.oci.manifest import MANIFEST_BYTES_MAX, OCI_INDEX
+from artifacts.registry.client import Client
+from artifacts.registry.manifests import ACCEPTED, fetch_manifest
 from artifacts.registry_errors import AbsentError, MismatchError
 
 REFERRERS_MAX = 1000
+PAGES_MAX = 100
 
 
 class Referrer(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -38,13 +40,13 @@ class _Index(msgspec.Struct, frozen=True):
 async def list_referrers(client: Client, repository: str, subject: Digest, artifact_type: str = "") -> list[Referrer]:
     """List the referrers of this type, or all, at most REFERRERS_MAX. Raises as `fetch_manifest`."""
     query = str(URL.build(query={"artifactType": artifact_type}).raw_query_string) if artifact_type else ""
-    url: URL | None = client.url(f"{repository}/referrers/{digests.parse_digest(subject)}", query)
+    url: URL | None = client.url(f"{repository}/referrers/{parse_digest(subject)}", query)
     what, found_all = f"list of referrers of {subject} of {repository}", list[Referrer]()
     for page in range(PAGES_MAX):
         if url is None or len(found_all) >= REFERRERS_MAX:
             break
         found = await client.whole(
-            "GET", url, repository, headers={"Accept": INDEX}, bytes_max=MANIFEST_BYTES_MAX, what=what
+            "GET", url, repository, headers={"Accept": OCI_INDEX}, bytes_max=MANIFEST_BYTES_MAX, what=what
         )
         if page == 0 and not _speaks(found):
             found_all = await _tagged(client, repository, subject)
@@ -52,19 +54,19 @@ async def list_referrers(client: Client, repository: str, subject: Digest, artif
         if found.status != 200:
             raise client.refusal(found.status, found.body, what)
         found_all += _read(found.body, f"{client.said}: {what}")
-        url = find_next_page(client, url, found)
+        url = find_next_page(url, found.headers)
     kept = [one for one in found_all if not artifact_type or one.artifact_type == artifact_type]
     return kept[:REFERRERS_MAX]
 
 
 def format_referrers_tag(subject: Digest) -> str:
     """Return the tag of the list in a registry without the referrers API."""
-    return f"{digests.get_algorithm(subject)}-{digests.get_hex(subject)[:64]}"
+    return f"{get_algorithm(subject)}-{get_hex(subject)[:64]}"
 
 
 def add_referrer(body: bytes | None, one: Referrer, said: str) -> bytes:
     """Add a referrer to the list (None: create it). Raises MismatchError if the body is not a list of referrers."""
-    index: dict[str, Any] = {"schemaVersion": 2, "mediaType": INDEX, "manifests": []}
+    index: dict[str, Any] = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": []}
     if body is not None:
         try:
             index = {**index, **msgspec.json.decode(body, type=dict[str, Any])}
@@ -84,7 +86,7 @@ async def fetch_tagged_index(client: Client, repository: str, subject: Digest) -
         found = await fetch_manifest(client, repository, format_referrers_tag(subject))
     except AbsentError:
         return None
-    return found.body if found.media_type == INDEX else None
+    return found.body if found.media_type == OCI_INDEX else None
 
 
 async def _tagged(client: Client, repository: str, subject: Digest) -> list[Referrer]:
@@ -92,7 +94,7 @@ async def _tagged(client: Client, repository: str, subject: Digest) -> list[Refe
     return [] if body is None else _read(body, f"{client.said}: tag {format_referrers_tag(subject)} of {repository}")
 
 
-def _speaks(found: RegistryResponse) -> bool:
+def _speaks(found: CompleteResponse) -> bool:
     """Whether the registry supports the API; others answer 404, or 200 with other content."""
     if found.status == 404:
         return False
@@ -106,7 +108,7 @@ def _read(body: bytes, said: str) -> list[Referrer]:
         raise MismatchError(f"{said}: cannot be read") from None
     try:
         for one in found:
-            digests.parse_digest(one.digest)
-    except digests.BadDigestError as error:
+            parse_digest(one.digest)
+    except BadDigestError as error:
         raise MismatchError(f"{said}: {error}") from None
     return found

@@ -7,7 +7,7 @@ rejected, since they allowed less material.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from artifacts.signatures.payloads import (
     IN_TOTO,
@@ -16,6 +16,7 @@ from artifacts.signatures.payloads import (
     decode_base64,
     parse_json_object,
     require_object,
+    require_single_signature,
     require_text,
 )
 from artifacts.signatures.public_keys import SIGNATURE_BYTES_MAX
@@ -72,10 +73,7 @@ def _envelope(found: Mapping[str, object]) -> Envelope:
     of, what = require_object(found, "dsseEnvelope", "the bundle"), "the bundle's envelope"
     if require_text(of, "payloadType", what) != IN_TOTO:
         raise BadClaimError(f"{what} does not contain {IN_TOTO}")
-    signatures = of.get("signatures")
-    if not isinstance(signatures, list) or len(signatures) != 1 or not isinstance(signatures[0], dict):
-        raise BadClaimError(f"{what} does not have exactly one signature")
-    one = cast("dict[str, object]", signatures[0])
+    one = require_single_signature(of, what)
     payload = decode_base64(of.get("payload"), PAYLOAD_BYTES_MAX, f"{what}'s payload")
     return Envelope(payload, decode_base64(one.get("sig"), SIGNATURE_BYTES_MAX, f"{what}'s signature"))
 

@@ -24,9 +24,8 @@ from cryptography.x509 import BasicConstraints, Certificate
 from cryptography.x509.certificate_transparency import LogEntryType, SignedCertificateTimestamp
 from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID
 
-from artifacts.signatures import public_keys
 from artifacts.signatures.payloads import BadClaimError
-from artifacts.signatures.public_keys import BadKeyError, PublicKey
+from artifacts.signatures.public_keys import BadKeyError, PublicKey, hash_public_key, read_public_key
 from artifacts.signatures.trust_root import Authority, Log, Root
 
 
@@ -87,7 +86,7 @@ def check_certificate(der: bytes, unix_s: float, root: Root) -> Leaf:
         _check_use(leaf)
         issuer = _issuer(leaf, unix_s, root.authorities)
         _check_logged(leaf, issuer, root.certificate_logs)
-        return Leaf(leaf, public_keys.read_public_key(leaf.public_key()), _identity(leaf))
+        return Leaf(leaf, read_public_key(leaf.public_key()), _identity(leaf))
     except BadKeyError as error:
         raise BadClaimError(f"its certificate: {error}") from None
     except x509.ExtensionNotFound:
@@ -132,7 +131,7 @@ def _issuer(leaf: x509.Certificate, unix_s: float, authorities: Sequence[Authori
 
 def _check_logged(leaf: x509.Certificate, issuer: x509.Certificate, logs: Sequence[Log]) -> None:
     found = leaf.extensions.get_extension_for_class(x509.PrecertificateSignedCertificateTimestamps).value
-    public = public_keys.hash_public_key(issuer.public_key())
+    public = hash_public_key(issuer.public_key())
     if not any(_is_logged(leaf, public, timestamp, log) for timestamp in found for log in logs):
         raise BadClaimError("its certificate has no timestamp of a certificate log in the trusted root")
 

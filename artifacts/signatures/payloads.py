@@ -12,8 +12,7 @@ import binascii
 from collections.abc import Mapping
 from typing import cast
 
-from artifacts import digest as digests
-from artifacts.digest import Digest
+from artifacts.digest import Digest, get_algorithm, get_hex
 from artifacts.oci import strict_json
 
 PAYLOAD_BYTES_MAX = 64 << 10
@@ -59,7 +58,7 @@ def check_statement(payload: bytes, digest: Digest) -> None:
 
 def _is_of(subject: object, digest: Digest) -> bool:
     of = subject.get("digest") if isinstance(subject, dict) else None
-    return isinstance(of, dict) and of.get(digests.get_algorithm(digest)) == digests.get_hex(digest)
+    return isinstance(of, dict) and of.get(get_algorithm(digest)) == get_hex(digest)
 
 
 def encode_pae(payload_type: str, payload: bytes) -> bytes:
@@ -82,6 +81,14 @@ def require_object(found: Mapping[str, object], name: str, what: str) -> dict[st
     if not isinstance(inner, dict):
         raise BadClaimError(f"{what} has no {name}")
     return cast("dict[str, object]", inner)
+
+
+def require_single_signature(found: Mapping[str, object], what: str) -> dict[str, object]:
+    """Return the only element of `signatures`. Raises BadClaimError."""
+    signatures = found.get("signatures")
+    if not isinstance(signatures, list) or len(signatures) != 1 or not isinstance(signatures[0], dict):
+        raise BadClaimError(f"{what} does not have exactly one signature")
+    return cast("dict[str, object]", signatures[0])
 
 
 def require_text(found: Mapping[str, object], name: str, what: str) -> str:

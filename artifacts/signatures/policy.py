@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from artifacts import digest as digests
-from artifacts.digest import Digest
+from artifacts.digest import Digest, get_algorithm, get_hex
 from artifacts.signatures import bundles, certificates, payloads, timestamps, transparency_log
 from artifacts.signatures.bundles import Bundle, Envelope, Message
 from artifacts.signatures.certificates import Identity
@@ -116,7 +115,7 @@ def _signer(digest: Digest, one: Found, policy: Policy) -> str:
 def _by(digest: Digest, content: Envelope | Message, keys: Sequence[PublicKey]) -> PublicKey:
     """Return the key that signed the bundle's content, which must be about the manifest. Raises BadClaimError."""
     if isinstance(content, Message):
-        if digests.get_algorithm(digest) != "sha256" or content.sha256.hex() != digests.get_hex(digest):
+        if get_algorithm(digest) != "sha256" or content.sha256.hex() != get_hex(digest):
             raise BadClaimError("it signs another digest")
         return _first(key for key in keys if key.signed_sum(content.signature, content.sha256))
     signed = payloads.encode_pae(payloads.IN_TOTO, content.payload)

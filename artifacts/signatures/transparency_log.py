@@ -12,7 +12,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from artifacts.signatures import payloads
 from artifacts.signatures.bundles import Envelope, Message
@@ -136,13 +136,11 @@ def check_body(body: Mapping[str, object], content: Envelope | Message) -> bytes
     if (kind, version) != ("dsse" if enveloped else "hashedrekord", V1):
         raise BadClaimError(f"{_WHAT} is of an unsupported kind")
     if enveloped:
-        of, named = require_object(spec, "payloadHash", _WHAT), _one(spec)
+        of, named = require_object(spec, "payloadHash", _WHAT), payloads.require_single_signature(spec, _WHAT)
         said, certificate = named.get("signature"), named.get("verifier")
     else:
-        of, named = (
-            require_object(require_object(spec, "data", _WHAT), "hash", _WHAT),
-            require_object(spec, "signature", _WHAT),
-        )
+        of = require_object(require_object(spec, "data", _WHAT), "hash", _WHAT)
+        named = require_object(spec, "signature", _WHAT)
         said, certificate = named.get("content"), require_object(named, "publicKey", _WHAT).get("content")
     text, sha256 = base64.b64encode(content.signature).decode(), _sum_of(content, whole=False).hex()
     if (of.get("algorithm"), of.get("value"), said) != ("sha256", sha256, text):
@@ -157,7 +155,7 @@ def _second(spec: Mapping[str, object], content: Envelope | Message, *, whole: b
         of, named = require_object(inner, "data", _WHAT), require_object(inner, "signature", _WHAT)
     else:
         inner = require_object(spec, "dsseV002", _WHAT)
-        of, named = require_object(inner, "payloadHash", _WHAT), _one(inner)
+        of, named = require_object(inner, "payloadHash", _WHAT), payloads.require_single_signature(inner, _WHAT)
     text, sha256 = (base64.b64encode(one).decode() for one in (content.signature, _sum_of(content, whole=whole)))
     if (of.get("algorithm"), of.get("digest"), named.get("content")) != ("SHA2_256", sha256, text):
         raise BadClaimError(f"{_WHAT} is for another signature")
@@ -170,10 +168,3 @@ def _sum_of(content: Envelope | Message, *, whole: bool) -> bytes:
     if isinstance(content, Message):
         return content.sha256
     return hashlib.sha256(payloads.encode_pae(payloads.IN_TOTO, content.payload) if whole else content.payload).digest()
-
-
-def _one(spec: Mapping[str, object]) -> dict[str, object]:
-    signatures = spec.get("signatures")
-    if not isinstance(signatures, list) or len(signatures) != 1 or not isinstance(signatures[0], dict):
-        raise BadClaimError(f"{_WHAT} does not have exactly one signature")
-    return cast("dict[str, object]", signatures[0])

@@ -15,9 +15,8 @@ from typing import NamedTuple, cast
 from cryptography.hazmat.primitives.serialization import load_der_public_key
 from cryptography.x509 import Certificate, load_der_x509_certificate
 
-from artifacts.signatures import public_keys
 from artifacts.signatures.payloads import BadClaimError, decode_base64, parse_json_object, require_object
-from artifacts.signatures.public_keys import BadKeyError, PublicKey
+from artifacts.signatures.public_keys import BadKeyError, PublicKey, hash_public_key, read_public_key
 
 ROOT_BYTES_MAX = 1 << 20
 CHAIN_MAX = 8
@@ -91,16 +90,13 @@ def _log(found: Mapping[str, object]) -> Log | None:
     """Parse a log; None if its key is of an unsupported kind."""
     of = require_object(found, "publicKey", "a log")
     try:
-        key = public_keys.read_public_key(load_der_public_key(_der(of)))
+        key = read_public_key(load_der_public_key(_der(of)))
     except BadKeyError:
         return None
-    named = found.get("logId")
-    said = (
-        None
-        if named is None
-        else decode_base64(require_object(found, "logId", "a log").get("keyId"), _ID_BYTES, "a log's keyId")
-    )
-    return Log(said or public_keys.hash_public_key(key.public), key, *_times(of))
+    said = b""
+    if found.get("logId") is not None:
+        said = decode_base64(require_object(found, "logId", "a log").get("keyId"), _ID_BYTES, "a log's keyId")
+    return Log(said or hash_public_key(key.public), key, *_times(of))
 
 
 def _der(found: Mapping[str, object]) -> bytes:

@@ -9,21 +9,18 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self
 
-from multidict import CIMultiDictProxy
 from yarl import URL
 
 from artifacts.digest import Digest
 from artifacts.http.request_targets import get_origin
 from artifacts.http.retry import Pace, Tries
-from artifacts.http.transport import Answer, Limits, Site, Transport
+from artifacts.http.transport import Answer, CompleteResponse, Limits, Site, Transport
 from artifacts.registry import blobs
 from artifacts.registry.blobs import Blob, Sink
-from artifacts.registry_errors import AbsentError, BrokenError, DeniedError, MismatchError, PolicyError, RegistryError
+from artifacts.registry_errors import AbsentError, BrokenError, DeniedError, MismatchError, RegistryError
 
-ERROR_BYTES_MAX = 64 << 10
 Prove = Callable[[str, URL, Mapping[str, str]], Awaitable[Mapping[str, str]]]
 """(method, URL, headers) -> the headers that are sent only to the host itself, such as credentials."""
 Explain = Callable[[int, Mapping[str, str], bytes], str]
@@ -37,14 +34,6 @@ class Rules(NamedTuple):
     pace: Pace
     ca: Path | None = None
     """CA certificates trusted in addition to the system's."""
-
-
-class FileHostResponse(NamedTuple):
-    """A response that was read completely."""
-
-    status: int
-    headers: CIMultiDictProxy[str]
-    body: bytes
 
 
 class FileHost:
@@ -65,10 +54,8 @@ class FileHost:
         await self.transport.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.transport.__aexit__(kind, error, trace)
+    async def __aexit__(self, *error: object) -> None:
+        await self.transport.__aexit__(*error)
 
     def url(self, path: str, query: str = "") -> URL:
         """Build a URL below the base; path and query must be encoded."""
@@ -115,7 +102,7 @@ class FileHost:
 
     async def whole(
         self, method: str, url: URL, *, bytes_max: int, what: str, headers: Mapping[str, str] | None = None
-    ) -> FileHostResponse:
+    ) -> CompleteResponse:
         """Return a response with its body, of any status. Raises PolicyError if the body is larger than `bytes_max`."""
         tries = Tries(self.pace)
         while True:
@@ -125,13 +112,13 @@ class FileHost:
             try:
                 async with answer:
                     if answer.status >= 300:
-                        return FileHostResponse(answer.status, answer.headers, await _fault(answer))
+                        return CompleteResponse(answer.status, answer.headers, await answer.fault())
                     body = b"" if method == "HEAD" else await answer.whole(bytes_max, what)
-                    return FileHostResponse(answer.status, answer.headers, body)
+                    return CompleteResponse(answer.status, answer.headers, body)
             except BrokenError as error:
                 await tries.again(error)
 
-    def refusal(self, found: FileHostResponse, what: str) -> RegistryError:
+    def refusal(self, found: CompleteResponse, what: str) -> RegistryError:
         """Build the error for an unexpected status."""
         why = self._explain(found.status, found.headers, found.body)
         said = f"{self.said}: {what}: answered {found.status}{'; ' if why else ''}{why}"
@@ -139,15 +126,13 @@ class FileHost:
             return MismatchError(f"{self.said}: {what} changed while it was pulled; pull again")
         if found.status in {401, 403}:
             return DeniedError(said)
-        return (
-            AbsentError(f"{self.said}: there is no {what}{'; ' if why else ''}{why}")
-            if found.status == 404
-            else RegistryError(said)
-        )
+        if found.status == 404:
+            return AbsentError(f"{self.said}: there is no {what}{'; ' if why else ''}{why}")
+        return RegistryError(said)
 
     async def refused(self, answer: Answer, what: str) -> RegistryError:
         """See `Giver.refused`."""
-        return self.refusal(FileHostResponse(answer.status, answer.headers, await _fault(answer)), what)
+        return self.refusal(CompleteResponse(answer.status, answer.headers, await answer.fault()), what)
 
 
 class Lone:
@@ -188,11 +173,3 @@ class Lone:
 def _etag(answer: Answer, sent: Mapping[str, str]) -> str:
     """Return the response's ETag if the request had If-Match, ignoring weakness added by a compressing proxy."""
     return answer.headers.get("ETag", "none").removeprefix("W/") if "If-Match" in sent else ""
-
-
-async def _fault(answer: Answer) -> bytes:
-    """Read the body of an error response; empty if it is too large or breaks, since the status suffices."""
-    try:
-        return await answer.whole(ERROR_BYTES_MAX, "an error")
-    except (BrokenError, PolicyError):
-        return b""

@@ -23,16 +23,16 @@ from artifacts.dialects import file_listing as listing
 from artifacts.dialects.file_listing import ListedFile, Listing
 from artifacts.http.request_targets import (
     REDIRECTS_MAX,
+    find_next_page,
     get_origin,
     is_loopback,
     parse_untrusted_url,
-    resolve_location,
     resolve_redirect,
 )
-from artifacts.http.transport import REDIRECT_STATUSES
+from artifacts.http.transport import REDIRECT_STATUSES, CompleteResponse
 from artifacts.registry_errors import PolicyError, RegistryError
 from artifacts.source_uri import Hub
-from artifacts.sources.file_host_client import FileHost, FileHostResponse, Rules
+from artifacts.sources.file_host_client import FileHost, Rules
 
 ENDPOINT = "https://huggingface.co"
 INFO_BYTES_MAX = 16 << 20
@@ -43,7 +43,6 @@ ROWS_MAX = 100_000
 TOKEN_BYTES_MAX = 4096
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_NEXT = re.compile(r"<([^<>]{1,4096})>\s*;[^,]*\brel=\"?next\"?")
 T = TypeVar("T")
 _TOKEN = re.compile(r"[!-~]{1,1024}")
 
@@ -135,7 +134,7 @@ async def list_repository(place: FileHost, of: Hub, *, allow_unsafe: bool = Fals
             raise RegistryError(f"{place.said}: {what}: has too many files")
         page = await _asked(place, url, PAGE_BYTES_MAX, f"list of files of {what}")
         rows += _read(page.body, list[_Row], place, what)
-        url, pages = _following(place, url, page), pages + 1
+        url, pages = find_next_page(url, page.headers), pages + 1
     entries = [_entry(one, place, what) for one in rows if one.type == "file"]
     taken = listing.select_files(f"hf://{of.name}", entries, of.include, allow_unsafe=allow_unsafe)
     for one in taken.taken:
@@ -169,7 +168,7 @@ async def find_access_error(place: FileHost, of: Hub, path: str) -> RegistryErro
     raise RegistryError(f"{place.said}: {what}: it is redirected too often")
 
 
-async def _asked(place: FileHost, url: URL, bytes_max: int, what: str) -> FileHostResponse:
+async def _asked(place: FileHost, url: URL, bytes_max: int, what: str) -> CompleteResponse:
     found = await place.whole("GET", url, bytes_max=bytes_max, what=what)
     if found.status != 200:
         raise place.refusal(found, what)
@@ -191,16 +190,6 @@ def _entry(row: _Row, place: FileHost, what: str) -> ListedFile:
     elif _COMMIT.fullmatch(row.oid) and row.size >= 0:
         return ListedFile(row.path, row.size, f"git:{row.oid}")
     raise RegistryError(f"{place.said}: states no checksum for a file of {what}")
-
-
-def _following(place: FileHost, url: URL, found: FileHostResponse) -> URL | None:
-    link = _NEXT.search(found.headers.get("Link", ""))
-    if link is None:
-        return None
-    page = resolve_location(url, link[1])
-    if get_origin(page) != place.transport.own:
-        raise PolicyError(f"{place.said}: its next page is on another host")
-    return page
 
 
 def _explained(status: int, headers: Mapping[str, str], _body: bytes) -> str:

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from artifacts import digest
 from artifacts.dialects.file_listing import Listing
-from artifacts.digest import BadDigestError, Digest
+from artifacts.digest import BadDigestError, Digest, parse_digest
 from artifacts.disk.disk import Disk, list_entries
 from artifacts.store.layout import CopyKey
 from artifacts.store.store import Store
@@ -50,7 +49,7 @@ class Sums:
         try:
             with self._path(key).open("rb") as file:
                 said = msgspec.json.decode(file.read(_BYTES_MAX), type=dict[str, str])
-            sums = {path: digest.parse_digest(text) for path, text in said.items()}
+            sums = {path: parse_digest(text) for path, text in said.items()}
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, BadDigestError):
             return of
         taken = [

@@ -17,17 +17,16 @@ from urllib.parse import unquote_plus
 
 from yarl import URL
 
-from artifacts.credentials import sigv4
 from artifacts.credentials.aws import AwsKeys
-from artifacts.credentials.sigv4 import Asked, Scope
-from artifacts.dialects import file_listing
-from artifacts.dialects.file_listing import FILES_MAX, ListedFile, Listing
+from artifacts.credentials.sigv4 import Asked, Scope, encode_uri, sign_request
+from artifacts.dialects.file_listing import FILES_MAX, ListedFile, Listing, select_files
 from artifacts.http import xml
 from artifacts.http.request_targets import parse_untrusted_url
+from artifacts.http.transport import CompleteResponse
 from artifacts.http.xml import BadXmlError, Element
 from artifacts.registry_errors import PolicyError, RegistryError
 from artifacts.source_uri import Bucket
-from artifacts.sources.file_host_client import Explain, FileHost, FileHostResponse, Rules
+from artifacts.sources.file_host_client import Explain, FileHost, Rules
 
 PAGES_MAX = 50
 AT_ONCE = 8
@@ -81,11 +80,9 @@ class BucketAccess:
 
         async def prove(method: str, url: URL, headers: Mapping[str, str]) -> Mapping[str, str]:
             current = await self.keys.keys() if signed else None  # keys of a role expire
-            return (
-                {}
-                if current is None
-                else sigv4.sign_request(Asked(method, url, headers), current, scope, rules.pace.unix_s())
-            )
+            if current is None:
+                return {}
+            return sign_request(Asked(method, url, headers), current, scope, rules.pace.unix_s())
 
         place = FileHost(await self.base(bucket), prove, _explaining(region, signed=signed), rules)
         place.follow = False
@@ -100,7 +97,7 @@ async def list_bucket(place: FileHost, of: Bucket, *, allow_unsafe: bool = False
     else:
         found = {of.key: await _headed(place, of.key)}
     entries = {key.removeprefix(folder): one._replace(path=key.removeprefix(folder)) for key, one in found.items()}
-    taken = file_listing.select_files(
+    taken = select_files(
         str(of), [one._replace(claim=_claim(one)) for one in entries.values()], allow_unsafe=allow_unsafe
     )
     for one in taken.taken:
@@ -133,7 +130,7 @@ async def _barred(place: FileHost, key: str) -> RegistryError | None:
     return why
 
 
-async def _refusal(place: FileHost, key: str, found: FileHostResponse) -> RegistryError:
+async def _refusal(place: FileHost, key: str, found: CompleteResponse) -> RegistryError:
     """Build the error of a rejected HEAD by a GET, since only its response has a body. Raises RegistryError."""
     what = f"object {key}"
     async with await place.ask("GET", _url(place, key), "", headers={"Range": "bytes=0-0"}) as answer:
@@ -153,7 +150,7 @@ async def _listed(place: FileHost, of: Bucket) -> dict[str, ListedFile]:
     for _ in range(PAGES_MAX):
         rows = [("list-type", "2"), ("prefix", of.key), ("encoding-type", "url"), ("max-keys", "1000")]
         rows += [("continuation-token", token)] if token else []
-        query = "&".join(f"{name}={sigv4.encode_uri(value)}" for name, value in sorted(rows))
+        query = "&".join(f"{name}={encode_uri(value)}" for name, value in sorted(rows))
         answer = await place.whole(
             "GET", URL(f"{place.base}?{query}", encoded=True), bytes_max=xml.BYTES_MAX, what=what
         )
@@ -222,7 +219,7 @@ async def _headed(place: FileHost, key: str) -> ListedFile:
     return ListedFile(key, int(size), f"{etag}\0{_sha256(found)}")
 
 
-def _sha256(found: FileHostResponse) -> str:
+def _sha256(found: CompleteResponse) -> str:
     """Return the sha256 of the whole object; a multipart checksum of checksums is not usable."""
     if found.headers.get("X-Amz-Checksum-Type", "FULL_OBJECT") != "FULL_OBJECT":
         return ""
@@ -234,7 +231,7 @@ def _sha256(found: FileHostResponse) -> str:
 
 
 def _url(place: FileHost, key: str) -> URL:
-    return place.url(sigv4.encode_uri(key, path=True))
+    return place.url(encode_uri(key, path=True))
 
 
 def _explaining(region: str, *, signed: bool) -> Explain:

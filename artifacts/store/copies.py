@@ -17,9 +17,8 @@ from secrets import token_hex
 
 import msgspec
 
-from artifacts.disk import locks
 from artifacts.disk.disk import FULL, Disk, describe_os_error, list_entries
-from artifacts.disk.locks import Flock
+from artifacts.disk.locks import Flock, remove_lock, try_lock, wait_for_lock
 from artifacts.store import durability
 from artifacts.store.eviction import Candidate
 from artifacts.store.layout import (
@@ -55,7 +54,7 @@ class CopyStore:
     def locked(self) -> Iterator[None]:
         """Hold the store's lock, exclusive among all processes. Blocks briefly. Raises StoreError."""
         try:
-            lock = locks.wait_for_lock(self.layout.lock, LOCK_S_MAX, make=True)
+            lock = wait_for_lock(self.layout.lock, LOCK_S_MAX, make=True)
         except TimeoutError as error:
             raise StoreError(f"the store is busy: {error}") from None
         with lock:
@@ -65,7 +64,7 @@ class CopyStore:
     def lease(self, key: CopyKey) -> Flock | None:
         """Take the Copy's lock in shared mode, which prevents eviction. None if there is no such Copy."""
         try:
-            return locks.wait_for_lock(self.layout.lease(key), LEASE_S_MAX, shared=True)
+            return wait_for_lock(self.layout.lease(key), LEASE_S_MAX, shared=True)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except TimeoutError as error:
@@ -73,7 +72,7 @@ class CopyStore:
 
     def in_use(self, copy: Path) -> bool:
         """Whether a process holds the Copy's lock."""
-        lock = locks.try_lock(copy / "lease")
+        lock = try_lock(copy / "lease")
         if lock is None:
             return True
         lock.close()
@@ -91,9 +90,9 @@ class CopyStore:
     def _pull(self, path: Path) -> Candidate:
         """Build the candidate of a pull: a running one holds the stored files that it uses, an abandoned one may go."""
         lock_path = self.layout.locks / path.name
-        lock = locks.try_lock(lock_path, make=True)
+        lock = try_lock(lock_path, make=True)
         if lock is not None:
-            locks.remove_lock(lock, lock_path)
+            remove_lock(lock, lock_path)
         room = path.name[:ROOM_DIGITS]
         blobs = {
             f"{room}/{one.name}": said.st_size
@@ -121,7 +120,7 @@ class CopyStore:
         left = path.parent == self.layout.partials
         lease = self.layout.locks / path.name if left else path / "lease"
         try:
-            lock = locks.try_lock(lease, make=left)
+            lock = try_lock(lease, make=left)
         except FileNotFoundError:
             return True
         if lock is None:
@@ -129,7 +128,7 @@ class CopyStore:
         with lock:
             self.discard(path)
             if left:
-                locks.remove_lock(lock, lease)
+                remove_lock(lock, lease)
         self.clean()
         return True
 
@@ -138,13 +137,13 @@ class CopyStore:
         """Provide a folder for work that makes no Copy, protected from cleanup while in use. Raises OSError."""
         path = self.layout.asides / token_hex(8)
         lock_path = self._aside_lock(path)
-        lock = locks.wait_for_lock(lock_path, LEASE_S_MAX, make=True)
+        lock = wait_for_lock(lock_path, LEASE_S_MAX, make=True)
         try:
             self._disk.folder(path)
             yield path
         finally:
             self._disk.remove(path)
-            locks.remove_lock(lock, lock_path)
+            remove_lock(lock, lock_path)
 
     def _aside_lock(self, path: Path) -> Path:
         return self.layout.locks / f"aside-{path.name}"
@@ -202,15 +201,15 @@ class CopyStore:
             if one.name in names or now_s - one.stat(follow_symlinks=False).st_mtime > LEFT_S_MAX:
                 self.remove(f"{layout.partials.name}/{one.name}")
         for one in list_entries(layout.asides):
-            lock = locks.try_lock(self._aside_lock(Path(one.path)), make=True)
+            lock = try_lock(self._aside_lock(Path(one.path)), make=True)
             if lock is not None:
                 with lock:
                     self.discard(Path(one.path))
         for one in list_entries(layout.locks):
             with contextlib.suppress(FileNotFoundError):  # its holder has just released it
-                lock = locks.try_lock(Path(one.path))
+                lock = try_lock(Path(one.path))
                 if lock is not None:
-                    locks.remove_lock(lock, Path(one.path))
+                    remove_lock(lock, Path(one.path))
         for folder in (layout.root, layout.pins):
             for one in list_entries(folder):
                 if one.name.startswith(".pilotlight-"):

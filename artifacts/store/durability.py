@@ -14,8 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
 
-from artifacts import digest as digests
-from artifacts.digest import Digest
+from artifacts.digest import Digest, get_algorithm, get_hex, parse_digest
 from artifacts.disk.disk import walk_folder
 from artifacts.store.layout import Record, StoreLayout, digest_file_name, parse_file_name
 
@@ -67,7 +66,7 @@ def discard_corrupt_blobs(pull: Path, boot: str) -> None:
         return
     for path in [Path(one.path) for one in walk_folder(pull / "blobs") if one.is_file(follow_symlinks=False)]:
         digest = parse_file_name(path.name)
-        if digest is not None and _summed(path, digest) != digests.get_hex(digest):
+        if digest is not None and _summed(path, digest) != get_hex(digest):
             path.unlink()
     for old in pull.glob(f"{MARK}*"):
         old.unlink()
@@ -75,12 +74,12 @@ def discard_corrupt_blobs(pull: Path, boot: str) -> None:
 
 
 def _blobs(record: Record) -> list[Digest]:
-    return [*record.blobs, *map(digests.parse_digest, record.documents)]
+    return [*record.blobs, *map(parse_digest, record.documents)]
 
 
 def _summed(path: Path, digest: Digest) -> str:
     with path.open("rb", buffering=0) as file:
-        return hashlib.file_digest(file, digests.get_algorithm(digest)).hexdigest()
+        return hashlib.file_digest(file, get_algorithm(digest)).hexdigest()
 
 
 def _judged(layout: StoreLayout) -> str | None:

@@ -20,9 +20,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from artifacts import digest as digests
 from artifacts.dialects.contents import File
-from artifacts.digest import Digest
+from artifacts.digest import BadDigestError, Digest, parse_digest
 from artifacts.disk.disk import Disk, list_entries, walk_folder
 
 RECORD_BYTES_MAX = 64 << 20
@@ -92,7 +91,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def key(self) -> CopyKey:
         """Key of the Copy. Raises BadDigestError."""
-        return CopyKey(self.origin, digests.parse_digest(self.digest))
+        return CopyKey(self.origin, parse_digest(self.digest))
 
     @property
     def blobs(self) -> dict[Digest, int]:
@@ -117,15 +116,14 @@ def origin_folder_name(origin: str) -> str:
 
 def digest_file_name(digest: Digest) -> str:
     """Return the file name of a digest."""
-    digests.parse_digest(digest)
-    return f"{digests.get_algorithm(digest)}-{digests.get_hex(digest)}"
+    return parse_digest(digest).replace(":", "-")
 
 
 def parse_file_name(name: str) -> Digest | None:
     """Parse the result of `digest_file_name`; None for other names."""
     try:
-        return digests.parse_digest(name.replace("-", ":", 1))
-    except digests.BadDigestError:
+        return parse_digest(name.replace("-", ":", 1))
+    except BadDigestError:
         return None
 
 
@@ -205,8 +203,8 @@ def load_record(copy: Path) -> Record | None:
         if path.stat().st_size > RECORD_BYTES_MAX:
             return None
         found = msgspec.json.decode(path.read_bytes(), type=Record)
-        digests.parse_digest(found.digest)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, digests.BadDigestError):
+        parse_digest(found.digest)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, BadDigestError):
         return None
     return found
 

@@ -17,13 +17,11 @@ from typing import NamedTuple, Self
 
 import msgspec
 
-from artifacts import digest as digests
 from artifacts import file_policy, safe_paths
 from artifacts.dialects.contents import File
-from artifacts.digest import Digest
-from artifacts.disk import locks
+from artifacts.digest import Digest, compute_digest
 from artifacts.disk.disk import Disk, list_entries, walk_folder
-from artifacts.disk.locks import Flock
+from artifacts.disk.locks import Flock, try_lock
 from artifacts.store import durability
 from artifacts.store.copies import CopyStore
 from artifacts.store.layout import CopyKey, Record, StoreError, digest_file_name, exclusive_disk_bytes
@@ -108,7 +106,7 @@ class Pull:
         self._blobs, self._tree = self.folder / "blobs", self.folder / "tree"
         self._room = Reservation(self.folder / "reservation")
         self._raw = {one.digest: one.size for one in wanted.files if one.encoding == "raw"}
-        self._documents = {digests.compute_digest(body): body for body in wanted.documents}
+        self._documents = {compute_digest(body): body for body in wanted.documents}
         self._began_s = time.monotonic()
         self._unpacked = list[File]()
         self._recipes = dict[Digest, bytes]()
@@ -237,7 +235,7 @@ class Pull:
         for one in walk_folder(self._tree):
             if one.is_dir(follow_symlinks=False):
                 self._disk.sync(Path(one.path))
-        lease = locks.try_lock(self._tree / "lease", shared=True, make=True)
+        lease = try_lock(self._tree / "lease", shared=True, make=True)
         if lease is None:
             raise StoreError(f"{self._tree} is locked by another process; only pulls may use it")
         try:

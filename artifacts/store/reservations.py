@@ -12,9 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from artifacts.disk import locks
 from artifacts.disk.disk import list_entries
-from artifacts.disk.locks import Flock
+from artifacts.disk.locks import Flock, remove_lock, try_lock
 from artifacts.store import eviction
 from artifacts.store.copies import CopyStore
 from artifacts.store.layout import CopyKey, NoRoomError, exclusive_disk_bytes
@@ -41,7 +40,7 @@ class Reservation:
         """Release the reservation."""
         lock, self.lock = self.lock, None
         if lock is not None:
-            locks.remove_lock(lock, self.path)
+            remove_lock(lock, self.path)
 
 
 class Reservations:
@@ -81,7 +80,7 @@ class Reservations:
     def _write(self, room: Reservation, wanted_bytes: int) -> None:
         if room.lock is None:
             room.path.unlink(missing_ok=True)
-            room.lock = locks.try_lock(room.path, make=True)
+            room.lock = try_lock(room.path, make=True)
         room.path.write_text(str(wanted_bytes))
         room.bytes = wanted_bytes
 
@@ -111,7 +110,7 @@ class Reservations:
 def reserved_bytes(path: Path) -> int:
     """Return the bytes of a reservation; 0 if no process holds it any more."""
     try:
-        lock = locks.try_lock(path, shared=True)
+        lock = try_lock(path, shared=True)
         if lock is not None:
             lock.close()
             return 0

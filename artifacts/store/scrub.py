@@ -46,7 +46,7 @@ def verify_copy(record: Record, folder: Path, moved: Callable[[int], None] = lam
 
 
 def _why(of: File, path: Path, moved: Callable[[int], None]) -> str:
-    """Return what is wrong with a file; empty if nothing is."""
+    """Return the fault of a file; empty if it has none."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(fd, "rb", buffering=0) as file:

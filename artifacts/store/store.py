@@ -16,23 +16,21 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from pathlib import Path
 from time import time as unix_s
-from typing import NamedTuple, Self, TypeVar
+from typing import NamedTuple, Self
 
 from artifacts.dialects.contents import File
 from artifacts.digest import Digest
 from artifacts.disk import locks as flocks
 from artifacts.disk.disk import FULL, SHUT, Disk, describe_os_error
-from artifacts.disk.threads import wait_until_done
+from artifacts.disk.threads import run_in_thread
 from artifacts.registry_errors import MismatchError, UnreachableError
-from artifacts.store import eviction as evict
 from artifacts.store.copies import CopyStore
-from artifacts.store.eviction import Choice
+from artifacts.store.eviction import Choice, select_victims
 from artifacts.store.layout import CopyKey, ForbiddenError, HeldError, NoRoomError, Record, StoreError, StoreLayout
 from artifacts.store.permission_cache import Permits
 from artifacts.store.publish import Copy, CopySpec, Job, Pull
 from artifacts.store.reservations import SPARE_BYTES, Evicted, Free, Reservations
 
-T = TypeVar("T")
 LOCKS_MAX = 256
 """Maximum locked files per artifact; if there are more, the smaller ones may be fetched twice."""
 AWAY_WAIT_S = 5.0
@@ -117,7 +115,7 @@ class Store:
         Raises StoreError, and what `fetch` raises.
         """
         key, wait_s = wanted.key, flocks.FIRST_WAIT_S
-        try:
+        with self._store_errors():
             while True:
                 found = await run_in_thread(lambda: self.find(key), _closed)
                 if found is not None:
@@ -127,16 +125,12 @@ class Store:
                     return copy
                 await asyncio.sleep(wait_s)
                 wait_s = min(wait_s * 2, flocks.WAIT_S_MAX)
-        except OSError as error:
-            raise self._said(error) from None
 
     async def admit(self, key: CopyKey, caller: Caller | None) -> Copy | None:
         """Return a stored Copy, locked, after an access check, or None. Raises StoreError, RegistryError."""
-        try:
+        with self._store_errors():
             found = await run_in_thread(lambda: self.find(key), _closed)
             return None if found is None else await self._admitted(found, key, caller)
-        except OSError as error:
-            raise self._said(error) from None
 
     async def _flown(self, wanted: CopySpec, fetch: Fetch, caller: Caller | None) -> Copy | None:
         """Fetch the Copy; None if another process is fetching it or has just done so."""
@@ -242,21 +236,16 @@ class Store:
     async def forbid(self, key: CopyKey, caller: Caller) -> None:
         """Revoke an earlier grant after the source denied access to the caller. Raises StoreError."""
         asked = (caller.fingerprint, key.origin, key.digest)
-        try:
+        with self._store_errors():
             await run_in_thread(lambda: self.permits.answered(asked, unix_s(), yes=False))
-        except OSError as error:
-            raise self._said(error) from None
 
     @contextmanager
     def aside(self) -> Iterator[Path]:
         """Provide a folder on the store's disk for work that makes no Copy; removed at the end or, after a crash, when
         the store is next opened. Blocks. Raises StoreError.
         """
-        try:
-            with self._shelf.aside() as folder:
-                yield folder
-        except OSError as error:
-            raise self._said(error) from None
+        with self._store_errors(), self._shelf.aside() as folder:
+            yield folder
 
     def rows(self) -> list[Row]:
         """Return all Copies, most recently used first. Raises StoreError."""
@@ -273,45 +262,42 @@ class Store:
 
     def pin(self, digest: Digest) -> None:
         """Protect all current and future Copies of the digest from eviction. Raises StoreError."""
-        try:
+        with self._store_errors():
             self._disk.write(self.layout.pin(digest), b"")
-        except OSError as error:
-            raise self._said(error) from None
 
     def unpin(self, digest: Digest) -> None:
         """Allow eviction again. Raises StoreError."""
-        try:
+        with self._store_errors():
             self._disk.remove(self.layout.pin(digest))
             self._disk.sync(self.layout.pins)
-        except OSError as error:
-            raise self._said(error) from None
 
     def evict(self, key: CopyKey, bad: Iterable[Digest] = ()) -> None:
         """Remove a Copy, and its `bad` files so that later Copies do not reuse them. Raises HeldError, StoreError."""
         if self.layout.pin(key.digest).exists():
             raise HeldError(f"{key.digest} is pinned: `pilotlight weights unpin` first")
-        try:
-            with self._shelf.locked():
-                if not self._shelf.remove(str(self.layout.copy(key).relative_to(self.layout.root))):
-                    raise HeldError(f"{key.digest} is in use: stop its users first")
-                for digest in bad:
-                    self._disk.remove(self.layout.blob(key, digest))
-        except OSError as error:
-            raise self._said(error) from None
+        with self._store_errors(), self._shelf.locked():
+            if not self._shelf.remove(str(self.layout.copy(key).relative_to(self.layout.root))):
+                raise HeldError(f"{key.digest} is in use: stop its users first")
+            for digest in bad:
+                self._disk.remove(self.layout.blob(key, digest))
 
     def free(self, needed_bytes: int) -> Choice:
         """Evict the least valuable Copies for this many bytes. Raises StoreError."""
-        try:
-            with self._shelf.locked():
-                choice = evict.select_victims(self._shelf.candidates(), needed_bytes)
-                gone = tuple(name for name in choice.gone if self._shelf.remove(name))
-                return choice._replace(gone=gone)
-        except OSError as error:
-            raise self._said(error) from None
+        with self._store_errors(), self._shelf.locked():
+            choice = select_victims(self._shelf.candidates(), needed_bytes)
+            return choice._replace(gone=tuple(name for name in choice.gone if self._shelf.remove(name)))
 
     def stored_bytes(self) -> int:
         """Return the size of all Copies, counting shared files once."""
         return self._ledger.stored_bytes()
+
+    @contextmanager
+    def _store_errors(self) -> Iterator[None]:
+        """Raise StoreError for an OSError."""
+        try:
+            yield
+        except OSError as error:
+            raise self._said(error) from None
 
     def _said(self, error: OSError) -> StoreError:
         if error.errno in FULL:
@@ -325,19 +311,6 @@ def list_blobs_to_lock(files: Iterable[File]) -> list[Digest]:
     """Return the raw files to lock, in a global order that avoids deadlocks."""
     sizes = {one.digest: one.size for one in files if one.encoding == "raw"}
     return sorted(sorted(sizes, key=lambda digest: (-sizes[digest], digest))[:LOCKS_MAX])
-
-
-async def run_in_thread(work: Callable[[], T], dispose: Callable[[T], None] | None = None) -> T:
-    """Run work in a thread; on cancellation wait for its end and dispose of the result."""
-    task = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        with suppress(asyncio.CancelledError):
-            await wait_until_done(task)
-        if task.exception() is None and dispose is not None:
-            dispose(task.result())
-        raise
 
 
 def _closed(copy: Copy | None) -> None:

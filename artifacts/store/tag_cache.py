@@ -14,8 +14,7 @@ from typing import Protocol
 
 import msgspec
 
-from artifacts import digest as digests
-from artifacts.digest import Digest
+from artifacts.digest import BadDigestError, Digest, parse_digest
 from artifacts.disk.disk import Disk, list_entries
 from artifacts.store.layout import CopyKey
 from artifacts.store.store import Store
@@ -80,8 +79,8 @@ class Meanings:
         try:
             with self._path(of).open("rb") as file:
                 said = msgspec.json.decode(file.read(_BYTES_MAX), type=_Meaning)
-            return digests.parse_digest(said.digest) if said.reference == str(of) else None
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError, digests.BadDigestError):
+            return parse_digest(said.digest) if said.reference == str(of) else None
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, BadDigestError):
             return None
 
     def _path(self, of: Meant) -> Path:

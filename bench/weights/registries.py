@@ -17,10 +17,10 @@ from pathlib import Path
 
 from artifacts.digest import Digest
 from artifacts.http.transport import Site
+from artifacts.oci.manifest import OCI_MANIFEST as MANIFEST
 from artifacts.registry import push
 from artifacts.registry.blobs import Blob
 from artifacts.registry.client import Client
-from artifacts.registry.manifests import MANIFEST
 from bench.kit import MIB, answers, free_port, running
 from tests.support.net.certificates import OURS, leaf, write
 

@@ -6,8 +6,7 @@ Every head carries the request id and frames its body in one way. Engine headers
 
 from __future__ import annotations
 
-from gateway import errors
-from gateway.errors import CallError
+from gateway.errors import CallError, reason_phrase, render_error_body, render_error_headers
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -22,7 +21,7 @@ PREFLIGHT = (
 
 
 def _line(status: int) -> bytes:
-    reason = errors.reason_phrase(status)
+    reason = reason_phrase(status)
     return f"HTTP/1.1 {status} {'OK' if reason == 'Error' and status < 400 else reason}\r\n".encode()
 
 
@@ -60,10 +59,10 @@ def no_content(request_id: bytes, *, close: bool, more: bytes) -> bytes:
 
 def render_error(failure: CallError, request_id: bytes, dialect: str, *, close: bool, more: bytes = b"") -> bytes:
     """Render a complete error response."""
-    lines = [b"%b: %b\r\n" % line for line in errors.render_error_headers(failure)]
+    lines = [b"%b: %b\r\n" % line for line in render_error_headers(failure)]
     if failure.status == 401:
         lines.append(b"www-authenticate: Bearer\r\n")
-    body = errors.render_error_body(failure, dialect)
+    body = render_error_body(failure, dialect)
     return render_response(failure.status, body, request_id, close=close or failure.close, more=b"".join(lines) + more)
 
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from gateway import errors
 from gateway.dispatch.memory_pressure import Pressure
-from gateway.errors import CallError
+from gateway.errors import CallError, out_of_memory, pipelining_limit_exceeded
 from gateway.http import responses
 from gateway.http.body_buffers import LARGE_BYTES, ChunkedBody, StreamingBody
 from gateway.http.request_head import Head, Request
@@ -109,7 +108,7 @@ class BodyIntake(ClientTransport):
             self._continued = False
             self._intake = pieces
         elif self._gateway.dispatch.pressure is Pressure.NO_CALLS:
-            self._refuse_bytes(errors.out_of_memory())
+            self._refuse_bytes(out_of_memory())
             return False
         elif length is not None and length > LARGE_BYTES:
             return True
@@ -120,7 +119,7 @@ class BodyIntake(ClientTransport):
         if length is not None and large and room.wait(self, pieces, length, tls):
             self._stop_reading()
         else:
-            self._refuse_bytes(errors.out_of_memory())
+            self._refuse_bytes(out_of_memory())
         return False
 
     def let_in(self) -> None:
@@ -228,7 +227,7 @@ class BodyIntake(ClientTransport):
             return
         try:
             if self._reader.ahead > AHEAD_BYTES_MAX:
-                raise errors.pipelining_limit_exceeded()
+                raise pipelining_limit_exceeded()
             taken = proxied_call.whole(request, growing)
         except CallError as error:
             self._refuse_bytes(error)

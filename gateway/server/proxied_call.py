@@ -13,9 +13,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 from autoscaler.contract import ModelEntry
-from gateway import errors
 from gateway.dispatch.call import Call, Outcome
-from gateway.errors import CallError
+from gateway.errors import CallError, render_error_event, unsupported_dialect, upstream_error, upstream_timeout
 from gateway.http import responses, sse
 from gateway.http.body_buffers import Body, StreamingBody
 from gateway.http.request_head import Head, Request
@@ -38,8 +37,8 @@ PARKED, SENT, RELAYING, ENDED = range(4)
 
 BREATHS_S = (0.05, 1.0)
 """Delay before the first and the second move off an engine that broke its connection.
-By then it refuses connections, or Routes have an update. A killed engine may end connections before it stops listening;
-the second move is only off an engine with a planned shutdown.
+After this delay it refuses connections, or Routes have an update. A killed engine may end connections before it stops
+listening; the second move is only off an engine with a planned shutdown.
 """
 
 Reason = Literal["connect", "reset", "busy", "timeout"]
@@ -65,7 +64,7 @@ def admit_call(
     peek = body_members.read_body(operation, request.body, headers.content_type, headers.model)
     entry = gateway.directory.resolve(tenant, peek.model)
     if operation.dialect not in entry.dialects:
-        raise errors.unsupported_dialect()
+        raise unsupported_dialect()
     salt = cache_salt(tenant.name) if entry.takes_cache_salt else None
     body = body_members.edit_body(operation, peek, entry.served_name, salt, entry.lora)
     deadline_s = now_s + min(entry.queue.wait_seconds_max, headers.wait_s)
@@ -133,7 +132,7 @@ class ProxiedCall(Sink):
             self._refuse(error)
             return
         except ValueError:  # invalid address in Routes, perhaps from another version
-            self._refuse(errors.upstream_error())
+            self._refuse(upstream_error())
             return
         single = self.call.stream and self._entry.closes_after_stream
         pool.send(self, (head, body), single=single)
@@ -166,7 +165,7 @@ class ProxiedCall(Sink):
                 return
             self._commit(b"")
         if self._answer.cut_off:
-            self._break(errors.upstream_error())
+            self._break(upstream_error())
             return
         rest = self._answer.ending()
         if rest:
@@ -199,7 +198,7 @@ class ProxiedCall(Sink):
     def engine_lost(self, loss: Loss) -> None:
         """Before the commit point the request may move; after it the client gets an error if the protocol allows it."""
         if self._stage != SENT:
-            self._break(errors.upstream_error())
+            self._break(upstream_error())
         elif loss == "connect":
             self._bounce("connect")
         else:
@@ -266,7 +265,7 @@ class ProxiedCall(Sink):
                 return
             limit_s = clocks.stall_seconds_max if self.call.stream else clocks.response_seconds_max
             if now_s - self._alive_s > limit_s:
-                self._break(errors.upstream_timeout())
+                self._break(upstream_timeout())
 
     def fail(self, error: CallError) -> None:
         """End it now: the grace period of a shutdown is over, or the rest of its body cannot be read."""
@@ -389,14 +388,14 @@ class ProxiedCall(Sink):
         self._let_go()
         is_reported = self._answer.whole
         if is_reported:
-            self._client.write(self._frame(errors.render_error_event(error, self.call.dialect)))
+            self._client.write(self._frame(render_error_event(error, self.call.dialect)))
         self._end(Outcome.FAILED, error.code)
         self._client.broke_off(is_reported=is_reported or self._framed)
 
     def _say(self, error: CallError) -> None:
         """Send the request's one error, as a response or, after an early head, as the last event of the stream."""
         if self._early:
-            event = self._frame(errors.render_error_event(error, self.call.dialect))
+            event = self._frame(render_error_event(error, self.call.dialect))
             self._client.write(event + LAST_CHUNK if self._framed else event)
         else:
             self._client.say_error(error, self.call.dialect, close=self._close)

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.http import sse
 from gateway.http.response_reader import LAST_CHUNK, BodyWalker, ResponseHead
-from gateway.http.sse import EventGate
+from gateway.http.sse import EventGate, encode_chunk, render_engine_error
 
 ERROR_BODY_BYTES_MAX = 16 << 10
 """Maximum size of an engine's error that is converted to an event; a longer one is not parsed."""
@@ -115,14 +114,14 @@ class Answer:
             out = self.frame(self._gate.rest())
         elif self.early:
             kept = self._kept if len(self._kept) <= ERROR_BODY_BYTES_MAX else b""
-            out = self.frame(sse.render_engine_error(kept, self._dialect))
+            out = self.frame(render_engine_error(kept, self._dialect))
         if self.early:
             out += self.frame(self._note)
         return out + LAST_CHUNK if self.chunked else out
 
     def frame(self, content: bytes) -> bytes:
         """Frame the gateway's own content for this client."""
-        return sse.encode_chunk(content) if self._framed else content
+        return encode_chunk(content) if self._framed else content
 
     def _content(self, data: bytes) -> bytes:
         """Frame the engine's content again."""

@@ -10,7 +10,7 @@ import asyncio
 import os
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from urllib.parse import quote
@@ -20,7 +20,6 @@ import msgspec
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from autoscaler.agent_contract import ImageWant
 from autoscaler.contract import NODE_PERIOD_S, NodeReport
 from autoscaler.spec.ownership import Ownership
 from pilotlight import process
@@ -36,7 +35,7 @@ from pilotlight.agent.weights import peer_access
 from pilotlight.agent.weights.fetch import PullSecrets
 from pilotlight.agent.weights.keeper import WeightsKeeper
 from pilotlight.agent.weights.peers import Neighbours, PeerOptions
-from pilotlight.net import access, certificates
+from pilotlight.net import access
 from pilotlight.net import http_server as health
 from pilotlight.net.access import Access
 from pilotlight.net.certificates import Identity
@@ -172,9 +171,7 @@ async def run_agent(options: AgentOptions) -> None:
     """Run the process. Raises click's usage error for files that cannot be used."""
     stop, files, boot = process.stop_event(), Files(), secrets.token_hex(8)
     shown = options.access
-    identity, path = shown.identity, shown.token
-    token = None if path is None else files.read(lambda: certificates.load_tokens(path)[0], (path,))
-    tls = files.read(lambda: certificates.build_client_context(identity), identity.files) if identity.files else None
+    token, tls = access.read_client_files(shown, files)
     access.warn_exposed_files(shown)
 
     logins = PullSecrets(options.pull_secrets, options.kubeconfig)
@@ -207,7 +204,7 @@ async def run_agent(options: AgentOptions) -> None:
         bay.changed, keeping.fabric = one.tell, bay.want
     images = None if options.runtime is None else Images(options.runtime, logins, sockets.images_changed)
     if images is not None:
-        keeping.images = _image_consumer(images)
+        keeping.images = lambda wanted: images.want(ImageWanted(one.image, one.pull_secret) for one in wanted)
     shown_at = await health.open_port(options.health, build_health_app(one, keeping.metrics.text))
     process.freeze_gc()
     async with asyncio.TaskGroup() as tasks:
@@ -235,11 +232,6 @@ async def _bay(options: AgentOptions, looks: NodeLooks, reach: AsyncExitStack) -
     owner = Ownership(options.installation)
     made = open_gpu_attachment(options.node, options.fabric, options.kubeconfig, lambda: looks.pods, owner)
     return await reach.enter_async_context(made)
-
-
-def _image_consumer(images: Images) -> Callable[[Sequence[ImageWant]], None]:
-    """Return a callback that converts wanted images for `images`."""
-    return lambda wanted: images.want(ImageWanted(one.image, one.pull_secret) for one in wanted)
 
 
 def build_health_app(one: Agent[NodeLook], metrics: Callable[[], bytes]) -> web.Application:

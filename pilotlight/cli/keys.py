@@ -5,20 +5,16 @@ STATE/keys.yaml is changed under a lock, so that no key is lost when two are cre
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
-import fcntl
 import hashlib
 import json
-import os
 import secrets
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import msgspec
 
+from artifacts.disk.locks import wait_for_lock
 from autoscaler.contract import TenantName
 from autoscaler.documents.load import Documents, to_yaml
 from autoscaler.documents.validation import MESSAGE, check_name
@@ -34,7 +30,6 @@ NAME_CHARACTERS_MAX = 100
 LOCK_FILE = "keys.lock"
 LOCK_S_MAX = 10.0
 """How long it waits for the lock of another `key new`."""
-LOCK_LOOK_S = 0.02
 
 
 def generate_key(role: str, name: str) -> tuple[str, Key]:
@@ -72,32 +67,15 @@ def store_key(state: Path, tenant: str, entry: Key) -> Path:
     path = state / KEYS_FILE
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _locked(state / LOCK_FILE):
+        with wait_for_lock(state / LOCK_FILE, LOCK_S_MAX, make=True):
             _add(path, tenant, entry)
+    except TimeoutError:
+        raise click.ClickException(
+            f"another process has locked {state / LOCK_FILE} for {LOCK_S_MAX:g} s: stop it, and try again"
+        ) from None
     except OSError as error:
         raise click.ClickException(f"{path} cannot be written: {error.strerror}") from None
     return path
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock (flock(2)), which the kernel releases at the latest when the process ends. Raises OSError."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        give_up_s = time.monotonic() + LOCK_S_MAX
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= give_up_s:
-                    raise click.ClickException(
-                        f"another process has locked {path} for {LOCK_S_MAX:g} s: stop it, and try again"
-                    ) from None
-            time.sleep(LOCK_LOOK_S)
-        yield
-    finally:
-        os.close(fd)
 
 
 def _add(path: Path, tenant: str, entry: Key) -> None:

@@ -110,18 +110,14 @@ def watch_status(ops: str, model: str | None, output: str) -> None:
     console, shown = build_console(), None
     while True:
         found = fetch_rows(ops, model)
-        known, shown = shown, [strip_durations(row) for row in found]
+        # ages and remaining times alone are no change
+        known, shown = shown, [replace(row, since_s=None, why=DURATION.sub("", row.why)) for row in found]
         if shown != known:
             if output == "json":
                 write_document(json.dumps({"models": msgspec.to_builtins(found)}))
             else:
                 console.print(build_table(found))
         time.sleep(REFRESH_S)
-
-
-def strip_durations(row: Row) -> Row:
-    """Return the row without ages and remaining times, whose change alone is not printed."""
-    return replace(row, since_s=None, why=DURATION.sub("", row.why))
 
 
 def print_explanation(ops: str, path: str, kind: type[Explained], output: str) -> None:

@@ -36,13 +36,14 @@ from autoscaler.spec.settings import Settings
 from autoscaler.state.world import Leadership, World
 from pilotlight.doctor.finding import Finding
 from pilotlight.models import capacity_providers
+from pilotlight.output import list_names
 
 NODES = "/api/v1/nodes"
 NO_MOST = "no ready node has an annotation with its maximum number of GPUs"
 NO_MOST_FIX = f"set `nodes[].devicesMax` in Settings, or the annotation {GPU_COUNT} on the nodes or their MachineSet"
 CLASSES = (objects.CHECK, objects.ATOMIC, objects.GKE)
 """ProvisioningRequest classes that are known to be served."""
-NAMES_TOLD = 4
+NAMES_MAX = 4
 FORBIDDEN = 403
 NOT_LET_IN = frozenset({400, 401, 403})
 
@@ -133,18 +134,13 @@ async def _offering(at: _At, fix: str) -> Finding:
             place.server, lambda: world, place.engines, place.home, stack, lambda: False, place.secrets
         )
         try:
-            offers = await capacity_providers.KINDS[at.entry.kinds[0]].make(at.entry, around).offers()
+            offers = await capacity_providers.KINDS[at.entry.kinds[0]](at.entry, around).offers()
         except RefusedError as error:
             return at.wrong(str(error), fix)
     names = sorted({one.name for one in offers})
     if not names:
         return Finding(f"capacity {at.entry.name}", "info", "no capacity available: the quota is in use", fix)
-    return at.found(f"available: {_some(names)}")
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - NAMES_TOLD} more" if len(names) > NAMES_TOLD else ""
-    return ", ".join(names[:NAMES_TOLD]) + more
+    return at.found(f"available: {list_names(names, NAMES_MAX)}")
 
 
 # --- checks by kind of provider ---------------------------------------------------------------------------------------
@@ -208,7 +204,8 @@ async def _cro(at: _At) -> Finding:
         return at.wrong(
             says, f"add it to Settings `nodes`, for example `device: {{model: {model}, memory: 80Gi}}`", blocks=False
         )
-    return at.found(f"the CustomResourceDefinitions are installed; GPUs can be attached to {_some(sorted(open_))}")
+    nodes = list_names(sorted(open_), NAMES_MAX)
+    return at.found(f"the CustomResourceDefinitions are installed; GPUs can be attached to {nodes}")
 
 
 async def groups_of(server: Server) -> Groups:
@@ -260,7 +257,9 @@ async def _composes(at: _At, reading: Reading, redfish: Redfish, secret: str) ->
             missing.append(node)
     if missing:
         fix = "list its Systems, and correct `capacity[].redfish.systems`"
-        return at.wrong(f"the configured system of {_some(missing)} does not exist in the Redfish service", fix)
+        return at.wrong(
+            f"the configured system of {list_names(missing, NAMES_MAX)} does not exist in the Redfish service", fix
+        )
     entered = f"accepts the user of {secret}" if redfish.secret_ref else "requires no login"
     return at.found(
         f"the Redfish service {entered}; it has {len(fabric.gpus)} GPUs and {len(redfish.systems)} of our nodes"

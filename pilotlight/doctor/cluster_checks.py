@@ -32,6 +32,7 @@ from pilotlight.doctor import gpu_operator
 from pilotlight.doctor import nodes as checks_nodes
 from pilotlight.doctor.finding import Finding
 from pilotlight.kube import Objects
+from pilotlight.output import list_names
 
 VERSION_MIN = (1, 30)
 """Definitions use CEL rules and selectable fields, which older servers do not support."""
@@ -79,16 +80,13 @@ async def check_cluster(api: Api, scene: Scene) -> list[Finding]:
     if findings[0].grade == "blocker":
         return findings
     for check in CHECKS:
+        name = check.__name__.replace("_", " ")
         try:
             findings += await check(api, scene)
         except ApiError as error:
-            name, fix = (
-                check.__name__.replace("_", " "),
-                "grant the kubeconfig's user this permission, or ask an administrator to run the check",
-            )
+            fix = "grant the kubeconfig's user this permission, or ask an administrator to run the check"
             findings.append(Finding(name, "warning", f"the check failed: {error.reason}: {error.message}", fix))
         except UnreachableError as error:
-            name = check.__name__.replace("_", " ")
             findings.append(Finding(name, "warning", f"no response from the API server: {error}", "try again"))
     return findings
 
@@ -130,10 +128,7 @@ async def _definition(api: Api, kind: CrdKind) -> Finding:
         return Finding(check, "blocker", f"{name} is not installed", CRDS_FIX)
     lacking = sorted(set(_keys(build_crd(kind, lambda _: {}))) - set(_keys(found)))
     if lacking:
-        more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
-        return Finding(
-            check, "warning", f"another version is installed, without {', '.join(lacking[:3])}{more}", CRDS_FIX
-        )
+        return Finding(check, "warning", f"another version is installed, without {list_names(lacking, 3)}", CRDS_FIX)
     return Finding(check, "ok", "installed in this version")
 
 
@@ -268,10 +263,7 @@ async def objects(api: Api, scene: Scene) -> list[Finding]:
                 there = [reported[uid] for one in page.items if (uid := one["metadata"].get("uid")) in reported]
                 found |= {(one.kind, one.namespace, one.name): one for one in (*page.unreadable, *there)}
         except ApiError as error:
-            if error.status not in (
-                403,
-                404,
-            ):  # missing rights are reported by `rights_given`; not every cluster has every kind
+            if error.status not in {403, 404}:  # reported by `rights_given`; not every cluster has every kind
                 raise
     return [*map(_skipped, found.values())]
 
@@ -311,13 +303,8 @@ async def installations(api: Api, scene: Scene) -> list[Finding]:
 
 
 def _skipped(one: Unreadable) -> Finding:
-    return Finding("objects", "warning", describe_skipped(one), SKIPPED_FIX)
-
-
-def describe_skipped(one: Unreadable) -> str:
-    """Return which object is skipped, and why."""
     name = f"{one.namespace}/{one.name}" if one.namespace else one.name
-    return f"{one.kind} {name} is skipped, {one.reason}"
+    return Finding("objects", "warning", f"{one.kind} {name} is skipped, {one.reason}", SKIPPED_FIX)
 
 
 async def cutting(api: Api, scene: Scene) -> list[Finding]:
@@ -345,10 +332,8 @@ async def providers(api: Api, scene: Scene) -> list[Finding]:
     looked_at = {entry.kinds[0] for entry in scene.settings.capacity}
     for kind, one in apis.items():
         if kind in scene.capacity and kind not in looked_at and one.group not in groups:
-            says, fix = (
-                f"{one.title}: the API group {one.group} is not served",
-                f"install it, or remove `capacity[].{kind}`",
-            )
+            says = f"{one.title}: the API group {one.group} is not served"
+            fix = f"install it, or remove `capacity[].{kind}`"
             findings.append(Finding("capacity providers", "blocker", says, fix))
     asks = "cro" in scene.capacity and "cro" not in looked_at
     asked = [one async for page in api.pages(NODES) for one in page.items] if asks else []

@@ -15,6 +15,7 @@ from autoscaler.spec.pod import GPU
 from autoscaler.state.world import NodeId
 from autoscaler.text import format_count
 from pilotlight.doctor.finding import Finding
+from pilotlight.output import list_names
 
 NVIDIA = "nvidia.com/"
 PRODUCT, MEMORY, MPS_CAPABLE = shared.PRODUCT, shared.MEMORY_MIB, NVIDIA + "mps.capable"
@@ -22,7 +23,7 @@ UNKNOWN = "unknown"
 NAMES = {shared.TIMESLICE: "time-slicing"}
 TOLERATED = frozenset({GPU})
 """Taints that engine pods tolerate by default."""
-NAMES_TOLD = 5
+NAMES_MAX = 5
 
 Node = dict[str, Any]
 
@@ -89,14 +90,8 @@ def check_sharing(nodes: Sequence[Node]) -> list[Finding]:
     unlabelled = [_name(node) for node in nodes if read_sharing_kind(node) == UNKNOWN]
     if unlabelled:
         fix = "install GPU feature discovery, or set `slicing` in Settings `nodes`; until then nothing is placed there"
-        return [
-            Finding(
-                "sharing",
-                "warning",
-                f"{counts}: the labels of {_some(unlabelled)} do not describe how GPUs are shared",
-                fix,
-            )
-        ]
+        says = f"{counts}: the labels of {_some(unlabelled)} do not describe how GPUs are shared"
+        return [Finding("sharing", "warning", says, fix)]
     return [Finding("sharing", "ok", counts)]
 
 
@@ -133,6 +128,4 @@ def _name(node: Node) -> str:
 
 
 def _some(names: Iterable[str]) -> str:
-    known = sorted(names)
-    more = f" and {len(known) - NAMES_TOLD} more" if len(known) > NAMES_TOLD else ""
-    return ", ".join(known[:NAMES_TOLD]) + more
+    return list_names(sorted(names), NAMES_MAX)

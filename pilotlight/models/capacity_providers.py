@@ -79,15 +79,6 @@ class Around(NamedTuple):
     """Lock shared by Providers that attach to the same nodes; None: there is only one."""
 
 
-class Kind(NamedTuple):
-    """A kind of capacity provider."""
-
-    make: Callable[[ProviderSettings, Around], Provider]
-    """Creates a Provider from an entry."""
-    modes: frozenset[Mode]
-    """Modes that it supports."""
-
-
 def build_cro_provider(entry: ProviderSettings, around: Around) -> Provider:
     """Build a provider of fabric GPUs through the composable resource operator."""
     if entry.cro is None:
@@ -164,32 +155,23 @@ def _template(around: Around) -> Callable[[ModelName], Object | None]:
     return of
 
 
-KINDS: Mapping[str, Kind] = {
-    "clusterAutoscaler": Kind(build_node_group_provider, frozenset({"cluster"})),
-    "cro": Kind(build_cro_provider, frozenset({"cluster"})),
-    "karpenter": Kind(build_karpenter_provider, frozenset({"cluster"})),
-    "redfish": Kind(build_redfish_provider, frozenset({"cluster"})),
-    "kueue": Kind(build_kueue_provider, frozenset({"cluster"})),
-    "provisioningRequest": Kind(build_provisioning_provider, frozenset({"cluster"})),
+KINDS: Mapping[str, Callable[[ProviderSettings, Around], Provider]] = {
+    "clusterAutoscaler": build_node_group_provider,
+    "cro": build_cro_provider,
+    "karpenter": build_karpenter_provider,
+    "redfish": build_redfish_provider,
+    "kueue": build_kueue_provider,
+    "provisioningRequest": build_provisioning_provider,
 }
-"""Keyed by the names in `capacity`."""
-_WHERE: Mapping[Mode, str] = {
-    "machine": "a process of one machine",
-    "namespace": "one namespace (the chart with scope `namespace`)",
-    "cluster": "a cluster (the chart with scope `cluster`)",
-}
+"""Creates a Provider from an entry, by the kind's name in `capacity`. All kinds need the rights of scope `cluster`."""
 
 
 def check_provider_modes(settings: Settings, mode: Mode) -> None:
-    """Raise click's usage error for a provider that does not support this mode."""
-    for position, entry in enumerate(settings.capacity):
-        for name in entry.kinds:
-            works = KINDS[name].modes
-            if mode not in works:
-                where = " or ".join(_WHERE[one] for one in ("cluster", "namespace", "machine") if one in works)
-                raise click.UsageError(
-                    f"Settings: capacity[{position}]: `{name}` is supported only in {where}: remove this entry"
-                )
+    """Raise click's usage error for the first provider if this mode supports none."""
+    if settings.capacity and mode != "cluster":
+        where = "a cluster (the chart with scope `cluster`)"
+        name = settings.capacity[0].kinds[0]
+        raise click.UsageError(f"Settings: capacity[0]: `{name}` is supported only in {where}: remove this entry")
 
 
 def assign_fabric_systems(entries: Sequence[ProviderSettings], world: World) -> tuple[ProviderSettings, ...]:
@@ -318,7 +300,7 @@ class Supplies:
         around = Around(
             self._server, self._world, *self._places, stack, self._leads, clock=self._clock, turns=self._turns
         )
-        made = {entry.name: KINDS[entry.kinds[0]].make(entry, around) for entry in entries}
+        made = {entry.name: KINDS[entry.kinds[0]](entry, around) for entry in entries}
         hedges = frozenset(entry.name for entry in entries if entry.hedge)
         closing = {one.name for one in entries if one.closing} | {one.name for one in entries[named:]}
         return ProviderRunner(made, self._observe, self._clock, hedges, frozenset(closing))

@@ -14,7 +14,7 @@ from autoscaler.controller.loop import LoopStep
 from autoscaler.engines import LLAMA_CPP, select_program
 from autoscaler.engines.installed import computes_on_cpu_only
 from autoscaler.spec.model import Model
-from pilotlight.output import write_stderr
+from pilotlight.output import list_names, write_stderr
 
 NO_GPU = "the installed xllamacpp finds no GPU"
 NAMED_MAX = 10
@@ -67,8 +67,7 @@ class CpuBound:
             self._tell(news, program.for_gpus)
 
     def _tell(self, names: Sequence[ModelName], fix: str) -> None:
-        more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
         if len(names) == 1:
             self._say(f"Model {names[0]} holds a GPU and computes on the CPU: {NO_GPU}; {fix}")
         elif names:
-            self._say(f"Models {', '.join(names[:NAMED_MAX])}{more} hold GPUs and compute on the CPU: {NO_GPU}; {fix}")
+            self._say(f"Models {list_names(names, NAMED_MAX)} hold GPUs and compute on the CPU: {NO_GPU}; {fix}")

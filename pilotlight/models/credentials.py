@@ -22,8 +22,7 @@ from artifacts.signatures.policy import Policy
 from artifacts.signatures.public_keys import PEM_BYTES_MAX, BadKeyError
 from artifacts.signatures.trust_root import ROOT_BYTES_MAX, BadRootError, Root
 from autoscaler.spec.settings import Signatures
-from pilotlight.net import certificates
-from pilotlight.net.certificates import FileError
+from pilotlight.net.certificates import FileError, load_text
 
 
 def list_login_files() -> list[Path]:
@@ -52,7 +51,7 @@ def load_signature_policy(signatures: Signatures) -> Policy:
     for position, one in enumerate(signatures.keys):
         at = f"weights.signatures.keys[{position}]"
         try:
-            text = certificates.load_text(Path(one), PEM_BYTES_MAX) if one.startswith("/") else one
+            text = load_text(Path(one), PEM_BYTES_MAX) if one.startswith("/") else one
             keys.append(public_keys.parse_public_key(text.encode()))
         except FileError as error:
             raise SignersError(f"{at}: {error}") from None
@@ -70,7 +69,7 @@ def load_signature_policy(signatures: Signatures) -> Policy:
 def _root(path: Path) -> Root:
     at = "weights.signatures.trustedRoot"
     try:
-        return trust_root.parse_trust_root(certificates.load_text(path, ROOT_BYTES_MAX).encode())
+        return trust_root.parse_trust_root(load_text(path, ROOT_BYTES_MAX).encode())
     except FileError as error:
         raise SignersError(f"{at}: {error}") from None
     except BadRootError as error:

@@ -22,10 +22,10 @@ from autoscaler.controller.loop import LoopStep
 from autoscaler.spec.model import Model
 from autoscaler.state.lifecycle import ReplicaState
 from autoscaler.state.world import World
+from pilotlight.models.memory import local_path
 
 FREE_SHARE = 0.75
 """Share of the memory available without swapping."""
-FILE = "file://"
 
 log = logging.getLogger("pilotlight.models.page_cache")
 Warms = Callable[[Sequence[Path], int], Awaitable[int]]
@@ -88,10 +88,8 @@ def list_parked_models(before: World, after: World) -> list[Model]:
 
 def list_weight_files(model: Model) -> list[Path]:
     """Return the Model's local files. Blocks on disk access."""
-    artifact = model.spec.artifact or ""
-    if not artifact.startswith(FILE):
-        return []
-    return list_files(Path(artifact.removeprefix(FILE)))
+    path = local_path(model)
+    return [] if path is None else list_files(path)
 
 
 def list_files(path: Path) -> list[Path]:

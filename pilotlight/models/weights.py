@@ -19,17 +19,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from artifacts import reference
 from artifacts.digest import BadDigestError
+from artifacts.disk.threads import run_in_thread
 from artifacts.fetch import fetch
-from artifacts.fetch import registry as obtain
 from artifacts.fetch.fetch import Ways
-from artifacts.fetch.registry import Came, MirrorSite, Registries
-from artifacts.reference import BadReferenceError
+from artifacts.fetch.registry import Came, MirrorSite, OnProgress, Registries
+from artifacts.reference import DOCKER, DOCKER_HOST, BadReferenceError
 from artifacts.registry_errors import PolicyError
 from artifacts.store.layout import ForbiddenError, Record
 from artifacts.store.publish import Copy
-from artifacts.store.store import Store, run_in_thread
+from artifacts.store.store import Store
 from autoscaler.contract import ModelName
 from autoscaler.controller.loop import Listener, LoopStep
 from autoscaler.engines import EngineError
@@ -40,8 +39,7 @@ from autoscaler.state.events import CopiesSeen
 from autoscaler.state.world import Copy as CopySeen
 from autoscaler.state.world import World
 from autoscaler.text import format_size
-from pilotlight.models import credentials
-from pilotlight.models.credentials import build_keychain
+from pilotlight.models.credentials import build_keychain, load_signature_policy
 from pilotlight.models.memory import is_fetched_by_store
 from pilotlight.models.retry_tasks import TROUBLE, Errands
 from pilotlight.models.weight_parts import Part, get_own_part, list_adapter_parts, list_parts, use_local_files
@@ -129,7 +127,7 @@ class Supply:
         finally:
             self._changed.set()
 
-    async def _named(self, model: Model, part: Part, report: obtain.OnProgress) -> Copy:
+    async def _named(self, model: Model, part: Part, report: OnProgress) -> Copy:
         """Fetch a part. Raises AdapterError for one used only by adapters."""
         try:
             return await self._copy(part, report)
@@ -139,7 +137,7 @@ class Supply:
                 raise
             raise AdapterError(f"adapter {', '.join(names)}: {error}") from error
 
-    async def _copy(self, part: Part, report: obtain.OnProgress) -> Copy:
+    async def _copy(self, part: Part, report: OnProgress) -> Copy:
         async with self._opening:
             if not self._open:
                 await run_in_thread(self._store.open)
@@ -304,12 +302,10 @@ def build_registries(settings: WeightsSettings) -> Registries:
     mirrors: dict[str, list[MirrorSite]] = {}
     for one in settings.mirrors:
         host, _, prefix = one.host.partition("/")
-        registry = reference.DOCKER_HOST if one.registry == reference.DOCKER else one.registry
+        registry = DOCKER_HOST if one.registry == DOCKER else one.registry
         mirrors.setdefault(registry, []).append(MirrorSite(host, f"{prefix}/" if prefix else ""))
-    ca, signed = (
-        Path(settings.ca_file) if settings.ca_file else None,
-        credentials.load_signature_policy(settings.signatures),
-    )
+    ca = Path(settings.ca_file) if settings.ca_file else None
+    signed = load_signature_policy(settings.signatures)
     return Registries(build_keychain(), ca=ca, mirrors=mirrors, signatures=signed)
 
 
@@ -322,7 +318,7 @@ class Telling:
         self._came: dict[Part, Came] = {}
         self._said_s = -TELL_EVERY_S
 
-    def of(self, part: Part) -> obtain.OnProgress:
+    def of(self, part: Part) -> OnProgress:
         """Return the progress callback for one part."""
 
         def came(now: Came) -> None:

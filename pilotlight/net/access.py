@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import ssl
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ from gateway.control.discovery import Discovery
 from gateway.control.sync import Sync
 from pilotlight.net import certificates
 from pilotlight.net.certificates import Identity
-from pilotlight.net.file_reload import Files
+from pilotlight.net.file_reload import Files, Renewed
 from pilotlight.net.http_server import Runner
 from pilotlight.net.listen import Address, socket_of
 from pilotlight.output import write_stderr
@@ -71,12 +72,8 @@ class Ways:
     def __init__(self, urls: Sequence[str], access: Access, files: Files) -> None:
         """Create the links. Raises click's usage error."""
         check_autoscalers(urls)
-        identity, path = access.identity, access.token
-        self._token = None if path is None else files.read(lambda: certificates.load_tokens(path)[0], (path,))
+        self._token, self._tls = read_client_files(access, files)
         warn_exposed_files(access)
-        self._tls = (
-            files.read(lambda: certificates.build_client_context(identity), identity.files) if identity.files else None
-        )
         self._names = [url for url in urls if url.startswith("dns+")]
         self.links = [HttpLink(url, token=self._token, tls=self._tls) for url in urls if url not in self._names]
 
@@ -91,6 +88,14 @@ class Ways:
             return HttpLink(url, token=self._token, tls=self._tls, server_name=host)
 
         return Discovery(host, port, link, sync)
+
+
+def read_client_files(access: Access, files: Files) -> tuple[Renewed[str] | None, Renewed[ssl.SSLContext] | None]:
+    """Return the token and the TLS context that a client shows, if configured. Raises click's usage error."""
+    identity, path = access.identity, access.token
+    token = None if path is None else files.read(lambda: certificates.load_tokens(path)[0], (path,))
+    tls = files.read(lambda: certificates.build_client_context(identity), identity.files) if identity.files else None
+    return token, tls
 
 
 def warn_exposed_files(access: Access) -> None:

@@ -123,7 +123,7 @@ async def serve_autoscaler(options: AutoscalerOptions) -> None:
 async def serve_until_stopped(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
     """Start, run and stop. `stack` holds resources that outlive the loop."""
     clock = time.monotonic  # the clock of uvloop is a cached millisecond
-    stop, again = process.stop_event(), process.reload_event()
+    stop, again, files = process.stop_event(), process.reload_event(), Files()
     faults = list[FaultSeen]()
     documents = load_checked_documents(options, faults.append)  # after `again`, so that no later change is missed
     by_hand = options.parent is None  # otherwise `serve` holds the lock of the state directory
@@ -133,34 +133,31 @@ async def serve_until_stopped(options: AutoscalerOptions, stack: AsyncExitStack)
     devices = Devices(() if options.cluster else documents.settings.devices, nvml)
     driver: Driver
     house: Cluster | None = None
-    supply, located = build_empty_supply()
+    supply: Supply | None = None
     if options.cluster is None:
         documents, supply = open_supply(options, documents, faults)
-        driver, located = (
-            LocalDriver(state, build_launcher(lambda: devices.measured), devices, clock, supply),
-            supply.located,
-        )
+        driver = LocalDriver(state, build_launcher(lambda: devices.measured), devices, clock, supply)
         loop = Loop(World(epoch=state.next_epoch(), leadership=Leadership(leading_since_s=clock())), driver, clock)
     else:
         house = await stack.enter_async_context(cluster.open_cluster(options.cluster, clock))
         driver, loop = house.driver, house.loop()
+    located = keep_artifact_location if supply is None else supply.located
     log = Log()
     metrics = Metrics(lambda: loop.world, clock, dict if house is None else house.unreadable.counts)
     tell: Tell = (lambda documents: loop.observe([documents])) if house is None else house.put_files
     reloads = Reloads(options, loop, tell, located)
     preflight = Preflight(loop, driver.obstacle, reloads)
     cpu_bound = CpuBound(lambda: devices.measured, find_installed_programs())
-    loop.listeners += build_step_listeners(metrics, Misfits(loop.fault), preflight, cpu_bound, log)
+    loop.listeners += [metrics.on_step, Misfits(loop.fault).on_step, preflight.on_step, cpu_bound.on_step]
+    loop.listeners += [build_step_logger(log, Narrator())]
     tell(build_documents_seen(documents))
     loop.observe(faults)
     tutor = load_histories(histories, loop, LearnerRunner(loop, LessonFile(state), clock))
     loop.observe([GatewaySeen(gateway=GatewayId(path.stem), watched=True) for path in options.gateway_sockets])
-    files = Files()
-    orders = build_commands(state, loop, clock, house)
     operations = OperationsServer(
-        loop, log, metrics.text, lambda: options.gateway_sockets, __version__, commands=orders,
-        off=() if house is None else house.off, needs=build_needs_reader(loop, located, in_cluster=house is not None),
-        documents=reloads.view,
+        loop, log, metrics.text, lambda: options.gateway_sockets, __version__,
+        commands=build_commands(state, loop, clock, house), off=() if house is None else house.off,
+        needs=build_needs_reader(loop, located, in_cluster=house is not None), documents=reloads.view,
     )  # fmt: skip
     runners = await open_ports(
         options, ContractServer(loop), operations, files, None if house is None else house.admits
@@ -210,14 +207,6 @@ def build_needs_reader(loop: Loop, located: Located, *, in_cluster: bool) -> Cal
     return lambda model: load_memory_needs(located(model))
 
 
-def build_step_listeners(
-    metrics: Metrics, misfits: Misfits, preflight: Preflight, cpu_bound: CpuBound, log: Log
-) -> list[Listener]:
-    """Return the listeners of each step, in order."""
-    looking = [metrics.on_step, misfits.on_step, preflight.on_step, cpu_bound.on_step]
-    return [*looking, build_step_logger(log, Narrator())]
-
-
 def open_supply(
     options: AutoscalerOptions, documents: Documents, faults: list[FaultSeen]
 ) -> tuple[Documents, Supply]:  # fmt: skip
@@ -239,11 +228,6 @@ def weights_tasks(
     warming = Warming(located)
     loop.listeners += [supply.on_step, warming.on_step]
     return {"weights": functools.partial(supply.run, loop, reloads), "warming": warming.run}
-
-
-def build_empty_supply() -> tuple[Supply | None, Located]:
-    """Return no supply of weights, and a function that leaves artifact locations unchanged."""
-    return None, keep_artifact_location
 
 
 def load_histories(histories: HistoryFile, loop: Loop, tutor: LearnerRunner) -> LearnerRunner:

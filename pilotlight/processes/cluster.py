@@ -34,9 +34,8 @@ from autoscaler.fold.fold import Observation
 from autoscaler.queries.device_health import is_device_memory_free
 from autoscaler.queries.measured_memory import AS_ASKED, Given
 from autoscaler.server.auth import AGENT, BOTH, GATEWAY, Admits, Roles
-from autoscaler.spec import ownership
 from autoscaler.spec.model import Model
-from autoscaler.spec.ownership import Ownership
+from autoscaler.spec.ownership import Ownership, installation_id, installation_title
 from autoscaler.state.events import DocumentsSeen, FollowingSeen, LeadingSeen
 from autoscaler.state.world import STORE, Leadership, World
 from autoscaler.weights import mount_choice
@@ -89,12 +88,12 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def installation(self) -> str:
         """Value of the installation label on created objects."""
-        return ownership.installation_id(self.own_namespace, self.lease)
+        return installation_id(self.own_namespace, self.lease)
 
     @property
     def title(self) -> str:
         """Display name of the installation."""
-        return ownership.installation_title(self.own_namespace, self.lease)
+        return installation_title(self.own_namespace, self.lease)
 
     @property
     def users(self) -> dict[str, Roles]:

@@ -21,7 +21,7 @@ from autoscaler.explain.decision_log import RefusedCalls
 from autoscaler.provisioning.feasibility import is_fit_unchanged, list_unplaceable_models
 from autoscaler.state.lifecycle import ReplicaState
 from autoscaler.state.world import World
-from pilotlight.output import write_line, write_stderr
+from pilotlight.output import list_names, write_line, write_stderr
 
 UNSAID = frozenset({ReplicaState.PENDING, ReplicaState.SCRUBBING})
 """States that are not printed because another follows at once."""
@@ -94,8 +94,7 @@ class News:
             self._say(self._more.format(count=len(news) - SAID_MAX))
         over = sorted(name for name in was if name in world.models and name not in known)
         if over:
-            more = f" and {len(over) - SAID_MAX} more" if len(over) > SAID_MAX else ""
-            self._say(self._over.format(names=", ".join(over[:SAID_MAX]) + more))
+            self._say(self._over.format(names=list_names(over, SAID_MAX)))
 
 
 class Misfits:

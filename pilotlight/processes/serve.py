@@ -19,8 +19,7 @@ from autoscaler.drivers.local.state_directory import InUseError, StateDirectory,
 from autoscaler.faults import reraise_memory_error
 from autoscaler.spec.settings import Limits, Settings, Signatures, Tls
 from autoscaler.text import format_count
-from pilotlight.models import credentials
-from pilotlight.models.credentials import SignersError
+from pilotlight.models.credentials import SignersError, load_signature_policy
 from pilotlight.models.documents import gather_documents, needs_tenant, problem_file
 from pilotlight.net import certificates
 from pilotlight.net.certificates import FileError, Identity
@@ -107,7 +106,7 @@ def check_serve_options(options: ServeOptions, documents: Documents) -> None:
 def check_signers(signatures: Signatures) -> None:
     """Raise click's usage error for keys and roots that cannot be used to verify signatures of weights."""
     try:
-        credentials.load_signature_policy(signatures)
+        load_signature_policy(signatures)
     except SignersError as error:
         raise click.UsageError(f"Settings: {error}") from None
 

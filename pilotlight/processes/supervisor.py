@@ -62,14 +62,8 @@ class Child:
     def start(self) -> None:
         """Start it in its own process group, so that the supervisor handles Ctrl-C at the terminal."""
         fds = [s.fileno() for s in self.role.sockets]
-        command = [
-            sys.executable,
-            select_module_flag(),
-            "pilotlight",
-            *self.role.arguments,
-            "--parent",
-            str(os.getpid()),
-        ]
+        arguments = ["pilotlight", *self.role.arguments, "--parent", str(os.getpid())]
+        command = [sys.executable, select_module_flag(), *arguments]
         self.process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, process_group=0)
         self.started_s, self.due_s = time.monotonic(), None
 
@@ -134,10 +128,9 @@ class Supervisor:
             for child in children:
                 status = child.ended()
                 if status is not None:
-                    _log(
-                        f"event=process_exited process={child.role.name} restart_s={child.pause_s:.1f} "
-                        f"reason={describe_exit_status(status)!r}"
-                    )
+                    reason = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+                    restart_s = f"{child.pause_s:.1f}"
+                    _log(f"event=process_exited process={child.role.name} restart_s={restart_s} reason={reason!r}")
                     if not announced and status == 2:
                         return self._stop(status=2)
                 elif child.due_s is not None and time.monotonic() >= child.due_s:
@@ -199,14 +192,12 @@ class Supervisor:
         for process in processes:
             process.wait()
         engines = list_orphaned_engines()
-        left = (
-            f"; {format_count(len(engines), 'engine')} still running "
-            f"(pid {', '.join(map(str, engines[:PIDS_SAID_MAX]))}"
-        )
-        left += ", ...)" if len(engines) > PIDS_SAID_MAX else ")"
-        write_stderr(
-            f"stopped at once; running requests were aborted{left + ': the next start adopts them' if engines else ''}"
-        )
+        left = ""
+        if engines:
+            pids = [*map(str, engines[:PIDS_SAID_MAX]), *(["..."] if len(engines) > PIDS_SAID_MAX else [])]
+            count = format_count(len(engines), "engine")
+            left = f"; {count} still running (pid {', '.join(pids)}): the next start adopts them"
+        write_stderr(f"stopped at once; running requests were aborted{left}")
         return 1
 
     def _ended(self, group: Sequence[Child], s_max: float) -> bool:
@@ -262,8 +253,3 @@ def has_terminal() -> bool:
 def _log(line: str) -> None:
     """Write a log line without blocking: this process has no log handler."""
     write_line(sys.stderr.fileno(), line)
-
-
-def describe_exit_status(status: int) -> str:
-    """Describe an exit status."""
-    return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"

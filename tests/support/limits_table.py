@@ -94,7 +94,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "registry: manifest; response of a token service; error body": (
         "artifacts.oci.manifest.MANIFEST_BYTES_MAX",
         "artifacts.registry.auth.TOKEN_BYTES_MAX",
-        "artifacts.registry.client.ERROR_BYTES_MAX",
+        "artifacts.http.transport.ERROR_BYTES_MAX",
     ),
     "registry: consecutive attempts; waits of one request, `Retry-After` included; redirects": (
         "artifacts.http.retry.TRIES_MAX",
@@ -102,15 +102,14 @@ ROWS: dict[str, tuple[str, ...]] = {
         "artifacts.http.retry.RETRY_AFTER_S_MAX",
         "artifacts.http.request_targets.REDIRECTS_MAX",
     ),
-    "registry: tags, referrers, pages of each list": (
-        "artifacts.registry.manifests.TAGS_MAX",
+    "registry: referrers, pages of each list": (
         "artifacts.registry.referrers.REFERRERS_MAX",
-        "artifacts.registry.manifests.PAGES_MAX",
+        "artifacts.registry.referrers.PAGES_MAX",
     ),
     "download: concurrent requests; parts of a blob; repeats of a stalled span": (
         "artifacts.download.pacing.MOST",
         "artifacts.oci.spans.PARTS_MAX",
-        "artifacts.download.pacing.ANEW_MAX",
+        "artifacts.download.pacing.REPEATS_MAX",
     ),
     "credential helper": (
         "artifacts.credentials.credential_helpers.PROGRAM_S_MAX",

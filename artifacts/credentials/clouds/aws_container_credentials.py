@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 from math import inf
 from pathlib import Path
@@ -17,8 +16,9 @@ from pathlib import Path
 import msgspec
 from yarl import URL
 
-from artifacts.credentials.clouds import metadata
-from artifacts.credentials.clouds.metadata import NobodyError
+from artifacts.credentials.aws import RENEW_S, Given
+from artifacts.credentials.clouds.cloud import decode_reply
+from artifacts.credentials.clouds.metadata import NobodyError, fetch_metadata
 from artifacts.credentials.sigv4 import Keys
 from artifacts.http.request_targets import is_loopback, normalize_host
 from artifacts.http.retry import Pace
@@ -27,8 +27,6 @@ from artifacts.registry_errors import DeniedError, PolicyError, UnreachableError
 ECS = "http://169.254.170.2"
 HOSTS = frozenset({"169.254.170.2", "169.254.170.23", "fd00:ec2::23"})
 """Endpoints of ECS and EKS."""
-RENEW_S = 300.0
-"""Keys are renewed this long before they expire."""
 TOKEN_BYTES_MAX = 64 << 10
 FULL, RELATIVE = "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"
 AUTHORIZATION, FROM_FILE = "AWS_CONTAINER_AUTHORIZATION_TOKEN", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"
@@ -42,12 +40,6 @@ class _Said(msgspec.Struct, frozen=True, rename="pascal"):
     expiration: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Given:
-    keys: Keys = field(repr=False)
-    until_unix_s: float
-
-
 class PodKeys:
     """Keys of one environment. Keep the instance: it caches keys until shortly before they expire."""
 
@@ -55,7 +47,7 @@ class PodKeys:
         self._env = env
         self._pace = pace or Pace()
         self._asking = asyncio.Lock()
-        self._given: _Given | None = None
+        self._given: Given | None = None
 
     async def keys(self) -> Keys | None:
         """Return the keys; None outside of such a container. Raises PolicyError, DeniedError, UnreachableError."""
@@ -86,24 +78,21 @@ class PodKeys:
             raise PolicyError(f"{FULL} names a host that is contacted over https only")
         return full
 
-    async def _asked(self, url: str) -> _Given:
+    async def _asked(self, url: str) -> Given:
         token = await self._token()
         headers = {"Authorization": token} if token else {}
         step = "the container credentials endpoint (EKS Pod Identity, ECS)"
         try:
-            found = await metadata.fetch_metadata(url, headers, self._pace)
+            found = await fetch_metadata(url, headers, self._pace)
         except NobodyError:
             raise UnreachableError(f"{step}: no response; does its agent run on this node?") from None
         except UnreachableError as error:
             raise UnreachableError(f"{step}: {error}") from None
         if found.status != 200:
             raise DeniedError(f"{step}: returned no keys ({found.status}); has the service account a role?")
-        try:
-            said = msgspec.json.decode(found.text, type=_Said)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise DeniedError(f"{step}: the response is not a key") from None
+        said = decode_reply(found, _Said, step, "a key")
         until = inf if said.expiration is None else said.expiration.timestamp()
-        return _Given(Keys(said.access_key_id, said.secret_access_key, said.token), until)
+        return Given(Keys(said.access_key_id, said.secret_access_key, said.token), until)
 
     async def _token(self) -> str:
         file = self._env.get(FROM_FILE, "")

@@ -14,21 +14,17 @@ import base64
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
 from yarl import URL
 
-from artifacts.credentials.clouds import metadata
-from artifacts.credentials.clouds.cloud import ABSENT_S, Granted, Step, post_request
-from artifacts.credentials.clouds.metadata import NobodyError
+from artifacts.credentials.clouds.cloud import ABSENT_S, Granted, Step, decode_reply, post_request
+from artifacts.credentials.clouds.metadata import NobodyError, fetch_metadata
 from artifacts.credentials.docker_config import Login
 from artifacts.http.request_targets import is_loopback, parse_untrusted_url
 from artifacts.http.retry import Pace
 from artifacts.registry_errors import DeniedError, PolicyError, UnreachableError
-
-T = TypeVar("T")
 
 NAME = "Azure"
 AUDIENCE = "https://containerregistry.azure.net"
@@ -104,7 +100,7 @@ class Azure:
             code = _CODE.search(found.text)
             said = f"{found.status} {code[0].decode()}" if code else str(found.status)
             raise DeniedError(f"{step}: Entra ID returned no token ({said}); {fix}")
-        return _decoded(found.text, _Token, f"{step}: Entra ID").access_token
+        return decode_reply(found, _Token, f"{step}: Entra ID").access_token
 
     async def _managed(self, host: str, client: str) -> str | Login:
         """Return an Entra ID token for the machine, or an anonymous login if it has no identity."""
@@ -113,7 +109,7 @@ class Azure:
         query += f"&client_id={quote(client, safe='')}" if client else ""
         url = f"{self._metadata_at}/metadata/identity/oauth2/token?{query}"
         try:
-            found = await metadata.fetch_metadata(url, {"Metadata": "true"}, self._pace)
+            found = await fetch_metadata(url, {"Metadata": "true"}, self._pace)
         except NobodyError:
             return Login(note=f"{NAME}: no identity was found; {FIX}")
         except UnreachableError as error:
@@ -121,7 +117,7 @@ class Azure:
         if found.status != 200:  # no identity, several without a selection, or another cloud's service
             several = "" if client else " (AZURE_CLIENT_ID names one of several)"
             return Login(note=f"{NAME}: the machine has no identity to use: {found.status}{several}; {FIX}")
-        return _decoded(found.text, _Token, step).access_token
+        return decode_reply(found, _Token, step).access_token
 
     async def _exchanged(self, host: str, token: str, tenant: str) -> Granted:
         """Exchange an Entra ID token for the registry's own token."""
@@ -132,7 +128,7 @@ class Azure:
         found = await post_request(url, FORM, urlencode(form).encode(), self._pace, Step(step, fix))
         if found.status != 200:
             raise DeniedError(f"{step} is refused ({found.status}); {fix} on this registry")
-        identity = _decoded(found.text, _Exchanged, step).refresh_token
+        identity = decode_reply(found, _Exchanged, step).refresh_token
         return Granted(Login(identity_token=identity, whose=NAME), _lasts_s(identity, self._pace.unix_s()))
 
 
@@ -145,13 +141,6 @@ def _mounted(file: Path, step: str) -> str:
     if not 0 < len(text) <= TOKEN_BYTES_MAX:
         raise PolicyError(f"{step}: AZURE_FEDERATED_TOKEN_FILE contains no token; is the service account annotated?")
     return text
-
-
-def _decoded(text: bytes, type_: type[T], step: str) -> T:
-    try:
-        return msgspec.json.decode(text, type=type_)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise DeniedError(f"{step}: the response is not a token") from None
 
 
 def _lasts_s(token: str, now_unix_s: float) -> float:

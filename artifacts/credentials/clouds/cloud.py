@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
+import msgspec
 from yarl import URL
 
 from artifacts.credentials.docker_config import Login
 from artifacts.http.request_targets import get_origin
 from artifacts.http.retry import Pace, Tries
 from artifacts.http.transport import Limits, Site, Transport
-from artifacts.registry_errors import BrokenError, RegistryError, UnreachableError
+from artifacts.registry_errors import BrokenError, DeniedError, RegistryError, UnreachableError
+
+T = TypeVar("T")
 
 EARLY_S, EARLY = 300.0, 0.2
 """A login is renewed `EARLY_S` before it expires, but at most `EARLY` of its lifetime before."""
@@ -117,6 +120,14 @@ class Clouds:
             self._locks.pop(oldest, None)
         self._kept[host] = _Kept(login, began_s + lasts_s - min(EARLY_S, EARLY * lasts_s), began_s + lasts_s)
         return login
+
+
+def decode_reply(reply: Reply, kind: type[T], step: str, what: str = "a token") -> T:
+    """Decode the JSON of a response. Raises DeniedError that does not contain it."""
+    try:
+        return msgspec.json.decode(reply.text, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise DeniedError(f"{step}: the response is not {what}") from None
 
 
 async def post_request(url: URL, headers: Mapping[str, str], body: bytes, pace: Pace, step: Step) -> Reply:

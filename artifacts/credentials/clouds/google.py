@@ -11,9 +11,8 @@ import re
 
 import msgspec
 
-from artifacts.credentials.clouds import metadata
-from artifacts.credentials.clouds.cloud import ABSENT_S, Granted
-from artifacts.credentials.clouds.metadata import NobodyError
+from artifacts.credentials.clouds.cloud import ABSENT_S, Granted, decode_reply
+from artifacts.credentials.clouds.metadata import NobodyError, fetch_metadata
 from artifacts.credentials.docker_config import Login
 from artifacts.http.retry import Pace
 from artifacts.registry_errors import DeniedError, UnreachableError
@@ -50,7 +49,7 @@ class Google:
         """See `Cloud.fetch`."""
         step = f"{host}: {NAME}: the metadata server"
         try:
-            found = await metadata.fetch_metadata(f"http://{self._at}{PATH}", FLAVOR, self._pace)
+            found = await fetch_metadata(f"http://{self._at}{PATH}", FLAVOR, self._pace)
         except NobodyError:
             return Granted(Login(note=f"{NAME}: no metadata server was found; {FIX}"), ABSENT_S)
         except UnreachableError as error:
@@ -59,8 +58,5 @@ class Google:
             return Granted(Login(note=f"{NAME}: no metadata server was found; {FIX}"), ABSENT_S)
         if found.status != 200:
             raise DeniedError(f"{step} returned no token ({found.status}): no service account is available; {FIX}")
-        try:
-            token = msgspec.json.decode(found.text, type=_Token)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise DeniedError(f"{step}: the response is not a token") from None
+        token = decode_reply(found, _Token, step)
         return Granted(Login(USER, token.access_token, whose=NAME), token.expires_in)

@@ -9,7 +9,7 @@ remove it from the bus. Steps are idempotent: the next look shows their effect.
 
 A GPU in use is never removed. Only persistenced and the configured daemon pods are terminated. Withdrawn requests are
 undone. A GPU whose location is unknown is not reported as gone. A GPU that has left is not added again before it is
-detached; another GPU found in its place by then is not changed.
+detached; another GPU found in its place is not changed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping
 from typing import Final, Literal, NamedTuple
 
 VISIBLE_S: Final = 300.0
-"""An attached GPU not visible by then has failed: the fabric needs less than ten minutes."""
+"""An attached GPU that is not visible after this time has failed: the fabric needs less than ten minutes."""
 SCAN_S: Final = 5.0
 """Minimum interval between two bus scans for one GPU, since link training takes time."""
 IDLE_BYTES_MAX = 1 << 30

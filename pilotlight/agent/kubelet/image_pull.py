@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from artifacts import reference
-from artifacts.credentials import docker_config
-from artifacts.credentials.docker_config import Config, Login
-from artifacts.protobuf import ProtobufError
-from pilotlight.agent.kubelet import sockets
-from pilotlight.agent.kubelet.sockets import DaemonClient, SocketError
+from artifacts.credentials.docker_config import Config, Login, list_logins
+from artifacts.protobuf import ProtobufError, read_string
+from pilotlight.agent.kubelet.sockets import PULL_IMAGE, DaemonClient, SocketError, encode_pull_request
 
 PULLS_MAX: Final = 2
 """Concurrent pulls; weights use the same network."""
@@ -49,9 +47,8 @@ class PullError(Exception):
 async def pull_image(daemon: DaemonClient, image: str, login: Login | None, within_s: float = PULL_S_MAX) -> str:
     """Pull an image and return the runtime's reference to it. Raises PullError."""
     try:
-        return sockets.decode_pull_response(
-            await daemon.ask(sockets.PULL_IMAGE, sockets.encode_pull_request(image, login), within_s)
-        )
+        answer = await daemon.ask(PULL_IMAGE, encode_pull_request(image, login), within_s)
+        return read_string(answer, 1)  # PullImageResponse {1: image_ref}
     except (SocketError, ProtobufError) as error:
         raise PullError(" ".join(str(error).split())[:500]) from None
 
@@ -158,7 +155,7 @@ class Images:
         try:
             of = reference.parse_reference(f"oci://{one.image}")
             secret = await self._secret_of(one.pull_secret)
-            return docker_config.list_logins([secret], of.host, of.repository)
+            return list_logins([secret], of.host, of.repository)
         except Exception as error:  # noqa: BLE001 - any error fails only this image and becomes its reason
             raise PullError(str(error) or type(error).__name__) from None
 

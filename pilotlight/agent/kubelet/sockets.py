@@ -82,11 +82,6 @@ def encode_pull_request(image: str, login: Login | None) -> bytes:
     )
 
 
-def decode_pull_response(answer: bytes) -> str:
-    """Decode PullImageResponse {1: image_ref}: the runtime's reference to the image. Raises ProtobufError."""
-    return read_string(answer, 1)
-
-
 T = TypeVar("T")
 
 ASK_S_MAX = 2.0

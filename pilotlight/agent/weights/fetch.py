@@ -17,19 +17,17 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from artifacts.credentials import docker_config
-from artifacts.credentials import keychain as credentials
-from artifacts.credentials.docker_config import Config
-from artifacts.credentials.keychain import Keychain
-from artifacts.fetch import fetch as bring
-from artifacts.fetch.fetch import Lies, Ways
+from artifacts.credentials.docker_config import Config, parse_pull_secret
+from artifacts.credentials.keychain import Keychain, try_each_login
+from artifacts.disk.threads import run_in_thread
+from artifacts.fetch.fetch import Lies, Ways, fetch_artifact, find_stored_copy, parse_remote_source
 from artifacts.fetch.registry import Came, OnProgress, Registries
 from artifacts.peers.client import Peering
 from artifacts.reference import Reference
 from artifacts.registry_errors import DeniedError, UnreachableError
 from artifacts.store.layout import ForbiddenError
 from artifacts.store.publish import Copy
-from artifacts.store.store import AWAY_WAIT_S, Store, run_in_thread
+from artifacts.store.store import AWAY_WAIT_S, Store
 from autoscaler.agent_contract import WeightsRequest
 from autoscaler.contract import WeightsReport
 from autoscaler.spec.settings import Weights
@@ -80,7 +78,7 @@ class Fetching:
 
         async def work(of: Lies, store: Store, by: Ways) -> Brought:
             with contextlib.suppress(ForbiddenError):  # the tag may have moved since: resolve it again
-                kept = await bring.find_stored_copy(of, store, by, allow_unsafe=request.allow_unsafe)
+                kept = await find_stored_copy(of, store, by, allow_unsafe=request.allow_unsafe)
                 if kept is not None:
                     return Brought(kept, was_here=True)
             return Brought(await self._obtained(request, of, store, by, report), was_here=False)
@@ -118,7 +116,7 @@ class Fetching:
         self, request: WeightsRequest, settings: Weights, work: Callable[[Lies, Store, Ways], Awaitable[T]]
     ) -> T:  # fmt: skip
         """Run `work` with each login in turn; for the Hub and buckets, with the agent's own credentials."""
-        of = bring.parse_remote_source(request.artifact)
+        of = parse_remote_source(request.artifact)
         store, ways = await self._opened(settings)
         if not isinstance(of, Reference):
             return await work(of, store, ways)
@@ -131,7 +129,7 @@ class Fetching:
             except ForbiddenError as error:  # the registry rejects this login; the next may be admitted
                 raise DeniedError(str(error)) from None
 
-        return await credentials.try_each_login(secrets, of.host, of.repository, ways.registries.keychain, tried)
+        return await try_each_login(secrets, of.host, of.repository, ways.registries.keychain, tried)
 
     async def _obtained(self, request: WeightsRequest, of: Lies, store: Store, by: Ways, report: OnProgress) -> Copy:
         began_s, came_bytes = self._clock(), 0
@@ -155,7 +153,7 @@ class Fetching:
         if among is not None:
             by = dataclasses.replace(by, registries=dataclasses.replace(by.registries, peering=among))
         try:
-            return await bring.fetch_artifact(of, store, by, report, allow_unsafe=request.allow_unsafe)
+            return await fetch_artifact(of, store, by, report, allow_unsafe=request.allow_unsafe)
         finally:
             if among is not None:
                 self._metrics.from_peers(among.given.total())
@@ -209,4 +207,4 @@ class PullSecrets:
         except ApiError as error:
             hint = ": add it to the chart's agent.pullSecrets" if error.status == 403 else ""
             raise NoSecretError(f"pull secret {name} of namespace {self._namespace}: {error.reason}{hint}") from None
-        return docker_config.parse_pull_secret(found.get("type", ""), found.get("data") or {}, f"pull secret {name}")
+        return parse_pull_secret(found.get("type", ""), found.get("data") or {}, f"pull secret {name}")

@@ -28,7 +28,7 @@ from artifacts.sources.file_host_client import Lone
 from autoscaler.contract import WeightsReport
 from pilotlight.models import remote_header
 
-TOLD_MAX = 5
+LOADABLE_MAX = 5
 """Maximum number of loadable files reported; with more than one, none is loaded automatically."""
 HEADERS_CHARS_MAX = 400_000
 """Total size of the headers in a report, which is limited to 1 MiB. Reported headers are no longer requested."""
@@ -127,8 +127,8 @@ async def _seen(of: Contents, repository: str, source: BlobSource, *, allow_unsa
 def list_loadable_files(paths: tuple[str, ...] | list[str]) -> dict[str, tuple[str, ...]]:
     """Return the files that an engine could load as weights or adapters."""
     return {
-        "ggufs": tuple(gguf.list_base_files(paths)[:TOLD_MAX]),
-        "adapters": tuple(kinds.list_adapters(paths)[:TOLD_MAX]),
+        "ggufs": tuple(gguf.list_base_files(paths)[:LOADABLE_MAX]),
+        "adapters": tuple(kinds.list_adapters(paths)[:LOADABLE_MAX]),
     }
 
 

@@ -22,14 +22,14 @@ import msgspec
 from msgspec.structs import replace
 
 from artifacts.digest import BadDigestError
+from artifacts.disk.threads import run_in_thread
 from artifacts.fetch import fetch
 from artifacts.fetch.registry import Came, Registries
 from artifacts.reference import BadReferenceError
 from artifacts.registry_errors import PolicyError
-from artifacts.store import layout
-from artifacts.store.layout import StoreError
+from artifacts.store.layout import StoreError, load_current_record
 from artifacts.store.publish import Copy
-from artifacts.store.store import Store, run_in_thread
+from artifacts.store.store import Store
 from autoscaler.agent_contract import FabricWant, ImageWant, NodeWants, WeightsRequest, read_weights_request
 from autoscaler.contract import ReplicaId, WeightsReport, make_decoder
 from autoscaler.spec.settings import Weights
@@ -88,10 +88,8 @@ class WeightsTask:
 
     def refuse(self, reason: str) -> None:
         """Refuse the replicas that do not have the copy yet."""
-        self.failed, self.refused = (
-            reason[:REASON_CHARS_MAX],
-            tuple(one for one in self.replicas if one not in self.given),
-        )
+        self.failed = reason[:REASON_CHARS_MAX]
+        self.refused = tuple(one for one in self.replicas if one not in self.given)
 
 
 class WeightsKeeper:
@@ -100,10 +98,10 @@ class WeightsKeeper:
     def __init__(self, root: Path, secret_of: SecretOf, clock: Callable[[], float] = time.monotonic) -> None:
         self._root = root
         self._clock = clock
-        self.changed: Callable[[], None] = _nobody
-        self.images: Callable[[Sequence[ImageWant]], None] = _nothing
+        self.changed: Callable[[], None] = lambda: None
+        self.images: Callable[[Sequence[ImageWant]], None] = lambda _: None
         """Receives the requested engine images."""
-        self.fabric: Callable[[Sequence[FabricWant]], None] = _no_fabric
+        self.fabric: Callable[[Sequence[FabricWant]], None] = lambda _: None
         """Receives the fabric devices to attach and detach."""
         self._wants: NodeWants | None = None
         self._wake = asyncio.Event()
@@ -125,9 +123,9 @@ class WeightsKeeper:
             log.warning("event=weights_request_invalid reason=%r", str(error))
             return
         if self._wants is None or wants.epoch >= self._wants.epoch:
-            anew = self._wants is None or wants.epoch > self._wants.epoch
+            is_new_epoch = wants.epoch > self.epoch or self._wants is None
             self._wants = wants
-            if anew:  # report it at once: the next leader must not choose a lower epoch
+            if is_new_epoch:  # report it at once: the next leader must not choose a lower epoch
                 self.changed()
             self.images(wants.images)
             self.fabric(wants.fabric)
@@ -283,7 +281,7 @@ class WeightsKeeper:
     def _found(self, folder: str) -> Copy | None:
         """Return the copy of that folder, or None if there is none."""
         store = Store(self._root)
-        record = layout.load_current_record((self._root / folder).parent, store.layout.disk)
+        record = load_current_record((self._root / folder).parent, store.layout.disk)
         if record is None or store.layout.copy(record.key) / FILES != self._root / folder:
             return None
         return store.find(record.key)
@@ -310,15 +308,3 @@ class WeightsKeeper:
 def _closed(copy: Copy | None) -> None:
     if copy is not None:
         copy.close()
-
-
-def _nothing(images: Sequence[ImageWant]) -> None:
-    """Do nothing: the kubelet pulls the images."""
-
-
-def _no_fabric(wants: Sequence[FabricWant]) -> None:
-    """Do nothing: fabric attachment is disabled."""
-
-
-def _nobody() -> None:
-    """Do nothing: no reporter is connected yet."""

@@ -18,20 +18,20 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from artifacts import digest
-from artifacts.digest import BadDigestError, Digest
+from artifacts.digest import BadDigestError, Digest, parse_digest
+from artifacts.disk.threads import run_in_thread
 from artifacts.peers.client import Peering
 from artifacts.peers.selection import PEERS_MAX, Peer
 from artifacts.peers.server import STREAMS_MAX
 from artifacts.store.layout import StoreError
-from artifacts.store.store import Store, run_in_thread
+from artifacts.store.store import Store
 from autoscaler.contract import make_decoder
 from autoscaler.server.auth import Answer
 from autoscaler.weights.peers import NodePeer, NodePeers
 from pilotlight.agent.autoscaler_client import HttpWay
 from pilotlight.agent.weights import peer_access as peering
 from pilotlight.agent.weights.metrics import StoreMetrics
-from pilotlight.net import certificates
+from pilotlight.net import access
 from pilotlight.net.access import Access
 from pilotlight.net.file_reload import Files
 from pilotlight.net.http_server import Runner
@@ -61,13 +61,8 @@ class Neighbours:
     ) -> None:
         peering.check_port(options.listen, options.access)
         self._node, self._ways, self._options, self._files = node, ways, options, files
-        shown = self._shown = options.access
-        path = shown.token
-        self._token = None if path is None else files.read(lambda: certificates.load_tokens(path)[0], (path,))
-        if shown.identity.files:
-            files.read(
-                lambda: certificates.build_client_context(shown.identity), shown.identity.files
-            )  # read for each pull
+        self._shown = options.access
+        self._token, _ = access.read_client_files(self._shown, files)  # the certificate is read again for each pull
         self._metrics, self._trouble = metrics, ""
         self.url = ""
         """Advertised URL; empty until the port is open."""
@@ -131,6 +126,6 @@ class Neighbours:
 
 def _holds(one: NodePeer) -> frozenset[Digest]:
     try:
-        return frozenset({digest.parse_digest(one.digest)}) if one.digest else frozenset()
+        return frozenset({parse_digest(one.digest)}) if one.digest else frozenset()
     except BadDigestError:
         return frozenset()

@@ -16,18 +16,15 @@ from typing import NamedTuple
 import click
 from rich.progress import Progress, TaskID
 
-from artifacts import reference
-from artifacts.dialects import contents
-from artifacts.dialects.contents import Contents
-from artifacts.fetch import fetch
-from artifacts.fetch.fetch import SourceListing, Ways
+from artifacts.dialects.contents import Contents, RefusedError, explain_contents, read_contents
+from artifacts.fetch.fetch import SourceListing, Ways, open_source, parse_remote_source
 from artifacts.fetch.registry import Came
 from artifacts.http.transport import Site
 from artifacts.oci.descriptor import BadManifestError
 from artifacts.pack import oci_layout, push_artifact
 from artifacts.pack.oci_layout import LayoutEntry, OciLayout
 from artifacts.pack.pack import PackError
-from artifacts.reference import BadReferenceError, Reference
+from artifacts.reference import BadReferenceError, Reference, parse_reference
 from artifacts.registry import push as pushing
 from artifacts.registry import resolve
 from artifacts.registry.client import Client
@@ -75,13 +72,13 @@ def inspect(  # noqa: PLR0917  click passes by keyword
             raise click.UsageError(
                 f"{what} is a file: convert it to an artifact with `pilotlight weights pack {what} --to FOLDER`"
             )
-        lies = None if Path(what).is_dir() else fetch.parse_remote_source(what)
+        lies = None if Path(what).is_dir() else parse_remote_source(what)
         if isinstance(lies, Hub | Bucket):
             shown = asyncio.run(_seen(lies, build_fetch_access(plain_http, ca_file), allow_unsafe=allow_unsafe))
             _say_seen(shown, output)
             return
         found = _entry(what, ca_file, plain_http=plain_http)
-        read = contents.read_contents(found.manifest, found.config, allow_unsafe=allow_unsafe)
+        read = read_contents(found.manifest, found.config, allow_unsafe=allow_unsafe)
     except (BadManifestError, BadReferenceError, RegistryError) as error:
         raise click.ClickException(str(error)) from None
     if output == "json":
@@ -91,7 +88,7 @@ def inspect(  # noqa: PLR0917  click passes by keyword
     if found.digest != found.top:
         click.echo(f"manifest: {found.digest} of this index")
     if explain:
-        click.echo("\n".join(contents.explain_contents(read)))
+        click.echo("\n".join(explain_contents(read)))
     else:
         click.echo(f"dialect: {read.dialect}")
         for layer in read.layers:
@@ -129,7 +126,7 @@ def push(  # noqa: PLR0917  click passes by keyword
     """
     how = How(mount_from, _chunk_bytes(chunk_bytes))
     try:
-        to = _reference(ref)
+        to = parse_reference(ref)
         if to.digest is not None:
             raise click.UsageError("REFERENCE must have a tag and no digest: remove the text from @ on")
         with _layout(what, store, build_fetch_access(False, ca_file)) as layout:
@@ -146,7 +143,7 @@ def _layout(what: str, store: Path, by: Ways) -> Iterator[OciLayout]:
             raise click.UsageError(f"{what}: File name too long")
         yield OciLayout(Path(what))
         return
-    of = fetch.parse_remote_source(what)
+    of = parse_remote_source(what)
     if isinstance(of, Reference):
         raise click.UsageError(
             f"{what} is already in a registry: copy it to another one with a tool such as `oras copy`"
@@ -181,7 +178,7 @@ def _send(layout: OciLayout, to: Reference, site: Site, output: str, how: How) -
 
 
 async def _seen(of: Hub | Bucket, by: Ways, *, allow_unsafe: bool) -> SourceListing:
-    async with fetch.open_source(of, by) as there:
+    async with open_source(of, by) as there:
         return await there.look(allow_unsafe=allow_unsafe)
 
 
@@ -210,12 +207,8 @@ def _entry(what: str, ca_file: Path | None, *, plain_http: bool) -> LayoutEntry:
     """Return the model in a folder or behind a reference."""
     if Path(what).is_dir():
         return OciLayout(Path(what)).entry(resolve.detect_platform())
-    ref = _reference(what)
+    ref = parse_reference(what)
     return asyncio.run(_look(_site(ref, ca_file, plain_http=plain_http), ref))
-
-
-def _reference(text: str) -> Reference:
-    return reference.parse_reference(text)
 
 
 def _site(ref: Reference, ca_file: Path | None, *, plain_http: bool) -> Site:
@@ -251,7 +244,7 @@ def _chunk_bytes(text: str | None) -> int:
 def _refusal(read: Contents) -> str:
     try:
         read.files()
-    except contents.RefusedError as error:
+    except RefusedError as error:
         return str(error)
     return ""
 

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import click
 
-from artifacts import reference
 from artifacts.credentials import login as logins
 from artifacts.credentials.docker_config import Login
 from artifacts.credentials.keychain import Known
 from artifacts.http.transport import Site
-from artifacts.reference import BadReferenceError
+from artifacts.reference import BadReferenceError, parse_registry_host
 from artifacts.registry import manifests
 from artifacts.registry.client import Client
 from artifacts.registry_errors import RegistryError
@@ -84,7 +83,7 @@ async def _login(site: Site, given: Login) -> tuple[bool, logins.LoginLocation]:
 
 def _host(name: str) -> str:
     try:
-        return reference.parse_registry_host(name)
+        return parse_registry_host(name)
     except BadReferenceError as error:
         raise click.UsageError(str(error)) from None
 

@@ -16,8 +16,7 @@ import click
 from artifacts import files
 from artifacts.pack import modelfile as packfile
 from artifacts.pack import oci_layout
-from artifacts.pack import pack as packing
-from artifacts.pack.pack import About, Form, Offered, PackError, Plan
+from artifacts.pack.pack import About, Form, Offered, PackError, Plan, build_plan
 from autoscaler.documents.load import DocumentError
 from autoscaler.importers import modelfile
 from autoscaler.importers.decode import DocumentErrorContext
@@ -64,12 +63,12 @@ def plan_artifact(source: Path, *, allow_unsafe: bool = False) -> Plan:
     inner = source / MODELFILE
     if source.is_dir():
         if not inner.is_file():
-            return packing.build_plan(_below(source), About(), allow_unsafe=allow_unsafe)
+            return build_plan(_below(source), About(), allow_unsafe=allow_unsafe)
         source = inner
     if not source.is_file():
         raise PackError(f"{source}: no such file or folder")
     if files.classify_file(source.name) not in {None, files.Kind("config")}:
-        return packing.build_plan([_file(source, source.name)], About(), allow_unsafe=allow_unsafe)
+        return build_plan([_file(source, source.name)], About(), allow_unsafe=allow_unsafe)
     with DocumentErrorContext(str(source) if source.name == MODELFILE else f"{source}, read as a Modelfile"):
         instructions = packfile.read_instructions(modelfile.parse_modelfile(_text(source), KNOWN))
     folder = source.absolute().parent
@@ -84,7 +83,7 @@ def plan_artifact(source: Path, *, allow_unsafe: bool = False) -> Plan:
         if not found:
             raise PackError(f"{source}: {pattern!r} matches no file below {folder}")
         offered += found
-    plan = packing.build_plan(offered, instructions.about, allow_unsafe=allow_unsafe)
+    plan = build_plan(offered, instructions.about, allow_unsafe=allow_unsafe)
     return plan._replace(left=(*plan.left, *instructions.left))
 
 

@@ -12,14 +12,12 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import click
 
 from artifacts import file_policy
 from artifacts.disk.disk import DiskError
-from artifacts.fetch import fetch
-from artifacts.fetch.fetch import Lies, Ways
+from artifacts.fetch.fetch import Lies, Ways, fetch_artifact, parse_remote_source
 from artifacts.fetch.registry import Came, Registries
 from artifacts.oci.descriptor import BadManifestError
 from artifacts.peers.client import Peering
@@ -97,7 +95,7 @@ def pull(  # noqa: PLR0917  click passes by keyword
     with copy:
         given = {} if among is None else {name: count for name, count in sorted(among.given.items()) if count}
         asked = f"oci://{of}" if isinstance(of, Reference) else str(of)  # the copy may be stored under another name
-        _say_pulled(_Done(asked, copy, came, time.monotonic() - began_s, given), output)
+        _print_pulled(asked, copy, came, time.monotonic() - began_s, given, output=output)
 
 
 async def pull_to_store(
@@ -109,22 +107,11 @@ async def pull_to_store(
         click.echo(f"pilotlight: left out: {path}: {why}", err=True)
 
     opened = await asyncio.to_thread(store.open)
-    return await fetch.fetch_artifact(of, opened, by, report, left, allow_unsafe=allow_unsafe)
+    return await fetch_artifact(of, opened, by, report, left, allow_unsafe=allow_unsafe)
 
 
-class _Done(NamedTuple):
-    """The result of a pull."""
-
-    asked: str
-    copy: Copy
-    came: Came
-    took_s: float
-    given: Mapping[str, int]
-    """Bytes received per peer."""
-
-
-def _say_pulled(done: _Done, output: str) -> None:
-    asked, copy, came, took_s, given = done
+def _print_pulled(asked: str, copy: Copy, came: Came, took_s: float, given: Mapping[str, int], *, output: str) -> None:
+    """Print the result of a pull. `given`: bytes received per peer."""
     record = copy.record
     if output == "json":
         summary = {
@@ -217,7 +204,7 @@ def _say_verdict(row: Row, verdict: dict[str, object]) -> None:
 
 def _parsed(text: str) -> Lies:
     try:
-        return fetch.parse_remote_source(text)
+        return parse_remote_source(text)
     except BadReferenceError as error:
         raise click.UsageError(str(error)) from None
 

@@ -16,10 +16,8 @@ import click
 from rich.console import JustifyMethod
 from rich.table import Table
 
-from artifacts import digest as digests
-from artifacts import reference
-from artifacts.digest import Digest
-from artifacts.reference import BadReferenceError
+from artifacts.digest import BadDigestError, Digest, parse_digest
+from artifacts.reference import BadReferenceError, parse_reference
 from artifacts.store.layout import CopyKey, StoreError
 from artifacts.store.store import Row, Store
 from artifacts.store.tag_cache import Meanings
@@ -132,8 +130,8 @@ def resolve_digests(store: Store, names: tuple[str, ...]) -> list[Digest]:
     """Resolve names to digests: whole digests, prefixes of stored ones, or artifacts as they were requested."""
     rows, found = store.rows(), dict[Digest, None]()
     for name in names:
-        with contextlib.suppress(digests.BadDigestError):
-            found[digests.parse_digest(name)] = None
+        with contextlib.suppress(BadDigestError):
+            found[parse_digest(name)] = None
             continue
         mine = {key.digest for key in _keys(store, name, rows)}
         if len(mine) != 1:
@@ -160,7 +158,7 @@ def _keys(store: Store, name: str, rows: list[Row]) -> set[CopyKey]:
     there = {row.record.key for row in rows}
     found = {row.record.key for row in rows if _means(name, row)}
     with contextlib.suppress(BadReferenceError):
-        recalled = None if found else Meanings(store).recall(reference.parse_reference(name))
+        recalled = None if found else Meanings(store).recall(parse_reference(name))
         return {recalled} & there if recalled is not None else found
     return found
 

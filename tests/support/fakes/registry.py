@@ -20,7 +20,8 @@ from aiohttp import web
 from artifacts.credentials.docker_config import Login
 from artifacts.credentials.keychain import Chain, Known
 from artifacts.http.retry import Pace
-from artifacts.registry.manifests import INDEX, MANIFEST
+from artifacts.oci.manifest import OCI_INDEX as INDEX
+from artifacts.oci.manifest import OCI_MANIFEST as MANIFEST
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Judge = Callable[[web.Request], web.StreamResponse | None]

@@ -14,10 +14,10 @@ from artifacts.credentials.docker_config import Login
 from artifacts.credentials.keychain import Known
 from artifacts.digest import Digest
 from artifacts.http.transport import Site
+from artifacts.oci.manifest import OCI_MANIFEST as MANIFEST
 from artifacts.registry import blobs, manifests, push
 from artifacts.registry.blobs import Blob
 from artifacts.registry.client import Client
-from artifacts.registry.manifests import MANIFEST
 from artifacts.registry.referrers import list_referrers
 from artifacts.registry_errors import AbsentError, DeniedError, MismatchError
 from tests.support.fakes.registry import digest_of
@@ -84,7 +84,6 @@ async def test_blob_pushed_to_a_real_registry_is_read_back_unchanged(
         digest = await push.push_manifest(client, NAME, "v1", body, MANIFEST)
         assert (await manifests.fetch_manifest(client, NAME, "v1")).digest == digest
         assert (await manifests.fetch_manifest(client, NAME, digest, len(body))).body == body
-        assert await manifests.list_tags(client, NAME) == ["v1"]
         assert await manifests.can_pull_manifest(client, NAME, digest)
 
         subject = {"mediaType": MANIFEST, "digest": digest, "size": len(body)}

@@ -24,6 +24,7 @@ from autoscaler.engines.installed import find_installed_programs
 from autoscaler.spec.model import Adapter, Model, ModelSpec
 from loadtest import tiny_gguf
 from tests.support.builders.artifacts import packed_models
+from tests.support.builders.tiny_adapter import make_adapter
 from tests.support.fakes.engines.echo_engine import command, seen
 from tests.support.harness.serve.client_load import Crowd, chat, counted
 from tests.support.harness.serve.serve import API, Document, Serving, model, serving, settings
@@ -45,7 +46,7 @@ def files(folder: Path) -> list[dict[str, str]]:
     folder.mkdir(exist_ok=True)
     tiny_gguf.make_model(folder / "ada.gguf", SENTENCE)
     for name, sentence in ADAPTED.items():
-        tiny_gguf.make_adapter(folder / f"{name}.gguf", SENTENCE, sentence)
+        make_adapter(folder / f"{name}.gguf", SENTENCE, sentence)
     return [{"name": name, "artifact": f"file://{folder}/{name}.gguf"} for name in ADAPTED]
 
 

@@ -15,6 +15,7 @@ from artifacts.credentials.docker_config import DOCKER_KEY, Login
 from artifacts.credentials.keychain import ConfigFiles
 from artifacts.credentials.login import LoginLocation, remove_login, save_login
 from artifacts.disk import locks
+from artifacts.disk.disk import Disk
 from artifacts.registry_errors import DeniedError, PolicyError
 
 HOST = "reg.example:5000"
@@ -98,10 +99,10 @@ async def test_failed_write_leaves_the_config_file_unchanged(tmp_path: Path, mon
     file.write_text('{"auths": {"other.example": {"auth": "YTpi"}}}')
     before = file.read_text()
 
-    def full(path: Path) -> None:
+    def full(disk: Disk, path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(login, "_synced", full)
+    monkeypatch.setattr(Disk, "settle", full)
     with pytest.raises(PolicyError, match=r"config\.json: the login cannot be written: No space left"):
         await save_login([file], HOST, GIVEN)
     assert file.read_text() == before

@@ -214,5 +214,5 @@ def test_last_connection_far_below_earlier_rates_is_reported_as_stalled() -> Non
 
 def test_connection_restarted_too_often_is_not_reported_as_stalled() -> None:
     rates = [{"a": 100, "b": 90, "c": 0}] * 20
-    assert any(judged(rates, {"c": pacing.ANEW_MAX - 1}))
-    assert not any(judged(rates, {"c": pacing.ANEW_MAX}))
+    assert any(judged(rates, {"c": pacing.REPEATS_MAX - 1}))
+    assert not any(judged(rates, {"c": pacing.REPEATS_MAX}))

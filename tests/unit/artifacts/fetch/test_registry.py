@@ -23,9 +23,9 @@ from artifacts.fetch import blobs
 from artifacts.fetch import registry as obtain
 from artifacts.fetch.registry import Came, MirrorSite, Registries
 from artifacts.http.transport import Site
+from artifacts.oci.manifest import OCI_MANIFEST as MANIFEST
 from artifacts.pack.pack import Form
 from artifacts.registry.client import Client
-from artifacts.registry.manifests import MANIFEST
 from artifacts.registry_errors import AbsentError, DeniedError, MismatchError, UnreachableError
 from artifacts.store.layout import CopyKey, ForbiddenError, NoRoomError
 from artifacts.store.permission_cache import Permits

@@ -16,7 +16,6 @@ from artifacts.archives import member_filter
 from artifacts.archives.tar import BadArchiveError
 from artifacts.dialects.base import Encoding
 from artifacts.dialects.contents import File
-from artifacts.digest import Digest
 from artifacts.fetch import unpack
 from artifacts.fetch.unpack import Unpacked, Unpacking
 from artifacts.files import Role
@@ -37,12 +36,12 @@ def _below(tmp_path: Path) -> Path:
 
 def lay(
     below: Path, content: bytes, of: File | None = None, *,
-    room: int = ROOM, root: str = "", allow_unsafe: bool = False, diff_id: Digest | None = None,
+    room: int = ROOM, root: str = "", allow_unsafe: bool = False,
 ) -> list[Unpacked]:  # fmt: skip
     folder = os.open(below, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with Unpacking(folder, safe_paths.Tree(), room, root=root, allow_unsafe=allow_unsafe) as unpacking:
-            return unpacking.archive(of or layer(content), cut(content, 700), diff_id)
+            return unpacking.archive(of or layer(content), cut(content, 700))
     finally:
         os.close(folder)
 
@@ -75,7 +74,7 @@ def refused(below: Path, content: bytes, said: str, of: File | None = None, *, a
 def test_valid_archive_is_unpacked_with_digests_and_roles(encoding: Encoding, below: Path) -> None:
     content = honest(MODEL, folders=["sub", "empty"])
     packed = {"tar": content, "tar+gzip": gzip.compress(content), "tar+zstd": zstandard.compress(content)}[encoding]
-    found = lay(below, packed, layer(content, encoding), diff_id=digest.compute_digest(content))
+    found = lay(below, packed, layer(content, encoding))
     assert {one.path: one.size for one in found} == {path: len(held) for path, held in MODEL.items()}
     assert {one.path: one.role for one in found}["sub/tokenizer.json"] == "tokenizer"
     assert {one.path: one.digest for one in found} == {
@@ -266,16 +265,6 @@ def test_files_added_by_others_survive_a_failed_unpack(below: Path) -> None:
         unpacking.archive(layer(b""), bringing())
     assert there(below) == {"d/theirs": b"x"}
     os.close(folder)
-
-
-def test_wrong_diff_id_is_rejected(below: Path) -> None:
-    content = honest(MODEL)
-    lay(below, content, diff_id=digest.compute_digest(content))
-    for path in sorted(below.rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
-    with pytest.raises(BadArchiveError, match="its diffID differs"):
-        lay(below, content, diff_id=digest.compute_digest(b"else"))
-    assert not list(below.iterdir())
 
 
 def test_unpacking_closes_every_file_and_syncs_all_paths(below: Path, monkeypatch: pytest.MonkeyPatch) -> None:

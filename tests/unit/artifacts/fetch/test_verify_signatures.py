@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from artifacts.fetch.registry import Registries
 from artifacts.fetch.verify_signatures import SIGNATURE, SIMPLE
-from artifacts.registry.manifests import MANIFEST
+from artifacts.oci.manifest import OCI_MANIFEST as MANIFEST
 from artifacts.registry.referrers import format_referrers_tag
 from artifacts.registry_errors import PolicyError
 from artifacts.signatures.policy import Policy

@@ -81,7 +81,8 @@ def unpacked(at: OciLayout, into: Path, files: tuple[contents.File, ...]) -> dic
     folder = os.open(into, os.O_RDONLY | os.O_DIRECTORY)
     with Unpacking(folder, safe_paths.Tree(), 1 << 30) as unpacking:
         for one in files:
-            unpacking.archive(one, pieces(at.path(one.digest)), one.digest)
+            assert digest.is_digest_of(one.digest, at.path(one.digest).read_bytes())
+            unpacking.archive(one, pieces(at.path(one.digest)))
     os.close(folder)
     return {path.relative_to(into).as_posix(): path.read_bytes() for path in into.rglob("*") if path.is_file()}
 

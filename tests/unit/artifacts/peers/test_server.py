@@ -12,8 +12,8 @@ import pytest
 
 from artifacts import digest
 from artifacts.digest import Digest
+from artifacts.oci.manifest import OCI_MANIFEST as MANIFEST
 from artifacts.peers import server
-from artifacts.registry.manifests import MANIFEST
 from artifacts.store.layout import CopyKey
 from artifacts.store.publish import CopySpec, Job
 from artifacts.store.store import Caller, Store

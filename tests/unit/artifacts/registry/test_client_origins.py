@@ -20,10 +20,10 @@ from artifacts.digest import Digest
 from artifacts.http import request_targets
 from artifacts.http.resolver import Resolver
 from artifacts.http.transport import Site
+from artifacts.oci.manifest import OCI_MANIFEST as MANIFEST
 from artifacts.registry import blobs, manifests, push
 from artifacts.registry.blobs import Blob
 from artifacts.registry.client import Client
-from artifacts.registry.manifests import MANIFEST
 from artifacts.registry_errors import MismatchError, PolicyError, RegistryError, UnreachableError
 from tests.support.fakes.registry import (
     PASSWORD,

@@ -17,15 +17,16 @@ from artifacts.credentials.keychain import Known
 from artifacts.digest import Digest
 from artifacts.http.retry import FIRST_S, LONGEST_S, TRIES_MAX, WAIT_S_MAX, wait_s
 from artifacts.http.transport import Site
+from artifacts.oci.manifest import OCI_INDEX as INDEX
+from artifacts.oci.manifest import OCI_MANIFEST as MANIFEST
 from artifacts.registry import blobs, manifests, push
 from artifacts.registry.blobs import Blob
 from artifacts.registry.challenge import Challenge, parse_challenges
 from artifacts.registry.client import Client
-from artifacts.registry.manifests import INDEX, MANIFEST
 from artifacts.registry.mirrored_registry import Mirror, Mirrored
-from artifacts.registry.referrers import format_referrers_tag, list_referrers
+from artifacts.registry.referrers import PAGES_MAX, format_referrers_tag, list_referrers
 from artifacts.registry_errors import AbsentError, DeniedError, MismatchError, PolicyError
-from tests.support.fakes.registry import FakeRegistry, StillClock, digest_of, index, raw, says, whole_head
+from tests.support.fakes.registry import Answer, FakeRegistry, StillClock, digest_of, index, raw, says, whole_head
 
 pytestmark = pytest.mark.standard
 
@@ -189,21 +190,27 @@ async def test_pull_with_a_rejected_or_missing_login_fails_with_the_reason() -> 
 # --- lists -----------------------------------------------------------------------------------------------------------
 
 
-async def test_tag_pages_are_followed_only_on_the_registry_host() -> None:
+async def test_referrer_pages_are_followed_only_on_the_registry_host() -> None:
+    def page(*digits: str, link: str = "") -> Answer:
+        rows = [{"mediaType": MANIFEST, "digest": f"sha256:{one * 64}", "size": 1} for one in digits]
+        body = json.dumps({"manifests": rows}).encode()
+        return says(200, body, **{"Content-Type": INDEX}, **({"Link": link} if link else {}))
+
+    subject = Digest(f"sha256:{'0' * 64}")
     async with FakeRegistry().serving() as fake:
-        path = f"/v2/{NAME}/tags/list"
+        path = f"/v2/{NAME}/referrers/{subject}"
         more = f'<{path}?n=2&last=b>; rel="next"'
-        fake.answers["GET", path].extend([says(200, b'{"tags":["a","b"]}', Link=more), says(200, b'{"tags":["c"]}')])
+        fake.answers["GET", path].extend([page("a", "b", link=more), page("c")])
         async with Client(Site(fake.host), pace=StillClock()) as client:
-            assert await manifests.list_tags(client, NAME) == ["a", "b", "c"]
-            away = '<http://localhost:1/v2/x>; rel="next"'
-            fake.answers["GET", path].append(says(200, b'{"tags":["a"]}', Link=away))
+            found = await list_referrers(client, NAME, subject)
+            assert [one.digest[-1] for one in found] == ["a", "b", "c"]
+            fake.answers["GET", path].append(page("a", link='<http://localhost:1/v2/x>; rel="next"'))
             with pytest.raises(PolicyError, match="its next page is on another host"):
-                await manifests.list_tags(client, NAME)
-            fake.always["GET", path] = says(200, b'{"tags":["a"]}', Link=more)
-            assert len(await manifests.list_tags(client, NAME)) == manifests.PAGES_MAX  # an endless list
+                await list_referrers(client, NAME, subject)
+            fake.always["GET", path] = page("a", link=more)
+            assert len(await list_referrers(client, NAME, subject)) == PAGES_MAX  # an endless list
             with pytest.raises(PolicyError, match="is not a repository"):
-                await manifests.list_tags(client, "../../admin")
+                await list_referrers(client, "../../admin", subject)
 
 
 SIGNATURE = "application/vnd.dev.sigstore.bundle.v0.3+json"

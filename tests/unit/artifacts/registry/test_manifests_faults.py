@@ -12,10 +12,11 @@ from aiohttp import web
 from artifacts.digest import Digest
 from artifacts.http.retry import TRIES_MAX
 from artifacts.http.transport import Limits, Site
+from artifacts.oci.manifest import OCI_INDEX as INDEX
+from artifacts.oci.manifest import OCI_MANIFEST as MANIFEST
 from artifacts.registry import blobs, manifests
 from artifacts.registry.blobs import Blob
 from artifacts.registry.client import Client
-from artifacts.registry.manifests import INDEX, MANIFEST
 from artifacts.registry_errors import AbsentError, MismatchError, PolicyError, RegistryError, UnreachableError
 from tests.support.fakes.registry import Answer, FakeRegistry, StillClock, digest_of, part_of, raw, says, whole_head
 

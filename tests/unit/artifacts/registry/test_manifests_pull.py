@@ -20,7 +20,8 @@ import pytest
 from aiohttp import web
 from click.testing import CliRunner
 
-from artifacts.registry.manifests import INDEX, MANIFEST
+from artifacts.oci.manifest import OCI_INDEX as INDEX
+from artifacts.oci.manifest import OCI_MANIFEST as MANIFEST
 from pilotlight.cli.main import cli
 from tests.support.builders.artifacts.tar_archives import END, header, honest, member
 from tests.support.fakes.registry import PASSWORD, FakeRegistry, digest_of, says

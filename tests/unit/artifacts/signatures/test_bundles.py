@@ -19,10 +19,11 @@ from artifacts.digest import Digest
 from artifacts.fetch import verify_signatures
 from artifacts.fetch.verify_signatures import SIGNATURE, SIMPLE
 from artifacts.http.transport import Site
+from artifacts.oci.manifest import OCI_INDEX as INDEX
+from artifacts.oci.manifest import OCI_MANIFEST as MANIFEST
 from artifacts.registry import push
 from artifacts.registry.blobs import Blob
 from artifacts.registry.client import Client
-from artifacts.registry.manifests import INDEX, MANIFEST
 from artifacts.registry.referrers import format_referrers_tag
 from artifacts.signatures import public_keys
 from artifacts.signatures.bundles import BUNDLE, BUNDLE_BYTES_MAX

@@ -32,7 +32,6 @@ from autoscaler.state.world import World
 from pilotlight.models import capacity_providers as supplies
 from pilotlight.models.capacity_providers import (
     Around,
-    Kind,
     Mode,
     Supplies,
     assign_fabric_systems,
@@ -62,7 +61,7 @@ def test_provider_is_built_from_its_settings_entry(entry: ProviderSettings) -> N
         server = PlayedServer(lambda: 0.0)
         server.put("/apis/karpenter.sh", {"versions": [{"version": "v1"}]})
         around = Around(server, lambda: World(epoch=1), "engines", "home", AsyncExitStack())
-        provider = supplies.KINDS[entry.kinds[0]].make(entry, around)
+        provider = supplies.KINDS[entry.kinds[0]](entry, around)
         assert await provider.list() == ()
 
     run(scenario())
@@ -89,7 +88,7 @@ class House:
         self.seen: list[Observation] = []
         self.world = World(epoch=1)
         if monkeypatch is not None:
-            monkeypatch.setattr(supplies, "KINDS", {"cro": Kind(self._make, frozenset({"cluster"}))})
+            monkeypatch.setattr(supplies, "KINDS", {"cro": self._make})
 
     def _make(self, entry: ProviderSettings, around: Around) -> Provider:
         loop = asyncio.get_running_loop()
@@ -277,7 +276,7 @@ def test_only_pending_claims_of_the_removed_provider_are_reported(
 ) -> None:
     async def scenario() -> None:
         house = House(monkeypatch)
-        monkeypatch.setattr(supplies, "KINDS", {"redfish": Kind(house._make, frozenset({"cluster"}))})
+        monkeypatch.setattr(supplies, "KINDS", {"redfish": house._make})
         one = house.supplies()
         pod = Redfish(url="https://fabric.example:8443", systems={"w1": "1"}, secret_ref="fabric", publish=True)
         house.world = replace_fields(house.world, leads=True, leading_since_s=-500.0)

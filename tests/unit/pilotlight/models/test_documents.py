@@ -27,6 +27,7 @@ from pilotlight.models.documents import (
     read_documents,
 )
 from pilotlight.models.memory import Known
+from tests.support.builders.tiny_adapter import make_adapter
 
 HEAD = "apiVersion: pilotlight.dev/v1alpha1\n"
 ACME = HEAD + "kind: Tenant\nmetadata: {name: acme}\nspec: {models: [ada], keys: [{sha256: '" + "a" * 64 + "'}]}\n"
@@ -242,7 +243,7 @@ def test_adapter_not_yet_fetched_does_not_block_a_start(folder: Path) -> None:
 
 
 def test_adapters_add_memory_and_a_missing_one_fails_the_start(folder: Path) -> None:
-    tiny_gguf.make_adapter(folder / "a.gguf", "one two three", "one three")
+    make_adapter(folder / "a.gguf", "one two three", "one three")
     files = (folder / "models" / "ada.gguf", folder / "a.gguf", folder / "gone.gguf")
 
     def memory_bytes(*adapters: Path) -> int:
