@@ -36,8 +36,7 @@ from autoscaler.placement.eviction_options import EvictionSearch
 from autoscaler.placement.growth import grow_placements, validate_growth
 from autoscaler.placement.index.elastic import MEAN, ElasticBudget, place_elastic
 from autoscaler.placement.index.index import SliceIndex
-from autoscaler.placement.minimal_eviction import find_fewer_victims
-from autoscaler.placement.minimal_eviction_input import Assigned, Assignment, Evictee
+from autoscaler.placement.minimal_eviction import Assigned, Assignment, Evictee, find_fewer_victims
 from autoscaler.placement.model.predicates import find_required_amount, team_reason, unmet_reason
 from autoscaler.placement.model.types import (
     Bin,

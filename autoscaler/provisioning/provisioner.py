@@ -40,21 +40,19 @@ from autoscaler.provisioning.headroom import (
     find_cheapest_offer,
     headroom_owner,
 )
-from autoscaler.provisioning.offer_estimates import (
-    build_offer_filter,
-    compute_deadline_s,
-    estimate_delivery,
-    is_order_too_slow,
-    remaining_delivery_s,
-)
 from autoscaler.provisioning.offer_selection import (
     Chosen,
     RatedOffer,
     TrialBudget,
+    build_offer_filter,
     choose_sorted_offer,
+    compute_deadline_s,
+    estimate_delivery,
+    is_order_too_slow,
     normalize_request,
     rank_offers_lazily,
     rate_offer,
+    remaining_delivery_s,
 )
 from autoscaler.provisioning.release import plan_releases
 from autoscaler.state.actions import AcquireLease, ReleaseLease

@@ -8,6 +8,8 @@ Malformed annotations raise no error. Source: HAMi 2.10, pkg/device/nvidia/devic
 Three facts matter: `gpumem` is per card and in MiB; `gpucores: 100` requests the card exclusively; a card with all
 cores allocated accepts no task that requests none. So HAMi accepts every task that fits a slice in whole MiB, except on
 AMD or Hygon cards where only some tasks request cores.
+
+Volcano's vGPUs use the same library and annotations of other names. Settings `pod.annotations` set the Volcano queue.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from autoscaler.slicing.base import (
     parse_count,
     parse_mebibytes,
 )
+from autoscaler.slicing.nvidia_sharing import VOLCANO
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import DeviceId, Slice, SliceId
 
@@ -263,3 +266,32 @@ def parse_allocations(annotations: Mapping[str, str], allocated: str = NVIDIA.al
                     HamiAllocation(container, match[1], memory_bytes, parse_bounded_int(match[3], CORES_MAX) or 0)
                 )
     return tuple(found)
+
+
+VOLCANO_SCHEDULER = "volcano"
+VOLCANO_NAMES = HamiNames(
+    VOLCANO, "volcano.sh/vgpu-number", "volcano.sh/vgpu-memory", "volcano.sh/vgpu-cores",
+    "volcano.sh/vgpu-use-gpuuuid", "volcano.sh/node-vgpu-register", "volcano.sh/vgpu-ids-new",
+)  # fmt: skip
+
+
+class Volcano(NamedTuple):
+    """The Slicer for Volcano vGPUs."""
+
+    @property
+    def kind(self) -> str:
+        """The value of `Slice.kind`."""
+        return VOLCANO_NAMES.kind
+
+    def inventory(self, node: NodeFacts) -> tuple[Slice, ...] | None:
+        """Return one slice per card."""
+        return Hami(VOLCANO_NAMES).inventory(node)
+
+    def fields(self, replica: str, parts: Sequence[SliceShare]) -> PodFields:
+        """Request the cards by UUID, with the same amount of each."""
+        asked = Hami(VOLCANO_NAMES).fields(replica, parts)
+        return PodFields(
+            limits=asked.limits,
+            annotations={VOLCANO_NAMES.use: asked.annotations[VOLCANO_NAMES.use]},
+            scheduler=VOLCANO_SCHEDULER,
+        )

@@ -1,14 +1,22 @@
-"""NVIDIA GPUs of a node and how they are shared. Pure.
+"""NVIDIA GPUs of a node, how they are shared, and the Slicers for those that the device plugin offers. Pure.
 
 Reads, in this order, the labels of GPU feature discovery, the device plugin's configuration and Settings; the first
 source with an answer wins. An answer "not shared" is ignored if the plugin offers more GPUs than there are. Input is
 untrusted: malformed or implausible numbers count as missing.
+
+- MPS (`sharing.mps`): the plugin's control daemon gives each client 1/replicas of the memory and of the threads, and
+  the MPS server enforces it. The server is the fault domain: if it fails, all clients of its device end.
+- Time-slicing (`sharing.timeSlicing`): nothing protects the memory of one process from the others, so each engine is
+  given its memory fraction. All slices are equal shares: the kubelet chooses a pod's GPU, and the shares on any GPU
+  never exceed its memory. A fault of one process can end all processes on its device.
+- Whole GPUs: one slice each, for one replica at a time. GPUs whose sharing mode is unknown are listed as closed, with
+  the action to take as the reason.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from autoscaler.slicing.base import NodeFacts, PodFields, SliceShare
 from autoscaler.spec.pod import GPU
@@ -192,3 +200,61 @@ def _resources(sharing: object, section: str) -> Iterator[Mapping[str, Any]]:
     part = sharing.get(section) if isinstance(sharing, dict) else None
     found = part.get("resources") if isinstance(part, dict) else None
     yield from (one for one in (found if isinstance(found, list) else ()) if isinstance(one, dict))
+
+
+class Mps:
+    """The Slicer for GPUs shared by MPS."""
+
+    kind: Final = MPS
+
+    def inventory(self, node: NodeFacts) -> tuple[Slice, ...] | None:
+        """Return the MPS slices, or None if the node is not shared by MPS."""
+        found = read_gpus(node)
+        if found is None or found.sharing is None or found.sharing.kind != self.kind:
+            return None
+        return build_slices(node, found, found.sharing, Isolation.MEMORY)
+
+    def fields(self, replica: str, parts: Sequence[SliceShare]) -> PodFields:
+        """Request one unit of the resource per slice."""
+        del replica
+        return build_pod_limits(parts)
+
+
+class TimeSlice:
+    """The Slicer for time-sliced GPUs."""
+
+    kind: Final = TIMESLICE
+
+    def inventory(self, node: NodeFacts) -> tuple[Slice, ...] | None:
+        """Return the time-slicing slices, or None if the node is not time-sliced."""
+        found = read_gpus(node)
+        if found is None or found.sharing is None or found.sharing.kind != self.kind:
+            return None
+        return build_slices(node, found, found.sharing, Isolation.NONE)
+
+    def fields(self, replica: str, parts: Sequence[SliceShare]) -> PodFields:
+        """Request one unit of the resource per slice, and set the engine's memory fraction."""
+        del replica
+        return build_pod_limits(parts)._replace(memory_fraction=compute_memory_fraction(parts))
+
+
+class WholeGpu:
+    """The Slicer for whole GPUs, and for GPUs whose sharing mode is unknown (closed)."""
+
+    kind: Final = WHOLE
+
+    def inventory(self, node: NodeFacts) -> tuple[Slice, ...] | None:
+        """Return one slice per GPU; closed slices if the sharing mode is unknown; None if the GPUs are shared."""
+        found = read_gpus(node)
+        if found is None or (found.sharing is not None and found.sharing.kind != self.kind):
+            return None
+        one = Sharing(self.kind)
+        if found.sharing is not None:
+            return build_slices(node, found, one, Isolation.HARDWARE)
+        seen = found._replace(devices=found.devices or 1)
+        return build_slices(node, seen, one, Isolation.NONE, explain_unknown_sharing(found))
+
+    def fields(self, replica: str, parts: Sequence[SliceShare]) -> PodFields:
+        """Request one GPU per slice."""
+        del replica
+        return build_pod_limits(parts)

@@ -340,7 +340,7 @@ class Fault(Fact, frozen=True):
 
 
 class MpsServerFailure(Fact, frozen=True):
-    """Replicas of one MPS server that ended together, presumably with it (`autoscaler.queries.mps_failures`)."""
+    """Replicas of one MPS server that ended together, presumably with it (`autoscaler.queries.device_health`)."""
 
     first_s: float
     """When the first of them ended."""

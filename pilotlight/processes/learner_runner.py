@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from autoscaler.controller.loop import Loop
-from autoscaler.drivers.local.lessons import LessonFile
+from autoscaler.drivers.local.learned_files import LessonFile
 from autoscaler.placement.learning import training
 from autoscaler.placement.learning.training import Tried
 from autoscaler.state.events import LessonLearnt

@@ -2,9 +2,9 @@
 
 A process is identified by its pid, its start time and its boot. A mark in its environment names the installation and
 the replica. Before a process is signalled, a pidfd is opened and the start time is compared, so that no other process
-with the same pid gets the signal. Children that other code of this process started are never reaped. /proc is scanned
-in steps of about a millisecond, so that the event loop is not blocked. During a shortage of file descriptors scans wait
-(`retry_on_shortage`).
+with the same pid gets the signal. The end of a process is observed by its pidfd, also if it is not our child. Children
+that other code of this process started are never reaped. /proc is scanned in steps of about a millisecond, so that the
+event loop is not blocked. During a shortage of file descriptors scans wait (`retry_on_shortage`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -255,3 +255,36 @@ class Reaper:
             self._orphans.discard(key)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(one.pid, os.WNOHANG)
+
+
+class ProcessWatch:
+    """Watches at most one process per name; watching another one under the same name replaces it."""
+
+    def __init__(self) -> None:
+        self._watched: dict[Hashable, tuple[int, int]] = {}
+
+    def watch(self, name: Hashable, pid: int, ended: Callable[[], None]) -> None:
+        """Call `ended` once when the process ends; at once if it does not exist."""
+        known = self._watched.get(name)
+        if known is not None and known[0] == pid:
+            return
+        self.forget(name)
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            ended()
+            return
+        self._watched[name] = (pid, fd)
+
+        def on_exit() -> None:
+            self.forget(name)
+            ended()
+
+        asyncio.get_running_loop().add_reader(fd, on_exit)
+
+    def forget(self, name: Hashable) -> None:
+        """Stop watching; `ended` is not called."""
+        known = self._watched.pop(name, None)
+        if known is not None:
+            asyncio.get_running_loop().remove_reader(known[1])
+            os.close(known[1])

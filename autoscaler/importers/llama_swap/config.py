@@ -22,8 +22,16 @@ from autoscaler.importers.decode import (
     read_part,
     simplify_number,
 )
-from autoscaler.importers.llama_swap.commands import Command, strip_comments, write_engine_spec
-from autoscaler.importers.llama_swap.macros import PORT, Macros, expand_environment, expand_macros, merge_macros
+from autoscaler.importers.llama_swap.commands import (
+    PORT,
+    Command,
+    Macros,
+    expand_environment,
+    expand_macros,
+    merge_macros,
+    strip_comments,
+    write_engine_spec,
+)
 from autoscaler.importers.result import (
     ConversionError,
     ConversionNote,

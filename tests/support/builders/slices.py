@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 
 from autoscaler.slicing.base import NodeFacts, Slicer
 from autoscaler.slicing.dra import Dra
-from autoscaler.slicing.hami import Hami
+from autoscaler.slicing.hami import Hami, Volcano
 from autoscaler.slicing.kai import Kai
 from autoscaler.slicing.mig import Mig
 from autoscaler.slicing.vendors import HAMI, NPUS, VENDORS, Ascend, Npu, WholeDevice
-from autoscaler.slicing.volcano import Volcano
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing
 from autoscaler.state.world import NodeId

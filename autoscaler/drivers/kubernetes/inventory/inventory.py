@@ -12,10 +12,8 @@ from typing import Any
 
 from autoscaler.capacity.attachable_nodes import Groups
 from autoscaler.drivers.kubernetes.inventory import resource_claims
-from autoscaler.drivers.kubernetes.objects import device_plugin_config
 from autoscaler.drivers.kubernetes.objects import node_facts as nodes
-from autoscaler.drivers.kubernetes.objects.node_facts import NodeSeen, OtherPod
-from autoscaler.drivers.kubernetes.objects.other_pod_requests import Hosts
+from autoscaler.drivers.kubernetes.objects.node_facts import Hosts, NodeSeen, OtherPod
 from autoscaler.drivers.kubernetes.objects.replica_pod import SLICES, PodSeen
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.constants import NODE_POOL, NODES, PLACES
@@ -68,7 +66,7 @@ class Inventory:
         """Timer of the next report of CPU and memory used by pods without devices."""
         self._plugins = {
             place: Watched(
-                api, f"/api/v1/namespaces/{place.namespace}/configmaps", device_plugin_config.read_plugin_configs,
+                api, f"/api/v1/namespaces/{place.namespace}/configmaps", nodes.read_plugin_configs,
                 lambda _: changed(False), optional=True, **place.query,
             )
             for place in PLACES
@@ -169,7 +167,7 @@ class Inventory:
         found = nodes.build_slices(
             there,
             self._settings().nodes,
-            lambda labels: device_plugin_config.select_plugin_config(labels, configs),
+            lambda labels: nodes.select_plugin_config(labels, configs),
             published,
             [*(got.entry for one in seen for got in one.got), *chosen],
             made=self._made,

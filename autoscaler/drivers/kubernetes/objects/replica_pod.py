@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.driver import Launch
-from autoscaler.drivers.kubernetes.objects.other_pod_requests import sum_pod_requests
+from autoscaler.drivers.kubernetes.objects.node_facts import sum_pod_requests
 from autoscaler.drivers.kubernetes.objects.pod_overrides import add_pod_affinity, apply_overrides, refuse_collisions
-from autoscaler.drivers.kubernetes.objects.start_timing import READY_TO_START
+from autoscaler.drivers.kubernetes.objects.replica_events import READY_TO_START
 from autoscaler.drivers.kubernetes.weight_volumes import mount_claim
 from autoscaler.kubernetes.api import Object
 from autoscaler.kubernetes.constants import CRASHES, ENDED, WRITER

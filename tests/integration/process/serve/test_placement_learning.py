@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autoscaler.drivers.local.lessons import LessonFile
+from autoscaler.drivers.local.learned_files import LessonFile
 from autoscaler.drivers.local.state_directory import StateDirectory
 from autoscaler.placement.learning import training as lessons
 from autoscaler.state.events import LessonLearnt

@@ -10,8 +10,8 @@ from autoscaler.drivers.kubernetes.objects import node_facts as nodes
 from autoscaler.placement.model.tenant_isolation import domain_of, has_tenant_conflict
 from autoscaler.slicing import slicer_families
 from autoscaler.slicing.base import NodeFacts, SliceShare
+from autoscaler.slicing.hami import Volcano
 from autoscaler.slicing.kai import RESERVES, Kai
-from autoscaler.slicing.volcano import Volcano
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import NodeId, Slice
 from tests.support.builders.slices import EXAMPLES, GIB, KAI, NODE, VOLCANO

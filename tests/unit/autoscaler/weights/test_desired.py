@@ -34,6 +34,7 @@ from autoscaler.state.operator_orders import NodeReported
 from autoscaler.state.world import ClusterFacts, Copy, ModelLoad, NodeId, Replica, SliceId, World
 from autoscaler.weights.desired import (
     AGENT_S_MAX,
+    InspectionAssigner,
     WeightsFailed,
     WeightsPending,
     assess_weights,
@@ -42,7 +43,6 @@ from autoscaler.weights.desired import (
     find_artifact_facts,
     list_promised_placements,
 )
-from autoscaler.weights.inspection import InspectionAssigner
 from autoscaler.weights.mount_choice import ArtifactFacts
 from tests.support.builders.worlds import T0, device, replace_fields, replica, world
 
