@@ -124,10 +124,7 @@ def parse_device_count(said: object) -> int:
 
 
 def find_device_memory(product: str, world: World) -> int | None:
-    """Bytes of one such device; None if unknown.
-
-    Read from an existing device, else from the Settings, else from the product name, which rounds down.
-    """
+    """Bytes of one such device by an existing one, the Settings, or the product name (rounded down); None: unknown."""
     for slice_ in world.nodes.slices.values():
         if slice_.product == product and slice_.memory_bytes:
             return slice_.device_bytes or slice_.memory_bytes

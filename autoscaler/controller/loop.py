@@ -147,9 +147,7 @@ class Loop:
         self._decide_now: Decide = Planner().plan
         self._empty = asyncio.Event()
         self._aside: dict[Hashable, Observation] = {}
-        """Observations that could not be folded, by `observation_key`; retried after RETRY_S_MAX or when a quarantine
-        ends.
-        """
+        """Observations that could not be folded, by `observation_key`; retried after RETRY_S_MAX or a quarantine."""
         self._unstopped: dict[ReplicaId, StopReplica] = {}
         """Stops that the driver failed to begin; retried as well."""
         self._again_s = 0.0
@@ -251,7 +249,8 @@ class Loop:
                 if acted is not None:
                     actions.append(action)
                     transitions += acted
-            if not self.plan.actions or _only_ordered(self.plan):
+            actions = self.plan.actions  # empty, or only orders of capacity, and of all that is missing
+            if not actions or (len(actions) < ORDERS_MAX and all(isinstance(one, AcquireLease) for one in actions)):
                 break  # capacity orders enable nothing before they are observed, and each must be sent
         acted_s = self._clock()
         granted = self._divided(started_s) if leads else None
@@ -486,8 +485,3 @@ class Loop:
             self.observe((LeaseRefused(id=action.order.id, reason="this process cannot order capacity"),))
         else:
             self._supplier.acquire(action.order)
-
-
-def _only_ordered(plan: Plan) -> bool:
-    """Whether the plan only orders capacity, and orders all that is missing."""
-    return len(plan.actions) < ORDERS_MAX and all(isinstance(one, AcquireLease) for one in plan.actions)

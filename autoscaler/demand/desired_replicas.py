@@ -335,8 +335,4 @@ def _enough(case: _Case, calls: int) -> int:
         if calls <= 0:
             return many
         many, calls = many + 1, calls - slots
-    return many + _ceil(max(0, calls), case.model.slots)
-
-
-def _ceil(calls: int, slots: int) -> int:
-    return -(-calls // slots)
+    return many - (-max(0, calls) // case.model.slots)  # rounded up

@@ -44,9 +44,7 @@ async def retry_until_success(work: Callable[[], Awaitable[None]], report: Calla
 
 
 def fault_reporter(model: ModelName, observe: Observe, part: str = "driver") -> Callable[[str], None]:
-    """Return a `report` for `retry_until_success` that reports failures as faults of the model; with `NO_MODEL`, as a
-    failure of `part`.
-    """
+    """Return a `report` for `retry_until_success`: failures are faults of the model, or of `part` with `NO_MODEL`."""
 
     def report(reason: str) -> None:
         if reason or model == NO_MODEL:

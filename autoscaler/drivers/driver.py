@@ -121,9 +121,7 @@ class Cutter(Protocol):
     """Repartitions the GPUs of nodes. Reports eligible nodes and the results of orders as observations."""
 
     def cut(self, order: CutOrder) -> None:
-        """Submit the order and return at once. If the node has changed since the decision or is in use, the order is
-        observed as refused.
-        """
+        """Submit the order; it does not block. It is refused if the node is in use or changed since the decision."""
 
 
 class CordonError(Exception):

@@ -166,9 +166,7 @@ class Step(Fact, frozen=True):
     why_not: str = ""
     """Why it is not chosen. Empty: it is chosen."""
     expected_seconds: float | None = None
-    """Seconds until the capacity arrives (median), or until the victims can be evicted. None: unknown, or the offer
-    does not fit.
-    """
+    """Seconds until the capacity arrives (median) or the victims can be evicted. None: unknown, or it does not fit."""
     in_time: float | None = None
     """Probability that a replica on it is ready before the first queued request times out. None: not computed."""
     cost: float | None = None

@@ -285,7 +285,8 @@ def _replica(world: World, replica: Replica, now_s: float) -> str:
         return f"{head}: {replica.failure or 'no reason was reported'}."
     if replica.runtime.waits and replica.state in desired_replicas.BEGINNING:
         return f"{head}: {replica.reason}; its engine is not started yet: {replica.runtime.waits}."
-    if replica.state in desired_replicas.BEGINNING and _locked_by(world, replica):
+    others = any(len(world.by_slice.get(id, ())) > 1 for id in replica.resources.slices)
+    if others and replica.state in desired_replicas.BEGINNING:
         return f"{head}: {replica.reason}; no other replica starts on this device meanwhile."
     return f"{head}: {replica.reason}." if replica.reason else f"{head}."
 
@@ -294,11 +295,6 @@ def _closed(world: World, replica: Replica) -> list[str]:
     """Return why its slices are closed to new replicas, for those that are."""
     slices = (world.nodes.slices[id] for id in replica.resources.slices if id in world.nodes.slices)
     return [why for slice_ in slices if (why := explain_closed_slice(world, slice_))]
-
-
-def _locked_by(world: World, replica: Replica) -> bool:
-    """Return whether other replicas are on its slices."""
-    return any(len(world.by_slice.get(id, ())) > 1 for id in replica.resources.slices)
 
 
 def _failures(world: World, name: ModelName, now_s: float) -> list[str]:

@@ -279,9 +279,7 @@ class Api:
             raise UnreachableError(f"{method} {path}: {type(error).__name__}") from error
 
     async def _while_we_may_write(self, sent: Coroutine[object, object, bytes]) -> bytes:
-        """Await the response to a write. Leadership may be renewed meanwhile; if it is lost, cancel the write and raise
-        TimeoutError.
-        """
+        """Await the response to a write. If leadership is lost meanwhile, cancel the write and raise TimeoutError."""
         task = asyncio.ensure_future(sent)
         try:
             while not task.done():

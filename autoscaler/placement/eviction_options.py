@@ -301,9 +301,7 @@ def _grade(want: PlacementRequest) -> tuple[ModelName, int, EvictionLevel]:
 
 
 def _in_order(numbers: Ints, by_size: Ints) -> Iterator[int]:
-    """[lanes] -> those that are not NEVER, the lowest first, equal ones in order of `by_size`. Sorts lazily, because
-    callers rarely read far.
-    """
+    """[lanes] -> those that are not NEVER, lowest first, then by `by_size`. Sorts lazily: callers rarely read far."""
     at = by_size[numbers[by_size] < NEVER]
     left, many = numbers[at], LOOKED_AT
     while len(at):

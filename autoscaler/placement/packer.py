@@ -418,7 +418,8 @@ def wait_reason(one: EvictionOption, there: Iterable[Occupant]) -> str:
         return f"waits on {where} for the eviction of {_names(one.victims)}"
     leaving = tuple(i for i in (*one.strangers, *there) if i.leaving)
     if one.rung == COMING and leaving:
-        return f"waits on {where} until {_names(leaving)} {_verb(leaving)} stopped"
+        verb = "has" if len({occupant.model for occupant in leaving}) == 1 else "have"
+        return f"waits on {where} until {_names(leaving)} {verb} stopped"
     if one.rung == COMING:
         return f"waits on {where} for memory that is about to be released"
     return f"waits on {where} until the replica that is starting there is ready; replicas start one at a time"
@@ -433,7 +434,3 @@ def compute_claimed_bytes(want: PlacementRequest, shelves: Iterable[Bin]) -> int
 
 def _names(incumbents: Sequence[Occupant]) -> str:
     return ", ".join(sorted({incumbent.model for incumbent in incumbents}))
-
-
-def _verb(incumbents: Sequence[Occupant]) -> str:
-    return "has" if len({incumbent.model for incumbent in incumbents}) == 1 else "have"

@@ -93,9 +93,7 @@ TRIAL = "offered"
 
 
 class SimulationContext(NamedTuple):
-    """Context of a simulation. `taken`: slices that the plan has assigned already; `answers`: cached results for this
-    world.
-    """
+    """Context of a simulation. `taken`: slices that the plan has assigned; `answers`: results cached for this world."""
 
     world: World
     restart_costs: RestartCosts

@@ -93,9 +93,7 @@ class Stop(Fact, frozen=True):
 
 
 class Order(Fact, frozen=True):
-    """Another action: `cut` (repartition a node), `acquire` or `release` (capacity), `refuse` (reject a Model's
-    requests).
-    """
+    """Another action: `cut` (repartition), `acquire` or `release` (capacity), `refuse` (reject a Model's requests)."""
 
     kind: str
     what: str

@@ -30,11 +30,6 @@ from autoscaler.state.world import NodeId, World
 from autoscaler.text import format_duration
 
 
-def list_offers(capacity: Capacity) -> tuple[Offer, ...]:
-    """All current offers."""
-    return tuple(one for each in capacity.offers.values() for one in each)
-
-
 def estimate_delivery(capacity: Capacity, offer: Offer) -> Expected:
     """Expected delivery of an offer, from observed lead times."""
     return estimate_lead_time(offer, capacity.learnt.get(offer.kind, NO_LEARNT))
@@ -44,7 +39,8 @@ def build_offer_filter(world: World, coming: Iterable[Offer]) -> Callable[[Place
     """Return a check whether any offer suits a request, or an order in flight has the size and a product for it.
     Other requests are ignored, so that they block none behind them.
     """
-    offers, sizes = list_offers(world.capacity), {(one.product, one.memory_bytes // one.parts) for one in coming}
+    offers = [one for each in world.capacity.offers.values() for one in each]
+    sizes = {(one.product, one.memory_bytes // one.parts) for one in coming}
     known: dict[tuple[object, ...], bool] = {}
     there = devices_by_node(world)
 

@@ -217,10 +217,7 @@ def list_closed_slices(world: World, now_s: float) -> dict[SliceId, str]:
 
 
 def list_stuck_slices(world: World, now_s: float) -> dict[SliceId, str]:
-    """Return the slices of devices that an ended replica still holds -> why.
-
-    Host memory is left out: a stuck replica there holds only its own part.
-    """
+    """Slices of devices that an ended replica still holds -> why; not of host memory, of which it holds its part."""
     devices: dict[DeviceId, str] = {}
     for replica in world.replicas.values():
         if replica.state in {S.STOPPING, S.SCRUBBING} and now_s >= replica.since_s + STUCK_S:

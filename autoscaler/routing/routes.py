@@ -201,7 +201,9 @@ def routes_delta(
             if _capacity_refusal(before, previous_unmet, m) != _capacity_refusal(after, unmet, m)
         },
     )
-    granted = now is not was and now is not None and _last_grant(now) > before.version
+    granted = now is not was and now is not None and any(
+        grants[-1].version > before.version for grants in now.grants.values()
+    )  # fmt: skip
     if not (replicas or gone or models or models_gone or granted):
         return None if count_gateways(before) == count_gateways(after) else build_heartbeat(after)
     return RoutesDelta(
@@ -337,10 +339,6 @@ def _changed_models(before: World, after: World) -> set[ModelName]:
         changed |= {r.model for id, r in after.replicas.items() if before.replicas.get(id) is not r}
         changed |= {r.model for id, r in before.replicas.items() if id not in after.replicas}
     return changed
-
-
-def _last_grant(gateway: Gateway) -> int:
-    return max((grants[-1].version for grants in gateway.grants.values()), default=0)
 
 
 def _state(replicas: list[Replica], history: History) -> str:

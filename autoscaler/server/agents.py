@@ -92,9 +92,7 @@ class NodeWantsServer:
         self._wants: dict[NodeId, NodeWants] = {}
         self._early: tuple[tuple[ModelName, NodeId], ...] = ()
         self._readers: dict[NodeId, dict[asyncio.Event, None]] = {}
-        """The readers, in the order of their connections. The order of wake-ups must not depend on addresses of
-        objects.
-        """
+        """The readers, by connection: the order of wake-ups must not depend on addresses of objects."""
         self._others = False
         """Whether the set of connected agents changed since inspections were last assigned."""
         self._now_s: float | None = None
@@ -160,10 +158,7 @@ class NodeWantsServer:
         return self._wants.get(node) or NodeWants(epoch=world.epoch, weights=world.settings.weights)
 
     async def _peers(self, request: web.Request) -> web.Response:
-        """Answer on every autoscaler with connected agents.
-
-        The leader also knows which agents are about to start a pull.
-        """
+        """Answer on any autoscaler with connected agents. Only the leader knows which agents are about to pull."""
         node, artifact = NodeId(request.query.get("node", "")), request.query.get("artifact", "")
         if not node or not artifact:
             return web.json_response(

@@ -77,9 +77,7 @@ class Feed:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._changed: dict[asyncio.Event, None] = {}
-        """The readers, in the order of their connections. The order of wake-ups must not depend on addresses of
-        objects.
-        """
+        """The readers, by connection: the order of wake-ups must not depend on addresses of objects."""
         loop.listeners.append(self._on_step)
 
     def _on_step(self, step: LoopStep) -> None:

@@ -339,7 +339,8 @@ def _device_request(part: SliceShare, handle: Handle) -> Object:
     request: Object = {"deviceClassName": handle.device_class, "selectors": [{"cel": {"expression": handle.where}}]}
     if handle.shared:
         memory = Policy(handle.least, handle.step, handle.values).given(part.memory_bytes)
-        request["capacity"] = {"requests": {"memory": _quantity(memory)}}
+        quantity = f"{memory // MIB}Mi" if memory % MIB == 0 else str(memory)
+        request["capacity"] = {"requests": {"memory": quantity}}
     return request
 
 
@@ -352,10 +353,6 @@ def _claim(name: str, requests: list[Object], config: Sequence[Object] = ()) -> 
     if config:
         devices["config"] = list(config)
     return {"apiVersion": API, "kind": "ResourceClaim", "metadata": {"name": name}, "spec": {"devices": devices}}
-
-
-def _quantity(bytes_: int) -> str:
-    return f"{bytes_ // MIB}Mi" if bytes_ % MIB == 0 else str(bytes_)
 
 
 # --- actual allocations of claims -------------------------------------------------------------------------------------

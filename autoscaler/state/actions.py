@@ -20,9 +20,7 @@ class StartReplica(Fact, frozen=True, tag_field="kind", tag="start"):
 
 
 class DrainReplica(Fact, frozen=True, tag_field="kind", tag="drain"):
-    """Send no new requests to a replica; stop it when all known gateways have acknowledged or the
-    grace period is over.
-    """
+    """Send a replica no new requests; stop it once all known gateways acknowledged or the grace period is over."""
 
     replica: ReplicaId
     reason: str
@@ -52,20 +50,14 @@ class StopReplica(Fact, frozen=True, tag_field="kind", tag="stop"):
 
 
 class FailReplica(Fact, frozen=True, tag_field="kind", tag="fail"):
-    """Fail a start that exceeded `start.secondsMax`.
-
-    The replica counts as broken (table verb "broke") and is then stopped.
-    """
+    """Fail a start that exceeded `start.secondsMax`: the replica is broken (table verb "broke") and then stopped."""
 
     replica: ReplicaId
     reason: str
 
 
 class FailStart(Fact, frozen=True, tag_field="kind", tag="fail-start"):
-    """Do not attempt a start that would certainly fail.
-
-    Waiting requests fail, and the next attempt follows after a pause.
-    """
+    """Do not attempt a start that would certainly fail. Waiting requests fail; the next attempt follows a pause."""
 
     model: ModelName
     reason: str
@@ -118,9 +110,7 @@ class Unmet(Fact, frozen=True):
     slices: tuple[SliceId, ...] = ()
     """Slices on which a place is being made, or that are being added."""
     ready_s: float | None = None
-    """The expected time until a replica is ready on capacity that was ordered for it, in seconds. Infinite: unknown;
-    None: nothing was ordered.
-    """
+    """Expected seconds until a replica is ready on capacity ordered for it. Infinite: unknown; None: no order."""
     lease: LeaseId | None = None
     """The capacity order that is in progress for it."""
 
@@ -131,8 +121,6 @@ class Plan(Fact, frozen=True):
     actions: tuple[Action, ...] = ()
     unmet: tuple[Unmet, ...] = ()
     next_s: float | None = None
-    """The next time at which the Plan changes without an observation (an idle window or a back-off
-    ends). None: never.
-    """
+    """When the Plan next changes without an observation (an idle window or a back-off ends). None: never."""
     tries: tuple[ModelName, ...] = ()
     """Models that it starts or makes room for. Before execution, a driver checks whether they can start."""

@@ -36,9 +36,7 @@ class PlacementValues(msgspec.Struct, frozen=True, kw_only=True):
 
     exercise: TrainingInput
     values: bytes
-    """The tables of `autoscaler.placement.index.residual_waste_tables.Tables`: each number in four bytes,
-    little-endian.
-    """
+    """Tables of `autoscaler.placement.index.residual_waste_tables`: each number in four bytes, little-endian."""
     prices: bytes
     learnt: bool = True
     """Whether the values come from replays. False: they only contain how often each size is requested."""

@@ -52,8 +52,7 @@ def find_unfetched_artifact(model: Model) -> str | None:
 
 
 AGENT_S_MAX = 30.0
-"""How long a replica waits for a node agent that does not report before its start fails. Replacing an agent takes
-less."""
+"""How long a replica waits for a node agent that does not report before its start fails: longer than a replacement."""
 BEGINS = frozenset((S.PENDING, S.STARTING))
 NO_IMAGES: Mapping[NodeId, tuple[ImageWant, ...]] = {}
 NO_FABRIC: Mapping[NodeId, tuple[FabricWant, ...]] = {}

@@ -158,9 +158,7 @@ class KubernetesDriver:
             )
 
     async def _lead(self) -> None:
-        """Take over. Refresh first: the watch may lag behind the previous leader's last writes, which would be
-        repeated.
-        """
+        """Take over. Refresh first: the watch may lag behind the last leader's writes, which would be repeated."""
         trouble = ""
         while True:
             try:
@@ -225,9 +223,7 @@ class KubernetesDriver:
         self._observe((failed, build_podless_observation(replica, Seen.CLEAN, proof=proof_of_clean.ASSUMED)))
 
     def stop(self, replica: Replica, grace_s: float) -> None:
-        """Delete the replica's pod with this grace period, which later orders can only shorten. A replica without a pod
-        is reported as CLEAN.
-        """
+        """Delete its pod with this grace period, which later orders only shorten. A replica without one is CLEAN."""
         self._stopping.add(replica.id)
         self._bringing.stop(replica.id)
         self._order(replica.model, self._orders.delete(replica, grace_s))

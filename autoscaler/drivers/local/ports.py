@@ -74,9 +74,7 @@ def list_listening_sockets(port: int) -> frozenset[str]:
 
 
 def _listening(table: str, port: int) -> dict[str, list[str]]:
-    """Return address -> inodes of sockets listening on `port`. The table lists listening sockets first; the rest is not
-    read.
-    """
+    """Return address -> inodes of sockets listening on `port`. Listening sockets are listed first; it stops there."""
     found: dict[str, list[str]] = {}
     try:
         with open(table, buffering=4096) as lines:  # noqa: PTH123 - in small pieces, since the rest may be megabytes

@@ -85,10 +85,7 @@ def read_process(pid: int) -> Facts | None:
 
 
 def read_process_mark(pid: int) -> str | None:
-    """Return its mark; BLANK if the environment is blank; None: no mark, not readable by us, or gone.
-
-    Raises `OSError` in a resource shortage.
-    """
+    """Return its mark; BLANK: a blank environment; None: no readable mark, or gone. Raises `OSError` in a shortage."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123 - as above
             environment = file.read()
@@ -118,10 +115,7 @@ def started_s(start_ticks: int) -> float:
 def spawn_process(
     argv: Sequence[str], env: Mapping[str, str], output_fd: int, inherited: Sequence[int] = ()
 ) -> subprocess.Popen[bytes]:
-    """Start a process in its own session, which inherits no descriptor of ours except `inherited`.
-
-    Raises `OSError` on failure.
-    """
+    """Start a process in its own session, which inherits only `inherited` of our descriptors. Raises `OSError`."""
     return subprocess.Popen(
         argv,
         env=env,

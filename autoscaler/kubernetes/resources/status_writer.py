@@ -258,7 +258,7 @@ class Statuses:
         """Write one status if it differs. Returns whether a request was sent. Raises FencedError, UnreachableError."""
         now_s = self._clock()
         unmet = self._lacking()
-        clocks = self._clocks()
+        clocks = ClockReading(self._clock(), self._wall())
         made = attempt(
             lambda: status.render_status(
                 status.build_status_input(self._world, unmet, kept.subject), kept.status, clocks
@@ -317,9 +317,6 @@ class Statuses:
             self._troubled(f"status of Model {kept.subject.namespace}/{kept.subject.name}: {describe_error(error)}")
         else:
             self._fault(kept.subject.model, "status", error)
-
-    def _clocks(self) -> ClockReading:
-        return ClockReading(self._clock(), self._wall())
 
     def _troubled(self, trouble: str) -> None:
         """Log an error once, until it is over or changes."""

@@ -60,10 +60,6 @@ def _node_facts(slice_: Slice) -> tuple[object, ...]:
     return slice_.labels, slice_.labels_known, slice_.labels_coming, slice_.taints
 
 
-def _can_be(slice_: Slice) -> bool:
-    return 0 < slice_.memory_bytes <= BYTES_MAX and 0 <= slice_.compute_percent <= PERCENT_MAX
-
-
 @cache
 def build_default_estimate() -> Taught:
     """Return the values of room that are used while demand is unknown."""
@@ -84,7 +80,11 @@ class SliceIndex:
         taught: Taught | None = None,
         full: Callable[[SliceId], Bin] | None = None,
     ) -> None:
-        ordered = sorted((one for one in shelves if _can_be(one.slice)), key=lambda shelf: shelf.slice.id)
+        possible = (
+            one for one in shelves
+            if 0 < one.slice.memory_bytes <= BYTES_MAX and 0 <= one.slice.compute_percent <= PERCENT_MAX
+        )  # fmt: skip
+        ordered = sorted(possible, key=lambda shelf: shelf.slice.id)
         self.shelves: dict[SliceId, Bin] = {shelf.slice.id: shelf for shelf in ordered}
         if len(self.shelves) < len(ordered):
             raise ValueError("two slices have the same id")

@@ -132,9 +132,7 @@ def _price(tables: Tables, part: NodeSubset, taken: Ints, cpu_milli: int) -> Int
 
 
 def _values(tables: Tables, part: NodeSubset, cpu_milli: Ints, left: Ints, at: Ints) -> Ints:
-    """[..., lanes]: expected unused UNITS of a milli of lanes at these levels, if the nodes have this much CPU and this
-    many milli left.
-    """
+    """[..., lanes]: expected unused UNITS of a milli of lanes at these levels, on nodes with this CPU and room."""
     rows = (part.classes * BINS + bin_of(cpu_milli, left)) * (LEVELS + 1)
     found: Ints = tables.values.reshape(-1)[rows[part.seat] + at]
     return found

@@ -274,9 +274,7 @@ def _bounded(demand: Sequence[RequestFrequency]) -> list[RequestFrequency]:
 
 
 def _fits(kind: RequestShape, node: NodeCapacity) -> list[int]:
-    """Return the milli that it takes of each lane that could hold it if the node were empty and its memory sufficient;
-    empty: it can never be there.
-    """
+    """Return the milli that it takes of each lane when the node is empty; empty: it can never be there."""
     fitting = [lane for lane in node.lanes if kind.rank(lane.product) is not None and kind.takes(lane) is not None]
     if not kind.devices or len(fitting) < kind.devices or kind.cpu_milli > node.cpu_milli:
         return []

@@ -74,9 +74,7 @@ def build_placement_request(  # noqa: PLR0917  all callers give them in this ord
     defaults: Pod | None = None,
     avoids: tuple[NodeId, ...] = (),
 ) -> PlacementRequest:
-    """Build the request for one replica of `model`. `defaults`: pod defaults of the Settings; `avoids`: nodes that the
-    model avoids now.
-    """
+    """Build the request for one replica. `defaults`: pod defaults of the Settings; `avoids`: nodes to avoid now."""
     labels = selector_of(defaults, model.spec.pod)
     apart, near = model.spec.spread or "", model.spec.near or ""
     kind = build_request_shape(model, defaults)

@@ -38,9 +38,7 @@ def nodeclaim_path(version: str, name: str = "") -> str:
 
 
 def build_nodeclaim(order: AcquireOrder, pool: NodePool, variant: Variant, requests: Mapping[str, str]) -> Object:
-    """Build the NodeClaim of an order.
-    `requests`: the owner's other resource requests, so that the node has room for its pod.
-    """
+    """Build the NodeClaim of an order, for a node with room for the owner's pod (`requests`: besides its GPUs)."""
     reference: Object = pool.spec.get("nodeClassRef") or {}
     group = reference.get("group") or str(reference.get("apiVersion", "")).partition("/")[0]
     labels = {**pool.labels, **variant.labels}

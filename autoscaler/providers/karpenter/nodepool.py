@@ -158,14 +158,11 @@ def find_pinned_labels(pool: NodePool, selector: Mapping[str, str]) -> dict[str,
                 return None
             continue
         said = [one for one in pool.requirements if one.key == key]
-        if not all(one.admits(value) for one in said) or not (said or _of_clouds(key)):
+        is_cloud_label = key.partition("/")[0].endswith(CLOUDS) and not key.startswith("kubernetes.io/hostname")
+        if not all(one.admits(value) for one in said) or not (said or is_cloud_label):
             return None
         found[key] = value
     return found
-
-
-def _of_clouds(key: str) -> bool:
-    return key.partition("/")[0].endswith(CLOUDS) and not key.startswith("kubernetes.io/hostname")
 
 
 def _buys(pool: NodePool, word: str) -> bool:

@@ -249,9 +249,7 @@ def parse_system(body: bytes, etag: str = "") -> ComputerSystem:
 
 
 def parse_gpu(body: bytes) -> RedfishGpu | None:
-    """Parse a processor; None if it is not a GPU.
-    Raises RedfishDocumentError if it does not report its kind, model or memory yet.
-    """
+    """Parse a processor; None if it is not a GPU. Raises RedfishDocumentError without its kind, model or memory."""
     document = decode_document(body, _Processor)
     mib = document.memory.mib or sum(one.mib or 0.0 for one in document.chips if not (one.kind or "").endswith("Cache"))
     if document.kind and document.kind not in {"GPU", "Accelerator"}:

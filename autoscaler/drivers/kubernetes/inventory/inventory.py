@@ -121,7 +121,10 @@ class Inventory:
         if self._due is not None:
             self._due.cancel()
         hosts, self._due = self._hosts_report(), None
-        images = (self._images_report(),) if self._images_changed or not self._only_hosts else ()
+        images: tuple[ImagesSeen, ...] = ()
+        if self._images_changed or not self._only_hosts:
+            seen = {node.name: node.images for node in self._nodes.items.values() if node.images}
+            images = (ImagesSeen(images=seen),)
         self._images_changed = False
         if self._only_hosts:
             return (hosts, *images)
@@ -132,9 +135,6 @@ class Inventory:
         found = (awaited for one in self._claims.items.values() for awaited in one.awaited)
         before, self._awaited = self._awaited, AwaitedSeen(awaited=sort_by_wait(found))
         return () if self._awaited == before else (self._awaited,)
-
-    def _images_report(self) -> ImagesSeen:
-        return ImagesSeen(images={node.name: node.images for node in self._nodes.items.values() if node.images})
 
     def _nodes_changed(self, changes: list[Change[NodeSeen]]) -> None:
         """Report node changes; changes of images alone are reported later, because no slice depends on them."""

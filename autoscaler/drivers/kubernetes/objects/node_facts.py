@@ -258,9 +258,7 @@ def _asked(container: Object) -> Counter[str]:
 
 
 def count_taken_slices(nodes: Iterable[NodeSeen], slices: Iterable[Slice], pods: Iterable[OtherPod]) -> dict[str, int]:
-    """Count, per `Slice.counted`, the slices made unavailable by these pods. Units of a node beyond its slices are used
-    up first.
-    """
+    """Count, per `Slice.counted`, the slices that these pods use. Units beyond a node's slices are used up first."""
     there = {
         f"{node.name} {name}": nvidia_sharing.parse_number(many)
         for node in nodes
@@ -425,11 +423,8 @@ def select_plugin_config(labels: Mapping[str, str], there: Mapping[ConfigMapLoca
     for place in PLACES:
         configs = there.get(place)
         if configs is not None:
-            key = labels.get(CHOICE) or ("" if place.by_label_only else _without_label(configs))
+            single = DEFAULT if DEFAULT in configs or len(configs) != 1 else next(iter(configs))
+            key = labels.get(CHOICE) or ("" if place.by_label_only else single)
             if key in configs:
                 return configs[key]
     return {}
-
-
-def _without_label(configs: Configs) -> str:
-    return DEFAULT if DEFAULT in configs or len(configs) != 1 else next(iter(configs))

@@ -60,9 +60,7 @@ class StartTiming:
 
 
 def is_news(previous: ReplicaSeen, seen: Seen, waits: str) -> bool:
-    """Return whether an observation is to be reported after `previous`. After EXITED only CLEAN follows; after LEAVING,
-    only EXITED or CLEAN.
-    """
+    """Whether to report an observation. After EXITED only CLEAN follows; after LEAVING, only EXITED or CLEAN."""
     if previous.seen is Seen.EXITED:
         return seen is Seen.CLEAN
     if previous.seen is Seen.LEAVING:

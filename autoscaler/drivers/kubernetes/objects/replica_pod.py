@@ -61,8 +61,7 @@ HOST = "$(POD_IP)"
 """Address on which an engine listens; Kubernetes substitutes it."""
 HOME = "/tmp"  # noqa: S108  the container's own: writable for a non-root user in any image
 USER = 1000
-"""User of an engine, unless `pod.securityContext` overrides it: pod security `restricted` forbids root, the default of
-most engine images."""
+"""User of an engine, unless `pod.securityContext` overrides it: pod security `restricted` forbids root."""
 
 SIGNALLED_S = 10
 """Part of a pod's grace period that remains for its engine after the signal."""
@@ -82,8 +81,7 @@ _PATIENCE_S = {
 _INIT_PATIENCE_S = {**_PATIENCE_S, CRASHES: IMAGE_S_MAX}
 """The same for an init container or native sidecar, which its kubelet restarts repeatedly."""
 INIT_S_MAX = 900.0
-"""How long an init container of an adopted workload's template may run, and a sidecar may take to start: an engine's
-default (`secondsMax`)."""
+"""How long an init container of an adopted template may run, and a sidecar may take to start: `secondsMax`."""
 INJECTED_S_MAX = 60.0
 """The same for each container that a webhook has injected: all init containers of our own pods are."""
 
