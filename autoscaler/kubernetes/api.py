@@ -95,7 +95,7 @@ BATCH = 50
 BUFFER_BYTES = 1 << 20
 
 JSON, MERGE, APPLY = "application/json", "application/merge-patch+json", "application/apply-patch+yaml"
-STRATEGIC, JSON_PATCH = "application/strategic-merge-patch+json", "application/json-patch+json"
+STRATEGIC = "application/strategic-merge-patch+json"
 
 
 class ApiError(Exception):

@@ -409,11 +409,6 @@ def _size(of: Slice) -> tuple[object, ...]:
     return of.product, of.memory_bytes, of.compute_percent, of.isolation, of.shared
 
 
-def find_slice(got: Got, slices: Iterable[Slice]) -> Slice | None:
-    """Return the slice of an allocation; None if it is not offered (it must be in `kept` to be offered)."""
-    return next((one for one in slices if one.kind == "dra" and dra_device_name(one) == got.entry), None)
-
-
 def find_whole_gpu(part: Slice) -> Slice | None:
     """Return the whole GPU of a part, as offered when no part is in use; None if this is no part or it has none."""
     if part.kind != "dra" or not part.device_bytes:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import msgspec
 
@@ -275,13 +275,10 @@ VOLCANO_NAMES = HamiNames(
 )  # fmt: skip
 
 
-class Volcano(NamedTuple):
+class Volcano:
     """The Slicer for Volcano vGPUs."""
 
-    @property
-    def kind(self) -> str:
-        """The value of `Slice.kind`."""
-        return VOLCANO_NAMES.kind
+    kind: ClassVar[str] = VOLCANO_NAMES.kind
 
     def inventory(self, node: NodeFacts) -> tuple[Slice, ...] | None:
         """Return one slice per card."""

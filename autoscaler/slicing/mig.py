@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import yaml
 
@@ -54,13 +54,10 @@ class _Resource(NamedTuple):
     shared: bool
 
 
-class Mig(NamedTuple):
+class Mig:
     """The Slicer for MIG devices of the device plugin."""
 
-    @property
-    def kind(self) -> str:
-        """The value of `Slice.kind`."""
-        return "mig"
+    kind: ClassVar[str] = "mig"
 
     def inventory(self, node: NodeFacts) -> tuple[Slice, ...] | None:
         """Return the MIG devices that the kubelet has, by profile."""

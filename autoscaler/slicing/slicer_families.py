@@ -17,9 +17,8 @@ from autoscaler.slicing.base import NodeFacts, PodFields, Slicer, SliceShare
 from autoscaler.slicing.dra import Dra
 from autoscaler.slicing.hami import CORDON, HANDSHAKE, NVIDIA, Hami, HamiAllocation, Volcano, parse_allocations
 from autoscaler.slicing.hami import VOLCANO_NAMES as VOLCANO
-from autoscaler.slicing.kai import Kai
 from autoscaler.slicing.mig import MIXED, Mig
-from autoscaler.slicing.nvidia_sharing import RESOURCES, Mps, TimeSlice, WholeGpu
+from autoscaler.slicing.nvidia_sharing import RESOURCES, Kai, Mps, TimeSlice, WholeGpu
 from autoscaler.spec.settings import PriorityClass
 from autoscaler.state.world import Replica, Slice, SliceId
 

@@ -22,7 +22,6 @@ _NAMES = {
 }
 _PART = re.compile(r"(\*|[0-9a-z]+(?:-[0-9a-z]+)?)(?:/([0-9]{1,2}))?")
 TEXT_MAX = 100
-DAY_S = 86_400.0
 
 
 class Cron(NamedTuple):

@@ -6,10 +6,14 @@ raises if the table does not allow it. So the World shows an ordered change befo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.state.capacity_orders import AcquireOrder, LeaseId, ReleaseOrder
+from autoscaler.state.events import Transition
 from autoscaler.state.mig import CutOrder
-from autoscaler.state.world import Fact, Replica, SliceId
+from autoscaler.state.world import Fact, Replica, SliceId, World
 
 
 class StartReplica(Fact, frozen=True, tag_field="kind", tag="start"):
@@ -124,3 +128,27 @@ class Plan(Fact, frozen=True):
     """When the Plan next changes without an observation (an idle window or a back-off ends). None: never."""
     tries: tuple[ModelName, ...] = ()
     """Models that it starts or makes room for. Before execution, a driver checks whether they can start."""
+
+
+class Decided(Protocol):
+    """One step of the loop."""
+
+    @property
+    def before(self) -> World:
+        """The `World` before the step."""
+
+    @property
+    def after(self) -> World:
+        """The `World` after the step."""
+
+    @property
+    def plan(self) -> Plan:
+        """The last plan of the step."""
+
+    @property
+    def actions(self) -> Sequence[Action]:
+        """The Actions that were executed."""
+
+    @property
+    def transitions(self) -> Sequence[Transition]:
+        """The state transitions of replicas."""

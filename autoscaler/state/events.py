@@ -13,9 +13,19 @@ from autoscaler.spec.settings import Settings
 from autoscaler.spec.tenant import Tenant
 from autoscaler.state.images import Image
 from autoscaler.state.lifecycle import ReplicaState
-from autoscaler.state.placement_value import PlacementValues
 from autoscaler.state.resources import HostAmount, HostResources
-from autoscaler.state.world import ClusterFacts, Copy, Fact, History, NodeId, Placing, PodRef, Slice, SliceId
+from autoscaler.state.world import (
+    ClusterFacts,
+    Copy,
+    Fact,
+    History,
+    NodeId,
+    PlacementValues,
+    Placing,
+    PodRef,
+    Slice,
+    SliceId,
+)
 
 
 class Seen(StrEnum):

@@ -25,7 +25,13 @@ from functools import partial
 import msgspec
 
 from autoscaler.contract import ReplicaId
-from autoscaler.drivers.contained import NO_MODEL, fault_reporter, retry_until_success, start_contained_task
+from autoscaler.drivers.contained import (
+    NO_MODEL,
+    fault_reporter,
+    retry_on_shortage,
+    retry_until_success,
+    start_contained_task,
+)
 from autoscaler.drivers.driver import Launch, Launcher, Observe, Supply, WeightsHandle
 from autoscaler.drivers.local import engine_logs, processes
 from autoscaler.drivers.local.devices import Devices
@@ -35,7 +41,6 @@ from autoscaler.drivers.local.processes import ProcessWatch
 from autoscaler.drivers.local.proof_of_clean import EXITED, kill_all, prove_clean
 from autoscaler.drivers.local.readiness import Readiness
 from autoscaler.drivers.local.state_directory import ReplicaRecord, StateDirectory
-from autoscaler.drivers.retry_on_shortage import retry_on_shortage
 from autoscaler.faults import Failure, attempt, describe_error, reraise_memory_error
 from autoscaler.queries.measured_memory import compute_engine_limits
 from autoscaler.spec.model import Model

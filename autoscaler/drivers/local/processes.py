@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from autoscaler.drivers.retry_on_shortage import SHORT, retry_on_shortage
+from autoscaler.drivers.contained import SHORT, retry_on_shortage
 
 MARK = "PILOTLIGHT_REPLICA"
 BLANK = ""

@@ -25,12 +25,11 @@ from autoscaler.kubernetes.constants import WRITER
 from autoscaler.kubernetes.optional_kinds import list_collection_paths
 from autoscaler.kubernetes.resources import status
 from autoscaler.kubernetes.resources.conditions import ELSEWHERE
-from autoscaler.kubernetes.resources.loop_step_protocol import Decided
 from autoscaler.kubernetes.resources.status import NO_STATUS, ClockReading, Status, Subject
 from autoscaler.kubernetes.resources.watcher import StatusSeen
 from autoscaler.provisioning.feasibility import is_fit_unchanged, list_unplaceable_models
 from autoscaler.spec.pod import API_VERSION
-from autoscaler.state.actions import Unmet
+from autoscaler.state.actions import Decided, Unmet
 from autoscaler.state.world import World
 from autoscaler.text import format_rfc3339
 

@@ -18,7 +18,6 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.placement.index.device_links import SpreadCounts, number_links
 from autoscaler.placement.index.elastic import ElasticBudget
 from autoscaler.placement.index.eviction_costs import EvictionCostIndex
-from autoscaler.placement.index.locality import ArtifactLocality
 from autoscaler.placement.index.node_arrays import (
     LANES_MAX,
     PERCENT_MAX,
@@ -28,7 +27,7 @@ from autoscaler.placement.index.node_arrays import (
     NodeCapacity,
     compute_request_usage,
 )
-from autoscaler.placement.index.node_filter import Admitting
+from autoscaler.placement.index.node_filter import Admitting, ArtifactLocality
 from autoscaler.placement.index.request_encoding import EncodedRequest, encode_request
 from autoscaler.placement.index.residual_waste_tables import Ints, Taught, build_untrained_estimate
 from autoscaler.placement.model.tenant_isolation import DomainOccupancy, TenantSet, domain_of, group_slices_by_domain
@@ -80,11 +79,12 @@ class SliceIndex:
         taught: Taught | None = None,
         full: Callable[[SliceId], Bin] | None = None,
     ) -> None:
-        possible = (
-            one for one in shelves
-            if 0 < one.slice.memory_bytes <= BYTES_MAX and 0 <= one.slice.compute_percent <= PERCENT_MAX
+        ordered = sorted(
+            (
+                one for one in shelves
+                if 0 < one.slice.memory_bytes <= BYTES_MAX and 0 <= one.slice.compute_percent <= PERCENT_MAX
+            ), key=lambda shelf: shelf.slice.id,
         )  # fmt: skip
-        ordered = sorted(possible, key=lambda shelf: shelf.slice.id)
         self.shelves: dict[SliceId, Bin] = {shelf.slice.id: shelf for shelf in ordered}
         if len(self.shelves) < len(ordered):
             raise ValueError("two slices have the same id")

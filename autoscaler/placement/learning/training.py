@@ -29,9 +29,8 @@ from autoscaler.placement.learning.expected_demand import build_demand_histogram
 from autoscaler.placement.learning.learner import SEED, Chance, Learner, compute_request_milli, count_request_sizes
 from autoscaler.placement.model.bins import list_whole_devices
 from autoscaler.placement.model.types import slice_class_of
-from autoscaler.state.placement_value import Alike, PlacementValues, TrainingInput
 from autoscaler.state.resources import HostResources, RequestFrequency, RequestShape
-from autoscaler.state.world import NodeId, Slice, World
+from autoscaler.state.world import Alike, NodeId, PlacementValues, Slice, TrainingInput, World
 
 AGAIN_S: Final = 600.0
 """Minimum time between two trainings."""

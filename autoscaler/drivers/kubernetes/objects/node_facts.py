@@ -38,8 +38,7 @@ from autoscaler.slicing import nvidia_sharing, slicer_families
 from autoscaler.slicing.base import NodeFacts
 from autoscaler.slicing.dra import Got, common_claim_name, dra_device_name
 from autoscaler.slicing.hami import HamiAllocation, drop_healthy_handshake
-from autoscaler.slicing.kai import RESERVES, count_kai_gpus
-from autoscaler.slicing.nvidia_sharing import KAI
+from autoscaler.slicing.nvidia_sharing import KAI, KAI_RESERVES, count_kai_gpus
 from autoscaler.slicing.vendors import RESOURCES
 from autoscaler.spec.pod import GPU, PLACE
 from autoscaler.spec.settings import NodeKind, kind_of
@@ -241,7 +240,7 @@ def read_other_pod(pod: Object) -> OtherPod | None:
         count_kai_gpus(notes),
         sum_pod_requests(spec),
     )
-    reserves = metadata.get("namespace") == RESERVES
+    reserves = metadata.get("namespace") == KAI_RESERVES
     found = OtherPod(sys.intern(node), dict(most) if most else NO_AMOUNTS, cards, kai, reserves, cpu_memory=cpu_memory)
     return found if found.has_devices or any(cpu_memory) else None
 

@@ -19,7 +19,7 @@ from autoscaler.agent_contract import (
 )
 from autoscaler.contract import ModelName, NodeReport, ReplicaId, WeightsReport
 from autoscaler.engines import EngineError
-from autoscaler.explain.weights import weights_state
+from autoscaler.explain.model import weights_state
 from autoscaler.fold.fold import fold
 from autoscaler.placement.model.bins import build_placement_request
 from autoscaler.placement.model.types import EvictionLevel
