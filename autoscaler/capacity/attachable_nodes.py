@@ -99,11 +99,7 @@ def read_annotated_limit(metadata: Mapping[str, Any]) -> AnnotatedLimit:
 
 
 def resolve_max_devices(said: AnnotatedLimit, labels: Mapping[str, str], kind: NodeKind | None, groups: Groups) -> int:
-    """Maximum devices of a node; 0 if none is set.
-
-    Precedence: Settings, the node's annotation, its group's annotation. A node without a recorded group is matched to a
-    group by labels.
-    """
+    """Maximum devices of a node, by Settings, its annotation, or that of its group (else by labels); 0: none is set."""
     if kind is not None and kind.devices_max is not None:
         return kind.devices_max
     if said.most or said.group:

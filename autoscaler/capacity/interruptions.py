@@ -43,10 +43,7 @@ LEAD_PART = 0.25
 
 
 def derive_cordons(world: World, before: World, now_s: float) -> Mapping[CordonTarget, Cordon]:
-    """The cordons of operators in `world`, and those derived from interruptions.
-
-    `before`: the World of the last call; derived cordons are reused while their inputs are unchanged.
-    """
+    """The operators' cordons, and those derived from interruptions, which are reused from the last World `before`."""
     timed = any(one.ends_s is not None for one in _here(world))
     now, was = world.nodes, before.nodes
     ours = any(one.why for one in now.cordons.values())

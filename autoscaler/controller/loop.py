@@ -351,11 +351,7 @@ class Loop:
     # --- faults -------------------------------------------------------------------------------------------------------
 
     def contained(self, what: str, compute: Callable[[World], T]) -> T:
-        """Return `compute(world)`. If it raises, quarantine the Models that cause it and compute again.
-
-        `compute` must be pure and must accept a `World` with quarantined Models. Re-raises its exception if no Model
-        explains it.
-        """
+        """Return `compute(world)`, which is pure. If it raises, quarantine the Models that cause it and repeat."""
         while True:
             done = attempt(lambda: compute(self.world))
             if not isinstance(done, Failure):

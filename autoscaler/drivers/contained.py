@@ -29,9 +29,7 @@ PAUSE_S, PAUSE_S_MAX = 1.0, 60.0
 
 
 async def retry_until_success(work: Callable[[], Awaitable[None]], report: Callable[[str], None]) -> None:
-    """Run `work` until it returns without an exception. `report` receives each exception as one line, and "" once a run
-    has lasted `PAUSE_S_MAX`.
-    """
+    """Run `work` until it returns. `report` gets each exception as a line, and "" once a run lasts `PAUSE_S_MAX`."""
     pause_s, loop = PAUSE_S, asyncio.get_running_loop()
     while True:
         began_s = loop.time()

@@ -176,11 +176,7 @@ class Step(Fact, frozen=True):
 
 
 def explain_ladder(world: World, plan: Plan, model: Model, force: EvictionLevel, now_s: float) -> tuple[Step, ...]:
-    """Return every option for one more replica with this eviction level.
-
-    Order: the eviction, the chosen offers, other offers that fit, and the rest. Empty: there is neither a victim nor
-    an offer.
-    """
+    """Return every option for one more replica: the eviction, the chosen offers, others that fit, and the rest."""
     want = build_placement_request(
         model, 0, now_s, force, "", world.settings.pod, list_avoided_nodes(world, model.name, now_s)
     )

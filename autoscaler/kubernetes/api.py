@@ -161,9 +161,7 @@ class Api:
             await self._session.close()
 
     def unix_s(self) -> float:
-        """The current time of the server's clock, to about a second. Used for times that other processes read, whose
-        clocks may differ from ours by hours.
-        """
+        """The time of the server's clock, to about a second. Clocks of processes that read it may differ by hours."""
         return time.time() + self._ahead_s
 
     def _answered(self, date: str | None) -> None:

@@ -109,9 +109,7 @@ class GatewayPods:
         )
 
     async def _exists(self, gateway: GatewayId) -> bool:
-        """Query the API server, which is more current than the watch. True if it does not respond, or if
-        the pod cannot be decoded.
-        """
+        """Query the API server, which is more current than the watch. True also if there is no usable answer."""
         try:
             pages = [page async for page in self._api.pages(self._path, {"fieldSelector": f"metadata.name={gateway}"})]
         except (ApiError, UnreachableError):

@@ -134,7 +134,7 @@ class Watched(Generic[T]):
         """Whether the current watch has delivered an event."""
         self._expected = 0
         self._due_s: float | None = None
-        """When the collection is read again, unless the watch reaches `_expected` by then."""
+        """When the collection is read again, unless the watch has reached `_expected`."""
         self._patience: asyncio.Timeout | None = None
         self.items: dict[ObjectKey, T] = {}
         self.synced = asyncio.Event()

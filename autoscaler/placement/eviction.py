@@ -228,9 +228,7 @@ def fit_options_to_host(
     restart_costs: RestartCosts,
     now_s: float,
 ) -> tuple[EvictionOption, ...] | None:
-    """Adapt options, all of slices of one node, to the CPU and memory that the request needs there. None: there is no
-    way now. `around`: the replicas on the node.
-    """
+    """Adapt options of one node to the CPU and memory that the request needs there. None: no way now."""
     chosen = {one.replica: one for option in team for one in option.victims}
     if host.left.holds(want.kind.host_request):
         return tuple(team)

@@ -98,9 +98,7 @@ class EvictionSearch:
     def cheapest(
         self, want: PlacementRequest, budget: Callable[[], ElasticBudget]
     ) -> tuple[EvictionOption, ...] | None:
-        """Return the options to take, one per device. None: there is no way now. An elastic request is promised all
-        that it requests, or its minimum if that costs other replicas less.
-        """
+        """Return one option per device; None: no way now. An elastic request has its minimum if that is cheaper."""
         if want.kind.devices > 1:
             return self._team(self._alike(want))
         asked, least = want.kind.memory_bytes, want.least.kind.memory_bytes

@@ -196,10 +196,7 @@ def start_after_s(history: History) -> float:
 
 
 def compute_read_deadline_s(case: PlannedModel) -> float:
-    """Earliest start, unless the memory requirement is known before.
-
-    A new leader needs the agents' reports first. An artifact that could not be inspected delays no start.
-    """
+    """The earliest start while the memory requirement is unknown, since a new leader needs the agents' reports."""
     model, unbrought = case.model, case.world.learned.unbrought
     if model.unread_s is None or any(one in unbrought for one in model.artifacts()):
         return -inf

@@ -36,9 +36,7 @@ def estimate_delivery(capacity: Capacity, offer: Offer) -> Expected:
 
 
 def build_offer_filter(world: World, coming: Iterable[Offer]) -> Callable[[PlacementRequest], bool]:
-    """Return a check whether any offer suits a request, or an order in flight has the size and a product for it.
-    Other requests are ignored, so that they block none behind them.
-    """
+    """Return a check whether an offer or order in flight suits a request; others are ignored, and block none."""
     offers = [one for each in world.capacity.offers.values() for one in each]
     sizes = {(one.product, one.memory_bytes // one.parts) for one in coming}
     known: dict[tuple[object, ...], bool] = {}
@@ -162,10 +160,7 @@ def rate_offer(offer: Offer, devices: int, expected: Expected, deadline_s: float
 
 
 def choose_offer(rungs: Iterable[RatedOffer], hedges: frozenset[str] = frozenset()) -> Chosen | None:
-    """Choose the cheapest sure offer, else the likeliest, then the soonest; None without offers.
-
-    `hedges`: providers from which a second offer may be ordered if the first is not sure.
-    """
+    """Choose the cheapest sure offer, else the likeliest, then the soonest. `hedges`: providers for a second offer."""
     return choose_sorted_offer(iter(sorted(rungs, key=rated_offer_sort_key)), hedges)
 
 

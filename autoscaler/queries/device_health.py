@@ -249,10 +249,7 @@ def list_lost_replicas(world: World, now_s: float) -> tuple[ReplicaId, ...]:
 
 
 def is_lost(world: World, replica: Replica, now_s: float) -> bool:
-    """Whether one of its devices is unhealthy while another of its node is not.
-
-    If all are unhealthy, the measurement itself may have failed; then the readiness of the engine counts.
-    """
+    """Whether a device of it is unhealthy, but not all of its node: then the measurement itself may have failed."""
     node = _node_of(world, replica, now_s)
     if node is None or not 0 < len(node.unhealthy) < len(node.report.devices):
         return False

@@ -182,10 +182,7 @@ def routes_delta(
     unmet_before: Mapping[ModelName, Unmet] | None = None,
     boot: str = "",
 ) -> RoutesDelta | None:
-    """Changes for one gateway from `before`, which it has, to `after`; None if there are none.
-
-    A version that grants it something is always sent, so that the gateway can acknowledge it.
-    """
+    """Changes for one gateway from `before` to `after`, or None. A grant is always sent, to be acknowledged."""
     if not before.leadership.synced or before.epoch != after.epoch:
         return routes_full(after, gateway, now_s, unmet, boot=boot)
     previous_unmet = unmet if unmet_before is None else unmet_before

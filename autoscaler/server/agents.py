@@ -58,17 +58,16 @@ def add_node_route(app: web.Application, loop: Loop) -> None:
             return web.json_response({"error": "invalid node report: `node` must be the name of the node"}, status=400)
         if (refused := check_token_node(request, report.node)) is not None:
             return refused
-        if any(one.folder and not FOLDER.fullmatch(one.folder) for one in report.weights):
-            return web.json_response(
-                {"error": "invalid node report: `folder` must be a folder of the store, such as copies/..."}, status=400
-            )
-        if any(one.digest and not DIGEST.fullmatch(one.digest) for one in report.weights):
-            return web.json_response(
-                {"error": "invalid node report: `digest` must have the form sha256:..."}, status=400
-            )
-        if len(report.peer) > PEER_CHARS_MAX:
-            error = f"invalid node report: `peer` must be https://HOST:PORT with at most {PEER_CHARS_MAX} characters"
-            return web.json_response({"error": error}, status=400)
+        for is_wrong, error in (
+            (any(one.folder and not FOLDER.fullmatch(one.folder) for one in report.weights),
+             "`folder` must be a folder of the store, such as copies/..."),
+            (any(one.digest and not DIGEST.fullmatch(one.digest) for one in report.weights),
+             "`digest` must have the form sha256:..."),
+            (len(report.peer) > PEER_CHARS_MAX,
+             f"`peer` must be https://HOST:PORT with at most {PEER_CHARS_MAX} characters"),
+        ):  # fmt: skip
+            if is_wrong:
+                return web.json_response({"error": f"invalid node report: {error}"}, status=400)
         known, seen = loop.world.nodes.agents.get(report.node), (NodeReported(report=report),)
         if known is not None and known.report.boot == report.boot and is_redundant_node_report(known.report, report):
             loop.note(seen)
@@ -115,9 +114,9 @@ class NodeWantsServer:
             return
         self._others = False
         before, self._wants, self._early = self._wants, self._wanted(step.after, early), early
-        anew = _general(step.before) != _general(step.after)
+        general = _general(step.before) != _general(step.after)
         for node, events in self._readers.items():
-            if anew or before.get(node) != self._wants.get(node):
+            if general or before.get(node) != self._wants.get(node):
                 for event in events:
                     event.set()
 

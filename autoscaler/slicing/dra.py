@@ -389,9 +389,7 @@ def _results(claim: Object) -> Sequence[object]:
 
 
 def list_alternatives(of: Slice, slices: Iterable[Slice], gone: Collection[str]) -> Iterator[Slice]:
-    """Yield equivalent slices of the same node, one for each set that a claim cannot distinguish.
-    `gone`: ids of slices in use, `counted` names of slices in use, and closed devices.
-    """
+    """Yield equivalent slices of the node, one for each set that a claim cannot distinguish. `gone`: what is in use."""
     if of.kind != "dra" or of.shared:
         return
     handle = msgspec.json.decode(of.handle, type=Handle)

@@ -23,11 +23,7 @@ _UNSAFE = re.compile(r"[^a-z0-9-]+")
 
 
 def lease_intent_key(provider: str, owner: ModelName, number: int) -> str:
-    """Return the idempotency key of a capacity order: the `number`th concurrent order of its owner.
-
-    The provider's name is part of the key, so that installations with different provider names can share a cluster or a
-    fabric.
-    """
+    """Return the idempotency key of an owner's order. Installations with other provider names may share the fabric."""
     return hashlib.sha256(f"capacity/{provider}/{owner}/{number}".encode()).hexdigest()[:10]
 
 

@@ -56,10 +56,7 @@ def can_label_appear(key: str, coming: PendingLabels) -> bool:
 
 
 def filter_provisioning_labels(selector: Mapping[str, str]) -> dict[str, str]:
-    """Return the labels by which any node autoscaler can select a node: topology and machine labels.
-
-    A new node with another value of these would be useless, and another node would be ordered after it.
-    """
+    """Return the labels by which any node autoscaler selects nodes: without them a new node could be useless."""
     return {key: of for key, of in selector.items() if key in MACHINES or key.rpartition("/")[0].startswith(TOPOLOGY)}
 
 

@@ -49,9 +49,9 @@ NOTHING: Final = HostAmount()
 
 
 class HostResources(NamedTuple):
-    """The CPU and memory of a node, and what is left of them.
+    """The CPU and memory of a node, and their remainder.
 
-    In the World only pods of others reduce what is left; in the search index all pods do. `coming` is held by replicas
+    In the World only pods of others reduce the remainder; in the search index all pods do. `coming` is held by replicas
     that are stopping, and not promised to another replica yet.
     """
 
@@ -86,7 +86,7 @@ class HostResources(NamedTuple):
         return self.having(self.left.less(taken))
 
     def promised(self, need: HostAmount) -> HostResources:
-        """Return the node after `need` was promised: first from what is left, then from what is coming."""
+        """Return the node after `need` was promised: first from the remainder, then from what is coming."""
         now = need.less(need.less(self.left.most(NOTHING)).most(NOTHING))
         return self.having(self.left.less(now))._replace(coming=self.coming.less(need.less(now)))
 

@@ -311,9 +311,7 @@ class Orders:
             return None
 
     async def _surely(self, replica: ReplicaId, ask: Callable[[], Awaitable[object]]) -> None:
-        """Retry `ask` until it succeeds or is fenced; it is idempotent. A pod that is not deleted would hold its
-        devices forever.
-        """
+        """Retry `ask` (idempotent) until it succeeds or is fenced. A pod left behind would hold its devices forever."""
         pauses, said = Pauses(), False
         while True:
             try:

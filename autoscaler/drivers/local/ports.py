@@ -64,10 +64,7 @@ def _free(port: int) -> int | None:
 
 
 def list_listening_sockets(port: int) -> frozenset[str]:
-    """Return the inodes of the sockets that accept connections to 127.0.0.1:port; empty if none is visible.
-
-    Raises `OSError` in a resource shortage, as `has_open_socket` does.
-    """
+    """Return the inodes of the sockets that accept connections to 127.0.0.1:port. Raises `OSError` in a shortage."""
     found = _listening("/proc/net/tcp", port)
     inodes = found.get(_EXACT) or found.get(_ANY)
     return frozenset(inodes or (i for each in _listening("/proc/net/tcp6", port).values() for i in each))

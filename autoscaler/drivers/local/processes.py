@@ -69,11 +69,7 @@ def boot_id() -> str:
 
 
 def read_process(pid: int) -> Facts | None:
-    """Return the kernel's facts about a pid; None if the process does not exist or is hidden from us (hidepid,
-    proc(5)).
-
-    Raises `OSError` in a resource shortage. Fields: proc_pid_stat(5).
-    """
+    """Facts of proc_pid_stat(5); None: no such process, or it is hidden (hidepid). Raises `OSError` in a shortage."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - half the cost of Path.read_bytes, 100 per scan
             text = file.read()
@@ -200,10 +196,7 @@ async def find_marked_processes(prefix: str, reaper: Reaper) -> dict[str, list[F
 
 
 def send_signal(targets: Iterable[Facts], number: signal.Signals) -> None:
-    """Signal exactly these processes, never another one that got the same pid.
-
-    Raises `OSError` in a resource shortage; some processes may have been signalled.
-    """
+    """Signal exactly these processes, never one that reuses a pid. Raises `OSError` in a shortage, maybe midway."""
     for target in targets:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             fd = os.pidfd_open(target.pid)

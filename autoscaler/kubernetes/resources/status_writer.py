@@ -109,15 +109,11 @@ class Statuses:
         """Why the last write, or the initial read, failed; empty: it succeeded."""
 
     def put(self, subjects: Iterable[Subject]) -> None:
-        """Set all Model objects, once the loop has received their documents. They are used from its next step on, so
-        that no status reports a generation that the decisions do not use yet.
-        """
+        """Set all Model objects from the next step on, as no status may report a generation that is not in use yet."""
         self._next_subjects = tuple(subjects)
 
     def hear(self, seen: StatusSeen) -> None:
-        """Record an object's status in the API server, from any writer. It is compared at the next evaluation, when the
-        results of our own writes and of the list are known.
-        """
+        """Record a stored status from any writer; it is compared later, when results of our own writes are known."""
         self._heard[seen.uid] = seen
 
     def on_step(self, step: Decided) -> None:

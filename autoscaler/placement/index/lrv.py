@@ -78,10 +78,7 @@ def compute_levels(part: NodeSubset, left: Ints) -> Ints:
 def score_lanes(
     tables: Tables, part: NodeSubset, milli: Ints, taken: Ints, cpu_milli: int, *, forgone: Ints | None = None
 ) -> Ints:
-    """[lanes] -> the score of taking `milli` [lanes] of one lane, which is about `taken` [nodes] of its node.
-
-    `forgone` [lanes]: requested milli that are not granted.
-    """
+    """[lanes] -> the score of taking `milli` [lanes] of one lane. `forgone` [lanes]: milli that are not granted."""
     total = part.sums(np.maximum(part.left, 0))
     before = _values(tables, part, part.cpu, total, part.level)
     if milli.any():  # taking any part of it makes the node not idle

@@ -180,9 +180,7 @@ def parse_path(path: str) -> str:
 
 
 def parse_location(location: str) -> str:
-    """Path and query of a Location header; empty if it has none.
-    Its host is ignored: a service may use another name of itself, and no other host is contacted.
-    """
+    """Path and query of a Location header, or empty. Its host is ignored: no other host is contacted."""
     found = _PLACE.fullmatch(location)
     try:
         return parse_path(found[1]) + (found[2] or "") if found else ""

@@ -180,9 +180,7 @@ class DeclaredDevices:
         self._world = world
 
     async def run(self) -> None:
-        """Run until cancelled. Without the permission to read quotas none is known, and starts that exceed one wait
-        until the API server accepts their pods.
-        """
+        """Run until cancelled. If quotas may not be read, starts that exceed one wait until their pods are accepted."""
         await self._quotas.run()
 
     def on_step(self, step: Decided) -> None:

@@ -221,9 +221,7 @@ def read_node(node: Object) -> NodeSeen:
 
 
 def read_other_pod(pod: Object) -> OtherPod | None:
-    """Parse a pod; None if it holds nothing. Devices of containers are summed; of init containers, which run one after
-    the other, the maximum counts. A placeholder pod for a replica (`autoscaler.providers`) is ignored.
-    """
+    """Parse a pod; None: it holds nothing. Of init containers the maximum counts. Placeholder pods are ignored."""
     spec = pod["spec"]
     node = spec.get("nodeName")
     if not node or PLACE in (pod.get("metadata", {}).get("labels") or {}):
@@ -347,9 +345,7 @@ def _of_node(node: NodeSeen, facts: NodeFacts) -> tuple[Slice, ...]:
 
 
 def close_claimed_slices(slices: Sequence[Slice], own: Collection[tuple[str, Got]]) -> tuple[Slice, ...]:
-    """Close the shared slices whose device one of our pods holds through a claim other than the shared one. `own`:
-    names and allocations of our claims.
-    """
+    """Close shared slices whose device our pod holds by another claim. `own`: names and allocations of our claims."""
     if not own:
         return tuple(slices)
     held: dict[str, set[str]] = {}

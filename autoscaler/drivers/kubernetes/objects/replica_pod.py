@@ -226,9 +226,7 @@ def build_pod_manifest(  # noqa: PLR0917  replica, model, launch, image, then va
 
 
 def add_pre_stop_sleep(pod: Object) -> None:
-    """Delay the engine's SIGTERM after a delete or eviction, so that requests finish: it is sent near the end of the
-    grace period. A driver deletes a drained pod with the grace period `LINGERED_S`.
-    """
+    """Delay the engine's SIGTERM until near the end of the grace period, so that requests finish."""
     grace_s: int = pod["spec"]["terminationGracePeriodSeconds"]
     seconds = max(1, grace_s - min(SIGNALLED_S, grace_s // 2))
     pod["spec"]["containers"][0]["lifecycle"] = {"preStop": {"sleep": {"seconds": seconds}}}
@@ -315,10 +313,7 @@ def _on(node: str) -> Object:
 
 
 def read_replica_pod(pod: Object) -> PodSeen | None:
-    """Parse the state of a replica from its pod; None if the pod is not ours or its annotations were damaged.
-
-    A pod with another name than its replica's is not ours: names are unique, so no second pod becomes a known replica.
-    """
+    """Parse a replica from its pod; None: damaged annotations, or not ours, as when its name is not its replica's."""
     metadata, status = pod["metadata"], pod.get("status", {})
     notes: dict[str, str] = metadata.get("annotations") or {}
 
