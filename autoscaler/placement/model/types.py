@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # imports NumPy, which processes that only read documents do 
 
 
 class EvictionLevel(IntEnum):
-    """The evictions that a request may cause; each level includes those before it. No replica is evicted within its residency."""
+    """Permitted evictions; each level includes those before it. No replica is evicted within its residency."""
 
     NONE = 0
     """None: it takes only what is free (a surge of a rollout)."""
