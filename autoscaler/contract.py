@@ -142,10 +142,7 @@ class TenantEntry(Message, frozen=True):
 
 
 class FrontSettings(Message, frozen=True):
-    """Settings of the inference port.
-
-    If `keys_needed` is False, every request belongs to `default` and keys are ignored.
-    """
+    """Settings of the inference port. If `keys_needed` is False, each request belongs to `default`, also with a key."""
 
     keys_needed: bool = False
     keepalive_seconds: float = 15.0
@@ -203,9 +200,7 @@ class ModelRoute(Message, frozen=True):
     expected_wait_s: float | None = None
     """The expected time until a cold request is answered, in seconds. None: unknown, requests are not rejected."""
     capacity_wait_s: float | None = None
-    """The minimum time until ordered capacity arrives, in seconds. Requests with an earlier timeout are rejected at
-    once. None: no capacity is ordered.
-    """
+    """Minimum seconds until ordered capacity arrives. Requests that time out earlier are rejected. None: no order."""
     phases_ms: dict[str, float] = {}
     """The phases of the last start for Server-Timing, see `autoscaler.queries.start_phases`."""
     others_wait: bool = False

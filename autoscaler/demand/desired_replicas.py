@@ -323,10 +323,7 @@ def _calls(load: ModelLoad) -> str:
 
 
 def _enough(case: _Case, calls: int) -> int:
-    """Return how many replicas hold this many requests.
-
-    Existing ones count with their slots, smallest first, since any of them may be removed; then new ones.
-    """
+    """Return how many replicas hold these requests: existing ones (smallest first, any may be removed), then new."""
     many = 0
     for slots in sorted(one.slots for one in case.supply):
         if calls <= 0:

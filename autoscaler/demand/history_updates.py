@@ -159,10 +159,7 @@ def record_start_decision(history: History, model: Model, now_s: float) -> Histo
 
 
 def record_peak(history: History, model: Model, load: ModelLoad, now_s: float) -> History:
-    """Record the most concurrent requests (waiting or running) in each twelfth of the idle window.
-
-    A twelfth is recorded as its last bucket of PEAK_BUCKET_S, so that it means the same if the window changes.
-    """
+    """Record the most concurrent requests (waiting or running) per twelfth of the idle window, by its last bucket."""
     calls, window_s = load.waiting + load.running, idle_window_s(model, history)
     width = max(1, ceil(window_s / PEAKS / PEAK_BUCKET_S))
     bucket = (int(now_s / PEAK_BUCKET_S) // width + 1) * width - 1

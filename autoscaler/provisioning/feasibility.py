@@ -27,10 +27,7 @@ from autoscaler.state.world import Slice, SliceId, World
 
 
 class Fitting:
-    """The slices of one World as if they were empty, and those that could be created.
-
-    Reports no model as unplaceable before the driver has listed the slices.
-    """
+    """The slices of one World as if empty, and those that could be created; no model fits before they are listed."""
 
     def __init__(self, world: World) -> None:
         self._listed = world.leadership.synced

@@ -92,10 +92,7 @@ def _adapters(model: Model, support: Adapters | None) -> tuple[AdapterEntry, ...
 
 
 def _lora(position: int, scale: int) -> str:
-    """llama.cpp's selection of one adapter; all others get scale 0.
-
-    The list must not be empty: without one, llama.cpp may answer from what it computed with an adapter.
-    """
+    """llama.cpp's selection of one adapter; all others get scale 0. Without a list, the last selection may apply."""
     return f'[{{"id":{position},"scale":{scale}}}]'
 
 

@@ -318,9 +318,7 @@ def _size_of(cut: Smaller) -> tuple[int, int]:
 
 
 def _claimed_handle(part: SliceShare, *, alone: bool) -> Handle:
-    """Return the handle to claim: the smallest sufficient part if the entry may be cut and is the only one, else the
-    entry. A replica without a memory request gets the whole entry.
-    """
+    """Return what to claim: the smallest sufficient part if the only entry may be cut, else the entry."""
     handle = msgspec.json.decode(part.slice.handle, type=Handle)
     one = _smaller(part, handle) if alone else None
     return handle if one is None else Handle(handle.entry, one.device_class, one.where)

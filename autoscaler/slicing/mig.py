@@ -162,9 +162,7 @@ def build_mig_slice(node: NodeId, product: str, profile: str) -> Slice:
 
 
 def build_mig_parted_config(name: str, geometry: Geometry, wanted: Mapping[int, Sequence[str]]) -> Object:
-    """Build a mig-parted configuration called `name` from the profiles on each GPU of a node, by GPU index.
-    mig-parted takes counts per profile and chooses the placements, which must be read back.
-    """
+    """Build a mig-parted configuration from the profiles per GPU index. mig-parted chooses their placements."""
     for number, profiles in wanted.items():
         for profile in profiles:
             if not geometry.has(profile):

@@ -43,10 +43,7 @@ class ReviveReplica(Fact, frozen=True, tag_field="kind", tag="revive"):
 
 
 class StopReplica(Fact, frozen=True, tag_field="kind", tag="stop"):
-    """Stop a replica: SIGTERM, kill after `grace_s`.
-
-    It was draining and acknowledged, or it is failed or pending (drop).
-    """
+    """Stop a replica: SIGTERM, kill after `grace_s`. It was drained and acknowledged, or is failed or pending."""
 
     replica: ReplicaId
     grace_s: float
@@ -75,11 +72,7 @@ class CutNode(Fact, frozen=True, tag_field="kind", tag="cut"):
 
 
 class AcquireLease(Fact, frozen=True, tag_field="kind", tag="acquire"):
-    """Order capacity for replicas without a place.
-
-    It is repeated while the provider does not show the order; the name identifies the order, so a repetition is the
-    same order.
-    """
+    """Order capacity for replicas without a place; repeated under the same name until the provider shows it."""
 
     order: AcquireOrder
     reason: str

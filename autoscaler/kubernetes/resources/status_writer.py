@@ -267,13 +267,8 @@ class Statuses:
             return False
         kept.wrote_s = now_s
         one = kept.subject
-        body: Object = {
-            "apiVersion": API_VERSION, "kind": "Model", "status": status.encode_status(made),
-            "metadata": {"name": one.name, "namespace": one.namespace, "uid": one.uid},
-        }  # fmt: skip
-        path = f"/apis/{API_VERSION}/namespaces/{one.namespace}/models/{one.name}/status"
         try:
-            done = await self._api.apply(path, body, WRITER)
+            done = await self._apply(one, status.encode_status(made), WRITER)
         except ApiError as error:
             kept.due_s = now_s + RETRY_S
             if error.status not in (404, 409):  # deleted or replaced: `put` will report it
@@ -293,17 +288,20 @@ class Statuses:
             "type": ELSEWHERE, "status": "True", "reason": "OtherInstallation", "message": one.elsewhere,
             "lastTransitionTime": format_rfc3339(self._wall()),
         }  # fmt: skip
-        body: Object = {
-            "apiVersion": API_VERSION, "kind": "Model", "status": {"conditions": [seen]} if one.elsewhere else {},
-            "metadata": {"name": one.name, "namespace": one.namespace, "uid": one.uid},
-        }  # fmt: skip
-        path = f"/apis/{API_VERSION}/namespaces/{one.namespace}/models/{one.name}/status"
         try:
-            await self._api.apply(path, body, self._owner, force=False)
+            await self._apply(one, {"conditions": [seen]} if one.elsewhere else {}, self._owner, force=False)
         except ApiError as error:
             if error.status not in (404, 409):  # deleted, or another installation wrote it
                 self._again_s[one.uid] = self._clock() + RETRY_S
                 self._troubled(f"status of Model {one.namespace}/{one.name} cannot be written: {error}")
+
+    async def _apply(self, one: Subject, content: object, owner: str, *, force: bool = True) -> Object:
+        body: Object = {
+            "apiVersion": API_VERSION, "kind": "Model", "status": content,
+            "metadata": {"name": one.name, "namespace": one.namespace, "uid": one.uid},
+        }  # fmt: skip
+        path = f"/apis/{API_VERSION}/namespaces/{one.namespace}/models/{one.name}/status"
+        return await self._api.apply(path, body, owner, force=force)
 
     def _failed(self, kept: _Kept, error: Exception, now_s: float) -> None:
         """Quarantine a Model whose status could not be computed; its status then reports that."""

@@ -369,9 +369,7 @@ class NodeArrays:
         row.scores[nodes] = scores << _SCORE
 
     def _elastic(self, row: _Row, part: NodeSubset, milli: Ints, nodes: Ints) -> Ints:
-        """[lanes] -> the score with the full request (or all that is left, if less), or with its minimum if that
-        is better.
-        """
+        """[lanes] -> the score with the full request (or all that is free, if less) or, if better, with its minimum."""
         cpu_milli, lanes, leading = row.form.cpu_milli, self.lane_of[part.at], self._leading[nodes]
         all_, less = np.array((*row.form.milli, 0), np.int64), np.array((*row.form.least, 0), np.int64)
         short = np.maximum(milli - part.left, 0)

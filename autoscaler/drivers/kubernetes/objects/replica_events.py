@@ -105,9 +105,7 @@ def build_observation(
     waits: str = "",
     proof: str = "",
 ) -> ReplicaSeen:
-    """Return an observation of a replica with a pod. `previous`: the last observation, whose actual slices are kept.
-    `from_unix_s`: offset from Unix time to the clock of observations.
-    """
+    """Return an observation of a replica with a pod, on our clock (`from_unix_s`), with the slices of `previous`."""
     started_s = begun.started_s
     if started_s is None and pod.started_unix_s is not None:
         started_s = pod.started_unix_s + from_unix_s
