@@ -249,8 +249,8 @@ class Loop:
                 if acted is not None:
                     actions.append(action)
                     transitions += acted
-            actions = self.plan.actions  # empty, or only orders of capacity, and of all that is missing
-            if not actions or (len(actions) < ORDERS_MAX and all(isinstance(one, AcquireLease) for one in actions)):
+            ordered = all(isinstance(one, AcquireLease) for one in self.plan.actions)  # also if there is no action
+            if ordered and len(self.plan.actions) < ORDERS_MAX:
                 break  # capacity orders enable nothing before they are observed, and each must be sent
         acted_s = self._clock()
         granted = self._divided(started_s) if leads else None
@@ -267,10 +267,7 @@ class Loop:
         self._rest_until_s = now_s + (now_s - started_s)
 
     def _plan(self, now_s: float, asked: set[ModelName]) -> tuple[Transition, ...]:
-        """Compute a plan without starts that are certain to fail. Terminates: a step checks each Model once.
-
-        A removed obstacle is detected by a later check, because new facts may still be missing.
-        """
+        """Compute a plan without starts that are certain to fail. Terminates: a step checks each Model once."""
         transitions: tuple[Transition, ...] = ()
         faults = len(self.world.learned.faults)
         while True:
@@ -351,7 +348,7 @@ class Loop:
     # --- faults -------------------------------------------------------------------------------------------------------
 
     def contained(self, what: str, compute: Callable[[World], T]) -> T:
-        """Return `compute(world)`, which is pure. If it raises, quarantine the Models that cause it and repeat."""
+        """Return `compute(world)` (pure). If it raises, quarantine the Models at fault and repeat, or re-raise."""
         while True:
             done = attempt(lambda: compute(self.world))
             if not isinstance(done, Failure):

@@ -311,11 +311,7 @@ def list_uninspected_artifacts(world: World) -> set[WeightsRequest]:
 
 
 def _known(world: World, look: WeightsRequest, *, image: bool, header: bool) -> bool:
-    """Return whether everything that is needed is known.
-
-    `image`: that it is an image. If it is not, no pod starts with it, so only an inspection would detect a new push.
-    `header`: the data in its header.
-    """
+    """Return whether all that is needed is known: that it is an `image`, needed to start a pod, and its `header`."""
     said = world.learned.looked.get(look) or WeightsReport(artifact=look.artifact)
     return not (image and said.image is None) and (not header or bool(said.header or said.no_header))
 

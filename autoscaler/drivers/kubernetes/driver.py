@@ -32,14 +32,13 @@ from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
 from autoscaler.drivers.kubernetes.objects import replica_pod as pods
 from autoscaler.drivers.kubernetes.objects.node_facts import NodeSeen
 from autoscaler.drivers.kubernetes.objects.replica_events import (
-    StartTiming,
     build_observation,
     build_podless_observation,
     is_about_pod,
     is_news,
     with_finalizers,
 )
-from autoscaler.drivers.kubernetes.objects.replica_pod import PodSeen
+from autoscaler.drivers.kubernetes.objects.replica_pod import PodSeen, StartTiming
 from autoscaler.drivers.kubernetes.pending_starts import VOLUMES, Bringing, Policies, RefusedStarts
 from autoscaler.drivers.kubernetes.pod_builder import PodBuilder
 from autoscaler.drivers.kubernetes.pod_events import PodEvents

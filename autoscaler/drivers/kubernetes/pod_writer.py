@@ -90,9 +90,7 @@ class Orders:
     async def create(
         self, replica: Replica, wanted: Object, claims: Sequence[Object] = (), volumes: Sequence[Object] = ()
     ) -> None:
-        """Create the pod and the objects that it references, or find them: its own ResourceClaims, those shared with
-        other pods on its GPU, and the volume of its node's weights with its claim, which are never deleted here.
-        """
+        """Create or find the pod, its claims, those shared on its GPU, and the volume of its node, which stays."""
         if replica.id in self._making:
             return
         unwanted = self._making[replica.id] = asyncio.Event()

@@ -1,62 +1,13 @@
-"""Builds observations of a replica from its pod or its order, and decides whether one differs from the last. Pure.
-
-A kubelet records whole seconds by its node's clock, and a start is often shorter. The timestamps of a start are
-therefore those of our observations, by our clock. A pod that already ran when first observed gets none.
-"""
+"""Builds observations of a replica from its pod or its order, and decides whether one differs from the last. Pure."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-
-from msgspec.structs import replace
 
 from autoscaler.drivers import probes
-from autoscaler.drivers.kubernetes.objects.replica_pod import PodSeen
+from autoscaler.drivers.kubernetes.objects.replica_pod import PodSeen, StartTiming
 from autoscaler.state.events import ReplicaSeen, Seen
-from autoscaler.state.world import Placing, PodRef, Replica
-
-READY_TO_START = "PodReadyToStartContainers"
-"""Condition of a pod whose sandbox, network and volumes are ready (KEP-3085). Kubelets before 1.35 set it only after
-the image was pulled, so the two phases cannot be distinguished."""
-
-
-@dataclass(slots=True)
-class StartTiming:
-    """Timestamps of one pod, or of one container in it."""
-
-    placing: Placing = field(default_factory=Placing)
-    started_s: float | None = None
-    """When its process was observed to begin; None: not yet, or before the first observation."""
-    _was_observed: bool = False
-    _seen_s: float = math.inf
-    """When its object was first seen."""
-
-    def ask(self, now_s: float | None) -> None:
-        """Record when the API server confirmed the create (None: not yet). The watch may report the object earlier."""
-        self._was_observed = True
-        asked_s = min(math.inf if now_s is None else now_s, self._seen_s)
-        if self.placing.asked_s is None and math.isfinite(asked_s):
-            self.placing = replace(self.placing, asked_s=asked_s)
-
-    def pull(self, now_s: float) -> None:
-        """Record that the weights are on the node."""
-        self._was_observed = True
-        self.placing = replace(self.placing, pulled_s=now_s)
-
-    def see(self, now_s: float, *, bound: bool, prepared: bool, runs: bool) -> None:
-        """Record the state of the pod's object."""
-        self._seen_s = min(self._seen_s, now_s)
-        if runs:
-            if self._was_observed and self.started_s is None:
-                self.started_s = now_s
-            return
-        self._was_observed = True
-        if bound and self.placing.bound_s is None:
-            self.placing = replace(self.placing, bound_s=now_s)
-        if prepared and self.placing.prepared_s is None:
-            self.placing = replace(self.placing, prepared_s=now_s)
+from autoscaler.state.world import PodRef, Replica
 
 
 def is_news(previous: ReplicaSeen, seen: Seen, waits: str) -> bool:
