@@ -66,10 +66,7 @@ def derive_gateway_events(change: Change[GatewayPod]) -> GatewayEvents:
 
 
 class GatewayPods:
-    """Reports to `observe` the gateways of a namespace that match `selector`.
-
-    `silent` returns the gateways whose last report has expired and that are not known to be gone.
-    """
+    """Reports the gateways of a namespace that match `selector`. `silent` returns those with an expired report."""
 
     def __init__(
         self, api: Api, namespace: str, observe: Callable[[GatewayEvents], None], selector: str = SELECTOR,

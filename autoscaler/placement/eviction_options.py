@@ -148,9 +148,7 @@ class EvictionSearch:
         return self._searches[want]
 
     def _floors(self, want: PlacementRequest) -> Iterator[tuple[Key, SliceId]]:
-        """Yield, for each slice on which it may have to evict, a lower bound of the `key` of any option with victims.
-        Cheapest first; equal ones by size and id.
-        """
+        """Yield lower bounds of the `key` of options with victims, one per slice: cheapest first, then by size, id."""
         index, arrays, ask, grade = self._index, self._index.arrays, self._index.ask(want.kind), self._graded(want)
         at, lane_of, lacks = grade.lanes, arrays.lane_of[grade.lanes], index.locality.lacks(want.supplies)
         there, held = self._at_most(want, grade)[at], arrays.held[at]

@@ -132,9 +132,7 @@ def mig_profile_capacity(profile: str, product: str) -> tuple[int, int, int]:
 
 
 def parent_memory_bytes(product: str, memory_bytes: int, compute_percent: int) -> int:
-    """Return the memory of the GPU that a MIG device is part of; 0 if the MIG device is the whole GPU.
-    It comes from the table; for other products it is estimated from the share of compute, not of memory.
-    """
+    """Memory of the GPU of a MIG device, by the table, else by its share of compute; 0: the MIG device is all of it."""
     if compute_percent >= ALL:
         return 0
     geometry = geometry_of(product)

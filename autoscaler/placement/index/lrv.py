@@ -102,9 +102,7 @@ def score_nodes(tables: Tables, part: NodeSubset, lanes: Ints, cpu_milli: int) -
 
 
 def compute_needed_milli(tables: Tables, node: NodeSubset, lane: int) -> int:
-    """Return the least free milli of a lane with which the expected use of the node by others is as high as with all
-    free milli. Tables are by levels, so a difference of up to GRAIN does not count.
-    """
+    """Return the least free milli of a lane with the same expected use of the node by others, within GRAIN."""
     left = max(0, int(node.left[lane]))
     lefts = np.repeat(np.maximum(node.left, -1)[None, :], left + 1, axis=0)
     lefts[:, lane] = np.arange(left + 1)
