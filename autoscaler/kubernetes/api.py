@@ -148,9 +148,7 @@ class Api:
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
-            connector=_Connector(ssl=self._access.tls(), limit=0),
-            headers=self._agent,
-            read_bufsize=BUFFER_BYTES,
+            connector=_Connector(ssl=self._access.tls(), limit=0), headers=self._agent, read_bufsize=BUFFER_BYTES
         )
         return self
 

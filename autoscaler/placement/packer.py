@@ -148,10 +148,7 @@ def _place_as_assigned(
             else:
                 placements[number] = placement
     return _whole(
-        [placements[number] for number in sorted(placements)],
-        victims,
-        [unmet[number] for number in sorted(unmet)],
-        run,
+        [placements[number] for number in sorted(placements)], victims, [unmet[number] for number in sorted(unmet)], run
     )
 
 

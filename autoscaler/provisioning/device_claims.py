@@ -154,11 +154,7 @@ def _claim_statuses(pledges: Sequence[ClaimCommitment]) -> Iterator[ClaimStatus]
 def _condition(one: ClaimCommitment) -> tuple[str, str, str]:
     if one.reason:
         return FAILED, one.reason, one.says[:SAID_MAX]
-    return (
-        RESCHEDULE,
-        "Attached",
-        f"it was attached to {one.awaited.node}, whose own driver publishes it",
-    )
+    return (RESCHEDULE, "Attached", f"it was attached to {one.awaited.node}, whose own driver publishes it")
 
 
 # --- pools ------------------------------------------------------------------------------------------------------------

@@ -84,11 +84,7 @@ MODEL_STATUS = _object(
         ),
         "conditions": _CONDITIONS,
         "lastStart": _object(
-            {
-                "seconds": _NUMBER,
-                "phases": {"type": "object", "additionalProperties": _NUMBER},
-                "reason": TEXT,
-            },
+            {"seconds": _NUMBER, "phases": {"type": "object", "additionalProperties": _NUMBER}, "reason": TEXT},
             "The last successful start of a replica: its duration, the duration of its phases, and its reason.",
         ),
         "learned": _LEARNED,

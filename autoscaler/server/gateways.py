@@ -203,8 +203,7 @@ class ContractServer:
         gateway, boot = GatewayId(request.query.get("gateway", "")), request.query.get("boot", "")
         if not _ID.search(gateway):
             return web.json_response(
-                {"error": "invalid `gateway`: expected ?gateway=ID with at most 253 letters, digits or ._-"},
-                status=400,
+                {"error": "invalid `gateway`: expected ?gateway=ID with at most 253 letters, digits or ._-"}, status=400
             )
         if boot and not _ID.search(boot):
             return web.json_response(

@@ -198,9 +198,7 @@ class _WorldCollector:
         kinds.add_metric((by,), 0 if lesson is None else len(lesson.exercise.demand))
         yield kinds
         unreadable = GaugeMetricFamily(
-            "pilotlight_unreadable_objects",
-            "Cluster objects that cannot be read and are skipped",
-            labels=("kind",),
+            "pilotlight_unreadable_objects", "Cluster objects that cannot be read and are skipped", labels=("kind",)
         )
         for kind, count in sorted(self._unreadable().items()):
             unreadable.add_metric((kind,), count)

@@ -104,10 +104,7 @@ def parse_hami_allocations(annotations: Mapping[str, str]) -> tuple[HamiAllocati
 
 
 def build_pod_fields(
-    replica: Replica,
-    known: Mapping[SliceId, Slice],
-    ranked: PriorityClass | None = None,
-    instead: Sequence[Slice] = (),
+    replica: Replica, known: Mapping[SliceId, Slice], ranked: PriorityClass | None = None, instead: Sequence[Slice] = ()
 ) -> PodFields | None:
     """Build the resource request of a replica's pod; None if a slice is unknown. All slices are of one kind.
     `ranked`: Settings of its model's priority class; `instead`: alternatives to its only slice.

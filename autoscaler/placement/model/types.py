@@ -16,15 +16,7 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.spec.pod import Toleration
 from autoscaler.state.capacity_orders import LeaseId
 from autoscaler.state.lifecycle import ReplicaState
-from autoscaler.state.resources import (
-    NO_GROWTH,
-    NOTHING,
-    Growth,
-    HostAmount,
-    RequestShape,
-    ResourceAmount,
-    SliceClass,
-)
+from autoscaler.state.resources import NO_GROWTH, NOTHING, Growth, HostAmount, RequestShape, ResourceAmount, SliceClass
 from autoscaler.state.world import NodeId, Slice, SliceId
 
 if TYPE_CHECKING:  # imports NumPy, which processes that only read documents do without

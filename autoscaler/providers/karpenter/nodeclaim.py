@@ -62,12 +62,7 @@ def build_nodeclaim(order: AcquireOrder, pool: NodePool, variant: Variant, reque
                 **build_lease_annotations(order),
             },
             "ownerReferences": [
-                {
-                    "apiVersion": f"{GROUP}/{pool.version}",
-                    "kind": "NodePool",
-                    "name": pool.name,
-                    "uid": pool.uid,
-                }
+                {"apiVersion": f"{GROUP}/{pool.version}", "kind": "NodePool", "name": pool.name, "uid": pool.uid}
             ],
         },
         "spec": spec,
