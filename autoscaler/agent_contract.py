@@ -49,18 +49,14 @@ class Laid(NamedTuple):
     """A Model's weights on a node, which its agent keeps."""
 
     folder: str
-    """The folder of the files below the node's store. Empty: the Model's own weights are elsewhere; only adapters are
-    here.
-    """
+    """The files' folder below the node's store. Empty: only adapters are here; the Model's weights are elsewhere."""
     path: str
     """The path that the engine loads, below `folder`. Empty: the folder."""
     adapters: tuple[LaidAdapter, ...] = ()
     """The adapters that are available."""
     digest: str = ""
     image: str | None = None
-    """The weights are in an image instead of on the node: pods mount the image `digest`, with the
-    model in this folder.
-    """
+    """The weights are in an image, not on the node: pods mount the image `digest`, with the model in this folder."""
 
     @property
     def folders(self) -> tuple[str, ...]:
@@ -75,9 +71,7 @@ class NodeWant(Message, frozen=True):
     pull_secret: str = ""
     """The Secret in the engines' namespace with the login for the registry. Empty: none."""
     replicas: tuple[ReplicaId, ...] = ()
-    """Replicas that wait for the weights on this node, sorted. Each counts as one attempt. None: the weights are only
-    prefetched.
-    """
+    """Sorted replicas that wait for the weights on this node, each of them one attempt. None: only prefetched."""
     allow_unsafe: bool = False
     """Whether code and pickled weights are accepted."""
     look: bool = False
@@ -107,9 +101,7 @@ class NodeWants(Message, frozen=True):
     epoch: int
     wants: tuple[NodeWant, ...] = ()
     images: tuple[ImageWant, ...] = ()
-    """Images to prefetch, most urgent first (`autoscaler.weights.image_prepull`). A kubelet pulls missing images at the
-    start.
-    """
+    """Images to prefetch, most urgent first (`autoscaler.weights.image_prepull`); a start pulls any other image."""
     held: tuple[str, ...] = ()
     """Copies that pods use: folders below the store, sorted. They must not be deleted."""
     weights: Weights = Weights()

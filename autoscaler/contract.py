@@ -132,10 +132,7 @@ class KeyEntry(Message, frozen=True):
 
 
 class TenantEntry(Message, frozen=True):
-    """A Tenant that may send requests.
-
-    `models` are case-sensitive globs over names of Models. None: Models that do not list Tenants.
-    """
+    """A Tenant that may send requests. `models`: case-sensitive globs; None: Models that do not list Tenants."""
 
     name: TenantName
     keys: tuple[KeyEntry, ...] = ()
@@ -145,10 +142,7 @@ class TenantEntry(Message, frozen=True):
 
 
 class FrontSettings(Message, frozen=True):
-    """Settings of the inference port.
-
-    If `keys_needed` is False, every request belongs to `default` and keys are ignored.
-    """
+    """Settings of the inference port. If `keys_needed` is False, each request belongs to `default`, also with a key."""
 
     keys_needed: bool = False
     keepalive_seconds: float = 15.0
@@ -172,18 +166,13 @@ class CatalogueDelta(Message, frozen=True):
 
 
 class Route(Message, frozen=True):
-    """One replica as one gateway may use it.
-
-    `state` is a ReplicaState value; only "ready" replicas get new requests.
-    """
+    """One replica as one gateway may use it. `state` is a ReplicaState value; only "ready" ones get new requests."""
 
     replica: ReplicaId
     model: ModelName
     state: str
     address: str = ""
-    """host:port of the engine. `https://host:port` if it uses TLS, `https://name@host:port` if its certificate is for
-    that name. Empty until known.
-    """
+    """host:port of the engine; `https://[name@]host:port` with TLS and a certificate for name. Empty until known."""
     slots: int = 1
     hold: int = 0
     """The number of slots that this gateway may use on the replica at the same time (interfaces section 6, Holds)."""
@@ -211,9 +200,7 @@ class ModelRoute(Message, frozen=True):
     expected_wait_s: float | None = None
     """The expected time until a cold request is answered, in seconds. None: unknown, requests are not rejected."""
     capacity_wait_s: float | None = None
-    """The minimum time until ordered capacity arrives, in seconds. Requests with an earlier timeout are rejected at
-    once. None: no capacity is ordered.
-    """
+    """Minimum seconds until ordered capacity arrives. Requests that time out earlier are rejected. None: no order."""
     phases_ms: dict[str, float] = {}
     """The phases of the last start for Server-Timing, see `autoscaler.queries.start_phases`."""
     others_wait: bool = False
@@ -266,9 +253,7 @@ class Total(Message, frozen=True):
     idle_s: Age = 0.0
     """The time since the last arrival or completion for this pair at this gateway, in seconds."""
     retry_after_s: Age = 0.0
-    """The longest Retry-After that a rejected cold request got. The start that it caused is kept
-    for twice this time.
-    """
+    """The longest Retry-After for a rejected cold request. The start that it caused is kept for twice this time."""
 
 
 class ReplicaUse(Message, frozen=True):
@@ -280,9 +265,7 @@ class ReplicaUse(Message, frozen=True):
     connect_failures: Count = 0
     """Consecutive connection failures. The gateway stops using the replica until it is confirmed."""
     last_byte_age_s: Age | None = None
-    """The time since the last byte of a response from the replica to this gateway, within about 0.2 s. None: no byte
-    yet.
-    """
+    """Time since the last byte of a response from the replica to this gateway, within 0.2 s. None: no byte yet."""
 
 
 class Report(Message, frozen=True):
@@ -315,11 +298,7 @@ class DeviceReport(Message, frozen=True):
 
 
 class PodDevices(Message, frozen=True):
-    """A pod and its devices.
-
-    Devices that the kubelet allocated to it (the pod has a name), or those on which its processes use memory (it has a
-    UID).
-    """
+    """A pod and its devices: allocated by the kubelet (it has a name), or used by its processes (it has a UID)."""
 
     devices: tuple[str, ...]
     pod_uid: str = ""
@@ -335,9 +314,7 @@ class WeightsReport(Message, frozen=True):
     replicas: tuple[ReplicaId, ...] = ()
     """The replicas for which the pull succeeded or failed. Others have no result yet."""
     folder: str = ""
-    """The folder of the files below the node's store. Empty: the files are missing or may not be
-    used by the requester.
-    """
+    """The folder of the files below the node's store. Empty: the files are missing or forbidden for the requester."""
     digest: str = ""
     ggufs: tuple[str, ...] = ()
     """Entry files of GGUF models below `folder`, at most 5. None: the engine loads the folder."""
@@ -372,9 +349,7 @@ class PodUse(Message, frozen=True):
 
 
 class FabricReport(Message, frozen=True):
-    """The agent's progress with a fabric device that is being attached to or detached from its node
-    (`autoscaler.agent_contract`).
-    """
+    """The agent's progress with a fabric device that is attached to or detached from its node (`agent_contract`)."""
 
     device: str
     leave: bool = False
@@ -430,10 +405,7 @@ class ReportAnswer(Message, frozen=True):
 
 
 def make_decoder(kind: type[T]) -> Callable[[bytes], T]:
-    """Return a decoder for messages of one kind.
-
-    It raises msgspec.DecodeError for all invalid input, including broken UTF-8 and deep nesting.
-    """
+    """Return a decoder; it raises msgspec.DecodeError for all invalid input, also broken UTF-8 and deep nesting."""
     decode = msgspec.json.Decoder(kind).decode
 
     def read(data: bytes) -> T:

@@ -52,9 +52,7 @@ def format_size(size_bytes: int) -> str:
 
 
 def redact_addresses(text: str) -> str:
-    """Replace each address in foreign text with `(address)`: URLs, IP addresses, hosts with a port, and the hosts named
-    in errors of DNS lookups and certificates.
-    """
+    """Replace URLs, IP addresses, hosts with a port, and hosts in errors of DNS or certificates by `(address)`."""
     named = _VALID_FOR.sub(lambda found: _HOST.sub("(address)", found[0]), text)
     return _ADDRESS.sub("(address)", named)
 

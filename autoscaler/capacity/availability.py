@@ -36,7 +36,8 @@ def compute_remaining_offer(capacity: Capacity, leases: Collection[Lease], offer
     """The remaining offer, or why nothing remains. `leases`: all orders of its product, including new ones."""
     if (bar := find_offer_backoff(capacity, offer.id, now_s)) is not None:
         return f"{bar.why}; the next attempt is in {format_duration(bar.until_s - now_s)}"
-    if any(one.offer.id == offer.id and _lapsed(one, now_s) for one in leases):
+    pending = (one for one in leases if one.offer.id == offer.id and one.here_s is None and not one.leaving)
+    if not all(one.coming(now_s) for one in pending):
         return "its last order was not delivered; it is retried later"
     of_pool = _since(capacity, leases, offer)
     since = [one for one in of_pool if one.offer.id == offer.id]
@@ -74,14 +75,5 @@ def _devices(capacity: Capacity, leases: Collection[Lease], offer: Offer, now_s:
 
 def _since(capacity: Capacity, leases: Collection[Lease], offer: Offer) -> list[Lease]:
     """Orders of its product placed since the offer was read."""
-    said_s = capacity.offered_s[offer.provider]
-    return [one for one in leases if _is_same_product(one.offer, offer) and one.asked_s >= said_s]
-
-
-def _is_same_product(one: Offer, other: Offer) -> bool:
-    return one.provider == other.provider and one.product == other.product
-
-
-def _lapsed(lease: Lease, now_s: float) -> bool:
-    """Whether the order is overdue, so that this plan gives it up."""
-    return lease.here_s is None and not lease.leaving and not lease.coming(now_s)
+    said_s, of = capacity.offered_s[offer.provider], (offer.provider, offer.product)
+    return [one for one in leases if (one.offer.provider, one.offer.product) == of and one.asked_s >= said_s]

@@ -147,9 +147,7 @@ class Loop:
         self._decide_now: Decide = Planner().plan
         self._empty = asyncio.Event()
         self._aside: dict[Hashable, Observation] = {}
-        """Observations that could not be folded, by `observation_key`; retried after RETRY_S_MAX or when a quarantine
-        ends.
-        """
+        """Observations that could not be folded, by `observation_key`; retried after RETRY_S_MAX or a quarantine."""
         self._unstopped: dict[ReplicaId, StopReplica] = {}
         """Stops that the driver failed to begin; retried as well."""
         self._again_s = 0.0
@@ -251,7 +249,8 @@ class Loop:
                 if acted is not None:
                     actions.append(action)
                     transitions += acted
-            if not self.plan.actions or _only_ordered(self.plan):
+            ordered = all(isinstance(one, AcquireLease) for one in self.plan.actions)  # also if there is no action
+            if ordered and len(self.plan.actions) < ORDERS_MAX:
                 break  # capacity orders enable nothing before they are observed, and each must be sent
         acted_s = self._clock()
         granted = self._divided(started_s) if leads else None
@@ -268,10 +267,7 @@ class Loop:
         self._rest_until_s = now_s + (now_s - started_s)
 
     def _plan(self, now_s: float, asked: set[ModelName]) -> tuple[Transition, ...]:
-        """Compute a plan without starts that are certain to fail. Terminates: a step checks each Model once.
-
-        A removed obstacle is detected by a later check, because new facts may still be missing.
-        """
+        """Compute a plan without starts that are certain to fail. Terminates: a step checks each Model once."""
         transitions: tuple[Transition, ...] = ()
         faults = len(self.world.learned.faults)
         while True:
@@ -352,11 +348,7 @@ class Loop:
     # --- faults -------------------------------------------------------------------------------------------------------
 
     def contained(self, what: str, compute: Callable[[World], T]) -> T:
-        """Return `compute(world)`. If it raises, quarantine the Models that cause it and compute again.
-
-        `compute` must be pure and must accept a `World` with quarantined Models. Re-raises its exception if no Model
-        explains it.
-        """
+        """Return `compute(world)` (pure). If it raises, quarantine the Models at fault and repeat, or re-raise."""
         while True:
             done = attempt(lambda: compute(self.world))
             if not isinstance(done, Failure):
@@ -486,8 +478,3 @@ class Loop:
             self.observe((LeaseRefused(id=action.order.id, reason="this process cannot order capacity"),))
         else:
             self._supplier.acquire(action.order)
-
-
-def _only_ordered(plan: Plan) -> bool:
-    """Whether the plan only orders capacity, and orders all that is missing."""
-    return len(plan.actions) < ORDERS_MAX and all(isinstance(one, AcquireLease) for one in plan.actions)

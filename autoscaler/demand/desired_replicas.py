@@ -141,10 +141,7 @@ def residency_s(model: Model, history: History) -> float:
 
 
 def held_until_s(model: Model, history: History, replica: Replica) -> float:
-    """Return until when a ready replica is kept for clients that disconnected: Retry-After, and its residency.
-
-    Once it has served a request after becoming ready, its residency no longer keeps it beyond the idle window.
-    """
+    """Until when a ready replica is kept for disconnected clients: Retry-After, and its residency until it served."""
     ready_s = replica.since_s if replica.times.ready_s is None else replica.times.ready_s
     if has_activity_since(history, ready_s):
         return history.hold_until_s
@@ -326,17 +323,10 @@ def _calls(load: ModelLoad) -> str:
 
 
 def _enough(case: _Case, calls: int) -> int:
-    """Return how many replicas hold this many requests.
-
-    Existing ones count with their slots, smallest first, since any of them may be removed; then new ones.
-    """
+    """Return how many replicas hold these requests: existing ones (smallest first, any may be removed), then new."""
     many = 0
     for slots in sorted(one.slots for one in case.supply):
         if calls <= 0:
             return many
         many, calls = many + 1, calls - slots
-    return many + _ceil(max(0, calls), case.model.slots)
-
-
-def _ceil(calls: int, slots: int) -> int:
-    return -(-calls // slots)
+    return many - (-max(0, calls) // case.model.slots)  # rounded up

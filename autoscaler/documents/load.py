@@ -43,16 +43,11 @@ from autoscaler.text import one_line
 
 PREFIX = "PILOTLIGHT_"
 RESERVED = frozenset({"PILOTLIGHT_REPLICA", "PILOTLIGHT_TRACEBACK"})
-"""Variables with the prefix that are not settings: the marker of a replica's processes, and the
-switch for tracebacks.
-"""
+"""Variables with the prefix that are not settings: the marker of replicas' processes, the switch for tracebacks."""
 
 
 def override_settings(settings: Settings, environ: Mapping[str, str], reserved: Collection[str] = RESERVED) -> Settings:
-    """Return `settings` with overrides from the environment.
-
-    Raises WrongKeyError with the variable's name as its path.
-    """
+    """Return `settings` with overrides of `environ`. Raises WrongKeyError with the variable's name as its path."""
     leaves = {name: (path, kind) for name, path, kind in _leaves(Settings, PREFIX, ())}
     for name, text in sorted(environ.items()):
         if not name.startswith(PREFIX) or name in reserved:
@@ -79,10 +74,7 @@ def _leaves(part: type[Part], prefix: str, at: tuple[str, ...]) -> Iterator[tupl
 
 
 def _typed(value: object, kind: Any, name: str, attribute: str) -> object:
-    """Decode the value to the type of the setting.
-
-    The path of an error is the variable; the unit comes from the key.
-    """
+    """Decode the value to the type of the setting. An error's path is the variable; the unit comes from the key."""
     try:
         return decode_value(value, kind, at=(attribute.title().replace("_", ""),))
     except WrongKeyError as error:
@@ -157,10 +149,7 @@ class Documents(msgspec.Struct, frozen=True, kw_only=True):
 def parse_documents(
     texts: Sequence[tuple[str, str]], environ: Mapping[str, str] | None = None, reserved: Collection[str] = RESERVED
 ) -> Documents:
-    """Parse (source, YAML text) of each file to Documents.
-
-    Variables in `environ` override settings. Raises DocumentError.
-    """
+    """Parse (source, YAML text) of each file. Variables in `environ` override settings. Raises DocumentError."""
     loading = _Loading()
     for source, text in texts:
         try:

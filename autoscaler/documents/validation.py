@@ -75,9 +75,7 @@ def _engine(document: object) -> str:
 
 
 OF_NO_NAMESPACE = frozenset({"emptyDir", "downwardAPI", "image"})
-"""Volume types that use no object of the namespace. `ephemeral` is not one of them: its claim may
-copy another claim.
-"""
+"""Volume types that use no object of the namespace. `ephemeral` is none of them: its claim may copy another one."""
 
 
 def check_namespace_access(model: Model, namespace: str) -> None:

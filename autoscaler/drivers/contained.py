@@ -1,14 +1,22 @@
-"""Driver tasks that survive exceptions: the exception is reported and the work is retried. I/O.
+"""Driver tasks that survive exceptions, and kernel queries that survive a shortage: both are retried. I/O.
 
 An exception in work for one replica quarantines its model (`autoscaler.controller.containment`). Work that belongs to
 no model reports which part failed. `MemoryError` and cancellation propagate.
+
+Without file descriptors or memory /proc is unreadable, so a process that was not found may still exist. A shortage is
+therefore never treated as a result. All waiting queries together log one line per minute.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
+import time
 from collections.abc import Awaitable, Callable, Coroutine
+from math import inf
 from types import CoroutineType
+from typing import TypeVar
 
 from autoscaler.contract import ModelName
 from autoscaler.drivers.driver import Observe
@@ -21,9 +29,7 @@ PAUSE_S, PAUSE_S_MAX = 1.0, 60.0
 
 
 async def retry_until_success(work: Callable[[], Awaitable[None]], report: Callable[[str], None]) -> None:
-    """Run `work` until it returns without an exception. `report` receives each exception as one line, and "" once a run
-    has lasted `PAUSE_S_MAX`.
-    """
+    """Run `work` until it returns. `report` gets each exception as a line, and "" once a run lasts `PAUSE_S_MAX`."""
     pause_s, loop = PAUSE_S, asyncio.get_running_loop()
     while True:
         began_s = loop.time()
@@ -44,9 +50,7 @@ async def retry_until_success(work: Callable[[], Awaitable[None]], report: Calla
 
 
 def fault_reporter(model: ModelName, observe: Observe, part: str = "driver") -> Callable[[str], None]:
-    """Return a `report` for `retry_until_success` that reports failures as faults of the model; with `NO_MODEL`, as a
-    failure of `part`.
-    """
+    """Return a `report` for `retry_until_success`: failures are faults of the model, or of `part` with `NO_MODEL`."""
 
     def report(reason: str) -> None:
         if reason or model == NO_MODEL:
@@ -73,3 +77,43 @@ async def _once(work: Awaitable[None], report: Callable[[str], None]) -> None:
     except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
         reraise_memory_error(error)
         report(describe_error(error))
+
+
+SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Errors of a shortage: the queried object may exist."""
+TRY_EVERY_S = 0.2
+LOG_EVERY_S = 60.0
+
+T = TypeVar("T")
+
+
+class Seldom(logging.Filter):
+    """Passes at most one record per `LOG_EVERY_S`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._logged_s = -inf
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the interval has passed."""
+        del record
+        due = time.monotonic() - self._logged_s >= LOG_EVERY_S
+        if due:
+            self._logged_s = time.monotonic()
+        return due
+
+
+_log = logging.getLogger("pilotlight.autoscaler.resource_shortage")
+_log.addFilter(Seldom())
+
+
+async def retry_on_shortage(query: Callable[[], T]) -> T:
+    """Return the result of `query` as soon as it succeeds. Errors other than a shortage propagate."""
+    while True:
+        try:
+            return query()
+        except OSError as error:
+            if error.errno not in SHORT:
+                raise
+            _log.error("event=process_query_failed error=%s", error.strerror)
+            await asyncio.sleep(TRY_EVERY_S)

@@ -95,10 +95,7 @@ class Driver(Protocol):
         """Observe until cancelled: first everything that exists (adopted), then `Synced`, then changes."""
 
     def obstacle(self, model: Model) -> str:
-        """Return why a start of the model would certainly fail now, and what to do; empty if no obstacle is visible.
-
-        Cheap, since it is called before anything is displaced. Starts nothing; may be called from any thread.
-        """
+        """Return why a start would certainly fail now, and the fix; empty: no obstacle. Fast; may run in any thread."""
 
     def start(self, replica: Replica, model: Model) -> None:
         """Start the replica's engine. A failed start is observed as EXITED with a reason, then CLEAN."""
@@ -121,9 +118,7 @@ class Cutter(Protocol):
     """Repartitions the GPUs of nodes. Reports eligible nodes and the results of orders as observations."""
 
     def cut(self, order: CutOrder) -> None:
-        """Submit the order and return at once. If the node has changed since the decision or is in use, the order is
-        observed as refused.
-        """
+        """Submit the order; it does not block. It is refused if the node is in use or changed since the decision."""
 
 
 class CordonError(Exception):

@@ -13,7 +13,7 @@ import ssl
 from collections.abc import Callable
 from functools import partial
 
-from autoscaler.drivers.retry_on_shortage import retry_on_shortage
+from autoscaler.drivers.contained import retry_on_shortage
 
 
 def format_host_port(host: str, port: int) -> str:
@@ -22,9 +22,7 @@ def format_host_port(host: str, port: int) -> str:
 
 
 def format_engine_address(host: str, port: int, tls_name: str | None) -> str:
-    """Format an address as routes contain it (`autoscaler.contract`). `tls_name`: the name in the engine's certificate,
-    empty if that is the host; None for plain HTTP.
-    """
+    """Format an address for routes. `tls_name`: the certificate's, empty if it is the host; None for plain HTTP."""
     if tls_name is None:
         return format_host_port(host, port)
     return (

@@ -7,12 +7,13 @@ nothing, and does not depend on terminals or HTTP.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
+from autoscaler.agent_contract import should_store_on_node
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.demand import desired_replicas
 from autoscaler.demand.desired_replicas import NO_HISTORY, NO_LOAD, DesiredReplicas
-from autoscaler.explain import weights
 from autoscaler.explain.decision_log import Log, RefusedCalls
 from autoscaler.explain.decision_log import Row as LogRow
 from autoscaler.explain.ladder import Step, explain_ladder
@@ -31,12 +32,81 @@ from autoscaler.queries.gateways import decide_stop, list_known_gateways, list_s
 from autoscaler.queries.operator_orders import explain_closed_slice
 from autoscaler.queries.unschedulable_replicas import list_avoided_nodes
 from autoscaler.queries.views import Row
+from autoscaler.spec.artifact import is_stored, normalize_artifact
 from autoscaler.spec.model import Model
 from autoscaler.state.actions import Plan
 from autoscaler.state.events import Transition
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.world import Fact, Replica, SliceId, World
+from autoscaler.state.world import Copy, Fact, Replica, SliceId, World
 from autoscaler.text import format_count, format_duration
+from autoscaler.weights import desired, mount_choice
+from autoscaler.weights.desired import find_unfetched_artifact
+
+NODES_LISTED_MAX = 4
+"""Maximum number of nodes in a sentence."""
+
+
+def describe_weights(world: World, model: Model) -> list[str]:
+    """Return a sentence about each pulled artifact (weights, adapters), and one about the mount of the weights."""
+    found = [f"{what} ({artifact}) {_location(world, artifact)}." for what, artifact in _parts(world, model)]
+    artifact, facts = find_unfetched_artifact(model), world.nodes.mounting
+    if artifact is None or facts is None or model.adopted is not None or not mount_choice.is_mounted(artifact):
+        return found
+    seen = desired.find_artifact_facts(world, model)
+    choice = mount_choice.choose_mount(artifact, world.settings, facts, found=seen)
+    unverified = " (the artifact has not been inspected yet)" if choice.way == "image" and seen is None else ""
+    return [*found, f"Its weights {choice.reason}{unverified}."]
+
+
+def weights_state(world: World, model: Model) -> str:
+    """Return the state of the weights: `here` (all are on nodes), `failed` or `absent`. Empty: none are pulled."""
+    artifacts = {artifact for _, artifact in _parts(world, model)}
+    if not artifacts:
+        return ""
+    absent, unbrought = artifacts - _here(world.nodes.copies), world.learned.unbrought
+    missing = {one for one in absent if one in unbrought or not _as_image(world, one)}
+    if missing & unbrought.keys():
+        return "failed"
+    return "absent" if missing else "here"
+
+
+@lru_cache(maxsize=1)
+def _here(copies: frozenset[Copy]) -> frozenset[str]:
+    """Return the artifacts on any node. Cached for all Models of a table, because there may be thousands of nodes."""
+    return frozenset(copy.artifact for copy in copies)
+
+
+def _parts(world: World, model: Model) -> Iterator[tuple[str, str]]:
+    """Yield (subject, artifact) for pulled weights and adapters; for others if a node has or failed to pull them."""
+    known, spec = _here(world.nodes.copies), model.spec
+    found = [("Its weights", normalize_artifact(spec.artifact or ""), should_store_on_node(spec.artifact, spec.engine))]
+    for one in spec.adapters:
+        stored = is_stored(one.artifact)
+        found.append((f"The weights of its adapter {one.name}", normalize_artifact(one.artifact), stored))
+    for what, artifact, stored in found:
+        if stored or artifact in known or artifact in world.learned.unbrought:
+            yield what, artifact
+
+
+def _location(world: World, artifact: str) -> str:
+    """Return where the artifact is, as the predicate of a sentence."""
+    nodes = sorted(copy.node for copy in world.nodes.copies if copy.artifact == artifact)
+    if nodes:
+        more = f" and {len(nodes) - NODES_LISTED_MAX} more" if len(nodes) > NODES_LISTED_MAX else ""
+        return f"are on {', '.join(nodes[:NODES_LISTED_MAX])}{more}"
+    if artifact in world.learned.unbrought:
+        return f"could not be pulled (retrying): {world.learned.unbrought[artifact]}"
+    if _as_image(world, artifact):
+        return "are not pulled to nodes"
+    return "are on no node yet; the next start pulls them"
+
+
+def _as_image(world: World, artifact: str) -> bool:
+    """Return whether pods mount the artifact as an image from its registry."""
+    return world.nodes.mounting is not None and mount_choice.is_image_mount(
+        artifact, world.settings, world.nodes.mounting
+    )
+
 
 LAST_ROWS = 20
 """Maximum number of rows that `list_recent_decisions` returns."""
@@ -105,7 +175,7 @@ def explain_model(world: World, plan: Plan, log: Log, model: ModelName, now_s: f
     sentences += [f"It fits on no device: {never}. Its requests are rejected with no_capacity."] if never else []
     adopted = document.adopted
     sentences += [f"{adopted.message}."] if adopted is not None and adopted.message != answer.reason else []
-    sentences += [*_obstacle(world, model), *weights.describe_weights(world, document)]
+    sentences += [*_obstacle(world, model), *describe_weights(world, document)]
     for id in world.by_model.get(model, ()):
         sentences += [_replica(world, world.replicas[id], now_s), *_quiet(world, id, now_s)]
     sentences += _failures(world, model, now_s)
@@ -198,7 +268,7 @@ def _row(world: World, name: ModelName, unmet: str, fitting: Fitting, now_s: flo
         since_s=None if began_s is None else now_s - began_s,
         why=why,
         adapters=() if document is None else tuple(adapter.name for adapter in document.spec.adapters),
-        weights="" if document is None else weights.weights_state(world, document),
+        weights="" if document is None else weights_state(world, document),
     )
 
 
@@ -285,7 +355,8 @@ def _replica(world: World, replica: Replica, now_s: float) -> str:
         return f"{head}: {replica.failure or 'no reason was reported'}."
     if replica.runtime.waits and replica.state in desired_replicas.BEGINNING:
         return f"{head}: {replica.reason}; its engine is not started yet: {replica.runtime.waits}."
-    if replica.state in desired_replicas.BEGINNING and _locked_by(world, replica):
+    others = any(len(world.by_slice.get(id, ())) > 1 for id in replica.resources.slices)
+    if others and replica.state in desired_replicas.BEGINNING:
         return f"{head}: {replica.reason}; no other replica starts on this device meanwhile."
     return f"{head}: {replica.reason}." if replica.reason else f"{head}."
 
@@ -294,11 +365,6 @@ def _closed(world: World, replica: Replica) -> list[str]:
     """Return why its slices are closed to new replicas, for those that are."""
     slices = (world.nodes.slices[id] for id in replica.resources.slices if id in world.nodes.slices)
     return [why for slice_ in slices if (why := explain_closed_slice(world, slice_))]
-
-
-def _locked_by(world: World, replica: Replica) -> bool:
-    """Return whether other replicas are on its slices."""
-    return any(len(world.by_slice.get(id, ())) > 1 for id in replica.resources.slices)
 
 
 def _failures(world: World, name: ModelName, now_s: float) -> list[str]:

@@ -58,8 +58,7 @@ from autoscaler.state.events import (
 )
 from autoscaler.state.mig import CutRefused, CuttableSeen
 from autoscaler.state.operator_orders import CordonsSeen, ModelStopped, ModelWoken, NodeReported
-from autoscaler.state.placement_value import PlacementValues
-from autoscaler.state.world import Slice, World
+from autoscaler.state.world import PlacementValues, Slice, World
 
 CLOCK_S = 1.0
 """Clock offsets that differ by less than this are not updated."""

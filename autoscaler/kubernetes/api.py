@@ -97,7 +97,7 @@ BATCH = 50
 BUFFER_BYTES = 1 << 20
 
 JSON, MERGE, APPLY = "application/json", "application/merge-patch+json", "application/apply-patch+yaml"
-STRATEGIC, JSON_PATCH = "application/strategic-merge-patch+json", "application/json-patch+json"
+STRATEGIC = "application/strategic-merge-patch+json"
 
 
 class ApiError(Exception):
@@ -150,9 +150,7 @@ class Api:
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
-            connector=_Connector(ssl=self._access.tls(), limit=0),
-            headers=self._agent,
-            read_bufsize=BUFFER_BYTES,
+            connector=_Connector(ssl=self._access.tls(), limit=0), headers=self._agent, read_bufsize=BUFFER_BYTES
         )
         return self
 
@@ -163,9 +161,7 @@ class Api:
             await self._session.close()
 
     def unix_s(self) -> float:
-        """The current time of the server's clock, to about a second. Used for times that other processes read, whose
-        clocks may differ from ours by hours.
-        """
+        """The time of the server's clock, to about a second. Clocks of processes that read it may differ by hours."""
         return time.time() + self._ahead_s
 
     def _answered(self, date: str | None) -> None:
@@ -281,9 +277,7 @@ class Api:
             raise UnreachableError(f"{method} {path}: {type(error).__name__}") from error
 
     async def _while_we_may_write(self, sent: Coroutine[object, object, bytes]) -> bytes:
-        """Await the response to a write. Leadership may be renewed meanwhile; if it is lost, cancel the write and raise
-        TimeoutError.
-        """
+        """Await the response to a write. If leadership is lost meanwhile, cancel the write and raise TimeoutError."""
         task = asyncio.ensure_future(sent)
         try:
             while not task.done():

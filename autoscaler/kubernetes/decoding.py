@@ -203,10 +203,7 @@ def _unreadable(raw: bytes, of: tuple[str, str], reason: str) -> Unreadable:
 
 
 def read_event(line: bytes) -> tuple[str, Object | Unreadable]:
-    """Decode a watch event into its type and object. Raises msgspec.DecodeError if the line is not an event.
-
-    A valid event is decoded once. If that fails, its object is decoded separately to find the name and the error.
-    """
+    """Decode a watch event, or only the name and the error of its object. Raises msgspec.DecodeError for no event."""
     if len(line) <= BYTES_MAX and not is_too_deep(line, DEPTH_MAX + 1) and _CUT not in line:
         try:
             whole = _decode_whole_event(line)

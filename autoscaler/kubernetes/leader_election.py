@@ -70,16 +70,16 @@ class Elector:
         return self._candidate.writes_s(self._clock())
 
     def in_touch(self) -> bool:
-        """Whether the API server responded to the last request. It is current, because a leader sends five requests per
-        Lease duration.
-        """
+        """Whether the API server answered the last request, at most a fifth of the Lease's duration ago."""
         return self._api.answers
 
     async def run(self, process: Process) -> None:
         """Run the election until cancelled; call `release` afterwards."""
         holder = Watched(
-            self._api, self._path, _holder, lambda _: self._wake.set(), fieldSelector=f"metadata.name={self._name}"
-        )
+            self._api, self._path,
+            lambda found: str((found.get("spec") or {}).get("holderIdentity") or ""),  # all that the watch needs
+            lambda _: self._wake.set(), fieldSelector=f"metadata.name={self._name}",
+        )  # fmt: skip
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(holder.run())
             tasks.create_task(self._campaign(process))
@@ -190,8 +190,3 @@ class Elector:
         if trouble != self._trouble:
             log.warning("event=lease_trouble error=%s", trouble or "none")
             self._trouble = trouble
-
-
-def _holder(found: Object) -> str:
-    """Read the holder, the only field that the watch needs."""
-    return str((found.get("spec") or {}).get("holderIdentity") or "")

@@ -13,8 +13,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
-from autoscaler.kubernetes.watch import Change, Watched
-from autoscaler.kubernetes.watch_health import ABSENT
+from autoscaler.kubernetes.watch import ABSENT, Change, Watched
 
 TOGETHER_S = 0.02
 """Changes within this time are reported together."""

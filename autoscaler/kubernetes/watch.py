@@ -3,15 +3,18 @@
 A watch that ends or is silent for too long resumes from the last version. If that version is too old (410), or the
 watch does not deliver an event that we know of (`expect`, `suspect`), the whole collection is read again. Changes are
 derived by comparing states, so none is missed during an interruption: an object that disappeared is reported as
-deleted, and late or repeated events are ignored. `watch_health` logs failures. `read` returns the facts to keep of each
-object. An unreadable object is logged once, keeps its last value, and does not affect the others (`unreadable` of the
-Api).
+deleted, and late or repeated events are ignored. `read` returns the facts to keep of each object. An unreadable object
+is logged once, keeps its last value, and does not affect the others (`unreadable` of the Api).
+
+`WatchHealth` logs a failure once for each change of its reason, and the recovery, in lines without address, token or
+message of the server. It does not log a single failure, nor that the kind of an optional collection is missing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
@@ -19,7 +22,49 @@ from typing import Generic, NamedTuple, TypeVar
 from autoscaler.faults import describe_error, reraise_memory_error
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.kubernetes.unreadable import Unreadable
-from autoscaler.kubernetes.watch_health import WatchHealth
+
+FORBIDDEN, ABSENT = 403, 404
+BREAKS = 2
+"""Consecutive failures without a response before they are logged: single failures are normal."""
+
+_log = logging.getLogger("pilotlight.autoscaler.watch")
+
+
+class WatchHealth:
+    """The health of one watched collection. An `optional` one counts as empty while it cannot be read."""
+
+    def __init__(self, path: str, *, optional: bool) -> None:
+        self._path = path
+        self._optional = optional
+        self._logged = ""
+        self._breaks = 0
+
+    def broke(self, error: ApiError | UnreachableError) -> bool:
+        """Record a failure. Returns whether the collection counts as empty if it was never read."""
+        if isinstance(error, UnreachableError):
+            self._breaks += 1
+            if self._breaks >= BREAKS:
+                self._log_change("the API server does not answer")
+            return False
+        if error.status == FORBIDDEN:
+            left = "it counts as empty" if self._optional else "nothing starts before it can be read"
+            self._log_change(f"403 Forbidden: {left}; `pilotlight doctor` reports the missing permission")
+        elif error.status != EXPIRED and not (self._optional and error.status == ABSENT):
+            self._log_change(f"{error.status} {error.reason}")
+        return self._optional and error.status in (FORBIDDEN, ABSENT)
+
+    def is_heard(self) -> None:
+        """Record that the watch delivered something."""
+        self._breaks = 0
+        if self._logged:
+            _log.warning("event=watch_recovered path=%s", self._path)
+            self._logged = ""
+
+    def _log_change(self, what: str) -> None:
+        if what != self._logged:
+            _log.warning("event=watch_failed path=%s error=%s", self._path, what)
+            self._logged = what
+
 
 T = TypeVar("T")
 
@@ -36,7 +81,7 @@ NEVER = 1 << 63
 """A version that no watch reaches."""
 VERSION_DIGITS_MAX = 20
 """Digits of a 64-bit number."""
-GONE = 410
+EXPIRED = 410
 GONE_MAX = 10_000
 """Number of deleted objects whose versions are remembered, so that a late event does not restore one."""
 INITIAL_END = "k8s.io/initial-events-end"
@@ -89,7 +134,7 @@ class Watched(Generic[T]):
         """Whether the current watch has delivered an event."""
         self._expected = 0
         self._due_s: float | None = None
-        """When the collection is read again, unless the watch reaches `_expected` by then."""
+        """When the collection is read again, unless the watch has reached `_expected`."""
         self._patience: asyncio.Timeout | None = None
         self.items: dict[ObjectKey, T] = {}
         self.synced = asyncio.Event()
@@ -121,7 +166,7 @@ class Watched(Generic[T]):
                 self.trouble, asked_s = str(error), error.retry_after_s or 0.0
                 if self.hearing.broke(error):
                     self.synced.set()
-                if error.status == GONE:
+                if error.status == EXPIRED:
                     self._version = None
             except (UnreachableError, SuspicionError) as error:
                 self.trouble = str(error)
@@ -159,10 +204,7 @@ class Watched(Generic[T]):
         self._start_suspicion()
 
     async def refresh(self) -> None:
-        """Return when all changes from before this call have been reported, even if the watch lags behind.
-
-        Raises ApiError, UnreachableError.
-        """
+        """Return when all earlier changes were reported, even if the watch lags. Raises ApiError, UnreachableError."""
         missing = set(self.items)
         await self._list(missing)
         self._report_gone(missing)

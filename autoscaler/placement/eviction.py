@@ -90,9 +90,7 @@ def find_eviction_option(
 def list_evictable_occupants(
     want: PlacementRequest, shelf: Bin, restart_costs: RestartCosts, now_s: float
 ) -> tuple[Occupant, ...]:
-    """List the replicas on it that may be evicted, cheapest first. All requests of one model, priority and eviction
-    level have the same.
-    """
+    """List the replicas on it that may be evicted, cheapest first: the same for equal model, priority and level."""
     return _ordered([one for one in shelf.incumbents if can_evict(want, one, now_s)], restart_costs)
 
 
@@ -230,9 +228,7 @@ def fit_options_to_host(
     restart_costs: RestartCosts,
     now_s: float,
 ) -> tuple[EvictionOption, ...] | None:
-    """Adapt options, all of slices of one node, to the CPU and memory that the request needs there. None: there is no
-    way now. `around`: the replicas on the node.
-    """
+    """Adapt options of one node to the CPU and memory that the request needs there. None: no way now."""
     chosen = {one.replica: one for option in team for one in option.victims}
     if host.left.holds(want.kind.host_request):
         return tuple(team)

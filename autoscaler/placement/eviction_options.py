@@ -98,9 +98,7 @@ class EvictionSearch:
     def cheapest(
         self, want: PlacementRequest, budget: Callable[[], ElasticBudget]
     ) -> tuple[EvictionOption, ...] | None:
-        """Return the options to take, one per device. None: there is no way now. An elastic request is promised all
-        that it requests, or its minimum if that costs other replicas less.
-        """
+        """Return one option per device; None: no way now. An elastic request has its minimum if that is cheaper."""
         if want.kind.devices > 1:
             return self._team(self._alike(want))
         asked, least = want.kind.memory_bytes, want.least.kind.memory_bytes
@@ -150,9 +148,7 @@ class EvictionSearch:
         return self._searches[want]
 
     def _floors(self, want: PlacementRequest) -> Iterator[tuple[Key, SliceId]]:
-        """Yield, for each slice on which it may have to evict, a lower bound of the `key` of any option with victims.
-        Cheapest first; equal ones by size and id.
-        """
+        """Yield lower bounds of the `key` of options with victims, one per slice: cheapest first, then by size, id."""
         index, arrays, ask, grade = self._index, self._index.arrays, self._index.ask(want.kind), self._graded(want)
         at, lane_of, lacks = grade.lanes, arrays.lane_of[grade.lanes], index.locality.lacks(want.supplies)
         there, held = self._at_most(want, grade)[at], arrays.held[at]
@@ -301,9 +297,7 @@ def _grade(want: PlacementRequest) -> tuple[ModelName, int, EvictionLevel]:
 
 
 def _in_order(numbers: Ints, by_size: Ints) -> Iterator[int]:
-    """[lanes] -> those that are not NEVER, the lowest first, equal ones in order of `by_size`. Sorts lazily, because
-    callers rarely read far.
-    """
+    """[lanes] -> those that are not NEVER, lowest first, then by `by_size`. Sorts lazily: callers rarely read far."""
     at = by_size[numbers[by_size] < NEVER]
     left, many = numbers[at], LOOKED_AT
     while len(at):

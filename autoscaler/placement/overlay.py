@@ -88,9 +88,7 @@ class Overlay:
         return self.hosts.get(node) or self.index.hosts.get(node)
 
     def suppose(self, node: NodeId, host: HostResources) -> None:
-        """Set a node's host resources. Unless every request has enough there, cached results of its slices are
-        recomputed.
-        """
+        """Set a node's host resources, and drop cached results of its slices if a request may lack them there."""
         self.hosts[node] = host
         self.index.suppose(node, host)
         for listener in () if host.left.holds(self._most) else self.listeners:

@@ -36,8 +36,7 @@ from autoscaler.placement.eviction_options import EvictionSearch
 from autoscaler.placement.growth import grow_placements, validate_growth
 from autoscaler.placement.index.elastic import MEAN, ElasticBudget, place_elastic
 from autoscaler.placement.index.index import SliceIndex
-from autoscaler.placement.minimal_eviction import find_fewer_victims
-from autoscaler.placement.minimal_eviction_input import Assigned, Assignment, Evictee
+from autoscaler.placement.minimal_eviction import Assigned, Assignment, Evictee, find_fewer_victims
 from autoscaler.placement.model.predicates import find_required_amount, team_reason, unmet_reason
 from autoscaler.placement.model.types import (
     Bin,
@@ -149,10 +148,7 @@ def _place_as_assigned(
             else:
                 placements[number] = placement
     return _whole(
-        [placements[number] for number in sorted(placements)],
-        victims,
-        [unmet[number] for number in sorted(unmet)],
-        run,
+        [placements[number] for number in sorted(placements)], victims, [unmet[number] for number in sorted(unmet)], run
     )
 
 
@@ -419,7 +415,8 @@ def wait_reason(one: EvictionOption, there: Iterable[Occupant]) -> str:
         return f"waits on {where} for the eviction of {_names(one.victims)}"
     leaving = tuple(i for i in (*one.strangers, *there) if i.leaving)
     if one.rung == COMING and leaving:
-        return f"waits on {where} until {_names(leaving)} {_verb(leaving)} stopped"
+        verb = "has" if len({occupant.model for occupant in leaving}) == 1 else "have"
+        return f"waits on {where} until {_names(leaving)} {verb} stopped"
     if one.rung == COMING:
         return f"waits on {where} for memory that is about to be released"
     return f"waits on {where} until the replica that is starting there is ready; replicas start one at a time"
@@ -434,7 +431,3 @@ def compute_claimed_bytes(want: PlacementRequest, shelves: Iterable[Bin]) -> int
 
 def _names(incumbents: Sequence[Occupant]) -> str:
     return ", ".join(sorted({incumbent.model for incumbent in incumbents}))
-
-
-def _verb(incumbents: Sequence[Occupant]) -> str:
-    return "has" if len({incumbent.model for incumbent in incumbents}) == 1 else "have"

@@ -79,8 +79,6 @@ def delay_annotation_key(home: str, lease: str) -> str:
 
 
 def _differ(world: World, noted: set[str]) -> list[tuple[str, bool]]:
-    """Nodes whose annotation has to change, and whether it is to be set.
-    Nothing is removed before all providers have listed their orders.
-    """
+    """Nodes to change, and whether the annotation is set. All providers list their orders before any is removed."""
     wanted, known = list_leased_nodes(world), world.capacity.listed_s.keys() >= set(world.capacity.providers)
     return [(node, node in wanted) for node in sorted(noted ^ wanted if known else wanted - noted)]

@@ -23,9 +23,7 @@ class RefusedError(Exception):
 
 
 class Provider(Protocol):
-    """One way to obtain more capacity.
-    Any exception except RefusedError means that the outcome is unknown. Calls may be cancelled at any time.
-    """
+    """One way to obtain capacity. Exceptions other than RefusedError: unknown outcome. Calls may be cancelled."""
 
     def offers(self) -> Awaitable[tuple[Offer, ...]]:
         """Return the capacity that can be ordered now; at most OFFERS_MAX offers, empty if all of it is in use.

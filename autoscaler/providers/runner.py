@@ -57,10 +57,7 @@ ORDERS_MAX: Final = 256
 
 
 class ProviderRunner:
-    """The Supplier for all providers, by name.
-    `hedges`: providers that may be used in parallel with others for one shortage. `closing`: those that accept no new
-    orders.
-    """
+    """The Supplier for all providers. `hedges`: those used in parallel with others; `closing`: without new orders."""
 
     def __init__(
         self,

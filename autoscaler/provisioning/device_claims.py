@@ -113,11 +113,7 @@ def commit_claim(one: PendingDeviceClaim, world: World, leases: Collection[Lease
 
 
 def find_published_devices(world: World, now_s: float, were: Collection[str] = ()) -> Published | None:
-    """Return the pools and claim statuses to publish; None if unknown: published devices then remain.
-
-    `were`: providers that the Settings named before. Claims on devices of other providers belong to other
-    installations.
-    """
+    """Return the pools and claim statuses to publish; None: unknown yet. `were`: former providers of the Settings."""
     unknown = list_publishing_providers(world) - (world.capacity.offers.keys() & world.capacity.listed_s.keys())
     if not world.leadership.leads or (unknown and now_s < world.leadership.leading_since_s + UNKNOWN_S):
         return None
@@ -158,11 +154,7 @@ def _claim_statuses(pledges: Sequence[ClaimCommitment]) -> Iterator[ClaimStatus]
 def _condition(one: ClaimCommitment) -> tuple[str, str, str]:
     if one.reason:
         return FAILED, one.reason, one.says[:SAID_MAX]
-    return (
-        RESCHEDULE,
-        "Attached",
-        f"it was attached to {one.awaited.node}, whose own driver publishes it",
-    )
+    return (RESCHEDULE, "Attached", f"it was attached to {one.awaited.node}, whose own driver publishes it")
 
 
 # --- pools ------------------------------------------------------------------------------------------------------------

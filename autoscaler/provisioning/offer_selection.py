@@ -1,9 +1,10 @@
-"""Selects which offer to order, and bounds the work of testing offers. Pure.
+"""Selects which offer to order, estimates deliveries, and bounds the work of testing offers. Pure.
 
 Of the offers that are likely enough to arrive in time, the cheapest is ordered. This module defines that ranking, the
 expected cost of an offer, and its description in `explain`. The number of devices in a RatedOffer is sufficient
 according to a simulation (`autoscaler.placement.simulate`). Costs are in the currency of the Settings. Owned capacity
-has no marginal cost, so among such offers the lower power draw wins.
+has no marginal cost, so among such offers the lower power draw wins. The estimates, whether and when offers and orders
+in flight can serve unplaced requests, also select the requests to order for.
 
 `TrialBudget` bounds the simulations of one plan. Checks of labels, taints and amounts are not charged, each combination
 is simulated once, and each kind of request has a share of the budget. So requests that fit nowhere cannot exhaust the
@@ -12,18 +13,99 @@ budget of those behind them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import NamedTuple
 
-from autoscaler.capacity.lead_times import Expected
+from autoscaler.capacity.lead_times import NO_LEARNT, Expected, estimate_lead_time
+from autoscaler.contract import ModelName
+from autoscaler.demand.schedule import compute_replica_floor
 from autoscaler.placement.model.types import PlacementRequest, Urgency
 from autoscaler.placement.simulate import SimulationContext, devices_for
-from autoscaler.provisioning.offer_estimates import devices_by_node, is_offer_suitable
-from autoscaler.state.capacity_orders import Offer, OfferId
-from autoscaler.state.world import NodeId
+from autoscaler.state.capacity_orders import Capacity, Lease, Offer, OfferId
+from autoscaler.state.node_labels import PendingLabels, can_label_appear, find_untolerated_taint
+from autoscaler.state.world import NodeId, World
 from autoscaler.text import format_duration
+
+
+def estimate_delivery(capacity: Capacity, offer: Offer) -> Expected:
+    """Expected delivery of an offer, from observed lead times."""
+    return estimate_lead_time(offer, capacity.learnt.get(offer.kind, NO_LEARNT))
+
+
+def build_offer_filter(world: World, coming: Iterable[Offer]) -> Callable[[PlacementRequest], bool]:
+    """Return a check whether an offer or order in flight suits a request; others are ignored, and block none."""
+    offers = [one for each in world.capacity.offers.values() for one in each]
+    sizes = {(one.product, one.memory_bytes // one.parts) for one in coming}
+    known: dict[tuple[object, ...], bool] = {}
+    there = devices_by_node(world)
+
+    def one(want: PlacementRequest) -> bool:
+        least_bytes = want.kind.memory_bytes - want.kind.spare_bytes
+        key = want.kind.products, least_bytes, want.kind.devices, want.choice.selector, want.choice.tolerations
+        if key not in known:
+            known[key] = any(least_bytes <= size and want.kind.rank(of) is not None for of, size in sizes) or any(
+                is_offer_suitable(want, offer, there.get(NodeId(offer.node), 0)) for offer in offers
+            )
+        return known[key]
+
+    return one
+
+
+def devices_by_node(world: World) -> Mapping[NodeId, int]:
+    """How many devices each node has now."""
+    return Counter(node for node, _ in {(one.node, one.device) for one in world.nodes.slices.values()})
+
+
+def is_offer_suitable(want: PlacementRequest, offer: Offer, there: int) -> bool:
+    """Whether nothing known about an offer excludes the request. `there`: devices that its node has now."""
+    kind, tolerations = want.kind, want.choice.tolerations
+    fits = kind.memory_bytes - kind.spare_bytes <= offer.memory_bytes // offer.parts
+    enough = kind.devices <= offer.devices_max + there and kind.rank(offer.product) is not None
+    return fits and enough and _labelled(want, offer) and find_untolerated_taint(offer.taints, tolerations) is None
+
+
+def _labelled(want: PlacementRequest, offer: Offer) -> bool:
+    labels, coming = offer.labels, PendingLabels.DEVICES if offer.node else PendingLabels.NODE
+    unlabelled = bool(offer.node) and not labels
+    return all(
+        labels[key] == value if key in labels else unlabelled or can_label_appear(key, coming)
+        for key, value in want.choice.selector
+    )
+
+
+def remaining_delivery_s(capacity: Capacity, lease: Lease, now_s: float) -> float:
+    """Remaining delivery time; infinite if unknown, or if a queued order is overdue or waits for an exhausted quota."""
+    of, past_s = estimate_delivery(capacity, lease.offer), now_s - lease.asked_s
+    dry = lease.listed is not None and lease.listed.dry
+    return inf if lease.offer.queued and (dry or past_s >= of.p95_s) else of.left_s(past_s)
+
+
+def is_order_too_slow(world: World, lease: Lease, start_s: float, now_s: float) -> bool:
+    """Whether no request should wait for a queued order. `start_s`: start time of its owner.
+
+    True if its delivery time is unknown, or such orders usually take longer than its owner's requests wait; other
+    offers are then ordered in addition. The total time is compared, not the remaining time, which decreases and
+    increases, so that requests would alternate between waiting and not waiting.
+    """
+    left, model = remaining_delivery_s(world.capacity, lease, now_s), world.models.get(lease.owner)
+    if left == inf or not lease.offer.queued:
+        return left == inf
+    long_s = estimate_delivery(world.capacity, lease.offer).p50_s + start_s
+    return model is not None and long_s > model.spec.queue.wait_seconds_max
+
+
+def compute_deadline_s(world: World, model: ModelName, now_s: float) -> float:
+    """When the first waiting request of a model times out, or its next window begins; infinite if neither."""
+    levels = ((g.seen_s, one) for g in world.gateways.values() for one in g.levels.get(model, ()))
+    waits = ((seen_s, one.soonest_deadline_s) for seen_s, one in levels if one.waiting)
+    given_up_s = min((seen_s + left for seen_s, left in waits if left is not None), default=inf)
+    return min(
+        given_up_s, compute_replica_floor(world, world.models[model], now_s).begins_s if model in world.models else inf
+    )
+
 
 IN_TIME = 0.9
 """Probability of arriving in time from which an offer is sure; among sure offers only the price counts."""
@@ -78,10 +160,7 @@ def rate_offer(offer: Offer, devices: int, expected: Expected, deadline_s: float
 
 
 def choose_offer(rungs: Iterable[RatedOffer], hedges: frozenset[str] = frozenset()) -> Chosen | None:
-    """Choose the cheapest sure offer, else the likeliest, then the soonest; None without offers.
-
-    `hedges`: providers from which a second offer may be ordered if the first is not sure.
-    """
+    """Choose the cheapest sure offer, else the likeliest, then the soonest. `hedges`: providers for a second offer."""
     return choose_sorted_offer(iter(sorted(rungs, key=rated_offer_sort_key)), hedges)
 
 

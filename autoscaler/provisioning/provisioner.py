@@ -40,21 +40,19 @@ from autoscaler.provisioning.headroom import (
     find_cheapest_offer,
     headroom_owner,
 )
-from autoscaler.provisioning.offer_estimates import (
-    build_offer_filter,
-    compute_deadline_s,
-    estimate_delivery,
-    is_order_too_slow,
-    remaining_delivery_s,
-)
 from autoscaler.provisioning.offer_selection import (
     Chosen,
     RatedOffer,
     TrialBudget,
+    build_offer_filter,
     choose_sorted_offer,
+    compute_deadline_s,
+    estimate_delivery,
+    is_order_too_slow,
     normalize_request,
     rank_offers_lazily,
     rate_offer,
+    remaining_delivery_s,
 )
 from autoscaler.provisioning.release import plan_releases
 from autoscaler.state.actions import AcquireLease, ReleaseLease
@@ -72,8 +70,7 @@ ORDERS_MAX = 8
 UNLISTED_S = 60.0
 """How long a new leader orders nothing while a provider has not listed its orders, which may be in flight."""
 REORDER_S = 15.0
-"""If a provider's list that began this long after an order does not show it, the order was lost and is repeated by
-the same name."""
+"""An order missing in its provider's list that began this long after it was lost; it is repeated by the same name."""
 
 
 class ProvisioningResult(NamedTuple):
@@ -165,13 +162,13 @@ class Provisioner:
         return self.ground.restart_costs.restart_s(model)
 
     def _match_queued_orders(self, queued: Sequence[Lease]) -> dict[PlacementRequest, LeaseId]:
-        """Match queued orders to requests.
-
-        An order's owner precedes all others, which order elsewhere; otherwise the owner would queue another order.
-        """
+        """Match queued orders to requests, the owner of an order first: otherwise it would queue another one."""
         owners, priorities = {one.owner for one in queued}, [one.urgency.priority for one in self.wants]
         above = max(priorities, default=0) - min(priorities, default=0) + 1
-        wants = {_raise_priority(one, above * (one.model in owners)): one for one in self.wants}
+        wants = dict[PlacementRequest, PlacementRequest]()
+        for one in self.wants:
+            priority = one.urgency.priority + above * (one.model in owners)
+            wants[one._replace(urgency=one.urgency._replace(priority=priority))] = one
         return {
             wants[one]: lease
             for one, lease in match_requests_to_orders(self.ground, sorted(wants, key=request_sort_key), queued).items()
@@ -186,7 +183,7 @@ class Provisioner:
             self._order_for_claims()
             self._order_for_requests()
         self._order_headroom()
-        released = [*self._release_unwanted()]
+        released = [*plan_releases(self.ground, self._wanted(), self.room.kept, self.later)]
         gone = {one.order.id for one in released}
         orders = (one for one in self.orders if one.order.id not in gone)
         return ProvisioningResult((*released, *orders), tuple(map(self._explain, self.unmet)), self.next_s)
@@ -243,9 +240,6 @@ class Provisioner:
                 made = self._make(headroom_owner(provider), offer, many, self._expected(offer), reason)
                 self.room = self.room._replace(kept=self.room.kept | {made.id})
 
-    def _release_unwanted(self) -> Iterator[ReleaseLease]:
-        return plan_releases(self.ground, self._wanted(), self.room.kept, self.later)
-
     # --- orders -------------------------------------------------------------------------------------------------------
 
     def _seek(self, want: PlacementRequest) -> None:
@@ -254,7 +248,8 @@ class Provisioner:
         if not self.sought.get(kind, len(self.sought) < KINDS_MAX):
             self.said[want] = self._none()
             return
-        hedges = self.capacity.hedges if want not in self.hedged and self._waited(want) else frozenset()
+        is_awaited = self.world.loads.get(want.model, NO_LOAD).waiting > 0  # then an unsure order is hedged
+        hedges = self.capacity.hedges if want not in self.hedged and is_awaited else frozenset()
         chosen = choose_sorted_offer(self._rungs(want), hedges)
         self.sought[kind] = chosen is not None
         if chosen is not None and chosen.rung.sure and not self._timely(want, chosen.rung):
@@ -271,10 +266,6 @@ class Provisioner:
         from_s = -inf if takes_s == inf else want.urgency.begins_s - takes_s - STARTS * self._start_s(want.model)
         self.later(from_s)
         return self.now_s >= from_s
-
-    def _waited(self, want: PlacementRequest) -> bool:
-        """Whether inference requests wait for the model now; then an unsure order is hedged."""
-        return self.world.loads.get(want.model, NO_LOAD).waiting > 0
 
     def _lost(self, lease: Lease) -> bool:
         due_s = lease.sent_s + REORDER_S
@@ -417,7 +408,3 @@ class Provisioner:
 
 def _whose(offer: Offer) -> OfferId:
     return offer.id if offer.pool is None else OfferId(offer.provider, f"{offer.product}, on any node")
-
-
-def _raise_priority(want: PlacementRequest, by: int) -> PlacementRequest:
-    return want._replace(urgency=want.urgency._replace(priority=want.urgency.priority + by))

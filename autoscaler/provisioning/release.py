@@ -31,7 +31,7 @@ from autoscaler.text import format_duration
 
 STUCK_S: Final = 300.0
 """Seconds after which a release is stuck and a person must act; the alert uses the same number. A fabric releases a GPU
-in seconds, a cloud a machine in minutes, and by then the request was sent seven times."""
+in seconds, a cloud a machine in minutes, in which the request is sent seven times."""
 
 
 def is_leaving(lease: Lease) -> bool:
@@ -78,11 +78,7 @@ FORCED = "; a normal release had no effect, so it is detached by force"
 def plan_releases(
     ground: SimulationContext, wanted: Collection[LeaseId], kept: Collection[LeaseId], later: Callable[[float], None]
 ) -> Iterator[ReleaseLease]:
-    """Releases in order of ids.
-
-    `wanted`: orders that requests or claims wait for; `kept`: headroom; `later`: called with the times at which time
-    alone changes the result.
-    """
+    """Releases by id. `wanted`: awaited orders; `kept`: headroom; `later`: called with times that change the result."""
     return _Returning(ground, wanted, kept, later).all()
 
 

@@ -62,11 +62,7 @@ def explain_misplacement(replica: Replica) -> str:
 
 
 def is_on_chosen_devices(world: World, replica: Replica) -> bool:
-    """Whether it is on the chosen devices.
-
-    Claims cannot always name a part of a device. If a claim took a part of a slice that was chosen as a whole, that
-    slice no longer exists.
-    """
+    """Whether it is on the chosen devices. A claim for a part of a slice chosen as a whole replaces that slice."""
     there, chosen = (
         [world.nodes.slices.get(id) for id in ids] for ids in (replica.resources.slices, replica.resources.chosen)
     )

@@ -4,6 +4,11 @@ An expired report is ignored, and a missing report does not mean zero. In a clus
 node (NODE/gpuN), and the kubelet chooses the GPU of a pod. So the device of a slice is known only through the pod of
 the replica on it, which the report lists with its devices. One free slice is closed for each unhealthy device without a
 pod, and for each device that pods of others use.
+
+If an MPS server fails, all replicas on it end at once, while its devices may stay healthy. Nothing new is placed there
+for a pause; then one trial start is allowed. If it fails, the pause doubles; if it becomes ready, the pause ends. With
+NVIDIA's device plug-in all MPS slices of a node are one domain, since the kubelet chooses among them; with a DRA driver
+those of one device. A new leader does not know earlier failures.
 """
 
 from __future__ import annotations
@@ -14,11 +19,82 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from autoscaler.contract import NODE_EXPIRY_S, DeviceReport, NodeReport, PodDevices, ReplicaId
-from autoscaler.queries import mps_failures
 from autoscaler.queries.crowded_slices import list_crowded_slices
+from autoscaler.slicing.nvidia_sharing import MPS
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.operator_orders import NodeAgentStatus
-from autoscaler.state.world import DeviceId, PodRef, Replica, Slice, SliceId, World
+from autoscaler.state.resources import Isolation
+from autoscaler.state.world import DeviceId, MpsServerFailure, NodeId, PodRef, Replica, Slice, SliceId, World
+
+TOGETHER_S = 5.0
+"""A replica that fails within this time after the first one failed with it."""
+TOGETHER = 2
+"""Minimum number of replicas: a single failure has another cause."""
+PAUSE_S, PAUSE_S_MAX = 5.0, 300.0
+"""Pause after the first failure, doubled with each failed trial start; and its maximum."""
+FELL = "all replicas on its MPS server failed at once"
+_BEGINNING = frozenset({S.PENDING, S.STARTING})
+_LIVING = frozenset({S.STARTING, S.READY, S.UNREADY, S.WAKING, S.DRAINING})
+Falls = dict[tuple[NodeId, DeviceId | None], MpsServerFailure]
+
+
+def find_mps_domain(slice_: Slice) -> tuple[NodeId, DeviceId | None] | None:
+    """Return the domain of its MPS server: (node, device), or (node, None) for all MPS slices of it. None: no MPS."""
+    if slice_.kind == MPS:
+        return slice_.node, None
+    if slice_.kind == "dra" and slice_.shared and slice_.isolation is Isolation.MEMORY:
+        return slice_.node, slice_.device
+    return None
+
+
+def record_replica_failure(world: World, others: Iterable[Replica], replica: Replica, now_s: float) -> Falls:
+    """Return all failures after this replica failed; `others`: the other replicas. Old single failures expire."""
+    falls = {at: one for at, one in world.nodes.mps_failures.items() if one.times or now_s < one.first_s + TOGETHER_S}
+    for at in _domains(world, replica):
+        fall = falls.get(at, MpsServerFailure(first_s=now_s))
+        before = replica.times.ready_s is not None and replica.times.created_s < fall.first_s
+        gone = fall.replicas | ({replica.id} if before else set())
+        times = fall.times
+        if times:
+            times += replica.times.created_s >= fall.first_s
+        elif len(gone) >= TOGETHER:
+            times = int(not any(one.state in _LIVING for one in others if at in _domains(world, one)))
+        until_s = fall.until_s if times == fall.times else now_s + min(PAUSE_S * 2.0 ** min(times - 1, 16), PAUSE_S_MAX)
+        falls[at] = MpsServerFailure(first_s=fall.first_s, replicas=gone, times=times, until_s=until_s)
+    return falls
+
+
+def record_replica_ready(world: World, replica: Replica) -> Falls:
+    """Return the failures without those that this replica ended: it was ordered later, and became ready."""
+    there = _domains(world, replica)
+    known = world.nodes.mps_failures
+    return {at: one for at, one in known.items() if at not in there or replica.times.created_s < one.first_s}
+
+
+def list_mps_failed_slices(world: World, now_s: float) -> dict[SliceId, str]:
+    """Return the slices on which nothing new is placed because their MPS server failed -> why."""
+    falls = {at: one for at, one in world.nodes.mps_failures.items() if one.times}
+    if not falls:
+        return {}
+    tried = {
+        at for one in world.replicas.values() if one.state in _BEGINNING
+        for at in _domains(world, one) if at in falls and one.times.created_s >= falls[at].first_s
+    }  # fmt: skip
+    found: dict[SliceId, str] = {}
+    for id, one in world.nodes.slices.items():
+        at = find_mps_domain(one)
+        if at in tried:
+            found[id] = f"{FELL}, and a trial start there is in progress"
+        elif at in falls and now_s < falls[at].until_s:
+            found[id] = f"{FELL}, and starts there are paused"
+    return found
+
+
+def _domains(world: World, replica: Replica) -> set[tuple[NodeId, DeviceId | None]]:
+    """Return its MPS domains; most replicas have none or one."""
+    there = (find_mps_domain(world.nodes.slices[id]) for id in replica.resources.slices if id in world.nodes.slices)
+    return {at for at in there if at is not None}
+
 
 IDLE_BYTES_MAX = 1 << 30
 """Upper bound of what a driver and its daemons keep of an unused device: about 0.6 GiB of an H100."""
@@ -125,7 +201,7 @@ def list_closed_slices(world: World, now_s: float) -> dict[SliceId, str]:
     """Return the slices on which nothing new is placed because of their node or device -> why."""
     sick = {
         **list_crowded_slices(world),
-        **mps_failures.list_mps_failed_slices(world, now_s),
+        **list_mps_failed_slices(world, now_s),
         **list_stuck_slices(world, now_s),
         **list_unhealthy_slices(world, now_s),
     }
@@ -141,10 +217,7 @@ def list_closed_slices(world: World, now_s: float) -> dict[SliceId, str]:
 
 
 def list_stuck_slices(world: World, now_s: float) -> dict[SliceId, str]:
-    """Return the slices of devices that an ended replica still holds -> why.
-
-    Host memory is left out: a stuck replica there holds only its own part.
-    """
+    """Slices of devices that an ended replica still holds -> why; not of host memory, of which it holds its part."""
     devices: dict[DeviceId, str] = {}
     for replica in world.replicas.values():
         if replica.state in {S.STOPPING, S.SCRUBBING} and now_s >= replica.since_s + STUCK_S:
@@ -176,10 +249,7 @@ def list_lost_replicas(world: World, now_s: float) -> tuple[ReplicaId, ...]:
 
 
 def is_lost(world: World, replica: Replica, now_s: float) -> bool:
-    """Whether one of its devices is unhealthy while another of its node is not.
-
-    If all are unhealthy, the measurement itself may have failed; then the readiness of the engine counts.
-    """
+    """Whether a device of it is unhealthy, but not all of its node: then the measurement itself may have failed."""
     node = _node_of(world, replica, now_s)
     if node is None or not 0 < len(node.unhealthy) < len(node.report.devices):
         return False

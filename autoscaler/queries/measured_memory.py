@@ -198,10 +198,7 @@ def _within(offered_bytes: int) -> int:
 
 
 def describe_granted_memory(model: Model, replica: Replica) -> str:
-    """Describe memory that differs from the request; empty if it does not.
-
-    `granted 9Gi of 10Gi, with 3 of 4 slots`, or `granted 14Gi instead of 10Gi, with 6 slots instead of 4`.
-    """
+    """Describe memory that differs from the request, such as `granted 9Gi of 10Gi, with 3 of 4 slots`; else empty."""
     if has_grown(model, replica):
         return _grown(model, replica)
     if not has_shrunk(model, replica):

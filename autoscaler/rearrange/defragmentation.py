@@ -48,8 +48,7 @@ WORTH_S = 600.0
 BUSY = 2.0
 """Cost factor of a replica with running requests, which finish on it while it and its successor hold their places."""
 PRIORITY_MAX = 3
-"""Each priority level of the request above the moved replicas doubles its gain and each level below halves it, up to
-this many times."""
+"""Each priority level of the request above the moved replicas doubles its gain, each below halves it, up to this."""
 MOVES_MAX, CANDIDATES_MAX, PLACES_MAX = 4, 8, 16
 """Maximum moves for one request; cheapest candidate replicas of a place; places, those with the most room."""
 PROOFS_MAX = 16
@@ -57,8 +56,7 @@ PROOFS_MAX = 16
 FORBIDDEN_NAMED_MAX = 3
 """Maximum models named as blocked by a PodDisruptionBudget."""
 KINDS_MAX, WANTS_MAX = 32, 4
-"""Maximum kinds of requests that are checked for fragmentation in one plan, in serving order; and maximum requests for
-which moves are then sought."""
+"""Maximum kinds of requests checked in one plan, in serving order, and requests for which moves are sought."""
 
 
 class Defragmented(NamedTuple):
@@ -90,7 +88,8 @@ def defragment(unmet: Sequence[Unplaced], ground: MigrationContext) -> Defragmen
         after.append(missing)
         kind, urgency = missing.want.kind._replace(spare_bytes=0), missing.want.urgency._replace(unserved_since_s=0.0)
         want = missing.want._replace(ordinal=0, kind=kind, urgency=urgency, reason="")
-        if not _movable_for(missing):
+        is_optional = missing.want.urgency.force <= EvictionLevel.NONE or missing.want.kind.devices <= 0
+        if missing.never or missing.promised or is_optional:
             continue
         if want not in reasons and len(reasons) < WANTS_MAX:
             pieces = known.get((want.kind, want.choice))
@@ -110,16 +109,6 @@ def defragment(unmet: Sequence[Unplaced], ground: MigrationContext) -> Defragmen
                     reasons[want] = f"{missing.reason}; {search.first(want, places)}"
         after[-1] = missing._replace(reason=reasons.get(want, missing.reason))
     return Defragmented(tuple(unmet)) if search is None else Defragmented(tuple(after), search.steps, search.next_s)
-
-
-def _movable_for(missing: Unplaced) -> bool:
-    """Whether to move replicas for it: not if it can never fit, waits for promised room, or is optional."""
-    return (
-        not missing.never
-        and not missing.promised
-        and missing.want.urgency.force > EvictionLevel.NONE
-        and missing.want.kind.devices > 0
-    )
 
 
 def _free(want: PlacementRequest, pieces: Pieces) -> str:

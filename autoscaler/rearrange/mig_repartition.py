@@ -260,11 +260,7 @@ class _Look:
 def allocate_profiles(
     geometry: Geometry, gpus: int, wanted: Sequence[str], there: Mapping[str, int], shares: Mapping[str, float]
 ) -> tuple[tuple[str, ...], ...]:
-    """Profiles for each GPU of an empty node.
-
-    Places the requested profiles first, in order, as far as they fit; then existing ones, largest first; then others in
-    proportion to their demand (`shares`).
-    """
+    """Profiles per GPU of an empty node: requested ones in order, existing ones (largest first), then by `shares`."""
     asked = Counter(wanted)
     weights = dict(shares) or {name: float(many) for name, many in asked.items()}
     fleet = Fleet(weights)

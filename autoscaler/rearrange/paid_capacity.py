@@ -43,10 +43,7 @@ _inputs = attrgetter(
 
 
 def advance(world: World, batch: Sequence[Observation], now_s: float) -> tuple[World, tuple[Transition, ...]]:
-    """Apply `batch` as `autoscaler.fold.fold.fold` does, then update `World.rented`.
-
-    It is not updated after a batch of Acted observations only, since our own Actions do not affect it.
-    """
+    """Apply `batch` as `fold` does, then update `World.rented`, except after our Actions, which do not affect it."""
     after, transitions = fold(world, batch, now_s)
     if all(isinstance(one, Acted) for one in batch):
         return after, transitions

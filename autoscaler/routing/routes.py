@@ -3,36 +3,128 @@
 Messages depend only on Worlds, so that a slow gateway gets one larger delta and never a queue of them. Deltas applied
 in order equal the full message (checked by a property test). The passage of time is not a change: an expected wait is
 relative to its sending time, and the receiver counts down. Routes are withheld until the driver has listed all existing
-replicas, because gateways would drop those that a new leader does not know yet.
+replicas, because gateways would drop those that a new leader does not know yet. An entry of the catalogue contains no
+fields that only the autoscaler needs (weights, memory, commands, environment).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from math import ceil, floor, inf
 
 from autoscaler.contract import (
+    AdapterEntry,
     CatalogueDelta,
+    Clocks,
+    FrontSettings,
     GatewayId,
+    KeyEntry,
     ModelEntry,
     ModelName,
     ModelRoute,
+    QueueLimits,
     Refusal,
     ReplicaId,
     Route,
     RoutesDelta,
+    TenantEntry,
 )
 from autoscaler.demand.desired_replicas import median_start_s
 from autoscaler.faults import Failure, attempt
 from autoscaler.fold.draft import is_routed
 from autoscaler.fold.faults import list_quarantined_models
 from autoscaler.queries.start_phases import last_phases_ms
-from autoscaler.routing.catalogue import front_settings, model_entry, tenant_entry
+from autoscaler.spec.engines import ENGINES, Adapters, fill_template
 from autoscaler.spec.model import Model
+from autoscaler.spec.settings import Settings
+from autoscaler.spec.tenant import Tenant, unix_seconds
 from autoscaler.state.actions import Unmet
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Gateway, History, ModelLoad, Replica, World
 from autoscaler.text import format_duration
+
+
+def model_entry(model: Model) -> ModelEntry:
+    """Entry of one model. `served_name` is the name that its engine serves and that request bodies carry."""
+    spec, engine = model.spec, ENGINES[model.spec.engine]
+    return ModelEntry(
+        name=model.name,
+        served_name=model.served(),
+        aliases=spec.aliases,
+        serves_aliases=model.adopted is not None,
+        adapters=_adapters(model, engine.adapters),
+        lora=_lora(0, 0) if spec.adapters and engine.adapters is not None and engine.adapters.by_lora else "",
+        tenants=spec.tenants,
+        dialects=engine.dialects,
+        unlisted=spec.unlisted,
+        paused=spec.paused,
+        slots=model.slots,
+        context_tokens=spec.context_tokens,
+        created_unix_s=model.created_unix_s,
+        closes_after_stream=engine.closes_after_stream,
+        takes_cache_salt=engine.takes_cache_salt,
+        queue=QueueLimits(
+            calls_max=spec.queue.calls_max,
+            bytes_max=int(spec.queue.bytes_max),
+            wait_seconds_max=spec.queue.wait_seconds_max,
+        ),
+        clocks=Clocks(
+            response_seconds_max=spec.response_seconds_max,
+            first_byte_seconds_max=spec.first_byte_seconds_max,
+            stall_seconds_max=spec.stall_seconds_max,
+        ),
+    )
+
+
+def _adapters(model: Model, support: Adapters | None) -> tuple[AdapterEntry, ...]:
+    if support is None:
+        return ()
+    return tuple(
+        AdapterEntry(
+            name=adapter.name,
+            served_name="".join(
+                fill_template((support.served_name,), {"name": model.served(), "adapter": adapter.name})
+            ),
+            lora=_lora(position, 1) if support.by_lora else "",
+        )
+        for position, adapter in enumerate(model.spec.adapters)
+    )
+
+
+def _lora(position: int, scale: int) -> str:
+    """llama.cpp's selection of one adapter; all others get scale 0. Without a list, the last selection may apply."""
+    return f'[{{"id":{position},"scale":{scale}}}]'
+
+
+def tenant_entry(tenant: Tenant) -> TenantEntry:
+    """Entry of one tenant; its keys are already hashed."""
+    return TenantEntry(
+        name=tenant.name,
+        keys=tuple(
+            KeyEntry(
+                sha256=key.sha256,
+                name=key.name,
+                role=key.role,
+                expires_unix_s=unix_seconds(key.expires_at) if key.expires_at else None,
+            )
+            for key in tenant.spec.keys
+        ),
+        models=tenant.spec.models,
+        weight=tenant.spec.weight,
+        priority_max=tenant.spec.priority_max,
+    )
+
+
+def front_settings(settings: Settings, tenants: Collection[Tenant]) -> FrontSettings:
+    """Settings of the inference port. `auth: auto` requires keys as soon as there is a Tenant document."""
+    return FrontSettings(
+        keys_needed=settings.auth == "keys" or (settings.auth == "auto" and bool(tenants)),
+        keepalive_seconds=settings.stream.keepalive_seconds,
+        silent_seconds_max=settings.silent_seconds_max,
+        cors_origins=settings.cors.origins,
+        hosts=settings.hosts,
+    )
+
 
 RETRY_S_MAX = 120.0
 """SDKs give up above it (interfaces, section 3)."""
@@ -87,10 +179,7 @@ def routes_delta(
     unmet_before: Mapping[ModelName, Unmet] | None = None,
     boot: str = "",
 ) -> RoutesDelta | None:
-    """Changes for one gateway from `before`, which it has, to `after`; None if there are none.
-
-    A version that grants it something is always sent, so that the gateway can acknowledge it.
-    """
+    """Changes for one gateway from `before` to `after`, or None. A grant is always sent, to be acknowledged."""
     if not before.leadership.synced or before.epoch != after.epoch:
         return routes_full(after, gateway, now_s, unmet, boot=boot)
     previous_unmet = unmet if unmet_before is None else unmet_before
@@ -106,7 +195,9 @@ def routes_delta(
             if _capacity_refusal(before, previous_unmet, m) != _capacity_refusal(after, unmet, m)
         },
     )
-    granted = now is not was and now is not None and _last_grant(now) > before.version
+    granted = now is not was and now is not None and any(
+        grants[-1].version > before.version for grants in now.grants.values()
+    )  # fmt: skip
     if not (replicas or gone or models or models_gone or granted):
         return None if count_gateways(before) == count_gateways(after) else build_heartbeat(after)
     return RoutesDelta(
@@ -242,10 +333,6 @@ def _changed_models(before: World, after: World) -> set[ModelName]:
         changed |= {r.model for id, r in after.replicas.items() if before.replicas.get(id) is not r}
         changed |= {r.model for id, r in before.replicas.items() if id not in after.replicas}
     return changed
-
-
-def _last_grant(gateway: Gateway) -> int:
-    return max((grants[-1].version for grants in gateway.grants.values()), default=0)
 
 
 def _state(replicas: list[Replica], history: History) -> str:

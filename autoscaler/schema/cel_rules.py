@@ -172,11 +172,7 @@ _COMMAND = (
     ),
 )
 _SPEC = (
-    Rule(
-        "self.replicas.min <= self.replicas.max",
-        "expected at most replicas.max",
-        ".replicas.min",
-    ),
+    Rule("self.replicas.min <= self.replicas.max", "expected at most replicas.max", ".replicas.min"),
     Rule(
         "!has(self.replicas.schedule) || self.replicas.schedule.all(one, one.min <= self.replicas.max)",
         "expected at most replicas.max",

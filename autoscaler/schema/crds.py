@@ -3,7 +3,8 @@
 Adds to the schema names, printer columns and selectable fields. `python -m autoscaler.schema.write_crds
 charts/pilotlight/crds` writes the output; a test keeps the files in charts/pilotlight/crds equal to it. A key that is
 not supported yet is in the schema and rejected with the same message as in files: if it were left out, the server would
-drop it silently for every client without strict validation.
+drop it silently for every client without strict validation. Only the autoscaler writes a status (interfaces, section
+2), so its schema has few bounds and no rules.
 """
 
 from __future__ import annotations
@@ -16,10 +17,85 @@ from msgspec import inspect
 
 from autoscaler.documents.load import ModelDocument, TenantDocument
 from autoscaler.documents.validation import KEYS, MESSAGE
-from autoscaler.schema import status
 from autoscaler.schema.cel_rules import forbid_key
 from autoscaler.schema.structural import OBJECT, TEXT, Docs, Schema, Structural
 from autoscaler.spec.decode import Part
+from autoscaler.state.lifecycle import ReplicaState
+
+_COUNT: Schema = {"type": "integer", "format": "int32", "minimum": 0}
+_NUMBER: Schema = {"type": "number"}
+_TIME: Schema = {"type": "string", "format": "date-time"}
+
+
+def to_camel_case(state: str) -> str:
+    """Convert a state such as `falling-asleep` to a key."""
+    first, *rest = state.split("-")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+def _object(properties: dict[str, Schema], description: str, **more: object) -> Schema:
+    return {"type": "object", "description": description, "properties": properties, **more}
+
+
+_CONDITIONS: Schema = {
+    "type": "array",
+    "description": "The current conditions, one of each type.",
+    "x-kubernetes-list-type": "map",
+    "x-kubernetes-list-map-keys": ["type"],
+    "items": _object(
+        {
+            "type": {**TEXT, "maxLength": 316},
+            "status": {**TEXT, "enum": ["True", "False", "Unknown"]},
+            "reason": {**TEXT, "maxLength": 1024},
+            "message": {**TEXT, "maxLength": 32_768},
+            "lastTransitionTime": _TIME,
+            "observedGeneration": {"type": "integer", "format": "int64", "minimum": 0},
+        },
+        "A condition in the form of metav1.Condition.",
+        required=["type", "status", "reason", "message", "lastTransitionTime"],
+    ),
+}
+_OBSERVED: Schema = {
+    "type": "integer",
+    "format": "int64",
+    "description": "The generation of the spec that this status describes.",
+}
+_LEARNED = _object(
+    {
+        "startSeconds": {"type": "array", "items": _NUMBER, "maxItems": 256},
+        "tries": _COUNT,
+        "episodes": _COUNT,
+        "retryAt": _TIME,
+        "refusedUntil": _TIME,
+        "failure": TEXT,
+        "lastActivity": _TIME,
+    },
+    "Measurements and back-offs that are kept over a restart of the autoscaler.",
+)
+MODEL_STATUS = _object(
+    {
+        "observedGeneration": _OBSERVED,
+        "replicas": _object(
+            {to_camel_case(state): _COUNT for state in ReplicaState if state is not ReplicaState.GONE},
+            "The number of replicas in each state.",
+        ),
+        "demand": _object(
+            {"waiting": _COUNT, "running": _COUNT}, "The numbers of requests in the last reports of the gateways."
+        ),
+        "conditions": _CONDITIONS,
+        "lastStart": _object(
+            {"seconds": _NUMBER, "phases": {"type": "object", "additionalProperties": _NUMBER}, "reason": TEXT},
+            "The last successful start of a replica: its duration, the duration of its phases, and its reason.",
+        ),
+        "learned": _LEARNED,
+    },
+    "The status of the Model. Only the autoscaler writes it.",
+)
+TENANT_STATUS = _object(
+    {"observedGeneration": _OBSERVED, "conditions": _CONDITIONS},
+    "The status of the Tenant. Only the autoscaler writes it.",
+)
+
 
 GROUP, VERSION = "pilotlight.dev", "v1alpha1"
 HEAD = (
@@ -73,7 +149,7 @@ MODEL = CrdKind(
         ("Message", "string", f"{_READY}.message", 1),
     ),
     selectable=(".spec.engine", ".spec.paused"),
-    status=status.MODEL,
+    status=MODEL_STATUS,
 )
 TENANT = CrdKind(
     document=TenantDocument,
@@ -87,7 +163,7 @@ TENANT = CrdKind(
         _AGE,
         ("Message", "string", f"{_READY}.message", 1),
     ),
-    status=status.TENANT,
+    status=TENANT_STATUS,
 )
 
 

@@ -152,10 +152,7 @@ def require_roles(endpoints: Mapping[str, Role]) -> Middleware:
 
 
 def read_certificate_roles(certificate: Mapping[str, Any], agent_name: str) -> Roles:
-    """Return the role of a client certificate, as `ssl.SSLSocket.getpeercert` describes it.
-
-    The DNS names count, or the common name if there are none. A certificate with `agent_name` is an agent's.
-    """
+    """Return the roles of a client certificate: an agent's if its DNS names, else its common name, are `agent_name`."""
     names = {value for kind, value in certificate.get("subjectAltName", ()) if kind == "DNS"}
     if not names:
         subject = (pair for part in certificate.get("subject", ()) for pair in part)

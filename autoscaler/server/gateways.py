@@ -37,13 +37,13 @@ from autoscaler.contract import (
     make_decoder,
 )
 from autoscaler.controller.loop import Loop, LoopStep
-from autoscaler.drivers.local.pidfd import ProcessWatch
+from autoscaler.drivers.local.processes import ProcessWatch
 from autoscaler.faults import Failure, attempt, describe_error
 from autoscaler.fold.gateway_reports import is_redundant_report
 from autoscaler.routing import routes as publish
 from autoscaler.server import agents
+from autoscaler.server.agents import NodeWantsServer
 from autoscaler.server.auth import ContractAuth, Role, require_roles
-from autoscaler.server.nodetelling import NodeTelling
 from autoscaler.state.actions import Unmet
 from autoscaler.state.events import GatewayGone, GatewaySeen, Reported
 from autoscaler.state.world import World
@@ -77,9 +77,7 @@ class Feed:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._changed: dict[asyncio.Event, None] = {}
-        """The readers, in the order of their connections. The order of wake-ups must not depend on addresses of
-        objects.
-        """
+        """The readers, by connection: the order of wake-ups must not depend on addresses of objects."""
         loop.listeners.append(self._on_step)
 
     def _on_step(self, step: LoopStep) -> None:
@@ -167,7 +165,7 @@ class ContractServer:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._feed = Feed(loop)
-        self._telling = NodeTelling(loop)
+        self._node_wants = NodeWantsServer(loop)
         self._watch = ProcessWatch()
 
     def application(self, door: ContractAuth | None = None) -> web.Application:
@@ -180,7 +178,7 @@ class ContractServer:
         app = web.Application(client_max_size=REPORT_BYTES_MAX, middlewares=(*doors, require_roles(ENDPOINTS)))
         app.router.add_post("/v1/report", self._report)
         agents.add_node_route(app, self._loop)
-        self._telling.add_to(app)
+        self._node_wants.add_to(app)
         app.router.add_get("/v1/routes", self._routes)
         app.router.add_get("/v1/catalogue", self._catalogue)
         return app
@@ -205,8 +203,7 @@ class ContractServer:
         gateway, boot = GatewayId(request.query.get("gateway", "")), request.query.get("boot", "")
         if not _ID.search(gateway):
             return web.json_response(
-                {"error": "invalid `gateway`: expected ?gateway=ID with at most 253 letters, digits or ._-"},
-                status=400,
+                {"error": "invalid `gateway`: expected ?gateway=ID with at most 253 letters, digits or ._-"}, status=400
             )
         if boot and not _ID.search(boot):
             return web.json_response(

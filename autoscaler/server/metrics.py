@@ -1,4 +1,4 @@
-"""The autoscaler's metrics (interfaces, section 5), fed by the loop's steps.
+"""The autoscaler's metrics (interfaces, section 5), fed by the loop's steps, and those of gateways on Unix sockets.
 
 Owns one prometheus_client registry. Gauges are read from the World at each scrape; `on_step` updates counters and
 histograms. Label values are names of documents and states, never addresses or data of Tenants.
@@ -6,6 +6,10 @@ histograms. Label values are names of documents and states, never addresses or d
 Also counts capacity events between two Worlds, for `pilotlight_offers_total` and `pilotlight_leases`. The results of
 orders are: ordered; came, with its lead time; failed (rejected or not delivered); returned; lost (removed without a
 release).
+
+The texts of several processes are merged: samples with the same name and labels are added up, which is right for
+counters, histograms and level gauges (waiting, running). Gauges of ages (families in MAXIMA) use the largest value,
+creation times of counters the oldest.
 """
 
 from __future__ import annotations
@@ -13,10 +17,13 @@ from __future__ import annotations
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import add
 from typing import NamedTuple, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from autoscaler.capacity.availability import count_offered_devices
 from autoscaler.contract import ModelName
@@ -191,9 +198,7 @@ class _WorldCollector:
         kinds.add_metric((by,), 0 if lesson is None else len(lesson.exercise.demand))
         yield kinds
         unreadable = GaugeMetricFamily(
-            "pilotlight_unreadable_objects",
-            "Cluster objects that cannot be read and are skipped",
-            labels=("kind",),
+            "pilotlight_unreadable_objects", "Cluster objects that cannot be read and are skipped", labels=("kind",)
         )
         for kind, count in sorted(self._unreadable().items()):
             unreadable.add_metric((kind,), count)
@@ -229,3 +234,55 @@ class _WorldCollector:
         for provider, for_s in sorted(self._leaving.longest_s().items()):
             longest.add_metric((provider,), for_s)
         yield longest
+
+
+MAXIMA = frozenset({"pilotlight_routes_age_seconds"})
+
+
+def merge_metrics(texts: Iterable[bytes], *, openmetrics: bool = False) -> bytes:
+    """Merge `texts` (text format 0.0.4) into one exposition, in the same format or in OpenMetrics 1.0.
+
+    In OpenMetrics the family of a counter has no `_total`, the text ends in `# EOF`, and `_created` is not a family.
+    """
+    kinds: dict[str, tuple[str, str]] = {}
+    samples: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
+    for text in texts:
+        for family in text_string_to_metric_families(text.decode()):
+            if openmetrics and family.name.endswith("_created"):
+                continue
+            kinds.setdefault(family.name, (family.type, family.documentation))
+            into = samples.setdefault(family.name, {})
+            for sample in family.samples:
+                _put(into, sample, _rule(family.name))
+    lines: list[str] = []
+    for name, (kind, documentation) in sorted(kinds.items()):
+        shown = f"{name}_total" if kind == "counter" and not openmetrics else name
+        lines += (f"# HELP {shown} {_escape(documentation, quotes=openmetrics)}", f"# TYPE {shown} {kind}")
+        lines += (_line(sample, labels, value) for (sample, labels), value in samples[name].items())
+    return "".join(f"{line}\n" for line in (*lines, *(["# EOF"] if openmetrics else []))).encode()
+
+
+def _rule(family: str) -> Callable[[float, float], float]:
+    """Return the function that combines two values of a series."""
+    if family in MAXIMA:
+        return max
+    return min if family.endswith("_created") else add
+
+
+def _put(
+    into: dict[tuple[str, tuple[tuple[str, str], ...]], float], sample: Sample, rule: Callable[[float, float], float]
+) -> None:
+    key = (sample.name, tuple(sorted(sample.labels.items())))
+    known = into.get(key)
+    into[key] = sample.value if known is None else rule(known, sample.value)
+
+
+def _line(name: str, labels: tuple[tuple[str, str], ...], value: float) -> str:
+    inside = ",".join(f'{k}="{_escape(v, quotes=True)}"' for k, v in labels)
+    return f"{name}{{{inside}}} {value!r}" if inside else f"{name} {value!r}"
+
+
+def _escape(text: str, *, quotes: bool) -> str:
+    """Escape a text. Quotes in documentation are escaped only in OpenMetrics, those in label values in both formats."""
+    escaped = text.replace("\\", "\\\\").replace("\n", "\\n")
+    return escaped.replace('"', '\\"') if quotes else escaped

@@ -157,9 +157,6 @@ def _answer(description: str, schema: object) -> dict[str, object]:
 
 
 def _id(path: str) -> str:
-    """Return an operation ID: `explain-model` for /api/v1/explain/model/{name}.
-
-    A collection and its member differ by `one-`.
-    """
+    """Return an operation ID: `explain-model` for /api/v1/explain/model/{name}. A member of a collection has `one-`."""
     words = [word for word in path.removeprefix("/api/v1/").split("/") if word != "{name}"]
     return "-".join((["one"] if path == "/api/v1/models/{name}" else []) + words)

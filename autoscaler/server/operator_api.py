@@ -37,12 +37,7 @@ _decode = msgspec.json.Decoder(Wish).decode
 class Commands:
     """The routes of orders. `wall` returns Unix seconds."""
 
-    def __init__(
-        self,
-        loop: Loop,
-        cordons: Cordons,
-        wall: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, loop: Loop, cordons: Cordons, wall: Callable[[], float] = time.time) -> None:
         self._loop = loop
         self._cordons = cordons
         self._wall = wall

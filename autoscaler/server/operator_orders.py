@@ -17,7 +17,7 @@ from autoscaler.provisioning.feasibility import Fitting
 from autoscaler.queries.gateways import count_running_calls
 from autoscaler.queries.operator_orders import FORCE_S, STILL_THERE, find_drain_cordon, list_target_replicas
 from autoscaler.queries.views import Told
-from autoscaler.routing.catalogue import front_settings
+from autoscaler.routing.routes import front_settings
 from autoscaler.spec.model import Model
 from autoscaler.spec.tenant import unix_seconds
 from autoscaler.state.lifecycle import ReplicaState as S

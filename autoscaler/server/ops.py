@@ -31,8 +31,8 @@ from autoscaler.explain.decision_log import Log
 from autoscaler.explain.fit import Needs, explain_fit
 from autoscaler.queries.views import DocumentsView, OffView, Problem, Sentences
 from autoscaler.server import api, openapi
+from autoscaler.server.metrics import merge_metrics
 from autoscaler.server.operator_api import Commands
-from autoscaler.server.prometheus_merge import merge_metrics
 from autoscaler.server.what_if import WhatIfApi
 from autoscaler.spec.model import Model
 from autoscaler.state.world import World

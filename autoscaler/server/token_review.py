@@ -42,10 +42,7 @@ _log = logging.getLogger("pilotlight.autoscaler.auth")
 
 
 class Tokens:
-    """Admits the service accounts `users` (`system:serviceaccount:NAMESPACE:NAME`), each with its roles.
-
-    `api` has no fence.
-    """
+    """Admits service accounts `users` (`system:serviceaccount:NAMESPACE:NAME`) with roles. `api` has no fence."""
 
     def __init__(
         self,
@@ -133,9 +130,6 @@ def _put(kept: dict[bytes, T], key: bytes, value: T) -> None:
 
 
 def _node(user: Object) -> str:
-    """Return the node of the pod that a token is bound to.
-
-    Empty: the API server does not report it, or there is none.
-    """
+    """Return the node of the pod that a token is bound to. Empty: the API server reports none."""
     named = (user.get("extra") or {}).get(NODE) or [""]
     return str(named[0])

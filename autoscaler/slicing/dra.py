@@ -318,9 +318,7 @@ def _size_of(cut: Smaller) -> tuple[int, int]:
 
 
 def _claimed_handle(part: SliceShare, *, alone: bool) -> Handle:
-    """Return the handle to claim: the smallest sufficient part if the entry may be cut and is the only one, else the
-    entry. A replica without a memory request gets the whole entry.
-    """
+    """Return what to claim: the smallest sufficient part if the only entry may be cut, else the entry."""
     handle = msgspec.json.decode(part.slice.handle, type=Handle)
     one = _smaller(part, handle) if alone else None
     return handle if one is None else Handle(handle.entry, one.device_class, one.where)
@@ -339,7 +337,8 @@ def _device_request(part: SliceShare, handle: Handle) -> Object:
     request: Object = {"deviceClassName": handle.device_class, "selectors": [{"cel": {"expression": handle.where}}]}
     if handle.shared:
         memory = Policy(handle.least, handle.step, handle.values).given(part.memory_bytes)
-        request["capacity"] = {"requests": {"memory": _quantity(memory)}}
+        quantity = f"{memory // MIB}Mi" if memory % MIB == 0 else str(memory)
+        request["capacity"] = {"requests": {"memory": quantity}}
     return request
 
 
@@ -352,10 +351,6 @@ def _claim(name: str, requests: list[Object], config: Sequence[Object] = ()) -> 
     if config:
         devices["config"] = list(config)
     return {"apiVersion": API, "kind": "ResourceClaim", "metadata": {"name": name}, "spec": {"devices": devices}}
-
-
-def _quantity(bytes_: int) -> str:
-    return f"{bytes_ // MIB}Mi" if bytes_ % MIB == 0 else str(bytes_)
 
 
 # --- actual allocations of claims -------------------------------------------------------------------------------------
@@ -392,9 +387,7 @@ def _results(claim: Object) -> Sequence[object]:
 
 
 def list_alternatives(of: Slice, slices: Iterable[Slice], gone: Collection[str]) -> Iterator[Slice]:
-    """Yield equivalent slices of the same node, one for each set that a claim cannot distinguish.
-    `gone`: ids of slices in use, `counted` names of slices in use, and closed devices.
-    """
+    """Yield equivalent slices of the node, one for each set that a claim cannot distinguish. `gone`: what is in use."""
     if of.kind != "dra" or of.shared:
         return
     handle = msgspec.json.decode(of.handle, type=Handle)
@@ -410,11 +403,6 @@ def list_alternatives(of: Slice, slices: Iterable[Slice], gone: Collection[str])
 
 def _size(of: Slice) -> tuple[object, ...]:
     return of.product, of.memory_bytes, of.compute_percent, of.isolation, of.shared
-
-
-def find_slice(got: Got, slices: Iterable[Slice]) -> Slice | None:
-    """Return the slice of an allocation; None if it is not offered (it must be in `kept` to be offered)."""
-    return next((one for one in slices if one.kind == "dra" and dra_device_name(one) == got.entry), None)
 
 
 def find_whole_gpu(part: Slice) -> Slice | None:

@@ -41,7 +41,10 @@ def read_bindings(claim: Object) -> tuple[Binding, ...]:
     """Return the devices of a claim that have binding conditions; empty if there are none."""
     status = _map(claim.get("status"))
     allocated = _list(_map(_map(status.get("allocation")).get("devices")).get("results"))
-    known = {_entry(one): _conditions(one) for one in map(_map, _list(status.get("devices")))}
+    known = {
+        _entry(device): {str(one.get("type", "")): one for one in map(_map, _list(device.get("conditions")))}
+        for device in map(_map, _list(status.get("devices")))
+    }
     metadata = _map(claim.get("metadata"))
     name = f"{metadata.get('namespace', '')}/{metadata.get('name', '')}"
     return tuple(
@@ -91,11 +94,6 @@ def _format_condition(name: str, condition: Object) -> str:
     """`FabricDeviceFailed (NoCable: ...)`."""
     more = ": ".join(str(condition[key]) for key in ("reason", "message") if condition.get(key))
     return f"{name} ({more[:SAID_MAX]})" if more else name
-
-
-def _conditions(device: Object) -> dict[str, Object]:
-    """Return the conditions by type; empty if none are set."""
-    return {str(one.get("type", "")): one for one in map(_map, _list(device.get("conditions")))}
 
 
 def _entry(one: Object) -> str:

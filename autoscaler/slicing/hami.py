@@ -8,13 +8,15 @@ Malformed annotations raise no error. Source: HAMi 2.10, pkg/device/nvidia/devic
 Three facts matter: `gpumem` is per card and in MiB; `gpucores: 100` requests the card exclusively; a card with all
 cores allocated accepts no task that requests none. So HAMi accepts every task that fits a slice in whole MiB, except on
 AMD or Hygon cards where only some tasks request cores.
+
+Volcano's vGPUs use the same library and annotations of other names. Settings `pod.annotations` set the Volcano queue.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import msgspec
 
@@ -29,6 +31,7 @@ from autoscaler.slicing.base import (
     parse_count,
     parse_mebibytes,
 )
+from autoscaler.slicing.nvidia_sharing import VOLCANO
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import DeviceId, Slice, SliceId
 
@@ -250,9 +253,7 @@ def drop_healthy_handshake(annotations: Mapping[str, str]) -> dict[str, str]:
 
 
 def parse_allocations(annotations: Mapping[str, str], allocated: str = NVIDIA.allocated) -> tuple[HamiAllocation, ...]:
-    """Return the cards allocated to any pod, ours or not, by HAMi's scheduler; malformed entries are skipped.
-    `allocated`: the annotation of one vendor.
-    """
+    """Return the cards of any pod in the annotation `allocated` of one vendor; malformed entries are skipped."""
     found: list[HamiAllocation] = []
     for container, devices in enumerate(annotations.get(allocated, "").split(";")):
         for one in devices.split(":"):
@@ -263,3 +264,29 @@ def parse_allocations(annotations: Mapping[str, str], allocated: str = NVIDIA.al
                     HamiAllocation(container, match[1], memory_bytes, parse_bounded_int(match[3], CORES_MAX) or 0)
                 )
     return tuple(found)
+
+
+VOLCANO_SCHEDULER = "volcano"
+VOLCANO_NAMES = HamiNames(
+    VOLCANO, "volcano.sh/vgpu-number", "volcano.sh/vgpu-memory", "volcano.sh/vgpu-cores",
+    "volcano.sh/vgpu-use-gpuuuid", "volcano.sh/node-vgpu-register", "volcano.sh/vgpu-ids-new",
+)  # fmt: skip
+
+
+class Volcano:
+    """The Slicer for Volcano vGPUs."""
+
+    kind: ClassVar[str] = VOLCANO_NAMES.kind
+
+    def inventory(self, node: NodeFacts) -> tuple[Slice, ...] | None:
+        """Return one slice per card."""
+        return Hami(VOLCANO_NAMES).inventory(node)
+
+    def fields(self, replica: str, parts: Sequence[SliceShare]) -> PodFields:
+        """Request the cards by UUID, with the same amount of each."""
+        asked = Hami(VOLCANO_NAMES).fields(replica, parts)
+        return PodFields(
+            limits=asked.limits,
+            annotations={VOLCANO_NAMES.use: asked.annotations[VOLCANO_NAMES.use]},
+            scheduler=VOLCANO_SCHEDULER,
+        )

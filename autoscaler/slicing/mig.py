@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import yaml
 
@@ -54,13 +54,10 @@ class _Resource(NamedTuple):
     shared: bool
 
 
-class Mig(NamedTuple):
+class Mig:
     """The Slicer for MIG devices of the device plugin."""
 
-    @property
-    def kind(self) -> str:
-        """The value of `Slice.kind`."""
-        return "mig"
+    kind: ClassVar[str] = "mig"
 
     def inventory(self, node: NodeFacts) -> tuple[Slice, ...] | None:
         """Return the MIG devices that the kubelet has, by profile."""
@@ -135,9 +132,7 @@ def mig_profile_capacity(profile: str, product: str) -> tuple[int, int, int]:
 
 
 def parent_memory_bytes(product: str, memory_bytes: int, compute_percent: int) -> int:
-    """Return the memory of the GPU that a MIG device is part of; 0 if the MIG device is the whole GPU.
-    It comes from the table; for other products it is estimated from the share of compute, not of memory.
-    """
+    """Memory of the GPU of a MIG device, by the table, else by its share of compute; 0: the MIG device is all of it."""
     if compute_percent >= ALL:
         return 0
     geometry = geometry_of(product)
@@ -165,9 +160,7 @@ def build_mig_slice(node: NodeId, product: str, profile: str) -> Slice:
 
 
 def build_mig_parted_config(name: str, geometry: Geometry, wanted: Mapping[int, Sequence[str]]) -> Object:
-    """Build a mig-parted configuration called `name` from the profiles on each GPU of a node, by GPU index.
-    mig-parted takes counts per profile and chooses the placements, which must be read back.
-    """
+    """Build a mig-parted configuration from the profiles per GPU index. mig-parted chooses their placements."""
     for number, profiles in wanted.items():
         for profile in profiles:
             if not geometry.has(profile):

@@ -1,16 +1,32 @@
-"""NVIDIA GPUs of a node and how they are shared. Pure.
+"""NVIDIA GPUs of a node, how they are shared, and the Slicers of the device plugin and KAI. Pure.
 
 Reads, in this order, the labels of GPU feature discovery, the device plugin's configuration and Settings; the first
 source with an answer wins. An answer "not shared" is ignored if the plugin offers more GPUs than there are. Input is
 untrusted: malformed or implausible numbers count as missing.
+
+- MPS (`sharing.mps`): the plugin's control daemon gives each client 1/replicas of the memory and of the threads, and
+  the MPS server enforces it. The server is the fault domain: if it fails, all clients of its device end.
+- Time-slicing (`sharing.timeSlicing`): nothing protects the memory of one process from the others, so each engine is
+  given its memory fraction. All slices are equal shares: the kubelet chooses a pod's GPU, and the shares on any GPU
+  never exceed its memory. A fault of one process can end all processes on its device.
+- Whole GPUs: one slice each, for one replica at a time. GPUs whose sharing mode is unknown are listed as closed, with
+  the action to take as the reason.
+- KAI: whole GPUs that the KAI scheduler shares between pods by memory, where Settings `nodes` declare it. It chooses
+  which of a node's GPUs a pod gets, so slices are counted like the shares of a device plugin, and other tenants are
+  kept off the node (`autoscaler.placement.model.tenant_isolation`). It does not enforce the memory limit, so each
+  engine is given its memory fraction. Source: KAI 0.17, docs/gpu-sharing. `gpu-memory` is in MiB of one GPU, cannot be
+  combined with a GPU in limits, and is rounded up to hundredths of a GPU. KAI may therefore reject a request that just
+  fits here; such a pod stays pending and is placed again elsewhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from autoscaler.slicing.base import NodeFacts, PodFields, SliceShare
+from msgspec.structs import replace
+
+from autoscaler.slicing.base import NodeFacts, PodFields, SliceShare, in_mib
 from autoscaler.spec.pod import GPU
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import DeviceId, Slice, SliceId
@@ -192,3 +208,92 @@ def _resources(sharing: object, section: str) -> Iterator[Mapping[str, Any]]:
     part = sharing.get(section) if isinstance(sharing, dict) else None
     found = part.get("resources") if isinstance(part, dict) else None
     yield from (one for one in (found if isinstance(found, list) else ()) if isinstance(one, dict))
+
+
+class Mps:
+    """The Slicer for GPUs shared by MPS."""
+
+    kind: ClassVar[str] = MPS
+    isolation: ClassVar[Isolation] = Isolation.MEMORY
+
+    def inventory(self, node: NodeFacts) -> tuple[Slice, ...] | None:
+        """Return the slices, or None if the node is not shared in this way."""
+        found = read_gpus(node)
+        if found is None or found.sharing is None or found.sharing.kind != self.kind:
+            return None
+        return build_slices(node, found, found.sharing, self.isolation)
+
+    def fields(self, replica: str, parts: Sequence[SliceShare]) -> PodFields:
+        """Request one unit of the resource per slice."""
+        del replica
+        return build_pod_limits(parts)
+
+
+class TimeSlice(Mps):
+    """The Slicer for time-sliced GPUs."""
+
+    kind = TIMESLICE
+    isolation = Isolation.NONE
+
+    def fields(self, replica: str, parts: Sequence[SliceShare]) -> PodFields:
+        """Request one unit of the resource per slice, and set the engine's memory fraction."""
+        return super().fields(replica, parts)._replace(memory_fraction=compute_memory_fraction(parts))
+
+
+class WholeGpu(Mps):
+    """The Slicer for whole GPUs, and for GPUs whose sharing mode is unknown (closed)."""
+
+    kind = WHOLE
+
+    def inventory(self, node: NodeFacts) -> tuple[Slice, ...] | None:
+        """Return one slice per GPU; closed slices if the sharing mode is unknown; None if the GPUs are shared."""
+        found = read_gpus(node)
+        if found is None or (found.sharing is not None and found.sharing.kind != self.kind):
+            return None
+        one = Sharing(self.kind)
+        if found.sharing is not None:
+            return build_slices(node, found, one, Isolation.HARDWARE)
+        seen = found._replace(devices=found.devices or 1)
+        return build_slices(node, seen, one, Isolation.NONE, explain_unknown_sharing(found))
+
+
+KAI_SCHEDULER = "kai-scheduler"
+KAI_MEMORY = "gpu-memory"
+"""Pod annotation."""
+KAI_RESERVES = "kai-resource-reservation"
+"""Namespace of KAI's pods that reserve the shared GPUs."""
+_KAI_FRACTION, _KAI_DEVICES = "gpu-fraction", "gpu-fraction-num-devices"
+
+
+def count_kai_gpus(annotations: Mapping[str, str]) -> int:
+    """Return how many GPUs the pod shares under KAI; each counts as fully used, since its other users are unknown."""
+    shares = KAI_MEMORY in annotations or _KAI_FRACTION in annotations
+    return max(1, parse_number(annotations.get(_KAI_DEVICES, 1))) if shares else 0
+
+
+class Kai(Mps):
+    """The Slicer for GPUs shared by KAI."""
+
+    kind = KAI
+
+    def inventory(self, node: NodeFacts) -> tuple[Slice, ...] | None:
+        """Return one slice per GPU, or None unless Settings declare that KAI allocates the node's GPUs."""
+        said = node.declared.slicing if node.declared is not None else None
+        found = read_gpus(node)
+        if found is None or said is None or said.kind != KAI:
+            return None
+        return tuple(replace(one, shared=True) for one in build_slices(node, found, Sharing(KAI), Isolation.NONE))
+
+    def fields(self, replica: str, parts: Sequence[SliceShare]) -> PodFields:
+        """Request an amount of memory of one GPU, or whole GPUs. Raises ValueError for parts of several GPUs."""
+        part = parts[0]
+        if all(one.memory_bytes >= one.slice.memory_bytes for one in parts):
+            return PodFields(limits=build_pod_limits(parts).limits, scheduler=KAI_SCHEDULER)
+        if len(parts) > 1:
+            raise ValueError(f"{replica}: KAI gives a part of one GPU, or whole GPUs: request whole GPUs")
+        fraction = part.memory_bytes * 1000 // part.slice.memory_bytes / 1000
+        return PodFields(
+            annotations={KAI_MEMORY: str(max(1, in_mib(part.memory_bytes)))},
+            memory_fraction=max(0.001, fraction),
+            scheduler=KAI_SCHEDULER,
+        )

@@ -14,14 +14,11 @@ from msgspec.structs import replace
 
 from autoscaler.slicing import vendors
 from autoscaler.slicing.base import NodeFacts, PodFields, Slicer, SliceShare
-from autoscaler.slicing.device_plugin import Mps, TimeSlice, WholeGpu
 from autoscaler.slicing.dra import Dra
-from autoscaler.slicing.hami import CORDON, HANDSHAKE, NVIDIA, Hami, HamiAllocation, parse_allocations
-from autoscaler.slicing.kai import Kai
+from autoscaler.slicing.hami import CORDON, HANDSHAKE, NVIDIA, Hami, HamiAllocation, Volcano, parse_allocations
+from autoscaler.slicing.hami import VOLCANO_NAMES as VOLCANO
 from autoscaler.slicing.mig import MIXED, Mig
-from autoscaler.slicing.nvidia_sharing import RESOURCES
-from autoscaler.slicing.volcano import WORDS as VOLCANO
-from autoscaler.slicing.volcano import Volcano
+from autoscaler.slicing.nvidia_sharing import RESOURCES, Kai, Mps, TimeSlice, WholeGpu
 from autoscaler.spec.settings import PriorityClass
 from autoscaler.state.world import Replica, Slice, SliceId
 
@@ -112,10 +109,7 @@ def parse_hami_allocations(annotations: Mapping[str, str]) -> tuple[HamiAllocati
 
 
 def build_pod_fields(
-    replica: Replica,
-    known: Mapping[SliceId, Slice],
-    ranked: PriorityClass | None = None,
-    instead: Sequence[Slice] = (),
+    replica: Replica, known: Mapping[SliceId, Slice], ranked: PriorityClass | None = None, instead: Sequence[Slice] = ()
 ) -> PodFields | None:
     """Build the resource request of a replica's pod; None if a slice is unknown. All slices are of one kind.
     `ranked`: Settings of its model's priority class; `instead`: alternatives to its only slice.

@@ -39,9 +39,7 @@ def is_stored(artifact: str | None) -> bool:
 
 
 def normalize_artifact(artifact: str) -> str:
-    """Return the canonical name: `oci://docker.io/ada:1` is `oci://docker.io/library/ada:1`; registries are in lower
-    case.
-    """
+    """Return the canonical name: `oci://DOCKER.io/ada:1` is `oci://docker.io/library/ada:1`."""
     scheme, found, rest = artifact.partition("://")
     if not found or scheme != "oci":
         return artifact

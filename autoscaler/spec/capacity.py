@@ -154,10 +154,7 @@ class ProviderSettings(Part, frozen=True):
 
 
 def kinds_of(providers: Sequence[ProviderSettings]) -> tuple[str, ...]:
-    """Return all provider kinds, each once, and PUBLISH if a provider publishes devices.
-
-    They decide which permissions are required.
-    """
+    """Return the provider kinds, and PUBLISH if one publishes devices: they decide which permissions are required."""
     publish = (PUBLISH for one in providers if one.redfish is not None and one.redfish.publish)
     return tuple(dict.fromkeys((*(kind for one in providers for kind in one.kinds), *publish)))
 

@@ -22,7 +22,6 @@ _NAMES = {
 }
 _PART = re.compile(r"(\*|[0-9a-z]+(?:-[0-9a-z]+)?)(?:/([0-9]{1,2}))?")
 TEXT_MAX = 100
-DAY_S = 86_400.0
 
 
 class Cron(NamedTuple):
@@ -91,10 +90,7 @@ def _number(text: str, what: str) -> int | None:
 
 
 def list_occurrences(text: str, zone: str, since_s: float, until_s: float) -> list[float]:
-    """Return all times of an expression from `since_s` to `until_s`, in order.
-
-    Raises ValueError for a wrong expression or an unknown time zone.
-    """
+    """Return all times from `since_s` to `until_s`, in order. Raises ValueError for an invalid expression or zone."""
     where = zone_of(zone)
     day = datetime.fromtimestamp(since_s, where).date() - timedelta(days=1)
     last = datetime.fromtimestamp(until_s, where).date()

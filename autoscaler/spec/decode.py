@@ -43,10 +43,7 @@ class WrongKeyError(Exception):
 
 
 def decode_value(value: object, kind: type[T], *, at: Path = ()) -> T:
-    """Decode `value` to `kind` (a Part, or the type of one of its fields).
-
-    Raises WrongKeyError with a path below `at`.
-    """
+    """Decode `value` to `kind` (a Part, or the type of a field). Raises WrongKeyError with a path below `at`."""
     try:
         return msgspec.convert(value, kind, strict=True, dec_hook=_size)
     except msgspec.ValidationError as error:

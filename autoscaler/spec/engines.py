@@ -104,10 +104,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fill_template(template: tuple[Word, ...], values: Mapping[str, str | None]) -> Iterator[str]:
-    """Yield the words of a template with their values.
-
-    Raises EngineError for a missing value outside an optional group.
-    """
+    """Yield the words of a template with their values. Raises EngineError if a required value is missing."""
     for word in template:
         if isinstance(word, tuple):
             if all(values.get(name) is not None for part in word for name in PLACEHOLDER.findall(part)):

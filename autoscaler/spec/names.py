@@ -62,9 +62,7 @@ def resolve_model_conflicts(files: Sequence[Model], others: Mapping[Origin, Mode
 def resolve_tenant_conflicts(
     files: Sequence[Tenant], others: Sequence[Tenant]
 ) -> tuple[tuple[Tenant, ...], dict[TenantName, str]]:
-    """Return the Tenants of files and the others, oldest first, and for each a sentence about the keys and names that
-    it lost.
-    """
+    """Return the Tenants of files and the others, oldest first, each with a sentence on keys and names that it lost."""
     tenants = {tenant.name: tenant for tenant in files}
     owners = {key.sha256: tenant.name for tenant in files for key in tenant.spec.keys}
     taken: dict[TenantName, str] = {}

@@ -52,7 +52,7 @@ class YamlError(Exception):
         self.document, self.path = document, path[:PATH_PARTS_MAX]
 
     def in_file(self, name: str) -> str:
-        """Return one line: FILE: document N: KEY PATH: line L: what is wrong."""
+        """Return one line: FILE: document N: KEY PATH: line L: the problem."""
         document = f"document {self.document}" if self.document else ""
         return one_line(": ".join(part for part in (name, document, format_path(self.path), str(self)) if part))
 

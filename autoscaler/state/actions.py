@@ -6,10 +6,14 @@ raises if the table does not allow it. So the World shows an ordered change befo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.state.capacity_orders import AcquireOrder, LeaseId, ReleaseOrder
+from autoscaler.state.events import Transition
 from autoscaler.state.mig import CutOrder
-from autoscaler.state.world import Fact, Replica, SliceId
+from autoscaler.state.world import Fact, Replica, SliceId, World
 
 
 class StartReplica(Fact, frozen=True, tag_field="kind", tag="start"):
@@ -20,9 +24,7 @@ class StartReplica(Fact, frozen=True, tag_field="kind", tag="start"):
 
 
 class DrainReplica(Fact, frozen=True, tag_field="kind", tag="drain"):
-    """Send no new requests to a replica; stop it when all known gateways have acknowledged or the
-    grace period is over.
-    """
+    """Send a replica no new requests; stop it once all known gateways acknowledged or the grace period is over."""
 
     replica: ReplicaId
     reason: str
@@ -41,10 +43,7 @@ class ReviveReplica(Fact, frozen=True, tag_field="kind", tag="revive"):
 
 
 class StopReplica(Fact, frozen=True, tag_field="kind", tag="stop"):
-    """Stop a replica: SIGTERM, kill after `grace_s`.
-
-    It was draining and acknowledged, or it is failed or pending (drop).
-    """
+    """Stop a replica: SIGTERM, kill after `grace_s`. It was drained and acknowledged, or is failed or pending."""
 
     replica: ReplicaId
     grace_s: float
@@ -52,20 +51,14 @@ class StopReplica(Fact, frozen=True, tag_field="kind", tag="stop"):
 
 
 class FailReplica(Fact, frozen=True, tag_field="kind", tag="fail"):
-    """Fail a start that exceeded `start.secondsMax`.
-
-    The replica counts as broken (table verb "broke") and is then stopped.
-    """
+    """Fail a start that exceeded `start.secondsMax`: the replica is broken (table verb "broke") and then stopped."""
 
     replica: ReplicaId
     reason: str
 
 
 class FailStart(Fact, frozen=True, tag_field="kind", tag="fail-start"):
-    """Do not attempt a start that would certainly fail.
-
-    Waiting requests fail, and the next attempt follows after a pause.
-    """
+    """Do not attempt a start that would certainly fail. Waiting requests fail; the next attempt follows a pause."""
 
     model: ModelName
     reason: str
@@ -79,11 +72,7 @@ class CutNode(Fact, frozen=True, tag_field="kind", tag="cut"):
 
 
 class AcquireLease(Fact, frozen=True, tag_field="kind", tag="acquire"):
-    """Order capacity for replicas without a place.
-
-    It is repeated while the provider does not show the order; the name identifies the order, so a repetition is the
-    same order.
-    """
+    """Order capacity for replicas without a place; repeated under the same name until the provider shows it."""
 
     order: AcquireOrder
     reason: str
@@ -118,9 +107,7 @@ class Unmet(Fact, frozen=True):
     slices: tuple[SliceId, ...] = ()
     """Slices on which a place is being made, or that are being added."""
     ready_s: float | None = None
-    """The expected time until a replica is ready on capacity that was ordered for it, in seconds. Infinite: unknown;
-    None: nothing was ordered.
-    """
+    """Expected seconds until a replica is ready on capacity ordered for it. Infinite: unknown; None: no order."""
     lease: LeaseId | None = None
     """The capacity order that is in progress for it."""
 
@@ -131,8 +118,30 @@ class Plan(Fact, frozen=True):
     actions: tuple[Action, ...] = ()
     unmet: tuple[Unmet, ...] = ()
     next_s: float | None = None
-    """The next time at which the Plan changes without an observation (an idle window or a back-off
-    ends). None: never.
-    """
+    """When the Plan next changes without an observation (an idle window or a back-off ends). None: never."""
     tries: tuple[ModelName, ...] = ()
     """Models that it starts or makes room for. Before execution, a driver checks whether they can start."""
+
+
+class Decided(Protocol):
+    """One step of the loop."""
+
+    @property
+    def before(self) -> World:
+        """The `World` before the step."""
+
+    @property
+    def after(self) -> World:
+        """The `World` after the step."""
+
+    @property
+    def plan(self) -> Plan:
+        """The last plan of the step."""
+
+    @property
+    def actions(self) -> Sequence[Action]:
+        """The Actions that were executed."""
+
+    @property
+    def transitions(self) -> Sequence[Transition]:
+        """The state transitions of replicas."""

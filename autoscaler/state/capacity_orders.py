@@ -23,11 +23,7 @@ _UNSAFE = re.compile(r"[^a-z0-9-]+")
 
 
 def lease_intent_key(provider: str, owner: ModelName, number: int) -> str:
-    """Return the idempotency key of a capacity order: the `number`th concurrent order of its owner.
-
-    The provider's name is part of the key, so that installations with different provider names can share a cluster or a
-    fabric.
-    """
+    """Return the idempotency key of an owner's order. Installations with other provider names may share the fabric."""
     return hashlib.sha256(f"capacity/{provider}/{owner}/{number}".encode()).hexdigest()[:10]
 
 
@@ -66,10 +62,7 @@ class OfferId(NamedTuple):
 
 
 class OfferKind(NamedTuple):
-    """The kind of an offer, by which lead times are measured.
-
-    `node`: devices are attached to it; empty: nodes are added.
-    """
+    """The kind of an offer, by which lead times are measured. `node`: gets the devices; empty: nodes are added."""
 
     provider: str
     product: str
@@ -110,17 +103,13 @@ class Offer(StateRecord, frozen=True):
     many: int = 1
     """The number of such offers available now, each with up to `devices_max` devices."""
     expected_s: float | None = 300.0
-    """The time from the order until the capacity is usable, in seconds, until lead times are measured. None: unknown (a
-    queue).
-    """
+    """Seconds from the order to usable capacity, until lead times are measured. None: unknown (a queue)."""
     confidence: float = 0.9
     """The fraction of such orders that are delivered, until it is measured."""
     lasts_s: float | None = None
     """The maximum time for which the capacity can be held, in seconds. None: unlimited."""
     queued: bool = False
-    """Whether orders wait in a queue, possibly for days. An order is not cancelled for taking long before it is
-    admitted.
-    """
+    """Whether orders wait in a queue, maybe for days. An order is not cancelled for a long wait before admission."""
     room: bool = False
     """Whether the capacity is a part of existing nodes: no device is added, and other pods run on the node."""
 
@@ -187,9 +176,7 @@ class Lease(StateRecord, frozen=True):
     offer: Offer
     devices: int
     owner: ModelName
-    """The Model for which it was ordered and to which idle time is charged; or a claim
-    (`autoscaler.state.device_claims`).
-    """
+    """The Model that it was ordered for and idle time is charged to; or a claim (`autoscaler.state.device_claims`)."""
     asked_s: float
     sent_s: float
     """When the order was last sent. It is repeated because a response may be lost."""
@@ -278,9 +265,7 @@ class BackedOffOffer(StateRecord, frozen=True):
 
 
 class Group(StateRecord, frozen=True):
-    """Machines of which other controllers create nodes: a MachineSet or MachineDeployment
-    (`autoscaler.capacity.machine_groups`).
-    """
+    """Machines whose nodes others create: a MachineSet or MachineDeployment (`autoscaler.capacity.machine_groups`)."""
 
     name: str
     """A name such as `MachineSet default/t4`."""

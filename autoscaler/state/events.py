@@ -13,9 +13,19 @@ from autoscaler.spec.settings import Settings
 from autoscaler.spec.tenant import Tenant
 from autoscaler.state.images import Image
 from autoscaler.state.lifecycle import ReplicaState
-from autoscaler.state.placement_value import PlacementValues
 from autoscaler.state.resources import HostAmount, HostResources
-from autoscaler.state.world import ClusterFacts, Copy, Fact, History, NodeId, Placing, PodRef, Slice, SliceId
+from autoscaler.state.world import (
+    ClusterFacts,
+    Copy,
+    Fact,
+    History,
+    NodeId,
+    PlacementValues,
+    Placing,
+    PodRef,
+    Slice,
+    SliceId,
+)
 
 
 class Seen(StrEnum):
@@ -29,9 +39,7 @@ class Seen(StrEnum):
     TAKEN = "taken"
     """Another program ends it and allows time for requests. It gets no new requests and cannot be kept."""
     LEAVING = "leaving"
-    """An earlier leader or another program ordered its end, or its machine ended it (a full disk). It counts as ordered
-    to stop.
-    """
+    """An earlier leader, another program or its machine (a full disk) ended it. It counts as ordered to stop."""
     EXITED = "exited"
     """The main process ended; other processes or objects may remain."""
     CLEAN = "clean"
@@ -181,10 +189,7 @@ class HistorySeen(Fact, frozen=True):
 
 
 class LessonLearnt(Fact, frozen=True):
-    """Placement values were learned or loaded.
-
-    They are valid (`autoscaler.placement.learning.training.decode_placement_values`).
-    """
+    """Placement values were learned or loaded. They are valid (`training.decode_placement_values`)."""
 
     lesson: PlacementValues
 

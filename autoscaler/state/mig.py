@@ -25,9 +25,7 @@ class CutOrder(StateRecord, frozen=True):
     """The number of consecutive orders for the node including this one, if the earlier ones failed."""
     asked_s: float = 0.0
     before: str = ""
-    """The node's configuration at the time of the decision. If it has changed, another program
-    repartitions the node.
-    """
+    """The node's configuration at the time of the decision. If it has changed, another program repartitions it."""
 
 
 class MigNode(StateRecord, frozen=True):

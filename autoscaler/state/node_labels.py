@@ -56,10 +56,7 @@ def can_label_appear(key: str, coming: PendingLabels) -> bool:
 
 
 def filter_provisioning_labels(selector: Mapping[str, str]) -> dict[str, str]:
-    """Return the labels by which any node autoscaler can select a node: topology and machine labels.
-
-    A new node with another value of these would be useless, and another node would be ordered after it.
-    """
+    """Return the labels by which any node autoscaler selects nodes: without them a new node could be useless."""
     return {key: of for key, of in selector.items() if key in MACHINES or key.rpartition("/")[0].startswith(TOPOLOGY)}
 
 
@@ -78,19 +75,12 @@ class Taint(NamedTuple):
     value: str
     effect: str
 
-    @property
-    def keeps_away(self) -> bool:
-        """Whether pods without a matching toleration are kept off the node."""
-        return self.effect != "PreferNoSchedule"
-
     def __str__(self) -> str:
         return f"{self.key}={self.value}:{self.effect}" if self.value else f"{self.key}:{self.effect}"
 
 
 class NodeBackoff(NamedTuple):
-    """A time in which a Model is not placed on a node, because its pod was not scheduled
-    (`autoscaler.queries.unschedulable_replicas`).
-    """
+    """A time in which a Model avoids a node that did not get its pod (`autoscaler.queries.unschedulable_replicas`)."""
 
     until_s: float
     times: int
@@ -104,7 +94,7 @@ def merge_tolerations(defaults: Pod | None, own: Pod) -> tuple[Toleration, ...]:
 
 def find_untolerated_taint(taints: Iterable[Taint], tolerated: Sequence[Toleration]) -> Taint | None:
     """Return the first taint that keeps off a pod with these tolerations; None: there is no such taint."""
-    hard = (taint for taint in taints if taint.keeps_away)
+    hard = (taint for taint in taints if taint.effect != "PreferNoSchedule")
     return next((taint for taint in hard if not any(_covers(one, taint) for one in tolerated)), None)
 
 

@@ -25,10 +25,7 @@ class CordonTarget(NamedTuple):
 
 
 class Cordon(StateRecord, frozen=True):
-    """An operator's order: nothing new is placed on a device or node.
-
-    It applies until it is removed, also over a restart.
-    """
+    """An operator's order: nothing new is placed on a device or node until it is removed, also after a restart."""
 
     place: CordonTarget
     node: str
@@ -63,9 +60,7 @@ class NodeAgentStatus(StateRecord, frozen=True):
     looked_s: float = 0.0
     """When the agent collected the report."""
     pods_before: tuple[PodDevices, ...] = ()
-    """Pods that are no longer in the report and the devices that they had, newest last
-    (`autoscaler.fold.operator_orders`).
-    """
+    """Pods no longer in the report, with their devices, newest last (`autoscaler.fold.operator_orders`)."""
 
     unhealthy: tuple[str, ...] = ()
     """Derived from `report`: the unhealthy devices."""

@@ -49,9 +49,9 @@ NOTHING: Final = HostAmount()
 
 
 class HostResources(NamedTuple):
-    """The CPU and memory of a node, and what is left of them.
+    """The CPU and memory of a node, and their remainder.
 
-    In the World only pods of others reduce what is left; in the search index all pods do. `coming` is held by replicas
+    In the World only pods of others reduce the remainder; in the search index all pods do. `coming` is held by replicas
     that are stopping, and not promised to another replica yet.
     """
 
@@ -86,7 +86,7 @@ class HostResources(NamedTuple):
         return self.having(self.left.less(taken))
 
     def promised(self, need: HostAmount) -> HostResources:
-        """Return the node after `need` was promised: first from what is left, then from what is coming."""
+        """Return the node after `need` was promised: first from the remainder, then from what is coming."""
         now = need.less(need.less(self.left.most(NOTHING)).most(NOTHING))
         return self.having(self.left.less(now))._replace(coming=self.coming.less(need.less(now)))
 
@@ -221,10 +221,7 @@ class RequestShape(NamedTuple):
         return room if lane.shared else lane.room
 
     def rank(self, product: str) -> int | None:
-        """Return the position of the first matching entry, 0 if there are no entries, None if nothing matches.
-
-        An entry is one glob, or several separated by EITHER. Matching ignores case.
-        """
+        """Return the position of the first match; 0: no entries; None: no match. EITHER separates the globs of one."""
         if not self.products:
             return 0
         low = product.lower()

@@ -2,7 +2,8 @@
 
 The types only; `autoscaler.fold.fold` computes the next World from a World and a batch of observations
 (`autoscaler.state.events`). Records are frozen and replaced as a whole. All times are seconds of one monotonic clock
-(`now_s`), which the caller passes.
+(`now_s`), which the caller passes. `autoscaler.placement.learning.training` creates and decodes the learned
+`PlacementValues`, which are also stored in the state directory and sent between processes.
 """
 
 from __future__ import annotations
@@ -33,8 +34,36 @@ from autoscaler.state.lifecycle import ReplicaState
 from autoscaler.state.mig import Intent, MigNode
 from autoscaler.state.node_labels import NodeBackoff, PendingLabels, Taint
 from autoscaler.state.operator_orders import Cordon, CordonTarget, NodeAgentStatus, StopOrder
-from autoscaler.state.placement_value import PlacementValues
-from autoscaler.state.resources import NOTHING, HostAmount, HostResources, Isolation
+from autoscaler.state.resources import NOTHING, HostAmount, HostResources, Isolation, RequestFrequency, SliceClass
+
+
+class Alike(NamedTuple):
+    """Nodes that are equal when they are empty, and their number."""
+
+    lanes: tuple[SliceClass, ...]
+    cpu_milli: int
+    host_bytes: int
+    many: int
+
+
+class TrainingInput(msgspec.Struct, frozen=True, kw_only=True):
+    """The input of learning. It determines the result: equal inputs give equal PlacementValues."""
+
+    nodes: tuple[Alike, ...]
+    demand: tuple[RequestFrequency, ...]
+    seed: int
+
+
+class PlacementValues(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of learning from a TrainingInput."""
+
+    exercise: TrainingInput
+    values: bytes
+    """Tables of `autoscaler.placement.index.residual_waste_tables`: each number in four bytes, little-endian."""
+    prices: bytes
+    learnt: bool = True
+    """Whether the values come from replays. False: they only contain how often each size is requested."""
+
 
 SliceId = NewType("SliceId", str)
 DeviceId = NewType("DeviceId", str)
@@ -340,7 +369,7 @@ class Fault(Fact, frozen=True):
 
 
 class MpsServerFailure(Fact, frozen=True):
-    """Replicas of one MPS server that ended together, presumably with it (`autoscaler.queries.mps_failures`)."""
+    """Replicas of one MPS server that ended together, presumably with it (`autoscaler.queries.device_health`)."""
 
     first_s: float
     """When the first of them ended."""

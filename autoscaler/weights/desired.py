@@ -6,11 +6,17 @@ not get weights only because a copy exists.
 
 Some weights do not need an agent: an engine that gets a Hub artifact by name fetches it itself, with its own login,
 into its own pod. No engine supports a pattern of files (`?include=`).
+
+An artifact that no agent has inspected is assigned to one agent. A connected agent that reports nothing about its task
+is replaced within SILENT_S, one without a result within SLOW_S. So a problem of one node (an unreachable registry, an
+inspection that hangs) delays a model no longer than that, and all agents take part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from math import inf
 from typing import NamedTuple
 
 from autoscaler.agent_contract import (
@@ -46,8 +52,7 @@ def find_unfetched_artifact(model: Model) -> str | None:
 
 
 AGENT_S_MAX = 30.0
-"""How long a replica waits for a node agent that does not report before its start fails. Replacing an agent takes
-less."""
+"""How long a replica waits for a node agent that does not report before its start fails: longer than a replacement."""
 BEGINS = frozenset((S.PENDING, S.STARTING))
 NO_IMAGES: Mapping[NodeId, tuple[ImageWant, ...]] = {}
 NO_FABRIC: Mapping[NodeId, tuple[FabricWant, ...]] = {}
@@ -113,7 +118,7 @@ def build_node_wants(
     """Return the wants of each node that has any.
 
     `early`: from `list_promised_placements`; `images`: from `autoscaler.weights.image_prepull`; `looks`: from
-    `autoscaler.weights.inspection`; `fabric`: from `autoscaler.capacity.fabric_agents`.
+    `autoscaler.weights.desired`; `fabric`: from `autoscaler.capacity.fabric_agents`.
     """
     waiting: dict[NodeId, dict[WeightsRequest, list[Replica]]] = {}
     held: dict[NodeId, set[str]] = {}
@@ -258,3 +263,80 @@ def choose_adapter(found: Sequence[str], name: str) -> str:
     if not ADAPTER_PATH.fullmatch(f"file:///{found[0] or '.'}"):
         raise EngineError(f"adapter {name}: {found[0]} contains one of , : = which engines interpret; rename it")
     return found[0]
+
+
+SILENT_S = 6.0
+"""An agent reports its task within one or two seconds; `autoscaler.planner.reconcile` waits for two agents."""
+SLOW_S = 60.0
+"""As long as an agent waits between two of its own attempts."""
+
+
+class _Turn(NamedTuple):
+    node: NodeId
+    since_s: float | None
+    """None before any step."""
+    tried: frozenset[NodeId] = frozenset()
+    """Nodes that had the task before and found no result."""
+
+
+class InspectionAssigner:
+    """Assignments by one process, to the agents that are connected to it."""
+
+    def __init__(self) -> None:
+        self._turns: dict[WeightsRequest, _Turn] = {}
+        self.next_s = inf
+        """The time at which an assignment changes without an observation."""
+
+    def looks(
+        self, world: World, agents: Collection[NodeId], now_s: float | None
+    ) -> Iterator[tuple[NodeId, WeightsRequest]]:
+        """Yield the current assignments. `agents`: the connected agents; `now_s`: None before the first step."""
+        before, self._turns, self.next_s = self._turns, {}, inf
+        live = frozenset(agents if now_s is None else (one for one in agents if _lives(world, one, now_s)))
+        for request in sorted(list_uninspected_artifacts(world)) if agents else ():
+            turn = self._turns[request] = _turn(world, before.get(request), request, live or frozenset(agents), now_s)
+            if turn.since_s is not None:
+                self.next_s = min(self.next_s, _ends_s(world, turn, request))
+            yield turn.node, request
+
+
+def list_uninspected_artifacts(world: World) -> set[WeightsRequest]:
+    """Return the artifacts that an agent must inspect and none has."""
+    return {
+        look
+        for model in world.models.values()
+        for request in build_weights_requests(world, model).values()
+        if not _known(world, look := request._replace(look=True), image=request.look, header=should_read_header(model))
+    }
+
+
+def _known(world: World, look: WeightsRequest, *, image: bool, header: bool) -> bool:
+    """Return whether all that is needed is known: that it is an `image`, needed to start a pod, and its `header`."""
+    said = world.learned.looked.get(look) or WeightsReport(artifact=look.artifact)
+    return not (image and said.image is None) and (not header or bool(said.header or said.no_header))
+
+
+def _turn(
+    world: World, before: _Turn | None, request: WeightsRequest, live: frozenset[NodeId], now_s: float | None
+) -> _Turn:
+    tried = frozenset[NodeId]() if before is None else before.tried
+    if before is not None and before.since_s is not None and (now_s or 0.0) >= _ends_s(world, before, request):
+        tried |= {before.node}
+    left = live - tried
+    if not left:  # all had the task: restart the rotation
+        tried, left = frozenset(), live
+    node = min(left, key=lambda one: (zlib.crc32(f"{one} {request}".encode()), one))
+    same = before is not None and before.node == node and before.tried == tried
+    since_s = before.since_s if before is not None and same and before.since_s is not None else now_s
+    return _Turn(node, since_s, tried)
+
+
+def _ends_s(world: World, turn: _Turn, request: WeightsRequest) -> float:
+    node = world.nodes.agents.get(turn.node)
+    says = node is not None and any(read_weights_request(one) == request for one in node.report.weights)
+    return (turn.since_s or 0.0) + (SLOW_S if says else SILENT_S)
+
+
+def _lives(world: World, name: NodeId, now_s: float) -> bool:
+    node = world.nodes.agents.get(name)
+    return node is not None and is_report_fresh(node, now_s) and node.report.brings

@@ -71,9 +71,10 @@ def list_peers(world: World, wants: Mapping[NodeId, NodeWants], artifact: str, n
         if not report.peer or not is_report_fresh(world.nodes.agents[name], now_s):
             continue
         digest, pulls = _digest(report, artifact)
+        wanted = wants[NodeId(name)].wants if NodeId(name) in wants else ()
         if digest or Copy(artifact=artifact, node=NodeId(name)) in world.nodes.copies:
             whole.append(NodePeer(node=name, url=report.peer, digest=digest))
-        elif pulls or _is_wanted(wants.get(NodeId(name)), artifact):
+        elif pulls or any(one.artifact == artifact and not one.look for one in wanted):
             coming.append(NodePeer(node=name, url=report.peer))
     return Having(tuple(whole), tuple(coming))
 
@@ -95,7 +96,3 @@ def _digest(report: NodeReport, artifact: str) -> tuple[str, bool]:
     """Return the digest reported for the artifact, and whether the agent pulls it. An inspection does not count."""
     pulls = [one for one in report.weights if one.artifact == artifact and not one.look]
     return next((one.digest for one in pulls if one.digest), ""), bool(pulls)
-
-
-def _is_wanted(wants: NodeWants | None, artifact: str) -> bool:
-    return wants is not None and any(one.artifact == artifact and not one.look for one in wants.wants)

@@ -6,7 +6,6 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-import autoscaler.placement.index.elastic
 from autoscaler.contract import ModelName
 from autoscaler.placement.index.elastic import Elastic
 from autoscaler.placement.index.index import SliceIndex
@@ -42,9 +41,16 @@ def draws(seed: int) -> Draw:
     return random.Random(seed).randrange
 
 
+def make_elastic(kind: RequestShape) -> RequestShape:
+    """Return the shape with nine tenths of its memory as minimum. Requests for whole devices are returned unchanged."""
+    if kind.devices != 1 or kind.memory_bytes <= 1:
+        return kind
+    return kind._replace(spare_bytes=kind.memory_bytes // 10)
+
+
 def elastic(one: openb.Kind) -> RequestShape:
     """Convert a request of the trace that can do with less, if it shares."""
-    return autoscaler.placement.index.elastic.make_elastic(kind(one)) if one.shares else kind(one)
+    return make_elastic(kind(one)) if one.shares else kind(one)
 
 
 def learn(

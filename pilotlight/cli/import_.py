@@ -16,7 +16,7 @@ from typing import NamedTuple
 import click
 
 from autoscaler.documents.load import DocumentError
-from autoscaler.importers import lingo, modelfile, ollama
+from autoscaler.importers import lingo, ollama
 from autoscaler.importers.kubeai import models
 from autoscaler.importers.llama_swap import config
 from autoscaler.importers.result import ConversionResult, refuse_duplicate_names, to_json, to_yaml
@@ -116,7 +116,7 @@ def _ollama(files: Sequence[Path], name: str) -> list[ConversionResult]:
 
 def _modelfile(path: Path, name: str, known: dict[str, str]) -> ConversionResult:
     text = _text(path)
-    called = name or modelfile.parse_name_comment(text) or _name_of(path)
+    called = name or ollama.parse_name_comment(text) or _name_of(path)
     if not called:
         raise click.UsageError(f"{_shown(path)}: a Modelfile does not contain the name of its model: add --name")
     folder = Path.cwd() if path == STDIN else path.absolute().parent

@@ -26,8 +26,7 @@ from autoscaler.drivers.driver import Driver
 from autoscaler.drivers.local.cordon_file import CordonFile
 from autoscaler.drivers.local.devices import Devices
 from autoscaler.drivers.local.driver import LocalDriver
-from autoscaler.drivers.local.history_file import HistoryFile
-from autoscaler.drivers.local.lessons import LessonFile
+from autoscaler.drivers.local.learned_files import HistoryFile, LessonFile
 from autoscaler.drivers.local.nvml import open_nvml
 from autoscaler.drivers.local.processes import become_subreaper
 from autoscaler.drivers.local.state_directory import StateDirectory, StateError

@@ -16,7 +16,7 @@ import msgspec
 
 from autoscaler.placement.learning import training
 from autoscaler.placement.learning.learner import Draw
-from autoscaler.state.placement_value import PlacementValues, TrainingInput
+from autoscaler.state.world import PlacementValues, TrainingInput
 from pilotlight import process
 
 CPU_S_MAX = 1800

@@ -16,12 +16,11 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from autoscaler.controller.loop import Loop
-from autoscaler.drivers.local.lessons import LessonFile
+from autoscaler.drivers.local.learned_files import LessonFile
 from autoscaler.placement.learning import training
 from autoscaler.placement.learning.training import Tried
 from autoscaler.state.events import LessonLearnt
-from autoscaler.state.placement_value import PlacementValues, TrainingInput
-from autoscaler.state.world import World
+from autoscaler.state.world import PlacementValues, TrainingInput, World
 from pilotlight.output import write_stderr
 from pilotlight.processes.supervisor import select_module_flag
 

@@ -46,8 +46,8 @@ ROWS: dict[str, tuple[str, ...]] = {
     "search for consolidation of paid capacity": ("autoscaler.rearrange.consolidation.LEASES_MAX",),
     "search for a smaller set of victims": (
         "autoscaler.placement.minimal_eviction.STEPS_MAX",
-        "autoscaler.placement.minimal_eviction_input.MOVERS_MAX",
-        "autoscaler.placement.minimal_eviction_input.PLACES_MAX",
+        "autoscaler.placement.minimal_eviction.MOVERS_MAX",
+        "autoscaler.placement.minimal_eviction.PLACES_MAX",
     ),
     "MIG repartitioning of nodes": (
         "autoscaler.rearrange.mig_repartition.EVERY_S",
@@ -210,8 +210,8 @@ ROWS: dict[str, tuple[str, ...]] = {
         "artifacts.store.store.AWAY_WAIT_S",
     ),
     "agent that was selected for an inspection: without a report; without a result": (
-        "autoscaler.weights.inspection.SILENT_S",
-        "autoscaler.weights.inspection.SLOW_S",
+        "autoscaler.weights.desired.SILENT_S",
+        "autoscaler.weights.desired.SLOW_S",
     ),
     "agent: one header in a report; all headers in a report": (
         "pilotlight.models.remote_header.CHARS_MAX",
@@ -350,8 +350,8 @@ ROWS: dict[str, tuple[str, ...]] = {
         "pilotlight.output.LINE_BYTES_MAX",
     ),
     "local driver: free space on the disk of the state directory for a start; check interval": (
-        "autoscaler.drivers.local.disk_space.BYTES_MIN",
-        "autoscaler.drivers.local.disk_space.LOOK_S",
+        "autoscaler.drivers.local.engine_logs.BYTES_MIN",
+        "autoscaler.drivers.local.engine_logs.LOOK_S",
     ),
     "named pipe given as a file: without data": ("pilotlight.bounded_files.PIPE_WAIT_S",),
     "certificate file; token file": (

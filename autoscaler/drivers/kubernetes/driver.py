@@ -38,8 +38,7 @@ from autoscaler.drivers.kubernetes.objects.replica_events import (
     is_news,
     with_finalizers,
 )
-from autoscaler.drivers.kubernetes.objects.replica_pod import PodSeen
-from autoscaler.drivers.kubernetes.objects.start_timing import StartTiming
+from autoscaler.drivers.kubernetes.objects.replica_pod import PodSeen, StartTiming
 from autoscaler.drivers.kubernetes.pending_starts import VOLUMES, Bringing, Policies, RefusedStarts
 from autoscaler.drivers.kubernetes.pod_builder import PodBuilder
 from autoscaler.drivers.kubernetes.pod_events import PodEvents
@@ -149,18 +148,14 @@ class KubernetesDriver:
             )
 
     def lead(self) -> None:
-        """Become the leader: report everything again, ending with `Synced`, and finish the incomplete orders of
-        previous leaders. During adoption this call has no effect, because adoption ends with the same steps.
-        """
+        """Become the leader: report everything, ending with `Synced`, and finish orders. Adoption does the same."""
         if self._listens:
             self._order(
                 NO_MODEL, retry_until_success(self._lead, fault_reporter(NO_MODEL, self._observe, "change of leader"))
             )
 
     async def _lead(self) -> None:
-        """Take over. Refresh first: the watch may lag behind the previous leader's last writes, which would be
-        repeated.
-        """
+        """Take over. Refresh first: the watch may lag behind the last leader's writes, which would be repeated."""
         trouble = ""
         while True:
             try:
@@ -225,9 +220,7 @@ class KubernetesDriver:
         self._observe((failed, build_podless_observation(replica, Seen.CLEAN, proof=proof_of_clean.ASSUMED)))
 
     def stop(self, replica: Replica, grace_s: float) -> None:
-        """Delete the replica's pod with this grace period, which later orders can only shorten. A replica without a pod
-        is reported as CLEAN.
-        """
+        """Delete its pod with this grace period, which later orders only shorten. A replica without one is CLEAN."""
         self._stopping.add(replica.id)
         self._bringing.stop(replica.id)
         self._order(replica.model, self._orders.delete(replica, grace_s))

@@ -140,9 +140,7 @@ class RefusedStarts:
 
 
 class Policies:
-    """Watches the ResourceQuotas and LimitRanges of a namespace. `changed` is called when a limit changes; usage is
-    ignored.
-    """
+    """Watches a namespace's ResourceQuotas and LimitRanges. `changed` is called for a new limit, not new usage."""
 
     def __init__(self, api: Api, namespace: str, changed: Callable[[], None]) -> None:
         def on_change(_: list[Change[Object]]) -> None:

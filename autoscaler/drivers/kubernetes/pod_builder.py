@@ -93,9 +93,7 @@ class PodBuilder(NamedTuple):
         return Made(pod, wanted, seen.objects if seen is not None else ())
 
     def _evicted(self, replica: Replica) -> bool:
-        """Return whether Karpenter may evict the pod. It does so without a drain, and an engine that gets SIGTERM at
-        once aborts its requests.
-        """
+        """Whether Karpenter may evict the pod: it does not drain, and the SIGTERM aborts requests of some engines."""
         if self.inventory is None:
             return True
         node = pods.parse_node_name(replica.resources.slices) if replica.resources.slices else None

@@ -27,9 +27,7 @@ class PodStateCallback(Protocol):
 
 
 class ReadinessProber:
-    """Probes the pods of one driver. `last_seen` returns the last observation of a replica; `faults` returns the
-    function that reports exceptions of a model.
-    """
+    """Probes the pods of one driver. `last_seen`: last observation of a replica; `faults`: reports its exceptions."""
 
     def __init__(  # noqa: PLR0917  pods, tasks, then callbacks, rate and clock
         self,
@@ -79,7 +77,7 @@ class ReadinessProber:
         """Return whether, according to the watch, this pod has the address; addresses are reused."""
         now = self._pods.items.get(ObjectKey(pod.namespace, pod.name))
         there = now is not None and (now.uid, now.ip) == (pod.uid, pod.ip) and not now.leaving
-        return there and not self._older(pod)
+        return there and all((one.started_unix_s or 0.0) <= (pod.started_unix_s or 0.0) for one in self._at(pod.ip))
 
     def look_for_namesake(self, pod: PodSeen) -> None:
         """Report older pods at the address of this one as unready: the watch missed that they are gone."""
@@ -88,10 +86,6 @@ class ReadinessProber:
                 self.stop(other.replica)
                 self._see(other, Seen.UNREADY, reason=f"its address was given to {pod.name}")
                 self._pods.suspect()
-
-    def _older(self, pod: PodSeen) -> bool:
-        """Return whether a younger pod of ours has the same address."""
-        return any((one.started_unix_s or 0.0) > (pod.started_unix_s or 0.0) for one in self._at(pod.ip))
 
     def _at(self, ip: str) -> list[PodSeen]:
         """Return our pods that run at an address according to the watch; normally at most one."""

@@ -25,17 +25,22 @@ from functools import partial
 import msgspec
 
 from autoscaler.contract import ReplicaId
-from autoscaler.drivers.contained import NO_MODEL, fault_reporter, retry_until_success, start_contained_task
+from autoscaler.drivers.contained import (
+    NO_MODEL,
+    fault_reporter,
+    retry_on_shortage,
+    retry_until_success,
+    start_contained_task,
+)
 from autoscaler.drivers.driver import Launch, Launcher, Observe, Supply, WeightsHandle
-from autoscaler.drivers.local import disk_space, engine_logs, processes
+from autoscaler.drivers.local import engine_logs, processes
 from autoscaler.drivers.local.devices import Devices
 from autoscaler.drivers.local.engine_process import EngineProcess, build_record, build_unknown_record
-from autoscaler.drivers.local.pidfd import ProcessWatch
 from autoscaler.drivers.local.ports import HOST, Ports
+from autoscaler.drivers.local.processes import ProcessWatch
 from autoscaler.drivers.local.proof_of_clean import EXITED, kill_all, prove_clean
 from autoscaler.drivers.local.readiness import Readiness
 from autoscaler.drivers.local.state_directory import ReplicaRecord, StateDirectory
-from autoscaler.drivers.retry_on_shortage import retry_on_shortage
 from autoscaler.faults import Failure, attempt, describe_error, reraise_memory_error
 from autoscaler.queries.measured_memory import compute_engine_limits
 from autoscaler.spec.model import Model
@@ -180,7 +185,7 @@ class LocalDriver:
 
     def _begin(self, replica: Replica, model: Model, weights: WeightsHandle | None = None) -> None:
         """Spawn the engine as soon as the disk has space. `weights`: the weights fetched for it."""
-        if disk_space.is_full(disk_space.measure_free_space(self._state.path)):
+        if engine_logs.is_full(engine_logs.measure_free_space(self._state.path)):
             self._begin_with_space(replica, model, weights)
             return
         record = build_record(replica)
@@ -197,7 +202,7 @@ class LocalDriver:
         except Exception as error:  # noqa: BLE001 - foreign code: any exception is a failed start of one model
             reraise_memory_error(error)
             self._forget(replica.id)
-            if disk_space.is_out_of_space(error):
+            if engine_logs.is_out_of_space(error):
                 self._begin_with_space(replica, model, weights)
                 return
             if weights is not None:
@@ -211,13 +216,13 @@ class LocalDriver:
     def _begin_with_space(self, replica: Replica, model: Model, weights: WeightsHandle | None) -> None:
         """Wait for space, unless the replica is stopped meanwhile. It does not count as a failed start."""
         waiting = self._unborn(replica)
-        waiting.waits = disk_space.REASON
+        waiting.waits = engine_logs.REASON
         self._engines[replica.id] = waiting
 
         async def spawn_later() -> None:
             has_space = False
             try:
-                has_space = await disk_space.wait_for_space(self._state.path, waiting.over)
+                has_space = await engine_logs.wait_for_space(self._state.path, waiting.over)
             finally:
                 self._engines.pop(replica.id)
                 if weights is not None and not has_space:
@@ -242,9 +247,7 @@ class LocalDriver:
         )
 
     def stop(self, replica: Replica, grace_s: float) -> None:
-        """Send SIGTERM, and SIGKILL after `grace_s`, which later orders can only shorten. An unknown replica is
-        reported as CLEAN.
-        """
+        """Send SIGTERM, and SIGKILL after `grace_s`, which later orders only shorten. An unknown replica is CLEAN."""
         engine = self._engines.get(replica.id)
         if engine is None:
             # adoption adopted or killed every process with our mark, and no engine is forgotten before its proof
@@ -297,8 +300,10 @@ class LocalDriver:
             reason = await self._end(engine)
         else:
             reason = self._why_it_ended(engine)
-            if disk_space.is_full(disk_space.measure_free_space(self._state.path)):  # does not count as a failed start
-                reason = f"{disk_space.REASON} ({reason})"
+            if engine_logs.is_full(
+                engine_logs.measure_free_space(self._state.path)
+            ):  # does not count as a failed start
+                reason = f"{engine_logs.REASON} ({reason})"
                 self._see(engine, Seen.LEAVING, reason=reason)
         self._see(engine, Seen.EXITED, reason=reason)
         await self._clear(engine)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from autoscaler.drivers.retry_on_shortage import SHORT
+from autoscaler.drivers.contained import SHORT
 
 HOST = "127.0.0.1"
 REUSE_S = 60.0
@@ -64,19 +64,14 @@ def _free(port: int) -> int | None:
 
 
 def list_listening_sockets(port: int) -> frozenset[str]:
-    """Return the inodes of the sockets that accept connections to 127.0.0.1:port; empty if none is visible.
-
-    Raises `OSError` in a resource shortage, as `has_open_socket` does.
-    """
+    """Return the inodes of the sockets that accept connections to 127.0.0.1:port. Raises `OSError` in a shortage."""
     found = _listening("/proc/net/tcp", port)
     inodes = found.get(_EXACT) or found.get(_ANY)
     return frozenset(inodes or (i for each in _listening("/proc/net/tcp6", port).values() for i in each))
 
 
 def _listening(table: str, port: int) -> dict[str, list[str]]:
-    """Return address -> inodes of sockets listening on `port`. The table lists listening sockets first; the rest is not
-    read.
-    """
+    """Return address -> inodes of sockets listening on `port`. Listening sockets are listed first; it stops there."""
     found: dict[str, list[str]] = {}
     try:
         with open(table, buffering=4096) as lines:  # noqa: PTH123 - in small pieces, since the rest may be megabytes

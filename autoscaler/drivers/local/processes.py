@@ -2,9 +2,9 @@
 
 A process is identified by its pid, its start time and its boot. A mark in its environment names the installation and
 the replica. Before a process is signalled, a pidfd is opened and the start time is compared, so that no other process
-with the same pid gets the signal. Children that other code of this process started are never reaped. /proc is scanned
-in steps of about a millisecond, so that the event loop is not blocked. During a shortage of file descriptors scans wait
-(`retry_on_shortage`).
+with the same pid gets the signal. The end of a process is observed by its pidfd, also if it is not our child. Children
+that other code of this process started are never reaped. /proc is scanned in steps of about a millisecond, so that the
+event loop is not blocked. During a shortage of file descriptors scans wait (`retry_on_shortage`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from autoscaler.drivers.retry_on_shortage import SHORT, retry_on_shortage
+from autoscaler.drivers.contained import SHORT, retry_on_shortage
 
 MARK = "PILOTLIGHT_REPLICA"
 BLANK = ""
@@ -69,11 +69,7 @@ def boot_id() -> str:
 
 
 def read_process(pid: int) -> Facts | None:
-    """Return the kernel's facts about a pid; None if the process does not exist or is hidden from us (hidepid,
-    proc(5)).
-
-    Raises `OSError` in a resource shortage. Fields: proc_pid_stat(5).
-    """
+    """Facts of proc_pid_stat(5); None: no such process, or it is hidden (hidepid). Raises `OSError` in a shortage."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - half the cost of Path.read_bytes, 100 per scan
             text = file.read()
@@ -85,10 +81,7 @@ def read_process(pid: int) -> Facts | None:
 
 
 def read_process_mark(pid: int) -> str | None:
-    """Return its mark; BLANK if the environment is blank; None: no mark, not readable by us, or gone.
-
-    Raises `OSError` in a resource shortage.
-    """
+    """Return its mark; BLANK: a blank environment; None: no readable mark, or gone. Raises `OSError` in a shortage."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123 - as above
             environment = file.read()
@@ -118,10 +111,7 @@ def started_s(start_ticks: int) -> float:
 def spawn_process(
     argv: Sequence[str], env: Mapping[str, str], output_fd: int, inherited: Sequence[int] = ()
 ) -> subprocess.Popen[bytes]:
-    """Start a process in its own session, which inherits no descriptor of ours except `inherited`.
-
-    Raises `OSError` on failure.
-    """
+    """Start a process in its own session, which inherits only `inherited` of our descriptors. Raises `OSError`."""
     return subprocess.Popen(
         argv,
         env=env,
@@ -206,10 +196,7 @@ async def find_marked_processes(prefix: str, reaper: Reaper) -> dict[str, list[F
 
 
 def send_signal(targets: Iterable[Facts], number: signal.Signals) -> None:
-    """Signal exactly these processes, never another one that got the same pid.
-
-    Raises `OSError` in a resource shortage; some processes may have been signalled.
-    """
+    """Signal exactly these processes, never one that reuses a pid. Raises `OSError` in a shortage, maybe midway."""
     for target in targets:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             fd = os.pidfd_open(target.pid)
@@ -255,3 +242,36 @@ class Reaper:
             self._orphans.discard(key)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(one.pid, os.WNOHANG)
+
+
+class ProcessWatch:
+    """Watches at most one process per name; watching another one under the same name replaces it."""
+
+    def __init__(self) -> None:
+        self._watched: dict[Hashable, tuple[int, int]] = {}
+
+    def watch(self, name: Hashable, pid: int, ended: Callable[[], None]) -> None:
+        """Call `ended` once when the process ends; at once if it does not exist."""
+        known = self._watched.get(name)
+        if known is not None and known[0] == pid:
+            return
+        self.forget(name)
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            ended()
+            return
+        self._watched[name] = (pid, fd)
+
+        def on_exit() -> None:
+            self.forget(name)
+            ended()
+
+        asyncio.get_running_loop().add_reader(fd, on_exit)
+
+    def forget(self, name: Hashable) -> None:
+        """Stop watching; `ended` is not called."""
+        known = self._watched.pop(name, None)
+        if known is not None:
+            asyncio.get_running_loop().remove_reader(known[1])
+            os.close(known[1])

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from math import inf
 
+from autoscaler.drivers.contained import retry_on_shortage
 from autoscaler.drivers.local.devices import Devices
 from autoscaler.drivers.local.nvml import NvmlError
 from autoscaler.drivers.local.processes import ProcessSelector, Reaper, find_processes, read_process, send_signal
-from autoscaler.drivers.retry_on_shortage import retry_on_shortage
 from autoscaler.state.world import SliceId
 
 FIRST_PAUSE_S, PAUSE_S_MAX = 0.002, 1.0
@@ -36,9 +36,7 @@ Alarm = Callable[[str], None]
 
 
 class _Patience:
-    """Growing pauses between checks, with an alarm every `ALARM_S`. `share`: maximum pause as a share of the time since
-    the first check.
-    """
+    """Growing pauses, at most `share` of the time since the first check, with an alarm every `ALARM_S`."""
 
     def __init__(self, clock: Callable[[], float], alarm: Alarm, share: float = inf) -> None:
         self._clock, self._alarm = clock, alarm

@@ -22,8 +22,16 @@ from autoscaler.importers.decode import (
     read_part,
     simplify_number,
 )
-from autoscaler.importers.llama_swap.commands import Command, strip_comments, write_engine_spec
-from autoscaler.importers.llama_swap.macros import PORT, Macros, expand_environment, expand_macros, merge_macros
+from autoscaler.importers.llama_swap.commands import (
+    PORT,
+    Command,
+    Macros,
+    expand_environment,
+    expand_macros,
+    merge_macros,
+    strip_comments,
+    write_engine_spec,
+)
 from autoscaler.importers.result import (
     ConversionError,
     ConversionNote,
@@ -116,9 +124,7 @@ class LlamaSwapConfig(Part, frozen=True):
 
 
 def convert_config(source: str, text: str, environ: Mapping[str, str], folder: str) -> list[ConversionResult]:
-    """Convert a file: first the global configuration, then each model. Raises a one-line DocumentError.
-    `folder`: absolute working folder of llama-swap, for relative paths.
-    """
+    """Convert a file: its global part, then each model. Raises DocumentError. `folder`: for relative paths."""
     with DocumentErrorContext(source):
         values = parse_yaml_documents(source, expand_environment(text, environ))
         if len(values) != 1:

@@ -75,9 +75,7 @@ class Installation:
         self._put(source)
 
     def whose(self, namespace: str, named: str | None, field: str = "spec.installation") -> str | None:
-        """A sentence on why another installation serves a Model of `namespace` that names `named` in `field`; empty:
-        this one serves it; None: unknown yet.
-        """
+        """Why another installation serves a Model that names `named` in `field`; empty: this one; None: unknown."""
         holder = "" if self._request_claims is None else self._holders.get(namespace)
         if named is None and holder is None:
             return None

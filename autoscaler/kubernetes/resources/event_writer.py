@@ -21,11 +21,11 @@ from autoscaler.kubernetes.api import Api, ApiError, FencedError, UnreachableErr
 from autoscaler.kubernetes.constants import WRITER
 from autoscaler.kubernetes.resources import event_log
 from autoscaler.kubernetes.resources.event_log import Book, Due, ModelEvent, Regarding
-from autoscaler.kubernetes.resources.loop_step_protocol import Decided
 from autoscaler.kubernetes.unreadable import Unreadable, UnreadableObjects
 from autoscaler.provisioning.release import Leaving
 from autoscaler.spec.model import Model
 from autoscaler.spec.ownership import ANYBODYS, Ownership
+from autoscaler.state.actions import Decided
 from autoscaler.state.capacity_orders import LeaseId
 from autoscaler.state.world import World
 

@@ -25,12 +25,11 @@ from autoscaler.kubernetes.constants import WRITER
 from autoscaler.kubernetes.optional_kinds import list_collection_paths
 from autoscaler.kubernetes.resources import status
 from autoscaler.kubernetes.resources.conditions import ELSEWHERE
-from autoscaler.kubernetes.resources.loop_step_protocol import Decided
 from autoscaler.kubernetes.resources.status import NO_STATUS, ClockReading, Status, Subject
 from autoscaler.kubernetes.resources.watcher import StatusSeen
 from autoscaler.provisioning.feasibility import is_fit_unchanged, list_unplaceable_models
 from autoscaler.spec.pod import API_VERSION
-from autoscaler.state.actions import Unmet
+from autoscaler.state.actions import Decided, Unmet
 from autoscaler.state.world import World
 from autoscaler.text import format_rfc3339
 
@@ -110,15 +109,11 @@ class Statuses:
         """Why the last write, or the initial read, failed; empty: it succeeded."""
 
     def put(self, subjects: Iterable[Subject]) -> None:
-        """Set all Model objects, once the loop has received their documents. They are used from its next step on, so
-        that no status reports a generation that the decisions do not use yet.
-        """
+        """Set all Model objects from the next step on, as no status may report a generation that is not in use yet."""
         self._next_subjects = tuple(subjects)
 
     def hear(self, seen: StatusSeen) -> None:
-        """Record an object's status in the API server, from any writer. It is compared at the next evaluation, when the
-        results of our own writes and of the list are known.
-        """
+        """Record a stored status from any writer; it is compared later, when results of our own writes are known."""
         self._heard[seen.uid] = seen
 
     def on_step(self, step: Decided) -> None:
@@ -258,7 +253,7 @@ class Statuses:
         """Write one status if it differs. Returns whether a request was sent. Raises FencedError, UnreachableError."""
         now_s = self._clock()
         unmet = self._lacking()
-        clocks = self._clocks()
+        clocks = ClockReading(self._clock(), self._wall())
         made = attempt(
             lambda: status.render_status(
                 status.build_status_input(self._world, unmet, kept.subject), kept.status, clocks
@@ -272,13 +267,8 @@ class Statuses:
             return False
         kept.wrote_s = now_s
         one = kept.subject
-        body: Object = {
-            "apiVersion": API_VERSION, "kind": "Model", "status": status.encode_status(made),
-            "metadata": {"name": one.name, "namespace": one.namespace, "uid": one.uid},
-        }  # fmt: skip
-        path = f"/apis/{API_VERSION}/namespaces/{one.namespace}/models/{one.name}/status"
         try:
-            done = await self._api.apply(path, body, WRITER)
+            done = await self._apply(one, status.encode_status(made), WRITER)
         except ApiError as error:
             kept.due_s = now_s + RETRY_S
             if error.status not in (404, 409):  # deleted or replaced: `put` will report it
@@ -298,17 +288,20 @@ class Statuses:
             "type": ELSEWHERE, "status": "True", "reason": "OtherInstallation", "message": one.elsewhere,
             "lastTransitionTime": format_rfc3339(self._wall()),
         }  # fmt: skip
-        body: Object = {
-            "apiVersion": API_VERSION, "kind": "Model", "status": {"conditions": [seen]} if one.elsewhere else {},
-            "metadata": {"name": one.name, "namespace": one.namespace, "uid": one.uid},
-        }  # fmt: skip
-        path = f"/apis/{API_VERSION}/namespaces/{one.namespace}/models/{one.name}/status"
         try:
-            await self._api.apply(path, body, self._owner, force=False)
+            await self._apply(one, {"conditions": [seen]} if one.elsewhere else {}, self._owner, force=False)
         except ApiError as error:
             if error.status not in (404, 409):  # deleted, or another installation wrote it
                 self._again_s[one.uid] = self._clock() + RETRY_S
                 self._troubled(f"status of Model {one.namespace}/{one.name} cannot be written: {error}")
+
+    async def _apply(self, one: Subject, content: object, owner: str, *, force: bool = True) -> Object:
+        body: Object = {
+            "apiVersion": API_VERSION, "kind": "Model", "status": content,
+            "metadata": {"name": one.name, "namespace": one.namespace, "uid": one.uid},
+        }  # fmt: skip
+        path = f"/apis/{API_VERSION}/namespaces/{one.namespace}/models/{one.name}/status"
+        return await self._api.apply(path, body, owner, force=force)
 
     def _failed(self, kept: _Kept, error: Exception, now_s: float) -> None:
         """Quarantine a Model whose status could not be computed; its status then reports that."""
@@ -317,9 +310,6 @@ class Statuses:
             self._troubled(f"status of Model {kept.subject.namespace}/{kept.subject.name}: {describe_error(error)}")
         else:
             self._fault(kept.subject.model, "status", error)
-
-    def _clocks(self) -> ClockReading:
-        return ClockReading(self._clock(), self._wall())
 
     def _troubled(self, trouble: str) -> None:
         """Log an error once, until it is over or changes."""

@@ -15,19 +15,11 @@ from autoscaler.placement.index.node_arrays import LaneAssignment, NodeArrays, R
 from autoscaler.placement.index.request_encoding import EncodedRequest, encode_request
 from autoscaler.state.resources import RequestShape
 
-LEAST: Final = 900
-"""Minimum grant in thousandths of the requested memory; MEAN: minimum of the mean over all elastic requests."""
 MEAN: Final = 950
+"""Minimum of the mean grant over all elastic requests, in thousandths of the requested memory."""
 KINDS_MAX: Final = 4096
 """Request shapes with a cached encoding."""
 _PARTS: Final = 1_000_000
-
-
-def make_elastic(kind: RequestShape) -> RequestShape:
-    """Return the shape with LEAST as its minimum. Requests for whole devices are returned unchanged."""
-    if kind.devices != 1 or kind.memory_bytes <= 1:
-        return kind
-    return kind._replace(spare_bytes=kind.memory_bytes * (1000 - LEAST) // 1000)
 
 
 class PlacedRequest(NamedTuple):

@@ -18,7 +18,6 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.placement.index.device_links import SpreadCounts, number_links
 from autoscaler.placement.index.elastic import ElasticBudget
 from autoscaler.placement.index.eviction_costs import EvictionCostIndex
-from autoscaler.placement.index.locality import ArtifactLocality
 from autoscaler.placement.index.node_arrays import (
     LANES_MAX,
     PERCENT_MAX,
@@ -28,7 +27,7 @@ from autoscaler.placement.index.node_arrays import (
     NodeCapacity,
     compute_request_usage,
 )
-from autoscaler.placement.index.node_filter import Admitting
+from autoscaler.placement.index.node_filter import Admitting, ArtifactLocality
 from autoscaler.placement.index.request_encoding import EncodedRequest, encode_request
 from autoscaler.placement.index.residual_waste_tables import Ints, Taught, build_untrained_estimate
 from autoscaler.placement.model.tenant_isolation import DomainOccupancy, TenantSet, domain_of, group_slices_by_domain
@@ -60,10 +59,6 @@ def _node_facts(slice_: Slice) -> tuple[object, ...]:
     return slice_.labels, slice_.labels_known, slice_.labels_coming, slice_.taints
 
 
-def _can_be(slice_: Slice) -> bool:
-    return 0 < slice_.memory_bytes <= BYTES_MAX and 0 <= slice_.compute_percent <= PERCENT_MAX
-
-
 @cache
 def build_default_estimate() -> Taught:
     """Return the values of room that are used while demand is unknown."""
@@ -84,7 +79,12 @@ class SliceIndex:
         taught: Taught | None = None,
         full: Callable[[SliceId], Bin] | None = None,
     ) -> None:
-        ordered = sorted((one for one in shelves if _can_be(one.slice)), key=lambda shelf: shelf.slice.id)
+        ordered = sorted(
+            (
+                one for one in shelves
+                if 0 < one.slice.memory_bytes <= BYTES_MAX and 0 <= one.slice.compute_percent <= PERCENT_MAX
+            ), key=lambda shelf: shelf.slice.id,
+        )  # fmt: skip
         self.shelves: dict[SliceId, Bin] = {shelf.slice.id: shelf for shelf in ordered}
         if len(self.shelves) < len(ordered):
             raise ValueError("two slices have the same id")

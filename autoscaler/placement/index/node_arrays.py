@@ -187,9 +187,7 @@ class NodeArrays:
         return LaneAssignment(node, (int(keys[here].argmax()),))
 
     def granted(self, ask: EncodedRequest, place: LaneAssignment) -> int:
-        """Return how many bytes to grant a request whose place was just chosen: all that it requests, its minimum, or
-        all that is left if that is in between.
-        """
+        """Return the bytes to grant at the place just chosen: all requested, its minimum, or all free in between."""
         at = int(self.first[place.node]) + place.lanes[0]
         lane, left = self.lane_of[at], int(self.left_bytes[at])
         most, least = int(ask.most[lane]), int(ask.memory[lane])
@@ -371,9 +369,7 @@ class NodeArrays:
         row.scores[nodes] = scores << _SCORE
 
     def _elastic(self, row: _Row, part: NodeSubset, milli: Ints, nodes: Ints) -> Ints:
-        """[lanes] -> the score with the full request (or all that is left, if less), or with its minimum if that
-        is better.
-        """
+        """[lanes] -> the score with the full request (or all that is free, if less) or, if better, with its minimum."""
         cpu_milli, lanes, leading = row.form.cpu_milli, self.lane_of[part.at], self._leading[nodes]
         all_, less = np.array((*row.form.milli, 0), np.int64), np.array((*row.form.least, 0), np.int64)
         short = np.maximum(milli - part.left, 0)

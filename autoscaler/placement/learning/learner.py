@@ -59,7 +59,7 @@ SCARCE: Final = 0.5
 """Requests that only fit nodes with less than this fraction of capacity raise their prices if refused before EARLY."""
 EARLY: Final = 0.97
 HALFWAY: Final = 0.5
-"""Weight of what is left at 100 % arrived; the rest is that of the end. ELASTIC_HALFWAY applies to elastic demand, of
+"""Weight of the free room at 100 % arrived; the rest is that of the end. ELASTIC_HALFWAY applies to elastic demand, of
 which much more fits after that point."""
 ELASTIC_HALFWAY: Final = 0.25
 WEIGHTS_MAX: Final = 10_000
@@ -198,9 +198,7 @@ class Learner:
         return Taught(self._faces, build_tables(np.concatenate((values, others)), np.append(self._prices, 0.0)))
 
     def lessons(self) -> Iterator[tuple[Taught, float]]:
-        """Yield, after each iteration, the tables that it used, at first those of the residual recursion, and their
-        score. Callers should keep the best, not the last.
-        """
+        """Yield the tables of each iteration with their score, first the initial ones. The best are not always last."""
         looks = _Looks(len(self._faces))
         for iteration in range(ITERATIONS + 1):
             made, score = self._taught(self._values), 0.0
@@ -274,9 +272,7 @@ def _bounded(demand: Sequence[RequestFrequency]) -> list[RequestFrequency]:
 
 
 def _fits(kind: RequestShape, node: NodeCapacity) -> list[int]:
-    """Return the milli that it takes of each lane that could hold it if the node were empty and its memory sufficient;
-    empty: it can never be there.
-    """
+    """Return the milli that it takes of each lane when the node is empty; empty: it can never be there."""
     fitting = [lane for lane in node.lanes if kind.rank(lane.product) is not None and kind.takes(lane) is not None]
     if not kind.devices or len(fitting) < kind.devices or kind.cpu_milli > node.cpu_milli:
         return []

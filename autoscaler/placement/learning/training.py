@@ -29,9 +29,8 @@ from autoscaler.placement.learning.expected_demand import build_demand_histogram
 from autoscaler.placement.learning.learner import SEED, Chance, Learner, compute_request_milli, count_request_sizes
 from autoscaler.placement.model.bins import list_whole_devices
 from autoscaler.placement.model.types import slice_class_of
-from autoscaler.state.placement_value import Alike, PlacementValues, TrainingInput
 from autoscaler.state.resources import HostResources, RequestFrequency, RequestShape
-from autoscaler.state.world import NodeId, Slice, World
+from autoscaler.state.world import Alike, NodeId, PlacementValues, Slice, TrainingInput, World
 
 AGAIN_S: Final = 600.0
 """Minimum time between two trainings."""
@@ -69,18 +68,15 @@ def build_training_input(world: World, now_s: float) -> TrainingInput | None:
     for node, slices in by_node.items():
         host = world.nodes.hosts.get(NodeId(node), HostResources())
         lanes = tuple(slice_class_of(one, whole=one.device in whole) for one in slices)
-        counts[Alike(lanes, host.cores_milli, _grains(host.host_bytes), many=0)] += 1
+        # rounded down, so that memory reserved by the system does not make nodes differ
+        host_bytes = host.host_bytes // GRAIN_BYTES * GRAIN_BYTES
+        counts[Alike(lanes, host.cores_milli, host_bytes, many=0)] += 1
     most = sorted(counts, key=lambda alike: (-len(alike.lanes) * counts[alike], alike))[:ALIKE_MAX]
     found = tuple(alike._replace(many=counts[alike]) for alike in sorted(most))
     demand = build_demand_histogram(world, now_s)
     if len(world.nodes.slices) < 2 or not count_request_sizes(_samples(found), demand):
         return None
     return TrainingInput(nodes=found, demand=demand, seed=SEED)
-
-
-def _grains(host_bytes: int) -> int:
-    """Round down, so that memory reserved by the system does not make nodes differ."""
-    return host_bytes // GRAIN_BYTES * GRAIN_BYTES
 
 
 def training_reason(now: TrainingInput, last: PlacementValues | None, tried: Tried | None, now_s: float) -> str:

@@ -84,9 +84,7 @@ def _nvlinked(product: str) -> bool:
 
 
 def add_spread_nodes(world: World, want: PlacementRequest, going: Collection[ReplicaId] = ()) -> PlacementRequest:
-    """Add the nodes of the model's other replicas to the request's spread, without replicas that leave or have an
-    outdated spec.
-    """
+    """Add the nodes of the model's other replicas to the request's spread, without leaving and outdated ones."""
     model = world.models.get(want.model)
     if want.spread is None or model is None:
         return want

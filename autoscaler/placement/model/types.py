@@ -16,15 +16,7 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.spec.pod import Toleration
 from autoscaler.state.capacity_orders import LeaseId
 from autoscaler.state.lifecycle import ReplicaState
-from autoscaler.state.resources import (
-    NO_GROWTH,
-    NOTHING,
-    Growth,
-    HostAmount,
-    RequestShape,
-    ResourceAmount,
-    SliceClass,
-)
+from autoscaler.state.resources import NO_GROWTH, NOTHING, Growth, HostAmount, RequestShape, ResourceAmount, SliceClass
 from autoscaler.state.world import NodeId, Slice, SliceId
 
 if TYPE_CHECKING:  # imports NumPy, which processes that only read documents do without
@@ -32,9 +24,7 @@ if TYPE_CHECKING:  # imports NumPy, which processes that only read documents do 
 
 
 class EvictionLevel(IntEnum):
-    """Which replicas a request may evict; each level includes those before it. No replica is evicted within its
-    residency.
-    """
+    """Permitted evictions; each level includes those before it. No replica is evicted within its residency."""
 
     NONE = 0
     """None: it takes only what is free (a surge of a rollout)."""
@@ -69,9 +59,7 @@ class Urgency(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """Node labels by which a request is placed apart from the other replicas of its model, or near them; empty: not
-    wanted.
-    """
+    """Node labels by which a request is apart from the other replicas of its model, or near them; empty: ignored."""
 
     label: str = ""
     """Spread over values of this label: nodes of one value fail together, as do those without the label."""

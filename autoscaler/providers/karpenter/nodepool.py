@@ -158,14 +158,11 @@ def find_pinned_labels(pool: NodePool, selector: Mapping[str, str]) -> dict[str,
                 return None
             continue
         said = [one for one in pool.requirements if one.key == key]
-        if not all(one.admits(value) for one in said) or not (said or _of_clouds(key)):
+        is_cloud_label = key.partition("/")[0].endswith(CLOUDS) and not key.startswith("kubernetes.io/hostname")
+        if not all(one.admits(value) for one in said) or not (said or is_cloud_label):
             return None
         found[key] = value
     return found
-
-
-def _of_clouds(key: str) -> bool:
-    return key.partition("/")[0].endswith(CLOUDS) and not key.startswith("kubernetes.io/hostname")
 
 
 def _buys(pool: NodePool, word: str) -> bool:
@@ -174,10 +171,7 @@ def _buys(pool: NodePool, word: str) -> bool:
 
 
 def count_remaining_nodes(pool: NodePool, of: Shape, claims: Sequence[Object]) -> int:
-    """How many more such nodes the pool's limits allow. `claims`: all NodeClaims of the pool.
-
-    CPU and memory are not in the Settings but are read from launched nodes with at least as many GPUs; before that, 1.
-    """
+    """How many more such nodes the pool's limits allow; one, while CPU and memory of a launched node are unknown."""
     if pool.closed:
         return 0
     many = MANY_MAX

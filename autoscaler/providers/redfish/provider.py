@@ -174,11 +174,7 @@ class RedfishFabric:
         """List all orders; resume interrupted attaches, and remove marks that have expired."""
         try:
             return await self._list()
-        except (
-            RedfishCredentialsError,
-            StatusError,
-            RedfishDocumentError,
-        ) as error:  # their messages have no address
+        except (RedfishCredentialsError, StatusError, RedfishDocumentError) as error:  # their messages have no address
             raise RefusedError(str(error)) from None
 
     async def _list(self) -> tuple[Listed, ...]:

@@ -18,7 +18,7 @@ from artifacts.pack import modelfile as packfile
 from artifacts.pack import oci_layout
 from artifacts.pack.pack import About, Form, Offered, PackError, Plan, build_plan
 from autoscaler.documents.load import DocumentError
-from autoscaler.importers import modelfile
+from autoscaler.importers import ollama
 from autoscaler.importers.decode import DocumentErrorContext
 from pilotlight.cli.import_ import FILE_BYTES_MAX, MODELFILE
 from pilotlight.options import FILE, output_option
@@ -28,7 +28,7 @@ from pilotlight.tables import build_progress_bar
 FILES_MAX = 100_000
 """Maximum number of files below a folder: more than any model has, so that a mistaken / is reported early."""
 EXAMPLE = "pilotlight weights pack ./llama --to ./llama-oci --tag v1"
-KNOWN = (*modelfile.KNOWN, *packfile.MODCTL)
+KNOWN = (*ollama.KNOWN, *packfile.MODCTL)
 
 
 @click.command("pack", epilog=f"Example: {EXAMPLE}")
@@ -70,7 +70,7 @@ def plan_artifact(source: Path, *, allow_unsafe: bool = False) -> Plan:
     if files.classify_file(source.name) not in {None, files.Kind("config")}:
         return build_plan([_file(source, source.name)], About(), allow_unsafe=allow_unsafe)
     with DocumentErrorContext(str(source) if source.name == MODELFILE else f"{source}, read as a Modelfile"):
-        instructions = packfile.read_instructions(modelfile.parse_modelfile(_text(source), KNOWN))
+        instructions = packfile.read_instructions(ollama.parse_modelfile(_text(source), KNOWN))
     folder = source.absolute().parent
     offered = list(instructions.texts)
     for one in instructions.models:

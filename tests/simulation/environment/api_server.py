@@ -22,7 +22,7 @@ from kubernetes.aio import client
 from autoscaler.kubernetes.api import Api, ApiError, Object, RequestRateLimiter
 from autoscaler.kubernetes.kubeconfig import ApiAccess
 from autoscaler.kubernetes.unreadable import Unreadable
-from autoscaler.kubernetes.watch import GONE, INITIAL_END
+from autoscaler.kubernetes.watch import EXPIRED, INITIAL_END
 
 WAY_S = 0.001
 """One-way latency of a request or a response."""
@@ -213,7 +213,7 @@ class Server:
             shown |= {_id(one) for one in self._in(collection) if _selects(query, one)}
         cuts, seen = self._cuts, int(version) if version is not None else self.version
         if seen < self.version and (not self._events or seen + 1 < self._events[0][0]):
-            raise ApiError(GONE, "Expired", "too old resource version")
+            raise ApiError(EXPIRED, "Expired", "too old resource version")
         while True:
             for number, of, event, found in tuple(self._events):
                 if number > seen:

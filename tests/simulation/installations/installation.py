@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from autoscaler.contract import GatewayId, ModelName, Report, TenantName
 from autoscaler.controller.loop import Loop, LoopStep
 from autoscaler.drivers.driver import Cutter, SharedDriver
-from autoscaler.drivers.local.history_file import EVERY_S, FORGOTTEN
+from autoscaler.drivers.local.learned_files import EVERY_S, FORGOTTEN
 from autoscaler.providers.runner import ProviderRunner
 from autoscaler.server.gateways import Feed
 from autoscaler.spec.model import Model

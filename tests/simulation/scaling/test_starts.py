@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 
 from autoscaler.contract import ModelName
-from autoscaler.drivers.local.history_file import EVERY_S
+from autoscaler.drivers.local.learned_files import EVERY_S
 from autoscaler.spec.model import Start
 from autoscaler.state.events import StartSeen
 from autoscaler.state.lifecycle import ReplicaState as S

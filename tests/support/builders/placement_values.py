@@ -6,8 +6,7 @@ import numpy as np
 
 from autoscaler.placement.index.residual_waste_tables import BINS, LEVELS, UNITS, WHOLE
 from autoscaler.placement.learning.training import build_training_input
-from autoscaler.state.placement_value import PlacementValues, TrainingInput
-from autoscaler.state.world import History, World
+from autoscaler.state.world import History, PlacementValues, TrainingInput, World
 from tests.support.builders.worlds import T0, device, model, world
 
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from autoscaler.slicing.base import NodeFacts, Slicer
-from autoscaler.slicing.dra import Dra
-from autoscaler.slicing.hami import Hami
-from autoscaler.slicing.kai import Kai
+from autoscaler.slicing.dra import Dra, Got, dra_device_name
+from autoscaler.slicing.hami import Hami, Volcano
 from autoscaler.slicing.mig import Mig
+from autoscaler.slicing.nvidia_sharing import Kai
 from autoscaler.slicing.vendors import HAMI, NPUS, VENDORS, Ascend, Npu, WholeDevice
-from autoscaler.slicing.volcano import Volcano
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing
-from autoscaler.state.world import NodeId
+from autoscaler.state.world import NodeId, Slice
 from tests.support.builders.resource_slices import gpu, many, partitionable, resource_slice
 
 NODE = NodeId("node-1")
@@ -94,3 +93,8 @@ EXAMPLES = {
     "other: Ascend whole": Example(Ascend(NPUS[1]), npu_node("NPU-1", "NPU-2"), 2, 2),
     "other: Ascend, by a template of another": Example(Ascend(NPUS[1]), npu_node("NPU-1", template="vir16"), 1, 0),
 }
+
+
+def find_slice(got: Got, slices: Iterable[Slice]) -> Slice | None:
+    """Return the slice of an allocation; None if it is not offered."""
+    return next((one for one in slices if one.kind == "dra" and dra_device_name(one) == got.entry), None)

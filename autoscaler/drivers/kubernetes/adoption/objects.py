@@ -14,8 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from autoscaler.drivers.kubernetes.objects.replica_pod import Waiting, read_waiting_reason
-from autoscaler.drivers.kubernetes.objects.start_timing import READY_TO_START
+from autoscaler.drivers.kubernetes.objects.replica_pod import READY_TO_START, Waiting, read_waiting_reason
 from autoscaler.kubernetes.api import Object
 from autoscaler.kubernetes.constants import CRASHES, ENDED, TEMPLATE_HASH, WRITER
 from autoscaler.kubernetes.resources.conditions import ConditionValue

@@ -34,7 +34,7 @@ from autoscaler.drivers.kubernetes.adoption.pod import (
     is_own_mark,
 )
 from autoscaler.drivers.kubernetes.objects.replica_events import build_podless_observation, with_finalizers
-from autoscaler.drivers.kubernetes.objects.start_timing import StartTiming
+from autoscaler.drivers.kubernetes.objects.replica_pod import StartTiming
 from autoscaler.drivers.kubernetes.pending_starts import REFUSED_S
 from autoscaler.spec.model import Model
 from autoscaler.state.events import ReplicaSeen, Seen

@@ -21,7 +21,6 @@ from msgspec.structs import replace
 from autoscaler.contract import ReplicaId
 from autoscaler.drivers.driver import Observe
 from autoscaler.kubernetes.api import Api, Object
-from autoscaler.kubernetes.resources.loop_step_protocol import Decided
 from autoscaler.kubernetes.watch import Change, Watched
 from autoscaler.queries.unschedulable_replicas import is_unschedulable
 from autoscaler.slicing import slicer_families
@@ -31,6 +30,7 @@ from autoscaler.slicing.nvidia_sharing import UNKNOWN_BYTES
 from autoscaler.spec.pod import GPU
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, PriorityClass
+from autoscaler.state.actions import Decided
 from autoscaler.state.events import SlicesSeen
 from autoscaler.state.lifecycle import ReplicaState
 from autoscaler.state.world import NodeId, Replica, Slice, SliceId, World
@@ -180,9 +180,7 @@ class DeclaredDevices:
         self._world = world
 
     async def run(self) -> None:
-        """Run until cancelled. Without the permission to read quotas none is known, and starts that exceed one wait
-        until the API server accepts their pods.
-        """
+        """Run until cancelled. If quotas may not be read, starts that exceed one wait until their pods are accepted."""
         await self._quotas.run()
 
     def on_step(self, step: Decided) -> None:

@@ -12,10 +12,8 @@ from typing import Any
 
 from autoscaler.capacity.attachable_nodes import Groups
 from autoscaler.drivers.kubernetes.inventory import resource_claims
-from autoscaler.drivers.kubernetes.objects import device_plugin_config
 from autoscaler.drivers.kubernetes.objects import node_facts as nodes
-from autoscaler.drivers.kubernetes.objects.node_facts import NodeSeen, OtherPod
-from autoscaler.drivers.kubernetes.objects.other_pod_requests import Hosts
+from autoscaler.drivers.kubernetes.objects.node_facts import Hosts, NodeSeen, OtherPod
 from autoscaler.drivers.kubernetes.objects.replica_pod import SLICES, PodSeen
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.constants import NODE_POOL, NODES, PLACES
@@ -68,7 +66,7 @@ class Inventory:
         """Timer of the next report of CPU and memory used by pods without devices."""
         self._plugins = {
             place: Watched(
-                api, f"/api/v1/namespaces/{place.namespace}/configmaps", device_plugin_config.read_plugin_configs,
+                api, f"/api/v1/namespaces/{place.namespace}/configmaps", nodes.read_plugin_configs,
                 lambda _: changed(False), optional=True, **place.query,
             )
             for place in PLACES
@@ -123,7 +121,10 @@ class Inventory:
         if self._due is not None:
             self._due.cancel()
         hosts, self._due = self._hosts_report(), None
-        images = (self._images_report(),) if self._images_changed or not self._only_hosts else ()
+        images: tuple[ImagesSeen, ...] = ()
+        if self._images_changed or not self._only_hosts:
+            seen = {node.name: node.images for node in self._nodes.items.values() if node.images}
+            images = (ImagesSeen(images=seen),)
         self._images_changed = False
         if self._only_hosts:
             return (hosts, *images)
@@ -134,9 +135,6 @@ class Inventory:
         found = (awaited for one in self._claims.items.values() for awaited in one.awaited)
         before, self._awaited = self._awaited, AwaitedSeen(awaited=sort_by_wait(found))
         return () if self._awaited == before else (self._awaited,)
-
-    def _images_report(self) -> ImagesSeen:
-        return ImagesSeen(images={node.name: node.images for node in self._nodes.items.values() if node.images})
 
     def _nodes_changed(self, changes: list[Change[NodeSeen]]) -> None:
         """Report node changes; changes of images alone are reported later, because no slice depends on them."""
@@ -169,7 +167,7 @@ class Inventory:
         found = nodes.build_slices(
             there,
             self._settings().nodes,
-            lambda labels: device_plugin_config.select_plugin_config(labels, configs),
+            lambda labels: nodes.select_plugin_config(labels, configs),
             published,
             [*(got.entry for one in seen for got in one.got), *chosen],
             made=self._made,
@@ -193,9 +191,7 @@ class Inventory:
         return SlicesSeen(slices=found, others=self._gone)
 
     def fields(self, replica: Replica, ranked: PriorityClass | None) -> PodFields | None:
-        """Return the device requests of the replica's pod; None: it has no slices. `ranked`: its priority class. Raises
-        `ValueError` if a slice no longer exists, because the request depends on the slice's kind.
-        """
+        """Return the pod's device requests; None: no slices. Raises `ValueError` if a slice no longer exists."""
         asks = slicer_families.build_pod_fields(replica, self._slices, ranked, self._instead(replica))
         if asks is None and replica.resources.slices:
             raise ValueError(f"a slice of the replica no longer exists: {', '.join(replica.resources.slices)}")

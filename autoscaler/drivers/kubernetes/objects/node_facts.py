@@ -2,11 +2,17 @@
 
 Parses Node objects; the Slicers (`autoscaler.slicing`) know how a node's devices are shared. Of other pods only the
 node, devices, CPU and memory are kept, which are unavailable to us. Devices that our own pods hold under ids that no
-longer exist, because the node's sharing changed, are counted in the same way.
+longer exist, because the node's sharing changed, are counted in the same way. A pod of ours without slices counts as
+another's, because the scheduler chooses its node. The limit of pods per node is not checked.
+
+The node's label names its part of the ConfigMap of the NVIDIA device plug-in. Without a label it is the key `default`,
+or the only key, as in the plug-in's chart. The GPU operator has another rule, so from its ConfigMaps only a key named
+by a label is used.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -25,22 +31,94 @@ from autoscaler.capacity.attachable_nodes import (
     resolve_max_devices,
 )
 from autoscaler.drivers.kubernetes.inventory import node_cordons
-from autoscaler.drivers.kubernetes.objects.other_pod_requests import sum_pod_requests
 from autoscaler.kubernetes.api import Object
+from autoscaler.kubernetes.constants import PLACES, ConfigMapLocation
 from autoscaler.queries.pod_requests import parse_resource_list
 from autoscaler.slicing import nvidia_sharing, slicer_families
 from autoscaler.slicing.base import NodeFacts
 from autoscaler.slicing.dra import Got, common_claim_name, dra_device_name
 from autoscaler.slicing.hami import HamiAllocation, drop_healthy_handshake
-from autoscaler.slicing.kai import RESERVES, count_kai_gpus
-from autoscaler.slicing.nvidia_sharing import KAI
+from autoscaler.slicing.nvidia_sharing import KAI, KAI_RESERVES, count_kai_gpus
 from autoscaler.slicing.vendors import RESOURCES
 from autoscaler.spec.pod import GPU, PLACE
 from autoscaler.spec.settings import NodeKind, kind_of
+from autoscaler.spec.yaml import YamlError
+from autoscaler.spec.yaml import parse_yaml as read_yaml
 from autoscaler.state.images import Image, make_image
 from autoscaler.state.node_labels import UNNEEDED, Taint
-from autoscaler.state.resources import NOTHING, HostAmount
+from autoscaler.state.resources import NOTHING, HostAmount, HostResources
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId
+
+Resourced = Mapping[str, Any]
+"""Has `resources`: a container, or a pod's spec."""
+
+
+def sum_pod_requests(spec: Object) -> HostAmount:
+    """Return a pod's requests: the higher of the sum over containers and sidecars and the peak while an init container
+    runs. Pod-level requests replace this; the pod overhead is added.
+    """
+    staying, peak = NOTHING, NOTHING
+    for one in spec.get("initContainers") or ():
+        if one.get("restartPolicy") == "Always":
+            staying = staying.plus(_container_requests(one))
+            peak = peak.most(staying)
+        else:
+            peak = peak.most(staying.plus(_container_requests(one)))
+    for one in spec["containers"]:
+        staying = staying.plus(_container_requests(one))
+    amounts, whole = staying.most(peak), _requests(spec)
+    said = parse_resource_list(dict(whole))
+    amounts = HostAmount(
+        said.cpu_milli if "cpu" in whole else amounts.cpu_milli,
+        said.host_bytes if "memory" in whole else amounts.host_bytes,
+    )
+    return amounts.plus(parse_resource_list(spec.get("overhead") or {}))
+
+
+def _container_requests(container: Resourced) -> HostAmount:
+    return parse_resource_list(dict(_requests(container)))
+
+
+def _requests(of: Resourced) -> Mapping[str, str | int]:
+    found: Mapping[str, str | int] = of.get("resources", {}).get("requests") or {}
+    return found
+
+
+class Hosts:
+    """The requests of other pods per node."""
+
+    def __init__(self) -> None:
+        self._taken: dict[str, HostAmount] = {}
+        self._known: dict[NodeId, HostResources] = {}
+
+    def take(self, node: str, amounts: HostAmount) -> bool:
+        """Add a pod of others. Return whether it has requests."""
+        return self._add(node, amounts)
+
+    def give_back(self, node: str, amounts: HostAmount) -> bool:
+        """Remove a pod of others. Return whether it had requests."""
+        return self._add(node, NOTHING.less(amounts))
+
+    def _add(self, node: str, amounts: HostAmount) -> bool:
+        if not any(amounts):
+            return False
+        after = self._taken.get(node, NOTHING).plus(amounts)
+        if any(after):
+            self._taken[node] = after
+        else:
+            self._taken.pop(node, None)
+        return True
+
+    def seen(self, nodes: Mapping[NodeId, HostAmount]) -> dict[NodeId, HostResources]:
+        """Return the remainder per node; `nodes`: allocatable amounts. An unchanged entry is the same object."""
+        found: dict[NodeId, HostResources] = {}
+        for node, amounts in nodes.items():
+            host = HostResources(*amounts, *amounts).without(self._taken.get(node, NOTHING))
+            before = self._known.get(node)
+            found[node] = before if before is not None and before == host else host
+        self._known = found
+        return found
+
 
 RESLICED = "a Replica still uses its device in an earlier way of sharing"
 
@@ -143,9 +221,7 @@ def read_node(node: Object) -> NodeSeen:
 
 
 def read_other_pod(pod: Object) -> OtherPod | None:
-    """Parse a pod; None if it holds nothing. Devices of containers are summed; of init containers, which run one after
-    the other, the maximum counts. A placeholder pod for a replica (`autoscaler.providers`) is ignored.
-    """
+    """Parse a pod; None: it holds nothing. Of init containers the maximum counts. Placeholder pods are ignored."""
     spec = pod["spec"]
     node = spec.get("nodeName")
     if not node or PLACE in (pod.get("metadata", {}).get("labels") or {}):
@@ -162,7 +238,7 @@ def read_other_pod(pod: Object) -> OtherPod | None:
         count_kai_gpus(notes),
         sum_pod_requests(spec),
     )
-    reserves = metadata.get("namespace") == RESERVES
+    reserves = metadata.get("namespace") == KAI_RESERVES
     found = OtherPod(sys.intern(node), dict(most) if most else NO_AMOUNTS, cards, kai, reserves, cpu_memory=cpu_memory)
     return found if found.has_devices or any(cpu_memory) else None
 
@@ -179,9 +255,7 @@ def _asked(container: Object) -> Counter[str]:
 
 
 def count_taken_slices(nodes: Iterable[NodeSeen], slices: Iterable[Slice], pods: Iterable[OtherPod]) -> dict[str, int]:
-    """Count, per `Slice.counted`, the slices made unavailable by these pods. Units of a node beyond its slices are used
-    up first.
-    """
+    """Count, per `Slice.counted`, the slices that these pods use. Units beyond a node's slices are used up first."""
     there = {
         f"{node.name} {name}": nvidia_sharing.parse_number(many)
         for node in nodes
@@ -271,9 +345,7 @@ def _of_node(node: NodeSeen, facts: NodeFacts) -> tuple[Slice, ...]:
 
 
 def close_claimed_slices(slices: Sequence[Slice], own: Collection[tuple[str, Got]]) -> tuple[Slice, ...]:
-    """Close the shared slices whose device one of our pods holds through a claim other than the shared one. `own`:
-    names and allocations of our claims.
-    """
+    """Close shared slices whose device our pod holds by another claim. `own`: names and allocations of our claims."""
     if not own:
         return tuple(slices)
     held: dict[str, set[str]] = {}
@@ -309,3 +381,45 @@ def close_stale_slices(slices: Sequence[Slice], held: Iterable[SliceId]) -> tupl
     return tuple(
         replace(one, closed=RESLICED) if one.device in shut and not one.closed else one for one in slices
     ), lost
+
+
+_log = logging.getLogger("pilotlight.autoscaler.inventory")
+
+CHOICE = "nvidia.com/device-plugin.config"
+"""Node label: the key of its configuration."""
+DEFAULT = "default"
+
+
+Configs = Mapping[str, Mapping[str, Any]]
+"""Key -> configuration, parsed."""
+
+
+def read_plugin_configs(config_map: Object) -> Configs:
+    """Parse all keys; one that is not a configuration is logged and left out."""
+    found = dict[str, Mapping[str, Any]]()
+    for key, text in (config_map.get("data") or {}).items():
+        try:
+            found[key] = _config(text)
+        except YamlError as error:
+            name = config_map["metadata"]["name"]
+            _log.warning("event=plugin_config_invalid config_map=%s key=%s error=%s", name, key, error)
+    return found
+
+
+def _config(text: str) -> Mapping[str, Any]:
+    parsed = read_yaml(text)
+    if len(parsed) != 1 or not isinstance(parsed[0], dict):
+        raise YamlError("expected one mapping")
+    return parsed[0]
+
+
+def select_plugin_config(labels: Mapping[str, str], there: Mapping[ConfigMapLocation, Configs]) -> Mapping[str, Any]:
+    """Return the configuration of the plug-in on a node with these labels; empty if unknown."""
+    for place in PLACES:
+        configs = there.get(place)
+        if configs is not None:
+            single = DEFAULT if DEFAULT in configs or len(configs) != 1 else next(iter(configs))
+            key = labels.get(CHOICE) or ("" if place.by_label_only else single)
+            if key in configs:
+                return configs[key]
+    return {}

@@ -71,9 +71,7 @@ class CollisionError(Exception):
 
 
 def refuse_collisions(over: Pod, env: Iterable[str], asks: PodFields, weights: Pod) -> None:
-    """Raise `CollisionError` if `over`, or a variable of `env`, would replace the pod's device requests or its weights'
-    mounts.
-    """
+    """Raise `CollisionError` if `over` or a variable of `env` would replace device requests or weights' mounts."""
     amounts = {**over.resources.requests, **over.resources.limits}
     pairs = (
         ("label", over.labels, asks.labels), ("annotation", over.annotations, asks.annotations),
@@ -94,9 +92,7 @@ def _words(items: Iterable[Mapping[str, object]], key: str) -> set[str]:
 
 
 def merge_resources(before: Mapping[str, Mapping[str, object]], over: Resources) -> Object:
-    """Merge requests and limits. A limit without a request implies an equal request (as in Kubernetes), so it replaces
-    a default request.
-    """
+    """Merge requests and limits. A limit implies an equal request, as in Kubernetes, in place of a default."""
     requests = {n: amount for n, amount in before.get("requests", {}).items() if n not in over.limits}
     both = {
         "requests": {**requests, **over.requests}, "limits": {**before.get("limits", {}), **over.limits}

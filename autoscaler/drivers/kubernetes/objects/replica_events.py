@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autoscaler.drivers import probes
-from autoscaler.drivers.kubernetes.objects.replica_pod import PodSeen
-from autoscaler.drivers.kubernetes.objects.start_timing import StartTiming
+from autoscaler.drivers.kubernetes.objects.replica_pod import PodSeen, StartTiming
 from autoscaler.state.events import ReplicaSeen, Seen
 from autoscaler.state.world import PodRef, Replica
 
 
 def is_news(previous: ReplicaSeen, seen: Seen, waits: str) -> bool:
-    """Return whether an observation is to be reported after `previous`. After EXITED only CLEAN follows; after LEAVING,
-    only EXITED or CLEAN.
-    """
+    """Whether to report an observation. After EXITED only CLEAN follows; after LEAVING, only EXITED or CLEAN."""
     if previous.seen is Seen.EXITED:
         return seen is Seen.CLEAN
     if previous.seen is Seen.LEAVING:
@@ -59,9 +56,7 @@ def build_observation(
     waits: str = "",
     proof: str = "",
 ) -> ReplicaSeen:
-    """Return an observation of a replica with a pod. `previous`: the last observation, whose actual slices are kept.
-    `from_unix_s`: offset from Unix time to the clock of observations.
-    """
+    """Return an observation of a replica with a pod, on our clock (`from_unix_s`), with the slices of `previous`."""
     started_s = begun.started_s
     if started_s is None and pod.started_unix_s is not None:
         started_s = pod.started_unix_s + from_unix_s

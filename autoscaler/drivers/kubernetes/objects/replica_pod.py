@@ -13,17 +13,20 @@ Defines the names of our labels and annotations. Invariants:
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import zlib
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.driver import Launch
-from autoscaler.drivers.kubernetes.objects.other_pod_requests import sum_pod_requests
+from autoscaler.drivers.kubernetes.objects.node_facts import sum_pod_requests
 from autoscaler.drivers.kubernetes.objects.pod_overrides import add_pod_affinity, apply_overrides, refuse_collisions
-from autoscaler.drivers.kubernetes.objects.start_timing import READY_TO_START
 from autoscaler.drivers.kubernetes.weight_volumes import mount_claim
 from autoscaler.kubernetes.api import Object
 from autoscaler.kubernetes.constants import CRASHES, ENDED, WRITER
@@ -37,7 +40,7 @@ from autoscaler.spec.ownership import ANYBODYS, Ownership
 from autoscaler.spec.pod import DO_NOT_DISRUPT, GPU, MANAGED_BY, OURS, SAFE_TO_EVICT, EnvSource, Pod
 from autoscaler.spec.quantity import whole_number
 from autoscaler.state.resources import NOTHING, HostAmount
-from autoscaler.state.world import Replica, SliceId
+from autoscaler.state.world import Placing, Replica, SliceId
 
 DRAIN = OURS + "drain"
 """Annotation set by a leader before it deletes the pod: its epoch."""
@@ -61,8 +64,7 @@ HOST = "$(POD_IP)"
 """Address on which an engine listens; Kubernetes substitutes it."""
 HOME = "/tmp"  # noqa: S108  the container's own: writable for a non-root user in any image
 USER = 1000
-"""User of an engine, unless `pod.securityContext` overrides it: pod security `restricted` forbids root, the default of
-most engine images."""
+"""User of an engine, unless `pod.securityContext` overrides it: pod security `restricted` forbids root."""
 
 SIGNALLED_S = 10
 """Part of a pod's grace period that remains for its engine after the signal."""
@@ -82,8 +84,7 @@ _PATIENCE_S = {
 _INIT_PATIENCE_S = {**_PATIENCE_S, CRASHES: IMAGE_S_MAX}
 """The same for an init container or native sidecar, which its kubelet restarts repeatedly."""
 INIT_S_MAX = 900.0
-"""How long an init container of an adopted workload's template may run, and a sidecar may take to start: an engine's
-default (`secondsMax`)."""
+"""How long an init container of an adopted template may run, and a sidecar may take to start: `secondsMax`."""
 INJECTED_S_MAX = 60.0
 """The same for each container that a webhook has injected: all init containers of our own pods are."""
 
@@ -91,6 +92,50 @@ _CLAIM_LACKS = re.compile(r'persistentvolumeclaim "[^"]*" not found')
 """Scheduler message for a pod whose claim does not exist: more capacity would not help."""
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+READY_TO_START = "PodReadyToStartContainers"
+"""Condition of a pod whose sandbox, network and volumes are ready (KEP-3085). Kubelets before 1.35 set it only after
+the image was pulled, so the two phases cannot be distinguished."""
+
+
+@dataclass(slots=True)
+class StartTiming:
+    """Timestamps of one pod, or of one container in it.
+
+    A kubelet records whole seconds by its node's clock, and a start is often shorter. So these are the timestamps of
+    our observations, by our clock. A pod that already ran when first observed gets none.
+    """
+
+    placing: Placing = field(default_factory=Placing)
+    started_s: float | None = None
+    """When its process was observed to begin; None: not yet, or before the first observation."""
+    _was_observed: bool = False
+    _seen_s: float = math.inf
+    """When its object was first seen."""
+
+    def ask(self, now_s: float | None) -> None:
+        """Record when the API server confirmed the create (None: not yet). The watch may report the object earlier."""
+        self._was_observed = True
+        asked_s = min(math.inf if now_s is None else now_s, self._seen_s)
+        if self.placing.asked_s is None and math.isfinite(asked_s):
+            self.placing = replace(self.placing, asked_s=asked_s)
+
+    def pull(self, now_s: float) -> None:
+        """Record that the weights are on the node."""
+        self._was_observed = True
+        self.placing = replace(self.placing, pulled_s=now_s)
+
+    def see(self, now_s: float, *, bound: bool, prepared: bool, runs: bool) -> None:
+        """Record the state of the pod's object."""
+        self._seen_s = min(self._seen_s, now_s)
+        if runs:
+            if self._was_observed and self.started_s is None:
+                self.started_s = now_s
+            return
+        self._was_observed = True
+        if bound and self.placing.bound_s is None:
+            self.placing = replace(self.placing, bound_s=now_s)
+        if prepared and self.placing.prepared_s is None:
+            self.placing = replace(self.placing, prepared_s=now_s)
 
 
 class PodSeen(NamedTuple):
@@ -228,9 +273,7 @@ def build_pod_manifest(  # noqa: PLR0917  replica, model, launch, image, then va
 
 
 def add_pre_stop_sleep(pod: Object) -> None:
-    """Delay the engine's SIGTERM after a delete or eviction, so that requests finish: it is sent near the end of the
-    grace period. A driver deletes a drained pod with the grace period `LINGERED_S`.
-    """
+    """Delay the engine's SIGTERM until near the end of the grace period, so that requests finish."""
     grace_s: int = pod["spec"]["terminationGracePeriodSeconds"]
     seconds = max(1, grace_s - min(SIGNALLED_S, grace_s // 2))
     pod["spec"]["containers"][0]["lifecycle"] = {"preStop": {"sleep": {"seconds": seconds}}}
@@ -317,10 +360,7 @@ def _on(node: str) -> Object:
 
 
 def read_replica_pod(pod: Object) -> PodSeen | None:
-    """Parse the state of a replica from its pod; None if the pod is not ours or its annotations were damaged.
-
-    A pod with another name than its replica's is not ours: names are unique, so no second pod becomes a known replica.
-    """
+    """Parse a replica from its pod; None: damaged annotations, or not ours, as when its name is not its replica's."""
     metadata, status = pod["metadata"], pod.get("status", {})
     notes: dict[str, str] = metadata.get("annotations") or {}
 

@@ -14,7 +14,7 @@ import pytest
 
 from autoscaler.kubernetes.api import Api, ApiError
 from autoscaler.slicing.base import NodeFacts, Object, PodFields, SliceShare
-from autoscaler.slicing.dra import Dra, Got, find_slice, list_alternatives, read_allocations
+from autoscaler.slicing.dra import Dra, Got, list_alternatives, read_allocations
 from autoscaler.slicing.mig_geometry import Cut
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing
@@ -31,6 +31,7 @@ from tests.support.builders.resource_slices import (
     partitionable,
     resource_slice,
 )
+from tests.support.builders.slices import find_slice
 
 RESOURCE = "/apis/resource.k8s.io/v1"
 WAIT_S_MAX = 90.0

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from autoscaler.contract import ReplicaId
-from autoscaler.drivers import retry_on_shortage
+from autoscaler.drivers import contained
 from autoscaler.drivers.local.ports import has_open_socket
 from autoscaler.drivers.local.processes import (
     MARK,
@@ -39,9 +39,9 @@ A_WHILE_S = 0.1
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry_on_shortage, "TRY_EVERY_S", 0.01)
-    monkeypatch.setattr(retry_on_shortage, "_log", logging.getLogger("shortage"))
-    retry_on_shortage._log.addFilter(retry_on_shortage.Seldom())
+    monkeypatch.setattr(contained, "TRY_EVERY_S", 0.01)
+    monkeypatch.setattr(contained, "_log", logging.getLogger("shortage"))
+    contained._log.addFilter(contained.Seldom())
 
 
 @pytest.fixture

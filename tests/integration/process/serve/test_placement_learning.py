@@ -14,13 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autoscaler.drivers.local.lessons import LessonFile
+from autoscaler.drivers.local.learned_files import LessonFile
 from autoscaler.drivers.local.state_directory import StateDirectory
 from autoscaler.placement.learning import training as lessons
 from autoscaler.state.events import LessonLearnt
-from autoscaler.state.placement_value import Alike, PlacementValues, TrainingInput
 from autoscaler.state.resources import BYTES_MAX, CPU_MAX, SliceClass
-from autoscaler.state.world import World
+from autoscaler.state.world import Alike, PlacementValues, TrainingInput, World
 from loadtest.result import Ending
 from pilotlight.processes.learner_runner import LearnerRunner
 from tests.support.builders.placement_values import cluster, exercise_of, lesson

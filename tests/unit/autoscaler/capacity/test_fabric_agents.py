@@ -13,8 +13,8 @@ from autoscaler.capacity import fabric_agents
 from autoscaler.capacity.fabric_agents import UNHEARD
 from autoscaler.contract import NODE_EXPIRY_S, FabricReport, NodeReport
 from autoscaler.planner.plan import plan
-from autoscaler.server import nodetelling
-from autoscaler.server.nodetelling import BLANK, NodeTelling
+from autoscaler.server import agents as nodetelling
+from autoscaler.server.agents import BLANK, NodeWantsServer
 from autoscaler.spec.capacity import ProviderSettings, Redfish
 from autoscaler.spec.settings import Settings
 from autoscaler.state.actions import Acted, ReleaseLease
@@ -71,7 +71,7 @@ async def test_node_stream_sends_an_attached_fabric_device_at_once(monkeypatch: 
     monkeypatch.setattr(nodetelling, "HEARTBEAT_S", 0.01)
     before, _ = acted(surge(offer(), settings=settings()))
     stepped = SteppedLoop(before)
-    lines = NodeTelling(stepped.loop).messages(NodeId("w1"))
+    lines = NodeWantsServer(stepped.loop).messages(NodeId("w1"))
     async with asyncio.timeout(60):
         first = await _told(lines)
         assert first.fabric == ()

@@ -28,9 +28,19 @@ from autoscaler.spec.settings import Price
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.node_labels import Taint
 from autoscaler.state.operator_orders import Cordon, CordonTarget
-from autoscaler.state.placement_value import PlacementValues
 from autoscaler.state.resources import HostAmount, HostResources, Link
-from autoscaler.state.world import Copy, DeviceId, History, ModelLoad, NodeId, Replica, Slice, SliceId, World
+from autoscaler.state.world import (
+    Copy,
+    DeviceId,
+    History,
+    ModelLoad,
+    NodeId,
+    PlacementValues,
+    Replica,
+    Slice,
+    SliceId,
+    World,
+)
 from tests.support.builders.placement_requests import change_request, placement_request
 from tests.support.builders.placement_values import cluster, exercise_of, lesson
 from tests.support.builders.worlds import GI, T0, device, gateway, model, replace_fields, replica, use, world

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autoscaler.contract import ReplicaId, TenantName
-from autoscaler.placement import minimal_eviction, minimal_eviction_input, packer
+from autoscaler.placement import minimal_eviction, packer
 from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.model.predicates import can_evict, find_required_amount
 from autoscaler.placement.model.tenant_isolation import domain_of, has_tenant_conflict
@@ -332,7 +332,7 @@ def test_minimal_eviction_result_is_independent_of_input_order(seed: int, rng: R
 def test_victims_are_valid_if_the_search_reaches_its_limits(seed: int, bound: str, most: int) -> None:
     found = batch(seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(minimal_eviction if bound == "STEPS_MAX" else minimal_eviction_input, bound, most)
+        patch.setattr(minimal_eviction, bound, most)
         holds(found, found.packed(), found.before())
 
 
@@ -341,7 +341,7 @@ def test_search_steps_stay_within_steps_max(monkeypatch: pytest.MonkeyPatch) -> 
     rng, steps = Random(1), list[tuple[int, int]]()
     run_ = minimal_eviction._Search.run
 
-    def counted(search: minimal_eviction._Search) -> tuple[minimal_eviction_input.Assignment, ...] | None:
+    def counted(search: minimal_eviction._Search) -> tuple[minimal_eviction.Assignment, ...] | None:
         found = run_(search)
         steps.append((search.steps, search._steps_max))
         return found
@@ -424,7 +424,7 @@ def counted(
     """The result, and the number of steps of each search."""
     steps, run_ = list[int](), minimal_eviction._Search.run
 
-    def one(search: minimal_eviction._Search) -> tuple[minimal_eviction_input.Assignment, ...] | None:
+    def one(search: minimal_eviction._Search) -> tuple[minimal_eviction.Assignment, ...] | None:
         found = run_(search)
         steps.append(search.steps)
         return found
@@ -467,7 +467,7 @@ def test_two_victims_on_one_device_are_spared_by_one_search(monkeypatch: pytest.
 
 
 def test_search_is_skipped_if_a_replica_that_stays_needs_the_eviction(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(minimal_eviction_input, "MOVERS_MAX", 1)
+    monkeypatch.setattr(minimal_eviction, "MOVERS_MAX", 1)
     wants = [want("a", 8, priority=1), want("b", 20)]
     shelves = [shelf(device("g0", 12), on("y", 6)), shelf(device("g1", 24), on("x", 20))]
     answer, steps = counted(monkeypatch, wants, shelves)

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.placement import minimal_eviction, minimal_eviction_input
+from autoscaler.placement import minimal_eviction
 from autoscaler.placement.index.index import SliceIndex
-from autoscaler.placement.minimal_eviction import find_fewer_victims
-from autoscaler.placement.minimal_eviction_input import Assigned, Evictee
+from autoscaler.placement.minimal_eviction import Assigned, Evictee, find_fewer_victims
 from autoscaler.placement.model.types import Bin, EvictionLevel, PackResult, PlacementRequest
 from autoscaler.state.resources import NOTHING, HostAmount, HostResources
 from autoscaler.state.world import NodeId, SliceId
@@ -109,7 +108,7 @@ def steps_of(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> lis
     """The number of steps of each search."""
     steps, run_ = list[int](), minimal_eviction._Search.run
 
-    def counted(search: minimal_eviction._Search) -> tuple[minimal_eviction_input.Assignment, ...] | None:
+    def counted(search: minimal_eviction._Search) -> tuple[minimal_eviction.Assignment, ...] | None:
         found = run_(search)
         steps.append(search.steps)
         return found
@@ -216,7 +215,7 @@ def test_replica_cannot_move_to_a_node_whose_cpu_is_freed_only_later() -> None:
 
 
 def test_search_is_skipped_if_a_replica_that_stays_needs_victim_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(minimal_eviction_input, "MOVERS_MAX", 1)
+    monkeypatch.setattr(minimal_eviction, "MOVERS_MAX", 1)
     shelves = [shelf(device("g0", 12, "n0")), shelf(device("g1", 24, "n1"), on("x", 2, host_usage=cores(2)))]
     held = [
         Assigned(asks("a", 1, 8), (SliceId("g0"),), now=False),

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from autoscaler.placement.index.index import SliceIndex
-from autoscaler.placement.minimal_eviction_input import PLACES_MAX, Assigned, MinimalEvictionInput
+from autoscaler.placement.minimal_eviction import PLACES_MAX, Assigned, MinimalEvictionInput
 from autoscaler.placement.model.types import Bin, PlacementRequest
 from autoscaler.state.world import NodeId, SliceId
 from tests.support.builders.worlds import T0, device

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from autoscaler.contract import TenantName
 from autoscaler.placement.index.index import SliceIndex
-from autoscaler.placement.minimal_eviction import find_fewer_victims
-from autoscaler.placement.minimal_eviction_input import Assigned, Evictee
+from autoscaler.placement.minimal_eviction import Assigned, Evictee, find_fewer_victims
 from autoscaler.placement.model.types import Bin, PlacementRequest
 from autoscaler.slicing.nvidia_sharing import TIMESLICE
 from autoscaler.state.world import DeviceId, NodeId, SliceId
@@ -118,7 +117,7 @@ def test_waiting_replica_may_move_to_a_device_another_tenant_is_leaving(*, leavi
     assert places(held, shelves) == ({"a": "g1", "b": "g0"} if leaving and not stuck else None)
     on_it = [Has(want("a", 10, trust=ACME), "g1"), Has(want("b", 20), "g0")]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("autoscaler.placement.minimal_eviction_input.MOVERS_MAX", 0)
+        patch.setattr("autoscaler.placement.minimal_eviction.MOVERS_MAX", 0)
         assert (places(on_it, shelves) is not None) == (leaving and not stuck), "where it is, too"
 
 
@@ -126,7 +125,7 @@ def test_waiting_replica_may_move_to_a_device_another_tenant_is_leaving(*, leavi
 def test_victim_is_spared_without_a_move_if_both_replicas_fit_its_slice(
     monkeypatch: pytest.MonkeyPatch, *, free: bool
 ) -> None:
-    monkeypatch.setattr("autoscaler.placement.minimal_eviction_input.MOVERS_MAX", 0)
+    monkeypatch.setattr("autoscaler.placement.minimal_eviction.MOVERS_MAX", 0)
     shelves = [shelf(device("g0", 24)), shelf(device("p", 24, "p"), on("x", 10 if free else 20))]
     assert places([Has(want("a", 10), "p")], shelves) == ({"a": "p"} if free else None)
 

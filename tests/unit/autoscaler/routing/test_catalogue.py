@@ -16,7 +16,7 @@ from autoscaler.contract import (
     TenantEntry,
     TenantName,
 )
-from autoscaler.routing.catalogue import front_settings, model_entry, tenant_entry
+from autoscaler.routing.routes import front_settings, model_entry, tenant_entry
 from autoscaler.spec.model import Model, ModelSpec, Queue
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import Cors, Settings, Stream

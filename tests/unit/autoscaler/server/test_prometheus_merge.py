@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import parser
 from prometheus_client.parser import text_string_to_metric_families
 
-from autoscaler.server.prometheus_merge import merge_metrics
+from autoscaler.server.metrics import merge_metrics
 
 openmetrics_families: Callable[[str], Iterable[Metric]] = parser.text_string_to_metric_families
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autoscaler.slicing.base import NodeFacts, Object, SliceShare
-from autoscaler.slicing.dra import Dra, Got, find_slice, find_whole_gpu, read_allocations
+from autoscaler.slicing.dra import Dra, Got, find_whole_gpu, read_allocations
 from autoscaler.slicing.dra_resource_slices import Policy, read_pools
 from autoscaler.slicing.mig_geometry import Cut, MigError, build_layout
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import Slice
 from tests.support.builders.resource_slices import DRIVER, H100, cut_name, gpu, many, partitionable, resource_slice
-from tests.support.builders.slices import GIB, NODE
+from tests.support.builders.slices import GIB, NODE, find_slice
 from tests.support.golden import agrees, pod
 
 MIB = 1 << 20

@@ -12,8 +12,8 @@ from autoscaler.documents.load import parse_documents
 from autoscaler.slicing import slicer_families
 from autoscaler.slicing.base import NodeFacts, SliceShare
 from autoscaler.slicing.hami import NVIDIA, SCHEDULER, Hami, HamiAllocation, HamiNames, parse_allocations, parse_cards
+from autoscaler.slicing.hami import VOLCANO_NAMES as VOLCANO
 from autoscaler.slicing.vendors import HAMI
-from autoscaler.slicing.volcano import WORDS as VOLCANO
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import Slice
 from tests.support.builders.slices import GIB, NODE, card, hami_node

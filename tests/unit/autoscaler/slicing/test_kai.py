@@ -10,8 +10,8 @@ from autoscaler.drivers.kubernetes.objects import node_facts as nodes
 from autoscaler.placement.model.tenant_isolation import domain_of, has_tenant_conflict
 from autoscaler.slicing import slicer_families
 from autoscaler.slicing.base import NodeFacts, SliceShare
-from autoscaler.slicing.kai import RESERVES, Kai
-from autoscaler.slicing.volcano import Volcano
+from autoscaler.slicing.hami import Volcano
+from autoscaler.slicing.nvidia_sharing import KAI_RESERVES, Kai
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import NodeId, Slice
 from tests.support.builders.slices import EXAMPLES, GIB, KAI, NODE, VOLCANO
@@ -65,7 +65,7 @@ def test_gpu_that_others_share_through_kai_counts_once_as_used() -> None:
     node = nodes.read_node({
         "metadata": {"name": NODE}, "spec": {}, "status": {"allocatable": {GPU: "2"}},
     })  # fmt: skip
-    keeper, sharer = others_pod(RESERVES, gpus=1), others_pod(gpu_fraction="0.5")
+    keeper, sharer = others_pod(KAI_RESERVES, gpus=1), others_pod(gpu_fraction="0.5")
     assert nodes.count_taken_slices([node], kai(), [keeper, sharer]) == {f"{NODE} {GPU}": 1}
     assert nodes.count_taken_slices([node], kai(), [keeper]) == {}, "it keeps one of which ours have the parts"
     assert nodes.count_taken_slices([node], kai(), [others_pod(gpu_memory="100", gpu_fraction_num_devices="2")]) == {

@@ -14,8 +14,7 @@ from msgspec.structs import replace
 from autoscaler.slicing import nvidia_sharing as sharing
 from autoscaler.slicing import slicer_families
 from autoscaler.slicing.base import NodeFacts, Slicer, SliceShare
-from autoscaler.slicing.device_plugin import Mps, TimeSlice, WholeGpu
-from autoscaler.slicing.nvidia_sharing import GPU_SHARED
+from autoscaler.slicing.nvidia_sharing import GPU_SHARED, Mps, TimeSlice, WholeGpu
 from autoscaler.spec.pod import GPU
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing

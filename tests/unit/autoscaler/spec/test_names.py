@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ModelName, TenantName
 from autoscaler.engines import build_launch_command
-from autoscaler.routing.catalogue import model_entry
+from autoscaler.routing.routes import model_entry
 from autoscaler.spec.model import Adapter, Model, ModelSpec
 from autoscaler.spec.names import Origin, Settled, resolve_model_conflicts, resolve_tenant_conflicts
 from autoscaler.spec.tenant import Key, Tenant, TenantSpec

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.drivers.kubernetes.objects import node_facts as nodes
-from autoscaler.drivers.kubernetes.objects.other_pod_requests import Hosts, sum_pod_requests
+from autoscaler.drivers.kubernetes.objects.node_facts import Hosts, sum_pod_requests
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.model import explain_model
 from autoscaler.fold.fold import fold

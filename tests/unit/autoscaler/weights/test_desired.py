@@ -19,7 +19,7 @@ from autoscaler.agent_contract import (
 )
 from autoscaler.contract import ModelName, NodeReport, ReplicaId, WeightsReport
 from autoscaler.engines import EngineError
-from autoscaler.explain.weights import weights_state
+from autoscaler.explain.model import weights_state
 from autoscaler.fold.fold import fold
 from autoscaler.placement.model.bins import build_placement_request
 from autoscaler.placement.model.types import EvictionLevel
@@ -34,6 +34,7 @@ from autoscaler.state.operator_orders import NodeReported
 from autoscaler.state.world import ClusterFacts, Copy, ModelLoad, NodeId, Replica, SliceId, World
 from autoscaler.weights.desired import (
     AGENT_S_MAX,
+    InspectionAssigner,
     WeightsFailed,
     WeightsPending,
     assess_weights,
@@ -42,7 +43,6 @@ from autoscaler.weights.desired import (
     find_artifact_facts,
     list_promised_placements,
 )
-from autoscaler.weights.inspection import InspectionAssigner
 from autoscaler.weights.mount_choice import ArtifactFacts
 from tests.support.builders.worlds import T0, device, replace_fields, replica, world
 

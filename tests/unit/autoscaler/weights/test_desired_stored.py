@@ -6,7 +6,7 @@ import pytest
 
 from autoscaler.agent_contract import should_store_on_node
 from autoscaler.contract import ModelName
-from autoscaler.explain.weights import describe_weights
+from autoscaler.explain.model import describe_weights
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.state.world import ClusterFacts, NodeId
 from autoscaler.weights.desired import build_node_wants, find_unfetched_artifact

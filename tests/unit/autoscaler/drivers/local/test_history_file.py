@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from autoscaler.contract import ModelName
-from autoscaler.drivers.local.history_file import FORGOTTEN, MOMENTS, HistoryFile
+from autoscaler.drivers.local.learned_files import FORGOTTEN, MOMENTS, HistoryFile
 from autoscaler.drivers.local.state_directory import StateDirectory
 from autoscaler.state.world import History
 

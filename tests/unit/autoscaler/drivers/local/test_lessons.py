@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.drivers.local.lessons import LessonFile
+from autoscaler.drivers.local.learned_files import LessonFile
 from autoscaler.drivers.local.state_directory import StateDirectory
 from tests.support.builders.placement_values import cluster, exercise_of, lesson
 

@@ -19,7 +19,7 @@ from autoscaler.kubernetes.resources.document_merge import CUSTOMS
 from autoscaler.kubernetes.resources.status import NO_STATUS, ClockReading, Status, Subject, list_subjects
 from autoscaler.kubernetes.resources.watcher import ModelObject
 from autoscaler.kubernetes.watch import ObjectKey
-from autoscaler.schema import status as crds
+from autoscaler.schema import crds
 from autoscaler.spec.names import Origin, Settled
 from autoscaler.state.actions import Unmet
 from autoscaler.state.lifecycle import ReplicaState as S
@@ -166,7 +166,7 @@ def test_crd_schema_matches_all_written_status_fields() -> None:
     """The schema has no other fields either; the API server rejects a status with a field that has no schema."""
     full = History((1.0,), T0, tries=1, retry_at_s=T0, episodes=1, refused_until_s=T0, failure="x")
     made = sent(statuses.render_status(case(replicas=(replica(ADA, "r"),), history=full), NO_STATUS, NOW))
-    assert keys(made) | {("conditions", "observedGeneration")} == places(crds.MODEL)
+    assert keys(made) | {("conditions", "observedGeneration")} == places(crds.MODEL_STATUS)
 
 
 def keys(value: object, at: tuple[str, ...] = ()) -> set[tuple[str, ...]]:

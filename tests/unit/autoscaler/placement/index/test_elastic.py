@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.placement.index.elastic import Elastic, ElasticBudget, PlacedRequest, make_elastic
+from autoscaler.placement.index.elastic import Elastic, ElasticBudget, PlacedRequest
 from autoscaler.placement.index.node_arrays import NodeArrays, NodeCapacity
 from autoscaler.placement.index.request_encoding import encode_request
 from autoscaler.placement.index.residual_waste_tables import (
@@ -27,6 +27,7 @@ from bench.packing.arrivals import Round
 from bench.packing.cluster import Cluster
 from bench.packing.openb import Kind as Asked
 from bench.packing.openb import NodeRow
+from bench.packing.ours import make_elastic
 from bench.packing.replay import replay
 from tests.support.example_budget import examples
 

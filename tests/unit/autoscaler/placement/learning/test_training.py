@@ -24,9 +24,8 @@ from autoscaler.placement.learning.training import (
     training_reason,
 )
 from autoscaler.state.events import LessonLearnt
-from autoscaler.state.placement_value import Alike, PlacementValues, TrainingInput
 from autoscaler.state.resources import BYTES_MAX, CPU_MAX, RequestFrequency, RequestShape, SliceClass
-from autoscaler.state.world import History, World
+from autoscaler.state.world import Alike, History, PlacementValues, TrainingInput, World
 from tests.support.builders.placement_values import cluster, exercise_of, lesson
 from tests.support.builders.worlds import GI, T0, device, model, world
 

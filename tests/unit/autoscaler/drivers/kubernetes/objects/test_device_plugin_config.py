@@ -10,7 +10,6 @@ import pytest
 from autoscaler.contract import DeviceReport, NodeReport, PodDevices
 from autoscaler.documents.load import parse_documents
 from autoscaler.drivers.kubernetes.inventory import declared
-from autoscaler.drivers.kubernetes.objects import device_plugin_config
 from autoscaler.drivers.kubernetes.objects import node_facts as nodes
 from autoscaler.drivers.kubernetes.objects import replica_pod as pods
 from autoscaler.drivers.kubernetes.objects.node_facts import NodeSeen, OtherPod
@@ -67,13 +66,13 @@ def config_map(**data: str) -> dict[str, Any]:
 def slices(
     entries: str = SLICED, configured: dict[str, Any] | None = None, node: NodeSeen | None = None
 ) -> list[Slice]:
-    there = {} if configured is None else {PLACES[0]: device_plugin_config.read_plugin_configs(configured)}
+    there = {} if configured is None else {PLACES[0]: nodes.read_plugin_configs(configured)}
     told = settings_of(entries).nodes if entries else ()
     return list(
         nodes.build_slices(
             [g4dn() if node is None else node],
             told,
-            lambda labels: device_plugin_config.select_plugin_config(labels, there),
+            lambda labels: nodes.select_plugin_config(labels, there),
         )
     )
 
@@ -224,21 +223,21 @@ def test_renamed_gpu_resource_is_requested_and_counted_in_other_pods() -> None:
 def test_device_plugin_config_key_of_a_node_determines_gpu_sharing(
     label: str, data: dict[str, str], shares: int
 ) -> None:
-    labels = {device_plugin_config.CHOICE: label} if label else {}
+    labels = {nodes.CHOICE: label} if label else {}
     found = slices(DEVICE, config_map(**data), g4dn(**labels))
     assert (len(found), bool(found[0].closed)) == (shares, shares == 1)
 
 
 def test_gpu_operator_config_applies_only_when_named_by_a_label() -> None:
     """For nodes without the label, the ClusterPolicy names the key."""
-    configs = {PLACES[1]: device_plugin_config.read_plugin_configs(config_map(any=CONFIG))}
-    assert device_plugin_config.select_plugin_config({}, configs) == {}
-    assert device_plugin_config.select_plugin_config({device_plugin_config.CHOICE: "any"}, configs)["version"] == "v1"
+    configs = {PLACES[1]: nodes.read_plugin_configs(config_map(any=CONFIG))}
+    assert nodes.select_plugin_config({}, configs) == {}
+    assert nodes.select_plugin_config({nodes.CHOICE: "any"}, configs)["version"] == "v1"
 
 
 def test_invalid_plugin_config_is_skipped_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert device_plugin_config.read_plugin_configs(config_map(good=CONFIG, bad="[]")).keys() == {"good"}
+        assert nodes.read_plugin_configs(config_map(good=CONFIG, bad="[]")).keys() == {"good"}
     assert "config_map=nvidia-device-plugin key=bad error=expected one mapping" in caplog.text
 
 

@@ -1,20 +1,23 @@
-"""Stores the histories of models across restarts, in one file of the state directory. I/O.
+"""Stores the histories of models and the learned placement values across restarts, in the state directory. I/O.
 
-Monotonic times are meaningless to another process, so they are stored relative to the time of writing, with that time
-in Unix seconds. The file is replaced atomically, at most once a minute and at shutdown. An unreadable file is moved
-aside and reported, and the histories start empty.
+Files are replaced atomically. An unreadable file is moved aside and reported in one line, and its values are learned
+again. Monotonic times are meaningless to another process, so STATE/histories.json has them relative to the time of
+writing, with that time in Unix seconds; it is written at most once a minute and at shutdown. Each autoscaler of a
+cluster has its own STATE/lesson.json.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from autoscaler.contract import ModelName
 from autoscaler.drivers.local.state_directory import StateDirectory, move_aside, replace_file
-from autoscaler.state.world import History
+from autoscaler.placement.learning.training import decode_placement_values
+from autoscaler.state.world import History, PlacementValues
 
 EVERY_S = 60.0
 MOMENTS = (
@@ -33,7 +36,7 @@ FORGOTTEN = ("peaks",)
 """Fields that depend on the old clock and are not stored; they fill again within one idle window."""
 
 
-class _File(msgspec.Struct, frozen=True):
+class _Histories(msgspec.Struct, frozen=True):
     saved_unix_s: float
     histories: dict[ModelName, History]
     """Times are relative to the time of saving: negative is past."""
@@ -54,14 +57,14 @@ class HistoryFile:
         if not at_once and self._saved_s is not None and now_s - self._saved_s < EVERY_S:
             return False
         moved = {name: _move(history, -now_s) for name, history in histories.items()}
-        replace_file(self._path, msgspec.json.encode(_File(self._wall(), moved)))
+        replace_file(self._path, msgspec.json.encode(_Histories(self._wall(), moved)))
         self._saved_s = now_s
         return True
 
     def load(self) -> tuple[dict[ModelName, History], str]:
         """Return (the histories in this process's clock, one line if the file was unreadable and moved aside)."""
         try:
-            file = msgspec.json.decode(self._path.read_bytes(), type=_File)
+            file = msgspec.json.decode(self._path.read_bytes(), type=_Histories)
         except FileNotFoundError:
             return {}, ""
         except (OSError, ValueError) as error:
@@ -74,3 +77,47 @@ class HistoryFile:
 def _move(history: History, by_s: float) -> History:
     moments = {name: (value + by_s) or -1e-9 for name in MOMENTS if (value := getattr(history, name))}
     return msgspec.structs.replace(history, **moments, **dict.fromkeys(FORGOTTEN, ()))
+
+
+LESSON_VERSION: Final = 1
+"""Version of the tables' meaning; files of other versions are ignored."""
+LESSON_BYTES_MAX: Final = 32 << 20
+
+
+class _Version(msgspec.Struct, frozen=True):
+    version: int
+
+
+class _LessonContent(msgspec.Struct, frozen=True):
+    version: int
+    lesson: PlacementValues
+
+
+class LessonFile:
+    """Stores the latest `PlacementValues`."""
+
+    def __init__(self, state: StateDirectory) -> None:
+        self._path = state.path / "lesson.json"
+
+    def save(self, lesson: PlacementValues) -> None:
+        """Write the values. Raises `OSError`."""
+        replace_file(self._path, msgspec.json.encode(_LessonContent(LESSON_VERSION, lesson)))
+
+    def load(self) -> tuple[PlacementValues | None, str]:
+        """Return (the stored values, one line if they cannot be used). A broken file is moved aside."""
+        try:
+            with self._path.open("rb") as file:
+                text = file.read(LESSON_BYTES_MAX)
+            version = msgspec.json.decode(text, type=_Version).version
+            if version != LESSON_VERSION:
+                return None, f"{self._path} has version {version}, not {LESSON_VERSION}: its values are learned again"
+            lesson = msgspec.json.decode(text, type=_LessonContent).lesson
+            decode_placement_values(lesson)
+        except FileNotFoundError:
+            return None, ""
+        except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
+            return (
+                None,
+                f"{self._path} cannot be read ({error}): {move_aside(self._path)}; its values are learned again",
+            )
+        return lesson, ""

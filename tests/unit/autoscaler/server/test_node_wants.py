@@ -14,9 +14,9 @@ from pytest_aiohttp import AiohttpClient
 from autoscaler.agent_contract import ImageWant, NodeWants
 from autoscaler.contract import ModelName
 from autoscaler.controller.loop import Listener, Loop, LoopStep
-from autoscaler.server import nodetelling
+from autoscaler.server import agents
+from autoscaler.server.agents import BLANK, NodeWantsServer
 from autoscaler.server.gateways import ContractServer
-from autoscaler.server.nodetelling import BLANK, NodeTelling
 from autoscaler.spec.model import Gpu, Model, ModelSpec
 from autoscaler.spec.quantity import BytesOrAuto
 from autoscaler.spec.settings import Settings, Weights
@@ -25,7 +25,7 @@ from autoscaler.state.events import DocumentsSeen, Tick
 from autoscaler.state.images import NodeImages, make_image
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import NodeId, World
-from autoscaler.weights.inspection import SILENT_S
+from autoscaler.weights.desired import SILENT_S
 from tests.support.builders.worlds import T0, device, replace_fields, replica, world
 from tests.support.harness.manual_loop import SteppedLoop
 from tests.unit.autoscaler.weights.test_image_prepull import ENGINE, at, needs
@@ -46,12 +46,12 @@ def read(line: bytes) -> NodeWants:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodetelling, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(agents, "HEARTBEAT_S", 0.01)
 
 
 async def test_weights_requests_are_sent_on_connect_and_then_only_on_change() -> None:
     stepped = SteppedLoop(starting())
-    lines = NodeTelling(stepped.loop).messages(NodeId("n1"))
+    lines = NodeWantsServer(stepped.loop).messages(NodeId("n1"))
     async with asyncio.timeout(60):
         first = read(await anext(lines))
         assert [one.replicas for one in first.wants] == [("a1",)]
@@ -68,7 +68,7 @@ async def test_weights_requests_are_sent_on_connect_and_then_only_on_change() ->
 async def test_unknown_artifact_is_inspected_by_one_connected_agent() -> None:
     unknown = replace(ADA, spec=replace(ADA.spec, gpu=Gpu()))
     stepped = SteppedLoop(world([unknown], [device("g1", 80, "n1")]))
-    telling = NodeTelling(stepped.loop)
+    telling = NodeWantsServer(stepped.loop)
     async with asyncio.timeout(60):
         first, other = telling.messages(NodeId("n1")), telling.messages(NodeId("n2"))
         assert [one.look for one in read(await anext(first)).wants] == [True]
@@ -91,7 +91,7 @@ async def test_unknown_artifact_is_inspected_by_one_connected_agent() -> None:
 async def test_artifact_is_inspected_by_another_agent_if_the_first_is_silent() -> None:
     unknown = replace(ADA, spec=replace(ADA.spec, gpu=Gpu()))
     stepped = SteppedLoop(world([unknown], [device("g1", 80, "n1")]))
-    telling = NodeTelling(stepped.loop)
+    telling = NodeWantsServer(stepped.loop)
     async with asyncio.timeout(60):
         lines = {node: telling.messages(NodeId(node)) for node in ("n1", "n2")}
         for one in lines.values():
@@ -115,7 +115,7 @@ async def told(lines: AsyncGenerator[bytes]) -> bytes:
 
 @pytest.mark.parametrize("not_yet", [{"leads": False}, {"synced": False}, {"documented": False}])
 async def test_node_stream_is_blank_until_the_leader_has_loaded_its_state(not_yet: dict[str, bool]) -> None:
-    lines = NodeTelling(SteppedLoop(replace_fields(starting(), **not_yet)).loop).messages(NodeId("n1"))
+    lines = NodeWantsServer(SteppedLoop(replace_fields(starting(), **not_yet)).loop).messages(NodeId("n1"))
     async with asyncio.timeout(60):
         assert [await anext(lines), await anext(lines)] == [BLANK, BLANK]
     await lines.aclose()
@@ -152,7 +152,7 @@ async def test_node_stream_sends_wanted_images_until_they_are_present() -> None:
     a = needs()
     began = replace_fields(at([a], [starts(a, 3)], agents=[3]), documented=True)
     loop = Watched(replace(began, replicas={}, by_model={}, by_slice={}))
-    telling = NodeTelling(cast("Loop", loop))
+    telling = NodeWantsServer(cast("Loop", loop))
     told = telling.messages(NodeId("n3"))
     assert images(await anext(told)) == ()
     loop.becomes(began)
@@ -171,7 +171,7 @@ async def test_replacement_node_receives_its_wanted_images() -> None:
     a = needs()
     began = replace_fields(at([a], [starts(a, 3)], agents=[3, 4]), documented=True)
     loop = Watched(replace_fields(began, agents={"n4": began.nodes.agents["n4"]}))
-    told = NodeTelling(cast("Loop", loop)).messages(NodeId("n3"))
+    told = NodeWantsServer(cast("Loop", loop)).messages(NodeId("n3"))
     assert images(await anext(told)) == (), "no agent is known there"
     loop.becomes(replace_fields(began, agents={"n3": began.nodes.agents["n3"]}))
     assert images(await anext(told)) == (ENGINE,)
