@@ -1,4 +1,4 @@
-"""The product contains every message of docs/development/messages.md in its revised form."""
+"""The product contains every message of docs/development/messages*.md in its revised form."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from scripts.gates import ROOT, SOURCES
 
-PAGE = ROOT / "docs" / "development" / "messages.md"
+PAGES = [ROOT / "docs" / "development" / f"messages{part}.md" for part in ("", "-operators")]
 ROWS = 60
 _ROW = re.compile(r"^\| (\d+) \| (.+?) \| (`+) ?(.+?) ?\3 \| (`+) ?(.+?) ?\5 \|$", re.MULTILINE)
 _VALUE = re.compile(r"\{[A-Z]+\}")
@@ -29,8 +29,9 @@ class Row(NamedTuple):
 
 
 def rows() -> list[Row]:
-    """The rows of the table."""
-    return [Row(int(found[1]), found[2], found[4], found[6]) for found in _ROW.finditer(PAGE.read_text())]
+    """The rows of the tables."""
+    found = [match for page in PAGES for match in _ROW.finditer(page.read_text())]
+    return [Row(int(one[1]), one[2], one[4], one[6]) for one in found]
 
 
 def fixed_parts(message: str) -> list[str]:
