@@ -82,7 +82,7 @@ def paragraphs(text: str) -> Iterator[tuple[int, str]]:
         block.append(re.sub(r"^\s*(?:[*+-]|\d+\.)\s+", "", plain).strip())
 
 
-def _comments(source: str) -> Iterator[tuple[int, str]]:
+def comments(source: str) -> Iterator[tuple[int, str]]:
     """Yield (line number, text) of each block of comments."""
     begin, block = 0, list[str]()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -98,21 +98,34 @@ def _comments(source: str) -> Iterator[tuple[int, str]]:
         yield begin, " ".join(block)
 
 
-def python_paragraphs(source: str) -> Iterator[tuple[int, str]]:
-    """Yield (line number, text) of each paragraph of the docstrings, comments and strings of a Python module."""
-    tree = ast.parse(source)
+def strings(tree: ast.AST) -> Iterator[tuple[ast.expr, str]]:
+    """Yield each string of a Python module that is prose, docstrings included. Expressions of f-strings are `code`."""
     parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
             text = "".join(str(part.value) if isinstance(part, ast.Constant) else "`code`" for part in node.values)
+            yield node, text
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
-            text = node.value
-        else:
-            continue
-        if len(text.split()) >= PROSE_WORDS_MIN and not _PROGRAM.search(text):
-            first, _, rest = text.partition("\n")
-            yield from ((node.lineno + line - 1, one) for line, one in paragraphs(f"{first}\n{textwrap.dedent(rest)}"))
-    yield from _comments(source)
+            yield node, node.value
+
+
+def string_paragraphs(node: ast.expr, text: str) -> Iterator[tuple[int, str]]:
+    """Yield (line number, text) of each paragraph of a string, if it is prose."""
+    if len(text.split()) >= PROSE_WORDS_MIN and not _PROGRAM.search(text):
+        first, _, rest = text.partition("\n")
+        yield from ((node.lineno + line - 1, one) for line, one in paragraphs(f"{first}\n{textwrap.dedent(rest)}"))
+
+
+def python_paragraphs(source: str) -> Iterator[tuple[int, str]]:
+    """Yield (line number, text) of each paragraph of the docstrings, comments and strings of a Python module."""
+    for node, text in strings(ast.parse(source)):
+        yield from string_paragraphs(node, text)
+    yield from comments(source)
+
+
+def split_sentences(paragraph: str) -> list[str]:
+    """The sentences of a paragraph."""
+    return _END.split(paragraph)
 
 
 def findings(path: str, text: str) -> Iterator[Finding]:
@@ -123,7 +136,7 @@ def findings(path: str, text: str) -> Iterator[Finding]:
             yield from (
                 Finding(path, line, f"{found[0]!r}: write {substitute}") for found in pattern.finditer(paragraph)
             )
-        for sentence in _END.split(paragraph):
+        for sentence in split_sentences(paragraph):
             count = len(sentence.split())
             if count > WORDS_MAX:
                 yield Finding(path, line, f"a sentence of {count} words; the limit is {WORDS_MAX}: {sentence[:60]}...")
