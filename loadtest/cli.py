@@ -136,7 +136,7 @@ _output = click.option(
     "--ops",
     metavar="URL",
     callback=_url,
-    help="The operations port. With it, each round waits until no part of a replica is left.",
+    help="The operations port. If set, each round waits until all replicas are removed.",
 )
 @_key
 @_timeout

@@ -36,7 +36,7 @@ Beginning = Literal["zero", "gone", "cached"]
 """zero: no replica is left; gone: nor remote weights on any node; cached: remote weights are on a node."""
 STAY = "its weights are on a node: `pilotlight weights evict` there, or --from cached"
 AWAY = "its weights are on no node: send it one request, and then none"
-FAILED = "the model failed to start, and nothing is started before its back-off is over; `pilotlight explain` says why"
+FAILED = "the model failed to start, and its back-off has not ended; `pilotlight explain` shows the reason"
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):

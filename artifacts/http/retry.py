@@ -71,7 +71,7 @@ class Pace:
         return wait_s(tries, waited_s, asked_s, self.draw())
 
     async def wait(self, wait_s: float) -> None:
-        """Sleep for this time."""
+        """Sleep for `wait_s` seconds."""
         await asyncio.sleep(wait_s)
 
 

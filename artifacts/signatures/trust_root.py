@@ -26,7 +26,7 @@ _ID_BYTES = 32
 
 
 class BadRootError(ValueError):
-    """The trusted root is unusable; the message is a lowercase clause that says why."""
+    """The trusted root is unusable; the message is a lowercase clause with the reason."""
 
 
 class Log(NamedTuple):

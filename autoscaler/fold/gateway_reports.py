@@ -35,7 +35,7 @@ def apply_report(draft: Draft, of: Reported) -> None:
     gateway = known or Gateway(id=report.gateway)
     in_epoch = report.epoch == draft.world.epoch
     if gateway.gone and report.boot == gateway.boot and not (in_epoch and report.version >= gateway.gone_version):
-        return  # a late report of a dead gateway; one that acts on later Routes is alive after all
+        return  # a late report of a dead gateway; a gateway that applied later Routes is alive
     if gateway.boot and report.boot != gateway.boot:
         if not in_epoch or not _lives(gateway, report):
             return  # possibly a late report of an older boot: a new boot is believed once it acts on our Routes

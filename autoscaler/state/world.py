@@ -115,9 +115,9 @@ class Placing(Fact, frozen=True):
     """When the driver observed each step towards a process. None: the step was not observed, or has no event."""
 
     asked_s: float | None = None
-    """When the API server accepted the request: a pod, or a scale."""
+    """The time at which the API server accepted the pod, or the change of the scale."""
     bound_s: float | None = None
-    """When it was bound to a node."""
+    """The time at which it was bound to a node."""
     prepared_s: float | None = None
     """When its node had prepared everything except image and container."""
     pulled_s: float | None = None

@@ -59,7 +59,7 @@ class Bay:
         self._detach: dict[str, None] = {}
         """Orders to detach, by name, in the sequence of their release."""
         self._unsure: set[str] = set()
-        """Blocks that may still become attached: an attach was, or may have been, requested and not observed yet."""
+        """Blocks that may still become attached: an attach may have been requested and was not observed yet."""
         self._asked: tuple[tuple[str, ...], float] = (), 0.0
         """The requested links of the system, and since when."""
         self._woken = asyncio.Event()
