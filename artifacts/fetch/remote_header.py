@@ -1,9 +1,9 @@
 """Fetches the header of a remote model as a local file, to estimate its needs before a pull. I/O.
 
 Creates sparse files with a GGUF's name, size and first bytes and a hole instead of the weights, so that header readers
-need no special case. Only a few MiB are requested, whatever the model's size, and each byte once. Pieces are written as
-they arrive, so that the memory does not depend on the header's size. The bytes are not verified, since only the
-complete file has a digest: they serve planning only and are never loaded by an engine.
+need no special case. It requests only a few MiB, independent of the size of the model, and each byte once. Pieces are
+written as they arrive, so that the memory does not depend on the size of the header. The bytes are not verified,
+because only the complete file has a digest. They are used for planning only; no engine loads them.
 """
 
 from __future__ import annotations

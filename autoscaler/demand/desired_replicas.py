@@ -326,9 +326,10 @@ def _calls(load: ModelLoad) -> str:
 
 
 def _enough(case: _Case, calls: int) -> int:
-    """Return how many replicas hold this many requests.
+    """Return the number of replicas whose slots suffice for this number of requests.
 
-    Existing ones count with their slots, smallest first, since any of them may be removed; then new ones.
+    Existing replicas are counted first, those with the fewest slots before others, because any of them may be removed.
+    New replicas follow.
     """
     many = 0
     for slots in sorted(one.slots for one in case.supply):

@@ -129,8 +129,9 @@ def reconcile_grants(
 ) -> dict[ReplicaId, tuple[Grant, ...]]:
     """Return the grants that remain valid for a gateway that acts on Routes of `version` and reports these `uses`.
 
-    It acts on the last grant up to `version`; older ones are void. If that is the newest grant, the reported hold
-    counts instead, because a gateway may lower a hold at once. A hold that was not granted in this epoch is older.
+    The gateway acts on the last grant up to `version`; older grants are void. If that grant is the newest one, the
+    reported hold is used instead, because a gateway may lower a hold at once. A hold that was not granted in this epoch
+    is older than all grants.
     """
     left: dict[ReplicaId, tuple[Grant, ...]] = {}
     for replica, known in grants.items():

@@ -62,7 +62,9 @@ which moves are then sought."""
 
 
 class Defragmented(NamedTuple):
-    """The unplaced requests with updated reasons, and the moves after which one fits; only the first begins now."""
+    """The unplaced requests with updated reasons, and the moves that make room for one of them. Only the first move
+    begins now.
+    """
 
     unmet: tuple[Unplaced, ...]
     steps: tuple[MigrationStep, ...] = ()
@@ -113,7 +115,9 @@ def defragment(unmet: Sequence[Unplaced], ground: MigrationContext) -> Defragmen
 
 
 def _movable_for(missing: Unplaced) -> bool:
-    """Whether to move replicas for it: not if it can never fit, waits for promised room, or is optional."""
+    """Whether replicas may be moved for the request. False if it can never fit, waits for promised room, or is
+    optional.
+    """
     return (
         not missing.never
         and not missing.promised
