@@ -253,7 +253,9 @@ def _state(entry: str, found: _Entry, since: Beginning | None) -> tuple[bool, st
             return False, AWAY
         return not left, f"its Replicas: {', '.join(f'{count} {state}' for state, count in left.items()) or 'none'}"
     if found.pilotlight.state is None:
-        raise LoadError(f"{entry} does not contain the model's state; is this Pilotlight?")
+        raise LoadError(
+            f"{entry} does not contain the state of the model; check that the URL is that of a Pilotlight gateway"
+        )
     return found.pilotlight.state == "zero", f"the model is {found.pilotlight.state}"
 
 

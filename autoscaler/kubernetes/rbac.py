@@ -88,7 +88,10 @@ _ENGINES = (
     Right("", "pods", (*_READ, "create", "patch", "delete"), "engines", "engines are started and stopped"),
     Right("", "events", ("list",), "engines", "the reason why a pod waits for a volume is reported", optional=True),
     Right("", "resourcequotas", _READ, "engines", "the unused part of each ResourceQuota is known", optional=True),
-    Right("", "limitranges", ("list", "watch"), "engines", "a rejected start is retried when a LimitRange changes", optional=True),
+    Right(
+        "", "limitranges", ("list", "watch"), "engines", "a rejected start is retried when a LimitRange changes",
+        optional=True,
+    ),
     Right(
         "policy", "poddisruptionbudgets", _READ, "engines", "PodDisruptionBudgets protect Replicas from eviction",
         optional=True,
@@ -198,7 +201,7 @@ OFF = (
     "capacity providers are rejected, because the existing nodes are not known",
     "weights are mounted from claims (pvc://), not from nodes' stores",
 )
-"""What differs with scope `namespace`, as `pilotlight status` shows it: one sentence per feature that is off."""
+"""The differences of scope `namespace`, as `pilotlight status` shows them: one sentence per feature that is off."""
 
 
 def list_required_rights(

@@ -207,7 +207,7 @@ class Lease(StateRecord, frozen=True):
     stray: bool = False
     """Whether nothing waited for it when it arrived, or another program ordered it under this name."""
     here_s: float | None = None
-    """When all of it first became usable."""
+    """The time at which all of its capacity first became usable."""
     in_use: bool = False
     """Whether a replica uses it, or other pods do where their devices are known."""
     used: bool = False

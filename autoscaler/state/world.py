@@ -270,7 +270,7 @@ class Gateway(Fact, frozen=True):
     gone: bool = False
     """Whether its process or pod is known not to exist. A watched gateway that does not report may still exist."""
     gone_version: int = 0
-    """The version of Routes when it was found gone. A report that acknowledges this version proves that it exists."""
+    """The version of Routes at which the gateway was found gone. A report with this version proves that it exists."""
 
     levels: dict[ModelName, tuple[Level, ...]] = {}
     """Derived from `report`: its demand per Model. Empty after the report has expired."""

@@ -3,8 +3,8 @@
 A process is identified by its pid, its start time and its boot. A mark in its environment names the installation and
 the replica. Before a process is signalled, a pidfd is opened and the start time is compared, so that no other process
 with the same pid gets the signal. Children that other code of this process started are never reaped. /proc is scanned
-in steps of about a millisecond, so that the event loop is not blocked. During a shortage of file descriptors scans wait
-(`retry_on_shortage`).
+in steps of about a millisecond, so that the event loop is not blocked. If file descriptors run out, a scan waits and
+is retried (`retry_on_shortage`).
 """
 
 from __future__ import annotations
