@@ -288,7 +288,9 @@ def _source(source: EnvSource) -> Object:
 
 
 def format_pod_name(replica: ReplicaId) -> str:
-    """Return the pod's name: the replica's id in characters that Kubernetes allows. The id's end keeps it unique."""
+    """Return the pod's name: the replica's ID with the characters that Kubernetes allows. The end of the ID makes the
+    name unique.
+    """
     return replica if _SUBDOMAIN.fullmatch(replica) else re.sub(r"[^a-z0-9]+", "-", replica.lower()).strip("-")
 
 
@@ -407,7 +409,7 @@ def _ended(status: dict[str, Any], state: dict[str, Any]) -> str:
 
 
 def _is_over(status: dict[str, Any]) -> bool:
-    """Return whether all containers have ended. Containers that never started are not listed, or wait."""
+    """Return whether all containers have ended. Containers that never started count as ended."""
     listed = (status.get("containerStatuses") or []) + (status.get("initContainerStatuses") or [])
     return status.get("phase") in ENDED and not any("running" in one.get("state", {}) for one in listed)
 
