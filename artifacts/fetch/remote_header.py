@@ -36,7 +36,7 @@ async def fetch_artifact_headers(
     of: Reference, registries: Registries, folder: Path, *, allow_unsafe: bool = False
 ) -> list[str]:
     """Create the artifact's GGUF files below `folder`, which is created; return their paths, empty if there are none.
-    The header is fetched only if there is one file that an engine could load; no other is used.
+    The header is fetched only if exactly one file can be loaded by an engine.
 
     Raises RegistryError, BadManifestError, GgufError, BadArchiveError, OSError.
     """

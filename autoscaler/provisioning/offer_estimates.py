@@ -29,8 +29,8 @@ def estimate_delivery(capacity: Capacity, offer: Offer) -> Expected:
 
 
 def build_offer_filter(world: World, coming: Iterable[Offer]) -> Callable[[PlacementRequest], bool]:
-    """Return a check whether any offer suits a request, or an order in flight has the size and a product for it.
-    Other requests are ignored, so that they block none behind them.
+    """Return a function that reports whether an offer suits a request, or an order in flight has its size and product.
+    Other requests are ignored, so that they do not block the requests behind them.
     """
     offers, sizes = list_offers(world.capacity), {(one.product, one.memory_bytes // one.parts) for one in coming}
     known: dict[tuple[object, ...], bool] = {}

@@ -187,7 +187,7 @@ def has_conflict(geometry: Geometry, one: Cut, other: Cut) -> bool:
 
 
 class MigUsage(NamedTuple):
-    """The resources of a device that cuts occupy, which determine what still fits."""
+    """The resources of a device that its partitions occupy. They determine which partitions still fit."""
 
     slices: int = 0
     """Occupied memory slices, as a bit mask."""

@@ -85,7 +85,8 @@ def read_process(pid: int) -> Facts | None:
 
 
 def read_process_mark(pid: int) -> str | None:
-    """Return its mark; BLANK if the environment is blank; None: no mark, not readable by us, or gone.
+    """Return the mark of the process; BLANK if its environment is blank. None: the process has no mark, is not readable
+    by us, or has ended.
 
     Raises `OSError` in a resource shortage.
     """
