@@ -225,7 +225,7 @@ def list_starts(geometry: Geometry, on: Layout, profile: str) -> tuple[int, ...]
 
 @lru_cache(maxsize=MEMO_MAX)
 def count_free_cuts_by_profile(geometry: Geometry, on: Layout) -> tuple[int, ...]:
-    """Return, by profile in the geometry's order, the maximum number of further cuts of it alone in layout `on`."""
+    """Return for each profile of the geometry how many more partitions of only this profile fit into layout `on`."""
     return tuple(count_free_cuts(geometry, on, profile.name) for profile in geometry.profiles)
 
 

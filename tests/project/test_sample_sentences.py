@@ -54,7 +54,7 @@ def test_messages_are_errors_and_help() -> None:
     assert [one.text for one in found] == [
         "Show the queue of one model.", "queue of `code` requests is full; raise the limit",
     ]  # fmt: skip
-    assert [one.place for one in found] == ["m.py:9", "m.py:11"]
+    assert [one.place for one in found] == ["m.py:10", "m.py:12"]
 
 
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:

@@ -83,7 +83,7 @@ class Bay:
         return self._attach.pop(name, None) is not None
 
     def detach(self, name: str, *, force: bool = False) -> None:
-        """Start to detach the order's blocks and remove their marks. `force`: even if they are in use."""
+        """Start to detach the order's blocks and remove their marks. `force`: also blocks in use."""
         self.cancel(name)
         if force:
             self._forced.add(name)

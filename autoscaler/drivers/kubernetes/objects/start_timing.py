@@ -1,7 +1,8 @@
 """Timestamps of the start of one pod, as observed by this process. Pure.
 
-A kubelet records whole seconds by its node's clock, and a start is often shorter. The timestamps are therefore those of
-our observations, by our clock. A pod that already ran when first observed gets none.
+A kubelet records whole seconds of the clock of its node, and a start is often shorter than a second. Therefore the
+timestamps are the times of our observations, by our own clock. A pod that already runs at its first observation has no
+timestamps.
 """
 
 from __future__ import annotations
