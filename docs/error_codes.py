@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from autoscaler.drivers.kubernetes import pod_events
-from autoscaler.drivers.kubernetes.adoption import annotations
+from autoscaler.drivers.kubernetes.adoption import annotations as workload_annotations
 from autoscaler.drivers.kubernetes.adoption import status as adoption
 from autoscaler.drivers.kubernetes.objects import replica_pod
 from autoscaler.kubernetes.resources import conditions
@@ -351,8 +351,8 @@ def other_reasons() -> set[tuple[str, str]]:
 
 def adopted_reasons() -> set[tuple[str, str]]:
     """(status, reason) of the condition of an adopted workload."""
-    good = (adoption.SCALED, annotations.BY_HAND, annotations.BY_ANOTHER, adoption.NAME_TAKEN)
-    return {("True", one) for one in good} | {("False", adoption.NAME_TAKEN), ("False", annotations.WRONG)}
+    good = (adoption.SCALED, workload_annotations.BY_HAND, workload_annotations.BY_ANOTHER, adoption.NAME_TAKEN)
+    return {("True", one) for one in good} | {("False", adoption.NAME_TAKEN), ("False", workload_annotations.WRONG)}
 
 
 def error_rows() -> str:
