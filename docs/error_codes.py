@@ -19,6 +19,7 @@ from autoscaler.drivers.kubernetes.adoption import annotations as workload_annot
 from autoscaler.drivers.kubernetes.adoption import status as adoption
 from autoscaler.drivers.kubernetes.objects import replica_pod
 from autoscaler.kubernetes.resources import conditions
+from autoscaler.state.world import History, ModelLoad
 from docs.states import between
 from gateway import errors
 from gateway.errors import CallError
@@ -351,8 +352,8 @@ def other_reasons() -> set[tuple[str, str]]:
 
 def adopted_reasons() -> set[tuple[str, str]]:
     """(status, reason) of the condition of an adopted workload."""
-    good = (adoption.SCALED, workload_annotations.BY_HAND, workload_annotations.BY_ANOTHER, adoption.NAME_TAKEN)
-    return {("True", one) for one in good} | {("False", adoption.NAME_TAKEN), ("False", workload_annotations.WRONG)}
+    good = (adoption.SCALED, workload_annotations.BY_HAND, workload_annotations.BY_ANOTHER, conditions.NAME_TAKEN)
+    return {("True", one) for one in good} | {("False", conditions.NAME_TAKEN), ("False", workload_annotations.WRONG)}
 
 
 def error_rows() -> str:
@@ -401,7 +402,7 @@ def adopted_rows() -> str:
     return _table(("status", "reason", "meaning", "remedy"), cells)
 
 
-_CASE = conditions.StatusInput(1, None, (), conditions.ModelLoad(), conditions.History())
+_CASE = conditions.StatusInput(1, None, (), ModelLoad(), History())
 
 
 def _compare(kind: str, known: Iterable[object], described: Iterable[object]) -> None:
