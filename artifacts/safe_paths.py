@@ -22,7 +22,7 @@ _DRIVE = re.compile(r"[A-Za-z]:")
 
 
 class BadPathError(ValueError):
-    """The path is rejected; the message is a clause that says why and shows only the beginning of the path."""
+    """The path is rejected; the message is a clause with the reason and only the beginning of the path."""
 
 
 def check_path(text: str) -> str:

@@ -265,7 +265,9 @@ class ReplicaUse(Message, frozen=True):
     connect_failures: Count = 0
     """Consecutive connection failures. The gateway stops using the replica until it is confirmed."""
     last_byte_age_s: Age | None = None
-    """Time since the last byte of a response from the replica to this gateway, within 0.2 s. None: no byte yet."""
+    """The time since the last byte of a response from the replica to this gateway, within about 0.2 s. None: no
+    byte has arrived yet.
+    """
 
 
 class Report(Message, frozen=True):

@@ -25,7 +25,9 @@ CALLS = 2000
 SPAN_S = 0.1
 QUEUE = {"callsMax": 4000}
 CONNECTIONS_MAX = 2 * CALLS
-"""The limit per address: all requests have one address. The default equals their number."""
+"""The limit of connections per address, because all requests come from one address. The default limit equals the
+number of requests.
+"""
 GATEWAYS = (1, 4)
 
 

@@ -55,10 +55,10 @@ class House:
 async def house(
     bed: Bed, place: Path, documents: Sequence[Document], *, scalers: int = 1, words: Sequence[str] = ()
 ) -> AsyncIterator[House]:
-    """Run a Pilotlight until its gateway responds.
+    """Start an installation of Pilotlight and wait until its gateway responds.
 
     Documents are files, in addition to objects of the API server. `words` override options of the autoscaler, because
-    the last of two equal options counts.
+    the last of two equal options is used.
     """
     more = words
     place.mkdir(parents=True)

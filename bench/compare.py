@@ -299,7 +299,7 @@ PARTS = {
 
 
 async def serve(part: str) -> None:
-    """Prepares a part, writes `ready`, and answers each line `round` on standard input with the cost of one turn."""
+    """Prepares a part and writes `ready`. For each line `round` on standard input it writes the cost of one turn."""
     output, sys.stdout = sys.stdout, sys.stderr  # what the benchmarks print must not mix with the answers
     with tempfile.TemporaryDirectory(prefix="pilotlight-compare-") as folder:
         async with PARTS[part].prepare(Path(folder)) as measure:

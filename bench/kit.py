@@ -222,7 +222,7 @@ def cpu_s(processes: Sequence[psutil.Process]) -> float:
 
 
 def pss_bytes(processes: Sequence[psutil.Process]) -> int:
-    """Return their proportional share of memory."""
+    """Return the proportional set size (PSS) of the processes in bytes."""
     return sum(process.memory_full_info().pss for process in processes)
 
 

@@ -1,9 +1,10 @@
 """Client disconnects: the time until the engine's connection is closed, so that the engine can stop its work.
 
-One table, with 100 concurrent streams whose clients disconnect one by one, 5 ms apart. Prefill: the engine has the
-request and has not responded. Mid-stream: chunks flow, 50 a second in each remaining stream. Both are measured at the
-engine, which records the end of a connection; the machine has one monotonic clock. Parked: the request is queued. The
-client half-closes, the gateway's close is measured, and such a request must never reach the engine.
+One table, with 100 concurrent streams whose clients disconnect one by one, 5 ms apart. There are three
+situations. Prefill: the engine has the request and has not responded. Mid-stream: the engine sends 50 chunks a second
+in each stream. Both are measured at the engine, which records the end of a connection; the machine has one monotonic
+clock. Parked: the request is queued, the client closes its side of the connection, and the time until the gateway
+closes the other side is measured. A parked request must never reach the engine.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Swap:
         self.url = url
 
     async def unload(self) -> None:
-        """Stop all its engines and wait until it reports that none is left."""
+        """Stop all engines of llama-swap and wait until it reports none."""
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:
             async with session.get(f"{self.url}/unload") as answer:
                 answer.raise_for_status()

@@ -98,7 +98,10 @@ class Sender:
             self.idle.append(await self._connect())
 
     async def run(self, per_s: float, span_s: float, offset_s: float = 0.0) -> list[Answer]:
-        """Send for this time, wait for the responses, close all. Responses are in the order of their ends."""
+        """Send requests for `span_s` seconds, wait for the responses, and close all connections.
+
+        Responses are sorted by the time of their end.
+        """
         begun_s = time.monotonic() + offset_s
         async with asyncio.TaskGroup() as opening:
             for number in range(int(per_s * span_s)):

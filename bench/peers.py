@@ -105,7 +105,7 @@ def program(name: str) -> str | None:
 async def sides(place: Path, model: Document, names: Sequence[str], ask: Shot) -> AsyncIterator[list[Side]]:
     """Run Pilotlight and the named peers in front of one engine: that of `model`, which `serve` starts in `place`.
 
-    `ask`: a request that each must complete. A side that does not is omitted and reported.
+    `ask`: a request that each program must complete. A program that fails is omitted and reported.
     """
     async with contextlib.AsyncExitStack() as stack:
         documents = [settings(), tenant("a"), model]

@@ -37,7 +37,7 @@ class Load(NamedTuple):
 
 
 def there() -> bool:
-    """Return whether it is installed."""
+    """Return whether wrk is installed."""
     return shutil.which("wrk") is not None
 
 

@@ -98,7 +98,7 @@ def invalid_request(message: str, *, param: str | None = None, close: bool = Fal
 
 def invalid_api_key() -> CallError:
     """401, the same for a missing and an unknown key."""
-    return CallError(401, "invalid_api_key", "a valid API key is needed: Authorization: Bearer KEY")
+    return CallError(401, "invalid_api_key", "this port requires a valid API key; send Authorization: Bearer KEY")
 
 
 def origin_not_allowed() -> CallError:
@@ -133,7 +133,9 @@ def model_not_found() -> CallError:
 
 def path_not_found() -> CallError:
     """404 for every unknown path."""
-    return CallError(404, "not_found", "no such path on the inference port")
+    return CallError(
+        404, "not_found", "no such path on the inference port; use one of its API, such as /v1/chat/completions"
+    )
 
 
 def method_not_allowed(allow: bytes) -> CallError:
@@ -154,17 +156,29 @@ def pipelining_limit_exceeded() -> CallError:
 
 def unsupported_dialect() -> CallError:
     """400: the model's engine does not support this API endpoint."""
-    return invalid_request("this model does not support this API endpoint", param="model")
+    return invalid_request(
+        "the engine of this model does not support this API endpoint; use another endpoint or another model",
+        param="model",
+    )
 
 
 def request_timeout() -> CallError:
     """408: the request arrived too slowly."""
-    return CallError(408, "request_timeout", "the request did not arrive in time", close=True)
+    return CallError(
+        408,
+        "request_timeout",
+        "the request did not arrive in time; send it faster, or raise limits.headerSecondsMax or limits.bodySecondsMax "
+        "in Settings",
+        close=True,
+    )
 
 
 def too_large(limit_bytes: int) -> CallError:
     """413: the body exceeds the limit."""
-    return CallError(413, "too_large", f"the body is larger than {limit_bytes} bytes", close=True)
+    message = (
+        f"the body is larger than {limit_bytes} bytes; send a smaller one, or raise limits.bodyBytesMax in Settings"
+    )
+    return CallError(413, "too_large", message, close=True)
 
 
 def unsupported_media_type() -> CallError:
@@ -172,31 +186,38 @@ def unsupported_media_type() -> CallError:
     return CallError(
         415,
         "unsupported_media_type",
-        "send the body as plain application/json (or multipart/form-data where the path takes files)",
+        "the type or encoding of the body is not supported; send plain application/json (or multipart/form-data where "
+        "the path takes files)",
     )
 
 
 def header_too_large() -> CallError:
     """431: the request head exceeds the limit."""
-    return CallError(431, "header_too_large", "the request head is too large", close=True)
+    return CallError(
+        431, "header_too_large", "the request head is too large; send fewer or shorter headers", close=True
+    )
 
 
 def queue_full(retry_after_s: float) -> CallError:
     """429: the model's queue in this gateway is full."""
-    return CallError(429, "queue_full", "too many requests are waiting for this model", retry_after_s=retry_after_s)
+    message = "too many requests are waiting for this model; try again after the time in Retry-After"
+    return CallError(429, "queue_full", message, retry_after_s=retry_after_s)
 
 
 def model_starting(expected_wait_s: float | None, retry_after_s: float) -> CallError:
     """503: the model is cold, and the deadline has passed or comes before the estimated start."""
     about = "" if expected_wait_s is None else f", ready in about {math.ceil(expected_wait_s)} s"
-    return CallError(503, "model_starting", f"the model is starting{about}", retry_after_s=retry_after_s)
+    message = f"the model is starting{about}; try again after the time in Retry-After, or raise the client's timeout"
+    return CallError(503, "model_starting", message, retry_after_s=retry_after_s)
 
 
 def deadline_reached(retry_after_s: float) -> CallError:
     """503: the model is warm, but the request was queued until its deadline."""
-    return CallError(
-        503, "overloaded", "no slot became free before the deadline of this request", retry_after_s=retry_after_s
+    message = (
+        "no slot of the model became free before the deadline of this request; try again after the time in "
+        "Retry-After, or raise the client's timeout"
     )
+    return CallError(503, "overloaded", message, retry_after_s=retry_after_s)
 
 
 def service_unavailable(code: str, message: str, retry_after_s: float) -> CallError:
@@ -207,7 +228,7 @@ def service_unavailable(code: str, message: str, retry_after_s: float) -> CallEr
 
 def capacity_pending(wait_s: float, retry_after_s: float) -> CallError:
     """503: the model waits for more capacity, which arrives after the deadline."""
-    message = f"capacity for the model is being added; expected in about {math.ceil(wait_s)} s"
+    message = f"capacity for the model is being added; expected in about {math.ceil(wait_s)} s; try again then"
     return CallError(503, "no_capacity", message, retry_after_s=retry_after_s)
 
 
@@ -228,12 +249,19 @@ def shutting_down() -> CallError:
 
 def upstream_error() -> CallError:
     """502: the engine failed before the first byte, also on the retry; or it failed within a stream."""
-    return CallError(502, "upstream_error", "the engine ended the response early")
+    return CallError(
+        502, "upstream_error", "the engine ended the response early; try again, or read the log of the engine"
+    )
 
 
 def upstream_timeout() -> CallError:
     """504: the engine's first byte, next byte or whole response took too long."""
-    return CallError(504, "upstream_timeout", "the engine did not respond in time")
+    return CallError(
+        504,
+        "upstream_timeout",
+        "the engine did not respond in time; send a smaller request, or raise firstByteSecondsMax, stallSecondsMax or "
+        "responseSecondsMax of the model",
+    )
 
 
 def render_error_body(error: CallError, dialect: str = "openai") -> bytes:

@@ -1,8 +1,8 @@
 """The command line of load tests: `load coldstart` and `load run`.
 
-Exit codes: 0 the verdict holds, 1 it does not or the run could not continue, 2 wrong usage, 130 the run was interrupted
-and its verdict holds for the requests sent. Results go to stdout, progress to stderr: live on a terminal, plain lines
-elsewhere. `client.py` does the measuring.
+Exit codes: 0: the verdict holds; 1: it does not hold, or the run could not continue; 2: wrong usage; 130: the run was
+interrupted, and the verdict holds for the requests that were sent. Results go to stdout, progress to stderr: live on a
+terminal, plain lines elsewhere. `client.py` measures.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ _output = click.option(
     "--ops",
     metavar="URL",
     callback=_url,
-    help="The operations port. With it, each round waits until no part of a replica is left.",
+    help="The operations port. If set, each round waits until all replicas are removed.",
 )
 @_key
 @_timeout

@@ -32,7 +32,7 @@ SHOTS_MAX = 1_000_000
 
 
 class LoadError(Exception):
-    """The run cannot continue; the message says why and what to do."""
+    """The run cannot continue; the message states the reason and the remedy."""
 
 
 class Target(NamedTuple):

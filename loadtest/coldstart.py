@@ -36,7 +36,7 @@ Beginning = Literal["zero", "gone", "cached"]
 """zero: no replica is left; gone: nor remote weights on any node; cached: remote weights are on a node."""
 STAY = "its weights are on a node: `pilotlight weights evict` there, or --from cached"
 AWAY = "its weights are on no node: send it one request, and then none"
-FAILED = "the model failed to start, and nothing is started before its back-off is over; `pilotlight explain` says why"
+FAILED = "the model failed to start, and its back-off has not ended; `pilotlight explain` shows the reason"
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
@@ -253,7 +253,9 @@ def _state(entry: str, found: _Entry, since: Beginning | None) -> tuple[bool, st
             return False, AWAY
         return not left, f"its Replicas: {', '.join(f'{count} {state}' for state, count in left.items()) or 'none'}"
     if found.pilotlight.state is None:
-        raise LoadError(f"{entry} does not contain the model's state; is this Pilotlight?")
+        raise LoadError(
+            f"{entry} does not contain the state of the model; check that the URL is that of a Pilotlight gateway"
+        )
     return found.pilotlight.state == "zero", f"the model is {found.pilotlight.state}"
 
 

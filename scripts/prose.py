@@ -22,12 +22,18 @@ ROOT = Path(__file__).parent.parent
 WORDS = ROOT / "docs" / "style-words.txt"
 WORDS_MAX = 40
 """Maximum number of words of a sentence."""
+LINE_CHARACTERS_MAX = 140
+"""Maximum length of a line of Markdown, except in tables and code blocks."""
 PROSE_WORDS_MIN = 3
 """A string of a Python module with fewer words is not prose."""
 OPENING = re.compile(r"(?:Who(?:ever)?|What(?:ever)?|Whichever|That which|Those (?:who|that|of which))\b(?!.*\?$)")
 """A sentence that opens with a free relative clause ("What is late is ended"); questions may."""
-EXCLUDED = ("docs/development/fault-cases.md", "docs/reference/chart-values.md")
-"""Generated, or quotes of the reports that the cases come from."""
+EXCLUDED = (
+    *(f"docs/development/fault-cases{part}.md" for part in ("", "-hostile-input")),
+    *(f"docs/development/messages{part}.md" for part in ("", "-operators")),
+    "docs/reference/chart-values.md",
+)
+"""Generated, or quotes: of the reports that the cases come from, and of messages before their revision."""
 PRODUCT = ("artifacts", "autoscaler", "gateway", "loadtest", "pilotlight", "bench")
 """Folders whose modules are checked without being named."""
 _PROGRAM = re.compile(r"^(?:import|from) |[{}]\s*$|;\n", re.MULTILINE)
@@ -76,7 +82,7 @@ def paragraphs(text: str) -> Iterator[tuple[int, str]]:
         block.append(re.sub(r"^\s*(?:[*+-]|\d+\.)\s+", "", plain).strip())
 
 
-def _comments(source: str) -> Iterator[tuple[int, str]]:
+def comments(source: str) -> Iterator[tuple[int, str]]:
     """Yield (line number, text) of each block of comments."""
     begin, block = 0, list[str]()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -92,21 +98,34 @@ def _comments(source: str) -> Iterator[tuple[int, str]]:
         yield begin, " ".join(block)
 
 
-def python_paragraphs(source: str) -> Iterator[tuple[int, str]]:
-    """Yield (line number, text) of each paragraph of the docstrings, comments and strings of a Python module."""
-    tree = ast.parse(source)
+def strings(tree: ast.AST) -> Iterator[tuple[ast.expr, str]]:
+    """Yield each string of a Python module that is prose, docstrings included. Expressions of f-strings are `code`."""
     parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
             text = "".join(str(part.value) if isinstance(part, ast.Constant) else "`code`" for part in node.values)
+            yield node, text
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
-            text = node.value
-        else:
-            continue
-        if len(text.split()) >= PROSE_WORDS_MIN and not _PROGRAM.search(text):
-            first, _, rest = text.partition("\n")
-            yield from ((node.lineno + line - 1, one) for line, one in paragraphs(f"{first}\n{textwrap.dedent(rest)}"))
-    yield from _comments(source)
+            yield node, node.value
+
+
+def string_paragraphs(node: ast.expr, text: str) -> Iterator[tuple[int, str]]:
+    """Yield (line number, text) of each paragraph of a string, if it is prose."""
+    if len(text.split()) >= PROSE_WORDS_MIN and not _PROGRAM.search(text):
+        first, _, rest = text.partition("\n")
+        yield from ((node.lineno + line - 1, one) for line, one in paragraphs(f"{first}\n{textwrap.dedent(rest)}"))
+
+
+def python_paragraphs(source: str) -> Iterator[tuple[int, str]]:
+    """Yield (line number, text) of each paragraph of the docstrings, comments and strings of a Python module."""
+    for node, text in strings(ast.parse(source)):
+        yield from string_paragraphs(node, text)
+    yield from comments(source)
+
+
+def split_sentences(paragraph: str) -> list[str]:
+    """The sentences of a paragraph."""
+    return _END.split(paragraph)
 
 
 def findings(path: str, text: str) -> Iterator[Finding]:
@@ -117,7 +136,7 @@ def findings(path: str, text: str) -> Iterator[Finding]:
             yield from (
                 Finding(path, line, f"{found[0]!r}: write {substitute}") for found in pattern.finditer(paragraph)
             )
-        for sentence in _END.split(paragraph):
+        for sentence in split_sentences(paragraph):
             count = len(sentence.split())
             if count > WORDS_MAX:
                 yield Finding(path, line, f"a sentence of {count} words; the limit is {WORDS_MAX}: {sentence[:60]}...")
@@ -125,16 +144,30 @@ def findings(path: str, text: str) -> Iterator[Finding]:
                 yield Finding(path, line, f"opens with a free relative clause: {sentence[:60]}")
 
 
+def long_lines(path: str, text: str) -> Iterator[Finding]:
+    """Yield the lines of a Markdown text that are too long. Tables and code blocks may have long lines."""
+    fenced = False
+    for number, line in enumerate(text.splitlines(), 1):
+        if _FENCE.match(line):
+            fenced = not fenced
+        elif len(line) > LINE_CHARACTERS_MAX and not fenced and not line.lstrip().startswith("|"):
+            yield Finding(path, number, f"a line of {len(line)} characters; the limit is {LINE_CHARACTERS_MAX}")
+
+
 def checked_files() -> list[str]:
     """The Markdown files of the repository, and the modules of the product."""
     globs = ["*.md", *(f"{folder}/*.py" for folder in PRODUCT)]
     listed = subprocess.run(["git", "ls-files", *globs], cwd=ROOT, check=True, capture_output=True, text=True)
-    return [name for name in listed.stdout.splitlines() if name not in EXCLUDED]
+    return listed.stdout.splitlines()
 
 
 def main(names: Sequence[str]) -> int:
     """Print the findings; exit status 1 if there is one."""
-    found = [one for name in names or checked_files() for one in findings(name, (ROOT / name).read_text())]
+    found = list[Finding]()
+    for name in names or checked_files():
+        text = (ROOT / name).read_text()
+        found += long_lines(name, text) if name.endswith(".md") else ()
+        found += findings(name, text) if names or name not in EXCLUDED else ()
     for one in found:
         print(f"{one.path}:{one.line}: {one.problem}")
     return 1 if found else 0

@@ -40,7 +40,7 @@ _CHARSETS = frozenset({b"ISO-IR 10646 2000 UTF-8", b""})
 
 
 class BadArchiveError(ValueError):
-    """The archive is rejected; the message is one line that says why."""
+    """The archive is rejected; the message is one line with the reason."""
 
 
 class Member(NamedTuple):

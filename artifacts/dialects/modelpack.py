@@ -1,8 +1,8 @@
 """CNCF ModelPack (`vnd.cncf.model`), its older name (`vnd.cnai.model`), and Docker's extensions. Pure.
 
-Specification: https://github.com/modelpack/model-spec (docs/spec.md, docs/annotations.md). Weight media types with a
-format that the specification lacks (`weight.v1.gguf`) come from Docker Model Runner and are accepted by their prefix.
-ramalama's artifacts declare the artifact type, but the layer types are podman's guesses; there the file name decides.
+Specification: https://github.com/modelpack/model-spec (docs/spec.md, docs/annotations.md). Docker Model Runner uses
+media types of weights that the specification does not have (`weight.v1.gguf`); they are accepted by their prefix.
+Artifacts of ramalama have this artifact type, but podman guesses their layer types; there the file name decides.
 """
 
 from __future__ import annotations

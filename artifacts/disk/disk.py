@@ -1,6 +1,6 @@
 """Durable changes to a node's disk: a crash at any point leaves either the old or the new state. I/O.
 
-Performs writes, fsync, rename and link for the store and for downloads, and words the errors of the operating system.
+Performs writes, fsync, rename and link for the store and for downloads, and describes errors of the operating system.
 Before each operation `step` is called with its name and path, so that tests can stop or fail there. When a call
 returns, its effect survives a power loss, except for `put`, `append` and `link`, whose callers sync. An instance from
 `later` does not wait for syncs: its effects last only until the machine restarts, and callers record `owed` with them.

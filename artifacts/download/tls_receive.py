@@ -37,7 +37,7 @@ Put = Callable[[int, Sequence[bytes | memoryview]], None]
 
 
 def receive_body(ends: Ends, count: int, put: Put, at: int, limits: Limits) -> Moved:
-    """Receive `count` bytes of the body and write them from offset `at` on. Raises OSError if `put` does."""
+    """Receive `count` bytes of the body and write them from offset `at` on. Raises OSError if `put` raises it."""
     coming, (_, room) = _Coming(ends, Patience(ends.rest, limits)), _own_rooms()
     moved = 0
     while moved < count:

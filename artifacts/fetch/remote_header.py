@@ -1,9 +1,9 @@
 """Fetches the header of a remote model as a local file, to estimate its needs before a pull. I/O.
 
 Creates sparse files with a GGUF's name, size and first bytes and a hole instead of the weights, so that header readers
-need no special case. Only a few MiB are requested, whatever the model's size, and each byte once. Pieces are written as
-they arrive, so that the memory does not depend on the header's size. The bytes are not verified, since only the
-complete file has a digest: they serve planning only and are never loaded by an engine.
+need no special case. It requests only a few MiB, independent of the size of the model, and each byte once. Pieces are
+written as they arrive, so that the memory does not depend on the size of the header. The bytes are not verified,
+because only the complete file has a digest. They are used for planning only; no engine loads them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ async def fetch_artifact_headers(
     of: Reference, registries: Registries, folder: Path, *, allow_unsafe: bool = False
 ) -> list[str]:
     """Create the artifact's GGUF files below `folder`, which is created; return their paths, empty if there are none.
-    The header is fetched only if there is one file that an engine could load; no other is used.
+    The header is fetched only if exactly one file can be loaded by an engine.
 
     Raises RegistryError, BadManifestError, GgufError, BadArchiveError, OSError.
     """

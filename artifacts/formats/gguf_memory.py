@@ -106,7 +106,7 @@ def _short(keys: _Keys, blocks: int) -> tuple[bool, ...]:
 
 
 def _parts(keys: _Keys, block: int, heads_kv: tuple[int, ...]) -> tuple[bool, bool]:
-    """Return whether a layer has attention, and whether it has a state if the model has states at all."""
+    """Return whether a layer has attention, and whether it has a recurrent state (if layers of this model have one)."""
     if keys.architecture in INTERVALS:
         full = (block + 1) % max(1, keys.number("full_attention_interval", 4)) == 0
         return full, not full

@@ -58,7 +58,7 @@ def parse_untrusted_url(text: str) -> URL:
     if url.scheme not in PORTS:
         raise PolicyError("the registry returned a URL that is neither https nor http")
     if not url.raw_host or port is None or "@" in text.split("/", 3)[2]:
-        raise PolicyError("the registry returned a URL without a host, or with a user in it")
+        raise PolicyError("the registry returned a URL without a host, or with a user name")
     check_host(url.raw_host)
     return url
 

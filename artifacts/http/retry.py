@@ -44,7 +44,9 @@ def wait_s(tries: int, waited_s: float, asked_s: float | None, draw: float) -> f
     if asked_s is None:
         wait = backoff_s * (0.5 + draw / 2)
     else:
-        wait = max(min(asked_s, RETRY_AFTER_S_MAX), FIRST_S) + backoff_s * draw / 2  # never earlier, and spread out
+        wait = (
+            max(min(asked_s, RETRY_AFTER_S_MAX), FIRST_S) + backoff_s * draw / 2
+        )  # not before Retry-After, and with jitter
     return wait if waited_s + wait <= WAIT_S_MAX else None
 
 
@@ -71,7 +73,7 @@ class Pace:
         return wait_s(tries, waited_s, asked_s, self.draw())
 
     async def wait(self, wait_s: float) -> None:
-        """Sleep for this time."""
+        """Sleep for `wait_s` seconds."""
         await asyncio.sleep(wait_s)
 
 

@@ -16,7 +16,7 @@ PARTS_MAX = 400_000
 
 
 class BadJsonError(ValueError):
-    """The JSON is rejected; the message is a lowercase clause that says why."""
+    """The JSON is rejected; the message is a lowercase clause with the reason."""
 
 
 def decode_json(content: bytes, most: int) -> object:

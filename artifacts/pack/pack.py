@@ -55,7 +55,7 @@ class Offered(NamedTuple):
     """Path of the file on disk; empty if `content` holds the bytes."""
     content: bytes = b""
     kind: Kind | None = None
-    """Kind stated by the user; such a file is packed or the whole artifact is rejected."""
+    """The kind that the user stated. If a file with a stated kind cannot be packed, the whole artifact is rejected."""
 
 
 class PackedFile(NamedTuple):

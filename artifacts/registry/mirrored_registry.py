@@ -45,7 +45,7 @@ class Mirrored:
         """Set the artifact whose blobs are requested next; ignored here, used by `Swarm`."""
 
     async def manifest(self, repository: str, asked: str, size: int | None = None) -> RawManifest:
-        """As `manifests.fetch_manifest`; the error is the registry's own."""
+        """Fetch a manifest like `manifests.fetch_manifest`, if possible from a mirror. Raises the registry's error."""
         for client, prefix, tags in self._places[:-1]:
             if ":" not in asked and not tags:
                 continue

@@ -38,7 +38,7 @@ class _Index(msgspec.Struct, frozen=True):
 
 
 async def list_referrers(client: Client, repository: str, subject: Digest, artifact_type: str = "") -> list[Referrer]:
-    """List the referrers of this type, or all, at most REFERRERS_MAX. Raises as `fetch_manifest`."""
+    """List at most REFERRERS_MAX referrers, of all types or of `artifact_type`. Raises as `fetch_manifest`."""
     query = str(URL.build(query={"artifactType": artifact_type}).raw_query_string) if artifact_type else ""
     url: URL | None = client.url(f"{repository}/referrers/{parse_digest(subject)}", query)
     what, found_all = f"list of referrers of {subject} of {repository}", list[Referrer]()

@@ -98,7 +98,7 @@ def check_certificate(der: bytes, unix_s: float, root: Root) -> Leaf:
 
 
 def is_same(leaf: Leaf, named: bytes) -> bool:
-    """Whether it is the certificate in a log entry: PEM (Rekor v1) or DER."""
+    """Whether the certificate is the one in a log entry, `named`: PEM (Rekor v1) or DER."""
     try:
         read = x509.load_pem_x509_certificate if named.startswith(b"-") else x509.load_der_x509_certificate
         other = read(named)

@@ -26,7 +26,7 @@ _CRITICAL = frozenset({"identity", "image", "type"})
 
 
 class BadClaimError(ValueError):
-    """The payload does not make the required claim; the message is a lowercase clause that says why."""
+    """The payload does not make the required claim; the message is a lowercase clause with the reason."""
 
 
 def check_payload(payload: bytes, digest: Digest) -> None:

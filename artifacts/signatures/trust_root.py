@@ -25,7 +25,7 @@ _ID_BYTES = 32
 
 
 class BadRootError(ValueError):
-    """The trusted root is unusable; the message is a lowercase clause that says why."""
+    """The trusted root is unusable; the message is a lowercase clause with the reason."""
 
 
 class Log(NamedTuple):
@@ -74,7 +74,7 @@ def parse_trust_root(content: bytes) -> Root:
     except (BadClaimError, ValueError) as error:
         raise BadRootError(str(error)) from None
     if not all(root[:3]):
-        raise BadRootError("the trusted root has not one certificateAuthority, one tlog and one ctlog of a known kind")
+        raise BadRootError("the trusted root lacks a certificateAuthority, a tlog or a ctlog of a known kind")
     return root
 
 

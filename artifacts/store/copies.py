@@ -40,7 +40,7 @@ LOCK_S_MAX = 60.0
 LEASE_S_MAX = 5.0
 """Removal and usage checks hold a Copy's lock only briefly."""
 LEFT_S_MAX = 86_400.0
-"""Incomplete pulls are kept this long, so that the next one can resume."""
+"""Seconds for which the data of an incomplete pull is kept, so that the next pull can resume it."""
 
 
 class CopyStore:

@@ -1,4 +1,4 @@
-"""Caches which logins a registry allowed to read a stored Copy, and for how long that counts. I/O.
+"""Caches which logins a registry allowed to read a stored Copy, until these grants expire. I/O.
 
 A Copy on the node must not bypass the registry's access control (kubernetes #18787): the registry checks each caller's
 login before it gets the Copy. The folder `permits/` has an empty file per grant, named by a hash of login, registry and

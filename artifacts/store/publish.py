@@ -37,7 +37,7 @@ class CopySpec(NamedTuple):
     """Specification of a Copy."""
 
     reference: str
-    """As written by the user."""
+    """The reference as the user wrote it."""
     key: CopyKey
     files: tuple[File, ...]
     """From `Contents.files()`."""

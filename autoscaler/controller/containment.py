@@ -164,7 +164,9 @@ def _holding(world: World, one: Observation, now_s: float) -> World:
 
 
 def _culprits_of(world: World, one: Observation, error: Exception, now_s: float) -> tuple[ModelName, ...]:
-    """The culprits among the Models of an observation, else among all, since the fold also updates others over time."""
+    """The culprits among the Models of an observation. If there is none, among all Models, because the fold updates
+    other Models, too.
+    """
 
     def works(names: Collection[ModelName]) -> bool:
         return can_complete(lambda: advance(assume_quarantined(world, names), _rest(world, one, names), now_s))

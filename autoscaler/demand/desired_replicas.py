@@ -323,7 +323,11 @@ def _calls(load: ModelLoad) -> str:
 
 
 def _enough(case: _Case, calls: int) -> int:
-    """Return how many replicas hold these requests: existing ones (smallest first, any may be removed), then new."""
+    """Return the number of replicas whose slots suffice for this number of requests.
+
+    Existing replicas are counted first, those with the fewest slots before others, because any of them may be removed.
+    New replicas follow.
+    """
     many = 0
     for slots in sorted(one.slots for one in case.supply):
         if calls <= 0:

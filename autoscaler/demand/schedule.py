@@ -21,7 +21,7 @@ from autoscaler.text import format_duration
 AHEAD_S = (60.0, 3600.0)
 """Minimum and maximum lead time of a window."""
 LOOK_S = 60.0
-"""Interval of the evaluation of windows, since offers and the clock change."""
+"""Seconds between two evaluations of the windows, because offers and the time change."""
 STARTS = 2.0
 """Assumed duration of a start, in medians of the recorded starts."""
 END_PART = 0.25

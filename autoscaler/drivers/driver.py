@@ -105,7 +105,7 @@ class Driver(Protocol):
 
 
 class SharedDriver(Driver, Protocol):
-    """A driver for state that several processes see. One of them leads; the others observe too, but issue no orders."""
+    """A driver for state that several processes observe. One of them leads; only the leader issues orders."""
 
     def lead(self) -> None:
         """Become the leader: report everything that exists again, ending with `Synced`."""

@@ -35,7 +35,7 @@ def apply_report(draft: Draft, of: Reported) -> None:
     gateway = known or Gateway(id=report.gateway)
     in_epoch = report.epoch == draft.world.epoch
     if gateway.gone and report.boot == gateway.boot and not (in_epoch and report.version >= gateway.gone_version):
-        return  # a late report of a dead gateway; one that acts on later Routes is alive after all
+        return  # a late report of a dead gateway; a gateway that applied later Routes is alive
     if gateway.boot and report.boot != gateway.boot:
         if not in_epoch or not _lives(gateway, report):
             return  # possibly a late report of an older boot: a new boot is believed once it acts on our Routes
@@ -129,8 +129,9 @@ def reconcile_grants(
 ) -> dict[ReplicaId, tuple[Grant, ...]]:
     """Return the grants that remain valid for a gateway that acts on Routes of `version` and reports these `uses`.
 
-    It acts on the last grant up to `version`; older ones are void. If that is the newest grant, the reported hold
-    counts instead, because a gateway may lower a hold at once. A hold that was not granted in this epoch is older.
+    The gateway acts on the last grant up to `version`; older grants are void. If that grant is the newest one, the
+    reported hold is used instead, because a gateway may lower a hold at once. A hold that was not granted in this epoch
+    is older than all grants.
     """
     left: dict[ReplicaId, tuple[Grant, ...]] = {}
     for replica, known in grants.items():

@@ -66,7 +66,7 @@ def list_reported_epochs(world: World) -> frozenset[int]:
 
 
 NODES_MAX = 10_000
-"""Maximum nodes whose reports are kept; reports of further nodes are ignored."""
+"""Maximum number of nodes whose reports are kept; reports of other nodes are ignored."""
 FORGET_S = 600.0
 """A node that is silent for this long is forgotten: its report expired long ago, and nodes are replaced."""
 BOOTS_MAX = 8

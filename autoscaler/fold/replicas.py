@@ -290,7 +290,8 @@ def _live(draft: Draft, before: Replica, state: S, reason: str) -> None:
 def _ready(draft: Draft, replica: Replica) -> Replica:
     """Return `replica` with the time at which it first became ready, and record the duration of the start.
 
-    An adopted replica, or one given a running process, yields no duration: it may have been ready for hours.
+    The duration is not recorded for an adopted replica, or one with a process that already ran: it may have been ready
+    for hours.
     """
     if replica.times.ready_s is not None:
         return replica

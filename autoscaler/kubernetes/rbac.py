@@ -29,7 +29,7 @@ class Right(NamedTuple):
     verbs: tuple[str, ...]
     where: Where
     use: str
-    """The feature that needs it."""
+    """Its purpose, as a clause that completes "required so that"."""
     optional: bool = False
     """Without the permission, only that feature is off."""
     named: bool = False
@@ -41,11 +41,11 @@ class Right(NamedTuple):
 
 
 _READ = ("get", "list", "watch")
-_SHARING = "the sharing mode of GPUs is read from the device plug-in's configuration if labels do not give it"
-_DEVICES = "devices of DRA drivers and their users are known"
+_SHARING = "the sharing mode of GPUs is read from the device plug-in's configuration if labels do not state it"
+_DEVICES = "the devices of DRA drivers, and the pods that use them, are known"
 _EVERYWHERE = (
-    Right("", "nodes", _READ, "cluster", "devices are found"),
-    Right("", "pods", _READ, "cluster", "devices used by other pods are known"),
+    Right("", "nodes", _READ, "cluster", "the devices of nodes are known"),
+    Right("", "pods", _READ, "cluster", "the devices that other pods use are known"),
     Right(
         "authentication.k8s.io", "tokenreviews", ("create",), "cluster", "gateways are authenticated by their tokens"
     ),
@@ -87,8 +87,11 @@ _CUT = "GPUs of idle nodes are repartitioned"
 _ENGINES = (
     Right("", "pods", (*_READ, "create", "patch", "delete"), "engines", "engines are started and stopped"),
     Right("", "events", ("list",), "engines", "the reason why a pod waits for a volume is reported", optional=True),
-    Right("", "resourcequotas", _READ, "engines", "the remainder of each ResourceQuota is known", optional=True),
-    Right("", "limitranges", ("list", "watch"), "engines", "a rejected start is retried early", optional=True),
+    Right("", "resourcequotas", _READ, "engines", "the unused part of each ResourceQuota is known", optional=True),
+    Right(
+        "", "limitranges", ("list", "watch"), "engines", "a rejected start is retried when a LimitRange changes",
+        optional=True,
+    ),
     Right(
         "policy", "poddisruptionbudgets", _READ, "engines", "PodDisruptionBudgets protect Replicas from eviction",
         optional=True,
@@ -188,17 +191,17 @@ _HOME = (
 
 
 OFF = (
-    "Tenant resources are not read: Tenants are documents (of the chart: in the Secret `tenantsSecret`)",
-    "nodes are not read: devices are those of Settings `nodes`, else as many as a ResourceQuota allows",
+    "Tenant resources are not read; Tenants come from documents (with the chart, from the Secret `tenantsSecret`)",
+    "nodes are not read; devices come from Settings `nodes`, or their number from a ResourceQuota",
     "the Kubernetes scheduler chooses the nodes, not Pilotlight",
-    "tokens of gateways are not checked: gateways authenticate by certificates",
+    "tokens of gateways are not checked; gateways authenticate with certificates",
     "without node agents, device memory and health are not measured, and Slices are assumed clean after a fixed time",
-    "`pilotlight cordon` and `drain` are lost when another autoscaler leads",
+    "orders of `pilotlight cordon` and `drain` are lost when the leader changes",
     "Models, Deployments, StatefulSets and KubeAI's Models of other namespaces are not served",
     "capacity providers are rejected, because the existing nodes are not known",
     "weights are mounted from claims (pvc://), not from nodes' stores",
 )
-"""Limitations of scope `namespace`, as shown to users."""
+"""The differences of scope `namespace`, as `pilotlight status` shows them: one sentence per feature that is off."""
 
 
 def list_required_rights(

@@ -90,7 +90,9 @@ def find_eviction_option(
 def list_evictable_occupants(
     want: PlacementRequest, shelf: Bin, restart_costs: RestartCosts, now_s: float
 ) -> tuple[Occupant, ...]:
-    """List the replicas on it that may be evicted, cheapest first: the same for equal model, priority and level."""
+    """List the replicas on the slice that may be evicted, cheapest first. The list is the same for all requests of one
+    model, priority and eviction level.
+    """
     return _ordered([one for one in shelf.incumbents if can_evict(want, one, now_s)], restart_costs)
 
 

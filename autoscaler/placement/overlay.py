@@ -76,7 +76,7 @@ class Overlay:
         return tuple({one.replica: one for one in occupants if has_tenant_conflict(want.trust, one.trust)}.values())
 
     def promise(self, want: PlacementRequest, of: Slice) -> None:
-        """Keep conflicting tenants out of its domain from now on."""
+        """Reserve the domain of the slice for the tenants of the request: conflicting tenants get no slice of it."""
         domain = domain_of(of)
         if domain is not None:
             self.index.occupancy.expect(domain, want.trust)

@@ -127,8 +127,8 @@ class _Gpu:
             self._parts.start(profile)
 
     def takes(self, want: PlacementRequest, part: tuple[Slice, str], near: _GpuPreferences) -> bool:
-        """Reserve another part for the request and return whether there is one. False for a request that would still
-        prefer an idle GPU once the rest is offered, because that one is cheaper or has its weights.
+        """Reserve another part of the GPU for the request and return whether there is one. It returns False if an idle
+        GPU is cheaper or has the weights, because the request would then use that one.
         """
         slice_, profile = part
         if slice_.product != self.slice.product or want.spread is not None:

@@ -62,7 +62,7 @@ class DevicePool(NamedTuple):
     name: str
     node: str
     devices: tuple[Mapping[str, Any], ...]
-    """In the form of a ResourceSlice."""
+    """The devices, in the format of a ResourceSlice."""
 
 
 class ClaimStatus(NamedTuple):

@@ -36,7 +36,10 @@ def estimate_delivery(capacity: Capacity, offer: Offer) -> Expected:
 
 
 def build_offer_filter(world: World, coming: Iterable[Offer]) -> Callable[[PlacementRequest], bool]:
-    """Return a check whether an offer or order in flight suits a request; others are ignored, and block none."""
+    """Return a function that reports whether an offer suits a request, or an order in flight has its size and product.
+
+    Other requests are ignored, so that they do not block the requests behind them.
+    """
     offers = [one for each in world.capacity.offers.values() for one in each]
     sizes = {(one.product, one.memory_bytes // one.parts) for one in coming}
     known: dict[tuple[object, ...], bool] = {}

@@ -36,9 +36,9 @@ class RepartitionStage(Enum):
     REST = "rest"
     ON_ITS_WAY = "on its way"
     FAILED = "failed"
-    """It failed and is retried."""
+    """The order failed and is retried."""
     OUT = "out"
-    """It failed TRIES_MAX times."""
+    """The order failed TRIES_MAX times."""
     FOREIGN = "foreign"
     """Another component manages its layout, or no mig-manager runs."""
 

@@ -60,7 +60,9 @@ KINDS_MAX, WANTS_MAX = 32, 4
 
 
 class Defragmented(NamedTuple):
-    """The unplaced requests with updated reasons, and the moves after which one fits; only the first begins now."""
+    """The unplaced requests with updated reasons, and the moves that make room for one of them. Only the first move
+    begins now.
+    """
 
     unmet: tuple[Unplaced, ...]
     steps: tuple[MigrationStep, ...] = ()

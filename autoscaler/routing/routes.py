@@ -382,15 +382,15 @@ def _capacity_refusal(world: World, unmet: Mapping[ModelName, Unmet], name: Mode
     if missing is None:
         return None
     if missing.never:
-        message = "The model fits on no device of this installation."
+        message = "The model fits on no device of this installation (see `pilotlight explain model NAME`)."
         return Refusal(code="no_capacity", message=message, retry_after_s=NO_CAPACITY_RETRY_S)
     if missing.ready_s is None or model is None or missing.ready_s <= model.spec.queue.wait_seconds_max:
         return None
     if missing.ready_s == inf:
-        message = "More capacity for the model has been ordered; its delivery time is unknown."
+        message = "More capacity for the model has been ordered; its delivery time is unknown. Try again later."
         return Refusal(code="no_capacity", message=message, retry_after_s=RETRY_S_MAX)
     left_s = ceil(missing.ready_s / ESTIMATE_STEP_S) * ESTIMATE_STEP_S
-    message = f"capacity for the model is being added; expected in about {format_duration(left_s)}"
+    message = f"capacity for the model is being added; expected in about {format_duration(left_s)}; try again then"
     return Refusal(code="no_capacity", message=message, retry_after_s=min(left_s, RETRY_S_MAX))
 
 

@@ -185,7 +185,7 @@ def has_conflict(geometry: Geometry, one: Cut, other: Cut) -> bool:
 
 
 class MigUsage(NamedTuple):
-    """The resources of a device that cuts occupy, which determine what still fits."""
+    """The resources of a device that its partitions occupy. They determine which partitions still fit."""
 
     slices: int = 0
     """Occupied memory slices, as a bit mask."""
@@ -223,7 +223,7 @@ def list_starts(geometry: Geometry, on: Layout, profile: str) -> tuple[int, ...]
 
 @lru_cache(maxsize=MEMO_MAX)
 def count_free_cuts_by_profile(geometry: Geometry, on: Layout) -> tuple[int, ...]:
-    """Return, by profile in the geometry's order, the maximum number of further cuts of it alone in layout `on`."""
+    """Return for each profile of the geometry how many more partitions of only this profile fit into layout `on`."""
     return tuple(count_free_cuts(geometry, on, profile.name) for profile in geometry.profiles)
 
 

@@ -236,7 +236,7 @@ OLLAMA = Engine(
         "OLLAMA_NUM_PARALLEL": "{slots}",
         "OLLAMA_KEEP_ALIVE": "-1",  # the autoscaler decides when it stops, not its own timer
         "OLLAMA_CONTEXT_LENGTH": ("{context_tokens}",),
-        "OLLAMA_MODELS": ("{model_path}",),  # a file:// artifact is the folder of its store
+        "OLLAMA_MODELS": ("{model_path}",),  # a file:// artifact is the models folder of Ollama
     },
     readiness_path="/",  # the server; the model itself is loaded by the first request
     artifacts="optional-file",

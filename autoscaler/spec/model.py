@@ -151,8 +151,8 @@ class ModelSpec(Part, frozen=True):
     adapters: tuple[Adapter, ...] = ()
     """Adapters that are loaded with the Model, at most 64."""
     image: str = ""
-    """The container image of the engine. Only the Kubernetes driver uses it, as also `resources`, `pull_secret` and
-    `pod`.
+    """The container image of the engine. Only the Kubernetes driver uses it. The same applies to `resources`,
+    `pull_secret` and `pod`.
     """
     command: tuple[str, ...] = ()
     """The command line of engine `command`. One word must contain `{port}`."""

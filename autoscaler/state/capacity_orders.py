@@ -194,18 +194,18 @@ class Lease(StateRecord, frozen=True):
     stray: bool = False
     """Whether nothing waited for it when it arrived, or another program ordered it under this name."""
     here_s: float | None = None
-    """When all of it first became usable."""
+    """The time at which all of its capacity first became usable."""
     in_use: bool = False
     """Whether a replica uses it, or other pods do where their devices are known."""
     used: bool = False
     """Whether it has ever been in use."""
     idle_since_s: float | None = None
-    """Since when it has been idle. None: it is in use or has not arrived."""
+    """The time at which it became idle. None: it is in use or has not arrived."""
     release_s: float | None = None
-    """When its release was last ordered. None: never."""
+    """The time at which its release was last ordered. None: never."""
     releases: int = 0
     uncommitted: bool = False
-    """Whether it is released only if it has not arrived meanwhile."""
+    """Whether the release is canceled if the capacity arrives in the meantime."""
     forced: bool = False
     """Whether the release was forced."""
     why: str = ""
@@ -218,7 +218,7 @@ class Lease(StateRecord, frozen=True):
 
     @property
     def ends_s(self) -> float | None:
-        """When the provider takes the capacity back. None: unknown."""
+        """The time at which the provider withdraws the capacity. None: unknown."""
         return None if self.listed is None else self.listed.ends_s
 
     @property

@@ -21,7 +21,7 @@ RESCHEDULE, FAILED, READY = "FabricDeviceReschedule", "FabricDeviceFailed", "Fab
 OVER = (RESCHEDULE, FAILED)
 """Conditions that make the scheduler deallocate the device from the claim."""
 _OWNER = "claim@"
-"""A prefix that no name of a Model has."""
+"""A prefix that is not allowed in the name of a Model."""
 OWNER_CHARACTERS_MAX = 200
 """The maximum length of an owner that a fabric stores with a device."""
 

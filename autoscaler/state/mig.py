@@ -56,7 +56,7 @@ class Intent(StateRecord, frozen=True):
     refused: str = ""
     """Why the order was not executed. Empty: it is in progress."""
     again_s: float = 0.0
-    """The time before which the node gets no other order after a rejection."""
+    """After a rejected order, the earliest time of the next order for the node."""
 
 
 # --- observations -----------------------------------------------------------------------------------------------------

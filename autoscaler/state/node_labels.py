@@ -21,7 +21,7 @@ from autoscaler.spec.pod import Pod, Toleration
 
 
 class PendingLabels(Enum):
-    """The kind of the addition, which determines the labels that may appear."""
+    """The kind of change that a node waits for. It determines which labels may appear."""
 
     NOTHING = ""
     DEVICES = "devices"

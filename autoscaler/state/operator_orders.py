@@ -89,6 +89,6 @@ class ModelStopped(StateRecord, frozen=True):
 
 
 class NodeReported(StateRecord, frozen=True):
-    """A node's agent reported."""
+    """A report of the agent of a node."""
 
     report: NodeReport

@@ -96,7 +96,7 @@ class HostResources(NamedTuple):
         return self.having(self.left.less(rest))._replace(coming=self.coming.less(stays.less(rest)))
 
     def having(self, left: HostAmount) -> HostResources:
-        """Return the node with this amount left."""
+        """Return the node with `left` as its free amount."""
         return self._replace(cpu_left_milli=left.cpu_milli, left_bytes=left.host_bytes)
 
 

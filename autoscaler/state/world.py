@@ -144,9 +144,9 @@ class Placing(Fact, frozen=True):
     """When the driver observed each step towards a process. None: the step was not observed, or has no event."""
 
     asked_s: float | None = None
-    """When the API server accepted the request: a pod, or a scale."""
+    """The time at which the API server accepted the pod, or the change of the scale."""
     bound_s: float | None = None
-    """When it was bound to a node."""
+    """The time at which it was bound to a node."""
     prepared_s: float | None = None
     """When its node had prepared everything except image and container."""
     pulled_s: float | None = None
@@ -299,7 +299,7 @@ class Gateway(Fact, frozen=True):
     gone: bool = False
     """Whether its process or pod is known not to exist. A watched gateway that does not report may still exist."""
     gone_version: int = 0
-    """The version of Routes when it was found gone. A report that acknowledges this version proves that it exists."""
+    """The version of Routes at which the gateway was found gone. A report with this version proves that it exists."""
 
     levels: dict[ModelName, tuple[Level, ...]] = {}
     """Derived from `report`: its demand per Model. Empty after the report has expired."""

@@ -62,7 +62,7 @@ class MountChoice(NamedTuple):
 
     way: Way | None
     reason: str
-    """The end of a sentence about the model's weights."""
+    """The rest of a sentence that begins with "the weights of the model"."""
 
 
 def is_mounted(artifact: str | None) -> bool:

@@ -1,7 +1,8 @@
 """The nodes of one replay as arrays: free amounts, feasible nodes, and the effect of a placement.
 
 Rows are nodes in the order that breaks ties; columns of `left` are GPUs, in thousandths, -1 if the node has no such
-GPU. Feasibility: CPU, memory, model, and enough GPUs with enough left. Requests for whole GPUs get the idle ones with
+GPU. A node is feasible if its CPU, memory and GPU model suffice, and enough
+of its GPUs have the requested amount free. Requests for whole GPUs get the idle ones with
 the lowest numbers.
 """
 

@@ -1,9 +1,9 @@
 """FGD: fragmentation gradient descent (Weng et al., USENIX ATC'23), as its simulator computes it.
 
-F of a node is the part of its idle GPU that a typical request could not use. The score is the decrease of F, through a
-sigmoid, *truncated to an integer*. With ties broken by order, the truncation makes it good: exact numbers are worse
-than best fit. Typical: the most frequent kinds of the workload, including CPU-only ones, that make up 95 % of it. F
-ignores host memory. A sharing request tries each GPU in order and takes the first one with the best integer.
+F of a node is the part of its idle GPU that a typical request cannot use. The score is the decrease of F, through a
+sigmoid, *truncated to an integer*. Ties are broken by order. The truncation matters: with exact numbers FGD is worse
+than best fit. Typical requests are the most frequent kinds, including CPU-only ones, that make up 95 % of the workload.
+F ignores host memory. A request for a part of a GPU tries each GPU in order and uses the first one with the best score.
 """
 
 from __future__ import annotations

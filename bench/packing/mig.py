@@ -194,7 +194,7 @@ def accepted(policy: Chooser, asked: Sequence[Arrival], warm: float) -> float:
 
 
 def closed(ours: Sequence[float], best_fit: Sequence[float], pool: Sequence[float]) -> float:
-    """Return the share of the gap between best fit and the pool that Pilotlight closes, of the means over all seeds."""
+    """Return the position of Pilotlight between best fit (0) and the pool (1), from the means over all seeds."""
     low = statistics.fmean(best_fit)
     return (statistics.fmean(ours) - low) / (statistics.fmean(pool) - low)
 

@@ -1,7 +1,7 @@
 """One process of a node that needs weights: `python -m bench.weights.node REFERENCE STORE`.
 
-Prints `ready`, waits for a line, and then has a Supply fetch them as for a replica's start; then again and again, as
-for later replicas. Prints the durations as JSON; `more_ms` are those of the later ones.
+Prints `ready` and waits for a line. Then a Supply fetches the weights as for the start of a replica, and again for
+later replicas. Prints the durations as JSON; `more_ms` are the durations for the later replicas.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Follower(Protocol):
 
 
 class Sync:
-    """Follows all `links` and reports to all. Call `edge` on every ReportNow. `boot` is that of the reports."""
+    """Follows all `links` and reports to all. Call `edge` on every ReportNow. Reports contain `boot`."""
 
     def __init__(
         self,

@@ -32,7 +32,9 @@ _LAST_WORDS: dict[str, Callable[[], CallError]] = {
     "connect": errors.upstream_error,
     "reset": errors.upstream_error,
     "timeout": errors.upstream_timeout,
-    "busy": lambda: errors.service_unavailable("overloaded", "the engine accepts no more requests now", RETRY_AFTER_S),
+    "busy": lambda: errors.service_unavailable(
+        "overloaded", "the engine accepts no more requests now; try again after the time in Retry-After", RETRY_AFTER_S
+    ),
 }
 """Errors for requests that cannot move."""
 
@@ -114,7 +116,8 @@ class ModelDispatcher:
             return errors.model_not_found()
         why = self.part.route.refusal
         if self.entry.paused or why is None:
-            return errors.service_unavailable("no_capacity", "the model is paused", PAUSED_RETRY_AFTER_S)
+            message = "the model is paused; set spec.paused to false, or scale its adopted workload above zero"
+            return errors.service_unavailable("no_capacity", message, PAUSED_RETRY_AFTER_S)
         return errors.service_unavailable(why.code, why.message, why.retry_after_s)
 
     def turn_away(self, call: Call, now_s: float, out: list[Effect]) -> None:

@@ -2,8 +2,8 @@
 
 Applies each delta to the current Routes; slot usage is in `gateway.dispatch.slots`. Invariants: nothing older than the
 current state is applied. A hold rises only by a newer allocation of the leader (interfaces, section 6, Holds). Requests
-above a lowered hold are never cut. While the leader is silent, exactly the stated bound applies. Independent of queues
-and tenants.
+above a lowered hold are never cut. While the leader is silent, the limit of interfaces,
+section 6, Silent leader, applies. Independent of queues and tenants.
 """
 
 from __future__ import annotations

@@ -180,9 +180,9 @@ def read_line(data: bytes, start: int) -> Head | None:
 def check_partial_head(data: bytes | bytearray, start: int, size: int) -> None:
     """Raise if an incomplete head can no longer become valid.
 
-    `size`: its bytes so far (the last ones of data); `start`: where the new ones begin. Old ones are not checked again,
-    so that a trickle stays cheap. A client that uses another protocol (bare line feeds, TLS, HTTP/0.9) gets an error at
-    once instead of at the header timeout.
+    The head is the last `size` bytes of `data`; `start` is the position of the new bytes. Old bytes are not checked
+    again, so that a slow client costs little. A client that uses another protocol (bare line feeds, TLS,
+    HTTP/0.9) gets an error at once instead of at the header timeout.
     """
     begin = len(data) - size
     limit = begin + HEAD_BYTES_MAX

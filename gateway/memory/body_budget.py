@@ -42,9 +42,11 @@ class BodyBudget:
         self.stakes_bytes = (self.size_bytes - self.large_bytes) // 2
         self.held_bytes = 0
         self.staked_bytes = 0
-        """The part held by waiting bodies; not counted towards large ones, or these could wait for each other."""
+        """The bytes that waiting bodies hold. They do not count towards the share of large bodies, because
+        waiting bodies could otherwise wait for each other.
+        """
         self._waiting: dict[Waiter, tuple[ChunkedBody, int]] = {}
-        """In order; bounded by the bytes they hold (those read together with their heads)."""
+        """Waiting bodies in order. Their number is bounded by the bytes that were read together with their heads."""
         self._refused = False
         """Whether a body was rejected since the last `looked`."""
 

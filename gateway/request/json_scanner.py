@@ -280,7 +280,7 @@ class JsonScan(Scan):
         return end
 
     def _nest(self, window: bytes) -> int:
-        """Scan within brackets, whole windows at once; the window with the value's end is narrowed down to it."""
+        """Scan a nested value window by window. Only the last window is searched for the end of the value."""
         blank = self._blank(window)
         size, inside = len(blank), int(self._inside)
         if size == 0:

@@ -194,7 +194,7 @@ class EngineConnection(asyncio.Protocol):
         sink.engine_sent()
 
     def send_more(self) -> None:
-        """Send some of a large body; the rest follows in later loop iterations, so that others get their turn."""
+        """Send a part of a large body; the rest follows in later loop iterations, after other connections."""
         transport = self._transport
         if transport is None or self._full or transport.is_closing():
             return

@@ -113,7 +113,7 @@ class Pool:
         self._idle.append(connection)
 
     def lost_idle(self, connection: EngineConnection) -> None:
-        """The engine closed an idle connection; learn if it did so right after a stream."""
+        """Remove an idle connection that the engine closed; record whether it closed it right after a stream."""
         if connection in self._idle:
             self._idle.remove(connection)
             if connection.after_stream and connection.sweeps < LEARN_SWEEPS_MAX:

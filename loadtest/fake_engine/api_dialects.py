@@ -1,9 +1,9 @@
 """Parses requests to the fake engine and renders its responses in each dialect. Pure: no I/O.
 
 Renders OpenAI chat, completions and embeddings, and Anthropic messages, as documents and as server-sent events, like
-llama-server. The words of a response are exactly its tokens. Of a body, only `model`, `stream`, token limits,
-`stream_options` and the input are read, so clients cannot control the fake engine. Uses only the standard library, to
-start fast without site-packages.
+llama-server. The words of a response are exactly its tokens. Only `model`, `stream`, token limits, `stream_options`
+and the input of a body are read, so clients cannot control the fake engine. Uses only the standard library, because it
+starts faster without site-packages.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ def _in_flight(report: Report) -> str:
         points.append((at_s, level))
         level += change
         points.append((at_s, level))
-    return render_plot("seconds", "requests", [Series("waiting or being answered", points, 0)])
+    return render_plot("seconds", "requests", [Series("waiting or in progress", points, 0)])
 
 
 def _times(report: Report) -> str:

@@ -110,7 +110,7 @@ class NodeLooks:
         )  # fmt: skip
 
     def _held(self, nvml: Nvml, device: str) -> dict[str, list[int]]:
-        """Return, by pod UID, the bytes that each of its processes holds; 0 if the driver does not report them."""
+        """Return by pod UID the memory of each process of the pod, in bytes; 0 if the driver does not report it."""
         found: dict[str, list[int]] = {}
         for pid, used_bytes in nvml.memory_by_pid(device).items():
             if uid := self._pod(pid):

@@ -25,7 +25,7 @@ log = logging.getLogger("pilotlight.agent.reporter")
 
 
 class WayError(Exception):
-    """A report was not accepted; `str()` says why, without an address."""
+    """A report was not accepted; `str()` is the reason, without an address."""
 
 
 class AutoscalerClient(Protocol):

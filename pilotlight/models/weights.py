@@ -54,7 +54,7 @@ TELL_EVERY_S = 1.0
 
 
 class AdapterError(Exception):
-    """An adapter's weights could not be fetched; `str()` names it and says why."""
+    """An adapter's weights could not be fetched; `str()` names the adapter and the reason."""
 
 
 log = logging.getLogger("pilotlight.models.weights")

@@ -45,9 +45,9 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     identity: Identity = Identity()
     token: Path | None = None
     agent_token: Path | None = None
-    """For an autoscaler: tokens of agents; `token` is then for gateways only."""
+    """The file with the tokens of agents, on an autoscaler. If set, `token` is valid for gateways only."""
     agent_name: str = ""
-    """For an autoscaler: DNS name in agents' certificates; all other certificates are gateways'."""
+    """The DNS name in the certificates of agents, on an autoscaler. All other certificates belong to gateways."""
 
 
 def check_autoscalers(urls: Sequence[str]) -> None:

@@ -35,7 +35,7 @@ ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_
 
 
 class LearningError(Exception):
-    """Nothing was learnt; `str()` says why, in one line."""
+    """A run of the learner failed; `str()` is the reason, in one line."""
 
 
 class LearnerRunner:

@@ -60,7 +60,7 @@ class Preflight:
         while True:
             self._changed.clear()
             world = self._loop.world
-            synced = world.leadership.synced  # before, the driver knows no devices
+            synced = world.leadership.synced  # the driver knows no devices before it is synced
             models = tuple(world.models.values()) if synced else ()
             seen, failures = await asyncio.to_thread(self._look, models)
             for name, error in failures.items():

@@ -32,7 +32,7 @@ from scripts.gates import PACKAGES, ROOT, SOURCES
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text()
 FOLDERS = (ROOT / "docs" / "development" / "folders.md").read_text()
-CONFIGURATION = (ROOT / "docs" / "reference" / "configuration.md").read_text()
+CONFIGURATION = sorted((ROOT / "docs" / "reference").glob("configuration*.md"))
 CAPACITY = (ROOT / "docs" / "how-to" / "capacity.md").read_text()
 METRICS = (ROOT / "docs" / "reference" / "metrics.md").read_text()
 
@@ -89,8 +89,9 @@ def test_documented_state_table_is_current() -> None:
 @pytest.mark.parametrize("kind", ["Model", "Tenant", "Settings"])
 def test_documented_keys_and_defaults_match_the_schema(kind: str) -> None:
     schema = json.loads((ROOT / "docs" / "schema" / f"{kind.lower()}.json").read_text())
-    told, known = rows(section(CONFIGURATION, kind)), dict(leaves(schema))
-    assert sorted(told) == sorted(known)
+    tables = [rows(section(page.read_text(), kind)) for page in CONFIGURATION]
+    told, known = {key: cells for table in tables for key, cells in table.items()}, dict(leaves(schema))
+    assert sorted(key for table in tables for key in table) == sorted(known)
     for key, value in known.items():
         default = told[key][1].strip("`")
         if isinstance(value.get("default"), bool | int | float | str):
@@ -118,13 +119,15 @@ def test_capacity_example_is_valid_and_uses_every_common_key() -> None:
 
 
 def test_documented_price_class_labels_match_the_code() -> None:
-    said = rows(section(CONFIGURATION, "Settings"))["prices[].class"][2]
+    page = (ROOT / "docs" / "reference" / "configuration-capacity.md").read_text()
+    said = rows(section(page, "Settings"))["prices[].class"][2]
     told = re.findall(r"`([\w.-]+/[\w-]+)(?:: \"true\")?`", said)
     assert told == [label for label, _ in CLASSES]
 
 
 def test_documented_unsupported_keys_match_the_rejected_ones() -> None:
-    told = section(CONFIGURATION, "Not supported yet")
+    page = (ROOT / "docs" / "reference" / "configuration.md").read_text()
+    told = section(page, "Not supported yet")
     for kind, keys in KEYS.items():
         row = re.search(rf"^\| {kind} \| (.*) \|$", told, re.MULTILINE)
         assert row is not None
@@ -183,8 +186,8 @@ def test_cold_start_diagram_is_current() -> None:
 
 @pytest.mark.parametrize("marker", ["case", "point"])
 def test_fault_cases_marked_in_tests_are_documented(marker: str) -> None:
-    page = (ROOT / "docs" / "development" / "fault-cases.md").read_text()
-    tables = [part for part in page.split("\n## ") if f"| {marker} |" in part]
+    pages = [page.read_text() for page in (ROOT / "docs" / "development").glob("fault-cases*.md")]
+    tables = [part for page in pages for part in page.split("\n## ") if f"| {marker} |" in part]
     listed = {number for table in tables for number in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)}
     texts = (path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     marked = {number for text in texts for number in re.findall(rf'@pytest\.mark\.{marker}\("(.+)"\)', text)}

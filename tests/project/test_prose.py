@@ -45,3 +45,9 @@ def test_docstrings_comments_and_strings_of_modules_are_checked_but_not_code() -
     )
     found = [(one.line, one.problem) for one in prose.findings("module.py", source)]
     assert [(line, problem.split(":")[0]) for line, problem in found] == [(3, "'anew'"), (9, "'told'"), (7, "'Nobody'")]
+
+
+def test_long_lines_are_reported_except_in_tables_and_code_blocks() -> None:
+    long = "x" * (prose.LINE_CHARACTERS_MAX + 1)
+    text = f"{long[1:]}\n{long}\n| {long} |\n```\n{long}\n```\n"
+    assert [one.line for one in prose.long_lines("page.md", text)] == [2]

@@ -1,4 +1,4 @@
-"""Rows of the tables of limits (docs/reference/limits.md), except those of the gateway."""
+"""Rows of the tables of limits (docs/reference/limits*.md), except those of the gateway."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ class Orders:
 
     def take_over(self, stopping: Container[ReplicaId]) -> Iterator[Coroutine[object, object, None]]:
         """Yield the orders of a new leader: clean up claims, delete ended pods, and void the marks of previous leaders.
-        Marked pods that are being deleted get `STOP_GRACE_S`; about the others the planner decides again. `stopping`:
+        Marked pods that are being deleted get `STOP_GRACE_S`; the planner decides again about the others. `stopping`:
         the replicas that we stop.
         """
         yield self.tidy()

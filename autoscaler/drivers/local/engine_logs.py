@@ -83,7 +83,7 @@ class Space(NamedTuple):
 
 
 def is_full(space: Space) -> bool:
-    """Return whether an engine that starts now could not log."""
+    """Return whether the disk has too little space for the log of an engine."""
     return space.bytes < BYTES_MIN or space.files == 0
 
 

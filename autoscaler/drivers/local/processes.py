@@ -4,7 +4,7 @@ A process is identified by its pid, its start time and its boot. A mark in its e
 the replica. Before a process is signalled, a pidfd is opened and the start time is compared, so that no other process
 with the same pid gets the signal. The end of a process is observed by its pidfd, also if it is not our child. Children
 that other code of this process started are never reaped. /proc is scanned in steps of about a millisecond, so that the
-event loop is not blocked. During a shortage of file descriptors scans wait (`retry_on_shortage`).
+event loop is not blocked. If file descriptors run out, a scan waits and is retried (`retry_on_shortage`).
 """
 
 from __future__ import annotations
@@ -81,7 +81,11 @@ def read_process(pid: int) -> Facts | None:
 
 
 def read_process_mark(pid: int) -> str | None:
-    """Return its mark; BLANK: a blank environment; None: no readable mark, or gone. Raises `OSError` in a shortage."""
+    """Return the mark of the process; BLANK if its environment is blank. None: the process has no mark, is not readable
+    by us, or has ended.
+
+    Raises `OSError` in a resource shortage.
+    """
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123 - as above
             environment = file.read()

@@ -124,11 +124,13 @@ def _head(text: str) -> str:
 def _not_in_force(case: StatusInput) -> ConditionValue | None:
     if case.problem is not None:
         return _no(*case.problem)
-    return _no("NotInForce", "the autoscaler has not processed it yet") if case.model is None else None
+    unprocessed = "the autoscaler has not processed it yet; if this lasts, read the log of the autoscaler"
+    return _no("NotInForce", unprocessed) if case.model is None else None
 
 
 def _paused(case: StatusInput) -> ConditionValue | None:
-    return _no("Paused", "spec.paused is true") if case.model is not None and case.model.spec.paused else None
+    paused = case.model is not None and case.model.spec.paused
+    return _no("Paused", "spec.paused is true; set it to false to serve requests") if paused else None
 
 
 def _serves(case: StatusInput) -> ConditionValue | None:
@@ -162,7 +164,7 @@ def _failed(case: StatusInput) -> ConditionValue | None:
     failure = case.history.failure
     if not failure or _in(case, *BEGINNING):
         return None
-    refused = "requests are rejected until status.learned.refusedUntil"
+    refused = "requests are rejected until status.learned.refusedUntil, or `pilotlight wake`"
     then = refused if case.history.refused_until_s else "the next request starts it again"
     return _no(classify_failure(failure, case.history), f"{failure}; {then}")
 
@@ -173,7 +175,8 @@ def _begins(case: StatusInput) -> ConditionValue | None:
 
 
 def _unready(case: StatusInput) -> ConditionValue | None:
-    return _no("Unready", "its engine fails its readiness probes") if _in(case, S.UNREADY) else None
+    unready = "its engine fails its readiness probes; read the log of the engine, and check spec.readinessPath"
+    return _no("Unready", unready) if _in(case, S.UNREADY) else None
 
 
 def _broken(case: StatusInput) -> ConditionValue | None:

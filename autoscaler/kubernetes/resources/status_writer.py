@@ -109,7 +109,9 @@ class Statuses:
         """Why the last write, or the initial read, failed; empty: it succeeded."""
 
     def put(self, subjects: Iterable[Subject]) -> None:
-        """Set all Model objects from the next step on, as no status may report a generation that is not in use yet."""
+        """Set all Model objects, after the loop has received their documents. They are used from the next step of the
+        loop, so that no status reports a generation that the decisions do not use yet.
+        """
         self._next_subjects = tuple(subjects)
 
     def hear(self, seen: StatusSeen) -> None:

@@ -76,7 +76,7 @@ class _Looks:
         self.counts: Floats = np.zeros((classes, BINS, LEVELS))
 
     def add(self, cells: Ints, lefts: Floats) -> None:
-        """Add samples: cells as flat indices, including ABSENT ones, and what was left of each lane."""
+        """Add samples: cells as flat indices, including ABSENT ones, and the free amount of each lane."""
         shape = (*self.sums.shape[:2], LEVELS + 1)
         size = int(np.prod(shape))
         self.sums += np.bincount(cells, lefts, size).reshape(shape)[:, :, :ABSENT]

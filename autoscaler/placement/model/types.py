@@ -204,7 +204,7 @@ class Bin:
 
 
 def slice_class_of(one: Slice, *, whole: bool, price: float = 0.0) -> SliceClass:
-    """Return the class that a slice shares with equivalent ones. `whole`: it is all of its device."""
+    """Return the class of a slice: equivalent slices have the same class. `whole`: the slice is its whole device."""
     return SliceClass(one.memory_bytes, one.product, one.compute_percent, one.isolation, one.shared, whole, price)
 
 

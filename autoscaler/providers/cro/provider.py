@@ -80,9 +80,9 @@ NO_MOST = (
     f"`nodes` whose `selector` a node has, or annotation `{GPU_COUNT}` to the nodes or their MachineSet"
 )
 TRIES = 5
-"""Attempts of a write that conflicts, or of an order while an earlier request is being deleted."""
+"""Maximum attempts to write after a conflict, or to order while an earlier request is being deleted."""
 GOING_S = 0.5
-"""Seconds between attempts during a deletion, which takes a moment even for a request without resources."""
+"""Seconds between attempts during a deletion, which is not immediate even for a request without resources."""
 REST_S = 1.0
 """Minimum seconds between reports of a change."""
 FRESH_S = 60.0
@@ -103,7 +103,7 @@ class _GoingError(RefusedError):
 
 
 class _Seen(NamedTuple):
-    """All requests and resources, as read at one time."""
+    """One snapshot of all requests and resources."""
 
     requests: tuple[Request, ...]
     resources: tuple[Resource, ...]

@@ -25,7 +25,7 @@ from autoscaler.state.capacity_orders import AcquireOrder, Listed, Offer, Releas
 from autoscaler.state.world import World
 
 LATE: Final = 3
-"""Attempts to delete a pod that other clients also write."""
+"""Maximum attempts to delete a pod that other clients also write."""
 
 
 class KueuePlaces:

@@ -236,7 +236,7 @@ def _offers(settings: Settings, named: ProviderSettings, of: Provisioning, many:
     whole = of.class_name != objects.CHECK
     terms = OfferTerms(
         many, named.expected_seconds or EXPECTED_S.get(of.class_name),
-        of.max_run_seconds if whole else None,  # a booking is consumed and has no end
+        of.max_run_seconds if whole else None,  # a booking ends when it is used, not at a time
         whole=whole, queued=of.class_name not in EXPECTED_S, bought=BOUGHT.get(of.class_name),
     )  # fmt: skip
     return [*build_node_kind_offers(named.name, of.selector, terms, settings)]

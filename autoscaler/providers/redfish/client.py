@@ -102,7 +102,7 @@ class Service:
             return await self._ask("GET", path, None, {}, READ_S_MAX)
 
     async def patch(self, path: str, body: object, etag: str = "") -> RedfishResponse:
-        """Patch a document if it still has that `etag`. Raises NoAnswerError, StatusError (412: it has changed)."""
+        """Patch a document if it still has that `etag`. Raises NoAnswerError, StatusError (412: it was changed)."""
         if not self.may_write():
             raise NoAnswerError("this process is not the leader")
         condition = {"If-Match": etag} if etag else {}

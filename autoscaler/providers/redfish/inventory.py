@@ -86,7 +86,7 @@ class Reading:
             noted = await self._notes.read()
             kept = {path: one for path, one in noted.marks.items() if path != block.path}
             if not await self._notes.write(StoredMarks({**kept, block.path: text} if text else kept, noted.version)):
-                raise StatusError(412, "the notes have changed")
+                raise StatusError(412, "the stored marks have changed")
 
     async def link(self, system: ComputerSystem, blocks: Iterable[str]) -> RedfishResponse:
         """Link a system to exactly these blocks."""

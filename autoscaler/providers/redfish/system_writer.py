@@ -62,7 +62,7 @@ class Bay:
         self._detach: dict[str, None] = {}
         """Orders to detach, by name, in the sequence of their release."""
         self._unsure: set[str] = set()
-        """Blocks that may still become attached: an attach was, or may have been, requested and not observed yet."""
+        """Blocks that may still become attached: an attach may have been requested and was not observed yet."""
         self._asked: tuple[tuple[str, ...], float] = (), 0.0
         """The requested links of the system, and since when."""
         self._woken = asyncio.Event()
@@ -86,7 +86,7 @@ class Bay:
         return self._attach.pop(name, None) is not None
 
     def detach(self, name: str, *, force: bool = False) -> None:
-        """Start to detach the order's blocks and remove their marks. `force`: even if they are in use."""
+        """Start to detach the order's blocks and remove their marks. `force`: also blocks in use."""
         self.cancel(name)
         if force:
             self._forced.add(name)

@@ -1,8 +1,8 @@
 """Reads a node's GPUs from sysfs, procfs, devfs and `nvidia-smi`, and executes the steps of `hotplug` on them. I/O.
 
 All paths are relative to a root folder. The process needs root's rights and the node's PID namespace. Each command ends
-within COMMAND_S. The next look shows all effects, also of a failed command. A step removes only the named bus, and ends
-a process only if it still has the expected name.
+within COMMAND_S. The next scan shows all effects, also those of a failed command. A step removes only
+the named bus, and ends a process only if it still has the expected name.
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ def _coming(job: Job, seen: Seen, shown: Mapping[str, Gpu], now_s: float, jobs: 
         )
     off = min((one.device for one in jobs if one.off), default="")
     if off:
-        return _late(job, f"the bus is scanned for it after {off}, which has left, is detached", now_s)
+        return _late(job, f"the bus is scanned for it after the removed device {off} is detached", now_s)
     late = _late(job, "it is attached, but the node's driver does not show it", now_s)
     if late.failed:
         return late

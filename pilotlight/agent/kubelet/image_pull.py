@@ -2,8 +2,9 @@
 
 `want` sets the full list of wanted images and may be called repeatedly. Each image has at most one pull at a time, and
 PULLS_MAX run together. A failed pull is retried with backoff while the image is wanted. A pull that has begun is not
-cancelled, since its progress would be lost. Logins are read for each try and sent to the runtime only. Without a socket
-or `grpcio` this is logged once, and the kubelet pulls as usual; no start waits for this module.
+cancelled, since its progress would be lost. Logins are read for each try and sent to the runtime only. If there is no
+socket or no `grpcio`, the module logs this once and does nothing; the kubelet then pulls the images. No start waits for
+this module.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class ImageWanted(NamedTuple):
 
 
 class PullError(Exception):
-    """A pull failed; `str()` says why, in one line."""
+    """A pull failed; `str()` is the reason, in one line."""
 
 
 async def pull_image(daemon: DaemonClient, image: str, login: Login | None, within_s: float = PULL_S_MAX) -> str:

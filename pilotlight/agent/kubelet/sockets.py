@@ -98,7 +98,7 @@ Ask = Callable[[], Awaitable[bytes]]
 
 
 class SocketError(Exception):
-    """A request failed; `str()` says why."""
+    """A request failed; `str()` is the reason."""
 
 
 class DaemonClient:

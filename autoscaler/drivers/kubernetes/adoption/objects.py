@@ -121,8 +121,9 @@ class AdoptedPodSeen(NamedTuple):
     kubelet_decides: bool
     """Readiness is taken from the kubelet, because our probe cannot do what the readiness probe specifies."""
     held: bool
-    """Not ready whatever our probe returns: the startup probe has not succeeded, another container is not ready, or a
-    readiness gate is closed."""
+    """Whether the pod is not ready even if our probe succeeds: the startup probe has not succeeded, another container
+    is not ready, or a readiness gate is closed.
+    """
     ready: bool
     started_unix_s: float | None
     ended: str

@@ -26,7 +26,7 @@ _INTENT = re.compile(r"[0-9a-f]{10}")
 
 
 class PodMark(NamedTuple):
-    """Annotations to write on a pod: its replica, and whether it is deleted first."""
+    """Annotations to write on a pod: the ID of its replica, and whether the controller deletes this pod first."""
 
     pod: str
     uid: str
@@ -88,7 +88,7 @@ class TrackedPod:
 
     @property
     def stays(self) -> bool:
-        """Whether the workload's controller counts it."""
+        """Whether the workload's controller counts the pod as one of its replicas."""
         return not self.seen.leaving and not self.seen.over
 
 

@@ -155,7 +155,7 @@ class NodeSeen(NamedTuple):
     cordoned: frozenset[str] = frozenset()
     """Devices that an operator cordoned."""
     images: tuple[Image, ...] = ()
-    """Images that its kubelet reports, at most `IMAGES_MAX`."""
+    """The images that the kubelet reports, at most `IMAGES_MAX`."""
     kubelet: str = ""
     """Version of the kubelet."""
     runtime: str = ""

@@ -101,8 +101,9 @@ the image was pulled, so the two phases cannot be distinguished."""
 class StartTiming:
     """Timestamps of one pod, or of one container in it.
 
-    A kubelet records whole seconds by its node's clock, and a start is often shorter. So these are the timestamps of
-    our observations, by our clock. A pod that already ran when first observed gets none.
+    A kubelet records whole seconds of the clock of its node, and a start is often shorter than a second. Therefore the
+    timestamps are the times of our observations, by our own clock. A pod that already runs at its first observation
+    has no timestamps.
     """
 
     placing: Placing = field(default_factory=Placing)
@@ -331,7 +332,9 @@ def _source(source: EnvSource) -> Object:
 
 
 def format_pod_name(replica: ReplicaId) -> str:
-    """Return the pod's name: the replica's id in characters that Kubernetes allows. The id's end keeps it unique."""
+    """Return the pod's name: the replica's ID with the characters that Kubernetes allows. The end of the ID makes the
+    name unique.
+    """
     return replica if _SUBDOMAIN.fullmatch(replica) else re.sub(r"[^a-z0-9]+", "-", replica.lower()).strip("-")
 
 
@@ -447,7 +450,7 @@ def _ended(status: dict[str, Any], state: dict[str, Any]) -> str:
 
 
 def _is_over(status: dict[str, Any]) -> bool:
-    """Return whether all containers have ended. Containers that never started are not listed, or wait."""
+    """Return whether all containers have ended. Containers that never started count as ended."""
     listed = (status.get("containerStatuses") or []) + (status.get("initContainerStatuses") or [])
     return status.get("phase") in ENDED and not any("running" in one.get("state", {}) for one in listed)
 

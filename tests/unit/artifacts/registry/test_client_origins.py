@@ -116,7 +116,7 @@ async def test_redirect_loop_ends_after_10_redirects() -> None:
         ("http://registry.example/x", "from https to http"),
         ("file:///etc/passwd", "neither https nor http"),
         ("https://169.254.169.254/x", "link-local or metadata"),
-        ("https://me:secret@other.example/x", "with a user in it"),
+        ("https://me:secret@other.example/x", "with a user name"),
         ("//2852039166/x", "unusual notation of an address"),
         ("https://other.example/a b", "not a URL"),
         ("https://other.example/\u043e", "not a URL"),

@@ -97,12 +97,15 @@ def test_requests_are_rejected_if_capacity_arrives_after_the_queue_limit() -> No
     coming = {M: Unmet(model=M, reason="rack brings one", ready_s=610.0)}
     refusal = told(at, unmet=coming).refusal
     assert refusal == Refusal(
-        code="no_capacity", message="capacity for the model is being added; expected in about 10 min 30 s",
+        code="no_capacity",
+        message="capacity for the model is being added; expected in about 10 min 30 s; try again then",
         retry_after_s=publish.RETRY_S_MAX,
     )  # fmt: skip
     queued = told(at, unmet={M: Unmet(model=M, reason="asked", ready_s=inf)}).refusal
     assert queued is not None
-    assert queued.message == "More capacity for the model has been ordered; its delivery time is unknown."
+    assert (
+        queued.message == "More capacity for the model has been ordered; its delivery time is unknown. Try again later."
+    )
     assert told(at, unmet={M: Unmet(model=M, reason="rack brings one", ready_s=300.0)}).refusal is None
     assert told(world([of], replicas=[replica(of, "r")]), unmet=coming).refusal is None
     nearer = {M: Unmet(model=M, reason="rack brings one", ready_s=605.0)}

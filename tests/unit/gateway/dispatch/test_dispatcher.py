@@ -110,7 +110,7 @@ def test_request_with_deadline_before_capacity_arrival_is_rejected_at_once() -> 
     script.arrive("c600", wait_s=600)
     assert script.say(capacity_s=300.0, expected_s=5.0) == ["refuse c30 no_capacity", "report"]
     told = script.refused["c30"].error
-    assert told.message == "capacity for the model is being added; expected in about 300 s"
+    assert told.message == "capacity for the model is being added; expected in about 300 s; try again then"
     assert told.retry_after_s == min(300.0, MAX_RETRY_AFTER_S)
     assert script.arrive("c200", wait_s=200) == ["refuse c200 no_capacity", "report"]
     script.now_s = 150.0

@@ -44,7 +44,7 @@ def test_signer_identities_without_a_valid_trusted_root_are_rejected(tmp_path: P
     assert found.identities == (Identity("me@acme.example", "https://login.example"),)
     assert found.root == trust_root.parse_trust_root(root.read_bytes())
     root.write_text("{}")
-    with pytest.raises(SignersError, match=r"^weights.signatures.trustedRoot: /\S+: the trusted root has not one"):
+    with pytest.raises(SignersError, match=r"^weights.signatures.trustedRoot: /\S+: the trusted root lacks a"):
         credentials.load_signature_policy(loaded(f"{{signatures: {{{whom}}}}}"))
     root.unlink()
     with pytest.raises(SignersError, match=r"^weights.signatures.trustedRoot: .*: No such file or directory"):

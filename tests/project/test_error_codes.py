@@ -1,0 +1,40 @@
+"""docs/reference/error-codes.md is generated from the code, and the generator finds every code and reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from docs import error_codes
+from tests.project.test_limits import errors_of_gateways
+from tests.unit.autoscaler.kubernetes.resources.test_status import SITUATIONS
+
+AS_REPORTED = {"CreateContainerConfigError"}
+"""Reasons that a kubelet chooses."""
+
+
+def test_reference_of_error_codes_is_current() -> None:
+    assert error_codes.PAGE.read_text() == error_codes.page(error_codes.PAGE.read_text()), (
+        "run `.venv/bin/python -m docs.error_codes`"
+    )
+
+
+def test_generator_finds_every_error_that_a_gateway_constructs() -> None:
+    found = {(str(one.status), one.code) for one in error_codes.raised_errors()}
+    assert found == errors_of_gateways()
+
+
+def test_generator_finds_the_reason_of_each_state_of_a_model() -> None:
+    assert SITUATIONS.keys() - AS_REPORTED <= error_codes.ready_reasons()
+    assert error_codes.kubernetes_reasons() >= AS_REPORTED
+
+
+@pytest.mark.parametrize("table", [error_codes.ERRORS, error_codes.READY, error_codes.OTHER, error_codes.ADOPTED])
+def test_code_without_a_meaning_is_an_error(table: dict[object, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(table, next(iter(table)))
+    with pytest.raises(ValueError, match="without a meaning"):
+        error_codes.page(error_codes.PAGE.read_text())
+
+
+def test_only_the_error_of_a_quarantined_model_advises_against_a_retry() -> None:
+    rows = [line for line in error_codes.error_rows().splitlines() if "| `false` |" in line]
+    assert [row.split(" | ")[1] for row in rows] == ["`model_faulty`"]

@@ -1,0 +1,64 @@
+"""The sample of the reading test: repeatable, of equal parts, with docstrings and messages kept apart."""
+
+from __future__ import annotations
+
+import pytest
+
+from scripts import sample_sentences as sample
+
+SOURCE = '''"""A module about a queue of requests."""
+import click
+
+LIMIT = 3
+"""The limit of the queue of requests."""
+
+
+@click.command()
+def show():
+    """Show the queue of one model."""
+    # A comment about the empty queue.
+    raise ValueError(f"queue of {LIMIT} requests is full; raise the limit")
+'''
+
+
+def population(size: int = 30) -> dict[str, list[sample.Sentence]]:
+    return {name: [sample.Sentence(f"{name}:{n}", f"sentence number {n} here") for n in range(size)] for name in "abcd"}
+
+
+def test_sample_has_eighty_different_sentences_of_equal_parts() -> None:
+    drawn = sample.draw(population(), seed=7)
+    assert len(set(drawn)) == sample.SENTENCES
+    assert [one.place[0] for one in drawn] == [name for name in "abcd" for _ in range(20)]
+
+
+def test_seed_determines_the_sample() -> None:
+    assert sample.draw(population(), seed=7) == sample.draw(population(), seed=7)
+    assert sample.draw(population(), seed=7) != sample.draw(population(), seed=8)
+
+
+def test_group_with_too_few_sentences_is_an_error() -> None:
+    with pytest.raises(ValueError, match="larger than population"):
+        sample.draw(population(size=19), seed=7)
+
+
+def test_docstrings_and_comments_exclude_messages() -> None:
+    texts = [one.text for one in sample.sentences("m.py", sample.docstrings_and_comments(SOURCE))]
+    assert texts == [
+        "A module about a queue of requests.", "The limit of the queue of requests.", "Show the queue of one model.",
+        "A comment about the empty queue.",
+    ]  # fmt: skip
+
+
+def test_messages_are_errors_and_help() -> None:
+    found = list(sample.sentences("m.py", sample.messages(SOURCE)))
+    assert [one.text for one in found] == [
+        "Show the queue of one model.", "queue of `code` requests is full; raise the limit",
+    ]  # fmt: skip
+    assert [one.place for one in found] == ["m.py:10", "m.py:12"]
+
+
+def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        sample.main(["--help"])
+    assert ended.value.code == 0
+    assert "python -m scripts.sample_sentences --seed 7" in capsys.readouterr().out
