@@ -39,7 +39,7 @@ LONG = digests.parse_digest("sha512:" + "0f" * 64)
         ("ollama://hf.co/Qwen/Qwen3-8B-GGUF:Q4_K_M", "hf.co", "Qwen/Qwen3-8B-GGUF", "Q4_K_M", None),
     ],
 )
-def test_references_are_parsed_into_their_parts(
+def test_artifact_reference_is_parsed_into_registry_repository_and_tag(
     text: str, registry: str | None, repository: str | None, tag: str | None, digest: str | None
 ) -> None:
     if registry is None:
@@ -96,7 +96,7 @@ def test_invalid_references_are_rejected_with_a_one_line_error(text: str, said: 
     assert len(str(caught.value)) < 320
 
 
-def test_rejected_reference_error_hides_the_password() -> None:
+def test_error_for_a_reference_with_a_password_hides_the_password() -> None:
     with pytest.raises(BadReferenceError) as caught:
         reference.parse_reference("oci://me:hunter2@ghcr.io/x")
     assert "hunter2" not in str(caught.value)
@@ -138,7 +138,7 @@ def test_malformed_digests_are_rejected(text: object) -> None:
 
 
 @pytest.mark.point("3")
-def test_sha512_digests_are_accepted() -> None:
+def test_sha512_digest_is_accepted() -> None:
     assert digests.get_algorithm(LONG) == "sha512"
     assert digests.get_hex(LONG) == "0f" * 64
     assert digests.compute_digest(b"{}") == "sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"

@@ -113,7 +113,7 @@ def test_escaping_or_unportable_paths_are_rejected(path: str, said: str) -> None
         ("a/b/c", "A/B"),
     ],
 )
-def test_colliding_paths_are_rejected(first: str, second: str) -> None:
+def test_path_that_collides_with_an_earlier_path_is_rejected(first: str, second: str) -> None:
     tree = Tree()
     tree.add(first)
     with pytest.raises(BadPathError, match=r"is (a duplicate|in conflict)") as caught:
@@ -130,7 +130,7 @@ def test_artifact_with_paths_that_differ_only_in_case_is_rejected() -> None:
 
 
 @pytest.mark.point("4")
-def test_sibling_paths_are_accepted() -> None:
+def test_paths_in_the_same_folder_are_accepted_together() -> None:
     tree = Tree()
     for path in ("a/b", "a/c", "a.gguf", "b/a", "ab"):
         tree.add(path)

@@ -46,7 +46,7 @@ FILES = st.dictionaries(
 
 
 @given(FILES, st.integers(1, 3000), st.data())
-def test_any_archive_range_is_reassembled_byte_for_byte(
+def test_any_range_of_an_archive_is_rebuilt_from_its_recipe_and_files(
     files: dict[str, bytes], piece: int, data: st.DataObject
 ) -> None:
     content = archive(files)
@@ -80,7 +80,7 @@ def test_overlapping_or_out_of_range_files_are_rejected(places: list[ArchivedFil
     assert archive_recipe.decode_recipe(archive_recipe.encode_recipe(Recipe(5, tuple(places), b""))) is None
 
 
-def test_truncated_or_inconsistent_recipe_decodes_to_none() -> None:
+def test_truncated_or_inconsistent_archive_recipe_is_ignored() -> None:
     good = archive_recipe.encode_recipe(Recipe(5, (ArchivedFile(1, 3, "a"),), b"xy"))
     assert archive_recipe.decode_recipe(good) is not None
     assert archive_recipe.decode_recipe(good[:-1]) is None

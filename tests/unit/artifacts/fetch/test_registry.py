@@ -34,7 +34,7 @@ from artifacts.store.scrub import verify_copy
 from artifacts.store.store import Store
 from artifacts.store.tag_cache import Meanings
 from tests.support.builders.artifacts import packed_models, tar_archives
-from tests.support.builders.artifacts.packed_models import CONTENT, FILES, NAME
+from tests.support.builders.artifacts.packed_models import CONTENT, FILES, NAME, read_files
 from tests.support.builders.artifacts.weight_file_headers import as_gguf
 from tests.support.fakes.registry import PASSWORD, FakeRegistry, StillClock, keychain
 
@@ -87,12 +87,6 @@ async def node(tmp_path: Path, form: Form = "modelpack") -> AsyncIterator[Node]:
         yield Node(fake, Store(tmp_path / "store", spare_bytes=0).open(), digest)
 
 
-def held(copy: Copy) -> dict[str, bytes]:
-    """Return the files of a Copy."""
-    files = (path for path in copy.folder.rglob("*") if path.is_file())
-    return {path.relative_to(copy.folder).as_posix(): path.read_bytes() for path in files}
-
-
 def left(store: Store) -> list[Path]:
     """Return the non-empty files that a pull left in the store outside of Copies."""
     return [path for path in store.layout.partials.rglob("*") if path.is_file() and path.stat().st_size]
@@ -102,7 +96,7 @@ def left(store: Store) -> list[Path]:
 async def test_pulled_model_has_identical_files_and_is_not_fetched_again(tmp_path: Path, form: Form) -> None:
     async with node(tmp_path, form) as one:
         with await one.obtain() as copy:
-            assert held(copy) == FILES
+            assert read_files(copy.folder) == FILES
             assert copy.record.digest == one.digest
             assert {file.path: file.digest for file in copy.record.laid} == {
                 path: digests.compute_digest(content) for path, content in FILES.items()
@@ -114,7 +108,7 @@ async def test_pulled_model_has_identical_files_and_is_not_fetched_again(tmp_pat
         assert last.bytes == last.total_bytes > len(CONTENT)
         one.fake.seen.clear()
         with await one.obtain() as again:
-            assert held(again) == FILES
+            assert read_files(again.folder) == FILES
         assert one.fake.asked("GET", "/blobs/") == one.fake.asked("GET", "/blobs/")[:1]  # at most its config
 
 
@@ -127,7 +121,7 @@ async def test_stored_copy_is_found_without_contacting_the_registry(tmp_path: Pa
             copy = await one.kept(what)
             assert copy is not None
             with copy:
-                assert held(copy) == FILES
+                assert read_files(copy.folder) == FILES
         assert one.fake.seen == []
         assert await one.kept(f"{NAME}:v2") is None
         one.store.evict(CopyKey(one.fake.host, one.digest))
@@ -145,12 +139,12 @@ async def test_moved_tag_resolves_to_the_stored_copy_until_the_next_pull(tmp_pat
         copy = await one.kept()
         assert copy is not None
         with copy:
-            assert held(copy) == FILES
+            assert read_files(copy.folder) == FILES
         (await one.obtain()).close()
         copy = await one.kept()
         assert copy is not None
         with copy:
-            assert held(copy) == {"b.gguf": as_gguf(b"other")}
+            assert read_files(copy.folder) == {"b.gguf": as_gguf(b"other")}
 
 
 @pytest.mark.parametrize("packer", [gzip.compress, zstandard.compress], ids=["gzip", "zstd"])
@@ -164,7 +158,7 @@ async def test_image_pull_stores_only_the_models_folder(
     async with node(tmp_path) as one:
         one.image((LAYER, software), (f"{LAYER}+{kind}", packer(model)))
         with await one.obtain(f"{NAME}:image") as copy:
-            assert held(copy) == {"m.gguf": much, "config.json": b"{}"}
+            assert read_files(copy.folder) == {"m.gguf": much, "config.json": b"{}"}
         small = Store(tmp_path / "small", bytes_max=2 << 20, spare_bytes=0).open()
         monkeypatch.setattr(blobs, "_laid", lambda *_: pytest.fail("written before there was room for it"))
         with pytest.raises(NoRoomError, match="no room for"):
@@ -210,7 +204,7 @@ async def test_code_is_served_only_to_callers_that_allow_unsafe_files(tmp_path: 
             one.fake.manifest(NAME, "image", json.dumps({**document, "layers": layers}).encode())
         of = one.of(f"{NAME}:image")
         with await obtain.fetch_from_registry(of, one.store, one.ways, allow_unsafe=True) as copy:
-            assert held(copy) == files
+            assert read_files(copy.folder) == files
             assert copy.record.unsafe
         for again in (one.obtain(f"{NAME}:image"), one.kept(f"{NAME}:image")):
             with pytest.raises(RefusedError, match="code"):
@@ -247,7 +241,7 @@ async def test_blobs_of_a_failed_pull_are_not_fetched_again(tmp_path: Path, monk
                 await one.obtain()
         one.fake.seen.clear()
         with await one.obtain() as copy:
-            assert held(copy) == FILES
+            assert read_files(copy.folder) == FILES
         assert len(one.fake.asked("GET", "/blobs/")) == 1  # only its config
 
 
@@ -292,18 +286,18 @@ async def test_pull_permission_survives_a_restart_during_a_registry_outage(tmp_p
             await one.kept()
 
 
-def test_each_login_has_its_own_fingerprint() -> None:
+def test_different_logins_have_different_fingerprints() -> None:
     logins = [Login(*parts) for parts in (("a", "bc"), ("ab", "c"), ("a", "b"), ("a", "b"))]
     assert len({obtain.fingerprint_login(login, b"key") for login in logins}) == 3
     assert obtain.fingerprint_login(logins[0], b"key") != obtain.fingerprint_login(logins[0], b"another")
 
 
-async def test_mirror_serves_blobs_but_resolves_no_tags(tmp_path: Path) -> None:
+async def test_blobs_come_from_the_mirror_and_tags_from_the_registry(tmp_path: Path) -> None:
     async with node(tmp_path) as one, FakeRegistry().serving() as mirror:
         mirror.blobs = dict(one.fake.blobs)
         one.ways = Registries(pace=StillClock(), mirrors={one.fake.host: [MirrorSite(mirror.host)]})
         with await one.obtain() as copy:
-            assert held(copy) == FILES
+            assert read_files(copy.folder) == FILES
         assert len(mirror.asked("GET", "/blobs/")) >= len(FILES)
         assert one.fake.asked("GET", "/blobs/") == []
         assert mirror.asked("GET", "/manifests/v1") == []

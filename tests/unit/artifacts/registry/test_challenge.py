@@ -33,7 +33,7 @@ HUB = URL("https://registry-1.docker.io/v2/")
         ("http://127.0.0.1:5000/", "http://127.0.0.1:5000/token"),
     ],
 )
-def test_realms_related_to_the_registry_are_accepted(registry_url: str, realm: str) -> None:
+def test_token_realm_related_to_the_registry_host_is_accepted(registry_url: str, realm: str) -> None:
     assert str(challenge.parse_realm(realm, URL(registry_url))) == realm
 
 
@@ -76,7 +76,7 @@ def test_realms_related_to_the_registry_are_accepted(registry_url: str, realm: s
         ("https://10.1.2.4/token", "https://10.1.2.3/"),
     ],
 )
-def test_unrelated_realms_are_rejected(realm: str, registry_url: str) -> None:
+def test_token_realm_unrelated_to_the_registry_host_is_rejected(realm: str, registry_url: str) -> None:
     with pytest.raises(PolicyError) as refused:
         challenge.parse_realm(realm, URL(registry_url) if registry_url else HUB)
     assert "secret" not in str(refused.value)
@@ -96,7 +96,7 @@ def test_unrelated_realms_are_rejected(realm: str, registry_url: str) -> None:
         "hf.space", "duckdns.org", "svc.cluster.local", "cluster.local", "ts.net", "co.uk", "com",
     ],
 )  # fmt: skip
-def test_hosts_under_a_shared_provider_suffix_are_not_related(shared: str) -> None:
+def test_token_realm_that_shares_only_a_provider_suffix_is_rejected(shared: str) -> None:
     """Neither two customers nor a customer and the suffix itself are related."""
     with pytest.raises(PolicyError):
         challenge.parse_realm(f"https://evil.{shared}/token", URL(f"https://team.{shared}/"))
@@ -116,7 +116,7 @@ def test_hosts_under_a_shared_provider_suffix_are_not_related(shared: str) -> No
         ("registry.windows.example", "auth.windows.example"),
     ],
 )
-def test_hosts_under_one_customer_name_are_related(registry_host: str, realm_host: str) -> None:
+def test_hosts_of_one_customer_of_a_provider_are_related(registry_host: str, realm_host: str) -> None:
     assert challenge.is_related_host(registry_host, realm_host)
 
 
@@ -150,7 +150,7 @@ async def test_foreign_or_redirecting_realm_receives_no_login() -> None:
 
 
 @pytest.mark.point("8")
-async def test_token_with_crlf_is_rejected() -> None:
+async def test_registry_token_that_contains_crlf_is_rejected() -> None:
     async with FakeRegistry().serving() as fake:
         fake.judge = lambda _: web.Response(
             status=401, headers={"WWW-Authenticate": f'Bearer realm="{fake.url}/token"'}

@@ -38,7 +38,7 @@ LAYER = "application/vnd.oci.image.layer.v1.tar"
 class Lie(NamedTuple):
     """How a registry misbehaves, and the expected error."""
 
-    told: Callable[[FakeRegistry, FakeRegistry], None]
+    misbehave: Callable[[FakeRegistry, FakeRegistry], None]
     """Called with the registry and a second one."""
     said: str
 
@@ -59,18 +59,18 @@ def good(fake: FakeRegistry, **keys: object) -> str:
 
 
 def blob(content: bytes) -> Callable[[FakeRegistry, FakeRegistry], None]:
-    def told(fake: FakeRegistry, _: FakeRegistry) -> None:
+    def misbehave(fake: FakeRegistry, _: FakeRegistry) -> None:
         good(fake)
         fake.always["GET", f"/v2/{NAME}/blobs/{digest_of(GOOD)}"] = says(200, content)
 
-    return told
+    return misbehave
 
 
 def layer(*content: bytes, path: str = "model.gguf", kind: str = RAW) -> Callable[[FakeRegistry, FakeRegistry], None]:
-    def told(fake: FakeRegistry, _: FakeRegistry) -> None:
+    def misbehave(fake: FakeRegistry, _: FakeRegistry) -> None:
         offered(fake, *(described(fake, kind, one, path if kind == RAW else "") for one in content))
 
-    return told
+    return misbehave
 
 
 def manifest(body: bytes, kind: str = MANIFEST) -> Callable[[FakeRegistry, FakeRegistry], None]:
@@ -178,7 +178,7 @@ def test_pull_from_a_faulty_registry_fails_and_stores_no_copy(
     monkeypatch.setattr("artifacts.http.retry.TRIES_MAX", 2)
     lie, store = LIES[name], tmp_path / "in" / "a" / "store"
     with registries() as (fake, other):
-        lie.told(fake, other)
+        lie.misbehave(fake, other)
         auth = base64.b64encode(f"me:{PASSWORD}".encode()).decode()
         (tmp_path / "auth.json").write_text(json.dumps({"auths": {fake.host: {"auth": auth}}}))
         monkeypatch.setenv("REGISTRY_AUTH_FILE", str(tmp_path / "auth.json"))

@@ -74,7 +74,7 @@ def test_signatures_of_sigstore_tools_are_accepted(kind: str) -> None:
 
 
 @pytest.mark.parametrize("found", [cosign(OURS), bundled(envelope(OURS)), bundled(message(OURS))])
-def test_one_valid_signature_suffices_among_invalid_ones(found: Found) -> None:
+def test_model_with_one_valid_signature_among_invalid_ones_is_accepted(found: Found) -> None:
     beside: list[Found] = [Unread("x", "gone"), cosign(THEIRS), Bundled("x", b"{"), Cosign("x", b"", "")]
     verdict = signatures.evaluate_signatures(DIGEST, [*beside, found], ENFORCE)
     assert verdict == (True, f"key {key(OURS).id}", (f"{DIGEST}: signed by key {key(OURS).id} ({found.at})",))
@@ -133,7 +133,7 @@ def test_signature_with_another_purpose_is_rejected() -> None:
 
 
 @pytest.mark.point("17")
-def test_duplicate_json_key_is_rejected() -> None:
+def test_signature_with_a_duplicate_json_key_is_rejected() -> None:
     twice = payload(OTHER).replace(
         b'"image":', b'"image": {"docker-manifest-digest": "%s"}, "image":' % DIGEST.encode()
     )
@@ -145,7 +145,7 @@ def test_duplicate_json_key_is_rejected() -> None:
 
 
 @pytest.mark.point("17")
-def test_huge_deep_or_broken_payloads_are_rejected() -> None:
+def test_signature_payload_that_is_huge_nested_or_broken_is_rejected() -> None:
     huge = payload(identity={"docker-reference": "x" * PAYLOAD_BYTES_MAX})
     assert why(cosign(OURS, huge)) == f"its payload is larger than {PAYLOAD_BYTES_MAX} bytes"
     assert "payload is missing or larger" in why(bundled(envelope(OURS, statement(predicate="x" * PAYLOAD_BYTES_MAX))))
@@ -189,13 +189,13 @@ def test_certificate_is_rejected_when_no_identity_is_configured() -> None:
     assert why(found) == said
 
 
-def test_rejection_reasons_are_limited_in_number_and_sanitized() -> None:
+def test_rejection_lists_a_limited_number_of_printable_reasons() -> None:
     verdict = signatures.evaluate_signatures(DIGEST, [Unread(f"a\n{n}", "\x1b[31mgone") for n in range(9)], ENFORCE)
     assert verdict.lines[1] == "a?0: ?[31mgone"
     assert verdict.lines[-1] == "and 4 more"
     assert len(verdict.lines) == 1 + signatures.REASONS_MAX + 1
 
 
-def test_public_key_text_shows_only_its_id() -> None:
+def test_public_key_is_printed_as_its_id_only() -> None:
     assert str(key(OURS)) == f"PublicKey(id='{key(OURS).id}')"
     assert public_keys.parse_public_key(pem(OURS)) == key(OURS)

@@ -30,7 +30,7 @@ def busy(status: int = 503) -> web.Response:
     return web.Response(status=status, text="words of its own")
 
 
-async def test_busy_host_is_retried_up_to_the_limit() -> None:
+async def test_file_host_that_stays_busy_fails_after_6_tries() -> None:
     clock = StillClock()
     async with FakeRegistry().serving() as fake, place(fake, clock) as one:
 

@@ -43,7 +43,7 @@ class Machine:
         await self.store.settled()
 
 
-async def test_copy_is_usable_before_the_sync_to_disk(tmp_path: Path) -> None:
+async def test_pulled_copy_is_usable_before_it_is_synced_to_disk(tmp_path: Path) -> None:
     machine = Machine(tmp_path, "monday")
     machine.goes.clear()
     store = machine.store
@@ -92,7 +92,9 @@ async def test_unsynced_copy_is_verified_after_reboot_and_bad_files_refetched(
     assert not [*tuesday.store.layout.trash.iterdir(), *tuesday.store.layout.partials.iterdir()]
 
 
-async def test_unsynced_copy_shares_no_files_after_a_reboot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_files_of_an_unsynced_copy_are_not_reused_after_a_reboot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other, monday = wanted("b", raw("y", path="other.gguf")), Machine(tmp_path, "monday")
     fetch = fetching(ONE)
     monkeypatch.setattr(monday.store, "settle_soon", lambda: None)

@@ -70,7 +70,7 @@ def test_nothing_is_evicted_when_no_bytes_are_needed() -> None:
     assert select_victims([copy("a")], 0) == Choice()
 
 
-def test_nothing_is_evicted_when_even_all_copies_would_not_suffice() -> None:
+def test_nothing_is_evicted_if_all_copies_together_are_too_small() -> None:
     shelf = [copy("a"), copy("b")._replace(pinned=True), copy("c")._replace(in_use=True, pinned=True)]
     assert select_victims(shelf, 2 * GIB) == Choice((), 0, GIB, pinned_bytes=GIB, in_use_bytes=GIB)
 
@@ -79,7 +79,7 @@ def test_longest_unused_copy_is_evicted_first() -> None:
     assert select_victims([copy("new", age_s=100.0), copy("old", age_s=200.0)], 1).gone == ("old",)
 
 
-def test_copy_that_is_costly_to_fetch_is_evicted_later() -> None:
+def test_copy_that_takes_long_to_fetch_is_evicted_later() -> None:
     assert select_victims([copy("dear", age_s=200.0, cost_s=100.0), copy("cheap", age_s=100.0)], 1).gone == ("cheap",)
     assert select_victims([copy("dear", age_s=2000.0, cost_s=100.0), copy("cheap", age_s=100.0)], 1).gone == ("dear",)
 

@@ -174,8 +174,8 @@ async def test_archive_with_non_regular_files_is_rejected(tmp_path: Path) -> Non
 
 @pytest.mark.point("13")
 async def test_least_recently_used_copy_is_evicted_for_a_new_pull(tmp_path: Path) -> None:
-    told = list[str]()
-    store = Store(tmp_path / "store", spare_bytes=0, bytes_max=room_for(2, MIB), evicted=told.append).open()
+    calls = list[str]()
+    store = Store(tmp_path / "store", spare_bytes=0, bytes_max=room_for(2, MIB), evicted=calls.append).open()
     arts = [wanted(name, raw(name, MIB)) for name in "abc"]
     fetch = fetching(*arts)
     for age_s, art in ((5000, arts[0]), (9000, arts[1])):
@@ -183,7 +183,7 @@ async def test_least_recently_used_copy_is_evicted_for_a_new_pull(tmp_path: Path
             aged(store, copy.record, age_s)
     (await store.ensure(arts[2], fetch, None)).close()
     assert set(whole(store)) == {arts[0].reference, arts[2].reference}
-    assert told == ["room"]
+    assert calls == ["room"]
 
 
 @pytest.mark.point("13")
@@ -240,12 +240,12 @@ async def test_disk_full_during_a_pull_leaves_no_files(tmp_path: Path, number: i
 async def test_archive_that_outgrows_the_store_size_limit_is_rejected(tmp_path: Path) -> None:
     archive = File("", 10, digest.compute_digest(b"archive"), "weight", "tar")
     store, one = opened(tmp_path, bytes_max=SLACK + MIB), wanted("a", archive)
-    told: list[str] = []
+    calls: list[str] = []
 
     async def asks(job: Job) -> None:
         (job.tree / "a").write_bytes(bytes(KIB))
         await job.more(MIB // 2)
-        told.append("first")
+        calls.append("first")
         await job.more(MIB)
 
     async def does_not(job: Job) -> None:
@@ -254,7 +254,7 @@ async def test_archive_that_outgrows_the_store_size_limit_is_rejected(tmp_path: 
     for fetch in (asks, does_not):
         with pytest.raises(NoRoomError):
             await store.ensure(one, fetch, None)
-    assert told == ["first"]
+    assert calls == ["first"]
     assert whole(store) == {}
 
 

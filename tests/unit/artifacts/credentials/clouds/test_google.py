@@ -35,7 +35,7 @@ def test_google_provider_applies_only_to_google_registry_hosts(host: str, *, app
     assert Google().applies(host) is applies
 
 
-async def test_metadata_server_token_becomes_the_password() -> None:
+async def test_token_of_the_google_metadata_server_is_the_registry_password() -> None:
     async with Services().serving() as there:
         there.headers = {"Metadata-Flavor": "Google"}
         there.says[PATH] = (200, {"access_token": TOKEN, "expires_in": 3599, "token_type": "Bearer"})
