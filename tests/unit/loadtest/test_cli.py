@@ -92,13 +92,7 @@ def test_verdict_of_an_interrupted_run_counts_only_sent_requests(tmp_path: Path,
         words = (
             "--url",
             engine.url,
-            "--arrivals",
-            "constant",
-            "--rate",
-            "20",
-            "--seconds",
-            "600",
-            "--report",
+            *["--arrivals", "constant", "--rate", "20", "--seconds", "600", "--report"],
             str(page),
         )
         command = [sys.executable, "-m", "pilotlight", "load", "run", *words, "--model", "ada", "--max-tokens", "2"]

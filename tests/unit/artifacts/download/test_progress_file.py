@@ -200,10 +200,7 @@ def test_connection_far_slower_than_the_others_is_reported_as_stalled() -> None:
     seen = judged([{"a": 100, "b": 90, "c": 5}] * 7)
     assert seen[int(pacing.WINDOW_S)] == ["c"]
     assert not any(seen[: int(pacing.WINDOW_S)])
-
-
-def test_uniformly_slow_link_marks_no_connection_as_stalled() -> None:
-    assert not any(judged([{"a": 100, "b": 100, "c": 100}] * 8 + [{"a": 1, "b": 1, "c": 2}] * 30))
+    assert not any(judged([{"a": 100, "b": 100, "c": 100}] * 8 + [{"a": 1, "b": 1, "c": 2}] * 30)), "all are slow"
 
 
 def test_last_connection_far_below_earlier_rates_is_reported_as_stalled() -> None:

@@ -283,24 +283,20 @@ async def test_stalled_connection_is_replaced_by_another(
 # --- mirrors ---------------------------------------------------------------------------------------------------------
 
 
-async def test_corrupt_mirror_blob_is_fetched_again_from_the_registry_only(tmp_path: Path, way: str) -> None:
+@pytest.mark.parametrize("broken", [False, True], ids=["wrong bytes", "broken transfer"])
+async def test_blob_of_a_faulty_mirror_is_completed_from_the_registry(
+    tmp_path: Path, way: str, *, broken: bool
+) -> None:
     async with place(tmp_path) as one, FakeRegistry().serving() as other:
         wanted = one.wanted()
         other.blobs[wanted.blob.digest] = WRONG
+        if broken:
+            other.always[one.url()] = breaking(one, "close")
         async with Client(Site(other.host), pace=StillClock()) as mirror:
             one.source = Mirrored(one.client, [Mirror(mirror)])
             await one.fetch(wanted)
         assert one.file() == CONTENT
-        assert len(other.seen) == len(one.fake.seen) == 16
-
-
-async def test_broken_mirror_transfer_continues_at_the_registry(tmp_path: Path, way: str) -> None:
-    async with place(tmp_path) as one, FakeRegistry().serving() as other:
-        other.always[one.url()] = breaking(one, "close")
-        async with Client(Site(other.host), pace=StillClock()) as mirror:
-            one.source = Mirrored(one.client, [Mirror(mirror)])
-            await one.fetch()
-        assert one.file() == CONTENT
+        assert broken or len(other.seen) == len(one.fake.seen) == 16
 
 
 async def test_requesting_a_blob_twice_raises_value_error(tmp_path: Path) -> None:
@@ -372,9 +368,7 @@ async def test_fetch_after_a_disk_error_completes_the_file(
 
 
 @pytest.mark.point("13")
-async def test_write_and_request_that_fail_concurrently_log_no_loop_error(
-    tmp_path: Path,
-) -> None:
+async def test_write_and_request_that_fail_concurrently_log_no_loop_error(tmp_path: Path) -> None:
     """The request's failure is raised; the event loop logs nothing about the other one."""
     loop, refused, messages = asyncio.get_running_loop(), asyncio.Event(), list[object]()
     loop.set_exception_handler(lambda _, context: messages.append(context["message"]))

@@ -91,9 +91,7 @@ async def test_long_member_names_are_read_across_span_boundaries(monkeypatch: py
     assert seen.paths == (long.removeprefix("models/"), "z.json")
 
 
-async def test_compressed_layer_above_the_read_limit_is_listed_only_in_part(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_compressed_layer_above_the_read_limit_is_listed_only_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
     packed = gzip.compress(archive(("models/a.gguf", BIG), ("models/b.json", b"b")))
     assert await Registry(packed).look() == Inside("models", ("a.gguf", "b.json"), whole=True)
     monkeypatch.setattr(image_file_list, "BEGIN_BYTES", len(packed) // 2)

@@ -130,18 +130,16 @@ def test_sizes_of_split_model_parts_are_added(tmp_path: Path) -> None:
     assert [gguf.is_first_part(path) for path in sorted(tmp_path.iterdir())] == [True, False, False]
 
 
-def test_missing_part_of_a_split_model_is_named_in_the_error(tmp_path: Path) -> None:
-    first = write(tmp_path / "big-00001-of-00002.gguf")
-    with pytest.raises(
-        gguf.GgufError, match=r"big-00001-of-00002\.gguf: part 2 of 2 is missing: big-00002-of-00002\.gguf"
-    ):
-        gguf.load_gguf_info(first)
-
-
-def test_loading_a_later_part_is_rejected_with_the_first_part_named(tmp_path: Path) -> None:
-    second = write(tmp_path / "big-00002-of-00002.gguf")
-    with pytest.raises(gguf.GgufError, match=r"part 2 of 2; use the first, big-00001-of-00002\.gguf"):
-        gguf.load_gguf_info(second)
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("big-00001-of-00002.gguf", r"big-00001-of-00002\.gguf: part 2 of 2 is missing: big-00002-of-00002\.gguf"),
+        ("big-00002-of-00002.gguf", r"part 2 of 2; use the first, big-00001-of-00002\.gguf"),
+    ],
+)
+def test_error_for_a_single_part_of_a_split_model_names_the_other_part(tmp_path: Path, name: str, said: str) -> None:
+    with pytest.raises(gguf.GgufError, match=said):
+        gguf.load_gguf_info(write(tmp_path / name))
 
 
 def test_non_gguf_content_is_rejected_with_the_reason(tmp_path: Path) -> None:

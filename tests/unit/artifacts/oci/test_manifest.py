@@ -200,10 +200,7 @@ def test_self_referencing_and_deep_indexes_are_rejected() -> None:
         ({"layers": [{**descriptor(), "platform": []}]}, "layers[0].platform is not an object"),
         ({"layers": [{**descriptor(), "platform": {"os": 1}}]}, "layers[0].platform.os"),
         ({"layers": [{**descriptor(), "platform": {"os": "a\nb"}}]}, "layers[0].platform may only have"),
-        (
-            {"layers": [{**descriptor(), "platform": {"architecture": "x" * 65}}]},
-            "layers[0].platform may only have",
-        ),
+        ({"layers": [{**descriptor(), "platform": {"architecture": "x" * 65}}]}, "layers[0].platform may only have"),
         ({"layers": [{**descriptor(), "name": 1}]}, "layers[0].name is not a text"),
     ],
 )

@@ -46,14 +46,8 @@ BODY = json.dumps({"schemaVersion": 2, "mediaType": MANIFEST, "layers": []}).enc
             ['Basic realm="x", BEARER Realm="https://r/\\"t" , service = s'],
             [Challenge("basic", {"realm": "x"}), Challenge("bearer", {"realm": 'https://r/"t', "service": "s"})],
         ),
-        (
-            ["Negotiate", "Basic realm=x"],
-            [Challenge("negotiate", {}), Challenge("basic", {"realm": "x"})],
-        ),
-        (
-            ["Negotiate YWJj==, Basic realm=x"],
-            [Challenge("negotiate", {}), Challenge("basic", {"realm": "x"})],
-        ),
+        (["Negotiate", "Basic realm=x"], [Challenge("negotiate", {}), Challenge("basic", {"realm": "x"})]),
+        (["Negotiate YWJj==, Basic realm=x"], [Challenge("negotiate", {}), Challenge("basic", {"realm": "x"})]),
         (['Bearer realm="one",realm="two"'], [Challenge("bearer", {"realm": "one"})]),
         (['Bearer realm="no end'], [Challenge("bearer", {})]),
         (["", ",,", "=", '"'], []),

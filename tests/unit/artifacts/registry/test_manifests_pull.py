@@ -142,8 +142,7 @@ LIES = {
     "09 a redirect that never ends": Lie(redirected_for_ever, "more than 10 redirects"),
     "10 urls of somebody else": Lie(foreign_urls, "there is no blob"),
     "16 a pickle": Lie(
-        layer(GOOD, path="pytorch_model.bin"),
-        "can run programs when they are loaded; --allow-unsafe accepts it",
+        layer(GOOD, path="pytorch_model.bin"), "can run programs when they are loaded; --allow-unsafe accepts it"
     ),
 }
 

@@ -109,28 +109,27 @@ async def test_files_from_different_registries_are_never_shared(tmp_path: Path) 
     assert fetch.jobs == [("shared.gguf",), ("shared.gguf",)]
 
 
-async def test_next_pull_resumes_a_failed_pull(tmp_path: Path) -> None:
-    store, one = opened(tmp_path), wanted("a", raw("x"), raw("y"))
-    fetch = fetching(one)
-    fetch.fails = UnreachableError("registry.example: does not answer")
-    with pytest.raises(UnreachableError):
-        await store.ensure(one, fetch, None)
-    fetch.fails = None
-    (await store.ensure(one, fetch, None)).close()
-    assert fetch.jobs == [("x.gguf", "y.gguf"), ("y.gguf",)]
-
-
 @pytest.mark.point("13")
-async def test_partial_pull_with_a_digest_mismatch_is_fetched_again_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "fetched_again"),
+    [
+        (UnreachableError("registry.example: does not answer"), ("y.gguf",)),
+        (MismatchError("registry.example: its bytes do not match its digest"), ("x.gguf", "y.gguf")),
+    ],
+    ids=["unreachable", "mismatch"],
+)
+async def test_next_pull_resumes_a_failed_pull_except_after_a_digest_mismatch(
+    tmp_path: Path, error: Exception, fetched_again: tuple[str, ...]
+) -> None:
     store, one = opened(tmp_path), wanted("a", raw("x"), raw("y"))
     fetch = fetching(one)
-    fetch.fails = MismatchError("registry.example: its bytes are others than its digest says")
-    with pytest.raises(MismatchError):
+    fetch.fails = error
+    with pytest.raises(type(error)):
         await store.ensure(one, fetch, None)
-    assert not list(store.layout.partials.iterdir())
+    assert bool(list(store.layout.partials.iterdir())) is (fetched_again == ("y.gguf",))
     fetch.fails = None
     (await store.ensure(one, fetch, None)).close()
-    assert fetch.jobs[1] == ("x.gguf", "y.gguf")
+    assert fetch.jobs == [("x.gguf", "y.gguf"), fetched_again]
 
 
 @pytest.mark.point("13")

@@ -20,7 +20,7 @@ from autoscaler.state.actions import (
     StartReplica,
     StopReplica,
 )
-from autoscaler.state.events import DocumentsSeen, GatewaySeen, HistorySeen, Seen, SlicesSeen, Synced, Tick
+from autoscaler.state.events import DocumentsSeen, GatewaySeen, HistorySeen, ReplicaSeen, Seen, SlicesSeen, Synced, Tick
 from autoscaler.state.lifecycle import IllegalIntentError
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import History, World
@@ -217,16 +217,17 @@ def ready_after_two_failures() -> World:
     return at
 
 
-def test_drain_of_a_ready_replica_resets_the_failed_start_count() -> None:
-    at, _ = after(ready_after_two_failures(), DrainReplica(replica=R, reason="idle"), now_s=T0 + 1.5)
+@pytest.mark.parametrize(
+    ("event", "at_s"),
+    [(DrainReplica(replica=R, reason="idle"), T0 + 1.5), (seen(Seen.EXITED, reason="SIGSEGV"), T0 + 60.0)],
+    ids=["drain", "late failure"],
+)
+def test_drain_or_late_failure_of_a_ready_replica_resets_failed_starts(
+    event: Action | ReplicaSeen, at_s: float
+) -> None:
+    at, _ = after(ready_after_two_failures(), event, now_s=at_s)
     history = at.learned.histories[M]
-    assert (history.tries, history.first_try_s, history.episodes) == (0, None, 0)
-
-
-def test_late_failure_of_a_ready_replica_resets_the_failed_start_count() -> None:
-    at, _ = after(ready_after_two_failures(), seen(Seen.EXITED, reason="SIGSEGV"), now_s=T0 + 60.0)
-    history = at.learned.histories[M]
-    assert (history.tries, history.retry_at_s, history.episodes) == (0, 0.0, 0)
+    assert (history.tries, history.first_try_s, history.retry_at_s, history.episodes) == (0, None, 0.0, 0)
 
 
 def test_engine_exit_right_after_ready_counts_as_a_failed_start() -> None:
@@ -340,9 +341,7 @@ def test_world_version_rises_by_one_per_batch_that_affects_gateways() -> None:
 
 
 @pytest.mark.parametrize("documents_first", [True, False])
-def test_remembered_failures_of_an_old_spec_do_not_delay_a_start(
-    documents_first: bool,
-) -> None:
+def test_remembered_failures_of_an_old_spec_do_not_delay_a_start(documents_first: bool) -> None:
     never = replica(DOC, "r", state=S.STARTING)
     at, _ = after(world([DOC], [device()], [never]), FailReplica(replica=never.id, reason="no such file"))
     failed = at.learned.histories[M]

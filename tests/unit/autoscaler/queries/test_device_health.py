@@ -198,9 +198,7 @@ def test_node_report_with_only_a_small_memory_change_is_redundant() -> None:
 
 
 @pytest.mark.standard
-async def test_redundant_node_report_waits_for_the_next_control_loop_step(
-    aiohttp_client: AiohttpClient,
-) -> None:
+async def test_redundant_node_report_waits_for_the_next_control_loop_step(aiohttp_client: AiohttpClient) -> None:
     stepped = SteppedLoop(world([A], gpus(1)))
     client = await aiohttp_client(ContractServer(stepped.loop).application())
 

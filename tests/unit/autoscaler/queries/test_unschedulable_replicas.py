@@ -199,10 +199,7 @@ def test_packer_uses_no_untolerated_or_avoided_node_in_any_order(
     tolerant = (Toleration(operator="Exists"),)
     wants = [
         placement_request(
-            f"m{n}",
-            memory_bytes=24 * GI,
-            tolerations=tolerant if n % 2 else (),
-            avoids=avoids if n < 3 else (),
+            f"m{n}", memory_bytes=24 * GI, tolerations=tolerant if n % 2 else (), avoids=avoids if n < 3 else ()
         )
         for n in order
     ]
@@ -291,8 +288,8 @@ def test_avoided_node_is_explained_and_used_again_after_its_backoff() -> None:
     (unmet,) = answer.unmet
     assert not unmet.never
     assert "did not bind the last pod of the Model to its node" in unmet.reason
-    (told,) = explain_model(there, answer, Log(), a.name, T0).candidates
-    assert told.ruled_out in unmet.reason
+    (candidate,) = explain_model(there, answer, Log(), a.name, T0).candidates
+    assert candidate.ruled_out in unmet.reason
     assert answer.next_s is not None
     assert answer.next_s <= T0 + 60
     assert places(there, T0 + 60) == ["n1/gpu0"]

@@ -175,9 +175,7 @@ def test_node_is_excluded_after_three_failed_repartitions() -> None:
         action = order(at, T0 - 1 + RETRY_S[tries - 1])
         assert action is not None
         assert action.order.tries == tries + 1
-        assert action.order.config != at.nodes.cuttable["n1"].config, (
-            "mig-manager does nothing when it is told the same"
-        )
+        assert action.order.config != at.nodes.cuttable["n1"].config, "mig-manager does nothing for the same value"
     at = town(cuttable(state="failed", **asked(TRIES_MAX)))
     assert order(at, T0 + 10 * CUT_S_MAX) is None
     assert "could not be repartitioned in 3 attempts" in plan(at, T0).unmet[0].reason
@@ -261,12 +259,12 @@ def test_failed_node_is_repartitioned_after_other_nodes() -> None:
 
 def test_layout_name_always_differs_from_the_previous_name() -> None:
     cuts = (("3g.40gb", "3g.40gb"), ("7g.80gb",))
-    told, names = CONFIG, configs_of(cuts)
+    config, names = CONFIG, configs_of(cuts)
     for _ in range(5):
-        assert config_of(cuts, told) != told
-        told = config_of(cuts, told)
-        assert told in names
-        assert len(told) <= 63, "it is the value of a label"
+        assert config_of(cuts, config) != config
+        config = config_of(cuts, config)
+        assert config in names
+        assert len(config) <= 63, "it is the value of a label"
 
 
 Cuts = st.lists(st.sampled_from([one.name for one in H100.profiles if not one.media]), max_size=12)

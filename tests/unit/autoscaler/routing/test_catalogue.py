@@ -83,12 +83,7 @@ def test_tenant_entry_converts_key_expiry_to_unix_seconds() -> None:
 
 @pytest.mark.parametrize(
     ("auth", "tenants", "needed"),
-    [
-        ("auto", [], False),
-        ("auto", [ACME], True),
-        ("keys", [], True),
-        ("none", [ACME], False),
-    ],
+    [("auto", [], False), ("auto", [ACME], True), ("keys", [], True), ("none", [ACME], False)],
 )
 def test_keys_are_needed_if_settings_require_them_or_a_tenant_exists(
     auth: str, tenants: list[Tenant], needed: bool

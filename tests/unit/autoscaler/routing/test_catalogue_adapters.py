@@ -153,7 +153,7 @@ def test_model_name_with_a_colon_is_rejected_for_sglang() -> None:
 
 def test_adapters_become_engine_flags_before_the_user_args() -> None:
     assert words("vllm", "vllm", "--max-lora-rank=64")[-5:] == [
-        *("--enable-lora", "--lora-modules", "llama:support=/w/s", "llama:sql.v2=/w/q", "--max-lora-rank=64"),
+        *("--enable-lora", "--lora-modules", "llama:support=/w/s", "llama:sql.v2=/w/q", "--max-lora-rank=64")
     ]
     assert words("sglang", "sglang")[-4:] == ["--enable-lora", "--lora-paths", "support=/w/s", "sql.v2=/w/q"]
     for program in ("llama-server", "xllamacpp"):

@@ -116,11 +116,8 @@ def test_queued_requests_restart_a_model_after_its_stop_completes() -> None:
     assert not scene.world.stops
 
 
-def test_stop_of_a_model_without_replicas_records_no_stop() -> None:
+def test_stop_of_a_model_without_replicas_cancels_a_wake_and_records_no_stop() -> None:
     assert not after(world([A], [device()]), ModelStopped(model=A.name)).stops
-
-
-def test_stop_cancels_a_wake() -> None:
     woken = after(world([A], [device()]), ModelWoken(model=A.name))
     assert kinds(plan(after(woken, ModelStopped(model=A.name)), T0)) == []
 
@@ -159,8 +156,8 @@ def test_cordoned_device_gets_no_replica_and_explain_gives_the_reason() -> None:
     assert unmet.reason == "needs 20Gi on one device; device gpu0 is cordoned by an operator"
     assert not unmet.never
     assert list_status_rows(at, made, T0)[0].why == unmet.reason
-    told = explain_model(at, made, Log(), A.name, T0)
-    assert told.candidates[0].ruled_out == "device gpu0 is cordoned by an operator"
+    explanation = explain_model(at, made, Log(), A.name, T0)
+    assert explanation.candidates[0].ruled_out == "device gpu0 is cordoned by an operator"
     opened = after(at, CordonsSeen(cordons=()))
     assert kinds(plan(opened, T0)) == ["start a"]
 
@@ -184,10 +181,10 @@ def test_drained_device_is_vacated_after_a_replacement_is_ready_elsewhere() -> N
     at = world([A], [device("gpu0"), device("gpu1")], [replica(A, "r1")])
     scene = Scene(after(at, cordon(drain=True)), lambda now_s, scene: [("a", 0, 1)], start_s=5.0)
     scene.run(20)
-    told = [(type(action).__name__.removesuffix("Replica"), action.reason) for _, action in scene.actions]
-    assert [verb for verb, _ in told] == ["Start", "Drain", "Stop"]
-    assert told[0][1] == "move a: device gpu0 is drained by an operator"
-    assert told[1][1] == "device gpu0 is drained by an operator"
+    reasons = [(type(action).__name__.removesuffix("Replica"), action.reason) for _, action in scene.actions]
+    assert [verb for verb, _ in reasons] == ["Start", "Drain", "Stop"]
+    assert reasons[0][1] == "move a: device gpu0 is drained by an operator"
+    assert reasons[1][1] == "device gpu0 is drained by an operator"
     (left,) = scene.world.replicas.values()
     assert (left.state, left.resources.slices) == (S.READY, (SliceId("gpu1"),))
 

@@ -97,12 +97,12 @@ def test_vllm_model_is_converted() -> None:
             "pod": {"priorityClassName": "urgent"},
         },
     }  # fmt: skip
-    told = dict(taken.notes)
-    assert told.keys() == {
+    notes = dict(taken.notes)
+    assert notes.keys() == {
         "spec.features", "spec.owner", "spec.loadBalancing", "spec.files", "spec.surprise", "spec.targetRequests",
         "spec.adapters[0]",
     }  # fmt: skip
-    assert "chat-8b:sql, not chat-8b_sql" in told["spec.adapters[0]"]
+    assert "chat-8b:sql, not chat-8b_sql" in notes["spec.adapters[0]"]
 
 
 def test_every_model_key_is_converted_or_noted() -> None:
