@@ -45,7 +45,7 @@ from autoscaler.text import redact_addresses
         ),
     ],
 )
-def test_addresses_are_redacted_and_other_text_is_kept(said: str, expected: str) -> None:
+def test_network_addresses_in_a_text_are_redacted_and_the_rest_is_kept(said: str, expected: str) -> None:
     assert redact_addresses(said) == expected
 
 

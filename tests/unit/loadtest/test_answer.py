@@ -66,11 +66,11 @@ def test_stream_text_is_independent_of_chunk_boundaries(cuts: set[int]) -> None:
         (b"data: {nonsense\n\n" + FINISH + DONE, "not JSON"),
     ],
 )
-def test_a_stream_that_ends_cleanly_but_unfinished_is_broken(body: bytes, why: str) -> None:
+def test_stream_that_ends_without_its_last_event_counts_as_broken(body: bytes, why: str) -> None:
     assert why in read(body).broken
 
 
-def test_error_event_is_one_error_and_ends_the_stream() -> None:
+def test_error_event_in_a_stream_counts_as_one_error_not_as_broken() -> None:
     answer = read(WORDS[0] + ERROR)
     assert (answer.errors, answer.code, answer.broken, answer.saw_done) == (1, "upstream_error", "", False)
     assert read(ERROR + ERROR).errors == 2

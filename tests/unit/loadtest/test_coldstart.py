@@ -161,7 +161,7 @@ async def test_round_starts_only_with_weights_in_the_requested_state(
         (1, {}, "1 round: one start"),
     ],
 )
-async def test_expected_duration_is_announced_first(
+async def test_first_output_line_states_the_rounds_and_expected_duration(
     aiohttp_server: Serve, rounds: int, entry: dict[str, object], says: str
 ) -> None:
     """The model is at zero, so the first round begins at once."""
@@ -192,7 +192,7 @@ async def test_state_is_read_from_operations_port_without_the_api_key(aiohttp_se
     assert server.left == server.looks, "the inference port is not asked"
 
 
-async def test_operations_url_of_another_port_is_an_error(aiohttp_server: Serve) -> None:
+async def test_operations_url_of_the_inference_port_is_rejected(aiohttp_server: Serve) -> None:
     url = await serve(aiohttp_server, state=returns({"id": "ada", "pilotlight": {"state": "zero"}}))
     with pytest.raises(LoadError, match=r"is --ops the operations port\?"):
         await measure_cold_starts(url, "ada", 1, url)
@@ -212,7 +212,7 @@ async def test_model_that_does_not_scale_to_zero_in_time_fails_with_advice(
     assert f"waiting for zero for 0 s, {state}" in said
 
 
-async def test_start_that_was_not_cold_is_counted_as_warm(aiohttp_server: Serve) -> None:
+async def test_response_without_cold_start_phases_counts_as_warm(aiohttp_server: Serve) -> None:
     url = str((await aiohttp_server(ColdServer(timing="upstream;dur=2").app)).make_url("/"))
     starts = await measure_cold_starts(url, "ada", 1)
     assert (starts.warm, starts.rounds[0].cold, starts.rounds[0].ending) == (1, False, Ending.COMPLETED)
@@ -274,7 +274,7 @@ async def refuse(_: web.Request) -> web.Response:
     return web.json_response({"error": error}, status=503)
 
 
-async def test_failed_model_is_an_error_before_the_first_round(aiohttp_server: Serve) -> None:
+async def test_coldstart_of_a_failed_model_exits_1_before_the_first_round(aiohttp_server: Serve) -> None:
     url = await serve(aiohttp_server, entry=FAILED_STATE)
     done = await asyncio.to_thread(invoke, "coldstart", "--url", url, "--model", "ada")
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (1, "", 1)
@@ -305,7 +305,7 @@ async def test_model_failure_in_a_later_round_keeps_the_completed_rounds(aiohttp
 @pytest.mark.parametrize(
     ("model", "says"), [("absent", "no such model"), ("other", "does not contain the model's state")]
 )
-async def test_server_without_model_state_is_an_error(aiohttp_server: Serve, model: str, says: str) -> None:
+async def test_coldstart_fails_if_the_server_gives_no_model_state(aiohttp_server: Serve, model: str, says: str) -> None:
     url = str((await aiohttp_server(ColdServer().app)).make_url("/"))
     with pytest.raises(LoadError, match=says):
         await measure_cold_starts(url, model, 1)
@@ -323,7 +323,7 @@ async def test_coldstart_command_prints_phases_and_writes_its_page(aiohttp_serve
     assert re.search(r"round 2 of 2: waited 0\.\d s for zero, first byte after", done.stderr)
 
 
-async def test_duration_estimate_is_not_in_the_json_output(aiohttp_server: Serve) -> None:
+async def test_json_output_of_coldstart_excludes_the_duration_estimate(aiohttp_server: Serve) -> None:
     url = str((await aiohttp_server(ColdServer().app)).make_url("/"))
     words = ("coldstart", "--url", url, "--model", "ada", "--rounds", "2", "--output", "json")
     done = await asyncio.to_thread(invoke, *words)

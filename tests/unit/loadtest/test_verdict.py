@@ -65,13 +65,13 @@ def test_verdict_holds_only_if_no_response_is_lost(
 
 @settings(derandomize=True, deadline=None, max_examples=examples(100))
 @given(st.lists(st.sampled_from([WHOLE, REFUSED, ERROR, LEFT, CUT, TWICE, NOTHING]), max_size=30))
-def test_outcomes_sum_to_the_admitted_requests(results: list[Result]) -> None:
+def test_verdict_counts_each_admitted_request_in_exactly_one_outcome(results: list[Result]) -> None:
     verdict = judge_run(len(results), results)
     assert verdict.admitted == verdict.completed + verdict.failed + verdict.abandoned + verdict.lost
     assert verdict.holds == (verdict.lost == 0)
 
 
-def test_summary_of_values_has_extremes_median_and_percentiles() -> None:
+def test_spread_of_100_values_has_extremes_median_and_percentiles() -> None:
     found = compute_spread([float(value) for value in range(100, 0, -1)])
     assert found is not None
     assert msgspec.structs.asdict(found) == {

@@ -162,14 +162,8 @@ VALUES = st.recursive(
     max_leaves=6,
 )
 NAMES = (
-    *LLAMA,
-    "text_config",
-    "layer_types",
-    "kv_lora_rank",
-    "linear_attn_config",
-    "mamba_d_state",
-    "expand",
-    "head_dim",
+    *(*LLAMA, "text_config", "layer_types", "kv_lora_rank", "linear_attn_config", "mamba_d_state"),
+    *("expand", "head_dim"),
 )
 
 

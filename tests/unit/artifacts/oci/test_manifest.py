@@ -263,17 +263,8 @@ LAYERS = [
     *("application/vnd.ollama.image.tensor", "application/vnd.oci.image.layer.v1.tar+zstd"),
 ]
 NAMES = [
-    "model.safetensors",
-    "a/b.gguf",
-    "a/B.gguf",
-    "a",
-    "x.py",
-    "..",
-    "",
-    "/a.gguf",
-    "a/config.json",
-    "\ud800",
-    "a\0",
+    *("model.safetensors", "a/b.gguf", "a/B.gguf", "a", "x.py", "..", "", "/a.gguf", "a/config.json"),
+    *("\ud800", "a\0"),
 ]
 PATHS = st.sampled_from(NAMES) | st.text("ab./\\:\u0301eE", max_size=8)
 NOTES = st.dictionaries(

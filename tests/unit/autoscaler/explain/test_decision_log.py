@@ -22,7 +22,7 @@ def test_latest_rows_of_a_full_log_are_newest_first_without_the_oldest() -> None
     assert [r.model for r in log.latest(9)] == ["d", "c", "b"]
 
 
-def test_decision_log_returns_the_rows_of_one_model() -> None:
+def test_decision_log_query_for_a_model_returns_only_its_rows() -> None:
     log = Log()
     log.extend([row(1.0, "a"), row(2.0, "b"), row(3.0, "a")])
     assert [r.at_s for r in log.of_model(ModelName("a"))] == [1.0, 3.0]

@@ -31,7 +31,7 @@ def rungs(of: World, model: Model = A, now_s: float = T0) -> tuple[Step, ...]:
     return tuple(one for one in steps if one.kind == "offer")
 
 
-def test_offer_steps_show_time_cost_and_the_reason_for_rejection() -> None:
+def test_each_rejected_offer_is_explained_with_its_time_and_reason() -> None:
     steps = rungs(surge(cloud(), offer(), SMALL))
     assert [(one.provider, one.chosen) for one in steps] == [("rack", True), ("cloud", False), ("shed", False)]
     first, second, third = steps

@@ -43,7 +43,7 @@ def test_explain_names_the_model_on_a_slice_and_its_residency_end() -> None:
     assert [candidate.slice for candidate in explanation.candidates] == ["gpu0"]
 
 
-def test_explain_describes_how_pods_mount_weights() -> None:
+def test_explain_states_how_weights_are_mounted_for_each_source() -> None:
     def weights(artifact: str, facts: ClusterFacts | None) -> list[str]:
         there = replace(B, spec=replace(B.spec, artifact=artifact))
         return [one for one in explain(world([there], [device()], mounting=facts)).sentences if "weights" in one]
@@ -58,7 +58,7 @@ def test_explain_describes_how_pods_mount_weights() -> None:
     assert weights("hf://a/b", may)[1:] == ["Its weights are mounted as a read-only volume of their node's store."]
 
 
-def test_explain_mentions_learnt_placement_while_a_start_is_needed() -> None:
+def test_explain_mentions_learned_placement_only_while_a_start_is_needed() -> None:
     at, calls = cluster(), [gateway(levels=[level("b", 1)])]
     known = exercise_of(at)
     chosen = (
@@ -155,7 +155,7 @@ def test_obstacle_to_a_start_is_explained_before_and_after_requests() -> None:
     )
 
 
-def test_running_model_that_cannot_start_again_is_explained() -> None:
+def test_explain_states_why_a_running_model_cannot_start_a_replica() -> None:
     made = world(
         [B], [device()], [replica(B, "r")], obstacles={"b": GONE}, histories={"b": History(last_activity_s=T0)}
     )
@@ -177,7 +177,7 @@ def test_explain_names_gateways_that_prevent_scale_down() -> None:
     assert explanation.sentences[-1] == "Nothing is scaled down until these gateways report: g7."
 
 
-def test_last_transitions_are_listed_newest_first() -> None:
+def test_recent_replica_transitions_are_listed_newest_first() -> None:
     log = Log()
     for at_s, before, after, verb in ((T0 - 9, S.PENDING, S.STARTING, "place"), (T0 - 2, S.STARTING, S.READY, "seen")):
         row = Transition(
@@ -298,7 +298,7 @@ def test_status_has_a_row_for_every_model_and_for_leftover_replicas() -> None:
     assert row.why == "no longer annotated, or it was deleted"
 
 
-def test_status_prefers_the_reason_of_live_replicas_over_ending_ones() -> None:
+def test_status_gives_the_reason_of_a_live_replica_before_a_stopping_one() -> None:
     ends = replica(A, "r1", state=S.SCRUBBING, drain=replace(drain(), reason="stopped by an operator"))
     used = {"a": History(last_activity_s=T0)}
     (row,) = list_status_rows(world([A], [device()], [ends, replica(A, "r2")], histories=used), Plan(), T0)
@@ -308,7 +308,7 @@ def test_status_prefers_the_reason_of_live_replicas_over_ending_ones() -> None:
 
 
 @pytest.mark.parametrize(("held", "begins"), [(0, "No replica is needed now"), (2, "2 replicas are needed")])
-def test_manual_scale_is_explained_exactly_once(held: int, begins: str) -> None:
+def test_replica_count_set_with_kubectl_is_explained_exactly_once(held: int, begins: str) -> None:
     said = f"scaled to {held} by kubectl; holds until then"
     by_hand = Adopted(kind="Deployment", namespace="default", name="a", held=True, reason="ScaledByHand", message=said)
     made = replace(model("a", 20, low=held, high=held, paused=not held), adopted=by_hand)
@@ -320,14 +320,14 @@ def test_manual_scale_is_explained_exactly_once(held: int, begins: str) -> None:
     assert [said in line for line in explain(served, "a").sentences].count(True) == 1
 
 
-def test_model_state_is_described_by_one_word() -> None:
+def test_model_state_is_one_word_for_each_replica_state() -> None:
     for state, word in ((S.STARTING, "starting"), (S.UNREADY, "unready"), (S.SCRUBBING, "stopping")):
         assert model_state(world([A], [device()], [replica(A, "r", state=state)]), A.name, T0) == word
     assert model_state(world([model("a", paused=True)]), A.name, T0) == "paused"
     assert model_state(fold(world([A]), (Tick(),), T0)[0], A.name, T0) == "zero"
 
 
-def test_durations_sizes_and_counts_are_formatted_for_people() -> None:
+def test_durations_sizes_and_counts_are_printed_with_their_unit() -> None:
     assert [format_duration(s) for s in (0.42, 3.0, 12.3, 200.0, 7300.0)] == [
         "0.4 s",
         "3 s",

@@ -117,7 +117,7 @@ def test_model_name_is_read_from_the_ollama_show_comment() -> None:
         (("hf.co", "acme", "Tiny-GGUF", "Q4_K_M"), "hf.co/acme/Tiny-GGUF:Q4_K_M"),
     ],
 )
-def test_manifest_path_is_converted_to_model_name(parts: tuple[str, ...], name: str) -> None:
+def test_path_of_an_ollama_manifest_is_converted_to_a_model_name(parts: tuple[str, ...], name: str) -> None:
     assert ollama.model_name(parts) == name
 
 
@@ -149,7 +149,7 @@ def test_model_in_the_ollama_store_is_converted_to_llama_cpp() -> None:
     ]  # fmt: skip
 
 
-def test_stored_model_without_gguf_file_is_rejected() -> None:
+def test_ollama_store_model_without_a_gguf_file_is_rejected() -> None:
     assert ollama.parse_manifest("manifest", manifest("tensor", "params")) is None
     assert "only GGUF models" in ollama.convert_stored_model("a:b", None, "/store/blobs", {}).refused
     with pytest.raises(DocumentError, match=r"^manifest: expected a manifest of Ollama"):

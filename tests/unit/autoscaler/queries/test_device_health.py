@@ -119,7 +119,7 @@ def test_only_a_report_after_the_pod_ended_proves_free_memory() -> None:
     assert not is_device_memory_free(at, ours().id, T0 - 1, T0), "the kubelet still has the pod"
 
 
-def test_memory_is_not_free_if_the_pod_devices_are_unknown_or_shared() -> None:
+def test_memory_counts_as_used_if_the_pod_devices_are_unknown_or_shared() -> None:
     idle = (gpu("GPU-a"), gpu("GPU-b"))
     unnamed = said(said(world([A], gpus(2), [ours()]), T0, *idle), T0 + 2, *idle)
     assert not back(unnamed)
@@ -172,7 +172,9 @@ def test_unhealthy_device_gets_no_replica_and_the_plan_gives_the_reason() -> Non
 
 @settings(derandomize=True, deadline=None)
 @given(st.lists(st.booleans(), max_size=6), st.integers(0, 6), st.sets(st.integers(0, 5)))
-def test_closed_slices_never_outnumber_unhealthy_devices(health: list[bool], slices: int, held: set[int]) -> None:
+def test_number_of_closed_slices_is_at_most_that_of_unhealthy_devices(
+    health: list[bool], slices: int, held: set[int]
+) -> None:
     found = [gpu(f"GPU-{n}", healthy=one) for n, one in enumerate(health)]
     holders = [replica(A, f"r{n}", [f"n0/gpu{n}"]) for n in held if n < slices]
     at = said(world([A], gpus(slices), holders), T0, *found)

@@ -76,7 +76,7 @@ def test_usage_of_a_replica_with_its_requested_memory_sets_the_estimate() -> Non
     assert seen_using(of, replica(of, "ra"), 13).models[of.name].memory_bytes == 13 * GI
 
 
-def test_memory_rounded_to_a_mebibyte_is_neither_grown_nor_shrunk() -> None:
+def test_memory_that_differs_by_less_than_a_mebibyte_is_unchanged() -> None:
     of, whole, two = asks(NEITHER), model("w", 0), model("t", 4, gpu=Gpu(count=2))
     for one in (replica(of, "r", memory_bytes=10 * GI + MIB - 1), replica(of, "r", memory_bytes=10 * GI - MIB + 1)):
         assert (has_grown(of, one), has_shrunk(of, one)) == (False, False)
@@ -128,7 +128,7 @@ def test_vllm_usage_raises_the_estimate_only_above_its_reserved_memory() -> None
     assert served(T0, 20, own).models[of.name].memory_bytes == 8 * GI
 
 
-def test_usage_growth_below_the_notice_threshold_is_ignored() -> None:
+def test_measured_growth_below_the_recording_threshold_is_ignored() -> None:
     history = record_measured_memory(NEW, A, 5 * GI, served=False)
     assert record_measured_memory(history, A, 5 * GI + NOTICED_BYTES - 1, served=False) is history
     assert record_measured_memory(history, A, 3 * GI, served=False) is history

@@ -55,7 +55,7 @@ def test_pull_is_a_separate_start_phase_only_if_it_ends_during_placement() -> No
          {"place.write": 1, "place.schedule": 2, "place.kubelet": 6}),
     ],
 )  # fmt: skip
-def test_part_of_the_place_phase_needs_an_observed_begin_and_end(placing: Placing, parts: dict[str, float]) -> None:
+def test_part_of_the_place_phase_without_observed_begin_is_omitted(placing: Placing, parts: dict[str, float]) -> None:
     assert parts_s(started(placing)) == parts
     assert phases_s(started(placing)) == {"decide": 1, "place": 9, "load": 2}, "no image without its begin"
 
@@ -106,7 +106,7 @@ def test_process_older_than_its_replica_records_no_start_time() -> None:
     assert (at.learned.histories[M].starts_s, phases_s(at.replicas[R])) == ((), {})
 
 
-def test_later_observations_of_a_start_keep_earlier_details() -> None:
+def test_later_observation_of_a_start_keeps_the_pod_and_its_times() -> None:
     at, _ = after(world([DOC]), StartReplica(replica=pending(), reason="3 waiting"))
     pod, bound = PodRef(namespace="n", name="r", uid="u"), Placing(asked_s=T0 + 1, bound_s=T0 + 2)
     at, _ = after(at, seen(Seen.STARTING, waits="its image", pod=pod, placing=bound), now_s=T0 + 2)

@@ -186,7 +186,7 @@ def test_model_avoids_a_node_with_an_untolerated_taint_and_explains_why() -> Non
 
 @settings(derandomize=True, deadline=None, max_examples=examples(80))
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=5), st.permutations(range(6)))
-def test_packer_uses_no_untolerated_or_avoided_node_in_any_order(
+def test_packer_never_uses_a_node_that_is_avoided_or_not_tolerated(
     there: list[tuple[bool, bool]], order: list[int]
 ) -> None:
     """Replicas with different tolerations at once: each gets a permitted node, in any order of arrival."""

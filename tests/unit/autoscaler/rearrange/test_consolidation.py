@@ -177,7 +177,7 @@ def test_replica_stays_if_its_move_would_not_release_the_order() -> None:
     assert [bool(moves(known(one))) for one in (begin, theirs, only, beside)] == [True, False, True, False]
 
 
-def test_order_with_the_fewest_replicas_is_emptied_first() -> None:
+def test_capacity_order_with_the_fewest_replicas_is_vacated_first() -> None:
     two = (replica(A, "a1", on=["new0"]), replica(B, "b1", on=["new1"]))
     begin = rents(home(), home("own1"), devices=2, guests=two)
     (lease,) = begin.capacity.leases.values()
@@ -195,7 +195,7 @@ def test_order_with_the_fewest_replicas_is_emptied_first() -> None:
     assert moves(both) == [("own0", move_of("c1"))]
 
 
-def test_idle_timeout_is_shorter_if_a_paid_replica_could_use_the_device() -> None:
+def test_idle_timeout_is_shortened_if_a_paid_replica_could_move_there() -> None:
     idle = {**STARTED, "b": History(starts_s=(10.0,), last_activity_s=T0 - 55)}
     begin = rents(home(), others=(replica(B, "b1", on=["own0"]),), histories=idle)
     assert begin.rented.idlers == {"a", "b"}
@@ -217,7 +217,7 @@ def test_idle_timeout_is_shorter_if_a_paid_replica_could_use_the_device() -> Non
         pytest.param(B, home(product="T4"), id="it is of another product"),
     ],
 )
-def test_idle_timeout_stays_if_set_explicitly_or_device_is_unsuitable(of: Model, on: Slice) -> None:
+def test_idle_timeout_is_unchanged_if_explicit_or_device_is_unsuitable(of: Model, on: Slice) -> None:
     idle = {**STARTED, "b": History(starts_s=(10.0,), last_activity_s=T0 - 55)}
     likes = replace(A, spec=replace(A.spec, gpu=Gpu(models=("A100",))))
     guest = replica(likes, "a1", on=["new0"])
@@ -266,7 +266,7 @@ def test_only_the_longest_idle_replica_drains_if_no_device_is_free() -> None:
         ),
     ],
 )  # fmt: skip
-def test_idle_timeout_stays_if_the_paid_replica_would_not_move(begin: World) -> None:
+def test_idle_timeout_is_unchanged_if_the_paid_replica_cannot_move(begin: World) -> None:
     assert begin.rented.idlers == {"a"}
 
 
@@ -317,7 +317,7 @@ def test_orders_whose_replicas_cannot_move_do_not_block_others() -> None:
         ),
     ],
 )  # fmt: skip
-def test_no_successor_for_a_replica_that_stops_soon_or_should_stay(begin: World) -> None:
+def test_replica_that_stops_soon_or_may_not_move_gets_no_successor(begin: World) -> None:
     assert not [move for _, move in moves(begin) if move is not None]
 
 

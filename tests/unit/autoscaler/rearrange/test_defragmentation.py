@@ -124,7 +124,7 @@ def more(at: World, name: str, most: int) -> World:
     return replace(at, models={**at.models, before.name: replace(before, spec=spec)})
 
 
-def test_successor_does_not_count_as_a_second_replica() -> None:
+def test_successor_of_a_moving_replica_does_not_exceed_replicas_min() -> None:
     at = more(laid(TIGHT), "n0-a", 3)
     scene = Scene(at, nobody)
     scene.run(15)
@@ -383,7 +383,7 @@ def shared_by(a: Model, b: Model, slices: list[Slice]) -> World:
     return world([a, b, model("big", 20, low=1)], slices, there)
 
 
-def test_elastic_replica_moves_only_where_its_full_memory_is_free() -> None:
+def test_elastic_replica_moves_only_to_a_device_with_its_full_memory() -> None:
     slices = [device("g0", 24), device("g1", 23)]
     small = model("a", 10, low=1, gpu=Gpu(elastic_percent=50))
     assert homes(shared_by(small, model("b", 13, low=1), slices), "a") == {"n0"}
@@ -507,7 +507,7 @@ def layouts(draw: st.DrawFn) -> World:
 
 @settings(derandomize=True, deadline=None, max_examples=examples(120))
 @given(layouts(), st.randoms(use_true_random=False))
-def test_every_move_is_necessary_and_has_a_free_target(at: World, rng: Random) -> None:
+def test_moves_are_the_fewest_possible_and_go_to_free_devices(at: World, rng: Random) -> None:
     found = looked(at, T0)
     there = list(at.replicas.items())
     rng.shuffle(there)
@@ -552,7 +552,7 @@ def test_no_replica_moves_again_within_the_minimum_interval(seed: int) -> None:
 
 @settings(derandomize=True, deadline=None, max_examples=examples(40))
 @given(layouts())
-def test_reused_planner_plans_the_same_moves_as_a_new_one(begin: World) -> None:
+def test_planner_with_caches_plans_the_same_moves_as_a_new_planner(begin: World) -> None:
     planner, at = Planner(), begin
     for now_s in (T0, T0 + 1, T0 + 400):
         at = replace(at, gateways={id: replace(one, seen_s=now_s) for id, one in at.gateways.items()})

@@ -135,7 +135,7 @@ def test_no_second_repartition_starts_while_one_is_pending() -> None:
     assert not any(explain_closed_slice(after, one) for one in after.nodes.slices.values())
 
 
-def test_remaining_space_is_partitioned_by_recent_demand() -> None:
+def test_remaining_gpu_space_is_partitioned_for_recently_used_models() -> None:
     """No requests are queued for these models, and no existing partition fits them."""
     models = [model("big", 30), model("mid", 18), model("small", 9)]
     waits = gateway(levels=[level("big", waiting=1, wait_s=WAIT_S)])
@@ -188,7 +188,7 @@ def test_node_is_excluded_after_three_failed_repartitions() -> None:
     assert action.order.node == "n2"
 
 
-def test_external_config_change_makes_a_node_repartitionable() -> None:
+def test_node_is_repartitioned_again_after_an_external_config_change() -> None:
     at = town(cuttable(state="success", config="all-disabled", order=None))
     assert order(at) is not None
 
@@ -257,7 +257,7 @@ def test_failed_node_is_repartitioned_after_other_nodes() -> None:
     assert action.order.node == "n2"
 
 
-def test_layout_name_always_differs_from_the_previous_name() -> None:
+def test_each_new_mig_layout_has_another_name_than_the_previous_one() -> None:
     cuts = (("3g.40gb", "3g.40gb"), ("7g.80gb",))
     config, names = CONFIG, configs_of(cuts)
     for _ in range(5):
@@ -274,7 +274,7 @@ Cuts = st.lists(st.sampled_from([one.name for one in H100.profiles if not one.me
 @given(
     Cuts, Cuts, st.integers(1, 4), st.dictionaries(st.sampled_from(["1g.10gb", "3g.40gb", "7g.80gb"]), st.floats(0, 9))
 )
-def test_allocated_layout_is_valid_and_contains_the_first_profile(
+def test_mig_layout_is_valid_and_contains_the_first_wanted_profile(
     wanted: list[str], there: list[str], gpus: int, shares: dict[str, float]
 ) -> None:
     cuts = allocate_profiles(H100, gpus, wanted, Counter(there), shares)

@@ -25,7 +25,7 @@ from autoscaler.spec.tenant import Key, Tenant, TenantSpec, unix_seconds
 ACME = Tenant(name=TenantName("acme"))
 
 
-def test_model_entry_contains_the_routing_fields_of_the_model() -> None:
+def test_catalogue_entry_of_a_model_contains_its_routing_fields() -> None:
     spec = ModelSpec(
         engine="llama.cpp",
         artifact="file:///a.gguf",
@@ -85,7 +85,7 @@ def test_tenant_entry_converts_key_expiry_to_unix_seconds() -> None:
     ("auth", "tenants", "needed"),
     [("auto", [], False), ("auto", [ACME], True), ("keys", [], True), ("none", [ACME], False)],
 )
-def test_keys_are_needed_if_settings_require_them_or_a_tenant_exists(
+def test_api_keys_are_required_if_settings_say_so_or_a_tenant_exists(
     auth: str, tenants: list[Tenant], needed: bool
 ) -> None:
     settings = Settings(auth="auto") if auth == "auto" else Settings(auth="keys" if auth == "keys" else "none")
@@ -105,6 +105,6 @@ def test_gateway_settings_contain_the_stream_cors_and_host_settings() -> None:
 
 
 @pytest.mark.parametrize("time", ["2027-01-31", "2027-01-31T12:00:00", "2027-W01-1T12:00:00Z+", "x"])
-def test_time_without_a_time_zone_is_rejected(time: str) -> None:
+def test_key_expiry_time_without_a_time_zone_is_rejected(time: str) -> None:
     with pytest.raises(ValueError):
         unix_seconds(time)

@@ -74,7 +74,7 @@ def test_document_with_adapters_survives_a_yaml_round_trip() -> None:
     assert loaded(to_yaml(documents)) == documents
 
 
-def test_adapter_change_changes_the_spec_hash() -> None:
+def test_added_or_changed_adapter_changes_the_spec_hash() -> None:
     texts = ("[{name: a, artifact: 'file:///a'}]", "[{name: a, artifact: 'file:///b'}]", "[]")
     assert len({loaded(document(text)).models[0].spec_hash() for text in texts}) == 3
 

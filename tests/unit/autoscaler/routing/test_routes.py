@@ -152,7 +152,7 @@ def test_leader_sends_empty_routes_until_synced() -> None:
     assert delta.full
 
 
-def test_change_irrelevant_to_gateways_produces_no_route_delta() -> None:
+def test_gateway_report_without_changes_produces_no_route_delta() -> None:
     at = world([model("m")], replicas=[replica(model("m"), "r")])
     after, _ = fold(at, [Reported(report=Report(gateway=G1, boot="b", sequence=2, epoch=1, version=1))], T0 + 1.0)
     assert after is not at

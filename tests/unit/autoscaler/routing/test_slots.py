@@ -103,7 +103,7 @@ def test_single_request_gets_a_slot_despite_500_queued_of_another_tenant(gateway
 
 
 @pytest.mark.parametrize(("gateways", "slots"), [(1, 4), (2, 1), (2, 4), (4, 64)])
-def test_two_tenants_get_equal_shares_through_different_gateways(gateways: int, slots: int) -> None:
+def test_tenants_of_equal_weight_on_two_gateways_get_equal_shares(gateways: int, slots: int) -> None:
     """B sends as much as A, but all through the last gateway: their totals differ by at most 2 %."""
     fleet = Fleet(gateways, slots, 7, service=lambda r: r.uniform(0.04, 0.06))
     backlog(fleet, {"A": fleet.gateways[0], "B": fleet.gateways[-1]}, 30.0)
@@ -337,7 +337,7 @@ def test_higher_priority_gets_all_slots_before_fair_sharing() -> None:
     assert divided(world)[1] == {G2: 4}
 
 
-def test_heartbeat_without_changes_triggers_no_slot_division() -> None:
+def test_gateway_heartbeat_without_changes_divides_no_slots() -> None:
     """The heartbeat changes no level, so no Model is marked for division."""
     world = lead(G1)
     world, _ = fold(world, [report(world, G1, 1)], 100.0)

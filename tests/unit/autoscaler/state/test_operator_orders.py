@@ -77,7 +77,7 @@ def test_woken_model_starts_and_stays_for_one_idle_timeout() -> None:
     assert not scene.world.by_model, "its window is over"
 
 
-def test_wake_clears_the_backoff_of_a_failed_start() -> None:
+def test_operator_wake_clears_the_backoff_of_a_failed_start() -> None:
     failed = History(tries=3, episodes=1, refused_until_s=T0 + 600, retry_at_s=T0 + 600, failure="it broke")
     at = world([A], [device()], histories={"a": failed})
     woken = after(at, ModelWoken(model=A.name))
@@ -85,7 +85,7 @@ def test_wake_clears_the_backoff_of_a_failed_start() -> None:
     assert woken.version == at.version + 1, "gateways hear that Calls are not refused any more"
 
 
-def test_wake_revives_a_draining_replica() -> None:
+def test_operator_wake_revives_a_draining_replica() -> None:
     at = folded(world([A], [device()], [replica(A, "r1")]), [DrainReplica(replica=ReplicaId("r1"), reason="idle")])
     assert kinds(plan(after(at, ModelWoken(model=A.name), now_s=T0 + 1), T0 + 1)) == ["revive r1"]
 
@@ -307,7 +307,7 @@ def test_node_report_expires_after_ten_seconds() -> None:
     assert (shown.name, shown.age_seconds, shown.fresh) == ("n0", 11.0, False)
 
 
-def test_stale_and_duplicate_node_reports_are_ignored() -> None:
+def test_late_and_duplicate_node_reports_are_ignored() -> None:
     at = after(world([A], [device()]), report(2, used=7))
     for stale in (report(2, used=1), report(1, used=1)):
         assert after(at, stale, now_s=T0 + 1) is at
@@ -316,6 +316,6 @@ def test_stale_and_duplicate_node_reports_are_ignored() -> None:
     assert after(reborn, report(3, boot="b1", used=1), now_s=T0 + 2) is reborn, "of an agent that is gone"
 
 
-def test_wake_of_an_unknown_model_changes_nothing() -> None:
+def test_operator_wake_of_an_unknown_model_changes_nothing() -> None:
     at = after(world([A], [device()]))
     assert after(at, ModelWoken(model=ModelName("x"))) is at

@@ -439,10 +439,8 @@ def test_engine_fetched_artifact_is_described_without_a_volume() -> None:
     for artifact in ("hf://org/name", "hf://org/name?include=*"):
         model = Model(name=ModelName("a"), spec=ModelSpec(engine="vllm", artifact=artifact))
         there = world([model], mounting=ClusterFacts(volumes=True))
-        found[artifact] = (
-            find_unfetched_artifact(model),
-            [one for one in describe_weights(there, model) if "volume" in one],
-        )
+        described = [one for one in describe_weights(there, model) if "volume" in one]
+        found[artifact] = (find_unfetched_artifact(model), described)
     (engines, no_words), (agents, words) = found.values()
     assert (engines, no_words, agents) == (None, [], "hf://org/name?include=*")
     assert words

@@ -19,16 +19,9 @@ TOKEN = "ya29.c.s3cret..."
 @pytest.mark.parametrize(
     ("host", "applies"),
     [
-        (HOST, True),
-        ("gcr.io", True),
-        ("eu.gcr.io", True),
-        ("evilgcr.io", False),
-        ("gcr.io.evil.example", False),
-        ("a.b.gcr.io", False),
-        ("pkg.dev", False),
-        ("gcr.io:5000", False),
-        ("ghcr.io", False),
-        ("x-docker.pkg.dev.evil.example", False),
+        *((host, True) for host in (HOST, "gcr.io", "eu.gcr.io")),
+        *((host, False) for host in ("evilgcr.io", "gcr.io.evil.example", "a.b.gcr.io", "pkg.dev", "gcr.io:5000")),
+        *((host, False) for host in ("ghcr.io", "x-docker.pkg.dev.evil.example")),
     ],
 )
 def test_google_provider_applies_only_to_google_registry_hosts(host: str, *, applies: bool) -> None:

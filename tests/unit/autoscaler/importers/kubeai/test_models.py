@@ -74,7 +74,7 @@ def convert(*texts: str) -> list[ConversionResult]:
     return models.convert_models([(f"{number}.yaml", text) for number, text in enumerate(texts)])
 
 
-def test_vllm_model_is_converted() -> None:
+def test_kubeai_model_for_vllm_is_converted_with_image_and_devices() -> None:
     (taken,) = convert(CHAT)
     assert taken.document == {
         "apiVersion": "pilotlight.dev/v1alpha1",
@@ -105,7 +105,7 @@ def test_vllm_model_is_converted() -> None:
     assert "chat-8b:sql, not chat-8b_sql" in notes["spec.adapters[0]"]
 
 
-def test_every_model_key_is_converted_or_noted() -> None:
+def test_every_key_of_a_kubeai_model_is_converted_or_noted() -> None:
     """Each key alone changes the document or is noted by name."""
     every: dict[str, object] = {
         "args": ["--x"], "env": {"A": "b"}, "envFrom": [{"secretRef": {"name": "s"}}], "image": "engine:1",
@@ -122,7 +122,7 @@ def test_every_model_key_is_converted_or_noted() -> None:
     assert known == {*every, "engine", "replicas"}, "an engine is another Model; replicas are KubeAI's own count"
 
 
-def test_ollama_model_is_served_under_the_model_name() -> None:
+def test_kubeai_ollama_model_is_converted_to_a_command_with_its_name() -> None:
     (taken,) = convert(yaml.safe_dump(spec(engine="OLlama", url="ollama://gemma:2b", targetRequests=3)))
     found = written(taken)
     assert found["engine"] == "command"
@@ -178,7 +178,7 @@ def test_ollama_shell_command_exits_on_pull_failure_and_sigterm(tmp_path: Path) 
     assert clients == ["list", "pull gemma:2b", "run gemma:2b hi", "cp gemma:2b tiny"]
 
 
-def test_pvc_artifact_is_mounted_in_the_pod() -> None:
+def test_kubeai_model_on_a_pvc_is_converted_with_a_volume_mount() -> None:
     (taken,) = convert(yaml.safe_dump(spec(url="pvc://weights/llama/8b")))
     found = written(taken)
     assert found["artifact"] == "file:///model"
@@ -191,7 +191,7 @@ def test_pvc_artifact_is_mounted_in_the_pod() -> None:
     assert "pull" not in str(ollama["command"])
 
 
-def test_infinity_engine_is_converted_to_a_command() -> None:
+def test_kubeai_model_for_infinity_is_converted_to_a_command() -> None:
     found = written(models.convert_model(spec(engine="Infinity", url="hf://acme/embed", features=["TextEmbedding"])))
     assert found["command"] == ["infinity_emb", "v2", "--host", "{host}", "--port", "{port}"]
     env = found["env"]
@@ -216,14 +216,14 @@ def test_infinity_engine_is_converted_to_a_command() -> None:
         ({"env": {"PILOTLIGHT_X": "1"}}, "spec.env.PILOTLIGHT_X: selects devices or changes their limits"),
     ],
 )
-def test_model_that_cannot_be_converted_is_rejected_with_a_reason(keys: dict[str, object], said: str) -> None:
+def test_kubeai_model_that_cannot_be_converted_is_rejected_with_a_reason(keys: dict[str, object], said: str) -> None:
     taken = models.convert_model(spec(**keys))
     assert taken.document is None
     assert said in taken.refused
     assert models.convert_live_model(spec(**keys))[:2] == (None, taken.refused)
 
 
-def test_component_label_of_a_model_is_dropped() -> None:
+def test_component_label_of_a_kubeai_model_is_dropped() -> None:
     """A pod with the gateways' labels would receive their requests."""
     metadata = {"name": "tiny", "labels": {"app.kubernetes.io/component": "gateway", "team": "search"}}
     taken = models.convert_model(spec() | {"metadata": metadata})
@@ -314,7 +314,7 @@ def test_custom_resource_profiles_and_images_are_applied(settings_text: str) -> 
     assert "needs example.com/disk" in big.refused
 
 
-def test_catalog_yields_only_enabled_models() -> None:
+def test_kubeai_catalog_is_converted_to_its_enabled_models_only() -> None:
     entry = spec()["spec"]
     assert isinstance(entry, dict)
     catalogue = {"catalog": {"on": {"enabled": True, **entry}, "off": {"enabled": False, **entry}, "quiet": entry}}
@@ -322,7 +322,7 @@ def test_catalog_yields_only_enabled_models() -> None:
     assert len(convert(yaml.safe_dump({"all": {"enabled": True}} | catalogue))) == 3
 
 
-def test_kubectl_list_is_converted() -> None:
+def test_kubectl_list_of_kubeai_models_is_converted() -> None:
     several = {"apiVersion": "v1", "kind": "List", "items": [spec(), spec() | {"metadata": {"name": "two"}}]}
     assert [taken.what for taken in convert(yaml.safe_dump(several))] == ["Model tiny", "Model two"]
 
@@ -346,7 +346,7 @@ def test_invalid_model_document_is_rejected_in_one_line(value: object, said: str
     assert "\n" not in str(caught.value)
 
 
-def test_duplicate_model_name_is_rejected() -> None:
+def test_second_kubeai_model_of_the_same_name_is_rejected() -> None:
     first, second = refuse_duplicate_names(convert(CHAT, CHAT.replace("namespace: ai", "namespace: lab")))
     assert first.document is not None
     assert "`chat-8b` is already a name of Model chat-8b" in second.refused
@@ -363,7 +363,7 @@ ENGINES = st.sampled_from(["VLLM", "OLlama", "Infinity", "FasterWhisper"])
 
 @settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(engine=ENGINES, keys=st.dictionaries(st.sampled_from(KEYS), st.one_of(VALUE, st.dictionaries(WORDS, VALUE))))
-def test_any_model_yields_a_valid_document_or_a_rejection(engine: str, keys: dict[str, object]) -> None:
+def test_any_kubeai_model_yields_a_valid_document_or_a_rejection(engine: str, keys: dict[str, object]) -> None:
     try:
         taken = models.convert_model(spec(**({"engine": engine} | keys)))
     except WrongKeyError:

@@ -79,7 +79,7 @@ def written(taken: ConversionResult) -> dict[str, object]:
     return found
 
 
-def test_complete_configuration_is_converted() -> None:
+def test_llama_swap_configuration_is_converted_to_models_and_a_tenant() -> None:
     about, tenant, coder, pooled = convert(WHOLE)
     assert about.document is None
     assert not about.refused
@@ -125,13 +125,13 @@ def test_converted_documents_are_accepted_by_the_document_parser() -> None:
     assert [one.name for one in documents.tenants] == ["llama-swap"]
 
 
-def test_api_key_is_written_only_as_its_hash() -> None:
+def test_llama_swap_api_key_is_converted_only_as_its_hash() -> None:
     text = to_yaml(convert(WHOLE))
     assert "sk-one" not in text
     assert "sk-two" not in text
 
 
-def test_every_model_key_is_converted_or_noted() -> None:
+def test_every_key_of_a_llama_swap_model_is_converted_or_noted() -> None:
     every: dict[str, object] = {
         "cmd": "engine --at={port}", "proxy": "http://localhost:80", "aliases": ["b"], "env": ["A=b"],
         "checkEndpoint": "/x", "ttl": 5, "unlisted": True, "useModelName": "n", "concurrencyLimit": 2,
@@ -163,7 +163,9 @@ def test_every_unsupported_global_key_is_noted() -> None:
         ("engine serve", {"env": ["PORT=${PORT}"]}, ["env", "PORT={port}"]),
     ],
 )  # fmt: skip
-def test_port_in_command_is_replaced_by_placeholder(cmd: str, keys: dict[str, object], command: list[str]) -> None:
+def test_port_in_a_llama_swap_command_is_replaced_by_a_placeholder(
+    cmd: str, keys: dict[str, object], command: list[str]
+) -> None:
     found = written(model(cmd, keys))
     assert found["engine"] == "command"
     assert found["command"] == command
@@ -178,7 +180,9 @@ def test_port_in_command_is_replaced_by_placeholder(cmd: str, keys: dict[str, ob
         ("", {}, "cmd: expected the command"),
     ],
 )
-def test_model_that_cannot_be_converted_is_rejected_with_a_reason(cmd: str, keys: dict[str, object], said: str) -> None:
+def test_llama_swap_model_with_an_invalid_command_or_proxy_is_rejected(
+    cmd: str, keys: dict[str, object], said: str
+) -> None:
     taken = model(cmd, keys)
     assert taken.document is None
     assert said in taken.refused
@@ -209,7 +213,7 @@ def test_llama_server_without_a_model_file_stays_a_command() -> None:
     assert found["command"] == ["llama-server", "-hf", "acme/tiny:Q4", "--port", "{port}"]
 
 
-def test_extra_flags_are_supported_by_the_xllamacpp_server() -> None:
+def test_converted_llama_server_flags_exist_in_the_xllamacpp_server() -> None:
     assert set(xllamacpp_server.FLAGS) >= EXTRA_FLAGS
 
 
@@ -240,7 +244,7 @@ def test_invalid_configuration_is_rejected_in_one_line(text: str, said: str) -> 
     assert "\n" not in str(caught.value)
 
 
-def test_duplicate_model_name_is_rejected() -> None:
+def test_llama_swap_model_with_the_alias_of_another_is_rejected() -> None:
     text = "models: {a: {cmd: 'e ${PORT}'}, b: {cmd: 'e ${PORT}', aliases: [a]}}"
     assert [taken.refused.partition(":")[0] for taken in refuse_duplicate_names(convert(text))] == [
         "",
@@ -260,7 +264,9 @@ EXTRA = st.dictionaries(
 
 @settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(words=st.lists(WORD, min_size=1, max_size=8), keys=EXTRA)
-def test_any_command_yields_a_valid_document_or_a_rejection(words: list[str], keys: dict[str, object]) -> None:
+def test_any_llama_swap_command_yields_a_valid_document_or_a_rejection(
+    words: list[str], keys: dict[str, object]
+) -> None:
     try:
         (taken,) = convert(yaml.safe_dump({"models": {"m": {"cmd": " ".join(words)} | keys}}))
     except DocumentError:
