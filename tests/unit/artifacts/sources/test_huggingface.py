@@ -29,7 +29,7 @@ from artifacts.store.store import Store
 from tests.support.builders.artifacts.packed_models import read_files
 from tests.support.builders.artifacts.weight_file_headers import as_gguf, as_safetensors
 from tests.support.fakes.hub import COMMIT, TOKEN, FakeHub
-from tests.support.fakes.registry import Answer, StillClock
+from tests.support.fakes.registry import Answer, StillClock, says
 
 pytestmark = pytest.mark.standard
 
@@ -158,13 +158,8 @@ async def test_hub_file_that_does_not_match_its_digest_is_not_stored(tmp_path: P
     async with node(tmp_path) as one:
         where = one.fake.large if path in LARGE else one.fake.small
         good = where[path]
-        lie = bytes([good[0] ^ 1]) + good[1:]
-
-        async def lying(request: web.Request) -> web.StreamResponse:
-            return web.Response(body=lie)
-
-        for _ in range(3):
-            one.fake.answers["GET", f"/acme/tiny/resolve/{COMMIT}/{path}"].append(lying)
+        wrong = says(200, bytes([good[0] ^ 1]) + good[1:])
+        one.fake.answers["GET", f"/acme/tiny/resolve/{COMMIT}/{path}"].extend([wrong] * 3)
         with pytest.raises(MismatchError, match="do not match"):
             await one.bring()
         assert not list(one.store.rows())
@@ -227,11 +222,7 @@ async def test_renamed_gated_repository_is_checked_under_its_new_name(tmp_path: 
         one.fake.gated = "auto"
         (await one.bring(token=TOKEN)).close()
         old = "/acme/tiny/resolve/main/model.safetensors"
-
-        async def elsewhere(request: web.Request) -> web.StreamResponse:
-            return web.Response(status=307, headers={"Location": old.replace("main", COMMIT)})
-
-        one.fake.always["HEAD", old] = elsewhere
+        one.fake.always["HEAD", old] = says(307, Location=old.replace("main", COMMIT))
         with pytest.raises(ForbiddenError):
             await one.kept(token="hf_other")
         found = await one.kept(token=TOKEN)
@@ -244,11 +235,8 @@ async def test_redirect_without_a_commit_grants_no_access(tmp_path: Path) -> Non
     async with node(tmp_path) as one:
         one.fake.gated = "auto"
         (await one.bring(token=TOKEN)).close()
-
-        async def to_the_door(_: web.Request) -> web.StreamResponse:
-            return web.Response(status=302, headers={"Location": "https://login.example/?next=model"})
-
-        one.fake.always["HEAD", "/acme/tiny/resolve/main/model.safetensors"] = to_the_door
+        to_login_page = says(302, Location="https://login.example/?next=model")
+        one.fake.always["HEAD", "/acme/tiny/resolve/main/model.safetensors"] = to_login_page
         with pytest.raises(RegistryError, match="redirected, but not to the file"):
             await one.kept(token="hf_other")
 
@@ -302,7 +290,7 @@ async def test_invalid_hub_responses_are_rejected(tmp_path: Path) -> None:
         with pytest.raises(RefusedError):
             await one.bring()
         elsewhere = {"Link": '<http://localhost:1/x>; rel="next"'}
-        one.fake.answers["GET", tree].append(_saying(b"[]", elsewhere))
+        one.fake.answers["GET", tree].append(_saying(b"[]", **elsewhere))
         with pytest.raises(PolicyError, match="next page is on another host"):
             await one.bring()
 
@@ -327,17 +315,14 @@ async def test_hub_listing_without_end_is_rejected_at_its_row_limit(
         tree = f"/api/models/acme/tiny/tree/{COMMIT}"
         more = {"Link": f'<{one.fake.url}{tree}>; rel="next"'}
         row = b'{"type":"directory","path":"x"}'
-        one.fake.answers["GET", tree].extend([_saying(b"[%s,%s]" % (row, row), more)] * 9)
+        one.fake.answers["GET", tree].extend([_saying(b"[%s,%s]" % (row, row), **more)] * 9)
         with pytest.raises(RegistryError, match="too many files"):
             await one.bring()
         assert len(one.fake.asked("GET", "/tree/")) == 3
 
 
-def _saying(body: bytes, headers: dict[str, str] | None = None) -> Answer:
-    async def said(request: web.Request) -> web.StreamResponse:
-        return web.Response(body=body, content_type="application/json", headers=headers)
-
-    return said
+def _saying(body: bytes, **headers: str) -> Answer:
+    return says(200, body, Content_Type="application/json", **headers)
 
 
 async def test_hub_token_in_the_environment_takes_precedence_over_the_login_file(tmp_path: Path) -> None:

@@ -37,6 +37,12 @@ class Machine:
         if what == "sync" and path.name == "y.gguf":
             assert self.goes.wait(60)
 
+    def boot_of_copy(self) -> str:
+        """Return the boot during which ONE was pulled, if it is not synced yet, otherwise an empty string."""
+        record = load_record(self.store.layout.copy(ONE.key))
+        assert record is not None
+        return record.boot
+
     async def has(self, one: CopySpec, fetch: Fetched) -> None:
         """Fetch the Copy and wait for all follow-up work."""
         (await self.store.ensure(one, fetch, None)).close()
@@ -54,9 +60,7 @@ async def test_pulled_copy_is_usable_before_it_is_synced_to_disk(tmp_path: Path)
         assert whole(store)[ONE.reference] == BYTES
         machine.goes.set()
         await store.settled()
-    record = store.layout.record(ONE.key)
-    assert record is not None
-    assert record.boot == ""
+    assert machine.boot_of_copy() == ""
     said = machine.steps.index(("write", store.layout.copy(ONE.key) / "copy.json"))
     synced = {path for what, path in machine.steps[:said] if what == "sync"}
     folder, layout = store.layout.copy(ONE.key), store.layout
@@ -146,15 +150,11 @@ async def test_sync_failure_from_the_open_file_limit_is_retried(
     machine.fails = OSError(errno.EMFILE, "Too many open files")
     await machine.has(ONE, fetch)
     assert "event=store_sync_failed reason='Too many open files'" in caplog.text
-    record = machine.store.layout.record(ONE.key)
-    assert record is not None
-    assert record.boot == "monday"
+    assert machine.boot_of_copy() == "monday"
     machine.fails = None
     machine.store.settle_soon()
     await machine.store.settled()
-    record = machine.store.layout.record(ONE.key)
-    assert record is not None
-    assert record.boot == ""
+    assert machine.boot_of_copy() == ""
 
 
 async def test_copy_evicted_during_sync_is_removed_without_a_log_line(
@@ -180,6 +180,4 @@ async def test_store_without_a_boot_id_ignores_but_keeps_unsynced_copies(
     assert sandbox.store.rows() == []
     assert whole(monday.store) == {ONE.reference: BYTES}
     await sandbox.has(ONE, fetching(ONE))
-    record = load_record(sandbox.store.layout.copy(ONE.key))
-    assert record is not None
-    assert record.boot == "", "it had it synced before anybody could see it"
+    assert sandbox.boot_of_copy() == "", "it had it synced before anybody could see it"

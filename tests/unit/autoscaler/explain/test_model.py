@@ -180,17 +180,7 @@ def test_explain_names_gateways_that_prevent_scale_down() -> None:
 def test_recent_replica_transitions_are_listed_newest_first() -> None:
     log = Log()
     for at_s, before, after, verb in ((T0 - 9, S.PENDING, S.STARTING, "place"), (T0 - 2, S.STARTING, S.READY, "seen")):
-        row = Transition(
-            at_s=at_s,
-            replica=ReplicaId("r"),
-            model=B.name,
-            slices=(),
-            before=before,
-            after=after,
-            verb=verb,
-            reason="why",
-        )
-        log.extend([row])
+        log.extend([Transition(at_s, ReplicaId("r"), B.name, (), before, after, verb, "why")])
     made = world([B], [device()])
     assert list_recent_decisions(log, T0) == (
         "b: r starting -> ready, 2 s ago: why",
@@ -328,13 +318,8 @@ def test_model_state_is_one_word_for_each_replica_state() -> None:
 
 
 def test_durations_sizes_and_counts_are_printed_with_their_unit() -> None:
-    assert [format_duration(s) for s in (0.42, 3.0, 12.3, 200.0, 7300.0)] == [
-        "0.4 s",
-        "3 s",
-        "12 s",
-        "3 min 20 s",
-        "2 h 1 min",
-    ]
+    durations = ", ".join(map(format_duration, (0.42, 3.0, 12.3, 200.0, 7300.0)))
+    assert durations == "0.4 s, 3 s, 12 s, 3 min 20 s, 2 h 1 min"
     assert [format_size(b) for b in (20 << 30, 1 << 29, 12)] == ["20Gi", "512Mi", "12 bytes"]
     assert [format_count(count, "tenant") for count in (0, 1, 2)] == ["0 tenants", "1 tenant", "2 tenants"]
     assert format_tenants(["b", "a"]) == "tenants a, b"
