@@ -12,12 +12,9 @@ from loadtest.arrivals import burst_arrivals, constant_arrivals, poisson_arrival
 from tests.support.example_budget import examples
 
 
-def test_constant_arrivals_are_evenly_spaced() -> None:
+def test_constant_and_burst_arrivals_are_evenly_spaced() -> None:
     assert constant_arrivals(4, 1) == (0.0, 0.25, 0.5, 0.75)
     assert constant_arrivals(0.5, 3) == (0.0, 2.0)
-
-
-def test_arrivals_of_a_burst_are_spread_evenly_over_its_duration() -> None:
     assert burst_arrivals(4, 0.2) == (0.0, 0.05, 0.1, 0.15000000000000002)
     assert burst_arrivals(3, 0) == (0.0, 0.0, 0.0)
 

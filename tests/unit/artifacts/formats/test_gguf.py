@@ -55,19 +55,11 @@ def wrong(path: Path, content: bytes) -> str:
 def test_name_context_and_layer_shapes_are_read_from_a_gguf_header(tmp_path: Path) -> None:
     path = write(tmp_path / "a.gguf", tokens=5)
     layer = LayerShape(key_elements=32, value_elements=32)
-    assert gguf.load_gguf_info(path) == gguf.GgufInfo(
-        name="A name",
-        architecture="llama",
-        shape=Shape(
-            weights_bytes=path.stat().st_size,
-            layers=(layer, layer),
-            context_tokens=2048,
-            vocabulary=5,
-            width=64,
-            inner=256,
-            heads=4,
-        ),
-    )
+    shape = Shape(
+        weights_bytes=path.stat().st_size, layers=(layer, layer), context_tokens=2048, vocabulary=5, width=64,
+        inner=256, heads=4,
+    )  # fmt: skip
+    assert gguf.load_gguf_info(path) == gguf.GgufInfo(name="A name", architecture="llama", shape=shape)
 
 
 def test_per_block_head_counts_set_the_cache_size_of_each_layer(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 from aiohttp import web
@@ -130,18 +131,19 @@ def test_configured_realm_is_allowed_except_metadata_addresses() -> None:
             challenge.parse_realm(refused, HUB, ["sso.example", "169.254.169.254"])
 
 
+def asks(challenge: str) -> Callable[[web.Request], web.StreamResponse | None]:
+    """Return a judge that rejects every request with this challenge."""
+    return lambda _: web.Response(status=401, headers={"WWW-Authenticate": challenge})
+
+
 @pytest.mark.point("8")
 async def test_foreign_or_redirecting_realm_receives_no_login() -> None:
     async with FakeRegistry().serving() as fake, FakeRegistry().serving() as thief:
-        fake.judge = lambda _: web.Response(
-            status=401, headers={"WWW-Authenticate": f'Bearer realm="{thief.url}/token",service="x"'}
-        )
+        fake.judge = asks(f'Bearer realm="{thief.url}/token",service="x"')
         async with Client(Site(fake.host), keychain(fake.host), pace=StillClock()) as client:
             with pytest.raises(PolicyError, match="realm"):
                 await manifests.fetch_manifest(client, NAME, "v1")
-        fake.judge = lambda _: web.Response(
-            status=401, headers={"WWW-Authenticate": f'Bearer realm="{fake.url}/token",service="x"'}
-        )
+        fake.judge = asks(f'Bearer realm="{fake.url}/token",service="x"')
         fake.always["GET", "/token"] = says(307, Location=f"{thief.url}/token")
         async with Client(Site(fake.host), keychain(fake.host), pace=StillClock()) as client:
             with pytest.raises(PolicyError, match="its realm redirects"):
@@ -152,9 +154,7 @@ async def test_foreign_or_redirecting_realm_receives_no_login() -> None:
 @pytest.mark.point("8")
 async def test_registry_token_that_contains_crlf_is_rejected() -> None:
     async with FakeRegistry().serving() as fake:
-        fake.judge = lambda _: web.Response(
-            status=401, headers={"WWW-Authenticate": f'Bearer realm="{fake.url}/token"'}
-        )
+        fake.judge = asks(f'Bearer realm="{fake.url}/token"')
         fake.always["GET", "/token"] = says(200, json.dumps({"token": "a\r\nX-Evil: 1"}).encode())
         async with Client(Site(fake.host), keychain(fake.host), pace=StillClock()) as client:
             with pytest.raises(RegistryError, match="has characters that are invalid in a header"):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
@@ -28,6 +27,7 @@ from tests.support.builders.artifacts.cosign_signatures import (
     message,
     payload,
     pem,
+    set_value,
     sign,
     statement,
 )
@@ -51,13 +51,7 @@ def why(found: Found, policy: Policy = ENFORCE) -> str:
 def changed(*path: str | int, to: object = None) -> Bundled:
     """Return a valid bundle with one value changed or removed."""
     document = envelope(OURS)
-    inner: Any = document
-    for name in path[:-1]:
-        inner = inner[name]
-    if to is None:
-        del inner[path[-1]]
-    else:
-        inner[path[-1]] = to
+    set_value(document, *path, to=to)
     return bundled(document)
 
 

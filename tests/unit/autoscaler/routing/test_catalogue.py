@@ -27,18 +27,11 @@ ACME = Tenant(name=TenantName("acme"))
 
 def test_catalogue_entry_of_a_model_contains_its_routing_fields() -> None:
     spec = ModelSpec(
-        engine="llama.cpp",
-        artifact="file:///a.gguf",
-        aliases=("b",),
-        tenants=(TenantName("acme"),),
-        context_tokens=512,
-        unlisted=True,
-        paused=True,
-        queue=Queue(calls_max=7, bytes_max=Bytes(8), wait_seconds_max=9),
-        response_seconds_max=1,
-        first_byte_seconds_max=2,
-        stall_seconds_max=3,
-    )
+        engine="llama.cpp", artifact="file:///a.gguf", aliases=("b",), tenants=(TenantName("acme"),),
+        context_tokens=512, unlisted=True, paused=True,
+        queue=Queue(calls_max=7, bytes_max=Bytes(8), wait_seconds_max=9), response_seconds_max=1,
+        first_byte_seconds_max=2, stall_seconds_max=3,
+    )  # fmt: skip
     assert model_entry(Model(name=ModelName("a"), spec=spec, slots=4, created_unix_s=5)) == ModelEntry(
         name=ModelName("a"),
         served_name="a",

@@ -70,13 +70,9 @@ def test_report_of_a_run_without_results_has_no_plot() -> None:
 def cold_starts(*rounds: Round, ended: str = "") -> ColdStarts:
     results = [RESULTS[0] if one.ending is Ending.COMPLETED else REFUSED for one in rounds]
     return ColdStarts(
-        model="<script>",
-        rounds=rounds,
-        warm=1,
-        spreads_ms=compute_phase_spreads(rounds),
-        verdict=judge_run(len(rounds), results),
-        ended=ended,
-    )
+        model="<script>", rounds=rounds, warm=1, spreads_ms=compute_phase_spreads(rounds),
+        verdict=judge_run(len(rounds), results), ended=ended,
+    )  # fmt: skip
 
 
 COLD = Round(

@@ -21,6 +21,7 @@ from autoscaler.importers.kubeai import models
 from autoscaler.importers.kubeai.system import CHART
 from autoscaler.importers.result import ConversionResult, refuse_duplicate_names, to_yaml
 from autoscaler.spec.decode import WrongKeyError
+from tests.support.builders.converted_documents import spec_of
 from tests.support.example_budget import examples
 
 CHAT = """
@@ -60,14 +61,6 @@ def spec(**keys: object) -> dict[str, object]:
     return {
         "apiVersion": "kubeai.org/v1", "kind": "Model", "metadata": {"name": "tiny"}, "spec": least | keys,
     }  # fmt: skip
-
-
-def written(taken: ConversionResult) -> dict[str, object]:
-    """The spec of the converted document."""
-    assert taken.document is not None, taken.refused
-    found = taken.document["spec"]
-    assert isinstance(found, dict)
-    return found
 
 
 def convert(*texts: str) -> list[ConversionResult]:
@@ -124,7 +117,7 @@ def test_every_key_of_a_kubeai_model_is_converted_or_noted() -> None:
 
 def test_kubeai_ollama_model_is_converted_to_a_command_with_its_name() -> None:
     (taken,) = convert(yaml.safe_dump(spec(engine="OLlama", url="ollama://gemma:2b", targetRequests=3)))
-    found = written(taken)
+    found = spec_of(taken)
     assert found["engine"] == "command"
     assert found["readinessPath"] == "/v1/models/tiny"
     assert found["gpu"] == {"count": 0}
@@ -133,7 +126,7 @@ def test_kubeai_ollama_model_is_converted_to_a_command_with_its_name() -> None:
     command = found["command"]
     assert isinstance(command, list)
     assert "ollama pull gemma:2b && ollama run gemma:2b hi && ollama cp gemma:2b tiny" in command[-1]
-    quiet = written(
+    quiet = spec_of(
         models.convert_model(spec(engine="OLlama", url="ollama://e:1?pull=false", features=["TextEmbedding"]))
     )
     assert "done; ollama cp e:1 tiny;" in str(quiet["command"])
@@ -153,7 +146,7 @@ def test_ollama_shell_command_exits_on_pull_failure_and_sigterm(tmp_path: Path) 
         "sys.argv[1] == 'serve' and signal.pause()\n"
     )
     stand_in.chmod(0o755)
-    found = written(models.convert_model(spec(engine="OLlama", url="ollama://gemma:2b")))
+    found = spec_of(models.convert_model(spec(engine="OLlama", url="ollama://gemma:2b")))
     command = found["command"]
     assert isinstance(command, list)
     words = [word.replace("{host}", "127.0.0.1").replace("{port}", "1") for word in command]
@@ -180,19 +173,19 @@ def test_ollama_shell_command_exits_on_pull_failure_and_sigterm(tmp_path: Path) 
 
 def test_kubeai_model_on_a_pvc_is_converted_with_a_volume_mount() -> None:
     (taken,) = convert(yaml.safe_dump(spec(url="pvc://weights/llama/8b")))
-    found = written(taken)
+    found = spec_of(taken)
     assert found["artifact"] == "file:///model"
     assert found["pod"] == {
         "volumes": [{"name": "model", "persistentVolumeClaim": {"claimName": "weights"}}],
         "volumeMounts": [{"name": "model", "mountPath": "/model", "subPath": "llama/8b"}],
     }
-    ollama = written(models.convert_model(spec(engine="OLlama", url="pvc://weights?model=gemma:2b")))
+    ollama = spec_of(models.convert_model(spec(engine="OLlama", url="pvc://weights?model=gemma:2b")))
     assert ollama["env"] == {"OLLAMA_KEEP_ALIVE": "-1", "OLLAMA_MODELS": "/model"}
     assert "pull" not in str(ollama["command"])
 
 
 def test_kubeai_model_for_infinity_is_converted_to_a_command() -> None:
-    found = written(models.convert_model(spec(engine="Infinity", url="hf://acme/embed", features=["TextEmbedding"])))
+    found = spec_of(models.convert_model(spec(engine="Infinity", url="hf://acme/embed", features=["TextEmbedding"])))
     assert found["command"] == ["infinity_emb", "v2", "--host", "{host}", "--port", "{port}"]
     env = found["env"]
     assert isinstance(env, dict)
@@ -235,21 +228,21 @@ def test_component_label_of_a_kubeai_model_is_dropped() -> None:
 
 
 def test_fixed_replica_count_is_kept_when_autoscaling_is_disabled() -> None:
-    fixed = written(models.convert_model(spec(autoscalingDisabled=True, replicas=2)))
+    fixed = spec_of(models.convert_model(spec(autoscalingDisabled=True, replicas=2)))
     assert fixed["replicas"] == {"min": 2, "max": 2}
-    none = written(models.convert_model(spec(autoscalingDisabled=True, replicas=0)))
+    none = spec_of(models.convert_model(spec(autoscalingDisabled=True, replicas=0)))
     assert none["paused"] is True
-    assert written(models.convert_model(spec(replicas=7)))["replicas"] == {"min": 0, "max": 1000}
+    assert spec_of(models.convert_model(spec(replicas=7)))["replicas"] == {"min": 0, "max": 1000}
 
 
 def test_pipeline_parallel_model_sets_tensor_parallel_size_explicitly() -> None:
     """By default Pilotlight passes the number of GPUs to vLLM, which is too high with pipeline parallelism."""
-    found = written(
+    found = spec_of(
         models.convert_model(spec(resourceProfile="nvidia-gpu-h100:4", args=["--pipeline-parallel-size=4"]))
     )
     assert found["args"] == ["--pipeline-parallel-size=4", "--tensor-parallel-size=1"]
     kept = ["--pipeline-parallel-size=2", "--tensor_parallel_size=2"]
-    assert written(models.convert_model(spec(resourceProfile="nvidia-gpu-h100:4", args=kept)))["args"] == kept
+    assert spec_of(models.convert_model(spec(resourceProfile="nvidia-gpu-h100:4", args=kept)))["args"] == kept
 
 
 @pytest.mark.parametrize(
@@ -263,7 +256,7 @@ def test_pipeline_parallel_model_sets_tensor_parallel_size_explicitly() -> None:
     ],
 )
 def test_resource_profile_name_selects_device_products(profile: str, products: list[str]) -> None:
-    assert written(models.convert_model(spec(resourceProfile=f"{profile}:1")))["gpu"] == {
+    assert spec_of(models.convert_model(spec(resourceProfile=f"{profile}:1")))["gpu"] == {
         "count": 1,
         "models": products,
     }
@@ -300,7 +293,7 @@ def test_custom_resource_profiles_and_images_are_applied(settings_text: str) -> 
         ),
         settings_text,
     )
-    found = written(wide)
+    found = spec_of(wide)
     assert found["gpu"] == {"count": 4}
     assert found["resources"] == {"limits": {"memory": "20Gi"}}
     assert found["image"] == "registry.example/vllm:1"
@@ -310,7 +303,7 @@ def test_custom_resource_profiles_and_images_are_applied(settings_text: str) -> 
         "runtimeClassName": "nvidia",
     }
     assert "resourceProfiles.wide.affinity.nodeAffinity" in dict(wide.notes)
-    assert written(l4)["pod"] == {"nodeSelector": {"cloud.example/gpu": "l4"}}
+    assert spec_of(l4)["pod"] == {"nodeSelector": {"cloud.example/gpu": "l4"}}
     assert "needs example.com/disk" in big.refused
 
 

@@ -15,6 +15,7 @@ from autoscaler.engines import xllamacpp_server
 from autoscaler.importers.llama_swap import config
 from autoscaler.importers.llama_swap.commands import EXTRA_FLAGS
 from autoscaler.importers.result import ConversionResult, refuse_duplicate_names, to_yaml
+from tests.support.builders.converted_documents import spec_of
 from tests.support.example_budget import examples
 
 WHOLE = """
@@ -72,13 +73,6 @@ def model(cmd: str, keys: dict[str, object] | None = None, name: str = "m") -> C
     return taken
 
 
-def written(taken: ConversionResult) -> dict[str, object]:
-    assert taken.document is not None, taken.refused
-    found = taken.document["spec"]
-    assert isinstance(found, dict)
-    return found
-
-
 def test_llama_swap_configuration_is_converted_to_models_and_a_tenant() -> None:
     about, tenant, coder, pooled = convert(WHOLE)
     assert about.document is None
@@ -89,34 +83,22 @@ def test_llama_swap_configuration_is_converted_to_models_and_a_tenant() -> None:
     assert tenant.document["spec"] == {
         "keys": [{"name": "key-1", "sha256": hashes[0]}, {"name": "key-2", "sha256": hashes[1]}]
     }
-    assert written(coder) == {
-        "engine": "llama.cpp",
-        "artifact": "file:///models/coder 32b.gguf",
-        "aliases": ["coder", "gpt-4o", "coder:32b:slow"],
-        "args": ["--flash-attn", "on", "--gpu-layers", "99"],
-        "env": {"LLAMA_LOG": "1"},
-        "contextTokens": 8192,
-        "gpu": {"count": 2},
-        "slots": 4,
-        "idleSeconds": 60,
-        "start": {"secondsMax": 300},
-        "responseSecondsMax": 120,
-        "firstByteSecondsMax": 120,
-    }
+    assert spec_of(coder) == {
+        "engine": "llama.cpp", "artifact": "file:///models/coder 32b.gguf",
+        "aliases": ["coder", "gpt-4o", "coder:32b:slow"], "args": ["--flash-attn", "on", "--gpu-layers", "99"],
+        "env": {"LLAMA_LOG": "1"}, "contextTokens": 8192, "gpu": {"count": 2}, "slots": 4, "idleSeconds": 60,
+        "start": {"secondsMax": 300}, "responseSecondsMax": 120, "firstByteSecondsMax": 120,
+    }  # fmt: skip
     assert dict(coder.notes).keys() == {
         "name", "metadata", "env CUDA_VISIBLE_DEVICES", "cmd", "filters", "filters.setParamsByID", "timeouts.connect",
         "concurrencyLimit",
     }  # fmt: skip
-    assert written(pooled) == {
+    assert spec_of(pooled) == {
         "engine": "command",
         "command": ["/opt/engine", "--listen", "127.0.0.1:{port}", "--served-model-name", "{name}"],
-        "args": ["--extra", '{"deep":{"a":1}}'],
-        "readinessPath": "/ready",
-        "slots": 3,
-        "idleSeconds": config.NEVER_S,
-        "start": {"secondsMax": 300},
-        "unlisted": True,
-    }
+        "args": ["--extra", '{"deep":{"a":1}}'], "readinessPath": "/ready", "slots": 3,
+        "idleSeconds": config.NEVER_S, "start": {"secondsMax": 300}, "unlisted": True,
+    }  # fmt: skip
 
 
 def test_converted_documents_are_accepted_by_the_document_parser() -> None:
@@ -166,7 +148,7 @@ def test_every_unsupported_global_key_is_noted() -> None:
 def test_port_in_a_llama_swap_command_is_replaced_by_a_placeholder(
     cmd: str, keys: dict[str, object], command: list[str]
 ) -> None:
-    found = written(model(cmd, keys))
+    found = spec_of(model(cmd, keys))
     assert found["engine"] == "command"
     assert found["command"] == command
 
@@ -194,22 +176,22 @@ def test_invalid_model_name_is_rejected() -> None:
 
 def test_llama_server_without_parallel_flag_gets_one_slot() -> None:
     taken = model("llama-server -m /a.gguf -c 4096 --port ${PORT} --api-key x --metrics --slots -a b --threads 2")
-    assert written(taken)["slots"] == 1
-    assert written(taken)["contextTokens"] == 4096
-    assert written(taken)["args"] == ["--threads", "2"]
+    assert spec_of(taken)["slots"] == 1
+    assert spec_of(taken)["contextTokens"] == 4096
+    assert spec_of(taken)["args"] == ["--threads", "2"]
     assert dict(taken.notes).keys() == {"cmd", "cmd --api-key"}
 
 
 def test_llama_server_cpu_flags_and_relative_path_are_converted() -> None:
     taken = model("/opt/llama-server-b5000 -m models/a.gguf --port ${PORT} -np 1 -ngl 0 -t 4 --embedding")
-    assert written(taken)["artifact"] == "file:///srv/swap/models/a.gguf"
-    assert written(taken)["gpu"] == {"count": 0}
-    assert written(taken)["args"] == ["--threads", "4", "--embeddings"]
+    assert spec_of(taken)["artifact"] == "file:///srv/swap/models/a.gguf"
+    assert spec_of(taken)["gpu"] == {"count": 0}
+    assert spec_of(taken)["args"] == ["--threads", "4", "--embeddings"]
     assert dict(taken.notes).keys() == {"cmd --model", "cmd /opt/llama-server-b5000"}
 
 
 def test_llama_server_without_a_model_file_stays_a_command() -> None:
-    found = written(model("llama-server -hf acme/tiny:Q4 --port ${PORT}"))
+    found = spec_of(model("llama-server -hf acme/tiny:Q4 --port ${PORT}"))
     assert found["command"] == ["llama-server", "-hf", "acme/tiny:Q4", "--port", "{port}"]
 
 
@@ -219,7 +201,7 @@ def test_converted_llama_server_flags_exist_in_the_xllamacpp_server() -> None:
 
 def test_value_that_is_only_a_macro_keeps_the_type_of_the_macro() -> None:
     (taken,) = convert("macros: {idle: 30}\nmodels: {m: {cmd: 'engine ${PORT}', ttl: '${idle}'}}")
-    assert written(taken)["idleSeconds"] == 30
+    assert spec_of(taken)["idleSeconds"] == 30
 
 
 @pytest.mark.parametrize(
