@@ -34,17 +34,12 @@ def shelves(draw: st.DrawFn) -> list[Candidate]:
     names = draw(st.lists(st.integers(0, 50), unique=True, max_size=7))
     return [
         Candidate(
-            str(name),
-            {blob: BLOBS[blob] for blob in draw(st.sets(st.sampled_from(sorted(BLOBS)), max_size=4))},
-            draw(st.integers(0, 40)),
-            age_s=draw(st.floats(0, 1e6)),
-            cost_s=draw(st.floats(0, 1e4)),
-            left=draw(st.booleans()),
-            pinned=draw(st.integers(0, 3)) == 0,
-            in_use=draw(st.integers(0, 3)) == 0,
+            str(name), {blob: BLOBS[blob] for blob in draw(st.sets(st.sampled_from(sorted(BLOBS)), max_size=4))},
+            draw(st.integers(0, 40)), age_s=draw(st.floats(0, 1e6)), cost_s=draw(st.floats(0, 1e4)),
+            left=draw(st.booleans()), pinned=draw(st.integers(0, 3)) == 0, in_use=draw(st.integers(0, 3)) == 0,
         )
         for name in names
-    ]
+    ]  # fmt: skip
 
 
 @given(shelves(), st.integers(-5, 300), st.randoms(use_true_random=False))

@@ -234,16 +234,9 @@ REPLICAS = ("r1", "r2", "r3")
 
 def seen(name: str, state: Seen, address: str) -> ReplicaSeen:
     return ReplicaSeen(
-        id=replica(model("a"), name).id,
-        model=ModelName("a" if name < "r3" else "b"),
-        spec_hash="h",
-        intent=name,
-        slices=(SliceId("s"),),
-        memory_bytes=1,
-        slots=4,
-        seen=state,
-        address=address,
-    )
+        id=replica(model("a"), name).id, model=ModelName("a" if name < "r3" else "b"), spec_hash="h", intent=name,
+        slices=(SliceId("s"),), memory_bytes=1, slots=4, seen=state, address=address,
+    )  # fmt: skip
 
 
 def start(name: str) -> StartReplica:
@@ -260,11 +253,7 @@ def start(name: str) -> StartReplica:
 reports = st.builds(
     lambda name, sequence, epoch, version, waiting, tenant: Reported(
         report=Report(
-            gateway=GatewayId(name),
-            boot="b",
-            sequence=sequence,
-            epoch=epoch,
-            version=version,
+            gateway=GatewayId(name), boot="b", sequence=sequence, epoch=epoch, version=version,
             levels=(Level(model=ModelName("a"), tenant=TenantName(tenant), waiting=waiting),),
         )
     ),
@@ -274,7 +263,7 @@ reports = st.builds(
     st.integers(0, 30),
     st.integers(0, 3),
     st.sampled_from(["x", "y"]),
-)
+)  # fmt: skip
 ids = st.sampled_from([replica(model("a"), name).id for name in REPLICAS])
 actions: st.SearchStrategy[Action] = st.one_of(
     st.builds(start, st.sampled_from(REPLICAS)),
