@@ -151,7 +151,7 @@ def test_start_steps_not_observed_before_the_process_ran_have_no_times() -> None
 
 
 @pytest.mark.parametrize(("written_s", "asked_s"), [(10.8, 10.8), (None, 10.9)], ids=["before", "after"])
-def test_start_of_an_adopted_workload_has_all_times_of_the_controller_clock(
+def test_start_of_an_adopted_workload_has_times_of_the_controller_clock(
     written_s: float | None, asked_s: float
 ) -> None:
     """The scale write returns before or after the pod is seen. Kubelet timestamps are in whole seconds only."""

@@ -116,7 +116,7 @@ def test_queued_requests_restart_a_model_after_its_stop_completes() -> None:
     assert not scene.world.stops
 
 
-def test_stop_of_a_model_without_replicas_cancels_a_wake_and_records_no_stop() -> None:
+def test_stop_of_a_model_without_replicas_only_cancels_its_wake() -> None:
     assert not after(world([A], [device()]), ModelStopped(model=A.name)).stops
     woken = after(world([A], [device()]), ModelWoken(model=A.name))
     assert kinds(plan(after(woken, ModelStopped(model=A.name)), T0)) == []
