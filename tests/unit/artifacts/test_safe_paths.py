@@ -57,7 +57,7 @@ def test_valid_paths_are_accepted_unchanged(path: str) -> None:
         ("a/.wh..wh..opq", "reserved"),
     ],
 )
-def test_escaping_or_unportable_paths_are_rejected(path: str, said: str) -> None:
+def test_path_outside_the_folder_or_not_portable_is_rejected(path: str, said: str) -> None:
     with pytest.raises(BadPathError, match=said) as caught:
         safe_paths.check_path(path)
     assert str(caught.value).isprintable()

@@ -154,7 +154,7 @@ def test_unsupported_zstd_frames_and_blocks_are_rejected(content: bytes, why: st
         said(content, ZSTD)
 
 
-def test_compressed_input_is_read_only_as_output_is_consumed() -> None:
+def test_compressed_input_is_read_no_faster_than_output_is_consumed() -> None:
     asked = 0
 
     def pieces() -> Iterator[bytes]:

@@ -177,7 +177,7 @@ def test_archive_members_of_unsafe_or_unknown_type_are_rejected() -> None:
         ("data/train.parquet", "dataset"),
     ],
 )
-def test_file_roles_are_derived_from_file_names(path: str, role: str) -> None:
+def test_role_of_a_file_is_derived_from_its_name(path: str, role: str) -> None:
     found = kinds.classify_file(path)
     assert found is not None
     assert found.role == role
@@ -207,7 +207,7 @@ def test_unknown_layer_types_are_rejected_even_with_allow_unsafe() -> None:
         ('{"size":7,"size":8}', "key 'size' twice"),
     ],
 )
-def test_invalid_file_metadata_is_rejected(metadata: str, said: str) -> None:
+def test_layer_with_invalid_file_metadata_is_rejected(metadata: str, said: str) -> None:
     layer = one(f"{MODELPACK}weight.v1.raw", "a.gguf", **{"org.cncf.model.file.metadata+json": metadata})
     assert said in refusals(layer)[0]
     good = '{"name":"a.gguf","size":7,"typeflag":48}'
@@ -228,7 +228,7 @@ def test_modelkit_with_model_from_another_artifact_is_rejected() -> None:
 
 @pytest.mark.point("4")
 @pytest.mark.parametrize("path", ["../up/model.gguf", "/etc/model.gguf", "./../x"])
-def test_kitfile_paths_that_escape_are_rejected(path: str) -> None:
+def test_kitfile_path_outside_the_artifact_is_rejected(path: str) -> None:
     layer = one("application/vnd.kitops.modelkit.model.v1.tar")
     found = modelkit(b'{"model":{"path":"%s"}}' % path.encode(), layer)
     with pytest.raises(RefusedError, match="its path"):

@@ -155,7 +155,7 @@ def test_request_window_grows_while_throughput_increases() -> None:
     assert flat.count(pacing.START) > 30  # mostly the initial size
 
 
-def test_one_outage_halves_the_request_window_once() -> None:
+def test_connections_broken_together_halve_the_request_window_once() -> None:
     window = Window(0.0)
     window.size = 8
     for _ in range(8):

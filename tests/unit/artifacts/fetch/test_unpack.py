@@ -200,7 +200,7 @@ def test_layers_with_colliding_paths_or_excess_total_size_are_rejected(below: Pa
         (member(b"a.gguf", b"x") + member(b"a.gguf/", flag=b"5"), "is a duplicate"),
     ],
 )
-def test_escaping_paths_and_non_regular_members_are_rejected(content: bytes, said: str, below: Path) -> None:
+def test_archive_with_links_devices_or_paths_outside_it_is_rejected(content: bytes, said: str, below: Path) -> None:
     refused(below, member(b"first.gguf", b"x") + content + END, said, allow_unsafe=True)
 
 
@@ -233,7 +233,7 @@ def test_unpacking_never_writes_through_an_existing_link_or_file(below: Path) ->
 
 
 @pytest.mark.point("6")
-def test_unpacking_stops_at_the_reserved_size(below: Path) -> None:
+def test_archive_larger_than_the_reserved_size_is_rejected(below: Path) -> None:
     content = member(b"a.gguf", b"x" * 600) + header(b"b.gguf", 500) + END
     with pytest.raises(BadArchiveError, match="more than the 1000 bytes reserved"):
         lay(below, content, room=1000)
@@ -247,7 +247,7 @@ def test_truncated_archive_leaves_no_files(cut_at: int, below: Path) -> None:
     refused(below, content[:cut_at], "truncated")
 
 
-def test_failing_input_stream_leaves_no_files(below: Path) -> None:
+def test_unpacking_a_failing_input_stream_leaves_no_files(below: Path) -> None:
     def breaking() -> Iterator[bytes]:
         yield member(b"d/a.gguf", b"x" * 600)
         raise ConnectionError("gone")
@@ -267,7 +267,7 @@ def test_files_added_by_others_survive_a_failed_unpack(below: Path) -> None:
     assert read_files(below) == {"d/theirs": b"x"}
 
 
-def test_wrong_diff_id_is_rejected(below: Path) -> None:
+def test_archive_that_does_not_match_its_diff_id_is_rejected(below: Path) -> None:
     content = honest(MODEL)
     lay(below, content, diff_id=digest.compute_digest(content))
     for path in sorted(below.rglob("*"), reverse=True):

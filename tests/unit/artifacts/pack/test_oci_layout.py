@@ -299,7 +299,7 @@ def test_file_changed_during_packing_fails_and_leaves_no_layout(
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_damaged_layout_is_rejected(model: Path, tmp_path: Path) -> None:
+def test_oci_layout_with_a_changed_byte_is_rejected(model: Path, tmp_path: Path) -> None:
     at = packed(model, tmp_path / "oci")
     path = at.path(at.top().digest)
     path.write_bytes(path.read_bytes()[:-1] + b" ")

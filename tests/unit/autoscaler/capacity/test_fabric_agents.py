@@ -73,15 +73,15 @@ async def test_node_stream_sends_an_attached_fabric_device_at_once(monkeypatch: 
     stepped = SteppedLoop(before)
     lines = NodeTelling(stepped.loop).messages(NodeId("w1"))
     async with asyncio.timeout(60):
-        first = await _told(lines)
+        first = await _next_wants(lines)
         assert first.fabric == ()
         here = listed(before, phase="here", committed=True, node="w1", device_ids=(f"w1/{GPU}",))
         stepped.step(LeasesSeen(provider="rack", leases=here, began_s=T0 + 5))
-        assert (await _told(lines)).fabric == (FabricWant(device=GPU),)
+        assert (await _next_wants(lines)).fabric == (FabricWant(device=GPU),)
     await lines.aclose()
 
 
-async def _told(lines: AsyncGenerator[bytes]) -> NodeWants:
+async def _next_wants(lines: AsyncGenerator[bytes]) -> NodeWants:
     async for line in lines:
         if line != BLANK:
             return msgspec.json.decode(line, type=NodeWants)

@@ -175,7 +175,7 @@ def test_started_replica_without_requests_is_kept_for_its_hold_time() -> None:
     assert (resident.count, resident.next_s) == (1, T0 + 11)
 
 
-def test_rejected_cold_request_is_demand_for_one_start() -> None:
+def test_request_rejected_at_zero_replicas_is_demand_for_one_start() -> None:
     a = model("a")
     refused = History(refused_cold_s=T0 - 1, hold_until_s=T0 + 30)
     assert (ask(a, history=refused).count, ask(a, history=refused).urgent) == (1, True)

@@ -174,7 +174,7 @@ def test_order_not_yet_listed_by_its_provider_is_not_lost() -> None:
     assert lease(none(ordered(), T0 + 30)).listed is None
 
 
-def test_unknown_order_in_a_list_is_a_stray_unless_the_leader_is_new() -> None:
+def test_unknown_listed_order_is_marked_as_stray_unless_the_leader_is_new() -> None:
     late = Listed(name="other", offer=offer(), devices=1)
     at = surge(offer())
     (stray,) = observe(
@@ -230,7 +230,7 @@ def test_next_offer_is_ordered_if_an_order_is_lost_before_delivery() -> None:
     for later_s in (2.0, 3.0):
         at = observe(at, LeasesSeen(provider="cloud", leases=(), began_s=T0 + later_s), now_s=T0 + later_s)
     assert at.capacity.barred.keys() == {spot.id}
-    assert at.capacity.learnt == {spot.kind: LeadTimeStats(failed=1)}, "which tells nothing of what is not spot"
+    assert at.capacity.learnt == {spot.kind: LeadTimeStats(failed=1)}, "offers that are not spot are unaffected"
     (order,) = [one.order for one in plan(at, T0 + 3).actions if isinstance(one, AcquireLease)]
     assert order.offer.id == sure.id
 

@@ -380,7 +380,7 @@ def test_start_lost_with_its_node_does_not_count_as_a_failed_start() -> None:
     assert at.learned.histories.get(M, History()).tries == 0
 
 
-def test_slice_with_zero_memory_is_closed_and_gets_no_replica() -> None:
+def test_slice_with_zero_memory_gets_no_replica() -> None:
     """A replica without a memory request would take the whole slice, which has no memory."""
     of, calls = model("a", 0), gateway(levels=[level("a", 1, wait_s=5.0)])
     begin = world([of], [], [], [calls])

@@ -176,7 +176,7 @@ class Noted:
         self.links.remove(link.address)
 
 
-async def test_discovery_follows_all_addresses_of_a_name_as_they_change() -> None:
+async def test_discovery_follows_the_dns_addresses_of_a_name_as_they_change() -> None:
     now: list[Sequence[str] | OSError] = [["b", "a", "b"], ["b", "c"], OSError("no DNS"), [], ["c"]]
     sync, links = Noted(), list[Silent]()
 

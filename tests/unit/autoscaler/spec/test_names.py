@@ -81,7 +81,7 @@ def test_model_without_a_free_name_is_dropped_with_a_reason() -> None:
     assert not found.names
 
 
-def test_adapter_names_follow_the_resolved_model_name() -> None:
+def test_adapters_of_a_renamed_model_get_its_new_name_as_prefix() -> None:
     young = model("x", "y", namespace="b", at_s=2, adapters=("z",))
     found = settled(model("w", "x:z", at_s=1), young)
     (_, second) = found.models

@@ -69,7 +69,7 @@ async def test_busy_metadata_server_is_tried_6_times_then_fails() -> None:
         assert len(there.asked) == 6
 
 
-async def test_metadata_server_redirect_is_not_followed() -> None:
+async def test_redirect_of_the_google_metadata_server_is_not_followed() -> None:
     async with Services().serving() as there:
         there.headers = {"Metadata-Flavor": "Google", "Location": "/other"}
         there.says[PATH] = (302, b"")
