@@ -45,12 +45,15 @@ def offered(begin: World, *offers: Offer, now_s: float = T0, hedges: Iterable[st
     for name in names:
         seen.append(OffersSeen(provider=name, offers=tuple(one for one in offers if one.provider == name)))
         seen.append(LeasesSeen(provider=name, leases=(), began_s=now_s))
-    return told(begin, *seen, now_s=now_s)
+    return observe(begin, *seen, now_s=now_s)
 
 
-def told(begin: World, *seen: Observation, now_s: float = T0) -> World:
+def observe(begin: World, *seen: Observation, now_s: float = T0) -> World:
     """The World after these observations."""
     return advance(begin, seen, now_s)[0]
+
+
+told = observe
 
 
 def acted(begin: World, now_s: float = T0, rounds: int = 4) -> tuple[World, list[Action]]:
@@ -61,7 +64,7 @@ def acted(begin: World, now_s: float = T0, rounds: int = 4) -> tuple[World, list
         if not actions:
             return begin, done
         done += actions
-        begin = told(begin, *(Acted(action=one) for one in actions), now_s=now_s)
+        begin = observe(begin, *(Acted(action=one) for one in actions), now_s=now_s)
     raise AssertionError(f"it does not end: {done}")
 
 
@@ -69,14 +72,14 @@ def quiet(of: World, now_s: float) -> World:
     """The World after the gateway has just reported that no requests are queued."""
     report = gateway(seen_s=now_s).report
     assert report is not None
-    return told(of, Reported(report=replace(report, sequence=int(now_s * 10), epoch=of.epoch)), now_s=now_s)
+    return observe(of, Reported(report=replace(report, sequence=int(now_s * 10), epoch=of.epoch)), now_s=now_s)
 
 
 def waits(of: World, now_s: float, waiting: int = 1) -> World:
     """The World with queued requests, whether new or not."""
     report = gateway(levels=[level("a", waiting, wait_s=60.0)]).report
     assert report is not None
-    return told(of, Reported(report=replace(report, sequence=int(now_s * 10), epoch=of.epoch)), now_s=now_s)
+    return observe(of, Reported(report=replace(report, sequence=int(now_s * 10), epoch=of.epoch)), now_s=now_s)
 
 
 def orders(actions: Iterable[Action]) -> list[tuple[str, int]]:
@@ -99,7 +102,7 @@ def listed(of: World, provider: str = "rack", **fields: Any) -> tuple[Listed, ..
 
 def shown(of: World, now_s: float, provider: str = "rack", **fields: Any) -> World:
     """The World after such a list."""
-    return told(of, LeasesSeen(provider=provider, leases=listed(of, provider, **fields), began_s=now_s), now_s=now_s)
+    return observe(of, LeasesSeen(provider=provider, leases=listed(of, provider, **fields), began_s=now_s), now_s=now_s)
 
 
 def arrived(of: World, now_s: float, provider: str = "rack", node: str = "w1", devices: int = 1) -> World:
@@ -109,5 +112,5 @@ def arrived(of: World, now_s: float, provider: str = "rack", node: str = "w1", d
         Slice(id=SliceId(id), device=DeviceId(id), node=NodeId(node), memory_bytes=16 * GI, product="A100", shared=True)
         for id in ids
     ]
-    there = told(of, SlicesSeen(slices=(*of.nodes.slices.values(), *new)), now_s=now_s)
+    there = observe(of, SlicesSeen(slices=(*of.nodes.slices.values(), *new)), now_s=now_s)
     return shown(there, now_s, provider, phase="here", committed=True, node=node, device_ids=ids)

@@ -13,7 +13,7 @@ import re
 import ssl
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from aiohttp import web
 
@@ -114,7 +114,7 @@ class FakeRegistry:
         await self._ended.wait()
 
     @contextlib.asynccontextmanager
-    async def serving(self, over: ssl.SSLContext | None = None) -> AsyncIterator[FakeRegistry]:
+    async def serving(self, over: ssl.SSLContext | None = None) -> AsyncIterator[Self]:
         application = web.Application(client_max_size=1 << 30)
         application.router.add_route("*", "/{path:.*}", self._answer)
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)

@@ -31,15 +31,8 @@ def titled(*named: dict[str, str]) -> contents.Contents:
 @pytest.mark.parametrize(
     "path",
     [
-        "model.safetensors",
-        "a/b/c/model-00001-of-00002.gguf",
-        ".gitattributes",
-        "..a/b..c",
-        "with space/m\u00fcll.json",
-        "ab:c",
-        "\u6a21\u578b/config.json",
-        "x" * 255,
-        "console/com10.txt",
+        *("model.safetensors", "a/b/c/model-00001-of-00002.gguf", ".gitattributes", "..a/b..c"),
+        *("with space/m\u00fcll.json", "ab:c", "\u6a21\u578b/config.json", "x" * 255, "console/com10.txt"),
         ".whale",
     ],
 )
@@ -51,41 +44,20 @@ def test_valid_paths_are_accepted_unchanged(path: str) -> None:
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        ("../x", "in it"),
-        ("..", "in it"),
-        ("a/../../b", "in it"),
-        ("a/./b", "in it"),
-        ("a//b", "in it"),
-        ("a/", "in it"),
-        ("/etc/x", "absolute"),
-        ("//srv/x", "absolute"),
-        ("C:\\x", "absolute"),
-        ("c:x", "absolute"),
-        ("\\\\srv\\x", "absolute"),
-        ("a\\..\\b", "absolute"),
-        ("a\0b", "unprintable"),
-        ("a\nb", "unprintable"),
-        ("a\u202eb", "unprintable"),
-        ("a\ud800", "unprintable"),
-        ("x" * 300, "longer than 255"),
-        ("\u00fc" * 128, "longer than 255"),
+        *((path, "in it") for path in ("../x", "..", "a/../../b", "a/./b", "a//b", "a/")),
+        *((path, "absolute") for path in ("/etc/x", "//srv/x", "C:\\x", "c:x", "\\\\srv\\x", "a\\..\\b")),
+        *((path, "unprintable") for path in ("a\0b", "a\nb", "a\u202eb", "a\ud800")),
+        *((path, "longer than 255") for path in ("x" * 300, "\u00fc" * 128)),
         ("/".join(["abc"] * 300), "longer than 1024"),
         ("/".join("a" * 33), "deeper than 32"),
-        (".", "names no file"),
-        ("", "names no file"),
-        ("con", "not a valid file name on every system"),
-        ("a/NUL.gguf", "not a valid file name on every system"),
-        ("a/lpt1", "not a valid file name on every system"),
-        ("a./b", "not a valid file name on every system"),
-        ("a ", "not a valid file name on every system"),
+        *((path, "names no file") for path in (".", "")),
+        *((path, "not a valid file name on every system") for path in ("con", "a/NUL.gguf", "a/lpt1", "a./b", "a ")),
         (" a", "not a valid file name on every system"),
-        (".pilotlight-sidecar", "reserved"),
-        ("a/.PilotLight/x", "reserved"),
-        (".wh.model.gguf", "reserved"),
+        *((path, "reserved") for path in (".pilotlight-sidecar", "a/.PilotLight/x", ".wh.model.gguf")),
         ("a/.wh..wh..opq", "reserved"),
     ],
 )
-def test_escaping_or_unportable_paths_are_rejected(path: str, said: str) -> None:
+def test_path_outside_the_folder_or_not_portable_is_rejected(path: str, said: str) -> None:
     with pytest.raises(BadPathError, match=said) as caught:
         safe_paths.check_path(path)
     assert str(caught.value).isprintable()
@@ -113,7 +85,7 @@ def test_escaping_or_unportable_paths_are_rejected(path: str, said: str) -> None
         ("a/b/c", "A/B"),
     ],
 )
-def test_colliding_paths_are_rejected(first: str, second: str) -> None:
+def test_path_that_collides_with_an_earlier_path_is_rejected(first: str, second: str) -> None:
     tree = Tree()
     tree.add(first)
     with pytest.raises(BadPathError, match=r"is (a duplicate|in conflict)") as caught:
@@ -130,7 +102,7 @@ def test_artifact_with_paths_that_differ_only_in_case_is_rejected() -> None:
 
 
 @pytest.mark.point("4")
-def test_sibling_paths_are_accepted() -> None:
+def test_paths_in_the_same_folder_are_accepted_together() -> None:
     tree = Tree()
     for path in ("a/b", "a/c", "a.gguf", "b/a", "ab"):
         tree.add(path)

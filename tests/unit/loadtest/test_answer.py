@@ -32,9 +32,14 @@ def read(body: bytes, *, status: int = 200, headers: dict[str, str] | None = Non
     return answer
 
 
-def test_complete_stream_yields_its_text() -> None:
-    answer = read(b"".join([*WORDS, FINISH, DONE]))
-    assert (answer.text, answer.finish_reason, answer.saw_done, answer.broken) == ("one two three", "stop", True, "")
+@pytest.mark.parametrize(
+    ("body", "text", "reason"),
+    [(b"".join([*WORDS, FINISH, DONE]), "one two three", "stop"), (ANTHROPIC, "one", "end_turn")],
+    ids=["OpenAI", "Anthropic"],
+)
+def test_complete_stream_of_either_dialect_yields_its_text(body: bytes, text: str, reason: str) -> None:
+    answer = read(body)
+    assert (answer.text, answer.finish_reason, answer.saw_done, answer.broken) == (text, reason, True, "")
 
 
 @settings(derandomize=True, deadline=None, max_examples=examples(50))
@@ -61,19 +66,19 @@ def test_stream_text_is_independent_of_chunk_boundaries(cuts: set[int]) -> None:
         (b"data: {nonsense\n\n" + FINISH + DONE, "not JSON"),
     ],
 )
-def test_a_stream_that_ends_cleanly_but_unfinished_is_broken(body: bytes, why: str) -> None:
+def test_stream_that_ends_without_its_last_event_counts_as_broken(body: bytes, why: str) -> None:
     assert why in read(body).broken
 
 
-def test_error_event_is_one_error_and_ends_the_stream() -> None:
+def test_error_event_in_a_stream_counts_as_one_error_not_as_broken() -> None:
     answer = read(WORDS[0] + ERROR)
     assert (answer.errors, answer.code, answer.broken, answer.saw_done) == (1, "upstream_error", "", False)
     assert read(ERROR + ERROR).errors == 2
 
 
 def test_close_after_an_error_event_is_not_a_broken_stream() -> None:
-    told = read(WORDS[0] + ERROR, broken="the connection was closed")
-    assert (told.errors, told.broken) == (1, "")
+    answer = read(WORDS[0] + ERROR, broken="the connection was closed")
+    assert (answer.errors, answer.broken) == (1, "")
     assert read(WORDS[0] + ERROR + WORDS[1][:20], broken="the connection was closed").broken
 
 
@@ -81,11 +86,6 @@ def test_broken_connection_marks_a_complete_stream_as_broken() -> None:
     assert (
         read(b"".join([*WORDS, FINISH, DONE]), broken="the connection was reset").broken == "the connection was reset"
     )
-
-
-def test_anthropic_stream_is_parsed() -> None:
-    answer = read(ANTHROPIC)
-    assert (answer.text, answer.finish_reason, answer.saw_done, answer.broken) == ("one", "end_turn", True, "")
 
 
 def test_json_responses_of_all_dialects_yield_their_text() -> None:

@@ -12,12 +12,9 @@ from loadtest.arrivals import burst_arrivals, constant_arrivals, poisson_arrival
 from tests.support.example_budget import examples
 
 
-def test_constant_arrivals_are_evenly_spaced() -> None:
+def test_constant_and_burst_arrivals_are_evenly_spaced() -> None:
     assert constant_arrivals(4, 1) == (0.0, 0.25, 0.5, 0.75)
     assert constant_arrivals(0.5, 3) == (0.0, 2.0)
-
-
-def test_a_burst_is_spread_evenly_over_its_time() -> None:
     assert burst_arrivals(4, 0.2) == (0.0, 0.05, 0.1, 0.15000000000000002)
     assert burst_arrivals(3, 0) == (0.0, 0.0, 0.0)
 
@@ -38,7 +35,7 @@ def test_poisson_gaps_have_the_expected_mean_and_deviation() -> None:
 
 @settings(derandomize=True, deadline=None, max_examples=examples(50))
 @given(rate=st.floats(0.1, 500), seconds=st.floats(0.01, 5), seed=st.integers(0, 99))
-def test_arrivals_ascend_inside_the_run(rate: float, seconds: float, seed: int) -> None:
+def test_arrival_times_ascend_and_stay_within_the_run_duration(rate: float, seconds: float, seed: int) -> None:
     for moments in (constant_arrivals(rate, seconds), poisson_arrivals(rate, seconds, random.Random(seed).random)):
         assert all(earlier <= later for earlier, later in pairwise(moments))
         assert all(0 <= at_s < seconds * (1 + 1e-9) for at_s in moments)

@@ -69,7 +69,7 @@ def test_unwritable_report_path_fails_before_the_run(words: list[str], page: str
 
 
 @pytest.mark.parametrize("output", ["text", "json"])
-def test_full_disk_loses_the_report_but_not_the_verdict(tmp_path: Path, output: str) -> None:
+def test_verdict_is_printed_if_the_report_cannot_be_written(tmp_path: Path, output: str) -> None:
     with fake_engine(tmp_path, *FAST) as engine:
         done = invoke(
             "run", "--url", engine.url, "--model", "ada", "--burst", "3", "--report", "/dev/full", "--output", output
@@ -85,20 +85,14 @@ ENOUGH = 20
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_verdict_of_an_interrupted_run_counts_only_sent_requests(tmp_path: Path, number: signal.Signals) -> None:
+def test_interrupted_load_command_prints_the_verdict_of_sent_requests(tmp_path: Path, number: signal.Signals) -> None:
     """Some requests are answered, one is in flight, most are not sent yet."""
     page = tmp_path / "out.html"
     with fake_engine(tmp_path, "--name", "ada", "--tokens-per-s", "20", "--tokens", "2000", "--slots", "64") as engine:
         words = (
             "--url",
             engine.url,
-            "--arrivals",
-            "constant",
-            "--rate",
-            "20",
-            "--seconds",
-            "600",
-            "--report",
+            *["--arrivals", "constant", "--rate", "20", "--seconds", "600", "--report"],
             str(page),
         )
         command = [sys.executable, "-m", "pilotlight", "load", "run", *words, "--model", "ada", "--max-tokens", "2"]
@@ -157,11 +151,11 @@ def test_usage_error_exits_2_and_names_the_option(arguments: list[str], says: st
 
 
 @pytest.mark.parametrize("command", ["run", "coldstart"])
-def test_help_shows_an_example(command: str) -> None:
+def test_help_of_each_load_command_shows_an_example(command: str) -> None:
     assert f"Example:  pilotlight load {command} --url http://" in invoke(command, "--help").stdout
 
 
-def test_prompt_has_the_requested_size() -> None:
+def test_prompt_of_a_load_request_has_the_requested_size() -> None:
     for size in (1, 64, 5000):
         body = json.loads(request_body("m", 1, size, stream=True))
         assert len(body["messages"][0]["content"]) == size

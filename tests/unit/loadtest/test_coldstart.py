@@ -27,10 +27,32 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.standard
 
 Serve = Callable[[web.Application], Awaitable[TestServer]]
+Handler = Callable[[web.Request], Awaitable[web.Response]]
 
 
 def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(load, arguments)
+
+
+def returns(body: dict[str, object]) -> Handler:
+    """Return a handler whose response is this JSON document."""
+
+    async def handler(_: web.Request) -> web.Response:
+        return web.json_response(body)
+
+    return handler
+
+
+async def serve(start: Serve, *, state: Handler | None = None, entry: Handler | None = None, **call: Handler) -> str:
+    """Run a server with handlers for the model's state (operations port), its entry, and `call`; return the URL."""
+    app = web.Application()
+    if state is not None:
+        app.router.add_get("/api/v1/models/ada", state)
+    if entry is not None:
+        app.router.add_get("/v1/models/ada", entry)
+    for handler in call.values():
+        app.router.add_post("/v1/chat/completions", handler)
+    return str((await start(app)).make_url("/")).rstrip("/")
 
 
 class ColdServer:
@@ -94,10 +116,7 @@ async def test_round_with_from_gone_waits_until_no_node_has_the_weights(
     async def status(_: web.Request) -> web.Response:
         return web.json_response({"name": "ada", "replicas": {}, "weights": weights.pop() if weights else "absent"})
 
-    app = web.Application()
-    app.router.add_get("/api/v1/models/ada", status)
-    app.router.add_post("/v1/chat/completions", server.call)
-    url, said = str((await aiohttp_server(app)).make_url("/")).rstrip("/"), list[str]()
+    url, said = await serve(aiohttp_server, state=status, call=server.call), list[str]()
     await measure_cold_starts(url, "ada", 1, url, since="gone", say=said.append)
     assert (weights, server.calls) == ([], 1)
     assert sum(STAY in line for line in said) == 2
@@ -114,14 +133,8 @@ async def test_round_starts_only_with_weights_in_the_requested_state(
     aiohttp_server: Serve, since: Beginning, weights: str, error: str
 ) -> None:
     server = ColdServer(looks=0)
-
-    async def status(_: web.Request) -> web.Response:
-        return web.json_response({"name": "ada", "replicas": {}, "weights": weights})
-
-    app = web.Application()
-    app.router.add_get("/api/v1/models/ada", status)
-    app.router.add_post("/v1/chat/completions", server.call)
-    url = str((await aiohttp_server(app)).make_url("/")).rstrip("/")
+    state = returns({"name": "ada", "replicas": {}, "weights": weights})
+    url = await serve(aiohttp_server, state=state, call=server.call)
     refused = ""
     try:
         await measure_cold_starts(url, "ada", 1, url, since=since)
@@ -148,21 +161,17 @@ async def test_round_starts_only_with_weights_in_the_requested_state(
         (1, {}, "1 round: one start"),
     ],
 )
-async def test_expected_duration_is_announced_first(
+async def test_first_output_line_states_the_rounds_and_expected_duration(
     aiohttp_server: Serve, rounds: int, entry: dict[str, object], says: str
 ) -> None:
     """The model is at zero, so the first round begins at once."""
-    app, said, stop = web.Application(), list[str](), Stop()
-
-    async def told(_: web.Request) -> web.Response:
-        return web.json_response({"name": "ada", "replicas": {}, **entry})
+    said, stop = list[str](), Stop()
 
     def say(line: str) -> None:
         said.append(line)
         stop.request()
 
-    app.router.add_get("/api/v1/models/ada", told)
-    url = str((await aiohttp_server(app)).make_url("/"))
+    url = await serve(aiohttp_server, state=returns({"name": "ada", "replicas": {}, **entry}))
     await measure_cold_starts(url, "ada", rounds, url, say=say, stop=stop)
     assert said[0].startswith(says)
     assert said[1:2] == ([SHORTEN] if rounds > 1 else said[1:2])
@@ -175,9 +184,7 @@ async def test_state_is_read_from_operations_port_without_the_api_key(aiohttp_se
         keys.append(request.headers.get("Authorization"))
         return web.json_response({"name": "ada", "replicas": {"ready": 0, "scrubbing": 0}})
 
-    app = web.Application()
-    app.router.add_get("/api/v1/models/ada", entry)
-    ops = str((await aiohttp_server(app)).make_url("/"))
+    ops = await serve(aiohttp_server, state=entry)
     server = ColdServer(looks=10_000)
     url = str((await aiohttp_server(server.app)).make_url("/"))
     starts = await measure_cold_starts(url, "ada", 2, ops, key="pl-secret")
@@ -185,13 +192,8 @@ async def test_state_is_read_from_operations_port_without_the_api_key(aiohttp_se
     assert server.left == server.looks, "the inference port is not asked"
 
 
-async def test_operations_url_of_another_port_is_an_error(aiohttp_server: Serve) -> None:
-    async def entry(_: web.Request) -> web.Response:
-        return web.json_response({"id": "ada", "pilotlight": {"state": "zero"}})
-
-    app = web.Application()
-    app.router.add_get("/api/v1/models/ada", entry)
-    url = str((await aiohttp_server(app)).make_url("/"))
+async def test_operations_url_of_the_inference_port_is_rejected(aiohttp_server: Serve) -> None:
+    url = await serve(aiohttp_server, state=returns({"id": "ada", "pilotlight": {"state": "zero"}}))
     with pytest.raises(LoadError, match=r"is --ops the operations port\?"):
         await measure_cold_starts(url, "ada", 1, url)
 
@@ -210,7 +212,7 @@ async def test_model_that_does_not_scale_to_zero_in_time_fails_with_advice(
     assert f"waiting for zero for 0 s, {state}" in said
 
 
-async def test_start_that_was_not_cold_is_counted_as_warm(aiohttp_server: Serve) -> None:
+async def test_response_without_cold_start_phases_counts_as_warm(aiohttp_server: Serve) -> None:
     url = str((await aiohttp_server(ColdServer(timing="upstream;dur=2").app)).make_url("/"))
     starts = await measure_cold_starts(url, "ada", 1)
     assert (starts.warm, starts.rounds[0].cold, starts.rounds[0].ending) == (1, False, Ending.COMPLETED)
@@ -242,10 +244,7 @@ async def test_stopped_measurement_abandons_the_round_in_progress(aiohttp_server
         await asyncio.sleep(20)
         return web.Response()
 
-    app = web.Application()
-    app.router.add_get("/v1/models/ada", server.entry)
-    app.router.add_post("/v1/chat/completions", hang)
-    url = str((await aiohttp_server(app)).make_url("/"))
+    url = await serve(aiohttp_server, entry=server.entry, call=hang)
     starts = await measure_cold_starts(url, "ada", 20, stop=stop)
     assert [one.ending for one in starts.rounds] == [Ending.ABANDONED]
     assert (starts.ended, starts.verdict.holds) == (INTERRUPTED, True)
@@ -267,8 +266,7 @@ async def test_coldstart_command_prints_its_verdict_on_interrupt(aiohttp_server:
     assert said[-1].startswith("verdict holds: " if measured else "no verdict: nothing was measured")
 
 
-async def failed(_: web.Request) -> web.Response:
-    return web.json_response({"id": "ada", "pilotlight": {"state": "failed"}, "replicas": {}})
+FAILED_STATE = returns({"id": "ada", "pilotlight": {"state": "failed"}, "replicas": {}})
 
 
 async def refuse(_: web.Request) -> web.Response:
@@ -276,10 +274,8 @@ async def refuse(_: web.Request) -> web.Response:
     return web.json_response({"error": error}, status=503)
 
 
-async def test_failed_model_is_an_error_before_the_first_round(aiohttp_server: Serve) -> None:
-    app = web.Application()
-    app.router.add_get("/v1/models/ada", failed)
-    url = str((await aiohttp_server(app)).make_url("/"))
+async def test_coldstart_of_a_failed_model_exits_1_before_the_first_round(aiohttp_server: Serve) -> None:
+    url = await serve(aiohttp_server, entry=FAILED_STATE)
     done = await asyncio.to_thread(invoke, "coldstart", "--url", url, "--model", "ada")
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert "the model failed to start" in done.stderr
@@ -287,10 +283,7 @@ async def test_failed_model_is_an_error_before_the_first_round(aiohttp_server: S
 
 
 async def test_model_failure_in_a_round_ends_the_measurement(aiohttp_server: Serve) -> None:
-    app = web.Application()
-    app.router.add_get("/api/v1/models/ada", failed)
-    app.router.add_post("/v1/chat/completions", refuse)
-    url = str((await aiohttp_server(app)).make_url("/"))
+    url = await serve(aiohttp_server, state=FAILED_STATE, call=refuse)
     done = await asyncio.to_thread(invoke, "coldstart", "--url", url, "--model", "ada", "--rounds", "5", "--ops", url)
     assert done.exit_code == 1
     *_, ended, codes, verdict = done.stdout.splitlines()
@@ -303,19 +296,16 @@ async def test_model_failure_in_a_later_round_keeps_the_completed_rounds(aiohttp
     server = ColdServer()
 
     async def entry(request: web.Request) -> web.Response:
-        return await (server.entry(request) if server.calls < 2 else failed(request))
+        return await (server.entry(request) if server.calls < 2 else FAILED_STATE(request))
 
-    app = web.Application()
-    app.router.add_get("/v1/models/ada", entry)
-    app.router.add_post("/v1/chat/completions", server.call)
-    starts = await measure_cold_starts(str((await aiohttp_server(app)).make_url("/")), "ada", 5)
+    starts = await measure_cold_starts(await serve(aiohttp_server, entry=entry, call=server.call), "ada", 5)
     assert (len(starts.rounds), starts.ended, starts.verdict.completed) == (2, FAILED, 2)
 
 
 @pytest.mark.parametrize(
     ("model", "says"), [("absent", "no such model"), ("other", "does not contain the model's state")]
 )
-async def test_server_without_model_state_is_an_error(aiohttp_server: Serve, model: str, says: str) -> None:
+async def test_coldstart_fails_if_the_server_gives_no_model_state(aiohttp_server: Serve, model: str, says: str) -> None:
     url = str((await aiohttp_server(ColdServer().app)).make_url("/"))
     with pytest.raises(LoadError, match=says):
         await measure_cold_starts(url, model, 1)
@@ -333,7 +323,7 @@ async def test_coldstart_command_prints_phases_and_writes_its_page(aiohttp_serve
     assert re.search(r"round 2 of 2: waited 0\.\d s for zero, first byte after", done.stderr)
 
 
-async def test_duration_estimate_is_not_in_the_json_output(aiohttp_server: Serve) -> None:
+async def test_json_output_of_coldstart_excludes_the_duration_estimate(aiohttp_server: Serve) -> None:
     url = str((await aiohttp_server(ColdServer().app)).make_url("/"))
     words = ("coldstart", "--url", url, "--model", "ada", "--rounds", "2", "--output", "json")
     done = await asyncio.to_thread(invoke, *words)

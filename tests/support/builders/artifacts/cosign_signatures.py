@@ -22,6 +22,16 @@ SIGNED = "sha256:" + hashlib.sha256(b"a manifest").hexdigest()
 OTHER = "sha256:" + hashlib.sha256(b"another manifest").hexdigest()
 
 
+def set_value(document: Any, *at: str | int, to: object) -> None:
+    """Sets the value at this path of a JSON document; None removes it."""
+    *parents, last = at
+    for name in parents:
+        document = document[name]
+    document[last] = to
+    if to is None:
+        del document[last]
+
+
 def b64(content: bytes) -> str:
     return base64.b64encode(content).decode()
 

@@ -39,6 +39,11 @@ def model(folder: Path, files: dict[str, bytes] | None = None) -> Path:
     return folder
 
 
+def read_files(folder: Path) -> dict[str, bytes]:
+    """Returns the content of every file below the folder, by its path."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def packed(source: Path, to: Path, form: Form = "modelpack") -> OciLayout:
     """Packs the source folder into a layout."""
     oci_layout.write_layout(to, plan_artifact(source), form, "v1")

@@ -72,7 +72,7 @@ class Place:
         self.client = client
         self.folder = folder
         self.source = Mirrored(client)
-        self.told: list[int] = []
+        self.received: list[int] = []
 
     def wanted(self, content: bytes = CONTENT, path: Path = PATH) -> BlobTarget:
         return BlobTarget(Blob(NAME, Digest(self.fake.blob(content)), len(content)), path)
@@ -88,7 +88,7 @@ class Place:
             wanted or [self.wanted()],
             self.source,
             self.folder,
-            lambda _, came: self.told.append(came),
+            lambda _, came: self.received.append(came),
             file_system=disk,
         )
 

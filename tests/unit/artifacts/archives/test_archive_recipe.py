@@ -46,7 +46,7 @@ FILES = st.dictionaries(
 
 
 @given(FILES, st.integers(1, 3000), st.data())
-def test_any_archive_range_is_reassembled_byte_for_byte(
+def test_any_range_of_an_archive_is_rebuilt_from_its_recipe_and_files(
     files: dict[str, bytes], piece: int, data: st.DataObject
 ) -> None:
     content = archive(files)
@@ -74,13 +74,13 @@ def test_gaps_between_archived_files_are_listed() -> None:
         [ArchivedFile(-1, 2, "a")],
     ],
 )
-def test_overlapping_or_out_of_range_files_are_rejected(places: list[ArchivedFile]) -> None:
+def test_archive_recipe_with_overlapping_or_outlying_files_is_rejected(places: list[ArchivedFile]) -> None:
     with pytest.raises(ValueError, match="overlap, or are outside"):
         archive_recipe.list_gaps(5, places)
     assert archive_recipe.decode_recipe(archive_recipe.encode_recipe(Recipe(5, tuple(places), b""))) is None
 
 
-def test_truncated_or_inconsistent_recipe_decodes_to_none() -> None:
+def test_truncated_or_inconsistent_archive_recipe_is_ignored() -> None:
     good = archive_recipe.encode_recipe(Recipe(5, (ArchivedFile(1, 3, "a"),), b"xy"))
     assert archive_recipe.decode_recipe(good) is not None
     assert archive_recipe.decode_recipe(good[:-1]) is None

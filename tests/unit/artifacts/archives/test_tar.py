@@ -121,7 +121,7 @@ def test_truncated_archive_is_rejected_at_every_length() -> None:
             read(content[:size])
 
 
-def test_large_member_size_is_read_from_pax_or_binary_field() -> None:
+def test_tar_size_above_8_gib_is_read_from_a_pax_or_binary_field() -> None:
     size = 9 << 30
     first = next(iter(Reader().feed(pax({b"size": b"%d" % size}) + header(b"a.gguf", 0))))
     assert first == Member("a.gguf", size, "file")
@@ -129,7 +129,7 @@ def test_large_member_size_is_read_from_pax_or_binary_field() -> None:
     assert next(iter(Reader().feed(header(b"a.gguf", binary, magic=b"ustar  \0")))) == Member("a.gguf", size, "file")
 
 
-def test_member_data_is_yielded_without_copying() -> None:
+def test_tar_member_data_is_returned_without_copying_the_input() -> None:
     reader, piece = Reader(), bytes(1 << 20)
     assert [type(one) for one in reader.feed(header(b"a.gguf", 1 << 40))] == [Member]
     for _ in range(3):
@@ -141,7 +141,7 @@ def test_member_data_is_yielded_without_copying() -> None:
 
 @pytest.mark.point("5")
 @pytest.mark.parametrize("flag", [b"1", b"2", b"3", b"4", b"6", b"7", b"S", b"M", b"V", b"D", b"N", b"z"])
-def test_non_regular_members_are_typed_as_link_or_special(flag: bytes) -> None:
+def test_tar_member_that_is_no_file_is_reported_as_link_or_special(flag: bytes) -> None:
     ((path, _, kind, _),) = read(header(b"a.gguf", 0, flag, link=b"/etc/passwd") + END)
     assert (path, kind) == ("a.gguf", "link" if flag in {b"1", b"2"} else "special")
 
@@ -194,7 +194,7 @@ def test_pax_and_gnu_link_or_sparse_headers_yield_no_regular_file(content: bytes
         (bytes(512) + member(b"a") + END, "has data after its end"),
     ],
 )
-def test_ambiguous_archives_are_rejected(content: bytes, said: str) -> None:
+def test_tar_archive_that_parsers_could_read_differently_is_rejected(content: bytes, said: str) -> None:
     for step in (0, 100):
         with pytest.raises(BadArchiveError, match=said) as caught:
             read(content + END, step)
@@ -242,14 +242,14 @@ def test_oversized_or_malformed_member_size_is_rejected(size: bytes) -> None:
 
 
 @pytest.mark.point("6")
-def test_excessive_zeros_after_the_end_are_rejected() -> None:
+def test_tar_archive_with_18_mib_of_zeros_after_its_end_is_rejected() -> None:
     reader = Reader()
     list(reader.feed(member(b"a") + END))
     with pytest.raises(BadArchiveError, match="has data after its end"):
         gather((event for _ in range(18) for event in reader.feed(bytes(1 << 20))), [])
 
 
-def test_member_padding_is_skipped() -> None:
+def test_padding_after_a_tar_member_is_not_part_of_its_content() -> None:
     content = header(b"a", 3) + padded(b"abc") + member(b"b", b"x" * 513) + END
     assert [held for *_, held in read(content, 7)] == [b"abc", b"x" * 513]
     assert b"".join(cut(content, 7)) == content

@@ -45,7 +45,7 @@ aws_session_token = t
 """
 
 
-async def test_environment_keys_take_precedence_over_files(tmp_path: Path) -> None:
+async def test_aws_keys_in_the_environment_take_precedence_over_files(tmp_path: Path) -> None:
     there = home(tmp_path, PROFILES)
     assert await AwsKeys(PLAIN | {"AWS_SESSION_TOKEN": "t"}, there).keys() == Keys("AKIA1", "s1", "t")
     assert await AwsKeys({}, there).keys() == Keys("AKIADEFAULT", "one%two")
@@ -66,7 +66,7 @@ async def test_unreadable_credentials_file_error_hides_its_content(tmp_path: Pat
     assert "s3cret" not in str(caught.value)
 
 
-async def test_region_comes_from_the_environment_or_the_profile(tmp_path: Path) -> None:
+async def test_aws_region_in_the_environment_takes_precedence_over_the_profile(tmp_path: Path) -> None:
     there = home(tmp_path, config="[default]\nregion = eu-west-1\n[profile work]\nregion = eu-central-1\n")
     assert await AwsKeys({"AWS_REGION": "a-1", "AWS_DEFAULT_REGION": "b-1"}, there).region() == "a-1"
     assert await AwsKeys({"AWS_DEFAULT_REGION": "b-1"}, there).region() == "b-1"
@@ -106,7 +106,6 @@ def identity(tmp_path: Path, sts: Sts, token: str = "the-token") -> dict[str, st
 async def test_workload_identity_keys_are_cached_and_renewed_before_expiry(tmp_path: Path) -> None:
     clock = StillClock()
     async with Sts().serving() as sts:
-        assert isinstance(sts, Sts)
         keys = AwsKeys(identity(tmp_path, sts), tmp_path, clock)
         assert await keys.keys() == Keys("ASIA1", "s", "t")
         assert await keys.keys() == Keys("ASIA1", "s", "t")
@@ -120,7 +119,6 @@ async def test_workload_identity_keys_are_cached_and_renewed_before_expiry(tmp_p
 
 async def test_sts_denial_raises_an_error_that_hides_the_token(tmp_path: Path) -> None:
     async with Sts().serving() as sts:
-        assert isinstance(sts, Sts)
         with pytest.raises(DeniedError, match="403 AccessDenied") as caught:
             await AwsKeys(identity(tmp_path, sts, "wrong-token"), tmp_path, StillClock()).keys()
         assert "token not" not in str(caught.value)
@@ -132,7 +130,6 @@ async def test_sts_denial_raises_an_error_that_hides_the_token(tmp_path: Path) -
 
 async def test_invalid_web_identity_settings_send_no_sts_request(tmp_path: Path) -> None:
     async with Sts().serving() as sts:
-        assert isinstance(sts, Sts)
         with pytest.raises(PolicyError, match="AWS_ROLE_ARN"):
             await AwsKeys(identity(tmp_path, sts) | {"AWS_ROLE_ARN": "models"}, tmp_path).keys()
         plain = identity(tmp_path, sts) | {"AWS_ENDPOINT_URL_STS": "http://sts.example"}
@@ -145,10 +142,9 @@ async def test_invalid_web_identity_settings_send_no_sts_request(tmp_path: Path)
         assert sts.bodies == []
 
 
-async def test_web_identity_keys_come_from_the_custom_endpoint(tmp_path: Path) -> None:
+async def test_custom_aws_endpoint_also_issues_the_web_identity_keys(tmp_path: Path) -> None:
     """A MinIO role is in the server's region, and the server's certificate authority is private."""
     async with Sts().serving(sides().server) as sts:
-        assert isinstance(sts, Sts)
         env = identity(tmp_path, sts) | {"AWS_ROLE_ARN": "arn:minio:iam:eu-test-1::role/k-Xz_9"}
         url = env.pop("AWS_ENDPOINT_URL_STS")
         ca = write_authority(tmp_path, OURS)

@@ -17,27 +17,27 @@ pytestmark = pytest.mark.standard
 HUB = "registry-1.docker.io"
 
 
-async def test_helper_stores_a_login_under_the_docker_server_url(
+async def test_docker_hub_login_is_stored_by_a_helper_under_the_hub_url(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    program(tmp_path, monkeypatch, "echo $1 >word; cat >told")
+    program(tmp_path, monkeypatch, "echo $1 >word; cat >input")
     await credential_helpers.store_login("fake", HUB, Login("me", "pw"))
     assert (tmp_path / "word").read_text() == "store\n"
-    assert json.loads((tmp_path / "told").read_text()) == {"ServerURL": DOCKER_KEY, "Username": "me", "Secret": "pw"}
+    assert json.loads((tmp_path / "input").read_text()) == {"ServerURL": DOCKER_KEY, "Username": "me", "Secret": "pw"}
     await credential_helpers.store_login("fake", "reg.example", Login(identity_token="refresh"))
     want = {"ServerURL": "reg.example", "Username": "<token>", "Secret": "refresh"}
-    assert json.loads((tmp_path / "told").read_text()) == want
+    assert json.loads((tmp_path / "input").read_text()) == want
 
 
-async def test_erase_removes_a_stored_login_and_fails_if_the_helper_fails(
+async def test_erasing_a_login_fails_if_the_credential_helper_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    program(tmp_path, monkeypatch, 'echo $1 >>words; cat >told; echo \'{"Username": "me", "Secret": "pw"}\'')
+    program(tmp_path, monkeypatch, 'echo $1 >>words; cat >input; echo \'{"Username": "me", "Secret": "pw"}\'')
     assert await credential_helpers.erase_login("fake", HUB)
     assert (tmp_path / "words").read_text() == "get\nerase\n"
-    assert (tmp_path / "told").read_text() == DOCKER_KEY
+    assert (tmp_path / "input").read_text() == DOCKER_KEY
     program(tmp_path, monkeypatch, "echo credentials not found in native keychain; exit 1")
     assert not await credential_helpers.erase_login("fake", HUB)
     program(tmp_path, monkeypatch, 'echo \'{"Username": "me", "Secret": "s3cret"}\'; test $1 = get')

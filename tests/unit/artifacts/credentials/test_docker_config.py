@@ -70,13 +70,8 @@ def test_pull_secret_wildcard_matches_within_one_host_label(key: str, host: str,
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "[]",
-        '{"auths": 3}',
-        "{" * 9999,
-        '{"credsStore": "../evil"}',
-        '{"credHelpers": {"x": "a b"}}',
-        '{"auths":{"x":{"auth":7}}}',
+        *("", "[]", '{"auths": 3}', "{" * 9999, '{"credsStore": "../evil"}'),
+        *('{"credHelpers": {"x": "a b"}}', '{"auths":{"x":{"auth":7}}}'),
     ],
 )
 def test_malformed_config_error_names_the_file_and_hides_its_content(text: str) -> None:

@@ -85,7 +85,7 @@ async def test_symlinked_config_file_stays_a_symlink(tmp_path: Path) -> None:
     assert set(document(real)["auths"]) == {DOCKER_KEY}
 
 
-async def test_login_is_saved_in_the_file_with_its_host_else_in_the_last(tmp_path: Path) -> None:
+async def test_login_is_saved_in_the_file_that_has_its_host_or_in_the_last_file(tmp_path: Path) -> None:
     first, last = tmp_path / "podman.json", tmp_path / "docker.json"
     first.write_text(json.dumps({"auths": {HOST: {"auth": "YTpi"}}}))
     assert await save_login([first, last], HOST, GIVEN) == LoginLocation(first)

@@ -42,6 +42,13 @@ def read(*layers: Descriptor, config: str = f"{MODELPACK}config.v1+json", allow_
     return contents.read_contents(Manifest(OCI_MANIFEST, "", said, layers, {}), allow_unsafe=allow_unsafe)
 
 
+def modelkit(kitfile: bytes, layer: Descriptor) -> Contents:
+    """Return the contents of a KitOps ModelKit with this Kitfile and one layer."""
+    media_type = "application/vnd.kitops.modelkit.config.v1+json"
+    config = Descriptor(media_type, digests.compute_digest(kitfile), len(kitfile), {})
+    return contents.read_contents(Manifest(OCI_MANIFEST, "", config, (layer,), {}), kitfile)
+
+
 def refusals(*layers: Descriptor, allow_unsafe: bool = False) -> list[str]:
     return [layer.refusal for layer in read(*layers, allow_unsafe=allow_unsafe).layers]
 
@@ -54,7 +61,7 @@ def test_parsed_golden_manifest_matches_its_expected_listing(name: str) -> None:
     assert [*contents.explain_contents(found), *rows] == expected
 
 
-def test_golden_manifests_cover_every_dialect() -> None:
+def test_golden_manifests_contain_an_example_of_every_dialect() -> None:
     said = {golden(name).dialect for name in NAMES}
     assert said == {
         *("ModelPack", "ModelPack by its older name (cnai)", "Docker Model Runner", "KitOps ModelKit", "Ollama"),
@@ -97,18 +104,8 @@ def test_code_layers_are_rejected_unless_unsafe_files_are_allowed(ending: str, p
 @pytest.mark.parametrize(
     "path",
     [
-        *(
-            "pytorch_model.bin",
-            "a/model.PT",
-            "x.pth",
-            "optimizer.pkl",
-            "m.joblib",
-            "w.ckpt",
-            "a.npz",
-            "m.keras",
-            "m.h5",
-        ),
-        *("pytorch_model.bin.1", "consolidated.00.pth", "model.nemo", "rank0.engine", "model.llamafile"),
+        *("pytorch_model.bin", "a/model.PT", "x.pth", "optimizer.pkl", "m.joblib", "w.ckpt", "a.npz", "m.keras"),
+        *("m.h5", "pytorch_model.bin.1", "consolidated.00.pth", "model.nemo", "rank0.engine", "model.llamafile"),
     ],
 )
 def test_weight_formats_that_can_run_code_are_rejected_in_any_layer(kind: str, path: str) -> None:
@@ -168,28 +165,19 @@ def test_archive_members_of_unsafe_or_unknown_type_are_rejected() -> None:
 @pytest.mark.parametrize(
     ("path", "role"),
     [
-        ("model.safetensors", "weight"),
-        ("adapter_model.safetensors", "adapter"),
-        ("lora-support.gguf", "adapter"),
+        *((path, "weight") for path in ("model.safetensors", "exploration.gguf")),
+        *((path, "adapter") for path in ("adapter_model.safetensors", "lora-support.gguf")),
         ("mmproj-model-f16.gguf", "projector"),
-        ("exploration.gguf", "weight"),
-        ("tokenizer.json", "tokenizer"),
-        ("spiece.model", "tokenizer"),
-        ("vocab.txt", "tokenizer"),
-        ("qwen.tiktoken", "tokenizer"),
+        *((path, "tokenizer") for path in ("tokenizer.json", "spiece.model", "vocab.txt", "qwen.tiktoken")),
         ("special_tokens_map.json", "tokenizer"),
         ("chat_template.jinja", "template"),
-        ("config.json", "config"),
-        ("model.safetensors.index.json", "config"),
-        ("LICENSE", "license"),
-        ("LICENSE.txt", "license"),
-        ("USE_POLICY.md", "license"),
-        ("README.md", "doc"),
-        (".gitattributes", "doc"),
+        *((path, "config") for path in ("config.json", "model.safetensors.index.json")),
+        *((path, "license") for path in ("LICENSE", "LICENSE.txt", "USE_POLICY.md")),
+        *((path, "doc") for path in ("README.md", ".gitattributes")),
         ("data/train.parquet", "dataset"),
     ],
 )
-def test_file_roles_are_derived_from_file_names(path: str, role: str) -> None:
+def test_role_of_a_file_is_derived_from_its_name(path: str, role: str) -> None:
     found = kinds.classify_file(path)
     assert found is not None
     assert found.role == role
@@ -219,7 +207,7 @@ def test_unknown_layer_types_are_rejected_even_with_allow_unsafe() -> None:
         ('{"size":7,"size":8}', "key 'size' twice"),
     ],
 )
-def test_invalid_file_metadata_is_rejected(metadata: str, said: str) -> None:
+def test_layer_with_invalid_file_metadata_is_rejected(metadata: str, said: str) -> None:
     layer = one(f"{MODELPACK}weight.v1.raw", "a.gguf", **{"org.cncf.model.file.metadata+json": metadata})
     assert said in refusals(layer)[0]
     good = '{"name":"a.gguf","size":7,"typeflag":48}'
@@ -233,24 +221,16 @@ def test_unknown_docker_model_version_is_rejected() -> None:
 
 
 def test_modelkit_with_model_from_another_artifact_is_rejected() -> None:
-    kitfile = b'{"model":{"path":"ghcr.io/a/base:v1"}}'
-    config = Descriptor(
-        "application/vnd.kitops.modelkit.config.v1+json", digests.compute_digest(kitfile), len(kitfile), {}
-    )
     docs = one("application/vnd.kitops.modelkit.docs.v1.tar")
     with pytest.raises(RefusedError, match=r"refers to a model in another place .'ghcr\.io/a/base:v1'"):
-        contents.read_contents(Manifest(OCI_MANIFEST, "", config, (docs,), {}), kitfile).files()
+        modelkit(b'{"model":{"path":"ghcr.io/a/base:v1"}}', docs).files()
 
 
 @pytest.mark.point("4")
 @pytest.mark.parametrize("path", ["../up/model.gguf", "/etc/model.gguf", "./../x"])
-def test_kitfile_paths_that_escape_are_rejected(path: str) -> None:
-    kitfile = b'{"model":{"path":"%s"}}' % path.encode()
-    config = Descriptor(
-        "application/vnd.kitops.modelkit.config.v1+json", digests.compute_digest(kitfile), len(kitfile), {}
-    )
+def test_kitfile_path_outside_the_artifact_is_rejected(path: str) -> None:
     layer = one("application/vnd.kitops.modelkit.model.v1.tar")
-    found = contents.read_contents(Manifest(OCI_MANIFEST, "", config, (layer,), {}), kitfile)
+    found = modelkit(b'{"model":{"path":"%s"}}' % path.encode(), layer)
     with pytest.raises(RefusedError, match="its path"):
         found.files()
 
@@ -258,11 +238,7 @@ def test_kitfile_paths_that_escape_are_rejected(path: str) -> None:
 def test_kitfile_with_a_different_layer_digest_is_rejected() -> None:
     layer = one("application/vnd.kitops.modelkit.model.v1.tar")
     for digest, said in ((layer.digest, ""), (digests.compute_digest(b""), "its Kitfile states another digest for it")):
-        kitfile = b'{"model":{"path":"model.gguf","digest":"%s"}}' % digest.encode()
-        config = Descriptor(
-            "application/vnd.kitops.modelkit.config.v1+json", digests.compute_digest(kitfile), len(kitfile), {}
-        )
-        found = contents.read_contents(Manifest(OCI_MANIFEST, "", config, (layer,), {}), kitfile)
+        found = modelkit(b'{"model":{"path":"model.gguf","digest":"%s"}}' % digest.encode(), layer)
         assert [each.refusal for each in found.layers] == [said]
 
 

@@ -36,7 +36,7 @@ def test_supported_files_are_selected_and_unsafe_files_reported() -> None:
     assert len(unsafe.taken) == 4
 
 
-def test_include_patterns_match_like_hugging_face_tools() -> None:
+def test_include_pattern_selects_matching_files_in_every_subfolder() -> None:
     paths = ("a.gguf", "sub/b.gguf", "sub/deep/c.gguf", "x.json")
     assert taken(*paths, include=("*.gguf",)) == ["a.gguf", "sub/b.gguf", "sub/deep/c.gguf"]
     assert taken(*paths, include=("sub/",)) == ["sub/b.gguf", "sub/deep/c.gguf"]
@@ -63,7 +63,7 @@ def test_listing_without_weights_or_with_a_bad_path_is_rejected() -> None:
     assert refused("a/b.json", "a", "a.gguf", include=("*",))
 
 
-def test_equal_listings_share_a_digest_and_different_ones_do_not() -> None:
+def test_file_listings_have_the_same_digest_only_if_they_are_equal() -> None:
     one = file_listing.select_files("hf://a/b", entries("a.gguf", "c.json"))
     assert one.digest == file_listing.select_files("hf://a/b", reversed(entries("a.gguf", "c.json"))).digest
     others = [

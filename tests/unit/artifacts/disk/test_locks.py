@@ -42,7 +42,7 @@ def test_lock_is_taken_on_the_new_file_if_the_path_is_replaced(tmp_path: Path, m
         assert locks.try_lock(tmp_path / "away") is not None
 
 
-def test_locking_a_file_removed_meanwhile_raises_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_on_a_file_removed_after_opening_raises_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "lease"
     path.touch()
     meanwhile(monkeypatch, path.unlink)
@@ -76,7 +76,7 @@ def test_child_process_that_inherits_a_lock_holds_it_until_exit(tmp_path: Path) 
     assert locks.try_lock(path) is not None
 
 
-async def test_cancelled_waiter_holds_no_lock(tmp_path: Path) -> None:
+async def test_task_cancelled_while_it_waits_for_a_lock_holds_no_lock(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     first = locks.wait_for_lock(path, 1.0, make=True)
 

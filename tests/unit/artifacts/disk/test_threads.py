@@ -16,19 +16,19 @@ async def begun(work: asyncio.Future[object]) -> asyncio.Task[None]:
     return task
 
 
-async def test_failed_background_work_ends_the_wait_without_a_loop_error() -> None:
-    loop, told = asyncio.get_running_loop(), list[object]()
-    loop.set_exception_handler(lambda _, context: told.append(context))
+async def test_wait_for_failing_background_work_ends_without_a_loop_error() -> None:
+    loop, errors = asyncio.get_running_loop(), list[object]()
+    loop.set_exception_handler(lambda _, context: errors.append(context))
     work: asyncio.Future[object] = loop.create_future()
     task = await begun(work)
     work.set_exception(OSError("full"))
     await task
     del work, task
     gc.collect()
-    assert told == []
+    assert errors == []
 
 
-async def test_cancelled_wait_ends_only_after_the_background_work_finishes() -> None:
+async def test_cancelled_wait_ends_only_after_its_background_work_ends() -> None:
     work: asyncio.Future[object] = asyncio.get_running_loop().create_future()
     task = await begun(work)
     for _ in range(3):

@@ -149,11 +149,11 @@ def test_bytes_received_in_order_are_hashed_without_reading_back(
     read: list[int] = []
     preadv = os.preadv
 
-    def told(file: int, into: list[memoryview], at: int) -> int:
+    def counted(file: int, into: list[memoryview], at: int) -> int:
         read.append(at)
         return preadv(file, into, at)
 
-    monkeypatch.setattr(os, "preadv", told)
+    monkeypatch.setattr(os, "preadv", counted)
     cuts = [0, 3000, 9000, len(SHORT)]
     for order, again in (((0, 1, 2), []), ((1, 0, 2), [3000])):  # bytes received out of order are read back
         read.clear()

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import fcntl
+import gc
 import hashlib
 import itertools
+import os
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 
 from artifacts.digest import Digest
+from artifacts.disk.disk import Disk, DiskError
 from artifacts.download import pacing
 from artifacts.download.pull import BlobTarget, fetch_blobs
 from artifacts.http.retry import TRIES_MAX
 from artifacts.http.transport import Limits, Site
 from artifacts.oci import spans as parts
-from artifacts.registry.blobs import Blob
+from artifacts.registry.blobs import Blob, Sink
 from artifacts.registry.client import Client
 from artifacts.registry.mirrored_registry import Mirror, Mirrored
 from artifacts.registry_errors import AbsentError, MismatchError, PolicyError, RegistryError, UnreachableError
@@ -30,6 +36,7 @@ from tests.support.harness.artifacts.registry_pull import (
     answer_part,
     breaking,
     go,
+    leave,
     place,
     small,
 )
@@ -71,7 +78,7 @@ async def test_large_blob_is_fetched_in_closed_ranges_and_a_small_one_whole(tmp_
         spans = {f"bytes={at}-{at + 4095}" for at in range(0, len(CONTENT), 4096)}
         assert set(one.ranges()) == {*spans, None}  # the smaller one in a single request, without a range
         assert len(one.ranges()) == 17
-        assert one.told[-1] > 0
+        assert one.received[-1] > 0
 
 
 async def test_blob_that_does_not_match_its_sha512_digest_is_rejected(tmp_path: Path, way: str) -> None:
@@ -125,7 +132,7 @@ async def test_corrupt_part_discards_the_whole_blob(tmp_path: Path, way: str) ->
 
 
 @pytest.mark.point("1")
-async def test_body_shorter_than_content_length_fails_after_all_retries(tmp_path: Path, way: str) -> None:
+async def test_fetch_of_a_short_response_body_fails_after_all_retries(tmp_path: Path, way: str) -> None:
     async with place(tmp_path) as one:
         wanted = one.wanted(CONTENT[:9000])
         text = whole_head(9000) + CONTENT[:1000]
@@ -239,7 +246,9 @@ async def test_wrong_partial_response_fails_the_fetch(tmp_path: Path, way: str, 
 
 @pytest.mark.point("12")
 @pytest.mark.parametrize("answer", [says(200, CONTENT), says(416)], ids=["the whole", "416"])
-async def test_registry_without_range_support_still_serves_the_blob(tmp_path: Path, way: str, answer: Answer) -> None:
+async def test_blob_is_fetched_whole_if_the_registry_supports_no_ranges(
+    tmp_path: Path, way: str, answer: Answer
+) -> None:
     async def whole(request: web.Request) -> web.StreamResponse:
         return await answer(request) if "Range" in request.headers else web.Response(body=CONTENT)
 
@@ -274,24 +283,20 @@ async def test_stalled_connection_is_replaced_by_another(
 # --- mirrors ---------------------------------------------------------------------------------------------------------
 
 
-async def test_corrupt_mirror_blob_is_fetched_again_from_the_registry_only(tmp_path: Path, way: str) -> None:
+@pytest.mark.parametrize("broken", [False, True], ids=["wrong bytes", "broken transfer"])
+async def test_blob_of_a_faulty_mirror_is_completed_from_the_registry(
+    tmp_path: Path, way: str, *, broken: bool
+) -> None:
     async with place(tmp_path) as one, FakeRegistry().serving() as other:
         wanted = one.wanted()
         other.blobs[wanted.blob.digest] = WRONG
+        if broken:
+            other.always[one.url()] = breaking(one, "close")
         async with Client(Site(other.host), pace=StillClock()) as mirror:
             one.source = Mirrored(one.client, [Mirror(mirror)])
             await one.fetch(wanted)
         assert one.file() == CONTENT
-        assert len(other.seen) == len(one.fake.seen) == 16
-
-
-async def test_broken_mirror_transfer_continues_at_the_registry(tmp_path: Path, way: str) -> None:
-    async with place(tmp_path) as one, FakeRegistry().serving() as other:
-        other.always[one.url()] = breaking(one, "close")
-        async with Client(Site(other.host), pace=StillClock()) as mirror:
-            one.source = Mirrored(one.client, [Mirror(mirror)])
-            await one.fetch()
-        assert one.file() == CONTENT
+        assert broken or len(other.seen) == len(one.fake.seen) == 16
 
 
 async def test_requesting_a_blob_twice_raises_value_error(tmp_path: Path) -> None:
@@ -305,7 +310,7 @@ async def test_cancelled_fetch_keeps_its_parts_for_the_next_fetch(tmp_path: Path
         one.fake.answers[one.url()].extend([lambda request: answer_part(request, CONTENT)] * 5)
         one.fake.always[one.url()] = breaking(one, "hang")
         running = asyncio.create_task(one.fetch())
-        while not any(came >= 5 * 4096 for came in one.told):
+        while not any(came >= 5 * 4096 for came in one.received):
             await asyncio.sleep(0.01)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -316,3 +321,138 @@ async def test_cancelled_fetch_keeps_its_parts_for_the_next_fetch(tmp_path: Path
         await one.fetch()
         assert one.file() == CONTENT
         assert len(one.ranges()) - before <= 16
+
+
+# --- disks that fail, fill up, or have files of an earlier process ---------------------------------------------------
+
+
+def failing(kind: str, error: int, after: int = 0) -> Disk:
+    """Return a disk on which every step of this kind fails after the first `after` ones."""
+    left = after
+
+    def step(what: str, path: Path) -> None:
+        nonlocal left
+        if what == kind:
+            left -= 1
+            if left < 0:
+                raise OSError(error, os.strerror(error), path)
+
+    return Disk(step)
+
+
+@pytest.mark.point("13")
+@pytest.mark.parametrize(
+    ("disk", "said"),
+    [
+        (lambda: failing("put", errno.ENOSPC, 9), "the disk is full; free space"),
+        (lambda: failing("put", errno.EDQUOT, 9), "the quota is used up"),
+        (lambda: failing("sync", errno.EIO, 1), "the disk failed"),
+        (lambda: failing("rename", errno.EROFS), "the file system is read-only; mount it writable"),
+    ],
+    ids=["full", "quota", "broken", "read-only"],
+)
+async def test_fetch_after_a_disk_error_completes_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: Callable[[], Disk], said: str
+) -> None:
+    go("through us", monkeypatch, tmp_path)
+    async with place(tmp_path) as one:
+        with pytest.raises(DiskError, match=said) as raised:
+            await one.fetch(disk=disk())
+        assert len(str(raised.value).splitlines()) == 1
+        assert one.file() is None
+        before = len(one.ranges())
+        await one.fetch()
+        assert one.file() == CONTENT
+        if "full" in said or "quota" in said:
+            assert len(one.ranges()) - before < 16
+
+
+@pytest.mark.point("13")
+async def test_write_and_request_that_fail_concurrently_log_no_loop_error(tmp_path: Path) -> None:
+    """The request's failure is raised; the event loop logs nothing about the other one."""
+    loop, refused, messages = asyncio.get_running_loop(), asyncio.Event(), list[object]()
+    loop.set_exception_handler(lambda _, context: messages.append(context["message"]))
+
+    def step(what: str, path: Path) -> None:
+        if what == "put":
+            loop.call_soon_threadsafe(refused.set)
+            raise OSError(errno.ENOSPC, "full", path)
+
+    class Ending(Mirrored):
+        async def read(
+            self, blob: Blob, first: int = 0, end: int | None = None, sink: Sink | None = None
+        ) -> AsyncGenerator[bytes, None]:
+            yield CONTENT[first:end]
+            await refused.wait()
+            raise UnreachableError("gone")
+
+    async with place(tmp_path) as one:
+        one.source = Ending(one.client)
+        with pytest.raises((UnreachableError, DiskError)):
+            await one.fetch(disk=Disk(step))
+    gc.collect()
+    await asyncio.sleep(0)
+    assert messages == []
+
+
+@pytest.mark.point("13")
+async def test_insufficient_disk_space_fails_before_any_request(tmp_path: Path) -> None:
+    class Full(Disk):
+        def free_bytes(self, folder: Path) -> int:
+            return len(CONTENT) - 1
+
+    async with place(tmp_path) as one:
+        with pytest.raises(DiskError, match=r"65536 bytes are required in .* which has 65535"):
+            await one.fetch(disk=Full())
+        assert one.ranges() == []
+
+
+@pytest.mark.point("13")
+async def test_fetch_fails_while_another_process_fetches_the_blob(tmp_path: Path) -> None:
+    async with place(tmp_path) as one:
+        wanted = one.wanted()
+        (tmp_path / "partial").mkdir()
+        with (tmp_path / "partial" / wanted.blob.digest).open("wb") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            with pytest.raises(DiskError, match=r"is being fetched into .* by another process"):
+                await one.fetch(wanted)
+        await one.fetch(wanted)
+        assert one.file() == CONTENT
+
+
+@pytest.mark.point("13")
+async def test_parts_of_an_earlier_fetch_are_not_fetched_again(tmp_path: Path, way: str) -> None:
+    async with place(tmp_path) as one:
+        wanted = one.wanted()
+        leave(tmp_path, wanted.blob, CONTENT, range(14))
+        await one.fetch(wanted)
+        assert one.file() == CONTENT
+        assert sorted(str(span) for span in one.ranges()) == ["bytes=57344-61439", "bytes=61440-65535"]
+
+
+@pytest.mark.point("13")
+async def test_corrupt_partial_file_is_dropped_and_fetched_again(tmp_path: Path, way: str) -> None:
+    async with place(tmp_path) as one:
+        wanted = one.wanted()
+        leave(tmp_path, wanted.blob, WRONG, range(16))
+        await one.fetch(wanted)
+        assert one.file() == CONTENT
+        assert len(one.ranges()) == 16
+        assert one.left() == []
+
+
+@pytest.mark.point("13")
+async def test_completed_parts_are_recorded_before_the_fetch_ends(tmp_path: Path, way: str) -> None:
+    """The progress file lists them before the fetch ends, so that they survive if the process is killed."""
+    async with place(tmp_path) as one:
+        wanted = one.wanted()
+        one.fake.answers[one.url()].extend([lambda request: answer_part(request, CONTENT)] * 5)
+        one.fake.always[one.url()] = breaking(one, "hang")
+        running = asyncio.create_task(one.fetch(wanted))
+        path = tmp_path / "partial" / f"{wanted.blob.digest}.parts"
+        async with asyncio.timeout(90):
+            while not path.exists() or path.read_bytes().count(b"\n") < 5:
+                await asyncio.sleep(0.01)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running

@@ -51,7 +51,7 @@ def send(theirs: socket.socket, content: bytes) -> threading.Thread:
     return sending
 
 
-def test_body_is_written_at_its_offset_without_trailing_bytes(
+def test_spliced_body_is_written_at_its_offset_without_later_bytes(
     ends: tuple[socket.socket, socket.socket], tmp_path: Path
 ) -> None:
     theirs, ours = ends
@@ -84,7 +84,7 @@ def test_file_system_without_splice_falls_back_to_copying(
     assert came.path.read_bytes() == CONTENT
 
 
-def test_disk_error_is_raised_as_os_error(
+def test_disk_error_during_a_splice_is_raised_as_os_error(
     ends: tuple[socket.socket, socket.socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     true = os.splice
@@ -101,7 +101,7 @@ def test_disk_error_is_raised_as_os_error(
         Came(tmp_path / "file").move(ours, 100)
 
 
-def test_closed_silent_or_slow_connection_ends_the_transfer(
+def test_splice_ends_if_the_connection_is_closed_silent_or_slow(
     ends: tuple[socket.socket, socket.socket], tmp_path: Path
 ) -> None:
     theirs, ours = ends
@@ -126,7 +126,7 @@ def test_closed_silent_or_slow_connection_ends_the_transfer(
     assert "it ended too early" in moved.broken
 
 
-def test_interrupt_from_another_thread_ends_the_transfer(
+def test_splice_ends_on_an_interrupt_from_another_thread(
     ends: tuple[socket.socket, socket.socket], tmp_path: Path
 ) -> None:
     _, ours = ends

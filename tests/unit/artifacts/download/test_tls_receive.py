@@ -104,7 +104,7 @@ class Came:
 
 
 @pytest.mark.parametrize("ahead", [0, 5, 70_000], ids=["nothing", "a record's begin", "some records"])
-def test_body_is_written_at_its_offset_without_trailing_bytes(pair: Pair, ahead: int) -> None:
+def test_tls_body_is_written_at_its_offset_without_later_bytes(pair: Pair, ahead: int) -> None:
     came = Came()
     sending = pair.send(CONTENT + b"more")
     pair.ahead(ahead)
@@ -117,7 +117,7 @@ def test_body_is_written_at_its_offset_without_trailing_bytes(pair: Pair, ahead:
     assert bytes(came.bytes[-4:]) == b"more"
 
 
-def test_disk_error_is_raised_as_os_error(pair: Pair) -> None:
+def test_disk_error_during_a_tls_transfer_is_raised_as_os_error(pair: Pair) -> None:
     def put(_at: int, _pieces: Sequence[bytes | memoryview]) -> None:
         raise OSError(28, "full")
 
@@ -126,7 +126,7 @@ def test_disk_error_is_raised_as_os_error(pair: Pair) -> None:
         pair.move(100, put)
 
 
-def test_closed_silent_or_slow_connection_ends_the_transfer(pair: Pair) -> None:
+def test_tls_transfer_ends_if_the_connection_is_closed_silent_or_slow(pair: Pair) -> None:
     came = Came()
     pair.send(b"abc").join()
     assert pair.move(10, came.put, limits=SILENT) == Moved(3, "the connection broke during the response (too slow)")
@@ -149,7 +149,7 @@ def test_closed_silent_or_slow_connection_ends_the_transfer(pair: Pair) -> None:
     assert "it ended too early" in moved.broken
 
 
-def test_close_notify_before_the_end_reports_an_early_end(pair: Pair) -> None:
+def test_tls_close_notify_before_the_end_of_the_body_is_an_early_end(pair: Pair) -> None:
     came = Came()
     pair.server.sendall(b"abc")
     saying = threading.Thread(target=_farewell, args=(pair.server,))
@@ -171,7 +171,7 @@ def test_invalid_tls_record_ends_the_transfer_with_no_bytes_written(pair: Pair) 
     assert not came.bytes
 
 
-def test_interrupt_from_another_thread_ends_the_transfer(pair: Pair) -> None:
+def test_tls_transfer_ends_on_an_interrupt_from_another_thread(pair: Pair) -> None:
     threading.Timer(0.01, interrupt_transfer, [pair.ours]).start()
     assert "the connection broke during the response" in pair.move(10, Came().put).broken
 

@@ -80,7 +80,7 @@ async def test_inspecting_an_uncompressed_layer_reads_only_tar_headers() -> None
     assert sum(map(len, registry.blobs.values())) > 30 * SPAN_BYTES
 
 
-async def test_image_without_a_models_folder_uses_its_root() -> None:
+async def test_image_without_a_models_folder_is_listed_from_its_root() -> None:
     assert await Registry(archive(("./a.gguf", b"x"))).look() == Inside("", ("a.gguf",), whole=True)
 
 
@@ -91,9 +91,7 @@ async def test_long_member_names_are_read_across_span_boundaries(monkeypatch: py
     assert seen.paths == (long.removeprefix("models/"), "z.json")
 
 
-async def test_compressed_layer_above_the_read_limit_is_listed_only_in_part(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_compressed_layer_above_the_read_limit_is_listed_only_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
     packed = gzip.compress(archive(("models/a.gguf", BIG), ("models/b.json", b"b")))
     assert await Registry(packed).look() == Inside("models", ("a.gguf", "b.json"), whole=True)
     monkeypatch.setattr(image_file_list, "BEGIN_BYTES", len(packed) // 2)
@@ -101,7 +99,7 @@ async def test_compressed_layer_above_the_read_limit_is_listed_only_in_part(
     assert len(packed) < BEGIN_BYTES
 
 
-async def test_inspection_stops_at_the_request_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_image_is_listed_only_in_part_at_the_request_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_file_list, "SPANS_MAX", 3)
     registry = Registry(archive(*((f"models/{number}.gguf", BIG) for number in range(9))))
     seen = await registry.look()

@@ -19,6 +19,7 @@ from artifacts.dialects.contents import File
 from artifacts.fetch import unpack
 from artifacts.fetch.unpack import Unpacked, Unpacking
 from artifacts.files import Role
+from tests.support.builders.artifacts.packed_models import read_files
 from tests.support.builders.artifacts.tar_archives import END, cut, header, honest, layer, member, pax
 
 MODEL = {"model.safetensors": b"w" * 5000, "config.json": b"{}", "sub/tokenizer.json": b"{}", "sub/a/README.md": b"#"}
@@ -35,13 +36,15 @@ def _below(tmp_path: Path) -> Path:
 
 
 def lay(
-    below: Path, content: bytes, of: File | None = None, *,
+    below: Path, content: bytes | Iterator[bytes], of: File | None = None, *,
     room: int = ROOM, root: str = "", allow_unsafe: bool = False,
 ) -> list[Unpacked]:  # fmt: skip
     folder = os.open(below, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with Unpacking(folder, safe_paths.Tree(), room, root=root, allow_unsafe=allow_unsafe) as unpacking:
-            return unpacking.archive(of or layer(content), cut(content, 700))
+            if isinstance(content, bytes):
+                return unpacking.archive(of or layer(content), cut(content, 700))
+            return unpacking.archive(layer(b""), content)
     finally:
         os.close(folder)
 
@@ -80,17 +83,17 @@ def test_valid_archive_is_unpacked_with_digests_and_roles(encoding: Encoding, be
     assert {one.path: one.digest for one in found} == {
         path: digest.compute_digest(held) for path, held in MODEL.items()
     }
-    assert there(below) == MODEL
+    assert read_files(below) == MODEL
     assert (below / "empty").is_dir()
 
 
-def test_dot_slash_paths_and_implicit_folders_are_unpacked(below: Path) -> None:
+def test_archive_with_dot_slash_paths_and_no_folder_entries_is_unpacked(below: Path) -> None:
     content = header(b"./", 0, b"5") + member(b"./a/b/model.gguf", b"x") + member(b"a/config.json", b"{}") + END
     lay(below, content)
-    assert there(below) == {"a/b/model.gguf": b"x", "a/config.json": b"{}"}
+    assert read_files(below) == {"a/b/model.gguf": b"x", "a/config.json": b"{}"}
 
 
-def test_unpacked_files_get_fixed_modes_whatever_the_archive_says(below: Path) -> None:
+def test_unpacked_files_have_mode_644_for_any_mode_in_the_archive(below: Path) -> None:
     before = os.umask(0o077)
     try:
         lay(
@@ -110,7 +113,7 @@ def test_only_the_models_folder_of_an_image_is_unpacked(below: Path) -> None:
     software = header(b"bin/sh", 0, b"2", link=b"busybox") + header(b"dev/null", 0, b"3") + member(b"../x", b"x")
     content = software + member(b"models/", flag=b"5") + member(b"./models/model.gguf", b"x") + software + END
     assert [one.path for one in lay(below, content, root="models")] == ["model.gguf"]
-    assert there(below) == {"model.gguf": b"x"}
+    assert read_files(below) == {"model.gguf": b"x"}
     for bad in (header(b"models", 0, b"2", link=b"/etc"), header(b"models/x.gguf", 0, b"2", link=b"/etc/passwd")):
         with pytest.raises(BadArchiveError, match="is a link, not a file or folder"):
             lay(below, bad + END, root="models")
@@ -118,7 +121,7 @@ def test_only_the_models_folder_of_an_image_is_unpacked(below: Path) -> None:
         lay(below, member(b"models/../x.gguf", b"x") + END, root="models")
 
 
-def test_model_root_is_the_first_candidate_folder_present() -> None:
+def test_first_candidate_folder_in_an_archive_is_its_model_root() -> None:
     content = member(b"a.gguf") + member(b"./models/b.gguf") + END
     names = [one.path for one in unpack.iter_members([content], layer(content))]
     assert names == ["a.gguf", "./models/b.gguf"]
@@ -130,7 +133,7 @@ def test_model_root_is_the_first_candidate_folder_present() -> None:
         member_filter.select_model_root(("models",), ["a.gguf"])
 
 
-def test_members_are_unpacked_below_the_layer_folder(below: Path) -> None:
+def test_archive_with_a_target_folder_is_unpacked_below_it(below: Path) -> None:
     content = member(b"a.gguf", b"x") + END
     assert lay(below, content, layer(content, under="lora"))[0].path == "lora/a.gguf"
     refused(below, content, "in it", layer(content, under="../out-evil"))
@@ -147,7 +150,7 @@ def test_layers_with_colliding_paths_or_excess_total_size_are_rejected(below: Pa
             lay_all(below, [first, other], room)
         assert not list(below.iterdir()), "nothing is left of the first layer either"
     lay_all(below, [first, second], 120)
-    assert sorted(there(below)) == ["d/a.gguf", "d/b.gguf"]
+    assert sorted(read_files(below)) == ["d/a.gguf", "d/b.gguf"]
 
 
 @pytest.mark.point("5")
@@ -196,7 +199,7 @@ def test_layers_with_colliding_paths_or_excess_total_size_are_rejected(below: Pa
         (member(b"a.gguf", b"x") + member(b"a.gguf/", flag=b"5"), "is a duplicate"),
     ],
 )
-def test_escaping_paths_and_non_regular_members_are_rejected(content: bytes, said: str, below: Path) -> None:
+def test_archive_with_links_devices_or_paths_outside_it_is_rejected(content: bytes, said: str, below: Path) -> None:
     refused(below, member(b"first.gguf", b"x") + content + END, said, allow_unsafe=True)
 
 
@@ -214,7 +217,7 @@ def test_code_in_archives_is_rejected_unless_unsafe_files_are_allowed(name: str,
 
 
 @pytest.mark.point("5")
-def test_existing_links_and_files_are_never_written_through(below: Path) -> None:
+def test_unpacking_never_writes_through_an_existing_link_or_file(below: Path) -> None:
     (below / "d").symlink_to("../out-evil")
     (below / "x.gguf").symlink_to("../secret")
     (below / "f").write_text("f")
@@ -229,7 +232,7 @@ def test_existing_links_and_files_are_never_written_through(below: Path) -> None
 
 
 @pytest.mark.point("6")
-def test_unpacking_stops_at_the_reserved_size(below: Path) -> None:
+def test_archive_larger_than_the_reserved_size_is_rejected(below: Path) -> None:
     content = member(b"a.gguf", b"x" * 600) + header(b"b.gguf", 500) + END
     with pytest.raises(BadArchiveError, match="more than the 1000 bytes reserved"):
         lay(below, content, room=1000)
@@ -243,16 +246,14 @@ def test_truncated_archive_leaves_no_files(cut_at: int, below: Path) -> None:
     refused(below, content[:cut_at], "truncated")
 
 
-def test_failing_input_stream_leaves_no_files(below: Path) -> None:
+def test_unpacking_a_failing_input_stream_leaves_no_files(below: Path) -> None:
     def breaking() -> Iterator[bytes]:
         yield member(b"d/a.gguf", b"x" * 600)
         raise ConnectionError("gone")
 
-    folder = os.open(below, os.O_RDONLY)
-    with pytest.raises(ConnectionError), Unpacking(folder, safe_paths.Tree(), ROOM) as unpacking:
-        unpacking.archive(layer(b""), breaking())
+    with pytest.raises(ConnectionError):
+        lay(below, breaking())
     assert not list(below.iterdir())
-    os.close(folder)
 
 
 def test_files_added_by_others_survive_a_failed_unpack(below: Path) -> None:
@@ -260,11 +261,9 @@ def test_files_added_by_others_survive_a_failed_unpack(below: Path) -> None:
         yield member(b"d/a.gguf", b"x")
         (below / "d" / "theirs").write_text("x")
 
-    folder = os.open(below, os.O_RDONLY)
-    with pytest.raises(BadArchiveError, match="truncated"), Unpacking(folder, safe_paths.Tree(), ROOM) as unpacking:
-        unpacking.archive(layer(b""), bringing())
-    assert there(below) == {"d/theirs": b"x"}
-    os.close(folder)
+    with pytest.raises(BadArchiveError, match="truncated"):
+        lay(below, bringing())
+    assert read_files(below) == {"d/theirs": b"x"}
 
 
 def test_unpacking_closes_every_file_and_syncs_all_paths(below: Path, monkeypatch: pytest.MonkeyPatch) -> None:

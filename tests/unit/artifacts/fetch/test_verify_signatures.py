@@ -16,9 +16,9 @@ from artifacts.registry.referrers import format_referrers_tag
 from artifacts.registry_errors import PolicyError
 from artifacts.signatures.policy import Policy
 from tests.support.builders.artifacts.cosign_signatures import cosign, key, payload
-from tests.support.builders.artifacts.packed_models import FILES, NAME
+from tests.support.builders.artifacts.packed_models import FILES, NAME, read_files
 from tests.support.fakes.registry import StillClock, digest_of
-from tests.unit.artifacts.fetch.test_registry import Node, held, node
+from tests.unit.artifacts.fetch.test_registry import Node, node
 
 pytestmark = pytest.mark.standard
 
@@ -52,7 +52,7 @@ async def test_untrusted_signature_is_rejected_before_the_pull(tmp_path: Path) -
         assert one.store.rows() == []
         sign(one, OURS)
         with await one.obtain() as copy:
-            assert held(copy) == FILES
+            assert read_files(copy.folder) == FILES
 
 
 async def test_signature_of_a_stored_copy_is_verified_on_first_use_only(tmp_path: Path) -> None:
@@ -64,9 +64,7 @@ async def test_signature_of_a_stored_copy_is_verified_on_first_use_only(tmp_path
         sign(one, OURS)
         for again in (False, True):
             one.fake.seen.clear()
-            copy = await one.kept()
-            assert copy is not None
-            copy.close()
+            assert await one.kept() == FILES
             assert (one.fake.seen == []) == again, "what was seen signed is not asked for again"
 
 
@@ -74,5 +72,5 @@ async def test_warn_policy_logs_and_uses_an_unsigned_model(tmp_path: Path, caplo
     async with node(tmp_path) as one:
         one.ways = asking(ENFORCE._replace(policy="warn"))
         with caplog.at_level(logging.WARNING), await one.obtain() as copy:
-            assert held(copy) == FILES
+            assert read_files(copy.folder) == FILES
         assert "no valid signature that weights.signatures requires; it is used anyway" in caplog.text

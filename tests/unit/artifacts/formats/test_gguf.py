@@ -52,22 +52,14 @@ def wrong(path: Path, content: bytes) -> str:
     return line.removeprefix(f"{path}: ")
 
 
-def test_header_yields_name_context_and_attention_shape(tmp_path: Path) -> None:
+def test_name_context_and_layer_shapes_are_read_from_a_gguf_header(tmp_path: Path) -> None:
     path = write(tmp_path / "a.gguf", tokens=5)
     layer = LayerShape(key_elements=32, value_elements=32)
-    assert gguf.load_gguf_info(path) == gguf.GgufInfo(
-        name="A name",
-        architecture="llama",
-        shape=Shape(
-            weights_bytes=path.stat().st_size,
-            layers=(layer, layer),
-            context_tokens=2048,
-            vocabulary=5,
-            width=64,
-            inner=256,
-            heads=4,
-        ),
-    )
+    shape = Shape(
+        weights_bytes=path.stat().st_size, layers=(layer, layer), context_tokens=2048, vocabulary=5, width=64,
+        inner=256, heads=4,
+    )  # fmt: skip
+    assert gguf.load_gguf_info(path) == gguf.GgufInfo(name="A name", architecture="llama", shape=shape)
 
 
 def test_per_block_head_counts_set_the_cache_size_of_each_layer(tmp_path: Path) -> None:
@@ -75,7 +67,9 @@ def test_per_block_head_counts_set_the_cache_size_of_each_layer(tmp_path: Path) 
     assert [(one.key_elements, one.value_elements) for one in info.shape.layers] == [(32, 16), (96, 48)]
 
 
-def test_header_above_the_cpu_time_limit_error_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_for_a_header_above_the_cpu_time_limit_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "a.gguf"
     tiny_gguf.make_model(path, "x")
     monkeypatch.setattr(cpu_time, "CPU_S_MAX", 0.0)
@@ -94,7 +88,7 @@ def test_partial_header_is_incomplete_until_its_last_byte_is_known(tmp_path: Pat
     assert complete[-1]
 
 
-def test_fault_in_known_bytes_of_a_partial_header_is_raised(tmp_path: Path) -> None:
+def test_invalid_value_in_the_known_part_of_a_header_is_rejected(tmp_path: Path) -> None:
     whole = write(tmp_path / "a.gguf", tokens=2).read_bytes()
     (tmp_path / "a.gguf").write_bytes(whole[:8] + b"\xff" * 8 + bytes(len(whole)))
     with pytest.raises(gguf.GgufError, match="tensors; at most"):
@@ -103,7 +97,11 @@ def test_fault_in_known_bytes_of_a_partial_header_is_raised(tmp_path: Path) -> N
 
 
 def test_unopenable_path_raises_a_one_line_gguf_error(tmp_path: Path) -> None:
-    for name, why in (("a" * 300, "File name too long"), ("a\0b", "embedded null byte")):
+    for name, why in (
+        ("a.gguf", r"a\.gguf: No such file or directory"),
+        ("a" * 300, "File name too long"),
+        ("a\0b", "embedded null byte"),
+    ):
         with pytest.raises(gguf.GgufError, match=why) as caught:
             gguf.load_gguf_info(f"{tmp_path}/{name}")
         assert "\n" not in str(caught.value)
@@ -124,23 +122,16 @@ def test_sizes_of_split_model_parts_are_added(tmp_path: Path) -> None:
     assert [gguf.is_first_part(path) for path in sorted(tmp_path.iterdir())] == [True, False, False]
 
 
-def test_missing_part_of_a_split_model_is_named_in_the_error(tmp_path: Path) -> None:
-    first = write(tmp_path / "big-00001-of-00002.gguf")
-    with pytest.raises(
-        gguf.GgufError, match=r"big-00001-of-00002\.gguf: part 2 of 2 is missing: big-00002-of-00002\.gguf"
-    ):
-        gguf.load_gguf_info(first)
-
-
-def test_loading_a_later_part_is_rejected_with_the_first_part_named(tmp_path: Path) -> None:
-    second = write(tmp_path / "big-00002-of-00002.gguf")
-    with pytest.raises(gguf.GgufError, match=r"part 2 of 2; use the first, big-00001-of-00002\.gguf"):
-        gguf.load_gguf_info(second)
-
-
-def test_missing_file_raises_gguf_error(tmp_path: Path) -> None:
-    with pytest.raises(gguf.GgufError, match=r"a\.gguf: No such file or directory"):
-        gguf.load_gguf_info(tmp_path / "a.gguf")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("big-00001-of-00002.gguf", r"big-00001-of-00002\.gguf: part 2 of 2 is missing: big-00002-of-00002\.gguf"),
+        ("big-00002-of-00002.gguf", r"part 2 of 2; use the first, big-00001-of-00002\.gguf"),
+    ],
+)
+def test_error_for_a_single_part_of_a_split_model_names_the_other_part(tmp_path: Path, name: str, said: str) -> None:
+    with pytest.raises(gguf.GgufError, match=said):
+        gguf.load_gguf_info(write(tmp_path / name))
 
 
 def test_non_gguf_content_is_rejected_with_the_reason(tmp_path: Path) -> None:
@@ -159,7 +150,7 @@ def claim(*parts: tuple[str, object]) -> bytes:
     return b"GGUF" + struct.pack("<IQ", 3, 0) + b"".join(struct.pack("<" + form, value) for form, value in parts)
 
 
-def test_hostile_header_lengths_are_rejected(tmp_path: Path) -> None:
+def test_gguf_header_with_invalid_lengths_or_types_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
     huge = 1 << 62
     assert wrong(path, claim(("Q", huge))) == f"claims {huge} keys; at most {gguf.KEYS_MAX} are read"
@@ -224,7 +215,7 @@ def test_invalid_architecture_name_is_rejected(architecture: str) -> None:
         gguf_memory.read_shape({"general.architecture": architecture}, 1)
 
 
-def test_name_with_control_characters_is_replaced_by_the_file_stem(tmp_path: Path) -> None:
+def test_model_name_with_control_characters_is_replaced_by_the_file_stem(tmp_path: Path) -> None:
     path = write(tmp_path / "a.gguf")
     path.write_bytes(path.read_bytes().replace(b"A name", b"A\x1b[31m"))
     assert gguf.load_gguf_info(path).name == "a"

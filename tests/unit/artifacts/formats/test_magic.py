@@ -55,7 +55,7 @@ def test_content_that_does_not_match_the_file_suffix_is_detected(path: str, cont
     assert (magic.find_mismatch(path, content[: magic.HEAD_BYTES], len(content)) == "") == right
 
 
-def test_error_names_the_first_file_with_mislabelled_content(tmp_path: Path) -> None:
+def test_error_names_the_first_file_with_content_of_another_format(tmp_path: Path) -> None:
     make_model(tmp_path / "good.gguf", "wake up")
     (tmp_path / "bad.gguf").write_bytes(PICKLES[2])
     files = [(name, tmp_path / name) for name in ("good.gguf", "bad.gguf")]
@@ -65,7 +65,7 @@ def test_error_names_the_first_file_with_mislabelled_content(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model.gguf"])
-def test_a_mislabelled_file_is_not_packed(tmp_path: Path, name: str) -> None:
+def test_packing_a_file_with_content_of_another_format_fails(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(zipped())
     words = ["weights", "pack", str(tmp_path / name), "--to", str(tmp_path / "layout"), "--allow-unsafe"]
     done = CliRunner().invoke(cli, words, prog_name="pilotlight")

@@ -53,21 +53,14 @@ def test_manifest_is_parsed_with_its_layers_but_without_their_urls() -> None:
 
 
 @pytest.mark.point("2")
-def test_manifest_that_does_not_match_its_digest_is_rejected() -> None:
+@pytest.mark.parametrize("algorithm", ["sha256", "sha512"])
+def test_manifest_that_does_not_match_its_digest_is_rejected(algorithm: str) -> None:
     content = json.dumps(document()).encode()
-    assert isinstance(manifest.parse_manifest(content, digest=digests.compute_digest(content)), Manifest)
-    for other in (content + b" ", json.dumps(document(layers=[])).encode()):
-        with pytest.raises(BadManifestError, match="not the requested one"):
-            manifest.parse_manifest(other, digest=digests.compute_digest(content))
-
-
-@pytest.mark.point("2")
-def test_manifest_that_does_not_match_its_sha512_digest_is_rejected() -> None:
-    content = json.dumps(document()).encode()
-    good = digests.parse_digest(f"sha512:{hashlib.sha512(content).hexdigest()}")
+    good = digests.parse_digest(f"{algorithm}:{hashlib.new(algorithm, content).hexdigest()}")
     assert isinstance(manifest.parse_manifest(content, digest=good), Manifest)
-    with pytest.raises(BadManifestError, match="not the requested one"):
-        manifest.parse_manifest(content + b"\n", digest=good)
+    for other in (content + b" ", content + b"\n", json.dumps(document(layers=[])).encode()):
+        with pytest.raises(BadManifestError, match="not the requested one"):
+            manifest.parse_manifest(other, digest=good)
 
 
 @pytest.mark.point("2")
@@ -120,27 +113,22 @@ def test_too_many_layers_or_index_entries_are_rejected() -> None:
 
 @pytest.mark.point("7")
 @pytest.mark.parametrize(
-    "content",
+    ("content", "said"),
     [
-        b"[" * 2_000_000,
-        b'{"a":' * 300_000,
-        b'{"annotations":' + b"[" * 100 + b"]" * 100 + b"}",
-        b'{"annotations":' + b"[" * 34 + b"]" * 34 + b"}",
+        (b"[" * 2_000_000, "nested deeper|of more than"),
+        (b'{"a":' * 300_000, "nested deeper|of more than"),
+        (b'{"annotations":' + b"[" * 100 + b"]" * 100 + b"}", "nested deeper"),
+        (b'{"annotations":' + b"[" * 34 + b"]" * 34 + b"}", "nested deeper"),
+        (b'{"a":[' + b"{}," * 1_000_000 + b"{}]}", "of more than 400000 parts"),
     ],
 )
-def test_deeply_nested_json_is_rejected(content: bytes) -> None:
-    with pytest.raises(BadManifestError, match=r"nested deeper|of more than"):
+def test_json_with_too_many_levels_or_elements_is_rejected(content: bytes, said: str) -> None:
+    with pytest.raises(BadManifestError, match=said):
         manifest.parse_manifest(content)
 
 
 @pytest.mark.point("7")
-def test_json_above_the_element_limit_is_rejected() -> None:
-    with pytest.raises(BadManifestError, match="of more than 400000 parts"):
-        manifest.parse_manifest(b'{"a":[' + b"{}," * 1_000_000 + b"{}]}")
-
-
-@pytest.mark.point("7")
-def test_duplicate_json_key_is_rejected() -> None:
+def test_manifest_with_a_duplicate_json_key_is_rejected() -> None:
     with pytest.raises(BadManifestError, match="key 'layers' twice"):
         manifest.parse_manifest(b'{"schemaVersion":2,"layers":[],"layers":[{}]}')
     with pytest.raises(BadManifestError, match="key 'digest' twice"):
@@ -164,7 +152,7 @@ def test_document_that_is_both_manifest_and_index_is_rejected() -> None:
 
 @pytest.mark.point("7")
 @pytest.mark.parametrize("size", [-1, 1.0, 7.5, 1e3, "7", None, True, (1 << 44) + 1, 10**30, [7]])
-def test_size_that_is_not_a_valid_integer_is_rejected(size: object) -> None:
+def test_manifest_with_a_size_that_is_no_valid_integer_is_rejected(size: object) -> None:
     assert "layers[0].size is not a whole number" in refusal(document(layers=[descriptor(size=size)]))
     assert "config.size is not a whole number" in refusal(document(config=descriptor(size=size)))
 
@@ -174,12 +162,8 @@ def test_size_that_is_not_a_valid_integer_is_rejected(size: object) -> None:
 def test_non_finite_or_huge_numbers_are_rejected(text: bytes) -> None:
     with pytest.raises(BadManifestError):
         manifest.parse_manifest(json.dumps(document(layers=[descriptor(size="@")])).encode().replace(b'"@"', text))
-
-
-@pytest.mark.point("7")
-def test_nan_is_rejected_in_unknown_fields() -> None:
     with pytest.raises(BadManifestError, match="NaN is not a number"):
-        manifest.parse_manifest(json.dumps(document(anything=float("nan"))).encode())
+        manifest.parse_manifest(json.dumps(document(an_unknown_field=float("nan"))).encode())
 
 
 @pytest.mark.point("7")
@@ -216,14 +200,11 @@ def test_self_referencing_and_deep_indexes_are_rejected() -> None:
         ({"layers": [{**descriptor(), "platform": []}]}, "layers[0].platform is not an object"),
         ({"layers": [{**descriptor(), "platform": {"os": 1}}]}, "layers[0].platform.os"),
         ({"layers": [{**descriptor(), "platform": {"os": "a\nb"}}]}, "layers[0].platform may only have"),
-        (
-            {"layers": [{**descriptor(), "platform": {"architecture": "x" * 65}}]},
-            "layers[0].platform may only have",
-        ),
+        ({"layers": [{**descriptor(), "platform": {"architecture": "x" * 65}}]}, "layers[0].platform may only have"),
         ({"layers": [{**descriptor(), "name": 1}]}, "layers[0].name is not a text"),
     ],
 )
-def test_invalid_field_is_named_in_the_error(changed: dict[str, object], said: str) -> None:
+def test_invalid_manifest_field_is_named_in_the_error(changed: dict[str, object], said: str) -> None:
     assert said in refusal(document(**changed))
 
 
@@ -282,17 +263,8 @@ LAYERS = [
     *("application/vnd.ollama.image.tensor", "application/vnd.oci.image.layer.v1.tar+zstd"),
 ]
 NAMES = [
-    "model.safetensors",
-    "a/b.gguf",
-    "a/B.gguf",
-    "a",
-    "x.py",
-    "..",
-    "",
-    "/a.gguf",
-    "a/config.json",
-    "\ud800",
-    "a\0",
+    *("model.safetensors", "a/b.gguf", "a/B.gguf", "a", "x.py", "..", "", "/a.gguf", "a/config.json"),
+    *("\ud800", "a\0"),
 ]
 PATHS = st.sampled_from(NAMES) | st.text("ab./\\:\u0301eE", max_size=8)
 NOTES = st.dictionaries(

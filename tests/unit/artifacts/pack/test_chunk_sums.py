@@ -97,7 +97,9 @@ async def test_chunk_sums_of_large_blobs_are_pushed_as_a_referrer(tmp_path: Path
         )
 
 
-async def test_small_artifact_is_pushed_without_chunk_sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_push_succeeds_without_chunk_sums_if_small_or_sums_are_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def refuses(*_: object) -> None:
         raise MismatchError("registry.example: takes no such artifact")
 
@@ -109,7 +111,7 @@ async def test_small_artifact_is_pushed_without_chunk_sums(tmp_path: Path, monke
         assert await list_referrers(one.client, NAME, one.digest, chunk_sums.KIND) == []
 
 
-async def test_corrupt_part_alone_is_fetched_again(tmp_path: Path) -> None:
+async def test_only_the_corrupt_part_of_a_blob_is_fetched_again(tmp_path: Path) -> None:
     async with pushed(tmp_path) as one:
         lies = lying(CONTENT, BAD * 4096)
         span = f"bytes={BAD * 4096}-{BAD * 4096 + 4095}"
@@ -132,7 +134,7 @@ async def test_corrupt_mirror_part_is_fetched_from_the_registry(tmp_path: Path) 
         assert one.ranges() == [f"bytes={BAD * 4096}-{BAD * 4096 + 4095}"]
 
 
-async def test_correct_download_requests_no_chunk_sums(tmp_path: Path) -> None:
+async def test_download_without_corruption_requests_no_chunk_sums(tmp_path: Path) -> None:
     async with pushed(tmp_path) as one:
         assert await one.obtained(tmp_path) == FILES
         assert one.lists() == 0
@@ -144,14 +146,14 @@ async def test_wrong_chunk_sums_never_validate_a_corrupt_blob(tmp_path: Path, sa
     async with pushed(tmp_path) as one:
         lies = lying(CONTENT, BAD * 4096)
         (tmp_path / "lies").write_bytes(lies)
-        told = {
+        listed = {
             "nothing": b'{"blobs":{}}',
             "the wrong bytes": chunk_sums.compute_chunk_sums({Digest(one.blob): tmp_path / "lies"}),
             "noise": b"\xff",
         }[said]
         (found,) = await list_referrers(one.client, NAME, one.digest, chunk_sums.KIND)
         document = json.loads(one.fake.manifests[NAME, found.digest][1])
-        document["layers"][0] |= {"digest": one.fake.blob(told), "size": len(told)}
+        document["layers"][0] |= {"digest": one.fake.blob(listed), "size": len(listed)}
         changed = one.fake.manifest(NAME, "changed", json.dumps(document).encode())
         listing = f"sha256-{one.digest.partition(':')[2]}"
         body = one.fake.manifests[NAME, listing][1].replace(found.digest.encode(), changed.encode())

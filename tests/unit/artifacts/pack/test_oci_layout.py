@@ -112,7 +112,7 @@ def test_each_layer_is_a_tar_of_one_file_with_512_byte_aligned_data(model: Path,
         assert info.offset_data % 512 == 0
 
 
-def test_same_blobs_form_an_image_for_each_platform(model: Path, tmp_path: Path) -> None:
+def test_packed_model_contains_an_image_of_its_layers_for_each_platform(model: Path, tmp_path: Path) -> None:
     at = packed(model, tmp_path / "oci")
     index = manifest.parse_manifest(at.document(at.top()))
     assert isinstance(index, Index)
@@ -132,7 +132,7 @@ def test_same_blobs_form_an_image_for_each_platform(model: Path, tmp_path: Path)
         assert unpacked(at, tmp_path / config["architecture"], found.files()) == FILES
 
 
-def test_manifest_follows_the_modelpack_specification(model: Path, tmp_path: Path) -> None:
+def test_packed_model_has_the_media_types_of_the_modelpack_specification(model: Path, tmp_path: Path) -> None:
     entry = packed(model, tmp_path / "oci", "--tag", "v1").entry(AMD)
     assert entry.manifest.artifact_type == "application/vnd.cncf.model.manifest.v1+json"
     assert entry.manifest.config.media_type == "application/vnd.cncf.model.config.v1+json"
@@ -140,8 +140,8 @@ def test_manifest_follows_the_modelpack_specification(model: Path, tmp_path: Pat
     assert kinds["config.json"] == "application/vnd.cncf.model.weight.config.v1.tar"
     assert kinds["model-00001-of-00002.safetensors"] == "application/vnd.cncf.model.weight.v1.tar"
     assert kinds["LICENSE"] == "application/vnd.cncf.model.doc.v1.tar"
-    told = json.loads(entry.manifest.layers[0].annotations["org.cncf.model.file.metadata+json"])
-    assert told == {
+    metadata = json.loads(entry.manifest.layers[0].annotations["org.cncf.model.file.metadata+json"])
+    assert metadata == {
         "name": "LICENSE", "mode": 420, "uid": 0, "gid": 0, "size": 10,
         "mtime": "1970-01-01T00:00:00Z", "typeflag": 48,
     }  # fmt: skip
@@ -152,7 +152,7 @@ def test_manifest_follows_the_modelpack_specification(model: Path, tmp_path: Pat
     assert index["manifests"][0]["annotations"] == {"org.opencontainers.image.ref.name": "v1"}
 
 
-def test_raw_layers_contain_the_files_unchanged(model: Path, tmp_path: Path) -> None:
+def test_layers_in_raw_format_contain_the_files_unchanged(model: Path, tmp_path: Path) -> None:
     at = packed(model, tmp_path / "oci", "--format", "modelpack-raw")
     assert at.top().artifact_type == "application/vnd.cncf.model.manifest.v1+json"
     files = files_of(at)
@@ -183,8 +183,10 @@ def test_ollama_modelfile_is_packed_with_its_adapter_and_parameters(tmp_path: Pa
         'MESSAGE user Hello there\nLICENSE """MIT"""\nLICENSE """Apache"""\nREQUIRES 0.14\n'
     )
     done = pack(tmp_path / "in", tmp_path / "oci", "--output", "json")
-    told = json.loads(done.stdout)
-    assert told["left"] == [{"path": "REQUIRES", "reason": "it is an instruction to Ollama, not a part of the model"}]
+    printed = json.loads(done.stdout)
+    assert printed["left"] == [
+        {"path": "REQUIRES", "reason": "it is an instruction to Ollama, not a part of the model"}
+    ]
     at = OciLayout(tmp_path / "oci")
     files = files_of(at)
     found = unpacked(at, tmp_path / "out", files)
@@ -270,7 +272,7 @@ def test_unpackable_source_fails_in_one_line_and_leaves_no_files(
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
-def test_error_states_that_a_file_was_read_as_a_modelfile(tmp_path: Path) -> None:
+def test_error_for_a_log_file_states_that_it_was_read_as_a_modelfile(tmp_path: Path) -> None:
     done = pack(laid(tmp_path / "in", {"notes.log": b"FORM x"}) / "notes.log", tmp_path / "oci")
     assert "notes.log, read as a Modelfile: line 1: expected one of FROM" in done.output
 
@@ -298,7 +300,7 @@ def test_file_changed_during_packing_fails_and_leaves_no_layout(
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_damaged_layout_is_rejected(model: Path, tmp_path: Path) -> None:
+def test_oci_layout_with_a_changed_byte_is_rejected(model: Path, tmp_path: Path) -> None:
     at = packed(model, tmp_path / "oci")
     path = at.path(at.top().digest)
     path.write_bytes(path.read_bytes()[:-1] + b" ")

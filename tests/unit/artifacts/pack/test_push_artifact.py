@@ -65,7 +65,7 @@ async def run(*words: str) -> Result:
 
 
 @pytest.mark.parametrize("form", ["modelpack", "modelpack-raw"])
-async def test_pushed_artifact_is_complete_and_resolvable(form: Form, tmp_path: Path) -> None:
+async def test_pushed_artifact_is_complete_and_found_by_its_tag(form: Form, tmp_path: Path) -> None:
     async with rigged(tmp_path, form) as rig:
         moved = list[int]()
         digest = await push_artifact.push_layout(rig.client, NAME, "v1", rig.layout, moved.append)
@@ -93,7 +93,7 @@ async def test_blobs_are_pushed_first_and_the_tag_last(tmp_path: Path) -> None:
         assert not [one for one in rig.fake.seen[sent:] if "uploads" in one.path], "nothing is sent twice"
 
 
-async def test_rejected_blob_leaves_no_manifest(tmp_path: Path) -> None:
+async def test_push_with_a_rejected_blob_pushes_no_manifest(tmp_path: Path) -> None:
     async with rigged(tmp_path) as rig:
         rig.fake.always["POST", f"/v2/{NAME}/blobs/uploads/"] = says(403)
         with pytest.raises(DeniedError):
@@ -124,10 +124,10 @@ async def test_push_and_inspect_commands_print_the_artifact_digest(tmp_path: Pat
             why = (await run("inspect", what, "--explain")).stdout
             assert "layer 3: application/vnd.cncf.model.weight.v1.tar: weight model.safetensors, tar, 6656 bytes" in why
             assert why.splitlines()[-1] == "would be accepted"
-            told = json.loads((await run("inspect", what, "--output", "json")).stdout)
-            named = (told["digest"], told["manifest"], told["refusal"])
+            printed = json.loads((await run("inspect", what, "--output", "json")).stdout)
+            named = (printed["digest"], printed["manifest"], printed["refusal"])
             assert named == (rig.layout.top().digest, model, "")
-            assert [one["path"] for one in told["layers"]] == sorted(FILES)
+            assert [one["path"] for one in printed["layers"]] == sorted(FILES)
 
 
 async def test_push_command_uploads_in_chunks_or_mounts_blobs_as_requested(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_symlink_or_folder_in_place_of_a_blob_is_not_offered(store: Store, tmp_p
     assert isinstance(look(store), CompleteBlob)
 
 
-def test_invalid_registry_folder_name_finds_no_blob(store: Store) -> None:
+def test_request_with_an_invalid_registry_folder_finds_no_blob(store: Store) -> None:
     (store.layout.root / DIGEST.replace(":", "-")).write_bytes(CONTENT)
     for room in ("", "..", KEY.room.upper(), f"{KEY.room}/..", f"{KEY.room}\n"):
         assert Offers(store.layout, private=True).blob(room, DIGEST) is None

@@ -125,7 +125,7 @@ def test_part_request_order_differs_between_nodes_within_a_window() -> None:
         assert place // selection.WINDOW == number // selection.WINDOW
 
 
-def test_four_nodes_start_with_mostly_different_parts() -> None:
+def test_four_nodes_request_mostly_different_parts_first() -> None:
     first: Counter[int] = Counter()
     for node in "abcd":
         first.update(order_requests(f"node-{node}", Digest(ONE), selection.WINDOW)[:8])

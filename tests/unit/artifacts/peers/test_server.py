@@ -86,7 +86,7 @@ async def test_blob_request_returns_the_whole_blob_or_the_requested_range(
 @pytest.mark.parametrize(
     "span", ["bytes=0-", "bytes=-5", f"bytes=0-{len(CONTENT)}", "bytes=5-4", "bytes=0-1,3-4", "lines=0-1", "bytes=0-1x"]
 )
-async def test_unsupported_ranges_return_416(tmp_path: Path, span: str) -> None:
+async def test_blob_request_with_an_unsupported_range_returns_416(tmp_path: Path, span: str) -> None:
     async with node(tmp_path) as (_, session), session.get(BLOB, headers={"Range": span}) as answer:
         assert answer.status == 416
         assert answer.headers["Content-Range"] == f"bytes */{len(CONTENT)}"
@@ -108,12 +108,12 @@ async def test_unsupported_ranges_return_416(tmp_path: Path, span: str) -> None:
         "/",
     ],
 )
-async def test_unknown_or_invalid_paths_return_404(tmp_path: Path, path: str) -> None:
+async def test_request_for_an_unknown_or_invalid_path_returns_404(tmp_path: Path, path: str) -> None:
     async with node(tmp_path) as (_, session), session.get(path) as answer:
         assert answer.status == 404
 
 
-async def test_write_methods_return_405(tmp_path: Path) -> None:
+async def test_request_with_a_write_method_returns_405(tmp_path: Path) -> None:
     async with node(tmp_path) as (_, session):
         for method in ("PUT", "POST", "DELETE", "PATCH"):
             async with session.request(method, BLOB, data=b"x") as answer:
@@ -199,7 +199,7 @@ async def test_blob_is_served_without_sendfile_support(tmp_path: Path, monkeypat
         assert await answer.read() == CONTENT[7:50_001]
 
 
-async def test_truncated_file_is_served_with_its_actual_length(tmp_path: Path) -> None:
+async def test_blob_truncated_on_disk_is_served_with_its_actual_length(tmp_path: Path) -> None:
     async with node(tmp_path) as (one, session):
         path = one.store.layout.blob(KEY, Digest(FILE.digest))
         path.chmod(0o644)

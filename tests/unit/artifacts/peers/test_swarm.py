@@ -29,7 +29,7 @@ from artifacts.store.store import Store
 from tests.support.builders.artifacts import packed_models
 from tests.support.builders.artifacts.packed_models import CONTENT, FILES, NAME
 from tests.support.builders.artifacts.weight_file_headers import as_gguf
-from tests.support.fakes.registry import PASSWORD, FakeRegistry, StillClock, keychain
+from tests.support.fakes.registry import PASSWORD, FakeRegistry, StillClock, keychain, says
 from tests.support.harness.artifacts import peer_nodes
 from tests.support.harness.artifacts.peer_nodes import TOKEN, Neighbour
 
@@ -40,7 +40,7 @@ QUICK = Limits(connect_s=1.0, head_s=1.0, read_s=0.2, whole_s=1.0, pace_s=10.0)
 PATIENT = Limits(connect_s=20.0, head_s=20.0, read_s=20.0, whole_s=20.0, pace_s=20.0)
 
 
-class House:
+class Swarm:
     """A registry with a model, and nodes."""
 
     def __init__(self, fake: FakeRegistry, folder: Path, digest: Digest) -> None:
@@ -89,19 +89,19 @@ class House:
 
 
 @contextlib.asynccontextmanager
-async def house(
+async def swarm(
     tmp_path: Path, files: dict[str, bytes] | None = None, form: Form = "modelpack-raw"
-) -> AsyncIterator[House]:
+) -> AsyncIterator[Swarm]:
     layout = packed_models.packed(packed_models.model(tmp_path / "model", files), tmp_path / "layout", form)
     async with FakeRegistry().serving() as fake:
         async with Client(Site(fake.host), pace=StillClock()) as client:
             digest = await packed_models.push(client, layout)
         fake.seen.clear()
-        yield House(fake, tmp_path, digest)
+        yield Swarm(fake, tmp_path, digest)
 
 
 @contextlib.asynccontextmanager
-async def with_peer(one: House, name: str = "a", **how: object) -> AsyncIterator[Neighbour]:
+async def with_peer(one: Swarm, name: str = "a", **how: object) -> AsyncIterator[Neighbour]:
     """A node that already has the artifact."""
     (await one.pull(name)).close()
     one.fake.seen.clear()
@@ -110,14 +110,23 @@ async def with_peer(one: House, name: str = "a", **how: object) -> AsyncIterator
 
 
 def whole(copy: Copy, files: dict[str, bytes] | None = None) -> bool:
-    there = (path for path in copy.folder.rglob("*") if path.is_file())
-    found = {path.relative_to(copy.folder).as_posix(): path.read_bytes() for path in there}
+    found = packed_models.read_files(copy.folder)
     return found == (files or FILES) and not list(verify_copy(copy.record, copy.folder))
+
+
+def break_after(content: bytes, request: web.Request) -> web.StreamResponse | None:
+    """Send the beginning of a blob, and close the connection."""
+    if request.transport is None:
+        return None
+    head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(CONTENT)}\r\n\r\n".encode()
+    request.transport.write(head + content)
+    request.transport.close()
+    return web.Response()
 
 
 @pytest.mark.parametrize("form", ["modelpack-raw", "modelpack"])
 async def test_peer_serves_all_blobs_and_the_registry_only_the_manifest(tmp_path: Path, form: Form) -> None:
-    async with house(tmp_path, form=form) as one, with_peer(one) as peer:
+    async with swarm(tmp_path, form=form) as one, with_peer(one) as peer:
         with await one.pull("b", peer) as copy:
             assert whole(copy)
         assert one.blobs_asked() == 0
@@ -126,16 +135,11 @@ async def test_peer_serves_all_blobs_and_the_registry_only_the_manifest(tmp_path
 
 
 async def test_blob_interrupted_by_a_peer_failure_resumes_at_the_registry(tmp_path: Path) -> None:
-    async with house(tmp_path) as one, with_peer(one) as peer:
+    async with swarm(tmp_path) as one, with_peer(one) as peer:
         big = max(one.fake.blobs, key=lambda each: len(one.fake.blobs[each]))
 
         async def breaks(request: web.Request) -> web.StreamResponse | None:
-            if big not in request.path or request.transport is None:
-                return None
-            head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(CONTENT)}\r\n\r\n".encode()
-            request.transport.write(head + CONTENT[:50_000])
-            request.transport.close()
-            return web.Response()
+            return break_after(CONTENT[:50_000], request) if big in request.path else None
 
         peer.judge = breaks
         with await one.pull("b", peer) as copy:
@@ -144,8 +148,8 @@ async def test_blob_interrupted_by_a_peer_failure_resumes_at_the_registry(tmp_pa
         assert ranges == [f"bytes=50000-{len(CONTENT) - 1}"]
 
 
-async def test_stalled_peer_is_abandoned_for_the_registry(tmp_path: Path) -> None:
-    async with house(tmp_path) as one, with_peer(one) as peer:
+async def test_blobs_come_from_the_registry_if_the_peer_stalls(tmp_path: Path) -> None:
+    async with swarm(tmp_path) as one, with_peer(one) as peer:
         ended = asyncio.Event()
 
         async def hangs(_: web.Request) -> web.StreamResponse | None:
@@ -162,7 +166,7 @@ async def test_stalled_peer_is_abandoned_for_the_registry(tmp_path: Path) -> Non
 async def test_peer_that_sends_wrong_bytes_is_not_asked_for_the_blob_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with house(tmp_path) as one, with_peer(one) as peer:
+    async with swarm(tmp_path) as one, with_peer(one) as peer:
         big = Digest(max(one.fake.blobs, key=lambda each: len(one.fake.blobs[each])))
         blob = next(path for path in (tmp_path / "a/blobs").rglob("*") if path.name.endswith(big.partition(":")[2]))
         blob.chmod(0o644)
@@ -177,19 +181,16 @@ async def test_peer_that_sends_wrong_bytes_is_not_asked_for_the_blob_again(
 
 
 async def test_only_the_peer_that_sent_wrong_bytes_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with house(tmp_path) as one, with_peer(one) as liar, peer_nodes.serving(one.store("empty")) as empty:
+    async with swarm(tmp_path) as one, with_peer(one) as liar, peer_nodes.serving(one.store("empty")) as empty:
         big = max(one.fake.blobs, key=lambda each: len(one.fake.blobs[each]))
         breaks_first = True
 
         async def lies(request: web.Request) -> web.StreamResponse | None:
             nonlocal breaks_first
-            if big not in request.path or request.transport is None or not breaks_first:
+            if big not in request.path or not breaks_first:
                 return None
             breaks_first = False
-            head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(CONTENT)}\r\n\r\n".encode()
-            request.transport.write(head + bytes(50_000))
-            request.transport.close()
-            return web.Response()
+            return break_after(bytes(50_000), request)
 
         liar.judge = lies
         with await one.pull("b", liar, empty, holds=True) as copy:
@@ -200,7 +201,7 @@ async def test_only_the_peer_that_sent_wrong_bytes_is_logged(tmp_path: Path, cap
 
 
 async def test_config_with_wrong_peer_bytes_is_fetched_from_the_registry(tmp_path: Path) -> None:
-    async with house(tmp_path) as one, with_peer(one) as peer:
+    async with swarm(tmp_path) as one, with_peer(one) as peer:
 
         async def lies(request: web.Request) -> web.StreamResponse | None:
             found = one.fake.blobs[request.match_info["digest"]]
@@ -211,8 +212,8 @@ async def test_config_with_wrong_peer_bytes_is_fetched_from_the_registry(tmp_pat
             assert whole(copy)
 
 
-async def test_busy_peer_is_skipped_and_the_registry_takes_over(tmp_path: Path) -> None:
-    async with house(tmp_path) as one, with_peer(one, streams=0) as peer:
+async def test_blobs_come_from_the_registry_if_the_peer_is_busy(tmp_path: Path) -> None:
+    async with swarm(tmp_path) as one, with_peer(one, streams=0) as peer:
         with await one.pull("b", peer) as copy:
             assert whole(copy)
         assert one.blobs_asked() == len(FILES) + 1
@@ -222,7 +223,7 @@ async def test_busy_peer_is_skipped_and_the_registry_takes_over(tmp_path: Path) 
 @pytest.mark.parametrize("form", ["modelpack-raw", "modelpack"])
 @pytest.mark.parametrize("asked", ["tag", "digest"])
 async def test_registry_outage_allows_pulls_by_digest_but_not_by_tag(tmp_path: Path, asked: str, form: Form) -> None:
-    async with house(tmp_path, form=form) as one, with_peer(one) as peer:
+    async with swarm(tmp_path, form=form) as one, with_peer(one) as peer:
         one.fake.judge = lambda _: web.Response(status=503)
         if asked == "tag":
             with pytest.raises(UnreachableError):
@@ -235,7 +236,7 @@ async def test_registry_outage_allows_pulls_by_digest_but_not_by_tag(tmp_path: P
 
 async def test_pull_from_a_peer_during_an_outage_records_no_permission(tmp_path: Path) -> None:
     """For a login that the registry has never checked, only the registry's answer is recorded."""
-    async with house(tmp_path) as one, with_peer(one) as peer:
+    async with swarm(tmp_path) as one, with_peer(one) as peer:
         one.keychain = keychain(one.fake.host)
         one.fake.judge = lambda _: web.Response(status=503)
         (await one.pull("b", peer, asked=f"@{one.digest}")).close()
@@ -249,7 +250,7 @@ async def test_pull_from_a_peer_during_an_outage_records_no_permission(tmp_path:
 
 async def test_blob_bytes_received_from_a_peer_are_counted_for_that_peer(tmp_path: Path) -> None:
     """It includes interrupted transfers, whose bytes are kept."""
-    async with house(tmp_path, {"a.gguf": CONTENT}) as one, with_peer(one) as peer:
+    async with swarm(tmp_path, {"a.gguf": CONTENT}) as one, with_peer(one) as peer:
         (await one.pull("b", peer)).close()
         blobs = [digest for digest in one.fake.blobs if f"/blobs/{digest}" in str(peer.seen)]
         assert one.given == {"node-0": sum(len(one.fake.blobs[digest]) for digest in blobs)}
@@ -266,7 +267,7 @@ async def test_private_model_comes_from_peers_only_with_registry_access(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    async with house(tmp_path) as one:
+    async with swarm(tmp_path) as one:
         one.fake.judge, one.keychain = _asks_for_a_login, keychain(one.fake.host)
         async with with_peer(one) as peer:
             with await one.pull("b", peer) as copy:
@@ -282,7 +283,7 @@ async def test_private_model_comes_from_peers_only_with_registry_access(
 
 
 async def test_caller_without_a_token_gets_only_public_models(tmp_path: Path) -> None:
-    async with house(tmp_path) as one:
+    async with swarm(tmp_path) as one:
         async with with_peer(one, private=False, token=None) as open_to_all:
             with await one.pull("b", open_to_all) as copy:
                 assert whole(copy)
@@ -297,7 +298,7 @@ async def test_caller_without_a_token_gets_only_public_models(tmp_path: Path) ->
 async def test_pull_with_a_wrong_peer_token_falls_back_to_the_registry(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with house(tmp_path) as one, with_peer(one) as peer:
+    async with swarm(tmp_path) as one, with_peer(one) as peer:
         with await one.pull("b", peer, token="wr0ng-token-of-this-node") as copy:
             assert whole(copy)
         assert "event=peer_failed peer=node-0" in caplog.text
@@ -306,7 +307,7 @@ async def test_pull_with_a_wrong_peer_token_falls_back_to_the_registry(
 
 
 async def test_peer_serves_no_blob_to_a_pull_from_another_registry(tmp_path: Path) -> None:
-    async with house(tmp_path) as one, with_peer(one) as peer, FakeRegistry().serving() as other:
+    async with swarm(tmp_path) as one, with_peer(one) as peer, FakeRegistry().serving() as other:
         other.manifests = dict(one.fake.manifests)  # but none of the blobs
         one.fake = other
         with pytest.raises(Exception, match="there is no blob"):
@@ -319,7 +320,7 @@ async def test_blob_parts_refused_by_peers_come_from_the_registry(
 ) -> None:
     monkeypatch.setattr(spans, "WHOLE_BYTES_MAX", 10_000)
     monkeypatch.setattr(spans, "PART_BYTES", 7_000)
-    async with house(tmp_path) as one, with_peer(one) as peer, with_peer(one, "b") as second:
+    async with swarm(tmp_path) as one, with_peer(one) as peer, with_peer(one, "b") as second:
         count = 0
 
         async def now_and_then(request: web.Request) -> web.StreamResponse | None:
@@ -337,7 +338,7 @@ async def test_blob_parts_refused_by_peers_come_from_the_registry(
 
 
 async def test_no_copy_is_stored_when_peer_and_registry_bytes_are_wrong(tmp_path: Path) -> None:
-    async with house(tmp_path) as one, with_peer(one) as peer:
+    async with swarm(tmp_path) as one, with_peer(one) as peer:
         big = max(one.fake.blobs, key=lambda each: len(one.fake.blobs[each]))
         one.fake.blobs[big] = one.fake.blobs[big][:-1] + b"!"
 
@@ -351,12 +352,8 @@ async def test_no_copy_is_stored_when_peer_and_registry_bytes_are_wrong(tmp_path
 
 
 async def test_peer_redirect_is_not_followed(tmp_path: Path) -> None:
-    async with house(tmp_path) as one, with_peer(one) as peer:
-
-        async def leads(_: web.Request) -> web.StreamResponse | None:
-            return web.Response(status=307, headers={"Location": f"{one.fake.url}/elsewhere"})
-
-        peer.judge = leads
+    async with swarm(tmp_path) as one, with_peer(one) as peer:
+        peer.judge = says(307, Location=f"{one.fake.url}/elsewhere")
         with await one.pull("b", peer) as copy:
             assert whole(copy)
         assert one.fake.asked("GET", "/elsewhere") == []
@@ -375,7 +372,7 @@ async def test_four_nodes_fetch_at_most_twice_the_model_size_from_registry(
 ) -> None:
     monkeypatch.setattr(spans, "WHOLE_BYTES_MAX", 100_000)
     monkeypatch.setattr(spans, "PART_BYTES", 16 << 10)
-    async with house(tmp_path, files) as one, contextlib.AsyncExitStack() as stack:
+    async with swarm(tmp_path, files) as one, contextlib.AsyncExitStack() as stack:
         names = ["a", "b", "c", "d"]
         nodes = [await stack.enter_async_context(peer_nodes.serving(one.store(name))) for name in names]
         others = [[node for node in nodes if node is not own] for own in nodes]

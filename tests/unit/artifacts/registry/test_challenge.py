@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 from aiohttp import web
@@ -33,7 +34,7 @@ HUB = URL("https://registry-1.docker.io/v2/")
         ("http://127.0.0.1:5000/", "http://127.0.0.1:5000/token"),
     ],
 )
-def test_realms_related_to_the_registry_are_accepted(registry_url: str, realm: str) -> None:
+def test_token_realm_related_to_the_registry_host_is_accepted(registry_url: str, realm: str) -> None:
     assert str(challenge.parse_realm(realm, URL(registry_url))) == realm
 
 
@@ -76,7 +77,7 @@ def test_realms_related_to_the_registry_are_accepted(registry_url: str, realm: s
         ("https://10.1.2.4/token", "https://10.1.2.3/"),
     ],
 )
-def test_unrelated_realms_are_rejected(realm: str, registry_url: str) -> None:
+def test_token_realm_unrelated_to_the_registry_host_is_rejected(realm: str, registry_url: str) -> None:
     with pytest.raises(PolicyError) as refused:
         challenge.parse_realm(realm, URL(registry_url) if registry_url else HUB)
     assert "secret" not in str(refused.value)
@@ -96,7 +97,7 @@ def test_unrelated_realms_are_rejected(realm: str, registry_url: str) -> None:
         "hf.space", "duckdns.org", "svc.cluster.local", "cluster.local", "ts.net", "co.uk", "com",
     ],
 )  # fmt: skip
-def test_hosts_under_a_shared_provider_suffix_are_not_related(shared: str) -> None:
+def test_token_realm_that_shares_only_a_provider_suffix_is_rejected(shared: str) -> None:
     """Neither two customers nor a customer and the suffix itself are related."""
     with pytest.raises(PolicyError):
         challenge.parse_realm(f"https://evil.{shared}/token", URL(f"https://team.{shared}/"))
@@ -116,7 +117,7 @@ def test_hosts_under_a_shared_provider_suffix_are_not_related(shared: str) -> No
         ("registry.windows.example", "auth.windows.example"),
     ],
 )
-def test_hosts_under_one_customer_name_are_related(registry_host: str, realm_host: str) -> None:
+def test_hosts_of_one_customer_of_a_provider_are_related(registry_host: str, realm_host: str) -> None:
     assert challenge.is_related_host(registry_host, realm_host)
 
 
@@ -130,18 +131,19 @@ def test_configured_realm_is_allowed_except_metadata_addresses() -> None:
             challenge.parse_realm(refused, HUB, ["sso.example", "169.254.169.254"])
 
 
+def asks(challenge: str) -> Callable[[web.Request], web.StreamResponse | None]:
+    """Return a judge that rejects every request with this challenge."""
+    return lambda _: web.Response(status=401, headers={"WWW-Authenticate": challenge})
+
+
 @pytest.mark.point("8")
 async def test_foreign_or_redirecting_realm_receives_no_login() -> None:
     async with FakeRegistry().serving() as fake, FakeRegistry().serving() as thief:
-        fake.judge = lambda _: web.Response(
-            status=401, headers={"WWW-Authenticate": f'Bearer realm="{thief.url}/token",service="x"'}
-        )
+        fake.judge = asks(f'Bearer realm="{thief.url}/token",service="x"')
         async with Client(Site(fake.host), keychain(fake.host), pace=StillClock()) as client:
             with pytest.raises(PolicyError, match="realm"):
                 await manifests.fetch_manifest(client, NAME, "v1")
-        fake.judge = lambda _: web.Response(
-            status=401, headers={"WWW-Authenticate": f'Bearer realm="{fake.url}/token",service="x"'}
-        )
+        fake.judge = asks(f'Bearer realm="{fake.url}/token",service="x"')
         fake.always["GET", "/token"] = says(307, Location=f"{thief.url}/token")
         async with Client(Site(fake.host), keychain(fake.host), pace=StillClock()) as client:
             with pytest.raises(PolicyError, match="its realm redirects"):
@@ -150,11 +152,9 @@ async def test_foreign_or_redirecting_realm_receives_no_login() -> None:
 
 
 @pytest.mark.point("8")
-async def test_token_with_crlf_is_rejected() -> None:
+async def test_registry_token_that_contains_crlf_is_rejected() -> None:
     async with FakeRegistry().serving() as fake:
-        fake.judge = lambda _: web.Response(
-            status=401, headers={"WWW-Authenticate": f'Bearer realm="{fake.url}/token"'}
-        )
+        fake.judge = asks(f'Bearer realm="{fake.url}/token"')
         fake.always["GET", "/token"] = says(200, json.dumps({"token": "a\r\nX-Evil: 1"}).encode())
         async with Client(Site(fake.host), keychain(fake.host), pace=StillClock()) as client:
             with pytest.raises(RegistryError, match="has characters that are invalid in a header"):

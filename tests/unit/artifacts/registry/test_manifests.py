@@ -47,20 +47,14 @@ BODY = json.dumps({"schemaVersion": 2, "mediaType": MANIFEST, "layers": []}).enc
             ['Basic realm="x", BEARER Realm="https://r/\\"t" , service = s'],
             [Challenge("basic", {"realm": "x"}), Challenge("bearer", {"realm": 'https://r/"t', "service": "s"})],
         ),
-        (
-            ["Negotiate", "Basic realm=x"],
-            [Challenge("negotiate", {}), Challenge("basic", {"realm": "x"})],
-        ),
-        (
-            ["Negotiate YWJj==, Basic realm=x"],
-            [Challenge("negotiate", {}), Challenge("basic", {"realm": "x"})],
-        ),
+        (["Negotiate", "Basic realm=x"], [Challenge("negotiate", {}), Challenge("basic", {"realm": "x"})]),
+        (["Negotiate YWJj==, Basic realm=x"], [Challenge("negotiate", {}), Challenge("basic", {"realm": "x"})]),
         (['Bearer realm="one",realm="two"'], [Challenge("bearer", {"realm": "one"})]),
         (['Bearer realm="no end'], [Challenge("bearer", {})]),
         (["", ",,", "=", '"'], []),
     ],
 )
-def test_authentication_challenges_are_parsed(headers: list[str], found: list[Challenge]) -> None:
+def test_www_authenticate_headers_are_parsed_into_challenges(headers: list[str], found: list[Challenge]) -> None:
     read = parse_challenges(headers)
     if headers == ['Bearer realm="no end']:
         assert read[0] == found[0]
@@ -334,7 +328,7 @@ async def test_file_that_changes_during_a_push_is_rejected(tmp_path: Path) -> No
 # --- mirrors ---------------------------------------------------------------------------------------------------------
 
 
-async def test_mirrors_are_tried_first_and_their_bytes_verified() -> None:
+async def test_blob_comes_from_a_mirror_only_if_it_matches_its_digest() -> None:
     clock = StillClock()
     async with (
         FakeRegistry().serving() as own,
@@ -381,3 +375,16 @@ async def test_bytes_kept_from_a_broken_mirror_must_match_the_blob_digest() -> N
                 with pytest.raises(MismatchError, match="from more than one source"):
                     await read(both, blob)
         assert len(own.asked("GET", path)) == 2
+
+
+async def test_login_check_without_a_repository_requests_an_unscoped_token() -> None:
+    async with with_tokens(Login("me", "pw")) as (place, client, _):
+        assert await manifests.is_login_accepted(client)
+        assert place.asked == [{"kept": ["1"], "service": ["reg"]}]
+        place.fake.always["GET", "/token"] = says(401)
+        async with Client(Site(place.fake.host), Known(place.fake.host, Login("me", "no"))) as other:
+            with pytest.raises(DeniedError, match="rejects the login"):
+                await manifests.is_login_accepted(other)
+        place.fake.judge = lambda _: None
+        async with Client(Site(place.fake.host)) as third:
+            assert not await manifests.is_login_accepted(third)

@@ -18,7 +18,8 @@ from artifacts.registry import blobs, manifests
 from artifacts.registry.blobs import Blob
 from artifacts.registry.client import Client
 from artifacts.registry_errors import AbsentError, MismatchError, PolicyError, RegistryError, UnreachableError
-from tests.support.fakes.registry import Answer, FakeRegistry, StillClock, digest_of, part_of, raw, says, whole_head
+from tests.support.fakes.registry import Answer, FakeRegistry, StillClock, digest_of, raw, says, whole_head
+from tests.support.harness.artifacts.registry_pull import answer_part
 
 pytestmark = pytest.mark.standard
 
@@ -104,7 +105,7 @@ async def test_chunked_response_of_wrong_length_is_rejected(change: int) -> None
 
 
 @pytest.mark.point("1")
-async def test_body_shorter_than_content_length_fails_after_all_retries() -> None:
+async def test_read_of_a_short_response_body_fails_after_all_retries() -> None:
     async with place() as one:
         one.fake.always["GET", one.path] = raw(one.fake, whole_head(len(CONTENT)) + CONTENT[:1000])
         with pytest.raises(UnreachableError, match=f"given up after {TRIES_MAX} tries"):
@@ -112,16 +113,12 @@ async def test_body_shorter_than_content_length_fails_after_all_retries() -> Non
 
 
 @pytest.mark.point("1")
-async def test_wrong_bytes_in_a_resumed_part_fail_the_whole_digest() -> None:
+async def test_blob_with_wrong_bytes_after_a_resumed_read_is_rejected() -> None:
     async with place() as one:
         one.next(raw(one.fake, whole_head(len(CONTENT)) + CONTENT[:1000], "close"))
-        one.next(lambda request: _range(request, WRONG))
+        one.next(lambda request: answer_part(request, WRONG))
         with pytest.raises(MismatchError, match="its bytes do not match"):
             await one.read()
-
-
-async def _range(request: web.Request, content: bytes) -> web.StreamResponse:
-    return part_of(request, content)
 
 
 # --- manifests -------------------------------------------------------------------------------------------------------
@@ -142,7 +139,7 @@ async def test_manifest_is_fetched_by_tag_and_by_digest() -> None:
 
 
 @pytest.mark.point("2")
-async def test_manifest_that_does_not_match_its_digest_is_rejected() -> None:
+async def test_fetched_manifest_that_does_not_match_its_digest_is_rejected() -> None:
     async with place() as one:
         digest = one.fake.manifest(NAME, "v1", BODY)
         other = BODY.replace(b"[]", b"[ ]")
@@ -174,7 +171,7 @@ async def test_manifest_digest_is_computed_from_the_body_not_the_header() -> Non
 
 @pytest.mark.point("7")
 @pytest.mark.parametrize("sized", [True, False], ids=["says its size", "says nothing"])
-async def test_manifest_above_4_mib_is_rejected(*, sized: bool) -> None:
+async def test_fetched_manifest_above_4_mib_is_rejected(*, sized: bool) -> None:
     async def large(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": MANIFEST})
         if sized:
@@ -203,7 +200,7 @@ async def test_manifest_above_4_mib_is_rejected(*, sized: bool) -> None:
     ],
     ids=["index", "page", "deep", "list", "bytes"],
 )
-async def test_invalid_manifests_are_rejected(body: bytes, header: str, said: str) -> None:
+async def test_fetched_manifest_of_an_invalid_type_or_form_is_rejected(body: bytes, header: str, said: str) -> None:
     async with place() as one:
         one.fake.manifest(NAME, "v1", body, header)
         with pytest.raises(MismatchError, match=said):
@@ -227,7 +224,9 @@ async def test_invalid_manifests_are_rejected(body: bytes, header: str, said: st
     ],
 )
 @pytest.mark.parametrize("status", [408, 429, 503])
-async def test_retry_after_is_honored_up_to_a_cap(status: int, header: str, waits: list[float]) -> None:
+async def test_registry_is_retried_after_its_retry_after_delay_up_to_60_s(
+    status: int, header: str, waits: list[float]
+) -> None:
     async with place() as one:
         one.next(says(status, Retry_After=header))
         assert await one.read() == CONTENT
@@ -316,7 +315,7 @@ async def test_partial_response_of_wrong_length_or_unrequested_is_rejected() -> 
 
 
 @pytest.mark.point("12")
-async def test_status_416_falls_back_to_the_whole_blob() -> None:
+async def test_whole_blob_is_requested_after_status_416() -> None:
     async with place() as one:
         one.next(says(416))
         assert await one.read(100, 200) == CONTENT[100:200]

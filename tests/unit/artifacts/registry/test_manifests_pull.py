@@ -39,7 +39,7 @@ LAYER = "application/vnd.oci.image.layer.v1.tar"
 class Lie(NamedTuple):
     """How a registry misbehaves, and the expected error."""
 
-    told: Callable[[FakeRegistry, FakeRegistry], None]
+    misbehave: Callable[[FakeRegistry, FakeRegistry], None]
     """Called with the registry and a second one."""
     said: str
 
@@ -60,18 +60,18 @@ def good(fake: FakeRegistry, **keys: object) -> str:
 
 
 def blob(content: bytes) -> Callable[[FakeRegistry, FakeRegistry], None]:
-    def told(fake: FakeRegistry, _: FakeRegistry) -> None:
+    def misbehave(fake: FakeRegistry, _: FakeRegistry) -> None:
         good(fake)
         fake.always["GET", f"/v2/{NAME}/blobs/{digest_of(GOOD)}"] = says(200, content)
 
-    return told
+    return misbehave
 
 
 def layer(*content: bytes, path: str = "model.gguf", kind: str = RAW) -> Callable[[FakeRegistry, FakeRegistry], None]:
-    def told(fake: FakeRegistry, _: FakeRegistry) -> None:
+    def misbehave(fake: FakeRegistry, _: FakeRegistry) -> None:
         offered(fake, *(described(fake, kind, one, path if kind == RAW else "") for one in content))
 
-    return told
+    return misbehave
 
 
 def manifest(body: bytes, kind: str = MANIFEST) -> Callable[[FakeRegistry, FakeRegistry], None]:
@@ -143,8 +143,7 @@ LIES = {
     "09 a redirect that never ends": Lie(redirected_for_ever, "more than 10 redirects"),
     "10 urls of somebody else": Lie(foreign_urls, "there is no blob"),
     "16 a pickle": Lie(
-        layer(GOOD, path="pytorch_model.bin"),
-        "can run programs when they are loaded; --allow-unsafe accepts it",
+        layer(GOOD, path="pytorch_model.bin"), "can run programs when they are loaded; --allow-unsafe accepts it"
     ),
 }
 
@@ -179,7 +178,7 @@ def test_pull_from_a_faulty_registry_fails_and_stores_no_copy(
     monkeypatch.setattr("artifacts.http.retry.TRIES_MAX", 2)
     lie, store = LIES[name], tmp_path / "in" / "a" / "store"
     with registries() as (fake, other):
-        lie.told(fake, other)
+        lie.misbehave(fake, other)
         auth = base64.b64encode(f"me:{PASSWORD}".encode()).decode()
         (tmp_path / "auth.json").write_text(json.dumps({"auths": {fake.host: {"auth": auth}}}))
         monkeypatch.setenv("REGISTRY_AUTH_FILE", str(tmp_path / "auth.json"))

@@ -113,7 +113,7 @@ async def test_signature_policy_off_sends_no_registry_request() -> None:
 
 
 @pytest.mark.parametrize("way", ["api", "stripped type", "list under the tag", "cosign's tag"])
-async def test_signature_is_found_by_every_attachment_method(way: str) -> None:
+async def test_signature_attached_by_any_method_of_cosign_is_found(way: str) -> None:
     async with place() as one:
         if way == "cosign's tag":
             text = payload(one.digest)
@@ -155,7 +155,7 @@ async def test_model_that_needs_a_signature_is_rejected_without_referrers() -> N
 
 
 @pytest.mark.point("17")
-async def test_tampered_signature_tag_is_rejected() -> None:
+async def test_signature_tag_with_another_signature_or_content_is_rejected() -> None:
     async with place() as one:
         other = bundled(envelope(OURS, statement(OTHER)))
         await one.refer(one.by_bundle(other))  # our own signature of another model
@@ -170,7 +170,7 @@ async def test_tampered_signature_tag_is_rejected() -> None:
 
 
 @pytest.mark.point("17")
-async def test_wrong_signature_bytes_are_rejected() -> None:
+async def test_signature_blob_that_does_not_match_its_digest_is_rejected() -> None:
     async with place() as one:
         body = one.by_bundle(good(one))
         one.list(body)
@@ -233,7 +233,7 @@ async def test_signatures_above_the_size_or_number_limit_are_ignored() -> None:
         assert (await one.judge()).publish  # signatures crowded out in one place are found in the other
 
 
-async def test_verdict_lines_are_printable_and_show_no_key() -> None:
+async def test_rejected_signature_is_reported_in_printable_lines_without_a_key() -> None:
     async with place() as one:
         one.list(one.by_bundle(bundled(envelope(THEIRS, statement(one.digest)))))
         verdict = await one.judge()

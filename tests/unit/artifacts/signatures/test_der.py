@@ -33,7 +33,7 @@ def test_arbitrary_bytes_are_parsed_or_raise_der_error(data: bytes) -> None:
         b"\x04\x02x", b"\x04\x85\x01\x00\x00\x00\x00", b"\x04\x84\xff\xff\xff\xff", b"\x04\x81", 65 * b"\x05\x00",
     ],
 )  # fmt: skip
-def test_invalid_tags_and_lengths_are_rejected(data: bytes) -> None:
+def test_der_value_with_an_invalid_tag_or_length_is_rejected(data: bytes) -> None:
     with pytest.raises(DerError):
         der.parse_values(data)
 

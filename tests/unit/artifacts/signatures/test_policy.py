@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
@@ -28,6 +27,7 @@ from tests.support.builders.artifacts.cosign_signatures import (
     message,
     payload,
     pem,
+    set_value,
     sign,
     statement,
 )
@@ -51,13 +51,7 @@ def why(found: Found, policy: Policy = ENFORCE) -> str:
 def changed(*path: str | int, to: object = None) -> Bundled:
     """Return a valid bundle with one value changed or removed."""
     document = envelope(OURS)
-    inner: Any = document
-    for name in path[:-1]:
-        inner = inner[name]
-    if to is None:
-        del inner[path[-1]]
-    else:
-        inner[path[-1]] = to
+    set_value(document, *path, to=to)
     return bundled(document)
 
 
@@ -74,7 +68,7 @@ def test_signatures_of_sigstore_tools_are_accepted(kind: str) -> None:
 
 
 @pytest.mark.parametrize("found", [cosign(OURS), bundled(envelope(OURS)), bundled(message(OURS))])
-def test_one_valid_signature_suffices_among_invalid_ones(found: Found) -> None:
+def test_model_with_one_valid_signature_among_invalid_ones_is_accepted(found: Found) -> None:
     beside: list[Found] = [Unread("x", "gone"), cosign(THEIRS), Bundled("x", b"{"), Cosign("x", b"", "")]
     verdict = signatures.evaluate_signatures(DIGEST, [*beside, found], ENFORCE)
     assert verdict == (True, f"key {key(OURS).id}", (f"{DIGEST}: signed by key {key(OURS).id} ({found.at})",))
@@ -133,7 +127,7 @@ def test_signature_with_another_purpose_is_rejected() -> None:
 
 
 @pytest.mark.point("17")
-def test_duplicate_json_key_is_rejected() -> None:
+def test_signature_with_a_duplicate_json_key_is_rejected() -> None:
     twice = payload(OTHER).replace(
         b'"image":', b'"image": {"docker-manifest-digest": "%s"}, "image":' % DIGEST.encode()
     )
@@ -145,7 +139,7 @@ def test_duplicate_json_key_is_rejected() -> None:
 
 
 @pytest.mark.point("17")
-def test_huge_deep_or_broken_payloads_are_rejected() -> None:
+def test_signature_payload_that_is_huge_nested_or_broken_is_rejected() -> None:
     huge = payload(identity={"docker-reference": "x" * PAYLOAD_BYTES_MAX})
     assert why(cosign(OURS, huge)) == f"its payload is larger than {PAYLOAD_BYTES_MAX} bytes"
     assert "payload is missing or larger" in why(bundled(envelope(OURS, statement(predicate="x" * PAYLOAD_BYTES_MAX))))
@@ -189,13 +183,13 @@ def test_certificate_is_rejected_when_no_identity_is_configured() -> None:
     assert why(found) == said
 
 
-def test_rejection_reasons_are_limited_in_number_and_sanitized() -> None:
+def test_rejection_lists_a_limited_number_of_printable_reasons() -> None:
     verdict = signatures.evaluate_signatures(DIGEST, [Unread(f"a\n{n}", "\x1b[31mgone") for n in range(9)], ENFORCE)
     assert verdict.lines[1] == "a?0: ?[31mgone"
     assert verdict.lines[-1] == "and 4 more"
     assert len(verdict.lines) == 1 + signatures.REASONS_MAX + 1
 
 
-def test_public_key_text_shows_only_its_id() -> None:
+def test_public_key_is_printed_as_its_id_only() -> None:
     assert str(key(OURS)) == f"PublicKey(id='{key(OURS).id}')"
     assert public_keys.parse_public_key(pem(OURS)) == key(OURS)

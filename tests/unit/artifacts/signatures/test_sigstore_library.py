@@ -23,7 +23,7 @@ from artifacts import digest
 from artifacts.signatures import policy as signatures
 from artifacts.signatures import trust_root
 from artifacts.signatures.policy import Policy
-from tests.support.builders.artifacts.cosign_signatures import bundled
+from tests.support.builders.artifacts.cosign_signatures import bundled, set_value
 from tests.unit.artifacts.signatures.test_timestamps import A_TXT, BEACON, GOLDEN
 
 Json = dict[str, Any]
@@ -61,12 +61,7 @@ def theirs(document: Json, root: Json, folder: Path) -> bool:
 def changed(document: Json, *at: str | int, to: object) -> Json:
     """Return a copy with one value changed; None removes it."""
     document = copy.deepcopy(document)
-    inner: Any = document
-    for name in at[:-1]:
-        inner = inner[name]
-    inner[at[-1]] = to
-    if to is None:
-        del inner[at[-1]]
+    set_value(document, *at, to=to)
     return document
 
 

@@ -186,12 +186,12 @@ def test_certificate_not_valid_for_timestamping_is_rejected(stamper: Certificate
     ],
     ids=["status", "content", "type", "signers", "version", "short-time", "month", "cut", "longer", "length"],
 )
-def test_malformed_timestamp_is_rejected(stamp: bytes, said: str) -> None:
+def test_signature_with_a_malformed_timestamp_is_rejected(stamp: bytes, said: str) -> None:
     assert said in why(stamped(stamp))
 
 
 @pytest.mark.point("17")
-def test_changed_timestamp_content_or_signature_is_rejected() -> None:
+def test_timestamp_with_any_changed_content_byte_is_rejected() -> None:
     """Except for the serial, the signer's name and the digest algorithms, whose content is checked in other ways."""
     good = OURS.stamp(SIGNATURE)
     held = []

@@ -35,6 +35,7 @@ from tests.support.builders.artifacts.cosign_signatures import (
     bundled,
     envelope,
     key,
+    set_value,
     sign,
     statement,
 )
@@ -63,12 +64,7 @@ def why(document: dict[str, Any], policy: Policy = ENFORCE) -> str:
 def changed(*at: str | int, to: object) -> dict[str, Any]:
     """Return a complete bundle with one value of its log entry changed; None removes the value."""
     document = OURS.signed()
-    inner: Any = document["verificationMaterial"]["tlogEntries"][0]
-    for name in at[:-1]:
-        inner = inner[name]
-    inner[at[-1]] = to
-    if to is None:
-        del inner[at[-1]]
+    set_value(document, "verificationMaterial", "tlogEntries", 0, *at, to=to)
     return document
 
 

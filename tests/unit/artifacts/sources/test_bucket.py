@@ -24,8 +24,9 @@ from artifacts.store.permission_cache import Permits
 from artifacts.store.publish import Copy
 from artifacts.store.scrub import verify_copy
 from artifacts.store.store import Store
+from tests.support.builders.artifacts.packed_models import read_files
 from tests.support.builders.artifacts.weight_file_headers import as_gguf, as_safetensors
-from tests.support.fakes.registry import StillClock
+from tests.support.fakes.registry import StillClock, says
 from tests.support.fakes.s3 import SECRET, FakeS3
 
 pytestmark = pytest.mark.standard
@@ -77,18 +78,13 @@ async def node(tmp_path: Path, objects: dict[str, bytes] | None = None) -> Async
         yield Node(fake, Store(tmp_path / "store", spare_bytes=0).open(), tmp_path)
 
 
-def held(copy: Copy) -> dict[str, bytes]:
-    files = (path for path in copy.folder.rglob("*") if path.is_file())
-    return {path.relative_to(copy.folder).as_posix(): path.read_bytes() for path in files}
-
-
 @pytest.mark.parametrize(("summed", "listed"), [(False, False), (True, False), (True, True)])
 async def test_second_pull_of_a_prefix_downloads_no_objects(tmp_path: Path, summed: bool, listed: bool) -> None:
     async with node(tmp_path) as one:
         one.fake.lists_sums = listed
         one.fake.summed = one.fake.encodes = summed
         with await one.bring() as copy:
-            assert held(copy) == BELOW
+            assert read_files(copy.folder) == BELOW
             assert {file.path: file.digest for file in copy.record.laid} == {
                 path: digest.compute_digest(content) for path, content in BELOW.items()
             }
@@ -100,10 +96,10 @@ async def test_second_pull_of_a_prefix_downloads_no_objects(tmp_path: Path, summ
         assert not [seen for seen in one.fake.asked("GET", "/models/") if "list-type" not in seen.query]
 
 
-async def test_single_object_is_pulled_as_a_model(tmp_path: Path) -> None:
+async def test_source_uri_of_a_single_object_pulls_only_that_object(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         with await one.bring("s3://models/one.gguf") as copy:
-            assert held(copy) == {"one.gguf": OBJECTS["one.gguf"]}
+            assert read_files(copy.folder) == {"one.gguf": OBJECTS["one.gguf"]}
             assert copy.record.private
 
 
@@ -148,21 +144,21 @@ async def test_object_changed_during_a_pull_is_rejected(tmp_path: Path) -> None:
             await one.bring()
         assert not one.store.rows()
         with await one.bring() as copy:
-            assert held(copy)["config.json"] == b'{"other": 1}'
+            assert read_files(copy.folder)["config.json"] == b'{"other": 1}'
 
 
 @pytest.mark.parametrize("headers", [{"ETag": '"another"'}, {}])
 async def test_wrong_or_missing_response_etag_is_rejected(tmp_path: Path, headers: dict[str, str]) -> None:
     """Otherwise an object overwritten during the pull could be stored as a mix of both versions."""
     async with node(tmp_path) as one:
-
-        async def other(_: web.Request) -> web.StreamResponse:
-            return web.Response(body=b"x" * 5000, headers=headers)
-
-        one.fake.always["GET", "/models/one.gguf"] = other
+        one.fake.always["GET", "/models/one.gguf"] = says(200, b"x" * 5000, **headers)
         with pytest.raises(MismatchError, match="the file changed while it was pulled; pull again"):
             await one.bring("s3://models/one.gguf")
         assert not one.store.rows()
+
+
+async def with_wrong_bytes(request: web.Request) -> web.StreamResponse:
+    return web.Response(body=b"x" * 5000, headers={"ETag": request.headers["If-Match"]})
 
 
 async def test_pull_with_other_bytes_than_the_first_pull_is_rejected(tmp_path: Path) -> None:
@@ -170,29 +166,19 @@ async def test_pull_with_other_bytes_than_the_first_pull_is_rejected(tmp_path: P
         with await one.bring("s3://models/one.gguf") as copy:
             key = copy.record.key
         one.store.evict(key)
-
-        async def lying(request: web.Request) -> web.StreamResponse:
-            return web.Response(body=b"x" * 5000, headers={"ETag": request.headers["If-Match"]})
-
-        for _ in range(2):
-            one.fake.answers["GET", "/models/one.gguf"].append(lying)
+        one.fake.answers["GET", "/models/one.gguf"].extend([with_wrong_bytes] * 2)
         with pytest.raises(MismatchError, match="do not match"):
             await one.bring("s3://models/one.gguf")
         one.fake.answers.clear()
         with await one.bring("s3://models/one.gguf") as copy:
             assert copy.record.key == key
-            assert held(copy) == {"one.gguf": OBJECTS["one.gguf"]}
+            assert read_files(copy.folder) == {"one.gguf": OBJECTS["one.gguf"]}
 
 
 async def test_object_that_does_not_match_its_s3_checksum_is_rejected(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         one.fake.summed = True
-
-        async def lying(request: web.Request) -> web.StreamResponse:
-            return web.Response(body=b"x" * 5000, headers={"ETag": request.headers["If-Match"]})
-
-        for _ in range(2):
-            one.fake.answers["GET", "/models/one.gguf"].append(lying)
+        one.fake.answers["GET", "/models/one.gguf"].extend([with_wrong_bytes] * 2)
         with pytest.raises(MismatchError, match="do not match"):
             await one.bring("s3://models/one.gguf")
 
@@ -222,13 +208,9 @@ async def test_missing_object_prefix_or_bucket_fails_the_pull(
         (b'<a><Contents><Key>k</Key><ETag>"e"</ETag><Size>-1</Size></Contents></a>', "without name, ETag or size"),
     ],
 )
-async def test_invalid_listing_is_rejected(tmp_path: Path, body: bytes, said: str) -> None:
+async def test_invalid_bucket_listing_is_rejected(tmp_path: Path, body: bytes, said: str) -> None:
     async with node(tmp_path) as one:
-
-        async def saying(request: web.Request) -> web.StreamResponse:
-            return web.Response(body=body)
-
-        one.fake.answers["GET", "/models/"].append(saying)
+        one.fake.answers["GET", "/models/"].append(says(200, body))
         with pytest.raises(RegistryError, match=said):
             await one.bring()
 
@@ -261,11 +243,7 @@ async def test_redirect_of_a_bucket_request_is_not_followed(tmp_path: Path, text
 
 async def test_wrong_region_error_names_the_aws_region_to_set(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
-
-        async def elsewhere(request: web.Request) -> web.StreamResponse:
-            return web.Response(status=301, headers={"x-amz-bucket-region": "ap-south-1"})
-
-        one.fake.answers["GET", "/models/"].append(elsewhere)
+        one.fake.answers["GET", "/models/"].append(says(301, x_amz_bucket_region="ap-south-1"))
         with pytest.raises(RegistryError, match="set AWS_REGION=ap-south-1"):
             await one.bring()
 
@@ -304,7 +282,7 @@ async def test_stored_copy_is_denied_if_access_to_any_object_is_denied(tmp_path:
             return None
 
         one.fake.judge = judge
-        one.store = Store(tmp_path / "store", spare_bytes=0, permits=Permits(tmp_path / "asked-anew"))
+        one.store = Store(tmp_path / "store", spare_bytes=0, permits=Permits(tmp_path / "new-permits"))
         for ask, kind in ((one.bring, DeniedError), (one.kept, ForbiddenError)):
             asked.clear()
             with pytest.raises(kind):

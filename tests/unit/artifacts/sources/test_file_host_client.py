@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-from aiohttp import web
 from yarl import URL
 
 from artifacts.digest import compute_digest
@@ -13,7 +12,7 @@ from artifacts.http.transport import Limits
 from artifacts.registry.blobs import Blob
 from artifacts.registry_errors import DeniedError, PolicyError, UnreachableError
 from artifacts.sources.file_host_client import FileHost, Lone, Rules
-from tests.support.fakes.registry import FakeRegistry, StillClock
+from tests.support.fakes.registry import FakeRegistry, StillClock, says
 
 pytestmark = pytest.mark.standard
 
@@ -26,39 +25,22 @@ def place(fake: FakeRegistry, clock: StillClock) -> FileHost:
     return FileHost(URL(fake.url + "/"), proof, lambda *_: "ask for it", Rules(Limits(), clock))
 
 
-def busy(status: int = 503) -> web.Response:
-    return web.Response(status=status, text="words of its own")
-
-
-async def test_busy_host_is_retried_up_to_the_limit() -> None:
+async def test_file_host_that_stays_busy_fails_after_6_tries() -> None:
     clock = StillClock()
     async with FakeRegistry().serving() as fake, place(fake, clock) as one:
-
-        async def twice(_request: web.Request) -> web.StreamResponse:
-            return busy() if len(fake.seen) < 3 else web.Response(body=b"yes")
-
-        fake.always["GET", "/a"] = twice
+        fake.always["GET", "/a"] = says(200, b"yes")
+        fake.answers["GET", "/a"].extend([says(503, b"words of its own")] * 2)
         assert (await one.whole("GET", one.url("a"), bytes_max=9, what="a")).body == b"yes"
         assert len(clock.waits) == 2
-
-        async def always(_request: web.Request) -> web.StreamResponse:
-            return busy()
-
-        fake.always["GET", "/a"] = always
+        fake.always["GET", "/a"] = says(503, b"words of its own")
         with pytest.raises(UnreachableError, match="given up after 6 tries"):
             await one.whole("GET", one.url("a"), bytes_max=9, what="a")
 
 
 async def test_response_body_above_the_size_limit_is_rejected() -> None:
     async with FakeRegistry().serving() as fake, place(fake, StillClock()) as one:
-
-        async def large(_request: web.Request) -> web.StreamResponse:
-            return web.Response(body=b"x" * 10)
-
-        async def refusing(_request: web.Request) -> web.StreamResponse:
-            return busy(403)
-
-        fake.always["GET", "/a"], fake.always["GET", "/b"] = large, refusing
+        fake.always["GET", "/a"] = says(200, b"x" * 10)
+        fake.always["GET", "/b"] = says(403, b"words of its own")
         with pytest.raises(PolicyError, match="larger than 9 bytes"):
             await one.whole("GET", one.url("a"), bytes_max=9, what="a")
         one.has(compute_digest(b"b"), one.url("b"))
@@ -70,11 +52,7 @@ async def test_response_body_above_the_size_limit_is_rejected() -> None:
 
 async def test_file_request_carries_its_if_match_and_authorization_headers() -> None:
     async with FakeRegistry().serving() as fake, place(fake, StillClock()) as one:
-
-        async def content(_request: web.Request) -> web.StreamResponse:
-            return web.Response(body=b"b" * 10, headers={"ETag": 'W/"e"'})
-
-        fake.always["GET", "/b"] = content
+        fake.always["GET", "/b"] = says(200, b"b" * 10, ETag='W/"e"')
         one.has(compute_digest(b"name"), one.url("b"), {"If-Match": '"e"'})
         one.also(compute_digest(b"name"), compute_digest(b"b" * 10))
         for name in (compute_digest(b"name"), compute_digest(b"b" * 10)):

@@ -26,9 +26,10 @@ from artifacts.store.layout import ForbiddenError, NoRoomError
 from artifacts.store.publish import Copy
 from artifacts.store.scrub import verify_copy
 from artifacts.store.store import Store
+from tests.support.builders.artifacts.packed_models import read_files
 from tests.support.builders.artifacts.weight_file_headers import as_gguf, as_safetensors
 from tests.support.fakes.hub import COMMIT, TOKEN, FakeHub
-from tests.support.fakes.registry import Answer, StillClock
+from tests.support.fakes.registry import Answer, StillClock, says
 
 pytestmark = pytest.mark.standard
 
@@ -70,16 +71,11 @@ async def node(
         yield Node(fake, Store(tmp_path / "store", spare_bytes=0).open(), tmp_path)
 
 
-def held(copy: Copy) -> dict[str, bytes]:
-    files = (path for path in copy.folder.rglob("*") if path.is_file())
-    return {path.relative_to(copy.folder).as_posix(): path.read_bytes() for path in files}
-
-
 async def test_second_pull_of_a_repository_downloads_no_files(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         with await one.bring() as copy:
             everything = SMALL | LARGE
-            assert held(copy) == {path: everything[path] for path in OPEN}
+            assert read_files(copy.folder) == {path: everything[path] for path in OPEN}
             sums = {file.path: file.digest for file in copy.record.laid}
             assert sums == {path: digest.compute_digest(everything[path]) for path in OPEN}
             assert {file.path: file.role for file in copy.record.laid}["model.safetensors"] == "weight"
@@ -94,7 +90,7 @@ async def test_second_pull_of_a_repository_downloads_no_files(tmp_path: Path) ->
         assert one.fake.cdn.seen == []
 
 
-async def test_files_are_fetched_at_the_resolved_commit(tmp_path: Path) -> None:
+async def test_files_of_a_hub_branch_are_fetched_at_its_current_commit(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         (await one.bring("hf://acme/tiny@main")).close()
         assert {seen.path.split("/")[4] for seen in one.fake.asked("GET", "/resolve/")} == {COMMIT}
@@ -105,7 +101,7 @@ async def test_files_are_fetched_at_the_resolved_commit(tmp_path: Path) -> None:
         assert one.fake.asked("GET", "/revision/refs")
 
 
-async def test_stored_copy_needs_no_hub_request(tmp_path: Path) -> None:
+async def test_stored_hub_model_is_found_without_a_hub_request(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         assert await one.kept() is None
         (await one.bring()).close()
@@ -126,7 +122,7 @@ async def test_hub_token_is_not_sent_to_redirect_targets(tmp_path: Path) -> None
         assert not [seen for seen in one.fake.cdn.seen if TOKEN in str(seen)]
 
 
-async def test_gated_repository_access_is_checked_per_token(tmp_path: Path) -> None:
+async def test_gated_repository_is_denied_to_a_token_without_access(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         one.fake.gated = "manual"
         with pytest.raises(DeniedError, match=r"gated: accept its terms .* HF_TOKEN"):
@@ -158,23 +154,18 @@ async def test_missing_revision_or_repository_is_named_in_the_error(
 
 
 @pytest.mark.parametrize("path", ["model.safetensors", "config.json"])
-async def test_file_with_wrong_bytes_is_not_stored(tmp_path: Path, path: str) -> None:
+async def test_hub_file_that_does_not_match_its_digest_is_not_stored(tmp_path: Path, path: str) -> None:
     async with node(tmp_path) as one:
         where = one.fake.large if path in LARGE else one.fake.small
         good = where[path]
-        lie = bytes([good[0] ^ 1]) + good[1:]
-
-        async def lying(request: web.Request) -> web.StreamResponse:
-            return web.Response(body=lie)
-
-        for _ in range(3):
-            one.fake.answers["GET", f"/acme/tiny/resolve/{COMMIT}/{path}"].append(lying)
+        wrong = says(200, bytes([good[0] ^ 1]) + good[1:])
+        one.fake.answers["GET", f"/acme/tiny/resolve/{COMMIT}/{path}"].extend([wrong] * 3)
         with pytest.raises(MismatchError, match="do not match"):
             await one.bring()
         assert not list(one.store.rows())
         one.fake.answers.clear()
         with await one.bring() as copy:
-            assert held(copy)[path] == good
+            assert read_files(copy.folder)[path] == good
 
 
 async def test_repository_that_is_no_longer_gated_is_open_to_all(tmp_path: Path) -> None:
@@ -204,7 +195,7 @@ async def test_failed_pull_does_not_fetch_received_files_again(tmp_path: Path) -
         assert not one.store.rows()
         one.fake.cdn.seen.clear()
         with await one.bring() as copy:
-            assert held(copy)["sub/vocab.txt"] == SMALL["sub/vocab.txt"]
+            assert read_files(copy.folder)["sub/vocab.txt"] == SMALL["sub/vocab.txt"]
         assert one.fake.cdn.seen == []
 
 
@@ -231,11 +222,7 @@ async def test_renamed_gated_repository_is_checked_under_its_new_name(tmp_path: 
         one.fake.gated = "auto"
         (await one.bring(token=TOKEN)).close()
         old = "/acme/tiny/resolve/main/model.safetensors"
-
-        async def elsewhere(request: web.Request) -> web.StreamResponse:
-            return web.Response(status=307, headers={"Location": old.replace("main", COMMIT)})
-
-        one.fake.always["HEAD", old] = elsewhere
+        one.fake.always["HEAD", old] = says(307, Location=old.replace("main", COMMIT))
         with pytest.raises(ForbiddenError):
             await one.kept(token="hf_other")
         found = await one.kept(token=TOKEN)
@@ -248,11 +235,8 @@ async def test_redirect_without_a_commit_grants_no_access(tmp_path: Path) -> Non
     async with node(tmp_path) as one:
         one.fake.gated = "auto"
         (await one.bring(token=TOKEN)).close()
-
-        async def to_the_door(_: web.Request) -> web.StreamResponse:
-            return web.Response(status=302, headers={"Location": "https://login.example/?next=model"})
-
-        one.fake.always["HEAD", "/acme/tiny/resolve/main/model.safetensors"] = to_the_door
+        to_login_page = says(302, Location="https://login.example/?next=model")
+        one.fake.always["HEAD", "/acme/tiny/resolve/main/model.safetensors"] = to_login_page
         with pytest.raises(RegistryError, match="redirected, but not to the file"):
             await one.kept(token="hf_other")
 
@@ -261,7 +245,7 @@ async def test_pickle_or_code_matched_by_an_include_pattern_is_rejected(tmp_path
     large = LARGE | {"pytorch_model.bin": b"p" * 100}
     async with node(tmp_path, SMALL | {"modeling.py": b"import os"}, large) as one:
         with await one.bring() as copy:
-            assert set(held(copy)) == OPEN
+            assert set(read_files(copy.folder)) == OPEN
         with pytest.raises(RefusedError, match=r"pytorch_model\.bin: weights in this format"):
             await one.bring("hf://acme/tiny?include=*.bin,*.json")
         with pytest.raises(RefusedError, match=r"modeling\.py: code is not accepted"):
@@ -280,7 +264,7 @@ async def test_one_quantization_is_pulled_with_an_include_pattern(tmp_path: Path
             await one.bring("hf://acme/tiny?include=*Q5*")
         one.fake.cdn.seen.clear()
         with await one.bring("hf://acme/tiny?include=*Q4_K_M.gguf") as copy:
-            assert held(copy) == {"tiny-Q4_K_M.gguf": large["tiny-Q4_K_M.gguf"]}
+            assert read_files(copy.folder) == {"tiny-Q4_K_M.gguf": large["tiny-Q4_K_M.gguf"]}
         assert len(one.fake.cdn.seen) == 1
 
 
@@ -306,7 +290,7 @@ async def test_invalid_hub_responses_are_rejected(tmp_path: Path) -> None:
         with pytest.raises(RefusedError):
             await one.bring()
         elsewhere = {"Link": '<http://localhost:1/x>; rel="next"'}
-        one.fake.answers["GET", tree].append(_saying(b"[]", elsewhere))
+        one.fake.answers["GET", tree].append(_saying(b"[]", **elsewhere))
         with pytest.raises(PolicyError, match="next page is on another host"):
             await one.bring()
 
@@ -323,26 +307,25 @@ async def test_caller_without_access_gets_no_stored_part_of_a_gated_model(tmp_pa
         assert one.fake.cdn.seen == [], "it was here"
 
 
-async def test_endless_file_listing_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hub_listing_without_end_is_rejected_at_its_row_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(huggingface, "ROWS_MAX", 5)
     async with node(tmp_path) as one:
         tree = f"/api/models/acme/tiny/tree/{COMMIT}"
         more = {"Link": f'<{one.fake.url}{tree}>; rel="next"'}
         row = b'{"type":"directory","path":"x"}'
-        one.fake.answers["GET", tree].extend([_saying(b"[%s,%s]" % (row, row), more)] * 9)
+        one.fake.answers["GET", tree].extend([_saying(b"[%s,%s]" % (row, row), **more)] * 9)
         with pytest.raises(RegistryError, match="too many files"):
             await one.bring()
         assert len(one.fake.asked("GET", "/tree/")) == 3
 
 
-def _saying(body: bytes, headers: dict[str, str] | None = None) -> Answer:
-    async def said(request: web.Request) -> web.StreamResponse:
-        return web.Response(body=body, content_type="application/json", headers=headers)
-
-    return said
+def _saying(body: bytes, **headers: str) -> Answer:
+    return says(200, body, Content_Type="application/json", **headers)
 
 
-async def test_token_comes_from_the_environment_or_the_login_file(tmp_path: Path) -> None:
+async def test_hub_token_in_the_environment_takes_precedence_over_the_login_file(tmp_path: Path) -> None:
     assert await HubAccess({}, tmp_path).token() is None
     (tmp_path / ".cache" / "huggingface").mkdir(parents=True)
     (tmp_path / ".cache" / "huggingface" / "token").write_text("hf_file\n")
@@ -354,7 +337,7 @@ async def test_token_comes_from_the_environment_or_the_login_file(tmp_path: Path
         await HubAccess({"HF_TOKEN": "a\r\nb"}, tmp_path).token()
 
 
-def test_token_is_not_sent_over_plain_http(tmp_path: Path) -> None:
+def test_hub_token_is_rejected_for_a_plain_http_endpoint(tmp_path: Path) -> None:
     access = HubAccess({"HF_ENDPOINT": "http://mirror.example"}, tmp_path)
     with pytest.raises(PolicyError, match="plain HTTP"):
         access.place("hf_x", Rules(Limits(), StillClock()))

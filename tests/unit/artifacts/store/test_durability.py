@@ -6,15 +6,17 @@ import errno
 import logging
 import threading
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from artifacts.disk.disk import Disk
 from artifacts.store.durability import MARK
 from artifacts.store.layout import load_record
-from artifacts.store.publish import CopySpec
+from artifacts.store.publish import CopySpec, Job
 from artifacts.store.store import Store
 from tests.support.harness.artifacts.weight_store import KIB, Fetched, content, fetching, raw, wanted, whole
+from tests.support.harness.faults.power_loss import ForgetfulDisk, PowerLossError
 
 ONE = wanted("a", raw("x", path="sub/deep/x.gguf"), raw("y"))
 BYTES = {"sub/deep/x.gguf": content("x", KIB), "y.gguf": content("y", KIB)}
@@ -37,13 +39,19 @@ class Machine:
         if what == "sync" and path.name == "y.gguf":
             assert self.goes.wait(60)
 
+    def boot_of_copy(self) -> str:
+        """Return the boot during which ONE was pulled, if it is not synced yet, otherwise an empty string."""
+        record = load_record(self.store.layout.copy(ONE.key))
+        assert record is not None
+        return record.boot
+
     async def has(self, one: CopySpec, fetch: Fetched) -> None:
         """Fetch the Copy and wait for all follow-up work."""
         (await self.store.ensure(one, fetch, None)).close()
         await self.store.settled()
 
 
-async def test_copy_is_usable_before_the_sync_to_disk(tmp_path: Path) -> None:
+async def test_pulled_copy_is_usable_before_it_is_synced_to_disk(tmp_path: Path) -> None:
     machine = Machine(tmp_path, "monday")
     machine.goes.clear()
     store = machine.store
@@ -54,9 +62,7 @@ async def test_copy_is_usable_before_the_sync_to_disk(tmp_path: Path) -> None:
         assert whole(store)[ONE.reference] == BYTES
         machine.goes.set()
         await store.settled()
-    record = store.layout.record(ONE.key)
-    assert record is not None
-    assert record.boot == ""
+    assert machine.boot_of_copy() == ""
     said = machine.steps.index(("write", store.layout.copy(ONE.key) / "copy.json"))
     synced = {path for what, path in machine.steps[:said] if what == "sync"}
     folder, layout = store.layout.copy(ONE.key), store.layout
@@ -92,7 +98,9 @@ async def test_unsynced_copy_is_verified_after_reboot_and_bad_files_refetched(
     assert not [*tuesday.store.layout.trash.iterdir(), *tuesday.store.layout.partials.iterdir()]
 
 
-async def test_unsynced_copy_shares_no_files_after_a_reboot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_files_of_an_unsynced_copy_are_not_reused_after_a_reboot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other, monday = wanted("b", raw("y", path="other.gguf")), Machine(tmp_path, "monday")
     fetch = fetching(ONE)
     monkeypatch.setattr(monday.store, "settle_soon", lambda: None)
@@ -144,15 +152,11 @@ async def test_sync_failure_from_the_open_file_limit_is_retried(
     machine.fails = OSError(errno.EMFILE, "Too many open files")
     await machine.has(ONE, fetch)
     assert "event=store_sync_failed reason='Too many open files'" in caplog.text
-    record = machine.store.layout.record(ONE.key)
-    assert record is not None
-    assert record.boot == "monday"
+    assert machine.boot_of_copy() == "monday"
     machine.fails = None
     machine.store.settle_soon()
     await machine.store.settled()
-    record = machine.store.layout.record(ONE.key)
-    assert record is not None
-    assert record.boot == ""
+    assert machine.boot_of_copy() == ""
 
 
 async def test_copy_evicted_during_sync_is_removed_without_a_log_line(
@@ -178,6 +182,69 @@ async def test_store_without_a_boot_id_ignores_but_keeps_unsynced_copies(
     assert sandbox.store.rows() == []
     assert whole(monday.store) == {ONE.reference: BYTES}
     await sandbox.has(ONE, fetching(ONE))
-    record = load_record(sandbox.store.layout.copy(ONE.key))
-    assert record is not None
-    assert record.boot == "", "it had it synced before anybody could see it"
+    assert sandbox.boot_of_copy() == "", "it had it synced before anybody could see it"
+
+
+# --- power loss at any step of a store -------------------------------------------------------------------------------
+
+FIRST = wanted("a", raw("x"), raw("y", path="sub/y.gguf"))
+SECOND = wanted("b", raw("y", path="y.gguf"), raw("z"))
+BOTH = {
+    FIRST.reference: {"x.gguf": content("x", KIB), "sub/y.gguf": content("y", KIB)},
+    SECOND.reference: {"y.gguf": content("y", KIB), "z.gguf": content("z", KIB)},
+}
+STRIDE = 4
+
+
+async def _life(root: Path, forgetful: ForgetfulDisk, settled: int) -> None:
+    """Run the store once; `settled` is the number of Copies after which their bytes are synced."""
+    known = fetching(FIRST, SECOND)
+
+    async def fetch(job: Job) -> None:
+        for one in job.files:
+            aside = job.blobs / "aside"
+            aside.write_bytes(content(*known.known[one.digest]))
+            job.disk.sync(aside)
+            job.disk.move(aside, job.blob(one.digest))
+
+    store = Store(root, spare_bytes=0, disk=forgetful.disk).open()
+    with pytest.MonkeyPatch.context() as patch:
+        if settled > 1:
+            patch.setattr(store, "settle_soon", lambda: None)
+        (await store.ensure(FIRST, fetch, None)).close()
+    await store.settled()
+    (await store.ensure(SECOND, fetch, None)).close()
+    await store.settled()
+    store.evict(FIRST.key)
+
+
+@pytest.mark.point("13")
+@pytest.mark.parametrize(
+    ("boot", "settled"), [("", 0), (None, 1), (None, 2)], ids=["at once", "one by one", "both in the end"]
+)
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.deep) for seed in range(1, STRIDE))])
+async def test_power_loss_at_any_step_exposes_no_incomplete_copy(
+    tmp_path: Path, seed: int, boot: str | None, settled: int
+) -> None:
+    seen = set[tuple[str, ...]]()
+    for steps in range(seed, 1000, STRIDE):
+        root, after, lost = tmp_path / f"{steps}", tmp_path / f"{steps}-after", False
+        root.mkdir()
+        forgetful = ForgetfulDisk(root, steps, boot)
+        try:
+            await _life(root, forgetful, settled)
+        except PowerLossError:
+            lost = True
+        forgetful.after(after, Random(steps))
+        forgetful.close()
+        store, fetch = Store(after, spare_bytes=0).open(), fetching(FIRST, SECOND)
+        published = whole(store)
+        assert published.items() <= BOTH.items(), steps
+        seen.add(tuple(sorted(published)))
+        for one in (FIRST, SECOND):
+            (await store.ensure(one, fetch, None)).close()
+        assert whole(store) == BOTH, steps
+        if not lost:
+            assert steps > 60
+            assert seen >= {(), (SECOND.reference,)} | ({(FIRST.reference,)} if settled < 2 else set())
+            return

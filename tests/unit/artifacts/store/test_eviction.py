@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,17 +34,12 @@ def shelves(draw: st.DrawFn) -> list[Candidate]:
     names = draw(st.lists(st.integers(0, 50), unique=True, max_size=7))
     return [
         Candidate(
-            str(name),
-            {blob: BLOBS[blob] for blob in draw(st.sets(st.sampled_from(sorted(BLOBS)), max_size=4))},
-            draw(st.integers(0, 40)),
-            age_s=draw(st.floats(0, 1e6)),
-            cost_s=draw(st.floats(0, 1e4)),
-            left=draw(st.booleans()),
-            pinned=draw(st.integers(0, 3)) == 0,
-            in_use=draw(st.integers(0, 3)) == 0,
+            str(name), {blob: BLOBS[blob] for blob in draw(st.sets(st.sampled_from(sorted(BLOBS)), max_size=4))},
+            draw(st.integers(0, 40)), age_s=draw(st.floats(0, 1e6)), cost_s=draw(st.floats(0, 1e4)),
+            left=draw(st.booleans()), pinned=draw(st.integers(0, 3)) == 0, in_use=draw(st.integers(0, 3)) == 0,
         )
         for name in names
-    ]
+    ]  # fmt: skip
 
 
 @given(shelves(), st.integers(-5, 300), st.randoms(use_true_random=False))
@@ -70,32 +66,25 @@ def test_nothing_is_evicted_when_no_bytes_are_needed() -> None:
     assert select_victims([copy("a")], 0) == Choice()
 
 
-def test_nothing_is_evicted_when_even_all_copies_would_not_suffice() -> None:
+def test_nothing_is_evicted_if_all_copies_together_are_too_small() -> None:
     shelf = [copy("a"), copy("b")._replace(pinned=True), copy("c")._replace(in_use=True, pinned=True)]
     assert select_victims(shelf, 2 * GIB) == Choice((), 0, GIB, pinned_bytes=GIB, in_use_bytes=GIB)
 
 
-def test_longest_unused_copy_is_evicted_first() -> None:
-    assert select_victims([copy("new", age_s=100.0), copy("old", age_s=200.0)], 1).gone == ("old",)
-
-
-def test_copy_that_is_costly_to_fetch_is_evicted_later() -> None:
-    assert select_victims([copy("dear", age_s=200.0, cost_s=100.0), copy("cheap", age_s=100.0)], 1).gone == ("cheap",)
-    assert select_victims([copy("dear", age_s=2000.0, cost_s=100.0), copy("cheap", age_s=100.0)], 1).gone == ("dear",)
-
-
-def test_larger_copy_is_evicted_first_at_equal_age_and_cost() -> None:
-    assert select_victims([copy("small", GIB), copy("large", 8 * GIB)], GIB).gone == ("large",)
-
-
-def test_files_of_an_unfinished_pull_are_evicted_before_any_copy() -> None:
-    left = Candidate("left", {}, GIB, left=True)
-    assert select_victims([copy("old", age_s=1e9), left], GIB).gone == ("left",)
-
-
-def test_small_copy_stays_when_a_larger_victim_suffices() -> None:
-    shelf = [copy("small", 1, age_s=1e9, cost_s=1.0), copy("large", GIB, age_s=1e9, cost_s=2 * GIB)]
-    assert select_victims(shelf, GIB).gone == ("large",)
+@pytest.mark.parametrize(
+    ("candidates", "needed", "victim"),
+    [
+        ([copy("new", age_s=100.0), copy("old", age_s=200.0)], 1, "old"),
+        ([copy("slow", age_s=200.0, cost_s=100.0), copy("quick", age_s=100.0)], 1, "quick"),
+        ([copy("slow", age_s=2000.0, cost_s=100.0), copy("quick", age_s=100.0)], 1, "slow"),
+        ([copy("small", GIB), copy("large", 8 * GIB)], GIB, "large"),
+        ([copy("old", age_s=1e9), Candidate("left", {}, GIB, left=True)], GIB, "left"),
+        ([copy("small", 1, age_s=1e9, cost_s=1.0), copy("large", GIB, age_s=1e9, cost_s=2 * GIB)], GIB, "large"),
+    ],
+    ids=["longest unused", "quick to fetch", "very old", "larger", "left by an unfinished pull", "large enough alone"],
+)
+def test_copy_of_least_value_per_byte_is_evicted_first(candidates: list[Candidate], needed: int, victim: str) -> None:
+    assert select_victims(candidates, needed).gone == (victim,)
 
 
 def test_shared_file_is_freed_only_with_its_last_copy() -> None:

@@ -120,7 +120,7 @@ async def test_digest_claimed_by_another_registry_shares_no_files(tmp_path: Path
 
 
 @pytest.mark.usefixtures("clock")
-async def test_public_copy_is_available_to_every_caller(tmp_path: Path) -> None:
+async def test_copy_pulled_without_a_login_is_available_to_every_caller(tmp_path: Path) -> None:
     store, there = opened(tmp_path), Registry()
     (await store.ensure(ONE, fetching(ONE), None)).close()
     (await store.ensure(ONE, fetching(ONE), there.caller("anybody"))).close()
@@ -182,7 +182,7 @@ def test_cached_permissions_expire_and_are_limited_in_number(tmp_path: Path) -> 
     assert len(permits) == 1  # expired entries are removed
 
 
-def test_permission_key_file_is_readable_only_by_its_owner(tmp_path: Path) -> None:
+def test_created_key_file_of_permission_records_has_mode_600(tmp_path: Path) -> None:
     one, two = Permits(tmp_path), Permits(tmp_path)
     assert one.key() == two.key() == (tmp_path / ".key").read_bytes()
     assert (tmp_path / ".key").stat().st_mode & 0o777 == 0o600

@@ -109,28 +109,27 @@ async def test_files_from_different_registries_are_never_shared(tmp_path: Path) 
     assert fetch.jobs == [("shared.gguf",), ("shared.gguf",)]
 
 
-async def test_next_pull_resumes_a_failed_pull(tmp_path: Path) -> None:
-    store, one = opened(tmp_path), wanted("a", raw("x"), raw("y"))
-    fetch = fetching(one)
-    fetch.fails = UnreachableError("registry.example: does not answer")
-    with pytest.raises(UnreachableError):
-        await store.ensure(one, fetch, None)
-    fetch.fails = None
-    (await store.ensure(one, fetch, None)).close()
-    assert fetch.jobs == [("x.gguf", "y.gguf"), ("y.gguf",)]
-
-
 @pytest.mark.point("13")
-async def test_partial_pull_with_a_digest_mismatch_is_fetched_again_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "fetched_again"),
+    [
+        (UnreachableError("registry.example: does not answer"), ("y.gguf",)),
+        (MismatchError("registry.example: its bytes do not match its digest"), ("x.gguf", "y.gguf")),
+    ],
+    ids=["unreachable", "mismatch"],
+)
+async def test_next_pull_resumes_a_failed_pull_except_after_a_digest_mismatch(
+    tmp_path: Path, error: Exception, fetched_again: tuple[str, ...]
+) -> None:
     store, one = opened(tmp_path), wanted("a", raw("x"), raw("y"))
     fetch = fetching(one)
-    fetch.fails = MismatchError("registry.example: its bytes are others than its digest says")
-    with pytest.raises(MismatchError):
+    fetch.fails = error
+    with pytest.raises(type(error)):
         await store.ensure(one, fetch, None)
-    assert not list(store.layout.partials.iterdir())
+    assert bool(list(store.layout.partials.iterdir())) is (fetched_again == ("y.gguf",))
     fetch.fails = None
     (await store.ensure(one, fetch, None)).close()
-    assert fetch.jobs[1] == ("x.gguf", "y.gguf")
+    assert fetch.jobs == [("x.gguf", "y.gguf"), fetched_again]
 
 
 @pytest.mark.point("13")
@@ -174,8 +173,8 @@ async def test_archive_with_non_regular_files_is_rejected(tmp_path: Path) -> Non
 
 @pytest.mark.point("13")
 async def test_least_recently_used_copy_is_evicted_for_a_new_pull(tmp_path: Path) -> None:
-    told = list[str]()
-    store = Store(tmp_path / "store", spare_bytes=0, bytes_max=room_for(2, MIB), evicted=told.append).open()
+    calls = list[str]()
+    store = Store(tmp_path / "store", spare_bytes=0, bytes_max=room_for(2, MIB), evicted=calls.append).open()
     arts = [wanted(name, raw(name, MIB)) for name in "abc"]
     fetch = fetching(*arts)
     for age_s, art in ((5000, arts[0]), (9000, arts[1])):
@@ -183,7 +182,7 @@ async def test_least_recently_used_copy_is_evicted_for_a_new_pull(tmp_path: Path
             aged(store, copy.record, age_s)
     (await store.ensure(arts[2], fetch, None)).close()
     assert set(whole(store)) == {arts[0].reference, arts[2].reference}
-    assert told == ["room"]
+    assert calls == ["room"]
 
 
 @pytest.mark.point("13")
@@ -240,12 +239,12 @@ async def test_disk_full_during_a_pull_leaves_no_files(tmp_path: Path, number: i
 async def test_archive_that_outgrows_the_store_size_limit_is_rejected(tmp_path: Path) -> None:
     archive = File("", 10, digest.compute_digest(b"archive"), "weight", "tar")
     store, one = opened(tmp_path, bytes_max=SLACK + MIB), wanted("a", archive)
-    told: list[str] = []
+    calls: list[str] = []
 
     async def asks(job: Job) -> None:
         (job.tree / "a").write_bytes(bytes(KIB))
         await job.more(MIB // 2)
-        told.append("first")
+        calls.append("first")
         await job.more(MIB)
 
     async def does_not(job: Job) -> None:
@@ -254,7 +253,7 @@ async def test_archive_that_outgrows_the_store_size_limit_is_rejected(tmp_path: 
     for fetch in (asks, does_not):
         with pytest.raises(NoRoomError):
             await store.ensure(one, fetch, None)
-    assert told == ["first"]
+    assert calls == ["first"]
     assert whole(store) == {}
 
 

@@ -49,8 +49,8 @@ def test_machine_group_limit_applies_without_settings_or_annotation() -> None:
         "cluster.x-k8s.io/cluster-namespace": "other", "cluster.x-k8s.io/owner-kind": "MachineSet",
         "cluster.x-k8s.io/owner-name": "g",
     }  # fmt: skip
-    told = list_attachable_nodes([node(metadata={"annotations": owner})], Settings(), groups=groups)
-    assert told["w1"].most == 2
+    nodes = list_attachable_nodes([node(metadata={"annotations": owner})], Settings(), groups=groups)
+    assert nodes["w1"].most == 2
     plain = node(metadata={"annotations": None})
     assert list_attachable_nodes([plain], Settings(), groups=groups)["w1"].most == 4
     assert list_attachable_nodes([node()], Settings(), groups=groups)["w1"].most == 8, "its own annotation goes before"
@@ -61,7 +61,7 @@ def test_machine_group_limit_applies_without_settings_or_annotation() -> None:
     assert list_attachable_nodes([stranger], Settings(), 5, groups)["w1"].most == 5
 
 
-def test_node_selectors_come_from_settings_with_a_device_limit() -> None:
+def test_node_kinds_with_a_device_limit_select_the_attachable_nodes() -> None:
     plain = NodeKind(selector={"a": "b"}, device=T4)
     assert list_node_selectors(Settings(nodes=(plain,))) == ("",)
     kinds = [NodeKind(selector=one, device=T4, devices_max=2) for one in ({"b": "1", "a": "2"}, {"rack": "1"})]
@@ -95,7 +95,7 @@ def test_node_that_is_unavailable_or_has_no_device_count_is_excluded(other: Any)
     assert not list_attachable_nodes([other], Settings())
 
 
-def test_device_memory_comes_from_slices_then_settings_then_product_name() -> None:
+def test_device_memory_in_slices_takes_precedence_over_settings() -> None:
     name = "NVIDIA-A100-PCIE-40GB"
     there = world([], [device("a", 39, "w1", product=name)])
     assert find_device_memory(name, there) == 39 * GI

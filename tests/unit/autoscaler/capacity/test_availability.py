@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from autoscaler.capacity.availability import SILENT_S, count_offered_devices
 from autoscaler.server.metrics import Metrics
 from autoscaler.state.capacity_orders import LeaseRefused
-from tests.support.builders.capacity import acted, cloud, offer, surge, told
+from tests.support.builders.capacity import acted, cloud, observe, offer, surge
 from tests.support.builders.worlds import T0
 
 RACK = ("rack", "A100")
@@ -33,7 +33,7 @@ def test_queued_offer_is_not_counted_as_available() -> None:
 def test_refused_offer_and_silent_provider_count_as_zero_devices() -> None:
     after, _ = acted(surge(offer()))
     (id,) = after.capacity.leases
-    refused = told(after, LeaseRefused(id=id, reason="none left"), now_s=T0 + 1)
+    refused = observe(after, LeaseRefused(id=id, reason="none left"), now_s=T0 + 1)
     assert count_offered_devices(refused.capacity, T0 + 2) == {RACK: 0}
     assert count_offered_devices(surge(offer()).capacity, T0 + SILENT_S + 60) == {RACK: 0}
 

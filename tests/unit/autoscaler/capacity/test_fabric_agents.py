@@ -21,7 +21,7 @@ from autoscaler.state.actions import Acted, ReleaseLease
 from autoscaler.state.capacity_orders import AcquireOrder, LeaseId, LeasesSeen, ReleaseOrder
 from autoscaler.state.operator_orders import NodeReported
 from autoscaler.state.world import NodeId, World
-from tests.support.builders.capacity import A, acted, arrived, listed, offer, orders, releases, shown, surge, told
+from tests.support.builders.capacity import A, acted, arrived, listed, observe, offer, orders, releases, shown, surge
 from tests.support.builders.worlds import T0
 from tests.support.fakes.redfish import FakeFabric
 from tests.support.harness.manual_loop import SteppedLoop
@@ -45,21 +45,21 @@ def attached(*, agents: bool = True) -> World:
 def given_back(of: World, now_s: float = T0 + 50) -> World:
     (id,) = of.capacity.leases
     order = ReleaseOrder(id=id, epoch=1)
-    return told(of, Acted(action=ReleaseLease(order=order, reason="a test")), now_s=now_s)
+    return observe(of, Acted(action=ReleaseLease(order=order, reason="a test")), now_s=now_s)
 
 
 def heard(of: World, now_s: float, *said: FabricReport, attaches: bool = True, sequence: int = 1) -> World:
     """The state after a report of the node agent."""
     report = NodeReport(node="w1", boot="b", sequence=sequence, attaches=attaches, fabric=said)
-    return told(of, NodeReported(report=report), now_s=now_s)
+    return observe(of, NodeReported(report=report), now_s=now_s)
 
 
-def test_node_agent_is_sent_undetected_and_released_fabric_devices() -> None:
+def test_node_agent_receives_undetected_and_released_fabric_devices() -> None:
     assert fabric_agents.build_fabric_wants(attached()) == {NodeId("w1"): (FabricWant(device=GPU),)}
     assert fabric_agents.build_fabric_wants(arrived(attached(), T0 + 30)) == {}, "it is seen"
     leaving = given_back(attached())
     assert fabric_agents.build_fabric_wants(leaving) == {NodeId("w1"): (FabricWant(device=GPU, leave=True),)}
-    gone = told(leaving, LeasesSeen(provider="rack", leases=(), began_s=T0 + 60), now_s=T0 + 60)
+    gone = observe(leaving, LeasesSeen(provider="rack", leases=(), began_s=T0 + 60), now_s=T0 + 60)
     assert fabric_agents.build_fabric_wants(gone) == {}
 
 
@@ -73,15 +73,15 @@ async def test_node_stream_sends_an_attached_fabric_device_at_once(monkeypatch: 
     stepped = SteppedLoop(before)
     lines = NodeWantsServer(stepped.loop).messages(NodeId("w1"))
     async with asyncio.timeout(60):
-        first = await _told(lines)
+        first = await _next_wants(lines)
         assert first.fabric == ()
         here = listed(before, phase="here", committed=True, node="w1", device_ids=(f"w1/{GPU}",))
         stepped.step(LeasesSeen(provider="rack", leases=here, began_s=T0 + 5))
-        assert (await _told(lines)).fabric == (FabricWant(device=GPU),)
+        assert (await _next_wants(lines)).fabric == (FabricWant(device=GPU),)
     await lines.aclose()
 
 
-async def _told(lines: AsyncGenerator[bytes]) -> NodeWants:
+async def _next_wants(lines: AsyncGenerator[bytes]) -> NodeWants:
     async for line in lines:
         if line != BLANK:
             return msgspec.json.decode(line, type=NodeWants)

@@ -18,7 +18,7 @@ from autoscaler.state.node_labels import Taint
 from autoscaler.state.operator_orders import Cordon, CordonsSeen, CordonTarget
 from autoscaler.state.world import NodeId, World
 from autoscaler.text import format_duration
-from tests.support.builders.capacity import A, acted, cloud, offer, offered, shown, told
+from tests.support.builders.capacity import A, acted, cloud, observe, offer, offered, shown
 from tests.support.builders.worlds import T0, device, gateway, kinds, level, model, replace_fields, replica, use, world
 
 SPOT, KARPENTER = "aws-node-termination-handler/spot-itn", "karpenter.sh/disrupted"
@@ -37,14 +37,14 @@ def served(*more: str, running: int = 1) -> World:
 def tainted(at: World, key: str, now_s: float = T0) -> World:
     slices = [replace(one, taints=(Taint(key, "", "NoSchedule"),) if one.node == "n1" else one.taints)
               for one in at.nodes.slices.values()]  # fmt: skip
-    return told(at, SlicesSeen(slices=tuple(slices)), now_s=now_s)
+    return observe(at, SlicesSeen(slices=tuple(slices)), now_s=now_s)
 
 
 def drains(at: World, now_s: float) -> list[str]:
     return [one.reason for one in plan(at, now_s).actions if isinstance(one, DrainReplica)]
 
 
-def test_node_removed_by_karpenter_gets_a_replacement_before_draining() -> None:
+def test_replica_on_a_node_removed_by_karpenter_is_replaced_then_drained() -> None:
     at = tainted(served("n2"), KARPENTER)
     assert kinds(plan(at, T0)) == ["start a"]
     start = next(one for one in plan(at, T0).actions if isinstance(one, StartReplica))
@@ -56,10 +56,12 @@ def test_node_removed_by_karpenter_gets_a_replacement_before_draining() -> None:
 def test_replica_drains_if_no_replacement_is_ready_in_time() -> None:
     at = tainted(served(), KARPENTER)
     assert not drains(at, T0)
-    early = told(at, Tick(), now_s=T0 + SUCCESSOR_S - 1)
+    early = observe(at, Tick(), now_s=T0 + SUCCESSOR_S - 1)
     assert not drains(early, T0 + SUCCESSOR_S - 1)
-    early = told(early, CordonsSeen(cordons=()), now_s=T0 + SUCCESSOR_S - 1)  # the operators' orders are reported again
-    late = told(early, Tick(), now_s=T0 + SUCCESSOR_S)
+    early = observe(
+        early, CordonsSeen(cordons=()), now_s=T0 + SUCCESSOR_S - 1
+    )  # the operators' orders are reported again
+    late = observe(early, Tick(), now_s=T0 + SUCCESSOR_S)
     assert drains(late, T0 + SUCCESSOR_S) == ["node n1: Karpenter removes it"]
 
 
@@ -74,16 +76,16 @@ def test_spot_notice_drains_at_once_and_running_requests_finish(key: str) -> Non
 
 def test_removed_taint_cancels_the_interruption() -> None:
     at = tainted(served("n2"), KARPENTER)
-    back = told(at, SlicesSeen(slices=tuple(replace(one, taints=()) for one in at.nodes.slices.values())))
+    back = observe(at, SlicesSeen(slices=tuple(replace(one, taints=()) for one in at.nodes.slices.values())))
     assert not back.nodes.cordons
     assert not kinds(plan(back, T0))
 
 
 def test_operator_cordon_takes_precedence_over_an_interruption() -> None:
     mine = Cordon(place=CordonTarget("node", "n1"), node="n1", since_s=T0)
-    at = tainted(told(served("n2"), CordonsSeen(cordons=(mine,))), KARPENTER)
+    at = tainted(observe(served("n2"), CordonsSeen(cordons=(mine,))), KARPENTER)
     assert at.nodes.cordons == {mine.place: mine}
-    lifted = told(at, CordonsSeen(cordons=()))
+    lifted = observe(at, CordonsSeen(cordons=()))
     assert [one.why for one in lifted.nodes.cordons.values()] == ["node n1: Karpenter removes it"]
 
 
@@ -96,14 +98,14 @@ def leased(ends_s: float | None, *more: str, running: int = 1, **fields: object)
     listed = Listed(
         name="lease", offer=cloud(), devices=1, phase="here", committed=True, node="n1", owner=A.name, ends_s=ends_s
     )
-    at = told(begin, LeasesSeen(provider="cloud", leases=(listed,), began_s=T0))
+    at = observe(begin, LeasesSeen(provider="cloud", leases=(listed,), began_s=T0))
     lease = at.capacity.leases[LeaseId("cloud", "lease")]
     aged = replace(lease, asked_s=T0 - 10 * HOUR_S, here_s=T0 - 10 * HOUR_S, stray=False)
     at = replace(at, capacity=replace(at.capacity, leases={lease.id: aged}))
-    return told(at, LeasesSeen(provider="cloud", leases=(replace(listed, **fields),), began_s=T0))
+    return observe(at, LeasesSeen(provider="cloud", leases=(replace(listed, **fields),), began_s=T0))
 
 
-def test_new_leader_cordons_an_ending_order_as_early_as_its_predecessor() -> None:
+def test_new_leader_cordons_expiring_capacity_as_early_as_the_old_leader() -> None:
     """A new leader does not know when the order of another leader was delivered, and must not assume now."""
     ends_s = T0 + 1000.0
     old = leased(ends_s)
@@ -111,46 +113,46 @@ def test_new_leader_cordons_an_ending_order_as_early_as_its_predecessor() -> Non
     assert old.nodes.cordons
     unsure = replace(lease, asked_s=T0, here_s=T0, found=True)
     new = replace_fields(old, capacity=replace(old.capacity, leases={lease.id: unsure}), cordons={})
-    assert told(new, Tick(), now_s=T0).nodes.cordons.keys() == old.nodes.cordons.keys()
+    assert observe(new, Tick(), now_s=T0).nodes.cordons.keys() == old.nodes.cordons.keys()
     short = replace(unsure, offer=replace(unsure.offer, lasts_s=1200.0))
     new = replace(new, capacity=replace(new.capacity, leases={lease.id: short}))
-    assert not told(new, Tick(), now_s=T0).nodes.cordons, "a quarter of what its Offer says that it lasts"
+    assert not observe(new, Tick(), now_s=T0).nodes.cordons, "a quarter of what its Offer says that it lasts"
 
 
 def acquired(actions: tuple[Action, ...]) -> list[str]:
     return [one.order.id.provider for one in actions if isinstance(one, AcquireLease)]
 
 
-def test_ending_capacity_is_replaced_early_and_drained_before_its_end() -> None:
+def test_expiring_capacity_is_replaced_early_and_drained_before_expiry() -> None:
     at = leased(T0 + 2 * HOUR_S)
     assert not at.nodes.cordons
     begins_s = T0 + 2 * HOUR_S - 2 * 360.0 - DRAIN_S
-    assert not told(at, Tick(), now_s=begins_s - 1).nodes.cordons
-    later = told(at, Tick(), now_s=begins_s)
+    assert not observe(at, Tick(), now_s=begins_s - 1).nodes.cordons
+    later = observe(at, Tick(), now_s=begins_s)
     assert [one.why for one in later.nodes.cordons.values()] == ["node n1: its capacity order from cloud ends"]
     assert not drains(later, begins_s)
     said = {"phase": "here", "committed": True, "node": "n1", "ends_s": T0 + 2 * HOUR_S}
     fresh = shown(offered(later, cloud(), now_s=begins_s), begins_s, "cloud", **said)
     assert acquired(plan(fresh, begins_s).actions) == ["cloud"], "another node is ordered while the old one serves"
     last_s = T0 + 2 * HOUR_S - DRAIN_S
-    assert not drains(told(later, Tick(), now_s=last_s - 1), last_s - 1)
-    assert drains(told(later, Tick(), now_s=last_s), last_s) == ["node n1: its capacity order from cloud ends"]
+    assert not drains(observe(later, Tick(), now_s=last_s - 1), last_s - 1)
+    assert drains(observe(later, Tick(), now_s=last_s), last_s) == ["node n1: its capacity order from cloud ends"]
 
 
-def test_order_without_an_end_is_not_cordoned() -> None:
-    assert not told(leased(None), Tick(), now_s=T0 + 1000 * HOUR_S).nodes.cordons
+def test_capacity_without_an_expiry_time_is_not_cordoned() -> None:
+    assert not observe(leased(None), Tick(), now_s=T0 + 1000 * HOUR_S).nodes.cordons
 
 
-def test_order_reclaimed_by_its_provider_is_cordoned_with_the_reason() -> None:
+def test_capacity_reclaimed_by_its_provider_is_cordoned_with_the_reason() -> None:
     at = leased(T0, "n2", phase="leaving", says="Karpenter is removing it: Underutilized")
-    at = told(at, Tick(), now_s=T0 + 1)
+    at = observe(at, Tick(), now_s=T0 + 1)
     (cordon,) = at.nodes.cordons.values()
     assert cordon.why == "node n1: its capacity order from cloud ends (Karpenter is removing it: Underutilized)"
     assert kinds(plan(at, T0 + 1))[:1] == ["start a"]
 
 
-def test_only_the_devices_of_an_ending_order_are_cordoned() -> None:
-    at = told(leased(T0, device_ids=("g-n1",)), Tick(), now_s=T0 + 1)
+def test_only_the_devices_of_expiring_capacity_are_cordoned() -> None:
+    at = observe(leased(T0, device_ids=("g-n1",)), Tick(), now_s=T0 + 1)
     assert set(at.nodes.cordons) == {CordonTarget("device", "g-n1")}
 
 
@@ -159,15 +161,15 @@ def test_ended_reservation_on_a_permanent_node_drains_no_replica(phase: str) -> 
     room = replace(cloud(), room=True, lasts_s=HOUR_S)
     listed = Listed(name="lease", offer=room, devices=1, phase="here", committed=True, node="n1", owner=A.name)
     at = offered(served("n2"), room, now_s=T0)
-    at = told(at, LeasesSeen(provider="cloud", leases=(listed,), began_s=T0))
+    at = observe(at, LeasesSeen(provider="cloud", leases=(listed,), began_s=T0))
     over = replace(listed, phase=phase, ends_s=T0 + 1)
     for now_s in (T0 + 1, T0 + 2 * HOUR_S):
-        at = told(at, LeasesSeen(provider="cloud", leases=(over,), began_s=now_s), now_s=now_s)
+        at = observe(at, LeasesSeen(provider="cloud", leases=(over,), began_s=now_s), now_s=now_s)
         assert not at.nodes.cordons
         assert not drains(at, now_s)
 
 
-def test_idle_capacity_is_released_when_its_order_ends() -> None:
+def test_idle_capacity_is_released_at_its_expiry_time() -> None:
     idle = leased(T0, running=0)
     gone = [one.reason for one in plan(idle, T0).actions if isinstance(one, ReleaseLease)]
     assert gone == ["it ends and is not in use"]
@@ -187,14 +189,14 @@ def attached(at: World, *, alone: bool = False) -> World:
         name="lease", offer=of, devices=1, phase="here", committed=True, node="n1", owner=A.name,
         device_ids=("g-n1",), alone=alone,
     )  # fmt: skip
-    at = told(begin, LeasesSeen(provider="rack", leases=(listed,), began_s=T0))
+    at = observe(begin, LeasesSeen(provider="rack", leases=(listed,), began_s=T0))
     lease = at.capacity.leases[LeaseId("rack", "lease")]
     aged = replace(lease, stray=False, used=True, here_s=T0 - HOUR_S, idle_since_s=None if running else T0)
     return replace(at, capacity=replace(at.capacity, leases={lease.id: aged}))
 
 
 def released(at: World, now_s: float) -> list[str]:
-    at = told(at, Reported(report=heard(at, now_s)), now_s=now_s)
+    at = observe(at, Reported(report=heard(at, now_s)), now_s=now_s)
     return [one.reason for one in plan(at, now_s).actions if isinstance(one, ReleaseLease)]
 
 
@@ -205,7 +207,7 @@ def heard(at: World, now_s: float) -> Report:
     return replace(one.report, sequence=int(now_s * 10), epoch=at.epoch)
 
 
-def test_idle_device_of_an_unneeded_node_is_released_early() -> None:
+def test_idle_device_on_a_node_marked_as_unneeded_is_released_early() -> None:
     """Case 3: the devices would be removed with the node."""
     assert not released(attached(served(running=0)), T0 + STRAY_S), "where it stays, to have it again would cost more"
     at = tainted(attached(served(running=0)), UNNEEDED)
@@ -219,12 +221,12 @@ def test_keep_seconds_holds_idle_capacity(kept_s: float) -> None:
     at = attached(served(running=0))
     entry = ProviderSettings(name="rack", cro=Cro(model="A100"), keep_seconds=kept_s)
     at = replace(at, settings=replace(at.settings, capacity=(entry,)))
-    told = [f"idle for {format_duration(kept_s)}, and its provider's keepSeconds is {format_duration(kept_s)}"]
+    reasons = [f"idle for {format_duration(kept_s)}, and its provider's keepSeconds is {format_duration(kept_s)}"]
     assert kept_s == 0.0 or not released(at, T0 + kept_s - 1)
-    assert released(at, T0 + kept_s) == told
+    assert released(at, T0 + kept_s) == reasons
 
 
-def test_replica_on_an_unneeded_node_keeps_running() -> None:
+def test_replica_on_a_node_marked_as_unneeded_keeps_running() -> None:
     at = tainted(attached(served("n2")), UNNEEDED)
     assert not at.nodes.cordons
     assert not kinds(plan(at, T0 + HOUR_S))

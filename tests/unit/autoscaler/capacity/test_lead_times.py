@@ -45,9 +45,9 @@ def test_repeated_deliveries_replace_the_expected_lead_time() -> None:
     assert estimate_lead_time(offer(expected_s=60.0), learnt).p50_s == 60.0, "twice is little"
     for _ in range(6):
         learnt = record_delivery(learnt, 10.0)
-    told = estimate_lead_time(offer(expected_s=60.0), learnt)
-    assert told.p50_s == 10.0
-    assert told.confidence > 0.9
+    found = estimate_lead_time(offer(expected_s=60.0), learnt)
+    assert found.p50_s == 10.0
+    assert found.confidence > 0.9
 
 
 def test_failed_deliveries_lower_confidence_and_successes_raise_confidence() -> None:

@@ -22,7 +22,7 @@ from autoscaler.state.capacity_orders import (
 )
 from autoscaler.state.events import SlicesSeen
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId, World
-from tests.support.builders.capacity import acted, cloud, offer, orders, shown, surge, told, waits
+from tests.support.builders.capacity import acted, cloud, observe, offer, orders, shown, surge, waits
 from tests.support.builders.worlds import GI, T0
 
 LABELS = {"pool": "g"}
@@ -37,7 +37,7 @@ def group(wanted: int = 1, ready: int = 0, **fields: Any) -> Group:
 
 def seen(at: World, *groups: Group, now_s: float = T0) -> World:
     """The state after the groups were polled."""
-    return told(at, GroupsSeen(groups=groups), now_s=now_s)
+    return observe(at, GroupsSeen(groups=groups), now_s=now_s)
 
 
 def grows(at: World, *groups: Group, now_s: float = T0) -> World:
@@ -54,7 +54,7 @@ def came(at: World, *names: str, now_s: float = T0) -> World:
         )
         for one in names
     ]  # fmt: skip
-    return told(at, SlicesSeen(slices=(*at.nodes.slices.values(), *new)), now_s=now_s)
+    return observe(at, SlicesSeen(slices=(*at.nodes.slices.values(), *new)), now_s=now_s)
 
 
 def more(at: World, now_s: float, *offers: Offer) -> World:
@@ -62,8 +62,8 @@ def more(at: World, now_s: float, *offers: Offer) -> World:
     names = {*at.capacity.providers, *(one.provider for one in offers)}
     for one in offers:
         given = OffersSeen(provider=one.provider, offers=(one,))
-        at = told(at, given, LeasesSeen(provider=one.provider, leases=(), began_s=now_s), now_s=now_s)
-    return told(at, ProvidersSeen(providers=tuple(sorted(names))), now_s=now_s)
+        at = observe(at, given, LeasesSeen(provider=one.provider, leases=(), began_s=now_s), now_s=now_s)
+    return observe(at, ProvidersSeen(providers=tuple(sorted(names))), now_s=now_s)
 
 
 # --- how much is on its way -------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def test_growing_machine_group_prevents_a_capacity_order() -> None:
     (started,) = plan(at, T0 + 60).actions
     assert isinstance(started, StartReplica)
     assert started.replica.resources.slices == ("g1g",)
-    after = told(seen(at, group(1, 1), now_s=T0 + 60), Acted(action=started), now_s=T0 + 60)
+    after = observe(seen(at, group(1, 1), now_s=T0 + 60), Acted(action=started), now_s=T0 + 60)
     assert after.capacity.groups[NAME].coming == 0
 
 
@@ -129,7 +129,7 @@ def test_machine_group_that_appears_between_polls_prevents_an_order() -> None:
     assert not plan(seen(at, group(1), now_s=T0 + 5), T0 + 5).actions
 
 
-def test_coming_machines_are_exported_as_a_metric() -> None:
+def test_machines_that_a_group_is_adding_are_exported_as_a_metric() -> None:
     at = grows(surge(offer()), group(2, 1), group(0, offer=None, name="MachineSet default/cpu"))
     coming = [line for line in Metrics(lambda: at).text().decode().splitlines() if "machines_coming{" in line]
     assert coming == ['pilotlight_machines_coming{group="MachineSet default/g"} 1.0']
@@ -176,7 +176,7 @@ def test_delivered_node_ends_the_group_growth_before_the_next_poll() -> None:
     at = waits(seen(at, group(1), now_s=T0 + 10), T0 + 170, waiting=2)
     at = more(at, T0 + 170, offer(expected_s=300.0, price_per_hour=9.0))
     at, done = acted(
-        shown(told(at, OffersSeen(provider="cloud", offers=())), T0 + 170, "cloud", committed=True), T0 + 170
+        shown(observe(at, OffersSeen(provider="cloud", offers=())), T0 + 170, "cloud", committed=True), T0 + 170
     )
     assert orders(done) == [("rack", 1)]
     at = came(shown(at, T0 + 171, "rack"), "g1", now_s=T0 + 240)
@@ -188,16 +188,16 @@ def test_delivered_node_ends_the_group_growth_before_the_next_poll() -> None:
 
 def test_device_plugin_restart_is_not_counted_as_a_new_node() -> None:
     at = came(surge(offer(), cloud()), "g1")
-    at = told(at, SlicesSeen(slices=tuple(replace(one, memory_bytes=GI) for one in at.nodes.slices.values())))
+    at = observe(at, SlicesSeen(slices=tuple(replace(one, memory_bytes=GI) for one in at.nodes.slices.values())))
     at = seen(seen(at, group(1, 1)), group(2, 1), now_s=T0 + 1)
     slices = tuple(at.nodes.slices.values())
-    at = told(at, SlicesSeen(slices=tuple(one for one in slices if one.node != "g1")), now_s=T0 + 2)
-    at = told(at, SlicesSeen(slices=slices), now_s=T0 + 4)
+    at = observe(at, SlicesSeen(slices=tuple(one for one in slices if one.node != "g1")), now_s=T0 + 2)
+    at = observe(at, SlicesSeen(slices=slices), now_s=T0 + 4)
     assert at.capacity.groups[NAME].coming == 1
     assert orders(plan(more(at, T0 + 6, offer(), cloud()), T0 + 6).actions) == []
 
 
-def test_order_overtaken_by_group_growth_is_withdrawn() -> None:
+def test_order_is_withdrawn_if_a_growing_group_delivers_sooner() -> None:
     at, done = acted(surge(cloud(expected_s=600.0)))
     assert orders(done) == [("cloud", 1)]
     at = shown(seen(at, group(0)), T0 + 1, "cloud")
@@ -206,6 +206,6 @@ def test_order_overtaken_by_group_growth_is_withdrawn() -> None:
     assert gone.reason == "no request waits for it any more"
 
 
-def test_device_limit_is_known_for_groups_that_declare_one() -> None:
+def test_device_limits_are_read_only_for_groups_that_declare_one() -> None:
     at = seen(surge(offer()), group(1, most=4), Group(name="MachineSet default/other", labels=LABELS))
     assert read_group_limits(at) == {NAME: (4, LABELS)}

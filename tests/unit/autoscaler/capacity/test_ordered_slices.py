@@ -19,13 +19,13 @@ from tests.support.builders.capacity import (
     acted,
     arrived,
     cloud,
+    observe,
     offer,
     offered,
     orders,
     releases,
     shown,
     surge,
-    told,
 )
 from tests.support.builders.worlds import GI, T0, device, gateway, level, model, replace_fields, replica, world
 
@@ -36,18 +36,18 @@ def counted(number: int) -> Slice:
 
 
 @pytest.mark.parametrize(("first", "here"), [(1, [1, 2]), (2, [2, 3]), (None, [])])
-def test_order_owns_unidentified_devices_from_its_first_index_on(first: int | None, here: list[int]) -> None:
+def test_order_owns_devices_without_uuid_from_its_first_index_on(first: int | None, here: list[int]) -> None:
     ids = ("w1/GPU-a", "w1/GPU-b")
     listed = Listed(name="a", offer=offer(), devices=2, phase="here", node="w1", device_ids=ids, counted_from=first)
     lease = lease_of(listed)
     assert [number for number in range(4) if is_slice_of_lease(lease, counted(number))] == here
     known = Slice(id=SliceId("x"), device=DeviceId("w1/GPU-b"), node=NodeId("w1"), memory_bytes=GI)
-    assert is_slice_of_lease(lease, known), "where its UUID is told that counts"
+    assert is_slice_of_lease(lease, known), "a known UUID counts"
 
 
 def lease_of(listed: Listed) -> Lease:
     """The order as its provider lists it."""
-    begin = told(offered(surge(), offer()), LeasesSeen(provider="rack", leases=(listed,), began_s=T0))
+    begin = observe(offered(surge(), offer()), LeasesSeen(provider="rack", leases=(listed,), began_s=T0))
     (lease,) = begin.capacity.leases.values()
     return lease
 
@@ -79,10 +79,10 @@ def alone(**more: Any) -> World:
     )  # fmt: skip
     slices = [replace(counted(at), handle="nvidia.com/gpu") for at in range(2)]
     begin = offered(world([A], slices, gateways=[gateway(seen_s=T0 + 5000)], **more), offer())
-    return told(begin, LeasesSeen(provider="rack", leases=(listed,), began_s=T0 + 1), now_s=T0 + 1)
+    return observe(begin, LeasesSeen(provider="rack", leases=(listed,), began_s=T0 + 1), now_s=T0 + 1)
 
 
-def test_release_of_unidentified_devices_waits_until_their_node_is_idle() -> None:
+def test_release_of_devices_without_uuid_waits_until_their_node_is_idle() -> None:
     """An earlier release order would close it, and it would stay as long as the other device is used."""
     idle = alone()
     (lease,) = idle.capacity.leases.values()
@@ -111,8 +111,8 @@ def lent() -> World:
     """An order whose device has been delivered."""
     after, _ = acted(surge(offer(labels={"pool": "l4"})))
     there = arrived(after, T0 + 1.0)
-    told: dict[str, Any] = {"phase": "here", "committed": True, "node": "w1", "device_ids": ("new0",), "marks": SAYS}
-    return shown(there, T0 + 2.0, **told)
+    fields: dict[str, Any] = {"phase": "here", "committed": True, "node": "w1", "device_ids": ("new0",), "marks": SAYS}
+    return shown(there, T0 + 2.0, **fields)
 
 
 def there(name: str, pool: str) -> dict[SliceId, Slice]:

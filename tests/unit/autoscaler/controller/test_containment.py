@@ -68,7 +68,7 @@ def started(loop: SteppedLoop) -> list[str]:
 
 
 @pytest.mark.parametrize("bad", [{3}, {0}, {99}, {3, 4, 57}, set(range(CULPRITS_MAX))])
-def test_faulty_models_are_found_with_few_trials(bad: set[int]) -> None:
+def test_faulty_models_among_100_are_found_in_about_9_trials_each(bad: set[int]) -> None:
     trials = 0
 
     def works(out: Collection[int]) -> bool:
@@ -80,13 +80,13 @@ def test_faulty_models_are_found_with_few_trials(bad: set[int]) -> None:
     assert trials <= 2 + 9 * len(bad)
 
 
-def test_number_of_faulty_models_found_at_once_is_bounded() -> None:
+def test_search_for_faulty_models_stops_at_the_maximum_number() -> None:
     assert len(find_culprits(range(100), lambda out: len(out) > CULPRITS_MAX)) == CULPRITS_MAX
     assert find_culprits(range(100), lambda _: False) == ()
     assert find_culprits([], lambda _: False) == ()
 
 
-def test_a_fault_is_described_in_one_printable_line() -> None:
+def test_multi_line_exception_is_described_in_one_printable_line() -> None:
     with pytest.raises(InjectedError) as caught:
         raise InjectedError("two\nlines \x1b[31m \ud800 " + "x" * 9999)
     said = describe_error(caught.value)
@@ -207,21 +207,19 @@ def test_routes_change_when_a_quarantine_begins_and_ends(monkeypatch: pytest.Mon
     loop, g1 = stepped(), GatewayId("g1")
     before = loop.loop.world
     after = loop.step(called(B))
-    told = routes.routes_delta(before, after, g1, T0)
-    assert told is not None
-    assert told.version > before.version
-    assert [one.refusal is not None for one in told.models if one.model == "b"] == [True]
+    delta = routes.routes_delta(before, after, g1, T0)
+    assert delta is not None
+    assert delta.version > before.version
+    assert [one.refusal is not None for one in delta.models if one.model == "b"] == [True]
     faults.stop()
     loop.now_s += 61.0
     later = loop.step(Tick())
-    told = routes.routes_delta(after, later, g1, loop.now_s)
-    assert told is not None
-    assert [one.refusal for one in told.models if one.model == "b"] == [None]
+    delta = routes.routes_delta(after, later, g1, loop.now_s)
+    assert delta is not None
+    assert [one.refusal for one in delta.models if one.model == "b"] == [None]
 
 
-def test_quarantine_doubles_with_each_fault_up_to_thirty_minutes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_quarantine_doubles_with_each_fault_up_to_thirty_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     faults = inject(monkeypatch, "autoscaler.demand.desired_replicas:compute_desired_replicas", concerns("b"))
     loop, lasted = stepped(), list[float]()
     for _ in range(7):
@@ -238,7 +236,7 @@ def test_quarantine_doubles_with_each_fault_up_to_thirty_minutes(
     assert loop.step(Tick()).learned.faults == {}
 
 
-def test_a_changed_document_ends_the_quarantine_and_forgets_the_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_document_ends_the_quarantine_of_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
     inject(
         monkeypatch,
         "autoscaler.demand.desired_replicas:compute_desired_replicas",
@@ -262,9 +260,7 @@ def test_operator_wake_ends_the_quarantine_of_a_model(monkeypatch: pytest.Monkey
     assert loop.loop.world.learned.faults[B.name].times == 1  # a fault within half an hour doubles the next quarantine
 
 
-def test_deferred_observations_are_applied_when_the_quarantine_ends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_observation_of_a_quarantined_model_is_applied_after_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
     faults = inject(monkeypatch, "autoscaler.fold.replicas:apply_replica_observation", concerns("b"))
     loop = stepped(replica(B, "rb", ["gpu1"], state=S.STARTING))
     loop.step(*seen(loop, B))
@@ -273,7 +269,7 @@ def test_deferred_observations_are_applied_when_the_quarantine_ends(
     assert loop.step(ModelWoken(model=B.name)).replicas[ReplicaId("rb")].state is S.READY
 
 
-def test_an_operator_can_stop_a_quarantined_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operator_stop_of_a_quarantined_model_drains_its_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     inject(monkeypatch, "autoscaler.demand.desired_replicas:compute_desired_replicas", concerns("b"))
     loop = stepped(replica(B, "rb"))
     loop.step(called(B))
@@ -331,9 +327,7 @@ def test_slots_used_by_a_faulty_model_do_not_count_as_free(monkeypatch: pytest.M
     assert (after.gateways[GatewayId("g1")].uses, after.loads[A.name].waiting) == ({use.replica: use}, 1)
 
 
-def test_newer_observation_replaces_an_older_one_that_failed_to_apply(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_newer_observation_replaces_an_older_one_that_failed_to_apply(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a replica that is gone would reappear when the older observation is folded."""
     faults = inject(
         monkeypatch, "autoscaler.fold.replicas:apply_replica_observation", lambda _, one: one.seen is Seen.READY
@@ -385,7 +379,7 @@ def test_many_faulty_models_do_not_stop_the_other_models(monkeypatch: pytest.Mon
     assert faults.reported
 
 
-def test_a_new_model_whose_document_raises_is_quarantined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_model_whose_document_raises_an_exception_is_quarantined(monkeypatch: pytest.MonkeyPatch) -> None:
     faults = inject(
         monkeypatch, "autoscaler.fold.fold:correct_memory_estimate", lambda one, _: one.name == "b" and one.memory_bytes
     )
@@ -424,7 +418,7 @@ def test_fault_reported_by_a_driver_is_recorded_for_its_model(monkeypatch: pytes
     assert loop.step(FaultSeen(model=ModelName(""), reason="")).degraded == ""
 
 
-def test_failing_listener_does_not_stop_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exception_in_a_listener_does_not_stop_the_control_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     faults = inject(monkeypatch, "autoscaler.demand.desired_replicas:compute_desired_replicas", lambda *_: False)
     loop, works = stepped(), [False]
 

@@ -16,7 +16,7 @@ from tests.support.builders.worlds import T0, level, use, world
 from tests.support.example_budget import examples
 
 
-def told(batch: list[Observation]) -> list[str]:
+def describe(batch: list[Observation]) -> list[str]:
     """`g1/b 7` for a report, otherwise the type name."""
     return [
         f"{one.report.gateway}/{one.report.boot} {one.report.sequence}"
@@ -32,7 +32,7 @@ def test_inbox_below_its_bound_keeps_all_observations_in_order() -> None:
         box.put((reported(sequence),))
     box.put((Tick(),))
     batch, count = box.take()
-    assert (told(batch)[0], told(batch)[-1], len(batch), count) == ("g1/b 1", "Tick", INBOX_MAX, 0)
+    assert (describe(batch)[0], describe(batch)[-1], len(batch), count) == ("g1/b 1", "Tick", INBOX_MAX, 0)
     assert box.take() == ([], 0)
 
 
@@ -45,27 +45,27 @@ def test_inbox_above_its_bound_keeps_the_newest_report_of_each_boot() -> None:
         box.put((reported(sequence),))
         assert len(box) <= INBOX_MAX
     batch, count = box.take()
-    first = told(batch)[:6]
+    first = describe(batch)[:6]
     assert first.pop(1).startswith("g1/b "), "a later one, in the place of the first"
     assert first == ["ReplicaSeen", "ReplicaSeen", "g1/b2 1", "g2/b 1", "Tick"]
-    assert told(batch)[-1] == f"g1/b {2 * INBOX_MAX - 1}"
+    assert describe(batch)[-1] == f"g1/b {2 * INBOX_MAX - 1}"
     assert len(batch) + count == 2 * INBOX_MAX + 4
 
 
-def test_merge_keeps_totals_that_only_an_earlier_report_contains() -> None:
+def test_merged_report_keeps_totals_that_only_the_earlier_report_has() -> None:
     other = Total(model=ModelName("other"), tenant=TenantName("acme"), refused_cold=1)
     (one,) = merge_reports([reported(1, totals=(total(admitted=1), other)), reported(2, totals=(total(admitted=2),))])
     assert isinstance(one, Reported)
     assert (one.report.sequence, set(one.report.totals)) == (2, {total(admitted=2), other})
 
 
-def test_merge_prefers_the_higher_sequence_over_a_later_arrival() -> None:
+def test_merged_report_has_the_totals_of_the_highest_sequence_number() -> None:
     (one,) = merge_reports([reported(2, totals=(total(admitted=2),)), reported(1, totals=(total(admitted=1),))])
     assert isinstance(one, Reported)
     assert (one.report.sequence, one.report.totals) == (2, (total(admitted=2),))
 
 
-def test_inbox_of_unmergeable_observations_is_rarely_scanned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inbox_of_1000_unmergeable_observations_is_scanned_7_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbox, "INBOX_MAX", 10)
     looks: list[int] = []
 

@@ -14,7 +14,7 @@ from autoscaler.controller.loop import LoopStep
 from autoscaler.controller.weights_wait import HOW, LOOK_S_MAX, AgentNodeSupply, NotBroughtError
 from autoscaler.drivers.kubernetes.pending_starts import BRINGING, Bringing
 from autoscaler.fold.fold import fold
-from autoscaler.spec.model import Gpu, Model, ModelSpec
+from autoscaler.spec.model import Adapter, Gpu, Model, ModelSpec
 from autoscaler.state.actions import Plan
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.operator_orders import NodeReported
@@ -112,30 +112,30 @@ def step(after: World) -> LoopStep:
 
 
 async def test_agent_report_of_delivered_weights_ends_the_wait() -> None:
-    at, told = said(), list[str]()
+    at, progress = said(), list[str]()
     supply = AgentNodeSupply(lambda: at, lambda: T0)
-    coming = supply(ONE, ADA, told.append)
+    coming = supply(ONE, ADA, progress.append)
     assert coming is not None
     task = asyncio.ensure_future(coming)
     await asyncio.sleep(0)
     supply.on_step(step(said(bytes=1 << 20, total_bytes=2 << 20)))
     supply.on_step(step(said(bytes=1 << 20, total_bytes=2 << 20)))
-    assert told == ["asked for", "1Mi of 2Mi, 0 bytes a second"]
+    assert progress == ["asked for", "1Mi of 2Mi, 0 bytes a second"]
     supply.on_step(step(said(replicas=(ReplicaId("a1"),), folder="copies/x/files", ggufs=("a.gguf",))))
     assert await task == Laid("copies/x/files", "a.gguf")
 
 
 async def test_start_fails_if_mount_support_of_the_cluster_stays_unknown() -> None:
     there = {"replicas": (ReplicaId("a1"),), "folder": "copies/x/files"}
-    at, told = replace_fields(said(**there), mounting=None), list[str]()
+    at, progress = replace_fields(said(**there), mounting=None), list[str]()
     supply = AgentNodeSupply(lambda: at, lambda: T0)
-    soon = asyncio.ensure_future(supply(ONE, ADA, told.append))  # type: ignore[arg-type]  # it is in a registry
+    soon = asyncio.ensure_future(supply(ONE, ADA, progress.append))  # type: ignore[arg-type]  # it is in a registry
     await asyncio.sleep(0)
     supply.on_step(step(at))
-    assert told == [HOW]
+    assert progress == [HOW]
     supply.on_step(step(said(**there)))
     assert await soon == Laid("copies/x/files", "")
-    late = asyncio.ensure_future(supply(ONE, ADA, told.append))  # type: ignore[arg-type]  # it is in a registry
+    late = asyncio.ensure_future(supply(ONE, ADA, progress.append))  # type: ignore[arg-type]  # it is in a registry
     await asyncio.sleep(0)
     again = NodeReported(report=replace(at.nodes.agents["n1"].report, sequence=2))
     after = fold(at, [again], T0 + LOOK_S_MAX)[0]
@@ -151,3 +151,36 @@ def test_start_with_a_file_artifact_does_not_wait_for_weights() -> None:
     on_cpu = replace(ADA, spec=replace(ADA.spec, gpu=Gpu(count=0)))
     assert "request a device" in supply.obstacle(on_cpu)
     assert supply.obstacle(ADA) == ""
+
+
+LORA = (Adapter(name="lora", artifact="oci://r.io/lora:1"),)
+
+
+def model(artifact: str, **spec: object) -> Model:
+    return Model(name=ModelName("m"), spec=ModelSpec(engine="vllm", artifact=artifact, **spec))  # type: ignore[arg-type]
+
+
+def supply(facts: ClusterFacts | None = None) -> AgentNodeSupply:
+    at = world([], [device()], mounting=facts)
+    return AgentNodeSupply(lambda: at, lambda: 0.0)
+
+
+def test_model_that_allows_unsafe_weights_is_not_blocked_from_starting() -> None:
+    assert supply().obstacle(model("oci://r.io/a:1", allow_unsafe=True)) == ""
+    assert supply().brings(model("oci://r.io/a:1", allow_unsafe=True))
+
+
+def test_adapters_are_delivered_even_if_the_model_weights_are_local() -> None:
+    one = model("file:///m", adapters=LORA)
+    assert supply().brings(one)
+    assert not supply().brings(model("file:///m"))
+    assert supply()(replica(one, "r"), model("file:///m"), lambda _: None) is None
+
+
+def test_reason_that_blocks_an_adapter_names_the_adapter_or_its_artifact() -> None:
+    on_cpu = model("file:///m", adapters=LORA, gpu=Gpu(count=0))
+    assert supply().obstacle(on_cpu).startswith("oci://r.io/lora:1 is pulled to one node")
+    nowhere = supply(ClusterFacts()).obstacle(model("pvc://claim", adapters=LORA))
+    assert nowhere.startswith(
+        "the weights of its adapter lora cannot be mounted in its pods: Pilotlight may not create"
+    )

@@ -46,7 +46,7 @@ def test_burst_at_zero_replicas_starts_the_needed_number_up_to_the_maximum() -> 
     assert ask(model("a", slots=400, high=4), gateways=flood).count == 3
 
 
-def test_short_spike_starts_no_second_replica_but_a_lasting_one_does() -> None:
+def test_only_a_lasting_demand_spike_starts_more_replicas() -> None:
     a = model("a", slots=4, high=3)
     spike: dict[str, Any] = {
         "replicas": [replica(a, "r1")],
@@ -88,9 +88,9 @@ def test_backlog_that_ends_before_a_start_would_finish_starts_no_replica() -> No
 def test_scale_down_waits_until_fewer_replicas_cover_the_recent_peak() -> None:
     a = model("a", slots=4, high=3, idle_seconds=60.0)
     supply = [replica(a, name, created_s=T0 - 2000) for name in ("r1", "r2", "r3")]
-    told = [gateway(levels=[level("a", 0, 2)])]
+    reports = [gateway(levels=[level("a", 0, 2)])]
     high = History(last_activity_s=T0, peaks=peaks((T0 - 50, 11), (T0 - 5, 2)))
-    answer = ask(a, replicas=supply, gateways=told, history=high)
+    answer = ask(a, replicas=supply, gateways=reports, history=high)
     assert answer.count == 3
     assert answer.next_s == pytest.approx(T0 + 10.1)
     later = [gateway(levels=[level("a", 0, 2)], seen_s=T0 + 10)]
@@ -101,8 +101,8 @@ def test_scale_down_waits_until_fewer_replicas_cover_the_recent_peak() -> None:
 def test_ready_second_replica_is_kept_for_twenty_minutes(idle_seconds: float | str) -> None:
     a = model("a", slots=4, high=2, idle_seconds=idle_seconds)
     supply = [replica(a, "r1"), replica(a, "r2", created_s=T0 - 1100)]
-    told = [gateway(levels=[level("a", 0, 2)])]
-    answer = ask(a, replicas=supply, gateways=told, history=History(last_activity_s=T0))
+    reports = [gateway(levels=[level("a", 0, 2)])]
+    answer = ask(a, replicas=supply, gateways=reports, history=History(last_activity_s=T0))
     assert answer.count == 2
     fresh = [gateway(levels=[level("a", 0, 2)], seen_s=T0 + 1100)]
     assert ask(a, replicas=supply, gateways=fresh, history=History(last_activity_s=T0), now_s=T0 + 1101).count == 1
@@ -135,11 +135,7 @@ def test_request_that_outlasts_the_idle_timeout_keeps_its_replica() -> None:
 
 @pytest.mark.parametrize(
     "strange",
-    [
-        gateway("g2", seen_s=T0 - 11),
-        gateway("g2", in_epoch=False),
-        gateway("g2", report=None, in_epoch=False),
-    ],
+    [gateway("g2", seen_s=T0 - 11), gateway("g2", in_epoch=False), gateway("g2", report=None, in_epoch=False)],
     ids=["expired", "of an older epoch", "never reported"],
 )
 def test_expired_or_unknown_gateway_prevents_scale_to_zero(strange: Gateway) -> None:
@@ -168,7 +164,7 @@ def test_new_leader_without_gateways_delays_scale_down_by_ten_seconds() -> None:
 
 
 @pytest.mark.case("4")
-def test_started_replica_is_kept_for_a_while_after_its_requests_are_gone() -> None:
+def test_started_replica_without_requests_is_kept_for_its_hold_time() -> None:
     a = model("a", idle_seconds=1.0)
     left = History(starts_s=(4.0,), last_activity_s=T0 - 20, hold_until_s=T0 + 30)
     assert ask(a, replicas=[replica(a, "r1", state=S.STARTING)], history=left).count == 1
@@ -179,7 +175,7 @@ def test_started_replica_is_kept_for_a_while_after_its_requests_are_gone() -> No
     assert (resident.count, resident.next_s) == (1, T0 + 11)
 
 
-def test_rejected_cold_request_is_demand_for_one_start() -> None:
+def test_request_rejected_at_zero_replicas_is_demand_for_one_start() -> None:
     a = model("a")
     refused = History(refused_cold_s=T0 - 1, hold_until_s=T0 + 30)
     assert (ask(a, history=refused).count, ask(a, history=refused).urgent) == (1, True)
@@ -203,7 +199,7 @@ def test_each_premature_stop_doubles_the_auto_idle_timeout_up_to_a_bound() -> No
         assert (answer.count, answer.next_s) == (1, T0 + window_s)
 
 
-def test_unserved_since_is_the_later_of_arrival_and_end_of_service() -> None:
+def test_unserved_time_begins_when_the_last_replica_stops_serving() -> None:
     served = History(served_until_s=T0 - 3)
     made = world([model("a")], gateways=[gateway(levels=[level("a", 1, wait_s=9)])], histories={"a": served})
     assert unserved_since_s(made, ModelName("a"), T0) == T0 - 3
@@ -237,9 +233,7 @@ def poisson() -> Callable[[float, Scene], int]:
 
 @pytest.mark.case("6")
 @pytest.mark.parametrize("shape", [square, sine, poisson()], ids=["square", "sine", "poisson"])
-def test_oscillating_demand_changes_scale_at_most_six_times_an_hour(
-    shape: Callable[[float, Scene], int],
-) -> None:
+def test_oscillating_demand_changes_scale_at_most_six_times_an_hour(shape: Callable[[float, Scene], int]) -> None:
     a = model("a", 10, slots=4, high=3)
 
     def levels(now_s: float, scene: Scene) -> Iterable[tuple[str, int, int]]:

@@ -34,7 +34,7 @@ def test_max_min_assigns_all_requested_slots_fairly_by_weight(wanted: dict[str, 
     ),
     st.integers(0, 60),
 )
-def test_split_share_gives_each_part_its_proportion(parts: dict[str, ShareDemand], share: int) -> None:
+def test_split_share_is_proportional_to_the_demand_of_each_part(parts: dict[str, ShareDemand], share: int) -> None:
     given_ = split_share(parts, share)
     total = sum(part.wants for part in parts.values())
     assert sum(given_.values()) == min(share, total)
@@ -42,7 +42,7 @@ def test_split_share_gives_each_part_its_proportion(parts: dict[str, ShareDemand
     assert all(given_[key] >= part.wants * min(share, total) // total for key, part in parts.items())
 
 
-def test_indivisible_slot_goes_to_the_least_served_claimant() -> None:
+def test_single_slot_is_assigned_to_the_least_served_claimant() -> None:
     both = {"a": Claimant(5, 1.0, 10.0), "b": Claimant(5, 1.0, 2.0)}
     assert max_min(both, 1) == {"a": 0, "b": 1}
     assert max_min(both, 5) == {"a": 2, "b": 3}

@@ -18,7 +18,7 @@ from autoscaler.state.actions import AcquireLease, StartReplica
 from autoscaler.state.capacity_orders import LeasesSeen, Offer, OffersSeen
 from autoscaler.state.events import ClockSeen
 from autoscaler.state.world import World
-from tests.support.builders.capacity import acted, cloud, offer, offered, orders, shown, told
+from tests.support.builders.capacity import acted, cloud, observe, offer, offered, orders, shown
 from tests.support.builders.worlds import GI, T0, device, model, world
 
 NINE_S = datetime(2027, 1, 11, 9, tzinfo=UTC).timestamp()
@@ -33,7 +33,7 @@ def planned(*windows: ReplicaWindow, low: int = 0) -> Model:
 def at(of: Model, before_s: float, *offers: Offer, **fields: Any) -> World:
     """The state `before_s` seconds before 09:00."""
     begin = world([of], [device("cpu", 1, "w1")], leading_since_s=T0 - 500, **fields)
-    begin = told(begin, ClockSeen(unix_offset_s=NINE_S - before_s - T0))
+    begin = observe(begin, ClockSeen(unix_offset_s=NINE_S - before_s - T0))
     return offered(begin, *offers) if offers else begin
 
 
@@ -69,7 +69,7 @@ def test_unknown_wall_clock_disables_windows_and_sets_a_recheck() -> None:
     assert compute_desired_replicas(begin, a, T0).next_s == T0 + LOOK_S
 
 
-def test_scheduled_minimum_reports_when_it_changes_next() -> None:
+def test_scheduled_minimum_gives_the_time_of_its_next_change() -> None:
     a = planned()
     assert compute_replica_floor(at(a, 130.0), a, T0).next_s == pytest.approx(T0 + 10.0), "it counts 120 s before"
     assert compute_replica_floor(at(a, 1.0), a, T0).next_s == pytest.approx(T0 + 1.0)
@@ -79,8 +79,8 @@ def test_small_clock_jitter_is_ignored_and_a_clock_change_is_applied() -> None:
     begin = at(planned(), 100.0)
     offset_s = begin.unix_offset_s
     assert offset_s is not None
-    assert told(begin, ClockSeen(unix_offset_s=offset_s + 0.5)) is begin
-    assert told(begin, ClockSeen(unix_offset_s=offset_s + 3600.0)).unix_offset_s == offset_s + 3600.0
+    assert observe(begin, ClockSeen(unix_offset_s=offset_s + 0.5)) is begin
+    assert observe(begin, ClockSeen(unix_offset_s=offset_s + 3600.0)).unix_offset_s == offset_s + 3600.0
 
 
 def test_cheapest_offer_that_arrives_before_the_window_is_ordered() -> None:
@@ -112,8 +112,8 @@ def test_fast_offer_is_ordered_late_despite_an_earlier_queued_order() -> None:
     ordered: list[list[tuple[str, int]]] = []
     for before_s in (3000.0, 600.0, 100.0):
         now_s = T0 + 3500.0 - before_s
-        late = told(after, *(OffersSeen(provider=one.provider, offers=(one,)) for one in both), now_s=now_s)
-        late = shown(told(late, LeasesSeen(provider="rack", leases=(), began_s=now_s), now_s=now_s), now_s, "cloud")
+        late = observe(after, *(OffersSeen(provider=one.provider, offers=(one,)) for one in both), now_s=now_s)
+        late = shown(observe(late, LeasesSeen(provider="rack", leases=(), began_s=now_s), now_s=now_s), now_s, "cloud")
         ordered.append(orders(plan(late, now_s).actions))
     assert ordered == [[], [], [("rack", 1)]], "the queue did not give it by then"
 
@@ -142,7 +142,7 @@ def test_offer_with_unknown_lead_time_is_ordered_one_hour_ahead() -> None:
 def test_replicas_start_ahead_of_the_window_on_free_devices() -> None:
     a = planned()
     begin = world([a], [device()])
-    begin = told(begin, ClockSeen(unix_offset_s=NINE_S - 60.0 - T0))
+    begin = observe(begin, ClockSeen(unix_offset_s=NINE_S - 60.0 - T0))
     assert sum(isinstance(one, StartReplica) for one in plan(begin, T0).actions) == 1, "one at a time on a device"
 
 

@@ -51,7 +51,7 @@ def wrong(*texts: str, environ: dict[str, str] | None = None) -> str:
     return line
 
 
-def test_model_loads_with_defaults_and_the_slots_of_its_engine() -> None:
+def test_model_without_optional_keys_loads_with_defaults() -> None:
     loaded = parse_documents(
         [("a.yaml", model("gpu: {memory: 20Gi}, aliases: [x], idleSeconds: 5") + "---\n" + config())]
     )
@@ -59,9 +59,6 @@ def test_model_loads_with_defaults_and_the_slots_of_its_engine() -> None:
     assert (a.name, a.namespace, a.order) == ("a", "default", 0)
     assert (a.memory_bytes, a.slots) == (20 << 30, 4)
     assert (a.spec.aliases, a.spec.idle_seconds, a.spec.residency_seconds) == (("x",), 5, "auto")
-
-
-def test_model_without_memory_loads_with_zero_memory_bytes() -> None:
     assert parse_documents([("a.yaml", model())]).models[0].memory_bytes == 0
 
 
@@ -95,10 +92,7 @@ def test_example_documents_load_with_two_models() -> None:
         ("gpu: {isolation: good}", "spec.gpu.isolation: expected one of any, hardware, memory"),
         ("stallSecondsMax: 5s", "spec.stallSecondsMax: expected a number of seconds, at least 0 and at most 31536000"),
         ("drainSecondsMax: -1", "spec.drainSecondsMax: expected a number of seconds, at least 0 and at most 31536000"),
-        (
-            "idleSeconds: 5m",
-            "spec.idleSeconds: expected a number of seconds, at least 0 and at most 31536000, or auto",
-        ),
+        ("idleSeconds: 5m", "spec.idleSeconds: expected a number of seconds, at least 0 and at most 31536000, or auto"),
         ("start: {secondsMax: 0}", "spec.start.secondsMax: expected a number of seconds, above 0 and at most 86400"),
         ("zzz: 1", "spec.zzz: unknown key"),
         ("aliases: x", "spec.aliases: expected a list"),
@@ -222,7 +216,7 @@ def test_model_name_that_clients_cannot_send_is_rejected(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["a", "A.b_c-1", "llama3.2:3b", "org/name", "a" * 253])
-def test_usual_model_names_are_accepted(name: str) -> None:
+def test_model_name_with_dots_colons_or_slashes_is_accepted(name: str) -> None:
     assert parse_documents([("a.yaml", model(name=f"'{name}'"))]).models[0].name == name
 
 
@@ -320,7 +314,7 @@ def test_engine_tls_accepts_only_a_host_name_or_no_server_name() -> None:
         assert loaded.spec.tls == said
         assert parse_documents([("b.yaml", to_yaml(Documents(models=(loaded,))))]).models == (loaded,)
         (plain,) = parse_documents([("a.yaml", model(""))]).models
-        assert plain.spec_hash() != loaded.spec_hash(), "its engine must be started anew"
+        assert plain.spec_hash() != loaded.spec_hash(), "its engine must be restarted"
     for name in ("''", "a b", "http://a", "a@b", "-a", "a..b", "a" * 254):
         assert "spec.tls.serverName: expected a host name such as" in wrong(model(f"tls: {{serverName: {name}}}"))
 
@@ -376,10 +370,7 @@ def aliases(form: str, count: int, times: int) -> str:
         ('{"\\x1b[31m": 1, "\\x1b[31m": 2}', "line 1: key ` [31m` occurs twice"),
         (aliases("[{}]", 300, 1), "line 100: nested too deeply"),
         (aliases("[{}]", 8, 9), "line 1: more than 100000 values after alias expansion"),
-        (
-            aliases("{{<<: [{}]}}", 8, 9),
-            "line 1: more than 100000 values after alias expansion",
-        ),
+        (aliases("{{<<: [{}]}}", 8, 9), "line 1: more than 100000 values after alias expansion"),
     ],
     ids=lambda value: repr(value[:40]),
 )
@@ -495,7 +486,9 @@ specs = st.fixed_dictionaries(
 
 @settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(st.dictionaries(names, specs, max_size=3), names, st.sampled_from(["auto", "none", "keys"]))
-def test_written_documents_load_as_the_same_documents(specs: dict[str, object], namespace: str, auth: str) -> None:
+def test_documents_written_as_yaml_load_as_the_same_documents(
+    specs: dict[str, object], namespace: str, auth: str
+) -> None:
     texts = [("s", config(f"auth: {auth}\ndevices: [{{name: g, memory: 1.5Gi}}]")), ("t", tenant("weight: 2"))]
     for name, spec in specs.items():
         metadata = {"name": name, "namespace": namespace}
@@ -505,7 +498,7 @@ def test_written_documents_load_as_the_same_documents(specs: dict[str, object], 
     assert parse_documents([("again", to_yaml(loaded))]) == loaded
 
 
-def test_an_escaped_surrogate_pair_is_one_character() -> None:
+def test_escaped_surrogate_pair_in_yaml_is_one_character() -> None:
     assert parse_yaml('"\\ud83d\\ude00"') == ["\U0001f600"]
 
 

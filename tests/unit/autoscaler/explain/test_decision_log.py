@@ -10,38 +10,23 @@ from autoscaler.state.lifecycle import ReplicaState as S
 
 
 def row(at_s: float, model: str = "m") -> Transition:
-    return Transition(
-        at_s=at_s,
-        replica=ReplicaId("r"),
-        model=ModelName(model),
-        slices=(),
-        before=S.STARTING,
-        after=S.READY,
-        verb="seen",
-        reason="",
-    )
+    return Transition(at_s, ReplicaId("r"), ModelName(model), (), S.STARTING, S.READY, "seen", "")
 
 
-def test_full_log_drops_the_oldest_rows() -> None:
+def test_latest_rows_of_a_full_log_are_newest_first_without_the_oldest() -> None:
     log = Log(3)
-    log.extend(row(at_s) for at_s in (1.0, 2.0))
-    log.extend(row(at_s) for at_s in (3.0, 4.0))
+    log.extend([row(1.0, "a"), row(2.0, "b")])
+    log.extend([row(3.0, "c"), row(3.0, "d")])
     assert len(log) == 3
-    assert [r.at_s for r in log.latest(9)] == [4.0, 3.0, 2.0]
+    assert [r.model for r in log.latest(2)] == ["d", "c"], "also at the same time"
+    assert [r.model for r in log.latest(9)] == ["d", "c", "b"]
 
 
-def test_decision_log_returns_the_rows_of_one_model() -> None:
+def test_decision_log_query_for_a_model_returns_only_its_rows() -> None:
     log = Log()
     log.extend([row(1.0, "a"), row(2.0, "b"), row(3.0, "a")])
     assert [r.at_s for r in log.of_model(ModelName("a"))] == [1.0, 3.0]
     assert log.of_model(ModelName("c")) == ()
-
-
-def test_latest_rows_are_newest_first_even_at_the_same_time() -> None:
-    log = Log()
-    log.extend([row(1.0, "a"), row(2.0, "b"), row(2.0, "c")])
-    assert [r.model for r in log.latest(2)] == ["c", "b"]
-    assert len(log.latest(9)) == 3
 
 
 def unmet(model: str = "m", reason: str = "needs 30Gi", *, never: bool = True) -> tuple[Unmet, ...]:

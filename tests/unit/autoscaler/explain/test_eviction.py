@@ -29,33 +29,33 @@ def held(*, ready_s: float = 100, busy: int = 0, waiting: int = 1, holder: Model
     return world([holder, waiter], [device()], [on], calls, KNOWN, leading_since_s=T0 - 500)
 
 
-def told(of: World, now_s: float = T0) -> Explanation:
+def explain(of: World, now_s: float = T0) -> Explanation:
     return explain_model(of, plan(of, now_s), Log(), ModelName("b"), now_s)
 
 
 def first(of: World, now_s: float = T0) -> Step:
     """The eviction step, which is the first step of the ladder."""
-    step, *rest = told(of, now_s).ladder
+    step, *rest = explain(of, now_s).ladder
     assert step.kind == "evict"
     assert all(one.kind == "offer" for one in rest)
     return step
 
 
-def test_chosen_eviction_names_victim_and_cost_and_adds_no_capacity() -> None:
+def test_chosen_eviction_is_explained_with_victim_and_restart_time() -> None:
     begin = offered(held(), *MORE)
     step = first(begin)
     assert step.says == "Eviction of a (r on gpu0), restart takes 4 s"
     assert (step.chosen, step.under_way, step.why_not, step.cost) == (True, True, "", 0.0)
     (victim,) = step.victims
     assert (victim.replica, victim.model, victim.slices, victim.restart_seconds) == ("r", "a", ("gpu0",), 4.0)
-    why_not = {one.why_not for one in told(begin).ladder[1:]}
+    why_not = {one.why_not for one in explain(begin).ladder[1:]}
     assert why_not == {"an eviction makes room for it"}
     after, done = acted(begin)
     assert not orders(done), "the plan says the same"
     assert after.replicas[victim.replica].state is S.DRAINING
-    assert first(after, T0 + 1).under_way, "it is told until it has left"
+    assert first(after, T0 + 1).under_way, "it is listed until it has left"
     said = "Eviction of a (r on gpu0), restart takes 4 s: chosen, in progress."
-    assert said in told(after, T0 + 1).sentences
+    assert said in explain(after, T0 + 1).sentences
 
 
 @pytest.mark.parametrize(
@@ -72,10 +72,10 @@ def test_rejected_eviction_names_its_victim_and_the_reason(begin: World, why_not
     step = first(begin)
     assert (step.chosen, step.why_not, step.expected_seconds) == (False, why_not, wait_s)
     assert [one.model for one in step.victims] == ["a"]
-    assert told(begin).ladder[1].chosen, "then capacity is added"
+    assert explain(begin).ladder[1].chosen, "then capacity is added"
     _, done = acted(begin)
     assert [provider for provider, _ in orders(done)] == ["rack"]
-    assert f"Eviction of a (r on gpu0), restart takes 4 s: {why_not}." in told(begin).sentences
+    assert f"Eviction of a (r on gpu0), restart takes 4 s: {why_not}." in explain(begin).sentences
 
 
 def test_busy_replica_is_not_evicted_for_a_model_with_a_ready_replica() -> None:
@@ -86,7 +86,7 @@ def test_busy_replica_is_not_evicted_for_a_model_with_a_ready_replica() -> None:
     assert first(begin).why_not == "a is busy, and b already has a replica"
 
 
-def test_eviction_step_without_victims_gives_the_missing_memory() -> None:
+def test_eviction_step_without_victims_states_the_missing_memory() -> None:
     begin = offered(world([B], [device("cpu", 1)], gateways=[gateway(levels=[level("b", 1)])]), *MORE)
     step = first(begin)
     assert (step.says, step.victims, step.chosen) == ("Eviction", (), False)
@@ -97,14 +97,14 @@ def test_no_eviction_or_offer_is_chosen_if_a_device_is_or_becomes_free() -> None
     calls = [gateway(levels=[level("b", 1)])]
     roomy = offered(world([B], [device()], gateways=calls, leading_since_s=T0 - 500), *MORE)
     assert first(roomy).why_not == "it fits on free capacity"
-    assert not any(one.chosen for one in told(roomy).ladder)
+    assert not any(one.chosen for one in explain(roomy).ladder)
     leaves = replica(A, "r", state=S.STOPPING, ready_s=T0 - 100, since_s=T0 - 1)
     soon = offered(world([A, B], [device()], [leaves], calls, leading_since_s=T0 - 500), *MORE)
     assert first(soon).why_not == "it waits on gpu0 until a has stopped"
-    assert not any(one.chosen for one in told(soon).ladder)
+    assert not any(one.chosen for one in explain(soon).ladder)
 
 
-def test_eviction_step_without_providers_appears_only_with_a_victim() -> None:
-    (step,) = told(held(ready_s=10)).ladder
+def test_eviction_step_is_omitted_without_a_victim_and_providers() -> None:
+    (step,) = explain(held(ready_s=10)).ladder
     assert step.kind == "evict"
-    assert not told(world([B], [device("cpu", 1)], gateways=[gateway(levels=[level("b", 1)])])).ladder
+    assert not explain(world([B], [device("cpu", 1)], gateways=[gateway(levels=[level("b", 1)])])).ladder

@@ -15,7 +15,7 @@ from autoscaler.planner.plan import plan
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.state.capacity_orders import LeaseRefused, LeasesSeen, OffersSeen, ProviderTroubled
 from autoscaler.state.world import World
-from tests.support.builders.capacity import A, acted, cloud, offer, offered, releases, shown, surge, told
+from tests.support.builders.capacity import A, acted, cloud, observe, offer, offered, releases, shown, surge
 from tests.support.builders.worlds import GI, T0, device, gateway, level, model, replica, use, world
 
 SMALL = offer("shed", "s1", node="s1", memory_bytes=8 * GI, expected_s=1.0)
@@ -31,7 +31,7 @@ def rungs(of: World, model: Model = A, now_s: float = T0) -> tuple[Step, ...]:
     return tuple(one for one in steps if one.kind == "offer")
 
 
-def test_offer_steps_show_time_cost_and_the_reason_for_rejection() -> None:
+def test_each_rejected_offer_is_explained_with_its_time_and_reason() -> None:
     steps = rungs(surge(cloud(), offer(), SMALL))
     assert [(one.provider, one.chosen) for one in steps] == [("rack", True), ("cloud", False), ("shed", False)]
     first, second, third = steps
@@ -55,13 +55,13 @@ def test_explain_describes_the_state_of_an_undelivered_order() -> None:
 def test_refused_offer_is_explained_with_its_remaining_backoff() -> None:
     after, _ = acted(surge(offer()))
     (id,) = after.capacity.leases
-    refused = told(after, LeaseRefused(id=id, reason="the pool is empty"), now_s=T0 + 1)
+    refused = observe(after, LeaseRefused(id=id, reason="the pool is empty"), now_s=T0 + 1)
     (said,) = [one for one in explained(refused, T0 + 11) if one.startswith("Offer")]
     assert said == "Offer from rack: A100 on w1: the pool is empty; the next attempt is in 50 s."
 
 
 def test_explain_shows_the_error_of_a_silent_provider() -> None:
-    begin = told(
+    begin = observe(
         surge(offer()), ProviderTroubled(provider="rack", says="does not respond (TimeoutError)", listing=True)
     )
     assert "Provider rack does not respond (TimeoutError)." in explained(begin)
@@ -71,16 +71,16 @@ def test_explain_shows_the_error_of_a_silent_provider() -> None:
 
 def test_reason_of_a_provider_without_offers_is_shown_until_it_offers() -> None:
     closed = OffersSeen(provider="rack", offers=(), closed="NodePool g4 does not exist")
-    begin = told(surge(offer()), closed)
+    begin = observe(surge(offer()), closed)
     assert "Provider rack offers nothing: NodePool g4 does not exist." in explained(begin)
     assert not rungs(begin), "what it offered before is not to be had"
     (missing,) = plan(begin, T0).unmet
     assert "rack offers nothing: NodePool g4 does not exist" in missing.reason
-    listed = told(begin, LeasesSeen(provider="rack", leases=(), began_s=T0 + 1), now_s=T0 + 1)
+    listed = observe(begin, LeasesSeen(provider="rack", leases=(), began_s=T0 + 1), now_s=T0 + 1)
     assert "Provider rack offers nothing: NodePool g4 does not exist." in explained(listed), (
         "its lists are another matter"
     )
-    again = told(listed, OffersSeen(provider="rack", offers=(offer(),)), now_s=T0 + 2)
+    again = observe(listed, OffersSeen(provider="rack", offers=(offer(),)), now_s=T0 + 2)
     assert not [one for one in explained(again, T0 + 2) if one.startswith("Provider")]
 
 

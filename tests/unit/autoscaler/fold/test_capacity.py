@@ -34,13 +34,13 @@ from tests.support.builders.capacity import (
     arrived,
     cloud,
     listed,
+    observe,
     offer,
     orders,
     quiet,
     releases,
     shown,
     surge,
-    told,
     waits,
 )
 from tests.support.builders.worlds import T0, device, model, replica
@@ -60,44 +60,44 @@ def ordered() -> World:
 
 def release(of: World, now_s: float, *, uncommitted: bool = False) -> World:
     order = ReleaseOrder(id=lease(of).id, epoch=1, uncommitted=uncommitted)
-    return told(of, Acted(action=ReleaseLease(order=order, reason="a test")), now_s=now_s)
+    return observe(of, Acted(action=ReleaseLease(order=order, reason="a test")), now_s=now_s)
 
 
 def none(of: World, began_s: float) -> World:
-    return told(of, LeasesSeen(provider="rack", leases=(), began_s=began_s), now_s=began_s)
+    return observe(of, LeasesSeen(provider="rack", leases=(), began_s=began_s), now_s=began_s)
 
 
 def test_repeated_order_keeps_its_id_and_updates_the_send_time() -> None:
     after = ordered()
     assert (lease(after).asked_s, lease(after).listed) == (T0, None)
     (action,) = [one for one in plan(surge(offer()), T0).actions if isinstance(one, AcquireLease)]
-    again = told(after, Acted(action=action), now_s=T0 + 20)
+    again = observe(after, Acted(action=action), now_s=T0 + 20)
     assert (lease(again).asked_s, lease(again).sent_s) == (T0, T0 + 20)
 
 
 def test_refused_capacity_order_puts_its_offer_in_exponential_backoff() -> None:
     at, now_s = ordered(), T0
     for times in range(1, 7):
-        at = told(at, LeaseRefused(id=lease(at).id, reason="no quota"), now_s=now_s)
+        at = observe(at, LeaseRefused(id=lease(at).id, reason="no quota"), now_s=now_s)
         assert not at.capacity.leases
         (barred,) = at.capacity.barred.values()
         assert barred.until_s - now_s == min(BARRED_S[0] * 2 ** (times - 1), BARRED_S[1])
         assert at.capacity.learnt[KIND].failed == times
         (action,) = [one for one in plan(surge(offer()), T0).actions if isinstance(one, AcquireLease)]
         now_s = barred.until_s
-        at = told(at, Acted(action=action), now_s=now_s)
+        at = observe(at, Acted(action=action), now_s=now_s)
 
 
 def test_refusal_of_an_order_already_listed_by_its_provider_is_ignored() -> None:
     seen = shown(ordered(), T0 + 1)
-    assert told(seen, LeaseRefused(id=lease(seen).id, reason="exists"), now_s=T0 + 2).capacity == seen.capacity
+    assert observe(seen, LeaseRefused(id=lease(seen).id, reason="exists"), now_s=T0 + 2).capacity == seen.capacity
 
 
 def test_order_is_delivered_when_its_slices_are_listed_and_observed() -> None:
     after = ordered()
     said = shown(after, T0 + 20, phase="here", committed=True, node="w1", device_ids=("new0",))
     assert lease(said).here_s is None, "a Device that nobody sees can serve nobody"
-    there = told(arrived(after, T0 + 30), Tick(), now_s=T0 + 31)
+    there = observe(arrived(after, T0 + 30), Tick(), now_s=T0 + 31)
     assert lease(there).here_s == T0 + 30
     assert there.capacity.learnt[KIND] == LeadTimeStats(took_s=(30.0,), came=1)
 
@@ -107,16 +107,16 @@ def test_reuse_of_ordered_capacity_records_its_idle_time() -> None:
     one = replica(A, "r1", ["new0"])
     for name, from_s, to_s in (("r1", T0 + 40, T0 + 50), ("r2", T0 + 75, T0 + 80)):
         one = replica(A, name, ["new0"])
-        here = told(here, seen_of(one, Seen.READY, started_s=from_s), now_s=from_s)
+        here = observe(here, seen_of(one, Seen.READY, started_s=from_s), now_s=from_s)
         assert lease(here).in_use
-        here = told(here, seen_of(one, Seen.CLEAN, proof="exited"), now_s=to_s)
+        here = observe(here, seen_of(one, Seen.CLEAN, proof="exited"), now_s=to_s)
         assert lease(here).idle_since_s == to_s
     assert here.capacity.learnt[KIND].gaps_s == (25.0,)
     gone = release(here, T0 + 200)
     assert gone.capacity.learnt[KIND].gaps_s == (25.0, inf)
     gone = none(gone, T0 + 201)
     (action,) = [one for one in plan(surge(offer()), T0).actions if isinstance(one, AcquireLease)]
-    again = told(gone, Acted(action=action), now_s=T0 + 300)
+    again = observe(gone, Acted(action=action), now_s=T0 + 300)
     assert again.capacity.learnt[KIND].gaps_s == (25.0, 220.0), "it would have been used again then"
 
 
@@ -159,11 +159,11 @@ def test_order_withdrawn_by_its_provider_puts_the_offer_in_backoff() -> None:
 
 def test_order_list_older_than_the_last_one_is_ignored() -> None:
     seen = shown(ordered(), T0 + 20)
-    assert told(seen, LeasesSeen(provider="rack", leases=(), began_s=T0 + 10), now_s=T0 + 21) == seen
+    assert observe(seen, LeasesSeen(provider="rack", leases=(), began_s=T0 + 10), now_s=T0 + 21) == seen
 
 
 def test_order_listing_error_is_cleared_by_the_next_successful_list() -> None:
-    at = told(
+    at = observe(
         ordered(), ProviderTroubled(provider="rack", says="does not respond (TimeoutError)", listing=True), now_s=T0 + 1
     )
     assert at.capacity.trouble == {"rack": "does not respond (TimeoutError)"}
@@ -174,24 +174,24 @@ def test_order_not_yet_listed_by_its_provider_is_not_lost() -> None:
     assert lease(none(ordered(), T0 + 30)).listed is None
 
 
-def test_unknown_order_in_a_list_is_a_stray_unless_the_leader_is_new() -> None:
+def test_unknown_listed_order_is_marked_as_stray_unless_the_leader_is_new() -> None:
     late = Listed(name="other", offer=offer(), devices=1)
     at = surge(offer())
-    (stray,) = told(
+    (stray,) = observe(
         at, LeasesSeen(provider="rack", leases=(late,), began_s=T0 + 5), now_s=T0 + 5
     ).capacity.leases.values()
     assert (stray.found, stray.stray) == (True, True)
-    leads = told(at, LeadingSeen(epoch=2), LeasesSeen(provider="rack", leases=(late,), began_s=T0 + 5), now_s=T0 + 5)
+    leads = observe(at, LeadingSeen(epoch=2), LeasesSeen(provider="rack", leases=(late,), began_s=T0 + 5), now_s=T0 + 5)
     assert (lease(leads).found, lease(leads).stray) == (True, False)
     going = replace(late, phase="leaving")
-    assert lease(told(at, LeasesSeen(provider="rack", leases=(going,), began_s=T0 + 5), now_s=T0 + 5)).leaving
+    assert lease(observe(at, LeasesSeen(provider="rack", leases=(going,), began_s=T0 + 5), now_s=T0 + 5)).leaving
 
 
 def test_new_leader_keeps_only_orders_that_the_provider_has_listed() -> None:
-    unseen = told(ordered(), LeadingSeen(epoch=2), now_s=T0 + 1)
+    unseen = observe(ordered(), LeadingSeen(epoch=2), now_s=T0 + 1)
     assert not unseen.capacity.leases
     assert not unseen.capacity.listed_s
-    seen = told(shown(ordered(), T0 + 1), LeadingSeen(epoch=2), now_s=T0 + 2)
+    seen = observe(shown(ordered(), T0 + 1), LeadingSeen(epoch=2), now_s=T0 + 2)
     assert lease(seen).listed is not None
     assert not orders(plan(seen, T0 + 2).actions)
 
@@ -201,7 +201,7 @@ def test_partially_delivered_order_shrinks_to_the_listed_devices() -> None:
     after, _ = acted(at)
     assert lease(after).devices == 2
     (one,) = listed(after, phase="here", committed=True, node="w1", device_ids=("new0",))
-    half = told(after, LeasesSeen(provider="rack", leases=(one,), began_s=T0 + 9), now_s=T0 + 9)
+    half = observe(after, LeasesSeen(provider="rack", leases=(one,), began_s=T0 + 9), now_s=T0 + 9)
     assert lease(half).devices == 1
 
 
@@ -209,16 +209,16 @@ def test_recorded_lead_times_are_merged_into_the_known_lead_times() -> None:
     at = arrived(ordered(), T0 + 30)
     other = OfferKind("cloud", "A100", "")
     assert at.capacity.learnt == {KIND: LeadTimeStats(took_s=(30.0,), came=1)}
-    after = told(at, LearntSeen(learnt={other: LeadTimeStats(took_s=(2.0,), idle_since_s=5.0)}), now_s=T0 + 31)
+    after = observe(at, LearntSeen(learnt={other: LeadTimeStats(took_s=(2.0,), idle_since_s=5.0)}), now_s=T0 + 31)
     assert after.capacity.learnt == {**at.capacity.learnt, other: LeadTimeStats(took_s=(2.0,))}, "clocks differ"
-    newer = told(after, LearntSeen(learnt={KIND: LeadTimeStats(took_s=(30.0, 1.0), came=2)}), now_s=T0 + 32)
+    newer = observe(after, LearntSeen(learnt={KIND: LeadTimeStats(took_s=(30.0, 1.0), came=2)}), now_s=T0 + 32)
     assert newer.capacity.learnt[KIND].came == 2
 
 
 def test_number_of_learnt_lead_time_entries_is_bounded() -> None:
     many = {OfferKind("rack", "A100", f"n{number}"): LeadTimeStats() for number in range(KINDS_MAX)}
-    at = told(ordered(), LearntSeen(learnt=many))
-    after = told(at, LeaseRefused(id=lease(at).id, reason="no"))
+    at = observe(ordered(), LearntSeen(learnt=many))
+    after = observe(at, LeaseRefused(id=lease(at).id, reason="no"))
     assert len(after.capacity.learnt) == KINDS_MAX
     assert KIND in after.capacity.learnt
 
@@ -228,9 +228,9 @@ def test_next_offer_is_ordered_if_an_order_is_lost_before_delivery() -> None:
     spot, sure = cloud("spot", price_per_hour=0.3, bought="spot"), cloud("sure", price_per_hour=1.0)
     at = shown(acted(surge(spot, sure))[0], T0 + 1, "cloud")
     for later_s in (2.0, 3.0):
-        at = told(at, LeasesSeen(provider="cloud", leases=(), began_s=T0 + later_s), now_s=T0 + later_s)
+        at = observe(at, LeasesSeen(provider="cloud", leases=(), began_s=T0 + later_s), now_s=T0 + later_s)
     assert at.capacity.barred.keys() == {spot.id}
-    assert at.capacity.learnt == {spot.kind: LeadTimeStats(failed=1)}, "which tells nothing of what is not spot"
+    assert at.capacity.learnt == {spot.kind: LeadTimeStats(failed=1)}, "offers that are not spot are unaffected"
     (order,) = [one.order for one in plan(at, T0 + 3).actions if isinstance(one, AcquireLease)]
     assert order.offer.id == sure.id
 
@@ -244,8 +244,8 @@ def test_committed_order_that_disappears_is_reordered_at_once() -> None:
 
 
 def test_removed_provider_leaves_no_offers_lists_or_errors() -> None:
-    at = told(surge(offer(), cloud()), ProviderTroubled(provider="rack", says="does not respond", listing=True))
-    at = told(at, ProvidersSeen(providers=("cloud",)))
+    at = observe(surge(offer(), cloud()), ProviderTroubled(provider="rack", says="does not respond", listing=True))
+    at = observe(at, ProvidersSeen(providers=("cloud",)))
     assert at.capacity.offers.keys() == at.capacity.offered_s.keys() == at.capacity.listed_s.keys() == {"cloud"}
     assert not at.capacity.wrong()
 
@@ -254,11 +254,11 @@ def test_removed_provider_leaves_no_offers_lists_or_errors() -> None:
 def test_provider_error_is_reported_until_the_same_query_succeeds(listing: bool) -> None:
     """Its lists succeed every second and would otherwise hide that its offers fail."""
     says = "does not respond (TimeoutError)"
-    at = told(ordered(), ProviderTroubled(provider="rack", says=says, listing=listing))
+    at = observe(ordered(), ProviderTroubled(provider="rack", says=says, listing=listing))
     answers = LeasesSeen(provider="rack", leases=(), began_s=T0 + 1), OffersSeen(provider="rack", offers=(offer(),))
     first, second = reversed(answers) if listing else answers
-    assert told(at, first, now_s=T0 + 1).capacity.wrong() == (("rack", says),)
-    assert not told(at, second, now_s=T0 + 1).capacity.wrong()
+    assert observe(at, first, now_s=T0 + 1).capacity.wrong() == (("rack", says),)
+    assert not observe(at, second, now_s=T0 + 1).capacity.wrong()
 
 
 @pytest.mark.parametrize("others", [(), ("g0",)])
@@ -271,7 +271,7 @@ def test_reserved_capacity_is_idle_until_its_replica_starts(others: tuple[str, .
     begin = rebuild_indices(
         replace(begin, models={**begin.models, z.name: z}, replicas={one.id: one for one in on}), T0
     )
-    at = told(begin, SlicesSeen(slices=slices))
+    at = observe(begin, SlicesSeen(slices=slices))
     kept = shown(at, T0 + 1, "cloud", phase="here", node="n9", marks=Marks(instead="pilotlight-a-1"))
     assert (lease(kept).in_use, lease(kept).idle_since_s) == (False, T0 + 1)
     taker = replica(A, "a-1", on=["g1"], marks=Marks(instead="pilotlight-a-1"))
@@ -286,19 +286,19 @@ def test_reserved_capacity_is_idle_until_its_replica_starts(others: tuple[str, .
 def half(at: World, now_s: float) -> World:
     """The provider reports the node as failed because one of its devices is unhealthy."""
     (one,) = listed(at, "cloud", phase="failed", node="n9", says="its node n9 has 1 of 2 devices")
-    return told(at, LeasesSeen(provider="cloud", leases=(one,), began_s=now_s), now_s=now_s)
+    return observe(at, LeasesSeen(provider="cloud", leases=(one,), began_s=now_s), now_s=now_s)
 
 
 def test_new_leader_keeps_a_failed_order_in_use_by_a_replica() -> None:
     here, one = arrived(acted(surge(cloud()))[0], T0 + 100, "cloud", node="n9"), replica(A, "r1", ["new0"])
     (said,) = listed(here, "cloud", phase="failed", node="n9", ends_s=T0 + 900.0, says="its node n9 has 1 of 2 devices")
     lists = LeasesSeen(provider="cloud", leases=(said,), began_s=T0 + 201)
-    new = told(surge(cloud()), SlicesSeen(slices=(*here.nodes.slices.values(),)), LeadingSeen(epoch=2))
-    new = told(new, seen_of(one, Seen.READY), Synced(), lists, now_s=T0 + 201)
+    new = observe(surge(cloud()), SlicesSeen(slices=(*here.nodes.slices.values(),)), LeadingSeen(epoch=2))
+    new = observe(new, seen_of(one, Seen.READY), Synced(), lists, now_s=T0 + 201)
     assert (lease(new).found, lease(new).failed, lease(new).in_use) == (True, True, True)
     assert not releases(plan(new, T0 + 201).actions)
-    assert told(new, Tick(), now_s=T0 + 800).nodes.cordons, "and it ends as any other"
-    left = told(new, seen_of(one, Seen.CLEAN, proof="exited"), now_s=T0 + 210)
+    assert observe(new, Tick(), now_s=T0 + 800).nodes.cordons, "and it ends as any other"
+    left = observe(new, seen_of(one, Seen.CLEAN, proof="exited"), now_s=T0 + 210)
     (gone,) = releases(plan(left, T0 + 210).actions)
     assert gone.reason == "it failed: its node n9 has 1 of 2 devices"
     assert not left.capacity.learnt, "how long it took nobody here knows"

@@ -20,7 +20,7 @@ from autoscaler.state.actions import (
     StartReplica,
     StopReplica,
 )
-from autoscaler.state.events import DocumentsSeen, GatewaySeen, HistorySeen, Seen, SlicesSeen, Synced, Tick
+from autoscaler.state.events import DocumentsSeen, GatewaySeen, HistorySeen, ReplicaSeen, Seen, SlicesSeen, Synced, Tick
 from autoscaler.state.lifecycle import IllegalIntentError
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import History, World
@@ -77,7 +77,7 @@ def test_action_not_allowed_in_a_replica_state_raises_illegal_intent_error(state
 
 
 @pytest.mark.parametrize("came_from", [S.READY, S.UNREADY, S.STARTING])
-def test_revived_replica_returns_to_its_state_before_the_drain(came_from: S) -> None:
+def test_replica_revived_from_a_drain_returns_to_its_former_state(came_from: S) -> None:
     at, _ = after(
         world([DOC], [device()], replicas=[replica(DOC, "r", state=came_from)]), DrainReplica(replica=R, reason="")
     )
@@ -138,7 +138,7 @@ def test_starting_replica_that_vanishes_counts_as_a_failed_start() -> None:
 
 
 @pytest.mark.parametrize("state", [S.STARTING, S.FAILED, S.STOPPING, S.SCRUBBING])
-def test_removed_replica_increments_the_world_version(state: S) -> None:
+def test_removal_of_a_replica_increments_the_world_version(state: S) -> None:
     """The key of a start is built from the version (`plan.build_intent_key`) and identifies the started replica."""
     at = world([DOC], [device()], replicas=[replica(DOC, "r", state=state, failure="it broke")])
     assert after(at, seen(Seen.CLEAN))[0].version == at.version + 1
@@ -187,7 +187,7 @@ def test_failed_starts_are_retried_quickly_then_after_a_doubling_backoff() -> No
     assert at.learned.histories[M].episodes == 3
 
 
-def test_retry_beyond_the_start_time_limit_becomes_a_backoff() -> None:
+def test_start_that_fails_shortly_before_its_time_limit_is_not_retried() -> None:
     """Otherwise the retry would begin a new start for the same requests, again and again, without a back-off."""
     at = try_once(try_once(world([DOC], [device()]), T0), T0)
     at, _ = after(at, StartReplica(replica=pending(), reason=""), seen(Seen.STARTING), now_s=T0 + 0.5)
@@ -217,16 +217,17 @@ def ready_after_two_failures() -> World:
     return at
 
 
-def test_drain_of_a_ready_replica_resets_the_failed_start_count() -> None:
-    at, _ = after(ready_after_two_failures(), DrainReplica(replica=R, reason="idle"), now_s=T0 + 1.5)
+@pytest.mark.parametrize(
+    ("event", "at_s"),
+    [(DrainReplica(replica=R, reason="idle"), T0 + 1.5), (seen(Seen.EXITED, reason="SIGSEGV"), T0 + 60.0)],
+    ids=["drain", "late failure"],
+)
+def test_drain_or_late_failure_of_a_ready_replica_resets_failed_starts(
+    event: Action | ReplicaSeen, at_s: float
+) -> None:
+    at, _ = after(ready_after_two_failures(), event, now_s=at_s)
     history = at.learned.histories[M]
-    assert (history.tries, history.first_try_s, history.episodes) == (0, None, 0)
-
-
-def test_late_failure_of_a_ready_replica_resets_the_failed_start_count() -> None:
-    at, _ = after(ready_after_two_failures(), seen(Seen.EXITED, reason="SIGSEGV"), now_s=T0 + 60.0)
-    history = at.learned.histories[M]
-    assert (history.tries, history.retry_at_s, history.episodes) == (0, 0.0, 0)
+    assert (history.tries, history.first_try_s, history.retry_at_s, history.episodes) == (0, None, 0.0, 0)
 
 
 def test_engine_exit_right_after_ready_counts_as_a_failed_start() -> None:
@@ -266,7 +267,7 @@ def test_failure_of_the_old_spec_does_not_delay_the_changed_spec() -> None:
     assert at.learned.histories.get(M, History()) == History()
 
 
-def test_only_the_newest_start_times_are_kept() -> None:
+def test_start_times_are_kept_only_for_the_newest_32_starts() -> None:
     at = world([DOC], [device()])
     for start in range(40):
         now_s = T0 + 100.0 * start
@@ -340,9 +341,7 @@ def test_world_version_rises_by_one_per_batch_that_affects_gateways() -> None:
 
 
 @pytest.mark.parametrize("documents_first", [True, False])
-def test_remembered_failures_of_an_old_spec_do_not_delay_a_start(
-    documents_first: bool,
-) -> None:
+def test_start_failures_recorded_for_an_old_spec_do_not_delay_a_start(documents_first: bool) -> None:
     never = replica(DOC, "r", state=S.STARTING)
     at, _ = after(world([DOC], [device()], [never]), FailReplica(replica=never.id, reason="no such file"))
     failed = at.learned.histories[M]
@@ -381,7 +380,7 @@ def test_start_lost_with_its_node_does_not_count_as_a_failed_start() -> None:
     assert at.learned.histories.get(M, History()).tries == 0
 
 
-def test_slice_with_zero_memory_is_closed_and_gets_no_replica() -> None:
+def test_slice_with_zero_memory_gets_no_replica() -> None:
     """A replica without a memory request would take the whole slice, which has no memory."""
     of, calls = model("a", 0), gateway(levels=[level("a", 1, wait_s=5.0)])
     begin = world([of], [], [], [calls])

@@ -53,7 +53,7 @@ def said_of(*texts: str) -> dict[str, object]:
     return {str(key).removeprefix("pilotlight.dev/"): value for key, value in found.items()}
 
 
-def test_deployment_gets_lingo_defaults() -> None:
+def test_lingo_deployment_without_settings_gets_the_lingo_defaults() -> None:
     assert said_of(EMBED) == {
         "models": "text-embedding-ada-002,all-mini", "replicas-min": "1", "replicas-max": "3", "slots": "100",
         "idle-seconds": "30", "port": "9000",
@@ -65,14 +65,14 @@ def test_global_lingo_settings_are_applied_to_the_workload() -> None:
     assert (found["slots"], found["idle-seconds"], found["port"]) == ("40", "90", "9000")
 
 
-def test_port_is_taken_from_the_service() -> None:
+def test_port_of_a_lingo_workload_comes_from_its_service() -> None:
     assert said_of(EMBED, SERVICE.replace("targetPort: http", "targetPort: 8123"))["port"] == "8123"
     without = EMBED.replace(", ports: [{containerPort: 9000, name: http}]", "")
     (taken,) = lingo.convert_workloads([("f", without)])
     assert [note.key for note in taken.notes] == ["port"]
 
 
-def test_result_says_that_a_lingo_workload_needs_no_change() -> None:
+def test_conversion_of_a_lingo_statefulset_states_that_nothing_changes() -> None:
     (taken,) = lingo.convert_workloads([("f", EMBED.replace("kind: Deployment", "kind: StatefulSet"))])
     assert taken.what == "StatefulSet embed"
     assert "nothing needs to change" in taken.about[0]
@@ -89,12 +89,12 @@ def test_result_says_that_a_lingo_workload_needs_no_change() -> None:
         ("a: [", "f: document 1: a: line 1"),
     ],
 )
-def test_invalid_document_is_rejected_with_its_location(text: str, said: str) -> None:
+def test_invalid_lingo_document_is_rejected_with_its_location(text: str, said: str) -> None:
     with pytest.raises(DocumentError) as caught:
         lingo.convert_workloads([("f", text)])
     assert str(caught.value).startswith(said)
 
 
-def test_kubectl_list_is_converted() -> None:
+def test_kubectl_list_of_lingo_workloads_is_converted() -> None:
     items = [yaml.safe_load(text) for text in (EMBED, SERVICE)]
     assert said_of(yaml.safe_dump({"kind": "List", "items": items}))["port"] == "9000"

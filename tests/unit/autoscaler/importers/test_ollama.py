@@ -13,6 +13,7 @@ from autoscaler.importers import ollama
 from autoscaler.importers.ollama import Instruction, parse_modelfile
 from autoscaler.importers.result import ConversionResult, to_yaml
 from autoscaler.spec.decode import WrongKeyError
+from tests.support.builders.converted_documents import spec_of
 from tests.support.example_budget import examples
 
 MODELFILE = '''
@@ -35,38 +36,28 @@ def convert(text: str, name: str = "pirate", known: dict[str, str] | None = None
     return ollama.convert_modelfile("Modelfile", text, name, "/home/me", known or {})
 
 
-def written(taken: ConversionResult) -> dict[str, object]:
-    assert taken.document is not None, taken.refused
-    found = taken.document["spec"]
-    assert isinstance(found, dict)
-    return found
-
-
 def test_modelfile_with_gguf_file_is_converted_to_llama_cpp() -> None:
     taken = convert(MODELFILE)
     assert taken.model is not None
     assert list(taken.model.names()) == ["pirate", "pirate:latest"]
-    assert written(taken) == {
-        "engine": "llama.cpp",
-        "artifact": "file:///home/me/pirate.gguf",
-        "aliases": ["pirate:latest"],
+    assert spec_of(taken) == {
+        "engine": "llama.cpp", "artifact": "file:///home/me/pirate.gguf", "aliases": ["pirate:latest"],
         "args": ["--gpu-layers", "20", "--threads", "4", "--lora-scaled", "/adapters/arr.gguf:1"],
-        "contextTokens": 8192,
-        "idleSeconds": 300,
-    }
+        "contextTokens": 8192, "idleSeconds": 300,
+    }  # fmt: skip
     assert [note.key for note in taken.notes] == ["PARAMETER temperature", "PARAMETER stop", "TEMPLATE", "SYSTEM"]
 
 
 def test_modelfile_based_on_an_ollama_model_is_converted() -> None:
     taken = convert("FROM llama3.2\nPARAMETER num_ctx 2048\nPARAMETER num_gpu 0\nSYSTEM hi", name="mario:v2")
-    assert written(taken) == {
+    assert spec_of(taken) == {
         "engine": "ollama", "contextTokens": 2048, "gpu": {"count": 0}, "idleSeconds": 300,
     }  # fmt: skip
     (note,) = taken.notes
     assert note.key == "FROM llama3.2"
     assert "ollama create mario:v2 -f Modelfile" in note.why
     kept = convert("FROM llama3.2", known={"llama3.2:latest": "/blobs/sha256-ab"})
-    assert written(kept)["artifact"] == "file:///blobs/sha256-ab"
+    assert spec_of(kept)["artifact"] == "file:///blobs/sha256-ab"
 
 
 def test_modelfile_is_parsed_into_its_instructions() -> None:
@@ -117,7 +108,7 @@ def test_model_name_is_read_from_the_ollama_show_comment() -> None:
         (("hf.co", "acme", "Tiny-GGUF", "Q4_K_M"), "hf.co/acme/Tiny-GGUF:Q4_K_M"),
     ],
 )
-def test_manifest_path_is_converted_to_model_name(parts: tuple[str, ...], name: str) -> None:
+def test_path_of_an_ollama_manifest_is_converted_to_a_model_name(parts: tuple[str, ...], name: str) -> None:
     assert ollama.model_name(parts) == name
 
 
@@ -136,7 +127,7 @@ def test_model_in_the_ollama_store_is_converted_to_llama_cpp() -> None:
     taken = ollama.convert_stored_model("embed:latest", found, "/store/blobs", texts)
     assert taken.model is not None
     assert list(taken.model.names()) == ["embed", "embed:latest"]
-    assert written(taken) == {
+    assert spec_of(taken) == {
         "engine": "llama.cpp",
         "artifact": "file:///store/blobs/sha256-model",
         "aliases": ["embed:latest"],
@@ -149,7 +140,7 @@ def test_model_in_the_ollama_store_is_converted_to_llama_cpp() -> None:
     ]  # fmt: skip
 
 
-def test_stored_model_without_gguf_file_is_rejected() -> None:
+def test_ollama_store_model_without_a_gguf_file_is_rejected() -> None:
     assert ollama.parse_manifest("manifest", manifest("tensor", "params")) is None
     assert "only GGUF models" in ollama.convert_stored_model("a:b", None, "/store/blobs", {}).refused
     with pytest.raises(DocumentError, match=r"^manifest: expected a manifest of Ollama"):

@@ -119,7 +119,7 @@ def test_only_a_report_after_the_pod_ended_proves_free_memory() -> None:
     assert not is_device_memory_free(at, ours().id, T0 - 1, T0), "the kubelet still has the pod"
 
 
-def test_memory_is_not_free_if_the_pod_devices_are_unknown_or_shared() -> None:
+def test_memory_counts_as_used_if_the_pod_devices_are_unknown_or_shared() -> None:
     idle = (gpu("GPU-a"), gpu("GPU-b"))
     unnamed = said(said(world([A], gpus(2), [ours()]), T0, *idle), T0 + 2, *idle)
     assert not back(unnamed)
@@ -143,14 +143,14 @@ def test_removed_pods_of_a_node_are_remembered_up_to_a_limit() -> None:
 # --- health -----------------------------------------------------------------------------------------------------------
 
 
-def test_slice_is_closed_when_its_pod_has_an_unhealthy_device() -> None:
+def test_slice_is_excluded_if_its_pod_has_an_unhealthy_device() -> None:
     at = said(world([A], gpus(2), [ours()]), T0, gpu("GPU-a"), gpu("GPU-b", healthy=False), pods=(OURS,))
     assert list_unhealthy_slices(at, T0) == {"n0/gpu0": ILL}
     assert [one.closed for one in list_devices(at, T0)] == [ILL, ""]
     assert list_unhealthy_slices(at, T0 + 10) == {}, "too long ago"
 
 
-def test_one_free_slice_is_closed_per_unassigned_unhealthy_device() -> None:
+def test_one_free_slice_is_excluded_per_unassigned_unhealthy_device() -> None:
     at = said(world([A], gpus(3), [ours()]), T0, gpu("GPU-a", healthy=False), gpu("GPU-b"), gpu("GPU-c"), pods=(OURS,))
     assert list_unhealthy_slices(at, T0) == {"n0/gpu2": ILL}
     noticed = said(world([A], gpus(2), [ours()]), T0, gpu("GPU-a", healthy=False), gpu("GPU-b"), gpu("GPU-c"),
@@ -172,7 +172,9 @@ def test_unhealthy_device_gets_no_replica_and_the_plan_gives_the_reason() -> Non
 
 @settings(derandomize=True, deadline=None)
 @given(st.lists(st.booleans(), max_size=6), st.integers(0, 6), st.sets(st.integers(0, 5)))
-def test_closed_slices_never_outnumber_unhealthy_devices(health: list[bool], slices: int, held: set[int]) -> None:
+def test_at_most_as_many_slices_are_excluded_as_devices_are_unhealthy(
+    health: list[bool], slices: int, held: set[int]
+) -> None:
     found = [gpu(f"GPU-{n}", healthy=one) for n, one in enumerate(health)]
     holders = [replica(A, f"r{n}", [f"n0/gpu{n}"]) for n in held if n < slices]
     at = said(world([A], gpus(slices), holders), T0, *found)
@@ -198,9 +200,7 @@ def test_node_report_with_only_a_small_memory_change_is_redundant() -> None:
 
 
 @pytest.mark.standard
-async def test_redundant_node_report_waits_for_the_next_control_loop_step(
-    aiohttp_client: AiohttpClient,
-) -> None:
+async def test_redundant_node_report_waits_for_the_next_control_loop_step(aiohttp_client: AiohttpClient) -> None:
     stepped = SteppedLoop(world([A], gpus(1)))
     client = await aiohttp_client(ContractServer(stepped.loop).application())
 

@@ -5,15 +5,29 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from autoscaler.contract import ModelName, NodeReport, PodUse
 from autoscaler.explain.decision_log import Log
+from autoscaler.explain.fit import Needs, explain_fit
 from autoscaler.explain.model import explain_model
 from autoscaler.fold.fold import fold
 from autoscaler.planner.plan import plan
-from autoscaler.queries.measured_memory import MIB, describe_granted_memory, has_grown, has_shrunk
-from autoscaler.spec.model import Gpu, Model
-from autoscaler.state.events import Seen
-from autoscaler.state.world import History, Replica, World
-from tests.support.builders.worlds import GI, T0, device, model, replica, world
+from autoscaler.queries.measured_memory import (
+    MARGIN,
+    MIB,
+    NOTICED_BYTES,
+    SERVED_S,
+    correct_memory_estimate,
+    describe_granted_memory,
+    has_grown,
+    has_shrunk,
+    record_measured_memory,
+)
+from autoscaler.spec.model import Gpu, Model, ModelSpec
+from autoscaler.spec.quantity import BytesOrAuto
+from autoscaler.state.events import DocumentsSeen, HistorySeen, Seen
+from autoscaler.state.operator_orders import NodeReported
+from autoscaler.state.world import History, PodRef, Replica, World
+from tests.support.builders.worlds import GI, T0, device, gateway, level, model, replica, use, world
 from tests.support.harness.driver_events import seen_of
 from tests.unit.autoscaler.placement.test_growth import growing
 
@@ -62,7 +76,7 @@ def test_usage_of_a_replica_with_its_requested_memory_sets_the_estimate() -> Non
     assert seen_using(of, replica(of, "ra"), 13).models[of.name].memory_bytes == 13 * GI
 
 
-def test_memory_rounded_to_a_mebibyte_is_neither_grown_nor_shrunk() -> None:
+def test_memory_that_differs_by_less_than_a_mebibyte_is_unchanged() -> None:
     of, whole, two = asks(NEITHER), model("w", 0), model("t", 4, gpu=Gpu(count=2))
     for one in (replica(of, "r", memory_bytes=10 * GI + MIB - 1), replica(of, "r", memory_bytes=10 * GI - MIB + 1)):
         assert (has_grown(of, one), has_shrunk(of, one)) == (False, False)
@@ -71,3 +85,194 @@ def test_memory_rounded_to_a_mebibyte_is_neither_grown_nor_shrunk() -> None:
     assert describe_granted_memory(of, replica(of, "r", memory_bytes=20 * GI, spec_hash="0" * 8)) == "", (
         "it runs by another document"
     )
+
+
+NEW = History()
+A = replace(model("a", 8), estimated_bytes=8 * GI)
+
+
+def after(*used: tuple[float, bool], of: Model = A) -> float:
+    """The estimate in GiB after these measurements: (GiB used, whether the replica had served)."""
+    history = NEW
+    for gib, served in used:
+        history = record_measured_memory(history, of, int(gib * GI), served=served)
+    return correct_memory_estimate(of, history).memory_bytes / GI
+
+
+def test_usage_above_the_estimate_is_counted_at_once() -> None:
+    assert after() == 8
+    assert after((9, False)) == 9
+    assert after((9, False), (5, True)) == 9, "the most that was seen, not the latest"
+    assert after((9, False), (10, False)) == 10
+
+
+def test_measured_usage_below_the_estimate_replaces_it_after_serving() -> None:
+    assert after((4, False)) == 8
+    assert after((4, True)) == 4 * MARGIN
+    assert after((4, True), (6, False)) == 6 * MARGIN, "it grew since"
+    assert after((7, True)) == 8, "the margin is above the estimate"
+
+
+def test_vllm_usage_raises_the_estimate_only_above_its_reserved_memory() -> None:
+    """It uses all the memory that it reserves, and on a slice of its own all of the slice."""
+    auto = ModelSpec(engine="vllm", gpu=Gpu(memory_bytes=BytesOrAuto(0)))
+    of = replace(A, spec=auto, memory_bytes=8 * GI, estimated_bytes=8 * GI)
+    there = world([of], [device()], [replica(of, "a1", memory_bytes=8 * GI)])
+    for used, counted in ((3, 8), (8, 8), (9, 9)):
+        assert served(T0 + 2 * SERVED_S, used, there).models[of.name].memory_bytes == counted * GI
+    again = served(T0, 9, there)
+    now = replica(of, "a1", memory_bytes=9 * GI)
+    after = served(T0 + 1, 10, replace(again, replicas={now.id: now}))
+    assert after.models[of.name].memory_bytes == 9 * GI, "given more it takes more: that is no news"
+    own = world([of], [device(shared=False)], [replica(of, "a1", memory_bytes=8 * GI)])
+    assert served(T0, 20, own).models[of.name].memory_bytes == 8 * GI
+
+
+def test_measured_growth_below_the_recording_threshold_is_ignored() -> None:
+    history = record_measured_memory(NEW, A, 5 * GI, served=False)
+    assert record_measured_memory(history, A, 5 * GI + NOTICED_BYTES - 1, served=False) is history
+    assert record_measured_memory(history, A, 3 * GI, served=False) is history
+
+
+def test_measurement_is_ignored_for_another_spec_or_estimate() -> None:
+    history = record_measured_memory(NEW, A, 4 * GI, served=True)
+    slots = replace(A, slots=99)
+    other = replace(A, estimated_bytes=9 * GI, memory_bytes=9 * GI)
+    assert correct_memory_estimate(A, history).memory_bytes == 4 * GI * MARGIN
+    assert correct_memory_estimate(slots, history) is slots
+    assert correct_memory_estimate(other, history) is other
+
+
+def test_explicit_memory_and_whole_device_models_are_never_corrected() -> None:
+    for of in (model("a", 8), model("a", 0)):
+        assert record_measured_memory(NEW, of, 20 * GI, served=True) is NEW
+        assert (
+            correct_memory_estimate(of, replace(NEW, used=record_measured_memory(NEW, A, 20 * GI, served=True).used))
+            is of
+        )
+
+
+def test_spec_hash_excludes_memory_estimates_and_measurements() -> None:
+    other = replace(A, estimated_bytes=9 * GI, memory_bytes=9 * GI)
+    assert A.spec_hash() == other.spec_hash()
+    asked = [replace(A, spec=replace(A.spec, gpu=Gpu(memory_bytes=BytesOrAuto(n)))).spec_hash() for n in (GI, 2 * GI)]
+    assert len({*asked, A.spec_hash()}) == 3, "what the document asks for is"
+
+
+def served(now_s: float, used_gib: float, made: World) -> World:
+    """`a` runs, and its driver reports its memory use."""
+    known = made.replicas[next(iter(made.replicas))]
+    ready = replace(seen_of(known, Seen.READY), used_bytes=int(used_gib * GI))
+    return fold(made, (ready,), now_s)[0]
+
+
+def reported(at: World, now_s: float, *uses: tuple[str, str, float], sequence: int = 1) -> World:
+    """The node agent reports how many GiB of which device each pod uses."""
+    pod_uses = tuple(PodUse(pod_uid=uid, device=device, used_bytes=int(gib * GI)) for uid, device, gib in uses)
+    return fold(at, (NodeReported(report=NodeReport(node="n0", boot="b", sequence=sequence, uses=pod_uses)),), now_s)[0]
+
+
+def in_pod(at: World, uid: str = "u1") -> World:
+    """The same replica as a pod of a cluster."""
+    pod = PodRef(namespace="engines", name="r", uid=uid)
+    return replace(
+        at, replicas={id: replace(one, runtime=replace(one.runtime, pod=pod)) for id, one in at.replicas.items()}
+    )
+
+
+def running(ready_s: float, active_s: float) -> World:
+    calls = [gateway(levels=[level("a", 0, 1)], uses=[use("r", 1)])]
+    runs = replica(A, "r", ready_s=ready_s)
+    return world([A], [device()], [runs], calls, {"a": History(last_activity_s=active_s)})
+
+
+def test_measured_memory_applies_to_new_replicas_and_restarts_none() -> None:
+    before = running(T0 - 10, T0 - 5)
+    upon = served(T0, 9, before)
+    assert upon.models[A.name].memory_bytes == 9 * GI
+    assert upon.replicas == before.replicas
+    assert plan(upon, T0).actions == plan(before, T0).actions == ()
+    again, _ = fold(upon, (DocumentsSeen(models=(A,)),), T0)
+    assert again.models[A.name].memory_bytes == 9 * GI, "documents that are read again"
+    estimated = replace(A, estimated_bytes=7 * GI, memory_bytes=7 * GI)
+    upgraded, _ = fold(upon, (DocumentsSeen(models=(estimated,)),), T0)
+    assert upgraded.models[A.name].memory_bytes == 7 * GI
+    assert plan(upgraded, T0).actions == (), "another estimate after an upgrade: no rollout"
+
+
+def test_measured_memory_is_capped_at_the_device_memory() -> None:
+    upon = served(T0, 1000, running(T0 - 10, T0 - 5))
+    assert upon.models[A.name].memory_bytes == device().memory_bytes
+
+
+def test_lower_usage_applies_only_after_long_readiness_and_a_request() -> None:
+    long_s = T0 - SERVED_S
+    assert served(T0, 4, running(long_s, T0 - 5)).models[A.name].memory_bytes == 4 * GI * MARGIN
+    assert served(T0, 4, running(long_s + 1, T0 - 5)).models[A.name].memory_bytes == 8 * GI
+    assert served(T0, 4, running(long_s, long_s - 1)).models[A.name].memory_bytes == 8 * GI
+
+
+def test_missing_usage_or_an_older_spec_gives_no_measurement() -> None:
+    before = running(T0 - 10, T0 - 5)
+    assert served(T0, 0, before).learned.histories == before.learned.histories
+    old = world([A], [device()], [replica(A, "r", spec_hash="before")])
+    assert served(T0, 20, old).models == old.models
+
+
+def test_node_agent_report_measures_the_memory_of_a_pod() -> None:
+    """The rule is the same as on a single machine, and `explain fit` reports the same."""
+    early, long_s = in_pod(running(T0 - 10, T0 - 5)), T0 - SERVED_S
+    upon = reported(early, T0, ("u1", "GPU-a", 9), ("u2", "GPU-a", 14))
+    assert upon.models[A.name].memory_bytes == 9 * GI
+    assert (upon.replicas, plan(upon, T0).actions) == (early.replicas, ())
+    fit = explain_fit(upon, upon.models[A.name], Needs(), T0)
+    assert (fit.basis, fit.used_bytes) == ("measured", 9 * GI)
+    assert fit.sentences[1].endswith("at most 9Gi of a device, before it had served for some time.")
+    less = reported(in_pod(running(long_s, T0 - 5)), T0, ("u1", "GPU-a", 4))
+    assert less.models[A.name].memory_bytes == 4 * GI * MARGIN, "it had served for a while"
+    full = reported(early, T0, ("u1", "GPU-a", 1000))
+    assert full.models[A.name].memory_bytes == device().memory_bytes
+    grown = reported(reported(early, T0, ("u1", "GPU-a", 3)), T0 + 1, ("u1", "GPU-a", 9), sequence=2)
+    assert grown.models[A.name].memory_bytes == 9 * GI, "as it grew"
+
+
+def test_unmatched_outdated_or_late_usage_report_is_ignored() -> None:
+    before = in_pod(running(T0 - 10, T0 - 5))
+    assert reported(before, T0).learned.histories == before.learned.histories
+    assert reported(before, T0, ("u2", "GPU-a", 20)).learned.histories == before.learned.histories, "another pod's"
+    assert reported(before, T0, ("", "GPU-a", 20)).learned.histories == before.learned.histories
+    assert reported(running(T0 - 10, T0 - 5), T0, ("u1", "GPU-a", 20)).learned.histories == before.learned.histories, (
+        "no pod is known"
+    )
+    old = replace(before, replicas={id: replace(one, spec_hash="before") for id, one in before.replicas.items()})
+    assert reported(old, T0, ("u1", "GPU-a", 20)).learned.histories == before.learned.histories
+    again = reported(before, T0, ("u1", "GPU-a", 3), sequence=5)
+    assert reported(again, T0 + 1, ("u1", "GPU-a", 9), sequence=5) is again, "a report that is late"
+
+
+def test_usage_over_several_devices_is_averaged_per_device() -> None:
+    two = replace(A, spec=replace(A.spec, gpu=replace(A.spec.gpu, count=2)))
+    cards = [device("gpu0"), device("gpu1")]
+    at = in_pod(world([two], cards, [replica(two, "r", ["gpu0", "gpu1"])]))
+    upon = reported(at, T0, ("u1", "GPU-a", 9), ("u1", "GPU-b", 11))
+    assert upon.models[A.name].memory_bytes == 10 * GI
+
+
+def test_recorded_measurement_applies_after_a_restart() -> None:
+    history = record_measured_memory(NEW, A, 9 * GI, served=False)
+    restarted, _ = fold(world([A], [device()]), (HistorySeen(model=A.name, history=history),), T0)
+    assert restarted.models[ModelName("a")].memory_bytes == 9 * GI
+
+
+def test_explain_fit_describes_the_measured_memory() -> None:
+    upon = served(T0, 4, running(T0 - SERVED_S, T0 - 5))
+    fit = explain_fit(upon, upon.models[A.name], Needs(source="It", token_bytes=1), T0)
+    assert (fit.basis, fit.used_bytes) == ("measured", 4 * GI)
+    assert (
+        fit.sentences[0]
+        == "a is counted with 5Gi, as measured; the estimate from its artifact is 8Gi. It gives this estimate:"
+    )
+    assert "Measured: a replica uses at most 4Gi of a device, after it had served for some time." in fit.sentences
+    early = served(T0, 4, running(T0 - 10, T0 - 5))
+    fit = explain_fit(early, early.models[A.name], Needs(), T0)
+    assert fit.sentences[1].endswith("at most 4Gi of a device, before it had served for some time.")

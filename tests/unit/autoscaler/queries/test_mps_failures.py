@@ -30,14 +30,14 @@ A, B = ready("a"), ready("b")
 FELL = fall(THESE, (A, T0), (B, T0 + 1.0))
 
 
-def test_simultaneous_failures_close_the_mps_slices_for_a_pause() -> None:
+def test_simultaneous_failures_pause_placement_on_the_mps_slices() -> None:
     assert device_health.list_mps_failed_slices(FELL, T0 + 1.0).keys() == {HERE.id, THERE.id}, (
         "its kubelet chooses among them"
     )
     assert device_health.list_mps_failed_slices(FELL, T0 + 1.0 + PAUSE_S) == {}
 
 
-def test_single_or_unrelated_failures_close_no_mps_slices() -> None:
+def test_single_or_unrelated_failures_do_not_pause_mps_slices() -> None:
     assert not device_health.list_mps_failed_slices(fall(THESE, (A, T0)), T0)
     assert not device_health.list_mps_failed_slices(fall(THESE, (A, T0), (B, T0 + TOGETHER_S)), T0 + TOGETHER_S)
     assert not device_health.list_mps_failed_slices(fall(THESE, (A, T0), (B, T0 + 1.0), others=(ready("c"),)), T0 + 1.0)
@@ -56,7 +56,7 @@ def test_mps_pause_doubles_per_failed_start_until_a_replica_is_ready() -> None:
     assert device_health.record_replica_ready(there, A) == there.nodes.mps_failures, "it was there before"
 
 
-def test_mps_slices_stay_closed_while_one_start_is_in_progress() -> None:
+def test_mps_slices_stay_paused_while_one_start_is_in_progress() -> None:
     starting = ready("a3", created_s=T0 + 9.0, state=S.STARTING, ready_s=None)
     there = world([model("a3")], [HERE, THERE], [starting], mps_failures=FELL.nodes.mps_failures)
     assert device_health.list_mps_failed_slices(there, T0 + 60.0).keys() == {HERE.id, THERE.id}

@@ -55,7 +55,7 @@ def test_pull_is_a_separate_start_phase_only_if_it_ends_during_placement() -> No
          {"place.write": 1, "place.schedule": 2, "place.kubelet": 6}),
     ],
 )  # fmt: skip
-def test_part_of_the_place_phase_needs_an_observed_begin_and_end(placing: Placing, parts: dict[str, float]) -> None:
+def test_part_of_the_place_phase_without_observed_begin_is_omitted(placing: Placing, parts: dict[str, float]) -> None:
     assert parts_s(started(placing)) == parts
     assert phases_s(started(placing)) == {"decide": 1, "place": 9, "load": 2}, "no image without its begin"
 
@@ -85,7 +85,7 @@ def test_adopted_replica_has_no_phases_and_records_no_start_time() -> None:
     assert at.learned.histories.get(M) is None
     unready, _ = after(world([DOC]), seen(Seen.STARTING, started_s=T0 - 3600), now_s=T0)
     assert start_deadline_s(unready, unready.replicas[R]) == T0 + 100.0, (
-        "it may have been ready before: it has its time anew"
+        "it may have been ready before: its time begins again"
     )
     at, _ = after(unready, seen(Seen.READY, started_s=T0 - 3600), now_s=T0 + 1)
     assert (at.learned.histories[M].starts_s, last_phases_ms(at.replicas.values())) == ((), {})
@@ -106,7 +106,7 @@ def test_process_older_than_its_replica_records_no_start_time() -> None:
     assert (at.learned.histories[M].starts_s, phases_s(at.replicas[R])) == ((), {})
 
 
-def test_later_observations_of_a_start_keep_earlier_details() -> None:
+def test_later_observation_of_a_start_keeps_the_pod_and_its_times() -> None:
     at, _ = after(world([DOC]), StartReplica(replica=pending(), reason="3 waiting"))
     pod, bound = PodRef(namespace="n", name="r", uid="u"), Placing(asked_s=T0 + 1, bound_s=T0 + 2)
     at, _ = after(at, seen(Seen.STARTING, waits="its image", pod=pod, placing=bound), now_s=T0 + 2)
@@ -131,9 +131,7 @@ def test_pod_times_are_those_of_the_first_observation() -> None:
 
 
 @pytest.mark.parametrize("answered_s", [None, 5.0])
-def test_pod_seen_before_the_create_response_sets_the_request_time(
-    answered_s: float | None,
-) -> None:
+def test_pod_seen_before_the_create_response_sets_the_request_time(answered_s: float | None) -> None:
     one = StartTiming()
     one.see(2.0, bound=False, prepared=False, runs=False)
     one.ask(answered_s)
@@ -141,51 +139,39 @@ def test_pod_seen_before_the_create_response_sets_the_request_time(
     assert one.placing == Placing(asked_s=2.0, bound_s=3.0)
 
 
-def test_pod_already_running_when_first_seen_has_no_times() -> None:
-    one = StartTiming()
-    one.see(1.0, bound=True, prepared=True, runs=True)
-    one.see(2.0, bound=True, prepared=True, runs=True)
-    assert (one.placing, one.started_s) == (Placing(), None)
+def test_start_steps_not_observed_before_the_process_ran_have_no_times() -> None:
+    for asked_s, started_s in ((None, None), (1.0, 2.0)):
+        one = StartTiming()
+        if asked_s is None:
+            one.see(1.0, bound=True, prepared=True, runs=True)
+        else:
+            one.ask(asked_s)
+        one.see(2.0, bound=True, prepared=True, runs=True)
+        assert (one.placing, one.started_s) == (Placing(asked_s=asked_s), started_s)
 
 
-def test_start_steps_first_seen_with_the_running_process_get_no_times() -> None:
-    one = StartTiming()
-    one.ask(1.0)
-    one.see(2.0, bound=True, prepared=True, runs=True)
-    assert (one.placing, one.started_s) == (Placing(asked_s=1.0), 2.0)
-
-
-def test_start_of_an_adopted_workload_uses_the_controller_clock() -> None:
-    """Kubelet timestamps in whole seconds would put the start before the order."""
+@pytest.mark.parametrize(("written_s", "asked_s"), [(10.8, 10.8), (None, 10.9)], ids=["before", "after"])
+def test_start_of_an_adopted_workload_has_times_of_the_controller_clock(
+    written_s: float | None, asked_s: float
+) -> None:
+    """The scale write returns before or after the pod is seen. Kubelet timestamps are in whole seconds only."""
     bench = Bench()
     bench.core.begin(0.0)
     bench.now_s = 10.7
     bench.start("a")
-    bench.now_s = 10.8
-    bench.write()
+    if written_s is not None:
+        bench.now_s = written_s
+        bench.write()
     for moment, more in ((10.9, {}), (11.0, {"bound": True}), (11.1, {"prepared": True})):
         bench.now_s = moment
         bench.pod("p1", started_unix_s=None, ip="", waits="its container is being made", **more)
+    if written_s is None:
+        bench.write()
     bench.now_s = 11.2
     bench.pod("p1", started_unix_s=10.0, ip="10.0.0.1", waits="")
-    *_, told = bench.core.take()
-    assert (told.id, told.started_s) == ("a", 11.2)
-    assert told.placing == Placing(asked_s=10.8, bound_s=11.0, prepared_s=11.1)
-
-
-def test_pod_seen_before_the_scale_write_returns_has_all_start_times() -> None:
-    bench = Bench()
-    bench.core.begin(0.0)
-    bench.now_s = 10.7
-    bench.start("a")
-    for moment, more in ((10.9, {}), (11.0, {"bound": True}), (11.1, {"prepared": True})):
-        bench.now_s = moment
-        bench.pod("p1", started_unix_s=None, ip="", waits="its container is being made", **more)
-    bench.write()
-    bench.now_s = 11.2
-    bench.pod("p1", started_unix_s=10.0, ip="10.0.0.1", waits="")
-    *_, told = bench.core.take()
-    assert told.placing == Placing(asked_s=10.9, bound_s=11.0, prepared_s=11.1)
+    *_, event = bench.core.take()
+    assert (event.id, event.started_s) == ("a", 11.2)
+    assert event.placing == Placing(asked_s=asked_s, bound_s=11.0, prepared_s=11.1)
 
 
 def test_pod_reassigned_to_another_replica_uses_its_kubelet_start_time() -> None:

@@ -186,7 +186,7 @@ def test_model_avoids_a_node_with_an_untolerated_taint_and_explains_why() -> Non
 
 @settings(derandomize=True, deadline=None, max_examples=examples(80))
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=5), st.permutations(range(6)))
-def test_packer_uses_no_untolerated_or_avoided_node_in_any_order(
+def test_packer_never_uses_a_node_that_is_avoided_or_not_tolerated(
     there: list[tuple[bool, bool]], order: list[int]
 ) -> None:
     """Replicas with different tolerations at once: each gets a permitted node, in any order of arrival."""
@@ -199,10 +199,7 @@ def test_packer_uses_no_untolerated_or_avoided_node_in_any_order(
     tolerant = (Toleration(operator="Exists"),)
     wants = [
         placement_request(
-            f"m{n}",
-            memory_bytes=24 * GI,
-            tolerations=tolerant if n % 2 else (),
-            avoids=avoids if n < 3 else (),
+            f"m{n}", memory_bytes=24 * GI, tolerations=tolerant if n % 2 else (), avoids=avoids if n < 3 else ()
         )
         for n in order
     ]
@@ -291,8 +288,8 @@ def test_avoided_node_is_explained_and_used_again_after_its_backoff() -> None:
     (unmet,) = answer.unmet
     assert not unmet.never
     assert "did not bind the last pod of the Model to its node" in unmet.reason
-    (told,) = explain_model(there, answer, Log(), a.name, T0).candidates
-    assert told.ruled_out in unmet.reason
+    (candidate,) = explain_model(there, answer, Log(), a.name, T0).candidates
+    assert candidate.ruled_out in unmet.reason
     assert answer.next_s is not None
     assert answer.next_s <= T0 + 60
     assert places(there, T0 + 60) == ["n1/gpu0"]

@@ -21,7 +21,7 @@ from autoscaler.state.capacity_orders import AcquireOrder, LeaseId
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.operator_orders import Cordon, CordonsSeen, CordonTarget
 from autoscaler.state.world import History, Move, PaidCapacity, Replica, Slice, SliceId, World
-from tests.support.builders.capacity import A, acted, arrived, cloud, offer, offered, releases, told
+from tests.support.builders.capacity import A, acted, arrived, cloud, observe, offer, offered, releases
 from tests.support.builders.worlds import (
     T0,
     Scene,
@@ -58,13 +58,13 @@ def rents(
     **fields: Any,
 ) -> World:
     """An order with the devices `new0` ... and these replicas on it, and owned devices."""
-    told_fields = {"gateways": CALLS, "histories": STARTED, "leading_since_s": T0 - 5000, **fields}
-    begin = offered(world(models, own, others, **told_fields), of or offer())
+    observed_fields = {"gateways": CALLS, "histories": STARTED, "leading_since_s": T0 - 5000, **fields}
+    begin = offered(world(models, own, others, **observed_fields), of or offer())
     order = AcquireOrder(
         id=LeaseId((of or offer()).provider, "l"), offer=of or offer(), devices=devices, owner=A.name, epoch=1,
         due_s=T0 + 100,
     )  # fmt: skip
-    ordered = told(begin, Acted(action=AcquireLease(order=order, reason="")))
+    ordered = observe(begin, Acted(action=AcquireLease(order=order, reason="")))
     here = arrived(ordered, T0, (of or offer()).provider, devices=devices)
     there = {**here.replicas, **{one.id: one for one in guests}}
     return known(replace(here, replicas=there))
@@ -137,10 +137,7 @@ def test_order_is_released_after_its_replica_moves_to_an_owned_device() -> None:
         pytest.param(
             rents(
                 home(),
-                others=(
-                    replica(B, "b1", on=["x"], state=S.STARTING, move=move_of("c1")),
-                    replica(C, "c1", on=["y"]),
-                ),
+                others=(replica(B, "b1", on=["x"], state=S.STARTING, move=move_of("c1")), replica(C, "c1", on=["y"])),
             ),
             id="another moves",
         ),
@@ -180,7 +177,7 @@ def test_replica_stays_if_its_move_would_not_release_the_order() -> None:
     assert [bool(moves(known(one))) for one in (begin, theirs, only, beside)] == [True, False, True, False]
 
 
-def test_order_with_the_fewest_replicas_is_emptied_first() -> None:
+def test_capacity_order_with_the_fewest_replicas_is_vacated_first() -> None:
     two = (replica(A, "a1", on=["new0"]), replica(B, "b1", on=["new1"]))
     begin = rents(home(), home("own1"), devices=2, guests=two)
     (lease,) = begin.capacity.leases.values()
@@ -198,7 +195,7 @@ def test_order_with_the_fewest_replicas_is_emptied_first() -> None:
     assert moves(both) == [("own0", move_of("c1"))]
 
 
-def test_idle_timeout_is_shorter_if_a_paid_replica_could_use_the_device() -> None:
+def test_idle_timeout_is_shortened_if_a_paid_replica_could_move_there() -> None:
     idle = {**STARTED, "b": History(starts_s=(10.0,), last_activity_s=T0 - 55)}
     begin = rents(home(), others=(replica(B, "b1", on=["own0"]),), histories=idle)
     assert begin.rented.idlers == {"a", "b"}
@@ -220,7 +217,7 @@ def test_idle_timeout_is_shorter_if_a_paid_replica_could_use_the_device() -> Non
         pytest.param(B, home(product="T4"), id="it is of another product"),
     ],
 )
-def test_idle_timeout_stays_if_set_explicitly_or_device_is_unsuitable(of: Model, on: Slice) -> None:
+def test_idle_timeout_is_unchanged_if_explicit_or_device_is_unsuitable(of: Model, on: Slice) -> None:
     idle = {**STARTED, "b": History(starts_s=(10.0,), last_activity_s=T0 - 55)}
     likes = replace(A, spec=replace(A.spec, gpu=Gpu(models=("A100",))))
     guest = replica(likes, "a1", on=["new0"])
@@ -239,10 +236,10 @@ def test_scale_down_prefers_the_replica_on_paid_capacity() -> None:
 
 def idle(*since_s: float, starts_s: float = 10.0) -> dict[str, History]:
     """Histories of the models `b` and `c`, last requested this long ago."""
-    told_of = {
+    histories = {
         name: History(starts_s=(starts_s,), last_activity_s=T0 - s) for name, s in zip("bc", since_s, strict=False)
     }
-    return {**STARTED, **told_of}
+    return {**STARTED, **histories}
 
 
 def test_only_the_longest_idle_replica_drains_if_no_device_is_free() -> None:
@@ -269,7 +266,7 @@ def test_only_the_longest_idle_replica_drains_if_no_device_is_free() -> None:
         ),
     ],
 )  # fmt: skip
-def test_idle_timeout_stays_if_the_paid_replica_would_not_move(begin: World) -> None:
+def test_idle_timeout_is_unchanged_if_the_paid_replica_cannot_move(begin: World) -> None:
     assert begin.rented.idlers == {"a"}
 
 
@@ -320,14 +317,14 @@ def test_orders_whose_replicas_cannot_move_do_not_block_others() -> None:
         ),
     ],
 )  # fmt: skip
-def test_no_successor_for_a_replica_that_stops_soon_or_should_stay(begin: World) -> None:
+def test_replica_that_stops_soon_or_may_not_move_gets_no_successor(begin: World) -> None:
     assert not [move for _, move in moves(begin) if move is not None]
 
 
 def test_shortened_idle_timeout_is_not_recorded_as_premature_stop() -> None:
     begin = rents(home(), others=(replica(B, "b1", on=["own0"]),), histories=idle(60))
     assert kinds(plan(begin, T0)) == ["drain b1"]
-    after, _ = acted(told(begin, *(Acted(action=one) for one in plan(begin, T0).actions)), T0 + 1)
+    after, _ = acted(observe(begin, *(Acted(action=one) for one in plan(begin, T0).actions)), T0 + 1)
     assert after.learned.histories[B.name].stopped_idle_s is None
 
 
@@ -335,9 +332,9 @@ def test_draining_a_paid_node_restores_idle_timeouts_on_owned_devices() -> None:
     begin = rents(home(), others=(replica(B, "b1", on=["own0"]),), histories=idle(60))
     place = CordonTarget("node", "w1")
     drain = Cordon(place=place, node="w1", since_s=T0, drain=True)
-    after = told(begin, CordonsSeen(cordons=(drain,)))
+    after = observe(begin, CordonsSeen(cordons=(drain,)))
     assert after.rented.idlers == {"a"}, "who must go anyway is in nobody's way"
-    assert told(after, CordonsSeen(cordons=())).rented.idlers == {"a", "b"}
+    assert observe(after, CordonsSeen(cordons=())).rented.idlers == {"a", "b"}
 
 
 def test_consolidation_move_does_not_delay_defragmentation_moves() -> None:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import combinations, combinations_with_replacement, pairwise
+from random import Random
 from typing import Any
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName, ReplicaId
@@ -13,22 +19,26 @@ from autoscaler.fold.indices import rebuild_indices
 from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.model.bins import build_bins
 from autoscaler.placement.model.types import EvictionLevel, RestartCosts, Unplaced
-from autoscaler.planner.plan import plan
-from autoscaler.rearrange.defragmentation import EVERY_S, Defragmented, defragment
+from autoscaler.planner.plan import Planner, plan
+from autoscaler.rearrange.defragmentation import EVERY_S, MOVES_MAX, Defragmented, defragment
+from autoscaler.rearrange.paid_capacity import advance
 from autoscaler.rearrange.replica_migration import AGAIN_S, MigrationContext
 from autoscaler.slicing.nvidia_sharing import TIMESLICE
 from autoscaler.spec.model import Gpu, Model, Rollout
 from autoscaler.state.actions import DrainReplica, StartReplica
-from autoscaler.state.events import DisruptionsSeen, Seen
+from autoscaler.state.events import DisruptionsSeen, DocumentsSeen, Seen
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.node_labels import NodeBackoff
-from autoscaler.state.world import Copy, History, Move, NodeId, Slice, World
+from autoscaler.state.world import Copy, History, Move, NodeId, Replica, Slice, World
 from tests.support.builders.layouts import (
+    BIG,
+    DEVICES,
     NODES,
     Laid,
     asked,
     big,
     changed,
+    free,
     laid,
     looked,
     moved,
@@ -36,10 +46,12 @@ from tests.support.builders.layouts import (
     nobody,
     node_of,
     reason,
+    slices,
     wide,
 )
 from tests.support.builders.placement_requests import change_request
 from tests.support.builders.worlds import (
+    GI,
     T0,
     Scene,
     device,
@@ -54,6 +66,7 @@ from tests.support.builders.worlds import (
     verb,
     world,
 )
+from tests.support.example_budget import examples
 from tests.support.harness.driver_events import seen_of
 
 # --- one move, step by step -------------------------------------------------------------------------------------------
@@ -111,7 +124,7 @@ def more(at: World, name: str, most: int) -> World:
     return replace(at, models={**at.models, before.name: replace(before, spec=spec)})
 
 
-def test_successor_does_not_count_as_a_second_replica() -> None:
+def test_successor_of_a_moving_replica_does_not_exceed_replicas_min() -> None:
     at = more(laid(TIGHT), "n0-a", 3)
     scene = Scene(at, nobody)
     scene.run(15)
@@ -370,7 +383,7 @@ def shared_by(a: Model, b: Model, slices: list[Slice]) -> World:
     return world([a, b, model("big", 20, low=1)], slices, there)
 
 
-def test_elastic_replica_moves_only_where_its_full_memory_is_free() -> None:
+def test_elastic_replica_moves_only_to_a_device_with_its_full_memory() -> None:
     slices = [device("g0", 24), device("g1", 23)]
     small = model("a", 10, low=1, gpu=Gpu(elastic_percent=50))
     assert homes(shared_by(small, model("b", 13, low=1), slices), "a") == {"n0"}
@@ -383,3 +396,168 @@ def test_no_move_to_a_device_of_a_conflicting_tenant() -> None:
         a, b = (model(name, 10, low=1, tenants=(of,)) for name, of in (("a", tenants), ("b", "acme")))
         found = homes(shared_by(a, b, slices), "a")
         assert found == ({other} if other else set())
+
+
+# --- the scenario -----------------------------------------------------------------------------------------------------
+
+
+class Churn:
+    """Starts and stops replicas one at a time."""
+
+    def __init__(self, seed: int, begin: World, sizes: dict[str, int]) -> None:
+        self.rng, self.sizes = Random(seed), sizes
+        self.scene = Scene(begin, nobody)
+        self.on = {str(one.model) for one in begin.replicas.values()}
+        self.big, self.step_s = False, 2.0
+
+    def publish_documents(self) -> None:
+        """Report the current documents."""
+        models = [wide(name, size, int(name in self.on)) for name, size in self.sizes.items()]
+        documents = DocumentsSeen(models=(*models, big(low=int(self.big))), settings=self.scene.world.settings)
+        self.scene.world, _ = advance(self.scene.world, [documents], self.scene.now_s)
+
+    def turn(self) -> None:
+        """Add or remove one replica."""
+        name = self.rng.choice(sorted(self.sizes))
+        room = NODES * DEVICES - sum(self.sizes[one] for one in self.on)
+        if name in self.on:
+            self.on.discard(name)
+        elif self.sizes[name] <= room:
+            self.on.add(name)
+        self.publish_documents()
+
+    def seconds(self, many: float) -> Iterator[World]:
+        """Yield the World at each step for `many` seconds."""
+        for _ in range(int(many // self.step_s)):
+            self.scene.run(self.step_s, self.step_s)
+            yield self.scene.world
+
+
+def placeable(at: World, now_s: float) -> bool:
+    want = asked(at)
+    return SliceIndex(build_bins(at, now_s)).choose(want.kind, want.choice, want.supplies) is not None
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("seed", range(6))
+def test_equal_replicas_are_packed_without_fragmentation_or_moves(seed: int, shared: bool) -> None:
+    churn = Churn(seed, world([], slices(shared=shared)), {f"m{at}": 3 for at in range(6)})
+    for at in range(6):  # one at a time, interleaved with stops and starts
+        churn.on.add(f"m{at}")
+        churn.publish_documents()
+        for _ in range(3):
+            for after in churn.seconds(churn.rng.choice((4, 10, 24))):
+                assert sum(free(after).values()) < 20 or placeable(after, churn.scene.now_s)
+            churn.turn()
+    assert not moved(churn.scene), "equal Replicas are packed so that nobody has to move"
+
+
+TAKEN = range(DEVICES - BIG + 1, DEVICES + 1)
+TOTALS = tuple(each for each in combinations_with_replacement(TAKEN, NODES) if sum(each) == NODES * DEVICES - 20)
+"""Devices in use on each node when 20 are free, with at most seven free on one node."""
+
+
+def in_pieces(rng: Random, most: int = 5) -> Laid:
+    """A random layout of replicas of one to `most` devices."""
+    totals = list(rng.choice(TOTALS))
+    rng.shuffle(totals)
+    at: Laid = {}
+    for node, total in enumerate(totals):
+        at[node] = []
+        while sum(at[node]) < total:
+            at[node].append(rng.randrange(1, min(most, total - sum(at[node])) + 1))
+    return at
+
+
+@settings(derandomize=True, deadline=None, max_examples=examples(25))
+@given(st.integers(0, 1 << 30), st.booleans())
+def test_defragmentation_joins_20_free_devices_while_replicas_serve(seed: int, shared: bool) -> None:
+    """Replicas of one to five devices all stay ready, and one of eight is ready in bounded time."""
+    scene = Scene(laid(in_pieces(Random(seed)), shared=shared), nobody)
+    begin = scene.world
+    assert sum(free(begin).values()) == 20
+    assert max(free(begin).values()) < BIG
+    while not scene.ready("big"):
+        scene.run(10, 5)
+        for old in begin.replicas.values():
+            assert scene.ready(old.model), f"{old.model} is not served"
+        assert scene.now_s - T0 <= (MOVES_MAX - 1) * EVERY_S + 60, reason(scene.world, scene.now_s)
+    times = [at_s for at_s, _ in moved(scene)]
+    assert all(later - sooner >= EVERY_S for sooner, later in pairwise(times))
+    assert 1 <= len(times) <= MOVES_MAX
+    heirs = [after for _, after in moved(scene)]
+    assert not any(node_of(scene.world, one) == node_of(scene.world, _first(begin, one)) for one in heirs)
+
+
+def _first(begin: World, heir: Replica) -> Replica:
+    """The replica that was replaced by this move; each model has one replica."""
+    return begin.replicas[begin.by_model[heir.model][0]]
+
+
+# --- properties -------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> World:
+    at = in_pieces(Random(draw(st.integers(0, 1 << 30))), draw(st.integers(1, 7)))
+    for node, more in draw(st.dictionaries(st.integers(0, NODES - 1), st.integers(1, 3), max_size=2)).items():
+        at[node] += [more] if sum(at[node]) + more <= DEVICES else []
+    return laid(at, shared=draw(st.booleans()))
+
+
+@settings(derandomize=True, deadline=None, max_examples=examples(120))
+@given(layouts(), st.randoms(use_true_random=False))
+def test_moves_are_the_fewest_possible_and_go_to_free_devices(at: World, rng: Random) -> None:
+    found = looked(at, T0)
+    there = list(at.replicas.items())
+    rng.shuffle(there)
+    assert found == looked(replace(at, replicas=dict(there)), T0)
+    if not found.steps:
+        assert max(free(at).values()) >= BIG or sum(free(at).values()) < 20, "free but fragmented"
+        return
+    homes = [id for step in found.steps for id in step.home.slices]
+    assert len(homes) == len(set(homes))
+    assert not any(at.by_slice.get(id) for id in homes), "free now, so that no move needs another's end"
+    left = {step.move.replica for step in found.steps}
+    for many in range(len(left) + 1):
+        for few in combinations(sorted(left), many):
+            here = replace(at, replicas={id: one for id, one in at.replicas.items() if id not in few})
+            room = max(free(rebuild_indices(here, T0)).values()) >= BIG
+            assert room == (many == len(left))
+
+
+@settings(derandomize=True, deadline=None, max_examples=examples(8))
+@given(st.integers(0, 1 << 30))
+def test_no_replica_moves_again_within_the_minimum_interval(seed: int) -> None:
+    rng = Random(seed)
+    at = in_pieces(rng, 3)
+    sizes = {f"n{node}-{letter}": one for node, on in at.items() for letter, one in zip("abcdefghij", on, strict=False)}
+    churn = Churn(seed, laid(at, shared=bool(seed % 2)), sizes)
+    churn.step_s = 5.0
+    scene, were, served = churn.scene, dict[ModelName, list[float]](), set[str]()
+    for _ in range(60):
+        churn.turn()
+        churn.big = rng.random() < 0.5
+        churn.publish_documents()
+        served &= churn.on
+        for after in churn.seconds(rng.choice((20, 100, 400))):
+            served |= {name for name in churn.on if scene.ready(name)}
+            assert all(scene.ready(name) for name in served)
+            under_way = [one for one in after.replicas.values() if one.move and one.move.replica in after.replicas]
+            assert len(under_way) <= 1
+    for at_s, heir in moved(scene):
+        assert all(at_s - before_s >= AGAIN_S for before_s in were.get(heir.model, [])), "it moved again"
+        were.setdefault(heir.model, []).append(at_s)
+
+
+@settings(derandomize=True, deadline=None, max_examples=examples(40))
+@given(layouts())
+def test_planner_with_caches_plans_the_same_moves_as_a_new_planner(begin: World) -> None:
+    planner, at = Planner(), begin
+    for now_s in (T0, T0 + 1, T0 + 400):
+        at = replace(at, gateways={id: replace(one, seen_s=now_s) for id, one in at.gateways.items()})
+        made = planner.plan(at, now_s)
+        assert made == plan(at, now_s)
+        at = folded(at, made.actions, now_s)
+        claimed = {id: sum(at.replicas[one].resources.memory_bytes for one in on) for id, on in at.by_slice.items()}
+        assert all(bytes_ <= 80 * GI for bytes_ in claimed.values())

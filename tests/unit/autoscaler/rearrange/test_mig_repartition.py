@@ -135,7 +135,7 @@ def test_no_second_repartition_starts_while_one_is_pending() -> None:
     assert not any(explain_closed_slice(after, one) for one in after.nodes.slices.values())
 
 
-def test_remaining_space_is_partitioned_by_recent_demand() -> None:
+def test_remaining_gpu_space_is_partitioned_for_recently_used_models() -> None:
     """No requests are queued for these models, and no existing partition fits them."""
     models = [model("big", 30), model("mid", 18), model("small", 9)]
     waits = gateway(levels=[level("big", waiting=1, wait_s=WAIT_S)])
@@ -175,9 +175,7 @@ def test_node_is_excluded_after_three_failed_repartitions() -> None:
         action = order(at, T0 - 1 + RETRY_S[tries - 1])
         assert action is not None
         assert action.order.tries == tries + 1
-        assert action.order.config != at.nodes.cuttable["n1"].config, (
-            "mig-manager does nothing when it is told the same"
-        )
+        assert action.order.config != at.nodes.cuttable["n1"].config, "mig-manager does nothing for the same value"
     at = town(cuttable(state="failed", **asked(TRIES_MAX)))
     assert order(at, T0 + 10 * CUT_S_MAX) is None
     assert "could not be repartitioned in 3 attempts" in plan(at, T0).unmet[0].reason
@@ -190,7 +188,7 @@ def test_node_is_excluded_after_three_failed_repartitions() -> None:
     assert action.order.node == "n2"
 
 
-def test_external_config_change_makes_a_node_repartitionable() -> None:
+def test_node_is_repartitioned_again_after_an_external_config_change() -> None:
     at = town(cuttable(state="success", config="all-disabled", order=None))
     assert order(at) is not None
 
@@ -259,14 +257,14 @@ def test_failed_node_is_repartitioned_after_other_nodes() -> None:
     assert action.order.node == "n2"
 
 
-def test_layout_name_always_differs_from_the_previous_name() -> None:
+def test_each_new_mig_layout_has_another_name_than_the_previous_one() -> None:
     cuts = (("3g.40gb", "3g.40gb"), ("7g.80gb",))
-    told, names = CONFIG, configs_of(cuts)
+    config, names = CONFIG, configs_of(cuts)
     for _ in range(5):
-        assert config_of(cuts, told) != told
-        told = config_of(cuts, told)
-        assert told in names
-        assert len(told) <= 63, "it is the value of a label"
+        assert config_of(cuts, config) != config
+        config = config_of(cuts, config)
+        assert config in names
+        assert len(config) <= 63, "it is the value of a label"
 
 
 Cuts = st.lists(st.sampled_from([one.name for one in H100.profiles if not one.media]), max_size=12)
@@ -276,7 +274,7 @@ Cuts = st.lists(st.sampled_from([one.name for one in H100.profiles if not one.me
 @given(
     Cuts, Cuts, st.integers(1, 4), st.dictionaries(st.sampled_from(["1g.10gb", "3g.40gb", "7g.80gb"]), st.floats(0, 9))
 )
-def test_allocated_layout_is_valid_and_contains_the_first_profile(
+def test_mig_layout_is_valid_and_contains_the_first_wanted_profile(
     wanted: list[str], there: list[str], gpus: int, shares: dict[str, float]
 ) -> None:
     cuts = allocate_profiles(H100, gpus, wanted, Counter(there), shares)

@@ -56,7 +56,7 @@ def parts(*kept: str, gpus: int = 1) -> list[Slice]:
     return there(published, *kept)
 
 
-def test_idle_replicas_on_parts_are_evicted_for_a_whole_gpu_replica() -> None:
+def test_idle_replicas_on_slices_are_evicted_for_a_whole_gpu_replica() -> None:
     a, b = model("a", 5), model("b", 30)
     made = plan(asked(parts(A, B), ("large",), on(a, A), on(b, B), models=(a, b)), T0)
     assert leave(made) == {"a", "b"}
@@ -64,7 +64,7 @@ def test_idle_replicas_on_parts_are_evicted_for_a_whole_gpu_replica() -> None:
     assert why(made) == f"waits on {NODE}/gpu-0 for the eviction of a, b"
 
 
-def test_no_replica_is_evicted_if_one_on_the_gpu_must_stay() -> None:
+def test_no_replica_is_evicted_if_another_on_the_gpu_must_stay() -> None:
     """Within its minimum residency, kept by `replicas.min`, of higher priority, or starting for queued requests."""
     a = model("a", 5)
     for b, more in (
@@ -89,7 +89,7 @@ def test_busy_replica_is_evicted_only_if_no_idle_one_can_leave() -> None:
     assert leave(plan(at, T0)) == {"a"}
 
 
-def test_additional_replica_does_not_evict_a_busy_replica() -> None:
+def test_additional_replica_of_a_served_model_evicts_no_busy_replica() -> None:
     """For another replica of a model that is already served, busy replicas are not evicted."""
     a = model("a", 30)
     many = model("large", 70, low=2, high=2)
@@ -98,7 +98,7 @@ def test_additional_replica_does_not_evict_a_busy_replica() -> None:
     assert leave(plan(at, T0)) == set()
 
 
-def test_no_eviction_if_a_foreign_pod_uses_a_part_of_the_gpu() -> None:
+def test_no_replica_is_evicted_if_a_foreign_pod_uses_a_slice_of_the_gpu() -> None:
     a = model("a", 5)
     slices = parts(A, B)
     theirs = next(one for one in slices if one.id.endswith(B))
@@ -107,7 +107,7 @@ def test_no_eviction_if_a_foreign_pod_uses_a_part_of_the_gpu() -> None:
     assert leave(plan(replace_fields(at, others={theirs.counted: 1}), T0)) == set()
 
 
-def test_free_parts_of_an_emptying_gpu_get_no_new_replica() -> None:
+def test_free_slices_of_a_gpu_being_vacated_get_no_new_replica() -> None:
     """A new replica goes to another GPU, or waits."""
     a, b = model("a", 5), model("b", 30)
     leaving = on(a, A, state=S.DRAINING, since_s=T0 - 1, drain=drain(T0 - 1, victim_of="large"))
@@ -119,7 +119,7 @@ def test_free_parts_of_an_emptying_gpu_get_no_new_replica() -> None:
     assert start(plan(two, T0)) == {"large": "gpu-1", "b": B}, "which has the other GPU, so that nothing empties"
 
 
-def test_emptied_gpu_is_reserved_until_offered_whole() -> None:
+def test_vacated_gpu_is_reserved_until_it_is_listed_as_a_whole_device() -> None:
     """The last replica has left, and the ResourceSlices are not updated yet."""
     b = model("b", 30)
     made = plan(asked(parts(A), ("large", "b"), models=(b,)), T0)
@@ -127,14 +127,14 @@ def test_emptied_gpu_is_reserved_until_offered_whole() -> None:
     assert start(plan(asked(parts(), ("large",), models=(b,)), T0)) == {"large": "gpu-0"}
 
 
-def test_higher_priority_replica_on_a_free_part_prevents_eviction() -> None:
+def test_higher_priority_replica_on_a_slice_prevents_an_eviction() -> None:
     a, b = model("a", 5), model("b", 30, priority=5)
     made = plan(asked(parts(A), ("large", "b"), on(a, A), models=(a, b)), T0)
     assert start(made).keys() == {"b"}
     assert leave(made) == set()
 
 
-def test_two_whole_gpu_replicas_empty_two_different_gpus() -> None:
+def test_two_waiting_whole_gpu_replicas_vacate_two_different_gpus() -> None:
     first, second = cut_name("3g.40gb", 0), cut_name("3g.40gb", 0, 1)
     a, b, other = model("a", 30), model("b", 30), model("other", 70)
     at = asked(parts(first, second, gpus=2), ("large", "other"), on(a, first), on(b, second), models=(a, b, other))
@@ -156,7 +156,7 @@ def test_next_plan_keeps_the_chosen_gpu_and_evicts_no_more_replicas() -> None:
     assert why(again) == why(made).replace(f"for the eviction of {gone}", f"until {gone} has stopped")
 
 
-def test_gpu_with_idle_replicas_is_emptied_before_a_busy_one() -> None:
+def test_gpu_with_idle_replicas_is_vacated_before_a_busy_gpu() -> None:
     """And vice versa: the cheaper GPU is emptied."""
     small, other = cut_name("3g.40gb", 0), model("other", 75)
     a = model("a", 30)
@@ -171,7 +171,7 @@ def test_gpu_with_idle_replicas_is_emptied_before_a_busy_one() -> None:
     assert why(again) == f"waits on {NODE}/gpu-0 until a has stopped"
 
 
-def test_protected_replica_moves_to_parts_of_another_gpu() -> None:
+def test_protected_replica_on_a_gpu_to_vacate_moves_to_another_gpu() -> None:
     """Two protected replicas, each on its own GPU: one moves, and then its former GPU is whole."""
     first, second = cut_name("3g.40gb", 0), cut_name("3g.40gb", 0, 1)
     a, b = model("a", 30, low=1), model("b", 30, low=1)

@@ -25,35 +25,19 @@ from autoscaler.spec.tenant import Key, Tenant, TenantSpec, unix_seconds
 ACME = Tenant(name=TenantName("acme"))
 
 
-def test_model_entry_contains_the_routing_fields_of_the_model() -> None:
+def test_catalogue_entry_of_a_model_contains_its_routing_fields() -> None:
     spec = ModelSpec(
-        engine="llama.cpp",
-        artifact="file:///a.gguf",
-        aliases=("b",),
-        tenants=(TenantName("acme"),),
-        context_tokens=512,
-        unlisted=True,
-        paused=True,
-        queue=Queue(calls_max=7, bytes_max=Bytes(8), wait_seconds_max=9),
-        response_seconds_max=1,
-        first_byte_seconds_max=2,
-        stall_seconds_max=3,
-    )
+        engine="llama.cpp", artifact="file:///a.gguf", aliases=("b",), tenants=(TenantName("acme"),),
+        context_tokens=512, unlisted=True, paused=True,
+        queue=Queue(calls_max=7, bytes_max=Bytes(8), wait_seconds_max=9), response_seconds_max=1,
+        first_byte_seconds_max=2, stall_seconds_max=3,
+    )  # fmt: skip
     assert model_entry(Model(name=ModelName("a"), spec=spec, slots=4, created_unix_s=5)) == ModelEntry(
-        name=ModelName("a"),
-        served_name="a",
-        aliases=("b",),
-        tenants=(TenantName("acme"),),
-        dialects=("openai", "anthropic"),
-        unlisted=True,
-        paused=True,
-        slots=4,
-        context_tokens=512,
-        created_unix_s=5,
-        closes_after_stream=True,
-        queue=QueueLimits(calls_max=7, bytes_max=8, wait_seconds_max=9),
+        name=ModelName("a"), served_name="a", aliases=("b",), tenants=(TenantName("acme"),),
+        dialects=("openai", "anthropic"), unlisted=True, paused=True, slots=4, context_tokens=512, created_unix_s=5,
+        closes_after_stream=True, queue=QueueLimits(calls_max=7, bytes_max=8, wait_seconds_max=9),
         clocks=Clocks(response_seconds_max=1, first_byte_seconds_max=2, stall_seconds_max=3),
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("engine", "takes"), [("vllm", True), ("sglang", True), ("llama.cpp", False)])
@@ -83,14 +67,9 @@ def test_tenant_entry_converts_key_expiry_to_unix_seconds() -> None:
 
 @pytest.mark.parametrize(
     ("auth", "tenants", "needed"),
-    [
-        ("auto", [], False),
-        ("auto", [ACME], True),
-        ("keys", [], True),
-        ("none", [ACME], False),
-    ],
+    [("auto", [], False), ("auto", [ACME], True), ("keys", [], True), ("none", [ACME], False)],
 )
-def test_keys_are_needed_if_settings_require_them_or_a_tenant_exists(
+def test_api_keys_are_required_if_settings_say_so_or_a_tenant_exists(
     auth: str, tenants: list[Tenant], needed: bool
 ) -> None:
     settings = Settings(auth="auto") if auth == "auto" else Settings(auth="keys" if auth == "keys" else "none")
@@ -110,6 +89,6 @@ def test_gateway_settings_contain_the_stream_cors_and_host_settings() -> None:
 
 
 @pytest.mark.parametrize("time", ["2027-01-31", "2027-01-31T12:00:00", "2027-W01-1T12:00:00Z+", "x"])
-def test_time_without_a_time_zone_is_rejected(time: str) -> None:
+def test_key_expiry_time_without_a_time_zone_is_rejected(time: str) -> None:
     with pytest.raises(ValueError):
         unix_seconds(time)

@@ -37,23 +37,23 @@ from tests.support.example_budget import examples
 M, G1, G2 = ModelName("m"), GatewayId("g1"), GatewayId("g2")
 
 
-def told(at: World, now_s: float = T0, unmet: dict[ModelName, Unmet] | None = None) -> ModelRoute:
+def route_of(at: World, now_s: float = T0, unmet: dict[ModelName, Unmet] | None = None) -> ModelRoute:
     route = publish.model_route(at, M, now_s, G1, unmet or {})
     assert route is not None
     return route
 
 
 def test_expected_wait_without_replicas_is_the_median_start_time() -> None:
-    assert told(world([model("m")])) == ModelRoute(model=M)
+    assert route_of(world([model("m")])) == ModelRoute(model=M)
     known = world([model("m")], histories={"m": History(starts_s=(2.0, 9.0, 4.0))})
-    assert told(known).expected_wait_s == 4.0
+    assert route_of(known).expected_wait_s == 4.0
 
 
 def test_expected_wait_excludes_the_elapsed_part_of_a_start() -> None:
     starting = replica(model("m"), "r", state=S.STARTING, started_s=T0 - 3.0)
     at = world([model("m")], replicas=[starting], histories={"m": History(starts_s=(4.0,))})
-    assert told(at) == ModelRoute(model=M, state="starting", expected_wait_s=1.0)
-    assert told(at, T0 + 60.0).expected_wait_s == 0.0
+    assert route_of(at) == ModelRoute(model=M, state="starting", expected_wait_s=1.0)
+    assert route_of(at, T0 + 60.0).expected_wait_s == 0.0
 
 
 def test_route_of_a_ready_model_contains_its_start_phases() -> None:
@@ -61,7 +61,7 @@ def test_route_of_a_ready_model_contains_its_start_phases() -> None:
         model("m"), "r", wanted_s=T0 - 110.5, created_s=T0 - 110.0, started_s=T0 - 109.0, ready_s=T0 - 100.0
     )
     other = gateway("g2", [level("m", waiting=1)])
-    route = told(world([model("m")], replicas=[ready], gateways=[gateway(), other]))
+    route = route_of(world([model("m")], replicas=[ready], gateways=[gateway(), other]))
     assert (route.state, route.expected_wait_s, route.others_wait) == ("ready", 0.0, True)
     assert route.phases_ms == {"decide": 500.0, "place": 1000.0, "load": 9000.0}
 
@@ -76,18 +76,18 @@ def test_unobserved_start_phases_are_omitted() -> None:
 
 def test_requests_are_rejected_while_a_failed_start_backs_off() -> None:
     at = world([model("m")], histories={"m": History(refused_until_s=T0 + 60.0, failure="/secret/path is missing")})
-    route = told(at)
+    route = route_of(at)
     assert route.state == "failed"
     assert route.refusal is not None
     assert (route.refusal.code, route.refusal.retry_after_s) == ("model_start_failed", 60.0)
     assert route.refusal.message == "The model failed to start (see `pilotlight explain model NAME`)."
     at, _ = fold(at, [Tick()], T0 + 60.0)
-    assert told(at, T0 + 60.0).refusal is None
+    assert route_of(at, T0 + 60.0).refusal is None
 
 
 def test_requests_are_accepted_during_a_backoff_if_a_replica_is_ready() -> None:
     at = world([model("m")], replicas=[replica(model("m"), "r")], histories={"m": History(refused_until_s=T0 + 60.0)})
-    assert told(at).refusal is None
+    assert route_of(at).refusal is None
 
 
 def test_requests_are_rejected_if_capacity_arrives_after_the_queue_limit() -> None:
@@ -95,19 +95,19 @@ def test_requests_are_rejected_if_capacity_arrives_after_the_queue_limit() -> No
     of = model("m", queue=Queue(wait_seconds_max=300.0))
     at = world([of])
     coming = {M: Unmet(model=M, reason="rack brings one", ready_s=610.0)}
-    refusal = told(at, unmet=coming).refusal
+    refusal = route_of(at, unmet=coming).refusal
     assert refusal == Refusal(
         code="no_capacity",
         message="capacity for the model is being added; expected in about 10 min 30 s; try again then",
         retry_after_s=publish.RETRY_S_MAX,
     )  # fmt: skip
-    queued = told(at, unmet={M: Unmet(model=M, reason="asked", ready_s=inf)}).refusal
+    queued = route_of(at, unmet={M: Unmet(model=M, reason="asked", ready_s=inf)}).refusal
     assert queued is not None
     assert (
         queued.message == "More capacity for the model has been ordered; its delivery time is unknown. Try again later."
     )
-    assert told(at, unmet={M: Unmet(model=M, reason="rack brings one", ready_s=300.0)}).refusal is None
-    assert told(world([of], replicas=[replica(of, "r")]), unmet=coming).refusal is None
+    assert route_of(at, unmet={M: Unmet(model=M, reason="rack brings one", ready_s=300.0)}).refusal is None
+    assert route_of(world([of], replicas=[replica(of, "r")]), unmet=coming).refusal is None
     nearer = {M: Unmet(model=M, reason="rack brings one", ready_s=605.0)}
     assert publish.routes_delta(at, at, G1, T0, nearer, unmet_before=coming) is None
     soon = {M: Unmet(model=M, reason="rack brings one", ready_s=290.0)}
@@ -120,23 +120,23 @@ def test_capacity_wait_is_rounded_down_to_a_multiple_of_30_seconds() -> None:
     """Requests with a shorter limit are rejected there; unknown times and Models that serve have no capacity wait."""
     of = model("m")
     coming = {M: Unmet(model=M, reason="rack brings one", ready_s=599.0)}
-    assert told(world([of]), unmet=coming).capacity_wait_s == 570.0
+    assert route_of(world([of]), unmet=coming).capacity_wait_s == 570.0
     nearer = {M: Unmet(model=M, reason="rack brings one", ready_s=571.0)}
     at = world([of])
     assert publish.routes_delta(at, at, G1, T0, nearer, unmet_before=coming) is None
     for ready_s in (None, inf, 29.0):
         unmet = {M: Unmet(model=M, reason="", ready_s=ready_s)}
-        assert told(at, unmet=unmet).capacity_wait_s is None
-    assert told(world([of], replicas=[replica(of, "r")]), unmet=coming).capacity_wait_s is None
+        assert route_of(at, unmet=unmet).capacity_wait_s is None
+    assert route_of(world([of], replicas=[replica(of, "r")]), unmet=coming).capacity_wait_s is None
 
 
 def test_routes_reject_a_model_only_while_it_fits_no_device() -> None:
     at = world([model("m")])
     never = {M: Unmet(model=M, reason="needs 99Gi", never=True)}
-    refusal = told(at, unmet=never).refusal
+    refusal = route_of(at, unmet=never).refusal
     assert refusal is not None
     assert refusal.code == "no_capacity"
-    assert told(at, unmet={M: Unmet(model=M, reason="full")}).refusal is None
+    assert route_of(at, unmet={M: Unmet(model=M, reason="full")}).refusal is None
     begins = publish.routes_delta(at, at, G1, T0, never, unmet_before={})
     ends = publish.routes_delta(at, at, G1, T0, {}, unmet_before=never)
     assert begins is not None
@@ -155,7 +155,7 @@ def test_leader_sends_empty_routes_until_synced() -> None:
     assert delta.full
 
 
-def test_change_irrelevant_to_gateways_produces_no_route_delta() -> None:
+def test_gateway_report_without_changes_produces_no_route_delta() -> None:
     at = world([model("m")], replicas=[replica(model("m"), "r")])
     after, _ = fold(at, [Reported(report=Report(gateway=G1, boot="b", sequence=2, epoch=1, version=1))], T0 + 1.0)
     assert after is not at
@@ -237,16 +237,9 @@ REPLICAS = ("r1", "r2", "r3")
 
 def seen(name: str, state: Seen, address: str) -> ReplicaSeen:
     return ReplicaSeen(
-        id=replica(model("a"), name).id,
-        model=ModelName("a" if name < "r3" else "b"),
-        spec_hash="h",
-        intent=name,
-        slices=(SliceId("s"),),
-        memory_bytes=1,
-        slots=4,
-        seen=state,
-        address=address,
-    )
+        id=replica(model("a"), name).id, model=ModelName("a" if name < "r3" else "b"), spec_hash="h", intent=name,
+        slices=(SliceId("s"),), memory_bytes=1, slots=4, seen=state, address=address,
+    )  # fmt: skip
 
 
 def start(name: str) -> StartReplica:
@@ -263,11 +256,7 @@ def start(name: str) -> StartReplica:
 reports = st.builds(
     lambda name, sequence, epoch, version, waiting, tenant: Reported(
         report=Report(
-            gateway=GatewayId(name),
-            boot="b",
-            sequence=sequence,
-            epoch=epoch,
-            version=version,
+            gateway=GatewayId(name), boot="b", sequence=sequence, epoch=epoch, version=version,
             levels=(Level(model=ModelName("a"), tenant=TenantName(tenant), waiting=waiting),),
         )
     ),
@@ -277,7 +266,7 @@ reports = st.builds(
     st.integers(0, 30),
     st.integers(0, 3),
     st.sampled_from(["x", "y"]),
-)
+)  # fmt: skip
 ids = st.sampled_from([replica(model("a"), name).id for name in REPLICAS])
 actions: st.SearchStrategy[Action] = st.one_of(
     st.builds(start, st.sampled_from(REPLICAS)),

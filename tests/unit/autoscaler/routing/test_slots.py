@@ -6,14 +6,18 @@ from collections.abc import Mapping
 from functools import partial
 
 import pytest
+from msgspec.structs import replace
 
 from autoscaler.contract import GatewayId, Level, ReplicaId, ReplicaUse, Report, TenantName
 from autoscaler.fold.fold import fold
-from autoscaler.routing import routes
+from autoscaler.routing import routes, slots
 from autoscaler.routing import slots as shares
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.state.events import DocumentsSeen, GatewayGone, GatewaySeen, ReplicaSeen, Reported, Seen, Synced, Tick
-from autoscaler.state.world import SliceId, World
+from autoscaler.state.lifecycle import ReplicaState
+from autoscaler.state.world import Gateway, SliceId, World
+from tests.support.builders.worlds import T0, device, level, model, replica, use, world
+from tests.support.builders.worlds import gateway as known_gateway
 from tests.support.example_budget import examples
 from tests.support.harness.gateway.fleet import Fleet, Service
 from tests.support.harness.gateway.hold_gateway import MODEL, HoldGateway
@@ -99,7 +103,7 @@ def test_single_request_gets_a_slot_despite_500_queued_of_another_tenant(gateway
 
 
 @pytest.mark.parametrize(("gateways", "slots"), [(1, 4), (2, 1), (2, 4), (4, 64)])
-def test_two_tenants_get_equal_shares_through_different_gateways(gateways: int, slots: int) -> None:
+def test_tenants_of_equal_weight_on_two_gateways_get_equal_shares(gateways: int, slots: int) -> None:
     """B sends as much as A, but all through the last gateway: their totals differ by at most 2 %."""
     fleet = Fleet(gateways, slots, 7, service=lambda r: r.uniform(0.04, 0.06))
     backlog(fleet, {"A": fleet.gateways[0], "B": fleet.gateways[-1]}, 30.0)
@@ -333,7 +337,7 @@ def test_higher_priority_gets_all_slots_before_fair_sharing() -> None:
     assert divided(world)[1] == {G2: 4}
 
 
-def test_heartbeat_without_changes_triggers_no_slot_division() -> None:
+def test_gateway_heartbeat_without_changes_divides_no_slots() -> None:
     """The heartbeat changes no level, so no Model is marked for division."""
     world = lead(G1)
     world, _ = fold(world, [report(world, G1, 1)], 100.0)
@@ -368,3 +372,46 @@ def test_restarted_gateway_does_not_inherit_its_former_slots() -> None:
     gateway.restart()
     full = routes.routes_full(fleet.world, gateway.id, 2.0, boot=gateway.boot_name())
     assert [route.hold for route in full.replicas] == [0]
+
+
+# --- while another replica drains -----------------------------------------------------------------------------------
+
+
+M = model("m", 4, slots=2, high=2)
+
+
+def draining_world(*gateways: Gateway) -> World:
+    """One replica drains, one with two slots is ready, and no slots are allocated."""
+    old, new = replica(M, "old", state=ReplicaState.DRAINING), replica(M, "new", created_s=T0)
+    made = world([M], [device()], [old, new], gateways, handed_over=True)
+    return replace(made, undivided=frozenset({M.name}))
+
+
+def given(made: World) -> dict[str, int]:
+    answer = slots.divide_slots(made, T0)
+    assert answer is not None
+    assert all(on == "new" for _, on, _ in answer.holds)
+    return {id: hold for id, _, hold in answer.holds}
+
+
+def test_request_on_a_draining_replica_needs_no_slot_on_another_replica() -> None:
+    """`lab` is due one of two slots, but its request is on the old replica: it would return the slot repeatedly."""
+    made = draining_world(
+        known_gateway("g1", [level("m", 0, 1, tenant="lab")], [use("old", 1)]),
+        known_gateway("g2", [level("m", 1, wait_s=2.0)]),
+        known_gateway("g3", [level("m", 1, 1, wait_s=1.0)], [replace(use("new", 1), hold=0)]),
+    )
+    assert given(made) == {"g2": 1, "g3": 1}
+
+
+@pytest.mark.parametrize(("waiting", "holds"), [(0, {"g2": 2}), (1, {"g1": 1, "g2": 1})])
+def test_queued_requests_get_slots_despite_one_on_a_draining_replica(waiting: int, holds: dict[str, int]) -> None:
+    one = known_gateway("g1", [level("m", waiting, 1, wait_s=9.0, tenant="lab")], [use("old", 1)])
+    assert given(draining_world(one, known_gateway("g2", [level("m", 5, wait_s=2.0)]))) == holds
+
+
+def test_lowest_priority_request_is_assumed_on_the_draining_replica() -> None:
+    levels = [replace(level("m", 0, 1), priority=5), level("m", 2, 1)]
+    made = draining_world(known_gateway("g1", levels, [use("old", 1), use("new", 1)]))
+    left = slots._on_ready(made.gateways[GatewayId("g1")], M.name, [made.replicas[ReplicaId("new")]])
+    assert {(each.priority, each.waiting, each.running) for each in left} == {(5, 0, 1), (0, 2, 0)}

@@ -41,7 +41,7 @@ def waits(epoch: int, sequence: int = 5, version: int = 1, name: str = "b") -> R
     )  # fmt: skip
 
 
-def told(report: Report) -> Reported:
+def reported(report: Report) -> Reported:
     return Reported(report=report)
 
 
@@ -74,9 +74,9 @@ def test_new_leader_starts_replicas_at_once_but_stops_none() -> None:
 def test_new_leader_divides_no_slots_until_every_gateway_has_reported() -> None:
     led, _ = fold(world([A], [device()], leads=False), (LED, *there()), T0)
     assert slots.divide_slots(led, T0) is None
-    old, _ = fold(led, (told(waits(epoch=1)),), T0)
+    old, _ = fold(led, (reported(waits(epoch=1)),), T0)
     assert slots.divide_slots(old, T0) is None
-    new, _ = fold(old, (told(waits(epoch=7, sequence=6, version=old.version)),), T0)
+    new, _ = fold(old, (reported(waits(epoch=7, sequence=6, version=old.version)),), T0)
     assert slots.divide_slots(new, T0) is not None
 
 
@@ -87,14 +87,14 @@ def test_slots_of_new_replicas_are_divided_despite_a_silent_gateway() -> None:
     fresh = replica(B, "fresh", address="127.0.0.1:10")
     by_model = {**led.by_model, B.name: (fresh.id,)}
     led = msgspec.structs.replace(led, replicas={**led.replicas, fresh.id: fresh}, by_model=by_model)
-    acts, _ = fold(led, (told(waits(epoch=7, sequence=6, version=led.version)),), T0)
+    acts, _ = fold(led, (reported(waits(epoch=7, sequence=6, version=led.version)),), T0)
     moved = slots.divide_slots(acts, T0)
     assert moved is not None
     assert moved.holds == ((G, fresh.id, fresh.slots),)
     given, _ = fold(acts, (moved,), T0)
     assert slots.divide_slots(given, T0) is None
     other = msgspec.structs.replace(waits(7, version=given.version, name="a"), gateway=GatewayId("g2"), replicas=())
-    all_, _ = fold(given, (told(other),), T0)
+    all_, _ = fold(given, (reported(other),), T0)
     moved = slots.divide_slots(all_, T0)
     assert moved is not None
     assert RUNS.id in {id for _, id, _ in moved.holds}
@@ -116,7 +116,7 @@ def test_loop_without_write_permission_executes_no_actions() -> None:
     """It was paused while it led, so its World still says that it leads."""
     loop = SteppedLoop(world([A, B], [device()], [], [gateway("g1")]))
     loop.writes_s = 0.0
-    loop.step(told(waits(epoch=1)))
+    loop.step(reported(waits(epoch=1)))
     assert (loop.driver.started, loop.loop.plan.actions, loop.loop.world.leadership.leads) == ([], (), True)
     loop.writes_s = 5.0
     loop.step()
@@ -176,7 +176,7 @@ class Noted:
         self.links.remove(link.address)
 
 
-async def test_discovery_follows_all_addresses_of_a_name_as_they_change() -> None:
+async def test_discovery_follows_the_dns_addresses_of_a_name_as_they_change() -> None:
     now: list[Sequence[str] | OSError] = [["b", "a", "b"], ["b", "c"], OSError("no DNS"), [], ["c"]]
     sync, links = Noted(), list[Silent]()
 

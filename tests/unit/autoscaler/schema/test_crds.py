@@ -74,7 +74,7 @@ def test_no_field_accepts_values_of_unbounded_depth() -> None:
     assert (variable["maxItems"], variable["maxProperties"], variable["required"]) == (0, 1, ["valueFrom"])
 
 
-def test_definition_has_every_learned_value() -> None:
+def test_crd_status_contains_every_field_of_the_learned_values() -> None:
     """The API server drops other keys."""
     known = {path.rpartition(".")[2] for path, _ in schemas(MODEL) if path.startswith(".status.learned.")}
     assert {field.encode_name for field in msgspec.structs.fields(Learned)} == known - {"startSeconds[]"}
@@ -107,7 +107,7 @@ def test_descriptions_come_from_the_field_documentation() -> None:
 
 
 @pytest.mark.parametrize(("memory", "taken"), [("auto", True), ("16Gi", True), ("automatic", False), ("16 Gi", False)])
-def test_memory_of_a_model_is_a_size_or_auto(memory: str, taken: bool) -> None:
+def test_crd_accepts_only_a_size_or_auto_as_model_memory(memory: str, taken: bool) -> None:
     pattern = dict(schemas(MODEL))[".spec.gpu.memory"]["pattern"]
     assert isinstance(pattern, str)
     assert bool(re.search(pattern, memory)) is taken

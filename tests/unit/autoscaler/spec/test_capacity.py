@@ -72,10 +72,7 @@ def test_valid_capacity_entries_are_parsed() -> None:
             "{name: a, provisioningRequest: {class: a, maxRunSeconds: 0.5}}",
             "capacity[0].provisioningRequest.maxRunSeconds: expected at least 1",
         ),
-        (
-            "{name: a, provisioningRequest: {class: a, selector: {a b: c}}}",
-            "capacity[0].provisioningRequest.selector",
-        ),
+        ("{name: a, provisioningRequest: {class: a, selector: {a b: c}}}", "capacity[0].provisioningRequest.selector"),
         ("{name: a, redfish: {url: 'https://f', systems: {}}}", "capacity[0].redfish.systems: expected at least one"),
         (
             "{name: a, redfish: {url: 'https://f', systems: {w1: /1}}}",
@@ -135,8 +132,8 @@ def test_fabric_system_in_two_entries_requires_one_to_be_closing() -> None:
 
 
 def test_publishing_fabric_requires_a_valid_pool_name() -> None:
-    told = Redfish(url="https://fabric.example", systems={"w1": "/redfish/v1/Systems/1"}, publish=True)
-    check_providers([ProviderSettings(name="pod2", redfish=told)])
+    fabric = Redfish(url="https://fabric.example", systems={"w1": "/redfish/v1/Systems/1"}, publish=True)
+    check_providers([ProviderSettings(name="pod2", redfish=fabric)])
     with pytest.raises(WrongKeyError) as caught:
-        check_providers([ProviderSettings(name="Pod_2", redfish=told)])
+        check_providers([ProviderSettings(name="Pod_2", redfish=fabric)])
     assert caught.value.path == ("capacity", 0, "name")

@@ -17,7 +17,7 @@ def moments(text: str, zone: str, day: str, days: float = 1.0) -> list[str]:
     return [datetime.fromtimestamp(one, UTC).strftime("%d %H:%M") for one in found]
 
 
-def test_skipped_local_time_still_occurs_and_repeated_time_occurs_once() -> None:
+def test_cron_time_skipped_or_repeated_by_daylight_saving_occurs_once() -> None:
     assert moments("30 2 * * *", "Europe/Berlin", "2027-03-28") == ["28 01:30"]
     assert moments("30 2 * * *", "Europe/Berlin", "2027-10-31") == ["31 00:30"]
 

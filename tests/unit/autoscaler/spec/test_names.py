@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -38,9 +39,16 @@ def test_older_of_two_models_keeps_the_name_and_the_other_gets_a_prefix() -> Non
     assert dict(found.taken) == {origin(young): "name `x` belongs to Model b/x; this Model is renamed to `a/x`"}
 
 
-def test_models_of_equal_age_are_ordered_by_namespace() -> None:
-    found = settled(model("x", namespace="b"), model("x", namespace="a"))
-    assert [one.name for one in found.models] == ["x", "b/x"]
+@pytest.mark.parametrize(
+    ("models", "names"),
+    [
+        ([model("x", namespace="b"), model("x", namespace="a")], ["x", "b/x"]),
+        ([model("x", "y", at_s=1), model("y", at_s=2)], ["x", "a/y"]),
+    ],
+    ids=["equal age: by namespace", "alias of an older model"],
+)
+def test_name_goes_to_the_older_model_or_to_the_first_namespace(models: list[Model], names: list[str]) -> None:
+    assert [one.name for one in settled(*models).models] == names
 
 
 def test_next_model_gets_the_name_when_its_holder_is_removed() -> None:
@@ -58,11 +66,6 @@ def test_taken_alias_is_dropped_and_its_model_keeps_its_name() -> None:
     assert found.taken[origin(young)] == "alias `gpt` belongs to Model a/x; alias `x` belongs to Model a/x"
 
 
-def test_older_alias_takes_precedence_over_a_younger_model_name() -> None:
-    found = settled(model("x", "y", at_s=1), model("y", at_s=2))
-    assert [one.name for one in found.models] == ["x", "a/y"]
-
-
 def test_model_from_a_file_keeps_its_name_over_an_older_model() -> None:
     found = settled(model("x", at_s=1), files=(model("x", at_s=9),))
     assert [one.name for one in found.models] == ["x", "a/x"]
@@ -78,7 +81,7 @@ def test_model_without_a_free_name_is_dropped_with_a_reason() -> None:
     assert not found.names
 
 
-def test_adapter_names_follow_the_resolved_model_name() -> None:
+def test_adapters_of_a_renamed_model_get_its_new_name_as_prefix() -> None:
     young = model("x", "y", namespace="b", at_s=2, adapters=("z",))
     found = settled(model("w", "x:z", at_s=1), young)
     (_, second) = found.models

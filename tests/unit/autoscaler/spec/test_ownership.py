@@ -19,16 +19,13 @@ def labelled(**labels: str) -> Object:
     return {"metadata": {"name": "x", "labels": labels}}
 
 
-@given(NAMESPACES, st.text(max_size=253))
-def test_installation_id_is_a_valid_label_value(namespace: str, lease: str) -> None:
+@given(NAMESPACES, st.text(max_size=253), NAMESPACES, st.text(max_size=253))
+def test_installation_ids_are_valid_labels_and_differ_per_installation(
+    namespace: str, lease: str, other: str, others: str
+) -> None:
     assert LABEL.fullmatch(installation_id(namespace, lease))
-
-
-@given(NAMESPACES, NAMESPACES, NAMESPACES, NAMESPACES)
-def test_different_installations_have_different_ids(namespace: str, lease: str, other: str, others: str) -> None:
-    assert (installation_id(namespace, lease) == installation_id(other, others)) == (
-        (namespace, lease) == (other, others)
-    )
+    is_same = (namespace, lease) == (other, others)
+    assert (installation_id(namespace, lease) == installation_id(other, others)) == is_same
 
 
 def test_objects_of_another_installation_are_not_owned() -> None:

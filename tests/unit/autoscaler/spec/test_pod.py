@@ -148,7 +148,7 @@ def test_pod_fields_that_choose_no_device_are_accepted(text: str) -> None:
     assert one(text).name == "a"
 
 
-def test_resources_and_annotations_of_all_slicing_kinds_are_reserved() -> None:
+def test_resources_and_annotations_of_every_slicing_kind_are_reserved() -> None:
     """New kinds are covered too."""
     for example in EXAMPLES.values():
         parts = [SliceShare(one, one.memory_bytes) for one in example.slicer.inventory(example.node) or ()][:1]

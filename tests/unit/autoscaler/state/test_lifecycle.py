@@ -14,7 +14,7 @@ PAGE = Path(__file__).parents[4] / "docs" / "reference" / "replica-states.md"
 
 
 @pytest.mark.parametrize("state", S)
-def test_action_not_allowed_in_a_state_raises_illegal_intent_error(state: S) -> None:
+def test_transition_not_in_the_state_table_raises_illegal_intent_error(state: S) -> None:
     for verb in VERBS:
         if (state, verb) in TRANSITIONS:
             assert next_state(state, verb) is TRANSITIONS[state, verb]

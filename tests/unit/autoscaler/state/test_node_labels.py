@@ -57,7 +57,7 @@ def test_gpu_discovery_label_is_expected_after_the_first_gpu_is_attached(key: st
     known = choosy(offer(labels=NODE), **{key: "true"})
     own = device("w1g", 1, "w1", product="A100", labels=NODE, labels_known=True)
     assert chosen(replace_fields(known, slices={**known.nodes.slices, own.id: own})) == ["refused"], (
-        "a GPU of its own tells"
+        "the label is read from its own GPU"
     )
 
 

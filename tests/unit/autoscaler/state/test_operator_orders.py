@@ -77,7 +77,7 @@ def test_woken_model_starts_and_stays_for_one_idle_timeout() -> None:
     assert not scene.world.by_model, "its window is over"
 
 
-def test_wake_clears_the_backoff_of_a_failed_start() -> None:
+def test_operator_wake_clears_the_backoff_of_a_failed_start() -> None:
     failed = History(tries=3, episodes=1, refused_until_s=T0 + 600, retry_at_s=T0 + 600, failure="it broke")
     at = world([A], [device()], histories={"a": failed})
     woken = after(at, ModelWoken(model=A.name))
@@ -85,7 +85,7 @@ def test_wake_clears_the_backoff_of_a_failed_start() -> None:
     assert woken.version == at.version + 1, "gateways hear that Calls are not refused any more"
 
 
-def test_wake_revives_a_draining_replica() -> None:
+def test_operator_wake_revives_a_draining_replica() -> None:
     at = folded(world([A], [device()], [replica(A, "r1")]), [DrainReplica(replica=ReplicaId("r1"), reason="idle")])
     assert kinds(plan(after(at, ModelWoken(model=A.name), now_s=T0 + 1), T0 + 1)) == ["revive r1"]
 
@@ -116,11 +116,8 @@ def test_queued_requests_restart_a_model_after_its_stop_completes() -> None:
     assert not scene.world.stops
 
 
-def test_stop_of_a_model_without_replicas_records_no_stop() -> None:
+def test_stop_of_a_model_without_replicas_only_cancels_its_wake() -> None:
     assert not after(world([A], [device()]), ModelStopped(model=A.name)).stops
-
-
-def test_stop_cancels_a_wake() -> None:
     woken = after(world([A], [device()]), ModelWoken(model=A.name))
     assert kinds(plan(after(woken, ModelStopped(model=A.name)), T0)) == []
 
@@ -159,8 +156,8 @@ def test_cordoned_device_gets_no_replica_and_explain_gives_the_reason() -> None:
     assert unmet.reason == "needs 20Gi on one device; device gpu0 is cordoned by an operator"
     assert not unmet.never
     assert list_status_rows(at, made, T0)[0].why == unmet.reason
-    told = explain_model(at, made, Log(), A.name, T0)
-    assert told.candidates[0].ruled_out == "device gpu0 is cordoned by an operator"
+    explanation = explain_model(at, made, Log(), A.name, T0)
+    assert explanation.candidates[0].ruled_out == "device gpu0 is cordoned by an operator"
     opened = after(at, CordonsSeen(cordons=()))
     assert kinds(plan(opened, T0)) == ["start a"]
 
@@ -184,10 +181,10 @@ def test_drained_device_is_vacated_after_a_replacement_is_ready_elsewhere() -> N
     at = world([A], [device("gpu0"), device("gpu1")], [replica(A, "r1")])
     scene = Scene(after(at, cordon(drain=True)), lambda now_s, scene: [("a", 0, 1)], start_s=5.0)
     scene.run(20)
-    told = [(type(action).__name__.removesuffix("Replica"), action.reason) for _, action in scene.actions]
-    assert [verb for verb, _ in told] == ["Start", "Drain", "Stop"]
-    assert told[0][1] == "move a: device gpu0 is drained by an operator"
-    assert told[1][1] == "device gpu0 is drained by an operator"
+    reasons = [(type(action).__name__.removesuffix("Replica"), action.reason) for _, action in scene.actions]
+    assert [verb for verb, _ in reasons] == ["Start", "Drain", "Stop"]
+    assert reasons[0][1] == "move a: device gpu0 is drained by an operator"
+    assert reasons[1][1] == "device gpu0 is drained by an operator"
     (left,) = scene.world.replicas.values()
     assert (left.state, left.resources.slices) == (S.READY, (SliceId("gpu1"),))
 
@@ -310,7 +307,7 @@ def test_node_report_expires_after_ten_seconds() -> None:
     assert (shown.name, shown.age_seconds, shown.fresh) == ("n0", 11.0, False)
 
 
-def test_stale_and_duplicate_node_reports_are_ignored() -> None:
+def test_late_and_duplicate_node_reports_are_ignored() -> None:
     at = after(world([A], [device()]), report(2, used=7))
     for stale in (report(2, used=1), report(1, used=1)):
         assert after(at, stale, now_s=T0 + 1) is at
@@ -319,6 +316,6 @@ def test_stale_and_duplicate_node_reports_are_ignored() -> None:
     assert after(reborn, report(3, boot="b1", used=1), now_s=T0 + 2) is reborn, "of an agent that is gone"
 
 
-def test_wake_of_an_unknown_model_changes_nothing() -> None:
+def test_operator_wake_of_an_unknown_model_changes_nothing() -> None:
     at = after(world([A], [device()]))
     assert after(at, ModelWoken(model=ModelName("x"))) is at

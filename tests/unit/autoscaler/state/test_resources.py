@@ -80,17 +80,17 @@ def test_cpu_and_memory_of_a_node_are_read_from_its_allocatable() -> None:
 
 def test_added_and_removed_pods_change_the_free_cpu_and_memory_of_a_node() -> None:
     hosts, size = Hosts(), HostAmount(8000, 8 * GI)
-    told = {NodeId("n1"): size, NodeId("n2"): size}
-    first = hosts.seen(told)
+    host_sizes = {NodeId("n1"): size, NodeId("n2"): size}
+    first = hosts.seen(host_sizes)
     assert hosts.take("n1", HostAmount(3000, GI))
     assert not hosts.take("n1", HostAmount())
     assert hosts.take("n1", HostAmount(6000))
-    after = hosts.seen(told)
+    after = hosts.seen(host_sizes)
     assert after == {"n1": HostResources(*size, -1000, 7 * GI), "n2": HostResources(*size, *size)}
     assert after[NodeId("n2")] is first[NodeId("n2")], "what did not change is the very same"
     assert hosts.give_back("n1", HostAmount(6000))
     assert hosts.give_back("n1", HostAmount(3000, GI))
-    assert hosts.seen(told) == first
+    assert hosts.seen(host_sizes) == first
 
 
 # --- the resulting plan -----------------------------------------------------------------------------------------------
@@ -110,8 +110,8 @@ def called(*models: Model, **fields: Any) -> World:
 
 def having(one: World, **left: int) -> World:
     """The state after a driver reports this many free cores per node."""
-    told = {NodeId(node): HostResources(*SIZE, cores * 1000, SIZE.host_bytes) for node, cores in left.items()}
-    return fold(one, (HostsSeen(hosts=told),), T0)[0]
+    host_sizes = {NodeId(node): HostResources(*SIZE, cores * 1000, SIZE.host_bytes) for node, cores in left.items()}
+    return fold(one, (HostsSeen(hosts=host_sizes),), T0)[0]
 
 
 def starts(one: World) -> list[tuple[str, tuple[str, ...], HostAmount]]:
@@ -168,8 +168,8 @@ def test_unchanged_node_resources_return_the_same_world_object() -> None:
 def test_explain_reports_the_missing_cpu_of_each_candidate() -> None:
     there = having(called(asking("a", "4")), n0=3, n1=0)
     answer = plan(there, T0)
-    told = explain_model(there, answer, Log(), there.models[asking("a", "4").name].name, T0)
-    assert [one.ruled_out for one in told.candidates] == [
+    explanation = explain_model(there, answer, Log(), there.models[asking("a", "4").name].name, T0)
+    assert [one.ruled_out for one in explanation.candidates] == [
         "its node has too little CPU: 3 cores left of 8 cores",
         "its node has too little CPU: 0 cores left of 8 cores",
     ]
@@ -179,7 +179,7 @@ def test_explain_reports_the_missing_cpu_of_each_candidate() -> None:
 def test_training_input_groups_nodes_of_nearly_equal_cpu() -> None:
     one = called(asking("a", "4"), histories={"a": History(last_activity_s=T0)})
     slices = [device(f"n{n}/g0", 24, f"n{n}") for n in range(3)]
-    told = {NodeId(f"n{n}"): HostResources(7900 + n, 64 * GI + n, 0, 0) for n in range(2)}
-    made = build_training_input(replace_fields(one, slices={each.id: each for each in slices}, hosts=told), T0)
+    host_sizes = {NodeId(f"n{n}"): HostResources(7900 + n, 64 * GI + n, 0, 0) for n in range(2)}
+    made = build_training_input(replace_fields(one, slices={each.id: each for each in slices}, hosts=host_sizes), T0)
     assert made is not None
     assert [(alike.cpu_milli, alike.many) for alike in made.nodes] == [(8000, 2), (CPU_MAX, 1)]

@@ -16,10 +16,11 @@ from autoscaler.agent_contract import (
     WeightsRequest,
     collect_weights_requests,
     read_weights_request,
+    should_store_on_node,
 )
 from autoscaler.contract import ModelName, NodeReport, ReplicaId, WeightsReport
 from autoscaler.engines import EngineError
-from autoscaler.explain.model import weights_state
+from autoscaler.explain.model import describe_weights, weights_state
 from autoscaler.fold.fold import fold
 from autoscaler.placement.model.bins import build_placement_request
 from autoscaler.placement.model.types import EvictionLevel
@@ -41,6 +42,7 @@ from autoscaler.weights.desired import (
     build_node_wants,
     choose_gguf,
     find_artifact_facts,
+    find_unfetched_artifact,
     list_promised_placements,
 )
 from autoscaler.weights.mount_choice import ArtifactFacts
@@ -71,8 +73,7 @@ def want(artifact: str = ADA, secret: str = "", *replicas: str) -> NodeWant:
 def test_weights_request_of_a_node_lists_each_artifact_once_per_secret() -> None:
     ada, twin, secret = model(), model("twin"), model("eve", pull_secret="mine")
     at = nodes(
-        [ada, twin, secret],
-        [one(ada, "a2"), one(ada, "a1"), one(twin, "t1"), one(secret, "e1"), one(ada, "a3", "g2")],
+        [ada, twin, secret], [one(ada, "a2"), one(ada, "a1"), one(twin, "t1"), one(secret, "e1"), one(ada, "a3", "g2")]
     )
     at = replace(at, settings=Settings(weights=Weights(ca_file="/ca")), epoch=7)
     assert build_node_wants(at) == {
@@ -85,8 +86,8 @@ def test_weights_request_of_a_node_lists_each_artifact_once_per_secret() -> None
 def test_weights_copies_of_a_running_replica_are_kept_on_its_node() -> None:
     ada = model()
     for state in (S.READY, S.DRAINING, S.STOPPING, S.SCRUBBING):
-        told = build_node_wants(nodes([ada], [one(ada, "a1", state=state, weights=("copies/x",))]))
-        assert told == {N1: NodeWants(epoch=1, held=("copies/x",))}, state
+        wanted = build_node_wants(nodes([ada], [one(ada, "a1", state=state, weights=("copies/x",))]))
+        assert wanted == {N1: NodeWants(epoch=1, held=("copies/x",))}, state
     gone = nodes([], [one(ada, "a1", state=S.READY, weights=("copies/x", "copies/y"))])
     assert build_node_wants(gone)[N1].held == ("copies/x", "copies/y"), "also when its Model is gone"
 
@@ -140,8 +141,8 @@ def test_adapters_from_registries_are_requested_with_the_model_weights() -> None
 
 def test_model_that_allows_unsafe_weights_gets_a_separate_request() -> None:
     plain, bold = model(), model("bold", allow_unsafe=True)
-    told = build_node_wants(nodes([plain, bold], [one(plain, "a1"), one(bold, "b1")]))[N1].wants
-    assert told == (want(ADA, "", "a1"), replace(want(ADA, "", "b1"), allow_unsafe=True))
+    wanted = build_node_wants(nodes([plain, bold], [one(plain, "a1"), one(bold, "b1")]))[N1].wants
+    assert wanted == (want(ADA, "", "a1"), replace(want(ADA, "", "b1"), allow_unsafe=True))
 
 
 # --- progress ---------------------------------------------------------------------------------------------------------
@@ -405,4 +406,41 @@ def test_two_spellings_of_an_artifact_are_treated_as_one_artifact() -> None:
     wants = [build_placement_request(one, 0, T0, EvictionLevel.NONE, "") for one in (short, full)]
     assert [want.supplies.artifact for want in wants] == [name, name]
     assert [weights_state(after, one) for one in (short, full)] == ["here", "here"]
-    assert short.spec_hash() != full.spec_hash(), "nothing that runs is started anew for it"
+    assert short.spec_hash() != full.spec_hash(), "nothing that runs is restarted for it"
+
+
+@pytest.mark.parametrize(
+    ("engine", "artifact", "brought"),
+    [
+        ("vllm", "oci://r.io/a:1", True),
+        ("vllm", "s3://bucket/llama/", True),
+        ("vllm", "hf://org/name@main", False),
+        ("vllm", "hf://org/name@main?include=*.safetensors", True),
+        ("llama.cpp", "hf://org/name?include=*Q4_K_M.gguf", True),
+        ("llama.cpp", "hf://org/name", True),
+        ("command", "hf://org/name", True),
+        ("vllm", "pvc://claim/llama", False),
+        ("vllm", "file:///models/llama", False),
+        ("command", None, False),
+    ],
+)
+def test_agent_stores_only_artifacts_the_engine_does_not_fetch(
+    engine: str, artifact: str | None, brought: bool
+) -> None:
+    assert should_store_on_node(artifact, engine) is brought
+    model = Model(name=ModelName("a"), spec=ModelSpec(engine=engine, artifact=artifact))  # type: ignore[arg-type]
+    there = world([model], [device("g1", 80, "n1")])
+    wanted = build_node_wants(there, [(model.name, NodeId("n1"))])
+    assert [one.artifact for node in wanted.values() for one in node.wants] == ([artifact] if brought else [])
+
+
+def test_engine_fetched_artifact_is_described_without_a_volume() -> None:
+    found = {}
+    for artifact in ("hf://org/name", "hf://org/name?include=*"):
+        model = Model(name=ModelName("a"), spec=ModelSpec(engine="vllm", artifact=artifact))
+        there = world([model], mounting=ClusterFacts(volumes=True))
+        described = [one for one in describe_weights(there, model) if "volume" in one]
+        found[artifact] = (find_unfetched_artifact(model), described)
+    (engines, no_words), (agents, words) = found.values()
+    assert (engines, no_words, agents) == (None, [], "hf://org/name?include=*")
+    assert words

@@ -47,33 +47,33 @@ def starting(of: Model, node: int, **more: Any) -> Replica:
     return replica(of, f"{of.name}-{node}", on=(f"n{node}/g",), state=S.PENDING, **{"started_s": None, **more})
 
 
-def told(one: World, ahead: Iterable[tuple[ModelName, NodeId]] = ()) -> dict[str, tuple[ImageWant, ...]]:
+def image_wants(one: World, ahead: Iterable[tuple[ModelName, NodeId]] = ()) -> dict[str, tuple[ImageWant, ...]]:
     return {str(node): wants for node, wants in ImageWants().of(one, ahead).items()}
 
 
 def where(one: World) -> set[str]:
     """The nodes that should pull anything."""
-    return {*told(one)}
+    return {*image_wants(one)}
 
 
 def test_image_of_a_starting_replica_is_requested_with_its_pull_secret() -> None:
     secret = ImageWant(image=ENGINE.image, pull_secret="regcred")
     a = needs(pull_secret="regcred")
-    assert told(at([a], [starting(a, 3)]))["n3"] == (secret,)
+    assert image_wants(at([a], [starting(a, 3)]))["n3"] == (secret,)
     none = needs(of="")
-    assert told(at([none], [starting(none, 3)])) == {}, "its pods are somebody else's"
+    assert image_wants(at([none], [starting(none, 3)])) == {}, "its pods are somebody else's"
 
 
 def test_image_is_requested_on_the_node_of_a_planned_placement() -> None:
     a = needs()
-    assert told(at([a]), [(a.name, NodeId("n5")), (ModelName("gone"), NodeId("n1"))]) == {"n5": (ENGINE,)}
+    assert image_wants(at([a]), [(a.name, NodeId("n5")), (ModelName("gone"), NodeId("n1"))]) == {"n5": (ENGINE,)}
 
 
 def test_image_is_not_requested_if_present_or_without_a_node_agent() -> None:
     a = needs()
     everywhere = having(*(f"n{n}" for n in range(MANY)), of=f"docker.io/{ENGINE.image}")
-    assert told(at([a], [starting(a, 3)], images=everywhere)) == {}
-    assert told(at([a], [starting(a, 3)], agents=())) == {}
+    assert image_wants(at([a], [starting(a, 3)], images=everywhere)) == {}
+    assert image_wants(at([a], [starting(a, 3)], agents=())) == {}
     assert "n3" not in where(at([a], [starting(a, 3)], agents=[5, 7]))
 
 
@@ -96,9 +96,9 @@ def test_number_of_images_pulled_ahead_per_node_is_bounded() -> None:
     assert len(where(at([needs("a", low=1), needs("b", low=1)]))) == NODES_ENOUGH
     kinds = [needs(f"m{n}", of=f"engine:{n}", low=1) for n in range(20)]
     assert len(where(at(kinds))) > NODES_ENOUGH
-    assert max(map(len, told(at(kinds, agents=[1])).values())) == NODE_MAX
+    assert max(map(len, image_wants(at(kinds, agents=[1])).values())) == NODE_MAX
     begins = starting(kinds[-1], 1)
-    assert told(at(kinds, [begins], agents=[1]))["n1"][0].image == "engine:19", "who begins comes first"
+    assert image_wants(at(kinds, [begins], agents=[1]))["n1"][0].image == "engine:19", "who begins comes first"
 
 
 def test_image_is_pulled_only_on_healthy_nodes_that_the_model_accepts() -> None:
@@ -125,8 +125,8 @@ def test_cached_image_requests_equal_freshly_computed_requests() -> None:
         at([a]), at([a, b]), at([a, b], images=having("n1", "n3")), at([b], images=having("n1")), at([a], agents=[3]),
         at([a], [starting(a, 5)]), at([]),
     ):  # fmt: skip
-        assert kept.of(one) == told(one)
-        assert kept.of(one) == told(one)
+        assert kept.of(one) == image_wants(one)
+        assert kept.of(one) == image_wants(one)
 
 
 def test_suitable_nodes_are_computed_once_while_slices_do_not_change(monkeypatch: pytest.MonkeyPatch) -> None:

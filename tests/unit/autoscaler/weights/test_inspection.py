@@ -86,4 +86,4 @@ def test_artifact_that_was_inspected_is_not_inspected_again() -> None:
     known = replace_fields(at, looked={LOOK: WeightsReport(**LOOK._asdict(), digest="sha256:aa", header="{}")})
     assert list(lookers.looks(known, AGENTS, T0 + 1)) == []
     late_s = T0 + 2 * SILENT_S
-    assert looker(lookers, heard(at, late_s), late_s) == first, "it begins anew"
+    assert looker(lookers, heard(at, late_s), late_s) == first, "the first agent is assigned again"

@@ -37,13 +37,13 @@ def names(of: tuple[NodePeer, ...]) -> list[str]:
 
 
 def test_peers_with_the_artifact_come_before_fetching_peers() -> None:
-    told = WeightsReport(artifact=ADA, digest=DIGEST, folder="copies/x/files")
+    holds = WeightsReport(artifact=ADA, digest=DIGEST, folder="copies/x/files")
     there = said(
         report("n1", weights=(WeightsReport(artifact=ADA),)),
         report("n2"),
         report("n3", copies=(ADA,)),
         report("n4", copies=("oci://r.io/b:1",)),
-        report("n5", weights=(told,)),
+        report("n5", weights=(holds,)),
         replace(report("n6", copies=(ADA,)), peer=""),
     )
     wants = {NodeId("n2"): NodeWants(epoch=1, wants=(NodeWant(artifact=ADA),))}
@@ -94,6 +94,6 @@ async def test_peers_route_returns_the_agents_that_have_the_artifact(aiohttp_cli
     assert (await client.post("/v1/node", data=body)).status == 200
     stepped.step()
     async with client.get("/v1/peers", params={"node": "n2", "artifact": ADA}) as answer:
-        told = msgspec.json.decode(await answer.read(), type=NodePeers)
-    assert told.peers == (NodePeer(node="n1", url="https://n1:1"),)
+        answered = msgspec.json.decode(await answer.read(), type=NodePeers)
+    assert answered.peers == (NodePeer(node="n1", url="https://n1:1"),)
     assert (await client.get("/v1/peers?node=n2")).status == 400

@@ -37,19 +37,21 @@ def test_report_latencies_include_only_completed_requests() -> None:
     assert report.completed_per_s == 4 / (0.3 + 0.53)
 
 
-def test_json_report_round_trips() -> None:
+def test_report_written_as_json_is_read_back_unchanged() -> None:
     assert msgspec.json.decode(as_json(made()), type=Report) == made()
 
 
-def test_report_page_is_self_contained_and_escapes_names() -> None:
+def test_report_page_is_self_contained_and_excludes_response_text() -> None:
     page = as_html(made())
+    assert "canary" not in page
+    assert b"canary" not in as_json(made())
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
     assert not any(word in page for word in ("src=", "href=", "@import", "url("))
     assert "verdict holds: 5 requests" in page
 
 
-def test_verdict_of_an_interrupted_run_counts_only_sent_requests() -> None:
+def test_report_of_an_interrupted_run_counts_only_sent_requests() -> None:
     report = build_report("http://127.0.0.1:1", "a plan", 200, [*RESULTS, REFUSED], interrupted=True)
     assert (report.planned, report.verdict.admitted, report.verdict.holds) == (200, 5, True)
     assert (
@@ -59,12 +61,7 @@ def test_verdict_of_an_interrupted_run_counts_only_sent_requests() -> None:
     assert "interrupted" not in as_html(made())
 
 
-def test_reports_contain_no_response_text() -> None:
-    assert "canary" not in as_html(made())
-    assert b"canary" not in as_json(made())
-
-
-def test_run_without_results_still_has_a_report() -> None:
+def test_report_of_a_run_without_results_has_no_plot() -> None:
     page = as_html(build_report("http://127.0.0.1:1", "a plan", 1, []))
     assert "DOES NOT HOLD" in page
     assert "nothing to plot" in page
@@ -73,13 +70,9 @@ def test_run_without_results_still_has_a_report() -> None:
 def cold_starts(*rounds: Round, ended: str = "") -> ColdStarts:
     results = [RESULTS[0] if one.ending is Ending.COMPLETED else REFUSED for one in rounds]
     return ColdStarts(
-        model="<script>",
-        rounds=rounds,
-        warm=1,
-        spreads_ms=compute_phase_spreads(rounds),
-        verdict=judge_run(len(rounds), results),
-        ended=ended,
-    )
+        model="<script>", rounds=rounds, warm=1, spreads_ms=compute_phase_spreads(rounds),
+        verdict=judge_run(len(rounds), results), ended=ended,
+    )  # fmt: skip
 
 
 COLD = Round(
@@ -103,7 +96,7 @@ def test_coldstart_page_shows_phases_and_rounds() -> None:
     assert all(f"</i>{name}</li>" in page for name in ("marked cold", "not marked cold", "queue", "load"))
 
 
-def test_coldstart_page_without_completed_rounds_is_rendered() -> None:
+def test_coldstart_page_without_completed_rounds_has_no_plot() -> None:
     page = coldstart.as_html("http://127.0.0.1:1", 1, cold_starts(Round(waited_s=0.1, ending=Ending.FAILED, code="x")))
     assert "nothing to plot" in page
     assert "<b>-</b>ms, median first byte" in page
@@ -115,7 +108,7 @@ def test_axis_ticks_are_round_numbers_and_reach_the_highest_value() -> None:
     assert choose_ticks(0.0037) == [0.0, 0.001, 0.002, 0.003, 0.004]
 
 
-def test_a_plot_is_well_formed_and_stays_inside_its_frame() -> None:
+def test_plot_is_well_formed_xml_within_its_frame() -> None:
     drawn = render_plot(
         "x & y", "<y>", [Series("a", [(0.0, 0.0), (9.9, 123.0)], 0), Series("b", [(5.0, 5.0)], 1, dots=True)]
     )

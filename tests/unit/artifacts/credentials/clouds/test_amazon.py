@@ -43,7 +43,7 @@ TARGET = "AmazonEC2ContainerRegistry_V20150921.GetAuthorizationToken"
         ("s3.eu-central-1.amazonaws.com", None),
     ],
 )
-def test_ecr_hosts_map_to_their_token_endpoints(host: str, endpoint: str | None) -> None:
+def test_ecr_token_endpoint_follows_the_region_and_domain_of_the_host(host: str, endpoint: str | None) -> None:
     found = find_ecr_service(host)
     assert (None if found is None else found.endpoint) == endpoint
     assert Amazon({}, Path("/nobody")).applies(host) is (endpoint is not None)
@@ -82,7 +82,7 @@ async def test_ecr_token_is_requested_with_a_signed_request(tmp_path: Path) -> N
         assert "s3cret-key" not in str(asked)
 
 
-async def test_public_ecr_uses_its_own_endpoint_and_response_format(tmp_path: Path) -> None:
+async def test_token_for_public_ecr_is_requested_in_us_east_1(tmp_path: Path) -> None:
     async with Services().serving() as there:
         there.says["/"] = (200, {"authorizationData": data("AWS:pw")})
         seen = list[Service]()
@@ -93,7 +93,7 @@ async def test_public_ecr_uses_its_own_endpoint_and_response_format(tmp_path: Pa
         assert "/us-east-1/ecr-public/aws4_request" in there.asked[0].headers["authorization"]
 
 
-async def test_container_keys_are_used_when_no_other_keys_exist(tmp_path: Path) -> None:
+async def test_aws_container_keys_are_used_if_no_other_aws_keys_exist(tmp_path: Path) -> None:
     async with Services().serving() as there:
         there.says["/"] = (200, {"authorizationData": [data("AWS:pw")]})
         there.says["/v1/credentials"] = (200, {"AccessKeyId": "ASIA7", "SecretAccessKey": "s", "Token": "session"})
@@ -106,7 +106,7 @@ async def test_container_keys_are_used_when_no_other_keys_exist(tmp_path: Path) 
         assert (len(there.asked), login.whose) == (3, "AWS AKIA1")
 
 
-async def test_missing_keys_yield_an_empty_login_with_a_note(tmp_path: Path) -> None:
+async def test_ecr_login_without_aws_keys_is_empty_and_lists_the_key_sources(tmp_path: Path) -> None:
     async with Services().serving() as there:
         login, _ = await amazon(there, tmp_path, {}).fetch(HOST)
         assert login == Login(note=login.note)

@@ -37,6 +37,15 @@ class Fake:
         return Granted(Login("u", f"token-{len(self.hosts)}"), self.lasts_s)
 
 
+async def waiting(fake: Fake, clouds: Clouds, count: int) -> list[asyncio.Task[str]]:
+    """Start this many requests for a login; return once the first one waits for the cloud."""
+    fake.go.clear()
+    requests = [asyncio.create_task(password(clouds)) for _ in range(count)]
+    while not fake.hosts:
+        await asyncio.sleep(0)
+    return requests
+
+
 async def password(clouds: Clouds, host: str = "own.example") -> str:
     found = await clouds.login(host, "x")
     return "-" if found is None else found.password
@@ -51,7 +60,7 @@ async def test_cloud_login_is_cached_separately_for_each_host() -> None:
 
 
 @pytest.mark.parametrize(("lasts_s", "good_s"), [(3600.0, 3300.0), (100.0, 80.0)])
-async def test_login_is_renewed_shortly_before_expiry(lasts_s: float, good_s: float) -> None:
+async def test_cloud_login_is_renewed_shortly_before_its_expiry(lasts_s: float, good_s: float) -> None:
     fake, clock = Fake(), StillClock()
     fake.lasts_s = lasts_s
     clouds = Clouds([fake], clock)
@@ -63,24 +72,16 @@ async def test_login_is_renewed_shortly_before_expiry(lasts_s: float, good_s: fl
 
 
 async def test_concurrent_requests_share_one_token_fetch() -> None:
-    fake, clock = Fake(), StillClock()
-    fake.go.clear()
-    clouds = Clouds([fake], clock)
-    waiting = [asyncio.create_task(password(clouds)) for _ in range(20)]
-    while not fake.hosts:
-        await asyncio.sleep(0)
+    fake = Fake()
+    requests = await waiting(fake, Clouds([fake], StillClock()), 20)
     fake.go.set()
-    assert set(await asyncio.gather(*waiting)) == {"token-1"}
+    assert set(await asyncio.gather(*requests)) == {"token-1"}
     assert len(fake.hosts) == 1
 
 
-async def test_second_request_fetches_when_the_first_is_cancelled() -> None:
+async def test_second_login_request_fetches_if_the_first_is_cancelled() -> None:
     fake = Fake()
-    fake.go.clear()
-    clouds = Clouds([fake], StillClock())
-    first, second = (asyncio.create_task(password(clouds)) for _ in range(2))
-    while not fake.hosts:
-        await asyncio.sleep(0)
+    first, second = await waiting(fake, Clouds([fake], StillClock()), 2)
     first.cancel()
     fake.go.set()
     assert await second == "token-2"
@@ -89,14 +90,11 @@ async def test_second_request_fetches_when_the_first_is_cancelled() -> None:
 async def test_fetch_failure_is_shared_with_waiters_and_not_cached() -> None:
     fake, clock = Fake(), StillClock()
     clock.tick_s = 0.001
-    fake.go.clear()
     fake.fails = UnreachableError("no")
     clouds = Clouds([fake], clock)
-    waiting = [asyncio.create_task(password(clouds)) for _ in range(20)]
-    while not fake.hosts:
-        await asyncio.sleep(0)
+    requests = await waiting(fake, clouds, 20)
     fake.go.set()
-    assert [str(one) for one in await asyncio.gather(*waiting, return_exceptions=True)] == ["no"] * 20
+    assert [str(one) for one in await asyncio.gather(*requests, return_exceptions=True)] == ["no"] * 20
     assert len(fake.hosts) == 1
     fake.fails = None
     assert await password(clouds) == "token-2"
@@ -167,7 +165,7 @@ async def test_denied_anonymous_pull_error_names_the_missing_cloud_identity() ->
 KEY = b"of the store"
 
 
-def test_fingerprint_of_a_login_with_an_owner_ignores_its_secret() -> None:
+def test_login_fingerprint_ignores_the_secret_if_the_login_has_an_owner() -> None:
     assert fingerprint_login(Login("u", "one", whose="me"), KEY) == fingerprint_login(
         Login("u", "two", whose="me"), KEY
     )

@@ -19,23 +19,16 @@ TOKEN = "ya29.c.s3cret..."
 @pytest.mark.parametrize(
     ("host", "applies"),
     [
-        (HOST, True),
-        ("gcr.io", True),
-        ("eu.gcr.io", True),
-        ("evilgcr.io", False),
-        ("gcr.io.evil.example", False),
-        ("a.b.gcr.io", False),
-        ("pkg.dev", False),
-        ("gcr.io:5000", False),
-        ("ghcr.io", False),
-        ("x-docker.pkg.dev.evil.example", False),
+        *((host, True) for host in (HOST, "gcr.io", "eu.gcr.io")),
+        *((host, False) for host in ("evilgcr.io", "gcr.io.evil.example", "a.b.gcr.io", "pkg.dev", "gcr.io:5000")),
+        *((host, False) for host in ("ghcr.io", "x-docker.pkg.dev.evil.example")),
     ],
 )
 def test_google_provider_applies_only_to_google_registry_hosts(host: str, *, applies: bool) -> None:
     assert Google().applies(host) is applies
 
 
-async def test_metadata_server_token_becomes_the_password() -> None:
+async def test_token_of_the_google_metadata_server_is_the_registry_password() -> None:
     async with Services().serving() as there:
         there.headers = {"Metadata-Flavor": "Google"}
         there.says[PATH] = (200, {"access_token": TOKEN, "expires_in": 3599, "token_type": "Bearer"})
@@ -76,7 +69,7 @@ async def test_busy_metadata_server_is_tried_6_times_then_fails() -> None:
         assert len(there.asked) == 6
 
 
-async def test_metadata_server_redirect_is_not_followed() -> None:
+async def test_redirect_of_the_google_metadata_server_is_not_followed() -> None:
     async with Services().serving() as there:
         there.headers = {"Metadata-Flavor": "Google", "Location": "/other"}
         there.says[PATH] = (302, b"")

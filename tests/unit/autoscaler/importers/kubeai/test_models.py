@@ -21,6 +21,7 @@ from autoscaler.importers.kubeai import models
 from autoscaler.importers.kubeai.system import CHART
 from autoscaler.importers.result import ConversionResult, refuse_duplicate_names, to_yaml
 from autoscaler.spec.decode import WrongKeyError
+from tests.support.builders.converted_documents import spec_of
 from tests.support.example_budget import examples
 
 CHAT = """
@@ -62,19 +63,11 @@ def spec(**keys: object) -> dict[str, object]:
     }  # fmt: skip
 
 
-def written(taken: ConversionResult) -> dict[str, object]:
-    """The spec of the converted document."""
-    assert taken.document is not None, taken.refused
-    found = taken.document["spec"]
-    assert isinstance(found, dict)
-    return found
-
-
 def convert(*texts: str) -> list[ConversionResult]:
     return models.convert_models([(f"{number}.yaml", text) for number, text in enumerate(texts)])
 
 
-def test_vllm_model_is_converted() -> None:
+def test_kubeai_model_for_vllm_is_converted_with_image_and_devices() -> None:
     (taken,) = convert(CHAT)
     assert taken.document == {
         "apiVersion": "pilotlight.dev/v1alpha1",
@@ -97,15 +90,15 @@ def test_vllm_model_is_converted() -> None:
             "pod": {"priorityClassName": "urgent"},
         },
     }  # fmt: skip
-    told = dict(taken.notes)
-    assert told.keys() == {
+    notes = dict(taken.notes)
+    assert notes.keys() == {
         "spec.features", "spec.owner", "spec.loadBalancing", "spec.files", "spec.surprise", "spec.targetRequests",
         "spec.adapters[0]",
     }  # fmt: skip
-    assert "chat-8b:sql, not chat-8b_sql" in told["spec.adapters[0]"]
+    assert "chat-8b:sql, not chat-8b_sql" in notes["spec.adapters[0]"]
 
 
-def test_every_model_key_is_converted_or_noted() -> None:
+def test_every_key_of_a_kubeai_model_is_converted_or_noted() -> None:
     """Each key alone changes the document or is noted by name."""
     every: dict[str, object] = {
         "args": ["--x"], "env": {"A": "b"}, "envFrom": [{"secretRef": {"name": "s"}}], "image": "engine:1",
@@ -122,9 +115,9 @@ def test_every_model_key_is_converted_or_noted() -> None:
     assert known == {*every, "engine", "replicas"}, "an engine is another Model; replicas are KubeAI's own count"
 
 
-def test_ollama_model_is_served_under_the_model_name() -> None:
+def test_kubeai_ollama_model_is_converted_to_a_command_with_its_name() -> None:
     (taken,) = convert(yaml.safe_dump(spec(engine="OLlama", url="ollama://gemma:2b", targetRequests=3)))
-    found = written(taken)
+    found = spec_of(taken)
     assert found["engine"] == "command"
     assert found["readinessPath"] == "/v1/models/tiny"
     assert found["gpu"] == {"count": 0}
@@ -133,7 +126,7 @@ def test_ollama_model_is_served_under_the_model_name() -> None:
     command = found["command"]
     assert isinstance(command, list)
     assert "ollama pull gemma:2b && ollama run gemma:2b hi && ollama cp gemma:2b tiny" in command[-1]
-    quiet = written(
+    quiet = spec_of(
         models.convert_model(spec(engine="OLlama", url="ollama://e:1?pull=false", features=["TextEmbedding"]))
     )
     assert "done; ollama cp e:1 tiny;" in str(quiet["command"])
@@ -153,7 +146,7 @@ def test_ollama_shell_command_exits_on_pull_failure_and_sigterm(tmp_path: Path) 
         "sys.argv[1] == 'serve' and signal.pause()\n"
     )
     stand_in.chmod(0o755)
-    found = written(models.convert_model(spec(engine="OLlama", url="ollama://gemma:2b")))
+    found = spec_of(models.convert_model(spec(engine="OLlama", url="ollama://gemma:2b")))
     command = found["command"]
     assert isinstance(command, list)
     words = [word.replace("{host}", "127.0.0.1").replace("{port}", "1") for word in command]
@@ -178,21 +171,21 @@ def test_ollama_shell_command_exits_on_pull_failure_and_sigterm(tmp_path: Path) 
     assert clients == ["list", "pull gemma:2b", "run gemma:2b hi", "cp gemma:2b tiny"]
 
 
-def test_pvc_artifact_is_mounted_in_the_pod() -> None:
+def test_kubeai_model_on_a_pvc_is_converted_with_a_volume_mount() -> None:
     (taken,) = convert(yaml.safe_dump(spec(url="pvc://weights/llama/8b")))
-    found = written(taken)
+    found = spec_of(taken)
     assert found["artifact"] == "file:///model"
     assert found["pod"] == {
         "volumes": [{"name": "model", "persistentVolumeClaim": {"claimName": "weights"}}],
         "volumeMounts": [{"name": "model", "mountPath": "/model", "subPath": "llama/8b"}],
     }
-    ollama = written(models.convert_model(spec(engine="OLlama", url="pvc://weights?model=gemma:2b")))
+    ollama = spec_of(models.convert_model(spec(engine="OLlama", url="pvc://weights?model=gemma:2b")))
     assert ollama["env"] == {"OLLAMA_KEEP_ALIVE": "-1", "OLLAMA_MODELS": "/model"}
     assert "pull" not in str(ollama["command"])
 
 
-def test_infinity_engine_is_converted_to_a_command() -> None:
-    found = written(models.convert_model(spec(engine="Infinity", url="hf://acme/embed", features=["TextEmbedding"])))
+def test_kubeai_model_for_infinity_is_converted_to_a_command() -> None:
+    found = spec_of(models.convert_model(spec(engine="Infinity", url="hf://acme/embed", features=["TextEmbedding"])))
     assert found["command"] == ["infinity_emb", "v2", "--host", "{host}", "--port", "{port}"]
     env = found["env"]
     assert isinstance(env, dict)
@@ -216,14 +209,14 @@ def test_infinity_engine_is_converted_to_a_command() -> None:
         ({"env": {"PILOTLIGHT_X": "1"}}, "spec.env.PILOTLIGHT_X: selects devices or changes their limits"),
     ],
 )
-def test_model_that_cannot_be_converted_is_rejected_with_a_reason(keys: dict[str, object], said: str) -> None:
+def test_kubeai_model_that_cannot_be_converted_is_rejected_with_a_reason(keys: dict[str, object], said: str) -> None:
     taken = models.convert_model(spec(**keys))
     assert taken.document is None
     assert said in taken.refused
     assert models.convert_live_model(spec(**keys))[:2] == (None, taken.refused)
 
 
-def test_component_label_of_a_model_is_dropped() -> None:
+def test_component_label_of_a_kubeai_model_is_dropped() -> None:
     """A pod with the gateways' labels would receive their requests."""
     metadata = {"name": "tiny", "labels": {"app.kubernetes.io/component": "gateway", "team": "search"}}
     taken = models.convert_model(spec() | {"metadata": metadata})
@@ -235,21 +228,21 @@ def test_component_label_of_a_model_is_dropped() -> None:
 
 
 def test_fixed_replica_count_is_kept_when_autoscaling_is_disabled() -> None:
-    fixed = written(models.convert_model(spec(autoscalingDisabled=True, replicas=2)))
+    fixed = spec_of(models.convert_model(spec(autoscalingDisabled=True, replicas=2)))
     assert fixed["replicas"] == {"min": 2, "max": 2}
-    none = written(models.convert_model(spec(autoscalingDisabled=True, replicas=0)))
+    none = spec_of(models.convert_model(spec(autoscalingDisabled=True, replicas=0)))
     assert none["paused"] is True
-    assert written(models.convert_model(spec(replicas=7)))["replicas"] == {"min": 0, "max": 1000}
+    assert spec_of(models.convert_model(spec(replicas=7)))["replicas"] == {"min": 0, "max": 1000}
 
 
 def test_pipeline_parallel_model_sets_tensor_parallel_size_explicitly() -> None:
     """By default Pilotlight passes the number of GPUs to vLLM, which is too high with pipeline parallelism."""
-    found = written(
+    found = spec_of(
         models.convert_model(spec(resourceProfile="nvidia-gpu-h100:4", args=["--pipeline-parallel-size=4"]))
     )
     assert found["args"] == ["--pipeline-parallel-size=4", "--tensor-parallel-size=1"]
     kept = ["--pipeline-parallel-size=2", "--tensor_parallel_size=2"]
-    assert written(models.convert_model(spec(resourceProfile="nvidia-gpu-h100:4", args=kept)))["args"] == kept
+    assert spec_of(models.convert_model(spec(resourceProfile="nvidia-gpu-h100:4", args=kept)))["args"] == kept
 
 
 @pytest.mark.parametrize(
@@ -263,7 +256,7 @@ def test_pipeline_parallel_model_sets_tensor_parallel_size_explicitly() -> None:
     ],
 )
 def test_resource_profile_name_selects_device_products(profile: str, products: list[str]) -> None:
-    assert written(models.convert_model(spec(resourceProfile=f"{profile}:1")))["gpu"] == {
+    assert spec_of(models.convert_model(spec(resourceProfile=f"{profile}:1")))["gpu"] == {
         "count": 1,
         "models": products,
     }
@@ -300,7 +293,7 @@ def test_custom_resource_profiles_and_images_are_applied(settings_text: str) -> 
         ),
         settings_text,
     )
-    found = written(wide)
+    found = spec_of(wide)
     assert found["gpu"] == {"count": 4}
     assert found["resources"] == {"limits": {"memory": "20Gi"}}
     assert found["image"] == "registry.example/vllm:1"
@@ -310,11 +303,11 @@ def test_custom_resource_profiles_and_images_are_applied(settings_text: str) -> 
         "runtimeClassName": "nvidia",
     }
     assert "resourceProfiles.wide.affinity.nodeAffinity" in dict(wide.notes)
-    assert written(l4)["pod"] == {"nodeSelector": {"cloud.example/gpu": "l4"}}
+    assert spec_of(l4)["pod"] == {"nodeSelector": {"cloud.example/gpu": "l4"}}
     assert "needs example.com/disk" in big.refused
 
 
-def test_catalog_yields_only_enabled_models() -> None:
+def test_kubeai_catalog_is_converted_to_its_enabled_models_only() -> None:
     entry = spec()["spec"]
     assert isinstance(entry, dict)
     catalogue = {"catalog": {"on": {"enabled": True, **entry}, "off": {"enabled": False, **entry}, "quiet": entry}}
@@ -322,7 +315,7 @@ def test_catalog_yields_only_enabled_models() -> None:
     assert len(convert(yaml.safe_dump({"all": {"enabled": True}} | catalogue))) == 3
 
 
-def test_kubectl_list_is_converted() -> None:
+def test_kubectl_list_of_kubeai_models_is_converted() -> None:
     several = {"apiVersion": "v1", "kind": "List", "items": [spec(), spec() | {"metadata": {"name": "two"}}]}
     assert [taken.what for taken in convert(yaml.safe_dump(several))] == ["Model tiny", "Model two"]
 
@@ -346,7 +339,7 @@ def test_invalid_model_document_is_rejected_in_one_line(value: object, said: str
     assert "\n" not in str(caught.value)
 
 
-def test_duplicate_model_name_is_rejected() -> None:
+def test_second_kubeai_model_of_the_same_name_is_rejected() -> None:
     first, second = refuse_duplicate_names(convert(CHAT, CHAT.replace("namespace: ai", "namespace: lab")))
     assert first.document is not None
     assert "`chat-8b` is already a name of Model chat-8b" in second.refused
@@ -363,7 +356,7 @@ ENGINES = st.sampled_from(["VLLM", "OLlama", "Infinity", "FasterWhisper"])
 
 @settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(engine=ENGINES, keys=st.dictionaries(st.sampled_from(KEYS), st.one_of(VALUE, st.dictionaries(WORDS, VALUE))))
-def test_any_model_yields_a_valid_document_or_a_rejection(engine: str, keys: dict[str, object]) -> None:
+def test_any_kubeai_model_yields_a_valid_document_or_a_rejection(engine: str, keys: dict[str, object]) -> None:
     try:
         taken = models.convert_model(spec(**({"engine": engine} | keys)))
     except WrongKeyError:

@@ -15,6 +15,7 @@ from autoscaler.engines import xllamacpp_server
 from autoscaler.importers.llama_swap import config
 from autoscaler.importers.llama_swap.commands import EXTRA_FLAGS
 from autoscaler.importers.result import ConversionResult, refuse_duplicate_names, to_yaml
+from tests.support.builders.converted_documents import spec_of
 from tests.support.example_budget import examples
 
 WHOLE = """
@@ -72,14 +73,7 @@ def model(cmd: str, keys: dict[str, object] | None = None, name: str = "m") -> C
     return taken
 
 
-def written(taken: ConversionResult) -> dict[str, object]:
-    assert taken.document is not None, taken.refused
-    found = taken.document["spec"]
-    assert isinstance(found, dict)
-    return found
-
-
-def test_complete_configuration_is_converted() -> None:
+def test_llama_swap_configuration_is_converted_to_models_and_a_tenant() -> None:
     about, tenant, coder, pooled = convert(WHOLE)
     assert about.document is None
     assert not about.refused
@@ -89,34 +83,22 @@ def test_complete_configuration_is_converted() -> None:
     assert tenant.document["spec"] == {
         "keys": [{"name": "key-1", "sha256": hashes[0]}, {"name": "key-2", "sha256": hashes[1]}]
     }
-    assert written(coder) == {
-        "engine": "llama.cpp",
-        "artifact": "file:///models/coder 32b.gguf",
-        "aliases": ["coder", "gpt-4o", "coder:32b:slow"],
-        "args": ["--flash-attn", "on", "--gpu-layers", "99"],
-        "env": {"LLAMA_LOG": "1"},
-        "contextTokens": 8192,
-        "gpu": {"count": 2},
-        "slots": 4,
-        "idleSeconds": 60,
-        "start": {"secondsMax": 300},
-        "responseSecondsMax": 120,
-        "firstByteSecondsMax": 120,
-    }
+    assert spec_of(coder) == {
+        "engine": "llama.cpp", "artifact": "file:///models/coder 32b.gguf",
+        "aliases": ["coder", "gpt-4o", "coder:32b:slow"], "args": ["--flash-attn", "on", "--gpu-layers", "99"],
+        "env": {"LLAMA_LOG": "1"}, "contextTokens": 8192, "gpu": {"count": 2}, "slots": 4, "idleSeconds": 60,
+        "start": {"secondsMax": 300}, "responseSecondsMax": 120, "firstByteSecondsMax": 120,
+    }  # fmt: skip
     assert dict(coder.notes).keys() == {
         "name", "metadata", "env CUDA_VISIBLE_DEVICES", "cmd", "filters", "filters.setParamsByID", "timeouts.connect",
         "concurrencyLimit",
     }  # fmt: skip
-    assert written(pooled) == {
+    assert spec_of(pooled) == {
         "engine": "command",
         "command": ["/opt/engine", "--listen", "127.0.0.1:{port}", "--served-model-name", "{name}"],
-        "args": ["--extra", '{"deep":{"a":1}}'],
-        "readinessPath": "/ready",
-        "slots": 3,
-        "idleSeconds": config.NEVER_S,
-        "start": {"secondsMax": 300},
-        "unlisted": True,
-    }
+        "args": ["--extra", '{"deep":{"a":1}}'], "readinessPath": "/ready", "slots": 3,
+        "idleSeconds": config.NEVER_S, "start": {"secondsMax": 300}, "unlisted": True,
+    }  # fmt: skip
 
 
 def test_converted_documents_are_accepted_by_the_document_parser() -> None:
@@ -125,13 +107,13 @@ def test_converted_documents_are_accepted_by_the_document_parser() -> None:
     assert [one.name for one in documents.tenants] == ["llama-swap"]
 
 
-def test_api_key_is_written_only_as_its_hash() -> None:
+def test_llama_swap_api_key_is_converted_only_as_its_hash() -> None:
     text = to_yaml(convert(WHOLE))
     assert "sk-one" not in text
     assert "sk-two" not in text
 
 
-def test_every_model_key_is_converted_or_noted() -> None:
+def test_every_key_of_a_llama_swap_model_is_converted_or_noted() -> None:
     every: dict[str, object] = {
         "cmd": "engine --at={port}", "proxy": "http://localhost:80", "aliases": ["b"], "env": ["A=b"],
         "checkEndpoint": "/x", "ttl": 5, "unlisted": True, "useModelName": "n", "concurrencyLimit": 2,
@@ -163,8 +145,10 @@ def test_every_unsupported_global_key_is_noted() -> None:
         ("engine serve", {"env": ["PORT=${PORT}"]}, ["env", "PORT={port}"]),
     ],
 )  # fmt: skip
-def test_port_in_command_is_replaced_by_placeholder(cmd: str, keys: dict[str, object], command: list[str]) -> None:
-    found = written(model(cmd, keys))
+def test_port_in_a_llama_swap_command_is_replaced_by_a_placeholder(
+    cmd: str, keys: dict[str, object], command: list[str]
+) -> None:
+    found = spec_of(model(cmd, keys))
     assert found["engine"] == "command"
     assert found["command"] == command
 
@@ -178,7 +162,9 @@ def test_port_in_command_is_replaced_by_placeholder(cmd: str, keys: dict[str, ob
         ("", {}, "cmd: expected the command"),
     ],
 )
-def test_model_that_cannot_be_converted_is_rejected_with_a_reason(cmd: str, keys: dict[str, object], said: str) -> None:
+def test_llama_swap_model_with_an_invalid_command_or_proxy_is_rejected(
+    cmd: str, keys: dict[str, object], said: str
+) -> None:
     taken = model(cmd, keys)
     assert taken.document is None
     assert said in taken.refused
@@ -190,32 +176,32 @@ def test_invalid_model_name_is_rejected() -> None:
 
 def test_llama_server_without_parallel_flag_gets_one_slot() -> None:
     taken = model("llama-server -m /a.gguf -c 4096 --port ${PORT} --api-key x --metrics --slots -a b --threads 2")
-    assert written(taken)["slots"] == 1
-    assert written(taken)["contextTokens"] == 4096
-    assert written(taken)["args"] == ["--threads", "2"]
+    assert spec_of(taken)["slots"] == 1
+    assert spec_of(taken)["contextTokens"] == 4096
+    assert spec_of(taken)["args"] == ["--threads", "2"]
     assert dict(taken.notes).keys() == {"cmd", "cmd --api-key"}
 
 
 def test_llama_server_cpu_flags_and_relative_path_are_converted() -> None:
     taken = model("/opt/llama-server-b5000 -m models/a.gguf --port ${PORT} -np 1 -ngl 0 -t 4 --embedding")
-    assert written(taken)["artifact"] == "file:///srv/swap/models/a.gguf"
-    assert written(taken)["gpu"] == {"count": 0}
-    assert written(taken)["args"] == ["--threads", "4", "--embeddings"]
+    assert spec_of(taken)["artifact"] == "file:///srv/swap/models/a.gguf"
+    assert spec_of(taken)["gpu"] == {"count": 0}
+    assert spec_of(taken)["args"] == ["--threads", "4", "--embeddings"]
     assert dict(taken.notes).keys() == {"cmd --model", "cmd /opt/llama-server-b5000"}
 
 
 def test_llama_server_without_a_model_file_stays_a_command() -> None:
-    found = written(model("llama-server -hf acme/tiny:Q4 --port ${PORT}"))
+    found = spec_of(model("llama-server -hf acme/tiny:Q4 --port ${PORT}"))
     assert found["command"] == ["llama-server", "-hf", "acme/tiny:Q4", "--port", "{port}"]
 
 
-def test_extra_flags_are_supported_by_the_xllamacpp_server() -> None:
+def test_converted_llama_server_flags_exist_in_the_xllamacpp_server() -> None:
     assert set(xllamacpp_server.FLAGS) >= EXTRA_FLAGS
 
 
 def test_value_that_is_only_a_macro_keeps_the_type_of_the_macro() -> None:
     (taken,) = convert("macros: {idle: 30}\nmodels: {m: {cmd: 'engine ${PORT}', ttl: '${idle}'}}")
-    assert written(taken)["idleSeconds"] == 30
+    assert spec_of(taken)["idleSeconds"] == 30
 
 
 @pytest.mark.parametrize(
@@ -240,7 +226,7 @@ def test_invalid_configuration_is_rejected_in_one_line(text: str, said: str) -> 
     assert "\n" not in str(caught.value)
 
 
-def test_duplicate_model_name_is_rejected() -> None:
+def test_llama_swap_model_with_the_alias_of_another_is_rejected() -> None:
     text = "models: {a: {cmd: 'e ${PORT}'}, b: {cmd: 'e ${PORT}', aliases: [a]}}"
     assert [taken.refused.partition(":")[0] for taken in refuse_duplicate_names(convert(text))] == [
         "",
@@ -260,7 +246,9 @@ EXTRA = st.dictionaries(
 
 @settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(words=st.lists(WORD, min_size=1, max_size=8), keys=EXTRA)
-def test_any_command_yields_a_valid_document_or_a_rejection(words: list[str], keys: dict[str, object]) -> None:
+def test_any_llama_swap_command_yields_a_valid_document_or_a_rejection(
+    words: list[str], keys: dict[str, object]
+) -> None:
     try:
         (taken,) = convert(yaml.safe_dump({"models": {"m": {"cmd": " ".join(words)} | keys}}))
     except DocumentError:
