@@ -72,7 +72,9 @@ async def ask(busy: Busy, method: str, writes_s: float, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_retry_after_is_obeyed_with_a_jitter(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_answered_429_is_retried_after_retry_after_with_jitter(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     busy = Busy(2)
     found, waits = await ask(busy, method, 60.0, monkeypatch)
     assert found == {"kind": "Pod"}
@@ -102,7 +104,7 @@ async def test_write_without_leadership_is_rejected_before_sending(monkeypatch: 
     ids=["no-status", "no-code", "wrong-type"],
 )
 @pytest.mark.parametrize("status", [400, 403])
-async def test_error_that_is_no_kubernetes_status_has_the_http_status(
+async def test_error_body_that_is_no_kubernetes_status_keeps_the_http_status(
     status: int, body: dict[str, str], said: str
 ) -> None:
     async def refuse(_: web.Request) -> web.Response:

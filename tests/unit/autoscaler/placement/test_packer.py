@@ -258,7 +258,7 @@ QUICK = settings(derandomize=True, deadline=None, max_examples=examples(150))
 
 @QUICK
 @given(wanted(), benches())
-def test_no_slice_is_ever_over_committed(wants: list[PlacementRequest], shelves: list[Bin]) -> None:
+def test_random_packing_never_overcommits_a_slice(wants: list[PlacementRequest], shelves: list[Bin]) -> None:
     taken = {one.slice.id: sum(i.room.memory_bytes for i in one.incumbents) for one in shelves}
     devices = {one.slice.id: one for one in shelves}
     answer = run(wants, shelves)
@@ -295,7 +295,9 @@ def test_protected_replicas_are_never_evicted(wants: list[PlacementRequest], she
 
 @QUICK
 @given(wanted(), benches(), st.randoms(use_true_random=False))
-def test_result_is_independent_of_input_order(wants: list[PlacementRequest], shelves: list[Bin], rng: Random) -> None:
+def test_shuffled_replicas_and_slices_give_the_same_packing(
+    wants: list[PlacementRequest], shelves: list[Bin], rng: Random
+) -> None:
     mixed_wants, mixed = sorted(wants, key=lambda _: rng.random()), sorted(shelves, key=lambda _: rng.random())
     assert run(wants, shelves) == run(mixed_wants, mixed)
 
@@ -316,7 +318,7 @@ def test_replica_that_fits_still_fits_with_one_more_empty_device(
 
 @QUICK
 @given(wanted(), benches())
-def test_packer_does_not_modify_its_input(wants: list[PlacementRequest], shelves: list[Bin]) -> None:
+def test_packing_leaves_its_input_unchanged(wants: list[PlacementRequest], shelves: list[Bin]) -> None:
     before = [one.copy() for one in shelves]
     run(wants, shelves)
     assert before == shelves
@@ -333,7 +335,9 @@ def floor(want: PlacementRequest, shelf: Bin, those: Iterable[Occupant]) -> Key 
 
 @QUICK
 @given(wanted(), benches())
-def test_victim_search_equals_an_exhaustive_search(wants: list[PlacementRequest], shelves: list[Bin]) -> None:
+def test_victims_of_a_random_replica_equal_those_of_an_exhaustive_search(
+    wants: list[PlacementRequest], shelves: list[Bin]
+) -> None:
     for one in wants:
         if one.kind.devices != 1:
             continue
@@ -393,7 +397,7 @@ def test_both_devices_of_a_two_device_victim_count_as_freed() -> None:
     ]  # fmt: skip
 
 
-def test_devices_that_differ_by_one_mib_count_as_one_size() -> None:
+def test_exact_gap_is_preferred_to_an_empty_device_one_mib_smaller() -> None:
     """Filling a gap exactly is better than using an empty card that is one MiB smaller."""
     holed, whole = device("g0", 15361 / 1024, "n0"), device("g1", 15360 / 1024, "n1")
     assert placed(run([want("a")], [shelf(holed, on("x", 5121 / 1024)), shelf(whole)])) == [("a", "g0")]

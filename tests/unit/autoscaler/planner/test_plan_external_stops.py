@@ -26,7 +26,7 @@ def test_externally_deleted_replica_drains_without_revival_or_failure() -> None:
     assert not at.learned.histories.get(M, History()).failure
 
 
-def test_external_deletion_is_recorded_on_a_draining_replica() -> None:
+def test_draining_replica_deleted_externally_keeps_its_drain_reason() -> None:
     at = world([DOC], [device()], replicas=[replica(DOC, "r", state=S.READY)])
     at, _ = after(at, DrainReplica(replica=R, reason="idle"))
     at, moves = after(at, seen(Seen.TAKEN))
@@ -36,13 +36,13 @@ def test_external_deletion_is_recorded_on_a_draining_replica() -> None:
     assert (drain.reason, drain.taken) == ("idle", True)
 
 
-def test_replica_found_during_external_deletion_drains() -> None:
+def test_replica_first_seen_while_its_pod_is_being_deleted_drains() -> None:
     at, moves = after(world([DOC], [device()]), seen(Seen.TAKEN))
     assert at.replicas[R].state is S.DRAINING
     assert moved(moves) == ["None --seen--> unready", "unready --seen--> draining"]
 
 
-def test_externally_deleted_replica_is_replaced() -> None:
+def test_replica_whose_pod_is_deleted_externally_is_replaced() -> None:
     """A replica whose pod is being deleted does not count as available."""
     at = world(
         [DOC], [device()], replicas=[replica(DOC, "r", state=S.READY)], gateways=[gateway(levels=[level("m", 1)])]

@@ -42,7 +42,7 @@ def test_start_without_a_wait_reason_keeps_its_deadline() -> None:
     assert kinds(plan(at, T0 + LONG_S)) == [f"fail {R}"]
 
 
-def test_start_time_and_deadline_count_from_the_first_process() -> None:
+def test_start_deadline_counts_from_the_first_process_after_a_wait() -> None:
     at, _ = after(waiting(), seen(Seen.STARTING, started_s=T0 + LONG_S), now_s=T0 + LONG_S)
     assert at.replicas[R].runtime.waits == ""
     assert start_deadline_s(at, at.replicas[R]) == T0 + LONG_S + DOC.spec.start.seconds_max
@@ -59,12 +59,12 @@ def test_new_leader_recognizes_a_replica_that_waits_to_be_scheduled() -> None:
     )
 
 
-def test_wait_reason_is_shown_in_explain_and_status() -> None:
+def test_reason_for_which_a_start_waits_is_shown_in_explain_and_status() -> None:
     at = waiting()
-    told = explain_model(at, Plan(), Log(), M, T0 + 5)
+    explanation = explain_model(at, Plan(), Log(), M, T0 + 5)
     assert (
         f"{R} has been starting for 5 s on gpu0: wake m: 3 waiting; its engine is not started yet: {WHY}."
-        in told.sentences
+        in explanation.sentences
     )
     (row,) = list_status_rows(at, Plan(), T0)
     assert (row.state, row.why) == ("starting", WHY)

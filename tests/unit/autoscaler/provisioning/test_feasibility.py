@@ -30,7 +30,7 @@ def test_reason_for_a_model_too_large_for_every_device_names_the_largest() -> No
     }
 
 
-def test_model_without_gpu_is_always_placeable() -> None:
+def test_model_that_needs_no_gpu_is_placeable_without_devices() -> None:
     assert list_unplaceable_models(world([model("cpu", 30, gpu=Gpu(count=0))])) == {}
 
 
@@ -77,7 +77,9 @@ DEVICES = st.lists(
 
 @given(MODELS, DEVICES)
 @settings(derandomize=True, deadline=None)
-def test_feasibility_matches_the_packer_on_empty_devices(one: Model, fields: list[tuple[int, str, str, bool]]) -> None:
+def test_model_is_unplaceable_exactly_if_the_packer_rejects_empty_devices(
+    one: Model, fields: list[tuple[int, str, str, bool]]
+) -> None:
     there = [device(f"gpu{n}", gi, node, product=what, shared=many) for n, (gi, node, what, many) in enumerate(fields)]
     made = world([one], there)
     want = build_placement_request(one, 0, T0, EvictionLevel.BUSY, "")

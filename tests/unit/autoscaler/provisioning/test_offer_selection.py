@@ -64,7 +64,7 @@ def test_owned_capacity_is_free_and_lower_power_breaks_a_tie() -> None:
     assert first(made(node), made(device)) == "rack"
 
 
-def test_surplus_devices_count_toward_the_cost() -> None:
+def test_unneeded_devices_of_an_offer_count_toward_its_cost() -> None:
     assert first(made(offer(), devices=2), made(cloud(price_per_hour=1.5))) == "cloud"
 
 
@@ -80,9 +80,9 @@ def test_hedge_is_added_only_if_allowed_and_the_first_is_uncertain() -> None:
 
 
 def test_offer_description_states_devices_time_and_duration() -> None:
-    told = made(offer(), 120.0, 2).says()
-    assert told.startswith("rack: 2 x A100 on w1, expected 30 s, in time with ")
-    assert told.endswith(" for a surge")
+    description = made(offer(), 120.0, 2).says()
+    assert description.startswith("rack: 2 x A100 on w1, expected 30 s, in time with ")
+    assert description.endswith(" for a surge")
     assert "delivery time unknown" in made(cloud(expected_s=None)).says()
     assert made(cloud(lasts_s=7200.0)).says().endswith(", for 2 h at most")
 
@@ -95,10 +95,10 @@ def test_offer_description_states_devices_time_and_duration() -> None:
     ),
     st.floats(1.0, 2000.0),
 )
-def test_choice_is_optimal_and_independent_of_offer_order(
-    told: list[tuple[float, float, str]], deadline_s: float
+def test_cheapest_timely_offer_is_chosen_in_any_order_of_offers(
+    rows: list[tuple[float, float, str]], deadline_s: float
 ) -> None:
-    offers = [offer(p, f"n{n}", expected_s=s, price_per_hour=price) for n, (s, price, p) in enumerate(told)]
+    offers = [offer(p, f"n{n}", expected_s=s, price_per_hour=price) for n, (s, price, p) in enumerate(rows)]
     rungs = [made(one, deadline_s) for one in offers]
     chosen, other = choose_offer(rungs), choose_offer(rungs[::-1])
     assert chosen is not None
@@ -119,10 +119,10 @@ def test_choice_is_optimal_and_independent_of_offer_order(
     st.sampled_from([frozenset[str](), frozenset({"cloud"}), frozenset({"cloud", "rack"})]),
 )
 def test_lazy_evaluation_finds_the_same_choice_with_the_fewest_trials(
-    told: list[tuple[float, float, str, int]], deadline_s: float, hedges: frozenset[str]
+    rows: list[tuple[float, float, str, int]], deadline_s: float, hedges: frozenset[str]
 ) -> None:
     """The last number of each entry is the number of devices that suffice; 0: the offer does not fit."""
-    offers = [(offer(p, f"n{n}", expected_s=s, price_per_hour=price), do) for n, (s, price, p, do) in enumerate(told)]
+    offers = [(offer(p, f"n{n}", expected_s=s, price_per_hour=price), do) for n, (s, price, p, do) in enumerate(rows)]
     real = {one.id: made(one, deadline_s, do) if do else None for one, do in offers}
     tried: list[str] = []
 

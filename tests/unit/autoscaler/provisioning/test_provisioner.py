@@ -84,9 +84,9 @@ def test_two_replicas_share_one_ordered_node_that_fits_both() -> None:
 
 def test_free_devices_reduce_the_number_of_devices_ordered() -> None:
     two = model("a", 16, gpu=Gpu(count=2))
-    told_ = gateway(levels=[level("a", 1, wait_s=60.0)])
+    reporting = gateway(levels=[level("a", 1, wait_s=60.0)])
     slices = [device(f"w{n}", 16, f"n{n}", product="A100") for n in (1, 2)]
-    begin = world([two], slices, gateways=[told_], leading_since_s=T0 - 500)
+    begin = world([two], slices, gateways=[reporting], leading_since_s=T0 - 500)
     there = offered(begin, offer(node="n2", name="n2", devices_max=4), offer(node="n9", name="n9", price_per_hour=0.8))
     assert orders(plan(there, T0).actions) == [("rack", 1)], "the node that has one needs one more"
 
@@ -115,11 +115,11 @@ def test_cheapest_offer_that_meets_the_deadline_is_ordered() -> None:
 def test_node_is_ordered_instead_of_a_gpu_if_host_memory_is_short() -> None:
     """Two nodes are full: a model that needs a GPU gets one attached, a model that needs memory gets a node."""
     hungry = model("a", 16, high=4, slots=1, resources=Resources(requests={"memory": "64Gi"}))
-    told_ = gateway(levels=[level("a", 1, wait_s=60.0)])
+    reporting = gateway(levels=[level("a", 1, wait_s=60.0)])
     hosts = {device(node="w1").node: HostResources(8000, 32 * GI, 8000, 32 * GI)}
-    begin = world([hungry], [device("cpu", 1, "w1")], gateways=[told_], leading_since_s=T0 - 500, hosts=hosts)
+    begin = world([hungry], [device("cpu", 1, "w1")], gateways=[reporting], leading_since_s=T0 - 500, hosts=hosts)
     assert orders(plan(offered(begin, offer(), cloud(price_per_hour=9.0)), T0).actions) == [("cloud", 1)]
-    modest = world([A], [device("cpu", 1, "w1")], gateways=[told_], leading_since_s=T0 - 500, hosts=hosts)
+    modest = world([A], [device("cpu", 1, "w1")], gateways=[reporting], leading_since_s=T0 - 500, hosts=hosts)
     assert orders(plan(offered(modest, offer(), cloud(price_per_hour=9.0)), T0).actions) == [("rack", 1)]
 
 
@@ -198,7 +198,7 @@ def test_new_leader_orders_nothing_before_existing_orders_are_known() -> None:
     assert orders(plan(late, late_s).actions) == [("rack", 1)], "a minute, and no longer"
 
 
-def test_silent_provider_gets_no_orders() -> None:
+def test_provider_that_stopped_responding_gets_no_orders() -> None:
     begin = surge(offer(), cloud())
     late_s = T0 + SILENT_S
     late = waits(begin, late_s)
@@ -323,10 +323,10 @@ def test_failed_delivered_capacity_is_released_once_unused() -> None:
     assert given.reason == "it failed: its node is gone"
 
 
-def test_partial_delivery_orders_the_missing_devices() -> None:
+def test_missing_devices_are_ordered_after_a_partial_delivery() -> None:
     two = model("a", 16, gpu=Gpu(count=2))
-    told_ = gateway(levels=[level("a", 1, wait_s=60.0)])
-    begin = world([two], [device("cpu", 1, "w1")], gateways=[told_], leading_since_s=T0 - 500)
+    reporting = gateway(levels=[level("a", 1, wait_s=60.0)])
+    begin = world([two], [device("cpu", 1, "w1")], gateways=[reporting], leading_since_s=T0 - 500)
     after, done = acted(offered(begin, offer(), cloud(devices_min=2, devices_max=2)))
     assert orders(done) == [("rack", 2)]
     half = waits(arrived(after, T0 + 30), T0 + 30)
@@ -349,13 +349,13 @@ def test_replanning_after_applying_orders_adds_no_order() -> None:
 
 
 @pytest.mark.parametrize("many", [1, 3])
-def test_reasons_state_the_ordered_capacity_and_expected_time(many: int) -> None:
+def test_demand_that_waits_for_an_order_states_its_capacity_and_time(many: int) -> None:
     made = plan(surge(offer(devices_max=4), waiting=many), T0)
     assert [one.reason for one in made.unmet] == ["waiting for 1 x A100 on w1 from rack, expected in about 30 s"]
     assert all(isinstance(one, AcquireLease) and "expected 30 s" in one.reason for one in made.actions)
 
 
-def test_provider_trouble_is_reported_with_unmet_demand() -> None:
+def test_unmet_demand_names_a_provider_that_does_not_respond() -> None:
     begin = told(
         surge(offer(memory_bytes=GI)),
         ProviderTroubled(provider="rack", says="does not respond (TimeoutError)", listing=True),
@@ -369,20 +369,20 @@ def test_infeasible_models_do_not_block_a_feasible_order(priority: int) -> None:
     crowd = [
         model(f"m{number:03}", 16, priority=priority, gpu=Gpu(models=("*h200*",))) for number in range(2 * WANTS_MAX)
     ]
-    told_ = gateway(levels=[level(one.name, 1, wait_s=90.0) for one in (*crowd, A)])
-    begin = world([A, *crowd], [device("cpu", 1, "w1")], gateways=[told_], leading_since_s=T0 - 500)
+    reporting = gateway(levels=[level(one.name, 1, wait_s=90.0) for one in (*crowd, A)])
+    begin = world([A, *crowd], [device("cpu", 1, "w1")], gateways=[reporting], leading_since_s=T0 - 500)
     after, done = acted(offered(begin, offer()))
     assert [one.order.owner for one in done if isinstance(one, AcquireLease)] == [A.name]
-    assert told_.report is not None
-    still = Reported(report=replace(told_.report, sequence=9, epoch=after.epoch))
+    assert reporting.report is not None
+    still = Reported(report=replace(reporting.report, sequence=9, epoch=after.epoch))
     none_left = told(shown(after, T0 + 20), still, OffersSeen(provider="rack", offers=()), now_s=T0 + 20)
     assert not releases(plan(none_left, T0 + 20).actions), "it is still waited for"
 
 
 def test_order_of_a_model_not_examined_in_this_plan_is_kept() -> None:
     crowd = [model(f"m{number:03}", 16, priority=5) for number in range(WANTS_MAX)]
-    told_ = gateway(levels=[level("a", 1, wait_s=90.0)])
-    begin = world([A, *crowd], [device("cpu", 1, "w1")], gateways=[told_], leading_since_s=T0 - 500)
+    reporting = gateway(levels=[level("a", 1, wait_s=90.0)])
+    begin = world([A, *crowd], [device("cpu", 1, "w1")], gateways=[reporting], leading_since_s=T0 - 500)
     after, _ = acted(offered(begin, offer()))
     report = gateway(levels=[level(one.name, 1, wait_s=90.0) for one in (*crowd, A)]).report
     assert report is not None

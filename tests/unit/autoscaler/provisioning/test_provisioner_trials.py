@@ -46,7 +46,7 @@ def test_offer_is_tried_once_per_plan_for_identical_demand(asked: list[str]) -> 
     assert sorted(asked) == ["n0", "n1", "n2"]
 
 
-def test_planning_for_a_schedule_evaluates_at_most_two_offers(asked: list[str]) -> None:
+def test_plan_for_a_scheduled_replica_evaluates_at_most_two_offers(asked: list[str]) -> None:
     """Otherwise models with queued requests would be reported as having no offer."""
     many = [offer(name=f"n{number}", node=f"n{number}") for number in range(9)]
     ahead = ReplicaWindow(cron="0 9 * * *", seconds=28_800.0)
@@ -73,13 +73,13 @@ class Orders:
 
 
 @pytest.mark.parametrize(("many", "plans"), [(1, 1), (ORDERS_MAX - 1, 1), (ORDERS_MAX + 1, 2)])
-def test_all_missing_capacity_is_ordered_with_the_fewest_plans(
+def test_capacity_above_the_order_limit_of_a_plan_is_ordered_in_two_plans(
     monkeypatch: pytest.MonkeyPatch, many: int, plans: int
 ) -> None:
     names = [f"m{number:02}" for number in range(many)]
-    told_ = gateway(levels=[level(name, 1, wait_s=60.0) for name in names])
+    reporting = gateway(levels=[level(name, 1, wait_s=60.0) for name in names])
     models = [model(name, 16, high=1) for name in names]
-    begin = world(models, [device("cpu", 1, "w1")], gateways=[told_], leading_since_s=T0 - 500)
+    begin = world(models, [device("cpu", 1, "w1")], gateways=[reporting], leading_since_s=T0 - 500)
     settled: list[int] = []
 
     def counted(*given: Any) -> provisioner.ProvisioningResult:
@@ -98,7 +98,7 @@ def test_hedging_second_order_is_placed_only_if_requests_are_waiting(calls: bool
     """Capacity for `replicas.min` can arrive later if the first order fails, so two orders are not paid for."""
     unsure = offer(expected_s=60.0, confidence=0.8), cloud(expected_s=60.0, confidence=0.8)
     kept = model("a", 16, low=1, high=4, slots=1)
-    told = [gateway(levels=[level("a", 1, wait_s=1.0)] if calls else [])]
-    begin = world([kept], [device("cpu", 1, "w1")], gateways=told, leading_since_s=T0 - 500)
+    reporting = [gateway(levels=[level("a", 1, wait_s=1.0)] if calls else [])]
+    begin = world([kept], [device("cpu", 1, "w1")], gateways=reporting, leading_since_s=T0 - 500)
     done = orders(plan(offered(begin, *unsure, hedges=("cloud", "rack")), T0).actions)
     assert sorted(done) == ([("cloud", 1), ("rack", 1)] if calls else [("rack", 1)])

@@ -87,7 +87,7 @@ def test_release_completed_or_reverted_before_the_timeout_is_not_stuck() -> None
         assert not teller.sees(world, 0)
         assert not teller.sees(other, STUCK_S - 1)
         assert not teller.sees(other, STUCK_S + 1)
-        assert not teller.sees(world, STUCK_S + 2), "it begins anew"
+        assert not teller.sees(world, STUCK_S + 2), "the timeout starts again"
 
 
 def test_release_of_a_device_still_in_use_does_not_count_as_stuck() -> None:

@@ -61,8 +61,8 @@ def test_forced_drain_forces_a_release_only_once_it_is_stuck() -> None:
     assert second[0].reason == f"an operator drains it by force{FORCED}"
     (lease,) = after.capacity.leases.values()
     assert lease.forced
-    told_ = explain_model(after, plan(after, HERE_S + 12), Log(), A.name, HERE_S + 12).sentences
-    assert any("being released by force: an operator drains it by force" in one for one in told_)
+    sentences = explain_model(after, plan(after, HERE_S + 12), Log(), A.name, HERE_S + 12).sentences
+    assert any("being released by force: an operator drains it by force" in one for one in sentences)
 
 
 def test_forced_release_emits_one_warning_event() -> None:

@@ -57,7 +57,7 @@ def begun() -> tuple[SteppedLoop, Metrics, Replica]:
     return stepped, metrics, ordered
 
 
-def test_all_documented_metrics_are_exposed() -> None:
+def test_metrics_after_a_failed_start_have_all_documented_names() -> None:
     stepped, metrics, ordered = begun()
     stepped.step(seen(ordered, Seen.EXITED, T0))
     shown = Scrape(metrics.text()).families
@@ -95,7 +95,7 @@ def test_driver_event_during_a_step_does_not_reset_the_decision_time() -> None:
     assert Scrape(metrics.text())["pilotlight_decision_seconds_sum",] == pytest.approx(0.003)
 
 
-def test_node_repartition_is_counted_as_an_action() -> None:
+def test_ordered_mig_repartition_is_counted_as_an_action() -> None:
     """An action kind that the counter does not know would end the loop with its step."""
     there = world([A], [device()])
     metrics = Metrics(lambda: there)
@@ -104,7 +104,7 @@ def test_node_repartition_is_counted_as_an_action() -> None:
     assert Scrape(metrics.text())["pilotlight_actions_total", "cut", "ordered"] == 1
 
 
-def test_merged_reports_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_merged_in_a_full_inbox_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbox, "INBOX_MAX", 2)
     stepped = SteppedLoop(world([A], [device()]))
     metrics = Metrics(lambda: stepped.loop.world)
@@ -185,7 +185,7 @@ def test_removed_replica_is_no_longer_counted() -> None:
     assert not Scrape(metrics.text()).families["pilotlight_replicas"].samples
 
 
-def test_metrics_have_no_series_per_replica() -> None:
+def test_new_replica_adds_no_metric_series() -> None:
     stepped, metrics, ordered = begun()
     stepped.step(seen(ordered, Seen.READY, T0))
     assert ordered.id not in metrics.text().decode()

@@ -15,24 +15,24 @@ from tests.support.builders.capacity import acted, arrived, listed, offer, shown
 from tests.support.builders.worlds import T0, replace_fields
 
 
-def told_of(before: World, after: World) -> list[Counted]:
+def counted_between(before: World, after: World) -> list[Counted]:
     return [*count_capacity_events(before.capacity, after.capacity)]
 
 
 def test_capacity_order_is_counted_when_placed_and_when_delivered() -> None:
     begin = surge(offer())
     after, _ = acted(begin)
-    assert told_of(begin, after) == [Counted("rack", "ordered")]
+    assert counted_between(begin, after) == [Counted("rack", "ordered")]
     here = arrived(after, T0 + 30)
-    assert told_of(after, here) == [Counted("rack", "came", 30.0)]
-    assert not told_of(here, here)
+    assert counted_between(after, here) == [Counted("rack", "came", 30.0)]
+    assert not counted_between(here, here)
 
 
 def test_refused_order_is_counted_as_failed() -> None:
     after, _ = acted(surge(offer()))
     (id,) = after.capacity.leases
     refused = told(after, LeaseRefused(id=id, reason="none left"), now_s=T0 + 1)
-    assert told_of(after, refused) == [Counted("rack", "failed")]
+    assert counted_between(after, refused) == [Counted("rack", "failed")]
 
 
 def test_removed_order_counts_as_returned_if_released_and_else_as_lost() -> None:
@@ -42,10 +42,10 @@ def test_removed_order_counts_as_returned_if_released_and_else_as_lost() -> None
     release = ReleaseLease(order=ReleaseOrder(id=id, epoch=1), reason="idle")
     leaving = told(here, Acted(action=release), now_s=T0 + 40)
     gone = told(leaving, LeasesSeen(provider="rack", leases=(), began_s=T0 + 50), now_s=T0 + 50)
-    assert told_of(leaving, gone) == [Counted("rack", "returned")]
+    assert counted_between(leaving, gone) == [Counted("rack", "returned")]
     once = told(here, LeasesSeen(provider="rack", leases=(), began_s=T0 + 50), now_s=T0 + 50)
     twice = told(once, LeasesSeen(provider="rack", leases=(), began_s=T0 + 60), now_s=T0 + 60)
-    assert [*told_of(here, once), *told_of(once, twice)] == [Counted("rack", "lost")]
+    assert [*counted_between(here, once), *counted_between(once, twice)] == [Counted("rack", "lost")]
 
 
 def test_order_of_another_leader_is_not_counted_again() -> None:
@@ -57,7 +57,7 @@ def test_order_of_another_leader_is_not_counted_again() -> None:
     ), began_s=T0 + 1)  # fmt: skip
     found = told(begin, leases, now_s=T0 + 1)
     assert found.capacity.leases
-    assert not told_of(begin, found)
+    assert not counted_between(begin, found)
 
 
 def counts_of(*steps: tuple[World, World]) -> dict[tuple[str, str], float]:

@@ -29,9 +29,16 @@ SHARED = "{memory: 4Gi}"
 
 def node(many: int, resource: str = "nvidia.com/gpu", **labels: str) -> NodeFacts:
     """A node with T4 GPUs and the labels of GPU feature discovery."""
-    told = {"product": "Tesla-T4", "memory": "15360", **{name.replace("_", "-"): said for name, said in labels.items()}}
+    gpu_labels = {
+        "product": "Tesla-T4",
+        "memory": "15360",
+        **{name.replace("_", "-"): said for name, said in labels.items()},
+    }
     return NodeFacts(
-        NodeId("node-1"), {f"nvidia.com/gpu.{name}": said for name, said in told.items()}, {}, {resource: str(many)}
+        NodeId("node-1"),
+        {f"nvidia.com/gpu.{name}": said for name, said in gpu_labels.items()},
+        {},
+        {resource: str(many)},
     )
 
 

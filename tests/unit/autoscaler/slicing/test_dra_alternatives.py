@@ -126,7 +126,7 @@ def cuts(*kept: tuple[str, int, int]) -> dict[str, Slice]:
     """The slices of two H100s with these partitions (profile, start, GPU), and the partitions that still fit."""
     pools = partitionable(NODE), partitionable(NODE, 1)
     counters = [one for counted, _ in pools for one in counted["spec"]["sharedCounters"]]
-    devices = [one for _, told in pools for one in told["spec"]["devices"]]
+    devices = [one for _, published in pools for one in published["spec"]["devices"]]
     both = [
         resource_slice(NODE, "counters", count=2, sharedCounters=counters),
         resource_slice(NODE, "devices", count=2, devices=devices),

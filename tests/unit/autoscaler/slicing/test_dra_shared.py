@@ -154,10 +154,10 @@ async def looked(*there: Object, held: Sequence[str] = ()) -> tuple[Slice, ...]:
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(watched())
         await begun.wait()
-        told, *_ = inventory.look()
+        seen, *_ = inventory.look()
         watching.cancel()
-    assert isinstance(told, SlicesSeen)
-    return told.slices
+    assert isinstance(seen, SlicesSeen)
+    return seen.slices
 
 
 OURS_TOO = {MANAGED_BY: "pilotlight", "pilotlight.dev/intent": "common"}

@@ -16,7 +16,7 @@ from tests.unit.autoscaler.slicing.test_slicers import HOSTILE, by_device, every
 
 
 @every_node
-def test_device_belongs_to_one_node_and_slice_ids_are_unique(one: slices.Example) -> None:
+def test_slices_of_any_node_have_unique_ids_with_its_node_and_device(one: slices.Example) -> None:
     """If it is unknown which GPU a MIG partition is on, it is its own device; DRA ids are the names of entries."""
     found = slicer_families.list_slices(one.node)
     assert len({slice_.id for slice_ in found}) == len(found)
@@ -28,7 +28,7 @@ def test_device_belongs_to_one_node_and_slice_ids_are_unique(one: slices.Example
 
 
 @every_node
-def test_slice_ids_contain_the_node_name_and_ignore_label_order(one: slices.Example) -> None:
+def test_renamed_node_with_reordered_labels_has_equally_named_slices(one: slices.Example) -> None:
     """A ResourceSlice names its node itself: with DRA, another node gets no slices from it."""
     found, other = slicer_families.list_slices(one.node), NodeId("m")
     assert slicer_families.list_slices(one.node) == found
@@ -55,7 +55,7 @@ def renamed(what: Any, before: str, after: str) -> Any:
 
 
 @every_node
-def test_slice_shares_do_not_exceed_their_device(one: slices.Example) -> None:
+def test_open_slices_of_any_node_do_not_exceed_their_device(one: slices.Example) -> None:
     """If only the partitions of a device are known, the size of the device is the one that they report."""
     for parts in by_device(tuple(slice_ for slice_ in slicer_families.list_slices(one.node) if not slice_.closed)):
         most = max(slice_.device_bytes or slice_.memory_bytes for slice_ in parts)
@@ -66,7 +66,9 @@ def test_slice_shares_do_not_exceed_their_device(one: slices.Example) -> None:
 @every_node
 @settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(data=st.data())
-def test_malformed_node_data_raises_nothing_and_slices_have_a_size(one: slices.Example, data: st.DataObject) -> None:
+def test_node_with_malformed_data_raises_no_error_and_has_sized_slices(
+    one: slices.Example, data: st.DataObject
+) -> None:
     """Other programs write annotations, and a device has the size that they report, so no bound is checked here."""
 
     def spoilt(texts: Mapping[str, str]) -> dict[str, str]:

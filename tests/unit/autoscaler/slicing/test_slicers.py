@@ -48,8 +48,8 @@ def shares(*devices: str, of: int) -> tuple[str, ...]:
 
 def gfd(strategy: str = "", replicas: str = "", **more: str) -> dict[str, str]:
     """Labels of GPU feature discovery."""
-    told = {"sharing-strategy": strategy, "replicas": replicas, **more}
-    return {f"{GPU}.{name}": value for name, value in told.items() if value}
+    gpu_labels = {"sharing-strategy": strategy, "replicas": replicas, **more}
+    return {f"{GPU}.{name}": value for name, value in gpu_labels.items() if value}
 
 
 def declared(count: int = 1, slicing: NodeSlicing | None = None) -> NodeKind:
@@ -122,7 +122,7 @@ def by_device(slices: tuple[Slice, ...]) -> Iterator[list[Slice]]:
 
 
 @every_example
-def test_node_yields_expected_slices_from_its_own_slicer_only(one: Example) -> None:
+def test_node_of_each_kind_has_the_slices_of_its_own_slicer_only(one: Example) -> None:
     found = made(one)
     assert tuple(slice_.id for slice_ in found) == one.slices
     assert {slice_.isolation for slice_ in found} == {one.isolation}
@@ -210,7 +210,7 @@ def test_shares_of_a_device_do_not_exceed_its_size(one: Example) -> None:
 
 
 @every_example
-def test_slice_id_starts_with_its_node_and_device(one: Example) -> None:
+def test_id_of_each_slice_is_unique_and_starts_with_its_node_and_device(one: Example) -> None:
     found = made(one)
     assert len({slice_.id for slice_ in found}) == len(found)
     for slice_ in found:
@@ -220,7 +220,7 @@ def test_slice_id_starts_with_its_node_and_device(one: Example) -> None:
 
 
 @every_example
-def test_slice_ids_contain_the_node_name_and_ignore_label_order(one: Example) -> None:
+def test_slice_ids_change_only_in_the_node_name_if_labels_are_reordered(one: Example) -> None:
     assert made(one) == made(one)
     other = one.slicer.inventory(
         one.node._replace(name=NodeId("m"), labels=dict(sorted(one.node.labels.items(), reverse=True)))

@@ -25,11 +25,11 @@ class Clock:
         return self.now_s
 
 
-def test_every_history_field_is_classified_as_timestamp_or_not() -> None:
+def test_new_history_field_must_be_declared_as_timestamp_or_not() -> None:
     assert {f.name for f in msgspec.structs.fields(History)} == {*MOMENTS, *FORGOTTEN, *NOT_MOMENTS}
 
 
-def test_timestamps_are_converted_to_the_clock_of_the_next_process(tmp_path: Path) -> None:
+def test_saved_history_is_loaded_with_times_on_the_clock_of_the_process(tmp_path: Path) -> None:
     state = StateDirectory.open(tmp_path)
     history = History(
         starts_s=(2.5, 3.0),
@@ -54,7 +54,7 @@ def test_timestamps_are_converted_to_the_clock_of_the_next_process(tmp_path: Pat
     state.close()
 
 
-def test_wall_clock_set_back_counts_as_no_elapsed_time(tmp_path: Path) -> None:
+def test_history_loaded_after_the_clock_was_set_back_has_not_aged(tmp_path: Path) -> None:
     state = StateDirectory.open(tmp_path)
     HistoryFile(state, Clock(1000.0), Clock(5000.0)).save({M: History(last_activity_s=990.0)})
     assert HistoryFile(state, Clock(2000.0), Clock(1.0)).load()[0][M].last_activity_s == 1990.0

@@ -20,7 +20,7 @@ def state(tmp_path: Path) -> StateDirectory:
     return StateDirectory.open(tmp_path / "state")
 
 
-def test_saved_placement_values_are_loaded_again(state: StateDirectory) -> None:
+def test_placement_values_saved_last_are_loaded_by_the_next_process(state: StateDirectory) -> None:
     file = LessonFile(state)
     assert file.load() == (None, "")
     file.save(LESSON)

@@ -91,7 +91,7 @@ def test_attach_to_missing_directory_is_rejected(tmp_path: Path) -> None:
         StateDirectory.attach(tmp_path / "s")
 
 
-def test_replica_records_with_special_characters_are_read_back(tmp_path: Path) -> None:
+def test_replica_record_with_a_special_character_in_its_id_is_read_back(tmp_path: Path) -> None:
     state = StateDirectory.open(tmp_path)
     names = ["a", "a/b", "..", "ns/name:tag", "x" * 500, "ä"]
     for name in names:

@@ -56,7 +56,7 @@ def generous(budget: ElasticBudget) -> ElasticBudget:
 # --- hand-computed examples -------------------------------------------------------------------------------------------
 
 
-def test_only_replicas_that_use_part_of_one_device_are_elastic() -> None:
+def test_only_a_replica_on_part_of_one_device_may_get_less_memory() -> None:
     assert make_elastic(RequestShape(memory_bytes=810)).least.memory_bytes == 729
     assert make_elastic(RequestShape(memory_bytes=815)).least.memory_bytes == 734, "at least nine tenths: 733.5"
     for one in (RequestShape(memory_bytes=0), RequestShape(devices=2, memory_bytes=500), RequestShape(devices=0)):
@@ -66,7 +66,7 @@ def test_only_replicas_that_use_part_of_one_device_are_elastic() -> None:
             encode_request(wrong, (SliceClass(1000),))
 
 
-def test_elastic_replica_gets_all_remaining_memory_above_its_minimum() -> None:
+def test_elastic_replica_gets_the_remaining_memory_if_above_its_minimum() -> None:
     one = Elastic(NodeArrays(nodes(1), build_untrained_estimate(SIZES)))
     generous(one.budget)
     assert granted(one.start(RequestShape(memory_bytes=570))) == (0, 570), "who is not elastic gets what it asks for"
@@ -99,7 +99,7 @@ def test_elastic_replica_gets_its_full_memory_if_no_budget_remains() -> None:
     assert one.budget.count == 101
 
 
-def test_elastic_budget_limits_the_mean_reduction_per_replica_and_byte() -> None:
+def test_elastic_budget_rejects_a_mean_reduction_above_5_percent() -> None:
     budget = ElasticBudget()
     assert budget.allows(1000, 950)
     assert not budget.allows(1000, 949)
@@ -113,7 +113,7 @@ def test_elastic_budget_limits_the_mean_reduction_per_replica_and_byte() -> None
     assert not large.allows(1000, 900), "by request 0.99, by byte 0.908"
 
 
-def test_residual_waste_falls_by_half_of_the_elastic_memory_saved() -> None:
+def test_waste_falls_by_half_of_the_memory_an_elastic_replica_gives_up() -> None:
     waste = compute_residual_waste({600: 1.0}, {600: 540})
     assert waste[539] == 539
     assert waste[540] == pytest.approx(-30)
@@ -160,19 +160,19 @@ def test_cached_score_rows_give_the_same_choice_as_recomputed_ones(kinds: Sequen
     kept = Elastic(NodeArrays(nodes(3, 2), build_untrained_estimate(SIZES)))
     taken: list[PlacedRequest] = []
     for kind in kinds:
-        anew = NodeArrays(nodes(3, 2), build_untrained_estimate(SIZES))
+        rebuilt = NodeArrays(nodes(3, 2), build_untrained_estimate(SIZES))
         for one in taken:
-            anew.take(one.place, one.load)
-        ask = encode_request(kind, anew.lanes)
+            rebuilt.take(one.place, one.load)
+        ask = encode_request(kind, rebuilt.lanes)
         place = kept.arrays.choose(ask)
-        assert place == anew.choose(ask)
-        assert place is None or kept.arrays.granted(ask, place) == anew.granted(ask, place)
+        assert place == rebuilt.choose(ask)
+        assert place is None or kept.arrays.granted(ask, place) == rebuilt.granted(ask, place)
         found = kept.start(kind)
         if found is not None:
             taken.append(found)
 
 
-def test_training_with_elastic_replicas_uses_more_device_memory() -> None:
+def test_training_scores_higher_if_replicas_have_elastic_memory() -> None:
     def draws(seed: int) -> Draw:
         return random.Random(seed).randrange
 
@@ -207,7 +207,7 @@ def test_replay_rejects_an_invalid_memory_allocation(asked: int, milli: int, err
         replay(round, lambda _: Miser())
 
 
-def test_replay_counts_requested_but_occupies_allocated_memory() -> None:
+def test_replay_counts_requested_memory_but_occupies_only_the_allocated() -> None:
     seen: list[Cluster] = []
 
     class Fair:

@@ -53,7 +53,7 @@ def test_elastic_replica_gets_less_memory_in_a_slightly_too_small_gap() -> None:
     assert rigid.reason.startswith("needs 10Gi on one device; the largest has 9.5Gi free of 20Gi")
 
 
-def test_elastic_replica_gets_its_full_memory_if_no_budget_remains() -> None:
+def test_packed_elastic_replica_gets_its_full_memory_if_no_budget_remains() -> None:
     small, large = shelf(device("g0", 20), on("x", 11)), shelf(device("g1", 24))
     assert grants(run([want("a")], [small, large])) == [("a", 10)], "alone with nine tenths all would have too little"
     alone = run([want("a")], [small]).unmet[0]
@@ -64,7 +64,7 @@ def test_elastic_replica_gets_its_full_memory_if_no_budget_remains() -> None:
     assert grants(run([want("a")], [small], generous=1)) == [("a", 9)]
 
 
-def test_memory_reductions_in_one_packing_share_the_elastic_budget() -> None:
+def test_replica_is_unplaced_if_earlier_ones_used_up_the_elastic_budget() -> None:
     shelves = [shelf(device("g0", 24)), shelf(device("g1", 9)), shelf(device("g2", 9))]
     wants = [
         want("a", unserved_since_s=1.0, products=()),
@@ -84,7 +84,7 @@ def test_elastic_replica_accepts_a_slightly_too_small_dedicated_slice() -> None:
     assert (never.never, never.reason) == (True, "needs 10Gi on one device; the largest has 9.5Gi")
 
 
-def test_elastic_replica_evicts_only_for_its_reduced_memory_size() -> None:
+def test_elastic_replica_evicts_only_as_much_as_its_minimum_memory_needs() -> None:
     busy = on("busy", 10.5, busy=True)
     starting = shelf(device("g0", 20), busy, locked=True)
     made = run([want("a", force=EvictionLevel.BUSY)], [starting, shelf(device("g1", 10), on("idle", 10))], generous=1)

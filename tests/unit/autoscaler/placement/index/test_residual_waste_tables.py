@@ -79,7 +79,7 @@ def test_absent_device_has_value_zero_in_the_waste_tables() -> None:
     assert made.prices.tolist() == [UNITS // 2, UNITS]
 
 
-def test_untrained_estimate_depends_only_on_requested_memory_sizes() -> None:
+def test_estimate_without_training_uses_only_the_requested_memory_sizes() -> None:
     made = build_untrained_estimate({300: 1.0}).tables
     expected = np.rint(sample_levels(compute_residual_waste({300: 1.0})) * UNITS)
     assert (made.values[:, :, :LEVELS] == expected).all()

@@ -95,7 +95,7 @@ def nodes(at: World) -> list[str]:
     return sorted(at.nodes.slices[id].node for one in at.replicas.values() for id in one.resources.slices)
 
 
-def test_near_places_replicas_in_one_clique_before_using_other_nodes() -> None:
+def test_replicas_with_near_fill_one_clique_before_other_nodes_are_used() -> None:
     there = cliques("f.1", "", "f.2", "f.1", "f.2")
     assert nodes(planned(world([near(2)], there))) == ["n0", "n3"]
     anywhere = replace(near(2), spec=replace(near(2).spec, near=None))
@@ -105,7 +105,7 @@ def test_near_places_replicas_in_one_clique_before_using_other_nodes() -> None:
     assert nodes(planned(world([near(3)], there))) == ["n0", "n1", "n3"], "no more room: anywhere"
 
 
-def test_near_prefers_the_clique_with_most_replicas_of_the_model() -> None:
+def test_model_with_near_uses_the_clique_with_most_of_its_replicas() -> None:
     four = near(4)
     there = cliques("f.1", "f.1", "f.2", "f.2", "f.2")
     on = [replica(four, f"r{at}", [f"n{at}-g0"]) for at in (0, 2, 3)]
@@ -115,7 +115,7 @@ def test_near_prefers_the_clique_with_most_replicas_of_the_model() -> None:
     assert nodes(planned(world([two], unlabelled, [replica(two, "r1", ["n2-g0"])]))) == ["n0", "n2"]
 
 
-def test_near_with_spread_uses_different_hosts_of_one_clique() -> None:
+def test_model_with_near_and_spread_uses_different_hosts_of_one_clique() -> None:
     there = cliques("f.1", "f.2", "f.1", "f.2", many=2)
     assert nodes(planned(world([near(2)], there))) == ["n0", "n0"]
     assert nodes(planned(world([near(2, spread=RACK)], there))) == ["n0", "n2"]

@@ -60,11 +60,11 @@ def rooted(*roots: str, node: str = "n0", **fields: Any) -> list[Slice]:
         ("NVIDIA-A100-80GB-PCIe", False), ("Tesla-V100-SXM2-16GB", False), (L40S, False), ("", False),
     ],
 )  # fmt: skip
-def test_nvlink_is_inferred_from_the_device_product(product: str, nvlink: bool) -> None:
+def test_device_has_nvlink_if_its_product_name_implies_it(product: str, nvlink: bool) -> None:
     assert bool(name_device_link(device(product=product), Link.NVLINK)) == nvlink
 
 
-def test_nvlink_is_inferred_from_the_clique_label_of_a_node() -> None:
+def test_device_has_nvlink_if_its_node_has_a_clique_label() -> None:
     assert name_device_link(device(labels={CLIQUE: "b1d2.7"}), Link.NVLINK)
     assert not name_device_link(device(labels={CLIQUE: ""}), Link.NVLINK)
 
@@ -149,7 +149,7 @@ def test_link_that_no_node_has_is_reported_as_never_available(
     assert (missing.reason, missing.never) == (reason, True)
 
 
-def test_reason_names_the_model_that_occupies_a_linked_device() -> None:
+def test_reason_for_missing_linked_devices_names_the_model_using_one() -> None:
     kept = on("x", 20, kept=True)
     there = [shelf(one, *who) for one, who in zip(rooted("r1", "r1", "r2", "r3"), ([], [kept], [], []), strict=True)]
     (missing,) = run([TWO_OF_A_ROOT], there).unmet
@@ -178,14 +178,14 @@ def wanting(link: Any, **spec: Any) -> Model:
     return model("a", 20, low=1, gpu=Gpu(count=2, link=link), **spec)
 
 
-def test_explain_reports_the_link_shortage_of_each_candidate_device() -> None:
+def test_explain_reports_the_link_shortage_of_each_device_without_a_peer() -> None:
     at = world([wanting("pcieRoot")], rooted("r1", "r2", ""))
-    told = explain_model(at, plan(at, T0), Log(), at.models[ModelName("a")].name, T0)
-    assert [one.ruled_out for one in told.candidates] == [
+    explanation = explain_model(at, plan(at, T0), Log(), at.models[ModelName("a")].name, T0)
+    assert [one.ruled_out for one in explanation.candidates] == [
         *["its node has 1 devices on one PCIe root with it, of 2 needed"] * 2,
         "its PCIe root is unknown (a DRA driver may report it, a device plug-in does not)",
     ]
-    assert any("at most 1 have this link" in line for line in told.sentences)
+    assert any("at most 1 have this link" in line for line in explanation.sentences)
 
 
 def test_explain_rules_out_a_node_with_too_few_devices() -> None:
@@ -193,9 +193,11 @@ def test_explain_rules_out_a_node_with_too_few_devices() -> None:
     slices = [device("g0", 24, "n0"), device("g1", 24, "n0"), device("h0", 24, "n1")]
     here = [replica(busy, f"r{at}", on=(f"g{at}",)) for at in range(2)]
     made = world([wants, busy], slices, here, [gateway(levels=[level("b", 1)])])
-    told = {one.slice: one.ruled_out for one in explain_model(made, plan(made, T0), Log(), wants.name, T0).candidates}
-    assert told[SliceId("h0")] == "its node has 1 suitable devices of 2 needed"
-    assert "held by a" in told[SliceId("g0")]
+    ruled_out = {
+        one.slice: one.ruled_out for one in explain_model(made, plan(made, T0), Log(), wants.name, T0).candidates
+    }
+    assert ruled_out[SliceId("h0")] == "its node has 1 suitable devices of 2 needed"
+    assert "held by a" in ruled_out[SliceId("g0")]
 
 
 def test_explain_counts_only_linked_devices_that_fit_the_model() -> None:
@@ -203,16 +205,16 @@ def test_explain_counts_only_linked_devices_that_fit_the_model() -> None:
     at = world(
         [replace(a := wanting("pcieRoot"), spec=replace(a.spec, gpu=replace(a.spec.gpu, models=("*l40s*",))))], there
     )
-    told = explain_model(at, plan(at, T0), Log(), at.models[ModelName("a")].name, T0)
-    assert [one.ruled_out for one in told.candidates] == [
+    explanation = explain_model(at, plan(at, T0), Log(), at.models[ModelName("a")].name, T0)
+    assert [one.ruled_out for one in explanation.candidates] == [
         "its node has 1 devices on one PCIe root with it, of 2 needed", "its product is L4, not *l40s*",
     ]  # fmt: skip
 
 
 def test_explain_fit_rejects_a_device_without_a_linked_peer() -> None:
     at = world([wanting("pcieRoot")], rooted("r1", "r2", "r2"))
-    told = explain_fit(at, at.models[ModelName("a")], Needs(), T0)
-    assert [one.fits for one in told.places] == [False, True, True]
+    fit = explain_fit(at, at.models[ModelName("a")], Needs(), T0)
+    assert [one.fits for one in fit.places] == [False, True, True]
 
 
 # --- the document, and its plan ---------------------------------------------------------------------------------------
@@ -248,7 +250,7 @@ def test_invalid_link_setting_is_rejected_with_the_field_path(gpu: str, line: st
 # --- fragmented capacity ----------------------------------------------------------------------------------------------
 
 
-def test_defragmentation_frees_enough_devices_on_one_pcie_root() -> None:
+def test_defragmentation_moves_a_replica_if_too_few_devices_share_a_root() -> None:
     """Four devices of n0 are free, two on each of two PCIe roots; one root has another device that is in use."""
     at, roots = laid({0: [1, 5], 1: [9], 2: [10], 3: [10]}), {0: "r1", 6: "r1", 7: "r1", 8: "r3", 9: "r3"}
     slices = {
@@ -273,9 +275,9 @@ def drawn(rng: Random) -> tuple[list[Bin], list[PlacementRequest]]:
     shelves: list[Bin] = []
     for node in range(rng.randrange(1, 5)):
         labels = {CLIQUE: "f.1"} if rng.random() < 0.2 else {}
-        product, told = rng.choice((H100, L40S, L40S, "")), rng.random() < 0.7
+        product, is_known = rng.choice((H100, L40S, L40S, "")), rng.random() < 0.7
         for at in range(rng.randrange(1, 6)):
-            root = f"r{rng.randrange(3)}" if told and rng.random() < 0.9 else ""
+            root = f"r{rng.randrange(3)}" if is_known and rng.random() < 0.9 else ""
             one = device(f"n{node}-g{at}", 24, f"n{node}", link=root, product=product, labels=labels)
             who = [on(f"x{node}{at}", 20, busy=rng.random() < 0.5, kept=rng.random() < 0.2)] * (rng.random() < 0.5)
             shelves.append(shelf(one, *who, locked=rng.random() < 0.1))

@@ -50,7 +50,7 @@ def test_orders_of_two_gpu_models_do_not_exceed_the_free_slots_of_a_node() -> No
         both = Supplies(rack.server, ("engines", "home", "pilotlight"), lambda: rack.world, seen.extend, clock)
         task = asyncio.create_task(both.run())
         await asyncio.sleep(1.0)
-        offered = [one for told in seen if isinstance(told, OffersSeen) for one in told.offers]
+        offered = [one for observation in seen if isinstance(observation, OffersSeen) for one in observation.offers]
         assert [(one.provider, one.devices_max) for one in offered] == [("a100", 1), ("h100", 1)]
         for one in offered:
             both.acquire(order(one))
@@ -111,8 +111,8 @@ def test_order_waits_briefly_for_a_finished_request_to_be_deleted(takes_s: float
     rack.run(scenario())
 
 
-@pytest.mark.parametrize("told", [False, True])
-def test_device_visible_before_the_operator_reports_online_counts_once(*, told: bool) -> None:
+@pytest.mark.parametrize("polls_first", [False, True])
+def test_device_seen_before_the_operator_reports_it_is_counted_once(*, polls_first: bool) -> None:
     """The operator polls again 30 s later. Until then an order for the same node was rejected, and the node was then
     avoided for a minute, so that another pod's capacity was evicted.
     """
@@ -133,7 +133,7 @@ def test_device_visible_before_the_operator_reports_online_counts_once(*, told: 
         assert [one.devices_max for one in await provider.offers()] == [2], "its node does not show it"
         shown = world(devices=2)
         newest = shown.nodes.slices[SliceId(f"{NODE}/gpu1")]
-        if told:
+        if polls_first:
             newest = replace(newest, id=SliceId(attached[0]), device=DeviceId(attached[0]))
         rack.world = replace_fields(world(), slices={**world().nodes.slices, newest.id: newest})
         assert [one.devices_max for one in await provider.offers()] == [2]

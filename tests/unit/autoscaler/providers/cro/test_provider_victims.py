@@ -21,7 +21,7 @@ from autoscaler.providers.cro.objects import (
 from autoscaler.providers.cro.provider import FRESH_S
 from autoscaler.providers.kube import AnswerError, Object
 from tests.support.fakes.kubernetes.kube_objects import stamp
-from tests.support.harness.providers.cro_rig import MODEL, NODE, Rack, given_back, ordered
+from tests.support.harness.providers.cro_rig import MODEL, NODE, Rack, given_back, in_rack, ordered
 
 
 @pytest.fixture
@@ -62,70 +62,60 @@ async def two(rack: Rack) -> tuple[str, str]:
     return names
 
 
-def test_release_after_a_failed_release_detaches_its_own_device(rack: Rack) -> None:
-    async def scenario() -> None:
-        first, second = await two(rack)
-        before = {one.name: one for one in await rack.provider().list()}
-        await marked(rack, first)
-        await given_back(rack, second)
-        assert marks(rack) == [second]
-        await rack.until_gone(second)
-        assert [*await rack.provider().list()] == [before[first]]
-
-    rack.run(scenario())
+@in_rack
+async def test_release_after_another_one_failed_detaches_only_its_own_device(rack: Rack) -> None:
+    first, second = await two(rack)
+    before = {one.name: one for one in await rack.provider().list()}
+    await marked(rack, first)
+    await given_back(rack, second)
+    assert marks(rack) == [second]
+    await rack.until_gone(second)
+    assert [*await rack.provider().list()] == [before[first]]
 
 
-def test_detach_annotation_of_a_failed_release_is_removed_after_a_delay(rack: Rack) -> None:
-    async def scenario() -> None:
-        first, _ = await two(rack)
-        await asyncio.sleep(FRESH_S)
-        await marked(rack, first)
-        await rack.provider().list()
-        assert marks(rack) == [first]
-        await asyncio.sleep(FRESH_S + 1.0)
-        await rack.provider().list()
-        assert not marks(rack)
-
-    rack.run(scenario())
+@in_rack
+async def test_detach_annotation_of_a_failed_release_is_removed_after_a_delay(rack: Rack) -> None:
+    first, _ = await two(rack)
+    await asyncio.sleep(FRESH_S)
+    await marked(rack, first)
+    await rack.provider().list()
+    assert marks(rack) == [first]
+    await asyncio.sleep(FRESH_S + 1.0)
+    await rack.provider().list()
+    assert not marks(rack)
 
 
-def test_listing_keeps_a_detach_annotation_refreshed_by_a_new_release(rack: Rack) -> None:
-    async def scenario() -> None:
-        first, second = await two(rack)
-        await marked(rack, first)
-        await asyncio.sleep(FRESH_S + 1.0)
-        (at,) = [f"{RESOURCES}/{one['name']}" for one in metadata(rack) if one["labels"][LEASE] == first]
-        fresh = {VICTIM: "true", LAST_USED: stamp(rack.server.unix_s())}
-        rack.server.before_write = lambda *_: rack.server.change(at, {"metadata": {"annotations": fresh}})
-        await rack.provider().list()
-        assert marks(rack) == [first]
-        await given_back(rack, first)
-        await rack.until_gone(first)
-        assert [one.name for one in await rack.provider().list()] == [second]
-
-    rack.run(scenario())
+@in_rack
+async def test_listing_keeps_a_detach_annotation_refreshed_by_a_new_release(rack: Rack) -> None:
+    first, second = await two(rack)
+    await marked(rack, first)
+    await asyncio.sleep(FRESH_S + 1.0)
+    (at,) = [f"{RESOURCES}/{one['name']}" for one in metadata(rack) if one["labels"][LEASE] == first]
+    fresh = {VICTIM: "true", LAST_USED: stamp(rack.server.unix_s())}
+    rack.server.before_write = lambda *_: rack.server.change(at, {"metadata": {"annotations": fresh}})
+    await rack.provider().list()
+    assert marks(rack) == [first]
+    await given_back(rack, first)
+    await rack.until_gone(first)
+    assert [one.name for one in await rack.provider().list()] == [second]
 
 
-def test_repeated_release_of_a_device_in_use_removes_detach_annotation(rack: Rack) -> None:
-    async def scenario() -> None:
-        first, _ = await two(rack)
-        await marked(rack, first)
-        rack.use(first)
-        await given_back(rack, first)
-        assert not marks(rack)
-
-    rack.run(scenario())
+@in_rack
+async def test_repeated_release_of_a_device_in_use_removes_detach_annotation(rack: Rack) -> None:
+    first, _ = await two(rack)
+    await marked(rack, first)
+    rack.use(first)
+    await given_back(rack, first)
+    assert not marks(rack)
 
 
-def test_detach_annotation_of_another_provider_is_kept(rack: Rack) -> None:
-    async def scenario() -> None:
-        first, second = await two(rack)
-        await marked(rack, first)
-        note = msgspec.json.decode(rack.request()["metadata"]["annotations"][NOTE + first], type=LeaseNote)
-        theirs = {NOTE + first: msgspec.json.encode(replace(note, provider="theirs")).decode()}
-        rack.server.change(f"{REQUESTS}/{request_name(MODEL, NODE)}", {"metadata": {"annotations": theirs}})
-        rack.use(second)
-        await given_back(rack, second)
-        assert marks(rack) == [first], "an order of theirs may be under way"
-
-    rack.run(scenario())
+@in_rack
+async def test_detach_annotation_of_another_provider_is_kept(rack: Rack) -> None:
+    first, second = await two(rack)
+    await marked(rack, first)
+    note = msgspec.json.decode(rack.request()["metadata"]["annotations"][NOTE + first], type=LeaseNote)
+    theirs = {NOTE + first: msgspec.json.encode(replace(note, provider="theirs")).decode()}
+    rack.server.change(f"{REQUESTS}/{request_name(MODEL, NODE)}", {"metadata": {"annotations": theirs}})
+    rack.use(second)
+    await given_back(rack, second)
+    assert marks(rack) == [first], "an order of theirs may be under way"

@@ -12,6 +12,7 @@ from autoscaler.providers.provisioning_request.objects import ATOMIC, GKE, OFFER
 from autoscaler.providers.provisioning_request.provider import COUNTED, WAIT_MAX
 from autoscaler.spec.pod import GPU
 from tests.contracts.provider import order, release
+from tests.support.harness.async_tests import run_in
 from tests.support.harness.providers.provisioning_request_rig import (
     NAMESPACE,
     PODS,
@@ -74,91 +75,74 @@ def lossy(rig: ProvisioningRig, *lost: str, error: Exception) -> None:
 
 @pytest.mark.parametrize("where", [f"POST {TEMPLATES}", f"POST {REQUESTS}"])
 @pytest.mark.parametrize("error", [TimeoutError(), AnswerError(500, "InternalError", "etcd")])
-def test_lost_reply_to_create_is_retried_without_duplicates(where: str, error: Exception) -> None:
-    rig = ProvisioningRig()
-
-    async def what() -> None:
-        provider = rig.provider()
-        made = order((await provider.offers())[0])
-        lossy(rig, where, error=error)
-        provider = rig.provider()
-        with pytest.raises(type(error)):
-            await provider.acquire(made)
+@run_in(ProvisioningRig)
+async def test_lost_reply_to_create_is_retried_without_duplicates(
+    rig: ProvisioningRig, where: str, error: Exception
+) -> None:
+    provider = rig.provider()
+    made = order((await provider.offers())[0])
+    lossy(rig, where, error=error)
+    provider = rig.provider()
+    with pytest.raises(type(error)):
         await provider.acquire(made)
-        assert (await only(provider)).phase == "coming"
-        assert len([at for at in rig.server.objects if at.startswith((TEMPLATES, REQUESTS))]) == 2
+    await provider.acquire(made)
+    assert (await only(provider)).phase == "coming"
+    assert len([at for at in rig.server.objects if at.startswith((TEMPLATES, REQUESTS))]) == 2
+    await provider.release(release(made))
+    assert not [at for at in rig.server.objects if at.startswith((TEMPLATES, REQUESTS))]
+
+
+@run_in(ProvisioningRig)
+async def test_repeated_release_completes_a_release_whose_reply_was_lost(rig: ProvisioningRig) -> None:
+    provider, name = await ordered(rig)
+    made = order((await provider.offers())[0])
+    lossy(rig, f"DELETE {REQUESTS}", error=TimeoutError())
+    provider = rig.provider()
+    with pytest.raises(TimeoutError):
         await provider.release(release(made))
-        assert not [at for at in rig.server.objects if at.startswith((TEMPLATES, REQUESTS))]
-
-    scenario(rig, what)
-
-
-def test_repeated_release_completes_a_release_whose_reply_was_lost() -> None:
-    rig = ProvisioningRig()
-
-    async def what() -> None:
-        provider, name = await ordered(rig)
-        made = order((await provider.offers())[0])
-        lossy(rig, f"DELETE {REQUESTS}", error=TimeoutError())
-        provider = rig.provider()
-        with pytest.raises(TimeoutError):
-            await provider.release(release(made))
-        assert f"{TEMPLATES}/{name}" in rig.server.objects
-        await provider.release(release(made))
-        assert not [at for at in rig.server.objects if at.startswith((TEMPLATES, REQUESTS))]
-
-    scenario(rig, what)
+    assert f"{TEMPLATES}/{name}" in rig.server.objects
+    await provider.release(release(made))
+    assert not [at for at in rig.server.objects if at.startswith((TEMPLATES, REQUESTS))]
 
 
 @pytest.mark.parametrize("spoilt", [{}, {"metadata": {"name": "x", "creationTimestamp": "yesterday"}}])
-def test_malformed_objects_make_listing_fail_with_an_error(spoilt: Object) -> None:
-    rig = ProvisioningRig()
-
-    async def what() -> None:
-        await ordered(rig)
-        garbage = Garbage(rig.server.unix_s)
-        rig.server, garbage.spoilt = garbage, [spoilt]
-        provider = rig.provider()
-        with pytest.raises((KeyError, ValueError)) as caught:
-            await provider.list()
-        assert not isinstance(caught.value, RefusedError)
-
-    scenario(rig, what)
+@run_in(ProvisioningRig)
+async def test_listing_fails_if_the_server_returns_a_malformed_object(rig: ProvisioningRig, spoilt: Object) -> None:
+    await ordered(rig)
+    garbage = Garbage(rig.server.unix_s)
+    rig.server, garbage.spoilt = garbage, [spoilt]
+    provider = rig.provider()
+    with pytest.raises((KeyError, ValueError)) as caught:
+        await provider.list()
+    assert not isinstance(caught.value, RefusedError)
 
 
-def test_offers_stop_at_the_maximum_of_pending_requests() -> None:
-    rig = ProvisioningRig()
-
-    async def what() -> None:
-        for number in range(WAIT_MAX):
-            (offer,) = await rig.provider().offers()
-            assert offer.many == WAIT_MAX - number
-            await ordered(rig, number)
-        assert await rig.provider().offers() == ()
-        await rig.go_on(300.0)
-        assert len(await rig.provider().list()) == WAIT_MAX
+@run_in(ProvisioningRig)
+async def test_offers_stop_at_the_maximum_of_pending_requests(rig: ProvisioningRig) -> None:
+    for number in range(WAIT_MAX):
         (offer,) = await rig.provider().offers()
-        assert offer.many == WAIT_MAX, "they have their nodes"
+        assert offer.many == WAIT_MAX - number
+        await ordered(rig, number)
+    assert await rig.provider().offers() == ()
+    await rig.go_on(300.0)
+    assert len(await rig.provider().list()) == WAIT_MAX
+    (offer,) = await rig.provider().offers()
+    assert offer.many == WAIT_MAX, "they have their nodes"
 
-    scenario(rig, what)
 
-
-def test_node_with_other_labels_is_not_assigned() -> None:
-    rig = ProvisioningRig()
+@run_in(ProvisioningRig)
+async def test_node_with_other_labels_is_not_assigned(rig: ProvisioningRig) -> None:
     rig.fault = "never"
 
-    async def what() -> None:
-        provider, _ = await ordered(rig)
-        await rig.go_on(120.0)
-        rig.server.put("/api/v1/nodes/elsewhere", {"metadata": {"labels": {"pool": "t4"}}})
-        rig.server.change(
-            next(at for at in rig.server.objects if at.startswith(REQUESTS)),
-            {"status": {"conditions": [{"type": "Provisioned", "status": "True", "reason": "CapacityIsProvisioned"}]}},
-        )
-        shown = await only(provider)
-        assert (shown.phase, shown.node, shown.committed) == ("coming", "", True)
-
-    scenario(rig, what)
+    provider, _ = await ordered(rig)
+    await rig.go_on(120.0)
+    rig.server.put("/api/v1/nodes/elsewhere", {"metadata": {"labels": {"pool": "t4"}}})
+    rig.server.change(
+        next(at for at in rig.server.objects if at.startswith(REQUESTS)),
+        {"status": {"conditions": [{"type": "Provisioned", "status": "True", "reason": "CapacityIsProvisioned"}]}},
+    )
+    shown = await only(provider)
+    assert (shown.phase, shown.node, shown.committed) == ("coming", "", True)
 
 
 @pytest.mark.parametrize("class_name", [ATOMIC, GKE])
@@ -189,13 +173,9 @@ def test_failed_capacity_in_use_is_kept_until_its_pod_is_gone(class_name: str, s
     scenario(rig, what)
 
 
-def test_resource_quota_quantities_limit_offers() -> None:
-    rig = ProvisioningRig()
-
-    async def what() -> None:
-        for hard, used, left in (("1k", "998", 2), ("1k", "1k", 0)):
-            quota = {"spec": {"hard": {COUNTED: hard}}, "status": {"used": {COUNTED: used}}}
-            rig.server.put(f"/api/v1/namespaces/{NAMESPACE}/resourcequotas/few", quota)
-            assert [one.many for one in await rig.provider().offers()] == [left] * bool(left)
-
-    scenario(rig, what)
+@run_in(ProvisioningRig)
+async def test_offers_stop_when_the_resource_quota_for_requests_is_used_up(rig: ProvisioningRig) -> None:
+    for hard, used, left in (("1k", "998", 2), ("1k", "1k", 0)):
+        quota = {"spec": {"hard": {COUNTED: hard}}, "status": {"used": {COUNTED: used}}}
+        rig.server.put(f"/api/v1/namespaces/{NAMESPACE}/resourcequotas/few", quota)
+        assert [one.many for one in await rig.provider().offers()] == [left] * bool(left)

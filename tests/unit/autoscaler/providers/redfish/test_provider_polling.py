@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
 from tests.contracts.provider import order, release
 from tests.support.fakes.redfish import FakeFabric
+from tests.support.harness.async_tests import run_in
 from tests.support.harness.providers.redfish_rig import FabricRig
 from tests.unit.autoscaler.providers.redfish.test_provider_faults import phase, until
 
@@ -28,24 +30,21 @@ class Slow(FabricRig):
         return await super().in_use(node, uuids)
 
 
-def test_order_placed_while_a_poll_is_running_is_attached() -> None:
+@run_in(partial(Slow, FakeFabric(tasks=False)))
+async def test_order_placed_while_a_poll_is_running_is_attached(rig: Slow) -> None:
     """The result of that poll does not contain the order's marks, and must not fail the order."""
-    rig = Slow(FakeFabric(tasks=False))
     rig.asked, rig.go = asyncio.Event(), asyncio.Event()
 
-    async def scenario() -> None:
-        provider = rig.provider()
-        offer = (await provider.offers())[0]
-        await provider.acquire(order(offer))
-        await until(provider, phase("here"))
-        await provider.release(release(order(offer)))
-        rig.waits = True
-        await rig.asked.wait()
-        other = next(one for one in await provider.offers() if one.product == offer.product and one.node == offer.node)
-        await provider.acquire(order(other, 1))
-        rig.waits = False
-        rig.go.set()
-        await until(provider, phase("here"))
-        assert len(rig.fabric.attached("1")) == 1
-
-    rig.run(scenario())
+    provider = rig.provider()
+    offer = (await provider.offers())[0]
+    await provider.acquire(order(offer))
+    await until(provider, phase("here"))
+    await provider.release(release(order(offer)))
+    rig.waits = True
+    await rig.asked.wait()
+    other = next(one for one in await provider.offers() if one.product == offer.product and one.node == offer.node)
+    await provider.acquire(order(other, 1))
+    rig.waits = False
+    rig.go.set()
+    await until(provider, phase("here"))
+    assert len(rig.fabric.attached("1")) == 1

@@ -111,7 +111,7 @@ def test_a_replica_without_slices_is_placed_by_the_scheduler() -> None:
     assert seen.slices == ()
 
 
-def test_new_leader_can_read_the_full_replica_state_from_the_pod() -> None:
+def test_pod_of_a_replica_is_read_back_with_its_full_replica_state() -> None:
     of = model("tls: {serverName: engine.example}")
     found = pods.read_replica_pod(alive(manifest(of, "n1/gpu0"), podIP="10.0.0.1"))
     assert found is not None
@@ -138,7 +138,7 @@ def test_pod_with_invalid_annotations_is_ignored(spoilt: dict[str, str]) -> None
 
 
 @pytest.mark.parametrize("named", [{"replica": "victim-h-i"}, {"replica": ""}])
-def test_pod_with_another_name_than_its_replica_is_ignored(named: dict[str, str]) -> None:
+def test_pod_whose_annotation_names_another_replica_is_ignored(named: dict[str, str]) -> None:
     """Without the annotation the pod's own name is its replica's."""
     pod = alive(manifest(model(), "n1/gpu0"))
     pod["metadata"]["annotations"] |= {f"pilotlight.dev/{name}": value for name, value in named.items()}
@@ -163,7 +163,7 @@ def test_model_name_is_converted_to_a_valid_label_and_pod_name(name: str, label:
     assert pods.format_pod_name(ReplicaId(f"{name}-h-i")) == pod
 
 
-def test_replica_ports_are_spread_below_the_ephemeral_range() -> None:
+def test_replicas_get_different_ports_below_the_ephemeral_range() -> None:
     ports = [pods.assign_engine_port(ReplicaId(f"ada-0011223344-{n:010x}")) for n in range(1000)]
     assert set(ports) <= set(pods.PORTS)
     assert len(set(ports)) > 900, "by chance some share one"
@@ -180,7 +180,7 @@ def test_port_of_pod_from_earlier_version_is_read_from_its_container() -> None:
     assert pods.read_replica_pod(pod) is None
 
 
-def test_env_value_references_are_passed_to_the_pod() -> None:
+def test_env_value_from_a_secret_or_field_is_passed_to_the_pod() -> None:
     of = model(
         "env: {TOKEN: {valueFrom: {secretKeyRef: {name: hub, key: token}}}, A: b, "
         "N: {valueFrom: {fieldRef: {fieldPath: metadata.name}}}}"
@@ -268,7 +268,7 @@ def test_explicit_cpu_limit_replaces_default_cpu_request() -> None:
     assert merge_resources({"requests": {"cpu": "100m"}}, Resources(limits={"cpu": 4})) == {"limits": {"cpu": "4"}}
 
 
-def test_apply_overrides_does_not_modify_its_input() -> None:
+def test_applying_pod_overrides_leaves_the_input_pod_unchanged() -> None:
     pod = manifest(model(), "n1/gpu0")
     before = msgspec.json.encode(pod)
     apply_overrides(
@@ -336,7 +336,7 @@ def first(state: dict[str, Any], **more: Any) -> dict[str, Any]:
         ({"containerStatuses": status({"running": {"startedAt": "2026-01-01T00:00:00Z"}})}, "", "", None),
     ],
 )  # fmt: skip
-def test_pod_status_determines_end_reason_wait_reason_and_timeout(
+def test_pod_status_decides_whether_the_start_waits_times_out_or_ended(
     of: dict[str, Any], ended: str, waits: str, patience_s: float | None
 ) -> None:
     found = pods.read_replica_pod(alive(manifest(model(), "n1/gpu0"), **of))
@@ -379,14 +379,14 @@ def test_pod_has_ended_only_if_phase_is_final_and_no_container_runs(of: dict[str
     assert found.is_over is is_over
 
 
-def test_disruption_reason_is_read_from_pod_condition() -> None:
+def test_pod_with_a_disruption_target_condition_has_its_disruption_reason() -> None:
     said = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "drained"}
     found = pods.read_replica_pod(alive(manifest(model()), conditions=[said]))
     assert found is not None
     assert found.disrupted == "EvictionByEvictionAPI: drained"
 
 
-def test_kueue_preemption_is_read_as_disruption_reason() -> None:
+def test_pod_preempted_by_kueue_has_its_disruption_reason() -> None:
     said = {
         "type": "TerminationTarget",
         "status": "True",
@@ -399,7 +399,7 @@ def test_kueue_preemption_is_read_as_disruption_reason() -> None:
 
 
 @pytest.mark.parametrize(("drains_s", "seconds"), [(600, 590), (12, 6), (1, 1)])
-def test_pre_stop_sleep_is_derived_from_the_grace_period(drains_s: int, seconds: int) -> None:
+def test_pre_stop_sleep_is_shorter_than_a_grace_period_above_one_second(drains_s: int, seconds: int) -> None:
     pod = manifest(model(f"drainSecondsMax: {drains_s}"))
     before = pods.read_replica_pod(alive(pod))
     pods.add_pre_stop_sleep(pod)
@@ -433,7 +433,7 @@ def test_pod_for_a_declared_node_is_scheduled_by_node_labels_only() -> None:
 
 @pytest.mark.parametrize(("ready", "usable", "lost"), [("True", True, False), ("False", False, False),
                                                        ("Unknown", False, True)])  # fmt: skip
-def test_node_with_unknown_ready_status_is_lost(ready: str, usable: bool, lost: bool) -> None:
+def test_node_is_lost_only_if_its_ready_status_is_unknown(ready: str, usable: bool, lost: bool) -> None:
     node = {"metadata": {"name": "n"}, "spec": {}, "status": {"conditions": [{"type": "Ready", "status": ready}]}}
     seen = nodes.read_node(node)
     assert (seen.usable, seen.lost, nodes.build_slices([seen])) == (usable, lost, ())
