@@ -46,7 +46,7 @@ from tests.support.builders.placement_requests import change_request, placement_
 from tests.support.builders.worlds import GI, T0, device, folded, gateway, level, model, replica, world
 from tests.support.example_budget import examples
 from tests.support.harness.driver_events import seen_of
-from tests.unit.autoscaler.placement.index.test_elastic_packer import counted
+from tests.unit.autoscaler.placement.index.test_elastic import counted
 from tests.unit.autoscaler.placement.test_packer import on, shelf
 from tests.unit.autoscaler.planner.test_plan_elastic import after, document, launched
 
@@ -167,7 +167,7 @@ TAKERS = st.lists(st.builds(Taker, st.integers(1, 30), st.just(0), st.integers(0
 
 @settings(deadline=None, max_examples=examples(200))
 @given(TAKERS, st.integers(0, 60))
-def test_fillable_memory_is_the_largest_sum_of_replicas_that_fits(takers: list[Taker], left: int) -> None:
+def test_fillable_memory_equals_the_largest_sum_of_replicas_that_fits(takers: list[Taker], left: int) -> None:
     rigid = [one._replace(most_bytes=one.least_bytes) for one in takers]
     sums = [
         sum(count * one.least_bytes for count, one in zip(counts, rigid, strict=True))

@@ -401,7 +401,7 @@ def test_immediate_placement_is_not_delayed_to_spare_a_victim() -> None:
     assert (placed(free), victims(free)) == ([("a", "g1"), ("b", "g0")], [])
 
 
-def test_result_names_the_replica_each_victim_is_evicted_for() -> None:
+def test_victim_is_attributed_to_the_replica_that_needs_its_device() -> None:
     """Initially d is on g2, so x is evicted for a and y for b. With d on g1, a starts on g2, and b waits for x."""
     shelves = [shelf(device("g0"), on("x", 20)), shelf(device("g1"), on("y", 20, priority=1)), shelf(device("g2", 10))]
     wants = [want("d", 4, priority=3), want("a", 10, priority=2, unserved_since_s=0), want("b", 22, priority=2)]

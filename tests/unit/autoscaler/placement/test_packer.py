@@ -1,20 +1,23 @@
-"""The packer: placement requests and bins in; placements, victims and unmet placement requests out."""
+"""The packer: placements, victims, unmet placement requests with their reasons, and multi-device evictions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.contract import ModelName, ReplicaId, TenantName
 from autoscaler.placement.eviction import (
     EVICT,
     TIES_MAX,
+    EvictionOption,
     Key,
     Search,
     eviction_cost,
@@ -22,17 +25,20 @@ from autoscaler.placement.eviction import (
     list_evictable_occupants,
     sum_amounts,
 )
+from autoscaler.placement.eviction_options import EvictionSearch
 from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.index.node_arrays import LANES_MAX
 from autoscaler.placement.model.predicates import find_required_amount, has_matching_labels
+from autoscaler.placement.model.tenant_isolation import TenantSet
 from autoscaler.placement.model.types import Bin, EvictionLevel, Occupant, PackResult, PlacementRequest, RestartCosts
 from autoscaler.placement.packer import pack
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.resources import Isolation, ResourceAmount
-from autoscaler.state.world import Copy, NodeId, Slice
+from autoscaler.state.resources import HostResources, Isolation, ResourceAmount
+from autoscaler.state.world import Copy, NodeId, Slice, SliceId
 from tests.support.builders.placement_requests import change_request, placement_request
 from tests.support.builders.worlds import GI, T0, device
 from tests.support.example_budget import examples
+from tests.unit.autoscaler.placement import test_packer_hosts as hosts
 
 
 def on(name: str, memory_gi: float, compute_percent: int = 0, **fields: Any) -> Occupant:
@@ -119,7 +125,7 @@ def test_cpu_only_replica_is_placed_without_a_slice() -> None:
     assert placed(run([want("a", devices=0)], [])) == [("a",)]
 
 
-def test_unhealthy_slices_are_never_used() -> None:
+def test_replica_is_not_placed_on_an_unhealthy_slice() -> None:
     answer = run([want("a")], [shelf(device(healthy=False))])
     assert answer.unmet[0].reason == "needs 10Gi on one device; no suitable device is healthy"
     assert not answer.unmet[0].never
@@ -136,7 +142,7 @@ def test_eviction_prefers_an_idle_replica_to_a_busy_one() -> None:
     assert victims(run([want("a")], slices)) == ["idle"]
 
 
-def test_cheapest_victim_set_is_evicted() -> None:
+def test_one_replica_is_evicted_instead_of_two_smaller_ones() -> None:
     slices = [shelf(device("g0"), on("x", 10), on("y", 10)), shelf(device("g1"), on("cheap", 20))]
     assert victims(run([want("a", 20)], slices)) == ["cheap"]
     assert victims(run([want("a", 20)], slices[:1])) == ["x", "y"]
@@ -407,3 +413,181 @@ def test_node_is_excluded_if_the_selector_misses_one_of_its_slices() -> None:
     zone = (("zone", "z1"),)
     slices = [shelf(device("g0", labels={"zone": "z1"}, labels_known=True)), shelf(device("g1", labels_known=True))]
     assert placed(run([want("a", selector=zone)], slices)) == []
+
+
+TWO = want("a", 20, devices=2)
+KEPT = on("x", 20, kept=True)
+HALF = on("x", 4, 50, kept=True)
+
+
+def part(name: str, memory_gi: int, isolation: Isolation = Isolation.NONE) -> Bin:
+    """A part of a device."""
+    made = shelf(device(name, memory_gi, isolation=isolation, compute_percent=50))
+    return Bin(
+        slice=made.slice, whole=False, incumbents=(), free=made.free, coming=ResourceAmount(0, 0), locked=False
+    )  # fmt: skip
+
+
+NOW = [
+    (
+        TWO,
+        [shelf(device("g0")), shelf(device("g1"), KEPT), shelf(device("g2", node="n1"))],
+        (
+            "needs 2 whole devices of 20Gi on one node; the node with the most free devices has 1: g1 is held by x "
+            "(idle, kept by replicas.min)"
+        ),
+    ),
+    (
+        change_request(TWO, devices=5),
+        [shelf(device(f"g{number}"), *[KEPT] * (number > 0)) for number in range(6)],
+        "needs 5 whole devices of 20Gi on one node; the node with the most free devices has 1: "
+        + ", ".join(f"g{number} is held by x (idle, kept by replicas.min)" for number in (1, 2, 3))
+        + ", 2 more are not free",
+    ),
+    (
+        TWO,
+        [shelf(device("g0")), shelf(device("g1", healthy=False))],
+        "needs 2 whole devices of 20Gi on one node; no node has that many healthy devices",
+    ),
+    (
+        want("a", 4, compute_percent=60),
+        [shelf(device("g0"), HALF)],
+        (
+            "needs 4Gi and 60 % of compute on one device; the largest has 20Gi and 50 % of compute free of 24Gi and "
+            "100 %, held by x (idle, kept by replicas.min)"
+        ),
+    ),
+]
+NEVER = [
+    (
+        want("a", 4, compute_percent=60),
+        [part("g0", 8)],
+        "needs 4Gi and 60 % of compute on one device; the largest has 8Gi and 50 % of compute",
+    ),
+    (want("a", 0), [part("g0", 8)], "needs a whole device; every slice of that size is a part of a device"),
+    (
+        change_request(TWO, memory_bytes=4 * GI),
+        [part("g0", 8), part("g1", 8)],
+        "needs 2 whole devices of 4Gi; every slice of that size is a part of a device",
+    ),
+    (
+        want("a", 4, isolation=Isolation.HARDWARE),
+        [part("g0", 8, Isolation.MEMORY)],
+        (
+            "needs 4Gi on one device with hardware isolation; every slice of that size is a part of a device without "
+            "this isolation"
+        ),
+    ),
+    (
+        want("a", 9, isolation=Isolation.HARDWARE),
+        [part("g0", 8, Isolation.MEMORY)],
+        "needs 9Gi on one device with hardware isolation; the largest has 8Gi",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("asked", "there", "reason", "never"), [*((*one, False) for one in NOW), *((*one, True) for one in NEVER)]
+)
+def test_reason_for_an_unplaced_replica_names_the_scarce_resource(
+    asked: PlacementRequest, there: list[Bin], reason: str, *, never: bool
+) -> None:
+    (missing,) = run([asked], there).unmet
+    assert (missing.reason, missing.never) == (reason, never)
+
+
+def test_reason_names_the_cpu_shortage_of_a_node_with_free_devices() -> None:
+    yard = SliceIndex(
+        [shelf(device("g0")), shelf(device("g1"))], {NodeId("n0"): HostResources(8000, 64 * GI, 2000, 64 * GI)}
+    )
+    (missing,) = pack([change_request(TWO, cpu_milli=4000)], yard, frozenset(), RestartCosts(), T0).unmet
+    assert missing.reason == (
+        "needs 2 whole devices of 20Gi on one node, with 4 cores; node n0 has too little CPU: 2 cores left of 8 cores"
+    )
+
+
+ACME, ZETA = (TenantName("acme"),), (TenantName("zeta"),)
+
+
+def drawn(rng: Random, node: int, at: int) -> Bin:
+    """A device with random occupants."""
+    name = f"n{node}g{at}"
+    there = [
+        on(rng.choice("abcd"), rng.randrange(1, 9), replica=ReplicaId(f"{name}-{number}"),
+           priority=rng.randrange(-1, 3), busy=rng.random() < 0.5, kept=rng.random() < 0.3,
+           leaving=rng.random() < 0.3, evictable_s=rng.choice((0.0, T0, T0 + 1)),
+           host_usage=hosts.cores(rng.randrange(3)),
+           trust=rng.choice((TenantSet(), ACME, ZETA)))
+        for number in range(rng.choice((0, 0, 1, 1, 2)))
+    ]  # fmt: skip
+    return shelf(device(name, 24, f"n{node}"), *there, locked=rng.random() < 0.1)
+
+
+def everywhere(ways: EvictionSearch, asked: PlacementRequest) -> Iterator[SliceId]:
+    """All Slices that could hold one of its devices if they were empty."""
+    return map(ways._index.id_of, np.flatnonzero(ways._possible(asked)).tolist())
+
+
+def test_multi_device_eviction_of_random_replicas_equals_a_full_search() -> None:
+    seen = Counter[str]()
+    for seed in range(400):
+        rng = Random(seed)
+        shelves = [drawn(rng, node, at) for node in range(rng.randrange(1, 5)) for at in range(rng.randrange(1, 5))]
+        wants = [
+            want(
+                name,
+                20,
+                devices=rng.randrange(2, 5),
+                priority=rng.randrange(-1, 3),
+                force=rng.choice(list(EvictionLevel)),
+                trust=rng.choice((TenantSet(), ACME)),
+            )
+            for name in rng.choice(("w", "wv", "wvu"))
+        ]
+        found = run(wants, shelves)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(EvictionSearch, "_members", everywhere)
+            assert run(wants, shelves) == found, seed
+        seen.update(placed=bool(placed(found)), evicts=bool(victims(found)), unmet=bool(found.unmet))
+    assert min(seen[what] for what in ("placed", "evicts", "unmet")) > 20, seen
+
+
+def test_eviction_with_cached_failures_equals_eviction_without_a_cache() -> None:
+    known = Counter[bool]()
+    real = EvictionSearch._one
+
+    def counted(ways: EvictionSearch, asked: PlacementRequest) -> EvictionOption | None:
+        known[ways._alike(asked) in ways._none] += 1
+        return real(ways, asked)
+
+    for seed in range(600):
+        rng = Random(seed)
+        shelves = [drawn(rng, node, at) for node in range(rng.randrange(1, 3)) for at in range(rng.randrange(1, 3))]
+        cores = {one.slice.node: rng.randrange(2, 9) for one in shelves}
+        wants = [
+            hosts.asks(
+                f"w{at}",
+                rng.choice((0, 2)),
+                rng.choice((10, 16)),
+                priority=rng.randrange(-1, 2),
+                force=rng.choice((EvictionLevel.IDLE, EvictionLevel.BUSY)),
+                trust=rng.choice((TenantSet(), ACME)),
+            )
+            for at in range(rng.randrange(2, 13))
+        ]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(EvictionSearch, "_one", lambda ways, asked: ways._any(ways._alike(asked)))
+            each_by_itself = hosts.run(wants, shelves, cores)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(EvictionSearch, "_one", counted)
+            assert hosts.run(wants, shelves, cores) == each_by_itself, seed
+    assert known[True] > 100, known
+
+
+def test_failed_search_is_repeated_after_another_eviction_frees_memory() -> None:
+    wants = [want("a", 4, force=EvictionLevel.IDLE), want("b", 4), want("c", 4, force=EvictionLevel.IDLE)]
+    there = shelf(device("g0", 24), on("x", 22, busy=True))
+    found = run(wants, [there])
+    assert victims(found) == ["x"]
+    assert {one.want.model for one in found.unmet if one.promised} == {"b", "c"}
+    assert [one.want.model for one in found.unmet if not one.promised] == ["a"]

@@ -56,7 +56,7 @@ def test_node_without_enough_cpu_is_skipped() -> None:
     assert placed(run([asks("a", 4)], slices, {N1: 8})) == [("a", "g0")], "of one that is not known any amount fits"
 
 
-def test_reason_names_the_missing_cpu_and_memory() -> None:
+def test_reason_for_an_unplaced_replica_names_the_missing_cpu_and_memory() -> None:
     slices = [shelf(device("g0", node="n0"), on("x", 1, host_usage=cores(3), kept=True))]
     answer = run([asks("a", 2)], slices, {N0: 4}).unmet[0]
     assert not answer.never

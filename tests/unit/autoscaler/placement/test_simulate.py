@@ -58,7 +58,7 @@ def here(of: Offer, *ids: str, node: str = "w1") -> Listed:
 NOTHING = world([A], [device("cpu", 1, "w1", labels={"zone": "z"}, labels_known=True)])
 
 
-def test_virtual_slices_take_labels_from_their_node_or_the_offer() -> None:
+def test_simulated_slices_of_an_order_have_the_labels_of_its_node_or_offer() -> None:
     (attached,) = build_virtual_slices(NOTHING, offer(), range(1), "x")
     assert (attached.node, attached.labels, attached.labels_known) == ("w1", {"zone": "z"}, True)
     parts = build_virtual_slices(NOTHING, cloud(labels={"pool": "g4"}, parts=3, shared=False), range(2), "x")

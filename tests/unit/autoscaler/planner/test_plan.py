@@ -184,7 +184,7 @@ def test_retried_start_fails_at_the_time_limit_of_the_first_attempt() -> None:
 
 
 @pytest.mark.case("2")
-def test_backoff_delays_the_start_and_reports_the_next_try() -> None:
+def test_failed_start_is_retried_after_a_backoff_that_is_reported() -> None:
     calls = [gateway(levels=[level("a", 1)])]
     failing = {"a": History(refused_until_s=T0 + 60, retry_at_s=T0 + 60, episodes=1, failure="exit status 1")}
     made = world([A], [device()], gateways=calls, histories=failing)

@@ -1,4 +1,4 @@
-"""A start that waits for an external cause (capacity, an image, the API server) is reported, and is no failed start."""
+"""Starts that wait for an external cause, and replicas whose pods are deleted externally, are no failures."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from autoscaler.demand.history_updates import start_deadline_s
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.model import explain_model, list_status_rows
 from autoscaler.planner.plan import plan
-from autoscaler.state.actions import Plan, StartReplica
+from autoscaler.state.actions import DrainReplica, Plan, ReviveReplica, StartReplica
 from autoscaler.state.events import Seen
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.world import World
-from tests.support.builders.fold import DOC, M, R, after, pending, seen
-from tests.support.builders.worlds import T0, device, kinds, world
+from autoscaler.state.world import History, World
+from tests.support.builders.fold import DOC, M, R, after, moved, pending, seen
+from tests.support.builders.worlds import T0, device, gateway, kinds, level, replica, world
 
 WHY = "Unschedulable: 0/1 nodes are available: 1 Insufficient nvidia.com/gpu"
 LONG_S = 100_000.0
@@ -68,3 +68,44 @@ def test_reason_for_which_a_start_waits_is_shown_in_explain_and_status() -> None
     )
     (row,) = list_status_rows(at, Plan(), T0)
     assert (row.state, row.why) == ("starting", WHY)
+
+
+def test_externally_deleted_replica_drains_without_revival_or_failure() -> None:
+    at = world(
+        [DOC], [device()], replicas=[replica(DOC, "r", state=S.READY)], gateways=[gateway(levels=[level("m", 1)])]
+    )
+    at, moves = after(at, seen(Seen.TAKEN, reason="its pod is being deleted: Preempted"))
+    assert moved(moves) == ["ready --seen--> draining"]
+    drain = at.replicas[R].drain
+    assert drain is not None
+    assert (drain.reason, drain.taken, drain.version) == ("its pod is being deleted: Preempted", True, at.version)
+    assert not [one for one in plan(at, T0).actions if isinstance(one, ReviveReplica)]
+    at, moves = after(at, seen(Seen.TAKEN, reason="again"), seen(Seen.EXITED), now_s=T0 + 1.0)
+    assert moved(moves) == ["draining --seen--> scrubbing"]
+    assert not at.learned.histories.get(M, History()).failure
+
+
+def test_draining_replica_deleted_externally_keeps_its_drain_reason() -> None:
+    at = world([DOC], [device()], replicas=[replica(DOC, "r", state=S.READY)])
+    at, _ = after(at, DrainReplica(replica=R, reason="idle"))
+    at, moves = after(at, seen(Seen.TAKEN))
+    assert moves == ()
+    drain = at.replicas[R].drain
+    assert drain is not None
+    assert (drain.reason, drain.taken) == ("idle", True)
+
+
+def test_replica_first_seen_while_its_pod_is_being_deleted_drains() -> None:
+    at, moves = after(world([DOC], [device()]), seen(Seen.TAKEN))
+    assert at.replicas[R].state is S.DRAINING
+    assert moved(moves) == ["None --seen--> unready", "unready --seen--> draining"]
+
+
+def test_replica_whose_pod_is_deleted_externally_is_replaced() -> None:
+    """A replica whose pod is being deleted does not count as available."""
+    at = world(
+        [DOC], [device()], replicas=[replica(DOC, "r", state=S.READY)], gateways=[gateway(levels=[level("m", 1)])]
+    )  # fmt: skip
+    assert not [one for one in plan(at, T0).actions if isinstance(one, StartReplica)]
+    at, _ = after(at, seen(Seen.TAKEN))
+    assert len([one for one in plan(at, T0).actions if isinstance(one, StartReplica)]) == 1

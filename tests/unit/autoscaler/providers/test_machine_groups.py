@@ -129,7 +129,7 @@ class Looked:
 
 
 @run_with(run)
-async def test_each_poll_reports_all_groups_and_claimed_devices() -> None:
+async def test_poll_of_machine_groups_reports_all_groups_and_claimed_devices() -> None:
     one = Looked()
     one.serve("cluster.x-k8s.io", CAPI)
     one.serve("machine.openshift.io", OPENSHIFT)

@@ -60,7 +60,7 @@ def play(act: Callable[[Desk], Coroutine[object, object, None]], kind: type[Fake
 
 
 @call_with(play)
-async def test_providers_are_reported_before_offers_and_orders(desk: Desk) -> None:
+async def test_started_runner_reports_providers_before_offers_and_orders(desk: Desk) -> None:
     await asyncio.sleep(0.1)
     first, *others = [one for _, one in desk.seen]
     assert first == ProvidersSeen(providers=("rack",), hedges=frozenset({"rack"}))
@@ -95,7 +95,7 @@ async def test_order_is_sent_at_once_and_listed_soon_after(desk: Desk) -> None:
 
 
 @call_with(play)
-async def test_listing_interval_grows_up_to_its_maximum(desk: Desk) -> None:
+async def test_listing_interval_without_orders_grows_up_to_its_maximum(desk: Desk) -> None:
     await asyncio.sleep(1000.0)
     at_s = [at_s for at_s, one in desk.seen if isinstance(one, LeasesSeen)]
     gaps = [b - a for a, b in itertools.pairwise(at_s)]
@@ -226,7 +226,7 @@ def test_list_that_ends_during_an_order_is_dated_before_the_order() -> None:
     run(whole())
 
 
-def test_provider_messages_are_reported_without_addresses() -> None:
+def test_addresses_in_messages_of_a_provider_are_redacted_in_reports() -> None:
     said = 'dial tcp 10.0.3.7:443: i/o timeout, Post "https://ec2.eu-west-1.amazonaws.com/"'
     redacted = 'dial tcp (address): i/o timeout, Post "(address)"'
 

@@ -171,7 +171,9 @@ async def test_route_stream_starts_full_and_continues_with_deltas(aiohttp_client
     response.close()
 
 
-async def test_idle_stream_sends_heartbeats(aiohttp_client: AiohttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_route_stream_sends_heartbeats(
+    aiohttp_client: AiohttpClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gateways, "HEARTBEAT_S", 0.02)
     client = await aiohttp_client(ContractServer(stepped().loop).application())
     for path, kind in (("/v1/routes?gateway=g1&boot=b", RoutesDelta), ("/v1/catalogue", CatalogueDelta)):
@@ -213,7 +215,7 @@ async def test_catalogue_stream_starts_full_and_continues_with_deltas(aiohttp_cl
     response.close()
 
 
-async def test_slow_reader_gets_one_combined_delta() -> None:
+async def test_slow_reader_of_a_route_stream_gets_one_combined_delta() -> None:
     loop = stepped()
     async with contextlib.aclosing(Feed(loop.loop).catalogue()) as messages:
         await anext(messages)

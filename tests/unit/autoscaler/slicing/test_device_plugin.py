@@ -51,7 +51,7 @@ def node(many: int, resource: str = "nvidia.com/gpu", **labels: str) -> NodeFact
         ("mps", node(3, count="1", replicas="3", sharing_strategy="mps"), SHARED),
     ],
 )  # fmt: skip
-def test_pod_manifest_matches_the_golden_file(name: str, on: NodeFacts, gpu: str) -> None:
+def test_pod_on_each_kind_of_gpu_share_matches_its_golden_file(name: str, on: NodeFacts, gpu: str) -> None:
     """One resource per slice; with time slices the engine also gets its share, since nothing else enforces it."""
     (of,) = parse_documents([("a.yaml", DOCUMENT.replace("{GPU}", gpu))]).models
     there = slicer_families.list_slices(on)

@@ -46,7 +46,7 @@ def test_pcie_root_attribute_sets_the_interconnect_of_a_slice() -> None:
     assert [one.link for one in found or ()] == ["pci0000:5d", ""]
 
 
-def test_a_whole_gpu_is_one_slice() -> None:
+def test_whole_gpu_in_a_resource_slice_becomes_one_hardware_isolated_slice() -> None:
     one, other = slices(resource_slice(NODE, "gpus", devices=[gpu(0), gpu(1)]))
     assert (one.id, one.device, one.product) == ("node-1/gpu-0", "node-1/GPU-0000", "NVIDIA-H100-80GB-HBM3")
     assert (one.memory_bytes, one.compute_percent, one.shared) == (81559 * MIB, 100, False)

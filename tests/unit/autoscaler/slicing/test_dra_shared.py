@@ -33,7 +33,7 @@ from tests.support.builders.resource_slices import DRIVER, cut_name, gpu, many, 
 from tests.support.builders.slices import GIB, NODE
 from tests.support.builders.worlds import T0, gateway, level, model, replica, world
 from tests.support.golden import agrees, pod
-from tests.unit.autoscaler.slicing.test_dra_alternatives import Paths, meta
+from tests.unit.autoscaler.slicing.test_dra_partitions import Paths, meta
 
 Sharing = Literal["timeslice", "mps"]
 GPUS = resource_slice(NODE, "gpus", devices=[gpu(0), gpu(1)])

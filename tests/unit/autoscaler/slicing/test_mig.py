@@ -73,7 +73,7 @@ def test_resource_name_of_a_media_engine_profile_has_a_dot_for_its_plus() -> Non
     assert one.memory_bytes == H100.profile("1g.10gb+me").memory_bytes
 
 
-def test_unknown_profile_is_sized_by_its_name() -> None:
+def test_mig_profile_missing_from_the_table_is_sized_by_its_name() -> None:
     (one,) = slices(mig_node("NVIDIA-X1000", _2g_48gb="1"))
     assert (one.memory_bytes, one.compute_percent, one.closed) == (48 * 10**9 * 95 // 100, 28, "")
 

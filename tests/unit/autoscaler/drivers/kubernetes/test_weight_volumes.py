@@ -246,7 +246,7 @@ def names(
     return volume["metadata"]["name"], claim["metadata"]["name"]
 
 
-def test_volume_name_is_unique_per_node_namespace_and_installation() -> None:
+def test_volumes_of_other_nodes_namespaces_or_installations_differ_in_name() -> None:
     others = [
         names(), names("others"), names(node=NODE._replace(name="gpu-2")), names(store="/other"),
         names(node=NODE._replace(hostname="moved")), names(installation="blue-1"), names(installation="green-2"),
@@ -257,7 +257,7 @@ def test_volume_name_is_unique_per_node_namespace_and_installation() -> None:
     assert names() == names()
 
 
-def test_kubelet_and_container_runtime_versions_are_read_from_node() -> None:
+def test_node_is_read_with_its_kubelet_and_container_runtime_version() -> None:
     info = {"kubeletVersion": "v1.36.3", "containerRuntimeVersion": "containerd://2.1.4", "bootID": "b"}
     metadata = {"name": "n1", "labels": {"kubernetes.io/hostname": "host-1"}}
     found = nodes.read_node({"metadata": metadata, "spec": {}, "status": {"nodeInfo": info}})

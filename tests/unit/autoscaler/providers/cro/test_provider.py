@@ -1,4 +1,4 @@
-"""GPUs of a fabric through the composable resource operator: sharing a request among orders, and API calls to it."""
+"""GPUs of a fabric through the composable resource operator: shared requests, API calls, and releases."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from autoscaler.providers.cro.objects import (
     LEASE,
     NOTE,
     REQUESTS,
+    RESOURCES,
+    VICTIM,
     LeaseNote,
     build_composability_request,
     request_name,
 )
-from autoscaler.providers.cro.provider import EXPECTED_S, NODES, PARTIAL_S, CroFabric
+from autoscaler.providers.cro.provider import EXPECTED_S, FRESH_S, NODES, PARTIAL_S, CroFabric
 from autoscaler.providers.device_usage import CLAIMS, SLICES
 from autoscaler.providers.kube import AnswerError, Object
 from autoscaler.providers.provider import RefusedError
@@ -29,7 +31,7 @@ from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId
 from tests.contracts.provider import OWNER, ProviderContract, order
 from tests.support.builders.worlds import replace_fields
 from tests.support.fakes.kubernetes.cro import NONE_FREE
-from tests.support.fakes.kubernetes.kube_objects import stamp
+from tests.support.fakes.kubernetes.kube_objects import PlayedServer, stamp
 from tests.support.harness.providers.cro_rig import (
     MODEL,
     NODE,
@@ -67,7 +69,7 @@ async def test_order_creates_one_composability_request_naming_its_owner(rack: Ra
 
 
 @in_rack
-async def test_offer_counts_the_free_device_slots_at_the_fabric_price(rack: Rack) -> None:
+async def test_offer_and_order_are_limited_to_the_free_device_slots_of_a_node(rack: Rack) -> None:
     (offer,) = await rack.provider().offers()
     assert (offer.node, offer.product, offer.devices_max, offer.memory_bytes) == (NODE, MODEL, 3, 40 << 30)
     assert (offer.bought, offer.price_per_hour, offer.expected_s) == ("fabric", 1.5, EXPECTED_S)
@@ -163,7 +165,7 @@ async def test_order_after_a_release_has_its_full_size_despite_a_stale_cache(
 
 
 @in_rack
-async def test_concurrent_resize_by_another_writer_is_kept(rack: Rack) -> None:
+async def test_concurrent_resize_of_a_request_by_another_writer_is_kept(rack: Rack) -> None:
     await rack.another(1)
     resize = {"spec": {"resource": {"size": 2}}}
     rack.server.before_write = lambda *_: rack.server.change(f"{REQUESTS}/theirs", resize)
@@ -372,3 +374,159 @@ async def test_device_in_use_is_detached_only_by_a_forced_release(rack: Rack) ->
     assert kept.phase == "here"
     await given_back(rack, name, force=True)
     await rack.until_gone(name)
+
+
+@in_rack
+async def test_own_request_is_deleted_when_no_device_remains(rack: Rack) -> None:
+    name = await ordered(rack)
+    await rack.until_here(name)
+    await given_back(rack, name)
+    (listed,) = await rack.provider().list()
+    assert (listed.phase, len(listed.device_ids)) == ("leaving", 1), "it is not free while it goes"
+    with pytest.raises(RefusedError, match="still being released"):
+        await ordered(rack)
+    await rack.until_gone(name)
+    await asyncio.sleep(1.0)
+    await rack.provider().list()
+    assert not rack.server.objects.keys() - {f"{NODES}/{NODE}"}
+    assert rack.cro.pool[MODEL] == 3
+
+
+@pytest.mark.parametrize("seen_s", [0.0, 0.15])
+@in_rack
+async def test_request_released_before_any_device_exists_is_deleted(rack: Rack, seen_s: float) -> None:
+    name = await ordered(rack)
+    await asyncio.sleep(seen_s)
+    await given_back(rack, name)
+    assert not rack.resources()
+    await asyncio.sleep(1.0)
+    assert not await rack.provider().list()
+    await asyncio.sleep(1.0)
+    assert not rack.server.objects.keys() - {f"{NODES}/{NODE}"}
+
+
+AT = f"{REQUESTS}/{request_name(MODEL, NODE)}"
+EMPTY = build_composability_request(MODEL, NODE, 0, {})
+
+
+@in_rack
+async def test_order_added_during_deletion_of_an_empty_request_is_kept(rack: Rack) -> None:
+    rack.cro.server = PlayedServer(lambda: UNIX_S)  # the operator works on another API server
+    rack.server.put(AT, EMPTY)
+    note = LeaseNote("rack", OWNER, 1, 1, UNIX_S)
+    rack.server.before_write = lambda *_: rack.server.change(
+        AT, build_composability_request(MODEL, NODE, 1, {"a": note})
+    )
+    assert not await rack.provider().list(), "it was read before"
+    assert [method for method, _, _ in rack.server.writes] == ["DELETE"]
+    assert [one.name for one in await rack.provider().list()] == ["a"]
+
+
+@in_rack
+async def test_order_after_concurrent_deletion_creates_a_new_request(rack: Rack) -> None:
+    rack.cro.server = PlayedServer(lambda: UNIX_S)
+    rack.server.put(AT, EMPTY)
+    rack.server.before_write = lambda *_: rack.server.objects.__delitem__(AT)
+    name = await ordered(rack)
+    assert [one.name for one in await rack.provider().list()] == [name]
+    assert rack.request()["spec"]["resource"]["size"] == 1
+
+
+@in_rack
+async def test_request_of_another_owner_without_devices_is_kept(rack: Rack) -> None:
+    await rack.another_asks(NODE, size=0)
+    await rack.provider().list()
+    assert rack.request()["metadata"]["name"] == "theirs"
+    assert not [one for one in rack.server.writes if one[0] == "DELETE"]
+
+
+async def marked(rack: Rack, name: str) -> None:
+    """Mark an order's device without changing the size, as if the leader that wrote it was replaced."""
+    patch = rack.server.patch
+
+    async def broken(path: str, body: Object) -> Object:
+        if path.startswith(REQUESTS):
+            raise AnswerError(500, "InternalError", "etcdserver: leader changed")
+        return await patch(path, body)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(rack.server, "patch", broken)
+        with pytest.raises(AnswerError, match="leader changed"):
+            await given_back(rack, name)
+    assert marks(rack) == [name]
+
+
+def marks(rack: Rack) -> list[str]:
+    """The orders whose devices the operator would detach first."""
+    return [one["labels"][LEASE] for one in metadata(rack) if VICTIM in one.get("annotations", {})]
+
+
+def metadata(rack: Rack) -> list[Object]:
+    """The metadata of all devices."""
+    return [one["metadata"] for one in rack.resources()]
+
+
+async def two(rack: Rack) -> tuple[str, str]:
+    """Two delivered orders."""
+    names = await ordered(rack), await ordered(rack, 1)
+    await rack.until(lambda leases: all(one.phase == "here" for one in leases.values()))
+    return names
+
+
+@in_rack
+async def test_release_after_another_one_failed_detaches_only_its_own_device(rack: Rack) -> None:
+    first, second = await two(rack)
+    before = {one.name: one for one in await rack.provider().list()}
+    await marked(rack, first)
+    await given_back(rack, second)
+    assert marks(rack) == [second]
+    await rack.until_gone(second)
+    assert [*await rack.provider().list()] == [before[first]]
+
+
+@in_rack
+async def test_detach_annotation_of_a_failed_release_is_removed_after_a_delay(rack: Rack) -> None:
+    first, _ = await two(rack)
+    await asyncio.sleep(FRESH_S)
+    await marked(rack, first)
+    await rack.provider().list()
+    assert marks(rack) == [first]
+    await asyncio.sleep(FRESH_S + 1.0)
+    await rack.provider().list()
+    assert not marks(rack)
+
+
+@in_rack
+async def test_listing_keeps_a_detach_annotation_refreshed_by_a_new_release(rack: Rack) -> None:
+    first, second = await two(rack)
+    await marked(rack, first)
+    await asyncio.sleep(FRESH_S + 1.0)
+    (at,) = [f"{RESOURCES}/{one['name']}" for one in metadata(rack) if one["labels"][LEASE] == first]
+    fresh = {VICTIM: "true", LAST_USED: stamp(rack.server.unix_s())}
+    rack.server.before_write = lambda *_: rack.server.change(at, {"metadata": {"annotations": fresh}})
+    await rack.provider().list()
+    assert marks(rack) == [first]
+    await given_back(rack, first)
+    await rack.until_gone(first)
+    assert [one.name for one in await rack.provider().list()] == [second]
+
+
+@in_rack
+async def test_repeated_release_of_a_device_in_use_removes_detach_annotation(rack: Rack) -> None:
+    first, _ = await two(rack)
+    await marked(rack, first)
+    rack.use(first)
+    await given_back(rack, first)
+    assert not marks(rack)
+
+
+@in_rack
+async def test_detach_annotation_of_another_provider_is_kept(rack: Rack) -> None:
+    first, second = await two(rack)
+    await marked(rack, first)
+    note = msgspec.json.decode(rack.request()["metadata"]["annotations"][NOTE + first], type=LeaseNote)
+    theirs = {NOTE + first: msgspec.json.encode(replace(note, provider="theirs")).decode()}
+    rack.server.change(f"{REQUESTS}/{request_name(MODEL, NODE)}", {"metadata": {"annotations": theirs}})
+    rack.use(second)
+    await given_back(rack, second)
+    assert marks(rack) == [first], "an order of theirs may be under way"

@@ -84,7 +84,7 @@ def test_custom_selector_label_must_be_a_nodepool_label_or_requirement() -> None
     assert nodepool.list_variants(pool(requirement("team", "Exists")), (kind({"team": "a"}),))
 
 
-def test_numeric_requirement_operators_compare_values() -> None:
+def test_node_type_is_offered_if_its_label_meets_a_numeric_requirement() -> None:
     cpu = kind({"karpenter.k8s.aws/instance-cpu": "8"})
     for operator, bound, admitted in (("Gt", "7", True), ("Gt", "8", False), ("Lt", "9", True), ("Gte", "8", True)):
         found = nodepool.list_variants(pool(requirement("karpenter.k8s.aws/instance-cpu", operator, bound)), (cpu,))

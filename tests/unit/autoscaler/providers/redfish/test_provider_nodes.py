@@ -1,17 +1,18 @@
-"""A Redfish fabric with nodes removed from `systems`, or whose systems the service does not have."""
+"""A Redfish fabric with nodes that are removed or missing, and orders that are placed during a poll."""
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 from msgspec.structs import replace
 
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.redfish.provider import LATE_S, RedfishFabric
-from tests.contracts.provider import release
+from tests.contracts.provider import order, release
 from tests.support.fakes.redfish import FakeFabric
-from tests.support.harness.async_tests import call_with
+from tests.support.harness.async_tests import call_with, run_in
 from tests.support.harness.providers.redfish_rig import TURN_S, FabricRig
 from tests.unit.autoscaler.providers.redfish.test_provider_faults import nothing, ordered, phase, play, unmarked, until
 
@@ -111,3 +112,37 @@ async def test_rejected_login_is_reported_in_the_listing_error(rig: FabricRig, p
         RefusedError, match=r"^the fabric returned status 401 \(its Secret's user and password were rejected"
     ):
         await rig.provider().list()
+
+
+class Slow(FabricRig):
+    """A rig whose usage check blocks until `go` is set; it sets `asked` when it starts to wait."""
+
+    asked: asyncio.Event
+    go: asyncio.Event
+    waits = False
+
+    async def in_use(self, node: str, uuids: tuple[str, ...]) -> str:
+        if self.waits:
+            self.asked.set()
+            await self.go.wait()
+        return await super().in_use(node, uuids)
+
+
+@run_in(partial(Slow, FakeFabric(tasks=False)))
+async def test_order_placed_while_a_poll_is_running_is_attached(rig: Slow) -> None:
+    """The result of that poll does not contain the order's marks, and must not fail the order."""
+    rig.asked, rig.go = asyncio.Event(), asyncio.Event()
+
+    provider = rig.provider()
+    offer = (await provider.offers())[0]
+    await provider.acquire(order(offer))
+    await until(provider, phase("here"))
+    await provider.release(release(order(offer)))
+    rig.waits = True
+    await rig.asked.wait()
+    other = next(one for one in await provider.offers() if one.product == offer.product and one.node == offer.node)
+    await provider.acquire(order(other, 1))
+    rig.waits = False
+    rig.go.set()
+    await until(provider, phase("here"))
+    assert len(rig.fabric.attached("1")) == 1

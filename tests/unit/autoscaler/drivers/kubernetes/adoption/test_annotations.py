@@ -179,7 +179,7 @@ def deployment(**annotations: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_last_writer_of_the_replica_count_is_read_from_managed_fields() -> None:
+def test_annotated_workload_is_read_with_the_last_writer_of_its_scale() -> None:
     assert read_workload("Deployment", deployment()) is None
     seen = read_workload("Deployment", deployment(**{"pilotlight.dev/models": "ada", "other": "x"}))
     assert isinstance(seen, WorkloadSeen)

@@ -21,7 +21,7 @@ from autoscaler.state.events import HostsSeen, ImagesSeen, SlicesSeen
 from autoscaler.state.images import NodeImages, Whereabouts, make_image, normalize_image_name
 from autoscaler.state.operator_orders import NodeReported
 from tests.support.builders.worlds import T0, world
-from tests.unit.autoscaler.slicing.test_dra_alternatives import Paths
+from tests.unit.autoscaler.slicing.test_dra_partitions import Paths
 
 GIB = 1 << 30
 DIGEST = "sha256:" + "a" * 64

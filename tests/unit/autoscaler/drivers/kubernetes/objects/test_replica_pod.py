@@ -1,4 +1,4 @@
-"""A replica as a pod: the generated manifest, and the interpretation of a pod's status."""
+"""A replica as a pod: the manifest with its affinity, and the interpretation of the status of a pod."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.documents.load import DocumentError, parse_documents
 from autoscaler.drivers.kubernetes.objects import node_facts as nodes
 from autoscaler.drivers.kubernetes.objects import replica_pod as pods
-from autoscaler.drivers.kubernetes.objects.pod_overrides import apply_overrides, merge_resources
+from autoscaler.drivers.kubernetes.objects.pod_overrides import APART, NEAR, PREFERRED, apply_overrides, merge_resources
 from autoscaler.queries.unschedulable_replicas import is_unschedulable
 from autoscaler.slicing.base import PodFields
 from autoscaler.slicing.vendors import RESOURCES
 from autoscaler.spec.model import Model
-from autoscaler.spec.pod import GPU, Pod, Resources, SecretName, Toleration
+from autoscaler.spec.ownership import INSTALLATION, Ownership
+from autoscaler.spec.pod import GPU, OURS, Pod, Resources, SecretName, Toleration
 from autoscaler.spec.settings import PriorityClass, Settings
 from autoscaler.state.resources import HostAmount
 from autoscaler.state.world import Replica, ReplicaResources, SliceId
@@ -379,23 +380,15 @@ def test_pod_has_ended_only_if_phase_is_final_and_no_container_runs(of: dict[str
     assert found.is_over is is_over
 
 
-def test_pod_with_a_disruption_target_condition_has_its_disruption_reason() -> None:
-    said = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "drained"}
+@pytest.mark.parametrize(
+    ("type_", "reason"),
+    [("DisruptionTarget", "EvictionByEvictionAPI"), ("TerminationTarget", "WorkloadEvictedDueToPreempted")],
+)
+def test_pod_evicted_by_kubernetes_or_kueue_has_its_disruption_reason(type_: str, reason: str) -> None:
+    said = {"type": type_, "status": "True", "reason": reason, "message": "drained"}
     found = pods.read_replica_pod(alive(manifest(model()), conditions=[said]))
     assert found is not None
-    assert found.disrupted == "EvictionByEvictionAPI: drained"
-
-
-def test_pod_preempted_by_kueue_has_its_disruption_reason() -> None:
-    said = {
-        "type": "TerminationTarget",
-        "status": "True",
-        "reason": "WorkloadEvictedDueToPreempted",
-        "message": "for b",
-    }
-    found = pods.read_replica_pod(alive(manifest(model()), conditions=[said]))
-    assert found is not None
-    assert found.disrupted == "WorkloadEvictedDueToPreempted: for b"
+    assert found.disrupted == f"{reason}: drained"
 
 
 @pytest.mark.parametrize(("drains_s", "seconds"), [(600, 590), (12, 6), (1, 1)])
@@ -437,3 +430,58 @@ def test_node_is_lost_only_if_its_ready_status_is_unknown(ready: str, usable: bo
     node = {"metadata": {"name": "n"}, "spec": {}, "status": {"conditions": [{"type": "Ready", "status": ready}]}}
     seen = nodes.read_node(node)
     assert (seen.usable, seen.lost, nodes.build_slices([seen])) == (usable, lost, ())
+
+
+RACK, HOST = "topology.kubernetes.io/rack", "kubernetes.io/hostname"
+CPU = "gpu: {count: 0}\n"
+
+
+def liked(of: Model, *slices: str) -> dict[str, list[tuple[str, int, str]]]:
+    """Kind of affinity -> (topology key, weight, Model of the selected pods)."""
+    found: dict[str, Any] = manifest(of, *slices)["spec"].get("affinity", {})
+    return {
+        kind: [
+            (term["topologyKey"], one["weight"], term["labelSelector"]["matchLabels"][OURS + "model"])
+            for one in said.get(PREFERRED, ())
+            if "labelSelector" in (term := one.get("podAffinityTerm", {}))
+        ]
+        for kind, said in found.items()
+    }
+
+
+def test_near_and_spread_of_a_cpu_model_become_pod_affinity_terms() -> None:
+    assert liked(model(CPU)) == {}
+    assert liked(model(CPU + f"spread: {RACK}")) == {"podAntiAffinity": [(RACK, APART, "ada")]}
+    assert liked(model(CPU + f"near: {RACK}")) == {"podAffinity": [(RACK, NEAR, "ada")]}
+    both = liked(model(CPU + f"near: {RACK}\nspread: {HOST}"))
+    assert both == {"podAffinity": [(RACK, NEAR, "ada")], "podAntiAffinity": [(HOST, APART, "ada")]}
+
+
+def test_near_and_spread_become_preferred_affinity_not_required() -> None:
+    spec = manifest(model(CPU + f"near: {RACK}\nspread: {HOST}"))["spec"]
+    assert all(said.keys() == {PREFERRED} for said in spec["affinity"].values())
+
+
+def test_pod_on_planned_node_has_no_preferred_pod_affinity() -> None:
+    assert liked(model(f"spread: {RACK}"), "n1/gpu0") == {"nodeAffinity": []}
+
+
+def test_affinity_from_the_model_spec_is_kept_next_to_generated_terms() -> None:
+    other = {"weight": 3, "podAffinityTerm": {"topologyKey": HOST}}
+    said = f"{PREFERRED}: [{{weight: 3, podAffinityTerm: {{topologyKey: {HOST}}}}}]"
+    laid = f"pod: {{affinity: {{podAntiAffinity: {{{said}}}}}}}\n"
+    spec = manifest(model(CPU + laid + f"spread: {RACK}"))["spec"]
+    mine, ours = spec["affinity"]["podAntiAffinity"][PREFERRED]
+    assert (mine, ours["podAffinityTerm"]["topologyKey"]) == (other, RACK)
+
+
+def test_affinity_ignores_pods_of_other_installations() -> None:
+    of, owner = model(CPU + f"near: {RACK}\nspread: {HOST}"), Ownership("blue-1")
+    one = replica(of)
+    launch = engines.build_launch_command(of, None, pods.HOST, pods.assign_engine_port(one.id), {}, gpus=True)
+    pod = pods.build_pod_manifest(one, of, launch, "engine:1", owner=owner)
+    affinity = pod["spec"]["affinity"]
+    terms = [term["podAffinityTerm"] for kind in affinity.values() for term in kind[PREFERRED]]
+    selected = [term["labelSelector"]["matchLabels"] for term in terms]
+    assert [labels[INSTALLATION] for labels in selected] == ["blue-1", "blue-1"]
+    assert all(labels.items() <= pod["metadata"]["labels"].items() for labels in selected)
