@@ -21,7 +21,6 @@ from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import NodeId, Slice
-from tests.support.builders import slices
 from tests.support.builders import slices as sliced
 from tests.support.builders.worlds import GI, model, replica
 from tests.support.example_budget import examples
@@ -346,7 +345,7 @@ def test_product_name_of_a_shared_gpu_omits_the_shared_suffix() -> None:
 
 
 @every_node
-def test_slices_of_any_node_have_unique_ids_with_its_node_and_device(one: slices.Example) -> None:
+def test_slices_of_any_node_have_unique_ids_with_its_node_and_device(one: sliced.Example) -> None:
     """If it is unknown which GPU a MIG partition is on, it is its own device; DRA ids are the names of entries."""
     found = slicer_families.list_slices(one.node)
     assert len({slice_.id for slice_ in found}) == len(found)
@@ -358,7 +357,7 @@ def test_slices_of_any_node_have_unique_ids_with_its_node_and_device(one: slices
 
 
 @every_node
-def test_renamed_node_with_reordered_labels_has_equally_named_slices(one: slices.Example) -> None:
+def test_renamed_node_with_reordered_labels_has_equally_named_slices(one: sliced.Example) -> None:
     """A ResourceSlice names its node itself: with DRA, another node gets no slices from it."""
     found, other = slicer_families.list_slices(one.node), NodeId("m")
     assert slicer_families.list_slices(one.node) == found
@@ -385,7 +384,7 @@ def renamed(what: Any, before: str, after: str) -> Any:
 
 
 @every_node
-def test_open_slices_of_any_node_do_not_exceed_their_device(one: slices.Example) -> None:
+def test_open_slices_of_any_node_do_not_exceed_their_device(one: sliced.Example) -> None:
     """If only the partitions of a device are known, the size of the device is the one that they report."""
     for parts in by_device(tuple(slice_ for slice_ in slicer_families.list_slices(one.node) if not slice_.closed)):
         most = max(slice_.device_bytes or slice_.memory_bytes for slice_ in parts)
@@ -397,7 +396,7 @@ def test_open_slices_of_any_node_do_not_exceed_their_device(one: slices.Example)
 @settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(data=st.data())
 def test_node_with_malformed_data_raises_no_error_and_has_sized_slices(
-    one: slices.Example, data: st.DataObject
+    one: sliced.Example, data: st.DataObject
 ) -> None:
     """Other programs write annotations, and a device has the size that they report, so no bound is checked here."""
 

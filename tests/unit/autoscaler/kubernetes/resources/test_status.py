@@ -132,7 +132,7 @@ def test_serving_model_with_failing_start_is_ready_and_degraded() -> None:
     assert (said(of, "Degraded").status, said(of, "Degraded").reason) == ("True", "StartFailed")
 
 
-def test_long_condition_message_is_truncated() -> None:
+def test_long_message_of_a_model_condition_is_truncated() -> None:
     assert len(said(case(obstacle="x" * 5000), "Ready").message) == 1024
 
 

@@ -365,7 +365,7 @@ async def test_stuck_detach_is_forced_only_for_the_force_released_order(rack: Ra
 
 
 @in_rack
-async def test_device_in_use_is_detached_only_by_a_forced_release(rack: Rack) -> None:
+async def test_fabric_device_in_use_is_detached_only_by_a_forced_release(rack: Rack) -> None:
     name = await ordered(rack)
     await rack.until_here(name)
     rack.use(name)

@@ -76,7 +76,7 @@ def test_condition_for_invalid_annotation_says_if_older_values_apply() -> None:
     assert alone == ("pilotlight.dev/Adopted", "False", "WrongAnnotation", "x is wrong; it is not served")
 
 
-def test_long_condition_message_is_truncated() -> None:
+def test_long_message_of_an_adoption_condition_is_truncated() -> None:
     long = shown(problem="x" * 40_000)
     assert long is not None
     assert len(long[2]) == MESSAGE_MAX
