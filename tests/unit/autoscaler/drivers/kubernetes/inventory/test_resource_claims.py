@@ -108,16 +108,16 @@ class Heard:
     """Records the reports about a start."""
 
     def __init__(self) -> None:
-        self.metadata: list[str] = []
+        self.events: list[str] = []
 
     def start_made(self, replica: Replica) -> None:
-        self.metadata.append(f"made {replica.id}")
+        self.events.append(f"made {replica.id}")
 
     def start_waits(self, replica: Replica, reason: str) -> None:
-        self.metadata.append(f"waits {replica.id}: {reason}")
+        self.events.append(f"waits {replica.id}: {reason}")
 
     def start_refused(self, replica: Replica, reason: str) -> None:
-        self.metadata.append(f"refused {replica.id}: {reason}")
+        self.events.append(f"refused {replica.id}: {reason}")
 
     def is_gone(self, replica: Replica) -> None:
         raise AssertionError(replica.id)
