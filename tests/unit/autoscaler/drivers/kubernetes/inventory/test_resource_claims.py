@@ -208,8 +208,8 @@ class Filtering(Server):
 
     async def pages(self, path: str, query: Mapping[str, str]) -> AsyncIterator[ListPage]:
         wanted = [one.partition("=") for one in query["labelSelector"].split(",")]
-        metadata = [(one, one["metadata"]["labels"]) for one in self._under(path)]
-        items = [one for one, has in metadata if all(key in has and of in ("", has[key]) for key, _, of in wanted)]
+        labelled = [(one, one["metadata"]["labels"]) for one in self._under(path)]
+        items = [one for one, has in labelled if all(key in has and of in ("", has[key]) for key, _, of in wanted)]
         yield ListPage("1", "", items, [])
 
 
