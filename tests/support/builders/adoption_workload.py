@@ -69,7 +69,7 @@ class Bench:
             self.scaled(level)
         return level
 
-    def told(self) -> list[tuple[str, str]]:
+    def take_reports(self) -> list[tuple[str, str]]:
         return [(one.id, one.seen.value) for one in self.core.take()]
 
     def order(self, name: str) -> Replica:
@@ -100,5 +100,5 @@ def running(count: int, **more: Any) -> Bench:
         rank = number if bench.seen.key.kind == "StatefulSet" else 0
         bench.pod(f"p{number}", rank=rank)
         bench.ready(f"p{number}")
-    bench.told()
+    bench.take_reports()
     return bench

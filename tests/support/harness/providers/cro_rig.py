@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Coroutine
 
 from msgspec.structs import replace
@@ -19,6 +20,7 @@ from tests.contracts.provider import order
 from tests.simulation.environment.virtual_loop import run
 from tests.support.fakes.kubernetes.cro import NONE_FREE, FakeCro
 from tests.support.fakes.kubernetes.kube_objects import PlayedServer
+from tests.support.harness.async_tests import AsyncTest
 
 MODEL = "NVIDIA-A100-PCIE-40GB"
 NODE = "w1"
@@ -132,6 +134,16 @@ class Rack:
         await self.another_asks(NODE, size)
         while [one.get("status", {}).get("state") for one in self.resources()] != ["Online"] * size:
             await asyncio.sleep(0.5)
+
+
+def in_rack(test: AsyncTest) -> Callable[..., None]:
+    """Runs an asynchronous test in its fixture `rack`."""
+
+    @functools.wraps(test)
+    def synchronous(rack: Rack, **fixtures: object) -> None:
+        rack.run(test(rack, **fixtures))
+
+    return synchronous
 
 
 async def ordered(rack: Rack, number: int = 0, devices: int = 1) -> str:

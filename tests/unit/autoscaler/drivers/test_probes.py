@@ -32,6 +32,7 @@ from autoscaler.drivers.probes import (
 )
 from gateway.upstream.pool import parse_address
 from tests.simulation.environment.virtual_loop import run
+from tests.support.harness.async_tests import run_with
 from tests.support.net.certificates import OURS, THEIRS, leaf
 
 pytestmark = pytest.mark.standard
@@ -88,11 +89,11 @@ async def test_engine_with_ipv6_address_is_probed_over_ipv6() -> None:
 
 @pytest.mark.parametrize("host", ["10.0.0.7", "fd00::7"])
 @pytest.mark.parametrize(("tls_name", "name"), [(None, None), ("", "HOST"), ("m.example", "m.example")])
-def test_gateway_parses_host_port_and_tls_name_from_engine_address(
+def test_gateway_parses_an_engine_address_with_its_port_and_tls_name(
     host: str, tls_name: str | None, name: str | None
 ) -> None:
-    told = parse_address(probes.format_engine_address(host, 80, tls_name))
-    assert told[:3] == (host, 80, host if name == "HOST" else name)
+    parsed = parse_address(probes.format_engine_address(host, 80, tls_name))
+    assert parsed[:3] == (host, 80, host if name == "HOST" else name)
 
 
 @pytest.mark.parametrize("who", [OURS, THEIRS])
@@ -157,25 +158,23 @@ async def test_full_accept_queue_fails_probe_after_one_timeout(monkeypatch: pyte
             other.close()
 
 
-def test_ten_engines_get_equal_shares_of_the_total_probe_rate() -> None:
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        pace, turns = Pace(loop.time), dict.fromkeys(range(10), 0)
+@run_with(run)
+async def test_ten_engines_get_equal_shares_of_the_total_probe_rate() -> None:
+    loop = asyncio.get_running_loop()
+    pace, turns = Pace(loop.time), dict.fromkeys(range(10), 0)
 
-        async def ask(who: int) -> None:
-            while True:
-                await pace.turn()
-                turns[who] += 1
-                await asyncio.sleep(FAST_EVERY_S)
+    async def ask(who: int) -> None:
+        while True:
+            await pace.turn()
+            turns[who] += 1
+            await asyncio.sleep(FAST_EVERY_S)
 
-        tasks = [asyncio.create_task(ask(who)) for who in turns]
-        await asyncio.sleep(2.0)
-        for task in tasks:
-            task.cancel()
-        assert 990 <= sum(turns.values()) <= 1002
-        assert max(turns.values()) - min(turns.values()) <= 1
-
-    run(scenario())
+    tasks = [asyncio.create_task(ask(who)) for who in turns]
+    await asyncio.sleep(2.0)
+    for task in tasks:
+        task.cancel()
+    assert 990 <= sum(turns.values()) <= 1002
+    assert max(turns.values()) - min(turns.values()) <= 1
 
 
 def test_probe_interval_is_longer_from_two_seconds_after_engine_start() -> None:
@@ -228,7 +227,7 @@ def test_listening_socket_is_found_and_matched_to_its_process(listener: socket.s
     assert list_listening_sockets(1) == frozenset()
 
 
-def test_wildcard_listener_counts_as_listening_on_the_port() -> None:
+def test_socket_on_a_wildcard_address_counts_as_listening_on_its_port() -> None:
     with socket.create_server(("0.0.0.0", 0)) as wide:
         port = wide.getsockname()[1]
         assert list_listening_sockets(port) == {str(os.fstat(wide.fileno()).st_ino)}

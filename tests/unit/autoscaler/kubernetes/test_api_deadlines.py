@@ -58,7 +58,7 @@ class Busy(Api):
     [(0.0, 1.0, TRIES_MAX), (12.0, 0.0, 3), (29.0, 10.0, 1), (9.0, 8.0, 2), (READ_S_MAX, 0.0, 1)],
     ids=["patience", "slow", "no-time-for-a-pause", "slow-and-patience", "hangs"],
 )
-async def test_all_attempts_of_a_request_share_one_deadline(
+async def test_retried_request_ends_within_the_deadline_of_its_first_attempt(
     takes_s: float, retry_after_s: float, tries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api, loop = Busy(takes_s, retry_after_s), asyncio.get_running_loop()

@@ -124,7 +124,7 @@ def test_invalid_watch_line_raises_decode_error(line: bytes) -> None:
 
 @given(VALUES, st.integers(0, 8))
 @settings(max_examples=examples(200))
-def test_truncated_json_has_bounded_depth(value: Any, depth_max: int) -> None:
+def test_json_nested_deeper_than_the_limit_is_truncated_to_it(value: Any, depth_max: int) -> None:
     text = json.dumps(value).encode()
     cut = json.loads(decoding.truncate_nesting(text, depth_max))
     if depth(value) <= depth_max:
@@ -135,7 +135,7 @@ def test_truncated_json_has_bounded_depth(value: Any, depth_max: int) -> None:
 
 @given(VALUES)
 @settings(max_examples=examples(100))
-def test_nesting_depth_is_computed_without_decoding(value: Any) -> None:
+def test_json_is_too_deep_exactly_if_its_nesting_exceeds_the_limit(value: Any) -> None:
     text = json.dumps(value).encode()
     for levels in range(DEPTH_MAX - 8, DEPTH_MAX + 1):
         wrapped = b"[" * levels + text + b"]" * levels
@@ -156,7 +156,7 @@ def test_an_object_with_wrong_metadata_is_unreadable(metadata: str) -> None:
     assert (len(page.items), len(page.unreadable)) == (1, 1)
 
 
-def test_metadata_as_an_api_server_sends_it_is_accepted() -> None:
+def test_object_metadata_with_null_and_nested_fields_is_accepted() -> None:
     metadata = {
         **METADATA, "uid": "u", "generation": 3, "creationTimestamp": None, "generateName": "m-", "labels": None,
         "finalizers": ["f"],

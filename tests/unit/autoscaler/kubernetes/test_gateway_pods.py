@@ -40,6 +40,8 @@ class Pods:
         (ListPage("1", "", [], []), False),
     ],
 )
-async def test_gateway_exists_unless_the_server_lists_no_such_pod(page: ListPage | None, exists: bool) -> None:
+async def test_gateway_counts_as_existing_unless_the_server_lists_no_pod_for_it(
+    page: ListPage | None, exists: bool
+) -> None:
     pods = GatewayPods(cast("Api", Pods(page)), "n", lambda _: None)
     assert await pods._exists(GatewayId("g1")) is exists

@@ -105,7 +105,7 @@ def test_follower_reads_the_lease_at_a_minimum_rate() -> None:
 
 
 @pytest.mark.parametrize(("at_s", "left_s"), [(0.1, 7.9), (5.0, 3.0), (7.9, 0.1), (8.0, 0.0), (3600.0, 0.0)])
-def test_leadership_deadline_counts_from_the_start_of_the_write(at_s: float, left_s: float) -> None:
+def test_leadership_ends_8_s_after_the_start_of_the_lease_write(at_s: float, left_s: float) -> None:
     assert led().writes_s(at_s) == pytest.approx(left_s)
 
 
@@ -146,7 +146,7 @@ def test_paused_process_loses_leadership_and_acquires_a_new_epoch() -> None:
     assert one.write(60.0) == Write("8", ME, 5, D, acquires=True)
 
 
-def test_renewal_answered_after_the_deadline_does_not_count() -> None:
+def test_lease_renewal_answered_after_its_deadline_ends_leadership() -> None:
     one = led()
     write = one.write(7.0)
     assert write is not None
@@ -156,7 +156,7 @@ def test_renewal_answered_after_the_deadline_does_not_count() -> None:
     assert again == Write("9", ME, 5, D, acquires=True)
 
 
-def test_acquisition_answered_too_late_does_not_count() -> None:
+def test_lease_acquisition_answered_after_its_deadline_gives_no_leadership() -> None:
     one = ElectionCandidate(ME, D)
     one.saw(held(""), 0.0)
     write = one.write(0.0)

@@ -76,7 +76,7 @@ class House:
     def __init__(self, server: Server, me: str, *models: tuple[Origin, Model]) -> None:
         self.now_s = 0.0
         self.serves: set[Origin] = set()
-        self.told = 0
+        self.changes = 0
         self.claims = ModelClaims(cast("Api", server), me, self._held, lambda: self.now_s)
         self.installation = Installation(self._tell, {CUSTOMS}, title=me, request_claims=self.claims.ask)
         self.due_s = 0.0
@@ -87,7 +87,7 @@ class House:
 
     def _tell(self, seen: DocumentsSeen, statuses: object) -> None:
         del seen, statuses
-        self.told += 1
+        self.changes += 1
         self.serves = {*self.installation.settled.names}
 
     async def at(self, now_s: float) -> None:
@@ -106,9 +106,9 @@ async def test_models_are_not_served_before_their_lease_was_read() -> None:
     house = House(server, BLUE, model("a"))
     server.raises = [UnreachableError("GET: no")]
     await house.at(0.0)
-    assert (house.told, house.due_s) == (0, RETRY_S)
+    assert (house.changes, house.due_s) == (0, RETRY_S)
     await house.at(RETRY_S)
-    assert (house.told, house.serves) == (1, {model("a")[0]})
+    assert (house.changes, house.serves) == (1, {model("a")[0]})
 
 
 async def test_other_namespaces_are_served_while_a_new_one_awaits_its_lease() -> None:
@@ -116,7 +116,7 @@ async def test_other_namespaces_are_served_while_a_new_one_awaits_its_lease() ->
     house = House(server, BLUE, model("a"))
     await house.at(0.0)
     house.installation.put(CUSTOMS, dict([model("a"), model("b")]))
-    assert (house.told, house.serves) == (2, {model("a")[0]})
+    assert (house.changes, house.serves) == (2, {model("a")[0]})
     assert house.installation.whose("b", None) is None
     await house.claims.look()
     assert house.serves == {model("a")[0], model("b")[0]}
@@ -186,7 +186,7 @@ async def test_models_are_served_after_grace_time_if_lease_write_fails(
     house = House(server, BLUE, model("a"))
     for now_s in seconds(GRACE_S):
         await house.at(now_s)
-        assert not house.told
+        assert not house.changes
     for now_s in seconds(2 * LOOK_S):
         await house.at(GRACE_S + now_s)
     assert house.serves == {model("a")[0]}
@@ -204,10 +204,10 @@ async def test_starting_process_serves_nothing_until_the_lease_is_readable(statu
     for now_s in seconds(3 * GRACE_S):
         server.raises = [ApiError(status, "Busy", "later")]
         await blue.at(now_s)
-        assert not blue.told
+        assert not blue.changes
     server.raises = []
     await blue.at(4 * GRACE_S)
-    assert (blue.told, blue.serves) == (1, set())
+    assert (blue.changes, blue.serves) == (1, set())
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 409, 429, 500, 503])

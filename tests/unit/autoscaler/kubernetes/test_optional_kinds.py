@@ -13,12 +13,13 @@ from autoscaler.kubernetes.optional_kinds import TOGETHER_S, Kinds
 from autoscaler.kubernetes.unreadable import UnreadableObjects
 from autoscaler.kubernetes.watch import INITIAL_END
 from tests.simulation.environment.virtual_loop import run
+from tests.support.harness.async_tests import run_with
 
 ALL: Object = {"metadata": {"resourceVersion": "2", "annotations": {INITIAL_END: "true"}}}
 ONE: Object = {"metadata": {"name": "a", "namespace": "n", "resourceVersion": "1"}}
 
 
-class Told:
+class DelayedServer:
     """A fake API server that has listed all of a collection after a delay, and then reports no changes."""
 
     def __init__(self, after_s: dict[str, float]) -> None:
@@ -39,19 +40,16 @@ class Told:
 
 
 @pytest.mark.parametrize("late_s", [0.0, TOGETHER_S / 2, TOGETHER_S, 2 * TOGETHER_S])
-def test_kinds_listed_at_different_times_are_reported_in_one_callback(late_s: float) -> None:
+@run_with(run)
+async def test_kinds_listed_at_different_times_are_reported_in_one_callback(late_s: float) -> None:
     """Even if a kind is listed at the very moment at which all kinds are found to exist."""
-
-    async def scenario() -> None:
-        puts_s: list[float] = []
-        clock = asyncio.get_running_loop().time
-        kinds = Kinds(cast("Api", Told({"/first": 0.0, "/second": late_s})), lambda: puts_s.append(clock()))
-        read: Any = dict
-        for path in ("/first", "/second"):
-            kinds.add(path, read)
-        task = asyncio.create_task(kinds.run())
-        await asyncio.sleep(10 * TOGETHER_S)
-        assert len(puts_s) == 1
-        task.cancel()
-
-    run(scenario())
+    puts_s: list[float] = []
+    clock = asyncio.get_running_loop().time
+    kinds = Kinds(cast("Api", DelayedServer({"/first": 0.0, "/second": late_s})), lambda: puts_s.append(clock()))
+    read: Any = dict
+    for path in ("/first", "/second"):
+        kinds.add(path, read)
+    task = asyncio.create_task(kinds.run())
+    await asyncio.sleep(10 * TOGETHER_S)
+    assert len(puts_s) == 1
+    task.cancel()

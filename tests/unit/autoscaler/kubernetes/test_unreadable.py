@@ -59,7 +59,7 @@ def test_object_unreadable_in_several_watches_is_counted_once(caplog: pytest.Log
     assert objects.counts() == {}
 
 
-def test_long_reason_is_truncated() -> None:
+def test_long_reason_of_an_unreadable_object_is_truncated() -> None:
     objects = UnreadableObjects()
     objects.add("a", claim(reason="x" * 10_000), "/a")
     assert [len(one.reason) for one in objects] == [REASON_CHARACTERS_MAX]

@@ -39,8 +39,8 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def following(server: Server) -> AsyncIterator[Watched[str]]:
-    told: list[Change[str]] = []
-    watched = Watched(cast("Api", server), "/things", lambda found: cast("str", found["text"]), told.extend)
+    changes: list[Change[str]] = []
+    watched = Watched(cast("Api", server), "/things", lambda found: cast("str", found["text"]), changes.extend)
     run = asyncio.create_task(watched.run())
     try:
         async with asyncio.timeout(60):
@@ -77,7 +77,7 @@ def history(ops: list[tuple[str, bool]]) -> tuple[list[Event], dict[str, Object]
 
 @settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(OPS, st.data())
-def test_duplicate_and_reordered_events_match_a_fresh_list(ops: list[tuple[str, bool]], data: Any) -> None:
+def test_watched_objects_after_reordered_events_match_a_fresh_list(ops: list[tuple[str, bool]], data: Any) -> None:
     events, truth = history(ops)
     sent = data.draw(st.permutations(events + data.draw(st.lists(st.sampled_from(events))) if events else []))
 
@@ -156,7 +156,7 @@ def shown(one: Replica) -> tuple[object, ...]:
 
 @settings(derandomize=True, deadline=None, max_examples=examples(40))
 @given(st.lists(st.integers(0, len(LIFE)), min_size=1, max_size=3), st.data())
-def test_replica_states_match_a_fresh_list_after_any_event_order(ends: list[int], data: Any) -> None:
+def test_replica_states_after_reordered_events_match_a_fresh_list(ends: list[int], data: Any) -> None:
     """Case 28: events duplicated and in any order, including the end of each pod."""
     events, truth = lives(ends)
     again = data.draw(st.lists(st.sampled_from(events), max_size=4))
@@ -260,8 +260,8 @@ async def test_unreadable_object_is_logged_once_and_does_not_end_the_watch(caplo
     odd = [{**thing(name, version), "text": None} for name, version in (("a", 3), ("a", 4), ("new", 5))]
     server.truth = {"a": thing("a", 1, "a1"), "odd": {**thing("odd", 1), "text": None}}
     server.stream = [*(("MODIFIED", one) for one in odd), ("MODIFIED", thing("b", 6, "b6"))]
-    told = list[Change[str]]()
-    watched = Watched(cast("Api", server), "/things", lambda found: cast("str", found["text"].strip()), told.extend)
+    changes = list[Change[str]]()
+    watched = Watched(cast("Api", server), "/things", lambda found: cast("str", found["text"].strip()), changes.extend)
     run = asyncio.create_task(watched.run())
     try:
         async with asyncio.timeout(60):

@@ -120,9 +120,9 @@ class Partly(Server):
             raise FORBIDDEN
 
 
-@pytest.mark.parametrize(("closed", "told"), [("tenants", 1), ("models", 0)])
+@pytest.mark.parametrize(("closed", "reports"), [("tenants", 1), ("models", 0)])
 async def test_models_apply_without_tenant_access_and_missing_access_is_logged(
-    closed: str, told: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    closed: str, reports: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(optional_kinds, "RETRY_S", 0.0)
     monkeypatch.setattr(optional_kinds, "ABSENT_S", 0.0)
@@ -134,12 +134,12 @@ async def test_models_apply_without_tenant_access_and_missing_access_is_logged(
     run = asyncio.create_task(DocumentWatcher(cast("Api", server), lambda _: parsed, installation).run())
     try:
         async with asyncio.timeout(60):
-            while server.asked.count(closed) < 5 or len(seen) < told:
+            while server.asked.count(closed) < 5 or len(seen) < reports:
                 await asyncio.sleep(0)
     finally:
         run.cancel()
         await asyncio.gather(run, return_exceptions=True)
-    assert bool(seen) == bool(told)
+    assert bool(seen) == bool(reports)
     said = [record.getMessage() for record in caplog.records]
     assert len([line for line in said if closed in line and DOCTOR in line]) == 1
     assert SECRET not in " ".join(said)

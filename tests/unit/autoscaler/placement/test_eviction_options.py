@@ -41,7 +41,7 @@ def everywhere(ways: EvictionSearch, asked: PlacementRequest) -> Iterator[SliceI
     return map(ways._index.id_of, np.flatnonzero(ways._possible(asked)).tolist())
 
 
-def test_multi_device_eviction_search_matches_a_search_of_all_slices() -> None:
+def test_multi_device_eviction_of_random_replicas_equals_a_full_search() -> None:
     seen = Counter[str]()
     for seed in range(400):
         rng = Random(seed)
@@ -65,7 +65,7 @@ def test_multi_device_eviction_search_matches_a_search_of_all_slices() -> None:
     assert min(seen[what] for what in ("placed", "evicts", "unmet")) > 20, seen
 
 
-def test_cached_failure_of_a_similar_replica_does_not_change_the_result() -> None:
+def test_eviction_with_cached_failures_equals_eviction_without_a_cache() -> None:
     known = Counter[bool]()
     real = EvictionSearch._one
 

@@ -29,7 +29,7 @@ from autoscaler.placement.model.types import Bin, PackResult, PlacementRequest, 
 from autoscaler.placement.packer import pack
 from autoscaler.planner.plan import plan
 from autoscaler.queries.measured_memory import Given, compute_growth, compute_slots, explain_no_growth
-from autoscaler.queries.measured_memory import compute_engine_limits as told_of
+from autoscaler.queries.measured_memory import compute_engine_limits as engine_limits
 from autoscaler.spec.model import Cache, Gpu, Model, ModelSpec, ReplicaRange
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import DeclaredDevice
@@ -46,7 +46,7 @@ from tests.support.builders.placement_requests import change_request, placement_
 from tests.support.builders.worlds import GI, T0, device, folded, gateway, level, model, replica, world
 from tests.support.example_budget import examples
 from tests.support.harness.driver_events import seen_of
-from tests.unit.autoscaler.placement.index.test_elastic_packer import counted
+from tests.unit.autoscaler.placement.index.test_elastic import counted
 from tests.unit.autoscaler.placement.test_packer import on, shelf
 from tests.unit.autoscaler.planner.test_plan_elastic import after, document, launched
 
@@ -80,7 +80,7 @@ def grants(packing: PackResult) -> list[tuple[str, float]]:
 # --- the rule ---------------------------------------------------------------------------------------------------------
 
 
-def test_replica_grows_in_whole_steps_into_memory_no_other_can_use() -> None:
+def test_replica_with_growth_gets_memory_no_other_can_use_in_whole_steps() -> None:
     assert grants(run([want("a")], [shelf(device("g0", 24))])) == [("a", 20)]
     assert grants(run([want("a")], [shelf(device("g0", 24), on("x", 9))])) == [("a", 15)]
     assert grants(run([want("a", step=2 * GI)], [shelf(device("g0", 24), on("x", 9))])) == [("a", 14)]
@@ -89,7 +89,7 @@ def test_replica_grows_in_whole_steps_into_memory_no_other_can_use() -> None:
     assert grants(run([want("a", step=1)], [shelf(odd)])) == [("a", 15)], "whole MiB, as pods ask for it"
 
 
-def test_growth_leaves_only_memory_that_later_replicas_could_use() -> None:
+def test_growing_replica_leaves_memory_that_later_replicas_could_use() -> None:
     hole = [shelf(device("g0", 24))]
     assert grants(run([want("a")], hole, {kind(14): 1})) == [("a", 10)]
     assert grants(run([want("a")], hole, {kind(6): 1})) == [("a", 18)], "one of 6"
@@ -101,7 +101,7 @@ def test_growth_leaves_only_memory_that_later_replicas_could_use() -> None:
     assert grants(run([want("a")], hole, {want("a").kind: 1})) == [("a", 20)], "which is this one itself"
 
 
-def test_growth_considers_memory_that_draining_replicas_will_free() -> None:
+def test_growth_leaves_memory_that_fits_a_replica_once_another_drained() -> None:
     leaving = shelf(device("g0", 24), on("x", 10, leaving=True))
     assert grants(run([want("a")], [leaving])) == [("a", 14)]
     assert grants(run([want("a")], [leaving], {kind(12): 1})) == [("a", 12)], "it fits when x has left"
@@ -129,7 +129,7 @@ def test_replica_placed_with_reduced_memory_does_not_grow() -> None:
     assert grants(made) == [("a", 2)]
 
 
-def test_growth_leaves_the_memory_that_learned_demand_would_use() -> None:
+def test_growth_with_learned_demand_leaves_the_memory_it_would_use() -> None:
     """The demand is for half devices, whichever models are declared now."""
     halves = build_untrained_estimate({500: 1.0})
     ((_, got),) = grants(run([want("a", 8)], [shelf(device("g0", 32))], taught=halves))
@@ -138,7 +138,7 @@ def test_growth_leaves_the_memory_that_learned_demand_would_use() -> None:
     assert whole.memory_bytes == 30 * GI, "nothing of that size fits beside it"
 
 
-def test_memory_reserved_from_growth_covers_the_learned_demand() -> None:
+def test_reserved_memory_is_the_multiple_of_the_demanded_size_that_fits() -> None:
     stock = NodeArrays([NodeCapacity("n", (SliceClass(1000), SliceClass(1000)))], build_untrained_estimate({400: 1.0}))
     part = stock.part(np.array([0]))
 
@@ -167,7 +167,7 @@ TAKERS = st.lists(st.builds(Taker, st.integers(1, 30), st.just(0), st.integers(0
 
 @settings(deadline=None, max_examples=examples(200))
 @given(TAKERS, st.integers(0, 60))
-def test_fillable_memory_is_the_largest_sum_of_replicas_that_fits(takers: list[Taker], left: int) -> None:
+def test_fillable_memory_equals_the_largest_sum_of_replicas_that_fits(takers: list[Taker], left: int) -> None:
     rigid = [one._replace(most_bytes=one.least_bytes) for one in takers]
     sums = [
         sum(count * one.least_bytes for count, one in zip(counts, rigid, strict=True))
@@ -199,7 +199,7 @@ def _shelf(number: int, size: int, used: int, shared: bool) -> Bin:
 
 @settings(deadline=None, max_examples=examples(300))
 @given(WANTS, SHELVES, YET, st.booleans())
-def test_growth_changes_no_placement_and_never_overcommits(
+def test_growth_keeps_all_placements_and_never_exceeds_free_memory(
     wants: list[PlacementRequest], sizes: list[tuple[int, int, bool]], yet: dict[RequestShape, int], judges: bool
 ) -> None:
     shelves = [_shelf(at, *one) for at, one in enumerate(sizes)]
@@ -248,8 +248,8 @@ def test_explain_reports_memory_and_slots_of_a_grown_replica() -> None:
     a = growing(context_tokens=2048)
     one = started(asked(a, gi=17.5))
     assert (one.resources.memory_bytes, one.slots, one.spec_hash) == (16 * GI, 7, a.spec_hash())
-    assert a.spec_hash() == replace(a, spec=replace(a.spec, gpu=Gpu())).spec_hash(), "nothing is started anew for it"
-    assert told_of(a, one) == Given(None, 16 * GI, 7, 0)
+    assert a.spec_hash() == replace(a, spec=replace(a.spec, gpu=Gpu())).spec_hash(), "no replica restarts for it"
+    assert engine_limits(a, one) == Given(None, 16 * GI, 7, 0)
     runs = replace(one, state=S.READY, since_s=T0, times=replace(one.times, ready_s=T0))
     then = world([a], [device("gpu0", 17.5)], [runs])
     log = explain_model(then, plan(then, T0), Log(), a.name, T0).sentences
@@ -280,7 +280,7 @@ def test_growth_leaves_memory_for_another_model_on_the_device() -> None:
     assert started(asked(a, paused)).resources.memory_bytes == 20 * GI
 
 
-def test_memory_of_a_grown_replica_counts_as_used() -> None:
+def test_no_replica_starts_in_the_memory_of_a_grown_replica() -> None:
     a, b = growing(context_tokens=2048), model("b", 6)
     grown = replica(a, "ra", memory_bytes=20 * GI, slots=9)
     held = plan(asked(b, a, replicas=[grown]), T0)
@@ -291,8 +291,8 @@ def test_usage_of_a_grown_replica_is_not_learned_as_model_demand() -> None:
     a = growing(context_tokens=2048)
     for memory_gi, learns in ((10, True), (20, False)):
         at = world([a], [device()], [replica(a, "ra", memory_bytes=memory_gi * GI)])
-        told = replace(seen_of(at.replicas[next(iter(at.replicas))], Seen.READY), used_bytes=9 * GI)
-        then, _ = fold(at, (told,), T0)
+        measured = replace(seen_of(at.replicas[next(iter(at.replicas))], Seen.READY), used_bytes=9 * GI)
+        then, _ = fold(at, (measured,), T0)
         assert (a.name in then.learned.histories and then.learned.histories[a.name].used is not None) == learns
 
 
@@ -302,13 +302,13 @@ def test_usage_of_a_grown_replica_is_not_learned_as_model_demand() -> None:
 def test_growth_extends_the_context_if_the_model_sets_no_length() -> None:
     a = growing()
     assert compute_growth(a) == Growth(int(6 * GI), 256 * GI // 4096), "all of the model's own context for each slot"
-    assert told_of(a, replica(a, "r", memory_bytes=12 * GI)) == Given(None, 12 * GI, 4, 16384)
-    assert told_of(a, replica(a, "r")) == Given(None, 10 * GI, 4, 0)
+    assert engine_limits(a, replica(a, "r", memory_bytes=12 * GI)) == Given(None, 12 * GI, 4, 16384)
+    assert engine_limits(a, replica(a, "r")) == Given(None, 10 * GI, 4, 0)
     grown = replica(a, "r", memory_bytes=12 * GI)
     then = world([a], [device()], [grown])
-    told = " ".join(explain_model(then, plan(then, T0), Log(), a.name, T0).sentences)
-    assert "granted 12Gi instead of 10Gi, with 16384 tokens of context instead of 8192" in told
-    less = launched(a, told_of(a, grown), "llama-server").argv
+    explanation = " ".join(explain_model(then, plan(then, T0), Log(), a.name, T0).sentences)
+    assert "granted 12Gi instead of 10Gi, with 16384 tokens of context instead of 8192" in explanation
+    less = launched(a, engine_limits(a, grown), "llama-server").argv
     assert after(less, "--ctx-size") == "16384"
 
 
@@ -327,7 +327,7 @@ def test_growth_is_zero_with_a_reason_if_the_engine_cannot_grow() -> None:
 
 @pytest.mark.parametrize("context_tokens", [None, 8192])
 @pytest.mark.parametrize("slots_", [1, 3])
-def test_granted_memory_covers_the_estimate_for_the_engine_arguments(
+def test_arguments_of_a_grown_replica_need_at_most_its_granted_memory(
     tmp_path: Path, context_tokens: int | None, slots_: int
 ) -> None:
     """Uses the estimator itself, with a real header."""
@@ -340,9 +340,9 @@ def test_granted_memory_covers_the_estimate_for_the_engine_arguments(
     assert (most > 0) == (slots_ > 1 or context_tokens is not None)
     for more in range(0, most + 1, max(1, most // 9)):
         granted = made.memory_bytes + more // step * step
-        told = told_of(made, replica(made, "r", memory_bytes=granted, slots=compute_slots(made, granted)))
+        limits = engine_limits(made, replica(made, "r", memory_bytes=granted, slots=compute_slots(made, granted)))
         if context_tokens is None:
-            tokens = told.shared_context_tokens or (made.cache and made.cache.context_tokens)
+            tokens = limits.shared_context_tokens or (made.cache and made.cache.context_tokens)
             of, base = (
                 estimate_memory(replace(made, slots=1, spec=replace(spec, context_tokens=one)))
                 for one in (tokens, made.cache and made.cache.context_tokens)
@@ -351,13 +351,13 @@ def test_granted_memory_covers_the_estimate_for_the_engine_arguments(
             assert base is not None
             assert of.total_bytes(gpus=False) - base.total_bytes(gpus=False) <= more
         else:
-            of = estimate_memory(replace(made, slots=told.slots))
+            of = estimate_memory(replace(made, slots=limits.slots))
             assert of is not None
             assert of.total_bytes(gpus=False) <= granted
-            assert told.slots == slots_ + more // step
+            assert limits.slots == slots_ + more // step
 
 
-async def test_vllm_gets_the_granted_fraction_of_gpu_memory() -> None:
+async def test_vllm_with_growth_is_started_with_its_granted_memory_fraction() -> None:
     devices = Devices((DeclaredDevice(name="gpu0", memory_bytes=Bytes(24 * GI)),))
     await devices.open()
     spec = ModelSpec(engine="vllm", artifact="hf://org/m", gpu=Gpu(growth_percent=100))
@@ -365,14 +365,14 @@ async def test_vllm_gets_the_granted_fraction_of_gpu_memory() -> None:
     one = started(asked(of, gi=18))
     assert (one.resources.memory_bytes, one.slots) == (18 * GI, 64)
     half = replica(of, "r", memory_bytes=18 * GI)
-    told = told_of(of, half, devices.fraction(of, half))
-    assert after(launched(of, told, "vllm").argv, "--gpu-memory-utilization") == "0.750"
+    limits = engine_limits(of, half, devices.fraction(of, half))
+    assert after(launched(of, limits, "vllm").argv, "--gpu-memory-utilization") == "0.750"
 
 
-def test_command_placeholder_receives_the_granted_memory() -> None:
+def test_memory_placeholder_in_a_command_becomes_the_grown_memory() -> None:
     own = model("own", 10, gpu=Gpu(growth_percent=50), command=("run", "{port}", "--memory={memory_bytes}"))
-    told = told_of(own, replica(own, "r", memory_bytes=14 * GI))
-    assert f"--memory={14 * GI}" in launched(own, told).argv
+    limits = engine_limits(own, replica(own, "r", memory_bytes=14 * GI))
+    assert f"--memory={14 * GI}" in launched(own, limits).argv
 
 
 def test_invalid_growth_setting_is_rejected_with_the_field_path() -> None:

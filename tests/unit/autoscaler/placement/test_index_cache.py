@@ -102,7 +102,7 @@ def turned(one: World, rng: Random, now_s: float) -> World:
             at = rng.choice(sorted(one.nodes.slices))
             return replace_fields(one, slices=_nodes_told(one.nodes.slices, one.nodes.slices[at].node, rng))
         case 9 | 12 | 15 | 17 | 18 | 19 | 20 as which:
-            return TOLD[which](one, rng)
+            return CHANGES[which](one, rng)
         case 16 if ids:
             one = replace(one, replicas=_misplaced(replicas, rng))
         case 13:
@@ -141,8 +141,8 @@ def _beside_told(one: World, rng: Random) -> World:
             one, hosts={name: host for name, host in one.nodes.hosts.items() if name not in {node, "n4"}}
         )
     taken = HostAmount(rng.randrange(10) * 1000, rng.randrange(9) * GI)
-    told = HostResources(*size, *size).without(taken)
-    return replace_fields(one, hosts={} if rng.random() < 0.1 else {**one.nodes.hosts, node: told})
+    changed = HostResources(*size, *size).without(taken)
+    return replace_fields(one, hosts={} if rng.random() < 0.1 else {**one.nodes.hosts, node: changed})
 
 
 def _replica(rng: Random, now_s: float) -> Replica:
@@ -173,11 +173,11 @@ def _sizes_told(one: World, rng: Random) -> World:
     size, product = rng.choice((24, 80)) * GI, rng.choice(("", "H100", "L4", "NVIDIA H200"))
     many = replace(one.nodes.slices[at], memory_bytes=size, product=product)
     prices = rng.choice(((), (Price(device="H100", per_hour=9.0),), (Price(device="L4", per_hour=1.0),)))
-    told = replace(one.settings, prices=prices)
+    changed = replace(one.settings, prices=prices)
     return replace_fields(
         one,
         slices={**one.nodes.slices, at: many} if both < 0.6 else one.nodes.slices,
-        settings=told if both > 0.4 else one.settings,
+        settings=changed if both > 0.4 else one.settings,
     )
 
 
@@ -212,8 +212,8 @@ def _misplaced(replicas: dict[ReplicaId, Replica], rng: Random) -> dict[ReplicaI
 def _others_come(one: World, rng: Random) -> World:
     """Change the pod limit of a Slice and the number of foreign pods on it."""
     at, many = rng.choice(sorted(one.nodes.slices)), rng.randrange(4)
-    told = replace(one.nodes.slices[at], holders_max=many, theirs=rng.randrange(many + 1))
-    return replace_fields(one, slices={**one.nodes.slices, at: told})
+    changed = replace(one.nodes.slices[at], holders_max=many, theirs=rng.randrange(many + 1))
+    return replace_fields(one, slices={**one.nodes.slices, at: changed})
 
 
 def _calls_told(one: World, rng: Random) -> World:
@@ -221,15 +221,15 @@ def _calls_told(one: World, rng: Random) -> World:
     uses = [use(id, 1) for id in one.replicas if rng.random() < 0.5]
     heard = {each.replica: each for each in uses}
     silent = rng.random() < 0.3
-    told = {id: replace(each, uses=heard, in_epoch=not silent) for id, each in one.gateways.items()}
-    return replace(one, gateways=told)
+    changed = {id: replace(each, uses=heard, in_epoch=not silent) for id, each in one.gateways.items()}
+    return replace(one, gateways=changed)
 
 
 def _without(slices: dict[SliceId, Slice], gone: SliceId) -> dict[SliceId, Slice]:
     return {id: one for id, one in slices.items() if id != gone or len(slices) < 5}
 
 
-TOLD = {
+CHANGES = {
     9: _trust_told, 12: _sizes_told, 15: _others_come, 17: _beside_told, 18: _beside_told, 19: _calls_told,
     20: _calls_told,
 }  # fmt: skip
@@ -304,7 +304,7 @@ def grades(yard: SliceIndex, expected: RestartCosts, asked: Sequence[PlacementRe
 
 @settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(st.integers(0, 1 << 30))
-def test_updated_slice_index_gives_the_same_packing_as_a_rebuilt_one(seed: int) -> None:
+def test_slice_index_after_random_updates_packs_like_a_rebuilt_one(seed: int) -> None:
     rng, now_s, survey = Random(seed), T0, IndexCache()
     copies = frozenset({Copy(artifact="oci://r.io/a", node=NodeId("n1"))})
     one = world(MODELS, SLICES, gateways=[gateway("g")])
@@ -314,16 +314,18 @@ def test_updated_slice_index_gives_the_same_packing_as_a_rebuilt_one(seed: int) 
         leaving, staying = some(rng, sorted(one.replicas)), some(rng, sorted(one.replicas))
         yard = survey.update(one, now_s, leaving, staying)
         known = None if one.learned.lesson is None else decode_placement_values(one.learned.lesson)
-        anew = SliceIndex(build_bins(one, now_s, leaving, staying), build_hosts(one, now_s, leaving, staying), known)
+        rebuilt = SliceIndex(build_bins(one, now_s, leaving, staying), build_hosts(one, now_s, leaving, staying), known)
         asked = wants(rng)
-        assert state(yard) == state(anew)
-        assert grades(yard, survey.restart_costs, asked, now_s) == grades(anew, build_restart_costs(one), asked, now_s)
-        assert pack(asked, yard, copies, RestartCosts(), now_s) == pack(asked, anew, copies, RestartCosts(), now_s)
+        assert state(yard) == state(rebuilt)
+        assert grades(yard, survey.restart_costs, asked, now_s) == grades(
+            rebuilt, build_restart_costs(one), asked, now_s
+        )
+        assert pack(asked, yard, copies, RestartCosts(), now_s) == pack(asked, rebuilt, copies, RestartCosts(), now_s)
 
 
 @settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(st.integers(0, 1 << 30))
-def test_reused_planner_makes_the_same_plans_as_a_new_one(seed: int) -> None:
+def test_planner_reused_after_random_changes_plans_like_a_new_one(seed: int) -> None:
     rng, now_s, planner = Random(seed), T0, Planner()
     one = world(MODELS, SLICES, gateways=[gateway("g")])
     for _ in range(40):
@@ -362,7 +364,7 @@ def test_slice_index_is_kept_when_a_node_without_devices_returns() -> None:
     assert survey.update(replace_fields(one, hosts={NodeId("n4"): small}), T0) is not yard, "nobody knows what n0 has"
 
 
-def test_node_drain_takes_effect_after_the_slice_is_reported_again() -> None:
+def test_drain_of_a_node_is_planned_once_its_slice_is_reported_again() -> None:
     """The model was idle while its device was unknown."""
     a, place = MODELS[0], CordonTarget("node", "n0")
     there, other = device("gpu0", 24, "n0"), device("g1", 24, "n1")

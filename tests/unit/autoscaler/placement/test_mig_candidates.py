@@ -64,8 +64,8 @@ def test_node_is_repartitioned_for_as_many_replicas_as_its_cpu_allows() -> None:
     assert action is not None
     assert "2 replicas will fit" in action.reason
     coming = replace_fields(at, cuttable={"n1": cuttable(state="pending", **asked(1, T0 - EVERY_S, (SMALL,)))})
-    told = {one.model: one.reason for one in plan(coming, T0).unmet}
-    assert [name for name, reason in told.items() if "will have room for it" in reason] == ["a", "b"]
+    reasons = {one.model: one.reason for one in plan(coming, T0).unmet}
+    assert [name for name, reason in reasons.items() if "will have room for it" in reason] == ["a", "b"]
 
 
 def test_no_repartition_if_a_free_partition_is_large_enough() -> None:
@@ -107,7 +107,7 @@ def test_models_that_fit_no_node_do_not_block_a_repartition() -> None:
 
 
 @pytest.mark.parametrize("first", ["no MIG", "busy", "too small", "another zone"])
-def test_repartitionable_node_is_found_behind_many_that_are_not(first: str) -> None:
+def test_mig_repartition_finds_the_only_usable_node_behind_many_others(first: str) -> None:
     others = [
         cuttable(
             f"a{number:03}", labels={"zone": "a"},
@@ -125,7 +125,7 @@ def test_repartitionable_node_is_found_behind_many_that_are_not(first: str) -> N
     assert list_unplaceable_models(at) == {}
 
 
-def test_equal_nodes_yield_one_mig_candidate() -> None:
+def test_equal_nodes_count_as_one_candidate_for_mig_repartitioning() -> None:
     nodes = {f"n{number}": cuttable(f"n{number}") for number in range(9)}
     one = world(cuttable={"n0": nodes["n0"]})
     assert len(list_mig_candidates(world(cuttable=nodes))) == len(list_mig_candidates(one)) > 0

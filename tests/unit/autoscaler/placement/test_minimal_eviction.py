@@ -273,7 +273,7 @@ def holds(found: Batch, answer: PackResult, before: PackResult) -> None:
 
 @LONG
 @given(SEEDS)
-def test_sparing_any_victim_would_leave_a_replica_unplaced(seed: int) -> None:
+def test_each_victim_of_a_random_batch_is_needed_for_a_placement(seed: int) -> None:
     found = batch(seed)
     answer = found.packed()
     assert spareable(answer, Every(found.shelves, found.hosts)) == []
@@ -315,7 +315,7 @@ def test_elastic_replica_keeps_its_allocated_memory_when_moved(seed: int) -> Non
 
 @QUICK
 @given(SEEDS, st.randoms(use_true_random=False))
-def test_minimal_eviction_result_is_independent_of_input_order(seed: int, rng: Random) -> None:
+def test_shuffled_input_gives_the_same_minimal_eviction(seed: int, rng: Random) -> None:
     found, other = batch(seed), batch(seed)
     answer = found.packed()
     rng.shuffle(other.wants)
@@ -329,14 +329,14 @@ def test_minimal_eviction_result_is_independent_of_input_order(seed: int, rng: R
 
 @QUICK
 @given(SEEDS, st.sampled_from(["STEPS_MAX", "MOVERS_MAX", "PLACES_MAX"]), st.integers(0, 5))
-def test_victims_are_valid_if_the_search_reaches_its_limits(seed: int, bound: str, most: int) -> None:
+def test_victims_are_valid_even_if_the_victim_search_reaches_its_limits(seed: int, bound: str, most: int) -> None:
     found = batch(seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(minimal_eviction, bound, most)
         holds(found, found.packed(), found.before())
 
 
-def test_search_steps_stay_within_steps_max(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_victim_search_without_an_early_solution_stops_at_steps_max(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many placement requests of many sizes, for which no solution that spares a victim is found early."""
     rng, steps = Random(1), list[tuple[int, int]]()
     run_ = minimal_eviction._Search.run
@@ -401,7 +401,7 @@ def test_immediate_placement_is_not_delayed_to_spare_a_victim() -> None:
     assert (placed(free), victims(free)) == ([("a", "g1"), ("b", "g0")], [])
 
 
-def test_result_names_the_replica_each_victim_is_evicted_for() -> None:
+def test_victim_is_attributed_to_the_replica_that_needs_its_device() -> None:
     """Initially d is on g2, so x is evicted for a and y for b. With d on g1, a starts on g2, and b waits for x."""
     shelves = [shelf(device("g0"), on("x", 20)), shelf(device("g1"), on("y", 20, priority=1)), shelf(device("g2", 10))]
     wants = [want("d", 4, priority=3), want("a", 10, priority=2, unserved_since_s=0), want("b", 22, priority=2)]
@@ -443,13 +443,13 @@ def filled_bin(*free: float) -> list[Bin]:
     ]
 
 
-def test_search_takes_no_step_if_total_free_memory_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_victim_search_takes_no_step_if_total_free_memory_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     wants = [want("a", 11), want("b", 11, ordinal=1), want("c", 6, ordinal=2)]
     answer, steps = counted(monkeypatch, wants, filled_bin(11, 11.5))
     assert (victims(answer), steps) == (["x0"], [0])
 
 
-def test_search_does_not_repeat_equivalent_states(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_victim_search_does_not_repeat_equivalent_assignments(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of seven requests has no room on six devices, each of which fits any request: 720 equivalent assignments."""
     wants = [want(f"w{at}", 6, ordinal=at) for at in range(7)]
     answer, steps = counted(monkeypatch, wants, filled_bin(*(10 + at / 8 for at in range(6))))
@@ -466,7 +466,7 @@ def test_two_victims_on_one_device_are_spared_by_one_search(monkeypatch: pytest.
     assert victims(run([want("a", 10, priority=1), want("b", 12)], shelves)) == ["x", "y"], "without the search"
 
 
-def test_search_is_skipped_if_a_replica_that_stays_needs_the_eviction(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_victim_search_is_skipped_if_an_unmovable_replica_needs_the_victim(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(minimal_eviction, "MOVERS_MAX", 1)
     wants = [want("a", 8, priority=1), want("b", 20)]
     shelves = [shelf(device("g0", 12), on("y", 6)), shelf(device("g1", 24), on("x", 20))]

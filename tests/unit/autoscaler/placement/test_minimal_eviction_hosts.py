@@ -122,7 +122,7 @@ def steps_of(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> lis
 # --- single cases -----------------------------------------------------------------------------------------------------
 
 
-def test_immediate_placements_use_only_cpu_that_is_free_now() -> None:
+def test_two_replicas_start_at_once_only_if_cpu_for_both_is_free_now() -> None:
     """On n0, 2 cores are free, and 2 more after y has left: a and b cannot both start there now."""
     for left in (2, 4):
         leaving = on("y", 1, leaving=True, host_usage=cores(2))
@@ -138,7 +138,7 @@ def test_immediate_placements_use_only_cpu_that_is_free_now() -> None:
         assert (found is not None) == (left == 4)
 
 
-def test_search_distinguishes_cpu_free_now_from_cpu_free_later() -> None:
+def test_victim_search_places_a_replica_now_only_where_cpu_is_free_now() -> None:
     """The a and b replicas take 4 cores of each node in either case; c can start on n0 only if a1 starts there."""
     shelves = [
         *(shelf(device(f"g{at}", 8, f"n{at}")) for at in range(2)),
@@ -214,7 +214,7 @@ def test_replica_cannot_move_to_a_node_whose_cpu_is_freed_only_later() -> None:
         ) == found
 
 
-def test_search_is_skipped_if_a_replica_that_stays_needs_victim_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_victim_search_is_skipped_if_an_unmovable_replica_needs_its_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(minimal_eviction, "MOVERS_MAX", 1)
     shelves = [shelf(device("g0", 12, "n0")), shelf(device("g1", 24, "n1"), on("x", 2, host_usage=cores(2)))]
     held = [
@@ -226,7 +226,7 @@ def test_search_is_skipped_if_a_replica_that_stays_needs_victim_cpu(monkeypatch:
     assert steps_of(monkeypatch, lambda: find_fewer_victims(held, [x], yard, T0)) == [0]
 
 
-def test_search_is_pruned_if_total_cpu_is_insufficient(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_victim_search_is_pruned_if_total_cpu_is_insufficient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only on n0 can a start, which leaves no core for b, wherever each c is placed."""
     shelves = [shelf(device(f"g{at}", 24, "n0")) for at in range(4)]
     shelves += [shelf(device("p", 24, "p"), on("x", 20))]

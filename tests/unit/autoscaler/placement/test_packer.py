@@ -1,4 +1,4 @@
-"""The packer: placement requests and bins in; placements, victims and unmet placement requests out."""
+"""The packer: placements, victims and unmet placement requests with their reasons."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from autoscaler.placement.model.predicates import find_required_amount, has_matc
 from autoscaler.placement.model.types import Bin, EvictionLevel, Occupant, PackResult, PlacementRequest, RestartCosts
 from autoscaler.placement.packer import pack
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.resources import Isolation, ResourceAmount
+from autoscaler.state.resources import HostResources, Isolation, ResourceAmount
 from autoscaler.state.world import Copy, NodeId, Slice
 from tests.support.builders.placement_requests import change_request, placement_request
 from tests.support.builders.worlds import GI, T0, device
@@ -119,7 +119,7 @@ def test_cpu_only_replica_is_placed_without_a_slice() -> None:
     assert placed(run([want("a", devices=0)], [])) == [("a",)]
 
 
-def test_unhealthy_slices_are_never_used() -> None:
+def test_replica_is_not_placed_on_an_unhealthy_slice() -> None:
     answer = run([want("a")], [shelf(device(healthy=False))])
     assert answer.unmet[0].reason == "needs 10Gi on one device; no suitable device is healthy"
     assert not answer.unmet[0].never
@@ -136,7 +136,7 @@ def test_eviction_prefers_an_idle_replica_to_a_busy_one() -> None:
     assert victims(run([want("a")], slices)) == ["idle"]
 
 
-def test_cheapest_victim_set_is_evicted() -> None:
+def test_one_replica_is_evicted_instead_of_two_smaller_ones() -> None:
     slices = [shelf(device("g0"), on("x", 10), on("y", 10)), shelf(device("g1"), on("cheap", 20))]
     assert victims(run([want("a", 20)], slices)) == ["cheap"]
     assert victims(run([want("a", 20)], slices[:1])) == ["x", "y"]
@@ -258,7 +258,7 @@ QUICK = settings(derandomize=True, deadline=None, max_examples=examples(150))
 
 @QUICK
 @given(wanted(), benches())
-def test_no_slice_is_ever_over_committed(wants: list[PlacementRequest], shelves: list[Bin]) -> None:
+def test_random_packing_never_overcommits_a_slice(wants: list[PlacementRequest], shelves: list[Bin]) -> None:
     taken = {one.slice.id: sum(i.room.memory_bytes for i in one.incumbents) for one in shelves}
     devices = {one.slice.id: one for one in shelves}
     answer = run(wants, shelves)
@@ -295,7 +295,9 @@ def test_protected_replicas_are_never_evicted(wants: list[PlacementRequest], she
 
 @QUICK
 @given(wanted(), benches(), st.randoms(use_true_random=False))
-def test_result_is_independent_of_input_order(wants: list[PlacementRequest], shelves: list[Bin], rng: Random) -> None:
+def test_shuffled_replicas_and_slices_give_the_same_packing(
+    wants: list[PlacementRequest], shelves: list[Bin], rng: Random
+) -> None:
     mixed_wants, mixed = sorted(wants, key=lambda _: rng.random()), sorted(shelves, key=lambda _: rng.random())
     assert run(wants, shelves) == run(mixed_wants, mixed)
 
@@ -316,7 +318,7 @@ def test_replica_that_fits_still_fits_with_one_more_empty_device(
 
 @QUICK
 @given(wanted(), benches())
-def test_packer_does_not_modify_its_input(wants: list[PlacementRequest], shelves: list[Bin]) -> None:
+def test_packing_leaves_its_input_unchanged(wants: list[PlacementRequest], shelves: list[Bin]) -> None:
     before = [one.copy() for one in shelves]
     run(wants, shelves)
     assert before == shelves
@@ -333,7 +335,9 @@ def floor(want: PlacementRequest, shelf: Bin, those: Iterable[Occupant]) -> Key 
 
 @QUICK
 @given(wanted(), benches())
-def test_victim_search_equals_an_exhaustive_search(wants: list[PlacementRequest], shelves: list[Bin]) -> None:
+def test_victims_of_a_random_replica_equal_those_of_an_exhaustive_search(
+    wants: list[PlacementRequest], shelves: list[Bin]
+) -> None:
     for one in wants:
         if one.kind.devices != 1:
             continue
@@ -393,7 +397,7 @@ def test_both_devices_of_a_two_device_victim_count_as_freed() -> None:
     ]  # fmt: skip
 
 
-def test_devices_that_differ_by_one_mib_count_as_one_size() -> None:
+def test_exact_gap_is_preferred_to_an_empty_device_one_mib_smaller() -> None:
     """Filling a gap exactly is better than using an empty card that is one MiB smaller."""
     holed, whole = device("g0", 15361 / 1024, "n0"), device("g1", 15360 / 1024, "n1")
     assert placed(run([want("a")], [shelf(holed, on("x", 5121 / 1024)), shelf(whole)])) == [("a", "g0")]
@@ -403,3 +407,94 @@ def test_node_is_excluded_if_the_selector_misses_one_of_its_slices() -> None:
     zone = (("zone", "z1"),)
     slices = [shelf(device("g0", labels={"zone": "z1"}, labels_known=True)), shelf(device("g1", labels_known=True))]
     assert placed(run([want("a", selector=zone)], slices)) == []
+
+
+TWO = want("a", 20, devices=2)
+KEPT = on("x", 20, kept=True)
+HALF = on("x", 4, 50, kept=True)
+
+
+def part(name: str, memory_gi: int, isolation: Isolation = Isolation.NONE) -> Bin:
+    """A part of a device."""
+    made = shelf(device(name, memory_gi, isolation=isolation, compute_percent=50))
+    return Bin(
+        slice=made.slice, whole=False, incumbents=(), free=made.free, coming=ResourceAmount(0, 0), locked=False
+    )  # fmt: skip
+
+
+NOW = [
+    (
+        TWO,
+        [shelf(device("g0")), shelf(device("g1"), KEPT), shelf(device("g2", node="n1"))],
+        (
+            "needs 2 whole devices of 20Gi on one node; the node with the most free devices has 1: g1 is held by x "
+            "(idle, kept by replicas.min)"
+        ),
+    ),
+    (
+        change_request(TWO, devices=5),
+        [shelf(device(f"g{number}"), *[KEPT] * (number > 0)) for number in range(6)],
+        "needs 5 whole devices of 20Gi on one node; the node with the most free devices has 1: "
+        + ", ".join(f"g{number} is held by x (idle, kept by replicas.min)" for number in (1, 2, 3))
+        + ", 2 more are not free",
+    ),
+    (
+        TWO,
+        [shelf(device("g0")), shelf(device("g1", healthy=False))],
+        "needs 2 whole devices of 20Gi on one node; no node has that many healthy devices",
+    ),
+    (
+        want("a", 4, compute_percent=60),
+        [shelf(device("g0"), HALF)],
+        (
+            "needs 4Gi and 60 % of compute on one device; the largest has 20Gi and 50 % of compute free of 24Gi and "
+            "100 %, held by x (idle, kept by replicas.min)"
+        ),
+    ),
+]
+NEVER = [
+    (
+        want("a", 4, compute_percent=60),
+        [part("g0", 8)],
+        "needs 4Gi and 60 % of compute on one device; the largest has 8Gi and 50 % of compute",
+    ),
+    (want("a", 0), [part("g0", 8)], "needs a whole device; every slice of that size is a part of a device"),
+    (
+        change_request(TWO, memory_bytes=4 * GI),
+        [part("g0", 8), part("g1", 8)],
+        "needs 2 whole devices of 4Gi; every slice of that size is a part of a device",
+    ),
+    (
+        want("a", 4, isolation=Isolation.HARDWARE),
+        [part("g0", 8, Isolation.MEMORY)],
+        (
+            "needs 4Gi on one device with hardware isolation; every slice of that size is a part of a device without "
+            "this isolation"
+        ),
+    ),
+    (
+        want("a", 9, isolation=Isolation.HARDWARE),
+        [part("g0", 8, Isolation.MEMORY)],
+        "needs 9Gi on one device with hardware isolation; the largest has 8Gi",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("asked", "there", "reason", "never"), [*((*one, False) for one in NOW), *((*one, True) for one in NEVER)]
+)
+def test_reason_for_an_unplaced_replica_names_the_scarce_resource(
+    asked: PlacementRequest, there: list[Bin], reason: str, *, never: bool
+) -> None:
+    (missing,) = run([asked], there).unmet
+    assert (missing.reason, missing.never) == (reason, never)
+
+
+def test_reason_names_the_cpu_shortage_of_a_node_with_free_devices() -> None:
+    yard = SliceIndex(
+        [shelf(device("g0")), shelf(device("g1"))], {NodeId("n0"): HostResources(8000, 64 * GI, 2000, 64 * GI)}
+    )
+    (missing,) = pack([change_request(TWO, cpu_milli=4000)], yard, frozenset(), RestartCosts(), T0).unmet
+    assert missing.reason == (
+        "needs 2 whole devices of 20Gi on one node, with 4 cores; node n0 has too little CPU: 2 cores left of 8 cores"
+    )

@@ -169,7 +169,7 @@ def test_device_pod_limit_and_memory_are_never_exceeded(wants: list[PlacementReq
 
 @QUICK
 @given(wanted(), cards())
-def test_placement_is_found_if_one_exists_and_victims_are_minimal(
+def test_packer_finds_a_possible_placement_without_needless_pod_victims(
     wants: list[PlacementRequest], shelves: list[Bin]
 ) -> None:
     for one in wants:

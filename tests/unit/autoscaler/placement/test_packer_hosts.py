@@ -56,7 +56,7 @@ def test_node_without_enough_cpu_is_skipped() -> None:
     assert placed(run([asks("a", 4)], slices, {N1: 8})) == [("a", "g0")], "of one that is not known any amount fits"
 
 
-def test_reason_names_the_missing_cpu_and_memory() -> None:
+def test_reason_for_an_unplaced_replica_names_the_missing_cpu_and_memory() -> None:
     slices = [shelf(device("g0", node="n0"), on("x", 1, host_usage=cores(3), kept=True))]
     answer = run([asks("a", 2)], slices, {N0: 4}).unmet[0]
     assert not answer.never
@@ -180,7 +180,7 @@ def benches(draw: st.DrawFn) -> list[Bin]:
 
 @QUICK
 @given(WANTS, benches(), st.integers(4, 14))
-def test_host_resources_are_never_overcommitted_or_promised_twice(
+def test_random_packing_never_exceeds_or_promises_twice_the_cpu_of_a_node(
     wants: list[PlacementRequest], shelves: list[Bin], many: int
 ) -> None:
     wants = [one._replace(ordinal=number) for number, one in enumerate(wants)]
@@ -211,7 +211,7 @@ def test_host_resources_are_never_overcommitted_or_promised_twice(
 
 @QUICK
 @given(WANTS, benches(), st.integers(4, 14))
-def test_placement_is_found_if_one_exists_and_victims_are_minimal(
+def test_packer_finds_a_possible_placement_without_needless_cpu_victims(
     wants: list[PlacementRequest], shelves: list[Bin], many: int
 ) -> None:
     size = {N0: many, N1: many // 2}
@@ -249,6 +249,6 @@ def _ways(one: PlacementRequest, on_it: Bin, shelves: list[Bin], size: dict[Node
 
 
 @pytest.mark.parametrize("force", [EvictionLevel.NONE, EvictionLevel.IDLE])
-def test_replica_that_may_not_evict_busy_replicas_evicts_none(force: EvictionLevel) -> None:
+def test_replica_with_eviction_level_idle_evicts_no_busy_cpu_holder(force: EvictionLevel) -> None:
     slices = [shelf(device("g0", node="n0"), on("x", 1, host_usage=cores(4), busy=True))]
     assert victims(run([change_request(asks("a", 3), force=force)], slices, {N0: 4})) == []

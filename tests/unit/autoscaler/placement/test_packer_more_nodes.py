@@ -74,7 +74,7 @@ def placed(packing: PackResult) -> set[int]:
 
 @settings(derandomize=True, deadline=None, max_examples=examples(120))
 @given(wanted(), nodes())
-def test_extra_node_displaces_no_replica_if_nodes_have_one_device(
+def test_extra_node_keeps_all_placements_if_each_node_has_one_device(
     wants: list[PlacementRequest], there: list[tuple[Bin, HostResources]]
 ) -> None:
     """Holds in order of service: each device starts one replica at a time, so with the added node there is always

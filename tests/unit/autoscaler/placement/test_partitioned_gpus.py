@@ -169,9 +169,9 @@ FIRST = model("first", 5)
 
 def waits_for_first(at: World) -> bool:
     """Whether `b` waits for the rest of the GPU on which `first` starts, instead of starting at once."""
-    (told,) = [one for one in [*plan(at, T0).unmet, None] if one is None or one.model == "b"][:1]
-    assert (told is None) == (starts(at).get("b") is not None)
-    return told is not None and "waits for the rest of x/gpu-0" in told.reason
+    (unmet,) = [one for one in [*plan(at, T0).unmet, None] if one is None or one.model == "b"][:1]
+    assert (unmet is None) == (starts(at).get("b") is not None)
+    return unmet is not None and "waits for the rest of x/gpu-0" in unmet.reason
 
 
 def test_replica_waits_for_the_rest_of_a_gpu_to_keep_another_gpu_whole() -> None:

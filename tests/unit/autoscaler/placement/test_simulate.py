@@ -58,7 +58,7 @@ def here(of: Offer, *ids: str, node: str = "w1") -> Listed:
 NOTHING = world([A], [device("cpu", 1, "w1", labels={"zone": "z"}, labels_known=True)])
 
 
-def test_virtual_slices_take_labels_from_their_node_or_the_offer() -> None:
+def test_simulated_slices_of_an_order_have_the_labels_of_its_node_or_offer() -> None:
     (attached,) = build_virtual_slices(NOTHING, offer(), range(1), "x")
     assert (attached.node, attached.labels, attached.labels_known) == ("w1", {"zone": "z"}, True)
     parts = build_virtual_slices(NOTHING, cloud(labels={"pool": "g4"}, parts=3, shared=False), range(2), "x")
@@ -139,7 +139,7 @@ def test_slices_of_an_order_being_released_are_withheld_from_placement() -> None
     assert not list_withheld_slices(at)
 
 
-def test_simulation_does_not_modify_its_input() -> None:
+def test_order_simulation_leaves_its_input_world_unchanged() -> None:
     at = world([A], [device("w1g", 16, "w1", product="A100")], [replica(A, "r1", ["w1g"])])
     before = replace(at)
     match_requests_to_orders(ground(at), [want()], [lease(offer())])
@@ -189,7 +189,7 @@ def test_matching_100_replicas_to_100_orders_packs_each_at_most_once() -> None:
 
 
 @given(st.data())
-def test_cached_simulation_results_equal_uncached_results(data: st.DataObject) -> None:
+def test_order_simulation_with_a_cache_equals_one_without_a_cache(data: st.DataObject) -> None:
     """Nodes without devices that differ in CPU, labels, taints, and the replicas that avoid them."""
     some, number = st.sampled_from, st.integers
     nodes = [f"w{at}" for at in range(data.draw(number(1, 4)))]

@@ -47,9 +47,9 @@ A, B = model("a", 20), model("b", 20)
 
 def acknowledged(name: str = "g1", **fields: Any) -> Gateway:
     """A gateway that has applied version 2; `fields` are those of `gateway`."""
-    told = gateway(name, **fields)
-    assert told.report is not None
-    return replace(told, report=replace(told.report, version=2))
+    made = gateway(name, **fields)
+    assert made.report is not None
+    return replace(made, report=replace(made.report, version=2))
 
 
 def test_plan_is_empty_before_the_driver_has_synced() -> None:
@@ -57,7 +57,7 @@ def test_plan_is_empty_before_the_driver_has_synced() -> None:
     assert plan(world([A], [device()], gateways=calls, synced=False), T0).actions == ()
 
 
-def test_requests_at_scale_zero_start_a_replica_with_a_reason() -> None:
+def test_waiting_requests_at_scale_zero_start_a_replica() -> None:
     made = plan(world([A], [device()], gateways=[gateway(levels=[level("a", 3)])]), T0)
     start = made.actions[0]
     assert isinstance(start, StartReplica)
@@ -76,7 +76,7 @@ def test_equal_input_gives_an_equal_plan_until_the_leader_epoch_changes() -> Non
     assert plan(made, T0).actions != plan(replace(made, epoch=2), T0).actions
 
 
-def test_replica_id_is_safe_as_a_file_name() -> None:
+def test_slash_and_colon_in_a_model_name_become_hyphens_in_the_replica_id() -> None:
     odd = model("team/../llama:8b")
     start = plan(world([odd], [device()], gateways=[gateway(levels=[level(odd.name, 1)])]), T0).actions[0]
     assert isinstance(start, StartReplica)
@@ -112,12 +112,12 @@ def test_idle_replica_drains_and_stops_once_gateways_acknowledge() -> None:
     assert made.actions == (DrainReplica(replica=replica(A, "r").id, reason="idle for 60 s"),)
     after = folded(begin, made.actions)
     assert plan(after, T0).actions == ()
-    told = replace(after, gateways={g.id: g for g in [acknowledged()]})
-    assert kinds(plan(told, T0 + 1)) == ["stop r"]
+    acked = replace(after, gateways={g.id: g for g in [acknowledged()]})
+    assert kinds(plan(acked, T0 + 1)) == ["stop r"]
 
 
 @pytest.mark.parametrize(
-    ("told", "stops"),
+    ("gateway_", "stops"),
     [
         (acknowledged(), True),
         (gateway(), False),
@@ -127,9 +127,9 @@ def test_idle_replica_drains_and_stops_once_gateways_acknowledge() -> None:
     ],
     ids=["acknowledged", "older version", "a Call is on it", "silent", "gone"],
 )
-def test_drained_replica_stops_only_after_all_gateways_acknowledge(told: Gateway, stops: bool) -> None:
+def test_drained_replica_stops_only_after_all_gateways_acknowledge(gateway_: Gateway, stops: bool) -> None:
     going = replica(A, "r", state=S.DRAINING, drain=drain())
-    made = plan(world([A], [device()], [going], [acknowledged("g0"), told]), T0)
+    made = plan(world([A], [device()], [going], [acknowledged("g0"), gateway_]), T0)
     assert kinds(made) == (["stop r"] if stops else [])
 
 
@@ -184,7 +184,7 @@ def test_retried_start_fails_at_the_time_limit_of_the_first_attempt() -> None:
 
 
 @pytest.mark.case("2")
-def test_backoff_delays_the_start_and_reports_the_next_try() -> None:
+def test_failed_start_is_retried_after_a_backoff_that_is_reported() -> None:
     calls = [gateway(levels=[level("a", 1)])]
     failing = {"a": History(refused_until_s=T0 + 60, retry_at_s=T0 + 60, episodes=1, failure="exit status 1")}
     made = world([A], [device()], gateways=calls, histories=failing)
@@ -249,7 +249,7 @@ def seen_ready(world: World) -> World:
     return replace(world, replicas=replicas)
 
 
-def test_rollout_of_one_replica_starts_one_successor() -> None:
+def test_changed_spec_of_a_model_with_one_replica_starts_one_successor() -> None:
     old = model("a", 5, low=1, high=4, idle_seconds=100.0)
     new = model("a", 5, low=1, high=4, idle_seconds=100.0, args=("--other",))
     scene = Scene(world([new], [device(memory_gi=80)], [replica(old, "r1")]), lambda _now_s, _scene: [])
@@ -367,9 +367,9 @@ def test_plan_never_stops_a_draining_replica_before_acknowledgement(begin: World
             going = begin.replicas[action.replica].drain
             assert going is not None
             if T0 - going.since_s < 600:
-                told = [g for g in begin.gateways.values() if not g.gone]
-                assert all(g.report is not None and g.report.version >= 2 for g in told)
-                assert not any(u.in_use for g in told for u in g.uses.values() if u.replica == action.replica)
+                known = [g for g in begin.gateways.values() if not g.gone]
+                assert all(g.report is not None and g.report.version >= 2 for g in known)
+                assert not any(u.in_use for g in known for u in g.uses.values() if u.replica == action.replica)
     after = folded(begin, made.actions)
     for slice_ in after.nodes.slices.values():
         claimed = sum(after.replicas[id].resources.memory_bytes for id in after.by_slice.get(slice_.id, ()))

@@ -26,7 +26,7 @@ from autoscaler.queries.measured_memory import (
     has_shrunk,
     spare_bytes,
 )
-from autoscaler.queries.measured_memory import compute_engine_limits as told_of
+from autoscaler.queries.measured_memory import compute_engine_limits as engine_limits
 from autoscaler.slicing import slicer_families
 from autoscaler.spec.model import Cache, Gpu, Model, ModelSpec, ReplicaRange
 from autoscaler.spec.quantity import Bytes, BytesOrAuto
@@ -73,7 +73,7 @@ def test_elastic_replica_with_less_memory_gets_fewer_slots() -> None:
     one = start(at)
     assert (one.resources.slices, one.resources.memory_bytes, one.slots) == (("gpu0",), int(9.5 * GI), 3)
     assert one.spec_hash == a.spec_hash() == replace(a, spec=replace(a.spec, gpu=Gpu())).spec_hash()
-    assert told_of(a, one) == Given(None, int(9.5 * GI), 3, 0)
+    assert engine_limits(a, one) == Given(None, int(9.5 * GI), 3, 0)
     runs = replace(one, state=S.READY, since_s=T0, times=replace(one.times, ready_s=T0))
     then = world([a, b, full], at.nodes.slices.values(), [*held, runs], histories=None)
     log = explain_model(then, plan(then, T0), Log(), a.name, T0).sentences
@@ -102,12 +102,12 @@ def test_no_memory_reduction_if_a_running_replica_already_has_less() -> None:
 def test_elastic_replica_gets_a_shorter_context_if_the_model_sets_none() -> None:
     a = elastic()
     cut = replica(a, "r", memory_bytes=9 * GI)
-    assert (compute_slots(a, 9 * GI), told_of(a, cut).shared_context_tokens) == (4, 8192 - 1024)
-    assert told_of(a, replica(a, "r")) == Given(None, 10 * GI, 4, 0), "who has all is told what the document says"
+    assert (compute_slots(a, 9 * GI), engine_limits(a, cut).shared_context_tokens) == (4, 8192 - 1024)
+    assert engine_limits(a, replica(a, "r")) == Given(None, 10 * GI, 4, 0), "who has all is told what the document says"
     half = elastic(gpu=Gpu(elastic_percent=50))
     assert spare_bytes(half) == 4 * GI, "at least half of the context stays"
-    told = told_of(half, replica(half, "r", memory_bytes=6 * GI))
-    assert told.shared_context_tokens == 4096
+    limits = engine_limits(half, replica(half, "r", memory_bytes=6 * GI))
+    assert limits.shared_context_tokens == 4096
 
 
 def test_memory_is_never_reduced_if_the_engine_cannot_use_less() -> None:
@@ -117,14 +117,14 @@ def test_memory_is_never_reduced_if_the_engine_cannot_use_less() -> None:
     unknown = replace(model("c", 0), spec=replace(model("c").spec, gpu=TENTH))
     for rigid in (one_slot, unread, unknown, model("d", 10)):
         assert spare_bytes(rigid) == 0
-        assert told_of(rigid, replica(rigid, "r")) == AS_ASKED
+        assert engine_limits(rigid, replica(rigid, "r")) == AS_ASKED
     assert "it has one slot" in explain_rigid_memory(one_slot)
     assert "cannot be read" in explain_rigid_memory(unread)
     assert "set gpu.memory" in explain_rigid_memory(unknown)
     assert explain_rigid_memory(model("d", 10)) == explain_rigid_memory(elastic()) == ""
 
 
-def test_memory_requested_beyond_the_estimate_is_reduced_first() -> None:
+def test_memory_above_the_estimate_is_reduced_before_slots_are() -> None:
     asked = replace(elastic(context_tokens=2048), memory_bytes=11 * GI, estimated_bytes=0)
     assert [compute_slots(asked, gi * GI) for gi in (11, 10, 9, 8)] == [4, 4, 3, 3]
     assert has_shrunk(asked, replica(asked, "r", memory_bytes=10 * GI))
@@ -132,7 +132,7 @@ def test_memory_requested_beyond_the_estimate_is_reduced_first() -> None:
 
 @pytest.mark.parametrize("context_tokens", [None, 8192])
 @pytest.mark.parametrize("window", [0, 256])
-def test_granted_memory_covers_the_estimate_for_the_engine_arguments(
+def test_arguments_of_a_reduced_replica_need_at_most_its_granted_memory(
     tmp_path: Path, context_tokens: int | None, window: int
 ) -> None:
     """Uses the estimator itself, with a real header, for every grant from the smallest to the full request."""
@@ -144,8 +144,8 @@ def test_granted_memory_covers_the_estimate_for_the_engine_arguments(
     asked, spare, seen = made.memory_bytes, spare_bytes(made), set[int]()
     assert spare > 0
     for granted in range(asked - spare, asked + 1, max(1, spare // 23)):
-        told = told_of(made, replica(made, "r", memory_bytes=granted, slots=compute_slots(made, granted)))
-        tokens = told.shared_context_tokens
+        limits = engine_limits(made, replica(made, "r", memory_bytes=granted, slots=compute_slots(made, granted)))
+        tokens = limits.shared_context_tokens
         if context_tokens is None and tokens:
             less = estimate_memory(replace(made, slots=1, spec=replace(spec, context_tokens=tokens)))
             whole = estimate_memory(
@@ -155,10 +155,10 @@ def test_granted_memory_covers_the_estimate_for_the_engine_arguments(
             assert whole is not None
             assert whole.total_bytes(gpus=True) - less.total_bytes(gpus=True) >= asked - granted
         else:
-            fewer = estimate_memory(replace(made, slots=told.slots))
+            fewer = estimate_memory(replace(made, slots=limits.slots))
             assert fewer is not None
             assert fewer.total_bytes(gpus=False) <= granted
-        seen.add(tokens or told.slots)
+        seen.add(tokens or limits.slots)
     assert len(seen) > 1, "less is told where less is granted"
 
 
@@ -167,8 +167,8 @@ def test_granted_memory_covers_the_estimate_for_the_engine_arguments(
 PROGRAMS = {name: f"/bin/{name}" for name in ("vllm", "sglang", "llama-server", "xllamacpp")}
 
 
-def launched(of: Model, told: Given, *programs: str) -> LaunchCommand:
-    return build_launch_command(of, None, "127.0.0.1", 9000, {name: PROGRAMS[name] for name in programs}, given=told)
+def launched(of: Model, limits: Given, *programs: str) -> LaunchCommand:
+    return build_launch_command(of, None, "127.0.0.1", 9000, {name: PROGRAMS[name] for name in programs}, given=limits)
 
 
 def after(argv: Sequence[str], flag: str) -> str | None:
@@ -189,10 +189,10 @@ def test_llama_cpp_with_less_memory_gets_fewer_slots_or_less_context() -> None:
         assert not {"--ctx-size", "--shared-context-tokens"} & {*launched(free, AS_ASKED, whole).argv}
 
 
-def test_command_placeholder_receives_the_granted_memory() -> None:
+def test_memory_placeholder_in_a_command_becomes_the_reduced_memory() -> None:
     own = model("own", 10, gpu=TENTH, command=("run", "{port}", "--memory={memory_bytes}"))
-    told = told_of(own, replica(own, "r", memory_bytes=9 * GI))
-    assert f"--memory={9 * GI}" in launched(own, told).argv
+    limits = engine_limits(own, replica(own, "r", memory_bytes=9 * GI))
+    assert f"--memory={9 * GI}" in launched(own, limits).argv
     assert f"--memory={10 * GI}" in launched(own, AS_ASKED).argv
 
 
@@ -209,7 +209,7 @@ def test_vllm_pod_on_a_partial_device_gets_its_memory_fraction() -> None:
     asks = slicer_families.build_pod_fields(one, {part.id: part})
     assert asks is not None
     made = replica_pod.build_pod_manifest(
-        one, of, launched(of, told_of(of, one, asks.memory_fraction), "vllm"), "i", asks=asks
+        one, of, launched(of, engine_limits(of, one, asks.memory_fraction), "vllm"), "i", asks=asks
     )
     container = made["spec"]["containers"][0]
     words = [*container.get("command", ()), *container.get("args", ())]
@@ -253,23 +253,23 @@ def test_invalid_elastic_setting_is_rejected_with_its_path(spec: dict[str, objec
     assert says in str(error.value)
 
 
-def test_valid_elastic_setting_is_accepted() -> None:
+def test_elastic_setting_is_accepted_for_an_engine_with_a_memory_option() -> None:
     assert spare_bytes(document(**VLLM, gpu={"elastic": 10, "memory": "8Gi"})) == 8 * GI // 10
     own = {"engine": "command", "command": ["x", "{port}", "{memory_bytes}"]}
     assert spare_bytes(document(**own, gpu={"elastic": 10, "memory": "8Gi"})) == 8 * GI // 10
     assert document(**FILE, gpu={"elastic": 10}).spec.gpu == TENTH
 
 
-async def test_vllm_and_sglang_get_the_granted_fraction_of_gpu_memory() -> None:
+async def test_vllm_or_sglang_with_less_memory_is_started_with_its_fraction() -> None:
     devices = Devices((DeclaredDevice(name="gpu0", memory_bytes=Bytes(24 * GI)),))
     await devices.open()
     spec = ModelSpec(engine="vllm", artifact="hf://org/m", gpu=TENTH)
     of = Model(name=ModelName("a"), spec=spec, memory_bytes=10 * GI, slots=64)
     cut = replica(of, "r", memory_bytes=9 * GI)
-    told = told_of(of, cut, devices.fraction(of, cut))
-    assert after(launched(of, told, "vllm").argv, "--gpu-memory-utilization") == "0.375"
+    limits = engine_limits(of, cut, devices.fraction(of, cut))
+    assert after(launched(of, limits, "vllm").argv, "--gpu-memory-utilization") == "0.375"
     other = replace(of, spec=replace(spec, engine="sglang"))
-    assert after(launched(other, told, "sglang").argv, "--mem-fraction-static") == "0.375"
+    assert after(launched(other, limits, "sglang").argv, "--mem-fraction-static") == "0.375"
     rigid = replace(of, spec=replace(spec, gpu=Gpu()))
     assert devices.fraction(rigid, replica(rigid, "r")) is None
 
@@ -281,9 +281,9 @@ async def test_vllm_uses_no_more_device_memory_than_the_document_sets() -> None:
     spec = ModelSpec(engine="vllm", artifact="hf://org/m", gpu=Gpu(memory_bytes=BytesOrAuto(6 * GI)))
     of = Model(name=ModelName("a"), spec=spec, memory_bytes=6 * GI, slots=64)
     one = replica(of, "r", memory_bytes=6 * GI)
-    told = told_of(of, one, devices.fraction(of, one))
-    assert after(launched(of, told, "vllm").argv, "--gpu-memory-utilization") == "0.250"
+    limits = engine_limits(of, one, devices.fraction(of, one))
+    assert after(launched(of, limits, "vllm").argv, "--gpu-memory-utilization") == "0.250"
     said = replace(of, spec=replace(spec, args=("--gpu-memory-utilization", "0.5")))
-    assert launched(said, told, "vllm").argv[-2:] == ("--gpu-memory-utilization", "0.5"), "args have the last word"
+    assert launched(said, limits, "vllm").argv[-2:] == ("--gpu-memory-utilization", "0.5"), "args have the last word"
     all_of_it = replace(of, spec=replace(spec, gpu=Gpu(memory_bytes=BytesOrAuto(24 * GI))), memory_bytes=24 * GI)
     assert devices.fraction(all_of_it, replica(all_of_it, "r", memory_bytes=24 * GI)) is None

@@ -128,7 +128,7 @@ def test_possible_starts_are_recounted_only_for_changed_models(
         assert planner.plan(at, T0) == Planner().plan(at, T0)
 
 
-def test_operator_orders_and_settings_update_the_possible_starts() -> None:
+def test_possible_starts_are_updated_after_a_drain_stop_or_new_settings() -> None:
     b = model("b", 4, high=2)
     there, keeper = world([b, model("c", 3)], [device("gpu0", node="n0")], [replica(b, "r1")]), PossibleStarts()
     pod = Pod(resources=Resources(requests={"cpu": "2"}))
@@ -213,7 +213,7 @@ def test_growth_leaves_memory_for_a_failed_replacement_to_be_retried() -> None:
 # --- each shape is evaluated once -------------------------------------------------------------------------------------
 
 
-def test_growth_evaluates_each_shape_once_per_device_class(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_growth_on_equal_devices_evaluates_each_replica_shape_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[RequestShape, SliceClass]] = []
     ask = autoscaler.placement.growth._room
 

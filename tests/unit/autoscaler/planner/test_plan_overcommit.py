@@ -93,8 +93,8 @@ def test_misplacement_is_reported_by_one_event_and_by_explain() -> None:
     now, moves = fold(at, [held_by("b", ("n/y",))], T0)
     why = "it was allocated n/y instead of n/x"
     assert list(derive_step_events(moves, (), at, now)) == [ModelEvent(B.name, "Misplaced", f"b: {why}", "Warning")]
-    told = explain_model(now, plan(now, T0), Log(), B.name, T0)
-    assert f"on n/y ({why})" in " ".join(told.sentences)
+    explanation = explain_model(now, plan(now, T0), Log(), B.name, T0)
+    assert f"on n/y ({why})" in " ".join(explanation.sentences)
 
 
 def test_another_slice_of_the_chosen_device_is_not_a_misplacement() -> None:
@@ -107,14 +107,16 @@ def test_another_slice_of_the_chosen_device_is_not_a_misplacement() -> None:
 
 
 @pytest.mark.parametrize(
-    ("part_of", "told"), [({"kind": "dra", "device_bytes": 80 * GI}, False), ({}, True)], ids=["a part", "another"]
+    ("part_of", "is_misplaced"),
+    [({"kind": "dra", "device_bytes": 80 * GI}, False), ({}, True)],
+    ids=["a part", "another"],
 )
-def test_replica_on_a_part_of_the_chosen_gpu_is_not_misplaced(part_of: dict[str, Any], told: bool) -> None:
+def test_replica_on_a_part_of_the_chosen_gpu_is_not_misplaced(part_of: dict[str, Any], is_misplaced: bool) -> None:
     part = device("n/x-0", 20, "n", shared=False, **part_of)
     one = replica(B, "b", ["n/x"], memory_bytes=GI)
     now, moves = after(world((B,), [part], [one]), replace(seen_of(one, Seen.READY), actual=(part.id,)))
     assert now.replicas[one.id].resources.slices == (part.id,)
-    assert [move.verb for move in moves] == (["misplaced"] if told else [])
+    assert [move.verb for move in moves] == (["misplaced"] if is_misplaced else [])
 
 
 def test_discovered_replica_is_recorded_on_its_actual_slice() -> None:
@@ -151,11 +153,11 @@ def test_younger_replica_is_evicted_even_if_the_older_one_is_misplaced() -> None
     there = both(("n/x", ("n/y",)), ("n/x", ()))
     assert goes(there) == {"b": "n/x has no room for it: a is there"}
     now, moves = after(there, *plan(there, T0).actions)
-    told = list(derive_step_events(moves, (), there, now))
-    assert [(one.model, one.reason) for one in told] == [("b", "Evicted")]
+    events = list(derive_step_events(moves, (), there, now))
+    assert [(one.model, one.reason) for one in events] == [("b", "Evicted")]
 
 
-def test_misplaced_replica_that_fits_stays() -> None:
+def test_misplaced_replica_is_not_evicted_if_its_actual_slice_fits_it() -> None:
     small = replace(B, memory_bytes=20 * GI)
     there = both(("n/x", ()), ("n/x", ("n/y",)))
     moved = replace(
@@ -318,7 +320,7 @@ WHOLE = {
         (WHOLE, "n1/gpu0", "n3", {}, ("n3/gpu0",)),
     ],
 )
-def test_actual_slices_are_returned_if_they_differ_from_the_chosen(
+def test_actual_slices_are_reported_only_if_they_differ_from_the_chosen(
     known: dict[SliceId, Slice], chosen: str, node: str, seen: dict[str, list[str]], there: tuple[str, ...]
 ) -> None:
     cards = [HamiAllocation(0, uuid, GIB, 0) for uuid in seen.get("cards", ())]

@@ -47,7 +47,7 @@ class Both:
 @settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(STEPS)
 @example([(0, "look"), (1, "look"), (0, "act"), (1, "act")])
-def test_two_leaders_order_missing_capacity_once(steps: list[tuple[int, str]]) -> None:
+def test_two_leaders_in_any_interleaving_order_missing_capacity_once(steps: list[tuple[int, str]]) -> None:
     both = Both()
     for which, what in steps:
         world = both.worlds[which]

@@ -29,7 +29,7 @@ A = model("a", 1)
         (S.SCRUBBING, None),
     ],
 )
-def test_wind_down_drains_running_and_stops_pending_replicas(state: S, first: str | None) -> None:
+def test_shutdown_drains_running_replicas_and_stops_pending_ones(state: S, first: str | None) -> None:
     drain = Drain(since_s=T0, reason="idle", came_from=S.READY, epoch=1, version=1) if state is S.DRAINING else None
     made = world([A], [device()], [replica(A, "r", state=state, drain=drain)])
     planned = wind_down(made, 5.0)
@@ -37,7 +37,7 @@ def test_wind_down_drains_running_and_stops_pending_replicas(state: S, first: st
     assert all(action.reason == REASON for action in planned.actions)
 
 
-def test_two_wind_down_rounds_stop_all_replicas_despite_requests() -> None:
+def test_shutdown_stops_all_replicas_in_two_steps_despite_open_requests() -> None:
     calls = [gateway(levels=[level("a", 4, 2)], uses=[use("r1", 2)])]
     made = world([A], [device()], [replica(A, "r1"), replica(A, "r2", state=S.STARTING)], calls)
     made = folded(made, wind_down(made, 5.0).actions)
@@ -47,7 +47,7 @@ def test_two_wind_down_rounds_stop_all_replicas_despite_requests() -> None:
     assert not wind_down(made, 5.0).actions
 
 
-async def test_loop_starts_no_replica_after_wind_down() -> None:
+async def test_loop_starts_no_replica_after_all_were_stopped_for_shutdown() -> None:
     clock = asyncio.get_running_loop()
     machine = FakeMachine(clock, (device(),), lambda _replica, _model: Fate(ready_after_s=0.0, stops_in_s=0.01))
     loop = Loop(World(epoch=1, models={A.name: model("a", 1, low=1)}), FakeDriver(machine), clock.time)

@@ -66,7 +66,7 @@ def test_what_if_lists_all_sequential_starts_on_a_device() -> None:
     assert [unmet.model for unmet in answer.unmet] == ["b"]
 
 
-def test_what_if_places_multi_device_and_cpu_only_models() -> None:
+def test_what_if_starts_a_two_device_model_and_a_cpu_only_model() -> None:
     team = model("team", 20, gpu=Gpu(count=2))
     documents = Documents(models=(team, model("cpu", 0, gpu=Gpu(count=0))))
     answer = what_if(documents, [device("g0", 24), device("g1", 24)], asked(team=1, cpu=1))
@@ -74,7 +74,7 @@ def test_what_if_places_multi_device_and_cpu_only_models() -> None:
     assert [left.free_bytes for left in answer.left] == [0, 0]
 
 
-def test_what_if_prefers_the_cheaper_device() -> None:
+def test_what_if_starts_a_model_on_the_cheaper_of_two_suitable_devices() -> None:
     documents = Documents(
         models=(model("a", 4),), settings=Settings(prices=(Price(device="H100", per_hour=9.0),))
     )  # fmt: skip
@@ -84,7 +84,7 @@ def test_what_if_prefers_the_cheaper_device() -> None:
 
 @settings(derandomize=True, deadline=None, max_examples=examples(30))
 @given(st.lists(st.tuples(st.sampled_from([1, 4, 9, 30]), st.integers(0, 20)), min_size=1, max_size=5))
-def test_what_if_never_assigns_memory_twice_and_reports_unmet_models(rows: list[tuple[int, int]]) -> None:
+def test_what_if_with_random_demand_never_assigns_memory_twice(rows: list[tuple[int, int]]) -> None:
     models = [model(f"m{number}", size, high=4) for number, (size, _) in enumerate(rows)]
     calls = {one.name: AssumedDemand(many) for one, (_, many) in zip(models, rows, strict=True)}
     answer = what_if(Documents(models=tuple(models)), [device("g0", 24), device("g1", 24)], calls)
@@ -148,20 +148,20 @@ def test_live_what_if_reports_each_stop_once_without_gateways() -> None:
     assert simulate_world(world([b, c], [device()], [leaves], []), asked(b=1), T0).stops == (), "it went before"
 
 
-def test_running_requests_need_slots_like_waiting_ones() -> None:
+def test_what_if_starts_replicas_for_running_and_waiting_requests_alike() -> None:
     a = model("a", 6, high=3)
     answer = simulate_world(world([a], [device()]), {a.name: AssumedDemand(waiting=1, running=4)}, T0)
     assert starts(answer) == [("a", "gpu0")] * 2
 
 
-def test_free_slots_serve_already_waiting_requests_first() -> None:
+def test_what_if_gives_free_slots_to_already_waiting_requests_first() -> None:
     a = model("a", 6, high=3)
     here = world([a], [device()], [replica(a, "r1")], [gateway(levels=[level("a", 3)])])
     assert starts(simulate_world(here, asked(a=1), T0)) == []
     assert starts(simulate_world(here, asked(a=2), T0)) == [("a", "gpu0")]
 
 
-def test_already_waiting_requests_precede_assumed_demand() -> None:
+def test_what_if_serves_already_waiting_requests_before_assumed_demand() -> None:
     a, b = model("a", 20), model("b", 20)
     now = world([a, b], [device()], [], [gateway(levels=[level("b", 1, wait_s=3.0)])])
     answer = simulate_world(now, asked(a=1), T0)
@@ -169,7 +169,7 @@ def test_already_waiting_requests_precede_assumed_demand() -> None:
     assert [unmet.model for unmet in answer.unmet] == ["a"]
 
 
-def test_live_what_if_does_not_modify_the_world() -> None:
+def test_live_what_if_repeated_gives_the_same_answer_and_changes_nothing() -> None:
     a, b = model("a", 20), model("b", 20)
     now = world([a, b], [device()], [replica(a, "r1")])
     before = repr(now)
@@ -222,14 +222,14 @@ def run(folder: Path, demand: str, *more: str, documents: str = DOCUMENTS) -> tu
 
 
 def test_plan_command_prints_text_or_json(tmp_path: Path) -> None:
-    status, told, _ = run(tmp_path, "small: {waiting: 17}\nbig: 9\n")
-    lines = told.splitlines()
+    status, output, _ = run(tmp_path, "small: {waiting: 17}\nbig: 9\n")
+    lines = output.splitlines()
     assert status == 0
     assert lines[0] == "start big on nodes[1]/gpu0 (60Gi of each): wake big: 9 waiting, tenant default: 3 x 4 slots"
     assert "free  nodes[0]/gpu0/s2: 0 bytes of 5.3Gi" in lines
     assert any(line.startswith("unmet small: needs 4Gi on one device") for line in lines)
-    status, told, _ = run(tmp_path, "small: 1\n", "--output", "json")
-    found = json.loads(told)
+    status, output, _ = run(tmp_path, "small: 1\n", "--output", "json")
+    found = json.loads(output)
     assert [start["slices"] for start in found["starts"]] == [["nodes[0]/gpu0/s0"]], "the T4, not an H100"
     assert (found["unmet"], len(found["left"])) == ([], 5)
     assert run(tmp_path, "small: 0\n")[1].startswith("nothing would be started\n")
@@ -239,9 +239,9 @@ def test_plan_command_warns_that_providers_are_not_simulated(tmp_path: Path) -> 
     assert run(tmp_path, "small: 1\n")[2] == ""
     capacity = "capacity: [{name: g4, karpenter: {nodePool: g4}}, {name: queue, kueue: {localQueue: q}}]"
     rented = DOCUMENTS.replace("nodes:", f"{capacity}\nnodes:")
-    status, told, said = run(tmp_path, "small: 1\n", "--output", "json", documents=rented)
+    status, output, said = run(tmp_path, "small: 1\n", "--output", "json", documents=rented)
     assert status == 0
-    assert json.loads(told)["starts"]
+    assert json.loads(output)["starts"]
     assert said == (
         "pilotlight: `capacity` (g4, queue) is not simulated, and each entry of `nodes` counts as one existing node;"
         " --live uses the running system\n"

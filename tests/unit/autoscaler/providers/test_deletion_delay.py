@@ -19,6 +19,7 @@ from tests.simulation.environment.virtual_loop import run
 from tests.support.builders.capacity import acted, arrived, cloud, listed, offer, shown, surge, told
 from tests.support.builders.worlds import T0, replace_fields
 from tests.support.fakes.kubernetes.kube_objects import PlayedServer
+from tests.support.harness.async_tests import call_with
 
 HOME = "pilotlight", "pilotlight"
 KEY = delay_annotation_key(*HOME)
@@ -87,52 +88,44 @@ def test_node_has_ordered_devices_from_commitment_until_removal() -> None:
     )
 
 
-def test_annotation_is_set_with_the_first_device_and_removed_with_the_last() -> None:
-    async def scenario(of: Bench) -> None:
-        assert not await of.looks(surge(offer()))
-        assert await of.looks(attached()) == ["w1"]
-        writes = len(of.server.writes)
-        assert await of.looks(attached()) == ["w1"]
-        assert len(of.server.writes) == writes, "it is said once"
-        assert not await of.looks(gone(attached()))
-
-    bench(scenario)
+@call_with(bench)
+async def test_annotation_is_set_with_the_first_device_and_removed_with_the_last(of: Bench) -> None:
+    assert not await of.looks(surge(offer()))
+    assert await of.looks(attached()) == ["w1"]
+    writes = len(of.server.writes)
+    assert await of.looks(attached()) == ["w1"]
+    assert len(of.server.writes) == writes, "it is said once"
+    assert not await of.looks(gone(attached()))
 
 
-def test_new_leader_removes_stale_annotations_once_orders_are_known() -> None:
-    async def scenario(of: Bench) -> None:
-        of.server.put(f"{NODES}/w2", {"metadata": {"annotations": {KEY: "true"}}})
-        silent = attached()
-        silent = replace(silent, capacity=replace(silent.capacity, listed_s={}))
-        assert await of.looks(silent) == ["w1", "w2"], "what is known is said, and what may be is kept"
-        assert await of.looks(attached()) == ["w1"]
-
-    bench(scenario)
+@call_with(bench)
+async def test_new_leader_removes_stale_annotations_once_orders_are_known(of: Bench) -> None:
+    of.server.put(f"{NODES}/w2", {"metadata": {"annotations": {KEY: "true"}}})
+    silent = attached()
+    silent = replace(silent, capacity=replace(silent.capacity, listed_s={}))
+    assert await of.looks(silent) == ["w1", "w2"], "what is known is said, and what may be is kept"
+    assert await of.looks(attached()) == ["w1"]
 
 
-def test_annotation_of_another_installation_is_kept() -> None:
-    async def scenario(of: Bench) -> None:
-        for name in ("w1", "w2"):
-            of.server.put(f"{NODES}/{name}", {"metadata": {"annotations": {OTHERS: "true"}}})
-        assert await of.looks(attached()) == ["w1"]
-        assert not await of.looks(gone(attached()))
-        assert of.saying(OTHERS) == ["w1", "w2"]
-
-    bench(scenario)
+@call_with(bench)
+async def test_deletion_delay_annotation_of_another_installation_is_kept(of: Bench) -> None:
+    for name in ("w1", "w2"):
+        of.server.put(f"{NODES}/{name}", {"metadata": {"annotations": {OTHERS: "true"}}})
+    assert await of.looks(attached()) == ["w1"]
+    assert not await of.looks(gone(attached()))
+    assert of.saying(OTHERS) == ["w1", "w2"]
 
 
-def test_legacy_annotation_is_replaced_only_where_ours_is_set() -> None:
-    async def scenario(of: Bench) -> None:
-        for name in ("w1", "w2"):
-            of.server.put(f"{NODES}/{name}", {"metadata": {"annotations": {DELAY: "true"}}})
-        assert await of.looks(attached()) == ["w1"]
-        assert of.saying(DELAY) == ["w2"], "another installation may have something there"
-        assert len(of.server.writes) == 1, "there is no moment at which nothing is said"
-
-    bench(scenario)
+@call_with(bench)
+async def test_legacy_annotation_is_removed_only_from_nodes_that_get_the_new_one(of: Bench) -> None:
+    for name in ("w1", "w2"):
+        of.server.put(f"{NODES}/{name}", {"metadata": {"annotations": {DELAY: "true"}}})
+    assert await of.looks(attached()) == ["w1"]
+    assert of.saying(DELAY) == ["w2"], "another installation may have something there"
+    assert len(of.server.writes) == 1, "there is no moment at which nothing is said"
 
 
-def test_annotation_key_is_valid_and_unique_per_installation() -> None:
+def test_installations_with_long_names_have_valid_distinct_annotations() -> None:
     keys = {
         delay_annotation_key(home, lease)
         for home in ("a", "b" * 63, "b" * 62 + "c")
@@ -145,27 +138,25 @@ def test_annotation_key_is_valid_and_unique_per_installation() -> None:
         assert re.fullmatch(r"[a-z0-9][a-z0-9-]{0,61}[a-z0-9]", name)
 
 
-def test_non_leader_writes_no_annotations() -> None:
-    async def scenario(of: Bench) -> None:
-        assert not await of.looks(replace_fields(attached(), leads=False))
-        of.writes = False
-        assert not await of.looks(attached())
-        assert not of.server.writes
-
-    bench(scenario)
+@call_with(bench)
+async def test_follower_writes_no_deletion_delay_annotation(of: Bench) -> None:
+    assert not await of.looks(replace_fields(attached(), leads=False))
+    of.writes = False
+    assert not await of.looks(attached())
+    assert not of.server.writes
 
 
-def test_failed_write_is_retried_and_a_missing_node_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(of: Bench) -> None:
-        of.server.refused["PATCH"] = AnswerError(403, "Forbidden", "nodes is forbidden")
-        assert not await of.looks(attached())
-        assert "nodes is forbidden" in caplog.text
-        of.server.refused.clear()
-        await asyncio.sleep(REST_S[0])
-        assert await of.looks(attached()) == ["w1"]
-        del of.server.objects[f"{NODES}/w1"]
-        assert not await of.looks(gone(attached()))
-        of.server.put(f"{NODES}/w1", {})
-        assert await of.looks(attached()) == ["w1"]
-
-    bench(scenario)
+@call_with(bench)
+async def test_failed_annotation_write_is_retried_and_a_missing_node_is_skipped(
+    of: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    of.server.refused["PATCH"] = AnswerError(403, "Forbidden", "nodes is forbidden")
+    assert not await of.looks(attached())
+    assert "nodes is forbidden" in caplog.text
+    of.server.refused.clear()
+    await asyncio.sleep(REST_S[0])
+    assert await of.looks(attached()) == ["w1"]
+    del of.server.objects[f"{NODES}/w1"]
+    assert not await of.looks(gone(attached()))
+    of.server.put(f"{NODES}/w1", {})
+    assert await of.looks(attached()) == ["w1"]

@@ -25,6 +25,7 @@ from autoscaler.state.world import World
 from tests.simulation.environment.virtual_loop import run
 from tests.support.builders.worlds import replace_fields
 from tests.support.fakes.kubernetes.kube_objects import PlayedServer
+from tests.support.harness.async_tests import call_with
 
 KIND, OTHER = OfferKind("rack", "A100", "w1"), OfferKind("cloud", "T4", "")
 ONCE = {KIND: LeadTimeStats(took_s=(1.5, 2.0), came=2, failed=1, gaps_s=(3.0, inf)), OTHER: LeadTimeStats(failed=4)}
@@ -64,36 +65,32 @@ def bench(scenario: Callable[[Bench], Coroutine[object, object, None]], **object
     run(whole())
 
 
-def test_next_leader_restores_saved_lead_times() -> None:
-    async def scenario(one: Bench) -> None:
-        await one.looks()
-        assert parse_lead_times(await one.looks(ONCE)) == ONCE
-        other = Bench(one.server, epoch=2)
-        await other.looks()
-        assert other.seen == [LearntSeen(learnt=ONCE)]
-        other.task.cancel()
-
-    bench(scenario)
+@call_with(bench)
+async def test_next_leader_restores_saved_lead_times(one: Bench) -> None:
+    await one.looks()
+    assert parse_lead_times(await one.looks(ONCE)) == ONCE
+    other = Bench(one.server, epoch=2)
+    await other.looks()
+    assert other.seen == [LearntSeen(learnt=ONCE)]
+    other.task.cancel()
 
 
-def test_changed_lead_times_are_saved_at_most_once_per_interval() -> None:
-    async def scenario(one: Bench) -> None:
-        await one.looks()
-        await one.looks({KIND: LeadTimeStats(came=1)})
-        for came in (2, 3):
-            assert parse_lead_times(await one.looks({KIND: LeadTimeStats(came=came)}))[KIND].came == 1
-        await asyncio.sleep(SAVE_S)
-        assert parse_lead_times(await one.looks())[KIND].came == 3
-        assert len(one.server.writes) == 2
-        await asyncio.sleep(3 * SAVE_S)
-        await one.looks({KIND: LeadTimeStats(came=3)})
-        assert len(one.server.writes) == 2, "the same is not written again"
-
-    bench(scenario)
+@call_with(bench)
+async def test_changed_lead_times_are_saved_at_most_once_per_interval(one: Bench) -> None:
+    await one.looks()
+    await one.looks({KIND: LeadTimeStats(came=1)})
+    for came in (2, 3):
+        assert parse_lead_times(await one.looks({KIND: LeadTimeStats(came=came)}))[KIND].came == 1
+    await asyncio.sleep(SAVE_S)
+    assert parse_lead_times(await one.looks())[KIND].came == 3
+    assert len(one.server.writes) == 2
+    await asyncio.sleep(3 * SAVE_S)
+    await one.looks({KIND: LeadTimeStats(came=3)})
+    assert len(one.server.writes) == 2, "the same is not written again"
 
 
 @pytest.mark.parametrize("may", [{"leads": False}, {}])
-def test_non_leader_neither_saves_nor_loads_lead_times(may: dict[str, bool]) -> None:
+def test_follower_neither_saves_nor_loads_lead_times(may: dict[str, bool]) -> None:
     async def scenario(one: Bench) -> None:
         one.may_write = "leads" in may
         kept = await one.looks({KIND: LeadTimeStats(came=9)}, **may)
@@ -106,14 +103,12 @@ def test_non_leader_neither_saves_nor_loads_lead_times(may: dict[str, bool]) -> 
     bench(scenario, kept=encode_lead_times(ONCE))
 
 
-def test_no_api_request_is_made_without_capacity_providers() -> None:
-    async def scenario(one: Bench) -> None:
-        one.server.away = True  # any API request would fail
-        one.world = World(epoch=1)
-        await one.looks({KIND: LeadTimeStats(came=1)})
-        assert not one.server.writes
-
-    bench(scenario)
+@call_with(bench)
+async def test_no_api_request_is_made_without_capacity_providers(one: Bench) -> None:
+    one.server.away = True  # any API request would fail
+    one.world = World(epoch=1)
+    await one.looks({KIND: LeadTimeStats(came=1)})
+    assert not one.server.writes
 
 
 @pytest.mark.parametrize("text", ["{", "[{}]", '[{"kind": ["a"]}]', "null"])

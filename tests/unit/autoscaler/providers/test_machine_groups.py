@@ -26,6 +26,7 @@ from autoscaler.state.world import World
 from tests.simulation.environment.virtual_loop import run
 from tests.support.builders.worlds import GI
 from tests.support.fakes.kubernetes.kube_objects import PlayedServer
+from tests.support.harness.async_tests import run_with
 
 CAPI, OPENSHIFT = "cluster.x-k8s.io/v1beta2", "machine.openshift.io/v1beta1"
 T4 = NodeKind(selector={"pool": "t4"}, device=NodeDevice(model="T4", memory_bytes=Bytes(16 * GI), count=2))
@@ -64,7 +65,7 @@ def test_machine_group_offer_is_built_from_labels_and_settings() -> None:
     assert read(machines(spec={}, status=None)).wanted == 1, "as both APIs have it"
 
 
-def test_only_machine_labels_that_propagate_to_nodes_are_used() -> None:
+def test_offered_node_has_only_machine_labels_that_propagate_to_nodes() -> None:
     arrives = {ON_NODES: "t4", "x.node-restriction.kubernetes.io/y": "z"}
     template: dict[str, Any] = {"metadata": {"labels": {**arrives, "pool": "h100"}}}
     one = read(machines(notes={LABELS: ""}, spec={"replicas": 1, "template": template}))
@@ -82,7 +83,7 @@ def test_gpu_count_annotation_sets_devices_per_node() -> None:
 
 
 @pytest.mark.parametrize("said", [True, False])
-def test_gpu_count_annotation_is_only_a_maximum_for_attachable_devices(said: bool) -> None:
+def test_gpu_count_annotation_creates_no_offer_if_devices_are_attachable(said: bool) -> None:
     rack = ProviderSettings(name="rack", cro=Cro(model="T4"))
     kind = NodeKind(selector=T4.selector, device=T4.device, devices_max=8 if said else None)
     one = read(machines(notes={GPU_COUNT: "4"}), settings=Settings(nodes=(kind,), capacity=(rack,)))
@@ -115,8 +116,8 @@ class Looked:
     def __init__(self) -> None:
         self.server = PlayedServer(lambda: 0.0)
         self.world = World(epoch=1, settings=SETTINGS)
-        self.told: list[GroupsSeen] = []
-        one = MachineGroupWatcher(self.server, lambda: self.world, self.told.extend)
+        self.received: list[GroupsSeen] = []
+        one = MachineGroupWatcher(self.server, lambda: self.world, self.received.extend)
         self.task = asyncio.create_task(one.run())
 
     def serve(self, group: str, version: str) -> None:
@@ -127,55 +128,48 @@ class Looked:
         self.server.put(f"/apis/{version}/namespaces/default/{plural}/{found.body['metadata']['name']}", body)
 
 
-def test_each_poll_reports_all_groups_and_claimed_devices() -> None:
-    async def scenario() -> None:
-        one = Looked()
-        one.serve("cluster.x-k8s.io", CAPI)
-        one.serve("machine.openshift.io", OPENSHIFT)
-        one.put(CAPI, "machinedeployments", machines("MachineDeployment", "d"))
-        one.put(CAPI, "machinesets", machines(name="s"))
-        one.put(OPENSHIFT, "machinesets", machines(name="o"))
-        one.server.put("/api/v1/namespaces/team/pods/p", pod(2, {"pool": "t4"}))
-        one.server.put("/api/v1/namespaces/team/pods/q", {**pod(2), "spec": {**pod(2)["spec"], "nodeName": "n"}})
-        await asyncio.sleep(LOOK_S * 1.5)
-        first, second = one.told
-        assert [(group.name, group.claimed) for group in first.groups] == [
-            ("MachineDeployment default/d", 2), ("MachineSet default/o", 2), ("MachineSet default/s", 2),
-        ]  # fmt: skip
-        assert first == second
-        one.task.cancel()
-
-    run(scenario())
+@run_with(run)
+async def test_poll_of_machine_groups_reports_all_groups_and_claimed_devices() -> None:
+    one = Looked()
+    one.serve("cluster.x-k8s.io", CAPI)
+    one.serve("machine.openshift.io", OPENSHIFT)
+    one.put(CAPI, "machinedeployments", machines("MachineDeployment", "d"))
+    one.put(CAPI, "machinesets", machines(name="s"))
+    one.put(OPENSHIFT, "machinesets", machines(name="o"))
+    one.server.put("/api/v1/namespaces/team/pods/p", pod(2, {"pool": "t4"}))
+    one.server.put("/api/v1/namespaces/team/pods/q", {**pod(2), "spec": {**pod(2)["spec"], "nodeName": "n"}})
+    await asyncio.sleep(LOOK_S * 1.5)
+    first, second = one.received
+    assert [(group.name, group.claimed) for group in first.groups] == [
+        ("MachineDeployment default/d", 2), ("MachineSet default/o", 2), ("MachineSet default/s", 2),
+    ]  # fmt: skip
+    assert first == second
+    one.task.cancel()
 
 
-def test_empty_list_of_machine_groups_is_reported_only_once() -> None:
+@run_with(run)
+async def test_empty_list_of_machine_groups_is_reported_only_once() -> None:
     """So a group created later is known to be new."""
-
-    async def scenario() -> None:
-        one = Looked()
-        await asyncio.sleep(NONE_S / 2)
-        assert one.told == [GroupsSeen(groups=())]
-        one.world = replace(one.world, capacity=Capacity(grouped=True))
-        await asyncio.sleep(NONE_S)
-        assert len(one.told) == 1
-        one.serve("cluster.x-k8s.io", CAPI)
-        one.put(CAPI, "machinesets", machines())
-        await asyncio.sleep(NONE_S)
-        assert one.told[1].groups[0].name == "MachineSet default/g"
-        one.task.cancel()
-
-    run(scenario())
+    one = Looked()
+    await asyncio.sleep(NONE_S / 2)
+    assert one.received == [GroupsSeen(groups=())]
+    one.world = replace(one.world, capacity=Capacity(grouped=True))
+    await asyncio.sleep(NONE_S)
+    assert len(one.received) == 1
+    one.serve("cluster.x-k8s.io", CAPI)
+    one.put(CAPI, "machinesets", machines())
+    await asyncio.sleep(NONE_S)
+    assert one.received[1].groups[0].name == "MachineSet default/g"
+    one.task.cancel()
 
 
-def test_forbidden_machine_groups_are_logged_only_once(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        one = Looked()
-        one.server.refused["GET"] = AnswerError(403, "Forbidden", "machinesets is forbidden")
-        await asyncio.sleep(NONE_S * 3.5)
-        assert not one.told
-        (record,) = caplog.records
-        assert "machine groups are not read" in record.message
-        assert "403 Forbidden: machinesets is forbidden" in record.message
-        one.task.cancel()
-
-    run(scenario())
+@run_with(run)
+async def test_forbidden_machine_groups_are_logged_only_once(caplog: pytest.LogCaptureFixture) -> None:
+    one = Looked()
+    one.server.refused["GET"] = AnswerError(403, "Forbidden", "machinesets is forbidden")
+    await asyncio.sleep(NONE_S * 3.5)
+    assert not one.received
+    (record,) = caplog.records
+    assert "machine groups are not read" in record.message
+    assert "403 Forbidden: machinesets is forbidden" in record.message
+    one.task.cancel()

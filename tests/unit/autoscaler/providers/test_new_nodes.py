@@ -38,7 +38,7 @@ def queued(*kinds: NodeKind, selector: dict[str, str] | None = None, terms: Offe
         ({"kind": "dra", "sharing": "mps"}, 1, True, False),
     ],
 )
-def test_slicing_setting_defines_the_gpu_shares_of_an_offered_node(
+def test_offered_node_has_the_gpu_shares_of_its_slicing_setting(
     slicing: dict[str, Any], parts: int, shared: bool, counted: bool
 ) -> None:
     found = infer_node_shape({}, kind(**slicing))
@@ -52,12 +52,12 @@ def test_new_node_with_mig_or_dra_partitions_is_not_offered() -> None:
 
 
 def test_gpu_node_labels_override_the_settings_entry() -> None:
-    told = {"nvidia.com/gpu.product": "NVIDIA-A10G", "nvidia.com/gpu.memory": "23028", "nvidia.com/gpu.count": "4"}
-    assert infer_node_shape(told, kind(2)) == ("NVIDIA-A10G", 23028 << 20, 4, 1, False, True)
+    labels = {"nvidia.com/gpu.product": "NVIDIA-A10G", "nvidia.com/gpu.memory": "23028", "nvidia.com/gpu.count": "4"}
+    assert infer_node_shape(labels, kind(2)) == ("NVIDIA-A10G", 23028 << 20, 4, 1, False, True)
     assert infer_node_shape({"nvidia.com/gpu.memory": "much", "nvidia.com/gpu.count": "-1"}, None) is None
 
 
-def test_offer_price_follows_purchase_type_and_spot_is_less_certain() -> None:
+def test_spot_offer_has_the_spot_price_and_a_lower_certainty() -> None:
     settings = Settings(prices=(
         Price(device="A10G", per_hour=0.4, bought="spot"), Price(device="A10G", per_hour=1.0),
         Price(device="A10G", per_hour=0.6, bought="committed"), Price(device="A10G", per_hour=0.8, bought="flex"),
@@ -115,7 +115,7 @@ def test_offer_name_is_independent_of_the_entry_order() -> None:
     assert names["NVIDIA L4"].startswith("nvidia-l4-x2-")
 
 
-def test_queue_offer_price_follows_purchase_type_and_owned_is_free() -> None:
+def test_queue_offer_has_the_flex_price_unless_it_is_owned_and_free() -> None:
     assert [one.price_per_hour for one in queued(kind(model="T4"))] == [0.2]
     assert [one.price_per_hour for one in queued(kind(model="T4"), terms=QUEUED._replace(bought="owned"))] == [0.0]
 
@@ -132,6 +132,6 @@ def test_queue_offers_nothing_for_mig_or_dra_slicing(slicing: dict[str, Any]) ->
     assert queued(kind(**slicing)) == []
 
 
-def test_queue_offer_shares_devices_as_the_entry_declares() -> None:
+def test_queue_offer_has_the_device_shares_of_its_settings_entry() -> None:
     (timeslice,), (hami,) = queued(kind(kind="timeslice", replicas=3)), queued(kind(kind="hami"))
     assert ((timeslice.parts, timeslice.shared), (hami.parts, hami.shared)) == ((3, False), (1, True))

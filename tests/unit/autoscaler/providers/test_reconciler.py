@@ -66,8 +66,8 @@ def test_failed_run_is_retried_with_backoff_that_success_resets() -> None:
 def test_repeated_failure_is_logged_once_and_without_addresses(caplog: pytest.LogCaptureFixture) -> None:
     no, off = AnswerError(403, "Forbidden", "no right"), RefusedError("it is off")
     Kept(no, no, off, None, off, ConnectionError("10.0.0.1 is away")).play(100.0, 50.0)
-    told = [
+    messages = [
         f"event=reconcile_failed effect='it is not as it should be' error={says}"
         for says in (str(no), "it is off", "it is off", "ConnectionError")
     ]
-    assert caplog.messages == told, "and nobody's address"
+    assert caplog.messages == messages, "and nobody's address"

@@ -26,6 +26,7 @@ from tests.contracts.provider import order, release
 from tests.simulation.environment.virtual_loop import run
 from tests.support.builders.capacity import offer
 from tests.support.fakes.provider import FakeProvider, Fate
+from tests.support.harness.async_tests import call_with
 
 
 class Desk:
@@ -38,8 +39,8 @@ class Desk:
         self.seen: list[tuple[float, Observation]] = []
         self.supplying = ProviderRunner({"rack": self.fake}, self._take, loop.time, frozenset({"rack"}))
 
-    def _take(self, told: tuple[Observation, ...]) -> None:
-        self.seen += [(self.now(), one) for one in told]
+    def _take(self, observations: tuple[Observation, ...]) -> None:
+        self.seen += [(self.now(), one) for one in observations]
 
     def lists(self) -> list[LeasesSeen]:
         return [one for _, one in self.seen if isinstance(one, LeasesSeen)]
@@ -58,104 +59,89 @@ def play(act: Callable[[Desk], Coroutine[object, object, None]], kind: type[Fake
     run(whole())
 
 
-def test_providers_are_reported_before_offers_and_orders() -> None:
-    async def act(desk: Desk) -> None:
-        await asyncio.sleep(0.1)
-        first, *others = [one for _, one in desk.seen]
-        assert first == ProvidersSeen(providers=("rack",), hedges=frozenset({"rack"}))
-        assert [type(one) for one in others] == [OffersSeen, LeasesSeen], (
-            "what is offered is no newer than what is known"
-        )
-
-    play(act)
+@call_with(play)
+async def test_started_runner_reports_providers_before_offers_and_orders(desk: Desk) -> None:
+    await asyncio.sleep(0.1)
+    first, *others = [one for _, one in desk.seen]
+    assert first == ProvidersSeen(providers=("rack",), hedges=frozenset({"rack"}))
+    assert [type(one) for one in others] == [OffersSeen, LeasesSeen], "what is offered is no newer than what is known"
 
 
-def test_empty_offers_are_polled_soon_and_then_with_backoff() -> None:
+@call_with(play)
+async def test_empty_offers_are_polled_soon_and_then_with_backoff(desk: Desk) -> None:
     """A node that was briefly not ready is not left out for a minute."""
-
-    async def act(desk: Desk) -> None:
-        desk.fake.pool = 0
-        await asyncio.sleep(200.0)
-        looks = [at_s for at_s, one in desk.seen if isinstance(one, OffersSeen)]
-        assert [round(b - a) for a, b in itertools.pairwise(looks)] == [5, 10, 20, 40, 60, 60]
-        desk.fake.pool = 1
-        await asyncio.sleep(65.0)
-        desk.fake.pool = 0
-        await asyncio.sleep(58.0)
-        *_, some, none, again = [(at_s, one.offers) for at_s, one in desk.seen if isinstance(one, OffersSeen)]
-        assert (bool(some[1]), bool(none[1])) == (True, False)
-        assert round(again[0] - none[0]) == 5
-
-    play(act)
+    desk.fake.pool = 0
+    await asyncio.sleep(200.0)
+    looks = [at_s for at_s, one in desk.seen if isinstance(one, OffersSeen)]
+    assert [round(b - a) for a, b in itertools.pairwise(looks)] == [5, 10, 20, 40, 60, 60]
+    desk.fake.pool = 1
+    await asyncio.sleep(65.0)
+    desk.fake.pool = 0
+    await asyncio.sleep(58.0)
+    *_, some, none, again = [(at_s, one.offers) for at_s, one in desk.seen if isinstance(one, OffersSeen)]
+    assert (bool(some[1]), bool(none[1])) == (True, False)
+    assert round(again[0] - none[0]) == 5
 
 
-def test_order_is_sent_at_once_and_listed_soon_after() -> None:
-    async def act(desk: Desk) -> None:
-        await asyncio.sleep(30.3)
-        desk.supplying.acquire(order(offer()))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert desk.fake.orders == 1
-        await asyncio.sleep(0.01)
-        assert [one.name for one in desk.lists()[-1].leases] == [order(offer()).id.name]
-
-    play(act)
+@call_with(play)
+async def test_order_is_sent_at_once_and_listed_soon_after(desk: Desk) -> None:
+    await asyncio.sleep(30.3)
+    desk.supplying.acquire(order(offer()))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert desk.fake.orders == 1
+    await asyncio.sleep(0.01)
+    assert [one.name for one in desk.lists()[-1].leases] == [order(offer()).id.name]
 
 
-def test_listing_interval_grows_up_to_its_maximum() -> None:
-    async def act(desk: Desk) -> None:
-        await asyncio.sleep(1000.0)
-        at_s = [at_s for at_s, one in desk.seen if isinstance(one, LeasesSeen)]
-        gaps = [b - a for a, b in itertools.pairwise(at_s)]
-        assert gaps[:7] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 28.5], "the last with the offers"
-        assert max(gaps) == LIST_S[1]
-        assert len(at_s) <= 40
-        offers = [at_s for at_s, one in desk.seen if isinstance(one, OffersSeen)]
-        assert max(b - a for a, b in itertools.pairwise(offers)) <= OFFERS_S + LIST_S[1]
-
-    play(act)
+@call_with(play)
+async def test_listing_interval_without_orders_grows_up_to_its_maximum(desk: Desk) -> None:
+    await asyncio.sleep(1000.0)
+    at_s = [at_s for at_s, one in desk.seen if isinstance(one, LeasesSeen)]
+    gaps = [b - a for a, b in itertools.pairwise(at_s)]
+    assert gaps[:7] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 28.5], "the last with the offers"
+    assert max(gaps) == LIST_S[1]
+    assert len(at_s) <= 40
+    offers = [at_s for at_s, one in desk.seen if isinstance(one, OffersSeen)]
+    assert max(b - a for a, b in itertools.pairwise(offers)) <= OFFERS_S + LIST_S[1]
 
 
-def test_only_an_explicit_rejection_is_reported_as_refused() -> None:
-    async def act(desk: Desk) -> None:
-        await asyncio.sleep(0.1)
-        desk.fake.fate = lambda _: Fate(deaf=True)
-        desk.supplying.acquire(order(offer()))
-        await asyncio.sleep(1.0)
-        assert not desk.refused(), "nobody knows whether it stands"
-        desk.fake.fate = lambda _: Fate(refused="no quota")
-        desk.supplying.acquire(order(offer(), 1))
-        await asyncio.sleep(1.0)
-        assert [(one.id.name, one.reason) for one in desk.refused()] == [(order(offer(), 1).id.name, "no quota")]
-        elsewhere = replace(order(offer()), id=LeaseId("nobody", "x"))
-        desk.supplying.acquire(elsewhere)
-        assert desk.refused()[-1].reason == "there is no provider nobody"
-
-    play(act)
+@call_with(play)
+async def test_only_an_explicit_rejection_is_reported_as_refused(desk: Desk) -> None:
+    await asyncio.sleep(0.1)
+    desk.fake.fate = lambda _: Fate(deaf=True)
+    desk.supplying.acquire(order(offer()))
+    await asyncio.sleep(1.0)
+    assert not desk.refused(), "nobody knows whether it stands"
+    desk.fake.fate = lambda _: Fate(refused="no quota")
+    desk.supplying.acquire(order(offer(), 1))
+    await asyncio.sleep(1.0)
+    assert [(one.id.name, one.reason) for one in desk.refused()] == [(order(offer(), 1).id.name, "no quota")]
+    elsewhere = replace(order(offer()), id=LeaseId("nobody", "x"))
+    desk.supplying.acquire(elsewhere)
+    assert desk.refused()[-1].reason == "there is no provider nobody"
 
 
-def test_invalid_response_or_outage_reports_no_empty_list() -> None:
-    async def act(desk: Desk) -> None:
-        await asyncio.sleep(0.1)
-        desk.supplying.acquire(order(offer()))
-        await asyncio.sleep(1.0)
-        many = len(desk.seen)
-        desk.fake.garbage = True
-        await asyncio.sleep(100.0)
-        desk.fake.garbage, desk.fake.away = False, True
-        await asyncio.sleep(100.0)
-        told = [one for _, one in desk.seen[many:] if isinstance(one, LeasesSeen)]
-        assert not told, "an empty list would say that all is lost"
-        says = [one.says for _, one in desk.seen if isinstance(one, ProviderTroubled)]
-        assert set(says) == {"does not respond (ValueError)", "does not respond (ConnectionError)"}
-        desk.fake.away = False
-        await asyncio.sleep(61.0)
-        assert len(desk.lists()[-1].leases) == 1
-
-    play(act)
+@call_with(play)
+async def test_invalid_response_or_outage_reports_no_empty_list(desk: Desk) -> None:
+    await asyncio.sleep(0.1)
+    desk.supplying.acquire(order(offer()))
+    await asyncio.sleep(1.0)
+    many = len(desk.seen)
+    desk.fake.garbage = True
+    await asyncio.sleep(100.0)
+    desk.fake.garbage, desk.fake.away = False, True
+    await asyncio.sleep(100.0)
+    received = [one for _, one in desk.seen[many:] if isinstance(one, LeasesSeen)]
+    assert not received, "an empty list would say that all is lost"
+    says = [one.says for _, one in desk.seen if isinstance(one, ProviderTroubled)]
+    assert set(says) == {"does not respond (ValueError)", "does not respond (ConnectionError)"}
+    desk.fake.away = False
+    await asyncio.sleep(61.0)
+    assert len(desk.lists()[-1].leases) == 1
 
 
-def test_reasons_for_missing_offers_or_lists_are_reported() -> None:
+def test_provider_without_offers_or_list_is_reported_with_its_reason() -> None:
     async def act(desk: Desk) -> None:
         desk.fake.closed = "NodePool g4 does not exist"
         await asyncio.sleep(0.1)
@@ -194,27 +180,24 @@ def test_partial_provider_problem_is_reported_with_its_offers() -> None:
     play(act, Part)
 
 
-def test_released_capacity_is_offered_again_at_once() -> None:
+@call_with(play)
+async def test_released_capacity_is_offered_again_at_once(desk: Desk) -> None:
     """Otherwise models that need exactly this would see no offer for a minute."""
-
-    async def act(desk: Desk) -> None:
-        desk.fake.pool = 1
-        await asyncio.sleep(1.0)
-        made = order(offer(devices_max=1))
-        desk.supplying.acquire(made)
-        await asyncio.sleep(300.0)
-        many = len(desk.seen)
-        desk.supplying.release(release(made))
-        await asyncio.sleep(10.0)
-        told = [(at_s, one) for at_s, one in desk.seen[many:]]
-        gone_s = next(at_s for at_s, one in told if isinstance(one, LeasesSeen) and not one.leases)
-        again_s = next(at_s for at_s, one in told if isinstance(one, OffersSeen) and one.offers)
-        assert again_s - gone_s <= 1.0
-
-    play(act)
+    desk.fake.pool = 1
+    await asyncio.sleep(1.0)
+    made = order(offer(devices_max=1))
+    desk.supplying.acquire(made)
+    await asyncio.sleep(300.0)
+    many = len(desk.seen)
+    desk.supplying.release(release(made))
+    await asyncio.sleep(10.0)
+    received = [(at_s, one) for at_s, one in desk.seen[many:]]
+    gone_s = next(at_s for at_s, one in received if isinstance(one, LeasesSeen) and not one.leases)
+    again_s = next(at_s for at_s, one in received if isinstance(one, OffersSeen) and one.offers)
+    assert again_s - gone_s <= 1.0
 
 
-def test_list_timestamp_is_not_after_a_pending_order() -> None:
+def test_list_that_ends_during_an_order_is_dated_before_the_order() -> None:
     class Slow(FakeProvider):
         async def acquire(self, order: AcquireOrder) -> None:
             await asyncio.sleep(10.0)
@@ -243,9 +226,9 @@ def test_list_timestamp_is_not_after_a_pending_order() -> None:
     run(whole())
 
 
-def test_provider_messages_are_reported_without_addresses() -> None:
+def test_addresses_in_messages_of_a_provider_are_redacted_in_reports() -> None:
     said = 'dial tcp 10.0.3.7:443: i/o timeout, Post "https://ec2.eu-west-1.amazonaws.com/"'
-    told = 'dial tcp (address): i/o timeout, Post "(address)"'
+    redacted = 'dial tcp (address): i/o timeout, Post "(address)"'
 
     class Talks(FakeProvider):
         """A provider that passes on external texts: a condition, an event, a webhook response."""
@@ -259,17 +242,17 @@ def test_provider_messages_are_reported_without_addresses() -> None:
         await asyncio.sleep(0.1)
         desk.supplying.acquire(order(offer()))
         await asyncio.sleep(1.0)
-        assert [one.says for one in desk.lists()[-1].leases] == [told]
+        assert [one.says for one in desk.lists()[-1].leases] == [redacted]
         desk.fake.fate = lambda _: Fate(refused=said)
         desk.supplying.acquire(order(offer(), 1))
         desk.fake.closed = said
         await asyncio.sleep(OFFERS_S)
-        assert [one.reason for one in desk.refused()] == [told]
-        assert [one.closed for _, one in desk.seen if isinstance(one, OffersSeen)][-1] == told
+        assert [one.reason for one in desk.refused()] == [redacted]
+        assert [one.closed for _, one in desk.seen if isinstance(one, OffersSeen)][-1] == redacted
         desk.fake.away = True
         await asyncio.sleep(OFFERS_S)
         says = {one.says for _, one in desk.seen if isinstance(one, ProviderTroubled) and one.listing}
-        assert says == {f"cannot report its state: {told}"}
+        assert says == {f"cannot report its state: {redacted}"}
 
     play(act, Talks)
 

@@ -45,9 +45,9 @@ def claim(*devices: str, name: str = "c", pool: str = "rack/w1", **status: Any) 
 
 def fabric(*more: Offer, awaited: tuple[PendingDeviceClaim, ...] = (), publish: bool = True) -> World:
     """Two A100 can be attached to w1, and no requests are queued."""
-    told_ = RACK.redfish
-    assert told_ is not None
-    settings = Settings(capacity=(replace(RACK, redfish=replace(told_, publish=publish)),))
+    redfish = RACK.redfish
+    assert redfish is not None
+    settings = Settings(capacity=(replace(RACK, redfish=replace(redfish, publish=publish)),))
     begin = offered(world([A], leading_since_s=T0 - 500, settings=settings), *(more or (offer(),)))
     return told(begin, AwaitedSeen(awaited=awaited))
 
@@ -198,7 +198,7 @@ def test_attached_device_that_no_pod_takes_is_released_after_a_delay() -> None:
     assert not orders(plan(again, idle_s).actions)
 
 
-def test_devices_of_another_installation_are_ignored() -> None:
+def test_claim_for_devices_of_another_installation_orders_nothing() -> None:
     theirs = claim(D0, name="theirs", pool="rackb/w1")
     assert not said(fabric(awaited=waits(theirs)))
     assert not acted(fabric(awaited=waits(theirs)))[1], "nor to order"
@@ -212,7 +212,7 @@ def test_devices_of_another_installation_are_ignored() -> None:
 # --- publishing -------------------------------------------------------------------------------------------------------
 
 
-def test_attachable_devices_are_published_with_stable_names() -> None:
+def test_published_devices_keep_their_names_after_an_order() -> None:
     begin = fabric()
     assert names(begin) == [D0, D1]
     given = told(begin, AwaitedSeen(awaited=waits(claim(D1))))
@@ -223,7 +223,7 @@ def test_attachable_devices_are_published_with_stable_names() -> None:
     assert names(less, T0 + 1) == [D1, D0], "so the fabric says itself by now"
 
 
-def test_published_device_has_attributes_and_binding_conditions() -> None:
+def test_attachable_device_is_published_with_its_binding_conditions() -> None:
     found = find_published_devices(fabric(), T0)
     assert found is not None
     (pool,) = found.pools
@@ -236,7 +236,7 @@ def test_published_device_has_attributes_and_binding_conditions() -> None:
     assert device["capacity"] == {"gpu.nvidia.com/memory": {"value": "16Gi"}}
 
 
-def test_publishing_requires_the_setting_and_known_orders() -> None:
+def test_devices_are_published_only_if_enabled_and_orders_are_known() -> None:
     assert find_published_devices(fabric(publish=False), T0) == Published()
     assert said(fabric(publish=False, awaited=waits(claim(D0)))) == [(FAILED, "NotPublished")]
     ended = replace(fabric(awaited=waits(claim(D0))), settings=Settings())

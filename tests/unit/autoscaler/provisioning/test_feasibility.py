@@ -1,22 +1,27 @@
-"""Models that fit on no device: found without a request, and with the same result as the packer's."""
+"""Models that fit no device are found without a request, and demand that may fit later is not rejected."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from autoscaler.capacity.availability import SILENT_S
 from autoscaler.contract import ModelName
 from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.learning.expected_demand import build_restart_costs
 from autoscaler.placement.model.bins import build_bins, build_placement_request
 from autoscaler.placement.model.types import EvictionLevel
 from autoscaler.placement.packer import pack
+from autoscaler.planner.plan import plan
 from autoscaler.provisioning.feasibility import Fitting, is_fit_unchanged, list_unplaceable_models
 from autoscaler.spec.model import Gpu, Model
-from autoscaler.state.capacity_orders import OffersSeen
-from tests.support.builders.capacity import acted, offer, surge, told
-from tests.support.builders.worlds import GI, T0, device, model, replica, world
+from autoscaler.state.capacity_orders import LeaseRefused, OffersSeen, ProvidersSeen, ProviderTroubled
+from autoscaler.state.events import Reported
+from autoscaler.state.world import World
+from tests.support.builders.capacity import A, acted, cloud, offer, offered, orders, quiet, shown, surge, told, waits
+from tests.support.builders.worlds import GI, T0, device, gateway, level, model, replace_fields, replica, world
 
 TWO = Gpu(count=2)
 """Two whole devices."""
@@ -30,7 +35,7 @@ def test_reason_for_a_model_too_large_for_every_device_names_the_largest() -> No
     }
 
 
-def test_model_without_gpu_is_always_placeable() -> None:
+def test_model_that_needs_no_gpu_is_placeable_without_devices() -> None:
     assert list_unplaceable_models(world([model("cpu", 30, gpu=Gpu(count=0))])) == {}
 
 
@@ -77,7 +82,9 @@ DEVICES = st.lists(
 
 @given(MODELS, DEVICES)
 @settings(derandomize=True, deadline=None)
-def test_feasibility_matches_the_packer_on_empty_devices(one: Model, fields: list[tuple[int, str, str, bool]]) -> None:
+def test_model_is_unplaceable_exactly_if_the_packer_rejects_empty_devices(
+    one: Model, fields: list[tuple[int, str, str, bool]]
+) -> None:
     there = [device(f"gpu{n}", gi, node, product=what, shared=many) for n, (gi, node, what, many) in enumerate(fields)]
     made = world([one], there)
     want = build_placement_request(one, 0, T0, EvictionLevel.BUSY, "")
@@ -102,3 +109,99 @@ def test_model_that_fits_offered_or_ordered_capacity_is_placeable() -> None:
     ordered, _ = acted(begin)
     coming = told(ordered, OffersSeen(provider="rack", offers=()), now_s=T0 + 1)
     assert list_unplaceable_models(coming).keys() == {"huge"}
+
+
+LONE = offer(devices_max=1, shared=False)
+
+
+def test_demand_is_infeasible_after_its_only_order_is_refused() -> None:
+    """Its requests fail at once, and not after their timeout."""
+    at, _ = acted(surge(LONE, waits_s=300.0))
+    (id,) = at.capacity.leases
+    at = told(at, LeaseRefused(id=id, reason="busy"), now_s=T0 + 1)
+    assert [one.never for one in plan(at, T0 + 2).unmet] == [True]
+
+
+def test_model_waits_if_another_model_took_the_last_offer() -> None:
+    at, _ = acted(surge(LONE))
+    at = replace(at, models={**at.models, ModelName("b"): replace(A, name=ModelName("b"))})
+    report = gateway(levels=[level("a", 1, wait_s=60.0), level("b", 1, wait_s=1.0)]).report
+    assert report is not None
+    found = {str(one.model): one for one in plan(told(at, Reported(report=replace(report, sequence=5))), T0 + 1).unmet}
+    assert found["a"].lease is not None
+    assert (found["b"].never, found["b"].lease, found["b"].ready_s) == (False, None, None)
+    assert list_unplaceable_models(at) == {}
+
+
+def test_capacity_being_released_keeps_demand_feasible() -> None:
+    at, _ = acted(surge(LONE))
+    (lease,) = at.capacity.leases.values()
+    leases = {lease.id: replace(lease, here_s=T0, release_s=T0 + 1)}
+    at = replace(at, capacity=replace(at.capacity, offers={"rack": ()}, leases=leases))
+    assert [one.never for one in plan(at, T0 + 2).unmet] == [False]
+    assert list_unplaceable_models(at) == {}
+
+
+def test_demand_larger_than_any_offer_is_rejected_at_once() -> None:
+    (unmet,) = plan(surge(offer(memory_bytes=8 * GI)), T0).unmet
+    assert unmet.never
+
+
+@pytest.mark.parametrize(
+    "gpu", [Gpu(count=4), Gpu(count=2, link="nvlink"), Gpu(isolation="hardware")], ids=["four", "joined", "kept apart"]
+)
+def test_demand_for_unavailable_gpu_count_or_isolation_is_rejected(gpu: Gpu) -> None:
+    """Although a device of that size is offered."""
+    needs = model("a", 16, high=4, slots=1, gpu=gpu)
+    begin = replace(surge(offer(parts=2, memory_bytes=32 * GI)), models={needs.name: needs})
+    (unmet,) = plan(begin, T0).unmet
+    assert unmet.never
+    assert [*list_unplaceable_models(begin)] == [needs.name]
+
+
+def test_partial_device_does_not_satisfy_a_whole_device_demand() -> None:
+    whole = model("a", 0, high=4, slots=1, gpu=Gpu(models=("A100",)))
+    part = cloud(memory_bytes=8 * GI, device_bytes=24 * GI)
+    begin = replace(surge(part), models={whole.name: whole})
+    made = plan(begin, T0)
+    assert (orders(made.actions), made.unmet[0].never) == ([], True)
+    assert orders(plan(replace(surge(part), models={whole.name: model("a", 8, high=4, slots=1)}), T0).actions)
+
+
+def away(at: World, now_s: float) -> World:
+    """Requests are queued, and the provider has not responded by then."""
+    return told(waits(at, now_s), ProviderTroubled(provider="rack", says="does not respond", listing=True), now_s=now_s)
+
+
+def test_demand_is_infeasible_if_its_only_provider_stops_answering() -> None:
+    """Every leader comes to the same result, even one that started later and never received an offer."""
+    for later_s in (SILENT_S - 1, SILENT_S, 3600.0):
+        old = plan(away(surge(LONE), T0 + later_s), T0 + later_s)
+        assert ([one.never for one in old.unmet], bool(orders(old.actions))) == (
+            [later_s >= SILENT_S],
+            later_s < SILENT_S,
+        )
+    begun = told(replace_fields(surge(), leading_since_s=T0 + 900), ProvidersSeen(providers=("rack",)), now_s=T0 + 900)
+    assert [one.never for one in plan(away(begun, T0 + 1000), T0 + 1000).unmet] == [True]
+
+
+def test_orders_resume_when_a_silent_provider_answers() -> None:
+    at = away(surge(LONE), T0 + 1000)
+    assert [one.never for one in plan(at, T0 + 1000).unmet] == [True]
+    at = offered(waits(quiet(at, T0 + 1001), T0 + 1100), LONE, now_s=T0 + 1100)
+    made = plan(at, T0 + 1100)
+    assert orders(made.actions) == [("rack", 1)]
+    assert [(one.never, one.ready_s is not None) for one in made.unmet] == [(False, True)]
+
+
+def test_pending_order_of_a_silent_provider_keeps_demand_feasible() -> None:
+    """No other order can get this capacity before the provider responds."""
+    slow = replace(LONE, expected_s=2000.0)
+    at, _ = acted(surge(slow))
+    at = shown(at, T0 + 5)
+    (lease,) = at.capacity.leases.values()
+    at = away(at, T0 + 1000)
+    assert [(one.never, one.lease) for one in plan(at, T0 + 1000).unmet] == [(False, lease.id)]
+    leases = {lease.id: replace(lease, here_s=T0 + 10, release_s=T0 + 11)}
+    at = replace(at, capacity=replace(at.capacity, leases=leases))
+    assert [one.never for one in plan(at, T0 + 1000).unmet] == [True]

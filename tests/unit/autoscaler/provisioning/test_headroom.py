@@ -96,7 +96,7 @@ def test_only_free_usable_devices_of_the_gpu_model_count_as_headroom() -> None:
     free = device("gpu0", 16, "w1")
     like = replace(free, product="A100")
     assert not plan(kept(offered(calm(like), offer()), 1), T0).actions
-    for of in (free, replace(like, healthy=False), replace(like, closed="cut anew"), replace(like, theirs=1)):
+    for of in (free, replace(like, healthy=False), replace(like, closed="repartitioning"), replace(like, theirs=1)):
         assert orders(plan(kept(offered(calm(of), offer()), 1), T0).actions) == [("rack", 1)]
     place = CordonTarget("node", "w1")
     closed = {place: Cordon(place=place, node="w1", since_s=T0)}

@@ -1,23 +1,34 @@
-"""Which offer is chosen, and the reason given."""
+"""Which offer is chosen and why, and models that fit no offer do not prevent orders for other models."""
 
 from __future__ import annotations
 
 from math import inf
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscaler.capacity.lead_times import estimate_lead_time
+from autoscaler.planner.plan import plan
 from autoscaler.provisioning import offer_selection
 from autoscaler.provisioning.offer_selection import (
+    TRIALS_MAX,
     RatedOffer,
     choose_offer,
     rank_offers_lazily,
     rate_offer,
     rated_offer_sort_key,
 )
+from autoscaler.spec.model import Gpu, Model
+from autoscaler.spec.pod import Pod, Resources, Toleration
+from autoscaler.state.actions import AcquireLease
 from autoscaler.state.capacity_orders import LeadTimeStats, Offer
-from tests.support.builders.capacity import cloud, offer
+from autoscaler.state.node_labels import Taint
+from autoscaler.state.resources import HostResources
+from autoscaler.state.world import NodeId, World
+from tests.support.builders.capacity import acted, cloud, offer, offered
+from tests.support.builders.worlds import T0, device, gateway, level, model, world
 
 
 def made(of: Offer, deadline_s: float = inf, devices: int = 1) -> RatedOffer:
@@ -64,7 +75,7 @@ def test_owned_capacity_is_free_and_lower_power_breaks_a_tie() -> None:
     assert first(made(node), made(device)) == "rack"
 
 
-def test_surplus_devices_count_toward_the_cost() -> None:
+def test_unneeded_devices_of_an_offer_count_toward_its_cost() -> None:
     assert first(made(offer(), devices=2), made(cloud(price_per_hour=1.5))) == "cloud"
 
 
@@ -80,9 +91,9 @@ def test_hedge_is_added_only_if_allowed_and_the_first_is_uncertain() -> None:
 
 
 def test_offer_description_states_devices_time_and_duration() -> None:
-    told = made(offer(), 120.0, 2).says()
-    assert told.startswith("rack: 2 x A100 on w1, expected 30 s, in time with ")
-    assert told.endswith(" for a surge")
+    description = made(offer(), 120.0, 2).says()
+    assert description.startswith("rack: 2 x A100 on w1, expected 30 s, in time with ")
+    assert description.endswith(" for a surge")
     assert "delivery time unknown" in made(cloud(expected_s=None)).says()
     assert made(cloud(lasts_s=7200.0)).says().endswith(", for 2 h at most")
 
@@ -95,10 +106,10 @@ def test_offer_description_states_devices_time_and_duration() -> None:
     ),
     st.floats(1.0, 2000.0),
 )
-def test_choice_is_optimal_and_independent_of_offer_order(
-    told: list[tuple[float, float, str]], deadline_s: float
+def test_cheapest_timely_offer_is_chosen_in_any_order_of_offers(
+    rows: list[tuple[float, float, str]], deadline_s: float
 ) -> None:
-    offers = [offer(p, f"n{n}", expected_s=s, price_per_hour=price) for n, (s, price, p) in enumerate(told)]
+    offers = [offer(p, f"n{n}", expected_s=s, price_per_hour=price) for n, (s, price, p) in enumerate(rows)]
     rungs = [made(one, deadline_s) for one in offers]
     chosen, other = choose_offer(rungs), choose_offer(rungs[::-1])
     assert chosen is not None
@@ -119,10 +130,10 @@ def test_choice_is_optimal_and_independent_of_offer_order(
     st.sampled_from([frozenset[str](), frozenset({"cloud"}), frozenset({"cloud", "rack"})]),
 )
 def test_lazy_evaluation_finds_the_same_choice_with_the_fewest_trials(
-    told: list[tuple[float, float, str, int]], deadline_s: float, hedges: frozenset[str]
+    rows: list[tuple[float, float, str, int]], deadline_s: float, hedges: frozenset[str]
 ) -> None:
     """The last number of each entry is the number of devices that suffice; 0: the offer does not fit."""
-    offers = [(offer(p, f"n{n}", expected_s=s, price_per_hour=price), do) for n, (s, price, p, do) in enumerate(told)]
+    offers = [(offer(p, f"n{n}", expected_s=s, price_per_hour=price), do) for n, (s, price, p, do) in enumerate(rows)]
     real = {one.id: made(one, deadline_s, do) if do else None for one, do in offers}
     tried: list[str] = []
 
@@ -141,3 +152,58 @@ def test_lazy_evaluation_finds_the_same_choice_with_the_fewest_trials(
             one for one, _ in offers if rated_offer_sort_key(made(one, deadline_s)) <= rated_offer_sort_key(chosen.rung)
         ]
         assert sorted(tried) == sorted(one.name for one in cheaper)
+
+
+NODES = 64
+CROWD = 2 * TRIALS_MAX // NODES
+MEEK = (Toleration(key="team", operator="Exists"),)
+A = model("a", 16, slots=1, pod=Pod(tolerations=MEEK))
+
+
+def behind(*crowd: Model, **fields: Any) -> World:
+    """A request for `a` is queued behind requests for these models."""
+    calls = gateway(levels=[level(one.name, 1, wait_s=60.0) for one in (A, *crowd)])
+    return world([A, *crowd], [device("cpu", 1, "w1")], gateways=[calls], leading_since_s=T0 - 500, **fields)
+
+
+def rack(**fields: Any) -> list[Offer]:
+    """One device each on many nodes that differ from each other."""
+    taints = (Taint("team", "b", "NoSchedule"),)
+    of = [({"team": "b", "at": str(at)}, f"n{at}") for at in range(NODES)]
+    return [offer(name=at, node=at, devices_max=1, labels=labels, taints=taints, **fields) for labels, at in of]
+
+
+def owners(of: World) -> list[str]:
+    """The models that capacity is ordered for."""
+    return [one.order.owner for one in plan(of, T0).actions if isinstance(one, AcquireLease)]
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [
+        {"pod": Pod(node_selector={"team": "x"}, tolerations=MEEK)},
+        {"pod": Pod(tolerations=MEEK), "gpu": Gpu(count=4)},
+        {"pod": Pod(tolerations=MEEK), "gpu": Gpu(models=("*H200*",))},
+        {},
+    ],
+)
+def test_models_excluded_by_offer_attributes_do_not_use_up_trials(asks: dict[str, Any]) -> None:
+    crowd = [model(f"c{number}", 16, priority=1, **asks) for number in range(CROWD)]
+    assert owners(offered(behind(*crowd), *rack())) == [A.name]
+
+
+def test_models_that_fit_no_offer_leave_trials_for_other_models() -> None:
+    """Only a simulated placement shows that a node has no CPU left."""
+    busy = Resources(requests={"cpu": "8"})
+    crowd = [model(f"c{number}", 16, priority=1, pod=Pod(tolerations=MEEK, resources=busy)) for number in range(CROWD)]
+    hosts = {NodeId(f"n{at}"): HostResources(8000, cpu_left_milli=1000 + at) for at in range(NODES)}
+    assert owners(offered(behind(*crowd, hosts=hosts), *rack())) == [A.name]
+
+
+def test_models_awaiting_ordered_capacity_do_not_block_later_models() -> None:
+    crowd = [model(f"c{number}", 16, low=32, high=32, priority=1, gpu=Gpu(models=("*H200*",))) for number in range(3)]
+    many = cloud(product="H200", many=96)
+    at = offered(behind(*crowd), many, *rack())
+    assert A.name not in owners(at), "those go first, so many in one Plan"
+    at, done = acted(at, rounds=14)
+    assert len(done) == 97

@@ -1,29 +1,39 @@
-"""Capacity orders: what is ordered, for which model, how much, and when it is released."""
+"""Capacity orders: what is ordered, for which model, how much, with how many simulations, and when released."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from math import inf
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from autoscaler.capacity.availability import SILENT_S
+from autoscaler.controller.loop import Loop
+from autoscaler.placement.model.types import PlacementRequest
+from autoscaler.placement.simulate import SimulationContext, devices_for
 from autoscaler.planner.plan import plan
-from autoscaler.provisioning.provisioner import UNLISTED_S, WANTS_MAX
+from autoscaler.provisioning import provisioner
+from autoscaler.provisioning.provisioner import ORDERS_MAX, UNLISTED_S, WANTS_MAX
 from autoscaler.provisioning.release import WITHDRAW_S
-from autoscaler.spec.model import Gpu
-from autoscaler.spec.pod import Resources
+from autoscaler.spec.model import Gpu, ReplicaRange, ReplicaWindow
+from autoscaler.spec.pod import Pod, Resources
 from autoscaler.state.actions import AcquireLease, Acted, Plan, ReleaseLease, StartReplica
 from autoscaler.state.capacity_orders import (
+    AcquireOrder,
     LeaseRefused,
     LeasesSeen,
     Listed,
+    Offer,
     OffersSeen,
     ProvidersSeen,
     ProviderTroubled,
+    ReleaseOrder,
 )
-from autoscaler.state.events import LeadingSeen, Reported, Seen, Synced
+from autoscaler.state.events import ClockSeen, LeadingSeen, Reported, Seen, Synced
 from autoscaler.state.resources import HostResources
+from autoscaler.state.world import NodeId
 from tests.support.builders.capacity import (
     A,
     acted,
@@ -41,6 +51,7 @@ from tests.support.builders.capacity import (
 )
 from tests.support.builders.worlds import GI, T0, device, gateway, kinds, level, model, replace_fields, world
 from tests.support.harness.driver_events import seen_of
+from tests.support.harness.manual_loop import IdleDriver
 
 # --- orders -----------------------------------------------------------------------------------------------------------
 
@@ -84,9 +95,9 @@ def test_two_replicas_share_one_ordered_node_that_fits_both() -> None:
 
 def test_free_devices_reduce_the_number_of_devices_ordered() -> None:
     two = model("a", 16, gpu=Gpu(count=2))
-    told_ = gateway(levels=[level("a", 1, wait_s=60.0)])
+    reporting = gateway(levels=[level("a", 1, wait_s=60.0)])
     slices = [device(f"w{n}", 16, f"n{n}", product="A100") for n in (1, 2)]
-    begin = world([two], slices, gateways=[told_], leading_since_s=T0 - 500)
+    begin = world([two], slices, gateways=[reporting], leading_since_s=T0 - 500)
     there = offered(begin, offer(node="n2", name="n2", devices_max=4), offer(node="n9", name="n9", price_per_hour=0.8))
     assert orders(plan(there, T0).actions) == [("rack", 1)], "the node that has one needs one more"
 
@@ -115,11 +126,11 @@ def test_cheapest_offer_that_meets_the_deadline_is_ordered() -> None:
 def test_node_is_ordered_instead_of_a_gpu_if_host_memory_is_short() -> None:
     """Two nodes are full: a model that needs a GPU gets one attached, a model that needs memory gets a node."""
     hungry = model("a", 16, high=4, slots=1, resources=Resources(requests={"memory": "64Gi"}))
-    told_ = gateway(levels=[level("a", 1, wait_s=60.0)])
+    reporting = gateway(levels=[level("a", 1, wait_s=60.0)])
     hosts = {device(node="w1").node: HostResources(8000, 32 * GI, 8000, 32 * GI)}
-    begin = world([hungry], [device("cpu", 1, "w1")], gateways=[told_], leading_since_s=T0 - 500, hosts=hosts)
+    begin = world([hungry], [device("cpu", 1, "w1")], gateways=[reporting], leading_since_s=T0 - 500, hosts=hosts)
     assert orders(plan(offered(begin, offer(), cloud(price_per_hour=9.0)), T0).actions) == [("cloud", 1)]
-    modest = world([A], [device("cpu", 1, "w1")], gateways=[told_], leading_since_s=T0 - 500, hosts=hosts)
+    modest = world([A], [device("cpu", 1, "w1")], gateways=[reporting], leading_since_s=T0 - 500, hosts=hosts)
     assert orders(plan(offered(modest, offer(), cloud(price_per_hour=9.0)), T0).actions) == [("rack", 1)]
 
 
@@ -198,7 +209,7 @@ def test_new_leader_orders_nothing_before_existing_orders_are_known() -> None:
     assert orders(plan(late, late_s).actions) == [("rack", 1)], "a minute, and no longer"
 
 
-def test_silent_provider_gets_no_orders() -> None:
+def test_provider_that_stopped_responding_gets_no_orders() -> None:
     begin = surge(offer(), cloud())
     late_s = T0 + SILENT_S
     late = waits(begin, late_s)
@@ -323,10 +334,10 @@ def test_failed_delivered_capacity_is_released_once_unused() -> None:
     assert given.reason == "it failed: its node is gone"
 
 
-def test_partial_delivery_orders_the_missing_devices() -> None:
+def test_missing_devices_are_ordered_after_a_partial_delivery() -> None:
     two = model("a", 16, gpu=Gpu(count=2))
-    told_ = gateway(levels=[level("a", 1, wait_s=60.0)])
-    begin = world([two], [device("cpu", 1, "w1")], gateways=[told_], leading_since_s=T0 - 500)
+    reporting = gateway(levels=[level("a", 1, wait_s=60.0)])
+    begin = world([two], [device("cpu", 1, "w1")], gateways=[reporting], leading_since_s=T0 - 500)
     after, done = acted(offered(begin, offer(), cloud(devices_min=2, devices_max=2)))
     assert orders(done) == [("rack", 2)]
     half = waits(arrived(after, T0 + 30), T0 + 30)
@@ -349,13 +360,13 @@ def test_replanning_after_applying_orders_adds_no_order() -> None:
 
 
 @pytest.mark.parametrize("many", [1, 3])
-def test_reasons_state_the_ordered_capacity_and_expected_time(many: int) -> None:
+def test_demand_that_waits_for_an_order_states_its_capacity_and_time(many: int) -> None:
     made = plan(surge(offer(devices_max=4), waiting=many), T0)
     assert [one.reason for one in made.unmet] == ["waiting for 1 x A100 on w1 from rack, expected in about 30 s"]
     assert all(isinstance(one, AcquireLease) and "expected 30 s" in one.reason for one in made.actions)
 
 
-def test_provider_trouble_is_reported_with_unmet_demand() -> None:
+def test_unmet_demand_names_a_provider_that_does_not_respond() -> None:
     begin = told(
         surge(offer(memory_bytes=GI)),
         ProviderTroubled(provider="rack", says="does not respond (TimeoutError)", listing=True),
@@ -369,23 +380,102 @@ def test_infeasible_models_do_not_block_a_feasible_order(priority: int) -> None:
     crowd = [
         model(f"m{number:03}", 16, priority=priority, gpu=Gpu(models=("*h200*",))) for number in range(2 * WANTS_MAX)
     ]
-    told_ = gateway(levels=[level(one.name, 1, wait_s=90.0) for one in (*crowd, A)])
-    begin = world([A, *crowd], [device("cpu", 1, "w1")], gateways=[told_], leading_since_s=T0 - 500)
+    reporting = gateway(levels=[level(one.name, 1, wait_s=90.0) for one in (*crowd, A)])
+    begin = world([A, *crowd], [device("cpu", 1, "w1")], gateways=[reporting], leading_since_s=T0 - 500)
     after, done = acted(offered(begin, offer()))
     assert [one.order.owner for one in done if isinstance(one, AcquireLease)] == [A.name]
-    assert told_.report is not None
-    still = Reported(report=replace(told_.report, sequence=9, epoch=after.epoch))
+    assert reporting.report is not None
+    still = Reported(report=replace(reporting.report, sequence=9, epoch=after.epoch))
     none_left = told(shown(after, T0 + 20), still, OffersSeen(provider="rack", offers=()), now_s=T0 + 20)
     assert not releases(plan(none_left, T0 + 20).actions), "it is still waited for"
 
 
 def test_order_of_a_model_not_examined_in_this_plan_is_kept() -> None:
     crowd = [model(f"m{number:03}", 16, priority=5) for number in range(WANTS_MAX)]
-    told_ = gateway(levels=[level("a", 1, wait_s=90.0)])
-    begin = world([A, *crowd], [device("cpu", 1, "w1")], gateways=[told_], leading_since_s=T0 - 500)
+    reporting = gateway(levels=[level("a", 1, wait_s=90.0)])
+    begin = world([A, *crowd], [device("cpu", 1, "w1")], gateways=[reporting], leading_since_s=T0 - 500)
     after, _ = acted(offered(begin, offer()))
     report = gateway(levels=[level(one.name, 1, wait_s=90.0) for one in (*crowd, A)]).report
     assert report is not None
     crowded = told(after, Reported(report=replace(report, sequence=9, epoch=after.epoch)), now_s=T0 + 20)
     crowded = told(shown(crowded, T0 + 20), OffersSeen(provider="rack", offers=()), now_s=T0 + 20)
     assert not releases(plan(crowded, T0 + 20).actions)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the simulated offers, in order."""
+    found: list[str] = []
+
+    def counted(ground: SimulationContext, want: PlacementRequest, of: Offer) -> int | None:
+        found.append(of.name)
+        return devices_for(ground, want, of)
+
+    monkeypatch.setattr("autoscaler.provisioning.offer_selection.devices_for", counted)
+    return found
+
+
+def test_offer_is_tried_once_per_plan_for_identical_demand(asked: list[str]) -> None:
+    tiny = [offer(name=f"n{number}", node=f"n{number}", devices_max=1) for number in range(3)]
+    greedy = model("a", 16, high=4, slots=1, pod=Pod(resources=Resources(requests={"cpu": "8"})))
+    begin = surge(*tiny, waiting=4, hosts={NodeId(f"n{at}"): HostResources(cpu_left_milli=1000) for at in range(3)})
+    assert not orders(plan(replace(begin, models={greedy.name: greedy}), T0).actions)
+    assert sorted(asked) == ["n0", "n1", "n2"]
+
+
+def test_plan_for_a_scheduled_replica_evaluates_at_most_two_offers(asked: list[str]) -> None:
+    """Otherwise models with queued requests would be reported as having no offer."""
+    many = [offer(name=f"n{number}", node=f"n{number}") for number in range(9)]
+    ahead = ReplicaWindow(cron="0 9 * * *", seconds=28_800.0)
+    later = model("a", 16, high=4, slots=1)
+    later = replace(later, spec=replace(later.spec, replicas=ReplicaRange(max=4, schedule=(ahead,))))
+    begin = world([later], [device("cpu", 1, "w1")], leading_since_s=T0 - 500)
+    nine_s = datetime(2027, 1, 11, 9, tzinfo=UTC).timestamp()
+    begin = offered(told(begin, ClockSeen(unix_offset_s=nine_s - 3000.0 - T0)), *many, cloud("dws", expected_s=None))
+    plan(begin, T0)
+    assert len(asked) <= 2
+
+
+class Orders:
+    """A capacity supplier that records the owners of orders."""
+
+    def __init__(self) -> None:
+        self.acquired: list[str] = []
+
+    def acquire(self, order: AcquireOrder) -> None:
+        self.acquired.append(order.owner)
+
+    def release(self, order: ReleaseOrder) -> None:
+        raise AssertionError(order)
+
+
+@pytest.mark.parametrize(("many", "plans"), [(1, 1), (ORDERS_MAX - 1, 1), (ORDERS_MAX + 1, 2)])
+def test_capacity_above_the_order_limit_of_a_plan_is_ordered_in_two_plans(
+    monkeypatch: pytest.MonkeyPatch, many: int, plans: int
+) -> None:
+    names = [f"m{number:02}" for number in range(many)]
+    reporting = gateway(levels=[level(name, 1, wait_s=60.0) for name in names])
+    models = [model(name, 16, high=1) for name in names]
+    begin = world(models, [device("cpu", 1, "w1")], gateways=[reporting], leading_since_s=T0 - 500)
+    settled: list[int] = []
+
+    def counted(*given: Any) -> provisioner.ProvisioningResult:
+        settled.append(1)
+        return settle(*given)
+
+    settle = provisioner.provision_capacity
+    monkeypatch.setattr(provisioner, "provision_capacity", counted)
+    sent = Orders()
+    Loop(offered(begin, offer(devices_max=many, shared=False)), IdleDriver(), lambda: T0, supplier=sent).step()
+    assert (sorted(sent.acquired), len(settled)) == (names, plans)
+
+
+@pytest.mark.parametrize("calls", [False, True])
+def test_hedging_second_order_is_placed_only_if_requests_are_waiting(calls: bool) -> None:
+    """Capacity for `replicas.min` can arrive later if the first order fails, so two orders are not paid for."""
+    unsure = offer(expected_s=60.0, confidence=0.8), cloud(expected_s=60.0, confidence=0.8)
+    kept = model("a", 16, low=1, high=4, slots=1)
+    reporting = [gateway(levels=[level("a", 1, wait_s=1.0)] if calls else [])]
+    begin = world([kept], [device("cpu", 1, "w1")], gateways=reporting, leading_since_s=T0 - 500)
+    done = orders(plan(offered(begin, *unsure, hedges=("cloud", "rack")), T0).actions)
+    assert sorted(done) == ([("cloud", 1), ("rack", 1)] if calls else [("rack", 1)])

@@ -28,6 +28,7 @@ from autoscaler.state.events import DocumentsSeen, GatewayGone
 from autoscaler.state.world import World
 from tests.simulation.environment.virtual_loop import run
 from tests.support.builders.worlds import device, gateway, level, model, replica, world
+from tests.support.harness.async_tests import run_with
 from tests.support.harness.manual_loop import IdleDriver, SteppedLoop
 from tests.support.waiting import until
 
@@ -78,34 +79,31 @@ async def test_report_is_queued_for_the_next_step_and_answered_with_epoch(aiohtt
     assert loop.step().loads[ModelName("a")].waiting == 2
 
 
-def test_redundant_report_triggers_no_decision_before_the_next_tick() -> None:
+@run_with(run)
+async def test_report_without_a_change_triggers_no_decision_before_the_next_tick() -> None:
     """A gateway with queued requests reports twenty times a second; a decision over many Models takes longer."""
-
-    async def scenario() -> None:
-        clock = asyncio.get_running_loop().time
-        loop = Loop(world([A], [device()], gateways=[gateway("g1")], leads=False), IdleDriver(), clock)
-        decided_s: list[float] = []
-        loop.listeners.append(lambda step: decided_s.append(step.started_s))
-        task = asyncio.create_task(loop.run())
-        await asyncio.sleep(0)
-        gateways.accept_report(loop, report(waiting=2))
-        await asyncio.sleep(0.1)
-        decided_s.clear()
-        for sequence in range(3, 12):
-            gateways.accept_report(loop, report(sequence=sequence, waiting=2))
-            await asyncio.sleep(0.05)
-        assert not decided_s
-        last_s = clock() - 0.05
-        gateways.accept_report(loop, report(sequence=12, waiting=3))
+    clock = asyncio.get_running_loop().time
+    loop = Loop(world([A], [device()], gateways=[gateway("g1")], leads=False), IdleDriver(), clock)
+    decided_s: list[float] = []
+    loop.listeners.append(lambda step: decided_s.append(step.started_s))
+    task = asyncio.create_task(loop.run())
+    await asyncio.sleep(0)
+    gateways.accept_report(loop, report(waiting=2))
+    await asyncio.sleep(0.1)
+    decided_s.clear()
+    for sequence in range(3, 12):
+        gateways.accept_report(loop, report(sequence=sequence, waiting=2))
         await asyncio.sleep(0.05)
-        assert len(decided_s) == 1
-        gateways.accept_report(loop, report(sequence=13, waiting=3))
-        said_s = clock()
-        await asyncio.sleep(TICK_S_MAX)
-        assert last_s < loop.world.gateways[GatewayId("g1")].seen_s == said_s, "it is as old as when it came"
-        task.cancel()
-
-    run(scenario())
+    assert not decided_s
+    last_s = clock() - 0.05
+    gateways.accept_report(loop, report(sequence=12, waiting=3))
+    await asyncio.sleep(0.05)
+    assert len(decided_s) == 1
+    gateways.accept_report(loop, report(sequence=13, waiting=3))
+    said_s = clock()
+    await asyncio.sleep(TICK_S_MAX)
+    assert last_s < loop.world.gateways[GatewayId("g1")].seen_s == said_s, "it is as old as when it came"
+    task.cancel()
 
 
 async def test_report_of_an_unknown_boot_is_answered_with_a_resend_request(aiohttp_client: AiohttpClient) -> None:
@@ -173,7 +171,9 @@ async def test_route_stream_starts_full_and_continues_with_deltas(aiohttp_client
     response.close()
 
 
-async def test_idle_stream_sends_heartbeats(aiohttp_client: AiohttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_route_stream_sends_heartbeats(
+    aiohttp_client: AiohttpClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gateways, "HEARTBEAT_S", 0.02)
     client = await aiohttp_client(ContractServer(stepped().loop).application())
     for path, kind in (("/v1/routes?gateway=g1&boot=b", RoutesDelta), ("/v1/catalogue", CatalogueDelta)):
@@ -215,7 +215,7 @@ async def test_catalogue_stream_starts_full_and_continues_with_deltas(aiohttp_cl
     response.close()
 
 
-async def test_slow_reader_gets_one_combined_delta() -> None:
+async def test_slow_reader_of_a_route_stream_gets_one_combined_delta() -> None:
     loop = stepped()
     async with contextlib.aclosing(Feed(loop.loop).catalogue()) as messages:
         await anext(messages)
@@ -308,7 +308,7 @@ async def test_route_stream_without_a_valid_gateway_name_is_rejected_with_400(ai
     assert (await client.get("/v1/routes?gateway=g1&boot=" + 300 * "x")).status == 400
 
 
-async def test_gateway_that_follows_routes_is_known_before_its_first_report(aiohttp_client: AiohttpClient) -> None:
+async def test_gateway_that_opens_a_route_stream_is_known_before_it_reports(aiohttp_client: AiohttpClient) -> None:
     loop = stepped()
     client = await aiohttp_client(ContractServer(loop.loop).application())
     response = await client.get("/v1/routes?gateway=g2&boot=b2")
@@ -317,7 +317,7 @@ async def test_gateway_that_follows_routes_is_known_before_its_first_report(aioh
     response.close()
 
 
-async def test_dead_gateway_process_is_observed_as_gone(tmp_path: Path) -> None:
+async def test_gateway_whose_process_was_killed_is_observed_as_gone(tmp_path: Path) -> None:
     loop = stepped()
 
     def gone() -> list[object]:

@@ -1,4 +1,4 @@
-"""The autoscaler's metrics: the names in section 5 of the interfaces, counted from real steps of the loop."""
+"""Metrics of the autoscaler, including those of capacity orders, counted from real steps of the loop."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from autoscaler.controller import inbox
 from autoscaler.controller.loop import LoopStep
-from autoscaler.server.metrics import Metrics
-from autoscaler.state.actions import CutNode, Plan
-from autoscaler.state.events import ReplicaSeen, Seen, Tick
+from autoscaler.fold.fold import Observation
+from autoscaler.server.metrics import Counted, Metrics, count_capacity_events, state_of
+from autoscaler.state.actions import Acted, CutNode, Plan, ReleaseLease
+from autoscaler.state.capacity_orders import LeaseRefused, LeasesSeen, ReleaseOrder
+from autoscaler.state.events import ReplicaSeen, Seen, SlicesSeen, Tick
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.mig import CutOrder
 from autoscaler.state.world import Replica, World
+from tests.support.builders.capacity import acted, arrived, listed, offer, shown, surge, told
 from tests.support.builders.fold import reported
-from tests.support.builders.worlds import T0, device, gateway, level, model, replica, world
+from tests.support.builders.worlds import T0, device, gateway, level, model, replace_fields, replica, world
 from tests.support.harness.driver_events import seen_of
 from tests.support.harness.manual_loop import SteppedLoop
 
@@ -57,7 +60,7 @@ def begun() -> tuple[SteppedLoop, Metrics, Replica]:
     return stepped, metrics, ordered
 
 
-def test_all_documented_metrics_are_exposed() -> None:
+def test_metrics_after_a_failed_start_have_all_documented_names() -> None:
     stepped, metrics, ordered = begun()
     stepped.step(seen(ordered, Seen.EXITED, T0))
     shown = Scrape(metrics.text()).families
@@ -95,7 +98,7 @@ def test_driver_event_during_a_step_does_not_reset_the_decision_time() -> None:
     assert Scrape(metrics.text())["pilotlight_decision_seconds_sum",] == pytest.approx(0.003)
 
 
-def test_node_repartition_is_counted_as_an_action() -> None:
+def test_ordered_mig_repartition_is_counted_as_an_action() -> None:
     """An action kind that the counter does not know would end the loop with its step."""
     there = world([A], [device()])
     metrics = Metrics(lambda: there)
@@ -104,7 +107,7 @@ def test_node_repartition_is_counted_as_an_action() -> None:
     assert Scrape(metrics.text())["pilotlight_actions_total", "cut", "ordered"] == 1
 
 
-def test_merged_reports_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_merged_in_a_full_inbox_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbox, "INBOX_MAX", 2)
     stepped = SteppedLoop(world([A], [device()]))
     metrics = Metrics(lambda: stepped.loop.world)
@@ -185,7 +188,85 @@ def test_removed_replica_is_no_longer_counted() -> None:
     assert not Scrape(metrics.text()).families["pilotlight_replicas"].samples
 
 
-def test_metrics_have_no_series_per_replica() -> None:
+def test_new_replica_adds_no_metric_series() -> None:
     stepped, metrics, ordered = begun()
     stepped.step(seen(ordered, Seen.READY, T0))
     assert ordered.id not in metrics.text().decode()
+
+
+def counted_between(before: World, after: World) -> list[Counted]:
+    return [*count_capacity_events(before.capacity, after.capacity)]
+
+
+def test_capacity_order_is_counted_when_placed_and_when_delivered() -> None:
+    begin = surge(offer())
+    after, _ = acted(begin)
+    assert counted_between(begin, after) == [Counted("rack", "ordered")]
+    here = arrived(after, T0 + 30)
+    assert counted_between(after, here) == [Counted("rack", "came", 30.0)]
+    assert not counted_between(here, here)
+
+
+def test_refused_order_is_counted_as_failed() -> None:
+    after, _ = acted(surge(offer()))
+    (id,) = after.capacity.leases
+    refused = told(after, LeaseRefused(id=id, reason="none left"), now_s=T0 + 1)
+    assert counted_between(after, refused) == [Counted("rack", "failed")]
+
+
+def test_removed_order_counts_as_returned_if_released_and_else_as_lost() -> None:
+    after, _ = acted(surge(offer()))
+    here = arrived(after, T0 + 30)
+    (id,) = here.capacity.leases
+    release = ReleaseLease(order=ReleaseOrder(id=id, epoch=1), reason="idle")
+    leaving = told(here, Acted(action=release), now_s=T0 + 40)
+    gone = told(leaving, LeasesSeen(provider="rack", leases=(), began_s=T0 + 50), now_s=T0 + 50)
+    assert counted_between(leaving, gone) == [Counted("rack", "returned")]
+    once = told(here, LeasesSeen(provider="rack", leases=(), began_s=T0 + 50), now_s=T0 + 50)
+    twice = told(once, LeasesSeen(provider="rack", leases=(), began_s=T0 + 60), now_s=T0 + 60)
+    assert [*counted_between(here, once), *counted_between(once, twice)] == [Counted("rack", "lost")]
+
+
+def test_order_of_another_leader_is_not_counted_again() -> None:
+    after, _ = acted(surge(offer()))
+    other = shown(after, T0 + 1)
+    begin = surge(offer())
+    leases = LeasesSeen(provider="rack", leases=tuple(
+        one.listed for one in other.capacity.leases.values() if one.listed is not None
+    ), began_s=T0 + 1)  # fmt: skip
+    found = told(begin, leases, now_s=T0 + 1)
+    assert found.capacity.leases
+    assert not counted_between(begin, found)
+
+
+def counts_of(*steps: tuple[World, World]) -> dict[tuple[str, str], float]:
+    """The `pilotlight_offers_total` values after these steps, by provider and result."""
+    metrics = Metrics(lambda: steps[-1][1])
+    for before, after in steps:
+        metrics.on_step(LoopStep(before, after, Plan(), (), (), T0, T0, T0))
+    families = {family.name: family for family in text_string_to_metric_families(metrics.text().decode())}
+    found = [one for one in families["pilotlight_offers"].samples if one.name == "pilotlight_offers_total"]
+    return {(one.labels["provider"], one.labels["result"]): one.value for one in found}
+
+
+def test_follower_counts_no_capacity_orders() -> None:
+    here = arrived(acted(surge(offer()))[0], T0 + 30)
+    lists = [listed(here, phase="here", committed=True, node="w1", device_ids=("new0",))]
+    lists += [listed(here, phase="leaving", committed=True, node="w1", device_ids=("new0",)), (), ()]
+
+    def steps(begin: World) -> list[tuple[World, World]]:
+        """The steps of a process that did not order it: delivered, leaving, gone, still gone."""
+        found = []
+        for number, leases in enumerate(lists):
+            now_s = T0 + 31 + 30 * number
+            seen: list[Observation] = [LeasesSeen(provider="rack", leases=leases, began_s=now_s)]
+            seen += [SlicesSeen(slices=tuple(here.nodes.slices.values()))] if not number else []
+            found.append((begin, told(begin, *seen, now_s=now_s)))
+            begin = found[-1][1]
+        return found
+
+    followed = steps(replace_fields(surge(offer()), leads=False))
+    (going,) = followed[1][1].capacity.leases.values()
+    assert (going.leaving, state_of(going)) == (False, ("rack", "leaving"))
+    assert not counts_of(*followed)
+    assert counts_of(*steps(surge(offer()))) == {("rack", "returned"): 1.0}

@@ -75,7 +75,7 @@ async def test_unknown_artifact_is_inspected_by_one_connected_agent() -> None:
         assert read(await anext(other)).wants == (), "one is enough"
         await first.aclose()
         stepped.step(Tick())
-        assert [one.look for one in read(await told(other)).wants] == [True], "the first is gone"
+        assert [one.look for one in read(await next_line(other)).wants] == [True], "the first is gone"
         third = telling.messages(NodeId("n3"))
         assert read(await anext(third)).wants == ()
         stepped.step(Tick())  # either of the two does it from now on
@@ -106,7 +106,7 @@ async def test_artifact_is_inspected_by_another_agent_if_the_first_is_silent() -
             await one.aclose()
 
 
-async def told(lines: AsyncGenerator[bytes]) -> bytes:
+async def next_line(lines: AsyncGenerator[bytes]) -> bytes:
     """The next non-empty line."""
     while not (line := (await anext(lines)).strip()):
         pass
@@ -114,7 +114,7 @@ async def told(lines: AsyncGenerator[bytes]) -> bytes:
 
 
 @pytest.mark.parametrize("not_yet", [{"leads": False}, {"synced": False}, {"documented": False}])
-async def test_node_stream_is_blank_until_the_leader_has_loaded_its_state(not_yet: dict[str, bool]) -> None:
+async def test_node_stream_sends_blank_lines_until_the_leader_is_ready(not_yet: dict[str, bool]) -> None:
     lines = NodeWantsServer(SteppedLoop(replace_fields(starting(), **not_yet)).loop).messages(NodeId("n1"))
     async with asyncio.timeout(60):
         assert [await anext(lines), await anext(lines)] == [BLANK, BLANK]
@@ -153,26 +153,26 @@ async def test_node_stream_sends_wanted_images_until_they_are_present() -> None:
     began = replace_fields(at([a], [starts(a, 3)], agents=[3]), documented=True)
     loop = Watched(replace(began, replicas={}, by_model={}, by_slice={}))
     telling = NodeWantsServer(cast("Loop", loop))
-    told = telling.messages(NodeId("n3"))
-    assert images(await anext(told)) == ()
+    lines = telling.messages(NodeId("n3"))
+    assert images(await anext(lines)) == ()
     loop.becomes(began)
-    assert images(await anext(told)) == (ENGINE,)
+    assert images(await anext(lines)) == (ENGINE,)
     has = {"n3": NodeImages((), (make_image((ENGINE.image,)),))}
     loop.becomes(replace_fields(began, images=has))
-    assert images(await anext(told)) == ()
+    assert images(await anext(lines)) == ()
     loop.becomes(began)
-    assert images(await anext(told)) == (ENGINE,)
+    assert images(await anext(lines)) == (ENGINE,)
     loop.becomes(replace_fields(began, agents={}))
-    assert images(await anext(told)) == (), "no agent is known there any more"
-    await told.aclose()
+    assert images(await anext(lines)) == (), "no agent is known there any more"
+    await lines.aclose()
 
 
 async def test_replacement_node_receives_its_wanted_images() -> None:
     a = needs()
     began = replace_fields(at([a], [starts(a, 3)], agents=[3, 4]), documented=True)
     loop = Watched(replace_fields(began, agents={"n4": began.nodes.agents["n4"]}))
-    told = NodeWantsServer(cast("Loop", loop)).messages(NodeId("n3"))
-    assert images(await anext(told)) == (), "no agent is known there"
+    lines = NodeWantsServer(cast("Loop", loop)).messages(NodeId("n3"))
+    assert images(await anext(lines)) == (), "no agent is known there"
     loop.becomes(replace_fields(began, agents={"n3": began.nodes.agents["n3"]}))
-    assert images(await anext(told)) == (ENGINE,)
-    await told.aclose()
+    assert images(await anext(lines)) == (ENGINE,)
+    await lines.aclose()

@@ -88,7 +88,7 @@ def tenants() -> dict[TenantName, Tenant]:
     return {acme.name: acme}
 
 
-async def test_every_order_response_matches_its_openapi_schema(aiohttp_client: AiohttpClient) -> None:
+async def test_response_to_each_operator_order_matches_its_openapi_schema(aiohttp_client: AiohttpClient) -> None:
     client = await Port(lived()).client(aiohttp_client)
     described = await (await client.get(openapi.PATH)).json()
     validate(described)
@@ -104,7 +104,7 @@ async def test_every_order_response_matches_its_openapi_schema(aiohttp_client: A
             Draft202012Validator({**schema, "components": described["components"]}).validate(await response.json())
 
 
-async def told(client: Client, path: str, **body: bool) -> str:
+async def effect_of(client: Client, path: str, **body: bool) -> str:
     response = await client.post(f"/api/v1/{path}", json=body)
     assert response.status == 200, await response.text()
     return str((await response.json())["says"])
@@ -113,13 +113,13 @@ async def told(client: Client, path: str, **body: bool) -> str:
 async def test_operator_order_is_queued_and_answered_with_its_effect(aiohttp_client: AiohttpClient) -> None:
     port = Port(lived())
     client = await port.client(aiohttp_client)
-    assert await told(client, "models/a/wake") == "a is ready and stays for an idle window (60 s)"
-    assert (await told(client, "models/org/b/wake")).startswith("org/b starts as soon as there is room")
-    assert await told(client, "models/a/stop", force=True) == (
+    assert await effect_of(client, "models/a/wake") == "a is ready and stays for an idle window (60 s)"
+    assert (await effect_of(client, "models/org/b/wake")).startswith("org/b starts as soon as there is room")
+    assert await effect_of(client, "models/a/stop", force=True) == (
         "1 replica of a drains; 2 running requests may take 10 s at most; "
         "a waiting or new request starts it again, unless spec.paused is set"
     )
-    assert await told(client, "models/org/b/stop") == (
+    assert await effect_of(client, "models/org/b/stop") == (
         "no replica of org/b runs; a waiting or new request starts it again, unless spec.paused is set"
     )
     assert port.loop.observed == [
@@ -133,22 +133,22 @@ async def test_stop_of_a_manually_scaled_model_mentions_the_manual_scale(aiohttp
     by_hand = Adopted(kind="Deployment", namespace="default", name="a", held=True, message=message)
     made = replace(model("a", 20, low=2, high=2), adopted=by_hand)
     port = Port(world([made], [device()], [replica(made, "r1")]))
-    said = await told(await port.client(aiohttp_client), "models/a/stop")
+    said = await effect_of(await port.client(aiohttp_client), "models/a/stop")
     assert said.endswith(f"; {message}, so it starts again")
 
 
 async def test_devices_and_nodes_can_be_cordoned_drained_and_uncordoned(aiohttp_client: AiohttpClient) -> None:
     port = Port(lived())
     client = await port.client(aiohttp_client)
-    said = await told(client, "devices/gpu0/cordon")
+    said = await effect_of(client, "devices/gpu0/cordon")
     assert said.startswith("no new replica is placed on device gpu0; a stays there until it is idle or drained")
-    assert await told(client, "devices/n0/gpu1/cordon") == "no new replica is placed on device n0/gpu1"
-    said = await told(client, "nodes/n0/drain")
+    assert await effect_of(client, "devices/n0/gpu1/cordon") == "no new replica is placed on device n0/gpu1"
+    said = await effect_of(client, "nodes/n0/drain")
     assert said == "no new replica is placed on node n0; a drains, and starts on another device if there is room"
     assert {(c.place.kind, c.place.name, c.node, c.drain) for c in port.kept.cordons.values()} == {
         ("device", "gpu0", "n0", False), ("device", "n0/gpu1", "n0", False), ("node", "n0", "n0", True),
     }  # fmt: skip
-    assert await told(client, "devices/gpu0/uncordon") == "device gpu0 was not cordoned", "as far as is observed"
+    assert await effect_of(client, "devices/gpu0/uncordon") == "device gpu0 was not cordoned", "as far as is observed"
     assert CordonTarget("device", "gpu0") not in port.kept.cordons
 
 
@@ -157,7 +157,7 @@ async def test_cordon_does_not_cancel_an_existing_drain(aiohttp_client: AiohttpC
     known = Cordon(place=place, node="n0", since_s=T0 - 50, drain=True, force=True)
     port = Port(lived(cordons={place: known}))
     client = await port.client(aiohttp_client)
-    await told(client, "devices/gpu0/cordon")
+    await effect_of(client, "devices/gpu0/cordon")
     assert port.kept.cordons[place] is known
 
 

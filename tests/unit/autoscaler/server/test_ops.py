@@ -55,7 +55,7 @@ async def connect(aiohttp_client: AiohttpClient, made: World, log: Log | None = 
     return await aiohttp_client(port.application())
 
 
-async def test_every_path_response_matches_its_openapi_schema(aiohttp_client: AiohttpClient) -> None:
+async def test_response_of_each_read_only_path_matches_its_openapi_schema(aiohttp_client: AiohttpClient) -> None:
     client = await connect(aiohttp_client, *lived())
     described = await (await client.get(openapi.PATH)).json()
     validate(described)
@@ -95,15 +95,15 @@ async def test_api_returns_models_tenants_devices_plan_and_explanations(aiohttp_
     assert isinstance(devices, list)
     assert [{key: row[key] for key in expected} for row in devices] == [expected]
     assert await get("plan") == {"actions": [], "unmet": [], "next_s": None, "tries": []}
-    told = await get("explain/last")
-    assert isinstance(told, dict)
-    assert [sentence.partition(",")[0] for sentence in told["sentences"]] == ["a: r1 starting -> ready"]
+    explanation = await get("explain/last")
+    assert isinstance(explanation, dict)
+    assert [sentence.partition(",")[0] for sentence in explanation["sentences"]] == ["a: r1 starting -> ready"]
     why = await get("explain/model/org/b")
     assert isinstance(why, dict)
     assert why["sentences"][0].startswith("1 replica is needed: 3 waiting")
 
 
-def test_encoded_plan_contains_the_kind_of_each_action() -> None:
+def test_action_of_a_plan_is_encoded_with_its_kind() -> None:
     made = Plan(actions=(DrainReplica(replica=ReplicaId("r1"), reason="idle"),))
     (shown,) = json.loads(msgspec.json.encode(made))["actions"]
     assert shown == {
@@ -116,8 +116,8 @@ async def test_model_is_found_by_its_aliases(aiohttp_client: AiohttpClient) -> N
     client = await connect(aiohttp_client, made)
     view = await (await client.get("/api/v1/models/gpt-4o-mini")).json()
     assert (view["name"], view["aliases"]) == ("org/b", ["small", "gpt-4o-mini"])
-    told = await (await client.get("/api/v1/explain/model/small")).json()
-    assert told["model"] == "org/b"
+    explanation = await (await client.get("/api/v1/explain/model/small")).json()
+    assert explanation["model"] == "org/b"
 
 
 async def test_unknown_model_or_path_is_answered_with_the_available_ones(aiohttp_client: AiohttpClient) -> None:

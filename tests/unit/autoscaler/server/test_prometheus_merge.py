@@ -89,7 +89,9 @@ def test_merge_of_empty_texts_is_empty() -> None:
 @given(
     counts=st.dictionaries(st.text(max_size=8), st.integers(0, 10**6), max_size=4), seconds=st.lists(st.floats(0, 9))
 )
-def test_openmetrics_output_has_the_same_values(counts: dict[str, int], seconds: list[float]) -> None:
+def test_merged_metrics_in_openmetrics_format_have_the_same_values(
+    counts: dict[str, int], seconds: list[float]
+) -> None:
     texts = [process(counts.items(), seconds, waiting=3)] * 2
     families = list(openmetrics_families(merge_metrics(texts, openmetrics=True).decode()))
     read = {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}

@@ -29,9 +29,16 @@ SHARED = "{memory: 4Gi}"
 
 def node(many: int, resource: str = "nvidia.com/gpu", **labels: str) -> NodeFacts:
     """A node with T4 GPUs and the labels of GPU feature discovery."""
-    told = {"product": "Tesla-T4", "memory": "15360", **{name.replace("_", "-"): said for name, said in labels.items()}}
+    gpu_labels = {
+        "product": "Tesla-T4",
+        "memory": "15360",
+        **{name.replace("_", "-"): said for name, said in labels.items()},
+    }
     return NodeFacts(
-        NodeId("node-1"), {f"nvidia.com/gpu.{name}": said for name, said in told.items()}, {}, {resource: str(many)}
+        NodeId("node-1"),
+        {f"nvidia.com/gpu.{name}": said for name, said in gpu_labels.items()},
+        {},
+        {resource: str(many)},
     )
 
 
@@ -44,7 +51,7 @@ def node(many: int, resource: str = "nvidia.com/gpu", **labels: str) -> NodeFact
         ("mps", node(3, count="1", replicas="3", sharing_strategy="mps"), SHARED),
     ],
 )  # fmt: skip
-def test_pod_manifest_matches_the_golden_file(name: str, on: NodeFacts, gpu: str) -> None:
+def test_pod_on_each_kind_of_gpu_share_matches_its_golden_file(name: str, on: NodeFacts, gpu: str) -> None:
     """One resource per slice; with time slices the engine also gets its share, since nothing else enforces it."""
     (of,) = parse_documents([("a.yaml", DOCUMENT.replace("{GPU}", gpu))]).models
     there = slicer_families.list_slices(on)

@@ -33,18 +33,18 @@ AMD = NodeFacts(NODE, {"amd.com/gpu.vram": "64G"}, {}, {"amd.com/gpu": "4", "nvi
 
 def seen(node: NodeFacts) -> NodeSeen:
     """The node as the driver stores it."""
-    told = {"name": node.name, "labels": dict(node.labels), "annotations": dict(node.annotations)}
+    metadata = {"name": node.name, "labels": dict(node.labels), "annotations": dict(node.annotations)}
     status = {"allocatable": dict(node.allocatable), "conditions": [{"type": "Ready", "status": "True"}]}
-    return nodes.read_node({"metadata": told, "spec": {}, "status": status})
+    return nodes.read_node({"metadata": metadata, "spec": {}, "status": status})
 
 
 def pod(limits: dict[str, str], **annotations: str) -> OtherPod:
     """A foreign pod as the driver stores it."""
     containers: list[Any] = [{"name": "a", "resources": {"limits": {"cpu": "2", **limits}}}]
-    told = {name.replace("_", "-"): said for name, said in annotations.items()}
+    metadata = {name.replace("_", "-"): said for name, said in annotations.items()}
     spec = {"nodeName": NODE, "containers": containers}
     found = nodes.read_other_pod(
-        {"metadata": {"annotations": {f"hami.io/{key}": v for key, v in told.items()}}, "spec": spec}
+        {"metadata": {"annotations": {f"hami.io/{key}": v for key, v in metadata.items()}}, "spec": spec}
     )
     assert found is not None
     return found
@@ -63,7 +63,7 @@ def pod(limits: dict[str, str], **annotations: str) -> OtherPod:
     ],
     ids=["a cut of its profile", "cuts that are called GPUs", "another maker's", "of both makers"],
 )
-def test_pod_of_others_uses_up_only_its_own_resource(
+def test_pod_of_another_owner_uses_up_only_the_resource_it_requests(
     node: NodeFacts, limits: dict[str, str], gone: dict[str, int]
 ) -> None:
     there = seen(node)
@@ -77,7 +77,7 @@ def test_pod_of_others_uses_up_only_its_own_resource(
     assert set(closed.values()) == {OTHERS}
 
 
-def test_pod_without_device_limits_is_not_tracked() -> None:
+def test_pod_without_device_limits_does_not_count_as_device_usage() -> None:
     spec = {"nodeName": NODE, "containers": [{"resources": {"limits": {"example.com/nic": "1", "memory": "1Gi"}}}]}
     assert nodes.read_other_pod({"metadata": {}, "spec": spec}) is None
 

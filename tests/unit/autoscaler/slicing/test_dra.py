@@ -46,7 +46,7 @@ def test_pcie_root_attribute_sets_the_interconnect_of_a_slice() -> None:
     assert [one.link for one in found or ()] == ["pci0000:5d", ""]
 
 
-def test_a_whole_gpu_is_one_slice() -> None:
+def test_whole_gpu_in_a_resource_slice_becomes_one_hardware_isolated_slice() -> None:
     one, other = slices(resource_slice(NODE, "gpus", devices=[gpu(0), gpu(1)]))
     assert (one.id, one.device, one.product) == ("node-1/gpu-0", "node-1/GPU-0000", "NVIDIA-H100-80GB-HBM3")
     assert (one.memory_bytes, one.compute_percent, one.shared) == (81559 * MIB, 100, False)
@@ -89,7 +89,7 @@ def test_informational_taint_does_not_make_a_device_unavailable() -> None:
     assert not one.closed
 
 
-def test_newest_pool_generation_is_used() -> None:
+def test_devices_of_an_older_pool_generation_are_ignored() -> None:
     old = resource_slice(NODE, "a", generation=1, devices=[gpu(0), gpu(1)])
     assert names(slices(old, resource_slice(NODE, "b", generation=2, devices=[gpu(1)]))) == ["gpu-1"]
 
@@ -109,7 +109,7 @@ def test_only_partitions_that_fit_together_are_offered() -> None:
 
 @settings(deadline=None)  # geometries are computed once
 @given(st.lists(st.sampled_from([Cut(one.name, start) for one in H100.profiles for start in one.starts]), max_size=8))
-def test_offered_partitions_match_the_hardware_layouts(cuts: list[Cut]) -> None:
+def test_offered_partitions_are_those_that_fit_the_used_ones_in_hardware(cuts: list[Cut]) -> None:
     """Offered slices never overlap, and each possible layout is offered exactly as kept."""
     kept = tuple(entry(cut_name(cut.profile, cut.start)) for cut in cuts)
     called = {name: cut for cuts in Dra().places(node(*partitionable(NODE))).values() for cut, name in cuts.items()}
@@ -124,7 +124,7 @@ def test_offered_partitions_match_the_hardware_layouts(cuts: list[Cut]) -> None:
 
 @settings(deadline=None)  # geometries are computed once
 @given(st.lists(st.sampled_from([Cut(one.name, start) for one in H100.profiles for start in one.starts]), max_size=8))
-def test_every_partition_reports_the_same_whole_gpu(cuts: list[Cut]) -> None:
+def test_each_partition_of_one_gpu_reports_the_same_whole_gpu(cuts: list[Cut]) -> None:
     """The shares of compute and memory differ: a 1g.20gb has a seventh of one and a quarter of the other."""
     (whole,) = slices(*partitionable(NODE))
     kept = tuple(entry(cut_name(cut.profile, cut.start)) for cut in cuts)
@@ -150,15 +150,15 @@ def test_claim_selects_gpu_by_uuid_and_partition_by_profile() -> None:
 
 def test_partition_is_selected_by_its_memory_slices_if_known() -> None:
     found = {one.device: one for one in read_pools(partitionable(NODE, places=True), NODE, DRIVER).entries}
-    told = found[cut_name("2g.20gb", 2)]
-    assert "'memorySlice2' in device.capacity" in told.where
-    assert "!('memorySlice1' in device.capacity" in told.where
-    assert told.start == 2
+    partition = found[cut_name("2g.20gb", 2)]
+    assert "'memorySlice2' in device.capacity" in partition.where
+    assert "!('memorySlice1' in device.capacity" in partition.where
+    assert partition.start == 2
     parts = [one for one in found.values() if one.mig]
     assert len({one.where for one in parts}) == len(parts), "each alone"
 
 
-def test_consumable_capacity_is_requested_in_allocatable_amounts() -> None:
+def test_request_for_consumable_memory_is_rounded_up_to_whole_steps() -> None:
     (one,) = slices(resource_slice(NODE, "many", devices=[many(0, "1Gi")]))
     assert (one.shared, one.memory_bytes, one.isolation) == (True, 80 * GIB, Isolation.NONE)
     fields = Dra().fields("m-1", [SliceShare(one, 30 * GIB + 1)])
@@ -178,7 +178,7 @@ def test_requested_capacity_is_rounded_up_as_by_the_scheduler(policy: Policy, as
     assert policy.given(asked) == given
 
 
-def test_claim_accepts_one_to_eight_ordered_alternatives() -> None:
+def test_claim_with_more_than_eight_alternatives_is_rejected() -> None:
     whole = slices(resource_slice(NODE, "gpus", devices=[gpu(0), gpu(1)]))
     fields = Dra().either("m-1", [SliceShare(one, one.memory_bytes) for one in whole])
     agrees("slicing/dra-either", [*fields.claims, pod("m-1", fields)])
@@ -186,7 +186,7 @@ def test_claim_accepts_one_to_eight_ordered_alternatives() -> None:
         Dra().either("m-1", [SliceShare(whole[0], 1)] * 9)
 
 
-def test_attribute_text_is_escaped_in_the_selector() -> None:
+def test_special_characters_of_a_uuid_are_escaped_in_the_claim_selector() -> None:
     odd = gpu(0)
     odd["attributes"]["uuid"] = {"string": '" || true || "\\'}
     (one,) = slices(resource_slice(NODE, "gpus", devices=[odd]))

@@ -62,7 +62,7 @@ def test_claim_without_binding_conditions_yields_no_bindings(of: Object) -> None
     assert read_bindings(of) == ()
 
 
-def test_slice_reports_its_claim_and_attachment_progress() -> None:
+def test_slice_being_attached_for_a_claim_is_unavailable_with_a_reason() -> None:
     devices = [gpu(0, **ASKED), gpu(1, **ASKED), gpu(2)]
     published = [resource_slice(NODE, "gpus", devices=devices)]
     slices = Dra().inventory(NodeFacts(NodeId(NODE), devices=published))
@@ -82,7 +82,7 @@ def test_slice_reports_its_claim_and_attachment_progress() -> None:
     assert closed(open_one) == [first, first, ""], "it needs nothing first"
 
 
-def test_read_claim_includes_its_pending_bindings() -> None:
+def test_claim_with_binding_conditions_is_read_with_a_waiting_binding() -> None:
     seen = resource_claims.read_claim(claim(), "pilotlight-engines")
     assert seen is not None
     assert [one.state for one in seen.bindings] == ["waiting"]

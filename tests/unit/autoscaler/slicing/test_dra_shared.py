@@ -33,7 +33,7 @@ from tests.support.builders.resource_slices import DRIVER, cut_name, gpu, many, 
 from tests.support.builders.slices import GIB, NODE
 from tests.support.builders.worlds import T0, gateway, level, model, replica, world
 from tests.support.golden import agrees, pod
-from tests.unit.autoscaler.slicing.test_dra_alternatives import Paths, meta
+from tests.unit.autoscaler.slicing.test_dra_partitions import Paths, meta
 
 Sharing = Literal["timeslice", "mps"]
 GPUS = resource_slice(NODE, "gpus", devices=[gpu(0), gpu(1)])
@@ -154,10 +154,10 @@ async def looked(*there: Object, held: Sequence[str] = ()) -> tuple[Slice, ...]:
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(watched())
         await begun.wait()
-        told, *_ = inventory.look()
+        seen, *_ = inventory.look()
         watching.cancel()
-    assert isinstance(told, SlicesSeen)
-    return told.slices
+    assert isinstance(seen, SlicesSeen)
+    return seen.slices
 
 
 OURS_TOO = {MANAGED_BY: "pilotlight", "pilotlight.dev/intent": "common"}

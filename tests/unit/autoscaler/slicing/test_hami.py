@@ -37,13 +37,13 @@ priorityClasses:
 - {least: 100, name: urgent, hamiPriority: 0}"""
 
 
-def slices(*told: dict[str, object], **more: str) -> tuple[Slice, ...]:
-    found = Hami().inventory(hami_node(*told, labels=None, **more))
+def slices(*cards: dict[str, object], **more: str) -> tuple[Slice, ...]:
+    found = Hami().inventory(hami_node(*cards, labels=None, **more))
     assert found is not None
     return found
 
 
-def test_card_is_one_shared_slice_of_its_memory_and_cores() -> None:
+def test_each_hami_card_becomes_one_shared_slice_with_its_memory() -> None:
     one, other = slices(card(), card("GPU-bbbb", index=1, devmem=40960, health=False))
     assert (one.id, one.device, one.handle, one.kind) == ("node-1/GPU-aaaa", "node-1/GPU-aaaa", "GPU-aaaa", "hami")
     assert (one.memory_bytes, one.compute_percent, one.shared) == (80 * GIB, 100, True)
@@ -55,15 +55,15 @@ def test_node_without_hami_is_ignored() -> None:
     assert Hami().inventory(NodeFacts(NODE, {"nvidia.com/gpu.product": "A100"})) is None
 
 
-def test_both_register_formats_yield_the_same_cards() -> None:
+def test_old_and_new_hami_register_formats_give_the_same_card() -> None:
     """HAMi's docs/develop/protocol.md describes the older one; it had seven fields, later nine."""
     v100 = "NVIDIA-Tesla V100-PCIE-32GB"
     old = f"GPU-0055-a,10,32768,100,{v100},0,true:GPU-0fc3-b,10,32768,100,{v100},0,false,1,mig:"
     first, second = parse_cards(old) or ()
     assert (first.uuid, first.memory_mib, first.product) == ("GPU-0055-a", 32768, "NVIDIA-Tesla-V100-PCIE-32GB")
     assert (first.healthy, first.mode, second.healthy, second.mode) == (True, "hami-core", False, "mig")
-    told = f'[{{"id":"GPU-0055-a","count":10,"devmem":32768,"devcore":100,"type":"{v100}","health":true}}]'
-    assert parse_cards(told) == (first,)
+    register = f'[{{"id":"GPU-0055-a","count":10,"devmem":32768,"devcore":100,"type":"{v100}","health":true}}]'
+    assert parse_cards(register) == (first,)
 
 
 def test_overcommitted_card_has_no_isolation() -> None:
@@ -81,13 +81,13 @@ def test_disabled_overcommit_limits_a_card_to_its_own_size(label: str, own_gib: 
     assert (one.memory_bytes, one.compute_percent, one.isolation) == (own_gib * GIB, 100, Isolation.MEMORY)
     less = hami_node(card(devmem=40960, devcore=50))._replace(declared=settings.nodes[0])
     assert [(one.memory_bytes, one.compute_percent) for one in slicer_families.list_slices(less)] == [(40 * GIB, 50)]
-    told = {VOLCANO.register: "GPU-a,10,163840,A100,true,hami-core:"}
-    volcano = NodeFacts(NODE, {}, told, declared=settings.nodes[1])
+    register = {VOLCANO.register: "GPU-a,10,163840,A100,true,hami-core:"}
+    volcano = NodeFacts(NODE, {}, register, declared=settings.nodes[1])
     assert [(one.kind, one.memory_bytes) for one in slicer_families.list_slices(volcano)] == [("volcano", 79 * GIB)]
 
 
 @pytest.mark.parametrize(
-    ("told", "more", "why"),
+    ("register", "more", "why"),
     [
         (card(), {"device_cordon": "GPU-x,GPU-aaaa"}, "hami.io/device-cordon"),
         (card(), {"node_handshake": "Deleted_2026.01.01 00:00:00"}, "left its node"),
@@ -95,9 +95,9 @@ def test_disabled_overcommit_limits_a_card_to_its_own_size(label: str, own_gib: 
     ],
 )
 def test_card_that_hami_does_not_allocate_is_unavailable(
-    told: dict[str, object], more: dict[str, str], why: str
+    register: dict[str, object], more: dict[str, str], why: str
 ) -> None:
-    (one,) = slices(told, **more)
+    (one,) = slices(register, **more)
     assert why in one.closed
 
 
@@ -130,7 +130,7 @@ def test_priority_class_sets_the_hami_task_priority(priority: int, said: str | N
     assert not any("priority" in name for name in asks.limits), "HAMi has none for these"
 
 
-def test_pod_requests_a_card_and_its_share() -> None:
+def test_pod_on_hami_cards_requests_its_cards_memory_and_cores() -> None:
     one, other = slices(card(), card("GPU-bbbb"))
     fields = Hami(priority=1).fields("m-1", [SliceShare(one, 20 * GIB + 1, 30), SliceShare(other, 20 * GIB + 1, 30)])
     assert fields.limits == {
@@ -190,7 +190,7 @@ def test_hami_scheduler_accepts_replicas_that_fit_a_slice(words: HamiNames, asks
     assert taken(words, fitting)
 
 
-def test_allocation_annotation_is_read_back() -> None:
+def test_hami_allocation_annotation_is_read_for_each_container_and_card() -> None:
     said = "GPU-aaaa,NVIDIA,3000,0:;;GPU-bbbb[1-0],NVIDIA,5000,30:GPU-cccc,NVIDIA,7,100:;"
     assert parse_allocations({ALLOCATED: said}) == (
         HamiAllocation(0, "GPU-aaaa", 3000 * MIB, 0),
@@ -201,7 +201,7 @@ def test_allocation_annotation_is_read_back() -> None:
 
 
 @given(st.text(max_size=200) | st.from_regex(r"([A-Z\-\[\]0-9]{0,6},?:?;?){0,20}"))
-def test_malformed_annotation_raises_no_error(said: str) -> None:
+def test_malformed_hami_annotation_raises_no_error(said: str) -> None:
     for held in parse_allocations({ALLOCATED: said}):
         assert held.memory_bytes > 0
         assert held.cores >= 0

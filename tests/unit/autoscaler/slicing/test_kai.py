@@ -26,7 +26,7 @@ def kai() -> tuple[Slice, ...]:
     return found
 
 
-def test_pod_requests_a_gpu_share_or_whole_gpus_from_kai() -> None:
+def test_pod_on_kai_requests_a_memory_share_of_one_gpu_or_whole_gpus() -> None:
     one, other = kai()
     assert (one.shared, one.memory_bytes, one.isolation, one.handle) == (True, 16 * GIB, Isolation.NONE, GPU)
     part = Kai().fields("m-1", [SliceShare(one, 4 * GIB + 1)])
@@ -39,12 +39,12 @@ def test_pod_requests_a_gpu_share_or_whole_gpus_from_kai() -> None:
         Kai().fields("m-3", [SliceShare(one, GIB), SliceShare(other, GIB)])
 
 
-def test_kai_slices_require_a_settings_entry() -> None:
+def test_node_without_a_kai_settings_entry_has_no_kai_slices() -> None:
     assert Kai().inventory(NodeFacts(NODE, allocatable={GPU: "2"})) is None
     assert Kai().inventory(NodeFacts(NODE, allocatable={GPU: "2"}, declared=replace(KAI, slicing=None))) is None
 
 
-def test_tenants_are_isolated_per_node_under_kai() -> None:
+def test_gpus_of_one_node_under_kai_are_not_shared_between_tenants() -> None:
     one, other = kai()
     assert has_tenant_conflict((TenantName("a"),), (TenantName("b"),))
     assert domain_of(one) == domain_of(other) == (NodeId(NODE), None)
@@ -78,7 +78,7 @@ def test_gpu_that_others_share_through_kai_counts_once_as_used() -> None:
     )
 
 
-def test_pod_requests_a_card_and_share_from_volcano() -> None:
+def test_pod_on_volcano_requests_its_card_and_share() -> None:
     found = Volcano().inventory(NodeFacts(NODE, {}, VOLCANO))
     assert found is not None
     one = found[0]
@@ -95,6 +95,6 @@ def test_pod_requests_a_card_and_share_from_volcano() -> None:
     agrees("slicing/volcano", [pod("m-1", fields)])
 
 
-def test_volcano_allocations_of_others_are_read() -> None:
+def test_volcano_annotation_of_another_pod_counts_as_card_usage() -> None:
     held = slicer_families.parse_hami_allocations({"volcano.sh/vgpu-ids-new": "GPU-a,NVIDIA,3000,50:;"})
     assert [(one.uuid, one.memory_bytes, one.cores) for one in held] == [("GPU-a", 3000 << 20, 50)]

@@ -23,7 +23,7 @@ def slices(node: NodeFacts) -> tuple[Slice, ...]:
     return Mig().inventory(node) or ()
 
 
-def test_each_partition_is_a_slice_and_a_device() -> None:
+def test_each_mig_partition_of_a_node_becomes_a_slice_and_a_device() -> None:
     found = slices(mig_node(_1g_10gb="2", _3g_40gb="1"))
     assert [one.id for one in found] == ["node-1/mig-1g.10gb-0", "node-1/mig-1g.10gb-1", "node-1/mig-3g.40gb-0"]
     assert [str(one.device) for one in found] == [str(one.id) for one in found]
@@ -36,7 +36,7 @@ def test_each_partition_is_a_slice_and_a_device() -> None:
     assert (small.product, small.handle) == ("NVIDIA-H100-80GB-HBM3", "nvidia.com/mig-1g.10gb")
 
 
-def test_node_labels_override_the_geometry_table() -> None:
+def test_partition_size_in_node_labels_overrides_the_geometry_table() -> None:
     labels = {
         "nvidia.com/mig-1g.10gb.memory": "9984", "nvidia.com/mig-1g.10gb.count": "2",
         "nvidia.com/mig-1g.10gb.slices.gi": "2",
@@ -67,13 +67,13 @@ def test_node_without_partitions_is_ignored(node: NodeFacts) -> None:
     assert Mig().inventory(node) is None
 
 
-def test_media_engine_profile_uses_a_dot_in_resource_names() -> None:
+def test_resource_name_of_a_media_engine_profile_has_a_dot_for_its_plus() -> None:
     (one,) = slices(mig_node(_1g_10gb_me="1"))
     assert (one.id, one.handle) == ("node-1/mig-1g.10gb+me-0", "nvidia.com/mig-1g.10gb.me")
     assert one.memory_bytes == H100.profile("1g.10gb+me").memory_bytes
 
 
-def test_unknown_profile_is_sized_by_its_name() -> None:
+def test_mig_profile_missing_from_the_table_is_sized_by_its_name() -> None:
     (one,) = slices(mig_node("NVIDIA-X1000", _2g_48gb="1"))
     assert (one.memory_bytes, one.compute_percent, one.closed) == (48 * 10**9 * 95 // 100, 28, "")
 
@@ -127,7 +127,7 @@ def test_planned_partition_matches_the_profile_of_its_node(product: str) -> None
         assert made.device_bytes == (all_bytes if profile.compute < geometry.compute else 0)
 
 
-def test_gpu_memory_is_never_below_its_partition() -> None:
+def test_gpu_has_more_memory_than_its_partition_even_with_a_wrong_label() -> None:
     """Even if a label exceeds the total in the table, or if no table contains the product."""
     for product in ("NVIDIA-H100-80GB-HBM3", "NVIDIA-X900"):
         labels = {"nvidia.com/gpu.product": product, "nvidia.com/mig-1g.10gb.memory": "200000"}
@@ -137,7 +137,7 @@ def test_gpu_memory_is_never_below_its_partition() -> None:
 
 @given(st.dictionaries(st.sampled_from(["nvidia.com/gpu.product", "nvidia.com/mig-1g.10gb.memory"]), st.text()),
        st.from_regex(r"[0-9a-z.+]{0,20}", fullmatch=True), st.text(max_size=12))  # fmt: skip
-def test_malformed_node_data_raises_no_error(labels: dict[str, str], profile: str, many: str) -> None:
+def test_malformed_data_of_a_mig_node_raises_no_error(labels: dict[str, str], profile: str, many: str) -> None:
     node = NodeFacts(NODE, labels, {}, {f"nvidia.com/mig-{profile}": many, "nvidia.com/gpu": many})
     for one in slices(node):
         assert one.memory_bytes > 0

@@ -63,7 +63,7 @@ def by_hand(geometry: Geometry, profiles: Collection[str]) -> set[Layout]:
     return found
 
 
-def test_all_h100_layouts_are_enumerated() -> None:
+def test_h100_layouts_equal_those_of_an_exhaustive_search() -> None:
     five = [name for name in plain(H100) if name != "1g.20gb"]
     assert len(layouts(H100, five)) == 298
     assert len(layouts(H100, plain(H100))) == 723
@@ -78,7 +78,7 @@ def test_a100_has_nvidias_nineteen_full_layouts() -> None:
     assert len(full) == 19
 
 
-def test_all_a30_layouts_are_enumerated() -> None:
+def test_a30_layouts_equal_those_of_an_exhaustive_search() -> None:
     assert len(layouts(A30, plain(A30))) == 26  # each half: empty, a 2g, or one of 3 ways with 1g; or a 4g on all
     assert layouts(A30, plain(A30)) == by_hand(A30, plain(A30))
 
@@ -91,7 +91,7 @@ def test_no_layout_exceeds_the_compute_of_the_device(geometry: Geometry) -> None
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=lambda geometry: geometry.name)
-def test_profile_name_matches_its_compute_and_memory(geometry: Geometry) -> None:
+def test_compute_and_memory_of_each_mig_profile_match_its_name(geometry: Geometry) -> None:
     for profile in geometry.profiles:
         compute, _, gigabytes = profile.name.removesuffix("+me").removesuffix("gb").partition("g.")
         assert int(compute) == profile.compute
@@ -196,7 +196,7 @@ def test_only_one_partition_per_gpu_can_have_media_engines() -> None:
         ("NVIDIA-H100-80GB-HBM3-SHARED", "H100-80"),
     ],
 )
-def test_product_name_maps_to_its_geometry(product: str, name: str) -> None:
+def test_gpu_with_a_known_product_name_has_its_mig_geometry(product: str, name: str) -> None:
     assert geometry_of(product) is GEOMETRIES[name]
 
 

@@ -60,14 +60,14 @@ def hopes(geometry: Geometry, on: Layout) -> list[int]:
 
 
 @lru_cache(maxsize=1 << 14)
-def filling(geometry: Geometry, on: Layout, told: tuple[tuple[str, float], ...]) -> float:
+def filling(geometry: Geometry, on: Layout, weights: tuple[tuple[str, float], ...]) -> float:
     """The expected work that fits when profiles arrive at random by demand, drawn among those that still fit."""
-    shares = dict(told)
+    shares = dict(weights)
     fit = {one: list_starts(geometry, on, one.name) for one in geometry.profiles if shares.get(one.name)}
     chance = fsum(shares[one.name] for one in fit if fit[one])
     works = [
         shares[one.name]
-        * (one.compute**WORK + max(filling(geometry, after(on, Cut(one.name, start)), told) for start in possible))
+        * (one.compute**WORK + max(filling(geometry, after(on, Cut(one.name, start)), weights) for start in possible))
         for one, possible in fit.items()
         if possible
     ]
@@ -113,8 +113,8 @@ def careful(seen: Seen, shares: Mapping[str, float], profile: str) -> tuple[Devi
             continue
         for start in list_starts(geometry, used, profile):
             cut = Cut(profile, start)
-            told = tuple(wanted.items())
-            prices = [worth * (filling(geometry, used, told) - filling(geometry, after(used, cut), told))]
+            weights = tuple(wanted.items())
+            prices = [worth * (filling(geometry, used, weights) - filling(geometry, after(used, cut), weights))]
             both = zip(geometry.profiles, hopes(geometry, used), hopes(geometry, after(used, cut)), strict=True)
             for one, had, has in both:
                 weight = wanted.get(one.name, 0.0) * one.compute / (1 + counts[one.name]) ** 2 / NOW
@@ -161,7 +161,7 @@ def test_idle_partition_is_reused_before_another_is_removed() -> None:
     assert on.find("7g.80gb") == MigPlacement(IDS[0], "7g.80gb", 0, undo=(Cut("3g.40gb", 4),))
 
 
-def test_only_idle_partitions_are_removed() -> None:
+def test_partition_in_use_is_not_removed_to_place_another() -> None:
     on = Fleet(MIX)
     on.add(IDS[0], H100, used=[("1g.10gb", 0)], idle=[("1g.10gb", 4), ("1g.10gb", 6)])
     assert on.find("4g.40gb") == MigRefusal("4g.40gb", "of 1 with 4g.40gb 1 have no room for it")
@@ -181,7 +181,7 @@ def test_idle_partition_is_removed_to_free_its_media_engines() -> None:
     assert on.find("2g.12gb+me") == MigPlacement(IDS[0], "2g.12gb+me", 0, undo=(Cut("1g.6gb+me", 2),))
 
 
-def test_refused_placement_states_its_reason() -> None:
+def test_refused_partition_has_a_reason_that_counts_the_unsuitable_devices() -> None:
     on = fleet((H100, [("7g.80gb", 0)]), (H100, []), (A30, []))
     on.close(IDS[1], "reconfiguring failed: 3 tries")
     assert on.find("1g.18gb") == MigRefusal("1g.18gb", "no Device has MIG profile 1g.18gb; there are A30, H100-80")
@@ -192,7 +192,7 @@ def test_refused_placement_states_its_reason() -> None:
     assert where(on.find("2g.20gb"))[0] == "gpu-1"
 
 
-def test_placement_is_limited_to_the_given_devices() -> None:
+def test_partition_is_placed_only_on_the_permitted_devices() -> None:
     on = fleet((H100, [("4g.40gb", 0)]), (H100, []), (H200, []))
     assert where(on.find("3g.40gb", among={IDS[1]})) == ("gpu-1", 4)
     assert isinstance(on.find("3g.40gb", among={IDS[2]}), MigRefusal)
@@ -227,7 +227,7 @@ def test_partition_in_use_is_recorded_even_on_a_closed_device() -> None:
         ),
     ],
 )
-def test_invalid_input_raises_one_error_and_changes_nothing(does: Callable[[Any], None], says: str) -> None:
+def test_invalid_partition_order_raises_an_error_and_changes_nothing(does: Callable[[Any], None], says: str) -> None:
     on = fleet((H100, [("1g.10gb", 6)]))
     before = on.find("1g.10gb")
     with pytest.raises(MigError, match=says) as caught:
@@ -290,7 +290,7 @@ def _step(on: Fleet, seen: Seen, deed: str, number: int, profile: str) -> None:
 
 @settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(shares_, st.lists(deeds, max_size=40))
-def test_incremental_choice_equals_the_exhaustive_choice(
+def test_partition_choice_after_random_steps_equals_an_exhaustive_search(
     shares: dict[str, float], steps: list[tuple[str, int, str]]
 ) -> None:
     def look(on: Fleet, seen: Seen) -> None:
@@ -298,15 +298,15 @@ def test_incremental_choice_equals_the_exhaustive_choice(
         assert on._open == sum(not closed for *_, closed in seen.values())
         for profile in PROFILES[:: max(1, len(PROFILES) // 4)]:
             found = on.find(profile)
-            told = None if isinstance(found, MigRefusal) else (found.device, found.start, found.undo)
-            assert told == careful(seen, shares, profile)
+            chosen = None if isinstance(found, MigRefusal) else (found.device, found.start, found.undo)
+            assert chosen == careful(seen, shares, profile)
 
     played(shares, steps, look)
 
 
 @settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(shares_, st.lists(deeds, max_size=60))
-def test_partitions_never_overlap_and_used_ones_are_kept(
+def test_random_placements_never_overlap_and_keep_partitions_in_use(
     shares: dict[str, float], steps: list[tuple[str, int, str]]
 ) -> None:
     def look(on: Fleet, seen: Seen) -> None:
@@ -319,7 +319,7 @@ def test_partitions_never_overlap_and_used_ones_are_kept(
 
 @settings(derandomize=True, deadline=None, max_examples=examples(40))
 @given(shares_, st.lists(deeds, max_size=40), st.permutations(IDS))
-def test_placement_is_independent_of_fleet_history(
+def test_partition_choice_after_random_steps_equals_that_of_a_new_fleet(
     shares: dict[str, float], steps: list[tuple[str, int, str]], order: list[DeviceId]
 ) -> None:
     last = Seen()

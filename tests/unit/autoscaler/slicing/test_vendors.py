@@ -37,8 +37,8 @@ nodes:
 
 def whole(kind: str, many: str = "2", declared: NodeKind | None = None, **labels: str) -> tuple[Slice, ...] | None:
     vendor = BY_KIND[kind]
-    told = {name.replace("__", "/").replace("_", "."): value for name, value in labels.items()}
-    return WholeDevice(vendor).inventory(NodeFacts(NODE, told, {}, {vendor.resource: many}, declared))
+    node_labels = {name.replace("__", "/").replace("_", "."): value for name, value in labels.items()}
+    return WholeDevice(vendor).inventory(NodeFacts(NODE, node_labels, {}, {vendor.resource: many}, declared))
 
 
 def test_amd_labels_set_product_and_memory() -> None:
@@ -84,7 +84,7 @@ def test_node_without_the_resource_or_with_hami_is_ignored(vendor: object) -> No
         assert WholeDevice(one).inventory(NodeFacts(NODE, {}, {one.register: "[]"}, {one.resource: "8"})) is None
 
 
-def test_each_slicer_kind_is_unique() -> None:
+def test_no_two_slicers_have_the_same_kind() -> None:
     assert len({one.kind for one in ALL}) == len(ALL) == len(VENDORS) + len(HAMI) + len(NPUS)
 
 
@@ -115,7 +115,7 @@ def test_hami_cards_of_other_vendors_use_their_own_resource_names() -> None:
 
 
 @given(st.lists(st.integers(1, 81920), min_size=1, max_size=10))
-def test_default_cores_never_run_out_before_memory(mib: list[int]) -> None:
+def test_replicas_that_fit_the_memory_of_an_amd_card_fit_its_cores(mib: list[int]) -> None:
     """AMD and Hygon tasks that request no cores would get all of them."""
     amd = Hami(HAMI[0])
     (one,) = amd.inventory(NodeFacts(NODE, {}, {"hami.io/node-amd-register": json.dumps([card()])})) or ()
@@ -185,7 +185,7 @@ def test_pod_requests_an_npu_partition_by_memory() -> None:
 
 
 @given(st.text(max_size=100), st.text(max_size=8))
-def test_malformed_node_data_raises_no_error(said: str, many: str) -> None:
+def test_malformed_data_of_a_vendor_node_raises_no_error(said: str, many: str) -> None:
     for slicer in ALL:
         names = [one.register for one in (*NPUS, *HAMI)]
         node = NodeFacts(NODE, {one.memory_label: said for one in VENDORS}, dict.fromkeys(names, said))

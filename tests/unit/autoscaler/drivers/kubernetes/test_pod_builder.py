@@ -18,7 +18,7 @@ from autoscaler.spec.pod import Pod
 from autoscaler.spec.settings import Settings, Weights
 from tests.support.builders.worlds import model, replica
 from tests.support.harness.local_rig import launch
-from tests.unit.autoscaler.slicing.test_dra_alternatives import Paths
+from tests.unit.autoscaler.slicing.test_dra_partitions import Paths
 
 
 def node(name: str, **labels: str) -> Object:

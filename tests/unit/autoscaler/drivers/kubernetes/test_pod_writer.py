@@ -141,7 +141,7 @@ async def test_drained_pod_with_pre_stop_sleep_is_deleted_with_one_second_grace(
     assert server.graces == [grace_s]
 
 
-async def test_delete_is_retried_after_many_conflicts() -> None:
+async def test_pod_delete_is_retried_even_after_many_conflicts() -> None:
     server = Server(meddles=CONFLICTS_MAX + 3)
     await orders(server).delete(server.one, 5.0)
     assert server.pod is None
@@ -289,7 +289,7 @@ async def test_start_retries_transient_api_errors_and_fails_on_rejection(
     assert hears.heard == (["waits", "made"] if passes else ["refused"])
 
 
-def test_pauses_between_retries_grow_from_a_fifth_of_a_second_to_ten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pause_before_a_retry_grows_from_200_ms_to_10_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orders_, "RETRY_S", RETRY_S)
     monkeypatch.setattr(random, "uniform", lambda low, high: high)
 
@@ -306,7 +306,7 @@ def test_pauses_between_retries_grow_from_a_fifth_of_a_second_to_ten(monkeypatch
     assert paused_s[-2:] == pytest.approx([10.0, 10.0])
 
 
-async def test_a_delete_that_raises_is_reported_and_tried_again() -> None:
+async def test_pod_delete_is_retried_after_an_exception_and_reports_it_once() -> None:
     class Odd(Server):
         odd = 2
 

@@ -136,8 +136,8 @@ async def test_pod_on_removed_or_rebooted_node_is_assumed_clean(stage: Stage, no
 
 @pytest.mark.parametrize(("ended", "proof"), [("ended with status 0", EXITED), ("", ASSUMED)])
 async def test_pod_without_devices_is_clean_at_once_without_measurement(stage: Stage, ended: str, proof: str) -> None:
-    told = await stage.clear(RUNS._replace(slices=(), ended=ended))
-    assert (await told, stage.asked, stage.now_s) == (proof, [], 100.0)
+    found = await stage.clear(RUNS._replace(slices=(), ended=ended))
+    assert (await found, stage.asked, stage.now_s) == (proof, [], 100.0)
 
 
 def test_pod_object_removed_before_engine_exit_counts_as_force_deleted() -> None:

@@ -80,7 +80,7 @@ def test_every_volume_type_mounts_weights_read_only_at_the_same_path(way: str) -
     assert (mount["mountPath"], mount["readOnly"]) == ("/weights", True)
 
 
-def test_artifact_resolves_to_the_mounted_file_path() -> None:
+def test_mounted_weights_become_the_artifact_path_for_each_volume_type() -> None:
     assert {way: one.path for way, one in WAYS.items()} == {
         "volume": "/weights/llama.gguf", "image": "/weights/models/llama.gguf", "host-path": "/weights/llama.gguf",
         "claim": "/weights/llama/8b.gguf",
@@ -105,7 +105,7 @@ def test_pvc_artifact_is_mounted_without_a_download() -> None:
 @pytest.mark.parametrize(
     ("ip", "word"), [("fd00::1", "[$(POD_IP)]:9000"), ("10.0.0.1", "$(POD_IP):9000"), ("", "$(POD_IP):9000")]
 )
-def test_engine_address_has_the_family_of_the_autoscaler_pod(
+def test_engine_listens_on_ipv6_if_the_autoscaler_pod_has_an_ipv6_address(
     ip: str, word: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("POD_IP", ip)
@@ -139,7 +139,7 @@ def test_user_volume_named_like_the_weights_volume_is_rejected() -> None:
         (Pod(), ("A",), PodFields(env={"A": "1"}), "environment variable A"),
     ],
 )
-def test_model_pod_field_that_the_device_also_sets_is_rejected(
+def test_model_pod_field_that_its_device_also_sets_is_rejected(
     theirs: Pod, env: tuple[str, ...], asks: PodFields, what: str
 ) -> None:
     with pytest.raises(CollisionError, match=f"Pilotlight uses {what} in this pod"):
@@ -212,7 +212,7 @@ def test_error_names_adapter_missing_from_node() -> None:
         mount_weights(with_loras(OCI), "engines", NODE, COPY, FACTS, Settings(), {"near": ArtifactFacts()})
 
 
-def test_weight_store_volumes_are_read_only() -> None:
+def test_volume_with_the_weights_of_a_node_store_is_mounted_read_only() -> None:
     """Kubernetes gives all files of a writable volume to the pod's fsGroup."""
     volume, claim = WAYS["volume"].objects
     assert volume["spec"]["mountOptions"] == ["ro"]
@@ -222,7 +222,7 @@ def test_weight_store_volumes_are_read_only() -> None:
     assert (volume["spec"]["accessModes"], claim["spec"]["accessModes"]) == (["ReadOnlyMany"], ["ReadOnlyMany"])
 
 
-def test_missing_or_unmountable_weights_raise_mount_error() -> None:
+def test_weights_missing_on_the_node_or_unmountable_are_an_error() -> None:
     with pytest.raises(MountError, match="the weights of Model ada are not on its node yet"):
         seen(found=None)
     with pytest.raises(MountError, match="the digest of the weights of Model ada is not known yet"):
@@ -246,7 +246,7 @@ def names(
     return volume["metadata"]["name"], claim["metadata"]["name"]
 
 
-def test_volume_name_is_unique_per_node_namespace_and_installation() -> None:
+def test_volumes_of_other_nodes_namespaces_or_installations_differ_in_name() -> None:
     others = [
         names(), names("others"), names(node=NODE._replace(name="gpu-2")), names(store="/other"),
         names(node=NODE._replace(hostname="moved")), names(installation="blue-1"), names(installation="green-2"),
@@ -257,7 +257,7 @@ def test_volume_name_is_unique_per_node_namespace_and_installation() -> None:
     assert names() == names()
 
 
-def test_kubelet_and_container_runtime_versions_are_read_from_node() -> None:
+def test_node_is_read_with_its_kubelet_and_container_runtime_version() -> None:
     info = {"kubeletVersion": "v1.36.3", "containerRuntimeVersion": "containerd://2.1.4", "bootID": "b"}
     metadata = {"name": "n1", "labels": {"kubernetes.io/hostname": "host-1"}}
     found = nodes.read_node({"metadata": metadata, "spec": {}, "status": {"nodeInfo": info}})
@@ -372,19 +372,19 @@ class Hears(Deaf):
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[str] = []
+        self.events: list[str] = []
 
     def start_made(self, one: Replica) -> None:
-        self.told.append(f"{one.id} made")
+        self.events.append(f"{one.id} made")
 
     def start_waits(self, one: Replica, reason: str) -> None:
-        self.told.append(f"{one.id} waits: {reason}")
+        self.events.append(f"{one.id} waits: {reason}")
 
     def order_failed(self, replica: ReplicaId, reason: str) -> None:
         raise AssertionError(reason)
 
     def start_refused(self, one: Replica, reason: str) -> None:
-        self.told.append(f"{one.id} refused: {reason}")
+        self.events.append(f"{one.id} refused: {reason}")
 
 
 async def test_pod_is_created_after_its_volume_exists(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,31 +393,31 @@ async def test_pod_is_created_after_its_volume_exists(monkeypatch: pytest.Monkey
     made = pod_writer.Orders(cast("Api", server), "/api/v1/namespaces/engines/pods", cast("Any", hears), hears)
     one, server.leaves = replica(of, "n/gpu0", id="ada-1"), {"PersistentVolume"}
     start = asyncio.create_task(made.create(one, pod(of, WAYS["volume"]), (), OBJECTS))
-    while not hears.told:
+    while not hears.events:
         await asyncio.sleep(0)
-    assert hears.told[0].startswith("ada-1 waits: PersistentVolume")
+    assert hears.events[0].startswith("ada-1 waits: PersistentVolume")
     assert "POST Pod" not in server.asked
     server.leaves = set()
     await start
-    assert hears.told[-1] == "ada-1 made"
+    assert hears.events[-1] == "ada-1 made"
     assert server.asked[-4:] == [*AT_FIRST, "POST Pod"]
     server.asked.clear()
     await made.create(replica(of, "n/gpu0", id="ada-2"), pod(of, WAYS["volume"]), (), OBJECTS)
     assert server.asked == ["POST Pod"]
     server.forbids, others = True, build_node_volume("engines", NODE._replace(name="other"), "/store")
     await made.create(replica(of, "n/gpu0", id="ada-3"), pod(of, WAYS["volume"]), (), others)
-    assert hears.told[-1].startswith(
+    assert hears.events[-1].startswith(
         "ada-3 refused: the API server rejected its pod: persistentvolumes is forbidden: grant"
     )
 
 
-async def test_start_is_retried_after_a_500_at_its_volume(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_start_is_retried_if_creating_its_volume_fails_with_500(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pod_writer, "RETRY_S", 0.0)
     server, hears, of = Starts(), Hears(), model(OCI)
     server.fails = [ApiError(500, "InternalError", "etcdserver: leader changed")]
     made = pod_writer.Orders(cast("Api", server), "/api/v1/namespaces/engines/pods", cast("Any", hears), hears)
     await made.create(replica(of, "n/gpu0", id="ada-1"), pod(of, WAYS["volume"]), (), OBJECTS)
-    assert hears.told == ["ada-1 waits: etcdserver: leader changed", "ada-1 made"]
+    assert hears.events == ["ada-1 waits: etcdserver: leader changed", "ada-1 made"]
     assert server.asked == [*AT_FIRST[:2], *AT_FIRST, "POST Pod"]
 
 

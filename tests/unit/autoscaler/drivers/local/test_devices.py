@@ -74,7 +74,9 @@ async def test_host_memory_is_the_only_device_without_nvml() -> None:
         (100 << 30, 8 << 30, 6 << 30),  # a container's limit counts
     ],
 )
-def test_part_of_the_host_memory_is_kept_free(total: int, limit: int | None, usable: int) -> None:
+def test_usable_host_memory_leaves_a_part_free_and_respects_the_limit(
+    total: int, limit: int | None, usable: int
+) -> None:
     assert host_bytes(total, limit) == usable
 
 

@@ -56,7 +56,7 @@ def test_wait_ends_when_space_is_free_or_stop_is_ordered(
     assert not found
 
 
-def test_error_reason_names_a_file_only_if_known() -> None:
+def test_launch_error_names_the_file_if_the_os_error_has_one() -> None:
     assert driver._describe_launch_error(OSError(errno.ENOSPC, "No space left on device")) == "No space left on device"
     assert (
         driver._describe_launch_error(FileNotFoundError(errno.ENOENT, "No such file", "/engine"))

@@ -1,14 +1,19 @@
-"""The state directory: created, locked by one process, rejected in one line, never harmed by a broken record."""
+"""The state directory: its lock, and the records, histories and placement values that it keeps."""
 
 from __future__ import annotations
 
 import stat
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.drivers.local.learned_files import FORGOTTEN, MOMENTS, HistoryFile, LessonFile
 from autoscaler.drivers.local.state_directory import EPOCH, InUseError, ReplicaRecord, StateDirectory, StateError
+from autoscaler.state.world import History
+from tests.support.builders.placement_values import cluster, exercise_of, lesson
 
 
 def record(name: str) -> ReplicaRecord:
@@ -91,7 +96,7 @@ def test_attach_to_missing_directory_is_rejected(tmp_path: Path) -> None:
         StateDirectory.attach(tmp_path / "s")
 
 
-def test_replica_records_with_special_characters_are_read_back(tmp_path: Path) -> None:
+def test_replica_record_with_a_special_character_in_its_id_is_read_back(tmp_path: Path) -> None:
     state = StateDirectory.open(tmp_path)
     names = ["a", "a/b", "..", "ns/name:tag", "x" * 500, "ä"]
     for name in names:
@@ -128,3 +133,118 @@ def test_a_record_of_a_later_version_with_more_fields_is_read(tmp_path: Path) ->
     path.write_text(path.read_text().replace("{", '{"more":1,', 1))
     assert [r.id for r in state.records()[0]] == ["r1"]
     state.close()
+
+
+NOT_MOMENTS = {"starts_s", "tries", "episodes", "failure", "failed_hash", "regrets", "used"}
+M = ModelName("m")
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self, now_s: float) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_new_history_field_must_be_declared_as_timestamp_or_not() -> None:
+    assert {f.name for f in msgspec.structs.fields(History)} == {*MOMENTS, *FORGOTTEN, *NOT_MOMENTS}
+
+
+def test_saved_history_is_loaded_with_times_on_the_clock_of_the_process(tmp_path: Path) -> None:
+    state = StateDirectory.open(tmp_path)
+    history = History(
+        starts_s=(2.5, 3.0),
+        last_activity_s=990.0,
+        served_until_s=1000.0,
+        retry_at_s=1060.0,
+        refused_until_s=1060.0,
+        episodes=2,
+        failure="it died",
+        peaks=((99, 3),),
+    )
+    assert HistoryFile(state, Clock(1000.0), Clock(5000.0)).save({M: history})
+    loaded, broken = HistoryFile(state, Clock(7.0), Clock(5020.0)).load()
+    now = loaded[M]
+    assert not broken
+    assert (now.starts_s, now.episodes, now.failure, now.peaks) == ((2.5, 3.0), 2, "it died", ())
+    assert now.last_activity_s == 7.0 - 30.0
+    assert now.retry_at_s == now.refused_until_s == 7.0 + 40.0
+    assert now.served_until_s is not None
+    assert abs(now.served_until_s - (7.0 - 20.0)) < 1e-6
+    assert (now.hold_until_s, now.first_try_s, now.stopped_idle_s) == (0.0, None, None)
+    state.close()
+
+
+def test_history_loaded_after_the_clock_was_set_back_has_not_aged(tmp_path: Path) -> None:
+    state = StateDirectory.open(tmp_path)
+    HistoryFile(state, Clock(1000.0), Clock(5000.0)).save({M: History(last_activity_s=990.0)})
+    assert HistoryFile(state, Clock(2000.0), Clock(1.0)).load()[0][M].last_activity_s == 1990.0
+    state.close()
+
+
+def test_history_is_saved_at_most_once_a_minute_unless_forced(tmp_path: Path) -> None:
+    state, clock = StateDirectory.open(tmp_path), Clock(1000.0)
+    file = HistoryFile(state, clock, Clock(5000.0))
+    assert file.save({})
+    clock.now_s = 1059.0
+    assert not file.save({})
+    assert file.save({}, at_once=True)
+    clock.now_s = 1119.0
+    assert file.save({})
+    state.close()
+
+
+def test_corrupt_history_file_is_moved_aside_and_history_is_empty(tmp_path: Path) -> None:
+    state = StateDirectory.open(tmp_path)
+    file = HistoryFile(state, Clock(1.0), Clock(1.0))
+    assert file.load() == ({}, "")
+    (tmp_path / "histories.json").write_text("{")
+    loaded, broken = file.load()
+    assert not loaded
+    assert "histories.json" in broken
+    assert file.load() == ({}, "")
+    state.close()
+
+
+LESSON = lesson(exercise_of(cluster()), 1, apart=True)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> StateDirectory:
+    return StateDirectory.open(tmp_path / "state")
+
+
+def test_placement_values_saved_last_are_loaded_by_the_next_process(state: StateDirectory) -> None:
+    file = LessonFile(state)
+    assert file.load() == (None, "")
+    file.save(LESSON)
+    file.save(replace(LESSON, learnt=True))
+    assert LessonFile(state).load() == (LESSON, "")
+
+
+def test_placement_values_of_other_version_are_kept_until_next_save(state: StateDirectory) -> None:
+    path = state.path / "lesson.json"
+    path.write_bytes(b'{"version": 2, "lesson": {"of": "another kind"}}')
+    assert LessonFile(state).load() == (None, f"{path} has version 2, not 1: its values are learned again")
+    assert path.exists()
+    LessonFile(state).save(LESSON)
+    assert LessonFile(state).load() == (LESSON, "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"{", b"[]", b'{"version": 1}', msgspec.json.encode({"version": 1, "lesson": replace(LESSON, prices=b"x")})],
+)
+def test_corrupt_placement_values_file_is_moved_aside_and_reported(state: StateDirectory, text: bytes) -> None:
+    path = state.path / "lesson.json"
+    path.write_bytes(text)
+    lesson, problem = LessonFile(state).load()
+    assert lesson is None
+    assert problem.startswith(f"{path} cannot be read (")
+    assert problem.endswith("; its values are learned again")
+    assert "\n" not in problem
+    assert not path.exists()
+    assert LessonFile(state).load() == (None, "")

@@ -18,7 +18,7 @@ def model(at_s: int = 0, namespace: str = "a") -> Model:
     return Model(name=ModelName("x"), spec=ModelSpec(engine="vllm"), namespace=namespace, created_unix_s=at_s)
 
 
-class Told:
+class Received:
     """Records the reported observations; properties return the latest."""
 
     def __init__(self) -> None:
@@ -36,34 +36,34 @@ class Told:
 
 
 def test_no_models_are_delivered_until_all_sources_have_reported() -> None:
-    told = Told()
-    one = Installation(told, (FILES, CUSTOMS))
+    received = Received()
+    one = Installation(received, (FILES, CUSTOMS))
     one.put(CUSTOMS, {X: model()}, statuses={X: {"learned": 1}})
-    assert not told.documents, "a Model of the files would look like one that is gone"
+    assert not received.documents, "a Model of the files would look like one that is gone"
     one.put_files(DocumentsSeen(settings=Settings(auth="keys")))
-    assert told.names == ["x"]
-    assert told.documents[-1].settings.auth == "keys"
-    assert told.statuses == [{"x": {"learned": 1}}]
+    assert received.names == ["x"]
+    assert received.documents[-1].settings.auth == "keys"
+    assert received.statuses == [{"x": {"learned": 1}}]
 
 
-def test_status_is_delivered_once_under_the_resolved_model_name() -> None:
-    told = Told()
-    one = Installation(told, (CUSTOMS,))
+def test_status_of_a_model_with_a_taken_name_has_its_namespaced_name() -> None:
+    received = Received()
+    one = Installation(received, (CUSTOMS,))
     one.put(CUSTOMS, {X: model(1), Y: model(2, "b")}, statuses={X: {"n": 1}, Y: {"n": 2}})
     one.put(CUSTOMS, {Y: model(2, "b")})
-    assert told.statuses == [{"x": {"n": 1}, "b/x": {"n": 2}}, {}]
-    assert told.names == ["x"], "the next one has the name"
+    assert received.statuses == [{"x": {"n": 1}, "b/x": {"n": 2}}, {}]
+    assert received.names == ["x"], "the next one has the name"
     assert one.settled.names == {Y: "x"}
 
 
-def test_each_source_replaces_only_its_own_models() -> None:
-    told = Told()
-    one = Installation(told, (FILES,))
+def test_models_removed_from_one_source_stay_if_another_source_has_them() -> None:
+    received = Received()
+    one = Installation(received, (FILES,))
     one.put_files(DocumentsSeen(models=(model(),)))
     one.put("adopted", {Origin("adopted", "c", "x"): model(5, "c")})
     one.put(CUSTOMS, {X: model(1)})
-    assert told.names == ["x", "a/x", "c/x"]
+    assert received.names == ["x", "a/x", "c/x"]
     one.put_files(DocumentsSeen())
-    assert told.names == ["x", "c/x"]
+    assert received.names == ["x", "c/x"]
     one.put(CUSTOMS, {})
-    assert told.names == ["x"]
+    assert received.names == ["x"]

@@ -18,7 +18,7 @@ from autoscaler.state.events import Seen
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import World
 from tests.support.builders.capacity import acted, arrived, offer, shown, surge
-from tests.support.builders.capacity import told as told_there
+from tests.support.builders.capacity import told as observed
 from tests.support.builders.fold import DOC, M, R, after, pending, seen
 from tests.support.builders.worlds import T0, device, model, replica, world
 
@@ -26,7 +26,7 @@ ADA = Regarding("pilotlight.dev/v1alpha1", "Model", "default", "ada", "u1")
 WOKEN = ModelEvent(ModelName("ada"), "Woken", "wake ada: 3 waiting")
 
 
-def told(at: World, *batch: Observation | Action) -> tuple[World, list[tuple[str, str]]]:
+def events_after(at: World, *batch: Observation | Action) -> tuple[World, list[tuple[str, str]]]:
     """The state after a batch, and the (reason, note) of each Event."""
     now, moves = after(at, *batch)
     actions = [one for one in batch if isinstance(one, FailStart)]
@@ -42,53 +42,53 @@ def one_of(**fields: Any) -> World:
 
 def test_start_has_an_event_when_ordered_and_when_ready() -> None:
     at = world([DOC], [device()])
-    at, first = told(at, StartReplica(replica=pending(), reason="wake m: 3 waiting, tenant acme"))
+    at, first = events_after(at, StartReplica(replica=pending(), reason="wake m: 3 waiting, tenant acme"))
     assert first == [("Woken", "r: wake m: 3 waiting, tenant acme")]
-    at, nothing = told(at, seen(Seen.STARTING))
+    at, nothing = events_after(at, seen(Seen.STARTING))
     assert nothing == []
-    at, done = told(at, seen(Seen.READY))
+    at, done = events_after(at, seen(Seen.READY))
     assert [reason for reason, _ in done] == ["Started"]
-    assert told(at, seen(Seen.UNREADY))[1] == [], "nor when its probes fail for a moment"
+    assert events_after(at, seen(Seen.UNREADY))[1] == [], "nor when its probes fail for a moment"
 
 
 def test_started_event_states_the_start_duration() -> None:
     at = one_of(state=S.STARTING, created_s=T0 - 21.4, started_s=T0 - 20, wanted_s=None)
-    assert told(at, seen(Seen.READY))[1] == [("Started", "r is ready after 21 s")]
+    assert events_after(at, seen(Seen.READY))[1] == [("Started", "r is ready after 21 s")]
 
 
 def test_failed_start_has_exactly_one_event() -> None:
     at = one_of(state=S.STARTING)
-    at, failed = told(at, seen(Seen.EXITED, reason="ended with status 3"))
+    at, failed = events_after(at, seen(Seen.EXITED, reason="ended with status 3"))
     assert failed == [("StartFailed", "r: ended with status 3")]
-    at, ended = told(at, StopReplica(replica=R, grace_s=1.0, reason="ended with status 3"), seen(Seen.CLEAN))
+    at, ended = events_after(at, StopReplica(replica=R, grace_s=1.0, reason="ended with status 3"), seen(Seen.CLEAN))
     assert ended == []
 
 
 def test_timed_out_or_impossible_start_has_start_failed_event() -> None:
-    late = told(one_of(state=S.STARTING), FailReplica(replica=R, reason="not ready after 900 s"))[1]
+    late = events_after(one_of(state=S.STARTING), FailReplica(replica=R, reason="not ready after 900 s"))[1]
     assert late == [("StartFailed", "r: not ready after 900 s")]
-    never = told(world([DOC], [device()]), FailStart(model=M, reason="no engine vllm"))[1]
+    never = events_after(world([DOC], [device()]), FailStart(model=M, reason="no engine vllm"))[1]
     assert never == [("StartFailed", "cannot start: no engine vllm")]
 
 
 def test_serving_replica_that_exits_has_one_stopped_event() -> None:
     broke = [("Stopped", "r failed: was killed by SIGKILL")]
-    assert told(one_of(), seen(Seen.EXITED, reason="was killed by SIGKILL"))[1] == broke
+    assert events_after(one_of(), seen(Seen.EXITED, reason="was killed by SIGKILL"))[1] == broke
     at_once = seen(Seen.CLEAN, reason="was killed by SIGKILL", proof="exited")
-    assert told(one_of(), at_once)[1] == broke, "and once, however fast it is gone"
+    assert events_after(one_of(), at_once)[1] == broke, "and once, however fast it is gone"
 
 
 def test_idle_replica_has_drained_and_stopped_events() -> None:
-    at, begun = told(one_of(), DrainReplica(replica=R, reason="idle for 60 s"))
+    at, begun = events_after(one_of(), DrainReplica(replica=R, reason="idle for 60 s"))
     assert begun == []
-    at, ended = told(at, StopReplica(replica=R, grace_s=1.0, reason="idle for 60 s; nothing runs"))
+    at, ended = events_after(at, StopReplica(replica=R, grace_s=1.0, reason="idle for 60 s; nothing runs"))
     assert ended == [("Drained", "r: idle for 60 s; nothing runs")]
-    assert told(at, seen(Seen.CLEAN, proof="exited"))[1] == [("Stopped", "r: idle for 60 s")]
+    assert events_after(at, seen(Seen.CLEAN, proof="exited"))[1] == [("Stopped", "r: idle for 60 s")]
 
 
 def test_replica_drained_for_another_model_has_an_evicted_event() -> None:
     reason = "make room for ben: m was resident 40 s, 2 waiting"
-    assert told(one_of(), DrainReplica(replica=R, reason=reason, victim_of=ModelName("ben")))[1] == [
+    assert events_after(one_of(), DrainReplica(replica=R, reason=reason, victim_of=ModelName("ben")))[1] == [
         ("Evicted", f"r: {reason}")
     ]
 
@@ -104,17 +104,17 @@ def test_capacity_has_events_when_requested_and_when_arrived() -> None:
     assert between(begin, ordered) == [("CapacityRequested", "1 x A100 on w1 was ordered from rack")]
     assert between(ordered, here) == [("CapacityArrived", "rack delivered 1 x A100 on w1 after 30 s")]
     leases = tuple(one.listed for one in here.capacity.leases.values() if one.listed is not None)
-    found = told_there(begin, LeasesSeen(provider="rack", leases=leases, began_s=T0 + 1), now_s=T0 + 1)
+    found = observed(begin, LeasesSeen(provider="rack", leases=leases, began_s=T0 + 1), now_s=T0 + 1)
     assert found.capacity.leases
     assert not between(begin, found), "another leader told that"
 
 
 def test_replicas_found_after_restart_cause_at_most_one_event() -> None:
     at = world([DOC], [device()])
-    assert told(at, seen(Seen.STARTING), seen(Seen.READY, "r2"), seen(Seen.EXITED, "r3"))[1][1:] == []
+    assert events_after(at, seen(Seen.STARTING), seen(Seen.READY, "r2"), seen(Seen.EXITED, "r3"))[1][1:] == []
 
 
-def test_events_refer_to_the_model_object() -> None:
+def test_event_refers_to_a_model_object_only_if_the_cluster_has_one() -> None:
     ada = model("ada")
     assert event_log.find_involved_object(ada) is None, "of a file"
     assert event_log.find_involved_object(replace(ada, uid="u1")) == ADA

@@ -88,13 +88,13 @@ def test_ready_condition_has_the_expected_reason_for_each_model_state(reason: st
     assert ready.message
 
 
-def test_condition_fields_are_valid_for_kubernetes() -> None:
+def test_conditions_of_any_model_state_have_valid_kubernetes_fields() -> None:
     quarantined = [case(fault="KeyError: 7"), case(fault="KeyError: 7", replicas=(replica(ADA, "r"),))]
     for of in (*(of for of, _ in SITUATIONS.values()), *quarantined):
-        told = build_conditions(of)
+        conditions = build_conditions(of)
         types = ["Ready", "Placed", "WeightsReady", "Starting", "Degraded", "Adopted", "Faulty"]
-        assert [one.type for one in told] == types
-        assert all(one.reason.isalpha() and one.status in ("True", "False", "Unknown") for one in told)
+        assert [one.type for one in conditions] == types
+        assert all(one.reason.isalpha() and one.status in ("True", "False", "Unknown") for one in conditions)
 
 
 def test_a_quarantined_model_is_faulty_and_stays_ready_while_it_serves() -> None:
@@ -132,14 +132,14 @@ def test_serving_model_with_failing_start_is_ready_and_degraded() -> None:
     assert (said(of, "Degraded").status, said(of, "Degraded").reason) == ("True", "StartFailed")
 
 
-def test_long_condition_message_is_truncated() -> None:
+def test_long_message_of_a_model_condition_is_truncated() -> None:
     assert len(said(case(obstacle="x" * 5000), "Ready").message) == 1024
 
 
 # --- status -----------------------------------------------------------------------------------------------------------
 
 
-def test_status_contains_replicas_demand_last_start_and_conditions() -> None:
+def test_status_of_a_serving_model_has_its_replicas_demand_and_last_start() -> None:
     served = replica(ADA, "r1", created_s=T0 - 30, started_s=T0 - 25, ready_s=T0 - 9, wanted_s=T0 - 30.4,
                      reason="wake ada: 3 waiting, tenant acme")  # fmt: skip
     at = world(
@@ -162,7 +162,7 @@ def test_status_contains_replicas_demand_last_start_and_conditions() -> None:
     }  # fmt: skip
 
 
-def test_crd_schema_matches_all_written_status_fields() -> None:
+def test_status_with_all_fields_has_exactly_those_of_the_crd_schema() -> None:
     """The schema has no other fields either; the API server rejects a status with a field that has no schema."""
     full = History((1.0,), T0, tries=1, retry_at_s=T0, episodes=1, refused_until_s=T0, failure="x")
     made = sent(statuses.render_status(case(replicas=(replica(ADA, "r"),), history=full), NO_STATUS, NOW))
@@ -215,14 +215,14 @@ def test_invalid_model_objects_show_the_reason_and_no_replicas() -> None:
     }  # fmt: skip
     taken = {Origin(CUSTOMS, "team-a", "ada"): "`ada` belongs to Model default/ada"}
     at = world([ADA, model("team-a/ada")], replicas=[replica(ADA, "r")])
-    told = [
+    statuses_ = [
         statuses.render_status(statuses.build_status_input(at, {}, one), NO_STATUS, NOW)
         for one in list_subjects(objects, Settled((), names, taken), lambda *_: "")
     ]
-    assert [(one.observed_generation, one.conditions[0].reason, one.replicas.ready) for one in told] == [
+    assert [(one.observed_generation, one.conditions[0].reason, one.replicas.ready) for one in statuses_] == [
         (1, "Serving", 1), (2, "NameTaken", 0), (3, "Invalid", 0),
     ]  # fmt: skip
-    assert told[1].conditions[0].message == "`ada` belongs to Model default/ada"
+    assert statuses_[1].conditions[0].message == "`ada` belongs to Model default/ada"
 
 
 def test_model_is_omitted_until_its_serving_installation_is_known() -> None:
@@ -250,7 +250,7 @@ def test_served_elsewhere_condition_is_ignored_when_status_is_read() -> None:
 
 
 @pytest.mark.parametrize("reason", SITUATIONS)
-def test_input_and_rendered_status_have_equal_summaries(reason: str) -> None:
+def test_status_summary_is_equal_before_and_after_rendering(reason: str) -> None:
     of, _ = SITUATIONS[reason]
     assert statuses.summarize_input(of) == statuses.summarize_status(statuses.render_status(of, NO_STATUS, NOW))
 
@@ -274,7 +274,9 @@ HISTORIES = st.builds(
 
 @settings(derandomize=True, deadline=None, max_examples=examples(200))
 @given(HISTORIES, st.floats(1, 1e6), st.floats(-0.4, 0.4))
-def test_learned_history_survives_a_change_of_clock(history: History, boot_s: float, jitter_s: float) -> None:
+def test_history_in_a_status_is_restored_on_a_machine_with_another_clock(
+    history: History, boot_s: float, jitter_s: float
+) -> None:
     """Restored an hour later with the monotonic clock of another machine and a slightly different wall clock."""
     written = statuses.render_status(case(history=history), NO_STATUS, NOW)
     known = statuses.read_status(statuses.encode_status(written))
@@ -289,7 +291,7 @@ def test_learned_history_survives_a_change_of_clock(history: History, boot_s: fl
             assert now - boot_s + 3600 == pytest.approx(was - T0, abs=0.51)
 
 
-def test_restored_history_continues_the_retry_count() -> None:
+def test_history_restored_from_a_status_keeps_its_retry_count() -> None:
     known = statuses.render_status(case(history=History(tries=2, first_try_s=T0 - 9, failure=EXITED)), NO_STATUS, NOW)
     back = statuses.restore_history(known, 50.0, UNIX0 + 9)
     assert (back.tries, back.first_try_s) == (2, 50.0)

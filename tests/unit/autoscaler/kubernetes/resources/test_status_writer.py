@@ -153,7 +153,7 @@ async def test_model_of_other_installation_gets_a_condition_but_no_status() -> N
     assert house.paper.owners[-1] == ("pilotlight-me", "false"), "of its own, and it takes nothing of the other's"
 
 
-async def test_removal_of_served_elsewhere_condition_ends_after_a_conflict() -> None:
+async def test_removal_of_a_served_elsewhere_condition_stops_after_a_conflict() -> None:
     house = House()
     await house.settle()
     house.paper.wrote.clear()
@@ -379,7 +379,7 @@ async def test_rejected_status_write_is_retried_and_does_not_block_others() -> N
 
 
 @pytest.mark.parametrize("code", [404, 409])
-async def test_write_to_deleted_or_replaced_model_is_not_an_error(code: int) -> None:
+async def test_status_write_to_a_deleted_or_replaced_model_is_not_an_error(code: int) -> None:
     house = House()
     house.paper.refusals = [ApiError(code, "x", "y")]
     await house.write()
@@ -421,7 +421,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_writer, "RETRY_S", 0.01)
 
 
-async def told(refusals: list[Exception], *, leads: bool = True) -> tuple[list[str], int]:
+async def send_events(refusals: list[Exception], *, leads: bool = True) -> tuple[list[str], int]:
     """Two Models fail in turn while the server raises `refusals`; (the reported Models, the number of lost Events)."""
     paper, at = Paper(), replace_fields(world(MODELS), leads=leads)
     paper.refusals = refusals
@@ -440,15 +440,15 @@ async def told(refusals: list[Exception], *, leads: bool = True) -> tuple[list[s
 
 @pytest.mark.usefixtures("fast")
 async def test_rejected_event_is_dropped_and_the_next_one_is_sent() -> None:
-    assert await told([ApiError(403, "Forbidden", "events")]) == (["m1"], 1)
+    assert await send_events([ApiError(403, "Forbidden", "events")]) == (["m1"], 1)
 
 
 @pytest.mark.usefixtures("fast")
 async def test_events_wait_while_the_server_is_unavailable() -> None:
-    assert await told([AWAY, AWAY]) == (["m0", "m1"], 0)
+    assert await send_events([AWAY, AWAY]) == (["m0", "m1"], 0)
 
 
 @pytest.mark.usefixtures("fast")
 async def test_events_are_dropped_when_leadership_is_lost() -> None:
-    assert await told([FencedError("another leads")]) == ([], 2)
-    assert await told([], leads=False) == ([], 0)
+    assert await send_events([FencedError("another leads")]) == ([], 2)
+    assert await send_events([], leads=False) == ([], 0)

@@ -1,16 +1,19 @@
-"""Elastic requests: how much memory each is granted, and the bound on the total reduction."""
+"""Elastic requests: granted memory, evictions, and the bound on the total reduction, alone and in the packer."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from autoscaler.placement.index.elastic import Elastic, ElasticBudget, PlacedRequest
+from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.index.node_arrays import NodeArrays, NodeCapacity
 from autoscaler.placement.index.request_encoding import encode_request
 from autoscaler.placement.index.residual_waste_tables import (
@@ -22,14 +25,19 @@ from autoscaler.placement.index.residual_waste_tables import (
     compute_residual_waste,
 )
 from autoscaler.placement.learning.learner import Draw, Learner
-from autoscaler.state.resources import RequestFrequency, RequestShape, SliceClass
+from autoscaler.placement.model.types import Bin, EvictionLevel, PackResult, PlacementRequest, RestartCosts
+from autoscaler.placement.packer import pack
+from autoscaler.state.resources import RequestFrequency, RequestShape, ResourceAmount, SliceClass
 from bench.packing.arrivals import Round
 from bench.packing.cluster import Cluster
 from bench.packing.openb import Kind as Asked
 from bench.packing.openb import NodeRow
 from bench.packing.ours import make_elastic
 from bench.packing.replay import replay
+from tests.support.builders.placement_requests import change_request, placement_request
+from tests.support.builders.worlds import GI, T0, device
 from tests.support.example_budget import examples
+from tests.unit.autoscaler.placement.test_packer import on, shelf, victims
 
 SIZES = {230: 1.0, 460: 2.0, 650: 2.0, 810: 3.0, 1000: 3.0}
 
@@ -57,7 +65,7 @@ def generous(budget: ElasticBudget) -> ElasticBudget:
 # --- hand-computed examples -------------------------------------------------------------------------------------------
 
 
-def test_only_replicas_that_use_part_of_one_device_are_elastic() -> None:
+def test_only_a_replica_on_part_of_one_device_may_get_less_memory() -> None:
     assert make_elastic(RequestShape(memory_bytes=810)).least.memory_bytes == 729
     assert make_elastic(RequestShape(memory_bytes=815)).least.memory_bytes == 734, "at least nine tenths: 733.5"
     for one in (RequestShape(memory_bytes=0), RequestShape(devices=2, memory_bytes=500), RequestShape(devices=0)):
@@ -67,7 +75,7 @@ def test_only_replicas_that_use_part_of_one_device_are_elastic() -> None:
             encode_request(wrong, (SliceClass(1000),))
 
 
-def test_elastic_replica_gets_all_remaining_memory_above_its_minimum() -> None:
+def test_elastic_replica_gets_the_remaining_memory_if_above_its_minimum() -> None:
     one = Elastic(NodeArrays(nodes(1), build_untrained_estimate(SIZES)))
     generous(one.budget)
     assert granted(one.start(RequestShape(memory_bytes=570))) == (0, 570), "who is not elastic gets what it asks for"
@@ -100,7 +108,7 @@ def test_elastic_replica_gets_its_full_memory_if_no_budget_remains() -> None:
     assert one.budget.count == 101
 
 
-def test_elastic_budget_limits_the_mean_reduction_per_replica_and_byte() -> None:
+def test_elastic_budget_rejects_a_mean_reduction_above_5_percent() -> None:
     budget = ElasticBudget()
     assert budget.allows(1000, 950)
     assert not budget.allows(1000, 949)
@@ -114,7 +122,7 @@ def test_elastic_budget_limits_the_mean_reduction_per_replica_and_byte() -> None
     assert not large.allows(1000, 900), "by request 0.99, by byte 0.908"
 
 
-def test_residual_waste_falls_by_half_of_the_elastic_memory_saved() -> None:
+def test_waste_falls_by_half_of_the_memory_an_elastic_replica_gives_up() -> None:
     waste = compute_residual_waste({600: 1.0}, {600: 540})
     assert waste[539] == 539
     assert waste[540] == pytest.approx(-30)
@@ -161,19 +169,19 @@ def test_cached_score_rows_give_the_same_choice_as_recomputed_ones(kinds: Sequen
     kept = Elastic(NodeArrays(nodes(3, 2), build_untrained_estimate(SIZES)))
     taken: list[PlacedRequest] = []
     for kind in kinds:
-        anew = NodeArrays(nodes(3, 2), build_untrained_estimate(SIZES))
+        rebuilt = NodeArrays(nodes(3, 2), build_untrained_estimate(SIZES))
         for one in taken:
-            anew.take(one.place, one.load)
-        ask = encode_request(kind, anew.lanes)
+            rebuilt.take(one.place, one.load)
+        ask = encode_request(kind, rebuilt.lanes)
         place = kept.arrays.choose(ask)
-        assert place == anew.choose(ask)
-        assert place is None or kept.arrays.granted(ask, place) == anew.granted(ask, place)
+        assert place == rebuilt.choose(ask)
+        assert place is None or kept.arrays.granted(ask, place) == rebuilt.granted(ask, place)
         found = kept.start(kind)
         if found is not None:
             taken.append(found)
 
 
-def test_training_with_elastic_replicas_uses_more_device_memory() -> None:
+def test_training_scores_higher_if_replicas_have_elastic_memory() -> None:
     def draws(seed: int) -> Draw:
         return random.Random(seed).randrange
 
@@ -198,7 +206,7 @@ def test_training_with_elastic_replicas_uses_more_device_memory() -> None:
         (800, 720, "0.9000 and 0.9000"), (800, 0, "no grant for"),
     ],
 )  # fmt: skip
-def test_replay_rejects_an_invalid_memory_allocation(asked: int, milli: int, error: str) -> None:
+def test_benchmark_replay_rejects_an_invalid_memory_allocation(asked: int, milli: int, error: str) -> None:
     class Miser:
         def choose(self, kind: Asked) -> tuple[int, int, int]:
             return 0, 0, milli
@@ -208,7 +216,7 @@ def test_replay_rejects_an_invalid_memory_allocation(asked: int, milli: int, err
         replay(round, lambda _: Miser())
 
 
-def test_replay_counts_requested_but_occupies_allocated_memory() -> None:
+def test_replay_counts_requested_memory_but_occupies_only_the_allocated() -> None:
     seen: list[Cluster] = []
 
     class Fair:
@@ -224,3 +232,148 @@ def test_replay_counts_requested_but_occupies_allocated_memory() -> None:
     assert outcome.used[100] == 100
     assert outcome.grants == pytest.approx(((500 / 520 + 1) / 2, 0.98))
     assert seen[0].left[0, 0] == 20
+
+
+def want(name: str, memory_gi: float = 10, spare_gi: float = 1, **fields: Any) -> PlacementRequest:
+    made = placement_request(name, memory_bytes=int(memory_gi * GI), spare_bytes=int(spare_gi * GI))
+    return change_request(made, **fields)
+
+
+def counted(many: int, bytes_: int) -> ElasticBudget:
+    """A budget after `many` grants of the full requested size."""
+    budget = ElasticBudget()
+    for _ in range(many):
+        budget.add(bytes_, bytes_)
+    return budget
+
+
+def run(wants: Sequence[PlacementRequest], shelves: Sequence[Bin], generous: int = 0) -> PackResult:
+    yard = SliceIndex(shelves)
+    yard.budget = lambda: counted(generous, 10 * GI)
+    return pack(wants, yard, frozenset(), RestartCosts(), T0)
+
+
+def grants(packing: PackResult) -> list[tuple[str, float]]:
+    return [(placement.want.model, placement.memory_bytes / GI) for placement in packing.placements]
+
+
+# --- the packer -------------------------------------------------------------------------------------------------------
+
+
+def test_elastic_replica_gets_less_memory_in_a_slightly_too_small_gap() -> None:
+    hole = shelf(device("g0", 20), on("x", 10.5))
+    assert grants(run([want("a")], [hole])) == [("a", 9.5)]
+    rigid = run([want("a", spare_gi=0)], [hole]).unmet[0]
+    assert rigid.reason.startswith("needs 10Gi on one device; the largest has 9.5Gi free of 20Gi")
+
+
+def test_packed_elastic_replica_gets_its_full_memory_if_no_budget_remains() -> None:
+    small, large = shelf(device("g0", 20), on("x", 11)), shelf(device("g1", 24))
+    assert grants(run([want("a")], [small, large])) == [("a", 10)], "alone with nine tenths all would have too little"
+    alone = run([want("a")], [small]).unmet[0]
+    assert alone.reason.startswith("needs 10Gi (at least 9Gi) on one device; the largest has 9Gi free of 20Gi")
+    assert alone.reason.endswith(
+        "; its minimum is refused, so that elastic replicas keep 95 % of their requests in total"
+    )
+    assert grants(run([want("a")], [small], generous=1)) == [("a", 9)]
+
+
+def test_replica_is_unplaced_if_earlier_ones_used_up_the_elastic_budget() -> None:
+    shelves = [shelf(device("g0", 24)), shelf(device("g1", 9)), shelf(device("g2", 9))]
+    wants = [
+        want("a", unserved_since_s=1.0, products=()),
+        want("b", unserved_since_s=2.0),
+        want("c", unserved_since_s=3.0),
+    ]
+    made = run(wants, shelves, generous=1)
+    assert sorted(memory for _, memory in grants(made)) == [9, 9, 10]
+    assert len(made.placements) == 3, "of four two have all: 95 %"
+    assert len(run(wants, shelves).placements) == 2, "of three only one could"
+
+
+def test_elastic_replica_accepts_a_slightly_too_small_dedicated_slice() -> None:
+    cut = shelf(device("g0", 9.5, shared=False))
+    assert grants(run([want("a")], [cut])) == [("a", 9.5)]
+    never = run([want("a", 11)], [cut]).unmet[0]
+    assert (never.never, never.reason) == (True, "needs 10Gi on one device; the largest has 9.5Gi")
+
+
+def test_elastic_replica_evicts_only_as_much_as_its_minimum_memory_needs() -> None:
+    busy = on("busy", 10.5, busy=True)
+    starting = shelf(device("g0", 20), busy, locked=True)
+    made = run([want("a", force=EvictionLevel.BUSY)], [starting, shelf(device("g1", 10), on("idle", 10))], generous=1)
+    assert victims(made) == []
+    assert made.unmet[0].promised
+    two = shelf(device("g2", 10), on("idle", 9), on("other", 1))
+    assert victims(run([want("a", force=EvictionLevel.BUSY)], [two], generous=1)) == ["idle"]
+    assert sorted(victims(run([want("a", force=EvictionLevel.BUSY)], [two]))) == ["idle", "other"], (
+        "without budget it needs all"
+    )
+
+
+def test_elastic_replica_gets_the_promised_memory_after_an_eviction() -> None:
+    two = shelf(device("g2", 10), on("idle", 9), on("other", 1))
+    assert victims(run([want("a", force=EvictionLevel.BUSY)], [two], generous=1)) == ["idle"]
+    assert grants(run([want("a")], [shelf(device("g2", 10), on("other", 1))], generous=1)) == [("a", 9)]
+
+
+WANTS = st.lists(
+    st.builds(
+        lambda number, memory, percent, force: placement_request(
+            f"m{number}", number, memory_bytes=memory, spare_bytes=memory * percent // 100, force=force
+        ),
+        st.integers(0, 99),
+        st.integers(1, 1000),
+        st.integers(0, 30),
+        st.sampled_from([EvictionLevel.NONE, EvictionLevel.BUSY]),
+    ),
+    max_size=12,
+    unique_by=lambda one: one.ordinal,
+)
+SHELVES = st.lists(st.tuples(st.integers(1, 1000), st.integers(0, 900), st.booleans()), min_size=1, max_size=6)
+
+
+def _shelf(number: int, size: int, used: int, *, shared: bool) -> Bin:
+    free = max(0, size - used) if shared else size
+    slice_ = replace(device(f"g{number}", shared=shared), memory_bytes=size)
+    return Bin(
+        slice=slice_,
+        whole=True,
+        incumbents=(),
+        free=ResourceAmount(free, 100),
+        coming=ResourceAmount(0, 0),
+        locked=False,
+    )
+
+
+@settings(deadline=None, max_examples=examples(300))
+@given(WANTS, SHELVES, st.integers(0, 4))
+def test_elastic_replicas_get_at_least_95_percent_of_memory_on_average(
+    wants: list[PlacementRequest], sizes: list[tuple[int, int, bool]], generous: int
+) -> None:
+    shelves = [_shelf(at, size, used, shared=shared) for at, (size, used, shared) in enumerate(sizes)]
+
+    def made(of: Sequence[PlacementRequest]) -> PackResult:
+        yard = SliceIndex(shelves)
+        yard.budget = lambda: counted(generous, 100)
+        return pack(of, yard, frozenset(), RestartCosts(), T0)
+
+    packing = made(wants)
+    assert packing == made(wants[::-1]), "the same in any order"
+    free = {one.slice.id: one.free.memory_bytes for one in shelves}
+    asked, got, parts, count = 100 * generous, 100 * generous, 1.0 * generous, generous
+    for placement in packing.placements:
+        (id,) = placement.slices
+        one, memory = placement.want, placement.memory_bytes
+        free[id] -= memory
+        assert memory >= one.kind.memory_bytes - one.kind.spare_bytes
+        assert memory == one.kind.memory_bytes or one.kind.spare_bytes or not shelves[int(id[1:])].slice.shared
+        if one.kind.spare_bytes:
+            asked, got = asked + one.kind.memory_bytes, got + min(memory, one.kind.memory_bytes)
+            parts, count = parts + min(1.0, memory / one.kind.memory_bytes), count + 1
+    assert min(free.values()) >= 0
+    assert got >= 0.95 * asked - 1e-9
+    assert parts >= 0.95 * count - 1e-4
+    for one in wants:
+        if made([change_request(one, spare_bytes=0)]).placements:
+            assert made([one]).placements, "who fits with all is not refused for making do with less"

@@ -51,7 +51,7 @@ def slowly(
 
 @settings(derandomize=True, deadline=None, max_examples=examples(200))
 @given(st.integers(0, 1 << 30))
-def test_eviction_cost_index_equals_a_scan_of_all_slices(seed: int) -> None:
+def test_eviction_cost_index_equals_a_full_scan_after_random_updates(seed: int) -> None:
     rng = Random(seed)
     roster, shelves, expected = EvictionCostIndex(LANES), [drawn(rng, lane) for lane in range(LANES)], outlook(rng)
     for lane, one in enumerate(shelves):
@@ -61,13 +61,13 @@ def test_eviction_cost_index_equals_a_scan_of_all_slices(seed: int) -> None:
         gone = {i.replica for one in shelves for i in one.incumbents if rng.random() < 0.1}
         roster.look(shelves.__getitem__, expected)
         grade, there = roster.grade(asked, T0, gone), slowly(asked, shelves, expected, gone)
-        told = [
+        costs = [
             tuple(float(part) for part in parts)
             for parts in zip(grade.busy, grade.priority, grade.restart_s, strict=True)
         ]
         rooms = (ResourceAmount(*(int(amount) for amount in one)) for one in grade.rooms.T)
-        assert dict(zip(grade.lanes.tolist(), zip(told, rooms, strict=True), strict=True)) == there
-        assert [told[at] for at in grade.cost.argsort(kind="stable")] == sorted(told)
+        assert dict(zip(grade.lanes.tolist(), zip(costs, rooms, strict=True), strict=True)) == there
+        assert [costs[at] for at in grade.cost.argsort(kind="stable")] == sorted(costs)
         later = (i.evictable_s for one in shelves for i in one.incumbents if not i.leaving and i.evictable_s > T0)
         assert roster.next_s(T0) == min(later, default=None)
         lane = rng.randrange(LANES)
@@ -80,7 +80,7 @@ def test_eviction_cost_index_equals_a_scan_of_all_slices(seed: int) -> None:
         expected = outlook(rng) if rng.random() < 0.3 else expected
 
 
-def test_eviction_cost_rows_of_removed_replicas_are_reused() -> None:
+def test_repeated_updates_of_a_slice_reuse_its_eviction_cost_rows() -> None:
     roster, expected = EvictionCostIndex(1), RestartCosts()
     full = shelf(device("g0", 80), *(on(f"x{number}", 1) for number in range(8)))
     roster.put(0, full)

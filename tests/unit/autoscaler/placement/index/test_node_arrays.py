@@ -157,7 +157,7 @@ Rows = Sequence[tuple[tuple[SliceClass, ...], int, int]]
 
 @settings(derandomize=True, deadline=None, max_examples=examples(80))
 @given(NODES, st.lists(st.tuples(KINDS, st.integers(0, 5)), min_size=1, max_size=30), st.integers(0, 99))
-def test_chosen_devices_equal_those_of_a_reference_implementation(
+def test_device_choice_equals_a_reference_after_random_placements(
     rows: Rows, asked: Sequence[tuple[RequestShape, int]], seed: int
 ) -> None:
     nodes = [NodeCapacity(f"n{number}", *row) for number, row in enumerate(rows)]
@@ -298,7 +298,7 @@ def test_whole_device_replica_takes_the_smallest_idle_devices_that_fit() -> None
     assert choose(one, RequestShape(devices=3, memory_bytes=600)) is None
 
 
-def test_costly_and_large_devices_are_used_last() -> None:
+def test_small_unpriced_devices_are_used_before_large_or_priced_ones() -> None:
     one = stock(
         NodeCapacity("a", (SliceClass(80, "h100", price=4.0),)),
         NodeCapacity("b", (SliceClass(24, "l4", price=0.8),)),
@@ -380,7 +380,7 @@ def test_node_with_a_zero_size_device_is_rejected_with_its_name() -> None:
         stock(NodeCapacity("a", lanes(1)), NodeCapacity("b", lanes(0)))
 
 
-def test_largest_valid_memory_and_cpu_sizes_do_not_overflow() -> None:
+def test_replica_of_the_maximum_memory_and_cpu_size_is_placed() -> None:
     nodes = (NodeCapacity("a", lanes(BYTES_MAX) * 16),)
     one, kind = NodeArrays(nodes, some_lessons(nodes, 3)), RequestShape(memory_bytes=BYTES_MAX, cpu_milli=CPU_MAX)
     assert choose(one, kind) == slow(one, some_lessons(nodes, 3), kind) == LaneAssignment(0, (0,))
@@ -388,7 +388,7 @@ def test_largest_valid_memory_and_cpu_sizes_do_not_overflow() -> None:
 
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("crowded", [False, True])
-def test_preferred_device_is_chosen_among_many_products_and_prices(devices: int, *, crowded: bool) -> None:
+def test_cheapest_device_of_the_preferred_product_is_chosen_of_3600(devices: int, *, crowded: bool) -> None:
     """One node for each pair of product (each with its own size) and price: more tiers than fit into a key."""
     products, draw = tuple(f"p{number:02}" for number in range(60)), np.random.default_rng(1)
     sorts = [(product, price) for product in range(60) for price in range(60)]

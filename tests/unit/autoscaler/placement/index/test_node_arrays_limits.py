@@ -19,7 +19,7 @@ def lanes(*sizes: int) -> tuple[SliceClass, ...]:
     return tuple(map(SliceClass, sizes))
 
 
-def test_replica_usage_includes_its_devices_cpu_and_host_memory() -> None:
+def test_two_device_replica_uses_both_devices_whole_and_its_cpu_and_memory() -> None:
     node = NodeCapacity("a", (SliceClass(1000, "x"), SliceClass(2000, "y"), SliceClass(1000, "y")))
     kind = RequestShape(memory_bytes=300, devices=2, cpu_milli=7, host_bytes=9)
     assert compute_request_usage(kind, node, (1, 2)) == RequestUsage(

@@ -40,7 +40,9 @@ CHOICES = st.builds(
 
 @settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(SLICES, st.lists(CHOICES, min_size=1, max_size=3))
-def test_node_passes_the_filter_only_if_all_its_slices_do(slices: list[Slice], choices: list[NodeConstraints]) -> None:
+def test_node_passes_the_filter_only_if_all_its_slices_match(
+    slices: list[Slice], choices: list[NodeConstraints]
+) -> None:
     slices = sorted(slices, key=lambda one: one.node)
     found = Admitting(slices, np.array([NODES.index(one.node) for one in slices], np.int64), NODES)
     for choice in choices:
@@ -55,7 +57,7 @@ def test_node_passes_the_filter_only_if_all_its_slices_do(slices: list[Slice], c
         assert found.nodes(choice).tolist() == alone
 
 
-def test_node_filter_supports_any_number_of_label_keys() -> None:
+def test_node_filter_still_matches_with_more_label_keys_than_keys_max() -> None:
     there = device(node="n0", labels={f"k{n}": "v" for n in range(KEYS_MAX + 2)}, labels_known=True)
     found = Admitting([there], np.zeros(1, np.int64), NODES[:1])
     for n in range(KEYS_MAX + 3):

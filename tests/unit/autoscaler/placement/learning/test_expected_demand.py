@@ -45,7 +45,7 @@ def test_demand_share_of_a_shape_equals_its_share_of_needed_replicas() -> None:
     assert shares(made) == {kind(10): 0.5, kind(20): 0.5}
 
 
-def test_demand_shape_includes_device_count_memory_and_compute() -> None:
+def test_models_that_differ_in_device_count_or_compute_count_separately() -> None:
     models = [
         model("a", 8, gpu=Gpu(count=2)),
         model("b", 8, gpu=Gpu(compute_percent=30)),
@@ -57,7 +57,7 @@ def test_demand_shape_includes_device_count_memory_and_compute() -> None:
     )
 
 
-def test_demand_shape_includes_isolation_products_and_pod_requests() -> None:
+def test_demand_of_a_model_has_its_isolation_products_and_pod_requests() -> None:
     """Merged as the driver merges them. A limit without a request counts as the request."""
     asks = Resources(requests={"cpu": "1500m"}, limits={"memory": "2Gi", "rdma/hca": 1})
     models = [
@@ -100,13 +100,13 @@ def many() -> list[Model]:
     return [model(f"m{number:03}", 1 + number / 7, high=4) for number in range(KINDS_MAX + 50)]
 
 
-def test_demand_histogram_keeps_only_the_most_frequent_shapes() -> None:
+def test_demand_histogram_above_its_size_limit_drops_the_rarest_shapes() -> None:
     rare = {str(m.name): called(HALF_LIFE_S * (1 + n / 100)) for n, m in enumerate(many())}
     made = build_demand_histogram(world(many(), histories=rare), T0)
     assert [one.kind for one in made] == [kind(1 + number / 7) for number in range(KINDS_MAX)]
 
 
-def test_histogram_is_independent_of_observation_order() -> None:
+def test_shuffled_models_and_histories_give_the_same_demand_histogram() -> None:
     known = {str(m.name): called(17.0 * n, n % 9) for n, m in enumerate(many())}
     one = build_demand_histogram(world(many(), histories=known), T0)
     models, names = many(), list(known)
@@ -116,7 +116,7 @@ def test_histogram_is_independent_of_observation_order() -> None:
     assert other == one
 
 
-def test_restart_cost_is_the_median_of_recorded_start_times() -> None:
+def test_restart_cost_is_the_median_start_time_or_60_s_without_one() -> None:
     a, b = model("a", 1), model("b", 1)
     known = {"a": History(starts_s=(1.0, 9.0, 3.0))}
     made = build_restart_costs(world([a, b], [device()], [replica(a, "ra"), replica(b, "rb")], histories=known))

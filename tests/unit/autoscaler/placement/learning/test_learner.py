@@ -63,7 +63,7 @@ def filled(taught: Taught, seed: int) -> float:
     return used / LANES / 10
 
 
-def test_learned_tables_are_independent_of_demand_order() -> None:
+def test_demand_in_reverse_order_gives_the_same_learned_tables() -> None:
     one, other = best(), best(tuple(reversed(DEMAND)))
     assert one.faces == other.faces
     assert one.tables.values.tobytes() == other.tables.values.tobytes()
@@ -77,7 +77,7 @@ def test_learned_values_fill_5_points_more_than_the_untrained_estimate() -> None
     assert np.mean(more) > 5
 
 
-def test_first_training_iteration_equals_the_untrained_estimate() -> None:
+def test_learner_returns_the_untrained_estimate_before_any_iteration() -> None:
     heard = lessons()
     assert len(heard) == ITERATIONS + 1
     assert (heard[0][0].tables.values == build_untrained_estimate(SIZES).tables.values).all()

@@ -34,14 +34,14 @@ AGAIN_S = training.AGAIN_S
 CHANGED = "the demand changed"
 
 
-def test_training_input_lists_equal_nodes_once_with_their_count() -> None:
+def test_equal_nodes_appear_once_in_the_training_input_with_their_count() -> None:
     made = exercise_of(cluster())
     assert made.nodes == (Alike((LANE, LANE), CPU_MAX, BYTES_MAX, 3),)
     assert [(one.kind.memory_bytes, one.weight) for one in made.demand] == [(8 * GI, 1 << 20), (12 * GI, 1 << 20)]
     assert made.seed == SEED
 
 
-def test_training_input_is_independent_of_observation_order() -> None:
+def test_shuffled_models_and_slices_give_the_same_training_input() -> None:
     names = [f"m{number}" for number in range(40)]
     models = [model(name, 1 + number % 7) for number, name in enumerate(names)]
     slices = [device(f"g{number}", (24, 48, 80)[number % 3], f"n{number % 11}") for number in range(60)]
@@ -66,7 +66,7 @@ def test_no_training_input_without_demand_or_with_fewer_than_two_slices(one: Wor
     assert build_training_input(one, T0) is None
 
 
-def test_training_input_keeps_only_the_most_common_node_kinds() -> None:
+def test_training_input_above_its_limit_drops_the_rarest_node_kinds() -> None:
     many = [
         device(f"g{size}-{number}", 20 + size, f"n{size}-{number}")
         for size in range(ALIKE_MAX + 9)
@@ -85,7 +85,7 @@ def test_sample_of_a_large_cluster_contains_every_node_kind() -> None:
     assert len({node.name for node in made}) == len(made)
 
 
-def test_initial_values_depend_only_on_requested_sizes() -> None:
+def test_initial_placement_values_equal_the_untrained_estimate_of_sizes() -> None:
     made = training.build_initial_values(exercise_of(cluster()))
     known, sizes = training.decode_placement_values(made), build_untrained_estimate({334: 1.0, 500: 1.0})
     assert (made.learnt, known.faces) == (False, ())
@@ -94,7 +94,7 @@ def test_initial_values_depend_only_on_requested_sizes() -> None:
 
 
 @pytest.mark.deep
-def test_training_is_deterministic_for_one_seed() -> None:
+def test_training_twice_with_one_seed_gives_equal_placement_values() -> None:
     one = exercise_of(cluster(2))
     made, again, other = (
         training.learn_placement_values(each, lambda seed: random.Random(seed).randrange)
@@ -108,7 +108,7 @@ def test_training_is_deterministic_for_one_seed() -> None:
 
 
 @pytest.mark.parametrize("scores", [(1.0, 3.0, 2.0), (3.0, 2.0, 1.0), (1.0, 2.0, 3.0)])
-def test_training_keeps_the_result_with_the_highest_score(
+def test_training_keeps_the_best_result_if_a_later_one_scores_lower(
     scores: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scores fluctuate during learning: the last result is not always the best."""
@@ -118,10 +118,10 @@ def test_training_keeps_the_result_with_the_highest_score(
     faces = (Face((("", LANE.memory_bytes),) * 2, CPU_MAX),)
     heard = [(Taught(faces, twice._replace(prices=np.array([score, 0], np.int64))), score) for score in scores]
 
-    def told(_: Learner) -> Iterator[tuple[Taught, float]]:
+    def list_lessons(_: Learner) -> Iterator[tuple[Taught, float]]:
         return iter(heard)
 
-    monkeypatch.setattr(Learner, "lessons", told)
+    monkeypatch.setattr(Learner, "lessons", list_lessons)
     made = training.decode_placement_values(
         training.learn_placement_values(one, lambda seed: random.Random(seed).randrange)
     )
@@ -190,7 +190,7 @@ def test_initial_values_do_not_replace_learned_values() -> None:
     assert after is one, "an equal one is no news"
 
 
-def test_invalid_placement_values_are_rejected() -> None:
+def test_placement_values_of_wrong_size_or_range_are_rejected() -> None:
     made = learnt()
     for wrong in (
         replace(made, values=made.values[:-4]),

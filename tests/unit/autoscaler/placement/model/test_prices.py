@@ -125,11 +125,11 @@ SIZES = st.lists(st.sampled_from([2, 4, 8, 15]), min_size=1, max_size=5)
 
 @settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(SIZES, st.integers(1, 4), st.integers(1, 3), st.booleans())
-def test_h100_is_used_only_if_every_t4_has_a_replica(sizes: list[int], t4s: int, h100s: int, told: bool) -> None:
+def test_h100_is_used_only_if_every_t4_has_a_replica(sizes: list[int], t4s: int, h100s: int, priced: bool) -> None:
     models = tuple(model(f"m{number}", size) for number, size in enumerate(sizes))
     slices = [device(f"t{number}", 16, f"n{number}", product=T4) for number in range(t4s)]
     slices += [device(f"h{number}", 80, f"m{number}", product=H100) for number in range(h100s)]
-    found = placed(*slices, models=models, prices=LISTED if told else ())
+    found = placed(*slices, models=models, prices=LISTED if priced else ())
     assert {ModelName(name) for name in found} <= {one.name for one in models}
     on_t4 = {slice_ for slice_ in found.values() if slice_.startswith("t")}
     if any(slice_.startswith("h") for slice_ in found.values()):
@@ -158,7 +158,7 @@ def test_invalid_price_is_rejected_with_a_one_line_error(entry: str, line: str) 
     assert "\n" not in str(error.value)
 
 
-def test_product_may_have_separate_on_demand_and_spot_prices() -> None:
+def test_on_demand_and_spot_price_of_one_product_are_both_accepted() -> None:
     both = "{device: T4, perHour: 1}, {device: T4, perHour: 0.4, class: spot}"
     settings = parse_documents(
         [("s.yaml", f"apiVersion: {API_VERSION}\nkind: Settings\nprices: [{both}]")], {}

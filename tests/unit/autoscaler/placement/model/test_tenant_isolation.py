@@ -123,7 +123,7 @@ def test_nothing_is_evicted_if_one_replica_of_another_tenant_must_stay() -> None
     assert [one.reason for one in answer.unmet] == [f"needs 6Gi on one device; {FOR_OTHERS}"]
 
 
-def test_eviction_picks_the_cheapest_conflicting_replicas() -> None:
+def test_one_idle_replica_is_evicted_before_two_but_two_before_a_busy_one() -> None:
     """One idle replica on another device instead of two here, although both devices have a free share."""
     here, there = [taken(0), taken(1), shelf(share("g0", 2), [])], [taken(3, "g1"), shelf(share("g1", 4), [])]
     assert [one.replica for one in packed([FOR_BOLT], [*here, *there]).victims] == ["r3"]
@@ -250,7 +250,7 @@ MANY = settings(derandomize=True, deadline=None, max_examples=examples(400))
 
 @MANY
 @given(wanted(), benches())
-def test_packer_never_mixes_conflicting_tenants_in_one_isolation_domain(
+def test_random_packing_never_mixes_conflicting_tenants_on_one_device(
     wants: list[PlacementRequest], shelves: list[Bin]
 ) -> None:
     domains = {one.slice.id: domain_of(one.slice) for one in shelves}
@@ -299,7 +299,7 @@ def test_model_without_tenants_ignores_tenants_of_other_replicas(
 
 @MANY
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["put", "expect", "forget"]), st.sampled_from(TRUSTS))))
-def test_updated_tenant_occupancy_equals_a_rebuilt_one(events: list[tuple[int, str, TenantSet]]) -> None:
+def test_tenant_occupancy_after_random_updates_equals_a_rebuilt_one(events: list[tuple[int, str, TenantSet]]) -> None:
     lanes: dict[Domain, list[int]] = {
         (NodeId("n"), DeviceId(f"g{number}")): [2 * number, 2 * number + 1] for number in range(4)
     }
@@ -315,12 +315,12 @@ def test_updated_tenant_occupancy_equals_a_rebuilt_one(events: list[tuple[int, s
         else:
             guests.clear()
             kept.forget()
-        anew = DomainOccupancy(lanes, 8)
+        rebuilt = DomainOccupancy(lanes, 8)
         for one, is_there in there.items():
-            anew.put(one, [is_there])
+            rebuilt.put(one, [is_there])
         for one, comes in guests:
-            anew.expect(one, comes)
+            rebuilt.expect(one, comes)
         for asks in TRUSTS:
-            left, right = kept.free(asks), anew.free(asks)
+            left, right = kept.free(asks), rebuilt.free(asks)
             everywhere = np.ones(8, bool)
             assert np.array_equal(everywhere if left is None else left, everywhere if right is None else right)

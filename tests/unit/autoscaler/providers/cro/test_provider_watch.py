@@ -27,7 +27,7 @@ from autoscaler.state.capacity_orders import OFFERS_MAX, LeasesSeen
 from tests.contracts.provider import order
 from tests.support.fakes.kubernetes.cro import NONE_FREE
 from tests.support.fakes.kubernetes.kube_objects import HEARD_S
-from tests.support.harness.providers.cro_rig import MODEL, NODE, Rack, given_back, node, ordered
+from tests.support.harness.providers.cro_rig import MODEL, NODE, Rack, given_back, in_rack, node, ordered
 
 MANAGER = "failed to process FM scaleup request. FM returned code: '{}', error message: '{}'"
 """As the operator reports errors of the fabric manager."""
@@ -53,33 +53,29 @@ def nodes(rack: Rack, names: list[str]) -> None:
         rack.server.put(f"{NODES}/{name}", node(name))
 
 
-def test_offers_are_limited_to_the_nodes_with_most_free_slots(rack: Rack) -> None:
-    async def scenario() -> None:
-        names = [f"w{at:03}" for at in range(OFFERS_MAX + 44)]
-        nodes(rack, names)
-        offers = await rack.provider().offers()
-        assert len(offers) == OFFERS_MAX
-        assert {one.devices_max for one in offers} == {4}, f"{NODE} has one already, and is the first by name only"
-        assert [one.name for one in offers] == names[:OFFERS_MAX]
-        assert await rack.provider().offers() == offers
-
-    rack.run(scenario())
+@in_rack
+async def test_offers_are_limited_to_the_nodes_with_most_free_slots(rack: Rack) -> None:
+    names = [f"w{at:03}" for at in range(OFFERS_MAX + 44)]
+    nodes(rack, names)
+    offers = await rack.provider().offers()
+    assert len(offers) == OFFERS_MAX
+    assert {one.devices_max for one in offers} == {4}, f"{NODE} has one already, and is the first by name only"
+    assert [one.name for one in offers] == names[:OFFERS_MAX]
+    assert await rack.provider().offers() == offers
 
 
-def test_operator_error_on_a_node_stops_offers_for_that_node_only(rack: Rack) -> None:
-    async def scenario() -> None:
-        rack.cro.pool.clear()  # the operator does not handle this model
-        nodes(rack, ["w2", "w77"])
-        offers = {one.node: one for one in await rack.provider().offers()}
-        rack.server.put(f"{RESOURCES}/gpu-of-another", waiting("no nvidia driver found on node w77"))
-        assert {one.node for one in await rack.provider().offers()} == {NODE, "w2"}
-        with pytest.raises(RefusedError, match="node w77: gpu-of-another waits for a device and reports an error"):
-            await rack.provider().acquire(order(offers["w77"]))
-        await rack.provider().acquire(order(offers["w2"]))
-        rack.server.change(f"{RESOURCES}/gpu-of-another", {"status": {"error": ""}})
-        assert "w77" in {one.node for one in await rack.provider().offers()}
-
-    rack.run(scenario())
+@in_rack
+async def test_operator_error_on_a_node_stops_offers_for_that_node_only(rack: Rack) -> None:
+    rack.cro.pool.clear()  # the operator does not handle this model
+    nodes(rack, ["w2", "w77"])
+    offers = {one.node: one for one in await rack.provider().offers()}
+    rack.server.put(f"{RESOURCES}/gpu-of-another", waiting("no nvidia driver found on node w77"))
+    assert {one.node for one in await rack.provider().offers()} == {NODE, "w2"}
+    with pytest.raises(RefusedError, match="node w77: gpu-of-another waits for a device and reports an error"):
+        await rack.provider().acquire(order(offers["w77"]))
+    await rack.provider().acquire(order(offers["w2"]))
+    rack.server.change(f"{RESOURCES}/gpu-of-another", {"status": {"error": ""}})
+    assert "w77" in {one.node for one in await rack.provider().offers()}
 
 
 @pytest.mark.parametrize(
@@ -151,12 +147,12 @@ async def listing(rack: Rack) -> AsyncIterator[Log]:
 @asynccontextmanager
 async def attended(rack: Rack) -> AsyncIterator[list[float]]:
     """The times at which changes are reported, without those of the initial state."""
-    told, provider, now = list[float](), rack.provider(), asyncio.get_running_loop().time
+    notified_s, provider, now = list[float](), rack.provider(), asyncio.get_running_loop().time
     assert isinstance(provider, Attended)
-    task = asyncio.ensure_future(provider.attend(lambda: told.append(now())))
+    task = asyncio.ensure_future(provider.attend(lambda: notified_s.append(now())))
     await asyncio.sleep(3 * REST_S)
-    told.clear()
-    yield told
+    notified_s.clear()
+    yield notified_s
     assert not task.done()
     task.cancel()
 
@@ -167,94 +163,83 @@ async def until_online(rack: Rack) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_attached_and_removed_devices_trigger_a_prompt_listing(rack: Rack) -> None:
-    async def scenario() -> None:
-        rack.cro.attach_s = rack.cro.detach_s = 40.0
-        async with listing(rack) as log:
-            name = await ordered(rack)
-            await until_online(rack)
-            async with asyncio.timeout(SOON_S):
-                await log.until("here")
-            await given_back(rack, name)
-            while rack.resources():
-                await asyncio.sleep(0.01)
-            async with asyncio.timeout(SOON_S):
-                await log.until()
-
-    rack.run(scenario())
+@in_rack
+async def test_attached_and_removed_devices_trigger_a_prompt_listing(rack: Rack) -> None:
+    rack.cro.attach_s = rack.cro.detach_s = 40.0
+    async with listing(rack) as log:
+        name = await ordered(rack)
+        await until_online(rack)
+        async with asyncio.timeout(SOON_S):
+            await log.until("here")
+        await given_back(rack, name)
+        while rack.resources():
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(SOON_S):
+            await log.until()
 
 
-def test_own_annotation_updates_trigger_no_extra_listings(rack: Rack) -> None:
+@in_rack
+async def test_annotation_written_by_the_provider_triggers_no_extra_listing(rack: Rack) -> None:
     """Our own annotations must not count as changes, or each listing would trigger the next."""
-
-    async def scenario() -> None:
-        async with listing(rack) as log:
-            name = await ordered(rack)
-            await rack.until_here(name)
-            await asyncio.sleep(100.0)
-            log.clear()
-            before = rack.resources()[0]["metadata"]["annotations"][LAST_USED]
-            await asyncio.sleep(20 * LIST_S[1])
-            assert len(log) <= 21
-            assert rack.resources()[0]["metadata"]["annotations"][LAST_USED] > before
-
-    rack.run(scenario())
-
-
-def test_foreign_changes_are_ignored_and_own_changes_are_rate_limited(rack: Rack) -> None:
-    async def scenario() -> None:
+    async with listing(rack) as log:
         name = await ordered(rack)
         await rack.until_here(name)
-        (mine,) = (f"{RESOURCES}/{one['metadata']['name']}" for one in rack.resources())
-        async with attended(rack) as told:
-            await rack.another_asks("w2")
-            rack.server.put(f"{RESOURCES}/theirs", waiting("something is wrong", on=NODE))
-            labelled = waiting("something is wrong") | {"metadata": {"labels": {LEASE: "of-another-model"}}}
-            labelled["spec"] = {**labelled["spec"], "model": "another"}
-            rack.server.put(f"{RESOURCES}/of-another-model", labelled)
-            await asyncio.sleep(10.0)
-            assert not told
-            for number in range(100):
-                rack.server.change(mine, {"status": {"error": f"the target gpu shows warning {number}"}})
-                await asyncio.sleep(0.1)
-            assert 10.0 / REST_S - 2 <= len(told) <= 10.0 / REST_S + 2
-            await asyncio.sleep(2 * REST_S)
-            told.clear()
-            rack.server.change(f"{REQUESTS}/{request_name(MODEL, NODE)}", {"spec": {"resource": {"size": 0}}})
-            await asyncio.sleep(2 * HEARD_S)
-            assert told, "somebody made our request smaller"
-
-    rack.run(scenario())
+        await asyncio.sleep(100.0)
+        log.clear()
+        before = rack.resources()[0]["metadata"]["annotations"][LAST_USED]
+        await asyncio.sleep(20 * LIST_S[1])
+        assert len(log) <= 21
+        assert rack.resources()[0]["metadata"]["annotations"][LAST_USED] > before
 
 
-def test_changes_missed_during_an_api_outage_are_reported_afterwards(rack: Rack) -> None:
-    async def scenario() -> None:
-        rack.cro.attach_s = 30.0
-        name = await ordered(rack)
-        await asyncio.sleep(1.0)
-        await rack.provider().list()
-        rack.cro.server = rack.allowed()
-        async with attended(rack) as told:
-            rack.server.away = True
-            await until_online(rack)
-            await asyncio.sleep(600.0)
-            assert not told
-            rack.server.away = False
-            await asyncio.sleep(2 * HEARD_S)
-            assert told
-            assert [(one.name, one.phase) for one in await rack.provider().list()] == [(name, "here")]
+@in_rack
+async def test_foreign_changes_are_ignored_and_own_changes_are_rate_limited(rack: Rack) -> None:
+    name = await ordered(rack)
+    await rack.until_here(name)
+    (mine,) = (f"{RESOURCES}/{one['metadata']['name']}" for one in rack.resources())
+    async with attended(rack) as notified_s:
+        await rack.another_asks("w2")
+        rack.server.put(f"{RESOURCES}/theirs", waiting("something is wrong", on=NODE))
+        labelled = waiting("something is wrong") | {"metadata": {"labels": {LEASE: "of-another-model"}}}
+        labelled["spec"] = {**labelled["spec"], "model": "another"}
+        rack.server.put(f"{RESOURCES}/of-another-model", labelled)
+        await asyncio.sleep(10.0)
+        assert not notified_s
+        for number in range(100):
+            rack.server.change(mine, {"status": {"error": f"the target gpu shows warning {number}"}})
+            await asyncio.sleep(0.1)
+        assert 10.0 / REST_S - 2 <= len(notified_s) <= 10.0 / REST_S + 2
+        await asyncio.sleep(2 * REST_S)
+        notified_s.clear()
+        rack.server.change(f"{REQUESTS}/{request_name(MODEL, NODE)}", {"spec": {"resource": {"size": 0}}})
+        await asyncio.sleep(2 * HEARD_S)
+        assert notified_s, "somebody made our request smaller"
 
-    rack.run(scenario())
+
+@in_rack
+async def test_changes_missed_during_an_api_outage_are_reported_afterwards(rack: Rack) -> None:
+    rack.cro.attach_s = 30.0
+    name = await ordered(rack)
+    await asyncio.sleep(1.0)
+    await rack.provider().list()
+    rack.cro.server = rack.allowed()
+    async with attended(rack) as notified_s:
+        rack.server.away = True
+        await until_online(rack)
+        await asyncio.sleep(600.0)
+        assert not notified_s
+        rack.server.away = False
+        await asyncio.sleep(2 * HEARD_S)
+        assert notified_s
+        assert [(one.name, one.phase) for one in await rack.provider().list()] == [(name, "here")]
 
 
-def test_forbidden_watch_falls_back_to_periodic_listing(rack: Rack) -> None:
-    async def scenario() -> None:
-        rack.server.refused["WATCH"] = AnswerError(403, "Forbidden", "cannot watch")
-        rack.cro.attach_s = 40.0
-        async with listing(rack) as log:
-            await ordered(rack)
-            await until_online(rack)
-            async with asyncio.timeout(LIST_S[1] + 1.0):
-                await log.until("here")
-
-    rack.run(scenario())
+@in_rack
+async def test_forbidden_watch_falls_back_to_periodic_listing(rack: Rack) -> None:
+    rack.server.refused["WATCH"] = AnswerError(403, "Forbidden", "cannot watch")
+    rack.cro.attach_s = 40.0
+    async with listing(rack) as log:
+        await ordered(rack)
+        await until_online(rack)
+        async with asyncio.timeout(LIST_S[1] + 1.0):
+            await log.until("here")

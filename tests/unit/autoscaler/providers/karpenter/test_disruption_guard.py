@@ -20,6 +20,7 @@ from autoscaler.state.world import PodRef, Replica, World
 from tests.simulation.environment.virtual_loop import run
 from tests.support.builders.worlds import T0, device, model, replica, world
 from tests.support.fakes.kubernetes.kube_objects import PlayedServer
+from tests.support.harness.async_tests import call_with
 
 PODS = "/api/v1/namespaces/engines/pods"
 LABELS = {"app.kubernetes.io/managed-by": "pilotlight", "pilotlight.dev/intent": "i"}
@@ -75,174 +76,148 @@ def at(*replicas: Replica, of: Iterable[Any] = (ADA,), **fields: Any) -> World:
     return world(of, (device(),), replicas, **fields)
 
 
-def test_pod_is_protected_while_starting_or_draining_but_not_when_ready() -> None:
-    async def scenario(of: Bench) -> None:
-        of.made("a")
-        for state in (S.PENDING, S.STARTING):
-            assert await of.looks(at(one("a", state))) == ["a"]
-        assert not of.server.writes, "it was made so"
-        assert not await of.looks(at(one("a", S.READY)))
-        assert not await of.looks(at(one("a", S.UNREADY)))
-        assert await of.looks(at(one("a", S.DRAINING))) == ["a"]
-        assert not await of.looks(at(one("a", S.READY))), "it was revived"
-        assert await of.looks(at(one("a", S.DRAINING))) == ["a"]
-        assert await of.looks(at(one("a", S.STOPPING))) == ["a"]
-        assert len(of.server.writes) == 4, "one for each change"
-        (first, *_) = of.server.writes
-        said = {"metadata": {"uid": "u-a", "annotations": {DO_NOT_DISRUPT: None}}}
-        assert first == ("PATCH", f"{PODS}/a", said), "and nothing else of it"
-
-    bench(scenario)
+@call_with(bench)
+async def test_pod_is_protected_while_starting_or_draining_but_not_when_ready(of: Bench) -> None:
+    of.made("a")
+    for state in (S.PENDING, S.STARTING):
+        assert await of.looks(at(one("a", state))) == ["a"]
+    assert not of.server.writes, "it was made so"
+    assert not await of.looks(at(one("a", S.READY)))
+    assert not await of.looks(at(one("a", S.UNREADY)))
+    assert await of.looks(at(one("a", S.DRAINING))) == ["a"]
+    assert not await of.looks(at(one("a", S.READY))), "it was revived"
+    assert await of.looks(at(one("a", S.DRAINING))) == ["a"]
+    assert await of.looks(at(one("a", S.STOPPING))) == ["a"]
+    assert len(of.server.writes) == 4, "one for each change"
+    (first, *_) = of.server.writes
+    said = {"metadata": {"uid": "u-a", "annotations": {DO_NOT_DISRUPT: None}}}
+    assert first == ("PATCH", f"{PODS}/a", said), "and nothing else of it"
 
 
-def test_state_change_during_an_annotation_write_is_applied_afterwards() -> None:
-    async def scenario(of: Bench) -> None:
-        of.made("r")
-        await of.looks(at(one("r", S.STARTING)))
+@call_with(bench)
+async def test_state_change_during_an_annotation_write_is_applied_afterwards(of: Bench) -> None:
+    of.made("r")
+    await of.looks(at(one("r", S.STARTING)))
 
-        def drains(*_: object) -> None:
-            of.world = at(one("r", S.DRAINING))
-            of.one.look()
+    def drains(*_: object) -> None:
+        of.world = at(one("r", S.DRAINING))
+        of.one.look()
 
-        of.server.before_write = drains
-        assert await of.looks(at(one("r", S.READY))) == ["r"]
-
-    bench(scenario)
+    of.server.before_write = drains
+    assert await of.looks(at(one("r", S.READY))) == ["r"]
 
 
-def test_asleep_replica_allows_disruption_and_waking_replica_does_not() -> None:
-    async def scenario(of: Bench) -> None:
-        of.made("a")
-        assert not await of.looks(at(one("a", S.ASLEEP)))
-        assert await of.looks(at(one("a", S.WAKING))) == ["a"]
-        assert not await of.looks(at(one("a", S.READY)))
-
-    bench(scenario)
+@call_with(bench)
+async def test_asleep_replica_allows_disruption_and_waking_replica_does_not(of: Bench) -> None:
+    of.made("a")
+    assert not await of.looks(at(one("a", S.ASLEEP)))
+    assert await of.looks(at(one("a", S.WAKING))) == ["a"]
+    assert not await of.looks(at(one("a", S.READY)))
 
 
-def test_unchanged_replica_state_causes_no_api_server_requests() -> None:
-    async def scenario(of: Bench) -> None:
-        of.made("a", "b")
-        now = at(one("a", S.READY), one("b", S.STARTING))
+@call_with(bench)
+async def test_unchanged_replica_state_causes_no_api_server_requests(of: Bench) -> None:
+    of.made("a", "b")
+    now = at(one("a", S.READY), one("b", S.STARTING))
+    assert await of.looks(now) == ["b"]
+    of.server.away = True
+    for _ in range(3):
         assert await of.looks(now) == ["b"]
-        of.server.away = True
-        for _ in range(3):
-            assert await of.looks(now) == ["b"]
-            assert await of.looks(at(one("a", S.READY), one("b", S.STARTING))) == ["b"]
-        of.server.away = False
-        assert len(of.server.writes) == 1
-
-    bench(scenario)
+        assert await of.looks(at(one("a", S.READY), one("b", S.STARTING))) == ["b"]
+    of.server.away = False
+    assert len(of.server.writes) == 1
 
 
-def test_draining_pods_are_annotated_before_other_annotations_are_removed() -> None:
-    async def scenario(of: Bench) -> None:
-        of.made("a", "b", "c")
-        loads = one("b", S.STARTING, on=("gpu1",))
-        slices = (device(), device("gpu1", node="n1"))
-        assert await of.looks(world((ADA,), slices, (one("a", S.READY), loads))) == ["b", "c"]
-        place = CordonTarget("node", "n0")
-        taken = Cordon(place=place, node="n0", since_s=T0, drain=True, soon=True, why="node n0: Karpenter removes it")
-        ready = one("b", S.READY, on=("gpu1",))
-        now = world((ADA,), slices, (ready, one("a", S.READY)), cordons={place: taken})
-        assert await of.looks(now) == ["a", "c"]
-        assert [path for _, path, _ in of.server.writes] == [f"{PODS}/a", f"{PODS}/a", f"{PODS}/b"]
-
-    bench(scenario)
+@call_with(bench)
+async def test_draining_pods_are_annotated_before_other_annotations_are_removed(of: Bench) -> None:
+    of.made("a", "b", "c")
+    loads = one("b", S.STARTING, on=("gpu1",))
+    slices = (device(), device("gpu1", node="n1"))
+    assert await of.looks(world((ADA,), slices, (one("a", S.READY), loads))) == ["b", "c"]
+    place = CordonTarget("node", "n0")
+    taken = Cordon(place=place, node="n0", since_s=T0, drain=True, soon=True, why="node n0: Karpenter removes it")
+    ready = one("b", S.READY, on=("gpu1",))
+    now = world((ADA,), slices, (ready, one("a", S.READY)), cordons={place: taken})
+    assert await of.looks(now) == ["a", "c"]
+    assert [path for _, path, _ in of.server.writes] == [f"{PODS}/a", f"{PODS}/a", f"{PODS}/b"]
 
 
-def test_new_leader_corrects_outdated_pod_annotations() -> None:
-    async def scenario(of: Bench) -> None:
-        of.made("a", "b", "c")
-        assert await of.looks(at(one("a", S.READY), one("b", S.STARTING), one("c", S.STARTING))) == ["b", "c"]
-        of.task.cancel()
-        of.begin()
-        later = at(one("a", S.DRAINING), one("b", S.READY), one("c", S.STARTING))
-        assert await of.looks(later) == ["a", "c"]
-        assert len(of.server.writes) == 3
-
-    bench(scenario)
+@call_with(bench)
+async def test_new_leader_corrects_outdated_pod_annotations(of: Bench) -> None:
+    of.made("a", "b", "c")
+    assert await of.looks(at(one("a", S.READY), one("b", S.STARTING), one("c", S.STARTING))) == ["b", "c"]
+    of.task.cancel()
+    of.begin()
+    later = at(one("a", S.DRAINING), one("b", S.READY), one("c", S.STARTING))
+    assert await of.looks(later) == ["a", "c"]
+    assert len(of.server.writes) == 3
 
 
-def test_annotations_are_reread_after_leadership_is_regained() -> None:
-    async def scenario(of: Bench) -> None:
-        of.made("a")
-        now = at(one("a", S.READY))
-        assert not await of.looks(now)
-        of.writes = False
-        assert not await of.looks(now)
-        of.made("a")
-        assert await of.looks(now) == ["a"]
-        of.writes = True
-        assert not await of.looks(now)
-
-    bench(scenario)
+@call_with(bench)
+async def test_annotations_are_reread_after_leadership_is_regained(of: Bench) -> None:
+    of.made("a")
+    now = at(one("a", S.READY))
+    assert not await of.looks(now)
+    of.writes = False
+    assert not await of.looks(now)
+    of.made("a")
+    assert await of.looks(now) == ["a"]
+    of.writes = True
+    assert not await of.looks(now)
 
 
 @pytest.mark.parametrize(("leads", "writes"), [(False, True), (True, False)])
-def test_non_leader_writes_no_annotations(leads: bool, writes: bool) -> None:
-    async def scenario(of: Bench) -> None:
-        of.made("a")
-        of.writes = writes
-        assert await of.looks(at(one("a", S.READY), leads=leads)) == ["a"]
-        assert not of.server.writes
-
-    bench(scenario)
+@call_with(bench)
+async def test_follower_writes_no_disruption_annotation(of: Bench, leads: bool, writes: bool) -> None:
+    of.made("a")
+    of.writes = writes
+    assert await of.looks(at(one("a", S.READY), leads=leads)) == ["a"]
+    assert not of.server.writes
 
 
-def test_annotation_write_is_retried_after_an_api_server_outage() -> None:
-    async def scenario(of: Bench) -> None:
-        of.made("a")
-        of.server.away = True
-        assert await of.looks(at(one("a", S.READY))) == ["a"]
-        of.server.away = False
-        await asyncio.sleep(REST_S[0])
-        assert not await of.looks(of.world)
-
-    bench(scenario)
+@call_with(bench)
+async def test_annotation_write_is_retried_after_an_api_server_outage(of: Bench) -> None:
+    of.made("a")
+    of.server.away = True
+    assert await of.looks(at(one("a", S.READY))) == ["a"]
+    of.server.away = False
+    await asyncio.sleep(REST_S[0])
+    assert not await of.looks(of.world)
 
 
-def test_forbidden_pod_write_does_not_block_other_pods(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(of: Bench) -> None:
-        of.made("a", "b")
+@call_with(bench)
+async def test_forbidden_pod_write_does_not_block_other_pods(of: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    of.made("a", "b")
 
-        def refuses(method: str, path: str) -> None:
-            assert (method, path) == ("PATCH", f"{PODS}/a")
-            raise AnswerError(403, "Forbidden", "a policy minds")
+    def refuses(method: str, path: str) -> None:
+        assert (method, path) == ("PATCH", f"{PODS}/a")
+        raise AnswerError(403, "Forbidden", "a policy minds")
 
-        of.server.before_write = refuses
-        assert await of.looks(at(one("a", S.READY), one("b", S.READY))) == ["a"]
-        assert "a policy minds" in caplog.text
-        await asyncio.sleep(REST_S[0])
-        assert not await of.looks(of.world)
-
-    bench(scenario)
+    of.server.before_write = refuses
+    assert await of.looks(at(one("a", S.READY), one("b", S.READY))) == ["a"]
+    assert "a policy minds" in caplog.text
+    await asyncio.sleep(REST_S[0])
+    assert not await of.looks(of.world)
 
 
-def test_deleted_pod_logs_no_error(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(of: Bench) -> None:
-        assert not await of.looks(at(one("a", S.READY)))
-        assert len(of.server.writes) == 1
-        assert not caplog.text
-
-    bench(scenario)
+@call_with(bench)
+async def test_deleted_pod_logs_no_error(of: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    assert not await of.looks(at(one("a", S.READY)))
+    assert len(of.server.writes) == 1
+    assert not caplog.text
 
 
-def test_annotation_set_by_model_or_settings_is_kept() -> None:
-    async def scenario(of: Bench) -> None:
-        of.made("a")
-        own = Pod(annotations={DO_NOT_DISRUPT: "true"})
-        assert await of.looks(at(one("a", S.READY), of=(model("ada", pod=own),))) == ["a"]
-        assert await of.looks(at(one("a", S.READY), settings=Settings(pod=own))) == ["a"]
-        assert not of.server.writes
-
-    bench(scenario)
+@call_with(bench)
+async def test_annotation_set_by_model_or_settings_is_kept(of: Bench) -> None:
+    of.made("a")
+    own = Pod(annotations={DO_NOT_DISRUPT: "true"})
+    assert await of.looks(at(one("a", S.READY), of=(model("ada", pod=own),))) == ["a"]
+    assert await of.looks(at(one("a", S.READY), settings=Settings(pod=own))) == ["a"]
+    assert not of.server.writes
 
 
-def test_adopted_pods_are_not_modified() -> None:
-    async def scenario(of: Bench) -> None:
-        of.made("a")
-        assert await of.looks(at(one("a", S.READY, spec_hash=ADOPTED_HASH))) == ["a"]
-        assert not of.server.writes
-
-    bench(scenario)
+@call_with(bench)
+async def test_adopted_pods_are_not_modified(of: Bench) -> None:
+    of.made("a")
+    assert await of.looks(at(one("a", S.READY, spec_hash=ADOPTED_HASH))) == ["a"]
+    assert not of.server.writes

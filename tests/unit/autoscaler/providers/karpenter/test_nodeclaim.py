@@ -36,10 +36,13 @@ def listed(of: Object, after_s: float = 60.0) -> Listed:
 LAUNCHED, REGISTERED, INITIALIZED = (condition(kind) for kind in ("Launched", "Registered", "Initialized"))
 
 
-def test_node_claim_has_order_metadata_and_nodepool_fields() -> None:
-    told = node_pool(labels={"team": "a"})
-    told["metadata"]["annotations"] = {"karpenter.sh/nodepool-hash": "1", "karpenter.sh/nodepool-hash-version": "v3"}
-    pool = nodepool.read_nodepool(told)
+def test_order_is_written_as_a_node_claim_with_the_fields_of_its_nodepool() -> None:
+    pool_object = node_pool(labels={"team": "a"})
+    pool_object["metadata"]["annotations"] = {
+        "karpenter.sh/nodepool-hash": "1",
+        "karpenter.sh/nodepool-hash-version": "v3",
+    }
+    pool = nodepool.read_nodepool(pool_object)
     (variant,) = nodepool.list_variants(pool, T4_NODES)
     made, order = nodeclaim.build_nodeclaim(t4_order(), pool, variant, {}), t4_order()
     metadata, spec = made["metadata"], made["spec"]
@@ -68,7 +71,7 @@ def test_node_claim_is_read_back_as_the_same_order() -> None:
     assert (one.phase, one.committed, one.node) == ("coming", False, "")
 
 
-def test_malformed_annotations_still_yield_an_order() -> None:
+def test_node_claim_with_malformed_annotations_is_still_an_order() -> None:
     spoilt = claim(metadata={"annotations": {"pilotlight.dev/offer": "{", "pilotlight.dev/epoch": "x"}})
     one = listed(spoilt)
     assert (one.devices, one.epoch, one.offer.product) == (1, 0, "")
@@ -85,7 +88,7 @@ def test_malformed_annotations_still_yield_an_order() -> None:
         ((LAUNCHED, REGISTERED, INITIALIZED), "", "coming", True),
     ],
 )
-def test_node_claim_conditions_set_phase_and_commitment(
+def test_order_phase_and_commitment_follow_the_node_claim_conditions(
     conditions: tuple[Object, ...], node: str, phase: str, committed: bool
 ) -> None:
     one = listed(claim(*conditions, nodeName=node))
@@ -126,5 +129,5 @@ def test_disrupted_order_ends_now_and_deleted_node_claim_is_leaving() -> None:
 @pytest.mark.parametrize(
     ("text", "seconds"), [("720h", 2_592_000.0), ("1h30m10s", 5410.0), ("Never", None), ("", None), ("5 h", None)]
 )
-def test_karpenter_durations_are_parsed(text: str, seconds: float | None) -> None:
+def test_duration_in_karpenter_format_is_converted_to_seconds(text: str, seconds: float | None) -> None:
     assert nodeclaim.parse_duration_s(text) == seconds

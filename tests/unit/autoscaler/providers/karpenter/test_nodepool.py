@@ -41,7 +41,7 @@ def one(found: tuple[Variant, ...]) -> Variant:
     return variant
 
 
-def test_settings_define_the_gpus_of_nodepool_nodes() -> None:
+def test_nodepool_offer_has_the_gpus_of_its_settings_entry() -> None:
     found = one(nodepool.list_variants(nodepool.read_nodepool(node_pool()), T4_NODES))
     assert (found.name, found.labels[BOUGHT]) == ("g4dn.xlarge/on-demand", "on-demand")
     assert found.shape == ("T4", 16 * GI, 1, 3, False, True)
@@ -84,7 +84,7 @@ def test_custom_selector_label_must_be_a_nodepool_label_or_requirement() -> None
     assert nodepool.list_variants(pool(requirement("team", "Exists")), (kind({"team": "a"}),))
 
 
-def test_numeric_requirement_operators_compare_values() -> None:
+def test_node_type_is_offered_if_its_label_meets_a_numeric_requirement() -> None:
     cpu = kind({"karpenter.k8s.aws/instance-cpu": "8"})
     for operator, bound, admitted in (("Gt", "7", True), ("Gt", "8", False), ("Lt", "9", True), ("Gte", "8", True)):
         found = nodepool.list_variants(pool(requirement("karpenter.k8s.aws/instance-cpu", operator, bound)), (cpu,))
@@ -108,8 +108,8 @@ def test_first_matching_settings_entry_defines_the_devices_per_node() -> None:
 
 
 def left(limits: dict[str, str], *claims: Object, used: dict[str, str] | None = None) -> int:
-    told = nodepool.read_nodepool({**node_pool(limits=limits), "status": {"resources": used or {}}})
-    return nodepool.count_remaining_nodes(told, one(nodepool.list_variants(told, T4_NODES)).shape, claims)
+    found = nodepool.read_nodepool({**node_pool(limits=limits), "status": {"resources": used or {}}})
+    return nodepool.count_remaining_nodes(found, one(nodepool.list_variants(found, T4_NODES)).shape, claims)
 
 
 def test_nodepool_limits_count_the_higher_of_status_and_node_claim_usage() -> None:
@@ -161,18 +161,18 @@ def test_pending_node_size_is_not_inferred_from_nodes_with_fewer_gpus() -> None:
     ],
 )
 def test_deleted_static_or_unready_nodepool_allows_no_more_nodes(changes: dict[str, Any]) -> None:
-    told = node_pool()
+    pool_object = node_pool()
     for part, more in changes.items():
-        told[part] = {**told.get(part, {}), **more}
-    found = nodepool.read_nodepool(told)
+        pool_object[part] = {**pool_object.get(part, {}), **more}
+    found = nodepool.read_nodepool(pool_object)
     assert found.closed
     assert nodepool.count_remaining_nodes(found, one(nodepool.list_variants(found, T4_NODES)).shape, ()) == 0
 
 
-def test_v1beta1_nodepool_is_parsed() -> None:
-    told = node_pool()
-    told["apiVersion"] = "karpenter.sh/v1beta1"
-    del told["spec"]["template"]["spec"]["expireAfter"]
-    told["spec"]["disruption"] = {"expireAfter": "24h"}
-    found = nodepool.read_nodepool(told)
+def test_nodepool_of_version_v1beta1_is_read_with_its_node_expiry() -> None:
+    pool_object = node_pool()
+    pool_object["apiVersion"] = "karpenter.sh/v1beta1"
+    del pool_object["spec"]["template"]["spec"]["expireAfter"]
+    pool_object["spec"]["disruption"] = {"expireAfter": "24h"}
+    found = nodepool.read_nodepool(pool_object)
     assert (found.version, found.expire_after) == ("v1beta1", "24h")

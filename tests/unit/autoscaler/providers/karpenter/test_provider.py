@@ -20,6 +20,7 @@ from tests.contracts.provider import ProviderContract, one, order, owned, releas
 from tests.support.builders.node_templates import T4_NODES
 from tests.support.builders.worlds import GI, world
 from tests.support.fakes.kubernetes.karpenter import CLAIMS, NODES, POOLS, PlayedKarpenter, node_pool, played, pod
+from tests.support.harness.async_tests import run_with
 
 POOL = "g4-nodepool"
 
@@ -83,216 +84,188 @@ class TestKarpenterNodes(ProviderContract):
         return NodesRig()
 
 
-def test_offer_has_shares_price_and_remaining_node_count() -> None:
-    async def scenario() -> None:
-        karpenter = begun()
-        provider = nodes_of(karpenter, 90.0, (Price(device="T4", per_hour=0.53),))
-        (offer,) = await provider.offers()
-        assert (offer.provider, offer.product, offer.node, offer.parts) == ("g4", "T4", "", 3)
-        assert (offer.devices_min, offer.devices_max, offer.many) == (1, 1, 4)
-        assert (offer.price_per_hour, offer.expected_s, offer.bought) == (0.53, 90.0, "on-demand")
-        assert not offer.taints  # all our pods tolerate the GPU's taint
-        await provider.acquire(order(offer))
-        (offer,) = await provider.offers()
-        assert offer.many == 3
-
-    played(scenario())
+@run_with(played)
+async def test_karpenter_offer_counts_one_node_less_after_an_order() -> None:
+    karpenter = begun()
+    provider = nodes_of(karpenter, 90.0, (Price(device="T4", per_hour=0.53),))
+    (offer,) = await provider.offers()
+    assert (offer.provider, offer.product, offer.node, offer.parts) == ("g4", "T4", "", 3)
+    assert (offer.devices_min, offer.devices_max, offer.many) == (1, 1, 4)
+    assert (offer.price_per_hour, offer.expected_s, offer.bought) == (0.53, 90.0, "on-demand")
+    assert not offer.taints  # all our pods tolerate the GPU's taint
+    await provider.acquire(order(offer))
+    (offer,) = await provider.offers()
+    assert offer.many == 3
 
 
-def test_node_claim_requests_the_owners_cpu_and_memory() -> None:
+@run_with(played)
+async def test_node_claim_requests_the_owners_cpu_and_memory() -> None:
     """Otherwise a paid node is added on which the owner cannot start."""
-
-    async def scenario() -> None:
-        karpenter = begun()
-        provider = nodes_of(karpenter, begin=owned(resources=Resources(requests={"memory": "48Gi"}, limits={"cpu": 6})))
-        made = order((await provider.offers())[0])
-        await provider.acquire(made)
-        asked = karpenter.objects[f"{CLAIMS}/{made.id.name}"]["spec"]["resources"]["requests"]
-        assert asked == {"cpu": "6000m", "memory": str(48 * GI), "nvidia.com/gpu": "1"}
-
-    played(scenario())
+    karpenter = begun()
+    provider = nodes_of(karpenter, begin=owned(resources=Resources(requests={"memory": "48Gi"}, limits={"cpu": 6})))
+    made = order((await provider.offers())[0])
+    await provider.acquire(made)
+    asked = karpenter.objects[f"{CLAIMS}/{made.id.name}"]["spec"]["resources"]["requests"]
+    assert asked == {"cpu": "6000m", "memory": str(48 * GI), "nvidia.com/gpu": "1"}
 
 
-def test_node_claim_requires_the_models_zone_or_the_order_is_rejected() -> None:
+@run_with(played)
+async def test_node_claim_requires_the_models_zone_or_the_order_is_rejected() -> None:
     """Otherwise a node is added in another zone, stays idle, and another one is ordered."""
+    zone, gpu = "topology.kubernetes.io/zone", "nvidia.com/gpu.present"
+    karpenter = begun()
+    provider = nodes_of(karpenter, begin=owned(pod=Pod(node_selector={zone: "b", gpu: "true"})))
+    made = order((await provider.offers())[0])
+    await provider.acquire(made)
+    asked = karpenter.objects[f"{CLAIMS}/{made.id.name}"]["spec"]["requirements"]
+    assert {one["key"]: one["values"] for one in asked if one["key"] in {zone, gpu}} == {zone: ["b"]}
+    await provider.release(release(made))
+    requirements = [{"key": zone, "operator": "In", "values": ["a", "c"]}]
+    karpenter.put(f"{POOLS}/{POOL}", node_pool(template={"requirements": requirements}))
+    with pytest.raises(RefusedError, match=f"NodePool {POOL} adds no node with {zone}=b"):
+        await provider.acquire(order(made.offer, 1))
 
-    async def scenario() -> None:
-        zone, gpu = "topology.kubernetes.io/zone", "nvidia.com/gpu.present"
-        karpenter = begun()
-        provider = nodes_of(karpenter, begin=owned(pod=Pod(node_selector={zone: "b", gpu: "true"})))
-        made = order((await provider.offers())[0])
+
+@run_with(played)
+async def test_repeated_order_creates_only_one_node_claim() -> None:
+    karpenter = begun()
+    provider = nodes_of(karpenter)
+    made = order((await provider.offers())[0])
+    await provider.acquire(made)
+    await provider.acquire(made)
+    assert [path for path in karpenter.objects if path.startswith(CLAIMS)] == [f"{CLAIMS}/{made.id.name}"]
+    assert not (await one(provider)).committed
+    await asyncio.sleep(1.0)
+    assert (await one(provider)).committed
+
+
+@run_with(played)
+async def test_release_if_uncommitted_keeps_a_launched_node() -> None:
+    provider = nodes_of(begun())
+    made = order((await provider.offers())[0])
+    await provider.acquire(made)
+    await asyncio.sleep(1.0)
+    await provider.release(release(made, uncommitted=True))
+    assert (await one(provider)).phase == "coming"
+
+
+@run_with(played)
+async def test_release_if_uncommitted_keeps_a_node_that_launches_meanwhile() -> None:
+    karpenter = begun()
+    provider = nodes_of(karpenter)
+    made = order((await provider.offers())[0])
+    await provider.acquire(made)
+    await asyncio.sleep(0.2)
+    karpenter.before_write = lambda method, path: karpenter.conditions(made.id.name, "Launched")
+    await provider.release(release(made, uncommitted=True))
+    assert (await one(provider)).committed
+
+
+@run_with(played)
+async def test_node_claim_of_others_rejects_the_order_and_is_not_deleted() -> None:
+    karpenter = begun()
+    provider = nodes_of(karpenter)
+    made = order((await provider.offers())[0])
+    karpenter.put(f"{CLAIMS}/{made.id.name}", {"metadata": {"labels": {}}, "spec": {}})
+    with pytest.raises(RefusedError, match="belongs to another owner"):
         await provider.acquire(made)
-        asked = karpenter.objects[f"{CLAIMS}/{made.id.name}"]["spec"]["requirements"]
-        assert {one["key"]: one["values"] for one in asked if one["key"] in {zone, gpu}} == {zone: ["b"]}
-        await provider.release(release(made))
-        requirements = [{"key": zone, "operator": "In", "values": ["a", "c"]}]
-        karpenter.put(f"{POOLS}/{POOL}", node_pool(template={"requirements": requirements}))
-        with pytest.raises(RefusedError, match=f"NodePool {POOL} adds no node with {zone}=b"):
-            await provider.acquire(order(made.offer, 1))
-
-    played(scenario())
+    await provider.release(release(made))
+    assert f"{CLAIMS}/{made.id.name}" in karpenter.objects
+    assert not await provider.list()
 
 
-def test_repeated_order_creates_only_one_node_claim() -> None:
-    async def scenario() -> None:
-        karpenter = begun()
-        provider = nodes_of(karpenter)
-        made = order((await provider.offers())[0])
+@run_with(played)
+async def test_api_server_rejection_message_is_in_the_order_error() -> None:
+    karpenter = begun()
+    provider = nodes_of(karpenter)
+    made = order((await provider.offers())[0])
+    karpenter.refused["POST"] = AnswerError(403, "Forbidden", "may not create nodeclaims")
+    with pytest.raises(RefusedError, match="may not create nodeclaims"):
         await provider.acquire(made)
-        await provider.acquire(made)
-        assert [path for path in karpenter.objects if path.startswith(CLAIMS)] == [f"{CLAIMS}/{made.id.name}"]
-        assert not (await one(provider)).committed
-        await asyncio.sleep(1.0)
-        assert (await one(provider)).committed
-
-    played(scenario())
-
-
-def test_release_if_uncommitted_keeps_a_launched_node() -> None:
-    async def scenario() -> None:
-        provider = nodes_of(begun())
-        made = order((await provider.offers())[0])
-        await provider.acquire(made)
-        await asyncio.sleep(1.0)
-        await provider.release(release(made, uncommitted=True))
-        assert (await one(provider)).phase == "coming"
-
-    played(scenario())
-
-
-def test_release_if_uncommitted_keeps_a_node_that_launches_meanwhile() -> None:
-    async def scenario() -> None:
-        karpenter = begun()
-        provider = nodes_of(karpenter)
-        made = order((await provider.offers())[0])
-        await provider.acquire(made)
-        await asyncio.sleep(0.2)
-        karpenter.before_write = lambda method, path: karpenter.conditions(made.id.name, "Launched")
-        await provider.release(release(made, uncommitted=True))
-        assert (await one(provider)).committed
-
-    played(scenario())
-
-
-def test_node_claim_of_others_rejects_the_order_and_is_not_deleted() -> None:
-    async def scenario() -> None:
-        karpenter = begun()
-        provider = nodes_of(karpenter)
-        made = order((await provider.offers())[0])
-        karpenter.put(f"{CLAIMS}/{made.id.name}", {"metadata": {"labels": {}}, "spec": {}})
-        with pytest.raises(RefusedError, match="belongs to another owner"):
-            await provider.acquire(made)
-        await provider.release(release(made))
-        assert f"{CLAIMS}/{made.id.name}" in karpenter.objects
-        assert not await provider.list()
-
-    played(scenario())
-
-
-def test_api_server_rejection_message_is_in_the_order_error() -> None:
-    async def scenario() -> None:
-        karpenter = begun()
-        provider = nodes_of(karpenter)
-        made = order((await provider.offers())[0])
-        karpenter.refused["POST"] = AnswerError(403, "Forbidden", "may not create nodeclaims")
-        with pytest.raises(RefusedError, match="may not create nodeclaims"):
-            await provider.acquire(made)
-
-    played(scenario())
 
 
 @pytest.mark.parametrize(
     ("path", "says"), [(f"{POOLS}/{POOL}", "does not exist"), ("/apis/karpenter.sh", "not installed")]
 )
-def test_missing_nodepool_or_karpenter_is_named_in_the_error(path: str, says: str) -> None:
-    async def scenario() -> None:
-        karpenter = begun()
-        del karpenter.objects[path]
-        with pytest.raises(RefusedError, match=says):
-            await nodes_of(karpenter).offers()
-
-    played(scenario())
+@run_with(played)
+async def test_missing_nodepool_or_karpenter_is_named_in_the_error(path: str, says: str) -> None:
+    karpenter = begun()
+    del karpenter.objects[path]
+    with pytest.raises(RefusedError, match=says):
+        await nodes_of(karpenter).offers()
 
 
-def test_unusable_nodepool_error_names_the_reason() -> None:
-    async def scenario() -> None:
-        karpenter = begun()
-        pool = karpenter.objects[f"{POOLS}/{POOL}"]
-        pool["spec"]["replicas"] = 2
-        with pytest.raises(RefusedError, match="fixed number of nodes"):
-            await nodes_of(karpenter).offers()
-        del pool["spec"]["replicas"]
-        with pytest.raises(RefusedError, match=f"the devices of NodePool {POOL} are unknown: add its nodes"):
-            await nodes_of(karpenter, nodes=()).offers()
-
-    played(scenario())
+@run_with(played)
+async def test_unusable_nodepool_error_names_the_reason() -> None:
+    karpenter = begun()
+    pool = karpenter.objects[f"{POOLS}/{POOL}"]
+    pool["spec"]["replicas"] = 2
+    with pytest.raises(RefusedError, match="fixed number of nodes"):
+        await nodes_of(karpenter).offers()
+    del pool["spec"]["replicas"]
+    with pytest.raises(RefusedError, match=f"the devices of NodePool {POOL} are unknown: add its nodes"):
+        await nodes_of(karpenter, nodes=()).offers()
 
 
-def test_new_node_blocks_disruption_until_a_replica_runs_on_the_node() -> None:
-    async def scenario() -> None:
-        karpenter = begun()
-        karpenter.owner = Ownership("home-1")
-        provider, asks = nodes_of(karpenter), "karpenter.sh/do-not-disrupt"
-        made = order((await provider.offers())[0])
+@run_with(played)
+async def test_new_node_blocks_disruption_until_a_replica_runs_on_the_node() -> None:
+    karpenter = begun()
+    karpenter.owner = Ownership("home-1")
+    provider, asks = nodes_of(karpenter), "karpenter.sh/do-not-disrupt"
+    made = order((await provider.offers())[0])
+    await provider.acquire(made)
+    await asyncio.sleep(10.0)
+    node, claim = f"{NODES}/node-of-{made.id.name}", f"{CLAIMS}/{made.id.name}"
+    stranger = pod("p", node.rpartition("/")[2])
+    karpenter.put("/api/v1/namespaces/n/pods/p", stranger)
+    ours = {"app.kubernetes.io/managed-by": "pilotlight", "pilotlight.dev/intent": "1"}
+    theirs = {**ours, INSTALLATION: "other-1"}
+    karpenter.put("/api/v1/namespaces/n/pods/r", pod("r", node.rpartition("/")[2], labels=theirs))
+    await provider.list()
+    assert all(karpenter.objects[path]["metadata"]["annotations"].get(asks) for path in (node, claim))
+    karpenter.put("/api/v1/namespaces/n/pods/q", pod("q", node.rpartition("/")[2], labels=ours))
+    karpenter.refused["PATCH"] = AnswerError(403, "Forbidden", "may not patch")
+    assert (await one(provider)).phase == "here"
+    del karpenter.refused["PATCH"]
+    await provider.list()
+    assert not any(asks in karpenter.objects[path]["metadata"]["annotations"] for path in (node, claim))
+
+
+@run_with(played)
+async def test_released_node_is_listed_as_leaving_until_removed() -> None:
+    karpenter = begun()
+    provider = nodes_of(karpenter)
+    made = order((await provider.offers())[0])
+    await provider.acquire(made)
+    await asyncio.sleep(10.0)
+    await provider.release(release(made))
+    assert (await one(provider)).phase == "leaving"
+    with pytest.raises(TimeoutError):
         await provider.acquire(made)
-        await asyncio.sleep(10.0)
-        node, claim = f"{NODES}/node-of-{made.id.name}", f"{CLAIMS}/{made.id.name}"
-        stranger = pod("p", node.rpartition("/")[2])
-        karpenter.put("/api/v1/namespaces/n/pods/p", stranger)
-        ours = {"app.kubernetes.io/managed-by": "pilotlight", "pilotlight.dev/intent": "1"}
-        theirs = {**ours, INSTALLATION: "other-1"}
-        karpenter.put("/api/v1/namespaces/n/pods/r", pod("r", node.rpartition("/")[2], labels=theirs))
-        await provider.list()
-        assert all(karpenter.objects[path]["metadata"]["annotations"].get(asks) for path in (node, claim))
-        karpenter.put("/api/v1/namespaces/n/pods/q", pod("q", node.rpartition("/")[2], labels=ours))
-        karpenter.refused["PATCH"] = AnswerError(403, "Forbidden", "may not patch")
-        assert (await one(provider)).phase == "here"
-        del karpenter.refused["PATCH"]
-        await provider.list()
-        assert not any(asks in karpenter.objects[path]["metadata"]["annotations"] for path in (node, claim))
-
-    played(scenario())
+    await asyncio.sleep(10.0)
+    assert not await provider.list()
 
 
-def test_released_node_is_listed_as_leaving_until_removed() -> None:
-    async def scenario() -> None:
-        karpenter = begun()
-        provider = nodes_of(karpenter)
-        made = order((await provider.offers())[0])
-        await provider.acquire(made)
-        await asyncio.sleep(10.0)
-        await provider.release(release(made))
-        assert (await one(provider)).phase == "leaving"
-        with pytest.raises(TimeoutError):
-            await provider.acquire(made)
-        await asyncio.sleep(10.0)
-        assert not await provider.list()
-
-    played(scenario())
-
-
-def test_node_arrival_and_removal_after_an_outage_trigger_notifications() -> None:
-    async def scenario() -> None:
-        karpenter, told = begun(), list[float]()
-        provider, loop = nodes_of(karpenter), asyncio.get_running_loop()
-        looking = asyncio.create_task(provider.attend(lambda: told.append(loop.time())))
-        await asyncio.sleep(30.0)
-        assert not told, "nothing is ours"
-        made = order((await provider.offers())[0])
-        await provider.acquire(made)
-        await asyncio.sleep(12.0)
-        assert told, "it is seen at the next look"
-        assert [one.phase for one in await provider.list()] == ["here"]
-        assert told[-1] - told[0] <= 7.0
-        karpenter.away = True
-        await asyncio.sleep(20.0)
-        karpenter.away, many = False, len(told)
-        await provider.release(release(made))
-        await asyncio.sleep(15.0)
-        assert len(told) > many, "it is gone"
-        looking.cancel()
-
-    played(scenario())
+@run_with(played)
+async def test_node_arrival_and_removal_after_an_outage_trigger_notifications() -> None:
+    karpenter, notified_s = begun(), list[float]()
+    provider, loop = nodes_of(karpenter), asyncio.get_running_loop()
+    looking = asyncio.create_task(provider.attend(lambda: notified_s.append(loop.time())))
+    await asyncio.sleep(30.0)
+    assert not notified_s, "nothing is ours"
+    made = order((await provider.offers())[0])
+    await provider.acquire(made)
+    await asyncio.sleep(12.0)
+    assert notified_s, "it is seen at the next look"
+    assert [one.phase for one in await provider.list()] == ["here"]
+    assert notified_s[-1] - notified_s[0] <= 7.0
+    karpenter.away = True
+    await asyncio.sleep(20.0)
+    karpenter.away, many = False, len(notified_s)
+    await provider.release(release(made))
+    await asyncio.sleep(15.0)
+    assert len(notified_s) > many, "it is gone"
+    looking.cancel()
 
 
 OURS = {"app.kubernetes.io/managed-by": "pilotlight", "pilotlight.dev/intent": "1"}

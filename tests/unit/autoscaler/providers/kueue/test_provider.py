@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from functools import partial
 
 import pytest
 from msgspec.structs import replace
@@ -24,6 +25,7 @@ from tests.contracts.provider import ProviderContract, order, release
 from tests.simulation.environment.virtual_loop import run
 from tests.support.fakes.kubernetes.kube_objects import PlayedServer
 from tests.support.fakes.kubernetes.kueue import NEWEST, FakeKueue
+from tests.support.harness.async_tests import run_in
 from tests.support.harness.providers.provisioning_request_rig import NAMESPACE, PODS, UNIX_S, pod_of, settings
 
 QUEUES = f"/apis/{NEWEST}/namespaces/{NAMESPACE}/localqueues"
@@ -99,10 +101,10 @@ class TestKueuePlaces(ProviderContract):
 @pytest.mark.parametrize(
     ("slicing", "share"), [(None, 1), (NodeSlicing(kind="timeslice", replicas=3), 3), (NodeSlicing(kind="hami"), 1)]
 )
-def test_offer_is_for_one_replica_on_one_slice(slicing: NodeSlicing | None, share: int) -> None:
+def test_offer_of_a_shared_gpu_is_for_one_replica_on_one_share(slicing: NodeSlicing | None, share: int) -> None:
     """Otherwise other replicas are expected to fit there too, wait for it, and order their own capacity only later."""
-    rig, told = KueueRig(), settings()
-    rig.settings = replace(told, nodes=(replace(told.nodes[0], slicing=slicing),))
+    rig, defaults = KueueRig(), settings()
+    rig.settings = replace(defaults, nodes=(replace(defaults.nodes[0], slicing=slicing),))
 
     async def scenario() -> None:
         (offer,) = await rig.provider().offers()
@@ -125,195 +127,147 @@ async def ordered(rig: KueueRig, number: int = 0, devices: int = 1) -> tuple[Kue
     return provider, made.id.name
 
 
-def test_order_creates_a_gated_single_pod_group_in_the_local_queue() -> None:
-    rig = KueueRig()
-
-    async def what() -> None:
-        _, name = await ordered(rig)
-        pod: Object = rig.server.objects[f"{PODS}/{name}"]
-        assert pod["metadata"]["labels"] == {
-            "app": "engine", "app.kubernetes.io/managed-by": "pilotlight", "pilotlight.dev/place": name,
-            "pilotlight.dev/capacity": "queue", "kueue.x-k8s.io/queue-name": "serving",
-            "kueue.x-k8s.io/pod-group-name": name,
-        }  # fmt: skip
-        assert pod["metadata"]["annotations"]["kueue.x-k8s.io/pod-group-total-count"] == "1"
-        spec = pod["spec"]
-        assert spec["schedulingGates"] == [{"name": "kueue.x-k8s.io/admission"}]
-        assert spec["nodeSelector"] == {"pool": "l4"}
-        assert spec["containers"][0]["resources"] == {"requests": {"cpu": "4"}, "limits": {GPU: "1"}}
-        assert spec["containers"][0]["command"] == ["sleep", "infinity"]
-
-    rig.run(what())
+@run_in(KueueRig)
+async def test_order_creates_a_gated_single_pod_group_in_the_local_queue(rig: KueueRig) -> None:
+    _, name = await ordered(rig)
+    pod: Object = rig.server.objects[f"{PODS}/{name}"]
+    assert pod["metadata"]["labels"] == {
+        "app": "engine", "app.kubernetes.io/managed-by": "pilotlight", "pilotlight.dev/place": name,
+        "pilotlight.dev/capacity": "queue", "kueue.x-k8s.io/queue-name": "serving",
+        "kueue.x-k8s.io/pod-group-name": name,
+    }  # fmt: skip
+    assert pod["metadata"]["annotations"]["kueue.x-k8s.io/pod-group-total-count"] == "1"
+    spec = pod["spec"]
+    assert spec["schedulingGates"] == [{"name": "kueue.x-k8s.io/admission"}]
+    assert spec["nodeSelector"] == {"pool": "l4"}
+    assert spec["containers"][0]["resources"] == {"requests": {"cpu": "4"}, "limits": {GPU: "1"}}
+    assert spec["containers"][0]["command"] == ["sleep", "infinity"]
 
 
-def test_older_kueue_api_is_used_and_missing_kueue_is_an_error() -> None:
-    rig = KueueRig(version="v1beta1")
-
-    async def what() -> None:
-        provider, _ = await ordered(rig, devices=3)
-        rig.kueue.most = 2
-        await rig.go_on()
-        assert (await only(provider)).says.startswith("Kueue can never admit its Workload"), "its Workload is read"
-        await provider.release(release(order((await provider.offers())[0], 0)))
-        del rig.server.objects[f"/apis/{workload.API}"]
-        with pytest.raises(RefusedError, match="Kueue is not installed"):
-            await provider.offers()
-
-    rig.run(what())
+@run_in(partial(KueueRig, version="v1beta1"))
+async def test_older_kueue_api_is_used_and_missing_kueue_is_an_error(rig: KueueRig) -> None:
+    provider, _ = await ordered(rig, devices=3)
+    rig.kueue.most = 2
+    await rig.go_on()
+    assert (await only(provider)).says.startswith("Kueue can never admit its Workload"), "its Workload is read"
+    await provider.release(release(order((await provider.offers())[0], 0)))
+    del rig.server.objects[f"/apis/{workload.API}"]
+    with pytest.raises(RefusedError, match="Kueue is not installed"):
+        await provider.offers()
 
 
-def test_order_waiting_for_quota_is_delivered_after_another_is_released() -> None:
-    rig = KueueRig(gpus=1)
-
-    async def what() -> None:
-        provider, first = await ordered(rig)
-        await rig.until_here(first)
-        _, second = await ordered(rig, 1)
-        await rig.go_on()
-        waits = {one.name: one for one in await provider.list()}[second]
-        assert (waits.phase, waits.committed) == ("coming", False)
-        assert waits.says == "it waits for quota (WaitingForQuota: insufficient unused quota)"
-        await provider.release(release(order((await provider.offers())[0])))
-        await rig.until_here(second)
-
-    rig.run(what())
+@run_in(partial(KueueRig, gpus=1))
+async def test_order_waiting_for_quota_is_delivered_once_another_is_released(rig: KueueRig) -> None:
+    provider, first = await ordered(rig)
+    await rig.until_here(first)
+    _, second = await ordered(rig, 1)
+    await rig.go_on()
+    waits = {one.name: one for one in await provider.list()}[second]
+    assert (waits.phase, waits.committed) == ("coming", False)
+    assert waits.says == "it waits for quota (WaitingForQuota: insufficient unused quota)"
+    await provider.release(release(order((await provider.offers())[0])))
+    await rig.until_here(second)
 
 
-def test_unscheduled_placeholder_can_be_replaced_only_if_it_has_quota() -> None:
+@run_in(partial(KueueRig, gpus=1))
+async def test_unscheduled_placeholder_can_be_replaced_only_if_it_has_quota(rig: KueueRig) -> None:
     """A workload that is waiting for quota has no capacity to take over."""
-    rig = KueueRig(gpus=1)
-
-    async def what() -> None:
-        rig.kueue.schedules = False
-        provider, first = await ordered(rig)
-        await rig.go_on()
-        _, second = await ordered(rig, 1)
-        await rig.go_on()
-        shown = {one.name: one for one in await provider.list()}
-        assert {one.phase for one in shown.values()} == {"coming"}
-        assert (shown[first].marks.instead, shown[first].marks.gates) == (first, (workload.GATE,))
-        assert shown[second].marks == NO_MARKS
-
-    rig.run(what())
+    rig.kueue.schedules = False
+    provider, first = await ordered(rig)
+    await rig.go_on()
+    _, second = await ordered(rig, 1)
+    await rig.go_on()
+    shown = {one.name: one for one in await provider.list()}
+    assert {one.phase for one in shown.values()} == {"coming"}
+    assert (shown[first].marks.instead, shown[first].marks.gates) == (first, (workload.GATE,))
+    assert shown[second].marks == NO_MARKS
 
 
-def test_offers_stop_at_the_maximum_of_pending_placeholder_pods() -> None:
-    rig = KueueRig(gpus=1)
-
-    async def what() -> None:
-        for number in range(WAIT_MAX + 1):
-            await ordered(rig, number)
-            await rig.go_on(3.0)
-        assert await rig.provider().offers() == ()
-        assert [one.phase for one in await rig.provider().list()].count("here") == 1
-
-    rig.run(what())
+@run_in(partial(KueueRig, gpus=1))
+async def test_offers_stop_at_the_maximum_of_pending_placeholder_pods(rig: KueueRig) -> None:
+    for number in range(WAIT_MAX + 1):
+        await ordered(rig, number)
+        await rig.go_on(3.0)
+    assert await rig.provider().offers() == ()
+    assert [one.phase for one in await rig.provider().list()].count("here") == 1
 
 
-def test_order_larger_than_any_quota_fails_with_a_reason() -> None:
-    rig = KueueRig()
-
-    async def what() -> None:
-        rig.kueue.most = 1
-        provider, _ = await ordered(rig, devices=2)
-        await rig.go_on()
-        shown = await only(provider)
-        assert shown.phase == "failed"
-        assert (
-            shown.says == "Kueue can never admit its Workload (ExceedsMaxQuota: insufficient quota for nvidia.com/gpu)"
-        )
-
-    rig.run(what())
+@run_in(KueueRig)
+async def test_order_larger_than_any_quota_fails_with_a_reason(rig: KueueRig) -> None:
+    rig.kueue.most = 1
+    provider, _ = await ordered(rig, devices=2)
+    await rig.go_on()
+    shown = await only(provider)
+    assert shown.phase == "failed"
+    assert shown.says == "Kueue can never admit its Workload (ExceedsMaxQuota: insufficient quota for nvidia.com/gpu)"
 
 
-def test_rejected_admission_check_fails_the_order() -> None:
-    rig = KueueRig()
-
-    async def what() -> None:
-        rig.kueue.checks_s, rig.kueue.says = 30.0, "ETA 300 s"
-        provider, name = await ordered(rig)
-        await rig.go_on(5.0)
-        shown = await only(provider)
-        assert (shown.phase, shown.says) == ("coming", "it has quota, and waits for admission checks (prov: ETA 300 s)")
-        await rig.go_on(30.0)
-        assert (await only(provider)).phase == "here"
-        rig.kueue.rejects = True
-        _, second = await ordered(rig, 1)
-        await rig.go_on(5.0)
-        shown = {one.name: one for one in await provider.list()}[second]
-        assert shown.phase == "failed", name
-        assert shown.says == "Kueue deactivated its Workload (Deactivated: DeactivatedDueToAdmissionCheck)"
-
-    rig.run(what())
+@run_in(KueueRig)
+async def test_rejected_admission_check_fails_the_order(rig: KueueRig) -> None:
+    rig.kueue.checks_s, rig.kueue.says = 30.0, "ETA 300 s"
+    provider, name = await ordered(rig)
+    await rig.go_on(5.0)
+    shown = await only(provider)
+    assert (shown.phase, shown.says) == ("coming", "it has quota, and waits for admission checks (prov: ETA 300 s)")
+    await rig.go_on(30.0)
+    assert (await only(provider)).phase == "here"
+    rig.kueue.rejects = True
+    _, second = await ordered(rig, 1)
+    await rig.go_on(5.0)
+    shown = {one.name: one for one in await provider.list()}[second]
+    assert shown.phase == "failed", name
+    assert shown.says == "Kueue deactivated its Workload (Deactivated: DeactivatedDueToAdmissionCheck)"
 
 
-def test_order_stays_listed_while_a_replica_replaces_its_placeholder() -> None:
-    rig = KueueRig(gpus=1)
-
-    async def what() -> None:
-        provider, name = await ordered(rig)
-        await rig.until_here(name)
-        rig.use(name)
-        await rig.go_on()
-        shown = await only(provider)
-        assert (shown.name, shown.phase, shown.node, shown.marks.instead) == (name, "here", "w1", "")
-        assert shown.marks.gates == (workload.GATE,)
-        assert not rig.server.objects[f"{PODS}/replica"]["spec"]["schedulingGates"], (
-            "its quota is the one that was kept"
-        )
-        await rig.server.delete(f"{PODS}/replica")
-        await rig.go_on()
-        assert await provider.list() == ()
-        assert not [at for at in rig.server.objects if at.startswith(WORKLOADS)]
-
-    rig.run(what())
+@run_in(partial(KueueRig, gpus=1))
+async def test_order_stays_listed_while_a_replica_replaces_its_placeholder(rig: KueueRig) -> None:
+    provider, name = await ordered(rig)
+    await rig.until_here(name)
+    rig.use(name)
+    await rig.go_on()
+    shown = await only(provider)
+    assert (shown.name, shown.phase, shown.node, shown.marks.instead) == (name, "here", "w1", "")
+    assert shown.marks.gates == (workload.GATE,)
+    assert not rig.server.objects[f"{PODS}/replica"]["spec"]["schedulingGates"], "its quota is the one that was kept"
+    await rig.server.delete(f"{PODS}/replica")
+    await rig.go_on()
+    assert await provider.list() == ()
+    assert not [at for at in rig.server.objects if at.startswith(WORKLOADS)]
 
 
-def test_placeholder_pod_is_not_released_while_a_replica_replaces_it() -> None:
-    rig = KueueRig()
-
-    async def what() -> None:
-        provider, name = await ordered(rig)
-        await rig.until_here(name)
-        kept = rig.server.objects[f"{PODS}/{name}"]
-        rig.use(name)
-        rig.server.put(f"{PODS}/{name}", kept)
-        assert (await only(provider)).marks.instead == ""
-        await provider.release(release(order((await provider.offers())[0])))
-        assert f"{PODS}/{name}" in rig.server.objects, "the driver has it go"
-
-    rig.run(what())
+@run_in(KueueRig)
+async def test_placeholder_pod_is_not_released_while_a_replica_replaces_it(rig: KueueRig) -> None:
+    provider, name = await ordered(rig)
+    await rig.until_here(name)
+    kept = rig.server.objects[f"{PODS}/{name}"]
+    rig.use(name)
+    rig.server.put(f"{PODS}/{name}", kept)
+    assert (await only(provider)).marks.instead == ""
+    await provider.release(release(order((await provider.offers())[0])))
+    assert f"{PODS}/{name}" in rig.server.objects, "the driver has it go"
 
 
-def test_preempted_order_is_leaving_until_its_placeholder_pod_is_gone() -> None:
-    rig = KueueRig(gpus=1)
-
-    async def what() -> None:
-        provider, name = await ordered(rig)
-        await rig.until_here(name)
-        rig.server.change(f"{PODS}/{name}", {"metadata": {"finalizers": ["kueue.x-k8s.io/managed"]}})
-        rig.kueue.preempted.add(name)
-        await rig.go_on(1.0)
-        assert (await only(provider)).phase == "leaving"
-        rig.server.change(f"{PODS}/{name}", {"metadata": {"finalizers": None}})
-        await rig.go_on()
-        assert await provider.list() == ()
-
-    rig.run(what())
+@run_in(partial(KueueRig, gpus=1))
+async def test_preempted_order_is_leaving_until_its_placeholder_pod_is_gone(rig: KueueRig) -> None:
+    provider, name = await ordered(rig)
+    await rig.until_here(name)
+    rig.server.change(f"{PODS}/{name}", {"metadata": {"finalizers": ["kueue.x-k8s.io/managed"]}})
+    rig.kueue.preempted.add(name)
+    await rig.go_on(1.0)
+    assert (await only(provider)).phase == "leaving"
+    rig.server.change(f"{PODS}/{name}", {"metadata": {"finalizers": None}})
+    await rig.go_on()
+    assert await provider.list() == ()
 
 
-def test_evicted_workload_fails_the_order_with_the_eviction_reason() -> None:
-    rig = KueueRig(gpus=1)
-
-    async def what() -> None:
-        provider, name = await ordered(rig)
-        await rig.until_here(name)
-        evicted = {"type": "Evicted", "status": "True", "reason": "Preempted", "message": "for a better one"}
-        rig.server.change(f"{WORKLOADS}/{name}", {"status": {"conditions": [evicted]}})
-        shown = await only(provider)
-        assert (shown.phase, shown.says) == ("failed", "Kueue evicted its Workload (Preempted: for a better one)")
-
-    rig.run(what())
+@run_in(partial(KueueRig, gpus=1))
+async def test_evicted_workload_fails_the_order_with_the_eviction_reason(rig: KueueRig) -> None:
+    provider, name = await ordered(rig)
+    await rig.until_here(name)
+    evicted = {"type": "Evicted", "status": "True", "reason": "Preempted", "message": "for a better one"}
+    rig.server.change(f"{WORKLOADS}/{name}", {"status": {"conditions": [evicted]}})
+    shown = await only(provider)
+    assert (shown.phase, shown.says) == ("failed", "Kueue evicted its Workload (Preempted: for a better one)")
 
 
 @pytest.mark.parametrize(
@@ -327,33 +281,25 @@ def test_evicted_workload_fails_the_order_with_the_eviction_reason() -> None:
         ),
     ],
 )
-def test_unusable_local_queue_rejects_offers_and_orders(queue: Object | None, said: str) -> None:
-    rig = KueueRig()
-
-    async def what() -> None:
-        provider = rig.provider()
-        made = order((await provider.offers())[0])
-        del rig.server.objects[f"{QUEUES}/serving"]
-        if queue is not None:
-            rig.server.put(f"{QUEUES}/serving", queue)
-        for call in (provider.offers(), provider.acquire(made)):
-            with pytest.raises(RefusedError) as caught:
-                await call
-            assert str(caught.value) == said
-
-    rig.run(what())
+@run_in(KueueRig)
+async def test_unusable_local_queue_rejects_offers_and_orders(rig: KueueRig, queue: Object | None, said: str) -> None:
+    provider = rig.provider()
+    made = order((await provider.offers())[0])
+    del rig.server.objects[f"{QUEUES}/serving"]
+    if queue is not None:
+        rig.server.put(f"{QUEUES}/serving", queue)
+    for call in (provider.offers(), provider.acquire(made)):
+        with pytest.raises(RefusedError) as caught:
+            await call
+        assert str(caught.value) == said
 
 
-def test_order_for_a_deleted_model_is_rejected() -> None:
-    rig = KueueRig()
-
-    async def what() -> None:
-        provider = rig.provider()
-        made = replace(order((await provider.offers())[0]), owner=ModelName("gone"))
-        with pytest.raises(RefusedError, match="there is no model gone any more"):
-            await provider.acquire(made)
-
-    rig.run(what())
+@run_in(KueueRig)
+async def test_kueue_order_for_a_deleted_model_is_rejected(rig: KueueRig) -> None:
+    provider = rig.provider()
+    made = replace(order((await provider.offers())[0]), owner=ModelName("gone"))
+    with pytest.raises(RefusedError, match="there is no model gone any more"):
+        await provider.acquire(made)
 
 
 @pytest.mark.parametrize(
@@ -364,16 +310,12 @@ def test_order_for_a_deleted_model_is_rejected() -> None:
         ({"status": {"phase": "Failed"}}, "its placeholder pod has terminated"),
     ],
 )
-def test_modified_or_finished_placeholder_pod_fails_the_order(change: Object, said: str) -> None:
-    rig = KueueRig()
-
-    async def what() -> None:
-        provider, name = await ordered(rig)
-        made = order((await provider.offers())[0])
-        rig.server.change(f"{PODS}/{name}", change)
-        shown = await only(provider)
-        assert (shown.name, shown.phase, shown.says) == (name, "failed", said)
-        await provider.release(release(made))
-        assert not [at for at in rig.server.objects if at.startswith(PODS)]
-
-    rig.run(what())
+@run_in(KueueRig)
+async def test_modified_or_finished_placeholder_pod_fails_the_order(rig: KueueRig, change: Object, said: str) -> None:
+    provider, name = await ordered(rig)
+    made = order((await provider.offers())[0])
+    rig.server.change(f"{PODS}/{name}", change)
+    shown = await only(provider)
+    assert (shown.name, shown.phase, shown.says) == (name, "failed", said)
+    await provider.release(release(made))
+    assert not [at for at in rig.server.objects if at.startswith(PODS)]

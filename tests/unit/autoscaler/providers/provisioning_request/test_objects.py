@@ -26,11 +26,11 @@ from autoscaler.state.world import NodeId
 GRANTED = RequestCondition(holds=True, reason="CapacityIsProvisioned", message="", since_unix_s=100.0)
 
 
-def booking(name: str = "a", **told: Any) -> Booking:
+def booking(name: str = "a", **fields: Any) -> Booking:
     offer = Offer(provider="queue", name="l4", product="L4", memory_bytes=1, labels={"pool": "l4"})
     given = {"conditions": {"Provisioned": GRANTED}, "details": {}, "class_name": ATOMIC, "created_unix_s": 50.0}
     common = {"provider": "queue", "offer": offer, "devices": 1, "owner": ModelName("m"), "epoch": 1, "version": "1"}
-    return Booking(**{"name": name, **common, "leaving": False, "node": "", **given, **told})
+    return Booking(**{"name": name, **common, "leaving": False, "node": "", **given, **fields})
 
 
 def node(
@@ -69,11 +69,11 @@ def test_earliest_provisioned_request_gets_the_oldest_node() -> None:
         "another pool",
     ],
 )
-def test_ineligible_node_is_not_assigned(one: Booking, at: CandidateNode) -> None:
+def test_node_that_does_not_suit_a_request_is_not_assigned_to_it(one: Booking, at: CandidateNode) -> None:
     assert whose([one], at) == {}
 
 
-def test_node_choice_prefers_recorded_node_then_pod_node_then_cloud_label() -> None:
+def test_order_uses_its_recorded_node_before_a_pod_node_or_labeled_node() -> None:
     named = {"autoscaling.gke.io/provisioning-request": "rr"}
     there = [node("n1"), node("n2"), node("n3", labels=named)]
     of_cloud = booking(details={"ResizeRequestName": "rr"}, class_name=GKE)
@@ -125,6 +125,6 @@ def test_order_ends_after_the_offer_duration_or_at_revocation() -> None:
     assert objects.ends_unix_s(booking(offer=offer, conditions=both)) == 120.0
 
 
-def test_provider_label_value_is_always_valid() -> None:
+def test_invalid_or_long_provider_name_becomes_a_valid_label_value() -> None:
     assert objects.provider_label_value("team/queue:1") == "team-queue-1"
     assert len(objects.provider_label_value("q" * 253)) == 63

@@ -28,7 +28,7 @@ POOL = DevicePool("rack/w1", "w1", ({"name": D0},))
 MORE = DevicePool("rack/w1", "w1", ({"name": D0}, {"name": device_of("A100", 1)}))
 AT = f"{SLICES}/{resource_slice_name(POOL.name)}"
 CLAIM = "/apis/resource.k8s.io/v1/namespaces/n/resourceclaims/c"
-TOLD = ClaimStatus("n", "c", "u", {D0: (FAILED, "NotAttached", "nothing is left")})
+NOT_ATTACHED = ClaimStatus("n", "c", "u", {D0: (FAILED, "NotAttached", "nothing is left")})
 
 
 class Server(PlayedServer):
@@ -75,7 +75,7 @@ def claim(**status: Any) -> Object:
     return {"metadata": {"namespace": "n", "name": "c", "uid": "u"}, "status": given}
 
 
-def test_pool_is_created_once_and_changes_raise_its_generation() -> None:
+def test_change_of_a_published_pool_raises_its_generation() -> None:
     stage = Stage()
     stage.play(lambda: None, lambda: setattr(stage, "due", Published((MORE,))))
     assert stage.written() == ["POST", "PATCH", "PATCH"], "nothing is given of it before it was seen to be kept"
@@ -125,7 +125,7 @@ def test_pool_with_the_legacy_label_is_adopted_or_deleted() -> None:
     assert stage.spec() == build_resource_slice_spec(POOL, 3)
 
 
-def test_pools_are_kept_if_state_is_unknown_or_owner_is_foreign() -> None:
+def test_pool_is_kept_if_its_state_is_unknown_or_another_owner_has_it() -> None:
     stage = Stage()
     theirs = {MANAGED_BY: "pilotlight-fabric", HOME: "elsewhere"}
     stage.server.put(f"{SLICES}/theirs", {"metadata": {"name": "theirs", "labels": theirs}, "spec": {}})
@@ -154,7 +154,7 @@ def test_claim_status_is_written_once_and_keeps_foreign_entries() -> None:
     stage = Stage()
     others = {"driver": "net", "pool": "p", "device": "d", "conditions": []}
     stage.server.put(CLAIM, claim(devices=[others]))
-    stage.due = Published((POOL,), (TOLD,))
+    stage.due = Published((POOL,), (NOT_ATTACHED,))
     stage.play()
     first, ours = stage.server.objects[CLAIM]["status"]["devices"]
     assert first == others
@@ -171,20 +171,20 @@ def test_claim_status_is_written_once_and_keeps_foreign_entries() -> None:
 def test_replaced_or_freed_claim_gets_no_status() -> None:
     stage = Stage()
     stage.server.put(CLAIM, {**claim(), "metadata": {"namespace": "n", "name": "c", "uid": "another"}})
-    stage.due = Published((), (TOLD,))
+    stage.due = Published((), (NOT_ATTACHED,))
     stage.play()
     assert not stage.written()
     freed = Stage()
     freed.server.put(CLAIM, {**claim(), "status": {}})
-    freed.due = Published((), (TOLD,))
+    freed.due = Published((), (NOT_ATTACHED,))
     freed.play()
     assert not freed.written(), "the scheduler took it back meanwhile"
 
 
-def test_concurrent_claim_write_is_kept_and_status_is_still_written() -> None:
+def test_claim_status_is_written_without_losing_a_concurrent_change() -> None:
     stage = Stage()
     stage.server.put(CLAIM, claim())
-    stage.due = Published((), (TOLD,))
+    stage.due = Published((), (NOT_ATTACHED,))
     stage.server.before_write = lambda *_: stage.server.put(CLAIM, claim(reservedFor=[{"uid": "p"}]))
     stage.play()
     status = stage.server.objects[CLAIM]["status"]
@@ -192,7 +192,7 @@ def test_concurrent_claim_write_is_kept_and_status_is_still_written() -> None:
     assert stage.written() == ["PATCH", "PATCH"]
 
 
-def test_rejected_write_is_retried() -> None:
+def test_rejected_write_of_a_resource_slice_is_retried() -> None:
     stage = Stage()
     stage.server.refused = {"POST": AnswerError(CONFLICT, "AlreadyExists", "it is there")}
     stage.play(stage.server.refused.clear)

@@ -101,7 +101,7 @@ def test_offers_of_each_gpu_model_prefer_nodes_with_most_free_slots() -> None:
     assert [one.name for one in found] == sorted(one.name for one in found)
 
 
-def test_devices_are_identified_by_uuid_or_counted_position() -> None:
+def test_order_lists_the_uuids_of_its_devices_or_needs_the_node_alone() -> None:
     a, b = block("a", systems=("s1",)), block("b", systems=("s1",))
     marks = {"a": mark("first")._replace(before=2), "b": mark("second")._replace(before=2)}
     first, second = list_leases(fabric(a, b, marks=marks), terms(), {})
@@ -113,14 +113,14 @@ def test_devices_are_identified_by_uuid_or_counted_position() -> None:
     assert count_foreign_devices(fabric(block("a")), "w1", terms()._replace(seen_on=lambda _: 4)) == 4
 
 
-def test_attached_gpu_without_details_has_an_unknown_uuid() -> None:
+def test_attached_gpu_without_details_is_listed_with_an_empty_uuid() -> None:
     a, b = block("a", systems=("s1",)), block("b", systems=("s1",))
     there = fabric(a, b, marks={"a": mark(), "b": mark()})
     assert list_attached_uuids(there, "lease") == {"w1": ("GPU-a", "GPU-b")}
     assert list_attached_uuids(there._replace(gpus={"a": there.gpus["a"]}), "lease") == {"w1": ("GPU-a", "")}
 
 
-def test_block_choice_depends_only_on_the_order_name() -> None:
+def test_order_gets_the_same_blocks_in_any_order_of_the_fabric_list() -> None:
     names = [f"b{number}" for number in range(20)]
     there, turned = fabric(*map(block, names)), fabric(*map(block, reversed(names)))
     first = plan_claim(there, wanted(2), terms(), OPEN["w1"]).blocks
@@ -169,7 +169,7 @@ def test_released_block_is_listed_only_while_it_is_still_attached() -> None:
     assert len(build_offers(fabric(block("a", free_for=mark(gone=True).text()), marks=gone), terms(), OPEN)) == 1
 
 
-def test_order_phase_follows_attachment_and_known_progress() -> None:
+def test_order_is_delivered_only_once_its_block_is_attached_and_ready() -> None:
     free, here = block("a"), block("a", systems=("s1",))
 
     def phase(one: Block, held: LeaseProgress) -> str:

@@ -17,64 +17,59 @@ from autoscaler.providers.redfish.system_writer import NOTHING_S
 from tests.contracts.provider import order, release
 from tests.support.builders.capacity import offer
 from tests.support.fakes.redfish import A100, BLOCKS, PASSWORD, SYSTEMS, TOKEN, FakeFabric
+from tests.support.harness.async_tests import call_with
 from tests.support.harness.providers.redfish_rig import TURN_S, FabricRig
 from tests.unit.autoscaler.providers.redfish.test_provider_faults import nothing, ordered, phase, play, until
 
 pytestmark = pytest.mark.standard
 
 
-def test_non_leader_writes_nothing_to_the_fabric() -> None:
-    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
-        offered = (await provider.offers())[0]
-        rig.leads = False
-        with pytest.raises(NoAnswerError, match="is not the leader"):
-            await provider.acquire(order(offered))
-        assert not await provider.list()
-        assert not rig.fabric.patches()
-
-    play(act)
+@call_with(play, 2)
+async def test_follower_writes_nothing_to_the_fabric(rig: FabricRig, provider: RedfishFabric) -> None:
+    offered = (await provider.offers())[0]
+    rig.leads = False
+    with pytest.raises(NoAnswerError, match="is not the leader"):
+        await provider.acquire(order(offered))
+    assert not await provider.list()
+    assert not rig.fabric.patches()
 
 
-def test_expired_session_is_reopened_and_closed_at_the_end() -> None:
-    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
-        await provider.list()
-        rig.fabric.sessions.clear()
-        await provider.list()
-        assert len(rig.fabric.sessions) == 1
-        await provider.close()
-        assert not rig.fabric.sessions
-
-    play(act)
+@call_with(play, 2)
+async def test_expired_session_is_reopened_and_closed_at_the_end(rig: FabricRig, provider: RedfishFabric) -> None:
+    await provider.list()
+    rig.fabric.sessions.clear()
+    await provider.list()
+    assert len(rig.fabric.sessions) == 1
+    await provider.close()
+    assert not rig.fabric.sessions
 
 
-def test_repeated_401_responses_keep_only_one_session() -> None:
-    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
-        offered = (await provider.offers())[0]
-        rig.fabric.statuses = {"PATCH": [401] * 99}
-        for number in range(5):
-            with pytest.raises(RefusedError, match="401"):
-                await provider.acquire(order(offered, number))
-        assert len(rig.fabric.sessions) == 1
-        await provider.close()
-        assert not rig.fabric.sessions
-
-    play(act)
+@call_with(play, 2)
+async def test_repeated_401_responses_keep_only_one_session(rig: FabricRig, provider: RedfishFabric) -> None:
+    offered = (await provider.offers())[0]
+    rig.fabric.statuses = {"PATCH": [401] * 99}
+    for number in range(5):
+        with pytest.raises(RefusedError, match="401"):
+            await provider.acquire(order(offered, number))
+    assert len(rig.fabric.sessions) == 1
+    await provider.close()
+    assert not rig.fabric.sessions
 
 
 @pytest.mark.parametrize("status", [404, 503])
-def test_session_that_cannot_be_deleted_does_not_block_a_new_one(status: int) -> None:
-    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
-        await provider.list()
-        rig.fabric.statuses = {"DELETE": [status], "PATCH": [401]}
-        await ordered(provider)
-        await until(provider, phase("here"))
-        assert not rig.fabric.statuses["DELETE"]
-
-    play(act)
+@call_with(play, 2)
+async def test_session_that_cannot_be_deleted_does_not_block_a_new_one(
+    rig: FabricRig, provider: RedfishFabric, status: int
+) -> None:
+    await provider.list()
+    rig.fabric.statuses = {"DELETE": [status], "PATCH": [401]}
+    await ordered(provider)
+    await until(provider, phase("here"))
+    assert not rig.fabric.statuses["DELETE"]
 
 
 @pytest.mark.parametrize(("retry_after", "pause_s"), [("0", POLL_S[0]), ("", POLL_S[0]), ("1", 1.0), ("99999", 5.0)])
-def test_task_polling_follows_retry_after_within_limits(retry_after: str, pause_s: float) -> None:
+def test_task_is_polled_after_its_retry_after_within_limits(retry_after: str, pause_s: float) -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         def looks() -> int:
             return sum("/Tasks/" in one.path for one in rig.fabric.asked)
@@ -87,7 +82,7 @@ def test_task_polling_follows_retry_after_within_limits(retry_after: str, pause_
     play(act, FakeFabric(hold=True, retry_after=retry_after))
 
 
-def test_error_messages_contain_no_address_or_secret() -> None:
+def test_errors_of_a_failing_fabric_contain_no_address_or_secret() -> None:
     said: list[str] = []
 
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
@@ -121,28 +116,28 @@ def test_error_messages_contain_no_address_or_secret() -> None:
 
 
 @pytest.mark.parametrize("status", [200, 404, 429], ids=["without its memory", "not there", "too busy"])
-def test_gpu_with_incomplete_details_is_offered_once_they_are_known(status: int) -> None:
-    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
-        async def most() -> list[int]:
-            return [one.devices_max for one in await provider.offers() if one.product == A100[0]]
+@call_with(play, 2)
+async def test_gpu_with_incomplete_details_is_offered_once_they_are_known(
+    rig: FabricRig, provider: RedfishFabric, status: int
+) -> None:
+    async def most() -> list[int]:
+        return [one.devices_max for one in await provider.offers() if one.product == A100[0]]
 
-        def asked() -> int:
-            return sum(one.path.endswith("/Processors/Gpu-2") for one in rig.fabric.asked)
+    def asked() -> int:
+        return sum(one.path.endswith("/Processors/Gpu-2") for one in rig.fabric.asked)
 
-        rig.fabric.untold = {"Gpu-2": status}
-        assert await most() == [1, 1]
-        before = asked()
-        await ordered(provider)
-        await until(provider, phase("here"))
-        looks = sum(one.path.endswith("/ResourceBlocks") for one in rig.fabric.asked)
-        assert before < asked() < looks, "no change of links asks again"
-        rig.fabric.untold = {}
-        await most()
-        told = asked()
-        assert await most() == [1, 1], "the other is attached"
-        assert asked() == told, "once"
-
-    play(act)
+    rig.fabric.untold = {"Gpu-2": status}
+    assert await most() == [1, 1]
+    before = asked()
+    await ordered(provider)
+    await until(provider, phase("here"))
+    looks = sum(one.path.endswith("/ResourceBlocks") for one in rig.fabric.asked)
+    assert before < asked() < looks, "no change of links asks again"
+    rig.fabric.untold = {}
+    await most()
+    requests = asked()
+    assert await most() == [1, 1], "the other is attached"
+    assert asked() == requests, "once"
 
 
 def test_fabric_that_cannot_store_an_owner_offers_no_devices() -> None:
@@ -162,49 +157,47 @@ def test_fabric_that_cannot_store_an_owner_offers_no_devices() -> None:
         (400, 2.0, "the fabric returned status 400 (InternalError)"),
     ],
 )
-def test_order_fails_when_its_accepted_task_fails(status: int, within_s: float, says: str) -> None:
+@call_with(play, 2)
+async def test_order_fails_when_its_accepted_task_fails(
+    rig: FabricRig, provider: RedfishFabric, status: int, within_s: float, says: str
+) -> None:
     """A task monitor returns a task, or the response of the operation itself, which then fails at once."""
-
-    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
-        rig.fabric.takes_s, rig.fabric.task_fails, rig.fabric.task_status = 0.02, True, status
-        made = await ordered(provider)
-        (failed,) = await until(provider, phase("failed"))
-        assert failed.says == says
-        assert rig.now_s < within_s
-        rig.fabric.task_fails = False
-        await provider.release(release(made))
-        await until(provider, nothing)
-        assert not rig.fabric.attached("1")
-        assert len(await provider.offers()) == 4
-
-    play(act)
+    rig.fabric.takes_s, rig.fabric.task_fails, rig.fabric.task_status = 0.02, True, status
+    made = await ordered(provider)
+    (failed,) = await until(provider, phase("failed"))
+    assert failed.says == says
+    assert rig.now_s < within_s
+    rig.fabric.task_fails = False
+    await provider.release(release(made))
+    await until(provider, nothing)
+    assert not rig.fabric.attached("1")
+    assert len(await provider.offers()) == 4
 
 
-def test_two_clusters_sharing_a_fabric_leave_each_others_gpus_alone() -> None:
+@call_with(play, 2)
+async def test_two_clusters_sharing_a_fabric_leave_each_others_gpus_alone(
+    rig: FabricRig, provider: RedfishFabric
+) -> None:
     """Each cluster has one of the fabric's systems, and both request the same model."""
-
-    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
-        both = rig.systems
-        rig.systems = {"w1": both["w1"]}
-        here = rig.provider()
-        rig.name, rig.systems = "far", {"x1": both["w2"]}
-        there = rig.provider()
-        made = await ordered(here)
-        await until(here, phase("here"))
-        assert not await there.list()
-        assert [one.devices_max for one in await there.offers() if one.product == A100[0]] == [1]
-        other = replace(order((await there.offers())[0]), devices=1)
-        assert other.id.name != made.id.name
-        await there.acquire(other)
-        await until(there, phase("here"))
-        await there.release(release(made))
-        assert [one.name for one in await here.list()] == [made.id.name]
-        await there.release(release(other))
-        await until(there, nothing)
-        assert len(rig.fabric.attached("1")) == 1
-        assert not rig.fabric.attached("2")
-
-    play(act)
+    both = rig.systems
+    rig.systems = {"w1": both["w1"]}
+    here = rig.provider()
+    rig.name, rig.systems = "far", {"x1": both["w2"]}
+    there = rig.provider()
+    made = await ordered(here)
+    await until(here, phase("here"))
+    assert not await there.list()
+    assert [one.devices_max for one in await there.offers() if one.product == A100[0]] == [1]
+    other = replace(order((await there.offers())[0]), devices=1)
+    assert other.id.name != made.id.name
+    await there.acquire(other)
+    await until(there, phase("here"))
+    await there.release(release(made))
+    assert [one.name for one in await here.list()] == [made.id.name]
+    await there.release(release(other))
+    await until(there, nothing)
+    assert len(rig.fabric.attached("1")) == 1
+    assert not rig.fabric.attached("2")
 
 
 @pytest.mark.parametrize("etags", [True, False], ids=["with ETags", "without"])
@@ -230,7 +223,7 @@ def test_foreign_owner_tag_is_not_overwritten_if_members_lack_etags(*, etags: bo
 
 
 @pytest.mark.parametrize("members_tagged", [True, False], ids=["of members", "of documents alone"])
-def test_etag_is_fetched_only_if_the_collection_has_none(*, members_tagged: bool) -> None:
+def test_block_is_read_for_its_etag_only_if_the_collection_has_none(*, members_tagged: bool) -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         made = await ordered(provider)
         await until(provider, phase("here"))

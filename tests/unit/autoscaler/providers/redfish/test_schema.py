@@ -39,7 +39,7 @@ def test_block_is_parsed_with_and_without_the_client_field() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "place"),
+    ("document", "place"),
     [
         ("/redfish/v1/Tasks/1/", "/redfish/v1/Tasks/1"),
         ("https://rack-1.internal:443/redfish/v1/Tasks/1?of=us#now", "/redfish/v1/Tasks/1?of=us"),
@@ -54,12 +54,12 @@ def test_block_is_parsed_with_and_without_the_client_field() -> None:
         ("", ""),
     ],
 )
-def test_location_is_reduced_to_its_path_and_query(told: str, place: str) -> None:
-    assert documents.parse_location(told) == place
+def test_absolute_task_url_is_reduced_to_its_path_and_query(document: str, place: str) -> None:
+    assert documents.parse_location(document) == place
 
 
 @pytest.mark.parametrize(
-    "told",
+    "document",
     [
         {"Status": {"State": "Absent"}},
         {"Status": {"Health": "Critical"}},
@@ -67,8 +67,8 @@ def test_location_is_reduced_to_its_path_and_query(told: str, place: str) -> Non
         {"CompositionStatus": {"CompositionState": "Unavailable"}},
     ],
 )
-def test_block_with_an_error_status_is_unhealthy(told: dict[str, object]) -> None:
-    assert not documents.parse_block(body(**told)).sound
+def test_block_with_an_error_status_is_unhealthy(document: dict[str, object]) -> None:
+    assert not documents.parse_block(body(**document)).sound
 
 
 @pytest.mark.parametrize(
@@ -91,15 +91,15 @@ def test_path_outside_the_service_is_rejected(path: str) -> None:
         documents.parse_block(body(**{"@odata.id": path}))
 
 
-@pytest.mark.parametrize("told", [b"", b"{}", b"[]", b"null", b"<html>", b"\xff", b"[" * 5000, b'{"@odata.id": 7}'])
-def test_malformed_document_is_rejected(told: bytes) -> None:
+@pytest.mark.parametrize("document", [b"", b"{}", b"[]", b"null", b"<html>", b"\xff", b"[" * 5000, b'{"@odata.id": 7}'])
+def test_malformed_redfish_document_is_rejected(document: bytes) -> None:
     for read in (documents.parse_block, documents.parse_system, documents.parse_collection):
         with pytest.raises(RedfishDocumentError, match="expected"):
-            read(told)
+            read(document)
 
 
 @pytest.mark.parametrize(
-    ("told", "memory_mib"),
+    ("document", "memory_mib"),
     [
         ({"MemorySummary": {"TotalMemorySizeMiB": 40960}}, 40960),
         (
@@ -116,8 +116,8 @@ def test_malformed_document_is_rejected(told: bytes) -> None:
         ({"MemorySummary": {"TotalMemorySizeMiB": 1e300}}, None),
     ],
 )
-def test_gpu_without_type_model_or_memory_is_rejected(told: dict[str, object], memory_mib: int | None) -> None:
-    one = {"ProcessorType": "GPU", "Model": "NVIDIA A100 PCIe", "UUID": "GPU-7", **told}
+def test_gpu_without_type_model_or_memory_is_rejected(document: dict[str, object], memory_mib: int | None) -> None:
+    one = {"ProcessorType": "GPU", "Model": "NVIDIA A100 PCIe", "UUID": "GPU-7", **document}
     assert documents.parse_gpu(json.dumps({**one, "ProcessorType": "CPU"}).encode()) is None
     for less in (one if memory_mib is None else {}, {**one, "ProcessorType": None}, {**one, "Model": ""}):
         with pytest.raises(RedfishDocumentError, match="type, model and memory"):
@@ -128,7 +128,7 @@ def test_gpu_without_type_model_or_memory_is_rejected(told: dict[str, object], m
         assert (found.memory_bytes >> 20, found.product, found.uuid) == (memory_mib, "NVIDIA-A100-PCIe", "GPU-7")
 
 
-def test_gpu_uuid_matches_the_driver_format() -> None:
+def test_only_the_uuid_of_an_nvidia_gpu_gets_the_prefix_gpu() -> None:
     bare = "B0AED23C-0000-1111-2222-333344445555"
     one = {"ProcessorType": "GPU", "Model": "NVIDIA L40S", "UUID": bare, "MemorySummary": {"TotalMemorySizeMiB": 46068}}
     found = documents.parse_gpu(json.dumps(one).encode())
@@ -173,7 +173,7 @@ def test_foreign_or_malformed_owner_tag_is_ignored(text: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "over", "well"),
+    ("document", "over", "well"),
     [
         ({"TaskState": "Running"}, False, False),
         ({"TaskState": "New"}, False, False),
@@ -184,6 +184,8 @@ def test_foreign_or_malformed_owner_tag_is_ignored(text: str | None) -> None:
         ({}, True, True),
     ],
 )
-def test_task_state_maps_to_finished_and_successful(told: dict[str, str], *, over: bool, well: bool) -> None:
-    found = documents.parse_task(json.dumps(told).encode())
+def test_redfish_task_is_finished_and_successful_according_to_its_state(
+    document: dict[str, str], *, over: bool, well: bool
+) -> None:
+    found = documents.parse_task(json.dumps(document).encode())
     assert (found.over, found.well and found.over) == (over, well)

@@ -31,7 +31,7 @@ from tests.support.builders.adoption_workload import KEY, annotated
 # --- annotations ------------------------------------------------------------------------------------------------------
 
 
-def test_first_annotated_name_is_the_model_and_others_are_aliases() -> None:
+def test_several_annotated_names_become_one_model_with_aliases() -> None:
     model = read_model(annotated({"pilotlight.dev/models": "ada, babbage,ada ,"}))
     assert (model.name, model.spec.aliases, model.namespace) == ("ada", ("babbage",), "default")
     assert model.adopted == Adopted(
@@ -40,7 +40,7 @@ def test_first_annotated_name_is_the_model_and_others_are_aliases() -> None:
     assert (model.spec.gpu.count, model.spec_hash(), model.created_unix_s) == (0, ADOPTED_HASH, 100)
 
 
-def test_annotations_set_replicas_slots_and_idle_seconds() -> None:
+def test_annotated_workload_has_the_replicas_slots_and_idle_time_it_sets() -> None:
     notes = {"models": "ada", "replicas-min": "1", "replicas-max": "5", "slots": "32", "idle-seconds": "90"}
     model = read_model(annotated({f"pilotlight.dev/{name}": value for name, value in notes.items()}))
     assert (model.spec.replicas.min, model.spec.replicas.max) == (1, 5)
@@ -52,7 +52,7 @@ def test_workload_without_scaling_annotations_has_default_settings() -> None:
     assert (model.spec.replicas, model.slots) == (ReplicaRange(), default_slots(model.spec.engine))
 
 
-def test_lingo_annotations_use_lingo_defaults() -> None:
+def test_workload_with_lingo_annotations_has_lingo_defaults() -> None:
     model = read_model(annotated({"lingo.substratus.ai/models": "ada"}))
     assert (model.spec.replicas.min, model.spec.replicas.max, model.slots) == (0, 3, 100)
     notes = {"lingo.substratus.ai/models": "ada", "lingo.substratus.ai/min-replicas": "1",
@@ -98,7 +98,7 @@ def test_pod_template_with_an_annotation_of_the_autoscaler_is_rejected(name: str
 # --- who controls the scale -------------------------------------------------------------------------------------------
 
 
-def test_initial_replicas_are_not_manual_scaling() -> None:
+def test_first_seen_replica_count_is_not_manual_scaling() -> None:
     assert find_manual_scaling(None, annotated(replicas=0), None, 200.0) is None
     assert find_manual_scaling(None, annotated(replicas=3), None, 200.0) is None
 
@@ -109,7 +109,7 @@ def test_earlier_kubectl_scale_counts_as_manual_scaling() -> None:
 
 
 @pytest.mark.parametrize("written_s", [150.0, 9000.0, -9000.0])
-def test_manual_scaling_is_timed_by_the_local_clock(written_s: float) -> None:
+def test_manual_scaling_gets_the_local_time_whatever_the_server_clock(written_s: float) -> None:
     scaled = annotated(replicas=3, scaled_by="kubectl", since_adopted=True, scaled_unix_s=written_s)
     assert find_manual_scaling(annotated(), scaled, None, 200.0) == Hand(3, "kubectl", 200.0)
 
@@ -125,7 +125,7 @@ def test_patch_to_zero_without_field_owner_is_manual_scaling() -> None:
     assert find_manual_scaling(before, after, None, 200.0) == Hand(0, "", 200.0)
 
 
-def test_own_and_hpa_scaling_is_not_manual_scaling() -> None:
+def test_scaling_by_pilotlight_or_an_hpa_is_not_manual_scaling() -> None:
     assert (
         find_manual_scaling(annotated(), annotated(replicas=1, ours=True, scaled_by=""), Hand(0, "kubectl", 1.0), 200.0)
         is None
@@ -149,7 +149,7 @@ def test_manual_scale_sets_min_and_max_and_zero_pauses_the_model() -> None:
     assert zero.spec.paused
 
 
-def test_other_autoscaler_restricts_scaling_to_zero_or_nonzero() -> None:
+def test_workload_with_another_autoscaler_is_only_switched_on_or_off() -> None:
     model = read_model(annotated(), Others("HorizontalPodAutoscaler ada"))
     assert model.adopted is not None
     assert (model.adopted.toggled, model.adopted.reason) == (True, "ScaledByAnother")
@@ -179,7 +179,7 @@ def deployment(**annotations: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_last_writer_of_the_replica_count_is_read_from_managed_fields() -> None:
+def test_annotated_workload_is_read_with_the_last_writer_of_its_scale() -> None:
     assert read_workload("Deployment", deployment()) is None
     seen = read_workload("Deployment", deployment(**{"pilotlight.dev/models": "ada", "other": "x"}))
     assert isinstance(seen, WorkloadSeen)
@@ -253,7 +253,7 @@ def pod_object(
         ({"livenessProbe": {"httpGet": {"port": 9100}}}, (8080, 8080, None, False)),
     ],
 )  # fmt: skip
-def test_pod_port_and_probe_are_read_from_its_own_spec(
+def test_adopted_pod_is_probed_at_the_port_and_path_of_its_spec(
     container: dict[str, Any], expected: tuple[int, int, str | None, bool]
 ) -> None:
     seen = read_pod(pod_object(container, {}), KEY, "engine")

@@ -288,7 +288,7 @@ async def test_pod_template_with_a_replica_annotation_is_reported_and_not_used()
         assert house.model("ada").slots == 4, "its last valid annotations are in force"
 
 
-async def test_unreadable_pod_does_not_affect_other_pods() -> None:
+async def test_other_pods_stay_ready_after_an_unreadable_pod_is_received() -> None:
     """One container status lacks its start time, another has the wrong type."""
     async with serving("ada", "bert") as house:
         unsaid = {"name": "engine", "state": {"running": {"startedAt": None}}}
@@ -364,7 +364,7 @@ async def test_rejected_scale_is_the_obstacle_of_the_next_start(status: int) -> 
         assert house.driver.obstacle(house.model("ada")) == said
 
 
-async def test_duration_of_a_manual_scale_is_independent_of_server_clock() -> None:
+async def test_manual_scale_stays_in_force_after_the_server_clock_changes() -> None:
     """The managed-fields time is wrong and the server clock changes; the duration counts from the first observation."""
     async with serving("ada") as house:
         found = deployment("ada", models="ada")
@@ -475,7 +475,7 @@ async def test_ready_pod_that_becomes_held_is_unready_before_its_next_probe(
         assert probed == 2
 
 
-async def test_workload_task_that_raises_is_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_workload_task_restarts_after_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contained, "PAUSE_S", 0.0)
     real, odd = workload_controller.Runner._probe_once, iter([True])
 
@@ -575,17 +575,17 @@ async def test_invalid_annotation_is_reported_before_workload_owner_is_known() -
 
 async def test_sync_is_reported_only_after_workload_ownership_is_known() -> None:
     known: str | None = None
-    plane, told = Plane(), asyncio.Event()
+    plane, notified = Plane(), asyncio.Event()
     plane.put(APPS, deployment("ada", models="ada"))
     plane.put(PODS, pod("ada"))
     driver = AdoptedDriver(
-        cast("Api", plane), ["n"], lambda _: told.set(), hold_s=lambda: 600.0, whose=lambda *_: known
+        cast("Api", plane), ["n"], lambda _: notified.set(), hold_s=lambda: 600.0, whose=lambda *_: known
     )  # fmt: skip
     observed = Observed()
 
     async def says() -> None:
         nonlocal known
-        await told.wait()
+        await notified.wait()
         for _ in range(100):
             await asyncio.sleep(0)
         assert observed.all == []

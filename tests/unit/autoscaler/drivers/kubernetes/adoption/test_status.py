@@ -51,7 +51,7 @@ def test_manual_scale_condition_names_its_end_time() -> None:
     assert shown(BY_HAND) == ("True", "ScaledByHand", message)
 
 
-def test_condition_names_the_other_autoscaler() -> None:
+def test_condition_names_an_autoscaler_that_also_scales_the_workload() -> None:
     message = "HorizontalPodAutoscaler ada also scales it: Pilotlight decides only between zero and not zero"
     assert shown(BY_HPA) == ("True", "ScaledByAnother", message)
 
@@ -76,7 +76,7 @@ def test_condition_for_invalid_annotation_says_if_older_values_apply() -> None:
     assert alone == ("pilotlight.dev/Adopted", "False", "WrongAnnotation", "x is wrong; it is not served")
 
 
-def test_long_condition_message_is_truncated() -> None:
+def test_long_message_of_an_adoption_condition_is_truncated() -> None:
     long = shown(problem="x" * 40_000)
     assert long is not None
     assert len(long[2]) == MESSAGE_MAX
@@ -97,7 +97,7 @@ def test_statefulset_has_no_condition_while_scaling_is_normal() -> None:
 # --- when it is written -----------------------------------------------------------------------------------------------
 
 
-def test_transition_time_of_condition_changes_only_with_its_status() -> None:
+def test_adopted_transition_time_changes_only_with_condition_status() -> None:
     sign = Sign("u")
     sign.see(None, 1, said())
     assert sign.due_s() == float("-inf")
@@ -165,13 +165,15 @@ OURS = {
 
 
 @pytest.mark.parametrize(("conditions", "there"), [((), None), ((OURS,), ShownCondition(said(), "t0"))])
-def test_only_own_condition_is_read(conditions: tuple[dict[str, str], ...], there: ShownCondition | None) -> None:
+def test_condition_of_another_writer_is_ignored(
+    conditions: tuple[dict[str, str], ...], there: ShownCondition | None
+) -> None:
     seen = read_workload("Deployment", found({"pilotlight.dev/models": "ada"}, *conditions))
     assert isinstance(seen, WorkloadSeen)
     assert seen.shown == there
 
 
-def test_released_workload_is_recognized_by_its_condition() -> None:
+def test_workload_without_annotation_but_with_condition_counts_as_released() -> None:
     key = WorkloadKey("Deployment", "n", "ada")
     assert read_workload("Deployment", found({}, OURS)) == ReleasedWorkload(key, "u", 7, ShownCondition(said(), "t0"))
     assert read_workload("Deployment", found({})) is None

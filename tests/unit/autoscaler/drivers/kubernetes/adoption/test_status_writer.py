@@ -70,7 +70,7 @@ def named(name: str) -> WorkloadKey:
     return WorkloadKey("Deployment", "default", name)
 
 
-async def test_leader_applies_condition_to_status_once() -> None:
+async def test_leader_writes_an_unchanged_condition_only_once() -> None:
     server = Server()
     async with shows(server) as one:
         one.see(annotated(), SAID)

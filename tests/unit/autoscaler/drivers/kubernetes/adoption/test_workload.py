@@ -34,16 +34,16 @@ def test_two_ordered_starts_scale_to_two_and_each_gets_a_new_pod() -> None:
     assert bench.write() == 2
     assert bench.write() is None
     bench.pod("p1", started_unix_s=None, ip="", waits="its container is being made")
-    assert bench.told() == [("a", "starting")]
+    assert bench.take_reports() == [("a", "starting")]
     (mark,) = bench.core.marks(going=False)
     assert (mark.pod, mark.replica, mark.intent, mark.goes_first) == ("p1", "a", "i-a", False)
     bench.core.marked(mark)
     assert bench.core.marks(going=False) == []
     bench.pod("p1", started_unix_s=1.0, ip="10.0.0.1", waits="")
     bench.ready("p1")
-    assert bench.told() == [("a", "starting"), ("a", "ready")]
+    assert bench.take_reports() == [("a", "starting"), ("a", "ready")]
     bench.pod("p2")
-    assert bench.told() == [("b", "starting")]
+    assert bench.take_reports() == [("b", "starting")]
 
 
 IMAGE = "ImagePullBackOff: not found"
@@ -59,13 +59,13 @@ def test_image_pull_failure_ends_start_and_scales_down_after_a_minute() -> None:
     bench.pod("p1", started_unix_s=None, ip="", waits="ErrImagePull: not found", patience_s=60.0)
     bench.now_s = 20.0
     bench.pod("p1", waits=IMAGE)
-    assert bench.told() == [("a", "starting"), ("a", "starting")]
+    assert bench.take_reports() == [("a", "starting"), ("a", "starting")]
     assert bench.core.due_s() == 65.0
     bench.core.look(64.0)
-    assert bench.told() == []
+    assert bench.take_reports() == []
     bench.core.look(65.0)
-    (told,) = bench.core.take()
-    assert (told.id, told.seen, told.reason) == ("a", Seen.EXITED, IMAGE)
+    (reports,) = bench.core.take()
+    assert (reports.id, reports.seen, reports.reason) == ("a", Seen.EXITED, IMAGE)
     assert bench.core.due_s() is None
     assert bench.write() == 0
 
@@ -96,10 +96,10 @@ def test_crashing_init_container_ends_start_a_minute_after_first_crash() -> None
         bench.pod("p1", waits=f"CrashLoopBackOff: init container a ({now_s})", patience_s=60.0)
     assert bench.core.due_s() == 160.0
     bench.core.look(160.0)
-    assert bench.told()[-1] == ("a", "exited")
+    assert bench.take_reports()[-1] == ("a", "exited")
 
 
-def test_time_limit_of_injected_init_containers_holds_for_each() -> None:
+def test_each_injected_init_container_gets_the_full_time_limit() -> None:
     bench = Bench()
     bench.core.begin(0.0)
     bench.start("a")
@@ -110,23 +110,23 @@ def test_time_limit_of_injected_init_containers_holds_for_each() -> None:
         bench.pod("p1", started_unix_s=None, ip="", waits=waits, patience_s=60.0, waits_for=name)
     assert bench.core.due_s() == 110.0
     bench.core.look(110.0)
-    assert bench.told()[-1] == ("a", "exited")
+    assert bench.take_reports()[-1] == ("a", "exited")
 
 
-def test_ended_pod_kept_by_a_finalizer_counts_as_clean() -> None:
+def test_devices_of_an_ended_pod_kept_by_a_finalizer_count_as_free() -> None:
     bench = Bench(replicas=1)
     bench.core.begin(0.0)
     bench.pod("p1")
     bench.core.look(5.0)
     bench.ready("p1")
-    (replica,) = {id for id, _ in bench.told()}
+    (replica,) = {id for id, _ in bench.take_reports()}
     bench.pod("p1", leaving=True, finalizers=("kueue.x-k8s.io/managed",))
     bench.pod("p1", ended="ended with status 0", over=True, started_unix_s=None)
-    told = bench.core.take()
-    assert [(one.id, one.seen) for one in told[-2:]] == [(replica, Seen.EXITED), (replica, Seen.CLEAN)]
-    assert told[-1].proof == "exited; its pod is kept by the finalizer kueue.x-k8s.io/managed"
+    reports = bench.core.take()
+    assert [(one.id, one.seen) for one in reports[-2:]] == [(replica, Seen.EXITED), (replica, Seen.CLEAN)]
+    assert reports[-1].proof == "exited; its pod is kept by the finalizer kueue.x-k8s.io/managed"
     bench.gone("p1")
-    assert bench.told() == []
+    assert bench.take_reports() == []
 
 
 def test_image_pulled_after_initial_failures_does_not_end_the_start() -> None:
@@ -137,11 +137,11 @@ def test_image_pulled_after_initial_failures_does_not_end_the_start() -> None:
     bench.now_s = 40.0
     bench.pod("p1", waits="its container is being made", patience_s=None)
     bench.core.look(100.0)
-    assert [seen for _, seen in bench.told()] == ["starting", "starting"]
+    assert [seen for _, seen in bench.take_reports()] == ["starting", "starting"]
     bench.now_s = 100.0
     bench.pod("p1", waits=IMAGE, patience_s=60.0)
     bench.core.look(160.0)
-    assert bench.told()[-1][1] == "exited"
+    assert bench.take_reports()[-1][1] == "exited"
     bench.core.refused("no", 160.0)
     bench.pod("p1", started_unix_s=200.0, waits="", patience_s=None, ip="10.0.0.1")
     assert not bench.core._pods["uid-p1"].ended
@@ -152,9 +152,9 @@ def test_existing_pods_become_replicas_named_by_annotation_or_pod() -> None:
     bench.pod("p1")
     bench.pod("p2", replica=ORDERED, intent="0123456789")
     bench.ready("p1")
-    assert bench.told() == []
+    assert bench.take_reports() == []
     bench.core.begin(0.0)
-    assert bench.told() == [(ORDERED, "starting"), ("p1-uid-p", "ready")]
+    assert bench.take_reports() == [(ORDERED, "starting"), ("p1-uid-p", "ready")]
     assert bench.core.marks(going=False) == [], "its name says all"
 
 
@@ -174,9 +174,9 @@ def test_pod_marked_as_another_models_replica_keeps_its_own_id(replica: str, int
     bench = Bench(replicas=1)
     bench.pod("p1", replica=replica, intent=intent)
     bench.core.begin(0.0)
-    assert bench.told() == [("p1-uid-p", "starting")]
+    assert bench.take_reports() == [("p1-uid-p", "starting")]
     bench.pod("p1", replica=f"{replica}-2")
-    assert bench.told() == []
+    assert bench.take_reports() == []
     bench.core.lead(0.0)
     assert [mark.replica for mark in bench.core.marks(going=False)] == ["p1-uid-p"], "the annotation is replaced"
 
@@ -186,18 +186,18 @@ def test_pod_keeps_the_id_that_an_earlier_leader_gave_it(replica: str, intent: s
     bench = Bench(replicas=1)
     bench.pod("p1", replica=replica, intent=intent)
     bench.core.begin(0.0)
-    assert bench.told() == [(replica, "starting")]
+    assert bench.take_reports() == [(replica, "starting")]
 
 
-def test_pod_that_nobody_ordered_becomes_a_replica_after_a_delay() -> None:
+def test_pod_without_a_start_order_becomes_a_replica_after_a_delay() -> None:
     bench = Bench(replicas=1)
     bench.core.begin(0.0)
     bench.pod("p1")
-    assert bench.told() == []
+    assert bench.take_reports() == []
     assert bench.core.due_s() == UNORDERED_S
     bench.now_s = UNORDERED_S
     bench.core.look(bench.now_s)
-    assert bench.told() == [("p1-uid-p", "starting")]
+    assert bench.take_reports() == [("p1-uid-p", "starting")]
 
 
 def test_pod_to_stop_gets_a_low_deletion_cost_before_the_scale_down() -> None:
@@ -208,7 +208,7 @@ def test_pod_to_stop_gets_a_low_deletion_cost_before_the_scale_down() -> None:
     assert bench.write() == 1
     bench.pod("p1", leaving=True)
     bench.gone("p1")
-    assert bench.told() == [("r1", "exited"), ("r1", "clean")]
+    assert bench.take_reports() == [("r1", "exited"), ("r1", "clean")]
 
 
 def test_remaining_pod_gets_a_new_replica_id_if_scale_down_removes_another() -> None:
@@ -217,8 +217,8 @@ def test_remaining_pod_gets_a_new_replica_id_if_scale_down_removes_another() -> 
     bench.stop("r1")
     bench.write()
     bench.pod("p0", leaving=True)
-    told = bench.told()
-    assert told == [("r0", "leaving"), ("r1", "exited"), ("r1", "clean"), ("p1-uid-p", "ready")]
+    reports = bench.take_reports()
+    assert reports == [("r0", "leaving"), ("r1", "exited"), ("r1", "clean"), ("p1-uid-p", "ready")]
 
 
 def test_workload_state_older_than_own_write_is_ignored() -> None:
@@ -228,7 +228,7 @@ def test_workload_state_older_than_own_write_is_ignored() -> None:
     assert level == 1
     bench.core.wrote(level, bench.seen.version + 5, bench.now_s)
     bench.core.see(bench.seen, bench.model, Mode.LEVEL, bench.now_s)
-    assert bench.told() == [], "it may still go"
+    assert bench.take_reports() == [], "it may still go"
 
 
 def test_rollout_replaces_serving_replica_without_extra_replicas() -> None:
@@ -237,12 +237,12 @@ def test_rollout_replaces_serving_replica_without_extra_replicas() -> None:
     bench.now_s = 10.0
     bench.pod("new")
     bench.ready("new")
-    assert bench.told() == []
+    assert bench.take_reports() == []
     bench.now_s += UNORDERED_S
     bench.pod("p0", leaving=True)
-    assert bench.told() == [("r0", "leaving"), ("new-uid-n", "ready")]
+    assert bench.take_reports() == [("r0", "leaving"), ("new-uid-n", "ready")]
     bench.gone("p0")
-    assert bench.told() == [("r0", "exited"), ("r0", "clean")]
+    assert bench.take_reports() == [("r0", "exited"), ("r0", "clean")]
     assert bench.write() is None
 
 
@@ -253,7 +253,7 @@ def test_rollout_adds_ready_pod_before_an_old_pod_is_stopped() -> None:
     bench.pod("n0", template="2", created="2026-01-02T00:00:00Z")
     bench.now_s += UNORDERED_S
     bench.core.look(bench.now_s)
-    assert (bench.told(), bench.core.due_s()) == ([], None), "it does not answer yet"
+    assert (bench.take_reports(), bench.core.due_s()) == ([], None), "it does not answer yet"
     bench.ready("n0")
     assert {one.id: one.rank for one in bench.core.take()} == {"r0": 1, "r1": 1, "n0-uid-n": 0}
     assert bench.write() is None, "it is no reason to scale"
@@ -266,11 +266,11 @@ def test_rollout_adds_ready_pod_before_an_old_pod_is_stopped() -> None:
     bench.gone("p1")
     bench.now_s += UNORDERED_S
     bench.core.look(bench.now_s)
-    assert bench.told() == [("r1", "exited"), ("r1", "clean"), ("n1-uid-n", "ready")]
+    assert bench.take_reports() == [("r1", "exited"), ("r1", "clean"), ("n1-uid-n", "ready")]
     bench.stop("r0")
     bench.pod("p0", leaving=True)
     bench.gone("p0")
-    assert bench.told() == [("r0", "exited"), ("r0", "clean")]
+    assert bench.take_reports() == [("r0", "exited"), ("r0", "clean")]
     assert bench.write() is None
 
 
@@ -281,7 +281,7 @@ def test_rollout_counts_at_most_one_extra_ready_pod_as_a_replica() -> None:
         bench.ready(f"n{number}")
     bench.now_s = 10.0
     bench.core.look(bench.now_s)
-    assert sum(state == "ready" for id, state in bench.told() if id != "r0") == 1
+    assert sum(state == "ready" for id, state in bench.take_reports() if id != "r0") == 1
     bench.pod("n1", leaving=True)
     bench.pod("n2", leaving=True)
     bench.start("more")
@@ -294,7 +294,7 @@ def test_replica_ordered_during_rollout_gets_the_new_pod_at_once() -> None:
     bench.ready("new")
     bench.pod("p0", leaving=True)
     bench.start("a")
-    assert bench.told() == [("r0", "leaving"), ("a", "ready")]
+    assert bench.take_reports() == [("r0", "leaving"), ("a", "ready")]
     assert bench.write() is None
 
 
@@ -303,27 +303,27 @@ def test_stop_of_replica_without_pod_only_lowers_the_scale() -> None:
     bench.start("b")
     assert bench.write() == 2
     bench.stop("b")
-    assert bench.told() == [("b", "clean")]
+    assert bench.take_reports() == [("b", "clean")]
     assert bench.write() == 1
 
 
 def test_engine_exit_lowers_the_scale_by_one() -> None:
     bench = running(1)
     bench.pod("p0", ended="was killed by SIGKILL", started_unix_s=None)
-    assert bench.told() == [("r0", "exited")]
+    assert bench.take_reports() == [("r0", "exited")]
     assert bench.write() == 0
     bench.gone("p0")
-    assert bench.told() == [("r0", "clean")]
+    assert bench.take_reports() == [("r0", "clean")]
 
 
 def test_exit_of_a_statefulset_pod_other_than_the_last_keeps_the_scale() -> None:
     bench = running(3, key=WorkloadKey("StatefulSet", "default", "ada"))
     bench.pod("p0", ended="ended with status 3", started_unix_s=None)
-    assert bench.told() == [("r0", "exited"), ("r0", "clean")]
+    assert bench.take_reports() == [("r0", "exited"), ("r0", "clean")]
     assert bench.write() is None, "to lower the scale would end another one"
     bench.pod("p0", ended="", started_unix_s=5.0)
     bench.start("again")
-    assert bench.told() == [("again", "starting")]
+    assert bench.take_reports() == [("again", "starting")]
     assert bench.write() is None
 
 
@@ -334,7 +334,7 @@ def test_manual_scale_is_never_overwritten() -> None:
     bench.stop("r1")
     assert bench.core.marks(going=True)[0].goes_first is False
     assert bench.write() is None
-    assert bench.told() == [("r1", "exited"), ("r1", "clean"), ("p1-uid-p", "ready")]
+    assert bench.take_reports() == [("r1", "exited"), ("r1", "clean"), ("p1-uid-p", "ready")]
 
 
 def test_workload_with_another_autoscaler_is_scaled_only_to_zero_or_one() -> None:
@@ -348,13 +348,13 @@ def test_workload_with_another_autoscaler_is_scaled_only_to_zero_or_one() -> Non
         bench.pod(name)
     bench.now_s = 10.0
     bench.core.look(bench.now_s)
-    ids = {id for id, _ in bench.told()}
+    ids = {id for id, _ in bench.take_reports()}
     assert {"a", "b"} < ids
     bench.stop("a")
     assert bench.write() is None
-    for id in (ids | {id for id, _ in bench.told()}) - {"a"}:
+    for id in (ids | {id for id, _ in bench.take_reports()}) - {"a"}:
         bench.core.stop(bench.order(id), bench.now_s)
-    for id in {id for id, _ in bench.told()}:
+    for id in {id for id, _ in bench.take_reports()}:
         bench.core.stop(bench.order(id), bench.now_s)
     assert bench.write() == 0
 
@@ -363,7 +363,7 @@ def test_workload_without_annotation_is_left_unchanged() -> None:
     bench = running(1)
     bench.core.see(bench.seen, bench.model, Mode.RELEASED, 1.0)
     bench.stop("r0")
-    assert bench.told() == [("r0", "leaving"), ("r0", "exited"), ("r0", "clean")]
+    assert bench.take_reports() == [("r0", "leaving"), ("r0", "exited"), ("r0", "clean")]
     assert (bench.write(), bench.core.empty) == (None, True)
 
 
@@ -372,8 +372,8 @@ def test_rejected_scale_fails_replicas_waiting_for_a_pod() -> None:
     bench.core.begin(0.0)
     bench.start("a")
     bench.core.refused("no such right", 0.0)
-    told = bench.core.take()
-    assert [(one.seen, one.reason) for one in told] == [(Seen.EXITED, "no such right"), (Seen.CLEAN, "")]
+    reports = bench.core.take()
+    assert [(one.seen, one.reason) for one in reports] == [(Seen.EXITED, "no such right"), (Seen.CLEAN, "")]
 
 
 def test_rejected_scale_blocks_starts_for_a_minute() -> None:
@@ -388,8 +388,8 @@ def test_replica_waiting_for_blocked_pod_reports_the_reason() -> None:
     bench.core.begin(0.0)
     bench.start("a")
     bench.scaled(1, trouble="exceeded quota")
-    (told,) = bench.core.take()
-    assert (told.id, told.seen, told.waits) == ("a", Seen.STARTING, "exceeded quota")
+    (reports,) = bench.core.take()
+    assert (reports.id, reports.seen, reports.waits) == ("a", Seen.STARTING, "exceeded quota")
 
 
 def test_new_leader_reports_all_replicas_and_forgets_earlier_orders() -> None:
@@ -397,7 +397,9 @@ def test_new_leader_reports_all_replicas_and_forgets_earlier_orders() -> None:
     bench.start("b")
     bench.stop("r0")
     bench.core.lead(1.0)
-    assert bench.told() == [("r0", "ready")], "and as it is: how long it has run is not how long it took to start"
+    assert bench.take_reports() == [("r0", "ready")], (
+        "and as it is: how long it has run is not how long it took to start"
+    )
     assert bench.write() is None
     bench.start("b")
     assert bench.write() == 2
@@ -409,14 +411,14 @@ def test_follower_reports_an_engine_exit_but_writes_nothing() -> None:
     bench.core.follow()
     bench.pod("p0", ended="was killed by SIGKILL", started_unix_s=None)
     assert (bench.write(), bench.core.marks(going=True)) == (None, [])
-    assert bench.told() == [("r0", "exited")]
+    assert bench.take_reports() == [("r0", "exited")]
 
 
-def test_replica_annotation_of_another_leader_renames_the_replica() -> None:
+def test_replica_is_renamed_if_another_leader_annotated_its_pod() -> None:
     bench = running(1)
     bench.pod("p0", replica="r0", intent="i-r0")
     bench.pod("p0", replica=ORDERED, intent="0123456789")
-    assert bench.told() == [("r0", "leaving"), ("r0", "exited"), ("r0", "clean"), (ORDERED, "ready")]
+    assert bench.take_reports() == [("r0", "leaving"), ("r0", "exited"), ("r0", "clean"), (ORDERED, "ready")]
 
 
 def test_low_deletion_cost_from_a_previous_leader_is_reset() -> None:
@@ -460,7 +462,7 @@ def test_replica_ended_externally_is_stopping_and_not_failed() -> None:
     assert after.learned.histories.get(ModelName("ada")) is None or not after.learned.histories[ModelName("ada")].tries
 
 
-def test_replicas_with_the_highest_rank_are_drained_first() -> None:
+def test_surplus_replicas_with_the_highest_rank_are_drained_first() -> None:
     ready = [seen(name, Seen.READY, rank) for name, rank in (("a", 2), ("b", 0), ("c", 1))]
     found = world(*ready)
     case = PlannedModel(
@@ -499,12 +501,12 @@ class Noting:
 
 
 async def test_composite_driver_routes_each_order_to_the_driver_of_its_model() -> None:
-    own, adopted, told = Noting(), Noting(), list[object]()
+    own, adopted, reports = Noting(), Noting(), list[object]()
     both = CompositeDriver(own, adopted)
-    await both.run(told.extend)
-    assert told == [Synced()]
+    await both.run(reports.extend)
+    assert reports == [Synced()]
     both.lead()
-    assert told == [Synced(), Synced()]
+    assert reports == [Synced(), Synced()]
     theirs = Bench().order("a")
     ours = replace(theirs, id=ReplicaId("b"), spec_hash="12345678")
     pods = Model(name=ModelName("bert"), spec=ModelSpec(engine="command"))

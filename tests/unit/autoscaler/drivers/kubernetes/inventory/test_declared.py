@@ -81,7 +81,7 @@ def test_own_replicas_count_against_quota_until_their_pods_are_gone() -> None:
     assert set(offered((T4, A100), Quota("q", 2, 0), replicas=(cleared,)).values()) == {""}
 
 
-def test_declared_node_kind_is_unavailable_while_its_pod_is_unschedulable() -> None:
+def test_declared_node_is_unavailable_while_a_pod_for_it_cannot_schedule() -> None:
     waits = held(model("a"), "nodes[0]/gpu0", state=S.STARTING, waits=UNSCHEDULABLE)
     why = f"a already waits for such a node: {UNSCHEDULABLE}"
     assert offered((T4, A100, T4), replicas=(waits,)) == {
@@ -100,7 +100,7 @@ def test_declared_node_kind_is_unavailable_while_its_pod_is_unschedulable() -> N
         ({"hard": {"requests.nvidia.com/gpu": "4"}, "scopeSelector": {"matchExpressions": []}}, None),
     ],
 )
-def test_only_unscoped_gpu_quota_is_read(spec: Object, found: Quota | None) -> None:
+def test_resource_quota_without_scope_limits_gpus_and_one_with_scope_none(spec: Object, found: Quota | None) -> None:
     status = {"used": {"requests.nvidia.com/gpu": "1"}}
     assert declared.read_quota({"metadata": {"name": "q"}, "spec": spec, "status": status}) == found
 
@@ -156,18 +156,18 @@ async def test_slices_are_reported_when_a_quota_or_the_settings_change() -> None
 
 
 @pytest.mark.parametrize("slicing", [NodeSlicing("mig"), NodeSlicing("dra"), NodeSlicing("hami", template="vir04")])
-def test_declared_slicing_that_only_nodes_can_report_is_unavailable(slicing: NodeSlicing) -> None:
-    told = declared.build_declared_slices((replace(A100, slicing=slicing),), (), {})
-    assert {one.closed for one in told} == {declared.UNKNOWN_PARTS.format(kind=slicing.kind)}
+def test_declared_node_with_mig_dra_or_hami_slicing_is_unavailable(slicing: NodeSlicing) -> None:
+    slices = declared.build_declared_slices((replace(A100, slicing=slicing),), (), {})
+    assert {one.closed for one in slices} == {declared.UNKNOWN_PARTS.format(kind=slicing.kind)}
 
 
 def test_pod_on_declared_hami_cards_requests_memory_and_no_named_card() -> None:
     kinds = (replace(A100, slicing=NodeSlicing("hami"), device=replace(A100.device, count=2)),)
-    told = declared.build_declared_slices(kinds, (), {})
-    assert [(one.shared, one.closed, one.holders_max, one.kind) for one in told] == [(True, "", 10, "hami")] * 2
-    assert {one.memory_bytes for one in told} == {A100.device.memory_bytes}
+    slices = declared.build_declared_slices(kinds, (), {})
+    assert [(one.shared, one.closed, one.holders_max, one.kind) for one in slices] == [(True, "", 10, "hami")] * 2
+    assert {one.memory_bytes for one in slices} == {A100.device.memory_bytes}
     ranked = Settings(priority_classes=(PriorityClass(0, "usual", hami_priority=1),)).priority_class(5)
-    asks = declared.find_pod_fields(kinds, replica(model("a", 8), "r", [told[0].id]), ranked)
+    asks = declared.find_pod_fields(kinds, replica(model("a", 8), "r", [slices[0].id]), ranked)
     assert asks is not None
     assert asks.limits == {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "8192", "nvidia.com/priority": "1"}
     assert (asks.scheduler, sorted(asks.annotations)) == (

@@ -30,8 +30,8 @@ from tests.support.builders.worlds import T0, device, gateway, level, model, wor
 
 def gpu_node(gpus: str = "1", **labels: str) -> Any:
     status = {"allocatable": {"nvidia.com/gpu": gpus}, "conditions": [{"type": "Ready", "status": "True"}]}
-    told = {name.replace("gpu_", "nvidia.com/gpu."): value for name, value in labels.items()}
-    return {"metadata": {"name": "n", "labels": told}, "spec": {}, "status": status}
+    node_labels = {name.replace("gpu_", "nvidia.com/gpu."): value for name, value in labels.items()}
+    return {"metadata": {"name": "n", "labels": node_labels}, "spec": {}, "status": status}
 
 
 DECLARED = (
@@ -143,7 +143,7 @@ def test_invalid_nodes_in_settings_are_rejected(entry: str, line: str) -> None:
         ("{namespace: A}", "cutting.namespace: expected a Kubernetes object name: lower-case letters, digits, - and ."),
     ],
 )  # fmt: skip
-def test_invalid_cutting_configmap_settings_are_rejected(cutting: str, line: str) -> None:
+def test_invalid_configmap_in_the_cutting_setting_is_rejected(cutting: str, line: str) -> None:
     with pytest.raises(DocumentError) as caught:
         parse_documents([("a.yaml", f"apiVersion: {API_VERSION}\nkind: Settings\ncutting: {cutting}")])
     assert str(caught.value) == f"a.yaml: Settings: {line}"
@@ -197,8 +197,8 @@ def test_model_without_matching_node_is_unplaceable_with_a_reason() -> None:
     assert list_unplaceable_models(there) == {"a": reason}
     answer = plan(there, T0)
     assert [(unmet.reason, unmet.never) for unmet in answer.unmet] == [(reason, True)]
-    told = explain_model(there, answer, Log(), there.models[choosy().name].name, T0)
-    assert [one.ruled_out for one in told.candidates] == ["its node does not have the labels zone=z9"] * 2
+    explanation = explain_model(there, answer, Log(), there.models[choosy().name].name, T0)
+    assert [one.ruled_out for one in explanation.candidates] == ["its node does not have the labels zone=z9"] * 2
 
 
 def test_node_with_incomplete_labels_matches_unless_a_known_label_differs() -> None:
@@ -207,7 +207,7 @@ def test_node_with_incomplete_labels_matches_unless_a_known_label_differs() -> N
     assert places(called(choosy(zone="z2"), slices=slices)) == {"a": "g1"}
 
 
-def test_only_slices_of_changed_nodes_are_rebuilt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_change_of_one_node_rebuilds_only_its_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rebuilding all slices each time would take quadratic time when all nodes of a cluster change."""
     asked, inventory = list[str](), slicer_families.list_slices
 

@@ -21,7 +21,7 @@ from autoscaler.state.events import HostsSeen, ImagesSeen, SlicesSeen
 from autoscaler.state.images import NodeImages, Whereabouts, make_image, normalize_image_name
 from autoscaler.state.operator_orders import NodeReported
 from tests.support.builders.worlds import T0, world
-from tests.unit.autoscaler.slicing.test_dra_alternatives import Paths
+from tests.unit.autoscaler.slicing.test_dra_partitions import Paths
 
 GIB = 1 << 30
 DIGEST = "sha256:" + "a" * 64
@@ -41,7 +41,7 @@ DIGEST = "sha256:" + "a" * 64
         (f"ghcr.io/a/b@{DIGEST}", f"ghcr.io/a/b@{DIGEST}"),
     ],
 )
-def test_image_names_are_normalized_to_one_full_name(written: str, full: str) -> None:
+def test_short_image_name_is_completed_to_its_full_name(written: str, full: str) -> None:
     assert normalize_image_name(written) == full
     assert normalize_image_name(full) == full
 
@@ -98,7 +98,7 @@ async def begun(one: Inventory) -> None:
         await one.begin(tasks)
 
 
-def test_images_from_kubelet_and_agent_are_kept_independently() -> None:
+def test_images_reported_by_kubelet_or_agent_expire_independently() -> None:
     one, big = world([], []), make_image(("e:1",), GIB)
     seen = ImagesSeen(images={"n0": (big,), "n1": (big,)})
     one, _ = fold(one, (seen,), T0)
@@ -113,7 +113,7 @@ def test_images_from_kubelet_and_agent_are_kept_independently() -> None:
     assert one.nodes.images == {}
 
 
-def test_image_index_matches_all_nodes_after_random_changes() -> None:
+def test_image_index_after_random_changes_equals_a_search_of_all_nodes() -> None:
     rng, kept = Random(7), Whereabouts()
     images = [make_image((f"e:{n}", f"f:{n % 3}"), n * GIB) for n in range(6)]
     there: dict[str, NodeImages] = {}

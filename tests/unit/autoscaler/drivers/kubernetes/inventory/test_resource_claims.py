@@ -62,8 +62,8 @@ class Server:
         if name in self.objects:
             raise ApiError(409, "AlreadyExists", "")
         self.number += 1
-        told = {"uid": f"u{self.number}", "namespace": "n", "resourceVersion": str(self.number)}
-        self.objects[name] = {**body, "metadata": {**body["metadata"], **told}}
+        metadata = {"uid": f"u{self.number}", "namespace": "n", "resourceVersion": str(self.number)}
+        self.objects[name] = {**body, "metadata": {**body["metadata"], **metadata}}
         return self.objects[name]
 
     async def get(self, path: str, **query: str) -> Object:
@@ -87,8 +87,8 @@ class Server:
         self.number += 1
         found = await self.get(path)
         owners = {one["uid"]: one for of in (found, body) for one in of["metadata"].get("ownerReferences", ())}
-        told = {**found["metadata"], "ownerReferences": [*owners.values()], "resourceVersion": str(self.number)}
-        self.objects[path] = {**found, "metadata": told}
+        metadata = {**found["metadata"], "ownerReferences": [*owners.values()], "resourceVersion": str(self.number)}
+        self.objects[path] = {**found, "metadata": metadata}
         return self.objects[path]
 
     async def delete(self, path: str, *, uid: str, version: str | None) -> Object:
@@ -108,16 +108,16 @@ class Heard:
     """Records the reports about a start."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.events: list[str] = []
 
     def start_made(self, replica: Replica) -> None:
-        self.told.append(f"made {replica.id}")
+        self.events.append(f"made {replica.id}")
 
     def start_waits(self, replica: Replica, reason: str) -> None:
-        self.told.append(f"waits {replica.id}: {reason}")
+        self.events.append(f"waits {replica.id}: {reason}")
 
     def start_refused(self, replica: Replica, reason: str) -> None:
-        self.told.append(f"refused {replica.id}: {reason}")
+        self.events.append(f"refused {replica.id}: {reason}")
 
     def is_gone(self, replica: Replica) -> None:
         raise AssertionError(replica.id)
@@ -151,7 +151,7 @@ async def test_claim_is_created_before_its_pod_and_owned_by_pod() -> None:
     made, heard, _ = orders(server)
     one, pod, claims = begun()
     await made.create(one, pod, claims)
-    assert heard.told == ["made r1"]
+    assert heard.events == ["made r1"]
     assert list(server.objects) == [f"{CLAIMS}/r1", f"{PODS}/r1"]
     assert server.owners("r1") == [server.objects[f"{PODS}/r1"]["metadata"]["uid"]]
 
@@ -167,7 +167,7 @@ async def test_claim_is_not_duplicated_when_api_server_fails_once(path: str, err
     made, heard, _ = orders(server)
     one, pod, claims = begun()
     await made.create(one, pod, claims)
-    assert [word.split()[0].rstrip(":") for word in heard.told] == ["waits", "made"]
+    assert [word.split()[0].rstrip(":") for word in heard.events] == ["waits", "made"]
     assert (server.names(CLAIMS), len(server.owners("r1"))) == (["r1"], 1)
 
 
@@ -176,7 +176,7 @@ async def test_claim_is_deleted_when_its_pod_is_rejected() -> None:
     server.refuses = [(PODS, ApiError(403, "Forbidden", "pod security"))]
     made, heard, _ = orders(server)
     await made.create(*begun())
-    assert heard.told == ["refused r1: the API server rejected its pod: pod security"]
+    assert heard.events == ["refused r1: the API server rejected its pod: pod security"]
     assert server.objects == {}
 
 
@@ -186,7 +186,7 @@ async def test_start_fails_if_a_claim_of_another_owner_has_its_name() -> None:
     await server.create(CLAIMS, {"metadata": {"name": "r1", "labels": {"their": "own"}}})
     made, heard, _ = orders(server)
     await made.create(one, pod, claims)
-    assert heard.told == [
+    assert heard.events == [
         "refused r1: the API server rejected its pod: a ResourceClaim of its name exists and is not ours"
     ]
     assert (server.names(CLAIMS), server.names(PODS)) == (["r1"], [])
@@ -208,8 +208,8 @@ class Filtering(Server):
 
     async def pages(self, path: str, query: Mapping[str, str]) -> AsyncIterator[ListPage]:
         wanted = [one.partition("=") for one in query["labelSelector"].split(",")]
-        told = [(one, one["metadata"]["labels"]) for one in self._under(path)]
-        items = [one for one, has in told if all(key in has and of in ("", has[key]) for key, _, of in wanted)]
+        labelled = [(one, one["metadata"]["labels"]) for one in self._under(path)]
+        items = [one for one, has in labelled if all(key in has and of in ("", has[key]) for key, _, of in wanted)]
         yield ListPage("1", "", items, [])
 
 
@@ -281,7 +281,7 @@ async def test_pods_on_shared_gpu_own_one_common_claim() -> None:
     made, heard, _ = orders(server)
     for name in ("r1", "r2"):
         await made.create(*joins(name))
-    assert heard.told == ["made r1", "made r2"]
+    assert heard.events == ["made r1", "made r2"]
     assert server.names(CLAIMS) == [COMMON]
     assert server.owners(COMMON) == [uid(server, "r1"), uid(server, "r2")]
     (named,) = server.objects[f"{PODS}/r2"]["spec"]["resourceClaims"]
@@ -307,7 +307,7 @@ async def test_start_on_shared_gpu_fails_if_its_claim_has_another_owner() -> Non
     await server.create(CLAIMS, {"metadata": {"name": COMMON, "labels": {"their": "own"}}})
     made, heard, _ = orders(server)
     await made.create(*joins("r1"))
-    assert heard.told == [
+    assert heard.events == [
         "refused r1: the API server rejected its pod: a ResourceClaim of its name exists and is not ours"
     ]
 
@@ -348,7 +348,7 @@ async def test_start_recreates_shared_claim_that_is_being_deleted(at: str, monke
     server = Going(at)
     made, heard, _ = orders(server)
     await made.create(*joins("r1"))
-    assert heard.told == [f"waits r1: {claims_.CLAIM_DELETING}", "made r1"]
+    assert heard.events == [f"waits r1: {claims_.CLAIM_DELETING}", "made r1"]
     assert at != "make" or list(server.objects) == [f"{CLAIMS}/{COMMON}", f"{PODS}/r1"], "the pod waits for it"
     claim = server.objects[f"{CLAIMS}/{COMMON}"]
     assert "deletionTimestamp" not in claim["metadata"]
@@ -359,7 +359,7 @@ async def test_terminating_claim_reserved_for_new_pod_is_used() -> None:
     server = Going("used")
     made, heard, _ = orders(server)
     await made.create(*joins("r1"))
-    assert heard.told == ["made r1"]
+    assert heard.events == ["made r1"]
 
 
 async def test_claim_cleanup_adds_missing_owners_and_deletes_unused_claims() -> None:
@@ -380,7 +380,7 @@ async def test_claim_cleanup_adds_missing_owners_and_deletes_unused_claims() -> 
     assert server.names(CLAIMS) == []
 
 
-def test_replicas_on_a_shared_gpu_generate_identical_resource_claims() -> None:
+def test_two_replicas_on_a_shared_gpu_generate_the_same_resource_claim() -> None:
     _, _, (claim,) = joins("r1")
     assert claim == joins("r2")[2][0]
     result = {"request": "gpu", "driver": DRIVER, "pool": "m", "device": "gpu-0"}
@@ -408,7 +408,7 @@ def test_pod_keeps_its_claim_when_the_model_adds_resources() -> None:
     assert claims_.build_claims(one, PodFields()) == claims_.build_claims(one, None) == ()
 
 
-def test_allocated_devices_and_ownership_are_read_from_resource_claim() -> None:
+def test_claim_counts_as_ours_only_with_our_metadata_and_namespace() -> None:
     _, _, (claim,) = begun()
     result = {"request": "gpu-0", "driver": DRIVER, "pool": "m", "device": "gpu-0"}
     status = {"allocation": {"devices": {"results": [result]}}}
@@ -420,7 +420,7 @@ def test_allocated_devices_and_ownership_are_read_from_resource_claim() -> None:
     assert claims_.read_claim({"metadata": metadata}, "n") is None
 
 
-def test_resource_slices_are_grouped_by_node() -> None:
+def test_resource_slice_of_counters_is_grouped_with_its_node() -> None:
     """Counters are in a ResourceSlice of their own."""
     counters, devices = partitionable("m")
     del counters["spec"]["nodeName"], devices["spec"]["nodeName"]

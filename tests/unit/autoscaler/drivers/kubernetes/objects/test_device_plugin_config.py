@@ -67,11 +67,11 @@ def slices(
     entries: str = SLICED, configured: dict[str, Any] | None = None, node: NodeSeen | None = None
 ) -> list[Slice]:
     there = {} if configured is None else {PLACES[0]: nodes.read_plugin_configs(configured)}
-    told = settings_of(entries).nodes if entries else ()
+    declared_nodes = settings_of(entries).nodes if entries else ()
     return list(
         nodes.build_slices(
             [g4dn() if node is None else node],
-            told,
+            declared_nodes,
             lambda labels: nodes.select_plugin_config(labels, there),
         )
     )

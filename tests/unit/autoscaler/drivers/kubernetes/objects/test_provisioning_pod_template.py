@@ -18,11 +18,11 @@ def asks(of: Model, settings: Settings | None = None) -> dict[str, object]:
     return found
 
 
-def spec(of: Model, **told: object) -> ModelSpec:
-    return replace(of.spec, **told)
+def spec(of: Model, **fields: object) -> ModelSpec:
+    return replace(of.spec, **fields)
 
 
-def test_pod_template_contains_scheduling_fields() -> None:
+def test_provisioning_pod_template_has_the_scheduling_fields_of_its_model() -> None:
     of = model("a", 16)
     pod = Pod(
         node_selector={"zone": "b"}, tolerations=(Toleration(key="queued", operator="Exists"),),
@@ -46,7 +46,7 @@ def test_pod_template_contains_scheduling_fields() -> None:
     ]
 
 
-def test_pod_template_omits_fields_irrelevant_to_scheduling() -> None:
+def test_provisioning_pod_template_has_no_env_annotations_or_command() -> None:
     of = model("a", 16)
     env = {"TOKEN": "s3cret"}
     pod = Pod(image_pull_secrets=(), annotations={"note": "x"}, service_account_name="engine")

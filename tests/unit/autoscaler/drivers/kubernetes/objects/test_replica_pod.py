@@ -1,4 +1,4 @@
-"""A replica as a pod: the generated manifest, and the interpretation of a pod's status."""
+"""A replica as a pod: the manifest with its affinity, and the interpretation of the status of a pod."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.documents.load import DocumentError, parse_documents
 from autoscaler.drivers.kubernetes.objects import node_facts as nodes
 from autoscaler.drivers.kubernetes.objects import replica_pod as pods
-from autoscaler.drivers.kubernetes.objects.pod_overrides import apply_overrides, merge_resources
+from autoscaler.drivers.kubernetes.objects.pod_overrides import APART, NEAR, PREFERRED, apply_overrides, merge_resources
 from autoscaler.queries.unschedulable_replicas import is_unschedulable
 from autoscaler.slicing.base import PodFields
 from autoscaler.slicing.vendors import RESOURCES
 from autoscaler.spec.model import Model
-from autoscaler.spec.pod import GPU, Pod, Resources, SecretName, Toleration
+from autoscaler.spec.ownership import INSTALLATION, Ownership
+from autoscaler.spec.pod import GPU, OURS, Pod, Resources, SecretName, Toleration
 from autoscaler.spec.settings import PriorityClass, Settings
 from autoscaler.state.resources import HostAmount
 from autoscaler.state.world import Replica, ReplicaResources, SliceId
@@ -111,7 +112,7 @@ def test_a_replica_without_slices_is_placed_by_the_scheduler() -> None:
     assert seen.slices == ()
 
 
-def test_new_leader_can_read_the_full_replica_state_from_the_pod() -> None:
+def test_pod_of_a_replica_is_read_back_with_its_full_replica_state() -> None:
     of = model("tls: {serverName: engine.example}")
     found = pods.read_replica_pod(alive(manifest(of, "n1/gpu0"), podIP="10.0.0.1"))
     assert found is not None
@@ -138,7 +139,7 @@ def test_pod_with_invalid_annotations_is_ignored(spoilt: dict[str, str]) -> None
 
 
 @pytest.mark.parametrize("named", [{"replica": "victim-h-i"}, {"replica": ""}])
-def test_pod_with_another_name_than_its_replica_is_ignored(named: dict[str, str]) -> None:
+def test_pod_whose_annotation_names_another_replica_is_ignored(named: dict[str, str]) -> None:
     """Without the annotation the pod's own name is its replica's."""
     pod = alive(manifest(model(), "n1/gpu0"))
     pod["metadata"]["annotations"] |= {f"pilotlight.dev/{name}": value for name, value in named.items()}
@@ -163,7 +164,7 @@ def test_model_name_is_converted_to_a_valid_label_and_pod_name(name: str, label:
     assert pods.format_pod_name(ReplicaId(f"{name}-h-i")) == pod
 
 
-def test_replica_ports_are_spread_below_the_ephemeral_range() -> None:
+def test_replicas_get_different_ports_below_the_ephemeral_range() -> None:
     ports = [pods.assign_engine_port(ReplicaId(f"ada-0011223344-{n:010x}")) for n in range(1000)]
     assert set(ports) <= set(pods.PORTS)
     assert len(set(ports)) > 900, "by chance some share one"
@@ -180,7 +181,7 @@ def test_port_of_pod_from_earlier_version_is_read_from_its_container() -> None:
     assert pods.read_replica_pod(pod) is None
 
 
-def test_env_value_references_are_passed_to_the_pod() -> None:
+def test_env_value_from_a_secret_or_field_is_passed_to_the_pod() -> None:
     of = model(
         "env: {TOKEN: {valueFrom: {secretKeyRef: {name: hub, key: token}}}, A: b, "
         "N: {valueFrom: {fieldRef: {fieldPath: metadata.name}}}}"
@@ -268,7 +269,7 @@ def test_explicit_cpu_limit_replaces_default_cpu_request() -> None:
     assert merge_resources({"requests": {"cpu": "100m"}}, Resources(limits={"cpu": 4})) == {"limits": {"cpu": "4"}}
 
 
-def test_apply_overrides_does_not_modify_its_input() -> None:
+def test_applying_pod_overrides_leaves_the_input_pod_unchanged() -> None:
     pod = manifest(model(), "n1/gpu0")
     before = msgspec.json.encode(pod)
     apply_overrides(
@@ -336,7 +337,7 @@ def first(state: dict[str, Any], **more: Any) -> dict[str, Any]:
         ({"containerStatuses": status({"running": {"startedAt": "2026-01-01T00:00:00Z"}})}, "", "", None),
     ],
 )  # fmt: skip
-def test_pod_status_determines_end_reason_wait_reason_and_timeout(
+def test_pod_status_decides_whether_the_start_waits_times_out_or_ended(
     of: dict[str, Any], ended: str, waits: str, patience_s: float | None
 ) -> None:
     found = pods.read_replica_pod(alive(manifest(model(), "n1/gpu0"), **of))
@@ -379,27 +380,19 @@ def test_pod_has_ended_only_if_phase_is_final_and_no_container_runs(of: dict[str
     assert found.is_over is is_over
 
 
-def test_disruption_reason_is_read_from_pod_condition() -> None:
-    said = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "drained"}
+@pytest.mark.parametrize(
+    ("type_", "reason"),
+    [("DisruptionTarget", "EvictionByEvictionAPI"), ("TerminationTarget", "WorkloadEvictedDueToPreempted")],
+)
+def test_pod_evicted_by_kubernetes_or_kueue_has_its_disruption_reason(type_: str, reason: str) -> None:
+    said = {"type": type_, "status": "True", "reason": reason, "message": "drained"}
     found = pods.read_replica_pod(alive(manifest(model()), conditions=[said]))
     assert found is not None
-    assert found.disrupted == "EvictionByEvictionAPI: drained"
-
-
-def test_kueue_preemption_is_read_as_disruption_reason() -> None:
-    said = {
-        "type": "TerminationTarget",
-        "status": "True",
-        "reason": "WorkloadEvictedDueToPreempted",
-        "message": "for b",
-    }
-    found = pods.read_replica_pod(alive(manifest(model()), conditions=[said]))
-    assert found is not None
-    assert found.disrupted == "WorkloadEvictedDueToPreempted: for b"
+    assert found.disrupted == f"{reason}: drained"
 
 
 @pytest.mark.parametrize(("drains_s", "seconds"), [(600, 590), (12, 6), (1, 1)])
-def test_pre_stop_sleep_is_derived_from_the_grace_period(drains_s: int, seconds: int) -> None:
+def test_pre_stop_sleep_is_shorter_than_a_grace_period_above_one_second(drains_s: int, seconds: int) -> None:
     pod = manifest(model(f"drainSecondsMax: {drains_s}"))
     before = pods.read_replica_pod(alive(pod))
     pods.add_pre_stop_sleep(pod)
@@ -433,7 +426,62 @@ def test_pod_for_a_declared_node_is_scheduled_by_node_labels_only() -> None:
 
 @pytest.mark.parametrize(("ready", "usable", "lost"), [("True", True, False), ("False", False, False),
                                                        ("Unknown", False, True)])  # fmt: skip
-def test_node_with_unknown_ready_status_is_lost(ready: str, usable: bool, lost: bool) -> None:
+def test_node_is_lost_only_if_its_ready_status_is_unknown(ready: str, usable: bool, lost: bool) -> None:
     node = {"metadata": {"name": "n"}, "spec": {}, "status": {"conditions": [{"type": "Ready", "status": ready}]}}
     seen = nodes.read_node(node)
     assert (seen.usable, seen.lost, nodes.build_slices([seen])) == (usable, lost, ())
+
+
+RACK, HOST = "topology.kubernetes.io/rack", "kubernetes.io/hostname"
+CPU = "gpu: {count: 0}\n"
+
+
+def liked(of: Model, *slices: str) -> dict[str, list[tuple[str, int, str]]]:
+    """Kind of affinity -> (topology key, weight, Model of the selected pods)."""
+    found: dict[str, Any] = manifest(of, *slices)["spec"].get("affinity", {})
+    return {
+        kind: [
+            (term["topologyKey"], one["weight"], term["labelSelector"]["matchLabels"][OURS + "model"])
+            for one in said.get(PREFERRED, ())
+            if "labelSelector" in (term := one.get("podAffinityTerm", {}))
+        ]
+        for kind, said in found.items()
+    }
+
+
+def test_near_and_spread_of_a_cpu_model_become_pod_affinity_terms() -> None:
+    assert liked(model(CPU)) == {}
+    assert liked(model(CPU + f"spread: {RACK}")) == {"podAntiAffinity": [(RACK, APART, "ada")]}
+    assert liked(model(CPU + f"near: {RACK}")) == {"podAffinity": [(RACK, NEAR, "ada")]}
+    both = liked(model(CPU + f"near: {RACK}\nspread: {HOST}"))
+    assert both == {"podAffinity": [(RACK, NEAR, "ada")], "podAntiAffinity": [(HOST, APART, "ada")]}
+
+
+def test_near_and_spread_become_preferred_affinity_not_required() -> None:
+    spec = manifest(model(CPU + f"near: {RACK}\nspread: {HOST}"))["spec"]
+    assert all(said.keys() == {PREFERRED} for said in spec["affinity"].values())
+
+
+def test_pod_on_planned_node_has_no_preferred_pod_affinity() -> None:
+    assert liked(model(f"spread: {RACK}"), "n1/gpu0") == {"nodeAffinity": []}
+
+
+def test_affinity_from_the_model_spec_is_kept_next_to_generated_terms() -> None:
+    other = {"weight": 3, "podAffinityTerm": {"topologyKey": HOST}}
+    said = f"{PREFERRED}: [{{weight: 3, podAffinityTerm: {{topologyKey: {HOST}}}}}]"
+    laid = f"pod: {{affinity: {{podAntiAffinity: {{{said}}}}}}}\n"
+    spec = manifest(model(CPU + laid + f"spread: {RACK}"))["spec"]
+    mine, ours = spec["affinity"]["podAntiAffinity"][PREFERRED]
+    assert (mine, ours["podAffinityTerm"]["topologyKey"]) == (other, RACK)
+
+
+def test_affinity_ignores_pods_of_other_installations() -> None:
+    of, owner = model(CPU + f"near: {RACK}\nspread: {HOST}"), Ownership("blue-1")
+    one = replica(of)
+    launch = engines.build_launch_command(of, None, pods.HOST, pods.assign_engine_port(one.id), {}, gpus=True)
+    pod = pods.build_pod_manifest(one, of, launch, "engine:1", owner=owner)
+    affinity = pod["spec"]["affinity"]
+    terms = [term["podAffinityTerm"] for kind in affinity.values() for term in kind[PREFERRED]]
+    selected = [term["labelSelector"]["matchLabels"] for term in terms]
+    assert [labels[INSTALLATION] for labels in selected] == ["blue-1", "blue-1"]
+    assert all(labels.items() <= pod["metadata"]["labels"].items() for labels in selected)
