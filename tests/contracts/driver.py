@@ -62,7 +62,7 @@ class Rig(Protocol):
 class DriverContract:
     """The test suite."""
 
-    def test_inventory_is_first_and_synced_follows_existing_replicas(self, rig: Rig) -> None:
+    def test_started_driver_reports_devices_first_and_replicas_before_synced(self, rig: Rig) -> None:
         async def scenario() -> None:
             async with running(rig.driver()) as observed:
                 assert isinstance(observed.all[0], SlicesSeen)
@@ -74,7 +74,7 @@ class DriverContract:
 
         rig.run(scenario())
 
-    def test_replica_starts_becomes_ready_stops_and_is_clean(self, rig: Rig) -> None:
+    def test_started_replica_becomes_ready_and_is_clean_after_its_stop(self, rig: Rig) -> None:
         replica, model = rig.replica("r1", Manner.GOOD)
 
         async def scenario() -> None:
@@ -95,7 +95,7 @@ class DriverContract:
 
         rig.run(scenario())
 
-    def test_starting_a_running_replica_only_repeats_its_state(self, rig: Rig) -> None:
+    def test_start_of_a_running_replica_starts_no_second_engine(self, rig: Rig) -> None:
         replica, model = rig.replica("r1", Manner.GOOD)
 
         async def scenario() -> None:
@@ -221,7 +221,7 @@ class DriverContract:
 
         rig.run(scenario())
 
-    def test_replica_that_ended_between_two_drivers_is_clean(self, rig: Rig) -> None:
+    def test_replica_killed_while_no_driver_runs_is_observed_by_the_next_one(self, rig: Rig) -> None:
         replica, model = rig.replica("r1", Manner.GOOD)
 
         async def scenario() -> None:

@@ -89,7 +89,7 @@ class ProviderContract:
 
         rig.run(scenario())
 
-    def test_repeated_order_name_succeeds_without_a_second_order(self, rig: Rig) -> None:
+    def test_order_repeated_with_the_same_name_creates_no_second_order(self, rig: Rig) -> None:
         async def scenario() -> None:
             provider, other = rig.provider(), rig.provider()
             made = order((await provider.offers())[0])
@@ -132,7 +132,7 @@ class ProviderContract:
 
         rig.run(scenario())
 
-    def test_uncommitted_release_keeps_delivered_capacity(self, rig: Rig) -> None:
+    def test_release_of_an_uncommitted_order_keeps_delivered_capacity(self, rig: Rig) -> None:
         async def scenario() -> None:
             provider = rig.provider()
             made = order((await provider.offers())[0])
@@ -143,7 +143,7 @@ class ProviderContract:
 
         rig.run(scenario())
 
-    def test_release_keeps_capacity_in_use(self, rig: Rig) -> None:
+    def test_released_order_keeps_capacity_that_a_replica_uses(self, rig: Rig) -> None:
         async def scenario() -> None:
             provider = rig.provider()
             made = order((await provider.offers())[0])

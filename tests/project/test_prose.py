@@ -29,7 +29,7 @@ def problems(text: str) -> list[str]:
         ("First sentence is short. What is late is ended.", 1),
     ],
 )
-def test_each_problem_of_a_text_is_reported_once(text: str, count: int) -> None:
+def test_text_with_wording_problems_gives_one_finding_per_problem(text: str, count: int) -> None:
     assert len(problems(text)) == count
 
 

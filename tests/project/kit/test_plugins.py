@@ -75,7 +75,7 @@ def test_function_marker_overrides_the_module_marker(suite: pytest.Pytester) -> 
     outcome(suite, source, "-m", "deep").assert_outcomes(passed=1, deselected=1)
 
 
-def test_shard_selects_its_deep_and_property_tests(suite: pytest.Pytester) -> None:
+def test_shard_option_selects_only_deep_and_property_tests_of_the_shard(suite: pytest.Pytester) -> None:
     source = (
         "from hypothesis import given, strategies as st\nimport pytest\n"
         "def test_fast(): pass\n@given(st.integers())\ndef test_property(x): pass\n"
@@ -88,11 +88,11 @@ def test_shard_selects_its_deep_and_property_tests(suite: pytest.Pytester) -> No
     outcome(suite, source, "--shard", str(number)).assert_outcomes(passed=passed, deselected=5 - passed)
 
 
-def test_test_names_are_spread_over_all_shards() -> None:
+def test_hundred_test_names_are_spread_over_all_shards() -> None:
     assert {tiers.shard_of(f"test_{number}") for number in range(100)} == set(range(tiers.SHARDS))
 
 
-def test_failure_summary_contains_seed_command_and_log(suite: pytest.Pytester) -> None:
+def test_failed_test_is_summarized_with_seed_repeat_command_and_log(suite: pytest.Pytester) -> None:
     source = (
         "def test_it():\n    print('of a process')\n    assert False, 'replay with `python -m tests.simulation 4711`'\n"
     )

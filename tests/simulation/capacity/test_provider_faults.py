@@ -61,7 +61,7 @@ def test_lost_reply_to_a_capacity_order_causes_no_second_order() -> None:
 
 
 @pytest.mark.parametrize("comes", [True, False])
-def test_request_is_served_although_the_provider_replies_are_unreadable(comes: bool) -> None:
+def test_request_is_served_despite_unreadable_replies_of_the_provider(comes: bool) -> None:
     """The provider took the order, and its replies are unreadable.
     Delivered capacity is detected and serves; else the next Offer is used. Nothing is released while replies are bad.
     """

@@ -105,7 +105,7 @@ def on_device(stage: Stage, name: str) -> set[str]:
 
 @pytest.mark.case("22")
 @pytest.mark.parametrize("engines", ["die with it", "answer on"])
-def test_lost_device_gets_no_requests_and_its_models_move(engines: str) -> None:
+def test_device_lost_with_three_replicas_gets_no_request_after_10_seconds(engines: str) -> None:
     """The Device has three Replicas: their MPS server and they die, or they still answer their probes.
     Within 10 s no request is sent there, and each request on it moved or failed with one error.
     """

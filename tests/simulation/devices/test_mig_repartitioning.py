@@ -33,7 +33,7 @@ def town_of(stage: Stage) -> CutTown:
     return stage.town
 
 
-def told(stage: Stage, name: str = "big") -> str:
+def explanation(stage: Stage, name: str = "big") -> str:
     """The reason that `explain` gives for a Model."""
     assert stage.town.autoscaler is not None
     loop = stage.town.autoscaler.loop
@@ -64,8 +64,8 @@ def test_mig_node_in_use_is_repartitioned_only_when_it_is_idle(whose: str) -> No
             await stage.answered([town.call("small")])
             await asyncio.sleep(1.0)
         assert orders(stage) == {"n1": 0, "n2": 0}
-        assert not waiting.ended, "it is not told that there is nothing for it"
-        assert "could be repartitioned for it, once it is idle" in told(stage)
+        assert not waiting.ended, "it is not rejected for lack of a device"
+        assert "could be repartitioned for it, once it is idle" in explanation(stage)
         if whose == "others":
             town.others = {}
             town.show()
@@ -90,12 +90,12 @@ def test_node_with_failing_repartitioning_is_excluded_after_max_tries() -> None:
         await asyncio.sleep(max(RETRY_S))
         assert orders(stage) == {"n1": TRIES_MAX, "n2": 0}
         configs = [one.config for one in town.nodes["n1"].orders]
-        assert len({*configs}) == TRIES_MAX, "told the same it does nothing"
+        assert len({*configs}) == TRIES_MAX, "the same order has no effect"
         assert await stage.answered([town.call("small") for _ in range(3)]) == {"completed": 3}
         assert town.on_node("n1") == [], "nothing is placed on it"
         assert len(town.on_node("n2")) == 1, "others are unaffected"
-        assert "n1/mig-1g.10gb-0: its node could not be repartitioned in 3 attempts" in told(stage)
-        assert "node n2 could be repartitioned for it, once it is idle" in told(stage)
+        assert "n1/mig-1g.10gb-0: its node could not be repartitioned in 3 attempts" in explanation(stage)
+        assert "node n2 could be repartitioned for it, once it is idle" in explanation(stage)
         await stage.until(lambda: town.on_node("n2") == [])
         town.others = {}
         town.show()

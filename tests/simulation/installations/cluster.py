@@ -31,7 +31,7 @@ from autoscaler.state.events import FollowingSeen, LeadingSeen
 from autoscaler.state.world import Replica, ReplicaResources, Slice
 from tests.simulation.case_harness import GIB, Stage
 from tests.simulation.checks import continuous_invariants, final_invariants
-from tests.simulation.checks.gateway_reports import Told
+from tests.simulation.checks.gateway_reports import ReceivedReports
 from tests.simulation.environment import process
 from tests.simulation.environment.api_server import NODES, PODS, Server, SimApi
 from tests.simulation.environment.machine import QUICK, Machine, Manners, one_device
@@ -69,7 +69,7 @@ class Elected(Autoscaler):
         self.process = own
         self._town = town
         self._listed = asyncio.Event()
-        self.told = Told(clock())
+        self.reports = ReceivedReports(clock())
         self.elector = Elector(SimApi(town.server, name), "town", "pilotlight", name, clock)
         api = SimApi(town.server, name, self.elector.writes_s)
         driver = KubernetesDriver(
@@ -267,12 +267,12 @@ class Cluster(Town):
 
     def tell(self, control: Autoscaler, report: Report) -> None:
         assert isinstance(control, Elected)
-        control.told.take(report, self.now())
+        control.reports.take(report, self.now())
 
     def leads(self, one: Elected, epoch: int) -> None:
         """A process was elected; it knows the reports that it received before."""
-        self.autoscaler, self.told = one, one.told
-        self.told.since_s = self.now()
+        self.autoscaler, self.reports = one, one.reports
+        self.reports.since_s = self.now()
         self.epochs.append((one.name, epoch))
         one.process.on_stop = lambda: self._stopped(one)
 

@@ -32,7 +32,7 @@ LONG_S = 300.0
 A, B = model("a", idle_s=3600.0), model("b", idle_s=3600.0)
 
 
-def told(town: Cluster) -> list[ModelEvent]:
+def model_events(town: Cluster) -> list[ModelEvent]:
     """All Events from now on."""
     found: list[ModelEvent] = []
 
@@ -100,7 +100,7 @@ def test_replica_on_wrong_card_is_evicted_and_started_on_another_card() -> None:
 
         scheduled(town, decide)
         await served(stage, town, "a")
-        events = told(town)
+        events = model_events(town)
         await served(stage, town, "b")
         await stage.until(lambda: stage.starts("b") == 2 and stage.replicas("b") == 1, within_s=120.0)
         await served(stage, town, "b")
@@ -156,7 +156,7 @@ def test_start_waits_with_a_reason_while_a_node_lock_blocks_hami() -> None:
             return False
 
         binds = scheduled(town, decide)
-        events = told(town)
+        events = model_events(town)
         call = town.call("a", wait_s=2 * LONG_S)
         await asyncio.sleep(LONG_S)
         (one,) = town.leader.loop.world.replicas.values()
@@ -187,7 +187,7 @@ def test_start_that_the_kubelet_rejects_after_lock_expiry_is_retried() -> None:
             return False
 
         scheduled(town, decide)
-        events = told(town)
+        events = model_events(town)
         await served(stage, town, "a")
         assert len(seen) == 2
         (failed,) = [one for one in events if one.reason == "StartFailed"]

@@ -172,7 +172,7 @@ def test_demand_of_a_silent_gateway_expires_after_its_last_report() -> None:
         town.network.rates = Rates(doubled=0.3, late=0.2, late_s=(0.1, 30.0))
         await asyncio.sleep(1.0)
         cut_off(stage, 0)
-        last_s = town.told.heard_s(town.gateways[0].id)
+        last_s = town.reports.heard_s(town.gateways[0].id)
         assert last_s is not None
         await stage.until(lambda: believed(stage) != (0, 55), step_s=0.001)
         assert believed(stage) == (0, 5)

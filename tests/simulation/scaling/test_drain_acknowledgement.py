@@ -24,7 +24,7 @@ class Acknowledgements:
     """Notified and acknowledged drains, derived from the messages alone: arriving Routes and arriving reports."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.told: set[tuple[str, str]] = set()
+        self.draining: set[tuple[str, str]] = set()
         """(gateway, Replica) of Routes that have arrived in which it drains."""
         self.heard: set[tuple[str, str]] = set()
         """The same pairs of reports that have arrived and were made later."""
@@ -36,9 +36,9 @@ class Acknowledgements:
         def on_routes(gateway: SimGateway, delta: RoutesDelta) -> None:
             for route in delta.replicas:
                 if route.state == S.DRAINING:
-                    self.told.add((gateway.id, route.replica))
+                    self.draining.add((gateway.id, route.replica))
                 else:
-                    self.told.discard((gateway.id, route.replica))
+                    self.draining.discard((gateway.id, route.replica))
                     self.heard.discard((gateway.id, route.replica))
             routes(gateway, delta)
 
@@ -46,16 +46,16 @@ class Acknowledgements:
             made = report(gateway)
             used = {use.replica for use in made.replicas if use.in_use}
             self._said[gateway.id, made.sequence] = {
-                (g, replica) for g, replica in self.told if g == gateway.id and replica not in used
+                (g, replica) for g, replica in self.draining if g == gateway.id and replica not in used
             }
             return made
 
         def on_taken(loop: Loop, report: Report) -> ReportAnswer:
-            self.heard |= self._said[report.gateway, report.sequence] & self.told
+            self.heard |= self._said[report.gateway, report.sequence] & self.draining
             return accept_report(loop, report)
 
         def on_granted(town: Town, grant: Grant, gateway: SimGateway) -> None:
-            if (gateway.id, grant.replica) in self.told:
+            if (gateway.id, grant.replica) in self.draining:
                 self.late.append((gateway.id, grant.replica))
             granted(town, grant, gateway)
 

@@ -124,7 +124,7 @@ def test_start_that_never_becomes_ready_fails_at_its_time_limit() -> None:
 
 
 @pytest.mark.case("2")
-def test_start_with_a_known_obstacle_is_not_tried_and_evicts_nothing() -> None:
+def test_model_that_cannot_start_gets_no_start_and_evicts_no_replica() -> None:
     """There is one device; `b` has it and is idle. Once the obstacle is removed, `a` gets it within a minute."""
 
     async def act(stage: Stage) -> None:
@@ -145,7 +145,7 @@ def test_start_with_a_known_obstacle_is_not_tried_and_evicts_nothing() -> None:
 
 
 @pytest.mark.case("2")
-def test_failing_start_does_not_affect_other_models() -> None:
+def test_other_model_serves_while_the_start_of_one_model_fails() -> None:
     async def act(stage: Stage) -> None:
         town = stage.town
         broken = [town.call("a", wait_s=300) for _ in range(5)]
@@ -251,7 +251,7 @@ def test_planned_start_is_dropped_if_clients_leave_while_victim_drains() -> None
 
 
 @pytest.mark.case("4")
-def test_start_waiting_for_another_is_dropped_if_its_clients_leave() -> None:
+def test_start_that_waits_for_another_is_dropped_if_its_clients_leave() -> None:
     """One Replica at a time starts on a Device; the second is not there yet when its clients leave."""
 
     async def act(stage: Stage) -> None:

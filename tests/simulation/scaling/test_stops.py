@@ -69,7 +69,7 @@ async def four_full(stage: Stage) -> list[Journey]:
 
 
 @pytest.mark.case("10")
-def test_lower_replica_maximum_in_the_model_interrupts_no_stream() -> None:
+def test_lowered_replica_maximum_drains_replicas_after_their_streams_end() -> None:
     """The document allows only one: three drain with all their streams on them, and the fourth keeps serving."""
 
     async def act(stage: Stage) -> None:
@@ -103,7 +103,7 @@ def test_scale_down_from_four_to_one_replica_interrupts_no_stream() -> None:
             calls.append(town.call("a"))
             await asyncio.sleep(1.25)
         assert len(drains.stopped) == 3, "no more and no fewer, while it is called"
-        assert max(drains.drained.values()) > 0, "some had streams when they were told to go"
+        assert max(drains.drained.values()) > 0, "some had streams when their drain began"
         await stage.answered(calls)
         drains.nothing_is_cut(calls)
 
@@ -148,14 +148,14 @@ def test_draining_replica_is_revived_by_a_new_request() -> None:
         assert draining(), "the drain waits for the gateway that is cut off"
         call = town.call("a", gateway=0)
         assert await stage.answered([call], within_s=5) == {"completed": 1}
-        assert stage.starts() == 1, "revived, not started anew"
+        assert stage.starts() == 1, "revived, not started again"
         assert not draining()
 
     play(act, model(idle_s=2.0), gateways=2, manners=Manners(start_s=(0.3, 0.3), serve_s=(0.05, 0.1)))
 
 
 @pytest.mark.case("12")
-def test_long_generation_never_counts_as_idle() -> None:
+def test_replica_with_a_long_generation_is_idle_only_after_it_ends() -> None:
     async def act(stage: Stage) -> None:
         town = stage.town
         call = town.call("a")
@@ -256,7 +256,7 @@ def test_killed_replica_fails_only_a_request_in_mid_stream(moment: str) -> None:
         if moment == "mid-stream":
             assert counted == {"failed": 1}
             assert call.served_by == {victim}
-            assert call.ended[0].at_s == killed_s, "told at once; two seconds are promised"
+            assert call.ended[0].at_s == killed_s, "failed at once; two seconds are promised"
         else:
             assert counted == {"completed": 1}, "moved once; its client sees nothing"
             assert call.call.moves == (moment == "before the first byte")

@@ -22,7 +22,7 @@ def thing(name: str, version: int, **spec: object) -> Object:
     return {"metadata": {"name": name, "namespace": "", "resourceVersion": str(version)}, "spec": spec}
 
 
-class Told:
+class WatchedApi:
     """A fake API server whose watch returns what the test enqueues, and ends with an exception."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Told:
 
 def test_watched_list_is_served_from_the_watch_cache() -> None:
     async def scenario() -> None:
-        api, heard = Told(), list[int]()
+        api, heard = WatchedApi(), list[int]()
         server = Objects(cast("Api", api), cast("Api", api))
         task = asyncio.create_task(server.follow(PATH, lambda one: one["spec"].get("n"), lambda: heard.append(1)))
 
@@ -55,7 +55,7 @@ def test_watched_list_is_served_from_the_watch_cache() -> None:
             return [one["metadata"]["name"] for one in await server.items(PATH, **(query or AT_HAND))]
 
         api.says.put_nowait(("ADDED", thing("a", 1)))
-        assert await at_hand() == ["newest"], "the watch has not told all yet"
+        assert await at_hand() == ["newest"], "the watch has not reported all objects yet"
         api.says.put_nowait(("BOOKMARK", END))
         assert (await at_hand(), api.asked, heard) == (["a"], 1, []), "nothing of it matters to who follows"
         assert (await at_hand(labelSelector="x"), api.asked) == (["newest"], 2), "who wants another list asks"
@@ -79,7 +79,7 @@ def test_watched_list_is_served_from_the_watch_cache() -> None:
 
 def test_disconnected_watch_falls_back_to_a_list_request() -> None:
     async def scenario() -> None:
-        api = Told()
+        api = WatchedApi()
         server = Objects(cast("Api", api), cast("Api", api))
         task = asyncio.create_task(server.follow(PATH, dict, lambda: None))
         for one in (("ADDED", thing("a", 1)), ("BOOKMARK", END)):
@@ -100,7 +100,7 @@ def test_disconnected_watch_falls_back_to_a_list_request() -> None:
 
 def test_undecodable_object_in_a_list_is_skipped_and_counted() -> None:
     async def scenario() -> None:
-        api = Told()
+        api = WatchedApi()
         server = Objects(cast("Api", api), cast("Api", api))
         api.odd = [Unreadable("NodeClaim", "", "odd", "3", "nested")]
         assert [one["metadata"]["name"] for one in await server.items(PATH)] == ["newest"]

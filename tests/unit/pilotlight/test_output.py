@@ -49,7 +49,7 @@ def test_escaped_text_is_printable_and_unchanged_by_a_second_escape(text: str) -
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_escaped_json_has_the_same_value(text: str) -> None:
+def test_json_escaped_for_output_parses_to_the_same_value(text: str) -> None:
     assert json.loads(escape_text(json.dumps(text, ensure_ascii=False))) == text
 
 
@@ -77,9 +77,9 @@ def test_safe_streams_restores_stdout_and_stderr_on_exit(capsys: pytest.CaptureF
         print("\x07err", file=sys.stderr)
         output.write_document('{"a": "\x85\u202e' + "x" * LINE_CHARACTERS_MAX + '"}')
     assert (sys.stdout, sys.stderr) == before
-    told = capsys.readouterr()
-    first, second = told.out.splitlines()
-    assert (first, told.err) == ("\\u0007out", "\\u0007err\n")
+    captured = capsys.readouterr()
+    first, second = captured.out.splitlines()
+    assert (first, captured.err) == ("\\u0007out", "\\u0007err\n")
     assert json.loads(second)["a"] == "\x85\u202e" + "x" * LINE_CHARACTERS_MAX
 
 
@@ -95,16 +95,16 @@ def test_full_disk_is_reported_as_an_output_error(monkeypatch: pytest.MonkeyPatc
         assert sys.stdout is full
 
 
-def test_console_escapes_text_but_keeps_its_own_styles(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_console_escapes_control_codes_in_text_but_emits_its_own_styles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     shown = tables.Console(width=60)
     with shown.capture() as capture:
         shown.print("\x1b[5m[red]x[/y]")
         shown.print(Text("\x9btext", style="bold"))
-    told = capture.get()
-    assert "\\u001b[5m[red]x[/y]" in told
-    assert "\x1b[1m\\u009btext\x1b[0m" in told
+    output = capture.get()
+    assert "\\u001b[5m[red]x[/y]" in output
+    assert "\x1b[1m\\u009btext\x1b[0m" in output
 
 
 def test_log_lines_are_escaped_and_truncated_between_characters() -> None:

@@ -43,8 +43,8 @@ async def test_invalid_head_is_rejected_before_a_large_body(
     async with rig() as one:
         client = await one.client()
         begin(client, 10 * MIB, *lines, path=path, kind=kind)
-        told, fields, _ = await client.answer()
-        assert (told, fields["connection"]) == (status, "close")
+        received, fields, _ = await client.answer()
+        assert (received, fields["connection"]) == (status, "close")
         assert await client.rest() == b""
         assert one.front.room.held_bytes == 0
 
@@ -137,9 +137,9 @@ async def test_large_body_gets_503_if_no_memory_budget_becomes_free_in_time() ->
         assert (await third.answer())[0] == 200
         await until("the second waits", lambda: one.front.room.wanted)
         one.front.limits = Limits(body_seconds_max=0.5)
-        status, fields, told = await second.answer()
+        status, fields, text = await second.answer()
         assert (status, fields["retry-after"], fields["connection"]) == (503, "2", "close"), "and no 100 before"
-        assert b'"overloaded"' in told
+        assert b'"overloaded"' in text
         engine.release.set()
         assert (await first.answer())[0] == 200
         await empty(one)

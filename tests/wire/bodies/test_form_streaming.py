@@ -114,9 +114,9 @@ async def test_form_found_invalid_at_its_end_never_completes_at_the_engine(end: 
     engine, form = Reading(OK), NAMED + SOUND + end
     async with begun(engine, form) as (one, client):
         client.send(form[MIB:])
-        status, fields, told = await client.answer()
+        status, fields, body = await client.answer()
         assert (status, fields["connection"]) == (400, "close")
-        assert word in told.decode()
+        assert word in body.decode()
         await engine.until(lambda: engine.lost)
         await nothing_left(one)
     assert not engine.whole
@@ -230,8 +230,8 @@ async def test_engine_error_before_the_complete_body_closes_client_connection() 
     async with Refusing(refused) as engine, rig(engine.address) as one:
         client = await one.client()
         begin(client, len(FORM), FORM[:MIB])
-        status, fields, told = await client.answer()
-        assert (status, fields["connection"], told) == (400, "close", b'{"error":{"message":"too long"}}')
+        status, fields, body = await client.answer()
+        assert (status, fields["connection"], body) == (400, "close", b'{"error":{"message":"too long"}}')
         client.send(FORM[MIB:])
         assert await client.rest() == b""
         await nothing_left(one)
@@ -263,9 +263,9 @@ async def test_stream_part_at_the_end_of_a_form_gives_a_streamed_response() -> N
     form = NAMED + SOUND + PART % (b"stream", b"", b"true") + END
     async with begun(Reading(STREAM), form) as (one, client):
         client.send(form[MIB:])
-        status, fields, told = await client.answer()
+        status, fields, body = await client.answer()
         assert (status, fields["content-type"]) == (200, "text/event-stream")
-        assert told.endswith(b"data: [DONE]\n\n")
+        assert body.endswith(b"data: [DONE]\n\n")
         await nothing_left(one)
 
 

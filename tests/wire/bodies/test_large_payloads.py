@@ -36,7 +36,7 @@ async def _edited(size: int) -> None:
         assert one.totals()[0] == 1
 
 
-async def test_2_mib_body_is_forwarded_with_edits_and_unchanged_messages() -> None:
+async def test_large_body_is_forwarded_with_model_renamed_and_messages_kept() -> None:
     await _edited(2 * MIB)
 
 
@@ -58,7 +58,7 @@ async def test_large_chunked_body_is_forwarded_like_one_with_a_length() -> None:
             assert got(engine) == sent.replace(b"alias-m", b"served-m")
 
 
-async def test_bodies_around_the_large_size_threshold_are_served_equally() -> None:
+async def test_body_just_below_or_above_the_large_threshold_is_forwarded() -> None:
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
         for number, size in enumerate((LARGE_BYTES - 1, LARGE_BYTES, LARGE_BYTES + 1)):

@@ -280,8 +280,8 @@ async def test_request_sent_at_the_connect_timeout_is_retried_as_a_reset(monkeyp
         connects.go.set()
         client.call()
         assert (await client.answer())[0] == 200
-        told = one.front.telemetry.text((), None).decode()
-        assert ('reason="reset"} 1.0' in told, 'reason="connect"' in told) == (True, False)
+        metrics = one.front.telemetry.text((), None).decode()
+        assert ('reason="reset"} 1.0' in metrics, 'reason="connect"' in metrics) == (True, False)
         await nothing_left(one)
 
 

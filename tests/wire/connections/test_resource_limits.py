@@ -128,7 +128,7 @@ def cuts(data: bytes) -> list[list[bytes]]:
 
 
 @pytest.mark.parametrize("path", [b"/v1/chat/completions", b"/nowhere", b"/v1/models"])
-async def test_corpus_responses_do_not_depend_on_read_boundaries(path: bytes) -> None:
+async def test_split_requests_of_the_corpus_get_the_responses_of_whole_ones(path: bytes) -> None:
     """One exception: a rejection of the head precedes the detection of an invalid body and ends the connection."""
     async with rig(limits=Limits(body_bytes_max=MIB)) as one:
         compared = 0

@@ -32,7 +32,7 @@ from tests.wire.faults import test_engine_and_client_failures as faults
 from tests.wire.responses import test_local_replies as edge
 from tests.wire.responses import test_relay as relay
 
-OTHERWISE = {"test_connections_per_address_are_limited"}
+OTHERWISE = {"test_connection_above_the_limit_per_address_is_closed"}
 """Tested separately here: over TLS, a surplus connection does not even get a handshake."""
 PLAIN = {
     name: test
@@ -57,7 +57,7 @@ def run(loop: Loop, test: Callable[[], Coroutine[None, None, None]]) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(PLAIN.keys() - OTHERWISE))
-def test_data_plane_test_passes_over_tls(name: str) -> None:
+def test_each_data_plane_test_also_passes_over_tls(name: str) -> None:
     with over_tls():
         run(uvloop.new_event_loop, PLAIN[name])
 
@@ -265,7 +265,7 @@ async def answered(one: Rig) -> tuple[int, bytes]:
 
 
 @LOOPS
-def test_tls_engine_connection_is_reused(loop: Loop) -> None:
+def test_second_request_reuses_the_tls_connection_to_the_engine(loop: Loop) -> None:
     async def test() -> None:
         async with engine_of(sides().server) as (engine, one):
             for _ in range(2):
@@ -314,11 +314,11 @@ def test_untrusted_engine_receives_nothing_and_the_request_gets_502(
             assert (await answered(one))[0] == 200, "what is believed now holds for the next connection"
 
     run(loop, test)
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 1, "said once, not for every Call"
-    assert told[0].startswith(f"event=engine_distrusted reason='{why}")
-    assert "example" not in told[0]
-    assert "127.0.0.1" not in told[0]
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 1, "said once, not for every Call"
+    assert messages[0].startswith(f"event=engine_distrusted reason='{why}")
+    assert "example" not in messages[0]
+    assert "127.0.0.1" not in messages[0]
 
 
 @LOOPS

@@ -35,7 +35,7 @@ from tests.support.harness.gateway.gateway_rig import rig
 from tests.support.waiting import until
 
 
-async def test_engine_closing_idle_connections_causes_no_retry() -> None:
+async def test_connection_closed_by_the_engine_while_idle_causes_no_retry() -> None:
     async with ScriptedEngine((OK, CLOSE)) as engine, rig(engine.address) as one:
         client = await one.client()
         for _ in range(5):
@@ -71,9 +71,9 @@ async def test_request_that_kills_its_engine_is_sent_to_at_most_two_engines() ->
         one.routes(engine.address, other.address)
         engine.stop()
         assert (await client.answer())[0] == 200
-        told = one.front.telemetry.text((), None).decode()
-        assert 'pilotlight_upstream_retries_total{model="m",reason="reset"} 1.0' in told
-        assert 'reason="connect"' not in told
+        metrics = one.front.telemetry.text((), None).decode()
+        assert 'pilotlight_upstream_retries_total{model="m",reason="reset"} 1.0' in metrics
+        assert 'reason="connect"' not in metrics
 
 
 async def test_reset_of_a_long_request_on_reused_connection_counts_as_retry(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,9 +207,9 @@ async def test_engine_failure_mid_stream_sends_one_error_event_and_no_last_chunk
         assert (await client.head())[0] == 200
         assert b'"a"' in await client.chunk()
         engine.release.set()
-        told = await client.chunk()
-        assert told.startswith(b'data: {"error":')
-        assert ERROR in told
+        event = await client.chunk()
+        assert event.startswith(b'data: {"error":')
+        assert ERROR in event
         assert await client.rest() == b""  # neither [DONE] nor a last chunk
         await one.settled()
         assert one.in_use() == 0
@@ -226,7 +226,7 @@ async def test_broken_anthropic_stream_gets_an_anthropic_error_event() -> None:
         assert (await client.chunk()).startswith(b'event: error\ndata: {"type":"error"')
 
 
-async def test_reset_after_the_complete_stream_is_no_failure() -> None:
+async def test_engine_reset_after_a_complete_stream_still_counts_its_tokens() -> None:
     async with ScriptedEngine((STREAM, RESET)) as engine, rig(engine.address) as one:
         client = await one.client()
         client.call(stream=True)
@@ -236,7 +236,7 @@ async def test_reset_after_the_complete_stream_is_no_failure() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_silent_engine_gives_504(stream: bool) -> None:
+async def test_request_gets_504_if_the_engine_sends_no_byte_in_time(stream: bool) -> None:
     clocks = Clocks(response_seconds_max=0.1, first_byte_seconds_max=0.1, stall_seconds_max=90)
     async with ScriptedEngine((HOLD,)) as engine, rig(engine.address, clocks=clocks, slots=1) as one:
         client = await one.client()
@@ -286,7 +286,7 @@ async def test_slow_requests_and_idle_connections_time_out(sent: bytes, status: 
         (b"POST /v1/messages/more HTTP/1.1\r\nhost: x\r\n", False),
     ],
 )
-async def test_slow_request_head_gets_408_in_the_api_format_of_its_path(sent: bytes, anthropic: bool) -> None:
+async def test_request_head_sent_too_slowly_gets_408_in_its_api_format(sent: bytes, anthropic: bool) -> None:
     """Covers also a head after a complete request, and every way in which the head arrives."""
     async with rig() as one:
         client = await one.client()
@@ -296,8 +296,8 @@ async def test_slow_request_head_gets_408_in_the_api_format_of_its_path(sent: by
         client.send(sent[9:])
         await until("all of it is read", lambda: connection._reader.buffered == len(sent))
         one.front.limits = Limits(header_seconds_max=0.1)
-        status, fields, told = await client.answer()
-        error = json.loads(told)
+        status, fields, body = await client.answer()
+        error = json.loads(body)
         assert (status, fields["connection"], error["error"]["code"]) == (408, "close", "request_timeout")
         assert error.get("type") == ("error" if anthropic else None)
         assert await client.rest() == b""
@@ -371,7 +371,7 @@ def until_close(body: bytes) -> tuple[bytes | Word, ...]:
     return (b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n" + body, CLOSE)
 
 
-async def test_close_delimited_json_response_is_relayed() -> None:
+async def test_json_response_that_ends_at_connection_close_is_relayed() -> None:
     async with ScriptedEngine(until_close(b'{"choices": []}')) as engine, rig(engine.address) as one:
         client = await one.client()
         client.call()
@@ -379,7 +379,7 @@ async def test_close_delimited_json_response_is_relayed() -> None:
         assert (status, body) == (200, b'{"choices": []}')
 
 
-async def test_reports_contain_time_since_last_byte_of_an_engine() -> None:
+async def test_report_contains_the_time_since_the_last_byte_from_the_engine() -> None:
     async with ScriptedEngine((STREAM_HEAD + delta("a"), HOLD, delta("b"), HOLD)) as engine, rig(engine.address) as one:
 
         def byte_s() -> float | None:

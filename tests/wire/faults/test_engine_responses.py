@@ -125,15 +125,15 @@ async def test_malformed_engine_response_is_retried_once_and_then_gives_502(name
 @pytest.mark.case("41")
 @pytest.mark.parametrize("stream", [False, True], ids=["document", "stream"])
 @pytest.mark.parametrize("status", [300, 301, 302, 303, 304, 305, 307, 308])
-async def test_redirect_is_neither_followed_nor_forwarded(status: int, stream: bool) -> None:
+async def test_redirect_of_an_engine_gives_502_and_is_not_followed(status: int, stream: bool) -> None:
     body = b"" if status == 304 else b"moved"
     async with ScriptedEngine((OK,)) as elsewhere:
         there = document(body, f"{status} There", f"Location: http://{elsewhere.address}/v1/chat/completions")
         async with ScriptedEngine((there,), (there,), (OK,)) as engine, rig(engine.address) as one:
             client = await one.client()
             client.call(stream=stream)
-            got, fields, told = await client.answer()
-            assert (got, ERROR in told, "location" in fields) == (502, True, False)
+            got, fields, body_text = await client.answer()
+            assert (got, ERROR in body_text, "location" in fields) == (502, True, False)
             assert (elsewhere.connections, len(engine.requests)) == (0, 2)
             await serves_on(one, client)
 

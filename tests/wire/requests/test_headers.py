@@ -135,7 +135,7 @@ ANSWERED = (
 
 
 @pytest.mark.case("40")
-async def test_client_receives_no_connection_or_forged_headers_of_the_engine() -> None:
+async def test_plain_response_has_no_forged_headers_of_the_engine() -> None:
     """Checked for whole, streamed and error responses."""
     whole = document(b"{}", "200 OK", *ANSWERED)
     pieces = (whole[:-1], whole[-1:])
@@ -146,19 +146,19 @@ async def test_client_receives_no_connection_or_forged_headers_of_the_engine() -
         for status in (200, 200, 400):
             client = await one.client()
             client.call()
-            assert await told(client) == (status, DOWNWARDS)
+            assert await status_and_headers(client) == (status, DOWNWARDS)
 
 
 @pytest.mark.case("40")
-async def test_stream_has_no_connection_or_forged_headers_of_the_engine() -> None:
+async def test_streamed_response_has_no_forged_headers_of_the_engine() -> None:
     head = STREAM_HEAD[:-2] + "\r\n".join([*ANSWERED, "", ""]).encode()
     async with ScriptedEngine((head + delta("a") + DONE + END,)) as engine, rig(engine.address) as one:
         client = await one.client()
         client.call(stream=True)
-        assert await told(client) == (200, DOWNWARDS - {"content-length"} | {"transfer-encoding"})
+        assert await status_and_headers(client) == (200, DOWNWARDS - {"content-length"} | {"transfer-encoding"})
 
 
-async def told(client: Client) -> tuple[int, set[str]]:
+async def status_and_headers(client: Client) -> tuple[int, set[str]]:
     """Return status and header names of a response, which must contain no text of the engine."""
     status, fields = await client.head()
     assert "canary" not in str(fields)
@@ -172,7 +172,7 @@ _ID = re.compile(rb"\r\nx-request-id: [a-z0-9._-]+(?=\r\n)")
 
 
 @pytest.mark.case("39")
-async def test_error_responses_do_not_echo_the_request() -> None:
+async def test_error_response_to_an_invalid_request_does_not_echo_it() -> None:
     """Mutations of requests for a Model that does not exist, each with a marker word somewhere."""
     die, inputs = random.Random(5), []
     for data in mutated(5, 600):

@@ -55,7 +55,7 @@ async def status_of(one: Rig, lines: str) -> tuple[int, bytes]:
         ("GET {} HTTP/1.1\r\nHost: evil.example\r\nOrigin: https://app.example", 421),
     ],
 )
-async def test_only_local_hosts_and_allowed_origins_are_served(lines: str, status: int, path: str) -> None:
+async def test_request_with_foreign_host_or_origin_gets_421_or_403(lines: str, status: int, path: str) -> None:
     async with rig(settings=FrontSettings(cors_origins=(APP,)), host_check=True) as one:
         got, body = await status_of(one, lines.format(path))
     assert got == status
@@ -171,7 +171,7 @@ async def test_host_error_has_cors_header_for_an_allowed_origin() -> None:
         assert (status, fields["access-control-allow-origin"]) == (421, APP)
 
 
-async def test_host_check_applies_to_tls_listeners() -> None:
+async def test_request_with_foreign_host_over_tls_gets_421() -> None:
     async with rig(tls=sides(), host_check=True) as one:
         assert (await status_of(one, "GET /health HTTP/1.1\r\nHost: evil.example"))[0] == 421
         assert (await status_of(one, "GET /health HTTP/1.1\r\nHost: localhost"))[0] == 200

@@ -56,10 +56,10 @@ async def test_server_timing_omits_ready_if_the_start_began_before_the_request(l
         while not any(level.oldest_wait_s > 0.001 for level in one.front.report().levels):  # longer than a short start
             await asyncio.sleep(0.001)
         one.routes(engine.address, phases_ms={"decide": 0.1, "load": load_ms})
-        told = server_timing((await client.answer())[1]["server-timing"])
-        assert list(told) == ["queue", "decide", "load", *(["ready"] if whole else []), "upstream"]
+        timings = server_timing((await client.answer())[1]["server-timing"])
+        assert list(timings) == ["queue", "decide", "load", *(["ready"] if whole else []), "upstream"]
         if whole:
-            assert told["decide"] + told["load"] + told["ready"] == pytest.approx(told["queue"], abs=0.2)
+            assert timings["decide"] + timings["load"] + timings["ready"] == pytest.approx(timings["queue"], abs=0.2)
 
 
 EARLY = FrontSettings(keepalive_seconds=0.1)
@@ -78,7 +78,7 @@ async def test_queued_stream_receives_its_queue_position_before_the_response(min
         assert body.split(b"\n\n")[-2].startswith(b": server-timing queue;dur=")
 
 
-async def test_queued_anthropic_stream_receives_pings() -> None:
+async def test_stream_of_an_anthropic_request_gets_pings_while_queued() -> None:
     async with rig(settings=EARLY) as one:
         client = await parked(one, stream=True, path="/v1/messages")
         await client.head()
@@ -161,7 +161,7 @@ async def get(one: Rig, path: str, *, method: str = "GET", more: str = "") -> tu
     return await client.answer()
 
 
-async def test_listing_models_starts_no_model() -> None:
+async def test_models_request_lists_a_stopped_model_without_starting_it() -> None:
     async with rig(state="zero") as one:
         status, _, body = await get(one, "/v1/models")
         listed = json.loads(body)
@@ -306,7 +306,7 @@ async def test_error_for_an_invalid_head_has_the_api_format_of_its_path(
         assert ("type" in json.loads(rest.partition(b"\r\n\r\n")[2])) == (dialect == "anthropic")
 
 
-async def test_connections_per_address_are_limited() -> None:
+async def test_connection_above_the_limit_per_address_is_closed() -> None:
     async with rig(limits=Limits(connections_per_address_max=2)) as one:
         kept = [await one.client(), await one.client()]
         third = await one.client()
@@ -365,20 +365,20 @@ async def test_events_metrics_and_errors_contain_no_key_prompt_or_address(tmp_pa
     sink = os.open(tmp_path / "events", os.O_RDWR | os.O_CREAT)
     prompt = [{"role": "user", "content": "canary-prompt"}]
     scripts = [(STREAM,), (STREAM_HEAD + delta("a"), CLOSE), (CLOSE,), (document(b"{}", "302 Found"),)]
-    told = b""
+    output = b""
     async with ScriptedEngine(*scripts) as engine:
         async with rig(engine.address, events=sink) as one:
             for number in range(4):
                 client = await one.client()
                 client.call(stream=number < 2, minor=0, key="sk-canary-key", messages=prompt, user="canary-user")
-                told += await client.rest()
+                output += await client.rest()
             client = await one.client()
             client.send(b"POST /v1/canary-path?key=canary HTTP/1.1\r\nhost: canary-host\r\n\r\nGET canary\r\n\r\n")
-            told += await client.rest()
-            told += one.front.metrics()
+            output += await client.rest()
+            output += one.front.metrics()
         events = os.pread(sink, 1 << 20, 0)
         os.close(sink)
         assert events.count(b'{"event":"call",') == 4
         assert events.count(b'{"event":"turned_away",') == 2
-        assert b"canary" not in told + events
-        assert engine.address.encode() not in told + events
+        assert b"canary" not in output + events
+        assert engine.address.encode() not in output + events

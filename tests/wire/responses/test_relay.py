@@ -32,7 +32,7 @@ async def test_request_is_rewritten_for_the_engine_and_response_is_relayed() -> 
         assert one.totals()[0] == 1
 
 
-async def test_engine_with_ipv6_address_is_reached() -> None:
+async def test_request_to_an_engine_with_an_ipv6_address_is_forwarded() -> None:
     async with ScriptedEngine((OK,), host="::1") as engine, rig(engine.address) as one:
         client = await one.client()
         client.call()
@@ -42,7 +42,7 @@ async def test_engine_with_ipv6_address_is_reached() -> None:
         assert f"\r\nhost: {authority}\r\n".encode() in engine.requests[0]
 
 
-async def test_client_and_engine_connections_are_kept_alive() -> None:
+async def test_three_sequential_requests_reuse_one_connection_to_the_engine() -> None:
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
         for _ in range(3):
@@ -91,7 +91,7 @@ async def test_stream_received_in_single_bytes_is_relayed_unchanged() -> None:
 
 
 @pytest.mark.parametrize("minor", [0, 1])
-async def test_close_delimited_stream_is_relayed(minor: int) -> None:
+async def test_stream_that_ends_at_connection_close_is_relayed(minor: int) -> None:
     whole = (b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + WITHOUT_USAGE, CLOSE)
     async with ScriptedEngine(whole) as engine, rig(engine.address) as one:
         client = await one.client()
@@ -122,7 +122,7 @@ async def test_http_1_0_client_gets_close_delimited_response() -> None:
         assert body == WITHOUT_USAGE
 
 
-async def test_engine_receives_the_cache_salt_of_the_tenant() -> None:
+async def test_forwarded_request_has_the_cache_salt_of_its_tenant() -> None:
     """Each Tenant has its own salt, whatever it sends, and only for engines that separate caches by it."""
     keys = {name: f"key-of-{name}" for name in ("acme", "lab")}
     tenants = tuple(

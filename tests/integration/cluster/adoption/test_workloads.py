@@ -138,7 +138,7 @@ async def test_adopted_pod_keeps_its_replica_id_after_an_autoscaler_restart(adop
 
 
 @pytest.mark.standard
-async def test_pod_marked_as_replica_of_another_model_gets_none_of_its_requests(adopting: Adopting) -> None:
+async def test_pod_annotated_as_replica_of_another_model_gets_no_request_for_it(adopting: Adopting) -> None:
     """The mark is set first in the pod template of another owner's workload, then on its pod."""
     for name in ("ada", "thief"):
         body = workload(name, 1, {OURS + "models": name, OURS + "idle-seconds": "600"})
@@ -246,7 +246,7 @@ async def test_workload_condition_shows_if_its_scale_is_automatic_or_manual(adop
         assert kinds == {"Available", "Progressing", OURS + "Adopted"}
 
 
-async def test_workload_without_its_annotation_loses_condition_but_keeps_pods(
+async def test_removing_the_models_annotation_drops_condition_and_keeps_pods(
     adopting: Adopting,
 ) -> None:
     path = f"{adopting.apps}/deployments/ada"
@@ -365,8 +365,8 @@ class AdoptedRig(ClusterRig):
         async with asyncio.timeout(WAIT_S_MAX):
             while True:
                 (pod,) = (await self._api.get(pods, labelSelector=f"app={replica.partition('-')[0]}"))["items"]
-                (told,) = pod["status"]["containerStatuses"]
-                if told["restartCount"] and "running" in told["state"]:
+                (status,) = pod["status"]["containerStatuses"]
+                if status["restartCount"] and "running" in status["state"]:
                     return
                 await asyncio.sleep(0.02)
 
@@ -402,7 +402,7 @@ class TestAdoptedDriver(DriverContract):
     def rig(self, kubeconfig: Path, tmp_path: Path) -> AdoptedRig:
         return AdoptedRig(kubeconfig, tmp_path)
 
-    def test_inventory_is_first_and_synced_follows_existing_replicas(self, rig: Rig) -> None:
+    def test_started_driver_reports_devices_first_and_replicas_before_synced(self, rig: Rig) -> None:
         """There is no inventory."""
 
         async def scenario() -> None:
@@ -411,7 +411,7 @@ class TestAdoptedDriver(DriverContract):
 
         rig.run(scenario())
 
-    def test_replica_that_ended_between_two_drivers_is_clean(self, rig: Rig) -> None:
+    def test_replica_killed_while_no_driver_runs_is_observed_by_the_next_one(self, rig: Rig) -> None:
         """Its kubelet has restarted it: it is the same replica."""
         assert isinstance(rig, AdoptedRig)
         replica, model = rig.replica("r1", Manner.GOOD)
@@ -430,7 +430,7 @@ class TestAdoptedDriver(DriverContract):
 
 
 @pytest.mark.standard
-async def test_admission_policies_limit_what_the_autoscaler_can_change(
+async def test_admission_policies_reject_changes_beyond_scale_and_annotations(
     api: Api, kubeconfig: Path, namespace: str
 ) -> None:
     """The chart's policies: with `adoption.everywhere`, permissions alone would cover the images of all pods."""

@@ -28,7 +28,7 @@ from tests.contracts.driver import Manner
 from tests.integration.cluster.conftest import next_number
 from tests.integration.cluster.support.control_plane.components import Plane
 from tests.integration.cluster.support.control_plane.connection_loss_proxy import Cutter, port_of
-from tests.integration.cluster.support.driver.node_fixture import Scene, drained, staged, until_told
+from tests.integration.cluster.support.driver.node_fixture import Scene, drained, staged, until_reported
 from tests.support.harness.driver_events import WAIT_S_MAX, running
 from tests.support.harness.local_rig import launch, replica
 
@@ -146,11 +146,11 @@ async def test_driver_without_a_valid_leader_lease_starts_and_stops_nothing(scen
             assert len((await scene.api.get(scene.pods))["items"]) == 1
             may_s[0] = math.inf
             await driver.follow()
-            told = len(observed.all)
+            count = len(observed.all)
             driver.lead()
-            while Synced() not in observed.all[told:]:
+            while Synced() not in observed.all[count:]:
                 await asyncio.sleep(0.01)
-            again = observed.all[told : observed.all.index(Synced(), told)]
+            again = observed.all[count : observed.all.index(Synced(), count)]
             assert [seen.seen for seen in again if isinstance(seen, ReplicaSeen)] == [Seen.READY]
             driver.stop(one, 1.0)
             await observed.until(one.id, Seen.CLEAN)
@@ -209,7 +209,7 @@ async def test_open_watch_without_events_is_detected_by_a_list_request(
             api.deaf = True
             one, model = scene.engine("r1")
             driver.start(one, model)
-            await until_told(observed, one.id, lambda seen: seen.waits or seen.address)
+            await until_reported(observed, one.id, lambda seen: seen.waits or seen.address)
             api.deaf = False
             await observed.until(one.id, Seen.READY)
             api.deaf = True
@@ -232,7 +232,7 @@ async def test_api_server_restart_or_hang_causes_no_failed_start(scene: Scene, p
         plane.kill_part("kube-apiserver")
         two, of_two = scene.engine("r2", gpu=1)
         driver.start(two, of_two)
-        waits = await until_told(observed, two.id, lambda seen: seen.waits)
+        waits = await until_reported(observed, two.id, lambda seen: seen.waits)
         assert waits.waits == "the API server does not answer"
         driver.stop(one, 1.0)
         plane.start_part("kube-apiserver")
@@ -369,7 +369,7 @@ async def test_pod_whose_address_was_reused_becomes_unready(
                 one, model = replica(name, ("engine", "{port}"), ())
                 model = replace(model, spec=replace(model.spec, pod=nobody))
                 driver.start(one, model)
-                await until_told(observed, one.id, lambda seen: seen.waits)
+                await until_reported(observed, one.id, lambda seen: seen.waits)
                 made.append(one)
             first, second = made
             await runs_at(api, f"{path}/r1", ip, "2026-01-01T00:00:00Z")
@@ -396,7 +396,7 @@ async def test_evicted_pod_without_an_address_is_reported_as_exited(api: Api, na
     async with ready_at(ip, "r1"), running(driver) as observed:
         one, model = replica("r1", ("engine", "{port}"), ())
         driver.start(one, replace(model, spec=replace(model.spec, pod=Pod(scheduler_name="nobody"))))
-        await until_told(observed, one.id, lambda seen: seen.waits)
+        await until_reported(observed, one.id, lambda seen: seen.waits)
         await runs_at(api, f"{path}/r1", ip, "2026-01-01T00:00:00Z")
         await observed.until(one.id, Seen.READY)
         evicted = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}

@@ -20,7 +20,7 @@ from autoscaler.state.events import Seen
 from tests.contracts.driver import Manner
 from tests.integration.cluster.conftest import make_namespace, next_number
 from tests.integration.cluster.support.control_plane.admission_webhook import webhook
-from tests.integration.cluster.support.driver.node_fixture import Scene, changed, staged, until_told
+from tests.integration.cluster.support.driver.node_fixture import Scene, changed, staged, until_reported
 from tests.integration.cluster.support.kubelet.node import Node
 from tests.integration.cluster.support.kubelet.pod import IMAGE_ERROR, OUT_OF_MEMORY
 from tests.support.harness.driver_events import WAIT_S_MAX, running
@@ -37,7 +37,7 @@ async def scene(api: Api, namespace: str, tmp_path: Path) -> AsyncIterator[Scene
 
 
 @pytest.mark.standard
-async def test_engine_pods_pass_restricted_pod_security(scene: Scene) -> None:
+async def test_restricted_pod_security_admits_engine_pods_unless_run_as_root(scene: Scene) -> None:
     enforce = {"pod-security.kubernetes.io/enforce": "restricted"}
     await scene.api.patch(f"/api/v1/namespaces/{scene.namespace}", {"metadata": {"labels": enforce}})
     one, model = scene.engine("r1")
@@ -120,9 +120,9 @@ async def test_unschedulable_pod_waits_and_the_reason_is_reported(scene: Scene) 
             await observed.until(one.id, Seen.READY)
         third, model = scene.engine("r3")
         driver.start(third, model)
-        told = await until_told(observed, third.id, lambda seen: "Insufficient" in seen.waits)
-        assert (told.seen, told.started_s) == (Seen.STARTING, None)
-        assert told.waits.startswith("Unschedulable: 0/1 nodes are available: 1 Insufficient nvidia.com/gpu")
+        reported = await until_reported(observed, third.id, lambda seen: "Insufficient" in seen.waits)
+        assert (reported.seen, reported.started_s) == (Seen.STARTING, None)
+        assert reported.waits.startswith("Unschedulable: 0/1 nodes are available: 1 Insufficient nvidia.com/gpu")
         await scene.node.has({"nvidia.com/gpu": "3"})
         ready = await observed.until(third.id, Seen.READY)
         assert not ready.waits
@@ -143,8 +143,8 @@ async def test_start_waits_for_an_exhausted_quota_and_reports_the_reason(scene: 
         await observed.until(first.id, Seen.READY)
         second, model = scene.engine("r2", gpu=1)
         driver.start(second, model)
-        told = await until_told(observed, second.id, lambda seen: seen.waits)
-        assert "exceeded quota: q, requested: pods=1, used: pods=1, limited: pods=1" in told.waits
+        reported = await until_reported(observed, second.id, lambda seen: seen.waits)
+        assert "exceeded quota: q, requested: pods=1, used: pods=1, limited: pods=1" in reported.waits
         assert not driver.obstacle(model)
         await scene.api.patch(f"{quotas}/q", {"spec": {"hard": {"pods": "2"}}})
         await observed.until(second.id, Seen.READY)
@@ -162,7 +162,7 @@ async def test_stopped_start_that_waits_for_quota_creates_no_pod(scene: Scene) -
     async with running(driver) as observed:
         one, model = scene.engine("r1")
         driver.start(one, model)
-        await until_told(observed, one.id, lambda seen: seen.waits)
+        await until_reported(observed, one.id, lambda seen: seen.waits)
         driver.stop(one, 1.0)
         await observed.until(one.id, Seen.CLEAN)
         await scene.api.delete(f"{quotas}/q")
@@ -210,10 +210,10 @@ async def test_failed_image_pull_fails_the_start_after_a_timeout(scene: Scene, m
     driver = scene.driver()
     async with running(driver) as observed:
         driver.start(one, model)
-        told = await until_told(observed, one.id, lambda seen: "Image" in seen.waits)
-        assert told.waits == 'ImagePullBackOff: Back-off pulling image "engine"'
+        reported = await until_reported(observed, one.id, lambda seen: "Image" in seen.waits)
+        assert reported.waits == 'ImagePullBackOff: Back-off pulling image "engine"'
         failed = await observed.until(one.id, Seen.EXITED)
-        assert failed.reason == told.waits
+        assert failed.reason == reported.waits
         assert driver.obstacle(model) == failed.reason
         assert not driver.obstacle(changed(model)), "a new spec is tried"
         assert not failed.started_s
@@ -225,7 +225,7 @@ async def test_image_pulled_within_the_timeout_does_not_fail_the_start(scene: Sc
     driver = scene.driver()
     async with running(driver) as observed:
         driver.start(one, model)
-        await until_told(observed, one.id, lambda seen: "ImagePullBackOff" in seen.waits)
+        await until_reported(observed, one.id, lambda seen: "ImagePullBackOff" in seen.waits)
         await scene.annotate("r1", {IMAGE_ERROR: None})
         await observed.until(one.id, Seen.READY)
         assert observed.words(one.id) == ["starting", "ready"]
@@ -321,7 +321,7 @@ async def test_start_waits_for_an_unavailable_webhook(scene: Scene, tmp_path: Pa
         async with running(driver) as observed:
             one, model = scene.engine("r1")
             driver.start(one, model)
-            waiting = await until_told(observed, one.id, lambda seen: seen.waits)
+            waiting = await until_reported(observed, one.id, lambda seen: seen.waits)
             assert "failed calling webhook" in waiting.waits
             assert driver.obstacle(model) == ""
             await listen()

@@ -170,7 +170,7 @@ class TestCroFabricOnServer(ProviderContract):
         return CroRig(kubeconfig)
 
 
-def test_state_changes_of_fabric_orders_arrive_through_a_watch(kubeconfig: Path) -> None:
+def test_delivery_and_release_of_a_fabric_order_are_seen_by_watch(kubeconfig: Path) -> None:
     """The provider is listed only after the watch reported a change."""
     rig = CroRig(kubeconfig)
 

@@ -161,7 +161,7 @@ async def test_model_gets_its_chosen_device_through_a_claim_owned_by_the_pod(
 
 
 @pytest.mark.standard
-async def test_model_gets_the_hami_card_with_enough_free_memory(
+async def test_hami_model_is_placed_on_the_card_with_enough_free_memory(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     """The test replaces HAMi's scheduler: it binds a pod to its node."""
@@ -222,7 +222,7 @@ SHARED = {
 
 @pytest.mark.standard
 @pytest.mark.parametrize("kind", SHARED)
-async def test_model_gets_a_share_of_a_gpu_from_each_sharing_mechanism(
+async def test_model_pod_requests_a_gpu_share_in_the_form_of_each_mechanism(
     house: House, api: Api, namespace: str, tmp_path: Path, kind: str
 ) -> None:
     """The schedulers of KAI and Volcano do not run here: the test binds in their place."""
@@ -268,9 +268,9 @@ async def test_growing_model_requests_only_memory_unused_by_other_models(
         notes = {"hami.io/node-nvidia-register": json.dumps([card("GPU-aaaa")])}
         await api.patch(f"/api/v1/nodes/{node.name}", {"metadata": {"annotations": notes}})
         pods, known = f"/api/v1/namespaces/{namespace}/pods", set[str]()
-        told = command("--host", "{host}", "--port", "{port}", "--name", "ada")
-        told += ["--transcript", str(tmp_path / "{memory_bytes}.jsonl")]
-        ada = kept("ada", node, "50Gi", command=told, gpu={"memory": "50Gi", "growth": 40})
+        words = command("--host", "{host}", "--port", "{port}", "--name", "ada")
+        words += ["--transcript", str(tmp_path / "{memory_bytes}.jsonl")]
+        ada = kept("ada", node, "50Gi", command=words, gpu={"memory": "50Gi", "growth": 40})
         house.write(ada, kept("bob", node, "15Gi", replicas={"min": 0}))
         async with house.running():
             first = await waiting(api, pods, known)

@@ -48,7 +48,7 @@ async def alarms(observed: Observed, what: str, count: int = 1) -> list[str]:
     return found()
 
 
-def test_engine_sees_only_the_gpu_of_its_slice(rig: LocalRig) -> None:
+def test_started_engine_gets_only_its_gpu_in_cuda_visible_devices(rig: LocalRig) -> None:
     shows = python("import os; print(os.environ['CUDA_VISIBLE_DEVICES'], flush=True)")
 
     async def scenario() -> None:
@@ -145,7 +145,9 @@ def test_replica_not_seen_by_nvml_frees_its_gpu_when_its_processes_exit(rig: Loc
     rig.run(scenario())
 
 
-def test_lost_gpu_is_reported_as_unhealthy(rig: LocalRig, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_that_nvml_reports_as_lost_becomes_unhealthy(
+    rig: LocalRig, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(local, "LOOK_EVERY_S", 0.01)
 
     async def scenario() -> None:

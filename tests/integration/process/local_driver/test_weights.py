@@ -53,11 +53,11 @@ class Bringer:
     def closed(self) -> list[int]:
         return [one.closed for one in self.brought]
 
-    def __call__(self, model: Model, told: Callable[[str], None]) -> Awaitable[Brought] | None:
-        return self._bring(model, told) if model.spec.artifact != "file:///here" else None
+    def __call__(self, model: Model, report: Callable[[str], None]) -> Awaitable[Brought] | None:
+        return self._bring(model, report) if model.spec.artifact != "file:///here" else None
 
-    async def _bring(self, model: Model, told: Callable[[str], None]) -> Brought:
-        told("half of it")
+    async def _bring(self, model: Model, report: Callable[[str], None]) -> Brought:
+        report("half of it")
         try:
             await self.go.wait()
         except asyncio.CancelledError:
@@ -180,7 +180,7 @@ def test_pull_is_cancelled_when_the_replica_or_driver_stops(rig: LocalRig, tmp_p
     rig.run(scenario())
 
 
-def test_replica_that_needs_no_weights_pull_starts_at_once(rig: LocalRig, tmp_path: Path) -> None:
+def test_replica_without_weights_to_pull_starts_without_a_pull(rig: LocalRig, tmp_path: Path) -> None:
     one, model = replica("r1", python("import time; time.sleep(60)"))
 
     async def scenario() -> None:

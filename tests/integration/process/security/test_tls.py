@@ -185,8 +185,8 @@ async def test_gateway_connects_to_an_autoscaler_over_tcp_with_tls(tmp_path: Pat
         try:
             await until("the gateway is ready", lambda: is_ready(operations))  # it may start before the autoscaler
             assert (await one.call("ada")).status == 200
-            told = [await asyncio.to_thread(let_in, contract, ca, shown) for shown in (None, strange, mine)]
-            assert told == [False, False, by == "certificate"]
+            results = [await asyncio.to_thread(let_in, contract, ca, shown) for shown in (None, strange, mine)]
+            assert results == [False, False, by == "certificate"]
         finally:
             for part in reversed(parts):
                 part.terminate()

@@ -150,13 +150,13 @@ async def test_second_start_sends_no_request_to_the_registry(tmp_path: Path) -> 
             await stop(one)
             asked.clear()
             assert await said(one) == SENTENCE
-            await until("its phases are told", lambda: set(phases(one)) == set(first))
+            await until("its phases are reported", lambda: set(phases(one)) == set(first))
             print(first, phases(one))
             assert cold_first_bytes(one) == 2
             assert asked == []
             assert rows(one)[0]["weights"] == "here"
-            told = json.dumps(one.get("/api/v1/explain/model/ada"))
-            assert re.search(rf"Its weights \(oci://{host}/{packed_models.NAME}:v1\) are on [^ ]+\.", told)
+            explanation = json.dumps(one.get("/api/v1/explain/model/ada"))
+            assert re.search(rf"Its weights \(oci://{host}/{packed_models.NAME}:v1\) are on [^ ]+\.", explanation)
 
 
 @pytest.mark.case("48")

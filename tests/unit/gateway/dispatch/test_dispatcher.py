@@ -109,9 +109,9 @@ def test_request_with_deadline_before_capacity_arrival_is_rejected_at_once() -> 
     script.arrive("c30", wait_s=30)
     script.arrive("c600", wait_s=600)
     assert script.say(capacity_s=300.0, expected_s=5.0) == ["refuse c30 no_capacity", "report"]
-    told = script.refused["c30"].error
-    assert told.message == "capacity for the model is being added; expected in about 300 s"
-    assert told.retry_after_s == min(300.0, MAX_RETRY_AFTER_S)
+    error = script.refused["c30"].error
+    assert error.message == "capacity for the model is being added; expected in about 300 s"
+    assert error.retry_after_s == min(300.0, MAX_RETRY_AFTER_S)
     assert script.arrive("c200", wait_s=200) == ["refuse c200 no_capacity", "report"]
     script.now_s = 150.0
     assert script.arrive("d200", wait_s=200) == []
@@ -219,7 +219,7 @@ def test_second_tenant_gets_the_next_slot_despite_a_long_backlog() -> None:
     assert script.finish("a1") == ["grant a2 r1"]
 
 
-def test_priority_precedes_fair_sharing_by_weight() -> None:
+def test_high_priority_request_is_served_before_those_sharing_by_weight() -> None:
     script = Script(weights={"A": 2.0, "B": 1.0})
     for n in range(4):
         script.arrive(f"a{n}", tenant="A")
@@ -251,7 +251,7 @@ def test_request_goes_to_the_replica_with_most_free_slots() -> None:
 # --- reports and notes --------------------------------------------------------------------------------------
 
 
-def test_report_counts_requests_per_tenant_and_priority() -> None:
+def test_report_counts_waiting_and_running_per_tenant_and_priority() -> None:
     script = warm(1)
     script.arrive("c0", wait_s=60)
     script.now_s = 4.0
@@ -266,7 +266,7 @@ def test_report_counts_requests_per_tenant_and_priority() -> None:
     assert (other.waiting, other.running) == (1, 0)
 
 
-def test_report_totals_count_requests_tokens_and_busy_time() -> None:
+def test_finished_request_adds_its_tokens_and_busy_time_to_report_totals() -> None:
     script = warm(1)
     script.arrive_many(2, "c")
     script.now_s = 3.0
@@ -311,14 +311,14 @@ def test_reported_retry_after_is_reset_when_the_last_replica_is_removed() -> Non
     assert total.retry_after_s == 0.0
 
 
-def test_report_contains_the_applied_routes_version() -> None:
+def test_report_after_a_routes_update_contains_the_version_of_the_routes() -> None:
     script = warm(1)
     report = script.report()
     assert (report.gateway, report.boot, report.epoch, report.version) == ("g1", "boot", 1, script.version)
     assert script.report().sequence == report.sequence + 1
 
 
-def test_removed_model_leaves_the_counts_after_its_last_request() -> None:
+def test_removed_model_is_counted_until_its_last_request_ends() -> None:
     script = warm(1)
     script.arrive("c1")
     script.model(gone=True)
@@ -329,7 +329,7 @@ def test_removed_model_leaves_the_counts_after_its_last_request() -> None:
     assert list(script.dispatch.counts()) == []
 
 
-def test_queue_position_and_expected_wait_are_known_for_a_waiting_request() -> None:
+def test_waiting_request_of_a_starting_model_gets_position_and_wait_time() -> None:
     script = Script()
     script.say(state="starting", expected_s=12.0)
     script.arrive_many(3, "c")

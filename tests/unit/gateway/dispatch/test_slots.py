@@ -120,12 +120,12 @@ def test_reset_by_a_stopping_replica_does_not_use_up_the_retry() -> None:
     assert script.bounce("c1", "reset") == ["grant c1 r2", "report"]
     script.replica("r2", 1, state="draining")
     script.gone("r2")
-    assert script.bounce("c1", "reset") == ["grant c1 r3", "report"], "gone after it was told to end"
-    assert script.bounce("c1", "reset") == ["grant c1 r3"], "this one nobody told: the one move that counts"
+    assert script.bounce("c1", "reset") == ["grant c1 r3", "report"], "it ended after its stop was ordered"
+    assert script.bounce("c1", "reset") == ["grant c1 r3"], "its stop was not ordered: the one move that counts"
     assert script.bounce("c1", "reset") == ["refuse c1 upstream_error", "report"]
 
 
-def test_reset_after_the_model_is_paused_gives_no_capacity_if_retryable() -> None:
+def test_reset_of_a_request_gives_no_capacity_if_its_model_is_paused() -> None:
     """An operator scales to zero: the replica stops with requests in flight, and no other replica may take them."""
     script = Script()
     script.replica("r1", 2)

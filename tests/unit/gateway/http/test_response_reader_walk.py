@@ -57,7 +57,7 @@ def test_chunked_body_passes_unchanged_without_its_last_chunk(size: int) -> None
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
-def test_strip_returns_the_content_of_a_chunked_body(size: int) -> None:
+def test_stripping_a_chunked_body_in_pieces_returns_its_content(size: int) -> None:
     head = parse_head(CHUNKED[:-4])
     assert head is not None
     walker = BodyWalker(head)
@@ -66,7 +66,7 @@ def test_strip_returns_the_content_of_a_chunked_body(size: int) -> None:
     assert walker.ended
 
 
-def test_last_chunk_bytes_in_head_or_content_do_not_end_the_body() -> None:
+def test_last_chunk_bytes_inside_a_chunk_do_not_end_the_body() -> None:
     lines = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nKeep-Alive: timeout=5, max=100\r\n\r\n"
     _, walker, out = read(lines)
     assert (walker.ended, out) == (False, b"")
@@ -92,7 +92,7 @@ def test_trailers_are_dropped_and_surplus_is_flagged() -> None:
     assert walker.excess
 
 
-def test_walker_is_at_a_boundary_only_between_complete_chunks() -> None:
+def test_body_walker_reports_a_boundary_only_between_complete_chunks() -> None:
     _, walker, _ = read(CHUNKED, b"3\r\nab")
     assert not walker.at_boundary
     walker.walk(b"c\r")
@@ -203,7 +203,7 @@ def test_response_headers_named_in_connection_are_not_forwarded() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 5, 63, 64, 1000])
-def test_tail_keeps_the_end_of_the_body_for_any_chunk_size(size: int) -> None:
+def test_kept_tail_ends_with_the_end_of_the_body_for_any_read_size(size: int) -> None:
     body = b"data: begun\n\n" + b"".join(EVENTS) + DONE
     walker = BodyWalker(ResponseHead(200, False, None, False, b"text/event-stream", b""))
     for piece in pieces(body, size):
@@ -234,7 +234,7 @@ def test_usage_chunk_is_removed_for_any_split_of_the_stream(size: int) -> None:
 
 
 @pytest.mark.parametrize("drop_usage", [True, False])
-def test_tail_keeps_usage_events_and_drops_token_events(drop_usage: bool) -> None:
+def test_body_tail_after_many_token_events_contains_only_usage_events(drop_usage: bool) -> None:
     """Each event is a chunk of its own, as engines send them; Anthropic's first event reports part of the usage."""
     began = b'event: message_start\ndata: {"message":{"usage":{"input_tokens":9,"output_tokens":1}}}\n\n'
     ended = b'event: message_delta\ndata: {"usage":{"output_tokens":64}}\n\n'
@@ -288,7 +288,7 @@ def test_usage_event_in_the_middle_of_many_is_removed() -> None:
         (b"3;x\r\na\n\n\r\n", (0, False)), (b"+3\r\na\n\n\r\n", (0, False)), (b"x", (0, False)), (b"\r\n", (0, False)),
     ],
 )  # fmt: skip
-def test_whole_chunks_finds_last_chunk_that_ends_an_event(data: bytes, expected: tuple[int, bool]) -> None:
+def test_whole_chunks_ends_at_the_last_chunk_that_completes_an_event(data: bytes, expected: tuple[int, bool]) -> None:
     assert whole_chunks(data, len(data)) == expected
 
 
@@ -319,8 +319,8 @@ def test_partial_event_is_held_until_complete() -> None:
 def test_undecodable_json_from_the_engine_raises_no_exception(value: bytes) -> None:
     whole = b'data: {"choices":[],"usage":{"a":%b}}\n\n' % value
     assert gate_through([encode_chunk(whole) + LAST_CHUNK], drop_usage=True) in (whole, b"")
-    told = render_engine_error(b'{"error":{"a":%b}}' % value, "openai")
-    assert json.loads(told.removeprefix(b"data: "))["error"]["code"] == "upstream_error"
+    event = render_engine_error(b'{"error":{"a":%b}}' % value, "openai")
+    assert json.loads(event.removeprefix(b"data: "))["error"]["code"] == "upstream_error"
 
 
 @settings(derandomize=True, deadline=None, max_examples=examples(200))
@@ -337,7 +337,7 @@ def test_stripped_content_does_not_depend_on_read_sizes(contents: list[bytes], s
 
 @settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(st.binary(max_size=200))
-def test_garbage_raises_only_framing_errors(data: bytes) -> None:
+def test_random_engine_bytes_raise_no_error_other_than_framing_error(data: bytes) -> None:
     try:
         read(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + data)
         HeadReader().feed(data)

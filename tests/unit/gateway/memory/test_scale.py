@@ -103,7 +103,7 @@ def test_memory_limit_is_the_lowest_of_all_parent_cgroups(tmp_path: Path) -> Non
     assert guard.limit_bytes(tmp_path, tmp_path / "none") is None
 
 
-def test_memory_limit_is_read_from_cgroup_v1(tmp_path: Path) -> None:
+def test_memory_limit_is_read_from_cgroup_v1_when_the_host_has_only_v1(tmp_path: Path) -> None:
     folder = tmp_path / "memory" / "pod"
     folder.mkdir(parents=True)
     membership = tmp_path / "cgroup"

@@ -53,7 +53,7 @@ def operation(found: Operation | None) -> Operation:
         (b'{"model":"m","a":-1.5e+300,"b":[],"c":{},"d":"","e":[[[]]]}', "m", False, False),
     ],
 )
-def test_model_stream_and_usage_option_are_read_from_the_body(
+def test_model_and_stream_options_are_parsed_from_a_valid_body(
     body: bytes, model: str, stream: bool, wants_usage: bool
 ) -> None:
     peek = read_json(body)
@@ -222,7 +222,7 @@ def test_body_that_needs_no_edit_is_returned_as_the_same_object() -> None:
         (b'{"model":"m","stream":false,"stream_options":1}', b'{"model":"served","stream":false,"stream_options":1}'),
     ],
 )
-def test_edit_changes_only_model_cache_salt_and_stream_options(body: bytes, edited: bytes) -> None:
+def test_edited_body_differs_only_in_model_salt_and_stream_options(body: bytes, edited: bytes) -> None:
     assert edit_json(read_json(body), model="served", include_usage=True) == edited
 
 
@@ -237,8 +237,8 @@ def test_cache_salt_of_the_client_never_reaches_the_engine(sent: str, large: boo
         pieces = ChunkedBody()
         pieces.add(body)
         read_of_it = read_body(operation, pieces if large else body, b"application/json")
-        told = json.loads(in_one(edit_body(operation, read_of_it, "m", "ours")))
-        assert told == {"model": "m", "prompt": text} | ({"cache_salt": "ours"} if salted else {})
+        edited = json.loads(in_one(edit_body(operation, read_of_it, "m", "ours")))
+        assert edited == {"model": "m", "prompt": text} | ({"cache_salt": "ours"} if salted else {})
 
 
 def test_include_usage_is_added_only_on_paths_that_report_stream_usage() -> None:
@@ -248,7 +248,7 @@ def test_include_usage_is_added_only_on_paths_that_report_stream_usage() -> None
     assert edit_body(operation(find_operation(b"POST", b"/v1/messages")), read_json(body), "m") is body
 
 
-def test_served_name_is_json_escaped() -> None:
+def test_served_name_with_quotes_is_json_escaped_in_the_edited_body() -> None:
     edited = edit_json(read_json(b'{"model":"m"}'), model='/models/"a"\n', include_usage=False)
     assert json.loads(in_one(edited)) == {"model": '/models/"a"\n'}
 
@@ -281,7 +281,7 @@ def test_x_model_header_that_contradicts_body_or_path_is_rejected(path: str | No
     ],
     ids=["open", "deep", "deep objects", "many members", "one member too many", "the same member often"],
 )
-def test_json_bombs_are_rejected_in_linear_time(body: bytes) -> None:
+def test_hostile_nested_or_repetitive_json_is_rejected_in_linear_time(body: bytes) -> None:
     start = process_time()
     refusal(body)
     assert process_time() - start < 5.0, "in linear time"
@@ -322,7 +322,7 @@ def test_media_types_other_than_utf_8_json_are_rejected_with_415(content_type: b
     assert caught.value.status == 415
 
 
-def test_form_is_accepted_on_paths_that_take_files() -> None:
+def test_form_on_a_path_that_accepts_files_is_parsed_and_edited() -> None:
     body = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nm\r\n--b--\r\n'
     form = read_body(operation(TRANSCRIPTIONS), body, b"Multipart/Form-Data; boundary=b")
     assert isinstance(form, Form)

@@ -58,7 +58,7 @@ def asked(**headers: str) -> Asked:
         ({"x_stainless_read_timeout": "60", "prefer": "wait=7"}, 7.0),
     ],
 )
-def test_wait_time_is_read_from_prefer_and_client_timeout_headers(headers: dict[str, str], wait_s: float) -> None:
+def test_wait_time_is_the_value_of_the_prefer_or_client_timeout_header(headers: dict[str, str], wait_s: float) -> None:
     assert asked(**headers).wait_s == pytest.approx(wait_s)
 
 
@@ -67,7 +67,7 @@ def test_x_priority_is_parsed_as_an_integer(value: str, expected: int) -> None:
     assert asked(x_priority=value).priority == expected
 
 
-def test_priority_defaults_to_zero() -> None:
+def test_request_without_x_priority_header_has_priority_zero() -> None:
     assert asked().priority == 0
 
 
@@ -105,7 +105,7 @@ def test_invalid_or_missing_request_id_is_ignored(value: str) -> None:
         ({"authorization": "Bearer sk-1", "api_key": ""}, b"sk-1"),
     ],
 )
-def test_api_key_is_read_from_each_supported_header(headers: dict[str, str], key: bytes | None) -> None:
+def test_api_key_in_any_supported_header_is_accepted(headers: dict[str, str], key: bytes | None) -> None:
     assert asked(**headers).key_sha256 == (None if key is None else sha256(key).hexdigest())
 
 
@@ -129,7 +129,7 @@ def test_api_key_in_the_query_is_ignored() -> None:
     assert read_call_headers(request.head.headers).key_sha256 is None
 
 
-def test_x_model_is_read_and_non_ascii_value_is_rejected() -> None:
+def test_x_model_header_is_read_but_rejected_if_not_ascii() -> None:
     assert asked().model is None
     assert asked(x_model="").model is None
     assert asked(x_model="lab/m").model == "lab/m"

@@ -115,7 +115,7 @@ CUTS = st.lists(st.integers(1, 2000), max_size=5)
 @example(body=b'{"cache_salt":"x"}', cuts=[])
 @example(body=b'{"cache_salt":"x","model":[{}]}', cuts=[])
 @example(body=b'{"a":1,"cache_salt":{"a":[1]} , "model" : "m"}', cuts=[])
-def test_scanner_reads_and_edits_objects_like_the_json_module(body: bytes, cuts: list[int]) -> None:
+def test_scanner_and_json_module_agree_on_any_random_object(body: bytes, cuts: list[int]) -> None:
     members = pairs(body)
     found = outcome(arrived(body, *cuts))
     if len(dict(members)) < len(members):
@@ -148,7 +148,7 @@ MUTATED = st.tuples(BODIES, st.integers(0, 400), st.integers(0, 6), WORDS).map(
 
 @settings(derandomize=True, deadline=None, max_examples=examples(1000))
 @given(body=BODIES | GARBAGE | MUTATED, cuts=CUTS)
-def test_scan_result_does_not_depend_on_chunk_boundaries(body: bytes, cuts: list[int]) -> None:
+def test_split_body_gives_the_same_scan_result_as_the_whole_body(body: bytes, cuts: list[int]) -> None:
     found = whole(body)
     assert outcome(arrived(body, *cuts)) == found
     if len(body) < 300:
@@ -157,7 +157,7 @@ def test_scan_result_does_not_depend_on_chunk_boundaries(body: bytes, cuts: list
 
 @settings(derandomize=True, deadline=None, max_examples=examples(1000))
 @given(body=GARBAGE | MUTATED)
-def test_large_body_scan_agrees_with_small_body_parser(body: bytes) -> None:
+def test_body_valid_as_small_body_is_read_alike_by_the_large_body_scan(body: bytes) -> None:
     """The scan checks less inside values; a body that both accept is read and edited alike."""
     try:
         small: Peek | None = read_as_json(body)
@@ -302,7 +302,7 @@ def test_one_scan_step_of_a_hostile_body_reads_at_most_the_step_limit(name: str)
     assert steps >= 2
 
 
-def test_chunked_body_edits_reuse_unchanged_chunks() -> None:
+def test_edited_chunked_body_reuses_the_buffers_of_unchanged_chunks() -> None:
     pieces = ChunkedBody()
     blocks = [bytes([65 + number]) * (64 * KIB) for number in range(4)]
     for block in blocks:
@@ -321,7 +321,7 @@ def test_chunked_body_edits_reuse_unchanged_chunks() -> None:
     assert pieces.join() == b"".join(blocks) + b"".join(b"%02d" % number for number in range(100))
 
 
-def test_tiny_chunks_share_buffers() -> None:
+def test_one_byte_chunks_of_a_body_are_stored_in_four_buffers() -> None:
     pieces = ChunkedBody()
     for _ in range(200 * KIB):
         pieces.add(b"x")

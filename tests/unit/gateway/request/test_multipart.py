@@ -50,7 +50,7 @@ def test_model_part_is_found_at_any_position(body: bytes) -> None:
 @pytest.mark.parametrize(
     ("value", "stream"), [(b"true", True), (b"True", True), (b"1", True), (b"0", False), (b"", False)]
 )
-def test_stream_part_is_parsed_as_a_boolean(value: bytes, stream: bool) -> None:
+def test_stream_part_of_a_form_with_a_boolean_value_is_parsed(value: bytes, stream: bool) -> None:
     assert read_multipart(MODEL + part("stream", value) + END, TYPE).stream is stream
 
 

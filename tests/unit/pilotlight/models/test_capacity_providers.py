@@ -57,7 +57,7 @@ def test_every_supported_provider_kind_has_a_factory() -> None:
 
 
 @pytest.mark.parametrize("entry", [RACK, NODES, GROUP], ids=["cro", "karpenter", "clusterAutoscaler"])
-def test_provider_is_built_from_its_settings_entry(entry: ProviderSettings) -> None:
+def test_settings_entry_of_each_kind_gives_a_provider_without_orders(entry: ProviderSettings) -> None:
     async def scenario() -> None:
         server = PlayedServer(lambda: 0.0)
         server.put("/apis/karpenter.sh", {"versions": [{"version": "v1"}]})
@@ -119,9 +119,9 @@ class House:
 
     async def offered(self, provider: str) -> tuple[Offer, ...]:
         """The offers of this provider, once it reports them."""
-        while not (told := [one for one in self.seen if isinstance(one, OffersSeen) and one.provider == provider]):
+        while not (seen := [one for one in self.seen if isinstance(one, OffersSeen) and one.provider == provider]):
             await asyncio.sleep(TURN_S)
-        return told[-1].offers
+        return seen[-1].offers
 
     async def listed(self, provider: str, *phases: str) -> None:
         """Wait until a new list of this provider has these phases."""
@@ -193,7 +193,7 @@ def test_removed_provider_releases_its_orders_and_offers_nothing(
     run(scenario())
 
 
-def test_closing_provider_offers_nothing_and_lists_its_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_provider_marked_as_closing_offers_nothing_and_lists_its_orders(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         house = House(monkeypatch)
         one = house.supplies()
@@ -249,7 +249,7 @@ def test_renamed_redfish_entry_keeps_its_nodes_until_release() -> None:
     asyncio.run(scenario())
 
 
-def test_each_redfish_system_is_assigned_to_one_provider_only() -> None:
+def test_system_named_by_two_redfish_providers_is_assigned_to_one() -> None:
     house = House(None)
     east = ProviderSettings(name="east", redfish=fabric_of("https://fabric.example", w1="1", w2="2", w3="3"))
     west = ProviderSettings(name="west", redfish=fabric_of("https://fabric.example", w1="1", w2="2"))
@@ -290,7 +290,7 @@ def test_only_pending_claims_of_the_removed_provider_are_reported(
         house.tell(one)
         found = one._published()
         assert found is not None
-        assert [told.name for told in found.statuses] == ["pod"]
+        assert [status.name for status in found.statuses] == ["pod"]
         task.cancel()
 
     run(scenario())

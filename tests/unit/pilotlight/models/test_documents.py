@@ -84,7 +84,7 @@ def test_reloaded_model_keeps_its_creation_time(folder: Path) -> None:
     assert bob.created_unix_s > 0
 
 
-def test_exception_while_sizing_a_model_is_a_fault_of_that_model_only(
+def test_exception_in_the_memory_estimate_affects_only_that_model(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = written(folder / "d.yaml", to_yaml(gather_documents([folder / "models"], [], folder)))

@@ -96,7 +96,7 @@ def test_private_key_readable_by_other_users_gets_a_chmod_suggestion(tmp_path: P
     assert line == f"{pair.key} can be read by other users of this machine: chmod 600 {pair.key}"
 
 
-def test_tokens_are_read_one_per_line(tmp_path: Path) -> None:
+def test_token_file_with_several_lines_gives_one_token_per_line(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text(f"{TOKEN}\n\n  {TOKEN[::-1]}\n")
     assert certificates.load_tokens(path) == (TOKEN, TOKEN[::-1])
