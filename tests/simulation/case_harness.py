@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from typing import TypeVar
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from msgspec.structs import replace
 
@@ -16,9 +17,11 @@ from tests.simulation.environment.machine import QUICK, Manners, one_device
 from tests.simulation.environment.network import CALM, Rates
 from tests.simulation.environment.virtual_loop import run
 from tests.simulation.installations.installation import Journey, Town
+from tests.support.harness.scenarios import hide_parameters
 
 GIB = 1 << 30
 A_MINUTE = Start(seconds_max=60.0)
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -84,6 +87,21 @@ def play(
         return result
 
     return run(whole())
+
+
+def simulated(
+    *models: Model, **options: Any
+) -> Callable[[Callable[Concatenate[Stage, P], Coroutine[object, object, None]]], Callable[P, None]]:
+    """Make a test that runs the scenario with `play`. pytest passes all parameters except the stage."""
+
+    def decorate(scenario: Callable[Concatenate[Stage, P], Coroutine[object, object, None]]) -> Callable[P, None]:
+        @wraps(scenario)
+        def test(*args: P.args, **kwargs: P.kwargs) -> None:
+            play(lambda stage: scenario(stage, *args, **kwargs), *models, **options)
+
+        return hide_parameters(test, scenario, 1)
+
+    return decorate
 
 
 def cut_off(stage: Stage, number: int) -> None:

@@ -13,7 +13,7 @@ from autoscaler.state.events import Seen
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.operator_orders import NodeReported
 from autoscaler.state.world import Replica
-from tests.simulation.case_harness import GIB, Stage, model, play
+from tests.simulation.case_harness import GIB, Stage, model, play, simulated
 from tests.simulation.environment.machine import Manners
 from tests.support.fakes.driver import FakeEngine, Fate
 
@@ -70,16 +70,14 @@ def test_replicas_on_one_device_start_one_after_the_other(models: int) -> None:
 
 
 @pytest.mark.case("21")
-def test_replicas_on_different_devices_start_in_parallel() -> None:
-    async def act(stage: Stage) -> None:
-        alone_or_dead(stage)
-        town = stage.town
-        calls = [town.call(name) for name in ("a", "b")]
-        began_s = town.now()
-        assert await stage.answered(calls, within_s=60) == {"completed": 2}
-        assert town.now() - began_s <= START_S + 1.0, "they start at once"
-
-    play(act, model("a", memory_gib=10), model("b", memory_gib=10), devices=2, manners=Manners(serve_s=(0.05, 0.1)))
+@simulated(model("a", memory_gib=10), model("b", memory_gib=10), devices=2, manners=Manners(serve_s=(0.05, 0.1)))
+async def test_replicas_on_different_devices_start_in_parallel(stage: Stage) -> None:
+    alone_or_dead(stage)
+    town = stage.town
+    calls = [town.call(name) for name in ("a", "b")]
+    began_s = town.now()
+    assert await stage.answered(calls, within_s=60) == {"completed": 2}
+    assert town.now() - began_s <= START_S + 1.0, "they start at once"
 
 
 LOOK_S = 3.0

@@ -11,7 +11,8 @@ import asyncio
 import random
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta, tzinfo
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pytest
 
@@ -41,11 +42,14 @@ from tests.simulation.installations.gateway import SimLink
 from tests.simulation.installations.installation import Autoscaler, Town
 from tests.support.fakes.driver import STOPPED, FakeEngine
 from tests.support.harness.local_rig import launch
+from tests.support.harness.scenarios import hide_parameters
 
 NODE = "node"
 BIND_S = 0.005
 """Delay of scheduler and kubelet: from a pod to the process of its engine."""
+P = ParamSpec("P")
 T = TypeVar("T")
+Scenario = Callable[Concatenate[Stage, "Cluster", P], Coroutine[object, object, None]]
 
 
 class Skewed(datetime):
@@ -335,3 +339,16 @@ def play(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(leader_election, "datetime", Skewed)
         return run(whole())
+
+
+def simulated(*models: Model, **options: Any) -> Callable[[Scenario[P]], Callable[P, None]]:
+    """Make a test that runs the scenario with `play`. pytest passes all parameters except the stage and the cluster."""
+
+    def decorate(scenario: Scenario[P]) -> Callable[P, None]:
+        @wraps(scenario)
+        def test(*args: P.args, **kwargs: P.kwargs) -> None:
+            play(lambda stage, town: scenario(stage, town, *args, **kwargs), *models, **options)
+
+        return hide_parameters(test, scenario, 2)
+
+    return decorate

@@ -24,6 +24,7 @@ from tests.integration.cluster.support.installations.adoption import LINGO, OURS
 from tests.integration.cluster.support.kubelet.node import Node
 from tests.support.harness.driver_events import running
 from tests.support.harness.local_rig import KNOBS
+from tests.support.harness.scenarios import run_on_rig
 
 WAIT_S_MAX = 180.0
 
@@ -402,31 +403,25 @@ class TestAdoptedDriver(DriverContract):
     def rig(self, kubeconfig: Path, tmp_path: Path) -> AdoptedRig:
         return AdoptedRig(kubeconfig, tmp_path)
 
-    def test_started_driver_reports_devices_first_and_replicas_before_synced(self, rig: Rig) -> None:
+    @run_on_rig
+    async def test_started_driver_reports_devices_first_and_replicas_before_synced(self, rig: Rig) -> None:
         """There is no inventory."""
+        async with running(rig.driver()) as observed:
+            assert observed.all == [Synced()]
 
-        async def scenario() -> None:
-            async with running(rig.driver()) as observed:
-                assert observed.all == [Synced()]
-
-        rig.run(scenario())
-
-    def test_replica_killed_while_no_driver_runs_is_observed_by_the_next_one(self, rig: Rig) -> None:
+    @run_on_rig
+    async def test_replica_killed_while_no_driver_runs_is_observed_by_the_next_one(self, rig: Rig) -> None:
         """Its kubelet has restarted it: it is the same replica."""
         assert isinstance(rig, AdoptedRig)
         replica, model = rig.replica("r1", Manner.GOOD)
-
-        async def scenario() -> None:
-            first = rig.driver()
-            async with running(first) as observed:
-                first.start(replica, model)
-                await observed.until(replica.id, Seen.READY)
-            rig.kill(replica.id)
-            await rig.until_started_again(replica.id)
-            async with running(rig.driver()) as observed:
-                assert (await observed.until(replica.id, Seen.READY)).intent == replica.intent
-
-        rig.run(scenario())
+        first = rig.driver()
+        async with running(first) as observed:
+            first.start(replica, model)
+            await observed.until(replica.id, Seen.READY)
+        rig.kill(replica.id)
+        await rig.until_started_again(replica.id)
+        async with running(rig.driver()) as observed:
+            assert (await observed.until(replica.id, Seen.READY)).intent == replica.intent
 
 
 @pytest.mark.standard

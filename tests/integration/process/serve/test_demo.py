@@ -44,7 +44,7 @@ class Run(NamedTuple):
     """Its processes that were still running."""
 
     def steps(self, model: str, *, requests: bool) -> list[str]:
-        """Return the steps of a model in order: those that the demo printed (`requests`), or those that `serve` printed."""
+        """Return the steps of a model in order: those the demo printed (`requests`), or those that `serve` printed."""
         return [step for name, step, _ in STEP.findall(self.out) if name == model and (step in REQUESTS) == requests]
 
 
