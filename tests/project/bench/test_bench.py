@@ -125,9 +125,7 @@ def test_benchmark_body_is_compact_json_of_at_least_the_requested_size() -> None
 
 
 @pytest.mark.standard  # platform.platform() starts uname once per process
-async def test_failed_benchmark_part_has_null_figures_in_the_result_line(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+async def test_failed_benchmark_part_has_null_figures_in_the_result_line(capsys: pytest.CaptureFixture[str]) -> None:
     async def works(place: Path, *, quick: bool) -> Figures:
         assert quick
         assert not list(place.iterdir())

@@ -176,9 +176,7 @@ async def test_failed_comparison_part_is_reported_and_the_next_one_runs(
     assert "plan failed: commit base: no module" in capsys.readouterr().out
 
 
-async def test_benchmark_worker_prints_one_cost_per_round_until_its_input_ends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_benchmark_worker_prints_one_cost_per_round_until_its_input_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     @asynccontextmanager
     async def prepare(place: Path) -> AsyncIterator[Measure]:
         assert place.is_dir()

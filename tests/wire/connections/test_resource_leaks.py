@@ -195,9 +195,7 @@ async def test_replica_removed_during_connect_still_serves_the_request(monkeypat
         assert one.front.report().replicas == ()
 
 
-async def test_request_waits_when_removed_replica_refuses_the_connection(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_request_waits_when_removed_replica_refuses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     async with ScriptedEngine((OK,)) as gone, ScriptedEngine((OK,)) as other, rig(gone.address) as one:
         client = await one.client()
         connects = Connects(monkeypatch, gone.address)
@@ -214,9 +212,7 @@ async def test_request_waits_when_removed_replica_refuses_the_connection(
         assert gone.requests == []
 
 
-async def test_disconnect_during_connect_to_a_removed_replica_leaks_no_slot(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_disconnect_during_connect_to_a_removed_replica_leaks_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
         connects = Connects(monkeypatch, engine.address)
@@ -251,9 +247,7 @@ async def test_concurrent_connects_to_an_engine_stay_within_the_limit(monkeypatc
         await nothing_left(one)
 
 
-async def test_one_refused_connect_moves_all_requests_waiting_to_connect(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_one_refused_connect_moves_all_requests_waiting_to_connect(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "CONNECTING_MAX", 1)
     async with ScriptedEngine((OK,)) as gone, ScriptedEngine((OK,)) as other, rig() as one:
         one.routes(gone.address, slots=8)

@@ -66,10 +66,7 @@ def test_each_data_plane_test_also_passes_over_tls(name: str) -> None:
 @pytest.mark.parametrize("script", range(len(faults.LEAVING)))
 def test_client_disconnect_ends_engine_work_over_tls(script: int, how: str) -> None:
     with over_tls():
-        run(
-            uvloop.new_event_loop,
-            lambda: LEAVES(faults.LEAVING[script], how),
-        )
+        run(uvloop.new_event_loop, lambda: LEAVES(faults.LEAVING[script], how))
 
 
 # --- the handshake ---------------------------------------------------------------------------------------------------

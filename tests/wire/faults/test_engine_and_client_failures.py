@@ -57,11 +57,7 @@ async def test_reset_on_reused_connection_is_retried_on_a_fresh_one() -> None:
 
 async def test_request_that_kills_its_engine_is_sent_to_at_most_two_engines() -> None:
     """It includes requests on a reused connection: the engine may have crashed because of the request."""
-    async with (
-        ScriptedEngine((OK,), (HOLD,)) as engine,
-        ScriptedEngine((OK,)) as other,
-        rig(engine.address) as one,
-    ):
+    async with ScriptedEngine((OK,), (HOLD,)) as engine, ScriptedEngine((OK,)) as other, rig(engine.address) as one:
         client = await one.client()
         client.call()
         await client.answer()
@@ -126,11 +122,7 @@ BEFORE: list[Script] = [
 
 @pytest.mark.parametrize("script", BEFORE, ids=range(len(BEFORE)))
 async def test_failure_before_the_first_body_byte_is_retried_transparently(script: Script) -> None:
-    async with (
-        ScriptedEngine(script) as bad,
-        ScriptedEngine((STREAM,)) as good,
-        rig(bad.address, good.address) as one,
-    ):
+    async with ScriptedEngine(script) as bad, ScriptedEngine((STREAM,)) as good, rig(bad.address, good.address) as one:
         client = await one.client()
         client.call(stream=True)
         assert (await client.answer())[2] == WITHOUT_USAGE

@@ -247,9 +247,7 @@ async def test_workload_condition_shows_if_its_scale_is_automatic_or_manual(adop
         assert kinds == {"Available", "Progressing", OURS + "Adopted"}
 
 
-async def test_removing_the_models_annotation_drops_condition_and_keeps_pods(
-    adopting: Adopting,
-) -> None:
+async def test_removing_the_models_annotation_drops_condition_and_keeps_pods(adopting: Adopting) -> None:
     path = f"{adopting.apps}/deployments/ada"
     await adopting.api.create(f"{adopting.apps}/deployments", workload("ada", 1, {OURS + "models": "ada"}))
     async with adopting.running(), asyncio.timeout(WAIT_S_MAX):

@@ -153,9 +153,7 @@ async def yard(api: Api, house: House, namespace: str, tmp_path: Path) -> AsyncI
 
 
 @pytest.mark.standard
-async def test_foreign_claim_gets_an_attached_gpu_that_is_detached_afterwards(
-    yard: Yard,
-) -> None:
+async def test_foreign_claim_gets_an_attached_gpu_that_is_detached_afterwards(yard: Yard) -> None:
     yard.fabric.hold = True
     async with yard.house.running(), asyncio.timeout(4 * WAIT_S_MAX):
         await until(yard.published)
@@ -210,9 +208,7 @@ async def test_foreign_claim_gets_an_attached_gpu_that_is_detached_afterwards(
         await until(withdrawn)
 
 
-async def test_failed_attach_is_reported_on_the_claim_and_leaves_no_order(
-    yard: Yard,
-) -> None:
+async def test_failed_attach_is_reported_on_the_claim_and_leaves_no_order(yard: Yard) -> None:
     yard.fabric.refuse = 400
     async with yard.house.running(), asyncio.timeout(4 * WAIT_S_MAX):
         await until(yard.published)

@@ -162,9 +162,7 @@ async def nothing_of(rack: Rack) -> bool:
 
 @pytest.mark.case("31")
 @pytest.mark.standard
-async def test_requests_fail_with_no_capacity_when_no_provider_delivers(
-    racks: tuple[Rack, Rack],
-) -> None:
+async def test_requests_fail_with_no_capacity_when_no_provider_delivers(racks: tuple[Rack, Rack]) -> None:
     broken, _ = racks
     broken.cro.never = {broken.model}
     broken.house.write(model("bob"), **settings(broken))
@@ -345,9 +343,7 @@ def runs(containers: list[Container]) -> bool:
 
 
 @pytest.mark.case("33")
-async def test_hanging_detach_is_requested_only_once(
-    racks: tuple[Rack, Rack],
-) -> None:
+async def test_hanging_detach_is_requested_only_once(racks: tuple[Rack, Rack]) -> None:
     rack, _ = racks
     hangs = [True]
     rack.cro.busy = lambda node, uuid: hangs[0]

@@ -107,10 +107,7 @@ async def test_failing_node_is_skipped_after_max_repartition_attempts(
     bad, *others = managers
     bad.fate = lambda: "failed"
     kept = [asking(f"small-{at}", SMALL, cutting, one) for at, one in enumerate(others)]
-    async with (
-        cutting.open(asking("half", HALF, cutting), *kept, autoscalers=1) as house,
-        asyncio.timeout(LIMIT_S),
-    ):
+    async with cutting.open(asking("half", HALF, cutting), *kept, autoscalers=1) as house, asyncio.timeout(LIMIT_S):
         for at in range(len(kept)):
             assert good(f"small-{at}", await house.call(f"small-{at}"))
         waits = asyncio.create_task(house.call("half"))

@@ -116,10 +116,7 @@ async def test_openai_client_gets_valid_answers_from_all_other_endpoints(clients
     response = await api.responses.create(model="ada", input="Who is there?")
     assert response.output_text == SENTENCES["ada"]
     stream = await api.chat.completions.create(
-        model="ada",
-        messages=[ASK],
-        stream=True,
-        stream_options={"include_usage": True},
+        model="ada", messages=[ASK], stream=True, stream_options={"include_usage": True}
     )
     usage = [chunk.usage async for chunk in stream]
     assert usage[-1] is not None

@@ -90,9 +90,7 @@ async def stop(one: Serving) -> None:
 
 
 @pytest.mark.standard
-async def test_model_restarts_from_stored_weights_during_a_registry_outage(
-    tmp_path: Path,
-) -> None:
+async def test_model_restarts_from_stored_weights_during_a_registry_outage(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         host = stack.enter_context(packed_models.served(layout(tmp_path)))
         async with serving(tmp_path, settings("4Gi"), ada(host, idleSeconds=600)) as one:

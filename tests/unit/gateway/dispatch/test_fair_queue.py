@@ -177,9 +177,7 @@ def test_deadline_heap_stays_small_when_deadlines_decrease() -> None:
 
 @settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from((0, 0, 1)), st.booleans()), max_size=60))
-def test_random_requests_are_served_by_priority_and_tenant_turns(
-    steps: list[tuple[str, int, bool]],
-) -> None:
+def test_random_requests_are_served_by_priority_and_tenant_turns(steps: list[tuple[str, int, bool]]) -> None:
     queue = Queue(MODEL)
     parked: list[Call] = []
     turns: Counter[str] = Counter()

@@ -97,8 +97,7 @@ def test_request_gets_a_slot_at_once_while_the_leader_is_silent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "code"),
-    [("reset", "upstream_error"), ("busy", "overloaded"), ("timeout", "upstream_timeout")],
+    ("reason", "code"), [("reset", "upstream_error"), ("busy", "overloaded"), ("timeout", "upstream_timeout")]
 )
 def test_failed_request_is_retried_once_on_another_replica(reason: Bounce, code: str) -> None:
     script = Script()

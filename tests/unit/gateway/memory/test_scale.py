@@ -139,9 +139,7 @@ class Machine:
 MIB = 1 << 20
 
 
-def test_free_allocator_memory_is_released_before_pressure_is_reported(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_free_allocator_memory_is_released_before_pressure_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     machine, scale = Machine(monkeypatch, 50 * MIB), MemoryGuard(256 * MIB)
     assert scale.weigh(0.0, 0, Pressure.NONE) is Pressure.NONE
     machine.resident_bytes, machine.free_bytes = 240 * MIB, 190 * MIB

@@ -302,8 +302,7 @@ def test_invalid_utf_8_is_rejected_anywhere_in_a_large_body() -> None:
 
 
 @pytest.mark.parametrize(
-    "content_type",
-    [b"application/json", b"Application/JSON; charset=UTF-8", b'application/json;charset="utf-8"'],
+    "content_type", [b"application/json", b"Application/JSON; charset=UTF-8", b'application/json;charset="utf-8"']
 )
 def test_json_media_types_are_accepted(content_type: bytes) -> None:
     assert isinstance(read_body(operation(EMBEDDINGS), b'{"model":"m"}', content_type), Peek)

@@ -431,8 +431,7 @@ def test_doctor_checks_publish_rights_only_if_settings_enable_publish(
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
-    [("capacty: []", "capacty: unknown key"), ("settings: 3", "kind"), ("a: [", "line 1")],
+    ("text", "says"), [("capacty: []", "capacty: unknown key"), ("settings: 3", "kind"), ("a: [", "line 1")]
 )
 def test_invalid_settings_file_is_a_usage_error(tmp_path: Path, text: str, says: str) -> None:
     (file := tmp_path / "settings.yaml").write_text(text)

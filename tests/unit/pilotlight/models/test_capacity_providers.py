@@ -156,9 +156,7 @@ async def test_capacity_order_is_sent_to_the_provider_of_its_offer(monkeypatch: 
 
 
 @in_virtual_time
-async def test_removed_provider_releases_its_orders_and_offers_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_removed_provider_releases_its_orders_and_offers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     house = House(monkeypatch)
     one = house.supplies()
     task = asyncio.create_task(one.run())
@@ -265,9 +263,7 @@ def test_system_named_by_two_redfish_providers_is_assigned_to_one() -> None:
 
 
 @in_virtual_time
-async def test_only_pending_claims_of_the_removed_provider_are_reported(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_only_pending_claims_of_the_removed_provider_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     house = House(monkeypatch)
     monkeypatch.setattr(supplies, "KINDS", {"redfish": Kind(house._make, frozenset({"cluster"}))})
     one = house.supplies()

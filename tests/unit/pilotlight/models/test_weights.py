@@ -105,10 +105,7 @@ def test_local_model_file_is_used_without_creating_a_store(tmp_path: Path) -> No
 def test_mirrors_and_ca_file_of_settings_apply_to_registry_connections() -> None:
     mirrors = (WeightsMirror(host="m:5000/hub", registry="docker.io"), WeightsMirror(host="near"))
     found = build_registries(Weights(mirrors=mirrors, ca_file="/ca.pem"))
-    assert found.mirrors == {
-        reference.DOCKER_HOST: [MirrorSite("m:5000", "hub/")],
-        "": [MirrorSite("near")],
-    }
+    assert found.mirrors == {reference.DOCKER_HOST: [MirrorSite("m:5000", "hub/")], "": [MirrorSite("near")]}
     assert found.ca == Path("/ca.pem")
 
 
