@@ -11,6 +11,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
+from autoscaler.controller.loop import Loop
 from autoscaler.spec.model import Model, ModelSpec, Queue, ReplicaRange, Start
 from tests.simulation.checks import continuous_invariants, final_invariants
 from tests.simulation.environment.machine import QUICK, Manners, one_device
@@ -43,6 +44,12 @@ class Stage:
     def __init__(self, town: Town, watcher: continuous_invariants.Watcher) -> None:
         self.town = town
         self.watcher = watcher
+
+    @property
+    def loop(self) -> Loop:
+        """The control loop of the autoscaler that runs now."""
+        assert self.town.autoscaler is not None
+        return self.town.autoscaler.loop
 
     def starts(self, name: str = "a") -> int:
         """Number of processes of a Model that were ever started."""

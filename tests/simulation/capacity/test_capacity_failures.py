@@ -45,8 +45,7 @@ def cloud(stage: Stage) -> FakeProvider:
 
 def now(stage: Stage) -> World:
     """The World of the current leader."""
-    assert stage.town.autoscaler is not None
-    return stage.town.autoscaler.loop.world
+    return stage.loop.world
 
 
 def leases(stage: Stage) -> list[Lease]:

@@ -48,8 +48,7 @@ def test_replicas_on_one_device_start_one_after_the_other(models: int) -> None:
     async def act(stage: Stage) -> None:
         alone_or_dead(stage)
         town, moved, begun = stage.town, list[tuple[str, S]](), list[str]()
-        assert town.autoscaler is not None
-        town.autoscaler.loop.listeners.append(lambda step: moved.extend((t.replica, t.after) for t in step.transitions))
+        stage.loop.listeners.append(lambda step: moved.extend((t.replica, t.after) for t in step.transitions))
 
         def see(engine: FakeEngine, what: str) -> None:
             begun.extend([engine.replica.id] if what == "start" else [])
@@ -90,9 +89,8 @@ async def watched(stage: Stage, lost: set[str]) -> None:
         devices = tuple(
             DeviceReport(id=one.device, healthy=one.device not in lost) for one in stage.town.machine.slices
         )
-        assert stage.town.autoscaler is not None
         report = NodeReport(node="local", boot="b", sequence=sequence, devices=devices)
-        stage.town.autoscaler.loop.observe([NodeReported(report=report)])
+        stage.loop.observe([NodeReported(report=report)])
         await asyncio.sleep(LOOK_S)
 
 

@@ -35,8 +35,7 @@ def town_of(stage: Stage) -> CutTown:
 
 def explanation(stage: Stage, name: str = "big") -> str:
     """The reason that `explain` gives for a Model."""
-    assert stage.town.autoscaler is not None
-    loop = stage.town.autoscaler.loop
+    loop = stage.loop
     return " ".join(explain_model(loop.world, loop.plan, Log(), ModelName(name), stage.town.now()).sentences)
 
 

@@ -130,8 +130,7 @@ async def test_idle_replica_is_not_stopped_before_its_minimum_residency(stage: S
 
 def believed(stage: Stage, name: str = "a") -> tuple[int, int]:
     """(waiting, running) of a Model as the leader knows it."""
-    assert stage.town.autoscaler is not None
-    load = stage.town.autoscaler.loop.world.loads.get(model(name).name)
+    load = stage.loop.world.loads.get(model(name).name)
     return (load.waiting, load.running) if load is not None else (0, 0)
 
 
@@ -221,11 +220,10 @@ async def test_expired_demand_of_an_unreachable_gateway_evicts_no_replica(stage:
     for journey in gone:
         town.leave(journey)
     await stage.until(lambda: believed(stage, "b") == (0, 0), within_s=COUNTS_S + EXACT_S)
-    assert town.autoscaler is not None
-    world = town.autoscaler.loop.world
+    world = stage.loop.world
     while not stream.ended:
         assert not any(r.state == ReplicaState.DRAINING for r in world.replicas.values())
-        world = town.autoscaler.loop.world
+        world = stage.loop.world
         await asyncio.sleep(0.1)
     assert (stage.starts("a"), stage.starts("b")) == (1, 0)
 
@@ -241,8 +239,7 @@ async def test_slots_allocated_to_unknown_gateways_are_returned_after_expiry(sta
         return use.hold
 
     await stage.until(lambda: hold() == slots)
-    assert town.autoscaler is not None
-    loop = town.autoscaler.loop
+    loop = stage.loop
     for n in range(8):
         world, stranger = loop.world, GatewayId(f"stranger-{n}")
         odd = Report(gateway=stranger, boot="b", sequence=1, epoch=world.epoch, version=world.version)

@@ -126,8 +126,7 @@ async def test_model_that_cannot_start_gets_no_start_and_evicts_no_replica(stage
     assert await stage.answered(calls, within_s=0.1) == {"model_start_failed": 20}
     assert (stage.starts("a"), stage.starts("b"), stage.replicas("b")) == (0, 1, 1)
     town.machine.obstacles = {}
-    assert town.autoscaler is not None
-    town.autoscaler.loop.observe([StartSeen(model=ModelName("a"))])
+    stage.loop.observe([StartSeen(model=ModelName("a"))])
     assert await stage.answered([town.call("a")], within_s=0.1) == {"model_start_failed": 1}, "not before its pause"
     await asyncio.sleep(61.0)
     assert await stage.answered([town.call("a")], within_s=20) == {"completed": 1}
@@ -168,10 +167,7 @@ async def test_all_clients_leaving_during_start_empties_the_queue(stage: Stage) 
         town.leave(journey)
     await asyncio.sleep(0.1)
     assert not any(w for g in town.gateways for _, w, _ in g.dispatch.counts()), "queue empty within 100 ms"
-    assert town.autoscaler is not None
-    assert town.autoscaler.loop.world.loads.get(model().name) is None or not (
-        town.autoscaler.loop.world.loads[model().name].waiting
-    )
+    assert stage.loop.world.loads.get(model().name) is None or not (stage.loop.world.loads[model().name].waiting)
     assert {j.ended[0].outcome for j in calls} == {Outcome.ABANDONED}
     assert not any(j.granted_to for j in calls), "nothing is granted to who left"
     ready = await stage.until(lambda: any(p.ready for p in town.machine.engines.values()))
@@ -215,8 +211,7 @@ async def test_planned_start_is_dropped_if_clients_leave_while_victim_drains(sta
     await stage.until(lambda: stream.first_byte_s is not None)
     await asyncio.sleep(1.5)
     calls = [town.call("a") for _ in range(5)]
-    assert town.autoscaler is not None
-    loop = town.autoscaler.loop
+    loop = stage.loop
     await stage.until(lambda: any(r.state == S.DRAINING for r in loop.world.replicas.values()), within_s=1)
     for journey in calls:
         town.leave(journey)

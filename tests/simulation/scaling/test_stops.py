@@ -38,8 +38,7 @@ class Drains:
         self.stopped: dict[str, int] = {}
         self._town = stage.town
         stage.watcher.listen(self._on_change)
-        assert stage.town.autoscaler is not None
-        stage.town.autoscaler.loop.listeners.append(self._on_step)
+        stage.loop.listeners.append(self._on_step)
 
     def _on_step(self, step: LoopStep) -> None:
         for action in step.actions:
@@ -76,8 +75,7 @@ async def test_lowered_replica_maximum_drains_replicas_after_their_streams_end(s
     calls = await four_full(stage)
     (a,) = town.models
     town.models = (replace(a, spec=replace(a.spec, replicas=ReplicaRange(max=1))),)
-    assert town.autoscaler is not None
-    town.autoscaler.loop.observe([DocumentsSeen(models=town.models)])
+    stage.loop.observe([DocumentsSeen(models=town.models)])
     await stage.until(lambda: len(drains.drained) == 3, within_s=HEARD_S)
     assert list(drains.drained.values()) == [20] * 3
     for _ in range(100):  # one request after another keeps one Replica wanted
@@ -129,8 +127,7 @@ async def test_draining_replica_is_revived_by_a_new_request(stage: Stage) -> Non
     """While an acknowledgement is still missing (a gateway is cut off), a new request revives the Replica."""
     town = stage.town
     await stage.answered([town.call("a", gateway=0)])
-    assert town.autoscaler is not None
-    loop = town.autoscaler.loop
+    loop = stage.loop
 
     def draining() -> bool:
         return any(r.state == ReplicaState.DRAINING for r in loop.world.replicas.values())
@@ -151,8 +148,7 @@ async def test_replica_with_a_long_generation_is_idle_only_after_it_ends(stage: 
     town = stage.town
     call = town.call("a")
     drained: list[float] = []
-    assert town.autoscaler is not None
-    town.autoscaler.loop.listeners.append(
+    stage.loop.listeners.append(
         lambda step: drained.extend(town.now() for t in step.transitions if t.after == ReplicaState.DRAINING)
     )
     assert await stage.answered([call]) == {"completed": 1}
@@ -204,8 +200,7 @@ async def test_engine_used_by_a_silent_gateway_is_not_stopped(stage: Stage, new_
         town.crash_autoscaler()
         town.start_autoscaler()
     while not stream.ended:
-        assert town.autoscaler is not None
-        world = town.autoscaler.loop.world
+        world = stage.loop.world
         assert not any(r.state == ReplicaState.DRAINING for r in world.replicas.values())
         await asyncio.sleep(0.1)
     assert await stage.answered([stream]) == {"completed": 1}
@@ -259,9 +254,8 @@ async def test_abandoned_request_is_removed_at_once_and_frees_its_slot(stage: St
     assert leaver.ended[0].outcome == Outcome.ABANDONED
     assert not any(leaver.call.id in served for served in town.machine.calls.values()), "its engine works no more"
     assert second.granted_s == ([] if moment == "parked" else [left_s])
-    assert town.autoscaler is not None
     await asyncio.sleep(0.1)
-    load = town.autoscaler.loop.world.loads[model().name]
+    load = stage.loop.world.loads[model().name]
     assert (load.waiting, load.running) == (1, 1), "two are left"
     assert await stage.answered([first, second, third]) == {"completed": 2, "abandoned": 1}
     assert len(leaver.granted_to) == (moment != "parked"), "nothing is granted to who left"

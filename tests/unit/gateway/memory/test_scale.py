@@ -42,7 +42,6 @@ def test_memory_pressure_rejects_requests_for_models_without_replicas() -> None:
     script.dispatch.pressure = Pressure.NO_COLD
     assert script.arrive("c1") == ["refuse c1 overloaded", "report"]
     total = script.total()
-    assert total is not None
     assert (total.refused_cold, total.admitted) == (1, 0), "it is demand for one start all the same"
     assert script.refused["c1"].error.retry_after_s
     ready = warm(1)
