@@ -13,7 +13,7 @@ from gateway.server import body_intake
 from gateway.server import connection as edge_module
 from gateway.server.precheck import DROP_BYTES_MAX
 from tests.support.fakes.engines.scripted_engine import HOLD, OK, ScriptedEngine
-from tests.support.harness.gateway.gateway_rig import Client, Rig, rig
+from tests.support.harness.gateway.gateway_rig import Client, Rig, rig, rig_and_client
 from tests.support.net.large_requests import MIB, body, post
 from tests.support.waiting import until
 
@@ -40,8 +40,7 @@ WRONG = [
 async def test_invalid_head_is_rejected_before_a_large_body(
     status: int, lines: tuple[str, ...], path: str, kind: str
 ) -> None:
-    async with rig() as one:
-        client = await one.client()
+    async with rig_and_client() as (one, client):
         begin(client, 10 * MIB, *lines, path=path, kind=kind)
         received, fields, _ = await client.answer()
         assert (received, fields["connection"]) == (status, "close")
@@ -50,8 +49,7 @@ async def test_invalid_head_is_rejected_before_a_large_body(
 
 
 async def test_wrong_key_is_rejected_before_the_body() -> None:
-    async with rig(settings=FrontSettings(keys_needed=True)) as one:
-        client = await one.client()
+    async with rig_and_client(settings=FrontSettings(keys_needed=True)) as (_, client):
         begin(client, 10 * MIB, "authorization: Bearer wrong")
         status, fields, _ = await client.answer()
         assert (status, fields["connection"]) == (401, "close")
@@ -59,8 +57,7 @@ async def test_wrong_key_is_rejected_before_the_body() -> None:
 
 async def test_short_body_of_rejected_request_is_dropped_and_connection_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(edge_module, "LINGER_S", 60.0)  # the body may come late
-    async with rig() as one:
-        client = await one.client()
+    async with rig_and_client() as (_, client):
         for pieces in ((b"x" * 500, b"x" * 500), (b"x" * 1000 + HEALTH,), (b"x" * 999, b"x" + HEALTH[:9], HEALTH[9:])):
             begin(client, 1000, path="nowhere")
             status, fields, _ = await client.answer()
@@ -76,8 +73,7 @@ async def test_short_body_of_rejected_request_is_dropped_and_connection_kept(mon
 
 
 async def test_rejected_expect_request_gets_no_100_continue() -> None:
-    async with rig() as one:
-        client = await one.client()
+    async with rig_and_client() as (_, client):
         begin(client, 100, "expect: 100-continue", path="nowhere")
         rest = await client.rest()
         assert rest.startswith(b"HTTP/1.1 404 ")
@@ -85,8 +81,7 @@ async def test_rejected_expect_request_gets_no_100_continue() -> None:
 
 
 async def test_large_body_on_a_path_without_a_body_gets_413() -> None:
-    async with rig() as one:
-        client = await one.client()
+    async with rig_and_client() as (_, client):
         client.send(b"GET /health HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n")
         await asyncio.sleep(0.01)
         client.send(b"hello")
@@ -218,8 +213,7 @@ async def test_disconnect_during_a_body_releases_its_memory_budget() -> None:
 @pytest.mark.parametrize("ahead", [0, AHEAD_BYTES_MAX - 100, AHEAD_BYTES_MAX + 10_000])
 async def test_disconnect_is_detected_after_pipelined_bytes(ahead: int) -> None:
     """Case 34, for any bytes after the request: reading never stops while the request runs."""
-    async with ScriptedEngine((HOLD,)) as engine, rig(engine.address) as one:
-        client = await one.client()
+    async with ScriptedEngine((HOLD,)) as engine, rig_and_client(engine.address) as (one, client):
         client.call()
         await engine.asked.wait()
         (connection,) = one.front._connections

@@ -13,7 +13,7 @@ from gateway.limits import Limits
 from gateway.server import body_intake
 from gateway.server.body_intake import REST_S_MAX
 from tests.support.fakes.engines.scripted_engine import OK, STREAM, STREAM_HEAD, chunk, document
-from tests.support.harness.gateway.gateway_rig import Client, Rig, rig
+from tests.support.harness.gateway.gateway_rig import Client, Rig, rig, rig_and_client
 from tests.support.net.large_requests import MIB, Dying, Played, Reading, Refusing
 from tests.support.waiting import until
 
@@ -41,8 +41,7 @@ def begin(client: Client, length: int, first: bytes, *lines: str) -> None:
 @asynccontextmanager
 async def begun(engine: Reading, form: bytes = FORM, part: int = MIB, *lines: str) -> AsyncIterator[tuple[Rig, Client]]:
     """Start a gateway and a client that has sent part of a form, some of which the engine has received."""
-    async with engine, rig(engine.address) as one:
-        client = await one.client()
+    async with engine, rig_and_client(engine.address) as (one, client):
         begin(client, len(form), form[:part], *lines)
         await engine.until(lambda: len(engine.came) > part // 2)
         assert one.in_use() == 1
@@ -153,8 +152,7 @@ async def test_stalled_upload_releases_its_slot_at_the_streaming_timeout(monkeyp
 async def test_slow_form_is_buffered_until_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     """At its rate the rest would not arrive soon."""
     monkeypatch.setattr(body_intake, "REST_S_MAX", REST_S_MAX)
-    async with Reading(OK) as engine, rig(engine.address) as one:
-        client = await one.client()
+    async with Reading(OK) as engine, rig_and_client(engine.address) as (one, client):
         begin(client, len(FORM), FORM[:100])
         await until("its clock runs", lambda: any(each._clock == "body" for each in one.front._connections))
         await asyncio.sleep(0.5)
@@ -190,8 +188,7 @@ class Eager(Played):
 @pytest.mark.parametrize("name", [b"alias-m", b"m"])
 async def test_engine_that_responds_early_receives_the_rest_of_the_body(name: bytes) -> None:
     form = FORM.replace(b"alias-m", name)
-    async with Eager() as engine, rig(engine.address) as one:
-        client = await one.client()
+    async with Eager() as engine, rig_and_client(engine.address) as (one, client):
         begin(client, len(form), form[:MIB])
         assert (await client.head())[0] == 200
         client.send(form[MIB:])
@@ -205,8 +202,7 @@ async def test_early_engine_error_during_a_form_of_many_parts_is_relayed() -> No
     refused = document(b'{"error":{"message":"no"}}', "400 Bad Request")
     many = b"".join(PART % (b"x%d" % number, b"", b"y") for number in range(900))
     form = NAMED + PART % (b"file", b"", b"z" * 2 * MIB) + many + END
-    async with Refusing(refused) as engine, rig(engine.address) as one:
-        client = await one.client()
+    async with Refusing(refused) as engine, rig_and_client(engine.address) as (one, client):
         begin(client, len(form), form[:MIB])
         client.send(form[MIB:])
         assert (await client.answer())[0] == 400
@@ -227,8 +223,7 @@ async def test_request_is_retried_while_its_body_is_received(read_bytes: int) ->
 
 async def test_engine_error_before_the_complete_body_closes_client_connection() -> None:
     refused = document(b'{"error":{"message":"too long"}}', "400 Bad Request")
-    async with Refusing(refused) as engine, rig(engine.address) as one:
-        client = await one.client()
+    async with Refusing(refused) as engine, rig_and_client(engine.address) as (one, client):
         begin(client, len(FORM), FORM[:MIB])
         status, fields, body = await client.answer()
         assert (status, fields["connection"], body) == (400, "close", b'{"error":{"message":"too long"}}')
@@ -238,8 +233,7 @@ async def test_engine_error_before_the_complete_body_closes_client_connection() 
 
 
 async def test_unknown_model_is_rejected_before_the_body_is_complete() -> None:
-    async with rig() as one:
-        client = await one.client()
+    async with rig_and_client() as (one, client):
         begin(client, len(FORM), FORM.replace(b"alias-m", b"other-m")[:MIB])
         assert (await client.answer())[0] == 404
         await nothing_left(one)
@@ -247,8 +241,7 @@ async def test_unknown_model_is_rejected_before_the_body_is_complete() -> None:
 
 async def test_form_with_model_last_is_buffered_until_complete() -> None:
     form = SOUND + NAMED + END
-    async with Reading(OK) as engine, rig(engine.address) as one:
-        client = await one.client()
+    async with Reading(OK) as engine, rig_and_client(engine.address) as (one, client):
         begin(client, len(form), form[:-20])
         async with asyncio.timeout(60):
             while one.front.room.held_bytes < len(form):
@@ -270,8 +263,7 @@ async def test_stream_part_at_the_end_of_a_form_gives_a_streamed_response() -> N
 
 
 async def test_cold_model_is_started_while_the_body_is_received() -> None:
-    async with Reading(OK) as engine, rig(state="cold") as one:
-        client = await one.client()
+    async with Reading(OK) as engine, rig_and_client(state="cold") as (one, client):
         begin(client, len(FORM), FORM[:MIB])
         async with asyncio.timeout(60):
             while not one.front.busy():

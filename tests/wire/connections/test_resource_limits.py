@@ -15,7 +15,7 @@ from gateway.server import connection as edge_module
 from gateway.server.client_writer import WRITE_BUFFER_BYTES
 from gateway.server.connection import ANSWERS_A_TURN
 from tests.support.fakes.engines.scripted_engine import HOLD, OK, ScriptedEngine
-from tests.support.harness.gateway.gateway_rig import Rig, rig
+from tests.support.harness.gateway.gateway_rig import Rig, rig, rig_and_client
 from tests.support.harness.gateway.memory_connection import heard
 
 CORPUS = Path(__file__).parents[1] / "corpus"
@@ -102,8 +102,7 @@ async def test_slow_small_bodies_get_408_when_others_need_memory_budget() -> Non
 
 
 async def test_many_pipelined_requests_are_answered_over_several_loop_iterations() -> None:
-    async with rig() as one:
-        client = await one.client()
+    async with rig_and_client() as (one, client):
         client.send(HEALTH * 1000)
         for _ in range(1000):
             status, _, body = await client.answer()

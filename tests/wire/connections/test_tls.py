@@ -25,7 +25,7 @@ from gateway.upstream import pool
 from pilotlight.net import certificates
 from pilotlight.net.certificates import Identity
 from tests.support.fakes.engines.scripted_engine import OK, ScriptedEngine
-from tests.support.harness.gateway.gateway_rig import LIMITS, Client, Rig, rig
+from tests.support.harness.gateway.gateway_rig import LIMITS, Client, Rig, rig, rig_and_client
 from tests.support.net.certificates import OURS, THEIRS, Sides, leaf, over_tls, pem, sides, write
 from tests.support.timing import turns
 from tests.support.waiting import until
@@ -214,8 +214,7 @@ async def test_new_certificate_applies_to_new_connections_only() -> None:
 @on_each_loop
 async def test_drain_does_not_wait_for_tls_close_of_idle_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(edge_module, "LINGER_S", 0.05)
-    async with rig(tls=sides()) as one:
-        client = await one.client()
+    async with rig_and_client(tls=sides()) as (one, client):
         client.send(HEALTH)
         await client.answer()
         cast("asyncio.Transport", client.writer.transport).pause_reading()  # as in an idle pool
@@ -255,8 +254,7 @@ async def engine_of(
 async def answered(one: Rig) -> tuple[int, bytes]:
     """Return status and body of one request."""
     client = await one.client()
-    client.call()
-    status, _, body = await client.answer()
+    status, _, body = await client.ask()
     client.leave()
     return status, body
 

@@ -12,7 +12,7 @@ import pytest
 from autoscaler.contract import CatalogueDelta, FrontSettings, KeyEntry, TenantEntry, TenantName
 from gateway.http.request_head import KEPT, LISTS
 from tests.support.fakes.engines.scripted_engine import DONE, END, OK, STREAM_HEAD, ScriptedEngine, delta, document
-from tests.support.harness.gateway.gateway_rig import Client, rig
+from tests.support.harness.gateway.gateway_rig import Client, rig, rig_and_client
 from tests.support.net.canary import request
 from tests.support.net.request_mutations import mutated
 from tests.support.net.request_splits import UNFINISHED, read
@@ -42,8 +42,7 @@ UPWARDS = ["host", "content-length", "x-request-id", "content-type"]
 
 @pytest.mark.case("40")
 async def test_forged_and_hop_by_hop_headers_do_not_reach_the_engine() -> None:
-    async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
-        client = await one.client()
+    async with ScriptedEngine((OK,)) as engine, rig_and_client(engine.address) as (one, client):
         lines = (*HOP_BY_HOP, *OURS, *FORGED, "Authorization: Bearer canary", "Accept: canary")
         head = ["POST /v1/chat/completions?canary HTTP/1.1", "Host: canary", "Content-Type: application/json", *lines]
         client.send("\r\n".join([*head, f"Content-Length: {len(BODY)}", "", ""]).encode() + BODY)
@@ -100,8 +99,7 @@ REFUSED = (
 @pytest.mark.parametrize("line", REFUSED)
 async def test_repeated_header_or_line_break_in_value_is_rejected(line: str) -> None:
     """The connection is closed, because the bytes that follow are ambiguous."""
-    async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
-        client = await one.client()
+    async with ScriptedEngine((OK,)) as engine, rig_and_client(engine.address) as (_, client):
         client.send(request("/v1/chat/completions", BODY, line) + request("/health", method="GET"))
         status, fields, body = await client.answer()
         assert (status, fields["connection"], b'"invalid_request"' in body) == (400, "close", True)
@@ -113,8 +111,7 @@ async def test_repeated_header_or_line_break_in_value_is_rejected(line: str) -> 
 @pytest.mark.parametrize("name", ["X-A", "Cookie", "Authorization", "X-Request-Id", "Prefer", "User-Agent", "Accept"])
 async def test_large_header_gets_431_only_if_the_engine_would_receive_it(name: str) -> None:
     """Headers that engines receive must fit into a head that they accept; otherwise one clear error and no request."""
-    async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
-        client = await one.client()
+    async with ScriptedEngine((OK,)) as engine, rig_and_client(engine.address) as (_, client):
         client.send(request("/v1/chat/completions", BODY, f"{name}: {'a' * 8192}"))
         status, fields, body = await client.answer()
         if name in {"User-Agent", "Accept"}:

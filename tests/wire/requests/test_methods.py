@@ -8,7 +8,7 @@ import re
 import pytest
 
 from autoscaler.contract import FrontSettings
-from tests.support.harness.gateway.gateway_rig import rig
+from tests.support.harness.gateway.gateway_rig import rig, rig_and_client
 
 
 @pytest.mark.parametrize(
@@ -26,8 +26,7 @@ from tests.support.harness.gateway.gateway_rig import rig
 async def test_unsupported_method_gets_405_and_keeps_the_connection(method: str, path: str, allow: str) -> None:
     """The response lists the methods of the path in the format of its API, with or without a key (RFC 9110, 15.5.6)."""
     settings = FrontSettings(keys_needed=True, cors_origins=("*",))
-    async with rig(settings=settings) as one:
-        client = await one.client()
+    async with rig_and_client(settings=settings) as (one, client):
         for body in (b"", b"{}"):
             head = f"{method} {path} HTTP/1.1\r\nhost: x\r\norigin: o\r\ncontent-length: {len(body)}\r\n\r\n"
             client.send(head.encode() + body + b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")

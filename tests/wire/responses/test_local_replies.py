@@ -27,7 +27,7 @@ from tests.support.fakes.engines.scripted_engine import (
     delta,
     document,
 )
-from tests.support.harness.gateway.gateway_rig import Client, Rig, rig
+from tests.support.harness.gateway.gateway_rig import Client, Rig, rig, rig_and_client
 from tests.support.timing import turns
 from tests.support.waiting import until
 
@@ -131,8 +131,7 @@ async def test_queued_non_streaming_request_gets_503_after_silent_seconds_max() 
 
 @pytest.mark.parametrize("length", ["999999999", "60"])
 async def test_error_before_the_whole_body_has_request_id_and_api_format(length: str) -> None:
-    async with rig(limits=Limits(body_seconds_max=0.1)) as one:
-        client = await one.client()
+    async with rig_and_client(limits=Limits(body_seconds_max=0.1)) as (_, client):
         client.send(
             b"POST /v1/messages HTTP/1.1\r\nHost: gw\r\nX-Request-Id: mine\r\n"
             b"Content-Type: application/json\r\nContent-Length: %b\r\n\r\n{" % length.encode()
@@ -143,12 +142,10 @@ async def test_error_before_the_whole_body_has_request_id_and_api_format(length:
 
 
 async def test_invalid_head_is_reported_only_to_authenticated_clients() -> None:
-    async with rig(settings=FrontSettings(keys_needed=True)) as one:
-        client = await one.client()
+    async with rig_and_client(settings=FrontSettings(keys_needed=True)) as (_, client):
         client.send(b"POST /v1/completions HTTP/1.1\r\nHost: gw\r\nX-Priority: high\r\nContent-Length: 2\r\n\r\n{}")
         assert (await client.answer())[0] == 401
-    async with rig() as one:
-        client = await one.client()
+    async with rig_and_client() as (_, client):
         for _ in range(2):
             client.send(b"POST /v1/completions HTTP/1.1\r\nHost: gw\r\nX-Priority: high\r\nContent-Length: 2\r\n\r\n{}")
             status, _, body = await client.answer()
@@ -174,8 +171,7 @@ async def test_models_request_lists_a_stopped_model_without_starting_it() -> Non
 
 
 async def test_unknown_path_gets_openai_404_and_keeps_the_connection() -> None:
-    async with rig() as one:
-        client = await one.client()
+    async with rig_and_client() as (_, client):
         client.send(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\nGET /health HTTP/1.1\r\nhost: x\r\n\r\n")
         status, fields, body = await client.answer()
         assert (status, json.loads(body)["error"]["code"]) == (404, "not_found")
@@ -184,8 +180,7 @@ async def test_unknown_path_gets_openai_404_and_keeps_the_connection() -> None:
 
 
 async def test_malformed_request_gets_one_400_without_echo() -> None:
-    async with rig() as one:
-        client = await one.client()
+    async with rig_and_client() as (_, client):
         client.send(b"POST /v1/chat/completions HTTP/1.1\r\nAuthorization : Bearer sk-canary\r\n\r\n")
         rest = await client.rest()
         assert rest.startswith(b"HTTP/1.1 400 Bad Request\r\n")
@@ -207,8 +202,7 @@ async def test_cors_preflight_allows_only_configured_origins() -> None:
 
 
 async def test_100_continue_is_sent_before_the_body() -> None:
-    async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
-        client = await one.client()
+    async with ScriptedEngine((OK,)) as engine, rig_and_client(engine.address) as (_, client):
         client.send(
             b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
             b"expect: 100-continue\r\ncontent-length: 13\r\n\r\n"
@@ -219,8 +213,7 @@ async def test_100_continue_is_sent_before_the_body() -> None:
 
 
 async def test_100_continue_is_sent_once_for_a_split_body() -> None:
-    async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
-        client = await one.client()
+    async with ScriptedEngine((OK,)) as engine, rig_and_client(engine.address) as (one, client):
         client.send(
             b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
             b"expect: 100-continue\r\ncontent-length: 13\r\n\r\n"
@@ -296,8 +289,7 @@ async def test_error_for_an_invalid_head_has_the_api_format_of_its_path(
     fields: bytes, line: bytes, dialect: str, cut: int
 ) -> None:
     data = line + b"\r\nHost: x\r\n" + fields
-    async with rig() as one:
-        client = await one.client()
+    async with rig_and_client() as (_, client):
         for part in (data[:cut], data[cut:]):
             client.send(part)
             await turns(5)
@@ -349,8 +341,7 @@ async def test_drain_timeout_ends_running_stream_with_one_error() -> None:
 
 
 async def test_drain_does_not_wait_for_an_incomplete_request() -> None:
-    async with ScriptedEngine() as engine, rig(engine.address) as one:
-        client = await one.client()
+    async with ScriptedEngine() as engine, rig_and_client(engine.address) as (one, client):
         client.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
         client.send(b"content-length: 100\r\n\r\n{")
         await until("the head is read", lambda: any(each._clock == "body" for each in one.front._connections))

@@ -84,8 +84,7 @@ async def test_running_request_completes_when_memory_pressure_rises() -> None:
         one.front.dispatch.pressure = Pressure.NO_CALLS
         engine.release.set()
         assert (await client.answer())[0] == 200
-        client.call(stream=False)
-        status, fields, _ = await client.answer()
+        status, fields, _ = await client.ask(stream=False)
         assert (status, fields["retry-after"]) == (503, "2")
 
 
