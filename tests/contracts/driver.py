@@ -76,8 +76,7 @@ class DriverContract:
     @run_on_rig
     async def test_started_replica_becomes_ready_and_is_clean_after_its_stop(self, rig: Rig) -> None:
         replica, model = rig.replica("r1", Manner.GOOD)
-        driver = rig.driver()
-        async with running(driver) as observed:
+        async with running(driver := rig.driver()) as observed:
             driver.start(replica, model)
             ready = await observed.until(replica.id, Seen.READY)
             assert rig.exists(replica.id)
@@ -94,8 +93,7 @@ class DriverContract:
     @run_on_rig
     async def test_start_of_a_running_replica_starts_no_second_engine(self, rig: Rig) -> None:
         replica, model = rig.replica("r1", Manner.GOOD)
-        driver = rig.driver()
-        async with running(driver) as observed:
+        async with running(driver := rig.driver()) as observed:
             driver.start(replica, model)
             driver.start(replica, model)
             await observed.until(replica.id, Seen.READY)
@@ -108,8 +106,7 @@ class DriverContract:
     @run_on_rig
     async def test_stopping_an_absent_replica_is_clean_immediately(self, rig: Rig) -> None:
         replica, model = rig.replica("r1", Manner.GOOD)
-        driver = rig.driver()
-        async with running(driver) as observed:
+        async with running(driver := rig.driver()) as observed:
             driver.stop(replica, 5.0)
             await observed.until(replica.id, Seen.CLEAN)
             driver.start(replica, model)
@@ -124,8 +121,7 @@ class DriverContract:
     @run_on_rig
     async def test_killed_replica_is_reported_as_exited_and_cleaned_up(self, rig: Rig) -> None:
         replica, model = rig.replica("r1", Manner.GOOD)
-        driver = rig.driver()
-        async with running(driver) as observed:
+        async with running(driver := rig.driver()) as observed:
             driver.start(replica, model)
             await observed.until(replica.id, Seen.READY)
             rig.kill(replica.id)
@@ -136,8 +132,7 @@ class DriverContract:
     @run_on_rig
     async def test_engine_exit_on_start_is_reported_with_its_reason(self, rig: Rig) -> None:
         replica, model = rig.replica("r1", Manner.DIES_ON_START)
-        driver = rig.driver()
-        async with running(driver) as observed:
+        async with running(driver := rig.driver()) as observed:
             driver.start(replica, model)
             exited = await observed.until(replica.id, Seen.EXITED)
             assert "status 3" in exited.reason
@@ -147,8 +142,7 @@ class DriverContract:
     @run_on_rig
     async def test_impossible_start_is_reported_as_exit_with_a_reason(self, rig: Rig) -> None:
         replica, model = rig.replica("r1", Manner.CANNOT_START)
-        driver = rig.driver()
-        async with running(driver) as observed:
+        async with running(driver := rig.driver()) as observed:
             driver.start(replica, model)
             assert (await observed.until(replica.id, Seen.EXITED)).reason
             await observed.until(replica.id, Seen.CLEAN)
@@ -156,8 +150,7 @@ class DriverContract:
     @run_on_rig
     async def test_engine_that_ignores_sigterm_is_killed_after_its_grace(self, rig: Rig) -> None:
         replica, model = rig.replica("r1", Manner.IGNORES_SIGTERM)
-        driver = rig.driver()
-        async with running(driver) as observed:
+        async with running(driver := rig.driver()) as observed:
             driver.start(replica, model)
             await observed.until(replica.id, Seen.READY)
             driver.stop(replica, 60.0)

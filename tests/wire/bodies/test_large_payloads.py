@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 
+import pytest
+
 from gateway.http.body_buffers import LARGE_BYTES
 from gateway.limits import Limits
 from tests.support.fakes.engines.scripted_engine import HOLD, OK, RESET, STREAM, WITHOUT_USAGE, ScriptedEngine, document
@@ -19,7 +21,8 @@ def got(engine: ScriptedEngine, number: int = 0) -> bytes:
     return sent
 
 
-async def _edited(size: int) -> None:
+@pytest.mark.parametrize("size", [2 * MIB, 8 * MIB, Limits().body_bytes_max - 200])
+async def test_large_body_is_forwarded_with_model_renamed_and_messages_kept(size: int) -> None:
     sent = body(size, stream=True, cache_salt="mine", stream_options={"include_obfuscation": False})
     async with ScriptedEngine((STREAM,)) as engine, rig_and_client(engine.address) as (one, client):
         post(client, sent)
@@ -33,18 +36,6 @@ async def _edited(size: int) -> None:
         assert forwarded.endswith(text), "byte for byte"
         await one.settled()
         assert one.totals()[0] == 1
-
-
-async def test_large_body_is_forwarded_with_model_renamed_and_messages_kept() -> None:
-    await _edited(2 * MIB)
-
-
-async def test_8_mib_body_is_forwarded_with_edits_and_unchanged_messages() -> None:
-    await _edited(8 * MIB)
-
-
-async def test_largest_body_is_forwarded_with_edits_and_unchanged_messages() -> None:
-    await _edited(Limits().body_bytes_max - 200)
 
 
 async def test_large_chunked_body_is_forwarded_like_one_with_a_length() -> None:

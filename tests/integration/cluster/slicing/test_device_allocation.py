@@ -7,7 +7,6 @@ hand; pods run, but no device is prepared for them.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import sys
 import uuid
@@ -18,14 +17,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from autoscaler.kubernetes.api import Api, ApiError
+from autoscaler.kubernetes.api import Api
 from autoscaler.slicing.dra import read_allocations
 from autoscaler.slicing.hami import SCHEDULER
 from tests.integration.cluster.conftest import next_number
-from tests.integration.cluster.slicing.test_dra_claims import RESOURCE
+from tests.integration.cluster.slicing.test_dra_claims import RESOURCE, create_device_classes
 from tests.integration.cluster.support.installations.single_instance import House, model
 from tests.integration.cluster.support.kubelet.node import Node
-from tests.support.builders.resource_slices import DRIVER, classes, gpu, resource_slice
+from tests.support.builders.resource_slices import DRIVER, gpu, resource_slice
 from tests.support.builders.slices import card
 from tests.support.fakes.engines.fake_engine_process import command
 
@@ -105,9 +104,7 @@ async def test_model_gets_its_chosen_device_through_a_claim_owned_by_the_pod(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     """Of two GPUs another owner has one through a claim, which the plan observes."""
-    for device_class in classes():
-        with contextlib.suppress(ApiError):  # it may exist from the previous test
-            await api.create(f"{RESOURCE}/deviceclasses", device_class)
+    await create_device_classes(api)
     claims = f"{RESOURCE}/namespaces/{namespace}/resourceclaims"
     async with noded(api, tmp_path) as node, asyncio.timeout(WAIT_S_MAX):
         published = resource_slice(node.name, "gpus", devices=[gpu(0), gpu(1)])
@@ -338,9 +335,7 @@ async def test_device_of_a_force_deleted_pod_is_not_reused_without_measurement(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     """Freeing the claim does not suffice: the end of its processes was not reported, and no agent measures."""
-    for device_class in classes():
-        with contextlib.suppress(ApiError):  # it may exist from the previous test
-            await api.create(f"{RESOURCE}/deviceclasses", device_class)
+    await create_device_classes(api)
     claims, pods = f"{RESOURCE}/namespaces/{namespace}/resourceclaims", f"/api/v1/namespaces/{namespace}/pods"
     async with noded(api, tmp_path) as node, asyncio.timeout(2 * WAIT_S_MAX):
         published = resource_slice(node.name, "gpus", devices=[gpu(0)])

@@ -131,8 +131,7 @@ def test_process_that_reuses_a_recorded_pid_is_never_signalled(
         rig.state.put(record(stranger.pid, ticks))
 
         async def scenario() -> None:
-            driver = rig.driver()
-            async with running(driver) as observed:
+            async with running(driver := rig.driver()) as observed:
                 assert observed.words(R1) == ["clean"]
                 driver.stop(replica("r1", ())[0], 0.0)
 
@@ -218,8 +217,7 @@ async def test_exit_reason_quotes_engine_output_only_if_the_start_failed(rig: Lo
 
 @run_on_rig
 async def test_missing_program_or_launch_exception_is_a_failed_start(rig: LocalRig) -> None:
-    driver = rig.driver()
-    async with running(driver) as observed:
+    async with running(driver := rig.driver()) as observed:
         driver.start(*replica("r1", ("/nowhere/engine",)))
         assert (await observed.until(R1, Seen.EXITED)).reason == "/nowhere/engine: No such file or directory"
         driver.start(*replica("r2", ()))  # an empty command: the launch itself fails
@@ -258,8 +256,7 @@ async def test_engine_log_is_trimmed_without_blocking_the_engine(
         log = rig.state.log(R1)
         return engine_logs.last_line(log) if log.stat().st_size <= engine_logs.BYTES_MAX else ""
 
-    driver = rig.driver()
-    async with running(driver) as observed:
+    async with running(driver := rig.driver()) as observed:
         driver.start(*replica("r1", python(flood + GOES_ON_TALKING + TINY_ENGINE, "{port}")))
         await observed.until(R1, Seen.READY)
         await until("it is small and has the newest", lambda: newest_of_little() == "and on")
@@ -292,8 +289,7 @@ def test_engine_continues_to_log_after_its_driver_has_ended(rig: LocalRig) -> No
 
 @run_on_rig
 async def test_foreign_listener_on_the_port_never_makes_a_replica_ready(rig: LocalRig) -> None:
-    driver = rig.driver()
-    async with running(driver) as observed:
+    async with running(driver := rig.driver()) as observed:
         driver.start(*replica("r1", python("import time; time.sleep(60)")))
         started = await observed.until(R1, Seen.STARTING)
         host, _, port = started.address.rpartition(":")
@@ -319,8 +315,7 @@ async def test_port_owner_is_checked_only_while_the_engine_loads(
     answer = TINY_ENGINE.partition("    c.sendall(")[2].partition("\n")[0]
     status = f"(b'200 OK' if os.path.exists({str(loaded)!r}) else b'503 Loading')"
     loading = "import os\n" + TINY_ENGINE.replace(answer, f"b'HTTP/1.1 ' + {status} + b'\\r\\n\\r\\n')")
-    driver = rig.driver()
-    async with running(driver) as observed:
+    async with running(driver := rig.driver()) as observed:
         driver.start(*replica("r1", python(loading, "{port}")))
         async with asyncio.timeout(60):
             while not looks:
@@ -359,8 +354,7 @@ async def test_hanging_engine_becomes_unready_and_delays_no_other_replica(
 @run_on_rig
 async def test_port_in_use_fails_the_start_and_the_next_start_uses_another(rig: LocalRig, tmp_path: Path) -> None:
     taken = tmp_path / "taken"
-    driver = rig.driver()
-    async with running(driver) as observed:
+    async with running(driver := rig.driver()) as observed:
         driver.start(*replica("r1", python(once_there_is(taken) + TINY_ENGINE, "{port}")))
         port = int((await observed.until(R1, Seen.STARTING)).address.rpartition(":")[2])
         with socket.create_server(("127.0.0.1", port)):
@@ -396,8 +390,7 @@ def test_exception_for_one_replica_record_stops_only_that_replica(
     rig: LocalRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def first() -> None:
-        driver = rig.driver()
-        async with running(driver) as observed:
+        async with running(driver := rig.driver()) as observed:
             for name in ("r1", "r2"):
                 driver.start(*rig.replica(name, Manner.GOOD))
                 await observed.until(ReplicaId(name), Seen.READY)

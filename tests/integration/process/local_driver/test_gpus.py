@@ -53,8 +53,7 @@ def test_started_engine_gets_only_its_gpu_in_cuda_visible_devices(rig: LocalRig)
     shows = python("import os; print(os.environ['CUDA_VISIBLE_DEVICES'], flush=True)")
 
     async def scenario() -> None:
-        driver = rig.driver()
-        async with running(driver) as observed:
+        async with running(driver := rig.driver()) as observed:
             driver.start(*replica("r1", shows, slices=("GPU-b",)))
             await observed.until(R1, Seen.CLEAN)
 

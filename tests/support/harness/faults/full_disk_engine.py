@@ -50,8 +50,7 @@ def fill(path: Path) -> None:
 async def scenario(rig: LocalRig, others: Path) -> dict[str, object]:
     results: dict[str, object] = {}
     argv = python(TALKATIVE, "{port}")
-    driver = rig.driver()
-    async with running(driver) as observed:
+    async with running(driver := rig.driver()) as observed:
         driver.start(*replica("r1", argv))
         await observed.until(R1, Seen.READY)
         fill(others)

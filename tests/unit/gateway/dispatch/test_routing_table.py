@@ -170,12 +170,6 @@ def test_replica_state_change_ends_suspicion_but_a_slot_change_does_not() -> Non
     assert take(part) == "r1", "a new leader has looked at it itself"
 
 
-def test_usage_of_a_replica_contains_time_since_its_last_byte() -> None:
-    routes, _ = llama(route("r1", 4), route("r2", 4))
-    routes.holds[ReplicaId("r2")].heard(granted_s=1.0, now_s=3.0)
-    assert {use.replica: use.last_byte_age_s for use in routes.uses(7.5)} == {"r1": None, "r2": 4.5}
-
-
 def test_unused_slots_are_returned_unless_local_requests_wait() -> None:
     routes, part = llama(route("r1", 4), route("r2", 2))
     take(part)

@@ -16,7 +16,7 @@ from gateway.request.body_members import Peek, edit_body, edit_json, read_body, 
 from gateway.request.json_scanner import MEMBERS_MAX
 from gateway.request.multipart import Form
 from tests.support.example_budget import examples
-from tests.support.net.upstream_requests import in_one
+from tests.support.net.upstream_requests import in_one, json_members
 
 CHAT = find_operation(b"POST", b"/v1/chat/completions")
 EMBEDDINGS = find_operation(b"POST", b"/v1/embeddings")
@@ -124,18 +124,6 @@ def test_repeated_member_is_rejected(body: bytes) -> None:
     assert "more than once" in refusal(body).message
 
 
-def pairs(body: bytes) -> list[tuple[str, object]]:
-    """The top-level members as the standard library reads them, repeated ones included."""
-    found: list[tuple[str, object]] = []
-
-    def keep(members: list[tuple[str, object]]) -> dict[str, object]:
-        found[:] = members
-        return dict(members)
-
-    json.loads(body, object_pairs_hook=keep)
-    return found
-
-
 NAMES = st.sampled_from(
     ["model", "a", "b", "", "a b", 'q"', "\\", "é", "1", ", ", '": "', "cache_salt", "stream_options"]
 )
@@ -163,7 +151,7 @@ def written(name: str, value: object, style: int) -> str:
 def test_repeated_members_are_rejected_in_any_json_layout(members: list[tuple[str, object, int]], comma: str) -> None:
     text = "{" + comma.join(['"model":"m"', *(written(*member) for member in members)]) + "}"
     body = text.encode()
-    names = [name for name, _ in pairs(body)]
+    names = [name for name, _ in json_members(body)]
     repeated = len(set(names)) < len(names)
     try:
         peek = read_json(body)
@@ -172,9 +160,9 @@ def test_repeated_members_are_rejected_in_any_json_layout(members: list[tuple[st
         return
     assert not repeated, text
     edited = edit_json(peek, model="other", include_usage=False)
-    expected = dict(pairs(body)) | {"model": "other"}
+    expected = dict(json_members(body)) | {"model": "other"}
     expected.pop("cache_salt", None)
-    assert dict(pairs(in_one(edited))) == expected
+    assert dict(json_members(in_one(edited))) == expected
     assert list(peek.members) == names
 
 
@@ -193,7 +181,7 @@ def test_random_body_is_rejected_or_yields_its_model_name(parts: list[bytes]) ->
         peek = read_json(b"".join(parts))
     except CallError:
         return
-    assert dict(pairs(in_one(peek.body)))["model"] == peek.model
+    assert dict(json_members(in_one(peek.body)))["model"] == peek.model
 
 
 def test_body_that_needs_no_edit_is_returned_as_the_same_object() -> None:

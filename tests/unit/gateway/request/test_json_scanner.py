@@ -17,7 +17,7 @@ from gateway.request.body_members import Peek, edit_body, read_body
 from gateway.request.json_scanner import MEMBERS_MAX, NESTING_MAX, TOKEN_BYTES_MAX, VALUE_BYTES_MAX, JsonScan
 from gateway.request.multipart import Form, FormScan, edit_multipart, read_multipart
 from tests.support.example_budget import examples
-from tests.support.net.upstream_requests import in_one
+from tests.support.net.upstream_requests import in_one, json_members
 
 KIB = 1 << 10
 
@@ -63,18 +63,6 @@ def refusal(body: bytes) -> CallError:
     return caught.value
 
 
-def pairs(body: bytes) -> list[tuple[str, object]]:
-    """The top-level members as the standard library reads them, repeated ones included."""
-    found: list[tuple[str, object]] = []
-
-    def keep(members: list[tuple[str, object]]) -> dict[str, object]:
-        found[:] = members
-        return dict(members)
-
-    json.loads(body, object_pairs_hook=keep)
-    return found
-
-
 READ = st.sampled_from(["model", "stream", "stream_options", "cache_salt"])
 NAMES = READ | st.sampled_from(["a", "", 'q"', "\\", "é", "覚", ", ", '":{"'])
 TEXTS = st.text(max_size=8) | st.sampled_from(
@@ -116,7 +104,7 @@ CUTS = st.lists(st.integers(1, 2000), max_size=5)
 @example(body=b'{"cache_salt":"x","model":[{}]}', cuts=[])
 @example(body=b'{"a":1,"cache_salt":{"a":[1]} , "model" : "m"}', cuts=[])
 def test_scanner_and_json_module_agree_on_any_random_object(body: bytes, cuts: list[int]) -> None:
-    members = pairs(body)
+    members = json_members(body)
     found = outcome(arrived(body, *cuts))
     if len(dict(members)) < len(members):
         assert found is None, "a member twice"
@@ -128,7 +116,7 @@ def test_scanner_and_json_module_agree_on_any_random_object(body: bytes, cuts: l
     assert {name: json.loads(value) for name, value in values.items() if name != "cache_salt"} == read_of_it
     assert ("cache_salt" in values) == ("cache_salt" in expected)
     expected.pop("cache_salt", None)
-    changed = pairs(edited)
+    changed = json_members(edited)
     assert len(dict(changed)) == len(changed)
     assert dict(changed) == expected | {"model": "served", "stream_options": {"include_usage": True}}
 
@@ -169,7 +157,7 @@ def test_body_valid_as_small_body_is_read_alike_by_the_large_body_scan(body: byt
     assert (large.model, large.stream, large.wants_usage) == (small.model, small.stream, small.wants_usage)
     first, second = edit_body(operation(), small, "served"), edit_body(operation(), large, "served")
     assert isinstance(first, bytes)
-    assert dict(pairs(in_one(second))) == dict(pairs(first))
+    assert dict(json_members(in_one(second))) == dict(json_members(first))
 
 
 def read_as_json(body: Body) -> Peek:
