@@ -137,7 +137,7 @@ def test_each_rendered_object_matches_its_kubernetes_schema(values: Values) -> N
 
 
 @each_set
-def test_every_object_has_namespace_labels_and_a_unique_name(values: Values) -> None:
+def test_each_rendered_object_has_a_namespace_labels_and_a_unique_name(values: Values) -> None:
     seen: set[tuple[str, ...]] = set()
     for one in objects(values):
         metadata = one["metadata"]
@@ -150,7 +150,7 @@ def test_every_object_has_namespace_labels_and_a_unique_name(values: Values) -> 
 
 
 @each_unprivileged_set
-def test_every_container_has_a_restricted_security_context(values: Values) -> None:
+def test_each_rendered_container_has_a_restricted_security_context(values: Values) -> None:
     for component, spec in pod_specs(values):
         agent = component == "agent"
         pod = spec["securityContext"]
@@ -327,7 +327,7 @@ AGENTS: Values = {"agent": {"enabled": True}}
 SECRETS: Values = {"server": "a", "client": "b"}
 
 
-def test_gateways_and_agents_have_separate_service_accounts() -> None:
+def test_rendered_gateways_and_agents_have_separate_service_accounts() -> None:
     accounts = [word for word in words(AGENTS, "autoscaler") if "account" in word]
     assert accounts == [
         "--gateway-account=pl-pilotlight-gateway",
@@ -371,7 +371,7 @@ def test_agents_with_token_auth_mount_no_certificate() -> None:
     assert [item["key"] for item in volume["secret"]["items"]] == ["ca.crt"]
 
 
-def test_notes_list_disabled_features_and_next_commands() -> None:
+def test_notes_of_an_installation_list_disabled_features_and_commands() -> None:
     notes = {name: texts(values)["NOTES.txt"] for name, values in SETS.items()}
     assert all("helm test pl -n home" in text and "curl" in text and "coldstart" in text for text in notes.values())
     assert "Disabled features" in notes["namespaced"]

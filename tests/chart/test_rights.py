@@ -159,7 +159,7 @@ def given(values: Values) -> Iterator[Grant]:
 
 
 @pytest.mark.parametrize("name", WANTED)
-def test_rendered_rbac_rules_are_exactly_the_expected_ones(name: str) -> None:
+def test_rbac_rules_rendered_for_each_value_set_are_exactly_as_expected(name: str) -> None:
     found = list(given(SETS[name]))
     assert set(found) == WANTED[name]
     assert len(found) == len(set(found)), "said once"

@@ -161,7 +161,7 @@ class BucketContract:
             with await _bring(rig, tmp_path, key) as copy:
                 assert not copy.record.unpacked
 
-    async def test_multipart_object_is_fetched_whole(self, rig: Rig, tmp_path: Path) -> None:
+    async def test_bucket_object_uploaded_in_parts_is_fetched_completely(self, rig: Rig, tmp_path: Path) -> None:
         parts = [as_gguf(hashlib.shake_128(b"part").digest(5 << 20)), b"the rest"]
         await rig.put_parts("m/one.gguf", parts)
         for name in ("m/", "m/one.gguf"):

@@ -70,7 +70,7 @@ def slug(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-def test_architecture_lists_every_source_folder() -> None:
+def test_every_source_folder_is_listed_in_the_architecture_document() -> None:
     listed = re.findall(r"^\| `([\w/]+)/` \|", FOLDERS, re.MULTILINE)
     assert sorted(listed) == sorted({str(path.parent.relative_to(ROOT)) for path in SOURCES})
 
@@ -87,7 +87,7 @@ def test_documented_state_table_equals_the_generated_one() -> None:
 
 
 @pytest.mark.parametrize("kind", ["Model", "Tenant", "Settings"])
-def test_documented_keys_and_defaults_match_the_schema(kind: str) -> None:
+def test_documented_keys_and_defaults_equal_those_of_the_schema(kind: str) -> None:
     schema = json.loads((ROOT / "docs" / "schema" / f"{kind.lower()}.json").read_text())
     documented, known = rows(section(CONFIGURATION, kind)), dict(leaves(schema))
     assert sorted(documented) == sorted(known)

@@ -57,6 +57,6 @@ def test_trace_option_prints_all_lines_that_the_trace_hash_covers(
 
 
 @pytest.mark.parametrize("seed", [3, 8, 14])
-def test_same_seed_gives_the_same_trace(seed: int) -> None:
+def test_two_simulation_runs_of_one_seed_give_the_same_trace(seed: int) -> None:
     """I13: a run is a function of its seed."""
     assert play(seed).trace == play(seed).trace

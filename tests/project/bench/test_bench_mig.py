@@ -66,7 +66,7 @@ def test_pool_rejects_a_slice_that_exceeds_its_free_memory() -> None:
 
 
 @pytest.mark.parametrize("mix", MIXES)
-def test_arrivals_match_the_configured_load_and_are_reproducible(mix: str) -> None:
+def test_arrivals_of_one_seed_are_repeatable_and_match_the_load(mix: str) -> None:
     asked = arrivals(MIXES[mix], 1, 200.0)
     assert asked == arrivals(MIXES[mix], 1, 200.0) != arrivals(MIXES[mix], 2, 200.0)
     work = sum(H100.profile(one.profile).compute * one.life for one in asked)
@@ -74,7 +74,7 @@ def test_arrivals_match_the_configured_load_and_are_reproducible(mix: str) -> No
 
 
 @pytest.mark.deep
-def test_pool_acceptance_matches_the_kaufman_roberts_formula() -> None:
+def test_simulated_pool_accepts_the_share_that_kaufman_roberts_gives() -> None:
     """Exact for a pool of one resource (IEEE Trans. Commun. 1981): all work in compute slices, memory never binding."""
     mix, slices = {"1g.10gb": 5.0, "2g.20gb": 3.0, "4g.40gb": 2.0}, H100.compute * 10
     works = {name: H100.profile(name).compute for name in mix}

@@ -158,7 +158,7 @@ def test_fragment_size_is_the_gpu_share_that_typical_pods_cannot_use() -> None:
     assert fgd.fragments(np.array([999]), among.model[at], left)[0] == 1200, "no CPU: nothing can be used"
 
 
-def test_fgd_scores_match_hand_calculation_and_the_best_is_chosen() -> None:
+def test_fgd_scores_equal_a_hand_calculation_and_the_best_is_chosen() -> None:
     pods = [share(500)] * 2 + [whole(1)]
     among = cluster([1000, 500], [1000, 1000])
     fgd = Fgd(among, pods)

@@ -55,7 +55,7 @@ def test_fast_test_with_a_process_in_a_session_fixture_fails(suite: pytest.Pytes
 
 
 @pytest.mark.standard
-def test_standard_test_may_bind_a_socket(suite: pytest.Pytester) -> None:
+def test_standard_tier_test_that_binds_a_socket_passes(suite: pytest.Pytester) -> None:
     source = (
         "import socket, pytest\n@pytest.mark.standard\ndef test_it():\n"
         "    with socket.socket() as one: one.bind(('127.0.0.1', 0))\n"
@@ -63,12 +63,12 @@ def test_standard_test_may_bind_a_socket(suite: pytest.Pytester) -> None:
     outcome(suite, source).assert_outcomes(passed=1)
 
 
-def test_marker_overrides_the_tier_of_the_folder(suite: pytest.Pytester) -> None:
+def test_tier_marker_of_a_test_overrides_the_tier_of_its_folder(suite: pytest.Pytester) -> None:
     source = "import pytest\ndef test_a(): pass\n@pytest.mark.standard\ndef test_b(): pass\n"
     outcome(suite, source, "-m", "not deep", folder="tests/integration/cluster").assert_outcomes(passed=1, deselected=1)
 
 
-def test_function_marker_overrides_the_module_marker(suite: pytest.Pytester) -> None:
+def test_tier_marker_of_a_function_overrides_the_one_of_its_module(suite: pytest.Pytester) -> None:
     source = (
         "import pytest\npytestmark = pytest.mark.standard\n@pytest.mark.deep\ndef test_a(): pass\ndef test_b(): pass\n"
     )

@@ -35,7 +35,7 @@ def stream() -> tuple[SafeStream, io.BytesIO]:
     return SafeStream(io.TextIOWrapper(below, encoding="utf-8")), below
 
 
-def test_every_control_character_and_surrogate_is_escaped() -> None:
+def test_text_with_control_characters_or_surrogates_is_escaped() -> None:
     assert escape_text(RAW) == "".join(f"\\u{ord(one):04x}" for one in RAW)
     assert escape_text("tab\tline\né 漢 🙂") == "tab\tline\né 漢 🙂"
 
@@ -59,7 +59,7 @@ def test_long_lines_are_truncated_and_show_their_full_length() -> None:
     assert "... (1000 characters)\n" in cut
 
 
-def test_safe_stream_escapes_text_and_passes_bytes_through() -> None:
+def test_safe_output_stream_escapes_text_but_passes_bytes_unchanged() -> None:
     safe, below = stream()
     print("\x1b[2J\udcff" + "x" * 2 * LINE_CHARACTERS_MAX, file=safe)
     safe.flush()
@@ -135,7 +135,7 @@ def test_internal_error_prints_a_summary_without_its_message(monkeypatch: pytest
     assert any("Traceback" in line for line in said[:-1]) == traceback
 
 
-def test_interrupts_and_exits_use_the_default_exception_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keyboard_interrupt_or_exit_uses_the_default_exception_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[type[BaseException]] = []
     monkeypatch.setattr(sys, "__excepthook__", lambda kind, *_: seen.append(kind))
     for error in (KeyboardInterrupt(), GeneratorExit()):

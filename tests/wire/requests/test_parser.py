@@ -78,7 +78,7 @@ def test_parsed_request_contains_only_supported_headers() -> None:
      (b"Connection: x-a, close\r\n", False), (b"Connection: x-a\r\nConnection: close\r\n", False),
      (b"Connection: closed\r\n", True)],
 )  # fmt: skip
-def test_connection_close_disables_keep_alive(line: bytes, kept: bool) -> None:
+def test_request_with_connection_close_is_not_kept_alive(line: bytes, kept: bool) -> None:
     assert one(b"GET /health HTTP/1.1\r\nHost: gw\r\n" + line + b"\r\n").head.keep_alive is kept
 
 
@@ -215,7 +215,7 @@ def test_every_rejected_corpus_request_closes_its_connection() -> None:
         assert not isinstance(last, CallError) or last.close, entry["file"]
 
 
-def test_rejections_do_not_echo_the_request() -> None:
+def test_parse_error_of_a_rejected_request_does_not_echo_the_request() -> None:
     error = refused(POST + b"Authorization : Bearer sk-SECRET\r\n\r\n")
     assert "SECRET" not in error.message
 

@@ -80,7 +80,7 @@ async def test_missing_kubeconfig_raises_an_access_error_with_its_path(
         await load_api_access(tmp_path_factory.mktemp("x") / "nowhere")
 
 
-async def test_api_errors_carry_the_status_and_reason_of_the_server(api: Api, notes: str) -> None:
+async def test_failed_api_request_raises_an_error_with_status_and_reason(api: Api, notes: str) -> None:
     with pytest.raises(ApiError, match="not found") as missing:
         await api.get(f"{notes}/nothing")
     assert (missing.value.status, missing.value.reason) == (404, "NotFound")

@@ -79,7 +79,7 @@ def run() -> Iterator[Run]:
         process.communicate()
 
 
-def test_demo_succeeds_and_prints_a_two_line_summary(run: Run) -> None:
+def test_completed_demo_prints_a_two_line_summary(run: Run) -> None:
     assert run.status == 0, run.out + run.err
     last = LAST_TWO.fullmatch("".join(run.out.splitlines(keepends=True)[-2:]))
     assert last is not None, run.out

@@ -51,7 +51,7 @@ def test_later_catalogue_deltas_add_replace_and_remove_models_in_snapshot() -> N
     assert known.catalogue.settings == FrontSettings(keys_needed=True)
 
 
-def test_full_delta_replaces_earlier_state() -> None:
+def test_full_delta_replaces_the_earlier_snapshot_content() -> None:
     known = with_catalogue(GatewaySnapshot(), catalogue(1, models=(entry("a"),), tenants=(ACME,)))
     known = with_catalogue(known, catalogue(2, full=True, models=(entry("b"),)))
     assert ([model.name for model in known.catalogue.models], known.catalogue.tenants) == (["b"], ())
@@ -60,7 +60,7 @@ def test_full_delta_replaces_earlier_state() -> None:
     assert ([one.replica for one in known.routes.replicas], known.routes.epoch) == (["r2"], 2)
 
 
-def test_delta_of_an_older_leader_is_ignored() -> None:
+def test_delta_of_an_older_leader_does_not_change_the_snapshot() -> None:
     known = with_catalogue(GatewaySnapshot(), catalogue(9, full=True, models=(entry("a"),)))
     known = with_routes(known, RoutesDelta(epoch=2, version=1, full=True, replicas=(route("r2"),)))
     late = with_catalogue(known, catalogue(8, full=True, models=(entry("b"),)))

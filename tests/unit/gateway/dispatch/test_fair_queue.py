@@ -121,7 +121,7 @@ def test_queue_is_full_at_request_or_byte_limit() -> None:
     assert queue.full(call_of("x", body_bytes=0), limits)
 
 
-def test_removal_from_the_middle_keeps_order() -> None:
+def test_removal_of_a_waiting_request_keeps_the_order_of_the_others() -> None:
     queue = Queue(MODEL)
     calls = [park(queue, f"a{n}") for n in range(4)]
     queue.remove(line_of(queue, "a"), calls[1])

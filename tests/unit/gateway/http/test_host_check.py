@@ -85,7 +85,7 @@ APP, OTHER = "https://app.example", "https://evil.example"
         (("*",), None, "cross-site", False),
     ],
 )
-def test_only_configured_browser_origins_are_allowed(
+def test_browser_origin_is_allowed_only_if_configured(
     origins: tuple[str, ...], origin: str | None, site: str | None, allowed: bool
 ) -> None:
     given = {b"origin": origin, b"sec-fetch-site": site}

@@ -85,7 +85,7 @@ def test_body_without_length_ends_at_connection_close() -> None:
     assert (head.keep_alive, walker.until_close, walker.ended, out) == (False, True, False, b"abc")
 
 
-def test_trailers_are_dropped_and_surplus_is_flagged() -> None:
+def test_trailers_of_a_chunked_body_are_dropped_and_surplus_is_flagged() -> None:
     _, walker, out = read(CHUNKED, encode_chunk(b"a") + b"0\r\nx-sum: 1\r\n\r\n")
     assert (out, walker.ended, walker.excess) == (encode_chunk(b"a"), True, False)
     _, walker, _ = read(CHUNKED, LAST_CHUNK + b"HTTP/1.1 200 OK")
@@ -173,7 +173,7 @@ def test_interim_responses_are_skipped_up_to_a_limit() -> None:
         read(interim * (INTERIM_MAX + 1))
 
 
-def test_only_allowed_response_headers_are_forwarded() -> None:
+def test_engine_response_headers_not_on_the_allow_list_are_dropped() -> None:
     head = parse_head(
         b"HTTP/1.1 200 OK\r\nServer: engine/1\r\nContent-Type: application/json\r\nConnection: x-a, Close\r\nX-A: b\r\n"
         b"Set-Cookie: c\r\nX-Request-Id: theirs\r\nContent-Length: 0\r\nRetry-After: 3"
@@ -188,7 +188,7 @@ def test_only_allowed_response_headers_are_forwarded() -> None:
     [(200, False), (299, False), (300, True), (307, True), (399, True), (400, False), (404, False), (429, True),
      (500, False), (502, False), (503, True), (504, False)],
 )  # fmt: skip
-def test_redirects_429_and_503_are_not_forwarded_as_responses(status: int, elsewhere: bool) -> None:
+def test_redirect_429_or_503_of_an_engine_is_not_forwarded(status: int, elsewhere: bool) -> None:
     """An engine's own error is a response and is forwarded to the client."""
     assert ResponseHead(status, False, 0, True, b"", b"").elsewhere is elsewhere
 
@@ -297,7 +297,7 @@ def test_whole_chunks_ends_at_the_last_chunk_that_completes_an_event(data: bytes
     st.lists(st.sampled_from([b"a\n\n", b"bc\n\n", b"d\r\n\r\n", b"x" * 17 + b"\n\n", b"y\n", b"z"]), max_size=30),
     st.integers(0, 400),
 )
-def test_whole_chunks_agrees_with_a_parse_of_one_chunk_at_a_time(contents: list[bytes], stop: int) -> None:
+def test_whole_chunks_of_random_data_equal_a_parse_chunk_by_chunk(contents: list[bytes], stop: int) -> None:
     data, ends, whole = b"", [0], True
     for content in contents:
         data += encode_chunk(content)

@@ -219,7 +219,7 @@ def one_by_one(data: bytes) -> list[bytes]:
     return [data[at : at + 1] for at in range(len(data))]
 
 
-def test_split_crlf_is_not_an_empty_line() -> None:
+def test_line_end_split_between_two_reads_is_not_taken_as_an_empty_line() -> None:
     one = gate()
     assert one.pass_content(b"data: a\r") == b""
     assert one.pass_content(b"\ndata: b\r") == b""

@@ -120,7 +120,7 @@ def test_invalid_stream_options_are_rejected(options: bytes) -> None:
         b'{"a": "x", "b": 1, "model": "m", "a": "x"}',
     ],
 )
-def test_repeated_member_is_rejected(body: bytes) -> None:
+def test_body_with_a_repeated_member_is_rejected(body: bytes) -> None:
     assert "more than once" in refusal(body).message
 
 

@@ -78,7 +78,7 @@ def test_form_without_model_part_uses_model_from_path_or_header() -> None:
         b"multipart/form-data; boundary=b; charset=utf-8",
     ],
 )
-def test_valid_boundaries_are_accepted(content_type: bytes) -> None:
+def test_form_with_a_valid_boundary_is_accepted(content_type: bytes) -> None:
     assert read_multipart(MODEL + END, content_type).model == "whisper"
 
 
@@ -88,7 +88,7 @@ def test_valid_boundaries_are_accepted(content_type: bytes) -> None:
      b'multipart/form-data; boundary="b ', b"multipart/form-data; boundary=" + b"b" * 71,
      b"multipart/mixed; boundary=b", b"multipart/form-data; boundary=b; x=y", b'multipart/form-data; boundary="b "'],
 )  # fmt: skip
-def test_invalid_boundaries_are_rejected(content_type: bytes) -> None:
+def test_form_with_an_invalid_boundary_is_rejected(content_type: bytes) -> None:
     refusal(MODEL + END, content_type)
 
 

@@ -66,7 +66,7 @@ def test_directory_of_gguf_files_yields_models_in_name_order(folder: Path) -> No
     assert [(model.name, model.order) for model in models] == [("ada", 0), ("bob", 1)]
 
 
-def test_gathered_documents_round_trip_through_yaml(folder: Path) -> None:
+def test_documents_written_as_yaml_are_read_back_unchanged(folder: Path) -> None:
     documents = gather_documents([folder / "models"], [written(folder / "t.yaml", ACME)], folder)
     path = written(folder / "documents.yaml", to_yaml(documents))
     again = read_documents(path)

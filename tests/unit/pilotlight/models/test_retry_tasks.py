@@ -104,7 +104,7 @@ async def test_task_with_an_unexpected_error_is_retried_after_the_max_backoff() 
     assert exceptions == [one.raises] * 2
 
 
-async def test_close_cancels_and_awaits_running_tasks() -> None:
+async def test_closing_the_retry_runner_cancels_and_awaits_running_tasks() -> None:
     one = Doing()
     one.go.clear()
     await one.want(A)

@@ -38,7 +38,7 @@ def test_server_requires_tls_1_2_and_with_a_ca_also_client_certificates(pair: Pa
     assert certificates.build_server_context(with_clients).verify_mode is ssl.CERT_REQUIRED
 
 
-def test_client_context_always_verifies_the_server(tmp_path: Path) -> None:
+def test_tls_client_context_always_verifies_the_server_certificate(tmp_path: Path) -> None:
     for identity in (Identity(), Identity(ca=write_authority(tmp_path, OURS))):
         context = certificates.build_client_context(identity)
         assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)

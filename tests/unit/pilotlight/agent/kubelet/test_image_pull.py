@@ -149,7 +149,7 @@ def _heard(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "pilotlight.agent")
 
 
-async def test_image_pull_returns_the_image_id_or_a_one_line_error(path: Path) -> None:
+async def test_finished_image_pull_returns_the_image_id_or_a_one_line_error(path: Path) -> None:
     daemon = DaemonClient(path)
     with pytest.raises(PullError, match="the socket does not exist"):
         await pull_image(daemon, "a:1", None)

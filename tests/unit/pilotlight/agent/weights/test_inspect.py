@@ -209,7 +209,7 @@ def test_reported_header_with_invalid_shape_is_ignored(wrong: dict[str, object])
     assert found.adapters_bytes == 0
 
 
-async def test_hugging_face_weights_have_a_header_but_are_not_an_image(tmp_path: Path) -> None:
+async def test_hugging_face_weights_are_reported_with_header_but_without_image(tmp_path: Path) -> None:
     tiny_gguf.make_model(tmp_path / "ada.gguf", "Hello, I am Ada.")
     async with FakeHub({}, {"ada.gguf": (tmp_path / "ada.gguf").read_bytes()}).both() as fake:
         said = WeightsReport(artifact="hf://acme/tiny@main", look=True)

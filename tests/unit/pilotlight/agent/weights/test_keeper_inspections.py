@@ -53,7 +53,7 @@ async def test_inspection_reports_digest_and_files_without_a_download(kept: Kept
         await kept.until(lambda: not kept.keeping._lines)
 
 
-async def test_leftover_headers_are_removed_at_agent_start(kept: Kept) -> None:
+async def test_weight_headers_of_an_earlier_agent_are_removed_at_start(kept: Kept) -> None:
     left = kept.root / HEADERS / "ab" / "a.gguf"
     left.parent.mkdir(parents=True)
     left.write_bytes(b"GGUF")

@@ -22,7 +22,7 @@ def test_every_chart_value_is_described_on_the_values_page() -> None:
     assert len(found) == len({one.path for one in found})
 
 
-def test_schema_contains_exactly_the_chart_values() -> None:
+def test_json_schema_of_the_chart_has_exactly_the_chart_values() -> None:
     def keys(schema: dict[str, Any], at: str = "") -> Iterator[str]:
         for name, one in schema.get("properties", {}).items():
             yield at + name
@@ -35,7 +35,7 @@ def test_schema_contains_exactly_the_chart_values() -> None:
     assert set(keys(schema)) - {"global"} == {path for path in known if not inner.fullmatch(path)}
 
 
-def test_schema_settings_match_the_settings_document() -> None:
+def test_settings_in_the_chart_schema_equal_the_settings_document() -> None:
     assert chart.SCHEMA.read_text() == chart.schema(chart.SCHEMA.read_text()), "run `.venv/bin/python -m docs.chart`"
 
 
