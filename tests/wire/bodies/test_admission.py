@@ -98,9 +98,7 @@ TIGHT = Limits(memory_bytes=16 * MIB, body_seconds_max=60.0)
 
 
 async def empty(one: Rig) -> None:
-    async with asyncio.timeout(60):
-        while one.front.room.held_bytes:
-            await asyncio.sleep(0.001)
+    await until("the memory budget is free", lambda: not one.front.room.held_bytes)
 
 
 async def test_large_bodies_wait_for_memory_budget_and_are_all_served(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,9 +146,7 @@ async def test_100_continue_is_sent_once_memory_for_the_body_is_free() -> None:
         await engine.asked.wait()
         sent = body(4 * MIB)
         begin(second, len(sent), "expect: 100-continue")
-        async with asyncio.timeout(60):
-            while not one.front.room.wanted:
-                await asyncio.sleep(0.001)
+        await until("a body waits for memory budget", lambda: one.front.room.wanted)
         engine.release.set()
         assert await second.reader.readexactly(25) == b"HTTP/1.1 100 Continue\r\n\r\n"
         second.send(sent)
@@ -184,9 +180,7 @@ async def test_slow_body_gets_408_when_another_body_waits_for_memory() -> None:
         begin(slow, 5 * MIB)
         await until("it has its room", lambda: one.front.room.held_bytes == 5 * MIB)
         post(second, body(4 * MIB))
-        async with asyncio.timeout(60):
-            while not one.front.room.wanted:
-                await asyncio.sleep(0.001)
+        await until("a body waits for memory budget", lambda: one.front.room.wanted)
         for connection in tuple(one.front._connections):
             connection.sweep(one.front.clock() + 4)
         assert (await slow.answer())[0] == 408

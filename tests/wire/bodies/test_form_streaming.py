@@ -51,9 +51,7 @@ async def begun(engine: Reading, form: bytes = FORM, part: int = MIB, *lines: st
 async def nothing_left(one: Rig) -> None:
     """Assert that no request remains and no memory is reserved."""
     await one.settled()
-    async with asyncio.timeout(60):
-        while one.front.room.held_bytes:
-            await asyncio.sleep(0.001)
+    await until("the memory budget is free", lambda: not one.front.room.held_bytes)
     assert one.in_use() == 0
 
 
@@ -157,9 +155,7 @@ async def test_slow_form_is_buffered_until_complete(monkeypatch: pytest.MonkeyPa
         await until("its clock runs", lambda: any(each._clock == "body" for each in one.front._connections))
         await asyncio.sleep(0.5)
         client.send(FORM[100 : LARGE_BYTES + 1000])
-        async with asyncio.timeout(60):
-            while next(iter(one.front._connections))._reader.buffered <= LARGE_BYTES:
-                await asyncio.sleep(0.001)
+        await until("the form arrives", lambda: next(iter(one.front._connections))._reader.buffered > LARGE_BYTES)
         await asyncio.sleep(0.05)
         assert not engine.connections
         client.send(FORM[LARGE_BYTES + 1000 :])
@@ -243,9 +239,7 @@ async def test_form_with_model_last_is_buffered_until_complete() -> None:
     form = SOUND + NAMED + END
     async with Reading(OK) as engine, rig_and_client(engine.address) as (one, client):
         begin(client, len(form), form[:-20])
-        async with asyncio.timeout(60):
-            while one.front.room.held_bytes < len(form):
-                await asyncio.sleep(0.001)
+        await until("the form arrives", lambda: one.front.room.held_bytes >= len(form))
         assert not engine.connections
         client.send(form[-20:])
         assert (await client.answer())[0] == 200
@@ -265,9 +259,7 @@ async def test_stream_part_at_the_end_of_a_form_gives_a_streamed_response() -> N
 async def test_cold_model_is_started_while_the_body_is_received() -> None:
     async with Reading(OK) as engine, rig_and_client(state="cold") as (one, client):
         begin(client, len(FORM), FORM[:MIB])
-        async with asyncio.timeout(60):
-            while not one.front.busy():
-                await asyncio.sleep(0.001)
+        await until("the request is queued", one.front.busy)
         client.send(FORM[MIB:])
         async with asyncio.timeout(60):
             (connection,) = one.front._connections

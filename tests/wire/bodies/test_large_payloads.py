@@ -12,6 +12,7 @@ from gateway.limits import Limits
 from tests.support.fakes.engines.scripted_engine import HOLD, OK, RESET, STREAM, WITHOUT_USAGE, ScriptedEngine, document
 from tests.support.harness.gateway.gateway_rig import MODEL, rig, rig_and_client
 from tests.support.net.large_requests import MIB, Dying, Refusing, address, body, post, post_in_chunks
+from tests.support.waiting import until
 
 
 def got(engine: ScriptedEngine, number: int = 0) -> bytes:
@@ -108,9 +109,7 @@ async def test_disconnect_during_a_large_body_sends_nothing_to_the_engine() -> N
             client.send(b"content-type: application/json\r\n\r\n" + sent[: int(len(sent) * share)])
             await client.writer.drain()
             client.leave()
-        async with asyncio.timeout(60):
-            while one.front._connections:
-                await asyncio.sleep(0.001)
+        await until("the connections are closed", lambda: not one.front._connections)
         client = await one.client()
         assert (await client.ask())[0] == 200
         assert len(engine.requests) == 1

@@ -25,6 +25,7 @@ from tests.integration.cluster.support.kubelet.node import Node
 from tests.support.harness.driver_events import running
 from tests.support.harness.local_rig import KNOBS
 from tests.support.harness.scenarios import run_on_rig
+from tests.support.waiting import until
 
 WAIT_S_MAX = 180.0
 
@@ -340,9 +341,7 @@ async def test_paused_leader_does_not_overwrite_a_newer_scale(
             await slow.at_scale.wait()
             await api.patch(f"{path}/ada/scale", {"spec": {"replicas": 2}}, MERGE, fieldManager="kubectl")
             slow.goes_on.set()
-            async with asyncio.timeout(WAIT_S_MAX):
-                while not slow.refused:
-                    await asyncio.sleep(0.01)
+            await until("a request is rejected", lambda: slow.refused)
             assert slow.refused[0] == 409
             assert (await api.get(f"{path}/ada"))["spec"]["replicas"] == 2
 

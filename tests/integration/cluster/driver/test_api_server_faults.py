@@ -31,6 +31,7 @@ from tests.integration.cluster.support.control_plane.connection_loss_proxy impor
 from tests.integration.cluster.support.driver.node_fixture import Scene, drained, staged, until_reported
 from tests.support.harness.driver_events import WAIT_S_MAX, running
 from tests.support.harness.local_rig import launch, replica
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -367,9 +368,7 @@ async def test_pod_whose_address_was_reused_becomes_unready(
             await observed.until(first.id, Seen.READY)
             ours.deaf = True
             await api.delete(f"{path}/r1", grace_s=0)
-            async with asyncio.timeout(WAIT_S_MAX):
-                while "DELETED" not in ours.unheard:
-                    await asyncio.sleep(0.01)
+            await until("the deletion is missed", lambda: "DELETED" in ours.unheard)
             ours.deaf = False
             await runs_at(api, f"{path}/r2", ip, "2026-01-01T00:00:01Z")
             unready = await observed.until(first.id, Seen.UNREADY)

@@ -72,9 +72,7 @@ async def test_gpu_is_reusable_only_after_nvml_reports_its_memory_free(
         await observed.until(R1, Seen.STARTING)
         nvml.holders = {"GPU-a": {rig.main(R1): 1 << 30}}
         await observed.until(R1, Seen.READY)
-        async with asyncio.timeout(60):
-            while not rig.state.records()[0][0].gpu_pids:
-                await asyncio.sleep(0.005)
+        await until("the GPU processes are recorded", lambda: rig.state.records()[0][0].gpu_pids)
         driver.stop(r1, 5.0)
         await alarms(observed, "still hold GPU memory")
         nvml.failure = "GPU is lost"
@@ -115,9 +113,7 @@ async def test_gpu_memory_of_a_dead_worker_blocks_the_device_until_freed(
         await observed.until(R1, Seen.READY)
         worker = int(written.read_text())
         nvml.holders = {"GPU-a": {worker: 1 << 30}}
-        async with asyncio.timeout(60):
-            while not rig.state.records()[0][0].gpu_pids:
-                await asyncio.sleep(0.005)
+        await until("the GPU processes are recorded", lambda: rig.state.records()[0][0].gpu_pids)
         rig.kill(R1)
         first, *_ = await alarms(observed, "still hold GPU memory", 2)
         assert not rig.processes(R1), "the whole group is killed"

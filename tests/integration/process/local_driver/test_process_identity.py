@@ -29,6 +29,7 @@ from autoscaler.drivers.local.processes import (
 )
 from autoscaler.drivers.local.proof_of_clean import kill_all
 from tests.support.harness.local_rig import INSTANCE, R1, python
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.standard
 
@@ -145,9 +146,7 @@ async def test_process_that_survives_sigkill_is_reported_and_waited_for(
     reaper = Reaper(f"{INSTANCE}/")
     reaper.spare(marked.pid)
     clearer = asyncio.create_task(kill_all(ProcessSelector(R1), reaper, time.monotonic, sent.append))
-    async with asyncio.timeout(60):
-        while len(sent) < 2:
-            await asyncio.sleep(0.01)
+    await until("two signals are sent", lambda: len(sent) >= 2)
     assert sent[0] == f"processes {marked.pid} do not end after SIGKILL"
     assert not clearer.done()
     monkeypatch.setattr(proof_of_clean, "send_signal", really_send)

@@ -78,7 +78,7 @@ def at(tmp_path: Path, ways: Registries | None = None) -> Supply:
         (["a.gguf", "config.json"], "vllm", "a.gguf"),
     ],
 )
-def test_load_path_of_weights_is_their_only_gguf_file_or_the_directory(paths: list[str], engine: str, chosen: str) -> None:
+def test_load_path_of_weights_is_their_only_gguf_file_or_directory(paths: list[str], engine: str, chosen: str) -> None:
     folder = Path("/c/files")
     assert weight_parts.select_load_path(folder, paths, model("oci://r.io/a:1", engine=engine)) == folder / chosen
 
