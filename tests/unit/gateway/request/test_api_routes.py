@@ -114,34 +114,26 @@ def test_options_request_on_known_path_is_treated_as_cors_preflight(path: str) -
     assert found("OPTIONS", path).kind is Kind.PREFLIGHT
 
 
-@pytest.mark.parametrize("path", ["/", "/metrics", "/v1/load_lora_adapter", "/v1/models/../health"])
-def test_options_on_unknown_path_matches_no_operation(path: str) -> None:
-    assert find_operation(b"OPTIONS", path.encode()) is None
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
+UNKNOWN = {
+    "OPTIONS": ["/", "/metrics", "/v1/load_lora_adapter", "/v1/models/../health"],
+    "POST": [
         "/", "/v1", "/v1/", "/v1/chat/completions/", "//v1/chat/completions", "/v1//chat/completions",
         "/V1/chat/completions", "/v1/chat%2fcompletions", "/v1/../v1/chat/completions", "/metrics",
         "/v1/%2e%2e/metrics", "/v1/load_lora_adapter", "/openai/deployments//chat/completions",
-        "/openai/deployments/chat/completions",
-        "/openai/deployments/../chat/completions", "/openai/deployments/a//b/embeddings",
-        "/openai/deployments/m/models", "/openai/chat/completions",
+        "/openai/deployments/chat/completions", "/openai/deployments/../chat/completions",
+        "/openai/deployments/a//b/embeddings", "/openai/deployments/m/models", "/openai/chat/completions",
         "/openai/deployments/" + "m" * 257 + "/embeddings", "/v1/chat/completions;a=b",
     ],
-)  # fmt: skip
-def test_post_to_unknown_path_matches_no_operation(path: str) -> None:
-    assert find_operation(b"POST", path.encode()) is None
+    "GET": [
+        "/v1/models/", "/v1/models//", "/v1/models/.", "/v1/models/../x", "/v1/models/a/../b", "/v1/models/a/",
+        "/v1/models/a b", "/v1/models/" + "a" * 257, "/health/", "/tokenize/",
+    ],
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/v1/models/", "/v1/models//", "/v1/models/.", "/v1/models/../x", "/v1/models/a/../b", "/v1/models/a/",
-     "/v1/models/a b", "/v1/models/" + "a" * 257, "/health/", "/tokenize/"],
-)  # fmt: skip
-def test_get_of_unknown_path_matches_no_operation(path: str) -> None:
-    assert find_operation(b"GET", path.encode()) is None
+@pytest.mark.parametrize(("method", "path"), [(method, path) for method, paths in UNKNOWN.items() for path in paths])
+def test_request_on_unknown_path_matches_no_operation(method: str, path: str) -> None:
+    assert find_operation(method.encode(), path.encode()) is None
 
 
 GOT = ["/health", "/v1/models", "/openai/v1/models", "/v1/models/m", "/openai/v1/models/lab%2Fm"]

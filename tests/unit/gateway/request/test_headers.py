@@ -63,11 +63,8 @@ def test_wait_time_is_the_value_of_the_prefer_or_client_timeout_header(headers: 
 
 
 @pytest.mark.parametrize(("value", "expected"), [("5", 5), ("-5", -5), ("0", 0), ("007", 7), ("-100", -100)])
-def test_x_priority_is_parsed_as_an_integer(value: str, expected: int) -> None:
+def test_priority_is_the_integer_in_the_x_priority_header_or_zero(value: str, expected: int) -> None:
     assert asked(x_priority=value).priority == expected
-
-
-def test_request_without_x_priority_header_has_priority_zero() -> None:
     assert asked().priority == 0
 
 
