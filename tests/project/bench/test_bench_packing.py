@@ -209,7 +209,7 @@ def test_policies_never_overcommit_and_cached_rows_match_fresh_ones(kinds: list[
 @given(
     st.lists(st.tuples(KINDS, st.sampled_from([ANY, frozenset({"a"}), frozenset({"a", "b"})])), min_size=1, max_size=60)
 )
-def test_pilotlight_packer_never_overcommits_or_refuses_a_pod_that_fits(
+def test_packer_of_pilotlight_never_overcommits_or_refuses_a_fitting_pod(
     asked: list[tuple[Kind, frozenset[str]]],
 ) -> None:
     """The replay does its own accounting, independent of the packer's."""

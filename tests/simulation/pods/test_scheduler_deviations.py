@@ -89,7 +89,7 @@ def places(town: Cluster) -> dict[str, tuple[str, ...]]:
 
 @pytest.mark.case("23")
 @simulated(A, B, gpus=0)
-async def test_replica_on_wrong_card_is_evicted_and_started_on_another_card(stage: Stage, town: Cluster) -> None:
+async def test_replica_bound_to_the_wrong_card_is_evicted_and_started_again(stage: Stage, town: Cluster) -> None:
     await cards(stage, town, FIRST, SECOND)
     given: list[str] = []
 

@@ -50,7 +50,7 @@ def pieces(data: bytes, size: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
-def test_chunked_body_passes_unchanged_without_its_last_chunk(size: int) -> None:
+def test_chunked_body_is_forwarded_unchanged_except_its_last_chunk(size: int) -> None:
     body = b"".join(map(encode_chunk, EVENTS))
     _, walker, out = read(*pieces(CHUNKED + body + LAST_CHUNK, size))
     assert (out, walker.ended, walker.excess) == (body, True, False)
@@ -249,14 +249,14 @@ def test_body_tail_after_many_token_events_contains_only_usage_events(drop_usage
     assert (parse_token_usage(walker.tail()), walker.ended) == (parse_token_usage(USAGE), True)
 
 
-def test_read_of_whole_events_passes_without_copy() -> None:
+def test_read_of_complete_events_is_forwarded_without_a_copy() -> None:
     walker = BodyWalker(ResponseHead(200, True, None, True, b"text/event-stream", b""))
     gate = EventGate(walker, drop_usage=True)
     piece = encode_chunk(EVENTS[0]) + encode_chunk(EVENTS[1])
     assert gate.pass_chunks(piece) is piece
 
 
-def test_whole_chunks_pass_and_partial_next_chunk_is_held_back() -> None:
+def test_whole_chunks_are_forwarded_and_a_partial_next_one_is_held_back() -> None:
     gate = EventGate(BodyWalker(ResponseHead(200, True, None, True, b"text/event-stream", b"")), drop_usage=True)
     run = encode_chunk(EVENTS[0]) * 50 + encode_chunk(EVENTS[1])
     ended = len(encode_chunk(EVENTS[0])) - 2
@@ -288,7 +288,7 @@ def test_usage_event_in_the_middle_of_many_is_removed() -> None:
         (b"3;x\r\na\n\n\r\n", (0, False)), (b"+3\r\na\n\n\r\n", (0, False)), (b"x", (0, False)), (b"\r\n", (0, False)),
     ],
 )  # fmt: skip
-def test_whole_chunks_ends_at_the_last_chunk_that_completes_an_event(data: bytes, expected: tuple[int, bool]) -> None:
+def test_data_is_split_after_the_last_chunk_that_completes_an_event(data: bytes, expected: tuple[int, bool]) -> None:
     assert whole_chunks(data, len(data)) == expected
 
 
@@ -297,7 +297,7 @@ def test_whole_chunks_ends_at_the_last_chunk_that_completes_an_event(data: bytes
     st.lists(st.sampled_from([b"a\n\n", b"bc\n\n", b"d\r\n\r\n", b"x" * 17 + b"\n\n", b"y\n", b"z"]), max_size=30),
     st.integers(0, 400),
 )
-def test_whole_chunks_of_random_data_equal_a_parse_chunk_by_chunk(contents: list[bytes], stop: int) -> None:
+def test_split_of_random_chunks_equals_a_parse_chunk_by_chunk(contents: list[bytes], stop: int) -> None:
     data, ends, whole = b"", [0], True
     for content in contents:
         data += encode_chunk(content)
@@ -308,7 +308,7 @@ def test_whole_chunks_of_random_data_equal_a_parse_chunk_by_chunk(contents: list
     assert whole_chunks(data, stop)[0] == max(end for end in ends if end <= stop)
 
 
-def test_partial_event_is_held_until_complete() -> None:
+def test_partial_event_of_a_stream_is_held_back_until_complete() -> None:
     walker = BodyWalker(ResponseHead(200, True, None, True, b"text/event-stream", b""))
     gate = EventGate(walker, drop_usage=False)
     assert gate.pass_chunks(encode_chunk(b"data: a\n")) == b""

@@ -101,7 +101,7 @@ def test_event_that_resembles_a_usage_event_is_kept_in_the_stream(name: str) -> 
     )
 
 
-def test_token_chunks_that_carry_usage_pass_without_copy() -> None:
+def test_token_chunks_with_a_usage_field_are_forwarded_without_a_copy() -> None:
     """Some engines send the usage so far, or null, with every token."""
     said = b'data: {"choices":[{"delta":{"content":"a"}}],"usage":{"prompt_tokens":7}}\n\n'
     one, piece, run = gate(), encode_chunk(said), encode_chunk(said) * 3
@@ -203,7 +203,7 @@ def test_event_is_forwarded_as_soon_as_it_is_complete(end: bytes) -> None:
 
 
 @pytest.mark.parametrize("end", EVENT_ENDS)
-def test_event_sent_byte_by_byte_passes_at_its_first_possible_end(end: bytes) -> None:
+def test_event_sent_byte_by_byte_is_forwarded_at_its_first_possible_end(end: bytes) -> None:
     """A CR may be half of a line end: the other half is forwarded when it arrives and does not start an event."""
     one, chunks = gate(), one_by_one(b"data: a" + end)
     first = next(at for at in range(len(end)) if len(re.findall(rb"\r\n|\n|\r", end[: at + 1])) == 2)
@@ -279,7 +279,7 @@ def cut(data: bytes, sizes: list[int]) -> list[bytes]:
     return pieces
 
 
-def test_chunks_pass_unchanged_after_a_split_inside_a_chunk_end() -> None:
+def test_chunks_after_a_split_inside_a_chunk_end_are_forwarded_unchanged() -> None:
     """A split between the end of an event and the end of its chunk: only that chunk is framed again."""
     one = encode_chunk(TOKEN)
     for at in (len(one) - 2, len(one) - 1):

@@ -112,7 +112,7 @@ def test_memory_limit_is_read_from_cgroup_v1_when_the_host_has_only_v1(tmp_path:
     assert guard.limit_bytes(tmp_path, membership) == 4096
 
 
-def test_resident_memory_of_this_process_is_above_one_mib() -> None:
+def test_measured_resident_memory_of_the_test_process_exceeds_one_mib() -> None:
     used_bytes = guard.resident_bytes()
     assert used_bytes is not None
     assert used_bytes > 1 << 20

@@ -88,7 +88,7 @@ def test_custom_llama_server_command_is_estimated_with_its_defaults(file: Path) 
     assert read_serving_options(model(file, "command", command=("other", "{port}"))).checkpoints == 0
 
 
-def test_context_checkpoints_count_as_model_memory_only_without_gpus(file: Path) -> None:
+def test_context_checkpoints_are_counted_as_model_memory_only_without_gpus(file: Path) -> None:
     of = model(file, context_tokens=1024)
     host, gpu = fill_memory_estimate(of).memory_bytes, fill_memory_estimate(of, gpus=True).memory_bytes
     assert host - gpu == part(of, "checkpoints") > 0
