@@ -340,7 +340,7 @@ def test_missing_kubeconfig_is_a_blocker(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "where"), [("", "~/.kube/config"), ("/secret/a:/secret/b", "any path of $KUBECONFIG")]
+    ("variable", "where"), [("", "~/.kube/config"), ("/secret/a:/secret/b", "any path of $KUBECONFIG")]
 )
 def test_no_default_kubeconfig_prints_one_blocker_and_logs_nothing(
     variable: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
