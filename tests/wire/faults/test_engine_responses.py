@@ -328,7 +328,7 @@ async def test_random_engine_output_gives_the_client_only_valid_http_responses()
     async with engine, rig(engine.address, slots=AT_ONCE) as one:
         gate = asyncio.Semaphore(AT_ONCE)
 
-        async def told() -> bytes:
+        async def response() -> bytes:
             async with gate:
                 client = await one.client()
                 client.call(stream=bool(die.randrange(2)), minor=die.randrange(2))
@@ -338,7 +338,7 @@ async def test_random_engine_output_gives_the_client_only_valid_http_responses()
                 except ConnectionResetError:
                     return b""
 
-        answers = await asyncio.gather(*(told() for _ in range(TRIES)))
+        answers = await asyncio.gather(*(response() for _ in range(TRIES)))
         for answer in answers:
             assert answer.startswith(b"HTTP/1.1 ") or not answer
             assert client(answer) is not None or not answer
