@@ -15,7 +15,7 @@ from pilotlight.cli.main import cli
 from tests.support.chart import pod_specs, texts
 from tests.unit.autoscaler.spec.test_capacity import NO_URLS, URLS
 
-TOLD: dict[str, Any] = {
+FIELDS: dict[str, Any] = {
     "cro": {"model": "A100"},
     "redfish": {"url": "https://fabric.example", "systems": {"w1": "/redfish/v1/Systems/1"}},
     "karpenter": {"nodePool": "g4"},
@@ -23,8 +23,8 @@ TOLD: dict[str, Any] = {
     "provisioningRequest": {"class": "check-capacity.autoscaling.x-k8s.io"},
     "kueue": {"localQueue": "serving"},
 }
-CRO = {"name": "a", "cro": TOLD["cro"]}
-FABRIC = {"name": "f", "redfish": TOLD["redfish"]}
+CRO = {"name": "a", "cro": FIELDS["cro"]}
+FABRIC = {"name": "f", "redfish": FIELDS["redfish"]}
 
 
 def read(*entries: dict[str, Any]) -> None:
@@ -34,7 +34,7 @@ def read(*entries: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_doctor_checks_only_the_provider_kind_of_an_entry(kind: str) -> None:
-    entry = {"name": "a", kind: TOLD[kind], "expectedSeconds": 60, "hedge": True, "keepSeconds": 10, "closing": True}
+    entry = {"name": "a", kind: FIELDS[kind], "expectedSeconds": 60, "hedge": True, "keepSeconds": 10, "closing": True}
     entry |= {} if kind in QUEUES else {"headroom": 1}
     said = {one.encode_name for one in msgspec.structs.fields(ProviderSettings)} - {*KINDS}
     assert said - entry.keys() <= {"headroom"}, "a key that is not tried here"
@@ -51,13 +51,13 @@ def test_doctor_checks_only_the_provider_kind_of_an_entry(kind: str) -> None:
     ("entries", "says"),
     [
         ([{"name": "a"}], "a: expected exactly one of cro, redfish, karpenter, .*; found none"),
-        ([{**CRO, "kueue": TOLD["kueue"]}], "a: expected exactly one of .*; found cro and kueue"),
+        ([{**CRO, "kueue": FIELDS["kueue"]}], "a: expected exactly one of .*; found cro and kueue"),
         ([{**CRO, "name": ""}], '"": each entry needs a unique name'),
         ([CRO, {**CRO, "cro": {"model": "B"}}], '"a": each entry needs a unique name'),
-        ([{"name": "q", "kueue": TOLD["kueue"], "headroom": 2}], "q: headroom: queues do not support it"),
+        ([{"name": "q", "kueue": FIELDS["kueue"], "headroom": 2}], "q: headroom: queues do not support it"),
         ([{**FABRIC, "name": "rack/a"}], "rack/a: name: expected only letters, digits, "),
         *(
-            ([{**FABRIC, "redfish": {**TOLD["redfish"], "url": url}}], "f: redfish.url: expected https://HOST ")
+            ([{**FABRIC, "redfish": {**FIELDS["redfish"], "url": url}}], "f: redfish.url: expected https://HOST ")
             for url in NO_URLS
         ),
     ],
@@ -71,7 +71,7 @@ def test_capacity_entry_invalid_for_the_autoscaler_is_rejected(entries: list[dic
 
 @pytest.mark.parametrize("url", URLS)
 def test_fabric_url_valid_for_the_autoscaler_is_accepted(url: str) -> None:
-    entry = {**FABRIC, "redfish": {**TOLD["redfish"], "url": url}}
+    entry = {**FABRIC, "redfish": {**FIELDS["redfish"], "url": url}}
     read(entry)
     assert texts({"settings": {"capacity": [entry]}})
 

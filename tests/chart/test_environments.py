@@ -50,7 +50,7 @@ def test_network_policies_allow_configured_and_openshift_dns_ports() -> None:
     assert dns_ports(OPENSHIFT) == {53, 1053, 5353}
 
 
-def test_pods_have_configured_labels_and_annotations() -> None:
+def test_labels_and_annotations_in_values_are_set_on_pods() -> None:
     for kind, name, label in (
         ("Deployment", "pl-pilotlight-gateway", "team"), ("Deployment", "pl-pilotlight-autoscaler", "team"),
         ("DaemonSet", f"{AGENTS_NAME}-agent", "azure.workload.identity/use"),
@@ -81,7 +81,7 @@ def test_selector_labels_cannot_be_overridden() -> None:
     assert labels["app.kubernetes.io/component"] == "gateway"
 
 
-def test_service_can_be_dual_stack_with_a_load_balancer_class() -> None:
+def test_service_is_dual_stack_only_if_values_set_a_family_policy() -> None:
     spec = named(LABELLED, "Service", "pl-pilotlight-gateway")["spec"]
     assert (spec["ipFamilyPolicy"], spec["loadBalancerClass"]) == ("PreferDualStack", "service.k8s.aws/nlb")
     assert not {"ipFamilyPolicy", "loadBalancerClass"} & named({}, "Service", "pl-pilotlight-gateway")["spec"].keys()
@@ -92,29 +92,29 @@ def test_helm_test_pod_has_configured_resource_limits() -> None:
     assert spec["containers"][0]["resources"]["limits"] == {"cpu": "100m", "memory": "256Mi"}
 
 
-def test_agents_can_reach_cloud_metadata_servers() -> None:
+def test_agent_network_policy_allows_egress_to_cloud_metadata_servers() -> None:
     (policy,) = [one for one in of_kind(SETS["agents"], "NetworkPolicy") if "agent" in one["metadata"]["name"]]
     rules = [rule for rule in policy["spec"]["egress"] if "169.254.169.254/32" in str(rule)]
     assert [{port["port"] for port in rule["ports"]} for rule in rules] == [{80, 988}]
 
 
 @pytest.mark.parametrize("values", [{"enabled": True}, {"enabled": False}, {"global": {"a": {"b": 1}}}])
-def test_values_of_an_umbrella_chart_are_accepted(values: dict[str, Any]) -> None:
+def test_chart_renders_with_the_extra_values_of_an_umbrella_chart(values: dict[str, Any]) -> None:
     assert texts(values)
 
 
-def test_unknown_values_are_rejected() -> None:
+def test_unknown_chart_value_is_rejected_with_its_name() -> None:
     with pytest.raises(helm_python.HelmError, match="enable"):
         texts({"enable": True})
 
 
 @pytest.mark.parametrize("values", SETS.values(), ids=SETS)
-def test_no_object_is_rendered_twice(values: dict[str, Any]) -> None:
+def test_each_value_set_renders_every_object_only_once(values: dict[str, Any]) -> None:
     keys = [(one["kind"], one["metadata"].get("namespace"), one["metadata"]["name"]) for one in objects(values)]
     assert sorted(map(str, keys)) == sorted(map(str, set(keys)))
 
 
-def test_agents_can_run_in_the_release_namespace() -> None:
+def test_agents_in_the_release_namespace_get_no_namespace_of_their_own() -> None:
     at_home = SETS["agents in the release's namespace"]
     assert [one["metadata"]["name"] for one in of_kind(at_home, "Namespace")] == ["pilotlight-engines"]
     assert named(at_home, "DaemonSet", "pl-pilotlight-agent")["metadata"]["namespace"] == "home"

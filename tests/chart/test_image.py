@@ -103,7 +103,7 @@ def laid_open(root: Path) -> Image:
         return Image(json.loads(blob(manifest["config"])), root)
 
 
-def test_image_runs_the_pilotlight_program(image: Image) -> None:
+def test_image_entry_point_runs_pilotlight_and_its_subcommands(image: Image) -> None:
     assert image.config["config"]["Entrypoint"] == ["pilotlight"]
     for words in (("--version",), ("--help",), ("gateway", "--help"), ("autoscaler", "--help"), ("doctor", "--help")):
         done = image.run("/usr/bin/pilotlight", *words)
@@ -111,12 +111,12 @@ def test_image_runs_the_pilotlight_program(image: Image) -> None:
     assert "Usage: pilotlight autoscaler" in image.run("/usr/bin/pilotlight", "autoscaler", "--help").stdout
 
 
-def test_image_contains_the_engine_of_the_tiny_example(image: Image) -> None:
+def test_engine_command_of_the_tiny_example_runs_in_the_image(image: Image) -> None:
     words = yaml.safe_load((ROOT / "examples" / "tiny.yaml").read_text())["spec"]["command"]
     assert image.run(f"/usr/bin/{words[0]}", *words[1:3], "--help").returncode == 0
 
 
-def test_image_has_ca_certificates_time_zones_and_client_libraries(image: Image) -> None:
+def test_python_in_the_image_loads_ca_certificates_zones_and_libraries(image: Image) -> None:
     script = (
         "import ssl, zoneinfo, kubernetes.aio, grpc, numpy, uvloop, yaml, psutil\n"
         "zoneinfo.ZoneInfo('Europe/Berlin')\n"
@@ -127,7 +127,7 @@ def test_image_has_ca_certificates_time_zones_and_client_libraries(image: Image)
     assert int(done.stdout) > 100
 
 
-def test_image_has_no_root_user_and_no_shell(image: Image) -> None:
+def test_built_image_has_no_root_user_shell_or_setuid_program(image: Image) -> None:
     assert image.config["config"]["User"] == "65532:65532"
     programs = {
         path.name for folder in ("bin", "sbin", "usr/bin", "usr/sbin") for path in (image.root / folder).glob("*")
@@ -151,7 +151,7 @@ def test_sbom_lists_every_package_with_hash_and_license(image: Image) -> None:
     assert not [one["name"] for one in listed.values() if one["purl"].startswith("pkg:pypi/") and one not in named]
 
 
-def test_image_contains_compiled_bytecode(image: Image) -> None:
+def test_every_module_in_the_image_has_compiled_bytecode(image: Image) -> None:
     packages = image.root / "usr/local/lib/python3.11/dist-packages"
     for name in ("gateway", "autoscaler", "pilotlight"):
         sources = {path.stem for path in (packages / name).glob("*.py")}

@@ -24,7 +24,7 @@ DNS = {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53
 
 
 @pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["defaults", "everything"])
-def test_gateway_egress_is_limited_to_dns_engines_and_autoscalers(values: Values) -> None:
+def test_network_policy_limits_gateway_egress_to_known_destinations(values: Values) -> None:
     spec = policy({**values, "adoption": {}}, "gateway")
     assert spec["ingress"][0] == {"ports": [{"protocol": "TCP", "port": "http"}]}, "clients from anywhere"
     dns, engines, autoscalers = spec["egress"]
@@ -41,7 +41,7 @@ def test_gateway_egress_is_limited_to_dns_engines_and_autoscalers(values: Values
     assert autoscalers["ports"] == [{"protocol": "TCP", "port": 8443}]
 
 
-def test_adopted_pods_are_reachable_only_in_configured_namespaces() -> None:
+def test_policies_allow_adopted_pods_only_in_configured_namespaces() -> None:
     for name in ("gateway", "autoscaler"):
         assert {"to": [{"namespaceSelector": {}}]} in policy(EVERYTHING, name)["egress"]
         assert {"namespaceSelector": {}} not in [to for one in policy({}, name)["egress"] for to in one.get("to", [])]
@@ -97,7 +97,7 @@ def test_disabled_peering_removes_peer_port_and_certificates() -> None:
     assert not [one for one in of_kind(values, "Secret") if one["metadata"]["name"].endswith("-peers")]
 
 
-def test_agent_peer_certificates_have_a_separate_authority() -> None:
+def test_agent_peer_certificate_is_not_signed_by_another_ca_of_the_chart() -> None:
     made = named(SETS["agents"], "Secret", f"{AGENTS_NAME}-agent-peers")
     assert made["metadata"]["namespace"] == "pilotlight-agents"
     assert set(made["data"]) == {"ca.crt", "tls.crt", "tls.key"}
@@ -113,7 +113,7 @@ def test_agent_peer_certificates_have_a_separate_authority() -> None:
     assert not [one for one in of_kind(given, "Secret") if one["metadata"]["name"].endswith("-peers")]
 
 
-def test_engine_policy_selects_pods_of_this_installation() -> None:
+def test_engine_network_policy_selects_only_pods_of_its_installation() -> None:
     """The policy selects the labels that autoscalers set."""
     for values in ({}, {"scope": "namespace"}, {"fullnameOverride": "a" * 60}):
         words = pod_words(values)
@@ -129,11 +129,11 @@ def pod_words(values: dict[str, Any]) -> dict[str, str]:
     return {name: value for name, _, value in words}
 
 
-def test_disabled_network_policies_are_not_rendered() -> None:
+def test_chart_renders_no_network_policy_if_they_are_disabled() -> None:
     assert not list(of_kind({**SETS["agents"], "networkPolicy": {"enabled": False}}, "NetworkPolicy"))
 
 
-def test_engine_namespace_enforces_restricted_pod_security() -> None:
+def test_engine_namespace_is_restricted_and_agent_namespace_privileged() -> None:
     labels = named({}, "Namespace", "pilotlight-engines")["metadata"]["labels"]
     assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
     agents = named(SETS["agents"], "Namespace", "pilotlight-agents")["metadata"]["labels"]

@@ -35,7 +35,7 @@ async def offers_of(settings: Settings) -> dict[str, tuple[Offer, ...]]:
     }
 
 
-def test_gke_providers_offer_only_their_own_nodes() -> None:
+def test_two_gke_providers_in_one_settings_file_offer_only_their_own_nodes() -> None:
     found = run(offers_of(settings_of("values-gke-dws.yaml")))
     said = {
         name: [(one.product, one.devices_min, one.labels, one.bought, one.price_per_hour) for one in offers]
@@ -50,7 +50,7 @@ def test_gke_providers_offer_only_their_own_nodes() -> None:
     assert (atomic.expected_s, atomic.lasts_s, dws.expected_s, dws.lasts_s) == (240.0, None, None, 604_800.0)
 
 
-def test_gke_flex_start_node_has_a_price_and_existing_node_is_free() -> None:
+def test_gke_flex_start_node_is_priced_but_an_existing_node_is_free() -> None:
     prices = Prices(settings_of("values-gke-dws.yaml").prices)
     labels = {ACCELERATOR: "nvidia-h100-80gb"}
     stays = device(product="NVIDIA-H100-80GB-HBM3", labels=labels)

@@ -42,7 +42,7 @@ def keys_of(name: str, release: tuple[str, str]) -> set[tuple[str, str, str]]:
 
 
 @each_set
-def test_releases_have_no_object_names_in_common(name: str) -> None:
+def test_two_releases_of_the_chart_share_no_object_name(name: str) -> None:
     found = {release: keys_of(name, release) for release in RELEASES}
     assert all(len(one) > 10 for one in found.values())
     assert not [found[one] & found[other] for one, other in combinations(RELEASES, 2) if found[one] & found[other]]
@@ -57,7 +57,7 @@ def test_same_named_releases_can_share_engine_and_agent_namespaces() -> None:
 
 @each_set
 @pytest.mark.parametrize("release", RELEASES)
-def test_object_names_are_valid_in_kubernetes(release: tuple[str, str], name: str) -> None:
+def test_object_names_of_long_release_names_are_valid_in_kubernetes(release: tuple[str, str], name: str) -> None:
     for kind, _, made in keys_of(name, release):
         assert len(made) <= (63 if kind == "Service" else 253)
         assert made == made.strip("-")

@@ -120,13 +120,13 @@ each_unprivileged_set = pytest.mark.parametrize("values", SETS.values(), ids=SET
 
 
 @each_set
-def test_helm_lint_reports_no_messages(values: Values) -> None:
+def test_helm_lint_of_each_value_set_reports_no_message(values: Values) -> None:
     said = helm_python.lint(CHART, values, strict=True, kube_version="v1.36.0")
     assert (said["messages"], said["errors"]) == ([], [])
 
 
 @each_set
-def test_every_object_matches_its_schema(values: Values) -> None:
+def test_each_rendered_object_matches_its_kubernetes_schema(values: Values) -> None:
     for one in objects(values):
         kind = f"{one['apiVersion']} {one['kind']}"
         if kind in SCHEMAS:
@@ -137,7 +137,7 @@ def test_every_object_matches_its_schema(values: Values) -> None:
 
 
 @each_set
-def test_every_object_has_namespace_labels_and_a_unique_name(values: Values) -> None:
+def test_each_rendered_object_has_a_namespace_labels_and_a_unique_name(values: Values) -> None:
     seen: set[tuple[str, ...]] = set()
     for one in objects(values):
         metadata = one["metadata"]
@@ -150,7 +150,7 @@ def test_every_object_has_namespace_labels_and_a_unique_name(values: Values) -> 
 
 
 @each_unprivileged_set
-def test_every_container_has_a_restricted_security_context(values: Values) -> None:
+def test_each_rendered_container_has_a_restricted_security_context(values: Values) -> None:
     for component, spec in pod_specs(values):
         agent = component == "agent"
         pod = spec["securityContext"]
@@ -210,7 +210,7 @@ def test_every_container_command_line_is_accepted_by_the_program(values: Values)
 
 
 @each_set
-def test_rendered_settings_load_as_a_document(values: Values) -> None:
+def test_rendered_settings_load_with_configured_or_default_values(values: Values) -> None:
     (settings,) = (one["data"] for one in of_kind(values, "ConfigMap") if "settings.yaml" in one["data"])
     loaded = load.parse_documents([("settings.yaml", settings["settings.yaml"])]).settings
     wanted = values.get("settings", {})
@@ -231,7 +231,7 @@ def test_keys_and_tokens_appear_only_in_secrets(values: Values) -> None:
 
 
 @each_set
-def test_selectors_match_exactly_their_pods(values: Values) -> None:
+def test_rendered_selectors_match_exactly_the_pods_of_their_component(values: Values) -> None:
     pods = [(one["metadata"]["namespace"], one["spec"]["template"]["metadata"]["labels"])
             for one in of_kind(values, "Deployment", "DaemonSet")]  # fmt: skip
     for one in of_kind(values, "Service", "PodDisruptionBudget"):
@@ -243,7 +243,7 @@ def test_selectors_match_exactly_their_pods(values: Values) -> None:
         assert len(found) == (metrics if one["metadata"]["name"].endswith("-metrics") else 1), one["metadata"]["name"]
 
 
-def test_gateway_termination_grace_period_covers_requests_in_flight() -> None:
+def test_gateway_pod_grace_period_exceeds_its_request_drain_time() -> None:
     spec = named({}, "Deployment", "pl-pilotlight-gateway")["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     sleeps = container["lifecycle"]["preStop"]["sleep"]["seconds"]
@@ -262,7 +262,7 @@ def test_limits_in_settings_are_passed_to_the_gateway_command_line() -> None:
         assert (taken.memory_bytes, taken.idle_seconds_max, taken.header_seconds_max) == (0, 30, 1.5)
 
 
-def test_ingress_has_long_timeouts_and_no_buffering() -> None:
+def test_rendered_nginx_ingress_has_long_timeouts_and_no_buffering() -> None:
     annotations = named(EVERYTHING, "Ingress", "pl-pilotlight-gateway")["metadata"]["annotations"]
     nginx = {key.partition("/")[2]: value for key, value in annotations.items() if key.startswith("nginx.")}
     assert nginx["proxy-buffering"] == nginx["proxy-request-buffering"] == nginx["proxy-next-upstream"] == "off"
@@ -327,7 +327,7 @@ AGENTS: Values = {"agent": {"enabled": True}}
 SECRETS: Values = {"server": "a", "client": "b"}
 
 
-def test_gateways_and_agents_have_separate_service_accounts() -> None:
+def test_rendered_gateways_and_agents_have_separate_service_accounts() -> None:
     accounts = [word for word in words(AGENTS, "autoscaler") if "account" in word]
     assert accounts == [
         "--gateway-account=pl-pilotlight-gateway",
@@ -348,7 +348,7 @@ def test_gateways_and_agents_have_separate_service_accounts() -> None:
         ({"certificates": "secret", "secret": SECRETS}, "b", False),
     ],
 )
-def test_agents_use_their_own_certificate_when_available(contract: Values, secret: str, named: bool) -> None:
+def test_agents_use_their_own_certificate_if_the_chart_creates_one(contract: Values, secret: str, named: bool) -> None:
     values = {**AGENTS, "contract": {**contract, "auth": "certificate"}}
     assert ("--agent-certificate-name=pilotlight-agent" in words(values, "autoscaler")) is named
     ((_, spec),) = [one for one in pod_specs(values) if one[0] == "agent"]
@@ -371,7 +371,7 @@ def test_agents_with_token_auth_mount_no_certificate() -> None:
     assert [item["key"] for item in volume["secret"]["items"]] == ["ca.crt"]
 
 
-def test_notes_list_disabled_features_and_next_commands() -> None:
+def test_notes_of_an_installation_list_disabled_features_and_commands() -> None:
     notes = {name: texts(values)["NOTES.txt"] for name, values in SETS.items()}
     assert all("helm test pl -n home" in text and "curl" in text and "coldstart" in text for text in notes.values())
     assert "Disabled features" in notes["namespaced"]
@@ -387,7 +387,7 @@ def test_notes_list_disabled_features_and_next_commands() -> None:
 
 
 @pytest.mark.parametrize("where", ["docs/tutorials/kubernetes.md", "README.md", "NOTES"])
-def test_documented_first_model_uses_the_pushed_image(where: str) -> None:
+def test_documented_command_for_the_first_model_sets_the_pushed_image(where: str) -> None:
     digest = "sha256:" + 64 * "a"
     values = {"image": {"repository": "REGISTRY/pilotlight", "digest": digest}}
     text = texts(values)["NOTES.txt"] if where == "NOTES" else (ROOT / where).read_text()
@@ -405,7 +405,7 @@ def test_documented_first_model_uses_the_pushed_image(where: str) -> None:
         ("agents with certificates", {}),
     ],
 )
-def test_agent_mounts_configured_sockets_and_has_probes(name: str, mounts: dict[str, str]) -> None:
+def test_agent_mounts_only_configured_sockets_and_always_has_probes(name: str, mounts: dict[str, str]) -> None:
     ((_, spec),) = [one for one in pod_specs(SETS[name]) if one[0] == "agent"]
     (container,) = spec["containers"]
     folders = {one["name"]: one["hostPath"]["path"] for one in spec["volumes"] if "hostPath" in one}
@@ -454,12 +454,12 @@ def test_agent_has_configured_hub_and_bucket_credentials() -> None:
     assert account["metadata"]["annotations"] == whose
 
 
-def test_example_documents_load() -> None:
+def test_every_example_document_loads_without_error() -> None:
     for path in sorted((ROOT / "examples").glob("*.yaml")):
         if not path.name.startswith("values-"):
             load.parse_documents([(path.name, path.read_text())])
 
 
-def test_chart_declares_the_minimum_kubernetes_version() -> None:
+def test_chart_requires_the_oldest_tested_kubernetes_version() -> None:
     chart: dict[str, Any] = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["kubeVersion"] == f">={VERSIONS[0]}.0-0"

@@ -159,14 +159,14 @@ def given(values: Values) -> Iterator[Grant]:
 
 
 @pytest.mark.parametrize("name", WANTED)
-def test_rendered_rbac_rules_are_exactly_the_expected_ones(name: str) -> None:
+def test_rbac_rules_rendered_for_each_value_set_are_exactly_as_expected(name: str) -> None:
     found = list(given(SETS[name]))
     assert set(found) == WANTED[name]
     assert len(found) == len(set(found)), "said once"
 
 
 @pytest.mark.parametrize("values", SETS.values(), ids=SETS.keys())
-def test_every_role_is_bound_to_the_autoscaler_account(values: Values) -> None:
+def test_every_rendered_role_is_bound_only_to_the_autoscaler_account(values: Values) -> None:
     def key(one: Object) -> tuple[str, str, str]:
         return one["kind"].removesuffix("Binding"), one["metadata"].get("namespace", ""), one["metadata"]["name"]
 
@@ -219,7 +219,7 @@ def test_doctor_checks_the_provider_kinds_listed_in_settings(name: str, tmp_path
     assert named == [f"--capacity={kind}" for kind in sorted(kinds_of(load_settings(file).capacity))]
 
 
-TOLD = "--settings=/documents/settings.yaml"
+SETTINGS_OPTION = "--settings=/documents/settings.yaml"
 
 
 @pytest.mark.parametrize(
@@ -228,12 +228,12 @@ TOLD = "--settings=/documents/settings.yaml"
         ("defaults", ["--no-adoption"], []),
         ("everything", [], ["--adoption", "--cordon", "--cutting=gpu-operator/pilotlight-mig", "--volumes"]),
         ("adopting", ["--adopt-in=team-a", "--adopt-in=team-b"], ["--adopt-in=team-a", "--adopt-in=team-b"]),
-        ("fabric", ["--no-adoption"], ["--capacity=cro", TOLD]),
-        ("nodes", ["--no-adoption"], ["--capacity=clusterAutoscaler", "--capacity=karpenter", TOLD]),
-        ("composed", ["--no-adoption"], ["--capacity=redfish", TOLD]),
-        ("published", ["--no-adoption"], ["--capacity=publish", "--capacity=redfish", TOLD]),
-        ("queued", ["--no-adoption"], ["--capacity=provisioningRequest", TOLD]),
-        ("kueue", ["--no-adoption"], ["--capacity=kueue", TOLD]),
+        ("fabric", ["--no-adoption"], ["--capacity=cro", SETTINGS_OPTION]),
+        ("nodes", ["--no-adoption"], ["--capacity=clusterAutoscaler", "--capacity=karpenter", SETTINGS_OPTION]),
+        ("composed", ["--no-adoption"], ["--capacity=redfish", SETTINGS_OPTION]),
+        ("published", ["--no-adoption"], ["--capacity=publish", "--capacity=redfish", SETTINGS_OPTION]),
+        ("queued", ["--no-adoption"], ["--capacity=provisioningRequest", SETTINGS_OPTION]),
+        ("kueue", ["--no-adoption"], ["--capacity=kueue", SETTINGS_OPTION]),
         ("namespaced", ["--adopt-in=home"], ["--adopt-in=home"]),
     ],
 )
@@ -257,7 +257,7 @@ def test_namespace_scope_rejects_adoption_in_other_namespaces(values: Values) ->
 
 
 @pytest.mark.parametrize("values", SETS.values(), ids=SETS.keys())
-def test_roles_allow_no_wildcards_and_no_access_to_secrets(values: Values) -> None:
+def test_no_rendered_role_allows_wildcards_or_access_to_secrets(values: Values) -> None:
     for grant in given(values):
         assert "*" not in (grant.group, grant.resource, grant.verb)
         assert grant.resource not in {"secrets", "pods/exec", "serviceaccounts", "clusterroles", "roles"}
@@ -270,8 +270,8 @@ def test_namespace_scope_renders_all_objects_in_one_namespace(name: str) -> None
 
 
 def test_repartitioning_rights_use_the_configured_config_map() -> None:
-    told = {"cutting": {"namespace": "nvidia", "configMap": "mine"}}
-    found = set(given({"cutting": {"enabled": True}, "settings": told}))
+    settings = {"cutting": {"namespace": "nvidia", "configMap": "mine"}}
+    found = set(given({"cutting": {"enabled": True}, "settings": settings}))
     assert found == CLUSTER | CORDON | grants("nvidia", "", "configmaps", ("create",)) | grants(
         "nvidia", "", "configmaps", ("get", "patch"), "mine"
     )
@@ -320,7 +320,7 @@ def test_adoption_adds_admission_policies_that_limit_the_autoscaler(adoption: Va
         assert SHOWN in found[2]["spec"]["validations"][-1]["expression"]
 
 
-def test_only_host_path_mounts_make_the_namespace_privileged() -> None:
+def test_engine_namespace_is_privileged_only_with_host_path_mounts() -> None:
     def enforced(mount: str) -> str:
         found = of_kind({"settings": {"weights": {"mount": mount}}}, "Namespace")
         label: str = found[0]["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]

@@ -84,7 +84,7 @@ class Late(Pace):
 class BucketContract:
     """The contract of `artifacts.sources.s3` with a store."""
 
-    async def test_all_objects_below_a_prefix_are_fetched_by_name(self, rig: Rig, tmp_path: Path) -> None:
+    async def test_bucket_prefix_fetches_all_objects_below_it_by_name(self, rig: Rig, tmp_path: Path) -> None:
         below = {"model.safetensors": as_safetensors(WEIGHTS), "empty.txt": b""} | {
             name: name.encode() for name in NAMES
         }
@@ -98,12 +98,14 @@ class BucketContract:
             assert copy.record.private
 
     @pytest.mark.parametrize("name", ["one.gguf", "a b+c/ünï %25&=?#'().gguf"])
-    async def test_single_object_is_fetched_as_a_model(self, rig: Rig, tmp_path: Path, name: str) -> None:
+    async def test_bucket_address_of_one_object_fetches_only_that_object(
+        self, rig: Rig, tmp_path: Path, name: str
+    ) -> None:
         await rig.put(name, WEIGHTS)
         with await _bring(rig, tmp_path, name) as copy:
             assert _held(copy) == {name.rpartition("/")[2]: WEIGHTS}
 
-    async def test_listing_spans_several_pages(self, rig: Rig) -> None:
+    async def test_bucket_listing_longer_than_a_page_returns_all_objects(self, rig: Rig) -> None:
         names = [f"part {at:04}.txt" for at in range(MANY)]
         for at in range(0, MANY, 16):
             await asyncio.gather(*(rig.put(f"many/{name}", b"x") for name in names[at : at + 16]))
@@ -111,7 +113,7 @@ class BucketContract:
         async with _looked(rig, "many/") as (found, _):
             assert [one.entry.path for one in found.taken] == ["model.gguf", *names]
 
-    async def test_byte_ranges_of_an_object_are_read(self, rig: Rig) -> None:
+    async def test_byte_range_read_of_a_bucket_object_returns_exactly_its_bytes(self, rig: Rig) -> None:
         await rig.put("one.gguf", WEIGHTS)
         async with _looked(rig, "one.gguf") as (found, place):
             size = len(WEIGHTS)
@@ -139,7 +141,7 @@ class BucketContract:
             assert _held(copy) == {"one.gguf": OTHERS}
             assert [one.digest for one in copy.record.laid] == [digest.compute_digest(OTHERS)]
 
-    async def test_digest_of_the_first_pull_identifies_a_later_pull(self, rig: Rig, tmp_path: Path) -> None:
+    async def test_bucket_object_pulled_again_has_the_digest_of_the_first_pull(self, rig: Rig, tmp_path: Path) -> None:
         await rig.put("m/one.gguf", WEIGHTS)
         with await _bring(rig, tmp_path, "m/") as copy:
             key, unpacked = copy.record.key, copy.record.unpacked
@@ -149,7 +151,9 @@ class BucketContract:
             assert [one.digest for one in unpacked] == [one.digest for one in copy.record.laid]
             assert not copy.record.unpacked, "it is known by its sum now"
 
-    async def test_digest_kept_by_the_store_identifies_the_object(self, rig: Rig, tmp_path: Path) -> None:
+    async def test_checksum_stored_in_the_bucket_is_used_as_digest_of_the_object(
+        self, rig: Rig, tmp_path: Path
+    ) -> None:
         await rig.put("m/one.gguf", WEIGHTS, summed=True)
         for key in ("m/", "m/one.gguf"):
             async with _looked(rig, key) as (found, _):
@@ -157,7 +161,7 @@ class BucketContract:
             with await _bring(rig, tmp_path, key) as copy:
                 assert not copy.record.unpacked
 
-    async def test_multipart_object_is_fetched_whole(self, rig: Rig, tmp_path: Path) -> None:
+    async def test_bucket_object_uploaded_in_parts_is_fetched_completely(self, rig: Rig, tmp_path: Path) -> None:
         parts = [as_gguf(hashlib.shake_128(b"part").digest(5 << 20)), b"the rest"]
         await rig.put_parts("m/one.gguf", parts)
         for name in ("m/", "m/one.gguf"):
@@ -171,7 +175,7 @@ class BucketContract:
 
     @pytest.mark.parametrize("key", ["m/", "m/one.gguf"])
     @pytest.mark.parametrize(("name", "value", "said"), WRONG)
-    async def test_access_denial_is_reported_in_one_line(
+    async def test_bucket_access_denied_for_wrong_keys_is_a_one_line_error(
         self, rig: Rig, key: str, name: str, value: str, said: str
     ) -> None:
         await rig.put("m/one.gguf", WEIGHTS)
@@ -201,13 +205,15 @@ class BucketContract:
         _one_line(caught.value, rig.env())
 
     @pytest.mark.parametrize("key", ["m/", "m/one.gguf"])
-    async def test_wrong_local_clock_is_reported(self, rig: Rig, key: str) -> None:
+    async def test_bucket_access_with_a_wrong_local_clock_fails_with_that_reason(self, rig: Rig, key: str) -> None:
         await rig.put("m/one.gguf", WEIGHTS)
         with pytest.raises(DeniedError, match="the clock of this machine is wrong"):
             async with _looked(rig, key, pace=Late()):
                 pass
 
-    async def test_temporary_keys_require_their_session_token(self, rig: Rig, tmp_path: Path) -> None:
+    async def test_temporary_bucket_keys_without_their_session_token_are_rejected(
+        self, rig: Rig, tmp_path: Path
+    ) -> None:
         await rig.put("m/one.gguf", WEIGHTS)
         env = await rig.session()
         with await _bring(rig, tmp_path, "m/", env) as copy:
@@ -222,14 +228,16 @@ class BucketContract:
         ("key", "said"),
         [("m", "there is no object m; to use all objects below it, end it with /"), ("n/", "there are no weights")],
     )
-    async def test_missing_object_or_prefix_is_reported(self, rig: Rig, key: str, said: str) -> None:
+    async def test_pull_of_a_missing_bucket_object_or_prefix_fails_with_its_name(
+        self, rig: Rig, key: str, said: str
+    ) -> None:
         await rig.put("m/one.gguf", WEIGHTS)
         with pytest.raises((AbsentError, RefusedError), match=said):
             async with _looked(rig, key):
                 pass
 
     @pytest.mark.parametrize("key", ["m/", "one.gguf"])
-    async def test_missing_bucket_is_reported(self, rig: Rig, key: str) -> None:
+    async def test_pull_from_a_missing_bucket_fails_with_that_reason(self, rig: Rig, key: str) -> None:
         rig.bucket = "no-such-bucket"
         with pytest.raises(
             AbsentError, match=r"there is no (object|list of objects below .*; the bucket does not exist)"
@@ -244,7 +252,7 @@ class BucketContract:
             assert _held(copy) == {"one.gguf": WEIGHTS}
             assert not copy.record.private
 
-    async def test_bucket_model_is_pushed_to_a_registry(self, rig: Rig, tmp_path: Path) -> None:
+    async def test_push_of_a_bucket_model_stores_its_files_in_the_registry(self, rig: Rig, tmp_path: Path) -> None:
         await rig.put("m 1/one é.gguf", WEIGHTS)
         await rig.put("m 1/LICENSE", b"free")
         nobody = {"HOME": str(tmp_path), "REGISTRY_AUTH_FILE": str(tmp_path / "none.json")}

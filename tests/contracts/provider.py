@@ -19,6 +19,7 @@ from autoscaler.providers.provider import Provider, RefusedError
 from autoscaler.state.capacity_orders import AcquireOrder, LeaseId, Listed, Offer, ReleaseOrder, lease_name
 from autoscaler.state.world import World
 from tests.support.builders.worlds import model, world
+from tests.support.harness.scenarios import run_on_rig
 
 OWNER = ModelName("llama-8b")
 
@@ -73,96 +74,82 @@ async def one(provider: Provider) -> Listed:
 class ProviderContract:
     """The contract of `autoscaler.providers.provider.Provider`."""
 
-    def test_acquired_order_is_listed_with_name_owner_and_epoch(self, rig: Rig) -> None:
-        async def scenario() -> None:
-            provider = rig.provider()
-            offer = (await provider.offers())[0]
-            made = order(offer)
-            await provider.acquire(made)
-            listed = await one(rig.provider())
-            assert (listed.name, listed.owner, listed.epoch) == (made.id.name, OWNER, 1)
-            assert (listed.phase, listed.devices) == ("coming", made.devices)
-            await rig.until_here(made.id.name)
-            listed = await one(provider)
-            assert (listed.phase, listed.committed) == ("here", True)
-            assert listed.node
+    @run_on_rig
+    async def test_acquired_order_is_listed_with_name_owner_and_epoch(self, rig: Rig) -> None:
+        provider = rig.provider()
+        offer = (await provider.offers())[0]
+        made = order(offer)
+        await provider.acquire(made)
+        listed = await one(rig.provider())
+        assert (listed.name, listed.owner, listed.epoch) == (made.id.name, OWNER, 1)
+        assert (listed.phase, listed.devices) == ("coming", made.devices)
+        await rig.until_here(made.id.name)
+        listed = await one(provider)
+        assert (listed.phase, listed.committed) == ("here", True)
+        assert listed.node
 
-        rig.run(scenario())
+    @run_on_rig
+    async def test_order_repeated_with_the_same_name_creates_no_second_order(self, rig: Rig) -> None:
+        provider, other = rig.provider(), rig.provider()
+        made = order((await provider.offers())[0])
+        await provider.acquire(made)
+        await provider.acquire(made)
+        await other.acquire(replace(made, epoch=2))
+        await one(provider)
 
-    def test_repeated_order_name_succeeds_without_a_second_order(self, rig: Rig) -> None:
-        async def scenario() -> None:
-            provider, other = rig.provider(), rig.provider()
-            made = order((await provider.offers())[0])
-            await provider.acquire(made)
-            await provider.acquire(made)
-            await other.acquire(replace(made, epoch=2))
-            await one(provider)
+    @run_on_rig
+    async def test_order_beyond_free_capacity_is_rejected_and_not_offered(self, rig: Rig) -> None:
+        provider = rig.provider()
+        offer = (await provider.offers())[0]
+        rig.leave_little()
+        with suppress(RefusedError):  # it may raise an error with the reason
+            assert not await provider.offers()
+        with pytest.raises(RefusedError):
+            await provider.acquire(order(offer))
+        assert not await provider.list()
 
-        rig.run(scenario())
+    @run_on_rig
+    async def test_release_removes_an_order_and_succeeds_for_an_absent_one(self, rig: Rig) -> None:
+        provider = rig.provider()
+        made = order((await provider.offers())[0])
+        await provider.release(release(made))
+        await provider.acquire(made)
+        await provider.release(release(made, uncommitted=True))
+        await rig.until_gone(made.id.name)
+        assert not await provider.list()
+        await provider.acquire(made)
+        await rig.until_here(made.id.name)
+        await provider.release(release(made))
+        await provider.release(release(made))
+        assert all(listed.phase == "leaving" for listed in await provider.list())
+        await rig.until_gone(made.id.name)
+        assert not await provider.list()
 
-    def test_order_beyond_free_capacity_is_rejected_and_not_offered(self, rig: Rig) -> None:
-        async def scenario() -> None:
-            provider = rig.provider()
-            offer = (await provider.offers())[0]
-            rig.leave_little()
-            with suppress(RefusedError):  # it may raise an error with the reason
-                assert not await provider.offers()
-            with pytest.raises(RefusedError):
-                await provider.acquire(order(offer))
-            assert not await provider.list()
+    @run_on_rig
+    async def test_release_of_an_uncommitted_order_keeps_delivered_capacity(self, rig: Rig) -> None:
+        provider = rig.provider()
+        made = order((await provider.offers())[0])
+        await provider.acquire(made)
+        await rig.until_here(made.id.name)
+        await provider.release(release(made, uncommitted=True))
+        assert (await one(provider)).phase == "here"
 
-        rig.run(scenario())
+    @run_on_rig
+    async def test_released_order_keeps_capacity_that_a_replica_uses(self, rig: Rig) -> None:
+        provider = rig.provider()
+        made = order((await provider.offers())[0])
+        await provider.acquire(made)
+        await rig.until_here(made.id.name)
+        rig.use(made.id.name)
+        await provider.release(release(made))
+        assert (await one(provider)).phase == "here"
 
-    def test_release_removes_an_order_and_succeeds_for_an_absent_one(self, rig: Rig) -> None:
-        async def scenario() -> None:
-            provider = rig.provider()
-            made = order((await provider.offers())[0])
-            await provider.release(release(made))
-            await provider.acquire(made)
-            await provider.release(release(made, uncommitted=True))
-            await rig.until_gone(made.id.name)
-            assert not await provider.list()
-            await provider.acquire(made)
-            await rig.until_here(made.id.name)
-            await provider.release(release(made))
-            await provider.release(release(made))
-            assert all(listed.phase == "leaving" for listed in await provider.list())
-            await rig.until_gone(made.id.name)
-            assert not await provider.list()
-
-        rig.run(scenario())
-
-    def test_uncommitted_release_keeps_delivered_capacity(self, rig: Rig) -> None:
-        async def scenario() -> None:
-            provider = rig.provider()
-            made = order((await provider.offers())[0])
-            await provider.acquire(made)
-            await rig.until_here(made.id.name)
-            await provider.release(release(made, uncommitted=True))
-            assert (await one(provider)).phase == "here"
-
-        rig.run(scenario())
-
-    def test_release_keeps_capacity_in_use(self, rig: Rig) -> None:
-        async def scenario() -> None:
-            provider = rig.provider()
-            made = order((await provider.offers())[0])
-            await provider.acquire(made)
-            await rig.until_here(made.id.name)
-            rig.use(made.id.name)
-            await provider.release(release(made))
-            assert (await one(provider)).phase == "here"
-
-        rig.run(scenario())
-
-    def test_unreachable_provider_raises_an_error_other_than_refused(self, rig: Rig) -> None:
-        async def scenario() -> None:
-            provider = rig.provider()
-            made = order((await provider.offers())[0])
-            rig.go_away()
-            for call in (provider.list(), provider.offers(), provider.acquire(made), provider.release(release(made))):
-                with pytest.raises(Exception) as caught:
-                    await call
-                assert not isinstance(caught.value, RefusedError)
-
-        rig.run(scenario())
+    @run_on_rig
+    async def test_unreachable_provider_raises_an_error_other_than_refused(self, rig: Rig) -> None:
+        provider = rig.provider()
+        made = order((await provider.offers())[0])
+        rig.go_away()
+        for call in (provider.list(), provider.offers(), provider.acquire(made), provider.release(release(made))):
+            with pytest.raises(Exception) as caught:
+                await call
+            assert not isinstance(caught.value, RefusedError)

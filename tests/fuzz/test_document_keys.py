@@ -35,7 +35,7 @@ def test_hostile_values_at_every_key_give_at_most_a_one_line_error(kind: str) ->
     run(document_keys.places([kind]))
 
 
-def test_deep_tier_has_at_least_20000_hostile_value_cases() -> None:
+def test_document_kinds_have_at_least_20000_hostile_value_cases() -> None:
     assert sum(1 for _ in document_keys.places(document_keys.KINDS)) >= CASES_MIN
 
 

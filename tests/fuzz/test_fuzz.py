@@ -34,14 +34,14 @@ CASES = 5_000
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_fuzz_seeds_and_earlier_findings_raise_no_error(name: str) -> None:
+def test_each_decoder_accepts_its_fuzz_seeds_and_findings_without_error(name: str) -> None:
     one_input = target(name).limited()
     for data in (*target(name).seeds, *found(name)):
         one_input(data)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_mutated_fuzz_seeds_raise_no_error(name: str) -> None:
+def test_decoders_given_mutated_fuzz_seeds_raise_no_unexpected_error(name: str) -> None:
     one_input = target(name).limited()
 
     @settings(derandomize=True, deadline=None, max_examples=examples(EXAMPLES), database=None)
@@ -54,7 +54,7 @@ def test_mutated_fuzz_seeds_raise_no_error(name: str) -> None:
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", STRUCTURED)
-def test_random_structured_inputs_raise_no_error(name: str) -> None:
+def test_decoders_given_random_structured_inputs_raise_no_other_error(name: str) -> None:
     one_input, case = target(name).limited(), target(name).case
     assert case is not None
     for number in range(CASES):
@@ -80,7 +80,7 @@ def test_input_over_the_cpu_or_memory_limit_raises_limit_error() -> None:
         Limited(lambda data: bytearray(64 << 20).extend(data), memory_bytes_max=32 << 20)(b"")
 
 
-def test_every_target_is_run_by_make_fuzz() -> None:
+def test_make_fuzz_runs_every_target_and_every_finding_has_a_target() -> None:
     assert tuple(MADE) == NAMES
     assert [name for name in NAMES if target(name).case is not None] == list(STRUCTURED)
     assert {path.name for path in FOUND.glob("*")} <= set(NAMES)
@@ -108,7 +108,7 @@ def test_every_decoded_message_type_has_a_fuzz_target() -> None:
 
 
 @pytest.mark.skipif(not GUIDED, reason="atheris is not installed: nothing guides the fuzz")
-def test_coverage_guided_fuzzer_runs_a_target() -> None:
+def test_coverage_guided_fuzzer_started_for_one_target_executes_inputs() -> None:
     environment = os.environ | {"FUZZ_S": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-m", "tests.fuzz", "messages"]
     ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)

@@ -36,7 +36,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     return module
 
 
-def test_memory_that_the_driver_reserves_is_not_counted_as_usable(simulated: ModuleType) -> None:
+def test_memory_reserved_by_the_gpu_driver_is_not_counted_as_usable(simulated: ModuleType) -> None:
     simulated.allocate(GIB)
     (gpu,) = PyNvml().gpus()
     assert gpu.memory_bytes == simulated.TOTAL_BYTES - simulated.RESERVED_BYTES

@@ -50,18 +50,20 @@ def holder(nvml: Nvml) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-async def test_every_gpu_is_a_healthy_slice(nvml: Nvml) -> None:
+async def test_each_gpu_listed_by_nvml_is_a_healthy_device(nvml: Nvml) -> None:
     slices = await Devices((), lambda: nvml).open()
     assert slices
     assert all(s.healthy and s.memory_bytes > 1 << 30 and s.product and s.id.startswith("GPU-") for s in slices)
 
 
-async def test_process_memory_is_reported_until_the_process_ends(nvml: Nvml, holder: subprocess.Popen[str]) -> None:
+async def test_gpu_memory_of_a_process_is_reported_until_the_process_ends(
+    nvml: Nvml, holder: subprocess.Popen[str]
+) -> None:
     inventory = Devices((), lambda: nvml)
     slices = [s.id for s in await inventory.open()]
     held = await inventory.holding(slices, [holder.pid])
     if not held:
-        pytest.skip("NVML tells no process of this pid namespace: proofs are `exited` here")
+        pytest.skip("NVML reports no process of this pid namespace: proofs are `exited` here")
     assert held[holder.pid] >= 256 << 20
     holder.kill()
     holder.wait()

@@ -51,7 +51,7 @@ def test_every_benchmark_step_passes_on_a_simulated_device(tmp_path: Path, steps
 
 
 @pytest.mark.deep
-def test_engines_with_torch_run_on_the_cpu(tmp_path: Path) -> None:
+def test_simulated_gpu_run_with_torch_engines_on_the_cpu_passes(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed (pip install torch transformers)")
     pytest.importorskip("transformers", reason="transformers is not installed (pip install torch transformers)")
     words = ["--simulate", "--engine", "torch", "--quick", "--steps", "cold,kill", "--out", str(tmp_path)]
@@ -60,7 +60,7 @@ def test_engines_with_torch_run_on_the_cpu(tmp_path: Path) -> None:
     assert ran.returncode == 0
 
 
-def test_engine_memory_is_zero_without_nvml_bindings() -> None:
+def test_torch_engine_reports_zero_memory_if_pynvml_is_missing() -> None:
     """The machine's own Python, which has torch, may lack them."""
     code = "import sys; sys.modules.update(pynvml=None, torch=type(sys)('torch')); sys.path.insert(0, {!r}); "
     code += "import torch_model; assert torch_model._listed_bytes() == 0"
@@ -82,7 +82,7 @@ def test_verdict_of_an_incomplete_run_fails_and_lists_the_reasons(tmp_path: Path
     )
 
 
-def test_memory_reuse_is_not_measured_for_processes_not_in_nvml(
+def test_memory_reuse_by_a_process_not_listed_in_nvml_is_not_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a container whose process ids are not the driver's."""
@@ -104,7 +104,9 @@ def test_gap_around_a_start_lies_between_the_samples_before_and_after_it() -> No
     assert watch.gap_s(20.0) == watch.gap_s(5.0) == inf
 
 
-def test_failed_and_late_steps_do_not_stop_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_or_overdue_gpu_step_is_recorded_and_the_next_one_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tests.gpu.bed.Watch", lambda _: Watch.__new__(Watch))
     monkeypatch.setattr(runner, "LIMITS_S", {"cold": 60.0, "swap": 0.01, "kill": 60.0, "serial": 60.0})
     report = Report(tmp_path / "result.json", {})
@@ -144,7 +146,7 @@ def test_machine_without_a_gpu_gets_one_line_for_each_missing_item() -> None:
     assert not ran.stderr
 
 
-def test_unknown_step_is_rejected_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_gpu_run_step_is_rejected_with_its_name(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main.options(["--steps", "inventory,hot"])
     assert "no step is called hot" in capsys.readouterr().err
@@ -179,7 +181,7 @@ def test_missing_torch_and_nvcc_are_reported_in_one_line_each(monkeypatch: pytes
     assert not found.nvcc
 
 
-def test_torch_version_is_read_without_importing_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_version_of_torch_is_read_without_importing_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "torch"
     package.mkdir()
     (package / "__init__.py").write_text("raise RuntimeError('imported')\n")
@@ -206,7 +208,7 @@ def test_packed_llama_cpp_sources_contain_only_what_the_server_needs(tmp_path: P
         assert sorted(packed.getnames()) == sorted(wanted)
 
 
-def test_start_before_an_ended_process_frees_its_memory_is_detected() -> None:
+def test_ended_process_that_holds_memory_after_the_next_start_is_detected() -> None:
     """Process 7 ended before the start at 1.0 and held memory after it; 8 ended later, and no later sample has it."""
     watch = Watch.__new__(Watch)
     watch.samples = [

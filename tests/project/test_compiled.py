@@ -40,7 +40,7 @@ def test_compiled_modules_define_no_msgspec_structs(module: str) -> None:
             assert not re.search(r"\bStruct\b", " ".join(map(ast.unparse, node.bases))), f"{module}: {node.name}"
 
 
-def test_imported_modules_match_the_compiled_flag() -> None:
+def test_modules_are_c_extensions_only_in_the_compiled_tree() -> None:
     """In build/compiled all of them are C extensions; in a clone none is."""
     kinds = {Path(str(__import__(name, fromlist=["x"]).__file__)).suffix for name in map(dotted, MODULES)}
     assert kinds == ({".so"} if COMPILED else {".py"})

@@ -70,44 +70,44 @@ def slug(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-def test_architecture_lists_every_source_folder() -> None:
+def test_every_source_folder_is_listed_in_the_architecture_document() -> None:
     listed = re.findall(r"^\| `([\w/]+)/` \|", FOLDERS, re.MULTILINE)
     assert sorted(listed) == sorted({str(path.parent.relative_to(ROOT)) for path in SOURCES})
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_paths_named_in_a_page_exist(page: Path) -> None:
+def test_every_file_path_named_in_a_document_exists(page: Path) -> None:
     folders = "|".join((*PACKAGES, "tests", "docs", "examples", "bench"))
     for path in re.findall(rf"`((?:{folders})/[\w/.-]*\.(?:py|md|yaml|json|svg))`", page.read_text()):
         assert (ROOT / path).exists(), f"{page.name} names {path}"
 
 
-def test_documented_state_table_is_current() -> None:
+def test_documented_state_table_equals_the_generated_one() -> None:
     assert block("states") == states.states(), "run `.venv/bin/python -m docs.states`"
 
 
 @pytest.mark.parametrize("kind", ["Model", "Tenant", "Settings"])
-def test_documented_keys_and_defaults_match_the_schema(kind: str) -> None:
+def test_documented_keys_and_defaults_equal_those_of_the_schema(kind: str) -> None:
     schema = json.loads((ROOT / "docs" / "schema" / f"{kind.lower()}.json").read_text())
     tables = [rows(section(page.read_text(), kind)) for page in CONFIGURATION]
-    told, known = {key: cells for table in tables for key, cells in table.items()}, dict(leaves(schema))
+    documented, known = {key: cells for table in tables for key, cells in table.items()}, dict(leaves(schema))
     assert sorted(key for table in tables for key in table) == sorted(known)
     for key, value in known.items():
-        default = told[key][1].strip("`")
+        default = documented[key][1].strip("`")
         if isinstance(value.get("default"), bool | int | float | str):
             wanted = value["default"]
             assert default in {json.dumps(wanted), str(wanted), str(wanted).removesuffix(".0")}, f"{key}: {default}"
 
 
 def test_documented_provider_kinds_match_the_code() -> None:
-    told = rows(section(CAPACITY, "Provider kinds"))
-    assert tuple(told) == KINDS
+    documented = rows(section(CAPACITY, "Provider kinds"))
+    assert tuple(documented) == KINDS
     own = {"cro": cro, "redfish": planning, "karpenter": new_nodes, "clusterAutoscaler": new_nodes}
-    assert {kind: told[kind][1] for kind in own} == {kind: f"{one.EXPECTED_S:g}" for kind, one in own.items()}
+    assert {kind: documented[kind][1] for kind in own} == {kind: f"{one.EXPECTED_S:g}" for kind, one in own.items()}
     for class_name, expected_s in provisioning_request.EXPECTED_S.items():
-        assert f"`{class_name.partition('.')[0]}` {expected_s:g}," in told["provisioningRequest"][1]
-    assert told["kueue"][1] == "unknown"
-    assert tuple(kind for kind, cells in told.items() if cells[2] == "no") == QUEUES
+        assert f"`{class_name.partition('.')[0]}` {expected_s:g}," in documented["provisioningRequest"][1]
+    assert documented["kueue"][1] == "unknown"
+    assert tuple(kind for kind, cells in documented.items() if cells[2] == "no") == QUEUES
 
 
 def test_capacity_example_is_valid_and_uses_every_common_key() -> None:
@@ -121,19 +121,19 @@ def test_capacity_example_is_valid_and_uses_every_common_key() -> None:
 def test_documented_price_class_labels_match_the_code() -> None:
     page = (ROOT / "docs" / "reference" / "configuration-capacity.md").read_text()
     said = rows(section(page, "Settings"))["prices[].class"][2]
-    told = re.findall(r"`([\w.-]+/[\w-]+)(?:: \"true\")?`", said)
-    assert told == [label for label, _ in CLASSES]
+    labels = re.findall(r"`([\w.-]+/[\w-]+)(?:: \"true\")?`", said)
+    assert labels == [label for label, _ in CLASSES]
 
 
 def test_documented_unsupported_keys_match_the_rejected_ones() -> None:
     page = (ROOT / "docs" / "reference" / "configuration.md").read_text()
-    told = section(page, "Not supported yet")
+    documented = section(page, "Not supported yet")
     for kind, keys in KEYS.items():
-        row = re.search(rf"^\| {kind} \| (.*) \|$", told, re.MULTILINE)
+        row = re.search(rf"^\| {kind} \| (.*) \|$", documented, re.MULTILINE)
         assert row is not None
         assert sorted(re.findall(r"`([^`]+)`", row[1])) == sorted(keys)
-    assert all(f"`{engine}`" in told for engine in LATER_ENGINES)
-    assert all(f"`{scheme}://`" in told for scheme in SCHEMES)
+    assert all(f"`{engine}`" in documented for engine in LATER_ENGINES)
+    assert all(f"`{scheme}://`" in documented for scheme in SCHEMES)
 
 
 def test_documented_metrics_match_the_exported_ones() -> None:
@@ -144,7 +144,7 @@ def test_documented_metrics_match_the_exported_ones() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_have_existing_targets(page: Path) -> None:
+def test_every_link_in_a_document_has_an_existing_target(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         if target.startswith("https://"):
             continue
@@ -176,11 +176,11 @@ def test_documented_probe_intervals_match_the_code() -> None:
     assert f"every {first}, then {then} ms" in draw_call.picture()
 
 
-def test_reference_of_command_options_is_current() -> None:
+def test_reference_of_command_options_equals_the_generated_one() -> None:
     assert commands.PAGE.read_text() == commands.page(), "run `.venv/bin/python -m docs.commands`"
 
 
-def test_cold_start_diagram_is_current() -> None:
+def test_documented_cold_start_diagram_equals_the_generated_one() -> None:
     assert (ROOT / "docs" / "call-from-zero.svg").read_text() == draw_call.picture(), "run `python docs/draw_call.py`"
 
 

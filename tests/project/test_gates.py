@@ -33,7 +33,7 @@ def test_io_and_forbidden_imports_in_a_pure_module_are_reported(text: str, found
     assert gates.impure_uses("gateway/request/body_members", text) == found
 
 
-def test_clock_reads_and_unsafe_numpy_uses_are_found() -> None:
+def test_clock_read_or_unsafe_numpy_use_in_a_module_is_reported() -> None:
     assert gates.impure_uses("autoscaler/spec/tenant", "from datetime import datetime\nx = datetime.now()") == [
         "2: now"
     ]
@@ -45,7 +45,7 @@ def test_clock_reads_and_unsafe_numpy_uses_are_found() -> None:
     ]
 
 
-def test_overlong_files_and_functions_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overlong_file_or_function_is_reported_by_the_gates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gates, "ROOT", tmp_path)
     source = tmp_path / "long.py"
     source.write_text('def f():\n    """Docstring."""\n' + "    x = 1\n" * 80)

@@ -88,7 +88,7 @@ PACKAGES = (
 )
 
 
-def test_sbom_is_valid_cyclonedx() -> None:
+def test_generated_sbom_is_a_valid_cyclonedx_document() -> None:
     anything = Resource.from_contents({}, default_specification=DRAFT7)
     base = "http://cyclonedx.org/schema/"
     others = [(f"{base}{name}", anything) for name in ("spdx.SNAPSHOT.schema.json", "jsf-0.82.SNAPSHOT.schema.json")]

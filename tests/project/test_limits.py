@@ -118,10 +118,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "metric series of a gateway": ("gateway.telemetry.SERIES_MAX",),
     "cache of permissions": ("gateway.request.auth.RESOLVED_MAX",),
     "deltas not yet written to disk": ("gateway.control.sync.UNFOLDED_MAX",),
-    "message of the contract": (
-        "gateway.control.client.LINE_BYTES_MAX",
-        "autoscaler.server.gateways.REPORT_BYTES_MAX",
-    ),
+    "message of the contract": ("gateway.control.client.LINE_BYTES_MAX", "autoscaler.server.gateways.REPORT_BYTES_MAX"),
     "interval between reconnections to an autoscaler": ("gateway.control.sync.RETRY_S_MAX",),
     "concurrent starts on a device": (),
     "registry: connection, head, pause between reads; rate of a blob": (),
@@ -138,7 +135,7 @@ NOT_TOLD = {
     "gateway.telemetry.WRITES_PER_FLUSH_MAX": "the pace of writing: what is left waits as an event line",
     "gateway.upstream.pool.LEARN_SWEEPS_MAX": "when an engine is taken to close after streams: no bound",
     "gateway.upstream.connection.JOIN_BYTES_MAX": "up to where head and body go out in one call: no bound",
-    "gateway.http.request_head.LENGTH_DIGITS_MAX": "of a length in a head that is remembered: others are read anew",
+    "gateway.http.request_head.LENGTH_DIGITS_MAX": "of a length in a head that is remembered: others are parsed again",
     "gateway.http.request_head._LENGTH_DIGITS_MAX": "more digits than 2^63 has are no number: grammar",
     "gateway.http.response_reader._LENGTH_DIGITS_MAX": "the same of an engine",
 }
@@ -151,7 +148,7 @@ class Row(NamedTuple):
     reached: str
 
 
-def told() -> dict[str, Row]:
+def documented() -> dict[str, Row]:
     """The table by the first cell of its rows."""
     return {first: Row(value, reached) for first, value, reached in _ROW.findall(PAGE)}
 
@@ -203,14 +200,14 @@ def errors_of_gateways() -> set[tuple[str, str]]:
     return found | {("503", code) for code in re.findall(r'"([a-z]+(?:_[a-z]+)+)"', published)}
 
 
-def test_rows_of_the_limits_table_match_the_expected_list() -> None:
+def test_documented_limits_table_has_exactly_the_expected_rows() -> None:
     listed = [first for first, _, _ in _ROW.findall(PAGE)]
     assert sorted(listed) == sorted(ROWS)
 
 
 @pytest.mark.parametrize("row", [row for row, paths in ROWS.items() if paths])
 def test_documented_limit_matches_the_value_in_the_code(row: str) -> None:
-    text = told()[row].value
+    text = documented()[row].value
     for path in ROWS[row]:
         wanted = spellings(path, value_of(path))
         assert any(re.search(rf"(?<![\d,.]){re.escape(each)}", text) for each in wanted), (
@@ -221,7 +218,7 @@ def test_documented_limit_matches_the_value_in_the_code(row: str) -> None:
 def test_errors_in_the_limits_table_exist_in_the_code() -> None:
     known = errors_of_gateways()
     statuses = {status for status, _ in known}
-    for row, (_, reached) in told().items():
+    for row, (_, reached) in documented().items():
         for status, *codes in _ERROR.findall(reached):
             assert status in statuses, f"{row}: {status}"
             for code in filter(None, codes):

@@ -22,7 +22,7 @@ TEXT = "def f(a: int | None, *, b: int = 1) -> int | None:\n    c: int | None = 
     ],
     ids=["same", "annotated argument", "result", "annotated variable", "no Python", "default", "value"],
 )
-def test_only_mutants_that_change_behavior_count(text: str, counts: bool) -> None:
+def test_mutant_counts_only_if_it_changes_the_parsed_program(text: str, counts: bool) -> None:
     assert mutants.is_other_program(text, TEXT) is counts
 
 
@@ -30,7 +30,7 @@ def test_only_mutants_that_change_behavior_count(text: str, counts: bool) -> Non
     ("line", "tests"), [(10, ["a", "b"]), (12, ["b"]), (3, ["a", "b", "c"]), (1, ["a", "b", "c"])],
     ids=["executed", "within a statement", "executed at import", "above all"],
 )  # fmt: skip
-def test_tests_of_a_mutant_are_those_that_execute_its_line(line: int, tests: list[str]) -> None:
+def test_tests_run_for_a_mutant_are_those_that_execute_its_line(line: int, tests: list[str]) -> None:
     lines: dict[int, set[str]] = {2: set(), 10: {"a", "b"}, 11: {"b"}, 20: {"c"}}
     assert mutants.tests_of(mutants.Mutant("f.py", line, "core/X", ""), lines) == tests
 

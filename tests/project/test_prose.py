@@ -29,16 +29,16 @@ def problems(text: str) -> list[str]:
         ("First sentence is short. What is late is ended.", 1),
     ],
 )
-def test_each_problem_of_a_text_is_reported_once(text: str, count: int) -> None:
+def test_text_with_wording_problems_gives_one_finding_per_problem(text: str, count: int) -> None:
     assert len(problems(text)) == count
 
 
-def test_finding_names_file_line_and_substitute() -> None:
+def test_prose_finding_names_file_line_and_substitute() -> None:
     (found,) = prose.findings("page.md", "# Title\n\nText.\n\nIt starts anew.\n")
     assert (found.path, found.line, found.problem) == ("page.md", 5, "'anew': write again")
 
 
-def test_docstrings_comments_and_strings_of_modules_are_checked_but_not_code() -> None:
+def test_prose_check_covers_docstrings_comments_and_strings_but_not_code() -> None:
     source = (
         '"""A module.\n\nIt starts anew.\n"""\n\nold = told(beside)\n# Nobody reads\n# this.\n'
         'raise ValueError(f"{old}: it is not told")\n'

@@ -98,7 +98,7 @@ batches = st.lists(
 
 @settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(batches)
-def test_incremental_indices_equal_a_full_rebuild_after_every_batch(
+def test_indices_updated_by_each_batch_equal_a_full_rebuild(
     batches: list[tuple[list[Observation], Action, float]],
 ) -> None:
     at, now_s = World(epoch=1), T0

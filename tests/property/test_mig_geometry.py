@@ -46,13 +46,13 @@ def orders(geometry: Geometry, counts: Counts, end: int, on: Layout = ()) -> Ite
 
 @pytest.mark.parametrize("end", [0, -1])
 @pytest.mark.parametrize("name", sorted(GEOMETRIES))
-def test_every_layout_is_reachable_in_some_creation_order(name: str, end: int) -> None:
+def test_every_valid_mig_layout_is_reachable_in_some_creation_order(name: str, end: int) -> None:
     geometry = GEOMETRIES[name]
     lost = [counts for counts in legal(geometry) if next(orders(geometry, counts, end), None) is None]
     assert lost == []
 
 
-def test_some_creation_orders_do_not_reach_the_layout() -> None:
+def test_wrong_creation_order_of_mig_slices_does_not_reach_the_layout() -> None:
     """Guards against a test above that would accept anything."""
     geometry = GEOMETRIES["H100-80"]
     balanced = (("1g.10gb", 2), ("2g.20gb", 1), ("3g.40gb", 1))

@@ -86,7 +86,7 @@ def _all_fit(at: World) -> None:
 
 @QUICK
 @given(worlds(), st.randoms(use_true_random=False))
-def test_plan_does_not_depend_on_input_order(begin: World, rng: Random) -> None:
+def test_plan_of_a_world_in_shuffled_order_is_the_same(begin: World, rng: Random) -> None:
     def mixed(things: dict[K, V]) -> dict[K, V]:
         return {key: things[key] for key in sorted(things, key=lambda _: rng.random())}
 
@@ -121,7 +121,7 @@ ADDED = st.lists(st.sampled_from([6, 12, 24, 80]), min_size=1, max_size=3)
 
 @LONG
 @given(worlds(), ADDED)
-def test_adding_capacity_never_makes_a_placed_replica_unplaced(begin: World, sizes: list[int]) -> None:
+def test_added_capacity_never_drains_a_replica_kept_without_it(begin: World, sizes: list[int]) -> None:
     """Adding capacity drains no Replica that would stay without it.
     An exception is a victim for a Model that waits and has no room either way.
     """
@@ -165,7 +165,9 @@ def without(shelves: list[Bin], gone: set[ReplicaId]) -> list[Bin]:
 
 @QUICK
 @given(wanted(), benches())
-def test_victims_evicted_for_one_replica_are_a_minimal_set(wants: list[PlacementRequest], shelves: list[Bin]) -> None:
+def test_replica_without_room_evicts_a_minimal_set_of_victims(
+    wants: list[PlacementRequest], shelves: list[Bin]
+) -> None:
     """No proper subset of the victims frees enough room, and all of them do."""
     for one in wants:
         chosen = {victim.replica for victim in run([one], shelves).victims}

@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from typing import TypeVar
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
+from autoscaler.controller.loop import Loop
 from autoscaler.spec.model import Model, ModelSpec, Queue, ReplicaRange, Start
 from tests.simulation.checks import continuous_invariants, final_invariants
 from tests.simulation.environment.machine import QUICK, Manners, one_device
 from tests.simulation.environment.network import CALM, Rates
 from tests.simulation.environment.virtual_loop import run
 from tests.simulation.installations.installation import Journey, Town
+from tests.support.harness.scenarios import hide_parameters
 
 GIB = 1 << 30
 A_MINUTE = Start(seconds_max=60.0)
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -40,6 +44,12 @@ class Stage:
     def __init__(self, town: Town, watcher: continuous_invariants.Watcher) -> None:
         self.town = town
         self.watcher = watcher
+
+    @property
+    def loop(self) -> Loop:
+        """The control loop of the autoscaler that runs now."""
+        assert self.town.autoscaler is not None
+        return self.town.autoscaler.loop
 
     def starts(self, name: str = "a") -> int:
         """Number of processes of a Model that were ever started."""
@@ -84,6 +94,21 @@ def play(
         return result
 
     return run(whole())
+
+
+def simulated(
+    *models: Model, **options: Any
+) -> Callable[[Callable[Concatenate[Stage, P], Coroutine[object, object, None]]], Callable[P, None]]:
+    """Make a test that runs the scenario with `play`. pytest passes all parameters except the stage."""
+
+    def decorate(scenario: Callable[Concatenate[Stage, P], Coroutine[object, object, None]]) -> Callable[P, None]:
+        @wraps(scenario)
+        def test(*args: P.args, **kwargs: P.kwargs) -> None:
+            play(lambda stage: scenario(stage, *args, **kwargs), *models, **options)
+
+        return hide_parameters(test, scenario, 1)
+
+    return decorate
 
 
 def cut_off(stage: Stage, number: int) -> None:

@@ -157,8 +157,8 @@ class Surge(Scene):
             case "slow":
                 return usual._replace(after_s=usual_s * 40, commits_s=self.rng.choice([1.0, usual_s * 39]))
             case kind:
-                told: dict[str, Any] = {kind: True}
-                return usual._replace(**told)
+                options: dict[str, Any] = {kind: True}
+                return usual._replace(**options)
 
     def _trouble(self) -> None:
         rng = self.rng

@@ -26,7 +26,7 @@ COMPLETED_SHARE = 0.6
     "first",
     [pytest.param(first, marks=() if first <= STANDARD else pytest.mark.deep) for first in range(1, SEEDS + 1, BATCH)],
 )
-def test_seeded_runs_keep_all_invariants(first: int) -> None:
+def test_simulation_run_of_any_seed_violates_no_invariant(first: int) -> None:
     """Safety in the storm, liveness after it, nothing left at the end; and even in the storm requests complete."""
     calls = completed = 0
     for seed in range(first, min(first + BATCH, SEEDS + 1)):
@@ -37,7 +37,7 @@ def test_seeded_runs_keep_all_invariants(first: int) -> None:
         assert completed >= calls * COMPLETED_SHARE, f"only {completed} of {calls} Calls completed"
 
 
-def test_at_least_one_of_ten_seeds_fills_a_queue() -> None:
+def test_simulation_of_ten_seeds_fills_a_queue_at_least_once() -> None:
     """I12 is checked with a full queue: some seed fills one."""
     assert any(play(seed).full for seed in range(1, 11))
 
@@ -57,6 +57,6 @@ def test_trace_option_prints_all_lines_that_the_trace_hash_covers(
 
 
 @pytest.mark.parametrize("seed", [3, 8, 14])
-def test_same_seed_gives_the_same_trace(seed: int) -> None:
+def test_two_simulation_runs_of_one_seed_give_the_same_trace(seed: int) -> None:
     """I13: a run is a function of its seed."""
     assert play(seed).trace == play(seed).trace

@@ -21,7 +21,7 @@ BATCH = 5
     "first",
     [pytest.param(first, marks=() if first <= STANDARD else pytest.mark.deep) for first in range(1, SURGES + 1, BATCH)],
 )
-def test_surges_order_no_capacity_twice_and_return_all_of_it(first: int) -> None:
+def test_simulated_surge_orders_no_capacity_twice_and_returns_all_of_it(first: int) -> None:
     for seed in range(first, min(first + BATCH, SURGES + 1)):
         result = play(seed)
         assert not result.broken, f"replay with `python -m tests.simulation.surges {seed}`:\n" + "\n".join(
@@ -29,7 +29,7 @@ def test_surges_order_no_capacity_twice_and_return_all_of_it(first: int) -> None
         )
 
 
-def test_surges_without_faults_serve_all_patient_requests() -> None:
+def test_simulated_surge_without_faults_serves_all_patient_requests() -> None:
     results = [play(seed, faulty=False) for seed in (2, 5, 9)]
     assert not [line for result in results for line in result.broken]
     assert all(result.served for result in results)

@@ -345,10 +345,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "pilotlight.net.ops_client.TIMEOUT_S",
         "pilotlight.cli.plan.LIVE_TIMEOUT_S",
     ),
-    "line of command output; of a log": (
-        "pilotlight.output.LINE_CHARACTERS_MAX",
-        "pilotlight.output.LINE_BYTES_MAX",
-    ),
+    "line of command output; of a log": ("pilotlight.output.LINE_CHARACTERS_MAX", "pilotlight.output.LINE_BYTES_MAX"),
     "local driver: free space on the disk of the state directory for a start; check interval": (
         "autoscaler.drivers.local.engine_logs.BYTES_MIN",
         "autoscaler.drivers.local.engine_logs.LOOK_S",

@@ -5,15 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from autoscaler.agent_contract import NodeWants
-from autoscaler.contract import (
-    CatalogueDelta,
-    NodeAnswer,
-    NodeReport,
-    Report,
-    ReportAnswer,
-    RoutesDelta,
-    make_decoder,
-)
+from autoscaler.contract import CatalogueDelta, NodeAnswer, NodeReport, Report, ReportAnswer, RoutesDelta, make_decoder
 from autoscaler.weights.peers import NodePeers
 from gateway.control.snapshot_file import GatewaySnapshot
 from pilotlight.models.remote_header import Header

@@ -81,7 +81,7 @@ class Played(NamedTuple):
     out: bytes
     """All bytes that the client got."""
     end: str
-    """`none` (no response yet), `whole`, `told` (broken off with an error event) or `broken`."""
+    """`none` (no response yet), `whole`, `failed` (broken off with an error event) or `broken`."""
     head: ResponseHead | None
     odd: bool = False
     """The bytes are no HTTP. The split determines when that is detected: the sooner, the fewer bytes were forwarded."""
@@ -110,7 +110,7 @@ def same(whole: Played, pieces: Played) -> None:
         return
     contents = [(client(played.out) or (b"", False))[0].removesuffix(BREAK) for played in (whole, pieces)]
     assert contents[0] == contents[1] or (whole.odd and contents[1].startswith(contents[0])), "the cut matters"
-    assert whole.odd or whole.end == pieces.end, "the cut matters for what is told"
+    assert whole.odd or whole.end == pieces.end, "the split changes the outcome"
 
 
 def play(pieces: list[bytes], wishes: Wishes) -> Played:
@@ -155,7 +155,7 @@ def play(pieces: list[bytes], wishes: Wishes) -> Played:
     if answer is None:
         return Played(b"", "none", head, odd)
     if answer.whole:
-        return Played(out + answer.frame(BREAK), "told", head, odd)
+        return Played(out + answer.frame(BREAK), "failed", head, odd)
     return Played(out, "broken", head, odd)
 
 
@@ -187,11 +187,11 @@ def judge(raw: bytes, wishes: Wishes, played: Played) -> None:
     if played.end == "whole":
         assert ended, "the end was not given out"
         compare(raw, wishes, content, stream=stream)
-    elif played.end == "told":
+    elif played.end == "failed":
         assert content.endswith(BREAK), "the error is not an event of its own"
         before = content.removesuffix(BREAK)
         between = not before.strip(b"\r\n") or _EVENT_END.search(before) is not None
-        assert between, "the error is told inside an event"
+        assert between, "the error is sent inside an event"
         assert not (wishes.framed and ended), "an end that did not come"
     else:
         assert not (framed and ended), "an end that did not come"

@@ -117,11 +117,11 @@ def documents(data: bytes) -> None:
         assert isinstance(options, Pairs)
         asked = dict(options)
         assert peek.wants_usage == (asked.get("include_usage") is True)
-        told = got["stream_options"]
-        assert isinstance(told, Pairs)
-        assert len(dict(told)) == len(told)
-        assert dict(told) == asked | {"include_usage": True}
-        wanted["stream_options"] = told
+        stream_options = got["stream_options"]
+        assert isinstance(stream_options, Pairs)
+        assert len(dict(stream_options)) == len(stream_options)
+        assert dict(stream_options) == asked | {"include_usage": True}
+        wanted["stream_options"] = stream_options
     assert got == wanted
 
 

@@ -92,15 +92,15 @@ def _tensor(name: bytes, dimensions: int, offset: int) -> bytes:
 
 
 def _file(
-    keys: list[bytes], tensors: list[bytes], data: bytes, *, keys_told: int, tensors_told: int, version: int
+    keys: list[bytes], tensors: list[bytes], data: bytes, *, key_count: int, tensor_count: int, version: int
 ) -> bytes:
-    begin = b"GGUF" + struct.pack("<IQQ", version, tensors_told % 2**64, keys_told % 2**64)
+    begin = b"GGUF" + struct.pack("<IQQ", version, tensor_count % 2**64, key_count % 2**64)
     return begin + b"".join(keys) + b"".join(tensors) + data
 
 
 def _whole(architecture: bytes = b"llama") -> bytes:
     keys, tensors = _usual(architecture), [_tensor(b"token_embd.weight", 2, 0)]
-    return _file(keys, tensors, bytes(64), keys_told=len(keys), tensors_told=1, version=3)
+    return _file(keys, tensors, bytes(64), key_count=len(keys), tensor_count=1, version=3)
 
 
 GGUF_SEEDS: Final[Seeds] = tuple(map(_whole, (b"llama", b"gemma4", b"jamba", b"qwen3next")))
@@ -166,15 +166,15 @@ def gguf_case(random: Random) -> bytes:
         _tensor(b"t" * random.choice((0, 5, 300)), random.choice((0, 1, 2, 4, 5)), random.choice(_COUNTS) % 2**64)
         for _ in range(random.choice((0, 1, 3)))
     ]
-    told = [len(keys), len(tensors)]
+    counts = [len(keys), len(tensors)]
     if random.random() < 0.3:
-        told[random.randrange(2)] = random.choice(_COUNTS)
+        counts[random.randrange(2)] = random.choice(_COUNTS)
     made = _file(
         keys,
         tensors,
         bytes(random.choice((0, 64, 4096))),
-        keys_told=told[0],
-        tensors_told=told[1],
+        key_count=counts[0],
+        tensor_count=counts[1],
         version=random.choice((3, 3, 3, 2, 1, 3 << 24, 0)),
     )
     return made[: random.randrange(len(made))] if random.random() < 0.2 else made
@@ -241,8 +241,8 @@ _SIZES: Final = (
 """Keys of config.json that are multiplied with each other."""
 
 
-def _tensors(header: bytes, told: int | None = None, data: bytes = bytes(256)) -> bytes:
-    return struct.pack("<Q", (len(header) if told is None else told) % 2**64) + header + data
+def _tensors(header: bytes, length: int | None = None, data: bytes = bytes(256)) -> bytes:
+    return struct.pack("<Q", (len(header) if length is None else length) % 2**64) + header + data
 
 
 FOLDER_SEEDS: Final[Seeds] = tuple(

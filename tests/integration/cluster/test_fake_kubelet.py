@@ -94,7 +94,7 @@ async def test_pods_answer_on_their_own_addresses_until_scaled_to_zero(stage: St
                 await session.get(f"http://{address}:8000/health")
 
 
-async def test_third_pod_stays_pending_until_a_gpu_is_free(stage: Stage, node: Node) -> None:
+async def test_pod_without_a_free_gpu_stays_pending_until_one_is_added(stage: Stage, node: Node) -> None:
     await stage.api.create(stage.deployments, deployment(node))
     await stage.scale(3)
     pods = await stage.until(
@@ -121,8 +121,8 @@ async def test_pod_status_shows_crashes_and_image_pull_errors(stage: Stage, node
     (pod,) = await stage.until(
         lambda pods: pods and pods[0]["status"].get("containerStatuses", [{}])[0].get("restartCount", 0) > 1
     )
-    told = pod["status"]["containerStatuses"][0]
-    assert told["lastState"]["terminated"]["exitCode"] == 3
+    status = pod["status"]["containerStatuses"][0]
+    assert status["lastState"]["terminated"]["exitCode"] == 3
     template = broken["spec"]["template"]
     template["metadata"]["annotations"] = {IMAGE_ERROR: "1"}
     await stage.api.patch(f"{stage.deployments}/m", {"spec": {"template": template}})

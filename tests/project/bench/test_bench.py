@@ -52,7 +52,7 @@ def stream_of(*pieces: bytes) -> Stream:
     return stream
 
 
-def test_stream_is_complete_for_any_split() -> None:
+def test_stream_split_at_any_byte_is_parsed_as_complete() -> None:
     for at in range(len(WHOLE) + 1):
         stream = stream_of(WHOLE[:at], WHOLE[at:])
         assert (stream.chunks, stream.running, stream.broken) == (CHUNKS, False, ""), at
@@ -71,7 +71,7 @@ def test_chunks_in_one_read_are_counted_individually() -> None:
     ],
     ids=["a chunk is missing", "usage that nobody asked for", "an error status"],
 )
-def test_invalid_stream_is_marked_broken(pieces: list[bytes], why: str) -> None:
+def test_benchmark_client_marks_an_invalid_stream_as_broken(pieces: list[bytes], why: str) -> None:
     stream = stream_of(*pieces)
     assert stream.broken.startswith(why)
 
@@ -93,7 +93,7 @@ def test_engine_sends_the_requested_chunks_and_usage_on_request(tmp_path: Path) 
         assert wire.sent == engine.HEAD + engine.CHUNK * CHUNKS + engine.FINISH + usage + engine.END
 
 
-def test_engine_records_disconnected_requests(tmp_path: Path) -> None:
+def test_benchmark_engine_records_the_end_of_a_disconnected_request(tmp_path: Path) -> None:
     connection = engine.Connection(engine.Engine(tmp_path, "silent", 1))
     connection.connection_made(Wire())
     connection.data_received(b"POST / HTTP/1.1\r\nX-Request-Id: i\r\n\r\n")
@@ -118,16 +118,14 @@ def test_open_loop_reads_split_responses_and_records_broken_connections() -> Non
     assert [answer.status for answer in sender.answers] == [200, 0]
 
 
-def test_body_is_compact_json_of_at_least_the_requested_size() -> None:
+def test_benchmark_body_is_compact_json_of_at_least_the_requested_size() -> None:
     made = body("m", bytes_min=1024)
     assert 1024 <= len(made) < 1040
     assert json.dumps(json.loads(made), separators=(",", ":")).encode() == made
 
 
 @pytest.mark.standard  # platform.platform() starts uname once per process
-async def test_last_line_contains_every_key_with_null_for_a_failed_part(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+async def test_failed_benchmark_part_has_null_figures_in_the_result_line(capsys: pytest.CaptureFixture[str]) -> None:
     async def works(place: Path, *, quick: bool) -> Figures:
         assert quick
         assert not list(place.iterdir())
@@ -150,7 +148,7 @@ async def test_last_line_contains_every_key_with_null_for_a_failed_part(
         (2.0, 4.0, 1.1, "one error of etcd: 1.10 s, at most 1"),
     ],
 )
-def test_one_slow_round_with_a_failing_webhook_fails_the_bench(
+def test_benchmark_fails_if_one_round_exceeds_a_time_limit(
     slow_s: float, away_s: float, etcd_s: float, missed: str
 ) -> None:
     require([2.0], [4.0], [1.0])
@@ -158,7 +156,7 @@ def test_one_slow_round_with_a_failing_webhook_fails_the_bench(
         require([0.1, slow_s, 0.1], [2.1, away_s, 2.1], [0.1, etcd_s, 0.1])
 
 
-def test_quick_mode_is_off_for_0_empty_and_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quick_mode_is_off_if_its_variable_is_0_empty_or_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     for text, asked in (("1", True), ("0", False), ("", False)):
         monkeypatch.setenv("QUICK", text)
         assert quick() is asked
@@ -180,7 +178,7 @@ async def stepped(crowd: Crowd, now_s: float, turns: int = 20) -> None:
 
 
 @pytest.mark.standard
-async def test_attackers_connect_at_their_rate_and_reconnect_after_a_close() -> None:
+async def test_attacking_clients_connect_at_their_rate_and_again_after_a_close() -> None:
     got = list[bytearray]()
     writers = list[asyncio.StreamWriter]()
 
@@ -214,7 +212,7 @@ async def test_attackers_connect_at_their_rate_and_reconnect_after_a_close() -> 
         await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)
 
 
-def test_every_attack_fits_below_the_open_file_limit() -> None:
+def test_each_attack_scaled_to_10000_files_opens_at_most_8000_connections() -> None:
     for name in attacks.ATTACKS:
         habits, per_s = attack(name, "http://127.0.0.1:1", 10_000)
         assert sum(habit.clients for habit in habits) <= 8000
@@ -240,7 +238,9 @@ def test_built_in_load_client_counts_complete_responses() -> None:
 
 
 @pytest.mark.standard
-async def test_throughput_uses_the_built_in_client_without_wrk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_throughput_is_measured_by_the_built_in_client_if_wrk_is_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(wrk, "there", lambda: False)
     sends = wrk.script(tmp_path / "call.lua", b"{}")
     server = await asyncio.get_running_loop().create_server(upstream.Connection, "127.0.0.1", 0)
@@ -253,17 +253,17 @@ async def test_throughput_uses_the_built_in_client_without_wrk(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("keys", [fabric.KEYS, capacity.KEYS])
-def test_interfaces_page_names_every_capacity_figure(keys: tuple[str, ...]) -> None:
-    told = (ROOT / "docs" / "development" / "interfaces.md").read_text()
-    assert not [key for key in keys if f"`{key}`" not in told]
+def test_every_capacity_benchmark_figure_is_named_on_the_interfaces_page(keys: tuple[str, ...]) -> None:
+    page = (ROOT / "docs" / "development" / "interfaces.md").read_text()
+    assert not [key for key in keys if f"`{key}`" not in page]
 
 
-def test_benchmark_results_contain_the_required_capacity_figures() -> None:
+def test_capacity_benchmark_results_contain_the_required_figures() -> None:
     named = {"request_ms_p99", "redfish_overhead_s", "double_supply", "orphans", "cost_ratio_max", "energy_ratio"}
     assert named <= {*fabric.KEYS, *capacity.KEYS}
 
 
-async def test_surge_benchmark_counts_other_violations_separately(
+async def test_surge_violations_are_counted_as_double_orphaned_or_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = [f"{surges.DOUBLE}: 2", f"{surges.ORPHAN}: one", "it was to detach by force"]

@@ -70,7 +70,7 @@ def until_finished(source: Iterator[float], width: float = 0.02, limit_s: float 
         (0.5, 4, 0.0),
     ],
 )
-def test_t_quantile_equals_the_published_tables(probability: float, degrees: int, expected: float) -> None:
+def test_computed_t_quantile_equals_the_published_tables(probability: float, degrees: int, expected: float) -> None:
     assert t_quantile(probability, degrees) == pytest.approx(expected, abs=5e-5)
 
 
@@ -81,7 +81,7 @@ def test_interval_of_two_ratios_equals_the_one_computed_by_hand() -> None:
     assert found.high == pytest.approx(math.exp(0.02 + 0.127062), rel=1e-5)
 
 
-def test_interval_of_a_ratio_and_its_inverse_has_mean_one() -> None:
+def test_mean_of_a_ratio_and_its_inverse_is_one() -> None:
     assert interval([2.0, 0.5]).ratio == pytest.approx(1.0)
 
 
@@ -115,11 +115,11 @@ def test_comparison_stops_at_the_time_limit_below_the_minimum_pair_count() -> No
     assert len(until_finished(iter([1.0] * 100), limit_s=2 * PAIR_S)) == 2
 
 
-def test_each_side_runs_first_in_every_other_turn() -> None:
+def test_two_compared_sides_alternate_in_running_first() -> None:
     assert [order(turn) for turn in range(3)] == [(0, 1), (1, 0), (0, 1)]
 
 
-def test_figures_of_a_single_pair_have_no_interval() -> None:
+def test_single_measured_pair_gives_a_ratio_without_an_interval() -> None:
     assert interval([1.1])[1:] == (0.0, math.inf)
     assert figures([1.1]) == {"ratio": 1.1, "low": None, "high": None, "rounds": 1}
 
@@ -135,7 +135,7 @@ class Recorder:
         return Cost({"base": 100.0, "new": 105.0}[self.name], 1)
 
 
-async def test_alternating_turns_return_the_costs_by_side() -> None:
+async def test_costs_keep_their_side_when_the_order_of_sides_alternates() -> None:
     turns: list[str] = []
     workers = cast("list[Worker]", [Recorder("base", turns), Recorder("new", turns)])
     for turn in range(2):
@@ -144,7 +144,7 @@ async def test_alternating_turns_return_the_costs_by_side() -> None:
     assert turns == ["base", "new", "new", "base"]
 
 
-def test_sum_of_costs_gives_the_overall_cost_per_operation() -> None:
+def test_added_costs_give_total_time_divided_by_total_operations() -> None:
     assert (Cost(30.0, 10) + Cost(10.0, 10)).us_per_operation == 2.0
 
 
@@ -161,7 +161,7 @@ async def test_comparison_reports_this_tree_relative_to_the_base(
     assert "new relative to base" in capsys.readouterr().out
 
 
-async def test_failed_part_is_reported_and_the_next_one_runs(
+async def test_failed_comparison_part_is_reported_and_the_next_one_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def pair(part: str, trees: tuple[Tree, Tree], number: int) -> list[Cost]:
@@ -176,9 +176,7 @@ async def test_failed_part_is_reported_and_the_next_one_runs(
     assert "plan failed: commit base: no module" in capsys.readouterr().out
 
 
-async def test_worker_prints_one_cost_per_round_until_its_input_ends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_benchmark_worker_prints_one_cost_per_round_until_its_input_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     @asynccontextmanager
     async def prepare(place: Path) -> AsyncIterator[Measure]:
         assert place.is_dir()
@@ -218,7 +216,7 @@ def test_older_commit_is_measured_by_the_benchmarks_of_this_tree(text: str | Non
     assert path == [str(tmp_path / "build" / "compiled"), str(ROOT)]
 
 
-def test_every_part_is_recognised_in_the_benchmarks_of_its_own_commit() -> None:
+def test_commit_given_by_another_path_uses_its_own_benchmark_for_each_part() -> None:
     own = Tree(ROOT, "own")
     tree = own._replace(folder=own.folder / "bench" / "..")  # another name of the same folder
     assert all(tree.benchmarks(part) == tree.folder for part in PARTS)
@@ -284,7 +282,7 @@ def test_record_appends_one_row_per_part_below_one_header(tmp_path: Path) -> Non
     assert rows[2][6:] == ["2.0", "2.0", "2"]
 
 
-def test_recorded_ratios_lie_within_their_confidence_intervals() -> None:
+def test_each_recorded_benchmark_ratio_lies_within_its_interval() -> None:
     header, *rows = [line.split("\t") for line in compare.HISTORY.read_text().splitlines()]
     assert header == list(COLUMNS)
     for row in rows:

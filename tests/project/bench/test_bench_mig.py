@@ -31,7 +31,7 @@ TINY = [  # on one H100
 ]
 
 
-def test_accepted_work_of_a_small_run_matches_hand_calculation() -> None:
+def test_accepted_work_of_a_small_mig_run_equals_a_hand_calculation() -> None:
     """Work requested: 4 + 8 + 3 + 7 + 7 = 29."""
     mix = {"1g.10gb": 1.0, "4g.40gb": 1.0}
     assert accepted(BestFit(1, 1), TINY, -1) == pytest.approx(100 * (4 + 3 + 7) / 29)
@@ -43,7 +43,7 @@ def test_arrivals_during_warm_up_are_simulated_but_not_counted() -> None:
     assert accepted(BestFit(1, 1), TINY, 1.0) == pytest.approx(100 * (3 + 7) / (3 + 7 + 7))
 
 
-def test_best_fit_takes_the_shortest_free_run_then_the_fullest_device() -> None:
+def test_best_fit_uses_the_shortest_free_gap_on_the_fullest_device() -> None:
     on = build_layout(H100, [("1g.10gb", 2), ("2g.20gb", 4)])
     assert [run(H100, on, Cut("1g.10gb", start)) for start in (0, 1, 3, 6)] == [2, 2, 1, 2]
     for order, starts in ((1, [0, 1]), (-1, [6, 5])):
@@ -66,7 +66,7 @@ def test_pool_rejects_a_slice_that_exceeds_its_free_memory() -> None:
 
 
 @pytest.mark.parametrize("mix", MIXES)
-def test_arrivals_match_the_configured_load_and_are_reproducible(mix: str) -> None:
+def test_arrivals_of_one_seed_are_repeatable_and_match_the_load(mix: str) -> None:
     asked = arrivals(MIXES[mix], 1, 200.0)
     assert asked == arrivals(MIXES[mix], 1, 200.0) != arrivals(MIXES[mix], 2, 200.0)
     work = sum(H100.profile(one.profile).compute * one.life for one in asked)
@@ -74,7 +74,7 @@ def test_arrivals_match_the_configured_load_and_are_reproducible(mix: str) -> No
 
 
 @pytest.mark.deep
-def test_pool_acceptance_matches_the_kaufman_roberts_formula() -> None:
+def test_simulated_pool_accepts_the_share_that_kaufman_roberts_gives() -> None:
     """Exact for a pool of one resource (IEEE Trans. Commun. 1981): all work in compute slices, memory never binding."""
     mix, slices = {"1g.10gb": 5.0, "2g.20gb": 3.0, "4g.40gb": 2.0}, H100.compute * 10
     works = {name: H100.profile(name).compute for name in mix}

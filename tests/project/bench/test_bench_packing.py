@@ -142,7 +142,7 @@ def test_random_policy_chooses_any_gpu_with_enough_free_share() -> None:
     assert Anywhere(among, 1).choose(whole(4)) is None
 
 
-def test_typical_pods_are_the_fewest_kinds_that_cover_95_percent() -> None:
+def test_typical_pods_of_a_list_are_the_fewest_kinds_covering_95_percent() -> None:
     pods = [share(500)] * 90 + [whole(1)] * 6 + [whole(8)] * 4
     assert typical(pods) == {(1000, 1, 500, ANY): pytest.approx(90 / 96), (1000, 1, 1000, ANY): pytest.approx(6 / 96)}
 
@@ -158,7 +158,7 @@ def test_fragment_size_is_the_gpu_share_that_typical_pods_cannot_use() -> None:
     assert fgd.fragments(np.array([999]), among.model[at], left)[0] == 1200, "no CPU: nothing can be used"
 
 
-def test_fgd_scores_match_hand_calculation_and_the_best_is_chosen() -> None:
+def test_fgd_scores_equal_a_hand_calculation_and_the_best_is_chosen() -> None:
     pods = [share(500)] * 2 + [whole(1)]
     among = cluster([1000, 500], [1000, 1000])
     fgd = Fgd(among, pods)
@@ -209,7 +209,7 @@ def test_policies_never_overcommit_and_cached_rows_match_fresh_ones(kinds: list[
 @given(
     st.lists(st.tuples(KINDS, st.sampled_from([ANY, frozenset({"a"}), frozenset({"a", "b"})])), min_size=1, max_size=60)
 )
-def test_pilotlight_packer_never_overcommits_or_refuses_a_pod_that_fits(
+def test_packer_of_pilotlight_never_overcommits_or_refuses_a_fitting_pod(
     asked: list[tuple[Kind, frozenset[str]]],
 ) -> None:
     """The replay does its own accounting, independent of the packer's."""
@@ -219,7 +219,7 @@ def test_pilotlight_packer_never_overcommits_or_refuses_a_pod_that_fits(
     assert 0 <= outcome.refused <= len(kinds)
 
 
-def test_lost_gpu_share_is_the_usable_but_unused_share() -> None:
+def test_lost_gpu_share_of_a_run_is_the_usable_but_unused_share() -> None:
     """Of ten GPUs five are in use after seven have arrived, and eight after thirteen; more than ten is impossible."""
     runs = [Outcome({70: 50.0, 130: 80.0, 100: 70.0}, 0, 0, 0.0, []), Outcome({70: 60.0, 130: 90.0}, 0, 0, 0.0, [])]
     assert curve(runs) == [(70, 15.0), (130, 15.0)]

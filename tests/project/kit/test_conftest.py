@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, settings
 
 
-def test_hypothesis_runs_without_deadline_and_is_deterministic() -> None:
+def test_hypothesis_tests_have_no_deadline_and_a_fixed_seed() -> None:
     for one in (settings.default, settings(max_examples=1)):
         assert one is not None
         assert one.deadline is None

@@ -71,7 +71,7 @@ class TestFakeProvider(ProviderContract):
         return FakeRig()
 
 
-def test_cancelled_order_that_is_delivered_late_is_listed_again() -> None:
+def test_cancelled_order_delivered_late_is_listed_again_by_fake_provider() -> None:
     timers: list[tuple[float, Callable[[], None]]] = []
     fake = FakeProvider(
         "cloud", lambda: 0.0, lambda s, what: timers.append((s, what)), (cloud(),), fate=lambda _: Fate(late=True)

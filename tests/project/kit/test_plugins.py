@@ -55,7 +55,7 @@ def test_fast_test_with_a_process_in_a_session_fixture_fails(suite: pytest.Pytes
 
 
 @pytest.mark.standard
-def test_standard_test_may_bind_a_socket(suite: pytest.Pytester) -> None:
+def test_standard_tier_test_that_binds_a_socket_passes(suite: pytest.Pytester) -> None:
     source = (
         "import socket, pytest\n@pytest.mark.standard\ndef test_it():\n"
         "    with socket.socket() as one: one.bind(('127.0.0.1', 0))\n"
@@ -63,19 +63,19 @@ def test_standard_test_may_bind_a_socket(suite: pytest.Pytester) -> None:
     outcome(suite, source).assert_outcomes(passed=1)
 
 
-def test_marker_overrides_the_tier_of_the_folder(suite: pytest.Pytester) -> None:
+def test_tier_marker_of_a_test_overrides_the_tier_of_its_folder(suite: pytest.Pytester) -> None:
     source = "import pytest\ndef test_a(): pass\n@pytest.mark.standard\ndef test_b(): pass\n"
     outcome(suite, source, "-m", "not deep", folder="tests/integration/cluster").assert_outcomes(passed=1, deselected=1)
 
 
-def test_function_marker_overrides_the_module_marker(suite: pytest.Pytester) -> None:
+def test_tier_marker_of_a_function_overrides_the_one_of_its_module(suite: pytest.Pytester) -> None:
     source = (
         "import pytest\npytestmark = pytest.mark.standard\n@pytest.mark.deep\ndef test_a(): pass\ndef test_b(): pass\n"
     )
     outcome(suite, source, "-m", "deep").assert_outcomes(passed=1, deselected=1)
 
 
-def test_shard_selects_its_deep_and_property_tests(suite: pytest.Pytester) -> None:
+def test_shard_option_selects_only_deep_and_property_tests_of_the_shard(suite: pytest.Pytester) -> None:
     source = (
         "from hypothesis import given, strategies as st\nimport pytest\n"
         "def test_fast(): pass\n@given(st.integers())\ndef test_property(x): pass\n"
@@ -88,11 +88,11 @@ def test_shard_selects_its_deep_and_property_tests(suite: pytest.Pytester) -> No
     outcome(suite, source, "--shard", str(number)).assert_outcomes(passed=passed, deselected=5 - passed)
 
 
-def test_test_names_are_spread_over_all_shards() -> None:
+def test_hundred_test_names_are_spread_over_all_shards() -> None:
     assert {tiers.shard_of(f"test_{number}") for number in range(100)} == set(range(tiers.SHARDS))
 
 
-def test_failure_summary_contains_seed_command_and_log(suite: pytest.Pytester) -> None:
+def test_failed_test_is_summarized_with_seed_repeat_command_and_log(suite: pytest.Pytester) -> None:
     source = (
         "def test_it():\n    print('of a process')\n    assert False, 'replay with `python -m tests.simulation 4711`'\n"
     )

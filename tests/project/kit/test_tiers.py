@@ -106,7 +106,7 @@ def test_each_provider_kind_and_command_has_a_standard_test(subject: str) -> Non
     assert any(test.is_standard for test in functions_of(INTEGRATION / SUBJECTS[subject]))
 
 
-def test_list_of_subjects_to_test_has_every_provider_kind_and_command() -> None:
+def test_each_provider_kind_and_command_is_listed_as_a_test_subject() -> None:
     slicing, adopted = (get_args(get_type_hints(one)["kind"]) for one in (NodeSlicing, Adopted))
     expected = {f"provider {kind}" for kind in KINDS} | {f"slicing {kind}" for kind in slicing}
     expected |= {f"adoption {kind}" for kind in adopted} | {

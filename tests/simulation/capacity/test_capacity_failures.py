@@ -13,7 +13,7 @@ from autoscaler.spec.model import Model
 from autoscaler.state.capacity_orders import Lease
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Replica, World
-from tests.simulation.case_harness import Stage, model, play
+from tests.simulation.case_harness import Stage, model, play, simulated
 from tests.simulation.environment.machine import Manners
 from tests.simulation.installations.capacity_providers import ATTACH_S, CLOUD_S, CloudTown, RackTown
 from tests.simulation.installations.installation import Journey
@@ -45,8 +45,7 @@ def cloud(stage: Stage) -> FakeProvider:
 
 def now(stage: Stage) -> World:
     """The World of the current leader."""
-    assert stage.town.autoscaler is not None
-    return stage.town.autoscaler.loop.world
+    return stage.loop.world
 
 
 def leases(stage: Stage) -> list[Lease]:
@@ -70,59 +69,53 @@ async def crowded(stage: Stage) -> Journey:
 
 @pytest.mark.case("31")
 @pytest.mark.parametrize("how", sorted(BROKEN))
-def test_request_is_served_by_the_next_offer_if_an_order_fails(how: str) -> None:
-    async def act(stage: Stage) -> None:
-        town = rack(stage)
-        town.rack.fate = lambda order: BROKEN[how]
-        first = await crowded(stage)
-        second = town.call("b")
-        took_s = await stage.until(lambda: second.first_byte_s is not None, within_s=GIVEN_UP_S + CLOUD_S)
-        assert took_s >= CLOUD_S
-        assert cloud(stage).orders == 1
-        assert town.rack.orders <= 4, "it is left alone for a while"
-        await stage.until(lambda: not town.rack.alive, within_s=60.0)
-        assert await stage.answered([first, second]) == {"completed": 2}
-        await stage.until(lambda: not cloud(stage).alive and not leases(stage), within_s=3600.0, step_s=1.0)
-
-    play(act, *MODELS, manners=LONG, kind=CloudTown)
+@simulated(*MODELS, manners=LONG, kind=CloudTown)
+async def test_request_is_served_by_the_next_offer_if_an_order_fails(stage: Stage, how: str) -> None:
+    town = rack(stage)
+    town.rack.fate = lambda order: BROKEN[how]
+    first = await crowded(stage)
+    second = town.call("b")
+    took_s = await stage.until(lambda: second.first_byte_s is not None, within_s=GIVEN_UP_S + CLOUD_S)
+    assert took_s >= CLOUD_S
+    assert cloud(stage).orders == 1
+    assert town.rack.orders <= 4, "it is left alone for a while"
+    await stage.until(lambda: not town.rack.alive, within_s=60.0)
+    assert await stage.answered([first, second]) == {"completed": 2}
+    await stage.until(lambda: not cloud(stage).alive and not leases(stage), within_s=3600.0, step_s=1.0)
 
 
 @pytest.mark.case("31")
 @pytest.mark.parametrize("how", sorted(BROKEN))
-def test_requests_fail_with_no_capacity_when_no_provider_delivers(how: str) -> None:
-    async def act(stage: Stage) -> None:
-        town = rack(stage)
-        town.rack.fate = lambda order: BROKEN[how]
-        call = town.call("b", wait_s=1000.0)
-        await stage.until(lambda: bool(call.ended), within_s=GIVEN_UP_S)
-        assert await stage.answered([call]) == {"no_capacity": 1}
-        await stage.until(lambda: not town.rack.alive and not leases(stage), within_s=60.0)
-        assert town.rack.orders <= 4, "of which one may be said again"
-
-    play(act, *MODELS, manners=LONG, kind=RackTown, devices=0)
+@simulated(*MODELS, manners=LONG, kind=RackTown, devices=0)
+async def test_requests_fail_with_no_capacity_when_no_provider_delivers(stage: Stage, how: str) -> None:
+    town = rack(stage)
+    town.rack.fate = lambda order: BROKEN[how]
+    call = town.call("b", wait_s=1000.0)
+    await stage.until(lambda: bool(call.ended), within_s=GIVEN_UP_S)
+    assert await stage.answered([call]) == {"no_capacity": 1}
+    await stage.until(lambda: not town.rack.alive and not leases(stage), within_s=60.0)
+    assert town.rack.orders <= 4, "of which one may be said again"
 
 
 @pytest.mark.case("31")
 @pytest.mark.parametrize("again", [True, False])
-def test_delivery_after_cancel_is_used_or_returned_within_a_minute(again: bool) -> None:
-    async def act(stage: Stage) -> None:
-        town = rack(stage)
-        town.rack.fate = lambda order: Fate(after_s=60.0, commits_s=50.0, late=True)
-        first = await crowded(stage)
-        second = town.call("b")
-        await stage.until(lambda: bool(town.rack.alive))
-        town.leave(second)
-        await stage.until(lambda: town.rack.alive[0].cancelled, within_s=20.0)
-        await stage.until(lambda: bool(town.rack.slices), within_s=60.0)
-        if again:
-            third = town.call("b")
-            await stage.until(lambda: stage.replicas("b") == 1, within_s=5.0)
-            assert len(town.rack.ever) == 1
-            assert await stage.answered([first, third]) == {"completed": 2}
-        await stage.until(lambda: not town.rack.alive, within_s=3600.0 if again else 60.0)
-        assert not town.rack.disturbed
-
-    play(act, *MODELS, manners=LONG, kind=RackTown)
+@simulated(*MODELS, manners=LONG, kind=RackTown)
+async def test_delivery_after_cancel_is_used_or_returned_within_a_minute(stage: Stage, again: bool) -> None:
+    town = rack(stage)
+    town.rack.fate = lambda order: Fate(after_s=60.0, commits_s=50.0, late=True)
+    first = await crowded(stage)
+    second = town.call("b")
+    await stage.until(lambda: bool(town.rack.alive))
+    town.leave(second)
+    await stage.until(lambda: town.rack.alive[0].cancelled, within_s=20.0)
+    await stage.until(lambda: bool(town.rack.slices), within_s=60.0)
+    if again:
+        third = town.call("b")
+        await stage.until(lambda: stage.replicas("b") == 1, within_s=5.0)
+        assert len(town.rack.ever) == 1
+        assert await stage.answered([first, third]) == {"completed": 2}
+    await stage.until(lambda: not town.rack.alive, within_s=3600.0 if again else 60.0)
+    assert not town.rack.disturbed
 
 
 # --- case 32 ----------------------------------------------------------------------------------------------------------
@@ -157,20 +150,18 @@ def test_node_disrupted_during_weight_loading_costs_at_most_one_more_start(key: 
 
 
 @pytest.mark.case("32")
-def test_spot_node_reclaimed_during_response_drains_within_two_seconds() -> None:
-    async def act(stage: Stage) -> None:
-        first, second, node = await added(stage)
-        await stage.until(lambda: second.first_byte_s is not None)
-        (old,) = replicas(stage, "b")
-        rack(stage).taint(node, SPOT)
-        await stage.until(lambda: replicas(stage, "b")[old].state is S.DRAINING, within_s=2.0)
-        third = stage.town.call("b")
-        await stage.until(lambda: third.first_byte_s is not None, within_s=2 * CLOUD_S + 60.0)
-        assert old not in third.served_by
-        assert await stage.answered([first, second, third]) == {"completed": 3}
-        assert second.served_by == {old}
-
-    play(act, *MODELS, manners=Manners(start_s=(1.0, 1.0), serve_s=(25.0, 25.0)), kind=CloudTown, strict=False)
+@simulated(*MODELS, manners=Manners(start_s=(1.0, 1.0), serve_s=(25.0, 25.0)), kind=CloudTown, strict=False)
+async def test_spot_node_reclaimed_during_response_drains_within_two_seconds(stage: Stage) -> None:
+    first, second, node = await added(stage)
+    await stage.until(lambda: second.first_byte_s is not None)
+    (old,) = replicas(stage, "b")
+    rack(stage).taint(node, SPOT)
+    await stage.until(lambda: replicas(stage, "b")[old].state is S.DRAINING, within_s=2.0)
+    third = stage.town.call("b")
+    await stage.until(lambda: third.first_byte_s is not None, within_s=2 * CLOUD_S + 60.0)
+    assert old not in third.served_by
+    assert await stage.answered([first, second, third]) == {"completed": 3}
+    assert second.served_by == {old}
 
 
 # --- case 33 ----------------------------------------------------------------------------------------------------------
@@ -200,20 +191,18 @@ def test_device_is_detached_only_after_its_memory_is_clean() -> None:
 
 
 @pytest.mark.case("33")
-def test_hanging_device_detach_is_retried_about_once_a_minute() -> None:
-    async def act(stage: Stage) -> None:
-        town = rack(stage)
-        town.rack.stuck = True
-        first = await crowded(stage)
-        second = town.call("b")
-        assert await stage.answered([first, second]) == {"completed": 2}
-        await stage.until(lambda: bool(town.rack.releases), within_s=3600.0, step_s=1.0)
-        await asyncio.sleep(3600.0)
-        assert town.rack.releases <= 3600.0 / 60.0 + 5.0, "no storm"
-        (lease,) = leases(stage)
-        assert lease.owner == "b"
-        assert lease.leaving
-        town.rack.stuck = False
-        await stage.until(lambda: not town.rack.alive and not leases(stage), within_s=120.0)
-
-    play(act, *MODELS, manners=Manners(start_s=(1.0, 1.0), serve_s=(16.0, 16.0)), kind=RackTown)
+@simulated(*MODELS, manners=Manners(start_s=(1.0, 1.0), serve_s=(16.0, 16.0)), kind=RackTown)
+async def test_hanging_device_detach_is_retried_about_once_a_minute(stage: Stage) -> None:
+    town = rack(stage)
+    town.rack.stuck = True
+    first = await crowded(stage)
+    second = town.call("b")
+    assert await stage.answered([first, second]) == {"completed": 2}
+    await stage.until(lambda: bool(town.rack.releases), within_s=3600.0, step_s=1.0)
+    await asyncio.sleep(3600.0)
+    assert town.rack.releases <= 3600.0 / 60.0 + 5.0, "no storm"
+    (lease,) = leases(stage)
+    assert lease.owner == "b"
+    assert lease.leaving
+    town.rack.stuck = False
+    await stage.until(lambda: not town.rack.alive and not leases(stage), within_s=120.0)

@@ -114,7 +114,7 @@ class Watcher:
         replicas = model.spec.replicas
         if staying > replicas.max:
             self.broken.append(f"I6: {len(alive)} Replicas of {model.name}, {replicas.max} at most")
-        calls = town.told.demand(model.name, town.now())
+        calls = town.reports.demand(model.name, town.now())
         if staying > max(1, -(-calls // model.slots), replicas.min):
             self.broken.append(f"I6: {staying} Replicas of {model.name}, told of {calls} Calls, {model.slots} slots")
         if not calls and not replicas.min and not self._refused_cold(model.name):
@@ -151,13 +151,15 @@ class Watcher:
         known when it connects. Only a surplus above `replicas.max` drains at once, such as one that a new leader finds.
         """
         town, model = self._town, self._model(name)
-        now_s, told = town.now(), town.told
+        now_s, reports = town.now(), town.reports
         alive = [e for e in town.machine.engines.values() if e.replica.model == name and e.alive and not e.stopping]
         if len(alive) > model.spec.replicas.max:
             return
         for gateway in town.gateways:
-            if gateway.alive and (gateway.started_s < told.since_s or now_s - gateway.started_s > COUNTS_S + TRAVEL_S):
-                heard_s = told.heard_s(gateway.id)
+            if gateway.alive and (
+                gateway.started_s < reports.since_s or now_s - gateway.started_s > COUNTS_S + TRAVEL_S
+            ):
+                heard_s = reports.heard_s(gateway.id)
                 if heard_s is None or now_s - heard_s > COUNTS_S + TRAVEL_S:
                     self.broken.append(f"unknown is not zero: {replica} drains, and {gateway.id} has not told")
 
@@ -179,7 +181,7 @@ class Watcher:
         ready_s = self._ready_s.get(replica)
         if ready_s is not None and stays_s != "auto" and town.now() - ready_s < stays_s - 1e-6:
             self.broken.append(f"I6: {replica} makes room for {other} {town.now() - ready_s:.3f} s after it was ready")
-        if not town.told.demand(other, town.now()) and not self._refused_cold(other):
+        if not town.reports.demand(other, town.now()) and not self._refused_cold(other):
             self.broken.append(f"I6: {replica} makes room for {other}, which nobody asked for")
 
     def churned(self) -> list[str]:
@@ -217,7 +219,7 @@ class Watcher:
         if end.outcome != Outcome.FAILED or end.error is not None or not gateway.alive:
             return
         replica = journey.granted_to[-1]
-        cut_off_s = self._town.told.unheard_s(gateway.id, end.at_s)
+        cut_off_s = self._town.reports.unheard_s(gateway.id, end.at_s)
         if (
             replica not in self._town.machine.killed
             and cut_off_s < self._model(journey.call.model).spec.drain_seconds_max
@@ -264,10 +266,10 @@ class Watcher:
         if town.autoscaler is None:
             return
         for model, load in town.autoscaler.loop.world.loads.items():
-            told, believed = town.told.demand(model, town.now() - TRAVEL_S), load.waiting + load.running
-            if believed > max(told, before.get(model, 0)):
-                self.broken.append(f"demand expires: {believed} Calls for {model} believed in, {told} told of")
-            before[model] = told
+            reported, believed = town.reports.demand(model, town.now() - TRAVEL_S), load.waiting + load.running
+            if believed > max(reported, before.get(model, 0)):
+                self.broken.append(f"demand expires: {believed} Calls for {model} believed in, {reported} told of")
+            before[model] = reported
 
     def _work_is_conserved(self, now_s: float) -> None:
         """I4: no request waits while a Slot that it may use is free."""

@@ -40,7 +40,7 @@ def everybody_was_answered(town: Town) -> list[str]:
 
 
 def only_such_errors(town: Town, *, calm: bool) -> list[str]:
-    """In a run without faults no request fails, and no request is ever told that an existing Model does not exist."""
+    """In a run without faults no request fails, and no request is rejected because an existing Model does not exist."""
     known = CALM_CODES if calm else CALM_CODES | STORM_CODES
     errors = ((j, j.ended[0].error) for j in town.journeys.values() if j.ended)
     return [f"one clear error: {j!r}" for j, error in errors if error is not None and error.code not in known]

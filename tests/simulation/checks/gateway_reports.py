@@ -21,7 +21,7 @@ class Heard(NamedTuple):
     report: Report
 
 
-class Told:
+class ReceivedReports:
     """The reports to one leader whose leadership began at `since_s`."""
 
     def __init__(self, since_s: float) -> None:

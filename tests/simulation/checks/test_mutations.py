@@ -111,7 +111,7 @@ def idle_at_once(patch: pytest.MonkeyPatch) -> None:
         (every_model_is_blamed, "I14:"),
     ],
 )
-def test_each_injected_fault_is_detected_by_a_check(
+def test_fault_injected_into_the_product_is_detected_by_a_simulation_check(
     fault: Callable[[pytest.MonkeyPatch], None], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fault(monkeypatch)

@@ -13,7 +13,7 @@ from autoscaler.state.events import Seen
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.operator_orders import NodeReported
 from autoscaler.state.world import Replica
-from tests.simulation.case_harness import GIB, Stage, model, play
+from tests.simulation.case_harness import GIB, Stage, model, play, simulated
 from tests.simulation.environment.machine import Manners
 from tests.support.fakes.driver import FakeEngine, Fate
 
@@ -48,8 +48,7 @@ def test_replicas_on_one_device_start_one_after_the_other(models: int) -> None:
     async def act(stage: Stage) -> None:
         alone_or_dead(stage)
         town, moved, begun = stage.town, list[tuple[str, S]](), list[str]()
-        assert town.autoscaler is not None
-        town.autoscaler.loop.listeners.append(lambda step: moved.extend((t.replica, t.after) for t in step.transitions))
+        stage.loop.listeners.append(lambda step: moved.extend((t.replica, t.after) for t in step.transitions))
 
         def see(engine: FakeEngine, what: str) -> None:
             begun.extend([engine.replica.id] if what == "start" else [])
@@ -70,16 +69,14 @@ def test_replicas_on_one_device_start_one_after_the_other(models: int) -> None:
 
 
 @pytest.mark.case("21")
-def test_replicas_on_different_devices_start_in_parallel() -> None:
-    async def act(stage: Stage) -> None:
-        alone_or_dead(stage)
-        town = stage.town
-        calls = [town.call(name) for name in ("a", "b")]
-        began_s = town.now()
-        assert await stage.answered(calls, within_s=60) == {"completed": 2}
-        assert town.now() - began_s <= START_S + 1.0, "they start at once"
-
-    play(act, model("a", memory_gib=10), model("b", memory_gib=10), devices=2, manners=Manners(serve_s=(0.05, 0.1)))
+@simulated(model("a", memory_gib=10), model("b", memory_gib=10), devices=2, manners=Manners(serve_s=(0.05, 0.1)))
+async def test_replicas_on_different_devices_start_in_parallel(stage: Stage) -> None:
+    alone_or_dead(stage)
+    town = stage.town
+    calls = [town.call(name) for name in ("a", "b")]
+    began_s = town.now()
+    assert await stage.answered(calls, within_s=60) == {"completed": 2}
+    assert town.now() - began_s <= START_S + 1.0, "they start at once"
 
 
 LOOK_S = 3.0
@@ -92,9 +89,8 @@ async def watched(stage: Stage, lost: set[str]) -> None:
         devices = tuple(
             DeviceReport(id=one.device, healthy=one.device not in lost) for one in stage.town.machine.slices
         )
-        assert stage.town.autoscaler is not None
         report = NodeReport(node="local", boot="b", sequence=sequence, devices=devices)
-        stage.town.autoscaler.loop.observe([NodeReported(report=report)])
+        stage.loop.observe([NodeReported(report=report)])
         await asyncio.sleep(LOOK_S)
 
 
@@ -105,7 +101,7 @@ def on_device(stage: Stage, name: str) -> set[str]:
 
 @pytest.mark.case("22")
 @pytest.mark.parametrize("engines", ["die with it", "answer on"])
-def test_lost_device_gets_no_requests_and_its_models_move(engines: str) -> None:
+def test_device_lost_with_three_replicas_gets_no_request_after_10_seconds(engines: str) -> None:
     """The Device has three Replicas: their MPS server and they die, or they still answer their probes.
     Within 10 s no request is sent there, and each request on it moved or failed with one error.
     """

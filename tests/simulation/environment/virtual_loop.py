@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Coroutine, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Mapping
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -63,3 +65,13 @@ def run(main: Coroutine[object, object, T]) -> T:
     """Run `main` to its end in virtual time."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)
+
+
+def in_virtual_time(scenario: Callable[P, Coroutine[object, object, None]]) -> Callable[P, None]:
+    """Make a test that runs the scenario in virtual time."""
+
+    @wraps(scenario)
+    def test(*args: P.args, **kwargs: P.kwargs) -> None:
+        run(scenario(*args, **kwargs))
+
+    return test

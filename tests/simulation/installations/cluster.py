@@ -11,7 +11,8 @@ import asyncio
 import random
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta, tzinfo
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pytest
 
@@ -31,7 +32,7 @@ from autoscaler.state.events import FollowingSeen, LeadingSeen
 from autoscaler.state.world import Replica, ReplicaResources, Slice
 from tests.simulation.case_harness import GIB, Stage
 from tests.simulation.checks import continuous_invariants, final_invariants
-from tests.simulation.checks.gateway_reports import Told
+from tests.simulation.checks.gateway_reports import ReceivedReports
 from tests.simulation.environment import process
 from tests.simulation.environment.api_server import NODES, PODS, Server, SimApi
 from tests.simulation.environment.machine import QUICK, Machine, Manners, one_device
@@ -41,11 +42,14 @@ from tests.simulation.installations.gateway import SimLink
 from tests.simulation.installations.installation import Autoscaler, Town
 from tests.support.fakes.driver import STOPPED, FakeEngine
 from tests.support.harness.local_rig import launch
+from tests.support.harness.scenarios import hide_parameters
 
 NODE = "node"
 BIND_S = 0.005
 """Delay of scheduler and kubelet: from a pod to the process of its engine."""
+P = ParamSpec("P")
 T = TypeVar("T")
+Scenario = Callable[Concatenate[Stage, "Cluster", P], Coroutine[object, object, None]]
 
 
 class Skewed(datetime):
@@ -69,7 +73,7 @@ class Elected(Autoscaler):
         self.process = own
         self._town = town
         self._listed = asyncio.Event()
-        self.told = Told(clock())
+        self.reports = ReceivedReports(clock())
         self.elector = Elector(SimApi(town.server, name), "town", "pilotlight", name, clock)
         api = SimApi(town.server, name, self.elector.writes_s)
         driver = KubernetesDriver(
@@ -267,12 +271,12 @@ class Cluster(Town):
 
     def tell(self, control: Autoscaler, report: Report) -> None:
         assert isinstance(control, Elected)
-        control.told.take(report, self.now())
+        control.reports.take(report, self.now())
 
     def leads(self, one: Elected, epoch: int) -> None:
         """A process was elected; it knows the reports that it received before."""
-        self.autoscaler, self.told = one, one.told
-        self.told.since_s = self.now()
+        self.autoscaler, self.reports = one, one.reports
+        self.reports.since_s = self.now()
         self.epochs.append((one.name, epoch))
         one.process.on_stop = lambda: self._stopped(one)
 
@@ -335,3 +339,16 @@ def play(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(leader_election, "datetime", Skewed)
         return run(whole())
+
+
+def simulated(*models: Model, **options: Any) -> Callable[[Scenario[P]], Callable[P, None]]:
+    """Make a test that runs the scenario with `play`. pytest passes all parameters except the stage and the cluster."""
+
+    def decorate(scenario: Scenario[P]) -> Callable[P, None]:
+        @wraps(scenario)
+        def test(*args: P.args, **kwargs: P.kwargs) -> None:
+            play(lambda stage, town: scenario(stage, town, *args, **kwargs), *models, **options)
+
+        return hide_parameters(test, scenario, 2)
+
+    return decorate

@@ -29,7 +29,7 @@ from autoscaler.state.world import History, Leadership, Slice, World
 from gateway.dispatch.call import Call, Outcome
 from gateway.dispatch.effects import Grant
 from gateway.errors import CallError
-from tests.simulation.checks.gateway_reports import Told
+from tests.simulation.checks.gateway_reports import ReceivedReports
 from tests.simulation.environment.machine import QUICK, Machine, Manners
 from tests.simulation.environment.network import CALM, Network, Rates
 from tests.simulation.installations.gateway import SimGateway, SimLink
@@ -139,7 +139,7 @@ class Town:
         """The leader."""
         self.standby: Autoscaler | None = None
         """A follower: every report reaches it, too."""
-        self.told = Told(self.now())
+        self.reports = ReceivedReports(self.now())
         self._epoch = 0
         self.gateways: list[SimGateway] = []
         self.start_autoscaler()
@@ -191,7 +191,7 @@ class Town:
     def start_autoscaler(self) -> None:
         """Start a new leader, in a new epoch."""
         self._epoch += 1
-        self.told = Told(self.now())
+        self.reports = ReceivedReports(self.now())
         self.autoscaler = Autoscaler(self, self._epoch)
 
     def stand_by(self) -> None:
@@ -256,7 +256,7 @@ class Town:
     def tell(self, control: Autoscaler, report: Report) -> None:
         """A report reached that process."""
         del control
-        self.told.take(report, self.now())
+        self.reports.take(report, self.now())
 
     def stepped(self, step: LoopStep) -> None:
         """A leader decided; notify the watchers."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.simulation.case_harness import Stage, model, play
+from tests.simulation.case_harness import Stage, model, simulated
 
 A, B = model("a", idle_s=3.0), model("b", idle_s=3.0)
 """Only one of them fits on the device."""
@@ -45,27 +45,24 @@ async def both_are_called_one_after_the_other(stage: Stage) -> None:
     await stage.until(lambda: not stage.town.machine.engines, 60.0)
 
 
-def test_run_without_a_kill_has_the_expected_number_of_starts_and_stops() -> None:
-    async def act(stage: Stage) -> None:
-        dies = Dies(stage, ORDERS + 1, before=False)
-        await both_are_called_one_after_the_other(stage)
-        assert dies.orders == ORDERS
-
-    play(act, A, B, gateways=2)
+@simulated(A, B, gateways=2)
+async def test_run_without_a_kill_has_the_expected_number_of_starts_and_stops(stage: Stage) -> None:
+    dies = Dies(stage, ORDERS + 1, before=False)
+    await both_are_called_one_after_the_other(stage)
+    assert dies.orders == ORDERS
 
 
 @pytest.mark.case("26")
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("number", range(1, ORDERS + 1))
-def test_leader_kill_at_any_start_or_stop_causes_no_duplicate_start(number: int, before: bool) -> None:
+@simulated(A, B, gateways=2, strict=False)
+async def test_leader_kill_at_any_start_or_stop_causes_no_duplicate_start(
+    stage: Stage, number: int, before: bool
+) -> None:
     """No request is lost, nothing is started twice, and nothing is left at the end."""
-
-    async def act(stage: Stage) -> None:
-        stage.town.stand_by()
-        await asyncio.sleep(0.1)
-        Dies(stage, number, before=before)
-        await both_are_called_one_after_the_other(stage)
-        assert stage.town.standby is None, "it was killed"
-        assert (stage.starts("a"), stage.starts("b")) == (1, 1)
-
-    play(act, A, B, gateways=2, strict=False)
+    stage.town.stand_by()
+    await asyncio.sleep(0.1)
+    Dies(stage, number, before=before)
+    await both_are_called_one_after_the_other(stage)
+    assert stage.town.standby is None, "it was killed"
+    assert (stage.starts("a"), stage.starts("b")) == (1, 1)

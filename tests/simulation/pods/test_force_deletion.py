@@ -15,7 +15,7 @@ from autoscaler.drivers.kubernetes.objects.replica_pod import format_pod_name
 from autoscaler.drivers.kubernetes.proof_of_clean import FORCED_S
 from autoscaler.state.operator_orders import NodeReported
 from tests.simulation.case_harness import GIB, Stage, model
-from tests.simulation.installations.cluster import Cluster, Kubelet, play
+from tests.simulation.installations.cluster import Cluster, Kubelet, simulated
 
 LOOK_S = 3.0
 """Interval between two reports of an agent."""
@@ -60,16 +60,12 @@ async def forced(stage: Stage, town: Cluster, *, agent: bool) -> float:
 
 
 @pytest.mark.case("23")
-def test_force_deleted_pod_frees_its_device_once_memory_is_measured_free() -> None:
-    async def act(stage: Stage, town: Cluster) -> None:
-        assert 0.0 <= await forced(stage, town, agent=True) <= LOOK_S + 1.0
-
-    play(act, A)
+@simulated(A)
+async def test_force_deleted_pod_frees_its_device_once_memory_is_measured_free(stage: Stage, town: Cluster) -> None:
+    assert 0.0 <= await forced(stage, town, agent=True) <= LOOK_S + 1.0
 
 
 @pytest.mark.case("23")
-def test_device_without_node_agent_is_reused_after_force_delete_delay() -> None:
-    async def act(stage: Stage, town: Cluster) -> None:
-        assert await forced(stage, town, agent=False) >= FORCED_S - RUNS_ON_S
-
-    play(act, A)
+@simulated(A)
+async def test_device_without_node_agent_is_reused_after_force_delete_delay(stage: Stage, town: Cluster) -> None:
+    assert await forced(stage, town, agent=False) >= FORCED_S - RUNS_ON_S

@@ -75,7 +75,7 @@ async def cuts(town: Cluster) -> None:
 
 
 @pytest.mark.case("18")
-@pytest.mark.parametrize("how", ["its end is not told", "watches are cut", "evicted"])
+@pytest.mark.parametrize("how", ["its end is not reported", "watches are cut", "evicted"])
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_unanswered_requests_of_a_vanished_pod_move_to_another_replica(how: str, seed: int) -> None:
     """No request without a first byte is lost, and one Replica is started as replacement.

@@ -18,7 +18,7 @@ from autoscaler.state.actions import DrainReplica
 from autoscaler.state.events import DocumentsSeen
 from autoscaler.state.lifecycle import ReplicaState
 from gateway.dispatch.call import Outcome
-from tests.simulation.case_harness import Stage, cut_off, model, play
+from tests.simulation.case_harness import Stage, cut_off, model, play, simulated
 from tests.simulation.environment.machine import Manners
 from tests.simulation.installations.installation import Journey
 from tests.support.fakes.driver import FakeEngine
@@ -38,8 +38,7 @@ class Drains:
         self.stopped: dict[str, int] = {}
         self._town = stage.town
         stage.watcher.listen(self._on_change)
-        assert stage.town.autoscaler is not None
-        stage.town.autoscaler.loop.listeners.append(self._on_step)
+        stage.loop.listeners.append(self._on_step)
 
     def _on_step(self, step: LoopStep) -> None:
         for action in step.actions:
@@ -69,45 +68,38 @@ async def four_full(stage: Stage) -> list[Journey]:
 
 
 @pytest.mark.case("10")
-def test_lower_replica_maximum_in_the_model_interrupts_no_stream() -> None:
+@simulated(model(slots=20, replicas=4, memory_gib=4, idle_s=2.0), gateways=3, manners=STREAMS)
+async def test_lowered_replica_maximum_drains_replicas_after_their_streams_end(stage: Stage) -> None:
     """The document allows only one: three drain with all their streams on them, and the fourth keeps serving."""
-
-    async def act(stage: Stage) -> None:
-        town, drains = stage.town, Drains(stage)
-        calls = await four_full(stage)
-        (a,) = town.models
-        town.models = (replace(a, spec=replace(a.spec, replicas=ReplicaRange(max=1))),)
-        assert town.autoscaler is not None
-        town.autoscaler.loop.observe([DocumentsSeen(models=town.models)])
-        await stage.until(lambda: len(drains.drained) == 3, within_s=HEARD_S)
-        assert list(drains.drained.values()) == [20] * 3
-        for _ in range(100):  # one request after another keeps one Replica wanted
-            calls.append(town.call("a"))
-            await asyncio.sleep(0.5)
-            assert stage.replicas() >= 1
-        assert len(drains.stopped) == 3, "no more and no fewer, while it is called"
-        await stage.answered(calls)
-        drains.nothing_is_cut(calls)
-
-    play(act, model(slots=20, replicas=4, memory_gib=4, idle_s=2.0), gateways=3, manners=STREAMS)
+    town, drains = stage.town, Drains(stage)
+    calls = await four_full(stage)
+    (a,) = town.models
+    town.models = (replace(a, spec=replace(a.spec, replicas=ReplicaRange(max=1))),)
+    stage.loop.observe([DocumentsSeen(models=town.models)])
+    await stage.until(lambda: len(drains.drained) == 3, within_s=HEARD_S)
+    assert list(drains.drained.values()) == [20] * 3
+    for _ in range(100):  # one request after another keeps one Replica wanted
+        calls.append(town.call("a"))
+        await asyncio.sleep(0.5)
+        assert stage.replicas() >= 1
+    assert len(drains.stopped) == 3, "no more and no fewer, while it is called"
+    await stage.answered(calls)
+    drains.nothing_is_cut(calls)
 
 
 @pytest.mark.case("10")
-def test_scale_down_from_four_to_one_replica_interrupts_no_stream() -> None:
+@simulated(model(slots=20, replicas=4, memory_gib=4, idle_s=2.0), gateways=3, manners=STREAMS)
+async def test_scale_down_from_four_to_one_replica_interrupts_no_stream(stage: Stage) -> None:
     """As 80 concurrent streams become 20 at most, three of four Replicas end; those with streams drain first."""
-
-    async def act(stage: Stage) -> None:
-        town, drains = stage.town, Drains(stage)
-        calls = await four_full(stage)
-        for _ in range(80):  # 8 to 20 s each: fewer than 20 at once
-            calls.append(town.call("a"))
-            await asyncio.sleep(1.25)
-        assert len(drains.stopped) == 3, "no more and no fewer, while it is called"
-        assert max(drains.drained.values()) > 0, "some had streams when they were told to go"
-        await stage.answered(calls)
-        drains.nothing_is_cut(calls)
-
-    play(act, model(slots=20, replicas=4, memory_gib=4, idle_s=2.0), gateways=3, manners=STREAMS)
+    town, drains = stage.town, Drains(stage)
+    calls = await four_full(stage)
+    for _ in range(80):  # 8 to 20 s each: fewer than 20 at once
+        calls.append(town.call("a"))
+        await asyncio.sleep(1.25)
+    assert len(drains.stopped) == 3, "no more and no fewer, while it is called"
+    assert max(drains.drained.values()) > 0, "some had streams when their drain began"
+    await stage.answered(calls)
+    drains.nothing_is_cut(calls)
 
 
 @pytest.mark.case("11")
@@ -130,165 +122,140 @@ def test_request_arriving_around_the_last_drain_is_completed(first: int) -> None
 
 
 @pytest.mark.case("11")
-def test_draining_replica_is_revived_by_a_new_request() -> None:
+@simulated(model(idle_s=2.0), gateways=2, manners=Manners(start_s=(0.3, 0.3), serve_s=(0.05, 0.1)))
+async def test_draining_replica_is_revived_by_a_new_request(stage: Stage) -> None:
     """While an acknowledgement is still missing (a gateway is cut off), a new request revives the Replica."""
+    town = stage.town
+    await stage.answered([town.call("a", gateway=0)])
+    loop = stage.loop
 
-    async def act(stage: Stage) -> None:
-        town = stage.town
-        await stage.answered([town.call("a", gateway=0)])
-        assert town.autoscaler is not None
-        loop = town.autoscaler.loop
+    def draining() -> bool:
+        return any(r.state == ReplicaState.DRAINING for r in loop.world.replicas.values())
 
-        def draining() -> bool:
-            return any(r.state == ReplicaState.DRAINING for r in loop.world.replicas.values())
-
-        await stage.until(draining, within_s=10, step_s=0.0001)
-        cut_off(stage, 1)
-        await asyncio.sleep(1.0)
-        assert draining(), "the drain waits for the gateway that is cut off"
-        call = town.call("a", gateway=0)
-        assert await stage.answered([call], within_s=5) == {"completed": 1}
-        assert stage.starts() == 1, "revived, not started anew"
-        assert not draining()
-
-    play(act, model(idle_s=2.0), gateways=2, manners=Manners(start_s=(0.3, 0.3), serve_s=(0.05, 0.1)))
+    await stage.until(draining, within_s=10, step_s=0.0001)
+    cut_off(stage, 1)
+    await asyncio.sleep(1.0)
+    assert draining(), "the drain waits for the gateway that is cut off"
+    call = town.call("a", gateway=0)
+    assert await stage.answered([call], within_s=5) == {"completed": 1}
+    assert stage.starts() == 1, "revived, not started again"
+    assert not draining()
 
 
 @pytest.mark.case("12")
-def test_long_generation_never_counts_as_idle() -> None:
-    async def act(stage: Stage) -> None:
-        town = stage.town
-        call = town.call("a")
-        drained: list[float] = []
-        assert town.autoscaler is not None
-        town.autoscaler.loop.listeners.append(
-            lambda step: drained.extend(town.now() for t in step.transitions if t.after == ReplicaState.DRAINING)
-        )
-        assert await stage.answered([call]) == {"completed": 1}
-        assert not drained, "never counted idle while it runs"
-        finished_s = town.now()
-        await stage.until(lambda: bool(drained), within_s=10)
-        assert drained[0] - finished_s == pytest.approx(2.0, abs=0.05), "the window runs from the last finish"
-        await stage.until(lambda: stage.replicas() == 0, within_s=10)
-
-    play(act, model(idle_s=2.0), manners=Manners(serve_s=(7.0, 7.0)))
+@simulated(model(idle_s=2.0), manners=Manners(serve_s=(7.0, 7.0)))
+async def test_replica_with_a_long_generation_is_idle_only_after_it_ends(stage: Stage) -> None:
+    town = stage.town
+    call = town.call("a")
+    drained: list[float] = []
+    stage.loop.listeners.append(
+        lambda step: drained.extend(town.now() for t in step.transitions if t.after == ReplicaState.DRAINING)
+    )
+    assert await stage.answered([call]) == {"completed": 1}
+    assert not drained, "never counted idle while it runs"
+    finished_s = town.now()
+    await stage.until(lambda: bool(drained), within_s=10)
+    assert drained[0] - finished_s == pytest.approx(2.0, abs=0.05), "the window runs from the last finish"
+    await stage.until(lambda: stage.replicas() == 0, within_s=10)
 
 
 @pytest.mark.case("12")
-def test_every_request_is_served_if_idle_timeout_equals_the_start_time() -> None:
-    async def act(stage: Stage) -> None:
-        town = stage.town
-        for _ in range(3):
-            assert await stage.answered([town.call("a")]) == {"completed": 1}
-            await stage.until(lambda: stage.replicas() == 0, within_s=20)
-        assert stage.starts() == 3
-
-    play(act, model(idle_s=3.0), manners=Manners(start_s=(3.0, 3.0)))
+@simulated(model(idle_s=3.0), manners=Manners(start_s=(3.0, 3.0)))
+async def test_every_request_is_served_if_idle_timeout_equals_the_start_time(stage: Stage) -> None:
+    town = stage.town
+    for _ in range(3):
+        assert await stage.answered([town.call("a")]) == {"completed": 1}
+        await stage.until(lambda: stage.replicas() == 0, within_s=20)
+    assert stage.starts() == 3
 
 
 @pytest.mark.case("13")
-def test_unreachable_gateway_delays_a_replica_stop_at_most_37_seconds() -> None:
-    async def act(stage: Stage) -> None:
-        town = stage.town
-        calls = [town.call("a", gateway=number % 2) for number in range(4)]
-        await stage.answered(calls)
-        cut_off(stage, 1)
-        began_s = town.now()
-        await stage.until(lambda: stage.replicas() == 0, within_s=60)
-        assert town.now() - began_s >= 10.0, "a silent gateway is not taken for an idle one"
-        assert town.now() - began_s <= 2.0 + 10.0 + 20.0 + 5.0, "and blocks the stop for drainSecondsMax at most"
-        town.gateways[1].link.reachable = True
-        assert await stage.answered([town.call("a", gateway=1)], within_s=30) == {"completed": 1}
-
-    play(act, model(idle_s=2.0, drain_s=20.0), gateways=2, strict=False)
+@simulated(model(idle_s=2.0, drain_s=20.0), gateways=2, strict=False)
+async def test_unreachable_gateway_delays_a_replica_stop_at_most_37_seconds(stage: Stage) -> None:
+    town = stage.town
+    calls = [town.call("a", gateway=number % 2) for number in range(4)]
+    await stage.answered(calls)
+    cut_off(stage, 1)
+    began_s = town.now()
+    await stage.until(lambda: stage.replicas() == 0, within_s=60)
+    assert town.now() - began_s >= 10.0, "a silent gateway is not taken for an idle one"
+    assert town.now() - began_s <= 2.0 + 10.0 + 20.0 + 5.0, "and blocks the stop for drainSecondsMax at most"
+    town.gateways[1].link.reachable = True
+    assert await stage.answered([town.call("a", gateway=1)], within_s=30) == {"completed": 1}
 
 
 @pytest.mark.case("13")
 @pytest.mark.parametrize("new_leader", [False, True])
-def test_engine_used_by_a_silent_gateway_is_not_stopped(new_leader: bool) -> None:
+@simulated(
+    model(idle_s=2.0, drain_s=20.0), gateways=2, manners=Manners(start_s=(0.5, 0.5), serve_s=(50.0, 50.0)), strict=False
+)
+async def test_engine_used_by_a_silent_gateway_is_not_stopped(stage: Stage, new_leader: bool) -> None:
     """Cut off for longer than a report's expiry, an idle window and a drain's grace together; unknown is not zero."""
-
-    async def act(stage: Stage) -> None:
-        town = stage.town
-        stream = town.call("a", gateway=1)
-        await stage.until(lambda: stream.first_byte_s is not None, within_s=30)
-        await asyncio.sleep(1.0)
-        cut_off(stage, 1)
-        if new_leader:
-            town.crash_autoscaler()
-            town.start_autoscaler()
-        while not stream.ended:
-            assert town.autoscaler is not None
-            world = town.autoscaler.loop.world
-            assert not any(r.state == ReplicaState.DRAINING for r in world.replicas.values())
-            await asyncio.sleep(0.1)
-        assert await stage.answered([stream]) == {"completed": 1}
-        town.gateways[1].link.reachable = True
-        await stage.until(lambda: stage.replicas() == 0, within_s=2.0 + 2.0)
-        assert stage.starts() == 1
-
-    play(
-        act,
-        model(idle_s=2.0, drain_s=20.0),
-        gateways=2,
-        manners=Manners(start_s=(0.5, 0.5), serve_s=(50.0, 50.0)),
-        strict=False,
-    )
+    town = stage.town
+    stream = town.call("a", gateway=1)
+    await stage.until(lambda: stream.first_byte_s is not None, within_s=30)
+    await asyncio.sleep(1.0)
+    cut_off(stage, 1)
+    if new_leader:
+        town.crash_autoscaler()
+        town.start_autoscaler()
+    while not stream.ended:
+        world = stage.loop.world
+        assert not any(r.state == ReplicaState.DRAINING for r in world.replicas.values())
+        await asyncio.sleep(0.1)
+    assert await stage.answered([stream]) == {"completed": 1}
+    town.gateways[1].link.reachable = True
+    await stage.until(lambda: stage.replicas() == 0, within_s=2.0 + 2.0)
+    assert stage.starts() == 1
 
 
 @pytest.mark.case("16")
 @pytest.mark.parametrize("moment", ["before the first byte", "mid-stream", "after the last byte"])
-def test_killed_replica_fails_only_a_request_in_mid_stream(moment: str) -> None:
-    async def act(stage: Stage) -> None:
-        town = stage.town
-        warm = town.call("a")
-        await stage.until(lambda: bool(warm.granted_to))
-        call = warm
-        if moment == "mid-stream":
-            await stage.until(lambda: call.first_byte_s is not None)
-            await asyncio.sleep(0.1)
-        elif moment == "after the last byte":
-            await stage.answered([call])
-        victim = next(iter(town.machine.engines))
-        town.machine.kill(victim)
-        killed_s = town.now()
-        counted = await stage.answered([call], within_s=30)
-        if moment == "mid-stream":
-            assert counted == {"failed": 1}
-            assert call.served_by == {victim}
-            assert call.ended[0].at_s == killed_s, "told at once; two seconds are promised"
-        else:
-            assert counted == {"completed": 1}, "moved once; its client sees nothing"
-            assert call.call.moves == (moment == "before the first byte")
-        assert await stage.answered([town.call("a")], within_s=30) == {"completed": 1}
-        assert len(call.served_by) == 1
-
-    play(act, model(), manners=Manners(start_s=(0.5, 0.5), serve_s=(2.0, 2.0)), strict=False)
+@simulated(model(), manners=Manners(start_s=(0.5, 0.5), serve_s=(2.0, 2.0)), strict=False)
+async def test_killed_replica_fails_only_a_request_in_mid_stream(stage: Stage, moment: str) -> None:
+    town = stage.town
+    warm = town.call("a")
+    await stage.until(lambda: bool(warm.granted_to))
+    call = warm
+    if moment == "mid-stream":
+        await stage.until(lambda: call.first_byte_s is not None)
+        await asyncio.sleep(0.1)
+    elif moment == "after the last byte":
+        await stage.answered([call])
+    victim = next(iter(town.machine.engines))
+    town.machine.kill(victim)
+    killed_s = town.now()
+    counted = await stage.answered([call], within_s=30)
+    if moment == "mid-stream":
+        assert counted == {"failed": 1}
+        assert call.served_by == {victim}
+        assert call.ended[0].at_s == killed_s, "failed at once; two seconds are promised"
+    else:
+        assert counted == {"completed": 1}, "moved once; its client sees nothing"
+        assert call.call.moves == (moment == "before the first byte")
+    assert await stage.answered([town.call("a")], within_s=30) == {"completed": 1}
+    assert len(call.served_by) == 1
 
 
 @pytest.mark.case("34")
 @pytest.mark.parametrize("moment", ["parked", "before the first byte", "mid-stream"])
-def test_abandoned_request_is_removed_at_once_and_frees_its_slot(moment: str) -> None:
+@simulated(model(slots=1), manners=Manners(start_s=(0.5, 0.5), serve_s=(5.0, 5.0)))
+async def test_abandoned_request_is_removed_at_once_and_frees_its_slot(stage: Stage, moment: str) -> None:
     """Its Slot goes to the next request at the same instant, and the leader knows within 100 ms."""
-
-    async def act(stage: Stage) -> None:
-        town = stage.town
-        first, second, third = (town.call("a") for _ in range(3))
-        leaver = second if moment == "parked" else first
-        await stage.until(lambda: bool(first.granted_to))
-        if moment == "mid-stream":
-            await stage.until(lambda: first.first_byte_s is not None)
-        await asyncio.sleep(0.2)
-        town.leave(leaver)
-        left_s = town.now()
-        assert leaver.ended[0].outcome == Outcome.ABANDONED
-        assert not any(leaver.call.id in served for served in town.machine.calls.values()), "its engine works no more"
-        assert second.granted_s == ([] if moment == "parked" else [left_s])
-        assert town.autoscaler is not None
-        await asyncio.sleep(0.1)
-        load = town.autoscaler.loop.world.loads[model().name]
-        assert (load.waiting, load.running) == (1, 1), "two are left"
-        assert await stage.answered([first, second, third]) == {"completed": 2, "abandoned": 1}
-        assert len(leaver.granted_to) == (moment != "parked"), "nothing is granted to who left"
-
-    play(act, model(slots=1), manners=Manners(start_s=(0.5, 0.5), serve_s=(5.0, 5.0)))
+    town = stage.town
+    first, second, third = (town.call("a") for _ in range(3))
+    leaver = second if moment == "parked" else first
+    await stage.until(lambda: bool(first.granted_to))
+    if moment == "mid-stream":
+        await stage.until(lambda: first.first_byte_s is not None)
+    await asyncio.sleep(0.2)
+    town.leave(leaver)
+    left_s = town.now()
+    assert leaver.ended[0].outcome == Outcome.ABANDONED
+    assert not any(leaver.call.id in served for served in town.machine.calls.values()), "its engine works no more"
+    assert second.granted_s == ([] if moment == "parked" else [left_s])
+    await asyncio.sleep(0.1)
+    load = stage.loop.world.loads[model().name]
+    assert (load.waiting, load.running) == (1, 1), "two are left"
+    assert await stage.answered([first, second, third]) == {"completed": 2, "abandoned": 1}
+    assert len(leaver.granted_to) == (moment != "parked"), "nothing is granted to who left"

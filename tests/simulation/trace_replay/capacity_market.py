@@ -98,8 +98,8 @@ def fate(source: Source, seed: int, number: int, faults: float) -> Fate:
         case "slow":
             return usual._replace(after_s=took_s * 10)
         case kind:
-            told: dict[str, Any] = {kind: True}
-            return usual._replace(**told)
+            options: dict[str, Any] = {kind: True}
+            return usual._replace(**options)
 
 
 class Bill(NamedTuple):

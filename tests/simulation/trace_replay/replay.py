@@ -122,7 +122,7 @@ class Replay:
         self.waiting: dict[str, deque[Waiting]] = defaultdict(deque)
         self.running: dict[ReplicaId, str] = {}
         self.totals: dict[str, Total] = {}
-        self.told: set[str] = set()
+        self.busy: set[str] = set()
         self.waits_s: list[float] = []
         self.gave_up, self._sequence = 0, 1
         self.broken: list[str] = []
@@ -227,7 +227,7 @@ class Replay:
 
     def _total(self, total: Total) -> None:
         self.totals[total.model] = total
-        self.told.add(total.model)
+        self.busy.add(total.model)
 
     def _ready(self, name: str) -> list[ReplicaId]:
         ids = self.world.by_model.get(ModelName(name), ())
@@ -250,9 +250,9 @@ class Replay:
         self._sequence += 1
         report = Report(
             gateway=GATEWAY, boot="b", sequence=self._sequence, epoch=self.world.epoch, version=self.world.version,
-            levels=tuple(levels), replicas=tuple(uses), totals=tuple(self.totals[name] for name in sorted(self.told)),
+            levels=tuple(levels), replicas=tuple(uses), totals=tuple(self.totals[name] for name in sorted(self.busy)),
         )  # fmt: skip
-        self.told.clear()
+        self.busy.clear()
         self._fold(Tick(), Reported(report=report))
 
     # --- Replicas -----------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def test_repeated_replay_gives_the_same_outcome() -> None:
     assert play(CALLS, MARKETS["fabric cheaper"], OURS, faults=0.3) == outcome()
 
 
-def test_keeping_added_capacity_costs_more_than_returning_capacity() -> None:
+def test_replay_that_keeps_added_capacity_costs_more_than_returning_it() -> None:
     kept = outcome(Policy("kept", keep=inf))
     assert not kept.broken
     assert kept.bill.cost > outcome().bill.cost
@@ -48,7 +48,7 @@ def test_ordering_nodes_first_uses_more_power_than_attaching_gpus() -> None:
     assert watts[0] * 1.5 < watts[1], "a node takes more power than a Device"
 
 
-def test_each_compared_policy_has_a_unique_name() -> None:
+def test_policies_compared_in_the_trace_replay_have_unique_names() -> None:
     names = [one.name for one in points()]
     assert len({*names}) == len(names)
 
@@ -62,7 +62,7 @@ def test_trace_requests_of_all_days_are_sorted_by_time_of_day(tmp_path: Path) ->
     assert (request_arrivals.peak(all_days), request_arrivals.names(all_days)) == (3, ["m1", "unnamed"])
 
 
-def test_file_in_another_format_is_rejected_as_trace(tmp_path: Path) -> None:
+def test_trace_file_with_unknown_columns_is_rejected(tmp_path: Path) -> None:
     (tmp_path / request_arrivals.FILE).write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match="not that of GenTD26"):
         request_arrivals.gentd26(tmp_path)
@@ -72,12 +72,12 @@ def _point(cost: float, wait_s: float) -> Mean:
     return Mean("p", cost, cost, cost, (wait_s, wait_s, wait_s))
 
 
-def test_policy_is_compared_with_our_cheapest_one_that_waits_no_longer() -> None:
+def test_policy_is_compared_with_the_cheapest_of_ours_that_waits_no_longer() -> None:
     ours = [(OURS, _point(8.0, 10.0)), (OURS, _point(4.0, 30.0))]
     found = [judged(ours, _point(16.0, wait_s)) for wait_s in (5.0, 10.0, 40.0)]
     assert [one and one.cost for one in found] == [None, 0.5, 0.25]
 
 
-def test_results_of_several_seeds_are_averaged() -> None:
+def test_trace_replay_averages_the_results_of_several_seeds() -> None:
     runs = [Outcome("m", "p", 1, (wait_s,), 1, Bill(cost, 1.0, 2.0), 1) for cost, wait_s in ((2.0, 10.0), (4.0, 30.0))]
     assert mean(runs) == Mean("p", 3.0, 1.0, 2.0, (20.0, 20.0, 20.0), 2, (2.0, 4.0))

@@ -33,8 +33,8 @@ def cloud(name: str = "g4", **fields: Any) -> Offer:
 def surge(*offers: Offer, waiting: int = 1, waits_s: float | None = None, **fields: Any) -> World:
     """Requests for a Model are queued, and no Devices exist except those on offer."""
     level_ = level("a", waiting, wait_s=60.0)
-    told = gateway(levels=[level_ if waits_s is None else replace(level_, soonest_deadline_s=waits_s)])
-    begin = world([A], [device("cpu", 1, "w1")], gateways=[told], leading_since_s=T0 - 500, **fields)
+    at = gateway(levels=[level_ if waits_s is None else replace(level_, soonest_deadline_s=waits_s)])
+    begin = world([A], [device("cpu", 1, "w1")], gateways=[at], leading_since_s=T0 - 500, **fields)
     return offered(begin, *offers)
 
 

@@ -34,8 +34,8 @@ def slices(node: str = "n1", **cuts: str) -> list[Slice]:
 
 def cuttable(name: str = "n1", **fields: Any) -> MigNode:
     """A node with one GPU, in the state in which mig-manager left it."""
-    told = {"product": PRODUCT, "gpus": 1, "config": CONFIG, "state": "success", "strategy": "mixed", **fields}
-    return MigNode(name=name, **told)
+    facts = {"product": PRODUCT, "gpus": 1, "config": CONFIG, "state": "success", "strategy": "mixed", **fields}
+    return MigNode(name=name, **facts)
 
 
 def town(

@@ -40,16 +40,16 @@ def card(uuid: str = "GPU-aaaa", **more: Any) -> dict[str, Any]:
 
 def hami_node(*cards: dict[str, Any], labels: Mapping[str, str] | None = None, **annotations: str) -> NodeFacts:
     """A node with these cards; the annotations are keyed by their last word."""
-    told = {f"hami.io/{name.replace('_', '-')}": value for name, value in annotations.items()}
-    return NodeFacts(NODE, labels or {}, {"hami.io/node-nvidia-register": json.dumps(cards), **told})
+    notes = {f"hami.io/{name.replace('_', '-')}": value for name, value in annotations.items()}
+    return NodeFacts(NODE, labels or {}, {"hami.io/node-nvidia-register": json.dumps(cards), **notes})
 
 
 def npu_node(*uuids: str, npu: Npu = NPUS[1], template: str = "") -> NodeFacts:
     """A node with Ascend NPUs as HAMi registers them, and the template that Settings name."""
-    told = [card(uuid, devmem=npu.memory_mib, type=npu.word, devcore=npu.cores) for uuid in uuids]
+    cards = [card(uuid, devmem=npu.memory_mib, type=npu.word, devcore=npu.cores) for uuid in uuids]
     device = NodeDevice(npu.word, Bytes(npu.memory_mib << 20), len(uuids))
     said = NodeKind(selector={}, device=device, slicing=NodeSlicing("hami", template=template))
-    return NodeFacts(NODE, {}, {npu.register: json.dumps(told)}, declared=said)
+    return NodeFacts(NODE, {}, {npu.register: json.dumps(cards)}, declared=said)
 
 
 def mig_node(product: str = "NVIDIA-H100-80GB-HBM3", labels: Mapping[str, str] | None = None, **cuts: str) -> NodeFacts:

@@ -106,10 +106,10 @@ def gateway(
     name: str = "g1", levels: Iterable[Level] = (), uses: Iterable[ReplicaUse] = (), seen_s: float = T0, **fields: Any
 ) -> Gateway:
     """A gateway that has just reported to the leader of epoch 1, at version 1."""
-    told = Report(
+    report = Report(
         gateway=GatewayId(name), boot="b", sequence=1, epoch=1, version=1, levels=tuple(levels), replicas=tuple(uses)
     )
-    known = {"id": GatewayId(name), "boot": "b", "seen_s": seen_s, "report": told, "in_epoch": True, "watched": True}
+    known = {"id": GatewayId(name), "boot": "b", "seen_s": seen_s, "report": report, "in_epoch": True, "watched": True}
     return Gateway(**{**known, **fields})
 
 

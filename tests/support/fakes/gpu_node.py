@@ -132,8 +132,8 @@ class PlayedNode:
         gpu.driven = True
         folder = self.root / "proc/driver/nvidia/gpus" / gpu.bus
         folder.mkdir(parents=True, exist_ok=True)
-        told = f"Model: \t\t NVIDIA H200\nGPU UUID: \t {gpu.uuid}\nDevice Minor: \t {gpu.minor}\n"
-        (folder / "information").write_text(told)
+        text = f"Model: \t\t NVIDIA H200\nGPU UUID: \t {gpu.uuid}\nDevice Minor: \t {gpu.minor}\n"
+        (folder / "information").write_text(text)
         (self.root / f"dev/nvidia{gpu.minor}").touch()
 
     def _off(self, gpu: PlayedGpu) -> None:
@@ -149,13 +149,13 @@ class PlayedNode:
         """Applies what was written into the tree."""
         for name in ("drivers_probe", "rescan"):
             path = self._pci / name
-            if told := path.read_text():
+            if text := path.read_text():
                 path.write_text("")
-                self.said.append(f"{name} {told}")
+                self.said.append(f"{name} {text}")
                 if name == "rescan":
                     self._scan()
                 else:
-                    self._probe(self.gpus[told])
+                    self._probe(self.gpus[text])
         for gpu in self.gpus.values():
             if gpu.on_bus and (self._pci / "devices" / gpu.bus / "remove").read_text():
                 self.said.append(f"remove {gpu.bus}")

@@ -59,8 +59,8 @@ class FakeHub(FakeRegistry):
             commit = self.commits.get(path.removeprefix(f"{api}revision/"))
             if commit is None:
                 return _refused(404, "RevisionNotFound")
-            told = {"id": self.name, "sha": commit, "private": self.private, "gated": self.gated, "siblings": []}
-            return web.json_response(told)
+            info = {"id": self.name, "sha": commit, "private": self.private, "gated": self.gated, "siblings": []}
+            return web.json_response(info)
         if path.startswith(f"{api}tree/") and request.query.get("recursive") == "true":
             return self._tree(request)
         if path.startswith(files):

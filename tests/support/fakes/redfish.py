@@ -189,13 +189,13 @@ class FakeFabric:
     async def _enter(self, request: web.Request) -> web.StreamResponse:
         if self.login != "session":
             return _no(404, "ResourceMissingAtURI")
-        told = await request.json()
-        if (told["UserName"], told["Password"]) != (USER, PASSWORD):
+        login = await request.json()
+        if (login["UserName"], login["Password"]) != (USER, PASSWORD):
             return _no(401, "ResourceAtUriUnauthorized")
         place = f"{V1}/SessionService/Sessions/{len(self.asked)}"
         self.sessions.add(place)
-        told = {"X-Auth-Token": f"{TOKEN}{place}", "Location": f"{self.named}{place}"}
-        return web.json_response({}, status=201, headers=told)
+        login = {"X-Auth-Token": f"{TOKEN}{place}", "Location": f"{self.named}{place}"}
+        return web.json_response({}, status=201, headers=login)
 
     def _may(self, request: web.Request) -> bool:
         if self.login == "session":
@@ -232,7 +232,7 @@ class FakeFabric:
 
     def _block(self, name: str) -> Body:
         one = self.blocks[name]
-        told: Body = {
+        fields: Body = {
             **_at(f"{BLOCKS}/{name}"), "Id": name,
             "Status": {"State": "Enabled", "Health": one.health},
             "CompositionStatus": {"Reserved": one.reserved, "CompositionState": one.state},
@@ -240,8 +240,8 @@ class FakeFabric:
             "Links": {"ComputerSystems": [_at(self.path(one.system))] if one.system else [], "Zones": []},
         }  # fmt: skip
         if one.client is not None:
-            told["Client"] = one.client or None
-        return told | ({"@odata.etag": f'W/"{name}-{one.version}"'} if self.etags else {})
+            fields["Client"] = one.client or None
+        return fields | ({"@odata.etag": f'W/"{name}-{one.version}"'} if self.etags else {})
 
     def _processor(self, name: str) -> Body:
         gpu = self.blocks[name].gpu
@@ -252,13 +252,13 @@ class FakeFabric:
 
     def _system(self, name: str) -> Body:
         links = [_at(f"{BLOCKS}/{one}") for one, block in self.blocks.items() if block.system == name]
-        told: Body = {**_at(self.path(name)), "Id": name, "Links": {"ResourceBlocks": links}}
-        return told | ({"@odata.etag": f'"{self.versions[name]}"'} if self.etags else {})
+        fields: Body = {**_at(self.path(name)), "Id": name, "Links": {"ResourceBlocks": links}}
+        return fields | ({"@odata.etag": f'"{self.versions[name]}"'} if self.etags else {})
 
     def _task(self, going: Going) -> web.StreamResponse:
         if not going.over.is_set():
-            told = {"Retry-After": self.retry_after} if self.retry_after else {}
-            return web.json_response({"TaskState": "Running"}, status=202, headers=told)
+            retry_header = {"Retry-After": self.retry_after} if self.retry_after else {}
+            return web.json_response({"TaskState": "Running"}, status=202, headers=retry_header)
         if not going.well and self.task_status:
             return _no(self.task_status, "InternalError")
         state = "Completed" if going.well else "Exception"
@@ -300,14 +300,14 @@ class FakeFabric:
         return web.Response(status=204)
 
     async def _relink(self, system: str, body: Body) -> web.StreamResponse:
-        told = [one["@odata.id"].rpartition("/")[2] for one in body["Links"]["ResourceBlocks"]]
-        if self.refuse or not self.refused.isdisjoint(told):
+        names = [one["@odata.id"].rpartition("/")[2] for one in body["Links"]["ResourceBlocks"]]
+        if self.refuse or not self.refused.isdisjoint(names):
             return _no(self.refuse or 400, "PropertyValueNotInList")
-        if any(one not in self.blocks for one in told):
+        if any(one not in self.blocks for one in names):
             return _no(404, "ResourceMissingAtURI")
-        if f"Own-{system}" not in told:
+        if f"Own-{system}" not in names:
             return _no(406, "ResourceCannotBeDeleted")
-        if any(self.blocks[one].system not in {"", system} for one in told):
+        if any(self.blocks[one].system not in {"", system} for one in names):
             return _no(409, "ResourceInUse")
         if any(not one.over.is_set() and one.system == system for one in self.going):
             self.overlaps += 1
@@ -316,11 +316,11 @@ class FakeFabric:
         self.going.append(going)
         if not self.hold and not self.takes_s:
             going.over.set()
-            self._perform(system, told, going)
+            self._perform(system, names, going)
         else:
-            for one in told:
+            for one in names:
                 self.blocks[one].state = self.blocks[one].state if self.blocks[one].system else "Composing"
-            self.running.append(asyncio.create_task(self._later(system, told, going)))
+            self.running.append(asyncio.create_task(self._later(system, names, going)))
         if self.early:
             return web.Response(status=204)
         if self.tasks and not going.over.is_set():
@@ -329,17 +329,17 @@ class FakeFabric:
         await going.over.wait()
         return _no(500, "InternalError") if not going.well else web.Response(status=204)
 
-    async def _later(self, system: str, told: list[str], going: Going) -> None:
+    async def _later(self, system: str, names: list[str], going: Going) -> None:
         if self.hold:
             await going.over.wait()
         else:
             await asyncio.sleep(self.takes_s)
-        self._perform(system, told, going)
+        self._perform(system, names, going)
         going.over.set()
 
-    def _perform(self, system: str, told: list[str], going: Going) -> None:
-        new = [one for one in told if self.blocks[one].system == ""]
-        old = [name for name, one in self.blocks.items() if one.system == system and name not in told]
+    def _perform(self, system: str, names: list[str], going: Going) -> None:
+        new = [one for one in names if self.blocks[one].system == ""]
+        old = [name for name, one in self.blocks.items() if one.system == system and name not in names]
         come = [] if self.never or not going.well else new[: (len(new) + 1) // 2] if self.half else new
         if self.half and new:
             self.half, self.never = False, True

@@ -74,7 +74,7 @@ def spellings(word: str) -> set[bytes]:
     return found
 
 
-def told(text: bytes, *words: str) -> list[bytes]:
+def occurrences(text: bytes, *words: str) -> list[bytes]:
     """Every occurrence of one of the words, in any spelling, with the surrounding text."""
     folded, found = text.lower(), list[bytes]()
     for spelling in {spelling for word in words for spelling in spellings(word)}:

@@ -128,10 +128,10 @@ class Reading(Played):
         self._news.set()
         writer.close()
 
-    async def until(self, told: Callable[[], object]) -> None:
+    async def until(self, condition: Callable[[], object]) -> None:
         """Waits until the condition holds."""
         async with asyncio.timeout(60):
-            while not told():
+            while not condition():
                 self._news.clear()
                 await self._news.wait()
 

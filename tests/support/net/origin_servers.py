@@ -48,9 +48,9 @@ async def asgi(scope: Scope, receive: Receive, send: Send) -> None:
         body += message.get("body", b"")
         more = message.get("more_body", False)
     target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
-    told = read(scope["method"], target, body, scope["headers"])
+    text = read(scope["method"], target, body, scope["headers"])
     await send(
-        {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0"), (b"x-read", told)]}
+        {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0"), (b"x-read", text)]}
     )
     await send({"type": "http.response.body", "body": b""})
 
@@ -61,16 +61,16 @@ def wsgi(environ: dict[str, Any], start: Callable[[str, list[tuple[str, str]]], 
     named |= {name: environ[name] for name in ("CONTENT_TYPE", "CONTENT_LENGTH") if environ.get(name)}
     headers = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in named.items()]
     target, body = environ["REQUEST_URI"].encode("latin-1"), environ["wsgi.input"].read()
-    told = read(environ["REQUEST_METHOD"], target, body, headers)
-    start("200 OK", [("Content-Length", "0"), ("x-read", told.decode())])
+    text = read(environ["REQUEST_METHOD"], target, body, headers)
+    start("200 OK", [("Content-Length", "0"), ("x-read", text.decode())])
     return []
 
 
 async def aiohttp_answer(request: web.BaseRequest) -> web.StreamResponse:
     """The application of aiohttp."""
     target = request.raw_path.encode("utf-8", "surrogateescape")
-    told = read(request.method, target, await request.read(), request.raw_headers)
-    return web.Response(headers={"x-read": told.decode()})
+    text = read(request.method, target, await request.read(), request.raw_headers)
+    return web.Response(headers={"x-read": text.decode()})
 
 
 async def serve_aiohttp(sock: socket.socket) -> None:

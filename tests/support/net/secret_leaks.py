@@ -45,10 +45,10 @@ def prompt() -> str:
 
 def chat(model: str, manner: str = "", *, stream: bool = False, **members: object) -> bytes:
     """A body that is valid in both dialects."""
-    told: dict[str, object] = {"model": model, "max_tokens": 9, "messages": [{"role": "user", "content": prompt()}]}
-    told |= {"user": manner} if manner else {}
-    told |= {"stream": True} if stream else {}
-    return json.dumps(told | members).encode()
+    fields: dict[str, object] = {"model": model, "max_tokens": 9, "messages": [{"role": "user", "content": prompt()}]}
+    fields |= {"user": manner} if manner else {}
+    fields |= {"stream": True} if stream else {}
+    return json.dumps(fields | members).encode()
 
 
 def post(path: str, body: bytes, *lines: str, key: str | None = GOOD, kind: str = "application/json") -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from gateway.errors import CallError
 from gateway.http.body_buffers import Body
 from gateway.http.request_head import Request
@@ -42,3 +44,15 @@ def forwarded(request: Request) -> tuple[bytes, bytes] | None:
         return upstream_head(wish.upwards, operation, ENGINE.encode(), len(body), id_bytes), body
     except CallError:
         return None
+
+
+def json_members(body: bytes) -> list[tuple[str, object]]:
+    """The top-level members as the standard library reads them, repeated ones included."""
+    found: list[tuple[str, object]] = []
+
+    def keep(members: list[tuple[str, object]]) -> dict[str, object]:
+        found[:] = members
+        return dict(members)
+
+    json.loads(body, object_pairs_hook=keep)
+    return found

@@ -14,21 +14,21 @@ from gateway.telemetry import Telemetry
 from gateway.upstream.token_usage import parse_token_usage
 
 
-def ended(told: Telemetry, number: int = 1, tenant: str = "acme", *, cold: bool = False) -> None:
+def ended(metrics: Telemetry, number: int = 1, tenant: str = "acme", *, cold: bool = False) -> None:
     """Record one request of 2 s: 0.5 s in the queue, first byte after 1 s."""
     call = Call(id=f"id-{number}", tenant=TenantName(tenant), model=ModelName("m"), arrived_s=10.0, deadline_s=99.0)
     call.granted_s, call.sent_s, call.first_byte_s, call.cold = 10.5, 10.501, 11.0, cold
     call.tokens_in, call.tokens_out = 3, 4
-    told.ended(call, Outcome.COMPLETED, "200", 12.0, 0.4)
+    metrics.ended(call, Outcome.COMPLETED, "200", 12.0, 0.4)
 
 
-def test_metrics_use_the_documented_names() -> None:
-    told = Telemetry()
-    ended(told)
-    ended(told, cold=True)
-    told.turned_away("id-9", "invalid_api_key")
-    told.retried("m", "reset")
-    lines = told.text([("m", 5, 2)], 0.25).decode().splitlines()
+def test_ended_and_rejected_requests_are_counted_in_each_gateway_metric() -> None:
+    metrics = Telemetry()
+    ended(metrics)
+    ended(metrics, cold=True)
+    metrics.turned_away("id-9", "invalid_api_key")
+    metrics.retried("m", "reset")
+    lines = metrics.text([("m", 5, 2)], 0.25).decode().splitlines()
     for line in (
         'pilotlight_calls_total{code="200",model="m",outcome="completed",tenant="acme"} 2.0',
         'pilotlight_calls_total{code="invalid_api_key",model="",outcome="failed",tenant=""} 1.0',
@@ -46,11 +46,11 @@ def test_metrics_use_the_documented_names() -> None:
         assert line in lines
 
 
-def test_ended_request_writes_one_event() -> None:
+def test_ended_request_writes_one_event_line_with_all_its_timings() -> None:
     read, write = os.pipe()
-    told = Telemetry(write)
-    ended(told)
-    told.flush()
+    metrics = Telemetry(write)
+    ended(metrics)
+    metrics.flush()
     os.close(write)
     with os.fdopen(read) as pipe:
         (line,) = pipe.read().splitlines()
@@ -64,33 +64,33 @@ def test_ended_request_writes_one_event() -> None:
 def test_blocked_event_sink_drops_and_counts_events_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "EVENTS_MAX", 3_000)
     read, write = os.pipe()
-    told = Telemetry(write)
+    metrics = Telemetry(write)
     for number in range(6_000):
-        ended(told, number)
-        told.flush()
+        ended(metrics, number)
+        metrics.flush()
     dropped = next(
-        line for line in told.text((), None).decode().splitlines() if line.startswith("pilotlight_events_dropped_")
+        line for line in metrics.text((), None).decode().splitlines() if line.startswith("pilotlight_events_dropped_")
     )
     count = float(dropped.split()[1])
     assert 0 < count <= 3_000
     seen = b""
     while len(seen.splitlines()) < 6_000 - count:
         seen += os.read(read, 1 << 20)
-        told.flush()
+        metrics.flush()
     ids = [json.loads(line)["id"] for line in seen.splitlines()]
     assert ids == [f"id-{number}" for number in range(len(ids))]  # whole lines, in order
     os.close(read)
-    ended(told, 7_000)
-    told.flush()  # the pipe has no reader
+    ended(metrics, 7_000)
+    metrics.flush()  # the pipe has no reader
     os.close(write)
 
 
 def test_tenants_above_the_series_limit_are_counted_as_tenant_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "SERIES_MAX", 80)
-    told = Telemetry()
+    metrics = Telemetry()
     for number in range(30):
-        ended(told, tenant=f"t{number}")
-    text = told.text((), None)
+        ended(metrics, tenant=f"t{number}")
+    text = metrics.text((), None)
     assert text.count(b"pilotlight_calls_total{") == 11
     assert b'outcome="completed",tenant="other"} 20.0' in text
 
@@ -106,16 +106,16 @@ def test_tenants_above_the_series_limit_are_counted_as_tenant_other(monkeypatch:
         (b"", (0, 0)),
     ],
 )
-def test_token_usage_is_parsed_from_the_body_tail(tail: bytes, expected: tuple[int, int]) -> None:
+def test_token_usage_in_the_tail_of_a_response_is_parsed(tail: bytes, expected: tuple[int, int]) -> None:
     assert parse_token_usage(tail) == expected
 
 
 def test_models_above_the_series_limit_share_the_latency_of_model_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "SERIES_MAX", 4 * telemetry.TIMES_SERIES)
-    told = Telemetry()
+    metrics = Telemetry()
     for number in range(5):
         call = Call(f"id-{number}", TenantName("acme"), ModelName(f"m{number}"), 10.0, 99.0)
-        told.ended(call, Outcome.COMPLETED, "200", 12.0, 0.0)
-    text = told.text((), None).decode()
+        metrics.ended(call, Outcome.COMPLETED, "200", 12.0, 0.0)
+    text = metrics.text((), None).decode()
     assert text.count("pilotlight_queue_seconds_count{") == 3
     assert 'pilotlight_queue_seconds_count{cold="0",model="other"} 3.0' in text

@@ -35,7 +35,7 @@ def stream() -> tuple[SafeStream, io.BytesIO]:
     return SafeStream(io.TextIOWrapper(below, encoding="utf-8")), below
 
 
-def test_every_control_character_and_surrogate_is_escaped() -> None:
+def test_text_with_control_characters_or_surrogates_is_escaped() -> None:
     assert escape_text(RAW) == "".join(f"\\u{ord(one):04x}" for one in RAW)
     assert escape_text("tab\tline\né 漢 🙂") == "tab\tline\né 漢 🙂"
 
@@ -49,7 +49,7 @@ def test_escaped_text_is_printable_and_unchanged_by_a_second_escape(text: str) -
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_escaped_json_has_the_same_value(text: str) -> None:
+def test_json_escaped_for_output_parses_to_the_same_value(text: str) -> None:
     assert json.loads(escape_text(json.dumps(text, ensure_ascii=False))) == text
 
 
@@ -59,7 +59,7 @@ def test_long_lines_are_truncated_and_show_their_full_length() -> None:
     assert "... (1000 characters)\n" in cut
 
 
-def test_safe_stream_escapes_text_and_passes_bytes_through() -> None:
+def test_safe_output_stream_escapes_text_but_passes_bytes_unchanged() -> None:
     safe, below = stream()
     print("\x1b[2J\udcff" + "x" * 2 * LINE_CHARACTERS_MAX, file=safe)
     safe.flush()
@@ -77,9 +77,9 @@ def test_safe_streams_restores_stdout_and_stderr_on_exit(capsys: pytest.CaptureF
         print("\x07err", file=sys.stderr)
         output.write_document('{"a": "\x85\u202e' + "x" * LINE_CHARACTERS_MAX + '"}')
     assert (sys.stdout, sys.stderr) == before
-    told = capsys.readouterr()
-    first, second = told.out.splitlines()
-    assert (first, told.err) == ("\\u0007out", "\\u0007err\n")
+    captured = capsys.readouterr()
+    first, second = captured.out.splitlines()
+    assert (first, captured.err) == ("\\u0007out", "\\u0007err\n")
     assert json.loads(second)["a"] == "\x85\u202e" + "x" * LINE_CHARACTERS_MAX
 
 
@@ -95,16 +95,16 @@ def test_full_disk_is_reported_as_an_output_error(monkeypatch: pytest.MonkeyPatc
         assert sys.stdout is full
 
 
-def test_console_escapes_text_but_keeps_its_own_styles(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_console_escapes_control_codes_in_text_but_emits_its_own_styles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     shown = tables.Console(width=60)
     with shown.capture() as capture:
         shown.print("\x1b[5m[red]x[/y]")
         shown.print(Text("\x9btext", style="bold"))
-    told = capture.get()
-    assert "\\u001b[5m[red]x[/y]" in told
-    assert "\x1b[1m\\u009btext\x1b[0m" in told
+    output = capture.get()
+    assert "\\u001b[5m[red]x[/y]" in output
+    assert "\x1b[1m\\u009btext\x1b[0m" in output
 
 
 def test_log_lines_are_escaped_and_truncated_between_characters() -> None:
@@ -135,7 +135,7 @@ def test_internal_error_prints_a_summary_without_its_message(monkeypatch: pytest
     assert any("Traceback" in line for line in said[:-1]) == traceback
 
 
-def test_interrupts_and_exits_use_the_default_exception_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keyboard_interrupt_or_exit_uses_the_default_exception_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[type[BaseException]] = []
     monkeypatch.setattr(sys, "__excepthook__", lambda kind, *_: seen.append(kind))
     for error in (KeyboardInterrupt(), GeneratorExit()):

@@ -24,7 +24,7 @@ def test_click_error_in_nested_task_groups_is_raised_unwrapped() -> None:
         process.run(within_groups(click.ClickException("127.0.0.1:80 is taken")))
 
 
-def test_internal_error_keeps_its_exception_group() -> None:
+def test_internal_error_in_a_task_group_is_raised_with_its_group() -> None:
     with pytest.raises(BaseExceptionGroup) as caught:
         process.run(within_groups(ValueError("ours")))
     assert caught.value.subgroup(ValueError) is not None

@@ -13,7 +13,7 @@ from gateway.server import body_intake
 from gateway.server import connection as edge_module
 from gateway.server.precheck import DROP_BYTES_MAX
 from tests.support.fakes.engines.scripted_engine import HOLD, OK, ScriptedEngine
-from tests.support.harness.gateway.gateway_rig import Client, Rig, rig
+from tests.support.harness.gateway.gateway_rig import Client, Rig, rig, rig_and_client
 from tests.support.net.large_requests import MIB, body, post
 from tests.support.waiting import until
 
@@ -40,18 +40,16 @@ WRONG = [
 async def test_invalid_head_is_rejected_before_a_large_body(
     status: int, lines: tuple[str, ...], path: str, kind: str
 ) -> None:
-    async with rig() as one:
-        client = await one.client()
+    async with rig_and_client() as (one, client):
         begin(client, 10 * MIB, *lines, path=path, kind=kind)
-        told, fields, _ = await client.answer()
-        assert (told, fields["connection"]) == (status, "close")
+        received, fields, _ = await client.answer()
+        assert (received, fields["connection"]) == (status, "close")
         assert await client.rest() == b""
         assert one.front.room.held_bytes == 0
 
 
 async def test_wrong_key_is_rejected_before_the_body() -> None:
-    async with rig(settings=FrontSettings(keys_needed=True)) as one:
-        client = await one.client()
+    async with rig_and_client(settings=FrontSettings(keys_needed=True)) as (_, client):
         begin(client, 10 * MIB, "authorization: Bearer wrong")
         status, fields, _ = await client.answer()
         assert (status, fields["connection"]) == (401, "close")
@@ -59,8 +57,7 @@ async def test_wrong_key_is_rejected_before_the_body() -> None:
 
 async def test_short_body_of_rejected_request_is_dropped_and_connection_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(edge_module, "LINGER_S", 60.0)  # the body may come late
-    async with rig() as one:
-        client = await one.client()
+    async with rig_and_client() as (_, client):
         for pieces in ((b"x" * 500, b"x" * 500), (b"x" * 1000 + HEALTH,), (b"x" * 999, b"x" + HEALTH[:9], HEALTH[9:])):
             begin(client, 1000, path="nowhere")
             status, fields, _ = await client.answer()
@@ -76,8 +73,7 @@ async def test_short_body_of_rejected_request_is_dropped_and_connection_kept(mon
 
 
 async def test_rejected_expect_request_gets_no_100_continue() -> None:
-    async with rig() as one:
-        client = await one.client()
+    async with rig_and_client() as (_, client):
         begin(client, 100, "expect: 100-continue", path="nowhere")
         rest = await client.rest()
         assert rest.startswith(b"HTTP/1.1 404 ")
@@ -85,8 +81,7 @@ async def test_rejected_expect_request_gets_no_100_continue() -> None:
 
 
 async def test_large_body_on_a_path_without_a_body_gets_413() -> None:
-    async with rig() as one:
-        client = await one.client()
+    async with rig_and_client() as (_, client):
         client.send(b"GET /health HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n")
         await asyncio.sleep(0.01)
         client.send(b"hello")
@@ -103,9 +98,7 @@ TIGHT = Limits(memory_bytes=16 * MIB, body_seconds_max=60.0)
 
 
 async def empty(one: Rig) -> None:
-    async with asyncio.timeout(60):
-        while one.front.room.held_bytes:
-            await asyncio.sleep(0.001)
+    await until("the memory budget is free", lambda: not one.front.room.held_bytes)
 
 
 async def test_large_bodies_wait_for_memory_budget_and_are_all_served(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,9 +130,9 @@ async def test_large_body_gets_503_if_no_memory_budget_becomes_free_in_time() ->
         assert (await third.answer())[0] == 200
         await until("the second waits", lambda: one.front.room.wanted)
         one.front.limits = Limits(body_seconds_max=0.5)
-        status, fields, told = await second.answer()
+        status, fields, text = await second.answer()
         assert (status, fields["retry-after"], fields["connection"]) == (503, "2", "close"), "and no 100 before"
-        assert b'"overloaded"' in told
+        assert b'"overloaded"' in text
         engine.release.set()
         assert (await first.answer())[0] == 200
         await empty(one)
@@ -153,9 +146,7 @@ async def test_100_continue_is_sent_once_memory_for_the_body_is_free() -> None:
         await engine.asked.wait()
         sent = body(4 * MIB)
         begin(second, len(sent), "expect: 100-continue")
-        async with asyncio.timeout(60):
-            while not one.front.room.wanted:
-                await asyncio.sleep(0.001)
+        await until("a body waits for memory budget", lambda: one.front.room.wanted)
         engine.release.set()
         assert await second.reader.readexactly(25) == b"HTTP/1.1 100 Continue\r\n\r\n"
         second.send(sent)
@@ -189,9 +180,7 @@ async def test_slow_body_gets_408_when_another_body_waits_for_memory() -> None:
         begin(slow, 5 * MIB)
         await until("it has its room", lambda: one.front.room.held_bytes == 5 * MIB)
         post(second, body(4 * MIB))
-        async with asyncio.timeout(60):
-            while not one.front.room.wanted:
-                await asyncio.sleep(0.001)
+        await until("a body waits for memory budget", lambda: one.front.room.wanted)
         for connection in tuple(one.front._connections):
             connection.sweep(one.front.clock() + 4)
         assert (await slow.answer())[0] == 408
@@ -218,8 +207,7 @@ async def test_disconnect_during_a_body_releases_its_memory_budget() -> None:
 @pytest.mark.parametrize("ahead", [0, AHEAD_BYTES_MAX - 100, AHEAD_BYTES_MAX + 10_000])
 async def test_disconnect_is_detected_after_pipelined_bytes(ahead: int) -> None:
     """Case 34, for any bytes after the request: reading never stops while the request runs."""
-    async with ScriptedEngine((HOLD,)) as engine, rig(engine.address) as one:
-        client = await one.client()
+    async with ScriptedEngine((HOLD,)) as engine, rig_and_client(engine.address) as (one, client):
         client.call()
         await engine.asked.wait()
         (connection,) = one.front._connections

@@ -13,7 +13,7 @@ from gateway.limits import Limits
 from gateway.server import body_intake
 from gateway.server.body_intake import REST_S_MAX
 from tests.support.fakes.engines.scripted_engine import OK, STREAM, STREAM_HEAD, chunk, document
-from tests.support.harness.gateway.gateway_rig import Client, Rig, rig
+from tests.support.harness.gateway.gateway_rig import Client, Rig, rig, rig_and_client
 from tests.support.net.large_requests import MIB, Dying, Played, Reading, Refusing
 from tests.support.waiting import until
 
@@ -41,8 +41,7 @@ def begin(client: Client, length: int, first: bytes, *lines: str) -> None:
 @asynccontextmanager
 async def begun(engine: Reading, form: bytes = FORM, part: int = MIB, *lines: str) -> AsyncIterator[tuple[Rig, Client]]:
     """Start a gateway and a client that has sent part of a form, some of which the engine has received."""
-    async with engine, rig(engine.address) as one:
-        client = await one.client()
+    async with engine, rig_and_client(engine.address) as (one, client):
         begin(client, len(form), form[:part], *lines)
         await engine.until(lambda: len(engine.came) > part // 2)
         assert one.in_use() == 1
@@ -52,9 +51,7 @@ async def begun(engine: Reading, form: bytes = FORM, part: int = MIB, *lines: st
 async def nothing_left(one: Rig) -> None:
     """Assert that no request remains and no memory is reserved."""
     await one.settled()
-    async with asyncio.timeout(60):
-        while one.front.room.held_bytes:
-            await asyncio.sleep(0.001)
+    await until("the memory budget is free", lambda: not one.front.room.held_bytes)
     assert one.in_use() == 0
 
 
@@ -114,9 +111,9 @@ async def test_form_found_invalid_at_its_end_never_completes_at_the_engine(end: 
     engine, form = Reading(OK), NAMED + SOUND + end
     async with begun(engine, form) as (one, client):
         client.send(form[MIB:])
-        status, fields, told = await client.answer()
+        status, fields, body = await client.answer()
         assert (status, fields["connection"]) == (400, "close")
-        assert word in told.decode()
+        assert word in body.decode()
         await engine.until(lambda: engine.lost)
         await nothing_left(one)
     assert not engine.whole
@@ -153,15 +150,12 @@ async def test_stalled_upload_releases_its_slot_at_the_streaming_timeout(monkeyp
 async def test_slow_form_is_buffered_until_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     """At its rate the rest would not arrive soon."""
     monkeypatch.setattr(body_intake, "REST_S_MAX", REST_S_MAX)
-    async with Reading(OK) as engine, rig(engine.address) as one:
-        client = await one.client()
+    async with Reading(OK) as engine, rig_and_client(engine.address) as (one, client):
         begin(client, len(FORM), FORM[:100])
         await until("its clock runs", lambda: any(each._clock == "body" for each in one.front._connections))
         await asyncio.sleep(0.5)
         client.send(FORM[100 : LARGE_BYTES + 1000])
-        async with asyncio.timeout(60):
-            while next(iter(one.front._connections))._reader.buffered <= LARGE_BYTES:
-                await asyncio.sleep(0.001)
+        await until("the form arrives", lambda: next(iter(one.front._connections))._reader.buffered > LARGE_BYTES)
         await asyncio.sleep(0.05)
         assert not engine.connections
         client.send(FORM[LARGE_BYTES + 1000 :])
@@ -190,8 +184,7 @@ class Eager(Played):
 @pytest.mark.parametrize("name", [b"alias-m", b"m"])
 async def test_engine_that_responds_early_receives_the_rest_of_the_body(name: bytes) -> None:
     form = FORM.replace(b"alias-m", name)
-    async with Eager() as engine, rig(engine.address) as one:
-        client = await one.client()
+    async with Eager() as engine, rig_and_client(engine.address) as (one, client):
         begin(client, len(form), form[:MIB])
         assert (await client.head())[0] == 200
         client.send(form[MIB:])
@@ -205,8 +198,7 @@ async def test_early_engine_error_during_a_form_of_many_parts_is_relayed() -> No
     refused = document(b'{"error":{"message":"no"}}', "400 Bad Request")
     many = b"".join(PART % (b"x%d" % number, b"", b"y") for number in range(900))
     form = NAMED + PART % (b"file", b"", b"z" * 2 * MIB) + many + END
-    async with Refusing(refused) as engine, rig(engine.address) as one:
-        client = await one.client()
+    async with Refusing(refused) as engine, rig_and_client(engine.address) as (one, client):
         begin(client, len(form), form[:MIB])
         client.send(form[MIB:])
         assert (await client.answer())[0] == 400
@@ -227,19 +219,17 @@ async def test_request_is_retried_while_its_body_is_received(read_bytes: int) ->
 
 async def test_engine_error_before_the_complete_body_closes_client_connection() -> None:
     refused = document(b'{"error":{"message":"too long"}}', "400 Bad Request")
-    async with Refusing(refused) as engine, rig(engine.address) as one:
-        client = await one.client()
+    async with Refusing(refused) as engine, rig_and_client(engine.address) as (one, client):
         begin(client, len(FORM), FORM[:MIB])
-        status, fields, told = await client.answer()
-        assert (status, fields["connection"], told) == (400, "close", b'{"error":{"message":"too long"}}')
+        status, fields, body = await client.answer()
+        assert (status, fields["connection"], body) == (400, "close", b'{"error":{"message":"too long"}}')
         client.send(FORM[MIB:])
         assert await client.rest() == b""
         await nothing_left(one)
 
 
 async def test_unknown_model_is_rejected_before_the_body_is_complete() -> None:
-    async with rig() as one:
-        client = await one.client()
+    async with rig_and_client() as (one, client):
         begin(client, len(FORM), FORM.replace(b"alias-m", b"other-m")[:MIB])
         assert (await client.answer())[0] == 404
         await nothing_left(one)
@@ -247,12 +237,9 @@ async def test_unknown_model_is_rejected_before_the_body_is_complete() -> None:
 
 async def test_form_with_model_last_is_buffered_until_complete() -> None:
     form = SOUND + NAMED + END
-    async with Reading(OK) as engine, rig(engine.address) as one:
-        client = await one.client()
+    async with Reading(OK) as engine, rig_and_client(engine.address) as (one, client):
         begin(client, len(form), form[:-20])
-        async with asyncio.timeout(60):
-            while one.front.room.held_bytes < len(form):
-                await asyncio.sleep(0.001)
+        await until("the form arrives", lambda: one.front.room.held_bytes >= len(form))
         assert not engine.connections
         client.send(form[-20:])
         assert (await client.answer())[0] == 200
@@ -263,19 +250,16 @@ async def test_stream_part_at_the_end_of_a_form_gives_a_streamed_response() -> N
     form = NAMED + SOUND + PART % (b"stream", b"", b"true") + END
     async with begun(Reading(STREAM), form) as (one, client):
         client.send(form[MIB:])
-        status, fields, told = await client.answer()
+        status, fields, body = await client.answer()
         assert (status, fields["content-type"]) == (200, "text/event-stream")
-        assert told.endswith(b"data: [DONE]\n\n")
+        assert body.endswith(b"data: [DONE]\n\n")
         await nothing_left(one)
 
 
 async def test_cold_model_is_started_while_the_body_is_received() -> None:
-    async with Reading(OK) as engine, rig(state="cold") as one:
-        client = await one.client()
+    async with Reading(OK) as engine, rig_and_client(state="cold") as (one, client):
         begin(client, len(FORM), FORM[:MIB])
-        async with asyncio.timeout(60):
-            while not one.front.busy():
-                await asyncio.sleep(0.001)
+        await until("the request is queued", one.front.busy)
         client.send(FORM[MIB:])
         async with asyncio.timeout(60):
             (connection,) = one.front._connections

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 
+import pytest
+
 from gateway.http.body_buffers import LARGE_BYTES
 from gateway.limits import Limits
 from tests.support.fakes.engines.scripted_engine import HOLD, OK, RESET, STREAM, WITHOUT_USAGE, ScriptedEngine, document
-from tests.support.harness.gateway.gateway_rig import MODEL, rig
+from tests.support.harness.gateway.gateway_rig import MODEL, rig, rig_and_client
 from tests.support.net.large_requests import MIB, Dying, Refusing, address, body, post, post_in_chunks
+from tests.support.waiting import until
 
 
 def got(engine: ScriptedEngine, number: int = 0) -> bytes:
@@ -19,10 +22,10 @@ def got(engine: ScriptedEngine, number: int = 0) -> bytes:
     return sent
 
 
-async def _edited(size: int) -> None:
+@pytest.mark.parametrize("size", [2 * MIB, 8 * MIB, Limits().body_bytes_max - 200])
+async def test_large_body_is_forwarded_with_model_renamed_and_messages_kept(size: int) -> None:
     sent = body(size, stream=True, cache_salt="mine", stream_options={"include_obfuscation": False})
-    async with ScriptedEngine((STREAM,)) as engine, rig(engine.address) as one:
-        client = await one.client()
+    async with ScriptedEngine((STREAM,)) as engine, rig_and_client(engine.address) as (one, client):
         post(client, sent)
         assert (await client.answer())[2] == WITHOUT_USAGE
         forwarded = got(engine)
@@ -36,31 +39,17 @@ async def _edited(size: int) -> None:
         assert one.totals()[0] == 1
 
 
-async def test_2_mib_body_is_forwarded_with_edits_and_unchanged_messages() -> None:
-    await _edited(2 * MIB)
-
-
-async def test_8_mib_body_is_forwarded_with_edits_and_unchanged_messages() -> None:
-    await _edited(8 * MIB)
-
-
-async def test_largest_body_is_forwarded_with_edits_and_unchanged_messages() -> None:
-    await _edited(Limits().body_bytes_max - 200)
-
-
 async def test_large_chunked_body_is_forwarded_like_one_with_a_length() -> None:
     sent = body(2 * MIB)
     for size in (1000, 70_000, 3 * MIB):
-        async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
-            client = await one.client()
+        async with ScriptedEngine((OK,)) as engine, rig_and_client(engine.address) as (_, client):
             post_in_chunks(client, sent, size)
             assert (await client.answer())[0] == 200
             assert got(engine) == sent.replace(b"alias-m", b"served-m")
 
 
-async def test_bodies_around_the_large_size_threshold_are_served_equally() -> None:
-    async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
-        client = await one.client()
+async def test_body_just_below_or_above_the_large_threshold_is_forwarded() -> None:
+    async with ScriptedEngine((OK,)) as engine, rig_and_client(engine.address) as (_, client):
         for number, size in enumerate((LARGE_BYTES - 1, LARGE_BYTES, LARGE_BYTES + 1)):
             sent = b'{"model":"alias-m","prompt":"%b"}' % (b"x" * (size - 31))
             assert len(sent) == size
@@ -71,8 +60,7 @@ async def test_bodies_around_the_large_size_threshold_are_served_equally() -> No
 
 
 async def test_large_body_that_shrinks_when_edited_is_forwarded() -> None:
-    async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
-        client = await one.client()
+    async with ScriptedEngine((OK,)) as engine, rig_and_client(engine.address) as (_, client):
         post(client, b'{"cache_salt":"%b","model":"m"}' % (b"x" * MIB))
         assert (await client.answer())[0] == 200
         assert got(engine) == b'{"model":"served-m"}'
@@ -80,8 +68,7 @@ async def test_large_body_that_shrinks_when_edited_is_forwarded() -> None:
 
 async def test_unchanged_large_body_is_forwarded_byte_for_byte() -> None:
     sent = body(MIB).replace(b"alias-m", b"served-m")
-    async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
-        client = await one.client()
+    async with ScriptedEngine((OK,)) as engine, rig_and_client(engine.address) as (_, client):
         post(client, sent, path=f"chat/completions?model={MODEL}")
         assert (await client.answer())[0] == 404, "the engine's own name is no name of ours"
         post(client, sent.replace(b"served-m", MODEL.encode()))
@@ -95,9 +82,8 @@ async def test_retried_request_sends_the_same_large_body_again() -> None:
         async with (
             Dying(read_bytes) as first,
             ScriptedEngine((OK,)) as second,
-            rig(first.address, second.address) as one,
+            rig_and_client(first.address, second.address) as (_, client),
         ):
-            client = await one.client()
             post(client, sent)
             assert (await client.answer())[0] == 200
             assert first.asked
@@ -107,8 +93,7 @@ async def test_retried_request_sends_the_same_large_body_again() -> None:
 
 async def test_reset_pooled_connection_is_replaced_and_gets_the_whole_body() -> None:
     sent = body(2 * MIB)
-    async with ScriptedEngine((OK,), (RESET,), (OK,)) as engine, rig(engine.address) as one:
-        client = await one.client()
+    async with ScriptedEngine((OK,), (RESET,), (OK,)) as engine, rig_and_client(engine.address) as (_, client):
         for _ in range(2):
             post(client, sent)
             assert (await client.answer())[0] == 200
@@ -124,12 +109,9 @@ async def test_disconnect_during_a_large_body_sends_nothing_to_the_engine() -> N
             client.send(b"content-type: application/json\r\n\r\n" + sent[: int(len(sent) * share)])
             await client.writer.drain()
             client.leave()
-        async with asyncio.timeout(60):
-            while one.front._connections:
-                await asyncio.sleep(0.001)
+        await until("the connections are closed", lambda: not one.front._connections)
         client = await one.client()
-        client.call()
-        assert (await client.answer())[0] == 200
+        assert (await client.ask())[0] == 200
         assert len(engine.requests) == 1
         assert one.totals()[0] == 1
 
@@ -145,8 +127,7 @@ async def test_engine_that_does_not_read_is_released_when_the_client_disconnects
         writer.transport.abort()
 
     server = await asyncio.start_server(connected, "127.0.0.1", 0)
-    async with rig(address(server)) as one:
-        client = await one.client()
+    async with rig_and_client(address(server)) as (one, client):
         post(client, body(16 * MIB))
         async with asyncio.timeout(60):
             await came.wait()
@@ -161,8 +142,7 @@ async def test_engine_that_does_not_read_is_released_when_the_client_disconnects
 
 async def test_engine_error_before_it_reads_the_whole_body_is_relayed() -> None:
     refused = document(b'{"error":{"message":"too long"}}', "400 Bad Request")
-    async with Refusing(refused) as engine, rig(engine.address) as one:
-        client = await one.client()
+    async with Refusing(refused) as engine, rig_and_client(engine.address) as (_, client):
         for _ in range(2):
             post(client, body(32 * MIB))
             assert (await client.answer())[::2] == (400, b'{"error":{"message":"too long"}}')
@@ -183,8 +163,7 @@ async def test_body_above_the_limit_gets_413_and_reaches_no_engine() -> None:
 
 async def test_invalid_large_body_is_rejected_and_the_next_request_is_served() -> None:
     sent = body(2 * MIB)
-    async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
-        client = await one.client()
+    async with ScriptedEngine((OK,)) as engine, rig_and_client(engine.address) as (_, client):
         wrong = [
             (sent[:-1] + b"]", "application/json", 400),
             (sent[:-1] + b',"model":"m"}', "application/json", 400),
@@ -218,8 +197,7 @@ async def test_large_form_is_forwarded_with_its_model_renamed() -> None:
     part = b'--b\r\nContent-Disposition: form-data; name="%b"%b\r\n\r\n%b\r\n'
     sound = part % (b"file", b'; filename="a.wav"\r\nContent-Type: audio/wav', b"\0\r\n-\r\n--\xff" * (MIB // 4))
     for sent in (part % (b"model", b"", b"alias-m") + sound, sound + part % (b"model", b"", b"alias-m")):
-        async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
-            client = await one.client()
+        async with ScriptedEngine((OK,)) as engine, rig_and_client(engine.address) as (_, client):
             post(client, sent + b"--b--\r\n", kind="multipart/form-data; boundary=b", path="audio/transcriptions")
             assert (await client.answer())[0] == 200
             assert got(engine) == sent.replace(b"alias-m", b"served-m") + b"--b--\r\n"

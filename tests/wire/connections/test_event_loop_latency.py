@@ -121,8 +121,7 @@ async def test_response_in_tiny_chunks_is_relayed_over_several_loop_iterations(
         with monkeypatch.context() as patched:
             patched.setattr(loop, "call_soon", call_soon)
             patched.setattr(loop, "create_connection", create_connection)
-            client.call(stream=True, stream_options={"include_usage": asked})
-            got = (await client.answer())[2]
+            got = (await client.ask(stream=True, stream_options={"include_usage": asked}))[2]
     assert got == WITHOUT_USAGE * 200 + (USAGE if asked else b"") + WITHOUT_USAGE * 200
     assert sum(reads) == len(STREAM_HEAD + crumbs + usage + crumbs + END)
     steps = sum(max(0, size - len(STREAM_HEAD) - 1) // STEP_BYTES for size in reads)

@@ -29,7 +29,7 @@ from tests.support.fakes.engines.scripted_engine import (
     delta,
     document,
 )
-from tests.support.harness.gateway.gateway_rig import Rig, rig
+from tests.support.harness.gateway.gateway_rig import Rig, rig, rig_and_client
 from tests.support.timing import Connects, PlainEngine, turns
 from tests.support.waiting import until
 
@@ -90,8 +90,7 @@ async def test_disconnect_while_a_slot_is_assigned_leaks_no_slot(first: str, str
             await nothing_left(one)
         engine.scripts = [(OK,)]
         client = await one.client()
-        client.call()
-        assert (await client.answer())[0] == 200, "the one Slot is free"
+        assert (await client.ask())[0] == 200, "the one Slot is free"
 
 
 @pytest.mark.parametrize("warm", [False, True])
@@ -101,8 +100,7 @@ async def test_disconnect_during_a_response_leaks_no_slot_or_request(warm: bool)
         for number in range(3 * len(TURNS)):
             if warm:
                 client = await one.client()
-                client.call(stream=True)
-                await client.answer()
+                await client.ask(stream=True)
             else:
                 one.front.upstreams.close()
             client = await one.client()
@@ -111,15 +109,13 @@ async def test_disconnect_during_a_response_leaks_no_slot_or_request(warm: bool)
             client.leave()
             await nothing_left(one)
         client = await one.client()
-        client.call(stream=True)
-        assert (await client.answer())[0] == 200
+        assert (await client.ask(stream=True))[0] == 200
 
 
 async def test_disconnect_before_retry_cancels_the_retry() -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(proxied_call, "BREATHS_S", (60.0, 60.0))  # the retry must not begin before the client leaves
-        async with ScriptedEngine((RESET,)) as engine, rig(engine.address, slots=1) as one:
-            client = await one.client()
+        async with ScriptedEngine((RESET,)) as engine, rig_and_client(engine.address, slots=1) as (one, client):
             client.call()
             await until("the engine broke", lambda: engine.requests and not pools(one)[0].connections)
             (call,) = one.front._calls.values()
@@ -136,11 +132,9 @@ async def test_disconnect_before_retry_cancels_the_retry() -> None:
 @pytest.mark.parametrize("first", ["closes", "call"])
 async def test_reused_connection_closed_by_engine_is_replaced_without_retry(first: str, how: str) -> None:
     """The request is answered, on a new connection if need be; this is not a retry and uses no retry budget."""
-    async with PlainEngine() as engine, rig(engine.address, slots=1) as one:
-        client = await one.client()
+    async with PlainEngine() as engine, rig_and_client(engine.address, slots=1) as (one, client):
         for number in TURNS:
-            client.call()
-            assert (await client.answer())[0] == 200
+            assert (await client.ask())[0] == 200
             kept = engine.connections[-1].transport
             close = kept.close if how == "close" else kept.abort
             if first == "closes":
@@ -182,8 +176,7 @@ async def test_engine_sees_the_disconnect_before_it_gets_the_queued_request() ->
 
 async def test_replica_removed_during_connect_still_serves_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """A granted slot stays granted; the replica is forgotten when the request ends."""
-    async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
-        client = await one.client()
+    async with ScriptedEngine((OK,)) as engine, rig_and_client(engine.address) as (one, client):
         connects = Connects(monkeypatch, engine.address)
         client.call()
         await until("it connects", lambda: connects.begun)
@@ -195,9 +188,7 @@ async def test_replica_removed_during_connect_still_serves_the_request(monkeypat
         assert one.front.report().replicas == ()
 
 
-async def test_request_waits_when_removed_replica_refuses_the_connection(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_request_waits_when_removed_replica_refuses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     async with ScriptedEngine((OK,)) as gone, ScriptedEngine((OK,)) as other, rig(gone.address) as one:
         client = await one.client()
         connects = Connects(monkeypatch, gone.address)
@@ -214,11 +205,8 @@ async def test_request_waits_when_removed_replica_refuses_the_connection(
         assert gone.requests == []
 
 
-async def test_disconnect_during_connect_to_a_removed_replica_leaks_no_slot(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
-        client = await one.client()
+async def test_disconnect_during_connect_to_a_removed_replica_leaks_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with ScriptedEngine((OK,)) as engine, rig_and_client(engine.address) as (one, client):
         connects = Connects(monkeypatch, engine.address)
         client.call()
         await until("it connects", lambda: connects.begun)
@@ -251,9 +239,7 @@ async def test_concurrent_connects_to_an_engine_stay_within_the_limit(monkeypatc
         await nothing_left(one)
 
 
-async def test_one_refused_connect_moves_all_requests_waiting_to_connect(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_one_refused_connect_moves_all_requests_waiting_to_connect(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "CONNECTING_MAX", 1)
     async with ScriptedEngine((OK,)) as gone, ScriptedEngine((OK,)) as other, rig() as one:
         one.routes(gone.address, slots=8)
@@ -273,15 +259,13 @@ async def test_one_refused_connect_moves_all_requests_waiting_to_connect(
 
 async def test_request_sent_at_the_connect_timeout_is_retried_as_a_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     """The timeout fires when the request is already sent: the engine may have it, so this counts as a retry."""
-    async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
-        client = await one.client()
+    async with ScriptedEngine((OK,)) as engine, rig_and_client(engine.address) as (one, client):
         connects = Connects(monkeypatch, engine.address)
         connects.late = True
         connects.go.set()
-        client.call()
-        assert (await client.answer())[0] == 200
-        told = one.front.telemetry.text((), None).decode()
-        assert ('reason="reset"} 1.0' in told, 'reason="connect"' in told) == (True, False)
+        assert (await client.ask())[0] == 200
+        metrics = one.front.telemetry.text((), None).decode()
+        assert ('reason="reset"} 1.0' in metrics, 'reason="connect"' in metrics) == (True, False)
         await nothing_left(one)
 
 
@@ -314,8 +298,7 @@ async def test_bodies_of_abandoned_requests_are_freed() -> None:
 async def test_oversized_upstream_heads_are_rejected_before_queueing() -> None:
     """If each were rejected only when granted, the next would be granted within that call, to an unbounded depth."""
     body = b'{"model":"m","messages":[]}'
-    async with ScriptedEngine((HOLD, OK), (OK,)) as engine, rig(engine.address, slots=1) as one:
-        first = await one.client()
+    async with ScriptedEngine((HOLD, OK), (OK,)) as engine, rig_and_client(engine.address, slots=1) as (one, first):
         first.call()
         await engine.asked.wait()
         crowd = [await one.client() for _ in range(200)]

@@ -15,8 +15,9 @@ from gateway.server import connection as edge_module
 from gateway.server.client_writer import WRITE_BUFFER_BYTES
 from gateway.server.connection import ANSWERS_A_TURN
 from tests.support.fakes.engines.scripted_engine import HOLD, OK, ScriptedEngine
-from tests.support.harness.gateway.gateway_rig import Rig, rig
+from tests.support.harness.gateway.gateway_rig import Rig, rig, rig_and_client
 from tests.support.harness.gateway.memory_connection import heard
+from tests.support.waiting import until
 
 CORPUS = Path(__file__).parents[1] / "corpus"
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
@@ -70,9 +71,7 @@ async def test_announced_small_bodies_take_no_memory_budget_until_received() -> 
         for _ in range(many):
             client = await one.client()
             client.send(POST + b"content-length: %d\r\n\r\n{" % LARGE_BYTES)
-        async with asyncio.timeout(60):
-            while one.front.room.held_bytes < many:
-                await asyncio.sleep(0.001)
+        await until("the bodies arrive", lambda: one.front.room.held_bytes >= many)
         assert one.front.room.held_bytes == many
         client = await one.client()
         body = b'{"model":"m","messages":[]}'
@@ -88,9 +87,7 @@ async def test_slow_small_bodies_get_408_when_others_need_memory_budget() -> Non
         slow = [await one.client() for _ in range(4 * MIB // LARGE_BYTES)]
         for client in slow:
             client.send(POST + b"content-length: %d\r\n\r\n" % LARGE_BYTES + bytes(LARGE_BYTES - 1))
-        async with asyncio.timeout(60):
-            while one.front.room.held_bytes < 4 * MIB - 100:
-                await asyncio.sleep(0.001)
+        await until("the body arrives", lambda: one.front.room.held_bytes >= 4 * MIB - 100)
         heads = [asyncio.create_task(client.reader.readuntil(b"\r\n")) for client in slow]
         while not all(head.done() for head in heads):
             last = await one.client()
@@ -102,8 +99,7 @@ async def test_slow_small_bodies_get_408_when_others_need_memory_budget() -> Non
 
 
 async def test_many_pipelined_requests_are_answered_over_several_loop_iterations() -> None:
-    async with rig() as one:
-        client = await one.client()
+    async with rig_and_client() as (one, client):
         client.send(HEALTH * 1000)
         for _ in range(1000):
             status, _, body = await client.answer()
@@ -128,7 +124,7 @@ def cuts(data: bytes) -> list[list[bytes]]:
 
 
 @pytest.mark.parametrize("path", [b"/v1/chat/completions", b"/nowhere", b"/v1/models"])
-async def test_corpus_responses_do_not_depend_on_read_boundaries(path: bytes) -> None:
+async def test_split_requests_of_the_corpus_get_the_responses_of_whole_ones(path: bytes) -> None:
     """One exception: a rejection of the head precedes the detection of an invalid body and ends the connection."""
     async with rig(limits=Limits(body_bytes_max=MIB)) as one:
         compared = 0

@@ -9,8 +9,9 @@ import logging
 import ssl
 import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import wraps
 from pathlib import Path
-from typing import cast
+from typing import ParamSpec, cast
 
 import pytest
 import uvloop
@@ -24,7 +25,7 @@ from gateway.upstream import pool
 from pilotlight.net import certificates
 from pilotlight.net.certificates import Identity
 from tests.support.fakes.engines.scripted_engine import OK, ScriptedEngine
-from tests.support.harness.gateway.gateway_rig import LIMITS, Client, Rig, rig
+from tests.support.harness.gateway.gateway_rig import LIMITS, Client, Rig, rig, rig_and_client
 from tests.support.net.certificates import OURS, THEIRS, Sides, leaf, over_tls, pem, sides, write
 from tests.support.timing import turns
 from tests.support.waiting import until
@@ -32,7 +33,7 @@ from tests.wire.faults import test_engine_and_client_failures as faults
 from tests.wire.responses import test_local_replies as edge
 from tests.wire.responses import test_relay as relay
 
-OTHERWISE = {"test_connections_per_address_are_limited"}
+OTHERWISE = {"test_connection_above_the_limit_per_address_is_closed"}
 """Tested separately here: over TLS, a surplus connection does not even get a handshake."""
 PLAIN = {
     name: test
@@ -45,6 +46,7 @@ HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 
 Loop = Callable[[], asyncio.AbstractEventLoop]
+P = ParamSpec("P")
 
 
 def run(loop: Loop, test: Callable[[], Coroutine[None, None, None]]) -> None:
@@ -56,8 +58,22 @@ def run(loop: Loop, test: Callable[[], Coroutine[None, None, None]]) -> None:
     assert unseen == []
 
 
+def on_each_loop(scenario: Callable[P, Coroutine[None, None, None]]) -> Callable[..., None]:
+    """Make a test that runs the scenario on an asyncio loop and on a uvloop."""
+    own = [*inspect.signature(scenario).parameters.values()]
+
+    @LOOPS
+    @wraps(scenario)
+    def test(loop: Loop, *args: P.args, **kwargs: P.kwargs) -> None:
+        run(loop, lambda: scenario(*args, **kwargs))
+
+    loop_first = inspect.Parameter("loop", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    test.__signature__ = inspect.Signature([loop_first, *own])  # type: ignore[attr-defined]
+    return test
+
+
 @pytest.mark.parametrize("name", sorted(PLAIN.keys() - OTHERWISE))
-def test_data_plane_test_passes_over_tls(name: str) -> None:
+def test_each_data_plane_test_also_passes_over_tls(name: str) -> None:
     with over_tls():
         run(uvloop.new_event_loop, PLAIN[name])
 
@@ -66,10 +82,7 @@ def test_data_plane_test_passes_over_tls(name: str) -> None:
 @pytest.mark.parametrize("script", range(len(faults.LEAVING)))
 def test_client_disconnect_ends_engine_work_over_tls(script: int, how: str) -> None:
     with over_tls():
-        run(
-            uvloop.new_event_loop,
-            lambda: LEAVES(faults.LEAVING[script], how),
-        )
+        run(uvloop.new_event_loop, lambda: LEAVES(faults.LEAVING[script], how))
 
 
 # --- the handshake ---------------------------------------------------------------------------------------------------
@@ -93,26 +106,23 @@ async def healthy(one: Rig) -> bool:
         client.leave()
 
 
-@LOOPS
-def test_incomplete_handshake_times_out_and_counts_as_a_connection(loop: Loop) -> None:
-    async def test() -> None:
-        limits = Limits(header_seconds_max=60.0, connections_per_address_max=1)
-        async with rig(tls=sides(), limits=limits) as one:
-            first = await one.client(raw=True)
-            first.send(b"\x16\x03\x01")  # the beginning of a ClientHello
-            assert await ended(await one.client(raw=True)) == b"", "there is room for one"
-            assert not first.reader.at_eof()
-            first.leave()
-            await until("its place is free", lambda: not one.front._addresses)
-            one.front.limits = Limits(header_seconds_max=0.2, connections_per_address_max=1)
-            slow = await one.client(raw=True)
-            slow.send(b"\x16\x03\x01")
-            assert await ended(slow) == b"", "its clock has run out"
-            await until("its place is free again", lambda: not one.front._addresses)
-            one.front.limits = limits
-            assert await healthy(one)
-
-    run(loop, test)
+@on_each_loop
+async def test_incomplete_handshake_times_out_and_counts_as_a_connection() -> None:
+    limits = Limits(header_seconds_max=60.0, connections_per_address_max=1)
+    async with rig(tls=sides(), limits=limits) as one:
+        first = await one.client(raw=True)
+        first.send(b"\x16\x03\x01")  # the beginning of a ClientHello
+        assert await ended(await one.client(raw=True)) == b"", "there is room for one"
+        assert not first.reader.at_eof()
+        first.leave()
+        await until("its place is free", lambda: not one.front._addresses)
+        one.front.limits = Limits(header_seconds_max=0.2, connections_per_address_max=1)
+        slow = await one.client(raw=True)
+        slow.send(b"\x16\x03\x01")
+        assert await ended(slow) == b"", "its clock has run out"
+        await until("its place is free again", lambda: not one.front._addresses)
+        one.front.limits = limits
+        assert await healthy(one)
 
 
 @LOOPS
@@ -135,21 +145,18 @@ def test_non_tls_data_closes_the_connection_without_logging(
     assert caplog.records == []
 
 
-@LOOPS
-def test_disconnect_before_handshake_frees_the_connection_slot(loop: Loop) -> None:
-    async def test() -> None:
-        async with rig(tls=sides(), limits=Limits(connections_per_address_max=1)) as one:
-            for sent in (b"", b"\x16\x03\x01"):
-                client = await one.client(raw=True)
-                client.send(sent)
-                client.leave()
-                after = await one.client(raw=True)  # it is accepted later: when it has ended, both have been counted
-                after.send(HEALTH)
-                await ended(after)
-                await until("its place is free", lambda: not one.front._addresses)
-            assert await healthy(one)
-
-    run(loop, test)
+@on_each_loop
+async def test_disconnect_before_handshake_frees_the_connection_slot() -> None:
+    async with rig(tls=sides(), limits=Limits(connections_per_address_max=1)) as one:
+        for sent in (b"", b"\x16\x03\x01"):
+            client = await one.client(raw=True)
+            client.send(sent)
+            client.leave()
+            after = await one.client(raw=True)  # it is accepted later: when it has ended, both have been counted
+            after.send(HEALTH)
+            await ended(after)
+            await until("its place is free", lambda: not one.front._addresses)
+        assert await healthy(one)
 
 
 def own_sides(folder: Path) -> Sides:
@@ -182,63 +189,52 @@ def test_only_tls_1_2_or_newer_with_http_1_1_is_accepted(tmp_path: Path) -> None
     run(uvloop.new_event_loop, test)
 
 
-@LOOPS
-def test_new_certificate_applies_to_new_connections_only(loop: Loop) -> None:
-    async def test() -> None:
-        front = Gateway(GatewayId("g"), "b", limits=LIMITS)
-        now = [sides().server]
-        handshakes = Handshakes(front, lambda: now[0])
-        server = await asyncio.get_running_loop().create_server(handshakes.client, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        old, old_writer = await asyncio.open_connection("127.0.0.1", port, ssl=sides().client)
-        now[0] = sides(THEIRS).server
-        with pytest.raises(ssl.SSLCertVerificationError):
-            await asyncio.open_connection("127.0.0.1", port, ssl=sides().client)
-        _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=sides(THEIRS, THEIRS).client)
-        old_writer.write(HEALTH)
-        async with asyncio.timeout(60):
-            assert b"200 OK" in await old.readline()
-        for one in (old_writer, writer):
-            one.transport.abort()
-        server.close()
-        handshakes.close()
-        await front.drain(5)
-
-    run(loop, test)
+@on_each_loop
+async def test_new_certificate_applies_to_new_connections_only() -> None:
+    front = Gateway(GatewayId("g"), "b", limits=LIMITS)
+    now = [sides().server]
+    handshakes = Handshakes(front, lambda: now[0])
+    server = await asyncio.get_running_loop().create_server(handshakes.client, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    old, old_writer = await asyncio.open_connection("127.0.0.1", port, ssl=sides().client)
+    now[0] = sides(THEIRS).server
+    with pytest.raises(ssl.SSLCertVerificationError):
+        await asyncio.open_connection("127.0.0.1", port, ssl=sides().client)
+    _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=sides(THEIRS, THEIRS).client)
+    old_writer.write(HEALTH)
+    async with asyncio.timeout(60):
+        assert b"200 OK" in await old.readline()
+    for one in (old_writer, writer):
+        one.transport.abort()
+    server.close()
+    handshakes.close()
+    await front.drain(5)
 
 
-@LOOPS
-def test_drain_does_not_wait_for_tls_close_of_idle_clients(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_each_loop
+async def test_drain_does_not_wait_for_tls_close_of_idle_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(edge_module, "LINGER_S", 0.05)
-
-    async def test() -> None:
-        async with rig(tls=sides()) as one:
-            client = await one.client()
-            client.send(HEALTH)
-            await client.answer()
-            cast("asyncio.Transport", client.writer.transport).pause_reading()  # as in an idle pool
-            async with asyncio.timeout(60):
-                await one.front.drain(60)
-
-    run(loop, test)
+    async with rig_and_client(tls=sides()) as (one, client):
+        client.send(HEALTH)
+        await client.answer()
+        cast("asyncio.Transport", client.writer.transport).pause_reading()  # as in an idle pool
+        async with asyncio.timeout(60):
+            await one.front.drain(60)
 
 
-@LOOPS
 @pytest.mark.parametrize("begun", [False, True])
-def test_stop_closes_connections_in_handshake(loop: Loop, begun: bool) -> None:
-    async def test() -> None:
-        async with rig(tls=sides(), limits=Limits(header_seconds_max=60)) as one:
-            client = await one.client(raw=True)
-            assert one.handshakes is not None
-            under_way = one.handshakes.under_way
-            await until("its handshake is under way", lambda: under_way)
-            if begun:
-                await turns(5)
-            one.handshakes.close()
-            assert await ended(client) == b""
-            await until("its place is free", lambda: not one.front._addresses)
-
-    run(loop, test)
+@on_each_loop
+async def test_stop_closes_connections_in_handshake(begun: bool) -> None:
+    async with rig(tls=sides(), limits=Limits(header_seconds_max=60)) as one:
+        client = await one.client(raw=True)
+        assert one.handshakes is not None
+        under_way = one.handshakes.under_way
+        await until("its handshake is under way", lambda: under_way)
+        if begun:
+            await turns(5)
+        one.handshakes.close()
+        assert await ended(client) == b""
+        await until("its place is free", lambda: not one.front._addresses)
 
 
 # --- engines ---------------------------------------------------------------------------------------------------------
@@ -258,36 +254,28 @@ async def engine_of(
 async def answered(one: Rig) -> tuple[int, bytes]:
     """Return status and body of one request."""
     client = await one.client()
-    client.call()
-    status, _, body = await client.answer()
+    status, _, body = await client.ask()
     client.leave()
     return status, body
 
 
-@LOOPS
-def test_tls_engine_connection_is_reused(loop: Loop) -> None:
-    async def test() -> None:
-        async with engine_of(sides().server) as (engine, one):
-            for _ in range(2):
-                assert (await answered(one))[0] == 200
-            assert (len(engine.requests), engine.connections) == (2, 1)
-            host = engine.address.removeprefix("https://").encode()
-            assert b"\r\nhost: %b\r\n" % host in engine.requests[0]
-
-    run(loop, test)
+@on_each_loop
+async def test_second_request_reuses_the_tls_connection_to_the_engine() -> None:
+    async with engine_of(sides().server) as (engine, one):
+        for _ in range(2):
+            assert (await answered(one))[0] == 200
+        assert (len(engine.requests), engine.connections) == (2, 1)
+        host = engine.address.removeprefix("https://").encode()
+        assert b"\r\nhost: %b\r\n" % host in engine.requests[0]
 
 
-@LOOPS
-def test_engine_certificate_for_the_configured_host_name_is_accepted(loop: Loop) -> None:
+@on_each_loop
+async def test_engine_certificate_for_the_configured_host_name_is_accepted() -> None:
     server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     leaf(OURS, "engine.example").configure_cert(server)
-
-    async def test() -> None:
-        async with engine_of(server, "https://engine.example@{}") as (engine, one):
-            assert (await answered(one))[0] == 200
-            assert b"\r\nhost: engine.example:" in engine.requests[0]
-
-    run(loop, test)
+    async with engine_of(server, "https://engine.example@{}") as (engine, one):
+        assert (await answered(one))[0] == 200
+        assert b"\r\nhost: engine.example:" in engine.requests[0]
 
 
 @pytest.mark.parametrize(
@@ -314,11 +302,11 @@ def test_untrusted_engine_receives_nothing_and_the_request_gets_502(
             assert (await answered(one))[0] == 200, "what is believed now holds for the next connection"
 
     run(loop, test)
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 1, "said once, not for every Call"
-    assert told[0].startswith(f"event=engine_distrusted reason='{why}")
-    assert "example" not in told[0]
-    assert "127.0.0.1" not in told[0]
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 1, "said once, not for every Call"
+    assert messages[0].startswith(f"event=engine_distrusted reason='{why}")
+    assert "example" not in messages[0]
+    assert "127.0.0.1" not in messages[0]
 
 
 @LOOPS
@@ -342,8 +330,8 @@ def test_engine_without_tls_receives_no_plaintext_request(loop: Loop, caplog: py
     assert "event=engine_distrusted reason='WRONG_VERSION_NUMBER'" in caplog.text
 
 
-@LOOPS
-def test_incomplete_engine_handshake_counts_as_connect_failure(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_each_loop
+async def test_incomplete_engine_handshake_counts_as_connect_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "CONNECT_S_MAX", 0.1)
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -351,11 +339,8 @@ def test_incomplete_engine_handshake_counts_as_connect_failure(loop: Loop, monke
         await reader.read()
         writer.close()
 
-    async def test() -> None:
-        async with await asyncio.start_server(silent, "127.0.0.1", 0) as server, ScriptedEngine((OK,)) as good:
-            host, port = server.sockets[0].getsockname()
-            async with rig(f"https://{host}:{port}", good.address) as one:
-                assert (await answered(one))[0] == 200, "by the other Replica"
-                assert 'reason="connect"} 1.0' in one.front.telemetry.text((), None).decode()
-
-    run(loop, test)
+    async with await asyncio.start_server(silent, "127.0.0.1", 0) as server, ScriptedEngine((OK,)) as good:
+        host, port = server.sockets[0].getsockname()
+        async with rig(f"https://{host}:{port}", good.address) as one:
+            assert (await answered(one))[0] == 200, "by the other Replica"
+            assert 'reason="connect"} 1.0' in one.front.telemetry.text((), None).decode()

@@ -31,7 +31,7 @@ def run(test: Callable[[], Coroutine[None, None, None]]) -> None:
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_data_plane_test_passes_on_uvloop(name: str) -> None:
+def test_each_data_plane_test_also_passes_on_uvloop(name: str) -> None:
     run(PLAIN[name])
 
 

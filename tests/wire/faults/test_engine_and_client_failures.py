@@ -31,57 +31,45 @@ from tests.support.fakes.engines.scripted_engine import (
     document,
     event,
 )
-from tests.support.harness.gateway.gateway_rig import rig
+from tests.support.harness.gateway.gateway_rig import rig, rig_and_client
 from tests.support.waiting import until
 
 
-async def test_engine_closing_idle_connections_causes_no_retry() -> None:
-    async with ScriptedEngine((OK, CLOSE)) as engine, rig(engine.address) as one:
-        client = await one.client()
+async def test_connection_closed_by_the_engine_while_idle_causes_no_retry() -> None:
+    async with ScriptedEngine((OK, CLOSE)) as engine, rig_and_client(engine.address) as (one, client):
         for _ in range(5):
-            client.call()
-            assert (await client.answer())[0] == 200
+            assert (await client.ask())[0] == 200
         assert one.front.telemetry.text((), None).count(b"upstream_retries_total{") == 0
 
 
 async def test_reset_on_reused_connection_is_retried_on_a_fresh_one() -> None:
-    async with ScriptedEngine((OK,), (RESET,), (OK,)) as engine, rig(engine.address) as one:
-        client = await one.client()
-        client.call()
-        await client.answer()
-        client.call()
-        assert (await client.answer())[0] == 200
+    async with ScriptedEngine((OK,), (RESET,), (OK,)) as engine, rig_and_client(engine.address) as (one, client):
+        await client.ask()
+        assert (await client.ask())[0] == 200
         assert engine.connections == 2
         assert one.front.telemetry.text((), None).count(b"upstream_retries_total{") == 0
 
 
 async def test_request_that_kills_its_engine_is_sent_to_at_most_two_engines() -> None:
     """It includes requests on a reused connection: the engine may have crashed because of the request."""
-    async with (
-        ScriptedEngine((OK,), (HOLD,)) as engine,
-        ScriptedEngine((OK,)) as other,
-        rig(engine.address) as one,
-    ):
+    async with ScriptedEngine((OK,), (HOLD,)) as engine, ScriptedEngine((OK,)) as other, rig(engine.address) as one:
         client = await one.client()
-        client.call()
-        await client.answer()
+        await client.ask()
         engine.asked.clear()
         client.call()
         await engine.asked.wait()
         one.routes(engine.address, other.address)
         engine.stop()
         assert (await client.answer())[0] == 200
-        told = one.front.telemetry.text((), None).decode()
-        assert 'pilotlight_upstream_retries_total{model="m",reason="reset"} 1.0' in told
-        assert 'reason="connect"' not in told
+        metrics = one.front.telemetry.text((), None).decode()
+        assert 'pilotlight_upstream_retries_total{model="m",reason="reset"} 1.0' in metrics
+        assert 'reason="connect"' not in metrics
 
 
 async def test_reset_of_a_long_request_on_reused_connection_counts_as_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "STALE_S", 0.0)
-    async with ScriptedEngine((OK,), (HOLD, RESET), (OK,)) as engine, rig(engine.address) as one:
-        client = await one.client()
-        client.call()
-        await client.answer()
+    async with ScriptedEngine((OK,), (HOLD, RESET), (OK,)) as engine, rig_and_client(engine.address) as (one, client):
+        await client.ask()
         client.call()
         engine.release.set()
         assert (await client.answer())[0] == 200
@@ -89,23 +77,19 @@ async def test_reset_of_a_long_request_on_reused_connection_counts_as_retry(monk
 
 
 async def test_connection_closed_after_a_stream_is_not_reused() -> None:
-    async with ScriptedEngine((STREAM, CLOSE)) as engine, rig(engine.address) as one:
-        client = await one.client()
+    async with ScriptedEngine((STREAM, CLOSE)) as engine, rig_and_client(engine.address) as (_, client):
         for number in range(1, 4):
-            client.call(stream=True)
-            assert (await client.answer())[2] == WITHOUT_USAGE
+            assert (await client.ask(stream=True))[2] == WITHOUT_USAGE
             assert engine.connections == number
 
 
 async def test_unsolicited_response_closes_the_engine_connection() -> None:
     async with (
         ScriptedEngine((OK + b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nevil",), (OK,)) as engine,
-        rig(engine.address) as one,
+        rig_and_client(engine.address) as (_, client),
     ):
-        client = await one.client()
         for _ in range(2):
-            client.call()
-            assert (await client.answer())[2] == b'{"ok":true}'
+            assert (await client.ask())[2] == b'{"ok":true}'
         assert engine.connections == 2
 
 
@@ -113,8 +97,7 @@ async def test_unsolicited_response_closes_the_engine_connection() -> None:
 async def test_request_is_retried_after_the_engine_responds_429_or_503(status: str) -> None:
     async with ScriptedEngine((document(b"{}", status),), (OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
-        client.call()
-        assert (await client.answer())[0] == 200
+        assert (await client.ask())[0] == 200
         assert len(engine.requests) == 2
 
 
@@ -126,14 +109,9 @@ BEFORE: list[Script] = [
 
 @pytest.mark.parametrize("script", BEFORE, ids=range(len(BEFORE)))
 async def test_failure_before_the_first_body_byte_is_retried_transparently(script: Script) -> None:
-    async with (
-        ScriptedEngine(script) as bad,
-        ScriptedEngine((STREAM,)) as good,
-        rig(bad.address, good.address) as one,
-    ):
+    async with ScriptedEngine(script) as bad, ScriptedEngine((STREAM,)) as good, rig(bad.address, good.address) as one:
         client = await one.client()
-        client.call(stream=True)
-        assert (await client.answer())[2] == WITHOUT_USAGE
+        assert (await client.ask(stream=True))[2] == WITHOUT_USAGE
         assert (len(bad.requests), len(good.requests)) == (1, 1)
         await one.settled()
         assert one.in_use() == 0
@@ -153,10 +131,8 @@ async def test_http_1_0_client_gets_a_reset_when_the_response_is_truncated() -> 
 
 
 async def test_second_failure_before_the_first_byte_gives_502() -> None:
-    async with ScriptedEngine((CLOSE,)) as engine, rig(engine.address) as one:
-        client = await one.client()
-        client.call()
-        status, _, body = await client.answer()
+    async with ScriptedEngine((CLOSE,)) as engine, rig_and_client(engine.address) as (one, client):
+        status, _, body = await client.ask()
         assert status == 502
         assert ERROR in body
         client.call()  # the connection is still usable
@@ -179,13 +155,10 @@ async def test_request_reset_by_a_stopping_engine_is_served_by_a_new_replica() -
 
 @pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:65536", "127.0.0.1:", ":80", "https://x@"])
 async def test_malformed_route_address_gives_502_and_leaks_no_slot(address: str) -> None:
-    async with ScriptedEngine((OK,)) as good, rig(address) as one:
-        client = await one.client()
-        client.call()
-        assert (await client.answer())[0] == 502
+    async with ScriptedEngine((OK,)) as good, rig_and_client(address) as (one, client):
+        assert (await client.ask())[0] == 502
         one.routes(good.address)
-        client.call()
-        assert (await client.answer())[0] == 200
+        assert (await client.ask())[0] == 200
         assert one.in_use() == 0
 
 
@@ -194,8 +167,7 @@ async def test_refused_connection_moves_the_request_to_another_replica() -> None
         gone.bind(("127.0.0.1", 0))  # it does not listen, and no other process can get its port
         async with ScriptedEngine((OK,)) as good, rig(f"127.0.0.1:{gone.getsockname()[1]}", good.address) as one:
             client = await one.client()
-            client.call()
-            assert (await client.answer())[0] == 200
+            assert (await client.ask())[0] == 200
 
 
 @pytest.mark.parametrize("death", [CLOSE, RESET])
@@ -207,9 +179,9 @@ async def test_engine_failure_mid_stream_sends_one_error_event_and_no_last_chunk
         assert (await client.head())[0] == 200
         assert b'"a"' in await client.chunk()
         engine.release.set()
-        told = await client.chunk()
-        assert told.startswith(b'data: {"error":')
-        assert ERROR in told
+        event = await client.chunk()
+        assert event.startswith(b'data: {"error":')
+        assert ERROR in event
         assert await client.rest() == b""  # neither [DONE] nor a last chunk
         await one.settled()
         assert one.in_use() == 0
@@ -226,22 +198,19 @@ async def test_broken_anthropic_stream_gets_an_anthropic_error_event() -> None:
         assert (await client.chunk()).startswith(b'event: error\ndata: {"type":"error"')
 
 
-async def test_reset_after_the_complete_stream_is_no_failure() -> None:
-    async with ScriptedEngine((STREAM, RESET)) as engine, rig(engine.address) as one:
-        client = await one.client()
-        client.call(stream=True)
-        assert (await client.answer())[2] == WITHOUT_USAGE
+async def test_engine_reset_after_a_complete_stream_still_counts_its_tokens() -> None:
+    async with ScriptedEngine((STREAM, RESET)) as engine, rig_and_client(engine.address) as (one, client):
+        assert (await client.ask(stream=True))[2] == WITHOUT_USAGE
         await one.settled()
         assert one.totals()[1:] == (7, 2)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_silent_engine_gives_504(stream: bool) -> None:
+async def test_request_gets_504_if_the_engine_sends_no_byte_in_time(stream: bool) -> None:
     clocks = Clocks(response_seconds_max=0.1, first_byte_seconds_max=0.1, stall_seconds_max=90)
     async with ScriptedEngine((HOLD,)) as engine, rig(engine.address, clocks=clocks, slots=1) as one:
         client = await one.client()
-        client.call(stream=stream)
-        assert (await client.answer())[0] == 504
+        assert (await client.ask(stream=stream))[0] == 504
         await asyncio.wait_for(engine.left.wait(), 60)  # before its stall is detected
         assert one.in_use() == 0
 
@@ -267,8 +236,7 @@ async def test_stalled_stream_ends_with_a_timeout_error_event() -> None:
 async def test_slow_requests_and_idle_connections_time_out(sent: bytes, status: bytes) -> None:
     # A request that arrives late must not find its connection closed for being idle.
     limits = Limits(header_seconds_max=0.2, body_seconds_max=0.2) if sent else Limits(idle_seconds_max=0.2)
-    async with rig(limits=limits) as one:
-        client = await one.client()
+    async with rig_and_client(limits=limits) as (_, client):
         client.send(sent)
         rest = await client.rest()
         assert (status in rest) if status else rest == b""
@@ -286,18 +254,17 @@ async def test_slow_requests_and_idle_connections_time_out(sent: bytes, status: 
         (b"POST /v1/messages/more HTTP/1.1\r\nhost: x\r\n", False),
     ],
 )
-async def test_slow_request_head_gets_408_in_the_api_format_of_its_path(sent: bytes, anthropic: bool) -> None:
+async def test_request_head_sent_too_slowly_gets_408_in_its_api_format(sent: bytes, anthropic: bool) -> None:
     """Covers also a head after a complete request, and every way in which the head arrives."""
-    async with rig() as one:
-        client = await one.client()
+    async with rig_and_client() as (one, client):
         client.send(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" + sent[:9])
         assert (await client.answer())[0] == 200
         (connection,) = one.front._connections
         client.send(sent[9:])
         await until("all of it is read", lambda: connection._reader.buffered == len(sent))
         one.front.limits = Limits(header_seconds_max=0.1)
-        status, fields, told = await client.answer()
-        error = json.loads(told)
+        status, fields, body = await client.answer()
+        error = json.loads(body)
         assert (status, fields["connection"], error["error"]["code"]) == (408, "close", "request_timeout")
         assert error.get("type") == ("error" if anthropic else None)
         assert await client.rest() == b""
@@ -336,8 +303,7 @@ async def test_client_disconnect_ends_engine_work_at_once(script: Script, how: s
 
     It promises 100 ms; the larger limit here is for a busy machine. bench/ measures the real duration.
     """
-    async with ScriptedEngine(script) as engine, rig(engine.address) as one:
-        client = await one.client()
+    async with ScriptedEngine(script) as engine, rig_and_client(engine.address) as (one, client):
         client.call(stream=True)
         await engine.asked.wait()
         await asyncio.sleep(0.02)
@@ -355,8 +321,7 @@ async def test_client_disconnect_ends_engine_work_at_once(script: Script, how: s
 
 @pytest.mark.case("34")
 async def test_request_of_a_client_that_left_the_queue_reaches_no_engine() -> None:
-    async with ScriptedEngine((OK,)) as engine, rig() as one:
-        client = await one.client()
+    async with ScriptedEngine((OK,)) as engine, rig_and_client() as (one, client):
         client.call()
         while not one.front.report().levels:
             await asyncio.sleep(0.001)
@@ -371,15 +336,14 @@ def until_close(body: bytes) -> tuple[bytes | Word, ...]:
     return (b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n" + body, CLOSE)
 
 
-async def test_close_delimited_json_response_is_relayed() -> None:
+async def test_json_response_that_ends_at_connection_close_is_relayed() -> None:
     async with ScriptedEngine(until_close(b'{"choices": []}')) as engine, rig(engine.address) as one:
         client = await one.client()
-        client.call()
-        status, _, body = await client.answer()
+        status, _, body = await client.ask()
         assert (status, body) == (200, b'{"choices": []}')
 
 
-async def test_reports_contain_time_since_last_byte_of_an_engine() -> None:
+async def test_report_contains_the_time_since_the_last_byte_from_the_engine() -> None:
     async with ScriptedEngine((STREAM_HEAD + delta("a"), HOLD, delta("b"), HOLD)) as engine, rig(engine.address) as one:
 
         def byte_s() -> float | None:

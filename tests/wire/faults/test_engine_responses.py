@@ -34,7 +34,7 @@ from tests.support.fakes.engines.scripted_engine import (
     document,
     event,
 )
-from tests.support.harness.gateway.gateway_rig import Client, Rig, rig
+from tests.support.harness.gateway.gateway_rig import Client, Rig, rig, rig_and_client
 
 PAGE = b"<html><h1>500 Internal Server Error</h1></html>"
 MANY = 4000
@@ -114,8 +114,7 @@ async def test_malformed_engine_response_is_retried_once_and_then_gives_502(name
     """The request is retried once; then one clear error, which discloses nothing about the engine."""
     async with ScriptedEngine((ODD[name],), (ODD[name],), (OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
-        client.call(stream=stream)
-        status, fields, body = await client.answer()
+        status, fields, body = await client.ask(stream=stream)
         assert (status, json.loads(body)["error"]["code"]) == (502, "upstream_error")
         assert {"content-type", "content-length", "x-request-id"} == set(fields)
         assert (len(engine.requests), engine.connections) == (2, 2), "an odd connection is used once"
@@ -125,15 +124,13 @@ async def test_malformed_engine_response_is_retried_once_and_then_gives_502(name
 @pytest.mark.case("41")
 @pytest.mark.parametrize("stream", [False, True], ids=["document", "stream"])
 @pytest.mark.parametrize("status", [300, 301, 302, 303, 304, 305, 307, 308])
-async def test_redirect_is_neither_followed_nor_forwarded(status: int, stream: bool) -> None:
+async def test_redirect_of_an_engine_gives_502_and_is_not_followed(status: int, stream: bool) -> None:
     body = b"" if status == 304 else b"moved"
     async with ScriptedEngine((OK,)) as elsewhere:
         there = document(body, f"{status} There", f"Location: http://{elsewhere.address}/v1/chat/completions")
-        async with ScriptedEngine((there,), (there,), (OK,)) as engine, rig(engine.address) as one:
-            client = await one.client()
-            client.call(stream=stream)
-            got, fields, told = await client.answer()
-            assert (got, ERROR in told, "location" in fields) == (502, True, False)
+        async with ScriptedEngine((there,), (there,), (OK,)) as engine, rig_and_client(engine.address) as (one, client):
+            got, fields, body_text = await client.ask(stream=stream)
+            assert (got, ERROR in body_text, "location" in fields) == (502, True, False)
             assert (elsewhere.connections, len(engine.requests)) == (0, 2)
             await serves_on(one, client)
 
@@ -142,8 +139,7 @@ async def serves_on(one: Rig, client: Client) -> None:
     """Assert that slots are free, and that the same client gets the next response."""
     await one.settled()
     assert one.in_use() == 0
-    client.call()
-    assert (await client.answer())[::2] == (200, b'{"ok":true}')
+    assert (await client.ask())[::2] == (200, b'{"ok":true}')
 
 
 # --- responses that can be parsed: relayed unchanged -----------------------------------------------------------------
@@ -190,10 +186,8 @@ FAITHFUL: dict[str, tuple[Script, bytes]] = {
 async def test_valid_engine_stream_is_relayed_unchanged(name: str) -> None:
     """Nothing is added to it, least of all `[DONE]`, and it ends because the engine ended it."""
     script, content = FAITHFUL[name]
-    async with ScriptedEngine(script, (OK,)) as engine, rig(engine.address) as one:
-        client = await one.client()
-        client.call(stream=True)
-        status, _, body = await client.answer()
+    async with ScriptedEngine(script, (OK,)) as engine, rig_and_client(engine.address) as (one, client):
+        status, _, body = await client.ask(stream=True)
         assert (status, len(body), body == content) == (200, len(content), True)
         await serves_on(one, client)
 
@@ -218,10 +212,8 @@ DOCUMENTS: dict[str, tuple[Script, int, bytes]] = {
 async def test_non_streaming_engine_response_is_relayed_unchanged(name: str, stream: bool) -> None:
     """It applies also if a stream was requested."""
     script, status, content = DOCUMENTS[name]
-    async with ScriptedEngine(script, (OK,)) as engine, rig(engine.address) as one:
-        client = await one.client()
-        client.call(stream=stream)
-        got, _, body = await client.answer()
+    async with ScriptedEngine(script, (OK,)) as engine, rig_and_client(engine.address) as (one, client):
+        got, _, body = await client.ask(stream=stream)
         assert (got, len(body), body == content) == (status, len(content), True)
         await serves_on(one, client)
 
@@ -246,8 +238,7 @@ SAID_DONE = ("a last chunk cut in half", "endless trailers", "a bad trailer")
 @pytest.mark.parametrize("name", BROKEN)
 async def test_broken_stream_ends_with_one_error_event_and_no_last_chunk(name: str, dialect: str) -> None:
     script = (STREAM_HEAD + delta("a"), HOLD, *BROKEN[name])
-    async with ScriptedEngine(script, (OK,)) as engine, rig(engine.address) as one:
-        client = await one.client()
+    async with ScriptedEngine(script, (OK,)) as engine, rig_and_client(engine.address) as (one, client):
         client.call(stream=True, path=dialect)
         assert (await client.head())[0] == 200
         assert b'"a"' in await client.chunk()
@@ -289,8 +280,7 @@ async def test_truncated_non_streaming_response_is_incomplete_for_the_client(fra
 @pytest.mark.case("41")
 async def test_close_delimited_stream_without_done_gets_an_error_event() -> None:
     cut = (b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + DELTAS, CLOSE)
-    async with ScriptedEngine(cut) as engine, rig(engine.address) as one:
-        client = await one.client()
+    async with ScriptedEngine(cut) as engine, rig_and_client(engine.address) as (_, client):
         client.call(stream=True)
         rest = await client.rest()
         assert ERROR in rest
@@ -338,7 +328,7 @@ async def test_random_engine_output_gives_the_client_only_valid_http_responses()
     async with engine, rig(engine.address, slots=AT_ONCE) as one:
         gate = asyncio.Semaphore(AT_ONCE)
 
-        async def told() -> bytes:
+        async def response() -> bytes:
             async with gate:
                 client = await one.client()
                 client.call(stream=bool(die.randrange(2)), minor=die.randrange(2))
@@ -348,7 +338,7 @@ async def test_random_engine_output_gives_the_client_only_valid_http_responses()
                 except ConnectionResetError:
                     return b""
 
-        answers = await asyncio.gather(*(told() for _ in range(TRIES)))
+        answers = await asyncio.gather(*(response() for _ in range(TRIES)))
         for answer in answers:
             assert answer.startswith(b"HTTP/1.1 ") or not answer
             assert client(answer) is not None or not answer

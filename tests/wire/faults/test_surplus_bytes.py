@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.fakes.engines.scripted_engine import HOLD, OK, ScriptedEngine, document
-from tests.support.harness.gateway.gateway_rig import Client, Rig, rig
+from tests.support.harness.gateway.gateway_rig import Client, Rig, rig, rig_and_client
 from tests.support.timing import PlainEngine, turns
 from tests.support.waiting import until
 
@@ -22,16 +22,14 @@ def idle(one: Rig) -> int:
 
 
 async def answered(client: Client) -> bytes:
-    client.call()
-    status, _, body = await client.answer()
+    status, _, body = await client.ask()
     assert status == 200
     return body
 
 
 async def test_bytes_on_an_idle_engine_connection_close_the_connection() -> None:
     """The next request uses a new connection and gets its own response."""
-    async with PlainEngine() as engine, rig(engine.address) as one:
-        client = await one.client()
+    async with PlainEngine() as engine, rig_and_client(engine.address) as (one, client):
         assert await answered(client) == b'{"ok":true}'
         assert idle(one) == 1
         engine.connections[0].transport.write(POISON)
@@ -42,8 +40,7 @@ async def test_bytes_on_an_idle_engine_connection_close_the_connection() -> None
 
 async def test_connection_with_surplus_bytes_is_not_used_for_the_next_request() -> None:
     """A request in the same loop iteration does not use a connection that is about to be closed."""
-    async with PlainEngine() as engine, rig(engine.address) as one:
-        client = await one.client()
+    async with PlainEngine() as engine, rig_and_client(engine.address) as (one, client):
         await answered(client)
         (pool,) = one.front.upstreams._pools.values()
         pool._idle[0].data_received(POISON)
@@ -54,11 +51,9 @@ async def test_connection_with_surplus_bytes_is_not_used_for_the_next_request() 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_engine_that_sent_surplus_bytes_gets_a_connection_per_request(stream: bool) -> None:
     """The engine may do so again, too late to be detected."""
-    async with ScriptedEngine((OK + POISON,), (OK,)) as engine, rig(engine.address) as one:
-        client = await one.client()
+    async with ScriptedEngine((OK + POISON,), (OK,)) as engine, rig_and_client(engine.address) as (one, client):
         for number in range(1, 5):
-            client.call(stream=stream)
-            assert (await client.answer())[2] == b'{"ok":true}'
+            assert (await client.ask(stream=stream))[2] == b'{"ok":true}'
             assert idle(one) == 0
             assert (len(engine.requests), engine.connections) == (number, number)
 

@@ -23,7 +23,7 @@ from gateway.memory import guard
 from pilotlight.cli.main import COMPILED
 from tests.support.fakes.engines.scripted_engine import HOLD, OK, STREAM_HEAD, ScriptedEngine, delta
 from tests.support.harness.gateway.gateway_rig import Client, Rig, rig
-from tests.support.net.canary import told
+from tests.support.net.canary import occurrences
 
 GOOD, REVOKED, EXPIRED, READER = (
     "pl-" + word * 4 for word in ("good-key-09", "revoked-key", "expired-key", "reader-key1")
@@ -255,4 +255,4 @@ async def test_keys_never_appear_in_responses_events_metrics_or_upstream(tmp_pat
         os.close(sink)
         assert answers.count(b"HTTP/1.1 200") == 1
         assert events.count(b"turned_away") > 20
-        assert told(answers + events + metrics + engine.requests[0], GOOD, REVOKED, EXPIRED, READER) == []
+        assert occurrences(answers + events + metrics + engine.requests[0], GOOD, REVOKED, EXPIRED, READER) == []

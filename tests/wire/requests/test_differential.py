@@ -131,12 +131,12 @@ def server(
             yield name, port
 
 
-def test_over_600_inputs_are_accepted_and_over_250_forwarded() -> None:
+def test_differential_corpus_has_over_600_accepted_requests() -> None:
     assert (len(accepted()), len(sent())) > (600, 250)
     assert sum(item.whole for item in accepted()) > 400
 
 
-def test_forwarded_heads_contain_no_known_parser_quirk() -> None:
+def test_forwarded_request_heads_contain_no_known_parser_quirk() -> None:
     for head, _ in sent():
         assert not any(quirk.about.search(head) for quirk in QUIRKS), head
 
@@ -167,7 +167,7 @@ def meant(head: bytes, body: bytes) -> Reading:
 
 
 @pytest.mark.case("39")
-async def test_other_http_servers_find_no_request_the_gateway_did_not_find(server: tuple[str, int]) -> None:
+async def test_other_http_servers_read_the_same_requests_as_the_gateway(server: tuple[str, int]) -> None:
     name, port = server
     gate = asyncio.Semaphore(AT_ONCE)
     excused: Counter[Quirk] = Counter()

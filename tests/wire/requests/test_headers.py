@@ -12,7 +12,7 @@ import pytest
 from autoscaler.contract import CatalogueDelta, FrontSettings, KeyEntry, TenantEntry, TenantName
 from gateway.http.request_head import KEPT, LISTS
 from tests.support.fakes.engines.scripted_engine import DONE, END, OK, STREAM_HEAD, ScriptedEngine, delta, document
-from tests.support.harness.gateway.gateway_rig import Client, rig
+from tests.support.harness.gateway.gateway_rig import Client, rig, rig_and_client
 from tests.support.net.canary import request
 from tests.support.net.request_mutations import mutated
 from tests.support.net.request_splits import UNFINISHED, read
@@ -42,8 +42,7 @@ UPWARDS = ["host", "content-length", "x-request-id", "content-type"]
 
 @pytest.mark.case("40")
 async def test_forged_and_hop_by_hop_headers_do_not_reach_the_engine() -> None:
-    async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
-        client = await one.client()
+    async with ScriptedEngine((OK,)) as engine, rig_and_client(engine.address) as (one, client):
         lines = (*HOP_BY_HOP, *OURS, *FORGED, "Authorization: Bearer canary", "Accept: canary")
         head = ["POST /v1/chat/completions?canary HTTP/1.1", "Host: canary", "Content-Type: application/json", *lines]
         client.send("\r\n".join([*head, f"Content-Length: {len(BODY)}", "", ""]).encode() + BODY)
@@ -100,8 +99,7 @@ REFUSED = (
 @pytest.mark.parametrize("line", REFUSED)
 async def test_repeated_header_or_line_break_in_value_is_rejected(line: str) -> None:
     """The connection is closed, because the bytes that follow are ambiguous."""
-    async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
-        client = await one.client()
+    async with ScriptedEngine((OK,)) as engine, rig_and_client(engine.address) as (_, client):
         client.send(request("/v1/chat/completions", BODY, line) + request("/health", method="GET"))
         status, fields, body = await client.answer()
         assert (status, fields["connection"], b'"invalid_request"' in body) == (400, "close", True)
@@ -113,8 +111,7 @@ async def test_repeated_header_or_line_break_in_value_is_rejected(line: str) -> 
 @pytest.mark.parametrize("name", ["X-A", "Cookie", "Authorization", "X-Request-Id", "Prefer", "User-Agent", "Accept"])
 async def test_large_header_gets_431_only_if_the_engine_would_receive_it(name: str) -> None:
     """Headers that engines receive must fit into a head that they accept; otherwise one clear error and no request."""
-    async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
-        client = await one.client()
+    async with ScriptedEngine((OK,)) as engine, rig_and_client(engine.address) as (_, client):
         client.send(request("/v1/chat/completions", BODY, f"{name}: {'a' * 8192}"))
         status, fields, body = await client.answer()
         if name in {"User-Agent", "Accept"}:
@@ -135,7 +132,7 @@ ANSWERED = (
 
 
 @pytest.mark.case("40")
-async def test_client_receives_no_connection_or_forged_headers_of_the_engine() -> None:
+async def test_plain_response_has_no_forged_headers_of_the_engine() -> None:
     """Checked for whole, streamed and error responses."""
     whole = document(b"{}", "200 OK", *ANSWERED)
     pieces = (whole[:-1], whole[-1:])
@@ -146,19 +143,19 @@ async def test_client_receives_no_connection_or_forged_headers_of_the_engine() -
         for status in (200, 200, 400):
             client = await one.client()
             client.call()
-            assert await told(client) == (status, DOWNWARDS)
+            assert await status_and_headers(client) == (status, DOWNWARDS)
 
 
 @pytest.mark.case("40")
-async def test_stream_has_no_connection_or_forged_headers_of_the_engine() -> None:
+async def test_streamed_response_has_no_forged_headers_of_the_engine() -> None:
     head = STREAM_HEAD[:-2] + "\r\n".join([*ANSWERED, "", ""]).encode()
     async with ScriptedEngine((head + delta("a") + DONE + END,)) as engine, rig(engine.address) as one:
         client = await one.client()
         client.call(stream=True)
-        assert await told(client) == (200, DOWNWARDS - {"content-length"} | {"transfer-encoding"})
+        assert await status_and_headers(client) == (200, DOWNWARDS - {"content-length"} | {"transfer-encoding"})
 
 
-async def told(client: Client) -> tuple[int, set[str]]:
+async def status_and_headers(client: Client) -> tuple[int, set[str]]:
     """Return status and header names of a response, which must contain no text of the engine."""
     status, fields = await client.head()
     assert "canary" not in str(fields)
@@ -172,7 +169,7 @@ _ID = re.compile(rb"\r\nx-request-id: [a-z0-9._-]+(?=\r\n)")
 
 
 @pytest.mark.case("39")
-async def test_error_responses_do_not_echo_the_request() -> None:
+async def test_error_response_to_an_invalid_request_does_not_echo_it() -> None:
     """Mutations of requests for a Model that does not exist, each with a marker word somewhere."""
     die, inputs = random.Random(5), []
     for data in mutated(5, 600):

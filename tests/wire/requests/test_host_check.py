@@ -9,7 +9,7 @@ import pytest
 from autoscaler.contract import CatalogueDelta, FrontSettings, GatewayId
 from gateway.gateway import Gateway
 from tests.support.fakes.engines.scripted_engine import OK, ScriptedEngine
-from tests.support.harness.gateway.gateway_rig import Rig, rig
+from tests.support.harness.gateway.gateway_rig import Rig, rig, rig_and_client
 from tests.support.net.certificates import sides
 
 APP = "https://app.example"
@@ -55,7 +55,7 @@ async def status_of(one: Rig, lines: str) -> tuple[int, bytes]:
         ("GET {} HTTP/1.1\r\nHost: evil.example\r\nOrigin: https://app.example", 421),
     ],
 )
-async def test_only_local_hosts_and_allowed_origins_are_served(lines: str, status: int, path: str) -> None:
+async def test_request_with_foreign_host_or_origin_gets_421_or_403(lines: str, status: int, path: str) -> None:
     async with rig(settings=FrontSettings(cors_origins=(APP,)), host_check=True) as one:
         got, body = await status_of(one, lines.format(path))
     assert got == status
@@ -101,8 +101,7 @@ def post(host: str, body: bytes = CALL, more: str = "", path: str = "/v1/chat/co
 
 
 async def test_request_rejected_by_the_host_check_reaches_no_engine() -> None:
-    async with ScriptedEngine((OK,)) as engine, rig(engine.address, host_check=True) as one:
-        client = await one.client()
+    async with ScriptedEngine((OK,)) as engine, rig_and_client(engine.address, host_check=True) as (one, client):
         for _ in range(2):
             client.send(post("evil.example") + post("localhost", more="Origin: https://evil.example\r\n"))
             assert [(await client.answer())[0] for _ in range(2)] == [421, 403]
@@ -112,8 +111,7 @@ async def test_request_rejected_by_the_host_check_reaches_no_engine() -> None:
 
 
 async def test_host_error_on_the_anthropic_path_has_the_anthropic_format() -> None:
-    async with rig(host_check=True) as one:
-        client = await one.client()
+    async with rig_and_client(host_check=True) as (_, client):
         client.send(post("evil.example", path="/v1/messages"))
         status, _, body = await client.answer()
         assert (status, json.loads(body)["type"]) == (421, "error")
@@ -141,8 +139,7 @@ async def test_head_with_foreign_host_is_rejected_before_its_body(rest: str) -> 
 async def test_changed_settings_apply_to_a_repeated_request_on_one_connection() -> None:
     """It holds also on the same connection, where the same bytes are not parsed again."""
     version = 1
-    async with ScriptedEngine(*[(OK,)] * 4) as engine, rig(engine.address, host_check=True) as one:
-        client = await one.client()
+    async with ScriptedEngine(*[(OK,)] * 4) as engine, rig_and_client(engine.address, host_check=True) as (one, client):
         page = {"origin": f"Origin: {APP}\r\n", "none": ""}
 
         async def statuses(settings: FrontSettings) -> list[int]:
@@ -171,7 +168,7 @@ async def test_host_error_has_cors_header_for_an_allowed_origin() -> None:
         assert (status, fields["access-control-allow-origin"]) == (421, APP)
 
 
-async def test_host_check_applies_to_tls_listeners() -> None:
+async def test_request_with_foreign_host_over_tls_gets_421() -> None:
     async with rig(tls=sides(), host_check=True) as one:
         assert (await status_of(one, "GET /health HTTP/1.1\r\nHost: evil.example"))[0] == 421
         assert (await status_of(one, "GET /health HTTP/1.1\r\nHost: localhost"))[0] == 200

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from autoscaler.contract import FrontSettings
-from tests.support.harness.gateway.gateway_rig import rig
+from tests.support.harness.gateway.gateway_rig import rig, rig_and_client
 
 
 @pytest.mark.parametrize(
@@ -26,17 +26,16 @@ from tests.support.harness.gateway.gateway_rig import rig
 async def test_unsupported_method_gets_405_and_keeps_the_connection(method: str, path: str, allow: str) -> None:
     """The response lists the methods of the path in the format of its API, with or without a key (RFC 9110, 15.5.6)."""
     settings = FrontSettings(keys_needed=True, cors_origins=("*",))
-    async with rig(settings=settings) as one:
-        client = await one.client()
+    async with rig_and_client(settings=settings) as (one, client):
         for body in (b"", b"{}"):
             head = f"{method} {path} HTTP/1.1\r\nhost: x\r\norigin: o\r\ncontent-length: {len(body)}\r\n\r\n"
             client.send(head.encode() + body + b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
-            status, fields, told = await client.answer()
-            error = json.loads(told)
+            status, fields, text = await client.answer()
+            error = json.loads(text)
             assert (status, fields["allow"], fields["access-control-allow-origin"]) == (405, allow, "o")
             assert (error["error"]["code"], error["error"]["type"]) == ("method_not_allowed", "invalid_request_error")
             assert error.get("type") == ("error" if "messages" in path else None)
-            assert b"CANARY" not in told
+            assert b"CANARY" not in text
             assert (await client.answer())[0] == 200
         assert re.findall(rb'code="(\w*)".*} (\d)', one.front.metrics()) == [(b"method_not_allowed", b"2")]
 
@@ -51,5 +50,5 @@ async def test_head_request_gets_404_without_a_body() -> None:
         client = await one.client()
         for path, allowed in (("/v1/messages", 204), ("/v1/models/none", 204), ("/nowhere", 404)):
             client.send(f"OPTIONS {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
-            told, fields, _ = await client.answer()
-            assert (told, fields.get("allow")) == (allowed, None)
+            methods, fields, _ = await client.answer()
+            assert (methods, fields.get("allow")) == (allowed, None)

@@ -55,7 +55,7 @@ def test_data_after_a_request_does_not_change_how_it_is_parsed(entry: dict[str, 
         assert [brief(item) for item in after[len(seen) :]] == (["GET /health "] if kept else [])
 
 
-def test_corpus_index_lists_every_file_once() -> None:
+def test_request_corpus_index_lists_every_corpus_file_once() -> None:
     assert sorted(str(entry["file"]) for entry in INDEX) == sorted(path.name for path in CORPUS.glob("*.http"))
 
 
@@ -78,7 +78,7 @@ def test_parsed_request_contains_only_supported_headers() -> None:
      (b"Connection: x-a, close\r\n", False), (b"Connection: x-a\r\nConnection: close\r\n", False),
      (b"Connection: closed\r\n", True)],
 )  # fmt: skip
-def test_connection_close_disables_keep_alive(line: bytes, kept: bool) -> None:
+def test_request_with_connection_close_is_not_kept_alive(line: bytes, kept: bool) -> None:
     assert one(b"GET /health HTTP/1.1\r\nHost: gw\r\n" + line + b"\r\n").head.keep_alive is kept
 
 
@@ -96,7 +96,7 @@ def test_expect_continue_is_reported_before_the_body_arrives() -> None:
     assert reader.pending is None
 
 
-def test_request_line_of_an_incomplete_head_is_available() -> None:
+def test_method_and_path_of_an_incomplete_request_head_are_available() -> None:
     reader, data = RequestReader(100), POST + b"Content-Length: 1\r\n\r\n"
     line = POST.index(b"\r\n") + 2
     for at in range(len(data)):
@@ -117,7 +117,7 @@ def test_expect_is_ignored_on_http_1_0() -> None:
     assert one(data).head.expects_continue is False
 
 
-def test_reader_reports_whether_the_head_or_the_body_is_incomplete() -> None:
+def test_request_reader_reports_if_the_head_or_the_body_is_incomplete() -> None:
     reader = RequestReader(100)
     assert (reader.waiting_for, reader.buffered) == ("head", 0)
     reader.feed(POST[:10])
@@ -129,7 +129,7 @@ def test_reader_reports_whether_the_head_or_the_body_is_incomplete() -> None:
     assert (request.body, reader.waiting_for, reader.buffered) == (b"hello", "nothing", len(HEALTH))
 
 
-def test_pipelined_request_waits_until_next_is_called() -> None:
+def test_pipelined_request_is_returned_only_after_the_one_before() -> None:
     reader = RequestReader(100)
     first = reader.feed(HEALTH)
     assert first is not None
@@ -141,7 +141,7 @@ def test_pipelined_request_waits_until_next_is_called() -> None:
     assert reader.next() is None
 
 
-def test_error_of_a_pipelined_request_is_raised_in_order() -> None:
+def test_invalid_pipelined_request_fails_only_after_the_one_before() -> None:
     reader = RequestReader(100)
     assert reader.feed(HEALTH + b"nonsense\r\n\r\n") is not None
     with pytest.raises(CallError):
@@ -209,13 +209,13 @@ def test_repeated_non_list_header_is_rejected(name: str) -> None:
     assert name.lower() in error.message
 
 
-def test_every_rejection_closes_the_connection() -> None:
+def test_every_rejected_corpus_request_closes_its_connection() -> None:
     for entry in INDEX:
         last = read([(CORPUS / str(entry["file"])).read_bytes()])[-1]
         assert not isinstance(last, CallError) or last.close, entry["file"]
 
 
-def test_rejections_do_not_echo_the_request() -> None:
+def test_parse_error_of_a_rejected_request_does_not_echo_the_request() -> None:
     error = refused(POST + b"Authorization : Bearer sk-SECRET\r\n\r\n")
     assert "SECRET" not in error.message
 

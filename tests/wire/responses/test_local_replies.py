@@ -27,7 +27,7 @@ from tests.support.fakes.engines.scripted_engine import (
     delta,
     document,
 )
-from tests.support.harness.gateway.gateway_rig import Client, Rig, rig
+from tests.support.harness.gateway.gateway_rig import Client, Rig, rig, rig_and_client
 from tests.support.timing import turns
 from tests.support.waiting import until
 
@@ -56,10 +56,10 @@ async def test_server_timing_omits_ready_if_the_start_began_before_the_request(l
         while not any(level.oldest_wait_s > 0.001 for level in one.front.report().levels):  # longer than a short start
             await asyncio.sleep(0.001)
         one.routes(engine.address, phases_ms={"decide": 0.1, "load": load_ms})
-        told = server_timing((await client.answer())[1]["server-timing"])
-        assert list(told) == ["queue", "decide", "load", *(["ready"] if whole else []), "upstream"]
+        timings = server_timing((await client.answer())[1]["server-timing"])
+        assert list(timings) == ["queue", "decide", "load", *(["ready"] if whole else []), "upstream"]
         if whole:
-            assert told["decide"] + told["load"] + told["ready"] == pytest.approx(told["queue"], abs=0.2)
+            assert timings["decide"] + timings["load"] + timings["ready"] == pytest.approx(timings["queue"], abs=0.2)
 
 
 EARLY = FrontSettings(keepalive_seconds=0.1)
@@ -78,7 +78,7 @@ async def test_queued_stream_receives_its_queue_position_before_the_response(min
         assert body.split(b"\n\n")[-2].startswith(b": server-timing queue;dur=")
 
 
-async def test_queued_anthropic_stream_receives_pings() -> None:
+async def test_stream_of_an_anthropic_request_gets_pings_while_queued() -> None:
     async with rig(settings=EARLY) as one:
         client = await parked(one, stream=True, path="/v1/messages")
         await client.head()
@@ -131,8 +131,7 @@ async def test_queued_non_streaming_request_gets_503_after_silent_seconds_max() 
 
 @pytest.mark.parametrize("length", ["999999999", "60"])
 async def test_error_before_the_whole_body_has_request_id_and_api_format(length: str) -> None:
-    async with rig(limits=Limits(body_seconds_max=0.1)) as one:
-        client = await one.client()
+    async with rig_and_client(limits=Limits(body_seconds_max=0.1)) as (_, client):
         client.send(
             b"POST /v1/messages HTTP/1.1\r\nHost: gw\r\nX-Request-Id: mine\r\n"
             b"Content-Type: application/json\r\nContent-Length: %b\r\n\r\n{" % length.encode()
@@ -143,12 +142,10 @@ async def test_error_before_the_whole_body_has_request_id_and_api_format(length:
 
 
 async def test_invalid_head_is_reported_only_to_authenticated_clients() -> None:
-    async with rig(settings=FrontSettings(keys_needed=True)) as one:
-        client = await one.client()
+    async with rig_and_client(settings=FrontSettings(keys_needed=True)) as (_, client):
         client.send(b"POST /v1/completions HTTP/1.1\r\nHost: gw\r\nX-Priority: high\r\nContent-Length: 2\r\n\r\n{}")
         assert (await client.answer())[0] == 401
-    async with rig() as one:
-        client = await one.client()
+    async with rig_and_client() as (_, client):
         for _ in range(2):
             client.send(b"POST /v1/completions HTTP/1.1\r\nHost: gw\r\nX-Priority: high\r\nContent-Length: 2\r\n\r\n{}")
             status, _, body = await client.answer()
@@ -161,7 +158,7 @@ async def get(one: Rig, path: str, *, method: str = "GET", more: str = "") -> tu
     return await client.answer()
 
 
-async def test_listing_models_starts_no_model() -> None:
+async def test_models_request_lists_a_stopped_model_without_starting_it() -> None:
     async with rig(state="zero") as one:
         status, _, body = await get(one, "/v1/models")
         listed = json.loads(body)
@@ -174,8 +171,7 @@ async def test_listing_models_starts_no_model() -> None:
 
 
 async def test_unknown_path_gets_openai_404_and_keeps_the_connection() -> None:
-    async with rig() as one:
-        client = await one.client()
+    async with rig_and_client() as (_, client):
         client.send(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\nGET /health HTTP/1.1\r\nhost: x\r\n\r\n")
         status, fields, body = await client.answer()
         assert (status, json.loads(body)["error"]["code"]) == (404, "not_found")
@@ -184,8 +180,7 @@ async def test_unknown_path_gets_openai_404_and_keeps_the_connection() -> None:
 
 
 async def test_malformed_request_gets_one_400_without_echo() -> None:
-    async with rig() as one:
-        client = await one.client()
+    async with rig_and_client() as (_, client):
         client.send(b"POST /v1/chat/completions HTTP/1.1\r\nAuthorization : Bearer sk-canary\r\n\r\n")
         rest = await client.rest()
         assert rest.startswith(b"HTTP/1.1 400 Bad Request\r\n")
@@ -207,8 +202,7 @@ async def test_cors_preflight_allows_only_configured_origins() -> None:
 
 
 async def test_100_continue_is_sent_before_the_body() -> None:
-    async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
-        client = await one.client()
+    async with ScriptedEngine((OK,)) as engine, rig_and_client(engine.address) as (_, client):
         client.send(
             b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
             b"expect: 100-continue\r\ncontent-length: 13\r\n\r\n"
@@ -219,8 +213,7 @@ async def test_100_continue_is_sent_before_the_body() -> None:
 
 
 async def test_100_continue_is_sent_once_for_a_split_body() -> None:
-    async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
-        client = await one.client()
+    async with ScriptedEngine((OK,)) as engine, rig_and_client(engine.address) as (one, client):
         client.send(
             b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
             b"expect: 100-continue\r\ncontent-length: 13\r\n\r\n"
@@ -296,8 +289,7 @@ async def test_error_for_an_invalid_head_has_the_api_format_of_its_path(
     fields: bytes, line: bytes, dialect: str, cut: int
 ) -> None:
     data = line + b"\r\nHost: x\r\n" + fields
-    async with rig() as one:
-        client = await one.client()
+    async with rig_and_client() as (_, client):
         for part in (data[:cut], data[cut:]):
             client.send(part)
             await turns(5)
@@ -306,7 +298,7 @@ async def test_error_for_an_invalid_head_has_the_api_format_of_its_path(
         assert ("type" in json.loads(rest.partition(b"\r\n\r\n")[2])) == (dialect == "anthropic")
 
 
-async def test_connections_per_address_are_limited() -> None:
+async def test_connection_above_the_limit_per_address_is_closed() -> None:
     async with rig(limits=Limits(connections_per_address_max=2)) as one:
         kept = [await one.client(), await one.client()]
         third = await one.client()
@@ -349,8 +341,7 @@ async def test_drain_timeout_ends_running_stream_with_one_error() -> None:
 
 
 async def test_drain_does_not_wait_for_an_incomplete_request() -> None:
-    async with ScriptedEngine() as engine, rig(engine.address) as one:
-        client = await one.client()
+    async with ScriptedEngine() as engine, rig_and_client(engine.address) as (one, client):
         client.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
         client.send(b"content-length: 100\r\n\r\n{")
         await until("the head is read", lambda: any(each._clock == "body" for each in one.front._connections))
@@ -365,20 +356,20 @@ async def test_events_metrics_and_errors_contain_no_key_prompt_or_address(tmp_pa
     sink = os.open(tmp_path / "events", os.O_RDWR | os.O_CREAT)
     prompt = [{"role": "user", "content": "canary-prompt"}]
     scripts = [(STREAM,), (STREAM_HEAD + delta("a"), CLOSE), (CLOSE,), (document(b"{}", "302 Found"),)]
-    told = b""
+    output = b""
     async with ScriptedEngine(*scripts) as engine:
         async with rig(engine.address, events=sink) as one:
             for number in range(4):
                 client = await one.client()
                 client.call(stream=number < 2, minor=0, key="sk-canary-key", messages=prompt, user="canary-user")
-                told += await client.rest()
+                output += await client.rest()
             client = await one.client()
             client.send(b"POST /v1/canary-path?key=canary HTTP/1.1\r\nhost: canary-host\r\n\r\nGET canary\r\n\r\n")
-            told += await client.rest()
-            told += one.front.metrics()
+            output += await client.rest()
+            output += one.front.metrics()
         events = os.pread(sink, 1 << 20, 0)
         os.close(sink)
         assert events.count(b'{"event":"call",') == 4
         assert events.count(b'{"event":"turned_away",') == 2
-        assert b"canary" not in told + events
-        assert engine.address.encode() not in told + events
+        assert b"canary" not in output + events
+        assert engine.address.encode() not in output + events

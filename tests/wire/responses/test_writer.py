@@ -57,7 +57,7 @@ def taken(client: socket.socket, most: int) -> bytes:
     return b"".join(pieces)
 
 
-async def test_direct_and_buffered_writes_are_sent_in_order() -> None:
+async def test_random_mix_of_direct_and_buffered_writes_is_sent_in_order() -> None:
     dice, ways = random.Random(4), set[tuple[bool, bool]]()
     async with rig() as one, connected(one) as (client, connection):
         transport = connection._transport

@@ -24,6 +24,8 @@ from tests.integration.cluster.support.installations.adoption import LINGO, OURS
 from tests.integration.cluster.support.kubelet.node import Node
 from tests.support.harness.driver_events import running
 from tests.support.harness.local_rig import KNOBS
+from tests.support.harness.scenarios import run_on_rig
+from tests.support.waiting import until
 
 WAIT_S_MAX = 180.0
 
@@ -138,7 +140,7 @@ async def test_adopted_pod_keeps_its_replica_id_after_an_autoscaler_restart(adop
 
 
 @pytest.mark.standard
-async def test_pod_marked_as_replica_of_another_model_gets_none_of_its_requests(adopting: Adopting) -> None:
+async def test_pod_annotated_as_replica_of_another_model_gets_no_request_for_it(adopting: Adopting) -> None:
     """The mark is set first in the pod template of another owner's workload, then on its pod."""
     for name in ("ada", "thief"):
         body = workload(name, 1, {OURS + "models": name, OURS + "idle-seconds": "600"})
@@ -246,9 +248,7 @@ async def test_workload_condition_shows_if_its_scale_is_automatic_or_manual(adop
         assert kinds == {"Available", "Progressing", OURS + "Adopted"}
 
 
-async def test_workload_without_its_annotation_loses_condition_but_keeps_pods(
-    adopting: Adopting,
-) -> None:
+async def test_removing_the_models_annotation_drops_condition_and_keeps_pods(adopting: Adopting) -> None:
     path = f"{adopting.apps}/deployments/ada"
     await adopting.api.create(f"{adopting.apps}/deployments", workload("ada", 1, {OURS + "models": "ada"}))
     async with adopting.running(), asyncio.timeout(WAIT_S_MAX):
@@ -341,9 +341,7 @@ async def test_paused_leader_does_not_overwrite_a_newer_scale(
             await slow.at_scale.wait()
             await api.patch(f"{path}/ada/scale", {"spec": {"replicas": 2}}, MERGE, fieldManager="kubectl")
             slow.goes_on.set()
-            async with asyncio.timeout(WAIT_S_MAX):
-                while not slow.refused:
-                    await asyncio.sleep(0.01)
+            await until("a request is rejected", lambda: slow.refused)
             assert slow.refused[0] == 409
             assert (await api.get(f"{path}/ada"))["spec"]["replicas"] == 2
 
@@ -365,8 +363,8 @@ class AdoptedRig(ClusterRig):
         async with asyncio.timeout(WAIT_S_MAX):
             while True:
                 (pod,) = (await self._api.get(pods, labelSelector=f"app={replica.partition('-')[0]}"))["items"]
-                (told,) = pod["status"]["containerStatuses"]
-                if told["restartCount"] and "running" in told["state"]:
+                (status,) = pod["status"]["containerStatuses"]
+                if status["restartCount"] and "running" in status["state"]:
                     return
                 await asyncio.sleep(0.02)
 
@@ -402,35 +400,29 @@ class TestAdoptedDriver(DriverContract):
     def rig(self, kubeconfig: Path, tmp_path: Path) -> AdoptedRig:
         return AdoptedRig(kubeconfig, tmp_path)
 
-    def test_inventory_is_first_and_synced_follows_existing_replicas(self, rig: Rig) -> None:
+    @run_on_rig
+    async def test_started_driver_reports_devices_first_and_replicas_before_synced(self, rig: Rig) -> None:
         """There is no inventory."""
+        async with running(rig.driver()) as observed:
+            assert observed.all == [Synced()]
 
-        async def scenario() -> None:
-            async with running(rig.driver()) as observed:
-                assert observed.all == [Synced()]
-
-        rig.run(scenario())
-
-    def test_replica_that_ended_between_two_drivers_is_clean(self, rig: Rig) -> None:
+    @run_on_rig
+    async def test_replica_killed_while_no_driver_runs_is_observed_by_the_next_one(self, rig: Rig) -> None:
         """Its kubelet has restarted it: it is the same replica."""
         assert isinstance(rig, AdoptedRig)
         replica, model = rig.replica("r1", Manner.GOOD)
-
-        async def scenario() -> None:
-            first = rig.driver()
-            async with running(first) as observed:
-                first.start(replica, model)
-                await observed.until(replica.id, Seen.READY)
-            rig.kill(replica.id)
-            await rig.until_started_again(replica.id)
-            async with running(rig.driver()) as observed:
-                assert (await observed.until(replica.id, Seen.READY)).intent == replica.intent
-
-        rig.run(scenario())
+        first = rig.driver()
+        async with running(first) as observed:
+            first.start(replica, model)
+            await observed.until(replica.id, Seen.READY)
+        rig.kill(replica.id)
+        await rig.until_started_again(replica.id)
+        async with running(rig.driver()) as observed:
+            assert (await observed.until(replica.id, Seen.READY)).intent == replica.intent
 
 
 @pytest.mark.standard
-async def test_admission_policies_limit_what_the_autoscaler_can_change(
+async def test_admission_policies_reject_changes_beyond_scale_and_annotations(
     api: Api, kubeconfig: Path, namespace: str
 ) -> None:
     """The chart's policies: with `adoption.everywhere`, permissions alone would cover the images of all pods."""

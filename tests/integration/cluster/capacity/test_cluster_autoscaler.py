@@ -39,7 +39,7 @@ async def pods(api: Api, namespace: str, selector: str) -> list[Object]:
     return found
 
 
-async def tells(api: Api, pod: Object, reason: str, message: str) -> None:
+async def add_event(api: Api, pod: Object, reason: str, message: str) -> None:
     """Writes an Event as Cluster Autoscaler does."""
     metadata = pod["metadata"]
     about = {"apiVersion": "v1", "kind": "Pod", **{key: metadata[key] for key in ("name", "namespace", "uid")}}
@@ -54,7 +54,7 @@ async def waiting(api: Api, namespace: str) -> Object:
     """Waits for an unschedulable placeholder and returns it."""
     while True:
         for one in await pods(api, namespace, PLACE):
-            said = {told["type"]: told for told in one["status"].get("conditions", ())}
+            said = {condition["type"]: condition for condition in one["status"].get("conditions", ())}
             if said.get("PodScheduled", {}).get("reason") == "Unschedulable":
                 return one
         await asyncio.sleep(0.05)
@@ -95,7 +95,7 @@ async def test_placeholder_pod_adds_a_node_for_a_waiting_request(
         place = await waiting(api, namespace)
         assert place["metadata"]["annotations"]["pilotlight.dev/owner"] == "ada"
         assert place["spec"]["priority"] == -10
-        await tells(api, place, "TriggeredScaleUp", "pod triggered scale-up: [{t4 0->1 (max: 2)}]")
+        await add_event(api, place, "TriggeredScaleUp", "pod triggered scale-up: [{t4 0->1 (max: 2)}]")
         async with node.running():
             assert (await calling)[0] == 200
             (replica,) = await pods(api, namespace, "pilotlight.dev/model=ada")
@@ -114,7 +114,7 @@ async def test_used_headroom_node_is_replaced_by_a_new_placeholder_pod(
     async with ranked(api, namespace), house.running(), asyncio.timeout(3 * WAIT_S_MAX):
         place = await waiting(api, namespace)
         assert place["metadata"]["annotations"]["pilotlight.dev/owner"] == "headroom@t4"
-        await tells(api, place, "TriggeredScaleUp", "pod triggered scale-up: [{t4 0->1 (max: 2)}]")
+        await add_event(api, place, "TriggeredScaleUp", "pod triggered scale-up: [{t4 0->1 (max: 2)}]")
         async with node.running():
             while [one["spec"].get("nodeName") for one in await pods(api, namespace, PLACE)] != [name]:
                 await asyncio.sleep(0.05)

@@ -13,18 +13,17 @@ from signal import SIGCONT, SIGSTOP
 
 import pytest
 
-from autoscaler.kubernetes.api import Api, UnreachableError
+from autoscaler.kubernetes.api import Api
 from autoscaler.kubernetes.kubeconfig import load_api_access
 from autoscaler.providers.karpenter.provider import KarpenterNodes
-from autoscaler.providers.kube import Object
 from autoscaler.providers.provider import Provider
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing, Settings
 from autoscaler.state.world import World
-from pilotlight.kube import Objects
 from tests.contracts.provider import ProviderContract
 from tests.integration.cluster.conftest import make_namespace, next_number
 from tests.integration.cluster.support.control_plane.components import Plane
+from tests.integration.cluster.support.control_plane.provider_rig import Lost, ServerRig
 from tests.integration.cluster.support.controllers.karpenter import CLAIMS, POOLS, TYPE, Machines, karpenter
 from tests.integration.cluster.support.installations.single_instance import House, model
 from tests.integration.cluster.support.kubelet.node import Node
@@ -47,23 +46,7 @@ def process(plane: Plane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         pytest.skip(str(error))
 
 
-class Lost(Objects):
-    """An API server that can be unreachable. `todo` runs before its next request."""
-
-    away = False
-    todo: Coroutine[object, object, object] | None = None
-
-    async def find(self, path: str) -> Object | None:
-        """As in Objects, while the server is reachable."""
-        todo, self.todo = self.todo, None
-        if todo is not None:
-            await todo
-        if self.away:
-            raise UnreachableError(path)
-        return await super().find(path)
-
-
-class KarpenterRig:
+class KarpenterRig(ServerRig):
     """See Rig. It uses a pool and a namespace of its own. Karpenter is stopped except during waits.
     It launches a node within a tenth of a second, so no order could be cancelled before.
     """
@@ -78,12 +61,7 @@ class KarpenterRig:
         )  # fmt: skip
         self._world = World(epoch=1, settings=Settings(nodes=(kind,)))
         self._api: Api
-        self._lost: Lost
         self._nodes: dict[str, str] = {}
-
-    def run(self, scenario: Coroutine[object, object, None]) -> None:
-        """See Rig."""
-        asyncio.run(self._run(scenario))
 
     async def _run(self, scenario: Coroutine[object, object, None]) -> None:
         async with Api(await load_api_access(self._kubeconfig)) as self._api:
@@ -102,20 +80,19 @@ class KarpenterRig:
         """See Rig."""
         return KarpenterNodes("g4", self._name, self._lost, lambda: self._world)
 
+    def deliver(self) -> None:
+        """See ServerRig."""
+        deliver(self._process, SIGCONT)
+
     async def until_here(self, name: str) -> None:
         """See Rig."""
-        deliver(self._process, SIGCONT)
-        async with asyncio.timeout(WAIT_S_MAX):
-            while (found := {one.name: one for one in await self.provider().list()})[name].phase != "here":
-                await asyncio.sleep(0.05)
-        self._nodes[name] = found[name].node
+        await super().until_here(name)
+        self._nodes[name] = {one.name: one.node for one in await self.provider().list()}[name]
 
     async def until_gone(self, name: str) -> None:
         """See Rig."""
-        deliver(self._process, SIGCONT)
-        async with asyncio.timeout(WAIT_S_MAX):
-            while name in [one.name for one in await self.provider().list()]:
-                await asyncio.sleep(0.05)
+        self.deliver()
+        await super().until_gone(name)
         deliver(self._process, SIGSTOP)
 
     def use(self, name: str) -> None:
@@ -130,10 +107,6 @@ class KarpenterRig:
     def leave_little(self) -> None:
         """See Rig."""
         self._lost.todo = self._api.patch(f"{POOLS}/{self._name}", {"spec": {"limits": {GPU: "0"}}})
-
-    def go_away(self) -> None:
-        """See Rig."""
-        self._lost.away = True
 
 
 @pytest.mark.standard

@@ -30,10 +30,11 @@ from autoscaler.spec.settings import NodeDevice, NodeKind, Settings
 from autoscaler.state.world import World
 from pilotlight.kube import Objects
 from tests.contracts.provider import OWNER, ProviderContract
-from tests.integration.cluster.capacity.test_provisioning_request import NODES, Lost
+from tests.integration.cluster.capacity.test_provisioning_request import NODES
 from tests.integration.cluster.conftest import make_namespace
 from tests.integration.cluster.kubernetes.resources.test_kubeai_watcher import ANYTHING
 from tests.integration.cluster.support.control_plane import custom_resources
+from tests.integration.cluster.support.control_plane.provider_rig import Lost, ServerRig
 from tests.support.builders.worlds import model
 from tests.support.fakes.kubernetes.kueue import NEWEST, FakeKueue
 from tests.support.harness.driver_events import WAIT_S_MAX
@@ -52,7 +53,7 @@ WORKLOADS = {
 }  # fmt: skip
 
 
-class KueueRig:
+class KueueRig(ServerRig):
     """See Rig. It uses a namespace, a queue and a node of its own; the node is Ready and has no kubelet.
 
     Kueue does nothing before the first `until_here` or `until_gone`.
@@ -65,11 +66,6 @@ class KueueRig:
         self._world = World(epoch=1, settings=Settings(nodes=(NodeKind(selector={"test": self._name}, device=device),)))
         self._held = True
         self._api: Api
-        self._lost: Lost
-
-    def run(self, scenario: Coroutine[object, object, None]) -> None:
-        """See Rig."""
-        asyncio.run(self._run(scenario))
 
     async def _run(self, scenario: Coroutine[object, object, None]) -> None:
         async with Api(await load_api_access(self._kubeconfig)) as self._api:
@@ -118,19 +114,14 @@ class KueueRig:
         named = ProviderSettings(name="queue", kueue=Kueue(local_queue="serving"))
         return KueuePlaces(named, self._lost, self._name, lambda: self._world, pod_of)
 
-    async def until_here(self, name: str) -> None:
-        """See Rig."""
+    def deliver(self) -> None:
+        """See ServerRig."""
         self._held = False
-        async with asyncio.timeout(WAIT_S_MAX):
-            while {one.name: one.phase for one in await self.provider().list()}[name] != "here":
-                await asyncio.sleep(0.05)
 
     async def until_gone(self, name: str) -> None:
         """See Rig."""
-        self._held = False
-        async with asyncio.timeout(WAIT_S_MAX):
-            while name in [one.name for one in await self.provider().list()]:
-                await asyncio.sleep(0.05)
+        self.deliver()
+        await super().until_gone(name)
 
     def use(self, name: str) -> None:
         """See Rig: a replica's pod takes the place, as the driver creates it."""
@@ -160,10 +151,6 @@ class KueueRig:
         """See Rig."""
         path = f"/apis/{NEWEST}/namespaces/{self._name}/localqueues/serving"
         self._lost.todo = self._api.patch(path, {"spec": {"stopPolicy": "Hold"}}, MERGE)
-
-    def go_away(self) -> None:
-        """See Rig."""
-        self._lost.away = True
 
 
 def pod_of(name: ModelName) -> Object | None:

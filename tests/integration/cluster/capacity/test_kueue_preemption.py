@@ -158,7 +158,7 @@ async def test_replica_preempted_by_kueue_finishes_its_stream_first(queue: Queue
         began = asyncio.Event()
         first = tasks.create_task(streamed(house, began, LONG))
         await queue.place()
-        while "it is admitted and has no node yet" not in await told(house):
+        while "it is admitted and has no node yet" not in await explanation(house):
             await asyncio.sleep(0.05)
         async with queue.node.running():
             await began.wait()
@@ -173,7 +173,7 @@ async def test_replica_preempted_by_kueue_finishes_its_stream_first(queue: Queue
             assert not first.done()
             again = asyncio.Event()
             second = tasks.create_task(streamed(house, again, TOKENS))
-            while f"{KIND}: {PREEMPTED}" not in await told(house):
+            while f"{KIND}: {PREEMPTED}" not in await explanation(house):
                 await asyncio.sleep(0.05)
             gated = (await queue.api.get(f"{queue.pods}/{RIVAL}"))["spec"]["schedulingGates"]
             assert [one["name"] for one in gated] == [workload.GATE], "its quota is the Replica's until that has gone"
@@ -191,7 +191,7 @@ async def test_replica_preempted_by_kueue_finishes_its_stream_first(queue: Queue
                 await asyncio.sleep(0.05)
 
 
-async def told(house: House) -> str:
+async def explanation(house: House) -> str:
     """The output of `explain model ada`."""
     async with house.session.get(f"http://127.0.0.1:{house.ops}/api/v1/explain/model/ada") as answer:
         return await answer.text()

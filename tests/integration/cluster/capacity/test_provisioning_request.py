@@ -12,7 +12,7 @@ import pytest
 
 from autoscaler.contract import ModelName
 from autoscaler.drivers.kubernetes.objects.provisioning_pod_template import build_pod_template
-from autoscaler.kubernetes.api import Api, ApiError, UnreachableError
+from autoscaler.kubernetes.api import Api, ApiError
 from autoscaler.kubernetes.kubeconfig import load_api_access
 from autoscaler.providers.kube import AnswerError, Object
 from autoscaler.providers.provisioning_request import objects
@@ -27,6 +27,7 @@ from pilotlight.kube import Objects
 from tests.contracts.provider import OWNER, ProviderContract
 from tests.integration.cluster.conftest import make_namespace
 from tests.integration.cluster.support.control_plane import custom_resources
+from tests.integration.cluster.support.control_plane.provider_rig import Lost, ServerRig
 from tests.support.builders.worlds import model
 from tests.support.fakes.kubernetes.provisioner import FakeProvisioner
 from tests.support.harness.driver_events import WAIT_S_MAX
@@ -35,31 +36,7 @@ NODES = "/api/v1/nodes"
 SETTINGS = Settings(pod=Pod(tolerations=(Toleration(key="cloud.google.com/gke-queued", operator="Exists"),)))
 
 
-class Lost(Objects):
-    """An API server that can be unreachable. `todo` runs before its next request."""
-
-    away = False
-    todo: Coroutine[object, object, object] | None = None
-
-    async def items(self, path: str, **query: str) -> list[Object]:
-        """As in Objects, while the server is reachable."""
-        await self._asked(path)
-        return await super().items(path, **query)
-
-    async def find(self, path: str) -> Object | None:
-        """As in Objects, while the server is reachable."""
-        await self._asked(path)
-        return await super().find(path)
-
-    async def _asked(self, path: str) -> None:
-        todo, self.todo = self.todo, None
-        if todo is not None:
-            await todo
-        if self.away:
-            raise UnreachableError(path)
-
-
-class ProvisioningRig:
+class ProvisioningRig(ServerRig):
     """See Rig. It uses a namespace and a kind of node of its own. Nothing is granted before `until_here`."""
 
     def __init__(self, kubeconfig: Path, class_name: str) -> None:
@@ -69,11 +46,6 @@ class ProvisioningRig:
         self._world = World(epoch=1, settings=Settings(nodes=(NodeKind(selector={"test": self._name}, device=device),)))
         self._held = True
         self._api: Api
-        self._lost: Lost
-
-    def run(self, scenario: Coroutine[object, object, None]) -> None:
-        """See Rig."""
-        asyncio.run(self._run(scenario))
 
     async def _run(self, scenario: Coroutine[object, object, None]) -> None:
         async with Api(await load_api_access(self._kubeconfig)) as self._api:
@@ -116,15 +88,17 @@ class ProvisioningRig:
         clock = asyncio.get_running_loop().time
         return ProvisioningProvider(named, self._lost, self._name, lambda: self._world, pod_of, clock)
 
+    def deliver(self) -> None:
+        """See ServerRig."""
+        self._held = False
+
     async def until_here(self, name: str) -> None:
         """See Rig."""
-        self._held = False
+        self.deliver()
         if self._class_name == CHECK:
             await self._there()
             await self._pod(name, f"{self._name}-there", consumes=name)
-        async with asyncio.timeout(WAIT_S_MAX):
-            while {one.name: one.phase for one in await self.provider().list()}[name] != "here":
-                await asyncio.sleep(0.05)
+        await super().until_here(name)
 
     async def until_gone(self, name: str) -> None:
         """See Rig: returns at once."""
@@ -169,10 +143,6 @@ class ProvisioningRig:
         async with asyncio.timeout(WAIT_S_MAX):
             while COUNTED not in (await self._api.get(f"{path}/few")).get("status", {}).get("hard", {}):
                 await asyncio.sleep(0.05)
-
-    def go_away(self) -> None:
-        """See Rig."""
-        self._lost.away = True
 
 
 def pod_of(name: ModelName) -> Object | None:

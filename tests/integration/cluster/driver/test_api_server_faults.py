@@ -28,9 +28,10 @@ from tests.contracts.driver import Manner
 from tests.integration.cluster.conftest import next_number
 from tests.integration.cluster.support.control_plane.components import Plane
 from tests.integration.cluster.support.control_plane.connection_loss_proxy import Cutter, port_of
-from tests.integration.cluster.support.driver.node_fixture import Scene, drained, staged, until_told
+from tests.integration.cluster.support.driver.node_fixture import Scene, drained, staged, until_reported
 from tests.support.harness.driver_events import WAIT_S_MAX, running
 from tests.support.harness.local_rig import launch, replica
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -146,11 +147,11 @@ async def test_driver_without_a_valid_leader_lease_starts_and_stops_nothing(scen
             assert len((await scene.api.get(scene.pods))["items"]) == 1
             may_s[0] = math.inf
             await driver.follow()
-            told = len(observed.all)
+            count = len(observed.all)
             driver.lead()
-            while Synced() not in observed.all[told:]:
+            while Synced() not in observed.all[count:]:
                 await asyncio.sleep(0.01)
-            again = observed.all[told : observed.all.index(Synced(), told)]
+            again = observed.all[count : observed.all.index(Synced(), count)]
             assert [seen.seen for seen in again if isinstance(seen, ReplicaSeen)] == [Seen.READY]
             driver.stop(one, 1.0)
             await observed.until(one.id, Seen.CLEAN)
@@ -163,17 +164,15 @@ async def test_replica_start_and_stop_take_at_most_six_api_requests(
     scene: Scene, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watching, "SUSPECT_S", WAIT_S_MAX)  # a late watch is not tested here
-    async with Api(await load_api_access(kubeconfig)) as api:
-        driver = scene.driver(api)
-        async with running(driver) as observed:
-            asked = api.requests
-            for number in range(4):
-                one, model = scene.engine(f"r{number}", gpu=number % 2)
-                driver.start(one, model)
-                await observed.until(one.id, Seen.READY)
-                driver.stop(drained(one, 1), 1.0)
-                await observed.until(one.id, Seen.CLEAN)
-            assert (api.requests - asked) / 4 <= 6
+    async with Api(await load_api_access(kubeconfig)) as api, running(driver := scene.driver(api)) as observed:
+        asked = api.requests
+        for number in range(4):
+            one, model = scene.engine(f"r{number}", gpu=number % 2)
+            driver.start(one, model)
+            await observed.until(one.id, Seen.READY)
+            driver.stop(drained(one, 1), 1.0)
+            await observed.until(one.id, Seen.CLEAN)
+        assert (api.requests - asked) / 4 <= 6
 
 
 class Deaf(Api):
@@ -203,36 +202,33 @@ async def test_open_watch_without_events_is_detected_by_a_list_request(
 ) -> None:
     """A start, then an end whose DELETED is lost: a list after our own write detects both."""
     monkeypatch.setattr(watching, "SUSPECT_S", 0.5)
-    async with Deaf(await load_api_access(kubeconfig)) as api:
-        driver = scene.driver(api)
-        async with running(driver) as observed:
-            api.deaf = True
-            one, model = scene.engine("r1")
-            driver.start(one, model)
-            await until_told(observed, one.id, lambda seen: seen.waits or seen.address)
-            api.deaf = False
-            await observed.until(one.id, Seen.READY)
-            api.deaf = True
-            driver.stop(one, 1.0)
-            async with asyncio.timeout(WAIT_S_MAX):
-                while (await scene.api.get(scene.pods))["items"]:
-                    await asyncio.sleep(0.02)
-            driver.stop(one, 1.0)  # 404: the watch must be wrong
-            await observed.until(one.id, Seen.CLEAN)
+    async with Deaf(await load_api_access(kubeconfig)) as api, running(driver := scene.driver(api)) as observed:
+        api.deaf = True
+        one, model = scene.engine("r1")
+        driver.start(one, model)
+        await until_reported(observed, one.id, lambda seen: seen.waits or seen.address)
+        api.deaf = False
+        await observed.until(one.id, Seen.READY)
+        api.deaf = True
+        driver.stop(one, 1.0)
+        async with asyncio.timeout(WAIT_S_MAX):
+            while (await scene.api.get(scene.pods))["items"]:
+                await asyncio.sleep(0.02)
+        driver.stop(one, 1.0)  # 404: the watch must be wrong
+        await observed.until(one.id, Seen.CLEAN)
 
 
 @pytest.mark.case("27")
 @pytest.mark.standard
 async def test_api_server_restart_or_hang_causes_no_failed_start(scene: Scene, plane: Plane) -> None:
-    driver = scene.driver()
-    async with running(driver) as observed:
+    async with running(driver := scene.driver()) as observed:
         one, model = scene.engine("r1")
         driver.start(one, model)
         await observed.until(one.id, Seen.READY)
         plane.kill_part("kube-apiserver")
         two, of_two = scene.engine("r2", gpu=1)
         driver.start(two, of_two)
-        waits = await until_told(observed, two.id, lambda seen: seen.waits)
+        waits = await until_reported(observed, two.id, lambda seen: seen.waits)
         assert waits.waits == "the API server does not answer"
         driver.stop(one, 1.0)
         plane.start_part("kube-apiserver")
@@ -253,17 +249,15 @@ async def test_repeatedly_interrupted_watches_lose_no_change(scene: Scene, plane
     async with cutter.running() as port:
         way: ApiAccess = await load_api_access(kubeconfig)
         way.server = f"https://127.0.0.1:{port}"
-        async with Api(way) as api:
-            driver = scene.driver(api)
-            async with running(driver) as observed:
-                number = 0
-                while cutter.cuts < 4:
-                    one, model = scene.engine(f"r{(number := number + 1)}")
-                    driver.start(one, model)
-                    await observed.until(one.id, Seen.READY)
-                    driver.stop(drained(one, 1), 1.0)
-                    await observed.until(one.id, Seen.CLEAN)
-                    assert observed.words(one.id) == ["starting", "ready", "exited", "clean"]
+        async with Api(way) as api, running(driver := scene.driver(api)) as observed:
+            number = 0
+            while cutter.cuts < 4:
+                one, model = scene.engine(f"r{(number := number + 1)}")
+                driver.start(one, model)
+                await observed.until(one.id, Seen.READY)
+                driver.stop(drained(one, 1), 1.0)
+                await observed.until(one.id, Seen.CLEAN)
+                assert observed.words(one.id) == ["starting", "ready", "exited", "clean"]
     assert not (await scene.api.get(scene.pods))["items"]
 
 
@@ -303,23 +297,21 @@ async def test_driver_relists_after_etcd_compaction_during_a_disconnect(
     async with cutter.running() as port:
         way: ApiAccess = await load_api_access(kubeconfig)
         way.server = f"https://127.0.0.1:{port}"
-        async with Noting(way) as api:
-            driver = scene.driver(api)
-            async with running(driver) as observed:
-                for number in range(2):
-                    one, model = scene.engine(f"r{number}", gpu=number)
-                    driver.start(one, model)
-                    await observed.until(one.id, Seen.READY)
-                cutter.closed = True
-                cutter.cut()
-                await scene.api.delete(f"{scene.pods}/r0", grace_s=0)
-                await forget(plane)
-                cutter.closed = False
-                await observed.until(ReplicaId("r0"), Seen.EXITED)
-                async with asyncio.timeout(WAIT_S_MAX):  # a list may report the end before the watch is restored
-                    while 410 not in api.refused:
-                        await asyncio.sleep(0.01)
-                assert observed.words(ReplicaId("r1")) == ["starting", "ready"]
+        async with Noting(way) as api, running(driver := scene.driver(api)) as observed:
+            for number in range(2):
+                one, model = scene.engine(f"r{number}", gpu=number)
+                driver.start(one, model)
+                await observed.until(one.id, Seen.READY)
+            cutter.closed = True
+            cutter.cut()
+            await scene.api.delete(f"{scene.pods}/r0", grace_s=0)
+            await forget(plane)
+            cutter.closed = False
+            await observed.until(ReplicaId("r0"), Seen.EXITED)
+            async with asyncio.timeout(WAIT_S_MAX):  # a list may report the end before the watch is restored
+                while 410 not in api.refused:
+                    await asyncio.sleep(0.01)
+            assert observed.words(ReplicaId("r1")) == ["starting", "ready"]
 
 
 # --- reused addresses -------------------------------------------------------------------------------------------------
@@ -369,16 +361,14 @@ async def test_pod_whose_address_was_reused_becomes_unready(
                 one, model = replica(name, ("engine", "{port}"), ())
                 model = replace(model, spec=replace(model.spec, pod=nobody))
                 driver.start(one, model)
-                await until_told(observed, one.id, lambda seen: seen.waits)
+                await until_reported(observed, one.id, lambda seen: seen.waits)
                 made.append(one)
             first, second = made
             await runs_at(api, f"{path}/r1", ip, "2026-01-01T00:00:00Z")
             await observed.until(first.id, Seen.READY)
             ours.deaf = True
             await api.delete(f"{path}/r1", grace_s=0)
-            async with asyncio.timeout(WAIT_S_MAX):
-                while "DELETED" not in ours.unheard:
-                    await asyncio.sleep(0.01)
+            await until("the deletion is missed", lambda: "DELETED" in ours.unheard)
             ours.deaf = False
             await runs_at(api, f"{path}/r2", ip, "2026-01-01T00:00:01Z")
             unready = await observed.until(first.id, Seen.UNREADY)
@@ -396,7 +386,7 @@ async def test_evicted_pod_without_an_address_is_reported_as_exited(api: Api, na
     async with ready_at(ip, "r1"), running(driver) as observed:
         one, model = replica("r1", ("engine", "{port}"), ())
         driver.start(one, replace(model, spec=replace(model.spec, pod=Pod(scheduler_name="nobody"))))
-        await until_told(observed, one.id, lambda seen: seen.waits)
+        await until_reported(observed, one.id, lambda seen: seen.waits)
         await runs_at(api, f"{path}/r1", ip, "2026-01-01T00:00:00Z")
         await observed.until(one.id, Seen.READY)
         evicted = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}

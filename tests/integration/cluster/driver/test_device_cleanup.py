@@ -53,7 +53,7 @@ class Scene:
         async with self.house.session.get(f"http://127.0.0.1:{self.house.ops}/api/v1/{path}") as answer:
             return await answer.json()
 
-    async def told(self, *words: str) -> None:
+    async def until_reported(self, *words: str) -> None:
         """Waits until the latest decisions contain all of these words."""
         while True:
             said = " ".join((await self.ops("explain/last"))["sentences"])
@@ -104,10 +104,10 @@ async def test_devices_are_free_once_the_agent_reports_no_memory_use(scene: Scen
     await stop(scene)
     await scene.gone()
     await scene.agent.says(70 * GI, runs=False)
-    await scene.told("ended")
+    await scene.until_reported("ended")
     assert await scene.replicas(), "its memory is still held"
     await scene.agent.says(GI // 2, runs=False)
-    await scene.told("clean: measured")
+    await scene.until_reported("clean: measured")
     assert await scene.replicas() == {}
 
 
@@ -115,11 +115,11 @@ async def test_devices_of_a_force_deleted_pod_are_free_only_after_measurement(sc
     await scene.agent.says(70 * GI, runs=True)
     (pod,) = (await scene.api.get(scene.pods))["items"]
     await scene.api.delete(f"{scene.pods}/{pod['metadata']['name']}", grace_s=0)
-    await scene.told(FORCED)
+    await scene.until_reported(FORCED)
     await scene.agent.says(70 * GI, runs=False)
     assert await scene.replicas()
     await scene.agent.says(0, runs=False)
-    await scene.told("clean: measured")
+    await scene.until_reported("clean: measured")
 
 
 async def test_device_reported_unhealthy_by_the_agent_is_unschedulable(scene: Scene) -> None:

@@ -26,7 +26,7 @@ async def scene(api: Api, namespace: str, tmp_path: Path) -> AsyncIterator[Scene
         yield one
 
 
-class Told:
+class Received:
     """The last report."""
 
     def __init__(self) -> None:
@@ -47,8 +47,8 @@ class Told:
 async def test_replica_is_reported_as_protected_if_its_pdb_allows_no_eviction(scene: Scene) -> None:
     budgets = f"/apis/{GROUP}/namespaces/{scene.namespace}/poddisruptionbudgets"
     wanted = {"minAvailable": 1, "selector": TEAM}
-    told, driver = Told(), scene.driver()
-    watching = asyncio.create_task(Disruptions(scene.api, scene.namespace, told.observe).run())
+    protected, driver = Received(), scene.driver()
+    watching = asyncio.create_task(Disruptions(scene.api, scene.namespace, protected.observe).run())
     try:
         async with running(driver) as observed:
             one, model = scene.engine("r1", labels={"team": "ml"})
@@ -58,15 +58,15 @@ async def test_replica_is_reported_as_protected_if_its_pdb_allows_no_eviction(sc
                 await observed.until(replica.id, Seen.READY)
             body = {"apiVersion": GROUP, "kind": "PodDisruptionBudget", "metadata": {"name": "keep"}, "spec": wanted}
             await scene.api.create(budgets, body)
-            await told.until(lambda now: now == {one.id: "keep"})
+            await protected.until(lambda now: now == {one.id: "keep"})
             await scene.api.patch(f"{budgets}/keep", {"spec": {"minAvailable": 0}})
-            await told.until(lambda now: not now)
+            await protected.until(lambda now: not now)
             status = (await scene.api.get(f"{budgets}/keep"))["status"]
             assert status["disruptionsAllowed"] == 1, "the controller counts a pod of nobody's for minAvailable"
             await scene.api.patch(f"{budgets}/keep", {"spec": {"minAvailable": 1}})
-            await told.until(lambda now: now == {one.id: "keep"})
+            await protected.until(lambda now: now == {one.id: "keep"})
             await scene.api.delete(f"{budgets}/keep")
-            await told.until(lambda now: not now)
+            await protected.until(lambda now: not now)
     finally:
         watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -112,7 +112,7 @@ async def test_concurrent_cordons_on_one_node_are_all_kept(api: Api, name: str) 
 @pytest.mark.case("26")
 @pytest.mark.parametrize("moment", Moment)
 @pytest.mark.standard
-async def test_cordon_write_of_a_former_leader_overwrites_nothing_newer(
+async def test_late_cordon_write_of_a_former_leader_does_not_revert_a_newer_one(
     api: Api, name: str, kubeconfig: Path, moment: Moment
 ) -> None:
     """The sender gets an error that the cordon may not be in effect; a late write reverts nothing ordered since."""

@@ -20,7 +20,7 @@ from autoscaler.state.events import Seen
 from tests.contracts.driver import Manner
 from tests.integration.cluster.conftest import make_namespace, next_number
 from tests.integration.cluster.support.control_plane.admission_webhook import webhook
-from tests.integration.cluster.support.driver.node_fixture import Scene, changed, staged, until_told
+from tests.integration.cluster.support.driver.node_fixture import Scene, changed, staged, until_reported
 from tests.integration.cluster.support.kubelet.node import Node
 from tests.integration.cluster.support.kubelet.pod import IMAGE_ERROR, OUT_OF_MEMORY
 from tests.support.harness.driver_events import WAIT_S_MAX, running
@@ -37,12 +37,11 @@ async def scene(api: Api, namespace: str, tmp_path: Path) -> AsyncIterator[Scene
 
 
 @pytest.mark.standard
-async def test_engine_pods_pass_restricted_pod_security(scene: Scene) -> None:
+async def test_restricted_pod_security_admits_engine_pods_unless_run_as_root(scene: Scene) -> None:
     enforce = {"pod-security.kubernetes.io/enforce": "restricted"}
     await scene.api.patch(f"/api/v1/namespaces/{scene.namespace}", {"metadata": {"labels": enforce}})
     one, model = scene.engine("r1")
-    driver = scene.driver()
-    async with running(driver) as observed:
+    async with running(driver := scene.driver()) as observed:
         driver.start(one, model)
         await observed.until(one.id, Seen.READY)
     rooted, of_root = scene.engine("r2", security_context={"runAsUser": 0})
@@ -66,8 +65,7 @@ async def is_there(scene: Scene, path: str) -> bool:
 async def test_pod_kept_by_a_foreign_finalizer_frees_its_device(scene: Scene) -> None:
     """Its containers have ended, and the pod's object remains. The scheduler, too, counts its GPU as free."""
     (one, model), path, keeps = scene.engine("r1", gpu=0), f"{scene.pods}/r1", ["example.com/keeps"]
-    driver = scene.driver()
-    async with running(driver) as observed:
+    async with running(driver := scene.driver()) as observed:
         driver.start(one, model)
         await observed.until(one.id, Seen.READY)
         await scene.api.patch(path, {"metadata": {"finalizers": keeps}})
@@ -92,8 +90,7 @@ async def test_unmountable_volume_fails_the_start_and_is_named(scene: Scene, mon
     monkeypatch.setattr(pod_events, "IMAGE_S_MAX", 0.5)
     one, model = scene.engine("r1")
     scene.node.fall_silent()  # the Event is written below, as a kubelet writes it
-    driver = scene.driver()
-    async with running(driver) as observed:
+    async with running(driver := scene.driver()) as observed:
         driver.start(one, model)
         await observed.until(one.id, Seen.STARTING)
         while not (pod := await scene.api.get(f"{scene.pods}/r1"))["spec"].get("nodeName"):
@@ -112,17 +109,16 @@ async def test_unmountable_volume_fails_the_start_and_is_named(scene: Scene, mon
 
 @pytest.mark.standard
 async def test_unschedulable_pod_waits_and_the_reason_is_reported(scene: Scene) -> None:
-    driver = scene.driver()
-    async with running(driver) as observed:
+    async with running(driver := scene.driver()) as observed:
         for gpu in (0, 1):
             one, model = scene.engine(f"r{gpu}", gpu=gpu)
             driver.start(one, model)
             await observed.until(one.id, Seen.READY)
         third, model = scene.engine("r3")
         driver.start(third, model)
-        told = await until_told(observed, third.id, lambda seen: "Insufficient" in seen.waits)
-        assert (told.seen, told.started_s) == (Seen.STARTING, None)
-        assert told.waits.startswith("Unschedulable: 0/1 nodes are available: 1 Insufficient nvidia.com/gpu")
+        reported = await until_reported(observed, third.id, lambda seen: "Insufficient" in seen.waits)
+        assert (reported.seen, reported.started_s) == (Seen.STARTING, None)
+        assert reported.waits.startswith("Unschedulable: 0/1 nodes are available: 1 Insufficient nvidia.com/gpu")
         await scene.node.has({"nvidia.com/gpu": "3"})
         ready = await observed.until(third.id, Seen.READY)
         assert not ready.waits
@@ -136,15 +132,14 @@ async def test_start_waits_for_an_exhausted_quota_and_reports_the_reason(scene: 
     async with asyncio.timeout(WAIT_S_MAX):
         while not (await scene.api.get(f"{quotas}/q")).get("status", {}).get("hard"):
             await asyncio.sleep(0.02)
-    driver = scene.driver()
-    async with running(driver) as observed:
+    async with running(driver := scene.driver()) as observed:
         first, model = scene.engine("r1")
         driver.start(first, model)
         await observed.until(first.id, Seen.READY)
         second, model = scene.engine("r2", gpu=1)
         driver.start(second, model)
-        told = await until_told(observed, second.id, lambda seen: seen.waits)
-        assert "exceeded quota: q, requested: pods=1, used: pods=1, limited: pods=1" in told.waits
+        reported = await until_reported(observed, second.id, lambda seen: seen.waits)
+        assert "exceeded quota: q, requested: pods=1, used: pods=1, limited: pods=1" in reported.waits
         assert not driver.obstacle(model)
         await scene.api.patch(f"{quotas}/q", {"spec": {"hard": {"pods": "2"}}})
         await observed.until(second.id, Seen.READY)
@@ -158,11 +153,10 @@ async def test_stopped_start_that_waits_for_quota_creates_no_pod(scene: Scene) -
         quotas, {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"}, "spec": spec}
     )
     await refuses_pods(scene)
-    driver = scene.driver()
-    async with running(driver) as observed:
+    async with running(driver := scene.driver()) as observed:
         one, model = scene.engine("r1")
         driver.start(one, model)
-        await until_told(observed, one.id, lambda seen: seen.waits)
+        await until_reported(observed, one.id, lambda seen: seen.waits)
         driver.stop(one, 1.0)
         await observed.until(one.id, Seen.CLEAN)
         await scene.api.delete(f"{quotas}/q")
@@ -185,8 +179,7 @@ async def test_rejected_start_is_allowed_once_a_limit_range_sets_the_limits(scen
     await scene.api.create(f"{core}/resourcequotas", quota)
     one, model = scene.engine("r1", gpu=0)
     other, _ = scene.engine("r2", gpu=0)
-    driver = scene.driver()
-    async with running(driver) as observed:
+    async with running(driver := scene.driver()) as observed:
         while "hard" not in (await scene.api.get(f"{core}/resourcequotas/q")).get("status", {}):
             await asyncio.sleep(0.05)
         await refuses_pods(scene)
@@ -207,13 +200,12 @@ async def test_rejected_start_is_allowed_once_a_limit_range_sets_the_limits(scen
 async def test_failed_image_pull_fails_the_start_after_a_timeout(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(pods._PATIENCE_S, "ImagePullBackOff", 0.5)
     one, model = scene.engine("r1", annotations={IMAGE_ERROR: "1"})
-    driver = scene.driver()
-    async with running(driver) as observed:
+    async with running(driver := scene.driver()) as observed:
         driver.start(one, model)
-        told = await until_told(observed, one.id, lambda seen: "Image" in seen.waits)
-        assert told.waits == 'ImagePullBackOff: Back-off pulling image "engine"'
+        reported = await until_reported(observed, one.id, lambda seen: "Image" in seen.waits)
+        assert reported.waits == 'ImagePullBackOff: Back-off pulling image "engine"'
         failed = await observed.until(one.id, Seen.EXITED)
-        assert failed.reason == told.waits
+        assert failed.reason == reported.waits
         assert driver.obstacle(model) == failed.reason
         assert not driver.obstacle(changed(model)), "a new spec is tried"
         assert not failed.started_s
@@ -222,10 +214,9 @@ async def test_failed_image_pull_fails_the_start_after_a_timeout(scene: Scene, m
 
 async def test_image_pulled_within_the_timeout_does_not_fail_the_start(scene: Scene) -> None:
     one, model = scene.engine("r1", annotations={IMAGE_ERROR: "1"})
-    driver = scene.driver()
-    async with running(driver) as observed:
+    async with running(driver := scene.driver()) as observed:
         driver.start(one, model)
-        await until_told(observed, one.id, lambda seen: "ImagePullBackOff" in seen.waits)
+        await until_reported(observed, one.id, lambda seen: "ImagePullBackOff" in seen.waits)
         await scene.annotate("r1", {IMAGE_ERROR: None})
         await observed.until(one.id, Seen.READY)
         assert observed.words(one.id) == ["starting", "ready"]
@@ -234,8 +225,7 @@ async def test_image_pulled_within_the_timeout_does_not_fail_the_start(scene: Sc
 
 async def test_invalid_image_name_fails_the_start_at_once(scene: Scene) -> None:
     one, model = scene.engine("r1", annotations={IMAGE_ERROR: "InvalidImageName"})
-    driver = scene.driver()
-    async with running(driver) as observed:
+    async with running(driver := scene.driver()) as observed:
         driver.start(one, model)
         assert "InvalidImageName" in (await observed.until(one.id, Seen.EXITED)).reason
 
@@ -268,8 +258,7 @@ async def test_policy_rejection_is_reported_verbatim_and_not_retried(
     })  # fmt: skip
     try:
         await refuses_pods(scene)
-        driver = scene.driver()
-        async with running(driver) as observed:
+        async with running(driver := scene.driver()) as observed:
             one, model = scene.engine("r1")
             monkeypatch.setattr(Api, "create", counted)
             driver.start(one, model)
@@ -304,8 +293,7 @@ async def refuses_pods(scene: Scene) -> None:
 async def test_message_of_a_rejecting_webhook_is_reported(scene: Scene, tmp_path: Path) -> None:
     async with webhook(scene.api, scene.namespace, tmp_path, rejects="no GPUs for you"):
         await refuses_pods(scene)
-        driver = scene.driver()
-        async with running(driver) as observed:
+        async with running(driver := scene.driver()) as observed:
             one, model = scene.engine("r1")
             driver.start(one, model)
             assert "no GPUs for you" in (await observed.until(one.id, Seen.EXITED)).reason
@@ -317,11 +305,10 @@ async def test_start_waits_for_an_unavailable_webhook(scene: Scene, tmp_path: Pa
     """K01 and K02: the API server responds with 500, and a moment later the same request succeeds."""
     async with webhook(scene.api, scene.namespace, tmp_path, listens=False) as listen:
         await refuses_pods(scene)
-        driver = scene.driver()
-        async with running(driver) as observed:
+        async with running(driver := scene.driver()) as observed:
             one, model = scene.engine("r1")
             driver.start(one, model)
-            waiting = await until_told(observed, one.id, lambda seen: seen.waits)
+            waiting = await until_reported(observed, one.id, lambda seen: seen.waits)
             assert "failed calling webhook" in waiting.waits
             assert driver.obstacle(model) == ""
             await listen()
@@ -351,8 +338,7 @@ async def test_start_in_a_terminating_namespace_fails(api: Api, scene: Scene) ->
 
 async def test_engine_killed_for_memory_reports_oom_killed(scene: Scene) -> None:
     one, model = scene.engine("r1", annotations={OUT_OF_MEMORY: "1"})
-    driver = scene.driver()
-    async with running(driver) as observed:
+    async with running(driver := scene.driver()) as observed:
         driver.start(one, model)
         await observed.until(one.id, Seen.READY)
         scene.kill("r1")
@@ -362,8 +348,7 @@ async def test_engine_killed_for_memory_reports_oom_killed(scene: Scene) -> None
 
 async def test_crashed_engine_is_not_restarted_by_the_driver(scene: Scene) -> None:
     one, model = scene.engine("r1", manner=Manner.DIES_ON_START)
-    driver = scene.driver()
-    async with running(driver) as observed:
+    async with running(driver := scene.driver()) as observed:
         driver.start(one, model)
         assert (await observed.until(one.id, Seen.EXITED)).reason == "ended with status 3"
         await observed.until(one.id, Seen.CLEAN)
@@ -373,8 +358,7 @@ async def test_crashed_engine_is_not_restarted_by_the_driver(scene: Scene) -> No
 
 async def test_evicted_pod_is_reported_with_the_eviction_reason(scene: Scene) -> None:
     one, model = scene.engine("r1", manner=Manner.IGNORES_SIGTERM)
-    driver = scene.driver()
-    async with running(driver) as observed:
+    async with running(driver := scene.driver()) as observed:
         driver.start(one, model)
         await observed.until(one.id, Seen.READY)
         eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "r1"},

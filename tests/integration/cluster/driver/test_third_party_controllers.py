@@ -121,7 +121,7 @@ async def test_time_limit_restarts_with_each_injected_init_container(scene: Scen
         assert limits[0][1].cancelled()
 
 
-async def test_pod_changed_by_webhooks_is_still_the_same_replica(scene: Scene, tmp_path: Path) -> None:
+async def test_pod_modified_by_a_mutating_webhook_is_not_created_again(scene: Scene, tmp_path: Path) -> None:
     """cloudnative-pg#4138, istio#24737: sidecar first, image rewritten, labels added; the sidecar ends last."""
     patch: list[Object] = [
         {"op": "add", "path": "/spec/containers/0", "value": proxy(ports=[{"name": "prom", "containerPort": 15090}])},
@@ -209,7 +209,7 @@ async def test_foreground_deletion_of_a_model_drains_without_a_new_pod(
         await api.patch(path, {"metadata": {"finalizers": None}}, MERGE)
 
 
-async def test_devices_of_a_pod_kept_by_a_finalizer_are_reused(
+async def test_devices_of_an_ended_pod_with_a_finalizer_are_reused(
     api: Api, house: House, node: Node, namespace: str
 ) -> None:
     """kubernetes-sigs/kueue#13830: both GPUs of the node were held, and `explain` names the finalizer."""

@@ -66,17 +66,17 @@ async def test_gpu_is_attached_when_the_node_group_is_at_its_maximum(rack: Rack,
         assert list(group.brought.values()) == [""], "it was asked, once, and had none"
         assert (await rack.where())["bob"] == rack.bare.name
         assert rack.counts == [0, 1]
-        (told,) = (one for one in rack.diary if one.startswith("full"))
+        (rejected,) = (one for one in rack.diary if one.startswith("full"))
         (came,) = (one for one in rack.diary if one.startswith("attached"))
-        assert rack.diary.index(told) < rack.diary.index(came)
+        assert rack.diary.index(rejected) < rack.diary.index(came)
 
 
 @pytest.mark.case("3")
 @pytest.mark.standard
 async def test_gpus_are_detached_before_an_unneeded_node_is_removed(rack: Rack, api: Api, namespace: str) -> None:
     """The GPU would be kept for long, since it is expensive to reorder: it is detached because its node is removed."""
-    told = rack.settings(expected_s=300)
-    rack.house.write(ada(), model("bob", idleSeconds=600, replicas={"max": 1}), **told)
+    documents = rack.settings(expected_s=300)
+    rack.house.write(ada(), model("bob", idleSeconds=600, replicas={"max": 1}), **documents)
     rack.nodes, group = [rack.own], Group(rack, gpus=0, most=1, least=1, unneeded_s=inf, shared_fabric=True)
     async with group.running(), rack.running(), asyncio.timeout(4 * WAIT_S_MAX):
         (node,) = group.nodes
@@ -84,7 +84,7 @@ async def test_gpus_are_detached_before_an_unneeded_node_is_removed(rack: Rack, 
         await rack.answered("bob")
         assert (await rack.where())["bob"] == node
         (came,) = (one for one in rack.diary if one.startswith("attached"))
-        rack.house.tell(ada(), model("bob", idleSeconds=5, replicas={"max": 1}), **told)
+        rack.house.tell(ada(), model("bob", idleSeconds=5, replicas={"max": 1}), **documents)
         gone = came.replace("attached", "detached")
         while gone not in rack.diary:
             await asyncio.sleep(0.1)

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.kubernetes.api import Api, ApiError, UnreachableError
+from autoscaler.kubernetes.api import Api, ApiError
 from autoscaler.kubernetes.kubeconfig import load_api_access
 from autoscaler.providers.cro.objects import API, MANAGED_BY, REQUESTS, RESOURCES
 from autoscaler.providers.cro.provider import NODES, CroFabric
-from autoscaler.providers.kube import Object
 from autoscaler.providers.provider import Attended, Provider
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, Settings
@@ -22,6 +21,7 @@ from pilotlight.kube import Objects
 from tests.contracts.provider import ProviderContract, order, release
 from tests.integration.cluster.conftest import make_namespace
 from tests.integration.cluster.support.control_plane import custom_resources
+from tests.integration.cluster.support.control_plane.provider_rig import Lost, ServerRig
 from tests.support.fakes.kubernetes.cro import NONE_FREE, FakeCro
 from tests.support.harness.driver_events import WAIT_S_MAX
 
@@ -30,23 +30,7 @@ pytestmark = pytest.mark.standard
 GPU = "nvidia.com/gpu"
 
 
-class Lost(Objects):
-    """An API server that can be unreachable. `todo` runs before its next request."""
-
-    away = False
-    todo: Coroutine[object, object, object] | None = None
-
-    async def items(self, path: str, **query: str) -> list[Object]:
-        """As in Objects, while the server is reachable."""
-        todo, self.todo = self.todo, None
-        if todo is not None:
-            await todo
-        if self.away:
-            raise UnreachableError(path)
-        return await super().items(path, **query)
-
-
-class CroRig:
+class CroRig(ServerRig):
     """See Rig. It uses a node, a model and a namespace of its own. Devices are attached only after `deliver`."""
 
     def __init__(self, kubeconfig: Path) -> None:
@@ -60,12 +44,7 @@ class CroRig:
         self._world = World(epoch=1, settings=Settings(nodes=(kind,)))
         self._held = {self._model}
         self._api: Api
-        self._lost: Lost
         self._cro: FakeCro
-
-    def run(self, scenario: Coroutine[object, object, None]) -> None:
-        """See Rig."""
-        asyncio.run(self._run(scenario))
 
     async def _run(self, scenario: Coroutine[object, object, None]) -> None:
         async with Api(await load_api_access(self._kubeconfig)) as self._api:
@@ -115,21 +94,8 @@ class CroRig:
         return CroFabric("rack", self._model, self._lost, lambda: self._world)
 
     def deliver(self) -> None:
-        """From now on the fabric attaches devices, if it has some."""
+        """See ServerRig."""
         self._held.clear()
-
-    async def until_here(self, name: str) -> None:
-        """See Rig."""
-        self.deliver()
-        async with asyncio.timeout(WAIT_S_MAX):
-            while {one.name: one.phase for one in await self.provider().list()}[name] != "here":
-                await asyncio.sleep(0.05)
-
-    async def until_gone(self, name: str) -> None:
-        """See Rig."""
-        async with asyncio.timeout(WAIT_S_MAX):
-            while name in [one.name for one in await self.provider().list()]:
-                await asyncio.sleep(0.05)
 
     def use(self, name: str) -> None:
         """See Rig."""
@@ -156,10 +122,6 @@ class CroRig:
             while (await self._api.get(f"{RESOURCES}/{metadata['name']}")).get("status", {}).get("error") != NONE_FREE:
                 await asyncio.sleep(0.05)
 
-    def go_away(self) -> None:
-        """See Rig."""
-        self._lost.away = True
-
 
 class TestCroFabricOnServer(ProviderContract):
     """The provider contract."""
@@ -170,7 +132,7 @@ class TestCroFabricOnServer(ProviderContract):
         return CroRig(kubeconfig)
 
 
-def test_state_changes_of_fabric_orders_arrive_through_a_watch(kubeconfig: Path) -> None:
+def test_delivery_and_release_of_a_fabric_order_are_seen_by_watch(kubeconfig: Path) -> None:
     """The provider is listed only after the watch reported a change."""
     rig = CroRig(kubeconfig)
 

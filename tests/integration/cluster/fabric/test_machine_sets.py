@@ -53,8 +53,8 @@ async def test_new_node_for_one_placeholder_is_not_counted_for_another_model(
 ) -> None:
     """Two Models need two nodes: the one that is added for the first placeholder does not count for the second."""
     rack.nodes, names = [rack.own], ("bob", "eve")
-    told = settings(rack, node_costs=0.1)
-    rack.house.write(ada(), *(model(one, idleSeconds=600, replicas={"max": 1}) for one in names), **told)
+    documents = settings(rack, node_costs=0.1)
+    rack.house.write(ada(), *(model(one, idleSeconds=600, replicas={"max": 1}) for one in names), **documents)
     group = Group(rack, gpus=1, most=3, machines=True)
     async with ranked(api, namespace), rack.running(), group.running(), asyncio.timeout(4 * WAIT_S_MAX):
         await rack.answered("ada")

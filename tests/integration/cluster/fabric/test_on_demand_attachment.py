@@ -44,7 +44,7 @@ async def test_request_without_a_free_gpu_is_served_by_an_attached_one(rack: Rac
 
 
 @pytest.mark.parametrize("rack", [1], indirect=True)
-async def test_only_the_missing_gpus_are_attached_to_a_node(rack: Rack, namespace: str) -> None:
+async def test_only_missing_gpus_are_attached_if_the_node_has_some(rack: Rack, namespace: str) -> None:
     """Case 2: no node can be added. One more GPU suffices on a node that has one, after trying one at a time."""
     rack.house.write(model("two", idleSeconds=600, gpu={"count": 2}), **rack.settings(most=4))
     async with rack.running(), asyncio.timeout(4 * WAIT_S_MAX):

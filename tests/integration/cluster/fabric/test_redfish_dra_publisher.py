@@ -106,7 +106,7 @@ class Yard:
         results: list[Object] = status.get("allocation", {}).get("devices", {}).get("results", [])
         return results[0] if results else {}
 
-    async def told(self, name: str, type_: str, watches: asyncio.Event) -> Object:
+    async def until_event(self, name: str, type_: str, watches: asyncio.Event) -> Object:
         """Waits until its claim has that condition of ours. Once `watches` is set, it may have it only briefly."""
         query = {"fieldSelector": f"metadata.name={name}"}
         try:
@@ -153,9 +153,7 @@ async def yard(api: Api, house: House, namespace: str, tmp_path: Path) -> AsyncI
 
 
 @pytest.mark.standard
-async def test_foreign_claim_gets_an_attached_gpu_that_is_detached_afterwards(
-    yard: Yard,
-) -> None:
+async def test_foreign_claim_gets_an_attached_gpu_that_is_detached_afterwards(yard: Yard) -> None:
     yard.fabric.hold = True
     async with yard.house.running(), asyncio.timeout(4 * WAIT_S_MAX):
         await until(yard.published)
@@ -179,7 +177,7 @@ async def test_foreign_claim_gets_an_attached_gpu_that_is_detached_afterwards(
         assert marked is not None
         assert f"owner=claim@{yard.name}/p" in marked
         watches = asyncio.Event()
-        telling = asyncio.create_task(yard.told("p", "FabricDeviceReschedule", watches))
+        telling = asyncio.create_task(yard.until_event("p", "FabricDeviceReschedule", watches))
         await watches.wait()
         yard.fabric.finish()
         condition = await telling
@@ -210,14 +208,12 @@ async def test_foreign_claim_gets_an_attached_gpu_that_is_detached_afterwards(
         await until(withdrawn)
 
 
-async def test_failed_attach_is_reported_on_the_claim_and_leaves_no_order(
-    yard: Yard,
-) -> None:
+async def test_failed_attach_is_reported_on_the_claim_and_leaves_no_order(yard: Yard) -> None:
     yard.fabric.refuse = 400
     async with yard.house.running(), asyncio.timeout(4 * WAIT_S_MAX):
         await until(yard.published)
         watches = asyncio.Event()
-        telling = asyncio.create_task(yard.told("p", "FabricDeviceFailed", watches))
+        telling = asyncio.create_task(yard.until_event("p", "FabricDeviceFailed", watches))
         await watches.wait()
         await yard.ask("p")
         condition = await telling

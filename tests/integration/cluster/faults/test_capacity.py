@@ -162,17 +162,15 @@ async def nothing_of(rack: Rack) -> bool:
 
 @pytest.mark.case("31")
 @pytest.mark.standard
-async def test_requests_fail_with_no_capacity_when_no_provider_delivers(
-    racks: tuple[Rack, Rack],
-) -> None:
+async def test_requests_fail_with_no_capacity_when_no_provider_delivers(racks: tuple[Rack, Rack]) -> None:
     broken, _ = racks
     broken.cro.never = {broken.model}
     broken.house.write(model("bob"), **settings(broken))
     broken.nodes = [broken.bare]
     async with broken.running(), asyncio.timeout(3 * WAIT_S_MAX):
-        told = await chat(broken.house.session, broken.house.url, "bob", {"Prefer": "wait=500"})
-        assert (told.status, '"code": "no_capacity"' in told.said.replace('":"', '": "')) == (503, True), told
-        assert int(told.retry_after) > 0
+        answer = await chat(broken.house.session, broken.house.url, "bob", {"Prefer": "wait=500"})
+        assert (answer.status, '"code": "no_capacity"' in answer.said.replace('":"', '": "')) == (503, True), answer
+        assert int(answer.retry_after) > 0
         await until(lambda: nothing_of(broken), LATE_S)
         assert broken.counts == [0]
 
@@ -345,9 +343,7 @@ def runs(containers: list[Container]) -> bool:
 
 
 @pytest.mark.case("33")
-async def test_hanging_detach_is_requested_only_once(
-    racks: tuple[Rack, Rack],
-) -> None:
+async def test_hanging_detach_is_requested_only_once(racks: tuple[Rack, Rack]) -> None:
     rack, _ = racks
     hangs = [True]
     rack.cro.busy = lambda node, uuid: hangs[0]

@@ -27,7 +27,7 @@ LIMIT_S = 240.0
 
 
 @pytest.mark.case("18")
-@pytest.mark.parametrize("how", ["evicted", "its end is not told", "watches are cut"])
+@pytest.mark.parametrize("how", ["evicted", "its end is not reported", "watches are cut"])
 async def test_deleted_pod_is_removed_from_routes_without_failed_requests(
     how: str, api: Api, namespace: str, kubeconfig: Path, tmp_path: Path
 ) -> None:
@@ -45,18 +45,18 @@ async def test_deleted_pod_is_removed_from_routes_without_failed_requests(
         await runs(one, 2, 0)
         victim, _ = await stage.engines()
         async with one.calling("ada", *GATEWAYS) as said:
-            lossy.loses_ends = how == "its end is not told"
+            lossy.loses_ends = how == "its end is not reported"
             if how == "evicted":
                 await api.patch(f"{stage.pods}/{victim}", {"metadata": {"annotations": {EVICTED: "1"}}})
             else:
                 await api.delete(f"{stage.pods}/{victim}", grace_s=0)
             await one.until(lambda: replaced(one, stage, victim))
-            told = len(said)
-            await one.until(lambda: moved_on(said, told + 20))
+            count = len(said)
+            await one.until(lambda: moved_on(said, count + 20))
         assert good("ada", *said)
         for gateway in GATEWAYS:
             assert await one.counted(gateway, "pilotlight_upstream_retries_total", 'reason="connect"') <= 1
-        assert (lossy.lost > 0) == (how == "its end is not told")
+        assert (lossy.lost > 0) == (how == "its end is not reported")
         assert (lossy.cuts > 0) == (how == "watches are cut")
 
 

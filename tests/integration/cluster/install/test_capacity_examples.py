@@ -122,8 +122,8 @@ class Example:
         """Waits until `explain` shows the ladder of a model with a waiting request, and returns it."""
         while not (found := (await self.asked(f"explain/model/{model}")).get("ladder", [])):
             await asyncio.sleep(0.05)
-        told: list[dict[str, Any]] = found
-        return told
+        steps: list[dict[str, Any]] = found
+        return steps
 
     async def doctor(self) -> dict[str, Object]:
         """Runs the pod of `helm test` and returns its findings by check."""
@@ -227,9 +227,9 @@ async def test_onprem_example_detaches_a_stuck_gpu_by_force_on_drain(release: Re
     await make_namespace(api, "gpu-operator")
     await one.install()
     async with asyncio.timeout(WAIT_S_MAX), both_keys(release) as (key, operator), fabric(api, bed) as cro:
-        told = (await one.doctor())["capacity rack-1"]
+        finding = (await one.doctor())["capacity rack-1"]
         says = f"the CustomResourceDefinitions are installed; GPUs can be attached to {bed.name}"
-        assert (told["grade"], told["says"]) == ("ok", says)
+        assert (finding["grade"], finding["says"]) == ("ok", says)
         await applied(release, release.engines, gpu={"memory": "20Gi", "models": ["*A100*"]})
         await one.answered(key)
         resource = await online(api)
@@ -319,8 +319,8 @@ async def test_gke_example_orders_an_atomic_node_instead_of_queued_capacity(rele
     await custom_resources.install_foreign(api, "autoscaling")
     await one.install()
     async with asyncio.timeout(WAIT_S_MAX), both_keys(release) as (key, _), cloud(release) as played:
-        told = await one.doctor()
-        assert {name: told[f"capacity {name}"]["grade"] for name in ("atomic", "dws")} == {"atomic": "ok", "dws": "ok"}
+        found = await one.doctor()
+        assert {name: found[f"capacity {name}"]["grade"] for name in ("atomic", "dws")} == {"atomic": "ok", "dws": "ok"}
         await applied(release, release.engines, gpu={"memory": "20Gi", "models": ["*L4*"]})
         played.fault = lambda name: "unseen"  # the request waits until this test has seen the ladder
         waits = asyncio.create_task(one.answered(key))
@@ -352,10 +352,10 @@ async def test_gke_example_orders_queued_capacity_once_and_fails_requests_fast(r
             async with asyncio.timeout(PARKED_S_MAX):
                 status, said = await one.called(key)
             assert (status, json.loads(said)["error"]["code"]) == (503, "no_capacity")
-            told = await one.asked("explain/model/tiny")
-            chosen = [step["provider"] for step in told.get("ladder", []) if step["chosen"]]  # of a recent request
+            explained = await one.asked("explain/model/tiny")
+            chosen = [step["provider"] for step in explained.get("ladder", []) if step["chosen"]]  # of a recent request
             ordered = r"ordered from dws( .* ago)?, delivery time unknown"
-            waits = bool(chosen) and any(re.search(ordered, line) for line in told["sentences"])
+            waits = bool(chosen) and any(re.search(ordered, line) for line in explained["sentences"])
         assert chosen == ["dws"]
         while not played.granted:
             await asyncio.sleep(0.05)

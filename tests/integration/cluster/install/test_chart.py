@@ -369,10 +369,10 @@ async def definitions_can_be_changed(release: Release) -> None:
     definition: Object = yaml.safe_load((custom_resources.FOLDER / "models.yaml").read_text())
     path = custom_resources.definition("models")
     schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    for told in ("changed", schema.get("description", "")):
-        schema["description"] = told
+    for text in ("changed", schema.get("description", "")):
+        schema["description"] = text
         changed = await release.api.apply(path, definition, "kubectl")
-        assert changed["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["description"] == told
+        assert changed["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["description"] == text
 
 
 async def agents_get_a_certificate_of_their_own(release: Release, before: Object) -> None:

@@ -168,11 +168,11 @@ async def test_each_capacity_provider_in_the_settings_is_checked(
             CliRunner().invoke, cli, ["doctor", *words, "--settings", str(file), "--output", "json"]
         )
     found = {one["check"]: one for one in json.loads(done.output)}
-    told = {name: (found[f"capacity {name}"]["grade"], found[f"capacity {name}"]["says"]) for name in NAMED}
-    assert told == {
+    grades = {name: (found[f"capacity {name}"]["grade"], found[f"capacity {name}"]["says"]) for name in NAMED}
+    assert grades == {
         "rack": ("ok", f"the CustomResourceDefinitions are installed; GPUs can be attached to {node.name}"),
-        "dws": ("ok", told["dws"][1]),
-        "pool": ("blocker", told["pool"][1]),
+        "dws": ("ok", grades["dws"][1]),
+        "pool": ("blocker", grades["pool"][1]),
         "group": ("blocker", "PriorityClass nobodys does not exist, so placeholder pods cannot be created"),
         "pod2": (
             "ok",
@@ -182,7 +182,7 @@ async def test_each_capacity_provider_in_the_settings_is_checked(
             ),
         ),
     }
-    assert told["pool"][1].startswith(("Karpenter: nodepools", "NodePool nobodys does not exist"))
+    assert grades["pool"][1].startswith(("Karpenter: nodepools", "NodePool nobodys does not exist"))
     assert done.exit_code == 1
     assert PASSWORD not in done.output
     assert "127.0.0.1" not in done.output

@@ -37,12 +37,12 @@ class Notes:
     """A watched collection and all reported changes."""
 
     def __init__(self, api: Api, path: str) -> None:
-        self.told: list[Change[str]] = []
+        self.received: list[Change[str]] = []
         self._news = asyncio.Event()
         self.watched = Watched(api, path, text_of, self._changed)
 
     def _changed(self, changes: list[Change[str]]) -> None:
-        self.told += changes
+        self.received += changes
         self._news.set()
 
     async def until(self, **wanted: str) -> None:
@@ -73,12 +73,14 @@ def notes(namespace: str) -> str:
     return f"/api/v1/namespaces/{namespace}/configmaps"
 
 
-async def test_missing_kubeconfig_raises_a_clear_error(tmp_path_factory: pytest.TempPathFactory) -> None:
+async def test_missing_kubeconfig_raises_an_access_error_with_its_path(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
     with pytest.raises(ApiAccessError, match="nowhere"):
         await load_api_access(tmp_path_factory.mktemp("x") / "nowhere")
 
 
-async def test_api_errors_carry_the_status_and_reason_of_the_server(api: Api, notes: str) -> None:
+async def test_failed_api_request_raises_an_error_with_status_and_reason(api: Api, notes: str) -> None:
     with pytest.raises(ApiError, match="not found") as missing:
         await api.get(f"{notes}/nothing")
     assert (missing.value.status, missing.value.reason) == (404, "NotFound")
@@ -113,7 +115,9 @@ async def test_apply_by_another_manager_gets_a_conflict(api: Api, notes: str) ->
     assert conflict.value.status == 409
 
 
-async def test_long_lists_are_read_in_pages(api: Api, notes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_list_longer_than_the_page_size_is_read_in_pages(
+    api: Api, notes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(client, "PAGE", 3)
     for number in range(7):
         await api.create(notes, note(f"n{number}", str(number)))
@@ -141,7 +145,7 @@ async def test_watch_reports_existing_objects_and_each_change_once(api: Api, not
     finally:
         run.cancel()
         await asyncio.gather(run, return_exceptions=True)
-    said = [(change.key.name, change.old, change.new) for change in one.told]
+    said = [(change.key.name, change.old, change.new) for change in one.received]
     assert said == [("before", None, "0"), ("a", None, "1"), ("a", "1", "2"), ("before", "0", None)]
 
 
@@ -156,7 +160,7 @@ async def test_watch_resumes_after_the_server_ends_the_connection(
             await one.until(a=str(number))
             await asyncio.sleep(0.5)
         assert api.requests - asked >= 6 + 2, "it was ended and opened again"
-        assert [change.new for change in one.told] == list("012345")
+        assert [change.new for change in one.received] == list("012345")
 
 
 async def test_watch_reports_missed_changes_after_a_server_restart(api: Api, notes: str, plane: Plane) -> None:
@@ -173,7 +177,7 @@ async def test_watch_reports_missed_changes_after_a_server_restart(api: Api, not
         await api.delete(f"{notes}/goes")
         await api.create(notes, note("comes", "2"))
         await one.until(stays="1", comes="2")
-        assert Change(ObjectKey(one.told[0].key.namespace, "goes"), "1", None) in one.told
+        assert Change(ObjectKey(one.received[0].key.namespace, "goes"), "1", None) in one.received
 
 
 async def test_request_to_a_hanging_server_times_out(

@@ -37,7 +37,7 @@ class Played:
     def __init__(self, api: Api, namespace: str, name: str, duration_s: int = LONG_S) -> None:
         self.elector = Elector(api, namespace, "pilotlight", name)
         self._duration_s = duration_s
-        self.told: list[int | None] = []
+        self.epochs: list[int | None] = []
         self.known = 0
         self.changed = asyncio.Event()
 
@@ -49,18 +49,18 @@ class Played:
 
     def lead(self, epoch: int) -> None:
         assert self.elector.writes_s() > 0
-        self.told.append(epoch)
+        self.epochs.append(epoch)
         self.changed.set()
 
     async def follow(self) -> None:
         assert self.elector.writes_s() == 0
-        self.told.append(None)
+        self.epochs.append(None)
         self.changed.set()
 
-    async def until(self, *told: int | None) -> None:
-        """Waits until `self.told` begins with these."""
+    async def until(self, *expected: int | None) -> None:
+        """Waits until `self.epochs` begins with these."""
         async with asyncio.timeout(LIMIT_S):
-            while self.told[: len(told)] != list(told):
+            while self.epochs[: len(expected)] != list(expected):
                 self.changed.clear()
                 await self.changed.wait()
 
@@ -99,7 +99,7 @@ async def test_released_lease_is_acquired_at_once_in_a_higher_epoch(
             await stack.enter_async_context(b.standing())
             held = (await api.get(path(namespace)))["spec"]
             await asyncio.sleep(1.2 * LONG_S)
-            assert (a.told, b.told) == ([1], []), "it is renewed"
+            assert (a.epochs, b.epochs) == ([1], []), "it is renewed"
             renewed = (await api.get(path(namespace)))["spec"]
             assert renewed["renewTime"] > held["renewTime"]
             assert (renewed["acquireTime"], renewed["leaseTransitions"]) == (held["acquireTime"], 1)
@@ -169,15 +169,15 @@ def gateway_pod(name: str, node: Node, *command: str) -> Object:
 
 
 async def test_gateway_is_reported_gone_when_its_pod_fails_or_is_deleted(api: Api, namespace: str, node: Node) -> None:
-    told: list[GatewaySeen | GatewayGone] = []
+    events: list[GatewaySeen | GatewayGone] = []
     pods = f"/api/v1/namespaces/{namespace}/pods"
     await api.create(pods, gateway_pod("g1", node, "/bin/sleep", "600"))
     await api.create(pods, gateway_pod("g2", node, "/bin/sleep", "600"))
     await api.create(pods, gateway_pod("g3", node, "/bin/false"))
-    task = asyncio.create_task(GatewayPods(api, namespace, told.extend).run())
+    task = asyncio.create_task(GatewayPods(api, namespace, events.extend).run())
 
     async def seen(kind: type[GatewaySeen | GatewayGone], *names: str) -> bool:
-        return {one.gateway for one in told if isinstance(one, kind)} >= set(names)
+        return {one.gateway for one in events if isinstance(one, kind)} >= set(names)
 
     try:
         await until(lambda: seen(GatewaySeen, "g1", "g2"))
@@ -199,18 +199,18 @@ async def test_silent_gateway_is_removed_if_its_pod_no_longer_exists(
     one["metadata"]["labels"]["pod-template-hash"] = "7c9d8f6b5"
     made = (await api.create(f"/api/v1/namespaces/{namespace}/pods", one))["metadata"]["name"]
     before, strangers = "pl-gateway-5d4f9b8c7-x2x4z", ("g1", "pl-gateway", "pl-gateway-extra-5d4f9b8c7-x2x4z")
-    told: list[GatewaySeen | GatewayGone] = []
+    events: list[GatewaySeen | GatewayGone] = []
     silent = [GatewayId(name) for name in (*strangers, made, before)]
-    task = asyncio.create_task(GatewayPods(api, namespace, told.extend, silent=lambda: silent).run())
+    task = asyncio.create_task(GatewayPods(api, namespace, events.extend, silent=lambda: silent).run())
 
     async def gone() -> bool:
-        return sum(isinstance(one, GatewayGone) for one in told) >= 3
+        return sum(isinstance(one, GatewayGone) for one in events) >= 3
 
     try:
         await until(gone)
     finally:
         task.cancel()
-    assert {one.gateway for one in told if isinstance(one, GatewayGone)} == {before}
+    assert {one.gateway for one in events if isinstance(one, GatewayGone)} == {before}
 
 
 # --- tokens ----------------------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ async def counted(one: House) -> dict[str, int]:
     return {kind: int(number) for kind, number in found}
 
 
-async def test_poisoned_objects_of_every_kind_affect_no_healthy_model(api: Api, tmp_path: Path) -> None:
+async def test_malformed_objects_of_every_kind_affect_no_healthy_model(api: Api, tmp_path: Path) -> None:
     house = House(tmp_path, tmp_path / "plane" / "kubeconfig", NAMESPACE, "--watch-kubeai")
     healthy = [model(name, idleSeconds=600) for name in ("ada", "bob", "eve")]
     house.write(*healthy, model("large", gpu={"memory": "79Gi"}, queue={"waitSecondsMax": 5}), **SETTINGS)

@@ -181,7 +181,7 @@ async def scene(api: Api, namespace: str, tmp_path: Path) -> AsyncIterator[Scene
         yield one
 
 
-async def test_only_devices_of_foreign_pods_count_as_used_by_others(scene: Scene) -> None:
+async def test_device_counts_as_used_by_others_only_while_a_foreign_pod_has_it(scene: Scene) -> None:
     driver, node = scene.driver(), scene.node.name
     async with running(driver) as observed, asyncio.timeout(WAIT_S_MAX):
         ours, of = scene.engine("r1")

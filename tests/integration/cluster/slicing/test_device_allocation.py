@@ -7,7 +7,6 @@ hand; pods run, but no device is prepared for them.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import sys
 import uuid
@@ -18,14 +17,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from autoscaler.kubernetes.api import Api, ApiError
+from autoscaler.kubernetes.api import Api
 from autoscaler.slicing.dra import read_allocations
 from autoscaler.slicing.hami import SCHEDULER
 from tests.integration.cluster.conftest import next_number
-from tests.integration.cluster.slicing.test_dra_claims import RESOURCE
+from tests.integration.cluster.slicing.test_dra_claims import RESOURCE, create_device_classes
 from tests.integration.cluster.support.installations.single_instance import House, model
 from tests.integration.cluster.support.kubelet.node import Node
-from tests.support.builders.resource_slices import DRIVER, classes, gpu, resource_slice
+from tests.support.builders.resource_slices import DRIVER, gpu, resource_slice
 from tests.support.builders.slices import card
 from tests.support.fakes.engines.fake_engine_process import command
 
@@ -105,9 +104,7 @@ async def test_model_gets_its_chosen_device_through_a_claim_owned_by_the_pod(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     """Of two GPUs another owner has one through a claim, which the plan observes."""
-    for device_class in classes():
-        with contextlib.suppress(ApiError):  # it may exist from the previous test
-            await api.create(f"{RESOURCE}/deviceclasses", device_class)
+    await create_device_classes(api)
     claims = f"{RESOURCE}/namespaces/{namespace}/resourceclaims"
     async with noded(api, tmp_path) as node, asyncio.timeout(WAIT_S_MAX):
         published = resource_slice(node.name, "gpus", devices=[gpu(0), gpu(1)])
@@ -161,7 +158,7 @@ async def test_model_gets_its_chosen_device_through_a_claim_owned_by_the_pod(
 
 
 @pytest.mark.standard
-async def test_model_gets_the_hami_card_with_enough_free_memory(
+async def test_hami_model_is_placed_on_the_card_with_enough_free_memory(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     """The test replaces HAMi's scheduler: it binds a pod to its node."""
@@ -222,7 +219,7 @@ SHARED = {
 
 @pytest.mark.standard
 @pytest.mark.parametrize("kind", SHARED)
-async def test_model_gets_a_share_of_a_gpu_from_each_sharing_mechanism(
+async def test_model_pod_requests_a_gpu_share_in_the_form_of_each_mechanism(
     house: House, api: Api, namespace: str, tmp_path: Path, kind: str
 ) -> None:
     """The schedulers of KAI and Volcano do not run here: the test binds in their place."""
@@ -268,9 +265,9 @@ async def test_growing_model_requests_only_memory_unused_by_other_models(
         notes = {"hami.io/node-nvidia-register": json.dumps([card("GPU-aaaa")])}
         await api.patch(f"/api/v1/nodes/{node.name}", {"metadata": {"annotations": notes}})
         pods, known = f"/api/v1/namespaces/{namespace}/pods", set[str]()
-        told = command("--host", "{host}", "--port", "{port}", "--name", "ada")
-        told += ["--transcript", str(tmp_path / "{memory_bytes}.jsonl")]
-        ada = kept("ada", node, "50Gi", command=told, gpu={"memory": "50Gi", "growth": 40})
+        words = command("--host", "{host}", "--port", "{port}", "--name", "ada")
+        words += ["--transcript", str(tmp_path / "{memory_bytes}.jsonl")]
+        ada = kept("ada", node, "50Gi", command=words, gpu={"memory": "50Gi", "growth": 40})
         house.write(ada, kept("bob", node, "15Gi", replicas={"min": 0}))
         async with house.running():
             first = await waiting(api, pods, known)
@@ -338,9 +335,7 @@ async def test_device_of_a_force_deleted_pod_is_not_reused_without_measurement(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     """Freeing the claim does not suffice: the end of its processes was not reported, and no agent measures."""
-    for device_class in classes():
-        with contextlib.suppress(ApiError):  # it may exist from the previous test
-            await api.create(f"{RESOURCE}/deviceclasses", device_class)
+    await create_device_classes(api)
     claims, pods = f"{RESOURCE}/namespaces/{namespace}/resourceclaims", f"/api/v1/namespaces/{namespace}/pods"
     async with noded(api, tmp_path) as node, asyncio.timeout(2 * WAIT_S_MAX):
         published = resource_slice(node.name, "gpus", devices=[gpu(0)])

@@ -101,12 +101,17 @@ class Bench:
         assert not read_allocations(await self.api.get(f"{self.claims}/{name}"))
 
 
+async def create_device_classes(api: Api) -> None:
+    """Creates NVIDIA's DeviceClasses, which may exist from the previous test."""
+    for device_class in classes():
+        with contextlib.suppress(ApiError):
+            await api.create(f"{RESOURCE}/deviceclasses", device_class)
+
+
 @pytest.fixture
 async def bench(api: Api, namespace: str, node: Node) -> AsyncIterator[Bench]:
     """With NVIDIA's DeviceClasses. Deletes its ResourceSlices and pods that wait for one of its UUIDs afterwards."""
-    for device_class in classes():
-        with contextlib.suppress(ApiError):  # it may exist from the previous test
-            await api.create(f"{RESOURCE}/deviceclasses", device_class)
+    await create_device_classes(api)
     one = Bench(api, namespace, node.name)
     yield one
     await api.delete(one.pods)

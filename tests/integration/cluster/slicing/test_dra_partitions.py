@@ -6,18 +6,17 @@ ResourceSlices are written by hand, as NVIDIA's driver writes them; pods run, bu
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from pathlib import Path
 
 import pytest
 
-from autoscaler.kubernetes.api import Api, ApiError
+from autoscaler.kubernetes.api import Api
 from autoscaler.slicing.dra import read_allocations
 from tests.integration.cluster.slicing.test_device_allocation import SLICES, WAIT_S_MAX, explained, kept, noded, ours
-from tests.integration.cluster.slicing.test_dra_claims import RESOURCE
+from tests.integration.cluster.slicing.test_dra_claims import RESOURCE, create_device_classes
 from tests.integration.cluster.support.entry_points import held_engine
 from tests.integration.cluster.support.installations.single_instance import House
-from tests.support.builders.resource_slices import classes, cut_name, partitionable, partitionables
+from tests.support.builders.resource_slices import cut_name, partitionable, partitionables
 
 CUT = {"selector": {}, "device": {"model": "H100", "memory": "80Gi"}, "slicing": {"kind": "dra", "cut": True}}
 
@@ -31,9 +30,7 @@ async def test_two_small_models_share_one_gpu_and_leave_the_other_whole(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     """Of two GPUs one stays whole, and one Model gets that; the next waits for the other."""
-    for device_class in classes():
-        with contextlib.suppress(ApiError):  # it may exist from the previous test
-            await api.create(f"{RESOURCE}/deviceclasses", device_class)
+    await create_device_classes(api)
     claims = f"{RESOURCE}/namespaces/{namespace}/resourceclaims"
     async with noded(api, tmp_path) as node, asyncio.timeout(2 * WAIT_S_MAX):
         published = partitionables(node.name, 2)
@@ -77,9 +74,7 @@ async def test_partitioned_gpu_is_drained_for_a_model_that_needs_all_of_it(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     """An idle replica leaves one partition; the other is left when its request has ended."""
-    for device_class in classes():
-        with contextlib.suppress(ApiError):  # it may exist from the previous test
-            await api.create(f"{RESOURCE}/deviceclasses", device_class)
+    await create_device_classes(api)
     claims = f"{RESOURCE}/namespaces/{namespace}/resourceclaims"
     idle = {"replicas": {"min": 0}, "residencySeconds": 0.1, "idleSeconds": 600}
     async with noded(api, tmp_path) as node, asyncio.timeout(2 * WAIT_S_MAX):
@@ -124,9 +119,7 @@ async def test_partitioned_gpu_is_drained_for_a_model_that_needs_all_of_it(
 async def test_models_get_the_smallest_partition_and_free_the_gpu_afterwards(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
-    for device_class in classes():
-        with contextlib.suppress(ApiError):  # it may exist from the previous test
-            await api.create(f"{RESOURCE}/deviceclasses", device_class)
+    await create_device_classes(api)
     claims = f"{RESOURCE}/namespaces/{namespace}/resourceclaims"
     async with noded(api, tmp_path) as node, asyncio.timeout(2 * WAIT_S_MAX):
         for one in partitionable(node.name):

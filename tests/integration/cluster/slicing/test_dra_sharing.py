@@ -6,18 +6,17 @@ ResourceSlices are written by hand, as NVIDIA's driver writes them; pods run, bu
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autoscaler.kubernetes.api import Api, ApiError
+from autoscaler.kubernetes.api import Api
 from autoscaler.slicing.dra import read_allocations
 from tests.integration.cluster.slicing.test_device_allocation import SLICES, WAIT_S_MAX, explained, kept, noded, ours
-from tests.integration.cluster.slicing.test_dra_claims import RESOURCE
+from tests.integration.cluster.slicing.test_dra_claims import RESOURCE, create_device_classes
 from tests.integration.cluster.support.installations.single_instance import House
-from tests.support.builders.resource_slices import DRIVER, classes, gpu, resource_slice
+from tests.support.builders.resource_slices import DRIVER, gpu, resource_slice
 
 pytestmark = pytest.mark.standard
 
@@ -39,9 +38,7 @@ def reserved(claim: dict[str, Any]) -> set[str]:
 async def test_shared_claim_serves_two_replicas_and_is_deleted_with_the_last(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
-    for device_class in classes():
-        with contextlib.suppress(ApiError):  # it may exist from the previous test
-            await api.create(f"{RESOURCE}/deviceclasses", device_class)
+    await create_device_classes(api)
     path = f"{RESOURCE}/namespaces/{namespace}/resourceclaims"
 
     async def claims() -> list[dict[str, Any]]:

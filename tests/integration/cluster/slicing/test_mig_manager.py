@@ -70,8 +70,8 @@ class Scene:
 
     async def say(self, **labels: str) -> None:
         """Writes labels, as mig-manager or a user does."""
-        told = {CONFIG if name == "config" else STATE: value for name, value in labels.items()}
-        await self.api.patch(f"{NODES}/{self.node}", {"metadata": {"labels": told}})
+        node_labels = {CONFIG if name == "config" else STATE: value for name, value in labels.items()}
+        await self.api.patch(f"{NODES}/{self.node}", {"metadata": {"labels": node_labels}})
 
     async def labels(self) -> dict[str, str]:
         found: dict[str, str] = (await self.api.get(f"{NODES}/{self.node}"))["metadata"]["labels"]
@@ -122,9 +122,9 @@ async def test_repartition_order_is_written_and_read_by_the_next_leader(place: S
         one.cut(place.order)
         await seen.until(lambda seen: seen.is_in("pending"))
         assert asyncio.get_running_loop().time() - began_s >= SETTLE_S, "mig-manager may still read what was before"
-        told = await place.configurations()
-        assert told.keys() == {"all-disabled", *configs_of(CUTS)}
-        assert [gpu["mig-devices"] for gpu in told[ORDERED]] == [{"1g.10gb": 2, "3g.40gb": 1}, {"7g.80gb": 1}]
+        configurations = await place.configurations()
+        assert configurations.keys() == {"all-disabled", *configs_of(CUTS)}
+        assert [gpu["mig-devices"] for gpu in configurations[ORDERED]] == [{"1g.10gb": 2, "3g.40gb": 1}, {"7g.80gb": 1}]
         assert (await place.labels())[CONFIG] == ORDERED
     async with place.cutter() as (_, other):
         assert other.node is not None
@@ -171,7 +171,7 @@ async def test_node_repartitioned_by_others_is_not_changed(place: Scene, what: d
         )
 
 
-async def test_foreign_entries_in_the_configmap_are_kept(place: Scene) -> None:
+async def test_repartition_order_keeps_foreign_entries_of_the_configmap(place: Scene) -> None:
     theirs = [{"devices": "all", "mig-enabled": True, "mig-devices": {"7g.80gb": 1}}]
     text = yaml.safe_dump({"version": "v1", "mig-configs": {"all-7g.80gb": theirs}})
     made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "mig"}, "data": {FILE: text, "more": "x"}}
@@ -179,9 +179,9 @@ async def test_foreign_entries_in_the_configmap_are_kept(place: Scene) -> None:
     async with place.cutter() as (one, seen):
         one.cut(place.order)
         await seen.until(lambda seen: seen.is_in("pending"))
-        told = await place.configurations()
-        assert told.keys() == {"all-7g.80gb", *configs_of(CUTS)}
-        assert told["all-7g.80gb"] == theirs
+        entries = await place.configurations()
+        assert entries.keys() == {"all-7g.80gb", *configs_of(CUTS)}
+        assert entries["all-7g.80gb"] == theirs
         assert (await place.api.get(f"{place.config_maps}/mig"))["data"]["more"] == "x"
 
 

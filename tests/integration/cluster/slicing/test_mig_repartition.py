@@ -53,7 +53,7 @@ def asking(name: str, memory: str, estate: Estate, node: Manager | None = None) 
     return model(name, gpu={"memory": memory}, pod={"nodeSelector": where})
 
 
-async def told(estate: Estate, name: str, words: str, autoscaler: str = "a1") -> None:
+async def states(estate: Estate, name: str, words: str, autoscaler: str = "a1") -> None:
     """Waits until `explain` shows these words for a model."""
 
     async def is_told() -> bool:
@@ -85,17 +85,17 @@ async def test_idle_node_is_repartitioned_for_a_model_and_busy_nodes_are_not(
         assert good("small", await house.call("small"))
         assert good("half", await house.call("half"))
         assert await placed(api, house, "half") == (idle.node.name, {"nvidia.com/mig-3g.40gb": "1"})
-        assert [len(one.told) for one in managers] == [0, 0, 1]
+        assert [len(one.states) for one in managers] == [0, 0, 1]
 
         waits = asyncio.create_task(house.call("whole"))
-        await told(house, "whole", "could be repartitioned for it, once it is idle")
+        await states(house, "whole", "could be repartitioned for it, once it is idle")
         await asyncio.sleep(2 * (short_mig_delays.EVERY_S + short_mig_delays.NODE_EVERY_S))
-        assert [len(one.told) for one in managers] == [0, 0, 1]
+        assert [len(one.states) for one in managers] == [0, 0, 1]
         assert good("small", await house.call("small"))
         await api.delete(theirs)
         assert good("whole", await waits)
         assert await placed(api, house, "whole") == (first.node.name, {"nvidia.com/mig-7g.80gb": "1"})
-        assert [len(one.told) for one in managers] == [1, 0, 1]
+        assert [len(one.states) for one in managers] == [1, 0, 1]
         assert [one.harmed for one in managers] == [[], [], []]
 
 
@@ -107,15 +107,12 @@ async def test_failing_node_is_skipped_after_max_repartition_attempts(
     bad, *others = managers
     bad.fate = lambda: "failed"
     kept = [asking(f"small-{at}", SMALL, cutting, one) for at, one in enumerate(others)]
-    async with (
-        cutting.open(asking("half", HALF, cutting), *kept, autoscalers=1) as house,
-        asyncio.timeout(LIMIT_S),
-    ):
+    async with cutting.open(asking("half", HALF, cutting), *kept, autoscalers=1) as house, asyncio.timeout(LIMIT_S):
         for at in range(len(kept)):
             assert good(f"small-{at}", await house.call(f"small-{at}"))
         waits = asyncio.create_task(house.call("half"))
         async with house.calling("small-1", "g1") as answers:
-            await told(house, "half", f"could not be repartitioned in {TRIES_MAX} attempts")
+            await states(house, "half", f"could not be repartitioned in {TRIES_MAX} attempts")
             await asyncio.sleep(2 * (short_mig_delays.RETRY_S[-1] + short_mig_delays.EVERY_S))
         assert good("small-1", *answers)
         assert len(bad.orders) == len({*bad.orders}) == TRIES_MAX, "told the same it does nothing"
@@ -125,7 +122,7 @@ async def test_failing_node_is_skipped_after_max_repartition_attempts(
         assert good("half", await waits)
         assert (await placed(api, house, "half"))[0] == bad.node.name
         assert len(bad.orders) == TRIES_MAX + 1
-        assert [one.told for one in others] == [[], []]
+        assert [one.states for one in others] == [[], []]
         assert [one.harmed for one in managers] == [[], [], []]
 
 
@@ -146,13 +143,13 @@ async def test_new_leader_waits_for_a_node_that_reboots_for_repartitioning(
         await house.until(is_down)
         await house.stop(leader, signal.SIGKILL)
         second = await house.leader(leader)
-        await told(house, "half", f"node {first.node.name} is being repartitioned and will have room for it", second)
+        await states(house, "half", f"node {first.node.name} is being repartitioned and will have room for it", second)
         await asyncio.sleep(2 * (short_mig_delays.EVERY_S + short_mig_delays.NODE_EVERY_S))
         assert not waits.done()
         first.fate = lambda: "success"
         assert good("half", await waits)
         assert (await placed(api, house, "half"))[0] == first.node.name
-        assert [len(one.told) for one in (first, *others)] == [1, 0, 0]
+        assert [len(one.states) for one in (first, *others)] == [1, 0, 0]
 
 
 @pytest.mark.case("24")
@@ -178,21 +175,21 @@ async def test_killing_leaders_during_repartitioning_causes_only_one_order(
 
         await house.until(is_written)
         await house.stop(leader, signal.SIGKILL)
-        assert first.told == []
+        assert first.states == []
         second = await house.leader(leader)
         await house.start(leader)
 
         async def is_told() -> bool:
-            return bool(first.told)
+            return bool(first.states)
 
         await house.until(is_told)
         await house.until(lambda: house.listed(leader))
         await house.stop(second, signal.SIGKILL)
         assert await house.leader(second) == leader
-        await told(house, "half", f"node {first.node.name} is being repartitioned and will have room for it", leader)
+        await states(house, "half", f"node {first.node.name} is being repartitioned and will have room for it", leader)
         await asyncio.sleep(2 * (short_mig_delays.EVERY_S + short_mig_delays.NODE_EVERY_S))
         first.may_end.set()
         assert good("half", await waits)
         assert (await placed(api, house, "half"))[0] == first.node.name
-        assert [len(one.told) for one in (first, *others)] == [1, 0, 0]
+        assert [len(one.states) for one in (first, *others)] == [1, 0, 0]
         assert house.made("half") == 1

@@ -73,11 +73,11 @@ async def bound(api: Api, namespace: str) -> dict[str, Any]:
 
 async def reasons(house: House) -> str:
     """The explanations for all models."""
-    told = []
+    lines = []
     for name in NAMES:
         async with house.session.get(f"http://127.0.0.1:{house.ops}/api/v1/explain/model/{name}") as answer:
-            told.append(await answer.text())
-    return "\n".join(told)
+            lines.append(await answer.text())
+    return "\n".join(lines)
 
 
 @pytest.mark.parametrize("teller", ["settings", "config map"])
@@ -123,10 +123,10 @@ async def test_device_with_changed_slicing_is_usable_after_its_replica_ends(
     api: Api, namespace: str, tmp_path: Path
 ) -> None:
     """Its pod continues and ends as if its slice still existed; new replicas and their engines get shares."""
-    told, entries = list[float | None](), list[NodeKind]()
+    limits, entries = list[float | None](), list[NodeKind]()
 
     def recording(model: Model, host: str, port: int, given: Given = AS_ASKED) -> ArgvLaunch:
-        told.append(given.memory_fraction)
+        limits.append(given.memory_fraction)
         return launch(model, host, port, given)
 
     async with staged(api, namespace, tmp_path) as scene, asyncio.timeout(WAIT_S_MAX):
@@ -155,7 +155,7 @@ async def test_device_with_changed_slicing_is_usable_after_its_replica_ends(
             one = replace(one, resources=replace(one.resources, slices=(SliceId(shares[2]),)))
             driver.start(one, of)
             await observed.until(one.id, Seen.READY)
-            assert told == [None, 0.5]
+            assert limits == [None, 0.5]
             driver.stop(whole, 1.0)
             await observed.until(whole.id, Seen.CLEAN)
             await until([(id, "") for id in shares])

@@ -206,7 +206,7 @@ async def test_failed_weights_pull_fails_the_start_with_its_reason(
             assert not await scene.pods()
 
 
-async def test_agent_pulls_with_the_pull_secret_of_the_model(
+async def test_private_weights_are_pulled_only_with_the_model_pull_secret(
     house: House, api: Api, namespace: str, node: Node, tmp_path: Path
 ) -> None:
     scene = Scene(house, api, namespace, node, tmp_path)
@@ -231,7 +231,7 @@ async def test_agent_pulls_with_the_pull_secret_of_the_model(
             assert docker_registry.PASSWORD not in (tmp_path / "agent.log").read_text()
 
 
-async def test_agent_pulls_weights_from_the_hub_and_from_a_bucket(
+async def test_model_with_hub_or_bucket_artifact_starts_from_pulled_weights(
     house: House, served: Api, namespace: str, node: Node, tmp_path: Path, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The API server admits the Models; the Model `ada` of another test may still exist."""

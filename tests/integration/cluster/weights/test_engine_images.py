@@ -14,7 +14,7 @@ from tests.unit.pilotlight.agent.kubelet.test_image_pull import Runtime
 ENGINE, FULL = "vllm/engine:1", "docker.io/vllm/engine:1"
 
 
-async def test_placement_prefers_the_node_that_has_the_image(
+async def test_model_is_placed_on_the_node_that_already_has_its_image(
     api: Api, tmp_path: Path, kubeconfig: Path, namespace: str
 ) -> None:
     house = House(tmp_path, kubeconfig, namespace)

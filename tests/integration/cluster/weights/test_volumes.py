@@ -148,7 +148,7 @@ async def test_deleted_claim_is_recreated_and_bound(api: Api, node: Node, restri
     assert (await until(api, claim, "Bound"))["metadata"]["uid"] != first["metadata"]["uid"]
 
 
-async def test_volume_is_not_bound_to_another_node_or_claim(api: Api, node: Node, restricted: str) -> None:
+async def test_volume_with_weights_is_not_bound_to_another_node_or_claim(api: Api, node: Node, restricted: str) -> None:
     """A pod that names the claim can only run on the volume's node."""
     elsewhere = NodeMountFacts(node.name, "another-host")
     objects = build_node_volume(restricted, elsewhere, STORE)
@@ -220,7 +220,7 @@ async def autoscaler(api: Api, kubeconfig: Path, namespace: str) -> AsyncIterato
         yield acting
 
 
-async def test_admission_policy_limits_the_autoscaler_to_weight_volumes(
+async def test_admission_policy_rejects_autoscaler_volumes_not_for_weights(
     api: Api, autoscaler: Api, node: Node, namespace: str
 ) -> None:
     """Otherwise its service account could be used to read and write every folder of every node."""

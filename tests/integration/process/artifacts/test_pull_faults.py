@@ -111,18 +111,18 @@ async def test_pull_resumes_after_a_full_disk_and_keeps_other_copies(tmp_path: P
         async with asyncio.timeout(240):
             out, error = await process.communicate()
         assert process.returncode == 0, error.decode()
-        told = json.loads(out)
+        result = json.loads(out)
         ranges = held.ranges()
-    assert told["first"][0] == 0
-    code, said = told["full"]
+    assert result["first"][0] == 0
+    code, said = result["full"]
     assert (code, said.count("\n")) == (1, 1), said
     assert "the disk is full; free space or use a larger volume" in said
-    assert [one["artifact"] for one in told["copies"]] == [reference(held, "small")]
-    assert told["verify"][0] == 0
-    names = {path.rpartition("/")[2] for path in told["half"]}
+    assert [one["artifact"] for one in result["copies"]] == [reference(held, "small")]
+    assert result["verify"][0] == 0
+    names = {path.rpartition("/")[2] for path in result["half"]}
     assert {one for one in names if not one.startswith("sha256-")} == {"a.gguf", "copy.json", "lease"}
-    assert told["again"][0] == 0, told["again"]
-    assert told["verify again"][0] == 0
+    assert result["again"][0] == 0, result["again"]
+    assert result["verify again"][0] == 0
     assert ranges[0] == ""
     first, last = (int(one) for one in ranges[1].removeprefix("bytes=").split("-"))
     assert 0 < first < 2 * PART  # the data on disk is kept; the socket buffers determine how much that is

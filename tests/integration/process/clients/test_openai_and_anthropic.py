@@ -98,7 +98,7 @@ async def test_openai_concurrent_requests_for_two_models_all_complete(clients: C
     assert await asyncio.gather(*map(ask, names)) == [SENTENCES[name] for name in names]
 
 
-async def test_openai_client_lists_models_and_gets_embeddings_and_responses(clients: Clients) -> None:
+async def test_openai_client_gets_valid_answers_from_all_other_endpoints(clients: Clients) -> None:
     api = clients.openai
     listed = await api.models.list()
     assert [entry.id for entry in listed.data] == ["ada", "bob", "emb"]
@@ -116,17 +116,14 @@ async def test_openai_client_lists_models_and_gets_embeddings_and_responses(clie
     response = await api.responses.create(model="ada", input="Who is there?")
     assert response.output_text == SENTENCES["ada"]
     stream = await api.chat.completions.create(
-        model="ada",
-        messages=[ASK],
-        stream=True,
-        stream_options={"include_usage": True},
+        model="ada", messages=[ASK], stream=True, stream_options={"include_usage": True}
     )
     usage = [chunk.usage async for chunk in stream]
     assert usage[-1] is not None
     assert usage[-1].completion_tokens == 9, "asked for, so it is passed on"
 
 
-async def test_azure_client_with_the_model_in_the_path_is_served(clients: Clients) -> None:
+async def test_azure_client_with_the_model_in_the_path_gets_its_answer(clients: Clients) -> None:
     async with openai.AsyncAzureOpenAI(
         azure_endpoint=clients.one.url, api_key="none-needed", api_version="2024-10-21"
     ) as api:
@@ -135,7 +132,7 @@ async def test_azure_client_with_the_model_in_the_path_is_served(clients: Client
             assert answer.choices[0].message.content == SENTENCES["ada"]
 
 
-def test_synchronous_openai_client_is_served(tmp_path: Path) -> None:
+def test_request_of_the_synchronous_openai_client_is_answered(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path, real(tmp_path, "ada")) as one:
             with openai.OpenAI(base_url=f"{one.url}/v1", api_key="x") as client:

@@ -45,9 +45,9 @@ async def test_wake_and_stop_commands_start_and_drain_a_model(tmp_path: Path) ->
         assert "woken by an operator" in one.said()
         runs = one.begin(shot("ada", tokens=40, timeout_s=60))
         await until("it runs", lambda: one.demand("ada")["running"] == 1 or runs.done())  # done: after a long pause
-        told = json.loads(await pilotlight(one, "stop", "ada", "--output", "json"))
-        assert (told["verb"], len(told["replicas"])) == ("stop", 1)
-        assert "starts it again" in told["says"]
+        answer = json.loads(await pilotlight(one, "stop", "ada", "--output", "json"))
+        assert (answer["verb"], len(answer["replicas"])) == ("stop", 1)
+        assert "starts it again" in answer["says"]
         (result,) = await runs
         assert result.ending is Ending.COMPLETED, "what ran was finished"
         await one.zero("ada")
@@ -97,10 +97,10 @@ async def test_live_plan_shows_starts_and_stops_without_executing_them(tmp_path:
         assert (await one.call("ada")).ending is Ending.COMPLETED
         stops: list[str] = []
         while not stops:
-            told = json.loads(await pilotlight(one, *words, "--output", "json"))
-            stops = [gone["model"] for gone in told["stops"]]
-            assert [lack["model"] for lack in told["unmet"]] == ["bob"] * (not stops), "until its residency is over"
-        assert (stops, [start["model"] for start in told["starts"]]) == (["ada"], ["bob"])
+            result = json.loads(await pilotlight(one, *words, "--output", "json"))
+            stops = [gone["model"] for gone in result["stops"]]
+            assert [lack["model"] for lack in result["unmet"]] == ["bob"] * (not stops), "until its residency is over"
+        assert (stops, [start["model"] for start in result["starts"]]) == (["ada"], ["bob"])
         assert on(one) == {"ada": "gpu0"}
         assert "model=bob" not in one.said()
         (tmp_path / "demand.yaml").write_text("eve: 2\n")
@@ -108,7 +108,7 @@ async def test_live_plan_shows_starts_and_stops_without_executing_them(tmp_path:
     assert "no response from --ops" in await pilotlight(one, *words, status=1)
 
 
-async def test_operator_commands_need_an_operator_key_when_tenants_exist(tmp_path: Path) -> None:
+async def test_operator_command_without_operator_key_fails_if_tenants_exist(tmp_path: Path) -> None:
     keys = [
         {"name": role, "sha256": hashlib.sha256(f"pl-{role}".encode()).hexdigest(), "role": role}
         for role in ("tenant", "operator")
@@ -116,8 +116,8 @@ async def test_operator_commands_need_an_operator_key_when_tenants_exist(tmp_pat
     acme: Document = {"apiVersion": API, "kind": "Tenant", "metadata": {"name": "acme"}, "spec": {"keys": keys}}
     async with serving(tmp_path, fake(tmp_path, "ada"), acme) as one:
         assert "an order requires an API key with the role operator" in await pilotlight(one, "wake", "ada", status=1)
-        told = await pilotlight(one, "wake", "ada", "--key-env", "OPS_KEY", status=1, OPS_KEY="pl-tenant")
-        assert "this API key has the role tenant" in told
+        output = await pilotlight(one, "wake", "ada", "--key-env", "OPS_KEY", status=1, OPS_KEY="pl-tenant")
+        assert "this API key has the role tenant" in output
         (tmp_path / "demand.yaml").write_text("ada: 1\n")
         words = ("plan", "--live", "--demand", f"{tmp_path}/demand.yaml")
         assert "a what-if requires an API key with the role operator" in await pilotlight(one, *words, status=1)

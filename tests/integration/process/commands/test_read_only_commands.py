@@ -32,7 +32,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.standard
-async def test_commands_accept_an_alias_instead_of_the_model_name(tmp_path: Path) -> None:
+async def test_commands_given_an_alias_report_on_the_model_of_that_alias(tmp_path: Path) -> None:
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0", aliases=["al-ada"], idleSeconds=0.1)
     async with serving(tmp_path, ada) as one:
         to = ("--url", one.url, "--model", "al-ada")
@@ -111,10 +111,10 @@ async def test_explain_fit_shows_estimated_and_later_measured_memory(tmp_path: P
     ada = model("ada", engine="llama.cpp", aliases=["al-ada"], gpu={}, **weights)
     paged = model("paged", engine="vllm", artifact=f"file://{tmp_path}/ada.gguf", gpu={})
     async with serving(tmp_path, ada, paged, {"apiVersion": API, "kind": "Settings"}) as one:
-        told = run("explain", "fit", "al-ada", "--ops", one.ops)
-        assert told.returncode == 0, told.stderr
-        assert "  cache 38Mi: 1 layer keeps all of 4 x 1024 tokens, 5 the last 256.\n" in told.stdout
-        assert told.stdout.splitlines()[-1].startswith("host: ")
+        explained = run("explain", "fit", "al-ada", "--ops", one.ops)
+        assert explained.returncode == 0, explained.stderr
+        assert "  cache 38Mi: 1 layer keeps all of 4 x 1024 tokens, 5 the last 256.\n" in explained.stdout
+        assert explained.stdout.splitlines()[-1].startswith("host: ")
         share = run("explain", "fit", "paged", "--ops", one.ops).stdout
         assert share.startswith(
             "paged is counted with all memory of each of its devices. Its GGUF header (gemma3) gives this estimate:"

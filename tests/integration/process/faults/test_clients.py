@@ -97,7 +97,7 @@ async def test_client_disconnect_cancels_the_request_and_frees_its_slot(tmp_path
             await until("its Slot is free", partial(shows, one, name, waiting=0, running=0))
             client.socket.close()
             parked.socket.close()
-        await until("all four are told", lambda: counted(one, "pilotlight_calls_total") == 4)
+        await until("all four are counted", lambda: counted(one, "pilotlight_calls_total") == 4)
         assert counted(one, "pilotlight_calls_total", 'outcome="abandoned"', 'code="client_closed"') == 4
 
 

@@ -103,7 +103,7 @@ async def test_model_that_cannot_start_fails_its_requests_with_503(tmp_path: Pat
 
 
 @pytest.mark.case("2")
-async def test_failed_start_is_retried_after_the_back_off(tmp_path: Path) -> None:
+async def test_failed_start_is_retried_only_after_the_back_off_time(tmp_path: Path) -> None:
     """The failure cannot be predicted: the engine exits until its cause is fixed."""
     gate = f'test -e {tmp_path}/mended || exit 3; exec "$@"'
     words = command("--name", "bad", "--port", "{port}", "--sentence", "At last I am here.")

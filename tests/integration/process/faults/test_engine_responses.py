@@ -35,13 +35,13 @@ async def test_malformed_engine_response_fails_the_request_with_one_error(tmp_pa
         streams = dict(zip(names, await asyncio.gather(*(one.call(name) for name in names)), strict=True))
         wholes = dict(zip(names, await asyncio.gather(*(one.call(n, stream=False) for n in names)), strict=True))
         for name in ("chunks", "flood", "page", "busy"):
-            told = streams[name]
-            assert (told.ending, told.errors, told.saw_done) == (Ending.FAILED, 1, False), (name, told)
+            result = streams[name]
+            assert (result.ending, result.errors, result.saw_done) == (Ending.FAILED, 1, False), (name, result)
         assert (streams["chunks"].code, streams["flood"].status, wholes["flood"].status) == ("upstream_error", 502, 502)
-        for told in (streams["page"], wholes["page"]):
-            assert told.status == 500, "the engine's own page, which is no error object"
-        for told in (streams["busy"], wholes["busy"]):
-            assert (told.status, told.code, "retry-after" in told.headers) == (503, "overloaded", True)
+        for result in (streams["page"], wholes["page"]):
+            assert result.status == 500, "the engine's own page, which is no error object"
+        for result in (streams["busy"], wholes["busy"]):
+            assert (result.status, result.code, "retry-after" in result.headers) == (503, "overloaded", True)
         assert wholes["short"].ending is Ending.LOST, "a document that is cut cannot say so, but it does not end"
         fine = [streams[name] for name in ("short", "drizzle", "good")]
         fine += [wholes[name] for name in ("chunks", "drizzle", "good")]

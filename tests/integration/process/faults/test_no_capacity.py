@@ -36,9 +36,9 @@ async def test_requests_for_a_model_that_fits_no_device_are_rejected_with_503(tm
             assert (refused.status, refused.code, refused.clear) == (503, "no_capacity", True)
             assert 0 < int(refused.headers["retry-after"]) <= 120
         await until("it has no requests", lambda: one.demand("huge") == {"waiting": 0, "running": 0})
-        told = pilotlight(one, "explain", "model", "huge")
-        assert f"It fits on no device: {NEVER}. Its requests are rejected with no_capacity." in told
-        assert "gpu0: it has 100Mi in total, which does not satisfy 200Mi on one device." in told
+        explanation = pilotlight(one, "explain", "model", "huge")
+        assert f"It fits on no device: {NEVER}. Its requests are rejected with no_capacity." in explanation
+        assert "gpu0: it has 100Mi in total, which does not satisfy 200Mi on one device." in explanation
         assert f"it fits on no device: {NEVER}" in pilotlight(one, "explain", "last")
         assert f"fits on no device: {NEVER}" in pilotlight(one, "status", "huge")
         assert one.states("huge") == ["refused"], "once, however often it is called"

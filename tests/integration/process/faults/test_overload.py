@@ -79,8 +79,8 @@ async def test_full_queue_rejects_only_the_surplus_requests_with_429(tmp_path: P
     Exactly the surplus is rejected, while all others still wait, with one clear error; earlier requests keep their
     turn; memory use stays constant.
     """
-    told = ("--name", "ada", "--port", "{port}", "--slots", "1", "--transcript", str(tmp_path / "ada.jsonl"))
-    words = command(*told, "--tokens-per-s", "20", "--tokens", "2000")
+    options = ("--name", "ada", "--port", "{port}", "--slots", "1", "--transcript", str(tmp_path / "ada.jsonl"))
+    words = command(*options, "--tokens-per-s", "20", "--tokens", "2000")
     begin = tmp_path / "begin"
     held = ["/bin/sh", "-c", HELD, str(begin), *words]
     ada = model("ada", engine="command", command=held, slots=1, queue={"callsMax": QUEUE})
@@ -125,16 +125,16 @@ class Answers:
         if response.status_code != 200:
             await response.aread()
             self.codes[response.json()["error"]["code"]] += 1
-            told = response.headers.get("retry-after", "")
-            self.without_retry_after += not (told.isdigit() and 0 < int(told) <= 120)
+            retry_after = response.headers.get("retry-after", "")
+            self.without_retry_after += not (retry_after.isdigit() and 0 < int(retry_after) <= 120)
 
 
 def attempts(one: Serving, name: str) -> int:
     """Return how many requests the Model's engine received, rejected ones included, by its own count."""
     (record,) = [record for record in one.records() if record.model == name]
     with urllib.request.urlopen(f"http://127.0.0.1:{record.port}/metrics", timeout=60) as response:
-        told = response.read().decode()
-    return int(told.rpartition("requests_total ")[2].split()[0])
+        text = response.read().decode()
+    return int(text.rpartition("requests_total ")[2].split()[0])
 
 
 @pytest.mark.case("42")
@@ -144,7 +144,7 @@ async def test_retries_to_a_busy_engine_stay_within_the_retry_budget(tmp_path: P
     """400 official clients with two retries each call 4 slots and a queue of 36 at once.
 
     Every second response of the engine is `busy`. Retries by the gateway at a busy engine add at most a tenth, plus the
-    ten saved up. The clients' own retries are separate requests; each waits as long as it was told to.
+    ten saved up. The clients' own retries are separate requests; each waits as long as its response requested.
     """
     # A response takes 0.25 s: the queue fills up even if the clients share a busy core and arrive slowly.
     knobs = ("--tokens-per-s", "20", "--tokens", "5", "--fail", "busy-503:2")

@@ -82,7 +82,7 @@ async def test_sigterm_during_adoption_stops_the_engines(tmp_path: Path) -> None
         assert not contract.exists()
         assert one.process is not None
         one.process.send_signal(signal.SIGTERM)
-        await until("it is told to stop", lambda: told_to_stop(autoscaler))
+        await until("its stop is ordered", lambda: is_stopping(autoscaler))
         os.kill(autoscaler, signal.SIGCONT)
         assert await one.ended() == 0
         assert one.said().count("ready on") == said, "that was before it was ready"
@@ -91,7 +91,7 @@ async def test_sigterm_during_adoption_stops_the_engines(tmp_path: Path) -> None
         assert one.records() == []
 
 
-def told_to_stop(pid: int) -> bool:
+def is_stopping(pid: int) -> bool:
     """Return whether SIGTERM is pending for this process (proc_pid_status(5): a mask, bit 0 is signal 1)."""
     pending = re.findall(r"^S\w{2}Pnd:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     return any(int(mask, 16) >> (signal.SIGTERM - 1) & 1 for mask in pending)

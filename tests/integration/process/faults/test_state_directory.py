@@ -37,7 +37,7 @@ async def warm(one: Serving) -> int:
     return engine
 
 
-def tells(file: Path, word: bytes) -> bool:
+def contains(file: Path, word: bytes) -> bool:
     """Return whether the file is within its size limit and contains the word."""
     try:
         return file.stat().st_size < BYTES_MAX and word in file.read_bytes()
@@ -137,7 +137,7 @@ async def test_events_file_over_its_size_limit_is_rotated_or_emptied(tmp_path: P
             in_the_way(former)
         await one.start()
         await warm(one)
-        await until("a small file tells of its Call", lambda: tells(file, b"completed"))
+        await until("a small file contains its request", lambda: contains(file, b"completed"))
         if blocked:
             assert one.said().count(f"event=events_file_rotation_failed path={str(file)!r} ") == 1
         else:

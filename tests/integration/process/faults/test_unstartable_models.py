@@ -48,7 +48,7 @@ def impossible(folder: Path, how: str) -> tuple[Document, str]:
 
 
 @pytest.mark.parametrize("how", ["no-file", "no-gguf", "no-program"])
-async def test_model_that_cannot_start_is_reported_and_evicts_no_other(tmp_path: Path, how: str) -> None:
+async def test_model_that_cannot_start_is_reported_and_evicts_no_replica(tmp_path: Path, how: str) -> None:
     good = fake(tmp_path, "good", "--tokens-per-s", "0", gpu=MEMORY, residencySeconds=0)
     bad, why = impossible(tmp_path, how)
     async with serving(tmp_path, bad, good) as one:

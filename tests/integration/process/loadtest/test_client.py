@@ -79,7 +79,9 @@ def chunked(body: bytes) -> bytes:
         (b"HTTP/1.1 302 Found\r\nLocation: /\r\nContent-Length: 0\r\n\r\n", Ending.LOST, False),
     ],
 )
-async def test_only_a_complete_answer_counts_as_completed(answer: bytes, ending: Ending, truncated: bool) -> None:
+async def test_load_client_counts_a_request_completed_only_on_a_full_answer(
+    answer: bytes, ending: Ending, truncated: bool
+) -> None:
     async with server_saying(answer) as url:
         (result,) = await send(url, shot())
     assert (result.ending, result.truncated) == (ending, truncated), result
@@ -110,7 +112,7 @@ async def test_broken_engine_answer_is_reported_as_truncated(
 
 
 @pytest.mark.parametrize("fault", ["hangs-before-first-byte", "hangs-after-first-byte"])
-async def test_request_is_abandoned_at_its_deadline_and_the_engine_sees_an_abort(tmp_path: Path, fault: str) -> None:
+async def test_request_past_its_deadline_is_abandoned_and_aborted_at_the_engine(tmp_path: Path, fault: str) -> None:
     with fake_engine(tmp_path, *FAST, "--fail", fault) as engine:
         # On a busy machine, this process or the engine may be paused for seconds before the first byte.
         (result,) = await send(engine.url, shot(timeout_s=25.0))
@@ -133,7 +135,7 @@ async def test_error_responses_are_parsed_with_their_codes(tmp_path: Path) -> No
     ]
 
 
-async def test_times_are_measured_from_the_planned_send_time(tmp_path: Path) -> None:
+async def test_load_client_latency_is_measured_from_the_planned_send_time(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--tokens-per-s", "50", "--tokens", "4") as engine:
         sending = asyncio.create_task(send(engine.url, *(shot(at_s=i / 20) for i in range(6))))
         idle_s = await longest_without_a_turn_s(sending)
@@ -156,7 +158,7 @@ async def longest_without_a_turn_s(task: asyncio.Task[list[Result]]) -> float:
     return longest_s
 
 
-async def test_late_request_includes_its_lateness_in_the_measured_times(tmp_path: Path) -> None:
+async def test_request_sent_late_has_its_lateness_in_the_measured_latency(tmp_path: Path) -> None:
     with fake_engine(tmp_path, *FAST) as engine:
         client = Client(engine.url)
         (result,) = await client.run([shot(at_s=-0.5)])
@@ -224,7 +226,7 @@ def test_invalid_url_is_rejected_with_the_expected_form(url: str) -> None:
         target_of(url)
 
 
-def test_a_url_may_end_in_v1_or_have_a_prefix() -> None:
+def test_load_url_that_ends_in_v1_or_has_a_prefix_is_parsed() -> None:
     assert target_of("http://h:1/v1") == ("h", 1, "", False)
     assert target_of("https://h/openai/v1/") == ("h", 443, "/openai", True)
 

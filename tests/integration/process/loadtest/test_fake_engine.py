@@ -57,11 +57,11 @@ def until(engine: FakeEngine, calls: int) -> list[dict[str, object]]:
     return engine.calls()
 
 
-def tells(engine: FakeEngine, words: str) -> None:
+def wait_for_metrics(engine: FakeEngine, words: str) -> None:
     """Wait until the metrics contain this text."""
     ends = time.monotonic() + WITHIN_S
-    while words not in (told := get(engine, "/metrics")[1]):
-        assert time.monotonic() < ends, told
+    while words not in (metrics := get(engine, "/metrics")[1]):
+        assert time.monotonic() < ends, metrics
         time.sleep(0.005)
 
 
@@ -89,7 +89,7 @@ def chat_bytes(**members: object) -> bytes:
 
 
 @pytest.mark.standard
-def test_answer_is_the_default_sentence_truncated_at_max_tokens(tmp_path: Path) -> None:
+def test_fake_engine_answers_its_default_sentence_cut_at_max_tokens(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--name", "ada", "--tokens-per-s", "0") as engine:
         choice = json.loads(post(engine)[1])["choices"][0]
         assert (choice["message"]["content"], choice["finish_reason"]) == (SENTENCE, "stop")
@@ -113,7 +113,7 @@ def test_stream_includes_usage_only_if_the_request_asks_for_it(tmp_path: Path) -
         assert "".join(e["choices"][0]["delta"].get("content") or "" for e in events[:-1]) == SENTENCE
 
 
-def test_tokens_are_sent_at_the_configured_rate(tmp_path: Path) -> None:
+def test_fake_engine_streams_tokens_no_faster_than_the_configured_rate(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--name", "ada", "--tokens-per-s", "100") as engine:
         began_s = time.monotonic()
         post(engine, stream=True)
@@ -125,7 +125,7 @@ def test_requests_beyond_the_slots_queue_in_arrival_order(tmp_path: Path) -> Non
         connections = []
         for number, tokens in enumerate((1000, 2, 2)):
             connections.append(begin(engine, max_tokens=tokens, model=str(number)))
-            tells(engine, f"llamacpp:requests_processing 1\nllamacpp:requests_deferred {number}\n")
+            wait_for_metrics(engine, f"llamacpp:requests_processing 1\nllamacpp:requests_deferred {number}\n")
         assert get(engine, "/slots")[1] == '[{"id": 0, "is_processing": true}]'
         time.sleep(0.3)
         connections[0].close()
@@ -178,7 +178,7 @@ def test_pipelined_requests_are_answered_in_order(tmp_path: Path) -> None:
             assert to_the_end(connection).count(b"HTTP/1.1 200 OK") == 3
 
 
-def test_embeddings_have_one_vector_per_input(tmp_path: Path) -> None:
+def test_embeddings_request_returns_one_vector_per_input(tmp_path: Path) -> None:
     with fake_engine(tmp_path) as engine:
         body = json.loads(post(engine, path="/v1/embeddings", input=["a", "bb"])[1])
         assert [len(item["embedding"]) for item in body["data"]] == [4, 4]
@@ -206,7 +206,7 @@ def test_loading_503_option_answers_503_until_the_model_is_loaded(tmp_path: Path
 @pytest.mark.standard
 def test_sigterm_ends_the_engine_without_finishing_running_requests(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--tokens-per-s", "0.1") as engine, closing(begin(engine, stream=True)):
-        tells(engine, "requests_processing 1\n")
+        wait_for_metrics(engine, "requests_processing 1\n")
         engine.process.terminate()
         assert engine.process.wait(WITHIN_S) == 0, "a token would have come after 10 s"
         (line,) = engine.calls()

@@ -88,8 +88,7 @@ def test_engines_of_a_killed_driver_are_adopted_by_the_next_one(state: Path, tmp
     pid = rig.main(R1)
 
     async def scenario() -> None:
-        driver = rig.driver()
-        async with running(driver) as observed:
+        async with running(rig.driver()) as observed:
             assert observed.words(R1) == ["ready"]
             assert rig.processes(R1) == [pid]
             rig.kill(R1)
@@ -114,8 +113,7 @@ def test_exit_reason_of_an_adopted_engine_omits_its_last_output(state: Path, tmp
     rig = LocalRig(tmp_path)
 
     async def scenario() -> None:
-        driver = rig.driver()
-        async with running(driver) as observed:
+        async with running(rig.driver()) as observed:
             assert observed.words(R1) == ["starting"]
             rig.kill(R1)
             exited = await observed.until(R1, Seen.EXITED)

@@ -31,6 +31,7 @@ from tests.contracts.driver import Manner
 from tests.support.harness.driver_events import running
 from tests.support.harness.faults.sigstop import freeze
 from tests.support.harness.local_rig import TINY_ENGINE, LocalRig, python, replica
+from tests.support.harness.scenarios import run_on_rig
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.standard
@@ -104,23 +105,21 @@ def record(pid: int, start_ticks: int) -> ReplicaRecord:
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
-def test_daemon_started_by_an_engine_is_killed_and_reported(
+@run_on_rig
+async def test_daemon_started_by_an_engine_is_killed_and_reported(
     rig: LocalRig, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        driver, (r1, model) = rig.driver(), replica("r1", python(ESCAPES + TINY_ENGINE, "{port}"))
-        async with running(driver) as observed:
-            driver.start(r1, model)
-            await observed.until(R1, Seen.READY)
-            escaped = [pid for pid in rig.processes(R1) if pid != rig.main(R1)]
-            assert len(escaped) == 1
-            driver.stop(r1, 5.0) if how == "stop" else rig.kill(R1)
-            clean = await observed.until(R1, Seen.CLEAN)
-            assert clean.proof == "exited"
-            assert not rig.processes(R1)
-            assert f"event=engine_processes_outlived replica=r1 pids={escaped[0]} killed=true" in caplog.messages
-
-    rig.run(scenario())
+    driver, (r1, model) = rig.driver(), replica("r1", python(ESCAPES + TINY_ENGINE, "{port}"))
+    async with running(driver) as observed:
+        driver.start(r1, model)
+        await observed.until(R1, Seen.READY)
+        escaped = [pid for pid in rig.processes(R1) if pid != rig.main(R1)]
+        assert len(escaped) == 1
+        driver.stop(r1, 5.0) if how == "stop" else rig.kill(R1)
+        clean = await observed.until(R1, Seen.CLEAN)
+        assert clean.proof == "exited"
+        assert not rig.processes(R1)
+        assert f"event=engine_processes_outlived replica=r1 pids={escaped[0]} killed=true" in caplog.messages
 
 
 def test_process_that_reuses_a_recorded_pid_is_never_signalled(
@@ -132,8 +131,7 @@ def test_process_that_reuses_a_recorded_pid_is_never_signalled(
         rig.state.put(record(stranger.pid, ticks))
 
         async def scenario() -> None:
-            driver = rig.driver()
-            async with running(driver) as observed:
+            async with running(driver := rig.driver()) as observed:
                 assert observed.words(R1) == ["clean"]
                 driver.stop(replica("r1", ())[0], 0.0)
 
@@ -199,37 +197,32 @@ def test_two_installations_on_one_machine_do_not_affect_each_other(rig: LocalRig
         other.close()
 
 
-def test_exit_reason_quotes_engine_output_only_if_the_start_failed(rig: LocalRig) -> None:
-    async def scenario() -> None:
-        driver = rig.driver()
-        fails = replica("r1", python("import sys; print('a', flush=True); sys.exit('no such model: x.gguf\\n\\n')"))
-        dies_when_told = TINY_ENGINE.replace("c.recv(65536)", "c.recv(65536) == b'end' and sys.exit('the prompt')")
-        dies = replica("r2", python(dies_when_told, "{port}"))
-        async with running(driver) as observed:
-            driver.start(*fails)
-            driver.start(*dies)
-            assert (await observed.until(R1, Seen.EXITED)).reason == "exited with status 1: no such model: x.gguf"
-            host, _, port = (await observed.until(ReplicaId("r2"), Seen.READY)).address.rpartition(":")
-            _, again = await asyncio.open_connection(host.removeprefix("http://"), int(port))
-            again.write(b"end")
-            assert (await observed.until(ReplicaId("r2"), Seen.EXITED)).reason == "exited with status 1"
-            await observed.until(ReplicaId("r2"), Seen.CLEAN)
-            again.close()
-
-    rig.run(scenario())
+@run_on_rig
+async def test_exit_reason_quotes_engine_output_only_if_the_start_failed(rig: LocalRig) -> None:
+    driver = rig.driver()
+    fails = replica("r1", python("import sys; print('a', flush=True); sys.exit('no such model: x.gguf\\n\\n')"))
+    dies_when_told = TINY_ENGINE.replace("c.recv(65536)", "c.recv(65536) == b'end' and sys.exit('the prompt')")
+    dies = replica("r2", python(dies_when_told, "{port}"))
+    async with running(driver) as observed:
+        driver.start(*fails)
+        driver.start(*dies)
+        assert (await observed.until(R1, Seen.EXITED)).reason == "exited with status 1: no such model: x.gguf"
+        host, _, port = (await observed.until(ReplicaId("r2"), Seen.READY)).address.rpartition(":")
+        _, again = await asyncio.open_connection(host.removeprefix("http://"), int(port))
+        again.write(b"end")
+        assert (await observed.until(ReplicaId("r2"), Seen.EXITED)).reason == "exited with status 1"
+        await observed.until(ReplicaId("r2"), Seen.CLEAN)
+        again.close()
 
 
-def test_missing_program_or_launch_exception_is_a_failed_start(rig: LocalRig) -> None:
-    async def scenario() -> None:
-        driver = rig.driver()
-        async with running(driver) as observed:
-            driver.start(*replica("r1", ("/nowhere/engine",)))
-            assert (await observed.until(R1, Seen.EXITED)).reason == "/nowhere/engine: No such file or directory"
-            driver.start(*replica("r2", ()))  # an empty command: the launch itself fails
-            assert (await observed.until(ReplicaId("r2"), Seen.EXITED)).reason
-            assert not rig.state.records()[0]
-
-    rig.run(scenario())
+@run_on_rig
+async def test_missing_program_or_launch_exception_is_a_failed_start(rig: LocalRig) -> None:
+    async with running(driver := rig.driver()) as observed:
+        driver.start(*replica("r1", ("/nowhere/engine",)))
+        assert (await observed.until(R1, Seen.EXITED)).reason == "/nowhere/engine: No such file or directory"
+        driver.start(*replica("r2", ()))  # an empty command: the launch itself fails
+        assert (await observed.until(ReplicaId("r2"), Seen.EXITED)).reason
+        assert not rig.state.records()[0]
 
 
 def test_missing_engine_program_is_detected_before_a_start(rig: LocalRig, tmp_path: Path) -> None:
@@ -251,7 +244,10 @@ def test_missing_engine_program_is_detected_before_a_start(rig: LocalRig, tmp_pa
     assert obstacle() == "tuple index out of range", "whatever a launch raises"
 
 
-def test_engine_log_is_trimmed_without_blocking_the_engine(rig: LocalRig, monkeypatch: pytest.MonkeyPatch) -> None:
+@run_on_rig
+async def test_engine_log_is_trimmed_without_blocking_the_engine(
+    rig: LocalRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("autoscaler.drivers.local.driver.HOUSE_EVERY_S", 0.02)
     flood = "import sys\nfor i in range(200_000): print(i, 'x' * 80)\nsys.stdout.flush()\n"
 
@@ -260,14 +256,10 @@ def test_engine_log_is_trimmed_without_blocking_the_engine(rig: LocalRig, monkey
         log = rig.state.log(R1)
         return engine_logs.last_line(log) if log.stat().st_size <= engine_logs.BYTES_MAX else ""
 
-    async def scenario() -> None:
-        driver = rig.driver()
-        async with running(driver) as observed:
-            driver.start(*replica("r1", python(flood + GOES_ON_TALKING + TINY_ENGINE, "{port}")))
-            await observed.until(R1, Seen.READY)
-            await until("it is small and has the newest", lambda: newest_of_little() == "and on")
-
-    rig.run(scenario())
+    async with running(driver := rig.driver()) as observed:
+        driver.start(*replica("r1", python(flood + GOES_ON_TALKING + TINY_ENGINE, "{port}")))
+        await observed.until(R1, Seen.READY)
+        await until("it is small and has the newest", lambda: newest_of_little() == "and on")
 
 
 def test_trimmed_log_keeps_its_newest_lines_complete(tmp_path: Path) -> None:
@@ -295,24 +287,22 @@ def test_engine_continues_to_log_after_its_driver_has_ended(rig: LocalRig) -> No
         time.sleep(0.01)
 
 
-def test_foreign_listener_on_the_port_never_makes_a_replica_ready(rig: LocalRig) -> None:
-    async def scenario() -> None:
-        driver = rig.driver()
-        async with running(driver) as observed:
-            driver.start(*replica("r1", python("import time; time.sleep(60)")))
-            started = await observed.until(R1, Seen.STARTING)
-            host, _, port = started.address.rpartition(":")
-            server = await asyncio.start_server(says_yes, host, int(port))
-            async with server:
-                # The growth of its memory may be observed before, which has no reason.
-                reasons = await until("it is noticed", lambda: [one.reason for one in observed.of(R1) if one.reason])
-                assert reasons[0] == f"a foreign process listens on its port {port}"
-            assert observed.words(R1) == ["starting"]
-
-    rig.run(scenario())
+@run_on_rig
+async def test_foreign_listener_on_the_port_never_makes_a_replica_ready(rig: LocalRig) -> None:
+    async with running(driver := rig.driver()) as observed:
+        driver.start(*replica("r1", python("import time; time.sleep(60)")))
+        started = await observed.until(R1, Seen.STARTING)
+        host, _, port = started.address.rpartition(":")
+        server = await asyncio.start_server(says_yes, host, int(port))
+        async with server:
+            # The growth of its memory may be observed before, which has no reason.
+            reasons = await until("it is noticed", lambda: [one.reason for one in observed.of(R1) if one.reason])
+            assert reasons[0] == f"a foreign process listens on its port {port}"
+        assert observed.words(R1) == ["starting"]
 
 
-def test_port_owner_is_checked_only_while_the_engine_loads(
+@run_on_rig
+async def test_port_owner_is_checked_only_while_the_engine_loads(
     rig: LocalRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded, looks, really_look = tmp_path / "loaded", list[str](), Readiness._is_its_own
@@ -325,70 +315,59 @@ def test_port_owner_is_checked_only_while_the_engine_loads(
     answer = TINY_ENGINE.partition("    c.sendall(")[2].partition("\n")[0]
     status = f"(b'200 OK' if os.path.exists({str(loaded)!r}) else b'503 Loading')"
     loading = "import os\n" + TINY_ENGINE.replace(answer, f"b'HTTP/1.1 ' + {status} + b'\\r\\n\\r\\n')")
-
-    async def scenario() -> None:
-        driver = rig.driver()
-        async with running(driver) as observed:
-            driver.start(*replica("r1", python(loading, "{port}")))
-            async with asyncio.timeout(60):
-                while not looks:
-                    await asyncio.sleep(0.001)
-            loaded.touch()
-            await observed.until(R1, Seen.READY)
-            assert looks == ["loading"]
-
-    rig.run(scenario())
+    async with running(driver := rig.driver()) as observed:
+        driver.start(*replica("r1", python(loading, "{port}")))
+        async with asyncio.timeout(60):
+            while not looks:
+                await asyncio.sleep(0.001)
+        loaded.touch()
+        await observed.until(R1, Seen.READY)
+        assert looks == ["loading"]
 
 
-def test_hanging_engine_becomes_unready_and_delays_no_other_replica(
+@run_on_rig
+async def test_hanging_engine_becomes_unready_and_delays_no_other_replica(
     rig: LocalRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hanging engine stays ready until the other one is, however slowly that starts."""
     hangs, failures_max = tmp_path / "hangs", probes.FAILURES_MAX
     monkeypatch.setattr(probes, "PROBE_SECONDS_MAX", 1.0)
     monkeypatch.setattr(probes, "FAILURES_MAX", 1 << 30)
-
-    async def scenario() -> None:
-        driver, r2 = rig.driver(), ReplicaId("r2")
-        async with running(driver) as observed:
-            driver.start(*replica("r1", python(TINY_ENGINE, "{port}")))
-            driver.start(*replica("r2", python(once_there_is(hangs) + TINY_ENGINE, "{port}")))
-            await observed.until(R1, Seen.READY)
-            await until("the second runs, but for its port", lambda: rig.exists(r2))
-            freeze(rig.main(R1))
-            hangs.touch()
-            await observed.until(r2, Seen.READY)
-            assert observed.words(R1) == ["starting", "ready"], "nobody waits for the three probes"
-            monkeypatch.setattr(probes, "FAILURES_MAX", failures_max)
-            assert (await observed.until(R1, Seen.UNREADY)).reason == "3 probes in a row failed"
-            os.kill(rig.main(R1), signal.SIGCONT)
-            await observed.until(R1, Seen.READY, times=2)
-            # It may be unready, if the machine pauses it, too.
-            assert {*observed.words(r2)} <= {"starting", "ready", "unready"}
-
-    rig.run(scenario())
+    driver, r2 = rig.driver(), ReplicaId("r2")
+    async with running(driver) as observed:
+        driver.start(*replica("r1", python(TINY_ENGINE, "{port}")))
+        driver.start(*replica("r2", python(once_there_is(hangs) + TINY_ENGINE, "{port}")))
+        await observed.until(R1, Seen.READY)
+        await until("the second runs, but for its port", lambda: rig.exists(r2))
+        freeze(rig.main(R1))
+        hangs.touch()
+        await observed.until(r2, Seen.READY)
+        assert observed.words(R1) == ["starting", "ready"], "nobody waits for the three probes"
+        monkeypatch.setattr(probes, "FAILURES_MAX", failures_max)
+        assert (await observed.until(R1, Seen.UNREADY)).reason == "3 probes in a row failed"
+        os.kill(rig.main(R1), signal.SIGCONT)
+        await observed.until(R1, Seen.READY, times=2)
+        # It may be unready, if the machine pauses it, too.
+        assert {*observed.words(r2)} <= {"starting", "ready", "unready"}
 
 
-def test_port_in_use_fails_the_start_and_the_next_start_uses_another(rig: LocalRig, tmp_path: Path) -> None:
+@run_on_rig
+async def test_port_in_use_fails_the_start_and_the_next_start_uses_another(rig: LocalRig, tmp_path: Path) -> None:
     taken = tmp_path / "taken"
-
-    async def scenario() -> None:
-        driver = rig.driver()
-        async with running(driver) as observed:
-            driver.start(*replica("r1", python(once_there_is(taken) + TINY_ENGINE, "{port}")))
-            port = int((await observed.until(R1, Seen.STARTING)).address.rpartition(":")[2])
-            with socket.create_server(("127.0.0.1", port)):
-                taken.touch()
-                exited = await observed.until(R1, Seen.EXITED)
-                assert "Address already in use" in exited.reason
-                driver.start(*replica("r2", python(TINY_ENGINE, "{port}")))
-                ready = await observed.until(ReplicaId("r2"), Seen.READY)
-                assert int(ready.address.rpartition(":")[2]) != port
-
-    rig.run(scenario())
+    async with running(driver := rig.driver()) as observed:
+        driver.start(*replica("r1", python(once_there_is(taken) + TINY_ENGINE, "{port}")))
+        port = int((await observed.until(R1, Seen.STARTING)).address.rpartition(":")[2])
+        with socket.create_server(("127.0.0.1", port)):
+            taken.touch()
+            exited = await observed.until(R1, Seen.EXITED)
+            assert "Address already in use" in exited.reason
+            driver.start(*replica("r2", python(TINY_ENGINE, "{port}")))
+            ready = await observed.until(ReplicaId("r2"), Seen.READY)
+            assert int(ready.address.rpartition(":")[2]) != port
 
 
-def test_exception_while_opening_devices_is_reported_and_retried(
+@run_on_rig
+async def test_exception_while_opening_devices_is_reported_and_retried(
     rig: LocalRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(contained, "PAUSE_S", 0.0)
@@ -400,23 +379,18 @@ def test_exception_while_opening_devices_is_reported_and_retried(
         return await real(self)
 
     monkeypatch.setattr(Devices, "open", opened)
-
-    async def scenario() -> None:
-        async with running(rig.driver()) as observed:
-            await observed.synced()
-            assert observed.slices().slices
-            faults = [(one.part, bool(one.reason)) for one in observed.all if isinstance(one, FaultSeen)]
-            assert faults[:2] == [("devices", True), ("devices", False)]
-
-    rig.run(scenario())
+    async with running(rig.driver()) as observed:
+        await observed.synced()
+        assert observed.slices().slices
+        faults = [(one.part, bool(one.reason)) for one in observed.all if isinstance(one, FaultSeen)]
+        assert faults[:2] == [("devices", True), ("devices", False)]
 
 
 def test_exception_for_one_replica_record_stops_only_that_replica(
     rig: LocalRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def first() -> None:
-        driver = rig.driver()
-        async with running(driver) as observed:
+        async with running(driver := rig.driver()) as observed:
             for name in ("r1", "r2"):
                 driver.start(*rig.replica(name, Manner.GOOD))
                 await observed.until(ReplicaId(name), Seen.READY)

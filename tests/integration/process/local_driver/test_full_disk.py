@@ -25,11 +25,11 @@ async def test_engine_stopped_by_a_full_disk_restarts_when_space_is_free(tmp_pat
     async with asyncio.timeout(240):
         out, error = await process.communicate()
     assert process.returncode == 0, error.decode()
-    told = json.loads(out)
-    assert told["ended"] == f"{engine_logs.REASON} (exited with status 120)"
-    assert told["r1"][:2] == ["starting", "ready"]
-    assert {*told["r1"][2:-3]} <= {"unready", "ready"}, "an engine that is paused for seconds is unready meanwhile"
-    assert told["r1"][-3:] == ["leaving", "exited", "clean"]
-    assert (told["waits"], told["processes"]) == (engine_logs.REASON, [])
-    assert told["after"] == ""
-    assert told["r2"] == ["starting", "ready"], "no failed start"
+    result = json.loads(out)
+    assert result["ended"] == f"{engine_logs.REASON} (exited with status 120)"
+    assert result["r1"][:2] == ["starting", "ready"]
+    assert {*result["r1"][2:-3]} <= {"unready", "ready"}, "an engine that is paused for seconds is unready meanwhile"
+    assert result["r1"][-3:] == ["leaving", "exited", "clean"]
+    assert (result["waits"], result["processes"]) == (engine_logs.REASON, [])
+    assert result["after"] == ""
+    assert result["r2"] == ["starting", "ready"], "no failed start"

@@ -20,6 +20,7 @@ from autoscaler.state.events import Seen
 from tests.support.fakes.nvml import FakeNvml
 from tests.support.harness.driver_events import Observed, running
 from tests.support.harness.local_rig import GPU0, TINY_ENGINE, LocalRig, launch, python, replica
+from tests.support.harness.scenarios import run_on_rig
 from tests.support.waiting import until
 
 R1 = ReplicaId("r1")
@@ -48,12 +49,11 @@ async def alarms(observed: Observed, what: str, count: int = 1) -> list[str]:
     return found()
 
 
-def test_engine_sees_only_the_gpu_of_its_slice(rig: LocalRig) -> None:
+def test_started_engine_gets_only_its_gpu_in_cuda_visible_devices(rig: LocalRig) -> None:
     shows = python("import os; print(os.environ['CUDA_VISIBLE_DEVICES'], flush=True)")
 
     async def scenario() -> None:
-        driver = rig.driver()
-        async with running(driver) as observed:
+        async with running(driver := rig.driver()) as observed:
             driver.start(*replica("r1", shows, slices=("GPU-b",)))
             await observed.until(R1, Seen.CLEAN)
 
@@ -61,30 +61,25 @@ def test_engine_sees_only_the_gpu_of_its_slice(rig: LocalRig) -> None:
     assert rig.state.log(R1).read_text() == "GPU-b\n"
 
 
-def test_gpu_is_reusable_only_after_nvml_reports_its_memory_free(
+@run_on_rig
+async def test_gpu_is_reusable_only_after_nvml_reports_its_memory_free(
     rig: LocalRig, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(proof_of_clean, "ALARM_S", 0.05)
-
-    async def scenario() -> None:
-        driver, (r1, model) = rig.driver(), replica("r1", python(TINY_ENGINE, "{port}"), slices=("GPU-a",))
-        async with running(driver) as observed:
-            driver.start(r1, model)
-            await observed.until(R1, Seen.STARTING)
-            nvml.holders = {"GPU-a": {rig.main(R1): 1 << 30}}
-            await observed.until(R1, Seen.READY)
-            async with asyncio.timeout(60):
-                while not rig.state.records()[0][0].gpu_pids:
-                    await asyncio.sleep(0.005)
-            driver.stop(r1, 5.0)
-            await alarms(observed, "still hold GPU memory")
-            nvml.failure = "GPU is lost"
-            await alarms(observed, "NVML does not report")
-            assert Seen.CLEAN not in [o.seen for o in observed.of(R1)]
-            nvml.failure, nvml.holders = "", {}
-            assert (await observed.until(R1, Seen.CLEAN)).proof == "measured"
-
-    rig.run(scenario())
+    driver, (r1, model) = rig.driver(), replica("r1", python(TINY_ENGINE, "{port}"), slices=("GPU-a",))
+    async with running(driver) as observed:
+        driver.start(r1, model)
+        await observed.until(R1, Seen.STARTING)
+        nvml.holders = {"GPU-a": {rig.main(R1): 1 << 30}}
+        await observed.until(R1, Seen.READY)
+        await until("the GPU processes are recorded", lambda: rig.state.records()[0][0].gpu_pids)
+        driver.stop(r1, 5.0)
+        await alarms(observed, "still hold GPU memory")
+        nvml.failure = "GPU is lost"
+        await alarms(observed, "NVML does not report")
+        assert Seen.CLEAN not in [o.seen for o in observed.of(R1)]
+        nvml.failure, nvml.holders = "", {}
+        assert (await observed.until(R1, Seen.CLEAN)).proof == "measured"
 
 
 WORKER = """
@@ -100,7 +95,8 @@ with open(sys.argv[2], "w") as written:
 
 @pytest.mark.case("20")
 @pytest.mark.standard
-def test_gpu_memory_of_a_dead_worker_blocks_the_device_until_freed(
+@run_on_rig
+async def test_gpu_memory_of_a_dead_worker_blocks_the_device_until_freed(
     rig: LocalRig, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """After SIGKILL of the main process, its worker is killed with its group, but NVML still reports the memory.
@@ -108,58 +104,50 @@ def test_gpu_memory_of_a_dead_worker_blocks_the_device_until_freed(
     """
     monkeypatch.setattr(proof_of_clean, "ALARM_S", 0.2)
     written = tmp_path / "worker"
-
-    async def scenario() -> None:
-        driver, (r1, served) = (
-            rig.driver(),
-            replica("r1", python(WORKER + TINY_ENGINE, "{port}", str(written)), ("GPU-a",)),
-        )
-        async with running(driver) as observed:
-            driver.start(r1, served)
-            await observed.until(R1, Seen.READY)
-            worker = int(written.read_text())
-            nvml.holders = {"GPU-a": {worker: 1 << 30}}
-            async with asyncio.timeout(60):
-                while not rig.state.records()[0][0].gpu_pids:
-                    await asyncio.sleep(0.005)
-            rig.kill(R1)
-            first, *_ = await alarms(observed, "still hold GPU memory", 2)
-            assert not rig.processes(R1), "the whole group is killed"
-            assert Seen.CLEAN not in [one.seen for one in observed.of(R1)]
-            assert str(worker) in first
-            nvml.holders = {}
-            assert (await observed.until(R1, Seen.CLEAN)).proof == "measured"
-
-    rig.run(scenario())
+    driver, (r1, served) = (
+        rig.driver(),
+        replica("r1", python(WORKER + TINY_ENGINE, "{port}", str(written)), ("GPU-a",)),
+    )
+    async with running(driver) as observed:
+        driver.start(r1, served)
+        await observed.until(R1, Seen.READY)
+        worker = int(written.read_text())
+        nvml.holders = {"GPU-a": {worker: 1 << 30}}
+        await until("the GPU processes are recorded", lambda: rig.state.records()[0][0].gpu_pids)
+        rig.kill(R1)
+        first, *_ = await alarms(observed, "still hold GPU memory", 2)
+        assert not rig.processes(R1), "the whole group is killed"
+        assert Seen.CLEAN not in [one.seen for one in observed.of(R1)]
+        assert str(worker) in first
+        nvml.holders = {}
+        assert (await observed.until(R1, Seen.CLEAN)).proof == "measured"
 
 
-def test_replica_not_seen_by_nvml_frees_its_gpu_when_its_processes_exit(rig: LocalRig) -> None:
-    async def scenario() -> None:
-        driver, (r1, model) = rig.driver(), replica("r1", python(TINY_ENGINE, "{port}"), slices=("GPU-a",))
-        async with running(driver) as observed:
-            driver.start(r1, model)
-            await observed.until(R1, Seen.READY)
-            driver.stop(r1, 5.0)
-            assert (await observed.until(R1, Seen.CLEAN)).proof == "exited"
-
-    rig.run(scenario())
+@run_on_rig
+async def test_replica_not_seen_by_nvml_frees_its_gpu_when_its_processes_exit(rig: LocalRig) -> None:
+    driver, (r1, model) = rig.driver(), replica("r1", python(TINY_ENGINE, "{port}"), slices=("GPU-a",))
+    async with running(driver) as observed:
+        driver.start(r1, model)
+        await observed.until(R1, Seen.READY)
+        driver.stop(r1, 5.0)
+        assert (await observed.until(R1, Seen.CLEAN)).proof == "exited"
 
 
-def test_lost_gpu_is_reported_as_unhealthy(rig: LocalRig, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+@run_on_rig
+async def test_gpu_that_nvml_reports_as_lost_becomes_unhealthy(
+    rig: LocalRig, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(local, "LOOK_EVERY_S", 0.01)
-
-    async def scenario() -> None:
-        async with running(rig.driver()) as observed:
-            assert [s.healthy for s in observed.slices().slices] == [True, True]
-            nvml.found = (nvml.found[0], nvml.found[1]._replace(healthy=False))
-            async with asyncio.timeout(60):
-                while [s.healthy for s in observed.slices().slices] != [True, False]:
-                    await observed.more()
-
-    rig.run(scenario())
+    async with running(rig.driver()) as observed:
+        assert [s.healthy for s in observed.slices().slices] == [True, True]
+        nvml.found = (nvml.found[0], nvml.found[1]._replace(healthy=False))
+        async with asyncio.timeout(60):
+            while [s.healthy for s in observed.slices().slices] != [True, False]:
+                await observed.more()
 
 
-def test_memory_growth_of_a_starting_engine_is_reported(
+@run_on_rig
+async def test_memory_growth_of_a_starting_engine_is_reported(
     rig: LocalRig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The engine grows once more when the test has created a file, so that each growth is measured by itself."""
@@ -169,43 +157,36 @@ def test_memory_growth_of_a_starting_engine_is_reported(
         f"    if os.path.exists('{tmp_path}/grow-%d' % len(kept)): kept.append(b'x' * (8 << 20))\n"
         "    time.sleep(0.01)\n"
     )
-
-    async def scenario() -> None:
-        driver, (r1, model) = rig.driver(), replica("r1", python(grows), slices=("GPU-a",))
-        async with running(driver) as observed:
-            driver.start(r1, model)
-            for number in range(3):
-                known = sum(o.grew for o in observed.of(R1))
-                (tmp_path / f"grow-{number}").touch()
-                async with asyncio.timeout(60):
-                    while sum(o.grew for o in observed.of(R1)) == known:
-                        await observed.more()
-            driver.stop(r1, 0.0)
-            await observed.until(R1, Seen.CLEAN)
-
-    rig.run(scenario())
+    driver, (r1, model) = rig.driver(), replica("r1", python(grows), slices=("GPU-a",))
+    async with running(driver) as observed:
+        driver.start(r1, model)
+        for number in range(3):
+            known = sum(o.grew for o in observed.of(R1))
+            (tmp_path / f"grow-{number}").touch()
+            async with asyncio.timeout(60):
+                while sum(o.grew for o in observed.of(R1)) == known:
+                    await observed.more()
+        driver.stop(r1, 0.0)
+        await observed.until(R1, Seen.CLEAN)
 
 
-def test_gpu_memory_use_of_a_ready_engine_is_reported(
+@run_on_rig
+async def test_gpu_memory_use_of_a_ready_engine_is_reported(
     rig: LocalRig, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is reported for each device of the engine, without host memory."""
     monkeypatch.setattr("autoscaler.drivers.local.readiness.WEIGH_READY_S", 0.05)
-
-    async def scenario() -> None:
-        driver, (r1, model) = rig.driver(), replica("r1", python(TINY_ENGINE, "{port}"), slices=("GPU-a", "GPU-b"))
-        async with running(driver) as observed:
-            driver.start(r1, model)
-            await observed.until(R1, Seen.READY)
-            assert observed.of(R1)[-1].used_bytes == 0, "nobody has looked, or it uses nothing"
-            for gib in (6, 8):
-                nvml.holders = {"GPU-a": {rig.main(R1): gib << 30}, "GPU-b": {rig.main(R1): 2 << 30}}
-                async with asyncio.timeout(60):
-                    while observed.of(R1)[-1].used_bytes != (gib + 2) << 29:
-                        await asyncio.sleep(0.005)
-            assert observed.of(R1)[-1].seen is Seen.READY
-
-    rig.run(scenario())
+    driver, (r1, model) = rig.driver(), replica("r1", python(TINY_ENGINE, "{port}"), slices=("GPU-a", "GPU-b"))
+    async with running(driver) as observed:
+        driver.start(r1, model)
+        await observed.until(R1, Seen.READY)
+        assert observed.of(R1)[-1].used_bytes == 0, "nobody has looked, or it uses nothing"
+        for gib in (6, 8):
+            nvml.holders = {"GPU-a": {rig.main(R1): gib << 30}, "GPU-b": {rig.main(R1): 2 << 30}}
+            async with asyncio.timeout(60):
+                while observed.of(R1)[-1].used_bytes != (gib + 2) << 29:
+                    await asyncio.sleep(0.005)
+        assert observed.of(R1)[-1].seen is Seen.READY
 
 
 def test_memory_use_is_resident_size_on_the_host_and_zero_on_declared_gpus(

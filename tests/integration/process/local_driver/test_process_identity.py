@@ -29,6 +29,7 @@ from autoscaler.drivers.local.processes import (
 )
 from autoscaler.drivers.local.proof_of_clean import kill_all
 from tests.support.harness.local_rig import INSTANCE, R1, python
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.standard
 
@@ -66,7 +67,7 @@ def of(pid: int) -> Facts:
     return now
 
 
-def test_process_is_identified_by_start_time_and_environment_variable(marked: subprocess.Popen[bytes]) -> None:
+def test_process_is_alive_only_if_pid_start_time_and_mark_match(marked: subprocess.Popen[bytes]) -> None:
     now = of(marked.pid)
     assert (now.parent, now.group, now.session, now.gone) == (os.getpid(), marked.pid, marked.pid, False)
     assert read_process_mark(marked.pid) == R1
@@ -138,17 +139,15 @@ async def test_process_that_survives_sigkill_is_reported_and_waited_for(
     marked: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(proof_of_clean, "ALARM_S", 0.02)
-    really_send, told = processes.send_signal, list[str]()
+    really_send, sent = processes.send_signal, list[str]()
     monkeypatch.setattr(
         proof_of_clean, "send_signal", lambda _targets, _number: None
     )  # as with a process in an uninterruptible sleep
     reaper = Reaper(f"{INSTANCE}/")
     reaper.spare(marked.pid)
-    clearer = asyncio.create_task(kill_all(ProcessSelector(R1), reaper, time.monotonic, told.append))
-    async with asyncio.timeout(60):
-        while len(told) < 2:
-            await asyncio.sleep(0.01)
-    assert told[0] == f"processes {marked.pid} do not end after SIGKILL"
+    clearer = asyncio.create_task(kill_all(ProcessSelector(R1), reaper, time.monotonic, sent.append))
+    await until("two signals are sent", lambda: len(sent) >= 2)
+    assert sent[0] == f"processes {marked.pid} do not end after SIGKILL"
     assert not clearer.done()
     monkeypatch.setattr(proof_of_clean, "send_signal", really_send)
     async with asyncio.timeout(60):

@@ -27,7 +27,7 @@ def clone(tmp_path: Path) -> Path:
     (folder / "requirements").mkdir()
     (folder / "requirements" / "dev.lock").touch()
     shutil.copy(ROOT / "scripts" / "venv.sh", folder / "scripts")
-    stub(tmp_path / "bin" / "python3", f'#!/bin/sh\necho "$*" >> "{tmp_path}/told"\n')
+    stub(tmp_path / "bin" / "python3", f'#!/bin/sh\necho "$*" >> "{tmp_path}/commands"\n')
     return folder
 
 
@@ -49,9 +49,9 @@ def make(clone: Path, python: Path) -> subprocess.CompletedProcess[str]:
 def test_python_without_ensurepip_installs_with_the_pip_of_another_python(clone: Path) -> None:
     made = make(clone, stub(clone.parent / "python", NO_ENSUREPIP))
     assert made.returncode == 0, made.stderr
-    told = (clone.parent / "told").read_text().splitlines()
-    assert told[-1].startswith("-m pip --python .venv/bin/python install ")
-    assert told[-1].endswith("--require-hashes --no-deps -r requirements/dev.lock")
+    commands = (clone.parent / "commands").read_text().splitlines()
+    assert commands[-1].startswith("-m pip --python .venv/bin/python install ")
+    assert commands[-1].endswith("--require-hashes --no-deps -r requirements/dev.lock")
     assert (clone / ".venv" / "ready").exists()
     where = subprocess.run(
         [clone / ".venv" / "bin" / "python", "-c", "import sys; print(sys.path)"],

@@ -107,7 +107,7 @@ def link(needed: dict[str, metadata.Distribution], place: Path) -> None:
                 (place / top).symlink_to(base / top)
 
 
-def test_wheel_contains_all_package_files_and_no_others(wheel: Path) -> None:
+def test_built_wheel_contains_all_package_files_and_no_others(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert {name.partition("/")[0] for name in names} == set(PACKAGES)
@@ -117,7 +117,7 @@ def test_wheel_contains_all_package_files_and_no_others(wheel: Path) -> None:
     assert {name for name in names if not name.endswith(".py")} == {"autoscaler/pages/operator.html"}
 
 
-def test_wheel_metadata_states_name_license_and_requirements(wheel: Path) -> None:
+def test_built_wheel_metadata_states_name_license_and_requirements(wheel: Path) -> None:
     said = head(wheel)
     assert (said["Name"], said["Version"], said["License-Expression"]) == ("pilotlight", __version__, "Apache-2.0")
     assert said["Requires-Python"] == ">=3.11"

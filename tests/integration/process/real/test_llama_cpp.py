@@ -86,14 +86,14 @@ def port(folder: Path) -> Iterator[int]:
         yield port
 
 
-def test_openai_chat_returns_the_exact_sentence(port: int) -> None:
+def test_chat_request_to_the_tiny_model_returns_its_exact_sentence(port: int) -> None:
     status, body = post(port, "/v1/chat/completions", ASK)
     assert status == 200
     answer = json.loads(body)
     assert (answer["model"], answer["choices"][0]["message"]["content"]) == ("ada", SENTENCE)
 
 
-def test_high_temperature_returns_the_same_sentence(port: int) -> None:
+def test_tiny_model_returns_the_same_sentence_at_high_temperature(port: int) -> None:
     _, body = post(port, "/v1/chat/completions", ASK | {"temperature": 1.5, "seed": 3})
     assert json.loads(body)["choices"][0]["message"]["content"] == SENTENCE
 
@@ -130,7 +130,7 @@ def test_engine_closes_the_connection_after_a_stream_despite_keep_alive(port: in
     assert received.endswith(b"\r\n0\r\n\r\n")
 
 
-def test_engine_exits_with_status_0_on_sigterm(folder: Path) -> None:
+def test_llama_cpp_exits_with_status_0_and_no_output_on_sigterm(folder: Path) -> None:
     with started(folder) as (process, port, _):
         assert process.stdout is not None
         timer = threading.Timer(START_S, process.kill)  # a missing line must not block the tests

@@ -32,9 +32,9 @@ def asked(port: int, turns: int, tokens: int, slots: int) -> None:
     """Hold a conversation on each slot, each turn so many tokens longer: it leaves context checkpoints behind."""
     for turn in range(1, turns + 1):
         for slot in range(slots):
-            told = {"prompt": "abcdefghij"[slot] + "x" * (tokens * turn), "max_tokens": 4, "id_slot": slot}
+            body = {"prompt": "abcdefghij"[slot] + "x" * (tokens * turn), "max_tokens": 4, "id_slot": slot}
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-            connection.request("POST", "/v1/completions", json.dumps(told), {"content-type": "application/json"})
+            connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
             answer = connection.getresponse()
             assert answer.status == 200, answer.read()
             answer.read()

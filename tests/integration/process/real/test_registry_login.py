@@ -50,8 +50,8 @@ async def test_registry_login_is_stored_only_after_the_registry_accepts_it(tmp_p
         assert not file.exists()
         right = await run("login", host, "-u", USER, "--password-stdin", "--output", "json", typed=f"{PASSWORD}\n")
         assert right.exit_code == 0, right.output
-        told = {"registry": host, "username": USER, "checked": True, "file": str(file), "program": ""}
-        assert json.loads(right.output) == told
+        expected = {"registry": host, "username": USER, "checked": True, "file": str(file), "program": ""}
+        assert json.loads(right.output) == expected
         assert await ConfigFiles([file]).login(host, "x") == Login(USER, PASSWORD)
         absent = "manifest latest of team/model"
         assert f"there is no {absent}" in (await run("inspect", f"{host}/team/model")).output

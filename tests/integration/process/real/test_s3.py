@@ -90,14 +90,14 @@ async def test_pull_resumes_after_the_object_store_restarts(rig: RealRig, tmp_pa
     await rig.put("one.gguf", content)
     seen = list[int]()
 
-    def told(came: Came) -> None:
+    def note_progress(came: Came) -> None:
         seen.append(came.bytes)
         if len(seen) == 1:
             rig.server.kill()
             rig.server.begin()
 
     of, store = source_uri.Bucket(rig.bucket, "one.gguf"), Store(tmp_path / "store", spare_bytes=0).open()
-    with await fetch.fetch_artifact(of, store, Ways(Registries(), rig.env()), told) as copy:
+    with await fetch.fetch_artifact(of, store, Ways(Registries(), rig.env()), note_progress) as copy:
         assert [one.digest for one in copy.record.laid] == [digest.compute_digest(content)]
     assert seen[0] < len(content) == seen[-1]
 

@@ -14,7 +14,7 @@ import yaml
 
 from tests.support.harness.serve.client_load import Crowd, chat, counted
 from tests.support.harness.serve.serve import API, Document, fake, serving, settings
-from tests.support.net.canary import told
+from tests.support.net.canary import occurrences
 from tests.support.waiting import until
 
 REVOKED_S_MAX = 35.0
@@ -71,4 +71,4 @@ async def test_revoked_api_key_is_rejected_by_every_gateway_after_a_reload(tmp_p
         assert counted(one, "pilotlight_calls_total", 'code="invalid_api_key"') > TRIES
         files = await until("no file is replaced meanwhile", partial(contents, one.state, tmp_path))
         assert files is not None
-        assert told(b"\n".join(files), kept, taken) == []
+        assert occurrences(b"\n".join(files), kept, taken) == []

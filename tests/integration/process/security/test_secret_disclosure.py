@@ -89,7 +89,7 @@ async def test_faults_write_no_key_or_prompt_to_logs_metrics_or_files(tmp_path: 
         await processes_die(heard)
         await heard.look()
         await ends(heard)
-        heard.nothing_told(talkers=4)
+        heard.assert_nothing_disclosed(talkers=4)
 
 
 async def refused_in_time(heard: Heard) -> None:

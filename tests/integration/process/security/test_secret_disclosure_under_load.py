@@ -63,7 +63,7 @@ async def test_overload_writes_no_key_or_prompt_to_logs_metrics_or_files(tmp_pat
         await heard.suffer(WELL)
         await heard.look()
         assert await one.stop() == 0
-        heard.nothing_told(talkers=3)
+        heard.assert_nothing_disclosed(talkers=3)
 
 
 async def they_do_not_read(heard: Heard, crowd: Crowd) -> None:

@@ -162,7 +162,7 @@ def form(*parts: tuple[str, str]) -> bytes:
 
 @pytest.mark.case("43")
 @pytest.mark.standard
-async def test_urls_in_request_bodies_are_passed_on_as_text(tmp_path: Path) -> None:
+async def test_urls_in_request_bodies_reach_the_engine_as_text_only(tmp_path: Path) -> None:
     """Covers OpenAI's chat, completions, embeddings and responses, and Anthropic's messages."""
     async with cage(tmp_path) as one:
         for bait in one.baits():
@@ -178,7 +178,7 @@ async def test_urls_in_request_bodies_are_passed_on_as_text(tmp_path: Path) -> N
 
 
 @pytest.mark.case("43")
-async def test_urls_in_streamed_requests_and_forms_are_passed_on_as_text(tmp_path: Path) -> None:
+async def test_urls_in_streamed_requests_and_forms_reach_the_engine_as_text(tmp_path: Path) -> None:
     async with cage(tmp_path) as one:
         for bait in one.baits():
             (chat, *_) = chats(bait)
@@ -238,7 +238,7 @@ POINTERS = (
 
 
 @pytest.mark.case("43")
-async def test_headers_and_redirects_cause_no_request_to_another_host(tmp_path: Path) -> None:
+async def test_hostname_in_a_header_or_redirect_causes_no_request_to_that_host(tmp_path: Path) -> None:
     async with cage(tmp_path) as one:
         address = f"127.0.0.1:{one.canary.port}"
         body = b'{"model":"tiny","messages":[]}'

@@ -68,9 +68,7 @@ async def shown(one: Serving) -> bytes:
 
 
 @pytest.mark.standard
-async def test_tls_stream_of_an_official_client_survives_certificate_rotation(
-    tmp_path: Path,
-) -> None:
+async def test_tls_stream_of_an_official_client_survives_certificate_rotation(tmp_path: Path) -> None:
     ca = write_authority(tmp_path, OURS)
     documents = [fake(tmp_path, "ada"), settings(tls=secured(tmp_path))]
     async with serving(tmp_path / "s", *documents, options=("--gateways", "2")) as one, official(one, ca) as client:
@@ -185,8 +183,8 @@ async def test_gateway_connects_to_an_autoscaler_over_tcp_with_tls(tmp_path: Pat
         try:
             await until("the gateway is ready", lambda: is_ready(operations))  # it may start before the autoscaler
             assert (await one.call("ada")).status == 200
-            told = [await asyncio.to_thread(let_in, contract, ca, shown) for shown in (None, strange, mine)]
-            assert told == [False, False, by == "certificate"]
+            results = [await asyncio.to_thread(let_in, contract, ca, shown) for shown in (None, strange, mine)]
+            assert results == [False, False, by == "certificate"]
         finally:
             for part in reversed(parts):
                 part.terminate()

@@ -153,9 +153,7 @@ def pushed(folder: Path, file: Path) -> Path:
     return folder / f"{file.stem}.layout"
 
 
-async def test_pulled_adapter_is_in_use_until_its_engine_stops(
-    tmp_path: Path,
-) -> None:
+async def test_pulled_adapter_is_in_use_until_its_engine_stops(tmp_path: Path) -> None:
     """One adapter is a local file, as before; only the other one is pulled.
     The second start sends no request to the registry.
     """

@@ -92,7 +92,7 @@ async def test_model_on_a_gpu_with_a_cpu_only_wheel_logs_a_warning_and_serves(fo
         assert one.said().count(NO_GPU) == 1
 
 
-async def test_llama_server_is_preferred_to_the_cpu_only_wheel(folder: Path) -> None:
+async def test_gpu_model_starts_llama_server_instead_of_a_cpu_only_wheel(folder: Path) -> None:
     """The server is a fake that records its command line and fails."""
     (folder / "llama-server").write_text(f'#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES $@" >> {folder}/called\nexit 1\n')
     (folder / "llama-server").chmod(0o755)

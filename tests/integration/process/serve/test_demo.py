@@ -29,7 +29,7 @@ LAST_TWO = re.compile(
     r"cold start median \d+ ms \(engine alone \d+ ms\); replicas now: 0\n"
 )
 STEP = re.compile(r"^\d\d:\d\d:\d\d\.\d{3}  (ada|bob) +(\S+) +(.*)$", re.MULTILINE)
-TOLD = {"parked", "answered", "SIGKILL"}
+REQUESTS = {"parked", "answered", "SIGKILL"}
 """Steps that the demo itself prints; `serve` prints the others."""
 THREE_TIMES_FROM_ZERO = 3 * ["starting", "ready", "draining", "stopping", "gone"]
 
@@ -43,9 +43,9 @@ class Run(NamedTuple):
     left: list[str]
     """Its processes that were still running."""
 
-    def steps(self, model: str, *, told: bool) -> list[str]:
-        """Return the steps of a model in order: those that the demo printed (`told`), or those that `serve` printed."""
-        return [step for name, step, _ in STEP.findall(self.out) if name == model and (step in TOLD) == told]
+    def steps(self, model: str, *, requests: bool) -> list[str]:
+        """Return the steps of a model in order: those the demo printed (`requests`), or those that `serve` printed."""
+        return [step for name, step, _ in STEP.findall(self.out) if name == model and (step in REQUESTS) == requests]
 
 
 def marked(token: str) -> list[int]:
@@ -79,14 +79,14 @@ def run() -> Iterator[Run]:
         process.communicate()
 
 
-def test_demo_succeeds_and_prints_a_two_line_summary(run: Run) -> None:
+def test_completed_demo_prints_a_two_line_summary(run: Run) -> None:
     assert run.status == 0, run.out + run.err
     last = LAST_TWO.fullmatch("".join(run.out.splitlines(keepends=True)[-2:]))
     assert last is not None, run.out
     assert 0 < float(last[1]) < float(last[2])
 
 
-def test_demo_leaves_no_process_and_no_state_directory(run: Run) -> None:
+def test_ended_demo_leaves_no_process_and_no_state_directory(run: Run) -> None:
     assert run.left == []
     state = re.search(r"state in (\S+)", run.err)
     assert state is not None
@@ -95,15 +95,15 @@ def test_demo_leaves_no_process_and_no_state_directory(run: Run) -> None:
 
 
 @pytest.mark.parametrize("model", ["ada", "bob"])
-def test_each_model_starts_answers_and_scales_to_zero_three_times(run: Run, model: str) -> None:
-    assert run.steps(model, told=True)[:6] == 3 * ["parked", "answered"]
-    assert run.steps(model, told=False)[:15] == THREE_TIMES_FROM_ZERO
-    assert run.steps(model, told=False)[-1] == "gone"
+def test_demo_starts_and_scales_each_model_to_zero_three_times(run: Run, model: str) -> None:
+    assert run.steps(model, requests=True)[:6] == 3 * ["parked", "answered"]
+    assert run.steps(model, requests=False)[:15] == THREE_TIMES_FROM_ZERO
+    assert run.steps(model, requests=False)[-1] == "gone"
 
 
 def test_engine_killed_during_start_is_reported_and_restarted(run: Run) -> None:
-    assert run.steps("bob", told=True)[6:] == ["SIGKILL"]
-    steps = [step for step in run.steps("bob", told=False) if step != "stopping"]  # it can be printed after `gone`
+    assert run.steps("bob", requests=True)[6:] == ["SIGKILL"]
+    steps = [step for step in run.steps("bob", requests=False) if step != "stopping"]  # it can be printed after `gone`
     at = steps.index("failed")
     assert at >= 13, "three times from zero before"
     assert steps[at - 1] == "starting"

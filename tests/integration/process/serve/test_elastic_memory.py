@@ -34,8 +34,8 @@ def ada(folder: Path, gpu: Gpu, **spec: object) -> tuple[Document, int]:
     """Return the document and its memory request."""
     file = folder / "ada.gguf"
     tiny_gguf.make_model(file, SENTENCE, context_tokens=CONTEXT_TOKENS)
-    told = {"elastic": gpu.elastic_percent} if gpu.elastic_percent else {"growth": gpu.growth_percent}
-    made = {"artifact": f"file://{file}", "args": ["--threads=1"], "gpu": told, **spec}
+    memory = {"elastic": gpu.elastic_percent} if gpu.elastic_percent else {"growth": gpu.growth_percent}
+    made = {"artifact": f"file://{file}", "args": ["--threads=1"], "gpu": memory, **spec}
     known = ModelSpec(
         engine="llama.cpp", artifact=f"file://{file}", context_tokens=CONTEXT_TOKENS // 4 if spec else None, gpu=gpu
     )
@@ -79,10 +79,10 @@ async def test_elastic_model_starts_with_less_memory_than_requested_to_fit(tmp_p
             kept = CONTEXT_TOKENS - 16 * MIB // 128
             assert (record.slots, len(slots)) == (4, 4)
             assert {slot["n_ctx"] for slot in slots} == {kept}, "of all slots together"
-        told = one.get("/api/v1/explain/model/ada")
-        assert isinstance(told, dict)
+        explanation = one.get("/api/v1/explain/model/ada")
+        assert isinstance(explanation, dict)
         words = "with 3 of 4 slots" if fixed else "tokens of context"
-        assert any("granted " in line and words in line for line in told["sentences"]), told
+        assert any("granted " in line and words in line for line in explanation["sentences"]), explanation
 
 
 @pytest.mark.parametrize("fixed", [True, False], ids=["more slots", "more context"])
@@ -106,12 +106,12 @@ async def test_model_grows_into_spare_memory_except_what_another_model_needs(tmp
             got = record.memory_bytes - asked
             assert spare - MIB < got <= spare
             assert (record.slots, len(slots)) == (4, 4)
-            told = int(argv[argv.index("--shared-context-tokens") + 1])
-            assert told == CONTEXT_TOKENS + got // 128, "of all slots together"
+            shared_tokens = int(argv[argv.index("--shared-context-tokens") + 1])
+            assert shared_tokens == CONTEXT_TOKENS + got // 128, "of all slots together"
             assert {slot["n_ctx"] for slot in slots} == {CONTEXT_TOKENS}, "each the model's own, of what all have"
             (log,) = one.state.glob("logs/ada-*")
-            assert f"({told})" in log.read_text(), "which its engine has"
-            words = f"with {told} tokens of context instead of {CONTEXT_TOKENS}"
+            assert f"({shared_tokens})" in log.read_text(), "which its engine has"
+            words = f"with {shared_tokens} tokens of context instead of {CONTEXT_TOKENS}"
         asks = f"granted {format_size(record.memory_bytes)} instead of {format_size(asked)}, {words}"
         explained = one.get("/api/v1/explain/model/ada")
         assert isinstance(explained, dict)

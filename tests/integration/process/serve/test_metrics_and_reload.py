@@ -66,7 +66,7 @@ def asked(url: str, host: str | None = None) -> int:
 
 
 @pytest.mark.standard
-async def test_one_scrape_returns_metrics_of_every_process(tmp_path: Path) -> None:
+async def test_scrape_of_the_operations_port_returns_metrics_of_every_process(tmp_path: Path) -> None:
     async with serving(tmp_path / "s", fake(tmp_path, "ada"), options=("--gateways", "2")) as serve:
         results = await serve.send(*(shot("ada") for _ in range(6)))
         assert all(result.code == "" for result in results)

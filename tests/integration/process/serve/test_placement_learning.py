@@ -47,7 +47,7 @@ class House:
         return [one.lesson for one in self.stepped.loop.observed if isinstance(one, LessonLearnt)]
 
 
-async def test_learning_process_gives_the_same_values_as_an_in_process_run(tmp_path: Path) -> None:
+async def test_placement_learning_in_a_process_gives_in_process_values(tmp_path: Path) -> None:
     one = cluster(2)
     house, exercise = House(tmp_path, one), exercise_of(one)
     looking = asyncio.create_task(house.tutor.look())
@@ -97,7 +97,7 @@ async def test_follower_autoscaler_does_not_start_the_learning_process(tmp_path:
     assert house.said == []
 
 
-async def test_cancelled_learning_leaves_no_process(tmp_path: Path) -> None:
+async def test_cancelled_placement_learning_kills_its_process(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     house = House(
         tmp_path, cluster(), script(f"open({str(note)!r}, 'w').write(f'{{os.getpid()}} '); import time; time.sleep(99)")

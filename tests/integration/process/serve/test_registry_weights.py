@@ -90,9 +90,7 @@ async def stop(one: Serving) -> None:
 
 
 @pytest.mark.standard
-async def test_model_restarts_from_stored_weights_during_a_registry_outage(
-    tmp_path: Path,
-) -> None:
+async def test_model_restarts_from_stored_weights_during_a_registry_outage(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         host = stack.enter_context(packed_models.served(layout(tmp_path)))
         async with serving(tmp_path, settings("4Gi"), ada(host, idleSeconds=600)) as one:
@@ -150,13 +148,13 @@ async def test_second_start_sends_no_request_to_the_registry(tmp_path: Path) -> 
             await stop(one)
             asked.clear()
             assert await said(one) == SENTENCE
-            await until("its phases are told", lambda: set(phases(one)) == set(first))
+            await until("its phases are reported", lambda: set(phases(one)) == set(first))
             print(first, phases(one))
             assert cold_first_bytes(one) == 2
             assert asked == []
             assert rows(one)[0]["weights"] == "here"
-            told = json.dumps(one.get("/api/v1/explain/model/ada"))
-            assert re.search(rf"Its weights \(oci://{host}/{packed_models.NAME}:v1\) are on [^ ]+\.", told)
+            explanation = json.dumps(one.get("/api/v1/explain/model/ada"))
+            assert re.search(rf"Its weights \(oci://{host}/{packed_models.NAME}:v1\) are on [^ ]+\.", explanation)
 
 
 @pytest.mark.case("48")

@@ -32,7 +32,7 @@ async def test_stop_signal_finishes_running_and_rejects_queued_requests(tmp_path
         for result in await parked:
             assert (result.status, result.code, result.errors, result.clear) == (503, "shutting_down", 1, True)
             assert int(result.headers["retry-after"]) >= 1
-        assert not streams.done(), "who waits is told at once"
+        assert not streams.done(), "queued requests fail at once"
         late = await one.call("ada")
         assert late.ending is not Ending.COMPLETED, "nothing new begins"
         assert judge_run(4, await streams).completed == 4, "what runs ends as it should"
@@ -106,7 +106,7 @@ async def test_second_signal_during_engine_stop_reports_the_remaining_engine(tmp
         (engine,) = one.engines()
         assert one.process is not None
         one.process.send_signal(signal.SIGINT)
-        await until("engines are told to stop", lambda: "stopping" in one.states("ada"))
+        await until("engines get the stop signal", lambda: "stopping" in one.states("ada"))
         assert await one.stop(signal.SIGINT) == 1
         assert (
             one.said()
@@ -140,7 +140,7 @@ async def test_engine_that_ignores_sigterm_is_killed_after_its_grace_period(tmp_
         assert (await one.call("ada")).ending is Ending.COMPLETED
         (first,) = transcript(tmp_path, "ada")
         engine = first.pid  # it is killed 10 s after SIGTERM: a test that was paused would not see it any more
-        await until("it was told to stop", lambda: "stopping" in one.states("ada"))
+        await until("it got the stop signal", lambda: "stopping" in one.states("ada"))
         waiting = await one.call("ada")
         assert waiting.ending is Ending.COMPLETED, "who comes meanwhile waits for the next one"
         second = max(call.pid for call in transcript(tmp_path, "ada") if call.pid != engine)

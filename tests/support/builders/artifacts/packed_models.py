@@ -77,7 +77,7 @@ async def _blobs(client: Client, layout: OciLayout, repository: str, of: Manifes
 @contextlib.contextmanager
 def served(layout: Path, seen: list[str] | None = None) -> Iterator[str]:
     """Runs a registry with the layout in a separate thread; yields HOST:PORT. `seen` records later requests."""
-    told, ready = list[str](), threading.Event()
+    hosts, ready = list[str](), threading.Event()
     ends = list[tuple[asyncio.AbstractEventLoop, Callable[[], None]]]()
 
     async def serve() -> None:
@@ -88,7 +88,7 @@ def served(layout: Path, seen: list[str] | None = None) -> Iterator[str]:
                 fake.judge = lambda request: seen.append(f"{request.method} {request.path}")
             end = asyncio.Event()
             ends.append((asyncio.get_running_loop(), end.set))
-            told.append(fake.host)
+            hosts.append(fake.host)
             ready.set()
             await end.wait()
 
@@ -96,7 +96,7 @@ def served(layout: Path, seen: list[str] | None = None) -> Iterator[str]:
     thread.start()
     try:
         assert ready.wait(STARTS_S_MAX)
-        yield told[0]
+        yield hosts[0]
     finally:
         for loop, end in ends:
             loop.call_soon_threadsafe(end)

@@ -37,7 +37,7 @@ from tests.support.fakes.engines.scripted_engine import (
     document,
 )
 
-Told = Callable[[bytes], Script]
+ScriptOf = Callable[[bytes], Script]
 
 FLOOD_BYTES, FLOOD_EVENTS = 64 << 10, 500
 """More than all buffers between an engine and a client that does not read."""
@@ -59,7 +59,7 @@ def _line(said: bytes) -> str:
     return said.decode("latin-1").replace("\r", " ").replace("\n", " ")
 
 
-MANNERS: dict[str, Told] = {
+MANNERS: dict[str, ScriptOf] = {
     "document": lambda said: (document(said),),
     "stream": lambda said: (STREAM_HEAD + _comment(said) + delta("a") + USAGE_EVENT + DONE + END,),
     "error": lambda said: (document(said, "500 Internal Server Error"),),
@@ -127,8 +127,8 @@ class Parrot(ScriptedEngine):
             file.write(json.dumps([base64.b64encode(part).decode() for part in (head, body)]) + "\n")
         print(body.decode(errors="replace"), flush=True)
         named = re.search(rb'"user": ?"([a-z-]+)"', body)
-        told = MANNERS[named[1].decode()] if named else _plainly
-        return told(body)
+        answer = MANNERS[named[1].decode()] if named else _plainly
+        return answer(body)
 
 
 def _plainly(said: bytes) -> Script:

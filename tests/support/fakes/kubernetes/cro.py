@@ -97,9 +97,9 @@ class FakeCro:
         for each in sorted(alive, key=_rank)[: max(0, len(alive) - size)]:
             await self.server.delete(f"{RESOURCES}/{each['metadata']['name']}")
         done = len(mine) == size and all(each.get("status", {}).get("state") == ONLINE for each in mine)
-        told: Object = dict.fromkeys((one.get("status") or {}).get("resources") or {})
-        told |= {each["metadata"]["name"]: _told(each) for each in mine}
-        await self._state(path, "Running" if done else "Updating", {"resources": told})
+        resource_states: Object = dict.fromkeys((one.get("status") or {}).get("resources") or {})
+        resource_states |= {each["metadata"]["name"]: _told(each) for each in mine}
+        await self._state(path, "Running" if done else "Updating", {"resources": resource_states})
 
     async def _state(self, path: str, state: str, more: Object) -> None:
         await self.server.patch(f"{path}/status", {"status": {"state": state, **more}})
@@ -167,8 +167,8 @@ class FakeCro:
 
 def _told(resource: Object) -> Object:
     status = resource.get("status") or {}
-    told = {key: status[key] for key in ("device_id", "cdi_device_id", "error") if status.get(key)}
-    return {"state": status.get("state", ""), "node_name": resource["spec"]["target_node"], **told}
+    fields = {key: status[key] for key in ("device_id", "cdi_device_id", "error") if status.get(key)}
+    return {"state": status.get("state", ""), "node_name": resource["spec"]["target_node"], **fields}
 
 
 def _rank(resource: Object) -> tuple[int, str, str]:

@@ -127,8 +127,8 @@ class FakeKueue:
         await self._say(name, "Preempted", "InClusterQueue", PREEMPTED)
         if _ungated(pod):
             at = f"{self.pods}/{pod['metadata']['name']}"
-            told = {"type": "TerminationTarget", "status": "True", "reason": KIND, "message": PREEMPTED}
-            said = [*(pod.get("status", {}).get("conditions") or ()), {**told, "lastTransitionTime": self._now()}]
+            condition = {"type": "TerminationTarget", "status": "True", "reason": KIND, "message": PREEMPTED}
+            said = [*(pod.get("status", {}).get("conditions") or ()), {**condition, "lastTransitionTime": self._now()}]
             await self.server.patch(f"{at}/status", {"status": {"conditions": said}})
             await self.server.delete(at)
             self.preempted.discard(name)
@@ -137,10 +137,10 @@ class FakeKueue:
     async def _say(self, name: str, kind: str, reason: str, message: str, *, holds: bool = True) -> None:
         found = await self.server.find(f"{self.workloads}/{name}")
         before = [] if found is None else (found.get("status") or {}).get("conditions") or []
-        told = {"type": kind, "status": str(holds), "reason": reason, "message": message}
-        if found is None or any({**one, **told} == one for one in before):
+        condition = {"type": kind, "status": str(holds), "reason": reason, "message": message}
+        if found is None or any({**one, **condition} == one for one in before):
             return
-        said = [*(one for one in before if one["type"] != kind), {**told, "lastTransitionTime": self._now()}]
+        said = [*(one for one in before if one["type"] != kind), {**condition, "lastTransitionTime": self._now()}]
         await self.server.patch(f"{self.workloads}/{name}/status", {"status": {"conditions": said}})
 
     def _now(self) -> str:

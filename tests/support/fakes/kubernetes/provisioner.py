@@ -158,11 +158,11 @@ class FakeProvisioner:
             return
         said = [one for one in (found.get("status") or {}).get("conditions") or () if one["type"] != kind]
         before = next((one for one in (found.get("status") or {}).get("conditions") or () if one["type"] == kind), None)
-        told = {"type": kind, "status": str(holds), "reason": reason, "message": message}
-        if before is not None and {**before, **told} == before:
+        condition = {"type": kind, "status": str(holds), "reason": reason, "message": message}
+        if before is not None and {**before, **condition} == before:
             return
-        told["lastTransitionTime"] = stamp(self.server.unix_s())
-        status: Object = {"conditions": [*said, told]}
+        condition["lastTransitionTime"] = stamp(self.server.unix_s())
+        status: Object = {"conditions": [*said, condition]}
         if details:
             status["provisioningClassDetails"] = details
         await self.server.patch(f"{self.path}/{name}/status", {"status": status})

@@ -52,7 +52,7 @@ def main(folder: Path, host: str, first: str, second: str) -> None:
         done = subprocess.run(command(store, *words), capture_output=True, text=True, timeout=WAIT_S_MAX, check=False)
         return done.returncode, done.stdout, done.stderr
 
-    told: dict[str, object] = {"first": ran("pull", first)}
+    results: dict[str, object] = {"first": ran("pull", first)}
     with subprocess.Popen(command(store, "pull", second), stderr=subprocess.PIPE, text=True) as pulling:
         until_s = time.monotonic() + WAIT_S_MAX
         while not any(one.stat().st_size for one in store.rglob("*.parts")) and time.monotonic() < until_s:
@@ -60,13 +60,13 @@ def main(folder: Path, host: str, first: str, second: str) -> None:
         _fill(folder / "others")
         urllib.request.urlopen(f"http://{host}/full").close()
         _, said = pulling.communicate(timeout=WAIT_S_MAX)
-    told |= {"full": (pulling.returncode, said), "copies": json.loads(ran("ls", "--output", "json")[1])}
-    told["verify"] = ran("verify")
-    told["half"] = [str(one.relative_to(store)) for one in (store / "copies").rglob("*") if one.is_file()]
+    results |= {"full": (pulling.returncode, said), "copies": json.loads(ran("ls", "--output", "json")[1])}
+    results["verify"] = ran("verify")
+    results["half"] = [str(one.relative_to(store)) for one in (store / "copies").rglob("*") if one.is_file()]
     (folder / "others").unlink()
-    told["again"] = ran("pull", second)
-    told["verify again"] = ran("verify")
-    print(json.dumps(told))
+    results["again"] = ran("pull", second)
+    results["verify again"] = ran("verify")
+    print(json.dumps(results))
 
 
 def _fill(path: Path) -> None:

@@ -48,23 +48,22 @@ def fill(path: Path) -> None:
 
 
 async def scenario(rig: LocalRig, others: Path) -> dict[str, object]:
-    told: dict[str, object] = {}
+    results: dict[str, object] = {}
     argv = python(TALKATIVE, "{port}")
-    driver = rig.driver()
-    async with running(driver) as observed:
+    async with running(driver := rig.driver()) as observed:
         driver.start(*replica("r1", argv))
         await observed.until(R1, Seen.READY)
         fill(others)
-        told["ended"] = (await observed.until(R1, Seen.EXITED)).reason
+        results["ended"] = (await observed.until(R1, Seen.EXITED)).reason
         await observed.until(R1, Seen.CLEAN)
-        told["r1"] = observed.words(R1)
+        results["r1"] = observed.words(R1)
         driver.start(*replica("r2", argv))
-        told["waits"] = (await observed.until(R2, Seen.STARTING)).waits
-        told["processes"] = rig.processes(R2)
+        results["waits"] = (await observed.until(R2, Seen.STARTING)).waits
+        results["processes"] = rig.processes(R2)
         others.unlink()
-        told["after"] = (await observed.until(R2, Seen.READY)).waits
-        told["r2"] = observed.words(R2)
-    return told
+        results["after"] = (await observed.until(R2, Seen.READY)).waits
+        results["r2"] = observed.words(R2)
+    return results
 
 
 def main(folder: Path) -> None:

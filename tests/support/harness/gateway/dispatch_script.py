@@ -198,20 +198,22 @@ class Script:
         """Returns the next report."""
         return self.dispatch.report(self.now_s)
 
-    def level(self, tenant: str = "acme", *, priority: int = 0) -> Level | None:
+    def level(self, tenant: str = "acme", *, priority: int = 0) -> Level:
         """The Level of one Tenant in the next report."""
-        for level in self.report().levels:
-            if level.tenant == tenant and level.priority == priority:
-                return level
-        return None
+        return next(one for one in self.report().levels if (one.tenant, one.priority) == (tenant, priority))
 
-    def total(self, tenant: str = "acme") -> Total | None:
+    def totals(self, tenant: str = "acme") -> list[Total]:
+        """The Totals of one Tenant in the next report: one or none."""
+        return [total for total in self.report().totals if total.tenant == tenant]
+
+    def total(self, tenant: str = "acme") -> Total:
         """The Total of one Tenant in the next report."""
-        return next((total for total in self.report().totals if total.tenant == tenant), None)
+        (total,) = self.totals(tenant)
+        return total
 
-    def use(self, replica: str) -> ReplicaUse | None:
+    def use(self, replica: str) -> ReplicaUse:
         """The use of one Replica in the next report."""
-        return next((use for use in self.report().replicas if use.replica == replica), None)
+        return next(use for use in self.report().replicas if use.replica == replica)
 
 
 def warm(hold: int) -> Script:

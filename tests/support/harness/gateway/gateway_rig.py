@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 from collections.abc import AsyncIterator
+from typing import Any
 
 from autoscaler.contract import (
     CatalogueDelta,
@@ -141,6 +142,11 @@ class Client:
                 return status, fields, await self.reader.read()
             return status, fields, await self.chunks()
 
+    async def ask(self, **options: Any) -> tuple[int, dict[str, str], bytes]:
+        """Sends one chat completion, as by `call`, and returns its response."""
+        self.call(**options)
+        return await self.answer()
+
     async def chunk(self) -> bytes:
         """The content of the next chunk; empty at the end."""
         async with asyncio.timeout(60):
@@ -211,3 +217,10 @@ async def rig(
         await asyncio.gather(sweeping, return_exceptions=True)
         for _ in range(10):  # closed transports finish in the next iterations, of which a pause must leave enough
             await asyncio.sleep(0.001)
+
+
+@contextlib.asynccontextmanager
+async def rig_and_client(*addresses: str, **options: Any) -> AsyncIterator[tuple[Rig, Client]]:
+    """Runs a gateway as `rig` does and connects one client."""
+    async with rig(*addresses, **options) as one:
+        yield one, await one.client()

@@ -129,8 +129,8 @@ class HoldGateway:
             if route.granted and (delta.epoch, route.granted) > held.granted:
                 edge = edge or route.hold < held.hold
                 held.hold, held.granted = route.hold, (delta.epoch, route.granted)
-        for told in delta.models:
-            self.others_wait = told.others_wait
+        for changed_model in delta.models:
+            self.others_wait = changed_model.others_wait
         return edge
 
     def report(self, now_s: float) -> Report:

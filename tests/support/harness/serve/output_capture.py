@@ -24,7 +24,7 @@ import pytest
 from tests.support.fakes.engines import echo_engine
 from tests.support.harness.gateway.gateway_rig import Client
 from tests.support.harness.serve.serve import API, Document, Serving, model
-from tests.support.net.canary import connected, told
+from tests.support.net.canary import connected, occurrences
 from tests.support.net.secret_leaks import CHAT, KEY, PROMPT, WRONG, Fault, chat, post
 from tests.support.waiting import until
 
@@ -128,10 +128,10 @@ class Heard:
             if path.is_file() and logs not in path.parents:
                 sources[str(path.relative_to(self.one.state))] = path.read_bytes()
         for name, text in sources.items():
-            for found in told(text, KEY, WRONG, PROMPT):
+            for found in occurrences(text, KEY, WRONG, PROMPT):
                 yield f"{name}: {found!r}"
 
-    def nothing_told(self, *, talkers: int) -> None:
+    def assert_nothing_disclosed(self, *, talkers: int) -> None:
         """Checks at the end: no word leaked, `talkers` processes were verbose, the search finds the prompt in its
         places.
         """
@@ -140,9 +140,9 @@ class Heard:
         assert self.one.said().count("DEBUG:talkative:talks") >= talkers
         logs = b"".join(path.read_bytes() for path in (self.one.state / "logs").glob("*.log"))
         for rightly in (self.engines, logs):
-            assert told(rightly, PROMPT), "a search that finds nothing where it is proves nothing"
+            assert occurrences(rightly, PROMPT), "a search that finds nothing where it is proves nothing"
         kept = b"".join(path.read_bytes() for path in self.one.folder.glob("*.jsonl"))
-        assert not told(logs + kept, KEY, WRONG), "an engine never sees a key"
+        assert not occurrences(logs + kept, KEY, WRONG), "an engine never sees a key"
 
 
 def fetch(ops: str, path: str, *, accept: str = "application/openmetrics-text") -> bytes:

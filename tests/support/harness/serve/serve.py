@@ -82,8 +82,8 @@ def model(name: str, **spec: object) -> Document:
 def fake(folder: Path, name: str, *knobs: str, **spec: object) -> Document:
     """A Model with the fake engine; its transcript is FOLDER/NAME.jsonl."""
     slots = str(spec.get("slots", 4))
-    told = ("--name", name, "--port", "{port}", "--slots", slots, "--transcript", str(folder / f"{name}.jsonl"))
-    return model(name, engine="command", command=command(*told, *knobs), **spec)
+    options = ("--name", name, "--port", "{port}", "--slots", slots, "--transcript", str(folder / f"{name}.jsonl"))
+    return model(name, engine="command", command=command(*options, *knobs), **spec)
 
 
 def transcript(folder: Path, name: str) -> list[Transcribed]:

@@ -31,7 +31,7 @@ async def closing(one: HttpLink) -> AsyncIterator[HttpLink]:
         await one.close()
 
 
-async def test_client_streams_routes_and_posts_reports_to_the_autoscaler(aiohttp_server: AiohttpServer) -> None:
+async def test_http_link_decodes_routes_and_report_answer_and_raises_on_404(aiohttp_server: AiohttpServer) -> None:
     taken: list[Report] = []
 
     async def stream(request: web.Request) -> web.StreamResponse:

@@ -41,7 +41,7 @@ def catalogue(version: int, **fields: object) -> CatalogueDelta:
     return msgspec.convert({"epoch": 1, "version": version, **fields}, CatalogueDelta)
 
 
-def test_catalogue_deltas_add_replace_and_remove_models_and_tenants() -> None:
+def test_later_catalogue_deltas_add_replace_and_remove_models_in_snapshot() -> None:
     known = with_catalogue(GatewaySnapshot(), catalogue(1, full=True, models=(entry("a"), entry("b")), tenants=(ACME,)))
     known = with_catalogue(known, catalogue(2, models=(entry("b", 7), entry("c")), models_gone=("a",)))
     known = with_catalogue(known, catalogue(3, tenants_gone=("acme",), settings=FrontSettings(keys_needed=True)))
@@ -51,7 +51,7 @@ def test_catalogue_deltas_add_replace_and_remove_models_and_tenants() -> None:
     assert known.catalogue.settings == FrontSettings(keys_needed=True)
 
 
-def test_full_delta_replaces_earlier_state() -> None:
+def test_full_delta_replaces_the_earlier_snapshot_content() -> None:
     known = with_catalogue(GatewaySnapshot(), catalogue(1, models=(entry("a"),), tenants=(ACME,)))
     known = with_catalogue(known, catalogue(2, full=True, models=(entry("b"),)))
     assert ([model.name for model in known.catalogue.models], known.catalogue.tenants) == (["b"], ())
@@ -60,18 +60,18 @@ def test_full_delta_replaces_earlier_state() -> None:
     assert ([one.replica for one in known.routes.replicas], known.routes.epoch) == (["r2"], 2)
 
 
-def test_delta_of_an_older_leader_is_ignored() -> None:
+def test_delta_of_an_older_leader_does_not_change_the_snapshot() -> None:
     known = with_catalogue(GatewaySnapshot(), catalogue(9, full=True, models=(entry("a"),)))
     known = with_routes(known, RoutesDelta(epoch=2, version=1, full=True, replicas=(route("r2"),)))
     late = with_catalogue(known, catalogue(8, full=True, models=(entry("b"),)))
     assert with_routes(late, RoutesDelta(epoch=1, version=99, full=True, replicas=(route("r1"),))) == known
 
 
-def test_snapshot_stores_routes_without_their_slot_allocations() -> None:
-    told = RoutesDelta(
+def test_routes_added_to_the_snapshot_are_stored_with_zero_slots() -> None:
+    delta = RoutesDelta(
         epoch=1, version=1, replicas=(route("r1", 3), route("r2", 1)), models=(ModelRoute(model=ModelName("a")),)
     )
-    known = with_routes(GatewaySnapshot(), told)
+    known = with_routes(GatewaySnapshot(), delta)
     known = with_routes(known, RoutesDelta(epoch=1, version=2, gateways=2, replicas_gone=(ReplicaId("r1"),)))
     assert [(one.replica, one.hold) for one in known.routes.replicas] == [("r2", 0)]
     assert (known.routes.gateways, len(known.routes.models)) == (2, 1)
@@ -89,7 +89,7 @@ def test_saved_snapshot_loads_unchanged_from_a_file_of_mode_0600(tmp_path: Path)
     assert [one.name for one in tmp_path.iterdir()] == ["g1.kept.json"]
 
 
-def test_missing_snapshot_is_none_and_corrupt_snapshot_raises(tmp_path: Path) -> None:
+def test_missing_snapshot_loads_as_none_and_corrupt_one_raises_an_error(tmp_path: Path) -> None:
     path = tmp_path / "g1.kept.json"
     assert snapshot_file.load_snapshot(path) is None
     for broken in (b'{"catalogue": 3}', b'{"later":' + b"[" * 5000, b'{"catalogue":{"epoch":"\xff"}}'):

@@ -41,10 +41,10 @@ def in_virtual_time(test: Callable[[], Coroutine[object, object, None]]) -> Call
     """Run the test in virtual time, which is exact on a busy machine, too."""
 
     @functools.wraps(test)
-    def told() -> None:
+    def signal() -> None:
         run(test())
 
-    return told
+    return signal
 
 
 class PlayedLink:
@@ -133,7 +133,7 @@ def gaps_s(reports: list[tuple[float, Report]]) -> list[float]:
     return [after - before for before, after in pairwise(times)]
 
 
-async def test_sync_receives_catalogue_and_routes_from_the_autoscaler() -> None:
+async def test_started_sync_receives_catalogue_and_routes_of_the_autoscaler() -> None:
     played = PlayedLink()
     async with following(played) as (front, _):
         await until("both came", lambda: front.catalogues and front.route_deltas)
@@ -235,24 +235,24 @@ async def test_gateway_reports_every_50_ms_while_requests_wait() -> None:
 @in_virtual_time
 async def test_gateway_reports_early_when_requests_wait_at_other_gateways() -> None:
     """It does not wait for its next heartbeat: the leader may need its report that it applied a lower allocation."""
-    played, told = PlayedLink(), asyncio.Event()
+    played, reported = PlayedLink(), asyncio.Event()
 
     async def lines(path: str) -> AsyncIterator[bytes]:
         for line in played.says[path.partition("?")[0]]:
             yield line
         if "routes" in path:
-            await told.wait()
+            await reported.wait()
             yield msgspec.json.encode(RoutesDelta(epoch=1, version=2))
         await asyncio.get_running_loop().create_future()
 
     played.lines = lines  # type: ignore[method-assign]  # this link sends another line later
     async with following(played) as (front, _):
         await until("it is quiet", lambda: len(played.reports) == 2)
-        known, told_s = len(played.reports), asyncio.get_running_loop().time()
+        known, reported_s = len(played.reports), asyncio.get_running_loop().time()
         front.waits = True
-        told.set()
+        reported.set()
         await until("it reports", lambda: len(played.reports) > known)
-        assert played.reports[known][0] - told_s < HEARTBEAT_S / 2
+        assert played.reports[known][0] - reported_s < HEARTBEAT_S / 2
 
 
 async def test_unresponsive_autoscaler_does_not_delay_reports_to_others() -> None:
@@ -266,7 +266,7 @@ async def test_unresponsive_autoscaler_does_not_delay_reports_to_others() -> Non
         await until("it is sent to again", lambda: len(slow.reports) > 1)
 
 
-async def test_only_answered_reports_are_acknowledged() -> None:
+async def test_report_sent_while_autoscaler_is_down_is_not_acknowledged() -> None:
     played = PlayedLink(up=False)
     async with following(played) as (front, _):
         await until("it tried", lambda: front.sequence >= 1)

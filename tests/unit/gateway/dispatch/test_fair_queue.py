@@ -41,7 +41,7 @@ def test_requests_of_one_tenant_are_served_in_order() -> None:
     assert queue.bytes == 0
 
 
-def test_higher_priority_is_served_first() -> None:
+def test_waiting_request_of_higher_priority_is_served_first() -> None:
     queue = Queue(MODEL)
     park(queue, "low", priority=0)
     park(queue, "high1", priority=5)
@@ -50,7 +50,7 @@ def test_higher_priority_is_served_first() -> None:
     assert pops(queue, 4) == ["high1", "high2", "low", "lowest"]
 
 
-def test_tenants_are_served_in_turn() -> None:
+def test_waiting_requests_of_two_tenants_are_served_alternately() -> None:
     queue = Queue(MODEL)
     for id in ("a1", "a2", "a3"):
         park(queue, id, "a")
@@ -121,7 +121,7 @@ def test_queue_is_full_at_request_or_byte_limit() -> None:
     assert queue.full(call_of("x", body_bytes=0), limits)
 
 
-def test_removal_from_the_middle_keeps_order() -> None:
+def test_removal_of_a_waiting_request_keeps_the_order_of_the_others() -> None:
     queue = Queue(MODEL)
     calls = [park(queue, f"a{n}") for n in range(4)]
     queue.remove(line_of(queue, "a"), calls[1])
@@ -177,9 +177,7 @@ def test_deadline_heap_stays_small_when_deadlines_decrease() -> None:
 
 @settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from((0, 0, 1)), st.booleans()), max_size=60))
-def test_head_has_highest_priority_and_tenants_stay_within_one_turn(
-    steps: list[tuple[str, int, bool]],
-) -> None:
+def test_random_requests_are_served_by_priority_and_tenant_turns(steps: list[tuple[str, int, bool]]) -> None:
     queue = Queue(MODEL)
     parked: list[Call] = []
     turns: Counter[str] = Counter()

@@ -8,7 +8,7 @@ from gateway.dispatch.reports import Accounts, Pace
 LLAMA, TINY, ACME, LAB = ModelName("llama"), ModelName("tiny"), TenantName("acme"), TenantName("lab")
 
 
-def test_first_report_is_due_at_once() -> None:
+def test_first_report_of_a_gateway_is_due_immediately() -> None:
     assert Pace().due_s(5.0, busy=False) == 5.0
 
 
@@ -40,7 +40,7 @@ def test_many_urgent_changes_cause_one_report_per_minimum_gap() -> None:
     assert sent == 5, "50 ms at one per 10 ms"
 
 
-def test_total_is_repeated_until_acknowledged() -> None:
+def test_total_is_repeated_in_reports_until_acknowledged() -> None:
     accounts = Accounts()
     account = accounts.of(LLAMA, ACME)
     accounts.touch(account, 1.0)
@@ -58,7 +58,7 @@ def test_total_is_repeated_until_acknowledged() -> None:
     )
 
 
-def test_busy_and_waiting_times_grow_while_requests_last() -> None:
+def test_busy_and_waiting_times_grow_while_requests_run_or_wait() -> None:
     accounts = Accounts()
     account = accounts.of(LLAMA, ACME)
     accounts.touch(account, 0.0)

@@ -49,7 +49,7 @@ def test_replica_with_most_free_slots_is_chosen_first() -> None:
     assert [take(part) for _ in range(9)] == ["r3", "r3", "r1", "r2", "r3", "r1", "r2", "r3", None]
 
 
-def test_starting_and_draining_replicas_take_no_requests() -> None:
+def test_starting_or_draining_replica_gets_no_requests() -> None:
     _, part = llama(route("r1", 2, state="starting"), route("r2", 2, state="draining"))
     assert not part.ready
     assert take(part) is None
@@ -116,7 +116,7 @@ def test_removed_replica_is_reported_until_its_last_request_ends() -> None:
     ("holds", "slots", "gateways", "allowed"),
     [((3,), 8, 4, [3]), ((1,), 8, 4, [2]), ((0,), 2, 4, [1]), ((0, 1), 2, 4, [0, 1]), ((0, 0), 1, 2, [1, 1])],
 )
-def test_slots_during_leader_silence_follow_the_documented_formula(
+def test_silent_leader_leaves_gateway_its_slots_or_equal_share_if_larger(
     holds: tuple[int, ...], slots: int, gateways: int, allowed: list[int]
 ) -> None:
     """max(hold, floor(slots / gateways), 1 if this gateway holds no slot of the model): interfaces, section 6."""
@@ -128,7 +128,7 @@ def test_slots_during_leader_silence_follow_the_documented_formula(
 
 
 @pytest.mark.parametrize(("slots", "gateways"), [(1, 4), (4, 4), (5, 2), (16, 3)])
-def test_slot_overcommit_during_leader_silence_stays_below_its_limit(slots: int, gateways: int) -> None:
+def test_slot_overcommit_is_limited_while_the_leader_is_silent(slots: int, gateways: int) -> None:
     """One gateway held all slots, the others none: at most slots + max(slots, gateways) - 1 in total."""
     total = 0
     for hold in (slots, *[0] * (gateways - 1)):
@@ -168,12 +168,6 @@ def test_replica_state_change_ends_suspicion_but_a_slot_change_does_not() -> Non
     hold.suspect(0.0)
     apply(routes, route("r1", 0, granted=0, address="h:2"), epoch=2, version=1)
     assert take(part) == "r1", "a new leader has looked at it itself"
-
-
-def test_report_contains_time_since_last_byte_of_a_replica() -> None:
-    routes, _ = llama(route("r1", 4), route("r2", 4))
-    routes.holds[ReplicaId("r2")].heard(granted_s=1.0, now_s=3.0)
-    assert {use.replica: use.last_byte_age_s for use in routes.uses(7.5)} == {"r1": None, "r2": 4.5}
 
 
 def test_unused_slots_are_returned_unless_local_requests_wait() -> None:

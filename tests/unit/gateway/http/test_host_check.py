@@ -85,7 +85,7 @@ APP, OTHER = "https://app.example", "https://evil.example"
         (("*",), None, "cross-site", False),
     ],
 )
-def test_only_configured_browser_origins_are_allowed(
+def test_browser_origin_is_allowed_only_if_configured(
     origins: tuple[str, ...], origin: str | None, site: str | None, allowed: bool
 ) -> None:
     given = {b"origin": origin, b"sec-fetch-site": site}
@@ -94,7 +94,7 @@ def test_only_configured_browser_origins_are_allowed(
 
 
 @pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"])
-def test_loopback_listener_is_recognized(name: str) -> None:
+def test_loopback_listener_address_is_classified_as_loopback(name: str) -> None:
     assert is_loopback(name)
     assert is_on_loopback((name, 8080))
 

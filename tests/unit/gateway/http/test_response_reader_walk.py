@@ -50,14 +50,14 @@ def pieces(data: bytes, size: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
-def test_chunked_body_passes_unchanged_without_its_last_chunk(size: int) -> None:
+def test_chunked_body_is_forwarded_unchanged_except_its_last_chunk(size: int) -> None:
     body = b"".join(map(encode_chunk, EVENTS))
     _, walker, out = read(*pieces(CHUNKED + body + LAST_CHUNK, size))
     assert (out, walker.ended, walker.excess) == (body, True, False)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
-def test_strip_returns_the_content_of_a_chunked_body(size: int) -> None:
+def test_stripping_a_chunked_body_in_pieces_returns_its_content(size: int) -> None:
     head = parse_head(CHUNKED[:-4])
     assert head is not None
     walker = BodyWalker(head)
@@ -66,7 +66,7 @@ def test_strip_returns_the_content_of_a_chunked_body(size: int) -> None:
     assert walker.ended
 
 
-def test_last_chunk_bytes_in_head_or_content_do_not_end_the_body() -> None:
+def test_last_chunk_bytes_inside_a_chunk_do_not_end_the_body() -> None:
     lines = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nKeep-Alive: timeout=5, max=100\r\n\r\n"
     _, walker, out = read(lines)
     assert (walker.ended, out) == (False, b"")
@@ -85,14 +85,14 @@ def test_body_without_length_ends_at_connection_close() -> None:
     assert (head.keep_alive, walker.until_close, walker.ended, out) == (False, True, False, b"abc")
 
 
-def test_trailers_are_dropped_and_surplus_is_flagged() -> None:
+def test_trailers_of_a_chunked_body_are_dropped_and_surplus_is_flagged() -> None:
     _, walker, out = read(CHUNKED, encode_chunk(b"a") + b"0\r\nx-sum: 1\r\n\r\n")
     assert (out, walker.ended, walker.excess) == (encode_chunk(b"a"), True, False)
     _, walker, _ = read(CHUNKED, LAST_CHUNK + b"HTTP/1.1 200 OK")
     assert walker.excess
 
 
-def test_walker_is_at_a_boundary_only_between_complete_chunks() -> None:
+def test_body_walker_reports_a_boundary_only_between_complete_chunks() -> None:
     _, walker, _ = read(CHUNKED, b"3\r\nab")
     assert not walker.at_boundary
     walker.walk(b"c\r")
@@ -173,7 +173,7 @@ def test_interim_responses_are_skipped_up_to_a_limit() -> None:
         read(interim * (INTERIM_MAX + 1))
 
 
-def test_only_allowed_response_headers_are_forwarded() -> None:
+def test_engine_response_headers_not_on_the_allow_list_are_dropped() -> None:
     head = parse_head(
         b"HTTP/1.1 200 OK\r\nServer: engine/1\r\nContent-Type: application/json\r\nConnection: x-a, Close\r\nX-A: b\r\n"
         b"Set-Cookie: c\r\nX-Request-Id: theirs\r\nContent-Length: 0\r\nRetry-After: 3"
@@ -188,7 +188,7 @@ def test_only_allowed_response_headers_are_forwarded() -> None:
     [(200, False), (299, False), (300, True), (307, True), (399, True), (400, False), (404, False), (429, True),
      (500, False), (502, False), (503, True), (504, False)],
 )  # fmt: skip
-def test_redirects_429_and_503_are_not_forwarded_as_responses(status: int, elsewhere: bool) -> None:
+def test_redirect_429_or_503_of_an_engine_is_not_forwarded(status: int, elsewhere: bool) -> None:
     """An engine's own error is a response and is forwarded to the client."""
     assert ResponseHead(status, False, 0, True, b"", b"").elsewhere is elsewhere
 
@@ -203,7 +203,7 @@ def test_response_headers_named_in_connection_are_not_forwarded() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 5, 63, 64, 1000])
-def test_tail_keeps_the_end_of_the_body_for_any_chunk_size(size: int) -> None:
+def test_kept_tail_ends_with_the_end_of_the_body_for_any_read_size(size: int) -> None:
     body = b"data: begun\n\n" + b"".join(EVENTS) + DONE
     walker = BodyWalker(ResponseHead(200, False, None, False, b"text/event-stream", b""))
     for piece in pieces(body, size):
@@ -234,7 +234,7 @@ def test_usage_chunk_is_removed_for_any_split_of_the_stream(size: int) -> None:
 
 
 @pytest.mark.parametrize("drop_usage", [True, False])
-def test_tail_keeps_usage_events_and_drops_token_events(drop_usage: bool) -> None:
+def test_body_tail_after_many_token_events_contains_only_usage_events(drop_usage: bool) -> None:
     """Each event is a chunk of its own, as engines send them; Anthropic's first event reports part of the usage."""
     began = b'event: message_start\ndata: {"message":{"usage":{"input_tokens":9,"output_tokens":1}}}\n\n'
     ended = b'event: message_delta\ndata: {"usage":{"output_tokens":64}}\n\n'
@@ -249,14 +249,14 @@ def test_tail_keeps_usage_events_and_drops_token_events(drop_usage: bool) -> Non
     assert (parse_token_usage(walker.tail()), walker.ended) == (parse_token_usage(USAGE), True)
 
 
-def test_read_of_whole_events_passes_without_copy() -> None:
+def test_read_of_complete_events_is_forwarded_without_a_copy() -> None:
     walker = BodyWalker(ResponseHead(200, True, None, True, b"text/event-stream", b""))
     gate = EventGate(walker, drop_usage=True)
     piece = encode_chunk(EVENTS[0]) + encode_chunk(EVENTS[1])
     assert gate.pass_chunks(piece) is piece
 
 
-def test_whole_chunks_pass_and_partial_next_chunk_is_held_back() -> None:
+def test_whole_chunks_are_forwarded_and_a_partial_next_one_is_held_back() -> None:
     gate = EventGate(BodyWalker(ResponseHead(200, True, None, True, b"text/event-stream", b"")), drop_usage=True)
     run = encode_chunk(EVENTS[0]) * 50 + encode_chunk(EVENTS[1])
     ended = len(encode_chunk(EVENTS[0])) - 2
@@ -288,7 +288,7 @@ def test_usage_event_in_the_middle_of_many_is_removed() -> None:
         (b"3;x\r\na\n\n\r\n", (0, False)), (b"+3\r\na\n\n\r\n", (0, False)), (b"x", (0, False)), (b"\r\n", (0, False)),
     ],
 )  # fmt: skip
-def test_whole_chunks_finds_last_chunk_that_ends_an_event(data: bytes, expected: tuple[int, bool]) -> None:
+def test_data_is_split_after_the_last_chunk_that_completes_an_event(data: bytes, expected: tuple[int, bool]) -> None:
     assert whole_chunks(data, len(data)) == expected
 
 
@@ -297,7 +297,7 @@ def test_whole_chunks_finds_last_chunk_that_ends_an_event(data: bytes, expected:
     st.lists(st.sampled_from([b"a\n\n", b"bc\n\n", b"d\r\n\r\n", b"x" * 17 + b"\n\n", b"y\n", b"z"]), max_size=30),
     st.integers(0, 400),
 )
-def test_whole_chunks_agrees_with_a_parse_of_one_chunk_at_a_time(contents: list[bytes], stop: int) -> None:
+def test_split_of_random_chunks_equals_a_parse_chunk_by_chunk(contents: list[bytes], stop: int) -> None:
     data, ends, whole = b"", [0], True
     for content in contents:
         data += encode_chunk(content)
@@ -308,7 +308,7 @@ def test_whole_chunks_agrees_with_a_parse_of_one_chunk_at_a_time(contents: list[
     assert whole_chunks(data, stop)[0] == max(end for end in ends if end <= stop)
 
 
-def test_partial_event_is_held_until_complete() -> None:
+def test_partial_event_of_a_stream_is_held_back_until_complete() -> None:
     walker = BodyWalker(ResponseHead(200, True, None, True, b"text/event-stream", b""))
     gate = EventGate(walker, drop_usage=False)
     assert gate.pass_chunks(encode_chunk(b"data: a\n")) == b""
@@ -319,8 +319,8 @@ def test_partial_event_is_held_until_complete() -> None:
 def test_undecodable_json_from_the_engine_raises_no_exception(value: bytes) -> None:
     whole = b'data: {"choices":[],"usage":{"a":%b}}\n\n' % value
     assert gate_through([encode_chunk(whole) + LAST_CHUNK], drop_usage=True) in (whole, b"")
-    told = render_engine_error(b'{"error":{"a":%b}}' % value, "openai")
-    assert json.loads(told.removeprefix(b"data: "))["error"]["code"] == "upstream_error"
+    event = render_engine_error(b'{"error":{"a":%b}}' % value, "openai")
+    assert json.loads(event.removeprefix(b"data: "))["error"]["code"] == "upstream_error"
 
 
 @settings(derandomize=True, deadline=None, max_examples=examples(200))
@@ -337,7 +337,7 @@ def test_stripped_content_does_not_depend_on_read_sizes(contents: list[bytes], s
 
 @settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(st.binary(max_size=200))
-def test_garbage_raises_only_framing_errors(data: bytes) -> None:
+def test_random_engine_bytes_raise_no_error_other_than_framing_error(data: bytes) -> None:
     try:
         read(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + data)
         HeadReader().feed(data)

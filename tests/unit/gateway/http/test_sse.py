@@ -75,7 +75,7 @@ KEPT: dict[str, bytes] = {
 
 @pytest.mark.parametrize("end", EVENT_ENDS)
 @pytest.mark.parametrize("name", USAGE)
-def test_usage_event_is_recognized_in_every_sse_form(name: str, end: bytes) -> None:
+def test_usage_event_with_any_sse_line_end_is_removed_from_the_stream(name: str, end: bytes) -> None:
     """In its own chunk, between other chunks in one read, and as content without chunks."""
     line_end = end[:2] if end.startswith(b"\r\n") else end[:1]
     event = USAGE[name].replace(b"\n", line_end) + end
@@ -91,7 +91,7 @@ def test_usage_event_is_recognized_in_every_sse_form(name: str, end: bytes) -> N
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_event_that_only_resembles_usage_is_kept(name: str) -> None:
+def test_event_that_resembles_a_usage_event_is_kept_in_the_stream(name: str) -> None:
     event = KEPT[name] + b"\n\n"
     assert not is_usage(event)
     assert content(gate().pass_chunks(encode_chunk(event))) == event
@@ -101,7 +101,7 @@ def test_event_that_only_resembles_usage_is_kept(name: str) -> None:
     )
 
 
-def test_token_chunks_that_carry_usage_pass_without_copy() -> None:
+def test_token_chunks_with_a_usage_field_are_forwarded_without_a_copy() -> None:
     """Some engines send the usage so far, or null, with every token."""
     said = b'data: {"choices":[{"delta":{"content":"a"}}],"usage":{"prompt_tokens":7}}\n\n'
     one, piece, run = gate(), encode_chunk(said), encode_chunk(said) * 3
@@ -116,12 +116,12 @@ def test_usage_event_split_across_chunks_is_removed(name: str, end: bytes) -> No
     line_end = end[:2] if end.startswith(b"\r\n") else end[:1]
     event = USAGE[name].replace(b"\n", line_end) + end
     for at in range(1, len(event)):
-        told = (
+        stream = (
             encode_chunk(TOKEN) + encode_chunk(event[:at]) + encode_chunk(event[at:]) + encode_chunk(TOKEN) + LAST_CHUNK
         )
-        for size in (len(told), len(encode_chunk(TOKEN) + encode_chunk(event[:at])), 1):
+        for size in (len(stream), len(encode_chunk(TOKEN) + encode_chunk(event[:at])), 1):
             one = gate()
-            out = b"".join([one.pass_chunks(told[begin : begin + size]) for begin in range(0, len(told), size)])
+            out = b"".join([one.pass_chunks(stream[begin : begin + size]) for begin in range(0, len(stream), size)])
             assert content(out) + one.rest() == TOKEN * 2
 
 
@@ -181,7 +181,7 @@ def test_rest_of_oversized_event_is_not_treated_as_usage() -> None:
     assert out == long + b"\n" + USAGE["alone"] + b"\n\n" + TOKEN
 
 
-def test_oversized_event_passes_the_same_bytes_for_any_split() -> None:
+def test_oversized_event_is_forwarded_unchanged_for_any_split() -> None:
     """Nothing is forwarded up to the limit; above it, everything except its last line ends."""
     long = b"data: " + b"x" * EVENT_BYTES_MAX
     for sizes in ([len(long)], [EVENT_BYTES_MAX, 6], [EVENT_BYTES_MAX + 1, 5], [40_000, 30_000], [4097] * 17):
@@ -203,11 +203,11 @@ def test_event_is_forwarded_as_soon_as_it_is_complete(end: bytes) -> None:
 
 
 @pytest.mark.parametrize("end", EVENT_ENDS)
-def test_event_sent_byte_by_byte_passes_at_its_first_possible_end(end: bytes) -> None:
+def test_event_sent_byte_by_byte_is_forwarded_at_its_first_possible_end(end: bytes) -> None:
     """A CR may be half of a line end: the other half is forwarded when it arrives and does not start an event."""
-    one, told = gate(), one_by_one(b"data: a" + end)
+    one, chunks = gate(), one_by_one(b"data: a" + end)
     first = next(at for at in range(len(end)) if len(re.findall(rb"\r\n|\n|\r", end[: at + 1])) == 2)
-    for at, byte in enumerate(told):
+    for at, byte in enumerate(chunks):
         out = one.pass_content(byte)
         assert out == (b"" if at < 7 + first else b"data: a" + end[: first + 1] if at == 7 + first else byte)
     assert one.rest() == b""
@@ -219,7 +219,7 @@ def one_by_one(data: bytes) -> list[bytes]:
     return [data[at : at + 1] for at in range(len(data))]
 
 
-def test_split_crlf_is_not_an_empty_line() -> None:
+def test_line_end_split_between_two_reads_is_not_taken_as_an_empty_line() -> None:
     one = gate()
     assert one.pass_content(b"data: a\r") == b""
     assert one.pass_content(b"\ndata: b\r") == b""
@@ -256,9 +256,9 @@ def test_client_sees_the_same_events_for_any_line_ends_and_splits(
 ) -> None:
     """Chunks and reads have any size; after each read, the client has the same bytes as with single-byte reads."""
     stream = b"".join(b"".join(line + end for line in lines) + end for lines, end in blocks)
-    told = b"".join(map(encode_chunk, cut(stream, chunks)))
+    encoded = b"".join(map(encode_chunk, cut(stream, chunks)))
     one, single, out, expected = gate(drop_usage=drop_usage), gate(drop_usage=drop_usage), b"", b""
-    for read in cut(told, reads):
+    for read in cut(encoded, reads):
         out += content(one.pass_chunks(read))
         expected += b"".join([content(single.pass_chunks(byte)) for byte in one_by_one(read)])
         assert out == expected
@@ -279,7 +279,7 @@ def cut(data: bytes, sizes: list[int]) -> list[bytes]:
     return pieces
 
 
-def test_chunks_pass_unchanged_after_a_split_inside_a_chunk_end() -> None:
+def test_chunks_after_a_split_inside_a_chunk_end_are_forwarded_unchanged() -> None:
     """A split between the end of an event and the end of its chunk: only that chunk is framed again."""
     one = encode_chunk(TOKEN)
     for at in (len(one) - 2, len(one) - 1):

@@ -25,13 +25,13 @@ class Body:
         return room.admit(self.pieces, self.length) or (room.wait(self, self.pieces, self.length) and False)
 
 
-def test_body_budget_is_half_of_the_memory_limit() -> None:
+def test_body_budget_is_half_of_the_memory_limit_or_a_default() -> None:
     room = BodyBudget(256 * MIB)
     assert (room.size_bytes, room.large_bytes) == (128 * MIB, 96 * MIB)
     assert BodyBudget(None).size_bytes == DEFAULT_BYTES
 
 
-def test_large_bodies_are_admitted_whole_and_in_order() -> None:
+def test_large_bodies_wait_in_order_until_memory_budget_is_free() -> None:
     room = BodyBudget(256 * MIB)
     bodies = [Body(size * MIB) for size in (60, 60, 30, 1)]
     assert [body.ask(room) for body in bodies] == [True, False, False, False], "nobody overtakes"
@@ -41,7 +41,7 @@ def test_large_bodies_are_admitted_whole_and_in_order() -> None:
     assert (room.held_bytes, room.wanted) == (91 * MIB, False)
 
 
-def test_cancelled_wait_admits_the_next_body() -> None:
+def test_cancelled_wait_of_a_body_admits_the_next_waiting_body() -> None:
     room = BodyBudget(256 * MIB)
     first, second, third = Body(60 * MIB), Body(60 * MIB), Body(30 * MIB)
     assert [body.ask(room) for body in (first, second, third)] == [True, False, False]
@@ -89,7 +89,7 @@ def test_bytes_received_with_the_head_of_a_waiting_body_are_counted() -> None:
     assert room.held_bytes == second.pieces.reserved == MIB
 
 
-def test_waiting_bodies_never_deadlock() -> None:
+def test_released_body_admits_each_partly_received_body_in_turn() -> None:
     room = BodyBudget(64 * MIB)
     first = Body(20 * MIB)
     assert first.ask(room)
@@ -110,7 +110,7 @@ def test_waiting_bodies_never_deadlock() -> None:
 
 
 @pytest.mark.parametrize("step", [1000, 16 << 10, 300_000, 3 * MIB])
-def test_chunked_body_stores_content_in_mmap_buffers(step: int) -> None:
+def test_chunked_body_of_several_mib_is_stored_in_mmap_buffers(step: int) -> None:
     sent = bytes(range(256)) * (5 * MIB // 256)
     pieces = ChunkedBody()
     for at in range(0, len(sent), step):

@@ -42,7 +42,6 @@ def test_memory_pressure_rejects_requests_for_models_without_replicas() -> None:
     script.dispatch.pressure = Pressure.NO_COLD
     assert script.arrive("c1") == ["refuse c1 overloaded", "report"]
     total = script.total()
-    assert total is not None
     assert (total.refused_cold, total.admitted) == (1, 0), "it is demand for one start all the same"
     assert script.refused["c1"].error.retry_after_s
     ready = warm(1)
@@ -85,8 +84,7 @@ async def test_running_request_completes_when_memory_pressure_rises() -> None:
         one.front.dispatch.pressure = Pressure.NO_CALLS
         engine.release.set()
         assert (await client.answer())[0] == 200
-        client.call(stream=False)
-        status, fields, _ = await client.answer()
+        status, fields, _ = await client.ask(stream=False)
         assert (status, fields["retry-after"]) == (503, "2")
 
 
@@ -103,7 +101,7 @@ def test_memory_limit_is_the_lowest_of_all_parent_cgroups(tmp_path: Path) -> Non
     assert guard.limit_bytes(tmp_path, tmp_path / "none") is None
 
 
-def test_memory_limit_is_read_from_cgroup_v1(tmp_path: Path) -> None:
+def test_memory_limit_is_read_from_cgroup_v1_when_the_host_has_only_v1(tmp_path: Path) -> None:
     folder = tmp_path / "memory" / "pod"
     folder.mkdir(parents=True)
     membership = tmp_path / "cgroup"
@@ -114,7 +112,7 @@ def test_memory_limit_is_read_from_cgroup_v1(tmp_path: Path) -> None:
     assert guard.limit_bytes(tmp_path, membership) == 4096
 
 
-def test_resident_memory_of_this_process_is_above_one_mib() -> None:
+def test_measured_resident_memory_of_the_test_process_exceeds_one_mib() -> None:
     used_bytes = guard.resident_bytes()
     assert used_bytes is not None
     assert used_bytes > 1 << 20
@@ -139,9 +137,7 @@ class Machine:
 MIB = 1 << 20
 
 
-def test_free_allocator_memory_is_released_before_pressure_is_reported(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_free_allocator_memory_is_released_before_pressure_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     machine, scale = Machine(monkeypatch, 50 * MIB), MemoryGuard(256 * MIB)
     assert scale.weigh(0.0, 0, Pressure.NONE) is Pressure.NONE
     machine.resident_bytes, machine.free_bytes = 240 * MIB, 190 * MIB

@@ -30,7 +30,7 @@ def found(method: str, path: str) -> Operation:
 
 @pytest.mark.parametrize("name", OPENAI)
 @pytest.mark.parametrize("root", ["/v1/", "/openai/v1/", "/openai/deployments/gpt-4o/"])
-def test_openai_paths_map_to_the_engine_path(root: str, name: str) -> None:
+def test_openai_and_azure_paths_are_mapped_to_v1_paths_of_the_engine(root: str, name: str) -> None:
     operation = found("POST", root + name)
     assert operation == Operation(
         Kind.INFER,
@@ -44,7 +44,7 @@ def test_openai_paths_map_to_the_engine_path(root: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(("path", "dialect"), OTHERS.items())
-def test_other_dialects_keep_their_path_on_the_engine(path: str, dialect: str) -> None:
+def test_path_of_another_api_dialect_is_sent_unchanged_to_the_engine(path: str, dialect: str) -> None:
     operation = found("POST", path)
     assert (operation.kind, operation.engine_path, operation.dialect) == (Kind.INFER, path.encode(), dialect)
     assert not operation.multipart
@@ -52,7 +52,7 @@ def test_other_dialects_keep_their_path_on_the_engine(path: str, dialect: str) -
 
 
 @pytest.mark.parametrize("root", ["/v1/models", "/openai/v1/models"])
-def test_get_on_model_paths_lists_models_or_gets_one(root: str) -> None:
+def test_get_request_on_models_path_lists_models_or_returns_named_model(root: str) -> None:
     assert found("GET", root) == Operation(Kind.LIST_MODELS)
     for name in ("llama-8b", "lab/llama-8b", "llama-8b:support", "org/model@v1.0+x"):
         assert found("GET", f"{root}/{name}") == Operation(Kind.GET_MODEL, model=name)
@@ -99,49 +99,41 @@ def test_percent_encoding_outside_the_model_name_matches_no_operation(path: str)
     assert find_operation(b"POST", b"/openai%2Fdeployments/a/chat/completions") is None
 
 
-def test_get_health_matches_the_health_operation() -> None:
+def test_get_request_to_health_path_is_the_health_operation() -> None:
     assert found("GET", "/health") == Operation(Kind.HEALTH)
 
 
-def test_deployment_name_may_contain_a_namespace() -> None:
+def test_deployment_path_with_a_slash_gives_a_model_name_with_namespace() -> None:
     assert found("POST", "/openai/deployments/lab/tiny/chat/completions").model == "lab/tiny"
 
 
 @pytest.mark.parametrize(
     "path", ["/v1/chat/completions", "/v1/models", "/v1/models/m", "/health", "/openai/deployments/m/embeddings"]
 )
-def test_options_on_known_path_is_a_preflight(path: str) -> None:
+def test_options_request_on_known_path_is_treated_as_cors_preflight(path: str) -> None:
     assert found("OPTIONS", path).kind is Kind.PREFLIGHT
 
 
-@pytest.mark.parametrize("path", ["/", "/metrics", "/v1/load_lora_adapter", "/v1/models/../health"])
-def test_options_on_unknown_path_matches_no_operation(path: str) -> None:
-    assert find_operation(b"OPTIONS", path.encode()) is None
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
+UNKNOWN = {
+    "OPTIONS": ["/", "/metrics", "/v1/load_lora_adapter", "/v1/models/../health"],
+    "POST": [
         "/", "/v1", "/v1/", "/v1/chat/completions/", "//v1/chat/completions", "/v1//chat/completions",
         "/V1/chat/completions", "/v1/chat%2fcompletions", "/v1/../v1/chat/completions", "/metrics",
         "/v1/%2e%2e/metrics", "/v1/load_lora_adapter", "/openai/deployments//chat/completions",
-        "/openai/deployments/chat/completions",
-        "/openai/deployments/../chat/completions", "/openai/deployments/a//b/embeddings",
-        "/openai/deployments/m/models", "/openai/chat/completions",
+        "/openai/deployments/chat/completions", "/openai/deployments/../chat/completions",
+        "/openai/deployments/a//b/embeddings", "/openai/deployments/m/models", "/openai/chat/completions",
         "/openai/deployments/" + "m" * 257 + "/embeddings", "/v1/chat/completions;a=b",
     ],
-)  # fmt: skip
-def test_post_to_unknown_path_matches_no_operation(path: str) -> None:
-    assert find_operation(b"POST", path.encode()) is None
+    "GET": [
+        "/v1/models/", "/v1/models//", "/v1/models/.", "/v1/models/../x", "/v1/models/a/../b", "/v1/models/a/",
+        "/v1/models/a b", "/v1/models/" + "a" * 257, "/health/", "/tokenize/",
+    ],
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/v1/models/", "/v1/models//", "/v1/models/.", "/v1/models/../x", "/v1/models/a/../b", "/v1/models/a/",
-     "/v1/models/a b", "/v1/models/" + "a" * 257, "/health/", "/tokenize/"],
-)  # fmt: skip
-def test_get_of_unknown_path_matches_no_operation(path: str) -> None:
-    assert find_operation(b"GET", path.encode()) is None
+@pytest.mark.parametrize(("method", "path"), [(method, path) for method, paths in UNKNOWN.items() for path in paths])
+def test_request_on_unknown_path_matches_no_operation(method: str, path: str) -> None:
+    assert find_operation(method.encode(), path.encode()) is None
 
 
 GOT = ["/health", "/v1/models", "/openai/v1/models", "/v1/models/m", "/openai/v1/models/lab%2Fm"]

@@ -76,7 +76,7 @@ def may(names: Directory, who: TenantEntry, name: str) -> bool:
     return True
 
 
-def test_key_authenticates_its_tenant() -> None:
+def test_request_with_a_tenant_key_is_authenticated_as_that_tenant() -> None:
     acme = tenant("acme", key("ki"), key("kä"))
     names = directory(acme, tenant("lab", key("other")))
     assert names.authenticate(hashed("ki"), 0.0) == acme
@@ -104,7 +104,7 @@ def test_anonymous_request_gets_the_weight_of_the_default_tenant_document() -> N
     assert names.authenticate(None, 0.0).weight == 3.0
 
 
-def test_model_is_resolved_by_name_and_alias() -> None:
+def test_model_name_or_alias_resolves_to_the_same_model() -> None:
     names = directory(model("llama", aliases=("gpt",)))
     who = tenant("acme")
     assert names.resolve(who, "llama").name == "llama"
@@ -135,21 +135,21 @@ def test_name_claimed_by_two_models_resolves_to_the_oldest_model() -> None:
         (None, (), False),
     ],
 )
-def test_model_access_requires_permission_of_model_and_tenant(
+def test_tenant_may_use_a_model_only_if_model_and_tenant_both_allow_it(
     only: tuple[str, ...] | None, globs: tuple[str, ...] | None, expected: bool
 ) -> None:
     names = directory(model("qwen-7b", only=only))
     assert may(names, tenant("acme", models=globs), "qwen-7b") is expected
 
 
-def test_unlisted_model_accepts_requests_but_is_not_in_the_model_list() -> None:
+def test_unlisted_model_accepts_requests_but_is_absent_from_model_list() -> None:
     names = directory(model("b"), model("a"), model("hidden", unlisted=True), model("theirs", only=("lab",)))
     who = tenant("acme")
     assert [entry.name for entry in names.visible(who)] == ["a", "b"]
     assert may(names, who, "hidden")
 
 
-def test_catalogue_change_applies_at_once_and_older_version_is_ignored() -> None:
+def test_newer_catalogue_applies_at_once_and_an_older_one_is_ignored() -> None:
     names = directory(model("llama"), tenant("acme", key("ki")))
     who = names.authenticate(hashed("ki"), 0.0)
     assert may(names, who, "llama")
@@ -171,7 +171,7 @@ def test_many_different_names_do_not_grow_the_cache_above_its_limit(monkeypatch:
         assert len(names._resolved) <= 8
 
 
-def test_cache_salt_is_unique_per_tenant_and_hides_the_tenant_name() -> None:
+def test_cache_salts_of_two_tenants_differ_and_contain_no_tenant_name() -> None:
     salts = {cache_salt(TenantName(name)) for name in ("acme", "lab", "default")}
     assert len(salts) == 3
     assert all(len(salt) == 32 and "acme" not in salt for salt in salts)

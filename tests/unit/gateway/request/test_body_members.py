@@ -16,7 +16,7 @@ from gateway.request.body_members import Peek, edit_body, edit_json, read_body, 
 from gateway.request.json_scanner import MEMBERS_MAX
 from gateway.request.multipart import Form
 from tests.support.example_budget import examples
-from tests.support.net.upstream_requests import in_one
+from tests.support.net.upstream_requests import in_one, json_members
 
 CHAT = find_operation(b"POST", b"/v1/chat/completions")
 EMBEDDINGS = find_operation(b"POST", b"/v1/embeddings")
@@ -53,7 +53,7 @@ def operation(found: Operation | None) -> Operation:
         (b'{"model":"m","a":-1.5e+300,"b":[],"c":{},"d":"","e":[[[]]]}', "m", False, False),
     ],
 )
-def test_model_stream_and_usage_option_are_read_from_the_body(
+def test_model_and_stream_options_are_parsed_from_a_valid_body(
     body: bytes, model: str, stream: bool, wants_usage: bool
 ) -> None:
     peek = read_json(body)
@@ -120,20 +120,8 @@ def test_invalid_stream_options_are_rejected(options: bytes) -> None:
         b'{"a": "x", "b": 1, "model": "m", "a": "x"}',
     ],
 )
-def test_repeated_member_is_rejected(body: bytes) -> None:
+def test_body_with_a_repeated_member_is_rejected(body: bytes) -> None:
     assert "more than once" in refusal(body).message
-
-
-def pairs(body: bytes) -> list[tuple[str, object]]:
-    """The top-level members as the standard library reads them, repeated ones included."""
-    found: list[tuple[str, object]] = []
-
-    def keep(members: list[tuple[str, object]]) -> dict[str, object]:
-        found[:] = members
-        return dict(members)
-
-    json.loads(body, object_pairs_hook=keep)
-    return found
 
 
 NAMES = st.sampled_from(
@@ -163,7 +151,7 @@ def written(name: str, value: object, style: int) -> str:
 def test_repeated_members_are_rejected_in_any_json_layout(members: list[tuple[str, object, int]], comma: str) -> None:
     text = "{" + comma.join(['"model":"m"', *(written(*member) for member in members)]) + "}"
     body = text.encode()
-    names = [name for name, _ in pairs(body)]
+    names = [name for name, _ in json_members(body)]
     repeated = len(set(names)) < len(names)
     try:
         peek = read_json(body)
@@ -172,9 +160,9 @@ def test_repeated_members_are_rejected_in_any_json_layout(members: list[tuple[st
         return
     assert not repeated, text
     edited = edit_json(peek, model="other", include_usage=False)
-    expected = dict(pairs(body)) | {"model": "other"}
+    expected = dict(json_members(body)) | {"model": "other"}
     expected.pop("cache_salt", None)
-    assert dict(pairs(in_one(edited))) == expected
+    assert dict(json_members(in_one(edited))) == expected
     assert list(peek.members) == names
 
 
@@ -193,7 +181,7 @@ def test_random_body_is_rejected_or_yields_its_model_name(parts: list[bytes]) ->
         peek = read_json(b"".join(parts))
     except CallError:
         return
-    assert dict(pairs(in_one(peek.body)))["model"] == peek.model
+    assert dict(json_members(in_one(peek.body)))["model"] == peek.model
 
 
 def test_body_that_needs_no_edit_is_returned_as_the_same_object() -> None:
@@ -222,7 +210,7 @@ def test_body_that_needs_no_edit_is_returned_as_the_same_object() -> None:
         (b'{"model":"m","stream":false,"stream_options":1}', b'{"model":"served","stream":false,"stream_options":1}'),
     ],
 )
-def test_edit_changes_only_model_cache_salt_and_stream_options(body: bytes, edited: bytes) -> None:
+def test_edited_body_differs_only_in_model_salt_and_stream_options(body: bytes, edited: bytes) -> None:
     assert edit_json(read_json(body), model="served", include_usage=True) == edited
 
 
@@ -237,8 +225,8 @@ def test_cache_salt_of_the_client_never_reaches_the_engine(sent: str, large: boo
         pieces = ChunkedBody()
         pieces.add(body)
         read_of_it = read_body(operation, pieces if large else body, b"application/json")
-        told = json.loads(in_one(edit_body(operation, read_of_it, "m", "ours")))
-        assert told == {"model": "m", "prompt": text} | ({"cache_salt": "ours"} if salted else {})
+        edited = json.loads(in_one(edit_body(operation, read_of_it, "m", "ours")))
+        assert edited == {"model": "m", "prompt": text} | ({"cache_salt": "ours"} if salted else {})
 
 
 def test_include_usage_is_added_only_on_paths_that_report_stream_usage() -> None:
@@ -248,7 +236,7 @@ def test_include_usage_is_added_only_on_paths_that_report_stream_usage() -> None
     assert edit_body(operation(find_operation(b"POST", b"/v1/messages")), read_json(body), "m") is body
 
 
-def test_served_name_is_json_escaped() -> None:
+def test_served_name_with_quotes_is_json_escaped_in_the_edited_body() -> None:
     edited = edit_json(read_json(b'{"model":"m"}'), model='/models/"a"\n', include_usage=False)
     assert json.loads(in_one(edited)) == {"model": '/models/"a"\n'}
 
@@ -281,7 +269,7 @@ def test_x_model_header_that_contradicts_body_or_path_is_rejected(path: str | No
     ],
     ids=["open", "deep", "deep objects", "many members", "one member too many", "the same member often"],
 )
-def test_json_bombs_are_rejected_in_linear_time(body: bytes) -> None:
+def test_hostile_nested_or_repetitive_json_is_rejected_in_linear_time(body: bytes) -> None:
     start = process_time()
     refusal(body)
     assert process_time() - start < 5.0, "in linear time"
@@ -302,8 +290,7 @@ def test_invalid_utf_8_is_rejected_anywhere_in_a_large_body() -> None:
 
 
 @pytest.mark.parametrize(
-    "content_type",
-    [b"application/json", b"Application/JSON; charset=UTF-8", b'application/json;charset="utf-8"'],
+    "content_type", [b"application/json", b"Application/JSON; charset=UTF-8", b'application/json;charset="utf-8"']
 )
 def test_json_media_types_are_accepted(content_type: bytes) -> None:
     assert isinstance(read_body(operation(EMBEDDINGS), b'{"model":"m"}', content_type), Peek)
@@ -322,7 +309,7 @@ def test_media_types_other_than_utf_8_json_are_rejected_with_415(content_type: b
     assert caught.value.status == 415
 
 
-def test_form_is_accepted_on_paths_that_take_files() -> None:
+def test_form_on_a_path_that_accepts_files_is_parsed_and_edited() -> None:
     body = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nm\r\n--b--\r\n'
     form = read_body(operation(TRANSCRIPTIONS), body, b"Multipart/Form-Data; boundary=b")
     assert isinstance(form, Form)

@@ -18,7 +18,7 @@ def refused(error: CallError, name: str) -> bool:
 
 
 @pytest.mark.parametrize("name", sorted(forbidden_fields.PLACES))
-def test_forbidden_field_is_named_in_the_error_without_its_value(name: str) -> None:
+def test_error_for_a_forbidden_field_contains_its_name_without_value(name: str) -> None:
     escaped = "".join(f"\\u{ord(letter):04x}" for letter in name)
     forms = FORM % (name.encode(), b"http://canary") + FORM % (b"model", b"m") + b"--b--"
     for read in (
@@ -33,7 +33,7 @@ def test_forbidden_field_is_named_in_the_error_without_its_value(name: str) -> N
 
 
 @pytest.mark.parametrize("large", [False, True])
-def test_cache_salt_in_a_form_is_rejected(*, large: bool) -> None:
+def test_cache_salt_field_is_rejected_in_a_form_but_accepted_in_json(*, large: bool) -> None:
     """It is removed from JSON; nothing is removed from a form."""
     file = FORM % (b"file", b"x" * (LARGE_BYTES if large else 1))
     forms = FORM % (b"model", b"m") + file + FORM % (b"cache_salt", b"theirs") + b"--b--"
@@ -114,7 +114,7 @@ def test_unreserved_names_with_capital_letters_are_accepted() -> None:
     assert read_json(b'{"model":"m","X-Extra":1,"toolChoice":"auto","\xc3\xa4":2}').model == "m"
 
 
-def test_names_that_skip_the_check_are_lower_case_and_not_forbidden() -> None:
+def test_no_field_name_exempt_from_the_check_is_forbidden() -> None:
     """Bodies with no other names skip the checks."""
     assert not forbidden_fields.USUAL & forbidden_fields.PLACES
     assert all(name == name.casefold() for name in forbidden_fields.USUAL)
@@ -125,6 +125,6 @@ def test_forbidden_names_in_nested_objects_are_accepted() -> None:
     assert read_json(body).body == body
 
 
-def test_common_field_names_are_accepted() -> None:
+def test_common_body_field_names_pass_the_forbidden_field_check() -> None:
     forbidden_fields.check_members(["model", "messages", "url", "file", "image_url", "IMAGE_URL", "api_base_"])
     forbidden_fields.check_members([])

@@ -58,16 +58,13 @@ def asked(**headers: str) -> Asked:
         ({"x_stainless_read_timeout": "60", "prefer": "wait=7"}, 7.0),
     ],
 )
-def test_wait_time_is_read_from_prefer_and_client_timeout_headers(headers: dict[str, str], wait_s: float) -> None:
+def test_wait_time_is_the_value_of_the_prefer_or_client_timeout_header(headers: dict[str, str], wait_s: float) -> None:
     assert asked(**headers).wait_s == pytest.approx(wait_s)
 
 
 @pytest.mark.parametrize(("value", "expected"), [("5", 5), ("-5", -5), ("0", 0), ("007", 7), ("-100", -100)])
-def test_x_priority_is_parsed_as_an_integer(value: str, expected: int) -> None:
+def test_priority_is_the_integer_in_the_x_priority_header_or_zero(value: str, expected: int) -> None:
     assert asked(x_priority=value).priority == expected
-
-
-def test_priority_defaults_to_zero() -> None:
     assert asked().priority == 0
 
 
@@ -105,7 +102,7 @@ def test_invalid_or_missing_request_id_is_ignored(value: str) -> None:
         ({"authorization": "Bearer sk-1", "api_key": ""}, b"sk-1"),
     ],
 )
-def test_api_key_is_read_from_each_supported_header(headers: dict[str, str], key: bytes | None) -> None:
+def test_api_key_in_any_supported_header_is_accepted(headers: dict[str, str], key: bytes | None) -> None:
     assert asked(**headers).key_sha256 == (None if key is None else sha256(key).hexdigest())
 
 
@@ -129,7 +126,7 @@ def test_api_key_in_the_query_is_ignored() -> None:
     assert read_call_headers(request.head.headers).key_sha256 is None
 
 
-def test_x_model_is_read_and_non_ascii_value_is_rejected() -> None:
+def test_x_model_header_is_read_but_rejected_if_not_ascii() -> None:
     assert asked().model is None
     assert asked(x_model="").model is None
     assert asked(x_model="lab/m").model == "lab/m"
@@ -141,7 +138,7 @@ def test_x_model_is_read_and_non_ascii_value_is_rejected() -> None:
 @pytest.mark.parametrize(
     "value", [TRACE[:-1], TRACE.upper(), b"01" + TRACE[2:], b"00-" + b"0" * 32 + TRACE[35:], b"", TRACE + b"-x"]
 )
-def test_only_valid_trace_context_is_forwarded(value: bytes) -> None:
+def test_trace_context_headers_are_forwarded_only_if_valid(value: bytes) -> None:
     good = asked(traceparent=TRACE.decode(), tracestate="a=1")
     assert good.upwards == b"traceparent: %b\r\ntracestate: a=1\r\n" % TRACE
     assert asked(traceparent=value.decode(), tracestate="a=1").upwards == b""
@@ -179,7 +176,7 @@ def test_headers_named_in_connection_are_not_forwarded(connection: str) -> None:
     assert b"\r\naccept: a\r\n" in upwards
 
 
-def test_connection_header_cannot_remove_gateway_headers() -> None:
+def test_connection_header_that_names_gateway_headers_removes_none() -> None:
     upwards = sent(head_with(connection="host, content-length, x-request-id"))
     assert upwards.count(b"\r\n") == 5
     assert b"content-length: 42" in upwards

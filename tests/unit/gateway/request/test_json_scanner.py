@@ -17,7 +17,7 @@ from gateway.request.body_members import Peek, edit_body, read_body
 from gateway.request.json_scanner import MEMBERS_MAX, NESTING_MAX, TOKEN_BYTES_MAX, VALUE_BYTES_MAX, JsonScan
 from gateway.request.multipart import Form, FormScan, edit_multipart, read_multipart
 from tests.support.example_budget import examples
-from tests.support.net.upstream_requests import in_one
+from tests.support.net.upstream_requests import in_one, json_members
 
 KIB = 1 << 10
 
@@ -63,18 +63,6 @@ def refusal(body: bytes) -> CallError:
     return caught.value
 
 
-def pairs(body: bytes) -> list[tuple[str, object]]:
-    """The top-level members as the standard library reads them, repeated ones included."""
-    found: list[tuple[str, object]] = []
-
-    def keep(members: list[tuple[str, object]]) -> dict[str, object]:
-        found[:] = members
-        return dict(members)
-
-    json.loads(body, object_pairs_hook=keep)
-    return found
-
-
 READ = st.sampled_from(["model", "stream", "stream_options", "cache_salt"])
 NAMES = READ | st.sampled_from(["a", "", 'q"', "\\", "é", "覚", ", ", '":{"'])
 TEXTS = st.text(max_size=8) | st.sampled_from(
@@ -115,8 +103,8 @@ CUTS = st.lists(st.integers(1, 2000), max_size=5)
 @example(body=b'{"cache_salt":"x"}', cuts=[])
 @example(body=b'{"cache_salt":"x","model":[{}]}', cuts=[])
 @example(body=b'{"a":1,"cache_salt":{"a":[1]} , "model" : "m"}', cuts=[])
-def test_scanner_reads_and_edits_objects_like_the_json_module(body: bytes, cuts: list[int]) -> None:
-    members = pairs(body)
+def test_scanner_and_json_module_agree_on_any_random_object(body: bytes, cuts: list[int]) -> None:
+    members = json_members(body)
     found = outcome(arrived(body, *cuts))
     if len(dict(members)) < len(members):
         assert found is None, "a member twice"
@@ -128,7 +116,7 @@ def test_scanner_reads_and_edits_objects_like_the_json_module(body: bytes, cuts:
     assert {name: json.loads(value) for name, value in values.items() if name != "cache_salt"} == read_of_it
     assert ("cache_salt" in values) == ("cache_salt" in expected)
     expected.pop("cache_salt", None)
-    changed = pairs(edited)
+    changed = json_members(edited)
     assert len(dict(changed)) == len(changed)
     assert dict(changed) == expected | {"model": "served", "stream_options": {"include_usage": True}}
 
@@ -148,7 +136,7 @@ MUTATED = st.tuples(BODIES, st.integers(0, 400), st.integers(0, 6), WORDS).map(
 
 @settings(derandomize=True, deadline=None, max_examples=examples(1000))
 @given(body=BODIES | GARBAGE | MUTATED, cuts=CUTS)
-def test_scan_result_does_not_depend_on_chunk_boundaries(body: bytes, cuts: list[int]) -> None:
+def test_split_body_gives_the_same_scan_result_as_the_whole_body(body: bytes, cuts: list[int]) -> None:
     found = whole(body)
     assert outcome(arrived(body, *cuts)) == found
     if len(body) < 300:
@@ -157,7 +145,7 @@ def test_scan_result_does_not_depend_on_chunk_boundaries(body: bytes, cuts: list
 
 @settings(derandomize=True, deadline=None, max_examples=examples(1000))
 @given(body=GARBAGE | MUTATED)
-def test_large_body_scan_agrees_with_small_body_parser(body: bytes) -> None:
+def test_body_valid_as_small_body_is_read_alike_by_the_large_body_scan(body: bytes) -> None:
     """The scan checks less inside values; a body that both accept is read and edited alike."""
     try:
         small: Peek | None = read_as_json(body)
@@ -169,7 +157,7 @@ def test_large_body_scan_agrees_with_small_body_parser(body: bytes) -> None:
     assert (large.model, large.stream, large.wants_usage) == (small.model, small.stream, small.wants_usage)
     first, second = edit_body(operation(), small, "served"), edit_body(operation(), large, "served")
     assert isinstance(first, bytes)
-    assert dict(pairs(in_one(second))) == dict(pairs(first))
+    assert dict(json_members(in_one(second))) == dict(json_members(first))
 
 
 def read_as_json(body: Body) -> Peek:
@@ -302,7 +290,7 @@ def test_one_scan_step_of_a_hostile_body_reads_at_most_the_step_limit(name: str)
     assert steps >= 2
 
 
-def test_chunked_body_edits_reuse_unchanged_chunks() -> None:
+def test_edited_chunked_body_reuses_the_buffers_of_unchanged_chunks() -> None:
     pieces = ChunkedBody()
     blocks = [bytes([65 + number]) * (64 * KIB) for number in range(4)]
     for block in blocks:
@@ -321,7 +309,7 @@ def test_chunked_body_edits_reuse_unchanged_chunks() -> None:
     assert pieces.join() == b"".join(blocks) + b"".join(b"%02d" % number for number in range(100))
 
 
-def test_tiny_chunks_share_buffers() -> None:
+def test_one_byte_chunks_of_a_body_are_stored_in_four_buffers() -> None:
     pieces = ChunkedBody()
     for _ in range(200 * KIB):
         pieces.add(b"x")

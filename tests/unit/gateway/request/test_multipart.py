@@ -50,7 +50,7 @@ def test_model_part_is_found_at_any_position(body: bytes) -> None:
 @pytest.mark.parametrize(
     ("value", "stream"), [(b"true", True), (b"True", True), (b"1", True), (b"0", False), (b"", False)]
 )
-def test_stream_part_is_parsed_as_a_boolean(value: bytes, stream: bool) -> None:
+def test_stream_part_of_a_form_with_a_boolean_value_is_parsed(value: bytes, stream: bool) -> None:
     assert read_multipart(MODEL + part("stream", value) + END, TYPE).stream is stream
 
 
@@ -78,7 +78,7 @@ def test_form_without_model_part_uses_model_from_path_or_header() -> None:
         b"multipart/form-data; boundary=b; charset=utf-8",
     ],
 )
-def test_valid_boundaries_are_accepted(content_type: bytes) -> None:
+def test_form_with_a_valid_boundary_is_accepted(content_type: bytes) -> None:
     assert read_multipart(MODEL + END, content_type).model == "whisper"
 
 
@@ -88,7 +88,7 @@ def test_valid_boundaries_are_accepted(content_type: bytes) -> None:
      b'multipart/form-data; boundary="b ', b"multipart/form-data; boundary=" + b"b" * 71,
      b"multipart/mixed; boundary=b", b"multipart/form-data; boundary=b; x=y", b'multipart/form-data; boundary="b "'],
 )  # fmt: skip
-def test_invalid_boundaries_are_rejected(content_type: bytes) -> None:
+def test_form_with_an_invalid_boundary_is_rejected(content_type: bytes) -> None:
     refusal(MODEL + END, content_type)
 
 

@@ -55,7 +55,7 @@ CGROUPFS = f"12:pids:/kubepods/besteffort/pod{UID}/4711\n0::/kubepods/besteffort
         ("", ""),
     ],
 )
-def test_pod_uid_is_read_from_the_control_group(cgroup: str, uid: str) -> None:
+def test_pod_uid_is_read_only_from_a_cgroup_path_below_kubepods(cgroup: str, uid: str) -> None:
     assert pod_uid(cgroup) == uid
 
 
@@ -66,7 +66,7 @@ def looks(nvml: FakeNvml | None, proc: Path, *, host: bool = True) -> NodeLooks:
     return NodeLooks(lambda: nvml, proc, lambda: host)
 
 
-async def test_devices_are_reported_with_memory_use_and_pods(tmp_path: Path) -> None:
+async def test_agent_reports_each_gpu_with_its_memory_use_and_pods(tmp_path: Path) -> None:
     nvml = FakeNvml()
     nvml.found = (NvmlGpu("GPU-a", "H200", 100, used_bytes=40), NvmlGpu("GPU-b", "H200", 100, healthy=False))
     nvml.holders = {"GPU-a": {11: 30, 12: 10, 13: 0}}
@@ -144,7 +144,7 @@ def test_small_memory_changes_trigger_no_report() -> None:
     assert should_report(used(0), used(0)._replace(pods=(PodDevices(pod_uid=UID, devices=("a",)),)))
 
 
-def test_only_initial_pid_namespace_sees_node_processes(tmp_path: Path) -> None:
+def test_processes_of_the_node_are_visible_only_in_initial_pid_namespace(tmp_path: Path) -> None:
     (tmp_path / "self/ns").mkdir(parents=True)
     link = tmp_path / "self/ns/pid"
     assert not sees_node(tmp_path)
@@ -177,7 +177,7 @@ class Noted:
         self.taken.put_nowait(body)
 
 
-class Told:
+class RunningAgent:
     """A node with a state that the test sets, and its agent."""
 
     def __init__(self, ways: Sequence[Noted], period_s: float) -> None:
@@ -203,22 +203,22 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_node_state_is_reported_at_once_on_change_and_periodically() -> None:
     way = Noted()
-    told = Told([way], period_s=60)
-    async with asyncio.timeout(60), told.running():
+    agent_run = RunningAgent([way], period_s=60)
+    async with asyncio.timeout(60), agent_run.running():
         assert await way.taken.get() == b"0/1"
-        told.now = 5
+        agent_run.now = 5
         assert await way.taken.get() == b"5/2"
         assert way.taken.empty()
     often = Noted()
-    async with asyncio.timeout(60), Told([often], period_s=0.01).running():
+    async with asyncio.timeout(60), RunningAgent([often], period_s=0.01).running():
         assert [await often.taken.get() for _ in range(3)] == [b"0/1", b"0/2", b"0/3"]
 
 
 async def test_hanging_or_rejecting_autoscaler_delays_no_reports_to_others(caplog: pytest.LogCaptureFixture) -> None:
     bad, ugly, good = Noted("bad"), Noted("ugly"), Noted("good")
     bad.hangs, ugly.refuses = True, "it responded with 401"
-    told = Told([bad, ugly, good], period_s=0.005)
-    async with asyncio.timeout(60), told.running():
+    agent_run = RunningAgent([bad, ugly, good], period_s=0.005)
+    async with asyncio.timeout(60), agent_run.running():
         for _ in range(5):
             await good.taken.get()
         ugly.refuses = ""
@@ -255,7 +255,7 @@ async def test_agent_is_ready_only_while_its_reports_are_delivered(
     task.cancel()
 
 
-def test_node_expiry_exceeds_three_report_periods() -> None:
+def test_node_expires_only_after_more_than_three_missed_reports() -> None:
     assert 3 * NODE_PERIOD_S < NODE_EXPIRY_S
 
 

@@ -75,7 +75,7 @@ def test_two_thousand_random_commands_print_at_most_one_error_line() -> None:
     assert broken(SEED + 1, LONG) == []
 
 
-def test_command_checks_detect_each_kind_of_bad_output() -> None:
+def test_output_check_rejects_each_kind_of_bad_command_output() -> None:
     case, good = Case(("status", "m")), Ended(2, b"", b"pilotlight: --ops: no\n")
     assert command_lines.faults(case, good) == []
     for bad in (

@@ -46,7 +46,7 @@ def test_import_prints_documents_to_stdout_and_notes_to_stderr(tmp_path: Path) -
     assert second.startswith("pilotlight: Model speech is not taken over: spec.engine: ")
 
 
-def test_json_output_of_import_is_one_json_object(tmp_path: Path) -> None:
+def test_import_with_json_output_prints_one_json_object(tmp_path: Path) -> None:
     said = run("kubeai", "-", "--output", "json", stdin=KUBEAI)
     whole = json.loads(said.stdout)
     assert [document["metadata"]["name"] for document in whole["documents"]] == ["tiny"]
@@ -55,14 +55,16 @@ def test_json_output_of_import_is_one_json_object(tmp_path: Path) -> None:
     assert parse_documents([("json", json.dumps(whole["documents"][0]))]).models[0].name == "tiny"
 
 
-def test_standard_input_is_named_in_errors() -> None:
+def test_error_in_imported_standard_input_names_standard_input() -> None:
     said = run("llama-swap", "-", stdin="models: {m: {cmd: 3}}")
     assert said.exit_code == 2
     assert said.stderr == "pilotlight: standard input: models.m.cmd: expected text (put it in quotes)\n"
     assert run("llama-swap", "-", stdin="models: {m: {cmd: 'e ${PORT}'}}").exit_code == 0
 
 
-def test_documented_import_examples_match_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_import_examples_in_the_documentation_give_the_shown_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each command turns the block before it into the block after it."""
     monkeypatch.chdir(tmp_path)
     blocks = [block for page in PAGES for block in BLOCK.findall(page.read_text())]
@@ -118,7 +120,7 @@ def test_unreadable_import_file_is_a_one_line_error(tmp_path: Path) -> None:
     ("path", "name"),
     [("mario.Modelfile", "mario"), ("Modelfile.mario", "mario"), ("mario/Modelfile", "mario"), ("mario", "mario")],
 )
-def test_modelfile_model_is_named_by_its_path(path: str, name: str, tmp_path: Path) -> None:
+def test_imported_modelfile_model_is_named_after_the_file_path(path: str, name: str, tmp_path: Path) -> None:
     file = tmp_path / path
     file.parent.mkdir(exist_ok=True)
     file.write_text("FROM ./m.gguf")

@@ -36,7 +36,7 @@ def test_printed_key_line_is_valid_in_a_tenant_document() -> None:
     assert tenant.spec.keys == (entry,)
 
 
-def test_keys_are_stored_by_tenant_in_a_private_file(tmp_path: Path) -> None:
+def test_stored_keys_are_grouped_by_tenant_in_a_file_of_mode_0600(tmp_path: Path) -> None:
     entries = [keys.generate_key("tenant", name) for name in ("one", "two", "three")]
     for (_, entry), tenant in zip(entries, ("acme", "acme", "lab"), strict=True):
         path = keys.store_key(tmp_path / "new", tenant, entry)

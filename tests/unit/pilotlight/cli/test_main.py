@@ -63,7 +63,7 @@ def test_every_help_shows_an_example_that_parses(words: tuple[str, ...]) -> None
     parsed(example)
 
 
-def test_all_documented_commands_exist() -> None:
+def test_command_line_has_all_commands_of_the_expected_list() -> None:
     assert {" ".join(words) for words in commands()} >= {
         "serve", "gateway", "autoscaler", "agent", "status", "explain model", "explain last", "key new", "doctor",
         "wake", "stop", "cordon", "uncordon", "drain",
@@ -208,7 +208,7 @@ def test_new_key_without_state_directory_prints_its_tenant_entry(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_start_fails_if_a_foreign_package_shadows_a_product_package(
+def test_start_fails_if_another_package_replaces_a_product_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert __main__.find_foreign_package() is None

@@ -67,7 +67,7 @@ def port(**paths: tuple[int, bytes]) -> Iterator[str]:
 STATUS = (200, msgspec.json.encode(ROWS))
 
 
-def test_status_columns_are_filled_from_api_rows() -> None:
+def test_status_row_of_the_api_is_formatted_into_the_table_columns() -> None:
     assert [show.format_cell(ROWS[0], column) for column in show.COLUMNS] == [
         "ada", "ready", "2 ready, 1 draining", "3", "4", "gpu0, gpu1", "2 min", "last used 2 s ago, idle window 60 s",
     ]  # fmt: skip
@@ -88,7 +88,7 @@ def test_status_columns_are_filled_from_api_rows() -> None:
     ("seconds", "text"),
     [(0.2, "0 s"), (59.9, "59 s"), (60, "1 min"), (3599, "59 min"), (7200, "2 h"), (200_000, "2 d")],
 )
-def test_age_is_formatted_in_its_largest_unit(seconds: float, text: str) -> None:
+def test_age_in_seconds_is_formatted_in_its_largest_unit(seconds: float, text: str) -> None:
     assert show.format_age(seconds) == text
 
 
@@ -101,7 +101,7 @@ def test_status_prints_one_line_per_model_without_a_terminal(capsys: pytest.Capt
     assert lines[1].endswith("last used 2 s ago, idle window 60 s")
 
 
-def test_status_lists_disabled_features_and_degradation(capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_of_all_models_lists_disabled_features_and_degradation(capsys: pytest.CaptureFixture[str]) -> None:
     off = (200, b'{"sentences": ["nodes are not read", "agents"], "degraded": "plan: KeyError: 7"}')
     with port(status=STATUS, off=off) as url:
         show.print_status(url, None, watch=False, output="text")
@@ -118,9 +118,9 @@ def test_status_shows_a_failed_reload(capsys: pytest.CaptureFixture[str]) -> Non
     problem = (200, b'{"problem": "%b"}' % said)
     with port(status=STATUS, documents=problem) as url:
         show.print_status(url, None, watch=False, output="text")
-        told = capsys.readouterr().out.splitlines()[-1]
-        assert told.startswith("documents: a.yaml: document 1: line 3: not YAML;")
-        assert told.endswith("the last valid documents stay in force")
+        last_line = capsys.readouterr().out.splitlines()[-1]
+        assert last_line.startswith("documents: a.yaml: document 1: line 3: not YAML;")
+        assert last_line.endswith("the last valid documents stay in force")
 
 
 def test_status_of_an_unknown_model_fails_with_the_known_names(capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,8 +188,8 @@ def test_json_watch_prints_one_line_per_change(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     watched(monkeypatch, LOOKS, "json")
-    told = [json.loads(line)["models"] for line in capsys.readouterr().out.splitlines()]
-    assert [[(row["model"], row["running"]) for row in rows] for rows in told] == [
+    models = [json.loads(line)["models"] for line in capsys.readouterr().out.splitlines()]
+    assert [[(row["model"], row["running"]) for row in rows] for rows in models] == [
         [("ada", 4), ("bob", 0)],
         [("ada", 0), ("bob", 0)],
         [("ada", 0)],

@@ -55,8 +55,8 @@ def cluster(*kinds: str) -> Server:
     return played
 
 
-def found(played: PlayedServer, told: Settings, secrets: Path = Path("/nowhere")) -> Finding:
-    (one,) = asyncio.run(check_capacity(Place(played, told, "engines", "home", secrets)))
+def found(played: PlayedServer, given: Settings, secrets: Path = Path("/nowhere")) -> Finding:
+    (one,) = asyncio.run(check_capacity(Place(played, given, "engines", "home", secrets)))
     assert one.check == "capacity rack"
     assert not played.writes, "nothing is changed"
     return one
@@ -92,7 +92,7 @@ def test_crd_missing_from_a_served_api_group_is_named_in_the_finding() -> None:
     assert found(played, settings(DWS % "x.example")).says.startswith("ProvisioningRequest: provisioningrequests of")
 
 
-def test_finding_says_why_a_karpenter_node_pool_cannot_be_used() -> None:
+def test_doctor_finding_names_why_a_karpenter_node_pool_is_unusable() -> None:
     played, path = cluster("karpenter"), "/apis/karpenter.sh/v1/nodepools/g4-nodepool"
     missing = found(played, settings(KARPENTER))
     assert (missing.grade, missing.says) == ("blocker", "NodePool g4-nodepool does not exist: fix Settings `capacity`")
@@ -104,7 +104,7 @@ def test_finding_says_why_a_karpenter_node_pool_cannot_be_used() -> None:
     assert found(played, settings(KARPENTER)).says == "NodePool g4-nodepool is not ready: no NodeClass"
 
 
-def test_node_pool_that_can_add_nodes_passes() -> None:
+def test_ready_karpenter_node_pool_with_known_nodes_passes_the_check() -> None:
     played = cluster("karpenter")
     pool = node_pool()
     pool["spec"]["template"].setdefault("metadata", {}).setdefault("labels", {})["example.com/group"] = "g4"
@@ -167,7 +167,7 @@ def test_queue_without_node_description_in_settings_is_a_blocker(kind: str, entr
         assert one.says.endswith(fix)
 
 
-def test_cro_check_lists_nodes_that_can_attach_more_devices() -> None:
+def test_cro_check_lists_nodes_whose_settings_allow_more_devices() -> None:
     played = cluster("cro")
     played.objects["/api/v1/nodes/w1"] = node("w1", "g4")
     assert found(played, settings(CRO)).says == NO_MOST

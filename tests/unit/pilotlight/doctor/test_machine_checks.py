@@ -53,7 +53,7 @@ def test_driver_check_lists_gpus_and_reports_driver_faults(tmp_path: Path) -> No
     assert "version mismatch" in machine_checks.check_driver(fails, NONE).says
 
 
-def test_missing_engine_is_a_blocker() -> None:
+def test_doctor_reports_a_blocker_if_no_engine_is_installed() -> None:
     assert machine_checks.check_engines({"vllm": "/usr/bin/vllm"}) == Finding("engines", "ok", "vllm")
     none = machine_checks.check_engines({})
     assert (none.grade, "pilotlight[llama]" in none.fix) == ("blocker", True)
@@ -105,7 +105,7 @@ def test_state_directory_check_reports_unusable_paths(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("platform", "grade"), [("linux", "ok"), ("darwin", "info"), ("win32", "blocker")])
-def test_linux_passes_macos_is_informational_and_windows_is_a_blocker(platform: str, grade: str) -> None:
+def test_doctor_system_check_grades_each_platform_as_expected(platform: str, grade: str) -> None:
     assert machine_checks.check_system(platform).grade == grade
 
 
@@ -121,7 +121,7 @@ def node(name: str = "n1", gpus: int = 1, *, taints: tuple[str, ...] = (), **lab
     }
 
 
-TOLD: dict[str, Any] = {"gpu_product": "H100", "gpu_memory": "81559"}
+LABELS: dict[str, Any] = {"gpu_product": "H100", "gpu_memory": "81559"}
 
 
 def test_cluster_without_gpus_is_a_warning() -> None:
@@ -131,15 +131,15 @@ def test_cluster_without_gpus_is_a_warning() -> None:
     assert "DRA" in with_dra.says
 
 
-def test_labelled_whole_gpus_pass_all_checks() -> None:
-    found = nodes.check_gpu_nodes([node(gpus=8, taints=("nvidia.com/gpu",), **TOLD), node("cpu", 0)], dra=False)
+def test_nodes_with_labelled_unshared_gpus_pass_all_gpu_checks() -> None:
+    found = nodes.check_gpu_nodes([node(gpus=8, taints=("nvidia.com/gpu",), **LABELS), node("cpu", 0)], dra=False)
     assert set(grades(found).values()) == {"ok"}
     assert found[0].says == "8 on 1 node"
 
 
-def test_labels_taints_sharing_and_mps_are_separate_findings() -> None:
-    shared = node("n2", 4, taints=("dedicated", "node.kubernetes.io/unschedulable"), gpu_replicas="4", **TOLD)
-    by_mps = node("n3", 10, gpu_sharing_strategy="mps", gpu_replicas="10", **TOLD)
+def test_node_faults_of_four_kinds_give_one_doctor_finding_each() -> None:
+    shared = node("n2", 4, taints=("dedicated", "node.kubernetes.io/unschedulable"), gpu_replicas="4", **LABELS)
+    by_mps = node("n3", 10, gpu_sharing_strategy="mps", gpu_replicas="10", **LABELS)
     found = {one.check: one for one in nodes.check_gpu_nodes([node("n1"), shared, by_mps], dra=False)}
     assert found["GPU labels"].says.startswith("n1 lacks the labels nvidia.com/gpu.product and nvidia.com/gpu.memory")
     assert found["taints"].says == "engine pods do not tolerate dedicated:NoSchedule on n2"
@@ -149,8 +149,8 @@ def test_labels_taints_sharing_and_mps_are_separate_findings() -> None:
 
 
 def test_unknown_gpu_sharing_of_a_node_is_a_warning() -> None:
-    hidden = node("n2", 4, gpu_count="1", **TOLD)
-    found = {one.check: one for one in nodes.check_gpu_nodes([node("n1", **TOLD), hidden], dra=False)}
+    hidden = node("n2", 4, gpu_count="1", **LABELS)
+    found = {one.check: one for one in nodes.check_gpu_nodes([node("n1", **LABELS), hidden], dra=False)}
     assert found["sharing"].grade == "warning"
     assert "the labels of n2 do not describe how GPUs are shared" in found["sharing"].says
     assert "`slicing` in Settings `nodes`" in found["sharing"].fix
@@ -159,8 +159,8 @@ def test_unknown_gpu_sharing_of_a_node_is_a_warning() -> None:
 # --- repartitioning -------------------------------------------------------------------------------------------------
 
 
-def policy(told: object = None, strategy: str = "mixed") -> dict[str, Any]:
-    spec = {"mig": {"strategy": strategy}, "migManager": told or {"config": {"name": "ours"}, "enabled": True}}
+def policy(manager: object = None, strategy: str = "mixed") -> dict[str, Any]:
+    spec = {"mig": {"strategy": strategy}, "migManager": manager or {"config": {"name": "ours"}, "enabled": True}}
     return {"metadata": {"name": "cluster-policy"}, "spec": spec}
 
 
@@ -236,7 +236,7 @@ class Reported(Api):
         if path.endswith("/events") and query:
             assert query == {"fieldSelector": "reason=Unreadable"}
             rows = [("Pod", "a", "u1"), ("Node", "n1", "u2"), ("Pod", "gone", "u3")]
-            told = [
+            events = [
                 {
                     "involvedObject": {"kind": kind, "name": name, "uid": uid, "namespace": "e" * (kind == "Pod")},
                     "message": "Pilotlight skips this object: KeyError: 'x'",
@@ -244,7 +244,7 @@ class Reported(Api):
                 }
                 for kind, name, uid in rows
             ]
-            yield ListPage("1", "", told, [])
+            yield ListPage("1", "", events, [])
         elif path.endswith(("/pods", "/nodes")):
             uids = ["u1", "u7"] if path.endswith("/pods") else ["u2"]
             yield ListPage("1", "", [{"metadata": {"name": "a", "uid": uid}} for uid in uids], [])
@@ -321,14 +321,14 @@ def test_blocker_exits_with_status_1_and_shows_the_fix(tmp_path: Path) -> None:
 
 @pytest.mark.standard
 @pytest.mark.usefixtures("short")
-def test_json_output_lists_findings(tmp_path: Path) -> None:
+def test_doctor_with_json_output_prints_the_findings_as_rows(tmp_path: Path) -> None:
     status, shown = run(tmp_path, "--output", "json")
     rows = json.loads(shown)
     assert status == 0
     assert {"check": "system", "grade": "ok", "says": "Linux", "fix": ""} in rows
 
 
-def test_service_account_without_namespace_is_a_usage_error(tmp_path: Path) -> None:
+def test_account_option_without_namespace_is_a_usage_error(tmp_path: Path) -> None:
     status, shown = run(tmp_path, "--driver", "kubernetes", "--account", "x")
     assert (status, shown) == (2, "pilotlight: --account: expected NAMESPACE:NAME of a service account\n")
 
@@ -340,14 +340,14 @@ def test_missing_kubeconfig_is_a_blocker(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "where"), [("", "~/.kube/config"), ("/secret/a:/secret/b", "any path of $KUBECONFIG")]
+    ("variable", "where"), [("", "~/.kube/config"), ("/secret/a:/secret/b", "any path of $KUBECONFIG")]
 )
 def test_no_default_kubeconfig_prints_one_blocker_and_logs_nothing(
-    told: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    variable: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("KUBECONFIG", told)
+    monkeypatch.setenv("KUBECONFIG", variable)
     status, shown = run(tmp_path, "--driver", "kubernetes")
     first, fix, _ = shown.splitlines()
     assert (status, first) == (1, f"blocker  API server  there is no kubeconfig at {where}")
@@ -379,7 +379,7 @@ def test_namespace_scope_requires_no_cluster_wide_rights() -> None:
         assert not [one for one in list_required_rights("cluster") if one.resource == changes and "patch" in one.verbs]
 
 
-def test_required_rights_have_no_duplicates() -> None:
+def test_rights_required_in_cluster_scope_are_listed_without_duplicates() -> None:
     named = [
         (one.group, one.resource, verb, one.where, one.name)
         for one in list_required_rights("cluster")
@@ -431,8 +431,7 @@ def test_doctor_checks_publish_rights_only_if_settings_enable_publish(
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
-    [("capacty: []", "capacty: unknown key"), ("settings: 3", "kind"), ("a: [", "line 1")],
+    ("text", "says"), [("capacty: []", "capacty: unknown key"), ("settings: 3", "kind"), ("a: [", "line 1")]
 )
 def test_invalid_settings_file_is_a_usage_error(tmp_path: Path, text: str, says: str) -> None:
     (file := tmp_path / "settings.yaml").write_text(text)
@@ -443,6 +442,6 @@ def test_invalid_settings_file_is_a_usage_error(tmp_path: Path, text: str, says:
 @pytest.mark.parametrize("words", [["--settings", "values.yaml"], ["--capacity", "cro"], ["--account", "a:b"]])
 def test_cluster_options_without_kubernetes_driver_are_rejected(words: list[str], tmp_path: Path) -> None:
     (tmp_path / "values.yaml").write_text(CAPACITY)
-    told = [str(tmp_path / word) if word.endswith(".yaml") else word for word in words]
-    done = CliRunner().invoke(cli, ["doctor", *told])
+    arguments = [str(tmp_path / word) if word.endswith(".yaml") else word for word in words]
+    done = CliRunner().invoke(cli, ["doctor", *arguments])
     assert (done.exit_code, f"{words[0]}: only for clusters" in done.output) == (2, True)

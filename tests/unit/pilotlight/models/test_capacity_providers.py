@@ -38,7 +38,7 @@ from pilotlight.models.capacity_providers import (
     check_provider_modes,
 )
 from tests.contracts.provider import order
-from tests.simulation.environment.virtual_loop import run
+from tests.simulation.environment.virtual_loop import in_virtual_time
 from tests.support.builders.capacity import offer
 from tests.support.builders.worlds import replace_fields
 from tests.support.fakes.kubernetes.kube_objects import PlayedServer
@@ -56,15 +56,13 @@ def test_every_supported_provider_kind_has_a_factory() -> None:
 
 
 @pytest.mark.parametrize("entry", [RACK, NODES, GROUP], ids=["cro", "karpenter", "clusterAutoscaler"])
-def test_provider_is_built_from_its_settings_entry(entry: ProviderSettings) -> None:
-    async def scenario() -> None:
-        server = PlayedServer(lambda: 0.0)
-        server.put("/apis/karpenter.sh", {"versions": [{"version": "v1"}]})
-        around = Around(server, lambda: World(epoch=1), "engines", "home", AsyncExitStack())
-        provider = supplies.KINDS[entry.kinds[0]](entry, around)
-        assert await provider.list() == ()
-
-    run(scenario())
+@in_virtual_time
+async def test_settings_entry_of_each_kind_gives_a_provider_without_orders(entry: ProviderSettings) -> None:
+    server = PlayedServer(lambda: 0.0)
+    server.put("/apis/karpenter.sh", {"versions": [{"version": "v1"}]})
+    around = Around(server, lambda: World(epoch=1), "engines", "home", AsyncExitStack())
+    provider = supplies.KINDS[entry.kinds[0]](entry, around)
+    assert await provider.list() == ()
 
 
 @pytest.mark.parametrize(("mode", "fits"), [("machine", False), ("namespace", False), ("cluster", True)])
@@ -118,9 +116,9 @@ class House:
 
     async def offered(self, provider: str) -> tuple[Offer, ...]:
         """The offers of this provider, once it reports them."""
-        while not (told := [one for one in self.seen if isinstance(one, OffersSeen) and one.provider == provider]):
+        while not (seen := [one for one in self.seen if isinstance(one, OffersSeen) and one.provider == provider]):
             await asyncio.sleep(TURN_S)
-        return told[-1].offers
+        return seen[-1].offers
 
     async def listed(self, provider: str, *phases: str) -> None:
         """Wait until a new list of this provider has these phases."""
@@ -138,73 +136,65 @@ class House:
         of.on_step(LoopStep(before, self.world, Plan(), (), (), 0.0, 0.0, 0.0))
 
 
-def test_capacity_order_is_sent_to_the_provider_of_its_offer(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        house = House(monkeypatch)
-        one = house.supplies()
-        task = asyncio.create_task(one.run())
-        await asyncio.sleep(1.0)
-        house.tell(one, replace(RACK, hedge=True))
-        await asyncio.sleep(1.0)
-        assert ProvidersSeen(providers=("rack",), hedges=frozenset({"rack"})) in house.seen
-        one.acquire(order(offer()))
-        await asyncio.sleep(2.0)
-        shown = [seen for seen in house.seen if isinstance(seen, LeasesSeen)][-1]
-        assert [listed.name for listed in shown.leases] == [order(offer()).id.name]
-        one.acquire(order(offer("gone")))
-        assert isinstance(house.seen[-1], LeaseRefused)
-        task.cancel()
-
-    run(scenario())
+@in_virtual_time
+async def test_capacity_order_is_sent_to_the_provider_of_its_offer(monkeypatch: pytest.MonkeyPatch) -> None:
+    house = House(monkeypatch)
+    one = house.supplies()
+    task = asyncio.create_task(one.run())
+    await asyncio.sleep(1.0)
+    house.tell(one, replace(RACK, hedge=True))
+    await asyncio.sleep(1.0)
+    assert ProvidersSeen(providers=("rack",), hedges=frozenset({"rack"})) in house.seen
+    one.acquire(order(offer()))
+    await asyncio.sleep(2.0)
+    shown = [seen for seen in house.seen if isinstance(seen, LeasesSeen)][-1]
+    assert [listed.name for listed in shown.leases] == [order(offer()).id.name]
+    one.acquire(order(offer("gone")))
+    assert isinstance(house.seen[-1], LeaseRefused)
+    task.cancel()
 
 
-def test_removed_provider_releases_its_orders_and_offers_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def scenario() -> None:
-        house = House(monkeypatch)
-        one = house.supplies()
-        task = asyncio.create_task(one.run())
-        await asyncio.sleep(1.0)
-        house.tell(one, RACK)
-        await asyncio.sleep(1.0)
-        of = house.lent("rack")
-        house.seen.clear()
-        house.tell(one)
-        await asyncio.sleep(1.0)
-        assert [seen for seen in house.seen if isinstance(seen, OffersSeen)] == [
-            OffersSeen(provider="rack", offers=(), closed=CLOSING)
-        ]
-        one.acquire(of)
-        assert house.seen[-1:] == [LeaseRefused(id=of.id, reason=CLOSING)]
-        house.seen.clear()
-        one.release(ReleaseOrder(id=of.id, epoch=1))
-        await asyncio.sleep(1.0)
-        assert not [seen for seen in house.seen if isinstance(seen, LeaseRefused)], "there is who takes it back"
-        assert [seen for seen in house.seen if isinstance(seen, LeasesSeen)][-1].leases == ()
-        house.world = replace(house.world, capacity=Capacity())
-        house.tell(one)
-        await asyncio.sleep(1.0)
-        assert house.seen[-1:] == [ProvidersSeen(providers=())]
-        assert house.ended == ["rack", "rack"]
-        task.cancel()
-
-    run(scenario())
+@in_virtual_time
+async def test_removed_provider_releases_its_orders_and_offers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    house = House(monkeypatch)
+    one = house.supplies()
+    task = asyncio.create_task(one.run())
+    await asyncio.sleep(1.0)
+    house.tell(one, RACK)
+    await asyncio.sleep(1.0)
+    of = house.lent("rack")
+    house.seen.clear()
+    house.tell(one)
+    await asyncio.sleep(1.0)
+    assert [seen for seen in house.seen if isinstance(seen, OffersSeen)] == [
+        OffersSeen(provider="rack", offers=(), closed=CLOSING)
+    ]
+    one.acquire(of)
+    assert house.seen[-1:] == [LeaseRefused(id=of.id, reason=CLOSING)]
+    house.seen.clear()
+    one.release(ReleaseOrder(id=of.id, epoch=1))
+    await asyncio.sleep(1.0)
+    assert not [seen for seen in house.seen if isinstance(seen, LeaseRefused)], "there is who takes it back"
+    assert [seen for seen in house.seen if isinstance(seen, LeasesSeen)][-1].leases == ()
+    house.world = replace(house.world, capacity=Capacity())
+    house.tell(one)
+    await asyncio.sleep(1.0)
+    assert house.seen[-1:] == [ProvidersSeen(providers=())]
+    assert house.ended == ["rack", "rack"]
+    task.cancel()
 
 
-def test_closing_provider_offers_nothing_and_lists_its_orders(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        house = House(monkeypatch)
-        one = house.supplies()
-        task = asyncio.create_task(one.run())
-        house.tell(one, replace(RACK, closing=True))
-        await asyncio.sleep(1.0)
-        offers = [seen for seen in house.seen if isinstance(seen, OffersSeen)]
-        assert offers == [OffersSeen(provider="rack", offers=(), closed=CLOSING)]
-        assert [seen.provider for seen in house.seen if isinstance(seen, LeasesSeen)][:1] == ["rack"]
-        task.cancel()
-
-    run(scenario())
+@in_virtual_time
+async def test_provider_marked_as_closing_offers_nothing_and_lists_its_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+    house = House(monkeypatch)
+    one = house.supplies()
+    task = asyncio.create_task(one.run())
+    house.tell(one, replace(RACK, closing=True))
+    await asyncio.sleep(1.0)
+    offers = [seen for seen in house.seen if isinstance(seen, OffersSeen)]
+    assert offers == [OffersSeen(provider="rack", offers=(), closed=CLOSING)]
+    assert [seen.provider for seen in house.seen if isinstance(seen, LeasesSeen)][:1] == ["rack"]
+    task.cancel()
 
 
 def fabric_of(url: str, **systems: str) -> Redfish:
@@ -248,7 +238,7 @@ def test_renamed_redfish_entry_keeps_its_nodes_until_release() -> None:
     asyncio.run(scenario())
 
 
-def test_each_redfish_system_is_assigned_to_one_provider_only() -> None:
+def test_system_named_by_two_redfish_providers_is_assigned_to_one() -> None:
     house = House(None)
     east = ProviderSettings(name="east", redfish=fabric_of("https://fabric.example", w1="1", w2="2", w3="3"))
     west = ProviderSettings(name="west", redfish=fabric_of("https://fabric.example", w1="1", w2="2"))
@@ -271,49 +261,43 @@ def test_each_redfish_system_is_assigned_to_one_provider_only() -> None:
     assert made(closes, west) == [["w1", "w3"], ["w2"]], "so it is where it closes and is named still"
 
 
-def test_only_pending_claims_of_the_removed_provider_are_reported(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def scenario() -> None:
-        house = House(monkeypatch)
-        monkeypatch.setattr(supplies, "KINDS", {"redfish": house._make})
-        one = house.supplies()
-        pod = Redfish(url="https://fabric.example:8443", systems={"w1": "1"}, secret_ref="fabric", publish=True)
-        house.world = replace_fields(house.world, leads=True, leading_since_s=-500.0)
-        task = asyncio.create_task(one.run())
-        await asyncio.sleep(1.0)
-        house.tell(one, ProviderSettings(name="pod", redfish=pod))
-        await asyncio.sleep(1.0)
-        waits = [PendingDeviceClaim("n", name, name, name, "w1", "kind", ("gpu-kind-0",)) for name in ("pod", "pod2")]
-        house.world = replace(house.world, capacity=Capacity(awaited=tuple(waits)))
-        house.tell(one)
-        found = one._published()
-        assert found is not None
-        assert [told.name for told in found.statuses] == ["pod"]
-        task.cancel()
-
-    run(scenario())
+@in_virtual_time
+async def test_only_pending_claims_of_the_removed_provider_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    house = House(monkeypatch)
+    monkeypatch.setattr(supplies, "KINDS", {"redfish": house._make})
+    one = house.supplies()
+    pod = Redfish(url="https://fabric.example:8443", systems={"w1": "1"}, secret_ref="fabric", publish=True)
+    house.world = replace_fields(house.world, leads=True, leading_since_s=-500.0)
+    task = asyncio.create_task(one.run())
+    await asyncio.sleep(1.0)
+    house.tell(one, ProviderSettings(name="pod", redfish=pod))
+    await asyncio.sleep(1.0)
+    waits = [PendingDeviceClaim("n", name, name, name, "w1", "kind", ("gpu-kind-0",)) for name in ("pod", "pod2")]
+    house.world = replace(house.world, capacity=Capacity(awaited=tuple(waits)))
+    house.tell(one)
+    found = one._published()
+    assert found is not None
+    assert [status.name for status in found.statuses] == ["pod"]
+    task.cancel()
 
 
-def test_changed_settings_close_the_previous_provider(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        house = House(monkeypatch)
-        one = house.supplies()
-        task = asyncio.create_task(one.run())
-        await asyncio.sleep(1.0)
-        house.tell(one, RACK)
-        await asyncio.sleep(1.0)
-        house.tell(one, RACK)
-        assert not house.ended, "nothing has changed"
-        house.tell(one, replace(RACK, name="other"))
-        await asyncio.sleep(1.0)
-        assert house.ended == ["rack"]
-        assert [made.name for made in house.made] == ["rack", "other"]
-        house.seen.clear()
-        await asyncio.sleep(120.0)
-        assert {seen.provider for seen in house.seen if isinstance(seen, LeasesSeen)} == {"other"}
-        task.cancel()
-        await asyncio.wait([task])
-        assert house.ended == ["rack", "other"]
-
-    run(scenario())
+@in_virtual_time
+async def test_changed_settings_close_the_previous_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+    house = House(monkeypatch)
+    one = house.supplies()
+    task = asyncio.create_task(one.run())
+    await asyncio.sleep(1.0)
+    house.tell(one, RACK)
+    await asyncio.sleep(1.0)
+    house.tell(one, RACK)
+    assert not house.ended, "nothing has changed"
+    house.tell(one, replace(RACK, name="other"))
+    await asyncio.sleep(1.0)
+    assert house.ended == ["rack"]
+    assert [made.name for made in house.made] == ["rack", "other"]
+    house.seen.clear()
+    await asyncio.sleep(120.0)
+    assert {seen.provider for seen in house.seen if isinstance(seen, LeasesSeen)} == {"other"}
+    task.cancel()
+    await asyncio.wait([task])
+    assert house.ended == ["rack", "other"]

@@ -97,7 +97,9 @@ def test_unknown_adapter_size_delays_the_memory_estimate(header: str) -> None:
     assert of(elastic, look(header=header)) == elastic, "nor is its cache said to be all that it could lose"
 
 
-def test_memory_estimates_are_cached_per_model(header: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_header_recomputes_only_the_memory_estimate_of_its_model(
+    header: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     worked, at, before = list[str](), Sizes(lambda: T0), documents.fill_memory_estimate
 
     def completed(model: Model, *known: Any, gpus: bool) -> Model:
@@ -134,25 +136,25 @@ def test_failed_memory_estimate_of_one_model_leaves_others_estimated(
 
 
 async def test_headers_read_after_the_first_are_reported_in_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    at, told, slept, go_on = Sizes(lambda: T0), list[int](), asyncio.Event(), asyncio.Event()
+    at, counts, slept, go_on = Sizes(lambda: T0), list[int](), asyncio.Event(), asyncio.Event()
 
     async def sleep(_: float) -> None:
         slept.set()
         await go_on.wait()
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
-    task, before = asyncio.create_task(at.run(lambda: told.append(number))), world()
+    task, before = asyncio.create_task(at.run(lambda: counts.append(number))), world()
     for number in range(100):
         after = replace_fields(before, looked=seen(look(f"oci://r.io/m:{number}")))
         at.on_step(LoopStep(before, after, Plan(), (), (), T0, T0, T0))
         if not number:
             await slept.wait()
-    assert told == [0], "the first at once"
+    assert counts == [0], "the first at once"
     at.on_step(LoopStep(after, after, Plan(), (), (), T0, T0, T0))
     slept.clear()
     go_on.set()
     await slept.wait()
-    assert told == [0, 99]
+    assert counts == [0, 99]
     task.cancel()
 
 

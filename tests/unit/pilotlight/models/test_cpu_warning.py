@@ -57,7 +57,7 @@ async def test_cpu_bound_model_on_a_gpu_is_reported_once_with_fix() -> None:
     running.cancel()
 
 
-async def test_many_cpu_bound_models_are_reported_in_one_line() -> None:
+async def test_many_cpu_bound_models_are_reported_in_one_truncated_line() -> None:
     house = House(WHEEL)
     running = asyncio.create_task(house.cpu_bound.run())
     house.begin(*(llama(f"m{number:03}") for number in range(NAMED_MAX + 90)))

@@ -28,7 +28,7 @@ def loaded(weights: str) -> Signatures:
     return parse_documents([("a.yaml", text)]).settings.weights.signatures
 
 
-def test_signature_keys_are_read_inline_or_from_files(tmp_path: Path) -> None:
+def test_signature_keys_given_inline_or_as_files_are_loaded(tmp_path: Path) -> None:
     (tmp_path / "ours.pub").write_bytes(pem(OURS))
     inline = pem(OTHERS).decode().replace("\n", "\\n")
     written = loaded(f'{{signatures: {{policy: enforce, keys: [{tmp_path}/ours.pub, "{inline}"]}}}}')

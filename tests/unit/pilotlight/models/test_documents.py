@@ -67,7 +67,7 @@ def test_directory_of_gguf_files_yields_models_in_name_order(folder: Path) -> No
     assert [(model.name, model.order) for model in models] == [("ada", 0), ("bob", 1)]
 
 
-def test_gathered_documents_round_trip_through_yaml(folder: Path) -> None:
+def test_documents_written_as_yaml_are_read_back_unchanged(folder: Path) -> None:
     documents = gather_documents([folder / "models"], [written(folder / "t.yaml", ACME)], folder)
     path = written(folder / "documents.yaml", to_yaml(documents))
     again = read_documents(path)
@@ -85,7 +85,7 @@ def test_reloaded_model_keeps_its_creation_time(folder: Path) -> None:
     assert bob.created_unix_s > 0
 
 
-def test_exception_while_sizing_a_model_is_a_fault_of_that_model_only(
+def test_exception_in_the_memory_estimate_affects_only_that_model(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = written(folder / "d.yaml", to_yaml(gather_documents([folder / "models"], [], folder)))

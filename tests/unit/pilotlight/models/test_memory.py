@@ -49,25 +49,25 @@ def part(of: Model, name: str) -> int:
 
 
 def test_llama_cpp_flags_and_variables_override_memory_defaults(file: Path) -> None:
-    def told(*args: str, **env: str) -> object:
+    def options(*args: str, **env: str) -> object:
         return read_serving_options(model(file, args=args, env=env, context_tokens=1024))
 
     plain = read_serving_options(model(file, context_tokens=1024))
     assert (plain.checkpoints, plain.prompts_bytes, plain.batch_tokens) == (3, 0, 512)
-    assert told("-ctxcp", "8") == told("--ctx-checkpoints=8") == told("--swa-checkpoints", "8")
-    assert told("-ctxcp", "8") == replace(plain, checkpoints=8)
-    assert told(LLAMA_ARG_CTX_CHECKPOINTS="8") == replace(plain, checkpoints=8)
-    assert told("-ctxcp", "2", LLAMA_ARG_CTX_CHECKPOINTS="8") == replace(plain, checkpoints=2), "a flag wins"
-    assert told("--cache-ram", "100") == replace(plain, prompts_bytes=100 * MIB)
-    assert told("-cram", "-1") == replace(plain, prompts_bytes=8192 * MIB), "no limit: what it would be by itself"
-    assert told("-ctk", "q8_0", "-ctv=f32") == replace(plain, key_bytes=34 / 32, value_bytes=4.0)
-    assert told("-ub", "64", "-c", "8192") == replace(plain, batch_tokens=64, context_tokens=2048)
-    assert told("--swa-full", "-fa", "off") == replace(plain, whole_windows=True, scores=True)
-    assert told("--cache-ram", "many") == plain, "the engine will refuse it"
-    assert told("--cache-ram") == plain
+    assert options("-ctxcp", "8") == options("--ctx-checkpoints=8") == options("--swa-checkpoints", "8")
+    assert options("-ctxcp", "8") == replace(plain, checkpoints=8)
+    assert options(LLAMA_ARG_CTX_CHECKPOINTS="8") == replace(plain, checkpoints=8)
+    assert options("-ctxcp", "2", LLAMA_ARG_CTX_CHECKPOINTS="8") == replace(plain, checkpoints=2), "a flag wins"
+    assert options("--cache-ram", "100") == replace(plain, prompts_bytes=100 * MIB)
+    assert options("-cram", "-1") == replace(plain, prompts_bytes=8192 * MIB), "no limit: what it would be by itself"
+    assert options("-ctk", "q8_0", "-ctv=f32") == replace(plain, key_bytes=34 / 32, value_bytes=4.0)
+    assert options("-ub", "64", "-c", "8192") == replace(plain, batch_tokens=64, context_tokens=2048)
+    assert options("--swa-full", "-fa", "off") == replace(plain, whole_windows=True, scores=True)
+    assert options("--cache-ram", "many") == plain, "the engine will refuse it"
+    assert options("--cache-ram") == plain
 
 
-def test_launch_command_sets_the_checkpoints_that_the_estimate_counts(file: Path) -> None:
+def test_engine_is_launched_with_the_checkpoint_count_of_the_estimate(file: Path) -> None:
     of = model(file, context_tokens=1024)
     ours = build_launch_command(of, None, "127.0.0.1", 1, {"xllamacpp": "/bin/python"})
     assert ours.argv[ours.argv.index("--ctx-checkpoints") + 1] == str(read_serving_options(of).checkpoints)
@@ -88,7 +88,7 @@ def test_custom_llama_server_command_is_estimated_with_its_defaults(file: Path) 
     assert read_serving_options(model(file, "command", command=("other", "{port}"))).checkpoints == 0
 
 
-def test_context_checkpoints_count_as_model_memory_only_without_gpus(file: Path) -> None:
+def test_context_checkpoints_are_counted_as_model_memory_only_without_gpus(file: Path) -> None:
     of = model(file, context_tokens=1024)
     host, gpu = fill_memory_estimate(of).memory_bytes, fill_memory_estimate(of, gpus=True).memory_bytes
     assert host - gpu == part(of, "checkpoints") > 0
@@ -113,7 +113,7 @@ def auto(folder: Path, **spec: Any) -> Model:
 
 
 @pytest.mark.parametrize("engine", sorted(PAGED))
-def test_memory_auto_of_paged_engine_is_estimated_from_config_json(tmp_path: Path, engine: EngineName) -> None:
+def test_vllm_or_sglang_memory_auto_is_estimated_from_config_json(tmp_path: Path, engine: EngineName) -> None:
     of = auto(tmp_path)
     of = fill_memory_estimate(replace(of, memory_bytes=0, spec=replace(of.spec, engine=engine)))
     items = {item.name: item.bytes for item in made(of).items}
@@ -130,11 +130,11 @@ def test_kv_cache_is_split_evenly_across_several_devices(tmp_path: Path) -> None
     assert part(two, "activation") == part(one, "activation")
 
 
-def test_paged_engines_match_the_engine_registry() -> None:
+def test_engines_with_paged_cache_are_those_marked_in_the_registry() -> None:
     assert {name for name, engine in ENGINES.items() if engine.pages} == PAGED
 
 
-def test_memory_auto_sets_the_memory_fraction_of_the_engine(tmp_path: Path) -> None:
+def test_model_with_memory_auto_gets_a_memory_fraction_limit(tmp_path: Path) -> None:
     of = auto(tmp_path)
     mine = replica(of, "a1", memory_bytes=of.memory_bytes)
     assert compute_engine_limits(of, mine, 0.25).memory_fraction == 0.25
@@ -142,16 +142,16 @@ def test_memory_auto_sets_the_memory_fraction_of_the_engine(tmp_path: Path) -> N
     assert compute_engine_limits(
         more, replica(more, "a1", memory_bytes=more.memory_bytes), 0.5
     ).memory_fraction == pytest.approx(0.25)
-    told = explained(of)
-    assert told.basis == "artifact"
-    assert told.sentences[0].endswith("estimated from its artifact. Its config.json (llama) gives this estimate:")
-    assert any(line.startswith("  reserve ") for line in told.sentences)
-    assert any(line.startswith("On a shared device, vllm is limited to that amount; ") for line in told.sentences)
-    assert (told.places[0].fits, told.places[0].calls) == (True, 1)
+    fit = explained(of)
+    assert fit.basis == "artifact"
+    assert fit.sentences[0].endswith("estimated from its artifact. Its config.json (llama) gives this estimate:")
+    assert any(line.startswith("  reserve ") for line in fit.sentences)
+    assert any(line.startswith("On a shared device, vllm is limited to that amount; ") for line in fit.sentences)
+    assert (fit.places[0].fits, fit.places[0].calls) == (True, 1)
     assert not explained(of, gib=2).places[0].fits
 
 
-def test_memory_auto_rejects_an_explicit_utilization_flag() -> None:
+def test_memory_auto_with_a_memory_utilization_flag_is_rejected() -> None:
     at = {"engine": "vllm", "artifact": "file:///a", "gpu": {"memory": "auto"}}
     check_model(decode_value(at, ModelSpec))
     with pytest.raises(WrongKeyError, match=r"gpu.memory: auto, which sets the memory"):
@@ -167,39 +167,39 @@ def explained(of: Model, gib: int = 24) -> Fit:
     return explain_fit(world([of], [device("gpu0", gib)]), of, load_memory_needs(of), T0)
 
 
-def test_fit_explanation_lists_memory_parts_and_devices(file: Path) -> None:
-    told = explained(fill_memory_estimate(model(file, context_tokens=1024)))
-    assert (told.basis, told.needs.share) == ("artifact", 0.0)
-    assert told.sentences[0].startswith("ada is counted with ")
-    assert told.sentences[0].endswith(", estimated from its artifact. Its GGUF header (gemma3) gives this estimate:")
-    assert any(line.startswith("  checkpoints ") and line.endswith(", in host memory.") for line in told.sentences)
-    assert "  cache 38Mi: 1 layer keeps all of 4 x 1024 tokens, 5 the last 256." in told.sentences
-    assert told.sentences[-2:] == (
+def test_fit_explanation_of_a_gguf_model_lists_memory_parts_and_devices(file: Path) -> None:
+    fit = explained(fill_memory_estimate(model(file, context_tokens=1024)))
+    assert (fit.basis, fit.needs.share) == ("artifact", 0.0)
+    assert fit.sentences[0].startswith("ada is counted with ")
+    assert fit.sentences[0].endswith(", estimated from its artifact. Its GGUF header (gemma3) gives this estimate:")
+    assert any(line.startswith("  checkpoints ") and line.endswith(", in host memory.") for line in fit.sentences)
+    assert "  cache 38Mi: 1 layer keeps all of 4 x 1024 tokens, 5 the last 256." in fit.sentences
+    assert fit.sentences[-2:] == (
         "llama.cpp allocates its memory at its start, for all slots.",
         "gpu0: nothing prevents a placement.",
     )
-    assert sum(one.bytes for one in told.needs.parts) == told.memory_bytes
-    assert (told.places[0].fits, told.places[0].calls) == (True, None)
+    assert sum(one.bytes for one in fit.needs.parts) == fit.memory_bytes
+    assert (fit.places[0].fits, fit.places[0].calls) == (True, None)
 
 
 def test_fit_explanation_names_devices_smaller_than_the_set_memory(file: Path) -> None:
     of = replace(model(file), memory_bytes=30 << 30)
     of = replace(of, spec=replace(of.spec, gpu=replace(of.spec.gpu, memory_bytes=BytesOrAuto(30 << 30))))
-    told = explained(of)
-    assert told.basis == "document"
-    assert told.sentences[0].startswith("ada is counted with 30Gi, from its document (gpu.memory). Its GGUF header")
-    assert told.sentences[-1] == "gpu0: it has 24Gi in total, which does not satisfy 30Gi on one device."
-    assert not told.places[0].fits
+    fit = explained(of)
+    assert fit.basis == "document"
+    assert fit.sentences[0].startswith("ada is counted with 30Gi, from its document (gpu.memory). Its GGUF header")
+    assert fit.sentences[-1] == "gpu0: it has 24Gi in total, which does not satisfy 30Gi on one device."
+    assert not fit.places[0].fits
 
 
 def test_fit_explanation_of_paged_engine_shows_request_capacity(file: Path) -> None:
-    told = explained(model(file, "vllm", context_tokens=4096, args=("--gpu-memory-utilization", "0.5")))
-    assert told.basis == "device"
-    assert told.sentences[0].startswith("ada is counted with all memory of each of its devices. ")
-    assert any(line.startswith("vllm always reserves 50% of its devices at its start") for line in told.sentences)
-    (place,) = told.places
-    rest = (12 << 30) - sum(one.bytes for one in told.needs.parts if one.name != "cache")
-    assert place.calls == rest // (told.needs.token_bytes * 4096) > 0
+    fit = explained(model(file, "vllm", context_tokens=4096, args=("--gpu-memory-utilization", "0.5")))
+    assert fit.basis == "device"
+    assert fit.sentences[0].startswith("ada is counted with all memory of each of its devices. ")
+    assert any(line.startswith("vllm always reserves 50% of its devices at its start") for line in fit.sentences)
+    (place,) = fit.places
+    rest = (12 << 30) - sum(one.bytes for one in fit.needs.parts if one.name != "cache")
+    assert place.calls == rest // (fit.needs.token_bytes * 4096) > 0
     small = explained(model(file, "vllm", context_tokens=4096), gib=1).places[0]
     assert (small.fits, small.calls) == (False, 0)
     assert "too little for one request" in small.words
@@ -208,10 +208,10 @@ def test_fit_explanation_of_paged_engine_shows_request_capacity(file: Path) -> N
 def test_unreadable_artifact_is_explained_in_one_sentence(tmp_path: Path) -> None:
     long = tmp_path / ("a" * 300 + ".gguf")
     for file, why in ((tmp_path / "none.gguf", "No such file"), (long, "File name too long")):
-        told = explained(model(file))
-        assert len(told.sentences) == 2
-        assert why in told.sentences[0]
-        assert "\n" not in told.sentences[0]
+        fit = explained(model(file))
+        assert len(fit.sentences) == 2
+        assert why in fit.sentences[0]
+        assert "\n" not in fit.sentences[0]
     remote = replace(model(tmp_path), spec=ModelSpec(engine="vllm", artifact="hf://org/name"))
     assert "not a local file" in explained(remote).sentences[0]
     folder = explained(model(tmp_path, "command", command=("x", "{port}")))
@@ -221,9 +221,9 @@ def test_unreadable_artifact_is_explained_in_one_sentence(tmp_path: Path) -> Non
 def test_fit_of_a_model_that_needs_no_device_lists_no_placement(file: Path) -> None:
     of = model(file)
     of = replace(of, spec=replace(of.spec, gpu=replace(of.spec.gpu, count=0)))
-    told = explained(of)
-    assert told.places == ()
-    assert told.sentences[0].startswith("ada requests no device (gpu.count is 0). ")
+    fit = explained(of)
+    assert fit.places == ()
+    assert fit.sentences[0].startswith("ada requests no device (gpu.count is 0). ")
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_starting_replica_triggers_read_ahead_and_ready_one_does_not() -> None:
     assert list_parked_models(World(epoch=1), called(one, state=ReplicaState.READY)) == []
 
 
-def test_only_local_weight_files_are_listed(tmp_path: Path) -> None:
+def test_weight_files_are_listed_only_for_a_local_artifact(tmp_path: Path) -> None:
     for name in ("b.safetensors", "a/config.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
@@ -56,7 +56,9 @@ def test_only_local_weight_files_are_listed(tmp_path: Path) -> None:
     assert list_weight_files(at("oci://r.example/a:1")) == []
 
 
-async def test_read_ahead_is_limited_to_a_share_of_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_page_cache_read_ahead_is_limited_to_75_percent_of_free_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=1000))
     (tmp_path / "a.gguf").touch()
     done, read = asyncio.Event(), list[tuple[Sequence[Path], int]]()

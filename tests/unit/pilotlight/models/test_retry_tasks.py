@@ -43,7 +43,7 @@ class Doing:
             await asyncio.sleep(0)
 
 
-async def test_task_runs_once_while_wanted() -> None:
+async def test_task_wanted_repeatedly_runs_once_until_it_is_unwanted() -> None:
     one = Doing()
     await one.want(A)
     await one.want(A, B)
@@ -90,8 +90,8 @@ async def test_failed_task_is_logged_and_retried_after_backoff(caplog: pytest.Lo
 
 
 async def test_task_with_an_unexpected_error_is_retried_after_the_max_backoff() -> None:
-    one, told = Doing(), list[object]()
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["exception"]))
+    one, exceptions = Doing(), list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: exceptions.append(context["exception"]))
     one.raises = ZeroDivisionError()
     await one.want(A)
     await one.want(A)
@@ -101,10 +101,10 @@ async def test_task_with_an_unexpected_error_is_retried_after_the_max_backoff() 
     assert one.began == [A, A]
     del one.errands
     gc.collect()
-    assert told == [one.raises] * 2
+    assert exceptions == [one.raises] * 2
 
 
-async def test_close_cancels_and_awaits_running_tasks() -> None:
+async def test_closing_the_retry_runner_cancels_and_awaits_running_tasks() -> None:
     one = Doing()
     one.go.clear()
     await one.want(A)
@@ -112,5 +112,5 @@ async def test_close_cancels_and_awaits_running_tasks() -> None:
     assert one.changes == 1
 
 
-def test_backoff_doubles_up_to_its_limit() -> None:
+def test_retry_delay_doubles_with_each_failure_up_to_its_limit() -> None:
     assert [backoff_s(failures) for failures in (1, 2, 3, 7, 8, 1000)] == [5.0, 10.0, 20.0, 320.0, LAST_S, LAST_S]

@@ -41,7 +41,7 @@ def test_remote_artifact_used_twice_by_a_model_is_listed_once() -> None:
         (["x/adapter_config.json", "x/adapter_model.safetensors", "README.md"], "x"),
     ],
 )
-def test_adapter_path_is_its_gguf_file_or_its_peft_directory(paths: list[str], found: str) -> None:
+def test_fetched_adapter_is_loaded_from_its_gguf_file_or_peft_directory(paths: list[str], found: str) -> None:
     one = model("file:///m", "oci://r.io/a:1")
     spec = use_local_files(one, {Part("oci://r.io/a:1"): (Path("/c/files"), paths)}).spec
     assert (spec.artifact, spec.adapters[0].artifact) == ("file:///m", f"file://{Path('/c/files') / found}")

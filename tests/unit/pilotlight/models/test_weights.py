@@ -78,7 +78,7 @@ def at(tmp_path: Path, ways: Registries | None = None) -> Supply:
         (["a.gguf", "config.json"], "vllm", "a.gguf"),
     ],
 )
-def test_load_path_is_the_single_gguf_file_or_the_directory(paths: list[str], engine: str, chosen: str) -> None:
+def test_load_path_of_weights_is_their_only_gguf_file_or_directory(paths: list[str], engine: str, chosen: str) -> None:
     folder = Path("/c/files")
     assert weight_parts.select_load_path(folder, paths, model("oci://r.io/a:1", engine=engine)) == folder / chosen
 
@@ -95,20 +95,17 @@ def test_llama_cpp_weights_with_none_or_two_gguf_files_are_an_error(paths: list[
         weight_parts.select_load_path(Path("/c"), paths, model("oci://r.io/a:1"))
 
 
-def test_local_files_bypass_the_store(tmp_path: Path) -> None:
+def test_local_model_file_is_used_without_creating_a_store(tmp_path: Path) -> None:
     one, here = at(tmp_path), model("file:///models/a.gguf")
     assert one(here, lambda _: None) is None
     assert one.located(here) is here
     assert not (tmp_path / "weights").exists()
 
 
-def test_registry_mirrors_and_ca_file_are_taken_from_settings() -> None:
+def test_mirrors_and_ca_file_of_settings_apply_to_registry_connections() -> None:
     mirrors = (WeightsMirror(host="m:5000/hub", registry="docker.io"), WeightsMirror(host="near"))
     found = build_registries(Weights(mirrors=mirrors, ca_file="/ca.pem"))
-    assert found.mirrors == {
-        reference.DOCKER_HOST: [MirrorSite("m:5000", "hub/")],
-        "": [MirrorSite("near")],
-    }
+    assert found.mirrors == {reference.DOCKER_HOST: [MirrorSite("m:5000", "hub/")], "": [MirrorSite("near")]}
     assert found.ca == Path("/ca.pem")
 
 
@@ -179,7 +176,7 @@ async def test_weights_are_pulled_and_reported_while_requests_wait(tmp_path: Pat
         assert not Store(tmp_path / "weights").rows()[0].in_use
 
 
-async def test_copy_unusable_by_the_engine_is_released(tmp_path: Path) -> None:
+async def test_start_that_fails_on_unusable_weights_releases_the_stored_copy(tmp_path: Path) -> None:
     packed_models.packed(
         packed_models.model(tmp_path / "model", {"a.gguf": b"GGUF 1", "b.gguf": b"GGUF 2"}), tmp_path / "layout"
     )
@@ -203,7 +200,7 @@ def test_cached_tag_whose_copy_is_gone_resolves_to_no_local_path(tmp_path: Path)
 
 
 @pytest.mark.parametrize("scheme", ["hf", "s3"])
-async def test_hub_and_bucket_weights_are_fetched_for_a_start_and_kept(tmp_path: Path, scheme: str) -> None:
+async def test_hub_or_bucket_weights_are_fetched_once_for_two_starts(tmp_path: Path, scheme: str) -> None:
     async with (
         FakeHub({"README.md": b"#"}, {"a.gguf": b"GGUF"}).both() as hub,
         FakeS3({"a.gguf": b"GGUF"}).serving() as s3,
@@ -296,7 +293,7 @@ async def test_failed_fetch_of_one_copy_releases_and_cancels_the_others() -> Non
     assert (closed, gone) == (["came"], ["waits"])
 
 
-def test_progress_of_several_pulls_is_summed() -> None:
+def test_progress_of_several_pulls_for_one_start_is_summed() -> None:
     said, now_s = list[str](), [0.0]
     telling = Telling(said.append, lambda: now_s[0])
     telling.of(Part("a"))(Came(1 << 20, 4 << 20, 1 << 20))

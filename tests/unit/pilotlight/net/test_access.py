@@ -140,7 +140,7 @@ def permitted(roles: Roles) -> dict[str, int]:
     return {path: 200 if role in roles else 403 for path, role in ENDPOINTS.items()}
 
 
-def test_each_endpoint_of_the_autoscaler_api_has_a_required_role() -> None:
+def test_every_registered_autoscaler_api_endpoint_has_a_required_role() -> None:
     stepped = SteppedLoop(world([A], [device()]))
     app = ContractServer(stepped.loop).application()
     assert {one.canonical for one in app.router.resources()} == ENDPOINTS.keys()
@@ -182,7 +182,7 @@ async def test_each_token_file_allows_only_endpoints_of_its_role(
         ("pilotlight-agent", "", BOTH),
     ],
 )
-async def test_client_certificate_name_determines_its_roles(
+async def test_client_certificate_grants_exactly_the_roles_of_its_name(
     tmp_path: Path, name: str, given: str, roles: Roles
 ) -> None:
     pair = write(tmp_path, "client", leaf(OURS, name))
@@ -247,10 +247,10 @@ async def test_invalid_token_gets_401_and_is_logged_once_by_client_and_server(
             for _ in range(3):
                 with pytest.raises(LinkError):
                     await one.report(REPORT)
-        told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-        assert len(told) == 2
-        assert told[0] == "event=contract_refused count=1 reason='no valid token'"
-        assert told[1].startswith(
+        messages = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+        assert len(messages) == 2
+        assert messages[0] == "event=contract_refused count=1 reason='no valid token'"
+        assert messages[1].startswith(
             "event=autoscaler_distrust reason='the autoscaler rejects the token of this gateway: "
         )
         assert not await let_in(url, Access())
@@ -310,8 +310,8 @@ async def test_mutual_tls_admits_only_certificates_of_the_configured_ca(
         assert await let_in(url, Access(identity=mutual(tmp_path)))
         only_trust = Identity(ca=write_authority(tmp_path, OURS))
         assert not await let_in(url, Access(identity=only_trust)), "no certificate"
-        (told,) = [record.getMessage() for record in caplog.records]
-        assert told == (
+        (message,) = [record.getMessage() for record in caplog.records]
+        assert message == (
             "event=autoscaler_distrust reason='the autoscaler closes the connections: it may require another "
             "certificate (--contract-cert-file)'"
         )
@@ -333,8 +333,8 @@ async def test_client_sends_no_token_to_an_untrusted_autoscaler(
     believed = Identity(ca=write_authority(tmp_path, OURS))
     async with autoscaler(Access(identity=Identity(cert=pair.cert, key=pair.key), token=token)) as (url, _):
         assert not await let_in(url, Access(identity=believed, token=token))
-    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert told == [
+    messages = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert messages == [
         'event=autoscaler_distrust reason="the autoscaler\'s certificate: unable to get local issuer certificate"'
     ]
 

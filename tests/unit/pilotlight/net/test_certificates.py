@@ -38,7 +38,7 @@ def test_server_requires_tls_1_2_and_with_a_ca_also_client_certificates(pair: Pa
     assert certificates.build_server_context(with_clients).verify_mode is ssl.CERT_REQUIRED
 
 
-def test_client_context_always_verifies_the_server(tmp_path: Path) -> None:
+def test_tls_client_context_always_verifies_the_server_certificate(tmp_path: Path) -> None:
     for identity in (Identity(), Identity(ca=write_authority(tmp_path, OURS))):
         context = certificates.build_client_context(identity)
         assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
@@ -96,7 +96,7 @@ def test_private_key_readable_by_other_users_gets_a_chmod_suggestion(tmp_path: P
     assert line == f"{pair.key} can be read by other users of this machine: chmod 600 {pair.key}"
 
 
-def test_tokens_are_read_one_per_line(tmp_path: Path) -> None:
+def test_token_file_with_several_lines_gives_one_token_per_line(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text(f"{TOKEN}\n\n  {TOKEN[::-1]}\n")
     assert certificates.load_tokens(path) == (TOKEN, TOKEN[::-1])

@@ -29,7 +29,7 @@ def of_gateway() -> web.Application:
 
 
 @pytest.mark.parametrize("app", [of_autoscaler, of_gateway])
-async def test_health_port_serves_only_health_readiness_and_metrics(app: object) -> None:
+async def test_health_port_returns_404_except_for_health_readiness_and_metrics(app: object) -> None:
     assert callable(app)
     address = Address("127.0.0.1", free_port())
     runner = await http_server.open_port(address, app())
@@ -45,7 +45,7 @@ async def test_health_port_serves_only_health_readiness_and_metrics(app: object)
         await runner.cleanup()
 
 
-async def test_health_port_without_address_is_not_opened() -> None:
+async def test_health_port_is_not_opened_if_no_address_is_configured() -> None:
     runner = await http_server.open_port(None, of_gateway())
     assert runner.addresses == []
     await runner.cleanup()

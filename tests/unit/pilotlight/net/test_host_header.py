@@ -43,7 +43,7 @@ FOREIGN = [
 
 
 @pytest.mark.parametrize("host", OURS)
-def test_loopback_host_names_are_recognized(host: str) -> None:
+def test_loopback_host_name_is_classified_as_loopback(host: str) -> None:
     assert http_server.is_loopback_host(host)
 
 
@@ -85,7 +85,7 @@ async def test_operations_port_rejects_foreign_host_header_with_421(
         ("GET http://evil.example/healthz HTTP/1.1\r\nHost: evil.example\r\n", 421),
     ],
 )
-async def test_host_header_is_optional_only_for_http_1_0(
+async def test_missing_host_header_is_accepted_only_for_http_1_0(
     aiohttp_client: AiohttpClient, lines: str, status: int
 ) -> None:
     client = await gateway(aiohttp_client)

@@ -49,7 +49,7 @@ def test_operations_port_requires_loopback_unless_auth_is_none(auth: str) -> Non
         check_operations(Address("0.0.0.0", 8081), auth)
 
 
-def test_several_listeners_share_one_port() -> None:
+def test_several_listeners_opened_for_one_address_share_its_port() -> None:
     made = open_listeners(Address("127.0.0.1", 0), 3)
     try:
         ports = {one.getsockname()[1] for one in made}

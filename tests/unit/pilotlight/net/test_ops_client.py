@@ -80,7 +80,7 @@ def test_explanation_is_escaped_in_text_output_and_unchanged_in_json() -> None:
     assert json.loads(done.stdout)["sentences"] == [text, "x" * 100_000]
 
 
-def test_status_rows_escape_markup_and_control_sequences() -> None:
+def test_status_rows_with_markup_or_control_sequences_are_escaped() -> None:
     row = {"model": "[/x]\x1b]0;owned\x07", "state": "[red]zero", "replicas": {"\x9b": 1}}
     bodies = [sized(json.dumps([row]).encode()), sized(b'{"sentences":[]}'), sized(b"{}")]
     with serving(lambda link: link.sendall(bodies.pop(0))) as url:
@@ -118,7 +118,7 @@ def test_invalid_ops_address_is_a_usage_error(ops: str) -> None:
     assert "expected http://HOST:PORT" in done.stderr
 
 
-def test_silent_server_times_out() -> None:
+def test_request_to_a_silent_operations_port_times_out() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()

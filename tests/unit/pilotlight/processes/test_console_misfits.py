@@ -57,7 +57,7 @@ def test_added_device_updates_the_printed_models_that_fit_no_device() -> None:
     assert len(said) == 2, "a Model that is gone from the documents is no news"
 
 
-def test_model_fits_as_soon_as_its_node_may_be_repartitioned() -> None:
+def test_model_that_fits_no_device_fits_once_its_node_is_repartitionable() -> None:
     """Neither a slice nor a document changes."""
     said: list[str] = []
     listener = Misfits(raised, said.append)
@@ -83,7 +83,7 @@ def test_models_that_fit_no_device_are_summarized_beyond_the_line_limit() -> Non
     assert said[-1].endswith(f"m009 and {100 - SAID_MAX} more")
 
 
-def test_fit_check_that_fails_for_one_model_still_covers_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_fit_check_of_one_model_leaves_others_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     said, faults, never = list[str](), list[tuple[str, str, str]](), Fitting.never
 
     def raising(self: Fitting, of: Model) -> str:

@@ -14,7 +14,7 @@ URL, MODEL = "http://127.0.0.1:8080", "llama-8b"
 
 
 @pytest.mark.parametrize("key", [False, True])
-def test_curl_snippet_is_one_command_with_the_model_in_its_body(key: bool) -> None:
+def test_printed_curl_snippet_is_one_command_with_the_model_name(key: bool) -> None:
     words = shlex.split(console.format_curl_command(URL, MODEL, key=key))
     assert words[:3] == ["curl", "-N", f"{URL}/v1/chat/completions"]
     assert json.loads(words[words.index("-d") + 1])["model"] == MODEL
@@ -22,7 +22,7 @@ def test_curl_snippet_is_one_command_with_the_model_in_its_body(key: bool) -> No
 
 
 @pytest.mark.parametrize("key", [False, True])
-def test_python_snippet_parses_and_uses_the_official_client(key: bool) -> None:
+def test_printed_python_snippet_is_valid_code_with_url_key_and_model(key: bool) -> None:
     text = console.format_python_program(URL, MODEL, key=key)
     calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
     words = {

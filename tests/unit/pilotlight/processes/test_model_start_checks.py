@@ -74,7 +74,7 @@ def test_reason_a_model_cannot_start_and_its_removal_are_printed_once(house: Hou
 
     async def scenario() -> None:
         house.stepped.step(DocumentsSeen(models=(A, B)))
-        await house.until("the obstacle is told", lambda made: made.learned.obstacles == {"b": WHY})
+        await house.until("the obstacle is reported", lambda made: made.learned.obstacles == {"b": WHY})
         assert house.said == [f"Model b cannot start: {WHY}; its requests get 503 model_start_failed"]
         looks = len(house.looked)
         await house.until("it looks again", lambda _: len(house.looked) >= looks + 6)
@@ -119,7 +119,7 @@ def test_memory_of_a_new_model_file_is_known_before_a_start_is_allowed(house: Ho
 
     async def scenario() -> None:
         house.stepped.step(DocumentsSeen(models=(A, UNKNOWN)))
-        await house.until("the obstacle is told", lambda made: bool(made.learned.obstacles))
+        await house.until("the obstacle is reported", lambda made: bool(made.learned.obstacles))
         house.obstacles = {}
         await house.until("it is gone", lambda made: not made.learned.obstacles)
 
@@ -134,7 +134,7 @@ def test_models_that_cannot_start_are_summarized_beyond_the_line_limit(house: Ho
 
     async def scenario() -> None:
         house.stepped.step(DocumentsSeen(models=many))
-        await house.until("all are told", lambda made: len(made.learned.obstacles) == 100)
+        await house.until("all are reported", lambda made: len(made.learned.obstacles) == 100)
         assert len(house.said) == SAID_MAX + 1
         assert house.said[-1] == f"{100 - SAID_MAX} more models cannot start: `pilotlight status` lists them"
 

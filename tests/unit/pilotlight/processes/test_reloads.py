@@ -21,8 +21,8 @@ async def test_reload_reports_any_exception_until_one_succeeds(tmp_path: Path, m
     options = autoscaler.AutoscalerOptions(
         state=tmp_path, documents=tmp_path / "d.yaml", contract_socket=None, ops=Address("127.0.0.1", 0)
     )
-    loop, told = SteppedLoop(World(epoch=1)).loop, list[DocumentsSeen]()
-    reloads = autoscaler.Reloads(options, loop, told.append, keep_artifact_location)
+    loop, documents_seen = SteppedLoop(World(epoch=1)).loop, list[DocumentsSeen]()
+    reloads = autoscaler.Reloads(options, loop, documents_seen.append, keep_artifact_location)
 
     def broken(*_: object) -> Documents:
         raise KeyError("x")
@@ -32,10 +32,10 @@ async def test_reload_reports_any_exception_until_one_succeeds(tmp_path: Path, m
     problem = reloads.view().problem
     assert problem.startswith("KeyError in test_reloads.py:")
     assert problem.endswith("; the last valid documents stay in force")
-    assert told == []
+    assert documents_seen == []
     monkeypatch.setattr(autoscaler, "load_checked_documents", lambda *_: Documents(models=(model("ada"),)))
     await reloads()
-    assert (reloads.view().problem, [seen.models[0].name for seen in told]) == ("", ["ada"])
+    assert (reloads.view().problem, [seen.models[0].name for seen in documents_seen]) == ("", ["ada"])
 
 
 async def test_reload_observes_the_fault_of_a_model_after_its_document(

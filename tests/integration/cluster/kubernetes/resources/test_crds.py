@@ -207,7 +207,7 @@ async def refusal(api: Api, path: str, body: Object) -> str:
     return caught.value.message
 
 
-async def test_crd_and_file_validation_reject_with_the_same_message(served: Api, namespace: str) -> None:
+async def test_invalid_model_is_rejected_by_crd_and_file_with_the_same_message(served: Api, namespace: str) -> None:
     for what, wrong in WRONG:
         said = await refusal(served, models(namespace), wrong)
         expected = sentence(wrong)
@@ -236,7 +236,7 @@ async def test_api_server_accepts_and_keeps_all_fields_of_a_valid_model(served: 
     assert read_document(document("Model", "a", spec=made["spec"])) == read_document(written)
 
 
-async def test_api_server_and_pilotlight_differ_only_in_listed_rules(served: Api, namespace: str) -> None:
+async def test_documents_validated_differently_by_api_server_are_as_listed(served: Api, namespace: str) -> None:
     for what, wrong in LENIENT:
         assert sentence(wrong), what
         await served.create(f"{models(namespace)}?dryRun=All", wrong)
@@ -306,7 +306,7 @@ async def test_nested_environment_variable_value_is_rejected(served: Api, namesp
         await served.create(path, model("a", env={"A": value}))
 
 
-async def test_pod_field_types_match_the_api_server_schema(api: Api) -> None:
+async def test_pod_field_types_equal_those_of_the_api_server_schema(api: Api) -> None:
     """Another version of Kubernetes may have more fields, which would be dropped."""
     found = (await api.get("/openapi/v3/api/v1"))["components"]["schemas"]
     by_name = {name.rpartition(".")[2]: schema for name, schema in found.items() if ".v1." in name}
@@ -331,7 +331,7 @@ def kind_of(schema: Object) -> str:
     return {"boolean": "bool", "integer": str(schema.get("format"))}.get(schema["type"], str(schema["type"]))
 
 
-def test_every_crd_rule_has_a_rejection_example() -> None:
+def test_each_crd_validation_rule_rejects_at_least_one_test_document() -> None:
     """Each message of the rules occurs in an example above."""
     seen = [sentence(wrong).message for _, wrong in WRONG]
     for rules in RULES.values():
@@ -443,7 +443,9 @@ async def listed(api: Api) -> list[Object]:
     return found
 
 
-async def test_printer_columns_short_names_and_selectors_are_served(served: Api, plane: Plane, namespace: str) -> None:
+async def test_installed_crd_serves_printer_columns_short_names_and_selectors(
+    served: Api, plane: Plane, namespace: str
+) -> None:
     path = models(namespace)
     await served.create(path, model("a"))
     await served.create(path, model("b", engine="ollama", command=[], paused=True))
@@ -488,7 +490,7 @@ def of_group(file: Path, group: str) -> Object:
 
 
 @pytest.mark.parametrize("file", sorted(FOLDER.glob("*.yaml")), ids=lambda file: file.stem)
-async def test_definition_can_be_applied_by_the_client(api: Api, file: Path) -> None:
+async def test_crd_fits_the_annotation_size_limit_of_kubectl_apply(api: Api, file: Path) -> None:
     """`kubectl apply` keeps the whole object in an annotation, and all annotations have at most 262,144 bytes."""
     one = of_group(file, f"g{uuid.uuid4().hex[:8]}.example")
     kept = json.dumps(one, separators=(",", ":")) + "\n"

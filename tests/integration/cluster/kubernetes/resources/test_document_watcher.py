@@ -35,7 +35,7 @@ class Following:
     """Records the reported custom resources; counts the reads."""
 
     def __init__(self, api: Api, namespaces: list[str]) -> None:
-        self.told: list[DocumentsSeen] = []
+        self.received: list[DocumentsSeen] = []
         self.statuses: dict[str, Status] = {}
         self.read: list[str] = []
         self._news = asyncio.Event()
@@ -50,23 +50,23 @@ class Following:
         return said
 
     def _tell(self, documents: DocumentsSeen, statuses: Mapping[ModelName, Status]) -> None:
-        self.told.append(documents)
+        self.received.append(documents)
         self.statuses.update({str(name): status for name, status in statuses.items()})
         self._news.set()
 
     @property
     def names(self) -> list[str]:
         """Names of the Models in effect."""
-        return [model.name for model in self.told[-1].models] if self.told else []
+        return [model.name for model in self.received[-1].models] if self.received else []
 
     def model(self, name: str) -> Model:
         """One of these Models."""
-        return next(model for model in self.told[-1].models if model.name == name)
+        return next(model for model in self.received[-1].models if model.name == name)
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Waits until `holds` is true of what was reported."""
         async with asyncio.timeout(WAIT_S_MAX):
-            while not (self.told and holds()):
+            while not (self.received and holds()):
                 self._news.clear()
                 await self._news.wait()
 
@@ -118,13 +118,13 @@ async def test_status_and_label_changes_of_a_model_cause_no_reload(served: Api, 
     await served.create(path, model("a"))
     async with following(served, namespace) as found:
         await found.until(lambda: "a" in found.names)
-        told = len(found.told)
+        count = len(found.received)
         await served.patch(f"{path}/a/status", {"status": {"observedGeneration": 1}}, MERGE)
         await served.patch(f"{path}/a", {"metadata": {"labels": {"x": "y"}}}, MERGE)
         await served.create(path, model("b"))
         await found.until(lambda: "b" in found.names)
         assert found.read == ["a", "b"]
-        assert len(found.told) == told + 1
+        assert len(found.received) == count + 1
 
 
 async def test_invalid_model_keeps_its_last_valid_spec_and_affects_no_other(served: Api, namespace: str) -> None:
@@ -188,7 +188,7 @@ async def test_many_simultaneous_changes_are_reported_in_batches(
                 tasks.create_task(served.create(models(namespace), model(f"m{number:02}")))
         await found.until(lambda: len(found.names) == 61)
         assert len(found.read) == 60, "each is read once"
-        assert len(found.told) < 50
+        assert len(found.received) < 50
 
 
 async def test_keys_of_an_invalid_tenant_are_not_accepted(served: Api, namespace: str) -> None:
@@ -196,17 +196,17 @@ async def test_keys_of_an_invalid_tenant_are_not_accepted(served: Api, namespace
     keys = [{"sha256": HASH, "name": "ci"}]
     await served.create(TENANTS, tenant(right, keys=keys, weight=2))
     async with following(served, namespace) as found:
-        await found.until(lambda: right in {one.name for one in found.told[-1].tenants})
+        await found.until(lambda: right in {one.name for one in found.received[-1].tenants})
         small = "2027-01-31t12:00:00z"  # valid in RFC 3339 and thus in the schema, but not in Python
         await served.create(TENANTS, tenant(wrong, keys=[{"sha256": "ef" * 32, "expiresAt": small}]))
-        await found.until(lambda: wrong in {one.name for one in found.told[-1].tenants})
-        tenants = {str(one.name): one for one in found.told[-1].tenants}
+        await found.until(lambda: wrong in {one.name for one in found.received[-1].tenants})
+        tenants = {str(one.name): one for one in found.received[-1].tenants}
         assert (tenants[right].spec.weight, len(tenants[right].spec.keys)) == (2, 1)
         assert tenants[wrong].spec == TenantSpec(models=()), "a key that is not known opens nothing"
         assert found.customs.wrong[ObjectKey("", wrong)].startswith("spec.keys[0].expiresAt: expected a time")
         for name in (right, wrong):
             await served.delete(f"{TENANTS}/{name}")
-        await found.until(lambda: not {right, wrong} & {one.name for one in found.told[-1].tenants})
+        await found.until(lambda: not {right, wrong} & {one.name for one in found.received[-1].tenants})
 
 
 async def test_models_are_read_as_soon_as_their_crds_are_installed(

@@ -47,7 +47,7 @@ class Following:
     """Records the documents that the installation reports."""
 
     def __init__(self, api: Api, namespace: str) -> None:
-        self.told: list[DocumentsSeen] = []
+        self.received: list[DocumentsSeen] = []
         self.read = 0
         self._news = asyncio.Event()
         installation = Installation(self._tell, (KUBEAI,))
@@ -58,12 +58,12 @@ class Following:
         return kubeai.convert_live_model(value)
 
     def _tell(self, documents: DocumentsSeen, statuses: Mapping[ModelName, Status]) -> None:
-        self.told.append(documents)
+        self.received.append(documents)
         self._news.set()
 
     def models(self) -> dict[str, Model]:
         """The models in effect."""
-        return {model.name: model for model in self.told[-1].models} if self.told else {}
+        return {model.name: model for model in self.received[-1].models} if self.received else {}
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Waits for reports until `holds` is true."""
@@ -103,7 +103,7 @@ async def test_kubeai_models_are_read_as_soon_as_their_crd_is_installed(
     following, path = Following(api, namespace), f"/apis/{API_VERSION}/namespaces/{namespace}/models"
     key = ObjectKey(namespace, "tiny")
     async with following.running():
-        await following.until(lambda: following.told != [])
+        await following.until(lambda: following.received != [])
         assert following.models() == {}, "nobody waits for a kind that is not there"
         await install(api)
         try:
@@ -116,10 +116,10 @@ async def test_kubeai_models_are_read_as_soon_as_their_crd_is_installed(
             await api.patch(f"{path}/tiny", {"spec": {"targetRequests": 9}}, MERGE)
             await following.until(lambda: following.models()["tiny"].slots == 9)
 
-            read, told = following.read, len(following.told)
+            read, count = following.read, len(following.received)
             await api.patch(f"{path}/tiny/status", {"status": {"replicas": {"all": 1, "ready": 1}}}, MERGE)
             await api.create(path, theirs("whisper", engine="FasterWhisper"))
-            await following.until(lambda: len(following.told) > told)
+            await following.until(lambda: len(following.received) > count)
             assert following.read == read + 1, "a status is no news of a spec"
             assert following.models().keys() == {"tiny"}
             assert "FasterWhisper" in following.kubeai.wrong[ObjectKey(namespace, "whisper")]

@@ -168,8 +168,8 @@ async def test_status_writes_are_limited_per_second_and_per_minute(
         assert says("Ready", "Idle")(await api.get(f"{models}/ada")), "not within a second of the first"
         house.later(NEWS_S)
         await until(api, f"{models}/ada", says("Ready", "Serving"))
-        told = f"/api/v1/namespaces/{namespace}/events"
-        await until(api, told, lambda found: {one["reason"] for one in found["items"]} >= {"Woken", "Started"})
+        events_path = f"/api/v1/namespaces/{namespace}/events"
+        await until(api, events_path, lambda found: {one["reason"] for one in found["items"]} >= {"Woken", "Started"})
         asked = counted.requests
         for number in range(3, 8):
             house.later(NEWS_S)
@@ -291,12 +291,12 @@ async def test_events_of_a_model_life_cycle_are_recorded_on_the_model(
         house.call(4, 0)
         house.later(1.0)
         house.see(Seen.CLEAN)
-        told = await until(api, about, lambda found: len(found["items"]) == 4)
-    by_reason = {one["reason"]: one for one in told["items"]}
+        events = await until(api, about, lambda found: len(found["items"]) == 4)
+    by_reason = {one["reason"]: one for one in events["items"]}
     assert set(by_reason) == {"Woken", "Started", "Drained", "Stopped"}
     assert "1 waiting" in by_reason["Woken"]["message"]
-    assert all((one["type"], one["count"]) == ("Normal", 1) for one in told["items"])
-    assert all(one["source"] == {"component": "pilotlight"} for one in told["items"])
+    assert all((one["type"], one["count"]) == ("Normal", 1) for one in events["items"])
+    assert all(one["source"] == {"component": "pilotlight"} for one in events["items"])
     assert by_reason["Woken"]["lastTimestamp"] == "2027-01-15T08:00:00Z"
 
 
@@ -320,11 +320,11 @@ async def test_repeated_start_failures_update_the_count_of_one_event(
         assert counted.requests - asked <= MINUTE_MAX
         house.stepped.now_s += 60.0
         fail(61)
-        told = await until(api, path, lambda found: found["items"] and found["items"][0]["count"] == 61)
-        assert len(told["items"]) == 1
-        assert told["items"][0]["message"] == "cannot start: no engine, look 61"
-        assert told["items"][0]["type"] == "Warning"
-        await api.delete(f"{path}/{told['items'][0]['metadata']['name']}")
+        events = await until(api, path, lambda found: found["items"] and found["items"][0]["count"] == 61)
+        assert len(events["items"]) == 1
+        assert events["items"][0]["message"] == "cannot start: no engine, look 61"
+        assert events["items"][0]["type"] == "Warning"
+        await api.delete(f"{path}/{events['items'][0]['metadata']['name']}")
         fail(62)
         await until(api, path, lambda found: [one["count"] for one in found["items"]] == [1])
         assert house.events.dropped == 0

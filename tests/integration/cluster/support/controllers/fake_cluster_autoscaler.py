@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 
 from autoscaler.kubernetes.api import STRATEGIC, Api, ApiError, Object
 from autoscaler.spec.pod import SAFE_TO_EVICT
-from tests.integration.cluster.capacity.test_cluster_autoscaler import tells
+from tests.integration.cluster.capacity.test_cluster_autoscaler import add_event
 from tests.integration.cluster.support.control_plane import custom_resources
 from tests.integration.cluster.support.fabric.cluster import Rack
 from tests.integration.cluster.support.kubelet.node import Node
@@ -100,7 +100,7 @@ class Group:
         if len(self.nodes) >= self.most:
             self.brought[name] = ""
             self.rack.diary.append(f"full for {name}")
-            await tells(self.api, pod, "NotTriggerScaleUp", FULL)
+            await add_event(self.api, pod, "NotTriggerScaleUp", FULL)
             return
         await self._resize(len(self.nodes) + 1, len(self.nodes))
         self.brought[name] = await self._add()
@@ -108,7 +108,7 @@ class Group:
         self.rack.diary.append(f"added {self.brought[name]}")
         size = len(self.nodes)
         sizes = f"{size - 1}->{size} (max: {self.most})"
-        await tells(self.api, pod, "TriggeredScaleUp", f"pod triggered scale-up: [{{g {sizes}}}]")
+        await add_event(self.api, pod, "TriggeredScaleUp", f"pod triggered scale-up: [{{g {sizes}}}]")
 
     async def _resize(self, wanted: int, ready: int) -> None:
         if self._machines:

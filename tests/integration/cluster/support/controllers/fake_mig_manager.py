@@ -30,7 +30,7 @@ POOL = "pool"
 REBOOTING = "rebooting"
 
 
-class Told(NamedTuple):
+class NodeState(NamedTuple):
     """The requested configuration and our annotation on a node."""
 
     config: str
@@ -46,7 +46,7 @@ class Manager:
         self._config_map = f"/api/v1/namespaces/{namespace}/configmaps/{CONFIG_MAP}"
         self._amounts = {f"{MIXED}1g.10gb": "7"}
         self._work = asyncio.Event()
-        self.told: list[Told] = []
+        self.states: list[NodeState] = []
         """Every change of the node's labels and annotation."""
         self.may_end = asyncio.Event()
         """While not set, a repartitioning that has begun does not finish."""
@@ -59,12 +59,12 @@ class Manager:
     @property
     def orders(self) -> list[str]:
         """Our configurations that were requested on the node."""
-        return [one.config for one in self.told if one.config.startswith("pilotlight-")]
+        return [one.config for one in self.states if one.config.startswith("pilotlight-")]
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Manager]:
         """Runs the node and the fake until the end of the test."""
-        watched = Watched(self.api, NODES, _told, self._changed, fieldSelector=f"metadata.name={self.node.name}")
+        watched = Watched(self.api, NODES, _node_state, self._changed, fieldSelector=f"metadata.name={self.node.name}")
         async with self.node.running():
             works = [asyncio.create_task(watched.run()), asyncio.create_task(self._go())]
             try:
@@ -83,20 +83,20 @@ class Manager:
 
     async def say(self, **labels: str) -> None:
         """Writes labels, as mig-manager or a user does."""
-        told = {CONFIG if name == "config" else STATE: value for name, value in labels.items()}
-        await self.api.patch(f"{NODES}/{self.node.name}", {"metadata": {"labels": told}})
+        node_labels = {CONFIG if name == "config" else STATE: value for name, value in labels.items()}
+        await self.api.patch(f"{NODES}/{self.node.name}", {"metadata": {"labels": node_labels}})
 
-    def _changed(self, changes: list[Change[Told]]) -> None:
+    def _changed(self, changes: list[Change[NodeState]]) -> None:
         """Ignores state that exists at the start: an earlier fake has handled it."""
         for _, old, new in changes:
             if old is not None and new is not None and new != old:
-                self.told.append(new)
+                self.states.append(new)
                 self._work.set()
 
     async def _go(self) -> None:
         while await self._work.wait():
             self._work.clear()
-            await self._cut(self.told[-1].config)
+            await self._cut(self.states[-1].config)
 
     async def _cut(self, config: str) -> None:
         """Repartitions as mig-manager does: the device plugin is stopped meanwhile and reports new resources last."""
@@ -142,9 +142,9 @@ class Manager:
         self.harmed += [pod["metadata"]["name"] for pod in pods if (has := read_other_pod(pod)) and has.has_devices]
 
 
-def _told(node: Object) -> Told:
+def _node_state(node: Object) -> NodeState:
     metadata = node["metadata"]
-    return Told(metadata["labels"].get(CONFIG, ""), (metadata.get("annotations") or {}).get(ANNOTATION, ""))
+    return NodeState(metadata["labels"].get(CONFIG, ""), (metadata.get("annotations") or {}).get(ANNOTATION, ""))
 
 
 def settings(namespace: str) -> dict[str, object]:

@@ -70,7 +70,7 @@ async def staged(api: Api, namespace: str, logs: Path) -> AsyncIterator[Scene]:
         yield Scene(api, namespace, node, containers)
 
 
-async def until_told(observed: Observed, id: ReplicaId, holds: Callable[[ReplicaSeen], object]) -> ReplicaSeen:
+async def until_reported(observed: Observed, id: ReplicaId, holds: Callable[[ReplicaSeen], object]) -> ReplicaSeen:
     """Waits for the first observation of a replica for which `holds` is true."""
     async with asyncio.timeout(WAIT_S_MAX):
         while True:

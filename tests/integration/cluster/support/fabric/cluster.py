@@ -117,11 +117,11 @@ class Rack:
         self.log_at[uuid] = self.log()
         if self.dra is not None:
             there = self.dra.setdefault(node, [])
-            told = self._publish(node, uuid) if change > 0 else self._unpublish(node, uuid)
+            change_made = self._publish(node, uuid) if change > 0 else self._unpublish(node, uuid)
             (there.append if change > 0 else there.remove)(uuid)
         else:
-            told = self.may_have[node].has({GPU: str(self.has[node])})
-        task = asyncio.create_task(told)
+            change_made = self.may_have[node].has({GPU: str(self.has[node])})
+        task = asyncio.create_task(change_made)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 

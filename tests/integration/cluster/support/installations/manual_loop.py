@@ -35,7 +35,7 @@ class House:
     def __init__(self, api: Api, namespace: str, *, now_s: float = T0, unix_now_s: float = UNIX0) -> None:
         self.stepped = SteppedLoop(world(slices=[device()]), now_s)
         self._wall_at_0_s = unix_now_s - now_s
-        self.told = asyncio.Event()
+        self.received = asyncio.Event()
         self.installation = Installation(self._tell, (FILES, CUSTOMS))
         self.installation.put_files(DocumentsSeen())
         self.customs = DocumentWatcher(api, parse, self.installation, [namespace], tenants=False, heard=self._hear)
@@ -49,7 +49,7 @@ class House:
         tasks = [asyncio.create_task(one.run()) for one in (self.customs, self.statuses, self.events)]
         try:
             async with asyncio.timeout(WAIT_S_MAX):
-                await self.told.wait()
+                await self.received.wait()
             yield self
             assert not any(task.done() for task in tasks)
         finally:
@@ -64,7 +64,7 @@ class House:
             list_subjects(self.customs.models, self.installation.settled, self.installation.whose)
         )  # fmt: skip
         self.stepped.step(*seen, documents)
-        self.told.set()
+        self.received.set()
 
     def _now_s(self) -> float:
         return self.stepped.now_s
@@ -119,8 +119,8 @@ def says(type: str, reason: str) -> Callable[[Object], bool]:
 
 def condition(found: Object, type: str) -> dict[str, str]:
     """One condition of a Model; empty if it has none."""
-    told = found.get("status", {}).get("conditions", [])
-    return next((one for one in told if one["type"] == type), {})
+    conditions = found.get("status", {}).get("conditions", [])
+    return next((one for one in conditions if one["type"] == type), {})
 
 
 async def at_rest(api: Api) -> None:

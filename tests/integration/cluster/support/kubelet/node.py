@@ -138,12 +138,12 @@ class Node:
 
     def _status(self) -> Object:
         amounts = {"cpu": "32", "memory": "256Gi", "pods": "110", "ephemeral-storage": "1Ti", **self._amounts}
-        told = (
+        fields = (
             "machineID", "systemUUID", "bootID", "kernelVersion", "osImage", "containerRuntimeVersion",
             "kubeletVersion", "kubeProxyVersion", "operatingSystem", "architecture",
         )  # fmt: skip
         ready = {"type": "Ready", "status": str(self._ready), "reason": "KubeletReady"}
-        info = dict.fromkeys(told, "process") | {"bootID": f"boot-{self._boots}"}
+        info = dict.fromkeys(fields, "process") | {"bootID": f"boot-{self._boots}"}
         info["containerRuntimeVersion"] = self._runtime
         return {"status": {
             "capacity": amounts, "allocatable": amounts, "nodeInfo": info,
@@ -165,8 +165,8 @@ class Node:
     async def _say_ready(self) -> None:
         """Reports ready again if the controllers marked the node as lost (API server outage, or a busy machine)."""
         found = await self.api.get(f"/api/v1/nodes/{self.name}", resourceVersion="0")
-        told = [one["status"] for one in found["status"].get("conditions", ()) if one["type"] == "Ready"]
-        if told != [str(self._ready)]:
+        statuses = [one["status"] for one in found["status"].get("conditions", ()) if one["type"] == "Ready"]
+        if statuses != [str(self._ready)]:
             await self._tell()
 
     # --- pods --------------------------------------------------------------------------------------------------------

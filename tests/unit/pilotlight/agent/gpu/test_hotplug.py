@@ -43,7 +43,7 @@ class Rig:
         self.node = PlayedNode(root, self.server)
         self.now_s = 0.0
         self.table: list[PodDevices] = []
-        self.told = 0
+        self.changes = 0
         self.made = self.begin()
 
     def begin(self) -> Attaching:
@@ -57,7 +57,7 @@ class Rig:
         return self.now_s
 
     def _changed(self) -> None:
-        self.told += 1
+        self.changes += 1
 
     def want(self, *devices: str, leave: bool = False) -> None:
         self.made.want([FabricWant(device=one, leave=leave) for one in devices])
@@ -94,7 +94,7 @@ async def test_attached_gpu_triggers_one_rescan_and_one_device_plugin_restart(ri
     (after,) = rig.node.plugins()
     assert (before, after, rig.node.pods) != (after, after, 2)
     assert rig.node.pods == 2, "and so it is for the device plug-in"
-    assert rig.told
+    assert rig.changes
     rig.made.want([])
     await rig.turns(2)
     assert rig.made.report() == ()
@@ -162,7 +162,7 @@ async def test_idle_gpu_is_drained_before_it_is_removed_from_the_bus(rig: Rig) -
     assert not (rig.node.root / "dev/nvidia0").exists()
     assert (rig.node.root / "dev/nvidia1").exists()
     assert rig.node.gpus[AT_B].driven, "nobody else's goes"
-    assert rig.node.pods == 2, "the device plug-in counts anew"
+    assert rig.node.pods == 2, "the device plug-in counts again"
 
 
 async def test_gpu_of_a_virtual_machine_is_removed_through_sysfs(rig: Rig) -> None:
@@ -231,11 +231,11 @@ async def test_only_node_daemons_are_stopped_to_release_a_gpu(rig: Rig, monkeypa
 
 async def test_release_step_without_effect_is_retried_only_after_a_pause(rig: Rig) -> None:
     rig.node.link(A, AT_A, here=True).kept = True
-    told = rig.node.run
+    changescommand = rig.node.run
 
     async def stays(words: Sequence[str]) -> Answer:
         rig.node.gpus[AT_A].kept = True
-        return await told(words)
+        return await changescommand(words)
 
     rig.node.run = stays  # type: ignore[method-assign]  # as persistenced may do
     rig.begin()
@@ -390,11 +390,11 @@ async def test_taint_rule_is_labelled_and_only_removed_by_its_installation() -> 
     [("00000000:3B:00.0", AT_B), ("0000:3b:00.0", AT_B), ("00010000:01:00.0", "10000:01:00.0"), ("3b:00.0", ""),
      ("../../etc", "")],
 )  # fmt: skip
-def test_pci_bus_address_is_normalized_to_sysfs_form(text: str, bus: str) -> None:
+def test_pci_address_of_nvidia_smi_is_converted_to_the_sysfs_form(text: str, bus: str) -> None:
     assert parse_bus_address(text) == bus
 
 
-def test_driver_tool_output_is_parsed_and_invalid_rows_are_skipped() -> None:
+def test_nvidia_smi_output_is_parsed_without_its_invalid_rows() -> None:
     rows = f"{A}, 00000000:18:00.0, 4, Enabled, [N/A]", f"{B}, 00000000:3B:00.0, [N/A], Disabled, Enabled"
     text = "\n".join((*rows, "WARNING: infoROM", ", , , ,"))
     assert parse_gpu_query(text) == {A: hotplug.Gpu(AT_A, 4 << 20, kept=True), B: hotplug.Gpu(AT_B, cut=True)}

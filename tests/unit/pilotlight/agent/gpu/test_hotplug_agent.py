@@ -115,7 +115,7 @@ async def test_gpu_at_a_reused_address_attaches_after_detach_is_confirmed(rig: R
     assert rig.node.gpus[AT_A].driven
 
 
-async def test_gpu_replaced_at_its_address_counts_as_released(rig: Rig) -> None:
+async def test_gpu_replaced_at_its_address_is_reported_as_released(rig: Rig) -> None:
     rig.made.want([LEAVES])
     rig.node.hold(13, rig.node.gpus[AT_A], "a-shell")
     await rig.turns(4)
@@ -165,4 +165,4 @@ async def test_device_plugin_restarts_once_after_an_api_server_outage(rig: Rig, 
     rig.server.away = False
     await rig.turns(8)
     assert rig.report().done
-    assert rig.node.pods == 2, "it was told already"
+    assert rig.node.pods == 2, "it was reported already"

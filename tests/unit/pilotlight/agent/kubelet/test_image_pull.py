@@ -149,7 +149,7 @@ def _heard(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "pilotlight.agent")
 
 
-async def test_image_pull_returns_the_image_id_or_a_one_line_error(path: Path) -> None:
+async def test_finished_image_pull_returns_the_image_id_or_a_one_line_error(path: Path) -> None:
     daemon = DaemonClient(path)
     with pytest.raises(PullError, match="the socket does not exist"):
         await pull_image(daemon, "a:1", None)
@@ -297,7 +297,7 @@ async def test_missing_runtime_socket_is_logged_once_and_pulls_are_retried(
             assert sorted(runtime.images) == ["a:1", "b:1"]
 
 
-def test_protobuf_omits_empty_fields_and_round_trips() -> None:
+def test_encoded_protobuf_omits_empty_fields_and_decodes_to_its_values() -> None:
     long = "x" * 300
     assert encode_message((1, ""), (2, b"")) == b""
     assert [*iter_messages(encode_message((1, long), (2, encode_message((1, "y")))), 1)] == [long.encode()]

@@ -110,7 +110,7 @@ FIELDS = st.lists(st.tuples(st.integers(1, NUMBER_MAX), VALUES))
 
 @settings(derandomize=True, deadline=None)
 @given(FIELDS)
-def test_encoded_fields_decode_to_the_same_values(parts: list[tuple[int, Value]]) -> None:
+def test_encoded_protobuf_fields_decode_to_the_same_values(parts: list[tuple[int, Value]]) -> None:
     wanted = [(number, one.encode() if isinstance(one, str) else one) for number, one in parts]
     assert list(iter_fields(message(*parts))) == wanted
 

@@ -56,7 +56,7 @@ async def test_packed_weights_are_reported_as_mountable_image_with_gguf_files(tm
     assert any(one.endswith(found.digest) and "/manifests/" in one for one in asked), "it is the image's own manifest"
 
 
-async def test_raw_modelpack_artifact_is_not_an_image(tmp_path: Path) -> None:
+async def test_raw_modelpack_artifact_is_reported_as_no_mountable_image(tmp_path: Path) -> None:
     found = await looked(tmp_path, "modelpack-raw")
     assert (found.image, found.no_image, found.ggufs) == (None, "it is not an image (ModelPack)", ())
     assert found.digest
@@ -137,7 +137,7 @@ async def test_long_architecture_name_in_a_header_is_shortened(tmp_path: Path, m
     assert sized.memory_bytes
 
 
-async def test_config_json_predicts_memory_of_remote_safetensors(tmp_path: Path) -> None:
+async def test_remote_config_json_gives_the_memory_estimate_of_a_local_one(tmp_path: Path) -> None:
     config = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
               "max_position_embeddings": 512, "vocab_size": 1000}  # fmt: skip
     files = {"config.json": json.dumps(config).encode(), "model.safetensors": NO_TENSORS + bytes(90_000)}
@@ -158,7 +158,7 @@ async def test_error_for_an_unreadable_remote_header_contains_no_local_path(tmp_
     assert (await read(tmp_path / "two", many))[0].no_header
 
 
-async def test_remote_adapter_adds_its_size_to_the_memory_estimate(tmp_path: Path) -> None:
+async def test_model_with_a_remote_adapter_needs_memory_for_its_size(tmp_path: Path) -> None:
     source = tmp_path / "in"
     source.mkdir()
     tiny_gguf.make_model(source / "ada.gguf", "Hello, I am Ada.")
@@ -209,7 +209,7 @@ def test_reported_header_with_invalid_shape_is_ignored(wrong: dict[str, object])
     assert found.adapters_bytes == 0
 
 
-async def test_hugging_face_weights_have_a_header_but_are_not_an_image(tmp_path: Path) -> None:
+async def test_hugging_face_weights_are_reported_with_header_but_without_image(tmp_path: Path) -> None:
     tiny_gguf.make_model(tmp_path / "ada.gguf", "Hello, I am Ada.")
     async with FakeHub({}, {"ada.gguf": (tmp_path / "ada.gguf").read_bytes()}).both() as fake:
         said = WeightsReport(artifact="hf://acme/tiny@main", look=True)

@@ -54,13 +54,13 @@ async def test_wanted_weights_are_pulled_reported_and_locked_in_the_store(kept: 
         assert (kept.root / said.folder / "a.gguf").read_bytes() == b"GGUF"
         assert kept.in_use() == [True]
         await kept.until(lambda: kept.keeping.report()[0] == (want(host).artifact,))
-        told = kept.keeping.metrics.text().decode()
-        assert 'pilotlight_pull_seconds_count{result="done"} 1.0' in told
-        assert "pilotlight_pull_bytes_total 0.0" not in told
+        metrics = kept.keeping.metrics.text().decode()
+        assert 'pilotlight_pull_seconds_count{result="done"} 1.0' in metrics
+        assert "pilotlight_pull_bytes_total 0.0" not in metrics
     assert kept.in_use() == [False], "who ends holds nothing"
 
 
-async def test_read_ahead_runs_only_for_weights_already_stored(
+async def test_page_cache_read_ahead_runs_only_for_weights_already_stored(
     kept: Kept, host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = list[list[str]]()
@@ -76,7 +76,7 @@ async def test_read_ahead_runs_only_for_weights_already_stored(
         assert read == []
         kept.wants(want(host, "r2"))
         await kept.until(lambda: read)
-        assert kept.said[0].replicas == ("r2",), "it is told first"
+        assert kept.said[0].replicas == ("r2",), "it is reported first"
     assert read == [["LICENSE", "a.gguf"]]
 
 
@@ -94,7 +94,7 @@ async def test_bytes_received_from_peers_are_counted_in_a_metric(kept: Kept, hos
     assert "pilotlight_pull_peer_bytes_total 7.0" in kept.keeping.metrics.text().decode()
 
 
-async def test_adapter_files_are_reported_separately(kept: Kept, tmp_path: Path) -> None:
+async def test_pulled_adapter_files_are_not_listed_among_base_model_files(kept: Kept, tmp_path: Path) -> None:
     files = {"base.gguf": b"GGUF", "adapter-x.gguf": b"GGUF"}
     packed_models.packed(packed_models.model(tmp_path / "model", files), tmp_path / "layout")
     with packed_models.served(tmp_path / "layout") as host:
@@ -161,7 +161,7 @@ async def test_failure_to_lock_a_stored_copy_fails_new_replica_starts(
         await kept.until(lambda: kept.said[0].folder)
 
 
-async def test_missing_pull_secret_fails_the_start(kept: Kept, host: str) -> None:
+async def test_model_start_fails_if_its_pull_secret_is_missing(kept: Kept, host: str) -> None:
     async with kept.running():
         kept.wants(want(host, "r1", secret="mine"), want(host, "r2", secret="none"))
         await kept.until(lambda: len(kept.said) == 2 and all(one.replicas for one in kept.said))
@@ -238,7 +238,7 @@ async def test_unusable_signature_settings_fail_only_their_pulls(kept: Kept, hos
         await kept.until(lambda: kept.said[0].folder)
 
 
-async def test_unreadable_store_fails_starts_but_not_the_agent(
+async def test_starts_fail_while_the_store_is_unreadable_but_the_agent_runs(
     kept: Kept, host: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with kept.running():
@@ -260,7 +260,7 @@ def failing(*_: object) -> NoReturn:
     raise OSError("Input/output error")
 
 
-async def test_long_failure_reason_is_truncated(kept: Kept, host: str) -> None:
+async def test_overlong_reason_of_a_failed_pull_is_truncated(kept: Kept, host: str) -> None:
     kept.refuses = "x" * (1 << 20)
     async with kept.running():
         kept.wants(want(host, "r1", secret="mine"))
@@ -273,23 +273,23 @@ async def test_secret_lookup_without_namespace_names_the_missing_option() -> Non
         await PullSecrets(None)("mine")
 
 
-def test_pull_progress_is_reported_at_intervals(kept: Kept) -> None:
-    line, told = room.WeightsTask(), list[int]()
-    kept.keeping.changed = lambda: told.append(1)
+def test_progress_of_a_pull_is_reported_at_most_once_a_second(kept: Kept) -> None:
+    line, changes = room.WeightsTask(), list[int]()
+    kept.keeping.changed = lambda: changes.append(1)
     for bytes_, after_s in ((1, 0.0), (2, 0.5), (3, 0.6)):
         kept.now_s += after_s
         kept.keeping._came(line, Came(bytes_, 10, 1.0))
-    assert len(told) == 2
+    assert len(changes) == 2
     assert line.came == Came(3, 10, 1.0)
 
 
-def test_epoch_of_a_new_leader_is_reported_immediately(kept: Kept) -> None:
-    told = list[int]()
-    kept.keeping.changed = lambda: told.append(kept.keeping.epoch)
+def test_higher_epoch_of_a_new_leader_is_reported_immediately(kept: Kept) -> None:
+    epochs = list[int]()
+    kept.keeping.changed = lambda: epochs.append(kept.keeping.epoch)
     assert kept.keeping.epoch == 0
     for epoch in (3, 3, 2, 4):
         kept.wants(epoch=epoch)
-    assert told == [3, 4]
+    assert epochs == [3, 4]
 
 
 async def test_peers_are_queried_for_a_pull_but_not_for_stored_weights(kept: Kept, host: str) -> None:

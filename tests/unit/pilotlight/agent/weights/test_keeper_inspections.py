@@ -53,7 +53,7 @@ async def test_inspection_reports_digest_and_files_without_a_download(kept: Kept
         await kept.until(lambda: not kept.keeping._lines)
 
 
-async def test_leftover_headers_are_removed_at_agent_start(kept: Kept) -> None:
+async def test_weight_headers_of_an_earlier_agent_are_removed_at_start(kept: Kept) -> None:
     left = kept.root / HEADERS / "ab" / "a.gguf"
     left.parent.mkdir(parents=True)
     left.write_bytes(b"GGUF")
@@ -61,7 +61,9 @@ async def test_leftover_headers_are_removed_at_agent_start(kept: Kept) -> None:
         await kept.until(lambda: not (kept.root / HEADERS).exists())
 
 
-async def test_number_of_concurrent_inspections_is_limited(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_twenty_wanted_inspections_run_only_up_to_the_concurrency_limit(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
     at_once, most, let = 0, 0, asyncio.Event()
 
     async def waits(said: WeightsReport, *_: object) -> WeightsReport:
@@ -85,7 +87,7 @@ async def test_headers_too_large_for_one_report_are_sent_in_turn(kept: Kept, mon
     async def found(said: WeightsReport, *_: object) -> WeightsReport:
         return replace(said, digest="sha256:aa", header="x" * (HEADERS_CHARS_MAX // 3))
 
-    def told() -> set[str]:
+    def reported() -> set[str]:
         return {one.artifact for one in kept.said if one.header}
 
     monkeypatch.setattr(fetch, "inspect_artifact", found)
@@ -93,10 +95,10 @@ async def test_headers_too_large_for_one_report_are_sent_in_turn(kept: Kept, mon
     async with kept.running():
         kept.wants(*looks)
         await kept.until(lambda: sum(one.looked is not None for one in kept.keeping._lines.values()) == 5)
-        first = told()
+        first = reported()
         assert len(first) == 3
         kept.wants(*(one for one in looks if one.artifact not in first))
-        await kept.until(lambda: told() == {one.artifact for one in looks} - first)
+        await kept.until(lambda: reported() == {one.artifact for one in looks} - first)
 
 
 async def test_failed_inspection_is_retried_after_an_interval(kept: Kept, host: str) -> None:
@@ -110,7 +112,7 @@ async def test_failed_inspection_is_retried_after_an_interval(kept: Kept, host: 
         await kept.until(lambda: kept.keeping._lines[read_weights_request(look)].again_s > first)
 
 
-async def test_inspection_failure_reasons_are_truncated(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_overlong_reason_of_a_failed_inspection_is_truncated(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     async def found(said: WeightsReport, *_: object) -> WeightsReport:
         return replace(said, digest="sha256:aa", no_image="x" * 1_000_000, no_header="x" * 1_000_000)
 
@@ -194,7 +196,7 @@ async def test_next_leader_gets_cached_inspection_during_registry_outage(
             await kept.until(lambda: not kept.keeping._lines)
 
 
-async def test_header_cache_keeps_the_most_recent_artifacts(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_header_cache_drops_the_oldest_artifact(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspect, "HEADERS_MAX", 2)
     headers, reads = Headers(), list[str]()
 

@@ -60,10 +60,10 @@ async def test_restarted_agent_reports_stored_weights(
         async with kept.running():
             kept.wants(replace(want(HUB, "r1"), allow_unsafe=unsafe))
             await kept.until(lambda: kept.said and kept.said[0].folder)
-        anew = Kept(tmp_path / "store")
-        async with anew.running():
-            anew.wants()
-            await anew.until(lambda: anew.keeping.report()[0] == (HUB,))
+        restarted = Kept(tmp_path / "store")
+        async with restarted.running():
+            restarted.wants()
+            await restarted.until(lambda: restarted.keeping.report()[0] == (HUB,))
 
 
 async def test_private_hub_model_requires_the_token_of_the_agent(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:

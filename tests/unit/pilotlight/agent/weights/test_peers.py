@@ -91,7 +91,7 @@ async def agent(
         await runner.cleanup()
 
 
-async def test_private_weights_are_served_only_to_agents_with_a_certificate(tmp_path: Path) -> None:
+async def test_peer_serves_private_weights_only_to_agent_certificates(tmp_path: Path) -> None:
     await filled(Store(tmp_path / "store", spare_bytes=0).open(), private=True)
     ours, stranger = shown(tmp_path), shown(tmp_path, THEIRS)
     async with Autoscaler(tmp_path).running() as way, agent("n1", way, tmp_path / "store", ours) as one:

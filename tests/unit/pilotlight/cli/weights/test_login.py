@@ -79,6 +79,6 @@ def test_login_to_an_anonymous_registry_is_stored_with_a_warning(
     assert json.loads(run("logout", host, "--output", "json").output) == {"registry": host, "forgotten": []}
 
 
-def test_help_shows_an_example() -> None:
+def test_help_of_weights_login_and_logout_shows_an_example() -> None:
     assert "Example: pilotlight weights login ghcr.io -u robot --password-stdin" in run("login", "--help").output
     assert "Example: pilotlight weights logout ghcr.io" in run("logout", "--help").output

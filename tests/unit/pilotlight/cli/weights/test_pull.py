@@ -50,26 +50,26 @@ def store(tmp_path: Path) -> str:
 def pulled(host: str, store: str) -> dict[str, object]:
     result = run("pull", f"oci://{host}/{NAME}:v1", "--store", store, "--output", "json")
     assert result.exit_code == 0, result.output
-    told: dict[str, object] = json.loads(result.output)
-    return told
+    result_row: dict[str, object] = json.loads(result.output)
+    return result_row
 
 
 def test_second_pull_reuses_the_stored_weights(host: str, store: str) -> None:
-    told = pulled(host, store)
-    assert (told["artifact"], told["bytes"]) == (f"oci://{host}/{NAME}:v1", sum(map(len, FILES.values())))
-    assert sorted(told["files"]) == sorted(FILES)  # type: ignore[call-overload]  # parsed JSON
-    assert told["fetched_bytes"] != 0
-    folder = Path(str(told["folder"]))
+    result_row = pulled(host, store)
+    assert (result_row["artifact"], result_row["bytes"]) == (f"oci://{host}/{NAME}:v1", sum(map(len, FILES.values())))
+    assert sorted(result_row["files"]) == sorted(FILES)  # type: ignore[call-overload]  # parsed JSON
+    assert result_row["fetched_bytes"] != 0
+    folder = Path(str(result_row["folder"]))
     assert (folder / "model.gguf").read_bytes() == FILES["model.gguf"]
     lines = run("pull", f"{host}/{NAME}:v1", "--store", store).output.splitlines()
     assert lines[0].endswith("3 files, 73.2Ki; already stored")
     assert lines[1] == str(folder)
-    assert run("ls", "--store", store).output.count(str(told["artifact"])) == 1
+    assert run("ls", "--store", store).output.count(str(result_row["artifact"])) == 1
 
 
 def test_stored_copy_is_found_by_every_pulled_tag(host: str, layout: Path, store: str) -> None:
-    told = pulled(host, store)
-    digest = str(told["digest"])
+    result_row = pulled(host, store)
+    digest = str(result_row["digest"])
     assert run("push", str(layout), f"{host}/{NAME}:v2").exit_code == 0
     assert "matches no copy" in run("pin", f"oci://{host}/{NAME}:v2", "--store", store).stderr
     again = run("pull", f"oci://{host}/{NAME}:v2", "--store", store).output
@@ -87,9 +87,9 @@ def test_stored_copy_is_found_by_every_pulled_tag(host: str, layout: Path, store
 
 @pytest.mark.parametrize("output", ["text", "json"])
 def test_verify_with_drop_removes_a_copy_with_changed_files(host: str, store: str, output: str) -> None:
-    told = pulled(host, store)
+    result_row = pulled(host, store)
     assert run("verify", "--store", store).output.endswith("73.2Ki: intact\n")
-    folder = Path(str(told["folder"]))
+    folder = Path(str(result_row["folder"]))
     _changed(folder / "model.gguf", b"X")
     (folder / "LICENSE").unlink()
     (folder / "more").write_bytes(b"")
@@ -98,10 +98,10 @@ def test_verify_with_drop_removes_a_copy_with_changed_files(host: str, store: st
     assert "1 of 1 copies are corrupt; --drop removes them" in bad.stderr
     for what in ("model.gguf", "LICENSE", "more"):
         assert what in bad.stdout
-    dropped = run("verify", str(told["digest"]), "--drop", "--store", store)
+    dropped = run("verify", str(result_row["digest"]), "--drop", "--store", store)
     assert dropped.exit_code == 1
-    assert f"{str(told['digest'])[: 7 + SHORT_DIGITS]} is removed" in dropped.stdout
-    assert "the other names match no copy" in run("verify", str(told["digest"]), "--store", store).stderr
+    assert f"{str(result_row['digest'])[: 7 + SHORT_DIGITS]} is removed" in dropped.stdout
+    assert "the other names match no copy" in run("verify", str(result_row["digest"]), "--store", store).stderr
     again = Path(str(pulled(host, store)["folder"]))
     assert {path: (again / path).read_bytes() for path in FILES} == FILES
     assert run("verify", "--store", store).exit_code == 0
@@ -133,9 +133,9 @@ def test_weights_with_code_are_pulled_only_with_allow_unsafe(tmp_path: Path, sto
 
 
 def test_verify_keeps_a_corrupt_pinned_copy(host: str, store: str) -> None:
-    told = pulled(host, store)
-    run("pin", str(told["digest"]), "--store", store)
-    _changed(Path(str(told["folder"])) / "model.gguf", b"X")
+    result_row = pulled(host, store)
+    run("pin", str(result_row["digest"]), "--store", store)
+    _changed(Path(str(result_row["folder"])) / "model.gguf", b"X")
     result = run("verify", "--drop", "--store", store)
     assert (result.exit_code, "is pinned" in result.stderr) == (1, True)
     assert len(list(Store(Path(store)).layout.records())) == 1
@@ -148,7 +148,7 @@ def test_verify_keeps_a_corrupt_pinned_copy(host: str, store: str) -> None:
         (("pull", "oci://127.0.0.1:1/a/b"), 1, "does not answer"),
     ],
 )
-def test_pull_errors_are_one_line(
+def test_failed_weights_command_prints_a_one_line_error(
     words: tuple[str, ...], code: int, said: str, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("artifacts.http.retry.TRIES_MAX", 1)

@@ -45,8 +45,8 @@ async def test_inspect_lists_a_repository_without_downloading_weights(nobody: di
         assert "70000  weight     model.safetensors" in shown.output
         assert "left out: modeling.py: code is not accepted" in shown.output
         assert not fake.asked("GET", "/resolve/")
-        told = json.loads((await run("inspect", "hf://acme/tiny", "--output", "json", env=env)).output)
-        assert (told["revision"], [one["path"] for one in told["files"]]) == (
+        inspected = json.loads((await run("inspect", "hf://acme/tiny", "--output", "json", env=env)).output)
+        assert (inspected["revision"], [one["path"] for one in inspected["files"]]) == (
             COMMIT,
             ["config.json", "model.safetensors"],
         )

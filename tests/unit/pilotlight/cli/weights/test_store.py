@@ -51,7 +51,7 @@ def test_ls_lists_copies_with_size_age_and_whether_in_use_or_pinned(store: Store
     assert lines[-1] == "2 Copies, 5Ki with shared files counted once"
 
 
-def test_ls_json_output_lists_the_same_copies(store: Store) -> None:
+def test_ls_with_json_output_lists_each_stored_copy(store: Store) -> None:
     found = {row["artifact"]: row for row in json.loads(run(store, "ls", "--output", "json").output)}
     assert set(found) == {ONE.reference, TWO.reference}
     row = found[TWO.reference]
@@ -118,13 +118,13 @@ def test_evict_frees_the_requested_size_or_nothing(store: Store) -> None:
         (("pin", "abc"), "'abc': matches no copy"),
     ],
 )
-def test_usage_error_is_one_line(store: Store, words: tuple[str, ...], said: str) -> None:
+def test_usage_error_of_a_weights_command_is_one_line(store: Store, words: tuple[str, ...], said: str) -> None:
     result = run(store, *words)
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert said in result.stderr
 
 
-def test_digest_can_be_pinned_before_its_pull(store: Store) -> None:
+def test_pin_of_a_digest_not_yet_pulled_is_stored(store: Store) -> None:
     digest = wanted("later").key.digest
     assert run(store, "pin", digest).exit_code == 0
     assert store.layout.pin(digest).exists()

@@ -16,13 +16,13 @@ PAGE = (ROOT / "docs" / "reference" / "metrics.md").read_text()
 METRICS = set(re.findall(r"^\| `(pilotlight_[a-z_]+)` \|", PAGE, re.MULTILINE))
 
 
-def test_every_chart_value_is_documented() -> None:
+def test_every_chart_value_is_described_on_the_values_page() -> None:
     found = list(chart.values(chart.VALUES.read_text()))
     assert [one.path for one in found if len(one.meaning) < 10] == []
     assert len(found) == len({one.path for one in found})
 
 
-def test_schema_contains_exactly_the_chart_values() -> None:
+def test_json_schema_of_the_chart_has_exactly_the_chart_values() -> None:
     def keys(schema: dict[str, Any], at: str = "") -> Iterator[str]:
         for name, one in schema.get("properties", {}).items():
             yield at + name
@@ -35,11 +35,11 @@ def test_schema_contains_exactly_the_chart_values() -> None:
     assert set(keys(schema)) - {"global"} == {path for path in known if not inner.fullmatch(path)}
 
 
-def test_schema_settings_match_the_settings_document() -> None:
+def test_settings_in_the_chart_schema_equal_the_settings_document() -> None:
     assert chart.SCHEMA.read_text() == chart.schema(chart.SCHEMA.read_text()), "run `.venv/bin/python -m docs.chart`"
 
 
-def test_values_page_is_up_to_date() -> None:
+def test_chart_values_page_equals_the_generated_one() -> None:
     assert chart.PAGE.read_text() == chart.page(chart.PAGE.read_text()), "run `.venv/bin/python -m docs.chart`"
 
 
@@ -48,7 +48,7 @@ def known(text: str) -> set[str]:
     return {re.sub(r"_(bucket|sum|count)$", "", one) for one in re.findall(r"pilotlight_[a-z_]+", text)}
 
 
-def test_alerts_use_existing_metrics() -> None:
+def test_each_alert_of_the_chart_uses_only_existing_metrics() -> None:
     rules = named(EVERYTHING, "PrometheusRule", "pl-pilotlight")["spec"]["groups"][0]["rules"]
     assert len(rules) >= 5
     for rule in rules:
@@ -56,7 +56,7 @@ def test_alerts_use_existing_metrics() -> None:
         assert known(rule["expr"]) <= METRICS, rule["alert"]
 
 
-def test_dashboards_use_existing_metrics() -> None:
+def test_each_dashboard_of_the_chart_uses_only_existing_metrics() -> None:
     data = named(EVERYTHING, "ConfigMap", "pl-pilotlight-dashboards")["data"]
     shown = json.loads(data["pilotlight.json"])
     said = {panel["title"]: target["expr"] for panel in shown["panels"] for target in panel["targets"]}
@@ -66,7 +66,7 @@ def test_dashboards_use_existing_metrics() -> None:
         assert known(expression) <= METRICS, title
 
 
-def test_chart_versions_match_the_product_version() -> None:
+def test_version_of_the_chart_equals_the_product_version() -> None:
     about = yaml.safe_load((CHART / "Chart.yaml").read_text())
     (version,) = re.findall(r'^__version__ = "(.+)"$', (ROOT / "pilotlight/__init__.py").read_text(), re.MULTILINE)
     assert about["appVersion"] == version
