@@ -303,7 +303,7 @@ async def test_model_failure_in_a_later_round_keeps_the_completed_rounds(aiohttp
 
 
 @pytest.mark.parametrize(
-    ("model", "says"), [("absent", "no such model"), ("other", "does not contain the model's state")]
+    ("model", "says"), [("absent", "no such model"), ("other", "does not contain the state of the model")]
 )
 async def test_coldstart_fails_if_the_server_gives_no_model_state(aiohttp_server: Serve, model: str, says: str) -> None:
     url = str((await aiohttp_server(ColdServer().app)).make_url("/"))
