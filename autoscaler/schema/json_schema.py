@@ -66,7 +66,7 @@ def _schema(info: inspect.Type) -> dict[str, object]:
 
 
 def _part(info: inspect.StructType) -> dict[str, object]:
-    """The schema of an object whose keys are all known, described by the first line of the type's docstring."""
+    """The schema of an object whose keys are all known, described by the first paragraph of its docstring."""
     properties = {}
     for field in info.fields:
         properties[field.encode_name] = _schema(field.type)
@@ -74,7 +74,7 @@ def _part(info: inspect.StructType) -> dict[str, object]:
             properties[field.encode_name]["default"] = to_plain_value(field.default)
     return {
         "type": "object",
-        "description": (info.cls.__doc__ or "").partition("\n")[0],
+        "description": " ".join((info.cls.__doc__ or "").partition("\n\n")[0].split()),
         "properties": properties,
         "required": [field.encode_name for field in info.fields if field.required],
         "additionalProperties": False,

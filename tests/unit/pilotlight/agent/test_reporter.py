@@ -114,10 +114,10 @@ async def test_a_node_without_a_driver_has_no_devices(tmp_path: Path) -> None:
 async def test_nvml_that_fails_or_hangs_makes_its_devices_unhealthy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_observer, "ANSWER_S_MAX", 0.02)
     nvml = FakeNvml()
     one = looks(nvml, tmp_path)
     assert {device.healthy for device in (await one.look()).devices} == {True}
+    monkeypatch.setattr(node_observer, "ANSWER_S_MAX", 0.02)
     nvml.failure = "GPU is lost"
     assert {device.healthy for device in (await one.look()).devices} == {False}
     nvml.failure = ""

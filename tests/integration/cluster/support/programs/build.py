@@ -17,10 +17,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import NamedTuple
 
 FLAGS = ("-mod=readonly", "-buildvcs=false", "-ldflags=-s -w")
+UNUSED_S_MAX = 7 * 86_400.0
+"""Programs of other sources are deleted after this many seconds without a use."""
 _FILES = ("go.mod", "go.sum", "main.go")
 
 
@@ -87,8 +90,9 @@ def build(sources: Sources = TESTPLANE) -> Path:
                 for name, package in sources.programs:
                     _go_build(sources, package, folder / name, compiled)
             for old in here.glob(f"{sources.name}-*"):
-                if old != folder:
+                if time.time() - old.stat().st_mtime > UNUSED_S_MAX:  # another clone may use it now
                     shutil.rmtree(old)
+        os.utime(folder)
     return folder
 
 
