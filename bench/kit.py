@@ -22,7 +22,7 @@ from pathlib import Path
 import aiohttp
 import psutil
 
-from autoscaler.documents.load import parse_documents
+from autoscaler.documents.parse import parse_documents
 from autoscaler.drivers.driver import Launch
 from autoscaler.drivers.local.ports import Ports
 from autoscaler.drivers.probes import probe_engine

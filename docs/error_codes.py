@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from autoscaler.drivers.kubernetes import pod_events
+from autoscaler.drivers.kubernetes import volume_failures
 from autoscaler.drivers.kubernetes.adoption import annotations as workload_annotations
 from autoscaler.drivers.kubernetes.adoption import status as adoption
 from autoscaler.drivers.kubernetes.objects import replica_pod
@@ -327,7 +327,7 @@ def ready_reasons() -> set[str]:
 
 def kubernetes_reasons() -> set[str]:
     """The reasons of a kubelet that are passed on unchanged."""
-    return {*replica_pod._INIT_PATIENCE_S, *pod_events.FAILURES} - conditions.WORDS.keys() - ready_reasons()  # noqa: SLF001
+    return {*replica_pod._INIT_PATIENCE_S, *volume_failures.FAILURES} - conditions.WORDS.keys() - ready_reasons()  # noqa: SLF001
 
 
 def other_reasons() -> set[tuple[str, str]]:

@@ -27,7 +27,7 @@ import psutil
 import yaml
 from openai import AsyncOpenAI, NotFoundError
 
-from autoscaler.documents.load import parse_documents
+from autoscaler.documents.parse import parse_documents
 from autoscaler.drivers.local.ports import HOST, Ports
 from autoscaler.drivers.probes import probe_engine
 from loadtest import tiny_gguf

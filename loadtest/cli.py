@@ -31,8 +31,8 @@ from loadtest.coldstart import measure_cold_starts as measure
 from loadtest.report import coldstart as coldreport
 from loadtest.report import report
 from loadtest.result import Ending, Result, Shot
+from loadtest.run_verdict import Spread, Verdict
 from loadtest.stopping import EXIT_STATUS, Stop, stopped_by_signals
-from loadtest.verdict import Spread, Verdict
 
 PLAIN_EVERY_S = 1.0
 RATE_MAX = 1e6

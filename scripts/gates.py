@@ -285,7 +285,9 @@ def violations() -> Iterator[str]:
             yield from (f"{name(path)}.py must stay pure (see PURE and IMPURE): line {use}" for use in uses)
         if name(path).startswith(LONG_LIVED) and name(path) not in ENDS_AT_ONCE:
             caught = memory_errors_caught(path.read_text())
-            yield from (f"{name(path)}.py catches a MemoryError (see autoscaler.faults): line {one}" for one in caught)
+            yield from (
+                f"{name(path)}.py catches a MemoryError (see autoscaler.exceptions): line {one}" for one in caught
+            )
         if not name(path).startswith("pilotlight/") and "import uvloop" in path.read_text():
             yield f"{name(path)}.py imports uvloop; only pilotlight/ installs it"
     yield from crowded()

@@ -24,9 +24,9 @@ from artifacts.disk.disk import Disk, DiskError, describe_os_error
 from artifacts.disk.threads import wait_until_done
 from artifacts.download import pacing, splice, tls_receive
 from artifacts.download.pacing import Judge, Window
-from artifacts.download.partial_file import Partial
 from artifacts.download.splice import Goal
 from artifacts.download.tls_receive import Ends
+from artifacts.download.verified_file import Partial
 from artifacts.http.transport import DetachedBody
 from artifacts.oci import spans as parts
 from artifacts.oci.spans import Span

@@ -20,7 +20,7 @@ from artifacts.archives.archive_recipe import RECIPE_BYTES_MAX, Recipe, decode_r
 from artifacts.digest import Digest
 from artifacts.disk.disk import Disk, list_entries
 from artifacts.download import progress_file
-from artifacts.download.partial_file import FOLDER
+from artifacts.download.verified_file import FOLDER
 from artifacts.oci.spans import BlobProgress
 from artifacts.store.layout import ROOM_DIGITS, StoreLayout, digest_file_name
 from artifacts.store.publish import RECIPES

@@ -20,7 +20,6 @@ import msgspec
 from artifacts.disk.disk import FULL, Disk, describe_os_error, list_entries
 from artifacts.disk.locks import Flock, remove_lock, try_lock, wait_for_lock
 from artifacts.store import durability
-from artifacts.store.eviction import Candidate
 from artifacts.store.layout import (
     ROOM_DIGITS,
     CopyKey,
@@ -30,6 +29,7 @@ from artifacts.store.layout import (
     digest_file_name,
     exclusive_disk_bytes,
 )
+from artifacts.store.victim_selection import Candidate
 
 log = logging.getLogger("pilotlight.artifacts.store")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from artifacts.disk.disk import list_entries
 from artifacts.disk.locks import Flock, remove_lock, try_lock
-from artifacts.store import eviction
+from artifacts.store import victim_selection
 from artifacts.store.copies import CopyStore
 from artifacts.store.layout import CopyKey, NoRoomError, exclusive_disk_bytes
 
@@ -65,7 +65,7 @@ class Reservations:
             if short <= 0:
                 self._write(room, wanted_bytes)
                 return tuple(gone)
-            choice = eviction.select_victims(self._shelf.candidates(), short)
+            choice = victim_selection.select_victims(self._shelf.candidates(), short)
             if not choice.gone:
                 raise NoRoomError(
                     f"no room for {wanted_bytes} bytes: {choice.lacking_bytes} are missing, with "

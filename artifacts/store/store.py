@@ -25,11 +25,11 @@ from artifacts.disk.disk import FULL, SHUT, Disk, describe_os_error
 from artifacts.disk.threads import run_in_thread
 from artifacts.registry_errors import MismatchError, UnreachableError
 from artifacts.store.copies import CopyStore
-from artifacts.store.eviction import Choice, select_victims
 from artifacts.store.layout import CopyKey, ForbiddenError, HeldError, NoRoomError, Record, StoreError, StoreLayout
 from artifacts.store.permission_cache import Permits
 from artifacts.store.publish import Copy, CopySpec, Job, Pull
 from artifacts.store.reservations import SPARE_BYTES, Evicted, Free, Reservations
+from artifacts.store.victim_selection import Choice, select_victims
 
 LOCKS_MAX = 256
 """Maximum locked files per artifact; if there are more, the smaller ones may be fetched twice."""

@@ -14,7 +14,7 @@ from autoscaler.agent_contract import FabricWant
 from autoscaler.contract import FabricReport
 from autoscaler.queries.device_health import is_report_fresh
 from autoscaler.spec.settings import Settings
-from autoscaler.state.capacity_orders import Lease
+from autoscaler.state.capacity import Lease
 from autoscaler.state.operator_orders import NodeAgentStatus
 from autoscaler.state.world import NodeId, World
 

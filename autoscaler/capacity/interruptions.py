@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from msgspec.structs import replace
 
 from autoscaler.capacity.lead_times import NO_LEARNT, estimate_lead_time
-from autoscaler.state.capacity_orders import Lease
+from autoscaler.state.capacity import Lease
 from autoscaler.state.node_labels import UNNEEDED
 from autoscaler.state.operator_orders import Cordon, CordonTarget
 from autoscaler.state.world import World

@@ -1,6 +1,6 @@
 """Estimates how long an order takes to become usable, and its probability of arriving in time. Pure.
 
-Computed from observed deliveries (`autoscaler.state.capacity_orders.LeadTimeStats`): quantiles in which
+Computed from observed deliveries (`autoscaler.state.capacity.LeadTimeStats`): quantiles in which
 `expectedSeconds` counts as PRIOR deliveries, the share of orders that are delivered, and how long idle capacity is
 worth keeping. Times are assumed to be log-normal, since occasional delays are very long.
 """
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from autoscaler.state.capacity_orders import GAPS_MAX, STARTS_MAX, LeadTimeStats, Offer
+from autoscaler.state.capacity import GAPS_MAX, STARTS_MAX, LeadTimeStats, Offer
 
 PRIOR = 3
 """The expected time counts as this many deliveries."""

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from autoscaler.capacity.attachable_nodes import Groups
 from autoscaler.contract import ModelName
-from autoscaler.state.capacity_orders import Group, GroupGrowth, Lease, LeaseId, Listed
+from autoscaler.state.capacity import Group, GroupGrowth, Lease, LeaseId, Listed
 from autoscaler.state.world import World
 
 GROW_S = 900.0

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from autoscaler.contract import ModelName
-from autoscaler.state.capacity_orders import NO_MARKS, Lease, Listed, Marks
+from autoscaler.state.capacity import NO_MARKS, Lease, Listed, Marks
 from autoscaler.state.device_claims import is_claim_owner
 from autoscaler.state.world import Slice, SliceId, World
 

@@ -2,8 +2,8 @@
 
 Decisions are pure functions of a `World`. `find_culprits` finds the Model at fault by repeating a decision without some
 Models, so the planner and the fold need no fault handling. `World.learned.faults` lists quarantined Models, see
-`autoscaler.fold.faults`. The planner gets a `World` in which their replicas keep their resources under another name
-(`autoscaler.fold.masking`).
+`autoscaler.fold.model_quarantine`. The planner gets a `World` in which their replicas keep their resources under
+another name (`autoscaler.fold.masking`).
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Final, NamedTuple, TypeVar
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.faults import Failure, attempt, can_complete, describe_error
+from autoscaler.exceptions import Failure, attempt, can_complete, describe_error
 from autoscaler.fold.draft import Draft
-from autoscaler.fold.faults import list_quarantined_models
 from autoscaler.fold.fold import Observation
 from autoscaler.fold.masking import assume_quarantined
+from autoscaler.fold.model_quarantine import list_quarantined_models
 from autoscaler.rearrange.paid_capacity import advance
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.state.actions import AcquireLease, Acted, Action, FailStart, StartReplica
-from autoscaler.state.capacity_orders import LeaseRefused, LeasesSeen, OffersSeen, ProviderTroubled
+from autoscaler.state.capacity import LeaseRefused, LeasesSeen, OffersSeen, ProviderTroubled
 from autoscaler.state.events import (
     DocumentsSeen,
     FaultSeen,

@@ -34,10 +34,10 @@ from autoscaler.controller.containment import (
 )
 from autoscaler.controller.inbox import Inbox
 from autoscaler.drivers.driver import Cutter, Driver
-from autoscaler.faults import Failure, attempt, can_complete, describe_error
-from autoscaler.fold.faults import list_quarantined_models
+from autoscaler.exceptions import Failure, attempt, can_complete, describe_error
 from autoscaler.fold.fold import Observation
 from autoscaler.fold.masking import assume_quarantined, mask_quarantined
+from autoscaler.fold.model_quarantine import list_quarantined_models
 from autoscaler.planner.plan import Planner, wind_down
 from autoscaler.providers.provider import Supplier
 from autoscaler.provisioning.provisioner import ORDERS_MAX
@@ -54,7 +54,7 @@ from autoscaler.state.actions import (
     StartReplica,
     StopReplica,
 )
-from autoscaler.state.capacity_orders import LeaseRefused
+from autoscaler.state.capacity import LeaseRefused
 from autoscaler.state.events import (
     FaultSeen,
     FollowingSeen,

@@ -7,7 +7,7 @@ key is removed from the list by the change that implements it.
 service account refers to that namespace. Users who may create Models in other namespaces have no right to these
 objects, so keys that use them are rejected (`check_namespace_access`), except volumes that use nothing of a namespace.
 
-- Rules between keys raise WrongKeyError with the key to change. `autoscaler.documents.load` has the rules between
+- Rules between keys raise WrongKeyError with the key to change. `autoscaler.documents.parse` has the rules between
 documents, such as unique names.
 """
 

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from autoscaler.contract import ModelName
 from autoscaler.drivers.driver import Observe
-from autoscaler.faults import describe_error, reraise_memory_error
+from autoscaler.exceptions import describe_error, reraise_memory_error
 from autoscaler.state.events import FaultSeen
 
 NO_MODEL = ModelName("")

@@ -29,7 +29,7 @@ from autoscaler.provisioning.provisioner import evaluate_offers
 from autoscaler.queries.unschedulable_replicas import list_avoided_nodes
 from autoscaler.spec.model import Model
 from autoscaler.state.actions import DrainReplica, Plan, StartReplica
-from autoscaler.state.capacity_orders import Lease, Offer
+from autoscaler.state.capacity import Lease, Offer
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Fact, Replica, SliceId, World
 from autoscaler.text import format_duration

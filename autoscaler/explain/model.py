@@ -18,8 +18,8 @@ from autoscaler.explain.decision_log import Log, RefusedCalls
 from autoscaler.explain.decision_log import Row as LogRow
 from autoscaler.explain.ladder import Step, explain_ladder
 from autoscaler.explain.ladder import describe_ladder as offered
-from autoscaler.fold.faults import list_quarantined_models
 from autoscaler.fold.masking import mask_quarantined
+from autoscaler.fold.model_quarantine import list_quarantined_models
 from autoscaler.placement.learning.training import describe_training_input
 from autoscaler.placement.model.bins import build_bins, build_hosts, build_placement_request
 from autoscaler.placement.model.predicates import count_fitting_devices, group_occupants_by_domain, rejection_reason

@@ -29,7 +29,7 @@ from autoscaler.capacity.machine_groups import adopt_group, count_nodes_with_dev
 from autoscaler.capacity.ordered_slices import is_slice_of_lease
 from autoscaler.fold.draft import Draft
 from autoscaler.state.actions import AcquireLease, ReleaseLease
-from autoscaler.state.capacity_orders import (
+from autoscaler.state.capacity import (
     BackedOffOffer,
     Capacity,
     GroupsSeen,

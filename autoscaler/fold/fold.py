@@ -16,13 +16,13 @@ from msgspec.structs import replace
 from autoscaler.capacity import interruptions
 from autoscaler.demand import history_updates as histories
 from autoscaler.demand.desired_replicas import NO_HISTORY
-from autoscaler.fold import capacity, faults, gateway_reports, mig, operator_orders, replicas
+from autoscaler.fold import capacity, gateway_reports, mig, model_quarantine, operator_orders, replicas
 from autoscaler.fold.draft import Draft
 from autoscaler.queries.measured_memory import correct_memory_estimate
 from autoscaler.spec.model import Model
 from autoscaler.state import images
 from autoscaler.state.actions import AcquireLease, Acted, CutNode, ReleaseLease
-from autoscaler.state.capacity_orders import (
+from autoscaler.state.capacity import (
     GroupsSeen,
     LearntSeen,
     LeaseRefused,
@@ -144,7 +144,7 @@ def _one(draft: Draft, observation: Observation) -> None:
         case StartSeen():
             _start_seen(draft, observation)
         case FaultSeen():
-            faults.quarantine_model(draft, observation)
+            model_quarantine.quarantine_model(draft, observation)
         case GatewaySeen():
             gateway_reports.register_gateway(draft, observation)
         case GatewayGone():
@@ -225,7 +225,7 @@ def _documents(draft: Draft, documents: DocumentsSeen) -> None:
     for name in before.models.keys() - models.keys():
         draft.attained.drop(name)
     operator_orders.refresh_weights_reports(draft)
-    faults.drop_outdated_faults(draft, before)
+    model_quarantine.drop_outdated_faults(draft, before)
 
 
 def _restarts(before: Model, after: Model) -> bool:
@@ -285,7 +285,7 @@ def _lesson(draft: Draft, lesson: PlacementValues) -> None:
 
 def _half_open(draft: Draft) -> None:
     """End expired back-offs, so that gateways are informed."""
-    out = faults.list_quarantined_models(draft.world)
+    out = model_quarantine.list_quarantined_models(draft.world)
     for model, history in tuple(draft.histories.now.items()):
         if model not in out and history.refused_until_s and draft.now_s >= history.refused_until_s:
             draft.put_history(model, histories.end_backoff(history, draft.now_s))
@@ -295,14 +295,14 @@ def _half_open(draft: Draft) -> None:
 def _pass_time(draft: Draft) -> None:
     """Apply the effects of time: expire reports, quarantines and stops, and record the current demand."""
     gateway_reports.expire_reports(draft)
-    faults.expire_quarantines(draft)
+    model_quarantine.expire_quarantines(draft)
     operator_orders.end_completed_stops(draft)
     operator_orders.forget_silent_nodes(draft)
     capacity.update_leases(draft)
     cordons = interruptions.derive_cordons(draft.world, draft.before, draft.now_s)
     if cordons != draft.world.nodes.cordons:
         draft.change_nodes(cordons=cordons)
-    out = faults.list_quarantined_models(draft.world)
+    out = model_quarantine.list_quarantined_models(draft.world)
     for model, load in draft.sum_loads().items():
         spec = draft.world.models.get(model)
         if spec is not None and model not in out:

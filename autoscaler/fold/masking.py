@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.fold.faults import list_quarantined_models
+from autoscaler.fold.model_quarantine import list_quarantined_models
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.state.world import Fault, World
 

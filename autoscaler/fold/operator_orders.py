@@ -16,7 +16,7 @@ from autoscaler.agent_contract import WeightsRequest, collect_weights_requests, 
 from autoscaler.contract import ModelName, NodeReport, PodDevices, WeightsReport
 from autoscaler.demand import history_updates as histories
 from autoscaler.demand.desired_replicas import idle_window_s
-from autoscaler.fold import capacity, faults, mig
+from autoscaler.fold import capacity, mig, model_quarantine
 from autoscaler.fold.draft import Draft
 from autoscaler.fold.memory import apply_reported_memory
 from autoscaler.queries.device_health import list_unhealthy_devices
@@ -103,7 +103,7 @@ def _woken(draft: Draft, name: ModelName) -> None:
     )
     draft.put_history(name, replace(held, woken_s=draft.now_s))
     draft.news = draft.news or before.refused_until_s > 0.0
-    faults.end_quarantine(draft, name)
+    model_quarantine.end_quarantine(draft, name)
     if name in draft.world.stops:
         draft.change(stops={other: stop for other, stop in draft.world.stops.items() if other != name})
 

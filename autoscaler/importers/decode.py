@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from autoscaler.documents.load import DocumentError
+from autoscaler.documents.parse import DocumentError
 from autoscaler.importers.result import Document
 from autoscaler.spec.decode import Part, Path, WrongKeyError, decode_value, format_path
 from autoscaler.spec.yaml import YamlError, parse_yaml

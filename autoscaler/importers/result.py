@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 import yaml
 
-from autoscaler.documents.load import read_document
+from autoscaler.documents.parse import read_document
 from autoscaler.documents.validation import MESSAGE, find_unsupported_key
 from autoscaler.spec.decode import Path, WrongKeyError, format_path
 from autoscaler.spec.model import Model, ModelSpec

@@ -19,7 +19,7 @@ import random
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
-from autoscaler.faults import describe_error, reraise_memory_error
+from autoscaler.exceptions import describe_error, reraise_memory_error
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.kubernetes.unreadable import Unreadable
 

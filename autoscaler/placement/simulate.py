@@ -25,7 +25,7 @@ from autoscaler.placement.index_cache import IndexCache
 from autoscaler.placement.model.topology import CLIQUE
 from autoscaler.placement.model.types import EvictionLevel, PlacementRequest, RequiredArtifacts, RestartCosts
 from autoscaler.placement.packer import pack, request_sort_key
-from autoscaler.state.capacity_orders import Lease, LeaseId, Offer
+from autoscaler.state.capacity import Lease, LeaseId, Offer
 from autoscaler.state.node_labels import PendingLabels
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId, World
 

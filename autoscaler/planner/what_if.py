@@ -14,7 +14,7 @@ import msgspec
 
 from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaUse, Report, TenantName
 from autoscaler.demand.desired_replicas import BEGINNING, NO_LOAD
-from autoscaler.documents.load import Documents
+from autoscaler.documents.parse import Documents
 from autoscaler.fold.fold import Observation
 from autoscaler.placement.model.bins import build_bins
 from autoscaler.planner.plan import Planner

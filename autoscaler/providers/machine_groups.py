@@ -19,7 +19,7 @@ from autoscaler.providers.new_nodes import COUNT, OfferTerms, build_offer, infer
 from autoscaler.providers.reconciler import Reconciler
 from autoscaler.spec.pod import GPU, OURS
 from autoscaler.spec.settings import Settings, kind_of
-from autoscaler.state.capacity_orders import Group, GroupsSeen, Offer
+from autoscaler.state.capacity import Group, GroupsSeen, Offer
 from autoscaler.state.world import World
 
 CAPI, OPENSHIFT = "cluster.x-k8s.io", "machine.openshift.io"

@@ -17,7 +17,7 @@ from autoscaler.queries.pod_requests import requests_for
 from autoscaler.spec.pod import GPU, selector_of
 from autoscaler.spec.quantity import whole_number
 from autoscaler.spec.settings import NodeKind, Settings, kind_of
-from autoscaler.state.capacity_orders import Bought, Offer
+from autoscaler.state.capacity import Bought, Offer
 from autoscaler.state.node_labels import Taint, filter_provisioning_labels
 from autoscaler.state.world import World
 

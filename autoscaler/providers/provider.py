@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Protocol, runtime_checkable
 
-from autoscaler.state.capacity_orders import AcquireOrder, Listed, Offer, ReleaseOrder
+from autoscaler.state.capacity import AcquireOrder, Listed, Offer, ReleaseOrder
 from autoscaler.text import redact_addresses
 
 

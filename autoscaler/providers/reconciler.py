@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from math import inf
 from typing import Final
 
-from autoscaler.faults import reraise_memory_error
+from autoscaler.exceptions import reraise_memory_error
 from autoscaler.providers.kube import AnswerError
 from autoscaler.providers.provider import RefusedError
 

@@ -17,9 +17,9 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from autoscaler.faults import reraise_memory_error
+from autoscaler.exceptions import reraise_memory_error
 from autoscaler.providers.provider import Attended, Lacking, Provider, RefusedError
-from autoscaler.state.capacity_orders import (
+from autoscaler.state.capacity import (
     LISTED_MAX,
     OFFERS_MAX,
     AcquireOrder,

@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from autoscaler.capacity.availability import SILENT, compute_remaining_offer, find_offer_backoff, has_current_offers
-from autoscaler.state.capacity_orders import Lease, Offer, OfferId
+from autoscaler.capacity.remaining_offers import SILENT, compute_remaining_offer, find_offer_backoff, has_current_offers
+from autoscaler.state.capacity import Lease, Offer, OfferId
 from autoscaler.state.device_claims import (
     FAILED,
     OVER,

@@ -13,9 +13,9 @@ from math import inf
 
 from msgspec.structs import replace
 
-from autoscaler.capacity.availability import find_offer_backoff, has_current_offers
+from autoscaler.capacity.remaining_offers import find_offer_backoff, has_current_offers
 from autoscaler.contract import ModelName
-from autoscaler.faults import Failure, attempt
+from autoscaler.exceptions import Failure, attempt
 from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.mig_candidates import list_mig_candidates
 from autoscaler.placement.model.bins import build_empty_bins, build_placement_request

@@ -16,7 +16,7 @@ from autoscaler.capacity.ordered_slices import is_slice_of_lease, list_withheld_
 from autoscaler.contract import ModelName
 from autoscaler.placement.simulate import SimulationContext
 from autoscaler.queries.operator_orders import explain_closed_slice, is_force_drained
-from autoscaler.state.capacity_orders import Lease, LeaseId, Offer, OfferId
+from autoscaler.state.capacity import Lease, LeaseId, Offer, OfferId
 from autoscaler.state.world import DeviceId, Slice, World
 
 _OWNER = "headroom@"

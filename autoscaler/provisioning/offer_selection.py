@@ -24,7 +24,7 @@ from autoscaler.contract import ModelName
 from autoscaler.demand.schedule import compute_replica_floor
 from autoscaler.placement.model.types import PlacementRequest, Urgency
 from autoscaler.placement.simulate import SimulationContext, devices_for
-from autoscaler.state.capacity_orders import Capacity, Lease, Offer, OfferId
+from autoscaler.state.capacity import Capacity, Lease, Offer, OfferId
 from autoscaler.state.node_labels import PendingLabels, can_label_appear, find_untolerated_taint
 from autoscaler.state.world import NodeId, World
 from autoscaler.text import format_duration

@@ -17,9 +17,9 @@ from functools import cached_property
 from math import inf
 from typing import NamedTuple
 
-from autoscaler.capacity.availability import SILENT, compute_remaining_offer, find_offer_backoff, has_current_offers
 from autoscaler.capacity.lead_times import Expected, due_after_s
 from autoscaler.capacity.machine_groups import list_group_leases
+from autoscaler.capacity.remaining_offers import SILENT, compute_remaining_offer, find_offer_backoff, has_current_offers
 from autoscaler.contract import ModelName
 from autoscaler.demand.desired_replicas import NO_LOAD
 from autoscaler.demand.schedule import STARTS
@@ -56,7 +56,7 @@ from autoscaler.provisioning.offer_selection import (
 )
 from autoscaler.provisioning.release import plan_releases
 from autoscaler.state.actions import AcquireLease, ReleaseLease
-from autoscaler.state.capacity_orders import AcquireOrder, Lease, LeaseId, Offer, OfferId, next_lease_name
+from autoscaler.state.capacity import AcquireOrder, Lease, LeaseId, Offer, OfferId, next_lease_name
 from autoscaler.state.device_claims import is_claim_owner
 from autoscaler.state.world import Replica
 from autoscaler.text import format_duration

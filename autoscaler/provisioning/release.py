@@ -25,7 +25,7 @@ from autoscaler.queries.gateways import is_demand_complete
 from autoscaler.queries.operator_orders import is_force_drained
 from autoscaler.spec.capacity import provider_keep_seconds
 from autoscaler.state.actions import ReleaseLease
-from autoscaler.state.capacity_orders import Capacity, Lease, LeaseId, ReleaseOrder
+from autoscaler.state.capacity import Capacity, Lease, LeaseId, ReleaseOrder
 from autoscaler.state.device_claims import is_claim_owner
 from autoscaler.text import format_duration
 

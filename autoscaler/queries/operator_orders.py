@@ -14,7 +14,7 @@ from math import inf
 
 from autoscaler.contract import ReplicaId
 from autoscaler.queries.mig_status import explain_closed_node
-from autoscaler.state.capacity_orders import Lease
+from autoscaler.state.capacity import Lease
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.operator_orders import Cordon, CordonTarget
 from autoscaler.state.world import Replica, Slice, World

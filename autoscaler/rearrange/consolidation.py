@@ -31,7 +31,7 @@ from autoscaler.rearrange.replica_migration import (
     find_moving_replica,
     reserve_placement,
 )
-from autoscaler.state.capacity_orders import Lease, LeaseId
+from autoscaler.state.capacity import Lease, LeaseId
 from autoscaler.state.world import Move, Replica, Slice, World
 
 LEASES_MAX = 8

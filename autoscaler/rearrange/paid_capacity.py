@@ -24,7 +24,7 @@ from autoscaler.placement.model.types import EvictionLevel, PlacementRequest
 from autoscaler.rearrange.replica_migration import can_migrate
 from autoscaler.spec.capacity import provider_keep_seconds
 from autoscaler.state.actions import Acted
-from autoscaler.state.capacity_orders import Lease, LeaseId, Offer
+from autoscaler.state.capacity import Lease, LeaseId, Offer
 from autoscaler.state.events import Transition
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import PaidCapacity, Replica, Slice, SliceId, World

@@ -30,9 +30,9 @@ from autoscaler.contract import (
     TenantEntry,
 )
 from autoscaler.demand.desired_replicas import median_start_s
-from autoscaler.faults import Failure, attempt
+from autoscaler.exceptions import Failure, attempt
 from autoscaler.fold.draft import is_routed
-from autoscaler.fold.faults import list_quarantined_models
+from autoscaler.fold.model_quarantine import list_quarantined_models
 from autoscaler.queries.start_phases import last_phases_ms
 from autoscaler.spec.engines import ENGINES, Adapters, fill_template
 from autoscaler.spec.model import Model

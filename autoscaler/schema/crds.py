@@ -15,7 +15,7 @@ import msgspec
 import yaml
 from msgspec import inspect
 
-from autoscaler.documents.load import ModelDocument, TenantDocument
+from autoscaler.documents.parse import ModelDocument, TenantDocument
 from autoscaler.documents.validation import KEYS, MESSAGE
 from autoscaler.schema.cel_rules import forbid_key
 from autoscaler.schema.structural import OBJECT, TEXT, Docs, Schema, Structural

@@ -15,7 +15,7 @@ from typing import cast
 import msgspec
 from msgspec import inspect
 
-from autoscaler.documents.load import to_plain_value
+from autoscaler.documents.parse import to_plain_value
 from autoscaler.documents.validation import ADAPTERS_MAX, NAME_CHARS_MAX
 from autoscaler.schema.cel_rules import RULES, Rule
 from autoscaler.schema.json_schema import SIZE
@@ -132,7 +132,9 @@ class Structural:
                 raise NotImplementedError(f"no schema for {info}")
 
     def _union(self, types: list[inspect.Type]) -> Schema:
-        """The schema of a union: integers or words are `int-or-string`; `autoscaler.documents.load` checks the rest."""
+        """The schema of a union: integers or words are `int-or-string`; `autoscaler.documents.parse` checks the
+        rest.
+        """
         if len(types) == 1:
             return self._schema(types[0])
         parts = [self.part(one) for one in types if isinstance(one, inspect.StructType)]

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from autoscaler.contract import ModelName
 from autoscaler.demand.desired_replicas import NO_HISTORY, NO_LOAD, effective_idle_window
 from autoscaler.explain import model as weights
-from autoscaler.fold.faults import list_quarantined_models
+from autoscaler.fold.model_quarantine import list_quarantined_models
 from autoscaler.queries.device_health import devices_of, find_device_report, is_report_fresh, list_closed_slices
 from autoscaler.queries.operator_orders import cordons_on, explain_closed_slice
 from autoscaler.queries.start_phases import last_start, phases_with_parts_s

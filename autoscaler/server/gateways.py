@@ -38,7 +38,7 @@ from autoscaler.contract import (
 )
 from autoscaler.controller.loop import Loop, LoopStep
 from autoscaler.drivers.local.processes import ProcessWatch
-from autoscaler.faults import Failure, attempt, describe_error
+from autoscaler.exceptions import Failure, attempt, describe_error
 from autoscaler.fold.gateway_reports import is_redundant_report
 from autoscaler.routing import routes as publish
 from autoscaler.server import agents

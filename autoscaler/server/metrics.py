@@ -25,15 +25,15 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from autoscaler.capacity.availability import count_offered_devices
+from autoscaler.capacity.remaining_offers import count_offered_devices
 from autoscaler.contract import ModelName
 from autoscaler.controller.loop import LoopStep
-from autoscaler.fold.faults import list_quarantined_models
+from autoscaler.fold.model_quarantine import list_quarantined_models
 from autoscaler.provisioning.release import Leaving, is_leaving
 from autoscaler.queries.crowded_slices import room_of
 from autoscaler.queries.start_phases import phases_with_parts_s
 from autoscaler.state.actions import Action, FailStart
-from autoscaler.state.capacity_orders import Capacity, Lease
+from autoscaler.state.capacity import Capacity, Lease
 from autoscaler.state.device_claims import is_claim_owner
 from autoscaler.state.lifecycle import HOLDS_SLICE, ReplicaState
 from autoscaler.state.world import World

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from autoscaler.contract import ModelName
 from autoscaler.demand.desired_replicas import LIVE, NO_HISTORY, idle_window_s
-from autoscaler.fold.faults import list_quarantined_models
+from autoscaler.fold.model_quarantine import list_quarantined_models
 from autoscaler.provisioning.feasibility import Fitting
 from autoscaler.queries.gateways import count_running_calls
 from autoscaler.queries.operator_orders import FORCE_S, STILL_THERE, find_drain_cordon, list_target_replicas

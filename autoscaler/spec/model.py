@@ -1,8 +1,8 @@
 """The Model document: a name that clients request, and what is needed to serve it (interfaces, section 2).
 
 Owns the typed definition, from which the JSON Schema and the CustomResourceDefinition are generated. Keys that are not
-supported yet are not fields here: `autoscaler.documents.load` rejects them. YAML names are camelCase and mostly have no
-unit (`gpu.memory`); Python names end in their unit (`gpu.memory_bytes`).
+supported yet are not fields here: `autoscaler.documents.parse` rejects them. YAML names are camelCase and mostly have
+no unit (`gpu.memory`); Python names end in their unit (`gpu.memory_bytes`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The Tenant document: the party that is authenticated, limited and charged (interfaces, section 2).
 
-Owns the typed definition of the supported keys: API keys, permission, weight and priority. `autoscaler.documents.load`
+Owns the typed definition of the supported keys: API keys, permission, weight and priority. `autoscaler.documents.parse`
 rejects guarantees, rates and budgets, which are not supported yet.
 """
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.state.capacity_orders import AcquireOrder, LeaseId, ReleaseOrder
+from autoscaler.state.capacity import AcquireOrder, LeaseId, ReleaseOrder
 from autoscaler.state.events import Transition
 from autoscaler.state.mig import CutOrder
 from autoscaler.state.world import Fact, Replica, SliceId, World

@@ -97,7 +97,7 @@ class StartSeen(Fact, frozen=True):
 
 
 class FaultSeen(Fact, frozen=True):
-    """An exception that a Model caused. It quarantines the Model, see `autoscaler.fold.faults`."""
+    """An exception that a Model caused. It quarantines the Model, see `autoscaler.fold.model_quarantine`."""
 
     model: ModelName
     """Empty: a driver failed, and no Model explains the failure."""

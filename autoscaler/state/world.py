@@ -27,8 +27,8 @@ from autoscaler.contract import (
 from autoscaler.spec.model import Model
 from autoscaler.spec.settings import Settings
 from autoscaler.spec.tenant import Tenant
-from autoscaler.state.capacity_orders import NO_MARKS, Capacity, Marks
-from autoscaler.state.capacity_orders import NOTHING as NO_CAPACITY
+from autoscaler.state.capacity import NO_MARKS, Capacity, Marks
+from autoscaler.state.capacity import NOTHING as NO_CAPACITY
 from autoscaler.state.images import NodeImages
 from autoscaler.state.lifecycle import ReplicaState
 from autoscaler.state.mig import Intent, MigNode

@@ -13,7 +13,7 @@ from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from gateway.http.incremental import Scan
+    from gateway.http.body_scan import Scan
 
 LARGE_BYTES = 256 << 10
 """A larger body is read by a Scan, in steps, instead of at once. Up to this size, reading takes 1 to 2 ms."""

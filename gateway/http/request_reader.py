@@ -12,7 +12,7 @@ from typing import Literal
 
 from gateway.errors import CallError, pipelining_limit_exceeded, too_large
 from gateway.http.body_buffers import LARGE_BYTES, ChunkedBody
-from gateway.http.request_framing import ChunkReader, LengthReader
+from gateway.http.request_body import ChunkReader, LengthReader
 from gateway.http.request_head import (
     CHUNKED,
     HEAD_BYTES_MAX,

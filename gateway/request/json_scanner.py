@@ -18,7 +18,7 @@ import msgspec
 
 from gateway.errors import CallError, invalid_request
 from gateway.http.body_buffers import Edit, Part, copy_range
-from gateway.http.incremental import WINDOW_BYTES, Scan
+from gateway.http.body_scan import WINDOW_BYTES, Scan
 from gateway.request.forbidden_fields import READ
 
 MEMBERS_MAX = 1000

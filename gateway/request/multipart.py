@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from gateway.errors import CallError, invalid_request
 from gateway.http.body_buffers import Body, ChunkedBody, Edit, Part, StreamingBody, copy_range
-from gateway.http.incremental import Scan
+from gateway.http.body_scan import Scan
 from gateway.http.request_head import FIELD, TOKEN
 from gateway.request import forbidden_fields
 

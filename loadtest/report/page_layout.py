@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Mapping
 
-from loadtest.verdict import Spread, Verdict
+from loadtest.run_verdict import Spread, Verdict
 
 
 def render_page(

@@ -12,7 +12,7 @@ import msgspec
 from loadtest.report.page_layout import list_outcome_figures, render_errors, render_page, render_spreads
 from loadtest.report.plots import Series, render_plot
 from loadtest.result import Ending, Result
-from loadtest.verdict import Spread, Verdict, compute_spread, judge_run
+from loadtest.run_verdict import Spread, Verdict, compute_spread, judge_run
 
 
 class CallLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

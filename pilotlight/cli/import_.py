@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import click
 
-from autoscaler.documents.load import DocumentError
+from autoscaler.documents.parse import DocumentError
 from autoscaler.importers import lingo, ollama
 from autoscaler.importers.kubeai import models
 from autoscaler.importers.llama_swap import config

@@ -16,7 +16,7 @@ import msgspec
 
 from artifacts.disk.locks import wait_for_lock
 from autoscaler.contract import TenantName
-from autoscaler.documents.load import Documents, to_yaml
+from autoscaler.documents.parse import Documents, to_yaml
 from autoscaler.documents.validation import MESSAGE, check_name
 from autoscaler.drivers.local.state_directory import replace_file
 from autoscaler.spec.decode import WrongKeyError

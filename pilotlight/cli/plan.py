@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from autoscaler.contract import ModelName
-from autoscaler.documents.load import Documents
+from autoscaler.documents.parse import Documents
 from autoscaler.drivers.kubernetes.inventory import declared
 from autoscaler.drivers.local.devices import Devices
 from autoscaler.drivers.local.nvml import NvmlError

@@ -35,18 +35,18 @@ from autoscaler.providers.lead_time_store import LeadTimeStore
 from autoscaler.providers.machine_groups import MachineGroupWatcher
 from autoscaler.providers.provider import Provider
 from autoscaler.providers.provisioning_request.provider import ProvisioningProvider
+from autoscaler.providers.redfish.attach_detach import Around as Alongside
 from autoscaler.providers.redfish.client import Service
 from autoscaler.providers.redfish.cluster import SECRETS, ConfigMapNotes, OpenSites, RedfishCredentials
 from autoscaler.providers.redfish.dra_publisher import DraPublisher
 from autoscaler.providers.redfish.inventory import Reading
 from autoscaler.providers.redfish.planning import FabricContext
 from autoscaler.providers.redfish.provider import RedfishFabric
-from autoscaler.providers.redfish.system_writer import Around as Alongside
 from autoscaler.providers.runner import Observe, ProviderRunner
 from autoscaler.provisioning.device_claims import Published, find_published_devices
 from autoscaler.spec.capacity import ProviderSettings
 from autoscaler.spec.settings import Settings
-from autoscaler.state.capacity_orders import AcquireOrder, ReleaseOrder
+from autoscaler.state.capacity import AcquireOrder, ReleaseOrder
 from autoscaler.state.world import World
 
 if TYPE_CHECKING:  # commands that only check Settings start without the planner

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from autoscaler.agent_contract import WeightsRequest
 from autoscaler.contract import ModelName, WeightsReport
-from autoscaler.faults import Failure, attempt, describe_error
+from autoscaler.exceptions import Failure, attempt, describe_error
 from autoscaler.spec.model import Model
 from autoscaler.state.events import FaultSeen
 from pilotlight.models import remote_header

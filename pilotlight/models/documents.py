@@ -1,6 +1,6 @@
 """Gathers the inputs of `serve` (GGUF files, folders, documents, stored keys) into one set of Documents.
 
-Turns files into Models and fills in their artifacts' memory needs. `autoscaler.documents.load` checks documents, and
+Turns files into Models and fills in their artifacts' memory needs. `autoscaler.documents.parse` checks documents, and
 `artifacts.formats.gguf` reads GGUF headers.
 """
 
@@ -19,11 +19,11 @@ import msgspec
 from artifacts.formats import gguf
 from autoscaler import engines
 from autoscaler.contract import ModelName
-from autoscaler.documents.load import DocumentError, Documents, parse_documents, to_yaml
+from autoscaler.documents.parse import DocumentError, Documents, parse_documents, to_yaml
 from autoscaler.documents.validation import NAME_CHARS_MAX
 from autoscaler.drivers.driver import Launcher
 from autoscaler.engines.installed import find_installed_programs
-from autoscaler.faults import Failure, attempt, describe_error
+from autoscaler.exceptions import Failure, attempt, describe_error
 from autoscaler.queries.measured_memory import AS_ASKED, Given
 from autoscaler.spec import yaml
 from autoscaler.spec.artifact import STORED

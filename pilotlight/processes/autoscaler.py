@@ -20,7 +20,7 @@ from aiohttp import web
 
 from autoscaler.contract import GatewayId, ModelName
 from autoscaler.controller.loop import Listener, Loop, LoopStep
-from autoscaler.documents.load import Documents
+from autoscaler.documents.parse import Documents
 from autoscaler.drivers.contained import retry_until_success
 from autoscaler.drivers.driver import Driver
 from autoscaler.drivers.local.cordon_file import CordonFile
@@ -31,9 +31,9 @@ from autoscaler.drivers.local.nvml import open_nvml
 from autoscaler.drivers.local.processes import become_subreaper
 from autoscaler.drivers.local.state_directory import StateDirectory, StateError
 from autoscaler.engines.installed import find_installed_programs
+from autoscaler.exceptions import describe_error, reraise_memory_error
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.fit import Needs
-from autoscaler.faults import describe_error, reraise_memory_error
 from autoscaler.queries.views import DocumentsView
 from autoscaler.server.auth import Admits
 from autoscaler.server.gateways import ContractServer
@@ -50,7 +50,7 @@ from pilotlight.models import capacity_providers
 from pilotlight.models.cpu_warning import CpuBound
 from pilotlight.models.credentials import SignersError
 from pilotlight.models.documents import NONE_KNOWN, build_launcher, keep_artifact_location, problem_file, read_documents
-from pilotlight.models.fit import load_memory_needs, read_reported_needs
+from pilotlight.models.memory_needs import load_memory_needs, read_reported_needs
 from pilotlight.models.page_cache import Warming
 from pilotlight.models.weights import STORE, Supply
 from pilotlight.net import access

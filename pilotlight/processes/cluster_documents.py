@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.documents import load, validation
+from autoscaler.documents import parse, validation
 from autoscaler.drivers import probes
 from autoscaler.drivers.contained import retry_until_success
 from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver, WorkloadEvent
 from autoscaler.importers.kubeai import models as kubeai
 from autoscaler.importers.kubeai.system import CHART
-from autoscaler.kubernetes.model_claims import ModelClaims
-from autoscaler.kubernetes.resources import event_log, status
+from autoscaler.kubernetes.installation_leases import ModelClaims
+from autoscaler.kubernetes.resources import event_log, model_status
 from autoscaler.kubernetes.resources.document_merge import CUSTOMS, FILES, Installation, Status
 from autoscaler.kubernetes.resources.event_writer import Events
 from autoscaler.kubernetes.resources.kubeai_watcher import KUBEAI, KubeaiModels
-from autoscaler.kubernetes.resources.status import list_subjects
+from autoscaler.kubernetes.resources.model_status import list_subjects
 from autoscaler.kubernetes.resources.status_writer import Statuses
 from autoscaler.kubernetes.resources.watcher import DocumentWatcher, StatusSeen
 from autoscaler.spec.decode import WrongKeyError, format_path
@@ -52,7 +52,7 @@ log = logging.getLogger("pilotlight.autoscaler.documents")
 
 def decode_custom_resource(namespace: str, document: object) -> Model | Tenant:
     """Decode a custom resource; pods are created in `namespace`. Raises WrongKeyError."""
-    said = load.read_document(document)
+    said = parse.read_document(document)
     if isinstance(said, Model):
         validation.check_namespace_access(said, namespace)
     return said
@@ -126,7 +126,7 @@ class Resources:
         self._installation.put_files(seen)
 
     def _tell(self, seen: DocumentsSeen, statuses: Mapping[ModelName, Status]) -> None:
-        learned, wrong = status.restore_histories(statuses, self._clock(), self._unix_s())
+        learned, wrong = model_status.restore_histories(statuses, self._clock(), self._unix_s())
         for line in wrong:
             log.warning("event=history_unreadable error=%s", line)
         taken, self._taken = self._taken, self._installation.tenants_taken
@@ -154,7 +154,7 @@ class Resources:
         if self._loop.world.leadership.leads:
             self._statuses.hear(said)
         elif name is not None:
-            self._loop.observe(status.restore_histories({name: said.status}, self._clock(), self._unix_s())[0])
+            self._loop.observe(model_status.restore_histories({name: said.status}, self._clock(), self._unix_s())[0])
 
     def _fault(self, model: ModelName, what: str, error: Exception) -> None:
         self._loop.fault(model, what, error)

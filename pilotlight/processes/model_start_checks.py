@@ -13,7 +13,7 @@ from functools import partial
 
 from autoscaler.contract import ModelName
 from autoscaler.controller.loop import Loop, LoopStep
-from autoscaler.faults import Failure, attempt
+from autoscaler.exceptions import Failure, attempt
 from autoscaler.spec.model import Model
 from autoscaler.state.events import StartSeen
 from pilotlight.output import write_stderr

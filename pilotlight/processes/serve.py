@@ -14,9 +14,9 @@ from pathlib import Path
 import click
 import msgspec
 
-from autoscaler.documents.load import Documents, to_yaml
+from autoscaler.documents.parse import Documents, to_yaml
 from autoscaler.drivers.local.state_directory import InUseError, StateDirectory, StateError, replace_file
-from autoscaler.faults import reraise_memory_error
+from autoscaler.exceptions import reraise_memory_error
 from autoscaler.spec.settings import Limits, Settings, Signatures, Tls
 from autoscaler.text import format_count
 from pilotlight.models.credentials import SignersError, load_signature_policy

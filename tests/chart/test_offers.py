@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from autoscaler.documents import load
+from autoscaler.documents import parse
 from autoscaler.placement.model.prices import Prices
 from autoscaler.providers.provisioning_request.provider import ProvisioningProvider
 from autoscaler.spec.settings import Settings
-from autoscaler.state.capacity_orders import Offer
+from autoscaler.state.capacity import Offer
 from autoscaler.state.world import World
 from tests.simulation.environment.virtual_loop import run
 from tests.support.builders.worlds import device
@@ -20,7 +20,7 @@ RELEASE = "pl-pilotlight-settings"
 def settings_of(file: str) -> Settings:
     """Return the Settings as the chart renders and the autoscaler reads them."""
     data = named(example(file), "ConfigMap", RELEASE)["data"]
-    return load.parse_documents([("settings.yaml", data["settings.yaml"])]).settings
+    return parse.parse_documents([("settings.yaml", data["settings.yaml"])]).settings
 
 
 async def offers_of(settings: Settings) -> dict[str, tuple[Offer, ...]]:

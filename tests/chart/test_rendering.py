@@ -16,7 +16,7 @@ import pytest
 import yaml
 from cryptography import x509
 
-from autoscaler.documents import load
+from autoscaler.documents import parse
 from autoscaler.spec import quantity
 from pilotlight.cli.main import cli
 from pilotlight.processes import gateway
@@ -212,7 +212,7 @@ def test_every_container_command_line_is_accepted_by_the_program(values: Values)
 @each_set
 def test_rendered_settings_load_with_configured_or_default_values(values: Values) -> None:
     (settings,) = (one["data"] for one in of_kind(values, "ConfigMap") if "settings.yaml" in one["data"])
-    loaded = load.parse_documents([("settings.yaml", settings["settings.yaml"])]).settings
+    loaded = parse.parse_documents([("settings.yaml", settings["settings.yaml"])]).settings
     wanted = values.get("settings", {})
     assert loaded.silent_seconds_max == wanted.get("silentSecondsMax", 50), "the chart's default"
     assert loaded.auth == wanted.get("auth", "keys")
@@ -422,7 +422,7 @@ def test_agent_pod_mounts_files_named_by_weights_settings() -> None:
     volumes = {one["name"]: one for one in spec["volumes"]}
     mounts = spec["containers"][0]["volumeMounts"]
     there = {one["mountPath"]: volumes[one["name"]] for one in mounts if one.get("readOnly")}
-    weights = load.parse_documents([("settings.yaml", named(EVERYTHING, "ConfigMap", "pl-pilotlight-settings")["data"]
+    weights = parse.parse_documents([("settings.yaml", named(EVERYTHING, "ConfigMap", "pl-pilotlight-settings")["data"]
                                ["settings.yaml"])]).settings.weights  # fmt: skip
     assert weights.ca_file is not None
     assert there[weights.ca_file.rpartition("/")[0]]["configMap"]["name"] == "registry"
@@ -457,7 +457,7 @@ def test_agent_has_configured_hub_and_bucket_credentials() -> None:
 def test_every_example_document_loads_without_error() -> None:
     for path in sorted((ROOT / "examples").glob("*.yaml")):
         if not path.name.startswith("values-"):
-            load.parse_documents([(path.name, path.read_text())])
+            parse.parse_documents([(path.name, path.read_text())])
 
 
 def test_chart_requires_the_oldest_tested_kubernetes_version() -> None:

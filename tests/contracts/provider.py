@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
 from autoscaler.providers.provider import Provider, RefusedError
-from autoscaler.state.capacity_orders import AcquireOrder, LeaseId, Listed, Offer, ReleaseOrder, lease_name
+from autoscaler.state.capacity import AcquireOrder, LeaseId, Listed, Offer, ReleaseOrder, lease_name
 from autoscaler.state.world import World
 from tests.support.builders.worlds import model, world
 from tests.support.harness.scenarios import run_on_rig

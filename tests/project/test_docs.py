@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from autoscaler.documents import load
+from autoscaler.documents import parse
 from autoscaler.documents.validation import KEYS, LATER_ENGINES, SCHEMES
 from autoscaler.drivers.probes import FAST_EVERY_S, FAST_FOR_S, LISTENS_EVERY_S, PROBES_PER_S_MAX, SLOW_EVERY_S
 from autoscaler.placement.model.prices import CLASSES
@@ -112,7 +112,9 @@ def test_documented_provider_kinds_match_the_code() -> None:
 
 def test_capacity_example_is_valid_and_uses_every_common_key() -> None:
     (said,) = re.findall(r"```yaml\n(.*?)```", section(CAPACITY, "Configure providers"), re.DOTALL)
-    settings = load.parse_documents([("page", f"apiVersion: pilotlight.dev/v1alpha1\nkind: Settings\n{said}")]).settings
+    settings = parse.parse_documents(
+        [("page", f"apiVersion: pilotlight.dev/v1alpha1\nkind: Settings\n{said}")]
+    ).settings
     common = {field.encode_name for field in msgspec.structs.fields(ProviderSettings)} - {*KINDS}
     assert all(f"{key}: " in said for key in common), "it has all keys that each kind takes"
     assert [one.name for one in settings.capacity] == ["rack", "p4d"]

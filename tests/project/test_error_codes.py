@@ -6,7 +6,7 @@ import pytest
 
 from docs import error_codes
 from tests.project.test_limits import errors_of_gateways
-from tests.unit.autoscaler.kubernetes.resources.test_status import SITUATIONS
+from tests.unit.autoscaler.kubernetes.resources.test_model_status import SITUATIONS
 
 AS_REPORTED = {"CreateContainerConfigError"}
 """Reasons that a kubelet chooses."""

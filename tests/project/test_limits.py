@@ -30,8 +30,8 @@ ROWS: dict[str, tuple[str, ...]] = {
     "request head": ("gateway.http.request_head.HEAD_BYTES_MAX", "gateway.http.request_head.HEADERS_MAX"),
     "request head that is sent to the engine": ("gateway.request.headers.UPSTREAM_HEAD_BYTES_MAX",),
     "request body": ("gateway.limits.Limits.body_bytes_max",),
-    "trailers of a request": ("gateway.http.request_framing.TRAILER_BYTES_MAX",),
-    "chunks of a body": ("gateway.http.request_framing.CHUNKS_MAX", "gateway.http.request_framing.CHUNK_BYTES_MEAN"),
+    "trailers of a request": ("gateway.http.request_body.TRAILER_BYTES_MAX",),
+    "chunks of a body": ("gateway.http.request_body.CHUNKS_MAX", "gateway.http.request_body.CHUNK_BYTES_MEAN"),
     "top-level members of a JSON body; small values in a body": (
         "gateway.request.json_scanner.MEMBERS_MAX",
         "gateway.request.body_members._COLONS_MAX",

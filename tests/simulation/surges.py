@@ -22,7 +22,7 @@ from autoscaler.providers.provider import RefusedError
 from autoscaler.provisioning.provisioner import UNLISTED_S
 from autoscaler.spec.model import Model
 from autoscaler.state.actions import AcquireLease, Action, ReleaseLease, StartReplica
-from autoscaler.state.capacity_orders import (
+from autoscaler.state.capacity import (
     AcquireOrder,
     LearntSeen,
     LeaseId,

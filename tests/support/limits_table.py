@@ -277,8 +277,8 @@ ROWS: dict[str, tuple[str, ...]] = {
     "reference to an artifact": ("artifacts.reference.TEXT_CHARS_MAX", "artifacts.reference.NAME_CHARS_MAX"),
     "providers; offers and capacity orders of one; orders queued for one": (
         "autoscaler.spec.capacity.PROVIDERS_MAX",
-        "autoscaler.state.capacity_orders.OFFERS_MAX",
-        "autoscaler.state.capacity_orders.LISTED_MAX",
+        "autoscaler.state.capacity.OFFERS_MAX",
+        "autoscaler.state.capacity.LISTED_MAX",
         "autoscaler.providers.runner.ORDERS_MAX",
     ),
     "orders of one provider that wait in a queue (ProvisioningRequest, Kueue)": (
@@ -295,7 +295,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "autoscaler.provisioning.provisioner.ORDERS_MAX",
     ),
     "order that no list shows; wait of a new leader for a provider that does not respond": (
-        "autoscaler.state.capacity_orders.UNSEEN_S",
+        "autoscaler.state.capacity.UNSEEN_S",
         "autoscaler.provisioning.provisioner.UNLISTED_S",
     ),
     "Redfish service: response; resource blocks, pages of their list; concurrent requests": (
@@ -331,13 +331,13 @@ ROWS: dict[str, tuple[str, ...]] = {
         "pilotlight.agent.gpu.bus.COMMAND_S",
     ),
     "attach that is accepted and not executed; attach attempts in total; attach after its release": (
-        "autoscaler.providers.redfish.system_writer.NOTHING_S",
-        "autoscaler.providers.redfish.system_writer.GIVEN_UP_S",
+        "autoscaler.providers.redfish.attach_detach.NOTHING_S",
+        "autoscaler.providers.redfish.attach_detach.GIVEN_UP_S",
         "autoscaler.providers.redfish.provider.LATE_S",
     ),
     "kinds of offers with recorded lead times; lead times per kind": (
         "autoscaler.fold.capacity.KINDS_MAX",
-        "autoscaler.state.capacity_orders.STARTS_MAX",
+        "autoscaler.state.capacity.STARTS_MAX",
     ),
     "documents": ("autoscaler.spec.yaml.TEXT_CHARS_MAX", "autoscaler.spec.yaml.NUMBER_CHARS_MAX"),
     "response of the operations port to a command": (

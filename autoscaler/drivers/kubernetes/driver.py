@@ -41,11 +41,11 @@ from autoscaler.drivers.kubernetes.objects.replica_events import (
 from autoscaler.drivers.kubernetes.objects.replica_pod import PodSeen, StartTiming
 from autoscaler.drivers.kubernetes.pending_starts import VOLUMES, Bringing, Policies, RefusedStarts
 from autoscaler.drivers.kubernetes.pod_builder import PodBuilder
-from autoscaler.drivers.kubernetes.pod_events import PodEvents
 from autoscaler.drivers.kubernetes.pod_writer import Orders
 from autoscaler.drivers.kubernetes.proof_of_clean import Clearing
 from autoscaler.drivers.kubernetes.readiness import ReadinessProber
-from autoscaler.faults import Failure, attempt, describe_error, reraise_memory_error
+from autoscaler.drivers.kubernetes.volume_failures import PodEvents
+from autoscaler.exceptions import Failure, attempt, describe_error, reraise_memory_error
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.watch import Change, ObjectKey, Watched
 from autoscaler.spec.model import Model

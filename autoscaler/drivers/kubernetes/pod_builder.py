@@ -15,14 +15,14 @@ from autoscaler.drivers.kubernetes.inventory import declared
 from autoscaler.drivers.kubernetes.inventory import resource_claims as claims
 from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
 from autoscaler.drivers.kubernetes.objects import replica_pod as pods
-from autoscaler.faults import reraise_memory_error
+from autoscaler.exceptions import reraise_memory_error
 from autoscaler.kubernetes.api import Object
 from autoscaler.queries.measured_memory import compute_engine_limits
 from autoscaler.spec.model import Model
 from autoscaler.spec.ownership import ANYBODYS, Ownership
 from autoscaler.spec.pod import QUEUE, Pod
 from autoscaler.spec.settings import Settings
-from autoscaler.state.capacity_orders import Marks
+from autoscaler.state.capacity import Marks
 from autoscaler.state.world import Replica
 from autoscaler.weights.mount_choice import MOUNT, ArtifactFacts
 

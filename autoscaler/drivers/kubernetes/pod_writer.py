@@ -23,7 +23,7 @@ from autoscaler.drivers.kubernetes.inventory.resource_claims import Claims
 from autoscaler.drivers.kubernetes.objects import replica_pod as pods
 from autoscaler.drivers.kubernetes.objects.replica_pod import PodSeen
 from autoscaler.drivers.kubernetes.weight_volumes import NodeVolumes
-from autoscaler.faults import describe_error
+from autoscaler.exceptions import describe_error
 from autoscaler.kubernetes.api import MERGE, Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.kubeconfig import MALFORMED
 from autoscaler.kubernetes.watch import ObjectKey, Watched

@@ -41,7 +41,7 @@ from autoscaler.drivers.local.processes import ProcessWatch
 from autoscaler.drivers.local.proof_of_clean import EXITED, kill_all, prove_clean
 from autoscaler.drivers.local.readiness import Readiness
 from autoscaler.drivers.local.state_directory import ReplicaRecord, StateDirectory
-from autoscaler.faults import Failure, attempt, describe_error, reraise_memory_error
+from autoscaler.exceptions import Failure, attempt, describe_error, reraise_memory_error
 from autoscaler.queries.measured_memory import compute_engine_limits
 from autoscaler.spec.model import Model
 from autoscaler.state.events import Seen, SlicesSeen, Synced

@@ -20,7 +20,7 @@ from autoscaler.queries.start_phases import phases_s
 from autoscaler.spec.model import Model
 from autoscaler.spec.pod import API_VERSION
 from autoscaler.state.actions import Action, FailStart
-from autoscaler.state.capacity_orders import Lease
+from autoscaler.state.capacity import Lease
 from autoscaler.state.events import Transition
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Replica, World

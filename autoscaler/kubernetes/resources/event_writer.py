@@ -26,7 +26,7 @@ from autoscaler.provisioning.release import Leaving
 from autoscaler.spec.model import Model
 from autoscaler.spec.ownership import ANYBODYS, Ownership
 from autoscaler.state.actions import Decided
-from autoscaler.state.capacity_orders import LeaseId
+from autoscaler.state.capacity import LeaseId
 from autoscaler.state.world import World
 
 PER_S = 10.0

@@ -18,14 +18,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from autoscaler.contract import ModelName
-from autoscaler.faults import Failure, attempt, describe_error
+from autoscaler.exceptions import Failure, attempt, describe_error
 from autoscaler.fold.masking import mask_quarantined
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.constants import WRITER
 from autoscaler.kubernetes.optional_kinds import list_collection_paths
-from autoscaler.kubernetes.resources import status
+from autoscaler.kubernetes.resources import model_status
 from autoscaler.kubernetes.resources.conditions import ELSEWHERE
-from autoscaler.kubernetes.resources.status import NO_STATUS, ClockReading, Status, Subject
+from autoscaler.kubernetes.resources.model_status import NO_STATUS, ClockReading, Status, Subject
 from autoscaler.kubernetes.resources.watcher import StatusSeen
 from autoscaler.provisioning.feasibility import is_fit_unchanged, list_unplaceable_models
 from autoscaler.spec.pod import API_VERSION
@@ -58,7 +58,7 @@ class _Kept:
 
     def see(self, known: Status, version: int) -> None:
         """Record the status in the API server, as of a version of the object."""
-        self.status, self.version, self.weight = known, version, status.summarize_status(known)
+        self.status, self.version, self.weight = known, version, model_status.summarize_status(known)
 
 
 class Statuses:
@@ -188,7 +188,7 @@ class Statuses:
         """Evaluate the newest `World`: determine which objects to write, and when."""
         now_s = self._clock()
         unmet = self._lacking()
-        names = status.list_changed_models(self._looked, self._world) | status.list_changed_keys(
+        names = model_status.list_changed_models(self._looked, self._world) | model_status.list_changed_keys(
             self._looked_unmet, unmet
         )
         self._looked, self._looked_unmet = self._world, unmet
@@ -237,7 +237,9 @@ class Statuses:
         return {one.model: one for one in self._unmet} | never
 
     def _note(self, kept: _Kept, unmet: Mapping[ModelName, Unmet], now_s: float) -> None:
-        weight = attempt(lambda: status.summarize_input(status.build_status_input(self._world, unmet, kept.subject)))
+        weight = attempt(
+            lambda: model_status.summarize_input(model_status.build_status_input(self._world, unmet, kept.subject))
+        )
         if isinstance(weight, Failure):
             self._failed(kept, weight.error, now_s)
         elif weight != kept.weight:
@@ -257,8 +259,8 @@ class Statuses:
         unmet = self._lacking()
         clocks = ClockReading(self._clock(), self._wall())
         made = attempt(
-            lambda: status.render_status(
-                status.build_status_input(self._world, unmet, kept.subject), kept.status, clocks
+            lambda: model_status.render_status(
+                model_status.build_status_input(self._world, unmet, kept.subject), kept.status, clocks
             )
         )
         if isinstance(made, Failure):
@@ -270,7 +272,7 @@ class Statuses:
         kept.wrote_s = now_s
         one = kept.subject
         try:
-            done = await self._apply(one, status.encode_status(made), WRITER)
+            done = await self._apply(one, model_status.encode_status(made), WRITER)
         except ApiError as error:
             kept.due_s = now_s + RETRY_S
             if error.status not in (404, 409):  # deleted or replaced: `put` will report it
@@ -323,6 +325,6 @@ class Statuses:
 def _there(seen: object) -> Status:
     """Read a stored status; an invalid one counts as empty, so that it is rewritten."""
     try:
-        return status.read_status(seen)
+        return model_status.read_status(seen)
     except ValueError:
         return NO_STATUS

@@ -30,7 +30,7 @@ from autoscaler.text import one_line
 _log = logging.getLogger("pilotlight.autoscaler.resources")
 
 Parse = Callable[[object], Model | Tenant]
-"""Decodes a document from a plain value; raises WrongKeyError (`autoscaler.documents.load.read_document`)."""
+"""Decodes a document from a plain value; raises WrongKeyError (`autoscaler.documents.parse.read_document`)."""
 
 
 class StatusSeen(NamedTuple):

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from autoscaler.spec.settings import Price
-from autoscaler.state.capacity_orders import Bought
+from autoscaler.state.capacity import Bought
 from autoscaler.state.world import Slice
 
 SAID: Mapping[str, Bought] = {

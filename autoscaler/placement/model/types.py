@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.spec.pod import Toleration
-from autoscaler.state.capacity_orders import LeaseId
+from autoscaler.state.capacity import LeaseId
 from autoscaler.state.lifecycle import ReplicaState
 from autoscaler.state.resources import NO_GROWTH, NOTHING, Growth, HostAmount, RequestShape, ResourceAmount, SliceClass
 from autoscaler.state.world import NodeId, Slice, SliceId

@@ -20,7 +20,7 @@ from autoscaler.providers.new_nodes import NodeRequirements
 from autoscaler.spec.capacity import ClusterAutoscaler
 from autoscaler.spec.pod import DO_NOT_DISRUPT, GPU, MANAGED_BY, OURS, PLACE, SAFE_TO_EVICT, Toleration
 from autoscaler.spec.tenant import unix_seconds
-from autoscaler.state.capacity_orders import AcquireOrder, Listed
+from autoscaler.state.capacity import AcquireOrder, Listed
 
 KEEPS: Final = OURS + "keeps"
 """Label of a keeper: the name of its order."""

@@ -30,7 +30,7 @@ from autoscaler.spec.capacity import ClusterAutoscaler
 from autoscaler.spec.pod import PLACE
 from autoscaler.spec.settings import kind_of
 from autoscaler.spec.tenant import unix_seconds
-from autoscaler.state.capacity_orders import AcquireOrder, Listed, Offer, ReleaseOrder
+from autoscaler.state.capacity import AcquireOrder, Listed, Offer, ReleaseOrder
 from autoscaler.state.world import World
 
 

@@ -29,7 +29,7 @@ from autoscaler.capacity.attachable_nodes import (
     list_node_selectors,
 )
 from autoscaler.capacity.machine_groups import read_group_limits
-from autoscaler.faults import reraise_memory_error
+from autoscaler.exceptions import reraise_memory_error
 from autoscaler.placement.model.prices import Prices
 from autoscaler.providers.cro import objects
 from autoscaler.providers.cro.objects import REQUESTS, RESOURCES, LeaseNote, Request, Resource
@@ -46,7 +46,7 @@ from autoscaler.providers.kube import (
     raise_refusal,
 )
 from autoscaler.providers.provider import RefusedError
-from autoscaler.state.capacity_orders import OFFERS_MAX, AcquireOrder, Listed, Offer, ReleaseOrder
+from autoscaler.state.capacity import OFFERS_MAX, AcquireOrder, Listed, Offer, ReleaseOrder
 from autoscaler.state.world import World
 from autoscaler.text import format_rfc3339
 

@@ -21,7 +21,7 @@ from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.provisioning_request.objects import LEASE, provider_label_value
 from autoscaler.providers.provisioning_request.provider import WAIT_MAX, Template
 from autoscaler.spec.capacity import ProviderSettings
-from autoscaler.state.capacity_orders import AcquireOrder, Listed, Offer, ReleaseOrder
+from autoscaler.state.capacity import AcquireOrder, Listed, Offer, ReleaseOrder
 from autoscaler.state.world import World
 
 LATE: Final = 3

@@ -28,7 +28,7 @@ from autoscaler.providers.provisioning_request.objects import (
 )
 from autoscaler.spec.pod import GPU, MANAGED_BY, OURS, PLACE, QUEUE
 from autoscaler.spec.quantity import whole_number
-from autoscaler.state.capacity_orders import NO_MARKS, AcquireOrder, Listed, Marks, Offer
+from autoscaler.state.capacity import NO_MARKS, AcquireOrder, Listed, Marks, Offer
 from autoscaler.text import redact_addresses
 
 API: Final = "kueue.x-k8s.io"

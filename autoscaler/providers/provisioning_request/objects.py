@@ -18,7 +18,7 @@ from autoscaler.providers.kube import SAID_MAX, Object
 from autoscaler.spec.pod import GPU, MANAGED_BY, OURS
 from autoscaler.spec.quantity import whole_number
 from autoscaler.spec.tenant import unix_seconds
-from autoscaler.state.capacity_orders import AcquireOrder, Listed, Marks, Offer
+from autoscaler.state.capacity import AcquireOrder, Listed, Marks, Offer
 from autoscaler.state.world import NodeId
 from autoscaler.text import redact_addresses
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Final
 
 from autoscaler.contract import ModelName
-from autoscaler.faults import reraise_memory_error
+from autoscaler.exceptions import reraise_memory_error
 from autoscaler.providers.device_usage import find_device_user
 from autoscaler.providers.kube import CONFLICT, REFUSALS, AnswerError, Object, Server, raise_refusal
 from autoscaler.providers.new_nodes import NO_NODE_ENTRY, OfferTerms, build_node_kind_offers
@@ -24,7 +24,7 @@ from autoscaler.spec.capacity import ProviderSettings, Provisioning
 from autoscaler.spec.pod import MANAGED_BY
 from autoscaler.spec.quantity import read_milli
 from autoscaler.spec.settings import Settings
-from autoscaler.state.capacity_orders import AcquireOrder, Bought, Listed, Offer, ReleaseOrder
+from autoscaler.state.capacity import AcquireOrder, Bought, Listed, Offer, ReleaseOrder
 from autoscaler.state.world import World
 
 WAIT_MAX: Final = 8

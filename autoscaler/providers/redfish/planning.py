@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from autoscaler.capacity.attachable_nodes import AttachableNode
 from autoscaler.providers.redfish.schema import Block, BlockMark, ComputerSystem, RedfishGpu
-from autoscaler.state.capacity_orders import OFFERS_MAX, AcquireOrder, Listed, Offer
+from autoscaler.state.capacity import OFFERS_MAX, AcquireOrder, Listed, Offer
 
 COMPOSING = "Composing"
 EXPECTED_S = 60.0

@@ -19,6 +19,7 @@ from typing import Final
 
 from autoscaler.capacity.attachable_nodes import AttachableNode
 from autoscaler.providers.provider import RefusedError
+from autoscaler.providers.redfish.attach_detach import Around, Bay
 from autoscaler.providers.redfish.client import NoAnswerError, StatusError
 from autoscaler.providers.redfish.cluster import RedfishCredentialsError
 from autoscaler.providers.redfish.inventory import Reading
@@ -37,8 +38,7 @@ from autoscaler.providers.redfish.planning import (
     plan_claim,
 )
 from autoscaler.providers.redfish.schema import BlockMark, RedfishDocumentError
-from autoscaler.providers.redfish.system_writer import Around, Bay
-from autoscaler.state.capacity_orders import AcquireOrder, Listed, Offer, ReleaseOrder
+from autoscaler.state.capacity import AcquireOrder, Listed, Offer, ReleaseOrder
 
 CLAIMS = 3
 """Attempts of an order if other clients claim its blocks while they are being marked."""

@@ -17,7 +17,7 @@ from artifacts import files
 from artifacts.pack import modelfile as packfile
 from artifacts.pack import oci_layout
 from artifacts.pack.pack import About, Form, Offered, PackError, Plan, build_plan
-from autoscaler.documents.load import DocumentError
+from autoscaler.documents.parse import DocumentError
 from autoscaler.importers import ollama
 from autoscaler.importers.decode import DocumentErrorContext
 from pilotlight.cli.import_ import FILE_BYTES_MAX, MODELFILE

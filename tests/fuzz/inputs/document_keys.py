@@ -11,8 +11,8 @@ from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from autoscaler.documents import load
-from autoscaler.documents.load import DocumentError, ModelDocument, SettingsDocument, TenantDocument
+from autoscaler.documents import parse
+from autoscaler.documents.parse import DocumentError, ModelDocument, SettingsDocument, TenantDocument
 from autoscaler.fold.fold import fold
 from autoscaler.planner.plan import Planner
 from autoscaler.routing import routes
@@ -105,7 +105,7 @@ def check(data: bytes) -> None:
     """One YAML text: rejected in one line, or loaded, published and planned with waiting requests."""
     text = data.decode(errors="surrogatepass") if _is_unicode(data) else data.decode("latin-1")
     try:
-        loaded = load.parse_documents([("a.yaml", text)])
+        loaded = parse.parse_documents([("a.yaml", text)])
     except DocumentError as error:
         check_line(error)
         return
@@ -116,7 +116,7 @@ def check(data: bytes) -> None:
     msgspec.json.encode(routes.catalogue_full(now))
     for one in loaded.models:
         one.spec_hash()
-    assert load.parse_documents([("a.yaml", load.to_yaml(loaded))]) == loaded, "read again it is another"
+    assert parse.parse_documents([("a.yaml", parse.to_yaml(loaded))]) == loaded, "read again it is another"
 
 
 def _is_unicode(data: bytes) -> bool:

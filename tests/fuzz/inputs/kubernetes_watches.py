@@ -18,10 +18,10 @@ from unittest import mock
 
 from kubernetes.aio import client
 
-from autoscaler.documents import load
+from autoscaler.documents import parse
 from autoscaler.drivers import probes
 from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver
-from autoscaler.drivers.kubernetes.adoption.objects import WorkloadSeen, read_workload
+from autoscaler.drivers.kubernetes.adoption.parsing import WorkloadSeen, read_workload
 from autoscaler.drivers.kubernetes.adoption.workload import Mode, Workload
 from autoscaler.drivers.kubernetes.adoption.workload_controller import Means, Runner
 from autoscaler.drivers.kubernetes.driver import KubernetesDriver
@@ -49,7 +49,7 @@ from pilotlight.processes.cluster_documents import decode_kubeai_model
 from tests.fuzz.inputs.kubernetes_objects import DEPLOYMENT
 from tests.support.builders.worlds import GI, T0, model, world
 
-ROOT: Final = Path(load.__file__).parents[2]
+ROOT: Final = Path(parse.__file__).parents[2]
 """Root of the tested product: this tree, or the compiled one."""
 PACKAGES: Final = ("autoscaler", "pilotlight")
 NAMESPACE: Final = "models"
@@ -152,7 +152,7 @@ def _nothing(*_: object) -> None:
 
 
 async def _customs(api: Api) -> Callable[[], object]:
-    made = DocumentWatcher(api, load.read_document, Installation(_nothing), heard=_nothing)
+    made = DocumentWatcher(api, parse.read_document, Installation(_nothing), heard=_nothing)
     return lambda: (made.models, made.tenants, made.wrong)
 
 

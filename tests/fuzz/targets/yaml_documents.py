@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Final
 
-from autoscaler.documents import load
+from autoscaler.documents import parse
 from autoscaler.spec import yaml
 from tests.fuzz.checks.error_messages import check_line
 from tests.fuzz.inputs.json_mutations import mutated
@@ -155,11 +155,11 @@ def texts(data: bytes) -> None:
         return
     assert all(map(_is_plain, values)), "no plain values"
     try:
-        loaded = load.parse_documents([("a.yaml", text)])
-    except load.DocumentError as error:
+        loaded = parse.parse_documents([("a.yaml", text)])
+    except parse.DocumentError as error:
         check_line(error)
         return
-    again = load.parse_documents([("a.yaml", load.to_yaml(loaded))])
+    again = parse.parse_documents([("a.yaml", parse.to_yaml(loaded))])
     assert again == loaded, "written and read again it is another"
 
 

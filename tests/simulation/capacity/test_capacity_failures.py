@@ -10,7 +10,7 @@ import pytest
 
 from autoscaler.contract import ReplicaId
 from autoscaler.spec.model import Model
-from autoscaler.state.capacity_orders import Lease
+from autoscaler.state.capacity import Lease
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Replica, World
 from tests.simulation.case_harness import Stage, model, play, simulated

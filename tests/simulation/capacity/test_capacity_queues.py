@@ -7,7 +7,7 @@ import asyncio
 from msgspec.structs import replace
 
 from autoscaler.spec.model import ReplicaRange
-from autoscaler.state.capacity_orders import Offer
+from autoscaler.state.capacity import Offer
 from tests.simulation.capacity.test_capacity_failures import cloud, leases, now, rack
 from tests.simulation.case_harness import Stage, model, play
 from tests.simulation.environment.machine import Manners

@@ -10,7 +10,7 @@ import asyncio
 from msgspec.structs import replace
 
 from autoscaler.providers.runner import Observation, ProviderRunner
-from autoscaler.state.capacity_orders import Offer
+from autoscaler.state.capacity import Offer
 from autoscaler.state.events import SlicesSeen
 from autoscaler.state.node_labels import Taint
 from autoscaler.state.world import Slice

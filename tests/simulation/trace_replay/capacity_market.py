@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from autoscaler.state.capacity_orders import Offer
+from autoscaler.state.capacity import Offer
 from tests.support.builders.worlds import GI
 from tests.support.fakes.provider import Fate, Held
 

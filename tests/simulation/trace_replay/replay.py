@@ -38,7 +38,7 @@ from autoscaler.state.actions import (
     StartReplica,
     StopReplica,
 )
-from autoscaler.state.capacity_orders import LeaseId, LeaseRefused, LeasesSeen, OffersSeen, ProvidersSeen
+from autoscaler.state.capacity import LeaseId, LeaseRefused, LeasesSeen, OffersSeen, ProvidersSeen
 from autoscaler.state.events import Reported, Seen, SlicesSeen, Tick
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Replica, Slice

@@ -11,7 +11,7 @@ from autoscaler.fold.fold import Observation
 from autoscaler.planner.plan import plan
 from autoscaler.rearrange.paid_capacity import advance
 from autoscaler.state.actions import AcquireLease, Acted, Action, ReleaseLease
-from autoscaler.state.capacity_orders import LeasesSeen, Listed, Offer, OffersSeen, ProvidersSeen
+from autoscaler.state.capacity import LeasesSeen, Listed, Offer, OffersSeen, ProvidersSeen
 from autoscaler.state.events import Reported, SlicesSeen
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId, World
 from tests.support.builders.worlds import GI, T0, device, gateway, level, model, world

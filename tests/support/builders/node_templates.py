@@ -5,7 +5,7 @@ from __future__ import annotations
 from autoscaler.contract import ModelName
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing
-from autoscaler.state.capacity_orders import AcquireOrder, LeaseId, Offer, lease_name
+from autoscaler.state.capacity import AcquireOrder, LeaseId, Offer, lease_name
 from tests.support.builders.worlds import GI
 
 T4_NODES = (

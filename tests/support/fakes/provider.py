@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from msgspec.structs import replace
 
 from autoscaler.providers.provider import RefusedError
-from autoscaler.state.capacity_orders import AcquireOrder, Listed, Offer, ReleaseOrder
+from autoscaler.state.capacity import AcquireOrder, Listed, Offer, ReleaseOrder
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId
 
 AWAY = "the provider does not answer"

@@ -16,7 +16,7 @@ import time
 
 import pytest
 
-from gateway.http.request_framing import CHUNKS_MAX
+from gateway.http.request_body import CHUNKS_MAX
 from gateway.limits import Limits
 from gateway.memory import guard
 from tests.support.fakes.engines.scripted_engine import OK, ScriptedEngine

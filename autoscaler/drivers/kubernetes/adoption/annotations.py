@@ -14,7 +14,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.drivers.kubernetes.adoption.objects import LINGO, WorkloadSeen
+from autoscaler.drivers.kubernetes.adoption.parsing import LINGO, WorkloadSeen
 from autoscaler.spec.decode import WrongKeyError, suggest_nearest
 from autoscaler.spec.model import Adopted, Auto, EngineName, Gpu, Model, ModelSpec, ReplicaRange
 from autoscaler.spec.names import check_name

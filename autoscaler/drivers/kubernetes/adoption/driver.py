@@ -33,7 +33,7 @@ from autoscaler.drivers.kubernetes.adoption.annotations import (
     read_model,
     set_naming_time,
 )
-from autoscaler.drivers.kubernetes.adoption.objects import (
+from autoscaler.drivers.kubernetes.adoption.parsing import (
     CONTROLLERS,
     Kind,
     ReleasedWorkload,
@@ -43,13 +43,13 @@ from autoscaler.drivers.kubernetes.adoption.objects import (
     read_scaler,
     read_workload,
 )
-from autoscaler.drivers.kubernetes.adoption.pod import EXITED
 from autoscaler.drivers.kubernetes.adoption.status import build_condition
 from autoscaler.drivers.kubernetes.adoption.status_writer import Showing
+from autoscaler.drivers.kubernetes.adoption.tracked_pod import EXITED
 from autoscaler.drivers.kubernetes.adoption.workload import Mode, Workload
 from autoscaler.drivers.kubernetes.adoption.workload_controller import PLURALS, AdoptionCandidate, Means, Runner
 from autoscaler.drivers.kubernetes.objects.replica_events import build_podless_observation
-from autoscaler.faults import Failure, attempt, describe_error
+from autoscaler.exceptions import Failure, attempt, describe_error
 from autoscaler.kubernetes.api import Api, ApiError, UnreachableError
 from autoscaler.kubernetes.watch import Change, Watched
 from autoscaler.spec.model import Model

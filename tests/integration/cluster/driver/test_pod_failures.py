@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.drivers.kubernetes import pod_events
+from autoscaler.drivers.kubernetes import volume_failures
 from autoscaler.drivers.kubernetes.driver import KubernetesDriver
 from autoscaler.drivers.kubernetes.objects import replica_pod as pods
 from autoscaler.kubernetes.api import Api, ApiError, Object
@@ -86,8 +86,8 @@ async def test_pod_kept_by_a_foreign_finalizer_frees_its_device(scene: Scene) ->
 
 @pytest.mark.standard
 async def test_unmountable_volume_fails_the_start_and_is_named(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pod_events, "LOOK_S", 0.1)
-    monkeypatch.setattr(pod_events, "IMAGE_S_MAX", 0.5)
+    monkeypatch.setattr(volume_failures, "LOOK_S", 0.1)
+    monkeypatch.setattr(volume_failures, "IMAGE_S_MAX", 0.5)
     one, model = scene.engine("r1")
     scene.node.fall_silent()  # the Event is written below, as a kubelet writes it
     async with running(driver := scene.driver()) as observed:

@@ -20,7 +20,7 @@ from autoscaler.kubernetes.api import Api
 from gateway.request.forbidden_fields import PLACES
 from loadtest.client import Client
 from loadtest.result import Ending, Result
-from loadtest.verdict import judge_run
+from loadtest.run_verdict import judge_run
 from tests.integration.cluster.conftest import next_number
 from tests.integration.cluster.support.installations.gateway_deployment import Front, deployment
 from tests.integration.cluster.support.installations.gpu_node import Stage, runs, staged

@@ -22,7 +22,7 @@ from artifacts.pack import oci_layout
 from artifacts.pack.oci_layout import OciLayout
 from artifacts.registry.client import Client
 from artifacts.store.store import Store
-from autoscaler.documents import load
+from autoscaler.documents import parse
 from autoscaler.drivers.kubernetes import weight_volumes
 from autoscaler.drivers.kubernetes.objects import replica_pod as pods
 from autoscaler.kubernetes.api import Api, Object
@@ -367,7 +367,7 @@ async def test_memory_need_is_read_from_the_gguf_header_before_any_request(
                     await asyncio.sleep(0.1)
             assert Store(scene.store).rows() == [], "nothing was brought"
     document = custom_resources.document("Model", "ada", spec={**spec, "artifact": f"file://{file}"})
-    found = load.read_document(document)
+    found = parse.read_document(document)
     assert isinstance(found, Model)
     there = fill_memory_estimate(found, gpus=True)
     assert fit["memory_bytes"] == there.memory_bytes

@@ -13,7 +13,7 @@ import pytest
 
 from autoscaler import engines
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.documents import load
+from autoscaler.documents import parse
 from autoscaler.drivers.kubernetes import weight_volumes
 from autoscaler.drivers.kubernetes.objects import node_facts as nodes
 from autoscaler.drivers.kubernetes.objects import replica_pod as pods
@@ -64,7 +64,7 @@ def disk(node: Node, tmp_path: Path) -> Path:
 
 
 def reading() -> Model:
-    found = load.read_document(
+    found = parse.read_document(
         model("ada", artifact="oci://r.io/a:1", command=[sys.executable, "-c", READ, "{model_path}", "{port}"])
     )
     assert isinstance(found, Model)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.documents.load import parse_documents
+from autoscaler.documents.parse import parse_documents
 from loadtest.result import Ending
 from tests.support.builders.artifacts import model_files
 from tests.support.harness.serve.serve import API, Serving, fake, model, serving

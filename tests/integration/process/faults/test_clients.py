@@ -19,7 +19,7 @@ import pytest
 
 from loadtest.cli import request_body
 from loadtest.client import request_bytes, target_of
-from loadtest.verdict import judge_run
+from loadtest.run_verdict import judge_run
 from pilotlight.net.listen import BACKLOG
 from tests.support.fakes.engines import endless_stream_engine
 from tests.support.harness.faults.sigstop import freeze

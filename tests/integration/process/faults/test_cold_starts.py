@@ -17,7 +17,7 @@ import pytest
 from loadtest import tiny_gguf
 from loadtest.client import Client
 from loadtest.result import Ending, Result
-from loadtest.verdict import judge_run
+from loadtest.run_verdict import judge_run
 from tests.support.fakes.engines.fake_engine_process import command
 from tests.support.harness.serve.serve import Document, Serving, fake, model, most_at_once, serving, shot, transcript
 from tests.support.waiting import until

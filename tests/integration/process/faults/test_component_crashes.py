@@ -17,7 +17,7 @@ import pytest
 from autoscaler.drivers.local.processes import read_process
 from loadtest.arrivals import constant_arrivals
 from loadtest.result import Ending, Result
-from loadtest.verdict import judge_run
+from loadtest.run_verdict import judge_run
 from tests.support.harness.faults.sigstop import freeze
 from tests.support.harness.previous_version import older
 from tests.support.harness.serve.client_load import connected

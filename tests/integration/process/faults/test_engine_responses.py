@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.result import Ending
-from loadtest.verdict import judge_run
+from loadtest.run_verdict import judge_run
 from tests.support.harness.serve.serve import Document, fake, serving, settings
 
 FAULTS: dict[str, tuple[str, ...]] = {

@@ -17,7 +17,7 @@ import yaml
 
 from gateway.dispatch.slots import SUSPECT_S
 from loadtest.result import Ending, Result
-from loadtest.verdict import judge_run
+from loadtest.run_verdict import judge_run
 from tests.support.harness.faults.sigstop import freeze
 from tests.support.harness.serve.additional_gateway import outlying
 from tests.support.harness.serve.client_load import counted

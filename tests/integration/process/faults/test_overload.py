@@ -19,7 +19,7 @@ import pytest
 
 from gateway.dispatch.model_dispatcher import RETRIES_MAX
 from loadtest.result import Ending, Result
-from loadtest.verdict import judge_run
+from loadtest.run_verdict import judge_run
 from tests.support.fakes.engines.fake_engine_process import command
 from tests.support.harness.serve.client_load import SLACK_BYTES, Crowd, chat, counted, resident_bytes
 from tests.support.harness.serve.serve import Serving, fake, model, most_at_once, serving, settings, shot, transcript

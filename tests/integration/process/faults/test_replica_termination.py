@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.result import Ending, Result
-from loadtest.verdict import judge_run
+from loadtest.run_verdict import judge_run
 from tests.support.harness.serve.gateway_clients import gates
 from tests.support.harness.serve.serve import fake, serving, shot, transcript
 from tests.support.waiting import until

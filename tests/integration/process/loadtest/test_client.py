@@ -18,7 +18,7 @@ from loadtest.arrivals import burst_arrivals
 from loadtest.cli import request_body
 from loadtest.client import Client, LoadError, target_of
 from loadtest.result import Ending, Result, Shot
-from loadtest.verdict import judge_run
+from loadtest.run_verdict import judge_run
 from tests.support.fakes.engines.fake_engine_process import fake_engine
 
 pytestmark = pytest.mark.standard

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.result import Ending
-from loadtest.verdict import judge_run
+from loadtest.run_verdict import judge_run
 from tests.support.harness.faults.sigstop import freeze
 from tests.support.harness.serve.gateway_clients import gates
 from tests.support.harness.serve.serve import fake, running, serving, settings, shot, transcript

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from artifacts.digest import Digest
 from artifacts.disk.disk import Disk
-from artifacts.download import partial_file, progress_file, pull
+from artifacts.download import progress_file, pull, verified_file
 from artifacts.download.pull import BlobTarget, fetch_blobs
 from artifacts.http.transport import Answer as ClientAnswer
 from artifacts.http.transport import Limits, Site
@@ -37,8 +37,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spans, "WHOLE_BYTES_MAX", 16384)
     monkeypatch.setattr(spans, "SMALL_PART_BYTES", 4096)
     monkeypatch.setattr(spans, "PART_BYTES", 4096)
-    monkeypatch.setattr(partial_file, "CHECKPOINT_BYTES", 4096)
-    monkeypatch.setattr(partial_file, "LAG_BYTES", 4096)
+    monkeypatch.setattr(verified_file, "CHECKPOINT_BYTES", 4096)
+    monkeypatch.setattr(verified_file, "LAG_BYTES", 4096)
     monkeypatch.setattr(pull, "TICK_S", 0.01)
     monkeypatch.setattr(pull, "BATCH_BYTES", 3000)
 

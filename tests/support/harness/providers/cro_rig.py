@@ -14,7 +14,7 @@ from autoscaler.providers.kube import Object
 from autoscaler.providers.provider import Provider
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, Price, Settings
-from autoscaler.state.capacity_orders import LeaseId, Listed, ReleaseOrder
+from autoscaler.state.capacity import LeaseId, Listed, ReleaseOrder
 from autoscaler.state.world import DeviceId, NodeId, Nodes, Slice, SliceId, World
 from tests.contracts.provider import order
 from tests.simulation.environment.virtual_loop import run

@@ -19,7 +19,7 @@ from autoscaler.spec.capacity import ProviderSettings, Provisioning
 from autoscaler.spec.pod import GPU
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, Price, Settings
-from autoscaler.state.capacity_orders import Listed
+from autoscaler.state.capacity import Listed
 from autoscaler.state.world import World
 from tests.contracts.provider import OWNER, order
 from tests.simulation.environment.virtual_loop import run

@@ -12,12 +12,12 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapp
 from contextlib import asynccontextmanager
 
 from autoscaler.capacity.attachable_nodes import AttachableNode
+from autoscaler.providers.redfish.attach_detach import Around
 from autoscaler.providers.redfish.client import Login, Logins, Service
 from autoscaler.providers.redfish.inventory import Reading, StoredMarks
 from autoscaler.providers.redfish.planning import FabricContext
 from autoscaler.providers.redfish.provider import RedfishFabric
-from autoscaler.providers.redfish.system_writer import Around
-from autoscaler.state.capacity_orders import AcquireOrder, Listed
+from autoscaler.state.capacity import AcquireOrder, Listed
 from tests.contracts.provider import order
 from tests.support.fakes.redfish import PASSWORD, USER, FakeFabric
 from tests.support.net import certificates

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from artifacts import digest
-from artifacts.download.partial_file import Partial
+from artifacts.download.verified_file import Partial
 from artifacts.oci import spans
 from artifacts.peers import offers
 from artifacts.peers.offers import Coming, CompleteBlob, Offers, Rebuilt

@@ -18,7 +18,7 @@ from autoscaler.server.agents import BLANK, NodeWantsServer
 from autoscaler.spec.capacity import ProviderSettings, Redfish
 from autoscaler.spec.settings import Settings
 from autoscaler.state.actions import Acted, ReleaseLease
-from autoscaler.state.capacity_orders import AcquireOrder, LeaseId, LeasesSeen, ReleaseOrder
+from autoscaler.state.capacity import AcquireOrder, LeaseId, LeasesSeen, ReleaseOrder
 from autoscaler.state.operator_orders import NodeReported
 from autoscaler.state.world import NodeId, World
 from tests.support.builders.capacity import A, acted, arrived, listed, observe, offer, orders, releases, shown, surge

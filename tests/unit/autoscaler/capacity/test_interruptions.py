@@ -12,7 +12,7 @@ from autoscaler.provisioning.release import STRAY_S
 from autoscaler.queries.operator_orders import explain_closed_slice
 from autoscaler.spec.capacity import Cro, ProviderSettings
 from autoscaler.state.actions import AcquireLease, Action, DrainReplica, ReleaseLease, StartReplica
-from autoscaler.state.capacity_orders import LeaseId, LeasesSeen, Listed
+from autoscaler.state.capacity import LeaseId, LeasesSeen, Listed
 from autoscaler.state.events import Reported, SlicesSeen, Tick
 from autoscaler.state.node_labels import Taint
 from autoscaler.state.operator_orders import Cordon, CordonsSeen, CordonTarget

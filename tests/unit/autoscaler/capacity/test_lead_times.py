@@ -23,7 +23,7 @@ from autoscaler.capacity.lead_times import (
     record_reorder,
     record_reuse,
 )
-from autoscaler.state.capacity_orders import GAPS_MAX, STARTS_MAX, LeadTimeStats
+from autoscaler.state.capacity import GAPS_MAX, STARTS_MAX, LeadTimeStats
 from tests.support.builders.capacity import cloud, offer
 
 SECONDS = st.floats(0.1, 10_000.0)

@@ -11,15 +11,7 @@ from autoscaler.capacity.machine_groups import GROW_S, adopt_group, read_group_l
 from autoscaler.planner.plan import plan
 from autoscaler.server.metrics import Metrics
 from autoscaler.state.actions import Acted, StartReplica
-from autoscaler.state.capacity_orders import (
-    Group,
-    GroupGrowth,
-    GroupsSeen,
-    LeasesSeen,
-    Offer,
-    OffersSeen,
-    ProvidersSeen,
-)
+from autoscaler.state.capacity import Group, GroupGrowth, GroupsSeen, LeasesSeen, Offer, OffersSeen, ProvidersSeen
 from autoscaler.state.events import SlicesSeen
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId, World
 from tests.support.builders.capacity import acted, cloud, observe, offer, orders, shown, surge, waits

@@ -12,7 +12,7 @@ from autoscaler.contract import ModelName
 from autoscaler.planner.plan import plan
 from autoscaler.spec.model import Gpu
 from autoscaler.state.actions import StartReplica
-from autoscaler.state.capacity_orders import NO_MARKS, Lease, LeasesSeen, Listed, Marks
+from autoscaler.state.capacity import NO_MARKS, Lease, LeasesSeen, Listed, Marks
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId, World
 from tests.support.builders.capacity import (
     A,

@@ -12,11 +12,11 @@ from autoscaler.contract import GatewayId, ModelName, ReplicaId, ReplicaUse, Rep
 from autoscaler.controller.containment import CULPRITS_MAX, find_culprits
 from autoscaler.controller.loop import RETRY_S_MAX
 from autoscaler.drivers.contained import retry_until_success
+from autoscaler.exceptions import describe_error
 from autoscaler.explain import model as explain
 from autoscaler.explain.decision_log import Log
-from autoscaler.faults import describe_error
-from autoscaler.fold.faults import TRIAL_S
 from autoscaler.fold.masking import assume_quarantined, mask_quarantined
+from autoscaler.fold.model_quarantine import TRIAL_S
 from autoscaler.planner.plan import plan
 from autoscaler.queries.views import Row
 from autoscaler.routing import routes

@@ -15,7 +15,7 @@ from autoscaler.planner.plan import plan
 from autoscaler.spec.decode import WrongKeyError
 from autoscaler.spec.model import Model, ModelSpec, ReplicaRange, ReplicaWindow
 from autoscaler.state.actions import AcquireLease, StartReplica
-from autoscaler.state.capacity_orders import LeasesSeen, Offer, OffersSeen
+from autoscaler.state.capacity import LeasesSeen, Offer, OffersSeen
 from autoscaler.state.events import ClockSeen
 from autoscaler.state.world import World
 from tests.support.builders.capacity import acted, cloud, observe, offer, offered, orders, shown

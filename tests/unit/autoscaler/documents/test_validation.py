@@ -7,7 +7,7 @@ import re
 import pytest
 
 from autoscaler.documents import validation
-from autoscaler.documents.load import DocumentError, parse_documents, read_document
+from autoscaler.documents.parse import DocumentError, parse_documents, read_document
 from autoscaler.spec.decode import WrongKeyError, format_path
 from autoscaler.spec.model import Model
 from pilotlight.processes.cluster_documents import decode_custom_resource, decode_kubeai_model

@@ -13,7 +13,7 @@ from autoscaler.explain.model import explain_model
 from autoscaler.placement.model.types import EvictionLevel
 from autoscaler.planner.plan import plan
 from autoscaler.spec.model import Gpu, Model
-from autoscaler.state.capacity_orders import LeaseRefused, LeasesSeen, OffersSeen, ProviderTroubled
+from autoscaler.state.capacity import LeaseRefused, LeasesSeen, OffersSeen, ProviderTroubled
 from autoscaler.state.world import World
 from tests.support.builders.capacity import A, acted, cloud, observe, offer, offered, releases, shown, surge
 from tests.support.builders.worlds import GI, T0, device, gateway, level, model, replica, use, world

@@ -12,7 +12,7 @@ from autoscaler.fold.capacity import BARRED_S, KINDS_MAX
 from autoscaler.fold.indices import rebuild_indices
 from autoscaler.planner.plan import plan
 from autoscaler.state.actions import AcquireLease, Acted, ReleaseLease, StartReplica
-from autoscaler.state.capacity_orders import (
+from autoscaler.state.capacity import (
     LeadTimeStats,
     LearntSeen,
     Lease,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.documents.load import DocumentError
+from autoscaler.documents.parse import DocumentError
 from autoscaler.drivers.local.devices import Devices
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.fit import explain_fit
@@ -39,8 +39,8 @@ from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.resources import Growth, RequestShape, SliceClass
 from autoscaler.state.world import Replica, World
 from pilotlight.models.documents import fill_memory_estimate
-from pilotlight.models.fit import load_memory_needs
 from pilotlight.models.memory import estimate_memory
+from pilotlight.models.memory_needs import load_memory_needs
 from tests.support.builders.artifacts import model_files
 from tests.support.builders.placement_requests import change_request, placement_request
 from tests.support.builders.worlds import GI, T0, device, folded, gateway, level, model, replica, world

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.documents.load import parse_documents
+from autoscaler.documents.parse import parse_documents
 from autoscaler.drivers.kubernetes.inventory import resource_claims
 from autoscaler.drivers.kubernetes.objects import node_facts
 from autoscaler.drivers.kubernetes.objects.node_facts import NodeSeen

@@ -26,7 +26,7 @@ from autoscaler.placement.simulate import (
     match_requests_to_orders,
 )
 from autoscaler.spec.model import Gpu, Model
-from autoscaler.state.capacity_orders import Lease, LeaseId, Listed, Offer
+from autoscaler.state.capacity import Lease, LeaseId, Listed, Offer
 from autoscaler.state.node_labels import Taint
 from autoscaler.state.operator_orders import Cordon, CordonTarget
 from autoscaler.state.resources import HostResources

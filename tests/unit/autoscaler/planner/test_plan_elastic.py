@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.documents.load import DocumentError, parse_documents
+from autoscaler.documents.parse import DocumentError, parse_documents
 from autoscaler.drivers.kubernetes.objects import replica_pod
 from autoscaler.drivers.local.devices import Devices
 from autoscaler.engines import LaunchCommand, build_launch_command
@@ -35,8 +35,8 @@ from autoscaler.state.actions import StartReplica
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Replica, Slice, SliceId, World
 from pilotlight.models.documents import fill_memory_estimate
-from pilotlight.models.fit import load_memory_needs
 from pilotlight.models.memory import estimate_memory
+from pilotlight.models.memory_needs import load_memory_needs
 from tests.support.builders.artifacts import model_files
 from tests.support.builders.worlds import GI, T0, device, gateway, level, model, replica, world
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from autoscaler.planner.plan import plan
 from autoscaler.state.actions import AcquireLease, Acted, ReleaseLease
-from autoscaler.state.capacity_orders import LeasesSeen, OffersSeen, ProvidersSeen
+from autoscaler.state.capacity import LeasesSeen, OffersSeen, ProvidersSeen
 from autoscaler.state.world import World
 from tests.support.builders.capacity import offer, surge, told
 from tests.support.builders.worlds import T0

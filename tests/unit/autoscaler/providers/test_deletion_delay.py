@@ -13,7 +13,7 @@ from autoscaler.capacity.attachable_nodes import list_leased_nodes
 from autoscaler.providers.deletion_delay import DELAY, NODES, DeletionDelay, delay_annotation_key
 from autoscaler.providers.kube import AnswerError
 from autoscaler.providers.reconciler import REST_S
-from autoscaler.state.capacity_orders import LeasesSeen
+from autoscaler.state.capacity import LeasesSeen
 from autoscaler.state.world import World
 from tests.simulation.environment.virtual_loop import run
 from tests.support.builders.capacity import acted, arrived, cloud, listed, offer, shown, surge, told

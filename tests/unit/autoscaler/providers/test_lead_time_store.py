@@ -20,7 +20,7 @@ from autoscaler.providers.lead_time_store import (
     parse_lead_times,
 )
 from autoscaler.providers.reconciler import REST_S
-from autoscaler.state.capacity_orders import STARTS_MAX, Capacity, LeadTimeStats, LearntSeen, OfferKind
+from autoscaler.state.capacity import STARTS_MAX, Capacity, LeadTimeStats, LearntSeen, OfferKind
 from autoscaler.state.world import World
 from tests.simulation.environment.virtual_loop import run
 from tests.support.builders.worlds import replace_fields

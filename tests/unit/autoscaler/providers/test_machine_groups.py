@@ -21,7 +21,7 @@ from autoscaler.providers.machine_groups import (
 from autoscaler.spec.capacity import Cro, ProviderSettings
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, Settings
-from autoscaler.state.capacity_orders import Capacity, Group, GroupsSeen
+from autoscaler.state.capacity import Capacity, Group, GroupsSeen
 from autoscaler.state.world import World
 from tests.simulation.environment.virtual_loop import run
 from tests.support.builders.worlds import GI

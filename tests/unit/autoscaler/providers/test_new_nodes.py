@@ -9,7 +9,7 @@ import pytest
 from autoscaler.providers.new_nodes import OfferTerms, Shape, build_node_kind_offers, build_offer, infer_node_shape
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing, Price, Settings
-from autoscaler.state.capacity_orders import Offer
+from autoscaler.state.capacity import Offer
 from autoscaler.state.node_labels import Taint
 from tests.support.builders.worlds import GI
 

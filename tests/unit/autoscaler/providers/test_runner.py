@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.runner import CALL_S_MAX, LIST_S, OFFERS_S, Observation, ProviderRunner
-from autoscaler.state.capacity_orders import (
+from autoscaler.state.capacity import (
     AcquireOrder,
     LeaseId,
     LeaseRefused,

@@ -12,7 +12,7 @@ from autoscaler.provisioning.device_claims import CLAIM_S, Published, find_publi
 from autoscaler.provisioning.release import WITHDRAW_S
 from autoscaler.spec.capacity import ProviderSettings, Redfish
 from autoscaler.spec.settings import Settings
-from autoscaler.state.capacity_orders import LeaseRefused, Offer, OffersSeen, ProvidersSeen
+from autoscaler.state.capacity import LeaseRefused, Offer, OffersSeen, ProvidersSeen
 from autoscaler.state.device_claims import (
     DRIVER,
     FAILED,

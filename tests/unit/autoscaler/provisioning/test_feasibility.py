@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autoscaler.capacity.availability import SILENT_S
+from autoscaler.capacity.remaining_offers import SILENT_S
 from autoscaler.contract import ModelName
 from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.learning.expected_demand import build_restart_costs
@@ -17,7 +17,7 @@ from autoscaler.placement.packer import pack
 from autoscaler.planner.plan import plan
 from autoscaler.provisioning.feasibility import Fitting, is_fit_unchanged, list_unplaceable_models
 from autoscaler.spec.model import Gpu, Model
-from autoscaler.state.capacity_orders import LeaseRefused, OffersSeen, ProvidersSeen, ProviderTroubled
+from autoscaler.state.capacity import LeaseRefused, OffersSeen, ProvidersSeen, ProviderTroubled
 from autoscaler.state.events import Reported
 from autoscaler.state.world import World
 from tests.support.builders.capacity import A, acted, cloud, offer, offered, orders, quiet, shown, surge, told, waits

@@ -11,7 +11,7 @@ from autoscaler.planner.plan import plan
 from autoscaler.provisioning.headroom import headroom_owner
 from autoscaler.spec.capacity import Cro, ProviderSettings
 from autoscaler.state.actions import AcquireLease
-from autoscaler.state.capacity_orders import Lease, LeaseRefused, LeasesSeen, Listed
+from autoscaler.state.capacity import Lease, LeaseRefused, LeasesSeen, Listed
 from autoscaler.state.events import SlicesSeen
 from autoscaler.state.operator_orders import Cordon, CordonTarget
 from autoscaler.state.world import Slice, World

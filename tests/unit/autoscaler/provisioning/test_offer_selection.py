@@ -23,7 +23,7 @@ from autoscaler.provisioning.offer_selection import (
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.spec.pod import Pod, Resources, Toleration
 from autoscaler.state.actions import AcquireLease
-from autoscaler.state.capacity_orders import LeadTimeStats, Offer
+from autoscaler.state.capacity import LeadTimeStats, Offer
 from autoscaler.state.node_labels import Taint
 from autoscaler.state.resources import HostResources
 from autoscaler.state.world import NodeId, World

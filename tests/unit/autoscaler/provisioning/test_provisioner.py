@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.capacity.availability import SILENT_S
+from autoscaler.capacity.remaining_offers import SILENT_S
 from autoscaler.controller.loop import Loop
 from autoscaler.placement.model.types import PlacementRequest
 from autoscaler.placement.simulate import SimulationContext, devices_for
@@ -20,7 +20,7 @@ from autoscaler.provisioning.release import WITHDRAW_S
 from autoscaler.spec.model import Gpu, ReplicaRange, ReplicaWindow
 from autoscaler.spec.pod import Pod, Resources
 from autoscaler.state.actions import AcquireLease, Acted, Plan, ReleaseLease, StartReplica
-from autoscaler.state.capacity_orders import (
+from autoscaler.state.capacity import (
     AcquireOrder,
     LeaseRefused,
     LeasesSeen,

@@ -11,15 +11,7 @@ from autoscaler.capacity.lead_times import DUE_S, estimate_lead_time
 from autoscaler.contract import ModelName
 from autoscaler.planner.plan import plan
 from autoscaler.state.actions import AcquireLease, Acted, ReleaseLease
-from autoscaler.state.capacity_orders import (
-    LeadTimeStats,
-    LearntSeen,
-    LeasesSeen,
-    Listed,
-    Offer,
-    OffersSeen,
-    ProvidersSeen,
-)
+from autoscaler.state.capacity import LeadTimeStats, LearntSeen, LeasesSeen, Listed, Offer, OffersSeen, ProvidersSeen
 from autoscaler.state.events import Reported
 from autoscaler.state.world import World
 from tests.support.builders.capacity import (

@@ -24,7 +24,7 @@ from autoscaler.provisioning.release import FORCED, RETRY_S, STUCK_S, Leaving
 from autoscaler.server.metrics import Metrics
 from autoscaler.server.operator_orders import Wish, place_order
 from autoscaler.state.actions import Acted, Plan, ReleaseLease
-from autoscaler.state.capacity_orders import ReleaseOrder
+from autoscaler.state.capacity import ReleaseOrder
 from autoscaler.state.events import SlicesSeen
 from autoscaler.state.operator_orders import Cordon, CordonsSeen, CordonTarget
 from autoscaler.state.world import World

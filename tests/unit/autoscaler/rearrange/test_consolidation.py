@@ -17,7 +17,7 @@ from autoscaler.spec.capacity import Cro, ProviderSettings
 from autoscaler.spec.model import Auto, Gpu, Model, ReplicaRange, Rollout
 from autoscaler.spec.settings import Settings
 from autoscaler.state.actions import AcquireLease, Acted, DrainReplica, StartReplica
-from autoscaler.state.capacity_orders import AcquireOrder, LeaseId
+from autoscaler.state.capacity import AcquireOrder, LeaseId
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.operator_orders import Cordon, CordonsSeen, CordonTarget
 from autoscaler.state.world import History, Move, PaidCapacity, Replica, Slice, SliceId, World

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 import yaml
 
-from autoscaler.documents.load import ModelDocument
+from autoscaler.documents.parse import ModelDocument
 from autoscaler.documents.validation import KEYS
-from autoscaler.kubernetes.resources.status import Learned
+from autoscaler.kubernetes.resources.model_status import Learned
 from autoscaler.schema.cel_rules import RULES
 from autoscaler.schema.crds import LATER, MODEL, TENANT, CrdKind, render_crds
 from autoscaler.schema.structural import Schema

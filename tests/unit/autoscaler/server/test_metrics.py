@@ -13,7 +13,7 @@ from autoscaler.controller.loop import LoopStep
 from autoscaler.fold.fold import Observation
 from autoscaler.server.metrics import Counted, Metrics, count_capacity_events, state_of
 from autoscaler.state.actions import Acted, CutNode, Plan, ReleaseLease
-from autoscaler.state.capacity_orders import LeaseRefused, LeasesSeen, ReleaseOrder
+from autoscaler.state.capacity import LeaseRefused, LeasesSeen, ReleaseOrder
 from autoscaler.state.events import ReplicaSeen, Seen, SlicesSeen, Tick
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.mig import CutOrder

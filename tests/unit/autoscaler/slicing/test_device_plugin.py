@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autoscaler import engines
-from autoscaler.documents.load import parse_documents
+from autoscaler.documents.parse import parse_documents
 from autoscaler.drivers.kubernetes.objects import replica_pod
 from autoscaler.queries.measured_memory import compute_engine_limits
 from autoscaler.slicing import slicer_families

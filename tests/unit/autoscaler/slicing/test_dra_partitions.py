@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autoscaler.documents.load import DocumentError, parse_documents
+from autoscaler.documents.parse import DocumentError, parse_documents
 from autoscaler.drivers.kubernetes.inventory import node_cordons, resource_claims
 from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
 from autoscaler.drivers.kubernetes.objects import node_facts

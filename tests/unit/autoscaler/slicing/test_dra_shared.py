@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 import pytest
 
 from autoscaler.contract import TenantName
-from autoscaler.documents.load import parse_documents
+from autoscaler.documents.parse import parse_documents
 from autoscaler.drivers.kubernetes.inventory import resource_claims
 from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
 from autoscaler.drivers.kubernetes.objects.node_facts import RESLICED, close_claimed_slices

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from autoscaler.documents.load import parse_documents
+from autoscaler.documents.parse import parse_documents
 from autoscaler.slicing import slicer_families
 from autoscaler.slicing.base import NodeFacts, SliceShare
 from autoscaler.slicing.hami import NVIDIA, SCHEDULER, Hami, HamiAllocation, HamiNames, parse_allocations, parse_cards

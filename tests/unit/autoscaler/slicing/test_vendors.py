@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autoscaler.documents.load import parse_documents
+from autoscaler.documents.parse import parse_documents
 from autoscaler.placement.model.bins import list_whole_devices
 from autoscaler.slicing import slicer_families
 from autoscaler.slicing.base import NodeFacts, SliceShare

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autoscaler.documents.load import DocumentError, Documents, parse_documents, to_yaml
+from autoscaler.documents.parse import DocumentError, Documents, parse_documents, to_yaml
 from autoscaler.engines import EngineError
 from autoscaler.slicing.base import SliceShare
 from autoscaler.slicing.slicer_families import is_device_annotation, is_device_resource

@@ -9,7 +9,7 @@ from autoscaler.providers.cro.provider import NODES, CroFabric
 from autoscaler.slicing.vendors import RESOURCES, VENDORS
 from autoscaler.spec.pod import Pod
 from autoscaler.state.actions import AcquireLease
-from autoscaler.state.capacity_orders import Offer
+from autoscaler.state.capacity import Offer
 from autoscaler.state.node_labels import MAKERS, PendingLabels, can_label_appear
 from autoscaler.state.world import World
 from tests.support.builders.capacity import acted, cloud, offer, offered, orders, surge, waits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autoscaler.documents.load import DocumentError, parse_documents
+from autoscaler.documents.parse import DocumentError, parse_documents
 from autoscaler.spec.settings import Settings, Signatures, Weights
 from autoscaler.state.world import ClusterFacts
 from autoscaler.weights import mount_choice

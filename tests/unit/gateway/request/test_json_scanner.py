@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import CallError
 from gateway.http.body_buffers import Body, ChunkedBody, Edit, copy_range
-from gateway.http.incremental import STEP_UNITS
+from gateway.http.body_scan import STEP_UNITS
 from gateway.request.api_routes import Operation, find_operation
 from gateway.request.body_members import Peek, edit_body, read_body
 from gateway.request.json_scanner import MEMBERS_MAX, NESTING_MAX, TOKEN_BYTES_MAX, VALUE_BYTES_MAX, JsonScan

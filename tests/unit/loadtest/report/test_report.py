@@ -11,7 +11,7 @@ from loadtest.report import coldstart
 from loadtest.report.plots import Series, choose_ticks, render_plot
 from loadtest.report.report import Report, as_html, as_json, build_report, describe_interruption
 from loadtest.result import Ending, Result
-from loadtest.verdict import judge_run
+from loadtest.run_verdict import judge_run
 
 RESULTS = [
     Result(

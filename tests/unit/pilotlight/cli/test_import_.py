@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from autoscaler.documents.load import parse_documents
+from autoscaler.documents.parse import parse_documents
 from loadtest import tiny_gguf
 from pilotlight.cli.main import cli
 from pilotlight.models.documents import load_files, read_documents

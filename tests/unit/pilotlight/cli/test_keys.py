@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 import pytest
 
-from autoscaler.documents.load import parse_documents
+from autoscaler.documents.parse import parse_documents
 from autoscaler.spec.yaml import parse_yaml
 from pilotlight.cli import keys
 from pilotlight.models import documents

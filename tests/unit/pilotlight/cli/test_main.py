@@ -12,7 +12,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from autoscaler.documents.load import parse_documents
+from autoscaler.documents.parse import parse_documents
 from loadtest import tiny_gguf
 from pilotlight import __main__, __version__
 from pilotlight.cli.main import COMPILED, cli

@@ -16,7 +16,7 @@ from autoscaler.providers.runner import CLOSING, Observation
 from autoscaler.spec.capacity import KINDS, ClusterAutoscaler, Cro, Karpenter, ProviderSettings, Redfish
 from autoscaler.spec.settings import Settings
 from autoscaler.state.actions import Plan
-from autoscaler.state.capacity_orders import (
+from autoscaler.state.capacity import (
     AcquireOrder,
     Capacity,
     Lease,

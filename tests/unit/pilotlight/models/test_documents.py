@@ -8,7 +8,7 @@ import click
 import pytest
 
 from autoscaler.contract import ModelName
-from autoscaler.documents.load import Documents, parse_documents, to_yaml
+from autoscaler.documents.parse import Documents, parse_documents, to_yaml
 from autoscaler.documents.validation import check_name
 from autoscaler.engines import EngineError
 from autoscaler.spec.model import Model

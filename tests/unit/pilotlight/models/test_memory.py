@@ -19,8 +19,8 @@ from autoscaler.spec.decode import WrongKeyError, decode_value
 from autoscaler.spec.model import EngineName, Gpu, Model, ModelSpec
 from autoscaler.spec.quantity import BytesOrAuto
 from pilotlight.models.documents import fill_memory_estimate
-from pilotlight.models.fit import load_memory_needs
 from pilotlight.models.memory import estimate_memory, is_fetched_by_store, read_serving_options
+from pilotlight.models.memory_needs import load_memory_needs
 from tests.support.builders.artifacts import model_files
 from tests.support.builders.worlds import T0, device, replica, world
 from tests.unit.artifacts.formats.test_hf_config import LLAMA, tensors

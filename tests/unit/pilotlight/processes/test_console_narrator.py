@@ -13,7 +13,7 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.controller.loop import LoopStep
 from autoscaler.explain.decision_log import RefusedCalls
 from autoscaler.state.actions import Plan
-from autoscaler.state.capacity_orders import Capacity
+from autoscaler.state.capacity import Capacity
 from autoscaler.state.events import Transition
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import World

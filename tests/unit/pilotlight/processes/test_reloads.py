@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.documents.load import Documents
+from autoscaler.documents.parse import Documents
 from autoscaler.state.events import DocumentsSeen, FaultSeen
 from autoscaler.state.world import World
 from pilotlight.models.documents import keep_artifact_location

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import yaml
 
-from autoscaler.documents.load import read_document
+from autoscaler.documents.parse import read_document
 from autoscaler.documents.validation import KEYS, MESSAGE
 from autoscaler.kubernetes.api import MERGE, Api, ApiError, Object
 from autoscaler.kubernetes.kubeconfig import load_api_access

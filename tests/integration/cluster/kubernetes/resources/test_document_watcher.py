@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from autoscaler.contract import ModelName
-from autoscaler.documents.load import read_document
+from autoscaler.documents.parse import read_document
 from autoscaler.kubernetes import optional_kinds
 from autoscaler.kubernetes.api import MERGE, Api
 from autoscaler.kubernetes.resources import watcher

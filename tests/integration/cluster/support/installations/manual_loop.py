@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from autoscaler.contract import ModelName
-from autoscaler.documents.load import read_document as parse
+from autoscaler.documents.parse import read_document as parse
 from autoscaler.kubernetes.api import Api, Object
-from autoscaler.kubernetes.resources import status, status_writer
+from autoscaler.kubernetes.resources import model_status, status_writer
 from autoscaler.kubernetes.resources.document_merge import CUSTOMS, FILES, Installation
 from autoscaler.kubernetes.resources.event_writer import Events
-from autoscaler.kubernetes.resources.status import list_subjects
+from autoscaler.kubernetes.resources.model_status import list_subjects
 from autoscaler.kubernetes.resources.status_writer import Statuses
 from autoscaler.kubernetes.resources.watcher import DocumentWatcher, StatusSeen
 from autoscaler.spec.names import Origin
@@ -58,7 +58,7 @@ class House:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _tell(self, documents: DocumentsSeen, known: Mapping[ModelName, Mapping[str, object]]) -> None:
-        seen, wrong = status.restore_histories(known, self._now_s(), self._unix_s())
+        seen, wrong = model_status.restore_histories(known, self._now_s(), self._unix_s())
         assert not wrong
         self.statuses.put(
             list_subjects(self.customs.models, self.installation.settled, self.installation.whose)
@@ -77,7 +77,7 @@ class House:
         if self.stepped.loop.world.leadership.leads:
             self.statuses.hear(said)
         elif name is not None:
-            self.stepped.step(*status.restore_histories({name: said.status}, self._now_s(), self._unix_s())[0])
+            self.stepped.step(*model_status.restore_histories({name: said.status}, self._now_s(), self._unix_s())[0])
 
     # --- inputs -------------------------------------------------------------------------------------------------------
 

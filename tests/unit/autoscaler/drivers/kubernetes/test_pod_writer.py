@@ -16,7 +16,7 @@ from autoscaler.drivers.kubernetes.objects.replica_pod import PodSeen
 from autoscaler.drivers.kubernetes.pod_writer import CONFLICTS_MAX, RETRY_S, Orders, Pauses, StartListener
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.watch import Watched
-from autoscaler.state.capacity_orders import Marks
+from autoscaler.state.capacity import Marks
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Drain, Replica
 from tests.simulation.environment import virtual_loop

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.contract import ReplicaId
-from autoscaler.documents.load import parse_documents
+from autoscaler.documents.parse import parse_documents
 from autoscaler.drivers.kubernetes import pod_writer, weight_volumes
 from autoscaler.drivers.kubernetes.objects import node_facts as nodes
 from autoscaler.drivers.kubernetes.objects import replica_pod as pods

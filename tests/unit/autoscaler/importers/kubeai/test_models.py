@@ -16,7 +16,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.documents.load import DocumentError, parse_documents
+from autoscaler.documents.parse import DocumentError, parse_documents
 from autoscaler.importers.kubeai import models
 from autoscaler.importers.kubeai.system import CHART
 from autoscaler.importers.result import ConversionResult, refuse_duplicate_names, to_yaml

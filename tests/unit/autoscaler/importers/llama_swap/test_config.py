@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.documents.load import DocumentError, parse_documents
+from autoscaler.documents.parse import DocumentError, parse_documents
 from autoscaler.engines import xllamacpp_server
 from autoscaler.importers.llama_swap import config
 from autoscaler.importers.llama_swap.commands import EXTRA_FLAGS

@@ -13,7 +13,7 @@ from autoscaler.kubernetes.resources import event_log
 from autoscaler.kubernetes.resources.event_log import MINUTE_MAX, PENDING_MAX, Book, ModelEvent, Regarding
 from autoscaler.spec.model import Adopted
 from autoscaler.state.actions import Action, DrainReplica, FailReplica, FailStart, StartReplica, StopReplica
-from autoscaler.state.capacity_orders import LeasesSeen
+from autoscaler.state.capacity import LeasesSeen
 from autoscaler.state.events import Seen
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import World

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler.contract import ModelName
-from autoscaler.documents.load import DocumentError, parse_documents
+from autoscaler.documents.parse import DocumentError, parse_documents
 from autoscaler.placement.model.prices import Prices
 from autoscaler.planner.plan import plan
 from autoscaler.spec.model import Gpu, Model, Start

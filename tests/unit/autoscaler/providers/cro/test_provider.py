@@ -26,7 +26,7 @@ from autoscaler.providers.device_usage import CLAIMS, SLICES
 from autoscaler.providers.kube import AnswerError, Object
 from autoscaler.providers.provider import RefusedError
 from autoscaler.spec.settings import Settings
-from autoscaler.state.capacity_orders import LeaseId, ReleaseOrder
+from autoscaler.state.capacity import LeaseId, ReleaseOrder
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId
 from tests.contracts.provider import OWNER, ProviderContract, order
 from tests.support.builders.worlds import replace_fields

@@ -14,7 +14,7 @@ from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.runner import Observation
 from autoscaler.spec.capacity import Cro, ProviderSettings
 from autoscaler.spec.settings import Settings
-from autoscaler.state.capacity_orders import LeaseRefused, LeasesSeen, OffersSeen
+from autoscaler.state.capacity import LeaseRefused, LeasesSeen, OffersSeen
 from autoscaler.state.world import DeviceId, SliceId
 from pilotlight.models.capacity_providers import Supplies
 from tests.contracts.provider import order, release

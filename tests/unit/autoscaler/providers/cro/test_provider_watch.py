@@ -23,7 +23,7 @@ from autoscaler.providers.cro.provider import NODES, REST_S
 from autoscaler.providers.kube import AnswerError, Object
 from autoscaler.providers.provider import Attended, RefusedError
 from autoscaler.providers.runner import LIST_S, Observation, ProviderRunner
-from autoscaler.state.capacity_orders import OFFERS_MAX, LeasesSeen
+from autoscaler.state.capacity import OFFERS_MAX, LeasesSeen
 from tests.contracts.provider import order
 from tests.support.fakes.kubernetes.cro import NONE_FREE
 from tests.support.fakes.kubernetes.kube_objects import HEARD_S

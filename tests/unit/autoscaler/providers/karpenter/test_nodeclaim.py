@@ -8,7 +8,7 @@ import pytest
 
 from autoscaler.providers.karpenter import nodeclaim, nodepool
 from autoscaler.providers.kube import Object
-from autoscaler.state.capacity_orders import Listed
+from autoscaler.state.capacity import Listed
 from tests.support.builders.node_templates import T4_NODES, t4_order
 from tests.support.fakes.kubernetes.karpenter import node_pool
 from tests.support.fakes.kubernetes.kube_objects import stamp

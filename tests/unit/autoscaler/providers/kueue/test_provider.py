@@ -19,7 +19,7 @@ from autoscaler.providers.provisioning_request.provider import WAIT_MAX
 from autoscaler.spec.capacity import Kueue, ProviderSettings
 from autoscaler.spec.pod import GPU
 from autoscaler.spec.settings import NodeSlicing
-from autoscaler.state.capacity_orders import NO_MARKS, Listed
+from autoscaler.state.capacity import NO_MARKS, Listed
 from autoscaler.state.world import World
 from tests.contracts.provider import ProviderContract, order, release
 from tests.simulation.environment.virtual_loop import run

@@ -20,7 +20,7 @@ from autoscaler.providers.provisioning_request.objects import (
     assign_nodes,
     booking_to_lease,
 )
-from autoscaler.state.capacity_orders import Offer
+from autoscaler.state.capacity import Offer
 from autoscaler.state.world import NodeId
 
 GRANTED = RequestCondition(holds=True, reason="CapacityIsProvisioned", message="", since_unix_s=100.0)

@@ -18,7 +18,7 @@ from autoscaler.providers.provisioning_request.objects import ATOMIC, CHECK, GKE
 from autoscaler.providers.provisioning_request.provider import COUNTED, HALF_S, WAIT_MAX
 from autoscaler.spec.ownership import INSTALLATION, Ownership
 from autoscaler.spec.pod import GPU
-from autoscaler.state.capacity_orders import NO_MARKS, LeaseId, ReleaseOrder
+from autoscaler.state.capacity import NO_MARKS, LeaseId, ReleaseOrder
 from tests.contracts.provider import ProviderContract, order, release
 from tests.simulation.environment.virtual_loop import run
 from tests.support.fakes.kubernetes.provisioner import Fault

@@ -23,7 +23,7 @@ from autoscaler.providers.redfish.planning import (
     plan_links,
 )
 from autoscaler.providers.redfish.schema import Block, BlockMark, ComputerSystem, RedfishGpu
-from autoscaler.state.capacity_orders import OFFERS_MAX, AcquireOrder, Offer
+from autoscaler.state.capacity import OFFERS_MAX, AcquireOrder, Offer
 from tests.contracts.provider import OWNER, order
 from tests.support.harness.providers.redfish_rig import terms
 

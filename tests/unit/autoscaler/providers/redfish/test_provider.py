@@ -9,11 +9,11 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
 from autoscaler.providers.provider import RefusedError
+from autoscaler.providers.redfish.attach_detach import NOTHING_S
 from autoscaler.providers.redfish.client import POLL_S, NoAnswerError, StatusError
 from autoscaler.providers.redfish.inventory import Reading
 from autoscaler.providers.redfish.provider import RedfishFabric
 from autoscaler.providers.redfish.schema import BlockMark
-from autoscaler.providers.redfish.system_writer import NOTHING_S
 from tests.contracts.provider import order, release
 from tests.support.builders.capacity import offer
 from tests.support.fakes.redfish import A100, BLOCKS, PASSWORD, SYSTEMS, TOKEN, FakeFabric

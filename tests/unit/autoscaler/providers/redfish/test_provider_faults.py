@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.providers.provider import RefusedError
+from autoscaler.providers.redfish.attach_detach import GIVEN_UP_S, NOTHING_S
 from autoscaler.providers.redfish.client import NoAnswerError
 from autoscaler.providers.redfish.provider import LATE_S, RedfishFabric
-from autoscaler.providers.redfish.system_writer import GIVEN_UP_S, NOTHING_S
-from autoscaler.state.capacity_orders import AcquireOrder, Listed
+from autoscaler.state.capacity import AcquireOrder, Listed
 from tests.contracts.provider import order, release
 from tests.support.fakes.redfish import A100, SYSTEMS, FakeFabric
 from tests.support.harness.async_tests import call_with

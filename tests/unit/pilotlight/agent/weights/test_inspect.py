@@ -27,8 +27,8 @@ from pilotlight.agent.weights.inspect import NOT_WHOLE, inspect_artifact
 from pilotlight.cli.weights.pack import plan_artifact
 from pilotlight.models import remote_header
 from pilotlight.models.documents import fill_memory_estimate
-from pilotlight.models.fit import load_memory_needs, read_reported_needs
 from pilotlight.models.memory import Known
+from pilotlight.models.memory_needs import load_memory_needs, read_reported_needs
 from tests.support.builders.artifacts import packed_models
 from tests.support.fakes.hub import FakeHub
 from tests.support.fakes.registry import StillClock

@@ -14,11 +14,11 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers import contained, probes
-from autoscaler.drivers.kubernetes import pod_events
+from autoscaler.drivers.kubernetes import volume_failures
 from autoscaler.drivers.kubernetes.adoption import driver, workload, workload_controller
 from autoscaler.drivers.kubernetes.adoption.annotations import Others, read_model
 from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver, WorkloadEvent
-from autoscaler.drivers.kubernetes.adoption.objects import AdoptedPodSeen, WorkloadSeen
+from autoscaler.drivers.kubernetes.adoption.parsing import AdoptedPodSeen, WorkloadSeen
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object
 from autoscaler.kubernetes.decoding import ListPage
 from autoscaler.kubernetes.leader_election import Elector
@@ -521,8 +521,8 @@ def test_change_is_delivered_again_after_callback_raises() -> None:
 
 
 async def test_failed_mount_ends_adopted_start_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pod_events, "LOOK_S", 0.01)
-    monkeypatch.setattr(pod_events, "IMAGE_S_MAX", 0.01)
+    monkeypatch.setattr(volume_failures, "LOOK_S", 0.01)
+    monkeypatch.setattr(volume_failures, "IMAGE_S_MAX", 0.01)
     monkeypatch.setattr(workload, "UNORDERED_S", 0.0)
     why = 'MountVolume.SetUp failed for volume "a" : secret "login" not found'
     async with serving("ada", "bob") as house:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from autoscaler.contract import DeviceReport, NodeReport, PodDevices
-from autoscaler.documents.load import parse_documents
+from autoscaler.documents.parse import parse_documents
 from autoscaler.drivers.kubernetes.inventory import declared
 from autoscaler.drivers.kubernetes.objects import node_facts as nodes
 from autoscaler.drivers.kubernetes.objects import replica_pod as pods

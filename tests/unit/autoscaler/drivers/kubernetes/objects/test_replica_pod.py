@@ -9,7 +9,7 @@ import pytest
 
 from autoscaler import engines
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.documents.load import DocumentError, parse_documents
+from autoscaler.documents.parse import DocumentError, parse_documents
 from autoscaler.drivers.kubernetes.objects import node_facts as nodes
 from autoscaler.drivers.kubernetes.objects import replica_pod as pods
 from autoscaler.drivers.kubernetes.objects.pod_overrides import APART, NEAR, PREFERRED, apply_overrides, merge_resources

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifacts.store.eviction import Candidate, Choice, select_victims
+from artifacts.store.victim_selection import Candidate, Choice, select_victims
 
 GIB = 1 << 30
 BLOBS = {f"b{number}": size for number, size in enumerate((1, 5, 7, 20, 50, 90))}

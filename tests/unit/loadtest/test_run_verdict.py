@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtest.result import Ending, Result, server_timing
-from loadtest.verdict import compute_spread, judge_run
+from loadtest.run_verdict import compute_spread, judge_run
 from tests.support.example_budget import examples
 
 WHOLE = Result(model="m", status=200, saw_done=True, finish_reason="stop")

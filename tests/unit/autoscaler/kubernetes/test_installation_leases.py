@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from autoscaler.contract import ModelName
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
-from autoscaler.kubernetes.model_claims import GRACE_S, LOOK_S, RETRY_S, WITHOUT, ModelClaims
+from autoscaler.kubernetes.installation_leases import GRACE_S, LOOK_S, RETRY_S, WITHOUT, ModelClaims
 from autoscaler.kubernetes.resources.document_merge import CUSTOMS, Installation
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.spec.names import Origin

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.documents.load import DocumentError, Documents, parse_documents, to_yaml
+from autoscaler.documents.parse import DocumentError, Documents, parse_documents, to_yaml
 from autoscaler.documents.validation import CLAIM_WANTED, FILE_WANTED, KEYS, PRODUCT_WANTED
 from autoscaler.spec import yaml
 from autoscaler.spec.artifact import IMAGE_WANTED

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers import probes
-from autoscaler.drivers.kubernetes.adoption.objects import AdoptedPodSeen
+from autoscaler.drivers.kubernetes.adoption.parsing import AdoptedPodSeen
 from autoscaler.drivers.kubernetes.objects.replica_pod import StartTiming
 from autoscaler.spec.model import ADOPTED_HASH
 from autoscaler.spec.names import format_replica_id

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from autoscaler.capacity.availability import SILENT_S, count_offered_devices
+from autoscaler.capacity.remaining_offers import SILENT_S, count_offered_devices
 from autoscaler.server.metrics import Metrics
-from autoscaler.state.capacity_orders import LeaseRefused
+from autoscaler.state.capacity import LeaseRefused
 from tests.support.builders.capacity import acted, cloud, observe, offer, surge
 from tests.support.builders.worlds import T0
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from autoscaler.drivers.kubernetes.objects.replica_pod import IMAGE_S_MAX, PodSeen
-from autoscaler.drivers.kubernetes.pod_events import LOOK_S, LOOK_S_MAX, PodEvents, find_volume_failure
+from autoscaler.drivers.kubernetes.volume_failures import LOOK_S, LOOK_S_MAX, PodEvents, find_volume_failure
 from autoscaler.kubernetes.api import Api, Object, UnreachableError
 from autoscaler.kubernetes.decoding import ListPage
 from autoscaler.kubernetes.unreadable import Unreadable

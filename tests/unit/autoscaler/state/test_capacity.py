@@ -8,15 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscaler.contract import ModelName
-from autoscaler.state.capacity_orders import (
-    UNSEEN_S,
-    Lease,
-    LeaseId,
-    Listed,
-    lease_intent_key,
-    lease_name,
-    next_lease_name,
-)
+from autoscaler.state.capacity import UNSEEN_S, Lease, LeaseId, Listed, lease_intent_key, lease_name, next_lease_name
 from tests.support.builders.capacity import offer
 from tests.support.builders.worlds import T0
 

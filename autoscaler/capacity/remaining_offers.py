@@ -11,7 +11,7 @@ from math import inf
 
 from msgspec.structs import replace
 
-from autoscaler.state.capacity_orders import BackedOffOffer, Capacity, Lease, Offer, OfferId
+from autoscaler.state.capacity import BackedOffOffer, Capacity, Lease, Offer, OfferId
 from autoscaler.text import format_duration
 
 SILENT_S = 180.0

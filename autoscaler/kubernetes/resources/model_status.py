@@ -21,7 +21,7 @@ from msgspec import UNSET, UnsetType
 from autoscaler.contract import ModelName
 from autoscaler.demand.desired_replicas import NO_HISTORY, NO_LOAD
 from autoscaler.demand.history_updates import STARTS_MAX
-from autoscaler.fold.faults import list_quarantined_models
+from autoscaler.fold.model_quarantine import list_quarantined_models
 from autoscaler.kubernetes.resources.conditions import (
     ELSEWHERE,
     INVALID,
