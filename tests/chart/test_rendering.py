@@ -430,7 +430,7 @@ def test_agent_pod_mounts_files_named_by_weights_settings() -> None:
     assert there[key.rpartition("/")[0]]["secret"] == {"secretName": "signers", "defaultMode": 0o400}
 
 
-def test_pod_monitor_covers_agents_only_when_enabled() -> None:
+def test_pod_monitor_exists_only_if_agents_and_metrics_are_enabled() -> None:
     monitor = named(EVERYTHING, "PodMonitor", f"{AGENTS_NAME}-agent")
     agents = named(EVERYTHING, "DaemonSet", f"{AGENTS_NAME}-agent")
     assert monitor["metadata"]["namespace"] == agents["metadata"]["namespace"], "which is the only one that it looks in"

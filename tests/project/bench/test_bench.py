@@ -76,7 +76,7 @@ def test_benchmark_client_marks_an_invalid_stream_as_broken(pieces: list[bytes],
     assert stream.broken.startswith(why)
 
 
-def test_stream_closed_before_its_last_chunk_is_broken() -> None:
+def test_stream_closed_before_its_last_chunk_counts_as_broken() -> None:
     stream = stream_of(WHOLE.removesuffix(b"0\r\n\r\n"))
     assert (stream.running, stream.broken) == (True, "")
     stream.connection_lost(None)

@@ -121,7 +121,7 @@ def test_tests_of_an_xdist_group_run_in_one_worker(pytester: pytest.Pytester) ->
     assert len({line for line in result.outlines if line.startswith("worker ")}) == 1
 
 
-def test_repeat_command_of_process_test_uses_its_own_network() -> None:
+def test_command_to_repeat_a_process_test_runs_in_a_network_namespace() -> None:
     assert "tests.integration.network_namespace" in failures.command(
         "tests/integration/process/security/test_tls.py::test_it[a b]"
     )

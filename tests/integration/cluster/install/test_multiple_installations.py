@@ -25,7 +25,7 @@ async def pods_of(api: Api, namespace: str) -> dict[str, Object]:
     return {one["metadata"]["labels"]["pilotlight.dev/model"]: one for one in found}
 
 
-async def test_two_installations_in_one_namespace_keep_each_others_pods(
+async def test_two_installations_in_one_namespace_delete_no_pods_of_each_other(
     tmp_path: Path, kubeconfig: Path, namespace: str, api: Api, node: Node
 ) -> None:
     blue = house_of(tmp_path / "blue", kubeconfig, namespace)

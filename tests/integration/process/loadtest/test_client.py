@@ -207,7 +207,7 @@ async def test_request_on_a_closed_keep_alive_connection_is_marked_as_resent() -
     ]
 
 
-async def test_request_is_lost_when_a_new_connection_closes_without_a_byte() -> None:
+async def test_new_connection_closed_without_a_byte_counts_request_as_lost() -> None:
     async with server_saying(b"", WHOLE) as url:
         client = Client(url)
         await client.open(1)

@@ -176,7 +176,7 @@ def test_engine_without_a_valid_record_is_killed_before_the_driver_syncs(rig: Lo
     assert (rig.state.path / "replicas" / "r1.broken").exists() == broken
 
 
-def test_two_installations_on_one_machine_do_not_affect_each_other(rig: LocalRig, tmp_path: Path) -> None:
+def test_stopping_a_replica_keeps_its_namesake_in_another_installation(rig: LocalRig, tmp_path: Path) -> None:
     other = LocalRig(tmp_path / "other")
 
     async def scenario() -> None:

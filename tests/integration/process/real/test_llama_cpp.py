@@ -98,7 +98,7 @@ def test_tiny_model_returns_the_same_sentence_at_high_temperature(port: int) -> 
     assert json.loads(body)["choices"][0]["message"]["content"] == SENTENCE
 
 
-def test_anthropic_messages_return_the_sentence_and_count_tokens(port: int) -> None:
+def test_anthropic_api_returns_the_exact_sentence_and_a_token_count(port: int) -> None:
     assert "anthropic" in ENGINES["llama.cpp"].dialects
     status, body = post(port, "/v1/messages", ASK)
     assert (status, json.loads(body)["content"][0]["text"]) == (200, SENTENCE)

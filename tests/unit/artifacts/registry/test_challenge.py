@@ -117,7 +117,7 @@ def test_token_realm_that_shares_only_a_provider_suffix_is_rejected(shared: str)
         ("registry.windows.example", "auth.windows.example"),
     ],
 )
-def test_hosts_of_one_customer_of_a_provider_are_related(registry_host: str, realm_host: str) -> None:
+def test_registry_and_realm_of_one_cloud_customer_are_related_hosts(registry_host: str, realm_host: str) -> None:
     assert challenge.is_related_host(registry_host, realm_host)
 
 

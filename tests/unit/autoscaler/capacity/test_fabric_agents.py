@@ -54,7 +54,7 @@ def heard(of: World, now_s: float, *said: FabricReport, attaches: bool = True, s
     return observe(of, NodeReported(report=report), now_s=now_s)
 
 
-def test_node_agent_receives_undetected_and_released_fabric_devices() -> None:
+def test_agent_is_ordered_to_add_undetected_and_remove_released_devices() -> None:
     assert fabric_agents.build_fabric_wants(attached()) == {NodeId("w1"): (FabricWant(device=GPU),)}
     assert fabric_agents.build_fabric_wants(arrived(attached(), T0 + 30)) == {}, "it is seen"
     leaving = given_back(attached())

@@ -340,7 +340,7 @@ def test_newer_observation_replaces_an_older_one_that_failed_to_apply(monkeypatc
     assert "rb" not in loop.step(Tick(), ModelWoken(model=B.name)).replicas
 
 
-def test_observations_of_two_gateways_do_not_replace_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retried_observations_of_two_gateways_do_not_replace_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = stepped()
     loop.step(*(GatewaySeen(gateway=GatewayId(name)) for name in ("g2", "g3")))
     faults = inject(monkeypatch, "autoscaler.fold.gateway_reports:mark_gateway_gone", lambda *_: True)

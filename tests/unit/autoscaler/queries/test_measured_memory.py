@@ -264,7 +264,7 @@ def test_recorded_measurement_applies_after_a_restart() -> None:
     assert restarted.models[ModelName("a")].memory_bytes == 9 * GI
 
 
-def test_explain_fit_describes_the_measured_memory() -> None:
+def test_explain_fit_of_a_measured_model_states_its_measured_memory() -> None:
     upon = served(T0, 4, running(T0 - SERVED_S, T0 - 5))
     fit = explain_fit(upon, upon.models[A.name], Needs(source="It", token_bytes=1), T0)
     assert (fit.basis, fit.used_bytes) == ("measured", 4 * GI)

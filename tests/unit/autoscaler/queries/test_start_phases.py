@@ -106,7 +106,7 @@ def test_process_older_than_its_replica_records_no_start_time() -> None:
     assert (at.learned.histories[M].starts_s, phases_s(at.replicas[R])) == ((), {})
 
 
-def test_later_observation_of_a_start_keeps_the_pod_and_its_times() -> None:
+def test_later_observation_without_a_pod_keeps_the_pod_and_its_times() -> None:
     at, _ = after(world([DOC]), StartReplica(replica=pending(), reason="3 waiting"))
     pod, bound = PodRef(namespace="n", name="r", uid="u"), Placing(asked_s=T0 + 1, bound_s=T0 + 2)
     at, _ = after(at, seen(Seen.STARTING, waits="its image", pod=pod, placing=bound), now_s=T0 + 2)

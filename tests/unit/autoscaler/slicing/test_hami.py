@@ -147,7 +147,7 @@ def test_pod_on_hami_cards_requests_its_cards_memory_and_cores() -> None:
 
 
 @given(st.integers(1, 81920 * MIB), st.integers(0, 100))
-def test_memory_request_is_rounded_up_within_the_card(memory_bytes: int, cores: int) -> None:
+def test_memory_request_is_rounded_up_to_mib_within_the_card_memory(memory_bytes: int, cores: int) -> None:
     (one,) = slices(card())
     limits = Hami().fields("m", [SliceShare(one, memory_bytes, cores)]).limits
     assert memory_bytes <= int(limits["nvidia.com/gpumem"]) * MIB < memory_bytes + MIB

@@ -70,7 +70,7 @@ def test_demand_in_reverse_order_gives_the_same_learned_tables() -> None:
     assert one.tables.prices.tobytes() == other.tables.prices.tobytes()
 
 
-def test_learned_values_fill_5_points_more_than_the_untrained_estimate() -> None:
+def test_learned_values_use_5_points_more_devices_than_untrained_ones() -> None:
     """CPU-only requests go to nodes whose devices are in use, not to nodes where they would strand free devices."""
     taught, begun = best(), build_untrained_estimate(SIZES)
     more = [filled(taught, seed) - filled(begun, seed) for seed in range(20)]

@@ -108,7 +108,7 @@ def test_fabric_shortage_error_stops_offers_of_the_device_model(error: str) -> N
         "the attached device called by gpu-1 is in Critical state",
     ],
 )
-def test_other_operator_errors_do_not_stop_offers_of_the_device_model(error: str) -> None:
+def test_operator_error_without_a_shortage_keeps_offers_of_the_device(error: str) -> None:
     vain = list_stuck_resources([read_resource(waiting(error))], MODEL)
     assert [one.node for one in vain] == ["w77"]
     assert find_starved_resource(vain) is None

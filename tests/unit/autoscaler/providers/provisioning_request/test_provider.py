@@ -78,7 +78,7 @@ async def test_order_creates_a_pod_template_and_a_provisioning_request(rig: Prov
     assert POD["spec"]["containers"][0]["resources"] == {"requests": {"cpu": "4"}}
 
 
-def test_device_count_price_and_duration_of_an_offer_depend_on_its_class() -> None:
+def test_offer_has_the_device_count_price_and_duration_of_its_class() -> None:
     async def offered(class_name: str, **options: Any) -> list[Any]:
         rig = ProvisioningRig(class_name, **options)
         rig.server = Quotas(lambda: UNIX_S)

@@ -392,7 +392,7 @@ def test_replica_waiting_for_blocked_pod_reports_the_reason() -> None:
     assert (reports.id, reports.seen, reports.waits) == ("a", Seen.STARTING, "exceeded quota")
 
 
-def test_new_leader_reports_all_replicas_and_forgets_earlier_orders() -> None:
+def test_new_leader_reports_all_replicas_and_drops_old_starts_and_stops() -> None:
     bench = running(1)
     bench.start("b")
     bench.stop("r0")
