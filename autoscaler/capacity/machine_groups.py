@@ -48,8 +48,8 @@ def update_growth(before: GroupGrowth | None, group: Group, shown: int, now_s: f
 def recount_growth(growth: GroupGrowth, world: World, now_s: float) -> GroupGrowth:
     """Update as nodes show devices between polls.
 
-    A node that arrived for one of our orders no longer counts as growth; otherwise it would count for another order,
-    which would be withdrawn. A node whose device plug-in restarts is not counted as arrived again.
+    A node that has arrived is no longer counted as coming. If it were, it would seem to serve a second order, which
+    would be withdrawn. A node whose device plug-in restarts is not counted as arrived again.
     """
     if not growth.coming:
         return growth

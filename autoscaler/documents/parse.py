@@ -255,7 +255,7 @@ class _Loading:
         self.tenants.append(tenant)
 
     def _add_settings(self, source: str, value: dict[str, object]) -> None:
-        self._claim("kind", "Settings", f"defined in {source}, and only one document is allowed", ("kind",))
+        self._claim("kind", "Settings", f"defined in {source}; only one Settings document is allowed", ("kind",))
         document = decode_value(value, SettingsDocument)
         check_settings(document)
         self.settings = Settings(**{name: getattr(document, name) for name in Settings.__struct_fields__})

@@ -108,7 +108,7 @@ _log.addFilter(Seldom())
 
 
 async def retry_on_shortage(query: Callable[[], T]) -> T:
-    """Return the result of `query` as soon as it succeeds. Errors other than a shortage propagate."""
+    """Return the result of `query`. Retry it while file descriptors or memory are short; raise any other error."""
     while True:
         try:
             return query()

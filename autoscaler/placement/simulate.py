@@ -168,7 +168,7 @@ def match_requests_to_orders(
 
 
 def compute_min_devices(want: PlacementRequest, offer: Offer) -> int:
-    """Return the least number of devices of the offer to take."""
+    """Return the minimum number of devices that an order of this offer may have; the request may need more."""
     return max(1, offer.devices_min if offer.node else max(offer.devices_min, want.kind.devices))
 
 

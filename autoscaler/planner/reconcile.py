@@ -344,7 +344,10 @@ class SettledModels:
         return None
 
     def note(self, world: World, model: Model, now_s: float, next_s: float | None) -> None:
-        """Record a settled model. One with waiting requests never is: serving them depends on inputs not kept here."""
+        """Remember that a model is settled, so that later plans skip it until one of its inputs changes.
+
+        A model with waiting requests is never settled, because serving them depends on inputs that are not kept here.
+        """
         name, load = model.name, world.loads.get(model.name, NO_LOAD)
         if not load.waiting:
             replicas = tuple(world.replicas[id] for id in world.by_model.get(name, ()))

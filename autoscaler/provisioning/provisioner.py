@@ -307,7 +307,7 @@ class Provisioner:
         for provider in sorted(self.capacity.offers):
             for offer in sorted(self.capacity.offers[provider], key=lambda one: one.name):
                 if want in self.queued and (offer.queued or self._expected(offer).p50_s == inf):
-                    yield offer, "an order of that kind is already queued for it"
+                    yield offer, "this replica already has an order in a queue"
                 else:
                     yield offer, self._left(offer)
 

@@ -122,7 +122,7 @@ class Routes:
             before = (hold.held, hold.ready)
             if risen or (hold.state, hold.address) != (route.state, route.address):
                 hold.connect_failures = (
-                    0  # the replica itself changed; a changed hold alone does not prove that it works
+                    0  # its state or address changed; a changed number of slots would not prove that it works
                 )
             self._update(hold, route, delta.epoch)
             acknowledge |= hold.held < before[0] or (before[1] and not hold.ready) or route.state == "draining"

@@ -108,7 +108,7 @@ class Amazon:
         return await self._token(host, asked, keys)
 
     async def _token(self, host: str, asked: Service, keys: Keys) -> Granted:
-        step = f"{host}: {NAME}: GetAuthorizationToken in {asked.region}"
+        step = f"{host}: {NAME} GetAuthorizationToken in region {asked.region}"
         url, body, now_unix_s = URL(self._at(asked), encoded=True), b"{}", self._pace.unix_s()
         headers = {"Content-Type": "application/x-amz-json-1.1", "X-Amz-Target": asked.target}
         proven = sign_request(Asked("POST", url, headers, body), keys, Scope(asked.region, asked.name), now_unix_s)

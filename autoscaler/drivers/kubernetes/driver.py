@@ -220,7 +220,7 @@ class KubernetesDriver:
         self._observe((failed, build_podless_observation(replica, Seen.CLEAN, proof=proof_of_clean.ASSUMED)))
 
     def stop(self, replica: Replica, grace_s: float) -> None:
-        """Delete its pod with this grace period, which later orders only shorten. A replica without one is CLEAN."""
+        """Delete its pod with this grace period; a later call can only shorten it. A replica without a pod is CLEAN."""
         self._stopping.add(replica.id)
         self._bringing.stop(replica.id)
         self._order(replica.model, self._orders.delete(replica, grace_s))

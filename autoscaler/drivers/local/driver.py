@@ -247,7 +247,7 @@ class LocalDriver:
         )
 
     def stop(self, replica: Replica, grace_s: float) -> None:
-        """Send SIGTERM, and SIGKILL after `grace_s`, which later orders only shorten. An unknown replica is CLEAN."""
+        """Send SIGTERM, then SIGKILL after `grace_s`; a later call can only shorten it. An unknown replica is CLEAN."""
         engine = self._engines.get(replica.id)
         if engine is None:
             # adoption adopted or killed every process with our mark, and no engine is forgotten before its proof

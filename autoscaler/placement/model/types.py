@@ -165,7 +165,7 @@ class Bin:
         return slice_class_of(self.slice, whole=self.whole, price=self.price)
 
     def copy(self) -> Bin:
-        """Return a copy with the same occupants."""
+        """Return a copy. Changes of its fields do not affect this one."""
         return Bin(
             slice=self.slice,
             whole=self.whole,

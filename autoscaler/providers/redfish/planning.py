@@ -243,7 +243,7 @@ def _counted_from(fabric: Fabric, node: str, there: Sequence[str]) -> int:
 
 
 def _room(fabric: Fabric, site: AttachableNode, terms: FabricContext) -> int:
-    """How many more devices can be attached to the node. Counts devices of other clients."""
+    """How many more devices can be attached to the node. Devices that other clients attached take up room, too."""
     ours = sum(one.node == site.node and not one.gone for one in fabric.marks.values())
     return site.most - max(terms.seen_on(site.node), count_foreign_devices(fabric, site.node, terms) + ours)
 

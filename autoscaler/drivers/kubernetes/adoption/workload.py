@@ -274,7 +274,7 @@ class Workload:
         return [mark for mark in wanted if mark is not None]
 
     def marked(self, mark: PodMark) -> None:
-        """Record that the mark is being written."""
+        """Record that these annotations of the pod are being written."""
         pod = self._pods.get(mark.uid)
         if pod is not None:
             pod.marked = mark
