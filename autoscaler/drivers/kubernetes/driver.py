@@ -148,7 +148,9 @@ class KubernetesDriver:
             )
 
     def lead(self) -> None:
-        """Become the leader: report everything, ending with `Synced`, and finish orders. Adoption does the same."""
+        """Become the leader: report everything again, ending with `Synced`, and finish the orders of previous leaders.
+        During adoption this call has no effect, because adoption ends with the same steps.
+        """
         if self._listens:
             self._order(
                 NO_MODEL, retry_until_success(self._lead, fault_reporter(NO_MODEL, self._observe, "change of leader"))
@@ -220,7 +222,9 @@ class KubernetesDriver:
         self._observe((failed, build_podless_observation(replica, Seen.CLEAN, proof=proof_of_clean.ASSUMED)))
 
     def stop(self, replica: Replica, grace_s: float) -> None:
-        """Delete its pod with this grace period, which later orders only shorten. A replica without one is CLEAN."""
+        """Delete the replica's pod with this grace period, which later orders can only shorten.
+        A replica without a pod is reported as CLEAN.
+        """
         self._stopping.add(replica.id)
         self._bringing.stop(replica.id)
         self._order(replica.model, self._orders.delete(replica, grace_s))

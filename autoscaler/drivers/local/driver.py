@@ -247,7 +247,9 @@ class LocalDriver:
         )
 
     def stop(self, replica: Replica, grace_s: float) -> None:
-        """Send SIGTERM, and SIGKILL after `grace_s`, which later orders only shorten. An unknown replica is CLEAN."""
+        """Send SIGTERM, and SIGKILL after `grace_s`, which later orders can only shorten.
+        An unknown replica is reported as CLEAN.
+        """
         engine = self._engines.get(replica.id)
         if engine is None:
             # adoption adopted or killed every process with our mark, and no engine is forgotten before its proof
