@@ -71,7 +71,9 @@ class NodeWant(Message, frozen=True):
     pull_secret: str = ""
     """The Secret in the engines' namespace with the login for the registry. Empty: none."""
     replicas: tuple[ReplicaId, ...] = ()
-    """Sorted replicas that wait for the weights on this node, each of them one attempt. None: only prefetched."""
+    """Replicas that wait for the weights on this node, sorted. Each counts as one attempt. None: the weights are only
+    prefetched.
+    """
     allow_unsafe: bool = False
     """Whether code and pickled weights are accepted."""
     look: bool = False
@@ -101,7 +103,9 @@ class NodeWants(Message, frozen=True):
     epoch: int
     wants: tuple[NodeWant, ...] = ()
     images: tuple[ImageWant, ...] = ()
-    """Images to prefetch, most urgent first (`autoscaler.weights.image_prepull`); a start pulls any other image."""
+    """Images to prefetch, most urgent first (`autoscaler.weights.image_prepull`). A kubelet pulls missing images when a
+    pod starts.
+    """
     held: tuple[str, ...] = ()
     """Copies that pods use: folders below the store, sorted. They must not be deleted."""
     weights: Weights = Weights()

@@ -132,7 +132,9 @@ class KeyEntry(Message, frozen=True):
 
 
 class TenantEntry(Message, frozen=True):
-    """A Tenant that may send requests. `models`: case-sensitive globs; None: Models that do not list Tenants."""
+    """A Tenant that may send requests.
+    `models` are case-sensitive globs over names of Models. None: Models that do not list Tenants.
+    """
 
     name: TenantName
     keys: tuple[KeyEntry, ...] = ()
@@ -142,7 +144,7 @@ class TenantEntry(Message, frozen=True):
 
 
 class FrontSettings(Message, frozen=True):
-    """Settings of the inference port. If `keys_needed` is False, each request belongs to `default`, also with a key."""
+    """Settings of the inference port. Unless `keys_needed`, keys are ignored and every request belongs to `default`."""
 
     keys_needed: bool = False
     keepalive_seconds: float = 15.0
@@ -172,7 +174,9 @@ class Route(Message, frozen=True):
     model: ModelName
     state: str
     address: str = ""
-    """host:port of the engine; `https://[name@]host:port` with TLS and a certificate for name. Empty until known."""
+    """host:port of the engine. `https://host:port` if it uses TLS, `https://name@host:port` if its certificate is for
+    that name. Empty until known.
+    """
     slots: int = 1
     hold: int = 0
     """The number of slots that this gateway may use on the replica at the same time (interfaces section 6, Holds)."""
@@ -200,7 +204,9 @@ class ModelRoute(Message, frozen=True):
     expected_wait_s: float | None = None
     """The expected time until a cold request is answered, in seconds. None: unknown, requests are not rejected."""
     capacity_wait_s: float | None = None
-    """Minimum seconds until ordered capacity arrives. Requests that time out earlier are rejected. None: no order."""
+    """The minimum time until ordered capacity arrives, in seconds. Requests with an earlier timeout are rejected at
+    once. None: no capacity is ordered.
+    """
     phases_ms: dict[str, float] = {}
     """The phases of the last start for Server-Timing, see `autoscaler.queries.start_phases`."""
     others_wait: bool = False
@@ -300,7 +306,9 @@ class DeviceReport(Message, frozen=True):
 
 
 class PodDevices(Message, frozen=True):
-    """A pod and its devices: allocated by the kubelet (it has a name), or used by its processes (it has a UID)."""
+    """A pod and its devices. Devices that the kubelet allocated to it (the pod has a name), or those on which its
+    processes use memory (it has a UID).
+    """
 
     devices: tuple[str, ...]
     pod_uid: str = ""
@@ -351,7 +359,7 @@ class PodUse(Message, frozen=True):
 
 
 class FabricReport(Message, frozen=True):
-    """The agent's progress with a fabric device that is attached to or detached from its node (`agent_contract`)."""
+    """The agent's progress in attaching a fabric device to its node, or detaching it (`autoscaler.agent_contract`)."""
 
     device: str
     leave: bool = False
@@ -407,7 +415,9 @@ class ReportAnswer(Message, frozen=True):
 
 
 def make_decoder(kind: type[T]) -> Callable[[bytes], T]:
-    """Return a decoder; it raises msgspec.DecodeError for all invalid input, also broken UTF-8 and deep nesting."""
+    """Return a decoder for messages of one kind.
+    It raises msgspec.DecodeError for all invalid input, including broken UTF-8 and deep nesting.
+    """
     decode = msgspec.json.Decoder(kind).decode
 
     def read(data: bytes) -> T:

@@ -99,7 +99,9 @@ def read_annotated_limit(metadata: Mapping[str, Any]) -> AnnotatedLimit:
 
 
 def resolve_max_devices(said: AnnotatedLimit, labels: Mapping[str, str], kind: NodeKind | None, groups: Groups) -> int:
-    """Maximum devices of a node, by Settings, its annotation, or that of its group (else by labels); 0: none is set."""
+    """Return the maximum number of devices of a node; 0 if none is set. Precedence: Settings, the node's annotation,
+    its group's annotation. A node without a recorded group is matched to a group by labels.
+    """
     if kind is not None and kind.devices_max is not None:
         return kind.devices_max
     if said.most or said.group:
@@ -120,7 +122,9 @@ def parse_device_count(said: object) -> int:
 
 
 def find_device_memory(product: str, world: World) -> int | None:
-    """Bytes of one such device by an existing one, the Settings, or the product name (rounded down); None: unknown."""
+    """Return the memory of one device of this product in bytes; None if it is unknown.
+    Read from an existing device, else from the Settings, else from the product name, which rounds down.
+    """
     for slice_ in world.nodes.slices.values():
         if slice_.product == product and slice_.memory_bytes:
             return slice_.device_bytes or slice_.memory_bytes

@@ -39,11 +39,15 @@ LEAD_S = (300.0, 3600.0)
 DRAIN_S = 600.0
 """The part of that time in which requests finish."""
 LEAD_PART = 0.25
-"""Maximum lead time as a share of an order's lifetime, which is the offer's for an order of an earlier leader."""
+"""Maximum lead time as a share of an order's lifetime, if that is known. For an order of an earlier leader, only the
+lifetime in its offer is used.
+"""
 
 
 def derive_cordons(world: World, before: World, now_s: float) -> Mapping[CordonTarget, Cordon]:
-    """The operators' cordons, and those derived from interruptions, which are reused from the last World `before`."""
+    """Return the cordons of operators in `world`, and those derived from interruptions.
+    `before`: the World of the previous call; derived cordons are reused while their inputs are unchanged.
+    """
     timed = any(one.ends_s is not None for one in _here(world))
     now, was = world.nodes, before.nodes
     ours = any(one.why for one in now.cordons.values())

@@ -267,7 +267,9 @@ class Loop:
         self._rest_until_s = now_s + (now_s - started_s)
 
     def _plan(self, now_s: float, asked: set[ModelName]) -> tuple[Transition, ...]:
-        """Compute a plan without starts that are certain to fail. Terminates: a step checks each Model once."""
+        """Compute a plan without starts that are certain to fail. Terminates: a step checks each Model once.
+        A removed obstacle is detected by a later check, because new facts may still be missing.
+        """
         transitions: tuple[Transition, ...] = ()
         faults = len(self.world.learned.faults)
         while True:
@@ -348,7 +350,9 @@ class Loop:
     # --- faults -------------------------------------------------------------------------------------------------------
 
     def contained(self, what: str, compute: Callable[[World], T]) -> T:
-        """Return `compute(world)` (pure). If it raises, quarantine the Models at fault and repeat, or re-raise."""
+        """Return `compute(world)`. If it raises, quarantine the Models that cause it and compute again. `compute` must
+        be pure and must accept a `World` with quarantined Models. Re-raises its exception if no Model explains it.
+        """
         while True:
             done = attempt(lambda: compute(self.world))
             if not isinstance(done, Failure):

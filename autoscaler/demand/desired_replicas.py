@@ -141,7 +141,9 @@ def residency_s(model: Model, history: History) -> float:
 
 
 def held_until_s(model: Model, history: History, replica: Replica) -> float:
-    """Until when a ready replica is kept for disconnected clients: Retry-After, and its residency until it served."""
+    """Return until when a ready replica is kept for clients that disconnected: Retry-After, and its residency.
+    Once it has served a request after becoming ready, its residency no longer keeps it beyond the idle window.
+    """
     ready_s = replica.since_s if replica.times.ready_s is None else replica.times.ready_s
     if has_activity_since(history, ready_s):
         return history.hold_until_s

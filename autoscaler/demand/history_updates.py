@@ -30,7 +30,10 @@ SAME_S = 0.010
 
 
 def record_start(history: History, took_s: float | None) -> History:
-    """A replica was ready for the first time, `took_s` after its process began. `clear_failures` ends its failures."""
+    """A replica became ready for the first time, `took_s` after its process started (None if unknown).
+    Earlier failures count until the replica has proven stable (`clear_failures`): an engine that crashes on its first
+    request becomes ready each time.
+    """
     starts_s = history.starts_s if took_s is None else (*history.starts_s, took_s)[-STARTS_MAX:]
     return replace(history, starts_s=starts_s, retry_at_s=0.0, refused_until_s=0.0, failure="", failed_hash="")
 
@@ -81,7 +84,9 @@ def record_impossible_start(history: History, now_s: float, reason: str) -> Hist
 
 
 def start_deadline_s(world: World, replica: Replica) -> float | None:
-    """When its start times out (a retry: the rest of its episode). None: no start, or it waits for room or an image."""
+    """Return when the start of a replica times out; None if it is not starting, or waits for room or an image.
+    A retry has the time that is left of its episode. A replica that was found is timed from then on.
+    """
     if replica.state not in (S.STARTING, S.WAKING) or replica.runtime.waits:
         return None
     model, history = world.models.get(replica.model), world.learned.histories.get(replica.model)
@@ -159,7 +164,9 @@ def record_start_decision(history: History, model: Model, now_s: float) -> Histo
 
 
 def record_peak(history: History, model: Model, load: ModelLoad, now_s: float) -> History:
-    """Record the most concurrent requests (waiting or running) per twelfth of the idle window, by its last bucket."""
+    """Record the most concurrent requests (waiting or running) in each twelfth of the idle window.
+    A twelfth is recorded as its last bucket of PEAK_BUCKET_S, so that it means the same if the window changes.
+    """
     calls, window_s = load.waiting + load.running, idle_window_s(model, history)
     width = max(1, ceil(window_s / PEAKS / PEAK_BUCKET_S))
     bucket = (int(now_s / PEAK_BUCKET_S) // width + 1) * width - 1

@@ -29,7 +29,9 @@ PAUSE_S, PAUSE_S_MAX = 1.0, 60.0
 
 
 async def retry_until_success(work: Callable[[], Awaitable[None]], report: Callable[[str], None]) -> None:
-    """Run `work` until it returns. `report` gets each exception as a line, and "" once a run lasts `PAUSE_S_MAX`."""
+    """Run `work` until it returns without an exception.
+    `report` receives each exception as one line, and "" once a run has lasted `PAUSE_S_MAX`.
+    """
     pause_s, loop = PAUSE_S, asyncio.get_running_loop()
     while True:
         began_s = loop.time()
@@ -50,7 +52,9 @@ async def retry_until_success(work: Callable[[], Awaitable[None]], report: Calla
 
 
 def fault_reporter(model: ModelName, observe: Observe, part: str = "driver") -> Callable[[str], None]:
-    """Return a `report` for `retry_until_success`: failures are faults of the model, or of `part` with `NO_MODEL`."""
+    """Return a `report` for `retry_until_success` that reports failures as faults of the model.
+    With `NO_MODEL` they are reported as failures of `part`.
+    """
 
     def report(reason: str) -> None:
         if reason or model == NO_MODEL:

@@ -95,7 +95,10 @@ class Driver(Protocol):
         """Observe until cancelled: first everything that exists (adopted), then `Synced`, then changes."""
 
     def obstacle(self, model: Model) -> str:
-        """Return why a start would certainly fail now, and the fix; empty: no obstacle. Fast; may run in any thread."""
+        """Return why a start of the model would certainly fail now, and what to do; empty if no obstacle is visible.
+        Fast, because it is called before any replica is evicted for the start. It starts nothing and may be called from
+        any thread.
+        """
 
     def start(self, replica: Replica, model: Model) -> None:
         """Start the replica's engine. A failed start is observed as EXITED with a reason, then CLEAN."""
@@ -118,7 +121,9 @@ class Cutter(Protocol):
     """Repartitions the GPUs of nodes. Reports eligible nodes and the results of orders as observations."""
 
     def cut(self, order: CutOrder) -> None:
-        """Submit the order; it does not block. It is refused if the node is in use or changed since the decision."""
+        """Submit the order and return at once.
+        If the node is in use or has changed since the decision, the order is observed as refused.
+        """
 
 
 class CordonError(Exception):

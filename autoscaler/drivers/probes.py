@@ -22,7 +22,9 @@ def format_host_port(host: str, port: int) -> str:
 
 
 def format_engine_address(host: str, port: int, tls_name: str | None) -> str:
-    """Format an address for routes. `tls_name`: the certificate's, empty if it is the host; None for plain HTTP."""
+    """Format an address as routes contain it (`autoscaler.contract`).
+    `tls_name`: the name in the engine's certificate, empty if that is the host; None for plain HTTP.
+    """
     if tls_name is None:
         return format_host_port(host, port)
     return (

@@ -166,7 +166,9 @@ class Step(Fact, frozen=True):
     why_not: str = ""
     """Why it is not chosen. Empty: it is chosen."""
     expected_seconds: float | None = None
-    """Seconds until the capacity arrives (median) or the victims can be evicted. None: unknown, or it does not fit."""
+    """Seconds until the capacity arrives (median), or until the victims can be evicted. None: unknown, or the offer
+    does not fit.
+    """
     in_time: float | None = None
     """Probability that a replica on it is ready before the first queued request times out. None: not computed."""
     cost: float | None = None
@@ -176,7 +178,9 @@ class Step(Fact, frozen=True):
 
 
 def explain_ladder(world: World, plan: Plan, model: Model, force: EvictionLevel, now_s: float) -> tuple[Step, ...]:
-    """Return every option for one more replica: the eviction, the chosen offers, others that fit, and the rest."""
+    """Return every option for one more replica with this eviction level; empty if there is neither a victim nor an
+    offer. Order: the eviction, the chosen offers, other offers that fit, and the rest.
+    """
     want = build_placement_request(
         model, 0, now_s, force, "", world.settings.pod, list_avoided_nodes(world, model.name, now_s)
     )

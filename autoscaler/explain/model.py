@@ -77,7 +77,9 @@ def _here(copies: frozenset[Copy]) -> frozenset[str]:
 
 
 def _parts(world: World, model: Model) -> Iterator[tuple[str, str]]:
-    """Yield (subject, artifact) for pulled weights and adapters; for others if a node has or failed to pull them."""
+    """Yield (subject of a sentence, artifact) for the weights and adapters that are pulled.
+    An artifact that the engine may fetch itself is included only if a node has it or failed to pull it.
+    """
     known, spec = _here(world.nodes.copies), model.spec
     found = [("Its weights", normalize_artifact(spec.artifact or ""), should_store_on_node(spec.artifact, spec.engine))]
     for one in spec.adapters:

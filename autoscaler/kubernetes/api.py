@@ -161,7 +161,9 @@ class Api:
             await self._session.close()
 
     def unix_s(self) -> float:
-        """The time of the server's clock, to about a second. Clocks of processes that read it may differ by hours."""
+        """The current time of the server's clock, to about a second.
+        Used for times that other processes read, whose clocks may differ from ours by hours.
+        """
         return time.time() + self._ahead_s
 
     def _answered(self, date: str | None) -> None:
@@ -277,7 +279,9 @@ class Api:
             raise UnreachableError(f"{method} {path}: {type(error).__name__}") from error
 
     async def _while_we_may_write(self, sent: Coroutine[object, object, bytes]) -> bytes:
-        """Await the response to a write. If leadership is lost meanwhile, cancel the write and raise TimeoutError."""
+        """Await the response to a write.
+        Leadership may be renewed meanwhile. If it is lost, cancel the write and raise TimeoutError.
+        """
         task = asyncio.ensure_future(sent)
         try:
             while not task.done():

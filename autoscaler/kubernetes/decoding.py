@@ -152,7 +152,7 @@ def replace_unpaired_surrogates(text: bytes) -> bytes:
 
 
 def _decode_repaired(decode: Callable[[bytes], T], text: bytes, depth_max: int) -> T:
-    """Decode text; if that fails, without unpaired surrogates and values nested deeper than `depth_max`."""
+    """Decode text; if that fails, decode it without unpaired surrogates and values nested deeper than `depth_max`."""
     try:
         return decode(text)
     except (ValueError, RecursionError):
@@ -203,7 +203,9 @@ def _unreadable(raw: bytes, of: tuple[str, str], reason: str) -> Unreadable:
 
 
 def read_event(line: bytes) -> tuple[str, Object | Unreadable]:
-    """Decode a watch event, or only the name and the error of its object. Raises msgspec.DecodeError for no event."""
+    """Decode a watch event into its type and object. Raises msgspec.DecodeError if the line is not an event.
+    A valid event is decoded once. If that fails, its object is decoded separately to find the name and the error.
+    """
     if len(line) <= BYTES_MAX and not is_too_deep(line, DEPTH_MAX + 1) and _CUT not in line:
         try:
             whole = _decode_whole_event(line)

@@ -66,7 +66,9 @@ def derive_gateway_events(change: Change[GatewayPod]) -> GatewayEvents:
 
 
 class GatewayPods:
-    """Reports the gateways of a namespace that match `selector`. `silent` returns those with an expired report."""
+    """Reports to `observe` the gateways of a namespace that match `selector`.
+    `silent` returns the gateways whose last report has expired and that are not known to be gone.
+    """
 
     def __init__(
         self, api: Api, namespace: str, observe: Callable[[GatewayEvents], None], selector: str = SELECTOR,
@@ -106,7 +108,9 @@ class GatewayPods:
         )
 
     async def _exists(self, gateway: GatewayId) -> bool:
-        """Query the API server, which is more current than the watch. True also if there is no usable answer."""
+        """Query the API server, which is more current than the watch.
+        True if it does not respond, or if the pod cannot be decoded.
+        """
         try:
             pages = [page async for page in self._api.pages(self._path, {"fieldSelector": f"metadata.name={gateway}"})]
         except (ApiError, UnreachableError):

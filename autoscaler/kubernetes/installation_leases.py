@@ -34,7 +34,9 @@ _log = logging.getLogger("pilotlight.autoscaler.resources")
 
 
 class ModelClaims:
-    """The claims of `me`. `known` gets the installation that serves each namespace, at each change."""
+    """The claims of the installation `me`.
+    `known` is called at each change with a mapping of namespaces to the installations that serve their Models.
+    """
 
     def __init__(
         self, api: Api, me: str, known: Callable[[dict[str, str]], None], clock: Callable[[], float] = time.monotonic,

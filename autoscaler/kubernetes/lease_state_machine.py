@@ -125,7 +125,9 @@ class ElectionCandidate:
         return not self._known or self.epoch(now_s) is None
 
     def write(self, now_s: float, heard: Collection[int] = ()) -> Write | None:
-        """The write to perform now, if any. A leader whose epoch is below one of `heard` first steps down."""
+        """The write to perform now, if any. `heard`: epochs that gateways and agents reported. A leader whose epoch is
+        below one of them (the Lease was deleted) steps down and acquires a new one next time.
+        """
         if not self._known:
             return None
         record, epoch = self._record, self.epoch(now_s)

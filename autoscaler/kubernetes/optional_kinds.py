@@ -97,7 +97,7 @@ class Kinds:
 
     async def _report_synced(self, path: str, synced: asyncio.Event) -> None:
         await synced.wait()
-        if path not in self._whole:  # a complete list was reported already
+        if path not in self._whole:  # unless its complete list was reported already
             self._news.set()
 
     async def _put_often(self) -> None:

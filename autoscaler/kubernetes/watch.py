@@ -204,7 +204,9 @@ class Watched(Generic[T]):
         self._start_suspicion()
 
     async def refresh(self) -> None:
-        """Return when all earlier changes were reported, even if the watch lags. Raises ApiError, UnreachableError."""
+        """Return when all changes from before this call have been reported, even if the watch lags behind.
+        Raises ApiError, UnreachableError.
+        """
         missing = set(self.items)
         await self._list(missing)
         self._report_gone(missing)

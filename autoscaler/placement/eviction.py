@@ -230,7 +230,9 @@ def fit_options_to_host(
     restart_costs: RestartCosts,
     now_s: float,
 ) -> tuple[EvictionOption, ...] | None:
-    """Adapt options of one node to the CPU and memory that the request needs there. None: no way now."""
+    """Adapt options, all of slices of one node, to the CPU and memory that the request needs there.
+    `around`: the replicas on the node. None: the request cannot fit now.
+    """
     chosen = {one.replica: one for option in team for one in option.victims}
     if host.left.holds(want.kind.host_request):
         return tuple(team)

@@ -98,7 +98,9 @@ class EvictionSearch:
     def cheapest(
         self, want: PlacementRequest, budget: Callable[[], ElasticBudget]
     ) -> tuple[EvictionOption, ...] | None:
-        """Return one option per device; None: no way now. An elastic request has its minimum if that is cheaper."""
+        """Return the options to take, one per device. None: the request cannot fit now.
+        An elastic request is promised all that it requests, or its minimum if that costs other replicas less.
+        """
         if want.kind.devices > 1:
             return self._team(self._alike(want))
         asked, least = want.kind.memory_bytes, want.least.kind.memory_bytes
@@ -148,7 +150,9 @@ class EvictionSearch:
         return self._searches[want]
 
     def _floors(self, want: PlacementRequest) -> Iterator[tuple[Key, SliceId]]:
-        """Yield lower bounds of the `key` of options with victims, one per slice: cheapest first, then by size, id."""
+        """Yield, for each slice on which the request may have to evict, a lower bound of the `key` of any option with
+        victims. The cheapest slices are first; equal ones are ordered by size and ID.
+        """
         index, arrays, ask, grade = self._index, self._index.arrays, self._index.ask(want.kind), self._graded(want)
         at, lane_of, lacks = grade.lanes, arrays.lane_of[grade.lanes], index.locality.lacks(want.supplies)
         there, held = self._at_most(want, grade)[at], arrays.held[at]

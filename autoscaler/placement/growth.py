@@ -98,7 +98,9 @@ def grow_placements(
     victims: Collection[ReplicaId],
     overlay: Overlay,
 ) -> tuple[Placement, ...]:
-    """Return the placements with their growth. `waiting`: unplaced requests; `victims`: evicted replicas."""
+    """Return the placements with their growth. `waiting`: unplaced requests that may be placed some day.
+    `victims`: replicas evicted for them, which may be requested again; `overlay`: what is left.
+    """
     if not any(one.want.growth.most_bytes for one in placements):
         return tuple(placements)
     known = overlay.index.yet(victims)

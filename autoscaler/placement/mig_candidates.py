@@ -67,7 +67,9 @@ class RepartitionCandidate(NamedTuple):
 
 
 def list_mig_candidates(world: World) -> tuple[Bin, ...]:
-    """Return a `Bin` for each profile that a repartitioned node could have, once for equal nodes."""
+    """Return a `Bin` for each profile that a repartitioned node could have, once for all equivalent nodes.
+    Repartitioning in progress counts as not failed, even on its last attempt.
+    """
     if not world.nodes.cuttable:
         return ()
     look = Sites(world, -inf)
@@ -156,7 +158,9 @@ class Sites:
     def fitting(
         self, want: PlacementRequest, node: RepartitionCandidate, host: HostResources | None = None
     ) -> list[str]:
-        """Return the profiles that the request fits, smallest first: in full, then with its minimum."""
+        """Return the profiles of a node that the request fits: first with its full memory, smallest profile first, then
+        with its minimum. `host`: what is left of the node's host resources, if that counts.
+        """
         found = dict[str, None]()
         for one in dict.fromkeys((want, want.least)):
             names = self._holding(one.kind, node)

@@ -175,7 +175,9 @@ STEPS_MAX: Final = 2000
 def find_fewer_victims(
     held: Sequence[Assigned], victims: Sequence[Evictee], index: SliceIndex, now_s: float
 ) -> tuple[Assignment, ...] | None:
-    """Return assignments of `held` (by precedence) that spare `victims` (most expensive first). None: none found."""
+    """Return an assignment for each of `held` that spares victims. None: none was found within the search bounds.
+    `held` is in order of precedence; `victims` has the most expensive first.
+    """
     inputs = MinimalEvictionInput(held, victims, index, now_s)
     going, found, left = {one.victim.replica: one for one in victims}, None, STEPS_MAX
     for at, one in enumerate(victims):

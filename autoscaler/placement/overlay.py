@@ -88,7 +88,9 @@ class Overlay:
         return self.hosts.get(node) or self.index.hosts.get(node)
 
     def suppose(self, node: NodeId, host: HostResources) -> None:
-        """Set a node's host resources, and drop cached results of its slices if a request may lack them there."""
+        """Set a node's host resources.
+        Unless every request has enough of them there, cached results of the node's slices are computed again.
+        """
         self.hosts[node] = host
         self.index.suppose(node, host)
         for listener in () if host.left.holds(self._most) else self.listeners:

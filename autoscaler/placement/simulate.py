@@ -104,7 +104,9 @@ class SimulationContext(NamedTuple):
 
 
 def build_virtual_slices(world: World, offer: Offer, devices: Iterable[int], name: str) -> tuple[Slice, ...]:
-    """Return the slices that these devices (by number) of an offer would have, with the labels of an existing node."""
+    """Return the slices that these devices of an offer, by number, would have.
+    On an existing node they get its labels; `labels_coming` names the labels that have yet to appear.
+    """
     node = NodeId(offer.node or name)
     known = next((one for one in world.nodes.slices.values() if offer.node and one.node == node), None)
     labels, taints = (offer.labels, offer.taints) if known is None else (known.labels, known.taints)
@@ -150,7 +152,9 @@ def list_missing_devices(world: World, lease: Lease) -> range:
 def match_requests_to_orders(
     context: SimulationContext, wants: Sequence[PlacementRequest], leases: Sequence[Lease]
 ) -> dict[PlacementRequest, LeaseId]:
-    """Match unplaced requests to orders in flight: on each order alone, then on all unmatched orders together."""
+    """Match unplaced requests, each once, to the capacity orders in flight on which they have room.
+    Each order is tried alone, in sequence; then the remaining requests are tried on all unmatched orders together.
+    """
     found: dict[PlacementRequest, LeaseId] = {}
     had: set[LeaseId] = set()
     left = _Left(wants)
@@ -233,7 +237,9 @@ class _Left:
         del self._groups.pop(want)[want]
 
     def few(self, slices: Collection[Slice]) -> list[PlacementRequest]:
-        """Return, of equivalent requests, at most as many as fit on these slices; more would slow the packer."""
+        """Return, of each group of equivalent requests, at most as many as fit on these slices if they are empty.
+        More requests would only make the packer slower.
+        """
         found: list[tuple[int, PlacementRequest]] = []
         for group in filter(None, self._alike.values()):
             most = sum(_most(next(iter(group)), one) for one in slices)

@@ -51,7 +51,9 @@ DROPPABLE = frozenset({S.PENDING, S.WAKING, S.ASLEEP, S.FALLING_ASLEEP})
 
 
 class PlannedModel(NamedTuple):
-    """One model. `pressing`: models that lack replicas and may start some; `calls`: requests on each replica."""
+    """One model and its desired replicas.
+    `pressing`: models that lack replicas and may start some; `calls`: requests on each replica that has any.
+    """
 
     world: World
     model: Model
@@ -196,7 +198,9 @@ def start_after_s(history: History) -> float:
 
 
 def compute_read_deadline_s(case: PlannedModel) -> float:
-    """The earliest start while the memory requirement is unknown, since a new leader needs the agents' reports."""
+    """Return the earliest start, unless the memory requirement is known before.
+    A new leader needs the agents' reports first. An artifact that could not be inspected delays no start.
+    """
     model, unbrought = case.model, case.world.learned.unbrought
     if model.unread_s is None or any(one in unbrought for one in model.artifacts()):
         return -inf
@@ -204,7 +208,9 @@ def compute_read_deadline_s(case: PlannedModel) -> float:
 
 
 def _surplus(case: PlannedModel, supply: Sequence[Replica], many: int) -> ModelDiff:
-    """Retire surplus replicas in order: replaced by a move, old spec, starting, paid, fewest requests, youngest."""
+    """Retire surplus replicas.
+    Order: replaced by a move, old spec, starting, on paid capacity, fewest requests, youngest.
+    """
     answer, spec, moves = case.answer, case.model.spec, _moves(supply)
     many -= _surging(case, supply) if answer.count else 0
     resident_s = residency_s(case.model, case.history) if 0 < answer.count < spec.replicas.max else 0.0

@@ -93,7 +93,9 @@ class Stop(Fact, frozen=True):
 
 
 class Order(Fact, frozen=True):
-    """Another action: `cut` (repartition), `acquire` or `release` (capacity), `refuse` (reject a Model's requests)."""
+    """Another action.
+    `cut` (repartition a node), `acquire` or `release` (capacity), `refuse` (reject a Model's requests).
+    """
 
     kind: str
     what: str
@@ -133,7 +135,9 @@ def simulate_world(world: World, asked: Mapping[ModelName, AssumedDemand], now_s
 
 
 class _Case:
-    """One simulation. `cold_wait_s`: wait of requests without a replica; raised as far as a repartitioning needs."""
+    """One simulation. `cold_wait_s`: how long requests of Models without a replica have waited.
+    If nothing else happens, `cold_wait_s` is raised to the time after which a node is repartitioned for them.
+    """
 
     def __init__(self, world: World, asked: Mapping[ModelName, AssumedDemand], cold_wait_s: float) -> None:
         self._asked, self._cold_wait_s = asked, cold_wait_s

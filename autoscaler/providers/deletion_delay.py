@@ -79,6 +79,8 @@ def delay_annotation_key(home: str, lease: str) -> str:
 
 
 def _differ(world: World, noted: set[str]) -> list[tuple[str, bool]]:
-    """Nodes to change, and whether the annotation is set. All providers list their orders before any is removed."""
+    """Return the nodes whose annotation has to change, and whether it is to be set.
+    No annotation is removed before all providers have listed their orders.
+    """
     wanted, known = list_leased_nodes(world), world.capacity.listed_s.keys() >= set(world.capacity.providers)
     return [(node, node in wanted) for node in sorted(noted ^ wanted if known else wanted - noted)]

@@ -18,7 +18,9 @@ _LIVE = "status.phase!=Succeeded,status.phase!=Failed"
 
 
 async def find_device_user(server: Server, node: str, uuids: Collection[str]) -> str:
-    """Return the pod or claim that may use one of these devices; empty: none. An empty UUID is an unknown one."""
+    """Return the pod or claim that uses, or may use, one of these devices or a part of one; empty if there is none.
+    An empty UUID stands for a device whose UUID is unknown. Raises AnswerError.
+    """
     for pod in await server.items(PODS, fieldSelector=f"spec.nodeName={node},{_LIVE}"):
         if any(map(_is_device, _resources(pod))):
             return f"pod {pod['metadata']['namespace']}/{pod['metadata']['name']}"

@@ -90,7 +90,9 @@ def resolve_node_requirements(world: World, owner: ModelName) -> NodeRequirement
 
 
 def infer_node_shape(labels: Mapping[str, str], kind: NodeKind | None) -> Shape | None:
-    """Return the devices of a node by its labels, else by Settings; None: unknown, or only a running node has them."""
+    """Return the devices of a node; None if they are unknown or only a running node reports them.
+    Labels take precedence over the Settings, as for existing nodes.
+    """
     mib, count = whole_number(labels.get(MEMORY_MIB)) or 0, whole_number(labels.get(COUNT)) or 0
     product = labels.get(PRODUCT, "").removesuffix(SHARED)
     if kind is None:

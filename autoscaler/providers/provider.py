@@ -23,7 +23,9 @@ class RefusedError(Exception):
 
 
 class Provider(Protocol):
-    """One way to obtain capacity. Exceptions other than RefusedError: unknown outcome. Calls may be cancelled."""
+    """One way to obtain more capacity.
+    Any exception except RefusedError means that the outcome is unknown. Calls may be cancelled at any time.
+    """
 
     def offers(self) -> Awaitable[tuple[Offer, ...]]:
         """Return the capacity that can be ordered now; at most OFFERS_MAX offers, empty if all of it is in use.

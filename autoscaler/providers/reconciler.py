@@ -25,7 +25,9 @@ log = logging.getLogger("pilotlight.autoscaler.providers")
 
 
 class Reconciler:
-    """Calls `keep`, which returns the seconds until the next call. `fails`: the effect of its failure, for the log."""
+    """Calls `keep`, which does the pending work and returns the seconds until the next call without a notification.
+    `fails`: the effect of a failure of `keep`, for the log.
+    """
 
     def __init__(self, keep: Callable[[], Awaitable[float]], fails: str) -> None:
         self._keep, self._fails = keep, fails

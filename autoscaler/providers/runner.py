@@ -57,7 +57,9 @@ ORDERS_MAX: Final = 256
 
 
 class ProviderRunner:
-    """The Supplier for all providers. `hedges`: those used in parallel with others; `closing`: without new orders."""
+    """The Supplier for all providers, by name. `closing`: providers that accept no new orders.
+    `hedges`: providers that may be used in parallel with others for one shortage.
+    """
 
     def __init__(
         self,

@@ -113,7 +113,9 @@ def commit_claim(one: PendingDeviceClaim, world: World, leases: Collection[Lease
 
 
 def find_published_devices(world: World, now_s: float, were: Collection[str] = ()) -> Published | None:
-    """Return the pools and claim statuses to publish; None: unknown yet. `were`: former providers of the Settings."""
+    """Return the pools and claim statuses to publish; None if unknown: published devices then remain. `were`: providers
+    that the Settings named before. Claims on devices of other providers belong to other installations.
+    """
     unknown = list_publishing_providers(world) - (world.capacity.offers.keys() & world.capacity.listed_s.keys())
     if not world.leadership.leads or (unknown and now_s < world.leadership.leading_since_s + UNKNOWN_S):
         return None

@@ -27,7 +27,9 @@ from autoscaler.state.world import Slice, SliceId, World
 
 
 class Fitting:
-    """The slices of one World as if empty, and those that could be created; no model fits before they are listed."""
+    """The slices of one World as if they were empty, and those that could be created.
+    Reports no model as unplaceable before the driver has listed the slices.
+    """
 
     def __init__(self, world: World) -> None:
         self._listed = world.leadership.synced
@@ -103,7 +105,9 @@ def _to_come(world: World) -> Set[SliceId]:
 def list_unplaceable_models(
     world: World, fault: Callable[[ModelName, Exception], None] | None = None
 ) -> dict[ModelName, str]:
-    """Return the Models that fit no device -> why, by name. `fault` is called with a model whose check raises."""
+    """Return the Models that fit no device, with the reason, ordered by name.
+    `fault` is called with each model whose check raises, so that the others are still checked; None: raise.
+    """
     fitting, found = Fitting(world), dict[ModelName, str]()
     for name in sorted(world.models):
         reason = attempt(partial(fitting.never, world.models[name]))

@@ -94,7 +94,9 @@ def _counts(world: World, lease: Lease, free: int, now_s: float, waited: Collect
 
 
 def _free(ground: SimulationContext) -> dict[DeviceId, Slice]:
-    """One slice of each empty, unassigned device; devices of others that are unknown count as any of their node."""
+    """Return one slice of each empty, unassigned device.
+    If pods of others use unknown devices of a node, as many devices of the node count as in use.
+    """
     world, shut_ = ground.world, list_withheld_slices(ground.world)
     of: dict[DeviceId, list[Slice]] = {}
     for one in world.nodes.slices.values():

@@ -163,7 +163,9 @@ def rate_offer(offer: Offer, devices: int, expected: Expected, deadline_s: float
 
 
 def choose_offer(rungs: Iterable[RatedOffer], hedges: frozenset[str] = frozenset()) -> Chosen | None:
-    """Choose the cheapest sure offer, else the likeliest, then the soonest. `hedges`: providers for a second offer."""
+    """Choose the cheapest sure offer, else the likeliest, then the soonest; None without offers.
+    `hedges`: providers from which a second offer may be ordered if the first is not sure.
+    """
     return choose_sorted_offer(iter(sorted(rungs, key=rated_offer_sort_key)), hedges)
 
 

@@ -70,7 +70,9 @@ ORDERS_MAX = 8
 UNLISTED_S = 60.0
 """How long a new leader orders nothing while a provider has not listed its orders, which may be in flight."""
 REORDER_S = 15.0
-"""An order missing in its provider's list that began this long after it was lost; it is repeated by the same name."""
+"""If a provider's list that began this many seconds after an order does not show it, the order was lost. It is repeated
+under the same name.
+"""
 
 
 class ProvisioningResult(NamedTuple):
@@ -162,7 +164,9 @@ class Provisioner:
         return self.ground.restart_costs.restart_s(model)
 
     def _match_queued_orders(self, queued: Sequence[Lease]) -> dict[PlacementRequest, LeaseId]:
-        """Match queued orders to requests, the owner of an order first: otherwise it would queue another one."""
+        """Match queued orders to requests. The owner of an order precedes other requests, which order elsewhere;
+        otherwise the owner would queue another order.
+        """
         owners, priorities = {one.owner for one in queued}, [one.urgency.priority for one in self.wants]
         above = max(priorities, default=0) - min(priorities, default=0) + 1
         wants = dict[PlacementRequest, PlacementRequest]()

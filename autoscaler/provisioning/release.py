@@ -78,7 +78,9 @@ FORCED = "; a normal release had no effect, so it is detached by force"
 def plan_releases(
     ground: SimulationContext, wanted: Collection[LeaseId], kept: Collection[LeaseId], later: Callable[[float], None]
 ) -> Iterator[ReleaseLease]:
-    """Releases by id. `wanted`: awaited orders; `kept`: headroom; `later`: called with times that change the result."""
+    """Return releases in order of IDs. `wanted`: orders that requests or claims wait for; `kept`: headroom.
+    `later` is called with the times at which time alone changes the result.
+    """
     return _Returning(ground, wanted, kept, later).all()
 
 

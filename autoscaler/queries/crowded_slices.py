@@ -62,7 +62,9 @@ def explain_misplacement(replica: Replica) -> str:
 
 
 def is_on_chosen_devices(world: World, replica: Replica) -> bool:
-    """Whether it is on the chosen devices. A claim for a part of a slice chosen as a whole replaces that slice."""
+    """Return whether the replica is on the chosen devices. Claims cannot always name a part of a device. If a claim
+    took a part of a slice that was chosen as a whole, that slice no longer exists.
+    """
     there, chosen = (
         [world.nodes.slices.get(id) for id in ids] for ids in (replica.resources.slices, replica.resources.chosen)
     )

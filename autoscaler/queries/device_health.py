@@ -217,7 +217,9 @@ def list_closed_slices(world: World, now_s: float) -> dict[SliceId, str]:
 
 
 def list_stuck_slices(world: World, now_s: float) -> dict[SliceId, str]:
-    """Slices of devices that an ended replica still holds -> why; not of host memory, of which it holds its part."""
+    """Return the slices of devices that an ended replica still holds -> why.
+    Host memory is left out: a stuck replica there holds only its own part.
+    """
     devices: dict[DeviceId, str] = {}
     for replica in world.replicas.values():
         if replica.state in {S.STOPPING, S.SCRUBBING} and now_s >= replica.since_s + STUCK_S:
@@ -249,7 +251,9 @@ def list_lost_replicas(world: World, now_s: float) -> tuple[ReplicaId, ...]:
 
 
 def is_lost(world: World, replica: Replica, now_s: float) -> bool:
-    """Whether a device of it is unhealthy, but not all of its node: then the measurement itself may have failed."""
+    """Return whether one of the replica's devices is unhealthy while another device of its node is healthy.
+    If all are unhealthy, the measurement itself may have failed; then the readiness of the engine counts.
+    """
     node = _node_of(world, replica, now_s)
     if node is None or not 0 < len(node.unhealthy) < len(node.report.devices):
         return False

@@ -22,7 +22,7 @@ TRIES_MAX = 3
 RETRY_S = (120.0, 600.0)
 """Time from one order to the next, after this many failures."""
 CUT_S_MAX = 1800.0
-"""Limit of an order, after which it has failed. mig-manager waits 5 times 5 minutes, and a node may reboot."""
+"""Seconds after which an incomplete order has failed. mig-manager waits 5 times 5 minutes, and a node may reboot."""
 CONFIGS = 3
 """Number of names of one layout: mig-manager ignores a label value that it has applied before."""
 PREFIX = "pilotlight-"

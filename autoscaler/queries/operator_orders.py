@@ -36,7 +36,9 @@ def cordons_on(world: World, slice_: Slice) -> Iterator[Cordon]:
 
 
 def explain_closed_slice(world: World, slice_: Slice) -> str:
-    """Explain why a slice is closed, by its driver, an operator or a repartitioning of its node; empty: it is open."""
+    """Return why nothing new is placed on a slice; empty if the slice is open.
+    Its driver or an operator closed it, or its node is being repartitioned.
+    """
     why = (explain_closed_node(world, slice_.node) if world.nodes.cuttable else "") or slice_.closed
     if why or not world.nodes.cordons:
         return why

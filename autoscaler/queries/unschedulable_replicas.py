@@ -14,7 +14,9 @@ from autoscaler.state.node_labels import NodeBackoff
 from autoscaler.state.world import NodeId, Replica, World
 
 UNSCHEDULABLE = frozenset({"Unschedulable", "SchedulingGated"})
-"""Beginnings of `waits` while a scheduler finds no node, or a queue (Kueue) does not let it search."""
+"""Beginnings of `waits` while a scheduler finds no node, or a queue (Kueue) does not let it search (a pod's condition
+PodScheduled).
+"""
 STRANDED_S = 5.0
 """A scheduler decides within milliseconds, and again as soon as a pod on that node is gone. If a pod is still unbound
 after this time, the plan is wrong about that node."""

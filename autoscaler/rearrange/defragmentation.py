@@ -48,7 +48,9 @@ WORTH_S = 600.0
 BUSY = 2.0
 """Cost factor of a replica with running requests, which finish on it while it and its successor hold their places."""
 PRIORITY_MAX = 3
-"""Each priority level of the request above the moved replicas doubles its gain, each below halves it, up to this."""
+"""Each priority level of the request above the moved replicas doubles its gain and each level below halves it, up to
+this many times.
+"""
 MOVES_MAX, CANDIDATES_MAX, PLACES_MAX = 4, 8, 16
 """Maximum moves for one request; cheapest candidate replicas of a place; places, those with the most room."""
 PROOFS_MAX = 16
@@ -56,7 +58,9 @@ PROOFS_MAX = 16
 FORBIDDEN_NAMED_MAX = 3
 """Maximum models named as blocked by a PodDisruptionBudget."""
 KINDS_MAX, WANTS_MAX = 32, 4
-"""Maximum kinds of requests checked in one plan, in serving order, and requests for which moves are sought."""
+"""Maximum kinds of requests that are checked for fragmentation in one plan, in serving order; and maximum requests for
+which moves are then sought.
+"""
 
 
 class Defragmented(NamedTuple):

@@ -260,7 +260,9 @@ class _Look:
 def allocate_profiles(
     geometry: Geometry, gpus: int, wanted: Sequence[str], there: Mapping[str, int], shares: Mapping[str, float]
 ) -> tuple[tuple[str, ...], ...]:
-    """Profiles per GPU of an empty node: requested ones in order, existing ones (largest first), then by `shares`."""
+    """Return the profiles for each GPU of an empty node. The requested profiles are placed first, in order, as far as
+    they fit; then existing ones, largest first; then others in proportion to their demand (`shares`).
+    """
     asked = Counter(wanted)
     weights = dict(shares) or {name: float(many) for name, many in asked.items()}
     fleet = Fleet(weights)

@@ -43,7 +43,9 @@ _inputs = attrgetter(
 
 
 def advance(world: World, batch: Sequence[Observation], now_s: float) -> tuple[World, tuple[Transition, ...]]:
-    """Apply `batch` as `fold` does, then update `World.rented`, except after our Actions, which do not affect it."""
+    """Apply `batch` as `autoscaler.fold.fold.fold` does, then update `World.rented`.
+    It is not updated if `batch` has only Acted observations, because our own Actions do not affect it.
+    """
     after, transitions = fold(world, batch, now_s)
     if all(isinstance(one, Acted) for one in batch):
         return after, transitions

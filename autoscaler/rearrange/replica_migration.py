@@ -105,7 +105,9 @@ class Stability(NamedTuple):
 
 
 def find_moving_replica(world: World, going: Collection[ReplicaId]) -> Replica | None:
-    """The replica that a move in progress replaces; None: no move, or both replicas are ready and none drains."""
+    """Return the replica that a move in progress replaces; None if no move is in progress.
+    If both replicas are ready and neither drains, both are wanted and the move is over.
+    """
     for successor in world.replicas.values():
         old = None if successor.move is None else world.replicas.get(successor.move.replica)
         if old is not None and (successor.state in BEGINNING or old.state is not S.READY or old.id in going):

@@ -92,7 +92,9 @@ def _adapters(model: Model, support: Adapters | None) -> tuple[AdapterEntry, ...
 
 
 def _lora(position: int, scale: int) -> str:
-    """llama.cpp's selection of one adapter; all others get scale 0. Without a list, the last selection may apply."""
+    """Return llama.cpp's selection of one adapter; all others get scale 0.
+    The list must not be empty: without one, llama.cpp may answer from what it computed with an adapter.
+    """
     return f'[{{"id":{position},"scale":{scale}}}]'
 
 
@@ -179,7 +181,9 @@ def routes_delta(
     unmet_before: Mapping[ModelName, Unmet] | None = None,
     boot: str = "",
 ) -> RoutesDelta | None:
-    """Changes for one gateway from `before` to `after`, or None. A grant is always sent, to be acknowledged."""
+    """Return the changes for one gateway from `before`, which it has, to `after`; None if there are none.
+    A version that grants it something is always sent, so that the gateway can acknowledge it.
+    """
     if not before.leadership.synced or before.epoch != after.epoch:
         return routes_full(after, gateway, now_s, unmet, boot=boot)
     previous_unmet = unmet if unmet_before is None else unmet_before

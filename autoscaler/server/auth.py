@@ -152,7 +152,9 @@ def require_roles(endpoints: Mapping[str, Role]) -> Middleware:
 
 
 def read_certificate_roles(certificate: Mapping[str, Any], agent_name: str) -> Roles:
-    """Return the roles of a client certificate: an agent's if its DNS names, else its common name, are `agent_name`."""
+    """Return the roles of a client certificate, as `ssl.SSLSocket.getpeercert` describes it.
+    Its DNS names decide, or its common name if there are none. A certificate with `agent_name` is an agent's.
+    """
     names = {value for kind, value in certificate.get("subjectAltName", ()) if kind == "DNS"}
     if not names:
         subject = (pair for part in certificate.get("subject", ()) for pair in part)

@@ -157,6 +157,8 @@ def _answer(description: str, schema: object) -> dict[str, object]:
 
 
 def _id(path: str) -> str:
-    """Return an operation ID: `explain-model` for /api/v1/explain/model/{name}. A member of a collection has `one-`."""
+    """Return an operation ID: `explain-model` for /api/v1/explain/model/{name}.
+    The IDs of a collection and of its member differ by `one-`.
+    """
     words = [word for word in path.removeprefix("/api/v1/").split("/") if word != "{name}"]
     return "-".join((["one"] if path == "/api/v1/models/{name}" else []) + words)

@@ -42,7 +42,9 @@ _log = logging.getLogger("pilotlight.autoscaler.auth")
 
 
 class Tokens:
-    """Admits service accounts `users` (`system:serviceaccount:NAMESPACE:NAME`) with roles. `api` has no fence."""
+    """Admits the service accounts `users` (`system:serviceaccount:NAMESPACE:NAME`), each with its roles.
+    `api` has no fence.
+    """
 
     def __init__(
         self,
@@ -130,6 +132,6 @@ def _put(kept: dict[bytes, T], key: bytes, value: T) -> None:
 
 
 def _node(user: Object) -> str:
-    """Return the node of the pod that a token is bound to. Empty: the API server reports none."""
+    """Return the node of the pod that a token is bound to; empty if there is none or the server does not report it."""
     named = (user.get("extra") or {}).get(NODE) or [""]
     return str(named[0])

@@ -72,7 +72,9 @@ class Slicer(Protocol):
         """The value of `Slice.kind`."""
 
     def inventory(self, node: NodeFacts) -> tuple[Slice, ...] | None:
-        """Return the node's slices of this kind, without labels, taints and health; None: shared in another way."""
+        """Return the node's slices of this kind, in order; None if its devices are not shared in this way.
+        General node properties (labels, taints, health) are not filled in here.
+        """
 
     def fields(self, replica: str, parts: Sequence[SliceShare]) -> PodFields:
         """Return what the replica's pod requests; all parts are of this kind and of one node."""

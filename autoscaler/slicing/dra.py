@@ -318,7 +318,9 @@ def _size_of(cut: Smaller) -> tuple[int, int]:
 
 
 def _claimed_handle(part: SliceShare, *, alone: bool) -> Handle:
-    """Return what to claim: the smallest sufficient part if the only entry may be cut, else the entry."""
+    """Return the handle to claim: the smallest sufficient part if the entry may be cut and is the only one, else the
+    entry. A replica without a memory request gets the whole entry.
+    """
     handle = msgspec.json.decode(part.slice.handle, type=Handle)
     one = _smaller(part, handle) if alone else None
     return handle if one is None else Handle(handle.entry, one.device_class, one.where)
@@ -387,7 +389,9 @@ def _results(claim: Object) -> Sequence[object]:
 
 
 def list_alternatives(of: Slice, slices: Iterable[Slice], gone: Collection[str]) -> Iterator[Slice]:
-    """Yield equivalent slices of the node, one for each set that a claim cannot distinguish. `gone`: what is in use."""
+    """Yield equivalent slices of the same node, one for each set that a claim cannot distinguish.
+    `gone`: IDs of slices in use, `counted` names of slices in use, and closed devices.
+    """
     if of.kind != "dra" or of.shared:
         return
     handle = msgspec.json.decode(of.handle, type=Handle)

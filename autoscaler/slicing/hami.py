@@ -253,7 +253,9 @@ def drop_healthy_handshake(annotations: Mapping[str, str]) -> dict[str, str]:
 
 
 def parse_allocations(annotations: Mapping[str, str], allocated: str = NVIDIA.allocated) -> tuple[HamiAllocation, ...]:
-    """Return the cards of any pod in the annotation `allocated` of one vendor; malformed entries are skipped."""
+    """Return the cards allocated to any pod, ours or not, by HAMi's scheduler; malformed entries are skipped.
+    `allocated`: the annotation of one vendor.
+    """
     found: list[HamiAllocation] = []
     for container, devices in enumerate(annotations.get(allocated, "").split(";")):
         for one in devices.split(":"):

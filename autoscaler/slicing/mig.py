@@ -132,7 +132,9 @@ def mig_profile_capacity(profile: str, product: str) -> tuple[int, int, int]:
 
 
 def parent_memory_bytes(product: str, memory_bytes: int, compute_percent: int) -> int:
-    """Memory of the GPU of a MIG device, by the table, else by its share of compute; 0: the MIG device is all of it."""
+    """Return the memory of the GPU that a MIG device is part of; 0 if the MIG device is the whole GPU.
+    It comes from the table; for other products it is estimated from the share of compute, not of memory.
+    """
     if compute_percent >= ALL:
         return 0
     geometry = geometry_of(product)
@@ -160,7 +162,9 @@ def build_mig_slice(node: NodeId, product: str, profile: str) -> Slice:
 
 
 def build_mig_parted_config(name: str, geometry: Geometry, wanted: Mapping[int, Sequence[str]]) -> Object:
-    """Build a mig-parted configuration from the profiles per GPU index. mig-parted chooses their placements."""
+    """Build a mig-parted configuration called `name` from the profiles on each GPU of a node, by GPU index.
+    mig-parted takes counts per profile and chooses the placements, which must be read back.
+    """
     for number, profiles in wanted.items():
         for profile in profiles:
             if not geometry.has(profile):

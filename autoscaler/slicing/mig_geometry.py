@@ -156,7 +156,9 @@ _SUFFIX = re.compile(r"(-MIG-\dG\.\d+GB(\+ME|\.ME)?)?(-SHARED)?$")
 
 
 def geometry_of(product: str) -> Geometry | None:
-    """Return the geometry of a product, named as by NVML or the label `nvidia.com/gpu.product`; None: no known MIG."""
+    """Return the geometry of a product; None if it has no MIG or is unknown. The name is that of NVML (`NVIDIA H100
+    80GB HBM3`) or the label `nvidia.com/gpu.product` (`NVIDIA-H100-80GB-HBM3`).
+    """
     plain = re.sub(r"[\s_-]+", "-", product.strip().upper()).removeprefix("NVIDIA-")
     plain = _SUFFIX.sub("", plain)
     return next((geometry for pattern, geometry in _PRODUCTS if pattern.fullmatch(plain)), None)

@@ -43,7 +43,9 @@ class ReviveReplica(Fact, frozen=True, tag_field="kind", tag="revive"):
 
 
 class StopReplica(Fact, frozen=True, tag_field="kind", tag="stop"):
-    """Stop a replica: SIGTERM, kill after `grace_s`. It was drained and acknowledged, or is failed or pending."""
+    """Stop a replica: SIGTERM, kill after `grace_s`.
+    All known gateways acknowledged its drain or the drain timed out, or the replica is failed or pending (drop).
+    """
 
     replica: ReplicaId
     grace_s: float
@@ -72,7 +74,9 @@ class CutNode(Fact, frozen=True, tag_field="kind", tag="cut"):
 
 
 class AcquireLease(Fact, frozen=True, tag_field="kind", tag="acquire"):
-    """Order capacity for replicas without a place; repeated under the same name until the provider shows it."""
+    """Order capacity for replicas without a place.
+    Repeated while the provider does not show the order; the name identifies it, so a repetition is the same order.
+    """
 
     order: AcquireOrder
     reason: str

@@ -23,7 +23,9 @@ _UNSAFE = re.compile(r"[^a-z0-9-]+")
 
 
 def lease_intent_key(provider: str, owner: ModelName, number: int) -> str:
-    """Return the idempotency key of an owner's order. Installations with other provider names may share the fabric."""
+    """Return the idempotency key of a capacity order: the `number`th concurrent order of its owner. The provider's name
+    is part of it, so that installations with different provider names can share a cluster or fabric.
+    """
     return hashlib.sha256(f"capacity/{provider}/{owner}/{number}".encode()).hexdigest()[:10]
 
 
@@ -62,7 +64,9 @@ class OfferId(NamedTuple):
 
 
 class OfferKind(NamedTuple):
-    """The kind of an offer, by which lead times are measured. `node`: gets the devices; empty: nodes are added."""
+    """The kind of an offer, by which lead times are measured.
+    `node`: devices are attached to this node; empty: nodes are added.
+    """
 
     provider: str
     product: str
@@ -176,7 +180,9 @@ class Lease(StateRecord, frozen=True):
     offer: Offer
     devices: int
     owner: ModelName
-    """The Model that it was ordered for and idle time is charged to; or a claim (`autoscaler.state.device_claims`)."""
+    """The Model for which it was ordered and to which idle time is charged; or a claim
+    (`autoscaler.state.device_claims`).
+    """
     asked_s: float
     sent_s: float
     """When the order was last sent. It is repeated because a response may be lost."""
@@ -265,7 +271,7 @@ class BackedOffOffer(StateRecord, frozen=True):
 
 
 class Group(StateRecord, frozen=True):
-    """Machines whose nodes others create: a MachineSet or MachineDeployment (`autoscaler.capacity.machine_groups`)."""
+    """A MachineSet or MachineDeployment whose nodes other controllers create (`autoscaler.capacity.machine_groups`)."""
 
     name: str
     """A name such as `MachineSet default/t4`."""

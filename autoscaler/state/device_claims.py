@@ -103,7 +103,9 @@ def sort_by_wait(found: Iterable[PendingDeviceClaim]) -> tuple[PendingDeviceClai
 def build_device_statuses(
     claim: Mapping[str, Any], conditions: Mapping[str, tuple[str, str, str]], at: str
 ) -> list[Any]:
-    """Build `status.devices` of a claim with one more condition (type, reason, message) per device of ours."""
+    """Build `status.devices` of a claim with one more condition for each device of ours. Entries of others are kept.
+    `conditions`: device -> type, reason and message of the condition.
+    """
     status = _map(claim.get("status"))
     before = [*map(_map, _list(status.get("devices")))]
     ours = {str(one.get("device")): one for one in before if one.get("driver") == DRIVER}

@@ -56,7 +56,9 @@ def can_label_appear(key: str, coming: PendingLabels) -> bool:
 
 
 def filter_provisioning_labels(selector: Mapping[str, str]) -> dict[str, str]:
-    """Return the labels by which any node autoscaler selects nodes: without them a new node could be useless."""
+    """Return the labels by which any node autoscaler can select a node: topology and machine labels.
+    A new node with another value of these would be useless, and another node would be ordered after it.
+    """
     return {key: of for key, of in selector.items() if key in MACHINES or key.rpartition("/")[0].startswith(TOPOLOGY)}
 
 
@@ -80,7 +82,9 @@ class Taint(NamedTuple):
 
 
 class NodeBackoff(NamedTuple):
-    """A time in which a Model avoids a node that did not get its pod (`autoscaler.queries.unschedulable_replicas`)."""
+    """A period in which a Model is not placed on a node because its pod was not scheduled.
+    See `autoscaler.queries.unschedulable_replicas`.
+    """
 
     until_s: float
     times: int

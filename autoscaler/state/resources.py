@@ -221,7 +221,9 @@ class RequestShape(NamedTuple):
         return room if lane.shared else lane.room
 
     def rank(self, product: str) -> int | None:
-        """Return the position of the first match; 0: no entries; None: no match. EITHER separates the globs of one."""
+        """Return the position of the first matching entry, 0 if there are no entries, None if nothing matches.
+        An entry is one glob, or several separated by EITHER. Matching ignores case.
+        """
         if not self.products:
             return 0
         low = product.lower()

@@ -52,7 +52,8 @@ def find_unfetched_artifact(model: Model) -> str | None:
 
 
 AGENT_S_MAX = 30.0
-"""How long a replica waits for a node agent that does not report before its start fails: longer than a replacement."""
+"""How long a replica waits for a node agent that does not report before its start fails. Replacing an agent takes less.
+"""
 BEGINS = frozenset((S.PENDING, S.STARTING))
 NO_IMAGES: Mapping[NodeId, tuple[ImageWant, ...]] = {}
 NO_FABRIC: Mapping[NodeId, tuple[FabricWant, ...]] = {}
@@ -311,7 +312,9 @@ def list_uninspected_artifacts(world: World) -> set[WeightsRequest]:
 
 
 def _known(world: World, look: WeightsRequest, *, image: bool, header: bool) -> bool:
-    """Return whether all that is needed is known: that it is an `image`, needed to start a pod, and its `header`."""
+    """Return whether everything that is needed is known. `header`: the data in the artifact's header. `image`: that it
+    is an image. If it is not, no pod starts with it, so only an inspection would detect a new push.
+    """
     said = world.learned.looked.get(look) or WeightsReport(artifact=look.artifact)
     return not (image and said.image is None) and (not header or bool(said.header or said.no_header))
 

@@ -148,7 +148,9 @@ class KubernetesDriver:
             )
 
     def lead(self) -> None:
-        """Become the leader: report everything, ending with `Synced`, and finish orders. Adoption does the same."""
+        """Become the leader: report everything again, ending with `Synced`, and finish the orders of previous leaders.
+        During adoption this call has no effect, because adoption ends with the same steps.
+        """
         if self._listens:
             self._order(
                 NO_MODEL, retry_until_success(self._lead, fault_reporter(NO_MODEL, self._observe, "change of leader"))

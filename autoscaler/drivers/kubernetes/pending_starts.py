@@ -140,7 +140,9 @@ class RefusedStarts:
 
 
 class Policies:
-    """Watches a namespace's ResourceQuotas and LimitRanges. `changed` is called for a new limit, not new usage."""
+    """Watches the ResourceQuotas and LimitRanges of a namespace.
+    `changed` is called when a limit changes; changes of usage are ignored.
+    """
 
     def __init__(self, api: Api, namespace: str, changed: Callable[[], None]) -> None:
         def on_change(_: list[Change[Object]]) -> None:

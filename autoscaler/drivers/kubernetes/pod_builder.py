@@ -93,7 +93,9 @@ class PodBuilder(NamedTuple):
         return Made(pod, wanted, seen.objects if seen is not None else ())
 
     def _evicted(self, replica: Replica) -> bool:
-        """Whether Karpenter may evict the pod: it does not drain, and the SIGTERM aborts requests of some engines."""
+        """Return whether Karpenter may evict the pod.
+        Karpenter evicts without a drain, and an engine that gets SIGTERM at once aborts its requests.
+        """
         if self.inventory is None:
             return True
         node = pods.parse_node_name(replica.resources.slices) if replica.resources.slices else None

@@ -36,7 +36,9 @@ RETRY_S, RETRY_GROWTH, RETRY_S_MAX = 0.2, 1.5, 10.0
 CONFLICTS_MAX = 20
 """Maximum attempts to mark and delete a pod that others change in between; its kubelet writes, too."""
 PASSING = ("exceeded quota", "status unknown for quota", "error looking up service account")
-"""Parts of 403 messages about temporary conditions: a full or new ResourceQuota, a missing service account."""
+"""Parts of 403 messages about temporary conditions: a ResourceQuota that is exhausted or new, a namespace whose service
+account does not exist yet.
+"""
 NO_ANSWER = "the API server does not answer"
 
 _log = logging.getLogger("pilotlight.autoscaler.pods")
@@ -90,7 +92,10 @@ class Orders:
     async def create(
         self, replica: Replica, wanted: Object, claims: Sequence[Object] = (), volumes: Sequence[Object] = ()
     ) -> None:
-        """Create or find the pod, its claims, those shared on its GPU, and the volume of its node, which stays."""
+        """Create the pod and the objects that it references, or find them.
+        These are its own ResourceClaims, those shared with other pods on its GPU, and the volume of its node's weights
+        with its claim. The volume and its claim are never deleted here.
+        """
         if replica.id in self._making:
             return
         unwanted = self._making[replica.id] = asyncio.Event()
@@ -282,7 +287,9 @@ class Orders:
             return None
 
     async def _delete_very(self, pod: PodSeen, version: str | None, grace_s: int | None) -> bool:
-        """Delete this pod by uid and `version` (None: any), or return False. `grace_s` None: its own grace period."""
+        """Delete exactly this pod, by its UID and `version` (None: any); return False if it has another version.
+        `grace_s` None: the pod's own grace period.
+        """
         path = f"{self._path}/{pod.name}"
         if pod.lingers and grace_s is not None:
             grace_s = min(grace_s, pods.LINGERED_S)
@@ -309,7 +316,9 @@ class Orders:
             return None
 
     async def _surely(self, replica: ReplicaId, ask: Callable[[], Awaitable[object]]) -> None:
-        """Retry `ask` (idempotent) until it succeeds or is fenced. A pod left behind would hold its devices forever."""
+        """Retry `ask`, which is idempotent, until it succeeds or is fenced.
+        A pod that is not deleted would hold its devices forever.
+        """
         pauses, said = Pauses(), False
         while True:
             try:

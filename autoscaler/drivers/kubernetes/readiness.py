@@ -27,7 +27,9 @@ class PodStateCallback(Protocol):
 
 
 class ReadinessProber:
-    """Probes the pods of one driver. `last_seen`: last observation of a replica; `faults`: reports its exceptions."""
+    """Probes the pods of one driver. `last_seen` returns the last observation of a replica; `faults` returns the
+    function that reports exceptions of a model.
+    """
 
     def __init__(  # noqa: PLR0917  pods, tasks, then callbacks, rate and clock
         self,

@@ -284,7 +284,9 @@ class NodeVolumes:
         return made
 
     async def _release(self, volume: Object) -> None:
-        """Unbind a volume whose claim was recreated by name; otherwise it stays bound to the old claim's uid."""
+        """Unbind a volume whose claim was recreated under the same name; otherwise it stays bound to the UID of the old
+        claim.
+        """
         claim: dict[str, Any] = {"uid": None, "resourceVersion": None}
         version = volume["metadata"]["resourceVersion"]
         change: Object = {"metadata": {"resourceVersion": version}, "spec": {"claimRef": claim}}
@@ -314,7 +316,9 @@ REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
 async def query_cluster_facts(api: Api, scope: str, store: str = STORE) -> ClusterFacts:
-    """Query the server's version and our permissions. Raises `ApiError`, `UnreachableError`."""
+    """Query the server's version and our permissions: two requests, or one with scope `namespace`.
+    Raises `ApiError`, `UnreachableError`.
+    """
     said = await api.get("/version")
     server = mount_choice.parse_version(f"{said.get('major', '')}.{said.get('minor', '')}")
     asked: Object = {

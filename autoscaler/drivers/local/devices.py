@@ -104,7 +104,9 @@ class Devices:
         return {"CUDA_VISIBLE_DEVICES": ",".join(known[s] for s in slices if s in known)}
 
     def fraction(self, model: Model, replica: Replica) -> float | None:
-        """The replica's share of its device, rounded down; only its engine enforces it. None: the whole device."""
+        """Return the replica's share of its device, rounded down, which only its engine enforces. None: the whole
+        device. A share exists if the model's memory is variable or its document requests less than the device.
+        """
         sizes = [s.memory_bytes for s in self._slices if s.id in replica.resources.slices]
         said = model.spec.gpu.memory_bytes
         part = bool(said) and len(sizes) == 1 and replica.resources.memory_bytes < max(sizes)

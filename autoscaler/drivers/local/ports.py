@@ -64,14 +64,18 @@ def _free(port: int) -> int | None:
 
 
 def list_listening_sockets(port: int) -> frozenset[str]:
-    """Return the inodes of the sockets that accept connections to 127.0.0.1:port. Raises `OSError` in a shortage."""
+    """Return the inodes of the sockets that accept connections to 127.0.0.1:port; empty if none is visible.
+    Raises `OSError` in a resource shortage, as `has_open_socket` does.
+    """
     found = _listening("/proc/net/tcp", port)
     inodes = found.get(_EXACT) or found.get(_ANY)
     return frozenset(inodes or (i for each in _listening("/proc/net/tcp6", port).values() for i in each))
 
 
 def _listening(table: str, port: int) -> dict[str, list[str]]:
-    """Return address -> inodes of sockets listening on `port`. Listening sockets are listed first; it stops there."""
+    """Return address -> inodes of sockets listening on `port`.
+    The table lists listening sockets first; the rest is not read.
+    """
     found: dict[str, list[str]] = {}
     try:
         with open(table, buffering=4096) as lines:  # noqa: PTH123 - in small pieces, since the rest may be megabytes

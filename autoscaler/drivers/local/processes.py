@@ -69,7 +69,9 @@ def boot_id() -> str:
 
 
 def read_process(pid: int) -> Facts | None:
-    """Facts of proc_pid_stat(5); None: no such process, or it is hidden (hidepid). Raises `OSError` in a shortage."""
+    """Return the kernel's facts about a pid; None if the process does not exist or is hidden from us (hidepid,
+    proc(5)). Raises `OSError` in a resource shortage. Fields: proc_pid_stat(5).
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - half the cost of Path.read_bytes, 100 per scan
             text = file.read()
@@ -115,7 +117,9 @@ def started_s(start_ticks: int) -> float:
 def spawn_process(
     argv: Sequence[str], env: Mapping[str, str], output_fd: int, inherited: Sequence[int] = ()
 ) -> subprocess.Popen[bytes]:
-    """Start a process in its own session, which inherits only `inherited` of our descriptors. Raises `OSError`."""
+    """Start a process in its own session, which inherits no descriptor of ours except `inherited`.
+    Raises `OSError` on failure.
+    """
     return subprocess.Popen(
         argv,
         env=env,
@@ -200,7 +204,9 @@ async def find_marked_processes(prefix: str, reaper: Reaper) -> dict[str, list[F
 
 
 def send_signal(targets: Iterable[Facts], number: signal.Signals) -> None:
-    """Signal exactly these processes, never one that reuses a pid. Raises `OSError` in a shortage, maybe midway."""
+    """Signal exactly these processes, never another one that got the same pid.
+    Raises `OSError` in a resource shortage; some processes may have been signalled.
+    """
     for target in targets:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             fd = os.pidfd_open(target.pid)

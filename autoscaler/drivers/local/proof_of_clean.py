@@ -36,7 +36,9 @@ Alarm = Callable[[str], None]
 
 
 class _Patience:
-    """Growing pauses, at most `share` of the time since the first check, with an alarm every `ALARM_S`."""
+    """Growing pauses between checks, with an alarm every `ALARM_S`.
+    `share`: maximum pause as a share of the time since the first check.
+    """
 
     def __init__(self, clock: Callable[[], float], alarm: Alarm, share: float = inf) -> None:
         self._clock, self._alarm = clock, alarm

@@ -95,7 +95,9 @@ def is_kubeai_config(value: object) -> bool:
 
 
 def apply_resource_profile(wanted: str, system: KubeAiConfig, sketch: Sketch) -> str:
-    """Convert `resourceProfile: NAME:COUNT`; return its image's name. Raises ConversionError and WrongKeyError."""
+    """Convert `resourceProfile: NAME:COUNT` to `gpu`, `resources` and `pod`; return the name of its image.
+    Raises ConversionError and WrongKeyError.
+    """
     at: Path = ("spec", "resourceProfile")
     if not wanted:
         sketch.spec["gpu"] = {"count": 0}

@@ -124,7 +124,9 @@ class LlamaSwapConfig(Part, frozen=True):
 
 
 def convert_config(source: str, text: str, environ: Mapping[str, str], folder: str) -> list[ConversionResult]:
-    """Convert a file: its global part, then each model. Raises DocumentError. `folder`: for relative paths."""
+    """Convert a file: first the global configuration, then each model. Raises a one-line DocumentError.
+    `folder`: absolute working folder of llama-swap, for relative paths.
+    """
     with DocumentErrorContext(source):
         values = parse_yaml_documents(source, expand_environment(text, environ))
         if len(values) != 1:

@@ -75,7 +75,9 @@ class Installation:
         self._put(source)
 
     def whose(self, namespace: str, named: str | None, field: str = "spec.installation") -> str | None:
-        """Why another installation serves a Model that names `named` in `field`; empty: this one; None: unknown."""
+        """Return why another installation serves a Model of `namespace` that names `named` in `field`, as one sentence.
+        Empty: this installation serves it; None: unknown yet.
+        """
         holder = "" if self._request_claims is None else self._holders.get(namespace)
         if named is None and holder is None:
             return None

@@ -61,7 +61,9 @@ class Subject(NamedTuple):
 def list_subjects(
     objects: Mapping[ObjectKey, ModelObject], settled: Settled, whose: Callable[[str, str | None], str | None]
 ) -> Iterator[Subject]:
-    """Yield each object whose serving installation is known. An invalid spec takes precedence over a taken name."""
+    """Yield a subject for each object whose serving installation is known (`Installation.whose`).
+    An invalid spec takes precedence over a taken name.
+    """
     for key, found in objects.items():
         elsewhere = whose(key.namespace, found.named)
         if elsewhere is None:
@@ -189,7 +191,9 @@ def build_status_input(world: World, unmet: Mapping[ModelName, Unmet], one: Subj
 
 
 def summarize_input(case: StatusInput) -> tuple[object, ...]:
-    """The part of a status whose change is written soon; it equals `summarize_status` of the rendered status."""
+    """The important part of a status: a change in it is written soon, any other change later.
+    Equal to `summarize_status` of the status that `render_status` makes from the same case.
+    """
     return case.generation, _counts(case), tuple(said[:3] for said in build_conditions(case))
 
 
@@ -290,7 +294,9 @@ def restore_histories(
 
 
 def read_status(status: object) -> Status:
-    """Decode a stored status, without the condition ELSEWHERE of others. Raises msgspec.ValidationError."""
+    """Decode a status from the API server, without the condition ELSEWHERE that other installations write.
+    Raises msgspec.ValidationError (a ValueError) if it is not a status.
+    """
     found = msgspec.convert(status, Status)
     if all(one.type != ELSEWHERE for one in found.conditions):
         return found

@@ -115,7 +115,9 @@ class Statuses:
         self._next_subjects = tuple(subjects)
 
     def hear(self, seen: StatusSeen) -> None:
-        """Record a stored status from any writer; it is compared later, when results of our own writes are known."""
+        """Record an object's status in the API server, from any writer.
+        It is compared at the next evaluation, when the results of our own writes and of the list are known.
+        """
         self._heard[seen.uid] = seen
 
     def on_step(self, step: Decided) -> None:

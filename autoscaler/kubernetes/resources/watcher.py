@@ -82,7 +82,9 @@ class DocumentWatcher:
         tenants: bool = True,
         heard: Heard | None = None,
     ) -> None:
-        """`heard` is called with every later status of a Model: for followers, and to detect writes of others."""
+        """`heard` is called with every later status of a Model.
+        Followers get the leader's learned values from it, and the leader detects writes of others.
+        """
         self._parse = parse
         self._installation = installation
         self._heard = heard

@@ -67,7 +67,9 @@ Flags = NDArray[np.bool_]
 
 
 def find_link_numbers(names: Sequence[Sequence[str]], counts: Sequence[int]) -> Ints | None:
-    """[lanes]: the number of each lane's link, in order of nodes; -1: unknown. None: no node has several links."""
+    """[lanes]: the number of each lane's link, in order of nodes; -1: unknown. `names`: per node, its lanes' links or
+    none. None: no node has lanes of different links.
+    """
     return number_links(names, counts) if any(len(set(of_node)) > 1 for of_node in names) else None
 
 

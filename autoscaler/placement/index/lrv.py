@@ -78,7 +78,9 @@ def compute_levels(part: NodeSubset, left: Ints) -> Ints:
 def score_lanes(
     tables: Tables, part: NodeSubset, milli: Ints, taken: Ints, cpu_milli: int, *, forgone: Ints | None = None
 ) -> Ints:
-    """[lanes] -> the score of taking `milli` [lanes] of one lane. `forgone` [lanes]: milli that are not granted."""
+    """[lanes] -> the score of taking `milli` [lanes] of one lane, which is about `taken` [nodes] of its node.
+    `forgone` [lanes]: requested milli that are not granted.
+    """
     total = part.sums(np.maximum(part.left, 0))
     before = _values(tables, part, part.cpu, total, part.level)
     if milli.any():  # taking any part of it makes the node not idle
@@ -102,7 +104,9 @@ def score_nodes(tables: Tables, part: NodeSubset, lanes: Ints, cpu_milli: int) -
 
 
 def compute_needed_milli(tables: Tables, node: NodeSubset, lane: int) -> int:
-    """Return the least free milli of a lane with the same expected use of the node by others, within GRAIN."""
+    """Return the least free milli of a lane with which others' expected use of the node is as high as with all free
+    milli. Tables are by levels, so a difference of up to GRAIN does not count.
+    """
     left = max(0, int(node.left[lane]))
     lefts = np.repeat(np.maximum(node.left, -1)[None, :], left + 1, axis=0)
     lefts[:, lane] = np.arange(left + 1)
@@ -127,7 +131,9 @@ def _price(tables: Tables, part: NodeSubset, taken: Ints, cpu_milli: int) -> Int
 
 
 def _values(tables: Tables, part: NodeSubset, cpu_milli: Ints, left: Ints, at: Ints) -> Ints:
-    """[..., lanes]: expected unused UNITS of a milli of lanes at these levels, on nodes with this CPU and room."""
+    """[..., lanes]: expected unused UNITS of a milli of lanes at these levels.
+    `cpu_milli`, `left`: the CPU and the milli that the nodes have left.
+    """
     rows = (part.classes * BINS + bin_of(cpu_milli, left)) * (LEVELS + 1)
     found: Ints = tables.values.reshape(-1)[rows[part.seat] + at]
     return found

@@ -187,7 +187,9 @@ class NodeArrays:
         return LaneAssignment(node, (int(keys[here].argmax()),))
 
     def granted(self, ask: EncodedRequest, place: LaneAssignment) -> int:
-        """Return the bytes to grant at the place just chosen: all requested, its minimum, or all free in between."""
+        """Return how many bytes to grant a request whose place was just chosen.
+        The grant is all that it requests, its minimum, or all that is left if that is in between.
+        """
         at = int(self.first[place.node]) + place.lanes[0]
         lane, left = self.lane_of[at], int(self.left_bytes[at])
         most, least = int(ask.most[lane]), int(ask.memory[lane])

@@ -89,7 +89,9 @@ class EncodedRequest(NamedTuple):
 
 
 def encode_request(kind: RequestShape, lanes: Sequence[SliceClass]) -> EncodedRequest:
-    """Encode a shape for these distinct lanes. Raises ValueError for an invalid amount or `spare_bytes`."""
+    """Encode a shape for these distinct lanes.
+    Raises ValueError for an invalid amount, or if `spare_bytes` leaves nothing or is set for whole devices.
+    """
     wrong = next((name for name, most in MOST.items() if not _counts(getattr(kind, name), most)), None)
     if wrong is not None:
         raise ValueError(

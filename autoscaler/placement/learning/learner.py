@@ -198,7 +198,9 @@ class Learner:
         return Taught(self._faces, build_tables(np.concatenate((values, others)), np.append(self._prices, 0.0)))
 
     def lessons(self) -> Iterator[tuple[Taught, float]]:
-        """Yield the tables of each iteration with their score, first the initial ones. The best are not always last."""
+        """Yield, after each iteration, the tables that it used, at first those of the residual recursion, and their
+        score. Callers should keep the best tables, not the last.
+        """
         looks = _Looks(len(self._faces))
         for iteration in range(ITERATIONS + 1):
             made, score = self._taught(self._values), 0.0

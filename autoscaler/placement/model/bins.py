@@ -117,7 +117,9 @@ def tenant_set_of(model: Model | None) -> TenantSet:
 
 
 def list_start_locks(world: World, now_s: float) -> dict[DeviceId, float]:
-    """Devices on which a replica starts or wakes -> until when no other may; hardware partitions are not blocked."""
+    """Return the devices on which a replica starts or wakes, and until when that blocks other starts there.
+    A start on a hardware-isolated partition blocks no other.
+    """
     ends: dict[DeviceId, float] = {}
     for replica in world.replicas.values():
         came_from = replica.drain.came_from if replica.drain is not None else None
@@ -222,7 +224,7 @@ def slices_by_node(world: World) -> dict[NodeId, list[SliceId]]:
 
 
 def build_host(context: BinContext, node: NodeId, slices: Collection[SliceId]) -> HostResources:
-    """Return the resources of a known node and their remainder. `slices`: all slices of the node."""
+    """Return the resources of a known node and the free part of them. `slices`: all slices of the node."""
     world = context.world
     host, coming = world.nodes.hosts[node], HostAmount()
     for id in {one for slice_ in slices for one in world.by_slice.get(slice_, ())}:
@@ -289,7 +291,9 @@ def _leaves(context: BinContext, replica: Replica) -> bool:
 
 
 def compute_elastic_budget(context: BinContext) -> ElasticBudget:
-    """Sum the requested and granted memory of elastic replicas with the current spec, without leaving ones."""
+    """Sum the requested and granted memory of elastic replicas with the current spec.
+    Leaving replicas do not count, so that the remaining ones meet the budget without them.
+    """
     found, world = ElasticBudget(), context.world
     for name, model in world.models.items():
         for id in world.by_model.get(name, ()) if model.spec.gpu.elastic_percent and spare_bytes(model) else ():

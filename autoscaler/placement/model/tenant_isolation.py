@@ -37,7 +37,9 @@ def has_tenant_conflict(one: TenantSet, other: TenantSet) -> bool:
 
 
 def domain_of(slice_: Slice) -> Domain | None:
-    """Return the domain that conflicting tenants may not share. None: isolated by hardware, or a single machine's."""
+    """Return the domain that conflicting tenants may not share. None: tenants do not matter, because the slice is
+    isolated by hardware or the device belongs to a single machine.
+    """
     if not slice_.kind or slice_.isolation == Isolation.HARDWARE:
         return None
     return slice_.node, None if slice_.kind in _OTHERS_CHOOSE else slice_.device

@@ -84,7 +84,9 @@ def _nvlinked(product: str) -> bool:
 
 
 def add_spread_nodes(world: World, want: PlacementRequest, going: Collection[ReplicaId] = ()) -> PlacementRequest:
-    """Add the nodes of the model's other replicas to the request's spread, without leaving and outdated ones."""
+    """Add the nodes of the model's other replicas to the request's spread.
+    Replicas that leave or have an outdated spec do not count.
+    """
     model = world.models.get(want.model)
     if want.spread is None or model is None:
         return want

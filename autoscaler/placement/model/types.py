@@ -24,7 +24,9 @@ if TYPE_CHECKING:  # imports NumPy, which processes that only read documents do 
 
 
 class EvictionLevel(IntEnum):
-    """Permitted evictions; each level includes those before it. No replica is evicted within its residency."""
+    """Which replicas a request may evict. Each level includes those before it.
+    No replica is evicted within its residency.
+    """
 
     NONE = 0
     """None: it takes only what is free (a surge of a rollout)."""
@@ -59,7 +61,7 @@ class Urgency(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """Node labels by which a request is apart from the other replicas of its model, or near them; empty: ignored."""
+    """Node labels by which a request is placed apart from, or near, its model's other replicas; empty: not wanted."""
 
     label: str = ""
     """Spread over values of this label: nodes of one value fail together, as do those without the label."""

@@ -38,7 +38,9 @@ def nodeclaim_path(version: str, name: str = "") -> str:
 
 
 def build_nodeclaim(order: AcquireOrder, pool: NodePool, variant: Variant, requests: Mapping[str, str]) -> Object:
-    """Build the NodeClaim of an order, for a node with room for the owner's pod (`requests`: in addition to GPUs)."""
+    """Build the NodeClaim of an order.
+    `requests`: the owner's resource requests beside GPUs, so that the node has room for its pod.
+    """
     reference: Object = pool.spec.get("nodeClassRef") or {}
     group = reference.get("group") or str(reference.get("apiVersion", "")).partition("/")[0]
     labels = {**pool.labels, **variant.labels}
@@ -97,7 +99,9 @@ def read_lease_annotations(found: Object, provider: str) -> Listed:
 
 
 def read_lease(claim: Object, provider: str, unix_s: float, now_s: float, expire_after: str = "Never") -> Listed:
-    """Read an order from its NodeClaim, at `unix_s` and `now_s`. `expire_after`: for claims without one (v1beta1)."""
+    """Read an order from its NodeClaim. `unix_s`: current time by the server's clock; `now_s`: by the World's.
+    `expire_after`: used for claims without their own (v1beta1).
+    """
     metadata, status = claim["metadata"], claim.get("status") or {}
     conditions: dict[str, Object] = {one["type"]: one for one in status.get("conditions") or ()}
     one = read_lease_annotations(claim, provider)

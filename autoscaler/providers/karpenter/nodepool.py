@@ -171,7 +171,10 @@ def _buys(pool: NodePool, word: str) -> bool:
 
 
 def count_remaining_nodes(pool: NodePool, of: Shape, claims: Sequence[Object]) -> int:
-    """How many more such nodes the pool's limits allow; one, while CPU and memory of a launched node are unknown."""
+    """Return how many more such nodes the pool's limits allow. `claims`: all NodeClaims of the pool.
+    CPU and memory are not in the Settings but are read from launched nodes with at least as many GPUs. Until then, the
+    result is 1.
+    """
     if pool.closed:
         return 0
     many = MANY_MAX

@@ -109,7 +109,9 @@ class Service:
         return await self._ask("PATCH", path, msgspec.json.encode(body), condition, CHANGE_S_MAX)
 
     async def through(self, answer: RedfishResponse, clock: Callable[[], float], wanted: Callable[[], bool]) -> None:
-        """Wait until an operation ends or is not `wanted`. Raises NoAnswerError (unknown outcome), StatusError."""
+        """Wait until an operation has ended or is not `wanted` any more.
+        Raises NoAnswerError if its outcome is unknown, StatusError if the service did not perform it.
+        """
         began_s, after_s = clock(), answer.after_s
         while answer.task and wanted() and clock() < began_s + TASK_S_MAX:
             await self._sleep(max(pause_s(clock() - began_s), after_s))

@@ -58,7 +58,9 @@ class Reading:
         """Processors whose last read did not report a kind."""
 
     async def read(self, nodes: Iterable[str] | None = None) -> Fabric:
-        """Read all blocks and the systems of these nodes, which must exist. Default: all, missing ones recorded."""
+        """Read all blocks and the systems of these nodes, which must exist.
+        The default is all nodes; then missing systems are recorded in `Fabric.missing` and do not raise.
+        """
         wanted = [*self.systems] if nodes is None else [one for one in nodes if one in self.systems]
         system = self._perhaps if nodes is None else self._system
         results: list[Any] = await gather_or_cancel([self._blocks(), *map(system, wanted)])

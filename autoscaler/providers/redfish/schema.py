@@ -180,7 +180,9 @@ def parse_path(path: str) -> str:
 
 
 def parse_location(location: str) -> str:
-    """Path and query of a Location header, or empty. Its host is ignored: no other host is contacted."""
+    """Return the path and query of a Location header; empty if there is none.
+    Its host is ignored: a service may use another name of itself, and no other host is contacted.
+    """
     found = _PLACE.fullmatch(location)
     try:
         return parse_path(found[1]) + (found[2] or "") if found else ""
@@ -247,7 +249,9 @@ def parse_system(body: bytes, etag: str = "") -> ComputerSystem:
 
 
 def parse_gpu(body: bytes) -> RedfishGpu | None:
-    """Parse a processor; None if it is not a GPU. Raises RedfishDocumentError without its kind, model or memory."""
+    """Parse a processor; None if it is not a GPU.
+    Raises RedfishDocumentError if its kind, model or memory is not reported yet.
+    """
     document = decode_document(body, _Processor)
     mib = document.memory.mib or sum(one.mib or 0.0 for one in document.chips if not (one.kind or "").endswith("Cache"))
     if document.kind and document.kind not in {"GPU", "Accelerator"}:

@@ -180,7 +180,9 @@ class DeclaredDevices:
         self._world = world
 
     async def run(self) -> None:
-        """Run until cancelled. If quotas may not be read, starts that exceed one wait until their pods are accepted."""
+        """Run until cancelled. Without the permission to read quotas, a start that exceeds a quota waits until the API
+        server accepts its pod.
+        """
         await self._quotas.run()
 
     def on_step(self, step: Decided) -> None:

@@ -191,7 +191,9 @@ class Inventory:
         return SlicesSeen(slices=found, others=self._gone)
 
     def fields(self, replica: Replica, ranked: PriorityClass | None) -> PodFields | None:
-        """Return the pod's device requests; None: no slices. Raises `ValueError` if a slice no longer exists."""
+        """Return the device requests of the replica's pod; None: it has no slices. `ranked`: its priority class.
+        Raises `ValueError` if a slice no longer exists, because the request depends on the slice's kind.
+        """
         asks = slicer_families.build_pod_fields(replica, self._slices, ranked, self._instead(replica))
         if asks is None and replica.resources.slices:
             raise ValueError(f"a slice of the replica no longer exists: {', '.join(replica.resources.slices)}")

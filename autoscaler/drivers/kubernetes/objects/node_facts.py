@@ -56,6 +56,7 @@ Resourced = Mapping[str, Any]
 def sum_pod_requests(spec: Object) -> HostAmount:
     """Return a pod's requests: the higher of the sum over containers and sidecars and the peak while an init container
     runs. Pod-level requests replace this; the pod overhead is added.
+    Source: https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/#resource-sharing-within-containers
     """
     staying, peak = NOTHING, NOTHING
     for one in spec.get("initContainers") or ():
@@ -221,7 +222,9 @@ def read_node(node: Object) -> NodeSeen:
 
 
 def read_other_pod(pod: Object) -> OtherPod | None:
-    """Parse a pod; None: it holds nothing. Of init containers the maximum counts. Placeholder pods are ignored."""
+    """Parse a pod; None if it holds nothing. A placeholder pod for a replica (`autoscaler.providers`) is ignored.
+    Devices of containers are summed; of init containers, which run one after the other, the maximum counts.
+    """
     spec = pod["spec"]
     node = spec.get("nodeName")
     if not node or PLACE in (pod.get("metadata", {}).get("labels") or {}):
@@ -255,7 +258,9 @@ def _asked(container: Object) -> Counter[str]:
 
 
 def count_taken_slices(nodes: Iterable[NodeSeen], slices: Iterable[Slice], pods: Iterable[OtherPod]) -> dict[str, int]:
-    """Count, per `Slice.counted`, the slices that these pods use. Units beyond a node's slices are used up first."""
+    """Count, per `Slice.counted`, the slices made unavailable by these pods.
+    Units of a node beyond its slices are used up first.
+    """
     there = {
         f"{node.name} {name}": nvidia_sharing.parse_number(many)
         for node in nodes
@@ -345,7 +350,9 @@ def _of_node(node: NodeSeen, facts: NodeFacts) -> tuple[Slice, ...]:
 
 
 def close_claimed_slices(slices: Sequence[Slice], own: Collection[tuple[str, Got]]) -> tuple[Slice, ...]:
-    """Close shared slices whose device our pod holds by another claim. `own`: names and allocations of our claims."""
+    """Close the shared slices whose device one of our pods holds through a claim other than the shared one.
+    `own`: names and allocations of our claims.
+    """
     if not own:
         return tuple(slices)
     held: dict[str, set[str]] = {}

@@ -92,7 +92,9 @@ def _words(items: Iterable[Mapping[str, object]], key: str) -> set[str]:
 
 
 def merge_resources(before: Mapping[str, Mapping[str, object]], over: Resources) -> Object:
-    """Merge requests and limits. A limit implies an equal request, as in Kubernetes, in place of a default."""
+    """Merge requests and limits.
+    A limit without a request implies an equal request, as in Kubernetes. So it replaces a default request.
+    """
     requests = {n: amount for n, amount in before.get("requests", {}).items() if n not in over.limits}
     both = {
         "requests": {**requests, **over.requests}, "limits": {**before.get("limits", {}), **over.limits}

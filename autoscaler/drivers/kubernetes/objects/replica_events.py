@@ -11,7 +11,9 @@ from autoscaler.state.world import PodRef, Replica
 
 
 def is_news(previous: ReplicaSeen, seen: Seen, waits: str) -> bool:
-    """Whether to report an observation. After EXITED only CLEAN follows; after LEAVING, only EXITED or CLEAN."""
+    """Return whether an observation is to be reported after `previous`.
+    After EXITED only CLEAN is reported; after LEAVING, only EXITED or CLEAN.
+    """
     if previous.seen is Seen.EXITED:
         return seen is Seen.CLEAN
     if previous.seen is Seen.LEAVING:
@@ -56,7 +58,9 @@ def build_observation(
     waits: str = "",
     proof: str = "",
 ) -> ReplicaSeen:
-    """Return an observation of a replica with a pod, on our clock (`from_unix_s`), with the slices of `previous`."""
+    """Return an observation of a replica with a pod. `previous`: the last observation, whose actual slices are kept.
+    `from_unix_s`: offset in seconds from Unix time to the clock of observations.
+    """
     started_s = begun.started_s
     if started_s is None and pod.started_unix_s is not None:
         started_s = pod.started_unix_s + from_unix_s

@@ -64,7 +64,9 @@ HOST = "$(POD_IP)"
 """Address on which an engine listens; Kubernetes substitutes it."""
 HOME = "/tmp"  # noqa: S108  the container's own: writable for a non-root user in any image
 USER = 1000
-"""User of an engine, unless `pod.securityContext` overrides it: pod security `restricted` forbids root."""
+"""User of an engine, unless `pod.securityContext` overrides it: pod security `restricted` forbids root, the default of
+most engine images.
+"""
 
 SIGNALLED_S = 10
 """Part of a pod's grace period that remains for its engine after the signal."""
@@ -84,7 +86,9 @@ _PATIENCE_S = {
 _INIT_PATIENCE_S = {**_PATIENCE_S, CRASHES: IMAGE_S_MAX}
 """The same for an init container or native sidecar, which its kubelet restarts repeatedly."""
 INIT_S_MAX = 900.0
-"""How long an init container of an adopted template may run, and a sidecar may take to start: `secondsMax`."""
+"""How long an init container of an adopted workload's template may run, and a sidecar may take to start: an engine's
+default (`secondsMax`).
+"""
 INJECTED_S_MAX = 60.0
 """The same for each container that a webhook has injected: all init containers of our own pods are."""
 
@@ -274,7 +278,9 @@ def build_pod_manifest(  # noqa: PLR0917  replica, model, launch, image, then va
 
 
 def add_pre_stop_sleep(pod: Object) -> None:
-    """Delay the engine's SIGTERM until near the end of the grace period, so that requests finish."""
+    """Delay the engine's SIGTERM after a delete or eviction until near the end of the grace period, so that requests
+    finish. A driver deletes a drained pod with the grace period `LINGERED_S`.
+    """
     grace_s: int = pod["spec"]["terminationGracePeriodSeconds"]
     seconds = max(1, grace_s - min(SIGNALLED_S, grace_s // 2))
     pod["spec"]["containers"][0]["lifecycle"] = {"preStop": {"sleep": {"seconds": seconds}}}
@@ -363,7 +369,9 @@ def _on(node: str) -> Object:
 
 
 def read_replica_pod(pod: Object) -> PodSeen | None:
-    """Parse a replica from its pod; None: damaged annotations, or not ours, as when its name is not its replica's."""
+    """Parse the state of a replica from its pod; None if the pod is not ours or its annotations were damaged. A pod
+    with another name than its replica's is not ours: names are unique, so no second pod becomes a known replica.
+    """
     metadata, status = pod["metadata"], pod.get("status", {})
     notes: dict[str, str] = metadata.get("annotations") or {}
 
