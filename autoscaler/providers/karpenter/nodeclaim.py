@@ -39,7 +39,7 @@ def nodeclaim_path(version: str, name: str = "") -> str:
 
 def build_nodeclaim(order: AcquireOrder, pool: NodePool, variant: Variant, requests: Mapping[str, str]) -> Object:
     """Build the NodeClaim of an order.
-    `requests`: the owner's resource requests beside GPUs, so that the node has room for its pod.
+    `requests`: the owner's resource requests without GPUs, so that the node has room for its pod.
     """
     reference: Object = pool.spec.get("nodeClassRef") or {}
     group = reference.get("group") or str(reference.get("apiVersion", "")).partition("/")[0]

@@ -122,7 +122,8 @@ async def test_ecr_login_error_names_the_failed_step_and_hides_secrets(tmp_path:
         fault = {"__type": "com.amazon.coral#AccessDeniedException", "message": "s3cret-key"}
         there.says["/"] = (400, fault)
         with pytest.raises(
-            DeniedError, match=r"GetAuthorizationToken in region eu-central-1: refused \(400 AccessDeniedException\); .*ecr:"
+            DeniedError,
+            match=r"in region eu-central-1: refused \(400 AccessDeniedException\); .*ecr:",
         ) as one:
             await amazon(there, tmp_path, PLAIN).fetch(HOST)
         with pytest.raises(DeniedError, match="ecr-public:GetAuthorizationToken and sts:GetServiceBearerToken"):
