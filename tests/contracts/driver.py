@@ -137,7 +137,7 @@ class DriverContract:
             exited = await observed.until(replica.id, Seen.EXITED)
             assert "status 3" in exited.reason
             await observed.until(replica.id, Seen.CLEAN)
-            assert observed.words(replica.id) == ["starting", "exited", "clean"]
+            assert observed.words(replica.id) == ["starting", "exited", "clean"], observed.of(replica.id)
 
     @run_on_rig
     async def test_impossible_start_is_reported_as_exit_with_a_reason(self, rig: Rig) -> None:
@@ -176,7 +176,7 @@ class DriverContract:
         async with running(second) as observed:
             after = await observed.until(replica.id, Seen.READY)
             assert observed.all.index(after) < observed.all.index(Synced())
-            assert observed.words(slow.id) == ["starting"]
+            assert observed.words(slow.id) == ["starting"], observed.of(slow.id)
             assert (after.address, after.model, after.intent) == (before.address, before.model, before.intent)
             for one in (before, after):
                 assert one.started_s is not None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.drivers.driver import Observe
 from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver
 from autoscaler.drivers.kubernetes.adoption.parsing import COST, GOES_FIRST, INTENT, REPLICA, SHOWN
 from autoscaler.kubernetes.api import MERGE, Api, ApiError, Object
@@ -346,6 +348,16 @@ async def test_paused_leader_does_not_overwrite_a_newer_scale(
             assert (await api.get(f"{path}/ada"))["spec"]["replicas"] == 2
 
 
+class LateDriver(AdoptedDriver):
+    """Runs when its workloads exist."""
+
+    create: Callable[[], Awaitable[None]]
+
+    async def run(self, observe: Observe) -> None:
+        await self.create()
+        await super().run(observe)
+
+
 class AdoptedRig(ClusterRig):
     """Each replica is the only one of a Deployment of its own."""
 
@@ -353,9 +365,10 @@ class AdoptedRig(ClusterRig):
         super().__init__(kubeconfig, logs)
         self._bodies: list[Object] = []
 
-    async def furnish(self) -> None:
-        for body in self._bodies:
-            await self._api.create(f"/apis/apps/v1/namespaces/{self._name}/deployments", body)
+    async def _create(self) -> None:
+        """Creates the Deployments of replicas that do not exist yet."""
+        while self._bodies:
+            await self._api.create(f"/apis/apps/v1/namespaces/{self._name}/deployments", self._bodies.pop())
 
     async def until_started_again(self, replica: ReplicaId) -> None:
         """Waits until its kubelet has reported the restart; before that, it appears as ended."""
@@ -369,7 +382,9 @@ class AdoptedRig(ClusterRig):
                 await asyncio.sleep(0.02)
 
     def driver(self) -> AdoptedDriver:
-        return AdoptedDriver(self._api, [self._name], lambda _: None, hold_s=lambda: 600.0)
+        driver = LateDriver(self._api, [self._name], lambda _: None, hold_s=lambda: 600.0)
+        driver.create = self._create
+        return driver
 
     def replica(self, name: str, manner: Manner) -> tuple[Replica, Model]:
         body = workload(name, 0, {OURS + "models": name}, "Deployment", *KNOBS.get(manner, ()))

@@ -41,15 +41,11 @@ class ClusterRig:
             labels = {"nvidia.com/gpu.product": "H100", "nvidia.com/gpu.memory": "81559"}
             node = Node(self._api, self._name, next_number(), {"nvidia.com/gpu": "2"}, labels, self._logs)
             node.on_container = lambda pod, one: self._containers.setdefault(pod.partition("-")[0], []).append(one)
-            await self.furnish()
             async with node.running():
                 try:
                     await scenario
                 finally:
                     await self._api.delete(f"/api/v1/namespaces/{self._name}")
-
-    async def furnish(self) -> None:
-        """Creates the objects that exist in the namespace before any driver starts."""
 
     def kill(self, replica: ReplicaId) -> None:
         process = self._containers[replica.partition("-")[0]][-1].process
