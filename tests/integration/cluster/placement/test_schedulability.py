@@ -145,7 +145,7 @@ async def test_model_start_waits_until_a_foreign_pod_frees_its_cpu(
         async with house.running(), asyncio.timeout(2 * WAIT_S_MAX):
             calling = asyncio.create_task(house.call("ada"))
             said = ""
-            while not any(f"node {node} has not CPU" in said for node in nodes):
+            while not any(f"node {node} has too little CPU" in said for node in nodes):
                 await asyncio.sleep(0.1)
                 async with house.session.get(f"http://127.0.0.1:{house.ops}/api/v1/explain/model/ada") as answer:
                     said = await answer.text()
