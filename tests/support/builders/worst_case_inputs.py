@@ -28,7 +28,7 @@ from artifacts.fetch import remote_header
 from artifacts.formats import gguf, hf_config
 from artifacts.formats.cpu_time import CpuTime
 from autoscaler.kubernetes import decoding
-from autoscaler.documents import load
+from autoscaler.documents import parse
 from autoscaler.spec.decode import WrongKeyError
 def peak():  # of this program: ru_maxrss includes the process that started it
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) >> 10
@@ -36,14 +36,14 @@ def read_object(path):
     try:
         _, found = decoding.read_event(path.read_bytes())
     except msgspec.DecodeError as error:
-        raise load.DocumentError(str(error))
+        raise parse.DocumentError(str(error))
     if isinstance(found, decoding.Unreadable):
-        raise load.DocumentError(found.reason)
+        raise parse.DocumentError(found.reason)
     known = {"name": found["metadata"]["name"], "namespace": found["metadata"]["namespace"]}
     document = {"apiVersion": found["apiVersion"], "kind": "Model", "metadata": known, "spec": found["spec"]}
-    return load.read_document(document)
+    return parse.read_document(document)
 def read_yaml(path):
-    return load.parse_documents([("a.yaml", path.read_text())])
+    return parse.parse_documents([("a.yaml", path.read_text())])
 class Source:  # a registry that sends pieces of 256 KiB
     def __init__(self, path):
         self.path = path
@@ -74,7 +74,7 @@ before, turned_s, begin_s = peak(), turns_s(), time.process_time()
 try:
     read(path)
     fault = ""
-except (gguf.GgufError, hf_config.ConfigError, load.DocumentError, WrongKeyError, BadArchiveError) as error:
+except (gguf.GgufError, hf_config.ConfigError, parse.DocumentError, WrongKeyError, BadArchiveError) as error:
     fault = str(error)
 cpu_s = time.process_time() - begin_s
 print(json.dumps({"error": fault, "mib": peak() - before, "cpu_s": cpu_s, "turns_s": max(turned_s, turns_s())}))
