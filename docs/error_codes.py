@@ -327,14 +327,14 @@ def ready_reasons() -> set[str]:
 
 def kubernetes_reasons() -> set[str]:
     """The reasons of a kubelet that are passed on unchanged."""
-    return {*replica_pod._INIT_PATIENCE_S, *volume_failures.FAILURES} - conditions.WORDS.keys() - ready_reasons()  # noqa: SLF001
+    return {*replica_pod._INIT_PATIENCE_S, *volume_failures.FAILURES} - conditions.WORDS.keys() - ready_reasons()  # noqa: SLF001  private to the product; this page lists what they return
 
 
 def other_reasons() -> set[tuple[str, str]]:
     """(type, reason) of the conditions apart from Ready; without reasons that Starting and Degraded share with it."""
     builders = {
-        "Placed": conditions._placed, "WeightsReady": conditions._weights,  # noqa: SLF001
-        "Starting": conditions._starting, "Degraded": conditions._degraded,  # noqa: SLF001
+        "Placed": conditions._placed, "WeightsReady": conditions._weights,  # noqa: SLF001  private to the product; this page lists what they return
+        "Starting": conditions._starting, "Degraded": conditions._degraded,  # noqa: SLF001  private to the product; this page lists what they return
     }  # fmt: skip
     shared = ready_reasons()
     found = {

@@ -243,7 +243,7 @@ class Api:
             except ApiError as error:
                 if error.retry_after_s is None or not tries_left:
                     raise
-                pause_s = error.retry_after_s * random.uniform(1, LATER)  # noqa: S311  no secret
+                pause_s = error.retry_after_s * random.uniform(1, LATER)  # noqa: S311  jitter needs no cryptographic randomness
                 if now_s() + pause_s >= ends_s:
                     raise
                 await asyncio.sleep(pause_s)

@@ -111,7 +111,7 @@ class Elector:
             now_s = self._clock()
             wait_s = max(0.0, self._candidate.due_s(now_s) - now_s)
             try:
-                async with asyncio.timeout(wait_s * random.uniform(JITTER, 1)):  # noqa: S311  no secret
+                async with asyncio.timeout(wait_s * random.uniform(JITTER, 1)):  # noqa: S311  jitter needs no cryptographic randomness
                     await self._wake.wait()
             except TimeoutError:
                 pass

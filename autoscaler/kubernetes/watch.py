@@ -183,7 +183,7 @@ class Watched(Generic[T]):
                 wait_s = RETRY_S
                 if not self.trouble:
                     continue  # the end of a stream is no error
-            await asyncio.sleep(max(asked_s, wait_s) * random.uniform(0.5, 1) + asked_s / 2)  # noqa: S311  no secret
+            await asyncio.sleep(max(asked_s, wait_s) * random.uniform(0.5, 1) + asked_s / 2)  # noqa: S311  jitter needs no cryptographic randomness
             wait_s = min(2 * wait_s, RETRY_S_MAX)
 
     def _set_fault(self, reason: str) -> None:
@@ -259,7 +259,7 @@ class Watched(Generic[T]):
 
     async def _follow(self) -> None:
         """Process watch events until the stream ends. Raises SuspicionError."""
-        limit_s = str(int(random.uniform(*WATCH_S)))  # noqa: S311  no secret
+        limit_s = str(int(random.uniform(*WATCH_S)))  # noqa: S311  jitter needs no cryptographic randomness
         try:
             query = {**self._query, "timeoutSeconds": limit_s}
             watch = contextlib.aclosing(self._api.watch(self._path, self._version, query))

@@ -99,7 +99,7 @@ def grow_placements(
     overlay: Overlay,
 ) -> tuple[Placement, ...]:
     """Return the placements with their growth. `waiting`: unplaced requests that may be placed some day.
-    `victims`: replicas evicted for them, which may be requested again; `overlay`: what is left.
+    `victims`: replicas evicted for them, which may be requested again; `overlay`: the free resources that remain.
     """
     if not any(one.want.growth.most_bytes for one in placements):
         return tuple(placements)

@@ -159,7 +159,7 @@ class Sites:
         self, want: PlacementRequest, node: RepartitionCandidate, host: HostResources | None = None
     ) -> list[str]:
         """Return the profiles of a node that the request fits: first with its full memory, smallest profile first, then
-        with its minimum. `host`: what is left of the node's host resources, if that counts.
+        with its minimum. `host`: the free host resources of the node, if they count.
         """
         found = dict[str, None]()
         for one in dict.fromkeys((want, want.least)):

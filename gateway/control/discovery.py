@@ -51,7 +51,7 @@ class Discovery:
         try:
             while True:
                 await self.look()
-                await asyncio.sleep(LOOK_S * random.uniform(0.8, 1))  # noqa: S311  no secret
+                await asyncio.sleep(LOOK_S * random.uniform(0.8, 1))  # noqa: S311  jitter needs no cryptographic randomness
         finally:
             for link in self._links.values():
                 await link.close()

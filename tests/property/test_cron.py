@@ -60,10 +60,10 @@ def by_croniter(text: str, where: ZoneInfo, since_s: float, until_s: float) -> l
 
 @settings(deadline=None, max_examples=examples(300), derandomize=True)
 @given(text=EXPRESSIONS, zone=st.sampled_from(ZONES), start=STARTS, days=st.integers(0, 4))
-@example("30 8 * * MON-fri", "Europe/Berlin", datetime(2027, 7, 12), 7)  # noqa: DTZ001
-@example("0 0 13 * fri", "UTC", datetime(2027, 1, 8), 7)  # noqa: DTZ001
-@example("0 0 */2 * mon", "UTC", datetime(2027, 1, 8), 7)  # noqa: DTZ001
-@example("0 0 * * 5/2", "UTC", datetime(2027, 1, 8), 7)  # noqa: DTZ001
+@example("30 8 * * MON-fri", "Europe/Berlin", datetime(2027, 7, 12), 7)  # noqa: DTZ001 -- a local time
+@example("0 0 13 * fri", "UTC", datetime(2027, 1, 8), 7)  # noqa: DTZ001 -- a local time
+@example("0 0 */2 * mon", "UTC", datetime(2027, 1, 8), 7)  # noqa: DTZ001 -- a local time
+@example("0 0 * * 5/2", "UTC", datetime(2027, 1, 8), 7)  # noqa: DTZ001 -- a local time
 def test_cron_occurrences_are_the_same_as_by_croniter(text: str, zone: str, start: datetime, days: int) -> None:
     assume(not is_read_as_star(text))
     where = ZoneInfo(zone)

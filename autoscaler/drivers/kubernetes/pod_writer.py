@@ -348,7 +348,7 @@ class Pauses:
 
     async def rest(self, sooner: asyncio.Event | None = None) -> None:
         """Pause, at most until the event is set."""
-        pause_s = self._next_s * random.uniform(0.5, 1)  # noqa: S311  no secret
+        pause_s = self._next_s * random.uniform(0.5, 1)  # noqa: S311  jitter needs no cryptographic randomness
         self._next_s = min(RETRY_GROWTH * self._next_s, RETRY_S_MAX)
         try:
             async with asyncio.timeout(pause_s):

@@ -180,7 +180,7 @@ def test_device_is_detached_only_after_its_memory_is_clean() -> None:
         ended_s = town.now()
         await stage.until(lambda: not town.rack.alive, within_s=3600.0, step_s=0.1)
         assert town.now() - ended_s > SCRUBS_S
-        assert not town.rack.disturbed, "nobody was on it"
+        assert not town.rack.disturbed, "no replica used it"
 
     def scrubs(replica: Replica, of: Model) -> driver.Fate:
         del replica, of

@@ -35,7 +35,7 @@ async def test_surge_attaches_one_device_at_once_and_detaches_it_when_idle(stage
     assert await stage.answered([first, second]) == {"completed": 2}
     assert town.rack.orders == 1
     await stage.until(lambda: not held(stage), within_s=5.0 * ATTACH_S + 120.0)
-    assert not town.rack.disturbed, "nobody was on it"
+    assert not town.rack.disturbed, "no replica used it"
     assert stage.replicas("a") == stage.replicas("b") == 0
 
 

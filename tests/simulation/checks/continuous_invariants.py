@@ -268,7 +268,7 @@ class Watcher:
         for model, load in town.autoscaler.loop.world.loads.items():
             reported, believed = town.reports.demand(model, town.now() - TRAVEL_S), load.waiting + load.running
             if believed > max(reported, before.get(model, 0)):
-                self.broken.append(f"demand expires: {believed} Calls for {model} believed in, {reported} told of")
+                self.broken.append(f"demand expires: {believed} Calls counted for {model}, {reported} reported")
             before[model] = reported
 
     def _work_is_conserved(self, now_s: float) -> None:

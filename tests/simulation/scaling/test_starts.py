@@ -296,4 +296,4 @@ async def test_two_models_on_one_slice_alternate_with_bounded_wait(stage: Stage)
     assert all(j.ended[0].outcome == Outcome.COMPLETED for side in both for j in side), "no running Call is killed"
     gaps = [b - a for a, b in pairwise(switches)]
     assert min(gaps) >= 2.0, "at most one switch per residency"
-    assert max(waits) <= 2.0 + 1.0 + 3 * 0.5 + 0.5, "nobody waits longer than residency, stream, stop and start"
+    assert max(waits) <= 2.0 + 1.0 + 3 * 0.5 + 0.5, "no request waits longer than residency, stream, stop and start"

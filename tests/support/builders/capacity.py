@@ -53,9 +53,6 @@ def observe(begin: World, *seen: Observation, now_s: float = T0) -> World:
     return advance(begin, seen, now_s)[0]
 
 
-told = observe
-
-
 def acted(begin: World, now_s: float = T0, rounds: int = 4) -> tuple[World, list[Action]]:
     """Plans repeatedly until nothing is left to do; returns the World and all Actions."""
     done: list[Action] = []

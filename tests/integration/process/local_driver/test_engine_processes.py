@@ -342,7 +342,7 @@ async def test_hanging_engine_becomes_unready_and_delays_no_other_replica(
         freeze(rig.main(R1))
         hangs.touch()
         await observed.until(r2, Seen.READY)
-        assert observed.words(R1) == ["starting", "ready"], "nobody waits for the three probes"
+        assert observed.words(R1) == ["starting", "ready"], "the state is reported before three probes have failed"
         monkeypatch.setattr(probes, "FAILURES_MAX", failures_max)
         assert (await observed.until(R1, Seen.UNREADY)).reason == "3 probes in a row failed"
         os.kill(rig.main(R1), signal.SIGCONT)

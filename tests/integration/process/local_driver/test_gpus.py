@@ -180,7 +180,7 @@ async def test_gpu_memory_use_of_a_ready_engine_is_reported(
     async with running(driver) as observed:
         driver.start(r1, model)
         await observed.until(R1, Seen.READY)
-        assert observed.of(R1)[-1].used_bytes == 0, "nobody has looked, or it uses nothing"
+        assert observed.of(R1)[-1].used_bytes == 0, "its memory was not measured, or it uses none"
         for gib in (6, 8):
             nvml.holders = {"GPU-a": {rig.main(R1): gib << 30}, "GPU-b": {rig.main(R1): 2 << 30}}
             async with asyncio.timeout(60):

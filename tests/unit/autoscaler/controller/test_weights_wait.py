@@ -129,13 +129,13 @@ async def test_start_fails_if_mount_support_of_the_cluster_stays_unknown() -> No
     there = {"replicas": (ReplicaId("a1"),), "folder": "copies/x/files"}
     at, progress = replace_fields(said(**there), mounting=None), list[str]()
     supply = AgentNodeSupply(lambda: at, lambda: T0)
-    soon = asyncio.ensure_future(supply(ONE, ADA, progress.append))  # type: ignore[arg-type]  # it is in a registry
+    soon = asyncio.ensure_future(supply(ONE, ADA, progress.append))  # type: ignore[arg-type]  # it returns an awaitable only for weights in a registry
     await asyncio.sleep(0)
     supply.on_step(step(at))
     assert progress == [HOW]
     supply.on_step(step(said(**there)))
     assert await soon == Laid("copies/x/files", "")
-    late = asyncio.ensure_future(supply(ONE, ADA, progress.append))  # type: ignore[arg-type]  # it is in a registry
+    late = asyncio.ensure_future(supply(ONE, ADA, progress.append))  # type: ignore[arg-type]  # it returns an awaitable only for weights in a registry
     await asyncio.sleep(0)
     again = NodeReported(report=replace(at.nodes.agents["n1"].report, sequence=2))
     after = fold(at, [again], T0 + LOOK_S_MAX)[0]

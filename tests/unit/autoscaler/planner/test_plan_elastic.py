@@ -103,7 +103,9 @@ def test_elastic_replica_gets_a_shorter_context_if_the_model_sets_none() -> None
     a = elastic()
     cut = replica(a, "r", memory_bytes=9 * GI)
     assert (compute_slots(a, 9 * GI), engine_limits(a, cut).shared_context_tokens) == (4, 8192 - 1024)
-    assert engine_limits(a, replica(a, "r")) == Given(None, 10 * GI, 4, 0), "who has all is told what the document says"
+    assert engine_limits(a, replica(a, "r")) == Given(None, 10 * GI, 4, 0), (
+        "a replica with whole devices gets the values of the document"
+    )
     half = elastic(gpu=Gpu(elastic_percent=50))
     assert spare_bytes(half) == 4 * GI, "at least half of the context stays"
     limits = engine_limits(half, replica(half, "r", memory_bytes=6 * GI))

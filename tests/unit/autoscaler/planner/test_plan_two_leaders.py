@@ -10,7 +10,7 @@ from autoscaler.planner.plan import plan
 from autoscaler.state.actions import AcquireLease, Acted, ReleaseLease
 from autoscaler.state.capacity import LeasesSeen, OffersSeen, ProvidersSeen
 from autoscaler.state.world import World
-from tests.support.builders.capacity import offer, surge, told
+from tests.support.builders.capacity import observe, offer, surge
 from tests.support.builders.worlds import T0
 from tests.support.example_budget import examples
 from tests.support.fakes.provider import FakeProvider, Fate
@@ -25,18 +25,18 @@ class Both:
     def __init__(self) -> None:
         could = (offer(devices_max=8), offer(name="w2", node="w2", devices_max=8))
         self.rack = FakeProvider("rack", lambda: T0, lambda _s, _what: None, could, 8, lambda _: Fate(after_s=1e6))
-        begin = told(surge(waiting=WAITING), ProvidersSeen(providers=("rack",)))
+        begin = observe(surge(waiting=WAITING), ProvidersSeen(providers=("rack",)))
         self.worlds = [begin, replace(begin, epoch=2)]
 
     def look(self, of: World) -> World:
         """Report the offers, then the orders, as the shell does."""
-        offered = told(of, OffersSeen(provider="rack", offers=self.rack.offers_now()))
-        return told(offered, LeasesSeen(provider="rack", leases=self.rack.list_now(), began_s=T0))
+        offered = observe(of, OffersSeen(provider="rack", offers=self.rack.offers_now()))
+        return observe(offered, LeasesSeen(provider="rack", leases=self.rack.list_now(), began_s=T0))
 
     def act(self, of: World, *, crash: bool) -> World:
         """Execute all planned actions, or only the first one if the leader crashes."""
         for action in plan(of, T0).actions[: 1 if crash else None]:
-            of = told(of, Acted(action=action))
+            of = observe(of, Acted(action=action))
             if isinstance(action, AcquireLease):
                 self.rack.acquire_now(action.order)
             elif isinstance(action, ReleaseLease):

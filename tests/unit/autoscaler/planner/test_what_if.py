@@ -22,7 +22,7 @@ from autoscaler.spec.settings import Price, Settings
 from autoscaler.state.events import Reported
 from autoscaler.state.lifecycle import ReplicaState as S
 from pilotlight.cli.main import cli
-from tests.support.builders.capacity import acted, offer, surge, told
+from tests.support.builders.capacity import acted, observe, offer, surge
 from tests.support.builders.mig_nodes import town
 from tests.support.builders.worlds import GI, T0, device, drain, gateway, level, model, replica, use, world
 from tests.support.example_budget import examples
@@ -191,7 +191,7 @@ def test_live_what_if_reports_the_release_of_an_unneeded_order() -> None:
     late_s = T0 + WITHDRAW_S + 1
     left = gateway(seen_s=late_s).report
     assert left is not None
-    idle = told(after, Reported(report=replace(left, sequence=9, epoch=after.epoch)), now_s=late_s)
+    idle = observe(after, Reported(report=replace(left, sequence=9, epoch=after.epoch)), now_s=late_s)
     assert [one.kind for one in simulate_world(idle, asked(a=0), late_s).orders] == ["release"]
     assert simulate_world(idle, asked(a=1), late_s).orders == (), "it is for who would come"
 

@@ -16,7 +16,7 @@ from autoscaler.providers.reconciler import REST_S
 from autoscaler.state.capacity import LeasesSeen
 from autoscaler.state.world import World
 from tests.simulation.environment.virtual_loop import run
-from tests.support.builders.capacity import acted, arrived, cloud, listed, offer, shown, surge, told
+from tests.support.builders.capacity import acted, arrived, cloud, listed, observe, offer, shown, surge
 from tests.support.builders.worlds import T0, replace_fields
 from tests.support.fakes.kubernetes.kube_objects import PlayedServer
 from tests.support.harness.async_tests import call_with
@@ -67,7 +67,7 @@ def attached() -> World:
 def gone(at: World) -> World:
     """Two lists of the provider no longer contain the order."""
     for later_s in (2.0, 3.0):
-        at = told(at, LeasesSeen(provider="rack", leases=(), began_s=T0 + later_s), now_s=T0 + later_s)
+        at = observe(at, LeasesSeen(provider="rack", leases=(), began_s=T0 + later_s), now_s=T0 + later_s)
     return at
 
 
@@ -78,9 +78,9 @@ def test_node_has_ordered_devices_from_commitment_until_removal() -> None:
     here = arrived(at, T0 + 1)
     assert list_leased_nodes(here) == {"w1"}
     leaving = listed(here, phase="leaving", committed=True, node="w1")
-    assert list_leased_nodes(told(here, LeasesSeen(provider="rack", leases=leaving, began_s=T0 + 2), now_s=T0 + 2)) == {
-        "w1"
-    }
+    assert list_leased_nodes(
+        observe(here, LeasesSeen(provider="rack", leases=leaving, began_s=T0 + 2), now_s=T0 + 2)
+    ) == {"w1"}
     assert not list_leased_nodes(gone(here))
     added, _ = acted(surge(cloud()))
     assert not list_leased_nodes(shown(added, T0 + 1, "cloud", committed=True, node="w1")), (

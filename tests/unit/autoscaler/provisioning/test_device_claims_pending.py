@@ -26,7 +26,7 @@ from autoscaler.state.device_claims import (
 )
 from autoscaler.state.events import SlicesSeen
 from autoscaler.state.world import World
-from tests.support.builders.capacity import A, acted, arrived, offer, offered, orders, releases, shown, surge, told
+from tests.support.builders.capacity import A, acted, arrived, observe, offer, offered, orders, releases, shown, surge
 from tests.support.builders.worlds import T0, replace_fields, world
 
 RACK = ProviderSettings(
@@ -49,7 +49,7 @@ def fabric(*more: Offer, awaited: tuple[PendingDeviceClaim, ...] = (), publish: 
     assert redfish is not None
     settings = Settings(capacity=(replace(RACK, redfish=replace(redfish, publish=publish)),))
     begin = offered(world([A], leading_since_s=T0 - 500, settings=settings), *(more or (offer(),)))
-    return told(begin, AwaitedSeen(awaited=awaited))
+    return observe(begin, AwaitedSeen(awaited=awaited))
 
 
 def waits(*claims: dict[str, Any]) -> tuple[PendingDeviceClaim, ...]:
@@ -98,13 +98,13 @@ def test_claimed_device_is_ordered_once_by_any_leader() -> None:
     assert orders(done) == [("rack", 1)]
     (lease,) = after.capacity.leases.values()
     assert lease.owner == "claim@n/c"
-    again = told(shown(after, T0 + 20), AwaitedSeen(awaited=waits(claim(D0))), now_s=T0 + 20)
+    again = observe(shown(after, T0 + 20), AwaitedSeen(awaited=waits(claim(D0))), now_s=T0 + 20)
     assert not plan(again, T0 + 20).actions
     assert plan(begin, T0).actions == plan(fabric(awaited=waits(claim(D0))), T0).actions, "another leader says the same"
 
 
 def test_device_ordered_for_a_claim_is_not_ordered_for_a_replica() -> None:
-    begin = told(
+    begin = observe(
         surge(offer(devices_max=1), settings=Settings(capacity=(RACK,))), AwaitedSeen(awaited=waits(claim(D0)))
     )
     after, done = acted(begin)
@@ -117,14 +117,14 @@ def test_device_ordered_for_a_claim_is_not_ordered_for_a_replica() -> None:
 def test_claim_fails_if_a_replica_took_the_device_first() -> None:
     begin, done = acted(surge(offer(devices_max=1), settings=Settings(capacity=(RACK,))))
     assert orders(done) == [("rack", 1)]
-    late = told(begin, AwaitedSeen(awaited=waits(claim(D0))))
+    late = observe(begin, AwaitedSeen(awaited=waits(claim(D0))))
     assert not orders(plan(late, T0).actions)
     assert said(late) == [(FAILED, "NotAttached")]
 
 
 def test_deleted_claim_withdraws_its_order_unless_committed() -> None:
     after, _ = acted(fabric(awaited=waits(claim(D0))))
-    gone = told(shown(after, T0 + 1), AwaitedSeen(awaited=()), now_s=T0 + 1)
+    gone = observe(shown(after, T0 + 1), AwaitedSeen(awaited=()), now_s=T0 + 1)
     (given_back,) = releases(plan(gone, T0 + WITHDRAW_S).actions)
     assert given_back.order.uncommitted
     committed = shown(gone, T0 + 2, committed=True)
@@ -133,7 +133,7 @@ def test_deleted_claim_withdraws_its_order_unless_committed() -> None:
 
 def test_claim_order_is_not_withdrawn_before_providers_have_answered() -> None:
     after, _ = acted(fabric(awaited=waits(claim(D0))))
-    silent = told(shown(after, T0 + 1), ProvidersSeen(providers=("cloud", "rack")), now_s=T0 + 1)
+    silent = observe(shown(after, T0 + 1), ProvidersSeen(providers=("cloud", "rack")), now_s=T0 + 1)
     new = replace_fields(silent, leading_since_s=T0)
     assert not plan(new, T0 + WITHDRAW_S + 1.0).actions
 
@@ -165,7 +165,7 @@ def test_claim_is_updated_only_when_all_its_devices_are_attached() -> None:
 def test_refused_or_late_device_fails_the_claim_and_is_not_reordered() -> None:
     after, _ = acted(fabric(awaited=waits(claim(D0))))
     (lease,) = after.capacity.leases.values()
-    refused = told(after, LeaseRefused(id=lease.id, reason="other clients claimed the free blocks"))
+    refused = observe(after, LeaseRefused(id=lease.id, reason="other clients claimed the free blocks"))
     assert said(refused) == [(FAILED, "NotAttached")]
     found = find_published_devices(refused, T0)
     assert found is not None
@@ -176,15 +176,15 @@ def test_refused_or_late_device_fails_the_claim_and_is_not_reordered() -> None:
     late_s = lease.due_s + 1.0
     late = shown(replace(after, gateways={}), late_s)
     assert [one.reason for one in releases(plan(late, late_s).actions)]
-    still = told(late, OffersSeen(provider="rack", offers=(offer(),)), now_s=late_s)
+    still = observe(late, OffersSeen(provider="rack", offers=(offer(),)), now_s=late_s)
     assert said(still, late_s) == [(FAILED, "NotAttached")]
 
 
 def test_attached_device_that_no_pod_takes_is_released_after_a_delay() -> None:
     after, _ = acted(fabric(awaited=waits(claim(D0))))
-    here = told(arrived(after, T0 + 10), AwaitedSeen(awaited=()), now_s=T0 + 10)
+    here = observe(arrived(after, T0 + 10), AwaitedSeen(awaited=()), now_s=T0 + 10)
     others = {here.nodes.slices[id].counted: 1 for id in list_withheld_slices(here)}
-    used = told(here, SlicesSeen(slices=tuple(here.nodes.slices.values()), others=others), now_s=T0 + 12)
+    used = observe(here, SlicesSeen(slices=tuple(here.nodes.slices.values()), others=others), now_s=T0 + 12)
     assert not list_withheld_slices(used), "it was given to somebody"
     assert not releases(plan(used, T0 + 12 + 3600).actions), "somebody has it"
 
@@ -193,7 +193,7 @@ def test_attached_device_that_no_pod_takes_is_released_after_a_delay() -> None:
     (given_back,) = plan(here, idle_s).actions
     gone = acted(here, idle_s)[0]
     assert releases([given_back])
-    again = told(gone, AwaitedSeen(awaited=waits(claim(D0))), now_s=idle_s)
+    again = observe(gone, AwaitedSeen(awaited=waits(claim(D0))), now_s=idle_s)
     assert said(again, idle_s) == [(FAILED, "NotTaken")]
     assert not orders(plan(again, idle_s).actions)
 
@@ -215,11 +215,11 @@ def test_claim_for_devices_of_another_installation_orders_nothing() -> None:
 def test_published_devices_keep_their_names_after_an_order() -> None:
     begin = fabric()
     assert names(begin) == [D0, D1]
-    given = told(begin, AwaitedSeen(awaited=waits(claim(D1))))
+    given = observe(begin, AwaitedSeen(awaited=waits(claim(D1))))
     assert names(given) == [D1, D0]
     after, _ = acted(given)
     assert names(after) == [D1, D0], "one is on its way, one is left"
-    less = told(after, OffersSeen(provider="rack", offers=(offer(devices_max=1),)), now_s=T0 + 1)
+    less = observe(after, OffersSeen(provider="rack", offers=(offer(devices_max=1),)), now_s=T0 + 1)
     assert names(less, T0 + 1) == [D1, D0], "so the fabric says itself by now"
 
 

@@ -20,7 +20,7 @@ from autoscaler.spec.model import Gpu, Model
 from autoscaler.state.capacity import LeaseRefused, OffersSeen, ProvidersSeen, ProviderTroubled
 from autoscaler.state.events import Reported
 from autoscaler.state.world import World
-from tests.support.builders.capacity import A, acted, cloud, offer, offered, orders, quiet, shown, surge, told, waits
+from tests.support.builders.capacity import A, acted, cloud, observe, offer, offered, orders, quiet, shown, surge, waits
 from tests.support.builders.worlds import GI, T0, device, gateway, level, model, replace_fields, replica, world
 
 TWO = Gpu(count=2)
@@ -100,14 +100,14 @@ def test_model_that_fits_offered_or_ordered_capacity_is_placeable() -> None:
     begin = replace(begin, models={**begin.models, **{one.name: one for one in more}})
     assert list_unplaceable_models(begin).keys() == {"huge"}
     assert list_unplaceable_models(begin)[ModelName("huge")] == "needs 50Gi on one device; the largest has 40Gi"
-    gone = told(begin, OffersSeen(provider="rack", offers=()))
+    gone = observe(begin, OffersSeen(provider="rack", offers=()))
     assert list_unplaceable_models(gone).keys() == {"a", "huge", "large"}
     assert not is_fit_unchanged(begin, gone)
     assert is_fit_unchanged(
-        begin, told(begin, OffersSeen(provider="rack", offers=begin.capacity.offers["rack"]), now_s=T0 + 60)
+        begin, observe(begin, OffersSeen(provider="rack", offers=begin.capacity.offers["rack"]), now_s=T0 + 60)
     )
     ordered, _ = acted(begin)
-    coming = told(ordered, OffersSeen(provider="rack", offers=()), now_s=T0 + 1)
+    coming = observe(ordered, OffersSeen(provider="rack", offers=()), now_s=T0 + 1)
     assert list_unplaceable_models(coming).keys() == {"huge"}
 
 
@@ -118,7 +118,7 @@ def test_demand_is_infeasible_after_its_only_order_is_refused() -> None:
     """Its requests fail at once, and not after their timeout."""
     at, _ = acted(surge(LONE, waits_s=300.0))
     (id,) = at.capacity.leases
-    at = told(at, LeaseRefused(id=id, reason="busy"), now_s=T0 + 1)
+    at = observe(at, LeaseRefused(id=id, reason="busy"), now_s=T0 + 1)
     assert [one.never for one in plan(at, T0 + 2).unmet] == [True]
 
 
@@ -127,7 +127,9 @@ def test_model_waits_if_another_model_took_the_last_offer() -> None:
     at = replace(at, models={**at.models, ModelName("b"): replace(A, name=ModelName("b"))})
     report = gateway(levels=[level("a", 1, wait_s=60.0), level("b", 1, wait_s=1.0)]).report
     assert report is not None
-    found = {str(one.model): one for one in plan(told(at, Reported(report=replace(report, sequence=5))), T0 + 1).unmet}
+    found = {
+        str(one.model): one for one in plan(observe(at, Reported(report=replace(report, sequence=5))), T0 + 1).unmet
+    }
     assert found["a"].lease is not None
     assert (found["b"].never, found["b"].lease, found["b"].ready_s) == (False, None, None)
     assert list_unplaceable_models(at) == {}
@@ -170,7 +172,9 @@ def test_partial_device_does_not_satisfy_a_whole_device_demand() -> None:
 
 def away(at: World, now_s: float) -> World:
     """Requests are queued, and the provider has not responded by then."""
-    return told(waits(at, now_s), ProviderTroubled(provider="rack", says="does not respond", listing=True), now_s=now_s)
+    return observe(
+        waits(at, now_s), ProviderTroubled(provider="rack", says="does not respond", listing=True), now_s=now_s
+    )
 
 
 def test_demand_is_infeasible_if_its_only_provider_stops_answering() -> None:
@@ -181,7 +185,9 @@ def test_demand_is_infeasible_if_its_only_provider_stops_answering() -> None:
             [later_s >= SILENT_S],
             later_s < SILENT_S,
         )
-    begun = told(replace_fields(surge(), leading_since_s=T0 + 900), ProvidersSeen(providers=("rack",)), now_s=T0 + 900)
+    begun = observe(
+        replace_fields(surge(), leading_since_s=T0 + 900), ProvidersSeen(providers=("rack",)), now_s=T0 + 900
+    )
     assert [one.never for one in plan(away(begun, T0 + 1000), T0 + 1000).unmet] == [True]
 
 

@@ -20,13 +20,13 @@ from tests.support.builders.capacity import (
     acted,
     arrived,
     cloud,
+    observe,
     offer,
     offered,
     orders,
     quiet,
     releases,
     surge,
-    told,
     waits,
 )
 from tests.support.builders.worlds import T0, device, gateway, replace_fields, world
@@ -121,7 +121,7 @@ def test_headroom_taken_by_a_model_is_reordered_at_once() -> None:
 def test_capacity_above_headroom_is_released() -> None:
     after, _ = acted(kept(offered(calm(), offer(devices_max=1), offer(name="w2", node="w2", devices_max=1)), 2))
     new = [replace(device(f"{lease.offer.node}-new", 16, lease.offer.node), product="A100") for lease in leases(after)]
-    here = told(
+    here = observe(
         after,
         SlicesSeen(slices=(*after.nodes.slices.values(), *new)),
         LeasesSeen(
@@ -159,7 +159,7 @@ def test_headroom_does_not_keep_a_force_drained_device() -> None:
 def test_refused_headroom_offer_is_retried_after_a_delay() -> None:
     after, _ = acted(kept(offered(calm(), offer()), 1))
     (id,) = after.capacity.leases
-    refused = told(after, LeaseRefused(id=id, reason="the quota is used up"), now_s=T0 + 1.0)
+    refused = observe(after, LeaseRefused(id=id, reason="the quota is used up"), now_s=T0 + 1.0)
     made = plan(refused, T0 + 2.0)
     assert not made.actions
     assert made.next_s is not None

@@ -39,6 +39,7 @@ from tests.support.builders.capacity import (
     acted,
     arrived,
     cloud,
+    observe,
     offer,
     offered,
     orders,
@@ -46,7 +47,6 @@ from tests.support.builders.capacity import (
     releases,
     shown,
     surge,
-    told,
     waits,
 )
 from tests.support.builders.worlds import GI, T0, device, gateway, kinds, level, model, replace_fields, world
@@ -81,7 +81,7 @@ def test_same_demand_is_ordered_only_once() -> None:
 
 def test_free_device_is_used_before_new_capacity_is_ordered() -> None:
     begin = surge(offer())
-    free = told(begin, now_s=T0)
+    free = observe(begin, now_s=T0)
     free = replace_fields(free, slices={**free.nodes.slices, **world([], [device("gpu0", 16)]).nodes.slices})
     assert kinds(plan(free, T0)) == ["start a"]
 
@@ -135,7 +135,7 @@ def test_node_is_ordered_instead_of_a_gpu_if_host_memory_is_short() -> None:
 
 
 def test_demand_is_not_rejected_before_providers_have_answered() -> None:
-    begin = told(surge(), ProvidersSeen(providers=("rack",)))
+    begin = observe(surge(), ProvidersSeen(providers=("rack",)))
     begin = replace_fields(begin, leading_since_s=T0)
     (unmet,) = plan(begin, T0).unmet
     assert not unmet.never
@@ -145,7 +145,7 @@ def test_demand_is_not_rejected_before_providers_have_answered() -> None:
 
 def test_uncertain_order_gets_a_second_and_the_slower_one_is_withdrawn() -> None:
     begin = surge(offer(), cloud(), waits_s=100.0)
-    begin = told(begin, ProvidersSeen(providers=("cloud", "rack"), hedges=frozenset({"cloud"})))
+    begin = observe(begin, ProvidersSeen(providers=("cloud", "rack"), hedges=frozenset({"cloud"})))
     after, done = acted(begin)
     assert orders(done) == [("rack", 1), ("cloud", 1)]
     here = arrived(shown(after, T0 + 1, "cloud"), T0 + 31)
@@ -163,8 +163,8 @@ def test_queue_without_estimate_gets_one_order_and_blocks_no_other_offer() -> No
     assert not again.actions
     assert not again.unmet[0].slices
     assert again.unmet[0].ready_s == inf, "no Call is parked for it"
-    other = told(after, ProvidersSeen(providers=("cloud", "rack")), OffersSeen(provider="rack", offers=(offer(),)))
-    other = told(other, LeasesSeen(provider="rack", leases=(), began_s=T0))
+    other = observe(after, ProvidersSeen(providers=("cloud", "rack")), OffersSeen(provider="rack", offers=(offer(),)))
+    other = observe(other, LeasesSeen(provider="rack", leases=(), began_s=T0))
     assert orders(plan(other, T0).actions) == [("rack", 1)]
 
 
@@ -173,13 +173,13 @@ def test_queue_order_open_for_days_stays_single_and_other_offers_are_used() -> N
     after, _ = acted(surge(queue))
     for hour in range(1, 73):
         now_s = T0 + 3600.0 * hour
-        fresh = told(waits(after, now_s), OffersSeen(provider="cloud", offers=(queue,)), now_s=now_s)
+        fresh = observe(waits(after, now_s), OffersSeen(provider="cloud", offers=(queue,)), now_s=now_s)
         after = shown(fresh, now_s, "cloud", says="it is queued")
         found = plan(after, now_s)
         assert not [one for one in found.actions if isinstance(one, (AcquireLease, ReleaseLease))]
         assert found.unmet[0].ready_s == inf, "no Call is parked for it"
     assert len(after.capacity.leases) == 1
-    free = told(after, ProvidersSeen(providers=("cloud", "rack")), OffersSeen(provider="rack", offers=(offer(),)),
+    free = observe(after, ProvidersSeen(providers=("cloud", "rack")), OffersSeen(provider="rack", offers=(offer(),)),
                 LeasesSeen(provider="rack", leases=(), began_s=now_s), now_s=now_s)  # fmt: skip
     assert orders(plan(free, now_s).actions) == [("rack", 1)]
 
@@ -199,13 +199,13 @@ def test_unmet_demand_reports_the_queue_wait_time_and_message() -> None:
 
 def test_new_leader_orders_nothing_before_existing_orders_are_known() -> None:
     begin = surge(offer())
-    begin = told(begin, ProvidersSeen(providers=("cloud", "rack")), LeadingSeen(epoch=2), Synced())
+    begin = observe(begin, ProvidersSeen(providers=("cloud", "rack")), LeadingSeen(epoch=2), Synced())
     begin = waits(begin, T0)
     assert not orders(plan(begin, T0).actions)
-    heard = told(begin, LeasesSeen(provider="rack", leases=(), began_s=T0))
+    heard = observe(begin, LeasesSeen(provider="rack", leases=(), began_s=T0))
     assert not orders(plan(heard, T0).actions), "what the cloud has is not known"
     late_s = T0 + UNLISTED_S
-    late = told(waits(heard, late_s), OffersSeen(provider="rack", offers=(offer(),)), now_s=late_s)
+    late = observe(waits(heard, late_s), OffersSeen(provider="rack", offers=(offer(),)), now_s=late_s)
     assert orders(plan(late, late_s).actions) == [("rack", 1)], "a minute, and no longer"
 
 
@@ -214,19 +214,19 @@ def test_provider_that_stopped_responding_gets_no_orders() -> None:
     late_s = T0 + SILENT_S
     late = waits(begin, late_s)
     assert not orders(plan(late, late_s).actions)
-    heard = told(late, OffersSeen(provider="cloud", offers=(cloud(),)), now_s=late_s)
-    heard = told(heard, LeasesSeen(provider="cloud", leases=(), began_s=late_s), now_s=late_s)
+    heard = observe(late, OffersSeen(provider="cloud", offers=(cloud(),)), now_s=late_s)
+    heard = observe(heard, LeasesSeen(provider="cloud", leases=(), began_s=late_s), now_s=late_s)
     assert orders(plan(heard, late_s).actions) == [("cloud", 1)]
 
 
 def test_refused_offer_is_replaced_by_the_next_and_retried_later() -> None:
     after, done = acted(surge(offer(), cloud()))
     (first,) = [one for one in done if isinstance(one, AcquireLease)]
-    refused = told(after, LeaseRefused(id=first.order.id, reason="no quota"), now_s=T0 + 1)
+    refused = observe(after, LeaseRefused(id=first.order.id, reason="no quota"), now_s=T0 + 1)
     after, done = acted(waits(refused, T0 + 1), T0 + 1)
     assert orders(done) == [("cloud", 1)]
     (second,) = [one for one in done if isinstance(one, AcquireLease)]
-    both = told(after, LeaseRefused(id=second.order.id, reason="no quota"), now_s=T0 + 2)
+    both = observe(after, LeaseRefused(id=second.order.id, reason="no quota"), now_s=T0 + 2)
     made = plan(waits(both, T0 + 2), T0 + 2)
     assert not made.actions
     assert made.unmet[0].reason.endswith("no provider offers what it needs now; no quota")
@@ -236,7 +236,7 @@ def test_refused_offer_is_replaced_by_the_next_and_retried_later() -> None:
 
 def test_order_of_a_deleted_model_is_released_not_repeated() -> None:
     after, _ = acted(surge(offer()))
-    unseen = told(after, LeasesSeen(provider="rack", leases=(), began_s=T0 + 20), now_s=T0 + 20)
+    unseen = observe(after, LeasesSeen(provider="rack", leases=(), began_s=T0 + 20), now_s=T0 + 20)
     gone = quiet(replace(unseen, models={}), T0 + 20)
     made = plan(gone, T0 + 20)
     assert [type(one).__name__ for one in made.actions] == ["ReleaseLease"]
@@ -265,8 +265,8 @@ def test_overdue_order_is_given_up_and_the_next_offer_is_ordered() -> None:
     after, _ = acted(surge(offer(), cloud()))
     (lease,) = after.capacity.leases.values()
     seen = waits(shown(after, lease.due_s - 1), lease.due_s)
-    seen = told(seen, OffersSeen(provider="cloud", offers=(cloud(),)), now_s=lease.due_s)
-    seen = told(seen, LeasesSeen(provider="cloud", leases=(), began_s=lease.due_s), now_s=lease.due_s)
+    seen = observe(seen, OffersSeen(provider="cloud", offers=(cloud(),)), now_s=lease.due_s)
+    seen = observe(seen, LeasesSeen(provider="cloud", leases=(), began_s=lease.due_s), now_s=lease.due_s)
     after, done = acted(seen, lease.due_s)
     assert [one.order.id.provider for one in releases(done)] == ["rack"]
     assert orders(done) == [("cloud", 1)]
@@ -276,7 +276,7 @@ def test_overdue_order_is_given_up_and_the_next_offer_is_ordered() -> None:
 def test_unlisted_order_is_repeated_with_the_same_id_then_given_up() -> None:
     after, done = acted(surge(offer(), cloud()))
     (first,) = [one for one in done if isinstance(one, AcquireLease)]
-    unseen = told(waits(after, T0 + 20), LeasesSeen(provider="rack", leases=(), began_s=T0 + 20), now_s=T0 + 20)
+    unseen = observe(waits(after, T0 + 20), LeasesSeen(provider="rack", leases=(), began_s=T0 + 20), now_s=T0 + 20)
     unseen, done = acted(unseen, T0 + 20)
     (again,) = [one for one in done if isinstance(one, AcquireLease)]
     assert again.order.id == first.order.id
@@ -290,11 +290,11 @@ def test_delivered_capacity_is_kept_while_used_and_for_a_while_after() -> None:
     after, done = acted(waits(arrived(after, T0 + 30), T0 + 30), T0 + 30)
     (start,) = [one for one in done if isinstance(one, StartReplica)]
     assert start.replica.resources.slices == ("new0",)
-    ready = told(after, seen_of(start.replica, Seen.READY, started_s=T0 + 31), now_s=T0 + 40)
+    ready = observe(after, seen_of(start.replica, Seen.READY, started_s=T0 + 31), now_s=T0 + 40)
     (lease,) = ready.capacity.leases.values()
     assert lease.in_use
     assert not releases(plan(quiet(ready, T0 + 41), T0 + 41).actions)
-    gone = told(ready, seen_of(start.replica, Seen.CLEAN, proof="exited"), now_s=T0 + 50)
+    gone = observe(ready, seen_of(start.replica, Seen.CLEAN, proof="exited"), now_s=T0 + 50)
     assert not releases(plan(quiet(gone, T0 + 60), T0 + 60).actions), "having it again would cost more"
     after, done = acted(quiet(gone, T0 + 250), T0 + 250)
     (back,) = releases(done)
@@ -307,9 +307,9 @@ def test_delivered_capacity_is_kept_while_used_and_for_a_while_after() -> None:
 def test_unneeded_capacity_arriving_late_is_released_after_a_delay() -> None:
     begin = quiet(surge(offer()), T0 + 1)
     late = Listed(name="pilotlight-a-x", offer=offer(), devices=1, phase="here", node="w1", device_ids=("new0",))
-    seen = told(begin, LeasesSeen(provider="rack", leases=(late,), began_s=T0 + 5), now_s=T0 + 5)
+    seen = observe(begin, LeasesSeen(provider="rack", leases=(late,), began_s=T0 + 5), now_s=T0 + 5)
     here = replace_fields(seen, slices={**seen.nodes.slices, **world([], [device("new0", 16, "w1")]).nodes.slices})
-    here = told(here, LeasesSeen(provider="rack", leases=(late,), began_s=T0 + 6), now_s=T0 + 6)
+    here = observe(here, LeasesSeen(provider="rack", leases=(late,), began_s=T0 + 6), now_s=T0 + 6)
     assert not releases(plan(quiet(here, T0 + 7), T0 + 7).actions)
     assert len(releases(plan(quiet(here, T0 + 17), T0 + 17).actions)) == 1
 
@@ -329,7 +329,7 @@ def test_failed_delivered_capacity_is_released_once_unused() -> None:
     gone = shown(here, T0 + 40.0, phase="failed", node="w1", device_ids=("new0",), says="its node is gone")
     assert not releases(plan(gone, T0 + 40.0).actions)
     one = next(iter(here.replicas.values()))
-    empty = told(gone, seen_of(one, Seen.EXITED), seen_of(one, Seen.CLEAN), now_s=T0 + 41.0)
+    empty = observe(gone, seen_of(one, Seen.EXITED), seen_of(one, Seen.CLEAN), now_s=T0 + 41.0)
     (given,) = releases(plan(empty, T0 + 41.0).actions)
     assert given.reason == "it failed: its node is gone"
 
@@ -355,7 +355,7 @@ def test_two_leaders_ordering_at_once_use_the_same_order_id() -> None:
 def test_replanning_after_applying_orders_adds_no_order() -> None:
     begin = surge(offer(), cloud(many=3), waiting=3)
     made = plan(begin, T0)
-    after = told(begin, *(Acted(action=one) for one in made.actions))
+    after = observe(begin, *(Acted(action=one) for one in made.actions))
     assert not plan(after, T0).actions
 
 
@@ -367,7 +367,7 @@ def test_demand_that_waits_for_an_order_states_its_capacity_and_time(many: int) 
 
 
 def test_unmet_demand_names_a_provider_that_does_not_respond() -> None:
-    begin = told(
+    begin = observe(
         surge(offer(memory_bytes=GI)),
         ProviderTroubled(provider="rack", says="does not respond (TimeoutError)", listing=True),
     )
@@ -386,7 +386,7 @@ def test_infeasible_models_do_not_block_a_feasible_order(priority: int) -> None:
     assert [one.order.owner for one in done if isinstance(one, AcquireLease)] == [A.name]
     assert reporting.report is not None
     still = Reported(report=replace(reporting.report, sequence=9, epoch=after.epoch))
-    none_left = told(shown(after, T0 + 20), still, OffersSeen(provider="rack", offers=()), now_s=T0 + 20)
+    none_left = observe(shown(after, T0 + 20), still, OffersSeen(provider="rack", offers=()), now_s=T0 + 20)
     assert not releases(plan(none_left, T0 + 20).actions), "it is still waited for"
 
 
@@ -397,8 +397,8 @@ def test_order_of_a_model_not_examined_in_this_plan_is_kept() -> None:
     after, _ = acted(offered(begin, offer()))
     report = gateway(levels=[level(one.name, 1, wait_s=90.0) for one in (*crowd, A)]).report
     assert report is not None
-    crowded = told(after, Reported(report=replace(report, sequence=9, epoch=after.epoch)), now_s=T0 + 20)
-    crowded = told(shown(crowded, T0 + 20), OffersSeen(provider="rack", offers=()), now_s=T0 + 20)
+    crowded = observe(after, Reported(report=replace(report, sequence=9, epoch=after.epoch)), now_s=T0 + 20)
+    crowded = observe(shown(crowded, T0 + 20), OffersSeen(provider="rack", offers=()), now_s=T0 + 20)
     assert not releases(plan(crowded, T0 + 20).actions)
 
 
@@ -431,7 +431,7 @@ def test_plan_for_a_scheduled_replica_evaluates_at_most_two_offers(asked: list[s
     later = replace(later, spec=replace(later.spec, replicas=ReplicaRange(max=4, schedule=(ahead,))))
     begin = world([later], [device("cpu", 1, "w1")], leading_since_s=T0 - 500)
     nine_s = datetime(2027, 1, 11, 9, tzinfo=UTC).timestamp()
-    begin = offered(told(begin, ClockSeen(unix_offset_s=nine_s - 3000.0 - T0)), *many, cloud("dws", expected_s=None))
+    begin = offered(observe(begin, ClockSeen(unix_offset_s=nine_s - 3000.0 - T0)), *many, cloud("dws", expected_s=None))
     plan(begin, T0)
     assert len(asked) <= 2
 

@@ -20,6 +20,7 @@ from tests.support.builders.capacity import (
     arrived,
     cloud,
     listed,
+    observe,
     offer,
     offered,
     orders,
@@ -27,7 +28,6 @@ from tests.support.builders.capacity import (
     releases,
     shown,
     surge,
-    told,
     waits,
 )
 from tests.support.builders.worlds import GI, T0, device, gateway, level, world
@@ -54,11 +54,11 @@ def test_queue_order_stays_single_for_three_days_for_any_estimate(
     expected_s: float | None, took_s: float | None
 ) -> None:
     of = queue(expected_s=expected_s)
-    begin = surge(of) if took_s is None else told(surge(of), learnt(of, took_s))
+    begin = surge(of) if took_s is None else observe(surge(of), learnt(of, took_s))
     p95_s = estimate_lead_time(of, begin.capacity.learnt.get(of.kind, LeadTimeStats())).p95_s
     at, _ = acted(begin)
     for now_s in range(int(T0) + 600, int(T0) + DAYS_S, 600):
-        at = later(told(at, OffersSeen(provider="cloud", offers=(of,)), now_s=now_s), now_s)
+        at = later(observe(at, OffersSeen(provider="cloud", offers=(of,)), now_s=now_s), now_s)
         found = plan(at, now_s)
         assert not [one for one in found.actions if isinstance(one, (AcquireLease, ReleaseLease))]
         (unmet,) = found.unmet
@@ -72,7 +72,7 @@ def test_overdue_queue_order_is_kept_while_another_offer_is_taken() -> None:
     at, _ = acted(surge(of))
     free = ProvidersSeen(providers=("cloud", "rack")), OffersSeen(provider="rack", offers=(offer(),))
     for now_s, wanted in ((T0 + 100, []), (T0 + 1000, [("rack", 1)])):
-        seen = told(later(at, now_s), *free, LeasesSeen(provider="rack", leases=(), began_s=now_s), now_s=now_s)
+        seen = observe(later(at, now_s), *free, LeasesSeen(provider="rack", leases=(), began_s=now_s), now_s=now_s)
         assert orders(plan(seen, now_s).actions) == wanted
 
 
@@ -85,7 +85,7 @@ def test_each_model_gets_its_own_order_in_the_queue(memory_gi: int) -> None:
     at, done = acted(offered(begin, queue(expected_s=None, many=4)))
     more = gateway(levels=calls).report
     assert more is not None
-    then = told(at, Reported(report=replace(more, sequence=2)))
+    then = observe(at, Reported(report=replace(more, sequence=2)))
     assert [one.order.owner for one in [*done, *acted(then)[1]] if isinstance(one, AcquireLease)] == ["z", "a"]
 
 
@@ -100,7 +100,9 @@ def test_requests_do_not_wait_for_a_queue_order_with_exhausted_quota() -> None:
 def test_new_leader_keeps_an_existing_queue_order() -> None:
     of = queue(expected_s=None)
     there = Listed(name="pilotlight-a-0123456789", offer=of, devices=1, owner=ModelName("a"), says="it is queued")
-    at = told(surge(), ProvidersSeen(providers=("cloud",)), LeasesSeen(provider="cloud", leases=(there,), began_s=T0))
+    at = observe(
+        surge(), ProvidersSeen(providers=("cloud",)), LeasesSeen(provider="cloud", leases=(there,), began_s=T0)
+    )
     for now_s in (T0, T0 + 1, T0 + DAYS_S):
         assert not plan(later(at, now_s), now_s).actions
 
@@ -109,13 +111,13 @@ def test_new_leader_keeps_an_order_within_its_learned_lead_time() -> None:
     of = offer(expected_s=60.0)
     there = Listed(name="pilotlight-a-0123456789", offer=of, devices=1, owner=ModelName("a"), committed=True)
     seen = LeasesSeen(provider="rack", leases=(there,), began_s=T0)
-    at = told(surge(), ProvidersSeen(providers=("rack",)), learnt(of, 600.0), seen)
+    at = observe(surge(), ProvidersSeen(providers=("rack",)), learnt(of, 600.0), seen)
     assert not releases(plan(waits(at, T0 + 1200), T0 + 1200).actions)
 
 
 def test_order_that_usually_takes_hours_is_not_given_up_early() -> None:
     of = cloud(expected_s=None)
-    at, _ = acted(told(surge(of), learnt(of, 2 * 3600.0)))
+    at, _ = acted(observe(surge(of), learnt(of, 2 * 3600.0)))
     now_s = T0 + 7300
     assert not releases(plan(later(at, now_s), now_s).actions)
 
@@ -140,15 +142,15 @@ def test_queue_order_is_kept_while_requests_wait_for_another_order() -> None:
     at, done = acted(offered(surge(of), of, node))
     assert sorted(orders(done)) == [("cloud", 1), ("rack", 1)]
     for now_s in range(int(T0) + 60, int(T0) + 1740, 120):
-        at = later(told(at, OffersSeen(provider="cloud", offers=(of,)), now_s=now_s), now_s)
-        at = shown(told(at, OffersSeen(provider="rack", offers=()), now_s=now_s), now_s, "rack")
+        at = later(observe(at, OffersSeen(provider="cloud", offers=(of,)), now_s=now_s), now_s)
+        at = shown(observe(at, OffersSeen(provider="rack", offers=()), now_s=now_s), now_s, "rack")
         assert not plan(at, now_s).actions
 
 
 def test_other_offers_are_used_while_a_queue_exceeds_the_wait_limit() -> None:
     """It once took 8 hours: a request that can wait for 20 minutes is not made to wait for the queue for 20 hours."""
     of = queue(expected_s=None)
-    at, done = acted(told(surge(of), learnt(of, 8 * 3600.0)))
+    at, done = acted(observe(surge(of), learnt(of, 8 * 3600.0)))
     assert orders(done) == [("cloud", 1)]
     (unmet,) = plan(later(at, T0 + 60), T0 + 60).unmet
     assert (unmet.lease, unmet.never) == (None, False)
@@ -156,7 +158,7 @@ def test_other_offers_are_used_while_a_queue_exceeds_the_wait_limit() -> None:
     assert 7 * 3600.0 < unmet.ready_s < 9 * 3600.0, "which its Calls are told at once"
     assert "ordered from cloud 60 s ago, expected in about" in unmet.reason
     free = ProvidersSeen(providers=("cloud", "rack")), OffersSeen(provider="rack", offers=(offer(),))
-    seen = told(later(at, T0 + 90), *free, LeasesSeen(provider="rack", leases=(), began_s=T0 + 90), now_s=T0 + 90)
+    seen = observe(later(at, T0 + 90), *free, LeasesSeen(provider="rack", leases=(), began_s=T0 + 90), now_s=T0 + 90)
     after, done = acted(seen, T0 + 90)
     assert (orders(done), releases(done)) == ([("rack", 1)], [])
     assert len(after.capacity.leases) == 2, "its place is kept"
@@ -170,10 +172,10 @@ def test_committed_order_that_never_arrives_is_released_after_an_hour(waiting: i
     granted_s = T0 + DAYS_S
     for now_s in (granted_s - 600, granted_s, granted_s + DUE_S[1] - 1):
         at = waits(at, now_s, waiting) if waiting else quiet(at, now_s)
-        at = told(at, OffersSeen(provider="cloud", offers=(of,)), now_s=now_s)
+        at = observe(at, OffersSeen(provider="cloud", offers=(of,)), now_s=now_s)
         if leads_next and now_s == granted_s:
             lists = LeasesSeen(provider="cloud", leases=listed(at, "cloud", committed=True), began_s=now_s)
-            at = told(replace(at, capacity=replace(at.capacity, leases={}, listed_s={})), lists, now_s=now_s)
+            at = observe(replace(at, capacity=replace(at.capacity, leases={}, listed_s={})), lists, now_s=now_s)
         at = shown(at, now_s, "cloud", committed=now_s >= granted_s, says="it is granted")
         assert waiting or now_s >= granted_s or releases(plan(at, now_s).actions), "which nobody wants any more"
         assert now_s < granted_s or not plan(at, now_s).actions
@@ -182,7 +184,7 @@ def test_committed_order_that_never_arrives_is_released_after_an_hour(waiting: i
     at = shown(waits(at, over_s, waiting) if waiting else quiet(at, over_s), over_s, "cloud", committed=True)
     (gone,) = releases(plan(at, over_s).actions)
     assert not gone.order.uncommitted, "it goes though it is paid for"
-    after = told(at, Acted(action=gone), now_s=over_s)
+    after = observe(at, Acted(action=gone), now_s=over_s)
     assert leads_next or after.capacity.learnt[of.kind].failed == 1
 
 

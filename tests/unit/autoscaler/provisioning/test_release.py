@@ -28,7 +28,7 @@ from autoscaler.state.capacity import ReleaseOrder
 from autoscaler.state.events import SlicesSeen
 from autoscaler.state.operator_orders import Cordon, CordonsSeen, CordonTarget
 from autoscaler.state.world import World
-from tests.support.builders.capacity import A, acted, arrived, cloud, offer, releases, shown, surge, told
+from tests.support.builders.capacity import A, acted, arrived, cloud, observe, offer, releases, shown, surge
 from tests.support.builders.worlds import T0, gateway, replace_fields, replica
 from tests.support.chart import CHART
 
@@ -45,7 +45,7 @@ def leaving() -> World:
     begin = here()
     (id,) = begin.capacity.leases
     release = ReleaseLease(order=ReleaseOrder(id=id, epoch=1), reason="idle for 60 s")
-    return shown(told(begin, Acted(action=release), now_s=BEGUN_S), BEGUN_S, phase="leaving", says="busy", **THERE)
+    return shown(observe(begin, Acted(action=release), now_s=BEGUN_S), BEGUN_S, phase="leaving", says="busy", **THERE)
 
 
 class Silent(Api):
@@ -133,12 +133,12 @@ def idle(devices: int = 1) -> World:
     """Delivered capacity, without any requests."""
     ordered, _ = acted(surge(offer(devices_min=devices)))
     here = arrived(ordered, HERE_S, devices=devices)
-    return replace(told(here, now_s=HERE_S), gateways={"g": gateway(seen_s=HERE_S)}, loads={})
+    return replace(observe(here, now_s=HERE_S), gateways={"g": gateway(seen_s=HERE_S)}, loads={})
 
 
 def drained(of: World, *places: CordonTarget, drain: bool = True, force: bool = True, now_s: float = HERE_S) -> World:
     cordons = (Cordon(place=place, node="w1", since_s=now_s, drain=drain, force=force) for place in places)
-    return told(of, CordonsSeen(cordons=tuple(cordons)), now_s=now_s)
+    return observe(of, CordonsSeen(cordons=tuple(cordons)), now_s=now_s)
 
 
 def heard(of: World, now_s: float) -> World:
@@ -237,7 +237,7 @@ def test_device_with_a_replica_is_not_force_released() -> None:
     after, _ = given_back(drained(idle(), NODE), HERE_S + 1)
     alone = shown(after, HERE_S + 5, phase="leaving", committed=True, node="w1", device_ids=("new0",), alone=True)
     beside = replica(A, "r", ["cpu"], ready_s=HERE_S)
-    shared = told(
+    shared = observe(
         replace(alone, replicas={beside.id: beside}),
         SlicesSeen(slices=tuple(alone.nodes.slices.values())),
         now_s=HERE_S,
@@ -270,7 +270,7 @@ def test_release_is_forced_only_under_a_forced_drain(
     after, now_s = idle(), HERE_S
     cordons = {place: Cordon(place=place, node="w1", since_s=now_s, drain=drain, force=force)
                for place, drain, force in orders}  # fmt: skip
-    after = told(after, CordonsSeen(cordons=tuple(cordons.values())), now_s=now_s)
+    after = observe(after, CordonsSeen(cordons=tuple(cordons.values())), now_s=now_s)
     may = any(one.drain and one.force and one.place in {NODE, NEW} for one in cordons.values())
     seen = list[ReleaseLease]()
     for wait_s in waits_s:

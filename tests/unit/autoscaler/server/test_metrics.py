@@ -18,7 +18,7 @@ from autoscaler.state.events import ReplicaSeen, Seen, SlicesSeen, Tick
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.mig import CutOrder
 from autoscaler.state.world import Replica, World
-from tests.support.builders.capacity import acted, arrived, listed, offer, shown, surge, told
+from tests.support.builders.capacity import acted, arrived, listed, observe, offer, shown, surge
 from tests.support.builders.fold import reported
 from tests.support.builders.worlds import T0, device, gateway, level, model, replace_fields, replica, world
 from tests.support.harness.driver_events import seen_of
@@ -210,7 +210,7 @@ def test_capacity_order_is_counted_when_placed_and_when_delivered() -> None:
 def test_refused_order_is_counted_as_failed() -> None:
     after, _ = acted(surge(offer()))
     (id,) = after.capacity.leases
-    refused = told(after, LeaseRefused(id=id, reason="none left"), now_s=T0 + 1)
+    refused = observe(after, LeaseRefused(id=id, reason="none left"), now_s=T0 + 1)
     assert counted_between(after, refused) == [Counted("rack", "failed")]
 
 
@@ -219,11 +219,11 @@ def test_removed_order_counts_as_returned_if_released_and_else_as_lost() -> None
     here = arrived(after, T0 + 30)
     (id,) = here.capacity.leases
     release = ReleaseLease(order=ReleaseOrder(id=id, epoch=1), reason="idle")
-    leaving = told(here, Acted(action=release), now_s=T0 + 40)
-    gone = told(leaving, LeasesSeen(provider="rack", leases=(), began_s=T0 + 50), now_s=T0 + 50)
+    leaving = observe(here, Acted(action=release), now_s=T0 + 40)
+    gone = observe(leaving, LeasesSeen(provider="rack", leases=(), began_s=T0 + 50), now_s=T0 + 50)
     assert counted_between(leaving, gone) == [Counted("rack", "returned")]
-    once = told(here, LeasesSeen(provider="rack", leases=(), began_s=T0 + 50), now_s=T0 + 50)
-    twice = told(once, LeasesSeen(provider="rack", leases=(), began_s=T0 + 60), now_s=T0 + 60)
+    once = observe(here, LeasesSeen(provider="rack", leases=(), began_s=T0 + 50), now_s=T0 + 50)
+    twice = observe(once, LeasesSeen(provider="rack", leases=(), began_s=T0 + 60), now_s=T0 + 60)
     assert [*counted_between(here, once), *counted_between(once, twice)] == [Counted("rack", "lost")]
 
 
@@ -234,7 +234,7 @@ def test_order_of_another_leader_is_not_counted_again() -> None:
     leases = LeasesSeen(provider="rack", leases=tuple(
         one.listed for one in other.capacity.leases.values() if one.listed is not None
     ), began_s=T0 + 1)  # fmt: skip
-    found = told(begin, leases, now_s=T0 + 1)
+    found = observe(begin, leases, now_s=T0 + 1)
     assert found.capacity.leases
     assert not counted_between(begin, found)
 
@@ -261,7 +261,7 @@ def test_follower_counts_no_capacity_orders() -> None:
             now_s = T0 + 31 + 30 * number
             seen: list[Observation] = [LeasesSeen(provider="rack", leases=leases, began_s=now_s)]
             seen += [SlicesSeen(slices=tuple(here.nodes.slices.values()))] if not number else []
-            found.append((begin, told(begin, *seen, now_s=now_s)))
+            found.append((begin, observe(begin, *seen, now_s=now_s)))
             begin = found[-1][1]
         return found
 

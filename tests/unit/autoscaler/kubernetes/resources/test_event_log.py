@@ -18,7 +18,7 @@ from autoscaler.state.events import Seen
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import World
 from tests.support.builders.capacity import acted, arrived, offer, shown, surge
-from tests.support.builders.capacity import told as observed
+from tests.support.builders.capacity import observe as observed
 from tests.support.builders.fold import DOC, M, R, after, pending, seen
 from tests.support.builders.worlds import T0, device, model, replica, world
 

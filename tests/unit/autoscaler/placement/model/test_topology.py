@@ -446,10 +446,12 @@ def test_replica_that_needs_a_link_gets_only_devices_joined_by_it(seed: int) -> 
     alone = run([first], shelves)
     if alone.victims:
         (came,) = run([first], after(alone, shelves)).placements
-        assert joined((slices[id] for id in came.slices), first.kind.link), "whoever left made room that is joined"
+        assert joined((slices[id] for id in came.slices), first.kind.link), (
+            "the evicted replicas were on linked devices"
+        )
         for victim in alone.victims:
             less = alone._replace(victims=tuple(one for one in alone.victims if one != victim))
-            assert not run([first], after(less, shelves)).placements, "and nobody left who could have stayed"
+            assert not run([first], after(less, shelves)).placements, "and no replica was evicted without need"
 
 
 def test_device_links_are_recomputed_after_node_labels_change() -> None:

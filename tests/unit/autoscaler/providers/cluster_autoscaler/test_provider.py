@@ -233,7 +233,7 @@ async def test_order_is_uncommitted_if_our_replica_takes_its_new_node_first(labe
     await asyncio.sleep(5.0)
     await provider.acquire(made)
     await asyncio.sleep(15.0)
-    assert (await one(provider)).committed, "of the node before it nothing is said"
+    assert (await one(provider)).committed, "the earlier node is not reported"
     await server.create(NODES, {"metadata": {"name": "new", "labels": GROUP.node_labels}})
     server.put("/api/v1/pods/first", pod("first", "new", labels=labels))
     assert (await one(provider)).committed is not ours

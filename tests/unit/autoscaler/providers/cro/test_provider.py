@@ -285,7 +285,7 @@ async def test_shrinking_a_request_fails_the_order_that_lacks_devices(rack: Rack
     lost = next(name for name in names if found[name].phase == "failed")
     assert found[lost].says == "another client reduced the size of its request"
     await given_back(rack, lost)
-    assert rack.request()["spec"]["resource"]["size"] == 1, "what is left is the other's"
+    assert rack.request()["spec"]["resource"]["size"] == 1, "the remaining devices belong to the other client"
     await rack.until_gone(lost)
 
 
@@ -355,7 +355,7 @@ async def test_stuck_detach_is_forced_only_for_the_force_released_order(rack: Ra
     await asyncio.sleep(100)
     (stuck,) = [one for one in rack.resources() if one["status"]["state"] == "Detaching"]
     assert "there are processes" in stuck["status"]["error"]
-    assert not any(one["spec"]["force_detach"] for one in rack.resources()), "an order that is said again forces not"
+    assert not any(one["spec"]["force_detach"] for one in rack.resources()), "a repeated order does not force a detach"
     await given_back(rack, names[0], force=True)
     forced = {one["metadata"]["name"] for one in rack.resources() if one["spec"]["force_detach"]}
     assert forced == {stuck["metadata"]["name"]}

@@ -213,7 +213,7 @@ async def test_foreign_changes_are_ignored_and_own_changes_are_rate_limited(rack
         notified_s.clear()
         rack.server.change(f"{REQUESTS}/{request_name(MODEL, NODE)}", {"spec": {"resource": {"size": 0}}})
         await asyncio.sleep(2 * HEARD_S)
-        assert notified_s, "somebody made our request smaller"
+        assert notified_s, "another client reduced our request"
 
 
 @in_rack

@@ -484,7 +484,7 @@ def test_failed_capacity_in_use_is_kept_until_its_pod_is_gone(class_name: str, s
             rig.server.change(f"/api/v1/nodes/node-{name}", {"status": {"allocatable": {GPU: "1"}}})
         shown = await only(provider)
         assert (shown.phase, shown.node) == ("failed", f"node-{name}")
-        assert spoilt or shown.ends_s == ends_s, "who is on it still has to leave in time"
+        assert spoilt or shown.ends_s == ends_s, "its replica must still leave before the end"
         await provider.release(release(made))
         assert {f"{REQUESTS}/{name}", f"{TEMPLATES}/{name}"} <= rig.server.objects.keys()
         await rig.server.delete(f"{PODS}/pod-{name}")
