@@ -211,7 +211,7 @@ async def test_unusable_tls_files_fail_the_start_with_one_error_line(tmp_path: P
         async with serving(tmp_path / "s", fake(tmp_path, "ada"), settings(tls=tls | wrong), start=False) as one:
             assert says in refused(one)
     async with serving(tmp_path / "s", fake(tmp_path, "ada"), settings(tls={"certFile": "/a"}), start=False) as one:
-        assert "tls.keyFile: missing; certFile is given" in refused(one)
+        assert "tls.keyFile: missing; it is required with certFile" in refused(one)
 
 
 async def test_tls_key_file_readable_by_other_users_logs_one_warning(tmp_path: Path) -> None:
