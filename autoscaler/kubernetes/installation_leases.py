@@ -3,8 +3,8 @@
 `autoscaler.spec.ownership` decides when to acquire or renew a Lease. The holder is the installation, so each of its
 processes renews the Lease, leader or not. A known holder stays valid while the API server rejects requests or does not
 respond. If the server rejects the Lease for GRACE_S (missing permission, webhook, quota), the Models of that namespace
-are served without a Lease, which is logged. While errors prevent reading the Lease, another installation may hold it,
-so the Models of that namespace are not served.
+are served without a Lease, which is logged. While the server is unable to read or write the Lease, another installation
+may hold it, so the Models of that namespace are not served. The same applies to a Lease that cannot be decoded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 
-from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
+from autoscaler.kubernetes.api import UNREADABLE, Api, ApiError, Object, UnreachableError
+from autoscaler.kubernetes.unreadable import Unreadable
 from autoscaler.spec.ownership import ANYBODYS, CLAIM, CLAIM_S, Claim, Ownership
 
 LOOK_S, RETRY_S, CONFLICT_S = 60.0, 1.0, 0.05
@@ -35,19 +36,20 @@ _log = logging.getLogger("pilotlight.autoscaler.resources")
 
 class ModelClaims:
     """The claims of the installation `me`.
-    `known` is called at each change with a mapping of namespaces to the installations that serve their Models.
+    `known` is called at each change with a mapping of namespaces to the installations that serve their Models. None: the
+    Lease cannot be decoded, so the installation is not known.
     """
 
     def __init__(
-        self, api: Api, me: str, known: Callable[[dict[str, str]], None], clock: Callable[[], float] = time.monotonic,
-        owner: Ownership = ANYBODYS,
+        self, api: Api, me: str, known: Callable[[dict[str, str | None]], None],
+        clock: Callable[[], float] = time.monotonic, owner: Ownership = ANYBODYS,
     ) -> None:  # fmt: skip
         self._api, self.me, self._known, self._clock, self._owner = api, me, known, clock, owner
         self._wanted: frozenset[str] = frozenset()
         self._claims: dict[str, Claim] = {}
-        self._holders: dict[str, str] = {}
+        self._holders: dict[str, str | None] = {}
         self._due_s: dict[str, float] = {}
-        self._reported: dict[str, str] | None = None
+        self._reported: dict[str, str | None] | None = None
         self._news = asyncio.Event()
         self._fails_s: dict[str, float] = {}
         """Namespace -> time of the first of the current rejections."""
@@ -92,11 +94,12 @@ class ModelClaims:
         try:
             async with limit:
                 await self._hold(namespace)
-        except UnreachableError as error:
-            _log.debug("event=model_lease_request_failed namespace=%s error=%s", namespace, error)
-            self._due_s[namespace] = self._clock() + RETRY_S
-        except ApiError as error:
-            self._refused(namespace, error)
+        except (ApiError, UnreachableError) as error:
+            if isinstance(error, ApiError) and not error.is_transient:
+                self._refused(namespace, error)
+            else:
+                _log.debug("event=model_lease_request_failed namespace=%s error=%s", namespace, error)
+                self._due_s[namespace] = self._clock() + RETRY_S
         else:
             self._fails_s.pop(namespace, None)
             self._without.discard(namespace)
@@ -106,7 +109,7 @@ class ModelClaims:
     def _refused(self, namespace: str, error: ApiError) -> None:
         now_s = self._clock()
         is_over = now_s - self._fails_s.setdefault(namespace, now_s) >= GRACE_S
-        if is_over and namespace not in self._holders:
+        if is_over and self._holders.get(namespace) is None:
             self._holders[namespace] = self.me
         if is_over and namespace not in self._without:
             self._without.add(namespace)
@@ -125,10 +128,16 @@ class ModelClaims:
         except ApiError as error:
             if error.status in NO_RIGHT:
                 raise
+            if error.status == UNREADABLE:
+                self._holders.setdefault(namespace, None)
+                lease = Unreadable("Lease", namespace, CLAIM, "", error.message, "coordination.k8s.io/v1")
+                self._api.unreadable.add(self, lease, path)
+                return
             if error.status != NOT_FOUND:
                 raise UnreachableError(str(error)) from error
             found = None
-        claim, first = self._seen(namespace, found), namespace not in self._holders
+        self._api.unreadable.remove(self, namespace, CLAIM)
+        claim, first = self._seen(namespace, found), self._holders.get(namespace) is None
         if claim.holder:
             self._holders[namespace] = claim.holder
         if claim.next(self.me, self._clock()) in {"take", "renew"} or (first and claim.holder == self.me):

@@ -139,9 +139,9 @@ class Resources:
         self.adopted.called(self._installation.settled.names, self._installation.settled.taken)
         self.observed.set()
 
-    def _held(self, holders: Mapping[str, str]) -> None:
+    def _held(self, holders: Mapping[str, str | None]) -> None:
         """Record which installation serves the Models of each namespace."""
-        others = {(space, holder) for space, holder in holders.items() if holder != self._claims.me}
+        others = {(space, holder) for space, holder in holders.items() if holder not in {None, self._claims.me}}
         for namespace, holder in sorted(others - self._others):
             log.warning("event=namespace_served_elsewhere namespace=%s installation=%s", namespace, holder)
         self._others = others

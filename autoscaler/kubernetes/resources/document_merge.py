@@ -37,7 +37,7 @@ class Installation:
         """
         self._publish = publish
         self._title, self._request_claims = title, request_claims
-        self._holders: Mapping[str, str] = {}
+        self._holders: Mapping[str, str | None] = {}
         self._places: frozenset[str] = frozenset()
         """Further namespaces, also of objects that are not in force."""
         self._published = False
@@ -88,8 +88,10 @@ class Installation:
         if origin not in self.settled.names and origin in self._models.get(CUSTOMS, {}):
             self._statuses[origin] = status
 
-    def put_holders(self, holders: Mapping[str, str]) -> None:
-        """Set the title of the installation that serves each namespace; empty: no other installation is known."""
+    def put_holders(self, holders: Mapping[str, str | None]) -> None:
+        """Set the title of the installation that serves each namespace; empty: no other installation is known; None: it
+        cannot be found out, so the namespace's Models are not served.
+        """
         self._holders = holders
         self._put("")
 

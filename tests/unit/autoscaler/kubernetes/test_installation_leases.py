@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscaler.contract import ModelName
-from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
+from autoscaler.kubernetes.api import UNREADABLE, Api, ApiError, Object, UnreachableError
 from autoscaler.kubernetes.installation_leases import GRACE_S, LOOK_S, RETRY_S, WITHOUT, ModelClaims
 from autoscaler.kubernetes.resources.document_merge import CUSTOMS, Installation
+from autoscaler.kubernetes.unreadable import UnreadableObjects
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.spec.names import Origin
 from autoscaler.spec.ownership import CLAIM_S, RENEW_S, Claim, explain_not_served, installation_title
@@ -31,6 +32,9 @@ class Server:
         self.leases: dict[str, Object] = {}
         self.writes = 0
         self.raises: list[Exception] = []
+        self.unreadable = UnreadableObjects()
+        self.cannot_decode: set[str] = set()
+        """Namespaces whose Lease cannot be decoded."""
         self.refuses: Exception | None = None
         """Raised by each write."""
 
@@ -38,6 +42,8 @@ class Server:
         """Like `Api.get`."""
         if self.raises:
             raise self.raises.pop(0)
+        if path.split("/")[5] in self.cannot_decode:
+            raise ApiError(UNREADABLE, "Unreadable", f"{path}: nested too deeply")
         if path not in self.leases:
             raise ApiError(404, "NotFound", path)
         return copy.deepcopy(self.leases[path])
@@ -82,7 +88,7 @@ class House:
         self.due_s = 0.0
         self.installation.put(CUSTOMS, dict(models))
 
-    def _held(self, holders: dict[str, str]) -> None:
+    def _held(self, holders: dict[str, str | None]) -> None:
         self.installation.put_holders(holders)
 
     def _tell(self, seen: DocumentsSeen, statuses: object) -> None:
@@ -176,8 +182,38 @@ async def test_lease_is_renewed_only_while_models_exist() -> None:
     assert server.writes == 2
 
 
-@pytest.mark.parametrize("status", [403, 422, 500])
-async def test_models_are_served_after_grace_time_if_lease_write_fails(
+@pytest.mark.parametrize("status", [429, 500, 503])
+async def test_models_are_not_served_while_the_server_cannot_write_leases(status: int) -> None:
+    """Two installations that start meanwhile would both serve them."""
+    server = Server()
+    server.refuses = ApiError(status, "Busy", "later")
+    blue, green = House(server, BLUE, model("a")), House(server, GREEN, model("a"))
+    for now_s in seconds(3 * GRACE_S):
+        await blue.at(now_s)
+        await green.at(now_s)
+        assert not blue.serves | green.serves
+    server.refuses = None
+    for now_s in seconds(LOOK_S):
+        await blue.at(3 * GRACE_S + now_s)
+        await green.at(3 * GRACE_S + now_s)
+    assert len(blue.serves) + len(green.serves) == 1
+
+
+async def test_lease_that_cannot_be_decoded_affects_only_its_namespace() -> None:
+    server = Server()
+    server.cannot_decode = {"b"}
+    house = House(server, BLUE, model("a"), model("b"))
+    await house.at(0.0)
+    assert house.serves == {model("a")[0]}
+    assert server.unreadable.counts() == {"Lease": 1}
+    server.cannot_decode.clear()
+    await house.at(LOOK_S)
+    assert house.serves == {model("a")[0], model("b")[0]}
+    assert not server.unreadable.counts()
+
+
+@pytest.mark.parametrize("status", [403, 422])
+async def test_models_are_served_after_grace_time_if_lease_write_is_rejected(
     status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Missing permission or a rejecting webhook must not stop the installation; the log reports it once."""
