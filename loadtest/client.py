@@ -43,6 +43,11 @@ class Target(NamedTuple):
     prefix: str
     tls: bool
 
+    @property
+    def authority(self) -> str:
+        """`host:port`; an IPv6 address is in brackets."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
 
 def target_of(url: str) -> Target:
     """Parse `http(s)://host[:port][/prefix][/v1]`. Raises LoadError for anything else."""
@@ -60,7 +65,7 @@ def target_of(url: str) -> Target:
 
 def request_bytes(target: Target, method: str, path: str, headers: Sequence[tuple[str, str]], body: bytes) -> bytes:
     """Return a whole HTTP/1.1 request."""
-    rows = [f"{method} {target.prefix}{path} HTTP/1.1", f"Host: {target.host}:{target.port}"]
+    rows = [f"{method} {target.prefix}{path} HTTP/1.1", f"Host: {target.authority}"]
     rows += [f"{name}: {value}" for name, value in headers]
     if body:
         rows += ["Content-Type: application/json", f"Content-Length: {len(body)}"]

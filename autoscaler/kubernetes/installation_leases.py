@@ -36,8 +36,8 @@ _log = logging.getLogger("pilotlight.autoscaler.resources")
 
 class ModelClaims:
     """The claims of the installation `me`.
-    `known` is called at each change with a mapping of namespaces to the installations that serve their Models. None: the
-    Lease cannot be decoded, so the installation is not known.
+    `known` is called at each change with a mapping of namespaces to the installations that serve their Models. None:
+    the Lease cannot be decoded, so the installation is not known.
     """
 
     def __init__(

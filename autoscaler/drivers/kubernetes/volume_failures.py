@@ -17,7 +17,7 @@ from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.kubernetes.watch import Watched
 from autoscaler.text import one_line, redact_addresses
 
-LOOK_S, LOOK_S_MAX = 5.0, 40.0
+LOOK_S, LOOK_S_MAX = 5.0, 10.0
 """First interval between two lists of one pod's Events, and the longest; it doubles each time."""
 GOES_ON: Final = frozenset({"Pulling", "Pulled", "Created", "Started"})
 """Reasons of Events that follow once all volumes are mounted."""

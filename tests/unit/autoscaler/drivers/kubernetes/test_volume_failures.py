@@ -110,9 +110,9 @@ async def test_failed_list_for_one_pod_does_not_affect_another() -> None:
 
 async def test_events_of_a_pod_are_polled_with_growing_intervals() -> None:
     rig = Rig(WAITS)
-    asked_s = [second for second in range(200) if await rig.look(1.0 if second else 0.0)]
+    asked_s = [second for second in range(100) if await rig.look(1.0 if second else 0.0)]
     pauses = [later - earlier for earlier, later in itertools.pairwise(asked_s)]
-    assert pauses == [5, 10, 20, 40, 40, 40, 40]
+    assert (pauses[:3], set(pauses[3:])) == ([5, 10, 10], {10})
 
 
 @pytest.mark.parametrize(

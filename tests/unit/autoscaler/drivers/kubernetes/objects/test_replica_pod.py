@@ -304,7 +304,14 @@ def first(state: dict[str, Any], **more: Any) -> dict[str, Any]:
             {"containerStatuses": status({"waiting": {"reason": "ErrImagePull", "message": "no such image"}})},
             "", "ErrImagePull: no such image", 60.0,
         ),
-        ({"containerStatuses": status({"waiting": {"reason": "InvalidImageName"}})}, "", "InvalidImageName", 0.0),
+        *(
+            ({"containerStatuses": status({"waiting": {"reason": reason}})}, "", reason, limit_s)
+            for reason, limit_s in (
+                ("ImagePullBackOff", 60.0), ("ImageInspectError", 60.0), ("RegistryUnavailable", 60.0),
+                ("CreateContainerConfigError", 60.0), ("CreateContainerError", 60.0), ("RunContainerError", 60.0),
+                ("InvalidImageName", 0.0), ("ErrImageNeverPull", 0.0)
+            )
+        ),
         (
             {"containerStatuses": status({"terminated": {"exitCode": 137, "reason": "OOMKilled"}})},
             "was killed for lack of memory (OOMKilled): raise resources.limits.memory, or use a node with more memory",

@@ -1,0 +1,16 @@
+"""The bytes of requests that the load generator sends."""
+
+from __future__ import annotations
+
+import pytest
+
+from loadtest.client import request_bytes, target_of
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [("http://a.example", "a.example:80"), ("http://10.0.0.1:8080/v1", "10.0.0.1:8080"),
+     ("http://[fd00::1]:8080", "[fd00::1]:8080"), ("https://[::1]", "[::1]:443")],
+)  # fmt: skip
+def test_host_header_of_an_ipv6_address_has_brackets(url: str, host: str) -> None:
+    assert f"\r\nHost: {host}\r\n".encode() in request_bytes(target_of(url), "GET", "/v1/models", (), b"")
