@@ -14,6 +14,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from autoscaler.drivers.kubernetes.adoption.parsing import AdoptedPodSeen as AdoptedPod
 from autoscaler.drivers.kubernetes.objects.replica_pod import IMAGE_S_MAX, PodSeen
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
+from autoscaler.kubernetes.unreadable import Name
 from autoscaler.kubernetes.watch import Watched
 from autoscaler.text import one_line, redact_addresses
 
@@ -67,6 +68,8 @@ class PodEvents(Generic[P]):
         self._looks: dict[str, _Look] = {}
         self._found: dict[str, str] = {}
         """Pod uid -> why the pod waits."""
+        self._unreadable: dict[str, frozenset[Name]] = {}
+        """Pod uid -> its Events that cannot be decoded."""
 
     def with_failure(self, pod: P) -> P:
         """Return the pod with the failure from its Events and its deadline, if its own status reports none."""
@@ -85,6 +88,7 @@ class PodEvents(Generic[P]):
         now_s = self._clock()
         self._looks = {uid: self._looks.get(uid, _Look(now_s, LOOK_S)) for uid in there}
         self._found = {uid: said for uid, said in self._found.items() if uid in there}
+        self._unreadable = {uid: names for uid, names in self._unreadable.items() if uid in there}
         for uid, (next_s, pause_s) in list(self._looks.items()):
             if next_s > now_s:
                 continue
@@ -98,10 +102,16 @@ class PodEvents(Generic[P]):
                 self._found[uid] = said
                 self._changed(there[uid])
 
+        self._api.unreadable.keep(self, frozenset[Name]().union(*self._unreadable.values()))
+
     async def _list(self, uid: str) -> list[Object]:
-        """Return the Events of a pod that can be decoded."""
-        pages = self._api.pages(self._path, {"fieldSelector": f"involvedObject.uid={uid}"})
-        return [event async for page in pages for event in page.items]
+        """Return the Events of a pod that can be decoded, and record the others."""
+        pages = [page async for page in self._api.pages(self._path, {"fieldSelector": f"involvedObject.uid={uid}"})]
+        unreadable = [one for page in pages for one in page.unreadable]
+        for one in unreadable:
+            self._api.unreadable.add(self, one, self._path)
+        self._unreadable[uid] = frozenset((one.namespace, one.name) for one in unreadable)
+        return [event for page in pages for event in page.items]
 
 
 def _waits(pod: Pod) -> bool:

@@ -12,7 +12,7 @@ from autoscaler.drivers.kubernetes.objects.replica_pod import IMAGE_S_MAX, PodSe
 from autoscaler.drivers.kubernetes.volume_failures import LOOK_S, LOOK_S_MAX, PodEvents, find_volume_failure
 from autoscaler.kubernetes.api import Api, Object, UnreachableError
 from autoscaler.kubernetes.decoding import ListPage
-from autoscaler.kubernetes.unreadable import Unreadable
+from autoscaler.kubernetes.unreadable import Unreadable, UnreadableObjects
 from autoscaler.kubernetes.watch import ObjectKey, Watched
 from tests.unit.autoscaler.drivers.kubernetes.test_proof_of_clean import RUNS
 
@@ -67,6 +67,7 @@ class Rig:
         self.failing: list[str] = []
         """Selectors whose list fails."""
         self.changed: list[PodSeen] = []
+        self.unreadable = UnreadableObjects()
         watched = cast("Watched[PodSeen]", self)
         self.one = PodEvents(cast("Api", self), "n", watched, self.changed.append, lambda: self.now_s)
 
@@ -99,6 +100,15 @@ async def test_pod_with_failed_mount_reports_the_reason() -> None:
     rig.events.append(event("Pulling", 9))
     assert await rig.look(LOOK_S_MAX) == 1
     assert rig.one.with_failure(WAITS) == WAITS
+
+
+async def test_events_that_cannot_be_decoded_are_counted_while_their_pod_waits() -> None:
+    rig = Rig(WAITS)
+    await rig.look(0.0)
+    assert rig.unreadable.counts() == {"Event": 1}
+    rig.items.clear()
+    await rig.look(LOOK_S_MAX)
+    assert not rig.unreadable.counts()
 
 
 async def test_failed_list_for_one_pod_does_not_affect_another() -> None:
