@@ -15,8 +15,7 @@ from autoscaler.contract import FabricReport
 from autoscaler.queries.device_health import is_report_fresh
 from autoscaler.spec.settings import Settings
 from autoscaler.state.capacity import Lease
-from autoscaler.state.operator_orders import NodeAgentStatus
-from autoscaler.state.world import NodeId, World
+from autoscaler.state.world import NodeAgentStatus, NodeId, World
 
 UNHEARD = "its node's agent has not reported its release (chart value agent.fabric.enabled)"
 

@@ -18,8 +18,7 @@ from msgspec.structs import replace
 from autoscaler.capacity.lead_times import NO_LEARNT, estimate_lead_time
 from autoscaler.state.capacity import Lease
 from autoscaler.state.node_labels import UNNEEDED
-from autoscaler.state.operator_orders import Cordon, CordonTarget
-from autoscaler.state.world import World
+from autoscaler.state.world import Cordon, CordonTarget, World
 
 TAKEN: Mapping[str, tuple[str, bool]] = {
     "karpenter.sh/disrupted": ("Karpenter removes it", False),

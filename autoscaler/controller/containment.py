@@ -33,6 +33,9 @@ from autoscaler.state.events import (
     HistorySeen,
     HoldsGranted,
     LeadingSeen,
+    ModelStopped,
+    ModelWoken,
+    NodeReported,
     ReplicaSeen,
     Reported,
     Seen,
@@ -41,7 +44,6 @@ from autoscaler.state.events import (
 )
 from autoscaler.state.lifecycle import ReplicaState
 from autoscaler.state.mig import CutRefused
-from autoscaler.state.operator_orders import ModelStopped, ModelWoken, NodeReported
 from autoscaler.state.world import Replica, ReplicaResources, ReplicaRuntime, ReplicaTimes, World
 
 CULPRITS_MAX: Final = 16

@@ -23,8 +23,9 @@ from autoscaler.demand.schedule import compute_replica_floor
 from autoscaler.queries.gateways import is_demand_complete, list_silent_gateways
 from autoscaler.queries.operator_orders import STOPPED, WOKEN, find_drain_cordon
 from autoscaler.spec.model import IDLE_AUTO_S, Model
+from autoscaler.state import StateRecord
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.world import Fact, History, ModelLoad, Replica, World
+from autoscaler.state.world import History, ModelLoad, Replica, World
 from autoscaler.text import format_duration, format_tenants
 
 LIVE = frozenset({S.PENDING, S.STARTING, S.READY, S.UNREADY, S.WAKING})
@@ -51,7 +52,7 @@ NO_LOAD = ModelLoad()
 NO_HISTORY = History()
 
 
-class DesiredReplicas(Fact, frozen=True):
+class DesiredReplicas(StateRecord, frozen=True):
     """How many replicas of a model are needed, and why."""
 
     model: ModelName

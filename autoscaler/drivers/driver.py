@@ -16,8 +16,7 @@ from autoscaler.spec.model import Model
 from autoscaler.state.device_claims import AwaitedSeen
 from autoscaler.state.events import FaultSeen, HostsSeen, ImagesSeen, ReplicaSeen, SlicesSeen, Synced
 from autoscaler.state.mig import CutOrder
-from autoscaler.state.operator_orders import Cordon, CordonTarget
-from autoscaler.state.world import ClusterFacts, Replica
+from autoscaler.state.world import ClusterFacts, Cordon, CordonTarget, Replica
 
 Observation = ReplicaSeen | FaultSeen | HostsSeen | ImagesSeen | SlicesSeen | AwaitedSeen | Synced
 Observe = Callable[[tuple[Observation, ...]], None]

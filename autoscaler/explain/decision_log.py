@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from itertools import islice
 
 from autoscaler.contract import ModelName
+from autoscaler.state import StateRecord
 from autoscaler.state.actions import FailStart, Unmet
 from autoscaler.state.events import Transition
-from autoscaler.state.world import Fact
 
 ROWS_MAX = 10_000
 """Maximum number of rows, about 3 MiB."""
@@ -21,7 +21,7 @@ REFUSED_EVERY_S = 60.0
 """The minimum time between two rows about the same rejection of a Model, in seconds."""
 
 
-class RefusedCalls(Fact, frozen=True):
+class RefusedCalls(StateRecord, frozen=True):
     """Requests for a Model were rejected without a start, because it fits on no device or cannot start."""
 
     at_s: float

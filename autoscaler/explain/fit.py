@@ -20,14 +20,15 @@ from autoscaler.placement.model.topology import link_shortage_reason
 from autoscaler.placement.model.types import Bin, EvictionLevel, PlacementRequest
 from autoscaler.queries import measured_memory
 from autoscaler.spec.model import Model
-from autoscaler.state.world import Fact, SliceId, Used, World
+from autoscaler.state import StateRecord
+from autoscaler.state.world import SliceId, Used, World
 from autoscaler.text import format_count, format_size
 
 PLACES_LISTED_MAX = 8
 """Maximum number of slices in sentences; `Fit.places` has all."""
 
 
-class Part(Fact, frozen=True):
+class Part(StateRecord, frozen=True):
     """One part of a replica's memory, such as its weights. `host`: it is always in host memory."""
 
     name: str
@@ -36,7 +37,7 @@ class Part(Fact, frozen=True):
     host: bool = False
 
 
-class Needs(Fact, frozen=True):
+class Needs(StateRecord, frozen=True):
     """The memory requirement of a Model according to its artifact."""
 
     source: str = ""
@@ -53,7 +54,7 @@ class Needs(Fact, frozen=True):
     """
 
 
-class Place(Fact, frozen=True):
+class Place(StateRecord, frozen=True):
     """One slice, and whether a replica fits there."""
 
     slice: SliceId
@@ -64,7 +65,7 @@ class Place(Fact, frozen=True):
     """For an engine with a paged cache: the number of concurrent requests with full context."""
 
 
-class Fit(Fact, frozen=True):
+class Fit(StateRecord, frozen=True):
     """How much memory one replica of a Model needs, and where it fits."""
 
     model: ModelName

@@ -28,10 +28,11 @@ from autoscaler.provisioning.offer_selection import RatedOffer, choose_offer, co
 from autoscaler.provisioning.provisioner import evaluate_offers
 from autoscaler.queries.unschedulable_replicas import list_avoided_nodes
 from autoscaler.spec.model import Model
+from autoscaler.state import StateRecord
 from autoscaler.state.actions import DrainReplica, Plan, StartReplica
 from autoscaler.state.capacity import Lease, Offer
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.world import Fact, Replica, SliceId, World
+from autoscaler.state.world import Replica, SliceId, World
 from autoscaler.text import format_duration
 
 ANY_PRIORITY: Final = 1_000_000_001
@@ -42,7 +43,7 @@ FITS_NOW: Final = "it fits on free capacity"
 STOPPING: Final = frozenset({S.DRAINING, S.STOPPING, S.SCRUBBING})
 
 
-class Evicted(Fact, frozen=True):
+class Evicted(StateRecord, frozen=True):
     """A victim: a replica that would be evicted, or is being evicted."""
 
     replica: ReplicaId
@@ -150,7 +151,7 @@ def _evicted(world: World, one: Replica, stays: str = "") -> Evicted:
     return Evicted(replica=one.id, model=one.model, slices=one.resources.slices, restart_seconds=restart_s, stays=stays)
 
 
-class Step(Fact, frozen=True):
+class Step(StateRecord, frozen=True):
     """One option for one more replica."""
 
     says: str

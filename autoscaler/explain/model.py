@@ -34,10 +34,11 @@ from autoscaler.queries.unschedulable_replicas import list_avoided_nodes
 from autoscaler.queries.views import Row
 from autoscaler.spec.artifact import is_stored, normalize_artifact
 from autoscaler.spec.model import Model
+from autoscaler.state import StateRecord
 from autoscaler.state.actions import Plan
 from autoscaler.state.events import Transition
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.world import Copy, Fact, Replica, SliceId, World
+from autoscaler.state.world import Copy, Replica, SliceId, World
 from autoscaler.text import format_count, format_duration
 from autoscaler.weights import desired, mount_choice
 from autoscaler.weights.desired import find_unfetched_artifact
@@ -118,14 +119,14 @@ CANDIDATES_LISTED_MAX = 8
 """Maximum number of slices in sentences; `Explanation.candidates` has all."""
 
 
-class Candidate(Fact, frozen=True):
+class Candidate(StateRecord, frozen=True):
     """One slice, and why one more replica is not placed there; empty if nothing prevents it."""
 
     slice: SliceId
     ruled_out: str
 
 
-class Explanation(Fact, frozen=True):
+class Explanation(StateRecord, frozen=True):
     """Why a Model runs, waits or is stopped."""
 
     model: ModelName

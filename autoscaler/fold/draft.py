@@ -17,14 +17,14 @@ from autoscaler.contract import GatewayId, ModelName, ReplicaId, TenantName
 from autoscaler.demand.desired_replicas import NO_LOAD
 from autoscaler.fold.indices import load_of, with_id
 from autoscaler.queries.measured_memory import correct_memory_estimate
+from autoscaler.state import StateRecord
 from autoscaler.state.events import Transition
 from autoscaler.state.lifecycle import ReplicaState
-from autoscaler.state.operator_orders import NodeAgentStatus
-from autoscaler.state.world import Fact, Gateway, Grant, History, ModelLoad, Replica, SliceId, World
+from autoscaler.state.world import Gateway, Grant, History, ModelLoad, NodeAgentStatus, Replica, SliceId, World
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
-F = TypeVar("F", bound=Fact)
+F = TypeVar("F", bound=StateRecord)
 
 _ROUTED = frozenset({ReplicaState.READY, ReplicaState.UNREADY, ReplicaState.DRAINING, ReplicaState.STOPPING})
 """States in which gateways know a replica."""

@@ -1,7 +1,7 @@
 """Computes the next `World`: `fold(world, batch, now_s)` applies a batch of observations to the snapshot. Pure.
 
 This module dispatches the observations of a batch in order and handles the simple ones. The others are in `replicas`,
-`gateway_reports`, `mig`, `capacity`, `faults` and `operator_orders` (with leadership and node reports);
+`gateway_reports`, `agent_reports`, `mig`, `capacity`, `model_quarantine` and `operator_orders` (with leadership);
 `autoscaler.demand.history_updates` keeps what is learned about Models. Every write goes through `Draft`, which copies a
 map once per batch, if it changes. Observations never raise; our own Actions raise IllegalIntentError if the state table
 does not allow them. The version rises by one with each batch that gateways must be informed of.
@@ -16,11 +16,10 @@ from msgspec.structs import replace
 from autoscaler.capacity import interruptions
 from autoscaler.demand import history_updates as histories
 from autoscaler.demand.desired_replicas import NO_HISTORY
-from autoscaler.fold import capacity, gateway_reports, mig, model_quarantine, operator_orders, replicas
+from autoscaler.fold import agent_reports, capacity, gateway_reports, mig, model_quarantine, operator_orders, replicas
 from autoscaler.fold.draft import Draft
 from autoscaler.queries.measured_memory import correct_memory_estimate
 from autoscaler.spec.model import Model
-from autoscaler.state import images
 from autoscaler.state.actions import AcquireLease, Acted, CutNode, ReleaseLease
 from autoscaler.state.capacity import (
     GroupsSeen,
@@ -35,6 +34,7 @@ from autoscaler.state.device_claims import AwaitedSeen
 from autoscaler.state.events import (
     ClockSeen,
     CopiesSeen,
+    CordonsSeen,
     DisruptionsSeen,
     DocumentsSeen,
     FaultSeen,
@@ -47,7 +47,10 @@ from autoscaler.state.events import (
     ImagesSeen,
     LeadingSeen,
     LessonLearnt,
+    ModelStopped,
+    ModelWoken,
     MountsSeen,
+    NodeReported,
     ReplicaSeen,
     Reported,
     SlicesSeen,
@@ -57,7 +60,6 @@ from autoscaler.state.events import (
     Transition,
 )
 from autoscaler.state.mig import CutRefused, CuttableSeen
-from autoscaler.state.operator_orders import CordonsSeen, ModelStopped, ModelWoken, NodeReported
 from autoscaler.state.world import PlacementValues, Slice, World
 
 CLOCK_S = 1.0
@@ -137,8 +139,7 @@ def _one(draft: Draft, observation: Observation) -> None:
         case HostsSeen():
             _hosts(draft, observation)
         case ImagesSeen():
-            known = draft.world.nodes.images
-            operator_orders.put_images(draft, images.update_kubelet_images(known, observation.images))
+            agent_reports.apply_kubelet_images(draft, observation)
         case CopiesSeen() | DisruptionsSeen() | MountsSeen() | ClockSeen():
             _whole(draft, observation)
         case StartSeen():
@@ -153,8 +154,10 @@ def _one(draft: Draft, observation: Observation) -> None:
             _history(draft, observation)
         case LessonLearnt():
             _lesson(draft, observation.lesson)
-        case CordonsSeen() | ModelWoken() | ModelStopped() | NodeReported():
+        case CordonsSeen() | ModelWoken() | ModelStopped():
             operator_orders.apply_operator_observation(draft, observation)
+        case NodeReported():
+            agent_reports.apply_agent_report(draft, observation)
         case CuttableSeen() | CutRefused():
             mig.apply_mig_observation(draft, observation)
         case (
@@ -168,20 +171,10 @@ def _one(draft: Draft, observation: Observation) -> None:
             | AwaitedSeen()
         ):
             capacity.apply_capacity_observation(draft, observation)
-        case Synced():
-            _synced(draft)
-        case LeadingSeen():
-            operator_orders.begin_leading(draft, observation.epoch)
-        case FollowingSeen():
-            operator_orders.stop_leading(draft)
+        case LeadingSeen() | FollowingSeen() | Synced():
+            operator_orders.apply_leadership_observation(draft, observation)
         case Tick():
             _half_open(draft)
-
-
-def _synced(draft: Draft) -> None:
-    if not draft.world.leadership.synced:
-        draft.change_leadership(synced=True)
-        draft.news = True
 
 
 def _whole(draft: Draft, seen: CopiesSeen | DisruptionsSeen | MountsSeen | ClockSeen) -> None:
@@ -224,7 +217,7 @@ def _documents(draft: Draft, documents: DocumentsSeen) -> None:
             draft.put_history(name, histories.drop_stale_failures(history, model))
     for name in before.models.keys() - models.keys():
         draft.attained.drop(name)
-    operator_orders.refresh_weights_reports(draft)
+    agent_reports.refresh_weights_reports(draft)
     model_quarantine.drop_outdated_faults(draft, before)
 
 
@@ -297,7 +290,7 @@ def _pass_time(draft: Draft) -> None:
     gateway_reports.expire_reports(draft)
     model_quarantine.expire_quarantines(draft)
     operator_orders.end_completed_stops(draft)
-    operator_orders.forget_silent_nodes(draft)
+    agent_reports.forget_silent_nodes(draft)
     capacity.update_leases(draft)
     cordons = interruptions.derive_cordons(draft.world, draft.before, draft.now_s)
     if cordons != draft.world.nodes.cordons:

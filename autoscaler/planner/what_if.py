@@ -21,6 +21,7 @@ from autoscaler.planner.plan import Planner
 from autoscaler.queries.gateways import count_running_calls
 from autoscaler.rearrange.mig_repartition import WAIT_S
 from autoscaler.rearrange.paid_capacity import advance
+from autoscaler.state import StateRecord
 from autoscaler.state.actions import (
     AcquireLease,
     Acted,
@@ -36,7 +37,7 @@ from autoscaler.state.actions import (
 )
 from autoscaler.state.events import DocumentsSeen, GatewaySeen, ReplicaSeen, Reported, Seen, SlicesSeen, Synced
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.world import Fact, Replica, Slice, SliceId, World
+from autoscaler.state.world import Replica, Slice, SliceId, World
 
 PATH = "/api/v1/what-if"
 CALLS_MAX = 1_000_000
@@ -61,20 +62,20 @@ class AssumedDemand(NamedTuple):
     running: int = 0
 
 
-class Called(Fact, frozen=True, forbid_unknown_fields=True):
+class Called(StateRecord, frozen=True, forbid_unknown_fields=True):
     """Assumed requests for one Model, in addition to the existing ones."""
 
     waiting: Calls = 0
     running: Calls = 0
 
 
-class Question(Fact, frozen=True, forbid_unknown_fields=True):
+class Question(StateRecord, frozen=True, forbid_unknown_fields=True):
     """The assumed demand, by name or alias of a Model."""
 
     demand: Annotated[dict[str, Called], msgspec.Meta(min_length=1)]
 
 
-class Start(Fact, frozen=True):
+class Start(StateRecord, frozen=True):
     """One replica that would start, in the order of starts."""
 
     model: ModelName
@@ -84,7 +85,7 @@ class Start(Fact, frozen=True):
     reason: str
 
 
-class Stop(Fact, frozen=True):
+class Stop(StateRecord, frozen=True):
     """One replica that would stop after its requests have finished."""
 
     replica: ReplicaId
@@ -92,7 +93,7 @@ class Stop(Fact, frozen=True):
     reason: str
 
 
-class Order(Fact, frozen=True):
+class Order(StateRecord, frozen=True):
     """Another action.
     `cut` (repartition a node), `acquire` or `release` (capacity), `refuse` (reject a Model's requests).
     """
@@ -102,7 +103,7 @@ class Order(Fact, frozen=True):
     reason: str
 
 
-class Left(Fact, frozen=True):
+class Left(StateRecord, frozen=True):
     """The free memory of a slice at the end."""
 
     slice: SliceId
@@ -110,7 +111,7 @@ class Left(Fact, frozen=True):
     free_bytes: int
 
 
-class Answer(Fact, frozen=True):
+class Answer(StateRecord, frozen=True):
     """All actions that would follow."""
 
     starts: tuple[Start, ...]

@@ -22,9 +22,18 @@ from autoscaler.contract import NODE_EXPIRY_S, DeviceReport, NodeReport, PodDevi
 from autoscaler.queries.crowded_slices import list_crowded_slices
 from autoscaler.slicing.nvidia_sharing import MPS
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.operator_orders import NodeAgentStatus
 from autoscaler.state.resources import Isolation
-from autoscaler.state.world import DeviceId, MpsServerFailure, NodeId, PodRef, Replica, Slice, SliceId, World
+from autoscaler.state.world import (
+    DeviceId,
+    MpsServerFailure,
+    NodeAgentStatus,
+    NodeId,
+    PodRef,
+    Replica,
+    Slice,
+    SliceId,
+    World,
+)
 
 TOGETHER_S = 5.0
 """A replica that fails within this time after the first one failed with it."""

@@ -16,8 +16,7 @@ from autoscaler.contract import ReplicaId
 from autoscaler.queries.mig_status import explain_closed_node
 from autoscaler.state.capacity import Lease
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.operator_orders import Cordon, CordonTarget
-from autoscaler.state.world import Replica, Slice, World
+from autoscaler.state.world import Cordon, CordonTarget, Replica, Slice, World
 
 FORCE_S = 10.0
 """How long requests may still run on a replica that is forced to stop."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 from typing import Literal
 
 from autoscaler.contract import DeviceReport, ModelName, PodDevices, ReplicaId, TenantName
+from autoscaler.state import StateRecord
 from autoscaler.state.lifecycle import ReplicaState
-from autoscaler.state.world import DeviceId, Fact, NodeId, SliceId
+from autoscaler.state.world import DeviceId, NodeId, SliceId
 
 Verb = Literal["wake", "stop", "cordon", "uncordon", "drain"]
 
 
-class Row(Fact, frozen=True):
+class Row(StateRecord, frozen=True):
     """One line of `pilotlight status`."""
 
     model: ModelName
@@ -33,14 +34,14 @@ class Row(Fact, frozen=True):
     """State of its pulled weights: here, absent or failed. Empty: none are pulled."""
 
 
-class DemandView(Fact, frozen=True):
+class DemandView(StateRecord, frozen=True):
     """The requests for one Model at all gateways, as last reported."""
 
     waiting: int
     running: int
 
 
-class ModelView(Fact, frozen=True):
+class ModelView(StateRecord, frozen=True):
     """One Model and its replicas."""
 
     name: ModelName
@@ -69,7 +70,7 @@ class ModelView(Fact, frozen=True):
     """The exception that quarantined the Model. Empty: it is not quarantined."""
 
 
-class HeldView(Fact, frozen=True):
+class HeldView(StateRecord, frozen=True):
     """A replica that holds a slice."""
 
     id: ReplicaId
@@ -80,7 +81,7 @@ class HeldView(Fact, frozen=True):
     """The IDs of the pod's devices, as the node's agent reports them. Empty: unknown."""
 
 
-class DeviceView(Fact, frozen=True):
+class DeviceView(StateRecord, frozen=True):
     """A slice of a device, and the replicas that hold it."""
 
     id: SliceId
@@ -102,7 +103,7 @@ class DeviceView(Fact, frozen=True):
     """The used memory of the device, as the node's agent last measured it. None: unknown."""
 
 
-class NodeView(Fact, frozen=True):
+class NodeView(StateRecord, frozen=True):
     """One node, and the last report of its agent."""
 
     name: NodeId
@@ -118,7 +119,7 @@ class NodeView(Fact, frozen=True):
     pods: tuple[PodDevices, ...] = ()
 
 
-class TenantView(Fact, frozen=True):
+class TenantView(StateRecord, frozen=True):
     """One Tenant. The keys are counted and not shown."""
 
     name: TenantName
@@ -126,7 +127,7 @@ class TenantView(Fact, frozen=True):
     keys: int
 
 
-class Told(Fact, frozen=True):
+class Told(StateRecord, frozen=True):
     """The effect of an order."""
 
     verb: Verb
@@ -138,19 +139,19 @@ class Told(Fact, frozen=True):
     """Replicas that the order stops."""
 
 
-class Sentences(Fact, frozen=True):
+class Sentences(StateRecord, frozen=True):
     """Sentences that explain a state to people. Events are listed newest first."""
 
     sentences: tuple[str, ...]
 
 
-class Problem(Fact, frozen=True):
+class Problem(StateRecord, frozen=True):
     """The error of a request, with the valid choices."""
 
     error: str
 
 
-class OffView(Fact, frozen=True):
+class OffView(StateRecord, frozen=True):
     """Functions that are unavailable."""
 
     sentences: tuple[str, ...]
@@ -159,7 +160,7 @@ class OffView(Fact, frozen=True):
     """Parts that fail because of an internal error that no Model causes, with their exceptions. Empty: none."""
 
 
-class DocumentsView(Fact, frozen=True):
+class DocumentsView(StateRecord, frozen=True):
     """Whether the documents in use are the latest."""
 
     problem: str = ""

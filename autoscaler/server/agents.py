@@ -24,7 +24,7 @@ from autoscaler.contract import ModelName, NodeAnswer, NodeReport, make_decoder
 from autoscaler.controller.loop import Loop, LoopStep
 from autoscaler.queries.device_health import is_redundant_node_report
 from autoscaler.server.auth import NODE_CHARS_MAX, check_token_node
-from autoscaler.state.operator_orders import NodeReported
+from autoscaler.state.events import NodeReported
 from autoscaler.state.world import NodeId, World
 from autoscaler.weights.desired import InspectionAssigner, build_node_wants, list_promised_placements
 from autoscaler.weights.image_prepull import ImageWants

@@ -18,8 +18,7 @@ from autoscaler.queries.operator_orders import cordons_on, explain_closed_slice
 from autoscaler.queries.start_phases import last_start, phases_with_parts_s
 from autoscaler.queries.views import DemandView, DeviceView, HeldView, ModelView, NodeView, TenantView
 from autoscaler.spec.model import Model
-from autoscaler.state.operator_orders import CordonTarget
-from autoscaler.state.world import NodeId, Replica, Slice, World
+from autoscaler.state.world import CordonTarget, NodeId, Replica, Slice, World
 
 
 def find_model(world: World, name: str) -> Model | None:

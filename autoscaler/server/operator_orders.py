@@ -20,9 +20,10 @@ from autoscaler.queries.views import Told
 from autoscaler.routing.routes import front_settings
 from autoscaler.spec.model import Model
 from autoscaler.spec.tenant import unix_seconds
+from autoscaler.state import StateRecord
+from autoscaler.state.events import ModelStopped, ModelWoken
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.operator_orders import Cordon, CordonTarget, ModelStopped, ModelWoken
-from autoscaler.state.world import Fact, Replica, World
+from autoscaler.state.world import Cordon, CordonTarget, Replica, World
 from autoscaler.text import format_count, format_duration
 
 ROLE = "operator"
@@ -37,7 +38,7 @@ class OrderError(Exception):
         self.message = message
 
 
-class Wish(Fact, frozen=True, forbid_unknown_fields=True):
+class Wish(StateRecord, frozen=True, forbid_unknown_fields=True):
     """The body of an order; `{}` is sufficient.
 
     `force` of stop and drain: stop replicas after a short time, even if requests still run. `force` of drain: also

@@ -10,20 +10,21 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.state import StateRecord
 from autoscaler.state.capacity import AcquireOrder, LeaseId, ReleaseOrder
 from autoscaler.state.events import Transition
 from autoscaler.state.mig import CutOrder
-from autoscaler.state.world import Fact, Replica, SliceId, World
+from autoscaler.state.world import Replica, SliceId, World
 
 
-class StartReplica(Fact, frozen=True, tag_field="kind", tag="start"):
+class StartReplica(StateRecord, frozen=True, tag_field="kind", tag="start"):
     """Place and start a replica. `replica` is PENDING; the driver uses its `intent` as idempotency key."""
 
     replica: Replica
     reason: str
 
 
-class DrainReplica(Fact, frozen=True, tag_field="kind", tag="drain"):
+class DrainReplica(StateRecord, frozen=True, tag_field="kind", tag="drain"):
     """Send a replica no new requests; stop it once all known gateways acknowledged or the grace period is over."""
 
     replica: ReplicaId
@@ -35,14 +36,14 @@ class DrainReplica(Fact, frozen=True, tag_field="kind", tag="drain"):
     """Whether a slice of the replica is overcommitted and the replica is the youngest on it."""
 
 
-class ReviveReplica(Fact, frozen=True, tag_field="kind", tag="revive"):
+class ReviveReplica(StateRecord, frozen=True, tag_field="kind", tag="revive"):
     """Keep a draining replica: it is needed again and no stop was ordered. It returns to its previous state."""
 
     replica: ReplicaId
     reason: str
 
 
-class StopReplica(Fact, frozen=True, tag_field="kind", tag="stop"):
+class StopReplica(StateRecord, frozen=True, tag_field="kind", tag="stop"):
     """Stop a replica: SIGTERM, kill after `grace_s`.
     All known gateways acknowledged its drain or the drain timed out, or the replica is failed or pending (drop).
     """
@@ -52,28 +53,28 @@ class StopReplica(Fact, frozen=True, tag_field="kind", tag="stop"):
     reason: str
 
 
-class FailReplica(Fact, frozen=True, tag_field="kind", tag="fail"):
+class FailReplica(StateRecord, frozen=True, tag_field="kind", tag="fail"):
     """Fail a start that exceeded `start.secondsMax`: the replica is broken (table verb "broke") and then stopped."""
 
     replica: ReplicaId
     reason: str
 
 
-class FailStart(Fact, frozen=True, tag_field="kind", tag="fail-start"):
+class FailStart(StateRecord, frozen=True, tag_field="kind", tag="fail-start"):
     """Do not attempt a start that would certainly fail. Waiting requests fail; the next attempt follows a pause."""
 
     model: ModelName
     reason: str
 
 
-class CutNode(Fact, frozen=True, tag_field="kind", tag="cut"):
+class CutNode(StateRecord, frozen=True, tag_field="kind", tag="cut"):
     """Repartition the GPUs of an idle node. This takes minutes, in which nothing is placed on the node."""
 
     order: CutOrder
     reason: str
 
 
-class AcquireLease(Fact, frozen=True, tag_field="kind", tag="acquire"):
+class AcquireLease(StateRecord, frozen=True, tag_field="kind", tag="acquire"):
     """Order capacity for replicas without a place.
     Repeated while the provider does not show the order; the name identifies it, so a repetition is the same order.
     """
@@ -82,7 +83,7 @@ class AcquireLease(Fact, frozen=True, tag_field="kind", tag="acquire"):
     reason: str
 
 
-class ReleaseLease(Fact, frozen=True, tag_field="kind", tag="release"):
+class ReleaseLease(StateRecord, frozen=True, tag_field="kind", tag="release"):
     """Release capacity on which no replica runs, or cancel an order before it arrives."""
 
     order: ReleaseOrder
@@ -95,13 +96,13 @@ Action = (
 )  # fmt: skip
 
 
-class Acted(Fact, frozen=True):
+class Acted(StateRecord, frozen=True):
     """An Action was decided and is being executed. This is an observation of our own intent."""
 
     action: Action
 
 
-class Unmet(Fact, frozen=True):
+class Unmet(StateRecord, frozen=True):
     """A Model that needs a replica for which there is no place, and the reason as a sentence."""
 
     model: ModelName
@@ -116,7 +117,7 @@ class Unmet(Fact, frozen=True):
     """The capacity order that is in progress for it."""
 
 
-class Plan(Fact, frozen=True):
+class Plan(StateRecord, frozen=True):
     """The ordered Actions of one tick, and the Models that could not be placed."""
 
     actions: tuple[Action, ...] = ()

@@ -14,9 +14,9 @@ from collections.abc import Collection
 from typing import Literal, NamedTuple
 
 from autoscaler.contract import ModelName
+from autoscaler.state import StateRecord
 from autoscaler.state.device_claims import PendingDeviceClaim
 from autoscaler.state.node_labels import Taint
-from autoscaler.state.operator_orders import StateRecord
 
 NAME_MAX = 40
 _UNSAFE = re.compile(r"[^a-z0-9-]+")

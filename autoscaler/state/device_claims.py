@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from autoscaler.contract import ModelName
-from autoscaler.state.operator_orders import StateRecord
+from autoscaler.state import StateRecord
 
 DRIVER = "fabric.pilotlight.dev"
 RESCHEDULE, FAILED, READY = "FabricDeviceReschedule", "FabricDeviceFailed", "FabricDeviceReady"

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from autoscaler.contract import GatewayId, ModelName, ReplicaId, Report
+from autoscaler.contract import GatewayId, ModelName, NodeReport, ReplicaId, Report
 from autoscaler.spec.model import Model
 from autoscaler.spec.settings import Settings
 from autoscaler.spec.tenant import Tenant
+from autoscaler.state import StateRecord
 from autoscaler.state.images import Image
 from autoscaler.state.lifecycle import ReplicaState
 from autoscaler.state.resources import HostAmount, HostResources
 from autoscaler.state.world import (
     ClusterFacts,
     Copy,
-    Fact,
+    Cordon,
     History,
     NodeId,
     PlacementValues,
@@ -46,7 +47,7 @@ class Seen(StrEnum):
     """Nothing of it remains; `proof` names the evidence."""
 
 
-class DocumentsSeen(Fact, frozen=True):
+class DocumentsSeen(StateRecord, frozen=True):
     """The complete set of documents."""
 
     models: tuple[Model, ...] = ()
@@ -54,7 +55,7 @@ class DocumentsSeen(Fact, frozen=True):
     settings: Settings = Settings()
 
 
-class SlicesSeen(Fact, frozen=True):
+class SlicesSeen(StateRecord, frozen=True):
     """The complete inventory of one driver."""
 
     slices: tuple[Slice, ...]
@@ -62,13 +63,13 @@ class SlicesSeen(Fact, frozen=True):
     """See World.nodes.others."""
 
 
-class HostsSeen(Fact, frozen=True):
+class HostsSeen(StateRecord, frozen=True):
     """The CPU and memory of all nodes that one driver can read. See World.nodes.hosts."""
 
     hosts: dict[NodeId, HostResources]
 
 
-class CopiesSeen(Fact, frozen=True):
+class CopiesSeen(StateRecord, frozen=True):
     """All copies of artifacts on nodes, as far as they are needed; see World.nodes.copies."""
 
     copies: frozenset[Copy]
@@ -76,19 +77,19 @@ class CopiesSeen(Fact, frozen=True):
     """See World.learned.unbrought."""
 
 
-class ImagesSeen(Fact, frozen=True):
+class ImagesSeen(StateRecord, frozen=True):
     """The images on all nodes that one driver watches, as their kubelets report them. See World.nodes.images."""
 
     images: dict[str, tuple[Image, ...]]
 
 
-class DisruptionsSeen(Fact, frozen=True):
+class DisruptionsSeen(StateRecord, frozen=True):
     """All replicas that must not be evicted now, and the reasons; see World.nodes.undisturbed."""
 
     undisturbed: dict[ReplicaId, str]
 
 
-class StartSeen(Fact, frozen=True):
+class StartSeen(StateRecord, frozen=True):
     """An obstacle to starts of a Model, as a driver detects it without a start."""
 
     model: ModelName
@@ -96,7 +97,7 @@ class StartSeen(Fact, frozen=True):
     """Why a start would certainly fail, and what to do, as a sentence. Empty: no obstacle is known."""
 
 
-class FaultSeen(Fact, frozen=True):
+class FaultSeen(StateRecord, frozen=True):
     """An exception that a Model caused. It quarantines the Model, see `autoscaler.fold.model_quarantine`."""
 
     model: ModelName
@@ -107,7 +108,7 @@ class FaultSeen(Fact, frozen=True):
     """The part that failed, if `model` is empty."""
 
 
-class ReplicaSeen(Fact, frozen=True):
+class ReplicaSeen(StateRecord, frozen=True):
     """One replica as the driver observes it, with its identity, so that a new leader adopts it."""
 
     id: ReplicaId
@@ -142,28 +143,28 @@ class ReplicaSeen(Fact, frozen=True):
     proof: str = ""
 
 
-class Synced(Fact, frozen=True):
+class Synced(StateRecord, frozen=True):
     """The driver has listed everything."""
 
 
-class LeadingSeen(Fact, frozen=True):
+class LeadingSeen(StateRecord, frozen=True):
     """The process leads from now on, in this epoch. The driver reports everything again, up to a `Synced`."""
 
     epoch: int
 
 
-class FollowingSeen(Fact, frozen=True):
+class FollowingSeen(StateRecord, frozen=True):
     """The process no longer leads; none of its orders is in progress."""
 
 
-class Reported(Fact, frozen=True):
+class Reported(StateRecord, frozen=True):
     """A gateway reported. `came_s`: the time of arrival; None: now."""
 
     report: Report
     came_s: float | None = None
 
 
-class GatewaySeen(Fact, frozen=True):
+class GatewaySeen(StateRecord, frozen=True):
     """A gateway process or pod exists, whether or not it has reported."""
 
     gateway: GatewayId
@@ -173,7 +174,7 @@ class GatewaySeen(Fact, frozen=True):
     """Whether the process or pod is watched, so that GatewayGone follows when it ends."""
 
 
-class GatewayGone(Fact, frozen=True):
+class GatewayGone(StateRecord, frozen=True):
     """A gateway process or pod is known to have ended."""
 
     gateway: GatewayId
@@ -181,36 +182,61 @@ class GatewayGone(Fact, frozen=True):
     """Its boot, if known. A newer boot of the gateway is not affected."""
 
 
-class HistorySeen(Fact, frozen=True):
+class CordonsSeen(StateRecord, frozen=True):
+    """All current cordons."""
+
+    cordons: tuple[Cordon, ...]
+
+
+class ModelWoken(StateRecord, frozen=True):
+    """An operator starts a Model. It has the effect of a request that was rejected because the Model is cold."""
+
+    model: ModelName
+
+
+class ModelStopped(StateRecord, frozen=True):
+    """An operator stops all replicas of a Model. `force`: replicas with running requests, too, after a short time."""
+
+    model: ModelName
+    force: bool = False
+
+
+class NodeReported(StateRecord, frozen=True):
+    """A report of the agent of a node."""
+
+    report: NodeReport
+
+
+class HistorySeen(StateRecord, frozen=True):
     """The stored history of a Model from before this process started; for a follower, the leader's history."""
 
     model: ModelName
     history: History
 
 
-class LessonLearnt(Fact, frozen=True):
+class LessonLearnt(StateRecord, frozen=True):
     """Placement values were learned or loaded. They are valid (`training.decode_placement_values`)."""
 
     lesson: PlacementValues
 
 
-class HoldsGranted(Fact, frozen=True):
+class HoldsGranted(StateRecord, frozen=True):
     """Slots were allocated: (gateway, replica, new allocation). The fold assigns the next version."""
 
     holds: tuple[tuple[GatewayId, ReplicaId, int], ...]
 
 
-class ClockSeen(Fact, frozen=True):
+class ClockSeen(StateRecord, frozen=True):
     """The wall-clock time: the difference between seconds since 1970 and the World's clock."""
 
     unix_offset_s: float
 
 
-class Tick(Fact, frozen=True):
+class Tick(StateRecord, frozen=True):
     """Time passed: reports expire, back-offs end."""
 
 
-class Transition(Fact, frozen=True):
+class Transition(StateRecord, frozen=True):
     """One row of the log: a state change of a replica and its reason. `explain` and the ledger read these."""
 
     at_s: float
@@ -224,7 +250,7 @@ class Transition(Fact, frozen=True):
     reason: str
 
 
-class MountsSeen(Fact, frozen=True):
+class MountsSeen(StateRecord, frozen=True):
     """An observation: properties of the whole cluster."""
 
     facts: ClusterFacts

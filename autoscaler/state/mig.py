@@ -6,8 +6,8 @@ are in seconds of the World's monotonic clock.
 
 from __future__ import annotations
 
+from autoscaler.state import StateRecord
 from autoscaler.state.node_labels import Taint
-from autoscaler.state.operator_orders import StateRecord
 
 SUCCESS, FAILED = "success", "failed"
 """The states that NVIDIA's mig-manager reports at the end. Any other value: it has not finished, or it does not run."""

@@ -8,7 +8,7 @@ The types only; `autoscaler.fold.fold` computes the next World from a World and 
 
 from __future__ import annotations
 
-from typing import NamedTuple, NewType
+from typing import Literal, NamedTuple, NewType
 
 import msgspec
 
@@ -17,6 +17,8 @@ from autoscaler.contract import (
     GatewayId,
     Level,
     ModelName,
+    NodeReport,
+    PodDevices,
     ReplicaId,
     ReplicaUse,
     Report,
@@ -27,13 +29,13 @@ from autoscaler.contract import (
 from autoscaler.spec.model import Model
 from autoscaler.spec.settings import Settings
 from autoscaler.spec.tenant import Tenant
+from autoscaler.state import StateRecord
 from autoscaler.state.capacity import NO_MARKS, Capacity, Marks
 from autoscaler.state.capacity import NOTHING as NO_CAPACITY
 from autoscaler.state.images import NodeImages
 from autoscaler.state.lifecycle import ReplicaState
 from autoscaler.state.mig import Intent, MigNode
 from autoscaler.state.node_labels import NodeBackoff, PendingLabels, Taint
-from autoscaler.state.operator_orders import Cordon, CordonTarget, NodeAgentStatus, StopOrder
 from autoscaler.state.resources import NOTHING, HostAmount, HostResources, Isolation, RequestFrequency, SliceClass
 
 
@@ -85,11 +87,7 @@ class ClusterFacts(NamedTuple):
     """The path of the agents' store on their nodes."""
 
 
-class Fact(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of all records in the World."""
-
-
-class Slice(Fact, frozen=True):
+class Slice(StateRecord, frozen=True):
     """A share of a device that replicas can use: many, up to its memory and compute, if `shared`; otherwise one."""
 
     id: SliceId
@@ -133,14 +131,14 @@ class Slice(Fact, frozen=True):
         return f"{self.node} {self.handle}" if self.handle else self.node
 
 
-class Copy(Fact, frozen=True):
+class Copy(StateRecord, frozen=True):
     """A complete copy of an artifact on one node."""
 
     artifact: str
     node: NodeId
 
 
-class Placing(Fact, frozen=True):
+class Placing(StateRecord, frozen=True):
     """When the driver observed each step towards a process. None: the step was not observed, or has no event."""
 
     asked_s: float | None = None
@@ -153,7 +151,7 @@ class Placing(Fact, frozen=True):
     """When its node had pulled the weights from a registry."""
 
 
-class PodRef(Fact, frozen=True):
+class PodRef(StateRecord, frozen=True):
     """The pod of a replica."""
 
     namespace: str
@@ -161,7 +159,7 @@ class PodRef(Fact, frozen=True):
     uid: str
 
 
-class Drain(Fact, frozen=True):
+class Drain(StateRecord, frozen=True):
     """Why and since when a replica drains. It stops when every known gateway acted on (epoch, version) or later."""
 
     since_s: float
@@ -178,14 +176,14 @@ class Drain(Fact, frozen=True):
     """Whether another program ends it (a queue that reclaims quota, an eviction). This does not count as a failure."""
 
 
-class Move(Fact, frozen=True):
+class Move(StateRecord, frozen=True):
     """The replica that a new one replaces, and the Model that gets its place. Empty: it moves off paid capacity."""
 
     replica: ReplicaId
     room_for: ModelName = ModelName("")
 
 
-class PaidCapacity(Fact, frozen=True):
+class PaidCapacity(StateRecord, frozen=True):
     """Replicas on paid capacity, and the Models that keep it in use (`autoscaler.rearrange.paid_capacity`)."""
 
     guests: frozenset[ReplicaId] = frozenset()
@@ -194,7 +192,7 @@ class PaidCapacity(Fact, frozen=True):
     """Models whose idle replicas keep it in use: those of guests, and those in whose place a guest would fit."""
 
 
-class ReplicaResources(Fact, frozen=True):
+class ReplicaResources(StateRecord, frozen=True):
     """The resources that a replica occupies."""
 
     slices: tuple[SliceId, ...]
@@ -208,7 +206,7 @@ class ReplicaResources(Fact, frozen=True):
     """The slices that the planner chose, if a scheduler placed it elsewhere; empty: those are its slices."""
 
 
-class ReplicaTimes(Fact, frozen=True):
+class ReplicaTimes(StateRecord, frozen=True):
     """When the start of a replica reached each step."""
 
     created_s: float = 0.0
@@ -223,7 +221,7 @@ class ReplicaTimes(Fact, frozen=True):
     """When its memory was last seen to grow: the start lock of its device ends `exclusive_seconds` later."""
 
 
-class ReplicaRuntime(Fact, frozen=True):
+class ReplicaRuntime(StateRecord, frozen=True):
     """The pod or process of a replica, as its driver reports it."""
 
     address: str = ""
@@ -245,7 +243,7 @@ class ReplicaRuntime(Fact, frozen=True):
     """The proof that nothing of it is left: measured, unprepared, exited or assumed."""
 
 
-class Replica(Fact, frozen=True):
+class Replica(StateRecord, frozen=True):
     """One running copy of a Model, from the decision to place it until its slices are proven clean."""
 
     id: ReplicaId
@@ -268,14 +266,14 @@ class Replica(Fact, frozen=True):
     runtime: ReplicaRuntime = ReplicaRuntime()
 
 
-class Grant(Fact, frozen=True):
+class Grant(StateRecord, frozen=True):
     """An allocation of slots on a replica to a gateway, by Routes of `version` (of the current epoch)."""
 
     version: int
     hold: int
 
 
-class Gateway(Fact, frozen=True):
+class Gateway(StateRecord, frozen=True):
     """A known gateway: its last report, and every grant that it has not acknowledged yet (newest last)."""
 
     id: GatewayId
@@ -307,7 +305,7 @@ class Gateway(Fact, frozen=True):
     """Derived from `report`: its replicas by ID, without ages. It never expires: an expired report proves no end."""
 
 
-class Used(Fact, frozen=True):
+class Used(StateRecord, frozen=True):
     """The highest device memory use observed for one replica of a Model."""
 
     spec_hash: str
@@ -318,7 +316,7 @@ class Used(Fact, frozen=True):
     """Whether the replica had served for a while when it was measured."""
 
 
-class History(Fact, frozen=True):
+class History(StateRecord, frozen=True):
     """The state of a Model apart from its replicas. It survives a restart."""
 
     starts_s: tuple[float, ...] = ()
@@ -356,7 +354,7 @@ class History(Fact, frozen=True):
     """(bucket, peak concurrent requests) over the idle window. Scaling down requires that the peak still fits."""
 
 
-class Fault(Fact, frozen=True):
+class Fault(StateRecord, frozen=True):
     """Exceptions that a Model caused (`autoscaler.controller.containment`)."""
 
     reason: str
@@ -368,7 +366,7 @@ class Fault(Fact, frozen=True):
     """Consecutive quarantines: they last 1, 2, 4 ... 30 minutes."""
 
 
-class MpsServerFailure(Fact, frozen=True):
+class MpsServerFailure(StateRecord, frozen=True):
     """Replicas of one MPS server that ended together, presumably with it (`autoscaler.queries.device_health`)."""
 
     first_s: float
@@ -380,7 +378,7 @@ class MpsServerFailure(Fact, frozen=True):
     """The time before which nothing is placed there."""
 
 
-class ModelLoad(Fact, frozen=True):
+class ModelLoad(StateRecord, frozen=True):
     """Demand of one Model, summed over the gateways whose report has not expired. The fold updates it."""
 
     waiting: int = 0
@@ -392,7 +390,56 @@ class ModelLoad(Fact, frozen=True):
     """Gateways at which requests wait."""
 
 
-class Nodes(Fact, frozen=True):
+class CordonTarget(NamedTuple):
+    """A device or a node, as an operator names it."""
+
+    kind: Literal["device", "node"]
+    name: str
+
+
+class Cordon(StateRecord, frozen=True):
+    """An operator's order: nothing new is placed on a device or node until it is removed, also after a restart."""
+
+    place: CordonTarget
+    node: str
+    """The node of the target."""
+    since_s: float
+    drain: bool = False
+    """Whether running replicas are moved away, too."""
+    force: bool = False
+    """Whether to stop replicas without waiting for a replacement and after a short time for running requests."""
+    why: str = ""
+    """The reason if the order is not an operator's: the target is interrupted (`autoscaler.capacity.interruptions`)."""
+    soon: bool = False
+    """Whether the interruption is in progress, with little time left for a replacement."""
+    at_once: bool = False
+    """Whether to drain without waiting for a replacement; running requests are still awaited."""
+
+
+class StopOrder(StateRecord, frozen=True):
+    """An operator stopped a Model. The order applies until its replicas have stopped; then requests start it again."""
+
+    since_s: float
+    force: bool = False
+
+
+class NodeAgentStatus(StateRecord, frozen=True):
+    """The last report of a node's agent."""
+
+    report: NodeReport
+    seen_s: float
+    boots_before: tuple[str, ...] = ()
+    """Boots of earlier agents, newest last, at most 8. Their late reports are ignored."""
+    looked_s: float = 0.0
+    """When the agent collected the report."""
+    pods_before: tuple[PodDevices, ...] = ()
+    """Pods no longer in the report, with their devices, newest last (`autoscaler.fold.agent_reports`)."""
+
+    unhealthy: tuple[str, ...] = ()
+    """Derived from `report`: the unhealthy devices."""
+
+
+class Nodes(StateRecord, frozen=True):
     """The nodes: devices, resources, contents and limits of their use. Maps are never changed in place."""
 
     slices: dict[SliceId, Slice] = {}
@@ -419,7 +466,7 @@ class Nodes(Fact, frozen=True):
     """Node name -> a repartitioning order that the node does not show yet."""
 
 
-class Learned(Fact, frozen=True):
+class Learned(StateRecord, frozen=True):
     """Measured, reported or computed facts about Models and their artifacts. Maps are never changed in place."""
 
     histories: dict[ModelName, History] = {}
@@ -437,7 +484,7 @@ class Learned(Fact, frozen=True):
     """The learned value of free space. None: not learned yet."""
 
 
-class Leadership(Fact, frozen=True):
+class Leadership(StateRecord, frozen=True):
     """Whether this process leads, and its progress in taking over from the previous leader."""
 
     documented: bool = False
@@ -450,7 +497,7 @@ class Leadership(Fact, frozen=True):
     """Whether every gateway known at the hand-over has reported in this epoch or is dead: allocations may change."""
 
 
-class World(Fact, frozen=True):
+class World(StateRecord, frozen=True):
     """The snapshot. Maps are never changed in place. The last group is derived: a rebuild gives the same values."""
 
     epoch: int

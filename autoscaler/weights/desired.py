@@ -38,8 +38,7 @@ from autoscaler.spec.engines import ENGINES, EngineError, is_fetched_by_engine
 from autoscaler.spec.model import Model
 from autoscaler.state.actions import Unmet
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.operator_orders import NodeAgentStatus
-from autoscaler.state.world import ClusterFacts, NodeId, Replica, World
+from autoscaler.state.world import ClusterFacts, NodeAgentStatus, NodeId, Replica, World
 from autoscaler.text import format_size
 from autoscaler.weights import mount_choice
 from autoscaler.weights.mount_choice import ArtifactFacts

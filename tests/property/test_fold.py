@@ -11,10 +11,22 @@ from autoscaler.fold.fold import Observation, fold
 from autoscaler.fold.indices import rebuild_indices
 from autoscaler.routing import slots
 from autoscaler.state.actions import Acted, Action, DrainReplica, FailReplica, ReviveReplica, StartReplica, StopReplica
-from autoscaler.state.events import DocumentsSeen, GatewayGone, GatewaySeen, ReplicaSeen, Reported, Seen, Synced, Tick
+from autoscaler.state.events import (
+    CordonsSeen,
+    DocumentsSeen,
+    GatewayGone,
+    GatewaySeen,
+    ModelStopped,
+    ModelWoken,
+    NodeReported,
+    ReplicaSeen,
+    Reported,
+    Seen,
+    Synced,
+    Tick,
+)
 from autoscaler.state.lifecycle import IllegalIntentError
-from autoscaler.state.operator_orders import Cordon, CordonsSeen, CordonTarget, ModelStopped, ModelWoken, NodeReported
-from autoscaler.state.world import Slice, World
+from autoscaler.state.world import Cordon, CordonTarget, Slice, World
 from tests.support.builders.fold import DOC, G1, pending, reported, seen
 from tests.support.builders.worlds import T0, level, model, replace_fields
 from tests.support.example_budget import examples

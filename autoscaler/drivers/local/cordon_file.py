@@ -14,8 +14,8 @@ import msgspec
 
 from autoscaler.drivers.driver import CordonError
 from autoscaler.drivers.local.state_directory import StateDirectory, move_aside, replace_file
-from autoscaler.state.operator_orders import Cordon, CordonsSeen, CordonTarget
-from autoscaler.state.world import NodeId
+from autoscaler.state.events import CordonsSeen
+from autoscaler.state.world import Cordon, CordonTarget, NodeId
 
 CORDONS_MAX = 1000
 """Maximum number of cordons; more indicates a mistake."""

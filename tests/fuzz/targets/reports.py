@@ -15,7 +15,7 @@ import msgspec
 from autoscaler.contract import GatewayId, NodeReport, Report, make_decoder
 from autoscaler.routing import routes
 from autoscaler.server import gateways
-from autoscaler.state.operator_orders import NodeReported
+from autoscaler.state.events import NodeReported
 from pilotlight.models import remote_header
 from tests.fuzz.inputs.json_mutations import mutated, written
 from tests.support.builders.worlds import T0, device, gateway, model, replica, world

@@ -14,7 +14,7 @@ import pytest
 
 from autoscaler.contract import ModelName
 from autoscaler.controller import loop
-from autoscaler.state.operator_orders import ModelWoken
+from autoscaler.state.events import ModelWoken
 from tests.simulation.installations.installation import Town
 from tests.support.harness.faults.fault_injection import POINTS, Faults, concerns, inject
 

@@ -9,9 +9,8 @@ import pytest
 
 from autoscaler.contract import DeviceReport, NodeReport, ReplicaId
 from autoscaler.spec.model import Model
-from autoscaler.state.events import Seen
+from autoscaler.state.events import NodeReported, Seen
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.operator_orders import NodeReported
 from autoscaler.state.world import Replica
 from tests.simulation.case_harness import GIB, Stage, model, play, simulated
 from tests.simulation.environment.machine import Manners

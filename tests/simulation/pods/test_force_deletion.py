@@ -13,7 +13,7 @@ import pytest
 from autoscaler.contract import DeviceReport, NodeReport, PodDevices, ReplicaId
 from autoscaler.drivers.kubernetes.objects.replica_pod import format_pod_name
 from autoscaler.drivers.kubernetes.proof_of_clean import FORCED_S
-from autoscaler.state.operator_orders import NodeReported
+from autoscaler.state.events import NodeReported
 from tests.simulation.case_harness import GIB, Stage, model
 from tests.simulation.installations.cluster import Cluster, Kubelet, simulated
 

@@ -20,7 +20,8 @@ from autoscaler.drivers.local.cordon_file import Kept, Observe, decode_cordon, e
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.constants import NODES
 from autoscaler.kubernetes.watch import Change, Watched
-from autoscaler.state.operator_orders import Cordon, CordonsSeen, CordonTarget
+from autoscaler.state.events import CordonsSeen
+from autoscaler.state.world import Cordon, CordonTarget
 
 ANNOTATION = "pilotlight.dev/cordon"
 TRIES = 20

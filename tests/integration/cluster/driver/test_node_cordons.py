@@ -19,7 +19,8 @@ from autoscaler.kubernetes.constants import NODES
 from autoscaler.kubernetes.kubeconfig import load_api_access
 from autoscaler.server.operator_api import Commands
 from autoscaler.server.ops import OperationsServer
-from autoscaler.state.operator_orders import Cordon, CordonsSeen, CordonTarget
+from autoscaler.state.events import CordonsSeen
+from autoscaler.state.world import Cordon, CordonTarget
 from tests.integration.cluster.support.installations.leader_change import Fenced, Moment, Write
 from tests.support.builders.worlds import device, world
 from tests.support.harness.manual_loop import SteppedLoop

@@ -19,7 +19,7 @@ from autoscaler.spec.capacity import ProviderSettings, Redfish
 from autoscaler.spec.settings import Settings
 from autoscaler.state.actions import Acted, ReleaseLease
 from autoscaler.state.capacity import AcquireOrder, LeaseId, LeasesSeen, ReleaseOrder
-from autoscaler.state.operator_orders import NodeReported
+from autoscaler.state.events import NodeReported
 from autoscaler.state.world import NodeId, World
 from tests.support.builders.capacity import A, acted, arrived, listed, observe, offer, orders, releases, shown, surge
 from tests.support.builders.worlds import T0

@@ -13,10 +13,9 @@ from autoscaler.queries.operator_orders import explain_closed_slice
 from autoscaler.spec.capacity import Cro, ProviderSettings
 from autoscaler.state.actions import AcquireLease, Action, DrainReplica, ReleaseLease, StartReplica
 from autoscaler.state.capacity import LeaseId, LeasesSeen, Listed
-from autoscaler.state.events import Reported, SlicesSeen, Tick
+from autoscaler.state.events import CordonsSeen, Reported, SlicesSeen, Tick
 from autoscaler.state.node_labels import Taint
-from autoscaler.state.operator_orders import Cordon, CordonsSeen, CordonTarget
-from autoscaler.state.world import NodeId, World
+from autoscaler.state.world import Cordon, CordonTarget, NodeId, World
 from autoscaler.text import format_duration
 from tests.support.builders.capacity import A, acted, cloud, observe, offer, offered, shown
 from tests.support.builders.worlds import T0, device, gateway, kinds, level, model, replace_fields, replica, use, world

@@ -29,13 +29,14 @@ from autoscaler.state.events import (
     FollowingSeen,
     GatewayGone,
     GatewaySeen,
+    ModelStopped,
+    ModelWoken,
     ReplicaSeen,
     Reported,
     Seen,
     Tick,
 )
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.operator_orders import ModelStopped, ModelWoken
 from autoscaler.state.world import History, Replica, World
 from tests.simulation.environment import virtual_loop
 from tests.support.builders.worlds import T0, device, gateway, level, model, replica, world

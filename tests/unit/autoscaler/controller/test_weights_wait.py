@@ -16,8 +16,8 @@ from autoscaler.drivers.kubernetes.pending_starts import BRINGING, Bringing
 from autoscaler.fold.fold import fold
 from autoscaler.spec.model import Adapter, Gpu, Model, ModelSpec
 from autoscaler.state.actions import Plan
+from autoscaler.state.events import NodeReported
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.operator_orders import NodeReported
 from autoscaler.state.world import ClusterFacts, Replica, World
 from tests.support.builders.worlds import T0, device, replace_fields, replica, world
 

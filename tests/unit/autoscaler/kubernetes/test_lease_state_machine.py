@@ -19,7 +19,7 @@ from autoscaler.kubernetes.lease_state_machine import (
     LeaseRecord,
     Write,
 )
-from autoscaler.state.operator_orders import NodeReported
+from autoscaler.state.events import NodeReported
 from tests.support.builders.worlds import T0, world
 from tests.support.example_budget import examples
 

@@ -27,10 +27,11 @@ from autoscaler.planner.plan import Planner, plan
 from autoscaler.spec.settings import Price
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.node_labels import Taint
-from autoscaler.state.operator_orders import Cordon, CordonTarget
 from autoscaler.state.resources import HostAmount, HostResources, Link
 from autoscaler.state.world import (
     Copy,
+    Cordon,
+    CordonTarget,
     DeviceId,
     History,
     ModelLoad,

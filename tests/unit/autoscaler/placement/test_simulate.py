@@ -28,9 +28,8 @@ from autoscaler.placement.simulate import (
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.state.capacity import Lease, LeaseId, Listed, Offer
 from autoscaler.state.node_labels import Taint
-from autoscaler.state.operator_orders import Cordon, CordonTarget
 from autoscaler.state.resources import HostResources
-from autoscaler.state.world import NodeId, SliceId, World
+from autoscaler.state.world import Cordon, CordonTarget, NodeId, SliceId, World
 from tests.support.builders.capacity import A, cloud, offer
 from tests.support.builders.placement_requests import change_request
 from tests.support.builders.worlds import GI, T0, device, model, replace_fields, replica, world

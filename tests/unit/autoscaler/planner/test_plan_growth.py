@@ -21,9 +21,8 @@ from autoscaler.spec.pod import Pod, Resources
 from autoscaler.spec.settings import Settings
 from autoscaler.state.actions import DrainReplica, StartReplica
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.operator_orders import Cordon, CordonTarget, StopOrder
 from autoscaler.state.resources import RequestShape, ResourceAmount, SliceClass
-from autoscaler.state.world import History, Move, SliceId, World
+from autoscaler.state.world import Cordon, CordonTarget, History, Move, SliceId, StopOrder, World
 from tests.support.builders.slices import card, hami_node
 from tests.support.builders.worlds import (
     GI,

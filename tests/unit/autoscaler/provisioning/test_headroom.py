@@ -13,8 +13,7 @@ from autoscaler.spec.capacity import Cro, ProviderSettings
 from autoscaler.state.actions import AcquireLease
 from autoscaler.state.capacity import Lease, LeaseRefused, LeasesSeen, Listed
 from autoscaler.state.events import SlicesSeen
-from autoscaler.state.operator_orders import Cordon, CordonTarget
-from autoscaler.state.world import Slice, World
+from autoscaler.state.world import Cordon, CordonTarget, Slice, World
 from tests.support.builders.capacity import (
     A,
     acted,

@@ -25,9 +25,8 @@ from autoscaler.server.metrics import Metrics
 from autoscaler.server.operator_orders import Wish, place_order
 from autoscaler.state.actions import Acted, Plan, ReleaseLease
 from autoscaler.state.capacity import ReleaseOrder
-from autoscaler.state.events import SlicesSeen
-from autoscaler.state.operator_orders import Cordon, CordonsSeen, CordonTarget
-from autoscaler.state.world import World
+from autoscaler.state.events import CordonsSeen, SlicesSeen
+from autoscaler.state.world import Cordon, CordonTarget, World
 from tests.support.builders.capacity import A, acted, arrived, cloud, observe, offer, releases, shown, surge
 from tests.support.builders.worlds import T0, gateway, replace_fields, replica
 from tests.support.chart import CHART

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from pytest_aiohttp import AiohttpClient
 
 from autoscaler.contract import DeviceReport, NodeReport, PodDevices, PodUse
+from autoscaler.fold.agent_reports import FORGET_S, PODS_BEFORE_MAX
 from autoscaler.fold.fold import fold
-from autoscaler.fold.operator_orders import FORGET_S, PODS_BEFORE_MAX
 from autoscaler.planner.plan import plan
 from autoscaler.queries.device_health import (
     IDLE_BYTES_MAX,
@@ -26,7 +26,7 @@ from autoscaler.queries.device_health import (
 from autoscaler.server.api import list_devices
 from autoscaler.server.gateways import ContractServer
 from autoscaler.state.actions import DrainReplica, ReviveReplica, StartReplica
-from autoscaler.state.operator_orders import NodeReported
+from autoscaler.state.events import NodeReported
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import PodRef, Replica, Slice, World
 from tests.support.builders.worlds import GI, T0, device, folded, gateway, level, model, replica, world

@@ -24,8 +24,7 @@ from autoscaler.queries.measured_memory import (
 )
 from autoscaler.spec.model import Gpu, Model, ModelSpec
 from autoscaler.spec.quantity import BytesOrAuto
-from autoscaler.state.events import DocumentsSeen, HistorySeen, Seen
-from autoscaler.state.operator_orders import NodeReported
+from autoscaler.state.events import DocumentsSeen, HistorySeen, NodeReported, Seen
 from autoscaler.state.world import History, PodRef, Replica, World
 from tests.support.builders.worlds import GI, T0, device, gateway, level, model, replica, use, world
 from tests.support.harness.driver_events import seen_of

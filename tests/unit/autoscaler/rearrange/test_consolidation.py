@@ -18,9 +18,9 @@ from autoscaler.spec.model import Auto, Gpu, Model, ReplicaRange, Rollout
 from autoscaler.spec.settings import Settings
 from autoscaler.state.actions import AcquireLease, Acted, DrainReplica, StartReplica
 from autoscaler.state.capacity import AcquireOrder, LeaseId
+from autoscaler.state.events import CordonsSeen
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.operator_orders import Cordon, CordonsSeen, CordonTarget
-from autoscaler.state.world import History, Move, PaidCapacity, Replica, Slice, SliceId, World
+from autoscaler.state.world import Cordon, CordonTarget, History, Move, PaidCapacity, Replica, Slice, SliceId, World
 from tests.support.builders.capacity import A, acted, arrived, cloud, observe, offer, offered, releases
 from tests.support.builders.worlds import (
     T0,

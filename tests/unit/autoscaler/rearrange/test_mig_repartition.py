@@ -21,8 +21,7 @@ from autoscaler.state.actions import Acted
 from autoscaler.state.events import LeadingSeen
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.mig import CutRefused, CuttableSeen, MigNode
-from autoscaler.state.operator_orders import Cordon, CordonTarget
-from autoscaler.state.world import History, SliceId
+from autoscaler.state.world import Cordon, CordonTarget, History, SliceId
 from tests.support.builders.mig_nodes import CONFIG, H100, asked, cuttable, order, slices, town, why
 from tests.support.builders.worlds import T0, device, gateway, level, model, replace_fields, replica, world
 

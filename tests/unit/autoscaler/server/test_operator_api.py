@@ -29,8 +29,8 @@ from autoscaler.server.ops import OperationsServer
 from autoscaler.spec.model import Adopted
 from autoscaler.spec.settings import Settings
 from autoscaler.spec.tenant import Key, Tenant, TenantSpec
-from autoscaler.state.operator_orders import Cordon, CordonsSeen, CordonTarget, ModelStopped, ModelWoken
-from autoscaler.state.world import World
+from autoscaler.state.events import CordonsSeen, ModelStopped, ModelWoken
+from autoscaler.state.world import Cordon, CordonTarget, World
 from tests.support.builders.worlds import T0, device, gateway, level, model, replace_fields, replica, use, world
 from tests.support.harness.manual_loop import SteppedLoop
 

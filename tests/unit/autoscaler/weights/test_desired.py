@@ -29,9 +29,8 @@ from autoscaler.spec.model import Adapter, Gpu, Model, ModelSpec
 from autoscaler.spec.quantity import BytesOrAuto
 from autoscaler.spec.settings import Settings, Weights
 from autoscaler.state.actions import Unmet
-from autoscaler.state.events import DocumentsSeen, Tick
+from autoscaler.state.events import DocumentsSeen, NodeReported, Tick
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.operator_orders import NodeReported
 from autoscaler.state.world import ClusterFacts, Copy, ModelLoad, NodeId, Replica, SliceId, World
 from autoscaler.weights.desired import (
     AGENT_S_MAX,

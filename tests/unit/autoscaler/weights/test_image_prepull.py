@@ -15,9 +15,8 @@ from autoscaler.spec.model import Gpu, Model
 from autoscaler.spec.pod import Pod
 from autoscaler.state.images import NodeImages, make_image
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.operator_orders import NodeAgentStatus
 from autoscaler.state.resources import RequestShape
-from autoscaler.state.world import NodeId, Replica, World
+from autoscaler.state.world import NodeAgentStatus, NodeId, Replica, World
 from autoscaler.weights import image_prepull
 from autoscaler.weights.image_prepull import NODE_MAX, NODES_ENOUGH, ImageWants
 from tests.support.builders.worlds import T0, device, model, replace_fields, replica, world

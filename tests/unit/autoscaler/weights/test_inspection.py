@@ -10,7 +10,7 @@ from autoscaler.agent_contract import WeightsRequest
 from autoscaler.contract import ModelName, NodeReport, WeightsReport
 from autoscaler.fold.fold import fold
 from autoscaler.spec.model import Model, ModelSpec
-from autoscaler.state.operator_orders import NodeReported
+from autoscaler.state.events import NodeReported
 from autoscaler.state.world import NodeId, World
 from autoscaler.weights.desired import SILENT_S, SLOW_S, InspectionAssigner
 from tests.support.builders.worlds import T0, replace_fields, world

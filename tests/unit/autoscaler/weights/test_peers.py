@@ -14,7 +14,7 @@ from autoscaler.agent_contract import NodeWant, NodeWants
 from autoscaler.contract import NODE_EXPIRY_S, NodeReport, WeightsReport
 from autoscaler.fold.fold import fold
 from autoscaler.server.gateways import ContractServer
-from autoscaler.state.operator_orders import NodeReported
+from autoscaler.state.events import NodeReported
 from autoscaler.state.world import NodeId, World
 from autoscaler.weights.peers import KEPT_S, PEERS_MAX, NodePeer, NodePeers, PeerCache, list_peers, select_peers
 from tests.support.builders.worlds import T0, world

@@ -20,7 +20,7 @@ from autoscaler.drivers.local.nvml import NvmlGpu
 from autoscaler.server.agents import NODE_BYTES_MAX, PEER_CHARS_MAX
 from autoscaler.server.auth import ContractAuth
 from autoscaler.server.gateways import ContractServer
-from autoscaler.state.operator_orders import NodeReported
+from autoscaler.state.events import NodeReported
 from pilotlight.agent import autoscaler_client, node_observer
 from pilotlight.agent import reporter as agent_room
 from pilotlight.agent.autoscaler_client import HttpWay

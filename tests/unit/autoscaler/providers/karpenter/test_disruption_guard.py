@@ -15,8 +15,7 @@ from autoscaler.spec.model import ADOPTED_HASH
 from autoscaler.spec.pod import DO_NOT_DISRUPT, SAFE_TO_EVICT, Pod
 from autoscaler.spec.settings import Settings
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.operator_orders import Cordon, CordonTarget
-from autoscaler.state.world import PodRef, Replica, World
+from autoscaler.state.world import Cordon, CordonTarget, PodRef, Replica, World
 from tests.simulation.environment.virtual_loop import run
 from tests.support.builders.worlds import T0, device, model, replica, world
 from tests.support.fakes.kubernetes.kube_objects import PlayedServer

@@ -12,14 +12,13 @@ from autoscaler.contract import NodeReport
 from autoscaler.drivers.kubernetes.inventory import inventory
 from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
 from autoscaler.drivers.kubernetes.objects import node_facts as nodes
+from autoscaler.fold.agent_reports import FORGET_S
 from autoscaler.fold.fold import fold
-from autoscaler.fold.operator_orders import FORGET_S
 from autoscaler.kubernetes.api import Api
 from autoscaler.kubernetes.constants import NODES
 from autoscaler.spec.settings import Settings
-from autoscaler.state.events import HostsSeen, ImagesSeen, SlicesSeen
+from autoscaler.state.events import HostsSeen, ImagesSeen, NodeReported, SlicesSeen
 from autoscaler.state.images import NodeImages, Whereabouts, make_image, normalize_image_name
-from autoscaler.state.operator_orders import NodeReported
 from tests.support.builders.worlds import T0, world
 from tests.unit.autoscaler.slicing.test_dra_partitions import Paths
 

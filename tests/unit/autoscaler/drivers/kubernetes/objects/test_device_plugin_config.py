@@ -23,8 +23,7 @@ from autoscaler.spec.model import Gpu, Model
 from autoscaler.spec.pod import API_VERSION, GPU
 from autoscaler.spec.settings import Settings
 from autoscaler.state.actions import StartReplica
-from autoscaler.state.events import Seen, SlicesSeen
-from autoscaler.state.operator_orders import NodeReported
+from autoscaler.state.events import NodeReported, Seen, SlicesSeen
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import PodRef, Replica, Slice, SliceId, World
 from tests.support.builders.worlds import GI, T0, folded, gateway, level, model, replace_fields, replica, world

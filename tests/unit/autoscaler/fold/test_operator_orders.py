@@ -26,9 +26,9 @@ from autoscaler.state.actions import (
     ReviveReplica,
     StartReplica,
 )
+from autoscaler.state.events import CordonsSeen, ModelStopped, ModelWoken, NodeReported
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.operator_orders import Cordon, CordonsSeen, CordonTarget, ModelStopped, ModelWoken, NodeReported
-from autoscaler.state.world import History, SliceId, World
+from autoscaler.state.world import Cordon, CordonTarget, History, SliceId, World
 from tests.support.builders.worlds import (
     T0,
     Scene,
