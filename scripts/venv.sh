@@ -24,7 +24,11 @@ else
   "${pip[@]}" --version >/dev/null 2>&1 || { echo "neither $python nor python3 has pip: install python3-venv" >&2; exit 1; }
 fi
 # The lock is complete, and pip cannot match a requirement with an extra to a pinned version, hence --no-deps.
-"${pip[@]}" install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/dev.lock
+packages=$(grep -c '^[a-z0-9].*==' requirements/dev.lock)
+echo "installing up to $packages packages from PyPI: 1 to 2 minutes; after an interruption, complete downloads are reused"
+"${pip[@]}" install --disable-pip-version-check --progress-bar off --require-hashes --no-deps -r requirements/dev.lock 2>&1 |
+  tee .venv/install.log | awk '/^Collecting/ { printf "\r%d packages", ++n; fflush() } END { print "" }' ||
+  { tail -n 20 .venv/install.log >&2; exit 1; }
 # Editable without a build: one line that puts the clone on the path, and the command.
 site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 pwd > "$site/pilotlight-clone.pth"
