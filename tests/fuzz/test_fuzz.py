@@ -16,6 +16,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 
+import autoscaler
 from tests.fuzz.__main__ import GUIDED, NAMES
 from tests.fuzz.checks import resource_limits
 from tests.fuzz.checks.resource_limits import Limited, LimitError
@@ -26,6 +27,8 @@ from tests.fuzz.targets import contract_messages, watched_objects
 from tests.support.example_budget import examples
 
 ROOT = Path(__file__).parents[2]
+PRODUCT = Path(autoscaler.__file__).parents[1]
+"""The compiled run has only the tests below ROOT."""
 EXAMPLES = 600
 STRUCTURED = ("objects", "reports", "yaml", "gguf", "safetensors", "port", "providers")
 """Targets with a generator of structured inputs."""
@@ -102,7 +105,7 @@ def test_every_kubernetes_watch_of_the_product_has_a_fuzz_target() -> None:
 def test_every_decoded_message_type_has_a_fuzz_target() -> None:
     decoded = set[str]()
     for package in ("autoscaler", "gateway", "pilotlight"):
-        for path in (ROOT / package).rglob("*.py"):
+        for path in (PRODUCT / package).rglob("*.py"):
             decoded.update(re.findall(r"\bmake_decoder\(([A-Z]\w*)\)", path.read_text()))
             decoded.update(re.findall(r"\b_follow\(.*, ([A-Z]\w*),", path.read_text()))
     assert {"Report", "RoutesDelta"} <= decoded <= {kind.__name__ for kind in contract_messages.KINDS}
