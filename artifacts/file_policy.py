@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from artifacts import files
-from artifacts.files import Role
+from artifacts import file_kinds
+from artifacts.file_kinds import Role
 
 ALLOW = "a Model with `allowUnsafe: true` accepts it"
 
@@ -26,7 +26,7 @@ def evaluate_file(path: str, role: Role | None = None, *, form: str = "", allow_
 
     A dangerous name always counts, whatever the layer declares. The layer's role wins unless the name is more specific.
     """
-    kind = files.classify_file(path)
+    kind = file_kinds.classify_file(path)
     named = kind.role if kind is not None else None
     is_code = "code" in {role, named}
     decided: Role = "code" if is_code else _finer(role, named)
@@ -35,13 +35,13 @@ def evaluate_file(path: str, role: Role | None = None, *, form: str = "", allow_
     if is_code:
         return FileVerdict(decided, f"code is not accepted from a registry; {ALLOW}")
     forms = {one for one in (form, kind.form if kind is not None else "") if one}
-    if forms & files.PROGRAMS:
+    if forms & file_kinds.PROGRAMS:
         return FileVerdict(
             decided, f"weights in this format (.{min(forms)}) can run programs when they are loaded; {ALLOW}"
         )
     if role is None and kind is None:
         return FileVerdict(decided, f"its purpose is unknown; {ALLOW}")
-    if decided in files.WEIGHTS and not (forms and forms <= files.HARMLESS):
+    if decided in file_kinds.WEIGHTS and not (forms and forms <= file_kinds.HARMLESS):
         return FileVerdict(
             decided, f"weights are accepted as safetensors or GGUF, and this is not known to be either; {ALLOW}"
         )
@@ -50,7 +50,7 @@ def evaluate_file(path: str, role: Role | None = None, *, form: str = "", allow_
 
 def evaluate_archive(role: Role | None, path: str, *, allow_unsafe: bool = False) -> FileVerdict:
     """Evaluate an archive by its role and its one declared name; member names are checked during extraction."""
-    if role != "code" and (not path or files.classify_file(path) is None):
+    if role != "code" and (not path or file_kinds.classify_file(path) is None):
         return FileVerdict(role or "mixed")
     return evaluate_file(path, role if role != "mixed" else None, allow_unsafe=allow_unsafe)
 
@@ -60,7 +60,7 @@ def _finer(role: Role | None, named: Role | None) -> Role:
     if role is None:
         return named or "unknown"
     coarse = {
-        "weight": files.WEIGHTS | {"config", "tokenizer"},
+        "weight": file_kinds.WEIGHTS | {"config", "tokenizer"},
         "config": {"tokenizer", "template", "license"},
         "doc": {"license"},
     }

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from autoscaler.contract import Message, ReplicaId, WeightsReport
-from autoscaler.spec.artifact import is_stored
-from autoscaler.spec.artifact import normalize_artifact as artifact_name
+from autoscaler.spec.artifact_name import is_stored
+from autoscaler.spec.artifact_name import normalize_artifact as artifact_name
 from autoscaler.spec.engines import ENGINES, is_fetched_by_engine
 from autoscaler.spec.model import Model
 from autoscaler.spec.settings import Weights

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import aiohttp
 
 from autoscaler.kubernetes.api import ApiError, Object
-from autoscaler.spec.ownership import INSTALLATION
+from autoscaler.spec.installation_ownership import INSTALLATION
 from bench import kit
 from bench.clusterbed import Bed, bed
 from bench.clusterhouse import House, house

@@ -17,8 +17,8 @@ from typing import NamedTuple
 from autoscaler.drivers.kubernetes import volume_failures
 from autoscaler.drivers.kubernetes.adoption import annotations as workload_annotations
 from autoscaler.drivers.kubernetes.adoption import status as adoption
-from autoscaler.drivers.kubernetes.objects import replica_pod
-from autoscaler.kubernetes.resources import conditions
+from autoscaler.drivers.kubernetes.objects import pod_manifest
+from autoscaler.kubernetes.resources import model_conditions
 from autoscaler.state.world import History, ModelLoad
 from docs.states import between
 from gateway import errors
@@ -212,8 +212,8 @@ TYPES = {
     "Degraded": "The last start failed, or a replica is unready or cannot start. The Model may still serve requests.",
     "Adopted": "Always `False`: [adopted workloads](adoption.md) have no Model object.",
     "Faulty": "The Model is quarantined after an [internal error](../explanation/failures.md#internal-errors).",
-    conditions.ELSEWHERE: "Another installation serves the Model, and writes the rest of the status. See [several "
-    "installations](../how-to/several-installations.md).",
+    model_conditions.ELSEWHERE: "Another installation serves the Model, and writes the rest of the status. See "
+    "[several installations](../how-to/several-installations.md).",
 }
 """Type of a condition of a Model -> what `True` means."""
 OTHER = {
@@ -227,9 +227,9 @@ OTHER = {
     ("Degraded", "AsExpected"): "No start failed, and every replica answers its probes.",
     ("Adopted", "Managed"): "Pilotlight creates the pods of the Model.",
     ("Faulty", "NoFault"): "The Model caused no internal error.",
-    ("Faulty", conditions.ERROR): "The message names the exception.",
+    ("Faulty", model_conditions.ERROR): "The message names the exception.",
     ("Placed, WeightsReady, Starting, Degraded", "Quarantined"): "The Model is quarantined, see `Faulty`.",
-    (conditions.ELSEWHERE, "OtherInstallation"): "The message names the installation. To move the Model, set "
+    (model_conditions.ELSEWHERE, "OtherInstallation"): "The message names the installation. To move the Model, set "
     "`spec.installation`.",
 }
 """(type, reason) of the other conditions of a Model -> its meaning."""
@@ -289,14 +289,14 @@ def raised_errors() -> list[CallError]:
 
 
 def reasons(*functions: Callable[..., object], nested: bool = True) -> set[str]:
-    """The reasons in the conditions that these functions of `conditions` build; if `nested`, also those they call."""
+    """The reasons in conditions that these functions of `model_conditions` build; if `nested`, also those they call."""
     found: set[str] = set()
     seen: set[str] = set()
     pending = [one.__name__ for one in functions]
     while pending:
         name = pending.pop()
-        function = getattr(conditions, name, None)
-        if name in seen or not inspect.isfunction(function) or function.__module__ != conditions.__name__:
+        function = getattr(model_conditions, name, None)
+        if name in seen or not inspect.isfunction(function) or function.__module__ != model_conditions.__name__:
             continue
         seen.add(name)
         for node in ast.walk(ast.parse(inspect.getsource(function))):
@@ -309,32 +309,32 @@ def reasons(*functions: Callable[..., object], nested: bool = True) -> set[str]:
                 value = node.value
                 values = (value.body, value.orelse) if isinstance(value, ast.IfExp) else (value,)
             found |= {text for one in values if (text := _text(one)).isalpha() and text[:1].isupper()}
-    return found | (set(conditions.WORDS.values()) if "_head" in seen else set())
+    return found | (set(model_conditions.WORDS.values()) if "_head" in seen else set())
 
 
 def _text(node: ast.expr | None) -> str:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
-    value = getattr(conditions, node.id, "") if isinstance(node, ast.Name) else ""
+    value = getattr(model_conditions, node.id, "") if isinstance(node, ast.Name) else ""
     return value if isinstance(value, str) else ""
 
 
 def ready_reasons() -> set[str]:
     """The reasons of the condition Ready that Pilotlight chooses itself."""
-    quarantined = reasons(conditions.build_conditions, nested=False) - {"Quarantined", conditions.ERROR}
-    return reasons(*conditions.RULES) | quarantined | {conditions.INVALID, conditions.NAME_TAKEN}
+    quarantined = reasons(model_conditions.build_conditions, nested=False) - {"Quarantined", model_conditions.ERROR}
+    return reasons(*model_conditions.RULES) | quarantined | {model_conditions.INVALID, model_conditions.NAME_TAKEN}
 
 
 def kubernetes_reasons() -> set[str]:
     """The reasons of a kubelet that are passed on unchanged."""
-    return {*replica_pod._INIT_PATIENCE_S, *volume_failures.FAILURES} - conditions.WORDS.keys() - ready_reasons()  # noqa: SLF001  private to the product; this page lists what they return
+    return {*pod_manifest._INIT_PATIENCE_S, *volume_failures.FAILURES} - model_conditions.WORDS.keys() - ready_reasons()  # noqa: SLF001  private to the product; this page lists what they return
 
 
 def other_reasons() -> set[tuple[str, str]]:
     """(type, reason) of the conditions apart from Ready; without reasons that Starting and Degraded share with it."""
     builders = {
-        "Placed": conditions._placed, "WeightsReady": conditions._weights,  # noqa: SLF001  private to the product; this page lists what they return
-        "Starting": conditions._starting, "Degraded": conditions._degraded,  # noqa: SLF001  private to the product; this page lists what they return
+        "Placed": model_conditions._placed, "WeightsReady": model_conditions._weights,  # noqa: SLF001  private to the product; this page lists what they return
+        "Starting": model_conditions._starting, "Degraded": model_conditions._degraded,  # noqa: SLF001  private to the product; this page lists what they return
     }  # fmt: skip
     shared = ready_reasons()
     found = {
@@ -343,17 +343,21 @@ def other_reasons() -> set[tuple[str, str]]:
         for reason in reasons(builder)
         if type == "Placed" or reason not in shared
     }
-    found -= {("Placed", reason) for reason in {*conditions.WORDS.values()} - {conditions.UNSCHEDULABLE}}
-    found |= {(one.type, one.reason) for one in (conditions.ADOPTED, conditions.SOUND)}
+    found -= {("Placed", reason) for reason in {*model_conditions.WORDS.values()} - {model_conditions.UNSCHEDULABLE}}
+    found |= {(one.type, one.reason) for one in (model_conditions.ADOPTED, model_conditions.SOUND)}
     return found | {
-        ("Faulty", conditions.ERROR), (", ".join(builders), "Quarantined"), (conditions.ELSEWHERE, "OtherInstallation"),
+        ("Faulty", model_conditions.ERROR), (", ".join(builders), "Quarantined"),
+        (model_conditions.ELSEWHERE, "OtherInstallation"),
     }  # fmt: skip
 
 
 def adopted_reasons() -> set[tuple[str, str]]:
     """(status, reason) of the condition of an adopted workload."""
-    good = (adoption.SCALED, workload_annotations.BY_HAND, workload_annotations.BY_ANOTHER, conditions.NAME_TAKEN)
-    return {("True", one) for one in good} | {("False", conditions.NAME_TAKEN), ("False", workload_annotations.WRONG)}
+    good = (adoption.SCALED, workload_annotations.BY_HAND, workload_annotations.BY_ANOTHER, model_conditions.NAME_TAKEN)
+    return {("True", one) for one in good} | {
+        ("False", model_conditions.NAME_TAKEN),
+        ("False", workload_annotations.WRONG),
+    }
 
 
 def error_rows() -> str:
@@ -386,7 +390,9 @@ def ready_rows() -> str:
 def type_rows() -> str:
     """The tables of the types, and of the reasons of the other types."""
     _compare("reason", other_reasons(), OTHER)
-    _compare("type", {one.type for one in conditions.build_conditions(_CASE)} | {conditions.ELSEWHERE}, TYPES)
+    _compare(
+        "type", {one.type for one in model_conditions.build_conditions(_CASE)} | {model_conditions.ELSEWHERE}, TYPES
+    )
     types = _table(("type", "`True` means"), [(f"`{type}`", meaning) for type, meaning in TYPES.items()])
     cells = [
         (", ".join(f"`{one}`" for one in type.split(", ")), f"`{reason}`", text)
@@ -402,7 +408,7 @@ def adopted_rows() -> str:
     return _table(("status", "reason", "meaning", "remedy"), cells)
 
 
-_CASE = conditions.StatusInput(1, None, (), ModelLoad(), History())
+_CASE = model_conditions.StatusInput(1, None, (), ModelLoad(), History())
 
 
 def _compare(kind: str, known: Iterable[object], described: Iterable[object]) -> None:

@@ -30,9 +30,9 @@ from gateway.http.body_buffers import Body, ChunkedBody
 from gateway.http.host_check import HostCheck, is_on_loopback
 from gateway.http.request_head import Head
 from gateway.limits import Limits
-from gateway.memory import guard
+from gateway.memory import process_memory
 from gateway.memory.body_budget import BodyBudget
-from gateway.memory.scale import MemoryGuard
+from gateway.memory.memory_sampler import MemoryGuard
 from gateway.request.headers import get_call_headers
 from gateway.server.connection import Connection
 from gateway.server.context import GatewayContext
@@ -71,7 +71,7 @@ class Gateway(GatewayContext):
         engine_tls: Callable[[], ssl.SSLContext] = ssl.create_default_context,
         events_fd: int | None = None,
     ) -> None:
-        self._scale = MemoryGuard(limits.memory_bytes or guard.limit_bytes())
+        self._scale = MemoryGuard(limits.memory_bytes or process_memory.limit_bytes())
         room, dispatch = BodyBudget(self._scale.limit_bytes), Dispatch(gateway, boot)
         super().__init__(clock, limits, room, dispatch, Upstreams(engine_tls), Telemetry(events_fd))
         dispatch.parked.bytes_max = int(room.size_bytes * PARKED_SHARE)

@@ -19,7 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from gateway.dispatch.call import Call, Outcome
-from gateway.http.json_types import Ended, TurnedAway
+from gateway.http.json_structs import Ended, TurnedAway
 
 SERIES_MAX = 20_000
 EVENTS_MAX = 20_000

@@ -32,7 +32,7 @@ from loadtest.report import coldstart as coldreport
 from loadtest.report import report
 from loadtest.result import Ending, Result, Shot
 from loadtest.run_verdict import Spread, Verdict
-from loadtest.stopping import EXIT_STATUS, Stop, stopped_by_signals
+from loadtest.stop_signals import EXIT_STATUS, Stop, stopped_by_signals
 
 PLAIN_EVERY_S = 1.0
 RATE_MAX = 1e6

@@ -24,7 +24,7 @@ import httptools
 
 from loadtest.answer import AnswerReader
 from loadtest.result import Result, Shot
-from loadtest.stopping import Stop
+from loadtest.stop_signals import Stop
 
 CONNECT_AHEAD_AT_ONCE = 64
 SHOTS_MAX = 1_000_000

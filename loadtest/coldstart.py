@@ -18,7 +18,7 @@ import msgspec
 from loadtest.client import Client, LoadError
 from loadtest.result import Ending, Result, Shot
 from loadtest.run_verdict import Spread, Verdict, compute_spread, judge_run
-from loadtest.stopping import Stop
+from loadtest.stop_signals import Stop
 
 POLL_S = 0.1
 ANSWER_S_MAX = 10.0

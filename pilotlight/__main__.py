@@ -41,7 +41,7 @@ def report_exception(kind: type[BaseException], error: BaseException, trace: Tra
     The message is omitted, since it may contain a prompt or a key. Installed as `sys.excepthook`; KeyboardInterrupt and
     SystemExit keep Python's own handling.
     """
-    from pilotlight.output import QuietStderr, write_stderr
+    from pilotlight.safe_output import QuietStderr, write_stderr
 
     if not issubclass(kind, Exception) and not isinstance(error, BaseExceptionGroup):
         sys.__excepthook__(kind, error, trace)

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 
 import click
 
-from pilotlight.output import QuietStderr, write_stderr
+from pilotlight.safe_output import QuietStderr, write_stderr
 
 PR_SET_PDEATHSIG = 1
 

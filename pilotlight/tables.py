@@ -12,7 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.segment import Segment
 from rich.text import Text
 
-from pilotlight.output import LINE_CHARACTERS_MAX, escape_text
+from pilotlight.safe_output import LINE_CHARACTERS_MAX, escape_text
 
 PLAIN_COLUMNS = 240
 """Width of a table in a file or a pipe, wide enough for one line per row without truncation."""

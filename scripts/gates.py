@@ -286,7 +286,8 @@ def violations() -> Iterator[str]:
         if name(path).startswith(LONG_LIVED) and name(path) not in ENDS_AT_ONCE:
             caught = memory_errors_caught(path.read_text())
             yield from (
-                f"{name(path)}.py catches a MemoryError (see autoscaler.exceptions): line {one}" for one in caught
+                f"{name(path)}.py catches a MemoryError (see autoscaler.exception_handling): line {one}"
+                for one in caught
             )
         if not name(path).startswith("pilotlight/") and "import uvloop" in path.read_text():
             yield f"{name(path)}.py imports uvloop; only pilotlight/ installs it"

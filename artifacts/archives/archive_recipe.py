@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from artifacts.oci.spans import Span
+from artifacts.oci.blob_progress import Span
 
 REST_BYTES_MAX = 4 << 20
 """Maximum bytes of an archive outside of its files; above it no recipe is made."""

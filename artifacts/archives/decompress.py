@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 import zstandard
 
-from artifacts.archives.tar import BadArchiveError
+from artifacts.archives.tar_reader import BadArchiveError
 from artifacts.dialects.base import Encoding
 
 PIECE_BYTES = 1 << 20

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from artifacts import file_policy, safe_paths
-from artifacts.archives.tar import BadArchiveError, Member
-from artifacts.dialects.contents import File
-from artifacts.files import Role
+from artifacts.archives.tar_reader import BadArchiveError, Member
+from artifacts.dialects.accepted_files import File
+from artifacts.file_kinds import Role
 
 _WHAT = {"link": "a link", "special": "a device, a pipe, a sparse file or of unknown type"}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from artifacts.archives.tar import BLOCK_BYTES, OCTAL_MAX
+from artifacts.archives.tar_reader import BLOCK_BYTES, OCTAL_MAX
 
 MODE = 0o644
 _NAME_BYTES_MAX = 100

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from artifacts.credentials import credential_helpers, docker_config, keychain
 from artifacts.credentials.docker_config import CONFIG_BYTES_MAX, Config, Login
 from artifacts.disk import locks
-from artifacts.disk.disk import Disk
+from artifacts.disk.durable_writes import Disk
 from artifacts.registry_errors import DeniedError, PolicyError
 
 LOCK_S_MAX = 5.0

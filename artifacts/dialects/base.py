@@ -1,6 +1,6 @@
 """Interface of a dialect: it recognizes its manifests and interprets each of their layers. Pure.
 
-A dialect only translates: its output is unchecked and accepts nothing. `artifacts.dialects.contents` and
+A dialect only translates: its output is unchecked and accepts nothing. `artifacts.dialects.accepted_files` and
 `artifacts.file_policy` do the checks.
 """
 
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, NamedTuple
 
-from artifacts.files import Role
+from artifacts.file_kinds import Role
 from artifacts.oci import manifest, strict_json
 from artifacts.oci.descriptor import BadManifestError, Descriptor
 from artifacts.oci.manifest import Manifest

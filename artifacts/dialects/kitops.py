@@ -12,7 +12,7 @@ from collections import defaultdict
 from typing import cast
 
 from artifacts.dialects.base import Dialect, Encoding, Reading, Said, config_object
-from artifacts.files import Role
+from artifacts.file_kinds import Role
 from artifacts.oci.descriptor import Descriptor
 from artifacts.oci.manifest import Manifest
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from artifacts.dialects.base import Dialect, Encoding, Reading, Said, read_layer_path
-from artifacts.files import Role
+from artifacts.file_kinds import Role
 from artifacts.oci import strict_json
 from artifacts.oci.descriptor import Descriptor
 from artifacts.oci.manifest import Manifest

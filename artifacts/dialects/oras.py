@@ -7,7 +7,7 @@ The title is the path, and only the name determines the type of a file.
 from __future__ import annotations
 
 from artifacts.dialects.base import Dialect, Encoding, Reading, Said, read_layer_path
-from artifacts.files import Role
+from artifacts.file_kinds import Role
 from artifacts.oci.descriptor import Descriptor
 from artifacts.oci.manifest import Manifest
 

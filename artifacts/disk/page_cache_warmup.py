@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from artifacts.disk.threads import run_in_thread
+from artifacts.disk.thread_wait import run_in_thread
 
 STEP_BYTES = 16 << 20
 """Bytes per request to the kernel; cancellation waits for at most one such request."""

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 
 from artifacts.digest import Digest
-from artifacts.oci.spans import BlobProgress
+from artifacts.oci.blob_progress import BlobProgress
 
 FORMAT = "pilotlight-parts-1"
 BYTES_MAX = 4 << 20

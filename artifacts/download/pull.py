@@ -1,7 +1,7 @@
 """Downloads blobs into a folder: concurrent, verified, resumable after a crash, and never visible incomplete. I/O.
 
-Decides the order of spans, how many run and which are repeated (`pacing`), and what happens to a complete blob. All
-requests use the source and so one transport; the bodies are then written by threads, plain HTTP
+Decides the order of spans, how many run and which are repeated (`concurrency`), and what happens to a complete blob.
+All requests use the source and so one transport; the bodies are then written by threads, plain HTTP
 without passing through this process (`splice`, `tls_receive`). A file at its final path matches its digest. Data
 received before an error is resumed. If a blob's digest does not match, only parts with a known matching digest are kept
 (`Sums`).
@@ -20,23 +20,23 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from artifacts.digest import Digest
-from artifacts.disk.disk import Disk, DiskError, describe_os_error
-from artifacts.disk.threads import wait_until_done
-from artifacts.download import pacing, splice, tls_receive
-from artifacts.download.pacing import Judge, Window
+from artifacts.disk.durable_writes import Disk, DiskError, describe_os_error
+from artifacts.disk.thread_wait import wait_until_done
+from artifacts.download import concurrency, splice, tls_receive
+from artifacts.download.concurrency import Judge, Window
 from artifacts.download.splice import Goal
 from artifacts.download.tls_receive import Ends
 from artifacts.download.verified_file import Partial
 from artifacts.http.transport import DetachedBody
-from artifacts.oci import spans as parts
-from artifacts.oci.spans import Span
+from artifacts.oci import blob_progress as parts
+from artifacts.oci.blob_progress import Span
 from artifacts.registry.blobs import Blob, BlobSource, Moved
 from artifacts.registry_errors import BrokenError, MismatchError, RegistryError
 
 TICK_S = 0.25
 BATCH_BYTES = 512 << 10
 """Bytes written at once of a body that passes through this process."""
-THREADS_MAX = 3 * pacing.MOST
+THREADS_MAX = 3 * concurrency.MOST
 """One thread per request, one to sync its parts, and one to hash them."""
 
 FAILURES = (RegistryError, DiskError)

@@ -17,10 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from artifacts.digest import Digest, get_algorithm, get_hex, parse_digest
-from artifacts.disk.disk import Disk, DiskError, OpenFile
+from artifacts.disk.durable_writes import Disk, DiskError, OpenFile
 from artifacts.download import progress_file
-from artifacts.oci import spans
-from artifacts.oci.spans import BlobProgress
+from artifacts.oci import blob_progress
+from artifacts.oci.blob_progress import BlobProgress
 
 FOLDER = "partial"
 CHECKPOINT_BYTES = 256 << 20
@@ -85,7 +85,7 @@ class Partial:
         """Parts that the sidecar records as present."""
         self._marked = self.ledger.begun()
         """Recorded progress of incomplete parts."""
-        self._mark_bytes = spans.mark_bytes(size)
+        self._mark_bytes = blob_progress.mark_bytes(size)
 
     def close(self) -> None:
         """Close the file and leave it for resumption."""
@@ -112,7 +112,7 @@ class Partial:
         end = self.size if at + count == self.size else end
         if first < end:
             self._disk.start(self.file, first, end - first)
-        if self.size <= spans.WHOLE_BYTES_MAX and self._summing.acquire(blocking=False):
+        if self.size <= blob_progress.WHOLE_BYTES_MAX and self._summing.acquire(blocking=False):
             try:
                 if pieces and self._summed_bytes == at:
                     for piece in pieces:
@@ -236,7 +236,7 @@ class Partial:
             text = b""
         found = progress_file.parse_progress(text, self.digest, self.size, self._disk.boot)
         if found is None or os.fstat(self.file.number).st_size != self.size:
-            return BlobProgress(self.size, spans.part_bytes(self.size))
+            return BlobProgress(self.size, blob_progress.part_bytes(self.size))
         return found
 
     def _begin(self) -> None:

@@ -18,10 +18,10 @@ from typing import NamedTuple
 from artifacts import safe_paths
 from artifacts.archives import archive_recipe, member_filter
 from artifacts.archives.archive_recipe import ArchivedFile, Recipe
-from artifacts.archives.tar import BadArchiveError
-from artifacts.dialects.contents import Contents, File, RefusedError
+from artifacts.archives.tar_reader import BadArchiveError
+from artifacts.dialects.accepted_files import Contents, File, RefusedError
 from artifacts.digest import Digest
-from artifacts.disk.threads import run_in_thread
+from artifacts.disk.thread_wait import run_in_thread
 from artifacts.download import pull
 from artifacts.download.pull import BlobTarget
 from artifacts.fetch.unpack import Unpacked, Unpacking, iter_members
@@ -29,7 +29,7 @@ from artifacts.formats import magic
 from artifacts.registry.blobs import Blob
 from artifacts.registry.mirrored_registry import Mirrored
 from artifacts.store.layout import digest_file_name
-from artifacts.store.publish import Job
+from artifacts.store.pull import Job
 
 ARCHIVES = "archives"
 """Subfolder of the job's blobs for complete archives until they are extracted."""

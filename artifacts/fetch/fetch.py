@@ -16,10 +16,10 @@ from typing import NamedTuple
 from artifacts import reference, source_uri
 from artifacts.credentials.aws import AwsKeys, Own
 from artifacts.credentials.docker_config import Login
-from artifacts.dialects.contents import RefusedError
-from artifacts.dialects.file_listing import Listing
+from artifacts.dialects.accepted_files import RefusedError
+from artifacts.dialects.file_selection import Listing
 from artifacts.digest import Digest
-from artifacts.disk.threads import run_in_thread
+from artifacts.disk.thread_wait import run_in_thread
 from artifacts.fetch import files, registry, remote_header
 from artifacts.fetch.registry import OnProgress, Registries
 from artifacts.peers.client import Neighboured
@@ -34,7 +34,7 @@ from artifacts.sources.huggingface import HubAccess
 from artifacts.sources.learned_sums import Sums
 from artifacts.sources.s3 import BucketAccess
 from artifacts.store.layout import CopyKey, Record
-from artifacts.store.publish import Copy, CopySpec, Job
+from artifacts.store.pull import Copy, CopySpec, Job
 from artifacts.store.store import Caller, Store
 from artifacts.store.tag_cache import Meanings
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from contextlib import aclosing
 from pathlib import Path
 
-from artifacts.archives.tar import Member, Reader
-from artifacts.dialects.contents import File
+from artifacts.archives.tar_reader import Member, Reader
+from artifacts.dialects.accepted_files import File
 from artifacts.fetch.registry import Registries
 from artifacts.formats import gguf
 from artifacts.formats.cpu_time import OVERTIME, CpuTime

@@ -16,13 +16,13 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from artifacts import safe_paths
-from artifacts.archives import decompress, tar
+from artifacts.archives import decompress, tar_reader
 from artifacts.archives.member_filter import AcceptedMember, Sieve
-from artifacts.archives.tar import BadArchiveError, Member
-from artifacts.dialects.contents import File
+from artifacts.archives.tar_reader import BadArchiveError, Member
+from artifacts.dialects.accepted_files import File
 from artifacts.digest import Digest, parse_digest
-from artifacts.disk.disk import write_all
-from artifacts.files import Role
+from artifacts.disk.durable_writes import write_all
+from artifacts.file_kinds import Role
 from artifacts.oci.descriptor import BLOB_BYTES_MAX
 
 FILE_MODE, FOLDER_MODE = 0o644, 0o755
@@ -44,7 +44,7 @@ class Unpacked(NamedTuple):
 
 def iter_members(pieces: Iterable[bytes], of: File) -> Iterator[Member]:
     """Yield the members of an archive without writing anything. Raises BadArchiveError."""
-    reader = tar.Reader()
+    reader = tar_reader.Reader()
     for piece in decompress.decompress_layer(pieces, of.encoding, BLOB_BYTES_MAX):
         yield from (one for one in reader.feed(piece) if isinstance(one, Member))
     reader.close()
@@ -79,7 +79,7 @@ class Unpacking:
     def archive(self, of: File, pieces: Iterable[bytes], *, may_be_empty: bool = False) -> list[Unpacked]:
         """Extract one archive. `may_be_empty`: for image layers. Raises BadArchiveError, OSError."""
         sieve = Sieve(of, self._tree, self._root, allow_unsafe=self._allow_unsafe)
-        reader, done = tar.Reader(), list[Unpacked]()
+        reader, done = tar_reader.Reader(), list[Unpacked]()
         fd, taken, summed, at = -1, None, hashlib.sha256(), 0
         try:
             for piece in decompress.decompress_layer(pieces, of.encoding, BLOB_BYTES_MAX):

@@ -4,7 +4,7 @@ Only the header is read: a model of 40 GB is known after a few MiB. This is a cu
 creates an object per vocabulary token; here arrays are skipped. Files are untrusted: every length is checked against a
 limit or the file size before use, and no allocation depends on an unchecked number. Memory use is a few MiB for any
 header: a window of the file and the needed keys. Raises GgufError with one line that names the file and the fault.
-`artifacts.formats.gguf_memory` derives the memory from the keys.
+`artifacts.formats.gguf_shape` derives the memory from the keys.
 
 A vocabulary of 150,000 tokens with its 280,000 merges takes 35 ms: read a file once, not at every start.
 
@@ -20,10 +20,10 @@ from pathlib import Path
 
 import msgspec
 
-from artifacts import files
-from artifacts.formats import gguf_memory
+from artifacts import file_kinds
+from artifacts.formats import gguf_shape
 from artifacts.formats.cpu_time import OVERTIME, CpuTime
-from artifacts.formats.gguf_memory import LAYERS_MAX, Value
+from artifacts.formats.gguf_shape import LAYERS_MAX, Value
 from artifacts.formats.magic import open_regular_file
 from artifacts.formats.memory import Shape
 
@@ -87,13 +87,13 @@ def has_whole_header(file: Path, known_bytes: int, cpu: CpuTime) -> bool:
 
 def get_model_stem(file: Path) -> str:
     """Return the file name without `.gguf` and, for a split model, without the part number."""
-    split = files.PART.fullmatch(file.name)
+    split = file_kinds.PART.fullmatch(file.name)
     return split[1] if split else file.stem
 
 
 def is_first_part(file: Path) -> bool:
     """Whether `load_gguf_info` accepts the file: it is complete or the first part of a split model."""
-    split = files.PART.fullmatch(file.name)
+    split = file_kinds.PART.fullmatch(file.name)
     return split is None or int(split[2]) == 1
 
 
@@ -106,7 +106,7 @@ def list_base_files(paths: Iterable[str]) -> list[str]:
 
 def _info(path: str, metadata: dict[str, Value], weights_bytes: int) -> GgufInfo:
     try:
-        shape = gguf_memory.read_shape(metadata, weights_bytes)
+        shape = gguf_shape.read_shape(metadata, weights_bytes)
     except ValueError as error:
         raise GgufError(f"{path}: {error}") from None
     name = metadata.get("general.name")
@@ -123,7 +123,7 @@ def _is_name(name: str) -> bool:
 
 def _weights_bytes(path: str) -> int:
     """Return the size of the file, or of all parts. Raises GgufError that names the first missing part."""
-    split = files.PART.fullmatch(Path(path).name)
+    split = file_kinds.PART.fullmatch(Path(path).name)
     if split is None:
         return Path(path).stat().st_size
     begin, number, count = split[1], int(split[2]), int(split[3])
@@ -173,7 +173,7 @@ class _Header:
     def value(self, key: str) -> Value | None:
         """Read the value at the cursor; return it if it is needed, else None."""
         kind = self.number("<I")
-        wanted = key.partition(".")[2] in gguf_memory.KEYS
+        wanted = key.partition(".")[2] in gguf_shape.KEYS
         if kind == _STRING:
             if key in ("general.name", "general.architecture"):
                 return self.text(TEXT_BYTES_MAX)
@@ -195,7 +195,7 @@ class _Header:
         if kind not in _SCALARS:
             raise GgufError(f"{self.path}: {key[:80]!r} is an array of unknown type {kind}")
         width = struct.calcsize(_SCALARS[kind])
-        if key.partition(".")[2] in gguf_memory.KEYS and count <= LAYERS_MAX and kind not in (6, 12):
+        if key.partition(".")[2] in gguf_shape.KEYS and count <= LAYERS_MAX and kind not in (6, 12):
             self.arrays += 1
             if self.arrays > ARRAYS_MAX:
                 raise GgufError(f"{self.path}: more than {ARRAYS_MAX} arrays of numbers for each block")

@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from io import FileIO
 from pathlib import Path
 
-from artifacts import files as kinds
-from artifacts.dialects.contents import RefusedError
+from artifacts import file_kinds as kinds
+from artifacts.dialects.accepted_files import RefusedError
 
 HEAD_BYTES = 9
 

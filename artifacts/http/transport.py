@@ -40,8 +40,8 @@ from artifacts.http.request_targets import (
     parse_untrusted_url,
     resolve_redirect,
 )
-from artifacts.http.resolver import Resolver
 from artifacts.http.retry import STATUSES
+from artifacts.http.safe_resolver import Resolver
 from artifacts.registry_errors import BrokenError, PolicyError
 
 

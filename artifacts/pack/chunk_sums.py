@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from artifacts.digest import Digest, compute_digest, parse_digest
-from artifacts.oci import manifest, spans
+from artifacts.oci import blob_progress, manifest
 from artifacts.oci.descriptor import BadManifestError, Descriptor
 from artifacts.oci.manifest import Manifest
 from artifacts.pack.oci_layout import OciLayout
@@ -67,7 +67,7 @@ async def push_chunk_sums(client: Client, repository: str, layout: OciLayout) ->
     Raises as `push.push_blob`, and OSError.
     """
     whole = await asyncio.to_thread(layout.whole)
-    large = {one.digest: layout.path(one.digest) for one in whole.blobs if one.size > spans.WHOLE_BYTES_MAX}
+    large = {one.digest: layout.path(one.digest) for one in whole.blobs if one.size > blob_progress.WHOLE_BYTES_MAX}
     if not large:
         return None
     content = await asyncio.to_thread(compute_chunk_sums, large)
@@ -86,7 +86,7 @@ def compute_chunk_sums(files: Mapping[Digest, Path]) -> bytes:
 
 def _summed(path: Path) -> _Sums:
     size = path.stat().st_size
-    part, sums = spans.part_bytes(size), list[str]()
+    part, sums = blob_progress.part_bytes(size), list[str]()
     with path.open("rb", buffering=0) as file:
         for first in range(0, size, part):
             summed, left = hashlib.sha256(), min(part, size - first)
@@ -118,7 +118,7 @@ async def fetch_chunk_sums(client: Client, repository: str, subject: Digest, blo
     try:
         for one in (await list_referrers(client, repository, subject, KIND))[:LISTS_MAX]:
             found = (await _read(client, repository, parse_digest(one.digest))).blobs.get(blob)
-            if found is not None and found.part_bytes == spans.part_bytes(size):
+            if found is not None and found.part_bytes == blob_progress.part_bytes(size):
                 return found.sums
     except (RegistryError, BadManifestError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         log.info("event=chunk_sums_read_failed digest=%s reason=%r", subject, str(error))

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from artifacts.archives.single_file_tar import build_frame
-from artifacts.dialects.contents import RefusedError
+from artifacts.dialects.accepted_files import RefusedError
 from artifacts.digest import Digest, get_algorithm, get_hex, is_digest_of, parse_digest
-from artifacts.disk.disk import Disk, write_all
+from artifacts.disk.durable_writes import Disk, write_all
 from artifacts.formats import magic
 from artifacts.oci import manifest
 from artifacts.oci.descriptor import BadManifestError, Descriptor, Platform

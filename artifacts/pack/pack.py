@@ -12,11 +12,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from artifacts import file_policy, files, safe_paths
+from artifacts import file_kinds, file_policy, safe_paths
 from artifacts.archives.single_file_tar import MODE
 from artifacts.dialects.base import FILEPATH, TITLE
 from artifacts.digest import Digest, compute_digest
-from artifacts.files import Role
+from artifacts.file_kinds import Role
 from artifacts.oci.descriptor import Platform
 from artifacts.oci.manifest import LAYERS_MAX, OCI_INDEX, OCI_MANIFEST
 
@@ -113,7 +113,7 @@ def build_plan(offered: Iterable[Offered], about: About, *, allow_unsafe: bool =
     weights, forms = False, set[str]()
     apart = {(one.path, one.at): one for one in sorted(offered, key=lambda one: one.kind is not None)}
     for _, one in sorted(apart.items()):
-        named = files.classify_file(one.path)
+        named = file_kinds.classify_file(one.path)
         verdict = file_policy.evaluate_file(one.path, "code" if one.kind == "code" else None, allow_unsafe=allow_unsafe)
         if verdict.refusal:
             why = verdict.refusal.replace(file_policy.ALLOW, "--allow-unsafe packs it anyway")
@@ -125,7 +125,7 @@ def build_plan(offered: Iterable[Offered], about: About, *, allow_unsafe: bool =
             tree.add(safe_paths.check_path(one.path))
         except safe_paths.BadPathError as error:
             raise PackError(f"{error}; rename it") from None
-        if verdict.role in files.WEIGHTS and named is not None:
+        if verdict.role in file_kinds.WEIGHTS and named is not None:
             weights = True
             forms.add(named.form)
         pieces.append(

@@ -21,7 +21,7 @@ from artifacts.credentials.keychain import Chain
 from artifacts.digest import Digest
 from artifacts.http.retry import Once, Pace, retry_after_s
 from artifacts.http.transport import DetachedBody, Limits, Site
-from artifacts.oci import spans
+from artifacts.oci import blob_progress
 from artifacts.oci.manifest import MANIFEST_BYTES_MAX
 from artifacts.peers.selection import Board, Peer, Wait, order_requests
 from artifacts.registry import blobs, manifests
@@ -222,7 +222,7 @@ class _Peers:
         elif last is not None and status == BUSY:
             self._board.busy(peer.name, retry_after_s(last.retry_after, self._pace.unix_s()), now_s)
         elif status == COMING:
-            if blob.size > spans.WHOLE_BYTES_MAX:
+            if blob.size > blob_progress.WHOLE_BYTES_MAX:
                 return True  # it may have the next part
             self._board.coming(peer.name, blob.digest, now_s)
         elif isinstance(error, MismatchError):

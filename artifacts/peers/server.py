@@ -22,7 +22,7 @@ from artifacts.digest import BadDigestError, Digest, parse_digest
 from artifacts.http.ranges import Part
 from artifacts.oci.manifest import MANIFEST_BYTES_MAX, OCI_INDEX, OCI_MANIFEST
 from artifacts.peers.client import BUSY, COMING
-from artifacts.peers.offers import Coming, CompleteBlob, Offers, Rebuilt
+from artifacts.peers.offered_blobs import Coming, CompleteBlob, Offers, Rebuilt
 from artifacts.registry.manifests import ACCEPTED
 
 STREAMS_MAX = 16

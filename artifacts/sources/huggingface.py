@@ -19,8 +19,8 @@ from urllib.parse import quote
 import msgspec
 from yarl import URL
 
-from artifacts.dialects import file_listing as listing
-from artifacts.dialects.file_listing import ListedFile, Listing
+from artifacts.dialects import file_selection as listing
+from artifacts.dialects.file_selection import ListedFile, Listing
 from artifacts.http.request_targets import (
     REDIRECTS_MAX,
     find_next_page,

@@ -19,7 +19,7 @@ from yarl import URL
 
 from artifacts.credentials.aws import AwsKeys
 from artifacts.credentials.sigv4 import Asked, Scope, encode_uri, sign_request
-from artifacts.dialects.file_listing import FILES_MAX, ListedFile, Listing, select_files
+from artifacts.dialects.file_selection import FILES_MAX, ListedFile, Listing, select_files
 from artifacts.http import xml
 from artifacts.http.request_targets import parse_untrusted_url
 from artifacts.http.transport import CompleteResponse

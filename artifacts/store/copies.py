@@ -17,9 +17,9 @@ from secrets import token_hex
 
 import msgspec
 
-from artifacts.disk.disk import FULL, Disk, describe_os_error, list_entries
+from artifacts.disk.durable_writes import FULL, Disk, describe_os_error, list_entries
 from artifacts.disk.locks import Flock, remove_lock, try_lock, wait_for_lock
-from artifacts.store import durability
+from artifacts.store import deferred_sync
 from artifacts.store.layout import (
     ROOM_DIGITS,
     CopyKey,
@@ -58,7 +58,7 @@ class CopyStore:
         except TimeoutError as error:
             raise StoreError(f"the store is busy: {error}") from None
         with lock:
-            durability.recover_after_reboot(self.layout)
+            deferred_sync.recover_after_reboot(self.layout)
             yield
 
     def lease(self, key: CopyKey) -> Flock | None:
@@ -168,7 +168,7 @@ class CopyStore:
         for record in [one for one in self.layout.records() if one.boot]:
             spoilt: OSError | None = None
             try:
-                durability.sync_copy(self.layout, record)
+                deferred_sync.sync_copy(self.layout, record)
             except FileNotFoundError:  # removed meanwhile
                 continue
             except OSError as error:

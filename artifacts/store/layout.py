@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from artifacts.dialects.contents import File
+from artifacts.dialects.accepted_files import File
 from artifacts.digest import BadDigestError, Digest, parse_digest
-from artifacts.disk.disk import Disk, list_entries, walk_folder
+from artifacts.disk.durable_writes import Disk, list_entries, walk_folder
 
 RECORD_BYTES_MAX = 64 << 20
 """Enough for 16,384 files with the longest paths."""
@@ -86,7 +86,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     documents: tuple[str, ...] = ()
     """Digests of its indexes, manifest and config, which are stored with the raw files."""
     boot: str = ""
-    """Boot in which the Copy is valid before all of it is on disk; empty once it is (`durability`)."""
+    """Boot in which the Copy is valid before all of it is on disk; empty once it is (`deferred_sync`)."""
 
     @property
     def key(self) -> CopyKey:
@@ -137,7 +137,7 @@ class StoreLayout:
         self.lock = root / "store.lock"
         """Held briefly by processes that measure the store or change what is measured."""
         self.judged = root / "store.boot"
-        """Holds the boot id of the last recovery (`durability`)."""
+        """Holds the boot id of the last recovery (`deferred_sync`)."""
         self.blobs, self.copies, self.partials, self.locks, self.pins, self.trash, self.asides = (
             root / part for part in PARTS
         )

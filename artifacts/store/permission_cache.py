@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from artifacts.digest import Digest
-from artifacts.disk.disk import FULL, SHUT, Disk, list_entries
+from artifacts.disk.durable_writes import FULL, SHUT, Disk, list_entries
 
 FRESH_S = 300.0
 """A grant younger than this is used without asking the registry."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from artifacts.disk.disk import list_entries
+from artifacts.disk.durable_writes import list_entries
 from artifacts.disk.locks import Flock, remove_lock, try_lock
 from artifacts.store import victim_selection
 from artifacts.store.copies import CopyStore

@@ -2,7 +2,7 @@
 
 Only one process of a node fetches a digest at a time. Space is reserved before the first byte, so that the fetch fails
 before the disk is full. A Copy becomes visible atomically, also after a crash at any point, without waiting for the
-disk (`durability`). The registry authorizes every caller that did not fetch a private Copy itself. A Copy in use is
+disk (`deferred_sync`). The registry authorizes every caller that did not fetch a private Copy itself. A Copy in use is
 never evicted. The given `Fetch` downloads and verifies the content.
 """
 
@@ -18,16 +18,16 @@ from pathlib import Path
 from time import time as unix_s
 from typing import NamedTuple, Self
 
-from artifacts.dialects.contents import File
+from artifacts.dialects.accepted_files import File
 from artifacts.digest import Digest
 from artifacts.disk import locks as flocks
-from artifacts.disk.disk import FULL, SHUT, Disk, describe_os_error
-from artifacts.disk.threads import run_in_thread
+from artifacts.disk.durable_writes import FULL, SHUT, Disk, describe_os_error
+from artifacts.disk.thread_wait import run_in_thread
 from artifacts.registry_errors import MismatchError, UnreachableError
 from artifacts.store.copies import CopyStore
 from artifacts.store.layout import CopyKey, ForbiddenError, HeldError, NoRoomError, Record, StoreError, StoreLayout
 from artifacts.store.permission_cache import Permits
-from artifacts.store.publish import Copy, CopySpec, Job, Pull
+from artifacts.store.pull import Copy, CopySpec, Job, Pull
 from artifacts.store.reservations import SPARE_BYTES, Evicted, Free, Reservations
 from artifacts.store.victim_selection import Choice, select_victims
 

@@ -15,7 +15,7 @@ from typing import Protocol
 import msgspec
 
 from artifacts.digest import BadDigestError, Digest, parse_digest
-from artifacts.disk.disk import Disk, list_entries
+from artifacts.disk.durable_writes import Disk, list_entries
 from artifacts.store.layout import CopyKey
 from artifacts.store.store import Store
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from autoscaler.spec.pod import GPU
 from autoscaler.spec.settings import NodeKind, Settings, kind_of
-from autoscaler.state.node_labels import Taint
+from autoscaler.state.pending_labels import Taint
 from autoscaler.state.world import NodeId, World
 
 GPU_COUNT = "capacity.cluster-autoscaler.kubernetes.io/gpu-count"
@@ -40,7 +40,7 @@ class AttachableNode(NamedTuple):
 
 
 Groups = Mapping[str, tuple[int, Mapping[str, str]]]
-"""By machine group: maximum devices of each of its nodes, and their labels (`autoscaler.capacity.machine_groups`)."""
+"""By machine group: maximum devices of each of its nodes, and their labels (`autoscaler.capacity.group_growth`)."""
 NO_GROUPS: Groups = MappingProxyType({})
 
 

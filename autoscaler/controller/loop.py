@@ -7,7 +7,7 @@ driver whether that Model could start at all; an obstacle is folded like any oth
 the next observation or until time alone would change the plan. Under a flood of events it sleeps as long as it worked,
 so it uses at most half a core.
 
-An exception that one Model causes quarantines that Model (`autoscaler.controller.containment`). For any other
+An exception that one Model causes quarantines that Model (`autoscaler.controller.fault_attribution`). For any other
 exception `World.degraded` is set, no decision is made until a retry succeeds, and the last plan stays.
 """
 
@@ -24,7 +24,7 @@ from typing import NamedTuple, TypeVar
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.controller.containment import (
+from autoscaler.controller.fault_attribution import (
     CULPRITS_MAX,
     find_culprits,
     fold_separately,
@@ -34,10 +34,10 @@ from autoscaler.controller.containment import (
 )
 from autoscaler.controller.inbox import Inbox
 from autoscaler.drivers.driver import Cutter, Driver
-from autoscaler.exceptions import Failure, attempt, can_complete, describe_error
+from autoscaler.exception_handling import Failure, attempt, can_complete, describe_error
 from autoscaler.fold.fold import Observation
-from autoscaler.fold.masking import assume_quarantined, mask_quarantined
 from autoscaler.fold.model_quarantine import list_quarantined_models
+from autoscaler.fold.quarantine_mask import assume_quarantined, mask_quarantined
 from autoscaler.planner.plan import Planner, wind_down
 from autoscaler.providers.provider import Supplier
 from autoscaler.provisioning.provisioner import ORDERS_MAX

@@ -3,8 +3,8 @@
 Owns the form of a document (apiVersion, kind, metadata, spec; Settings have neither metadata nor spec), the rules
 between documents of files, and the conversion back to YAML. The caller reads the files and passes their names and
 texts. Every error names the file, the document, the key path and the expected value. The first error raises; nothing is
-loaded partially. `read_document` reads an object of a cluster by the same rules; `autoscaler.spec.names` resolves
-conflicts of names there.
+loaded partially. `read_document` reads an object of a cluster by the same rules; `autoscaler.spec.name_conflicts`
+resolves conflicts of names there.
 
 Environment variables override Settings: `PILOTLIGHT_LIMITS_BODY_BYTES_MAX=1Mi` is `limits.bodyBytesMax: 1Mi`. The name
 is the key path in upper case with underscores; the value is YAML. The environment is an argument. A variable with the
@@ -21,7 +21,7 @@ import msgspec
 import yaml
 
 from autoscaler.contract import ModelName, TenantName
-from autoscaler.documents.validation import (
+from autoscaler.documents.document_rules import (
     MESSAGE,
     check_model,
     check_name,

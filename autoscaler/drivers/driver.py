@@ -13,9 +13,9 @@ from typing import Protocol
 from autoscaler.agent_contract import Laid
 from autoscaler.queries.measured_memory import AS_ASKED, Given
 from autoscaler.spec.model import Model
-from autoscaler.state.device_claims import AwaitedSeen
 from autoscaler.state.events import FaultSeen, HostsSeen, ImagesSeen, ReplicaSeen, SlicesSeen, Synced
 from autoscaler.state.mig import CutOrder
+from autoscaler.state.pending_claims import AwaitedSeen
 from autoscaler.state.world import ClusterFacts, Cordon, CordonTarget, Replica
 
 Observation = ReplicaSeen | FaultSeen | HostsSeen | ImagesSeen | SlicesSeen | AwaitedSeen | Synced

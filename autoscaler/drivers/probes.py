@@ -13,7 +13,7 @@ import ssl
 from collections.abc import Callable
 from functools import partial
 
-from autoscaler.drivers.contained import retry_on_shortage
+from autoscaler.drivers.resilient_tasks import retry_on_shortage
 
 
 def format_host_port(host: str, port: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import inf
 
 from autoscaler.contract import ModelName
-from autoscaler.placement.model.bins import build_bins, build_empty_bins, build_hosts, build_placement_request
+from autoscaler.placement.model.bin_builder import build_bins, build_empty_bins, build_hosts, build_placement_request
 from autoscaler.placement.model.predicates import (
     count_fitting_devices,
     find_required_amount,

@@ -16,14 +16,14 @@ from typing import Final, Literal, NamedTuple
 
 from autoscaler.capacity.lead_times import NO_LEARNT, estimate_lead_time
 from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.placement.capacity_simulation import SimulationContext
 from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.index_cache import IndexCache
 from autoscaler.placement.learning.expected_demand import build_restart_costs
-from autoscaler.placement.model.bins import build_placement_request
+from autoscaler.placement.model.bin_builder import build_placement_request
 from autoscaler.placement.model.predicates import can_evict, describe_occupant
 from autoscaler.placement.model.types import EvictionLevel, Occupant, PlacementRequest, Victim
 from autoscaler.placement.packer import pack
-from autoscaler.placement.simulate import SimulationContext
 from autoscaler.provisioning.offer_selection import RatedOffer, choose_offer, compute_deadline_s, rate_offer
 from autoscaler.provisioning.provisioner import evaluate_offers
 from autoscaler.queries.unschedulable_replicas import list_avoided_nodes

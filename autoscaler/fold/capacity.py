@@ -13,6 +13,8 @@ from math import inf
 from msgspec.structs import replace
 
 from autoscaler.capacity import fabric_agents
+from autoscaler.capacity.delivered_slices import is_slice_of_lease
+from autoscaler.capacity.group_growth import adopt_group, count_nodes_with_devices, recount_growth, update_growth
 from autoscaler.capacity.lead_times import (
     DUE_S,
     NO_LEARNT,
@@ -25,8 +27,6 @@ from autoscaler.capacity.lead_times import (
     record_reorder,
     record_reuse,
 )
-from autoscaler.capacity.machine_groups import adopt_group, count_nodes_with_devices, recount_growth, update_growth
-from autoscaler.capacity.ordered_slices import is_slice_of_lease
 from autoscaler.fold.draft import Draft
 from autoscaler.state.actions import AcquireLease, ReleaseLease
 from autoscaler.state.capacity import (
@@ -47,7 +47,7 @@ from autoscaler.state.capacity import (
     ProvidersSeen,
     ProviderTroubled,
 )
-from autoscaler.state.device_claims import AwaitedSeen, is_claim_owner
+from autoscaler.state.pending_claims import AwaitedSeen, is_claim_owner
 from autoscaler.state.world import NodeId, Slice
 
 BARRED_S = (60.0, 960.0)

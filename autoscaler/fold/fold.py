@@ -2,7 +2,7 @@
 
 This module dispatches the observations of a batch in order and handles the simple ones. The others are in `replicas`,
 `gateway_reports`, `agent_reports`, `mig`, `capacity`, `model_quarantine` and `operator_orders` (with leadership);
-`autoscaler.demand.history_updates` keeps what is learned about Models. Every write goes through `Draft`, which copies a
+`autoscaler.demand.model_history` keeps what is learned about Models. Every write goes through `Draft`, which copies a
 map once per batch, if it changes. Observations never raise; our own Actions raise IllegalIntentError if the state table
 does not allow them. The version rises by one with each batch that gateways must be informed of.
 """
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from autoscaler.capacity import interruptions
-from autoscaler.demand import history_updates as histories
+from autoscaler.demand import model_history as histories
 from autoscaler.demand.desired_replicas import NO_HISTORY
 from autoscaler.fold import agent_reports, capacity, gateway_reports, mig, model_quarantine, operator_orders, replicas
 from autoscaler.fold.draft import Draft
@@ -30,7 +30,6 @@ from autoscaler.state.capacity import (
     ProvidersSeen,
     ProviderTroubled,
 )
-from autoscaler.state.device_claims import AwaitedSeen
 from autoscaler.state.events import (
     ClockSeen,
     CopiesSeen,
@@ -60,6 +59,7 @@ from autoscaler.state.events import (
     Transition,
 )
 from autoscaler.state.mig import CutRefused, CuttableSeen
+from autoscaler.state.pending_claims import AwaitedSeen
 from autoscaler.state.world import PlacementValues, Slice, World
 
 CLOCK_S = 1.0

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from msgspec.structs import replace
 
 from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaUse, Report, TenantName, Total
-from autoscaler.demand import history_updates as histories
+from autoscaler.demand import model_history as histories
 from autoscaler.demand.max_min_shares import lift_attained_service
 from autoscaler.fold.draft import Draft, with_grant
 from autoscaler.fold.indices import demand_in, is_report_expired, levels_of, uses_of

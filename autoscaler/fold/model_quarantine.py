@@ -12,7 +12,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.demand.history_updates import EPISODE_AFTER_S, EPISODE_AFTER_S_MAX
+from autoscaler.demand.model_history import EPISODE_AFTER_S, EPISODE_AFTER_S_MAX
 from autoscaler.fold.draft import Draft
 from autoscaler.state.events import FaultSeen
 from autoscaler.state.world import Fault, World

@@ -13,7 +13,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.demand import history_updates as histories
+from autoscaler.demand import model_history as histories
 from autoscaler.demand.desired_replicas import idle_window_s
 from autoscaler.fold import capacity, mig, model_quarantine
 from autoscaler.fold.draft import Draft

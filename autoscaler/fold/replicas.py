@@ -10,7 +10,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from autoscaler.contract import ReplicaId
-from autoscaler.demand import history_updates as histories
+from autoscaler.demand import model_history as histories
 from autoscaler.demand.desired_replicas import residency_s
 from autoscaler.fold.draft import Draft
 from autoscaler.fold.memory import apply_memory_use

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import msgspec
 import yaml
 
+from autoscaler.documents.document_rules import MESSAGE, find_unsupported_key
 from autoscaler.documents.parse import read_document
-from autoscaler.documents.validation import MESSAGE, find_unsupported_key
 from autoscaler.spec.decode import Path, WrongKeyError, format_path
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.spec.pod import API_VERSION

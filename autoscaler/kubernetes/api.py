@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Self
 import aiohttp
 import msgspec
 
-from autoscaler.kubernetes import decoding
+from autoscaler.kubernetes import safe_decoding
 from autoscaler.kubernetes.constants import WRITER
-from autoscaler.kubernetes.decoding import ListPage, read_event, read_object, read_page
 from autoscaler.kubernetes.kubeconfig import ApiAccess
-from autoscaler.kubernetes.unreadable import Unreadable, UnreadableObjects
+from autoscaler.kubernetes.safe_decoding import ListPage, read_event, read_object, read_page
+from autoscaler.kubernetes.unreadable_objects import Unreadable, UnreadableObjects
 
 WRITES_PER_S = 50.0
 BURST = 100.0
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from aiohttp.client_proto import ResponseHandler
     from aiohttp.client_reqrep import ConnectionKey
 
-Object = decoding.Object
+Object = safe_decoding.Object
 
 READ_S_MAX = 30.0
 """Maximum duration of a read, because a hanging API server never responds."""

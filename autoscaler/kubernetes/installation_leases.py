@@ -1,10 +1,11 @@
 """Determines which installation serves the Models of each namespace, by Leases with the name CLAIM. I/O.
 
-`autoscaler.spec.ownership` decides when to acquire or renew a Lease. The holder is the installation, so each of its
-processes renews the Lease, leader or not. A known holder stays valid while the API server rejects requests or does not
-respond. If the server rejects the Lease for GRACE_S (missing permission, webhook, quota), the Models of that namespace
-are served without a Lease, which is logged. While the server is unable to read or write the Lease, another installation
-may hold it, so the Models of that namespace are not served. The same applies to a Lease that cannot be decoded.
+`autoscaler.spec.installation_ownership` decides when to acquire or renew a Lease. The holder is the installation, so
+each of its processes renews the Lease, leader or not. A known holder stays valid while the API server rejects requests
+or does not respond. If the server rejects the Lease for GRACE_S (missing permission, webhook, quota), the Models of
+that namespace are served without a Lease, which is logged. While the server is unable to read or write the Lease,
+another installation may hold it, so the Models of that namespace are not served. The same applies to a Lease that
+cannot be decoded.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 
 from autoscaler.kubernetes.api import UNREADABLE, Api, ApiError, Object, UnreachableError
-from autoscaler.kubernetes.unreadable import Unreadable
-from autoscaler.spec.ownership import ANYBODYS, CLAIM, CLAIM_S, Claim, Ownership
+from autoscaler.kubernetes.unreadable_objects import Unreadable
+from autoscaler.spec.installation_ownership import ANYBODYS, CLAIM, CLAIM_S, Claim, Ownership
 
 LOOK_S, RETRY_S, CONFLICT_S = 60.0, 1.0, 0.05
 """Pause between two reads of a Lease; after an error; and after a write conflict with another process."""

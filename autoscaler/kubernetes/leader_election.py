@@ -19,7 +19,7 @@ from typing import Protocol
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.kubernetes.lease_state_machine import RENEW, ElectionCandidate, LeaseRecord, Write
 from autoscaler.kubernetes.watch import Watched
-from autoscaler.spec.ownership import Ownership, installation_id
+from autoscaler.spec.installation_ownership import Ownership, installation_id
 
 JITTER = 0.9
 """Each wait is multiplied by a random factor between this and 1, so that candidates do not write simultaneously."""

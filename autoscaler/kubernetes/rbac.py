@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple
 
 from autoscaler.kubernetes.constants import PLACES
 from autoscaler.spec.capacity import PUBLISH
-from autoscaler.spec.ownership import CLAIM
-from autoscaler.state.device_claims import DRIVER
+from autoscaler.spec.installation_ownership import CLAIM
+from autoscaler.state.pending_claims import DRIVER
 
 Scope = Literal["cluster", "namespace"]
 Where = Literal["cluster", "engines", "home", "adopted"]

@@ -19,9 +19,9 @@ import random
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
-from autoscaler.exceptions import describe_error, reraise_memory_error
+from autoscaler.exception_handling import describe_error, reraise_memory_error
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
-from autoscaler.kubernetes.unreadable import Unreadable
+from autoscaler.kubernetes.unreadable_objects import Unreadable
 
 FORBIDDEN, ABSENT = 403, 404
 BREAKS = 2

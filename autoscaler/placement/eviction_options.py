@@ -27,7 +27,7 @@ from autoscaler.placement.eviction import (
     fit_options_to_host,
     list_evictable_occupants,
 )
-from autoscaler.placement.index.elastic import ElasticBudget
+from autoscaler.placement.index.elastic_requests import ElasticBudget
 from autoscaler.placement.index.eviction_costs import EvictionCost
 from autoscaler.placement.index.node_arrays import Flags
 from autoscaler.placement.index.request_encoding import LACKS, NEVER

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from autoscaler.placement.model.bins import BinContext, build_bare_bin, build_bin_context, slices_by_node
+from autoscaler.placement.model.bin_builder import BinContext, build_bare_bin, build_bin_context, slices_by_node
 from autoscaler.placement.model.predicates import has_matching_labels, rejection_reason
 from autoscaler.placement.model.prices import Prices
 from autoscaler.placement.model.types import Bin, PlacementRequest

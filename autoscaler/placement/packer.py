@@ -4,10 +4,10 @@ Used by the planner, what-if queries and simulations. `autoscaler.planner.plan` 
 
 1. If a request fits, `autoscaler.placement.index.node_arrays` chooses the place, by product, price, nearness to or
    spread from other replicas of the model, weights and image on the node, and least waste. An elastic request may be
-   granted less memory than requested (`autoscaler.placement.index.elastic`).
+   granted less memory than requested (`autoscaler.placement.index.elastic_requests`).
 2. If it does not fit, it waits for room that is coming, or evicts the cheapest victims
    (`autoscaler.placement.eviction_options`).
-3. Requests that can grow get memory that no other request can use (`autoscaler.placement.growth`).
+3. Requests that can grow get memory that no other request can use (`autoscaler.placement.memory_growth`).
 
 Invariants:
 
@@ -33,9 +33,9 @@ from math import isnan
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.placement.eviction import COMING, EVICT, LOCKED, EvictionOption, Key, eviction_cost, sum_host_requests
 from autoscaler.placement.eviction_options import EvictionSearch
-from autoscaler.placement.growth import grow_placements, validate_growth
-from autoscaler.placement.index.elastic import MEAN, ElasticBudget, place_elastic
+from autoscaler.placement.index.elastic_requests import MEAN, ElasticBudget, place_elastic
 from autoscaler.placement.index.index import SliceIndex
+from autoscaler.placement.memory_growth import grow_placements, validate_growth
 from autoscaler.placement.minimal_eviction import Assigned, Assignment, Evictee, find_fewer_victims
 from autoscaler.placement.model.predicates import find_required_amount, team_reason, unmet_reason
 from autoscaler.placement.model.types import (

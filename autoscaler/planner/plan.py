@@ -29,18 +29,18 @@ from math import inf
 
 from msgspec.structs import replace
 
-from autoscaler.capacity import ordered_slices
+from autoscaler.capacity import delivered_slices
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.demand import desired_replicas
 from autoscaler.demand.desired_replicas import NO_HISTORY, DesiredReplicas
-from autoscaler.demand.history_updates import start_deadline_s
+from autoscaler.demand.model_history import start_deadline_s
+from autoscaler.placement.capacity_simulation import SimulationContext as Trial
 from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.index_cache import IndexCache
-from autoscaler.placement.model.bins import ENDING, list_start_locks, stuck_s
+from autoscaler.placement.model.bin_builder import ENDING, list_start_locks, stuck_s
 from autoscaler.placement.model.topology import add_spread_nodes
 from autoscaler.placement.model.types import PackResult, Placement, PlacementRequest, RestartCosts, Unplaced
-from autoscaler.placement.partitioned_gpus import mark_gpu_waits
-from autoscaler.placement.simulate import SimulationContext as Trial
+from autoscaler.placement.whole_gpu_waits import mark_gpu_waits
 from autoscaler.planner.reconcile import (
     NOTHING,
     ModelDiff,
@@ -62,7 +62,7 @@ from autoscaler.rearrange.defragmentation import defragment
 from autoscaler.rearrange.mig_repartition import plan_repartition
 from autoscaler.rearrange.replica_migration import MigrationContext, build_relocation_requests, drain_stranded_replica
 from autoscaler.spec.model import Model
-from autoscaler.spec.names import format_replica_id
+from autoscaler.spec.name_conflicts import format_replica_id
 from autoscaler.state.actions import (
     AcquireLease,
     Action,
@@ -370,7 +370,7 @@ class PlanBuilder:
                 created_s=self.now_s,
                 wanted_s=None if want.urgency.unserved_since_s == inf else want.urgency.unserved_since_s,
             ),
-            runtime=ReplicaRuntime(marks=ordered_slices.select_pod_marks(world, want.model, placement.slices)),
+            runtime=ReplicaRuntime(marks=delivered_slices.select_pod_marks(world, want.model, placement.slices)),
         )
         return StartReplica(replica=replica, reason=want.reason)
 

@@ -26,7 +26,7 @@ from autoscaler.demand.desired_replicas import (
     residency_s,
     unserved_since_s,
 )
-from autoscaler.placement.model.bins import build_placement_request
+from autoscaler.placement.model.bin_builder import build_placement_request
 from autoscaler.placement.model.types import EvictionLevel, PlacementRequest, Urgency
 from autoscaler.queries.device_health import is_lost
 from autoscaler.queries.gateways import is_demand_complete

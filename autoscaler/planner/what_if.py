@@ -16,7 +16,7 @@ from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaU
 from autoscaler.demand.desired_replicas import BEGINNING, NO_LOAD
 from autoscaler.documents.parse import Documents
 from autoscaler.fold.fold import Observation
-from autoscaler.placement.model.bins import build_bins
+from autoscaler.placement.model.bin_builder import build_bins
 from autoscaler.planner.plan import Planner
 from autoscaler.queries.gateways import count_running_calls
 from autoscaler.rearrange.mig_repartition import WAIT_S

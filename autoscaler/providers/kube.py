@@ -1,7 +1,7 @@
 """The Kubernetes API access that providers need: a few requests and a watch, on plain dicts.
 
-`Server` is a Protocol because providers may not import the driver. `pilotlight.kube` implements it and rejects writes
-after the loss of leadership. Any exception except AnswerError means that the result of the request is unknown.
+`Server` is a Protocol because providers may not import the driver. `pilotlight.provider_api` implements it and rejects
+writes after the loss of leadership. Any exception except AnswerError means that the result of the request is unknown.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from autoscaler.providers.provider import RefusedError
-from autoscaler.spec.ownership import Ownership
+from autoscaler.spec.installation_ownership import Ownership
 from autoscaler.text import redact_addresses
 
 Object = dict[str, Any]

@@ -17,7 +17,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from autoscaler.exceptions import reraise_memory_error
+from autoscaler.exception_handling import reraise_memory_error
 from autoscaler.providers.provider import Attended, Lacking, Provider, RefusedError
 from autoscaler.state.capacity import (
     LISTED_MAX,

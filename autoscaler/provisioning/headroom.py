@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
+from autoscaler.capacity.delivered_slices import is_slice_of_lease, list_withheld_slices
 from autoscaler.capacity.interruptions import is_lease_ending, is_on_unneeded_node
 from autoscaler.capacity.lead_times import NO_LEARNT, estimate_lead_time
-from autoscaler.capacity.ordered_slices import is_slice_of_lease, list_withheld_slices
 from autoscaler.contract import ModelName
-from autoscaler.placement.simulate import SimulationContext
+from autoscaler.placement.capacity_simulation import SimulationContext
 from autoscaler.queries.operator_orders import explain_closed_slice, is_force_drained
 from autoscaler.state.capacity import Lease, LeaseId, Offer, OfferId
 from autoscaler.state.world import DeviceId, Slice, World

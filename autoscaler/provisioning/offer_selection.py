@@ -2,9 +2,9 @@
 
 Of the offers that are likely enough to arrive in time, the cheapest is ordered. This module defines that ranking, the
 expected cost of an offer, and its description in `explain`. The number of devices in a RatedOffer is sufficient
-according to a simulation (`autoscaler.placement.simulate`). Costs are in the currency of the Settings. Owned capacity
-has no marginal cost, so among such offers the lower power draw wins. The estimates, whether and when offers and orders
-in flight can serve unplaced requests, also select the requests to order for.
+according to a simulation (`autoscaler.placement.capacity_simulation`). Costs are in the currency of the Settings. Owned
+capacity has no marginal cost, so among such offers the lower power draw wins. The estimates, whether and when offers
+and orders in flight can serve unplaced requests, also select the requests to order for.
 
 `TrialBudget` bounds the simulations of one plan. Checks of labels, taints and amounts are not charged, each combination
 is simulated once, and each kind of request has a share of the budget. So requests that fit nowhere cannot exhaust the
@@ -22,10 +22,10 @@ from typing import NamedTuple
 from autoscaler.capacity.lead_times import NO_LEARNT, Expected, estimate_lead_time
 from autoscaler.contract import ModelName
 from autoscaler.demand.schedule import compute_replica_floor
+from autoscaler.placement.capacity_simulation import SimulationContext, devices_for
 from autoscaler.placement.model.types import PlacementRequest, Urgency
-from autoscaler.placement.simulate import SimulationContext, devices_for
 from autoscaler.state.capacity import Capacity, Lease, Offer, OfferId
-from autoscaler.state.node_labels import PendingLabels, can_label_appear, find_untolerated_taint
+from autoscaler.state.pending_labels import PendingLabels, can_label_appear, find_untolerated_taint
 from autoscaler.state.world import NodeId, World
 from autoscaler.text import format_duration
 

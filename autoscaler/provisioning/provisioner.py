@@ -17,22 +17,20 @@ from functools import cached_property
 from math import inf
 from typing import NamedTuple
 
+from autoscaler.capacity.group_growth import list_group_leases
 from autoscaler.capacity.lead_times import Expected, due_after_s
-from autoscaler.capacity.machine_groups import list_group_leases
 from autoscaler.capacity.remaining_offers import SILENT, compute_remaining_offer, find_offer_backoff, has_current_offers
 from autoscaler.contract import ModelName
 from autoscaler.demand.desired_replicas import NO_LOAD
 from autoscaler.demand.schedule import STARTS
-from autoscaler.placement.model.types import EvictionLevel, PackResult, PlacementRequest, Unplaced
-from autoscaler.placement.packer import request_sort_key
-from autoscaler.placement.simulate import (
+from autoscaler.placement.capacity_simulation import (
     SimulationCache,
     SimulationContext,
     compute_min_devices,
     match_requests_to_orders,
 )
-from autoscaler.provisioning.device_claims import commit_claim
-from autoscaler.provisioning.feasibility import build_future_fit_check
+from autoscaler.placement.model.types import EvictionLevel, PackResult, PlacementRequest, Unplaced
+from autoscaler.placement.packer import request_sort_key
 from autoscaler.provisioning.headroom import (
     NONE,
     compute_headroom,
@@ -54,10 +52,12 @@ from autoscaler.provisioning.offer_selection import (
     rate_offer,
     remaining_delivery_s,
 )
+from autoscaler.provisioning.published_devices import commit_claim
 from autoscaler.provisioning.release import plan_releases
+from autoscaler.provisioning.unplaceable_models import build_future_fit_check
 from autoscaler.state.actions import AcquireLease, ReleaseLease
 from autoscaler.state.capacity import AcquireOrder, Lease, LeaseId, Offer, OfferId, next_lease_name
-from autoscaler.state.device_claims import is_claim_owner
+from autoscaler.state.pending_claims import is_claim_owner
 from autoscaler.state.world import Replica
 from autoscaler.text import format_duration
 

@@ -15,18 +15,18 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from math import inf
 from typing import Final
 
+from autoscaler.capacity.delivered_slices import has_replica_on_node, is_release_blocked, slices_of
 from autoscaler.capacity.fabric_agents import explain_attach_failure
 from autoscaler.capacity.interruptions import is_lease_ending, is_on_unneeded_node
 from autoscaler.capacity.lead_times import DUE_S, NO_LEARNT, estimate_lead_time, keep_s
-from autoscaler.capacity.ordered_slices import has_replica_on_node, is_release_blocked, slices_of
-from autoscaler.placement.simulate import SimulationContext
-from autoscaler.provisioning.device_claims import CLAIM_S
+from autoscaler.placement.capacity_simulation import SimulationContext
+from autoscaler.provisioning.published_devices import CLAIM_S
 from autoscaler.queries.gateways import is_demand_complete
 from autoscaler.queries.operator_orders import is_force_drained
 from autoscaler.spec.capacity import provider_keep_seconds
 from autoscaler.state.actions import ReleaseLease
 from autoscaler.state.capacity import Capacity, Lease, LeaseId, ReleaseOrder
-from autoscaler.state.device_claims import is_claim_owner
+from autoscaler.state.pending_claims import is_claim_owner
 from autoscaler.text import format_duration
 
 STUCK_S: Final = 300.0

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from math import inf
 from typing import NamedTuple
 
-from autoscaler.capacity.ordered_slices import is_slice_of_lease
+from autoscaler.capacity.delivered_slices import is_slice_of_lease
 from autoscaler.demand.desired_replicas import (
     NO_HISTORY,
     NO_LOAD,

@@ -25,7 +25,7 @@ from autoscaler.placement.eviction import sum_amounts
 from autoscaler.placement.model.predicates import describe_request, find_required_amount, node_exclusion_reason
 from autoscaler.placement.model.topology import WORDS
 from autoscaler.placement.model.types import Bin, EvictionLevel, NodeConstraints, Occupant, PlacementRequest, Unplaced
-from autoscaler.placement.reasons import Pieces, pieces_of
+from autoscaler.placement.unplaced_reasons import Pieces, pieces_of
 from autoscaler.queries.gateways import is_demand_complete
 from autoscaler.rearrange.replica_migration import (
     MigrationContext,

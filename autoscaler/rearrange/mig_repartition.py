@@ -19,7 +19,7 @@ from typing import NamedTuple
 from autoscaler.contract import ModelName
 from autoscaler.placement.learning.expected_demand import build_demand_histogram
 from autoscaler.placement.mig_candidates import RepartitionCandidate, Sites
-from autoscaler.placement.model.bins import list_start_locks
+from autoscaler.placement.model.bin_builder import list_start_locks
 from autoscaler.placement.model.predicates import host_shortage_reason, node_exclusion_reason
 from autoscaler.placement.model.types import PlacementRequest, Unplaced
 from autoscaler.queries.mig_status import RepartitionStage, config_of, describe_repartition_failure, list_profiles

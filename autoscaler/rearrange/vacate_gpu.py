@@ -24,7 +24,7 @@ from autoscaler.placement.eviction import (
     fit_options_to_host,
 )
 from autoscaler.placement.index.index import SliceIndex
-from autoscaler.placement.model.bins import NOTHING_KEPT
+from autoscaler.placement.model.bin_builder import NOTHING_KEPT
 from autoscaler.placement.model.predicates import node_exclusion_reason
 from autoscaler.placement.model.types import (
     Bin,
@@ -37,7 +37,7 @@ from autoscaler.placement.model.types import (
     Victim,
 )
 from autoscaler.placement.packer import pack, request_sort_key, wait_reason
-from autoscaler.placement.partitioned_gpus import list_rejoinable_gpus, share_split_gpus
+from autoscaler.placement.whole_gpu_waits import list_rejoinable_gpus, share_split_gpus
 from autoscaler.state.resources import NO_ROOM, ResourceAmount
 from autoscaler.state.world import Slice, SliceId, World
 
@@ -78,7 +78,7 @@ def pack_vacating_gpus(
 ) -> Packed:
     """Run the packer, and vacate GPUs for requests that it leaves unplaced.
 
-    Requests that wait for the rest of a GPU on which another starts (`autoscaler.placement.partitioned_gpus`) release
+    Requests that wait for the rest of a GPU on which another starts (`autoscaler.placement.whole_gpu_waits`) release
     their slices to others. `build_index(going, kept)`: builds the slice index without the replicas `going` and with the
     slices `kept` closed, with their reasons. `still`: requests for which no GPU is vacated.
     """

@@ -30,7 +30,7 @@ from autoscaler.contract import (
     TenantEntry,
 )
 from autoscaler.demand.desired_replicas import median_start_s
-from autoscaler.exceptions import Failure, attempt
+from autoscaler.exception_handling import Failure, attempt
 from autoscaler.fold.draft import is_routed
 from autoscaler.fold.model_quarantine import list_quarantined_models
 from autoscaler.queries.start_phases import last_phases_ms

@@ -1,4 +1,5 @@
-"""CEL versions of the rules of `autoscaler.documents.validation` that need only one object, enforced by the API server.
+"""CEL versions of the rules of `autoscaler.documents.document_rules` that need only one object, enforced by the API
+server.
 
 Each rule has the message of its rule in Python; a test against a real API server compares them.
 
@@ -16,7 +17,7 @@ from re import Pattern
 
 import msgspec
 
-from autoscaler.documents.validation import (
+from autoscaler.documents.document_rules import (
     ADAPTER,
     ADAPTER_PATH,
     AMOUNT_RESERVED,
@@ -33,9 +34,9 @@ from autoscaler.documents.validation import (
 )
 from autoscaler.schema.pod_types import TYPES
 from autoscaler.slicing.slicer_families import AMOUNTS, AMOUNTS_BEGIN, CHOICES, CHOICES_BEGIN
-from autoscaler.spec.artifact import STORED
+from autoscaler.spec.artifact_name import STORED
 from autoscaler.spec.engines import ENGINES
-from autoscaler.spec.ownership import TITLE, TITLE_WANTED
+from autoscaler.spec.installation_ownership import TITLE, TITLE_WANTED
 from autoscaler.spec.pod import (
     GPU,
     MANAGED_BY,

@@ -15,8 +15,8 @@ import msgspec
 import yaml
 from msgspec import inspect
 
+from autoscaler.documents.document_rules import KEYS, MESSAGE
 from autoscaler.documents.parse import ModelDocument, TenantDocument
-from autoscaler.documents.validation import KEYS, MESSAGE
 from autoscaler.schema.cel_rules import forbid_key
 from autoscaler.schema.structural import OBJECT, TEXT, Docs, Schema, Structural
 from autoscaler.spec.decode import Part

@@ -1,8 +1,8 @@
 """Generates JSON Schemas (draft 2020-12) of the documents from their types, for editors, the chart and the API.
 
 `python -m autoscaler.schema docs/schema` writes the output; a test keeps the files in docs/schema equal to it. Rules
-between keys (`replicas.min` <= `max`) are not in a schema; `autoscaler.documents.validation` has them. msgspec's own
-generator cannot show the default of a size.
+between keys (`replicas.min` <= `max`) are not in a schema; `autoscaler.documents.document_rules` has them. msgspec's
+own generator cannot show the default of a size.
 """
 
 from __future__ import annotations

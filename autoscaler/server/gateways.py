@@ -37,8 +37,8 @@ from autoscaler.contract import (
     make_decoder,
 )
 from autoscaler.controller.loop import Loop, LoopStep
-from autoscaler.drivers.local.processes import ProcessWatch
-from autoscaler.exceptions import Failure, attempt, describe_error
+from autoscaler.drivers.local.replica_processes import ProcessWatch
+from autoscaler.exception_handling import Failure, attempt, describe_error
 from autoscaler.fold.gateway_reports import is_redundant_report
 from autoscaler.routing import routes as publish
 from autoscaler.server import agents

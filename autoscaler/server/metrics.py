@@ -34,8 +34,8 @@ from autoscaler.queries.crowded_slices import room_of
 from autoscaler.queries.start_phases import phases_with_parts_s
 from autoscaler.state.actions import Action, FailStart
 from autoscaler.state.capacity import Capacity, Lease
-from autoscaler.state.device_claims import is_claim_owner
 from autoscaler.state.lifecycle import HOLDS_SLICE, ReplicaState
+from autoscaler.state.pending_claims import is_claim_owner
 from autoscaler.state.world import World
 
 

@@ -15,7 +15,7 @@ from autoscaler.explain.fit import Fit
 from autoscaler.explain.model import Explanation
 from autoscaler.planner.what_if import PATH as WHAT_IF
 from autoscaler.planner.what_if import Answer, Question
-from autoscaler.queries.views import (
+from autoscaler.queries.response_types import (
     DeviceView,
     DocumentsView,
     ModelView,
@@ -27,7 +27,7 @@ from autoscaler.queries.views import (
     TenantView,
     Told,
 )
-from autoscaler.server.operator_orders import Wish
+from autoscaler.server.order_effects import Wish
 from autoscaler.state.actions import Plan
 
 VERSION = "3.1.0"

@@ -1,7 +1,7 @@
 """The operations port of the autoscaler (interfaces, section 4): health, metrics, the read API and operators' orders.
 
 Owns the HTTP side only: data come from the loop's World, its Plan and its log, on which decisions are based.
-`autoscaler.server.operator_api` handles orders. Metrics of gateways on Unix sockets are scraped and merged into the
+`autoscaler.server.order_handlers` handles orders. Metrics of gateways on Unix sockets are scraped and merged into the
 autoscaler's own.
 
 Also serves the operator page at `/`: the single file `pages/operator.html` without external resources. Its
@@ -29,10 +29,10 @@ from autoscaler.controller.loop import Loop
 from autoscaler.explain import model
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.fit import Needs, explain_fit
-from autoscaler.queries.views import DocumentsView, OffView, Problem, Sentences
-from autoscaler.server import api, openapi
+from autoscaler.queries.response_types import DocumentsView, OffView, Problem, Sentences
+from autoscaler.server import openapi, read_responses
 from autoscaler.server.metrics import merge_metrics
-from autoscaler.server.operator_api import Commands
+from autoscaler.server.order_handlers import Commands
 from autoscaler.server.what_if import WhatIfApi
 from autoscaler.spec.model import Model
 from autoscaler.state.world import World
@@ -185,28 +185,28 @@ class OperationsServer:
         return json_response(await asyncio.to_thread(self._documents))
 
     async def _models(self, _: web.Request) -> web.Response:
-        return json_response(self._loop.contained("status", api.list_models))
+        return json_response(self._loop.contained("status", read_responses.list_models))
 
     async def _model(self, request: web.Request) -> web.Response:
-        known = api.find_model(self._world, request.match_info["name"])
+        known = read_responses.find_model(self._world, request.match_info["name"])
         if known is None:
             return self._no_model()
-        return json_response(self._loop.contained("status", lambda world: api.model_view(world, known)))
+        return json_response(self._loop.contained("status", lambda world: read_responses.model_view(world, known)))
 
     async def _tenants(self, _: web.Request) -> web.Response:
-        return json_response(api.list_tenants(self._world))
+        return json_response(read_responses.list_tenants(self._world))
 
     async def _devices(self, _: web.Request) -> web.Response:
-        return json_response(api.list_devices(self._world, self._now_s()))
+        return json_response(read_responses.list_devices(self._world, self._now_s()))
 
     async def _nodes(self, _: web.Request) -> web.Response:
-        return json_response(api.list_nodes(self._world, self._now_s()))
+        return json_response(read_responses.list_nodes(self._world, self._now_s()))
 
     async def _plan(self, _: web.Request) -> web.Response:
         return json_response(self._loop.plan)
 
     async def _explain(self, request: web.Request) -> web.Response:
-        known = api.find_model(self._world, request.match_info["name"])
+        known = read_responses.find_model(self._world, request.match_info["name"])
         if known is None:
             return self._no_model()
         now_s, plan, log = self._now_s(), self._loop.plan, self._log
@@ -215,7 +215,7 @@ class OperationsServer:
         )
 
     async def _fit(self, request: web.Request) -> web.Response:
-        known = api.find_model(self._world, request.match_info["name"])
+        known = read_responses.find_model(self._world, request.match_info["name"])
         if known is None:
             return self._no_model()
         needs = await asyncio.to_thread(self._needs, known)

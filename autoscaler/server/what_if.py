@@ -17,9 +17,9 @@ from aiohttp import web
 from autoscaler.contract import ModelName
 from autoscaler.controller.loop import Loop
 from autoscaler.planner.what_if import CALLS_MAX, PATH, Answer, AssumedDemand, Question, simulate_world
-from autoscaler.server import api, operator_orders
-from autoscaler.server.operator_api import JSON, check_leads, format_names, order_error_response, read_order_body
-from autoscaler.server.operator_orders import OrderError
+from autoscaler.server import order_effects, read_responses
+from autoscaler.server.order_effects import OrderError
+from autoscaler.server.order_handlers import JSON, check_leads, format_names, order_error_response, read_order_body
 from autoscaler.state.world import World
 
 BODY_BYTES_MAX = 64 * 1024
@@ -44,7 +44,7 @@ class WhatIfApi:
     async def _answer(self, request: web.Request) -> web.Response:
         try:
             question = _question(await read_order_body(request, BODY_BYTES_MAX))
-            operator_orders.authenticate_operator(
+            order_effects.authenticate_operator(
                 self._loop.world, request.headers.get("authorization", ""), self._wall(), "a what-if"
             )
             check_leads(self._loop.world)
@@ -72,7 +72,7 @@ def _question(body: bytes) -> Question:
 def _asked(world: World, question: Question) -> dict[ModelName, AssumedDemand]:
     found: dict[ModelName, AssumedDemand] = {}
     for name, calls in question.demand.items():
-        model = api.find_model(world, name)
+        model = read_responses.find_model(world, name)
         if model is None:
             raise OrderError(404, f"{name[:100]}: no such model; existing: {format_names(world.models)}")
         if model.name in found:

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta, field
 
 from autoscaler.contract import ModelName, TenantName
-from autoscaler.spec.artifact import normalize_artifact
+from autoscaler.spec.artifact_name import normalize_artifact
 from autoscaler.spec.decode import Part
 from autoscaler.spec.pod import EnvSource, Pod, Resources
 from autoscaler.spec.quantity import Bytes, BytesOrAuto
@@ -281,7 +281,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Concurrent requests per replica: the spec's value, else the engine's default."""
     served_name: str = ""
     """The name under which the engine serves the Model, if it is not the Model's name: an older Model has that name
-    (`autoscaler.spec.names`).
+    (`autoscaler.spec.name_conflicts`).
     """
     created_unix_s: int = 0
     order: int = 0

@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple
 
 from autoscaler.contract import ModelName
 from autoscaler.state import StateRecord
-from autoscaler.state.device_claims import PendingDeviceClaim
-from autoscaler.state.node_labels import Taint
+from autoscaler.state.pending_claims import PendingDeviceClaim
+from autoscaler.state.pending_labels import Taint
 
 NAME_MAX = 40
 _UNSAFE = re.compile(r"[^a-z0-9-]+")
@@ -181,7 +181,7 @@ class Lease(StateRecord, frozen=True):
     devices: int
     owner: ModelName
     """The Model for which it was ordered and to which idle time is charged; or a claim
-    (`autoscaler.state.device_claims`).
+    (`autoscaler.state.pending_claims`).
     """
     asked_s: float
     sent_s: float
@@ -271,7 +271,7 @@ class BackedOffOffer(StateRecord, frozen=True):
 
 
 class Group(StateRecord, frozen=True):
-    """A MachineSet or MachineDeployment whose nodes other controllers create (`autoscaler.capacity.machine_groups`)."""
+    """A MachineSet or MachineDeployment whose nodes other controllers create (`autoscaler.capacity.group_growth`)."""
 
     name: str
     """A name such as `MachineSet default/t4`."""

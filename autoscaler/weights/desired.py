@@ -32,7 +32,7 @@ from autoscaler.agent_contract import (
     read_weights_request,
 )
 from autoscaler.contract import ModelName, WeightsReport
-from autoscaler.documents.validation import ADAPTER_PATH
+from autoscaler.documents.document_rules import ADAPTER_PATH
 from autoscaler.queries.device_health import is_report_fresh
 from autoscaler.spec.engines import ENGINES, EngineError, is_fetched_by_engine
 from autoscaler.spec.model import Model

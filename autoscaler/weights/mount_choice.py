@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple
 
-from autoscaler.spec.artifact import is_stored
+from autoscaler.spec.artifact_name import is_stored
 from autoscaler.spec.settings import Settings
 from autoscaler.state.world import ClusterFacts, Version
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from autoscaler.contract import ModelName
-from autoscaler.placement.index.elastic import Elastic
+from autoscaler.placement.index.elastic_requests import Elastic
 from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.index.node_arrays import NodeArrays, NodeCapacity
 from autoscaler.placement.index.residual_waste_tables import Taught
@@ -101,7 +101,7 @@ class Packer:
 
 
 class Granter:
-    """The elastic policy for one replay: `autoscaler.placement.index.elastic`, as the packer calls it."""
+    """The elastic policy for one replay: `autoscaler.placement.index.elastic_requests`, as the packer calls it."""
 
     def __init__(self, nodes: Sequence[NodeRow], taught: Taught) -> None:
         self._elastic = Elastic(NodeArrays([node(row) for row in nodes], taught))

@@ -4,7 +4,7 @@
 
 Prints as JSON the cost (without the interpreter's start, because the agent of a node runs continuously), the maximum
 memory of the process, and the number of bytes that existed before. `KILL_AT=0.9` ends a fetch there by SIGKILL. With
-`SYNC=1` everything is on the disk at the end; otherwise as in a node's store (`artifacts.store.durability`): usable
+`SYNC=1` everything is on the disk at the end; otherwise as in a node's store (`artifacts.store.deferred_sync`): usable
 when it is verified, and synced afterwards.
 """
 
@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 from artifacts.digest import Digest
-from artifacts.disk.disk import Disk
+from artifacts.disk.durable_writes import Disk
 from artifacts.download import pull
 from artifacts.download.pull import BlobTarget
 from artifacts.http.transport import Site

@@ -14,7 +14,7 @@ from msgspec import Raw
 
 from gateway.errors import CallError, invalid_request, unsupported_media_type
 from gateway.http.body_buffers import Body, ChunkedBody, StreamingBody
-from gateway.http.json_types import LargeMembers
+from gateway.http.json_structs import LargeMembers
 from gateway.request import forbidden_fields
 from gateway.request.api_routes import Operation
 from gateway.request.json_scanner import MEMBERS_MAX, JsonScan

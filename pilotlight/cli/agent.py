@@ -21,7 +21,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from autoscaler.contract import NODE_PERIOD_S, NodeReport
-from autoscaler.spec.ownership import Ownership
+from autoscaler.spec.installation_ownership import Ownership
 from pilotlight import process
 from pilotlight.agent.autoscaler_client import HttpWay
 from pilotlight.agent.gpu.device_plugin_pods import parse_pod_selector
@@ -31,7 +31,7 @@ from pilotlight.agent.kubelet.image_pull import Images, ImageWanted
 from pilotlight.agent.kubelet.sockets import POD_RESOURCES, NodeSockets
 from pilotlight.agent.node_observer import NodeLook, NodeLooks, should_report
 from pilotlight.agent.reporter import Agent
-from pilotlight.agent.weights import peer_access
+from pilotlight.agent.weights import peer_sharing
 from pilotlight.agent.weights.fetch import PullSecrets
 from pilotlight.agent.weights.keeper import WeightsKeeper
 from pilotlight.agent.weights.peers import Neighbours, PeerOptions
@@ -141,7 +141,7 @@ def _pods_of(context: click.Context, parameter: click.Parameter, value: tuple[st
     type=AddressType(),
     help="The address that other nodes use for --peer-listen. Default: $POD_IP, else the address of --peer-listen.",
 )
-@peer_access.peer_options
+@peer_sharing.peer_options
 def agent(  # noqa: PLR0917  click passes by keyword
     node: str, autoscalers: tuple[str, ...], token_file: Path | None, contract_cert_file: Path | None,
     contract_key_file: Path | None, contract_ca_file: Path | None, store: Path, pull_secrets: str | None,
@@ -156,7 +156,7 @@ def agent(  # noqa: PLR0917  click passes by keyword
     """
     access.check_autoscalers(autoscalers)
     identity = Identity(cert=contract_cert_file, key=contract_key_file, ca=contract_ca_file)
-    among = peer_access.build_peer_access(peer_token_file, peer_cert_file, peer_key_file, peer_ca_file)
+    among = peer_sharing.build_peer_access(peer_token_file, peer_cert_file, peer_key_file, peer_ca_file)
     peers = None if peer_listen is None else PeerOptions(listen=peer_listen, advertised=peer_address, access=among)
     options = AgentOptions(
         node=node, autoscalers=autoscalers, access=Access(identity=identity, token=token_file),

@@ -22,7 +22,7 @@ from autoscaler.importers.llama_swap import config
 from autoscaler.importers.result import ConversionResult, refuse_duplicate_names, to_json, to_yaml
 from pilotlight import bounded_files as reading
 from pilotlight.options import PathType
-from pilotlight.output import write_document
+from pilotlight.safe_output import write_document
 
 FILE_BYTES_MAX = 16 << 20
 """Maximum size of a configuration, and of each file read from Ollama's store except weights."""

@@ -16,12 +16,12 @@ import msgspec
 
 from artifacts.disk.locks import wait_for_lock
 from autoscaler.contract import TenantName
+from autoscaler.documents.document_rules import MESSAGE, check_name
 from autoscaler.documents.parse import Documents, to_yaml
-from autoscaler.documents.validation import MESSAGE, check_name
 from autoscaler.drivers.local.state_directory import replace_file
 from autoscaler.spec.decode import WrongKeyError
 from autoscaler.spec.tenant import Key, Tenant, TenantSpec
-from pilotlight.models.documents import KEYS_FILE, load_files
+from pilotlight.models.document_inputs import KEYS_FILE, load_files
 
 KEY_BYTES = 32
 KEYS_MAX = 10_000

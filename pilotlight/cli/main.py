@@ -18,7 +18,7 @@ import click
 
 from gateway.dispatch import memory_pressure
 from pilotlight import __version__
-from pilotlight import output as terminal
+from pilotlight import safe_output as terminal
 from pilotlight.net.listen import Address
 from pilotlight.options import (
     DIRECTORY,
@@ -202,7 +202,7 @@ def explain_fit(model: str, ops: str, output: str) -> None:
 @output_option
 def explain_last(ops: str, output: str) -> None:
     """List the latest decisions."""
-    from autoscaler.queries.views import Sentences
+    from autoscaler.queries.response_types import Sentences
     from pilotlight.cli import status as show
 
     show.print_explanation(ops, "last", Sentences, output)
@@ -225,7 +225,7 @@ def key() -> None:
 def key_new(tenant: str, role: str, name: str, state: Path | None) -> None:
     """Create an API key. It is printed once, with the `keys:` entry (its hash) to paste into a Tenant."""
     from pilotlight.cli import keys
-    from pilotlight.models import documents
+    from pilotlight.models import document_inputs
 
     keys.check_names(tenant, name)
     keys.check_role(role)
@@ -233,7 +233,7 @@ def key_new(tenant: str, role: str, name: str, state: Path | None) -> None:
     if state is None:
         click.echo(f"key (shown once): {secret}\npaste into Tenant {tenant}:\n  keys:\n  {keys.entry_yaml(entry)}")
         return
-    path, pid = keys.store_key(state, tenant, entry), documents.serving_pid(state)
+    path, pid = keys.store_key(state, tenant, entry), document_inputs.serving_pid(state)
     now = f", or now: kill -HUP {pid}" if pid else ""
     click.echo(
         f"key (shown once): {secret}\nstored for tenant {tenant} in {path}; `serve` reads it when it starts{now}"

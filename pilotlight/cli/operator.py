@@ -14,11 +14,11 @@ import click
 import msgspec
 from rich.text import Text
 
-from autoscaler.queries.views import DeviceView, NodeView, Told
+from autoscaler.queries.response_types import DeviceView, NodeView, Told
 from autoscaler.text import format_count
 from pilotlight.net.ops_client import fetch
 from pilotlight.options import Command, key_of, key_option, ops_option, output_option
-from pilotlight.output import one_line, write_json
+from pilotlight.safe_output import one_line, write_json
 from pilotlight.tables import Console
 
 LOOK_S = 0.5

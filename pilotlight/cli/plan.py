@@ -24,10 +24,10 @@ from autoscaler.spec import yaml
 from autoscaler.state.world import Slice
 from autoscaler.text import format_size
 from pilotlight import bounded_files
-from pilotlight.models.documents import fill_memory_estimate, load_files
+from pilotlight.models.document_inputs import fill_memory_estimate, load_files
 from pilotlight.net import ops_client
 from pilotlight.options import FILE, OPS, key_of, key_option, output_option
-from pilotlight.output import write_json
+from pilotlight.safe_output import write_json
 
 LIVE_TIMEOUT_S = 60.0
 EXPECTED = "expected {waiting: NUMBER, running: NUMBER} or a number of waiting requests"

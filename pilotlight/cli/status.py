@@ -16,9 +16,9 @@ from msgspec.structs import replace
 from rich.live import Live
 from rich.table import Table
 
-from autoscaler.queries.views import DocumentsView, ModelView, OffView, Row, Sentences
+from autoscaler.queries.response_types import DocumentsView, ModelView, OffView, Row, Sentences
 from pilotlight.net.ops_client import fetch
-from pilotlight.output import one_line, write_document, write_json
+from pilotlight.safe_output import one_line, write_document, write_json
 from pilotlight.tables import Console, build_console
 
 if TYPE_CHECKING:

@@ -20,23 +20,23 @@ from autoscaler.capacity.attachable_nodes import (
     list_attachable_nodes,
     list_node_selectors,
 )
-from autoscaler.capacity.machine_groups import collect_group_limits
+from autoscaler.capacity.group_growth import collect_group_limits
 from autoscaler.providers.karpenter.nodepool import VERSIONS
 from autoscaler.providers.kube import AnswerError, Object, Server, choose_served_version
-from autoscaler.providers.kueue import workload
-from autoscaler.providers.machine_groups import list_machine_group_objects, read_machine_groups
+from autoscaler.providers.kueue import placeholder_pod
+from autoscaler.providers.machine_sets import list_machine_group_objects, read_machine_groups
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.provisioning_request import objects
 from autoscaler.providers.redfish.client import NoAnswerError, Service, StatusError
-from autoscaler.providers.redfish.cluster import SECRETS, Key, RedfishCredentials, RedfishCredentialsError
 from autoscaler.providers.redfish.inventory import NOT_THERE, Reading
+from autoscaler.providers.redfish.kubernetes_objects import SECRETS, Key, RedfishCredentials, RedfishCredentialsError
 from autoscaler.providers.redfish.schema import RedfishDocumentError
 from autoscaler.spec.capacity import ProviderSettings, Redfish
 from autoscaler.spec.settings import Settings
 from autoscaler.state.world import Leadership, World
 from pilotlight.doctor.finding import Finding
 from pilotlight.models import capacity_providers
-from pilotlight.output import list_names
+from pilotlight.safe_output import list_names
 
 NODES = "/api/v1/nodes"
 NO_MOST = "no ready node has an annotation with its maximum number of GPUs"
@@ -60,7 +60,7 @@ class Api(NamedTuple):
 APIS: Mapping[str, Api] = {
     "karpenter": Api("Karpenter", "karpenter.sh", VERSIONS, ("nodepools", "nodeclaims")),
     "provisioningRequest": Api("ProvisioningRequest", "autoscaling.x-k8s.io", ("v1",), ("provisioningrequests",)),
-    "kueue": Api("Kueue", workload.API, workload.VERSIONS, ("localqueues", "workloads")),
+    "kueue": Api("Kueue", placeholder_pod.API, placeholder_pod.VERSIONS, ("localqueues", "workloads")),
     "cro": Api(
         "composable resources (CRO)", "cro.hpsys.ibm.ie.com", ("v1alpha1",),
         ("composabilityrequests", "composableresources"),
@@ -180,8 +180,10 @@ async def _provisioning(at: _At) -> Finding:
 async def _kueue(at: _At) -> Finding:
     queue = "" if at.entry.kueue is None else at.entry.kueue.local_queue
     where = at.place.engines
-    version = choose_served_version(await at.place.server.find(f"/apis/{workload.API}"), workload.VERSIONS)
-    found = await at.place.server.find(f"/apis/{workload.API}/{version}/namespaces/{where}/localqueues/{queue}")
+    version = choose_served_version(
+        await at.place.server.find(f"/apis/{placeholder_pod.API}"), placeholder_pod.VERSIONS
+    )
+    found = await at.place.server.find(f"/apis/{placeholder_pod.API}/{version}/namespaces/{where}/localqueues/{queue}")
     if found is None:
         fix = "create it, or set `capacity[].kueue.localQueue` to another one: kubectl get localqueues -n " + where
         return at.wrong(f"LocalQueue {queue} does not exist in namespace {where}", fix)

@@ -15,15 +15,15 @@ import msgspec
 
 from autoscaler.capacity.attachable_nodes import list_attachable_nodes
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.drivers.kubernetes.objects import replica_pod
+from autoscaler.drivers.kubernetes.objects import pod_manifest
 from autoscaler.engines import LaunchCommand
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.kubernetes.constants import NODES
 from autoscaler.kubernetes.rbac import Right, Scope, list_required_rights
 from autoscaler.kubernetes.resources import event_log
-from autoscaler.kubernetes.unreadable import Unreadable
+from autoscaler.kubernetes.unreadable_objects import Unreadable
 from autoscaler.schema.crds import GROUP, MODEL, TENANT, CrdKind, build_crd
-from autoscaler.spec import ownership
+from autoscaler.spec import installation_ownership
 from autoscaler.spec.model import Gpu, Model, ModelSpec
 from autoscaler.spec.settings import Settings
 from autoscaler.state.world import Replica, ReplicaResources
@@ -31,8 +31,8 @@ from pilotlight.doctor import capacity as checks_capacity
 from pilotlight.doctor import gpu_operator
 from pilotlight.doctor import nodes as checks_nodes
 from pilotlight.doctor.finding import Finding
-from pilotlight.kube import Objects
-from pilotlight.output import list_names
+from pilotlight.provider_api import Objects
+from pilotlight.safe_output import list_names
 
 VERSION_MIN = (1, 30)
 """Definitions use CEL rules and selectable fields, which older servers do not support."""
@@ -232,7 +232,7 @@ def _engine_pod() -> Object:
         resources=ReplicaResources(slices=(), memory_bytes=0),
     )
     launch = LaunchCommand(argv=("true",), env={}, readiness_path="/")
-    return replica_pod.build_pod_manifest(replica, model, launch, "pilotlight-doctor")
+    return pod_manifest.build_pod_manifest(replica, model, launch, "pilotlight-doctor")
 
 
 async def nodes(api: Api, scene: Scene) -> list[Finding]:
@@ -288,9 +288,12 @@ async def _reported(api: Api, scene: Scene) -> dict[str, Unreadable]:
 
 async def installations(api: Api, scene: Scene) -> list[Finding]:
     """Report this installation's name, and the namespaces whose Models another installation serves."""
-    me = ownership.installation_title(scene.home, scene.lease)
+    me = installation_ownership.installation_title(scene.home, scene.lease)
     within = "" if scene.scope == "cluster" else f"/namespaces/{scene.engines}"
-    path, query = f"/apis/coordination.k8s.io/v1{within}/leases", {"fieldSelector": f"metadata.name={ownership.CLAIM}"}
+    path, query = (
+        f"/apis/coordination.k8s.io/v1{within}/leases",
+        {"fieldSelector": f"metadata.name={installation_ownership.CLAIM}"},
+    )
     findings = [Finding("installation", "ok", me)]
     async for page in api.pages(path, query):
         for lease in page.items:

@@ -15,7 +15,7 @@ from autoscaler.spec.pod import GPU
 from autoscaler.state.world import NodeId
 from autoscaler.text import format_count
 from pilotlight.doctor.finding import Finding
-from pilotlight.output import list_names
+from pilotlight.safe_output import list_names
 
 NVIDIA = "nvidia.com/"
 PRODUCT, MEMORY, MPS_CAPABLE = shared.PRODUCT, shared.MEMORY_MIB, NVIDIA + "mps.capable"

@@ -20,30 +20,30 @@ from msgspec.structs import replace
 
 from autoscaler.capacity import fabric_agents
 from autoscaler.capacity.attachable_nodes import count_devices_on_node
-from autoscaler.capacity.machine_groups import read_group_limits
+from autoscaler.capacity.group_growth import read_group_limits
 from autoscaler.contract import ModelName
 from autoscaler.placement.model.prices import Prices
 from autoscaler.providers.cluster_autoscaler.provider import NodeGroup
 from autoscaler.providers.cro.provider import CroFabric, NodeLock
-from autoscaler.providers.deletion_delay import DeletionDelay
 from autoscaler.providers.device_usage import find_device_user
 from autoscaler.providers.karpenter.disruption_guard import DisruptionGuard
 from autoscaler.providers.karpenter.provider import KarpenterNodes
 from autoscaler.providers.kube import Object, Server
 from autoscaler.providers.kueue.provider import KueuePlaces
 from autoscaler.providers.lead_time_store import LeadTimeStore
-from autoscaler.providers.machine_groups import MachineGroupWatcher
+from autoscaler.providers.machine_sets import MachineGroupWatcher
+from autoscaler.providers.node_deletion import DeletionDelay
 from autoscaler.providers.provider import Provider
 from autoscaler.providers.provisioning_request.provider import ProvisioningProvider
 from autoscaler.providers.redfish.attach_detach import Around as Alongside
 from autoscaler.providers.redfish.client import Service
-from autoscaler.providers.redfish.cluster import SECRETS, ConfigMapNotes, OpenSites, RedfishCredentials
 from autoscaler.providers.redfish.dra_publisher import DraPublisher
 from autoscaler.providers.redfish.inventory import Reading
+from autoscaler.providers.redfish.kubernetes_objects import SECRETS, ConfigMapNotes, OpenSites, RedfishCredentials
 from autoscaler.providers.redfish.planning import FabricContext
 from autoscaler.providers.redfish.provider import RedfishFabric
 from autoscaler.providers.runner import Observe, ProviderRunner
-from autoscaler.provisioning.device_claims import Published, find_published_devices
+from autoscaler.provisioning.published_devices import Published, find_published_devices
 from autoscaler.spec.capacity import ProviderSettings
 from autoscaler.spec.settings import Settings
 from autoscaler.state.capacity import AcquireOrder, ReleaseOrder

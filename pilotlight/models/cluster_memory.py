@@ -16,11 +16,11 @@ from msgspec.structs import replace
 
 from autoscaler.agent_contract import WeightsRequest
 from autoscaler.contract import ModelName, WeightsReport
-from autoscaler.exceptions import Failure, attempt, describe_error
+from autoscaler.exception_handling import Failure, attempt, describe_error
 from autoscaler.spec.model import Model
 from autoscaler.state.events import FaultSeen
-from pilotlight.models import remote_header
-from pilotlight.models.documents import fill_memory_estimate
+from pilotlight.models import header_report
+from pilotlight.models.document_inputs import fill_memory_estimate
 
 if TYPE_CHECKING:
     from autoscaler.controller.loop import LoopStep
@@ -67,7 +67,7 @@ class Sizes:
         return Sized(tuple(sized), tuple(faults))
 
     def _make(self, model: Model, looked: Mapping[WeightsRequest, WeightsReport], was: _Made | None) -> _Made:
-        looks = remote_header.list_reports(model, looked)
+        looks = header_report.list_reports(model, looked)
         same = was is not None and was.asked == model
         if was is not None and same and all(one is other for one, other in zip(was.looks, looks, strict=True)):
             return was
@@ -75,9 +75,9 @@ class Sizes:
         return _Made(model, looks, self._sized(model, looked, since_s))
 
     def _sized(self, model: Model, looked: Mapping[WeightsRequest, WeightsReport], since_s: float | None) -> Model:
-        if remote_header.is_header_pending(model, looked):
+        if header_report.is_header_pending(model, looked):
             return replace(model, unread_s=self._clock() if since_s is None else since_s)
-        found = remote_header.find_artifact_facts(model, looked)
+        found = header_report.find_artifact_facts(model, looked)
         return model if found is None else fill_memory_estimate(model, found, gpus=True)
 
     def on_step(self, step: LoopStep) -> None:

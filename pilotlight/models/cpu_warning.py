@@ -14,7 +14,7 @@ from autoscaler.controller.loop import LoopStep
 from autoscaler.engines import LLAMA_CPP, select_program
 from autoscaler.engines.installed import computes_on_cpu_only
 from autoscaler.spec.model import Model
-from pilotlight.output import list_names, write_stderr
+from pilotlight.safe_output import list_names, write_stderr
 
 NO_GPU = "the installed xllamacpp finds no GPU"
 NAMED_MAX = 10

@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from artifacts import files as kinds
+from artifacts import file_kinds as kinds
 from artifacts.formats import hf_config, memory
 from artifacts.formats.memory import Estimate, Item, ServingOptions, Shape
 from autoscaler.engines import ENGINES
-from autoscaler.spec.artifact import STORED
+from autoscaler.spec.artifact_name import STORED
 from autoscaler.spec.engines import CHECKPOINTS
 from autoscaler.spec.model import Cache, Model
-from pilotlight.models.local_model_file import load_gguf_header
+from pilotlight.models.gguf_check import load_gguf_header
 
 LLAMA_SERVERS_CHECKPOINTS = 32
 LLAMA_SERVERS_PROMPTS_MIB = 8192

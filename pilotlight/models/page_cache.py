@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from artifacts.disk.disk import walk_folder
+from artifacts.disk.durable_writes import walk_folder
 from artifacts.disk.page_cache_warmup import warm_page_cache
 from autoscaler.contract import ModelName
 from autoscaler.controller.loop import LoopStep

@@ -11,15 +11,15 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
-from artifacts.archives.tar import BadArchiveError
-from artifacts.disk.disk import DiskError
+from artifacts.archives.tar_reader import BadArchiveError
+from artifacts.disk.durable_writes import DiskError
 from artifacts.formats.gguf import GgufError
 from artifacts.oci.descriptor import BadManifestError
 from artifacts.reference import BadReferenceError
 from artifacts.registry_errors import RegistryError
 from artifacts.safe_paths import BadPathError
 from artifacts.store.layout import StoreError
-from pilotlight.models.weight_parts import Part
+from pilotlight.models.model_parts import Part
 
 TROUBLE = (
     *(RegistryError, BadManifestError, BadReferenceError, BadArchiveError, BadPathError),

@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from artifacts.digest import BadDigestError
-from artifacts.disk.threads import run_in_thread
+from artifacts.disk.thread_wait import run_in_thread
 from artifacts.fetch import fetch
 from artifacts.fetch.fetch import Ways
 from artifacts.fetch.registry import Came, MirrorSite, OnProgress, Registries
 from artifacts.reference import DOCKER, DOCKER_HOST, BadReferenceError
 from artifacts.registry_errors import PolicyError
 from artifacts.store.layout import ForbiddenError, Record
-from artifacts.store.publish import Copy
+from artifacts.store.pull import Copy
 from artifacts.store.store import Store
 from autoscaler.contract import ModelName
 from autoscaler.controller.loop import Listener, LoopStep
@@ -41,8 +41,8 @@ from autoscaler.state.world import World
 from autoscaler.text import format_size
 from pilotlight.models.credentials import build_keychain, load_signature_policy
 from pilotlight.models.memory import is_fetched_by_store
+from pilotlight.models.model_parts import Part, get_own_part, list_adapter_parts, list_parts, use_local_files
 from pilotlight.models.retry_tasks import TROUBLE, Errands
-from pilotlight.models.weight_parts import Part, get_own_part, list_adapter_parts, list_parts, use_local_files
 
 STORE = "weights"
 """Folder below the state directory."""

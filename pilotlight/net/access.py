@@ -26,7 +26,7 @@ from pilotlight.net.certificates import Identity
 from pilotlight.net.file_reload import Files, Renewed
 from pilotlight.net.http_server import Runner
 from pilotlight.net.listen import Address, socket_of
-from pilotlight.output import write_stderr
+from pilotlight.safe_output import write_stderr
 
 if TYPE_CHECKING:  # a gateway starts without the control plane
     from autoscaler.server.gateways import ContractServer

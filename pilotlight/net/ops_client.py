@@ -1,5 +1,5 @@
 """Client of the operations port: sends one request and decodes the response as a type of the API
-(`autoscaler.queries.views`).
+(`autoscaler.queries.response_types`).
 
 Another server may listen at that address, so time and size are limited, redirects are not followed, and a response of
 another type is reported as a one-line error that names `--ops`.
@@ -20,7 +20,7 @@ from urllib.parse import quote, urlsplit
 import click
 import msgspec
 
-from autoscaler.queries.views import Problem
+from autoscaler.queries.response_types import Problem
 
 TIMEOUT_S = 5.0
 """Total time, from connecting to the last byte."""

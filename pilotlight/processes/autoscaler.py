@@ -21,25 +21,25 @@ from aiohttp import web
 from autoscaler.contract import GatewayId, ModelName
 from autoscaler.controller.loop import Listener, Loop, LoopStep
 from autoscaler.documents.parse import Documents
-from autoscaler.drivers.contained import retry_until_success
 from autoscaler.drivers.driver import Driver
 from autoscaler.drivers.local.cordon_file import CordonFile
 from autoscaler.drivers.local.devices import Devices
 from autoscaler.drivers.local.driver import LocalDriver
 from autoscaler.drivers.local.learned_files import HistoryFile, LessonFile
 from autoscaler.drivers.local.nvml import open_nvml
-from autoscaler.drivers.local.processes import become_subreaper
+from autoscaler.drivers.local.replica_processes import become_subreaper
 from autoscaler.drivers.local.state_directory import StateDirectory, StateError
+from autoscaler.drivers.resilient_tasks import retry_until_success
 from autoscaler.engines.installed import find_installed_programs
-from autoscaler.exceptions import describe_error, reraise_memory_error
+from autoscaler.exception_handling import describe_error, reraise_memory_error
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.fit import Needs
-from autoscaler.queries.views import DocumentsView
+from autoscaler.queries.response_types import DocumentsView
 from autoscaler.server.auth import Admits
 from autoscaler.server.gateways import ContractServer
 from autoscaler.server.metrics import Metrics
-from autoscaler.server.operator_api import Commands
 from autoscaler.server.ops import OperationsServer
+from autoscaler.server.order_handlers import Commands
 from autoscaler.spec.model import Model
 from autoscaler.spec.settings import Settings
 from autoscaler.state.actions import FailStart
@@ -49,8 +49,14 @@ from pilotlight import __version__, process
 from pilotlight.models import capacity_providers
 from pilotlight.models.cpu_warning import CpuBound
 from pilotlight.models.credentials import SignersError
-from pilotlight.models.documents import NONE_KNOWN, build_launcher, keep_artifact_location, problem_file, read_documents
-from pilotlight.models.memory_needs import load_memory_needs, read_reported_needs
+from pilotlight.models.document_inputs import (
+    NONE_KNOWN,
+    build_launcher,
+    keep_artifact_location,
+    problem_file,
+    read_documents,
+)
+from pilotlight.models.fit_needs import load_memory_needs, read_reported_needs
 from pilotlight.models.page_cache import Warming
 from pilotlight.models.weights import STORE, Supply
 from pilotlight.net import access
@@ -58,12 +64,12 @@ from pilotlight.net import http_server as health
 from pilotlight.net.access import Access
 from pilotlight.net.file_reload import Files
 from pilotlight.net.listen import Address, check_operations, socket_of
-from pilotlight.output import write_stderr
 from pilotlight.processes import cluster
 from pilotlight.processes.cluster import Cluster, ClusterOptions
 from pilotlight.processes.console import Misfits, Narrator
 from pilotlight.processes.learner_runner import LearnerRunner
 from pilotlight.processes.model_start_checks import Preflight
+from pilotlight.safe_output import write_stderr
 
 SAVE_S = 60.0
 """Interval at which histories are written; they are also written at shutdown."""
@@ -73,7 +79,7 @@ nvml = functools.cache(open_nvml)
 """Opened once, since reading the documents needs to know whether there are GPUs before the driver does."""
 log = logging.getLogger("pilotlight.autoscaler.process")
 Located = Callable[[Model], Model]
-"""As in `documents.read_documents`."""
+"""As in `document_inputs.read_documents`."""
 Tell = Callable[[DocumentsSeen], None]
 """Receives the documents of files."""
 ENGINE_GRACE_S = 5.0
@@ -286,7 +292,7 @@ def load_checked_documents(
     located: Located = keep_artifact_location,
 ) -> Documents:  # fmt: skip
     """Return the documents. Raises click's usage error if they are invalid or forbid exposing `--ops`. `fault`: as in
-    `documents.read_documents`.
+    `document_inputs.read_documents`.
 
     The supervisor has already checked the address of an inherited listener.
     """

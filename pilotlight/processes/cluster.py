@@ -22,20 +22,20 @@ import msgspec
 from msgspec.structs import replace
 
 from autoscaler import engines
-from autoscaler.capacity.machine_groups import read_group_limits
+from autoscaler.capacity.group_growth import read_group_limits
 from autoscaler.contract import REPORT_EXPIRY_S, GatewayId, ReplicaId
 from autoscaler.controller.loop import Loop, LoopStep
 from autoscaler.controller.weights_wait import AgentNodeSupply
 from autoscaler.drivers import probes
-from autoscaler.drivers.contained import retry_until_success
 from autoscaler.drivers.driver import SharedDriver
+from autoscaler.drivers.resilient_tasks import retry_until_success
 from autoscaler.fold import operator_orders
 from autoscaler.fold.fold import Observation
 from autoscaler.queries.device_health import is_device_memory_free
 from autoscaler.queries.measured_memory import AS_ASKED, Given
 from autoscaler.server.auth import AGENT, BOTH, GATEWAY, Admits, Roles
+from autoscaler.spec.installation_ownership import Ownership, installation_id, installation_title
 from autoscaler.spec.model import Model
-from autoscaler.spec.ownership import Ownership, installation_id, installation_title
 from autoscaler.state.events import DocumentsSeen, FollowingSeen, LeadingSeen
 from autoscaler.state.world import STORE, Leadership, World
 from autoscaler.weights import mount_choice
@@ -127,8 +127,8 @@ class Cluster:
         from autoscaler.drivers.kubernetes.inventory.mig_manager import NodeCutter
         from autoscaler.drivers.kubernetes.inventory.node_cordons import NodeCordons
         from autoscaler.server.token_review import Tokens
-        from pilotlight.kube import Objects
         from pilotlight.processes.cluster_documents import Resources
+        from pilotlight.provider_api import Objects
 
         acting, asking = apis
         owner = Ownership(options.installation)
@@ -312,7 +312,7 @@ async def open_cluster(options: ClusterOptions, clock: Callable[[], float]) -> A
     from autoscaler.kubernetes.api import Api
     from autoscaler.kubernetes.kubeconfig import ApiAccessError, load_api_access
     from autoscaler.kubernetes.leader_election import Elector
-    from autoscaler.kubernetes.unreadable import UnreadableObjects
+    from autoscaler.kubernetes.unreadable_objects import UnreadableObjects
 
     try:
         way = await load_api_access(options.kubeconfig)

@@ -2,7 +2,7 @@
 
 Documents come from files, custom resources, adopted workloads and KubeAI's Models. Results are written to the status of
 Models and as Events on Models and workloads. A Model outside of the pods' namespace cannot refer to objects of that
-namespace (`autoscaler.documents.validation`).
+namespace (`autoscaler.documents.document_rules`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.documents import parse, validation
+from autoscaler.documents import document_rules, parse
 from autoscaler.drivers import probes
-from autoscaler.drivers.contained import retry_until_success
 from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver, WorkloadEvent
+from autoscaler.drivers.resilient_tasks import retry_until_success
 from autoscaler.importers.kubeai import models as kubeai
 from autoscaler.importers.kubeai.system import CHART
 from autoscaler.kubernetes.installation_leases import ModelClaims
@@ -31,9 +31,9 @@ from autoscaler.kubernetes.resources.model_status import list_subjects
 from autoscaler.kubernetes.resources.status_writer import Statuses
 from autoscaler.kubernetes.resources.watcher import DocumentWatcher, StatusSeen
 from autoscaler.spec.decode import WrongKeyError, format_path
+from autoscaler.spec.installation_ownership import INSTALLATION, Ownership
 from autoscaler.spec.model import Model
-from autoscaler.spec.names import Origin
-from autoscaler.spec.ownership import INSTALLATION, Ownership
+from autoscaler.spec.name_conflicts import Origin
 from autoscaler.spec.tenant import Tenant
 from autoscaler.state.events import DocumentsSeen
 from pilotlight.models.cluster_memory import Sizes
@@ -54,7 +54,7 @@ def decode_custom_resource(namespace: str, document: object) -> Model | Tenant:
     """Decode a custom resource; pods are created in `namespace`. Raises WrongKeyError."""
     said = parse.read_document(document)
     if isinstance(said, Model):
-        validation.check_namespace_access(said, namespace)
+        document_rules.check_namespace_access(said, namespace)
     return said
 
 
@@ -66,7 +66,7 @@ def decode_kubeai_model(namespace: str, value: object) -> tuple[Model | None, st
     model, wrong, notes = kubeai.convert_live_model(value, CHART._replace(secret=""))
     try:
         if model is not None:
-            validation.check_namespace_access(model, namespace)
+            document_rules.check_namespace_access(model, namespace)
     except WrongKeyError as error:
         return None, f"{format_path(error.path)}: {error.message}", notes
     return model, wrong, notes

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable, Mapping
 from autoscaler.contract import ModelName
 from autoscaler.controller.loop import LoopStep
 from autoscaler.explain.decision_log import RefusedCalls
-from autoscaler.provisioning.feasibility import is_fit_unchanged, list_unplaceable_models
+from autoscaler.provisioning.unplaceable_models import is_fit_unchanged, list_unplaceable_models
 from autoscaler.state.lifecycle import ReplicaState
 from autoscaler.state.world import World
-from pilotlight.output import list_names, write_line, write_stderr
+from pilotlight.safe_output import list_names, write_line, write_stderr
 
 UNSAID = frozenset({ReplicaState.PENDING, ReplicaState.SCRUBBING})
 """States that are not printed because another follows at once."""

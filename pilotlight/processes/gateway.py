@@ -34,7 +34,7 @@ from pilotlight.net.certificates import Identity
 from pilotlight.net.event_file import EventFile
 from pilotlight.net.file_reload import Files
 from pilotlight.net.listen import Address, check_operations, socket_of, start_servers
-from pilotlight.output import write_stderr
+from pilotlight.safe_output import write_stderr
 
 INFORMED_S_MAX = 5.0
 """How long a starting gateway waits for the catalogue and routes before it accepts connections without them."""
@@ -83,7 +83,9 @@ def check_reach(options: GatewayOptions) -> None:
     A gateway knows only the Settings in the environment; documents belong to the autoscaler.
     """
     if options.ops_socket is None and not options.ops.loopback:
-        from pilotlight.models.documents import load_files  # imported here: gateways need documents for nothing else
+        from pilotlight.models.document_inputs import (
+            load_files,  # imported here: gateways need documents for nothing else
+        )
 
         check_operations(options.ops, load_files(()).settings.auth)
 

@@ -1,8 +1,9 @@
 """Runs the learner of placement values in a process of its own, passes results to the loop, and stores them.
 
 Runs at most one learner (`pilotlight.processes.learner`) at a time and logs its results;
-`autoscaler.placement.learning.training` decides when to learn and from what. Only the leader learns; the next leader
-uses its own file or learns again. Nothing waits for the learner: until there is a result, the packer uses sizes alone.
+`autoscaler.placement.learning.training_input` decides when to learn and from what. Only the leader learns; the next
+leader uses its own file or learns again. Nothing waits for the learner: until there is a result, the packer uses sizes
+alone.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ import msgspec
 
 from autoscaler.controller.loop import Loop
 from autoscaler.drivers.local.learned_files import LessonFile
-from autoscaler.placement.learning import training
-from autoscaler.placement.learning.training import Tried
+from autoscaler.placement.learning import training_input
+from autoscaler.placement.learning.training_input import Tried
 from autoscaler.state.events import LessonLearnt
 from autoscaler.state.world import PlacementValues, TrainingInput, World
-from pilotlight.output import write_stderr
 from pilotlight.processes.supervisor import select_module_flag
+from pilotlight.safe_output import write_stderr
 
 LOOK_EVERY_S = 15.0
 """Check interval. A check reads all Models and slices, in a thread."""
@@ -85,7 +86,7 @@ class LearnerRunner:
             self._say(f"placement values could not be learnt ({error}); the previous ones stay in use")
             self._tried = Tried(self._clock(), failed=True)
         else:
-            self._say(f"learnt: {training.describe_training_input(exercise)} ({why})")
+            self._say(f"learnt: {training_input.describe_training_input(exercise)} ({why})")
             self._tried = Tried(self._clock(), failed=False)
 
     async def _learn(self, exercise: TrainingInput) -> None:
@@ -139,13 +140,13 @@ class LearnerRunner:
 
 def _due(world: World, tried: Tried | None, now_s: float) -> tuple[TrainingInput, str] | None:
     """Return the training input and the reason for learning now, or None."""
-    exercise = training.build_training_input(world, now_s)
-    why = "" if exercise is None else training.training_reason(exercise, world.learned.lesson, tried, now_s)
+    exercise = training_input.build_training_input(world, now_s)
+    why = "" if exercise is None else training_input.training_reason(exercise, world.learned.lesson, tried, now_s)
     return (exercise, why) if exercise is not None and why else None
 
 
 def _read(line: bytes) -> PlacementValues:
     """Decode PlacementValues. Raises ValueError."""
     lesson = msgspec.json.decode(line, type=PlacementValues)
-    training.decode_placement_values(lesson)
+    training_input.decode_placement_values(lesson)
     return lesson

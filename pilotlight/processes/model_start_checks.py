@@ -13,11 +13,11 @@ from functools import partial
 
 from autoscaler.contract import ModelName
 from autoscaler.controller.loop import Loop, LoopStep
-from autoscaler.exceptions import Failure, attempt
+from autoscaler.exception_handling import Failure, attempt
 from autoscaler.spec.model import Model
 from autoscaler.state.events import StartSeen
-from pilotlight.output import write_stderr
 from pilotlight.processes.console import News
+from pilotlight.safe_output import write_stderr
 
 LOOK_EVERY_S = 5.0
 """Check interval; documents that change are checked at once. A check takes a few system calls per Model."""

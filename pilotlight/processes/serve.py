@@ -16,17 +16,17 @@ import msgspec
 
 from autoscaler.documents.parse import Documents, to_yaml
 from autoscaler.drivers.local.state_directory import InUseError, StateDirectory, StateError, replace_file
-from autoscaler.exceptions import reraise_memory_error
+from autoscaler.exception_handling import reraise_memory_error
 from autoscaler.spec.settings import Limits, Settings, Signatures, Tls
 from autoscaler.text import format_count
 from pilotlight.models.credentials import SignersError, load_signature_policy
-from pilotlight.models.documents import gather_documents, needs_tenant, problem_file
+from pilotlight.models.document_inputs import gather_documents, needs_tenant, problem_file
 from pilotlight.net import certificates
 from pilotlight.net.certificates import FileError, Identity
 from pilotlight.net.listen import Address, check_operations, open_listeners
-from pilotlight.output import escape_text, one_line, write_document, write_stderr, write_stdout
 from pilotlight.processes import console
 from pilotlight.processes.supervisor import Role, Supervisor
+from pilotlight.safe_output import escape_text, one_line, write_document, write_stderr, write_stdout
 
 DOCUMENTS_FILE = "documents.yaml"
 PROBLEM_CHARACTERS_MAX = 2000

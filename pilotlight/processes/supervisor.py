@@ -21,10 +21,10 @@ from typing import NamedTuple
 
 import psutil
 
-from autoscaler.drivers.local.processes import become_subreaper
+from autoscaler.drivers.local.replica_processes import become_subreaper
 from autoscaler.text import format_count
-from pilotlight.output import write_line, write_stderr
 from pilotlight.process import Signals
+from pilotlight.safe_output import write_line, write_stderr
 
 STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 SIGNALS = {*STOP_SIGNALS, signal.SIGCHLD, signal.SIGHUP}

@@ -6,7 +6,7 @@ import click
 import pytest
 from helm_python import HelmError
 
-from autoscaler.spec.ownership import installation_id
+from autoscaler.spec.installation_ownership import installation_id
 from pilotlight.cli.main import cli
 from tests.support.chart import AGENTS_NAME, AGENTS_OF_A_FABRIC, SETS, Object, Values, of_kind, pod_specs, texts
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from cryptography import x509
 
-from autoscaler.spec.ownership import INSTALLATION, installation_id
+from autoscaler.spec.installation_ownership import INSTALLATION, installation_id
 from pilotlight.agent.weights.peers import CERTIFIED
 from tests.support.chart import AGENTS_NAME, EVERYTHING, SETS, Object, Values, named, of_kind, pod_specs
 

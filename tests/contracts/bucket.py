@@ -18,8 +18,8 @@ import pytest
 from click.testing import CliRunner
 
 from artifacts import digest, source_uri
-from artifacts.dialects.contents import RefusedError
-from artifacts.dialects.file_listing import Listing
+from artifacts.dialects.accepted_files import RefusedError
+from artifacts.dialects.file_selection import Listing
 from artifacts.fetch import fetch
 from artifacts.fetch.fetch import Ways
 from artifacts.fetch.registry import Registries
@@ -28,9 +28,9 @@ from artifacts.registry.blobs import Blob
 from artifacts.registry_errors import AbsentError, DeniedError, MismatchError, RegistryError
 from artifacts.sources import s3 as bucket
 from artifacts.sources.file_host_client import FileHost, Lone
+from artifacts.store.copy_verification import verify_copy
 from artifacts.store.layout import ForbiddenError
-from artifacts.store.publish import Copy
-from artifacts.store.scrub import verify_copy
+from artifacts.store.pull import Copy
 from artifacts.store.store import Store
 from pilotlight.cli.main import cli
 from tests.support.builders.artifacts.weight_file_headers import as_gguf, as_safetensors

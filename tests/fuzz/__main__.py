@@ -26,7 +26,7 @@ INSTRUMENTED = {
     "messages": ("autoscaler.contract",), "manifests": ("artifacts",), "archives": ("artifacts",),
     "signed": ("artifacts",), "objects": ("autoscaler.drivers.kubernetes",),
     "reports": ("autoscaler.fold.fold", "autoscaler.routing.routes"),
-    "yaml": ("autoscaler.spec.yaml", "autoscaler.spec.decode", "autoscaler.documents.validation"),
+    "yaml": ("autoscaler.spec.yaml", "autoscaler.spec.decode", "autoscaler.documents.document_rules"),
     "gguf": ("artifacts.formats.gguf",), "safetensors": ("artifacts.formats.hf_config",),
     "port": ("pilotlight.net.ops_client", "pilotlight.cli.status", "pilotlight.cli.operator"),
     "providers": ("autoscaler.capacity",),

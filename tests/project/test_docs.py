@@ -13,10 +13,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from autoscaler.documents import parse
-from autoscaler.documents.validation import KEYS, LATER_ENGINES, SCHEMES
+from autoscaler.documents.document_rules import KEYS, LATER_ENGINES, SCHEMES
 from autoscaler.drivers.probes import FAST_EVERY_S, FAST_FOR_S, LISTENS_EVERY_S, PROBES_PER_S_MAX, SLOW_EVERY_S
 from autoscaler.placement.model.prices import CLASSES
-from autoscaler.providers import new_nodes
+from autoscaler.providers import future_nodes
 from autoscaler.providers.cro import provider as cro
 from autoscaler.providers.provisioning_request import provider as provisioning_request
 from autoscaler.providers.redfish import planning
@@ -102,7 +102,7 @@ def test_documented_keys_and_defaults_equal_those_of_the_schema(kind: str) -> No
 def test_documented_provider_kinds_match_the_code() -> None:
     documented = rows(section(CAPACITY, "Provider kinds"))
     assert tuple(documented) == KINDS
-    own = {"cro": cro, "redfish": planning, "karpenter": new_nodes, "clusterAutoscaler": new_nodes}
+    own = {"cro": cro, "redfish": planning, "karpenter": future_nodes, "clusterAutoscaler": future_nodes}
     assert {kind: documented[kind][1] for kind in own} == {kind: f"{one.EXPECTED_S:g}" for kind, one in own.items()}
     for class_name, expected_s in provisioning_request.EXPECTED_S.items():
         assert f"`{class_name.partition('.')[0]}` {expected_s:g}," in documented["provisioningRequest"][1]

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from autoscaler.capacity.lead_times import NO_LEARNT, estimate_lead_time, keep_s
 from autoscaler.demand import desired_replicas
-from autoscaler.placement.simulate import list_missing_devices
+from autoscaler.placement.capacity_simulation import list_missing_devices
 from autoscaler.providers.provider import RefusedError
 from autoscaler.provisioning.provisioner import UNLISTED_S
 from autoscaler.spec.model import Model

@@ -19,15 +19,15 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "slots of a gateway whose process or pod is not watched": ("autoscaler.contract.REPORT_EXPIRY_S",),
     "object of the API server: nesting; size; Events about unreadable objects": (
-        "autoscaler.kubernetes.decoding.DEPTH_MAX",
-        "autoscaler.kubernetes.decoding.BYTES_MAX",
+        "autoscaler.kubernetes.safe_decoding.DEPTH_MAX",
+        "autoscaler.kubernetes.safe_decoding.BYTES_MAX",
     ),
     "start attempts per episode": ("autoscaler.spec.model.Start.retries", "autoscaler.spec.model.Start.seconds_max"),
     "quarantine of a model that caused an internal error": (),
-    "models quarantined because of one internal error": ("autoscaler.controller.containment.CULPRITS_MAX",),
+    "models quarantined because of one internal error": ("autoscaler.controller.fault_attribution.CULPRITS_MAX",),
     "GPU that a DRA driver partitions: wait for the rest of a GPU on which another replica starts; GPUs vacated "
     "per plan for requests of a whole GPU": (
-        "autoscaler.placement.partitioned_gpus.REST_S",
+        "autoscaler.placement.whole_gpu_waits.REST_S",
         "autoscaler.rearrange.vacate_gpu.EMPTYING_MAX",
     ),
     "replicas requested per tick": ("autoscaler.planner.reconcile.WANTS_MAX",),
@@ -64,16 +64,16 @@ ROWS: dict[str, tuple[str, ...]] = {
     "observations that wait for a step of the loop": ("autoscaler.controller.inbox.INBOX_MAX",),
     "input of the learner": (
         "autoscaler.placement.learning.expected_demand.KINDS_MAX",
-        "autoscaler.placement.learning.training.ALIKE_MAX",
-        "autoscaler.placement.learning.training.LANES_MAX",
+        "autoscaler.placement.learning.training_input.ALIKE_MAX",
+        "autoscaler.placement.learning.training_input.LANES_MAX",
         "autoscaler.placement.learning.learner.WEIGHTS_MAX",
     ),
     "a run of the learner": (
         "pilotlight.processes.learner.CPU_S_MAX",
         "pilotlight.processes.learner_runner.LEARNS_S_MAX",
         "pilotlight.processes.learner.MEMORY_BYTES_MAX",
-        "autoscaler.placement.learning.training.AGAIN_S",
-        "autoscaler.placement.learning.training.FAILED_S",
+        "autoscaler.placement.learning.training_input.AGAIN_S",
+        "autoscaler.placement.learning.training_input.FAILED_S",
     ),
     "what-if of the running system: body, requests of one model, steps, concurrent queries": (
         "autoscaler.server.what_if.BODY_BYTES_MAX",
@@ -85,7 +85,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "SIGTERM to SIGKILL": ("autoscaler.state.lifecycle.STOP_GRACE_S", "pilotlight.processes.autoscaler.ENGINE_GRACE_S"),
     "drain of a replica": ("autoscaler.queries.gateways.DRAIN_SECONDS_MAX",),
     "log of state changes": ("autoscaler.explain.decision_log.ROWS_MAX",),
-    "recorded start durations": ("autoscaler.demand.history_updates.STARTS_MAX",),
+    "recorded start durations": ("autoscaler.demand.model_history.STARTS_MAX",),
     "log of an engine; logs of ended engines": (
         "autoscaler.drivers.local.engine_logs.BYTES_MAX",
         "autoscaler.drivers.local.engine_logs.FILES_MAX",
@@ -107,9 +107,9 @@ ROWS: dict[str, tuple[str, ...]] = {
         "artifacts.registry.referrers.PAGES_MAX",
     ),
     "download: concurrent requests; parts of a blob; repeats of a stalled span": (
-        "artifacts.download.pacing.MOST",
-        "artifacts.oci.spans.PARTS_MAX",
-        "artifacts.download.pacing.REPEATS_MAX",
+        "artifacts.download.concurrency.MOST",
+        "artifacts.oci.blob_progress.PARTS_MAX",
+        "artifacts.download.concurrency.REPEATS_MAX",
     ),
     "credential helper": (
         "artifacts.credentials.credential_helpers.PROGRAM_S_MAX",
@@ -135,7 +135,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "one layer of an artifact; all layers": (
         "artifacts.oci.descriptor.BLOB_BYTES_MAX",
-        "artifacts.dialects.contents.BYTES_MAX",
+        "artifacts.dialects.accepted_files.BYTES_MAX",
     ),
     "JSON from a registry": (
         "artifacts.oci.strict_json.DEPTH_MAX",
@@ -161,9 +161,9 @@ ROWS: dict[str, tuple[str, ...]] = {
         "artifacts.signatures.trust_root.CHAIN_MAX",
     ),
     "archive in an artifact: members; names and records of one member; zeros after its end": (
-        "artifacts.archives.tar.ENTRIES_MAX",
-        "artifacts.archives.tar.META_BYTES_MAX",
-        "artifacts.archives.tar.TRAILING_BYTES_MAX",
+        "artifacts.archives.tar_reader.ENTRIES_MAX",
+        "artifacts.archives.tar_reader.META_BYTES_MAX",
+        "artifacts.archives.tar_reader.TRAILING_BYTES_MAX",
     ),
     "decompression: output per input byte; output that is exempt from the ratio; zstd window": (
         "artifacts.archives.decompress.RATIO_MAX",
@@ -214,7 +214,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "autoscaler.weights.desired.SLOW_S",
     ),
     "agent: one header in a report; all headers in a report": (
-        "pilotlight.models.remote_header.CHARS_MAX",
+        "pilotlight.models.header_report.CHARS_MAX",
         "pilotlight.agent.weights.inspect.HEADERS_CHARS_MAX",
     ),
     "wait of a model for the memory requirement in its artifact's header": ("autoscaler.planner.reconcile.READ_S_MAX",),
@@ -234,7 +234,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "weight store: recorded checksums of copies from sources without checksums": (
         "artifacts.sources.learned_sums.SUMS_MAX",
     ),
-    "files of a Hugging Face repository, or below a key of a bucket": ("artifacts.dialects.file_listing.FILES_MAX",),
+    "files of a Hugging Face repository, or below a key of a bucket": ("artifacts.dialects.file_selection.FILES_MAX",),
     "pages of the Hub's list of files, of a bucket's list; rows of the Hub's list": (
         "artifacts.sources.huggingface.PAGES_MAX",
         "artifacts.sources.s3.PAGES_MAX",
@@ -306,13 +306,13 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "published devices of a fabric: per node; interval of updates, of checks; time they stay while the fabric does "
     "not respond": (
-        "autoscaler.provisioning.device_claims.PUBLISHED_MAX",
+        "autoscaler.provisioning.published_devices.PUBLISHED_MAX",
         "autoscaler.providers.redfish.dra_publisher.LOOK_S",
         "autoscaler.providers.redfish.dra_publisher.SWEEP_S",
-        "autoscaler.provisioning.device_claims.UNKNOWN_S",
+        "autoscaler.provisioning.published_devices.UNKNOWN_S",
     ),
     "time for the scheduler to allocate a device that was attached for a claim": (
-        "autoscaler.provisioning.device_claims.CLAIM_S",
+        "autoscaler.provisioning.published_devices.CLAIM_S",
     ),
     "Redfish service: connection, read, change; task": (
         "autoscaler.providers.redfish.client.CONNECT_S_MAX",
@@ -321,9 +321,9 @@ ROWS: dict[str, tuple[str, ...]] = {
         "autoscaler.providers.redfish.client.TASK_S_MAX",
     ),
     "machine groups that others scale: poll interval with groups and without; time that growth is expected": (
-        "autoscaler.providers.machine_groups.LOOK_S",
-        "autoscaler.providers.machine_groups.NONE_S",
-        "autoscaler.capacity.machine_groups.GROW_S",
+        "autoscaler.providers.machine_sets.LOOK_S",
+        "autoscaler.providers.machine_sets.NONE_S",
+        "autoscaler.capacity.group_growth.GROW_S",
     ),
     "attached GPU on its node: visible; interval between bus scans; driver command": (
         "pilotlight.agent.gpu.hotplug.VISIBLE_S",
@@ -345,7 +345,10 @@ ROWS: dict[str, tuple[str, ...]] = {
         "pilotlight.net.ops_client.TIMEOUT_S",
         "pilotlight.cli.plan.LIVE_TIMEOUT_S",
     ),
-    "line of command output; of a log": ("pilotlight.output.LINE_CHARACTERS_MAX", "pilotlight.output.LINE_BYTES_MAX"),
+    "line of command output; of a log": (
+        "pilotlight.safe_output.LINE_CHARACTERS_MAX",
+        "pilotlight.safe_output.LINE_BYTES_MAX",
+    ),
     "local driver: free space on the disk of the state directory for a start; check interval": (
         "autoscaler.drivers.local.engine_logs.BYTES_MIN",
         "autoscaler.drivers.local.engine_logs.LOOK_S",

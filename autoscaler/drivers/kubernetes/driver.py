@@ -25,12 +25,12 @@ from autoscaler.agent_contract import Laid
 from autoscaler.capacity.attachable_nodes import Groups
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers import probes
-from autoscaler.drivers.contained import NO_MODEL, fault_reporter, retry_until_success, start_contained_task
 from autoscaler.drivers.driver import Launcher, NodeSupply, Observe
 from autoscaler.drivers.kubernetes import proof_of_clean
 from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
-from autoscaler.drivers.kubernetes.objects import replica_pod as pods
-from autoscaler.drivers.kubernetes.objects.node_facts import NodeSeen
+from autoscaler.drivers.kubernetes.objects import pod_manifest as pods
+from autoscaler.drivers.kubernetes.objects.node_slices import NodeSeen
+from autoscaler.drivers.kubernetes.objects.pod_manifest import PodSeen, StartTiming
 from autoscaler.drivers.kubernetes.objects.replica_events import (
     build_observation,
     build_podless_observation,
@@ -38,18 +38,18 @@ from autoscaler.drivers.kubernetes.objects.replica_events import (
     is_news,
     with_finalizers,
 )
-from autoscaler.drivers.kubernetes.objects.replica_pod import PodSeen, StartTiming
 from autoscaler.drivers.kubernetes.pending_starts import VOLUMES, Bringing, Policies, RefusedStarts
-from autoscaler.drivers.kubernetes.pod_builder import PodBuilder
 from autoscaler.drivers.kubernetes.pod_writer import Orders
 from autoscaler.drivers.kubernetes.proof_of_clean import Clearing
 from autoscaler.drivers.kubernetes.readiness import ReadinessProber
+from autoscaler.drivers.kubernetes.start_objects import PodBuilder
 from autoscaler.drivers.kubernetes.volume_failures import PodEvents
-from autoscaler.exceptions import Failure, attempt, describe_error, reraise_memory_error
+from autoscaler.drivers.resilient_tasks import NO_MODEL, fault_reporter, retry_until_success, start_contained_task
+from autoscaler.exception_handling import Failure, attempt, describe_error, reraise_memory_error
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.watch import Change, ObjectKey, Watched
+from autoscaler.spec.installation_ownership import ANYBODYS, Ownership
 from autoscaler.spec.model import Model
-from autoscaler.spec.ownership import ANYBODYS, Ownership
 from autoscaler.spec.settings import Settings
 from autoscaler.state.events import ReplicaSeen, Seen, Synced
 from autoscaler.state.world import Replica, SliceId

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from autoscaler.agent_contract import Laid
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.driver import NodeSupply
-from autoscaler.exceptions import reraise_memory_error
+from autoscaler.exception_handling import reraise_memory_error
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.watch import Change, Watched
 from autoscaler.spec.model import Model

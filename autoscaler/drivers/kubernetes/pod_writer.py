@@ -20,14 +20,14 @@ from typing import Protocol
 
 from autoscaler.contract import ReplicaId
 from autoscaler.drivers.kubernetes.inventory.resource_claims import Claims
-from autoscaler.drivers.kubernetes.objects import replica_pod as pods
-from autoscaler.drivers.kubernetes.objects.replica_pod import PodSeen
+from autoscaler.drivers.kubernetes.objects import pod_manifest as pods
+from autoscaler.drivers.kubernetes.objects.pod_manifest import PodSeen
 from autoscaler.drivers.kubernetes.weight_volumes import NodeVolumes
-from autoscaler.exceptions import describe_error
+from autoscaler.exception_handling import describe_error
 from autoscaler.kubernetes.api import MERGE, Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.kubeconfig import MALFORMED
 from autoscaler.kubernetes.watch import ObjectKey, Watched
-from autoscaler.spec.ownership import ANYBODYS, Ownership
+from autoscaler.spec.installation_ownership import ANYBODYS, Ownership
 from autoscaler.state.lifecycle import STOP_GRACE_S
 from autoscaler.state.world import Replica
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from autoscaler.drivers.kubernetes.adoption.parsing import AdoptedPodSeen as AdoptedPod
-from autoscaler.drivers.kubernetes.objects.replica_pod import IMAGE_S_MAX, PodSeen
+from autoscaler.drivers.kubernetes.objects.pod_manifest import IMAGE_S_MAX, PodSeen
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
-from autoscaler.kubernetes.unreadable import Name
+from autoscaler.kubernetes.unreadable_objects import Name
 from autoscaler.kubernetes.watch import Watched
 from autoscaler.text import one_line, redact_addresses
 

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from autoscaler.drivers.kubernetes.objects.node_facts import NodeSeen
+from autoscaler.drivers.kubernetes.objects.node_slices import NodeSeen
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.kubernetes.constants import NODES, WRITER
+from autoscaler.spec.installation_ownership import ANYBODYS, Ownership
 from autoscaler.spec.model import Model
-from autoscaler.spec.ownership import ANYBODYS, Ownership
 from autoscaler.spec.pod import MANAGED_BY, OURS, Pod
 from autoscaler.spec.settings import Settings
 from autoscaler.state.events import MountsSeen

@@ -25,23 +25,23 @@ from functools import partial
 import msgspec
 
 from autoscaler.contract import ReplicaId
-from autoscaler.drivers.contained import (
+from autoscaler.drivers.driver import Launch, Launcher, Observe, Supply, WeightsHandle
+from autoscaler.drivers.local import engine_logs, replica_processes
+from autoscaler.drivers.local.devices import Devices
+from autoscaler.drivers.local.ports import HOST, Ports
+from autoscaler.drivers.local.process_state import EngineProcess, build_record, build_unknown_record
+from autoscaler.drivers.local.proof_of_clean import EXITED, kill_all, prove_clean
+from autoscaler.drivers.local.readiness import Readiness
+from autoscaler.drivers.local.replica_processes import ProcessWatch
+from autoscaler.drivers.local.state_directory import ReplicaRecord, StateDirectory
+from autoscaler.drivers.resilient_tasks import (
     NO_MODEL,
     fault_reporter,
     retry_on_shortage,
     retry_until_success,
     start_contained_task,
 )
-from autoscaler.drivers.driver import Launch, Launcher, Observe, Supply, WeightsHandle
-from autoscaler.drivers.local import engine_logs, processes
-from autoscaler.drivers.local.devices import Devices
-from autoscaler.drivers.local.engine_process import EngineProcess, build_record, build_unknown_record
-from autoscaler.drivers.local.ports import HOST, Ports
-from autoscaler.drivers.local.processes import ProcessWatch
-from autoscaler.drivers.local.proof_of_clean import EXITED, kill_all, prove_clean
-from autoscaler.drivers.local.readiness import Readiness
-from autoscaler.drivers.local.state_directory import ReplicaRecord, StateDirectory
-from autoscaler.exceptions import Failure, attempt, describe_error, reraise_memory_error
+from autoscaler.exception_handling import Failure, attempt, describe_error, reraise_memory_error
 from autoscaler.queries.measured_memory import compute_engine_limits
 from autoscaler.spec.model import Model
 from autoscaler.state.events import Seen, SlicesSeen, Synced
@@ -99,10 +99,10 @@ class LocalDriver:
         self._supply = supply
         self._devices = devices
         self._clock = clock
-        self._boot = processes.boot_id()
+        self._boot = replica_processes.boot_id()
         self._ports = Ports()
         self._watch = ProcessWatch()
-        self._reaper = processes.Reaper(state.mark_prefix)
+        self._reaper = replica_processes.Reaper(state.mark_prefix)
         self._readiness = Readiness(devices, self._reaper, clock, self._see, self._remember)
         self._engines: dict[ReplicaId, EngineProcess] = {}
         """Every replica from its start until it is clean."""
@@ -258,14 +258,16 @@ class LocalDriver:
     def _spawn(self, record: ReplicaRecord, launch: Launch, weights: WeightsHandle | None) -> EngineProcess:
         pulled = Placing() if weights is None else Placing(pulled_s=self._clock())
         env = {name: value for name, value in os.environ.items() if not name.startswith("PILOTLIGHT_")}
-        env |= {**launch.env, **self._devices.environment(record.slices), processes.MARK: self._mark(record.id)}
+        env |= {**launch.env, **self._devices.environment(record.slices), replica_processes.MARK: self._mark(record.id)}
         output = engine_logs.open_for_engine(self._state.log(record.id))
         try:
-            child = processes.spawn_process(launch.argv, env, output, () if weights is None else weights.lease_fds)
+            child = replica_processes.spawn_process(
+                launch.argv, env, output, () if weights is None else weights.lease_fds
+            )
         finally:
             os.close(output)
         record = msgspec.structs.replace(record, pid=child.pid)
-        born_s, mark = self._clock(), env[processes.MARK]
+        born_s, mark = self._clock(), env[replica_processes.MARK]
         return EngineProcess(mark=mark, record=record, child=child, born_s=born_s, weights=weights, placing=pulled)
 
     def _take(self, engine: EngineProcess) -> None:
@@ -275,7 +277,7 @@ class LocalDriver:
         if engine.child is not None:
             self._reaper.spare(record.pid)
         self._watch.watch(record.id, record.pid, engine.end)
-        if engine.child is None and not processes.is_process_alive(
+        if engine.child is None and not replica_processes.is_process_alive(
             record.pid, record.start_ticks, self._mark(record.id)
         ):
             engine.end()  # it exited, and its pid was reused, before it was watched
@@ -311,7 +313,7 @@ class LocalDriver:
     async def _identify(self, engine: EngineProcess) -> None:
         """Record the identity of its process. Until then, an adoption would use its mark."""
         await asyncio.sleep(IDENTIFY_AFTER_S)
-        facts = await retry_on_shortage(partial(processes.read_process, engine.record.pid))
+        facts = await retry_on_shortage(partial(replica_processes.read_process, engine.record.pid))
         if facts is not None:  # our child, and not reaped
             engine.record = msgspec.structs.replace(engine.record, start_ticks=facts.start_ticks)
         self._remember(engine.record)
@@ -322,8 +324,8 @@ class LocalDriver:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(engine.record.pid, signal.SIGTERM)
         else:
-            found, _ = await processes.find_processes(engine.claim, self._reaper)
-            await retry_on_shortage(partial(processes.send_signal, found, signal.SIGTERM))
+            found, _ = await replica_processes.find_processes(engine.claim, self._reaper)
+            await retry_on_shortage(partial(replica_processes.send_signal, found, signal.SIGTERM))
         if await engine.wait_for_end():
             return "stopped"
         return "did not end within its grace period after SIGTERM and was killed"
@@ -333,7 +335,7 @@ class LocalDriver:
         contain a prompt otherwise. For an adopted engine that is unknown.
         """
         ours = engine.child is not None
-        how = processes.describe_exit(engine.record.pid) if ours else ""
+        how = replica_processes.describe_exit(engine.record.pid) if ours else ""
         how = how or "ended (it was adopted, so its exit status is not known)"
         words = engine_logs.last_line(self._state.log(engine.record.id)) if ours and not engine.record.was_ready else ""
         return f"{how}: {words}" if words else how
@@ -373,7 +375,7 @@ class LocalDriver:
         records, broken = self._state.records()
         for line in broken:
             _log.error("event=record_unreadable error=%s", line)
-        found = await processes.find_marked_processes(self._state.mark_prefix, self._reaper)
+        found = await replica_processes.find_marked_processes(self._state.mark_prefix, self._reaper)
         living, clearing = [], dict[asyncio.Task[None], EngineProcess]()
         for record in records:
             facts = found.pop(record.id, [])
@@ -409,7 +411,7 @@ class LocalDriver:
             self._remember(engine.record)
             self._care_for(engine, self._live)
 
-    def _recall(self, record: ReplicaRecord, found: Sequence[processes.Facts]) -> EngineProcess:
+    def _recall(self, record: ReplicaRecord, found: Sequence[replica_processes.Facts]) -> EngineProcess:
         """Create an `EngineProcess` from a record; ended if its main process no longer runs."""
         if record.boot != self._boot:
             record = msgspec.structs.replace(record, pid=0, start_ticks=0)
@@ -422,7 +424,7 @@ class LocalDriver:
                 )
         engine = EngineProcess(mark=self._mark(record.id), record=record, child=None, born_s=self._clock())
         if record.pid:
-            engine.born_s = processes.started_s(record.start_ticks)
+            engine.born_s = replica_processes.started_s(record.start_ticks)
             self._take(engine)
         else:
             self._engines[record.id] = engine
@@ -445,7 +447,7 @@ class LocalDriver:
                 _log.error("event=log_pruning_failed error=%s", error)
             if self._clock() >= look_s:
                 look_s = self._clock() + LOOK_EVERY_S
-                async for _ in processes.iterate_processes(self._reaper):
+                async for _ in replica_processes.iterate_processes(self._reaper):
                     pass
 
     async def _watch_devices(self) -> None:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from autoscaler.drivers.contained import SHORT
+from autoscaler.drivers.resilient_tasks import SHORT
 
 HOST = "127.0.0.1"
 REUSE_S = 60.0

@@ -15,10 +15,16 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from math import inf
 
-from autoscaler.drivers.contained import retry_on_shortage
 from autoscaler.drivers.local.devices import Devices
 from autoscaler.drivers.local.nvml import NvmlError
-from autoscaler.drivers.local.processes import ProcessSelector, Reaper, find_processes, read_process, send_signal
+from autoscaler.drivers.local.replica_processes import (
+    ProcessSelector,
+    Reaper,
+    find_processes,
+    read_process,
+    send_signal,
+)
+from autoscaler.drivers.resilient_tasks import retry_on_shortage
 from autoscaler.state.world import SliceId
 
 FIRST_PAUSE_S, PAUSE_S_MAX = 0.002, 1.0

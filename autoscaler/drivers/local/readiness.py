@@ -16,13 +16,13 @@ from typing import Protocol
 import msgspec
 
 from autoscaler.drivers import probes
-from autoscaler.drivers.contained import retry_on_shortage
 from autoscaler.drivers.local.devices import Devices
-from autoscaler.drivers.local.engine_process import EngineProcess
 from autoscaler.drivers.local.nvml import NvmlError
 from autoscaler.drivers.local.ports import HOST, has_open_socket, list_listening_sockets
-from autoscaler.drivers.local.processes import Reaper, find_processes
+from autoscaler.drivers.local.process_state import EngineProcess
+from autoscaler.drivers.local.replica_processes import Reaper, find_processes
 from autoscaler.drivers.local.state_directory import ReplicaRecord
+from autoscaler.drivers.resilient_tasks import retry_on_shortage
 from autoscaler.state.events import Seen
 from autoscaler.text import format_size
 

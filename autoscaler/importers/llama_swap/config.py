@@ -13,7 +13,7 @@ from typing import Annotated, TypeVar
 
 from msgspec import Meta, field
 
-from autoscaler.documents.validation import check_name
+from autoscaler.documents.document_rules import check_name
 from autoscaler.importers.decode import (
     UNKNOWN,
     DocumentErrorContext,

@@ -1,9 +1,10 @@
 """Merges the documents of an installation from all sources: files, custom resources, adopted objects. Pure.
 
 Keeps the last documents of each source and merges them into one set, without those that another installation serves
-(`autoscaler.spec.ownership`). The oldest object keeps a contested name (`autoscaler.spec.names`). Nothing is published
-until each expected source has reported and the installation that serves each namespace is known, because a missing
-Model would count as deleted. Each Model's stored status, with the values learned before a restart, is published once.
+(`autoscaler.spec.installation_ownership`). The oldest object keeps a contested name (`autoscaler.spec.name_conflicts`).
+Nothing is published until each expected source has reported and the installation that serves each namespace is known,
+because a missing Model would count as deleted. Each Model's stored status, with the values learned before a restart, is
+published once.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from autoscaler.contract import ModelName
+from autoscaler.spec.installation_ownership import explain_not_served
 from autoscaler.spec.model import Model
-from autoscaler.spec.names import Origin, Settled, resolve_model_conflicts, resolve_tenant_conflicts
-from autoscaler.spec.ownership import explain_not_served
+from autoscaler.spec.name_conflicts import Origin, Settled, resolve_model_conflicts, resolve_tenant_conflicts
 from autoscaler.spec.tenant import Tenant
 from autoscaler.state.events import DocumentsSeen
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.kubernetes.constants import WRITER
-from autoscaler.kubernetes.unreadable import Unreadable
+from autoscaler.kubernetes.unreadable_objects import Unreadable
 from autoscaler.provisioning.release import STUCK_S
 from autoscaler.queries.start_phases import phases_s
 from autoscaler.spec.model import Model

@@ -21,10 +21,10 @@ from autoscaler.kubernetes.api import Api, ApiError, FencedError, UnreachableErr
 from autoscaler.kubernetes.constants import WRITER
 from autoscaler.kubernetes.resources import event_log
 from autoscaler.kubernetes.resources.event_log import Book, Due, ModelEvent, Regarding
-from autoscaler.kubernetes.unreadable import Unreadable, UnreadableObjects
+from autoscaler.kubernetes.unreadable_objects import Unreadable, UnreadableObjects
 from autoscaler.provisioning.release import Leaving
+from autoscaler.spec.installation_ownership import ANYBODYS, Ownership
 from autoscaler.spec.model import Model
-from autoscaler.spec.ownership import ANYBODYS, Ownership
 from autoscaler.state.actions import Decided
 from autoscaler.state.capacity import LeaseId
 from autoscaler.state.world import World

@@ -18,7 +18,7 @@ from autoscaler.kubernetes.optional_kinds import Kinds, created_unix_s, list_col
 from autoscaler.kubernetes.resources.document_merge import Installation
 from autoscaler.kubernetes.watch import Change, ObjectKey
 from autoscaler.spec.model import Model
-from autoscaler.spec.names import Origin
+from autoscaler.spec.name_conflicts import Origin
 
 API_VERSION = "kubeai.org/v1"
 KUBEAI = "kubeai"

@@ -20,9 +20,10 @@ from msgspec import UNSET, UnsetType
 
 from autoscaler.contract import ModelName
 from autoscaler.demand.desired_replicas import NO_HISTORY, NO_LOAD
-from autoscaler.demand.history_updates import STARTS_MAX
+from autoscaler.demand.model_history import STARTS_MAX
 from autoscaler.fold.model_quarantine import list_quarantined_models
-from autoscaler.kubernetes.resources.conditions import (
+from autoscaler.kubernetes.resources.document_merge import CUSTOMS
+from autoscaler.kubernetes.resources.model_conditions import (
     ELSEWHERE,
     INVALID,
     NAME_TAKEN,
@@ -30,12 +31,11 @@ from autoscaler.kubernetes.resources.conditions import (
     StatusInput,
     build_conditions,
 )
-from autoscaler.kubernetes.resources.document_merge import CUSTOMS
 from autoscaler.kubernetes.resources.watcher import ModelObject
 from autoscaler.kubernetes.watch import ObjectKey
 from autoscaler.queries.start_phases import last_start, phases_s, phases_with_parts_s
 from autoscaler.spec.decode import Part
-from autoscaler.spec.names import Origin, Settled
+from autoscaler.spec.name_conflicts import Origin, Settled
 from autoscaler.state.actions import Unmet
 from autoscaler.state.events import HistorySeen
 from autoscaler.state.lifecycle import ReplicaState

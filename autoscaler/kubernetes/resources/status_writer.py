@@ -18,16 +18,16 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from autoscaler.contract import ModelName
-from autoscaler.exceptions import Failure, attempt, describe_error
-from autoscaler.fold.masking import mask_quarantined
+from autoscaler.exception_handling import Failure, attempt, describe_error
+from autoscaler.fold.quarantine_mask import mask_quarantined
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.constants import WRITER
 from autoscaler.kubernetes.optional_kinds import list_collection_paths
 from autoscaler.kubernetes.resources import model_status
-from autoscaler.kubernetes.resources.conditions import ELSEWHERE
+from autoscaler.kubernetes.resources.model_conditions import ELSEWHERE
 from autoscaler.kubernetes.resources.model_status import NO_STATUS, ClockReading, Status, Subject
 from autoscaler.kubernetes.resources.watcher import StatusSeen
-from autoscaler.provisioning.feasibility import is_fit_unchanged, list_unplaceable_models
+from autoscaler.provisioning.unplaceable_models import is_fit_unchanged, list_unplaceable_models
 from autoscaler.spec.pod import API_VERSION
 from autoscaler.state.actions import Decided, Unmet
 from autoscaler.state.world import World

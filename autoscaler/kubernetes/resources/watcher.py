@@ -17,12 +17,12 @@ from msgspec.structs import replace
 from autoscaler.contract import TenantName
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.optional_kinds import Kinds, created_unix_s, list_collection_paths
-from autoscaler.kubernetes.resources.conditions import ELSEWHERE
 from autoscaler.kubernetes.resources.document_merge import CUSTOMS, Installation, Status
+from autoscaler.kubernetes.resources.model_conditions import ELSEWHERE
 from autoscaler.kubernetes.watch import ObjectKey, Watched
 from autoscaler.spec.decode import WrongKeyError, format_path
 from autoscaler.spec.model import Model
-from autoscaler.spec.names import Origin
+from autoscaler.spec.name_conflicts import Origin
 from autoscaler.spec.pod import API_VERSION
 from autoscaler.spec.tenant import Tenant, TenantSpec
 from autoscaler.text import one_line

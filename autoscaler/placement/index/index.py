@@ -15,8 +15,7 @@ from typing import Final
 import numpy as np
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.placement.index.device_links import SpreadCounts, number_links
-from autoscaler.placement.index.elastic import ElasticBudget
+from autoscaler.placement.index.elastic_requests import ElasticBudget
 from autoscaler.placement.index.eviction_costs import EvictionCostIndex
 from autoscaler.placement.index.node_arrays import (
     LANES_MAX,
@@ -30,10 +29,11 @@ from autoscaler.placement.index.node_arrays import (
 from autoscaler.placement.index.node_filter import Admitting, ArtifactLocality
 from autoscaler.placement.index.request_encoding import EncodedRequest, encode_request
 from autoscaler.placement.index.residual_waste_tables import Ints, Taught, build_untrained_estimate
+from autoscaler.placement.index.spread_and_links import SpreadCounts, number_links
 from autoscaler.placement.model.tenant_isolation import DomainOccupancy, TenantSet, domain_of, group_slices_by_domain
 from autoscaler.placement.model.topology import name_device_link
 from autoscaler.placement.model.types import Bin, NodeConstraints, Occupant, RequiredArtifacts, RestartCosts, Spread
-from autoscaler.placement.reasons import UnschedulableReasons
+from autoscaler.placement.unplaced_reasons import UnschedulableReasons
 from autoscaler.state.resources import (
     BYTES_MAX,
     NO_ROOM,

@@ -1,8 +1,8 @@
 """All nodes and their free amounts, as arrays; selects the best node and lanes for each request. Pure.
 
 A *lane* is one slice of a node. For each `ScoreKey` a row of scores is cached, and only nodes that changed since are
-scored again. The choice is by the lowest tier, the highest score (`autoscaler.placement.index.lrv`), the first node in
-order, which limits fragmentation, and the tightest lane.
+scored again. The choice is by the lowest tier, the highest score (`autoscaler.placement.index.residual_waste`), the
+first node in order, which limits fragmentation, and the tightest lane.
 
 Invariants: nothing is overcommitted (amounts are exact; milli are used for scores only). A cached row equals a new one.
 Upper bounds of the amounts prevent overflows of sums and keys.
@@ -17,9 +17,9 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autoscaler.placement.index import device_links, lrv
-from autoscaler.placement.index.lrv import NodeSubset
+from autoscaler.placement.index import residual_waste, spread_and_links
 from autoscaler.placement.index.request_encoding import EncodedRequest, ScoreKey
+from autoscaler.placement.index.residual_waste import NodeSubset
 from autoscaler.placement.index.residual_waste_tables import IDLE, WHOLE, Face, Ints, Taught, quantize_milli
 from autoscaler.state.resources import BYTES_MAX, CPU_MAX, RequestShape, ResourceAmount, SliceClass
 
@@ -125,7 +125,7 @@ class NodeArrays:
         self.host_bytes: Ints = np.array([node.host_bytes for node in self.nodes], np.int64)
         self.host_size: Ints = self.host_bytes.copy()
         self._numbers = np.arange(len(all_lanes), dtype=np.int64) - self.first[self.node_of]
-        self._links = device_links.find_link_numbers([node.links for node in self.nodes], counts.tolist())
+        self._links = spread_and_links.find_link_numbers([node.links for node in self.nodes], counts.tolist())
         self._leading = np.array([_leading(node, numbers) for node in self.nodes], np.int64)
         self._rows: dict[ScoreKey, _Row] = {}
         self._version = 0
@@ -156,7 +156,7 @@ class NodeArrays:
     ) -> LaneAssignment | None:
         """Return the best place for a request. None: it fits nowhere now. `ok` [nodes]: where it may be placed;
         `lacks`, `crowd`: see `EncodedRequest.tiers`; `free` [lanes]: lanes that it may have; `must`: see
-        `device_links.choose_best_lanes`.
+        `spread_and_links.choose_best_lanes`.
         """
         row = self._rows.pop(ask.form, None) or _Row(self, ask.form)
         self._rows[ask.form] = row  # most recently used last
@@ -198,7 +198,7 @@ class NodeArrays:
     def unneeded(self, place: LaneAssignment) -> int:
         """Return how many bytes left on the place's single lane others are not expected to use."""
         at = int(self.first[place.node]) + place.lanes[0]
-        milli = lrv.compute_needed_milli(self._tables, self.part(np.array([place.node])), place.lanes[0])
+        milli = residual_waste.compute_needed_milli(self._tables, self.part(np.array([place.node])), place.lanes[0])
         return max(0, int(self.left_bytes[at]) - -(-milli * int(self.size_bytes[at]) // WHOLE))
 
     def fitting(self, ask: EncodedRequest, *, held: bool = False) -> Flags:
@@ -217,7 +217,7 @@ class NodeArrays:
         """Return the node whose `devices` best lanes have the lowest tier; prefer linked lanes of equal tier."""
         if tiers is None:
             tiers = np.zeros(len(lanes), np.int64)
-        found = device_links.choose_best_lanes(
+        found = spread_and_links.choose_best_lanes(
             devices, lanes, tiers, scores, self.node_of, link_of=self._links, must=must
         )
         if found is None:
@@ -362,12 +362,12 @@ class NodeArrays:
             if form.least:
                 scores = self._elastic(row, part, milli[self.lane_of[at]], nodes)
             else:
-                scores = lrv.score_lanes(self._tables, part, milli[self.lane_of[at]], taken, form.cpu_milli)
+                scores = residual_waste.score_lanes(self._tables, part, milli[self.lane_of[at]], taken, form.cpu_milli)
             row.scores[at] = (scores << _SCORE) + ((WHOLE - self.milli[at]) << _LEFT) + _LAST - self._numbers[at]
             return
         idle = (self.milli[at] == WHOLE).astype(np.int64)
         chosen = idle * (part.ranks(idle) <= form.devices)
-        scores = lrv.score_nodes(self._tables, part, chosen, form.cpu_milli)
+        scores = residual_waste.score_nodes(self._tables, part, chosen, form.cpu_milli)
         row.scores[nodes] = scores << _SCORE
 
     def _elastic(self, row: _Row, part: NodeSubset, milli: Ints, nodes: Ints) -> Ints:
@@ -375,8 +375,10 @@ class NodeArrays:
         cpu_milli, lanes, leading = row.form.cpu_milli, self.lane_of[part.at], self._leading[nodes]
         all_, less = np.array((*row.form.milli, 0), np.int64), np.array((*row.form.least, 0), np.int64)
         short = np.maximum(milli - part.left, 0)
-        most = lrv.score_lanes(self._tables, part, milli, all_[leading], cpu_milli, forgone=short)
-        least = lrv.score_lanes(self._tables, part, less[lanes], less[leading], cpu_milli, forgone=milli - less[lanes])
+        most = residual_waste.score_lanes(self._tables, part, milli, all_[leading], cpu_milli, forgone=short)
+        least = residual_waste.score_lanes(
+            self._tables, part, less[lanes], less[leading], cpu_milli, forgone=milli - less[lanes]
+        )
         row.less[part.at] = (least > most) & (short == 0)
         found: Ints = np.where(row.less[part.at], least, most)
         return found

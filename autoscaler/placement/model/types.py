@@ -1,8 +1,8 @@
 """Types of the packer: placement requests as input; placements, victims and unplaced requests as output; and `Bin`, one
 slice with its occupants.
 
-Independent of the `World`: `autoscaler.placement.model.bins` converts one to these types. Memory is in bytes, compute
-in percent of one device.
+Independent of the `World`: `autoscaler.placement.model.bin_builder` converts one to these types. Memory is in bytes,
+compute in percent of one device.
 """
 
 from __future__ import annotations

@@ -14,10 +14,7 @@ from msgspec.structs import replace
 
 from autoscaler.providers.cluster_autoscaler import placeholder_pods
 from autoscaler.providers.cluster_autoscaler.placeholder_pods import KEEPS
-from autoscaler.providers.karpenter.nodeclaim import PROVIDER
-from autoscaler.providers.karpenter.provider import NODES, PODS, is_blocking_node_removal, is_live_engine_pod
-from autoscaler.providers.kube import CONFLICT, AnswerError, Object, Server, raise_refusal
-from autoscaler.providers.new_nodes import (
+from autoscaler.providers.future_nodes import (
     EXPECTED_S,
     OfferTerms,
     Shape,
@@ -25,6 +22,9 @@ from autoscaler.providers.new_nodes import (
     infer_node_shape,
     resolve_node_requirements,
 )
+from autoscaler.providers.karpenter.nodeclaim import PROVIDER
+from autoscaler.providers.karpenter.provider import NODES, PODS, is_blocking_node_removal, is_live_engine_pod
+from autoscaler.providers.kube import CONFLICT, AnswerError, Object, Server, raise_refusal
 from autoscaler.providers.provider import RefusedError
 from autoscaler.spec.capacity import ClusterAutoscaler
 from autoscaler.spec.pod import PLACE

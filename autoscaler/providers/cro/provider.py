@@ -28,8 +28,8 @@ from autoscaler.capacity.attachable_nodes import (
     list_attachable_nodes,
     list_node_selectors,
 )
-from autoscaler.capacity.machine_groups import read_group_limits
-from autoscaler.exceptions import reraise_memory_error
+from autoscaler.capacity.group_growth import read_group_limits
+from autoscaler.exception_handling import reraise_memory_error
 from autoscaler.placement.model.prices import Prices
 from autoscaler.providers.cro import objects
 from autoscaler.providers.cro.objects import REQUESTS, RESOURCES, LeaseNote, Request, Resource

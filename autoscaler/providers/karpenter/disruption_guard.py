@@ -6,7 +6,7 @@ Karpenter does not interrupt a start or a drain. Each change is one write; failu
 writes; a new leader first reads which pods have the annotation. Pods of Models or Settings that set the annotation
 themselves, and adopted pods, are not changed. Nothing relies on the annotation: a pod that is evicted despite it is
 drained (`Seen.TAKEN`), and its engine is stopped late (`lingers` in
-`autoscaler.drivers.kubernetes.objects.replica_pod`).
+`autoscaler.drivers.kubernetes.objects.pod_manifest`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from math import inf
 from typing import Final, NamedTuple
 
 from autoscaler.providers.kube import NOT_FOUND, AnswerError, Server
-from autoscaler.providers.reconciler import Reconciler
+from autoscaler.providers.retry_loop import Reconciler
 from autoscaler.queries.operator_orders import find_drain_cordon
 from autoscaler.spec.model import ADOPTED_HASH
 from autoscaler.spec.pod import DO_NOT_DISRUPT

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from autoscaler.providers.future_nodes import Shape, infer_node_shape
 from autoscaler.providers.kube import Object
-from autoscaler.providers.new_nodes import Shape, infer_node_shape
 from autoscaler.spec.pod import GPU
 from autoscaler.spec.quantity import read_milli, whole_number
 from autoscaler.spec.settings import NodeKind, kind_of
-from autoscaler.state.node_labels import Taint
+from autoscaler.state.pending_labels import Taint
 
 GROUP = "karpenter.sh"
 VERSIONS = ("v1", "v1beta1")

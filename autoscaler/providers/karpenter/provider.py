@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from autoscaler.exceptions import reraise_memory_error
+from autoscaler.exception_handling import reraise_memory_error
+from autoscaler.providers.future_nodes import EXPECTED_S, OfferTerms, build_offer, resolve_node_requirements
 from autoscaler.providers.karpenter import nodeclaim, nodepool
 from autoscaler.providers.karpenter.nodepool import GROUP, POOL_LABEL, VERSIONS, NodePool
 from autoscaler.providers.kube import CONFLICT, ENDED, AnswerError, Object, Server, choose_served_version, raise_refusal
-from autoscaler.providers.new_nodes import EXPECTED_S, OfferTerms, build_offer, resolve_node_requirements
 from autoscaler.providers.provider import RefusedError
 from autoscaler.spec.pod import DO_NOT_DISRUPT, MANAGED_BY, OURS, SAFE_TO_EVICT
 from autoscaler.state.capacity import OFFERS_MAX, AcquireOrder, Listed, Offer, ReleaseOrder

@@ -3,7 +3,7 @@
 Each order is one placeholder pod. Kueue admits it within the quota, possibly by preemption, or after an admission check
 has added nodes. The node of the placeholder has room for a replica, whose pod is in the same queue and replaces the
 placeholder. The release of an unused order also releases its quota, so a model with zero replicas holds none.
-`workload` defines the contents of the pod and interprets its Workload.
+`placeholder_pod` defines the contents of the pod and interprets its Workload.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from autoscaler.providers.future_nodes import NO_NODE_ENTRY, OfferTerms, build_node_kind_offers
 from autoscaler.providers.kube import CONFLICT, AnswerError, Object, Server, choose_served_version, raise_refusal
-from autoscaler.providers.kueue import workload as places
-from autoscaler.providers.kueue.workload import QueuePlace
-from autoscaler.providers.new_nodes import NO_NODE_ENTRY, OfferTerms, build_node_kind_offers
+from autoscaler.providers.kueue import placeholder_pod as places
+from autoscaler.providers.kueue.placeholder_pod import QueuePlace
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.provisioning_request.objects import LEASE, provider_label_value
 from autoscaler.providers.provisioning_request.provider import WAIT_MAX, Template

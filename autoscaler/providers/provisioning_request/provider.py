@@ -13,10 +13,10 @@ from contextlib import suppress
 from typing import Final
 
 from autoscaler.contract import ModelName
-from autoscaler.exceptions import reraise_memory_error
+from autoscaler.exception_handling import reraise_memory_error
 from autoscaler.providers.device_usage import find_device_user
+from autoscaler.providers.future_nodes import NO_NODE_ENTRY, OfferTerms, build_node_kind_offers
 from autoscaler.providers.kube import CONFLICT, REFUSALS, AnswerError, Object, Server, raise_refusal
-from autoscaler.providers.new_nodes import NO_NODE_ENTRY, OfferTerms, build_node_kind_offers
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.provisioning_request import objects
 from autoscaler.providers.provisioning_request.objects import Booking, CandidateNode

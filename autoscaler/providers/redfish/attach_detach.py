@@ -15,7 +15,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final, NamedTuple
 
-from autoscaler.exceptions import reraise_memory_error
+from autoscaler.exception_handling import reraise_memory_error
 from autoscaler.providers.redfish.client import NoAnswerError, Sleep, StatusError, pause_s
 from autoscaler.providers.redfish.inventory import Reading
 from autoscaler.providers.redfish.planning import (

@@ -1,9 +1,9 @@
 """Publishes a fabric's attachable devices as ResourceSlices (resource.k8s.io/v1) and reports on claims. I/O.
 
-The content comes from `autoscaler.provisioning.device_claims`. A pool is one ResourceSlice whose name is derived from
-the pool's, so that every leader finds it. A label names the installation, which changes only its own slices. Slices
-select their node by name and not by `nodeName`, since a starting kubelet deletes all slices with its `nodeName`. Slices
-are updated before claims, so that a claim is not allocated the same device again. Failures: see Reconciler.
+The content comes from `autoscaler.provisioning.published_devices`. A pool is one ResourceSlice whose name is derived
+from the pool's, so that every leader finds it. A label names the installation, which changes only its own slices.
+Slices select their node by name and not by `nodeName`, since a starting kubelet deletes all slices with its `nodeName`.
+Slices are updated before claims, so that a claim is not allocated the same device again. Failures: see Reconciler.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any, Final
 from autoscaler.providers.device_usage import CLAIMS, SLICES
 from autoscaler.providers.kube import CONFLICT, NOT_FOUND, AnswerError, Object, Server
 from autoscaler.providers.provider import RefusedError
-from autoscaler.providers.reconciler import Reconciler
-from autoscaler.provisioning.device_claims import ClaimStatus, DevicePool, Published
-from autoscaler.spec.ownership import installation_id
+from autoscaler.providers.retry_loop import Reconciler
+from autoscaler.provisioning.published_devices import ClaimStatus, DevicePool, Published
+from autoscaler.spec.installation_ownership import installation_id
 from autoscaler.spec.pod import MANAGED_BY, OURS
-from autoscaler.state.device_claims import DRIVER, build_device_statuses
+from autoscaler.state.pending_claims import DRIVER, build_device_statuses
 from autoscaler.text import format_rfc3339
 
 API: Final = "resource.k8s.io/v1"

@@ -21,8 +21,8 @@ from autoscaler.capacity.attachable_nodes import AttachableNode
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.redfish.attach_detach import Around, Bay
 from autoscaler.providers.redfish.client import NoAnswerError, StatusError
-from autoscaler.providers.redfish.cluster import RedfishCredentialsError
 from autoscaler.providers.redfish.inventory import Reading
+from autoscaler.providers.redfish.kubernetes_objects import RedfishCredentialsError
 from autoscaler.providers.redfish.planning import (
     COMPOSING,
     Fabric,

@@ -43,7 +43,7 @@ helm.sh/chart: {{ (index . 0).Chart.Name }}-{{ (index . 0).Chart.Version }}
 {{- if include "pilotlight.cluster" . }}{{ include "pilotlight.clusterName" . }}{{ else }}{{ include "pilotlight.name" . }}{{ end -}}
 {{- end -}}
 
-{{/* The installation label of created objects (`autoscaler.spec.ownership.installation_id`). */}}
+{{/* The installation label of created objects (`autoscaler.spec.installation_ownership.installation_id`). */}}
 {{- define "pilotlight.installation" -}}
 {{- printf "%s-%s" (trunc 40 .Release.Namespace) (printf "%s/%s" .Release.Namespace (include "pilotlight.name" .) | sha256sum | trunc 8) -}}
 {{- end -}}

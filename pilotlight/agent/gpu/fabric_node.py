@@ -14,12 +14,12 @@ import click
 from autoscaler.contract import PodDevices
 from autoscaler.kubernetes.api import Api, UnreachableError
 from autoscaler.providers.kube import AnswerError
-from autoscaler.spec.ownership import ANYBODYS, Ownership
+from autoscaler.spec.installation_ownership import ANYBODYS, Ownership
 from pilotlight.agent.gpu.bus import Bus, StepError
 from pilotlight.agent.gpu.device_plugin_pods import Daemons, parse_pod_selector
 from pilotlight.agent.gpu.hotplug import Job, Seen, Step
 from pilotlight.agent.gpu.hotplug_loop import Attaching
-from pilotlight.kube import Objects
+from pilotlight.provider_api import Objects
 
 
 class FabricNode:

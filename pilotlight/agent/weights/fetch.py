@@ -19,14 +19,14 @@ from typing import NamedTuple, TypeVar
 
 from artifacts.credentials.docker_config import Config, parse_pull_secret
 from artifacts.credentials.keychain import Keychain, try_each_login
-from artifacts.disk.threads import run_in_thread
+from artifacts.disk.thread_wait import run_in_thread
 from artifacts.fetch.fetch import Lies, Ways, fetch_artifact, find_stored_copy, parse_remote_source
 from artifacts.fetch.registry import Came, OnProgress, Registries
 from artifacts.peers.client import Peering
 from artifacts.reference import Reference
 from artifacts.registry_errors import DeniedError, UnreachableError
 from artifacts.store.layout import ForbiddenError
-from artifacts.store.publish import Copy
+from artifacts.store.pull import Copy
 from artifacts.store.store import AWAY_WAIT_S, Store
 from autoscaler.agent_contract import WeightsRequest
 from autoscaler.contract import WeightsReport

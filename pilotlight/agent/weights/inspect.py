@@ -13,10 +13,10 @@ from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
 
-from artifacts import files as kinds
-from artifacts.archives.tar import BadArchiveError
+from artifacts import file_kinds as kinds
+from artifacts.archives.tar_reader import BadArchiveError
 from artifacts.dialects import images
-from artifacts.dialects.contents import Contents, RefusedError
+from artifacts.dialects.accepted_files import Contents, RefusedError
 from artifacts.fetch import fetch, image_file_list
 from artifacts.fetch import files as gather
 from artifacts.fetch.fetch import Lies, Ways
@@ -26,7 +26,7 @@ from artifacts.registry import resolve
 from artifacts.registry.blobs import BlobSource
 from artifacts.sources.file_host_client import Lone
 from autoscaler.contract import WeightsReport
-from pilotlight.models import remote_header
+from pilotlight.models import header_report
 
 LOADABLE_MAX = 5
 """Maximum number of loadable files reported; with more than one, none is loaded automatically."""
@@ -84,7 +84,7 @@ async def inspect_artifact(
                 report,
                 **await headers.cached(
                     (listing.place, listing.digest, unsafe),
-                    lambda: remote_header.fetch_header_report(named, listing.place, lone, folder),
+                    lambda: header_report.fetch_header_report(named, listing.place, lone, folder),
                 ),
             )
     async with by.registries.opened(of.host) as source:
@@ -107,7 +107,7 @@ async def inspect_artifact(
             return replace(report, no_header=str(error))
         key = of.host, of.repository, found.chosen, unsafe
         fields = await headers.cached(
-            key, lambda: remote_header.fetch_header_report(files, of.repository, source, folder)
+            key, lambda: header_report.fetch_header_report(files, of.repository, source, folder)
         )
         return replace(report, **fields)
 

@@ -22,13 +22,13 @@ import msgspec
 from msgspec.structs import replace
 
 from artifacts.digest import BadDigestError
-from artifacts.disk.threads import run_in_thread
+from artifacts.disk.thread_wait import run_in_thread
 from artifacts.fetch import fetch
 from artifacts.fetch.registry import Came, Registries
 from artifacts.reference import BadReferenceError
 from artifacts.registry_errors import PolicyError
 from artifacts.store.layout import StoreError, load_current_record
-from artifacts.store.publish import Copy
+from artifacts.store.pull import Copy
 from artifacts.store.store import Store
 from autoscaler.agent_contract import FabricWant, ImageWant, NodeWants, WeightsRequest, read_weights_request
 from autoscaler.contract import ReplicaId, WeightsReport, make_decoder

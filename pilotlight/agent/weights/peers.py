@@ -1,8 +1,8 @@
 """Peering between agents: this node's port for the others, and the peers asked for an artifact. I/O.
 
 Autoscalers are trusted only to name peers. Access to weights is decided between agents as in
-`pilotlight.agent.weights.peer_access`: both sides show a certificate of their own authority (or a token), so neither an
-autoscaler nor a process that reports in a node's name gains access. If no peer answers, everything comes from the
+`pilotlight.agent.weights.peer_sharing`: both sides show a certificate of their own authority (or a token), so neither
+an autoscaler nor a process that reports in a node's name gains access. If no peer answers, everything comes from the
 registry.
 """
 
@@ -19,7 +19,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from artifacts.digest import BadDigestError, Digest, parse_digest
-from artifacts.disk.threads import run_in_thread
+from artifacts.disk.thread_wait import run_in_thread
 from artifacts.peers.client import Peering
 from artifacts.peers.selection import PEERS_MAX, Peer
 from artifacts.peers.server import STREAMS_MAX
@@ -29,7 +29,7 @@ from autoscaler.contract import make_decoder
 from autoscaler.server.auth import Answer
 from autoscaler.weights.peers import NodePeer, NodePeers
 from pilotlight.agent.autoscaler_client import HttpWay
-from pilotlight.agent.weights import peer_access as peering
+from pilotlight.agent.weights import peer_sharing as peering
 from pilotlight.agent.weights.metrics import StoreMetrics
 from pilotlight.net import access
 from pilotlight.net.access import Access

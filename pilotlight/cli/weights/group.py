@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from pilotlight.agent.weights import peer_access
+from pilotlight.agent.weights import peer_sharing
 from pilotlight.cli.weights import inspect_push, login, pack, pull, store
 
 
@@ -25,6 +25,6 @@ for command in (
     store.evict,
     login.login,
     login.logout,
-    peer_access.serve_,
+    peer_sharing.serve_,
 ):
     weights.add_command(command)

@@ -23,7 +23,7 @@ from artifacts.registry_errors import RegistryError
 from pilotlight.cli.weights.pull import registry_options
 from pilotlight.models.credentials import list_login_files
 from pilotlight.options import output_option
-from pilotlight.output import write_json
+from pilotlight.safe_output import write_json
 
 PASSWORD_CHARS_MAX = 64 << 10
 registry_argument = click.argument("name", metavar="REGISTRY")

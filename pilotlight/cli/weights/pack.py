@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from artifacts import files
+from artifacts import file_kinds
 from artifacts.pack import modelfile as packfile
 from artifacts.pack import oci_layout
 from artifacts.pack.pack import About, Form, Offered, PackError, Plan, build_plan
@@ -22,7 +22,7 @@ from autoscaler.importers import ollama
 from autoscaler.importers.decode import DocumentErrorContext
 from pilotlight.cli.import_ import FILE_BYTES_MAX, MODELFILE
 from pilotlight.options import FILE, output_option
-from pilotlight.output import write_json
+from pilotlight.safe_output import write_json
 from pilotlight.tables import build_progress_bar
 
 FILES_MAX = 100_000
@@ -67,7 +67,7 @@ def plan_artifact(source: Path, *, allow_unsafe: bool = False) -> Plan:
         source = inner
     if not source.is_file():
         raise PackError(f"{source}: no such file or folder")
-    if files.classify_file(source.name) not in {None, files.Kind("config")}:
+    if file_kinds.classify_file(source.name) not in {None, file_kinds.Kind("config")}:
         return build_plan([_file(source, source.name)], About(), allow_unsafe=allow_unsafe)
     with DocumentErrorContext(str(source) if source.name == MODELFILE else f"{source}, read as a Modelfile"):
         instructions = packfile.read_instructions(ollama.parse_modelfile(_text(source), KNOWN))
@@ -99,7 +99,7 @@ def _named(folder: Path, value: str, instruction: str) -> list[Offered]:
 
 def _as_adapter(one: Offered) -> Offered:
     """Rename the file so that its name classifies it as an adapter."""
-    kind = files.classify_file(one.path)
+    kind = file_kinds.classify_file(one.path)
     if one.kind is None or kind is None or kind.role == "adapter":
         return one
     return one._replace(path=f"adapter-{one.path}")

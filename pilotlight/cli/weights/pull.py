@@ -1,7 +1,7 @@
 """`pilotlight weights pull` and `verify`: fetches weights into the node's store, and verifies stored weights.
 
 Defines the commands, the sources of logins, and the progress bars. `artifacts.fetch.fetch` does the fetching, and
-`artifacts.store.scrub` the verification.
+`artifacts.store.copy_verification` the verification.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from pathlib import Path
 import click
 
 from artifacts import file_policy
-from artifacts.disk.disk import DiskError
+from artifacts.disk.durable_writes import DiskError
 from artifacts.fetch.fetch import Lies, Ways, fetch_artifact, parse_remote_source
 from artifacts.fetch.registry import Came, Registries
 from artifacts.oci.descriptor import BadManifestError
 from artifacts.peers.client import Peering
 from artifacts.reference import BadReferenceError, Reference
 from artifacts.registry_errors import RegistryError
+from artifacts.store.copy_verification import Bad, verify_copy
 from artifacts.store.layout import StoreError
-from artifacts.store.publish import Copy
-from artifacts.store.scrub import Bad, verify_copy
+from artifacts.store.pull import Copy
 from artifacts.store.store import Row, Store
 from autoscaler.text import format_size
-from pilotlight.agent.weights import peer_access
+from pilotlight.agent.weights import peer_sharing
 from pilotlight.cli.weights.store import COPIES, open_store, resolve_copies, shorten_digest
 from pilotlight.models.credentials import build_keychain
 from pilotlight.options import FILE, Command, output_option, store_option
-from pilotlight.output import write_json
+from pilotlight.safe_output import write_json
 from pilotlight.tables import build_progress_bar
 
 FAILURES = (RegistryError, BadManifestError, StoreError, DiskError)
@@ -65,8 +65,8 @@ def build_fetch_access(plain_http: bool, ca_file: Path | None, among: Peering | 
 )
 @store_option
 @registry_options
-@peer_access.peer_option
-@peer_access.peer_options
+@peer_sharing.peer_option
+@peer_sharing.peer_options
 @output_option
 def pull(  # noqa: PLR0917  click passes by keyword
     artifact: str, allow_unsafe: bool, store: Path, plain_http: bool, ca_file: Path | None, peers: tuple[str, ...],
@@ -79,8 +79,8 @@ def pull(  # noqa: PLR0917  click passes by keyword
     login`, Docker, Podman and this machine's cloud, HF_TOKEN, and AWS's keys. A tag or a revision is always resolved
     again.
     """
-    access = peer_access.build_peer_access(peer_token_file, peer_cert_file, peer_key_file, peer_ca_file)
-    among = peer_access.build_static_peering(peers, access) if peers else None
+    access = peer_sharing.build_peer_access(peer_token_file, peer_cert_file, peer_key_file, peer_ca_file)
+    among = peer_sharing.build_static_peering(peers, access) if peers else None
     of, began_s = _parsed(artifact), time.monotonic()
     with convert_pull_errors(), build_progress_bar("pulling", quiet=output == "json") as progress:
         task, came = progress.add_task("pulling", total=None), Came(0, 0, 0.0)

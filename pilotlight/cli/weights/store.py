@@ -25,7 +25,7 @@ from autoscaler.spec.quantity import parse_bytes
 from autoscaler.text import format_size
 from pilotlight.cli import status
 from pilotlight.options import output_option, store_option
-from pilotlight.output import write_json
+from pilotlight.safe_output import write_json
 from pilotlight.tables import build_console
 
 COLUMNS = ("artifact", "digest", "size", "age", "last used", "held")

@@ -22,8 +22,8 @@ from autoscaler.documents import parse
 from autoscaler.drivers import probes
 from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver
 from autoscaler.drivers.kubernetes.adoption.parsing import WorkloadSeen, read_workload
-from autoscaler.drivers.kubernetes.adoption.workload import Mode, Workload
 from autoscaler.drivers.kubernetes.adoption.workload_controller import Means, Runner
+from autoscaler.drivers.kubernetes.adoption.workload_scaling import Mode, Workload
 from autoscaler.drivers.kubernetes.driver import KubernetesDriver
 from autoscaler.drivers.kubernetes.inventory.declared import DeclaredDevices
 from autoscaler.drivers.kubernetes.inventory.disruption_budgets import Disruptions
@@ -31,21 +31,21 @@ from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
 from autoscaler.drivers.kubernetes.inventory.mig_manager import NodeCutter
 from autoscaler.drivers.kubernetes.inventory.node_cordons import NodeCordons
 from autoscaler.kubernetes.api import Api, Object, UnreachableError
-from autoscaler.kubernetes.decoding import read_event
 from autoscaler.kubernetes.gateway_pods import GatewayPods
 from autoscaler.kubernetes.kubeconfig import ApiAccess
 from autoscaler.kubernetes.leader_election import Elector
 from autoscaler.kubernetes.resources.document_merge import Installation
 from autoscaler.kubernetes.resources.kubeai_watcher import KubeaiModels
 from autoscaler.kubernetes.resources.watcher import DocumentWatcher
-from autoscaler.kubernetes.unreadable import Unreadable
+from autoscaler.kubernetes.safe_decoding import read_event
+from autoscaler.kubernetes.unreadable_objects import Unreadable
 from autoscaler.kubernetes.watch import INITIAL_END, Watched
 from autoscaler.providers.cro import objects
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing, Settings
-from pilotlight.kube import Objects
 from pilotlight.processes.cluster import build_pod_launch, require_image
 from pilotlight.processes.cluster_documents import decode_kubeai_model
+from pilotlight.provider_api import Objects
 from tests.fuzz.inputs.kubernetes_objects import DEPLOYMENT
 from tests.support.builders.worlds import GI, T0, model, world
 

@@ -8,7 +8,7 @@ from autoscaler.agent_contract import NodeWants
 from autoscaler.contract import CatalogueDelta, NodeAnswer, NodeReport, Report, ReportAnswer, RoutesDelta, make_decoder
 from autoscaler.weights.peers import NodePeers
 from gateway.control.snapshot_file import GatewaySnapshot
-from pilotlight.models.remote_header import Header
+from pilotlight.models.header_report import Header
 
 KINDS: tuple[type[msgspec.Struct], ...] = (
     CatalogueDelta,

@@ -9,7 +9,7 @@ import tarfile
 from artifacts import safe_paths
 from artifacts.archives.decompress import decompress_layer
 from artifacts.archives.member_filter import Sieve
-from artifacts.archives.tar import BadArchiveError, Member
+from artifacts.archives.tar_reader import BadArchiveError, Member
 from artifacts.dialects.base import Encoding
 from tests.fuzz.inputs.byte_splits import cut
 from tests.support.builders.artifacts.tar_archives import END, Said, header, layer, member, pax, read

@@ -16,7 +16,7 @@ from autoscaler.contract import GatewayId, NodeReport, Report, make_decoder
 from autoscaler.routing import routes
 from autoscaler.server import gateways
 from autoscaler.state.events import NodeReported
-from pilotlight.models import remote_header
+from pilotlight.models import header_report
 from tests.fuzz.inputs.json_mutations import mutated, written
 from tests.support.builders.worlds import T0, device, gateway, model, replica, world
 from tests.support.harness.manual_loop import SteppedLoop
@@ -81,6 +81,6 @@ def reports(data: bytes) -> None:
         else:
             loop.loop.observe((NodeReported(report=report),))
         after = loop.step()
-        remote_header.find_artifact_facts(one, after.learned.looked)
+        header_report.find_artifact_facts(one, after.learned.looked)
         msgspec.json.encode(routes.catalogue_full(after))
         msgspec.json.encode(routes.routes_full(after, GatewayId("g1"), now_s, {}, boot="b"))

@@ -16,7 +16,7 @@ from functools import cache
 from random import Random
 from typing import Final, NamedTuple
 
-from autoscaler.kubernetes import decoding
+from autoscaler.kubernetes import safe_decoding
 from tests.fuzz.checks.declared_types import misfit
 from tests.fuzz.inputs.json_mutations import VALUES, Written, mutated, retyped, written
 from tests.fuzz.inputs.kubernetes_objects import SEEDS as OBJECTS
@@ -137,7 +137,7 @@ def objects(data: bytes) -> None:
     with _quiet():
         loop().run_until_complete(_run(kind, line))
     try:
-        page = decoding.read_page(
+        page = safe_decoding.read_page(
             b'{"kind":"AList","metadata":{},"items":[' + line.partition(b'"object":')[2][:-1] + b"]}"
         )
     except (ValueError, RecursionError):  # as Api.pages

@@ -69,7 +69,7 @@ async def _orphan(bed: Bed, serve: Serving) -> None:
 
 def _group(serve: Serving, pid: int) -> list[int]:
     """Processes with the mark of the Replica that this main process belongs to."""
-    from autoscaler.drivers.local.processes import read_process_mark
+    from autoscaler.drivers.local.replica_processes import read_process_mark
 
     mark = read_process_mark(pid)
     return [one for one in serve.marked() if read_process_mark(one) == mark]

@@ -11,7 +11,7 @@ from autoscaler.contract import RoutesDelta
 from autoscaler.controller import loop
 from autoscaler.demand import desired_replicas
 from autoscaler.fold import indices
-from autoscaler.placement.model import bins
+from autoscaler.placement.model import bin_builder
 from autoscaler.queries import crowded_slices, gateways
 from autoscaler.routing import slots
 from autoscaler.spec.model import Model
@@ -56,12 +56,12 @@ def unknown_that_is_zero(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_residency(patch: pytest.MonkeyPatch) -> None:
-    evictable_s = bins.evictable_s
+    evictable_s = bin_builder.evictable_s
 
     def at_once(world: World, replica: Replica, model: Model, calls: int) -> float:
         return evictable_s(world, replica, model, calls) if replica.times.ready_s is None else replica.times.ready_s
 
-    patch.setattr(bins, "evictable_s", at_once)
+    patch.setattr(bin_builder, "evictable_s", at_once)
 
 
 def bytes_without_bound(patch: pytest.MonkeyPatch) -> None:
@@ -79,7 +79,7 @@ def free_before_it_is_clean(patch: pytest.MonkeyPatch) -> None:
     def gone(replica: Replica, slice_: Slice) -> ResourceAmount:
         return ResourceAmount(0, 0) if replica.state is ReplicaState.SCRUBBING else room(replica, slice_)
 
-    patch.setattr(bins, "room_of", gone)
+    patch.setattr(bin_builder, "room_of", gone)
 
 
 def every_model_is_blamed(patch: pytest.MonkeyPatch) -> None:

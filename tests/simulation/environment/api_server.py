@@ -21,7 +21,7 @@ from kubernetes.aio import client
 
 from autoscaler.kubernetes.api import Api, ApiError, Object, RequestRateLimiter
 from autoscaler.kubernetes.kubeconfig import ApiAccess
-from autoscaler.kubernetes.unreadable import Unreadable
+from autoscaler.kubernetes.unreadable_objects import Unreadable
 from autoscaler.kubernetes.watch import EXPIRED, INITIAL_END
 
 WAY_S = 0.001

@@ -20,7 +20,7 @@ from autoscaler.contract import GatewayId, ReplicaId, Report
 from autoscaler.controller.loop import LoopStep
 from autoscaler.drivers import probes
 from autoscaler.drivers.kubernetes.driver import KubernetesDriver
-from autoscaler.drivers.kubernetes.objects import replica_pod as pods
+from autoscaler.drivers.kubernetes.objects import pod_manifest as pods
 from autoscaler.kubernetes import leader_election
 from autoscaler.kubernetes.api import Object
 from autoscaler.kubernetes.leader_election import Elector

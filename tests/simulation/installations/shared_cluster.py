@@ -18,8 +18,8 @@ from autoscaler.contract import GatewayId, Level, ModelName, Report, TenantName
 from autoscaler.controller.loop import Loop
 from autoscaler.kubernetes.api import Object
 from autoscaler.kubernetes.leader_election import Elector
-from autoscaler.kubernetes.resources.conditions import ELSEWHERE
-from autoscaler.spec.ownership import INSTALLATION
+from autoscaler.kubernetes.resources.model_conditions import ELSEWHERE
+from autoscaler.spec.installation_ownership import INSTALLATION
 from autoscaler.spec.pod import API_VERSION, OURS
 from autoscaler.state.events import DocumentsSeen, GatewaySeen, Reported
 from pilotlight.processes.cluster import Cluster, ClusterOptions

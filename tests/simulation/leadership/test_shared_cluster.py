@@ -16,7 +16,7 @@ import pytest
 
 from autoscaler.drivers import probes
 from autoscaler.kubernetes import leader_election
-from autoscaler.spec.ownership import installation_id
+from autoscaler.spec.installation_ownership import installation_id
 from pilotlight.processes.cluster import ClusterOptions
 from tests.simulation.environment import process
 from tests.simulation.environment.virtual_loop import run

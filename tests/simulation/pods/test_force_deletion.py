@@ -11,7 +11,7 @@ from itertools import count
 import pytest
 
 from autoscaler.contract import DeviceReport, NodeReport, PodDevices, ReplicaId
-from autoscaler.drivers.kubernetes.objects.replica_pod import format_pod_name
+from autoscaler.drivers.kubernetes.objects.pod_manifest import format_pod_name
 from autoscaler.drivers.kubernetes.proof_of_clean import FORCED_S
 from autoscaler.state.events import NodeReported
 from tests.simulation.case_harness import GIB, Stage, model

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.fold.indices import rebuild_indices
 from autoscaler.placement.index.index import SliceIndex
-from autoscaler.placement.model.bins import build_bins, build_placement_request
+from autoscaler.placement.model.bin_builder import build_bins, build_placement_request
 from autoscaler.placement.model.types import EvictionLevel, PlacementRequest, RestartCosts, Unplaced
 from autoscaler.planner.plan import plan
 from autoscaler.rearrange.defragmentation import Defragmented, defragment

@@ -22,22 +22,22 @@ READ = """
 import asyncio, json, msgspec, re, sys, tempfile, time
 from functools import partial
 from pathlib import Path
-from artifacts.archives.tar import BadArchiveError
-from artifacts.dialects.contents import File
+from artifacts.archives.tar_reader import BadArchiveError
+from artifacts.dialects.accepted_files import File
 from artifacts.fetch import remote_header
 from artifacts.formats import gguf, hf_config
 from artifacts.formats.cpu_time import CpuTime
-from autoscaler.kubernetes import decoding
+from autoscaler.kubernetes import safe_decoding
 from autoscaler.documents import parse
 from autoscaler.spec.decode import WrongKeyError
 def peak():  # of this program: ru_maxrss includes the process that started it
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) >> 10
 def read_object(path):
     try:
-        _, found = decoding.read_event(path.read_bytes())
+        _, found = safe_decoding.read_event(path.read_bytes())
     except msgspec.DecodeError as error:
         raise parse.DocumentError(str(error))
-    if isinstance(found, decoding.Unreadable):
+    if isinstance(found, safe_decoding.Unreadable):
         raise parse.DocumentError(found.reason)
     known = {"name": found["metadata"]["name"], "namespace": found["metadata"]["namespace"]}
     document = {"apiVersion": found["apiVersion"], "kind": "Model", "metadata": known, "spec": found["spec"]}

@@ -15,7 +15,7 @@ import sys
 from autoscaler.drivers.driver import Observation
 from autoscaler.drivers.local.devices import Devices
 from autoscaler.drivers.local.driver import LocalDriver
-from autoscaler.drivers.local.processes import become_subreaper
+from autoscaler.drivers.local.replica_processes import become_subreaper
 from autoscaler.drivers.local.state_directory import StateDirectory
 from autoscaler.state.events import ReplicaSeen, Synced
 from tests.support.harness.local_rig import GPU0, launch, python, replica

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artifacts import digest, safe_paths
-from artifacts.dialects import contents
+from artifacts.dialects import accepted_files
 from artifacts.oci.descriptor import Descriptor
 from artifacts.oci.manifest import OCI_MANIFEST, Manifest
 from artifacts.safe_paths import BadPathError, Tree
@@ -19,13 +19,13 @@ EMPTY = Descriptor("application/vnd.oci.empty.v1+json", digest.compute_digest(b"
 TITLE, FILEPATH = "org.opencontainers.image.title", "org.cncf.model.filepath"
 
 
-def titled(*named: dict[str, str]) -> contents.Contents:
+def titled(*named: dict[str, str]) -> accepted_files.Contents:
     """Return an artifact with one layer for each of these annotations."""
     layers = tuple(
         Descriptor("application/octet-stream", digest.compute_digest(str(number).encode()), 7, notes)
         for number, notes in enumerate(named)
     )
-    return contents.read_contents(Manifest(OCI_MANIFEST, "", EMPTY, layers, {}))
+    return accepted_files.read_contents(Manifest(OCI_MANIFEST, "", EMPTY, layers, {}))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_path_outside_the_folder_or_not_portable_is_rejected(path: str, said: st
     if path:
         assert said in whole.layers[1].refusal
     assert "is refused" not in whole.layers[0].refusal
-    with pytest.raises(contents.RefusedError, match="layer 2"):
+    with pytest.raises(accepted_files.RefusedError, match="layer 2"):
         whole.files()
 
 
@@ -97,7 +97,9 @@ def test_path_that_collides_with_an_earlier_path_is_rejected(first: str, second:
 def test_artifact_with_paths_that_differ_only_in_case_is_rejected() -> None:
     whole = titled({TITLE: "model.gguf"}, {TITLE: "MODEL.gguf"}, {TITLE: "b.gguf"})
     assert [bool(one.refusal) for one in whole.layers] == [False, True, False]
-    with pytest.raises(contents.RefusedError, match=r"layer 2: its path 'MODEL.gguf' is in conflict with 'model.gguf'"):
+    with pytest.raises(
+        accepted_files.RefusedError, match=r"layer 2: its path 'MODEL.gguf' is in conflict with 'model.gguf'"
+    ):
         whole.files()
 
 

@@ -21,7 +21,7 @@ from loadtest.cli import load
 from loadtest.client import LoadError
 from loadtest.coldstart import AWAY, FAILED, INTERRUPTED, KEPT, SHORTEN, STAY, Beginning, measure_cold_starts
 from loadtest.result import Ending
-from loadtest.stopping import Stop
+from loadtest.stop_signals import Stop
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.standard

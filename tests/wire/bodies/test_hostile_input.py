@@ -18,7 +18,7 @@ import pytest
 
 from gateway.http.request_body import CHUNKS_MAX
 from gateway.limits import Limits
-from gateway.memory import guard
+from gateway.memory import process_memory
 from tests.support.fakes.engines.scripted_engine import OK, ScriptedEngine
 from tests.support.harness.gateway.gateway_rig import Client, Rig, rig, rig_and_client
 
@@ -142,14 +142,14 @@ async def test_oversized_or_endless_body_is_rejected_without_buffering(lines: by
     limits = Limits(body_bytes_max=LIMIT_BYTES)
     async with ScriptedEngine((OK,)) as engine, rig(engine.address, limits=limits) as one:
         await served(one)
-        before_bytes = guard.resident_bytes() or 0
+        before_bytes = process_memory.resident_bytes() or 0
         client = await one.client()
         client.send(HEAD + lines + b"\r\n\r\n")
         sent, answer = await pour(client, piece)
         assert sent < LIMIT_BYTES * 70 // 64 + SOCKETS_BYTES
         assert (answer[:12], code_of(answer)) == (b"HTTP/1.1 413", "too_large")
         gc.collect()
-        assert (guard.resident_bytes() or 0) - before_bytes < LIMIT_BYTES + SLACK_BYTES
+        assert (process_memory.resident_bytes() or 0) - before_bytes < LIMIT_BYTES + SLACK_BYTES
         assert len(engine.requests) == 1
         await served(one)
 
@@ -190,13 +190,13 @@ async def test_compressed_body_gets_415_without_being_decompressed(coding: bytes
     head = HEAD + b"Content-Encoding: " + coding + b"\r\n"
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
         await served(one)
-        before_bytes = guard.resident_bytes() or 0
+        before_bytes = process_memory.resident_bytes() or 0
         for body in (b"", BOMB):
             client = await one.client()
             client.send(head + b"Content-Length: %d\r\n\r\n" % len(BOMB) + body)
             answer = await client.rest()
             assert (answer[:12], code_of(answer)) == (b"HTTP/1.1 415", "unsupported_media_type")
-        assert (guard.resident_bytes() or 0) - before_bytes < SLACK_BYTES
+        assert (process_memory.resident_bytes() or 0) - before_bytes < SLACK_BYTES
         assert len(engine.requests) == 1
         await served(one)
 

@@ -19,7 +19,7 @@ import pytest
 from autoscaler.contract import CatalogueDelta, FrontSettings, KeyEntry, TenantEntry, TenantName
 from gateway.errors import CallError
 from gateway.http.request_head import KNOWN_MAX, cached_head, parse_head
-from gateway.memory import guard
+from gateway.memory import process_memory
 from pilotlight.cli.main import COMPILED
 from tests.support.fakes.engines.scripted_engine import HOLD, OK, STREAM_HEAD, ScriptedEngine, delta
 from tests.support.harness.gateway.gateway_rig import Client, Rig, rig
@@ -188,7 +188,7 @@ async def test_random_keys_do_not_grow_memory_caches_or_metrics() -> None:
             gc.collect()
             metrics = one.front.metrics()
             assert b'code="invalid_api_key",model="",outcome="failed"' in metrics
-            seen.append((guard.resident_bytes() or 0, cached_head.cache_info().currsize, metrics.count(b"\n")))
+            seen.append((process_memory.resident_bytes() or 0, cached_head.cache_info().currsize, metrics.count(b"\n")))
         first, last = seen[0], seen[-1]
         assert last[0] - first[0] < GROWTH_BYTES_MAX
         assert last[1] <= KNOWN_MAX

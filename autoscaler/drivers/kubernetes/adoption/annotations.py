@@ -16,9 +16,9 @@ from msgspec.structs import replace
 from autoscaler.contract import ModelName
 from autoscaler.drivers.kubernetes.adoption.parsing import LINGO, WorkloadSeen
 from autoscaler.spec.decode import WrongKeyError, suggest_nearest
+from autoscaler.spec.installation_ownership import INSTALLATION, TITLE, TITLE_WANTED
 from autoscaler.spec.model import Adopted, Auto, EngineName, Gpu, Model, ModelSpec, ReplicaRange
-from autoscaler.spec.names import check_name
-from autoscaler.spec.ownership import INSTALLATION, TITLE, TITLE_WANTED
+from autoscaler.spec.name_conflicts import check_name
 from autoscaler.spec.pod import OURS
 from autoscaler.text import format_rfc3339
 

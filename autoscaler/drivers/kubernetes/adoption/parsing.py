@@ -14,10 +14,10 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from autoscaler.drivers.kubernetes.objects.replica_pod import READY_TO_START, Waiting, read_waiting_reason
+from autoscaler.drivers.kubernetes.objects.pod_manifest import READY_TO_START, Waiting, read_waiting_reason
 from autoscaler.kubernetes.api import Object
 from autoscaler.kubernetes.constants import CRASHES, ENDED, TEMPLATE_HASH, WRITER
-from autoscaler.kubernetes.resources.conditions import ConditionValue
+from autoscaler.kubernetes.resources.model_conditions import ConditionValue
 from autoscaler.spec.pod import OURS
 from autoscaler.spec.quantity import whole_number
 

@@ -17,7 +17,7 @@ from autoscaler.drivers.kubernetes.adoption.status import Sign
 from autoscaler.drivers.kubernetes.adoption.workload_controller import PLURALS
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.constants import WRITER
-from autoscaler.kubernetes.resources.conditions import ConditionValue
+from autoscaler.kubernetes.resources.model_conditions import ConditionValue
 from autoscaler.text import format_rfc3339
 
 PER_S = 10.0

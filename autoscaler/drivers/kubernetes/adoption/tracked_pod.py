@@ -1,6 +1,7 @@
 """One pod of an adopted workload: its replica, its annotations, and its observations. Pure.
 
-Builds the observations of the pod's replica, and the id of a replica without an order. `workload` makes the decisions.
+Builds the observations of the pod's replica, and the id of a replica without an order. `workload_scaling` makes the
+decisions.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from typing import NamedTuple
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers import probes
 from autoscaler.drivers.kubernetes.adoption.parsing import AdoptedPodSeen
-from autoscaler.drivers.kubernetes.objects.replica_pod import StartTiming
+from autoscaler.drivers.kubernetes.objects.pod_manifest import StartTiming
 from autoscaler.spec.model import ADOPTED_HASH
-from autoscaler.spec.names import format_replica_id
+from autoscaler.spec.name_conflicts import format_replica_id
 from autoscaler.state.events import ReplicaSeen, Seen
 
 EXITED = "exited"

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from autoscaler.contract import ModelName
 from autoscaler.drivers import probes
-from autoscaler.drivers.contained import PAUSE_S_MAX, fault_reporter
 from autoscaler.drivers.driver import Observe
 from autoscaler.drivers.kubernetes.adoption.annotations import Hand, read_port
 from autoscaler.drivers.kubernetes.adoption.parsing import (
@@ -29,9 +28,10 @@ from autoscaler.drivers.kubernetes.adoption.parsing import (
     read_pod,
 )
 from autoscaler.drivers.kubernetes.adoption.tracked_pod import PodMark
-from autoscaler.drivers.kubernetes.adoption.workload import Workload
+from autoscaler.drivers.kubernetes.adoption.workload_scaling import Workload
 from autoscaler.drivers.kubernetes.volume_failures import PodEvents
-from autoscaler.exceptions import Failure, attempt, describe_error
+from autoscaler.drivers.resilient_tasks import PAUSE_S_MAX, fault_reporter
+from autoscaler.exception_handling import Failure, attempt, describe_error
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.constants import WRITER
 from autoscaler.kubernetes.watch import Change, Watched

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from autoscaler.contract import ReplicaId
-from autoscaler.drivers.kubernetes.objects import replica_pod as pods
+from autoscaler.drivers.kubernetes.objects import pod_manifest as pods
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.watch import Change, Watched
-from autoscaler.spec.ownership import ANYBODYS, Ownership
+from autoscaler.spec.installation_ownership import ANYBODYS, Ownership
 from autoscaler.state.events import DisruptionsSeen
 
 Observe = Callable[[tuple[DisruptionsSeen, ...]], None]

@@ -12,9 +12,9 @@ from typing import Any
 
 from autoscaler.capacity.attachable_nodes import Groups
 from autoscaler.drivers.kubernetes.inventory import resource_claims
-from autoscaler.drivers.kubernetes.objects import node_facts as nodes
-from autoscaler.drivers.kubernetes.objects.node_facts import Hosts, NodeSeen, OtherPod
-from autoscaler.drivers.kubernetes.objects.replica_pod import SLICES, PodSeen
+from autoscaler.drivers.kubernetes.objects import node_slices as nodes
+from autoscaler.drivers.kubernetes.objects.node_slices import Hosts, NodeSeen, OtherPod
+from autoscaler.drivers.kubernetes.objects.pod_manifest import SLICES, PodSeen
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.constants import NODE_POOL, NODES, PLACES
 from autoscaler.kubernetes.watch import Change, ObjectKey, Watched
@@ -22,11 +22,11 @@ from autoscaler.slicing import device_usage, dra_binding_conditions, slicer_fami
 from autoscaler.slicing.base import PodFields
 from autoscaler.slicing.device_usage import resolve_actual_slices
 from autoscaler.slicing.dra import common_claim_name, dra_device_name_of_id, list_alternatives
-from autoscaler.spec.ownership import ANYBODYS, Ownership
+from autoscaler.spec.installation_ownership import ANYBODYS, Ownership
 from autoscaler.spec.settings import PriorityClass, Settings, kind_of
-from autoscaler.state.device_claims import AwaitedSeen, sort_by_wait
 from autoscaler.state.events import HostsSeen, ImagesSeen, SlicesSeen
-from autoscaler.state.node_labels import find_untolerated_taint
+from autoscaler.state.pending_claims import AwaitedSeen, sort_by_wait
+from autoscaler.state.pending_labels import find_untolerated_taint
 from autoscaler.state.world import NodeId, Replica, Slice, SliceId
 
 HOSTS_EVERY_S = 0.5

@@ -18,17 +18,17 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import yaml
 
-from autoscaler.drivers.contained import start_contained_task
-from autoscaler.drivers.kubernetes.objects import node_facts as nodes
-from autoscaler.drivers.kubernetes.objects.node_facts import NodeSeen
+from autoscaler.drivers.kubernetes.objects import node_slices as nodes
+from autoscaler.drivers.kubernetes.objects.node_slices import NodeSeen
 from autoscaler.drivers.kubernetes.pod_writer import Pauses
+from autoscaler.drivers.resilient_tasks import start_contained_task
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.constants import NODES
 from autoscaler.kubernetes.watch import Change, Watched
 from autoscaler.queries.mig_status import PREFIX, configs_of
 from autoscaler.slicing.mig import CONFIG, PRODUCT, STATE, STRATEGY, build_mig_config_map, build_mig_parted_config
 from autoscaler.slicing.mig_geometry import geometry_of
-from autoscaler.spec.ownership import ANYBODYS, Ownership
+from autoscaler.spec.installation_ownership import ANYBODYS, Ownership
 from autoscaler.spec.settings import NodeKind, Settings, kind_of
 from autoscaler.spec.yaml import YamlError
 from autoscaler.spec.yaml import parse_yaml as read_yaml

@@ -14,17 +14,17 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from autoscaler.drivers.kubernetes.objects import replica_pod as pods
-from autoscaler.drivers.kubernetes.objects.replica_pod import PodSeen
+from autoscaler.drivers.kubernetes.objects import pod_manifest as pods
+from autoscaler.drivers.kubernetes.objects.pod_manifest import PodSeen
 from autoscaler.kubernetes.api import STRATEGIC, Api, ApiError, Object
 from autoscaler.kubernetes.constants import WRITER
 from autoscaler.slicing.base import PodFields
 from autoscaler.slicing.dra import API, NVIDIA, Got, read_allocations
 from autoscaler.slicing.dra_binding_conditions import Binding, read_bindings
-from autoscaler.spec.ownership import ANYBODYS, Ownership
+from autoscaler.spec.installation_ownership import ANYBODYS, Ownership
 from autoscaler.spec.pod import MANAGED_BY, OURS
-from autoscaler.state import device_claims as awaited
-from autoscaler.state.device_claims import PendingDeviceClaim
+from autoscaler.state import pending_claims as awaited
+from autoscaler.state.pending_claims import PendingDeviceClaim
 from autoscaler.state.world import Replica
 
 PUBLISHED, CLAIMS = f"/apis/{API}/resourceslices", f"/apis/{API}/resourceclaims"

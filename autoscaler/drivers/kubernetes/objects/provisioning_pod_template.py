@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from autoscaler.contract import ReplicaId
-from autoscaler.drivers.kubernetes.objects import replica_pod as pods
+from autoscaler.drivers.kubernetes.objects import pod_manifest as pods
 from autoscaler.kubernetes.api import Object
 from autoscaler.slicing.base import PodFields
 from autoscaler.spec.model import Model

@@ -16,7 +16,7 @@ from autoscaler.drivers.kubernetes.adoption.parsing import COST, GOES_FIRST, INT
 from autoscaler.kubernetes.api import MERGE, Api, ApiError, Object
 from autoscaler.kubernetes.kubeconfig import ApiAccess, load_api_access
 from autoscaler.spec.model import Adopted, Model, ModelSpec
-from autoscaler.spec.names import format_replica_id
+from autoscaler.spec.name_conflicts import format_replica_id
 from autoscaler.state.events import Seen, Synced
 from autoscaler.state.world import Replica, ReplicaResources
 from tests.contracts.driver import DriverContract, Manner, Rig

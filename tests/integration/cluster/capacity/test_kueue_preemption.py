@@ -16,9 +16,9 @@ import pytest
 
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.providers.kube import AnswerError
-from autoscaler.providers.kueue import workload
+from autoscaler.providers.kueue import placeholder_pod
 from autoscaler.spec.pod import GPU, PLACE, QUEUE
-from pilotlight.kube import Objects
+from pilotlight.provider_api import Objects
 from tests.integration.cluster.capacity.test_kueue import WORKLOADS
 from tests.integration.cluster.conftest import next_number
 from tests.integration.cluster.support.control_plane import custom_resources
@@ -112,7 +112,7 @@ class Queue:
         await self.api.create(self.pods, {
             "apiVersion": "v1", "kind": "Pod", "metadata": {"name": RIVAL, "labels": {QUEUE: "serving"}},
             "spec": {
-                "containers": [container], "schedulingGates": [{"name": workload.GATE}],
+                "containers": [container], "schedulingGates": [{"name": placeholder_pod.GATE}],
                 "nodeSelector": {"test": self.namespace}, "terminationGracePeriodSeconds": 1,
             },
         })  # fmt: skip
@@ -176,7 +176,9 @@ async def test_replica_preempted_by_kueue_finishes_its_stream_first(queue: Queue
             while f"{KIND}: {PREEMPTED}" not in await explanation(house):
                 await asyncio.sleep(0.05)
             gated = (await queue.api.get(f"{queue.pods}/{RIVAL}"))["spec"]["schedulingGates"]
-            assert [one["name"] for one in gated] == [workload.GATE], "its quota is the Replica's until that has gone"
+            assert [one["name"] for one in gated] == [placeholder_pod.GATE], (
+                "its quota is the Replica's until that has gone"
+            )
             assert whole(await first, LONG)
             while RIVAL not in queue.engines:
                 await asyncio.sleep(0.05)

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ReplicaId
 from autoscaler.drivers.kubernetes.driver import KubernetesDriver
-from autoscaler.drivers.kubernetes.objects import replica_pod
+from autoscaler.drivers.kubernetes.objects import pod_manifest
 from autoscaler.kubernetes import watch as watching
 from autoscaler.kubernetes.api import Api, ApiError, Object
 from autoscaler.kubernetes.kubeconfig import ApiAccess, load_api_access
@@ -124,7 +124,7 @@ async def test_pod_stopped_by_a_former_leader_is_not_reported_as_failed(
 async def until_unmarked(scene: Scene) -> None:
     """Waits until the new leader has removed the old one's mark."""
     async with asyncio.timeout(WAIT_S_MAX):
-        while replica_pod.DRAIN in (await scene.api.get(f"{scene.pods}/r1"))["metadata"]["annotations"]:
+        while pod_manifest.DRAIN in (await scene.api.get(f"{scene.pods}/r1"))["metadata"]["annotations"]:
             await asyncio.sleep(0.02)
 
 
@@ -328,7 +328,7 @@ async def ready_at(ip: str, *replicas: str) -> AsyncIterator[None]:
 
     async with AsyncExitStack() as stack:
         for one in replicas:
-            server = await asyncio.start_server(answer, ip, replica_pod.assign_engine_port(ReplicaId(one)))
+            server = await asyncio.start_server(answer, ip, pod_manifest.assign_engine_port(ReplicaId(one)))
             await stack.enter_async_context(server)
         yield
 

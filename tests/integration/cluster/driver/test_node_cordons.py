@@ -17,8 +17,8 @@ from autoscaler.explain.decision_log import Log
 from autoscaler.kubernetes.api import Api, ApiError
 from autoscaler.kubernetes.constants import NODES
 from autoscaler.kubernetes.kubeconfig import load_api_access
-from autoscaler.server.operator_api import Commands
 from autoscaler.server.ops import OperationsServer
+from autoscaler.server.order_handlers import Commands
 from autoscaler.state.events import CordonsSeen
 from autoscaler.state.world import Cordon, CordonTarget
 from tests.integration.cluster.support.installations.leader_change import Fenced, Moment, Write

@@ -14,7 +14,7 @@ import pytest
 
 from autoscaler.drivers.kubernetes import volume_failures
 from autoscaler.drivers.kubernetes.driver import KubernetesDriver
-from autoscaler.drivers.kubernetes.objects import replica_pod as pods
+from autoscaler.drivers.kubernetes.objects import pod_manifest as pods
 from autoscaler.kubernetes.api import Api, ApiError, Object
 from autoscaler.state.events import Seen
 from tests.contracts.driver import Manner

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 
 from autoscaler.contract import ReplicaId
-from autoscaler.drivers.kubernetes.objects import replica_pod as pods
+from autoscaler.drivers.kubernetes.objects import pod_manifest as pods
 from autoscaler.kubernetes.api import MERGE, STRATEGIC, Api, ApiError, Object
 from autoscaler.state.events import Seen
 from tests.contracts.driver import Manner

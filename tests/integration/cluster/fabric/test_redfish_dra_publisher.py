@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from autoscaler.kubernetes.api import Api, ApiError, Object
-from autoscaler.state.device_claims import DRIVER
+from autoscaler.state.pending_claims import DRIVER
 from tests.integration.cluster.conftest import next_number
 from tests.integration.cluster.support.installations.single_instance import House
 from tests.integration.cluster.support.kubelet.node import Node

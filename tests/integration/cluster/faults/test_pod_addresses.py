@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from autoscaler.contract import ReplicaId
-from autoscaler.drivers.kubernetes.objects.replica_pod import assign_engine_port
+from autoscaler.drivers.kubernetes.objects.pod_manifest import assign_engine_port
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.kubeconfig import load_api_access
 from tests.integration.cluster.support.clients.gateway_requests import Answered, good

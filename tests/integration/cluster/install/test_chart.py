@@ -27,7 +27,7 @@ from autoscaler.drivers.kubernetes.adoption.parsing import REPLICA
 from autoscaler.drivers.kubernetes.inventory.node_cordons import ANNOTATION
 from autoscaler.kubernetes.api import MERGE, Api, ApiError, Object
 from autoscaler.kubernetes.constants import NODES
-from autoscaler.spec.ownership import INSTALLATION, installation_id
+from autoscaler.spec.installation_ownership import INSTALLATION, installation_id
 from pilotlight.cli import keys
 from tests.integration.cluster.conftest import make_namespace, next_number
 from tests.integration.cluster.support.clients.gateway_requests import chat

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from autoscaler.kubernetes.api import Api, Object
-from autoscaler.spec.ownership import INSTALLATION, installation_id
+from autoscaler.spec.installation_ownership import INSTALLATION, installation_id
 from tests.integration.cluster.support.control_plane import custom_resources
 from tests.integration.cluster.support.installations.single_instance import House, model
 from tests.integration.cluster.support.kubelet.node import Node

@@ -18,7 +18,7 @@ from autoscaler.drivers.kubernetes.adoption import status_writer as adoption_sta
 from autoscaler.drivers.kubernetes.adoption.annotations import LOW, WRONG
 from autoscaler.drivers.kubernetes.adoption.parsing import COST, REPLICA
 from autoscaler.drivers.kubernetes.adoption.status import SCALED
-from autoscaler.drivers.kubernetes.objects.replica_pod import DRAIN
+from autoscaler.drivers.kubernetes.objects.pod_manifest import DRAIN
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.resources import event_writer as events
 from autoscaler.kubernetes.resources import status_writer

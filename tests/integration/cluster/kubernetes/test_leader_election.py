@@ -18,7 +18,7 @@ from autoscaler.kubernetes.kubeconfig import load_api_access
 from autoscaler.kubernetes.leader_election import Elector
 from autoscaler.server.auth import AGENT, BOTH, GATEWAY, Authenticated
 from autoscaler.server.token_review import KEPT_S, STANDS_S, Tokens
-from autoscaler.spec.ownership import INSTALLATION, installation_id
+from autoscaler.spec.installation_ownership import INSTALLATION, installation_id
 from autoscaler.state.events import GatewayGone, GatewaySeen
 from tests.integration.cluster.support.control_plane.components import Plane
 from tests.integration.cluster.support.control_plane.service_accounts import make_account, token

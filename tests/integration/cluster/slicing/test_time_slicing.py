@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.drivers.kubernetes.driver import KubernetesDriver
-from autoscaler.drivers.kubernetes.objects.node_facts import CHOICE, RESLICED
+from autoscaler.drivers.kubernetes.objects.node_slices import CHOICE, RESLICED
 from autoscaler.kubernetes.api import MERGE, Api, ApiError
 from autoscaler.kubernetes.constants import PLACES
 from autoscaler.queries.measured_memory import AS_ASKED, Given

@@ -24,14 +24,14 @@ from artifacts.registry.client import Client
 from artifacts.store.store import Store
 from autoscaler.documents import parse
 from autoscaler.drivers.kubernetes import weight_volumes
-from autoscaler.drivers.kubernetes.objects import replica_pod as pods
+from autoscaler.drivers.kubernetes.objects import pod_manifest as pods
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.spec.model import Model
 from autoscaler.state.world import STORE
 from autoscaler.text import format_size
 from loadtest import tiny_gguf
 from pilotlight.cli.weights.pack import plan_artifact
-from pilotlight.models.documents import fill_memory_estimate
+from pilotlight.models.document_inputs import fill_memory_estimate
 from tests.integration.cluster.support.clients.coldstart_command import PARTS, coldstart
 from tests.integration.cluster.support.control_plane import custom_resources
 from tests.integration.cluster.support.control_plane.custom_resources import models

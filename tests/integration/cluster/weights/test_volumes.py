@@ -15,8 +15,8 @@ from autoscaler import engines
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.documents import parse
 from autoscaler.drivers.kubernetes import weight_volumes
-from autoscaler.drivers.kubernetes.objects import node_facts as nodes
-from autoscaler.drivers.kubernetes.objects import replica_pod as pods
+from autoscaler.drivers.kubernetes.objects import node_slices as nodes
+from autoscaler.drivers.kubernetes.objects import pod_manifest as pods
 from autoscaler.drivers.kubernetes.weight_volumes import (
     VOLUMES,
     Mounted,

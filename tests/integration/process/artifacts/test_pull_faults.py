@@ -14,10 +14,10 @@ import pytest
 from aiohttp import web
 
 from artifacts.digest import Digest
-from artifacts.disk.disk import Disk
+from artifacts.disk.durable_writes import Disk
 from artifacts.download import progress_file
 from artifacts.http.transport import Site
-from artifacts.oci import spans
+from artifacts.oci import blob_progress
 from artifacts.registry.client import Client
 from artifacts.store.store import Store
 from tests.support.builders.artifacts import packed_models
@@ -145,7 +145,7 @@ async def test_pull_killed_repeatedly_resumes_and_completes(tmp_path: Path) -> N
             process = await asyncio.create_subprocess_exec(sys.executable, *words, stderr=subprocess.PIPE)
             async with asyncio.timeout(60):
                 await held.came.wait()
-                while at - _remembered_bytes(store, size) >= spans.MARK_BYTES:
+                while at - _remembered_bytes(store, size) >= blob_progress.MARK_BYTES:
                     assert process.returncode is None
                     await asyncio.sleep(0.01)
             process.kill()

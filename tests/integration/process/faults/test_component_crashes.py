@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from autoscaler.drivers.local.processes import read_process
+from autoscaler.drivers.local.replica_processes import read_process
 from loadtest.arrivals import constant_arrivals
 from loadtest.result import Ending, Result
 from loadtest.run_verdict import judge_run

@@ -13,7 +13,7 @@ import pytest
 
 from autoscaler.contract import ReplicaId
 from autoscaler.drivers import probes
-from autoscaler.drivers.local.processes import read_process
+from autoscaler.drivers.local.replica_processes import read_process
 from autoscaler.state.events import Seen
 from tests.support.harness.driver_events import running
 from tests.support.harness.local_rig import TINY_ENGINE, LocalRig, python

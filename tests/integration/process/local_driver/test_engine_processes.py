@@ -16,14 +16,14 @@ import msgspec
 import pytest
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.drivers import contained, probes
+from autoscaler.drivers import probes, resilient_tasks
 from autoscaler.drivers.local import driver as local
 from autoscaler.drivers.local import engine_logs
 from autoscaler.drivers.local.devices import Devices
 from autoscaler.drivers.local.driver import LocalDriver
-from autoscaler.drivers.local.engine_process import EngineProcess
-from autoscaler.drivers.local.processes import BLANK, MARK, Facts, boot_id, read_process, read_process_mark
+from autoscaler.drivers.local.process_state import EngineProcess
 from autoscaler.drivers.local.readiness import Readiness
+from autoscaler.drivers.local.replica_processes import BLANK, MARK, Facts, boot_id, read_process, read_process_mark
 from autoscaler.drivers.local.state_directory import ReplicaRecord
 from autoscaler.state.events import FaultSeen, Seen
 from autoscaler.state.world import Slice
@@ -370,7 +370,7 @@ async def test_port_in_use_fails_the_start_and_the_next_start_uses_another(rig: 
 async def test_exception_while_opening_devices_is_reported_and_retried(
     rig: LocalRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contained, "PAUSE_S", 0.0)
+    monkeypatch.setattr(resilient_tasks, "PAUSE_S", 0.0)
     real, odd = Devices.open, iter([True])
 
     async def opened(self: Devices) -> tuple[Slice, ...]:

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from autoscaler.contract import ReplicaId
-from autoscaler.drivers import contained
+from autoscaler.drivers import resilient_tasks
 from autoscaler.drivers.local.ports import has_open_socket
-from autoscaler.drivers.local.processes import (
+from autoscaler.drivers.local.proof_of_clean import kill_all
+from autoscaler.drivers.local.replica_processes import (
     MARK,
     ProcessSelector,
     Reaper,
@@ -24,7 +25,6 @@ from autoscaler.drivers.local.processes import (
     read_process,
     read_process_mark,
 )
-from autoscaler.drivers.local.proof_of_clean import kill_all
 from autoscaler.drivers.probes import probe_engine
 from autoscaler.state.events import Seen
 from tests.support.harness.driver_events import running
@@ -39,9 +39,9 @@ A_WHILE_S = 0.1
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contained, "TRY_EVERY_S", 0.01)
-    monkeypatch.setattr(contained, "_log", logging.getLogger("shortage"))
-    contained._log.addFilter(contained.Seldom())
+    monkeypatch.setattr(resilient_tasks, "TRY_EVERY_S", 0.01)
+    monkeypatch.setattr(resilient_tasks, "_log", logging.getLogger("shortage"))
+    resilient_tasks._log.addFilter(resilient_tasks.Seldom())
 
 
 @pytest.fixture

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.drivers.local import processes, proof_of_clean
-from autoscaler.drivers.local.processes import (
+from autoscaler.drivers.local import proof_of_clean, replica_processes
+from autoscaler.drivers.local.proof_of_clean import kill_all
+from autoscaler.drivers.local.replica_processes import (
     BLANK,
     MARK,
     Facts,
@@ -27,7 +28,6 @@ from autoscaler.drivers.local.processes import (
     read_process,
     read_process_mark,
 )
-from autoscaler.drivers.local.proof_of_clean import kill_all
 from tests.support.harness.local_rig import INSTANCE, R1, python
 from tests.support.waiting import until
 
@@ -74,7 +74,9 @@ def test_process_is_alive_only_if_pid_start_time_and_mark_match(marked: subproce
     assert is_process_alive(marked.pid, now.start_ticks, R1)
     assert not is_process_alive(marked.pid, now.start_ticks + 1, R1)
     assert not is_process_alive(marked.pid, now.start_ticks, f"{INSTANCE}/r2")
-    assert abs(processes.started_s(now.start_ticks) - time.monotonic()) < 60, "moments ago; a busy machine may pause"
+    assert abs(replica_processes.started_s(now.start_ticks) - time.monotonic()) < 60, (
+        "moments ago; a busy machine may pause"
+    )
     marked.kill()
     os.waitid(os.P_PID, marked.pid, os.WEXITED | os.WNOWAIT)
     assert of(marked.pid).gone
@@ -115,7 +117,7 @@ async def test_child_with_a_cleared_environment_is_found_by_its_session_id() -> 
     found, _ = await find_processes(ProcessSelector(R1, leader.pid, held=False, since_ticks=began_ticks))
     assert [one.pid for one in found] == [child]
     assert not (await find_processes(ProcessSelector(R1)))[0]
-    processes.send_signal(found, signal.SIGKILL)
+    replica_processes.send_signal(found, signal.SIGKILL)
 
 
 async def test_process_that_reuses_a_session_id_is_not_matched_to_a_replica() -> None:
@@ -128,10 +130,10 @@ async def test_process_that_reuses_a_session_id_is_not_matched_to_a_replica() ->
 
 def test_signal_is_not_sent_to_a_process_with_another_start_time(marked: subprocess.Popen[bytes]) -> None:
     now = of(marked.pid)
-    processes.send_signal([now._replace(start_ticks=now.start_ticks - 1)], signal.SIGKILL)
+    replica_processes.send_signal([now._replace(start_ticks=now.start_ticks - 1)], signal.SIGKILL)
     with pytest.raises(subprocess.TimeoutExpired):
         marked.wait(0.05)
-    processes.send_signal([now], signal.SIGKILL)
+    replica_processes.send_signal([now], signal.SIGKILL)
     assert marked.wait(60) == -signal.SIGKILL
 
 
@@ -139,7 +141,7 @@ async def test_process_that_survives_sigkill_is_reported_and_waited_for(
     marked: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(proof_of_clean, "ALARM_S", 0.02)
-    really_send, sent = processes.send_signal, list[str]()
+    really_send, sent = replica_processes.send_signal, list[str]()
     monkeypatch.setattr(
         proof_of_clean, "send_signal", lambda _targets, _number: None
     )  # as with a process in an uninterruptible sleep

@@ -7,10 +7,10 @@ import tarfile
 from collections.abc import Iterable, Iterator
 
 from artifacts import digest
-from artifacts.archives.tar import End, Event, Kind, Member, Reader
+from artifacts.archives.tar_reader import End, Event, Kind, Member, Reader
+from artifacts.dialects.accepted_files import File
 from artifacts.dialects.base import Encoding
-from artifacts.dialects.contents import File
-from artifacts.files import Role
+from artifacts.file_kinds import Role
 
 END = bytes(1024)
 Said = tuple[str, int, Kind, bytes]

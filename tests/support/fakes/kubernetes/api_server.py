@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 
 from autoscaler.kubernetes import watch as watching
 from autoscaler.kubernetes.api import ApiError, Object
-from autoscaler.kubernetes.decoding import ListPage
-from autoscaler.kubernetes.unreadable import UnreadableObjects
+from autoscaler.kubernetes.safe_decoding import ListPage
+from autoscaler.kubernetes.unreadable_objects import UnreadableObjects
 
 Event = tuple[str, Object]
 

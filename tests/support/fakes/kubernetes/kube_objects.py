@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from autoscaler.providers.kube import CONFLICT, NOT_FOUND, AnswerError, Object
-from autoscaler.spec.ownership import ANYBODYS, Ownership
+from autoscaler.spec.installation_ownership import ANYBODYS, Ownership
 
 FIELDS = {"spec.nodeName", "status.phase", "metadata.name", "involvedObject.uid"}
 """The supported field selectors; any other is an error."""

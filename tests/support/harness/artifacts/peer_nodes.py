@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from aiohttp import web
 
-from artifacts.peers.offers import Offers
+from artifacts.peers.offered_blobs import Offers
 from artifacts.peers.server import STREAMS_MAX, BlobServer
 from artifacts.store.store import Store
 from autoscaler.server.auth import ContractAuth

@@ -13,12 +13,12 @@ import pytest
 from aiohttp import web
 
 from artifacts.digest import Digest
-from artifacts.disk.disk import Disk
+from artifacts.disk.durable_writes import Disk
 from artifacts.download import progress_file, pull, verified_file
 from artifacts.download.pull import BlobTarget, fetch_blobs
 from artifacts.http.transport import Answer as ClientAnswer
 from artifacts.http.transport import Limits, Site
-from artifacts.oci import spans
+from artifacts.oci import blob_progress
 from artifacts.registry.blobs import Blob
 from artifacts.registry.client import Client
 from artifacts.registry.mirrored_registry import Mirrored
@@ -34,9 +34,9 @@ PATH = Path("models/a.gguf")
 
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sets up layouts like those of large blobs: spans of one part each, and a line in the sidecar for each."""
-    monkeypatch.setattr(spans, "WHOLE_BYTES_MAX", 16384)
-    monkeypatch.setattr(spans, "SMALL_PART_BYTES", 4096)
-    monkeypatch.setattr(spans, "PART_BYTES", 4096)
+    monkeypatch.setattr(blob_progress, "WHOLE_BYTES_MAX", 16384)
+    monkeypatch.setattr(blob_progress, "SMALL_PART_BYTES", 4096)
+    monkeypatch.setattr(blob_progress, "PART_BYTES", 4096)
     monkeypatch.setattr(verified_file, "CHECKPOINT_BYTES", 4096)
     monkeypatch.setattr(verified_file, "LAG_BYTES", 4096)
     monkeypatch.setattr(pull, "TICK_S", 0.01)

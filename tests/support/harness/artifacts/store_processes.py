@@ -15,8 +15,8 @@ import sys
 import time
 from pathlib import Path
 
-from artifacts.disk.disk import Disk
-from artifacts.store.publish import Job
+from artifacts.disk.durable_writes import Disk
+from artifacts.store.pull import Job
 from artifacts.store.store import Store
 from tests.support.harness.artifacts.weight_store import KIB, fetching, raw, wanted
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from artifacts.disk.disk import Disk
+from artifacts.disk.durable_writes import Disk
 
 BLOCK = 512
 
@@ -21,7 +21,7 @@ class PowerLossError(Exception):
 
 
 class ForgetfulDisk:
-    """Implements `disk` and raises before its n-th step. `after` builds the folder that the next start finds."""
+    """Implements `durable_writes` and raises before its n-th step. `after` builds the folder that a new start finds."""
 
     def __init__(self, root: Path, steps: int = -1, boot: str | None = None) -> None:
         """`boot`: as in Disk; None: a new one."""

@@ -28,7 +28,7 @@ import msgspec
 import psutil
 import yaml
 
-from autoscaler.drivers.local.processes import read_process, read_process_mark
+from autoscaler.drivers.local.replica_processes import read_process, read_process_mark
 from autoscaler.drivers.local.state_directory import ReplicaRecord
 from loadtest.cli import request_body
 from loadtest.client import Client

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifacts.archives import archive_recipe, tar
+from artifacts.archives import archive_recipe, tar_reader
 from artifacts.archives.archive_recipe import ArchivedFile, FileRange, Recipe
-from artifacts.oci.spans import Span
+from artifacts.oci.blob_progress import Span
 
 
 def archive(files: dict[str, bytes]) -> bytes:
@@ -26,10 +26,10 @@ def archive(files: dict[str, bytes]) -> bytes:
 
 def recipe_of(content: bytes, piece_bytes: int) -> Recipe:
     """Return the recipe recorded while the archive is read in pieces of this size."""
-    reader, places = tar.Reader(), list[ArchivedFile]()
+    reader, places = tar_reader.Reader(), list[ArchivedFile]()
     for at in range(0, len(content), piece_bytes):
         for event in reader.feed(content[at : at + piece_bytes]):
-            if isinstance(event, tar.Member) and event.size:
+            if isinstance(event, tar_reader.Member) and event.size:
                 places.append(ArchivedFile(reader.at, event.size, event.path))
     rest = b"".join(content[one.first : one.end] for one in archive_recipe.list_gaps(len(content), places))
     return Recipe(len(content), tuple(places), rest)

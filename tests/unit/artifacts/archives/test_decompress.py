@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artifacts.archives import decompress
-from artifacts.archives.tar import BadArchiveError
+from artifacts.archives.tar_reader import BadArchiveError
 from artifacts.dialects.base import Encoding
 from tests.support.builders.artifacts.tar_archives import cut
 from tests.support.example_budget import examples

@@ -15,7 +15,7 @@ from artifacts.credentials.docker_config import DOCKER_KEY, Login
 from artifacts.credentials.keychain import ConfigFiles
 from artifacts.credentials.login import LoginLocation, remove_login, save_login
 from artifacts.disk import locks
-from artifacts.disk.disk import Disk
+from artifacts.disk.durable_writes import Disk
 from artifacts.registry_errors import DeniedError, PolicyError
 
 HOST = "reg.example:5000"

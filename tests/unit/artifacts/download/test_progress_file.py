@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artifacts.digest import Digest
-from artifacts.download import pacing, progress_file
-from artifacts.download.pacing import Judge, Window
-from artifacts.oci import spans as parts
-from artifacts.oci.spans import BlobProgress, Span, part_bytes
+from artifacts.download import concurrency, progress_file
+from artifacts.download.concurrency import Judge, Window
+from artifacts.oci import blob_progress as parts
+from artifacts.oci.blob_progress import BlobProgress, Span, part_bytes
 
 DIGEST = Digest("sha256:" + "a" * 64)
 MIB = 1 << 20
@@ -148,11 +148,11 @@ def sizes(rate: dict[int, float], steps: int) -> list[int]:
 
 
 def test_request_window_grows_while_throughput_increases() -> None:
-    assert sizes({n: 100.0 * n for n in range(1, 17)}, 12)[-1] == pacing.MOST
+    assert sizes({n: 100.0 * n for n in range(1, 17)}, 12)[-1] == concurrency.MOST
     assert sizes({n: 100.0 * min(n, 6) for n in range(1, 17)}, 60)[-1] in {6, 7}
     flat = sizes(dict.fromkeys(range(1, 17), 100.0), 40)
-    assert max(flat) <= pacing.START + 1
-    assert flat.count(pacing.START) > 30  # mostly the initial size
+    assert max(flat) <= concurrency.START + 1
+    assert flat.count(concurrency.START) > 30  # mostly the initial size
 
 
 def test_connections_broken_together_halve_the_request_window_once() -> None:
@@ -167,14 +167,14 @@ def test_connections_broken_together_halve_the_request_window_once() -> None:
     for second in range(3, 30):
         window.measured(float(second), 0, busy=True)
         window.broke(float(second))
-    assert window.size == pacing.LEAST
+    assert window.size == concurrency.LEAST
 
 
 def test_idle_queue_leaves_the_request_window_unchanged() -> None:
     window = Window(0.0)
     for second in range(1, 20):
         window.measured(float(second), 100 * second, busy=False)
-    assert window.size == pacing.START
+    assert window.size == concurrency.START
 
 
 # --- stalls ----------------------------------------------------------------------------------------------------------
@@ -191,8 +191,8 @@ def judged(rates: list[dict[str, int]], restarts: dict[str, int] | None = None) 
 
 def test_connection_far_slower_than_the_others_is_reported_as_stalled() -> None:
     seen = judged([{"a": 100, "b": 90, "c": 5}] * 7)
-    assert seen[int(pacing.WINDOW_S)] == ["c"]
-    assert not any(seen[: int(pacing.WINDOW_S)])
+    assert seen[int(concurrency.WINDOW_S)] == ["c"]
+    assert not any(seen[: int(concurrency.WINDOW_S)])
     assert not any(judged([{"a": 100, "b": 100, "c": 100}] * 8 + [{"a": 1, "b": 1, "c": 2}] * 30)), "all are slow"
 
 
@@ -204,5 +204,5 @@ def test_last_connection_far_below_earlier_rates_is_reported_as_stalled() -> Non
 
 def test_connection_restarted_too_often_is_not_reported_as_stalled() -> None:
     rates = [{"a": 100, "b": 90, "c": 0}] * 20
-    assert any(judged(rates, {"c": pacing.REPEATS_MAX - 1}))
-    assert not any(judged(rates, {"c": pacing.REPEATS_MAX}))
+    assert any(judged(rates, {"c": concurrency.REPEATS_MAX - 1}))
+    assert not any(judged(rates, {"c": concurrency.REPEATS_MAX}))

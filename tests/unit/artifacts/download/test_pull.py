@@ -16,12 +16,12 @@ import pytest
 from aiohttp import web
 
 from artifacts.digest import Digest
-from artifacts.disk.disk import Disk, DiskError
-from artifacts.download import pacing
+from artifacts.disk.durable_writes import Disk, DiskError
+from artifacts.download import concurrency
 from artifacts.download.pull import BlobTarget, fetch_blobs
 from artifacts.http.retry import TRIES_MAX
 from artifacts.http.transport import Limits, Site
-from artifacts.oci import spans as parts
+from artifacts.oci import blob_progress as parts
 from artifacts.registry.blobs import Blob, Sink
 from artifacts.registry.client import Client
 from artifacts.registry.mirrored_registry import Mirror, Mirrored
@@ -263,7 +263,7 @@ async def test_stalled_connection_is_replaced_by_another(
     tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other connections keep their rate. Time is virtual: one second passes at each reading of the clock."""
-    monkeypatch.setattr(pacing, "WINDOW_S", 2.0)
+    monkeypatch.setattr(concurrency, "WINDOW_S", 2.0)
     seconds = itertools.count()
 
     async def drips(request: web.Request) -> web.StreamResponse:

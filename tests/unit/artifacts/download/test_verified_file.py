@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from artifacts.digest import Digest
-from artifacts.disk import disk
-from artifacts.disk.disk import Disk
+from artifacts.disk import durable_writes
+from artifacts.disk.durable_writes import Disk
 from artifacts.download import verified_file
 from artifacts.download.verified_file import Partial
-from artifacts.oci import spans
+from artifacts.oci import blob_progress
 from tests.support.example_budget import examples
 from tests.support.fakes.registry import digest_of
 from tests.support.harness.artifacts.registry_pull import CONTENT, PATH, place, small
@@ -87,7 +87,7 @@ def test_received_parts_survive_a_killed_process_and_a_reboot(tmp_path: Path) ->
 def test_progress_within_a_part_survives_a_restart_but_not_a_reboot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spans, "MARK_BYTES", 1000)
+    monkeypatch.setattr(blob_progress, "MARK_BYTES", 1000)
     for run, there in (("one", 0), ("one", 3000), ("one", 5500), ("one", 5500), ("two", 4096)):
         one = Partial(tmp_path, DIGEST, len(SHORT), Disk(boot=run))
         assert one.resumed == there
@@ -117,7 +117,7 @@ def test_writeback_starts_while_more_bytes_arrive(tmp_path: Path, monkeypatch: p
 
 def test_only_synced_parts_are_resumed_without_a_boot_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Disk().boot == Disk().boot
-    monkeypatch.setattr(disk, "BOOT_ID", tmp_path / "none")
+    monkeypatch.setattr(durable_writes, "BOOT_ID", tmp_path / "none")
     for synced, resumed in ((False, 0), (True, 4096)):
         first = Partial(tmp_path, DIGEST, len(SHORT))
         first.put(0, [SHORT[:5000]])
@@ -145,7 +145,7 @@ def test_partial_blob_requests_hashing_only_for_contiguous_bytes(tmp_path: Path)
 def test_bytes_received_in_order_are_hashed_without_reading_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spans, "WHOLE_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(blob_progress, "WHOLE_BYTES_MAX", 1 << 20)
     read: list[int] = []
     preadv = os.preadv
 
@@ -158,7 +158,7 @@ def test_bytes_received_in_order_are_hashed_without_reading_back(
     for order, again in (((0, 1, 2), []), ((1, 0, 2), [3000])):  # bytes received out of order are read back
         read.clear()
         one = Partial(tmp_path, DIGEST, len(SHORT))
-        one.ledger = spans.BlobProgress(len(SHORT), 3000)
+        one.ledger = blob_progress.BlobProgress(len(SHORT), 3000)
         for each in order:
             first, end = cuts[each], cuts[each + 1]
             one.put(first, [SHORT[first : first + 1000], SHORT[first + 1000 : end]])

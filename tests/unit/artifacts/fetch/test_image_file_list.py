@@ -11,9 +11,9 @@ from typing import cast
 
 import pytest
 
-from artifacts.archives.tar import BadArchiveError
-from artifacts.dialects import contents
-from artifacts.dialects.contents import Contents
+from artifacts.archives.tar_reader import BadArchiveError
+from artifacts.dialects import accepted_files
+from artifacts.dialects.accepted_files import Contents
 from artifacts.fetch import image_file_list
 from artifacts.fetch.image_file_list import BEGIN_BYTES, SPAN_BYTES, Inside, list_image_files
 from artifacts.oci import manifest
@@ -60,7 +60,7 @@ class Registry:
         }  # fmt: skip
         found = manifest.parse_manifest(json.dumps(said).encode())
         assert isinstance(found, manifest.Manifest)
-        self.contents: Contents = contents.read_contents(found)
+        self.contents: Contents = accepted_files.read_contents(found)
 
     async def read(self, blob: Blob, first: int = 0, end: int | None = None) -> AsyncGenerator[bytes]:
         self.asked.append((blob.size if end is None else end) - first)

@@ -17,7 +17,7 @@ from artifacts import digest as digests
 from artifacts import reference
 from artifacts.credentials.docker_config import Login
 from artifacts.credentials.keychain import Known
-from artifacts.dialects.contents import RefusedError
+from artifacts.dialects.accepted_files import RefusedError
 from artifacts.digest import Digest
 from artifacts.fetch import blobs
 from artifacts.fetch import registry as obtain
@@ -27,10 +27,10 @@ from artifacts.oci.manifest import OCI_MANIFEST as MANIFEST
 from artifacts.pack.pack import Form
 from artifacts.registry.client import Client
 from artifacts.registry_errors import DeniedError, UnreachableError
+from artifacts.store.copy_verification import verify_copy
 from artifacts.store.layout import CopyKey, ForbiddenError, NoRoomError
 from artifacts.store.permission_cache import Permits
-from artifacts.store.publish import Copy
-from artifacts.store.scrub import verify_copy
+from artifacts.store.pull import Copy
 from artifacts.store.store import Store
 from artifacts.store.tag_cache import Meanings
 from tests.support.builders.artifacts import packed_models, tar_archives

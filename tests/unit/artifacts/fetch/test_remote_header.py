@@ -9,8 +9,8 @@ from typing import cast
 import pytest
 
 from artifacts import reference
+from artifacts.dialects.accepted_files import File
 from artifacts.dialects.base import Encoding
-from artifacts.dialects.contents import File
 from artifacts.digest import compute_digest
 from artifacts.fetch import remote_header
 from artifacts.fetch.registry import Registries

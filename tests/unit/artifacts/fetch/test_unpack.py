@@ -13,12 +13,12 @@ import zstandard
 
 from artifacts import digest, safe_paths
 from artifacts.archives import member_filter
-from artifacts.archives.tar import BadArchiveError
+from artifacts.archives.tar_reader import BadArchiveError
+from artifacts.dialects.accepted_files import File
 from artifacts.dialects.base import Encoding
-from artifacts.dialects.contents import File
 from artifacts.fetch import unpack
 from artifacts.fetch.unpack import Unpacked, Unpacking
-from artifacts.files import Role
+from artifacts.file_kinds import Role
 from tests.support.builders.artifacts.packed_models import read_files
 from tests.support.builders.artifacts.tar_archives import END, cut, header, honest, layer, member, pax
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifacts.formats import cpu_time, gguf, gguf_memory
+from artifacts.formats import cpu_time, gguf, gguf_shape
 from artifacts.formats.cpu_time import CpuTime
 from artifacts.formats.memory import LayerShape, Shape
 from loadtest import tiny_gguf
@@ -212,7 +212,7 @@ def test_tiny_model_text_with_a_repeated_or_empty_word_is_rejected(tmp_path: Pat
 )
 def test_invalid_architecture_name_is_rejected(architecture: str) -> None:
     with pytest.raises(ValueError, match=r"^general\.architecture is not a name of at most 80 printable characters$"):
-        gguf_memory.read_shape({"general.architecture": architecture}, 1)
+        gguf_shape.read_shape({"general.architecture": architecture}, 1)
 
 
 def test_model_name_with_control_characters_is_replaced_by_the_file_stem(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from artifacts.formats.memory import BYTES_MAX, ServingOptions, estimate_paged_e
 from autoscaler.contract import ModelName
 from autoscaler.explain.fit import explain_fit
 from autoscaler.spec.model import Model, ModelSpec
-from pilotlight.models.documents import fill_memory_estimate
-from pilotlight.models.memory_needs import load_memory_needs
+from pilotlight.models.document_inputs import fill_memory_estimate
+from pilotlight.models.fit_needs import load_memory_needs
 from tests.support.builders.worlds import T0, device, world
 from tests.support.example_budget import examples
 

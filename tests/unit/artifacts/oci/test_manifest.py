@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artifacts import digest as digests
-from artifacts.dialects import contents
+from artifacts.dialects import accepted_files
 from artifacts.oci import manifest
 from artifacts.oci.descriptor import BadManifestError, Platform
 from artifacts.oci.manifest import DOCKER_INDEX, OCI_INDEX, OCI_MANIFEST, Index, Manifest
@@ -71,13 +71,13 @@ def test_config_that_does_not_match_its_digest_or_size_is_rejected() -> None:
     )
     of = parsed(document(config=said))
     assert isinstance(of, Manifest)
-    contents.read_contents(of, config)
+    accepted_files.read_contents(of, config)
     wrong = of._replace(config=of.config._replace(size=len(config) + 1))
     with pytest.raises(BadManifestError, match="config does not match the manifest"):
-        contents.read_contents(wrong, config)
+        accepted_files.read_contents(wrong, config)
     for other in (b'{"config":[]}', config + b" "):
         with pytest.raises(BadManifestError, match="config does not match the manifest"):
-            contents.read_contents(of, other)
+            accepted_files.read_contents(of, other)
 
 
 @pytest.mark.point("3")
@@ -306,8 +306,8 @@ def test_nearly_valid_manifests_yield_only_safe_paths(
     of = parsed(document(config=said, layers=layers))
     assert isinstance(of, Manifest)
     try:
-        read = contents.read_contents(of, raw, allow_unsafe=allow_unsafe)
-        assert all(line.isprintable() for line in contents.explain_contents(read))
+        read = accepted_files.read_contents(of, raw, allow_unsafe=allow_unsafe)
+        assert all(line.isprintable() for line in accepted_files.explain_contents(read))
         files = read.files()
     except BadManifestError:
         return

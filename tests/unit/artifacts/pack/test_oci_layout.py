@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from artifacts import digest, safe_paths
 from artifacts.archives import single_file_tar
-from artifacts.dialects import contents
+from artifacts.dialects import accepted_files
 from artifacts.fetch.unpack import Unpacking
 from artifacts.oci import manifest
 from artifacts.oci.descriptor import BadManifestError, Platform
@@ -66,9 +66,9 @@ def packed(source: Path, to: Path, *words: str) -> OciLayout:
     return OciLayout(to)
 
 
-def files_of(at: OciLayout) -> tuple[contents.File, ...]:
+def files_of(at: OciLayout) -> tuple[accepted_files.File, ...]:
     entry = at.entry(AMD)
-    return contents.read_contents(entry.manifest, entry.config).files()
+    return accepted_files.read_contents(entry.manifest, entry.config).files()
 
 
 def pieces(path: Path) -> Iterator[bytes]:
@@ -76,7 +76,7 @@ def pieces(path: Path) -> Iterator[bytes]:
         yield from iter(lambda: file.read(1000), b"")
 
 
-def unpacked(at: OciLayout, into: Path, files: tuple[contents.File, ...]) -> dict[str, bytes]:
+def unpacked(at: OciLayout, into: Path, files: tuple[accepted_files.File, ...]) -> dict[str, bytes]:
     into.mkdir()
     folder = os.open(into, os.O_RDONLY | os.O_DIRECTORY)
     with Unpacking(folder, safe_paths.Tree(), 1 << 30) as unpacking:
@@ -127,7 +127,7 @@ def test_packed_model_contains_an_image_of_its_layers_for_each_platform(model: P
         config = json.loads(at.document(image.config))
         assert config["rootfs"] == {"type": "layers", "diff_ids": [layer.digest for layer in image.layers]}
         assert f"{config['os']}/{config['architecture']}" == str(one.platform)
-        found = contents.read_contents(image, at.document(image.config))
+        found = accepted_files.read_contents(image, at.document(image.config))
         assert found.dialect == "image (modelcar or image volume)"
         assert unpacked(at, tmp_path / config["architecture"], found.files()) == FILES
 
@@ -240,9 +240,9 @@ def test_unsupported_files_are_left_out_and_reported(model: Path, tmp_path: Path
     assert not {"pytorch_model.bin", "modeling.py"} & {one.path for one in files_of(OciLayout(tmp_path / "oci"))}
     at = packed(model, tmp_path / "all", "--allow-unsafe")
     entry = at.entry(AMD)
-    assert len(contents.read_contents(entry.manifest, entry.config, allow_unsafe=True).files()) == len(FILES) + 3
-    with pytest.raises(contents.RefusedError):
-        contents.read_contents(entry.manifest, entry.config).files()
+    assert len(accepted_files.read_contents(entry.manifest, entry.config, allow_unsafe=True).files()) == len(FILES) + 3
+    with pytest.raises(accepted_files.RefusedError):
+        accepted_files.read_contents(entry.manifest, entry.config).files()
 
 
 @pytest.mark.parametrize(

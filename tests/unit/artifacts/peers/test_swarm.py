@@ -17,14 +17,14 @@ from artifacts.digest import Digest
 from artifacts.fetch import registry
 from artifacts.fetch.registry import Registries
 from artifacts.http.transport import Limits, Site
-from artifacts.oci import spans
+from artifacts.oci import blob_progress
 from artifacts.pack.pack import Form
 from artifacts.peers.client import Peering
 from artifacts.peers.selection import Peer
 from artifacts.registry.client import Client
 from artifacts.registry_errors import MismatchError, UnreachableError
-from artifacts.store.publish import Copy
-from artifacts.store.scrub import verify_copy
+from artifacts.store.copy_verification import verify_copy
+from artifacts.store.pull import Copy
 from artifacts.store.store import Store
 from tests.support.builders.artifacts import packed_models
 from tests.support.builders.artifacts.packed_models import CONTENT, FILES, NAME
@@ -318,8 +318,8 @@ async def test_peer_serves_no_blob_to_a_pull_from_another_registry(tmp_path: Pat
 async def test_blob_parts_refused_by_peers_come_from_the_registry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spans, "WHOLE_BYTES_MAX", 10_000)
-    monkeypatch.setattr(spans, "PART_BYTES", 7_000)
+    monkeypatch.setattr(blob_progress, "WHOLE_BYTES_MAX", 10_000)
+    monkeypatch.setattr(blob_progress, "PART_BYTES", 7_000)
     async with swarm(tmp_path) as one, with_peer(one) as peer, with_peer(one, "b") as second:
         count = 0
 
@@ -370,8 +370,8 @@ ONE_FILE = {"m.gguf": as_gguf(bytes(1 << 20))}
 async def test_four_nodes_fetch_at_most_twice_the_model_size_from_registry(
     tmp_path: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spans, "WHOLE_BYTES_MAX", 100_000)
-    monkeypatch.setattr(spans, "PART_BYTES", 16 << 10)
+    monkeypatch.setattr(blob_progress, "WHOLE_BYTES_MAX", 100_000)
+    monkeypatch.setattr(blob_progress, "PART_BYTES", 16 << 10)
     async with swarm(tmp_path, files) as one, contextlib.AsyncExitStack() as stack:
         names = ["a", "b", "c", "d"]
         nodes = [await stack.enter_async_context(peer_nodes.serving(one.store(name))) for name in names]

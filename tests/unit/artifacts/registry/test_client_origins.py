@@ -18,7 +18,7 @@ from yarl import URL
 
 from artifacts.digest import Digest
 from artifacts.http import request_targets
-from artifacts.http.resolver import Resolver
+from artifacts.http.safe_resolver import Resolver
 from artifacts.http.transport import Site
 from artifacts.oci.manifest import OCI_MANIFEST as MANIFEST
 from artifacts.registry import blobs, manifests, push

@@ -12,17 +12,17 @@ from aiohttp import web
 
 from artifacts import digest, source_uri
 from artifacts.credentials.aws import AwsKeys
-from artifacts.dialects.contents import RefusedError
+from artifacts.dialects.accepted_files import RefusedError
 from artifacts.fetch import fetch as bring
 from artifacts.fetch.fetch import Ways
 from artifacts.fetch.registry import Registries
 from artifacts.http import xml
 from artifacts.registry_errors import AbsentError, DeniedError, MismatchError, PolicyError, RegistryError
 from artifacts.sources.s3 import BucketAccess
+from artifacts.store.copy_verification import verify_copy
 from artifacts.store.layout import ForbiddenError, NoRoomError
 from artifacts.store.permission_cache import Permits
-from artifacts.store.publish import Copy
-from artifacts.store.scrub import verify_copy
+from artifacts.store.pull import Copy
 from artifacts.store.store import Store
 from tests.support.builders.artifacts.packed_models import read_files
 from tests.support.builders.artifacts.weight_file_headers import as_gguf, as_safetensors

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from artifacts import digest
-from artifacts.dialects import file_listing
-from artifacts.dialects.file_listing import ListedFile
+from artifacts.dialects import file_selection
+from artifacts.dialects.file_selection import ListedFile
 from artifacts.sources import learned_sums
 from artifacts.sources.learned_sums import Sums
 from artifacts.store.layout import CopyKey
@@ -16,7 +16,7 @@ from artifacts.store.store import Store
 
 KEY = CopyKey("s3 x", digest.compute_digest(b"copy"))
 SUM = digest.compute_digest(b"a")
-LISTED = file_listing.select_files(
+LISTED = file_selection.select_files(
     "s3://abc/m/", [ListedFile("a.gguf", 1, "etag:1"), ListedFile("b.json", 1, f"sha256:{'b' * 64}")]
 )
 

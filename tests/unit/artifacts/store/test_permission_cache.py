@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.disk.disk import list_entries
+from artifacts.disk.durable_writes import list_entries
 from artifacts.registry_errors import UnreachableError
 from artifacts.store.layout import ForbiddenError, StoreError
 from artifacts.store.permission_cache import Asked, Permits

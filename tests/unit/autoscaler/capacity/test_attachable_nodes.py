@@ -16,7 +16,7 @@ from autoscaler.capacity.attachable_nodes import (
 )
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing, Settings
-from autoscaler.state.node_labels import Taint
+from autoscaler.state.pending_labels import Taint
 from tests.support.builders.worlds import GI, device, world
 
 T4 = NodeDevice(model="T4", memory_bytes=Bytes(16 * GI))

@@ -14,7 +14,7 @@ from autoscaler.spec.capacity import Cro, ProviderSettings
 from autoscaler.state.actions import AcquireLease, Action, DrainReplica, ReleaseLease, StartReplica
 from autoscaler.state.capacity import LeaseId, LeasesSeen, Listed
 from autoscaler.state.events import CordonsSeen, Reported, SlicesSeen, Tick
-from autoscaler.state.node_labels import Taint
+from autoscaler.state.pending_labels import Taint
 from autoscaler.state.world import Cordon, CordonTarget, NodeId, World
 from autoscaler.text import format_duration
 from tests.support.builders.capacity import A, acted, cloud, observe, offer, offered, shown

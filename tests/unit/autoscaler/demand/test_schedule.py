@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from autoscaler.demand.desired_replicas import compute_desired_replicas, is_inactive
 from autoscaler.demand.schedule import AHEAD_S, LOOK_S, Floor, compute_replica_floor
-from autoscaler.documents.validation import check_model
+from autoscaler.documents.document_rules import check_model
 from autoscaler.planner.plan import plan
 from autoscaler.spec.decode import WrongKeyError
 from autoscaler.spec.model import Model, ModelSpec, ReplicaRange, ReplicaWindow

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autoscaler.documents.document_rules import CLAIM_WANTED, FILE_WANTED, KEYS, PRODUCT_WANTED
 from autoscaler.documents.parse import DocumentError, Documents, parse_documents, to_yaml
-from autoscaler.documents.validation import CLAIM_WANTED, FILE_WANTED, KEYS, PRODUCT_WANTED
 from autoscaler.spec import yaml
-from autoscaler.spec.artifact import IMAGE_WANTED
+from autoscaler.spec.artifact_name import IMAGE_WANTED
 from autoscaler.spec.model import EngineTls
 from autoscaler.spec.pod import API_VERSION
 from autoscaler.spec.settings import Tls

@@ -10,7 +10,7 @@ from autoscaler.explain.decision_log import Log
 from autoscaler.explain.model import Explanation, explain_model, list_recent_decisions, list_status_rows, model_state
 from autoscaler.fold.fold import fold
 from autoscaler.fold.indices import rebuild_indices
-from autoscaler.placement.learning.training import build_initial_values
+from autoscaler.placement.learning.training_input import build_initial_values
 from autoscaler.planner.plan import plan
 from autoscaler.spec.model import ADOPTED_HASH, Adopted
 from autoscaler.state.actions import Plan, Unmet

@@ -7,7 +7,7 @@ from math import inf
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.capacity.ordered_slices import list_withheld_slices
+from autoscaler.capacity.delivered_slices import list_withheld_slices
 from autoscaler.fold.capacity import BARRED_S, KINDS_MAX
 from autoscaler.fold.indices import rebuild_indices
 from autoscaler.planner.plan import plan

@@ -6,10 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.contract import ReplicaId
-from autoscaler.demand.history_updates import start_deadline_s
+from autoscaler.demand.model_history import start_deadline_s
 from autoscaler.fold.fold import Observation, fold
 from autoscaler.planner.plan import plan
-from autoscaler.server.api import list_devices
+from autoscaler.server.read_responses import list_devices
 from autoscaler.state.actions import (
     Acted,
     Action,

@@ -9,9 +9,9 @@ import pytest
 
 from autoscaler.contract import GatewayId
 from autoscaler.kubernetes.api import Api, Object, UnreachableError
-from autoscaler.kubernetes.decoding import ListPage
 from autoscaler.kubernetes.gateway_pods import GatewayPods
-from autoscaler.kubernetes.unreadable import Unreadable
+from autoscaler.kubernetes.safe_decoding import ListPage
+from autoscaler.kubernetes.unreadable_objects import Unreadable
 
 POD: Object = {"metadata": {"name": "g1"}}
 DAMAGED = Unreadable("Pod", "n", "g1", "1", "its values are nested more than 100 levels deep")

@@ -15,10 +15,10 @@ from autoscaler.contract import ModelName
 from autoscaler.kubernetes.api import UNREADABLE, Api, ApiError, Object, UnreachableError
 from autoscaler.kubernetes.installation_leases import GRACE_S, LOOK_S, RETRY_S, WITHOUT, ModelClaims
 from autoscaler.kubernetes.resources.document_merge import CUSTOMS, Installation
-from autoscaler.kubernetes.unreadable import UnreadableObjects
+from autoscaler.kubernetes.unreadable_objects import UnreadableObjects
+from autoscaler.spec.installation_ownership import CLAIM_S, RENEW_S, Claim, explain_not_served, installation_title
 from autoscaler.spec.model import Model, ModelSpec
-from autoscaler.spec.names import Origin
-from autoscaler.spec.ownership import CLAIM_S, RENEW_S, Claim, explain_not_served, installation_title
+from autoscaler.spec.name_conflicts import Origin
 from autoscaler.state.events import DocumentsSeen
 
 BLUE, GREEN = installation_title("blue", "pilotlight"), installation_title("green", "pilotlight")

@@ -10,7 +10,7 @@ import pytest
 
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.optional_kinds import TOGETHER_S, Kinds
-from autoscaler.kubernetes.unreadable import UnreadableObjects
+from autoscaler.kubernetes.unreadable_objects import UnreadableObjects
 from autoscaler.kubernetes.watch import INITIAL_END
 from tests.simulation.environment.virtual_loop import run
 from tests.support.harness.async_tests import run_with

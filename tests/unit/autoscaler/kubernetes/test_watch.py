@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from autoscaler.drivers.kubernetes import driver
 from autoscaler.drivers.kubernetes.driver import KubernetesDriver
-from autoscaler.drivers.kubernetes.objects import replica_pod
+from autoscaler.drivers.kubernetes.objects import pod_manifest
 from autoscaler.fold.fold import fold
 from autoscaler.kubernetes import watch
 from autoscaler.kubernetes.api import BURST, WRITES_PER_S, Api, ApiError, Object, RequestRateLimiter, UnreachableError
@@ -127,7 +127,7 @@ def lives(ends: list[int]) -> tuple[list[Event], dict[str, Object]]:
     events, truth = list[Event](), dict[str, Object]()
     for number, end in enumerate(ends):
         one, model = replica(f"r{number}", ("engine", "{port}"), (f"n/gpu{number}",))
-        made = replica_pod.build_pod_manifest(one, model, launch(model, "", 1), "image")
+        made = pod_manifest.build_pod_manifest(one, model, launch(model, "", 1), "image")
         for stage in range(end + 1):
             version = 2 + stage * len(ends) + number
             metadata = {**made["metadata"], "uid": one.id, "namespace": "n", "resourceVersion": str(version)}

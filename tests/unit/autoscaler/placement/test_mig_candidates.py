@@ -7,16 +7,16 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
 from autoscaler.placement.mig_candidates import list_mig_candidates
-from autoscaler.placement.model.bins import build_placement_request
+from autoscaler.placement.model.bin_builder import build_placement_request
 from autoscaler.placement.model.types import EvictionLevel, Unplaced
 from autoscaler.planner.plan import plan
-from autoscaler.provisioning.feasibility import list_unplaceable_models
+from autoscaler.provisioning.unplaceable_models import list_unplaceable_models
 from autoscaler.queries.measured_memory import spare_bytes
 from autoscaler.queries.mig_status import CUT_S_MAX, TRIES_MAX, list_profiles
 from autoscaler.rearrange.mig_repartition import EVERY_S, NODE_EVERY_S, NODES_MAX, WAIT_S, WANTS_MAX, plan_repartition
 from autoscaler.spec.model import Gpu
 from autoscaler.spec.pod import Pod
-from autoscaler.state.node_labels import Taint
+from autoscaler.state.pending_labels import Taint
 from autoscaler.state.resources import HostResources
 from autoscaler.state.world import NodeId, World
 from tests.support.builders.mig_nodes import (

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
 from autoscaler.documents.parse import DocumentError, parse_documents
-from autoscaler.drivers.kubernetes.objects import replica_pod
+from autoscaler.drivers.kubernetes.objects import pod_manifest
 from autoscaler.drivers.local.devices import Devices
 from autoscaler.engines import LaunchCommand, build_launch_command
 from autoscaler.explain.decision_log import Log
@@ -34,9 +34,9 @@ from autoscaler.spec.settings import DeclaredDevice
 from autoscaler.state.actions import StartReplica
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Replica, Slice, SliceId, World
-from pilotlight.models.documents import fill_memory_estimate
+from pilotlight.models.document_inputs import fill_memory_estimate
+from pilotlight.models.fit_needs import load_memory_needs
 from pilotlight.models.memory import estimate_memory
-from pilotlight.models.memory_needs import load_memory_needs
 from tests.support.builders.artifacts import model_files
 from tests.support.builders.worlds import GI, T0, device, gateway, level, model, replica, world
 
@@ -210,7 +210,7 @@ def test_vllm_pod_on_a_partial_device_gets_its_memory_fraction() -> None:
     assert (one.resources.slices, one.resources.memory_bytes, one.slots) == (("n/gpu0/s0",), 16 * GI // 3, 64)
     asks = slicer_families.build_pod_fields(one, {part.id: part})
     assert asks is not None
-    made = replica_pod.build_pod_manifest(
+    made = pod_manifest.build_pod_manifest(
         one, of, launched(of, engine_limits(of, one, asks.memory_fraction), "vllm"), "i", asks=asks
     )
     container = made["spec"]["containers"][0]

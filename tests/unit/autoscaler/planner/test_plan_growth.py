@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-import autoscaler.placement.growth
+import autoscaler.placement.memory_growth
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.fold.indices import rebuild_indices
-from autoscaler.placement.growth import Taker
 from autoscaler.placement.learning.expected_demand import PossibleStarts
-from autoscaler.placement.model.bins import build_request_shape
+from autoscaler.placement.memory_growth import Taker
+from autoscaler.placement.model.bin_builder import build_request_shape
 from autoscaler.planner.plan import Planner, plan
 from autoscaler.slicing.hami import Hami
 from autoscaler.spec.model import Adopted, Gpu, Model, ReplicaRange
@@ -37,7 +37,7 @@ from tests.support.builders.worlds import (
     replica,
     world,
 )
-from tests.unit.autoscaler.placement.test_growth import grants, growing, run, want
+from tests.unit.autoscaler.placement.test_memory_growth import grants, growing, run, want
 from tests.unit.autoscaler.placement.test_packer import on, shelf
 
 A = growing("a", context_tokens=2048)
@@ -214,13 +214,13 @@ def test_growth_leaves_memory_for_a_failed_replacement_to_be_retried() -> None:
 
 def test_growth_on_equal_devices_evaluates_each_replica_shape_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[RequestShape, SliceClass]] = []
-    ask = autoscaler.placement.growth._room
+    ask = autoscaler.placement.memory_growth._room
 
     def counted(kind: RequestShape, lane: SliceClass) -> ResourceAmount | None:
         asked.append((kind, lane))
         return ask(kind, lane)
 
-    monkeypatch.setattr("autoscaler.placement.growth._room", counted)
+    monkeypatch.setattr("autoscaler.placement.memory_growth._room", counted)
     cards = [shelf(device(f"g{at}", 24 if at % 2 else 23, product="L4")) for at in range(20)]
     waiting = [want(f"w{at}", 25 + at % 3, 0, products=("l4", "h100")) for at in range(200)]
     cards.append(shelf(device("h0", 80, product="H100"), on("x", 75)))
@@ -231,13 +231,13 @@ def test_growth_on_equal_devices_evaluates_each_replica_shape_once(monkeypatch: 
 
 def test_growth_computes_fillable_memory_once_for_equal_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    fill = autoscaler.placement.growth.filled_bytes
+    fill = autoscaler.placement.memory_growth.filled_bytes
 
     def counted(left_bytes: int, takers: Iterable[Taker]) -> int:
         asked.append(left_bytes)
         return fill(left_bytes, takers)
 
-    monkeypatch.setattr("autoscaler.placement.growth.filled_bytes", counted)
+    monkeypatch.setattr("autoscaler.placement.memory_growth.filled_bytes", counted)
     cards = [shelf(device(f"g{at}", 24 if at % 2 else 23)) for at in range(20)]
     made = run([want(f"a{at}") for at in range(20)], cards, {RequestShape(memory_bytes=6 * GI): 1})
     assert sorted({gi for _, gi in grants(made)}) == [17, 18]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autoscaler.demand.history_updates import start_deadline_s
+from autoscaler.demand.model_history import start_deadline_s
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.model import explain_model, list_status_rows
 from autoscaler.planner.plan import plan

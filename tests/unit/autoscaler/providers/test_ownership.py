@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autoscaler.providers.provider import RefusedError
-from autoscaler.spec.ownership import Ownership, installation_id
+from autoscaler.spec.installation_ownership import Ownership, installation_id
 from tests.contracts.provider import Rig, one, order, release
 from tests.support.fakes.kubernetes.kube_objects import PlayedServer
 from tests.support.harness.providers.cro_rig import Rack

@@ -6,14 +6,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from autoscaler.capacity.ordered_slices import CLAIMED, list_withheld_slices
+from autoscaler.capacity.delivered_slices import CLAIMED, list_withheld_slices
 from autoscaler.planner.plan import plan
-from autoscaler.provisioning.device_claims import CLAIM_S, Published, find_published_devices
+from autoscaler.provisioning.published_devices import CLAIM_S, Published, find_published_devices
 from autoscaler.provisioning.release import WITHDRAW_S
 from autoscaler.spec.capacity import ProviderSettings, Redfish
 from autoscaler.spec.settings import Settings
 from autoscaler.state.capacity import LeaseRefused, Offer, OffersSeen, ProvidersSeen
-from autoscaler.state.device_claims import (
+from autoscaler.state.events import SlicesSeen
+from autoscaler.state.pending_claims import (
     DRIVER,
     FAILED,
     RESCHEDULE,
@@ -24,7 +25,6 @@ from autoscaler.state.device_claims import (
     kind_of,
     read_pending_device_claims,
 )
-from autoscaler.state.events import SlicesSeen
 from autoscaler.state.world import World
 from tests.support.builders.capacity import A, acted, arrived, observe, offer, offered, orders, releases, shown, surge
 from tests.support.builders.worlds import T0, replace_fields, world

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from autoscaler.capacity.remaining_offers import SILENT_S
 from autoscaler.controller.loop import Loop
+from autoscaler.placement.capacity_simulation import SimulationContext, devices_for
 from autoscaler.placement.model.types import PlacementRequest
-from autoscaler.placement.simulate import SimulationContext, devices_for
 from autoscaler.planner.plan import plan
 from autoscaler.provisioning import provisioner
 from autoscaler.provisioning.provisioner import ORDERS_MAX, UNLISTED_S, WANTS_MAX

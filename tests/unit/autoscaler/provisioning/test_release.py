@@ -22,7 +22,7 @@ from autoscaler.kubernetes.resources.event_writer import Events
 from autoscaler.planner.plan import plan
 from autoscaler.provisioning.release import FORCED, RETRY_S, STUCK_S, Leaving
 from autoscaler.server.metrics import Metrics
-from autoscaler.server.operator_orders import Wish, place_order
+from autoscaler.server.order_effects import Wish, place_order
 from autoscaler.state.actions import Acted, Plan, ReleaseLease
 from autoscaler.state.capacity import ReleaseOrder
 from autoscaler.state.events import CordonsSeen, SlicesSeen

@@ -23,8 +23,8 @@ from autoscaler.queries.device_health import (
     list_lost_replicas,
     list_unhealthy_slices,
 )
-from autoscaler.server.api import list_devices
 from autoscaler.server.gateways import ContractServer
+from autoscaler.server.read_responses import list_devices
 from autoscaler.state.actions import DrainReplica, ReviveReplica, StartReplica
 from autoscaler.state.events import NodeReported
 from autoscaler.state.resources import Isolation

@@ -28,7 +28,7 @@ from autoscaler.state.events import DocumentsSeen, HistorySeen, NodeReported, Se
 from autoscaler.state.world import History, PodRef, Replica, World
 from tests.support.builders.worlds import GI, T0, device, gateway, level, model, replica, use, world
 from tests.support.harness.driver_events import seen_of
-from tests.unit.autoscaler.placement.test_growth import growing
+from tests.unit.autoscaler.placement.test_memory_growth import growing
 
 GROWS, ELASTIC, NEITHER = Gpu(growth_percent=100), Gpu(elastic_percent=30), Gpu()
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.demand.history_updates import start_deadline_s
-from autoscaler.drivers.kubernetes.objects.replica_pod import StartTiming
+from autoscaler.demand.model_history import start_deadline_s
+from autoscaler.drivers.kubernetes.objects.pod_manifest import StartTiming
 from autoscaler.queries.start_phases import PARTS, last_phases_ms, parts_s, phases_s, phases_with_parts_s
 from autoscaler.spec.model import ADOPTED_HASH
-from autoscaler.spec.names import format_replica_id
+from autoscaler.spec.name_conflicts import format_replica_id
 from autoscaler.state.actions import StartReplica
 from autoscaler.state.events import LeadingSeen, Seen, Synced
 from autoscaler.state.world import Placing, PodRef, Replica

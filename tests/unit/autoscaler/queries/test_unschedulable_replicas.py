@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autoscaler.contract import GatewayId, Report
-from autoscaler.drivers.kubernetes.objects import node_facts as nodes
-from autoscaler.drivers.kubernetes.objects.node_facts import OtherPod
+from autoscaler.drivers.kubernetes.objects import node_slices as nodes
+from autoscaler.drivers.kubernetes.objects.node_slices import OtherPod
 from autoscaler.drivers.kubernetes.objects.replica_events import build_podless_observation
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.model import explain_model
@@ -22,14 +22,14 @@ from autoscaler.placement.packer import pack
 from autoscaler.planner.plan import plan
 from autoscaler.queries.device_health import OTHERS
 from autoscaler.queries.unschedulable_replicas import SHUN_S, SHUN_S_MAX, STRANDED_S
-from autoscaler.server.api import list_devices
+from autoscaler.server.read_responses import list_devices
 from autoscaler.spec.model import Model
 from autoscaler.spec.pod import GPU, Pod, Toleration
 from autoscaler.spec.settings import Settings
 from autoscaler.state.actions import DrainReplica, StartReplica, StopReplica
 from autoscaler.state.events import Reported, Seen, SlicesSeen
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.node_labels import NodeBackoff, Taint, find_untolerated_taint
+from autoscaler.state.pending_labels import NodeBackoff, Taint, find_untolerated_taint
 from autoscaler.state.resources import ResourceAmount
 from autoscaler.state.world import History, NodeId, Replica, Slice, World
 from tests.support.builders.placement_requests import placement_request

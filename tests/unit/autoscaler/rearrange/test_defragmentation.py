@@ -17,7 +17,7 @@ from autoscaler.explain.model import list_status_rows
 from autoscaler.fold.fold import fold
 from autoscaler.fold.indices import rebuild_indices
 from autoscaler.placement.index.index import SliceIndex
-from autoscaler.placement.model.bins import build_bins
+from autoscaler.placement.model.bin_builder import build_bins
 from autoscaler.placement.model.types import EvictionLevel, RestartCosts, Unplaced
 from autoscaler.planner.plan import Planner, plan
 from autoscaler.rearrange.defragmentation import EVERY_S, MOVES_MAX, Defragmented, defragment
@@ -28,7 +28,7 @@ from autoscaler.spec.model import Gpu, Model, Rollout
 from autoscaler.state.actions import DrainReplica, StartReplica
 from autoscaler.state.events import DisruptionsSeen, DocumentsSeen, Seen
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.node_labels import NodeBackoff
+from autoscaler.state.pending_labels import NodeBackoff
 from autoscaler.state.world import Copy, History, Move, NodeId, Replica, Slice, World
 from tests.support.builders.layouts import (
     BIG,

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from autoscaler.fold.fold import fold
 from autoscaler.fold.mig import REFUSED_S
 from autoscaler.planner.plan import plan
-from autoscaler.provisioning.feasibility import list_unplaceable_models
+from autoscaler.provisioning.unplaceable_models import list_unplaceable_models
 from autoscaler.queries.mig_status import CUT_S_MAX, RETRY_S, TRIES_MAX, config_of, configs_of, list_profiles
 from autoscaler.queries.operator_orders import explain_closed_slice
 from autoscaler.rearrange.mig_repartition import EVERY_S, NODE_EVERY_S, WAIT_S, allocate_profiles

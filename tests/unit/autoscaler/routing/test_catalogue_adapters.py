@@ -15,8 +15,8 @@ from autoscaler.contract import (
     TenantEntry,
     TenantName,
 )
+from autoscaler.documents.document_rules import ADAPTERS_MAX
 from autoscaler.documents.parse import DocumentError, Documents, parse_documents, to_yaml
-from autoscaler.documents.validation import ADAPTERS_MAX
 from autoscaler.engines import build_launch_command
 from autoscaler.engines.command_line import LAUNCHER
 from autoscaler.engines.xllamacpp_server import parse_flags

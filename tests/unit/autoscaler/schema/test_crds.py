@@ -12,8 +12,8 @@ import msgspec
 import pytest
 import yaml
 
+from autoscaler.documents.document_rules import KEYS
 from autoscaler.documents.parse import ModelDocument
-from autoscaler.documents.validation import KEYS
 from autoscaler.kubernetes.resources.model_status import Learned
 from autoscaler.schema.cel_rules import RULES
 from autoscaler.schema.crds import LATER, MODEL, TENANT, CrdKind, render_crds

@@ -6,7 +6,7 @@ import pytest
 
 from autoscaler import engines
 from autoscaler.documents.parse import parse_documents
-from autoscaler.drivers.kubernetes.objects import replica_pod
+from autoscaler.drivers.kubernetes.objects import pod_manifest
 from autoscaler.queries.measured_memory import compute_engine_limits
 from autoscaler.slicing import slicer_families
 from autoscaler.slicing.base import NodeFacts
@@ -61,9 +61,9 @@ def test_pod_on_each_kind_of_gpu_share_matches_its_golden_file(name: str, on: No
     assert asks is not None
     part = compute_engine_limits(of, has, asks.memory_fraction)
     launch = engines.build_launch_command(
-        of, None, replica_pod.HOST, replica_pod.assign_engine_port(has.id), {"vllm": "vllm"}, gpus=True, given=part
+        of, None, pod_manifest.HOST, pod_manifest.assign_engine_port(has.id), {"vllm": "vllm"}, gpus=True, given=part
     )
-    agrees(f"slicing/{name}", [replica_pod.build_pod_manifest(has, of, launch, "engine:1", asks=asks)])
+    agrees(f"slicing/{name}", [pod_manifest.build_pod_manifest(has, of, launch, "engine:1", asks=asks)])
 
 
 @pytest.mark.parametrize(

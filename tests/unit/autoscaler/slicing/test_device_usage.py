@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autoscaler.drivers.kubernetes.objects import node_facts as nodes
-from autoscaler.drivers.kubernetes.objects.node_facts import RESLICED, NodeSeen, OtherPod
+from autoscaler.drivers.kubernetes.objects import node_slices as nodes
+from autoscaler.drivers.kubernetes.objects.node_slices import RESLICED, NodeSeen, OtherPod
 from autoscaler.fold.fold import fold
 from autoscaler.planner.plan import plan
 from autoscaler.queries.device_health import OTHERS, list_closed_slices

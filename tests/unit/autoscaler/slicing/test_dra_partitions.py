@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from autoscaler.documents.parse import DocumentError, parse_documents
 from autoscaler.drivers.kubernetes.inventory import node_cordons, resource_claims
 from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
-from autoscaler.drivers.kubernetes.objects import node_facts
-from autoscaler.drivers.kubernetes.objects.node_facts import NodeSeen
+from autoscaler.drivers.kubernetes.objects import node_slices
+from autoscaler.drivers.kubernetes.objects.node_slices import NodeSeen
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.constants import NODES
 from autoscaler.slicing.base import NodeFacts, PodFields, SliceShare
@@ -40,7 +40,7 @@ def slices(*kept: str, cut: bool = True, places: bool = False) -> dict[str, Slic
     """The slices of a node with one H100, as the driver builds them."""
     declared = parse_documents([("a.yaml", SETTINGS % str(cut).lower())]).settings.nodes
     published = resource_claims.group_slices_by_node(partitionable(NODE, places=places))
-    found = node_facts.build_slices(
+    found = node_slices.build_slices(
         [NodeSeen(NODE, {}, usable=True, lost=False)], declared, lambda _: {}, published, kept
     )
     return {one.id.rpartition("/")[2]: one for one in found}

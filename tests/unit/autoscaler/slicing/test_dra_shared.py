@@ -12,7 +12,7 @@ from autoscaler.contract import TenantName
 from autoscaler.documents.parse import parse_documents
 from autoscaler.drivers.kubernetes.inventory import resource_claims
 from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
-from autoscaler.drivers.kubernetes.objects.node_facts import RESLICED, close_claimed_slices
+from autoscaler.drivers.kubernetes.objects.node_slices import RESLICED, close_claimed_slices
 from autoscaler.kubernetes.api import Api
 from autoscaler.kubernetes.constants import NODES
 from autoscaler.planner.plan import plan

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.contract import TenantName
-from autoscaler.drivers.kubernetes.objects import node_facts as nodes
+from autoscaler.drivers.kubernetes.objects import node_slices as nodes
 from autoscaler.placement.model.tenant_isolation import domain_of, has_tenant_conflict
 from autoscaler.slicing import slicer_families
 from autoscaler.slicing.base import NodeFacts, SliceShare

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autoscaler.documents.parse import parse_documents
-from autoscaler.placement.model.bins import list_whole_devices
+from autoscaler.placement.model.bin_builder import list_whole_devices
 from autoscaler.slicing import slicer_families
 from autoscaler.slicing.base import NodeFacts, SliceShare
 from autoscaler.slicing.hami import Hami, parse_allocations

@@ -10,7 +10,7 @@ from autoscaler.slicing.base import SliceShare
 from autoscaler.slicing.slicer_families import is_device_annotation, is_device_resource
 from autoscaler.spec.model import Model
 from autoscaler.spec.pod import Pod, SecretName, Toleration
-from pilotlight.models.documents import build_launcher
+from pilotlight.models.document_inputs import build_launcher
 from tests.support.builders.slices import EXAMPLES
 
 FULL = """

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.drivers.kubernetes.objects import node_facts as nodes
-from autoscaler.drivers.kubernetes.objects.node_facts import Hosts, sum_pod_requests
+from autoscaler.drivers.kubernetes.objects import node_slices as nodes
+from autoscaler.drivers.kubernetes.objects.node_slices import Hosts, sum_pod_requests
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.model import explain_model
 from autoscaler.fold.fold import fold
-from autoscaler.placement.learning.training import build_training_input
+from autoscaler.placement.learning.training_input import build_training_input
 from autoscaler.planner.plan import plan
 from autoscaler.spec.model import Model
 from autoscaler.spec.pod import PLACE, Resources

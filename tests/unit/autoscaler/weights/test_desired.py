@@ -22,7 +22,7 @@ from autoscaler.contract import ModelName, NodeReport, ReplicaId, WeightsReport
 from autoscaler.engines import EngineError
 from autoscaler.explain.model import describe_weights, weights_state
 from autoscaler.fold.fold import fold
-from autoscaler.placement.model.bins import build_placement_request
+from autoscaler.placement.model.bin_builder import build_placement_request
 from autoscaler.placement.model.types import EvictionLevel
 from autoscaler.planner.plan import plan
 from autoscaler.spec.model import Adapter, Gpu, Model, ModelSpec

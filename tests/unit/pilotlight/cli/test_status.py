@@ -14,7 +14,7 @@ import pytest
 
 from autoscaler.contract import ModelName
 from autoscaler.explain.model import Explanation
-from autoscaler.queries.views import DemandView, ModelView, Row, Sentences
+from autoscaler.queries.response_types import DemandView, ModelView, Row, Sentences
 from pilotlight.cli import status as show
 from pilotlight.net import ops_client
 from pilotlight.tables import Console

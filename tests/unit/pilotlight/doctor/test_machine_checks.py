@@ -17,13 +17,13 @@ from msgspec.structs import replace
 from autoscaler.drivers.local.nvml import NvmlError, NvmlGpu
 from autoscaler.drivers.local.state_directory import StateDirectory
 from autoscaler.kubernetes.api import Api, ApiError
-from autoscaler.kubernetes.decoding import ListPage
 from autoscaler.kubernetes.rbac import list_required_rights
-from autoscaler.kubernetes.unreadable import Unreadable
+from autoscaler.kubernetes.safe_decoding import ListPage
+from autoscaler.kubernetes.unreadable_objects import Unreadable
 from pilotlight.cli.main import cli
 from pilotlight.doctor import cluster_checks, gpu_operator, machine_checks, nodes
 from pilotlight.doctor.finding import Finding
-from pilotlight.models.documents import load_settings
+from pilotlight.models.document_inputs import load_settings
 from pilotlight.net.listen import Address
 from tests.support.fakes.nvml import FakeNvml
 

@@ -27,7 +27,7 @@ from autoscaler.state.capacity import (
     ProvidersSeen,
     ReleaseOrder,
 )
-from autoscaler.state.device_claims import PendingDeviceClaim
+from autoscaler.state.pending_claims import PendingDeviceClaim
 from autoscaler.state.world import World
 from pilotlight.models import capacity_providers as supplies
 from pilotlight.models.capacity_providers import (

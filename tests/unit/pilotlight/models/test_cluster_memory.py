@@ -22,7 +22,7 @@ from autoscaler.state.actions import Plan, StartReplica
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import World
 from loadtest import tiny_gguf
-from pilotlight.models import cluster_memory, documents, remote_header
+from pilotlight.models import cluster_memory, document_inputs, header_report
 from pilotlight.models.cluster_memory import Sizes
 from tests.support.builders.worlds import T0, device, gateway, level, replace_fields, replica, world
 
@@ -38,7 +38,7 @@ def model(name: str = "ada", artifact: str | None = ADA, **spec: object) -> Mode
 def header(tmp_path: Path) -> str:
     tiny_gguf.make_model(tmp_path / "a.gguf", "Hello, I am Ada.")
     return msgspec.json.encode(
-        remote_header.Header("Its GGUF header", gguf.load_gguf_info(tmp_path / "a.gguf").shape)
+        header_report.Header("Its GGUF header", gguf.load_gguf_info(tmp_path / "a.gguf").shape)
     ).decode()
 
 
@@ -100,7 +100,7 @@ def test_unknown_adapter_size_delays_the_memory_estimate(header: str) -> None:
 def test_new_header_recomputes_only_the_memory_estimate_of_its_model(
     header: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worked, at, before = list[str](), Sizes(lambda: T0), documents.fill_memory_estimate
+    worked, at, before = list[str](), Sizes(lambda: T0), document_inputs.fill_memory_estimate
 
     def completed(model: Model, *known: Any, gpus: bool) -> Model:
         worked.append(model.name)
@@ -120,7 +120,7 @@ def test_new_header_recomputes_only_the_memory_estimate_of_its_model(
 def test_failed_memory_estimate_of_one_model_leaves_others_estimated(
     header: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = documents.fill_memory_estimate
+    before = document_inputs.fill_memory_estimate
 
     def completed(of: Model, *known: Any, gpus: bool) -> Model:
         if of.name == "bad":

@@ -11,16 +11,16 @@ from msgspec.structs import replace
 
 from artifacts.formats.memory import Estimate
 from autoscaler.contract import ModelName
-from autoscaler.documents.validation import check_model
+from autoscaler.documents.document_rules import check_model
 from autoscaler.engines import ENGINES, build_launch_command
 from autoscaler.explain.fit import Fit, explain_fit
 from autoscaler.queries.measured_memory import PAGED, compute_engine_limits, explain_rigid_memory, spare_bytes
 from autoscaler.spec.decode import WrongKeyError, decode_value
 from autoscaler.spec.model import EngineName, Gpu, Model, ModelSpec
 from autoscaler.spec.quantity import BytesOrAuto
-from pilotlight.models.documents import fill_memory_estimate
+from pilotlight.models.document_inputs import fill_memory_estimate
+from pilotlight.models.fit_needs import load_memory_needs
 from pilotlight.models.memory import estimate_memory, is_fetched_by_store, read_serving_options
-from pilotlight.models.memory_needs import load_memory_needs
 from tests.support.builders.artifacts import model_files
 from tests.support.builders.worlds import T0, device, replica, world
 from tests.unit.artifacts.formats.test_hf_config import LLAMA, tensors

@@ -9,8 +9,8 @@ import logging
 import pytest
 
 from artifacts.registry_errors import UnreachableError
+from pilotlight.models.model_parts import Part
 from pilotlight.models.retry_tasks import FIRST_S, LAST_S, Errands, backoff_s
-from pilotlight.models.weight_parts import Part
 
 A, B = Part("oci://r.io/a:1"), Part("oci://r.io/b:1")
 

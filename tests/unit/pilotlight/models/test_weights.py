@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from artifacts import digest, reference
-from artifacts.dialects.contents import RefusedError
+from artifacts.dialects.accepted_files import RefusedError
 from artifacts.fetch.registry import Came, MirrorSite, Registries
 from artifacts.file_policy import ALLOW
 from artifacts.http.transport import Site
@@ -22,7 +22,7 @@ from artifacts.pack.oci_layout import OciLayout
 from artifacts.registry.client import Client
 from artifacts.registry_errors import RegistryError
 from artifacts.store.layout import CopyKey
-from artifacts.store.publish import Copy as Copy_
+from artifacts.store.pull import Copy as Copy_
 from artifacts.store.store import Store
 from artifacts.store.tag_cache import Meanings
 from autoscaler.contract import ModelName
@@ -36,9 +36,9 @@ from autoscaler.state.events import CopiesSeen
 from autoscaler.state.world import Copy, ModelLoad, NodeId, World
 from loadtest import tiny_gguf
 from pilotlight.cli.weights.pack import plan_artifact
-from pilotlight.models import weight_parts
+from pilotlight.models import model_parts
+from pilotlight.models.model_parts import Part
 from pilotlight.models.retry_tasks import FIRST_S
-from pilotlight.models.weight_parts import Part
 from pilotlight.models.weights import (
     TELL_EVERY_S,
     AdapterError,
@@ -80,7 +80,7 @@ def at(tmp_path: Path, ways: Registries | None = None) -> Supply:
 )
 def test_load_path_of_weights_is_their_only_gguf_file_or_directory(paths: list[str], engine: str, chosen: str) -> None:
     folder = Path("/c/files")
-    assert weight_parts.select_load_path(folder, paths, model("oci://r.io/a:1", engine=engine)) == folder / chosen
+    assert model_parts.select_load_path(folder, paths, model("oci://r.io/a:1", engine=engine)) == folder / chosen
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_load_path_of_weights_is_their_only_gguf_file_or_directory(paths: list[s
 )
 def test_llama_cpp_weights_with_none_or_two_gguf_files_are_an_error(paths: list[str], said: str) -> None:
     with pytest.raises(EngineError, match=said):
-        weight_parts.select_load_path(Path("/c"), paths, model("oci://r.io/a:1"))
+        model_parts.select_load_path(Path("/c"), paths, model("oci://r.io/a:1"))
 
 
 def test_local_model_file_is_used_without_creating_a_store(tmp_path: Path) -> None:

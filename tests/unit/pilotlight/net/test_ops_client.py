@@ -12,7 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from autoscaler.queries.views import Row, Sentences
+from autoscaler.queries.response_types import Row, Sentences
 from pilotlight.cli.main import cli
 from pilotlight.net import ops_client
 from tests.support.fakes.foreign_server import FOREIGN, HEAD, serving, sized

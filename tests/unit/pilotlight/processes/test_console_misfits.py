@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autoscaler.controller.loop import LoopStep
-from autoscaler.provisioning.feasibility import Fitting
+from autoscaler.provisioning.unplaceable_models import Fitting
 from autoscaler.spec.model import Model
 from autoscaler.state.actions import Plan
 from autoscaler.state.world import World

@@ -10,7 +10,7 @@ import pytest
 from autoscaler.documents.parse import Documents
 from autoscaler.state.events import DocumentsSeen, FaultSeen
 from autoscaler.state.world import World
-from pilotlight.models.documents import keep_artifact_location
+from pilotlight.models.document_inputs import keep_artifact_location
 from pilotlight.net.listen import Address
 from pilotlight.processes import autoscaler
 from tests.support.builders.worlds import model

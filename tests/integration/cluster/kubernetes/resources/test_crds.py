@@ -14,8 +14,8 @@ import msgspec
 import pytest
 import yaml
 
+from autoscaler.documents.document_rules import KEYS, MESSAGE
 from autoscaler.documents.parse import read_document
-from autoscaler.documents.validation import KEYS, MESSAGE
 from autoscaler.kubernetes.api import MERGE, Api, ApiError, Object
 from autoscaler.kubernetes.kubeconfig import load_api_access
 from autoscaler.schema.cel_rules import RULES

@@ -18,7 +18,7 @@ from autoscaler.kubernetes.resources.document_merge import CUSTOMS, FILES, Insta
 from autoscaler.kubernetes.resources.watcher import DocumentWatcher
 from autoscaler.kubernetes.watch import ObjectKey
 from autoscaler.spec.model import Model, ModelSpec
-from autoscaler.spec.names import Origin
+from autoscaler.spec.name_conflicts import Origin
 from autoscaler.spec.tenant import Tenant, TenantSpec
 from autoscaler.state.events import DocumentsSeen
 from tests.integration.cluster.conftest import make_namespace

@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from autoscaler.kubernetes.api import UnreachableError
 from autoscaler.providers.kube import Object
 from autoscaler.providers.provider import Provider
-from pilotlight.kube import Objects
+from pilotlight.provider_api import Objects
 from tests.support.harness.driver_events import WAIT_S_MAX
 
 

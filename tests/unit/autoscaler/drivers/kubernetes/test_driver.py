@@ -12,8 +12,8 @@ from autoscaler.contract import ReplicaId
 from autoscaler.drivers import probes
 from autoscaler.drivers.kubernetes import driver
 from autoscaler.drivers.kubernetes.driver import KubernetesDriver
-from autoscaler.drivers.kubernetes.objects import replica_pod
-from autoscaler.drivers.kubernetes.objects.replica_pod import PodSeen
+from autoscaler.drivers.kubernetes.objects import pod_manifest
+from autoscaler.drivers.kubernetes.objects.pod_manifest import PodSeen
 from autoscaler.drivers.kubernetes.proof_of_clean import Clearing
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.state.events import FaultSeen, Seen
@@ -28,7 +28,7 @@ IPS = {BAD: "10.0.0.1", GOOD: "10.0.0.2"}
 def pod(name: ReplicaId, version: int, *, runs: bool = True) -> Object:
     """A pod of a replica, with a running engine or before its start."""
     one, model = replica(name, ("engine", "{port}"), (f"n/{name}",))
-    found = replica_pod.build_pod_manifest(one, model, launch(model, "", 1), "image")
+    found = pod_manifest.build_pod_manifest(one, model, launch(model, "", 1), "image")
     found["metadata"] |= {"uid": name, "namespace": "n", "resourceVersion": str(version)}
     state = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
     status = {"podIP": IPS[name], "containerStatuses": [{"name": "engine", "state": state}]}

@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.drivers.kubernetes import pod_writer as orders_
-from autoscaler.drivers.kubernetes.objects import replica_pod as pods
-from autoscaler.drivers.kubernetes.objects.replica_pod import PodSeen
+from autoscaler.drivers.kubernetes.objects import pod_manifest as pods
+from autoscaler.drivers.kubernetes.objects.pod_manifest import PodSeen
 from autoscaler.drivers.kubernetes.pod_writer import CONFLICTS_MAX, RETRY_S, Orders, Pauses, StartListener
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.watch import Watched

@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from autoscaler.drivers.kubernetes.objects.replica_pod import IMAGE_S_MAX, PodSeen
+from autoscaler.drivers.kubernetes.objects.pod_manifest import IMAGE_S_MAX, PodSeen
 from autoscaler.drivers.kubernetes.volume_failures import LOOK_S, LOOK_S_MAX, PodEvents, find_volume_failure
 from autoscaler.kubernetes.api import Api, Object, UnreachableError
-from autoscaler.kubernetes.decoding import ListPage
-from autoscaler.kubernetes.unreadable import Unreadable, UnreadableObjects
+from autoscaler.kubernetes.safe_decoding import ListPage
+from autoscaler.kubernetes.unreadable_objects import Unreadable, UnreadableObjects
 from autoscaler.kubernetes.watch import ObjectKey, Watched
 from tests.unit.autoscaler.drivers.kubernetes.test_proof_of_clean import RUNS
 

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from autoscaler.contract import ReplicaId
 from autoscaler.documents.parse import parse_documents
 from autoscaler.drivers.kubernetes import pod_writer, weight_volumes
-from autoscaler.drivers.kubernetes.objects import node_facts as nodes
-from autoscaler.drivers.kubernetes.objects import replica_pod as pods
+from autoscaler.drivers.kubernetes.objects import node_slices as nodes
+from autoscaler.drivers.kubernetes.objects import pod_manifest as pods
 from autoscaler.drivers.kubernetes.objects.pod_overrides import CollisionError, refuse_collisions
 from autoscaler.drivers.kubernetes.weight_volumes import (
     Mounted,
@@ -24,15 +24,15 @@ from autoscaler.drivers.kubernetes.weight_volumes import (
 )
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.slicing.base import PodFields
+from autoscaler.spec.installation_ownership import INSTALLATION, Ownership
 from autoscaler.spec.model import Adapter, Model
-from autoscaler.spec.ownership import INSTALLATION, Ownership
 from autoscaler.spec.pod import Pod, Resources
 from autoscaler.spec.settings import Settings, Weights
 from autoscaler.state.world import ClusterFacts, Replica
 from autoscaler.weights.mount_choice import ArtifactFacts, NodeMountFacts
 from pilotlight.processes.cluster import build_pod_launch
 from tests.support.golden import agrees
-from tests.unit.autoscaler.drivers.kubernetes.objects.test_replica_pod import model, replica
+from tests.unit.autoscaler.drivers.kubernetes.objects.test_pod_manifest import model, replica
 from tests.unit.autoscaler.drivers.kubernetes.test_pod_writer import Deaf
 
 DIGEST = "sha256:" + 64 * "a"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from autoscaler.documents.validation import SET_BY_DRIVER
+from autoscaler.documents.document_rules import SET_BY_DRIVER
 from autoscaler.drivers.local import devices
 from autoscaler.drivers.local.devices import Devices, filter_visible_gpus, host_bytes
 from autoscaler.drivers.local.nvml import NvmlGpu
-from autoscaler.drivers.local.processes import MARK
+from autoscaler.drivers.local.replica_processes import MARK
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import DeclaredDevice
 from autoscaler.state.resources import Isolation

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from autoscaler.contract import ModelName
 from autoscaler.kubernetes.resources.document_merge import CUSTOMS, FILES, Installation, Status
 from autoscaler.spec.model import Model, ModelSpec
-from autoscaler.spec.names import Origin
+from autoscaler.spec.name_conflicts import Origin
 from autoscaler.spec.settings import Settings
 from autoscaler.state.events import DocumentsSeen
 

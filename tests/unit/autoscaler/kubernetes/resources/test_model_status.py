@@ -14,13 +14,13 @@ from msgspec.structs import replace
 from autoscaler.contract import ModelName
 from autoscaler.fold.fold import fold
 from autoscaler.kubernetes.resources import model_status as statuses
-from autoscaler.kubernetes.resources.conditions import ConditionValue, SpecProblem, StatusInput, build_conditions
 from autoscaler.kubernetes.resources.document_merge import CUSTOMS
+from autoscaler.kubernetes.resources.model_conditions import ConditionValue, SpecProblem, StatusInput, build_conditions
 from autoscaler.kubernetes.resources.model_status import NO_STATUS, ClockReading, Status, Subject, list_subjects
 from autoscaler.kubernetes.resources.watcher import ModelObject
 from autoscaler.kubernetes.watch import ObjectKey
 from autoscaler.schema import crds
-from autoscaler.spec.names import Origin, Settled
+from autoscaler.spec.name_conflicts import Origin, Settled
 from autoscaler.state.actions import Unmet
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import History, ModelLoad

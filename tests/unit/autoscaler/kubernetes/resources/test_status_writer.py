@@ -20,7 +20,7 @@ from autoscaler.kubernetes.resources.event_writer import Events
 from autoscaler.kubernetes.resources.model_status import Subject
 from autoscaler.kubernetes.resources.status_writer import CHANGE_S, NEWS_S, PER_S, RETRY_S, Statuses
 from autoscaler.kubernetes.resources.watcher import StatusSeen
-from autoscaler.provisioning.feasibility import Fitting
+from autoscaler.provisioning.unplaceable_models import Fitting
 from autoscaler.spec.model import Model
 from autoscaler.state.actions import FailStart, Plan
 from autoscaler.state.world import ModelLoad, World

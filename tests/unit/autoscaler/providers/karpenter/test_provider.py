@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from autoscaler.providers.karpenter.provider import KarpenterNodes, is_blocking_node_removal
 from autoscaler.providers.kube import AnswerError, Object
 from autoscaler.providers.provider import Provider, RefusedError
-from autoscaler.spec.ownership import INSTALLATION, Ownership
+from autoscaler.spec.installation_ownership import INSTALLATION, Ownership
 from autoscaler.spec.pod import Pod, Resources
 from autoscaler.spec.settings import NodeKind, Price
 from autoscaler.state.world import World

@@ -16,7 +16,7 @@ from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.provisioning_request import objects
 from autoscaler.providers.provisioning_request.objects import ATOMIC, CHECK, GKE, OFFER
 from autoscaler.providers.provisioning_request.provider import COUNTED, HALF_S, WAIT_MAX
-from autoscaler.spec.ownership import INSTALLATION, Ownership
+from autoscaler.spec.installation_ownership import INSTALLATION, Ownership
 from autoscaler.spec.pod import GPU
 from autoscaler.state.capacity import NO_MARKS, LeaseId, ReleaseOrder
 from tests.contracts.provider import ProviderContract, order, release

@@ -17,9 +17,9 @@ from autoscaler.providers.redfish.dra_publisher import (
     build_resource_slice_spec,
     resource_slice_name,
 )
-from autoscaler.provisioning.device_claims import ClaimStatus, DevicePool, Published
+from autoscaler.provisioning.published_devices import ClaimStatus, DevicePool, Published
 from autoscaler.spec.pod import MANAGED_BY
-from autoscaler.state.device_claims import DRIVER, FAILED, device_of
+from autoscaler.state.pending_claims import DRIVER, FAILED, device_of
 from tests.simulation.environment.virtual_loop import run
 from tests.support.fakes.kubernetes.kube_objects import PlayedServer
 

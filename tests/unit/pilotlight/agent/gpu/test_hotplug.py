@@ -10,7 +10,7 @@ import pytest
 
 from autoscaler.agent_contract import FabricWant
 from autoscaler.contract import FabricReport, PodDevices
-from autoscaler.spec.ownership import INSTALLATION, Ownership
+from autoscaler.spec.installation_ownership import INSTALLATION, Ownership
 from pilotlight.agent.gpu import hotplug
 from pilotlight.agent.gpu.bus import Answer, Bus, StepError
 from pilotlight.agent.gpu.device_plugin_pods import VERSION, Daemons, Those

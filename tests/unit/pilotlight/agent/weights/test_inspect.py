@@ -25,10 +25,10 @@ from autoscaler.spec.model import Adapter, Model, ModelSpec
 from loadtest import tiny_gguf
 from pilotlight.agent.weights.inspect import NOT_WHOLE, inspect_artifact
 from pilotlight.cli.weights.pack import plan_artifact
-from pilotlight.models import remote_header
-from pilotlight.models.documents import fill_memory_estimate
+from pilotlight.models import header_report
+from pilotlight.models.document_inputs import fill_memory_estimate
+from pilotlight.models.fit_needs import load_memory_needs, read_reported_needs
 from pilotlight.models.memory import Known
-from pilotlight.models.memory_needs import load_memory_needs, read_reported_needs
 from tests.support.builders.artifacts import packed_models
 from tests.support.fakes.hub import FakeHub
 from tests.support.fakes.registry import StillClock
@@ -97,7 +97,7 @@ async def read(folder: Path, source: Path, form: Form = "modelpack") -> tuple[We
         said = await inspect_artifact(WeightsReport(artifact=ADA, look=True), of, Ways(), folder / "headers")
     assert not (folder / "headers").exists(), "nothing of it stays"
     looked = {read_weights_request(said): said}
-    known = remote_header.find_artifact_facts(MODEL, looked)
+    known = header_report.find_artifact_facts(MODEL, looked)
     return (
         said,
         MODEL if known is None else fill_memory_estimate(MODEL, known, gpus=True),
@@ -128,7 +128,7 @@ async def test_long_architecture_name_in_a_header_is_shortened(tmp_path: Path, m
     (tmp_path / "in").mkdir()
     tiny_gguf.make_model(tmp_path / "in" / "ada.gguf", "Hello, I am Ada.")
     monkeypatch.setattr(
-        remote_header,
+        header_report,
         "gguf",
         SimpleNamespace(load_gguf_info=long, list_base_files=gguf.list_base_files, GgufError=gguf.GgufError),
     )
@@ -165,7 +165,7 @@ async def test_model_with_a_remote_adapter_needs_memory_for_its_size(tmp_path: P
     said, alone, _ = await read(tmp_path, source)
     both = replace(MODEL, spec=replace(MODEL.spec, adapters=(Adapter(name="x", artifact="oci://r.io/x:1"),)))
     lora = WeightsReport(artifact="oci://r.io/x:1", look=True, digest="sha256:aa", bytes=1000)
-    known = remote_header.find_artifact_facts(
+    known = header_report.find_artifact_facts(
         both, {read_weights_request(said): said, read_weights_request(lora): lora}
     )
     assert fill_memory_estimate(both, known, gpus=True).memory_bytes >= alone.memory_bytes + 1000
@@ -199,7 +199,7 @@ def test_reported_header_with_invalid_shape_is_ignored(wrong: dict[str, object])
     def known(shape: dict[str, object]) -> Known | None:
         text = json.dumps({"words": "w", "shape": shape})
         said = WeightsReport(artifact=ADA, look=True, digest="sha256:aa", header=text)
-        return remote_header.find_artifact_facts(
+        return header_report.find_artifact_facts(
             model, {read_weights_request(said): said, read_weights_request(less): less}
         )
 

@@ -25,7 +25,7 @@ from autoscaler.drivers.kubernetes.adoption.parsing import (
 )
 from autoscaler.spec.engines import default_slots
 from autoscaler.spec.model import ADOPTED_HASH, Adopted, Model, ModelSpec, ReplicaRange
-from autoscaler.spec.names import Origin, resolve_model_conflicts
+from autoscaler.spec.name_conflicts import Origin, resolve_model_conflicts
 from tests.support.builders.adoption_workload import KEY, annotated
 
 # --- annotations ------------------------------------------------------------------------------------------------------

@@ -13,19 +13,19 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.drivers import contained, probes
+from autoscaler.drivers import probes, resilient_tasks
 from autoscaler.drivers.kubernetes import volume_failures
-from autoscaler.drivers.kubernetes.adoption import driver, workload, workload_controller
+from autoscaler.drivers.kubernetes.adoption import driver, workload_controller, workload_scaling
 from autoscaler.drivers.kubernetes.adoption.annotations import Others, read_model
 from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver, WorkloadEvent
 from autoscaler.drivers.kubernetes.adoption.parsing import AdoptedPodSeen, WorkloadSeen
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object
-from autoscaler.kubernetes.decoding import ListPage
 from autoscaler.kubernetes.leader_election import Elector
-from autoscaler.kubernetes.unreadable import UnreadableObjects
+from autoscaler.kubernetes.safe_decoding import ListPage
+from autoscaler.kubernetes.unreadable_objects import UnreadableObjects
 from autoscaler.kubernetes.watch import Change, ObjectKey, Watched
 from autoscaler.spec.model import Model
-from autoscaler.spec.names import Origin
+from autoscaler.spec.name_conflicts import Origin
 from autoscaler.state.events import FaultSeen, ReplicaSeen, Seen
 from pilotlight.processes.cluster import Cluster, ClusterOptions
 from tests.support.builders.adoption_workload import Bench
@@ -476,7 +476,7 @@ async def test_ready_pod_that_becomes_held_is_unready_before_its_next_probe(
 
 
 async def test_workload_task_restarts_after_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contained, "PAUSE_S", 0.0)
+    monkeypatch.setattr(resilient_tasks, "PAUSE_S", 0.0)
     real, odd = workload_controller.Runner._probe_once, iter([True])
 
     async def once(self: workload_controller.Runner, pod: AdoptedPodSeen) -> None:
@@ -523,7 +523,7 @@ def test_change_is_delivered_again_after_callback_raises() -> None:
 async def test_failed_mount_ends_adopted_start_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(volume_failures, "LOOK_S", 0.01)
     monkeypatch.setattr(volume_failures, "IMAGE_S_MAX", 0.01)
-    monkeypatch.setattr(workload, "UNORDERED_S", 0.0)
+    monkeypatch.setattr(workload_scaling, "UNORDERED_S", 0.0)
     why = 'MountVolume.SetUp failed for volume "a" : secret "login" not found'
     async with serving("ada", "bob") as house:
         house.plane.events = [

@@ -16,7 +16,7 @@ from autoscaler.drivers.kubernetes.adoption.parsing import (
     read_workload,
 )
 from autoscaler.drivers.kubernetes.adoption.status import AGAIN_S, NEWS_S, Sign, build_condition
-from autoscaler.kubernetes.resources.conditions import MESSAGE_MAX, ConditionValue
+from autoscaler.kubernetes.resources.model_conditions import MESSAGE_MAX, ConditionValue
 from tests.support.builders.adoption_workload import annotated
 
 SET = WorkloadKey("StatefulSet", "default", "ada")

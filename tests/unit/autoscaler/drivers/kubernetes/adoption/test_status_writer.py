@@ -15,7 +15,7 @@ from autoscaler.drivers.kubernetes.adoption import status_writer
 from autoscaler.drivers.kubernetes.adoption.parsing import ReleasedWorkload, ShownCondition, WorkloadKey
 from autoscaler.drivers.kubernetes.adoption.status_writer import Showing
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
-from autoscaler.kubernetes.resources.conditions import ConditionValue
+from autoscaler.kubernetes.resources.model_conditions import ConditionValue
 from tests.support.builders.adoption_workload import annotated
 
 SAID = ConditionValue("pilotlight.dev/Adopted", "True", "Scaled", "m")

@@ -9,11 +9,11 @@ import pytest
 from autoscaler.capacity.attachable_nodes import GPU_COUNT, OWNER_KIND, OWNER_NAME, OWNER_NAMESPACE, Groups
 from autoscaler.documents.parse import DocumentError, parse_documents
 from autoscaler.drivers.kubernetes.inventory import resource_claims
-from autoscaler.drivers.kubernetes.objects import node_facts as nodes
+from autoscaler.drivers.kubernetes.objects import node_slices as nodes
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.model import explain_model
 from autoscaler.planner.plan import plan
-from autoscaler.provisioning.feasibility import list_unplaceable_models
+from autoscaler.provisioning.unplaceable_models import list_unplaceable_models
 from autoscaler.slicing import slicer_families
 from autoscaler.slicing.base import NodeFacts
 from autoscaler.slicing.vendors import TEMPLATES
@@ -22,7 +22,7 @@ from autoscaler.spec.pod import API_VERSION, Pod
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, Settings
 from autoscaler.state.actions import StartReplica
-from autoscaler.state.node_labels import Taint
+from autoscaler.state.pending_labels import Taint
 from autoscaler.state.world import Slice, World
 from tests.support.builders.resource_slices import partitionable
 from tests.support.builders.worlds import T0, device, gateway, level, model, world

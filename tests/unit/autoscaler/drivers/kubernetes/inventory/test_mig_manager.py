@@ -10,10 +10,10 @@ import pytest
 
 from autoscaler.drivers.kubernetes.inventory.mig_manager import FILE, RETRIED_S_MAX, SETTLE_S, NodeCutter
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
-from autoscaler.kubernetes.decoding import ListPage
+from autoscaler.kubernetes.safe_decoding import ListPage
 from autoscaler.queries.mig_status import configs_of
 from autoscaler.slicing.mig import CONFIG, PRODUCT, STATE
-from autoscaler.spec.ownership import INSTALLATION, Ownership
+from autoscaler.spec.installation_ownership import INSTALLATION, Ownership
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import Cutting, NodeDevice, NodeKind, NodeSlicing, Settings
 from autoscaler.state.mig import CutOrder, CutRefused, CuttableSeen

@@ -11,7 +11,7 @@ import pytest
 from autoscaler.contract import NodeReport
 from autoscaler.drivers.kubernetes.inventory import inventory
 from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
-from autoscaler.drivers.kubernetes.objects import node_facts as nodes
+from autoscaler.drivers.kubernetes.objects import node_slices as nodes
 from autoscaler.fold.agent_reports import FORGET_S
 from autoscaler.fold.fold import fold
 from autoscaler.kubernetes.api import Api

@@ -10,15 +10,15 @@ import pytest
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.kubernetes.inventory import resource_claims as claims_
 from autoscaler.drivers.kubernetes.inventory.resource_claims import Claims, ClaimSeen
-from autoscaler.drivers.kubernetes.objects import replica_pod as pods
-from autoscaler.drivers.kubernetes.objects.replica_pod import PodSeen
+from autoscaler.drivers.kubernetes.objects import pod_manifest as pods
+from autoscaler.drivers.kubernetes.objects.pod_manifest import PodSeen
 from autoscaler.drivers.kubernetes.pod_writer import Orders, StartListener
 from autoscaler.kubernetes.api import STRATEGIC, Api, ApiError, Object, UnreachableError
-from autoscaler.kubernetes.decoding import ListPage
+from autoscaler.kubernetes.safe_decoding import ListPage
 from autoscaler.kubernetes.watch import Watched
 from autoscaler.slicing.base import NodeFacts, PodFields, SliceShare
 from autoscaler.slicing.dra import Dra, Got, common_claim_name
-from autoscaler.spec.ownership import ANYBODYS, Ownership
+from autoscaler.spec.installation_ownership import ANYBODYS, Ownership
 from autoscaler.spec.pod import Pod, Resources
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing

@@ -10,9 +10,9 @@ import pytest
 from autoscaler.contract import DeviceReport, NodeReport, PodDevices
 from autoscaler.documents.parse import parse_documents
 from autoscaler.drivers.kubernetes.inventory import declared
-from autoscaler.drivers.kubernetes.objects import node_facts as nodes
-from autoscaler.drivers.kubernetes.objects import replica_pod as pods
-from autoscaler.drivers.kubernetes.objects.node_facts import NodeSeen, OtherPod
+from autoscaler.drivers.kubernetes.objects import node_slices as nodes
+from autoscaler.drivers.kubernetes.objects import pod_manifest as pods
+from autoscaler.drivers.kubernetes.objects.node_slices import NodeSeen, OtherPod
 from autoscaler.drivers.kubernetes.objects.replica_events import build_podless_observation
 from autoscaler.fold.fold import fold
 from autoscaler.kubernetes.constants import PLACES

@@ -8,7 +8,7 @@ import pytest
 
 from autoscaler.contract import ModelName
 from autoscaler.drivers.kubernetes.inventory import resource_claims
-from autoscaler.drivers.kubernetes.objects import replica_pod
+from autoscaler.drivers.kubernetes.objects import pod_manifest
 from autoscaler.kubernetes.api import Object
 from autoscaler.queries.measured_memory import compute_engine_limits
 from autoscaler.slicing import slicer_families
@@ -44,12 +44,12 @@ def emitted(node: NodeFacts, devices: int = 1) -> list[Object]:
     assert asks is not None
     started = build_pod_launch(
         of,
-        replica_pod.HOST,
-        replica_pod.assign_engine_port(one.id),
+        pod_manifest.HOST,
+        pod_manifest.assign_engine_port(one.id),
         compute_engine_limits(of, one, asks.memory_fraction),
     )
     return [
-        replica_pod.build_pod_manifest(one, of, started, spec.image, asks=asks),
+        pod_manifest.build_pod_manifest(one, of, started, spec.image, asks=asks),
         *resource_claims.build_claims(one, asks),
     ]
 

@@ -1,0 +1,339 @@
+"""Converts the `World` into the packer's types: a `Bin` per slice with its occupants, host resources, the start locks
+of devices, and placement requests.
+
+Also computes the free amounts, and when each replica may be evicted. Invariants: a slice not known to be clean is not
+free, and a replica of unknown load is busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from math import inf
+from types import MappingProxyType
+from typing import NamedTuple
+
+from autoscaler.capacity.delivered_slices import list_withheld_slices as given_back
+from autoscaler.contract import ReplicaId
+from autoscaler.demand.desired_replicas import (
+    BEGINNING,
+    LIVE,
+    NO_HISTORY,
+    NO_LOAD,
+    exclude_replaced_replicas,
+    has_activity_since,
+    held_until_s,
+    list_live_replicas,
+    refused_until_s,
+    residency_s,
+)
+from autoscaler.demand.schedule import compute_replica_floor
+from autoscaler.placement.index.elastic_requests import ElasticBudget
+from autoscaler.placement.model.prices import Prices
+from autoscaler.placement.model.tenant_isolation import NOBODY, TenantSet, domain_of
+from autoscaler.placement.model.types import (
+    Bin,
+    EvictionLevel,
+    NodeConstraints,
+    Occupant,
+    PlacementRequest,
+    RequiredArtifacts,
+    Spread,
+    Urgency,
+)
+from autoscaler.queries.crowded_slices import compute_usable_resources, room_of
+from autoscaler.queries.device_health import STUCK_S, list_closed_slices
+from autoscaler.queries.gateways import count_running_calls, is_demand_complete
+from autoscaler.queries.measured_memory import compute_growth, spare_bytes
+from autoscaler.queries.operator_orders import explain_closed_slice
+from autoscaler.queries.pod_requests import compute_host_request
+from autoscaler.spec.artifact_name import normalize_artifact
+from autoscaler.spec.model import Model, Start
+from autoscaler.spec.pod import Pod, selector_of
+from autoscaler.state.lifecycle import LEAVING
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.pending_labels import merge_tolerations
+from autoscaler.state.resources import NO_ROOM, HostAmount, HostResources, Isolation, Link, RequestShape
+from autoscaler.state.world import DeviceId, NodeId, Replica, Slice, SliceId, World
+
+SERVE_FIRST_S = 1.0
+"""Seconds that a new replica is protected while requests wait and none is seen on it, even after its residency."""
+EXCLUSIVE_S = Start().exclusive_seconds
+"""The start lock of a replica whose model document was deleted."""
+ISOLATION = {"any": Isolation.NONE, "memory": Isolation.MEMORY, "hardware": Isolation.HARDWARE}
+LINKS = {"any": Link.NODE, "pcieRoot": Link.PCIE_ROOT, "nvlink": Link.NVLINK}
+NOTHING_KEPT: Mapping[SliceId, str] = MappingProxyType({})
+ENDING = frozenset({S.STOPPING, S.SCRUBBING, S.FAILED})
+
+
+def build_placement_request(  # noqa: PLR0917  all callers give them in this order
+    model: Model,
+    ordinal: int,
+    unserved_since_s: float,
+    force: EvictionLevel,
+    reason: str,
+    defaults: Pod | None = None,
+    avoids: tuple[NodeId, ...] = (),
+) -> PlacementRequest:
+    """Build the request for one replica. `defaults`: pod defaults of the Settings; `avoids`: nodes to avoid now."""
+    labels = selector_of(defaults, model.spec.pod)
+    apart, near = model.spec.spread or "", model.spec.near or ""
+    kind = build_request_shape(model, defaults)
+    selector = tuple(sorted(labels.items())) if labels else ()
+    return PlacementRequest(
+        model=model.name,
+        ordinal=ordinal,
+        kind=kind,
+        urgency=Urgency(model.spec.priority, unserved_since_s, force),
+        choice=NodeConstraints(selector, merge_tolerations(defaults, model.spec.pod), avoids),
+        supplies=RequiredArtifacts(normalize_artifact(model.spec.artifact or ""), model.spec.image, kind.total_bytes),
+        trust=tenant_set_of(model),
+        spread=Spread(apart, near) if apart or near else None,
+        growth=compute_growth(model),
+        reason=reason,
+    )
+
+
+def build_request_shape(model: Model, defaults: Pod | None = None) -> RequestShape:
+    """Build what decides where a replica of `model` fits. `defaults`: pod defaults of the Settings."""
+    gpu, asked = model.spec.gpu, compute_host_request(model, defaults)
+    return RequestShape(
+        devices=gpu.count,
+        memory_bytes=model.memory_bytes,
+        compute_percent=gpu.compute_percent or 0,
+        isolation=ISOLATION[gpu.isolation],
+        products=gpu.models,
+        cpu_milli=asked.cpu_milli,
+        host_bytes=asked.host_bytes,
+        spare_bytes=spare_bytes(model),
+        link=LINKS[gpu.link] if gpu.count > 1 else Link.NODE,
+    )
+
+
+def tenant_set_of(model: Model | None) -> TenantSet:
+    """Return the tenants that a model is limited to. None: the model no longer exists."""
+    if model is None:
+        return NOBODY
+    return () if model.spec.tenants is None else tuple(sorted(set(model.spec.tenants))) or NOBODY
+
+
+def list_start_locks(world: World, now_s: float) -> dict[DeviceId, float]:
+    """Return the devices on which a replica starts or wakes, and until when that blocks other starts there.
+    A start on a hardware-isolated partition blocks no other.
+    """
+    ends: dict[DeviceId, float] = {}
+    for replica in world.replicas.values():
+        came_from = replica.drain.came_from if replica.drain is not None else None
+        if replica.state not in BEGINNING and not (replica.state == S.DRAINING and came_from == S.STARTING):
+            continue
+        model = world.models.get(replica.model)
+        last_s = max(replica.since_s, replica.times.started_s or 0.0, replica.times.grown_s or 0.0)
+        end_s = last_s + (EXCLUSIVE_S if model is None else model.spec.start.exclusive_seconds)
+        for id in replica.resources.slices if end_s > now_s else ():
+            slice_ = world.nodes.slices.get(id)
+            if slice_ is not None and not _is_cut(slice_):
+                ends[slice_.device] = max(end_s, ends.get(slice_.device, 0.0))
+    return ends
+
+
+def _is_cut(slice_: Slice) -> bool:
+    return slice_.kind == "dra" and slice_.device_bytes > 0 and slice_.isolation is Isolation.HARDWARE
+
+
+def stuck_s(replica: Replica) -> float:
+    """Return when the replica counts as stuck; infinite while it may still serve."""
+    return replica.since_s + STUCK_S if replica.state in ENDING else inf
+
+
+def evictable_s(world: World, replica: Replica, model: Model, calls: int) -> float:
+    """Return when the replica's residency ends; `calls` requests run on it. A starting replica stays while requests
+    wait or were refused; a ready one stays for waiting requests until called; an unused one stays while it is held.
+    """
+    load, history = world.loads.get(model.name, NO_LOAD), world.learned.histories.get(model.name, NO_HISTORY)
+    if replica.state in BEGINNING:
+        return inf if load.waiting else max(history.hold_until_s, refused_until_s(history))
+    ready_s = replica.since_s if replica.times.ready_s is None else replica.times.ready_s
+    if load.waiting or load.running or has_activity_since(history, ready_s):
+        stays_s = residency_s(model, history)
+        return ready_s + (max(stays_s, SERVE_FIRST_S) if load.waiting and not calls else stays_s)
+    return held_until_s(model, history, replica)
+
+
+class BinContext(NamedTuple):
+    """Common inputs of all bins of one tick."""
+
+    world: World
+    now_s: float
+    calls: Mapping[ReplicaId, int]
+    demand_complete: bool
+    whole: Collection[DeviceId]
+    locked: Collection[DeviceId]
+    leaving: Collection[ReplicaId]
+    staying: Collection[ReplicaId]
+    shut: Mapping[SliceId, str]
+    prices: Prices
+
+
+def build_bin_context(
+    world: World,
+    now_s: float,
+    leaving: Collection[ReplicaId] = (),
+    staying: Collection[ReplicaId] = (),
+    *,
+    whole: Collection[DeviceId] | None = None,
+    kept: Mapping[SliceId, str] = NOTHING_KEPT,
+) -> BinContext:
+    """Build the context. `leaving` and `staying`: replicas that this tick drains and revives; `whole`: devices with one
+    slice, if known; `kept`: further slices on which nothing new is placed, and why.
+    """
+    return BinContext(
+        world=world,
+        now_s=now_s,
+        calls=count_running_calls(world),
+        demand_complete=is_demand_complete(world, now_s),
+        whole=list_whole_devices(world.nodes.slices.values()) if whole is None else whole,
+        locked=list_start_locks(world, now_s),
+        leaving=leaving,
+        staying=staying,
+        shut={**kept, **list_closed_slices(world, now_s), **given_back(world)},
+        prices=Prices(world.settings.prices),
+    )
+
+
+def build_bins(
+    world: World, now_s: float, leaving: Collection[ReplicaId] = (), staying: Collection[ReplicaId] = ()
+) -> tuple[Bin, ...]:
+    """Build a `Bin` for each slice, in order of ids; see `build_bin_context`."""
+    context = build_bin_context(world, now_s, leaving, staying)
+    return tuple(build_occupied_bin(context, world.nodes.slices[id]) for id in sorted(world.nodes.slices))
+
+
+def build_hosts(
+    world: World, now_s: float, leaving: Collection[ReplicaId] = (), staying: Collection[ReplicaId] = ()
+) -> dict[NodeId, HostResources]:
+    """Return the host resources left on each node; see `build_bin_context`."""
+    context, ids = build_bin_context(world, now_s, leaving, staying, whole=()), slices_by_node(world)
+    return {node: build_host(context, node, ids.get(node, ())) for node in world.nodes.hosts}
+
+
+def slices_by_node(world: World) -> dict[NodeId, list[SliceId]]:
+    """Return the slices of each node."""
+    found: dict[NodeId, list[SliceId]] = {}
+    for id, slice_ in world.nodes.slices.items():
+        found.setdefault(slice_.node, []).append(id)
+    return found
+
+
+def build_host(context: BinContext, node: NodeId, slices: Collection[SliceId]) -> HostResources:
+    """Return the resources of a known node and the free part of them. `slices`: all slices of the node."""
+    world = context.world
+    host, coming = world.nodes.hosts[node], HostAmount()
+    for id in {one for slice_ in slices for one in world.by_slice.get(slice_, ())}:
+        replica = world.replicas[id]
+        host = host.without(replica.resources.host_request)
+        if _leaves(context, replica) and context.now_s < stuck_s(replica):
+            coming = coming.plus(replica.resources.host_request)
+    return host._replace(coming=coming)
+
+
+def build_empty_bins(world: World) -> tuple[Bin, ...]:
+    """Build a `Bin` for each slice, in order of ids, as if it were empty."""
+    whole, nothing = list_whole_devices(world.nodes.slices.values()), NO_ROOM
+    return tuple(
+        Bin(
+            slice=slice_,
+            whole=slice_.device in whole,
+            incumbents=(),
+            free=compute_usable_resources(slice_),
+            coming=nothing,
+            locked=False,
+        )
+        for _, slice_ in sorted(world.nodes.slices.items())
+    )
+
+
+def build_occupied_bin(context: BinContext, slice_: Slice) -> Bin:
+    """Build the `Bin` of a slice with its occupants."""
+    shelf = build_bare_bin(context, slice_)
+    on_it = (context.world.replicas[id] for id in context.world.by_slice.get(slice_.id, ()))
+    shelf.incumbents = tuple(_incumbent(context, replica, slice_) for replica in on_it)
+    return shelf
+
+
+def build_bare_bin(context: BinContext, slice_: Slice) -> Bin:
+    """Build the `Bin` of a slice with its free and coming room, but without listing its occupants."""
+    free, coming = compute_usable_resources(slice_), NO_ROOM
+    trusts, common = set[TenantSet](), domain_of(slice_) is not None
+    for replica in (context.world.replicas[id] for id in context.world.by_slice.get(slice_.id, ())):
+        if common:
+            trusts.add(tenant_set_of(context.world.models.get(replica.model)))
+        room = room_of(replica, slice_)
+        free = free.less(room)
+        if _leaves(context, replica) and context.now_s < stuck_s(replica):
+            coming = coming.plus(room)
+    return Bin(
+        slice=slice_,
+        whole=slice_.device in context.whole,
+        incumbents=(),
+        free=free,
+        coming=coming,
+        locked=slice_.device in context.locked,
+        closed=explain_closed_slice(context.world, slice_) or context.shut.get(slice_.id, ""),
+        price=context.prices.of(slice_),
+        trusts=frozenset(trust for trust in trusts if trust),
+    )
+
+
+def _leaves(context: BinContext, replica: Replica) -> bool:
+    """Whether the replica's room is coming."""
+    if replica.id in context.staying:
+        return False
+    return replica.state in LEAVING or replica.model not in context.world.models or replica.id in context.leaving
+
+
+def compute_elastic_budget(context: BinContext) -> ElasticBudget:
+    """Sum the requested and granted memory of elastic replicas with the current spec.
+    Leaving replicas do not count, so that the remaining ones meet the budget without them.
+    """
+    found, world = ElasticBudget(), context.world
+    for name, model in world.models.items():
+        for id in world.by_model.get(name, ()) if model.spec.gpu.elastic_percent and spare_bytes(model) else ():
+            replica = world.replicas[id]
+            same = replica.spec_hash == model.spec_hash() and replica.resources.memory_bytes > 0
+            if same and not _leaves(context, replica):
+                found.add(model.memory_bytes, min(model.memory_bytes, replica.resources.memory_bytes))
+    return found
+
+
+def list_whole_devices(slices: Collection[Slice]) -> set[DeviceId]:
+    """Return the devices that consist of one slice."""
+    counts: dict[DeviceId, int] = {}
+    for slice_ in slices:
+        is_part = slice_.device_bytes > slice_.memory_bytes
+        counts[slice_.device] = counts.get(slice_.device, 0) + 1 + is_part
+    return {device for device, count in counts.items() if count == 1}
+
+
+def _incumbent(context: BinContext, replica: Replica, slice_: Slice) -> Occupant:
+    world, model = context.world, context.world.models.get(replica.model)
+    load = world.loads.get(replica.model, NO_LOAD)
+    calls = context.calls.get(replica.id, 0)
+    leaving = _leaves(context, replica)
+    stays = model is None or leaving or replica.state not in LIVE
+    return Occupant(
+        replica=replica.id,
+        model=replica.model,
+        state=replica.state,
+        room=room_of(replica, slice_),
+        priority=0 if model is None else model.spec.priority,
+        busy=not context.demand_complete or load.waiting > 0 or calls > 0,
+        kept=model is not None
+        and 0
+        < compute_replica_floor(world, model, context.now_s).least
+        >= len(exclude_replaced_replicas(list_live_replicas(world, model.name))),
+        evictable_s=inf if model is None or stays else evictable_s(world, replica, model, calls),
+        leaving=leaving,
+        stuck=context.now_s >= stuck_s(replica),
+        others=len(replica.resources.slices) - 1,
+        trust=tenant_set_of(model),
+        host_usage=replica.resources.host_request,
+    )

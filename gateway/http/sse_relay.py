@@ -1,0 +1,243 @@
+"""Relays server-sent events. Pure.
+
+Adds comments to an event stream (error events come from `gateway.errors`), and removes one event: the usage chunk that
+the gateway requested and the client did not. Only whole events are forwarded (except huge ones), so the client's stream
+always ends between two events, where an error can be added. The selected events do not depend on how the bytes are
+split, or on chunk boundaries. Almost all pieces from engines are whole chunks of whole events; these are forwarded
+unchanged after two lookups.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Final
+
+import msgspec
+
+from gateway import errors
+from gateway.http.json_structs import Chunk, ErrorDocument
+from gateway.http.response_reader import SIZE_BEGUN, BodyWalker
+
+EVENT_BYTES_MAX: Final = 64 << 10
+"""A longer event (without its final line ends) is forwarded incomplete: it is content, not usage."""
+PART_BYTES_MAX: Final = 8 << 10
+"""The beginning of a chunk is held back until its rest arrives; a longer one is taken apart."""
+
+SIZES_MAX = 4096
+"""Cache size of parsed chunk sizes."""
+RUNS_MAX = 4096
+"""Runs of equal-sized chunks handled at once; the bytes after them are taken apart, in steps."""
+
+_DIGITS = re.compile(rb"[0-9A-Fa-f]{1,8}")
+_SIZE_BYTES_MAX: Final = 10
+_LINE_END = rb"(?:\n|\r\n?+)"
+_EVENT_END = re.compile(rb"(" + _LINE_END + _LINE_END + rb")[\r\n]*+")
+"""A line ends with LF, CR or CRLF, and an empty line ends an event (WHATWG HTML, 9.2.6). Ignore further ones."""
+_EMPTY_LIST = re.compile(rb"\[[ \t]*+[]\r\n]")
+"""A list that is empty, or may be continued on the next line."""
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""May precede a stream's first event."""
+_CHUNK_END: Final = b"\n\n\r\n"
+_CHUNK_END_CR: Final = b"\r\n\r\n\r\n"
+_EMPTY_LINE: Final = b"\r\n\r\n"
+_CHUNK_ENDS: Final = (_CHUNK_END, _CHUNK_END_CR)
+"""The ends of a chunk that ends with an event, including the chunk's CRLF."""
+
+_decode = msgspec.json.Decoder(Chunk).decode
+_decode_error = msgspec.json.Decoder(ErrorDocument).decode
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""Errors of msgspec for an engine's JSON that is invalid, not UTF-8, or nested too deeply."""
+
+
+def encode_chunk(content: bytes) -> bytes:
+    """Encode content as one chunk; empty content gives nothing, because an empty chunk is the last one."""
+    return b"%x\r\n%b\r\n" % (len(content), content) if content else b""
+
+
+def render_waiting_event(position: int, expected_wait_s: float | None, dialect: str) -> bytes:
+    """Render the keep-alive of a queued stream: a comment, or Anthropic's ping."""
+    if dialect == "anthropic":
+        return b'event: ping\ndata: {"type": "ping"}\n\n'
+    about = b"" if expected_wait_s is None else b", about %d s" % max(1, round(expected_wait_s))
+    return b": waiting, position %d%b\n\n" % (position, about)
+
+
+def render_engine_error(body: bytes, dialect: str) -> bytes:
+    """Render an engine's error document as one event; if it is malformed, the gateway's own error."""
+    try:
+        error = _decode_error(body).error
+        wrapped = {"type": "error", "error": error} if dialect == "anthropic" else {"error": error}
+        document = msgspec.json.encode(wrapped)
+    except _UNREADABLE:
+        return errors.render_error_event(errors.upstream_error(), dialect)
+    return (b"event: error\n" if dialect == "anthropic" else b"") + b"data: " + document + b"\n\n"
+
+
+def is_one_chunk(data: bytes) -> bool:
+    """Return whether data (starting between two chunks, ending with a line end) is one chunk of at least four bytes."""
+    size = len(data)
+    return size > 8 and data.startswith(_LINES[size] if size <= PART_BYTES_MAX else _line_of(size))
+
+
+def _line_of(size: int) -> bytes:
+    """Return the size line of a chunk with this total size, as nearly all engines write it."""
+    digits = 1
+    while size - digits - 4 >= 1 << 4 * digits:
+        digits += 1
+    line = b"%x\r\n" % max(0, size - digits - 4)
+    return line if len(line) == digits + 2 else b"\n"  # impossible size: no data starts with this
+
+
+_LINES: Final[list[bytes]] = [_line_of(size) for size in range(PART_BYTES_MAX + 1)]
+"""By the total bytes of a chunk; a list, because a dictionary lookup would need an int object."""
+
+
+@lru_cache(SIZES_MAX)
+def parse_chunk_size(digits: bytes) -> int:
+    """Return a chunk's size, or 0 if it is invalid. Cached: an engine's chunks of one length have the same digits."""
+    return int(digits, 16) if _DIGITS.fullmatch(digits) else 0
+
+
+def whole_chunks(data: bytes, stop: int) -> tuple[int, bool]:
+    """Return (end of the leading whole chunks that each end with an event, whether only the start of a chunk follows).
+
+    Data starts between two chunks, and no counted chunk ends after `stop`. A fast engine sends chunks of one size: each
+    chunk of such a run costs one comparison.
+    """
+    at = 0
+    for _ in range(RUNS_MAX):
+        line_end = data.find(b"\r\n", at, at + _SIZE_BYTES_MAX)
+        if line_end <= at:
+            return at, SIZE_BEGUN.fullmatch(data, at) is not None
+        size = parse_chunk_size(data[at:line_end])
+        if size < 2:
+            break  # the last chunk, an invalid one, or one too short for the end of an event
+        step, seam = line_end - at + size + 4, _CHUNK_END + data[at : line_end + 2]
+        while at + step <= stop and data.startswith(seam, at + step - len(_CHUNK_END)):
+            at += step
+        end = at + step
+        if end > stop:
+            return at, end > len(data)
+        if not data.endswith(_CHUNK_ENDS, end - size - 2, end):
+            break
+        at = end
+    return at, False
+
+
+class EventGate:
+    """Forwards whole events of one body. `drop_usage`: the gateway requested the usage chunk, not the client."""
+
+    __slots__ = ("_apart", "_drop_usage", "_half", "_held", "_part", "_walker", "whole")
+
+    def __init__(self, walker: BodyWalker, *, drop_usage: bool) -> None:
+        self._walker = walker
+        self._drop_usage = drop_usage
+        self._held = b""
+        """The beginning of an event."""
+        self._half = False
+        """A removed event ended with CR; a following LF is the second half of its line end."""
+        self._part = b""
+        """The beginning of a chunk, which the walker has not seen."""
+        self.whole = True
+        """Whether the forwarded bytes end between two events; false only inside an event above EVENT_BYTES_MAX."""
+        self._apart = False
+        """Whether chunks are being taken apart: the bytes so far do not end between both two chunks and two events."""
+
+    def pass_chunks(self, data: bytes) -> bytes:
+        """Take received bytes of a chunked body and return the bytes to forward, in chunks.
+
+        Nearly everything is forwarded unchanged: whole chunks that each end with an event. (The end of such a chunk
+        splits no event, so a usage chunk is recognized in place.)
+        """
+        walker = self._walker
+        if self._apart or not walker.between:
+            left = walker.left_of_chunk
+            if not 0 < left < len(data):
+                return self._take_apart(data)
+            piece = self._take_apart(data[:left])
+            data = data[left:]
+            if self._apart or not walker.between:
+                return piece + self._take_apart(data)
+            return piece + self.pass_chunks(data)  # recurses only once
+        end = data[-4:]
+        if (
+            not self._part
+            and (end == _CHUNK_END or (end == _EMPTY_LINE and data.endswith(_CHUNK_END_CR)))
+            and is_one_chunk(data)
+        ):  # one token, as most engines send them
+            if data.find(b'"usage"') < 0:  # not `in`, which raises and drops an error internally (an int is allowed)
+                return data  # not needed at the end, so not remembered
+            if not self._drop_usage or _EMPTY_LIST.search(data) is None:
+                walker.skip(data)
+                return data
+        if self._part:
+            data = self._part + data
+            self._part = b""
+        usage_at = data.find(b'"usage"') if self._drop_usage else -1
+        if usage_at >= 0 and _EMPTY_LIST.search(data) is None:
+            usage_at = -1  # some engines send usage in every chunk
+        stop, begun = whole_chunks(data, len(data) if usage_at < 0 else usage_at)
+        if stop == len(data):
+            walker.skip(data)
+            return data
+        piece, rest = data[:stop], data[stop:]
+        if piece:
+            walker.skip(piece)
+        if begun and len(rest) <= PART_BYTES_MAX and _EVENT_END.search(rest) is None:
+            self._part = rest
+            return piece
+        return piece + self._take_apart(rest)
+
+    def _take_apart(self, data: bytes) -> bytes:
+        """Do the same if events and chunks do not end together, or one event must be removed."""
+        content = self.pass_content(self._walker.strip(data))
+        self._apart = self._half or not self.whole or len(self._held) > 0 or not self._walker.at_boundary
+        return encode_chunk(content)
+
+    def pass_content(self, content: bytes) -> bytes:
+        """Do the same for content without framing."""
+        if self._half and content:
+            self._half = False
+            content = content.removeprefix(b"\n")
+        seen = len(self._held)
+        content = self._held + content
+        begin = 0 if seen or not self.whole else len(content) - len(content.lstrip(b"\r\n"))
+        out = [content[:begin]]
+        for match in _EVENT_END.finditer(content, max(begin, seen - 1)):
+            end = match.end(1)
+            if self._drop_usage and self.whole and is_usage(content[begin:end]):
+                begin = match.end()
+                out.append(content[end:begin])
+                self._half = begin == end == len(content) and content.endswith(b"\r")
+            else:
+                out.append(content[begin : match.end()])
+                begin = match.end()
+            self.whole = True
+        self._held = held = content[begin:]
+        if len(held) > EVENT_BYTES_MAX or not self.whole:
+            stop = len(held.rstrip(b"\r\n"))  # hold back line ends: the next one may complete the event
+            if stop > EVENT_BYTES_MAX or not self.whole:
+                out.append(held[:stop])
+                self._held = held[stop:]
+                self.whole = False
+        return b"".join(out)
+
+    def rest(self) -> bytes:
+        """Return the held bytes after the engine has ended the body properly: an event without its empty line."""
+        held, self._held = self._held, b""
+        return b"" if self._drop_usage and self.whole and is_usage(held) else held
+
+
+def is_usage(event: bytes) -> bool:
+    """Return whether an event is the chunk that `stream_options.include_usage` adds: no choices, and usage.
+    Other fields of the event (comment, id, name) and the number of its lines do not matter.
+    """
+    if event.find(b'"usage"') < 0 or len(event.rstrip(b"\r\n")) > EVENT_BYTES_MAX:
+        return False
+    lines = event.removeprefix(_BYTE_ORDER_MARK).splitlines()  # bytes.splitlines splits at CR and LF only, like SSE
+    try:
+        read = _decode(b"\n".join([line[5:] for line in lines if line.startswith(b"data:")]))
+    except _UNREADABLE:
+        return False
+    return read.choices == [] and read.usage is not None

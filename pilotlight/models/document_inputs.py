@@ -1,0 +1,310 @@
+"""Gathers the inputs of `serve` (GGUF files, folders, documents, stored keys) into one set of Documents.
+
+Turns files into Models and fills in their artifacts' memory needs. `autoscaler.documents.parse` checks documents, and
+`artifacts.formats.gguf` reads GGUF headers.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import click
+import msgspec
+
+from artifacts.formats import gguf
+from autoscaler import engines
+from autoscaler.contract import ModelName
+from autoscaler.documents.document_rules import NAME_CHARS_MAX
+from autoscaler.documents.parse import DocumentError, Documents, parse_documents, to_yaml
+from autoscaler.drivers.driver import Launcher
+from autoscaler.engines.installed import find_installed_programs
+from autoscaler.exception_handling import Failure, attempt, describe_error
+from autoscaler.queries.measured_memory import AS_ASKED, Given
+from autoscaler.spec import yaml
+from autoscaler.spec.artifact_name import STORED
+from autoscaler.spec.model import Model, ModelSpec
+from autoscaler.spec.pod import API_VERSION
+from autoscaler.spec.settings import Settings
+from autoscaler.state.events import FaultSeen
+from pilotlight import bounded_files as files
+from pilotlight.models.gguf_check import check_file
+from pilotlight.models.memory import (
+    Known,
+    adapter_paths,
+    estimate_cache,
+    estimate_memory,
+    has_fixed_memory,
+    is_fetched_by_store,
+    local_path,
+)
+from pilotlight.models.model_parts import use_placeholder_adapters
+from pilotlight.safe_output import write_stderr
+
+DEFAULT_CONTEXT_TOKENS = 4096
+"""Context of a GGUF file given on the command line, or less if the model supports less."""
+DOCUMENT_SUFFIXES = frozenset({".yaml", ".yml", ".json"})
+KEYS_FILE = "keys.yaml"
+TEXT_BYTES_MAX = 4 * yaml.TEXT_CHARS_MAX
+"""Maximum size of a file of documents."""
+NONE_KNOWN: Mapping[ModelName, Model] = {}
+_COMES = "/weights"
+"""Placeholder path for weights that are fetched before a start, used to check the start."""
+RENAME = "the file name contains no letters or digits for the name of a Model: rename it, or write a document"
+
+
+def gather_documents(paths: Sequence[Path], configs: Sequence[Path], state: Path) -> Documents:
+    """Return all documents, checked. Raises click.UsageError (exit 2) with a one-line message."""
+    texts = _texts(configs)
+    documents = with_stored_keys(_check(texts), state / KEYS_FILE)
+    models = list(documents.models)
+    taken = {model.name: "in the documents" for model in models}
+    for path in paths:
+        for file in _gguf_files(path):
+            model = _model_of(file, len(models))
+            if model.name in taken:
+                raise click.UsageError(f"{file}: a Model named {model.name} is already {taken[model.name]}: rename one")
+            taken[model.name] = f"created from {file}"
+            models.append(model)
+            texts.append((str(file), to_yaml(Documents(models=(model,)))))
+    if paths:
+        _check(texts)  # a file's name may also be an alias of another Model
+    if documents.settings.capacity:
+        from pilotlight.models import capacity_providers  # imports every capacity provider
+
+        capacity_providers.check_provider_modes(documents.settings, "machine")
+    return msgspec.structs.replace(documents, models=tuple(models))
+
+
+def model_name(file: Path) -> str:
+    """Return the Model name for a GGUF file, or an empty string: `my model (v2).gguf` becomes `my-model-v2`.
+
+    The name omits `.gguf` and the part number of a split model. Characters other than letters, digits and `._:-` become
+    `-`; leading and trailing punctuation is stripped, and the name truncated to its maximum length.
+    """
+    plain = re.sub(r"[^A-Za-z0-9._:-]+", "-", gguf.get_model_stem(file))
+    return plain.strip("._:-")[:NAME_CHARS_MAX].rstrip("._:-")
+
+
+def with_stored_keys(documents: Documents, path: Path) -> Documents:
+    """Add the keys that `key new --state` stored to the Tenants of these names, which are created if missing."""
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return documents
+    except OSError as error:
+        raise click.UsageError(f"--state {path.parent}: {error.strerror}") from None
+    tenants = {tenant.name: tenant for tenant in documents.tenants}
+    owners = {key.sha256: tenant.name for tenant in documents.tenants for key in tenant.spec.keys}
+    for stored in load_files([path]).tenants:
+        known = tenants.get(stored.name)
+        keys = tuple(key for key in stored.spec.keys if owners.get(key.sha256) != stored.name)
+        taken = next((owners[key.sha256] for key in keys if key.sha256 in owners), None)
+        if taken is not None:
+            raise click.UsageError(f"{path}: Tenant {stored.name}: a key already belongs to Tenant {taken}")
+        if known is None:
+            tenants[stored.name] = stored
+        else:
+            spec = msgspec.structs.replace(known.spec, keys=known.spec.keys + keys)
+            tenants[stored.name] = msgspec.structs.replace(known, spec=spec)
+    return msgspec.structs.replace(documents, tenants=tuple(tenants.values()))
+
+
+def keep_artifact_location(model: Model) -> Model:
+    """Return the Model unchanged, for weights at the location in its document."""
+    return model
+
+
+def read_documents(
+    path: Path, known: Mapping[ModelName, Model] = NONE_KNOWN, gpus: Callable[[Settings], bool] = lambda _: False,
+    located: Callable[[Model], Model] = keep_artifact_location, fault: Callable[[FaultSeen], None] | None = None,
+) -> Documents:  # fmt: skip
+    """Return the documents of a file (as the supervisor writes it) or folder, with each Model's memory need.
+
+    A `known` Model keeps its creation time. `gpus`: whether devices have memory separate from the host's under these
+    Settings. `located` returns a Model with the local path of its weights, if they are stored here. `fault` receives
+    the exception of a Model whose memory need cannot be computed; the Model stays without one.
+    """
+    documents = load_files(sorted(path.glob("*.yaml")) if _is_folder(path) else [path])
+    now_unix_s = int(time.time())
+    models, apart = [], gpus(documents.settings)
+    for model in documents.models:
+        before = known.get(model.name)
+        created_unix_s = now_unix_s if before is None else before.created_unix_s
+        done = attempt(partial(_sized, model, located, gpus=apart))
+        if isinstance(done, Failure):
+            if fault is None:
+                raise done.error
+            fault(FaultSeen(model=model.name, reason=describe_error(done.error)))
+            done = model
+        models.append(msgspec.structs.replace(done, spec=model.spec, created_unix_s=created_unix_s))
+    return msgspec.structs.replace(documents, models=tuple(models))
+
+
+def _sized(model: Model, located: Callable[[Model], Model], *, gpus: bool) -> Model:
+    return fill_memory_estimate(located(model), gpus=gpus)
+
+
+def fill_memory_estimate(model: Model, known: Known | None = None, *, gpus: bool = False) -> Model:
+    """Return the Model with the memory need and adapters of its artifact if the document states none. An unreadable
+    artifact, or an engine that takes a share of the device (except with `auto`), leaves it unset: the whole device.
+    `gpus`: devices have memory separate from the host's. `known`: facts of the artifact; None: read local files.
+    """
+    gpu = model.spec.gpu
+    sized = model.spec.engine == "llama.cpp" and not (gpu.elastic_percent is None and gpu.growth_percent is None)
+    if (model.memory_bytes and not sized) or gpu.count == 0 or has_fixed_memory(model):
+        return model
+    try:
+        needed = estimate_memory(model, known)
+    except (gguf.GgufError, OSError, ValueError):
+        return model  # only this Model's start fails, with the reason
+    if needed is None:
+        return model
+    total_bytes = needed.total_bytes(gpus=gpus)
+    cache = estimate_cache(model, needed, known, gpus=gpus) if sized else None
+    if model.memory_bytes:
+        return msgspec.structs.replace(model, cache=cache)
+    return msgspec.structs.replace(model, memory_bytes=total_bytes, estimated_bytes=total_bytes, cache=cache)
+
+
+def build_launcher(gpus: Callable[[], bool] = lambda: False) -> Launcher:
+    """Return the launcher for engines on this machine; it raises engines.EngineError for a start that cannot work.
+    `gpus`: whether its devices are GPUs.
+    """
+    found = find_installed_programs()
+
+    def launch(model: Model, host: str, port: int, given: Given = AS_ASKED) -> engines.LaunchCommand:
+        nonlocal found
+        path = local_path(model)
+        if path is not None:
+            check_file(model, path)
+        missing = next((path for path in adapter_paths(model) if not os.path.exists(path)), None)  # noqa: PTH110  Path's raises
+        if missing is not None and model.spec.engine != "command":
+            raise engines.EngineError(f"Model {model.name}: adapter {missing} does not exist; fix spec.adapters")
+        sourced = next((name for name, value in model.spec.env.items() if not isinstance(value, str)), None)
+        if sourced is not None:
+            raise engines.EngineError(
+                f"Model {model.name}: spec.env.{sourced}.valueFrom: supported only in pods; set a value"
+            )
+        model = use_placeholder_adapters(model, _COMES)
+        weights = _COMES if path is None and is_fetched_by_store(model) else None if path is None else str(path)
+        try:
+            return engines.build_launch_command(model, weights, host, port, found, gpus=gpus(), given=given)
+        except engines.EngineError:
+            found = find_installed_programs()  # a program may have been installed meanwhile
+            return engines.build_launch_command(model, weights, host, port, found, gpus=gpus(), given=given)
+
+    return launch
+
+
+def load_files(paths: Sequence[Path]) -> Documents:
+    """Return the documents in these files. Raises click.UsageError with a one-line message."""
+    return _check(_texts(paths))
+
+
+def load_settings(path: Path) -> Settings:
+    """Return the Settings in a document. The document may lack its header, like `settings` in the chart's values, and
+    may be those values as a whole. Raises click.UsageError with a one-line message.
+    """
+    ((file, text),) = _texts([path])
+    try:
+        whole = yaml.parse_yaml(text)
+    except yaml.YamlError:
+        whole = []  # reported below
+    match whole:
+        case [dict() as bare] if not bare.keys() & {"apiVersion", "kind"}:
+            bare_settings = bare.get("settings", bare)
+            head = {"apiVersion": API_VERSION, "kind": "Settings"}
+            text = msgspec.json.encode({**head, **bare_settings}).decode() if isinstance(bare_settings, dict) else text
+    return _check([(file, text)]).settings
+
+
+def _texts(paths: Sequence[Path]) -> list[tuple[str, str]]:
+    """Return (file, its text) for each path."""
+    texts = []
+    for path in paths:
+        try:
+            texts.append((str(path), files.read_text(path, TEXT_BYTES_MAX)))
+        except (OSError, ValueError) as error:
+            raise click.UsageError(f"{path}: {files.describe_error(error)}") from None
+    return texts
+
+
+def _check(texts: Sequence[tuple[str, str]]) -> Documents:
+    try:
+        return parse_documents(texts, os.environ)
+    except DocumentError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _gguf_files(path: Path) -> list[Path]:
+    """Return a file itself, or all Models in a folder; of a split model only the first part.
+
+    Files in a folder whose names yield no Model name are skipped with a message.
+    """
+    scheme, colon, rest = str(path).partition(":/")  # Path collapses two slashes into one
+    if colon and scheme in STORED:
+        artifact = f"{scheme}://{rest.removeprefix('/')}"
+        raise click.UsageError(f"{artifact}: not a file: set it as spec.artifact of a Model in a document (`-c`)")
+    if not _is_folder(path):
+        if not model_name(path):
+            raise click.UsageError(f"{path}: {RENAME}")
+        return [path]
+    try:
+        files = sorted(path.glob("*.gguf"))
+    except OSError as error:
+        raise click.UsageError(f"{path}: {error.strerror}") from None
+    found = [file for file in files if gguf.is_first_part(file)]
+    files = [file for file in found if model_name(file)]
+    if not files:
+        why = "has a usable name: rename them" if found else "in this folder"
+        raise click.UsageError(f"{path}: no .gguf file {why}")
+    for file in found:
+        if file not in files:
+            write_stderr(f"{file}: left out: {RENAME}")
+    return files
+
+
+def _is_folder(path: Path) -> bool:
+    """Return whether the path is a folder. Raises click.UsageError if it cannot be read or its name is too long."""
+    try:
+        return path.is_dir()
+    except OSError as error:
+        raise click.UsageError(f"{path}: {error.strerror}") from None
+
+
+def _model_of(file: Path, order: int) -> Model:
+    name = ModelName(model_name(file))
+    try:
+        info = gguf.load_gguf_info(file)
+    except (gguf.GgufError, OSError) as error:
+        hint = f"; documents are given with `-c {file}`" if file.suffix in DOCUMENT_SUFFIXES else ""
+        raise click.UsageError(f"{error}{hint}") from None
+    tokens = min(info.shape.context_tokens, DEFAULT_CONTEXT_TOKENS)
+    spec = ModelSpec(engine="llama.cpp", artifact=f"file://{file.resolve()}", context_tokens=tokens)
+    model = Model(name=name, spec=spec, slots=engines.default_slots("llama.cpp"), order=order)
+    done = attempt(partial(fill_memory_estimate, model))
+    return model if isinstance(done, Failure) else done  # the autoscaler computes it again and reports the fault
+
+
+def problem_file(documents: Path) -> Path:
+    """Return where `serve` stores the reason of a failed reload: next to the documents that it wrote."""
+    return documents.with_suffix(".problem")
+
+
+def needs_tenant(documents: Documents, *, loopback: bool) -> bool:
+    """Return whether a listener must not start, as anyone could use it: not on loopback, `auth: auto`, no Tenant."""
+    return documents.settings.auth == "auto" and not loopback and not documents.tenants
+
+
+def serving_pid(state: Path) -> str:
+    """Return the pid of the `serve` that holds the lock of the state directory, or an empty string."""
+    try:
+        pid = (state / "lock").read_text().strip()
+    except OSError:
+        return ""
+    return pid if pid.isdecimal() and Path("/proc", pid).exists() else ""

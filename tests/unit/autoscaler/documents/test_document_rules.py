@@ -1,0 +1,119 @@
+"""Rules over several keys of one document; the tests of the documents contain more of them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from autoscaler.documents import document_rules
+from autoscaler.documents.parse import DocumentError, parse_documents, read_document
+from autoscaler.spec.decode import WrongKeyError, format_path
+from autoscaler.spec.model import Model
+from pilotlight.processes.cluster_documents import decode_custom_resource, decode_kubeai_model
+
+
+@pytest.mark.parametrize(
+    ("engine", "artifact", "line"),
+    [
+        (
+            "llama.cpp",
+            "oci://r.io/A:1",
+            "expected oci://registry/repository:tag or ...@sha256:DIGEST, the repository in lower case",
+        ),
+        ("vllm", "pvc://a/b", "pvc:// is not supported yet in this version for adapters"),
+        ("command", "oci://r.io/a:1", "oci:// is not supported yet in this version for adapters of engine command"),
+        ("llama.cpp", "file:///a,b", "expected an absolute path such as file:///models/support.gguf, without any of"),
+        ("llama.cpp", "s3://models/a.gguf", ""),
+        ("vllm", "hf://a/b@main?include=*.safetensors", ""),
+    ],
+)
+def test_adapter_artifact_is_accepted_only_from_supported_sources(engine: str, artifact: str, line: str) -> None:
+    command = ", command: ['{port}']" if engine == "command" else ""
+    adapters = f"adapters: [{{name: x, artifact: '{artifact}'}}]"
+    spec = f"{{engine: {engine}, artifact: 'file:///m.gguf', {adapters}{command}}}"
+    text = f"apiVersion: pilotlight.dev/v1alpha1\nkind: Model\nmetadata: {{name: a}}\nspec: {spec}\n"
+    if not line:
+        assert parse_documents([("a.yaml", text)]).models[0].spec.adapters[0].artifact == artifact
+        return
+    with pytest.raises(DocumentError, match=re.escape(f"a.yaml: Model a: spec.adapters[0].artifact: {line}")):
+        parse_documents([("a.yaml", text)])
+
+
+def document(namespace: str, **spec: object) -> dict[str, object]:
+    return {
+        "apiVersion": "pilotlight.dev/v1alpha1", "kind": "Model", "metadata": {"name": "a", "namespace": namespace},
+        "spec": {"engine": "ollama", **spec},
+    }  # fmt: skip
+
+
+def model(namespace: str, **spec: object) -> Model:
+    said = read_document(document(namespace, **spec))
+    assert isinstance(said, Model)
+    return said
+
+
+def kubeai(namespace: str, url: str) -> dict[str, object]:
+    spec = {"engine": "VLLM", "url": url, "resourceProfile": "cpu:1"}
+    return {
+        "apiVersion": "kubeai.org/v1", "kind": "Model", "metadata": {"name": "a", "namespace": namespace}, "spec": spec,
+    }  # fmt: skip
+
+
+def env(**source: object) -> dict[str, object]:
+    return {"env": {"TOKEN": {"valueFrom": source}}}
+
+
+def volume(**source: object) -> dict[str, object]:
+    return {"pod": {"volumes": [{"name": "first", "emptyDir": {}}, {"name": "x", **source}]}}
+
+
+@pytest.mark.parametrize(
+    ("path", "spec"),
+    [
+        ("spec.env.TOKEN.valueFrom.secretKeyRef", env(secretKeyRef={"name": "s", "key": "k", "optional": True})),
+        ("spec.env.TOKEN.valueFrom.configMapKeyRef", env(configMapKeyRef={"name": "s", "key": "k"})),
+        ("spec.pullSecret", {"pullSecret": "registry"}),
+        ("spec.artifact", {"artifact": "pvc://theirs/llama"}),
+        ("spec.pod.volumes[1].secret", volume(secret={"secretName": "s"})),
+        ("spec.pod.volumes[1].configMap", volume(configMap={"name": "s"})),
+        ("spec.pod.volumes[1].projected", volume(projected={"sources": [{"secret": {"name": "s"}}]})),
+        ("spec.pod.volumes[1].persistentVolumeClaim", volume(persistentVolumeClaim={"claimName": "weights"})),
+        ("spec.pod.volumes[1].ephemeral", volume(ephemeral={"volumeClaimTemplate": {}})),
+        ("spec.pod.volumes[1].csi", volume(csi={"driver": "d", "nodePublishSecretRef": {"name": "s"}})),
+        ("spec.pod.volumes[1].secret", volume(emptyDir={}, secret={"secretName": "s"})),
+        ("spec.pod.imagePullSecrets", {"pod": {"imagePullSecrets": [{"name": "registry"}]}}),
+        ("spec.pod.serviceAccountName", {"pod": {"serviceAccountName": "somebody"}}),
+    ],
+)
+def test_model_outside_the_pod_namespace_cannot_use_its_secrets_or_claims(path: str, spec: dict[str, object]) -> None:
+    with pytest.raises(WrongKeyError, match="create the Model in namespace engines, or remove this key") as caught:
+        document_rules.check_namespace_access(model("team-a", **spec), "engines")
+    assert format_path(caught.value.path) == path
+    document_rules.check_namespace_access(model("engines", **spec), "engines")
+
+
+def test_model_outside_the_pod_namespace_without_its_objects_is_accepted() -> None:
+    pod = {"volumes": [{"name": "a", "emptyDir": {}}, {"name": "b", "downwardAPI": {}}], "nodeSelector": {"a": "b"}}
+    sources = {"POD": {"valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}, "PLAIN": "text"}
+    document_rules.check_namespace_access(model("team-a", pod=pod, env=sources), "engines")
+
+
+def test_custom_resource_outside_the_pod_namespace_cannot_use_its_secrets() -> None:
+    assert decode_custom_resource("engines", document("team-a")).name == "a"
+    with pytest.raises(WrongKeyError, match="pods' namespace"):
+        decode_custom_resource("engines", document("team-a", pullSecret="registry"))
+    assert decode_custom_resource("team-a", document("team-a", pullSecret="registry")).name == "a"
+
+
+def test_kubeai_model_of_another_namespace_gets_no_token_and_no_claim() -> None:
+    at_home, wrong, notes = decode_kubeai_model("kubeai", kubeai("kubeai", "hf://acme/tiny"))
+    assert at_home is not None
+    assert ("HF_TOKEN" in at_home.spec.env, wrong, notes) == (True, "", ())
+    elsewhere, wrong, (note,) = decode_kubeai_model("engines", kubeai("kubeai", "hf://acme/tiny"))
+    assert elsewhere is not None
+    assert ("HF_TOKEN" in elsewhere.spec.env, wrong) == (False, "")
+    assert note.startswith("HF_TOKEN: KubeAI's Secret is used only in the pods' namespace")
+    none, wrong, _ = decode_kubeai_model("engines", kubeai("kubeai", "pvc://weights/a"))
+    assert none is None
+    assert wrong.startswith("spec.pod.volumes[0].persistentVolumeClaim: uses the pods' namespace")

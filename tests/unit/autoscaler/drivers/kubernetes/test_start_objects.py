@@ -1,0 +1,108 @@
+"""Pods built from what is known of their node, such as a delayed stop where Karpenter may evict."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Literal, cast
+
+import pytest
+
+from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
+from autoscaler.drivers.kubernetes.pending_starts import VOLUMES
+from autoscaler.drivers.kubernetes.start_objects import PodBuilder
+from autoscaler.drivers.kubernetes.weight_volumes import MountError
+from autoscaler.kubernetes.api import Api, Object
+from autoscaler.kubernetes.constants import NODE_POOL, NODES
+from autoscaler.slicing.base import PodFields
+from autoscaler.spec.pod import Pod
+from autoscaler.spec.settings import Settings, Weights
+from tests.support.builders.worlds import model, replica
+from tests.support.harness.local_rig import launch
+from tests.unit.autoscaler.slicing.test_dra_partitions import Paths
+
+
+def node(name: str, **labels: str) -> Object:
+    return {"metadata": {"name": name, "resourceVersion": "1", "labels": labels}, "spec": {}, "status": {}}
+
+
+class Known(Inventory):
+    """An inventory that knows the nodes; a pod requests one GPU on each."""
+
+    def fields(self, *_: object) -> PodFields:
+        return PodFields(limits={"nvidia.com/gpu": "1"})
+
+
+async def known(*nodes: Object) -> Known:
+    """An inventory that has listed these nodes."""
+    one = Known(
+        cast("Api", Paths({NODES: [*nodes]})), "n", Settings, is_ours=lambda _: False, held=list,
+        changed=lambda _: None, hosts_changed=lambda: None,
+    )  # fmt: skip
+
+    async def watches() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            await one.begin(tasks)
+
+    watching = asyncio.create_task(watches())
+    async with asyncio.timeout(60):
+        while any(one.node(there["metadata"]["name"]) is None for there in nodes):
+            await asyncio.sleep(0)
+    watching.cancel()
+    return one
+
+
+def lingers(inventory: Inventory | None, *slices: str) -> bool:
+    """Whether the pod of a replica on these slices has a preStop hook."""
+    made = PodBuilder("n", launch, lambda _: "engine", Settings, inventory, VOLUMES)
+    ada = model("ada", command=("engine", "{port}"))
+    pod = made(replica(ada, "ada-1", slices), ada, None).pod
+    return "preStop" in pod["spec"]["containers"][0].get("lifecycle", {})
+
+
+def test_hostpath_mount_rejects_pod_with_security_context() -> None:
+    """The namespace admits privileged pods."""
+
+    def made(mount: Literal["auto", "hostPath"]) -> Object:
+        ada = model("ada", command=("engine", "{port}"), pod=Pod(security_context={"runAsUser": 0}))
+        settings = Settings(weights=Weights(mount=mount))
+        making = PodBuilder("n", launch, lambda _: "engine", lambda: settings, None, VOLUMES)
+        return making(replica(ada, "ada-1", ()), ada, None).pod
+
+    assert made("auto")["spec"]["securityContext"] == {"runAsUser": 0}
+    with pytest.raises(MountError, match="remove it"):
+        made("hostPath")
+
+
+def test_hostpath_mount_with_security_context_blocks_start_with_reason() -> None:
+    ada = model("ada", command=("engine", "{port}"), pod=Pod(security_context={"runAsUser": 0}))
+
+    def obstacle(mount: Literal["auto", "hostPath"]) -> str:
+        settings = Settings(weights=Weights(mount=mount))
+        return PodBuilder("n", launch, lambda _: "engine", lambda: settings, None, VOLUMES).obstacle(ada)
+
+    assert obstacle("auto") == ""
+    assert "remove it" in obstacle("hostPath")
+
+
+OWN, TAKEN = node("own"), node("taken", **{NODE_POOL: "gpus"})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "slices", "late"),
+    [
+        ((OWN, TAKEN), ("taken/gpu0",), True),
+        ((OWN, TAKEN), ("own/gpu0",), False),
+        ((OWN, TAKEN), (), True),
+        ((OWN,), (), False),
+        ((OWN,), ("gone/gpu0",), False),
+    ],
+    ids=["karpenters", "not karpenters", "the scheduler chooses", "the scheduler chooses of ours", "gone"],
+)
+async def test_pod_on_possible_karpenter_node_has_pre_stop_sleep(
+    nodes: tuple[Object, ...], slices: tuple[str, ...], late: bool
+) -> None:
+    assert lingers(await known(*nodes), *slices) is late
+
+
+def test_pod_has_pre_stop_sleep_when_nodes_are_unknown() -> None:
+    assert lingers(None)

@@ -1,0 +1,324 @@
+"""GGUF files, folders, documents and stored keys become one set of Documents, or one line reports the error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import pytest
+
+from autoscaler.contract import ModelName
+from autoscaler.documents.document_rules import check_name
+from autoscaler.documents.parse import Documents, parse_documents, to_yaml
+from autoscaler.engines import EngineError
+from autoscaler.spec.model import Model
+from autoscaler.spec.settings import Settings
+from autoscaler.state.events import FaultSeen
+from loadtest import tiny_gguf
+from pilotlight.cli import keys
+from pilotlight.models import document_inputs as documents
+from pilotlight.models.document_inputs import (
+    KEYS_FILE,
+    RENAME,
+    build_launcher,
+    gather_documents,
+    model_name,
+    needs_tenant,
+    read_documents,
+)
+from pilotlight.models.memory import Known
+from tests.support.builders.tiny_adapter import make_adapter
+
+HEAD = "apiVersion: pilotlight.dev/v1alpha1\n"
+ACME = HEAD + "kind: Tenant\nmetadata: {name: acme}\nspec: {models: [ada], keys: [{sha256: '" + "a" * 64 + "'}]}\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "models").mkdir()
+    for name in ("ada", "bob"):
+        tiny_gguf.make_model(tmp_path / "models" / f"{name}.gguf", "one two three", context_tokens=512)
+    return tmp_path
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def wrong(folder: Path, *paths: Path, configs: tuple[Path, ...] = ()) -> str:
+    """The one-line error for these files."""
+    with pytest.raises(click.UsageError) as caught:
+        gather_documents(paths, configs, folder / "state")
+    assert "\n" not in caught.value.message
+    return caught.value.message
+
+
+def test_gguf_file_becomes_a_model_named_by_its_stem(folder: Path) -> None:
+    (model,) = gather_documents([folder / "models" / "ada.gguf"], [], folder).models
+    assert (model.name, model.spec.engine, model.spec.context_tokens) == ("ada", "llama.cpp", 512)
+    assert model.spec.artifact == f"file://{folder}/models/ada.gguf"
+    assert model.memory_bytes > (folder / "models" / "ada.gguf").stat().st_size
+
+
+def test_directory_of_gguf_files_yields_models_in_name_order(folder: Path) -> None:
+    (folder / "models" / "notes.txt").write_text("not a model")
+    models = gather_documents([folder / "models"], [], folder).models
+    assert [(model.name, model.order) for model in models] == [("ada", 0), ("bob", 1)]
+
+
+def test_documents_written_as_yaml_are_read_back_unchanged(folder: Path) -> None:
+    documents = gather_documents([folder / "models"], [written(folder / "t.yaml", ACME)], folder)
+    path = written(folder / "documents.yaml", to_yaml(documents))
+    again = read_documents(path)
+    assert [(m.name, m.memory_bytes, m.slots, m.spec) for m in again.models] == [
+        (m.name, m.memory_bytes, m.slots, m.spec) for m in documents.models
+    ]
+    assert again.tenants == documents.tenants
+
+
+def test_reloaded_model_keeps_its_creation_time(folder: Path) -> None:
+    path = written(folder / "d.yaml", to_yaml(gather_documents([folder / "models"], [], folder)))
+    ada, bob = read_documents(path).models
+    old = {ada.name: parse_documents([("x", path.read_text())]).models[0]}  # created at 0
+    known, new = read_documents(path, old).models
+    assert known.created_unix_s == 0
+    assert new.created_unix_s >= bob.created_unix_s > 0
+
+
+def test_exception_in_the_memory_estimate_affects_only_that_model(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(folder / "d.yaml", to_yaml(gather_documents([folder / "models"], [], folder)))
+    fill = documents.fill_memory_estimate
+
+    def broken(model: Model, known: Known | None = None, *, gpus: bool = False) -> Model:
+        if model.name == "ada":
+            raise KeyError("a key that the header lacks")
+        return fill(model, known, gpus=gpus)
+
+    monkeypatch.setattr(documents, "fill_memory_estimate", broken)
+    faults = list[FaultSeen]()
+    ada, bob = read_documents(path, fault=faults.append).models
+    assert (ada.name, bob.name) == ("ada", "bob")
+    assert [one.model for one in faults] == ["ada"]
+    assert "KeyError" in faults[0].reason
+    assert [model.name for model in gather_documents([folder / "models"], [], folder).models] == ["ada", "bob"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("missing.gguf", None, "missing.gguf: No such file or directory"),
+        ("broken.gguf", b"GGUF", "broken.gguf: "),
+        ("text.gguf", b"hello there", "text.gguf: not a GGUF file"),
+    ],
+)
+def test_invalid_model_file_error_names_the_file(folder: Path, name: str, content: bytes | None, said: str) -> None:
+    if content is not None:
+        (folder / name).write_bytes(content)
+    assert said in wrong(folder, folder / name)
+
+
+def test_registry_reference_on_the_command_line_is_rejected(folder: Path) -> None:
+    said = wrong(folder, Path("oci://r.example/a:1"))
+    assert said == "oci://r.example/a:1: not a file: set it as spec.artifact of a Model in a document (`-c`)"
+
+
+def test_unreadable_path_is_a_one_line_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = folder / ("a" * 300 + ".gguf")
+    assert wrong(folder, long) == f"{long}: File name too long"
+    assert "File name too long" in wrong(folder, configs=(folder / ("a" * 300 + ".yaml"),))
+
+    def refused(_: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_dir", refused)
+    assert wrong(folder, folder / "x.gguf") == f"{folder}/x.gguf: Permission denied"
+
+
+def test_duplicate_model_name_error_names_both_files(folder: Path) -> None:
+    ada, other = folder / "models" / "ada.gguf", folder / "other" / "ada.gguf"
+    other.parent.mkdir()
+    other.hardlink_to(ada)
+    assert wrong(folder, ada.parent, other) == f"{other}: a Model named ada is already created from {ada}: rename one"
+
+
+def test_colliding_normalized_names_error_names_both_files(folder: Path) -> None:
+    one, two = folder / "models" / "my model.gguf", folder / "models" / "my-model.gguf"
+    one.hardlink_to(folder / "models" / "ada.gguf")
+    two.hardlink_to(folder / "models" / "ada.gguf")
+    assert (
+        wrong(folder, folder / "models") == f"{two}: a Model named my-model is already created from {one}: rename one"
+    )
+
+
+def test_gguf_file_named_like_a_model_of_a_document_is_rejected(folder: Path) -> None:
+    spec = "{engine: command, command: ['x', '{port}']}"
+    other = written(folder / "x.yaml", HEAD + f"kind: Model\nmetadata: {{name: ada}}\nspec: {spec}\n")
+    ada = folder / "models" / "ada.gguf"
+    assert wrong(folder, ada, configs=(other,)) == f"{ada}: a Model named ada is already in the documents: rename one"
+
+
+@pytest.mark.parametrize(
+    ("stem", "name"),
+    [
+        ("llama-3.1-8B_Q4", "llama-3.1-8B_Q4"),
+        ("my model", "my-model"),
+        ("my  model (v2)", "my-model-v2"),
+        ("[org] a+b", "org-a-b"),
+        ("_hidden-", "hidden"),
+        ("modèle", "mod-le"),
+        ("my model-00001-of-00003", "my-model"),
+        ("a" * 252 + " b", "a" * 252),
+        ("日本", ""),
+    ],
+)
+def test_file_name_is_normalized_to_a_valid_model_name(stem: str, name: str) -> None:
+    assert model_name(Path(f"{stem}.gguf")) == name
+    if name:
+        check_name(name, ())
+        assert model_name(Path(f"{name}.gguf")) == name, "a name stays as it is"
+
+
+def test_file_with_a_space_is_served_under_its_normalized_name(folder: Path) -> None:
+    file = folder / "models" / "my model.gguf"
+    (folder / "models" / "ada.gguf").rename(file)
+    documents = gather_documents([folder / "models"], [], folder)
+    assert [(model.name, model.spec.artifact) for model in documents.models][1] == ("my-model", f"file://{file}")
+    (_, again) = read_documents(written(folder / "d.yaml", to_yaml(documents))).models
+    assert build_launcher()(again, "127.0.0.1", 1).argv
+
+
+def test_file_without_a_usable_name_is_skipped_in_a_directory(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    odd = folder / "models" / "日本.gguf"
+    odd.hardlink_to(folder / "models" / "ada.gguf")
+    assert [model.name for model in gather_documents([folder / "models"], [], folder).models] == ["ada", "bob"]
+    assert capfd.readouterr().err == f"pilotlight: {odd}: left out: {RENAME}\n"
+    assert wrong(folder, odd) == f"{odd}: {RENAME}"
+    for name in ("ada", "bob"):
+        (folder / "models" / f"{name}.gguf").unlink()
+    assert wrong(folder, folder / "models") == f"{folder}/models: no .gguf file has a usable name: rename them"
+
+
+def test_gguf_file_named_like_an_alias_of_a_model_is_rejected(folder: Path) -> None:
+    spec = "{engine: command, command: ['x', '{port}'], aliases: [ada]}"
+    other = written(folder / "x.yaml", HEAD + f"kind: Model\nmetadata: {{name: x}}\nspec: {spec}\n")
+    ada = folder / "models" / "ada.gguf"
+    said = wrong(folder, ada.parent, configs=(other,))
+    assert said == f"{ada}: Model ada: metadata.name: `ada` is already an alias of Model x in {other}"
+
+
+def test_document_passed_as_a_model_file_suggests_the_config_option(folder: Path) -> None:
+    two = written(folder / "two.yaml", ACME)
+    assert wrong(folder, two) == f"{two}: not a GGUF file; documents are given with `-c {two}`"
+
+
+def test_empty_directory_is_rejected(folder: Path) -> None:
+    (folder / "empty").mkdir()
+    assert wrong(folder, folder / "empty") == f"{folder}/empty: no .gguf file in this folder"
+
+
+def test_unreadable_document_error_names_the_file(folder: Path) -> None:
+    assert wrong(folder, configs=(folder / "none.yaml",)) == f"{folder}/none.yaml: No such file or directory"
+    (folder / "odd.yaml").write_bytes(b"\xff\xfe\xfd")
+    assert wrong(folder, configs=(folder / "odd.yaml",)) == f"{folder}/odd.yaml: not UTF-8"
+    assert "unknown" in wrong(folder, configs=(written(folder / "k.yaml", ACME + "x: 1\n"),)).lower()
+
+
+def test_model_with_unreadable_file_uses_the_whole_device(folder: Path) -> None:
+    spec = f"{{engine: llama.cpp, artifact: 'file://{folder}/later.gguf'}}"
+    path = written(folder / "d.yaml", HEAD + f"kind: Model\nmetadata: {{name: later}}\nspec: {spec}\n")
+    (model,) = read_documents(path).models
+    assert model.memory_bytes == 0
+    with pytest.raises((EngineError, OSError, ValueError), match=r"later\.gguf"):
+        build_launcher()(model, "127.0.0.1", 1)
+
+
+def test_adapter_not_yet_fetched_does_not_block_a_start(folder: Path) -> None:
+    spec = f"{{engine: llama.cpp, artifact: 'file://{folder}/models/ada.gguf', adapters: [{{name: x, artifact: 'oci://r.io/x:1'}}]}}"
+    path = written(folder / "d.yaml", HEAD + f"kind: Model\nmetadata: {{name: ada}}\nspec: {spec}\n")
+    (found,) = read_documents(path).models
+    assert found.memory_bytes > 0, "its own weights say it"
+    assert "/weights:0" in build_launcher()(found, "127.0.0.1", 1).argv
+
+
+def test_adapters_add_memory_and_a_missing_one_fails_the_start(folder: Path) -> None:
+    make_adapter(folder / "a.gguf", "one two three", "one three")
+    files = (folder / "models" / "ada.gguf", folder / "a.gguf", folder / "gone.gguf")
+
+    def memory_bytes(*adapters: Path) -> int:
+        rows = ", ".join(f"{{name: a{n}, artifact: 'file://{path}'}}" for n, path in enumerate(adapters))
+        spec = f"{{engine: llama.cpp, artifact: 'file://{files[0]}', adapters: [{rows}]}}"
+        path = written(folder / "d.yaml", HEAD + f"kind: Model\nmetadata: {{name: ada}}\nspec: {spec}\n")
+        return read_documents(path).models[0].memory_bytes
+
+    assert memory_bytes(files[1]) == memory_bytes() + files[1].stat().st_size
+    assert memory_bytes(files[1], folder / ("a" * 300)) == 0, "a name that no disk takes"
+    with pytest.raises(EngineError, match=r"^Model ada: adapter .*aaa does not exist"):
+        build_launcher()(read_documents(folder / "d.yaml").models[0], "127.0.0.1", 1)
+    assert memory_bytes(*files[1:]) == 0
+    with pytest.raises(EngineError, match=r"^Model ada: adapter .*/gone\.gguf does not exist"):
+        build_launcher()(read_documents(folder / "d.yaml").models[0], "127.0.0.1", 1)
+
+
+# --- stored keys ------------------------------------------------------------------------------------------------------
+
+
+def test_a_stored_key_is_added_to_the_tenant_of_the_documents(folder: Path) -> None:
+    _, entry = keys.generate_key("tenant", "ci")
+    keys.store_key(folder, "acme", entry)
+    (acme,) = gather_documents([], [written(folder / "t.yaml", ACME)], folder).tenants
+    assert [key.sha256 for key in acme.spec.keys] == ["a" * 64, entry.sha256]
+    assert acme.spec.models == ("ada",), "what the document allows stays as it is"
+
+
+def test_stored_key_without_tenant_document_creates_the_tenant(folder: Path) -> None:
+    keys.store_key(folder, "lab", keys.generate_key("tenant", "x")[1])
+    tenants = gather_documents([], [written(folder / "t.yaml", ACME)], folder).tenants
+    assert [(tenant.name, len(tenant.spec.keys)) for tenant in tenants] == [("acme", 1), ("lab", 1)]
+
+
+def test_key_in_both_document_and_key_file_is_listed_once(folder: Path) -> None:
+    _, entry = keys.generate_key("tenant", "ci")
+    keys.store_key(folder, "acme", entry)
+    pasted = ACME.replace("a" * 64, entry.sha256)
+    (acme,) = gather_documents([], [written(folder / "t.yaml", pasted)], folder).tenants
+    assert [key.sha256 for key in acme.spec.keys] == [entry.sha256]
+
+
+def test_key_of_two_tenants_is_rejected(folder: Path) -> None:
+    _, entry = keys.generate_key("tenant", "ci")
+    (folder / "state").mkdir()
+    keys.store_key(folder / "state", "lab", entry)
+    pasted = written(folder / "t.yaml", ACME.replace("a" * 64, entry.sha256))
+    assert wrong(folder, configs=(pasted,)).endswith(f"{KEYS_FILE}: Tenant lab: a key already belongs to Tenant acme")
+
+
+@pytest.mark.parametrize(
+    ("auth", "tenants", "loopback", "refused"),
+    [
+        ("auto", 0, True, False),
+        ("auto", 0, False, True),
+        ("auto", 1, False, False),
+        ("none", 0, False, False),
+        ("keys", 0, False, False),
+    ],
+)
+def test_non_loopback_listener_with_auto_auth_requires_a_tenant(
+    auth: str, tenants: int, loopback: bool, refused: bool
+) -> None:
+    with_tenants = parse_documents([("t", ACME)]).tenants[:tenants]
+    documents = Documents(
+        tenants=with_tenants, settings=parse_documents([("s", HEAD + f"kind: Settings\nauth: {auth}\n")]).settings
+    )
+    assert needs_tenant(documents, loopback=loopback) is refused
+    assert isinstance(documents.settings, Settings)
+
+
+def test_a_header_is_read_again_when_the_file_changed(folder: Path) -> None:
+    path = written(folder / "d.yaml", to_yaml(gather_documents([folder / "models" / "ada.gguf"], [], folder)))
+    before = read_documents(path).models[0].memory_bytes
+    tiny_gguf.make_model(folder / "models" / "ada.gguf", " ".join(f"word{n}" for n in range(500)), context_tokens=512)
+    after = {model.name: model for model in read_documents(path).models}[ModelName("ada")].memory_bytes
+    assert after > before
