@@ -85,7 +85,7 @@ class Demo:
             tell(f"{model}  answered   first word after {1000 * first_s:.0f} ms: {SENTENCES[model]}")
 
     async def zero(self) -> None:
-        """Waits until no Replica is left."""
+        """Waits until no replica is left."""
         while await asyncio.to_thread(self.replicas):
             await asyncio.sleep(0.05)
 

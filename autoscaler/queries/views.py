@@ -126,8 +126,8 @@ class TenantView(Fact, frozen=True):
     keys: int
 
 
-class Told(Fact, frozen=True):
-    """The effect of an order."""
+class OrderResult(Fact, frozen=True):
+    """The result of an operator's order."""
 
     verb: Verb
     kind: Literal["model", "device", "node"]

@@ -15,7 +15,7 @@ from autoscaler.state.events import GatewayGone, GatewaySeen
 from gateway import errors
 from gateway.control.sync import LinkError, Sync
 from gateway.dispatch.call import Call, Outcome
-from gateway.dispatch.dispatcher import Dispatch
+from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.effects import Effect, Grant, Refuse
 from gateway.dispatch.model_dispatcher import Bounce
 from tests.simulation.environment.network import Stream
@@ -140,7 +140,7 @@ class SimGateway:
         self.boots += 1
         self.alive, self.informed = True, False
         self.started_s = self._town.now()
-        self.dispatch = Dispatch(self.id, f"boot-{self.boots}")
+        self.dispatch = Dispatcher(self.id, f"boot-{self.boots}")
         self.links = self._town.links(self.id)
         self.link = self.links[0]
         jitter = random.Random(f"{self._town.seed}/{self.id}/{self.boots}").random

@@ -198,7 +198,7 @@ async def test_operations_url_of_the_inference_port_is_rejected(aiohttp_server: 
         await measure_cold_starts(url, "ada", 1, url)
 
 
-@pytest.mark.parametrize(("with_ops", "state"), [(True, "its Replicas: 1 scrubbing"), (False, "the model is ready")])
+@pytest.mark.parametrize(("with_ops", "state"), [(True, "its replicas: 1 scrubbing"), (False, "the model is ready")])
 async def test_model_that_does_not_scale_to_zero_in_time_fails_with_advice(
     aiohttp_server: Serve, monkeypatch: pytest.MonkeyPatch, *, with_ops: bool, state: str
 ) -> None:

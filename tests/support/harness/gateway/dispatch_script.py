@@ -26,7 +26,7 @@ from autoscaler.contract import (
     Total,
 )
 from gateway.dispatch.call import Call, Outcome
-from gateway.dispatch.dispatcher import Dispatch
+from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.effects import Effect, Grant, Refuse
 from gateway.dispatch.model_dispatcher import Bounce
 
@@ -72,7 +72,7 @@ class Script:
     def __init__(
         self, *, calls_max: int = 1000, bytes_max: int = 1 << 20, weights: dict[str, float] | None = None
     ) -> None:
-        self.dispatch = Dispatch(GatewayId("g1"), "boot")
+        self.dispatch = Dispatcher(GatewayId("g1"), "boot")
         self.now_s = 0.0
         self.epoch = 1
         self.version = 0

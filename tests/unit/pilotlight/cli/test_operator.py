@@ -102,8 +102,8 @@ def test_drain_waits_until_empty_and_prints_each_change(port: Port) -> None:
     done = run("drain", "gpu0")
     assert done.output.splitlines() == [
         "so it will be",
-        "2 Replicas on gpu0: m0 (draining), m1 (draining)",
-        "1 Replica on gpu0: m0 (draining)",
+        "2 replicas on gpu0: m0 (draining), m1 (draining)",
+        "1 replica on gpu0: m0 (draining)",
         "gpu0 is empty",
     ]
 
