@@ -315,8 +315,8 @@ def test_adoption_adds_admission_policies_that_limit_the_autoscaler(adoption: Va
         who = policy["spec"]["matchConditions"][0]["expression"]
         assert who == "request.userInfo.username == 'system:serviceaccount:home:pl-pilotlight-autoscaler'"
     if made:
-        ours = found[0]["spec"]["variables"][0]["expression"]
-        assert ours == str([REPLICA, INTENT, COST]).replace(", ", ",")
+        own = found[0]["spec"]["variables"][0]["expression"]
+        assert own == str([REPLICA, INTENT, COST]).replace(", ", ",")
         assert SHOWN in found[2]["spec"]["validations"][-1]["expression"]
 
 

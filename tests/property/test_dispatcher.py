@@ -140,10 +140,10 @@ class Gateway(RuleBasedStateMachine):
         for total in report.totals:
             alive = sum(call.tenant == total.tenant for call in self.known)
             assert total.admitted - total.finished == alive
-            said = (total.admitted, total.refused_cold, total.finished, total.busy_slot_us, total.waiting_call_us)
-            before = self.totals.get(total.tenant, said)
-            assert all(now >= was for now, was in zip(said, before, strict=True)), "cumulative counts never fall"
-            self.totals[total.tenant] = said
+            reported = (total.admitted, total.refused_cold, total.finished, total.busy_slot_us, total.waiting_call_us)
+            before = self.totals.get(total.tenant, reported)
+            assert all(now >= was for now, was in zip(reported, before, strict=True)), "cumulative counts never fall"
+            self.totals[total.tenant] = reported
         use = Counter(call.replica for call in self.known if call.state is CallState.RUNNING)
         assert {each.replica: each.in_use for each in report.replicas if each.in_use} == use
 

@@ -195,7 +195,7 @@ async def test_attacking_clients_connect_at_their_rate_and_again_after_a_close()
         await stepped(crowd, 0.0)
         assert got == []
         await stepped(crowd, 1.0)
-        assert (sorted(bytes(said[:1]) for said in got), crowd.there) == ([b"a", b"b"], False)
+        assert (sorted(bytes(content[:1]) for content in got), crowd.there) == ([b"a", b"b"], False)
         assert len({writer.get_extra_info("peername")[0] for writer in writers}) == 2
         await stepped(crowd, 1.5)
         assert (crowd.there, crowd.held, crowd.most) == (True, 3, 3)

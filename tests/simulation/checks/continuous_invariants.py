@@ -98,8 +98,8 @@ class Watcher:
         town, model = self._town, self._model(engine.replica.model)
         known = town.autoscaler.loop.world.replicas if town.autoscaler is not None else {}
         cordons = town.autoscaler.loop.world.nodes.cordons if town.autoscaler is not None else {}
-        gone = {place.name for place in cordons if place.kind == "node"}
-        going = {one.id for one in town.machine.slices if one.node in gone}
+        removed = {place.name for place in cordons if place.kind == "node"}
+        going = {one.id for one in town.machine.slices if one.node in removed}
         leaving = {
             id
             for id, replica in known.items()

@@ -50,7 +50,7 @@ class Services:
         headers = {name.lower(): value for name, value in request.headers.items()}
         query = dict(request.query)
         self.asked.append(Asked(request.method, request.path, query, headers, await request.text()))
-        status, said = self.says.get(request.path, (404, b""))
-        if isinstance(said, bytes):
-            return web.Response(status=status, body=said, headers=self.headers)
-        return web.json_response(said, status=status, headers=self.headers)
+        status, body = self.says.get(request.path, (404, b""))
+        if isinstance(body, bytes):
+            return web.Response(status=status, body=body, headers=self.headers)
+        return web.json_response(body, status=status, headers=self.headers)

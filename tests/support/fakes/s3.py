@@ -99,8 +99,8 @@ class FakeS3(FakeRegistry):
 
     def _row(self, key: str) -> str:
         content = self.objects[key]
-        says = "<ChecksumAlgorithm>SHA256</ChecksumAlgorithm><ChecksumType>FULL_OBJECT</ChecksumType>"
-        summed = says if self.summed and self.lists_sums else ""
+        message = "<ChecksumAlgorithm>SHA256</ChecksumAlgorithm><ChecksumType>FULL_OBJECT</ChecksumType>"
+        summed = message if self.summed and self.lists_sums else ""
         rest = f"<Size>{len(content)}</Size><StorageClass>STANDARD</StorageClass>{summed}"
         name = escape(quote_plus(key, safe="/") if self.encodes else key)
         return f"<Contents><Key>{name}</Key><ETag>&quot;{self._etag(key)}&quot;</ETag>{rest}</Contents>"

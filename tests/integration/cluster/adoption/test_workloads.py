@@ -55,8 +55,8 @@ async def test_lingo_deployment_scales_from_zero_on_a_request_and_back(adopting:
     notes = {LINGO + "models": name, LINGO + "min-replicas": "0", OURS + "idle-seconds": "600"}
     made = await adopting.api.create(f"{adopting.apps}/deployments", workload(name, 0, notes))
     async with adopting.running(), asyncio.timeout(WAIT_S_MAX):
-        status, said = await adopting.embed(name)
-        assert (status, '"embedding"' in said) == (200, True), said
+        status, body = await adopting.embed(name)
+        assert (status, '"embedding"' in body) == (200, True), body
         (pod,) = await adopting.pods()
         assert pod["metadata"]["ownerReferences"][0]["kind"] == "ReplicaSet"
         await adopting.annotate(name, {OURS + "idle-seconds": "1"})  # later, so that the pod is observed before
@@ -91,8 +91,8 @@ async def test_manual_scale_to_zero_pauses_the_model_for_hold_seconds(adopting: 
         assert (await adopting.embed("ada"))[0] == 200
         await adopting.by_hand("ada", 0)
         await adopting.until_pods(0)
-        status, said = await adopting.embed("ada")
-        assert (status, "paused" in said) == (503, True)
+        status, body = await adopting.embed("ada")
+        assert (status, "paused" in body) == (503, True)
         adopting.hold(1)
         while (await adopting.embed("ada"))[0] != 200:
             await asyncio.sleep(0.1)
@@ -217,10 +217,10 @@ async def test_invalid_annotation_emits_an_event_and_affects_no_other_workload(a
     await adopting.api.create(f"{adopting.apps}/deployments", workload("ada", 0, {LINGO + "models": "ada,babbage"}))
     async with adopting.running(), asyncio.timeout(WAIT_S_MAX):
         assert (await adopting.embed("bad"))[0] == 404
-        said = await adopting.event("bad", "WrongAnnotation")
-        assert "annotation pilotlight.dev/slots: expected a whole number" in said
-        status, said = await adopting.embed("babbage")
-        assert (status, '"babbage"' in said) == (200, True), "its engine hears the name that the client said"
+        message = await adopting.event("bad", "WrongAnnotation")
+        assert "annotation pilotlight.dev/slots: expected a whole number" in message
+        status, message = await adopting.embed("babbage")
+        assert (status, '"babbage"' in message) == (200, True), "its engine hears the name that the client said"
 
 
 async def test_workload_condition_shows_if_its_scale_is_automatic_or_manual(adopting: Adopting) -> None:
@@ -240,8 +240,8 @@ async def test_workload_condition_shows_if_its_scale_is_automatic_or_manual(adop
         began = datetime.now(UTC)
         await adopting.by_hand("ada", 2)
         held = await adopting.shown("ada", "ScaledByHand")
-        said, _, until = held["message"].rpartition(" ")
-        assert said == "scaled to 2 by kubectl; holds until"
+        reported, _, until = held["message"].rpartition(" ")
+        assert reported == "scaled to 2 by kubectl; holds until"
         assert datetime.fromisoformat(until) > began
         assert held["lastTransitionTime"] == usual["lastTransitionTime"], "its status is the same"
         adopting.hold(1)

@@ -198,8 +198,8 @@ async def test_deleted_node_claim_waits_for_the_running_request(
                 await asyncio.sleep(0.05)
             claim = await machines.only()
             await api.delete(f"{CLAIMS}/{claim['metadata']['name']}")
-            status, said = await calling
-            assert (status, json.loads(said)["usage"]["completion_tokens"]) == (200, 80)
+            status, body = await calling
+            assert (status, json.loads(body)["usage"]["completion_tokens"]) == (200, 80)
             while claim["metadata"]["uid"] in [one["metadata"]["uid"] for one in await machines.claims()]:
                 await asyncio.sleep(0.05)
 
@@ -261,8 +261,8 @@ async def test_node_disruption_waits_for_the_running_stream(
                 left = await asks(api, namespace, node)
                 assert left == [True] or not await running(house), "it is left alone again"
                 await asyncio.sleep(0.05)
-            status, said = await calling
-            assert (status, json.loads(said)["usage"]["completion_tokens"]) == (200, 600)
+            status, body = await calling
+            assert (status, json.loads(body)["usage"]["completion_tokens"]) == (200, 600)
             while await machines.claims():
                 await asyncio.sleep(0.05)
 
@@ -293,8 +293,8 @@ async def test_pod_evicted_without_a_leader_ends_after_its_request(
                 assert not calling.done()
             finally:
                 house.autoscaler.send_signal(SIGCONT)
-            status, said = await calling
-            assert (status, json.loads(said)["usage"]["completion_tokens"]) == (200, 600)
+            status, body = await calling
+            assert (status, json.loads(body)["usage"]["completion_tokens"]) == (200, 600)
             while claim["metadata"]["uid"] in [one["metadata"]["uid"] for one in await machines.claims()]:
                 await asyncio.sleep(0.05)
 
@@ -344,8 +344,8 @@ async def test_expiring_node_is_replaced_and_vacated_before_its_expiry(
             assert time.time() < ends_s
             ordered_s = [unix_s(claim["metadata"]["creationTimestamp"]) for claim in await machines.claims()]
             assert max(ordered_s) >= early_s, "it is not replaced earlier than needed"
-            status, said = await calling
-            assert (status, json.loads(said)["usage"]["completion_tokens"]) == (200, 150)
+            status, body = await calling
+            assert (status, json.loads(body)["usage"]["completion_tokens"]) == (200, 150)
             while machines.ever[0] in await nodes_of(api, namespace):
                 await asyncio.sleep(0.05)
             assert time.time() < ends_s, "nothing of it is there when Karpenter takes it"

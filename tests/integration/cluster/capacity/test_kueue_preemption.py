@@ -168,8 +168,8 @@ async def test_replica_preempted_by_kueue_finishes_its_stream_first(queue: Queue
             queue.kueue.preempted.add(f"pod-{name}")
             while "deletionTimestamp" not in (await queue.api.get(f"{queue.pods}/{name}"))["metadata"]:
                 await asyncio.sleep(0.02)
-            said = await queue.says(name)
-            assert (said["Evicted"], said["Preempted"]) == ("Preempted", "InClusterQueue")
+            message = await queue.says(name)
+            assert (message["Evicted"], message["Preempted"]) == ("Preempted", "InClusterQueue")
             assert not first.done()
             again = asyncio.Event()
             second = tasks.create_task(streamed(house, again, TOKENS))

@@ -56,8 +56,8 @@ class Scene:
     async def until_reported(self, *words: str) -> None:
         """Waits until the latest decisions contain all of these words."""
         while True:
-            said = " ".join((await self.ops("explain/last"))["sentences"])
-            if all(word in said for word in words):
+            message = " ".join((await self.ops("explain/last"))["sentences"])
+            if all(word in message for word in words):
                 return
             await asyncio.sleep(LOOK_S)
 

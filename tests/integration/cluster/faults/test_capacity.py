@@ -91,8 +91,8 @@ async def rejecting(rack: Rack) -> AsyncIterator[None]:
         "apiGroups": ["cro.hpsys.ibm.ie.com"], "apiVersions": ["*"], "operations": ["CREATE"],
         "resources": ["composabilityrequests"],
     }  # fmt: skip
-    said = {"expression": f"object.spec.resource.model != '{rack.model}'", "message": "no quota is left"}
-    spec: Object = {"matchConstraints": {"resourceRules": [rule]}, "validations": [said]}
+    fields = {"expression": f"object.spec.resource.model != '{rack.model}'", "message": "no quota is left"}
+    spec: Object = {"matchConstraints": {"resourceRules": [rule]}, "validations": [fields]}
     bound: Object = {"policyName": rack.name, "validationActions": ["Deny"]}
     kinds = {"ValidatingAdmissionPolicy": spec, "ValidatingAdmissionPolicyBinding": bound}
     for kind, body in kinds.items():
@@ -262,8 +262,8 @@ async def test_node_loss_during_weight_loading_costs_one_extra_start(
         assert pair.starts == [first.name]
         async with second.running():
             await pair.take(first)
-            status, said = await calling
-            assert (status, "I am ada" in said) == (200, True), said
+            status, body = await calling
+            assert (status, "I am ada" in body) == (200, True), body
             assert pair.starts == [first.name, second.name]
 
 
@@ -291,8 +291,8 @@ async def test_reclaimed_spot_node_starts_to_drain_within_two_seconds(
         async with second.running():
             other = asyncio.create_task(house.call("ada"))
             release.touch()
-            status, said = await calling
-            assert (status, json.loads(said)["usage"]["completion_tokens"]) == (200, 80)
+            status, body = await calling
+            assert (status, json.loads(body)["usage"]["completion_tokens"]) == (200, 80)
             assert (await other)[0] == 200
             assert pair.starts == [first.name, second.name]
 

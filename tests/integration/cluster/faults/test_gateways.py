@@ -88,8 +88,8 @@ async def is_counted(one: Estate, **states: int) -> bool:
 
 async def acknowledged_by_all_but(one: Estate, gateway: str) -> bool:
     """Whether `explain` shows only this gateway as missing, for all three draining replicas."""
-    said = await one.said("a1", "/api/v1/explain/model/ada")
-    return said.count(f"{gateway} has not acknowledged") == 3 and said.count("not acknowledged") == 3
+    message = await one.said("a1", "/api/v1/explain/model/ada")
+    return message.count(f"{gateway} has not acknowledged") == 3 and message.count("not acknowledged") == 3
 
 
 async def send(url: str, tokens: int) -> Result:
@@ -261,5 +261,5 @@ async def canary_service(api: Api, namespace: str, ip: str, port: int) -> None:
 async def post(one: Estate, body: dict[str, object]) -> tuple[int, str]:
     """Sends a request and returns (status, error code)."""
     async with one.session.post(f"{one.url('g1')}/v1/chat/completions", json=body) as answer:
-        said = json.loads(await answer.read())
-    return answer.status, said.get("error", {}).get("code", "")
+        response = json.loads(await answer.read())
+    return answer.status, response.get("error", {}).get("code", "")

@@ -57,9 +57,9 @@ async def test_two_small_models_share_one_gpu_and_leave_the_other_whole(
                 while len(begun := await ours(api, namespace)) < 3:
                     await asyncio.sleep(0.05)
                 (left,) = {"whole-0", "whole-1"} - begun.keys()
-                while "Not placed" not in (said := await explained(house, left)):
+                while "Not placed" not in (message := await explained(house, left)):
                     await asyncio.sleep(0.05)
-                assert "fits on no device" not in said
+                assert "fits on no device" not in message
 
                 house.tell(*whole, nodes=[CUT])
                 while left not in await ours(api, namespace):
@@ -94,9 +94,9 @@ async def test_partitioned_gpu_is_drained_for_a_model_that_needs_all_of_it(
                 while '"running":1' not in await (await house.session.get(row)).text():
                     await asyncio.sleep(0.05)
                 asked = asyncio.create_task(house.call("whole"))
-                while "until busy has stopped" not in (said := await explained(house, "whole")):
+                while "until busy has stopped" not in (message := await explained(house, "whole")):
                     await asyncio.sleep(0.05)
-                assert f"{node.name}/gpu-0" in said
+                assert f"{node.name}/gpu-0" in message
                 late = kept("late", node, "30Gi")
                 house.tell(first, busy, whole, late, nodes=[CUT])
                 while "its GPU is being vacated for whole, which needs a whole GPU" not in await explained(

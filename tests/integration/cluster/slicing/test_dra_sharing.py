@@ -63,9 +63,9 @@ async def test_shared_claim_serves_two_replicas_and_is_deleted_with_the_last(
                 assert [one.entry for one in read_allocations(claim)] == [f"{DRIVER}/{node.name}/gpu-0"]
                 uids = {pod["metadata"]["uid"] for pod in begun.values()}
                 assert reserved(claim) == {one["uid"] for one in claim["metadata"]["ownerReferences"]} == uids
-                while "Not placed" not in (said := await explained(house, left)):
+                while "Not placed" not in (message := await explained(house, left)):
                     await asyncio.sleep(0.05)
-                assert "fits on no device" not in said
+                assert "fits on no device" not in message
                 assert left not in await ours(api, namespace)
 
                 first, second = begun

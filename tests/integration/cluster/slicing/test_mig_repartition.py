@@ -74,7 +74,7 @@ async def test_idle_node_is_repartitioned_for_a_model_and_busy_nodes_are_not(
 ) -> None:
     """A pod of others runs on the first of three nodes and a replica on the second."""
     first, second, idle = managers
-    theirs = await occupied(
+    foreign = await occupied(
         api, cutting.namespace, first.node, {"limits": {"nvidia.com/mig-1g.10gb": "1"}}
     )  # fmt: skip
     small, half = asking("small", SMALL, cutting, second), asking("half", HALF, cutting)
@@ -92,7 +92,7 @@ async def test_idle_node_is_repartitioned_for_a_model_and_busy_nodes_are_not(
         await asyncio.sleep(2 * (short_mig_delays.EVERY_S + short_mig_delays.NODE_EVERY_S))
         assert [len(one.states) for one in managers] == [0, 0, 1]
         assert good("small", await house.call("small"))
-        await api.delete(theirs)
+        await api.delete(foreign)
         assert good("whole", await waits)
         assert await placed(api, house, "whole") == (first.node.name, {"nvidia.com/mig-7g.80gb": "1"})
         assert [len(one.states) for one in managers] == [1, 0, 1]

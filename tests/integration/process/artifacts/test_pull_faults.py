@@ -114,9 +114,9 @@ async def test_pull_resumes_after_a_full_disk_and_keeps_other_copies(tmp_path: P
         result = json.loads(out)
         ranges = held.ranges()
     assert result["first"][0] == 0
-    code, said = result["full"]
-    assert (code, said.count("\n")) == (1, 1), said
-    assert "the disk is full; free space or use a larger volume" in said
+    code, reported = result["full"]
+    assert (code, reported.count("\n")) == (1, 1), reported
+    assert "the disk is full; free space or use a larger volume" in reported
     assert [one["artifact"] for one in result["copies"]] == [reference(held, "small")]
     assert result["verify"][0] == 0
     names = {path.rpartition("/")[2] for path in result["half"]}
@@ -167,8 +167,8 @@ async def test_pull_killed_repeatedly_resumes_and_completes(tmp_path: Path) -> N
 
 def _remembered_bytes(store: Path, size: int) -> int:
     """Return the number of bytes that the sidecar records."""
-    said = [
+    reported = [
         progress_file.parse_progress(one.read_bytes(), Digest(BLOB), size, Disk().boot)
         for one in store.rglob("*.parts")
     ]
-    return max((one.came for one in said if one is not None), default=0)
+    return max((one.came for one in reported if one is not None), default=0)

@@ -212,14 +212,14 @@ async def permitted(acme: Clients, lab: Clients) -> None:
     assert hidden.value.code == "model_not_found", "not 403: it does not exist for them"
     mine = await acme.openai.chat.completions.create(model="ada", messages=[ASK])
     assert mine.choices[0].message.content == SENTENCES["ada"]
-    theirs = await lab.anthropic.messages.create(model="bob", max_tokens=50, messages=[ASK])
-    assert getattr(theirs.content[0], "text", "") == SENTENCES["bob"]
+    foreign = await lab.anthropic.messages.create(model="bob", max_tokens=50, messages=[ASK])
+    assert getattr(foreign.content[0], "text", "") == SENTENCES["bob"]
 
 
 async def test_failed_start_and_full_queue_raise_the_matching_client_errors(tmp_path: Path) -> None:
-    gone = model("gone", engine="llama.cpp", artifact=f"file://{tmp_path}/gone.gguf")
+    removed = model("gone", engine="llama.cpp", artifact=f"file://{tmp_path}/gone.gguf")
     full = fake(tmp_path, "full", "--start-delay", "3600", queue={"callsMax": 0})
-    async with serving(tmp_path, gone, full) as one, clients_of(one, max_retries=0) as strict:
+    async with serving(tmp_path, removed, full) as one, clients_of(one, max_retries=0) as strict:
         with pytest.raises(openai.InternalServerError) as failed:
             await strict.openai.chat.completions.create(model="gone", messages=[ASK])
         assert (failed.value.status_code, failed.value.code) == (503, "model_start_failed")

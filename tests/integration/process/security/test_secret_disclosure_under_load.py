@@ -142,12 +142,12 @@ async def engines_are_busy(heard: Heard) -> None:
 
     async def note(response: httpx2.Response) -> None:
         """Record every response, also those that the official client hides from its caller."""
-        said = str(response.headers).encode() + await response.aread()
+        content = str(response.headers).encode() + await response.aread()
         statuses.add(response.status_code)
         if response.status_code == 200:
-            heard.engines += said
+            heard.engines += content
         else:
-            heard.ours[f"busy {len(heard.ours)}"] = said
+            heard.ours[f"busy {len(heard.ours)}"] = content
 
     async def ask(api: openai.AsyncOpenAI) -> None:
         try:

@@ -112,10 +112,10 @@ async def test_model_grows_into_spare_memory_except_what_another_model_needs(tmp
             (log,) = one.state.glob("logs/ada-*")
             assert f"({shared_tokens})" in log.read_text(), "which its engine has"
             words = f"with {shared_tokens} tokens of context instead of {CONTEXT_TOKENS}"
-        asks = f"granted {format_size(record.memory_bytes)} instead of {format_size(asked)}, {words}"
+        requested = f"granted {format_size(record.memory_bytes)} instead of {format_size(asked)}, {words}"
         explained = one.get("/api/v1/explain/model/ada")
         assert isinstance(explained, dict)
-        assert any(asks in line for line in explained["sentences"]), explained
+        assert any(requested in line for line in explained["sentences"]), explained
         listed = one.get("/api/v1/devices")
         assert isinstance(listed, list)
         assert [held["memory_bytes"] for held in listed[0]["replicas"]] == [record.memory_bytes]

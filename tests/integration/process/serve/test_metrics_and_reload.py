@@ -203,11 +203,11 @@ def test_closed_terminal_stops_serve_and_all_children(tmp_path: Path) -> None:
     pid, terminal = pty.fork()
     if pid == 0:
         os.execv(sys.executable, [sys.executable, "-m", "pilotlight", *words])  # noqa: S606  no shell is wanted
-    supervisor, said = psutil.Process(pid), b""
+    supervisor, content = psutil.Process(pid), b""
     children: list[psutil.Process] = []
     try:
-        while b"print(answer" not in said:
-            said += os.read(terminal, 4096)
+        while b"print(answer" not in content:
+            content += os.read(terminal, 4096)
         children = supervisor.children(recursive=True)
         os.close(terminal)  # the kernel sends SIGHUP to the session leader, and /dev/tty is gone
         assert supervisor.wait(60) == 0

@@ -116,8 +116,8 @@ async def coldstart(one: Serving, since: str) -> dict[str, Any]:
         "--from", since, "--ops", one.ops, "--output", "json",
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
-    said, errors = await load.communicate()
-    found: dict[str, Any] = json.loads(said) if load.returncode == 0 else {"error": errors.decode()}
+    output, errors = await load.communicate()
+    found: dict[str, Any] = json.loads(output) if load.returncode == 0 else {"error": errors.decode()}
     return found
 
 

@@ -128,8 +128,11 @@ class FakeKueue:
         if _ungated(pod):
             at = f"{self.pods}/{pod['metadata']['name']}"
             condition = {"type": "TerminationTarget", "status": "True", "reason": KIND, "message": PREEMPTED}
-            said = [*(pod.get("status", {}).get("conditions") or ()), {**condition, "lastTransitionTime": self._now()}]
-            await self.server.patch(f"{at}/status", {"status": {"conditions": said}})
+            conditions = [
+                *(pod.get("status", {}).get("conditions") or ()),
+                {**condition, "lastTransitionTime": self._now()},
+            ]
+            await self.server.patch(f"{at}/status", {"status": {"conditions": conditions}})
             await self.server.delete(at)
             self.preempted.discard(name)
             self.began.pop(name, None)
@@ -140,8 +143,8 @@ class FakeKueue:
         condition = {"type": kind, "status": str(holds), "reason": reason, "message": message}
         if found is None or any({**one, **condition} == one for one in before):
             return
-        said = [*(one for one in before if one["type"] != kind), {**condition, "lastTransitionTime": self._now()}]
-        await self.server.patch(f"{self.workloads}/{name}/status", {"status": {"conditions": said}})
+        reported = [*(one for one in before if one["type"] != kind), {**condition, "lastTransitionTime": self._now()}]
+        await self.server.patch(f"{self.workloads}/{name}/status", {"status": {"conditions": reported}})
 
     def _now(self) -> str:
         return stamp(self.server.unix_s())

@@ -33,15 +33,15 @@ from gateway.dispatch.model_dispatcher import Bounce
 
 def words(effects: list[Effect]) -> list[str]:
     """Effects in the notation of the tests."""
-    said = []
+    reported = []
     for effect in effects:
         if isinstance(effect, Grant):
-            said.append(f"grant {effect.call.id} {effect.replica}")
+            reported.append(f"grant {effect.call.id} {effect.replica}")
         elif isinstance(effect, Refuse):
-            said.append(f"refuse {effect.call.id} {effect.error.code}")
+            reported.append(f"refuse {effect.call.id} {effect.error.code}")
         else:
-            said.append("report")
-    return said
+            reported.append("report")
+    return reported
 
 
 def call_of(
@@ -92,7 +92,7 @@ class Script:
         *,
         queue: QueueLimits | None = None,
         paused: bool = False,
-        gone: bool = False,
+        removed: bool = False,
         tenants: tuple[TenantEntry, ...] = (),
     ) -> list[str]:
         """Sets the Model's entry in the catalogue."""
@@ -101,8 +101,8 @@ class Script:
         delta = CatalogueDelta(
             epoch=self.epoch,
             version=self.version,
-            models=() if gone else (entry,),
-            models_gone=(entry.name,) if gone else (),
+            models=() if removed else (entry,),
+            models_gone=(entry.name,) if removed else (),
             tenants=tenants,
         )
         return self.play(self.dispatch.catalogue(delta, self.now_s))

@@ -95,7 +95,7 @@ async def test_blob_that_does_not_match_its_sha512_digest_is_rejected(tmp_path: 
 
 @pytest.mark.point("1")
 @pytest.mark.parametrize(
-    ("answer", "error", "said"),
+    ("answer", "error", "message"),
     [
         (says(200, WRONG), MismatchError, "its bytes do not match"),
         (says(200, CONTENT[:-1]), MismatchError, "expected 65536"),
@@ -107,11 +107,11 @@ async def test_blob_that_does_not_match_its_sha512_digest_is_rejected(tmp_path: 
     ids=["flipped", "truncated", "longer", "empty", "absent", "gzip"],
 )
 async def test_wrong_blob_bytes_are_rejected_and_the_next_fetch_succeeds(
-    tmp_path: Path, one_span: None, answer: Answer, error: type[RegistryError], said: str
+    tmp_path: Path, one_span: None, answer: Answer, error: type[RegistryError], message: str
 ) -> None:
     async with place(tmp_path) as one:
         one.next(answer)
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=message):
             await one.fetch()
         assert one.file() is None
         await one.fetch()  # no wrong bytes are kept
@@ -226,7 +226,7 @@ async def test_busy_registry_is_retried_after_the_requested_delay(tmp_path: Path
 
 @pytest.mark.point("12")
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         (says(206, CONTENT[:4096], Content_Range="bytes 4096-8191/65536"), "returned another part"),
         (says(206, CONTENT[:4096]), "returned another part"),
@@ -236,10 +236,10 @@ async def test_busy_registry_is_retried_after_the_requested_delay(tmp_path: Path
     ],
     ids=["elsewhere", "silent", "another whole", "short", "several"],
 )
-async def test_wrong_partial_response_fails_the_fetch(tmp_path: Path, way: str, answer: Answer, said: str) -> None:
+async def test_wrong_partial_response_fails_the_fetch(tmp_path: Path, way: str, answer: Answer, message: str) -> None:
     async with place(tmp_path) as one:
         one.fake.always[one.url()] = answer
-        with pytest.raises(MismatchError, match=said):
+        with pytest.raises(MismatchError, match=message):
             await one.fetch()
         assert one.file() is None
 
@@ -342,7 +342,7 @@ def failing(kind: str, error: int, after: int = 0) -> Disk:
 
 @pytest.mark.point("13")
 @pytest.mark.parametrize(
-    ("disk", "said"),
+    ("disk", "message"),
     [
         (lambda: failing("put", errno.ENOSPC, 9), "the disk is full; free space"),
         (lambda: failing("put", errno.EDQUOT, 9), "the quota is used up"),
@@ -352,18 +352,18 @@ def failing(kind: str, error: int, after: int = 0) -> Disk:
     ids=["full", "quota", "broken", "read-only"],
 )
 async def test_fetch_after_a_disk_error_completes_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: Callable[[], Disk], said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: Callable[[], Disk], message: str
 ) -> None:
     go("through us", monkeypatch, tmp_path)
     async with place(tmp_path) as one:
-        with pytest.raises(DiskError, match=said) as raised:
+        with pytest.raises(DiskError, match=message) as raised:
             await one.fetch(disk=disk())
         assert len(str(raised.value).splitlines()) == 1
         assert one.file() is None
         before = len(one.ranges())
         await one.fetch()
         assert one.file() == CONTENT
-        if "full" in said or "quota" in said:
+        if "full" in message or "quota" in message:
             assert len(one.ranges()) - before < 16
 
 

@@ -45,9 +45,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def layers(folder: Path, **said: object) -> list[tuple[int, int]]:
+def layers(folder: Path, **fields: object) -> list[tuple[int, int]]:
     """Return (elements per token, bytes of state) of each layer, with these keys in config.json."""
-    (folder / "config.json").write_text(json.dumps(LLAMA | said))
+    (folder / "config.json").write_text(json.dumps(LLAMA | fields))
     return [(one.key_elements + one.value_elements, one.state_bytes) for one in load_config_info(folder).shape.layers]
 
 
@@ -176,9 +176,9 @@ NAMES = (
 
 
 @settings(derandomize=True, deadline=None, max_examples=examples(200))
-@given(said=st.dictionaries(st.sampled_from(NAMES), VALUES), header=VALUES, garbage=st.binary(max_size=40))
+@given(fields=st.dictionaries(st.sampled_from(NAMES), VALUES), header=VALUES, garbage=st.binary(max_size=40))
 def test_arbitrary_model_files_give_a_bounded_estimate_or_a_config_error(
-    tmp_path_factory: pytest.TempPathFactory, said: dict[str, object], header: object, garbage: bytes
+    tmp_path_factory: pytest.TempPathFactory, fields: dict[str, object], header: object, garbage: bytes
 ) -> None:
     folder = tmp_path_factory.getbasetemp() / "hostile"
     folder.mkdir(exist_ok=True)
@@ -189,7 +189,7 @@ def test_arbitrary_model_files_give_a_bounded_estimate_or_a_config_error(
         lambda: weights.write_bytes(garbage),
     ):
         write()
-        (folder / "config.json").write_text(json.dumps(LLAMA | said))
+        (folder / "config.json").write_text(json.dumps(LLAMA | fields))
         with contextlib.suppress(ConfigError):  # any other error fails
             made = estimate_paged_engine(
                 load_config_info(folder).shape, ServingOptions(slots=100_000, context_tokens=1_000_000_000)

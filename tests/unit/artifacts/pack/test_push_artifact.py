@@ -161,7 +161,7 @@ async def test_inspect_command_prints_the_layer_that_a_pull_would_reject(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("inspect", "{host}/team/none:v1"), "manifest v1 of team/none"),
         (("inspect", "a b"), "is not a reference to an artifact"),
@@ -175,11 +175,11 @@ async def test_inspect_command_prints_the_layer_that_a_pull_would_reject(tmp_pat
     ],
 )
 async def test_failing_push_or_inspect_command_prints_a_one_line_error(
-    words: tuple[str, ...], said: str, tmp_path: Path
+    words: tuple[str, ...], message: str, tmp_path: Path
 ) -> None:
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
     async with rigged(tmp_path) as rig:
         done = await run(*(word.format(host=rig.fake.host, folder=tmp_path) for word in words))
         assert done.exit_code in {1, 2}
-        assert said in done.output
+        assert message in done.output
         assert done.output.count("\n") == 1

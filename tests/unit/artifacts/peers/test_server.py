@@ -79,8 +79,8 @@ async def test_blob_request_returns_the_whole_blob_or_the_requested_range(
                 assert answer.headers["ETag"] == f'"{FILE.digest}"'
                 assert answer.headers["Content-Length"] == str(last + 1 - first)
                 assert await answer.read() == (CONTENT[first : last + 1] if method == "GET" else b"")
-                said = answer.headers.get("Content-Range")
-                assert said == (None if span is None else f"bytes {first}-{last}/{len(CONTENT)}")
+                response = answer.headers.get("Content-Range")
+                assert response == (None if span is None else f"bytes {first}-{last}/{len(CONTENT)}")
 
 
 @pytest.mark.parametrize(

@@ -75,12 +75,12 @@ async def test_redirect_to_another_port_sends_no_login_or_cookies() -> None:
         async with Client(site, keychain(fake.host), pace=StillClock()) as client:
             assert await read(client, digest) == CONTENT
             assert await read(client, digest) == CONTENT
-        ours, theirs = fake.seen[-1].headers, store.seen[-1]
-        assert ours["authorization"].startswith("Basic ")
-        assert ours["x-team"] == "red"
-        assert "cookie" not in ours
-        assert not {"authorization", "x-team", "cookie", "referer"} & set(theirs.headers)
-        assert theirs.query == "X-Amz-Signature=a%2Bb%3D&s=%7E"  # unchanged, as it was signed
+        own, foreign = fake.seen[-1].headers, store.seen[-1]
+        assert own["authorization"].startswith("Basic ")
+        assert own["x-team"] == "red"
+        assert "cookie" not in own
+        assert not {"authorization", "x-team", "cookie", "referer"} & set(foreign.headers)
+        assert foreign.query == "X-Amz-Signature=a%2Bb%3D&s=%7E"  # unchanged, as it was signed
 
 
 @pytest.mark.point("9")
@@ -111,7 +111,7 @@ async def test_redirect_loop_ends_after_10_redirects() -> None:
 
 @pytest.mark.point("9")
 @pytest.mark.parametrize(
-    ("location", "said"),
+    ("location", "message"),
     [
         ("http://registry.example/x", "from https to http"),
         ("file:///etc/passwd", "neither https nor http"),
@@ -124,8 +124,8 @@ async def test_redirect_loop_ends_after_10_redirects() -> None:
         (None, "redirects without a Location"),
     ],
 )
-def test_unsafe_redirect_targets_are_rejected(location: str | None, said: str) -> None:
-    with pytest.raises(PolicyError, match=said):
+def test_unsafe_redirect_targets_are_rejected(location: str | None, message: str) -> None:
+    with pytest.raises(PolicyError, match=message):
         request_targets.resolve_redirect(URL("https://registry.example/v2/"), location, "GET", 307, 0)
 
 

@@ -71,7 +71,7 @@ async def test_partial_blob_read_sends_a_closed_range_header() -> None:
 
 @pytest.mark.point("1")
 @pytest.mark.parametrize(
-    ("answer", "error", "said"),
+    ("answer", "error", "message"),
     [
         (says(200, WRONG), MismatchError, "its bytes do not match"),
         (says(200, CONTENT[:-1]), MismatchError, "expected 16384"),
@@ -81,10 +81,10 @@ async def test_partial_blob_read_sends_a_closed_range_header() -> None:
     ],
     ids=["flipped", "truncated", "longer", "empty", "absent"],
 )
-async def test_wrong_blob_bytes_are_rejected(answer: Answer, error: type[RegistryError], said: str) -> None:
+async def test_wrong_blob_bytes_are_rejected(answer: Answer, error: type[RegistryError], message: str) -> None:
     async with place() as one:
         one.next(answer)
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=message):
             await one.read()
 
 
@@ -147,8 +147,8 @@ async def test_fetched_manifest_that_does_not_match_its_digest_is_rejected() -> 
         with pytest.raises(MismatchError, match="its bytes do not match its digest"):
             await manifests.fetch_manifest(one.client, NAME, digest)
         path = f"/v2/{NAME}/manifests/{digest}"  # a header is no proof
-        said = says(200, other, Content_Type=MANIFEST, Docker_Content_Digest=digest)
-        one.fake.answers["GET", path].append(said)
+        reported = says(200, other, Content_Type=MANIFEST, Docker_Content_Digest=digest)
+        one.fake.answers["GET", path].append(reported)
         with pytest.raises(MismatchError):
             await manifests.fetch_manifest(one.client, NAME, digest)
 
@@ -190,7 +190,7 @@ async def test_fetched_manifest_above_4_mib_is_rejected(*, sized: bool) -> None:
 
 @pytest.mark.point("7")
 @pytest.mark.parametrize(
-    ("body", "header", "said"),
+    ("body", "header", "message"),
     [
         (BODY, INDEX, "its Content-Type and its mediaType differ"),
         (BODY, "text/html", "has an unknown type"),
@@ -200,10 +200,10 @@ async def test_fetched_manifest_above_4_mib_is_rejected(*, sized: bool) -> None:
     ],
     ids=["index", "page", "deep", "list", "bytes"],
 )
-async def test_fetched_manifest_of_an_invalid_type_or_form_is_rejected(body: bytes, header: str, said: str) -> None:
+async def test_fetched_manifest_of_an_invalid_type_or_form_is_rejected(body: bytes, header: str, message: str) -> None:
     async with place() as one:
         one.fake.manifest(NAME, "v1", body, header)
-        with pytest.raises(MismatchError, match=said):
+        with pytest.raises(MismatchError, match=message):
             await manifests.fetch_manifest(one.client, NAME, "v1")
 
 
@@ -283,7 +283,7 @@ async def test_full_response_to_a_range_request_yields_the_requested_range() -> 
 
 @pytest.mark.point("12")
 @pytest.mark.parametrize(
-    ("headers", "said"),
+    ("headers", "message"),
     [
         ({"Content-Range": "bytes 0-99/16384"}, "another part"),
         ({"Content-Range": "bytes 100-199/99999"}, "has 99999 bytes of it"),
@@ -293,13 +293,13 @@ async def test_full_response_to_a_range_request_yields_the_requested_range() -> 
         ({"Content-Range": "bytes 100-199/16384", "Content-Type": "multipart/byteranges; boundary=x"}, "several parts"),
     ],
 )
-async def test_partial_response_with_wrong_content_range_is_rejected(headers: dict[str, str], said: str) -> None:
+async def test_partial_response_with_wrong_content_range_is_rejected(headers: dict[str, str], message: str) -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         return web.Response(status=206, body=CONTENT[100:200], headers=headers)
 
     async with place() as one:
         one.next(answer)
-        with pytest.raises(MismatchError, match=said):
+        with pytest.raises(MismatchError, match=message):
             await one.read(100, 200)
 
 

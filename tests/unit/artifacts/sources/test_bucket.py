@@ -184,7 +184,7 @@ async def test_object_that_does_not_match_its_s3_checksum_is_rejected(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "said"),
+    ("text", "kind", "message"),
     [
         ("s3://models/nothing.gguf", AbsentError, "there is no object nothing.gguf"),
         ("s3://models/nothing/", RefusedError, "there are no weights"),
@@ -192,15 +192,15 @@ async def test_object_that_does_not_match_its_s3_checksum_is_rejected(tmp_path: 
     ],
 )
 async def test_missing_object_prefix_or_bucket_fails_the_pull(
-    tmp_path: Path, text: str, kind: type[Exception], said: str
+    tmp_path: Path, text: str, kind: type[Exception], message: str
 ) -> None:
     async with node(tmp_path) as one:
-        with pytest.raises(kind, match=said):
+        with pytest.raises(kind, match=message):
             await one.bring(text)
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         (b"<a", "cannot be read"),
         (b'<!DOCTYPE a [<!ENTITY x "y">]><a>&x;</a>', "document type"),
@@ -208,10 +208,10 @@ async def test_missing_object_prefix_or_bucket_fails_the_pull(
         (b'<a><Contents><Key>k</Key><ETag>"e"</ETag><Size>-1</Size></Contents></a>', "without name, ETag or size"),
     ],
 )
-async def test_invalid_bucket_listing_is_rejected(tmp_path: Path, body: bytes, said: str) -> None:
+async def test_invalid_bucket_listing_is_rejected(tmp_path: Path, body: bytes, message: str) -> None:
     async with node(tmp_path) as one:
         one.fake.answers["GET", "/models/"].append(says(200, body))
-        with pytest.raises(RegistryError, match=said):
+        with pytest.raises(RegistryError, match=message):
             await one.bring()
 
 

@@ -138,17 +138,17 @@ async def test_gated_repository_is_denied_to_a_token_without_access(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "said"),
+    ("text", "kind", "message"),
     [
         ("hf://acme/tiny@nowhere", AbsentError, "no such revision"),
         ("hf://acme/other", DeniedError, "not exist, or is private: set HF_TOKEN"),
     ],
 )
 async def test_missing_revision_or_repository_is_named_in_the_error(
-    tmp_path: Path, text: str, kind: type[Exception], said: str
+    tmp_path: Path, text: str, kind: type[Exception], message: str
 ) -> None:
     async with node(tmp_path) as one:
-        with pytest.raises(kind, match=said) as caught:
+        with pytest.raises(kind, match=message) as caught:
             await one.bring(text)
         assert "words of its own" not in str(caught.value)
 

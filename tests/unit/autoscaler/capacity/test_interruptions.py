@@ -131,8 +131,8 @@ def test_expiring_capacity_is_replaced_early_and_drained_before_expiry() -> None
     later = observe(at, Tick(), now_s=begins_s)
     assert [one.why for one in later.nodes.cordons.values()] == ["node n1: its capacity order from cloud ends"]
     assert not drains(later, begins_s)
-    said = {"phase": "here", "committed": True, "node": "n1", "ends_s": T0 + 2 * HOUR_S}
-    fresh = shown(offered(later, cloud(), now_s=begins_s), begins_s, "cloud", **said)
+    fields = {"phase": "here", "committed": True, "node": "n1", "ends_s": T0 + 2 * HOUR_S}
+    fresh = shown(offered(later, cloud(), now_s=begins_s), begins_s, "cloud", **fields)
     assert acquired(plan(fresh, begins_s).actions) == ["cloud"], "another node is ordered while the old one serves"
     last_s = T0 + 2 * HOUR_S - DRAIN_S
     assert not drains(observe(later, Tick(), now_s=last_s - 1), last_s - 1)
@@ -171,8 +171,8 @@ def test_ended_reservation_on_a_permanent_node_drains_no_replica(phase: str) -> 
 
 def test_idle_capacity_is_released_at_its_expiry_time() -> None:
     idle = leased(T0, running=0)
-    gone = [one.reason for one in plan(idle, T0).actions if isinstance(one, ReleaseLease)]
-    assert gone == ["it ends and is not in use"]
+    removed = [one.reason for one in plan(idle, T0).actions if isinstance(one, ReleaseLease)]
+    assert removed == ["it ends and is not in use"]
 
 
 # --- Fabric devices on unneeded or unremovable nodes (cases 3 and 4 of Dynamic Device Scaling) ------------------------

@@ -194,8 +194,8 @@ def test_order_is_withdrawn_if_a_growing_group_delivers_sooner() -> None:
     assert orders(done) == [("cloud", 1)]
     at = shown(seen(at, group(0)), T0 + 1, "cloud")
     at = waits(seen(at, group(1), now_s=T0 + 20), T0 + 20)
-    (gone,) = plan(at, T0 + 20).actions
-    assert gone.reason == "no request waits for it any more"
+    (removed,) = plan(at, T0 + 20).actions
+    assert removed.reason == "no request waits for it any more"
 
 
 def test_device_limits_are_read_only_for_groups_that_declare_one() -> None:

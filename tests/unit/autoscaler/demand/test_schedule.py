@@ -147,14 +147,14 @@ def test_replicas_start_ahead_of_the_window_on_free_devices() -> None:
 
 
 @pytest.mark.parametrize(
-    ("window", "path", "says"),
+    ("window", "path", "message"),
     [
         (ReplicaWindow(cron="0 9 * *", seconds=60.0), "cron", "five fields"),
         (ReplicaWindow(cron="0 9 * * *", seconds=60.0, time_zone="Mars"), "timeZone", "time zone"),
         (ReplicaWindow(cron="0 9 * * *", seconds=60.0, min=5), "min", "at most replicas.max, which is 4"),
     ],
 )
-def test_invalid_window_is_rejected_with_its_path(window: ReplicaWindow, path: str, says: str) -> None:
-    with pytest.raises(WrongKeyError, match=says) as caught:
+def test_invalid_window_is_rejected_with_its_path(window: ReplicaWindow, path: str, message: str) -> None:
+    with pytest.raises(WrongKeyError, match=message) as caught:
         check_model(ModelSpec(engine="command", replicas=ReplicaRange(max=4, schedule=(window,))))
     assert caught.value.path == ("spec", "replicas", "schedule", 0, path)

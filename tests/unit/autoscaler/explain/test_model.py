@@ -262,9 +262,9 @@ def test_running_model_is_not_reported_as_fitting_no_device() -> None:
 def test_rejection_for_lack_of_a_device_is_listed_as_a_recent_decision() -> None:
     log = Log()
     log.refuse([Unmet(model=ModelName("huge"), reason="needs 30Gi on one device", never=True)], T0 - 3)
-    said = "its requests were rejected, 3 s ago: it fits on no device: needs 30Gi on one device"
-    assert list_recent_decisions(log, T0) == (f"huge: {said}",)
-    assert explain(world([model("huge")], [device()]), "huge", log).sentences[-1] == f"Last: {said}."
+    message = "its requests were rejected, 3 s ago: it fits on no device: needs 30Gi on one device"
+    assert list_recent_decisions(log, T0) == (f"huge: {message}",)
+    assert explain(world([model("huge")], [device()]), "huge", log).sentences[-1] == f"Last: {message}."
 
 
 def test_status_has_a_row_for_every_model_and_for_leftover_replicas() -> None:
@@ -299,15 +299,17 @@ def test_status_gives_the_reason_of_a_live_replica_before_a_stopping_one() -> No
 
 @pytest.mark.parametrize(("held", "begins"), [(0, "No replica is needed now"), (2, "2 replicas are needed")])
 def test_replica_count_set_with_kubectl_is_explained_exactly_once(held: int, begins: str) -> None:
-    said = f"scaled to {held} by kubectl; holds until then"
-    by_hand = Adopted(kind="Deployment", namespace="default", name="a", held=True, reason="ScaledByHand", message=said)
+    message = f"scaled to {held} by kubectl; holds until then"
+    by_hand = Adopted(
+        kind="Deployment", namespace="default", name="a", held=True, reason="ScaledByHand", message=message
+    )
     made = replace(model("a", 20, low=held, high=held, paused=not held), adopted=by_hand)
     first, *others = explain(world([made], [device()]), "a").sentences
     assert first.startswith(begins)
-    assert first.endswith(f": {said}.")
+    assert first.endswith(f": {message}.")
     assert not [line for line in others if "holds until" in line]
     served = world([made], [device()], [replica(made, "r")], histories={"a": History(last_activity_s=T0)})
-    assert [said in line for line in explain(served, "a").sentences].count(True) == 1
+    assert [message in line for line in explain(served, "a").sentences].count(True) == 1
 
 
 def test_model_state_is_one_word_for_each_replica_state() -> None:

@@ -332,8 +332,10 @@ def test_epoch_of_a_new_leader_exceeds_one_known_only_to_a_node_agent() -> None:
     assert write.epoch == 8
 
 
-@pytest.mark.parametrize(("said", "believed"), [((7, 3), 3), ((7, 7, 3), 7), ((9, 8, 3), 8), ((7,), 7), ((), 0)])
-def test_epoch_reported_by_only_one_of_several_node_agents_is_ignored(said: tuple[int, ...], believed: int) -> None:
-    reports = [NodeReport(node=f"n{number}", boot="b", sequence=1, epoch=epoch) for number, epoch in enumerate(said)]
+@pytest.mark.parametrize(("reported", "believed"), [((7, 3), 3), ((7, 7, 3), 7), ((9, 8, 3), 8), ((7,), 7), ((), 0)])
+def test_epoch_reported_by_only_one_of_several_node_agents_is_ignored(reported: tuple[int, ...], believed: int) -> None:
+    reports = [
+        NodeReport(node=f"n{number}", boot="b", sequence=1, epoch=epoch) for number, epoch in enumerate(reported)
+    ]
     there = fold(world(gateways=()), [NodeReported(report=one) for one in reports], T0)[0]
     assert max(list_reported_epochs(there), default=0) == believed

@@ -192,12 +192,12 @@ async def test_expired_version_restarts_list_and_reports_deleted_objects(streams
     server = Server()
     server.streams = streams
     server.truth = {"a": thing("a", 1, "a1"), "b": thing("b", 1, "b1")}
-    gone = [ApiError(410, "Expired", "too old resource version")]
+    removed = [ApiError(410, "Expired", "too old resource version")]
 
     def ends() -> None:
-        if gone:
+        if removed:
             server.truth.pop("a")
-            raise gone.pop()
+            raise removed.pop()
 
     server.ends = ends
     async with following(server) as watched:

@@ -124,10 +124,10 @@ def test_claim_fails_if_a_replica_took_the_device_first() -> None:
 
 def test_deleted_claim_withdraws_its_order_unless_committed() -> None:
     after, _ = acted(fabric(awaited=waits(claim(D0))))
-    gone = observe(shown(after, T0 + 1), AwaitedSeen(awaited=()), now_s=T0 + 1)
-    (given_back,) = releases(plan(gone, T0 + WITHDRAW_S).actions)
+    removed = observe(shown(after, T0 + 1), AwaitedSeen(awaited=()), now_s=T0 + 1)
+    (given_back,) = releases(plan(removed, T0 + WITHDRAW_S).actions)
     assert given_back.order.uncommitted
-    committed = shown(gone, T0 + 2, committed=True)
+    committed = shown(removed, T0 + 2, committed=True)
     assert not releases(plan(committed, T0 + WITHDRAW_S).actions)
 
 
@@ -191,19 +191,19 @@ def test_attached_device_that_no_pod_takes_is_released_after_a_delay() -> None:
     idle_s = T0 + 10 + CLAIM_S
     assert not releases(plan(here, idle_s - 1.0).actions)
     (given_back,) = plan(here, idle_s).actions
-    gone = acted(here, idle_s)[0]
+    removed = acted(here, idle_s)[0]
     assert releases([given_back])
-    again = observe(gone, AwaitedSeen(awaited=waits(claim(D0))), now_s=idle_s)
+    again = observe(removed, AwaitedSeen(awaited=waits(claim(D0))), now_s=idle_s)
     assert said(again, idle_s) == [(FAILED, "NotTaken")]
     assert not orders(plan(again, idle_s).actions)
 
 
 def test_claim_for_devices_of_another_installation_orders_nothing() -> None:
-    theirs = claim(D0, name="theirs", pool="rackb/w1")
-    assert not said(fabric(awaited=waits(theirs)))
-    assert not acted(fabric(awaited=waits(theirs)))[1], "nor to order"
+    foreign = claim(D0, name="theirs", pool="rackb/w1")
+    assert not said(fabric(awaited=waits(foreign)))
+    assert not acted(fabric(awaited=waits(foreign)))[1], "nor to order"
     both = claim(D0)
-    both["status"]["allocation"]["devices"]["results"] += theirs["status"]["allocation"]["devices"]["results"]
+    both["status"]["allocation"]["devices"]["results"] += foreign["status"]["allocation"]["devices"]["results"]
     after, _ = acted(fabric(awaited=waits(both)))
     assert not said(after)
     assert said(arrived(after, T0 + 10), T0 + 10) == [(RESCHEDULE, "Attached")], "of ours all is here"

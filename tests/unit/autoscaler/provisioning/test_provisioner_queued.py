@@ -182,9 +182,9 @@ def test_committed_order_that_never_arrives_is_released_after_an_hour(waiting: i
     over_s = granted_s + DUE_S[1]
     assert (plan(at, over_s - 1).next_s or inf) <= over_s
     at = shown(waits(at, over_s, waiting) if waiting else quiet(at, over_s), over_s, "cloud", committed=True)
-    (gone,) = releases(plan(at, over_s).actions)
-    assert not gone.order.uncommitted, "it goes though it is paid for"
-    after = observe(at, Acted(action=gone), now_s=over_s)
+    (removed,) = releases(plan(at, over_s).actions)
+    assert not removed.order.uncommitted, "it goes though it is paid for"
+    after = observe(at, Acted(action=removed), now_s=over_s)
     assert leads_next or after.capacity.learnt[of.kind].failed == 1
 
 

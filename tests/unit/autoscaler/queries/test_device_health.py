@@ -156,8 +156,8 @@ def test_one_free_slice_is_excluded_per_unassigned_unhealthy_device() -> None:
     noticed = said(world([A], gpus(2), [ours()]), T0, gpu("GPU-a", healthy=False), gpu("GPU-b"), gpu("GPU-c"),
                    pods=(OURS,))  # fmt: skip
     assert list_unhealthy_slices(noticed, T0) == {}, "the device plug-in offers it no more"
-    theirs = PodDevices(namespace="n", name="p", devices=("GPU-a",))
-    taken = said(world([A], gpus(2)), T0, gpu("GPU-a", healthy=False), gpu("GPU-b"), pods=(theirs,))
+    foreign = PodDevices(namespace="n", name="p", devices=("GPU-a",))
+    taken = said(world([A], gpus(2)), T0, gpu("GPU-a", healthy=False), gpu("GPU-b"), pods=(foreign,))
     assert list_unhealthy_slices(taken, T0) == {}, "the kubelet will not give it"
 
 

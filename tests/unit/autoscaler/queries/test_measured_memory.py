@@ -54,8 +54,8 @@ def seen_using(of: Model, one: Replica, used_gi: float) -> World:
 def test_usage_of_a_replica_with_extra_memory_does_not_raise_the_estimate(gpu: Gpu) -> None:
     then = seen_using(asks(gpu), replica(asks(gpu), "ra", memory_bytes=20 * GI, slots=9), 19)
     assert then.models[asks(gpu).name].memory_bytes == 10 * GI
-    said = explain_model(then, plan(then, T0), Log(), asks(gpu).name, T0).sentences
-    assert any("granted 20Gi instead of 10Gi, with 9 slots instead of 4" in line for line in said)
+    message = explain_model(then, plan(then, T0), Log(), asks(gpu).name, T0).sentences
+    assert any("granted 20Gi instead of 10Gi, with 9 slots instead of 4" in line for line in message)
 
 
 @pytest.mark.parametrize("gpu", [ELASTIC, NEITHER])

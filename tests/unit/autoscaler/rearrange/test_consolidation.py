@@ -165,7 +165,7 @@ def test_long_keep_seconds_prevents_consolidation(kept_s: float | Auto, goes: bo
 
 def test_replica_stays_if_its_move_would_not_release_the_order() -> None:
     begin = rents(home())
-    theirs = replace_fields(begin, others={begin.nodes.slices[SliceId("new0")].counted: 1})
+    foreign = replace_fields(begin, others={begin.nodes.slices[SliceId("new0")].counted: 1})
     (lease,) = begin.capacity.leases.values()
     assert lease.listed is not None
     alone = replace(lease, listed=replace(lease.listed, alone=True))
@@ -174,7 +174,7 @@ def test_replica_stays_if_its_move_would_not_release_the_order() -> None:
     beside = known(
         replace_fields(only, slices=on, replicas={**only.replicas, ReplicaId("b1"): replica(B, "b1", on=["w1-0"])})
     )
-    assert [bool(moves(known(one))) for one in (begin, theirs, only, beside)] == [True, False, True, False]
+    assert [bool(moves(known(one))) for one in (begin, foreign, only, beside)] == [True, False, True, False]
 
 
 def test_capacity_order_with_the_fewest_replicas_is_vacated_first() -> None:

@@ -83,9 +83,9 @@ def test_move_starts_the_successor_before_draining_the_old_replica() -> None:
     assert start.replica.move == Move(replica=ReplicaId("n0-a-r"), room_for=ModelName("big"))
     assert {at.nodes.slices[id].node for id in start.replica.resources.slices} == {"n1"}
     assert start.reason == "move n0-a: makes room for big"
-    said = "needs 8 whole devices of 70Gi; 20 are free, at most 6 on one node; moves n0-a from n0 to n1 first"
-    assert [unmet.reason for unmet in made.unmet] == [said]
-    assert {str(row.model): row.why for row in list_status_rows(at, made, T0)}["big"] == said, (
+    message = "needs 8 whole devices of 70Gi; 20 are free, at most 6 on one node; moves n0-a from n0 to n1 first"
+    assert [unmet.reason for unmet in made.unmet] == [message]
+    assert {str(row.model): row.why for row in list_status_rows(at, made, T0)}["big"] == message, (
         "explain and status show it"
     )
     scene = Scene(at, nobody)
@@ -326,8 +326,8 @@ def test_fragmented_memory_of_shared_devices_is_joined_by_a_move() -> None:
     at = world([*small, model("big", 20, low=1)], [device(f"g{at}", 24) for at in range(2)], there)
     made = plan(at, T0)
     assert kinds(made) == ["start a"]
-    said = "needs 20Gi on one device; 28Gi is free, at most 14Gi on one device; moves a from g0 to g1 first"
-    assert [unmet.reason for unmet in made.unmet] == [said]
+    message = "needs 20Gi on one device; 28Gi is free, at most 14Gi on one device; moves a from g0 to g1 first"
+    assert [unmet.reason for unmet in made.unmet] == [message]
     scene = Scene(at, nobody)
     scene.run(40)
     assert scene.ready("big")

@@ -73,7 +73,7 @@ def test_replica_on_a_removed_slice_prevents_a_repartition() -> None:
 
 
 @pytest.mark.parametrize(
-    ("node", "said"),
+    ("node", "message"),
     [
         (cuttable(state="pending"), "check mig-manager on the node"),
         (cuttable(state=""), "check mig-manager on the node"),
@@ -81,9 +81,9 @@ def test_replica_on_a_removed_slice_prevents_a_repartition() -> None:
         (cuttable(usable=False), "but not now"),
     ],
 )
-def test_unavailable_node_is_not_repartitioned_and_the_reason_is_given(node: MigNode, said: str) -> None:
+def test_unavailable_node_is_not_repartitioned_and_the_reason_is_given(node: MigNode, message: str) -> None:
     assert order(town(node)) is None
-    assert said in why(town(node))
+    assert message in why(town(node))
 
 
 def test_mig_strategy_single_prevents_a_repartition_with_a_reason() -> None:

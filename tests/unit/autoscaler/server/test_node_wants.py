@@ -80,11 +80,11 @@ async def test_unknown_artifact_is_inspected_by_one_connected_agent() -> None:
         assert read(await anext(third)).wants == ()
         stepped.step(Tick())  # either of the two does it from now on
         by_third = bool(telling._wants.get(NodeId("n3")))
-        gone, left = (third, other) if by_third else (other, third)
-        await gone.aclose()
+        removed, left = (third, other) if by_third else (other, third)
+        await removed.aclose()
         stepped.step(Tick())
-        wants = telling._wants[NodeId("n2" if by_third else "n3")].wants
-        assert [one.look for one in wants] == [True], "whoever is left does it"
+        requests = telling._wants[NodeId("n2" if by_third else "n3")].wants
+        assert [one.look for one in requests] == [True], "whoever is left does it"
     await left.aclose()
 
 

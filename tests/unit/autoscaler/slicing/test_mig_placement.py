@@ -208,7 +208,7 @@ def test_partition_in_use_is_recorded_even_on_a_closed_device() -> None:
 
 
 @pytest.mark.parametrize(
-    ("does", "says"),
+    ("does", "message"),
     [
         (lambda on: on.add(IDS[0], H100), "gpu-0 exists already"),
         (lambda on: on.add("", H100), "a Device needs a name, not ''"),
@@ -227,10 +227,10 @@ def test_partition_in_use_is_recorded_even_on_a_closed_device() -> None:
         ),
     ],
 )
-def test_invalid_partition_order_raises_an_error_and_changes_nothing(does: Callable[[Any], None], says: str) -> None:
+def test_invalid_partition_order_raises_an_error_and_changes_nothing(does: Callable[[Any], None], message: str) -> None:
     on = fleet((H100, [("1g.10gb", 6)]))
     before = on.find("1g.10gb")
-    with pytest.raises(MigError, match=says) as caught:
+    with pytest.raises(MigError, match=message) as caught:
         does(on)
     assert "\n" not in str(caught.value)
     assert (on.find("1g.10gb"), on.used(IDS[0])) == (before, (Cut("1g.10gb", 6),))

@@ -159,10 +159,10 @@ def test_pod_limits_do_not_exceed_allocatable_for_every_kind(one: sliced.Example
             ),
         )
         if not slice_.closed:
-            asks = slicer_families.build_pod_fields(whole, known)
-            assert asks is not None
-            assert asks.limits or asks.claims
-            asked.update({name: int(many) for name, many in asks.limits.items()})
+            pod_fields = slicer_families.build_pod_fields(whole, known)
+            assert pod_fields is not None
+            assert pod_fields.limits or pod_fields.claims
+            asked.update({name: int(many) for name, many in pod_fields.limits.items()})
     assert all(many <= int(one.node.allocatable[name]) for name, many in asked.items() if name in one.node.allocatable)
 
 

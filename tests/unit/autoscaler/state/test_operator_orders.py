@@ -148,8 +148,8 @@ def test_forced_stop_shortens_the_wait_for_running_requests() -> None:
 
 
 def test_cordoned_device_gets_no_replica_and_explain_gives_the_reason() -> None:
-    wants = [gateway(levels=[level("a", 1)])]
-    at = after(world([A], [device()], [], wants), cordon())
+    requests = [gateway(levels=[level("a", 1)])]
+    at = after(world([A], [device()], [], requests), cordon())
     made = plan(at, T0)
     assert kinds(made) == []
     (unmet,) = made.unmet
@@ -163,9 +163,9 @@ def test_cordoned_device_gets_no_replica_and_explain_gives_the_reason() -> None:
 
 
 def test_cordoned_node_excludes_only_its_own_devices_from_placement() -> None:
-    wants = [gateway(levels=[level("a", 1)])]
+    requests = [gateway(levels=[level("a", 1)])]
     devices = [device("gpu0"), device("gpu1"), device("gpu2", node="n1")]
-    (start,) = plan(after(world([A], devices, [], wants), cordon(NODE)), T0).actions
+    (start,) = plan(after(world([A], devices, [], requests), cordon(NODE)), T0).actions
     assert isinstance(start, StartReplica)
     assert start.replica.resources.slices == (SliceId("gpu2"),)
 

@@ -88,8 +88,8 @@ def test_weights_copies_of_a_running_replica_are_kept_on_its_node() -> None:
     for state in (S.READY, S.DRAINING, S.STOPPING, S.SCRUBBING):
         wanted = build_node_wants(nodes([ada], [one(ada, "a1", state=state, weights=("copies/x",))]))
         assert wanted == {N1: NodeWants(epoch=1, held=("copies/x",))}, state
-    gone = nodes([], [one(ada, "a1", state=S.READY, weights=("copies/x", "copies/y"))])
-    assert build_node_wants(gone)[N1].held == ("copies/x", "copies/y"), "also when its Model is gone"
+    removed = nodes([], [one(ada, "a1", state=S.READY, weights=("copies/x", "copies/y"))])
+    assert build_node_wants(removed)[N1].held == ("copies/x", "copies/y"), "also when its Model is gone"
 
 
 def test_file_artifacts_and_outdated_specs_request_no_weights() -> None:
@@ -202,8 +202,8 @@ def test_missing_or_invalid_adapter_fails_the_start_with_its_name() -> None:
     own = WeightsReport(artifact=ADA, replicas=A1, folder="copies/x/files", ggufs=("a.gguf",))
     lora = WeightsReport(artifact=LORA, replicas=A1)
     assert with_lora(own, replace(lora, failed="no room")) == WeightsFailed("adapter lora: no room")
-    said = "adapter lora: its artifact contains no adapter (GGUF, or PEFT's files); package only one"
-    assert with_lora(own, replace(lora, folder="y")) == WeightsFailed(said)
+    message = "adapter lora: its artifact contains no adapter (GGUF, or PEFT's files); package only one"
+    assert with_lora(own, replace(lora, folder="y")) == WeightsFailed(message)
     odd = with_lora(own, replace(lora, folder="y", adapters=("x,y.gguf",)))
     assert isinstance(odd, WeightsFailed)
     assert "contains one of , : =" in odd.reason
@@ -276,16 +276,16 @@ def test_inspection_result_is_kept_while_a_model_names_the_artifact() -> None:
     assert find_artifact_facts(at, model(pull_secret="mine")) is None
     other = replace(later, sequence=3, weights=(replace(LOOK, artifact="oci://r.io/b:1"),))
     assert len(fold(at, [NodeReported(report=other)], T0)[0].learned.looked) == 1, "nobody asked for that"
-    gone = fold(replace_fields(at, unbrought={ADA: "away"}), [DocumentsSeen()], T0)[0]
-    assert (gone.learned.looked, gone.learned.unbrought) == ({}, {}), "nobody names it any more"
+    removed = fold(replace_fields(at, unbrought={ADA: "away"}), [DocumentsSeen()], T0)[0]
+    assert (removed.learned.looked, removed.learned.unbrought) == ({}, {}), "nobody names it any more"
 
 
 def test_inspection_reported_before_the_documents_is_applied_with_them() -> None:
-    said = replace(LOOK, header="{}")
-    before = replace_fields(looking(said, models=[model("b", "oci://r.io/b:1")]), looked={})
+    message = replace(LOOK, header="{}")
+    before = replace_fields(looking(message, models=[model("b", "oci://r.io/b:1")]), looked={})
     after = fold(before, [DocumentsSeen(models=(model(),))], T0)[0]
-    assert after.learned.looked == {read_weights_request(said): said}
-    newer = replace_fields(after, looked={read_weights_request(said): replace(said, digest="sha256:bb")})
+    assert after.learned.looked == {read_weights_request(message): message}
+    newer = replace_fields(after, looked={read_weights_request(message): replace(message, digest="sha256:bb")})
     kept = fold(newer, [DocumentsSeen(models=(model(), model("b")))], T0)[0]
     assert kept.learned.looked == newer.learned.looked, "another agent has looked since"
 
@@ -358,8 +358,8 @@ def test_start_fails_if_its_model_changes_while_weights_are_pending() -> None:
     there = WeightsReport(artifact=ADA, replicas=A1, folder="copies/x/files")
     at = fold(at, [NodeReported(report=replace(report, sequence=2, weights=(there,)))], T0)[0]
     assert assess_weights(at, waits, before, T0, T0) == Laid("copies/x/files", ""), "they were there before that"
-    gone = fold(nodes([], [waits]), [NodeReported(report=report)], T0)[0]
-    assert isinstance(assess_weights(gone, waits, before, T0, T0), WeightsPending), "the plan stops it"
+    removed = fold(nodes([], [waits]), [NodeReported(report=report)], T0)[0]
+    assert isinstance(assess_weights(removed, waits, before, T0, T0), WeightsPending), "the plan stops it"
 
 
 def test_start_without_a_device_fails_its_weights_request() -> None:
@@ -403,8 +403,8 @@ def test_two_spellings_of_an_artifact_are_treated_as_one_artifact() -> None:
     assert list(InspectionAssigner().looks(at, [N1], None)) == [], "one look is enough for both"
     report = NodeReport(node="n1", boot="b", sequence=2, copies=(name,))
     after = fold(at, [NodeReported(report=report)], T0)[0]
-    wants = [build_placement_request(one, 0, T0, EvictionLevel.NONE, "") for one in (short, full)]
-    assert [want.supplies.artifact for want in wants] == [name, name]
+    requests = [build_placement_request(one, 0, T0, EvictionLevel.NONE, "") for one in (short, full)]
+    assert [want.supplies.artifact for want in requests] == [name, name]
     assert [weights_state(after, one) for one in (short, full)] == ["here", "here"]
     assert short.spec_hash() != full.spec_hash(), "nothing that runs is restarted for it"
 

@@ -48,7 +48,7 @@ def starting(of: Model, node: int, **more: Any) -> Replica:
 
 
 def image_wants(one: World, ahead: Iterable[tuple[ModelName, NodeId]] = ()) -> dict[str, tuple[ImageWant, ...]]:
-    return {str(node): wants for node, wants in ImageWants().of(one, ahead).items()}
+    return {str(node): requests for node, requests in ImageWants().of(one, ahead).items()}
 
 
 def where(one: World) -> set[str]:
@@ -138,13 +138,13 @@ def test_suitable_nodes_are_computed_once_while_slices_do_not_change(monkeypatch
 
     monkeypatch.setattr(image_prepull, "_could_hold", counted)
     models = [needs(name, low=1) for name in ("a", "b")] + [needs("c", 6, low=1)]
-    wants, one = ImageWants(), at(models)
-    first = wants.of(one)
+    requests, one = ImageWants(), at(models)
+    first = requests.of(one)
     assert len(looks) == 2, "a and b ask for the same"
     pulled = replace_fields(one, images=having(*first))
-    assert wants.of(pulled) == ImageWants().of(pulled)
+    assert requests.of(pulled) == ImageWants().of(pulled)
     looks.clear()
-    assert wants.of(one) == first
+    assert requests.of(one) == first
     assert not looks, "images come and go all the time"
     fewer = replace_fields(one, slices={id: of for id, of in one.nodes.slices.items() if of.node not in first})
-    assert wants.of(fewer) == ImageWants().of(fewer) != first
+    assert requests.of(fewer) == ImageWants().of(fewer) != first

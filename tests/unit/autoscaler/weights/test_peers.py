@@ -46,8 +46,8 @@ def test_peers_with_the_artifact_come_before_fetching_peers() -> None:
         report("n5", weights=(holds,)),
         replace(report("n6", copies=(ADA,)), peer=""),
     )
-    wants = {NodeId("n2"): NodeWants(epoch=1, wants=(NodeWant(artifact=ADA),))}
-    found = list_peers(there, wants, ADA, T0)
+    requests = {NodeId("n2"): NodeWants(epoch=1, wants=(NodeWant(artifact=ADA),))}
+    found = list_peers(there, requests, ADA, T0)
     assert (names(found.whole), names(found.coming)) == (["n3", "n5"], ["n1", "n2"])
     assert [one.digest for one in found.whole] == ["", DIGEST]
     assert set(names(select_peers(found, NodeId("n3")))) == {"n5", "n1", "n2"}, "nobody is its own peer"
@@ -56,8 +56,8 @@ def test_peers_with_the_artifact_come_before_fetching_peers() -> None:
 
 def test_agent_that_only_inspects_an_artifact_is_not_a_peer() -> None:
     there = said(report("n1", weights=(WeightsReport(artifact=ADA, digest=DIGEST, look=True),)), report("n2"))
-    wants = {NodeId("n2"): NodeWants(epoch=1, wants=(NodeWant(artifact=ADA, look=True),))}
-    assert list_peers(there, wants, ADA, T0) == ((), ())
+    requests = {NodeId("n2"): NodeWants(epoch=1, wants=(NodeWant(artifact=ADA, look=True),))}
+    assert list_peers(there, requests, ADA, T0) == ((), ())
 
 
 def test_silent_agent_is_not_listed_as_a_peer() -> None:

@@ -293,17 +293,17 @@ async def test_reported_folder_outside_store_copies_is_rejected(
 
 
 @pytest.mark.parametrize(
-    ("said", "status"),
+    ("fields", "status"),
     [({"weights": [{"artifact": "oci://r.io/a:1", "digest": "sha256:" + "0a" * 32}]}, 200),
      ({"weights": [{"artifact": "oci://r.io/a:1", "digest": "sha256:0a\n"}]}, 400),
      ({"weights": [{"artifact": "oci://r.io/a:1", "digest": "x" * 1000}]}, 400),
      ({"peer": "https://" + "n" * PEER_CHARS_MAX + ":1"}, 400)],
 )  # fmt: skip
 async def test_malformed_digest_or_oversized_peer_url_is_rejected(
-    aiohttp_client: AiohttpClient, said: dict[str, object], status: int
+    aiohttp_client: AiohttpClient, fields: dict[str, object], status: int
 ) -> None:
     client = await aiohttp_client(ContractServer(SteppedLoop(world()).loop).application())
-    assert (await client.post("/v1/node", data=body(**said))).status == status
+    assert (await client.post("/v1/node", data=body(**fields))).status == status
 
 
 async def test_error_for_a_rejected_agent_token_names_the_token_file_option(tmp_path: Path) -> None:
@@ -311,17 +311,17 @@ async def test_error_for_a_rejected_agent_token_names_the_token_file_option(tmp_
     runner = web.AppRunner(ContractServer(loop).application(ContractAuth(lambda: ("right",))))
     await runner.setup()
     await web.UnixSite(runner, str(tmp_path / "s")).start()
-    way, wrong = (HttpWay(f"unix:{tmp_path / 's'}", partial(str, said), None) for said in ("right", "wrong"))
-    gone = HttpWay(f"unix:{tmp_path / 'gone'}", None, None)
+    way, wrong = (HttpWay(f"unix:{tmp_path / 's'}", partial(str, reported), None) for reported in ("right", "wrong"))
+    removed = HttpWay(f"unix:{tmp_path / 'gone'}", None, None)
     try:
         await way.send(body())
         assert [type(one) for one in loop.observed] == [NodeReported]
         with pytest.raises(WayError, match="it responded with 401: --token-file"):
             await wrong.send(body())
         with pytest.raises(WayError, match="UnixClientConnectorError"):
-            await gone.send(body())
+            await removed.send(body())
     finally:
-        for one in (way, wrong, gone):
+        for one in (way, wrong, removed):
             await one.close()
         await runner.cleanup()
 

@@ -71,8 +71,8 @@ def test_provider_unsupported_in_this_mode_is_rejected(mode: Mode, fits: bool) -
     if fits:
         check_provider_modes(settings, mode)
     else:
-        said = re.escape("`cro` is supported only in a cluster (the chart with scope `cluster`): remove this entry")
-        with pytest.raises(click.UsageError, match=rf"Settings: capacity\[0\]: {said}"):
+        message = re.escape("`cro` is supported only in a cluster (the chart with scope `cluster`): remove this entry")
+        with pytest.raises(click.UsageError, match=rf"Settings: capacity\[0\]: {message}"):
             check_provider_modes(settings, mode)
 
 

@@ -42,16 +42,16 @@ def header(tmp_path: Path) -> str:
     ).decode()
 
 
-def seen(*said: WeightsReport) -> dict[WeightsRequest, WeightsReport]:
-    return {read_weights_request(one): one for one in said}
+def seen(*reports: WeightsReport) -> dict[WeightsRequest, WeightsReport]:
+    return {read_weights_request(one): one for one in reports}
 
 
 def look(artifact: str = ADA, **fields: object) -> WeightsReport:
     return WeightsReport(artifact=artifact, look=True, digest="sha256:aa", **fields)  # type: ignore[arg-type]
 
 
-def of(one: Model, *said: WeightsReport, at: Sizes | None = None) -> Model:
-    (found,) = (at or Sizes(lambda: T0)).of([one], seen(*said)).models
+def of(one: Model, *reports: WeightsReport, at: Sizes | None = None) -> Model:
+    (found,) = (at or Sizes(lambda: T0)).of([one], seen(*reports)).models
     return found
 
 

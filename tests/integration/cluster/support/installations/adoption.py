@@ -82,9 +82,9 @@ class Adopting(House):
         """Waits for our condition on a workload with that reason (empty: no condition) and returns it."""
         while True:
             found = (await self.api.get(f"{self.apps}/{kind}/{name}"))["status"].get("conditions", [])
-            ours = [one for one in found if one["type"] == OURS + "Adopted"]
-            if [one["reason"] for one in ours] == ([reason] if reason else []):
-                return ours[0] if ours else {}
+            own = [one for one in found if one["type"] == OURS + "Adopted"]
+            if [one["reason"] for one in own] == ([reason] if reason else []):
+                return own[0] if own else {}
             await asyncio.sleep(0.05)
 
     async def annotate(self, name: str, notes: dict[str, str], kind: str = "deployments") -> None:

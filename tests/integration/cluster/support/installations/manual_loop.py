@@ -72,12 +72,14 @@ class House:
     def _unix_s(self) -> float:
         return self._wall_at_0_s + self.stepped.now_s
 
-    def _hear(self, origin: Origin, said: StatusSeen) -> None:
+    def _hear(self, origin: Origin, reported: StatusSeen) -> None:
         name = self.installation.settled.names.get(origin)
         if self.stepped.loop.world.leadership.leads:
-            self.statuses.hear(said)
+            self.statuses.hear(reported)
         elif name is not None:
-            self.stepped.step(*model_status.restore_histories({name: said.status}, self._now_s(), self._unix_s())[0])
+            self.stepped.step(
+                *model_status.restore_histories({name: reported.status}, self._now_s(), self._unix_s())[0]
+            )
 
     # --- inputs -------------------------------------------------------------------------------------------------------
 

@@ -218,8 +218,8 @@ class Estate:
 
     def _all_live(self) -> None:
         for name, process in self.processes.items():
-            said = (self._folder / f"{name}.log").read_text()[-2000:]
-            assert process.returncode is None, f"{name} ended with {process.returncode}: {said}"
+            output = (self._folder / f"{name}.log").read_text()[-2000:]
+            assert process.returncode is None, f"{name} ended with {process.returncode}: {output}"
 
     async def call(self, name: str, gateway: str = "g1", **headers: str) -> Answered:
         """Sends one chat completion; status 0: the connection failed."""

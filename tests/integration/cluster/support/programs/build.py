@@ -70,8 +70,8 @@ def key(sources: Sources = TESTPLANE) -> str:
             digest.update(file.read_bytes())
     if shutil.which("go") is None:
         raise BuildError("the cluster tests need Go 1.26, or PILOTLIGHT_TESTPLANE=FOLDER with the programs")
-    said = subprocess.run(["go", "env", "GOVERSION", "GOOS", "GOARCH"], check=True, capture_output=True)
-    digest.update(said.stdout)
+    reported = subprocess.run(["go", "env", "GOVERSION", "GOOS", "GOARCH"], check=True, capture_output=True)
+    digest.update(reported.stdout)
     return digest.hexdigest()[:16]
 
 

@@ -47,7 +47,7 @@ async def test_no_keys_are_fetched_without_pod_identity_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("env", "said"),
+    ("env", "message"),
     [
         ({FULL: "http://keys.example/v1"}, "contacted over https only"),
         ({FULL: "http://169.254.169.254/latest"}, "contacted over https only"),
@@ -61,8 +61,8 @@ async def test_no_keys_are_fetched_without_pod_identity_settings() -> None:
         ({FULL: "http://127.0.0.1:1/v1", FROM_FILE: "/nobody/token"}, "contains no token"),
     ],
 )
-async def test_unsafe_pod_identity_urls_and_tokens_are_rejected(env: dict[str, str], said: str) -> None:
-    with pytest.raises(PolicyError, match=said):
+async def test_unsafe_pod_identity_urls_and_tokens_are_rejected(env: dict[str, str], message: str) -> None:
+    with pytest.raises(PolicyError, match=message):
         await PodKeys(env, StillClock()).keys()
 
 

@@ -68,12 +68,12 @@ class Server:
             raise ApiError(409, "Conflict", "the object has been modified")
         metadata["annotations"] = metadata["annotations"] | body["metadata"]["annotations"]
         self._wrote(metadata)
-        said = {"metadata": dict(metadata)}
+        fields = {"metadata": dict(metadata)}
         if self.meddles:
             self.meddles -= 1
             metadata["annotations"] = {k: v for k, v in metadata["annotations"].items() if k != pods.DRAIN}
             self._wrote(metadata)
-        return said
+        return fields
 
     async def delete(self, path: str, *, uid: str, version: str | None, grace_s: int | None) -> Object:
         del path

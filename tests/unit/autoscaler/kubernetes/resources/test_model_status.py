@@ -239,14 +239,14 @@ def test_model_is_omitted_until_its_serving_installation_is_known() -> None:
 
 
 def test_served_elsewhere_condition_is_ignored_when_status_is_read() -> None:
-    said = {
+    fields = {
         "type": "ServedElsewhere",
         "status": "True",
         "reason": "r",
         "message": "m",
         "lastTransitionTime": "2026-01-01T00:00:00Z",
     }
-    assert statuses.read_status({"conditions": [said]}) == NO_STATUS
+    assert statuses.read_status({"conditions": [fields]}) == NO_STATUS
 
 
 @pytest.mark.parametrize("reason", SITUATIONS)

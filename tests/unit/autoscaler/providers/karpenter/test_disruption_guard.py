@@ -90,8 +90,8 @@ async def test_pod_is_protected_while_starting_or_draining_but_not_when_ready(of
     assert await of.looks(at(one("a", S.STOPPING))) == ["a"]
     assert len(of.server.writes) == 4, "one for each change"
     (first, *_) = of.server.writes
-    said = {"metadata": {"uid": "u-a", "annotations": {DO_NOT_DISRUPT: None}}}
-    assert first == ("PATCH", f"{PODS}/a", said), "and nothing else of it"
+    fields = {"metadata": {"uid": "u-a", "annotations": {DO_NOT_DISRUPT: None}}}
+    assert first == ("PATCH", f"{PODS}/a", fields), "and nothing else of it"
 
 
 @call_with(bench)

@@ -492,8 +492,8 @@ async def test_release_tags_all_blocks_as_released_after_a_failed_write(
     await when(lambda: len(rig.fabric.patches()) > tried + 3)
     rig.fabric.sealed = set()
     await until(provider, nothing)
-    said = [str(rig.fabric.blocks[name].client).partition(" ")[0] for name in ("Gpu-1", "Gpu-2")]
-    assert said == ["pilotlight-gone", "pilotlight-gone"]
+    reported = [str(rig.fabric.blocks[name].client).partition(" ")[0] for name in ("Gpu-1", "Gpu-2")]
+    assert reported == ["pilotlight-gone", "pilotlight-gone"]
 
 
 @pytest.mark.parametrize("notes", [False, True], ids=["in Client", "in Notes"])

@@ -189,9 +189,9 @@ async def test_gpu_in_use_is_kept_and_its_user_is_reported(rig: Rig) -> None:
     rig.table = [PodDevices(namespace="engines", name="bob", devices=(A,))]
     gpu.used_mib = 6000
     rig.want(A, leave=True)
-    for says in ("process 4711 computes on it", "pod engines/bob uses it", "6000 MiB of its memory are in use"):
+    for expected in ("process 4711 computes on it", "pod engines/bob uses it", "6000 MiB of its memory are in use"):
         await rig.turns(3)
-        assert (rig.report().says, rig.report().done, rig.node.said) == (says, False, [])
+        assert (rig.report().says, rig.report().done, rig.node.said) == (expected, False, [])
         if gpu.computing:
             gpu.computing = ()
         elif rig.table:

@@ -49,9 +49,9 @@ async def test_wanted_weights_are_pulled_reported_and_locked_in_the_store(kept: 
     async with kept.running():
         kept.wants(want(host, "r1"))
         await kept.until(lambda: kept.said and kept.said[0].folder)
-        (said,) = kept.said
-        assert (said.replicas, said.ggufs, said.failed) == (("r1",), ("a.gguf",), "")
-        assert (kept.root / said.folder / "a.gguf").read_bytes() == b"GGUF"
+        (message,) = kept.said
+        assert (message.replicas, message.ggufs, message.failed) == (("r1",), ("a.gguf",), "")
+        assert (kept.root / message.folder / "a.gguf").read_bytes() == b"GGUF"
         assert kept.in_use() == [True]
         await kept.until(lambda: kept.keeping.report()[0] == (want(host).artifact,))
         metrics = kept.keeping.metrics.text().decode()
@@ -293,10 +293,10 @@ def test_higher_epoch_of_a_new_leader_is_reported_immediately(kept: Kept) -> Non
 
 
 async def test_peers_are_queried_for_a_pull_but_not_for_stored_weights(kept: Kept, host: str) -> None:
-    asked, asks = list[str](), list[int]()
+    asked, requested = list[str](), list[int]()
 
     def nobody() -> tuple[Peer, ...]:
-        asks.append(1)
+        requested.append(1)
         return ()
 
     async def peering(artifact: str) -> Peering:
@@ -307,7 +307,7 @@ async def test_peers_are_queried_for_a_pull_but_not_for_stored_weights(kept: Kep
     async with kept.running():
         kept.wants(want(host, "r1"))
         await kept.until(lambda: kept.said and kept.said[0].folder)
-        assert (asked, asks) == ([want(host).artifact], [1])
+        assert (asked, requested) == ([want(host).artifact], [1])
         kept.wants(want(host, "r1", "r2"))
         await kept.until(lambda: kept.said[0].replicas == ("r1", "r2"))
         assert len(asked) == 1

@@ -44,8 +44,14 @@ async def test_inspection_reports_digest_and_files_without_a_download(kept: Kept
         look = replace(want(host, "r1"), look=True)
         kept.wants(look)
         await kept.until(lambda: kept.said and kept.said[0].digest)
-        (said,) = kept.said
-        assert (said.look, said.replicas, said.image, said.ggufs, said.folder) == (True, ("r1",), "", ("a.gguf",), "")
+        (message,) = kept.said
+        assert (message.look, message.replicas, message.image, message.ggufs, message.folder) == (
+            True,
+            ("r1",),
+            "",
+            ("a.gguf",),
+            "",
+        )
         assert Store(kept.root).rows() == []
         kept.wants(replace(look, replicas=(ReplicaId("r1"), ReplicaId("r2"))))
         await kept.until(lambda: kept.said[0].replicas == ("r1", "r2"))
@@ -66,13 +72,13 @@ async def test_twenty_wanted_inspections_run_only_up_to_the_concurrency_limit(
 ) -> None:
     at_once, most, let = 0, 0, asyncio.Event()
 
-    async def waits(said: WeightsReport, *_: object) -> WeightsReport:
+    async def waits(report: WeightsReport, *_: object) -> WeightsReport:
         nonlocal at_once, most
         at_once += 1
         most = max(most, at_once)
         await let.wait()
         at_once -= 1
-        return replace(said, digest="sha256:aa", no_header="none")
+        return replace(report, digest="sha256:aa", no_header="none")
 
     monkeypatch.setattr(fetch, "inspect_artifact", waits)
     async with kept.running():
@@ -84,8 +90,8 @@ async def test_twenty_wanted_inspections_run_only_up_to_the_concurrency_limit(
 
 
 async def test_headers_too_large_for_one_report_are_sent_in_turn(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def found(said: WeightsReport, *_: object) -> WeightsReport:
-        return replace(said, digest="sha256:aa", header="x" * (HEADERS_CHARS_MAX // 3))
+    async def found(report: WeightsReport, *_: object) -> WeightsReport:
+        return replace(report, digest="sha256:aa", header="x" * (HEADERS_CHARS_MAX // 3))
 
     def reported() -> set[str]:
         return {one.artifact for one in kept.said if one.header}
@@ -113,8 +119,8 @@ async def test_failed_inspection_is_retried_after_an_interval(kept: Kept, host: 
 
 
 async def test_overlong_reason_of_a_failed_inspection_is_truncated(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def found(said: WeightsReport, *_: object) -> WeightsReport:
-        return replace(said, digest="sha256:aa", no_image="x" * 1_000_000, no_header="x" * 1_000_000)
+    async def found(report: WeightsReport, *_: object) -> WeightsReport:
+        return replace(report, digest="sha256:aa", no_image="x" * 1_000_000, no_header="x" * 1_000_000)
 
     monkeypatch.setattr(fetch, "inspect_artifact", found)
     async with kept.running():
@@ -128,10 +134,10 @@ async def test_artifact_that_is_not_an_image_is_inspected_again_later(
 ) -> None:
     seen = list[str]()
 
-    async def found(said: WeightsReport, *_: object) -> WeightsReport:
-        seen.append(said.artifact)
+    async def found(report: WeightsReport, *_: object) -> WeightsReport:
+        seen.append(report.artifact)
         return replace(
-            said, digest="sha256:aa", no_header="none", image="models" if said.artifact in seen[:-1] else None
+            report, digest="sha256:aa", no_header="none", image="models" if report.artifact in seen[:-1] else None
         )
 
     monkeypatch.setattr(fetch, "inspect_artifact", found)

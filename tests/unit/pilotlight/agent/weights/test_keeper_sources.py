@@ -39,9 +39,9 @@ async def test_hub_and_bucket_weights_are_downloaded_once_for_two_replicas(
             monkeypatch.setenv(name, value)
         kept.wants(want(artifact, "r1"))
         await kept.until(lambda: kept.said and (kept.said[0].folder or kept.said[0].failed))
-        (said,) = kept.said
-        assert (said.replicas, said.ggufs, said.failed) == (("r1",), ("a.gguf",), "")
-        assert (kept.root / said.folder / "a.gguf").read_bytes() == CONTENT
+        (message,) = kept.said
+        assert (message.replicas, message.ggufs, message.failed) == (("r1",), ("a.gguf",), "")
+        assert (kept.root / message.folder / "a.gguf").read_bytes() == CONTENT
         await kept.until(lambda: kept.keeping.report()[0] == (artifact,))
         asked = len(hub.cdn.seen) + len(s3.seen)
         kept.wants(want(artifact, "r1", "r2"))

@@ -93,16 +93,16 @@ async def agent(
 
 async def test_peer_serves_private_weights_only_to_agent_certificates(tmp_path: Path) -> None:
     await filled(Store(tmp_path / "store", spare_bytes=0).open(), private=True)
-    ours, stranger = shown(tmp_path), shown(tmp_path, THEIRS)
-    async with Autoscaler(tmp_path).running() as way, agent("n1", way, tmp_path / "store", ours) as one:
+    own, stranger = shown(tmp_path), shown(tmp_path, THEIRS)
+    async with Autoscaler(tmp_path).running() as way, agent("n1", way, tmp_path / "store", own) as one:
         assert one.url.startswith("https://127.0.0.1:")
-        trusts = ssl.create_default_context(cafile=ours.identity.ca)
-        for identity in (None, stranger.identity, ours.identity):
+        trusts = ssl.create_default_context(cafile=own.identity.ca)
+        for identity in (None, stranger.identity, own.identity):
             if identity is not None and identity.cert is not None:
                 trusts.load_cert_chain(identity.cert, identity.key)
             async with aiohttp.ClientSession() as session:
                 asked = session.get(f"{one.url}{BLOB}", ssl=trusts, server_hostname=CERTIFIED)
-                if identity is not ours.identity:
+                if identity is not own.identity:
                     with pytest.raises((aiohttp.ClientError, OSError)):
                         await asked
                     continue

@@ -142,19 +142,19 @@ def test_verify_keeps_a_corrupt_pinned_copy(host: str, store: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         (("pull", "Oci://x"), 2, "is not a reference to an artifact"),
         (("pull", "oci://127.0.0.1:1/a/b"), 1, "does not answer"),
     ],
 )
 def test_failed_weights_command_prints_a_one_line_error(
-    words: tuple[str, ...], code: int, said: str, store: str, monkeypatch: pytest.MonkeyPatch
+    words: tuple[str, ...], code: int, message: str, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("artifacts.http.retry.TRIES_MAX", 1)
     result = run(*words, *(("--store", store) if words[0] == "pull" else ()))
     assert (result.exit_code, result.stderr.count("\n")) == (code, 1)
-    assert said in result.stderr
+    assert message in result.stderr
 
 
 def _changed(path: Path, by: bytes) -> None:

@@ -30,8 +30,8 @@ def shown(
 ) -> tuple[str, str, str] | None:
     """(status, reason, message) for a workload with valid annotations."""
     model = read_model(annotated(**seen), others or Others())
-    said = build_condition(problem, model, None if called is None else ModelName(called), taken)
-    return None if said is None else said[1:]
+    reported = build_condition(problem, model, None if called is None else ModelName(called), taken)
+    return None if reported is None else reported[1:]
 
 
 def said(reason: str = "Scaled", status: str = "True") -> ConditionValue:

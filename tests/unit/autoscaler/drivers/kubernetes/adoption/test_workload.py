@@ -507,13 +507,13 @@ async def test_composite_driver_routes_each_order_to_the_driver_of_its_model() -
     assert reports == [Synced()]
     both.lead()
     assert reports == [Synced(), Synced()]
-    theirs = Bench().order("a")
-    ours = replace(theirs, id=ReplicaId("b"), spec_hash="12345678")
+    foreign = Bench().order("a")
+    own_one = replace(foreign, id=ReplicaId("b"), spec_hash="12345678")
     pods = Model(name=ModelName("bert"), spec=ModelSpec(engine="command"))
-    both.start(theirs, read_model(annotated()))
-    both.start(ours, pods)
-    both.stop(theirs, 5.0)
-    both.stop(ours, 6.0)
+    both.start(foreign, read_model(annotated()))
+    both.start(own_one, pods)
+    both.stop(foreign, 5.0)
+    both.stop(own_one, 6.0)
     assert adopted.orders == ["start a of ada", "stop a in 5"]
     assert own.orders == ["start b of bert", "stop b in 6"]
     assert both.obstacle(pods) == "bert!"
