@@ -162,7 +162,7 @@ def given(values: Values) -> Iterator[Grant]:
 def test_rbac_rules_rendered_for_each_value_set_are_exactly_as_expected(name: str) -> None:
     found = list(given(SETS[name]))
     assert set(found) == WANTED[name]
-    assert len(found) == len(set(found)), "said once"
+    assert len(found) == len(set(found)), "listed once"
 
 
 @pytest.mark.parametrize("values", SETS.values(), ids=SETS.keys())

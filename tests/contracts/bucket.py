@@ -255,8 +255,8 @@ class BucketContract:
     async def test_push_of_a_bucket_model_stores_its_files_in_the_registry(self, rig: Rig, tmp_path: Path) -> None:
         await rig.put("m 1/one é.gguf", WEIGHTS)
         await rig.put("m 1/LICENSE", b"free")
-        nobody = {"HOME": str(tmp_path), "REGISTRY_AUTH_FILE": str(tmp_path / "none.json")}
-        env, store = nobody | rig.env(), ("--store", str(tmp_path / "store"))
+        no_login = {"HOME": str(tmp_path), "REGISTRY_AUTH_FILE": str(tmp_path / "none.json")}
+        env, store = no_login | rig.env(), ("--store", str(tmp_path / "store"))
         async with FakeRegistry().serving() as to:
             ref = f"{to.host}/team/m:v1"
             for words in (("push", f"s3://{rig.bucket}/m 1/", ref, *store), ("pull", ref, *store)):

@@ -131,7 +131,7 @@ NOT_TOLD = {
     "gateway.upstream.pool.PORT_MAX": "of TCP: grammar",
     "gateway.http.sse.SIZES_MAX": "chunk sizes remembered as read: a few KiB",
     "gateway.http.sse._SIZE_BYTES_MAX": "8 digits and their CRLF: grammar",
-    "gateway.limits.Limits.memory_bytes": "0 means the cgroup's: the row says so in words",
+    "gateway.limits.Limits.memory_bytes": "0 means the limit of the cgroup: the row states it in words",
     "gateway.telemetry.WRITES_PER_FLUSH_MAX": "the pace of writing: what is left waits as an event line",
     "gateway.upstream.pool.LEARN_SWEEPS_MAX": "when an engine is taken to close after streams: no bound",
     "gateway.upstream.connection.JOIN_BYTES_MAX": "up to where head and body go out in one call: no bound",

@@ -91,7 +91,7 @@ class Gateway(RuleBasedStateMachine):
             ordered = reason == "connect" or (reason != "timeout" and call.hold.leaves)
             first = call.fled is None or call.fled.leaves
             self.play(self.script.dispatch.bounce(call, self.script.now_s, reason))
-            assert ordered or first or call.state is CallState.ENDED, "moved twice, and nobody had ordered that"
+            assert ordered or first or call.state is CallState.ENDED, "moved twice without an order"
 
     @rule(replica=REPLICAS, hold=st.integers(0, 3), state=st.sampled_from(("ready", "ready", "draining", "starting")))
     def replica(self, replica: str, hold: int, state: str) -> None:
@@ -99,7 +99,7 @@ class Gateway(RuleBasedStateMachine):
 
     @rule(replica=REPLICAS)
     def replica_gone(self, replica: str) -> None:
-        self.heard(lambda: self.script.gone(replica))
+        self.heard(lambda: self.script.remove_replica(replica))
 
     @rule(others_wait=st.booleans(), expected_s=st.sampled_from((None, 1.0, 20.0)))
     def say(self, others_wait: bool, expected_s: float | None) -> None:

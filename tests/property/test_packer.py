@@ -132,7 +132,7 @@ def test_added_capacity_never_drains_a_replica_kept_without_it(begin: World, siz
             assert isinstance(action, DrainReplica)
             assert action.victim_of in {unmet.model for unmet in before.unmet} & {unmet.model for unmet in after.unmet}
     if not before.unmet and not any(isinstance(action, StartReplica) for action in before.actions):
-        assert kinds(after) == kinds(before), "nobody waited: what is added changes nothing"
+        assert kinds(after) == kinds(before), "no request waited, so additional nodes change nothing"
 
 
 @QUICK

@@ -208,7 +208,7 @@ def compare(raw: bytes, wishes: Wishes, content: bytes, *, stream: bool) -> None
     message = read[0]
     if stream and wishes.drop_usage:
         message = without_usage(message)
-    assert content == message, "something else than the engine said"
+    assert content == message, "content differs from the engine's response"
 
 
 def without_usage(content: bytes) -> bytes:

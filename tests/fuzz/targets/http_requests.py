@@ -52,7 +52,7 @@ def target(request: Request) -> bytes:
 
 
 def one_way(request: Request) -> None:
-    """The engine gets one request: that body, a path of ours, and only headers that we name."""
+    """The engine gets one request: that body, an API path of the engine, and only headers on our list."""
     sent = forwarded(request)
     if sent is None:
         return

@@ -37,7 +37,7 @@ class FakeS3(FakeRegistry):
         self.summed = False
         """Whether it stores and returns sha256 checksums."""
         self.lists_sums = True
-        """Whether its list says which objects have checksums."""
+        """Whether its list names the objects that have checksums."""
         self.open = False
         """Whether anyone may read it."""
         self.page = 2

@@ -169,9 +169,7 @@ def forms() -> Iterator[Fault]:
     }  # fmt: skip
     for name, body in broken.items():
         yield Fault(f"prompt in a form: {name}", post(FORMS, body, kind=kind), 400, "invalid_request")
-    yield Fault(
-        "prompt as a form's model", post(FORMS, form(b"model", text) + end, kind=kind), 404, "model_not_found"
-    )
+    yield Fault("prompt as a form's model", post(FORMS, form(b"model", text) + end, kind=kind), 404, "model_not_found")
     bounded = f"multipart/form-data; boundary={PROMPT}; {PROMPT}"
     yield Fault("prompt as a boundary", post(FORMS, model + end, kind=bounded), 400, "invalid_request")
     passed = model + form(b"prompt", text) + form(b"file", text, b'; filename="%b"' % PROMPT.encode()) + end

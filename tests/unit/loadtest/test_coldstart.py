@@ -108,7 +108,7 @@ async def test_each_round_waits_for_zero_replicas_and_records_the_phases(aiohttp
 async def test_round_with_from_gone_waits_until_no_node_has_the_weights(
     aiohttp_server: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The weights stay until someone removes them; a progress message says so."""
+    """The weights stay until someone removes them; a progress message states it."""
     monkeypatch.setattr(loadtest.coldstart, "SAY_EVERY_S", 0.0)
     server = ColdServer(looks=0)
     weights = ["absent", "here", "here"]

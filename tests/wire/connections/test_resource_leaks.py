@@ -148,7 +148,9 @@ async def test_reused_connection_closed_by_engine_is_replaced_without_retry(firs
             assert (await client.answer())[0] == 200
             await nothing_left(one)
         assert b"upstream_retries_total{" not in one.front.telemetry.text((), None)
-        await until("what was closed is gone here too", lambda: sum(pool.connections for pool in pools(one)) <= 1)
+        await until(
+            "closed connections are removed here too", lambda: sum(pool.connections for pool in pools(one)) <= 1
+        )
 
 
 async def test_engine_sees_the_disconnect_before_it_gets_the_queued_request() -> None:

@@ -63,7 +63,7 @@ QUIRKS = (
     Quirk(("hypercorn", "aiohttp-python"), re.compile(rb"(?:\A|\r\n)[^ \r\n]*[a-z][^ \r\n]* /"),
           "they write methods in upper case; we find no such method, and forward POST alone"),
     Quirk(("waitress",), re.compile(rb"(?is)\r\nconnection:(?:[^\r]*,|.*\r\nconnection:)"),
-          "it hears `close` only where it stands alone; we close, and no Connection goes up"),
+          "it recognizes `close` only as the sole option; we close, and forward no Connection header"),
     Quirk(("waitress",), re.compile(rb"(?i)\r\nexpect:"),
           "it loses a request after an expectation without a body; we answer it ourselves"),
     Quirk(("uvicorn-httptools",), re.compile(rb"(?i)\r\n0+\r\nconnection:"),
@@ -81,7 +81,7 @@ class Accepted(NamedTuple):
     """Whether all of the input was parsed as requests."""
 
     @property
-    def ours(self) -> list[tuple[str, str, str]]:
+    def readings(self) -> list[tuple[str, str, str]]:
         """Return the requests, as a Reading's `bare`."""
         return [
             Reading(head.method.decode(), (head.path + b"?" + head.query).decode(), in_one(body).decode("latin-1")).bare
@@ -196,7 +196,7 @@ async def asked(port: int, item: Accepted, silent_s: float) -> tuple[Heard, list
     If we parse all of the input, another request follows it, so that leftover or smuggled bytes become visible. Other
     servers may keep an HTTP/1.0 connection alive; the gateway closes it.
     """
-    own, last = item.ours, item.requests[-1].head
+    own, last = item.readings, item.requests[-1].head
     if not item.whole or last.minor == 0:
         return await ask(port, Step(item.data, len(own), silent_s)), own
     wanted = [*own, LAST] if last.keep_alive else own

@@ -252,7 +252,7 @@ async def test_node_disruption_waits_for_the_running_stream(
             drift = {"spec": {"template": {"metadata": {"labels": {"test": namespace, "wave": "2"}}}}}
             await api.patch(f"{POOLS}/{namespace}", drift)
             while "deletionTimestamp" not in (await api.get(f"{CLAIMS}/{claim['metadata']['name']}"))["metadata"]:
-                assert not calling.done(), "a Replica that only serves keeps nobody from it"
+                assert not calling.done(), "a replica that only serves requests does not block the node's deletion"
                 await asyncio.sleep(0.05)
             while await asks(api, namespace, node) != [True]:  # the autoscaler has to notice the deletion first
                 assert not calling.done()
@@ -270,8 +270,9 @@ async def test_node_disruption_waits_for_the_running_stream(
 async def test_pod_evicted_without_a_leader_ends_after_its_request(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
-    """No leader asks Karpenter to wait then: the pod itself delays its end. The request lasts a minute: longer than
-    Karpenter needs until it evicts the pod, also if a process stops for 20 s meanwhile.
+    """Then no leader annotates the node for Karpenter, and only the pod itself delays its end.
+
+    The request lasts a minute, longer than Karpenter needs to evict the pod, even if a process stops for 20 s.
     """
     knobs = ("--host", "{host}", "--port", "{port}", "--name", "ada", "--tokens-per-s", "10", "--tokens", "600")
     there = {"pod": {"nodeSelector": {"test": namespace}}, "gpu": {"memory": "5Gi"}, "slots": 1}

@@ -91,7 +91,7 @@ async def test_pod_stopped_by_a_former_leader_is_not_reported_as_failed(
     scene: Scene, plane: Plane, kubeconfig: Path, heard: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a condition of its Model would report a failure.
-    It ends within our grace period and was not deleted by force, whoever deleted it.
+    It ends within Pilotlight's grace period and is not deleted by force, regardless of who deleted it.
     """
     monkeypatch.setattr("autoscaler.drivers.kubernetes.driver.ADOPT_SECONDS_MAX", 0.05)  # do not wait
     one, model = scene.engine("r1", manner=Manner.IGNORES_SIGTERM)
@@ -355,11 +355,11 @@ async def test_pod_whose_address_was_reused_becomes_unready(
     async with ready_at(ip, "r1", "r2"), Deaf(await load_api_access(kubeconfig)) as own:
         driver = KubernetesDriver(own, namespace, launch, lambda _: "engine", assume_after_s=0.05, inventory=False)
         async with running(driver) as observed:
-            nobody = Pod(scheduler_name="nobody")
+            unscheduled = Pod(scheduler_name="nobody")
             made = []
             for name in ("r1", "r2"):
                 one, model = replica(name, ("engine", "{port}"), ())
-                model = replace(model, spec=replace(model.spec, pod=nobody))
+                model = replace(model, spec=replace(model.spec, pod=unscheduled))
                 driver.start(one, model)
                 await until_reported(observed, one.id, lambda seen: seen.waits)
                 made.append(one)

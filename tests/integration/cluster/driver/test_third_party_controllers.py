@@ -225,5 +225,5 @@ async def test_devices_of_an_ended_pod_with_a_finalizer_are_reused(
         house.tell(bob)
         assert (await house.call("bob"))[0] == 200
         assert (await api.get(kept))["status"]["phase"] in ("Succeeded", "Failed")
-        assert "its pod is kept by the finalizer kueue.x-k8s.io/managed" in await house.said("explain/last")
+        assert "its pod is kept by the finalizer kueue.x-k8s.io/managed" in await house.read_ops("explain/last")
         await api.patch(kept, {"metadata": {"finalizers": None}}, MERGE)

@@ -88,7 +88,7 @@ async def is_counted(one: Estate, **states: int) -> bool:
 
 async def acknowledged_by_all_but(one: Estate, gateway: str) -> bool:
     """Whether `explain` shows only this gateway as missing, for all three draining replicas."""
-    message = await one.said("a1", "/api/v1/explain/model/ada")
+    message = await one.read_ops("a1", "/api/v1/explain/model/ada")
     return message.count(f"{gateway} has not acknowledged") == 3 and message.count("not acknowledged") == 3
 
 
@@ -147,7 +147,7 @@ async def test_rolling_update_of_gateways_interrupts_no_stream(
             after = set(await front.pods())
         assert judge_run(80, results).completed == 80
         assert len(through(results, set(before))) == 80
-        assert judge_run(len(short), short).completed == len(short), "nobody was refused, or sent away"
+        assert judge_run(len(short), short).completed == len(short), "no request was rejected"
         assert {bool(through(short, {name})) for name in (*before, *after)} == {True}, "they came to each"
         assert not any(call.aborted for call in stage.calls())
 

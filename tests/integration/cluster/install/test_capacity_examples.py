@@ -151,7 +151,7 @@ class Example:
             asked.add(user.rpartition("-")[2])
             if one.get("responseStatus", {}).get("code") == FORBIDDEN:
                 found[f"{user} {one['verb']} {one['requestURI']}"] = None
-        assert "autoscaler" in asked, "the log tells of them"
+        assert "autoscaler" in asked, "the log names them"
         return [*found]
 
 

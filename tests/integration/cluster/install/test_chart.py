@@ -137,7 +137,7 @@ async def call(url: str, model: str, key: str = "") -> tuple[int, str]:
     """Sends one chat completion and returns (status, response text)."""
     async with aiohttp.ClientSession() as session:
         answer = await chat(session, url, model, {"Authorization": f"Bearer {key}"} if key else {})
-    return answer.status, answer.said
+    return answer.status, answer.text
 
 
 def tiny(**more: Any) -> Object:

@@ -1,5 +1,6 @@
-"""The client against the real API server: applied fields stay ours, and a deletion removes exactly that object.
-A watch misses no change, whatever interrupts it.
+"""The client against the real API server: field ownership, deletion by UID, and watches.
+
+A watch misses no change, regardless of interruptions.
 """
 
 from __future__ import annotations

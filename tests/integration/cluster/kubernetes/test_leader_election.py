@@ -250,7 +250,7 @@ async def test_only_tokens_of_named_accounts_with_our_audience_are_admitted(
     try:
         known, unknown = await asyncio.gather(tokens.admits(own), tokens.admits(new))
         assert (known, unknown) == (Authenticated(roles=GATEWAY), None), (
-            "what was said last stands; nobody new is let in"
+            "the last verdict stays valid, and no new token is admitted"
         )
         now_s += STANDS_S
         assert not await tokens.admits(own)

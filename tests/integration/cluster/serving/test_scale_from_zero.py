@@ -82,7 +82,7 @@ async def test_request_is_answered_once_an_unavailable_webhook_returns(
     house.write(model("ada"))
     async with house.running() as one, webhook(api, namespace, tmp_path, listens=False) as listen, asyncio.timeout(120):
         call = asyncio.create_task(one.call("ada"))
-        while "failed calling webhook" not in await one.said("explain/model/ada"):
+        while "failed calling webhook" not in await one.read_ops("explain/model/ada"):
             await asyncio.sleep(0.05)
         await listen()
         assert (await call)[0] == 200

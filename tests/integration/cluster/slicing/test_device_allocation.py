@@ -284,11 +284,11 @@ async def test_growing_model_requests_only_memory_unused_by_other_models(
             assert second["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpumem"] == str(15 << 10)
             await bound(api, pods, second, node, "GPU-aaaa")
             assert (await calling)[0] == 200
-            assert (await ours(api, namespace)).keys() == {"ada", "bob"}, "nobody went for it"
+            assert (await ours(api, namespace)).keys() == {"ada", "bob"}, "no replica was evicted for it"
 
 
 async def waiting(api: Api, pods: str, known: set[str]) -> dict[str, Any]:
-    """Waits for a pod of ours that is not in `known`."""
+    """Waits for a replica's pod that is not in `known`."""
     while True:
         for pod in (await api.get(pods, labelSelector="pilotlight.dev/model"))["items"]:
             if pod["metadata"]["name"] not in known:

@@ -105,7 +105,7 @@ async def test_partitioned_gpu_is_drained_for_a_model_that_needs_all_of_it(
                     await asyncio.sleep(0.05)
                 assert not calling.done()
                 release.touch()
-                assert (await calling)[0] == 200, "nobody's Call is cut"
+                assert (await calling)[0] == 200, "no request is interrupted"
                 assert (await asked)[0] == 200
                 there = await ours(api, namespace)
                 assert "late" not in there

@@ -57,7 +57,7 @@ async def states(estate: Estate, name: str, words: str, autoscaler: str = "a1") 
     """Waits until `explain` shows these words for a model."""
 
     async def is_told() -> bool:
-        return words in await estate.said(autoscaler, f"/api/v1/explain/model/{name}")
+        return words in await estate.read_ops(autoscaler, f"/api/v1/explain/model/{name}")
 
     await estate.until(is_told)
 
@@ -115,7 +115,7 @@ async def test_failing_node_is_skipped_after_max_repartition_attempts(
             await states(house, "half", f"could not be repartitioned in {TRIES_MAX} attempts")
             await asyncio.sleep(2 * (short_mig_delays.RETRY_S[-1] + short_mig_delays.EVERY_S))
         assert good("small-1", *answers)
-        assert len(bad.orders) == len({*bad.orders}) == TRIES_MAX, "told the same it does nothing"
+        assert len(bad.orders) == len({*bad.orders}) == TRIES_MAX, "an unchanged order has no effect"
         assert not waits.done()
         bad.fate = lambda: "success"
         await bad.say(config="all-disabled")

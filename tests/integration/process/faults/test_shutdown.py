@@ -43,7 +43,7 @@ async def test_sigterm_stops_all_engines_when_the_autoscaler_is_dead(tmp_path: P
         if noticed:  # the second pause is 0.4 s
             for deaths in (1, 2):
                 os.kill(await until("there is one", one.autoscaler), signal.SIGKILL)
-                await until("its death is said", partial(died, one, deaths))
+                await until("its exit is logged", partial(died, one, deaths))
             assert await one.stop() == 0
         else:
             freeze(one.process.pid)

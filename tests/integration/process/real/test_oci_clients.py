@@ -45,7 +45,7 @@ def layout(tmp_path: Path, form: Form, files: dict[str, bytes] | None = None) ->
 
 
 async def pulled(tmp_path: Path, host: str, tag: str) -> tuple[str, dict[str, bytes]]:
-    """Pull into a store of ours; return the digest and all files."""
+    """Pull into a new store; return the digest and all files."""
     store = Store(tmp_path / "store", spare_bytes=0).open()
     of = reference.parse_reference(f"oci://{host}/{NAME}:{tag}")
     with await registry.fetch_from_registry(of, store, Registries(login(host))) as copy:

@@ -57,7 +57,7 @@ async def official(one: Serving, ca: Path) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 async def shown(one: Serving) -> bytes:
-    """Return the certificate that a new client receives, whoever issued it."""
+    """Return the certificate that a new client receives, whatever its issuer."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     _, writer = await asyncio.open_connection(*address(one), ssl=context)

@@ -34,7 +34,7 @@ class FakeKueue:
     """The most GPUs that a Workload can ever get."""
     checks_s: float | None = None
     """Duration of its admission check; None: there is no check."""
-    says: str = ""
+    check_message: str = ""
     """Message of the check while it is pending."""
     rejects: bool = False
     schedules: bool = True
@@ -101,7 +101,12 @@ class FakeKueue:
             await self._say(name, "Evicted", "Deactivated", "DeactivatedDueToAdmissionCheck")
             return
         if self.checks_s is not None and self.clock() < self.began[name] + self.checks_s:
-            check = {"name": "prov", "state": "Pending", "message": self.says, "lastTransitionTime": self._now()}
+            check = {
+                "name": "prov",
+                "state": "Pending",
+                "message": self.check_message,
+                "lastTransitionTime": self._now(),
+            }
             await self.server.patch(f"{self.workloads}/{name}/status", {"status": {"admissionChecks": [check]}})
             await self._say(name, "Admitted", "UnsatisfiedAdmissionChecks", "checks are pending", holds=False)
             return

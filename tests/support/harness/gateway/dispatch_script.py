@@ -122,7 +122,7 @@ class Script:
         )
         return self.routes(RoutesDelta(epoch=0, version=0, replicas=(route,), gateways=gateways))
 
-    def gone(self, replica: str) -> list[str]:
+    def remove_replica(self, replica: str) -> list[str]:
         """Routes that no longer contain the Replica."""
         return self.routes(RoutesDelta(epoch=0, version=0, replicas_gone=(ReplicaId(replica),)))
 

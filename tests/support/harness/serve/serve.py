@@ -154,7 +154,7 @@ class Serving:
         count = self.said().count("ready on")
         self.begin_start()
         await until(
-            "serve says that it is ready", lambda: self.said().count("ready on") > count or self._ended(), START_S
+            "serve logs that it is ready", lambda: self.said().count("ready on") > count or self._ended(), START_S
         )
         assert not self._ended(), self.said()
 
@@ -171,7 +171,7 @@ class Serving:
         return self.process.wait()
 
     async def kill(self) -> None:
-        """Sends SIGKILL to the supervisor; returns when its children are gone too."""
+        """Sends SIGKILL to the supervisor; returns when its children have ended too."""
         children = [self.autoscaler(), *self.gateways().values()]
         assert self.process is not None
         self.process.kill()

@@ -136,7 +136,7 @@ def test_weights_other_than_safetensors_or_gguf_are_rejected() -> None:
         assert refusals(one(f"{MODELPACK}weight.v1.raw", path))[0], path
     for path in ("model.safetensors", "M.GGUF", "a/b-00001-of-00002.gguf"):
         assert refusals(one(f"{MODELPACK}weight.v1.raw", path)) == [""]
-    assert refusals(one(f"{MODELPACK}weight.v1.gguf", "no-suffix")) == [""], "the type says what it is"
+    assert refusals(one(f"{MODELPACK}weight.v1.gguf", "no-suffix")) == [""], "its media type determines its kind"
     assert "can run programs" in refusals(one(f"{MODELPACK}weight.v1.gguf", "model.bin"))[0], "a name that lies counts"
     assert "can run programs" in refusals(one(f"{MODELPACK}weight.v1.pickle"))[0]
     assert "safetensors or GGUF" in refusals(one(f"{MODELPACK}weight.v1.newform"))[0]

@@ -26,7 +26,7 @@ from artifacts.registry.blobs import Blob, Sink
 from artifacts.registry.client import Client
 from artifacts.registry.mirrored_registry import Mirror, Mirrored
 from artifacts.registry_errors import AbsentError, MismatchError, PolicyError, RegistryError, UnreachableError
-from tests.support.fakes.registry import Answer, FakeRegistry, StillClock, keychain, part_of, raw, says, whole_head
+from tests.support.fakes.registry import Answer, FakeRegistry, StillClock, keychain, part_of, raw, reply, whole_head
 from tests.support.harness.artifacts.registry_pull import (
     CONTENT,
     NAME,
@@ -97,12 +97,12 @@ async def test_blob_that_does_not_match_its_sha512_digest_is_rejected(tmp_path: 
 @pytest.mark.parametrize(
     ("answer", "error", "message"),
     [
-        (says(200, WRONG), MismatchError, "its bytes do not match"),
-        (says(200, CONTENT[:-1]), MismatchError, "expected 65536"),
-        (says(200, CONTENT + b"x"), MismatchError, "has 65537 bytes of it"),
-        (says(200, b""), MismatchError, "has 0 bytes of it"),
-        (says(404), AbsentError, "there is no blob"),
-        (says(200, CONTENT, Content_Encoding="gzip"), PolicyError, "Content-Encoding, which a proxy must have added"),
+        (reply(200, WRONG), MismatchError, "its bytes do not match"),
+        (reply(200, CONTENT[:-1]), MismatchError, "expected 65536"),
+        (reply(200, CONTENT + b"x"), MismatchError, "has 65537 bytes of it"),
+        (reply(200, b""), MismatchError, "has 0 bytes of it"),
+        (reply(404), AbsentError, "there is no blob"),
+        (reply(200, CONTENT, Content_Encoding="gzip"), PolicyError, "Content-Encoding, which a proxy must have added"),
     ],
     ids=["flipped", "truncated", "longer", "empty", "absent", "gzip"],
 )
@@ -214,7 +214,7 @@ async def test_login_that_expires_during_a_pull_is_renewed(tmp_path: Path, way: 
 @pytest.mark.parametrize("status", [429, 500, 503])
 async def test_busy_registry_is_retried_after_the_requested_delay(tmp_path: Path, way: str, status: int) -> None:
     async with place(tmp_path) as one:
-        one.next(says(206), *(says(status, Retry_After="7") for _ in range(3)))
+        one.next(reply(206), *(reply(status, Retry_After="7") for _ in range(3)))
         one.fake.answers[one.url()].popleft()
         await one.fetch()
         assert one.file() == CONTENT
@@ -228,11 +228,11 @@ async def test_busy_registry_is_retried_after_the_requested_delay(tmp_path: Path
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (says(206, CONTENT[:4096], Content_Range="bytes 4096-8191/65536"), "returned another part"),
-        (says(206, CONTENT[:4096]), "returned another part"),
-        (says(206, CONTENT[:4096], Content_Range="bytes 0-4095/70000"), "has 70000 bytes of it"),
-        (says(206, CONTENT[:4000], Content_Range="bytes 0-4095/65536"), "part is 4000 bytes long, not 4096"),
-        (says(206, CONTENT, Content_Type="multipart/byteranges"), "several parts"),
+        (reply(206, CONTENT[:4096], Content_Range="bytes 4096-8191/65536"), "returned another part"),
+        (reply(206, CONTENT[:4096]), "returned another part"),
+        (reply(206, CONTENT[:4096], Content_Range="bytes 0-4095/70000"), "has 70000 bytes of it"),
+        (reply(206, CONTENT[:4000], Content_Range="bytes 0-4095/65536"), "part is 4000 bytes long, not 4096"),
+        (reply(206, CONTENT, Content_Type="multipart/byteranges"), "several parts"),
     ],
     ids=["elsewhere", "silent", "another whole", "short", "several"],
 )
@@ -245,7 +245,7 @@ async def test_wrong_partial_response_fails_the_fetch(tmp_path: Path, way: str, 
 
 
 @pytest.mark.point("12")
-@pytest.mark.parametrize("answer", [says(200, CONTENT), says(416)], ids=["the whole", "416"])
+@pytest.mark.parametrize("answer", [reply(200, CONTENT), reply(416)], ids=["the whole", "416"])
 async def test_blob_is_fetched_whole_if_the_registry_supports_no_ranges(
     tmp_path: Path, way: str, answer: Answer
 ) -> None:

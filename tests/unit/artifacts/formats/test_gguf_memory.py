@@ -40,7 +40,7 @@ def test_sliding_window_reduces_the_cache_only_for_known_architectures() -> None
     row, full = 2 * 8 * 128 * 2, 4 * 4096
     gemma = keys("gemma3", attention__sliding_window=1024)
     assert part("cache", gemma) == row * (5 * full + 27 * 4 * 1536)
-    assert part("cache", keys("gemma3")) == 32 * row * full, "no window is said"
+    assert part("cache", keys("gemma3")) == 32 * row * full, "the header has no window"
     for expected in (None, 6, (1,) * 32):
         unknown = keys("brandnew", attention__sliding_window=1024, attention__sliding_window_pattern=expected)
         assert part("cache", unknown) == 32 * row * full

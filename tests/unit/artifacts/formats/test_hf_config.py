@@ -90,7 +90,7 @@ def test_latent_attention_and_recurrent_state_are_counted_per_layer(folder: Path
              "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4}  # fmt: skip
     state = 4 * (32 * 128 * 128 + 3 * (2 * 16 * 128 + 32 * 128))
     assert layers(folder, layer_types=kinds * 8, **delta) == ([(0, state)] * 3 + [(2048, 0)]) * 8
-    assert layers(folder, **delta) == [(2048, state)] * 32, "no layer says what it is: both"
+    assert layers(folder, **delta) == [(2048, state)] * 32, "no layer has a type: both kinds count"
     assert layers(folder, mamba_d_state=16)[0] == (2048, 4 * (16 * 8192 + 3 * (8192 + 32)))
     kda = layers(folder, linear_attn_config={"num_heads": 32, "head_dim": 128, "short_conv_kernel_size": 4})
     assert kda[0][1] == 4 * (32 * 128 * 128 + 9 * 32 * 128)

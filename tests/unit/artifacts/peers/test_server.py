@@ -208,4 +208,4 @@ async def test_blob_truncated_on_disk_is_served_with_its_actual_length(tmp_path:
         with path.open("r+b") as file:
             file.truncate(1000)
         async with session.get(BLOB) as answer:
-            assert answer.headers["Content-Length"] == "1000", "whoever asks sees that it is another size"
+            assert answer.headers["Content-Length"] == "1000", "the client sees the different size"

@@ -119,7 +119,9 @@ def test_signature_without_a_trusted_timestamp_is_rejected() -> None:
     assert "does not have 1 to 8 timestamps" in why(stamped(*[OURS.stamp(SIGNATURE)] * (TIMESTAMPS_MAX + 1)))
     assert why(stamped(OURS.stamp(SIGNATURE, by=private()))) == NOBODYS
     assert why(stamped(Second().stamp(SIGNATURE))) == NOBODYS
-    assert why(stamped(Second().stamp(SIGNATURE), OURS.stamp(SIGNATURE))) == "", "what is of others says nothing"
+    assert why(stamped(Second().stamp(SIGNATURE), OURS.stamp(SIGNATURE))) == "", (
+        "timestamps of other authorities are no evidence"
+    )
     trusted = OURS.trusted()
     del trusted["timestampAuthorities"]
     assert why(WHOLE, rooted(trusted)) == NOBODYS

@@ -26,7 +26,7 @@ from artifacts.store.scrub import verify_copy
 from artifacts.store.store import Store
 from tests.support.builders.artifacts.packed_models import read_files
 from tests.support.builders.artifacts.weight_file_headers import as_gguf, as_safetensors
-from tests.support.fakes.registry import StillClock, says
+from tests.support.fakes.registry import StillClock, reply
 from tests.support.fakes.s3 import SECRET, FakeS3
 
 pytestmark = pytest.mark.standard
@@ -151,7 +151,7 @@ async def test_object_changed_during_a_pull_is_rejected(tmp_path: Path) -> None:
 async def test_wrong_or_missing_response_etag_is_rejected(tmp_path: Path, headers: dict[str, str]) -> None:
     """Otherwise an object overwritten during the pull could be stored as a mix of both versions."""
     async with node(tmp_path) as one:
-        one.fake.always["GET", "/models/one.gguf"] = says(200, b"x" * 5000, **headers)
+        one.fake.always["GET", "/models/one.gguf"] = reply(200, b"x" * 5000, **headers)
         with pytest.raises(MismatchError, match="the file changed while it was pulled; pull again"):
             await one.bring("s3://models/one.gguf")
         assert not one.store.rows()
@@ -210,7 +210,7 @@ async def test_missing_object_prefix_or_bucket_fails_the_pull(
 )
 async def test_invalid_bucket_listing_is_rejected(tmp_path: Path, body: bytes, message: str) -> None:
     async with node(tmp_path) as one:
-        one.fake.answers["GET", "/models/"].append(says(200, body))
+        one.fake.answers["GET", "/models/"].append(reply(200, body))
         with pytest.raises(RegistryError, match=message):
             await one.bring()
 
@@ -243,7 +243,7 @@ async def test_redirect_of_a_bucket_request_is_not_followed(tmp_path: Path, text
 
 async def test_wrong_region_error_names_the_aws_region_to_set(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
-        one.fake.answers["GET", "/models/"].append(says(301, x_amz_bucket_region="ap-south-1"))
+        one.fake.answers["GET", "/models/"].append(reply(301, x_amz_bucket_region="ap-south-1"))
         with pytest.raises(RegistryError, match="set AWS_REGION=ap-south-1"):
             await one.bring()
 

@@ -116,7 +116,7 @@ def test_new_leader_cordons_expiring_capacity_as_early_as_the_old_leader() -> No
     assert observe(new, Tick(), now_s=T0).nodes.cordons.keys() == old.nodes.cordons.keys()
     short = replace(unsure, offer=replace(unsure.offer, lasts_s=1200.0))
     new = replace(new, capacity=replace(new.capacity, leases={lease.id: short}))
-    assert not observe(new, Tick(), now_s=T0).nodes.cordons, "a quarter of what its Offer says that it lasts"
+    assert not observe(new, Tick(), now_s=T0).nodes.cordons, "a quarter of the duration in its offer"
 
 
 def acquired(actions: tuple[Action, ...]) -> list[str]:
@@ -248,5 +248,5 @@ def test_only_idle_devices_of_a_node_in_use_are_released() -> None:
     busy = gateway(levels=[level("b", 0, 1)], uses=[use("r2", 1)])
     at = world([A, b], slices, [replica(b, "r2", ["g2-n1"])], [busy])
     assert released(attached(at), late_s) == ["idle for 2 h, and it is worth keeping for 30 min"]
-    assert not released(attached(at, alone=True), late_s), "nobody knows whose is which"
+    assert not released(attached(at, alone=True), late_s), "the owner of each device is unknown"
     assert not released(tainted(attached(at, alone=True), UNNEEDED), late_s)

@@ -44,7 +44,7 @@ def test_schedule_window_starts_and_ends_early_by_start_and_drain_time() -> None
               for left_s in (3600.0, 200.0, 100.0, 0.0, -28_800.0 + drain_s + 1, -28_800.0 + drain_s)}  # fmt: skip
     assert list(counts.values()) == [0, 0, 2, 2, 2, 0]
     assert compute_desired_replicas(at(a, 100.0), a, T0).count == 2
-    assert not is_inactive(at(a, 3600.0), a), "else nobody would look when it begins"
+    assert not is_inactive(at(a, 3600.0), a), "otherwise no step would run when the floor begins"
 
 
 def test_reason_for_the_minimum_names_the_window_and_time_until_its_start() -> None:

@@ -117,7 +117,7 @@ def test_tls_with_the_xllamacpp_server_is_rejected_before_the_start() -> None:
 def test_engine_on_shared_device_gets_a_memory_fraction_flag(engine: EngineName, flag: str) -> None:
     of, there = model(engine, args=("--last",)), {str(engine): "/bin/it"}
     argv = build_launch_command(of, None, "h", 1, there, gpus=True, given=Given(memory_fraction=0.333)).argv
-    assert argv[-3:] == (flag, "0.333", "--last"), "what the Model says comes last, and wins"
+    assert argv[-3:] == (flag, "0.333", "--last"), "the Model's own arguments come last and take precedence"
     assert flag not in build_launch_command(of, None, "h", 1, there, gpus=True).argv
 
 

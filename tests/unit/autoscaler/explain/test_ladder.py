@@ -113,7 +113,7 @@ def test_queued_order_without_an_estimate_does_not_block_other_offers() -> None:
     (queued,) = [one for one in rungs(both) if one.provider == "queue"]
     (added,) = [one for one in rungs(both) if one.provider == "cloud"]
     assert (queued.under_way, queued.expected_seconds) == (True, None)
-    assert (added.chosen, added.under_way) == (True, False), "nobody waits for a queue alone"
+    assert (added.chosen, added.under_way) == (True, False), "a queue alone is not waited for"
 
 
 def test_explain_shows_both_hedged_orders_as_under_way() -> None:

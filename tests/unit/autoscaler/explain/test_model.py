@@ -110,7 +110,7 @@ def test_explain_reports_an_engine_that_sends_nothing_during_a_request() -> None
     assert quiet in sentences(10.0)
     assert quiet in sentences(40.0, 10.0, None), "the newest counts"
     assert not [line for line in sentences(3.0) if "sent" in line], "5 s ago: it may just think"
-    assert not [line for line in sentences(10.0, in_use=0) if "sent" in line], "nobody waits for it"
+    assert not [line for line in sentences(10.0, in_use=0) if "sent" in line], "no request waits for it"
 
 
 def test_explain_names_the_gateway_that_a_drain_waits_for() -> None:
@@ -228,7 +228,9 @@ def test_model_failure_is_explained_with_its_reason_and_time() -> None:
     assert explanation.sentences[-2] == "It failed 8 s ago: was killed by SIGKILL."
     draining = replica(B, "r", state=S.FAILED, failure="was killed by SIGKILL", since_s=T0 - 8)
     explanation = explain(world([B], [device()], [draining]), log=moves(broke))
-    assert not [line for line in explanation.sentences if line.startswith("It failed")], "its last move says it already"
+    assert not [line for line in explanation.sentences if line.startswith("It failed")], (
+        "its last transition already states the reason"
+    )
 
 
 def test_status_gives_the_failure_reason_and_the_next_try_time() -> None:

@@ -1,4 +1,4 @@
-"""The lifecycle of a capacity order: ordered, listed, delivered, idle, released, gone; and what is learned from it."""
+"""The lifecycle of a capacity order, from ordered to deleted, and the learned delivery time."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_refusal_of_an_order_already_listed_by_its_provider_is_ignored() -> None
 def test_order_is_delivered_when_its_slices_are_listed_and_observed() -> None:
     after = ordered()
     reported = shown(after, T0 + 20, phase="here", committed=True, node="w1", device_ids=("new0",))
-    assert lease(reported).here_s is None, "a Device that nobody sees can serve nobody"
+    assert lease(reported).here_s is None, "a device in no inventory cannot serve requests"
     there = observe(arrived(after, T0 + 30), Tick(), now_s=T0 + 31)
     assert lease(there).here_s == T0 + 30
     assert there.capacity.learnt[KIND] == LeadTimeStats(took_s=(30.0,), came=1)
@@ -279,7 +279,7 @@ def test_reserved_capacity_is_idle_until_its_replica_starts(others: tuple[str, .
     about = shown(about, T0 + 2, "cloud", phase="here", node="n9", marks=Marks(instead="pilotlight-a-1"))
     assert lease(about).in_use, "who is to take it has it before its provider shows that"
     taken = shown(kept, T0 + 2, "cloud", phase="here", node="n9")
-    assert lease(taken).in_use == bool(others), "once somebody has taken it, who is there may be that"
+    assert lease(taken).in_use == bool(others), "after another client took it, its user may be that client"
     assert not list_withheld_slices(release(kept, T0 + 3)), "nothing of the node goes with it"
 
 
@@ -303,7 +303,7 @@ def test_new_leader_keeps_a_failed_order_in_use_by_a_replica() -> None:
     left = observe(new, seen_of(one, Seen.CLEAN, proof="exited"), now_s=T0 + 210)
     (removed,) = releases(plan(left, T0 + 210).actions)
     assert removed.reason == "it failed: its node n9 has 1 of 2 devices"
-    assert not left.capacity.learnt, "how long it took nobody here knows"
+    assert not left.capacity.learnt, "the duration of the delivery is unknown here"
 
 
 def test_failed_order_is_not_released_while_a_replica_starts_on_it() -> None:

@@ -204,7 +204,7 @@ def test_missing_lease_with_known_epoch_is_acquired_after_lease_duration() -> No
     one.saw(None, 99.0)
     assert one.write(100.0, (6,)) is None
     assert one.write(109.9, (6,)) is None
-    assert one.write(110.0, (6, 7)) is None, "somebody led meanwhile"
+    assert one.write(110.0, (6, 7)) is None, "another candidate led meanwhile"
     assert one.write(120.0, (6,)) == Write(None, ME, 8, D, acquires=True)
 
 
@@ -236,7 +236,7 @@ def test_release_keeps_the_epoch_and_ends_leadership() -> None:
     assert one.release(1.0) == Write("8", "", 4, D)
     assert one.epoch(1.0) is None
     assert one.release(1.0) is None
-    assert led().release(9.0) is None, "what is over is not ours to release"
+    assert led().release(9.0) is None, "an expired Lease is not released"
     assert ElectionCandidate(ME, D).release(0.0) is None
 
 

@@ -361,7 +361,9 @@ def test_slice_index_is_kept_when_a_node_without_devices_returns() -> None:
     assert survey.update(replace_fields(one, hosts={**one.nodes.hosts, NodeId("n4"): large}), T0) is not yard, (
         "it has another size"
     )
-    assert survey.update(replace_fields(one, hosts={NodeId("n4"): small}), T0) is not yard, "nobody knows what n0 has"
+    assert survey.update(replace_fields(one, hosts={NodeId("n4"): small}), T0) is not yard, (
+        "the capacity of n0 is unknown"
+    )
 
 
 def test_drain_of_a_node_is_planned_once_its_slice_is_reported_again() -> None:

@@ -56,7 +56,7 @@ def planned(memory_gi: float, *there: str) -> Plan:
 @pytest.mark.parametrize("memory_gi", [1, 3, 20, 78])
 def test_one_replica_is_evicted_if_only_the_device_pod_limit_is_reached(memory_gi: float) -> None:
     made = planned(memory_gi, "low0", "low1")
-    assert kinds(made) == ["drain low0"], "the other may stay, and all that nobody has is there for who comes"
+    assert kinds(made) == ["drain low0"], "the other replica may stay, and all free memory is available to the new one"
     assert [one.reason for one in made.unmet] == ["waits on n0/g for the eviction of low0"]
     starts = [one.replica.model for one in planned(memory_gi, "low1").actions if isinstance(one, StartReplica)]
     assert starts[:1] == ["high"], "it is placed beside the other"
@@ -178,7 +178,7 @@ def test_packer_finds_a_possible_placement_without_needless_pod_victims(
         assert (bool(answer.placements) or answer.unmet[0].promised) == bool(ways), (answer, ways)
         if answer.victims:
             assert frozenset(victim.replica for victim in answer.victims) in ways, "all of these, and no fewer of them"
-            assert frozenset() not in ways, "nobody goes while room is coming"
+            assert frozenset() not in ways, "no replica is evicted while capacity is being freed"
 
 
 def _ways(one: PlacementRequest, on_it: Bin) -> list[frozenset[ReplicaId]]:

@@ -223,7 +223,7 @@ def test_packer_finds_a_possible_placement_without_needless_cpu_victims(
         assert met == bool(ways), (answer, ways)
         if going:
             assert frozenset(going) in ways, "all of these, and no fewer of them"
-            assert frozenset() not in ways, "nobody goes while room is coming"
+            assert frozenset() not in ways, "no replica is evicted while capacity is being freed"
 
 
 def _ways(one: PlacementRequest, on_it: Bin, shelves: list[Bin], size: dict[NodeId, int]) -> list[frozenset[ReplicaId]]:

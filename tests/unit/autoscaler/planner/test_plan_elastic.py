@@ -161,7 +161,7 @@ def test_arguments_of_a_reduced_replica_need_at_most_its_granted_memory(
             assert fewer is not None
             assert fewer.total_bytes(gpus=False) <= granted
         seen.add(tokens or limits.slots)
-    assert len(seen) > 1, "less is told where less is granted"
+    assert len(seen) > 1, "the engine is configured with less memory if less is granted"
 
 
 # --- engines ----------------------------------------------------------------------------------------------------------

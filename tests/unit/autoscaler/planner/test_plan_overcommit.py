@@ -84,7 +84,7 @@ def test_misplaced_replica_counts_as_usage_of_its_actual_slice() -> None:
         ("n/x",)
     ]
     again, more = after(now, held_by("b", ("n/y",)))
-    assert not more, "it is said once"
+    assert not more, "it is reported once"
     assert again.replicas == now.replicas
 
 

@@ -70,4 +70,4 @@ def test_repeated_failure_is_logged_once_and_without_addresses(caplog: pytest.Lo
         f"event=reconcile_failed effect='it is not as it should be' error={expected}"
         for expected in (str(no), "it is off", "it is off", "ConnectionError")
     ]
-    assert caplog.messages == messages, "and nobody's address"
+    assert caplog.messages == messages, "and the reason contains no address"

@@ -112,7 +112,7 @@ async def test_only_an_explicit_rejection_is_reported_as_refused(desk: Desk) -> 
     desk.fake.fate = lambda _: Fate(deaf=True)
     desk.supplying.acquire(order(offer()))
     await asyncio.sleep(1.0)
-    assert not desk.refused(), "nobody knows whether it stands"
+    assert not desk.refused(), "it is unknown whether the order exists"
     desk.fake.fate = lambda _: Fate(refused="no quota")
     desk.supplying.acquire(order(offer(), 1))
     await asyncio.sleep(1.0)
@@ -279,7 +279,7 @@ def test_hanging_call_times_out_and_the_next_one_proceeds() -> None:
         await asyncio.sleep(CALL_S_MAX + 1.0)
         assert hangs.disturbed
         await asyncio.sleep(200.0)
-        assert sum(isinstance(one, LeasesSeen) for one in seen) > 3, "what it has is told all the same"
+        assert sum(isinstance(one, LeasesSeen) for one in seen) > 3, "its state is reported anyway"
         task.cancel()
 
     run(whole())

@@ -117,7 +117,7 @@ def test_orders_do_not_exceed_a_pool_shared_by_nodes() -> None:
 
 def test_cheapest_offer_that_meets_the_deadline_is_ordered() -> None:
     slow = cloud(expected_s=400.0, price_per_hour=0.1)
-    assert orders(plan(surge(offer(), slow), T0).actions) == [("cloud", 1)], "nobody is in a hurry"
+    assert orders(plan(surge(offer(), slow), T0).actions) == [("cloud", 1)], "no request is urgent"
     assert orders(plan(surge(offer(), slow, waits_s=240.0), T0).actions) == [("rack", 1)]
     hopeless = surge(offer(expected_s=5000.0), slow, waits_s=10.0)
     assert orders(plan(hopeless, T0).actions) == [("cloud", 1)]
@@ -326,7 +326,7 @@ def test_failed_delivered_capacity_is_released_once_unused() -> None:
     after, _ = acted(surge(offer()))
     here, _ = acted(arrived(waits(after, T0 + 30.0), T0 + 30.0), T0 + 30.0)
     assert next(iter(here.replicas.values())).resources.slices == ("new0",)
-    removed = shown(here, T0 + 40.0, phase="failed", node="w1", device_ids=("new0",), says="its node is gone")
+    removed = shown(here, T0 + 40.0, phase="failed", node="w1", device_ids=("new0",), says="its node was deleted")
     assert not releases(plan(removed, T0 + 40.0).actions)
     one = next(iter(here.replicas.values()))
     empty = observe(removed, seen_of(one, Seen.EXITED), seen_of(one, Seen.CLEAN), now_s=T0 + 41.0)

@@ -152,7 +152,7 @@ def test_remaining_gpu_space_is_partitioned_for_recently_used_models() -> None:
     middle = [sum(many for name, many in one.items() if name[1:] == "g.20gb") for one in (mid, small, neither)]
     assert middle[0] > max(middle[1:])
     assert all(one["3g.40gb"] for one in (small, mid)), "what waits comes first"
-    assert set(neither) == {"3g.40gb"}, "of which nobody knows anything else"
+    assert set(neither) == {"3g.40gb"}, "nothing else about it is known"
 
 
 def test_rejected_repartition_is_retried_after_a_delay_with_a_reason() -> None:

@@ -131,7 +131,7 @@ def claimed(name: str, namespace: str = "n", **labels: str) -> Object:
 
 
 async def looked(*there: Object, held: Sequence[str] = ()) -> tuple[Slice, ...]:
-    """The slices reported for a node with two GPUs; `held`: those held by replicas of ours."""
+    """The slices reported for a node with two GPUs; `held`: those held by replicas."""
     conditions = [{"type": "Ready", "status": "True"}]
     node: Object = {
         "metadata": {"name": NODE, "resourceVersion": "1"}, "spec": {}, "status": {"conditions": conditions},
@@ -179,7 +179,7 @@ async def test_gpu_claimed_by_others_is_unavailable() -> None:
 async def test_gpu_held_by_an_earlier_exclusive_claim_accepts_no_replica() -> None:
     before = claimed("m-1", **OURS_TOO | {"pilotlight.dev/intent": "i"})
     assert [one.closed for one in await looked(before, held=["gpu-0"])] == [RESLICED, ""]
-    assert all(one.closed for one in (await looked(before))[:1]), "and until its claim is gone"
+    assert all(one.closed for one in (await looked(before))[:1]), "and until its claim is deleted"
 
 
 # --- the resulting plan -----------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def test_intel_gpu_memory_is_inferred_from_the_product_label() -> None:
     one, _ = whole("intel-xe", gpu_intel_com__product="Max_1550") or ()
     assert 120 * GIB > one.memory_bytes > 110 * GIB
     (alone,) = whole("intel-i915", "1") or ()
-    assert alone.memory_bytes == GIB, "nobody tells"
+    assert alone.memory_bytes == GIB, "the value is not reported"
 
 
 def test_oversubscribed_intel_gpus_are_unavailable() -> None:

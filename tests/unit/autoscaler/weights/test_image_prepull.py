@@ -61,7 +61,7 @@ def test_image_of_a_starting_replica_is_requested_with_its_pull_secret() -> None
     a = needs(pull_secret="regcred")
     assert image_wants(at([a], [starting(a, 3)]))["n3"] == (secret,)
     none = needs(of="")
-    assert image_wants(at([none], [starting(none, 3)])) == {}, "its pods are somebody else's"
+    assert image_wants(at([none], [starting(none, 3)])) == {}, "its pods belong to another controller"
 
 
 def test_image_is_requested_on_the_node_of_a_planned_placement() -> None:
@@ -86,7 +86,7 @@ def test_image_of_a_used_model_is_kept_on_enough_suitable_nodes() -> None:
     assert where(at([always], images=having(one))) == first - {one}, "the others stay"
     assert where(at([always], images=having("n0", "n2"))) == first, "those could not hold it"
     assert where(at([always], images=having(*first))) == set()
-    assert where(at([needs()])) == set(), "nobody uses it"
+    assert where(at([needs()])) == set(), "no Model uses it"
     ready = replica(needs(), "r", on=("n3/g",))
     assert len(where(at([needs()], [ready], images=having("n3")))) == 1
     assert where(at([needs(low=1, gpu=Gpu(count=0))])) == set(), "any node could hold it"

@@ -48,11 +48,11 @@ def in_virtual_time(test: Callable[[], Coroutine[object, object, None]]) -> Call
 
 
 class PlayedLink:
-    """A fake link to one autoscaler. Streams send `says`, then wait; `cut` breaks them; all fails unless `up`."""
+    """A fake link to one autoscaler. Streams send `replies`, then wait; `cut` breaks them; all fails unless `up`."""
 
     def __init__(self, *, up: bool = True) -> None:
         self.up = up
-        self.says: dict[str, list[bytes]] = {"/v1/catalogue": [msgspec.json.encode(CATALOGUE)],
+        self.replies: dict[str, list[bytes]] = {"/v1/catalogue": [msgspec.json.encode(CATALOGUE)],
                                              "/v1/routes": [msgspec.json.encode(ROUTES)]}  # fmt: skip
         self.opened: list[str] = []
         self.reports: list[tuple[float, Report]] = []
@@ -64,7 +64,7 @@ class PlayedLink:
         self.opened.append(path)
         if not self.up:
             raise LinkError("refused")
-        for line in self.says[path.partition("?")[0]]:
+        for line in self.replies[path.partition("?")[0]]:
             yield line
         await self._cut.wait()
         raise LinkError("broken")
@@ -156,7 +156,7 @@ async def test_blank_lines_from_an_autoscaler_that_is_not_leader_are_ignored() -
     leads, follows = PlayedLink(), PlayedLink()
     follows.says["/v1/routes"] = [b"\n", b"\n", b"\n"]
     async with following(leads, follows) as (front, _):
-        await until("all was said", lambda: len(leads.opened) + len(follows.opened) == 4)
+        await until("all was sent", lambda: len(leads.opened) + len(follows.opened) == 4)
         await until("both report", lambda: leads.reports and follows.reports)
     assert front.route_deltas == [ROUTES]
     assert len(front.catalogues) == 2
@@ -260,7 +260,7 @@ async def test_unresponsive_autoscaler_does_not_delay_reports_to_others() -> Non
     slow.answers.clear()
     async with following(slow, quick) as (front, _):
         front.waits = True
-        await until("the quick one hears", lambda: len(quick.reports) >= 4)
+        await until("the responsive link gets the report", lambda: len(quick.reports) >= 4)
         assert len(slow.reports) == 1
         slow.answers.set()
         await until("it is sent to again", lambda: len(slow.reports) > 1)
@@ -356,6 +356,6 @@ async def test_unusable_snapshot_file_does_not_stop_sync(
     spoil(path)
     played = PlayedLink(up=False)
     async with following(played, kept_at=path) as (front, _):
-        await until("it says so", lambda: "event=snapshot_read_failed" in caplog.text)
+        await until("it is logged", lambda: "event=snapshot_read_failed" in caplog.text)
         played.up = True
         await until("it follows", lambda: front.route_deltas == [ROUTES])

@@ -17,7 +17,7 @@ def test_request_for_a_cold_model_waits_until_a_replica_is_ready() -> None:
     assert script.arrive("c2") == [], "only 0 -> 1 is an edge"
     assert script.replica("r1", 1) == ["grant c1 r1", "report"]
     assert script.finish("c1") == ["grant c2 r1"]
-    assert script.finish("c2") == ["report"], "the last Call is gone"
+    assert script.finish("c2") == ["report"], "the last request was removed"
 
 
 def test_request_with_a_free_slot_is_dispatched_at_once() -> None:
@@ -293,7 +293,7 @@ def test_reported_retry_after_is_reset_when_the_last_replica_is_removed() -> Non
     script.replica("r1", 1)
     total = script.total()
     assert total.retry_after_s == 30.0
-    script.gone("r1")
+    script.remove_replica("r1")
     total = script.total()
     assert total.retry_after_s == 0.0
 
@@ -309,7 +309,7 @@ def test_removed_model_is_counted_until_its_last_request_ends() -> None:
     script = warm(1)
     script.arrive("c1")
     script.model(removed=True)
-    script.gone("r1")
+    script.remove_replica("r1")
     assert list(script.dispatch.counts()) == [("llama", 0, 1)]
     script.finish("c1")
     assert script.report().levels == ()
@@ -341,6 +341,6 @@ def test_gateway_counts_as_busy_until_an_empty_queue_was_reported() -> None:
     script.arrive_many(3, "c")
     assert script.report().levels[0].waiting == 3
     script.replica("r1", 8)
-    assert dispatch.busy(), "the last report said that three wait"
+    assert dispatch.busy(), "the last report contained three waiting requests"
     assert script.report().levels[0].waiting == 0
     assert not dispatch.busy()

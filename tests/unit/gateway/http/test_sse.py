@@ -69,7 +69,7 @@ KEPT: dict[str, bytes] = {
     "in a comment": b": " + USAGE_JSON,
     "in a line of another name": b"datas: " + USAGE_JSON,
     "cut off": b'data: {"choices":[],"usage":{',
-    "said by a token": b'data: {"choices":[{"delta":{"content":"\\"usage\\" []"}}]}',
+    "triggered by a token": b'data: {"choices":[{"delta":{"content":"\\"usage\\" []"}}]}',
 }
 
 

@@ -164,7 +164,7 @@ def test_ollama_store_is_imported_with_its_blobs(tmp_path: Path) -> None:
     out.write_text(result.stdout)
     (model,) = read_documents(out).models
     assert model.spec.context_tokens == 128
-    assert model.memory_bytes > 0, "its header is read, whatever the file is called"
+    assert model.memory_bytes > 0, "its header is read, regardless of the file name"
     assert list(load_files([out]).models[0].names()) == ["tiny", "tiny:latest"]
 
 

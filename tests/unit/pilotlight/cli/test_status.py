@@ -124,8 +124,8 @@ def test_status_shows_a_failed_reload(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_status_of_an_unknown_model_fails_with_the_known_names(capsys: pytest.CaptureFixture[str]) -> None:
-    nobody = (404, b'{"error":"no such model; existing: ada, bob"}')
-    with port(status=STATUS, **{"models/eve": nobody}) as url:
+    missing = (404, b'{"error":"no such model; existing: ada, bob"}')
+    with port(status=STATUS, **{"models/eve": missing}) as url:
         show.print_status(url, "bob", watch=False, output="json")
         (row,) = json.loads(capsys.readouterr().out)
         assert row["model"] == "bob"

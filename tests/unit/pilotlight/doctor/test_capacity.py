@@ -174,7 +174,7 @@ def test_cro_check_lists_nodes_whose_settings_allow_more_devices() -> None:
     more = NODES.replace("    device:", "    devicesMax: 4\n    device:")
     one = found(played, settings(CRO.replace("A100", "NVIDIA-L4"), more))
     assert (one.grade, one.says) == ("ok", "the CustomResourceDefinitions are installed; GPUs can be attached to w1")
-    assert found(played, settings(CRO.replace("A100", "A100-PCIE-40GB"), more)) == one, "its name says how much it has"
+    assert found(played, settings(CRO.replace("A100", "A100-PCIE-40GB"), more)) == one, "its name contains its memory"
 
 
 def test_unknown_memory_of_a_cro_gpu_model_is_a_warning() -> None:

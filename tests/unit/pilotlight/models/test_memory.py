@@ -120,7 +120,7 @@ def test_vllm_or_sglang_memory_auto_is_estimated_from_config_json(tmp_path: Path
     assert items["cache"] == 8192 * (128 << 10), "one Call of the whole context"
     assert of.memory_bytes == of.estimated_bytes == sum(items.values())
     assert int(of.memory_bytes * 0.9) >= sum(items.values()) - items["reserve"], "its own share of that is enough"
-    assert part(auto(tmp_path, slots=3), "cache") == 3 * items["cache"], "the document says how many Calls"
+    assert part(auto(tmp_path, slots=3), "cache") == 3 * items["cache"], "the document sets the number of requests"
     assert auto(tmp_path, gpu=Gpu()).memory_bytes == 0, "else it takes a whole Device, as ever"
 
 

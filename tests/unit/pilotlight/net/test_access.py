@@ -275,7 +275,7 @@ async def test_rejected_clients_are_logged_at_most_once_a_minute(caplog: pytest.
     assert one.roles(f"bearer {TOKEN}") == BOTH
     for wrong in ("", "Bearer", f"Bearer {TOKEN} ", f"Bearer {TOKEN[:-1]}", f"Bearer \udcff{TOKEN}", TOKEN):
         assert not one.roles(wrong)
-    assert not ContractAuth(list).roles("Bearer "), "no token in force lets nobody in"
+    assert not ContractAuth(list).roles("Bearer "), "without a valid token no client is admitted"
     for _ in range(5):
         one.refused()
     assert [record.getMessage().split()[1] for record in caplog.records] == ["count=1", "count=3"]

@@ -54,7 +54,7 @@ def test_added_device_updates_the_printed_models_that_fit_no_device() -> None:
         "a device is now available for huge",
     ]
     listener.on_step(step(more, fewer))
-    assert len(messages) == 2, "a Model that is gone from the documents is no news"
+    assert len(messages) == 2, "a Model that was removed from the documents is not reported"
 
 
 def test_model_that_fits_no_device_fits_once_its_node_is_repartitionable() -> None:

@@ -144,7 +144,7 @@ class Machines:
                 await asyncio.sleep(0.05)
 
     async def claims(self) -> list[Object]:
-        """All NodeClaims of the pool, whoever created them."""
+        """All NodeClaims of the pool, regardless of their creator."""
         found: list[Object] = (await self._api.get(CLAIMS, labelSelector=f"karpenter.sh/nodepool={self.name}"))["items"]
         return found
 

@@ -98,7 +98,7 @@ class Agent:
 
     def __init__(self, rack: Rack, node: str, uuid: str, pod: str) -> None:
         self._rack, self._node, self.uuid, self._pod = rack, node, uuid, pod
-        self.used_bytes, self.runs, self.said = 30 << 30, True, 0
+        self.used_bytes, self.runs, self.reports_sent = 30 << 30, True, 0
 
     async def run(self) -> None:
         """Sends the report repeatedly."""
@@ -107,15 +107,19 @@ class Agent:
             while True:
                 device = DeviceReport(id=self.uuid, memory_bytes=40 << 30, used_bytes=self.used_bytes)
                 report = NodeReport(
-                    node=self._node, boot="b", sequence=self.said + 1, devices=(device,), pods=pods if self.runs else ()
+                    node=self._node,
+                    boot="b",
+                    sequence=self.reports_sent + 1,
+                    devices=(device,),
+                    pods=pods if self.runs else (),
                 )
                 async with session.post("http://autoscaler/v1/node", data=msgspec.json.encode(report)) as answer:
                     assert answer.status == 200
-                self.said += 1
+                self.reports_sent += 1
                 await asyncio.sleep(0.2)
 
-    async def tells(self, times: int = 1) -> None:
+    async def wait_until_sent(self, times: int = 1) -> None:
         """Waits until the current report has been sent that many times."""
-        due = self.said + 1 + times
-        while self.said < due:
+        due = self.reports_sent + 1 + times
+        while self.reports_sent < due:
             await asyncio.sleep(0.05)

@@ -48,12 +48,12 @@ class Adopting(House):
 
     async def until_replicas(self, model: str, state: str, count: int) -> None:
         """Waits until `count` replicas of a model are in a state."""
-        while json.loads(await self.said(f"models/{model}"))["replicas"].get(state, 0) != count:
+        while json.loads(await self.read_ops(f"models/{model}"))["replicas"].get(state, 0) != count:
             await asyncio.sleep(0.02)
 
     async def until_running(self, model: str, calls: int) -> None:
         """Waits until that many requests of a model run on replicas."""
-        while json.loads(await self.said(f"models/{model}"))["demand"]["running"] != calls:
+        while json.loads(await self.read_ops(f"models/{model}"))["demand"]["running"] != calls:
             await asyncio.sleep(0.02)
 
     async def pods(self) -> list[Object]:

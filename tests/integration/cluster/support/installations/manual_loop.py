@@ -114,7 +114,7 @@ async def until(api: Api, path: str, holds: Callable[[Object], object]) -> Objec
         raise AssertionError(f"never so: {found}") from None
 
 
-def says(type: str, reason: str) -> Callable[[Object], bool]:
+def has_condition(type: str, reason: str) -> Callable[[Object], bool]:
     """Returns a predicate: whether the condition has that reason."""
     return lambda found: condition(found, type).get("reason") == reason
 

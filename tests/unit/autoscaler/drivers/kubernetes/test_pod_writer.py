@@ -94,10 +94,10 @@ class Deaf:
 
     def __init__(self) -> None:
         self.items: dict[object, PodSeen] = {}
-        self.gone: list[str] = []
+        self.removed: list[str] = []
 
     def is_gone(self, one: Replica) -> None:
-        self.gone.append(one.id)
+        self.removed.append(one.id)
 
     def suspect(self) -> None:
         """Does nothing."""

@@ -327,7 +327,7 @@ async def test_node_volume_is_applied_again_only_after_a_minute() -> None:
     assert server.asked == AT_FIRST
     at[0] = 60.0
     await made.make(OBJECTS)
-    assert server.asked == AT_FIRST * 2, "somebody may have deleted it"
+    assert server.asked == AT_FIRST * 2, "another client may have deleted it"
 
 
 async def test_volume_bound_to_a_deleted_pvc_is_released_for_the_next_pvc() -> None:

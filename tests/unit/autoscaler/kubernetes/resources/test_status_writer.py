@@ -158,7 +158,7 @@ async def test_removal_of_a_served_elsewhere_condition_stops_after_a_conflict() 
     house = House()
     await house.settle()
     house.paper.wrote.clear()
-    house.paper.refusals = [ApiError(409, "Conflict", "another says so")]
+    house.paper.refusals = [ApiError(409, "Conflict", "another source reports it")]
     for _ in range(3):
         house.statuses.put([SUBJECTS[0]._replace(shown="installation a/b serves it"), *SUBJECTS[1:]])
         house.show(house.at)
@@ -310,8 +310,8 @@ async def house() -> House:
 
 async def test_late_status_of_previous_leader_is_overwritten(house: House) -> None:
     own, version = house.paper.wrote[-1]["status"], house.paper.version
-    assert heard(house, version, own) == [], "it is ours"
-    assert heard(house, version - 1, {}) == [], "it is older than ours"
+    assert heard(house, version, own) == [], "this installation owns it"
+    assert heard(house, version - 1, {}) == [], "its version is older than the written one"
     assert heard(house, version + 1, {**own, "replicas": {"ready": 9}}) == ["m0"]
     await house.settle()
     assert house.paper.wrote[-1]["status"]["replicas"]["ready"] == 0

@@ -78,7 +78,9 @@ def test_only_a_replica_on_part_of_one_device_may_get_less_memory() -> None:
 def test_elastic_replica_gets_the_remaining_memory_if_above_its_minimum() -> None:
     one = Elastic(NodeArrays(nodes(1), build_untrained_estimate(SIZES)))
     generous(one.budget)
-    assert granted(one.start(RequestShape(memory_bytes=570))) == (0, 570), "who is not elastic gets what it asks for"
+    assert granted(one.start(RequestShape(memory_bytes=570))) == (0, 570), (
+        "a replica that is not elastic gets the memory that it requests"
+    )
     assert granted(one.start(share(460))) == (0, 430)
     assert one.start(share(460)) is None
 

@@ -278,7 +278,9 @@ def test_replica_is_placed_only_after_all_its_victims_have_left(
         leave = {i.replica for one in shelves for i in one.incumbents if i.leaving and not i.stuck}
         assert packed([want], _without(shelves, victims | leave)).placements
         for stays in victims:
-            assert not packed([want], _without(shelves, (victims - {stays}) | leave)).placements, "nobody goes in vain"
+            assert not packed([want], _without(shelves, (victims - {stays}) | leave)).placements, (
+                "no replica is evicted without need"
+            )
 
 
 def _without(shelves: list[Bin], removed: set[ReplicaId]) -> list[Bin]:

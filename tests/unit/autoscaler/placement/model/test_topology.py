@@ -81,7 +81,7 @@ def test_spread_ignores_replicas_of_an_older_spec() -> None:
     old: Replica = replace(there, spec_hash="older")
     new = planned(world([ada(1)], slices(RACKS[:5]), [old]))
     (successor,) = [one for one in new.replicas.values() if one.id != old.id]
-    assert new.nodes.slices[successor.resources.slices[0]].labels[RACK] == "a", "it takes its place, in whatever rack"
+    assert new.nodes.slices[successor.resources.slices[0]].labels[RACK] == "a", "it takes the place in any rack"
 
 
 def test_spread_replicas_share_a_label_value_if_no_other_has_capacity() -> None:

@@ -192,7 +192,7 @@ async def test_request_shared_with_others_changes_only_by_our_devices(rack: Rack
     assert left["metadata"].get("annotations", {}) == {}
     assert LEASE not in left["metadata"]["labels"]
     assert rack.request()["spec"]["resource"]["size"] == 1
-    assert not rack.request()["metadata"]["annotations"], "no note of ours is left"
+    assert not rack.request()["metadata"]["annotations"], "no annotation of Pilotlight remains"
 
 
 @in_rack
@@ -529,4 +529,4 @@ async def test_detach_annotation_of_another_provider_is_kept(rack: Rack) -> None
     rack.server.change(f"{REQUESTS}/{request_name(MODEL, NODE)}", {"metadata": {"annotations": foreign}})
     rack.use(second)
     await given_back(rack, second)
-    assert marks(rack) == [first], "an order of theirs may be under way"
+    assert marks(rack) == [first], "an order of another installation may be in progress"

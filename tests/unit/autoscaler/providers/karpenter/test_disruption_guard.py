@@ -53,7 +53,9 @@ class Bench:
         self.one.look()
         await asyncio.sleep(0.1)
         found = [one["metadata"] for path, one in sorted(self.server.objects.items()) if path.startswith(PODS)]
-        assert all(one["annotations"][SAFE_TO_EVICT] == "false" for one in found), "Cluster Autoscaler is told for good"
+        assert all(one["annotations"][SAFE_TO_EVICT] == "false" for one in found), (
+            "the annotation for Cluster Autoscaler stays"
+        )
         return [one["name"] for one in found if one["annotations"].get(DO_NOT_DISRUPT) == "true"]
 
 

@@ -252,7 +252,7 @@ async def test_node_arrival_and_removal_after_an_outage_trigger_notifications() 
     provider, loop = nodes_of(karpenter), asyncio.get_running_loop()
     looking = asyncio.create_task(provider.attend(lambda: notified_s.append(loop.time())))
     await asyncio.sleep(30.0)
-    assert not notified_s, "nothing is ours"
+    assert not notified_s, "this installation owns nothing"
     made = order((await provider.offers())[0])
     await provider.acquire(made)
     await asyncio.sleep(12.0)

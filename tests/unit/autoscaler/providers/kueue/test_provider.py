@@ -204,7 +204,7 @@ async def test_order_larger_than_any_quota_fails_with_a_reason(rig: KueueRig) ->
 
 @run_in(KueueRig)
 async def test_rejected_admission_check_fails_the_order(rig: KueueRig) -> None:
-    rig.kueue.checks_s, rig.kueue.says = 30.0, "ETA 300 s"
+    rig.kueue.checks_s, rig.kueue.check_message = 30.0, "ETA 300 s"
     provider, name = await ordered(rig)
     await rig.go_on(5.0)
     shown = await only(provider)

@@ -63,7 +63,7 @@ def test_earliest_provisioned_request_gets_the_oldest_node() -> None:
         "not granted",
         "refused",
         "none is added",
-        "the cloud says whose",
+        "the cloud reports the owner",
         "leaving",
         "was there before",
         "another pool",

@@ -182,4 +182,4 @@ def test_order_is_delivered_only_once_its_block_is_attached_and_ready() -> None:
     assert phase(here._replace(state="Composing"), LeaseProgress()) == "coming"
     assert phase(here, LeaseProgress(leaving=True)) == "leaving"
     assert phase(free, LeaseProgress(failed="no")) == "failed"
-    assert not phase(free, LeaseProgress(arrived=True)), "somebody detached it"
+    assert not phase(free, LeaseProgress(arrived=True)), "another client detached it"

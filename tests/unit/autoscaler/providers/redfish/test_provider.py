@@ -132,7 +132,7 @@ async def test_gpu_with_incomplete_details_is_offered_once_they_are_known(
     await ordered(provider)
     await until(provider, phase("here"))
     looks = sum(one.path.endswith("/ResourceBlocks") for one in rig.fabric.asked)
-    assert before < asked() < looks, "no change of links asks again"
+    assert before < asked() < looks, "a change of links causes no new request"
     rig.fabric.untold = {}
     await most()
     requests = asked()

@@ -105,7 +105,7 @@ class Runtime:
 
 
 class Waiting:
-    """A sleep that ends when the test says so."""
+    """A sleep that ends when the test requests it."""
 
     def __init__(self) -> None:
         self.waited: list[float] = []
@@ -241,7 +241,7 @@ async def test_failed_pull_is_retried_with_backoff_while_wanted(path: Path, capl
         waiting.go.release()
         one.want([ENGINE, ImageWanted("b:1")])
         await came.acquire()
-        assert runtime.images.count("gone:1") == 1, "nobody wants it any more"
+        assert runtime.images.count("gone:1") == 1, "the image is no longer wanted"
     messages = [record.getMessage() for record in caplog.records]
     assert len([line for line in messages if "vllm" in line and "reason" in line]) == 1, "once, for it is one reason"
 

@@ -73,7 +73,7 @@ def test_stored_copy_is_found_by_every_pulled_tag(host: str, layout: Path, store
     assert run("push", str(layout), f"{host}/{NAME}:v2").exit_code == 0
     assert "matches no copy" in run("pin", f"oci://{host}/{NAME}:v2", "--store", store).stderr
     again = run("pull", f"oci://{host}/{NAME}:v2", "--store", store).output
-    assert again.startswith(f"oci://{host}/{NAME}:v2: "), "as it was asked for, whatever it came as"
+    assert again.startswith(f"oci://{host}/{NAME}:v2: "), "with the requested name, regardless of the resolved one"
     assert "already stored" in again
     for name in (f"{host}/{NAME}:v1", f"oci://{host}/{NAME}:v2", f"{host}/{NAME}@{digest}"):
         done = run("pin", name, "--store", store)

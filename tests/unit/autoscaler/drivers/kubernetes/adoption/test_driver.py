@@ -348,7 +348,7 @@ async def test_scale_write_after_409_uses_the_version_of_a_fresh_read(
                 await asyncio.sleep(0)
         assert len(house.plane.asked) == tries
         assert bool(house.reasons("more")) == (tries > 2)
-        assert house.driver.obstacle(house.model("ada")) == "", "a conflict says nothing about the next start"
+        assert house.driver.obstacle(house.model("ada")) == "", "a conflict is no evidence about the next start"
 
 
 @pytest.mark.parametrize("status", [403, 422])

@@ -60,5 +60,7 @@ def test_replica_is_protected_if_its_budget_forbids_or_two_cover_it() -> None:
         [DisruptionBudget("a", ada, allows=False), DisruptionBudget("b", bob, allows=True)], own
     ) == {"r1": "a"}
     both = [DisruptionBudget("b", {}, allows=True), DisruptionBudget("a", ada, allows=True)]
-    assert list_protected_replicas(both, own) == {"r1": "a, b"}, "two over one pod: Kubernetes evicts it for nobody"
+    assert list_protected_replicas(both, own) == {"r1": "a, b"}, (
+        "two budgets select one pod: Kubernetes never evicts it"
+    )
     assert list_protected_replicas([], own) == {}
