@@ -59,7 +59,7 @@ async def occupied(api: Api, namespace: str, node: Node, resources: dict[str, An
     return f"{pods}/theirs"
 
 
-async def ours(api: Api, namespace: str) -> dict[str, Any]:
+async def own_pod(api: Api, namespace: str) -> dict[str, Any]:
     """Model -> its pod, of those that have a node."""
     found = (await api.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector="pilotlight.dev/model"))["items"]
     return {pod["metadata"]["labels"]["pilotlight.dev/model"]: pod for pod in found if pod["spec"].get("nodeName")}
@@ -85,7 +85,7 @@ async def test_model_gets_a_fitting_mig_slice_that_no_foreign_pod_uses(
         foreign = await occupied(api, namespace, node, {"limits": {LARGE: "1"}})
         house.write(kept("small", node, "5Gi"), kept("large", node, "30Gi"), kept("larger", node, "31Gi"))
         async with house.running():
-            while len(begun := await ours(api, namespace)) < 2:
+            while len(begun := await own_pod(api, namespace)) < 2:
                 await asyncio.sleep(0.05)
             (left,) = {"large", "larger"} - begun.keys()
             asked = {name: pod["spec"]["containers"][0]["resources"]["limits"] for name, pod in begun.items()}
@@ -94,7 +94,7 @@ async def test_model_gets_a_fitting_mig_slice_that_no_foreign_pod_uses(
             while "pods of others" not in await explained(house, left):
                 await asyncio.sleep(0.05)
             await api.delete(foreign)
-            while left not in await ours(api, namespace):
+            while left not in await own_pod(api, namespace):
                 await asyncio.sleep(0.05)
             assert (await house.call(left))[0] == 200
 
@@ -124,7 +124,7 @@ async def test_model_gets_its_chosen_device_through_a_claim_owned_by_the_pod(
         house.write(*models.values())
         try:
             async with house.running():
-                while not (begun := await ours(api, namespace)):
+                while not (begun := await own_pod(api, namespace)):
                     await asyncio.sleep(0.05)
                 ((first, pod),) = begun.items()
                 (left,) = models.keys() - begun.keys()
@@ -140,7 +140,7 @@ async def test_model_gets_its_chosen_device_through_a_claim_owned_by_the_pod(
                     await asyncio.sleep(0.05)
 
                 house.tell(models[left])
-                while left not in (begun := await ours(api, namespace)):
+                while left not in (begun := await own_pod(api, namespace)):
                     await asyncio.sleep(0.05)
                 assert begun[left]["metadata"]["annotations"][SLICES] == f"{node.name}/gpu-1", "it is free again"
                 while name in [one["metadata"]["name"] for one in (await api.get(claims))["items"]]:
@@ -149,7 +149,7 @@ async def test_model_gets_its_chosen_device_through_a_claim_owned_by_the_pod(
                 await api.delete(foreign)
                 await api.delete(f"{claims}/theirs")
                 house.tell(*models.values())
-                while len(begun := await ours(api, namespace)) < 2 or first not in begun:
+                while len(begun := await own_pod(api, namespace)) < 2 or first not in begun:
                     await asyncio.sleep(0.05)
                 assert begun[first]["metadata"]["annotations"][SLICES] == f"{node.name}/gpu-0", "others have left"
                 assert (await house.call(first))[0] == 200
@@ -284,7 +284,7 @@ async def test_growing_model_requests_only_memory_unused_by_other_models(
             assert second["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpumem"] == str(15 << 10)
             await bound(api, pods, second, node, "GPU-aaaa")
             assert (await calling)[0] == 200
-            assert (await ours(api, namespace)).keys() == {"ada", "bob"}, "no replica was evicted for it"
+            assert (await own_pod(api, namespace)).keys() == {"ada", "bob"}, "no replica was evicted for it"
 
 
 async def waiting(api: Api, pods: str, known: set[str]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import pytest
 from autoscaler.kubernetes.api import Api, ApiError
 from autoscaler.queries.mig_status import TRIES_MAX
 from autoscaler.slicing.mig import STATE
-from tests.integration.cluster.slicing.test_device_allocation import occupied, ours
+from tests.integration.cluster.slicing.test_device_allocation import occupied, own_pod
 from tests.integration.cluster.support.clients.gateway_requests import good
 from tests.integration.cluster.support.controllers.fake_mig_manager import (
     CONFIG_MAP,
@@ -64,7 +64,7 @@ async def states(estate: Estate, name: str, words: str, autoscaler: str = "a1") 
 
 async def placed(api: Api, estate: Estate, name: str) -> tuple[str, dict[str, str]]:
     """The node and the resource limits of a model's pod."""
-    pod = (await ours(api, estate.namespace))[name]
+    pod = (await own_pod(api, estate.namespace))[name]
     return pod["spec"]["nodeName"], pod["spec"]["containers"][0]["resources"]["limits"]
 
 

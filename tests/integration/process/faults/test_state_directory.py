@@ -48,7 +48,7 @@ def contains(file: Path, word: bytes) -> bool:
 @pytest.mark.parametrize("name", FIXES)
 @pytest.mark.standard
 async def test_corrupt_state_file_fails_the_start_and_keeps_engines_running(tmp_path: Path, name: str) -> None:
-    """With guessed contents, Pilotlight would not recognize its running engines, or gateways would ignore the leader."""
+    """With guessed contents, Pilotlight would not find its running engines, or gateways would reject the leader."""
     async with serving(tmp_path, fake(tmp_path, "ada", "--tokens-per-s", "0")) as one:
         engine = await warm(one)
         await one.kill()
