@@ -64,7 +64,7 @@ class Pair:
         return self.server_socket
 
     def send(self, content: bytes) -> threading.Thread:
-        sending = threading.Thread(target=self.server_socket.sendall, args=(content,))
+        sending = threading.Thread(target=self.server.sendall, args=(content,))
         sending.start()
         return sending
 
@@ -80,7 +80,7 @@ class Pair:
 
     def close(self) -> None:
         self.client_socket.close()
-        self.server_socket.close()
+        self.server.close()
 
 
 @pytest.fixture

@@ -120,7 +120,7 @@ async def test_agent_report_of_delivered_weights_ends_the_wait() -> None:
     await asyncio.sleep(0)
     supply.on_step(step(with_report(bytes=1 << 20, total_bytes=2 << 20)))
     supply.on_step(step(with_report(bytes=1 << 20, total_bytes=2 << 20)))
-    assert progress == ["asked for", "1Mi of 2Mi, 0 bytes a second"]
+    assert progress == ["requested", "1Mi of 2Mi, 0 bytes a second"]
     supply.on_step(step(with_report(replicas=(ReplicaId("a1"),), folder="copies/x/files", ggufs=("a.gguf",))))
     assert await task == Laid("copies/x/files", "a.gguf")
 

@@ -163,11 +163,11 @@ A1 = (ReplicaId("a1"),)
 def test_weights_are_ready_when_the_agent_reports_them_for_the_replica() -> None:
     there = WeightsReport(artifact=ADA, replicas=A1, folder="copies/x/files", ggufs=("a.gguf",))
     assert stands(with_reports(there)) == Laid("copies/x/files", "a.gguf")
-    assert stands(with_reports(replace(there, replicas=(ReplicaId("a0"),)))) == WeightsPending("asked for"), "another's"
-    assert stands(with_reports(replace(there, pull_secret="mine"))) == WeightsPending("asked for"), (
+    assert stands(with_reports(replace(there, replicas=(ReplicaId("a0"),)))) == WeightsPending("requested"), "another's"
+    assert stands(with_reports(replace(there, pull_secret="mine"))) == WeightsPending("requested"), (
         "by a login that is not its own"
     )
-    assert stands(with_reports(there), pull_secret="mine") == WeightsPending("asked for")
+    assert stands(with_reports(there), pull_secret="mine") == WeightsPending("requested")
     many = replace(there, ggufs=("a.gguf", "b.gguf"))
     assert stands(with_reports(many)) == WeightsFailed(f"{ADA} contains 2 GGUF files: a.gguf, b.gguf; package only one")
 
@@ -178,7 +178,7 @@ def test_pending_start_reports_progress_or_failure_of_its_weights() -> None:
     failed = WeightsReport(artifact=ADA, replicas=A1, failed="no room")
     assert stands(with_reports(failed)) == WeightsFailed("no room")
     before = replace(failed, replicas=(ReplicaId("a0"),))
-    assert stands(with_reports(before)) == WeightsPending("asked for"), "a try before fails no other"
+    assert stands(with_reports(before)) == WeightsPending("requested"), "a try before fails no other"
 
 
 def with_lora(*weights: WeightsReport, artifact: str = ADA) -> Laid | WeightsPending | WeightsFailed:
@@ -192,7 +192,7 @@ def test_start_waits_for_the_weights_of_the_model_and_its_adapters() -> None:
     assert found == Laid("copies/x/files", "a.gguf", (LaidAdapter("lora", "copies/y/files", "sub"),))
     assert isinstance(found, Laid)
     assert found.folders == ("copies/x/files", "copies/y/files")
-    assert with_lora(own) == WeightsPending("asked for")
+    assert with_lora(own) == WeightsPending("requested")
     assert with_lora(lora, artifact="file:///m") == Laid("", "", found.adapters)
     halves = [WeightsReport(artifact=one, bytes=1 << 20, total_bytes=2 << 20, bytes_per_s=1.0) for one in (ADA, LORA)]
     assert with_lora(*halves) == WeightsPending("2Mi of 4Mi, 2 bytes a second")
@@ -211,7 +211,7 @@ def test_missing_or_invalid_adapter_fails_the_start_with_its_name() -> None:
 
 def test_unsafe_weights_are_not_used_by_a_model_that_forbids_them() -> None:
     there = WeightsReport(artifact=ADA, replicas=A1, folder="copies/x/files", allow_unsafe=True)
-    assert stands(with_reports(there)) == WeightsPending("asked for")
+    assert stands(with_reports(there)) == WeightsPending("requested")
     assert stands(with_reports(there), allow_unsafe=True) == Laid("copies/x/files", "")
 
 
@@ -239,13 +239,13 @@ def looks(at: World, *agents: str) -> dict[str, tuple[NodeWant, ...]]:
 
 def test_image_mounted_artifact_is_inspected_but_not_downloaded() -> None:
     assert build_node_wants(looking())[N1].wants == (replace(want(ADA, "", "a1"), look=True),)
-    assert stands(looking()) == WeightsPending("asked for")
+    assert stands(looking()) == WeightsPending("requested")
     found = stands(looking(replace(LOOK, replicas=A1)))
     assert found == Laid("", "a.gguf", (), "sha256:aa", "models")
     assert isinstance(found, Laid)
     assert found.folders == (), "no node has anything of it"
     brought = WeightsReport(artifact=ADA, replicas=A1, folder="copies/x/files")
-    assert stands(looking(brought)) == WeightsPending("asked for"), "what was brought before is no answer"
+    assert stands(looking(brought)) == WeightsPending("requested"), "what was brought before is no answer"
 
 
 def test_start_with_image_mount_fails_if_the_artifact_is_no_image() -> None:
