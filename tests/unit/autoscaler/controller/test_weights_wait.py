@@ -38,7 +38,7 @@ class Driver:
         """Like `NodeSupply.mounting`."""
         return ClusterFacts()
 
-    def __call__(self, replica: Replica, model: Model, told: Callable[[str], None]) -> Awaitable[Laid] | None:
+    def __call__(self, replica: Replica, model: Model, report: Callable[[str], None]) -> Awaitable[Laid] | None:
         return self.laid
 
     def brings(self, model: Model) -> Collection[str]:
