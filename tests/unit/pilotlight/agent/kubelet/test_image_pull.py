@@ -343,9 +343,9 @@ async def test_agent_process_pulls_wanted_images_and_reports_them(path: Path, tm
             assert runtime.asked == [(ENGINE.image, None)]
         finally:
             process.terminate()
-            _, body = await process.communicate()
+            _, output = await process.communicate()
             assert process.returncode == 0
-        assert b"this node's agent may not read pull secrets" in body, (
+        assert b"this node's agent may not read pull secrets" in output, (
             "a secret that it may not read costs that image alone"
         )
     await runner.cleanup()
