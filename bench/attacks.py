@@ -48,26 +48,26 @@ async def measure(place: Path, *, quick: bool) -> Figures:
         engine.document(flood, "flood", name=attackers.FLOOD, slots=2 * (attackers.READERS + attackers.SILENT)),
     ]
     runs: dict[str, dict[str, list[float]]] = {name: {OURS: [], DIRECT: []} for name in (PEACE, *ATTACKS)}
-    says: dict[str, dict[str, int]] = {}
+    counts_by_attack: dict[str, dict[str, int]] = {}
     async with kit.serving(place / "serve", [settings(), tenant("a"), *models], core=kit.PROXY_CORE) as one:
         for name in ("t", attackers.FLOOD):
             await one.model_ready(name, key("a"))
         urls = {OURS: one.url, DIRECT: f"http://{engine.address(place)}"}
         for _ in range(rounds):
             for name, p99_ms in runs.items():
-                async with _attack(name, one.url, place / "attackers.log") as said:
+                async with _attack(name, one.url, place / "attackers.log") as counts:
                     for side, found in (await _p99_ms(urls, span_s)).items():
                         p99_ms[side].append(found)
-                says[name] = said
-    return _report(runs, says)
+                counts_by_attack[name] = counts
+    return _report(runs, counts_by_attack)
 
 
 @contextlib.asynccontextmanager
 async def _attack(name: str, url: str, log: Path) -> AsyncIterator[dict[str, int]]:
     """Run all attackers of an attack; yield the counts that they print at the end. No attackers in peace."""
-    said: dict[str, int] = {}
+    counts: dict[str, int] = {}
     if name == PEACE:
-        yield said
+        yield counts
         return
     command = [*kit.on_core(kit.LOAD_CORE), sys.executable, "-m", "bench.attackers", url, name]
     with kit.running(command, log) as process:
@@ -77,10 +77,10 @@ async def _attack(name: str, url: str, log: Path) -> AsyncIterator[dict[str, int
                 raise kit.BenchError(f"the attackers ({name}) are not all connected: {log.read_text()[-400:]!r}")
             await asyncio.sleep(0.05)
         await asyncio.sleep(SETTLE_S)
-        yield said
+        yield counts
         if process.poll() is not None:
             raise kit.BenchError(f"the attackers ({name}) exited early: {log.read_text()[-400:]!r}")
-    said |= json.loads(log.read_text().splitlines()[-1])
+    counts |= json.loads(log.read_text().splitlines()[-1])
     await asyncio.sleep(SETTLE_S)
 
 
@@ -90,7 +90,7 @@ async def _p99_ms(urls: dict[str, str], span_s: float) -> dict[str, float]:
     return {side: quantile(values, 0.99) for side, values in took_ms.items()}
 
 
-def _report(runs: dict[str, dict[str, list[float]]], says: dict[str, dict[str, int]]) -> Figures:
+def _report(runs: dict[str, dict[str, list[float]]], counts_by_attack: dict[str, dict[str, int]]) -> Figures:
     """Print the table and return the figures."""
     say(f"{'attack':<52} {'held':>6} {'cut':>6} {'p99 ms':<22} {'of peace':<20} {'added ms':<22} direct, of peace")
     ratios, added = list[float](), list[float]()
@@ -103,9 +103,9 @@ def _report(runs: dict[str, dict[str, list[float]]], says: dict[str, dict[str, i
         if name != PEACE:
             ratios.append(statistics.median(of_peace[OURS]))
             added.append(statistics.median(more_ms))
-        said = says[name]
+        counts = counts_by_attack[name]
         say(
-            f"{ATTACKS.get(name, name):<52} {said.get('held', 0):>6,} {said.get('cut', 0):>6,}"
+            f"{ATTACKS.get(name, name):<52} {counts.get('held', 0):>6,} {counts.get('cut', 0):>6,}"
             f" {spread(p99_ms[OURS], 2):<22} {spread(of_peace[OURS], 2):<20} {spread(more_ms, 2):<22}"
             f" {spread(of_peace[DIRECT], 2)}"
         )

@@ -27,7 +27,7 @@ async def measure(place: Path, *, quick: bool) -> Figures:
     """Return failover_s and clean_stop_s."""
     rounds = 2 if quick else 5
     kit.title(
-        f"next leader: signal to the pod of the next cold request, s, {rounds} rounds each, Lease {LEASE_S:.0f} s"
+        f"failover: seconds from the signal to the pod of the next cold request, {rounds} rounds, Lease {LEASE_S:.0f} s"
     )
     taken: dict[int, list[float]] = {signal.SIGKILL: [], signal.SIGTERM: []}
     async with (

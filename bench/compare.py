@@ -280,7 +280,7 @@ def _in_process(fresh: Callable[[], tuple[Callable[[], None], int]]) -> Measure:
 
 
 def _take_load_core() -> None:
-    """Pins this process to the core of the load, and allows all the open files that the machine allows."""
+    """Pins this process to the core of the load generator, and raises its limit of open files to the hard limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     kit.pin(kit.LOAD_CORE)

@@ -99,8 +99,8 @@ async def called(url: str, number: int, calls: set[asyncio.Task[Result]], operat
     calls.add(call)
     await asyncio.wait([call], timeout=PAUSE_S)
     if call.done():
-        said = call.result()
-        raise BenchError(f"round {number}: the request got a response: {said.status} {said.code}")
+        response = call.result()
+        raise BenchError(f"round {number}: the request got a response: {response.status} {response.code}")
     await operator.step()
     return sent_unix_s
 

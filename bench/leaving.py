@@ -104,7 +104,7 @@ async def _running(url: str, model: str, count: int, prefix: str) -> tuple[list[
 def _noted(notes: Path, what: str) -> dict[str, float]:
     """Return request ID -> time."""
     rows = [line.split() for line in notes.read_text().splitlines()]
-    return {id: float(at_s) for said, at_s, id in rows if said == what}
+    return {id: float(at_s) for kind, at_s, id in rows if kind == what}
 
 
 async def _until(holds: Callable[[], bool], what: str) -> None:

@@ -59,9 +59,9 @@ async def _held(place: Path, model: Document, count: int, hold_s: float, *, read
         there = kit.pss_bytes(one.gateways())
         await asyncio.sleep(hold_s - SETTLE_S)
         end = kit.pss_bytes(one.gateways())
-        gone = [stream.broken for stream in made if not stream.running]
-        if gone:
-            raise kit.BenchError(f"{len(gone)} of {count} streams were not held: {gone[0]}")
+        broken = [stream.broken for stream in made if not stream.running]
+        if broken:
+            raise kit.BenchError(f"{len(broken)} of {count} streams were not held: {broken[0]}")
         for stream in made:
             stream.leave()
     kib = [(pss - before) / count / KIB for pss in (there, end)]

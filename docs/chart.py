@@ -1,7 +1,7 @@
-"""Keeps what is told of the chart true: the Settings in values.schema.json, and the table of values in chart-values.md.
+"""Generates the Settings schema in the chart's values.schema.json, and the table of values in chart-values.md.
 
-Owns both: the first is made of the Settings' type, the second of values.yaml and its comments. Run it after a
-change of either: `.venv/bin/python -m docs.chart`. tests/chart compares what is there with what it would write.
+The schema is derived from the type `Settings`, the table from values.yaml and its comments. After a change of either,
+run `.venv/bin/python -m docs.chart`. tests/chart compares the files with the generated text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CHART = ROOT / "charts" / "pilotlight"
 VALUES, SCHEMA = CHART / "values.yaml", CHART / "values.schema.json"
 PAGE = ROOT / "docs" / "reference" / "chart-values.md"
 NOT_HERE = ("apiVersion", "kind", "devices", "tls")
-"""Keys of the Settings document that are the chart's own business, or one machine's."""
+"""Keys of the Settings document that the chart sets itself, or that apply to one machine only."""
 MARKS = ("<!-- values -->\n", "<!-- /values -->")
 _KEY = re.compile(r"^( *)([A-Za-z]+):(?: (.*))?$")
 
@@ -29,13 +29,13 @@ class Value(NamedTuple):
 
     path: str
     default: str
-    """As it stands there; empty where keys follow."""
+    """The default as values.yaml writes it; empty if the key has subkeys."""
     meaning: str
-    """The comment above it."""
+    """The comment above the key."""
 
 
 def values(text: str) -> Iterator[Value]:
-    """All keys with their comments, in order."""
+    """Yield all keys with their comments, in order."""
     above: list[str] = []
     parents: list[str] = []
     for line in text.splitlines():
@@ -52,27 +52,27 @@ def values(text: str) -> Iterator[Value]:
 
 
 def table(text: str) -> str:
-    """The values that are leaves, as rows of a page."""
+    """Return a Markdown table of the values without subkeys."""
     rows = [f"| `{one.path}` | `{one.default}` | {one.meaning} |" for one in values(text) if one.default]
     return "\n".join(["| value | default | meaning |", "| --- | --- | --- |", *rows, ""])
 
 
 def settings() -> dict[str, Any]:
-    """What the value `settings` may hold."""
+    """Return the JSON schema of the value `settings`."""
     schema: dict[str, Any] = json.loads(render_schemas()["settings.json"])
     kept = {key: value for key, value in schema["properties"].items() if key not in NOT_HERE}
     return {"type": "object", "additionalProperties": False, "properties": kept}
 
 
 def schema(text: str) -> str:
-    """values.schema.json with these Settings."""
+    """Return values.schema.json with the current schema of the Settings."""
     whole = json.loads(text)
     whole["properties"]["settings"] = settings()
     return json.dumps(whole, indent=2) + "\n"
 
 
 def page(text: str) -> str:
-    """chart-values.md with this table."""
+    """Return chart-values.md with the current table."""
     before, _, rest = text.partition(MARKS[0])
     return before + MARKS[0] + table(VALUES.read_text()) + MARKS[1] + rest.partition(MARKS[1])[2]
 

@@ -1,7 +1,7 @@
-"""Draws docs/demo.svg from a run of the demo that happens now: `python docs/record_demo.py`. Nothing in it is made up.
+"""Runs the demo and draws docs/demo.svg from its output: `python docs/record_demo.py`.
 
-Owns which lines are shown: the first start of each model, then everything from the moment when both are called at once,
-and the two last lines. What is left out is shown as a line of dots.
+The image shows the first start of each model, all lines from the moment when both get requests at once, and the
+last two lines. A line of dots replaces omitted lines.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rich.text import Text
 
 HERE = Path(__file__).parent
 MOVE = re.compile(r"\d\d:\d\d:\d\d\.\d{3}  \S.*")
-BOTH = "both are called at once"
+BOTH = "both get requests at once"
 FIRST_LINES = 14
 WIDTH = 112
 COLOURS = {
@@ -39,11 +39,11 @@ font-family: system-ui, sans-serif; }}</style>
 <g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">{backgrounds}
 <g class="{unique_id}-matrix">{matrix}</g></g></svg>
 """
-"""rich's own form loads a font from elsewhere; this one loads nothing."""
+"""Unlike rich's own format, this one loads no font over the network."""
 
 
 def chosen(output: str) -> list[str]:
-    """The lines to show. Raises SystemExit when this was no whole run."""
+    """Return the lines to show. Raises SystemExit if the run is incomplete."""
     lines = [line for line in output.splitlines() if MOVE.match(line)]
     last = output.splitlines()[-2:]
     begin = next((i for i, line in enumerate(lines) if BOTH in line), None)
@@ -53,7 +53,7 @@ def chosen(output: str) -> list[str]:
 
 
 def main() -> None:
-    """Runs, chooses, draws."""
+    """Run the demo, select the lines, and draw the image."""
     command = [sys.executable, "-m", "examples.demo"]
     output = subprocess.run(command, cwd=HERE.parent, stdout=subprocess.PIPE, text=True, check=True).stdout
     console = Console(record=True, width=WIDTH, file=StringIO(), color_system="standard")

@@ -1,9 +1,10 @@
-"""`make demo`: two real models of one tiny real engine on one device that holds only one, from zero and back.
+"""`make demo`: two models share one device that has memory for only one of them, and scale from zero and back to zero.
 
-It writes two models that each say their own sentence, serves them as two-models.yaml says (with shorter windows), sends
-40 Calls through the official `openai` client, kills one engine with SIGKILL while it starts, checks every answer word
-for word, waits until nothing is left, and says what it cost. Everything it prints happened. Ports and folder are its
-own, so that several can run at once; at the end nothing of it is left.
+The demo writes two tiny models, each of which generates one fixed sentence. It serves them with two-models.yaml and
+shorter time windows. It sends 40 requests through the official `openai` client, kills one engine with SIGKILL during
+its start, and compares every response with the model's sentence. Then it waits for the scale to zero and prints the
+device time. Each run uses its own ports and directory, so that several runs are possible at once. All files and
+processes of a run are removed at its end.
 """
 
 from __future__ import annotations
@@ -41,16 +42,16 @@ SENTENCES = {
     "bob": "Bob here, I wake whenever somebody asks for me.",
 }
 WINDOWS = {"idleSeconds": 1.5, "residencySeconds": 0.5}
-"""Of both models, in place of the example's: short enough to watch."""
+"""Time windows of both models, which replace those of the example and are short enough to watch."""
 COLD_ROUNDS = 3
-"""Times each model is woken from nothing, alone: the cold start that is reported."""
+"""Number of cold starts of each model on an idle device; their median is reported."""
 READY_S_MAX = 120.0
-"""Time for `pilotlight serve`, or an engine, to get ready: a second, but much more on a machine with other work."""
+"""Time limit for `pilotlight serve` or an engine to become ready: usually a second, but more on a busy machine."""
 CALLS = 40
 
 
 class Demo:
-    """One run: what was asked, what was answered, and what the device did meanwhile."""
+    """One run: sends the requests, counts their results, and measures the time in which the device is in use."""
 
     def __init__(self, inference: str, operations: str, server: subprocess.Popen[bytes]) -> None:
         self.operations = operations
@@ -61,41 +62,41 @@ class Demo:
         self.used_s = 0.0
 
     async def call(self, model: str) -> float:
-        """One Call, checked word for word; seconds until its first token."""
+        """Send a request and check the response; return the seconds until the first token."""
         try:
-            first_s, said = await ask(self.client, model)
-        except Exception as error:  # noqa: BLE001  whatever it is, the Call is lost, and the demo says so at its end
-            tell(f"{model}  LOST       {type(error).__name__}: {error}")
+            first_s, text = await ask(self.client, model)
+        except Exception as error:  # noqa: BLE001 - any error counts as a lost request, and the demo reports it
+            print_line(f"{model}  LOST       {type(error).__name__}: {error}")
             self.lost += 1
             return 0.0
-        self.completed += said == SENTENCES[model]
-        if said != SENTENCES[model]:
+        self.completed += text == SENTENCES[model]
+        if text != SENTENCES[model]:
             self.wrong += 1
-            tell(f"{model}  WRONG      {said!r}")
+            print_line(f"{model}  WRONG      {text!r}")
         return first_s
 
     async def cold(self, model: str) -> None:
-        """One Call from zero, alone on the device."""
+        """Send one request to a model without replicas while the device is idle."""
         await self.zero()
-        tell(f"{model}  parked     one Call waits, for nothing runs")
+        print_line(f"{model}  parked     one request waits, because no replica runs")
         answered = self.completed
         first_s = await self.call(model)
         self.cold_s.append(first_s)
         if self.completed > answered:
-            tell(f"{model}  answered   first word after {1000 * first_s:.0f} ms: {SENTENCES[model]}")
+            print_line(f"{model}  answered   first word after {1000 * first_s:.0f} ms: {SENTENCES[model]}")
 
     async def zero(self) -> None:
-        """Waits until no Replica is left."""
+        """Wait until no replica is left."""
         while await asyncio.to_thread(self.replicas):
             await asyncio.sleep(0.05)
 
     def replicas(self) -> list[dict[str, object]]:
-        """All that hold the device now."""
+        """Return the replicas that hold the device now."""
         with urllib.request.urlopen(f"{self.operations}/api/v1/devices", timeout=30) as response:
             return [replica for device in json.load(response) for replica in device["replicas"]]
 
     async def meter(self) -> None:
-        """Adds up the seconds in which somebody holds the device."""
+        """Add up the seconds in which a replica holds the device."""
         last_s = time.perf_counter()
         while True:
             await asyncio.sleep(0.05)
@@ -105,56 +106,56 @@ class Demo:
             last_s = now_s
 
     async def killed_starting(self, model: str, call: asyncio.Task[float]) -> bool:
-        """SIGKILL for the engine that starts for `call`. Once it listens it stays, for the Call may be in it: False."""
+        """Send SIGKILL to the engine that starts for `call`. False: it already listens and may have the request."""
         while not call.done():
             for process in psutil.Process(self.server.pid).children(recursive=True):
                 with contextlib.suppress(psutil.Error):
                     if "PILOTLIGHT_REPLICA" in process.environ() and f"{model}.gguf" in " ".join(process.cmdline()):
-                        process.suspend()  # or it could begin to listen after this look at it
+                        process.suspend()  # otherwise it could begin to listen after this check
                         if any(socket.status == psutil.CONN_LISTEN for socket in process.net_connections("tcp")):
                             process.resume()
                             return False
                         process.kill()
-                        tell(f"{model}  SIGKILL    while it starts (pid {process.pid})")
+                        print_line(f"{model}  SIGKILL    while it starts (pid {process.pid})")
                         return True
             await asyncio.sleep(0.002)
         return False
 
     async def story(self) -> None:
-        """The 40 Calls."""
+        """Send the 40 requests."""
         for _ in range(COLD_ROUNDS):
             for model in SENTENCES:
                 await self.cold(model)
         await self.zero()
-        tell("both are called at once; the device holds only one; bob's engine is killed while it starts")
+        print_line("both get requests at once; the device holds only one; bob's engine is killed while it starts")
         cold, rest = self.completed, CALLS - 2 * COLD_ROUNDS
         async with asyncio.TaskGroup() as tasks:
             first, sent = tasks.create_task(self.call("bob")), 1
-            while not await self.killed_starting("bob", first):  # a busy machine may show the engine too late
+            while not await self.killed_starting("bob", first):  # on a busy machine the engine may be found too late
                 await first
                 await self.zero()
                 first, sent = tasks.create_task(self.call("bob")), sent + 1
             for number in range(sent, rest):
                 tasks.create_task(self.call("ada" if number % 2 else "bob"))
                 await asyncio.sleep(0.02)
-        tell(f"{self.completed - cold} of {rest} are answered, each word for word")
+        print_line(f"{self.completed - cold} of {rest} are answered, each with the model's sentence")
 
 
-def tell(words: str) -> None:
-    """A line that begins with the time of day, in milliseconds, as those of `serve` do."""
+def print_line(words: str) -> None:
+    """Print a line that begins with the time of day, like the lines of `serve`."""
     seconds, rest_ns = divmod(time.time_ns(), 1_000_000_000)
     now = time.strftime("%H:%M:%S", time.localtime(seconds))
     line = f"{now}.{rest_ns // 1_000_000:03d}  {words}\n"
-    print(line, end="", flush=True)  # one write, or a line of `serve` may come in between
+    print(line, end="", flush=True)  # one write, so that no line of `serve` is printed in between
 
 
 def official(url: str) -> AsyncOpenAI:
-    """The official client, which must not hide a failed Call by asking again."""
+    """Return the official client, without retries that would hide a failed request."""
     return AsyncOpenAI(base_url=f"{url}/v1", api_key="none-needed", max_retries=0)
 
 
 async def ask(client: AsyncOpenAI, model: str) -> tuple[float, str]:
-    """One streaming Call: seconds until its first token, and all that was said."""
+    """Send a streaming request; return the seconds until its first token, and the text."""
     started_s = time.perf_counter()
     first_s = 0.0
     words: list[str] = []
@@ -170,7 +171,7 @@ async def ask(client: AsyncOpenAI, model: str) -> tuple[float, str]:
 
 
 def documents(place: Path) -> str:
-    """The example's documents, with the weights of this run and its windows."""
+    """Return the example's documents, with the weights and time windows of this run."""
     found = list(yaml.safe_load_all(EXAMPLE.read_text()))
     for document in found:
         if document["kind"] == "Model":
@@ -180,11 +181,11 @@ def documents(place: Path) -> str:
 
 @contextlib.contextmanager
 def serving(place: Path, listen: str, ops: str) -> Iterator[subprocess.Popen[bytes]]:
-    """`pilotlight serve` in a process of its own, stopped at the end."""
+    """Run `pilotlight serve` in its own process, and stop it at the end."""
     (place / "documents.yaml").write_text(documents(place))
     command = [sys.executable, "-m", "pilotlight", "serve", "-c", str(place / "documents.yaml")]
     command += ["--listen", listen, "--ops", ops, "--state", str(place / "state")]
-    # In a group of its own: a Ctrl-C reaches this process alone, and a second signal would end `serve` at once.
+    # Its own process group: Ctrl-C reaches only this process, because a second signal would end `serve` at once.
     server = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, process_group=0)
     try:
         yield server
@@ -198,19 +199,19 @@ def serving(place: Path, listen: str, ops: str) -> Iterator[subprocess.Popen[byt
 
 
 async def ready(url: str, server: subprocess.Popen[bytes]) -> None:
-    """Waits until the gateway answers."""
+    """Wait until the gateway responds."""
     until_s = time.monotonic() + READY_S_MAX
     while server.poll() is None and time.monotonic() < until_s:
         with contextlib.suppress(OSError):
             await asyncio.to_thread(urllib.request.urlopen, f"{url}/v1/models", None, 5)
             return
         await asyncio.sleep(0.05)
-    raise SystemExit(f"demo: pilotlight did not get ready within {READY_S_MAX:g} s")
+    raise SystemExit(f"demo: pilotlight was not ready within {READY_S_MAX:g} s")
 
 
 @contextlib.asynccontextmanager
 async def metered(demo: Demo) -> AsyncIterator[None]:
-    """Meters the device while the body runs."""
+    """Measure the use of the device while the body runs."""
     meter = asyncio.create_task(demo.meter())
     try:
         yield
@@ -220,7 +221,7 @@ async def metered(demo: Demo) -> AsyncIterator[None]:
 
 
 async def engine_alone_s(place: Path, model: str) -> float:
-    """The same engine started by hand and asked by the same client: from its spawn to its first token."""
+    """Start the engine without Pilotlight; return the seconds from its start to the first token of a request."""
     (found,) = [m for m in parse_documents([("demo", documents(place))], {}).models if m.name == model]
     port = Ports().choose(time.monotonic())
     client, launch = official(f"http://{HOST}:{port}"), build_launcher()(found, HOST, port)
@@ -242,11 +243,11 @@ async def engine_alone_s(place: Path, model: str) -> float:
         engine.wait()
 
 
-async def play(place: Path, inference: str, operations: str, server: subprocess.Popen[bytes]) -> tuple[str, bool]:
-    """The whole run: its two last lines, and whether all went well."""
+async def run_demo(place: Path, inference: str, operations: str, server: subprocess.Popen[bytes]) -> tuple[str, bool]:
+    """Run the demo; return its last two lines, and whether it succeeded."""
     await ready(inference, server)
     demo = Demo(inference, operations, server)
-    with contextlib.suppress(NotFoundError):  # the client's first Call loads 50 ms of code, whatever it is answered
+    with contextlib.suppress(NotFoundError):  # the client's first request loads code for 50 ms
         await ask(demo.client, "nobody")
     started_s = time.perf_counter()
     async with metered(demo):
@@ -265,7 +266,7 @@ async def play(place: Path, inference: str, operations: str, server: subprocess.
 
 
 def stay(inference: str, operations: str, server: subprocess.Popen[bytes]) -> None:
-    """Says what to try, and waits until `serve` ends."""
+    """Print commands to try, and wait until `serve` ends."""
     print(
         f"\n{console.format_curl_command(inference, 'ada', key=False)}\n"
         f"\n{console.format_python_program(inference, 'ada', key=False)}\n"
@@ -276,11 +277,11 @@ def stay(inference: str, operations: str, server: subprocess.Popen[bytes]) -> No
 
 
 def main() -> None:
-    """Sets the scene and plays."""
+    """Prepare the models, and run the demo."""
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
-    parser.add_argument("--keep", action="store_true", help="stay up afterwards")
+    parser.add_argument("--keep", action="store_true", help="keep serving after the demo")
     keep = parser.parse_args().keep
-    os.environ["NO_PROXY"] = os.environ["no_proxy"] = HOST  # a proxy of the environment has no way to this machine
+    os.environ["NO_PROXY"] = os.environ["no_proxy"] = HOST  # a proxy from the environment cannot reach this machine
     ports = Ports()
     listen, ops = (f"{HOST}:{ports.choose(time.monotonic())}" for _ in range(2))
     inference, operations = f"http://{listen}", f"http://{ops}"
@@ -289,7 +290,7 @@ def main() -> None:
         for model, sentence in SENTENCES.items():
             tiny_gguf.make_model(place / f"{model}.gguf", sentence)
         with serving(place, listen, ops) as server:
-            summary, well = asyncio.run(play(place, inference, operations, server))
+            summary, well = asyncio.run(run_demo(place, inference, operations, server))
             if keep:
                 print(summary)
                 stay(inference, operations, server)
@@ -302,8 +303,8 @@ if __name__ == "__main__":
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(
             number, signal.default_int_handler
-        )  # `serve` is stopped before this process ends, whatever ends it
+        )  # `serve` is stopped before this process ends, for any of these signals
     try:
         main()
     except KeyboardInterrupt:
-        sys.exit(130)  # 128 + SIGINT, as shells say it
+        sys.exit(130)  # 128 + SIGINT, as in shells

@@ -24,7 +24,7 @@ from autoscaler.contract import (
 )
 from gateway import errors
 from gateway.dispatch.call import Call, Outcome
-from gateway.dispatch.dispatcher import Dispatch
+from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.effects import Effect, Grant, ReportNow
 from gateway.http.body_buffers import Body, ChunkedBody
 from gateway.http.host_check import HostCheck, is_on_loopback
@@ -72,7 +72,7 @@ class Gateway(GatewayContext):
         events_fd: int | None = None,
     ) -> None:
         self._scale = MemoryGuard(limits.memory_bytes or process_memory.limit_bytes())
-        room, dispatch = BodyBudget(self._scale.limit_bytes), Dispatch(gateway, boot)
+        room, dispatch = BodyBudget(self._scale.limit_bytes), Dispatcher(gateway, boot)
         super().__init__(clock, limits, room, dispatch, Upstreams(engine_tls), Telemetry(events_fd))
         dispatch.parked.bytes_max = int(room.size_bytes * PARKED_SHARE)
         self._on_loopback = False

@@ -251,7 +251,7 @@ def _state(entry: str, found: _Entry, since: Beginning | None) -> tuple[bool, st
             return False, STAY
         if not left and since == "cached" and found.weights not in {"here", ""}:
             return False, AWAY
-        return not left, f"its Replicas: {', '.join(f'{count} {state}' for state, count in left.items()) or 'none'}"
+        return not left, f"its replicas: {', '.join(f'{count} {state}' for state, count in left.items()) or 'none'}"
     if found.pilotlight.state is None:
         raise LoadError(
             f"{entry} does not contain the state of the model; check that the URL is that of a Pilotlight gateway"

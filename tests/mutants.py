@@ -207,7 +207,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=SEED, help=f"seed of the draw, {SEED} if not given")
     parser.add_argument("--tier", choices=("test", "deep"), default="test", help="the tests; `test` if not given")
     parser.add_argument("--commit", default="HEAD", help="HEAD if not given")
-    parser.add_argument("--only", default="", help="only the mutants that the JSON result in this file says survived")
+    parser.add_argument(
+        "--only", default="", help="only the mutants that survived according to the JSON result in this file"
+    )
     asked = parser.parse_args()
     tier = ["-m", "not deep"] if asked.tier == "test" else ["--hypothesis-profile=deep"]
     FOLDER.mkdir(parents=True, exist_ok=True)

@@ -88,7 +88,7 @@ async def _fetch_header(repository: str, source: BlobSource, one: File, folder: 
         if begins and await asyncio.to_thread(gguf.has_whole_header, begun.path, begun.known_bytes, cpu):
             return
         if want >= min(BYTES_MAX, one.size):
-            raise GgufError(f"{one.path}: its header is larger than {BYTES_MAX >> 20} MiB, or broken")
+            raise GgufError(f"{one.path}: its header is corrupt or larger than {BYTES_MAX >> 20} MiB")
         want *= 4
 
 

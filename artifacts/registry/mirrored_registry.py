@@ -82,8 +82,8 @@ class Mirrored:
     ) -> AsyncGenerator[bytes, None]:
         """As `blobs.stream_blob`. If a mirror fails after some bytes, the next one continues from there.
 
-        A whole blob is verified here over the bytes of all places. On a mismatch it is unknown which place was wrong,
-        so an error is raised and the caller retries without mirrors.
+        A whole blob is verified here over the bytes of all places. On a mismatch, the place that
+        returned wrong bytes is unknown, so an error is raised and the caller retries without mirrors.
         """
         at, end = first, blob.size if end is None else end
         whole = first == 0 and end == blob.size and len(self._places) > 1 and sink is None

@@ -70,14 +70,14 @@ def apply_replica_action(draft: Draft, action: Action) -> None:
 def _known(draft: Draft, id: ReplicaId) -> Replica:
     replica = draft.replicas.now.get(id)
     if replica is None:
-        raise IllegalIntentError(f"there is no Replica {id}")
+        raise IllegalIntentError(f"replica {id} does not exist")
     return replica
 
 
 def _start(draft: Draft, action: StartReplica) -> None:
     pending = action.replica
     if pending.id in draft.replicas.now:
-        raise IllegalIntentError(f"Replica {pending.id} exists already")
+        raise IllegalIntentError(f"replica {pending.id} already exists")
     model = draft.world.models.get(pending.model)
     if model is not None and all(other.state in DOWN for other in draft.replicas_of(pending.model)):
         history = draft.history(pending.model)
@@ -118,7 +118,7 @@ def _drain(draft: Draft, action: DrainReplica) -> None:
 def _revive(draft: Draft, action: ReviveReplica) -> None:
     before = _known(draft, action.replica)
     if before.drain is None:
-        raise IllegalIntentError(f"Replica {before.id} is {before.state} and does not drain")
+        raise IllegalIntentError(f"replica {before.id} is {before.state}, not draining")
     verb = f"revive-{before.drain.came_from}"
     _move(draft, before, replace(before, state=next_state(before.state, verb), drain=None), verb, action.reason)
 

@@ -93,7 +93,7 @@ _ENGINES = (
         optional=True,
     ),
     Right(
-        "policy", "poddisruptionbudgets", _READ, "engines", "PodDisruptionBudgets protect Replicas from eviction",
+        "policy", "poddisruptionbudgets", _READ, "engines", "PodDisruptionBudgets protect replicas from eviction",
         optional=True,
     ),
 )  # fmt: skip

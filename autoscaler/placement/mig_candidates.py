@@ -58,12 +58,12 @@ class RepartitionCandidate(NamedTuple):
     @property
     def may_ever(self) -> bool:
         """Whether it can be repartitioned, now or later."""
-        return self.standing.stage is not RepartitionStage.OUT and self.seen.strategy != "single"
+        return self.standing.stage is not RepartitionStage.ABANDONED and self.seen.strategy != "single"
 
     @property
     def rank(self) -> tuple[bool, bool, bool]:
         """Sort key: the lower, the sooner it could have a slice for a request."""
-        return not self.may_ever, self.standing.stage is not RepartitionStage.ON_ITS_WAY, not self.idle
+        return not self.may_ever, self.standing.stage is not RepartitionStage.IN_PROGRESS, not self.idle
 
 
 def list_mig_candidates(world: World) -> tuple[Bin, ...]:

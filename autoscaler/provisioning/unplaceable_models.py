@@ -27,8 +27,9 @@ from autoscaler.state.world import Slice, SliceId, World
 
 
 class Fitting:
-    """The slices of one World as if they were empty, and those that could be created.
-    Reports no model as unplaceable before the driver has listed the slices.
+    """Checks whether a model could ever be placed: on any slice if it were empty, or on one that can be created.
+
+    Before the driver has listed the slices, no model counts as unplaceable.
     """
 
     def __init__(self, world: World) -> None:

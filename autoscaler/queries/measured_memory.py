@@ -73,14 +73,14 @@ SLOTS_MAX: Final = 100_000
 
 
 class Given(NamedTuple):
-    """The limits passed to one engine; the defaults mean as in its document."""
+    """The limits passed to one engine. A default value means that its document decides."""
 
     memory_fraction: float | None = None
     """Fraction of each device that its engine may use, if nothing else limits it."""
     memory_bytes: int = 0
     slots: int = 0
     shared_context_tokens: int = 0
-    """Total over all slots."""
+    """Context length of the engine in tokens, as the total over all slots."""
 
 
 AS_ASKED: Final = Given()

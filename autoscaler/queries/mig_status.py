@@ -31,13 +31,13 @@ LABEL = "nvidia.com/mig.config"
 
 
 class RepartitionStage(Enum):
-    """Stage of a node."""
+    """Stage of the repartitioning of a node."""
 
-    REST = "rest"
-    ON_ITS_WAY = "on its way"
+    IDLE = "idle"
+    IN_PROGRESS = "in progress"
     FAILED = "failed"
     """The order failed and is retried."""
-    OUT = "out"
+    ABANDONED = "abandoned"
     """The order failed TRIES_MAX times."""
     FOREIGN = "foreign"
     """Another component manages its layout, or no mig-manager runs."""
@@ -56,21 +56,21 @@ def determine_repartition_status(
     """Determine the status of a node. `there`: how many slices of each profile it shows."""
     intent, order = world.nodes.cutting.get(node.name), node.order
     if intent is not None and not intent.refused:
-        return RepartitionStatus(RepartitionStage.ON_ITS_WAY)
+        return RepartitionStatus(RepartitionStage.IN_PROGRESS)
     if order is None:
-        return RepartitionStatus(RepartitionStage.REST if node.state == SUCCESS else RepartitionStage.FOREIGN)
+        return RepartitionStatus(RepartitionStage.IDLE if node.state == SUCCESS else RepartitionStage.FOREIGN)
     late_s = order.asked_s + CUT_S_MAX
     if node.state == SUCCESS:
         shown = now_s >= late_s or not Counter(list_profiles(order.cuts)) - Counter(there)
         return (
-            RepartitionStatus(RepartitionStage.REST)
+            RepartitionStatus(RepartitionStage.IDLE)
             if shown
-            else RepartitionStatus(RepartitionStage.ON_ITS_WAY, late_s)
+            else RepartitionStatus(RepartitionStage.IN_PROGRESS, late_s)
         )
     if node.state != FAILED and now_s < late_s:
-        return RepartitionStatus(RepartitionStage.ON_ITS_WAY, late_s)
+        return RepartitionStatus(RepartitionStage.IN_PROGRESS, late_s)
     if order.tries >= TRIES_MAX:
-        return RepartitionStatus(RepartitionStage.OUT)
+        return RepartitionStatus(RepartitionStage.ABANDONED)
     return RepartitionStatus(RepartitionStage.FAILED, order.asked_s + RETRY_S[order.tries - 1])
 
 

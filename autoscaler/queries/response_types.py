@@ -127,8 +127,8 @@ class TenantView(StateRecord, frozen=True):
     keys: int
 
 
-class Told(StateRecord, frozen=True):
-    """The effect of an order."""
+class OrderResult(StateRecord, frozen=True):
+    """The result of an operator's order."""
 
     verb: Verb
     kind: Literal["model", "device", "node"]

@@ -79,7 +79,7 @@ class _Look:
         coming = {
             node.seen.name: (Counter(list_profiles(self._ordered(node))) - node.there, node.host)
             for node in self.nodes
-            if node.standing.stage is RepartitionStage.ON_ITS_WAY
+            if node.standing.stage is RepartitionStage.IN_PROGRESS
         }
         left = list[int]()
         for at in looked:
@@ -173,7 +173,7 @@ class _Look:
         free_s = 0.0 if intent is None else intent.again_s
         if node.standing.stage is RepartitionStage.FAILED:
             free_s = max(free_s, node.standing.until_s or 0.0)
-        elif node.standing.stage is not RepartitionStage.REST:
+        elif node.standing.stage is not RepartitionStage.IDLE:
             return False
         elif order is not None:
             free_s = max(free_s, order.asked_s + NODE_EVERY_S)
@@ -190,7 +190,7 @@ class _Look:
         """Build the order; None if the node has that layout and is not failed, since a failed node is closed."""
         seen, (first, _) = node.seen, wanted[0]
         cuts = allocate_profiles(node.geometry, seen.gpus, [name for _, name in wanted], node.there, self._shares(node))
-        if node.standing.stage is RepartitionStage.REST and Counter(list_profiles(cuts)) == node.there:
+        if node.standing.stage is RepartitionStage.IDLE and Counter(list_profiles(cuts)) == node.there:
             return None
         failed = node.standing.stage is RepartitionStage.FAILED and seen.order is not None
         order = CutOrder(
@@ -220,7 +220,7 @@ class _Look:
             lacks = host_shortage_reason(want, node.host, "it")
             if order is not None and order.order.node == node.seen.name and not lacks:
                 return _with_reason(missing, f"node {node.seen.name} is being repartitioned")
-            if node.standing.stage is RepartitionStage.OUT:
+            if node.standing.stage is RepartitionStage.ABANDONED:
                 words.append(f"node {node.seen.name} {describe_repartition_failure(node.seen)}")
             elif not node.may_ever:
                 words.append(f"node {node.seen.name} could be repartitioned for it, {self._obstacle(node, lacks)}")

@@ -21,11 +21,11 @@ from autoscaler.queries.response_types import (
     ModelView,
     NodeView,
     OffView,
+    OrderResult,
     Problem,
     Row,
     Sentences,
     TenantView,
-    Told,
 )
 from autoscaler.server.order_effects import Wish
 from autoscaler.state.actions import Plan
@@ -99,7 +99,7 @@ ASK_REFUSALS = {status: REFUSALS[status] for status in ("400", "403", "404", "41
 
 def render_openapi(version: str) -> bytes:
     """Render READS and ACTS as JSON (https://spec.openapis.org/oas/v3.1.0). `version` is that of Pilotlight."""
-    kinds = [*(read.kind for read in READS), Question, Answer, Told, Wish, Problem]
+    kinds = [*(read.kind for read in READS), Question, Answer, OrderResult, Wish, Problem]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=REF)
     paths: dict[str, object] = {}
     for read, schema in zip(READS, schemas, strict=False):

@@ -16,7 +16,7 @@ from autoscaler.fold.model_quarantine import list_quarantined_models
 from autoscaler.provisioning.unplaceable_models import Fitting
 from autoscaler.queries.gateways import count_running_calls
 from autoscaler.queries.operator_orders import FORCE_S, STILL_THERE, find_drain_cordon, list_target_replicas
-from autoscaler.queries.response_types import Told
+from autoscaler.queries.response_types import OrderResult
 from autoscaler.routing.routes import front_settings
 from autoscaler.spec.model import Model
 from autoscaler.spec.tenant import unix_seconds
@@ -54,7 +54,7 @@ class Wish(StateRecord, frozen=True, forbid_unknown_fields=True):
 class Order(NamedTuple):
     """An order to execute: an observation, or a cordon to store or to remove; and the response."""
 
-    response: Told
+    response: OrderResult
     observed: ModelWoken | ModelStopped | None = None
     put: Cordon | None = None
     lift: CordonTarget | None = None
@@ -95,7 +95,7 @@ def place_order(world: World, place: CordonTarget, verb: str, wish: Wish, now_s:
     known = None if known is not None and known.why else known
     if verb == "uncordon":
         says = f"{place.kind} {place.name} is open again" if known else f"{place.kind} {place.name} was not cordoned"
-        return Order(Told(verb="uncordon", kind=place.kind, name=place.name, says=says), lift=place)
+        return Order(OrderResult(verb="uncordon", kind=place.kind, name=place.name, says=says), lift=place)
     drain = verb == "drain" or (known is not None and known.drain)
     force = (verb == "drain" and wish.force) or (known is not None and known.force)
     cordon = Cordon(place=place, node=_node(world, place), since_s=now_s, drain=drain, force=force)
@@ -108,7 +108,7 @@ def place_order(world: World, place: CordonTarget, verb: str, wish: Wish, now_s:
     elif there:
         says += f"; {_who(there)} stays there until it is idle or drained (`pilotlight drain {place.name}`)"
     ids = tuple(one.id for one in there) if drain else ()
-    response = Told(
+    response = OrderResult(
         verb="drain" if verb == "drain" else "cordon", kind=place.kind, name=place.name, says=says, replicas=ids
     )
     return Order(response, put=cordon)
@@ -120,7 +120,7 @@ def _wake(world: World, model: Model) -> Order:
         raise OrderError(409, f"{name} is paused: set spec.paused to false first")
     if name in list_quarantined_models(world):
         says = f"retrying {name} now"
-        return Order(Told(verb="wake", kind="model", name=name, says=says), ModelWoken(model=name))
+        return Order(OrderResult(verb="wake", kind="model", name=name, says=says), ModelWoken(model=name))
     if name in world.learned.obstacles:
         raise OrderError(409, f"{name} cannot start: {world.learned.obstacles[name]}")
     never = Fitting(world).never(model)
@@ -135,7 +135,7 @@ def _wake(world: World, model: Model) -> Order:
         says = f"{name} is starting, and then {stays}"
     else:
         says = f"{name} starts as soon as there is room, and then {stays}"
-    return Order(Told(verb="wake", kind="model", name=name, says=says), ModelWoken(model=name))
+    return Order(OrderResult(verb="wake", kind="model", name=name, says=says), ModelWoken(model=name))
 
 
 def _stop(world: World, model: Model, wish: Wish) -> Order:
@@ -154,7 +154,7 @@ def _stop(world: World, model: Model, wish: Wish) -> Order:
         )
         says += f"; {format_count(running, 'running request')} may take {within} at most" if running else ""
     says += _again(model)
-    response = Told(verb="stop", kind="model", name=name, says=says, replicas=tuple(one.id for one in going))
+    response = OrderResult(verb="stop", kind="model", name=name, says=says, replicas=tuple(one.id for one in going))
     return Order(response, ModelStopped(model=ModelName(name), force=wish.force))
 
 

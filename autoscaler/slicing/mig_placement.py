@@ -311,10 +311,11 @@ class Fleet:
         having = [seen for seen in asked if seen.geometry.has(profile)]
         if not having:
             kinds = sorted({seen.geometry.name for seen in asked})
-            return f"no Device has MIG profile {profile}; there are {', '.join(kinds) or 'none'}"
+            return f"no device has MIG profile {profile}; there are {', '.join(kinds) or 'none'}"
         closed = sorted(seen.closed for seen in having if seen.closed)
         shut = f", {len(closed)} closed ({closed[0]})" if closed else ""
-        return f"of {len(having)} with {profile} {len(having) - len(closed)} have no room for it{shut}"
+        full = len(having) - len(closed)
+        return f"{full} of {len(having)} devices with {profile} {'has' if full == 1 else 'have'} no room for it{shut}"
 
 
 @lru_cache(maxsize=MEMO_MAX)

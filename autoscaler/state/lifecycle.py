@@ -67,7 +67,7 @@ def next_state(state: ReplicaState, verb: str) -> ReplicaState:
     """Return the state after an intent. Raises IllegalIntentError if the table has no such row."""
     after = TRANSITIONS.get((state, verb))
     if after is None:
-        raise IllegalIntentError(f"a Replica that is {state} cannot {verb}")
+        raise IllegalIntentError(f"a replica that is {state} cannot {verb}")
     return after
 
 

@@ -45,11 +45,11 @@ class MigNode(StateRecord, frozen=True):
     labels: dict[str, str] = {}
     taints: tuple[Taint, ...] = ()
     order: CutOrder | None = None
-    """Our last order, while `config` is its configuration."""
+    """The last order of this installation. None: `config` is not the configuration that it requested."""
 
 
 class Intent(StateRecord, frozen=True):
-    """An order of this leader that its node does not show yet."""
+    """An order of this leader that the node's object does not reflect yet."""
 
     order: CutOrder
     since_s: float

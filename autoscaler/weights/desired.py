@@ -214,7 +214,7 @@ def _so_far(node: NodeAgentStatus, requests: set[WeightsRequest]) -> str:
         if (request := read_weights_request(one)) in requests and one.total_bytes
     }.values()
     if not coming:
-        return "asked for"
+        return "requested"
     came, total = (
         format_size(sum(column)) for column in zip(*((one.bytes, one.total_bytes) for one in coming), strict=True)
     )

@@ -117,13 +117,13 @@ def print_tables(outcomes: Outcomes) -> None:
 
 def _gained(by_policy: Mapping[str, Sequence[Outcome]], policy: str, gains: Mapping[int, list[float]]) -> str:
     """Add the gain of a policy over FGD on one workload to `gains`, by percent arrived; return it as text."""
-    said: list[str] = []
+    columns: list[str] = []
     for key, found in gains.items():
         pairs = zip(by_policy[policy], by_policy["FGD"], strict=True)
         by_seed = [ours.used[key] - theirs.used[key] for ours, theirs in pairs]
         found.append(statistics.fmean(by_seed))
-        said.append(f"at {key} % {found[-1]:+.2f} [{min(by_seed):+.2f} to {max(by_seed):+.2f}]")
-    return "   ".join(said)
+        columns.append(f"at {key} % {found[-1]:+.2f} [{min(by_seed):+.2f} to {max(by_seed):+.2f}]")
+    return "   ".join(columns)
 
 
 def judged(outcomes: Outcomes) -> Figures:
@@ -131,8 +131,8 @@ def judged(outcomes: Outcomes) -> Figures:
     title("Pilotlight minus FGD, points of GPU in use, on the same rounds")
     gains: dict[int, list[float]] = {100: [], 130: []}
     for workload, by_policy in outcomes.items():
-        said = _gained(by_policy, "LRV", gains)
-        say(f"{workload:<12} {said}")
+        gains_text = _gained(by_policy, "LRV", gains)
+        say(f"{workload:<12} {gains_text}")
     at_100, at_130 = (statistics.fmean(found) for found in gains.values())
     worst = min(min(found) for found in gains.values())
     say(f"mean {at_100:+.2f} and {at_130:+.2f} (at least +0.9), the worst workload {worst:+.2f} (at least 0)")
@@ -151,10 +151,10 @@ def elastic(outcomes: Outcomes) -> Figures:
     gains: dict[int, list[float]] = {100: [], 130: []}
     least = 1.0
     for workload, by_policy in outcomes.items():
-        said = _gained(by_policy, "Elastic", gains)
+        gains_text = _gained(by_policy, "Elastic", gains)
         grants = [min(run.grants[way] for run in by_policy["Elastic"]) for way in (0, 1)]
         least = min(least, *grants)
-        say(f"{workload:<12} {said}   granted {grants[0]:.4f} and {grants[1]:.4f}")
+        say(f"{workload:<12} {gains_text}   granted {grants[0]:.4f} and {grants[1]:.4f}")
     at_100, at_130 = (statistics.fmean(found) for found in gains.values())
     say(f"mean {at_100:+.2f} and {at_130:+.2f} (at least +2.3), grants at least {least:.4f} (at least 0.95)")
     times_s = [one for by_policy in outcomes.values() for run in by_policy["Elastic"] for one in run.decisions_s]

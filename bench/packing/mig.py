@@ -231,7 +231,7 @@ def figures() -> Figures:
             cells = "".join(f" {spread(by_policy[policy], 2):<20}" for policy in POLICIES)
             say(f"{mix:<14}{cells} {shares[-1]:.0%}; {others[-1]:.0%}")
             gains = [one - other for one, other in zip(ours, by_policy["best fit"], strict=True)]
-            say(f"{'':<14} Pilotlight minus best fit, seed by seed: {spread(gains, 2)} points")
+            say(f"{'':<14} Pilotlight minus best fit, paired by seed: {spread(gains, 2)} points")
     return dict(zip(KEYS, (statistics.fmean(shares), min(shares), statistics.fmean(others)), strict=True))
 
 

@@ -193,14 +193,14 @@ class _Bench:
         for one in crowd:
             if one.stdout is not None:
                 await one.stdout.readline()
-        said = [json.loads(out) for out, _ in await asyncio.gather(*(one.communicate(b"\n") for one in crowd))]
+        reports = [json.loads(out) for out, _ in await asyncio.gather(*(one.communicate(b"\n") for one in crowd))]
         alone = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         out, _ = await alone.communicate(b"\n")
         quiet = json.loads(out.partition(b"\n")[2])
         asked = [one for one in fetches(self._place) if one != EMPTY]
         title(f"{WANTING} processes need one digest of 64 MiB")
-        last_s = max(one["first_ms"] for one in said) / 1e3
-        say(f"  {len(said)} had it, fetched {len(asked)} time(s); the last had it after {last_s:.1f} s")
+        last_s = max(one["first_ms"] for one in reports) / 1e3
+        say(f"  {len(reports)} had it, fetched {len(asked)} time(s); the last had it after {last_s:.1f} s")
         title("weights in the store, for the next replica")
         say(f"  {spread(quiet['more_ms'])} ms; the first of a new process {quiet['first_ms']:.1f} ms")
         return {"fetches_of_50": len(asked), "second_replica_ms_max": max(quiet["more_ms"])}

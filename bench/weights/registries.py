@@ -89,5 +89,5 @@ def random_file(path: Path, size: int) -> None:
 
 def digest(path: Path) -> Digest:
     """Return the digest of a file, computed by openssl."""
-    said = subprocess.run(["openssl", "dgst", "-sha256", "-r", str(path)], check=True, capture_output=True).stdout
-    return Digest(f"sha256:{said[:64].decode()}")
+    output = subprocess.run(["openssl", "dgst", "-sha256", "-r", str(path)], check=True, capture_output=True).stdout
+    return Digest(f"sha256:{output[:64].decode()}")

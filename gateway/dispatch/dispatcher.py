@@ -1,4 +1,4 @@
-"""Dispatch: every request of one gateway from admission to its single outcome.
+"""The dispatcher of a gateway: handles every request from admission to its single outcome.
 
 Contains the dispatchers of all models, the autoscaler's data, and the reports. Invariants: each request has one
 outcome. No request waits while a slot that it may use is free. Nothing is granted above the allowed slots (interfaces,
@@ -33,8 +33,8 @@ _PARKED, _RUNNING, _ENDED = CallState.PARKED, CallState.RUNNING, CallState.ENDED
 _REPORT_NOW = ReportNow()
 
 
-class Dispatch:
-    """The core of one gateway. `boot` differs at every start."""
+class Dispatcher:
+    """The dispatcher of one gateway. `boot` differs at every start."""
 
     def __init__(self, gateway: GatewayId, boot: str) -> None:
         self._gateway = gateway

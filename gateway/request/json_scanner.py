@@ -317,7 +317,9 @@ class JsonScan(Scan):
 
     def _balance(self, brackets: bytes) -> tuple[bytes, bytes, int]:
         """Cancel matching brackets: return those closing earlier ones, those left open, and a bound on the depth.
-        Remove adjacent pairs as long as that pays, then process whole runs.
+
+        Adjacent pairs are removed until a pass removes less than an eighth of the brackets. Then whole runs are
+        processed.
         """
         passes, size = 0, 2 * len(brackets)
         while 8 * len(brackets) < 7 * size:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from autoscaler.contract import TenantEntry
 from gateway.dispatch.call import Outcome
-from gateway.dispatch.dispatcher import Dispatch
+from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.effects import Effect
 from gateway.http.body_buffers import Body
 from gateway.http.host_check import HostCheck
@@ -31,7 +31,7 @@ class GatewayContext:
     """
 
     def __init__(  # noqa: PLR0917  one caller, Gateway, passes its parts in this order
-        self, clock: Callable[[], float], limits: Limits, room: BodyBudget, dispatch: Dispatch, upstreams: Upstreams,
+        self, clock: Callable[[], float], limits: Limits, room: BodyBudget, dispatch: Dispatcher, upstreams: Upstreams,
         telemetry: Telemetry,
     ) -> None:  # fmt: skip
         self.clock = clock

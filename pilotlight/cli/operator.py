@@ -14,7 +14,7 @@ import click
 import msgspec
 from rich.text import Text
 
-from autoscaler.queries.response_types import DeviceView, NodeView, Told
+from autoscaler.queries.response_types import DeviceView, NodeView, OrderResult
 from autoscaler.text import format_count
 from pilotlight.net.ops_client import fetch
 from pilotlight.options import Command, key_of, key_option, ops_option, output_option
@@ -102,9 +102,9 @@ def drain(  # noqa: PLR0917  click passes by keyword
         write_json({**msgspec.to_builtins(result), "empty": not left})
 
 
-def send_order(ops: str, path: str, key_env: str | None, *, force: bool = False) -> Told:
+def send_order(ops: str, path: str, key_env: str | None, *, force: bool = False) -> OrderResult:
     """Post an order and return the port's description of its effect. Raises click's errors."""
-    return fetch(ops, f"/api/v1/{path}", Told, order={"force": force}, key=key_of(key_env))
+    return fetch(ops, f"/api/v1/{path}", OrderResult, order={"force": force}, key=key_of(key_env))
 
 
 def resolve_target(ops: str, name: str, kind: str | None) -> str:
@@ -137,7 +137,7 @@ def wait_until_empty(ops: str, where: str, *, quiet: bool) -> list[str]:
     with console.status("") as shown:
         while left := list_replicas(ops, where):
             if left != printed:
-                line = f"{format_count(len(left), 'Replica')} on {name}: {', '.join(left)}"
+                line = f"{format_count(len(left), 'replica')} on {name}: {', '.join(left)}"
                 shown.update(Text(line))
                 if not sys.stdout.isatty():
                     console.print(line, soft_wrap=True)
@@ -147,7 +147,7 @@ def wait_until_empty(ops: str, where: str, *, quiet: bool) -> list[str]:
     return left
 
 
-def print_order_result(result: Told, output: str) -> None:
+def print_order_result(result: OrderResult, output: str) -> None:
     """Print the effect of an order as text or JSON."""
     if output == "json":
         write_json(result)

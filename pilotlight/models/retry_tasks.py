@@ -1,7 +1,7 @@
-"""Background tasks on weights: each succeeds once, and is retried with backoff if it fails.
+"""Background tasks on weights: each runs until it succeeds once, and is retried with backoff after a failure.
 
-A task starts at once; after a failure the delay doubles. Each has at most one try at a time. Failures are logged with
-their reason and reported until they are over. Tasks that are no longer wanted are forgotten.
+A task starts at once. The delay doubles with each failure. A task has at most one running attempt. A failure is logged
+with its reason, and `failed` returns it until an attempt succeeds. Tasks that are no longer wanted are discarded.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ log = logging.getLogger("pilotlight.models.weights")
 
 
 @dataclass(slots=True)
-class _Try:
+class _Attempt:
     task: asyncio.Task[None] | None = None
-    """None if no try is running."""
+    """None if no attempt is running."""
     failures: int = 0
     due_s: float = 0.0
     done: bool = False
     reason: str = ""
 
 
-class Errands:
-    """Tasks of one kind. `does` runs one of them; `changed` is called when one has ended."""
+class RetryTasks:
+    """Tasks of one kind. `does` runs one of them; `changed` is called when an attempt ends."""
 
     def __init__(
         self, event: str, does: Callable[[Part], Awaitable[None]], changed: Callable[[], None],
@@ -55,41 +55,41 @@ class Errands:
         self._does = does
         self._changed = changed
         self._clock = clock
-        self._tries: dict[Part, _Try] = {}
+        self._attempts: dict[Part, _Attempt] = {}
 
     def want(self, wanted: Iterable[Part], now_s: float) -> None:
         """Set the wanted tasks and start those that are due. A running task continues even if no longer wanted."""
-        now = {part: self._tries.get(part) or _Try() for part in wanted}
-        now |= {part: one for part, one in self._tries.items() if one.task is not None}
-        self._tries = now
+        now = {part: self._attempts.get(part) or _Attempt() for part in wanted}
+        now |= {part: one for part, one in self._attempts.items() if one.task is not None}
+        self._attempts = now
         for part, one in now.items():
             if one.task is None and not one.done and one.due_s <= now_s:
                 one.task = asyncio.create_task(self._run(part, one))
 
     def next_s(self) -> float | None:
         """Return when the next retry is due, or None."""
-        due = [one.due_s for one in self._tries.values() if one.failures and one.task is None and not one.done]
+        due = [one.due_s for one in self._attempts.values() if one.failures and one.task is None and not one.done]
         return min(due, default=None)
 
     def failed(self) -> dict[Part, str]:
-        """Return the tasks whose last try failed, with the reason."""
-        return {part: one.reason for part, one in self._tries.items() if one.reason}
+        """Return the tasks whose last attempt failed, with the reason."""
+        return {part: one.reason for part, one in self._attempts.items() if one.reason}
 
     async def close(self) -> None:
         """Cancel the running tasks."""
-        tasks = [one.task for one in self._tries.values() if one.task is not None]
+        tasks = [one.task for one in self._attempts.values() if one.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self, part: Part, one: _Try) -> None:
+    async def _run(self, part: Part, one: _Attempt) -> None:
         one.due_s = self._clock() + LAST_S  # also after an unexpected error, which the event loop reports
         try:
             await self._does(part)
             one.done, one.failures, one.reason = True, 0, ""
         except TROUBLE as error:
             one.failures += 1
-            one.reason = _said(error)
+            one.reason = _error_text(error)
             one.due_s = self._clock() + backoff_s(one.failures)
             log.warning(
                 "event=%s artifact=%s attempt=%d reason=%r", self._event, part.artifact, one.failures, one.reason
@@ -104,6 +104,6 @@ def backoff_s(failures: int) -> float:
     return min(FIRST_S * 2.0 ** min(failures - 1, 16), LAST_S)
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """Return the error's text without the local path that an OSError contains."""
     return (error.strerror if isinstance(error, OSError) else str(error)) or type(error).__name__

@@ -42,7 +42,7 @@ from autoscaler.text import format_size
 from pilotlight.models.credentials import build_keychain, load_signature_policy
 from pilotlight.models.memory import is_fetched_by_store
 from pilotlight.models.model_parts import Part, get_own_part, list_adapter_parts, list_parts, use_local_files
-from pilotlight.models.retry_tasks import TROUBLE, Errands
+from pilotlight.models.retry_tasks import TROUBLE, RetryTasks
 
 STORE = "weights"
 """Folder below the state directory."""
@@ -50,7 +50,7 @@ HEADERS = "headers"
 """Folder below the store, for headers of artifacts that are not stored."""
 LOOK_EVERY_S = 30.0
 """Interval at which the store is checked for removed copies; new copies are noticed at once."""
-TELL_EVERY_S = 1.0
+PROGRESS_EVERY_S = 1.0
 
 
 class AdapterError(Exception):
@@ -105,8 +105,8 @@ class Supply:
         """Parts to fetch while requests wait for capacity."""
         self._headers: dict[Part, tuple[Path, list[str]]] = {}
         """Folder and paths of headers of parts that are not stored, as `fetch_headers` returns them."""
-        self._ahead = Errands("weights_prefetch_failed", self._bring_ahead, self._changed.set, clock)
-        self._asking = Errands("weights_header_failed", self._lay_header, self._changed.set, clock)
+        self._prefetches = RetryTasks("weights_prefetch_failed", self._prefetch, self._changed.set, clock)
+        self._header_fetches = RetryTasks("weights_header_failed", self._fetch_header, self._changed.set, clock)
 
     def __call__(self, model: Model, report: Callable[[str], None]) -> Awaitable[Held] | None:
         """Return the Model's weights when they are fetched, or None if it has no remote weights."""
@@ -114,9 +114,9 @@ class Supply:
 
     async def _held(self, model: Model, report: Callable[[str], None]) -> Held:
         """Fetch all of its parts in parallel; if one fails, the others are cancelled."""
-        wanted, telling = list_parts(model), Telling(report, self._clock)
+        wanted, progress = list_parts(model), PullProgress(report, self._clock)
         try:
-            came = await gather_copies([self._named(model, one, telling.of(one)) for one in wanted])
+            came = await gather_copies([self._fetch_part(model, one, progress.of(one)) for one in wanted])
             held = Held(model, tuple(came))
             try:
                 folders = [(one.folder, [laid.path for laid in one.record.laid]) for one in came]
@@ -127,7 +127,7 @@ class Supply:
         finally:
             self._changed.set()
 
-    async def _named(self, model: Model, part: Part, report: OnProgress) -> Copy:
+    async def _fetch_part(self, model: Model, part: Part, report: OnProgress) -> Copy:
         """Fetch a part. Raises AdapterError for one used only by adapters."""
         try:
             return await self._copy(part, report)
@@ -204,34 +204,34 @@ class Supply:
         try:
             while True:
                 self._changed.clear()
-                self._ahead.want(self._wanted, self._clock())
+                self._prefetches.want(self._wanted, self._clock())
                 world = loop.world
                 here = await asyncio.to_thread(self._here, world)
-                self._asking.want(self._unknown(world, here), self._clock())
+                self._header_fetches.want(self._unknown(world, here), self._clock())
                 located = here | self._headers.keys()
                 if any(list_unsized_parts(model) & (located - known) for model in world.models.values()):
                     await read_again()  # the new files contain the memory need
                 known = located
-                self._tell(loop, here)
+                self._report_copies(loop, here)
                 try:
                     async with asyncio.timeout(self._wait_s()):
                         await self._changed.wait()
                 except TimeoutError:
                     continue
         finally:
-            await self._ahead.close()
-            await self._asking.close()
+            await self._prefetches.close()
+            await self._header_fetches.close()
 
-    def _tell(self, loop: Watched, here: frozenset[Part]) -> None:
+    def _report_copies(self, loop: Watched, here: frozenset[Part]) -> None:
         """Report stored copies and failures to the loop."""
         nodes = {slice_.node for slice_ in loop.world.nodes.slices.values()}
         copies = frozenset(CopySeen(artifact=one.artifact, node=node) for one in here for node in nodes)
-        failed = {one.artifact: why for one, why in (self._asking.failed() | self._ahead.failed()).items()}
+        failed = {one.artifact: why for one, why in (self._header_fetches.failed() | self._prefetches.failed()).items()}
         if (copies, failed) != (loop.world.nodes.copies, loop.world.learned.unbrought):
             loop.observe([CopiesSeen(copies=copies, failed=failed)])
 
     def _wait_s(self) -> float:
-        due = [at_s for at_s in (self._ahead.next_s(), self._asking.next_s()) if at_s is not None]
+        due = [at_s for at_s in (self._prefetches.next_s(), self._header_fetches.next_s()) if at_s is not None]
         return max(min([LOOK_EVERY_S, *(at_s - self._clock() for at_s in due)]), 0.0)
 
     def _here(self, world: World) -> frozenset[Part]:
@@ -244,7 +244,7 @@ class Supply:
         wanted = {one for model in world.models.values() for one in list_unsized_parts(model)}
         return wanted - here - self._headers.keys()
 
-    async def _lay_header(self, part: Part) -> None:
+    async def _fetch_header(self, part: Part) -> None:
         named = f"{part.artifact}\0{part.unsafe}"
         folder = self._store.layout.root / HEADERS / hashlib.sha256(named.encode()).hexdigest()
         paths = await fetch.fetch_headers(
@@ -253,7 +253,7 @@ class Supply:
         if paths:
             self._headers[part] = (folder, paths)
 
-    async def _bring_ahead(self, part: Part) -> None:
+    async def _prefetch(self, part: Part) -> None:
         (await self._copy(part, lambda _: None)).close()
 
 
@@ -309,14 +309,14 @@ def build_registries(settings: WeightsSettings) -> Registries:
     return Registries(build_keychain(), ca=ca, mirrors=mirrors, signatures=signed)
 
 
-class Telling:
+class PullProgress:
     """Reports the total progress of one start's pulls as text, at most every TELL_EVERY_S."""
 
     def __init__(self, report: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._report = report
         self._clock = clock
         self._came: dict[Part, Came] = {}
-        self._said_s = -TELL_EVERY_S
+        self._reported_s = -PROGRESS_EVERY_S
 
     def of(self, part: Part) -> OnProgress:
         """Return the progress callback for one part."""
@@ -324,8 +324,8 @@ class Telling:
         def came(now: Came) -> None:
             self._came[part] = now
             now_s = self._clock()
-            if now_s - self._said_s >= TELL_EVERY_S:
-                self._said_s = now_s
+            if now_s - self._reported_s >= PROGRESS_EVERY_S:
+                self._reported_s = now_s
                 bytes_, total_bytes, bytes_per_s = (sum(column) for column in zip(*self._came.values(), strict=True))
                 self._report(
                     f"{format_size(int(bytes_))} of {format_size(int(total_bytes))}, "

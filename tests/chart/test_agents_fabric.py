@@ -79,7 +79,7 @@ def test_agents_without_fabric_option_have_no_fabric_privileges(name: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         (
             {"scope": "namespace", "agent": {"fabric": {"enabled": True}}},
@@ -97,7 +97,7 @@ def test_agents_without_fabric_option_have_no_fabric_privileges(name: str) -> No
         ),
     ],
 )
-def test_invalid_fabric_values_are_rejected_with_a_message(values: Values, said: str) -> None:
+def test_invalid_fabric_values_are_rejected_with_a_message(values: Values, message: str) -> None:
     with pytest.raises(HelmError) as refused:
         texts(values)
-    assert said in str(refused.value)
+    assert message in str(refused.value)

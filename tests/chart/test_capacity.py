@@ -36,8 +36,8 @@ def read(*entries: dict[str, Any]) -> None:
 def test_doctor_checks_only_the_provider_kind_of_an_entry(kind: str) -> None:
     entry = {"name": "a", kind: FIELDS[kind], "expectedSeconds": 60, "hedge": True, "keepSeconds": 10, "closing": True}
     entry |= {} if kind in QUEUES else {"headroom": 1}
-    said = {one.encode_name for one in msgspec.structs.fields(ProviderSettings)} - {*KINDS}
-    assert said - entry.keys() <= {"headroom"}, "a key that is not tried here"
+    content = {one.encode_name for one in msgspec.structs.fields(ProviderSettings)} - {*KINDS}
+    assert content - entry.keys() <= {"headroom"}, "a key that is not tried here"
     read(entry)
     (spec,) = (spec for part, spec in pod_specs({"settings": {"capacity": [entry]}}) if part == "doctor")
     name, *words = spec["containers"][0]["args"]
@@ -48,7 +48,7 @@ def test_doctor_checks_only_the_provider_kind_of_an_entry(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("entries", "says"),
+    ("entries", "message"),
     [
         ([{"name": "a"}], "a: expected exactly one of cro, redfish, karpenter, .*; found none"),
         ([{**CRO, "kueue": FIELDS["kueue"]}], "a: expected exactly one of .*; found cro and kueue"),
@@ -62,10 +62,10 @@ def test_doctor_checks_only_the_provider_kind_of_an_entry(kind: str) -> None:
         ),
     ],
 )
-def test_capacity_entry_invalid_for_the_autoscaler_is_rejected(entries: list[dict[str, Any]], says: str) -> None:
+def test_capacity_entry_invalid_for_the_autoscaler_is_rejected(entries: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(WrongKeyError):
         read(*entries)
-    with pytest.raises(HelmError, match=rf"settings\.capacity: {says}"):
+    with pytest.raises(HelmError, match=rf"settings\.capacity: {message}"):
         texts({"settings": {"capacity": entries}})
 
 

@@ -59,9 +59,9 @@ def test_each_alert_of_the_chart_uses_only_existing_metrics() -> None:
 def test_each_dashboard_of_the_chart_uses_only_existing_metrics() -> None:
     data = named(EVERYTHING, "ConfigMap", "pl-pilotlight-dashboards")["data"]
     shown = json.loads(data["pilotlight.json"])
-    said = {panel["title"]: target["expr"] for panel in shown["panels"] for target in panel["targets"]}
-    assert len(said) == len(shown["panels"]) >= 12
-    for title, expression in said.items():
+    fields = {panel["title"]: target["expr"] for panel in shown["panels"] for target in panel["targets"]}
+    assert len(fields) == len(shown["panels"]) >= 12
+    for title, expression in fields.items():
         assert known(expression), title
         assert known(expression) <= METRICS, title
 

@@ -134,7 +134,7 @@ def test_built_image_has_no_root_user_shell_or_setuid_program(image: Image) -> N
     }
     assert programs == {"pilotlight", "python3", "python3.11"}
     others = [path for path in image.root.rglob("*") if not path.is_symlink() and path.stat().st_mode & 0o6000]
-    assert others == [], "nothing runs as somebody else"
+    assert others == [], "no process runs as another user"
 
 
 def test_sbom_lists_every_package_with_hash_and_license(image: Image) -> None:

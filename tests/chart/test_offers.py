@@ -37,12 +37,12 @@ async def offers_of(settings: Settings) -> dict[str, tuple[Offer, ...]]:
 
 def test_two_gke_providers_in_one_settings_file_offer_only_their_own_nodes() -> None:
     found = run(offers_of(settings_of("values-gke-dws.yaml")))
-    said = {
+    fields = {
         name: [(one.product, one.devices_min, one.labels, one.bought, one.price_per_hour) for one in offers]
         for name, offers in found.items()
     }
     h100 = {POOL: "dws-h100", ACCELERATOR: "nvidia-h100-80gb"}
-    assert said == {
+    assert fields == {
         "atomic": [("NVIDIA-L4", 1, {ACCELERATOR: "nvidia-l4"}, "on-demand", 0.71)],
         "dws": [("NVIDIA-H100-80GB-HBM3", 8, h100, "flex", 5.0)],
     }

@@ -121,8 +121,8 @@ each_unprivileged_set = pytest.mark.parametrize("values", SETS.values(), ids=SET
 
 @each_set
 def test_helm_lint_of_each_value_set_reports_no_message(values: Values) -> None:
-    said = helm_python.lint(CHART, values, strict=True, kube_version="v1.36.0")
-    assert (said["messages"], said["errors"]) == ([], [])
+    reported = helm_python.lint(CHART, values, strict=True, kube_version="v1.36.0")
+    assert (reported["messages"], reported["errors"]) == ([], [])
 
 
 @each_set
@@ -272,7 +272,7 @@ def test_rendered_nginx_ingress_has_long_timeouts_and_no_buffering() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({"nope": 1}, "additional properties 'nope' not allowed"),
         ({"gateway": {"replica": 1}}, "at '/gateway': additional properties 'replica' not allowed"),
@@ -310,10 +310,10 @@ def test_rendered_nginx_ingress_has_long_timeouts_and_no_buffering() -> None:
         ],
     ],
 )
-def test_invalid_values_are_rejected_with_a_message(values: Values, said: str) -> None:
+def test_invalid_values_are_rejected_with_a_message(values: Values, message: str) -> None:
     with pytest.raises(helm_python.HelmError) as refused:
         texts(values)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def words(values: Values, component: str) -> list[str]:

@@ -162,7 +162,7 @@ def given(values: Values) -> Iterator[Grant]:
 def test_rbac_rules_rendered_for_each_value_set_are_exactly_as_expected(name: str) -> None:
     found = list(given(SETS[name]))
     assert set(found) == WANTED[name]
-    assert len(found) == len(set(found)), "said once"
+    assert len(found) == len(set(found)), "listed once"
 
 
 @pytest.mark.parametrize("values", SETS.values(), ids=SETS.keys())
@@ -315,8 +315,8 @@ def test_adoption_adds_admission_policies_that_limit_the_autoscaler(adoption: Va
         who = policy["spec"]["matchConditions"][0]["expression"]
         assert who == "request.userInfo.username == 'system:serviceaccount:home:pl-pilotlight-autoscaler'"
     if made:
-        ours = found[0]["spec"]["variables"][0]["expression"]
-        assert ours == str([REPLICA, INTENT, COST]).replace(", ", ",")
+        own = found[0]["spec"]["variables"][0]["expression"]
+        assert own == str([REPLICA, INTENT, COST]).replace(", ", ",")
         assert SHOWN in found[2]["spec"]["validations"][-1]["expression"]
 
 

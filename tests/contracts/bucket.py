@@ -174,13 +174,13 @@ class BucketContract:
             assert [one.digest for one in copy.record.laid] == [digest.compute_digest(b"".join(parts))]
 
     @pytest.mark.parametrize("key", ["m/", "m/one.gguf"])
-    @pytest.mark.parametrize(("name", "value", "said"), WRONG)
+    @pytest.mark.parametrize(("name", "value", "message"), WRONG)
     async def test_bucket_access_denied_for_wrong_keys_is_a_one_line_error(
-        self, rig: Rig, key: str, name: str, value: str, said: str
+        self, rig: Rig, key: str, name: str, value: str, message: str
     ) -> None:
         await rig.put("m/one.gguf", WEIGHTS)
         env = rig.env() | {name: value}
-        with pytest.raises(DeniedError, match=said) as caught:
+        with pytest.raises(DeniedError, match=message) as caught:
             async with _looked(rig, key, env):
                 pass
         _one_line(caught.value, env)
@@ -225,14 +225,14 @@ class BucketContract:
             _one_line(caught.value, changed)
 
     @pytest.mark.parametrize(
-        ("key", "said"),
+        ("key", "message"),
         [("m", "there is no object m; to use all objects below it, end it with /"), ("n/", "there are no weights")],
     )
     async def test_pull_of_a_missing_bucket_object_or_prefix_fails_with_its_name(
-        self, rig: Rig, key: str, said: str
+        self, rig: Rig, key: str, message: str
     ) -> None:
         await rig.put("m/one.gguf", WEIGHTS)
-        with pytest.raises((AbsentError, RefusedError), match=said):
+        with pytest.raises((AbsentError, RefusedError), match=message):
             async with _looked(rig, key):
                 pass
 
@@ -255,8 +255,8 @@ class BucketContract:
     async def test_push_of_a_bucket_model_stores_its_files_in_the_registry(self, rig: Rig, tmp_path: Path) -> None:
         await rig.put("m 1/one é.gguf", WEIGHTS)
         await rig.put("m 1/LICENSE", b"free")
-        nobody = {"HOME": str(tmp_path), "REGISTRY_AUTH_FILE": str(tmp_path / "none.json")}
-        env, store = nobody | rig.env(), ("--store", str(tmp_path / "store"))
+        no_login = {"HOME": str(tmp_path), "REGISTRY_AUTH_FILE": str(tmp_path / "none.json")}
+        env, store = no_login | rig.env(), ("--store", str(tmp_path / "store"))
         async with FakeRegistry().serving() as to:
             ref = f"{to.host}/team/m:v1"
             for words in (("push", f"s3://{rig.bucket}/m 1/", ref, *store), ("pull", ref, *store)):

@@ -111,19 +111,19 @@ def test_documented_provider_kinds_match_the_code() -> None:
 
 
 def test_capacity_example_is_valid_and_uses_every_common_key() -> None:
-    (said,) = re.findall(r"```yaml\n(.*?)```", section(CAPACITY, "Configure providers"), re.DOTALL)
+    (message,) = re.findall(r"```yaml\n(.*?)```", section(CAPACITY, "Configure providers"), re.DOTALL)
     settings = parse.parse_documents(
-        [("page", f"apiVersion: pilotlight.dev/v1alpha1\nkind: Settings\n{said}")]
+        [("page", f"apiVersion: pilotlight.dev/v1alpha1\nkind: Settings\n{message}")]
     ).settings
     common = {field.encode_name for field in msgspec.structs.fields(ProviderSettings)} - {*KINDS}
-    assert all(f"{key}: " in said for key in common), "it has all keys that each kind takes"
+    assert all(f"{key}: " in message for key in common), "it has all keys that each kind takes"
     assert [one.name for one in settings.capacity] == ["rack", "p4d"]
 
 
 def test_documented_price_class_labels_match_the_code() -> None:
     page = (ROOT / "docs" / "reference" / "configuration-capacity.md").read_text()
-    said = rows(section(page, "Settings"))["prices[].class"][2]
-    labels = re.findall(r"`([\w.-]+/[\w-]+)(?:: \"true\")?`", said)
+    reported = rows(section(page, "Settings"))["prices[].class"][2]
+    labels = re.findall(r"`([\w.-]+/[\w-]+)(?:: \"true\")?`", reported)
     assert labels == [label for label, _ in CLASSES]
 
 

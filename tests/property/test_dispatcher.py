@@ -91,7 +91,7 @@ class Gateway(RuleBasedStateMachine):
             ordered = reason == "connect" or (reason != "timeout" and call.hold.leaves)
             first = call.fled is None or call.fled.leaves
             self.play(self.script.dispatch.bounce(call, self.script.now_s, reason))
-            assert ordered or first or call.state is CallState.ENDED, "moved twice, and nobody had ordered that"
+            assert ordered or first or call.state is CallState.ENDED, "moved twice without an order"
 
     @rule(replica=REPLICAS, hold=st.integers(0, 3), state=st.sampled_from(("ready", "ready", "draining", "starting")))
     def replica(self, replica: str, hold: int, state: str) -> None:
@@ -99,7 +99,7 @@ class Gateway(RuleBasedStateMachine):
 
     @rule(replica=REPLICAS)
     def replica_gone(self, replica: str) -> None:
-        self.heard(lambda: self.script.gone(replica))
+        self.heard(lambda: self.script.remove_replica(replica))
 
     @rule(others_wait=st.booleans(), expected_s=st.sampled_from((None, 1.0, 20.0)))
     def say(self, others_wait: bool, expected_s: float | None) -> None:
@@ -140,10 +140,10 @@ class Gateway(RuleBasedStateMachine):
         for total in report.totals:
             alive = sum(call.tenant == total.tenant for call in self.known)
             assert total.admitted - total.finished == alive
-            said = (total.admitted, total.refused_cold, total.finished, total.busy_slot_us, total.waiting_call_us)
-            before = self.totals.get(total.tenant, said)
-            assert all(now >= was for now, was in zip(said, before, strict=True)), "cumulative counts never fall"
-            self.totals[total.tenant] = said
+            reported = (total.admitted, total.refused_cold, total.finished, total.busy_slot_us, total.waiting_call_us)
+            before = self.totals.get(total.tenant, reported)
+            assert all(now >= was for now, was in zip(reported, before, strict=True)), "cumulative counts never fall"
+            self.totals[total.tenant] = reported
         use = Counter(call.replica for call in self.known if call.state is CallState.RUNNING)
         assert {each.replica: each.in_use for each in report.replicas if each.in_use} == use
 

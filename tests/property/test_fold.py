@@ -146,8 +146,8 @@ def test_state_does_not_depend_on_order_or_repeats_of_observations(
     truth: tuple[list[ReplicaSeen], list[Reported]], order: object, size: int
 ) -> None:
     """All fields but the version, which counts batches."""
-    sights, said = truth
-    newest = {(r.report.gateway, r.report.sequence): r for r in said}
+    sights, reported = truth
+    newest = {(r.report.gateway, r.report.sequence): r for r in reported}
     fixed: list[Observation] = [*sights, *newest.values(), DocumentsSeen(models=(DOC,)), Synced()]
     once, _ = fold(World(epoch=1), fixed, T0)
     mixed = fixed + fixed

@@ -132,7 +132,7 @@ def test_added_capacity_never_drains_a_replica_kept_without_it(begin: World, siz
             assert isinstance(action, DrainReplica)
             assert action.victim_of in {unmet.model for unmet in before.unmet} & {unmet.model for unmet in after.unmet}
     if not before.unmet and not any(isinstance(action, StartReplica) for action in before.actions):
-        assert kinds(after) == kinds(before), "nobody waited: what is added changes nothing"
+        assert kinds(after) == kinds(before), "no request waited, so additional nodes change nothing"
 
 
 @QUICK
@@ -159,8 +159,8 @@ def test_added_device_goes_to_the_longest_waiting_replica_first() -> None:
 # --- victims ----------------------------------------------------------------------------------------------------------
 
 
-def without(shelves: list[Bin], gone: set[ReplicaId]) -> list[Bin]:
-    return [shelf(one.slice, *(i for i in one.incumbents if i.replica not in gone)) for one in shelves]
+def without(shelves: list[Bin], removed: set[ReplicaId]) -> list[Bin]:
+    return [shelf(one.slice, *(i for i in one.incumbents if i.replica not in removed)) for one in shelves]
 
 
 @QUICK
@@ -190,8 +190,8 @@ def test_victims_evicted_for_several_replicas_on_one_device_are_minimal(
     while sum(there) > 24:
         there = there[1:]
     on_it = [on(f"x{number}", size, busy=busy[number]) for number, size in enumerate(there)]
-    wants = [want(f"w{number}", size, unserved_since_s=number) for number, size in enumerate(asked)]
-    answer = run(wants, [shelf(device(), *on_it)])
+    requests = [want(f"w{number}", size, unserved_since_s=number) for number, size in enumerate(asked)]
+    answer = run(requests, [shelf(device(), *on_it)])
     served = sum(one.want.kind.memory_bytes for one in answer.placements)
     served += sum(one.want.kind.memory_bytes for one in answer.unmet if one.promised)
     chosen = {victim.replica for victim in answer.victims}
@@ -262,11 +262,11 @@ def test_nan_as_the_current_time_raises_value_error() -> None:
 @pytest.mark.parametrize("second_gi", [10, 20])
 def test_two_replicas_of_a_model_with_one_ordinal_raise_value_error(second_gi: int) -> None:
     both = [want("a", 10), want("b"), want("a", second_gi)]
-    for wants in (both, both[::-1]):
+    for requests in (both, both[::-1]):
         with pytest.raises(
             ValueError, match=r"^two placement requests of a have ordinal 0: expected distinct ordinals$"
         ):
-            run(wants, [shelf(device("g0"))])
+            run(requests, [shelf(device("g0"))])
     numbered = [want("a", ordinal=0), want("a", second_gi, ordinal=1)]
     assert len(run(numbered, [shelf(device("g0")), shelf(device("g1"))]).placements) == 2
 

@@ -43,8 +43,8 @@ def on_disk(root: Path) -> int:
     found = {}
     for folder, _, names in os.walk(root):
         for name in names:
-            said = Path(folder, name).lstat()
-            found[said.st_ino] = said.st_blocks * 512
+            reported = Path(folder, name).lstat()
+            found[reported.st_ino] = reported.st_blocks * 512
     return sum(found.values())
 
 
@@ -88,8 +88,8 @@ class Machine(RuleBasedStateMachine):
 
         kept = {name: there for name, there in self.here.items() if self.held(there)}
         here = blobs(*self.here.values())
-        ours = {name: size for name, size in blobs(one).items() if name in here}
-        floor = sum((blobs(*kept.values()) | ours).values())
+        own = {name: size for name, size in blobs(one).items() if name in here}
+        floor = sum((blobs(*kept.values()) | own).values())
         needed = sum(size for name, size in blobs(one).items() if name not in here) + RECORD
         try:
             copy = asyncio.run(self.store.ensure(one, bounded, None))

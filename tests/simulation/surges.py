@@ -326,19 +326,19 @@ class Surge(Scene):
                 if hidden or one.order.id in known:
                     self._lost_s.pop(key, None)
                 elif self.now_s > self._lost_s.setdefault(key, self.now_s) + ORPHAN_S:
-                    self.broken.append(f"{ORPHAN}: nobody knows of {one.order.id}")
+                    self.broken.append(f"{ORPHAN}: {one.order.id} is unknown to the leader")
                     self._lost_s[key] = inf  # reported only once
                 if hidden:  # a leader that begins meanwhile learns of it when that ends
                     self._idle_s.pop(key, None)
                 if hidden or self._needed(one, key, lack):
                     self._unneeded_s.pop(key, None)
                 elif self.now_s > self._unneeded_s.setdefault(key, self.now_s) + ORPHAN_S:
-                    self.broken.append(f"{ORPHAN}: nobody needs {one.order.id}, which is {one.phase}")
+                    self.broken.append(f"{ORPHAN}: no request needs {one.order.id}, which is {one.phase}")
                     self._unneeded_s[key] = inf
             if provider.disturbed:
                 self.broken.append(f"{provider.name} was to take back what is used: {provider.disturbed}")
             if provider.forced:
-                self.broken.append(f"{provider.name} was to detach by force, which nobody ordered: {provider.forced}")
+                self.broken.append(f"{provider.name} was called to detach by force without an order: {provider.forced}")
         for need in self.needs:
             if need.from_s <= self.now_s <= need.to_s:
                 self.had[need] = max(self.had.get(need, 0), len(self.ready(need.model)))

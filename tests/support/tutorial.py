@@ -87,8 +87,8 @@ class Reader:
         """Run a command of the page to its end; return its output."""
         done = self.attempt(command)
         log = self.folder / "serve.log"
-        said = log.read_text() if log.exists() else ""
-        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}\n{said}"
+        output = log.read_text() if log.exists() else ""
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}\n{output}"
         return done.stdout
 
     def attempt(self, command: str) -> subprocess.CompletedProcess[str]:
@@ -114,9 +114,9 @@ class Reader:
             process = subprocess.Popen(words, cwd=self.folder, env=self.environment, stdout=log, stderr=log)
             try:
                 until_s = time.monotonic() + S_MAX
-                while "ready on" not in (said := (self.folder / "serve.log").read_text()):
-                    assert process.poll() is None, said
-                    assert time.monotonic() < until_s, said
+                while "ready on" not in (output := (self.folder / "serve.log").read_text()):
+                    assert process.poll() is None, output
+                    assert time.monotonic() < until_s, output
                     time.sleep(0.05)
                 yield
             finally:

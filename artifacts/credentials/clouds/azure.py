@@ -139,7 +139,7 @@ def _mounted(file: Path, step: str) -> str:
     except (OSError, UnicodeDecodeError):
         text = ""
     if not 0 < len(text) <= TOKEN_BYTES_MAX:
-        raise PolicyError(f"{step}: AZURE_FEDERATED_TOKEN_FILE contains no token; is the service account annotated?")
+        raise PolicyError(f"{step}: AZURE_FEDERATED_TOKEN_FILE contains no token: annotate the service account")
     return text
 
 

@@ -159,7 +159,7 @@ class StateDirectory:
             try:
                 record = msgspec.json.decode(path.read_bytes(), type=ReplicaRecord)
                 if self._record(record.id) != path:
-                    raise ValueError("it names another Replica")  # noqa: TRY301 - handled as every other fault of it
+                    raise ValueError("it names another replica")  # noqa: TRY301 - handled as every other fault of it
                 good.append(record)
             except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
                 broken.append(f"the record {path} cannot be read ({error}): {move_aside(path)}")

@@ -1,4 +1,4 @@
-// Pulls one artifact with oras-go as the oras command does (file store, three blobs at once) and says what it cost.
+// Pulls one artifact with oras-go as the oras command does (file store, three blobs at once) and reports its cost.
 // Usage: oraspull [push] HOST/REPOSITORY:TAG FOLDER [CA]; plain HTTP without a CA. With SYNC=1 every file is also brought onto
 // the disk, three at once, and that counts.
 package main

@@ -76,7 +76,7 @@ class LineApi(Api):
         within_s: float,
     ) -> bytes:  # fmt: skip
         del data, query, headers, within_s
-        raise UnreachableError(f"{method} {path}: nobody is there")
+        raise UnreachableError(f"{method} {path}: no server responds")
 
     async def _stream(
         self, path: str, query: Mapping[str, str], headers: Mapping[str, str], silent_s: float

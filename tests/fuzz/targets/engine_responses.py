@@ -205,16 +205,16 @@ def compare(raw: bytes, wishes: Wishes, content: bytes, *, stream: bool) -> None
         content = content.removesuffix(NOTE)
     if read is None or (wishes.early and not stream):
         return
-    said = read[0]
+    message = read[0]
     if stream and wishes.drop_usage:
-        said = without_usage(said)
-    assert content == said, "something else than the engine said"
+        message = without_usage(message)
+    assert content == message, "content differs from the engine's response"
 
 
-def without_usage(said: bytes) -> bytes:
+def without_usage(content: bytes) -> bytes:
     """A stream without the events that `include_usage` adds, line by line."""
     out = event = b""
-    for line in _LINE.finditer(said):
+    for line in _LINE.finditer(content):
         event += line[0]
         if not line[1]:
             out += b"" if added(event) else event

@@ -34,10 +34,10 @@ def requests(data: bytes) -> None:
     )
     refused = bool(seen) and isinstance(seen[-1], CallError)
     assert all(error.close for error in seen if isinstance(error, CallError))
-    theirs = as_h11(data)
-    ours = [(item.head.method, target(item), item.body) for item in found]
-    assert theirs[: len(ours)] == ours[: len(theirs)], "h11 reads another request"
-    assert refused or len(theirs) <= len(ours), "h11 reads one more"
+    foreign = as_h11(data)
+    own = [(item.head.method, target(item), item.body) for item in found]
+    assert foreign[: len(own)] == own[: len(foreign)], "h11 reads another request"
+    assert refused or len(foreign) <= len(own), "h11 reads one more"
     if len(found) == len(seen) and found[-1].head.keep_alive:
         assert [plain(item) for item in read([data, data], BODY_BYTES_MAX)] == expected * 2, (
             "the second time is another"
@@ -52,7 +52,7 @@ def target(request: Request) -> bytes:
 
 
 def one_way(request: Request) -> None:
-    """The engine gets one request: that body, a path of ours, and only headers that we name."""
+    """The engine gets one request: that body, an API path of the engine, and only headers on our list."""
     sent = forwarded(request)
     if sent is None:
         return

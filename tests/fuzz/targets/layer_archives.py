@@ -67,10 +67,10 @@ def played(pieces: list[bytes], encoding: Encoding) -> list[Said] | str:
         return str(error)
 
 
-def judge(said: list[Said]) -> None:
+def judge(reported: list[Said]) -> None:
     """Accepted members are inside the folder, and each path occurs once."""
     sieve, taken = Sieve(layer(b""), safe_paths.Tree()), set[str]()
-    for path, size, kind, held in said:
+    for path, size, kind, held in reported:
         assert len(held) == size
         try:
             one = sieve.judge(Member(path, size, kind))
@@ -85,15 +85,15 @@ def judge(said: list[Said]) -> None:
             taken.add(one.path)
 
 
-def as_python(raw: bytes, said: list[Said]) -> None:
+def as_python(raw: bytes, reported: list[Said]) -> None:
     """If all members are files and folders, Python's tarfile reads the same ones until it stops.
     It stops earlier, since it also validates the fields that we do not read.
     """
-    if any(kind not in {"file", "folder"} for _, _, kind, _ in said):
+    if any(kind not in {"file", "folder"} for _, _, kind, _ in reported):
         return
     try:
         with tarfile.open(fileobj=io.BytesIO(raw), mode="r:", errors="surrogateescape", encoding="utf-8") as archive:
             found = [(one.name.rstrip("/"), one.size) for one in archive]
     except tarfile.TarError:
         return
-    assert found == [(path.rstrip("/"), size) for path, size, *_ in said[: len(found)]]
+    assert found == [(path.rstrip("/"), size) for path, size, *_ in reported[: len(found)]]

@@ -60,7 +60,7 @@ def signed(data: bytes) -> None:
         assert verdict.publish == bool(verdict.signed_by)
         assert all(line.isprintable() for line in verdict.lines)
         if verdict.publish:
-            assert _is_made(found), "nobody signed this"
+            assert _is_made(found), "the signature is not from a test signer"
     _read(lambda: public_keys.parse_public_key(data), BadKeyError)
     _read(lambda: trust_root.parse_trust_root(data), BadRootError)
     _read(lambda: certificates.check_certificate(data, PUBLIC_S, ROOT), BadClaimError)

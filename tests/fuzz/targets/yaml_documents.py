@@ -75,7 +75,7 @@ _DEPTH_MAX: Final = 6
 
 
 def case(random: Random) -> bytes:
-    """YAML text: a tree in flow style with tags, anchors and aliases, or a mutated document of ours."""
+    """YAML text: a tree in flow style with tags, anchors and aliases, or a mutated Pilotlight document."""
     choice = random.random()
     if choice < 0.35:
         return _flow(random, 0).encode(errors="surrogatepass")

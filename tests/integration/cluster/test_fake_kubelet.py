@@ -101,8 +101,8 @@ async def test_pod_without_a_free_gpu_stays_pending_until_one_is_added(stage: St
         lambda pods: len(ready(pods)) == 2 and len(pods) == 3 and all("conditions" in pod["status"] for pod in pods)
     )
     (waiting,) = [pod for pod in pods if "nodeName" not in pod["spec"]]
-    (said,) = [one for one in waiting["status"]["conditions"] if one["type"] == "PodScheduled"]
-    assert "Insufficient nvidia.com/gpu" in said["message"]
+    (conditions,) = [one for one in waiting["status"]["conditions"] if one["type"] == "PodScheduled"]
+    assert "Insufficient nvidia.com/gpu" in conditions["message"]
     await node.has({"nvidia.com/gpu": "3"})
     await stage.until(lambda pods: len(ready(pods)) == 3)
 
@@ -166,9 +166,9 @@ async def test_node_with_ready_condition_unknown_becomes_ready_again(api: Api, n
     await api.patch(f"{path}/status", {"status": {"conditions": lost}})
 
     async def ready() -> bool:
-        said = await api.get(path)
-        of = {one["type"]: one["status"] for one in said["status"]["conditions"]}
-        return of["Ready"] == "True" and not said["spec"].get("taints")
+        reported = await api.get(path)
+        of = {one["type"]: one["status"] for one in reported["status"]["conditions"]}
+        return of["Ready"] == "True" and not reported["spec"].get("taints")
 
     async with asyncio.timeout(WAIT_S_MAX):
         while not await ready():

@@ -69,7 +69,7 @@ def test_chunks_in_one_read_are_counted_individually() -> None:
         ([WHOLE.replace(engine.END, engine.USAGE + engine.END)], "3 chunks of 3"),
         ([WHOLE.replace(b"200 OK", b"500 NO")], "3 chunks of 3"),
     ],
-    ids=["a chunk is missing", "usage that nobody asked for", "an error status"],
+    ids=["a chunk is missing", "usage that the client did not request", "an error status"],
 )
 def test_benchmark_client_marks_an_invalid_stream_as_broken(pieces: list[bytes], why: str) -> None:
     stream = stream_of(*pieces)
@@ -195,14 +195,14 @@ async def test_attacking_clients_connect_at_their_rate_and_again_after_a_close()
         await stepped(crowd, 0.0)
         assert got == []
         await stepped(crowd, 1.0)
-        assert (sorted(bytes(said[:1]) for said in got), crowd.there) == ([b"a", b"b"], False)
+        assert (sorted(bytes(content[:1]) for content in got), crowd.there) == ([b"a", b"b"], False)
         assert len({writer.get_extra_info("peername")[0] for writer in writers}) == 2
         await stepped(crowd, 1.5)
         assert (crowd.there, crowd.held, crowd.most) == (True, 3, 3)
         before = sum(map(len, got))
         for second in range(1, 4):
             await stepped(crowd, 1.5 + second)
-        assert sum(map(len, got)) - before == 2 * 3, "who sips says nothing more"
+        assert sum(map(len, got)) - before == 2 * 3, "a slow reader sends nothing more"
         writers[0].transport.abort()
         await stepped(crowd, 4.5)
         assert (crowd.cut, crowd.held, len(got)) == (1, 3, 4)

@@ -72,7 +72,7 @@ PODS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         (f"{PODS}p,nan,1,1,5\n", "line 2: cpu_milli: expected a whole number, 0 or more"),
         (f"{PODS}p,1,-1,1,5\n", "line 2: memory_mib: expected a whole number"),
@@ -87,20 +87,23 @@ PODS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli\n"
         ("", "the file is empty"),
     ],
 )
-def test_invalid_pod_list_raises_a_one_line_error_that_names_the_file(tmp_path: Path, text: str, says: str) -> None:
+def test_invalid_pod_list_raises_a_one_line_error_that_names_the_file(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "openb_pod_list_odd.csv").write_text(text)
     with pytest.raises(ValueError, match="odd") as error:
         openb.workloads(tmp_path)
     assert str(error.value).startswith(f"{tmp_path}/openb_pod_list_odd.csv: ")
-    assert says in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_invalid_node_list_raises_an_error_that_names_the_column(tmp_path: Path) -> None:
     path = tmp_path / openb.NODES
-    for row, says in (("n,1,1,-1,T4", "gpu: expected"), ("n,1,1,1,T4\nn,1,1,1,T4", "sn: expected a name, each once")):
+    for row, expected in (
+        ("n,1,1,-1,T4", "gpu: expected"),
+        ("n,1,1,1,T4\nn,1,1,1,T4", "sn: expected a name, each once"),
+    ):
         path.write_text(f"sn,cpu_milli,memory_mib,gpu,model\n{row}\n")
-        with pytest.raises(ValueError, match=says):
+        with pytest.raises(ValueError, match=expected):
             openb.read_nodes(path)
 
 

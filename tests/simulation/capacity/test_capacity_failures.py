@@ -94,7 +94,7 @@ async def test_requests_fail_with_no_capacity_when_no_provider_delivers(stage: S
     await stage.until(lambda: bool(call.ended), within_s=GIVEN_UP_S)
     assert await stage.answered([call]) == {"no_capacity": 1}
     await stage.until(lambda: not town.rack.alive and not leases(stage), within_s=60.0)
-    assert town.rack.orders <= 4, "of which one may be said again"
+    assert town.rack.orders <= 4, "one of which may be reported again"
 
 
 @pytest.mark.case("31")

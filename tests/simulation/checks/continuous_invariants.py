@@ -98,8 +98,8 @@ class Watcher:
         town, model = self._town, self._model(engine.replica.model)
         known = town.autoscaler.loop.world.replicas if town.autoscaler is not None else {}
         cordons = town.autoscaler.loop.world.nodes.cordons if town.autoscaler is not None else {}
-        gone = {place.name for place in cordons if place.kind == "node"}
-        going = {one.id for one in town.machine.slices if one.node in gone}
+        removed = {place.name for place in cordons if place.kind == "node"}
+        going = {one.id for one in town.machine.slices if one.node in removed}
         leaving = {
             id
             for id, replica in known.items()
@@ -116,9 +116,11 @@ class Watcher:
             self.broken.append(f"I6: {len(alive)} Replicas of {model.name}, {replicas.max} at most")
         calls = town.reports.demand(model.name, town.now())
         if staying > max(1, -(-calls // model.slots), replicas.min):
-            self.broken.append(f"I6: {staying} Replicas of {model.name}, told of {calls} Calls, {model.slots} slots")
+            self.broken.append(
+                f"I6: {staying} replicas of {model.name}, {calls} requests reported, {model.slots} slots"
+            )
         if not calls and not replicas.min and not self._refused_cold(model.name):
-            self.broken.append(f"I6: {engine.replica.id} starts and nobody asked for it")
+            self.broken.append(f"I6: {engine.replica.id} starts without demand")
 
     def _refused_cold(self, model: str) -> bool:
         """Whether a request was rejected so recently that a start may still be owed to it."""
@@ -161,7 +163,7 @@ class Watcher:
             ):
                 heard_s = reports.heard_s(gateway.id)
                 if heard_s is None or now_s - heard_s > COUNTS_S + TRAVEL_S:
-                    self.broken.append(f"unknown is not zero: {replica} drains, and {gateway.id} has not told")
+                    self.broken.append(f"unknown is not zero: {replica} drains, and {gateway.id} has not reported")
 
     def _idle_for_long_enough(self, name: str, replica: str) -> None:
         """I6: a Replica that scales to zero for lack of demand was idle for its window, as the clients see it."""
@@ -182,7 +184,7 @@ class Watcher:
         if ready_s is not None and stays_s != "auto" and town.now() - ready_s < stays_s - 1e-6:
             self.broken.append(f"I6: {replica} makes room for {other} {town.now() - ready_s:.3f} s after it was ready")
         if not town.reports.demand(other, town.now()) and not self._refused_cold(other):
-            self.broken.append(f"I6: {replica} makes room for {other}, which nobody asked for")
+            self.broken.append(f"I6: {replica} makes room for {other}, which no one requested")
 
     def churned(self) -> list[str]:
         """I6: over time no Model starts more often than it is called; failed starts are retried."""

@@ -95,7 +95,7 @@ def idle_at_once(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     [
         (deaf_gateways, "I7: <Journey"),
         (deaf_gateways, "I4:"),
@@ -112,7 +112,7 @@ def idle_at_once(patch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_fault_injected_into_the_product_is_detected_by_a_simulation_check(
-    fault: Callable[[pytest.MonkeyPatch], None], said: str, monkeypatch: pytest.MonkeyPatch
+    fault: Callable[[pytest.MonkeyPatch], None], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fault(monkeypatch)
-    assert any(line.startswith(said) for seed in SEEDS for line in play(seed).broken)
+    assert any(line.startswith(message) for seed in SEEDS for line in play(seed).broken)

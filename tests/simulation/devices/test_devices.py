@@ -177,7 +177,7 @@ def test_device_of_a_dead_mps_server_gets_one_trial_start_before_others() -> Non
             machine.kill(ReplicaId(id))
         calls = [town.call(name) for name in names]
         await asyncio.sleep(4.0)
-        assert begun_s == [], "it is closed, though its agent says that the device is healthy"
+        assert begun_s == [], "it is closed, although its agent reports a healthy device"
         await asyncio.sleep(4.0)
         assert len(begun_s) == 1, "one start is tried"
         dead[0] = False

@@ -155,16 +155,16 @@ class Server:
         manager, status = query["fieldManager"], body.get("status", {})
         managed = self._managed.setdefault(found["metadata"]["uid"], {})
         others = {
-            one["type"]: one for owner, said in managed.items() if owner != manager
-            for one in said.get("conditions", ())
+            one["type"]: one for owner, reported in managed.items() if owner != manager
+            for one in reported.get("conditions", ())
         }  # fmt: skip
         mine = {one["type"]: one for one in status.get("conditions", ())}
         if query["force"] == "false" and any(others.get(kind, one) != one for kind, one in mine.items()):
             raise ApiError(409, "Conflict", "another manager owns a condition")
         managed[manager] = copy.deepcopy(status)
         whole: Object = {}
-        for said in managed.values():
-            whole |= said
+        for reported in managed.values():
+            whole |= reported
         whole["conditions"] = list((others | mine).values())
         changed = {**copy.deepcopy(found), "status": whole}
         return copy.deepcopy(found) if changed == found else self.put(collection, changed, "MODIFIED")
@@ -193,9 +193,9 @@ class Server:
         _same(found, body.get("preconditions") or {})
         found["metadata"]["deletionTimestamp"] = "soon"
         found["metadata"]["deletionGracePeriodSeconds"] = body.get("gracePeriodSeconds", 30)
-        said = self.put(collection, found, "MODIFIED")
+        reported = self.put(collection, found, "MODIFIED")
         self.on_pod(found, "LEAVES")
-        return said
+        return reported
 
     async def follow(self, who: str, collection: str, query: Mapping[str, str]) -> AsyncGenerator[Object, None]:
         """A watch. Raises ApiError, OSError."""
@@ -218,8 +218,8 @@ class Server:
             for number, of, event, found in tuple(self._events):
                 if number > seen:
                     seen = number
-                    if _within(of, collection) and (said := _as_selected(query, event, found, shown)):
-                        yield _event(said, found)
+                    if _within(of, collection) and (reported := _as_selected(query, event, found, shown)):
+                        yield _event(reported, found)
             await self._changed.wait()
             if cuts != self._cuts:
                 raise ConnectionResetError
@@ -253,8 +253,8 @@ def _field(found: Object, path: str) -> str:
 
 
 def _holds(requirement: str, of: Mapping[str, str]) -> bool:
-    if said := SELECTED.fullmatch(requirement):
-        return (of.get(said["key"], "") == said["value"]) == (said["sign"] == "=")
+    if reported := SELECTED.fullmatch(requirement):
+        return (of.get(reported["key"], "") == reported["value"]) == (reported["sign"] == "=")
     return (requirement.lstrip("!") in of) != requirement.startswith("!")
 
 
@@ -314,21 +314,21 @@ class SimApi(Api):
 
         def arrives() -> None:
             try:
-                said = self._server.carry_out(self._who, method, path, body, query)
+                reported = self._server.carry_out(self._who, method, path, body, query)
             except (ApiError, OSError) as error:
                 loop.call_later(WAY_S, _fail, answered, error)
             else:
-                loop.call_later(WAY_S, _succeed, answered, said)
+                loop.call_later(WAY_S, _succeed, answered, reported)
 
         loop.call_later(WAY_S, arrives)
         try:
             async with asyncio.timeout(within_s):
-                said = await answered
+                reported = await answered
         except ApiError:
             self.answers = True
             raise
         self.answers = True
-        return msgspec.json.encode(said)
+        return msgspec.json.encode(reported)
 
     async def _stream(
         self, path: str, query: Mapping[str, str], headers: Mapping[str, str], silent_s: float
@@ -341,9 +341,9 @@ class SimApi(Api):
             yield event["type"], event["object"]
 
 
-def _succeed(answered: asyncio.Future[Object], said: Object) -> None:
+def _succeed(answered: asyncio.Future[Object], reported: Object) -> None:
     if not answered.done():
-        answered.set_result(said)
+        answered.set_result(reported)
 
 
 def _fail(answered: asyncio.Future[Object], error: Exception) -> None:

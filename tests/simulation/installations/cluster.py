@@ -57,8 +57,10 @@ class Skewed(datetime):
 
     @classmethod
     def now(cls, tz: tzinfo | None = None) -> Skewed:
-        asks = process.current()
-        true = datetime.fromtimestamp(Server.unix_s(), tz) + timedelta(seconds=asks.skew_s if asks is not None else 0.0)
+        requested = process.current()
+        true = datetime.fromtimestamp(Server.unix_s(), tz) + timedelta(
+            seconds=requested.skew_s if requested is not None else 0.0
+        )
         return cls.fromisoformat(true.isoformat())
 
 

@@ -15,7 +15,7 @@ from autoscaler.state.events import GatewayGone, GatewaySeen
 from gateway import errors
 from gateway.control.sync import LinkError, Sync
 from gateway.dispatch.call import Call, Outcome
-from gateway.dispatch.dispatcher import Dispatch
+from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.effects import Effect, Grant, Refuse
 from gateway.dispatch.model_dispatcher import Bounce
 from tests.simulation.environment.network import Stream
@@ -52,8 +52,8 @@ class SimLink:
         messages = control.feed.routes(self._gateway, boot) if routes else control.feed.catalogue()
         queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         stream = Stream(self._town.network)
-        ours = (stream, queue)
-        self.streams.append(ours)
+        own = (stream, queue)
+        self.streams.append(own)
 
         async def pump() -> None:
             async for message in messages:
@@ -65,7 +65,7 @@ class SimLink:
                 yield message
             raise LinkError("cut")
         finally:
-            self.streams.remove(ours)
+            self.streams.remove(own)
             pumping.cancel()
 
     def serves(self, control: Autoscaler, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
@@ -140,7 +140,7 @@ class SimGateway:
         self.boots += 1
         self.alive, self.informed = True, False
         self.started_s = self._town.now()
-        self.dispatch = Dispatch(self.id, f"boot-{self.boots}")
+        self.dispatch = Dispatcher(self.id, f"boot-{self.boots}")
         self.links = self._town.links(self.id)
         self.link = self.links[0]
         jitter = random.Random(f"{self._town.seed}/{self.id}/{self.boots}").random
@@ -162,8 +162,8 @@ class SimGateway:
             self._town.end(journey.call, Outcome.FAILED, None)
         control = self._town.autoscaler
         if control is not None:
-            gone = GatewayGone(gateway=self.id, boot=f"boot-{self.boots}")
-            asyncio.get_running_loop().call_later(PROOF_OF_DEATH_S, control.loop.observe, (gone,))
+            removed = GatewayGone(gateway=self.id, boot=f"boot-{self.boots}")
+            asyncio.get_running_loop().call_later(PROOF_OF_DEATH_S, control.loop.observe, (removed,))
 
     # --- I/O around dispatch ---
 

@@ -155,7 +155,7 @@ async def test_ready_replicas_keep_serving_during_an_api_server_outage(stage: St
     town.server.come_back()
     await stage.until(lambda: len(town.epochs) == 2)
     await asyncio.sleep(SILENT_S)
-    assert not deletes(town), "the other gateway has not said what it has"
+    assert not deletes(town), "the other gateway has not reported its requests"
     for link in other.links:
         link.reachable = True
     await stage.until(lambda: not town.machine.engines, 60.0)

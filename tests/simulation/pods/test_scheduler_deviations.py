@@ -124,14 +124,14 @@ async def test_replica_moves_when_hami_gives_its_card_to_another_pod(stage: Stag
     scheduled(town, decide)
     await served(stage, town, "a")
     (at,) = places(town)["a"]
-    theirs: Object = {
+    foreign: Object = {
         "metadata": {
             "name": "theirs", "namespace": "others",
             "annotations": {NVIDIA.allocated: f"{at.rpartition('/')[2]},NVIDIA,12288,0:;"},
         },
         "spec": {"nodeName": NODE, "containers": [{"name": "x"}]},
     }  # fmt: skip
-    town.server.put("/api/v1/pods", theirs, "ADDED")
+    town.server.put("/api/v1/pods", foreign, "ADDED")
     await stage.until(lambda: stage.replicas("a") == 0, within_s=120.0)
     await served(stage, town, "a")
     (now,) = places(town)["a"]

@@ -214,10 +214,10 @@ async def test_expired_demand_of_an_unreachable_gateway_evicts_no_replica(stage:
     town = stage.town
     stream = town.call("a", gateway=1)
     await stage.until(lambda: stream.first_byte_s is not None, within_s=20)
-    gone = [town.call("b", gateway=0) for _ in range(5)]
+    removed = [town.call("b", gateway=0) for _ in range(5)]
     await stage.until(lambda: believed(stage, "b") == (5, 0))
     cut_off(stage, 0)
-    for journey in gone:
+    for journey in removed:
         town.leave(journey)
     await stage.until(lambda: believed(stage, "b") == (0, 0), within_s=COUNTS_S + EXACT_S)
     world = stage.loop.world

@@ -185,7 +185,7 @@ async def test_request_is_rejected_if_its_deadline_precedes_the_estimated_start(
     await asyncio.sleep(1.0)
     hasty, medium = town.call("a", wait_s=1.0), town.call("a", wait_s=30.0)
     for journey in (hasty, medium):
-        assert journey.ended, "refused at once: the estimate says it cannot be met"
+        assert journey.ended, "rejected at once: by the estimate its deadline cannot be met"
         assert journey.ended[0].error is not None
         assert journey.ended[0].error.code == "model_starting"
     assert await stage.answered([patient]) == {"completed": 1}

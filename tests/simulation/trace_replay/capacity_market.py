@@ -72,13 +72,13 @@ MARKETS = {
 
 def offers(source: Source, nodes: Iterable[str] = ()) -> tuple[Offer, ...]:
     """The provider's possible offers: devices for each of these nodes; without nodes, new nodes."""
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "provider": source.name, "product": "A10", "memory_bytes": MEMORY_GI * GI, "devices_max": source.devices_max,
         "devices_min": source.devices_min, "many": source.many, "expected_s": source.takes_s, "bought": source.bought,
         "price_per_hour": source.price, "watts": source.watts, "shared": True,
     }  # fmt: skip
     names = [*nodes]
-    return tuple(Offer(name=name, node=name, **said) for name in names) or (Offer(name="added", **said),)
+    return tuple(Offer(name=name, node=name, **fields) for name in names) or (Offer(name="added", **fields),)
 
 
 def fate(source: Source, seed: int, number: int, faults: float) -> Fate:

@@ -54,11 +54,11 @@ def points() -> list[Policy]:
 @contextmanager
 def acting(policy: Policy) -> Iterator[None]:
     """Apply the policy to every plan of this process while the context is active."""
-    ours = offer_selection.rated_offer_sort_key
+    own = offer_selection.rated_offer_sort_key
 
     def order(one: RatedOffer) -> Any:
         attached = bool(one.offer.node)
-        return (attached is not (policy.first == "gpu"), *ours(one)) if policy.first else ours(one)
+        return (attached is not (policy.first == "gpu"), *own(one)) if policy.first else own(one)
 
     stays = patch.object(paid_capacity, "is_rented", lambda world, lease: False) if not policy.ours else nullcontext()
     with patch.object(offer_selection, "rated_offer_sort_key", order), stays:

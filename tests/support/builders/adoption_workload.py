@@ -50,7 +50,7 @@ class Bench:
     def ready(self, name: str) -> None:
         self.core.answered(f"uid-{name}", True, self.now_s)
 
-    def gone(self, name: str) -> None:
+    def delete_pod(self, name: str) -> None:
         self.core.see_pod(f"uid-{name}", None, self.now_s)
         del self.pods[name]
 

@@ -55,7 +55,7 @@ def laid(at: Laid, *, others: Iterable[Model] = (), shared: bool = True, **field
     return world(models, slices(shared=shared), there, **fields)
 
 
-def nobody(_now_s: float, _scene: Scene) -> list[tuple[str, int, int]]:
+def no_requests(_now_s: float, _scene: Scene) -> list[tuple[str, int, int]]:
     """No demand."""
     return []
 

@@ -48,8 +48,8 @@ def npu_node(*uuids: str, npu: Npu = NPUS[1], template: str = "") -> NodeFacts:
     """A node with Ascend NPUs as HAMi registers them, and the template that Settings name."""
     cards = [card(uuid, devmem=npu.memory_mib, type=npu.word, devcore=npu.cores) for uuid in uuids]
     device = NodeDevice(npu.word, Bytes(npu.memory_mib << 20), len(uuids))
-    said = NodeKind(selector={}, device=device, slicing=NodeSlicing("hami", template=template))
-    return NodeFacts(NODE, {}, {npu.register: json.dumps(cards)}, declared=said)
+    kind = NodeKind(selector={}, device=device, slicing=NodeSlicing("hami", template=template))
+    return NodeFacts(NODE, {}, {npu.register: json.dumps(cards)}, declared=kind)
 
 
 def mig_node(product: str = "NVIDIA-H100-80GB-HBM3", labels: Mapping[str, str] | None = None, **cuts: str) -> NodeFacts:

@@ -219,7 +219,9 @@ class Scene:
             for _ in range(4):
                 self.plan = self._planner.plan(self.world, self.now_s)
                 if self.planned_twice:
-                    assert self.plan == plan(self.world, self.now_s), "who planned before says what a new one says"
+                    assert self.plan == plan(self.world, self.now_s), (
+                        "a reused planner returns the same plan as a new one"
+                    )
                 if not self.plan.actions:
                     break
                 for action in self.plan.actions:

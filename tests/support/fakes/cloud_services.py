@@ -21,10 +21,10 @@ class Asked(NamedTuple):
 
 
 class Services:
-    """`says[path]` is the response: a status and a document or bytes; 404 if there is none."""
+    """`replies[path]` is the response: a status and a document or bytes; 404 if there is none."""
 
     def __init__(self) -> None:
-        self.says: dict[str, tuple[int, object]] = {}
+        self.replies: dict[str, tuple[int, object]] = {}
         self.headers: dict[str, str] = {}
         self.asked: list[Asked] = []
         self.host = ""
@@ -50,7 +50,7 @@ class Services:
         headers = {name.lower(): value for name, value in request.headers.items()}
         query = dict(request.query)
         self.asked.append(Asked(request.method, request.path, query, headers, await request.text()))
-        status, said = self.says.get(request.path, (404, b""))
-        if isinstance(said, bytes):
-            return web.Response(status=status, body=said, headers=self.headers)
-        return web.json_response(said, status=status, headers=self.headers)
+        status, body = self.replies.get(request.path, (404, b""))
+        if isinstance(body, bytes):
+            return web.Response(status=status, body=body, headers=self.headers)
+        return web.json_response(body, status=status, headers=self.headers)

@@ -52,7 +52,7 @@ class PlayedNode:
     """Whether the driver responds."""
     deaf: bool = False
     """The driver binds no new GPU."""
-    said: list[str] = field(default_factory=list)
+    commands: list[str] = field(default_factory=list)
     """Commands that change something and files that were written, in order."""
     pods: int = 0
 
@@ -151,14 +151,14 @@ class PlayedNode:
             path = self._pci / name
             if text := path.read_text():
                 path.write_text("")
-                self.said.append(f"{name} {text}")
+                self.commands.append(f"{name} {text}")
                 if name == "rescan":
                     self._scan()
                 else:
                     self._probe(self.gpus[text])
         for gpu in self.gpus.values():
             if gpu.on_bus and (self._pci / "devices" / gpu.bus / "remove").read_text():
-                self.said.append(f"remove {gpu.bus}")
+                self.commands.append(f"remove {gpu.bus}")
                 assert not self._is_open(gpu), "the kernel would wait for ever"
                 self._off(gpu)
 
@@ -172,7 +172,7 @@ class PlayedNode:
         """See gpubus.Command."""
         self.settle()
         if words[0] == "nsenter":
-            self.said.append(" ".join(words[words.index("modprobe") :]))
+            self.commands.append(" ".join(words[words.index("modprobe") :]))
             for module in words[words.index("-r") + 1 :]:
                 (self.root / "sys/module" / module).rmdir()
             return Answer(0, "")
@@ -189,7 +189,7 @@ class PlayedNode:
         assert (words[1], *words[3:]) == ("-i", "-pm", "0"), words
         gpu = next(one for one in shown if one.uuid == words[2])
         gpu.kept = False
-        self.said.append(f"-pm 0 {gpu.uuid}")
+        self.commands.append(f"-pm 0 {gpu.uuid}")
         return Answer(0, "")
 
     @staticmethod
@@ -203,7 +203,7 @@ class PlayedNode:
         if words == ("-q",):
             state = "draining" if bus in self.hidden else "not draining"
             return Answer(0, f"The current drain state of GPU 0000{bus.upper()} is: {state}.")
-        self.said.append(f"drain {' '.join(words)} {bus}")
+        self.commands.append(f"drain {' '.join(words)} {bus}")
         if words == ("-m", "0"):
             self.hidden.discard(bus)
         elif words == ("-m", "1"):

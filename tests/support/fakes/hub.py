@@ -105,8 +105,8 @@ def ranged(request: web.Request, content: bytes, headers: dict[str, str] | None 
     if found.start is None:
         return web.Response(body=content, headers=headers)
     end = min(found.stop or len(content), len(content))
-    said = {"Content-Range": f"bytes {found.start}-{end - 1}/{len(content)}", **(headers or {})}
-    return web.Response(status=206, body=content[found.start : end], headers=said)
+    fields = {"Content-Range": f"bytes {found.start}-{end - 1}/{len(content)}", **(headers or {})}
+    return web.Response(status=206, body=content[found.start : end], headers=fields)
 
 
 def _refused(status: int, code: str) -> web.Response:

@@ -209,7 +209,7 @@ def keychain(*hosts: str) -> Chain:
     return Chain([Known(host, Login("me", PASSWORD)) for host in hosts])
 
 
-def says(status: int = 200, body: bytes = b"", **headers: str) -> Answer:
+def reply(status: int = 200, body: bytes = b"", **headers: str) -> Answer:
     """A response; `Retry_After` is the header Retry-After."""
 
     async def answer(_: web.Request) -> web.StreamResponse:

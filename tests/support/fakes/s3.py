@@ -37,7 +37,7 @@ class FakeS3(FakeRegistry):
         self.summed = False
         """Whether it stores and returns sha256 checksums."""
         self.lists_sums = True
-        """Whether its list says which objects have checksums."""
+        """Whether its list names the objects that have checksums."""
         self.open = False
         """Whether anyone may read it."""
         self.page = 2
@@ -99,8 +99,8 @@ class FakeS3(FakeRegistry):
 
     def _row(self, key: str) -> str:
         content = self.objects[key]
-        says = "<ChecksumAlgorithm>SHA256</ChecksumAlgorithm><ChecksumType>FULL_OBJECT</ChecksumType>"
-        summed = says if self.summed and self.lists_sums else ""
+        message = "<ChecksumAlgorithm>SHA256</ChecksumAlgorithm><ChecksumType>FULL_OBJECT</ChecksumType>"
+        summed = message if self.summed and self.lists_sums else ""
         rest = f"<Size>{len(content)}</Size><StorageClass>STANDARD</StorageClass>{summed}"
         name = escape(quote_plus(key, safe="/") if self.encodes else key)
         return f"<Contents><Key>{name}</Key><ETag>&quot;{self._etag(key)}&quot;</ETag>{rest}</Contents>"

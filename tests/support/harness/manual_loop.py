@@ -53,7 +53,7 @@ class NotingLoop(Loop):
 
 
 class SteppedLoop:
-    """Observes and decides when the test says so, at the time `now_s`, which only the test changes."""
+    """Observes and decides when the test requests it, at the time `now_s`, which only the test changes."""
 
     def __init__(self, world: World, now_s: float = T0) -> None:
         self.now_s = now_s

@@ -32,5 +32,5 @@ def run_on_rig(scenario: Callable[P, Coroutine[object, object, None]]) -> Callab
 def hide_parameters(test: Test, scenario: Callable[..., Any], count: int) -> Test:
     """Hides the first parameters of the scenario, which the test passes, from pytest, which passes the others."""
     whole = signature(scenario)
-    test.__signature__ = whole.replace(parameters=[*whole.parameters.values()][count:])  # type: ignore[attr-defined]
+    test.__signature__ = whole.replace(parameters=[*whole.parameters.values()][count:])  # type: ignore[attr-defined]  # typeshed does not declare it
     return test

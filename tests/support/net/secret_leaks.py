@@ -118,15 +118,15 @@ def keys() -> Iterator[Fault]:
 
 def bodies() -> Iterator[Fault]:
     """Bodies that are not valid requests, with the prompt in every part."""
-    said = json.dumps(prompt()).encode()
+    text = json.dumps(prompt()).encode()
     broken = {
-        "cut": chat("talks")[:-3], "not JSON": prompt().encode(), "a list": b"[%b]" % said, "a string": said,
-        "twice": b'{"model":%b,"model":%b}' % (said, said), "NaN": b'{"model":"talks","a":%b,"b":NaN}' % said,
-        "not UTF-8": b'{"model":"talks","a":%b,"b":"\xff"}' % said, "stream": b'{"model":"talks","stream":%b}' % said,
-        "options": b'{"model":"talks","stream":true,"stream_options":%b}' % said, "no model": b'{"a":%b}' % said,
-        "a model that is a list": b'{"model":[%b]}' % said, "deep": b'{"a":%b,"b":%b' % (said, b"[" * 30_000),
-        "a place": b'{"model":"talks","api_base":%b}' % said, "usage": b'{"model":"talks","stream":true,'
-        b'"stream_options":{"include_usage":%b}}' % said,
+        "cut": chat("talks")[:-3], "not JSON": prompt().encode(), "a list": b"[%b]" % text, "a string": text,
+        "twice": b'{"model":%b,"model":%b}' % (text, text), "NaN": b'{"model":"talks","a":%b,"b":NaN}' % text,
+        "not UTF-8": b'{"model":"talks","a":%b,"b":"\xff"}' % text, "stream": b'{"model":"talks","stream":%b}' % text,
+        "options": b'{"model":"talks","stream":true,"stream_options":%b}' % text, "no model": b'{"a":%b}' % text,
+        "a model that is a list": b'{"model":[%b]}' % text, "deep": b'{"a":%b,"b":%b' % (text, b"[" * 30_000),
+        "a place": b'{"model":"talks","api_base":%b}' % text, "usage": b'{"model":"talks","stream":true,'
+        b'"stream_options":{"include_usage":%b}}' % text,
         "broad": json.dumps({f"{PROMPT}{number}": 1 for number in range(1200)}).encode(),
     }  # fmt: skip
     for name, body in broken.items():
@@ -158,21 +158,21 @@ def forms() -> Iterator[Fault]:
     def form(name: bytes, value: bytes, head: bytes = b"") -> bytes:
         return b'--b\r\nContent-Disposition: form-data; name="%b"%b\r\n\r\n%b\r\n' % (name, head, value)
 
-    said, kind = prompt().replace("\n", "").encode(), "multipart/form-data; boundary=b"
+    text, kind = prompt().replace("\n", "").encode(), "multipart/form-data; boundary=b"
     model, end = form(b"model", b"talks"), b"--b--\r\n"
     broken = {
-        "no end": model + form(b"prompt", said), "a preamble": said + b"\r\n" + model + end,
-        "a line end": form(b"model", said + b"\r\nx") + end, "two models": model + form(b"model", said) + end,
-        "a flag": model + form(b"stream", said) + end, "a name": model + form(said, b"x") + end,
-        "a coding": model + form(b"file", said, b"\r\nContent-Transfer-Encoding: base64") + end,
-        "a place": model + form(b"base_url", said) + end, "a long model": form(b"model", said * 500) + end,
+        "no end": model + form(b"prompt", text), "a preamble": text + b"\r\n" + model + end,
+        "a line end": form(b"model", text + b"\r\nx") + end, "two models": model + form(b"model", text) + end,
+        "a flag": model + form(b"stream", text) + end, "a name": model + form(text, b"x") + end,
+        "a coding": model + form(b"file", text, b"\r\nContent-Transfer-Encoding: base64") + end,
+        "a place": model + form(b"base_url", text) + end, "a long model": form(b"model", text * 500) + end,
     }  # fmt: skip
     for name, body in broken.items():
         yield Fault(f"prompt in a form: {name}", post(FORMS, body, kind=kind), 400, "invalid_request")
-    yield Fault("prompt as a form's model", post(FORMS, form(b"model", said) + end, kind=kind), 404, "model_not_found")
+    yield Fault("prompt as a form's model", post(FORMS, form(b"model", text) + end, kind=kind), 404, "model_not_found")
     bounded = f"multipart/form-data; boundary={PROMPT}; {PROMPT}"
     yield Fault("prompt as a boundary", post(FORMS, model + end, kind=bounded), 400, "invalid_request")
-    passed = model + form(b"prompt", said) + form(b"file", said, b'; filename="%b"' % PROMPT.encode()) + end
+    passed = model + form(b"prompt", text) + form(b"file", text, b'; filename="%b"' % PROMPT.encode()) + end
     yield Fault("a form that is well", post(FORMS, passed, kind=kind), 200, engine=True)
 
 

@@ -79,9 +79,9 @@ class Server:
                 urllib.request.urlopen(urllib.request.Request(url, headers=headers), context=self.tls),
             ):
                 return
-            said = (self.folder / "log").read_text()
-            assert process.poll() is None, said
-            assert time.monotonic() < until_s, said
+            output = (self.folder / "log").read_text()
+            assert process.poll() is None, output
+            assert time.monotonic() < until_s, output
             time.sleep(0.05)
 
     def kill(self) -> None:
@@ -179,15 +179,17 @@ class RealRig:
         """See Rig. `reads`: if given, the only objects that it may read of those that it may list."""
         if self.server.name != "minio":
             pytest.skip(f"{self.server.name} gives no keys that end")
-        asks = {"Action": "AssumeRole", "Version": "2011-06-15", "DurationSeconds": "3600"}
+        requested = {"Action": "AssumeRole", "Version": "2011-06-15", "DurationSeconds": "3600"}
         if reads:
-            asks["Policy"] = self._policy({"s3:ListBucket": ("",), "s3:GetObject": [f"/{one}" for one in reads]})
-        body = urlencode(asks).encode()
+            requested["Policy"] = self._policy({"s3:ListBucket": ("",), "s3:GetObject": [f"/{one}" for one in reads]})
+        body = urlencode(requested).encode()
         headers = {"Content-Type": "application/x-www-form-urlencoded"}
         asked = Asked("POST", URL(f"{self.server.url}/", encoded=True), headers, body)
-        _, said = await self._sent(asked, "sts")
+        _, response = await self._sent(asked, "sts")
         way = ("AssumeRoleResult", "Credentials")
-        access, secret, token = (said.one(*way, name) for name in ("AccessKeyId", "SecretAccessKey", "SessionToken"))
+        access, secret, token = (
+            response.one(*way, name) for name in ("AccessKeyId", "SecretAccessKey", "SessionToken")
+        )
         return self.server.env(Keys(access, secret, token))
 
     async def put(self, key: str, content: bytes, *, summed: bool = False) -> None:

@@ -53,7 +53,7 @@ def test_artifact_reference_is_parsed_into_registry_repository_and_tag(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "expected|repository"),
         *((text, "repository") for text in ("oci://", "ghcr.io/", "ghcr.io/../x", "ghcr.io/a//b", "ghcr.io/a/./b")),
@@ -69,10 +69,10 @@ def test_artifact_reference_is_parsed_into_registry_repository_and_tag(
         *((text, "ollama") for text in ("ollama://a/b/c/d", "ollama://a/../b", "ollama://")),
     ],
 )
-def test_invalid_references_are_rejected_with_a_one_line_error(text: str, said: str) -> None:
+def test_invalid_references_are_rejected_with_a_one_line_error(text: str, message: str) -> None:
     with pytest.raises(BadReferenceError) as caught:
         reference.parse_reference(text)
-    assert re.search(said, str(caught.value))
+    assert re.search(message, str(caught.value))
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 320
 

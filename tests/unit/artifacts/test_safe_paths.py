@@ -42,7 +42,7 @@ def test_valid_paths_are_accepted_unchanged(path: str) -> None:
 
 @pytest.mark.point("4")
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "message"),
     [
         *((path, "in it") for path in ("../x", "..", "a/../../b", "a/./b", "a//b", "a/")),
         *((path, "absolute") for path in ("/etc/x", "//srv/x", "C:\\x", "c:x", "\\\\srv\\x", "a\\..\\b")),
@@ -57,13 +57,13 @@ def test_valid_paths_are_accepted_unchanged(path: str) -> None:
         ("a/.wh..wh..opq", "reserved"),
     ],
 )
-def test_path_outside_the_folder_or_not_portable_is_rejected(path: str, said: str) -> None:
-    with pytest.raises(BadPathError, match=said) as caught:
+def test_path_outside_the_folder_or_not_portable_is_rejected(path: str, message: str) -> None:
+    with pytest.raises(BadPathError, match=message) as caught:
         safe_paths.check_path(path)
     assert str(caught.value).isprintable()
     whole = titled({TITLE: "model.gguf"}, {TITLE: path})
     if path:
-        assert said in whole.layers[1].refusal
+        assert message in whole.layers[1].refusal
     assert "is refused" not in whole.layers[0].refusal
     with pytest.raises(accepted_files.RefusedError, match="layer 2"):
         whole.files()

@@ -46,7 +46,7 @@ def test_hub_source_is_pinned_only_by_a_full_commit_hash() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         *((text, "expected oci://") for text in ("", "model.gguf", "/models/a.gguf", "https://example.com/a.gguf")),
         ("OCI://ghcr.io/a", "expected oci://"),
@@ -64,10 +64,10 @@ def test_hub_source_is_pinned_only_by_a_full_commit_hash() -> None:
         ("x" * 5000, "at most 4096"),
     ],
 )
-def test_invalid_source_uris_are_rejected_with_a_one_line_error(text: str, said: str) -> None:
+def test_invalid_source_uris_are_rejected_with_a_one_line_error(text: str, message: str) -> None:
     with pytest.raises(BadReferenceError) as caught:
         source_uri.parse_source_uri(text)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 400
 

@@ -14,7 +14,7 @@ from autoscaler.text import redact_addresses
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("message", "expected"),
     [
         ('Post "https://fm.lab.example.com:8443/v1?x=1": EOF', 'Post "(address)": EOF'),
         ("dial tcp 10.96.0.1:443: connect: connection refused", "dial tcp (address): connect: connection refused"),
@@ -45,8 +45,8 @@ from autoscaler.text import redact_addresses
         ),
     ],
 )
-def test_network_addresses_in_a_text_are_redacted_and_the_rest_is_kept(said: str, expected: str) -> None:
-    assert redact_addresses(said) == expected
+def test_network_addresses_in_a_text_are_redacted_and_the_rest_is_kept(message: str, expected: str) -> None:
+    assert redact_addresses(message) == expected
 
 
 @pytest.mark.parametrize(

@@ -102,15 +102,15 @@ def test_interrupted_load_command_prints_the_verdict_of_sent_requests(tmp_path: 
                 assert time.monotonic() < deadline_s
                 time.sleep(0.02)
             run.send_signal(number)
-            said, _ = run.communicate(timeout=60)
+            output, _ = run.communicate(timeout=60)
     assert run.returncode == 130
-    *_, note, verdict = said.splitlines()
+    *_, note, verdict = output.splitlines()
     found = re.fullmatch(r"interrupted: (\d+) of 12000 requests were sent, and those in flight were abandoned", note)
-    assert found is not None, said
+    assert found is not None, output
     counts = re.fullmatch(
         r"verdict holds: (\d+) requests, (\d+) completed, 0 failed, (\d+) abandoned, 0 lost, .*", verdict
     )
-    assert counts is not None, said
+    assert counts is not None, output
     sent, completed, abandoned = map(int, counts.groups())
     assert sent == int(found[1]) == completed + abandoned
     assert completed >= 3
@@ -129,7 +129,7 @@ def test_api_key_is_read_from_the_environment_and_not_printed(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["run", "--url", "nowhere", "--model", "m", "--burst", "1"], "expected http://HOST:PORT"),
         (["run", "--url", "http://h", "--model", "m"], "either --rate"),
@@ -144,10 +144,10 @@ def test_api_key_is_read_from_the_environment_and_not_printed(tmp_path: Path, mo
         (["coldstart", "--url", "http://h", "--model", "m", "--from", "warm"], "'zero', 'gone', 'cached', 'asleep'"),
     ],
 )
-def test_usage_error_exits_2_and_names_the_option(arguments: list[str], says: str) -> None:
+def test_usage_error_exits_2_and_names_the_option(arguments: list[str], message: str) -> None:
     done = invoke(*arguments)
     assert done.exit_code == 2
-    assert says in done.stderr
+    assert message in done.stderr
 
 
 @pytest.mark.parametrize("command", ["run", "coldstart"])

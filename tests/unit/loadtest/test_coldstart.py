@@ -89,26 +89,26 @@ class ColdServer:
 async def test_each_round_waits_for_zero_replicas_and_records_the_phases(aiohttp_server: Serve, with_ops: bool) -> None:
     server = ColdServer(looks=3 if with_ops else 2)
     url = str((await aiohttp_server(server.app)).make_url("/")).rstrip("/")
-    said: list[str] = []
-    starts = await measure_cold_starts(url, "ada", 3, url if with_ops else None, say=said.append)
+    messages: list[str] = []
+    starts = await measure_cold_starts(url, "ada", 3, url if with_ops else None, say=messages.append)
     assert (server.calls, starts.warm, starts.verdict.completed, starts.verdict.holds) == (3, 0, 3, True)
     parts = ["place.write", "place.schedule"] if with_ops else []
     assert list(starts.spreads_ms) == ["queue", "place", *parts, "load", "ready", "first byte", "total"]
     assert starts.spreads_ms["load"].median == 20.0
     assert not with_ops or starts.spreads_ms["place.write"].median == 2.0
     assert all(one.waited_s >= 0.1 for one in starts.rounds)
-    assert said[0].startswith(
+    assert messages[0].startswith(
         "3 rounds, about 7 min and the starts: each waits for zero (60 s without a request, longer"
     )
-    assert said[1] == SHORTEN
-    assert [line.split(":")[0] for line in said[2:]] == ["round 1 of 3", "round 2 of 3", "round 3 of 3"]
-    assert all(re.search(r": waited 0\.[1-9] s for zero, first byte after ", line) for line in said[2:])
+    assert messages[1] == SHORTEN
+    assert [line.split(":")[0] for line in messages[2:]] == ["round 1 of 3", "round 2 of 3", "round 3 of 3"]
+    assert all(re.search(r": waited 0\.[1-9] s for zero, first byte after ", line) for line in messages[2:])
 
 
 async def test_round_with_from_gone_waits_until_no_node_has_the_weights(
     aiohttp_server: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The weights stay until someone removes them; a progress message says so."""
+    """The weights stay until someone removes them; a progress message states it."""
     monkeypatch.setattr(loadtest.coldstart, "SAY_EVERY_S", 0.0)
     server = ColdServer(looks=0)
     weights = ["absent", "here", "here"]
@@ -116,10 +116,10 @@ async def test_round_with_from_gone_waits_until_no_node_has_the_weights(
     async def status(_: web.Request) -> web.Response:
         return web.json_response({"name": "ada", "replicas": {}, "weights": weights.pop() if weights else "absent"})
 
-    url, said = await serve(aiohttp_server, state=status, call=server.call), list[str]()
-    await measure_cold_starts(url, "ada", 1, url, since="gone", say=said.append)
+    url, messages = await serve(aiohttp_server, state=status, call=server.call), list[str]()
+    await measure_cold_starts(url, "ada", 1, url, since="gone", say=messages.append)
     assert (weights, server.calls) == ([], 1)
-    assert sum(STAY in line for line in said) == 2
+    assert sum(STAY in line for line in messages) == 2
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ async def test_round_starts_only_with_weights_in_the_requested_state(
 
 
 @pytest.mark.parametrize(
-    ("rounds", "entry", "says"),
+    ("rounds", "entry", "message"),
     [
         (
             20,
@@ -162,19 +162,19 @@ async def test_round_starts_only_with_weights_in_the_requested_state(
     ],
 )
 async def test_first_output_line_states_the_rounds_and_expected_duration(
-    aiohttp_server: Serve, rounds: int, entry: dict[str, object], says: str
+    aiohttp_server: Serve, rounds: int, entry: dict[str, object], message: str
 ) -> None:
     """The model is at zero, so the first round begins at once."""
-    said, stop = list[str](), Stop()
+    messages, stop = list[str](), Stop()
 
     def say(line: str) -> None:
-        said.append(line)
+        messages.append(line)
         stop.request()
 
     url = await serve(aiohttp_server, state=returns({"name": "ada", "replicas": {}, **entry}))
     await measure_cold_starts(url, "ada", rounds, url, say=say, stop=stop)
-    assert said[0].startswith(says)
-    assert said[1:2] == ([SHORTEN] if rounds > 1 else said[1:2])
+    assert messages[0].startswith(message)
+    assert messages[1:2] == ([SHORTEN] if rounds > 1 else messages[1:2])
 
 
 async def test_state_is_read_from_operations_port_without_the_api_key(aiohttp_server: Serve) -> None:
@@ -198,18 +198,18 @@ async def test_operations_url_of_the_inference_port_is_rejected(aiohttp_server: 
         await measure_cold_starts(url, "ada", 1, url)
 
 
-@pytest.mark.parametrize(("with_ops", "state"), [(True, "its Replicas: 1 scrubbing"), (False, "the model is ready")])
+@pytest.mark.parametrize(("with_ops", "state"), [(True, "its replicas: 1 scrubbing"), (False, "the model is ready")])
 async def test_model_that_does_not_scale_to_zero_in_time_fails_with_advice(
     aiohttp_server: Serve, monkeypatch: pytest.MonkeyPatch, *, with_ops: bool, state: str
 ) -> None:
     monkeypatch.setattr(loadtest.coldstart, "SAY_EVERY_S", 0.0)  # at the first poll, however slow the machine is
     monkeypatch.setattr(loadtest.coldstart, "ZERO_S_MAX", 0.15)
     url = str((await aiohttp_server(ColdServer(looks=100).app)).make_url("/"))
-    said: list[str] = []
+    messages: list[str] = []
     with pytest.raises(LoadError) as caught:
-        await measure_cold_starts(url, "ada", 1, url if with_ops else None, say=said.append)
+        await measure_cold_starts(url, "ada", 1, url if with_ops else None, say=messages.append)
     assert str(caught.value) == f"not at zero after 0 s, {state}: {KEPT}"
-    assert f"waiting for zero for 0 s, {state}" in said
+    assert f"waiting for zero for 0 s, {state}" in messages
 
 
 async def test_response_without_cold_start_phases_counts_as_warm(aiohttp_server: Serve) -> None:
@@ -259,11 +259,11 @@ async def test_coldstart_command_prints_its_verdict_on_interrupt(aiohttp_server:
     await until("it looks", lambda: server.calls >= rounds_before and server.left < server.looks)
     server.left = 10_000
     run.send_signal(signal.SIGINT)
-    said = (await run.communicate())[0].decode().splitlines()
+    output = (await run.communicate())[0].decode().splitlines()
     assert run.returncode == 130
-    assert re.fullmatch(rf"ended after [{rounds_before}-9] of 9 rounds: interrupted", said[-2])
-    measured = not said[-2].startswith("ended after 0 ")
-    assert said[-1].startswith("verdict holds: " if measured else "no verdict: nothing was measured")
+    assert re.fullmatch(rf"ended after [{rounds_before}-9] of 9 rounds: interrupted", output[-2])
+    measured = not output[-2].startswith("ended after 0 ")
+    assert output[-1].startswith("verdict holds: " if measured else "no verdict: nothing was measured")
 
 
 FAILED_STATE = returns({"id": "ada", "pilotlight": {"state": "failed"}, "replicas": {}})
@@ -303,11 +303,13 @@ async def test_model_failure_in_a_later_round_keeps_the_completed_rounds(aiohttp
 
 
 @pytest.mark.parametrize(
-    ("model", "says"), [("absent", "no such model"), ("other", "does not contain the state of the model")]
+    ("model", "message"), [("absent", "no such model"), ("other", "does not contain the state of the model")]
 )
-async def test_coldstart_fails_if_the_server_gives_no_model_state(aiohttp_server: Serve, model: str, says: str) -> None:
+async def test_coldstart_fails_if_the_server_gives_no_model_state(
+    aiohttp_server: Serve, model: str, message: str
+) -> None:
     url = str((await aiohttp_server(ColdServer().app)).make_url("/"))
-    with pytest.raises(LoadError, match=says):
+    with pytest.raises(LoadError, match=message):
         await measure_cold_starts(url, model, 1)
 
 

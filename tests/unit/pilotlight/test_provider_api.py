@@ -26,7 +26,7 @@ class WatchedApi:
     """A fake API server whose watch returns what the test enqueues, and ends with an exception."""
 
     def __init__(self) -> None:
-        self.says: asyncio.Queue[tuple[str, Object] | Exception] = asyncio.Queue()
+        self.events: asyncio.Queue[tuple[str, Object] | Exception] = asyncio.Queue()
         self.asked = 0
         self.unreadable = UnreadableObjects()
         self.odd: list[Unreadable] = []
@@ -38,7 +38,7 @@ class WatchedApi:
 
     async def watch(self, *_: object, **__: object) -> AsyncIterator[tuple[str, Object]]:
         while True:
-            one = await self.says.get()
+            one = await self.events.get()
             if isinstance(one, Exception):
                 raise one
             yield one
@@ -54,23 +54,23 @@ async def test_watched_list_is_served_from_the_watch_cache() -> None:
         await asyncio.sleep(1.0)
         return [one["metadata"]["name"] for one in await server.items(PATH, **(query or AT_HAND))]
 
-    api.says.put_nowait(("ADDED", thing("a", 1)))
+    api.events.put_nowait(("ADDED", thing("a", 1)))
     assert await at_hand() == ["newest"], "the watch has not reported all objects yet"
-    api.says.put_nowait(("BOOKMARK", END))
+    api.events.put_nowait(("BOOKMARK", END))
     assert (await at_hand(), api.asked, heard) == (["a"], 1, []), "nothing of it matters to who follows"
-    assert (await at_hand(labelSelector="x"), api.asked) == (["newest"], 2), "who wants another list asks"
-    api.says.put_nowait(("ADDED", thing("b", 2, n=1)))
+    assert (await at_hand(labelSelector="x"), api.asked) == (["newest"], 2), "another list causes another request"
+    api.events.put_nowait(("ADDED", thing("b", 2, n=1)))
     assert (await at_hand(), heard) == (["a", "b"], [1])
-    api.says.put_nowait(("MODIFIED", thing("b", 3, n=1, m=2)))
+    api.events.put_nowait(("MODIFIED", thing("b", 3, n=1, m=2)))
     assert await at_hand() == ["a", "b"]
     assert [one["spec"] for one in await server.items(PATH, **AT_HAND)] == [{}, {"n": 1, "m": 2}], "it is the newest"
     assert heard == [1]
-    api.says.put_nowait(("DELETED", thing("b", 4, n=1, m=2)))
+    api.events.put_nowait(("DELETED", thing("b", 4, n=1, m=2)))
     assert (await at_hand(), heard) == (["a"], [1, 1])
-    api.says.put_nowait(("DELETED", thing("a", 5)))
+    api.events.put_nowait(("DELETED", thing("a", 5)))
     assert (await at_hand(), heard, api.asked) == ([], [1, 1], 2)
     task.cancel()
-    assert await at_hand() == ["newest"], "nobody watches any more"
+    assert await at_hand() == ["newest"], "no watch is open any more"
 
 
 @in_virtual_time
@@ -79,10 +79,10 @@ async def test_disconnected_watch_falls_back_to_a_list_request() -> None:
     server = Objects(cast("Api", api), cast("Api", api))
     task = asyncio.create_task(server.follow(PATH, dict, lambda: None))
     for one in (("ADDED", thing("a", 1)), ("BOOKMARK", END)):
-        api.says.put_nowait(one)
+        api.events.put_nowait(one)
     await asyncio.sleep(1.0)
     assert [one["metadata"]["name"] for one in await server.items(PATH, **AT_HAND)] == ["a"]
-    api.says.put_nowait(UnreachableError("away"))
+    api.events.put_nowait(UnreachableError("away"))
     await asyncio.sleep(0.0)
     for _ in range(3):
         await asyncio.sleep(0.0)

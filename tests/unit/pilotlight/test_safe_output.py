@@ -123,17 +123,17 @@ def test_log_lines_are_escaped_and_truncated_between_characters() -> None:
 
 @pytest.mark.parametrize("traceback", [False, True])
 def test_internal_error_prints_a_summary_without_its_message(monkeypatch: pytest.MonkeyPatch, traceback: bool) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(output, "write_line", lambda _, line: said.append(line))
+    messages: list[str] = []
+    monkeypatch.setattr(output, "write_line", lambda _, line: messages.append(line))
     monkeypatch.setenv(__main__.TRACEBACK, "1" if traceback else "")
     with pytest.raises(ValueError, match="secret") as caught:
         output.SafeStream(io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="strict")).write(Secret())
     error = ExceptionGroup("several", [caught.value, KeyError("secret")])
     __main__.report_exception(type(error), error, error.__traceback__)
-    assert said[-1].startswith("pilotlight: internal error: ValueError in pilotlight/safe_output.py:")
-    assert "please report" in said[-1]
-    assert "secret" not in said[-1]
-    assert any("Traceback" in line for line in said[:-1]) == traceback
+    assert messages[-1].startswith("pilotlight: internal error: ValueError in pilotlight/safe_output.py:")
+    assert "please report" in messages[-1]
+    assert "secret" not in messages[-1]
+    assert any("Traceback" in line for line in messages[:-1]) == traceback
 
 
 def test_keyboard_interrupt_or_exit_uses_the_default_exception_hook(monkeypatch: pytest.MonkeyPatch) -> None:

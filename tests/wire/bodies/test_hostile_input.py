@@ -30,7 +30,7 @@ SOCKETS_BYTES = 16 * MIB
 SLACK_BYTES = 16 * MIB
 HELD_S_MAX = 1.0
 """CPU time for one hostile body of up to 14 MB.
-The case says 20 ms for the loop, which bench/ checks; work that is not linear in the body takes minutes.
+The case allows 20 ms for the loop, which bench/ checks; work that is not linear in the body takes minutes.
 """
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: gw\r\nContent-Type: application/json\r\n"
 

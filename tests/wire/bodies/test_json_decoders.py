@@ -34,8 +34,8 @@ class Go:
 
     def read(self, bodies: list[bytes]) -> list[dict[str, Any]]:
         """Return how it decodes these bodies."""
-        said, _ = self._process.communicate(b"".join(body + b"\n" for body in bodies), timeout=120)
-        return [json.loads(line) for line in said.splitlines()]
+        output, _ = self._process.communicate(b"".join(body + b"\n" for body in bodies), timeout=120)
+        return [json.loads(line) for line in output.splitlines()]
 
 
 @pytest.fixture(scope="module")

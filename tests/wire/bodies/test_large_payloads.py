@@ -70,7 +70,7 @@ async def test_unchanged_large_body_is_forwarded_byte_for_byte() -> None:
     sent = body(MIB).replace(b"alias-m", b"served-m")
     async with ScriptedEngine((OK,)) as engine, rig_and_client(engine.address) as (_, client):
         post(client, sent, path=f"chat/completions?model={MODEL}")
-        assert (await client.answer())[0] == 404, "the engine's own name is no name of ours"
+        assert (await client.answer())[0] == 404, "the engine's model name is not a name at the gateway"
         post(client, sent.replace(b"served-m", MODEL.encode()))
         assert (await client.answer())[0] == 200
         assert got(engine) == sent

@@ -148,7 +148,9 @@ async def test_reused_connection_closed_by_engine_is_replaced_without_retry(firs
             assert (await client.answer())[0] == 200
             await nothing_left(one)
         assert b"upstream_retries_total{" not in one.front.telemetry.text((), None)
-        await until("what was closed is gone here too", lambda: sum(pool.connections for pool in pools(one)) <= 1)
+        await until(
+            "closed connections are removed here too", lambda: sum(pool.connections for pool in pools(one)) <= 1
+        )
 
 
 async def test_engine_sees_the_disconnect_before_it_gets_the_queued_request() -> None:
@@ -189,9 +191,9 @@ async def test_replica_removed_during_connect_still_serves_the_request(monkeypat
 
 
 async def test_request_waits_when_removed_replica_refuses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with ScriptedEngine((OK,)) as gone, ScriptedEngine((OK,)) as other, rig(gone.address) as one:
+    async with ScriptedEngine((OK,)) as removed, ScriptedEngine((OK,)) as other, rig(removed.address) as one:
         client = await one.client()
-        connects = Connects(monkeypatch, gone.address)
+        connects = Connects(monkeypatch, removed.address)
         connects.error = ConnectionRefusedError()
         client.call()
         await until("it connects", lambda: connects.begun)
@@ -202,7 +204,7 @@ async def test_request_waits_when_removed_replica_refuses_the_connection(monkeyp
         one.routes(other.address)
         assert (await client.answer())[0] == 200
         await nothing_left(one)
-        assert gone.requests == []
+        assert removed.requests == []
 
 
 async def test_disconnect_during_connect_to_a_removed_replica_leaks_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,9 +243,9 @@ async def test_concurrent_connects_to_an_engine_stay_within_the_limit(monkeypatc
 
 async def test_one_refused_connect_moves_all_requests_waiting_to_connect(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "CONNECTING_MAX", 1)
-    async with ScriptedEngine((OK,)) as gone, ScriptedEngine((OK,)) as other, rig() as one:
-        one.routes(gone.address, slots=8)
-        connects = Connects(monkeypatch, gone.address)
+    async with ScriptedEngine((OK,)) as removed, ScriptedEngine((OK,)) as other, rig() as one:
+        one.routes(removed.address, slots=8)
+        connects = Connects(monkeypatch, removed.address)
         connects.error = ConnectionRefusedError()
         clients = [await one.client() for _ in range(6)]
         for client in clients:
@@ -253,7 +255,7 @@ async def test_one_refused_connect_moves_all_requests_waiting_to_connect(monkeyp
         connects.go.set()
         for client in clients:
             assert (await client.answer())[0] == 200
-        assert (connects.begun, gone.requests) == (1, [])
+        assert (connects.begun, removed.requests) == (1, [])
         await nothing_left(one)
 
 

@@ -303,7 +303,7 @@ def test_untrusted_engine_receives_nothing_and_the_request_gets_502(
 
     run(loop, test)
     messages = [record.getMessage() for record in caplog.records]
-    assert len(messages) == 1, "said once, not for every Call"
+    assert len(messages) == 1, "logged once, not for every request"
     assert messages[0].startswith(f"event=engine_distrusted reason='{why}")
     assert "example" not in messages[0]
     assert "127.0.0.1" not in messages[0]

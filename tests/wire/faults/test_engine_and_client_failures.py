@@ -163,9 +163,9 @@ async def test_malformed_route_address_gives_502_and_leaks_no_slot(address: str)
 
 
 async def test_refused_connection_moves_the_request_to_another_replica() -> None:
-    with socket.socket() as gone:
-        gone.bind(("127.0.0.1", 0))  # it does not listen, and no other process can get its port
-        async with ScriptedEngine((OK,)) as good, rig(f"127.0.0.1:{gone.getsockname()[1]}", good.address) as one:
+    with socket.socket() as removed:
+        removed.bind(("127.0.0.1", 0))  # it does not listen, and no other process can get its port
+        async with ScriptedEngine((OK,)) as good, rig(f"127.0.0.1:{removed.getsockname()[1]}", good.address) as one:
             client = await one.client()
             assert (await client.ask())[0] == 200
 

@@ -201,7 +201,7 @@ DOCUMENTS: dict[str, tuple[Script, int, bytes]] = {
     "no reason": ((b"HTTP/1.1 200 \r\ncontent-length: 2\r\n\r\nhi",), 200, b"hi"),
     "no phrase": ((b"HTTP/1.1 200\r\ncontent-length: 2\r\n\r\nhi",), 200, b"hi"),
     "a document of 10 MiB": ((document(FRAME),), 200, FRAME),
-    "one that says more than its length": ((document(b"{}") + b"and more",), 200, b"{}"),
+    "one with more bytes than its length": ((document(b"{}") + b"and more",), 200, b"{}"),
     "no content": ((b"HTTP/1.1 204 No Content\r\n\r\n",), 204, b""),
 }  # fmt: skip
 

@@ -94,7 +94,7 @@ def wrong(path: str) -> dict[str, tuple[str, tuple[str, ...]]]:
         "empty": ("Authorization: Bearer ",),
         "x-api-key": ("x-api-key: guess",),
         "api-key": ("api-key: guess",),
-        "a header of ours": (f"X-Pilotlight-Key: {GOOD}", "X-Tenant: acme"),
+        "a Pilotlight header": (f"X-Pilotlight-Key: {GOOD}", "X-Tenant: acme"),
         "very long": (f"Authorization: Bearer {'k' * 60_000}",),
         "not ASCII": ("x-api-key: \u00ff\u00fe",),
     }
@@ -126,7 +126,7 @@ async def test_every_wrong_key_gets_an_identical_response(method: str, path: str
         assert answer.startswith(b"HTTP/1.1 401 Unauthorized\r\n")
         assert b'"code":"invalid_api_key"' in answer
         assert not engine.requests
-        assert one.front.report().levels == (), "nobody is woken"
+        assert one.front.report().levels == (), "no model is started"
         client.send(asking(*CHAT, f"Authorization: Bearer {GOOD}"))
         assert (await client.answer())[0] == 200
 

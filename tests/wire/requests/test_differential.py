@@ -63,7 +63,7 @@ QUIRKS = (
     Quirk(("hypercorn", "aiohttp-python"), re.compile(rb"(?:\A|\r\n)[^ \r\n]*[a-z][^ \r\n]* /"),
           "they write methods in upper case; we find no such method, and forward POST alone"),
     Quirk(("waitress",), re.compile(rb"(?is)\r\nconnection:(?:[^\r]*,|.*\r\nconnection:)"),
-          "it hears `close` only where it stands alone; we close, and no Connection goes up"),
+          "it recognizes `close` only as the sole option; we close, and forward no Connection header"),
     Quirk(("waitress",), re.compile(rb"(?i)\r\nexpect:"),
           "it loses a request after an expectation without a body; we answer it ourselves"),
     Quirk(("uvicorn-httptools",), re.compile(rb"(?i)\r\n0+\r\nconnection:"),
@@ -81,7 +81,7 @@ class Accepted(NamedTuple):
     """Whether all of the input was parsed as requests."""
 
     @property
-    def ours(self) -> list[tuple[str, str, str]]:
+    def readings(self) -> list[tuple[str, str, str]]:
         """Return the requests, as a Reading's `bare`."""
         return [
             Reading(head.method.decode(), (head.path + b"?" + head.query).decode(), in_one(body).decode("latin-1")).bare
@@ -176,12 +176,12 @@ async def test_other_http_servers_read_the_same_requests_as_the_gateway(server: 
         quirks = [quirk for quirk in QUIRKS if name in quirk.servers and quirk.about.search(item.data)]
         async with gate:
             heard, wanted = await asked(port, item, SILENT_S if quirks else ANSWERS_S_MAX)
-        theirs = [reading.bare for reading in heard.readings]
-        if theirs == wanted:
+        foreign = [reading.bare for reading in heard.readings]
+        if foreign == wanted:
             return True
-        if heard.end in ("refused", "closed") and theirs == wanted[: len(theirs)]:
+        if heard.end in ("refused", "closed") and foreign == wanted[: len(foreign)]:
             return False
-        assert quirks, f"{item.name}: {item.data!r}\nwe read {wanted}\n{name} reads {theirs}, then {heard.end}"
+        assert quirks, f"{item.name}: {item.data!r}\nwe read {wanted}\n{name} reads {foreign}, then {heard.end}"
         excused.update(quirks)
         return False
 
@@ -196,10 +196,10 @@ async def asked(port: int, item: Accepted, silent_s: float) -> tuple[Heard, list
     If we parse all of the input, another request follows it, so that leftover or smuggled bytes become visible. Other
     servers may keep an HTTP/1.0 connection alive; the gateway closes it.
     """
-    ours, last = item.ours, item.requests[-1].head
+    own, last = item.readings, item.requests[-1].head
     if not item.whole or last.minor == 0:
-        return await ask(port, Step(item.data, len(ours), silent_s)), ours
-    wanted = [*ours, LAST] if last.keep_alive else ours
+        return await ask(port, Step(item.data, len(own), silent_s)), own
+    wanted = [*own, LAST] if last.keep_alive else own
     heard = await ask(port, Step(item.data + SENTINEL, len(wanted), silent_s), Step(b"", 1))
     return (heard._replace(end="more") if heard.end == "enough" else heard), wanted
 

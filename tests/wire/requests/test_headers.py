@@ -1,4 +1,4 @@
-"""Case 40: headers cannot forge ours, travel further than one connection, or repeat."""
+"""Case 40: client headers cannot forge Pilotlight's headers, travel further than one connection, or repeat."""
 
 from __future__ import annotations
 

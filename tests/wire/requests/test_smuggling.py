@@ -81,12 +81,12 @@ async def played(one: Rig, engine: ScriptedEngine, data: bytes) -> list[bytes]:
     sent = engine.requests[before:]
     wanted = [forwarded(item) for item in seen if isinstance(item, Request)]
     calls = [want for want, status in zip(wanted, heard.statuses, strict=False) if want is not None and status == 200]
-    assert [ours(head + body) for head, body in calls] == list(map(ours, sent)), data
+    assert [normalized(head + body) for head, body in calls] == list(map(normalized, sent)), data
     return sent
 
 
-def ours(request: bytes) -> tuple[bytes, bytes]:
-    """Split what an engine received into head and body, without variable headers; both must be ours and consistent."""
+def normalized(request: bytes) -> tuple[bytes, bytes]:
+    """Split what an engine received into head and body, without variable headers; both must be valid and consistent."""
     head, _, body = request.partition(b"\r\n\r\n")
     assert OURS.fullmatch(head + b"\r\n\r\n"), head
     assert b"\r\ncontent-length: %d\r\n" % len(body) in head

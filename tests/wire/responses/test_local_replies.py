@@ -251,10 +251,10 @@ async def test_data_after_a_rejection_is_dropped_until_the_linger_timeout() -> N
 @pytest.mark.parametrize("wish", ["connection: close", "host: y", "x: y"])
 async def test_error_that_closes_the_connection_sends_connection_close(wish: str) -> None:
     """Covers a request that gets an error, an unsupported request, and one that cannot be parsed."""
-    gone = (b"HTTP/1.1 200 OK\r\n", CLOSE)
+    removed = (b"HTTP/1.1 200 OK\r\n", CLOSE)
     kept = wish == "x: y"
     lines = f"host: x\r\ncontent-type: application/json\r\n{wish}\r\n"
-    async with ScriptedEngine(gone) as engine, rig(engine.address) as one:
+    async with ScriptedEngine(removed) as engine, rig(engine.address) as one:
         for request, status in (
             (f'POST /v1/chat/completions HTTP/1.1\r\n{lines}content-length: 13\r\n\r\n{{"model":"m"}}', 502),
             (f"GET /v1/models/none HTTP/1.1\r\n{lines}\r\n", 404),

@@ -153,7 +153,7 @@ class Workload:
             known = self._pods[uid] = TrackedPod(new, now_s)
         else:
             if new.replica not in ("", known.seen.replica, known.replica, *known.spent) and self._accepts(new):
-                self._end(known, "another leader assigned its pod to another Replica", RELEASED)
+                self._end(known, "another leader assigned its pod to another replica", RELEASED)
             if (new.replica, new.goes_first) != (known.seen.replica, known.seen.goes_first):
                 known.marked = None  # our write or a later one by others arrived: its annotations apply
             known.seen = new

@@ -121,7 +121,7 @@ class Hosts:
         return found
 
 
-RESLICED = "a Replica still uses its device in an earlier way of sharing"
+RESLICED = "a replica still uses its device with a previous sharing mode"
 
 COVERED_TAINTS = RESOURCES | frozenset({
     GPU, "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable", "node.kubernetes.io/unschedulable",

@@ -55,8 +55,8 @@ async def test_lingo_deployment_scales_from_zero_on_a_request_and_back(adopting:
     notes = {LINGO + "models": name, LINGO + "min-replicas": "0", OURS + "idle-seconds": "600"}
     made = await adopting.api.create(f"{adopting.apps}/deployments", workload(name, 0, notes))
     async with adopting.running(), asyncio.timeout(WAIT_S_MAX):
-        status, said = await adopting.embed(name)
-        assert (status, '"embedding"' in said) == (200, True), said
+        status, body = await adopting.embed(name)
+        assert (status, '"embedding"' in body) == (200, True), body
         (pod,) = await adopting.pods()
         assert pod["metadata"]["ownerReferences"][0]["kind"] == "ReplicaSet"
         await adopting.annotate(name, {OURS + "idle-seconds": "1"})  # later, so that the pod is observed before
@@ -91,8 +91,8 @@ async def test_manual_scale_to_zero_pauses_the_model_for_hold_seconds(adopting: 
         assert (await adopting.embed("ada"))[0] == 200
         await adopting.by_hand("ada", 0)
         await adopting.until_pods(0)
-        status, said = await adopting.embed("ada")
-        assert (status, "paused" in said) == (503, True)
+        status, body = await adopting.embed("ada")
+        assert (status, "paused" in body) == (503, True)
         adopting.hold(1)
         while (await adopting.embed("ada"))[0] != 200:
             await asyncio.sleep(0.1)
@@ -138,7 +138,7 @@ async def test_adopted_pod_keeps_its_replica_id_after_an_autoscaler_restart(adop
         assert (await adopting.embed("ada"))[0] == 200
         (second,) = await adopting.pods()
         assert first["metadata"]["uid"] == second["metadata"]["uid"]
-        assert replica in await adopting.said("explain/model/ada")
+        assert replica in await adopting.read_ops("explain/model/ada")
 
 
 @pytest.mark.standard
@@ -151,7 +151,7 @@ async def test_pod_annotated_as_replica_of_another_model_gets_no_request_for_it(
         (ada,) = [pod for pod in await adopting.until_pods(2) if pod["metadata"]["labels"]["app"] == "ada"]
         assert [(await adopting.embed(name))[0] for name in ("ada", "thief")] == [200, 200]
         victim = f"{ada['metadata']['name']}-{ada['metadata']['uid'][:5]}"
-        assert victim in await adopting.said("explain/model/ada")
+        assert victim in await adopting.read_ops("explain/model/ada")
         marks = {"metadata": {"annotations": {REPLICA: victim, INTENT: "i"}}}
         await adopting.api.patch(f"{adopting.apps}/deployments/thief", {"spec": {"template": marks}})
         assert "remove it from spec.template" in (await adopting.shown("thief", "WrongAnnotation"))["message"]
@@ -162,12 +162,12 @@ async def test_pod_annotated_as_replica_of_another_model_gets_no_request_for_it(
         await adopting.api.patch(f"{adopting.pods_path}/{thief['metadata']['name']}", marks)
         while (await newest_pod(adopting, "thief"))["metadata"]["annotations"][REPLICA] == victim:
             await asyncio.sleep(0.05)
-        assert victim not in await adopting.said("explain/model/thief")
-        assert victim in await adopting.said("explain/model/ada")
+        assert victim not in await adopting.read_ops("explain/model/thief")
+        assert victim in await adopting.read_ops("explain/model/ada")
         await adopting.by_hand("ada", 0)
         while ada["metadata"]["uid"] in {pod["metadata"]["uid"] for pod in await adopting.pods()}:
             await asyncio.sleep(0.05)  # until then it may answer
-        assert (await adopting.embed("ada"))[0] == 503, "its only pod is gone, and no other serves it"
+        assert (await adopting.embed("ada"))[0] == 503, "its only pod was deleted, and no other serves it"
 
 
 async def newest_pod(adopting: Adopting, app: str) -> Object:
@@ -203,7 +203,7 @@ async def test_workload_with_an_hpa_is_scaled_only_to_zero_or_one(adopting: Adop
     await adopting.api.create(f"/apis/autoscaling/v2/namespaces/{namespace}/horizontalpodautoscalers", hpa)
     async with adopting.running(), asyncio.timeout(WAIT_S_MAX):
         assert (await adopting.embed("ada"))[0] == 200
-        assert "HorizontalPodAutoscaler ada also scales it" in await adopting.said("explain/model/ada")
+        assert "HorizontalPodAutoscaler ada also scales it" in await adopting.read_ops("explain/model/ada")
         await adopting.by_hand("ada", 2)  # as the HPA does
         await adopting.until_pods(2)
         await adopting.annotate("ada", {OURS + "idle-seconds": "0.5"})  # later, so that both pods are observed before
@@ -217,10 +217,12 @@ async def test_invalid_annotation_emits_an_event_and_affects_no_other_workload(a
     await adopting.api.create(f"{adopting.apps}/deployments", workload("ada", 0, {LINGO + "models": "ada,babbage"}))
     async with adopting.running(), asyncio.timeout(WAIT_S_MAX):
         assert (await adopting.embed("bad"))[0] == 404
-        said = await adopting.event("bad", "WrongAnnotation")
-        assert "annotation pilotlight.dev/slots: expected a whole number" in said
-        status, said = await adopting.embed("babbage")
-        assert (status, '"babbage"' in said) == (200, True), "its engine hears the name that the client said"
+        message = await adopting.event("bad", "WrongAnnotation")
+        assert "annotation pilotlight.dev/slots: expected a whole number" in message
+        status, message = await adopting.embed("babbage")
+        assert (status, '"babbage"' in message) == (200, True), (
+            "its engine receives the model name from the client's request"
+        )
 
 
 async def test_workload_condition_shows_if_its_scale_is_automatic_or_manual(adopting: Adopting) -> None:
@@ -240,8 +242,8 @@ async def test_workload_condition_shows_if_its_scale_is_automatic_or_manual(adop
         began = datetime.now(UTC)
         await adopting.by_hand("ada", 2)
         held = await adopting.shown("ada", "ScaledByHand")
-        said, _, until = held["message"].rpartition(" ")
-        assert said == "scaled to 2 by kubectl; holds until"
+        reported, _, until = held["message"].rpartition(" ")
+        assert reported == "scaled to 2 by kubectl; holds until"
         assert datetime.fromisoformat(until) > began
         assert held["lastTransitionTime"] == usual["lastTransitionTime"], "its status is the same"
         adopting.hold(1)

@@ -54,8 +54,8 @@ async def waiting(api: Api, namespace: str) -> Object:
     """Waits for an unschedulable placeholder and returns it."""
     while True:
         for one in await pods(api, namespace, PLACE):
-            said = {condition["type"]: condition for condition in one["status"].get("conditions", ())}
-            if said.get("PodScheduled", {}).get("reason") == "Unschedulable":
+            conditions = {condition["type"]: condition for condition in one["status"].get("conditions", ())}
+            if conditions.get("PodScheduled", {}).get("reason") == "Unschedulable":
                 return one
         await asyncio.sleep(0.05)
 

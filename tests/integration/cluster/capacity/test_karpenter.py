@@ -198,8 +198,8 @@ async def test_deleted_node_claim_waits_for_the_running_request(
                 await asyncio.sleep(0.05)
             claim = await machines.only()
             await api.delete(f"{CLAIMS}/{claim['metadata']['name']}")
-            status, said = await calling
-            assert (status, json.loads(said)["usage"]["completion_tokens"]) == (200, 80)
+            status, body = await calling
+            assert (status, json.loads(body)["usage"]["completion_tokens"]) == (200, 80)
             while claim["metadata"]["uid"] in [one["metadata"]["uid"] for one in await machines.claims()]:
                 await asyncio.sleep(0.05)
 
@@ -252,7 +252,7 @@ async def test_node_disruption_waits_for_the_running_stream(
             drift = {"spec": {"template": {"metadata": {"labels": {"test": namespace, "wave": "2"}}}}}
             await api.patch(f"{POOLS}/{namespace}", drift)
             while "deletionTimestamp" not in (await api.get(f"{CLAIMS}/{claim['metadata']['name']}"))["metadata"]:
-                assert not calling.done(), "a Replica that only serves keeps nobody from it"
+                assert not calling.done(), "a replica that only serves requests does not block the node's deletion"
                 await asyncio.sleep(0.05)
             while await asks(api, namespace, node) != [True]:  # the autoscaler has to notice the deletion first
                 assert not calling.done()
@@ -261,8 +261,8 @@ async def test_node_disruption_waits_for_the_running_stream(
                 left = await asks(api, namespace, node)
                 assert left == [True] or not await running(house), "it is left alone again"
                 await asyncio.sleep(0.05)
-            status, said = await calling
-            assert (status, json.loads(said)["usage"]["completion_tokens"]) == (200, 600)
+            status, body = await calling
+            assert (status, json.loads(body)["usage"]["completion_tokens"]) == (200, 600)
             while await machines.claims():
                 await asyncio.sleep(0.05)
 
@@ -270,8 +270,9 @@ async def test_node_disruption_waits_for_the_running_stream(
 async def test_pod_evicted_without_a_leader_ends_after_its_request(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
-    """No leader asks Karpenter to wait then: the pod itself delays its end. The request lasts a minute: longer than
-    Karpenter needs until it evicts the pod, also if a process stops for 20 s meanwhile.
+    """Then no leader annotates the node for Karpenter, and only the pod itself delays its end.
+
+    The request lasts a minute, longer than Karpenter needs to evict the pod, even if a process stops for 20 s.
     """
     knobs = ("--host", "{host}", "--port", "{port}", "--name", "ada", "--tokens-per-s", "10", "--tokens", "600")
     there = {"pod": {"nodeSelector": {"test": namespace}}, "gpu": {"memory": "5Gi"}, "slots": 1}
@@ -293,8 +294,8 @@ async def test_pod_evicted_without_a_leader_ends_after_its_request(
                 assert not calling.done()
             finally:
                 house.autoscaler.send_signal(SIGCONT)
-            status, said = await calling
-            assert (status, json.loads(said)["usage"]["completion_tokens"]) == (200, 600)
+            status, body = await calling
+            assert (status, json.loads(body)["usage"]["completion_tokens"]) == (200, 600)
             while claim["metadata"]["uid"] in [one["metadata"]["uid"] for one in await machines.claims()]:
                 await asyncio.sleep(0.05)
 
@@ -344,8 +345,8 @@ async def test_expiring_node_is_replaced_and_vacated_before_its_expiry(
             assert time.time() < ends_s
             ordered_s = [unix_s(claim["metadata"]["creationTimestamp"]) for claim in await machines.claims()]
             assert max(ordered_s) >= early_s, "it is not replaced earlier than needed"
-            status, said = await calling
-            assert (status, json.loads(said)["usage"]["completion_tokens"]) == (200, 150)
+            status, body = await calling
+            assert (status, json.loads(body)["usage"]["completion_tokens"]) == (200, 150)
             while machines.ever[0] in await nodes_of(api, namespace):
                 await asyncio.sleep(0.05)
             assert time.time() < ends_s, "nothing of it is there when Karpenter takes it"

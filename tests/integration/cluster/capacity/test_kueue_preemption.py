@@ -77,7 +77,7 @@ class Queue:
             await asyncio.sleep(0.05)
 
     def settings(self) -> dict[str, object]:
-        """Settings with nodes like ours and that queue."""
+        """Settings with nodes like those of the test, and that queue."""
         kind = {"selector": {"test": self.namespace}, "device": {"model": "T4", "memory": "16Gi"}}
         return {
             "nodes": [kind],
@@ -117,7 +117,7 @@ class Queue:
             },
         })  # fmt: skip
 
-    async def says(self, pod: str) -> dict[str, str]:
+    async def conditions(self, pod: str) -> dict[str, str]:
         """Reasons of the true conditions of the pod's Workload, by type."""
         found = await self.api.get(f"{self.workloads}/pod-{pod}")
         return {one["type"]: one["reason"] for one in found["status"]["conditions"] if one["status"] == "True"}
@@ -168,8 +168,8 @@ async def test_replica_preempted_by_kueue_finishes_its_stream_first(queue: Queue
             queue.kueue.preempted.add(f"pod-{name}")
             while "deletionTimestamp" not in (await queue.api.get(f"{queue.pods}/{name}"))["metadata"]:
                 await asyncio.sleep(0.02)
-            said = await queue.says(name)
-            assert (said["Evicted"], said["Preempted"]) == ("Preempted", "InClusterQueue")
+            conditions = await queue.conditions(name)
+            assert (conditions["Evicted"], conditions["Preempted"]) == ("Preempted", "InClusterQueue")
             assert not first.done()
             again = asyncio.Event()
             second = tasks.create_task(streamed(house, again, TOKENS))
@@ -177,7 +177,7 @@ async def test_replica_preempted_by_kueue_finishes_its_stream_first(queue: Queue
                 await asyncio.sleep(0.05)
             gated = (await queue.api.get(f"{queue.pods}/{RIVAL}"))["spec"]["schedulingGates"]
             assert [one["name"] for one in gated] == [placeholder_pod.GATE], (
-                "its quota is the Replica's until that has gone"
+                "the replica holds the quota until its pod is deleted"
             )
             assert whole(await first, LONG)
             while RIVAL not in queue.engines:

@@ -72,8 +72,8 @@ async def test_replica_on_a_node_tainted_for_disruption_finishes_its_request(
                 await asyncio.sleep(0.05)
             assert not first.done()
             release.touch()
-            status, said = await first
-            assert (status, json.loads(said)["usage"]["completion_tokens"]) == (200, TOKENS)
+            status, body = await first
+            assert (status, json.loads(body)["usage"]["completion_tokens"]) == (200, TOKENS)
             assert (await second)[0] == 200
             while name_of(pod) in map(name_of, await pods(api, namespace)):
                 await asyncio.sleep(0.05)

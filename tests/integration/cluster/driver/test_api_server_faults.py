@@ -91,7 +91,7 @@ async def test_pod_stopped_by_a_former_leader_is_not_reported_as_failed(
     scene: Scene, plane: Plane, kubeconfig: Path, heard: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a condition of its Model would report a failure.
-    It ends within our grace period and was not deleted by force, whoever deleted it.
+    It ends within Pilotlight's grace period and is not deleted by force, regardless of who deleted it.
     """
     monkeypatch.setattr("autoscaler.drivers.kubernetes.driver.ADOPT_SECONDS_MAX", 0.05)  # do not wait
     one, model = scene.engine("r1", manner=Manner.IGNORES_SIGTERM)
@@ -352,24 +352,24 @@ async def test_pod_whose_address_was_reused_becomes_unready(
     """No kubelet here: unscheduled pods with statuses written by hand. The end of the first one is missed."""
     monkeypatch.setattr(watching, "SUSPECT_S", 0.5)
     path, ip = f"/api/v1/namespaces/{namespace}/pods", f"10.244.{next_number()}.9"
-    async with ready_at(ip, "r1", "r2"), Deaf(await load_api_access(kubeconfig)) as ours:
-        driver = KubernetesDriver(ours, namespace, launch, lambda _: "engine", assume_after_s=0.05, inventory=False)
+    async with ready_at(ip, "r1", "r2"), Deaf(await load_api_access(kubeconfig)) as own:
+        driver = KubernetesDriver(own, namespace, launch, lambda _: "engine", assume_after_s=0.05, inventory=False)
         async with running(driver) as observed:
-            nobody = Pod(scheduler_name="nobody")
+            unscheduled = Pod(scheduler_name="nobody")
             made = []
             for name in ("r1", "r2"):
                 one, model = replica(name, ("engine", "{port}"), ())
-                model = replace(model, spec=replace(model.spec, pod=nobody))
+                model = replace(model, spec=replace(model.spec, pod=unscheduled))
                 driver.start(one, model)
                 await until_reported(observed, one.id, lambda seen: seen.waits)
                 made.append(one)
             first, second = made
             await runs_at(api, f"{path}/r1", ip, "2026-01-01T00:00:00Z")
             await observed.until(first.id, Seen.READY)
-            ours.deaf = True
+            own.deaf = True
             await api.delete(f"{path}/r1", grace_s=0)
-            await until("the deletion is missed", lambda: "DELETED" in ours.unheard)
-            ours.deaf = False
+            await until("the deletion is missed", lambda: "DELETED" in own.unheard)
+            own.deaf = False
             await runs_at(api, f"{path}/r2", ip, "2026-01-01T00:00:01Z")
             unready = await observed.until(first.id, Seen.UNREADY)
             assert unready.reason == "its address was given to r2"

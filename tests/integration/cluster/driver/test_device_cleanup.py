@@ -34,7 +34,7 @@ class Agent:
         self._pod = PodDevices(namespace=namespace, name=pod, devices=("GPU-b",))
         self._numbers = itertools.count(1)
 
-    async def says(self, used_bytes: int, *, runs: bool, healthy: bool = True) -> None:
+    async def report(self, used_bytes: int, *, runs: bool, healthy: bool = True) -> None:
         devices = (DeviceReport(id="GPU-a", memory_bytes=80 * GI, healthy=healthy),
                    DeviceReport(id="GPU-b", memory_bytes=80 * GI, used_bytes=used_bytes))  # fmt: skip
         pods = (self._pod,) if runs else ()
@@ -56,8 +56,8 @@ class Scene:
     async def until_reported(self, *words: str) -> None:
         """Waits until the latest decisions contain all of these words."""
         while True:
-            said = " ".join((await self.ops("explain/last"))["sentences"])
-            if all(word in said for word in words):
+            message = " ".join((await self.ops("explain/last"))["sentences"])
+            if all(word in message for word in words):
                 return
             await asyncio.sleep(LOOK_S)
 
@@ -97,32 +97,32 @@ async def stop(scene: Scene) -> None:
 
 
 async def test_devices_are_free_once_the_agent_reports_no_memory_use(scene: Scene) -> None:
-    await scene.agent.says(70 * GI, runs=True)
+    await scene.agent.report(70 * GI, runs=True)
     (first, second) = await scene.ops("devices")
     assert (first["used_bytes"], first["replicas"][0]["devices"]) == (70 * GI, ["GPU-b"])
     assert (second["used_bytes"], second["replicas"]) == (None, [])
     await stop(scene)
     await scene.gone()
-    await scene.agent.says(70 * GI, runs=False)
+    await scene.agent.report(70 * GI, runs=False)
     await scene.until_reported("ended")
     assert await scene.replicas(), "its memory is still held"
-    await scene.agent.says(GI // 2, runs=False)
+    await scene.agent.report(GI // 2, runs=False)
     await scene.until_reported("clean: measured")
     assert await scene.replicas() == {}
 
 
 async def test_devices_of_a_force_deleted_pod_are_free_only_after_measurement(scene: Scene) -> None:
-    await scene.agent.says(70 * GI, runs=True)
+    await scene.agent.report(70 * GI, runs=True)
     (pod,) = (await scene.api.get(scene.pods))["items"]
     await scene.api.delete(f"{scene.pods}/{pod['metadata']['name']}", grace_s=0)
     await scene.until_reported(FORCED)
-    await scene.agent.says(70 * GI, runs=False)
+    await scene.agent.report(70 * GI, runs=False)
     assert await scene.replicas()
-    await scene.agent.says(0, runs=False)
+    await scene.agent.report(0, runs=False)
     await scene.until_reported("clean: measured")
 
 
 async def test_device_reported_unhealthy_by_the_agent_is_unschedulable(scene: Scene) -> None:
-    await scene.agent.says(70 * GI, runs=True, healthy=False)
+    await scene.agent.report(70 * GI, runs=True, healthy=False)
     (first, second) = await scene.ops("devices")
     assert (first["closed"], second["closed"]) == ("", "the agent of its node reports an unhealthy device")

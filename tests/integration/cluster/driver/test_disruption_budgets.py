@@ -62,7 +62,7 @@ async def test_replica_is_reported_as_protected_if_its_pdb_allows_no_eviction(sc
             await scene.api.patch(f"{budgets}/keep", {"spec": {"minAvailable": 0}})
             await protected.until(lambda now: not now)
             status = (await scene.api.get(f"{budgets}/keep"))["status"]
-            assert status["disruptionsAllowed"] == 1, "the controller counts a pod of nobody's for minAvailable"
+            assert status["disruptionsAllowed"] == 1, "the controller counts a pod without an owner for minAvailable"
             await scene.api.patch(f"{budgets}/keep", {"spec": {"minAvailable": 1}})
             await protected.until(lambda now: now == {one.id: "keep"})
             await scene.api.delete(f"{budgets}/keep")

@@ -132,13 +132,13 @@ async def test_late_cordon_write_of_a_former_leader_does_not_revert_a_newer_one(
 
 
 async def test_cordon_of_a_deleted_node_is_rejected(api: Api, name: str) -> None:
-    gone = f"{name}-gone"
+    removed = f"{name}-gone"
     with pytest.raises(CordonError, match="NotFound"):
-        await NodeCordons(api, api, Seen(gone).observe).put(
-            Cordon(place=CordonTarget("node", gone), node=gone, since_s=0.0)
+        await NodeCordons(api, api, Seen(removed).observe).put(
+            Cordon(place=CordonTarget("node", removed), node=removed, since_s=0.0)
         )
     with pytest.raises(ApiError):
-        await api.get(f"{NODES}/{gone}")
+        await api.get(f"{NODES}/{removed}")
 
 
 async def test_http_cordon_makes_the_node_and_its_devices_unschedulable(
@@ -150,8 +150,8 @@ async def test_http_cordon_makes_the_node_and_its_devices_unschedulable(
     task = asyncio.create_task(kept.run())
     server = OperationsServer(loop, Log(), lambda: b"", tuple, commands=Commands(loop, kept))
     client = await aiohttp_client(server.application())
-    said = f"node {name} is cordoned by an operator"
-    for verb, closed, unschedulable in (("cordon", said, True), ("uncordon", "", None)):
+    message = f"node {name} is cordoned by an operator"
+    for verb, closed, unschedulable in (("cordon", message, True), ("uncordon", "", None)):
         answer = await client.post(f"/api/v1/nodes/{name}/{verb}", json={})
         assert answer.status == 200, await answer.text()
         async with asyncio.timeout(WAIT_S_MAX):

@@ -70,7 +70,7 @@ async def bound(api: Api, path: str) -> Object:
 
 
 @pytest.mark.parametrize(
-    ("container", "said"),
+    ("container", "message"),
     [
         ((PULLS, SIDECAR), "ImagePullBackOff: init container istio-proxy: not found"),
         ((CRASHES, SIDECAR), "CrashLoopBackOff: init container istio-proxy: back-off 5m0s"),
@@ -81,7 +81,7 @@ async def bound(api: Api, path: str) -> Object:
     ids=["pull", "crash", "error", "runs-on", "sidecar-never-starts"],
 )
 async def test_failing_injected_init_container_fails_the_start_and_is_named(
-    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, container: tuple[Object, Object], said: str
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, container: tuple[Object, Object], message: str
 ) -> None:
     """kserve/kserve#3254, banzaicloud/koperator#432, grafana/rollout-operator#466."""
     for reason in ("ImagePullBackOff", "CrashLoopBackOff"):
@@ -97,7 +97,7 @@ async def test_failing_injected_init_container_fails_the_start_and_is_named(
         driver.start(one, of)
         assert (await bound(scene.api, f"{scene.pods}/r1"))["spec"]["initContainers"][0]["name"] == "istio-proxy"
         await scene.api.patch(f"{scene.pods}/r1/status", {"status": injected(state)}, STRATEGIC)
-        assert (await observed.until(one.id, Seen.EXITED)).reason == said
+        assert (await observed.until(one.id, Seen.EXITED)).reason == message
 
 
 async def test_time_limit_restarts_with_each_injected_init_container(scene: Scene, tmp_path: Path) -> None:
@@ -168,8 +168,8 @@ async def test_scheduler_preemption_of_one_pod_leaves_the_other_serving(scene: S
             "resources": {"limits": {"nvidia.com/gpu": 1}},
         }
         spec = {"priorityClassName": name, "terminationGracePeriodSeconds": 1, "containers": [container]}
-        theirs = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "theirs"}, "spec": spec}
-        await scene.api.create(scene.pods, theirs)
+        foreign = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "theirs"}, "spec": spec}
+        await scene.api.create(scene.pods, foreign)
         both = {ReplicaId("r0"), ReplicaId("r1")}
         while not (taken := [one for id in both for one in observed.of(id) if one.seen is Seen.TAKEN]):
             await observed.more()
@@ -225,5 +225,5 @@ async def test_devices_of_an_ended_pod_with_a_finalizer_are_reused(
         house.tell(bob)
         assert (await house.call("bob"))[0] == 200
         assert (await api.get(kept))["status"]["phase"] in ("Succeeded", "Failed")
-        assert "its pod is kept by the finalizer kueue.x-k8s.io/managed" in await house.said("explain/last")
+        assert "its pod is kept by the finalizer kueue.x-k8s.io/managed" in await house.read_ops("explain/last")
         await api.patch(kept, {"metadata": {"finalizers": None}}, MERGE)

@@ -52,7 +52,7 @@ async def test_gpu_is_detached_only_after_its_streams_end_and_memory_is_free(
                 while f"gone {pod}" not in rack.diary:
                     await asyncio.sleep(0.05)
                 agent.runs = False
-                await agent.tells(times=10)
+                await agent.wait_until_sent(times=10)
                 detached = came.replace("attached", "detached")
                 assert detached not in rack.diary, "its memory is still in use"
                 agent.used_bytes = 0

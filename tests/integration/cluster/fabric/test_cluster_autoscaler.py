@@ -85,15 +85,17 @@ async def test_gpus_are_detached_before_an_unneeded_node_is_removed(rack: Rack, 
         assert (await rack.where())["bob"] == node
         (came,) = (one for one in rack.diary if one.startswith("attached"))
         rack.house.tell(ada(), model("bob", idleSeconds=5, replicas={"max": 1}), **documents)
-        gone = came.replace("attached", "detached")
-        while gone not in rack.diary:
+        removed = came.replace("attached", "detached")
+        while removed not in rack.diary:
             await asyncio.sleep(0.1)
-        assert in_order(rack.diary, came, f"candidate {node}", gone), "it was taken for unneeded, and no more than that"
+        assert in_order(rack.diary, came, f"candidate {node}", removed), (
+            "it was taken for unneeded, and no more than that"
+        )
         group.unneeded_s = 0.0
         while group.nodes:
             await asyncio.sleep(0.1)
         (pod,) = (one for one in rack.diary if one.startswith("gone"))
-        assert in_order(rack.diary, came, pod, gone, f"closed {node}", f"removed {node}")
+        assert in_order(rack.diary, came, pod, removed, f"closed {node}", f"removed {node}")
         await rack.until_gone()
         await rack.answered("ada")
 

@@ -38,7 +38,7 @@ async def test_replica_on_a_rented_gpu_moves_to_a_freed_owned_gpu(rack: Rack, ap
         await rack.until_gone()
         kept = await api.get(f"/api/v1/namespaces/{namespace}/configmaps/{NAME}")
         (learnt,) = parse_lead_times(next(iter(kept["data"].values()))).items()
-        assert (learnt[0].provider, learnt[1].came) == ("rack", 1), "who leads next knows it"
+        assert (learnt[0].provider, learnt[1].came) == ("rack", 1), "the next leader has the order in its state"
         assert rack.counts == [0, 1, 0]
         (came,) = (one for one in rack.diary if one.startswith("attached"))
         assert in_order(rack.diary, came, f"gone {guest}", came.replace("attached", "detached"))

@@ -69,12 +69,12 @@ async def test_attached_gpus_do_not_exceed_the_stated_maximum_of_the_node(
     rack: Rack, api: Api, namespace: str, who: str
 ) -> None:
     """`devicesMax`, or Cluster Autoscaler's annotation; Cluster API annotates a node with its MachineSet."""
-    said = rack.settings(most=2)
-    assert isinstance(said["nodes"], list)
+    settings = rack.settings(most=2)
+    assert isinstance(settings["nodes"], list)
     if who != "the Settings":
-        del said["nodes"][0]["devicesMax"]
+        del settings["nodes"][0]["devicesMax"]
     two = model("two", idleSeconds=600, gpu={"count": 2}, replicas={"max": 1})
-    rack.house.write(two, model("three", gpu={"count": 3}, replicas={"max": 1}), **said)
+    rack.house.write(two, model("three", gpu={"count": 3}, replicas={"max": 1}), **settings)
     if who == "its MachineSet":
         await machine_set(api, namespace, {GPU_COUNT: "2"})
         rack.notes = {OWNER_KIND: "MachineSet", OWNER_NAME: namespace, OWNER_NAMESPACE: namespace}

@@ -107,7 +107,7 @@ class Yard:
         return results[0] if results else {}
 
     async def until_event(self, name: str, type_: str, watches: asyncio.Event) -> Object:
-        """Waits until its claim has that condition of ours. Once `watches` is set, it may have it only briefly."""
+        """Waits until its claim has that condition. Once `watches` is set, the condition may be set only briefly."""
         query = {"fieldSelector": f"metadata.name={name}"}
         try:
             async with contextlib.aclosing(self.api.watch(self.claims, None, query, initial=True)) as changes:
@@ -120,7 +120,7 @@ class Yard:
                                 return dict(condition)
         finally:
             watches.set()  # an error is raised where the result is awaited
-        raise AssertionError(f"{name} was never told {type_}")
+        raise AssertionError(f"{name} never received the condition {type_}")
 
 
 async def until(holds: Callable[[], Any]) -> None:

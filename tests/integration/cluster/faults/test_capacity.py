@@ -91,8 +91,8 @@ async def rejecting(rack: Rack) -> AsyncIterator[None]:
         "apiGroups": ["cro.hpsys.ibm.ie.com"], "apiVersions": ["*"], "operations": ["CREATE"],
         "resources": ["composabilityrequests"],
     }  # fmt: skip
-    said = {"expression": f"object.spec.resource.model != '{rack.model}'", "message": "no quota is left"}
-    spec: Object = {"matchConstraints": {"resourceRules": [rule]}, "validations": [said]}
+    fields = {"expression": f"object.spec.resource.model != '{rack.model}'", "message": "no quota is left"}
+    spec: Object = {"matchConstraints": {"resourceRules": [rule]}, "validations": [fields]}
     bound: Object = {"policyName": rack.name, "validationActions": ["Deny"]}
     kinds = {"ValidatingAdmissionPolicy": spec, "ValidatingAdmissionPolicyBinding": bound}
     for kind, body in kinds.items():
@@ -169,7 +169,7 @@ async def test_requests_fail_with_no_capacity_when_no_provider_delivers(racks: t
     broken.nodes = [broken.bare]
     async with broken.running(), asyncio.timeout(3 * WAIT_S_MAX):
         answer = await chat(broken.house.session, broken.house.url, "bob", {"Prefer": "wait=500"})
-        assert (answer.status, '"code": "no_capacity"' in answer.said.replace('":"', '": "')) == (503, True), answer
+        assert (answer.status, '"code": "no_capacity"' in answer.text.replace('":"', '": "')) == (503, True), answer
         assert int(answer.retry_after) > 0
         await until(lambda: nothing_of(broken), LATE_S)
         assert broken.counts == [0]
@@ -262,8 +262,8 @@ async def test_node_loss_during_weight_loading_costs_one_extra_start(
         assert pair.starts == [first.name]
         async with second.running():
             await pair.take(first)
-            status, said = await calling
-            assert (status, "I am ada" in said) == (200, True), said
+            status, body = await calling
+            assert (status, "I am ada" in body) == (200, True), body
             assert pair.starts == [first.name, second.name]
 
 
@@ -291,8 +291,8 @@ async def test_reclaimed_spot_node_starts_to_drain_within_two_seconds(
         async with second.running():
             other = asyncio.create_task(house.call("ada"))
             release.touch()
-            status, said = await calling
-            assert (status, json.loads(said)["usage"]["completion_tokens"]) == (200, 80)
+            status, body = await calling
+            assert (status, json.loads(body)["usage"]["completion_tokens"]) == (200, 80)
             assert (await other)[0] == 200
             assert pair.starts == [first.name, second.name]
 
@@ -333,7 +333,7 @@ async def test_gpu_is_detached_only_after_its_engine_has_ended(racks: tuple[Rack
         await rack.answered("bob")
         await until(lambda: nothing_of(rack))
         assert asked
-        assert not any(asked), "nobody was on it when its detach began"
+        assert not any(asked), "the device was unused when its detach began"
         assert rack.counts == [0, 1, 0]
 
 
@@ -356,7 +356,7 @@ async def test_hanging_detach_is_requested_only_once(racks: tuple[Rack, Rack]) -
         await asyncio.sleep(30.0)
         (after,) = await rack.requests()
         for written in ("generation", "annotations"):
-            assert after["metadata"][written] == before["metadata"][written], "nobody asks again"
+            assert after["metadata"][written] == before["metadata"][written], "the detach is not requested again"
         assert "being released" in await rack.explained("bob")
         async with rack.house.session.get(f"http://127.0.0.1:{rack.house.ops}/metrics") as answer:
             assert 'pilotlight_leases{provider="rack0",state="leaving"} 1.0' in await answer.text()

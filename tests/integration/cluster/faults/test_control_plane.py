@@ -73,10 +73,10 @@ async def test_ready_models_serve_requests_during_an_api_server_outage(
                 house.signal(name, signal.SIGHUP)
             async with asyncio.timeout(SOON_S):
                 cold = await house.call("bob", "g1", Prefer="wait=1")
-            assert (cold.status, "model_starting" in cold.said, int(cold.retry_after) >= 1) == (503, True, True)
+            assert (cold.status, "model_starting" in cold.text, int(cold.retry_after) >= 1) == (503, True, True)
             async with asyncio.timeout(SOON_S):
                 warm = await house.call("cat", "g2")
-            assert good("cat", warm), "nobody could stop it, so nobody told it to drain"
+            assert good("cat", warm), "no leader could stop it, so none requested its drain"
             await asyncio.sleep(OUTAGE_S / 2)
         now_s = asyncio.get_running_loop().time
         stopped_s = now_s()
@@ -86,7 +86,9 @@ async def test_ready_models_serve_requests_during_an_api_server_outage(
                 plane.start_part("kube-apiserver")
                 await asyncio.to_thread(plane.until_ready)
                 await house.until(house.somebody_leads)
-                assert good("bob", await house.call("bob", "g1")), "a start needs nobody's word"
+                assert good("bob", await house.call("bob", "g1")), (
+                    "a gateway starts without a response of the autoscaler"
+                )
                 await asyncio.sleep(HELD_S)
                 left = await pods_of(house, "cat")
                 assert left == 1 or now_s() - stopped_s > SILENT_S_MAX, "afterwards g2 counts as gone"

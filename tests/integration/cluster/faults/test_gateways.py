@@ -88,8 +88,8 @@ async def is_counted(one: Estate, **states: int) -> bool:
 
 async def acknowledged_by_all_but(one: Estate, gateway: str) -> bool:
     """Whether `explain` shows only this gateway as missing, for all three draining replicas."""
-    said = await one.said("a1", "/api/v1/explain/model/ada")
-    return said.count(f"{gateway} has not acknowledged") == 3 and said.count("not acknowledged") == 3
+    message = await one.read_ops("a1", "/api/v1/explain/model/ada")
+    return message.count(f"{gateway} has not acknowledged") == 3 and message.count("not acknowledged") == 3
 
 
 async def send(url: str, tokens: int) -> Result:
@@ -147,7 +147,7 @@ async def test_rolling_update_of_gateways_interrupts_no_stream(
             after = set(await front.pods())
         assert judge_run(80, results).completed == 80
         assert len(through(results, set(before))) == 80
-        assert judge_run(len(short), short).completed == len(short), "nobody was refused, or sent away"
+        assert judge_run(len(short), short).completed == len(short), "no request was rejected"
         assert {bool(through(short, {name})) for name in (*before, *after)} == {True}, "they came to each"
         assert not any(call.aborted for call in stage.calls())
 
@@ -261,5 +261,5 @@ async def canary_service(api: Api, namespace: str, ip: str, port: int) -> None:
 async def post(one: Estate, body: dict[str, object]) -> tuple[int, str]:
     """Sends a request and returns (status, error code)."""
     async with one.session.post(f"{one.url('g1')}/v1/chat/completions", json=body) as answer:
-        said = json.loads(await answer.read())
-    return answer.status, said.get("error", {}).get("code", "")
+        response = json.loads(await answer.read())
+    return answer.status, response.get("error", {}).get("code", "")

@@ -44,16 +44,16 @@ async def test_deleted_pod_is_removed_from_routes_without_failed_requests(
         await stack.enter_async_context(one.open(ada, autoscalers=1, gateways=2))
         await runs(one, 2, 0)
         victim, _ = await stage.engines()
-        async with one.calling("ada", *GATEWAYS) as said:
+        async with one.calling("ada", *GATEWAYS) as reported:
             lossy.loses_ends = how == "its end is not reported"
             if how == "evicted":
                 await api.patch(f"{stage.pods}/{victim}", {"metadata": {"annotations": {EVICTED: "1"}}})
             else:
                 await api.delete(f"{stage.pods}/{victim}", grace_s=0)
             await one.until(lambda: replaced(one, stage, victim))
-            count = len(said)
-            await one.until(lambda: moved_on(said, count + 20))
-        assert good("ada", *said)
+            count = len(reported)
+            await one.until(lambda: moved_on(reported, count + 20))
+        assert good("ada", *reported)
         for gateway in GATEWAYS:
             assert await one.counted(gateway, "pilotlight_upstream_retries_total", 'reason="connect"') <= 1
         assert (lossy.lost > 0) == (how == "its end is not reported")
@@ -70,8 +70,8 @@ async def ready(one: Estate) -> int:
     return (await one.counts("ada"))[0].get("ready", 0)
 
 
-async def moved_on(said: list[Answered], number: int) -> bool:
-    return len(said) >= number
+async def moved_on(reported: list[Answered], number: int) -> bool:
+    return len(reported) >= number
 
 
 def stranger(stage: Stage, port: int) -> Object:

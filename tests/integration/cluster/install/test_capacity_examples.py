@@ -151,7 +151,7 @@ class Example:
             asked.add(user.rpartition("-")[2])
             if one.get("responseStatus", {}).get("code") == FORBIDDEN:
                 found[f"{user} {one['verb']} {one['requestURI']}"] = None
-        assert "autoscaler" in asked, "the log tells of them"
+        assert "autoscaler" in asked, "the log names them"
         return [*found]
 
 
@@ -228,8 +228,8 @@ async def test_onprem_example_detaches_a_stuck_gpu_by_force_on_drain(release: Re
     await one.install()
     async with asyncio.timeout(WAIT_S_MAX), both_keys(release) as (key, operator), fabric(api, bed) as cro:
         finding = (await one.doctor())["capacity rack-1"]
-        says = f"the CustomResourceDefinitions are installed; GPUs can be attached to {bed.name}"
-        assert (finding["grade"], finding["says"]) == ("ok", says)
+        message = f"the CustomResourceDefinitions are installed; GPUs can be attached to {bed.name}"
+        assert (finding["grade"], finding["says"]) == ("ok", message)
         await applied(release, release.engines, gpu={"memory": "20Gi", "models": ["*A100*"]})
         await one.answered(key)
         resource = await online(api)
@@ -350,8 +350,8 @@ async def test_gke_example_orders_queued_capacity_once_and_fails_requests_fast(r
         waits = False
         while not waits:
             async with asyncio.timeout(PARKED_S_MAX):
-                status, said = await one.called(key)
-            assert (status, json.loads(said)["error"]["code"]) == (503, "no_capacity")
+                status, body = await one.called(key)
+            assert (status, json.loads(body)["error"]["code"]) == (503, "no_capacity")
             explained = await one.asked("explain/model/tiny")
             chosen = [step["provider"] for step in explained.get("ladder", []) if step["chosen"]]  # of a recent request
             ordered = r"ordered from dws( .* ago)?, delivery time unknown"

@@ -137,7 +137,7 @@ async def call(url: str, model: str, key: str = "") -> tuple[int, str]:
     """Sends one chat completion and returns (status, response text)."""
     async with aiohttp.ClientSession() as session:
         answer = await chat(session, url, model, {"Authorization": f"Bearer {key}"} if key else {})
-    return answer.status, answer.said
+    return answer.status, answer.text
 
 
 def tiny(**more: Any) -> Object:
@@ -255,12 +255,12 @@ async def test_rolling_update_of_all_components_loses_no_request(release: Releas
     # A client resolves, then connects: it may be paused in between, and the EndpointSlices may be written late.
     gateway: dict[str, Any] = {"preStopSeconds": 30}
     await release.install(tenantsSecret="tenants", gateway=gateway)
-    over, said = asyncio.Event(), list[tuple[int, str]]()
+    over, messages = asyncio.Event(), list[tuple[int, str]]()
 
     async def client() -> None:
         while not over.is_set():
             address = random.choice(await addresses(release.api, f"{NAME}-gateway", release.namespace))
-            said.append(await call(f"http://{address}:8080", "tiny"))
+            messages.append(await call(f"http://{address}:8080", "tiny"))
 
     async with asyncio.TaskGroup() as tasks:
         clients = [tasks.create_task(client()) for _ in range(4)]
@@ -268,8 +268,8 @@ async def test_rolling_update_of_all_components_loses_no_request(release: Releas
         await release.upgrade(tenantsSecret="tenants", gateway={**changed, **gateway}, autoscaler=changed)
         over.set()
         await asyncio.gather(*clients)
-    assert {status for status, _ in said} == {200}, [one for one in said if one[0] != 200]
-    assert len(said) > 20
+    assert {status for status, _ in messages} == {200}, [one for one in messages if one[0] != 200]
+    assert len(messages) > 20
     await one_of_those_that_are_left_leads(release)
 
 
@@ -301,8 +301,8 @@ async def what_is_adopted_wakes_and_sleeps(release: Release, kind: str) -> None:
     waits = asyncio.create_task(answered())
     while not await marked(release, name):
         await asyncio.sleep(0.05)
-    status, said = await waits
-    assert (status, f"I am {name}" in said) == (200, True), said
+    status, body = await waits
+    assert (status, f"I am {name}" in body) == (200, True), body
     await release.api.patch(f"{path}/{name}", {"metadata": {"annotations": {OURS + "idle-seconds": "1"}}})
     while (await release.api.get(f"{path}/{name}"))["spec"]["replicas"]:
         await asyncio.sleep(0.05)

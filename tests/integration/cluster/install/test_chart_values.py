@@ -81,12 +81,12 @@ async def test_chart_with_each_value_set_installs_and_uninstalls_completely(
             await make_namespace(api, space)
     with helm_python.Config(kubeconfig_path=kubeconfig, namespace=home, qps=1000.0, burst_limit=1000) as config:
         await asyncio.to_thread(config.install, loose_chart(tmp_path), release, values, namespace=home)
-        ours = f"app.kubernetes.io/instance={release}"
-        deployed = await api.get(f"/apis/apps/v1/namespaces/{home}/deployments", labelSelector=ours)
+        own = f"app.kubernetes.io/instance={release}"
+        deployed = await api.get(f"/apis/apps/v1/namespaces/{home}/deployments", labelSelector=own)
         assert len(deployed["items"]) == 2
         await asyncio.to_thread(config.uninstall, release)
     for path in ("rbac.authorization.k8s.io/v1/clusterroles", "scheduling.k8s.io/v1/priorityclasses"):
-        assert (await api.get(f"/apis/{path}", labelSelector=ours))["items"] == []
+        assert (await api.get(f"/apis/{path}", labelSelector=own))["items"] == []
     for space in {home} | created:
         await api.delete(f"/api/v1/namespaces/{space}")
 

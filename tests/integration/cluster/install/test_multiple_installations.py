@@ -91,9 +91,11 @@ async def test_model_read_by_two_installations_is_served_by_one(
         await until_answers(one, "ada", 200)
         async with narrow.running() as two:
             assert (await two.call("ada"))[0] == 404
-            while "ServedElsewhere" not in (said := await conditions(api, namespace, "ada")):
+            while "ServedElsewhere" not in (found_conditions := await conditions(api, namespace, "ada")):
                 await asyncio.sleep(0.05)
-            assert said["ServedElsewhere"].startswith(f"installation {namespace}/pilotlight serves the Models of")
+            assert found_conditions["ServedElsewhere"].startswith(
+                f"installation {namespace}/pilotlight serves the Models of"
+            )
             while (await conditions(api, namespace, "ada")).get("Ready") != "1 Replica serves requests":  # by the other
                 await asyncio.sleep(0.05)
             (pod,) = (await api.get(f"/api/v1/namespaces/{namespace}/pods"))["items"]

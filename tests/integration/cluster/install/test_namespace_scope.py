@@ -38,15 +38,15 @@ class Alone(House):
         """Waits until `holds` is true for the output of `explain` for a model, and returns the output."""
         while True:
             async with self.session.get(f"http://127.0.0.1:{self.ops}/api/v1/explain/model/{name}") as answer:
-                if answer.status == 200 and holds(said := " ".join((await answer.json())["sentences"])):
-                    return said
+                if answer.status == 200 and holds(response := " ".join((await answer.json())["sentences"])):
+                    return response
             await asyncio.sleep(0.05)
 
     async def off(self) -> list[str]:
         """The disabled features."""
         async with self.session.get(f"http://127.0.0.1:{self.ops}/api/v1/off") as answer:
-            said: list[str] = (await answer.json())["sentences"]
-            return said
+            messages: list[str] = (await answer.json())["sentences"]
+            return messages
 
 
 @pytest.fixture
@@ -82,10 +82,10 @@ async def test_unschedulable_pod_blocks_further_pods_for_the_same_nodes(alone: A
     async with alone.running() as one, asyncio.timeout(WAIT_S_MAX), asyncio.TaskGroup() as tasks:
         assert (await one.call("ada"))[0] == 200
         bob = tasks.create_task(one.call("bob"))
-        await alone.why("bob", lambda said: "Unschedulable" in said)
+        await alone.why("bob", lambda reported: "Unschedulable" in reported)
         eve = tasks.create_task(one.call("eve"))
-        said = await alone.why("eve", lambda said: "Not placed" in said)
-        assert "bob already waits for such a node: Unschedulable" in said
+        reported = await alone.why("eve", lambda reported: "Not placed" in reported)
+        assert "bob already waits for such a node: Unschedulable" in reported
         assert sorted(await alone.pods()) == ["ada", "bob"], "no second one is ordered"
         assert not bob.done()
         assert not eve.done()
@@ -114,7 +114,9 @@ async def test_model_start_waits_while_other_pods_use_the_whole_gpu_quota(
     async with alone.running() as one, asyncio.timeout(WAIT_S_MAX), asyncio.TaskGroup() as tasks:
         ada = tasks.create_task(one.call("ada"))
         full = f"ResourceQuota gpus allows 1 {GPU}, and all are in use"
-        await alone.why("ada", lambda said: "Not placed" in said and full in said)  # the quota may be read last
+        await alone.why(
+            "ada", lambda reported: "Not placed" in reported and full in reported
+        )  # the quota may be read last
         assert not await alone.pods()
         await api.delete(f"{core}/pods/others")
         assert (await ada)[0] == 200
@@ -126,8 +128,10 @@ async def test_missing_permission_for_volumes_is_reported_before_any_start(alone
     artifact: Object = {"artifact": "oci://registry.example/llama:8b"}
     alone.write(model("ada", **artifact), nodes=[declared(node)], weights={"mount": "volume"})
     async with alone.running() as one, asyncio.timeout(WAIT_S_MAX):
-        said = await alone.why("ada", lambda said: "It cannot start" in said and "may not create Pers" in said)
-        assert "put them into a claim (pvc://), or set weights.mount: hostPath" in said
+        reported = await alone.why(
+            "ada", lambda reported: "It cannot start" in reported and "may not create Pers" in reported
+        )
+        assert "put them into a claim (pvc://), or set weights.mount: hostPath" in reported
         assert (await one.call("ada"))[0] == 503
         assert any("weights are not seen as volumes" in sentence for sentence in await alone.off())
         assert not await alone.pods()

@@ -93,17 +93,17 @@ class Cluster(NamedTuple):
 
     async def until(self, command: str, text: str) -> str:
         """Repeats a command until it succeeds with a text in its output, and returns the output."""
-        said = ""
+        message = ""
         try:
             async with asyncio.timeout(WAIT_S_MAX):
                 while True:
                     done = await asyncio.to_thread(self.reader.attempt, command)
-                    said = done.stdout + done.stderr
-                    if done.returncode == 0 and text in said:
+                    message = done.stdout + done.stderr
+                    if done.returncode == 0 and text in message:
                         return done.stdout
                     await asyncio.sleep(0.1)
         except TimeoutError:
-            raise AssertionError(f"{command}: no {text!r} in {said}") from None
+            raise AssertionError(f"{command}: no {text!r} in {message}") from None
 
     @contextlib.asynccontextmanager
     async def forwarding(self, command: str, to: tuple[str, int] | None = None) -> AsyncIterator[None]:
@@ -253,12 +253,12 @@ async def test_each_command_of_the_kubernetes_tutorial_works(cluster: Cluster, r
         async with cluster.forwarding(forward_gateway), cluster.forwarding(forward_autoscaler, ops):
             pieces = re.findall(r"^data: (\{.*\})$", await cluster.until(request, "[DONE]"), re.MULTILINE)
             assert "tiny" in "".join(json.loads(one)["choices"][0]["delta"].get("content") or "" for one in pieces)
-            said = await cluster.run(look)
+            output = await cluster.run(look)
             for fact in (
                 r"^tiny-\S+ .* Running ", r" Started .* is ready after ", r"^tiny +ready +1 ready ",
                 r"^1 replica is needed: ", r"^tiny-\S+ has been ready for .*: wake tiny: 1 waiting",
             ):  # fmt: skip
-                assert re.search(fact, said, re.MULTILINE), (fact, said)
+                assert re.search(fact, output, re.MULTILINE), (fact, output)
             assert re.search(r"^pilotlight +pilotlight-autoscaler-", await cluster.run(show_lease), re.MULTILINE)
             patch = '{"spec": {"idleSeconds": 1, "residencySeconds": 0}}'
             await cluster.run(f"kubectl patch models.pilotlight.dev tiny -n {ENGINES} --type merge -p '{patch}'")
@@ -290,9 +290,11 @@ async def test_each_command_of_the_lingo_tutorial_works(cluster: Cluster) -> Non
             answer = await cluster.until(request, '"embedding"')
             assert json.loads(answer)["data"][0]["embedding"]
             assert await cluster.replicas("team-a", "embed") == 1
-            said = await cluster.run(explain)
-            assert "Pilotlight scales Deployment team-a/embed." in said
-            assert re.search(r"(?m)^text-\S+ has been ready for .*: wake text-embedding-ada-002: 1 waiting", said), said
+            output = await cluster.run(explain)
+            assert "Pilotlight scales Deployment team-a/embed." in output
+            assert re.search(r"(?m)^text-\S+ has been ready for .*: wake text-embedding-ada-002: 1 waiting", output), (
+                output
+            )
             shown = json.loads(await cluster.until(condition, "Adopted"))
             assert (shown["status"], shown["reason"]) == ("True", "Scaled")
 
@@ -322,12 +324,12 @@ async def test_each_command_of_the_kubeai_tutorial_works(cluster: Cluster) -> No
             export, export_configuration, save, edit, apply, stop, upgrade, forward_gateway, forward_autoscaler,
             request, explain, list_models,
         ) = sessions(page)  # fmt: skip
-        theirs, ours = page["yaml"]
+        foreign, own = page["yaml"]
         async with kubeai(cluster):
             await cluster.install()
-            cluster.reader.write("models.yaml", theirs)
+            cluster.reader.write("models.yaml", foreign)
             await cluster.run("kubectl apply -n kubeai -f models.yaml")
-            assert await cluster.run(convert) == ours
+            assert await cluster.run(convert) == own
             for command in (export, export_configuration, save, edit, apply):
                 await cluster.run(command)
             async with cluster.forwarding(forward_gateway), cluster.forwarding(forward_autoscaler):
@@ -346,5 +348,7 @@ async def it_serves_the_model(cluster: Cluster, request: str, explain: str) -> N
     """Checks that the request of the page is answered by a replica that `explain` names."""
     answer = await cluster.until(request, '"content"')
     assert "chat-8b" in content(answer)
-    said = await cluster.run(explain)
-    assert re.search(r"(?m)^chat-8b-\S+ has been ready for .* on node-\w+/gpu0: wake chat-8b: 1 waiting", said), said
+    output = await cluster.run(explain)
+    assert re.search(r"(?m)^chat-8b-\S+ has been ready for .* on node-\w+/gpu0: wake chat-8b: 1 waiting", output), (
+        output
+    )

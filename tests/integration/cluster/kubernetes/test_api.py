@@ -1,5 +1,6 @@
-"""The client against the real API server: applied fields stay ours, and a deletion removes exactly that object.
-A watch misses no change, whatever interrupts it.
+"""The client against the real API server: field ownership, deletion by UID, and watches.
+
+A watch misses no change, regardless of interruptions.
 """
 
 from __future__ import annotations
@@ -145,8 +146,8 @@ async def test_watch_reports_existing_objects_and_each_change_once(api: Api, not
     finally:
         run.cancel()
         await asyncio.gather(run, return_exceptions=True)
-    said = [(change.key.name, change.old, change.new) for change in one.received]
-    assert said == [("before", None, "0"), ("a", None, "1"), ("a", "1", "2"), ("before", "0", None)]
+    reported = [(change.key.name, change.old, change.new) for change in one.received]
+    assert reported == [("before", None, "0"), ("a", None, "1"), ("a", "1", "2"), ("before", "0", None)]
 
 
 async def test_watch_resumes_after_the_server_ends_the_connection(

@@ -42,7 +42,7 @@ SHOWN = Write("PATCH", "/deployments/[^/]+/status")
 
 
 class Scene:
-    """A Model of ours, `ada`, and a Deployment of another owner, `emb`, both at zero, and the leader."""
+    """A Model, `ada`, and a Deployment of another owner, `emb`, both at zero, and the leader."""
 
     def __init__(self, api: Api, namespace: str, node: Node) -> None:
         self.api = api

@@ -226,34 +226,34 @@ async def test_only_tokens_of_named_accounts_with_our_audience_are_admitted(
         f"system:serviceaccount:{namespace}:{name}": roles for name, roles in (("gateway", GATEWAY), ("agent", AGENT))
     }
     tokens = Tokens(api, users, clock=lambda: now_s)
-    ours = await token(api, namespace, "gateway", audiences=["pilotlight"])
+    own = await token(api, namespace, "gateway", audiences=["pilotlight"])
     new = await token(api, namespace, "gateway", audiences=["pilotlight"])
     for_the_api_server = await token(api, namespace, "gateway", audiences=["https://kubernetes.default.svc"])
 
     async def taken(shown: str) -> bool:
         return await tokens.admits(shown) is not None
 
-    await until(lambda: taken(ours))  # a review that times out counts as rejected
+    await until(lambda: taken(own))  # a review that times out counts as rejected
     of_agent = await token(api, namespace, "agent", audiences=["pilotlight"])
     await until(lambda: taken(of_agent))
     assert await tokens.admits(of_agent) == Authenticated(roles=AGENT)
     assert not await tokens.admits(for_the_api_server)
     assert not await tokens.admits(await token(api, namespace, "other", audiences=["pilotlight"]))
-    assert not await tokens.admits(ours[:-4] + "AAAA")
+    assert not await tokens.admits(own[:-4] + "AAAA")
     assert not await tokens.admits("")
 
     asked = api.requests
-    assert await tokens.admits(ours)
+    assert await tokens.admits(own)
     assert api.requests == asked, "the answer is kept for a while"
     now_s += KEPT_S
     plane.signal_part("kube-apiserver", signal.SIGSTOP)
     try:
-        known, unknown = await asyncio.gather(tokens.admits(ours), tokens.admits(new))
+        known, unknown = await asyncio.gather(tokens.admits(own), tokens.admits(new))
         assert (known, unknown) == (Authenticated(roles=GATEWAY), None), (
-            "what was said last stands; nobody new is let in"
+            "the last verdict stays valid, and no new token is admitted"
         )
         now_s += STANDS_S
-        assert not await tokens.admits(ours)
+        assert not await tokens.admits(own)
     finally:
         await tokens.close()
         plane.signal_part("kube-apiserver", signal.SIGCONT)

@@ -138,7 +138,7 @@ async def waits(house: Estate, calls: list[asyncio.Task[Answered]]) -> bool:
 
 async def served(house: Estate, gateway: str) -> Answered:
     """Retries while the connection fails or the gateway has no routes yet, and returns the response."""
-    while (answer := await house.call("ada", gateway)).status == 0 or answer.said.count("has just started"):
+    while (answer := await house.call("ada", gateway)).status == 0 or answer.text.count("has just started"):
         assert answer.status == 0 or (answer.status, answer.retry_after) == (503, "1"), answer
         await asyncio.sleep(0.05)
     return answer

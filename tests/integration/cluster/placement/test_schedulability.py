@@ -35,8 +35,8 @@ class Pair:
         """Sends a request and returns the node of the pod. Sets `moved` if another node was tried before."""
         self.house.write(model("ada", idleSeconds=600, **spec), **(settings or {}))
         async with self.house.running(), asyncio.timeout(2 * WAIT_S_MAX):
-            status, said = await self.house.call("ada")
-            assert status == 200, said
+            status, body = await self.house.call("ada")
+            assert status == 200, body
             async with self.house.session.get(f"http://127.0.0.1:{self.house.ops}/api/v1/explain/last") as answer:
                 self.moved = "kept off its node" in await answer.text()
             return await self.where()
@@ -122,16 +122,16 @@ async def test_pod_that_does_not_fit_its_node_moves_to_another(
 ) -> None:
     """The plan has no data about a node's disk; the scheduler has."""
     async with pair(api, house, namespace, tmp_path, None, **{"ephemeral-storage": "1Gi"}) as one:
-        wants = {"requests": {"ephemeral-storage": "2Gi"}}
-        assert (await one.answers_from(resources=wants), one.moved) == (one.second.name, True)
+        requests = {"requests": {"ephemeral-storage": "2Gi"}}
+        assert (await one.answers_from(resources=requests), one.moved) == (one.second.name, True)
 
 
 async def test_node_without_free_cpu_is_not_chosen_despite_a_free_gpu(
     api: Api, house: House, namespace: str, tmp_path: Path
 ) -> None:
     async with pair(api, house, namespace, tmp_path) as one, held_by_others(api, one.first.name, "0", cpu="30"):
-        wants = {"requests": {"cpu": "4", "memory": "1Gi"}}
-        assert (await one.answers_from(resources=wants), one.moved) == (one.second.name, False)
+        requests = {"requests": {"cpu": "4", "memory": "1Gi"}}
+        assert (await one.answers_from(resources=requests), one.moved) == (one.second.name, False)
 
 
 async def test_model_start_waits_until_a_foreign_pod_frees_its_cpu(
@@ -140,18 +140,18 @@ async def test_model_start_waits_until_a_foreign_pod_frees_its_cpu(
     async with AsyncExitStack() as stack:
         one = await stack.enter_async_context(pair(api, house, namespace, tmp_path))
         nodes = one.first.name, one.second.name
-        _, theirs = [await stack.enter_async_context(held_by_others(api, node, "0", cpu="30")) for node in nodes]
+        _, foreign = [await stack.enter_async_context(held_by_others(api, node, "0", cpu="30")) for node in nodes]
         house.write(model("ada", idleSeconds=600, resources={"requests": {"cpu": "4"}}))
         async with house.running(), asyncio.timeout(2 * WAIT_S_MAX):
             calling = asyncio.create_task(house.call("ada"))
-            said = ""
-            while not any(f"node {node} has too little CPU" in said for node in nodes):
+            message = ""
+            while not any(f"node {node} has too little CPU" in message for node in nodes):
                 await asyncio.sleep(0.1)
                 async with house.session.get(f"http://127.0.0.1:{house.ops}/api/v1/explain/model/ada") as answer:
-                    said = await answer.text()
+                    message = await answer.text()
             assert not calling.done()
-            assert "2 cores left of 32 cores" in said
-            await api.delete(theirs)
+            assert "2 cores left of 32 cores" in message
+            await api.delete(foreign)
             status, text = await calling
             assert status == 200, text
             assert await one.where() == one.second.name
@@ -184,13 +184,13 @@ async def scene(api: Api, namespace: str, tmp_path: Path) -> AsyncIterator[Scene
 async def test_device_counts_as_used_by_others_only_while_a_foreign_pod_has_it(scene: Scene) -> None:
     driver, node = scene.driver(), scene.node.name
     async with running(driver) as observed, asyncio.timeout(WAIT_S_MAX):
-        ours, of = scene.engine("r1")
-        driver.start(ours, of)
-        await observed.until(ours.id, Seen.READY)
-        async with held_by_others(scene.api, node) as theirs:
+        own, of = scene.engine("r1")
+        driver.start(own, of)
+        await observed.until(own.id, Seen.READY)
+        async with held_by_others(scene.api, node) as foreign:
             while _others(observed.slices(), node) != 1:
                 await observed.more()
-            await scene.api.delete(theirs)
+            await scene.api.delete(foreign)
             while _others(observed.slices(), node) != 0:
                 await observed.more()
 

@@ -92,8 +92,8 @@ async def test_removed_model_finishes_running_and_rejects_queued_requests(house:
         while not (await (await one.session.get(last)).json())["demand"]["running"]:
             await asyncio.sleep(0.02)
         one.tell(model("stays"))
-        status, said = await parked
-        assert (status, "model_not_found" in said) == (404, True)
+        status, body = await parked
+        assert (status, "model_not_found" in body) == (404, True)
         assert (await one.call("slow"))[0] == 404
         assert not served.done()
         assert (await served)[0] == 200

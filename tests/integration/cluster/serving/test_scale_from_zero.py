@@ -22,8 +22,8 @@ async def test_request_at_zero_creates_a_pod_that_later_scales_to_zero(
     house.write(model("ada", idleSeconds=600, residencySeconds=0))
     pods = f"/api/v1/namespaces/{namespace}/pods"
     async with house.running() as one, asyncio.timeout(180):
-        status, said = await one.call("ada")
-        assert (status, "I am ada" in said) == (200, True), said
+        status, body = await one.call("ada")
+        assert (status, "I am ada" in body) == (200, True), body
         (pod,) = (await api.get(pods))["items"]
         assert pod["spec"]["nodeName"] == node.name
         one.tell(model("ada", idleSeconds=1, residencySeconds=0))  # later, so that the pod is observed before
@@ -82,7 +82,7 @@ async def test_request_is_answered_once_an_unavailable_webhook_returns(
     house.write(model("ada"))
     async with house.running() as one, webhook(api, namespace, tmp_path, listens=False) as listen, asyncio.timeout(120):
         call = asyncio.create_task(one.call("ada"))
-        while "failed calling webhook" not in await one.said("explain/model/ada"):
+        while "failed calling webhook" not in await one.read_ops("explain/model/ada"):
             await asyncio.sleep(0.05)
         await listen()
         assert (await call)[0] == 200

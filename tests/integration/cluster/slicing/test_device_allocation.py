@@ -59,7 +59,7 @@ async def occupied(api: Api, namespace: str, node: Node, resources: dict[str, An
     return f"{pods}/theirs"
 
 
-async def ours(api: Api, namespace: str) -> dict[str, Any]:
+async def own_pod(api: Api, namespace: str) -> dict[str, Any]:
     """Model -> its pod, of those that have a node."""
     found = (await api.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector="pilotlight.dev/model"))["items"]
     return {pod["metadata"]["labels"]["pilotlight.dev/model"]: pod for pod in found if pod["spec"].get("nodeName")}
@@ -82,10 +82,10 @@ async def test_model_gets_a_fitting_mig_slice_that_no_foreign_pod_uses(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     async with noded(api, tmp_path, **{SMALL: "1", LARGE: "2"}) as node, asyncio.timeout(WAIT_S_MAX):
-        theirs = await occupied(api, namespace, node, {"limits": {LARGE: "1"}})
+        foreign = await occupied(api, namespace, node, {"limits": {LARGE: "1"}})
         house.write(kept("small", node, "5Gi"), kept("large", node, "30Gi"), kept("larger", node, "31Gi"))
         async with house.running():
-            while len(begun := await ours(api, namespace)) < 2:
+            while len(begun := await own_pod(api, namespace)) < 2:
                 await asyncio.sleep(0.05)
             (left,) = {"large", "larger"} - begun.keys()
             asked = {name: pod["spec"]["containers"][0]["resources"]["limits"] for name, pod in begun.items()}
@@ -93,8 +93,8 @@ async def test_model_gets_a_fitting_mig_slice_that_no_foreign_pod_uses(
             assert (await house.call("small"))[0] == 200
             while "pods of others" not in await explained(house, left):
                 await asyncio.sleep(0.05)
-            await api.delete(theirs)
-            while left not in await ours(api, namespace):
+            await api.delete(foreign)
+            while left not in await own_pod(api, namespace):
                 await asyncio.sleep(0.05)
             assert (await house.call(left))[0] == 200
 
@@ -114,7 +114,7 @@ async def test_model_gets_its_chosen_device_through_a_claim_owned_by_the_pod(
             "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "theirs"},
             "spec": {"devices": {"requests": [request]}},
         })  # fmt: skip
-        theirs = await occupied(
+        foreign = await occupied(
             api, namespace, node, {"claims": [{"name": "gpu"}]},
             resourceClaims=[{"name": "gpu", "resourceClaimName": "theirs"}],
         )  # fmt: skip
@@ -124,7 +124,7 @@ async def test_model_gets_its_chosen_device_through_a_claim_owned_by_the_pod(
         house.write(*models.values())
         try:
             async with house.running():
-                while not (begun := await ours(api, namespace)):
+                while not (begun := await own_pod(api, namespace)):
                     await asyncio.sleep(0.05)
                 ((first, pod),) = begun.items()
                 (left,) = models.keys() - begun.keys()
@@ -140,16 +140,16 @@ async def test_model_gets_its_chosen_device_through_a_claim_owned_by_the_pod(
                     await asyncio.sleep(0.05)
 
                 house.tell(models[left])
-                while left not in (begun := await ours(api, namespace)):
+                while left not in (begun := await own_pod(api, namespace)):
                     await asyncio.sleep(0.05)
                 assert begun[left]["metadata"]["annotations"][SLICES] == f"{node.name}/gpu-1", "it is free again"
                 while name in [one["metadata"]["name"] for one in (await api.get(claims))["items"]]:
                     await asyncio.sleep(0.05)  # the garbage collector deletes it
 
-                await api.delete(theirs)
+                await api.delete(foreign)
                 await api.delete(f"{claims}/theirs")
                 house.tell(*models.values())
-                while len(begun := await ours(api, namespace)) < 2 or first not in begun:
+                while len(begun := await own_pod(api, namespace)) < 2 or first not in begun:
                     await asyncio.sleep(0.05)
                 assert begun[first]["metadata"]["annotations"][SLICES] == f"{node.name}/gpu-0", "others have left"
                 assert (await house.call(first))[0] == 200
@@ -166,9 +166,9 @@ async def test_hami_model_is_placed_on_the_card_with_enough_free_memory(
     async with noded(api, tmp_path, **{"nvidia.com/gpu": "20"}) as node, asyncio.timeout(WAIT_S_MAX):
         notes = {"hami.io/node-nvidia-register": json.dumps([first, second])}
         await api.patch(f"/api/v1/nodes/{node.name}", {"metadata": {"annotations": notes}})
-        theirs = await occupied(api, namespace, node, {})
+        foreign = await occupied(api, namespace, node, {})
         taken = {"hami.io/vgpu-devices-allocated": "GPU-aaaa,NVIDIA,61440,0:;"}
-        await api.patch(theirs, {"metadata": {"annotations": taken}})
+        await api.patch(foreign, {"metadata": {"annotations": taken}})
         house.write(kept("ada", node, "30Gi"))
         pods = f"/api/v1/namespaces/{namespace}/pods"
         async with house.running():
@@ -284,11 +284,11 @@ async def test_growing_model_requests_only_memory_unused_by_other_models(
             assert second["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpumem"] == str(15 << 10)
             await bound(api, pods, second, node, "GPU-aaaa")
             assert (await calling)[0] == 200
-            assert (await ours(api, namespace)).keys() == {"ada", "bob"}, "nobody went for it"
+            assert (await own_pod(api, namespace)).keys() == {"ada", "bob"}, "no replica was evicted for it"
 
 
 async def waiting(api: Api, pods: str, known: set[str]) -> dict[str, Any]:
-    """Waits for a pod of ours that is not in `known`."""
+    """Waits for a replica's pod that is not in `known`."""
     while True:
         for pod in (await api.get(pods, labelSelector="pilotlight.dev/model"))["items"]:
             if pod["metadata"]["name"] not in known:
@@ -349,7 +349,10 @@ async def test_device_of_a_force_deleted_pod_is_not_reused_without_measurement(
                 (user,) = (await api.get(f"{claims}/{name}"))["status"]["reservedFor"]
                 assert user["uid"] == pod["metadata"]["uid"]
                 await api.delete(f"{pods}/{name}", uid=pod["metadata"]["uid"], grace_s=0)
-                while "deleted by force" not in (said := await explained(house, "ada")) or "held by ada (" not in said:
+                while (
+                    "deleted by force" not in (message := await explained(house, "ada"))
+                    or "held by ada (" not in message
+                ):
                     await asyncio.sleep(0.05)
                 while name in [one["metadata"]["name"] for one in (await api.get(claims))["items"]]:
                     await asyncio.sleep(0.05)  # deleted by the cluster, which does not see the node's processes

@@ -63,8 +63,8 @@ async def test_pod_is_bound_only_when_its_device_binding_condition_is_ready(benc
     assert (one.entry, one.state, one.says) == (f"{DRIVER}/{bench.node}/gpu-0", "waiting", READY)
     assert "nodeName" not in (await bench.api.get(f"{bench.pods}/m-1"))["spec"], "it waits for the device"
     facts = NodeFacts(NodeId(bench.node), devices=[await bench.api.get(path)])
-    (says,) = apply_bindings(Dra().inventory(facts) or (), [one])
-    assert says.closed == f"it is being attached for claim {one.claim}, which waits for {READY}"
+    (reported,) = apply_bindings(Dra().inventory(facts) or (), [one])
+    assert reported.closed == f"it is being attached for claim {one.claim}, which waits for {READY}"
 
     if works:
         await write(bench, claim, READY, "Attached")

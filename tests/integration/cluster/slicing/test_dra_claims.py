@@ -94,8 +94,8 @@ class Bench:
         """Waits until the scheduler reports its pod as unschedulable."""
         async with asyncio.timeout(WAIT_S_MAX):
             while True:
-                said = (await self.api.get(f"{self.pods}/{name}"))["status"].get("conditions", ())
-                if any("cannot allocate all claims" in one.get("message", "") for one in said):
+                conditions = (await self.api.get(f"{self.pods}/{name}"))["status"].get("conditions", ())
+                if any("cannot allocate all claims" in one.get("message", "") for one in conditions):
                     break
                 await asyncio.sleep(0.02)
         assert not read_allocations(await self.api.get(f"{self.claims}/{name}"))
@@ -168,8 +168,8 @@ async def test_mig_partitions_are_allocated_until_shared_counters_are_used_up(be
     places = Dra().places(NodeFacts(NodeId(bench.node), devices=partitionable(bench.node)))
     (cuts,) = places.values()
     first = min(start for start in H100.profile("1g.10gb").starts if cuts[Cut("1g.10gb", start)] == got.entry)
-    gone = next(cut.start for cut, name in cuts.items() if name == held[1])
-    assert first == gone, "of a profile the first that fits: its place cannot be asked for"
+    removed = next(cut.start for cut, name in cuts.items() if name == held[1])
+    assert first == removed, "of a profile the first that fits: its place cannot be asked for"
     after = await bench.slices(Dra(), held[0], got.entry)
     assert {held[0].rpartition("/")[2], got.entry.rpartition("/")[2]} < set(after)
 

@@ -12,7 +12,7 @@ import pytest
 
 from autoscaler.kubernetes.api import Api
 from autoscaler.slicing.dra import read_allocations
-from tests.integration.cluster.slicing.test_device_allocation import SLICES, WAIT_S_MAX, explained, kept, noded, ours
+from tests.integration.cluster.slicing.test_device_allocation import SLICES, WAIT_S_MAX, explained, kept, noded, own_pod
 from tests.integration.cluster.slicing.test_dra_claims import RESOURCE, create_device_classes
 from tests.integration.cluster.support.entry_points import held_engine
 from tests.integration.cluster.support.installations.single_instance import House
@@ -41,7 +41,7 @@ async def test_two_small_models_share_one_gpu_and_leave_the_other_whole(
         try:
             house.write(small, large, nodes=[CUT])
             async with house.running():
-                while len(begun := await ours(api, namespace)) < 2:
+                while len(begun := await own_pod(api, namespace)) < 2:
                     await asyncio.sleep(0.05)
                 got = {
                     name: read_allocations(await api.get(f"{claims}/{pod['metadata']['name']}"))[0].entry.rpartition(
@@ -54,15 +54,15 @@ async def test_two_small_models_share_one_gpu_and_leave_the_other_whole(
                 assert "-mig-3g40gb-" in got["large"]
 
                 house.tell(small, large, *whole, nodes=[CUT])
-                while len(begun := await ours(api, namespace)) < 3:
+                while len(begun := await own_pod(api, namespace)) < 3:
                     await asyncio.sleep(0.05)
                 (left,) = {"whole-0", "whole-1"} - begun.keys()
-                while "Not placed" not in (said := await explained(house, left)):
+                while "Not placed" not in (message := await explained(house, left)):
                     await asyncio.sleep(0.05)
-                assert "fits on no device" not in said
+                assert "fits on no device" not in message
 
                 house.tell(*whole, nodes=[CUT])
-                while left not in await ours(api, namespace):
+                while left not in await own_pod(api, namespace):
                     await asyncio.sleep(0.05)
                 assert (await house.call(left))[0] == 200
         finally:
@@ -94,9 +94,9 @@ async def test_partitioned_gpu_is_drained_for_a_model_that_needs_all_of_it(
                 while '"running":1' not in await (await house.session.get(row)).text():
                     await asyncio.sleep(0.05)
                 asked = asyncio.create_task(house.call("whole"))
-                while "until busy has stopped" not in (said := await explained(house, "whole")):
+                while "until busy has stopped" not in (message := await explained(house, "whole")):
                     await asyncio.sleep(0.05)
-                assert f"{node.name}/gpu-0" in said
+                assert f"{node.name}/gpu-0" in message
                 late = kept("late", node, "30Gi")
                 house.tell(first, busy, whole, late, nodes=[CUT])
                 while "its GPU is being vacated for whole, which needs a whole GPU" not in await explained(
@@ -105,9 +105,9 @@ async def test_partitioned_gpu_is_drained_for_a_model_that_needs_all_of_it(
                     await asyncio.sleep(0.05)
                 assert not calling.done()
                 release.touch()
-                assert (await calling)[0] == 200, "nobody's Call is cut"
+                assert (await calling)[0] == 200, "no request is interrupted"
                 assert (await asked)[0] == 200
-                there = await ours(api, namespace)
+                there = await own_pod(api, namespace)
                 assert "late" not in there
                 (got,) = read_allocations(await api.get(f"{claims}/{there['whole']['metadata']['name']}"))
                 assert got.entry.rpartition("/")[2] == "gpu-0"
@@ -128,7 +128,7 @@ async def test_models_get_the_smallest_partition_and_free_the_gpu_afterwards(
 
         async def got(name: str) -> str:
             """The device that the claim of a model's pod has."""
-            while name not in (there := await ours(api, namespace)):
+            while name not in (there := await own_pod(api, namespace)):
                 await asyncio.sleep(0.05)
             (one,) = read_allocations(await api.get(f"{claims}/{there[name]['metadata']['name']}"))
             return one.entry.rpartition("/")[2]
@@ -137,7 +137,7 @@ async def test_models_get_the_smallest_partition_and_free_the_gpu_afterwards(
             house.write(small, nodes=[CUT])
             async with house.running():
                 assert await got("small") == cut_name("1g.10gb", 0), "not the whole GPU, which was free"
-                pod = (await ours(api, namespace))["small"]
+                pod = (await own_pod(api, namespace))["small"]
                 assert pod["metadata"]["annotations"][SLICES] == f"{node.name}/gpu-0", "which was chosen"
                 assert (await house.call("small"))[0] == 200
                 house.tell(small, large, nodes=[CUT])

@@ -13,7 +13,7 @@ import pytest
 
 from autoscaler.kubernetes.api import Api
 from autoscaler.slicing.dra import read_allocations
-from tests.integration.cluster.slicing.test_device_allocation import SLICES, WAIT_S_MAX, explained, kept, noded, ours
+from tests.integration.cluster.slicing.test_device_allocation import SLICES, WAIT_S_MAX, explained, kept, noded, own_pod
 from tests.integration.cluster.slicing.test_dra_claims import RESOURCE, create_device_classes
 from tests.integration.cluster.support.installations.single_instance import House
 from tests.support.builders.resource_slices import DRIVER, gpu, resource_slice
@@ -51,7 +51,7 @@ async def test_shared_claim_serves_two_replicas_and_is_deleted_with_the_last(
         try:
             house.write(*models.values(), nodes=[SHARED])
             async with house.running():
-                while len(begun := await ours(api, namespace)) < 2:
+                while len(begun := await own_pod(api, namespace)) < 2:
                     await asyncio.sleep(0.05)
                 (left,) = models.keys() - begun.keys()
                 for name, pod in begun.items():
@@ -63,14 +63,14 @@ async def test_shared_claim_serves_two_replicas_and_is_deleted_with_the_last(
                 assert [one.entry for one in read_allocations(claim)] == [f"{DRIVER}/{node.name}/gpu-0"]
                 uids = {pod["metadata"]["uid"] for pod in begun.values()}
                 assert reserved(claim) == {one["uid"] for one in claim["metadata"]["ownerReferences"]} == uids
-                while "Not placed" not in (said := await explained(house, left)):
+                while "Not placed" not in (message := await explained(house, left)):
                     await asyncio.sleep(0.05)
-                assert "fits on no device" not in said
-                assert left not in await ours(api, namespace)
+                assert "fits on no device" not in message
+                assert left not in await own_pod(api, namespace)
 
                 first, second = begun
                 house.tell(models[second], models[left], nodes=[SHARED])
-                while left not in await ours(api, namespace):
+                while left not in await own_pod(api, namespace):
                     await asyncio.sleep(0.05)
                 assert (await house.call(left))[0] == 200
                 assert (await house.call(second))[0] == 200
@@ -80,7 +80,7 @@ async def test_shared_claim_serves_two_replicas_and_is_deleted_with_the_last(
                 while await claims():
                     await asyncio.sleep(0.05)
                 house.tell(models[first], nodes=[SHARED])
-                while first not in await ours(api, namespace):
+                while first not in await own_pod(api, namespace):
                     await asyncio.sleep(0.05)
                 assert (await house.call(first))[0] == 200
                 (anew,) = await claims()

@@ -107,11 +107,11 @@ async def place(api: Api, namespace: str, tmp_path: Path) -> AsyncIterator[Scene
 
 def holder(scene: Scene) -> dict[str, Any]:
     """Another owner's pod with a MIG device, bound to the node."""
-    asks = {"limits": {"nvidia.com/mig-1g.10gb": "1"}}
+    requested = {"limits": {"nvidia.com/mig-1g.10gb": "1"}}
     return {
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "theirs"},
         "spec": {"nodeName": scene.node, "containers": [
-            {"name": "c", "image": "i", "command": ["/bin/sleep", "600"], "resources": asks},
+            {"name": "c", "image": "i", "command": ["/bin/sleep", "600"], "resources": requested},
         ]},
     }  # fmt: skip
 
@@ -172,8 +172,8 @@ async def test_node_repartitioned_by_others_is_not_changed(place: Scene, what: d
 
 
 async def test_repartition_order_keeps_foreign_entries_of_the_configmap(place: Scene) -> None:
-    theirs = [{"devices": "all", "mig-enabled": True, "mig-devices": {"7g.80gb": 1}}]
-    text = yaml.safe_dump({"version": "v1", "mig-configs": {"all-7g.80gb": theirs}})
+    foreign = [{"devices": "all", "mig-enabled": True, "mig-devices": {"7g.80gb": 1}}]
+    text = yaml.safe_dump({"version": "v1", "mig-configs": {"all-7g.80gb": foreign}})
     made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "mig"}, "data": {FILE: text, "more": "x"}}
     await place.api.create(place.config_maps, made)
     async with place.cutter() as (one, seen):
@@ -181,7 +181,7 @@ async def test_repartition_order_keeps_foreign_entries_of_the_configmap(place: S
         await seen.until(lambda seen: seen.is_in("pending"))
         entries = await place.configurations()
         assert entries.keys() == {"all-7g.80gb", *configs_of(CUTS)}
-        assert entries["all-7g.80gb"] == theirs
+        assert entries["all-7g.80gb"] == foreign
         assert (await place.api.get(f"{place.config_maps}/mig"))["data"]["more"] == "x"
 
 

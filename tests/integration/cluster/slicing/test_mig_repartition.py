@@ -15,7 +15,7 @@ import pytest
 from autoscaler.kubernetes.api import Api, ApiError
 from autoscaler.queries.mig_status import TRIES_MAX
 from autoscaler.slicing.mig import STATE
-from tests.integration.cluster.slicing.test_device_allocation import occupied, ours
+from tests.integration.cluster.slicing.test_device_allocation import occupied, own_pod
 from tests.integration.cluster.support.clients.gateway_requests import good
 from tests.integration.cluster.support.controllers.fake_mig_manager import (
     CONFIG_MAP,
@@ -57,14 +57,14 @@ async def states(estate: Estate, name: str, words: str, autoscaler: str = "a1") 
     """Waits until `explain` shows these words for a model."""
 
     async def is_told() -> bool:
-        return words in await estate.said(autoscaler, f"/api/v1/explain/model/{name}")
+        return words in await estate.read_ops(autoscaler, f"/api/v1/explain/model/{name}")
 
     await estate.until(is_told)
 
 
 async def placed(api: Api, estate: Estate, name: str) -> tuple[str, dict[str, str]]:
     """The node and the resource limits of a model's pod."""
-    pod = (await ours(api, estate.namespace))[name]
+    pod = (await own_pod(api, estate.namespace))[name]
     return pod["spec"]["nodeName"], pod["spec"]["containers"][0]["resources"]["limits"]
 
 
@@ -74,7 +74,7 @@ async def test_idle_node_is_repartitioned_for_a_model_and_busy_nodes_are_not(
 ) -> None:
     """A pod of others runs on the first of three nodes and a replica on the second."""
     first, second, idle = managers
-    theirs = await occupied(
+    foreign = await occupied(
         api, cutting.namespace, first.node, {"limits": {"nvidia.com/mig-1g.10gb": "1"}}
     )  # fmt: skip
     small, half = asking("small", SMALL, cutting, second), asking("half", HALF, cutting)
@@ -92,7 +92,7 @@ async def test_idle_node_is_repartitioned_for_a_model_and_busy_nodes_are_not(
         await asyncio.sleep(2 * (short_mig_delays.EVERY_S + short_mig_delays.NODE_EVERY_S))
         assert [len(one.states) for one in managers] == [0, 0, 1]
         assert good("small", await house.call("small"))
-        await api.delete(theirs)
+        await api.delete(foreign)
         assert good("whole", await waits)
         assert await placed(api, house, "whole") == (first.node.name, {"nvidia.com/mig-7g.80gb": "1"})
         assert [len(one.states) for one in managers] == [1, 0, 1]
@@ -115,7 +115,7 @@ async def test_failing_node_is_skipped_after_max_repartition_attempts(
             await states(house, "half", f"could not be repartitioned in {TRIES_MAX} attempts")
             await asyncio.sleep(2 * (short_mig_delays.RETRY_S[-1] + short_mig_delays.EVERY_S))
         assert good("small-1", *answers)
-        assert len(bad.orders) == len({*bad.orders}) == TRIES_MAX, "told the same it does nothing"
+        assert len(bad.orders) == len({*bad.orders}) == TRIES_MAX, "an unchanged order has no effect"
         assert not waits.done()
         bad.fate = lambda: "success"
         await bad.say(config="all-disabled")

@@ -109,8 +109,8 @@ async def test_gpu_shared_three_ways_serves_three_replicas_and_queues_the_fourth
                 answers = [await house.call(name) for name in first]
                 assert [status for status, _ in answers] == [200] * 3
                 (left,) = set(NAMES) - first.keys()
-                gone = min(first)
-                house.tell(*(one for name, one in models.items() if name != gone), nodes=kinds)
+                removed = min(first)
+                house.tell(*(one for name, one in models.items() if name != removed), nodes=kinds)
                 while left not in await bound(api, namespace):
                     await asyncio.sleep(0.05)
                 assert (await house.call(left))[0] == 200

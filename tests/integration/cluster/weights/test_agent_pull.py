@@ -100,8 +100,8 @@ class Scene:
 
     async def answers(self) -> dict[str, float]:
         """Checks that a request succeeds and returns the phases of the start."""
-        status, said = await self.house.call("ada")
-        assert (status, "I am ada" in said) == (200, True), said
+        status, body = await self.house.call("ada")
+        assert (status, "I am ada" in body) == (200, True), body
         return dict((await self.ops("models/ada"))["last_start_phases"])
 
 
@@ -199,8 +199,8 @@ async def test_failed_weights_pull_fails_the_start_with_its_reason(
     async with FakeRegistry().serving() as registry:
         house.write(ada(registry.host, start={"retries": 0}))
         async with house.running(), scene.agent(), asyncio.timeout(180):
-            status, said = await house.call("ada")
-            assert status == 503, said
+            status, body = await house.call("ada")
+            assert status == 503, body
             explained = str(await scene.ops("explain/model/ada"))
             assert f"its weights: {registry.host}: there is no manifest v1 of {packed_models.NAME}" in explained
             assert not await scene.pods()
@@ -246,8 +246,8 @@ async def test_model_with_hub_or_bucket_artifact_starts_from_pulled_weights(
             await served.create(models(namespace), one)
         async with house.running(), scene.agent(), asyncio.timeout(180):
             for name in ("cleo", "dora"):
-                status, said = await house.call(name)
-                assert status == 200, said
+                status, body = await house.call(name)
+                assert status == 200, body
             copies = {row.record.reference for row in Store(scene.store).rows()}
             assert copies == {"hf://acme/tiny?include=*.gguf", "s3://models/tiny/ada.gguf"}
 
@@ -330,8 +330,8 @@ async def test_weights_image_is_mounted_by_digest_without_a_pull_by_the_agent(
         house.write(plain, weights=IMAGES)
         async with house.running(), scene.agent(), asyncio.timeout(180):
             while (
-                "has not been inspected yet" in (said := str(await scene.ops("explain/model/ada")))
-                or "as an image" not in said
+                "has not been inspected yet" in (message := str(await scene.ops("explain/model/ada")))
+                or "as an image" not in message
             ):
                 await asyncio.sleep(0.1)  # an agent checks before any request
             assert (await house.call("ada"))[0] == 200

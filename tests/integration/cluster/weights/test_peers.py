@@ -48,8 +48,8 @@ async def test_node_pulls_weights_from_a_peer_instead_of_the_registry(
             await packed_models.push(client, OciLayout(layout(tmp_path)))
         house.write(named("ada", registry.host, node), named("bea", registry.host, second))
         async with house.running(), one.agent(*words), other.agent(*words), asyncio.timeout(300):
-            status, said = await house.call("ada")
-            assert status == 200, said
+            status, body = await house.call("ada")
+            assert status == 200, body
             blobs = registry.asked("GET", "/blobs/")
             assert [seen for seen in blobs if digest_of(CONTENT) in seen.path]
 
@@ -58,9 +58,9 @@ async def test_node_pulls_weights_from_a_peer_instead_of_the_registry(
 
             for seen in blobs:
                 registry.always["GET", seen.path] = away
-            status, said = await house.call("bea")
-            assert status == 200, said
+            status, body = await house.call("bea")
+            assert status == 200, body
             assert len(registry.asked("GET", "/blobs/")) == len(blobs), "the registry gave no byte of it again"
             assert registry.asked("GET", "/manifests/"), "what it means, and who may have it, is the registry's to say"
-        mine, theirs = (Store(scene.store).rows()[0].record for scene in (one, other))
-        assert mine.digest == theirs.digest
+        mine, foreign = (Store(scene.store).rows()[0].record for scene in (one, other))
+        assert mine.digest == foreign.digest

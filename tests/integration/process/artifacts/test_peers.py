@@ -101,7 +101,7 @@ def test_pull_with_a_wrong_peer_token_completes_from_the_registry(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("serve", "--listen", "0.0.0.0:0"), "any client could fetch weights: set --peer-token-file"),
         (("serve", "--listen", "0.0.0.0:0", "--peer-token-file", "TOKEN"), "this address requires TLS"),
@@ -112,7 +112,7 @@ def test_pull_with_a_wrong_peer_token_completes_from_the_registry(tmp_path: Path
 )
 @pytest.mark.standard
 def test_invalid_peer_options_are_rejected_with_their_reason(
-    words: tuple[str, ...], said: str, tmp_path: Path, secret: Path
+    words: tuple[str, ...], message: str, tmp_path: Path, secret: Path
 ) -> None:
     given = [str(secret) if word == "TOKEN" else word for word in words]
     done = subprocess.run(
@@ -121,7 +121,7 @@ def test_invalid_peer_options_are_rejected_with_their_reason(
         timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr
     assert TOKEN not in done.stderr
 
 

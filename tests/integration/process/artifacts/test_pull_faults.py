@@ -23,7 +23,7 @@ from artifacts.store.store import Store
 from tests.support.builders.artifacts import packed_models
 from tests.support.builders.artifacts.packed_models import NAME
 from tests.support.builders.artifacts.weight_file_headers import as_gguf
-from tests.support.fakes.registry import FakeRegistry, digest_of, says
+from tests.support.fakes.registry import FakeRegistry, digest_of, reply
 from tests.support.harness.artifacts.weight_store import content, whole
 from tests.support.harness.faults.full_disk import why_no_mount
 
@@ -95,7 +95,7 @@ async def test_pull_resumes_after_a_full_disk_and_keeps_other_copies(tmp_path: P
 
         async def full(request: web.Request) -> web.StreamResponse:
             held.go_on.set()
-            return await says()(request)
+            return await reply()(request)
 
         held.fake.always["GET", "/full"] = full
         words = (
@@ -114,9 +114,9 @@ async def test_pull_resumes_after_a_full_disk_and_keeps_other_copies(tmp_path: P
         result = json.loads(out)
         ranges = held.ranges()
     assert result["first"][0] == 0
-    code, said = result["full"]
-    assert (code, said.count("\n")) == (1, 1), said
-    assert "the disk is full; free space or use a larger volume" in said
+    code, reported = result["full"]
+    assert (code, reported.count("\n")) == (1, 1), reported
+    assert "the disk is full; free space or use a larger volume" in reported
     assert [one["artifact"] for one in result["copies"]] == [reference(held, "small")]
     assert result["verify"][0] == 0
     names = {path.rpartition("/")[2] for path in result["half"]}
@@ -132,7 +132,7 @@ async def test_pull_resumes_after_a_full_disk_and_keeps_other_copies(tmp_path: P
 @pytest.mark.case("48")
 async def test_pull_killed_repeatedly_resumes_and_completes(tmp_path: Path) -> None:
     """SIGKILL before the first byte, within a part, between parts and before the last byte; one store for all.
-    Each pull resumes where the sidecar says, less than one mark behind the received data.
+    Each pull resumes where the sidecar reply, less than one mark behind the received data.
     """
     store = tmp_path / "store"
     size = len(LARGE["b.gguf"])
@@ -167,8 +167,8 @@ async def test_pull_killed_repeatedly_resumes_and_completes(tmp_path: Path) -> N
 
 def _remembered_bytes(store: Path, size: int) -> int:
     """Return the number of bytes that the sidecar records."""
-    said = [
+    reported = [
         progress_file.parse_progress(one.read_bytes(), Digest(BLOB), size, Disk().boot)
         for one in store.rglob("*.parts")
     ]
-    return max((one.came for one in said if one is not None), default=0)
+    return max((one.came for one in reported if one is not None), default=0)

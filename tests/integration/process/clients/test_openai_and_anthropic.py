@@ -36,7 +36,7 @@ KEYS = {"acme": "pl-acme-key", "lab": "pl-lab-key"}
 
 def real(folder: Path, name: str, *args: str, memory: str = "64Mi", **spec: object) -> Document:
     """Return a Model of the real engine that generates its sentence."""
-    tiny_gguf.make_model(folder / f"{name}.gguf", SENTENCES.get(name, f"Only {name} says this."))
+    tiny_gguf.make_model(folder / f"{name}.gguf", SENTENCES.get(name, f"Only {name} writes this."))
     artifact = f"file://{folder}/{name}.gguf"
     return model(
         name, engine="llama.cpp", artifact=artifact, args=["--threads=1", *args], gpu={"memory": memory}, **spec
@@ -105,7 +105,7 @@ async def test_openai_client_gets_valid_answers_from_all_other_endpoints(clients
     retrieved = await api.models.retrieve("ada")
     assert (retrieved.id, retrieved.object) == ("ada", "model")
     assert (await api.models.retrieve("lab/ada:v1")).id == "ada", "which the client sends percent-encoded"
-    assert clients.one.starts("ada") == 0, "listing wakes nobody"
+    assert clients.one.starts("ada") == 0, "listing models starts no replica"
     embedded = await api.embeddings.create(model="emb", input=["one", "two words"])
     assert len(embedded.data) == 2
     assert len(embedded.data[0].embedding) > 100
@@ -186,14 +186,14 @@ async def test_tenant_key_gives_access_only_to_the_models_of_its_tenant(tmp_path
     ]
     async with serving(tmp_path, *documents, options=("--gateways", "2")) as one:
         for key in ("wrong", KEYS["lab"] + "x"):
-            async with clients_of(one, key) as nobody:
+            async with clients_of(one, key) as unauthorized:
                 with pytest.raises(openai.AuthenticationError) as refused:
-                    await nobody.openai.chat.completions.create(model="bob", messages=[ASK])
+                    await unauthorized.openai.chat.completions.create(model="bob", messages=[ASK])
                 assert refused.value.code == "invalid_api_key"
                 with pytest.raises(openai.AuthenticationError):
-                    await nobody.openai.models.list()
+                    await unauthorized.openai.models.list()
                 with pytest.raises(anthropic.AuthenticationError):
-                    await nobody.anthropic.messages.create(model="bob", max_tokens=9, messages=[ASK])
+                    await unauthorized.anthropic.messages.create(model="bob", max_tokens=9, messages=[ASK])
         async with clients_of(one, KEYS["acme"]) as acme, clients_of(one, KEYS["lab"]) as lab:
             await permitted(acme, lab)
         for path in one.state.rglob("*"):
@@ -212,14 +212,14 @@ async def permitted(acme: Clients, lab: Clients) -> None:
     assert hidden.value.code == "model_not_found", "not 403: it does not exist for them"
     mine = await acme.openai.chat.completions.create(model="ada", messages=[ASK])
     assert mine.choices[0].message.content == SENTENCES["ada"]
-    theirs = await lab.anthropic.messages.create(model="bob", max_tokens=50, messages=[ASK])
-    assert getattr(theirs.content[0], "text", "") == SENTENCES["bob"]
+    foreign = await lab.anthropic.messages.create(model="bob", max_tokens=50, messages=[ASK])
+    assert getattr(foreign.content[0], "text", "") == SENTENCES["bob"]
 
 
 async def test_failed_start_and_full_queue_raise_the_matching_client_errors(tmp_path: Path) -> None:
-    gone = model("gone", engine="llama.cpp", artifact=f"file://{tmp_path}/gone.gguf")
+    removed = model("gone", engine="llama.cpp", artifact=f"file://{tmp_path}/gone.gguf")
     full = fake(tmp_path, "full", "--start-delay", "3600", queue={"callsMax": 0})
-    async with serving(tmp_path, gone, full) as one, clients_of(one, max_retries=0) as strict:
+    async with serving(tmp_path, removed, full) as one, clients_of(one, max_retries=0) as strict:
         with pytest.raises(openai.InternalServerError) as failed:
             await strict.openai.chat.completions.create(model="gone", messages=[ASK])
         assert (failed.value.status_code, failed.value.code) == (503, "model_start_failed")

@@ -1,7 +1,7 @@
 """The official `openai` client in bulk: a thousand concurrent streams through two gateways, each complete and exact.
 
 The client has its defaults, retries and connection pool (1,000 connections) included; only its 5 s connect timeout is
-raised, since it opens all connections in one thread on shared cores. No setting of ours needs to change:
+raised, since it opens all connections in one thread on shared cores. No setting of Pilotlight needs to change:
 `limits.connectionsPerAddressMax` is 2,000 per gateway, and a queue holds 1,000 requests in each.
 """
 

@@ -70,8 +70,8 @@ async def test_cordon_survives_a_restart_and_drain_moves_the_replica(tmp_path: P
         assert first.endswith("gpu1 is empty")
         assert on(one) == {"ada": "gpu0"}, "it moved"
         assert one.states("ada").count("ready") >= 2
-        said = await pilotlight(one, "drain", "local", "--no-wait", "--output", "json")
-        assert json.loads(said)["kind"] == "node"
+        reported = await pilotlight(one, "drain", "local", "--no-wait", "--output", "json")
+        assert json.loads(reported)["kind"] == "node"
         await one.zero("ada")
         waits = one.begin(shot("ada"))
         await until("it waits", lambda: one.demand("ada")["waiting"] == 1)
@@ -98,7 +98,7 @@ async def test_live_plan_shows_starts_and_stops_without_executing_them(tmp_path:
         stops: list[str] = []
         while not stops:
             result = json.loads(await pilotlight(one, *words, "--output", "json"))
-            stops = [gone["model"] for gone in result["stops"]]
+            stops = [removed["model"] for removed in result["stops"]]
             assert [lack["model"] for lack in result["unmet"]] == ["bob"] * (not stops), "until its residency is over"
         assert (stops, [start["model"] for start in result["starts"]]) == (["ada"], ["bob"])
         assert on(one) == {"ada": "gpu0"}

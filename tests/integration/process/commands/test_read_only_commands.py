@@ -93,9 +93,9 @@ async def test_status_watch_writes_each_state_change_to_a_file(tmp_path: Path) -
         process = watch(one, tmp_path, "--output", "json")
         try:
             written = tmp_path / "watched.txt"
-            await until("the first state is told", lambda: written.read_text().endswith("\n"))
+            await until("the first state is printed", lambda: written.read_text().endswith("\n"))
             await one.call("ada")
-            await until("its change is told", lambda: '"state": "ready"' in written.read_text())
+            await until("its change is printed", lambda: '"state": "ready"' in written.read_text())
         finally:
             process.send_signal(signal.SIGINT)
             assert process.wait(60) == 0

@@ -123,10 +123,10 @@ async def test_gateway_without_an_autoscaler_exits_on_sigterm(tmp_path: Path) ->
         try:
             await until("it runs", lambda: answers(ops))
             gateway.terminate()
-            said = (await asyncio.to_thread(gateway.communicate, timeout=STOP_S))[1]
+            output = (await asyncio.to_thread(gateway.communicate, timeout=STOP_S))[1]
             assert gateway.returncode == 0
             # A gateway that waited for so long before the test stopped it reports that.
-            assert said in {b"", f"event=model_sync_timed_out timeout_s={INFORMED_S_MAX:g}\n".encode()}
+            assert output in {b"", f"event=model_sync_timed_out timeout_s={INFORMED_S_MAX:g}\n".encode()}
         finally:
             gateway.kill()
 

@@ -89,7 +89,7 @@ async def test_client_disconnect_cancels_the_request_and_frees_its_slot(tmp_path
             parked = Raw(one, name, stream=stream)
             await until("the next one waits", partial(shows, one, name, waiting=1))
             parked.leave(how)
-            await until("the parked one is gone", partial(shows, one, name, waiting=0))
+            await until("the queued request was removed", partial(shows, one, name, waiting=0))
             left_s = client.leave(how)
             calls = await until("the engine notes it", partial(transcript, tmp_path, name))
             assert (len(calls), calls[0].aborted) == (1, True)
@@ -300,7 +300,7 @@ async def test_connections_beyond_the_file_descriptor_limit_are_closed(tmp_path:
         results = await streams
         assert judge_run(4, results).completed == 4, "what runs goes on"
         assert b" 200 OK" in await crowd.ask(chat("bob", close=True)), "under the same limit, but with room"
-        assert one.starts("ada") == one.starts("bob") == 1, "a gateway's shortage says nothing of an engine"
+        assert one.starts("ada") == one.starts("bob") == 1, "a shortage in a gateway is no evidence about an engine"
         assert one.gateways()["gateway-1"] == gateway
 
 

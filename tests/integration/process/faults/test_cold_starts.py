@@ -134,7 +134,7 @@ async def test_replica_without_clients_stays_for_its_minimum_residency_time(tmp_
             client.stop.request()
 
         results, _ = await asyncio.gather(client.run([shot("ada") for _ in range(40)]), leave())
-        await until("nobody waits", lambda: one.demand("ada")["waiting"] == 0)
+        await until("no request waits", lambda: one.demand("ada")["waiting"] == 0)
         assert [result.ending for result in results] == [Ending.ABANDONED] * 40
         (tmp_path / "begin").touch()
         await until("it was ready", lambda: "ready" in one.states("ada"))
@@ -143,7 +143,7 @@ async def test_replica_without_clients_stays_for_its_minimum_residency_time(tmp_
         assert [move.state for move in moves] == ["starting", "ready", "draining", "stopping", "gone"]
         assert moves[2].at_s - moves[1].at_s > residency_s - 0.1, "what has started is held for its residency"
         assert one.starts("ada") == 1
-    assert transcript(tmp_path, "ada") == [], "no grant to a client that is gone"
+    assert transcript(tmp_path, "ada") == [], "no grant to a client that has disconnected"
 
 
 async def test_retrying_clients_complete_after_a_slow_cold_start(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ async def test_retrying_clients_complete_after_a_slow_cold_start(tmp_path: Path)
 
 
 async def test_request_with_a_short_wait_limit_fails_early_but_starts_the_model(tmp_path: Path) -> None:
-    # After the second start nobody calls for a while: the residency is longer than a pause of the test.
+    # After the second start there is no request for a while: the residency is longer than a pause of the test.
     ada = fake(tmp_path, "ada", "--start-delay", "8", "--tokens-per-s", "0", idleSeconds=5, residencySeconds=30)
     async with serving(tmp_path, ada) as one:
         assert (await one.call("ada")).ending is Ending.COMPLETED
@@ -203,7 +203,7 @@ async def test_two_models_on_one_device_alternate_without_failed_requests(tmp_pa
         assert judge_run(rounds + 30, results).completed == rounds + 30
         starts = sum(map(one.starts, names))
         assert 4 <= starts <= past_s / residency_s + 1, f"{starts} starts in {past_s:.1f} s"
-        assert max(result.first_byte_s or 99 for result in results) < 2 * BUSY_S, "nobody starves"
+        assert max(result.first_byte_s or 99 for result in results) < 2 * BUSY_S, "every model was served"
     calls = [call for name in names for call in transcript(tmp_path, name)]
     assert [call for call in calls if not call.finished] == [], "no running Call was cut"
     assert len(calls) == rounds + 30

@@ -98,7 +98,7 @@ async def test_killed_gateway_loses_only_its_running_requests(tmp_path: Path) ->
         name, victim = max(one.gateways().items(), key=lambda each: connected(one, each[1]))
         killed_s = time.time()
         os.kill(victim, signal.SIGKILL)
-        await until("its Calls are gone from the engine", lambda: one.busy("ada") < slots)
+        await until("the engine has none of its requests", lambda: one.busy("ada") < slots)
         more = one.begin(*(shot("ada", tokens=4) for _ in range(2 * slots)))
         results = await streams
         ids = [result.headers.get("x-request-id") for result in results]
@@ -110,7 +110,7 @@ async def test_killed_gateway_loses_only_its_running_requests(tmp_path: Path) ->
         assert one.gateways()[name] != victim, "it is replaced"
         assert one.starts("ada") == 1
     calls = transcript(tmp_path, "ada")
-    assert full_s(calls, slots, killed_s) - killed_s < HOLDS_BACK_S + BUSY_S, "its holds are somebody's again"
+    assert full_s(calls, slots, killed_s) - killed_s < HOLDS_BACK_S + BUSY_S, "its holds belong to a gateway again"
     assert most_at_once(calls) <= slots
 
 
@@ -188,7 +188,7 @@ async def test_process_that_reuses_a_recorded_pid_is_never_signalled(tmp_path: P
             assert (await one.call("ada")).ending is Ending.COMPLETED
             assert one.starts("ada") == 2
             assert await one.stop() == 0
-            assert foreign.poll() is None, "somebody else's process lives"
+            assert foreign.poll() is None, "another user's process still runs"
         finally:
             foreign.kill()
             foreign.wait()

@@ -46,4 +46,4 @@ async def test_malformed_engine_response_fails_the_request_with_one_error(tmp_pa
         fine = [streams[name] for name in ("short", "drizzle", "good")]
         fine += [wholes[name] for name in ("chunks", "drizzle", "good")]
         assert judge_run(len(fine), fine).completed == len(fine)
-        assert one.starts("chunks") == one.starts("flood") == 1, "an engine that answers oddly is not dead"
+        assert one.starts("chunks") == one.starts("flood") == 1, "an engine with an unusual response has not failed"

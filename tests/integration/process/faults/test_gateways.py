@@ -52,7 +52,7 @@ async def test_gateway_disconnected_during_a_drain_loses_only_running_streams(tm
         one.process.send_signal(signal.SIGHUP)
         await until("the old one drains", lambda: one.replicas("ada") == {"ready": 1, "draining": 1})
         (served,) = await gateway.begin(shot("ada", tokens=1))
-        assert served.ending is Ending.COMPLETED, "it serves on from what it knows"
+        assert served.ending is Ending.COMPLETED, "it continues with its last known state"
         (cut,) = await stream
         assert (cut.ending, cut.errors, cut.code, cut.saw_done) == (Ending.FAILED, 1, "upstream_error", False)
         (stopped,) = (move for move in one.moves("ada") if move.state == "stopping")

@@ -29,7 +29,7 @@ async def test_requests_for_a_model_that_fits_no_device_are_rejected_with_503(tm
     huge, ada = fake(tmp_path, "huge", gpu={"memory": "200Mi"}), fake(tmp_path, "ada", "--tokens-per-s", "0")
     async with serving(tmp_path, huge, ada) as one:
         warning = f"pilotlight: Model huge fits on no device: {NEVER}; its requests get 503 no_capacity"
-        await until("it is said at the start", lambda: warning in one.said().splitlines())
+        await until("it is logged at the start", lambda: warning in one.said().splitlines())
         assert f"It fits on no device: {NEVER}." in pilotlight(one, "explain", "model", "huge"), "before any Call"
         for _ in range(2):
             refused = await one.call("huge")

@@ -62,7 +62,7 @@ async def nothing_moves(one: Serving, begin: Path, *, warm: bool) -> AsyncIterat
         else:
             await until("its process is there", lambda: one.engines("ada"))
             holder.leave()
-            await until("nobody waits", lambda: one.demand("ada") == {"waiting": 0, "running": 0})
+            await until("no request waits", lambda: one.demand("ada") == {"waiting": 0, "running": 0})
             try:
                 yield
             finally:

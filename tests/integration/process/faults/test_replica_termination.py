@@ -150,7 +150,7 @@ async def test_engine_killed_during_a_json_response_resets_the_connection(tmp_pa
             await until("it has the first bytes", lambda: cut.began_s)
             os.kill(one.engines()[0], signal.SIGKILL)
             await cut.done
-        assert (cut.connection.answer.status, cut.cut) == (200, True), "a reset says so"
+        assert (cut.connection.answer.status, cut.cut) == (200, True), "a reset reports it"
         assert (await one.call("ada", stream=False)).text == SENTENCE
 
 

@@ -43,7 +43,7 @@ async def test_sigterm_stops_all_engines_when_the_autoscaler_is_dead(tmp_path: P
         if noticed:  # the second pause is 0.4 s
             for deaths in (1, 2):
                 os.kill(await until("there is one", one.autoscaler), signal.SIGKILL)
-                await until("its death is said", partial(died, one, deaths))
+                await until("its exit is logged", partial(died, one, deaths))
             assert await one.stop() == 0
         else:
             freeze(one.process.pid)
@@ -68,7 +68,7 @@ async def test_sigterm_during_adoption_stops_the_engines(tmp_path: Path) -> None
         assert (await waiting)[0].ending is Ending.LOST
         engines = one.marked()
         assert len(engines) == 3, "engines live on"
-        said = one.said().count("ready on")
+        count = one.said().count("ready on")
         contract = one.state / "run" / "autoscaler.sock"
         for _ in range(STARTS_MAX):
             contract.unlink(missing_ok=True)
@@ -78,14 +78,14 @@ async def test_sigterm_during_adoption_stops_the_engines(tmp_path: Path) -> None
             if not contract.exists():  # else gateways can know already what runs
                 break
             await one.kill()
-            said = one.said().count("ready on")
+            count = one.said().count("ready on")
         assert not contract.exists()
         assert one.process is not None
         one.process.send_signal(signal.SIGTERM)
         await until("its stop is ordered", lambda: is_stopping(autoscaler))
         os.kill(autoscaler, signal.SIGCONT)
         assert await one.ended() == 0
-        assert one.said().count("ready on") == said, "that was before it was ready"
+        assert one.said().count("ready on") == count, "that was before it was ready"
         assert not [pid for pid in engines if running(pid)]
         assert one.marked() == []
         assert one.records() == []

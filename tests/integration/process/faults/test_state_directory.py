@@ -48,7 +48,7 @@ def contains(file: Path, word: bytes) -> bool:
 @pytest.mark.parametrize("name", FIXES)
 @pytest.mark.standard
 async def test_corrupt_state_file_fails_the_start_and_keeps_engines_running(tmp_path: Path, name: str) -> None:
-    """With guessed contents, running engines would not be recognised as ours, or gateways would ignore the leader."""
+    """With guessed contents, Pilotlight would not find its running engines, or gateways would reject the leader."""
     async with serving(tmp_path, fake(tmp_path, "ada", "--tokens-per-s", "0")) as one:
         engine = await warm(one)
         await one.kill()
@@ -99,13 +99,13 @@ async def test_unusable_history_file_only_logs_a_warning(tmp_path: Path) -> None
         assert one.marked() == []
         in_the_way(aside)
         await one.start()
-        await until("it says so", lambda: f"{file} cannot be read" in one.said())  # gateways may be ready earlier
+        await until("it is logged", lambda: f"{file} cannot be read" in one.said())  # gateways may be ready earlier
         await warm(one)
         assert await one.stop() == 0
         (aside / "something").unlink()
         aside.rmdir()
         await one.start()
-        await until("it says so", lambda: f"moved to {aside}" in one.said())
+        await until("it is logged", lambda: f"moved to {aside}" in one.said())
         await warm(one)
         assert await one.stop() == 0
         assert file.is_file(), "it can be written again"

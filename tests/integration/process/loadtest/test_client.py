@@ -42,12 +42,12 @@ async def server_saying(*answers: bytes) -> AsyncIterator[str]:
     left = list(answers)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        said = b"more"
-        while left and said:
+        content = b"more"
+        while left and content:
             head = await reader.readuntil(b"\r\n\r\n")
             await reader.readexactly(int(head.partition(b"Content-Length: ")[2].split()[0]))
-            said = left.pop(0)
-            writer.write(said)
+            content = left.pop(0)
+            writer.write(content)
         writer.close()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)

@@ -320,7 +320,7 @@ def test_busy_503_and_error_500_faults_apply_to_every_nth_request(tmp_path: Path
 
 def test_slow_health_fault_delays_health_checks_but_not_requests(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--tokens-per-s", "0", "--fail", f"slow-health:{2 * WITHIN_S}") as engine:
-        assert post(engine)[0] == 200, "nobody waits so long here"
+        assert post(engine)[0] == 200, "no request waits that long"
     with fake_engine(tmp_path, "--tokens-per-s", "0", "--fail", "slow-health:1") as engine:
         began_s = time.monotonic()
         assert get(engine, "/health")[0] == 200

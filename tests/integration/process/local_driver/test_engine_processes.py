@@ -180,10 +180,10 @@ def test_stopping_a_replica_keeps_its_namesake_in_another_installation(rig: Loca
     other = LocalRig(tmp_path / "other")
 
     async def scenario() -> None:
-        mine, theirs, (r1, model) = rig.driver(), other.driver(), rig.replica("r1", Manner.GOOD)
-        async with running(mine) as seen_here, running(theirs) as seen_there:
+        mine, foreign, (r1, model) = rig.driver(), other.driver(), rig.replica("r1", Manner.GOOD)
+        async with running(mine) as seen_here, running(foreign) as seen_there:
             mine.start(r1, model)
-            theirs.start(r1, model)
+            foreign.start(r1, model)
             await seen_here.until(R1, Seen.READY)
             await seen_there.until(R1, Seen.READY)
             mine.stop(r1, 1.0)

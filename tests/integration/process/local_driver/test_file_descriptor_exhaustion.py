@@ -86,8 +86,8 @@ async def test_process_cleanup_waits_until_a_file_descriptor_is_free(marked: sub
 
 
 async def test_health_probe_waits_while_no_file_descriptor_is_free() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as nobody, no_file_descriptors():
-        asked = asyncio.create_task(probe_engine("127.0.0.1", nobody.getsockname()[1], "/health"))
+    with socket.create_server(("127.0.0.1", 0)) as listener, no_file_descriptors():
+        asked = asyncio.create_task(probe_engine("127.0.0.1", listener.getsockname()[1], "/health"))
         await asyncio.sleep(A_WHILE_S)
         assert not asked.done()
         asked.cancel()

@@ -111,18 +111,22 @@ def test_built_wheel_contains_all_package_files_and_no_others(wheel: Path) -> No
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert {name.partition("/")[0] for name in names} == set(PACKAGES)
-    ours = {str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
-    assert {name for name in names if name.endswith(".py")} == ours
+    own = {str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    assert {name for name in names if name.endswith(".py")} == own
     assert "autoscaler/engines/xllamacpp_server.py" in names
     assert {name for name in names if not name.endswith(".py")} == {"autoscaler/pages/operator.html"}
 
 
 def test_built_wheel_metadata_states_name_license_and_requirements(wheel: Path) -> None:
-    said = head(wheel)
-    assert (said["Name"], said["Version"], said["License-Expression"]) == ("pilotlight", __version__, "Apache-2.0")
-    assert said["Requires-Python"] == ">=3.11"
-    assert said["License-File"] == "LICENSE"
-    assert "Pilotlight" in str(said.get_payload())
+    output = head(wheel)
+    assert (output["Name"], output["Version"], output["License-Expression"]) == (
+        "pilotlight",
+        __version__,
+        "Apache-2.0",
+    )
+    assert output["Requires-Python"] == ">=3.11"
+    assert output["License-File"] == "LICENSE"
+    assert "Pilotlight" in str(output.get_payload())
     assert {one.name for one in requirements(wheel) if one.marker is None} >= {"aiohttp", "click", "msgspec"}
     assert {one.name for one in requirements(wheel) if "llama" in str(one.marker)} == {"xllamacpp"}
 
@@ -172,8 +176,8 @@ def test_installed_wheel_serves_outside_of_the_source_checkout(
             assert answer(url) == SENTENCE
         finally:
             serve.terminate()
-            said, _ = serve.communicate(timeout=WITHIN_S)
-    assert (serve.returncode, said.strip().splitlines()[-1]) == (0, "pilotlight: stopped")
+            output, _ = serve.communicate(timeout=WITHIN_S)
+    assert (serve.returncode, output.strip().splitlines()[-1]) == (0, "pilotlight: stopped")
 
 
 def answer(url: str) -> str:

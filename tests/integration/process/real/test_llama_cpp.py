@@ -150,5 +150,7 @@ def test_truncated_weights_file_makes_the_engine_exit_with_one_error_line(folder
         assert process.returncode == 1
         assert 200 not in statuses
         assert "corrupted or incomplete" in out
-        said = [line for line in out.splitlines() if line.startswith("xllamacpp server: the model could not be served")]
-        assert len(said) == 1, "the library writes beside us, and may be later"
+        reported = [
+            line for line in out.splitlines() if line.startswith("xllamacpp server: the model could not be served")
+        ]
+        assert len(reported) == 1, "the library writes beside us, and may be later"

@@ -45,7 +45,7 @@ def layout(tmp_path: Path, form: Form, files: dict[str, bytes] | None = None) ->
 
 
 async def pulled(tmp_path: Path, host: str, tag: str) -> tuple[str, dict[str, bytes]]:
-    """Pull into a store of ours; return the digest and all files."""
+    """Pull into a new store; return the digest and all files."""
     store = Store(tmp_path / "store", spare_bytes=0).open()
     of = reference.parse_reference(f"oci://{host}/{NAME}:{tag}")
     with await registry.fetch_from_registry(of, store, Registries(login(host))) as copy:
@@ -80,28 +80,28 @@ def skopeo() -> str:
 @pytest.mark.parametrize("form", ["modelpack", "modelpack-raw"])
 async def test_artifact_copied_with_skopeo_is_pulled_with_the_same_files(tmp_path: Path, form: Form) -> None:
     """Skopeo rewrites an index without artifact types; all other content is unchanged."""
-    program, ours, rewritten = skopeo(), layout(tmp_path, form), form == "modelpack"
+    program, own, rewritten = skopeo(), layout(tmp_path, form), form == "modelpack"
     creds = f"{docker_registry.USER}:{docker_registry.PASSWORD}"
     copy = (program, "--insecure-policy", "copy", "--all", *([] if rewritten else ["--preserve-digests"]))
     async with docker_registry.registry(tmp_path, docker_registry.htpasswd(tmp_path)) as host:
-        digest = await pushed(host, ours)
-        there, theirs = f"docker://{host}/{NAME}", f"oci:{tmp_path}/theirs:v1"
+        digest = await pushed(host, own)
+        there, foreign = f"docker://{host}/{NAME}", f"oci:{tmp_path}/theirs:v1"
         as_given = ("--src-tls-verify=false", "--dest-oci-accept-uncompressed-layers")
-        await ran(*copy, *as_given, "--src-creds", creds, f"{there}:ours", theirs)
+        await ran(*copy, *as_given, "--src-creds", creds, f"{there}:ours", foreign)
         before, after = below(tmp_path / "layout" / "blobs"), below(tmp_path / "theirs" / "blobs")
         assert [name for name in before if after.get(name) != before[name]] == (
             [digest.replace(":", "/")] if rewritten else []
         )
-        await ran(*copy, "--dest-tls-verify=false", "--dest-creds", creds, theirs, f"{there}:theirs")
+        await ran(*copy, "--dest-tls-verify=false", "--dest-creds", creds, foreign, f"{there}:theirs")
         found, files = await pulled(tmp_path, host, "theirs")
         assert files == FILES
         assert rewritten or found == digest
 
 
 async def test_artifact_copied_with_oras_py_is_pulled_with_the_same_files(tmp_path: Path) -> None:
-    ours = layout(tmp_path, "modelpack-raw", FLAT)
+    own = layout(tmp_path, "modelpack-raw", FLAT)
     async with docker_registry.registry(tmp_path, docker_registry.htpasswd(tmp_path)) as host:
-        await pushed(host, ours, chunk_bytes=32 << 10)
+        await pushed(host, own, chunk_bytes=32 << 10)
 
         def theirs() -> None:
             oras = importlib.import_module("oras.client")  # it has no types
@@ -126,9 +126,9 @@ async def test_artifact_copied_with_oras_go_is_pulled_with_the_same_files(tmp_pa
     )  # fmt: skip
     if built.returncode:
         pytest.skip(f"oras-go cannot be built here: {built.stderr.strip().splitlines()[-1]}")
-    ours = layout(tmp_path, "modelpack-raw", FLAT)
+    own = layout(tmp_path, "modelpack-raw", FLAT)
     async with docker_registry.registry(tmp_path) as host:
-        await pushed(host, ours)
+        await pushed(host, own)
         await ran(program, f"{host}/{NAME}:ours", tmp_path / "theirs")
         assert below(tmp_path / "theirs") == FLAT
         await ran(program, "push", f"{host}/{NAME}:theirs", tmp_path / "theirs")

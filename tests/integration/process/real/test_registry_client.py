@@ -96,10 +96,10 @@ async def test_blob_pushed_to_a_real_registry_is_read_back_unchanged(
 @pytest.mark.parametrize("manner", ["password", "token"])
 async def test_manifest_fetch_with_a_wrong_or_no_password_is_denied(tmp_path: Path, manner: str) -> None:
     async with served(tmp_path, manner) as (site, _):
-        for keychain, said in (
+        for keychain, expected in (
             (login(site, "wrong"), "rejects the login"),
             (None, "requires a login|none is stored for"),
         ):
             async with Client(site, keychain) as client:
-                with pytest.raises(DeniedError, match=said):
+                with pytest.raises(DeniedError, match=expected):
                     await manifests.fetch_manifest(client, NAME, "v1")

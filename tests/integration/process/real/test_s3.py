@@ -105,7 +105,7 @@ async def test_pull_resumes_after_the_object_store_restarts(rig: RealRig, tmp_pa
 async def test_web_identity_token_grants_the_access_of_its_role(tmp_path: Path) -> None:
     """The server's own STS issues keys for a token of an authority that it trusts, over TLS as tokens require."""
     async with Services().serving() as authority:
-        authority.says = {
+        authority.replies = {
             "/config": (200, {"issuer": authority.url, "jwks_uri": f"{authority.url}/keys"}),
             "/keys": (200, {"keys": []}),
         }

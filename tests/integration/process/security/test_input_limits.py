@@ -45,12 +45,14 @@ def test_hostile_gguf_header_is_read_within_memory_and_time_limits(tmp_path: Pat
     path = tmp_path / "a.gguf"
     with path.open("wb") as file:
         file.writelines(GGUF[case]())
-    said, mib, cpu_s, cpu_s_max = measure(kind, archived(path) if kind == "remote tar" else path)
+    reported, mib, cpu_s, cpu_s_max = measure(kind, archived(path) if kind == "remote tar" else path)
     header_bytes = path.stat().st_size
     shutil.rmtree(tmp_path)  # pytest keeps folders of several runs
     too_large = kind != "gguf" and header_bytes > remote_header.BYTES_MAX and case not in REFUSED
     refused = "larger than 64 MiB" if too_large else REFUSED.get(case, "block_count is missing")
-    assert refused in said or (kind != "gguf" and "takes more than 2 s" in said)  # several passes over one header
+    assert refused in reported or (
+        kind != "gguf" and "takes more than 2 s" in reported
+    )  # several passes over one header
     assert mib < within(header_bytes)
     assert cpu_s < cpu_s_max
 
@@ -59,10 +61,10 @@ def test_hostile_gguf_header_is_read_within_memory_and_time_limits(tmp_path: Pat
 def test_hostile_safetensors_header_is_read_within_memory_and_cpu_limits(tmp_path: Path, case: str) -> None:
     header = SAFETENSORS[case]()
     write_folder(tmp_path, header)
-    said, mib, cpu_s, cpu_s_max = measure("folder", tmp_path)
+    reported, mib, cpu_s, cpu_s_max = measure("folder", tmp_path)
     (tmp_path / "a.safetensors").unlink()
     allowed = case in {"allowed tensors", "a long text"}
-    assert said == "" if allowed else "more than 1000000 values" in said
+    assert reported == "" if allowed else "more than 1000000 values" in reported
     assert mib < within(len(header))
     assert cpu_s < cpu_s_max
 
@@ -71,9 +73,9 @@ def test_hostile_safetensors_header_is_read_within_memory_and_cpu_limits(tmp_pat
 def test_folder_of_many_large_headers_is_rejected_within_the_cpu_limit(tmp_path: Path, files: int) -> None:
     header = SAFETENSORS["allowed tensors"]()
     write_folder(tmp_path, header, files)
-    said, mib, cpu_s, cpu_s_max = measure("folder", tmp_path)
+    reported, mib, cpu_s, cpu_s_max = measure("folder", tmp_path)
     shutil.rmtree(tmp_path)
-    assert said == "" if files == 2 else "takes more than 2 s" in said
+    assert reported == "" if files == 2 else "takes more than 2 s" in reported
     assert mib < within(len(header))
     assert cpu_s < cpu_s_max
 
@@ -82,8 +84,8 @@ def test_folder_of_many_large_headers_is_rejected_within_the_cpu_limit(tmp_path:
 def test_config_with_over_a_million_values_is_rejected(tmp_path: Path, name: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     (tmp_path / name).write_text('{"a":[' + "[]," * 1_300_000 + "[]]}")
-    said, mib, cpu_s, cpu_s_max = measure("folder", tmp_path)
-    assert "values" in said
+    reported, mib, cpu_s, cpu_s_max = measure("folder", tmp_path)
+    assert "values" in reported
     assert mib < within(4 << 20)
     assert cpu_s < cpu_s_max
 

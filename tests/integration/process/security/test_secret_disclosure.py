@@ -128,7 +128,7 @@ async def to_the_operations_port(heard: Heard) -> None:
             got = await reader.read()
         writer.transport.abort()
         assert got.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4")), (data[:40], got)
-        heard.ours[f"operations: {data[:20]!r} {len(heard.ours)}"] = got
+        heard.outputs[f"operations: {data[:20]!r} {len(heard.outputs)}"] = got
 
 
 async def engines_die(heard: Heard) -> None:
@@ -174,5 +174,5 @@ async def ends(heard: Heard) -> None:
     for number, client in enumerate((*running, waiting)):
         got = await client.rest()
         assert b'"shutting_down"' in got, number
-        heard.ours[f"at the end {number}"] = got
+        heard.outputs[f"at the end {number}"] = got
         client.leave()

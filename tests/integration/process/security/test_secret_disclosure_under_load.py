@@ -92,14 +92,14 @@ async def they_are_slow(heard: Heard, crowd: Crowd) -> None:
     dribbles = [crowd.dribble(first.encode(), OTHERS[0]) for first in slow * 4]
     for number, got in enumerate(await asyncio.gather(*dribbles)):
         assert got.startswith(b"HTTP/1.1 408 "), got
-        heard.ours[f"slow {number}"] = got
+        heard.outputs[f"slow {number}"] = got
     idle = [await crowd.connect(OTHERS[1]) for _ in range(PER_ADDRESS + SURPLUS)]
     for stream in idle:
         stream.writer.write(post("/v1/nowhere", chat("talks")).replace(b"Connection: close\r\n", b""))
     answers = await asyncio.gather(*(stream.rest() for stream in idle))
     assert [answer[:12] for answer in answers].count(b"HTTP/1.1 404") == PER_ADDRESS
     assert answers[PER_ADDRESS:] == [b""] * SURPLUS, "closed unanswered"
-    heard.ours["idle and surplus"] = b"".join(answers)
+    heard.outputs["idle and surplus"] = b"".join(answers)
 
 
 async def they_are_too_many(heard: Heard, crowd: Crowd) -> None:
@@ -116,7 +116,7 @@ async def they_are_too_many(heard: Heard, crowd: Crowd) -> None:
     served = [answer for answer in answers if answer.startswith(OK)]
     assert served
     heard.engines += b"".join(served)
-    heard.ours["no descriptors"] = b"".join(answer for answer in answers if not answer.startswith(OK))
+    heard.outputs["no descriptors"] = b"".join(answer for answer in answers if not answer.startswith(OK))
     assert heard.one.gateways()["gateway-1"] == gateway
 
 
@@ -133,7 +133,7 @@ async def they_come_at_once(heard: Heard) -> None:
     answers = await asyncio.gather(*coming)
     assert [answer.startswith(OK) for answer in answers] == [True] * 4 * AT_ONCE + [False] * AT_ONCE
     heard.engines += b"".join(answers[: 4 * AT_ONCE])
-    heard.ours["at once"] = b"".join(answers[4 * AT_ONCE :])
+    heard.outputs["at once"] = b"".join(answers[4 * AT_ONCE :])
 
 
 async def engines_are_busy(heard: Heard) -> None:
@@ -142,12 +142,12 @@ async def engines_are_busy(heard: Heard) -> None:
 
     async def note(response: httpx2.Response) -> None:
         """Record every response, also those that the official client hides from its caller."""
-        said = str(response.headers).encode() + await response.aread()
+        content = str(response.headers).encode() + await response.aread()
         statuses.add(response.status_code)
         if response.status_code == 200:
-            heard.engines += said
+            heard.engines += content
         else:
-            heard.ours[f"busy {len(heard.ours)}"] = said
+            heard.outputs[f"busy {len(heard.outputs)}"] = content
 
     async def ask(api: openai.AsyncOpenAI) -> None:
         try:
@@ -155,7 +155,7 @@ async def engines_are_busy(heard: Heard) -> None:
                 model="few", user="moody", messages=[{"role": "user", "content": prompt()}]
             )
         except openai.APIStatusError as error:
-            heard.ours[f"raised {len(heard.ours)}"] = repr(error).encode()
+            heard.outputs[f"raised {len(heard.outputs)}"] = repr(error).encode()
 
     http = openai.DefaultAsyncHttpxClient(event_hooks={"response": [note]})
     engine = await few_is_ready(heard)

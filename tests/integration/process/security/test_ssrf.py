@@ -83,13 +83,13 @@ async def cage(tmp_path: Path) -> AsyncIterator[Cage]:
 def strangers(one: Serving) -> list[object]:
     """Return our processes' connections, half-open ones included, to peers other than engines and connected clients."""
     engines = {record.port for record in one.records()}
-    ours = {int(url.rpartition(":")[2]) for url in (one.url, one.ops)}
+    own = {int(url.rpartition(":")[2]) for url in (one.url, one.ops)}
     pids = [one.autoscaler(), *one.gateways().values()]
     return [
         found
         for pid in pids
         for found in psutil.Process(pid).net_connections("inet")
-        if found.raddr and found.laddr.port not in ours and found.raddr.port not in engines
+        if found.raddr and found.laddr.port not in own and found.raddr.port not in engines
     ]
 
 

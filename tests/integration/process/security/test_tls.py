@@ -57,7 +57,7 @@ async def official(one: Serving, ca: Path) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 async def shown(one: Serving) -> bytes:
-    """Return the certificate that a new client receives, whoever issued it."""
+    """Return the certificate that a new client receives, whatever its issuer."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     _, writer = await asyncio.open_connection(*address(one), ssl=context)
@@ -201,15 +201,15 @@ def refused(one: Serving) -> str:
 
 async def test_unusable_tls_files_fail_the_start_with_one_error_line(tmp_path: Path) -> None:
     tls = secured(tmp_path)
-    other, gone = write(tmp_path, "other", leaf(THEIRS)), tmp_path / "gone.pem"
-    for wrong, says in (
+    other, removed = write(tmp_path, "other", leaf(THEIRS)), tmp_path / "gone.pem"
+    for wrong, expected in (
         ({"keyFile": str(other.key)}, f"Settings: tls: {other.key}: this key does not belong to the certificate "),
-        ({"certFile": str(gone)}, f"Settings: tls: {gone}: No such file or directory"),
+        ({"certFile": str(removed)}, f"Settings: tls: {removed}: No such file or directory"),
         ({"caFile": str(tls["keyFile"])}, f"Settings: tls: {tls['keyFile']}: the file contains no usable PEM"),
         ({"caFile": "ca.pem"}, "caFile: expected an absolute path"),
     ):
         async with serving(tmp_path / "s", fake(tmp_path, "ada"), settings(tls=tls | wrong), start=False) as one:
-            assert says in refused(one)
+            assert expected in refused(one)
     async with serving(tmp_path / "s", fake(tmp_path, "ada"), settings(tls={"certFile": "/a"}), start=False) as one:
         assert "tls.keyFile: missing; it is required with certFile" in refused(one)
 

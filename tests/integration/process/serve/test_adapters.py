@@ -72,7 +72,7 @@ async def client(one: Serving, key: str = "none-needed") -> AsyncIterator[openai
         yield api
 
 
-async def said(api: openai.AsyncOpenAI, name: str, **extra: object) -> str | None:
+async def response_text(api: openai.AsyncOpenAI, name: str, **extra: object) -> str | None:
     """Return the text that a Model, or one of its adapters, generates."""
     answer = await api.chat.completions.create(model=name, messages=[ASK], extra_body=extra)
     return answer.choices[0].message.content
@@ -82,11 +82,11 @@ async def test_request_for_an_adapter_is_answered_by_that_adapter(tmp_path: Path
     """By the Model's name and an alias, complete and streamed, small and large, one after the other in one slot."""
     async with serving(tmp_path, ada(tmp_path, aliases=["gpt"], slots=1)) as one, client(one) as api:
         for name, sentence in [*SAID.items(), *SAID.items()]:
-            assert await said(api, name) == sentence
-            assert await said(api, name.replace("ada", "gpt")) == sentence
+            assert await response_text(api, name) == sentence
+            assert await response_text(api, name.replace("ada", "gpt")) == sentence
             stream = await api.chat.completions.create(model=name, messages=[ASK], stream=True)
             assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == sentence
-        assert await said(api, "ada:curt", x_note="x" * 300_000) == ADAPTED["curt"]
+        assert await response_text(api, "ada:curt", x_note="x" * 300_000) == ADAPTED["curt"]
         answer = await api.responses.create(model="ada:polite", input="Who is there?")
         assert answer.output_text == ADAPTED["polite"]
         assert one.starts("ada") == 1
@@ -109,7 +109,7 @@ async def test_adapter_of_a_forbidden_model_is_rejected_with_404(tmp_path: Path)
             assert [entry.id for entry in (await lab.models.list()).data] == ["bob"]
             with pytest.raises(openai.NotFoundError):
                 await lab.models.retrieve("ada:curt")
-            assert await said(acme, "ada:curt") == ADAPTED["curt"]
+            assert await response_text(acme, "ada:curt") == ADAPTED["curt"]
         answers = []
         for name in ("ada:curt", "ada:none", "nobody:curt", "bob:curt"):
             head, _, body = (await crowd.ask(chat(name, key=KEYS["lab"], close=True))).partition(b"\r\n\r\n")
@@ -164,15 +164,15 @@ async def test_pulled_adapter_is_in_use_until_its_engine_stops(tmp_path: Path) -
         document = ada(tmp_path, {"curt": f"oci://{host}/{packed_models.NAME}:v1"}, idleSeconds=25)
         async with serving(tmp_path, settings("4Gi"), document) as one, client(one) as api:
             store = Store(one.state / "weights")
-            assert await said(api, "ada:curt") == ADAPTED["curt"]
+            assert await response_text(api, "ada:curt") == ADAPTED["curt"]
             assert [row.in_use for row in store.rows()] == [True]
             for name, sentence in SAID.items():
-                assert await said(api, name) == sentence
+                assert await response_text(api, name) == sentence
             await one.zero("ada")
             assert [row.in_use for row in store.rows()] == [False]
             assert seen_there
             seen_there.clear()
-            assert await said(api, "ada:curt") == ADAPTED["curt"]
+            assert await response_text(api, "ada:curt") == ADAPTED["curt"]
             assert one.starts("ada") == 2
             assert not seen_there
 
@@ -183,7 +183,7 @@ async def test_failed_adapter_pull_fails_the_start_with_the_adapter_name(tmp_pat
         document = ada(tmp_path, {"curt": f"oci://{host}/{packed_models.NAME}:none"}, start={"retries": 0})
         async with serving(tmp_path, settings("4Gi"), document) as one, client(one) as api:
             with pytest.raises(openai.InternalServerError):
-                await said(api, "ada")
+                await response_text(api, "ada")
             failed = [move.reason for move in one.moves("ada") if move.state == "failed"]
             assert failed == [f"its weights: adapter curt: {host}: there is no manifest none of {packed_models.NAME}"]
 
@@ -193,7 +193,7 @@ async def test_missing_adapter_file_fails_the_start_with_its_path(tmp_path: Path
     (tmp_path / "curt.gguf").unlink()
     async with serving(tmp_path, document) as one, client(one) as api:
         with pytest.raises(openai.InternalServerError) as failed:
-            await said(api, "ada")
+            await response_text(api, "ada")
         assert failed.value.code == "model_start_failed"
         assert f"Model ada cannot start: adapter {tmp_path}/curt.gguf does not exist" in one.said()
 

@@ -15,7 +15,7 @@ from tests.support.harness.serve.serve import Document, model, serving, settings
 from tests.support.waiting import until
 
 NVML = '''
-"""One GPU on which nobody holds memory."""
+"""One GPU without memory in use."""
 from types import SimpleNamespace
 
 
@@ -86,7 +86,7 @@ def documents(folder: Path) -> tuple[Document, Document]:
 async def test_model_on_a_gpu_with_a_cpu_only_wheel_logs_a_warning_and_serves(folder: Path) -> None:
     async with serving(folder, *documents(folder)) as one:
         line = f"Model ada holds a GPU and computes on the CPU: {NO_GPU}; {LLAMA_CPP.programs[0].for_gpus}"
-        await until("it is said at the start", lambda: f"pilotlight: {line}" in one.said().splitlines())
+        await until("it is logged at the start", lambda: f"pilotlight: {line}" in one.said().splitlines())
         assert (await one.call("ada")).ending is Ending.COMPLETED
         assert [record.slices for record in one.records()] == [("GPU-false",)]
         assert one.said().count(NO_GPU) == 1

@@ -68,7 +68,7 @@ async def test_elastic_model_starts_with_less_memory_than_requested_to_fit(tmp_p
             answer = await api.chat.completions.create(model="ada", messages=[{"role": "user", "content": "Who?"}])
         assert answer.choices[0].message.content == SENTENCE
         await until("bob is ready, also after a pause", lambda: one.replicas("bob") == {"ready": 1})
-        assert one.engines("bob") == before, "nobody went for it"
+        assert one.engines("bob") == before, "no replica was evicted for it"
         (record,) = [record for record in one.records() if record.model == "ada"]
         assert record.memory_bytes == hole < asked
         argv, slots = engine(one)
@@ -112,10 +112,10 @@ async def test_model_grows_into_spare_memory_except_what_another_model_needs(tmp
             (log,) = one.state.glob("logs/ada-*")
             assert f"({shared_tokens})" in log.read_text(), "which its engine has"
             words = f"with {shared_tokens} tokens of context instead of {CONTEXT_TOKENS}"
-        asks = f"granted {format_size(record.memory_bytes)} instead of {format_size(asked)}, {words}"
+        requested = f"granted {format_size(record.memory_bytes)} instead of {format_size(asked)}, {words}"
         explained = one.get("/api/v1/explain/model/ada")
         assert isinstance(explained, dict)
-        assert any(asks in line for line in explained["sentences"]), explained
+        assert any(requested in line for line in explained["sentences"]), explained
         listed = one.get("/api/v1/devices")
         assert isinstance(listed, list)
         assert [held["memory_bytes"] for held in listed[0]["replicas"]] == [record.memory_bytes]
@@ -124,4 +124,4 @@ async def test_model_grows_into_spare_memory_except_what_another_model_needs(tmp
         ready = {"ready": 1}
         await until("both are ready, also after a pause", lambda: one.replicas("ada") == one.replicas("bob") == ready)
         (same,) = [record for record in one.records() if record.model == "ada"]
-        assert same.pid == record.pid, "nobody went for it"
+        assert same.pid == record.pid, "no replica was evicted for it"

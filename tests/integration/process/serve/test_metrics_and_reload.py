@@ -114,7 +114,7 @@ async def test_sighup_applies_valid_documents_and_keeps_them_after_invalid_ones(
 
         serve.config.write_text(yaml.safe_dump_all([model("ada", engine="command", command="x {port}"), settings()]))
         hang_up(serve)
-        await until("it says what is wrong", lambda: "the last valid documents stay in force" in serve.said())
+        await until("it logs the error", lambda: "the last valid documents stay in force" in serve.said())
         (line,) = [line for line in serve.said().splitlines() if "stay in force" in line]
         assert f"{serve.config}: Model ada: spec.command: expected" in line
         assert (await serve.call("bob")).code == ""
@@ -160,7 +160,7 @@ async def test_settings_that_need_a_restart_are_logged_on_reload(tmp_path: Path)
         serve.config.write_text(yaml.safe_dump_all([fake(tmp_path, "ada"), changed]))
         hang_up(serve)
         when = "the change takes effect at the next start of `serve`"
-        await until("it says so of both", lambda: serve.said().count(when) == 2)
+        await until("it logs both", lambda: serve.said().count(when) == 2)
         assert f"Settings: limits: {when}" in serve.said()
         assert f"Settings: devices: {when}" in serve.said()
 
@@ -203,11 +203,11 @@ def test_closed_terminal_stops_serve_and_all_children(tmp_path: Path) -> None:
     pid, terminal = pty.fork()
     if pid == 0:
         os.execv(sys.executable, [sys.executable, "-m", "pilotlight", *words])  # noqa: S606  no shell is wanted
-    supervisor, said = psutil.Process(pid), b""
+    supervisor, content = psutil.Process(pid), b""
     children: list[psutil.Process] = []
     try:
-        while b"print(answer" not in said:
-            said += os.read(terminal, 4096)
+        while b"print(answer" not in content:
+            content += os.read(terminal, 4096)
         children = supervisor.children(recursive=True)
         os.close(terminal)  # the kernel sends SIGHUP to the session leader, and /dev/tty is gone
         assert supervisor.wait(60) == 0

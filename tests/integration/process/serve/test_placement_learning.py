@@ -37,9 +37,11 @@ class House:
 
     def __init__(self, folder: Path, one: World, command: Sequence[str] | None = None) -> None:
         self.stepped = SteppedLoop(one)
-        self.said: list[str] = []
+        self.messages: list[str] = []
         self.file = LessonFile(StateDirectory.open(folder / "state"))
-        self.tutor = LearnerRunner(self.stepped.loop, self.file, lambda: self.stepped.now_s, self.said.append, command)
+        self.tutor = LearnerRunner(
+            self.stepped.loop, self.file, lambda: self.stepped.now_s, self.messages.append, command
+        )
 
     @property
     def lessons(self) -> list[PlacementValues]:
@@ -53,17 +55,17 @@ async def test_placement_learning_in_a_process_gives_in_process_values(tmp_path:
     looking = asyncio.create_task(house.tutor.look())
     await until("sizes are known at once", lambda: house.lessons or looking.done(), 120)
     # While this process is paused, the other one goes on: the final values may be there, too.
-    assert house.lessons[:1] == [lessons.build_initial_values(exercise)], house.said
+    assert house.lessons[:1] == [lessons.build_initial_values(exercise)], house.messages
     await asyncio.wait_for(looking, 300)
     expected = lessons.learn_placement_values(exercise, lambda seed: random.Random(seed).randrange)
     assert house.lessons[1:] == [expected]
-    assert house.said == ["learnt: 2 request shapes, 2 nodes, seed 5000 (no training has succeeded yet)"]
+    assert house.messages == ["learnt: 2 request shapes, 2 nodes, seed 5000 (no training has succeeded yet)"]
     assert house.file.load() == (expected, "")
     house.stepped.step()
     assert house.stepped.loop.world.learned.lesson == expected
     house.stepped.now_s += 2 * lessons.AGAIN_S
     await house.tutor.look()
-    assert len(house.said) == 1, "it does not drift by itself"
+    assert len(house.messages) == 1, "it does not drift by itself"
 
 
 def script(what: str) -> tuple[str, ...]:
@@ -87,14 +89,14 @@ async def test_failed_learning_process_logs_one_line_and_is_retried(
         house.stepped.now_s += after_s
         await house.tutor.look()
     line = f"placement values could not be learnt ({reason}); the previous ones stay in use"
-    assert house.said == [line, line]
+    assert house.messages == [line, line]
     assert house.lessons == []
 
 
 async def test_follower_autoscaler_does_not_start_the_learning_process(tmp_path: Path) -> None:
     house = House(tmp_path, replace_fields(cluster(), leads=False), ("/nowhere/python",))
     await house.tutor.look()
-    assert house.said == []
+    assert house.messages == []
 
 
 async def test_cancelled_placement_learning_kills_its_process(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def ada(host: str, **spec: object) -> Document:
     return model("ada", engine="llama.cpp", **{**weights, "idleSeconds": 1, **spec})
 
 
-async def said(one: Serving) -> str | None:
+async def response_text(one: Serving) -> str | None:
     # By default a connect may take 5 s. A busy machine may pause this process for longer.
     async with openai.AsyncOpenAI(base_url=f"{one.url}/v1", api_key="none", max_retries=0, timeout=600) as api:
         answer = await api.chat.completions.create(model="ada", messages=[ASK])
@@ -96,7 +96,7 @@ async def test_model_restarts_from_stored_weights_during_a_registry_outage(tmp_p
         async with serving(tmp_path, settings("4Gi"), ada(host, idleSeconds=600)) as one:
             await until("its header was read in the registry", lambda: 0 < memory(one) < 1 << 30)
             assert not (one.state / "weights" / "copies").exists(), "nothing was pulled for that"
-            assert await said(one) == SENTENCE
+            assert await response_text(one) == SENTENCE
             first, store = phases(one), Store(one.state / "weights")
             assert {"decide", "pull", "place", "load"} == set(first)
             (row,) = store.rows()
@@ -104,7 +104,7 @@ async def test_model_restarts_from_stored_weights_during_a_registry_outage(tmp_p
             await stop(one)
             assert not store.rows()[0].in_use
             stack.close()  # the registry is unavailable
-            assert await said(one) == SENTENCE
+            assert await response_text(one) == SENTENCE
             assert one.starts("ada") == 2
             print(first, phases(one))
 
@@ -116,8 +116,8 @@ async def coldstart(one: Serving, since: str) -> dict[str, Any]:
         "--from", since, "--ops", one.ops, "--output", "json",
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
-    said, errors = await load.communicate()
-    found: dict[str, Any] = json.loads(said) if load.returncode == 0 else {"error": errors.decode()}
+    output, errors = await load.communicate()
+    found: dict[str, Any] = json.loads(output) if load.returncode == 0 else {"error": errors.decode()}
     return found
 
 
@@ -140,14 +140,14 @@ async def test_second_start_sends_no_request_to_the_registry(tmp_path: Path) -> 
     asked = list[str]()
     with packed_models.served(layout(tmp_path), asked) as host:
         async with serving(tmp_path, settings("4Gi"), ada(host, idleSeconds=600)) as one:
-            assert await said(one) == SENTENCE
+            assert await response_text(one) == SENTENCE
             first = phases(one)
             assert set(first) >= {"decide", "pull", "place", "load"}
             assert cold_first_bytes(one) == 1
             assert any(f"/v2/{packed_models.NAME}/blobs/" in one for one in asked)
             await stop(one)
             asked.clear()
-            assert await said(one) == SENTENCE
+            assert await response_text(one) == SENTENCE
             await until("its phases are reported", lambda: set(phases(one)) == set(first))
             print(first, phases(one))
             assert cold_first_bytes(one) == 2
@@ -174,7 +174,7 @@ async def test_model_with_stored_weights_starts_without_a_registry_connection(tm
             address = ("127.0.0.1", int(host.partition(":")[2]))
             hung = stack.enter_context(socket.create_server(address)) if away == "hangs" else None
             await one.start()
-            assert await said(one) == SENTENCE
+            assert await response_text(one) == SENTENCE
             if hung is not None:
                 hung.setblocking(False)
                 with pytest.raises(BlockingIOError):
@@ -186,12 +186,12 @@ async def test_every_start_from_stored_weights_succeeds_in_a_registry_outage(tmp
     with contextlib.ExitStack() as stack:
         host = stack.enter_context(packed_models.served(layout(tmp_path)))
         async with serving(tmp_path, settings("4Gi"), ada(host)) as one:
-            assert await said(one) == SENTENCE
+            assert await response_text(one) == SENTENCE
             await at_zero(one)
             stack.close()
             ends_s, starts = time.monotonic() + OUTAGE_S, 1
             while starts < 3 or time.monotonic() < ends_s:
-                assert await said(one) == SENTENCE
+                assert await response_text(one) == SENTENCE
                 starts += 1
                 await at_zero(one)
             assert cold_first_bytes(one) == starts, "each Call waited for a start, and was answered"
@@ -204,7 +204,7 @@ async def test_failed_weights_pull_fails_the_start_with_its_reason(tmp_path: Pat
         missing = ada(host, artifact=f"oci://{host}/{packed_models.NAME}:none", start={"retries": 0})
         async with serving(tmp_path, settings("4Gi"), missing) as one:
             with pytest.raises(openai.APIStatusError) as refused:
-                await said(one)
+                await response_text(one)
             assert refused.value.status_code == 503
             failed = [move.reason for move in one.moves("ada") if move.state == "failed"]
             assert failed == [f"its weights: {host}: there is no manifest none of {packed_models.NAME}"]

@@ -160,7 +160,7 @@ async def test_child_left_by_an_engine_is_killed_before_its_device_is_reused(tmp
         await until("the engine and its child", lambda: len(one.marked()) == 2)
         family = one.marked()
         await one.zero("ada")
-        assert not [pid for pid in family if running(pid)], "the Slice is free only when the child is gone too"
+        assert not [pid for pid in family if running(pid)], "the slice is free only after the child has ended too"
         assert (await one.call("ada")).ending is Ending.COMPLETED
         os.kill(one.engines()[0], signal.SIGKILL)
         assert (await one.call("bob")).ending is Ending.COMPLETED, "its place was cleaned first"

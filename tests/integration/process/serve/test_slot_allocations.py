@@ -101,7 +101,7 @@ async def house(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 async def settled(house: House, model: str) -> None:
     """Wait until engine and autoscaler report no request on the Model, so that the next test starts clean."""
     await until("the engine is left", lambda: house.serve.busy(model) == 0)
-    await until("the autoscaler knows", lambda: set(house.serve.demand(model).values()) == {0})
+    await until("the autoscaler has the report", lambda: set(house.serve.demand(model).values()) == {0})
 
 
 # --- work conservation -----------------------------------------------------------------------------------------------

@@ -74,9 +74,9 @@ def test_each_command_of_the_one_gpu_tutorial_works(reader: Reader) -> None:
             kill_bob, call_bob_again = kill
             reader.run(kill_bob)
             assert "Good day, my name is Bob" in reader.run(call_bob_again)
-        said = (reader.folder / "serve.log").read_text()
-        assert re.search(r"ada +draining +make room for bob", said)
-        assert re.search(r"bob +failed +was killed by SIGKILL", said)
+        output = (reader.folder / "serve.log").read_text()
+        assert re.search(r"ada +draining +make room for bob", output)
+        assert re.search(r"bob +failed +was killed by SIGKILL", output)
 
 
 def test_each_command_of_the_llama_swap_tutorial_works(reader: Reader) -> None:

@@ -147,8 +147,8 @@ class Sigstore:
         """A list with one SCT (RFC 6962, 3.2 and 3.3)."""
         unix_ms = (AT_S * 1000 + 123).to_bytes(8, "big")
         length = len(bare).to_bytes(3, "big")
-        said = b"\x00\x00" + unix_ms + b"\x00\x01" + id_of(self.authority) + length + bare + b"\x00\x00"
-        signature = sign(signs or ct, said)
+        content = b"\x00\x00" + unix_ms + b"\x00\x01" + id_of(self.authority) + length + bare + b"\x00\x00"
+        signature = sign(signs or ct, content)
         one = b"\x00" + id_of(ct) + unix_ms + b"\x00\x00\x04\x03" + len(signature).to_bytes(2, "big") + signature
         one = len(one).to_bytes(2, "big") + one
         return len(one).to_bytes(2, "big") + one
@@ -158,7 +158,7 @@ class Sigstore:
         beside, index = 4, 2
         leaves = [b"entry %d" % n for n in range(beside)]
         leaves.insert(index, body)
-        said = {"body": b64(body), "integratedTime": unix_s, "logID": id_of(self.log).hex(), "logIndex": 9000 + index}
+        fields = {"body": b64(body), "integratedTime": unix_s, "logID": id_of(self.log).hex(), "logIndex": 9000 + index}
         head = f"log.example - 42\n{len(leaves)}\n{b64(tree(leaves))}\n"
         checkpoint = b64(id_of(self.log)[:4] + sign(self.log, head.encode()))
         return {
@@ -167,7 +167,7 @@ class Sigstore:
             "kindVersion": {"kind": kind, "version": "0.0.1"},
             "integratedTime": str(unix_s),
             "inclusionPromise": {
-                "signedEntryTimestamp": b64(sign(self.log, json.dumps(said, separators=(",", ":")).encode()))
+                "signedEntryTimestamp": b64(sign(self.log, json.dumps(fields, separators=(",", ":")).encode()))
             },
             "inclusionProof": {
                 "logIndex": str(index),

@@ -52,9 +52,9 @@ def oid(value: bytes) -> bytes:
 
 def info(of: bytes, unix_s: float, *, version: int = 1, time: str = "") -> bytes:
     """A TSTInfo: the content existed at that time."""
-    said = time or datetime.fromtimestamp(unix_s, UTC).strftime("%Y%m%d%H%M%SZ")
+    reported = time or datetime.fromtimestamp(unix_s, UTC).strftime("%Y%m%d%H%M%SZ")
     imprint = sequence(sequence(oid(SHA256)), tlv(0x04, hashlib.sha256(of).digest()))
-    return sequence(number(version), oid(b"\x2a\x03"), imprint, number(7), tlv(0x18, said.encode()))
+    return sequence(number(version), oid(b"\x2a\x03"), imprint, number(7), tlv(0x18, reported.encode()))
 
 
 class Second(Sigstore):
@@ -144,8 +144,8 @@ class Second(Sigstore):
         if "dsseEnvelope" in document:
             inner = document["dsseEnvelope"]
             signature, payload = inner["signatures"][0]["sig"], base64.b64decode(inner["payload"])
-            said = payload if kind == "dsse" else payloads.encode_pae(payloads.IN_TOTO, payload)
-            summed = b64(hashlib.sha256(said).digest())
+            content = payload if kind == "dsse" else payloads.encode_pae(payloads.IN_TOTO, payload)
+            summed = b64(hashlib.sha256(content).digest())
         else:
             inner = document["messageSignature"]
             signature, summed = inner["signature"], inner["messageDigest"]["digest"]

@@ -74,21 +74,21 @@ def honest(files: dict[str, bytes], form: int = tarfile.PAX_FORMAT, folders: Ite
 
 def read(content: bytes, step: int = 0) -> list[Said]:
     """Returns what our reader yields for an archive fed in pieces of `step` bytes. Raises BadArchiveError."""
-    reader, said = Reader(), list[Said]()
+    reader, reported = Reader(), list[Said]()
     for piece in cut(content, step or len(content) or 1):
-        gather(reader.feed(piece), said)
+        gather(reader.feed(piece), reported)
     reader.close()
-    return said
+    return reported
 
 
-def gather(events: Iterator[Event], said: list[Said]) -> None:
+def gather(events: Iterator[Event], reported: list[Said]) -> None:
     """Appends the members that the events describe."""
     for event in events:
         if isinstance(event, Member):
-            said.append((event.path, event.size, event.kind, b""))
+            reported.append((event.path, event.size, event.kind, b""))
         elif not isinstance(event, End):
-            path, size, kind, before = said.pop()
-            said.append((path, size, kind, before + bytes(event)))
+            path, size, kind, before = reported.pop()
+            reported.append((path, size, kind, before + bytes(event)))
 
 
 def cut(content: bytes, step: int) -> Iterator[bytes]:

@@ -44,19 +44,19 @@ FLOOD_BYTES, FLOOD_EVENTS = 64 << 10, 500
 _turns = count()
 
 
-def _comment(said: bytes) -> bytes:
+def _comment(content: bytes) -> bytes:
     """One complete SSE event with the text in a comment."""
-    return chunk(b": " + said.replace(b"\n", b" ") + b"\n\n")
+    return chunk(b": " + content.replace(b"\n", b" ") + b"\n\n")
 
 
-def _busy(said: bytes) -> Script:
+def _busy(content: bytes) -> Script:
     """A response that the engine is overloaded."""
-    return (document(said, "503 Service Unavailable"),)
+    return (document(content, "503 Service Unavailable"),)
 
 
-def _line(said: bytes) -> str:
+def _line(content: bytes) -> str:
     """The text in a form that is valid in a header line."""
-    return said.decode("latin-1").replace("\r", " ").replace("\n", " ")
+    return content.decode("latin-1").replace("\r", " ").replace("\n", " ")
 
 
 MANNERS: dict[str, ScriptOf] = {
@@ -131,9 +131,9 @@ class Parrot(ScriptedEngine):
         return answer(body)
 
 
-def _plainly(said: bytes) -> Script:
+def _plainly(content: bytes) -> Script:
     """The script of an engine that works correctly."""
-    return MANNERS["stream" if b'"stream": true' in said or b'"stream":true' in said else "document"](said)
+    return MANNERS["stream" if b'"stream": true' in content or b'"stream":true' in content else "document"](content)
 
 
 async def main(port: int, file: Path) -> None:

@@ -41,9 +41,9 @@ def fake_engine(folder: Path, *knobs: str) -> Iterator[FakeEngine]:
     )
     try:
         assert process.stdout is not None
-        said = process.stdout.readline()
-        assert "listening on" in said, said
-        yield FakeEngine(said.split()[-1], process, transcript)
+        output = process.stdout.readline()
+        assert "listening on" in output, output
+        yield FakeEngine(output.split()[-1], process, transcript)
     finally:
         process.kill()
         process.communicate()

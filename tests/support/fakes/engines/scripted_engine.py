@@ -161,11 +161,11 @@ class ScriptedEngine:
 
     async def _hold(self, reader: asyncio.StreamReader) -> None:
         """Waits, and detects if the gateway disconnects meanwhile."""
-        gone = asyncio.ensure_future(reader.read(1))
+        removed = asyncio.ensure_future(reader.read(1))
         released = asyncio.ensure_future(self.release.wait())
-        done, pending = await asyncio.wait((gone, released), return_when=asyncio.FIRST_COMPLETED)
+        done, pending = await asyncio.wait((removed, released), return_when=asyncio.FIRST_COMPLETED)
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
-        if gone in done:
+        if removed in done:
             raise ConnectionResetError

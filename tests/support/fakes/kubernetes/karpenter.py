@@ -74,7 +74,7 @@ class PlayedKarpenter(PlayedServer):
     def conditions(self, name: str, *true: str, **more: Object) -> None:
         """Sets these conditions to true, if the object exists. `more`: other conditions, complete."""
         found = [{"type": one, "status": "True", "lastTransitionTime": stamp(self._now())} for one in true]
-        found += [{"type": kind, **said} for kind, said in more.items()]
+        found += [{"type": kind, **reported} for kind, reported in more.items()]
         self.change_if(f"{CLAIMS}/{name}", {"status": {"conditions": found}})
 
     def change_if(self, path: str, body: Object) -> None:

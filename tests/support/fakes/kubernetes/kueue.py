@@ -34,7 +34,7 @@ class FakeKueue:
     """The most GPUs that a Workload can ever get."""
     checks_s: float | None = None
     """Duration of its admission check; None: there is no check."""
-    says: str = ""
+    check_message: str = ""
     """Message of the check while it is pending."""
     rejects: bool = False
     schedules: bool = True
@@ -101,7 +101,12 @@ class FakeKueue:
             await self._say(name, "Evicted", "Deactivated", "DeactivatedDueToAdmissionCheck")
             return
         if self.checks_s is not None and self.clock() < self.began[name] + self.checks_s:
-            check = {"name": "prov", "state": "Pending", "message": self.says, "lastTransitionTime": self._now()}
+            check = {
+                "name": "prov",
+                "state": "Pending",
+                "message": self.check_message,
+                "lastTransitionTime": self._now(),
+            }
             await self.server.patch(f"{self.workloads}/{name}/status", {"status": {"admissionChecks": [check]}})
             await self._say(name, "Admitted", "UnsatisfiedAdmissionChecks", "checks are pending", holds=False)
             return
@@ -128,8 +133,11 @@ class FakeKueue:
         if _ungated(pod):
             at = f"{self.pods}/{pod['metadata']['name']}"
             condition = {"type": "TerminationTarget", "status": "True", "reason": KIND, "message": PREEMPTED}
-            said = [*(pod.get("status", {}).get("conditions") or ()), {**condition, "lastTransitionTime": self._now()}]
-            await self.server.patch(f"{at}/status", {"status": {"conditions": said}})
+            conditions = [
+                *(pod.get("status", {}).get("conditions") or ()),
+                {**condition, "lastTransitionTime": self._now()},
+            ]
+            await self.server.patch(f"{at}/status", {"status": {"conditions": conditions}})
             await self.server.delete(at)
             self.preempted.discard(name)
             self.began.pop(name, None)
@@ -140,8 +148,8 @@ class FakeKueue:
         condition = {"type": kind, "status": str(holds), "reason": reason, "message": message}
         if found is None or any({**one, **condition} == one for one in before):
             return
-        said = [*(one for one in before if one["type"] != kind), {**condition, "lastTransitionTime": self._now()}]
-        await self.server.patch(f"{self.workloads}/{name}/status", {"status": {"conditions": said}})
+        reported = [*(one for one in before if one["type"] != kind), {**condition, "lastTransitionTime": self._now()}]
+        await self.server.patch(f"{self.workloads}/{name}/status", {"status": {"conditions": reported}})
 
     def _now(self) -> str:
         return stamp(self.server.unix_s())

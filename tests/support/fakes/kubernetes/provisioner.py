@@ -136,8 +136,8 @@ class FakeProvisioner:
     async def _consume(self, name: str) -> None:
         """A booking is used up once its pod exists."""
         pods = await self.server.items(f"/api/v1/namespaces/{self.namespace}/pods")
-        said = ((one["metadata"].get("annotations") or {}, one["spec"].get("nodeName")) for one in pods)
-        if any(notes.get(CONSUMES[0]) == name and node for notes, node in said):
+        reported = ((one["metadata"].get("annotations") or {}, one["spec"].get("nodeName")) for one in pods)
+        if any(notes.get(CONSUMES[0]) == name and node for notes, node in reported):
             await self._say(name, "BookingExpired", CONSUMED, "all pods of the booking are scheduled")
 
     async def _end(self, name: str) -> None:
@@ -156,18 +156,18 @@ class FakeProvisioner:
         found = await self.server.find(f"{self.path}/{name}")
         if found is None:
             return
-        said = [one for one in (found.get("status") or {}).get("conditions") or () if one["type"] != kind]
+        conditions = [one for one in (found.get("status") or {}).get("conditions") or () if one["type"] != kind]
         before = next((one for one in (found.get("status") or {}).get("conditions") or () if one["type"] == kind), None)
         condition = {"type": kind, "status": str(holds), "reason": reason, "message": message}
         if before is not None and {**before, **condition} == before:
             return
         condition["lastTransitionTime"] = stamp(self.server.unix_s())
-        status: Object = {"conditions": [*said, condition]}
+        status: Object = {"conditions": [*conditions, condition]}
         if details:
             status["provisioningClassDetails"] = details
         await self.server.patch(f"{self.path}/{name}/status", {"status": status})
 
 
 def _holds(one: Object, kind: str) -> bool:
-    said = (one.get("status") or {}).get("conditions") or ()
-    return any(each["type"] == kind and each["status"] == "True" for each in said)
+    conditions = (one.get("status") or {}).get("conditions") or ()
+    return any(each["type"] == kind and each["status"] == "True" for each in conditions)

@@ -29,7 +29,7 @@ class Neighbour:
 
     def asked(self, part: str, status: int | None = None) -> int:
         """Number of requests for paths that contain that part."""
-        return sum(part in path and status in {None, said} for _, path, said in self.seen)
+        return sum(part in path and status in {None, reported} for _, path, reported in self.seen)
 
 
 @contextlib.asynccontextmanager

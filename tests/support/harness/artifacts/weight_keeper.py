@@ -47,12 +47,12 @@ class Kept:
         with contextlib.suppress(asyncio.CancelledError):
             await task
 
-    def wants(self, *wants: NodeWant, epoch: int = 1, held: tuple[str, ...] = (), **weights: object) -> None:
+    def request(self, *requests: NodeWant, epoch: int = 1, held: tuple[str, ...] = (), **weights: object) -> None:
         settings = Weights(**weights)  # type: ignore[arg-type]  # keys are set by the test
-        self.keeping.heard(msgspec.json.encode(NodeWants(epoch=epoch, wants=wants, held=held, weights=settings)))
+        self.keeping.heard(msgspec.json.encode(NodeWants(epoch=epoch, wants=requests, held=held, weights=settings)))
 
     @property
-    def said(self) -> tuple[WeightsReport, ...]:
+    def reports(self) -> tuple[WeightsReport, ...]:
         return self.keeping.report()[1]
 
     async def until(self, holds: Callable[[], object]) -> None:

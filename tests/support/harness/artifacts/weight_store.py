@@ -49,9 +49,9 @@ class Fetched:
         self.fails: Exception | None = None
         """Raised after the first file."""
         for seed, size in seeds:
-            self.knows(seed, size)
+            self.add_copy(seed, size)
 
-    def knows(self, seed: str, size: int = KIB) -> None:
+    def add_copy(self, seed: str, size: int = KIB) -> None:
         """Adds a file that can be fetched."""
         self.known[digest.compute_digest(content(seed, size))] = (seed, size)
 
@@ -79,7 +79,7 @@ def fetching(*of: CopySpec) -> Fetched:
     found = Fetched()
     for one in of:
         for file in one.files:
-            found.knows(Path(file.path).stem, file.size)
+            found.add_copy(Path(file.path).stem, file.size)
     return found
 
 

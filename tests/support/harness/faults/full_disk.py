@@ -59,8 +59,8 @@ def main(folder: Path, host: str, first: str, second: str) -> None:
             time.sleep(0.01)
         _fill(folder / "others")
         urllib.request.urlopen(f"http://{host}/full").close()
-        _, said = pulling.communicate(timeout=WAIT_S_MAX)
-    results |= {"full": (pulling.returncode, said), "copies": json.loads(ran("ls", "--output", "json")[1])}
+        _, body = pulling.communicate(timeout=WAIT_S_MAX)
+    results |= {"full": (pulling.returncode, body), "copies": json.loads(ran("ls", "--output", "json")[1])}
     results["verify"] = ran("verify")
     results["half"] = [str(one.relative_to(store)) for one in (store / "copies").rglob("*") if one.is_file()]
     (folder / "others").unlink()

@@ -26,22 +26,22 @@ from autoscaler.contract import (
     Total,
 )
 from gateway.dispatch.call import Call, Outcome
-from gateway.dispatch.dispatcher import Dispatch
+from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.effects import Effect, Grant, Refuse
 from gateway.dispatch.model_dispatcher import Bounce
 
 
 def words(effects: list[Effect]) -> list[str]:
     """Effects in the notation of the tests."""
-    said = []
+    reported = []
     for effect in effects:
         if isinstance(effect, Grant):
-            said.append(f"grant {effect.call.id} {effect.replica}")
+            reported.append(f"grant {effect.call.id} {effect.replica}")
         elif isinstance(effect, Refuse):
-            said.append(f"refuse {effect.call.id} {effect.error.code}")
+            reported.append(f"refuse {effect.call.id} {effect.error.code}")
         else:
-            said.append("report")
-    return said
+            reported.append("report")
+    return reported
 
 
 def call_of(
@@ -72,7 +72,7 @@ class Script:
     def __init__(
         self, *, calls_max: int = 1000, bytes_max: int = 1 << 20, weights: dict[str, float] | None = None
     ) -> None:
-        self.dispatch = Dispatch(GatewayId("g1"), "boot")
+        self.dispatch = Dispatcher(GatewayId("g1"), "boot")
         self.now_s = 0.0
         self.epoch = 1
         self.version = 0
@@ -92,7 +92,7 @@ class Script:
         *,
         queue: QueueLimits | None = None,
         paused: bool = False,
-        gone: bool = False,
+        removed: bool = False,
         tenants: tuple[TenantEntry, ...] = (),
     ) -> list[str]:
         """Sets the Model's entry in the catalogue."""
@@ -101,8 +101,8 @@ class Script:
         delta = CatalogueDelta(
             epoch=self.epoch,
             version=self.version,
-            models=() if gone else (entry,),
-            models_gone=(entry.name,) if gone else (),
+            models=() if removed else (entry,),
+            models_gone=(entry.name,) if removed else (),
             tenants=tenants,
         )
         return self.play(self.dispatch.catalogue(delta, self.now_s))
@@ -122,7 +122,7 @@ class Script:
         )
         return self.routes(RoutesDelta(epoch=0, version=0, replicas=(route,), gateways=gateways))
 
-    def gone(self, replica: str) -> list[str]:
+    def remove_replica(self, replica: str) -> list[str]:
         """Routes that no longer contain the Replica."""
         return self.routes(RoutesDelta(epoch=0, version=0, replicas_gone=(ReplicaId(replica),)))
 

@@ -117,10 +117,10 @@ class HoldGateway:
             return False
         edge = delta.epoch > self.epoch
         self.epoch, self.version = delta.epoch, delta.version
-        gone = set(delta.replicas_gone)
+        removed = set(delta.replicas_gone)
         if delta.full:
-            gone = self.held.keys() - {route.replica for route in delta.replicas}
-        for id in gone & self.held.keys():
+            removed = self.held.keys() - {route.replica for route in delta.replicas}
+        for id in removed & self.held.keys():
             self.held[id].hold, self.held[id].ready = 0, False
         for route in delta.replicas:
             held = self.held.setdefault(route.replica, Held())

@@ -15,7 +15,7 @@ class Wire(asyncio.Transport):
 
     def __init__(self) -> None:
         super().__init__()
-        self.said = b""
+        self.written = b""
         self.ended = False
         """Whether it is closed, or nothing more is written to it."""
 
@@ -28,7 +28,7 @@ class Wire(asyncio.Transport):
         return 0
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.said += data
+        self.written += data
 
     def pause_reading(self) -> None: ...
 
@@ -57,6 +57,6 @@ def heard(front: Gateway, pieces: list[bytes]) -> tuple[list[int], bool]:
     for piece in pieces:
         if not wire.ended:
             connection.data_received(piece)
-    statuses = [int(status) for status in _STATUS.findall(wire.said)]
+    statuses = [int(status) for status in _STATUS.findall(wire.written)]
     connection.connection_lost(None)
     return statuses, wire.ended

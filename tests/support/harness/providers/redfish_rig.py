@@ -110,10 +110,10 @@ class FabricRig:
 
     async def marked(self) -> AcquireOrder:
         """An order for w1 by a leader that ended before it was attached."""
-        gone = self._new()
-        made = order(next(one for one in await gone.offers() if one.node == "w1"))
-        await gone.acquire(made)
-        await gone.close()
+        removed = self._new()
+        made = order(next(one for one in await removed.offers() if one.node == "w1"))
+        await removed.acquire(made)
+        await removed.close()
         return made
 
     def _new(self) -> RedfishFabric:

@@ -73,5 +73,5 @@ async def outlying(one: Serving) -> AsyncIterator[Outlying]:
     finally:
         gateway.cut()
         process.terminate()
-        said, _ = await asyncio.wait_for(process.communicate(), STOP_S_MAX)
-        print(said.decode())  # pytest shows it if the test fails
+        output, _ = await asyncio.wait_for(process.communicate(), STOP_S_MAX)
+        print(output.decode())  # pytest shows it if the test fails

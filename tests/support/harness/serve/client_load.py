@@ -115,7 +115,7 @@ def resident_bytes(pid: int) -> int:
     return int(psutil.Process(pid).memory_info().rss)
 
 
-def told(one: Serving) -> str:
+def metrics_text(one: Serving) -> str:
     """All metrics of its gateways, scraped one by one: a combined scrape omits a slow gateway."""
     return "".join(_metrics(one.state / "run" / f"{name}.sock") for name in one.gateways())
 
@@ -132,5 +132,5 @@ def _metrics(path: Path) -> str:
 
 def counted(one: Serving, metric: str, *labels: str) -> float:
     """The sum over the gateways' series of the metric that have all these labels (`outcome="failed"`)."""
-    rows = re.findall(rf"^{metric}(?:\{{(.*)\}})? (\S+)$", told(one), re.MULTILINE)
+    rows = re.findall(rf"^{metric}(?:\{{(.*)\}})? (\S+)$", metrics_text(one), re.MULTILINE)
     return sum(float(value) for found, value in rows if all(label in found for label in labels))

@@ -65,7 +65,7 @@ class Heard:
 
     def __init__(self, one: Serving) -> None:
         self.one = one
-        self.ours: dict[str, bytes] = {}
+        self.outputs: dict[str, bytes] = {}
         """Output of our own, by fault or page."""
         self.engines = b""
         """Output of the engines."""
@@ -90,7 +90,7 @@ class Heard:
         if fault.engine:
             self.engines += got
         else:
-            self.ours[fault.name + " " + str(len(self.ours))] = got
+            self.outputs[fault.name + " " + str(len(self.outputs))] = got
 
     async def running(self, name: str, *, stream: bool, manner: str = "silent") -> Client:
         """A client whose request runs on an engine of this Model that does not respond."""
@@ -109,20 +109,20 @@ class Heard:
         ]
         paths += [f"/api/v1/{kind}/{name}" for kind in ("models", "explain/model") for name in names]
         for path in paths:
-            self.ours[f"operations {path}"] = await asyncio.to_thread(fetch, self.one.ops, path)
+            self.outputs[f"operations {path}"] = await asyncio.to_thread(fetch, self.one.ops, path)
         for words in (["status"], ["status", "--output", "json"], ["explain", "last"],
                       *(["explain", "model", name] for name in names)):  # fmt: skip
             command = [sys.executable, "-m", "pilotlight", *words, "--ops", self.one.ops]
             done = await asyncio.to_thread(subprocess.run, command, capture_output=True, check=True, timeout=120)
             assert done.stdout
-            self.ours[f"command {words}"] = done.stdout + done.stderr
+            self.outputs[f"command {words}"] = done.stdout + done.stderr
         assert self.one.process is not None
         for child in psutil.Process(self.one.process.pid).children(recursive=True):
-            self.ours[f"process {child.pid}"] = " ".join(child.cmdline()).encode()
+            self.outputs[f"process {child.pid}"] = " ".join(child.cmdline()).encode()
 
     def hits(self) -> Iterator[str]:
         """Where one of the words was found."""
-        sources = dict(self.ours) | {"output": self.one.said().encode()}
+        sources = dict(self.outputs) | {"output": self.one.said().encode()}
         logs = self.one.state / "logs"
         for path in sorted(self.one.state.rglob("*")):
             if path.is_file() and logs not in path.parents:

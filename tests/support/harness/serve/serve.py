@@ -151,10 +151,10 @@ class Serving:
 
     async def start(self) -> None:
         """Starts it; returns when it reports that it is ready."""
-        said = self.said().count("ready on")
+        count = self.said().count("ready on")
         self.begin_start()
         await until(
-            "serve says that it is ready", lambda: self.said().count("ready on") > said or self._ended(), START_S
+            "serve logs that it is ready", lambda: self.said().count("ready on") > count or self._ended(), START_S
         )
         assert not self._ended(), self.said()
 
@@ -171,7 +171,7 @@ class Serving:
         return self.process.wait()
 
     async def kill(self) -> None:
-        """Sends SIGKILL to the supervisor; returns when its children are gone too."""
+        """Sends SIGKILL to the supervisor; returns when its children have ended too."""
         children = [self.autoscaler(), *self.gateways().values()]
         assert self.process is not None
         self.process.kill()
@@ -183,21 +183,21 @@ class Serving:
 
     async def close(self) -> None:
         """Stops it if it runs; fails if anything of it is left."""
-        ours: list[psutil.Process] = []
+        own: list[psutil.Process] = []
         if self.process is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
-                ours = psutil.Process(self.process.pid).children(recursive=True)
+                own = psutil.Process(self.process.pid).children(recursive=True)
         try:
             if not self._ended():
                 await self.stop()
-            left = [*self.marked(), *(child.pid for child in ours if running(child.pid))]
+            left = [*self.marked(), *(child.pid for child in own if running(child.pid))]
             assert not left, f"left behind: {[*map(describe, left)]}"
             assert "Traceback" not in self.said()
             assert self.faults or not re.search("event=(model_faulty|degraded)", self.said()), self.said()
         finally:
             for task in self._sending:
                 task.cancel()
-            for pid in {*self.marked(), *(child.pid for child in ours if running(child.pid))}:
+            for pid in {*self.marked(), *(child.pid for child in own if running(child.pid))}:
                 os.kill(pid, signal.SIGKILL)
             if self.process is not None:
                 self.process.kill()

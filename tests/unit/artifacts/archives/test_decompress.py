@@ -29,21 +29,21 @@ def packed(content: bytes, encoding: Encoding, *, fast: bool = False) -> bytes:
     return zstandard.ZstdCompressor(level=1 if fast else 9, write_checksum=not fast).compress(content)
 
 
-def said(content: bytes, encoding: Encoding, step: int = 1 << 20, bytes_max: int = 1 << 40) -> bytes:
+def decompressed(content: bytes, encoding: Encoding, step: int = 1 << 20, bytes_max: int = 1 << 40) -> bytes:
     return b"".join(decompress.decompress_layer(cut(content, step), encoding, bytes_max))
 
 
 @pytest.mark.parametrize("encoding", [GZIP, ZSTD])
 @pytest.mark.parametrize("step", [1, 7, 511, 65_537, 1 << 20])
 def test_decompressed_bytes_equal_the_original_for_every_chunk_size(encoding: Encoding, step: int) -> None:
-    assert said(packed(CONTENT, encoding), encoding, step) == CONTENT
-    assert said(packed(b"", encoding), encoding, step) == b""
+    assert decompressed(packed(CONTENT, encoding), encoding, step) == CONTENT
+    assert decompressed(packed(b"", encoding), encoding, step) == b""
 
 
 def test_uncompressed_tar_passes_through_up_to_the_size_limit() -> None:
-    assert said(CONTENT, "tar", 1000) == CONTENT
+    assert decompressed(CONTENT, "tar", 1000) == CONTENT
     with pytest.raises(BadArchiveError, match="expands to more than 100 bytes"):
-        said(CONTENT, "tar", 10, 100)
+        decompressed(CONTENT, "tar", 10, 100)
 
 
 @settings(derandomize=True, deadline=None, max_examples=examples(60))
@@ -53,13 +53,13 @@ def test_concatenated_members_and_frames_decompress_as_one_stream(
 ) -> None:
     content = b"".join(packed(part, encoding, fast=bool(number % 2)) for number, part in enumerate(parts))
     if parts:
-        assert said(content, encoding, step) == b"".join(parts)
+        assert decompressed(content, encoding, step) == b"".join(parts)
 
 
 def test_zstd_skippable_frames_and_frames_without_size_are_accepted() -> None:
-    assert said(SKIPPABLE + packed(CONTENT, ZSTD) + SKIPPABLE, ZSTD, 3) == CONTENT
+    assert decompressed(SKIPPABLE + packed(CONTENT, ZSTD) + SKIPPABLE, ZSTD, 3) == CONTENT
     streamed = zstandard.ZstdCompressor().compressobj()  # the frame does not state its content size
-    assert said(streamed.compress(CONTENT) + streamed.flush(), ZSTD) == CONTENT
+    assert decompressed(streamed.compress(CONTENT) + streamed.flush(), ZSTD) == CONTENT
 
 
 @pytest.mark.parametrize("encoding", [GZIP, ZSTD])
@@ -67,7 +67,7 @@ def test_truncated_stream_is_rejected_at_every_length(encoding: Encoding) -> Non
     content = packed(b"some bytes " * 30, encoding)
     for size in range(len(content)):
         with pytest.raises(BadArchiveError, match="truncated"):
-            said(content[:size], encoding)
+            decompressed(content[:size], encoding)
 
 
 @pytest.mark.parametrize("encoding", [GZIP, ZSTD])
@@ -77,7 +77,7 @@ def test_compressed_stream_with_an_inverted_byte_is_rejected(encoding: Encoding,
     for at in (0, len(content) // 2, len(content) - 2):
         damaged = content[:at] + bytes([content[at] ^ 0xFF]) + content[at + 1 :]
         with pytest.raises(BadArchiveError, match=r"corrupt|truncated"):
-            said(damaged, encoding, step)
+            decompressed(damaged, encoding, step)
 
 
 @pytest.mark.point("6")
@@ -85,7 +85,7 @@ def test_compressed_stream_with_an_inverted_byte_is_rejected(encoding: Encoding,
 @pytest.mark.parametrize("behind", [bytes(512), b"garbage behind it", b"\x1f\x8b", b"\x28\xb5"])
 def test_trailing_bytes_after_the_stream_are_rejected(encoding: Encoding, behind: bytes) -> None:
     with pytest.raises(BadArchiveError, match=r"other data follows it|truncated"):
-        said(packed(CONTENT, encoding) + behind, encoding)
+        decompressed(packed(CONTENT, encoding) + behind, encoding)
 
 
 def bomb(encoding: Encoding) -> bytes:
@@ -106,7 +106,7 @@ def test_decompression_bomb_is_rejected_before_much_output(encoding: Encoding) -
     assert sum(sizes) <= decompress.FREE_BYTES
     assert max(sizes, default=0) <= decompress.PIECE_BYTES
     with pytest.raises(BadArchiveError, match="expands to more than 1000 bytes"):
-        said(content, encoding, bytes_max=1000)
+        decompressed(content, encoding, bytes_max=1000)
 
 
 @pytest.mark.point("6")
@@ -118,25 +118,25 @@ def test_bomb_in_small_members_or_before_other_data_is_rejected(
     before_other_data = packed(bytes(64 << 20), encoding) + bytes(1 << 20)  # in the same piece of input
     for content, step in ((packed(bytes(200_000), encoding) * 40, 100), (before_other_data, 1 << 20)):
         with pytest.raises(BadArchiveError, match="is a decompression bomb"):
-            said(content, encoding, step)
+            decompressed(content, encoding, step)
 
 
 @pytest.mark.point("6")
 def test_nested_gzip_data_is_decompressed_only_once() -> None:
     inner = packed(bytes(1 << 20), GZIP)
-    assert said(packed(inner, GZIP), GZIP) == inner
+    assert decompressed(packed(inner, GZIP), GZIP) == inner
 
 
 @pytest.mark.point("6")
 @pytest.mark.parametrize("log", [28, 31, 41])
 def test_zstd_window_above_128_mib_is_rejected(log: int) -> None:
-    assert said(b"\x28\xb5\x2f\xfd\x00" + bytes([17 << 3]) + b"\x09\x00\x00x", ZSTD) == b"x", "exactly 128 MiB"
+    assert decompressed(b"\x28\xb5\x2f\xfd\x00" + bytes([17 << 3]) + b"\x09\x00\x00x", ZSTD) == b"x", "exactly 128 MiB"
     window = bytes([(log - 10) << 3])
     with pytest.raises(BadArchiveError, match="requires more memory than 128 MiB"):
-        said(b"\x28\xb5\x2f\xfd\x00" + window + b"\x01\x00\x00", ZSTD)
+        decompressed(b"\x28\xb5\x2f\xfd\x00" + window + b"\x01\x00\x00", ZSTD)
     single = b"\x28\xb5\x2f\xfd\xe0" + (1 << log).to_bytes(8, "little") + b"\x01\x00\x00"
     with pytest.raises(BadArchiveError, match="requires more memory than 128 MiB"):
-        said(single, ZSTD)
+        decompressed(single, ZSTD)
 
 
 @pytest.mark.point("6")
@@ -151,7 +151,7 @@ def test_zstd_window_above_128_mib_is_rejected(log: int) -> None:
 )
 def test_unsupported_zstd_frames_and_blocks_are_rejected(content: bytes, why: str) -> None:
     with pytest.raises(BadArchiveError, match=why):
-        said(content, ZSTD)
+        decompressed(content, ZSTD)
 
 
 def test_compressed_input_is_read_no_faster_than_output_is_consumed() -> None:

@@ -162,7 +162,7 @@ def test_pax_and_gnu_link_or_sparse_headers_yield_no_regular_file(content: bytes
 
 @pytest.mark.point("5")
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (pax({b"path": b"b.gguf"}, b"g") + member(b"a.gguf"), "has global pax records that change its members"),
         (pax({b"size": b"512"}, b"g") + member(b"a.gguf"), "has global pax records that change its members"),
@@ -194,9 +194,9 @@ def test_pax_and_gnu_link_or_sparse_headers_yield_no_regular_file(content: bytes
         (bytes(512) + member(b"a") + END, "has data after its end"),
     ],
 )
-def test_tar_archive_that_parsers_could_read_differently_is_rejected(content: bytes, said: str) -> None:
+def test_tar_archive_that_parsers_could_read_differently_is_rejected(content: bytes, message: str) -> None:
     for step in (0, 100):
-        with pytest.raises(BadArchiveError, match=said) as caught:
+        with pytest.raises(BadArchiveError, match=message) as caught:
             read(content + END, step)
         assert str(caught.value).isprintable()
 
@@ -236,9 +236,9 @@ def test_archive_above_the_member_limit_is_rejected(monkeypatch: pytest.MonkeyPa
 def test_oversized_or_malformed_member_size_is_rejected(size: bytes) -> None:
     with pytest.raises(BadArchiveError, match=r"a number in the archive is invalid, or larger|truncated"):
         read(header(b"a.gguf", size) + END)
-    for said in (b"9223372036854775808", b"99999999999999999999"):
+    for expected in (b"9223372036854775808", b"99999999999999999999"):
         with pytest.raises(BadArchiveError, match="a size in the archive is invalid, or larger"):
-            read(pax({b"size": said}) + header(b"a.gguf") + END)
+            read(pax({b"size": expected}) + header(b"a.gguf") + END)
 
 
 @pytest.mark.point("6")

@@ -136,9 +136,9 @@ async def test_invalid_web_identity_settings_send_no_sts_request(tmp_path: Path)
         with pytest.raises(PolicyError, match=r"AWS_ENDPOINT_URL_STS .* is plain HTTP"):
             await AwsKeys(plain, tmp_path).keys()
         (tmp_path / "token").unlink()
-        gone = {**identity(tmp_path, sts), "AWS_WEB_IDENTITY_TOKEN_FILE": str(tmp_path / "nobody")}
+        removed = {**identity(tmp_path, sts), "AWS_WEB_IDENTITY_TOKEN_FILE": str(tmp_path / "nobody")}
         with pytest.raises(PolicyError, match="the web identity token"):
-            await AwsKeys(gone, tmp_path).keys()
+            await AwsKeys(removed, tmp_path).keys()
         assert sts.bodies == []
 
 

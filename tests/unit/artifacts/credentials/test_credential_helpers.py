@@ -47,7 +47,7 @@ async def test_erasing_a_login_fails_if_the_credential_helper_fails(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("echo s3cret; echo s3cret >&2; exit 3", "failed with status 3 and returned no login"),
         ("echo s3cret", "returned an invalid login"),
@@ -55,10 +55,10 @@ async def test_erasing_a_login_fails_if_the_credential_helper_fails(
     ],
 )
 async def test_error_of_a_failing_helper_hides_its_output(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
 ) -> None:
     program(tmp_path, monkeypatch, text)
-    with pytest.raises(DeniedError, match=said) as refused:
+    with pytest.raises(DeniedError, match=message) as refused:
         await credential_helpers.get_login("fake", "reg.example", 5)
     assert "s3cret" not in str(refused.value)
 

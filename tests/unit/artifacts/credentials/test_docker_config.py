@@ -89,7 +89,7 @@ def test_malformed_auth_is_rejected_without_showing_its_value(bad: str) -> None:
     assert bad not in str(refused.value)
 
 
-def says(**words: str) -> str:
+def helper_script(**words: str) -> str:
     return f"cat >asked; cat <<'E'\n{json.dumps(words)}\nE"
 
 
@@ -100,13 +100,13 @@ async def test_credential_helper_returns_the_login_for_its_host(
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"credHelpers": {"reg.example": "fake"}, "auths": {"other.example": auth("o", "p")}}))
-    program(tmp_path, monkeypatch, says(ServerURL="reg.example", Username="me", Secret="pw"))
+    program(tmp_path, monkeypatch, helper_script(ServerURL="reg.example", Username="me", Secret="pw"))
     files = ConfigFiles([tmp_path / "none.json", path])
     assert await files.login("reg.example", "x") == Login("me", "pw")
     assert (tmp_path / "asked").read_text() == "reg.example"
     assert await files.login("other.example", "x") == Login("o", "p")
     path.write_text(json.dumps({"credsStore": "fake"}))
-    program(tmp_path, monkeypatch, says(Username="<token>", Secret="refresh"))
+    program(tmp_path, monkeypatch, helper_script(Username="<token>", Secret="refresh"))
     assert await files.login("docker.io", "x") == Login(identity_token="refresh")
     assert (tmp_path / "asked").read_text() == HUB
     program(tmp_path, monkeypatch, "echo 'credentials not found in native keychain'; exit 1")

@@ -46,7 +46,7 @@ def test_credential_helpers_named_in_a_pull_secret_are_ignored(type: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("type", "data", "said"),
+    ("type", "data", "message"),
     [
         ("Opaque", {".dockerconfigjson": "e30="}, "its type is not"),
         (JSON, {}, r"\.dockerconfigjson is missing or invalid"),
@@ -57,8 +57,10 @@ def test_credential_helpers_named_in_a_pull_secret_are_ignored(type: str) -> Non
         (OLD, {".dockercfg": base64.b64encode(b'{"a": {"auth": 7}}').decode()}, "not a JSON object with logins"),
     ],
 )
-def test_malformed_pull_secret_error_names_it_and_hides_its_content(type: str, data: dict[str, str], said: str) -> None:
-    with pytest.raises(PolicyError, match=f"secret team/regcred: .*{said}") as refused:
+def test_malformed_pull_secret_error_names_it_and_hides_its_content(
+    type: str, data: dict[str, str], message: str
+) -> None:
+    with pytest.raises(PolicyError, match=f"secret team/regcred: .*{message}") as refused:
         parse_pull_secret(type, data, "secret team/regcred")
     assert "s3cret" not in str(refused.value)
 
@@ -124,8 +126,8 @@ async def test_no_further_login_is_tried_after_one_is_accepted() -> None:
     right = Login("b", "pw").basic
 
     def judge(request: web.Request) -> web.StreamResponse | None:
-        asks = {"WWW-Authenticate": 'Basic realm="x"'}
-        return None if request.headers.get("Authorization") == right else web.Response(status=401, headers=asks)
+        requested = {"WWW-Authenticate": 'Basic realm="x"'}
+        return None if request.headers.get("Authorization") == right else web.Response(status=401, headers=requested)
 
     async def do(chain: Keychain) -> RawManifest:
         async with Client(Site(fake.host), chain) as client:

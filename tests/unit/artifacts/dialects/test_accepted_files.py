@@ -40,8 +40,8 @@ def one(media_type: str, path: str = "", **notes: str) -> Descriptor:
 
 
 def read(*layers: Descriptor, config: str = f"{MODELPACK}config.v1+json", allow_unsafe: bool = False) -> Contents:
-    said = Descriptor(config, digests.compute_digest(b"{}"), 2, {})
-    return accepted_files.read_contents(Manifest(OCI_MANIFEST, "", said, layers, {}), allow_unsafe=allow_unsafe)
+    descriptor = Descriptor(config, digests.compute_digest(b"{}"), 2, {})
+    return accepted_files.read_contents(Manifest(OCI_MANIFEST, "", descriptor, layers, {}), allow_unsafe=allow_unsafe)
 
 
 def modelkit(kitfile: bytes, layer: Descriptor) -> Contents:
@@ -64,8 +64,8 @@ def test_parsed_golden_manifest_matches_its_expected_listing(name: str) -> None:
 
 
 def test_golden_manifests_contain_an_example_of_every_dialect() -> None:
-    said = {golden(name).dialect for name in NAMES}
-    assert said == {
+    fields = {golden(name).dialect for name in NAMES}
+    assert fields == {
         *("ModelPack", "ModelPack by its older name (cnai)", "Docker Model Runner", "KitOps ModelKit", "Ollama"),
         *("ramalama image, raw", "ramalama image, car", "image (modelcar or image volume)", "OMLMD"),
         "ORAS (files by their titles)",
@@ -94,8 +94,8 @@ def test_modelpack_layer_types_other_than_code_are_accepted(kind: str, ending: s
 @pytest.mark.parametrize("path", ["", "modeling.py", "src", "config.json"])
 def test_code_layers_are_rejected_unless_unsafe_files_are_allowed(ending: str, path: str) -> None:
     layer = one(f"{MODELPACK}code.v1.{ending}", path)
-    (said,) = refusals(layer)
-    assert "code is not accepted" in said or (not path and ending == "raw" and "names no file" in said)
+    (message,) = refusals(layer)
+    assert "code is not accepted" in message or (not path and ending == "raw" and "names no file" in message)
     found = read(layer, one(f"{MODELPACK}weight.v1.gguf"), allow_unsafe=True)
     if path or ending != "raw":
         assert found.files()[0].role == "code"
@@ -111,9 +111,9 @@ def test_code_layers_are_rejected_unless_unsafe_files_are_allowed(ending: str, p
     ],
 )
 def test_weight_formats_that_can_run_code_are_rejected_in_any_layer(kind: str, path: str) -> None:
-    (said,) = refusals(one(f"{MODELPACK}{kind}.v1.raw", path))
-    assert "can run programs" in said
-    assert "allowUnsafe: true" in said
+    (message,) = refusals(one(f"{MODELPACK}{kind}.v1.raw", path))
+    assert "can run programs" in message
+    assert "allowUnsafe: true" in message
     assert refusals(one(f"{MODELPACK}{kind}.v1.raw", path), allow_unsafe=True) == [""]
     assert "can run programs" in refusals(one(f"{MODELPACK}{kind}.v1.tar", path))[0], "in an archive as well"
 
@@ -138,7 +138,7 @@ def test_weights_other_than_safetensors_or_gguf_are_rejected() -> None:
         assert refusals(one(f"{MODELPACK}weight.v1.raw", path))[0], path
     for path in ("model.safetensors", "M.GGUF", "a/b-00001-of-00002.gguf"):
         assert refusals(one(f"{MODELPACK}weight.v1.raw", path)) == [""]
-    assert refusals(one(f"{MODELPACK}weight.v1.gguf", "no-suffix")) == [""], "the type says what it is"
+    assert refusals(one(f"{MODELPACK}weight.v1.gguf", "no-suffix")) == [""], "its media type determines its kind"
     assert "can run programs" in refusals(one(f"{MODELPACK}weight.v1.gguf", "model.bin"))[0], "a name that lies counts"
     assert "can run programs" in refusals(one(f"{MODELPACK}weight.v1.pickle"))[0]
     assert "safetensors or GGUF" in refusals(one(f"{MODELPACK}weight.v1.newform"))[0]
@@ -197,7 +197,7 @@ def test_unknown_layer_types_are_rejected_even_with_allow_unsafe() -> None:
 
 
 @pytest.mark.parametrize(
-    ("metadata", "said"),
+    ("metadata", "message"),
     [
         ('{"typeflag":50}', "no regular file"),
         ('{"typeflag":53}', "no regular file"),
@@ -209,9 +209,9 @@ def test_unknown_layer_types_are_rejected_even_with_allow_unsafe() -> None:
         ('{"size":7,"size":8}', "key 'size' twice"),
     ],
 )
-def test_layer_with_invalid_file_metadata_is_rejected(metadata: str, said: str) -> None:
+def test_layer_with_invalid_file_metadata_is_rejected(metadata: str, message: str) -> None:
     layer = one(f"{MODELPACK}weight.v1.raw", "a.gguf", **{"org.cncf.model.file.metadata+json": metadata})
-    assert said in refusals(layer)[0]
+    assert message in refusals(layer)[0]
     good = '{"name":"a.gguf","size":7,"typeflag":48}'
     assert refusals(layer._replace(annotations={FILEPATH: "a.gguf", "org.cncf.model.file.metadata+json": good})) == [""]
 
@@ -239,9 +239,12 @@ def test_kitfile_path_outside_the_artifact_is_rejected(path: str) -> None:
 
 def test_kitfile_with_a_different_layer_digest_is_rejected() -> None:
     layer = one("application/vnd.kitops.modelkit.model.v1.tar")
-    for digest, said in ((layer.digest, ""), (digests.compute_digest(b""), "its Kitfile states another digest for it")):
+    for digest, expected in (
+        (layer.digest, ""),
+        (digests.compute_digest(b""), "its Kitfile states another digest for it"),
+    ):
         found = modelkit(b'{"model":{"path":"model.gguf","digest":"%s"}}' % digest.encode(), layer)
-        assert [each.refusal for each in found.layers] == [said]
+        assert [each.refusal for each in found.layers] == [expected]
 
 
 @pytest.mark.point("4")

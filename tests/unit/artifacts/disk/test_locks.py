@@ -82,7 +82,7 @@ async def test_task_cancelled_while_it_waits_for_a_lock_holds_no_lock(tmp_path: 
 
     async def waits() -> None:
         async with locks.hold_lock(path):
-            pytest.fail("somebody else has it")
+            pytest.fail("another process holds the lock")
 
     task = asyncio.ensure_future(waits())
     await asyncio.sleep(0)

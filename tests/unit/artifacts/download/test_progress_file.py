@@ -80,10 +80,10 @@ def test_completed_parts_are_read_back_from_the_progress_file() -> None:
 
 
 def test_unsynced_parts_are_resumed_only_within_the_same_boot() -> None:
-    said = text(range(2)) + progress_file.format_parts([4, 5], BOOT) + progress_file.format_parts([5, 6], "another")
+    reported = text(range(2)) + progress_file.format_parts([4, 5], BOOT) + progress_file.format_parts([5, 6], "another")
     found, later = (
-        progress_file.parse_progress(said, DIGEST, 1000, BOOT),
-        progress_file.parse_progress(said, DIGEST, 1000, "a third"),
+        progress_file.parse_progress(reported, DIGEST, 1000, BOOT),
+        progress_file.parse_progress(reported, DIGEST, 1000, "a third"),
     )
     assert found is not None
     assert later is not None
@@ -92,11 +92,13 @@ def test_unsynced_parts_are_resumed_only_within_the_same_boot() -> None:
 
 
 def test_last_offset_recorded_in_the_current_boot_is_resumed() -> None:
-    said = text(range(2)) + progress_file.format_marks({1: 50, 4: 30}, BOOT) + progress_file.format_marks({4: 60}, BOOT)
-    said += progress_file.format_marks({4: 70, 5: 20}, "another")
+    reported = (
+        text(range(2)) + progress_file.format_marks({1: 50, 4: 30}, BOOT) + progress_file.format_marks({4: 60}, BOOT)
+    )
+    reported += progress_file.format_marks({4: 70, 5: 20}, "another")
     found, later = (
-        progress_file.parse_progress(said, DIGEST, 1000, BOOT),
-        progress_file.parse_progress(said, DIGEST, 1000, "a third"),
+        progress_file.parse_progress(reported, DIGEST, 1000, BOOT),
+        progress_file.parse_progress(reported, DIGEST, 1000, "a third"),
     )
     assert found is not None
     assert later is not None
@@ -113,7 +115,7 @@ def test_truncated_progress_file_lists_no_part_that_was_not_written(cut: int, no
 
 
 @pytest.mark.parametrize(
-    "said",
+    "content",
     [
         b"",
         progress_file.format_header(Digest("sha256:" + "b" * 64), 1000, 100),
@@ -130,8 +132,8 @@ def test_truncated_progress_file_lists_no_part_that_was_not_written(cut: int, no
         *("another format", "noise"),
     ],
 )
-def test_progress_file_that_is_invalid_or_of_another_blob_is_ignored(said: bytes) -> None:
-    assert progress_file.parse_progress(said, DIGEST, 1000, BOOT) is None
+def test_progress_file_that_is_invalid_or_of_another_blob_is_ignored(content: bytes) -> None:
+    assert progress_file.parse_progress(content, DIGEST, 1000, BOOT) is None
 
 
 # --- number of requests ----------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from artifacts.registry.blobs import Blob, Sink
 from artifacts.registry.client import Client
 from artifacts.registry.mirrored_registry import Mirror, Mirrored
 from artifacts.registry_errors import AbsentError, MismatchError, PolicyError, RegistryError, UnreachableError
-from tests.support.fakes.registry import Answer, FakeRegistry, StillClock, keychain, part_of, raw, says, whole_head
+from tests.support.fakes.registry import Answer, FakeRegistry, StillClock, keychain, part_of, raw, reply, whole_head
 from tests.support.harness.artifacts.registry_pull import (
     CONTENT,
     NAME,
@@ -95,23 +95,23 @@ async def test_blob_that_does_not_match_its_sha512_digest_is_rejected(tmp_path: 
 
 @pytest.mark.point("1")
 @pytest.mark.parametrize(
-    ("answer", "error", "said"),
+    ("answer", "error", "message"),
     [
-        (says(200, WRONG), MismatchError, "its bytes do not match"),
-        (says(200, CONTENT[:-1]), MismatchError, "expected 65536"),
-        (says(200, CONTENT + b"x"), MismatchError, "has 65537 bytes of it"),
-        (says(200, b""), MismatchError, "has 0 bytes of it"),
-        (says(404), AbsentError, "there is no blob"),
-        (says(200, CONTENT, Content_Encoding="gzip"), PolicyError, "Content-Encoding, which a proxy must have added"),
+        (reply(200, WRONG), MismatchError, "its bytes do not match"),
+        (reply(200, CONTENT[:-1]), MismatchError, "expected 65536"),
+        (reply(200, CONTENT + b"x"), MismatchError, "has 65537 bytes of it"),
+        (reply(200, b""), MismatchError, "has 0 bytes of it"),
+        (reply(404), AbsentError, "there is no blob"),
+        (reply(200, CONTENT, Content_Encoding="gzip"), PolicyError, "Content-Encoding, which a proxy must have added"),
     ],
     ids=["flipped", "truncated", "longer", "empty", "absent", "gzip"],
 )
 async def test_wrong_blob_bytes_are_rejected_and_the_next_fetch_succeeds(
-    tmp_path: Path, one_span: None, answer: Answer, error: type[RegistryError], said: str
+    tmp_path: Path, one_span: None, answer: Answer, error: type[RegistryError], message: str
 ) -> None:
     async with place(tmp_path) as one:
         one.next(answer)
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=message):
             await one.fetch()
         assert one.file() is None
         await one.fetch()  # no wrong bytes are kept
@@ -214,7 +214,7 @@ async def test_login_that_expires_during_a_pull_is_renewed(tmp_path: Path, way: 
 @pytest.mark.parametrize("status", [429, 500, 503])
 async def test_busy_registry_is_retried_after_the_requested_delay(tmp_path: Path, way: str, status: int) -> None:
     async with place(tmp_path) as one:
-        one.next(says(206), *(says(status, Retry_After="7") for _ in range(3)))
+        one.next(reply(206), *(reply(status, Retry_After="7") for _ in range(3)))
         one.fake.answers[one.url()].popleft()
         await one.fetch()
         assert one.file() == CONTENT
@@ -226,26 +226,26 @@ async def test_busy_registry_is_retried_after_the_requested_delay(tmp_path: Path
 
 @pytest.mark.point("12")
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
-        (says(206, CONTENT[:4096], Content_Range="bytes 4096-8191/65536"), "returned another part"),
-        (says(206, CONTENT[:4096]), "returned another part"),
-        (says(206, CONTENT[:4096], Content_Range="bytes 0-4095/70000"), "has 70000 bytes of it"),
-        (says(206, CONTENT[:4000], Content_Range="bytes 0-4095/65536"), "part is 4000 bytes long, not 4096"),
-        (says(206, CONTENT, Content_Type="multipart/byteranges"), "several parts"),
+        (reply(206, CONTENT[:4096], Content_Range="bytes 4096-8191/65536"), "returned another part"),
+        (reply(206, CONTENT[:4096]), "returned another part"),
+        (reply(206, CONTENT[:4096], Content_Range="bytes 0-4095/70000"), "has 70000 bytes of it"),
+        (reply(206, CONTENT[:4000], Content_Range="bytes 0-4095/65536"), "part is 4000 bytes long, not 4096"),
+        (reply(206, CONTENT, Content_Type="multipart/byteranges"), "several parts"),
     ],
     ids=["elsewhere", "silent", "another whole", "short", "several"],
 )
-async def test_wrong_partial_response_fails_the_fetch(tmp_path: Path, way: str, answer: Answer, said: str) -> None:
+async def test_wrong_partial_response_fails_the_fetch(tmp_path: Path, way: str, answer: Answer, message: str) -> None:
     async with place(tmp_path) as one:
         one.fake.always[one.url()] = answer
-        with pytest.raises(MismatchError, match=said):
+        with pytest.raises(MismatchError, match=message):
             await one.fetch()
         assert one.file() is None
 
 
 @pytest.mark.point("12")
-@pytest.mark.parametrize("answer", [says(200, CONTENT), says(416)], ids=["the whole", "416"])
+@pytest.mark.parametrize("answer", [reply(200, CONTENT), reply(416)], ids=["the whole", "416"])
 async def test_blob_is_fetched_whole_if_the_registry_supports_no_ranges(
     tmp_path: Path, way: str, answer: Answer
 ) -> None:
@@ -342,7 +342,7 @@ def failing(kind: str, error: int, after: int = 0) -> Disk:
 
 @pytest.mark.point("13")
 @pytest.mark.parametrize(
-    ("disk", "said"),
+    ("disk", "message"),
     [
         (lambda: failing("put", errno.ENOSPC, 9), "the disk is full; free space"),
         (lambda: failing("put", errno.EDQUOT, 9), "the quota is used up"),
@@ -352,18 +352,18 @@ def failing(kind: str, error: int, after: int = 0) -> Disk:
     ids=["full", "quota", "broken", "read-only"],
 )
 async def test_fetch_after_a_disk_error_completes_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: Callable[[], Disk], said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: Callable[[], Disk], message: str
 ) -> None:
     go("through us", monkeypatch, tmp_path)
     async with place(tmp_path) as one:
-        with pytest.raises(DiskError, match=said) as raised:
+        with pytest.raises(DiskError, match=message) as raised:
             await one.fetch(disk=disk())
         assert len(str(raised.value).splitlines()) == 1
         assert one.file() is None
         before = len(one.ranges())
         await one.fetch()
         assert one.file() == CONTENT
-        if "full" in said or "quota" in said:
+        if "full" in message or "quota" in message:
             assert len(one.ranges()) - before < 16
 
 

@@ -26,11 +26,11 @@ USUAL, SILENT, TRICKLE = Limits(), Limits(read_s=0.05), Limits(pace_s=0.1)
 @pytest.fixture
 def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
     """The registry's end and the client's end of a connection."""
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as ours:
-        theirs, _ = server.accept()
-        ours.setblocking(False)
-        with theirs:
-            yield theirs, ours
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as own:
+        foreign, _ = server.accept()
+        own.setblocking(False)
+        with foreign:
+            yield foreign, own
 
 
 class Came:
@@ -45,8 +45,8 @@ class Came:
             return splice_body(rest, count, Goal(file.fileno(), lambda *one: self.moves.append(one)), at, limits)
 
 
-def send(theirs: socket.socket, content: bytes) -> threading.Thread:
-    sending = threading.Thread(target=theirs.sendall, args=(content,))
+def send(foreign: socket.socket, content: bytes) -> threading.Thread:
+    sending = threading.Thread(target=foreign.sendall, args=(content,))
     sending.start()
     return sending
 
@@ -54,15 +54,15 @@ def send(theirs: socket.socket, content: bytes) -> threading.Thread:
 def test_spliced_body_is_written_at_its_offset_without_later_bytes(
     ends: tuple[socket.socket, socket.socket], tmp_path: Path
 ) -> None:
-    theirs, ours = ends
+    foreign, own = ends
     came = Came(tmp_path / "file")
-    sending = send(theirs, CONTENT + b"more")
-    assert came.move(ours, len(CONTENT), 1000) == Moved(len(CONTENT))
+    sending = send(foreign, CONTENT + b"more")
+    assert came.move(own, len(CONTENT), 1000) == Moved(len(CONTENT))
     sending.join()
     assert came.path.read_bytes() == bytes(1000) + CONTENT
     assert sum(count for _, count in came.moves) == len(CONTENT)
     assert [at for at, _ in came.moves] == [1000 + sum(n for _, n in came.moves[:i]) for i in range(len(came.moves))]
-    assert ours.recv(100) == b"more"
+    assert own.recv(100) == b"more"
 
 
 def test_file_system_without_splice_falls_back_to_copying(
@@ -76,10 +76,10 @@ def test_file_system_without_splice_falls_back_to_copying(
         return true(source, into, count, flags=flags)
 
     monkeypatch.setattr(os, "splice", splice)
-    theirs, ours = ends
+    foreign, own = ends
     came = Came(tmp_path / "file")
-    sending = send(theirs, CONTENT)
-    assert came.move(ours, len(CONTENT)) == Moved(len(CONTENT))
+    sending = send(foreign, CONTENT)
+    assert came.move(own, len(CONTENT)) == Moved(len(CONTENT))
     sending.join()
     assert came.path.read_bytes() == CONTENT
 
@@ -95,33 +95,33 @@ def test_disk_error_during_a_splice_is_raised_as_os_error(
         return true(given[0], given[1], given[2], flags=flags)
 
     monkeypatch.setattr(os, "splice", splice)
-    theirs, ours = ends
-    theirs.sendall(CONTENT[:100])
+    foreign, own = ends
+    foreign.sendall(CONTENT[:100])
     with pytest.raises(OSError, match="full"):
-        Came(tmp_path / "file").move(ours, 100)
+        Came(tmp_path / "file").move(own, 100)
 
 
 def test_splice_ends_if_the_connection_is_closed_silent_or_slow(
     ends: tuple[socket.socket, socket.socket], tmp_path: Path
 ) -> None:
-    theirs, ours = ends
+    foreign, own = ends
     came = Came(tmp_path / "file")
-    theirs.sendall(b"abc")
-    assert came.move(ours, 10, limits=SILENT) == Moved(3, "the connection broke during the response (too slow)")
+    foreign.sendall(b"abc")
+    assert came.move(own, 10, limits=SILENT) == Moved(3, "the connection broke during the response (too slow)")
     over = threading.Event()
 
     def trickle() -> None:
         while not over.wait(0.02):
-            theirs.sendall(b"x")
+            foreign.sendall(b"x")
 
     dripping = threading.Thread(target=trickle)
     dripping.start()
-    moved = came.move(ours, 1 << 20, limits=TRICKLE)
+    moved = came.move(own, 1 << 20, limits=TRICKLE)
     over.set()
     dripping.join()
     assert "sent only" in moved.broken
-    theirs.close()
-    while (moved := came.move(ours, 10)).came == 10:
+    foreign.close()
+    while (moved := came.move(own, 10)).came == 10:
         pass
     assert "it ended too early" in moved.broken
 
@@ -129,6 +129,6 @@ def test_splice_ends_if_the_connection_is_closed_silent_or_slow(
 def test_splice_ends_on_an_interrupt_from_another_thread(
     ends: tuple[socket.socket, socket.socket], tmp_path: Path
 ) -> None:
-    _, ours = ends
-    threading.Timer(0.01, interrupt_transfer, [ours]).start()
-    assert "ended too early" in Came(tmp_path / "file").move(ours, 10).broken
+    _, own = ends
+    threading.Timer(0.01, interrupt_transfer, [own]).start()
+    assert "ended too early" in Came(tmp_path / "file").move(own, 10).broken

@@ -37,12 +37,12 @@ class Pair:
         context = create_tls_context()
         context.load_verify_locations(write_authority(folder, OURS))
         with socket.create_server(("127.0.0.1", 0)) as server:
-            self.ours = socket.create_connection(server.getsockname())
+            self.client_socket = socket.create_connection(server.getsockname())
             plain, _ = server.accept()
-        self.theirs: ssl.SSLSocket | None = None
+        self.server_socket: ssl.SSLSocket | None = None
 
         def begin() -> None:
-            self.theirs = served.wrap_socket(plain, server_side=True)
+            self.server_socket = served.wrap_socket(plain, server_side=True)
 
         beginning = threading.Thread(target=begin)
         beginning.start()
@@ -52,16 +52,16 @@ class Pair:
                 self.sealed.do_handshake()
                 break
             except ssl.SSLWantReadError:
-                self.ours.sendall(self.sealed.outgoing.read())
-                self.sealed.incoming.write(self.ours.recv(1 << 16))
-        self.ours.sendall(self.sealed.outgoing.read())
+                self.client_socket.sendall(self.sealed.outgoing.read())
+                self.sealed.incoming.write(self.client_socket.recv(1 << 16))
+        self.client_socket.sendall(self.sealed.outgoing.read())
         beginning.join()
-        self.ours.setblocking(False)
+        self.client_socket.setblocking(False)
 
     @property
     def server(self) -> ssl.SSLSocket:
-        assert self.theirs is not None
-        return self.theirs
+        assert self.server_socket is not None
+        return self.server_socket
 
     def send(self, content: bytes) -> threading.Thread:
         sending = threading.Thread(target=self.server.sendall, args=(content,))
@@ -70,16 +70,16 @@ class Pair:
 
     def ahead(self, count: int) -> None:
         """Read this many encrypted bytes ahead of the transfer."""
-        self.ours.setblocking(True)
+        self.client_socket.setblocking(True)
         while self.sealed.incoming.pending < count:
-            self.sealed.incoming.write(self.ours.recv(count - self.sealed.incoming.pending))
-        self.ours.setblocking(False)
+            self.sealed.incoming.write(self.client_socket.recv(count - self.sealed.incoming.pending))
+        self.client_socket.setblocking(False)
 
     def move(self, count: int, put: Put, at: int = 0, limits: Limits = USUAL) -> Moved:
-        return receive_body(Ends(self.ours, self.sealed), count, put, at, limits)
+        return receive_body(Ends(self.client_socket, self.sealed), count, put, at, limits)
 
     def close(self) -> None:
-        self.ours.close()
+        self.client_socket.close()
         self.server.close()
 
 
@@ -155,7 +155,7 @@ def test_tls_close_notify_before_the_end_of_the_body_is_an_early_end(pair: Pair)
     saying = threading.Thread(target=_farewell, args=(pair.server,))
     saying.start()
     assert pair.move(10, came.put) == Moved(3, "the connection broke during the response (it ended too early)")
-    interrupt_transfer(pair.ours)
+    interrupt_transfer(pair.client_socket)
     saying.join()
 
 
@@ -172,7 +172,7 @@ def test_invalid_tls_record_ends_the_transfer_with_no_bytes_written(pair: Pair) 
 
 
 def test_tls_transfer_ends_on_an_interrupt_from_another_thread(pair: Pair) -> None:
-    threading.Timer(0.01, interrupt_transfer, [pair.ours]).start()
+    threading.Timer(0.01, interrupt_transfer, [pair.client_socket]).start()
     assert "the connection broke during the response" in pair.move(10, Came().put).broken
 
 

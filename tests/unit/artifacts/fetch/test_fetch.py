@@ -30,7 +30,7 @@ from tests.support.builders.artifacts import packed_models
 from tests.support.builders.artifacts.weight_file_headers import as_gguf
 from tests.support.fakes.hub import TOKEN as HUBS
 from tests.support.fakes.hub import FakeHub
-from tests.support.fakes.registry import StillClock, says
+from tests.support.fakes.registry import StillClock, reply
 from tests.support.fakes.s3 import FakeS3
 from tests.support.harness.artifacts.peer_nodes import TOKEN, Neighbour, serving
 from tests.unit.artifacts.formats.test_gguf import write
@@ -168,7 +168,7 @@ async def test_weights_from_a_hub_or_bucket_are_fetched_from_a_peer(tmp_path: Pa
 @pytest.mark.parametrize("scheme", ["hf", "s3"])
 async def test_file_is_fetched_from_its_source_if_the_peer_is_corrupt_or_empty(tmp_path: Path, scheme: str) -> None:
     async with place(tmp_path, scheme) as one:
-        for name, judge in (("b", says(200, bytes(len(CONTENT)))), ("c", says(404))):
+        for name, judge in (("b", reply(200, bytes(len(CONTENT)))), ("c", reply(404))):
             one.peer.judge, before = judge, one.gave()
             with await one.bring(name) as copy:
                 assert (copy.folder / "a.gguf").read_bytes() == CONTENT

@@ -47,7 +47,7 @@ class Registry:
         kinds = [
             "application/vnd.oci.image.layer.v1.tar" + ("+gzip" if one[:2] == b"\x1f\x8b" else "") for one in layers
         ]
-        said = {
+        fields = {
             "schemaVersion": 2, "mediaType": manifest.OCI_MANIFEST,
             "config": {
                 "mediaType": "application/vnd.oci.image.config.v1+json", "digest": digest_of(CONFIG),
@@ -58,7 +58,7 @@ class Registry:
                 for kind, one in zip(kinds, layers, strict=True)
             ],
         }  # fmt: skip
-        found = manifest.parse_manifest(json.dumps(said).encode())
+        found = manifest.parse_manifest(json.dumps(fields).encode())
         assert isinstance(found, manifest.Manifest)
         self.contents: Contents = accepted_files.read_contents(found)
 

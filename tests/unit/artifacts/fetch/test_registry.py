@@ -65,11 +65,11 @@ class Node:
 
     def image(self, *layers: tuple[str, bytes], config: dict[str, Any] | None = None, tag: str = "image") -> None:
         """Add an image with these layers, each a media type and its bytes."""
-        said = json.dumps(config or {}).encode()
+        raw = json.dumps(config or {}).encode()
         body = {
             "schemaVersion": 2,
             "mediaType": MANIFEST,
-            "config": _blob(self.fake, "application/vnd.oci.image.config.v1+json", said),
+            "config": _blob(self.fake, "application/vnd.oci.image.config.v1+json", raw),
             "layers": [_blob(self.fake, kind, content) for kind, content in layers],
         }
         self.fake.manifest(NAME, tag, json.dumps(body).encode())
@@ -163,7 +163,7 @@ async def test_image_pull_stores_only_the_models_folder(
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (
             tar_archives.honest({"m.gguf": b"GGUF", "load.py": b"import os"}),
@@ -172,10 +172,10 @@ async def test_image_pull_stores_only_the_models_folder(
         (tar_archives.member(b"../m.gguf", b"x") + tar_archives.END, "in the archive: its path"),
     ],
 )
-async def test_rejected_archive_leaves_no_files(tmp_path: Path, content: bytes, said: str) -> None:
+async def test_rejected_archive_leaves_no_files(tmp_path: Path, content: bytes, message: str) -> None:
     async with node(tmp_path) as one:
         one.image((LAYER, content))
-        with pytest.raises(RefusedError, match=said):
+        with pytest.raises(RefusedError, match=message):
             await one.obtain(f"{NAME}:image")
         assert list(one.store.layout.records()) == []
         assert left(one.store) == []
@@ -252,13 +252,13 @@ async def test_stored_private_model_is_denied_without_a_login(tmp_path: Path) ->
 async def test_pull_permission_survives_a_restart_during_a_registry_outage(tmp_path: Path) -> None:
     """During the outage, the same login gets the Copy from a newly opened store, and another login does not."""
     async with node(tmp_path) as one:
-        ours, others = keychain(one.fake.host), Known(one.fake.host, Login("somebody-else", PASSWORD))
-        one.ways = Registries(ours, pace=StillClock())
+        own, others = keychain(one.fake.host), Known(one.fake.host, Login("somebody-else", PASSWORD))
+        one.ways = Registries(own, pace=StillClock())
         (await one.obtain()).close()
         one.fake.judge = lambda _: web.Response(status=503)
         one.store = Store(tmp_path / "store", spare_bytes=0).open()
         one.store.permits = Permits(tmp_path / "store" / "permits", fresh_s=0.0)
-        one.ways = Registries(ours, pace=StillClock())
+        one.ways = Registries(own, pace=StillClock())
         assert await one.kept() == FILES
         assert one.fake.asked("HEAD", "/manifests/")
         one.ways = Registries(others, pace=StillClock())

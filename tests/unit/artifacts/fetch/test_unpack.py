@@ -63,10 +63,10 @@ def there(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def refused(below: Path, content: bytes, said: str, of: File | None = None, *, allow_unsafe: bool = False) -> None:
+def refused(below: Path, content: bytes, message: str, of: File | None = None, *, allow_unsafe: bool = False) -> None:
     """Assert that the archive is rejected and nothing is left, in the folder or next to it."""
     beside = sorted(below.parent.rglob("*"))
-    with pytest.raises(BadArchiveError, match=said) as caught:
+    with pytest.raises(BadArchiveError, match=message) as caught:
         lay(below, content, of, allow_unsafe=allow_unsafe)
     assert str(caught.value).isprintable()
     assert sorted(below.parent.rglob("*")) == beside
@@ -142,11 +142,11 @@ def test_archive_with_a_target_folder_is_unpacked_below_it(below: Path) -> None:
 def test_layers_with_colliding_paths_or_excess_total_size_are_rejected(below: Path) -> None:
     first, again = member(b"d/a.gguf", b"x" * 60) + END, member(b"D/A.gguf", b"y") + END
     second = member(b"d/b.gguf", b"x" * 60) + END
-    for other, room, said in (
+    for other, room, expected in (
         (again, ROOM, "in conflict with 'd/a.gguf'"),
         (second, 100, "more than the 100 bytes reserved"),
     ):
-        with pytest.raises(BadArchiveError, match=said):
+        with pytest.raises(BadArchiveError, match=expected):
             lay_all(below, [first, other], room)
         assert not list(below.iterdir()), "nothing is left of the first layer either"
     lay_all(below, [first, second], 120)
@@ -155,7 +155,7 @@ def test_layers_with_colliding_paths_or_excess_total_size_are_rejected(below: Pa
 
 @pytest.mark.point("5")
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (header(b"x", 0, b"2", link=b"../secret") + member(b"x", b"pwned"), "'x' is a link"),
         (header(b"d", 0, b"2", link=b"..") + member(b"d/secret", b"pwned"), "'d' is a link"),
@@ -199,8 +199,8 @@ def test_layers_with_colliding_paths_or_excess_total_size_are_rejected(below: Pa
         (member(b"a.gguf", b"x") + member(b"a.gguf/", flag=b"5"), "is a duplicate"),
     ],
 )
-def test_archive_with_links_devices_or_paths_outside_it_is_rejected(content: bytes, said: str, below: Path) -> None:
-    refused(below, member(b"first.gguf", b"x") + content + END, said, allow_unsafe=True)
+def test_archive_with_links_devices_or_paths_outside_it_is_rejected(content: bytes, message: str, below: Path) -> None:
+    refused(below, member(b"first.gguf", b"x") + content + END, message, allow_unsafe=True)
 
 
 @pytest.mark.point("16")
@@ -222,13 +222,13 @@ def test_unpacking_never_writes_through_an_existing_link_or_file(below: Path) ->
     (below / "x.gguf").symlink_to("../secret")
     (below / "f").write_text("f")
     (below / "y.gguf").hardlink_to(below.parent / "secret")
-    for name, said in (
+    for name, expected in (
         (b"d/x.gguf", "not a folder"),
         (b"x.gguf", "the path already"),
         (b"f/x.gguf", "not a folder"),
         (b"y.gguf", "the path already"),
     ):
-        refused(below, member(b"ok/a.gguf", b"x") + member(name, b"pwned") + END, said)
+        refused(below, member(b"ok/a.gguf", b"x") + member(name, b"pwned") + END, expected)
 
 
 @pytest.mark.point("6")

@@ -123,14 +123,14 @@ def test_sizes_of_split_model_parts_are_added(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("big-00001-of-00002.gguf", r"big-00001-of-00002\.gguf: part 2 of 2 is missing: big-00002-of-00002\.gguf"),
         ("big-00002-of-00002.gguf", r"part 2 of 2; use the first, big-00001-of-00002\.gguf"),
     ],
 )
-def test_error_for_a_single_part_of_a_split_model_names_the_other_part(tmp_path: Path, name: str, said: str) -> None:
-    with pytest.raises(gguf.GgufError, match=said):
+def test_error_for_a_single_part_of_a_split_model_names_the_other_part(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(gguf.GgufError, match=message):
         gguf.load_gguf_info(write(tmp_path / name))
 
 

@@ -12,10 +12,10 @@ MIB = 1 << 20
 EIGHT_B = {"block_count": 32, "embedding_length": 4096, "attention.head_count": 32, "attention.head_count_kv": 8}
 
 
-def keys(architecture: str, **said: Value | None) -> dict[str, Value]:
+def keys(architecture: str, **reported: Value | None) -> dict[str, Value]:
     """Return a header of this architecture; `__` stands for a dot."""
     own: dict[str, Value | None] = {"context_length": 4096, "feed_forward_length": 14336, **EIGHT_B}
-    own |= {name.replace("__", "."): value for name, value in said.items()}
+    own |= {name.replace("__", "."): value for name, value in reported.items()}
     return {"general.architecture": architecture} | {
         f"{architecture}.{name}": value for name, value in own.items() if value is not None
     }
@@ -40,9 +40,9 @@ def test_sliding_window_reduces_the_cache_only_for_known_architectures() -> None
     row, full = 2 * 8 * 128 * 2, 4 * 4096
     gemma = keys("gemma3", attention__sliding_window=1024)
     assert part("cache", gemma) == row * (5 * full + 27 * 4 * 1536)
-    assert part("cache", keys("gemma3")) == 32 * row * full, "no window is said"
-    for said in (None, 6, (1,) * 32):
-        unknown = keys("brandnew", attention__sliding_window=1024, attention__sliding_window_pattern=said)
+    assert part("cache", keys("gemma3")) == 32 * row * full, "the header has no window"
+    for expected in (None, 6, (1,) * 32):
+        unknown = keys("brandnew", attention__sliding_window=1024, attention__sliding_window_pattern=expected)
         assert part("cache", unknown) == 32 * row * full
     assert part("cache", gemma, whole_windows=True) == 32 * row * full
 
@@ -50,8 +50,8 @@ def test_sliding_window_reduces_the_cache_only_for_known_architectures() -> None
 def test_window_pattern_in_the_header_sets_the_cache_size() -> None:
     row, full = 2 * 8 * 128 * 2, 4 * 4096
     short = tuple(int(block % 2 == 0) for block in range(32))
-    said = keys("gemma4", attention__sliding_window=512, attention__sliding_window_pattern=short)
-    assert part("cache", said) == row * (16 * full + 16 * 4 * 1024)
+    reported = keys("gemma4", attention__sliding_window=512, attention__sliding_window_pattern=short)
+    assert part("cache", reported) == row * (16 * full + 16 * 4 * 1024)
     half = keys("gemma3", attention__sliding_window=1024, attention__sliding_window_pattern=2)
     assert part("cache", half) == row * (16 * full + 16 * 4 * 1536), "of two periods the one with more full layers"
 
@@ -70,7 +70,7 @@ STATE = 4 * (8192 * 16 + 3 * 8192)
 
 
 @pytest.mark.parametrize(
-    ("architecture", "said", "states", "attends"),
+    ("architecture", "fields", "states", "attends"),
     [
         ("mamba", {"attention__head_count": 0, "attention__head_count_kv": 0}, 32, 0),
         ("mamba", {"attention__head_count": None, "attention__head_count_kv": None}, 32, 0),
@@ -83,9 +83,9 @@ STATE = 4 * (8192 * 16 + 3 * 8192)
     ],
 )
 def test_recurrent_layers_need_state_and_attention_layers_need_cache(
-    architecture: str, said: dict[str, Value], states: int, attends: int
+    architecture: str, fields: dict[str, Value], states: int, attends: int
 ) -> None:
-    header = keys(architecture, **MAMBA | said)
+    header = keys(architecture, **MAMBA | fields)
     assert part("state", header) == 4 * states * STATE
     assert part("cache", header) == attends * 4 * 4096 * 2 * 8 * 128 * 2
 
@@ -140,9 +140,9 @@ def test_host_prompt_cache_is_not_counted_as_gpu_memory() -> None:
 
 def test_extreme_header_values_give_a_bounded_estimate() -> None:
     huge = (1 << 32) - 1
-    said = keys("llama", block_count=4096, attention__key_length=huge, attention__head_count_kv=(1 << 20) - 1)
+    reported = keys("llama", block_count=4096, attention__key_length=huge, attention__head_count_kv=(1 << 20) - 1)
     for make in (estimate_llama_cpp, estimate_paged_engine):
-        made = make(read_shape(said, 1 << 70), ServingOptions(slots=100_000, context_tokens=1_000_000_000))
+        made = make(read_shape(reported, 1 << 70), ServingOptions(slots=100_000, context_tokens=1_000_000_000))
         assert made.total_bytes(gpus=False) == BYTES_MAX
         assert max(made.slot_bytes, made.token_bytes, *(item.bytes for item in made.items)) <= BYTES_MAX
 

@@ -45,9 +45,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def layers(folder: Path, **said: object) -> list[tuple[int, int]]:
+def layers(folder: Path, **fields: object) -> list[tuple[int, int]]:
     """Return (elements per token, bytes of state) of each layer, with these keys in config.json."""
-    (folder / "config.json").write_text(json.dumps(LLAMA | said))
+    (folder / "config.json").write_text(json.dumps(LLAMA | fields))
     return [(one.key_elements + one.value_elements, one.state_bytes) for one in load_config_info(folder).shape.layers]
 
 
@@ -90,7 +90,7 @@ def test_latent_attention_and_recurrent_state_are_counted_per_layer(folder: Path
              "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4}  # fmt: skip
     state = 4 * (32 * 128 * 128 + 3 * (2 * 16 * 128 + 32 * 128))
     assert layers(folder, layer_types=kinds * 8, **delta) == ([(0, state)] * 3 + [(2048, 0)]) * 8
-    assert layers(folder, **delta) == [(2048, state)] * 32, "no layer says what it is: both"
+    assert layers(folder, **delta) == [(2048, state)] * 32, "no layer has a type: both kinds count"
     assert layers(folder, mamba_d_state=16)[0] == (2048, 4 * (16 * 8192 + 3 * (8192 + 32)))
     kda = layers(folder, linear_attn_config={"num_heads": 32, "head_dim": 128, "short_conv_kernel_size": 4})
     assert kda[0][1] == 4 * (32 * 128 * 128 + 9 * 32 * 128)
@@ -176,9 +176,9 @@ NAMES = (
 
 
 @settings(derandomize=True, deadline=None, max_examples=examples(200))
-@given(said=st.dictionaries(st.sampled_from(NAMES), VALUES), header=VALUES, garbage=st.binary(max_size=40))
+@given(fields=st.dictionaries(st.sampled_from(NAMES), VALUES), header=VALUES, garbage=st.binary(max_size=40))
 def test_arbitrary_model_files_give_a_bounded_estimate_or_a_config_error(
-    tmp_path_factory: pytest.TempPathFactory, said: dict[str, object], header: object, garbage: bytes
+    tmp_path_factory: pytest.TempPathFactory, fields: dict[str, object], header: object, garbage: bytes
 ) -> None:
     folder = tmp_path_factory.getbasetemp() / "hostile"
     folder.mkdir(exist_ok=True)
@@ -189,7 +189,7 @@ def test_arbitrary_model_files_give_a_bounded_estimate_or_a_config_error(
         lambda: weights.write_bytes(garbage),
     ):
         write()
-        (folder / "config.json").write_text(json.dumps(LLAMA | said))
+        (folder / "config.json").write_text(json.dumps(LLAMA | fields))
         with contextlib.suppress(ConfigError):  # any other error fails
             made = estimate_paged_engine(
                 load_config_info(folder).shape, ServingOptions(slots=100_000, context_tokens=1_000_000_000)

@@ -66,10 +66,10 @@ def test_manifest_that_does_not_match_its_digest_is_rejected(algorithm: str) -> 
 @pytest.mark.point("2")
 def test_config_that_does_not_match_its_digest_or_size_is_rejected() -> None:
     config = b'{"config":{}}'
-    said = descriptor(
+    described = descriptor(
         mediaType="application/vnd.cncf.model.config.v1+json", digest=digests.compute_digest(config), size=len(config)
     )
-    of = parsed(document(config=said))
+    of = parsed(document(config=described))
     assert isinstance(of, Manifest)
     accepted_files.read_contents(of, config)
     wrong = of._replace(config=of.config._replace(size=len(config) + 1))
@@ -85,8 +85,8 @@ def test_config_that_does_not_match_its_digest_or_size_is_rejected() -> None:
 @pytest.mark.parametrize("at", ["config", "layers", "subject"])
 def test_invalid_digests_are_rejected_in_every_field(bad: object, at: str) -> None:
     one = descriptor(digest=bad)
-    said = refusal(document(**{at: [one] if at == "layers" else one}))
-    assert f"{at}{'[0]' if at == 'layers' else ''}.digest" in said
+    message = refusal(document(**{at: [one] if at == "layers" else one}))
+    assert f"{at}{'[0]' if at == 'layers' else ''}.digest" in message
     assert "manifests[0].digest" in refusal({"schemaVersion": 2, "manifests": [one]})
 
 
@@ -113,7 +113,7 @@ def test_too_many_layers_or_index_entries_are_rejected() -> None:
 
 @pytest.mark.point("7")
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"[" * 2_000_000, "nested deeper|of more than"),
         (b'{"a":' * 300_000, "nested deeper|of more than"),
@@ -122,8 +122,8 @@ def test_too_many_layers_or_index_entries_are_rejected() -> None:
         (b'{"a":[' + b"{}," * 1_000_000 + b"{}]}", "of more than 400000 parts"),
     ],
 )
-def test_json_with_too_many_levels_or_elements_is_rejected(content: bytes, said: str) -> None:
-    with pytest.raises(BadManifestError, match=said):
+def test_json_with_too_many_levels_or_elements_is_rejected(content: bytes, message: str) -> None:
+    with pytest.raises(BadManifestError, match=message):
         manifest.parse_manifest(content)
 
 
@@ -183,7 +183,7 @@ def test_self_referencing_and_deep_indexes_are_rejected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"schemaVersion": 1}, "schemaVersion"),
         ({"schemaVersion": 2.0}, "schemaVersion"),
@@ -204,8 +204,8 @@ def test_self_referencing_and_deep_indexes_are_rejected() -> None:
         ({"layers": [{**descriptor(), "name": 1}]}, "layers[0].name is not a text"),
     ],
 )
-def test_invalid_manifest_field_is_named_in_the_error(changed: dict[str, object], said: str) -> None:
-    assert said in refusal(document(**changed))
+def test_invalid_manifest_field_is_named_in_the_error(changed: dict[str, object], message: str) -> None:
+    assert message in refusal(document(**changed))
 
 
 @pytest.mark.parametrize("content", [b"", b"null", b"[]", b"7", b'"x"', b"{", b"\xff\xfe{}", b'{"a":"\\ud8"}', b"{}"])
@@ -302,8 +302,8 @@ def test_nearly_valid_manifests_yield_only_safe_paths(
     kind: str, layers: list[dict[str, object]], config: object, allow_unsafe: bool
 ) -> None:
     raw = json.dumps(config).encode()
-    said = descriptor(mediaType=kind, digest=digests.compute_digest(raw), size=len(raw))
-    of = parsed(document(config=said, layers=layers))
+    described = descriptor(mediaType=kind, digest=digests.compute_digest(raw), size=len(raw))
+    of = parsed(document(config=described, layers=layers))
     assert isinstance(of, Manifest)
     try:
         read = accepted_files.read_contents(of, raw, allow_unsafe=allow_unsafe)

@@ -85,9 +85,9 @@ async def pushed(tmp_path: Path, *, subjects: bool = False) -> AsyncIterator[Pus
 async def test_chunk_sums_of_large_blobs_are_pushed_as_a_referrer(tmp_path: Path) -> None:
     async with pushed(tmp_path) as one:
         (found,) = await list_referrers(one.client, NAME, one.digest, chunk_sums.KIND)
-        said = json.loads(one.fake.manifests[NAME, found.digest][1])
-        assert said["subject"]["digest"] == one.digest
-        assert said["artifactType"] == said["layers"][0]["mediaType"] == chunk_sums.KIND
+        reported = json.loads(one.fake.manifests[NAME, found.digest][1])
+        assert reported["subject"]["digest"] == one.digest
+        assert reported["artifactType"] == reported["layers"][0]["mediaType"] == chunk_sums.KIND
         sums = await chunk_sums.fetch_chunk_sums(one.client, NAME, one.digest, Digest(one.blob), len(CONTENT))
         assert len(sums) == 16
         assert sums[BAD] == hashlib.sha256(CONTENT[BAD * 4096 : (BAD + 1) * 4096]).hexdigest()
@@ -140,8 +140,8 @@ async def test_download_without_corruption_requests_no_chunk_sums(tmp_path: Path
         assert one.lists() == 0
 
 
-@pytest.mark.parametrize("said", ["nothing", "the wrong bytes", "noise"])
-async def test_wrong_chunk_sums_never_validate_a_corrupt_blob(tmp_path: Path, said: str) -> None:
+@pytest.mark.parametrize("message", ["nothing", "the wrong bytes", "noise"])
+async def test_wrong_chunk_sums_never_validate_a_corrupt_blob(tmp_path: Path, message: str) -> None:
     """Only the digest of the whole blob counts: wrong bytes never become a Copy, whatever the list contains."""
     async with pushed(tmp_path) as one:
         lies = lying(CONTENT, BAD * 4096)
@@ -150,7 +150,7 @@ async def test_wrong_chunk_sums_never_validate_a_corrupt_blob(tmp_path: Path, sa
             "nothing": b'{"blobs":{}}',
             "the wrong bytes": chunk_sums.compute_chunk_sums({Digest(one.blob): tmp_path / "lies"}),
             "noise": b"\xff",
-        }[said]
+        }[message]
         (found,) = await list_referrers(one.client, NAME, one.digest, chunk_sums.KIND)
         document = json.loads(one.fake.manifests[NAME, found.digest][1])
         document["layers"][0] |= {"digest": one.fake.blob(listed), "size": len(listed)}

@@ -246,7 +246,7 @@ def test_unsupported_files_are_left_out_and_reported(model: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "message"),
     [
         ({"config.json": b"{}"}, "there are no weights (safetensors or GGUF) to pack"),
         ({"m.bin": b""}, "left out: m.bin: weights in this format"),
@@ -263,11 +263,11 @@ def test_unsupported_files_are_left_out_and_reported(model: Path, tmp_path: Path
     ],
 )
 def test_unpackable_source_fails_in_one_line_and_leaves_no_files(
-    files: dict[str, bytes], said: str, tmp_path: Path
+    files: dict[str, bytes], message: str, tmp_path: Path
 ) -> None:
     done = pack(laid(tmp_path / "in", files), tmp_path / "oci")
     assert done.exit_code == 1
-    assert said in done.output
+    assert message in done.output
     assert done.output.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 

@@ -23,7 +23,7 @@ from artifacts.registry.client import Client
 from artifacts.registry.mirrored_registry import Mirrored
 from artifacts.registry_errors import DeniedError
 from pilotlight.cli.main import cli
-from tests.support.fakes.registry import FakeRegistry, StillClock, says
+from tests.support.fakes.registry import FakeRegistry, StillClock, reply
 
 pytestmark = pytest.mark.standard
 
@@ -95,7 +95,7 @@ async def test_blobs_are_pushed_first_and_the_tag_last(tmp_path: Path) -> None:
 
 async def test_push_with_a_rejected_blob_pushes_no_manifest(tmp_path: Path) -> None:
     async with rigged(tmp_path) as rig:
-        rig.fake.always["POST", f"/v2/{NAME}/blobs/uploads/"] = says(403)
+        rig.fake.always["POST", f"/v2/{NAME}/blobs/uploads/"] = reply(403)
         with pytest.raises(DeniedError):
             await push_artifact.push_layout(rig.client, NAME, "v1", rig.layout)
         assert not rig.fake.manifests
@@ -142,7 +142,7 @@ async def test_push_command_uploads_in_chunks_or_mounts_blobs_as_requested(tmp_p
         rig.fake.seen.clear()
         there = dict(rig.fake.blobs)
         for digest in there:  # the other repository does not have them
-            rig.fake.answers["HEAD", f"/v2/team/other/blobs/{digest}"].append(says(404))
+            rig.fake.answers["HEAD", f"/v2/team/other/blobs/{digest}"].append(reply(404))
         mounted = await run("push", str(tmp_path / "big"), f"{rig.fake.host}/team/other:v1", "--mount-from", "shared")
         assert mounted.exit_code == 0, mounted.output
         posts = [one.query for one in rig.fake.asked("POST", "team/other")]
@@ -161,7 +161,7 @@ async def test_inspect_command_prints_the_layer_that_a_pull_would_reject(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("inspect", "{host}/team/none:v1"), "manifest v1 of team/none"),
         (("inspect", "a b"), "is not a reference to an artifact"),
@@ -175,11 +175,11 @@ async def test_inspect_command_prints_the_layer_that_a_pull_would_reject(tmp_pat
     ],
 )
 async def test_failing_push_or_inspect_command_prints_a_one_line_error(
-    words: tuple[str, ...], said: str, tmp_path: Path
+    words: tuple[str, ...], message: str, tmp_path: Path
 ) -> None:
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
     async with rigged(tmp_path) as rig:
         done = await run(*(word.format(host=rig.fake.host, folder=tmp_path) for word in words))
         assert done.exit_code in {1, 2}
-        assert said in done.output
+        assert message in done.output
         assert done.output.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Which of its peers a pull asks: what a board records, and what it selects."""
+"""Selection of the peers of a pull: what a board records, and which peers it selects."""
 
 from __future__ import annotations
 

@@ -79,8 +79,8 @@ async def test_blob_request_returns_the_whole_blob_or_the_requested_range(
                 assert answer.headers["ETag"] == f'"{FILE.digest}"'
                 assert answer.headers["Content-Length"] == str(last + 1 - first)
                 assert await answer.read() == (CONTENT[first : last + 1] if method == "GET" else b"")
-                said = answer.headers.get("Content-Range")
-                assert said == (None if span is None else f"bytes {first}-{last}/{len(CONTENT)}")
+                response = answer.headers.get("Content-Range")
+                assert response == (None if span is None else f"bytes {first}-{last}/{len(CONTENT)}")
 
 
 @pytest.mark.parametrize(
@@ -208,4 +208,4 @@ async def test_blob_truncated_on_disk_is_served_with_its_actual_length(tmp_path:
         with path.open("r+b") as file:
             file.truncate(1000)
         async with session.get(BLOB) as answer:
-            assert answer.headers["Content-Length"] == "1000", "whoever asks sees that it is another size"
+            assert answer.headers["Content-Length"] == "1000", "the client sees the different size"

@@ -29,7 +29,7 @@ from artifacts.store.store import Store
 from tests.support.builders.artifacts import packed_models
 from tests.support.builders.artifacts.packed_models import CONTENT, FILES, NAME
 from tests.support.builders.artifacts.weight_file_headers import as_gguf
-from tests.support.fakes.registry import PASSWORD, FakeRegistry, StillClock, keychain, says
+from tests.support.fakes.registry import PASSWORD, FakeRegistry, StillClock, keychain, reply
 from tests.support.harness.artifacts import peer_nodes
 from tests.support.harness.artifacts.peer_nodes import TOKEN, Neighbour
 
@@ -353,7 +353,7 @@ async def test_no_copy_is_stored_when_peer_and_registry_bytes_are_wrong(tmp_path
 
 async def test_peer_redirect_is_not_followed(tmp_path: Path) -> None:
     async with swarm(tmp_path) as one, with_peer(one) as peer:
-        peer.judge = says(307, Location=f"{one.fake.url}/elsewhere")
+        peer.judge = reply(307, Location=f"{one.fake.url}/elsewhere")
         with await one.pull("b", peer) as copy:
             assert whole(copy)
         assert one.fake.asked("GET", "/elsewhere") == []

@@ -13,7 +13,7 @@ from artifacts.http.transport import Site
 from artifacts.registry import challenge, manifests
 from artifacts.registry.client import Client
 from artifacts.registry_errors import PolicyError, RegistryError
-from tests.support.fakes.registry import FakeRegistry, StillClock, keychain, says
+from tests.support.fakes.registry import FakeRegistry, StillClock, keychain, reply
 
 pytestmark = pytest.mark.standard
 
@@ -144,7 +144,7 @@ async def test_foreign_or_redirecting_realm_receives_no_login() -> None:
             with pytest.raises(PolicyError, match="realm"):
                 await manifests.fetch_manifest(client, NAME, "v1")
         fake.judge = asks(f'Bearer realm="{fake.url}/token",service="x"')
-        fake.always["GET", "/token"] = says(307, Location=f"{thief.url}/token")
+        fake.always["GET", "/token"] = reply(307, Location=f"{thief.url}/token")
         async with Client(Site(fake.host), keychain(fake.host), pace=StillClock()) as client:
             with pytest.raises(PolicyError, match="its realm redirects"):
                 await manifests.fetch_manifest(client, NAME, "v1")
@@ -155,7 +155,7 @@ async def test_foreign_or_redirecting_realm_receives_no_login() -> None:
 async def test_registry_token_that_contains_crlf_is_rejected() -> None:
     async with FakeRegistry().serving() as fake:
         fake.judge = asks(f'Bearer realm="{fake.url}/token"')
-        fake.always["GET", "/token"] = says(200, json.dumps({"token": "a\r\nX-Evil: 1"}).encode())
+        fake.always["GET", "/token"] = reply(200, json.dumps({"token": "a\r\nX-Evil: 1"}).encode())
         async with Client(Site(fake.host), keychain(fake.host), pace=StillClock()) as client:
             with pytest.raises(RegistryError, match="has characters that are invalid in a header"):
                 await manifests.fetch_manifest(client, NAME, "v1")

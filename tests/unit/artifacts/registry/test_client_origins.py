@@ -33,7 +33,7 @@ from tests.support.fakes.registry import (
     keychain,
     part_of,
     raw,
-    says,
+    reply,
     whole_head,
 )
 from tests.support.net.certificates import OURS, THEIRS, leaf, write, write_authority
@@ -61,7 +61,7 @@ def to(url: str) -> dict[str, str]:
 async def test_redirect_to_another_port_sends_no_login_or_cookies() -> None:
     async with FakeRegistry().serving() as fake, FakeRegistry().serving() as store:
         digest = fake.blob(CONTENT)
-        store.always["GET", "/bucket/x"] = says(200, CONTENT)
+        store.always["GET", "/bucket/x"] = reply(200, CONTENT)
 
         def judge(request: web.Request) -> web.StreamResponse | None:
             if "Authorization" not in request.headers:
@@ -75,12 +75,12 @@ async def test_redirect_to_another_port_sends_no_login_or_cookies() -> None:
         async with Client(site, keychain(fake.host), pace=StillClock()) as client:
             assert await read(client, digest) == CONTENT
             assert await read(client, digest) == CONTENT
-        ours, theirs = fake.seen[-1].headers, store.seen[-1]
-        assert ours["authorization"].startswith("Basic ")
-        assert ours["x-team"] == "red"
-        assert "cookie" not in ours
-        assert not {"authorization", "x-team", "cookie", "referer"} & set(theirs.headers)
-        assert theirs.query == "X-Amz-Signature=a%2Bb%3D&s=%7E"  # unchanged, as it was signed
+        own, foreign = fake.seen[-1].headers, store.seen[-1]
+        assert own["authorization"].startswith("Basic ")
+        assert own["x-team"] == "red"
+        assert "cookie" not in own
+        assert not {"authorization", "x-team", "cookie", "referer"} & set(foreign.headers)
+        assert foreign.query == "X-Amz-Signature=a%2Bb%3D&s=%7E"  # unchanged, as it was signed
 
 
 @pytest.mark.point("9")
@@ -88,9 +88,9 @@ async def test_redirect_back_to_the_registry_sends_no_configured_headers() -> No
     async with FakeRegistry().serving() as fake, FakeRegistry().serving() as store:
         digest = fake.blob(CONTENT)
         path = f"/v2/{NAME}/blobs/{digest}"
-        fake.answers["GET", path].append(says(307, Location=f"{store.url}/away"))
-        store.always["GET", "/away"] = says(302, Location=f"{fake.url}/back")
-        fake.always["GET", "/back"] = says(200, CONTENT)
+        fake.answers["GET", path].append(reply(307, Location=f"{store.url}/away"))
+        store.always["GET", "/away"] = reply(302, Location=f"{fake.url}/back")
+        fake.always["GET", "/back"] = reply(200, CONTENT)
         async with Client(Site(fake.host, headers={"X-Team": "red"}), pace=StillClock()) as client:
             assert await read(client, digest) == CONTENT
         assert "x-team" in fake.seen[0].headers
@@ -102,7 +102,7 @@ async def test_redirect_loop_ends_after_10_redirects() -> None:
     async with FakeRegistry().serving() as fake:
         digest = fake.blob(CONTENT)
         path = f"/v2/{NAME}/blobs/{digest}"
-        fake.always["GET", path] = says(307, Location=path)
+        fake.always["GET", path] = reply(307, Location=path)
         async with Client(Site(fake.host), pace=StillClock()) as client:
             with pytest.raises(PolicyError, match="more than 10 redirects"):
                 await read(client, digest)
@@ -111,7 +111,7 @@ async def test_redirect_loop_ends_after_10_redirects() -> None:
 
 @pytest.mark.point("9")
 @pytest.mark.parametrize(
-    ("location", "said"),
+    ("location", "message"),
     [
         ("http://registry.example/x", "from https to http"),
         ("file:///etc/passwd", "neither https nor http"),
@@ -124,8 +124,8 @@ async def test_redirect_loop_ends_after_10_redirects() -> None:
         (None, "redirects without a Location"),
     ],
 )
-def test_unsafe_redirect_targets_are_rejected(location: str | None, said: str) -> None:
-    with pytest.raises(PolicyError, match=said):
+def test_unsafe_redirect_targets_are_rejected(location: str | None, message: str) -> None:
+    with pytest.raises(PolicyError, match=message):
         request_targets.resolve_redirect(URL("https://registry.example/v2/"), location, "GET", 307, 0)
 
 
@@ -148,14 +148,14 @@ async def test_client_certificate_is_sent_only_to_the_registry(tmp_path: Path) -
     async with FakeRegistry().serving(server) as fake, FakeRegistry().serving(server) as store:
         digest = fake.blob(CONTENT)
         path = f"/v2/{NAME}/blobs/{digest}"
-        fake.answers["GET", path].append(says(307, Location=f"{store.url}/away"))
-        store.always["GET", "/away"] = says(200, CONTENT)
+        fake.answers["GET", path].append(reply(307, Location=f"{store.url}/away"))
+        store.always["GET", "/away"] = reply(200, CONTENT)
         site = Site(fake.host, plain_http=False, ca=ca, certificate=(files.cert, files.key))
         async with Client(site, pace=StillClock()) as client:
             assert await read(client, digest) == CONTENT
         assert fake.seen[0].certificate
         assert not store.seen[0].certificate
-        fake.answers["GET", path].append(says(307, Location=f"http://{store.host}/away"))
+        fake.answers["GET", path].append(reply(307, Location=f"http://{store.host}/away"))
         async with Client(site, pace=StillClock()) as client:
             with pytest.raises(PolicyError, match="from https to http"):
                 await read(client, digest)
@@ -178,7 +178,7 @@ async def test_expired_presigned_url_is_renewed_during_a_blob() -> None:
 
         fake.always["GET", f"/v2/{NAME}/blobs/{digest}"] = sends
         store.always["GET", "/0"] = raw(store, whole_head(len(CONTENT)) + CONTENT[:500])
-        store.always["GET", "/1"] = says(403)
+        store.always["GET", "/1"] = reply(403)
         store.always["GET", "/2"] = rest
         async with Client(Site(fake.host), pace=StillClock()) as client:
             assert await read(client, digest) == CONTENT
@@ -229,7 +229,7 @@ async def test_private_network_names_are_rejected_for_a_public_registry() -> Non
 @pytest.mark.point("10")
 async def test_layer_urls_on_a_foreign_host_are_never_requested() -> None:
     async with FakeRegistry().serving() as fake, FakeRegistry().serving() as foreign:
-        foreign.always["GET", "/layer"] = says(200, CONTENT)
+        foreign.always["GET", "/layer"] = reply(200, CONTENT)
         layer = {"digest": digest_of(CONTENT), "size": len(CONTENT), "urls": [f"{foreign.url}/layer"]}
         fake.manifest(NAME, "v1", json.dumps({"mediaType": MANIFEST, "layers": [layer]}).encode())
         async with Client(Site(fake.host), pace=StillClock()) as client:
@@ -288,18 +288,18 @@ async def test_logs_and_errors_of_failing_requests_contain_no_secrets(caplog: py
             return web.Response(status=401, headers={"WWW-Authenticate": f'Bearer realm="{fake.url}/token"'})
 
         fake.judge = judge
-        fake.always["GET", "/token"] = says(200, json.dumps({"token": token}).encode())
+        fake.always["GET", "/token"] = reply(200, json.dumps({"token": token}).encode())
         echo = json.dumps({"errors": [{"code": "DENIED", "message": f"{token} {signature}"}]}).encode()
-        away = says(307, Location=f"{store.url}/x?X-Amz-Signature={signature}")
+        away = reply(307, Location=f"{store.url}/x?X-Amz-Signature={signature}")
         warning = f'299 - "see https://x.example/?sig={signature} {token}"'
         answers = [
-            says(403, echo, Warning=warning),
-            says(307, Location=f"https://me:{PASSWORD}@169.254.169.254/?{signature}"),
-            says(307, Location=f"http://127.0.0.1:1/?X-Amz-Signature={signature}"),
+            reply(403, echo, Warning=warning),
+            reply(307, Location=f"https://me:{PASSWORD}@169.254.169.254/?{signature}"),
+            reply(307, Location=f"http://127.0.0.1:1/?X-Amz-Signature={signature}"),
             *[away] * 7,
         ]
         fake.answers["GET", path].extend(answers)
-        store.always["GET", "/x"] = says(403, echo)
+        store.always["GET", "/x"] = reply(403, echo)
         for _ in range(5):
             async with Client(Site(fake.host), keychain(fake.host), pace=StillClock()) as client:
                 try:

@@ -26,7 +26,7 @@ from artifacts.registry.client import Client
 from artifacts.registry.mirrored_registry import Mirror, Mirrored
 from artifacts.registry.referrers import PAGES_MAX, format_referrers_tag, list_referrers
 from artifacts.registry_errors import AbsentError, DeniedError, MismatchError, PolicyError
-from tests.support.fakes.registry import Answer, FakeRegistry, StillClock, digest_of, index, raw, says, whole_head
+from tests.support.fakes.registry import Answer, FakeRegistry, StillClock, digest_of, index, raw, reply, whole_head
 
 pytestmark = pytest.mark.standard
 
@@ -165,10 +165,10 @@ async def test_identity_token_is_posted_without_a_basic_auth_header() -> None:
 
 async def test_pull_with_a_rejected_or_missing_login_fails_with_the_reason() -> None:
     async with with_tokens(Login("me", "pw")) as (place, client, _):
-        place.fake.always["GET", "/token"] = says(401)
+        place.fake.always["GET", "/token"] = reply(401)
         with pytest.raises(DeniedError, match=f"its realm rejects the login for {client.said}"):
             await manifests.fetch_manifest(client, NAME, "v1")
-        place.fake.always["GET", "/token"] = says(200, b'{"token": "never-good"}')
+        place.fake.always["GET", "/token"] = reply(200, b'{"token": "never-good"}')
         with pytest.raises(DeniedError, match="rejects the login"):
             await manifests.fetch_manifest(client, NAME, "v1")
     async with FakeRegistry().serving() as fake:
@@ -188,7 +188,7 @@ async def test_referrer_pages_are_followed_only_on_the_registry_host() -> None:
     def page(*digits: str, link: str = "") -> Answer:
         rows = [{"mediaType": MANIFEST, "digest": f"sha256:{one * 64}", "size": 1} for one in digits]
         body = json.dumps({"manifests": rows}).encode()
-        return says(200, body, **{"Content-Type": INDEX}, **({"Link": link} if link else {}))
+        return reply(200, body, **{"Content-Type": INDEX}, **({"Link": link} if link else {}))
 
     subject = Digest(f"sha256:{'0' * 64}")
     async with FakeRegistry().serving() as fake:
@@ -236,9 +236,9 @@ async def test_referrers_are_listed_with_and_without_the_referrers_api() -> None
         path = f"/v2/{NAME}/referrers/{subject}"  # a registry with the API, but without filtering
         one = {"mediaType": MANIFEST, "digest": digest_of(b"1"), "size": 1, "artifactType": SIGNATURE}
         listed = json.dumps(index(one, {**one, "artifactType": "x"})).encode()
-        fake.always["GET", path] = says(200, listed, Content_Type=INDEX)
+        fake.always["GET", path] = reply(200, listed, Content_Type=INDEX)
         assert [each.digest for each in await list_referrers(client, NAME, subject, SIGNATURE)] == [one["digest"]]
-        fake.always["GET", path] = says(
+        fake.always["GET", path] = reply(
             200, json.dumps(index({**one, "digest": "sha256:../x"})).encode(), Content_Type=INDEX
         )
         with pytest.raises(MismatchError, match="is not a digest"):
@@ -279,10 +279,10 @@ async def test_blob_already_in_the_registry_is_not_pushed_again(tmp_path: Path, 
 async def test_blob_is_mounted_when_the_registry_allows_the_mount(tmp_path: Path) -> None:
     async with pushed(tmp_path) as (fake, client, blob, source):
         fake.blob(CONTENT)
-        fake.answers["HEAD", f"/v2/{NAME}/blobs/{blob.digest}"].extend([says(404), says(404)])
+        fake.answers["HEAD", f"/v2/{NAME}/blobs/{blob.digest}"].extend([reply(404), reply(404)])
         assert await push.push_blob(client, blob, source, mount="shared") == "mounted"
         assert await push.push_blob(client, blob, source, mount="else/where") == "pushed"
-        fake.answers["HEAD", f"/v2/{NAME}/blobs/{blob.digest}"].append(says(404))
+        fake.answers["HEAD", f"/v2/{NAME}/blobs/{blob.digest}"].append(reply(404))
         with pytest.raises(PolicyError, match="is not a repository"):
             await push.push_blob(client, blob, source, mount="a&digest=x")
 
@@ -295,7 +295,7 @@ async def test_lost_chunk_is_sent_again_from_the_registry_offset(tmp_path: Path)
             fake.uploads["upload-0"] += (await request.read())[:1234]
             return await raw(fake, b"", "reset")(request)
 
-        fake.answers["PATCH", path].extend([half, says(503), says(416)])
+        fake.answers["PATCH", path].extend([half, reply(503), reply(416)])
         assert await push.push_blob(client, blob, source, chunk_bytes=5000) == "pushed"
         assert fake.blobs == {blob.digest: CONTENT}
         spans = [one.headers["content-range"] for one in fake.asked("PATCH", "/uploads/")]
@@ -304,7 +304,7 @@ async def test_lost_chunk_is_sent_again_from_the_registry_offset(tmp_path: Path)
 
 async def test_single_request_push_succeeds_after_a_502_and_a_lost_response(tmp_path: Path) -> None:
     async with pushed(tmp_path) as (fake, client, blob, source):
-        fake.answers["PUT", f"/v2/{NAME}/blobs/uploads/upload-0"].append(says(502))
+        fake.answers["PUT", f"/v2/{NAME}/blobs/uploads/upload-0"].append(reply(502))
 
         async def lost(request: web.Request) -> web.StreamResponse:
             fake.blob(await request.read())
@@ -350,7 +350,7 @@ async def test_blob_comes_from_a_mirror_only_if_it_matches_its_digest() -> None:
         near.blob(CONTENT)
         assert await read(both, blob) == CONTENT
         assert len(own.seen) == seen  # the mirror served both
-        near.always["GET", f"/v2/hub/{NAME}/blobs/{blob.digest}"] = says(200, CONTENT[:-1])
+        near.always["GET", f"/v2/hub/{NAME}/blobs/{blob.digest}"] = reply(200, CONTENT[:-1])
         assert await read(both, blob) == CONTENT
         with pytest.raises(AbsentError):
             await both.manifest(NAME, "v2")
@@ -366,7 +366,7 @@ async def test_bytes_kept_from_a_broken_mirror_must_match_the_blob_digest() -> N
     ):
         blob = Blob(NAME, Digest(own.blob(CONTENT)), len(CONTENT))
         both, path = Mirrored(client, [Mirror(mirror)]), f"/v2/{NAME}/blobs/{blob.digest}"
-        near.always["GET", path] = says(404)
+        near.always["GET", path] = reply(404)
         for beginning in (CONTENT[:5000], b"x" * 5000):
             near.answers["GET", path].append(raw(near, whole_head(len(CONTENT)) + beginning))
             if beginning == CONTENT[:5000]:
@@ -381,7 +381,7 @@ async def test_login_check_without_a_repository_requests_an_unscoped_token() -> 
     async with with_tokens(Login("me", "pw")) as (place, client, _):
         assert await manifests.is_login_accepted(client)
         assert place.asked == [{"kept": ["1"], "service": ["reg"]}]
-        place.fake.always["GET", "/token"] = says(401)
+        place.fake.always["GET", "/token"] = reply(401)
         async with Client(Site(place.fake.host), Known(place.fake.host, Login("me", "no"))) as other:
             with pytest.raises(DeniedError, match="rejects the login"):
                 await manifests.is_login_accepted(other)

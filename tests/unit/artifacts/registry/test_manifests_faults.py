@@ -18,7 +18,7 @@ from artifacts.registry import blobs, manifests
 from artifacts.registry.blobs import Blob
 from artifacts.registry.client import Client
 from artifacts.registry_errors import AbsentError, MismatchError, PolicyError, RegistryError, UnreachableError
-from tests.support.fakes.registry import Answer, FakeRegistry, StillClock, digest_of, raw, says, whole_head
+from tests.support.fakes.registry import Answer, FakeRegistry, StillClock, digest_of, raw, reply, whole_head
 from tests.support.harness.artifacts.registry_pull import answer_part
 
 pytestmark = pytest.mark.standard
@@ -71,20 +71,20 @@ async def test_partial_blob_read_sends_a_closed_range_header() -> None:
 
 @pytest.mark.point("1")
 @pytest.mark.parametrize(
-    ("answer", "error", "said"),
+    ("answer", "error", "message"),
     [
-        (says(200, WRONG), MismatchError, "its bytes do not match"),
-        (says(200, CONTENT[:-1]), MismatchError, "expected 16384"),
-        (says(200, CONTENT + b"x"), MismatchError, "has 16385 bytes of it"),
-        (says(200, b""), MismatchError, "has 0 bytes of it"),
-        (says(404), AbsentError, "there is no blob"),
+        (reply(200, WRONG), MismatchError, "its bytes do not match"),
+        (reply(200, CONTENT[:-1]), MismatchError, "expected 16384"),
+        (reply(200, CONTENT + b"x"), MismatchError, "has 16385 bytes of it"),
+        (reply(200, b""), MismatchError, "has 0 bytes of it"),
+        (reply(404), AbsentError, "there is no blob"),
     ],
     ids=["flipped", "truncated", "longer", "empty", "absent"],
 )
-async def test_wrong_blob_bytes_are_rejected(answer: Answer, error: type[RegistryError], said: str) -> None:
+async def test_wrong_blob_bytes_are_rejected(answer: Answer, error: type[RegistryError], message: str) -> None:
     async with place() as one:
         one.next(answer)
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=message):
             await one.read()
 
 
@@ -147,8 +147,8 @@ async def test_fetched_manifest_that_does_not_match_its_digest_is_rejected() -> 
         with pytest.raises(MismatchError, match="its bytes do not match its digest"):
             await manifests.fetch_manifest(one.client, NAME, digest)
         path = f"/v2/{NAME}/manifests/{digest}"  # a header is no proof
-        said = says(200, other, Content_Type=MANIFEST, Docker_Content_Digest=digest)
-        one.fake.answers["GET", path].append(said)
+        reported = reply(200, other, Content_Type=MANIFEST, Docker_Content_Digest=digest)
+        one.fake.answers["GET", path].append(reported)
         with pytest.raises(MismatchError):
             await manifests.fetch_manifest(one.client, NAME, digest)
 
@@ -160,7 +160,7 @@ async def test_manifest_digest_is_computed_from_the_body_not_the_header() -> Non
         moved = BODY.replace(b"[]", b"[ ]")
         path = f"/v2/{NAME}/manifests/v1"
         one.fake.answers["GET", path].append(
-            says(200, moved, Content_Type=MANIFEST, Docker_Content_Digest=digest_of(BODY))
+            reply(200, moved, Content_Type=MANIFEST, Docker_Content_Digest=digest_of(BODY))
         )
         found = await manifests.fetch_manifest(one.client, NAME, "v1")
         assert (found.digest, found.body) == (digest_of(moved), moved)
@@ -190,7 +190,7 @@ async def test_fetched_manifest_above_4_mib_is_rejected(*, sized: bool) -> None:
 
 @pytest.mark.point("7")
 @pytest.mark.parametrize(
-    ("body", "header", "said"),
+    ("body", "header", "message"),
     [
         (BODY, INDEX, "its Content-Type and its mediaType differ"),
         (BODY, "text/html", "has an unknown type"),
@@ -200,10 +200,10 @@ async def test_fetched_manifest_above_4_mib_is_rejected(*, sized: bool) -> None:
     ],
     ids=["index", "page", "deep", "list", "bytes"],
 )
-async def test_fetched_manifest_of_an_invalid_type_or_form_is_rejected(body: bytes, header: str, said: str) -> None:
+async def test_fetched_manifest_of_an_invalid_type_or_form_is_rejected(body: bytes, header: str, message: str) -> None:
     async with place() as one:
         one.fake.manifest(NAME, "v1", body, header)
-        with pytest.raises(MismatchError, match=said):
+        with pytest.raises(MismatchError, match=message):
             await manifests.fetch_manifest(one.client, NAME, "v1")
 
 
@@ -228,7 +228,7 @@ async def test_registry_is_retried_after_its_retry_after_delay_up_to_60_s(
     status: int, header: str, waits: list[float]
 ) -> None:
     async with place() as one:
-        one.next(says(status, Retry_After=header))
+        one.next(reply(status, Retry_After=header))
         assert await one.read() == CONTENT
         assert one.clock.waits == waits
 
@@ -236,11 +236,11 @@ async def test_registry_is_retried_after_its_retry_after_delay_up_to_60_s(
 @pytest.mark.point("12")
 async def test_registry_that_stays_busy_fails_after_the_retry_limit() -> None:
     async with place() as one:
-        one.fake.always["GET", one.path] = says(429, Retry_After="86400")
+        one.fake.always["GET", one.path] = reply(429, Retry_After="86400")
         with pytest.raises(UnreachableError, match=r"answered 429, and asks to wait 86400 s; given up after 4 tries"):
             await one.read()
         assert one.clock.waits == [60.0, 60.0, 60.0]
-        one.fake.always["GET", one.path] = says(502)
+        one.fake.always["GET", one.path] = reply(502)
         with pytest.raises(UnreachableError, match=f"answered 502; given up after {TRIES_MAX} tries"):
             await one.read()
 
@@ -249,7 +249,7 @@ async def test_registry_that_stays_busy_fails_after_the_retry_limit() -> None:
 @pytest.mark.parametrize("end", ["close", "reset"])
 async def test_blob_read_resumes_after_a_broken_connection(end: str) -> None:
     async with place() as one:
-        one.next(raw(one.fake, whole_head(len(CONTENT)) + CONTENT[:1000], end), says(500))
+        one.next(raw(one.fake, whole_head(len(CONTENT)) + CONTENT[:1000], end), reply(500))
         assert await one.read() == CONTENT
         first, second, third = one.ranges()
         assert first is None
@@ -276,14 +276,14 @@ async def test_stalled_response_is_retried_from_the_last_received_byte() -> None
 @pytest.mark.point("12")
 async def test_full_response_to_a_range_request_yields_the_requested_range() -> None:
     async with place() as one:
-        one.next(says(200, CONTENT), says(200, CONTENT))
+        one.next(reply(200, CONTENT), reply(200, CONTENT))
         assert await one.read(100, 200) == CONTENT[100:200]
         assert await one.read(16000) == CONTENT[16000:]
 
 
 @pytest.mark.point("12")
 @pytest.mark.parametrize(
-    ("headers", "said"),
+    ("headers", "message"),
     [
         ({"Content-Range": "bytes 0-99/16384"}, "another part"),
         ({"Content-Range": "bytes 100-199/99999"}, "has 99999 bytes of it"),
@@ -293,23 +293,23 @@ async def test_full_response_to_a_range_request_yields_the_requested_range() -> 
         ({"Content-Range": "bytes 100-199/16384", "Content-Type": "multipart/byteranges; boundary=x"}, "several parts"),
     ],
 )
-async def test_partial_response_with_wrong_content_range_is_rejected(headers: dict[str, str], said: str) -> None:
+async def test_partial_response_with_wrong_content_range_is_rejected(headers: dict[str, str], message: str) -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         return web.Response(status=206, body=CONTENT[100:200], headers=headers)
 
     async with place() as one:
         one.next(answer)
-        with pytest.raises(MismatchError, match=said):
+        with pytest.raises(MismatchError, match=message):
             await one.read(100, 200)
 
 
 @pytest.mark.point("12")
 async def test_partial_response_of_wrong_length_or_unrequested_is_rejected() -> None:
     async with place() as one:
-        one.next(says(206, CONTENT[100:150], Content_Range="bytes 100-199/16384"))
+        one.next(reply(206, CONTENT[100:150], Content_Range="bytes 100-199/16384"))
         with pytest.raises(MismatchError, match="part is 50 bytes long, not 100"):
             await one.read(100, 200)
-        one.next(says(206, CONTENT, Content_Range="bytes 0-16383/16384"))
+        one.next(reply(206, CONTENT, Content_Range="bytes 0-16383/16384"))
         with pytest.raises(MismatchError, match="that was not requested"):
             await one.read()
 
@@ -317,10 +317,10 @@ async def test_partial_response_of_wrong_length_or_unrequested_is_rejected() -> 
 @pytest.mark.point("12")
 async def test_whole_blob_is_requested_after_status_416() -> None:
     async with place() as one:
-        one.next(says(416))
+        one.next(reply(416))
         assert await one.read(100, 200) == CONTENT[100:200]
         assert one.ranges() == ["bytes=100-199", None]
-        one.next(says(416), says(200, CONTENT[:150]))
+        one.next(reply(416), reply(200, CONTENT[:150]))
         with pytest.raises(MismatchError, match="expected 16384"):
             await one.read(100, 200)
 
@@ -329,11 +329,11 @@ async def test_whole_blob_is_requested_after_status_416() -> None:
 @pytest.mark.parametrize("encoding", ["gzip", "br", "GZIP, identity"])
 async def test_unexpected_content_encoding_is_rejected(encoding: str) -> None:
     async with place() as one:
-        one.next(says(200, CONTENT, Content_Encoding=encoding))
+        one.next(reply(200, CONTENT, Content_Encoding=encoding))
         with pytest.raises(PolicyError, match="has a Content-Encoding"):
             await one.read()
         one.fake.answers["GET", f"/v2/{NAME}/manifests/v1"].append(
-            says(200, BODY, Content_Type=MANIFEST, Content_Encoding=encoding)
+            reply(200, BODY, Content_Type=MANIFEST, Content_Encoding=encoding)
         )
         with pytest.raises(PolicyError, match="has a Content-Encoding"):
             await manifests.fetch_manifest(one.client, NAME, "v1")

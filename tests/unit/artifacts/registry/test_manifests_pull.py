@@ -24,7 +24,7 @@ from artifacts.oci.manifest import OCI_INDEX as INDEX
 from artifacts.oci.manifest import OCI_MANIFEST as MANIFEST
 from pilotlight.cli.main import cli
 from tests.support.builders.artifacts.tar_archives import END, header, honest, member
-from tests.support.fakes.registry import PASSWORD, FakeRegistry, digest_of, says
+from tests.support.fakes.registry import PASSWORD, FakeRegistry, digest_of, reply
 
 pytestmark = pytest.mark.standard
 
@@ -41,7 +41,7 @@ class Lie(NamedTuple):
 
     misbehave: Callable[[FakeRegistry, FakeRegistry], None]
     """Called with the registry and a second one."""
-    said: str
+    message: str
 
 
 def described(fake: FakeRegistry, kind: str, content: bytes, path: str = "", **keys: object) -> dict[str, object]:
@@ -62,7 +62,7 @@ def good(fake: FakeRegistry, **keys: object) -> str:
 def blob(content: bytes) -> Callable[[FakeRegistry, FakeRegistry], None]:
     def misbehave(fake: FakeRegistry, _: FakeRegistry) -> None:
         good(fake)
-        fake.always["GET", f"/v2/{NAME}/blobs/{digest_of(GOOD)}"] = says(200, content)
+        fake.always["GET", f"/v2/{NAME}/blobs/{digest_of(GOOD)}"] = reply(200, content)
 
     return misbehave
 
@@ -91,13 +91,13 @@ def realm_elsewhere(fake: FakeRegistry, other: FakeRegistry) -> None:
 def redirected_for_ever(fake: FakeRegistry, _: FakeRegistry) -> None:
     good(fake)
     path = f"/v2/{NAME}/blobs/{digest_of(GOOD)}"
-    fake.always["GET", path] = says(307, b"", Location=f"{fake.url}{path}")
+    fake.always["GET", path] = reply(307, b"", Location=f"{fake.url}{path}")
 
 
 def foreign_urls(fake: FakeRegistry, other: FakeRegistry) -> None:
     """The registry lacks the blob and names another host that has it."""
     good(fake, urls=[f"{other.url}/model.gguf"])
-    other.always["GET", "/model.gguf"] = says(200, GOOD)
+    other.always["GET", "/model.gguf"] = reply(200, GOOD)
     del fake.blobs[digest_of(GOOD)]
 
 
@@ -184,10 +184,10 @@ def test_pull_from_a_faulty_registry_fails_and_stores_no_copy(
         monkeypatch.setenv("REGISTRY_AUTH_FILE", str(tmp_path / "auth.json"))
         words = ["weights", "pull", f"oci://{fake.host}/{NAME}:v1", "--store", str(store)]
         done = CliRunner().invoke(cli, words, prog_name="pilotlight")
-        assert other.seen == [], "nobody else is asked, least of all with a login"
+        assert other.seen == [], "no other host gets a request, and none gets the login"
     assert (done.exit_code, done.stderr.count("\n")) == (1, 1), done.output
     assert PASSWORD not in done.output
-    assert re.search(lie.said, done.stderr), done.stderr
+    assert re.search(lie.message, done.stderr), done.stderr
     left = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "auth.json"]
     assert [
         path for path in left if path.is_relative_to(store / "copies") or path.is_relative_to(store / "blobs")

@@ -29,7 +29,7 @@ from artifacts.signatures import public_keys
 from artifacts.signatures.bundles import BUNDLE, BUNDLE_BYTES_MAX
 from artifacts.signatures.policy import Bundled, Cosign, Policy, SignatureVerdict
 from tests.support.builders.artifacts.cosign_signatures import OTHER, bundled, cosign, envelope, key, payload, statement
-from tests.support.fakes.registry import FakeRegistry, StillClock, digest_of, index, says
+from tests.support.fakes.registry import FakeRegistry, StillClock, digest_of, index, reply
 
 pytestmark = pytest.mark.standard
 
@@ -90,7 +90,7 @@ class Place:
             for one in bodies
         ]
         listed = json.dumps(index(*(one | changed for one in of))).encode()
-        self.fake.always["GET", f"/v2/{NAME}/referrers/{self.digest}"] = says(200, listed, Content_Type=INDEX)
+        self.fake.always["GET", f"/v2/{NAME}/referrers/{self.digest}"] = reply(200, listed, Content_Type=INDEX)
 
 
 WARNED = "; it is used anyway (warn)"
@@ -195,7 +195,7 @@ async def test_signature_blob_that_does_not_match_its_digest_is_rejected() -> No
 @pytest.mark.parametrize("status", [401, 403, 429, 500, 503])
 async def test_registry_error_rejects_the_model_unless_a_signature_is_found(status: int) -> None:
     async with place() as one:
-        one.fake.always["GET", f"/v2/{NAME}/referrers/{one.digest}"] = says(status)
+        one.fake.always["GET", f"/v2/{NAME}/referrers/{one.digest}"] = reply(status)
         assert not (await one.judge()).publish
         assert (await one.judge(ENFORCE._replace(policy="warn"))).publish
         one.fake.manifest(NAME, one.tag, one.by_cosign(cosign(OURS, payload(one.digest))))

@@ -179,8 +179,8 @@ def test_malformed_or_ambiguous_bundles_are_rejected() -> None:
 @pytest.mark.point("17")
 def test_certificate_is_rejected_when_no_identity_is_configured() -> None:
     found = changed("verificationMaterial", to={"certificate": {"rawBytes": b64(b"x" * 100)}, "tlogEntries": []})
-    said = "it was made with a certificate (keyless), and weights.signatures.identities is empty"
-    assert why(found) == said
+    message = "it was made with a certificate (keyless), and weights.signatures.identities is empty"
+    assert why(found) == message
 
 
 def test_rejection_lists_a_limited_number_of_printable_reasons() -> None:

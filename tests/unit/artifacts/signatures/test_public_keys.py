@@ -81,7 +81,7 @@ def test_invalid_or_weak_keys_are_rejected_with_the_reason() -> None:
     begins = "expected one public key in PEM, which begins with -----BEGIN PUBLIC KEY-----"
     expected = "expected a key of ECDSA on P-256, of RSA with 2048 bits or more, or of Ed25519"
     private = P256.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    said = {
+    content = {
         b"": begins,
         b"AAAA": begins,
         b"-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n": begins,
@@ -93,7 +93,7 @@ def test_invalid_or_weak_keys_are_rejected_with_the_reason() -> None:
         public_pem(ec.generate_private_key(ec.SECP256K1()).public_key()): expected,
         public_pem(rsa.RSAPublicNumbers(65537, (1 << 1023) + 1).public_key()): expected,
     }
-    for text, refusal in said.items():
+    for text, refusal in content.items():
         with pytest.raises(BadKeyError) as caught:
             public_keys.parse_public_key(text)
         assert str(caught.value) == refusal

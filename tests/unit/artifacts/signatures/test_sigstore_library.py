@@ -34,14 +34,14 @@ UNSIGNED = {("logIndex",), ("kindVersion", "kind"), ("kindVersion", "version")}
 """Values of a log entry that are not signed. We do not read them: the signed body states the kind."""
 
 
-def ours(document: Json, root: Json) -> bool:
+def own_verdict(document: Json, root: Json) -> bool:
     policy = Policy("enforce", identities=(BEACON,), root=trust_root.parse_trust_root(json.dumps(root).encode()))
     verdict = signatures.evaluate_signatures(A_TXT, [bundled(document)], policy)
     # a statement is read after all checks of its signature; this one describes a build
     return verdict.publish or "its statement is not of type" in verdict.lines[1]
 
 
-def theirs(document: Json, root: Json, folder: Path) -> bool:
+def library_verdict(document: Json, root: Json, folder: Path) -> bool:
     path = folder / "trusted_root.json"
     path.write_text(json.dumps(root | {"mediaType": str(TrustedRoot.TrustedRootType.TRUSTED_ROOT_0_1)}))
     who = Identity(identity=BEACON.subject, issuer=BEACON.issuer)
@@ -87,7 +87,7 @@ def test_golden_bundle_gets_the_same_verdict_from_sigstore(
     tmp_path: Path, name: str, document: Json, valid: bool
 ) -> None:
     case = GOLDEN["cases"].get(name.partition(" ")[0], GOLDEN["cases"]["happy-path"])
-    assert (ours(document, case["root"]), theirs(document, case["root"], tmp_path)) == (valid, valid)
+    assert (own_verdict(document, case["root"]), library_verdict(document, case["root"], tmp_path)) == (valid, valid)
 
 
 def leaves(of: Any, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
@@ -109,8 +109,8 @@ def test_changed_bundle_is_accepted_only_if_sigstore_accepts_it(tmp_path: Path, 
     texts = [value[:one] + ("B" if value[one] == "A" else "A") + value[one + 1 :] for one in (0, len(value) // 8)]
     for to in (None, "", "AAAA", "7", *texts):
         document = changed(GOOD, *at, to=to)
-        if ours(document, ROOT) and at[3:] not in UNSIGNED:
-            assert theirs(document, ROOT, tmp_path), to
+        if own_verdict(document, ROOT) and at[3:] not in UNSIGNED:
+            assert library_verdict(document, ROOT, tmp_path), to
 
 
 @pytest.mark.parametrize("kind", ["tlogs", "ctlogs", "certificateAuthorities"])
@@ -120,4 +120,4 @@ def test_log_or_authority_after_its_end_is_accepted_only_by_sigstore(tmp_path: P
     for one in root[kind]:
         valid = one.get("publicKey", one)["validFor"]
         valid |= {"start": "2021-01-01T00:00:00Z", "end": "2022-01-01T00:00:00Z"}
-    assert (ours(GOOD, root), theirs(GOOD, root, tmp_path)) == (False, True)
+    assert (own_verdict(GOOD, root), library_verdict(GOOD, root, tmp_path)) == (False, True)

@@ -106,8 +106,8 @@ def test_each_log_entry_kind_is_accepted_only_for_its_own_bundle(document: dict[
         entry = other["verificationMaterial"]["tlogEntries"][0]
         assert entry["canonicalizedBody"] != body
         material = document["verificationMaterial"] | {"tlogEntries": [entry]}
-        said = why(document | {"verificationMaterial": material})
-        assert said in {"its log entry is for another signature", "its log entry is of an unsupported kind"}
+        message = why(document | {"verificationMaterial": material})
+        assert message in {"its log entry is for another signature", "its log entry is of an unsupported kind"}
 
 
 @pytest.mark.point("17")
@@ -119,7 +119,9 @@ def test_signature_without_a_trusted_timestamp_is_rejected() -> None:
     assert "does not have 1 to 8 timestamps" in why(stamped(*[OURS.stamp(SIGNATURE)] * (TIMESTAMPS_MAX + 1)))
     assert why(stamped(OURS.stamp(SIGNATURE, by=private()))) == NOBODYS
     assert why(stamped(Second().stamp(SIGNATURE))) == NOBODYS
-    assert why(stamped(Second().stamp(SIGNATURE), OURS.stamp(SIGNATURE))) == "", "what is of others says nothing"
+    assert why(stamped(Second().stamp(SIGNATURE), OURS.stamp(SIGNATURE))) == "", (
+        "timestamps of other authorities are no evidence"
+    )
     trusted = OURS.trusted()
     del trusted["timestampAuthorities"]
     assert why(WHOLE, rooted(trusted)) == NOBODYS
@@ -137,13 +139,13 @@ def test_timestamp_of_other_content_or_time_is_rejected() -> None:
 
 @pytest.mark.point("17")
 def test_signature_by_expired_timestamp_authority_or_log_is_rejected() -> None:
-    for end, said in (("2026-01-01T00:01:00Z", True), ("2026-01-01T00:03:00Z", False)):
+    for end, expected in (("2026-01-01T00:01:00Z", True), ("2026-01-01T00:03:00Z", False)):
         trusted = OURS.trusted()
         trusted["timestampAuthorities"][0]["validFor"]["end"] = end
-        assert why(WHOLE, rooted(trusted)) == NOBODYS * said
+        assert why(WHOLE, rooted(trusted)) == NOBODYS * expected
         trusted = OURS.trusted()
         trusted["tlogs"][1]["publicKey"]["validFor"]["end"] = end
-        assert ("the log was not in use" in why(WHOLE, rooted(trusted))) is said
+        assert ("the log was not in use" in why(WHOLE, rooted(trusted))) is expected
     trusted = OURS.trusted()
     del trusted["timestampAuthorities"][0]["validFor"]["start"]
     assert why(WHOLE, rooted(trusted)) == NOBODYS
@@ -171,7 +173,7 @@ def test_certificate_not_valid_for_timestamping_is_rejected(stamper: Certificate
 
 @pytest.mark.point("17")
 @pytest.mark.parametrize(
-    ("stamp", "said"),
+    ("stamp", "message"),
     [
         (OURS.stamp(SIGNATURE, status=2), "it was not granted"),
         (OURS.stamp(SIGNATURE, summed=b"x"), "its signer states other content"),
@@ -186,8 +188,8 @@ def test_certificate_not_valid_for_timestamping_is_rejected(stamper: Certificate
     ],
     ids=["status", "content", "type", "signers", "version", "short-time", "month", "cut", "longer", "length"],
 )
-def test_signature_with_a_malformed_timestamp_is_rejected(stamp: bytes, said: str) -> None:
-    assert said in why(stamped(stamp))
+def test_signature_with_a_malformed_timestamp_is_rejected(stamp: bytes, message: str) -> None:
+    assert message in why(stamped(stamp))
 
 
 @pytest.mark.point("17")

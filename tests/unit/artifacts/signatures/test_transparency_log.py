@@ -169,7 +169,7 @@ def test_certificate_with_invalid_fields_is_rejected() -> None:
 @pytest.mark.point("17")
 def test_signature_by_an_expired_authority_or_log_is_rejected() -> None:
     document = OURS.signed()
-    for part, said in {
+    for part, expected in {
         "certificateAuthorities": "not from an authority that the trusted root lists for that time",
         "ctlogs": "no timestamp of a certificate log",
         "tlogs": "a time at which the log was not in use",
@@ -177,7 +177,7 @@ def test_signature_by_an_expired_authority_or_log_is_rejected() -> None:
         root = OURS.trusted()
         of = root[part][0].get("publicKey", root[part][0])
         of["validFor"]["end"] = (SINCE - timedelta(seconds=1)).isoformat()
-        assert said in why(document, rooted(root))
+        assert expected in why(document, rooted(root))
         of["validFor"]["end"] = (SINCE + timedelta(days=1)).isoformat()
         assert signatures.evaluate_signatures(DIGEST, [bundled(document)], rooted(root)).publish
 
@@ -220,11 +220,11 @@ def test_log_entry_with_a_missing_or_invalid_proof_is_rejected() -> None:
     others = Sigstore()
     stranger = others.entry(b"{}")
     assert "no promise of its log, which Rekor v1 requires" in why(changed("inclusionPromise", to=None))
-    said = "its log entry's promise is not signed by its log"
-    assert why(changed("inclusionPromise", to=stranger["inclusionPromise"])) == said
-    assert why(changed("integratedTime", to=str(AT_S + 1))) == said
-    assert why(changed("logIndex", to="1")) == said
-    assert why(changed("canonicalizedBody", to=b64(b"{}"))) == said
+    message = "its log entry's promise is not signed by its log"
+    assert why(changed("inclusionPromise", to=stranger["inclusionPromise"])) == message
+    assert why(changed("integratedTime", to=str(AT_S + 1))) == message
+    assert why(changed("logIndex", to="1")) == message
+    assert why(changed("canonicalizedBody", to=b64(b"{}"))) == message
     assert why(changed("inclusionProof", to=None)) == "its log entry has no inclusionProof"
     assert "not in the tree" in why(changed("inclusionProof", "logIndex", to="1"))
     assert "not in the tree" in why(changed("inclusionProof", "logIndex", to="5"))

@@ -26,7 +26,7 @@ from artifacts.store.pull import Copy
 from artifacts.store.store import Store
 from tests.support.builders.artifacts.packed_models import read_files
 from tests.support.builders.artifacts.weight_file_headers import as_gguf, as_safetensors
-from tests.support.fakes.registry import StillClock, says
+from tests.support.fakes.registry import StillClock, reply
 from tests.support.fakes.s3 import SECRET, FakeS3
 
 pytestmark = pytest.mark.standard
@@ -151,7 +151,7 @@ async def test_object_changed_during_a_pull_is_rejected(tmp_path: Path) -> None:
 async def test_wrong_or_missing_response_etag_is_rejected(tmp_path: Path, headers: dict[str, str]) -> None:
     """Otherwise an object overwritten during the pull could be stored as a mix of both versions."""
     async with node(tmp_path) as one:
-        one.fake.always["GET", "/models/one.gguf"] = says(200, b"x" * 5000, **headers)
+        one.fake.always["GET", "/models/one.gguf"] = reply(200, b"x" * 5000, **headers)
         with pytest.raises(MismatchError, match="the file changed while it was pulled; pull again"):
             await one.bring("s3://models/one.gguf")
         assert not one.store.rows()
@@ -184,7 +184,7 @@ async def test_object_that_does_not_match_its_s3_checksum_is_rejected(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "said"),
+    ("text", "kind", "message"),
     [
         ("s3://models/nothing.gguf", AbsentError, "there is no object nothing.gguf"),
         ("s3://models/nothing/", RefusedError, "there are no weights"),
@@ -192,15 +192,15 @@ async def test_object_that_does_not_match_its_s3_checksum_is_rejected(tmp_path: 
     ],
 )
 async def test_missing_object_prefix_or_bucket_fails_the_pull(
-    tmp_path: Path, text: str, kind: type[Exception], said: str
+    tmp_path: Path, text: str, kind: type[Exception], message: str
 ) -> None:
     async with node(tmp_path) as one:
-        with pytest.raises(kind, match=said):
+        with pytest.raises(kind, match=message):
             await one.bring(text)
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         (b"<a", "cannot be read"),
         (b'<!DOCTYPE a [<!ENTITY x "y">]><a>&x;</a>', "document type"),
@@ -208,10 +208,10 @@ async def test_missing_object_prefix_or_bucket_fails_the_pull(
         (b'<a><Contents><Key>k</Key><ETag>"e"</ETag><Size>-1</Size></Contents></a>', "without name, ETag or size"),
     ],
 )
-async def test_invalid_bucket_listing_is_rejected(tmp_path: Path, body: bytes, said: str) -> None:
+async def test_invalid_bucket_listing_is_rejected(tmp_path: Path, body: bytes, message: str) -> None:
     async with node(tmp_path) as one:
-        one.fake.answers["GET", "/models/"].append(says(200, body))
-        with pytest.raises(RegistryError, match=said):
+        one.fake.answers["GET", "/models/"].append(reply(200, body))
+        with pytest.raises(RegistryError, match=message):
             await one.bring()
 
 
@@ -243,7 +243,7 @@ async def test_redirect_of_a_bucket_request_is_not_followed(tmp_path: Path, text
 
 async def test_wrong_region_error_names_the_aws_region_to_set(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
-        one.fake.answers["GET", "/models/"].append(says(301, x_amz_bucket_region="ap-south-1"))
+        one.fake.answers["GET", "/models/"].append(reply(301, x_amz_bucket_region="ap-south-1"))
         with pytest.raises(RegistryError, match="set AWS_REGION=ap-south-1"):
             await one.bring()
 

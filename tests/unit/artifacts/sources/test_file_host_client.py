@@ -12,7 +12,7 @@ from artifacts.http.transport import Limits
 from artifacts.registry.blobs import Blob
 from artifacts.registry_errors import DeniedError, PolicyError, UnreachableError
 from artifacts.sources.file_host_client import FileHost, Lone, Rules
-from tests.support.fakes.registry import FakeRegistry, StillClock, says
+from tests.support.fakes.registry import FakeRegistry, StillClock, reply
 
 pytestmark = pytest.mark.standard
 
@@ -28,19 +28,19 @@ def place(fake: FakeRegistry, clock: StillClock) -> FileHost:
 async def test_file_host_that_stays_busy_fails_after_6_tries() -> None:
     clock = StillClock()
     async with FakeRegistry().serving() as fake, place(fake, clock) as one:
-        fake.always["GET", "/a"] = says(200, b"yes")
-        fake.answers["GET", "/a"].extend([says(503, b"words of its own")] * 2)
+        fake.always["GET", "/a"] = reply(200, b"yes")
+        fake.answers["GET", "/a"].extend([reply(503, b"words of its own")] * 2)
         assert (await one.whole("GET", one.url("a"), bytes_max=9, what="a")).body == b"yes"
         assert len(clock.waits) == 2
-        fake.always["GET", "/a"] = says(503, b"words of its own")
+        fake.always["GET", "/a"] = reply(503, b"words of its own")
         with pytest.raises(UnreachableError, match="given up after 6 tries"):
             await one.whole("GET", one.url("a"), bytes_max=9, what="a")
 
 
 async def test_response_body_above_the_size_limit_is_rejected() -> None:
     async with FakeRegistry().serving() as fake, place(fake, StillClock()) as one:
-        fake.always["GET", "/a"] = says(200, b"x" * 10)
-        fake.always["GET", "/b"] = says(403, b"words of its own")
+        fake.always["GET", "/a"] = reply(200, b"x" * 10)
+        fake.always["GET", "/b"] = reply(403, b"words of its own")
         with pytest.raises(PolicyError, match="larger than 9 bytes"):
             await one.whole("GET", one.url("a"), bytes_max=9, what="a")
         one.has(compute_digest(b"b"), one.url("b"))
@@ -52,7 +52,7 @@ async def test_response_body_above_the_size_limit_is_rejected() -> None:
 
 async def test_file_request_carries_its_if_match_and_authorization_headers() -> None:
     async with FakeRegistry().serving() as fake, place(fake, StillClock()) as one:
-        fake.always["GET", "/b"] = says(200, b"b" * 10, ETag='W/"e"')
+        fake.always["GET", "/b"] = reply(200, b"b" * 10, ETag='W/"e"')
         one.has(compute_digest(b"name"), one.url("b"), {"If-Match": '"e"'})
         one.also(compute_digest(b"name"), compute_digest(b"b" * 10))
         for name in (compute_digest(b"name"), compute_digest(b"b" * 10)):

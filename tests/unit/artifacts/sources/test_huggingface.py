@@ -29,7 +29,7 @@ from artifacts.store.store import Store
 from tests.support.builders.artifacts.packed_models import read_files
 from tests.support.builders.artifacts.weight_file_headers import as_gguf, as_safetensors
 from tests.support.fakes.hub import COMMIT, TOKEN, FakeHub
-from tests.support.fakes.registry import Answer, StillClock, says
+from tests.support.fakes.registry import Answer, StillClock, reply
 
 pytestmark = pytest.mark.standard
 
@@ -138,17 +138,17 @@ async def test_gated_repository_is_denied_to_a_token_without_access(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "said"),
+    ("text", "kind", "message"),
     [
         ("hf://acme/tiny@nowhere", AbsentError, "no such revision"),
         ("hf://acme/other", DeniedError, "not exist, or is private: set HF_TOKEN"),
     ],
 )
 async def test_missing_revision_or_repository_is_named_in_the_error(
-    tmp_path: Path, text: str, kind: type[Exception], said: str
+    tmp_path: Path, text: str, kind: type[Exception], message: str
 ) -> None:
     async with node(tmp_path) as one:
-        with pytest.raises(kind, match=said) as caught:
+        with pytest.raises(kind, match=message) as caught:
             await one.bring(text)
         assert "words of its own" not in str(caught.value)
 
@@ -158,7 +158,7 @@ async def test_hub_file_that_does_not_match_its_digest_is_not_stored(tmp_path: P
     async with node(tmp_path) as one:
         where = one.fake.large if path in LARGE else one.fake.small
         good = where[path]
-        wrong = says(200, bytes([good[0] ^ 1]) + good[1:])
+        wrong = reply(200, bytes([good[0] ^ 1]) + good[1:])
         one.fake.answers["GET", f"/acme/tiny/resolve/{COMMIT}/{path}"].extend([wrong] * 3)
         with pytest.raises(MismatchError, match="do not match"):
             await one.bring()
@@ -222,7 +222,7 @@ async def test_renamed_gated_repository_is_checked_under_its_new_name(tmp_path: 
         one.fake.gated = "auto"
         (await one.bring(token=TOKEN)).close()
         old = "/acme/tiny/resolve/main/model.safetensors"
-        one.fake.always["HEAD", old] = says(307, Location=old.replace("main", COMMIT))
+        one.fake.always["HEAD", old] = reply(307, Location=old.replace("main", COMMIT))
         with pytest.raises(ForbiddenError):
             await one.kept(token="hf_other")
         found = await one.kept(token=TOKEN)
@@ -235,7 +235,7 @@ async def test_redirect_without_a_commit_grants_no_access(tmp_path: Path) -> Non
     async with node(tmp_path) as one:
         one.fake.gated = "auto"
         (await one.bring(token=TOKEN)).close()
-        to_login_page = says(302, Location="https://login.example/?next=model")
+        to_login_page = reply(302, Location="https://login.example/?next=model")
         one.fake.always["HEAD", "/acme/tiny/resolve/main/model.safetensors"] = to_login_page
         with pytest.raises(RegistryError, match="redirected, but not to the file"):
             await one.kept(token="hf_other")
@@ -322,7 +322,7 @@ async def test_hub_listing_without_end_is_rejected_at_its_row_limit(
 
 
 def _saying(body: bytes, **headers: str) -> Answer:
-    return says(200, body, Content_Type="application/json", **headers)
+    return reply(200, body, Content_Type="application/json", **headers)
 
 
 async def test_hub_token_in_the_environment_takes_precedence_over_the_login_file(tmp_path: Path) -> None:

@@ -63,8 +63,8 @@ async def test_pulled_copy_is_usable_before_it_is_synced_to_disk(tmp_path: Path)
         machine.goes.set()
         await store.settled()
     assert machine.boot_of_copy() == ""
-    said = machine.steps.index(("write", store.layout.copy(ONE.key) / "copy.json"))
-    synced = {path for what, path in machine.steps[:said] if what == "sync"}
+    reported = machine.steps.index(("write", store.layout.copy(ONE.key) / "copy.json"))
+    synced = {path for what, path in machine.steps[:reported] if what == "sync"}
     folder, layout = store.layout.copy(ONE.key), store.layout
     files = folder / "files"
     assert {folder, files, files / "sub", files / "sub/deep", files / "sub/deep/x.gguf", files / "y.gguf"} <= synced

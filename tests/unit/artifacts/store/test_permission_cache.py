@@ -112,10 +112,10 @@ async def test_digest_claimed_by_another_registry_shares_no_files(tmp_path: Path
     """It allows the request itself, but files that it does not serve must not come from this store."""
     store, evil = opened(tmp_path), Registry("thief")
     (await store.ensure(ONE, fetching(ONE), Registry().caller("owner"))).close()
-    theirs = ONE._replace(key=ONE.key._replace(origin="evil.example"))
+    foreign = ONE._replace(key=ONE.key._replace(origin="evil.example"))
     fetch = fetching()  # serves no files
     with pytest.raises(KeyError):
-        await store.ensure(theirs, fetch, evil.caller("thief"))
+        await store.ensure(foreign, fetch, evil.caller("thief"))
     assert fetch.jobs == [("a.gguf",)]
 
 

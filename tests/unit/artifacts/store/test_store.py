@@ -62,7 +62,7 @@ def test_temporary_folders_are_removed_on_exit_and_after_a_crash(tmp_path: Path)
     with store.aside() as folder:
         (folder / "x").write_bytes(b"x")
         opened(tmp_path)
-        assert (folder / "x").exists(), "another process opens it, and this one lives"
+        assert (folder / "x").exists(), "another process opens it, and this one still runs"
         (store.layout.asides / "left").mkdir()
         (store.layout.asides / "left" / "y").write_bytes(b"y")  # as left after a SIGKILL
         opened(tmp_path)

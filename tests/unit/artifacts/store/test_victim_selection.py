@@ -19,9 +19,9 @@ def copy(name: str, size: int = GIB, age_s: float = 3600.0, cost_s: float = 10.0
     return Candidate(name, {f"of {name}": size}, age_s=age_s, cost_s=cost_s)
 
 
-def freed(candidates: Sequence[Candidate], gone: Sequence[str]) -> int:
+def freed(candidates: Sequence[Candidate], removed: Sequence[str]) -> int:
     """Count the freed bytes in another way: those of all Copies, less those of the remaining ones."""
-    rest = [one for one in candidates if one.name not in gone]
+    rest = [one for one in candidates if one.name not in removed]
 
     def taken(of: Sequence[Candidate]) -> int:
         return sum(one.own_bytes for one in of) + sum({k: v for one in of for k, v in one.blobs.items()}.values())

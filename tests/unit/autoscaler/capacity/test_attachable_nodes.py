@@ -69,11 +69,11 @@ def test_node_kinds_with_a_device_limit_select_the_attachable_nodes() -> None:
 
 
 def test_attachable_node_keeps_only_taints_that_affect_placement() -> None:
-    said = [
+    content = [
         {"key": "lab", "value": "chem", "effect": "NoSchedule"}, {"key": "nvidia.com/gpu", "effect": "NoSchedule"},
         {"key": "old", "effect": "PreferNoSchedule"},
     ]  # fmt: skip
-    assert list_attachable_nodes([node(spec={"taints": said})], Settings())["w1"].taints == (
+    assert list_attachable_nodes([node(spec={"taints": content})], Settings())["w1"].taints == (
         Taint("lab", "chem", "NoSchedule"),
     )
 

@@ -92,8 +92,8 @@ def test_release_of_devices_without_uuid_waits_until_their_node_is_idle() -> Non
     busy = alone(replicas=[on_other])
     assert is_release_blocked(busy, lease)
     assert not releases(plan(busy, T0 + 5000).actions)
-    theirs = alone(others={"w1 nvidia.com/gpu": 1})
-    assert is_release_blocked(theirs, lease)
+    foreign = alone(others={"w1 nvidia.com/gpu": 1})
+    assert is_release_blocked(foreign, lease)
     assert lease.listed is not None
     known = replace(lease, listed=replace(lease.listed, alone=False))
     assert not is_release_blocked(busy, known)

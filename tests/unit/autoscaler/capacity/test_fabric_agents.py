@@ -48,9 +48,9 @@ def given_back(of: World, now_s: float = T0 + 50) -> World:
     return observe(of, Acted(action=ReleaseLease(order=order, reason="a test")), now_s=now_s)
 
 
-def heard(of: World, now_s: float, *said: FabricReport, attaches: bool = True, sequence: int = 1) -> World:
+def heard(of: World, now_s: float, *reports: FabricReport, attaches: bool = True, sequence: int = 1) -> World:
     """The state after a report of the node agent."""
-    report = NodeReport(node="w1", boot="b", sequence=sequence, attaches=attaches, fabric=said)
+    report = NodeReport(node="w1", boot="b", sequence=sequence, attaches=attaches, fabric=reports)
     return observe(of, NodeReported(report=report), now_s=now_s)
 
 
@@ -59,8 +59,8 @@ def test_agent_is_ordered_to_add_undetected_and_remove_released_devices() -> Non
     assert fabric_agents.build_fabric_wants(arrived(attached(), T0 + 30)) == {}, "it is seen"
     leaving = given_back(attached())
     assert fabric_agents.build_fabric_wants(leaving) == {NodeId("w1"): (FabricWant(device=GPU, leave=True),)}
-    gone = observe(leaving, LeasesSeen(provider="rack", leases=(), began_s=T0 + 60), now_s=T0 + 60)
-    assert fabric_agents.build_fabric_wants(gone) == {}
+    removed = observe(leaving, LeasesSeen(provider="rack", leases=(), began_s=T0 + 60), now_s=T0 + 60)
+    assert fabric_agents.build_fabric_wants(removed) == {}
 
 
 def test_agent_receives_no_fabric_devices_if_agents_are_disabled() -> None:
@@ -91,13 +91,13 @@ async def _next_wants(lines: AsyncGenerator[bytes]) -> NodeWants:
 def test_detach_is_blocked_until_the_node_agent_releases_the_device() -> None:
     leaving = given_back(attached())
     now_s = T0 + 60
-    for said, why in (
+    for expected, why in (
         ((), UNHEARD),
         ((FabricReport(device=GPU, done=True),), UNHEARD),
         ((FabricReport(device=GPU, leave=True, says="process 7 (sh) has it open"),), "its node's agent: process 7"),
         ((FabricReport(device=GPU, leave=True, done=True),), ""),
     ):
-        words = fabric_agents.explain_detach_block(heard(leaving, now_s, *said), "w1", [GPU], now_s)
+        words = fabric_agents.explain_detach_block(heard(leaving, now_s, *expected), "w1", [GPU], now_s)
         assert words.startswith(why)
         assert bool(words) is bool(why)
     done = heard(leaving, now_s, FabricReport(device=GPU, leave=True, done=True))

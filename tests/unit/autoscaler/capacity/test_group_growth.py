@@ -70,7 +70,7 @@ def test_machine_group_growth_is_pending_until_its_devices_appear() -> None:
     assert one.coming == 2, "its node is ready, and shows no Device yet"
     one = update_growth(one, group(4, 3), 3, 30.0)
     assert (one.coming, one.since_s) == (1, 10.0)
-    assert update_growth(one, group(3, 3), 3, 40.0).coming == 0, "somebody has thought better of it"
+    assert update_growth(one, group(3, 3), 3, 40.0).coming == 0, "another client has lowered it again"
     assert update_growth(one, group(5, 3), 3, 40.0) == GroupGrowth(group=group(5, 3), coming=2, shown=3, since_s=40.0)
 
 
@@ -142,7 +142,7 @@ def test_stalled_group_growth_stops_preventing_orders_after_a_limit() -> None:
 @pytest.mark.parametrize(
     "other",
     [group(1, claimed=1), group(1, offer=None), group(1, ready=1), group(0)],
-    ids=["a pod of others waits for it", "it brings no Devices", "it is there", "nobody raised it"],
+    ids=["a pod of others waits for it", "it brings no Devices", "it is there", "no client raised it"],
 )
 def test_group_without_usable_growth_does_not_prevent_an_order(other: Group) -> None:
     assert orders(plan(grows(surge(offer()), other), T0).actions) == [("rack", 1)]
@@ -157,7 +157,7 @@ def test_group_growth_caused_by_our_order_is_not_counted_twice() -> None:
     at = waits(seen(at, group(1), now_s=T0 + 5), T0 + 5, waiting=2)
     at = more(at, T0 + 5, offer())
     assert orders(plan(at, T0 + 5).actions) == [("rack", 1)]
-    assert not orders(plan(seen(at, group(2), now_s=T0 + 6), T0 + 6).actions), "somebody raised it once more"
+    assert not orders(plan(seen(at, group(2), now_s=T0 + 6), T0 + 6).actions), "another client raised it again"
 
 
 def test_delivered_node_ends_the_group_growth_before_the_next_poll() -> None:
@@ -194,8 +194,8 @@ def test_order_is_withdrawn_if_a_growing_group_delivers_sooner() -> None:
     assert orders(done) == [("cloud", 1)]
     at = shown(seen(at, group(0)), T0 + 1, "cloud")
     at = waits(seen(at, group(1), now_s=T0 + 20), T0 + 20)
-    (gone,) = plan(at, T0 + 20).actions
-    assert gone.reason == "no request waits for it any more"
+    (removed,) = plan(at, T0 + 20).actions
+    assert removed.reason == "no request waits for it any more"
 
 
 def test_device_limits_are_read_only_for_groups_that_declare_one() -> None:

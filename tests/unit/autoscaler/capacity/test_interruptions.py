@@ -115,7 +115,7 @@ def test_new_leader_cordons_expiring_capacity_as_early_as_the_old_leader() -> No
     assert observe(new, Tick(), now_s=T0).nodes.cordons.keys() == old.nodes.cordons.keys()
     short = replace(unsure, offer=replace(unsure.offer, lasts_s=1200.0))
     new = replace(new, capacity=replace(new.capacity, leases={lease.id: short}))
-    assert not observe(new, Tick(), now_s=T0).nodes.cordons, "a quarter of what its Offer says that it lasts"
+    assert not observe(new, Tick(), now_s=T0).nodes.cordons, "a quarter of the duration in its offer"
 
 
 def acquired(actions: tuple[Action, ...]) -> list[str]:
@@ -130,8 +130,8 @@ def test_expiring_capacity_is_replaced_early_and_drained_before_expiry() -> None
     later = observe(at, Tick(), now_s=begins_s)
     assert [one.why for one in later.nodes.cordons.values()] == ["node n1: its capacity order from cloud ends"]
     assert not drains(later, begins_s)
-    said = {"phase": "here", "committed": True, "node": "n1", "ends_s": T0 + 2 * HOUR_S}
-    fresh = shown(offered(later, cloud(), now_s=begins_s), begins_s, "cloud", **said)
+    fields = {"phase": "here", "committed": True, "node": "n1", "ends_s": T0 + 2 * HOUR_S}
+    fresh = shown(offered(later, cloud(), now_s=begins_s), begins_s, "cloud", **fields)
     assert acquired(plan(fresh, begins_s).actions) == ["cloud"], "another node is ordered while the old one serves"
     last_s = T0 + 2 * HOUR_S - DRAIN_S
     assert not drains(observe(later, Tick(), now_s=last_s - 1), last_s - 1)
@@ -170,8 +170,8 @@ def test_ended_reservation_on_a_permanent_node_drains_no_replica(phase: str) -> 
 
 def test_idle_capacity_is_released_at_its_expiry_time() -> None:
     idle = leased(T0, running=0)
-    gone = [one.reason for one in plan(idle, T0).actions if isinstance(one, ReleaseLease)]
-    assert gone == ["it ends and is not in use"]
+    removed = [one.reason for one in plan(idle, T0).actions if isinstance(one, ReleaseLease)]
+    assert removed == ["it ends and is not in use"]
 
 
 # --- Fabric devices on unneeded or unremovable nodes (cases 3 and 4 of Dynamic Device Scaling) ------------------------
@@ -247,5 +247,5 @@ def test_only_idle_devices_of_a_node_in_use_are_released() -> None:
     busy = gateway(levels=[level("b", 0, 1)], uses=[use("r2", 1)])
     at = world([A, b], slices, [replica(b, "r2", ["g2-n1"])], [busy])
     assert released(attached(at), late_s) == ["idle for 2 h, and it is worth keeping for 30 min"]
-    assert not released(attached(at, alone=True), late_s), "nobody knows whose is which"
+    assert not released(attached(at, alone=True), late_s), "the owner of each device is unknown"
     assert not released(tainted(attached(at, alone=True), UNNEEDED), late_s)

@@ -42,5 +42,5 @@ def test_offered_devices_are_exported_per_provider_and_product() -> None:
     at = surge(offer(devices_max=2))
     line = 'pilotlight_devices_on_offer{product="A100",provider="rack"} 2.0'
     assert line in Metrics(lambda: at, lambda: T0).text().decode().splitlines()
-    gone = replace(at, capacity=replace(at.capacity, offers={}))
-    assert "devices_on_offer{" not in Metrics(lambda: gone, lambda: T0).text().decode()
+    removed = replace(at, capacity=replace(at.capacity, offers={}))
+    assert "devices_on_offer{" not in Metrics(lambda: removed, lambda: T0).text().decode()

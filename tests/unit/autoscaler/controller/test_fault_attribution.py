@@ -90,12 +90,12 @@ def test_search_for_faulty_models_stops_at_the_maximum_number() -> None:
 def test_multi_line_exception_is_described_in_one_printable_line() -> None:
     with pytest.raises(InjectedError) as caught:
         raise InjectedError("two\nlines \x1b[31m \ud800 " + "x" * 9999)
-    said = describe_error(caught.value)
-    assert said.startswith("InjectedError in test_fault_attribution.py:")
-    assert said.isascii()
-    assert said.isprintable()
-    assert len(said) < 500
-    assert describe_error(ExceptionGroup("", [caught.value])) == said
+    message = describe_error(caught.value)
+    assert message.startswith("InjectedError in test_fault_attribution.py:")
+    assert message.isascii()
+    assert message.isprintable()
+    assert len(message) < 500
+    assert describe_error(ExceptionGroup("", [caught.value])) == message
 
 
 def test_fault_is_attributed_to_the_model_whose_evaluation_raised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -449,7 +449,7 @@ def test_memory_error_is_not_caught_by_the_control_loop(monkeypatch: pytest.Monk
 
 async def fails(times: int, error: Exception) -> list[tuple[float, str]]:
     """Reports of a task that raises `times` times and then runs for two minutes, each with its time."""
-    clock, said = asyncio.get_running_loop(), list[tuple[float, str]]()
+    clock, messages = asyncio.get_running_loop(), list[tuple[float, str]]()
     tries = iter(range(times))
 
     async def work() -> None:
@@ -457,15 +457,15 @@ async def fails(times: int, error: Exception) -> list[tuple[float, str]]:
             raise error
         await asyncio.sleep(120)
 
-    await retry_until_success(work, lambda reason: said.append((clock.time(), reason)))
-    return said
+    await retry_until_success(work, lambda reason: messages.append((clock.time(), reason)))
+    return messages
 
 
 def test_failed_driver_task_is_retried_after_a_doubling_delay() -> None:
-    said = virtual_loop.run(fails(3, ValueError("odd")))
-    begun_s = said[0][0]
-    assert [at_s - begun_s for at_s, _ in said] == [0, 1, 3, 67, 127]
-    assert ["odd" in reason for _, reason in said] == [True, True, True, False, False]
+    reported = virtual_loop.run(fails(3, ValueError("odd")))
+    begun_s = reported[0][0]
+    assert [at_s - begun_s for at_s, _ in reported] == [0, 1, 3, 67, 127]
+    assert ["odd" in reason for _, reason in reported] == [True, True, True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -507,8 +507,8 @@ def test_status_and_explain_show_the_fault_and_all_other_models(point: str, monk
     assert "InjectedError" in shown[B.name].why
     assert "pilotlight wake b" in shown[B.name].why
     assert "InjectedError" in views[B.name].faulty
-    said = loop.loop.contained("explain", lambda at: explain.explain_model(at, planned, Log(), B.name, now_s))
-    assert "InjectedError" in said.sentences[0]
+    message = loop.loop.contained("explain", lambda at: explain.explain_model(at, planned, Log(), B.name, now_s))
+    assert "InjectedError" in message.sentences[0]
     assert loop.loop.contained("explain", lambda at: explain.explain_model(at, planned, Log(), A.name, now_s)).sentences
 
 

@@ -38,7 +38,7 @@ class Driver:
         """Like `NodeSupply.mounting`."""
         return ClusterFacts()
 
-    def __call__(self, replica: Replica, model: Model, told: Callable[[str], None]) -> Awaitable[Laid] | None:
+    def __call__(self, replica: Replica, model: Model, report: Callable[[str], None]) -> Awaitable[Laid] | None:
         return self.laid
 
     def brings(self, model: Model) -> Collection[str]:
@@ -99,7 +99,7 @@ async def test_weight_delivery_failure_fails_the_start() -> None:
 # --- reports of agents -----------------------------------------------------------------------------------------------
 
 
-def said(**fields: object) -> World:
+def with_report(**fields: object) -> World:
     report = NodeReport(node="n1", boot="b", sequence=1, brings=True, weights=(
         WeightsReport(artifact="oci://r.io/a:1", **fields),  # type: ignore[arg-type]  # fields of each test
     ))  # fmt: skip
@@ -112,28 +112,28 @@ def step(after: World) -> LoopStep:
 
 
 async def test_agent_report_of_delivered_weights_ends_the_wait() -> None:
-    at, progress = said(), list[str]()
+    at, progress = with_report(), list[str]()
     supply = AgentNodeSupply(lambda: at, lambda: T0)
     coming = supply(ONE, ADA, progress.append)
     assert coming is not None
     task = asyncio.ensure_future(coming)
     await asyncio.sleep(0)
-    supply.on_step(step(said(bytes=1 << 20, total_bytes=2 << 20)))
-    supply.on_step(step(said(bytes=1 << 20, total_bytes=2 << 20)))
-    assert progress == ["asked for", "1Mi of 2Mi, 0 bytes a second"]
-    supply.on_step(step(said(replicas=(ReplicaId("a1"),), folder="copies/x/files", ggufs=("a.gguf",))))
+    supply.on_step(step(with_report(bytes=1 << 20, total_bytes=2 << 20)))
+    supply.on_step(step(with_report(bytes=1 << 20, total_bytes=2 << 20)))
+    assert progress == ["requested", "1Mi of 2Mi, 0 bytes a second"]
+    supply.on_step(step(with_report(replicas=(ReplicaId("a1"),), folder="copies/x/files", ggufs=("a.gguf",))))
     assert await task == Laid("copies/x/files", "a.gguf")
 
 
 async def test_start_fails_if_mount_support_of_the_cluster_stays_unknown() -> None:
     there = {"replicas": (ReplicaId("a1"),), "folder": "copies/x/files"}
-    at, progress = replace_fields(said(**there), mounting=None), list[str]()
+    at, progress = replace_fields(with_report(**there), mounting=None), list[str]()
     supply = AgentNodeSupply(lambda: at, lambda: T0)
     soon = asyncio.ensure_future(supply(ONE, ADA, progress.append))  # type: ignore[arg-type]  # it returns an awaitable only for weights in a registry
     await asyncio.sleep(0)
     supply.on_step(step(at))
     assert progress == [HOW]
-    supply.on_step(step(said(**there)))
+    supply.on_step(step(with_report(**there)))
     assert await soon == Laid("copies/x/files", "")
     late = asyncio.ensure_future(supply(ONE, ADA, progress.append))  # type: ignore[arg-type]  # it returns an awaitable only for weights in a registry
     await asyncio.sleep(0)
@@ -145,7 +145,7 @@ async def test_start_fails_if_mount_support_of_the_cluster_stays_unknown() -> No
 
 
 def test_start_with_a_file_artifact_does_not_wait_for_weights() -> None:
-    supply = AgentNodeSupply(said, lambda: T0)
+    supply = AgentNodeSupply(with_report, lambda: T0)
     of_file = replace(ADA, spec=replace(ADA.spec, artifact="file:///a"))
     assert supply(ONE, of_file, lambda _: None) is None
     on_cpu = replace(ADA, spec=replace(ADA.spec, gpu=Gpu(count=0)))

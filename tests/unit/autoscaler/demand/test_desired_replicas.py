@@ -113,8 +113,8 @@ def test_scale_to_zero_happens_one_idle_timeout_after_the_last_finish() -> None:
     made: dict[str, Any] = {"replicas": [replica(a, "r1")], "history": History(last_activity_s=T0 - 55)}
     answer = ask(a, **made)
     assert (answer.count, answer.next_s) == (1, T0 + 5)
-    gone = ask(a, now_s=T0 + 5, **made)
-    assert (gone.count, gone.reason) == (0, "idle for 60 s")
+    removed = ask(a, now_s=T0 + 5, **made)
+    assert (removed.count, removed.reason) == (0, "idle for 60 s")
 
 
 def test_adopted_replica_gets_a_full_idle_timeout_under_a_new_leader() -> None:

@@ -44,7 +44,7 @@ def test_schedule_window_starts_and_ends_early_by_start_and_drain_time() -> None
               for left_s in (3600.0, 200.0, 100.0, 0.0, -28_800.0 + drain_s + 1, -28_800.0 + drain_s)}  # fmt: skip
     assert list(counts.values()) == [0, 0, 2, 2, 2, 0]
     assert compute_desired_replicas(at(a, 100.0), a, T0).count == 2
-    assert not is_inactive(at(a, 3600.0), a), "else nobody would look when it begins"
+    assert not is_inactive(at(a, 3600.0), a), "otherwise no step would run when the floor begins"
 
 
 def test_reason_for_the_minimum_names_the_window_and_time_until_its_start() -> None:
@@ -147,14 +147,14 @@ def test_replicas_start_ahead_of_the_window_on_free_devices() -> None:
 
 
 @pytest.mark.parametrize(
-    ("window", "path", "says"),
+    ("window", "path", "message"),
     [
         (ReplicaWindow(cron="0 9 * *", seconds=60.0), "cron", "five fields"),
         (ReplicaWindow(cron="0 9 * * *", seconds=60.0, time_zone="Mars"), "timeZone", "time zone"),
         (ReplicaWindow(cron="0 9 * * *", seconds=60.0, min=5), "min", "at most replicas.max, which is 4"),
     ],
 )
-def test_invalid_window_is_rejected_with_its_path(window: ReplicaWindow, path: str, says: str) -> None:
-    with pytest.raises(WrongKeyError, match=says) as caught:
+def test_invalid_window_is_rejected_with_its_path(window: ReplicaWindow, path: str, message: str) -> None:
+    with pytest.raises(WrongKeyError, match=message) as caught:
         check_model(ModelSpec(engine="command", replicas=ReplicaRange(max=4, schedule=(window,))))
     assert caught.value.path == ("spec", "replicas", "schedule", 0, path)

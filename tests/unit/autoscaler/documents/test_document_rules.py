@@ -48,9 +48,9 @@ def document(namespace: str, **spec: object) -> dict[str, object]:
 
 
 def model(namespace: str, **spec: object) -> Model:
-    said = read_document(document(namespace, **spec))
-    assert isinstance(said, Model)
-    return said
+    message = read_document(document(namespace, **spec))
+    assert isinstance(message, Model)
+    return message
 
 
 def kubeai(namespace: str, url: str) -> dict[str, object]:

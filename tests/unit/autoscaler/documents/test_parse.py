@@ -309,9 +309,9 @@ def test_tls_requires_certificate_and_key_with_absolute_paths() -> None:
 
 
 def test_engine_tls_accepts_only_a_host_name_or_no_server_name() -> None:
-    for text, said in (("{}", EngineTls()), ("{serverName: m-1.example}", EngineTls(server_name="m-1.example"))):
+    for text, expected in (("{}", EngineTls()), ("{serverName: m-1.example}", EngineTls(server_name="m-1.example"))):
         (loaded,) = parse_documents([("a.yaml", model(f"tls: {text}"))]).models
-        assert loaded.spec.tls == said
+        assert loaded.spec.tls == expected
         assert parse_documents([("b.yaml", to_yaml(Documents(models=(loaded,))))]).models == (loaded,)
         (plain,) = parse_documents([("a.yaml", model(""))]).models
         assert plain.spec_hash() != loaded.spec_hash(), "its engine must be restarted"

@@ -84,7 +84,7 @@ async def test_engine_with_ipv6_address_is_probed_over_ipv6() -> None:
         port = server.sockets[0].getsockname()[1]
         assert await probe_engine("::1", port, "/health") is True
         assert b"\r\nHost: [::1]:%d\r\n" % port in await asked
-    assert await probe_engine("::1", port, "/health") is None, "nobody listens any more"
+    assert await probe_engine("::1", port, "/health") is None, "no process listens any more"
 
 
 @pytest.mark.parametrize("host", ["10.0.0.7", "fd00::7"])
@@ -113,7 +113,7 @@ async def test_tls_engine_is_probed_over_tls_with_any_certificate(who: str) -> N
         assert await probe_engine(HOST, port, "/health", tls_name="m.example") is True
         assert await probe_engine(HOST, port, "/health") is False, "it does not answer in clear"
     assert names == ["m.example"]
-    assert await probe_engine(HOST, port, "/health", tls_name=HOST) is None, "nobody listens any more"
+    assert await probe_engine(HOST, port, "/health", tls_name=HOST) is None, "no process listens any more"
 
 
 async def test_plaintext_engine_that_should_use_tls_is_not_ready() -> None:

@@ -30,9 +30,9 @@ def start(of: Model, *available: str) -> LaunchCommand:
 
 def test_llama_cpp_model_prefers_xllamacpp_to_llama_server_on_cpu() -> None:
     got = start(model("llama.cpp", context_tokens=512, args=("--threads=1",)), "llama-server", "xllamacpp")
-    ours = f"/bin/xllamacpp -I -u {LAUNCHER} --model /w/m.gguf --host 127.0.0.1 --port 9000 --slots 8 --alias m"
+    own = f"/bin/xllamacpp -I -u {LAUNCHER} --model /w/m.gguf --host 127.0.0.1 --port 9000 --slots 8 --alias m"
     assert got == LaunchCommand(
-        argv=(*ours.split(), "--ctx-checkpoints", "3", "--context-tokens", "512", "--threads=1"),
+        argv=(*own.split(), "--ctx-checkpoints", "3", "--context-tokens", "512", "--threads=1"),
         env={},
         readiness_path="/health",
     )
@@ -117,7 +117,7 @@ def test_tls_with_the_xllamacpp_server_is_rejected_before_the_start() -> None:
 def test_engine_on_shared_device_gets_a_memory_fraction_flag(engine: EngineName, flag: str) -> None:
     of, there = model(engine, args=("--last",)), {str(engine): "/bin/it"}
     argv = build_launch_command(of, None, "h", 1, there, gpus=True, given=Given(memory_fraction=0.333)).argv
-    assert argv[-3:] == (flag, "0.333", "--last"), "what the Model says comes last, and wins"
+    assert argv[-3:] == (flag, "0.333", "--last"), "the Model's own arguments come last and take precedence"
     assert flag not in build_launch_command(of, None, "h", 1, there, gpus=True).argv
 
 
@@ -192,7 +192,7 @@ def test_artifact_url_is_converted_to_an_engine_path() -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "artifact", "said"),
+    ("engine", "artifact", "message"),
     [
         ("llama.cpp", "hf://org/name", "weights from the Hub are not fetched here: mount them"),
         ("llama.cpp", "s3://abc/a.gguf", "weights from a bucket are not fetched here"),
@@ -201,10 +201,10 @@ def test_artifact_url_is_converted_to_an_engine_path() -> None:
     ],
 )
 def test_weights_not_on_the_node_are_rejected_if_engine_cannot_fetch(
-    engine: EngineName, artifact: str, said: str
+    engine: EngineName, artifact: str, message: str
 ) -> None:
     program = {"llama.cpp": "llama-server", "vllm": "vllm"}[engine]
-    with pytest.raises(EngineError, match=re.escape(said)):
+    with pytest.raises(EngineError, match=re.escape(message)):
         start(model(engine, artifact=artifact), program)
     brought = build_launch_command(model(engine, artifact=artifact), "/copy", "h", 1, {program: "/bin/x"})
     assert "/copy" in brought.argv

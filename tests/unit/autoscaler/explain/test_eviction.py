@@ -51,11 +51,11 @@ def test_chosen_eviction_is_explained_with_victim_and_restart_time() -> None:
     why_not = {one.why_not for one in explain(begin).ladder[1:]}
     assert why_not == {"an eviction makes room for it"}
     after, done = acted(begin)
-    assert not orders(done), "the plan says the same"
+    assert not orders(done), "the plan gives the same reason"
     assert after.replicas[victim.replica].state is S.DRAINING
     assert first(after, T0 + 1).under_way, "it is listed until it has left"
-    said = "Eviction of a (r on gpu0), restart takes 4 s: chosen, in progress."
-    assert said in explain(after, T0 + 1).sentences
+    message = "Eviction of a (r on gpu0), restart takes 4 s: chosen, in progress."
+    assert message in explain(after, T0 + 1).sentences
 
 
 @pytest.mark.parametrize(

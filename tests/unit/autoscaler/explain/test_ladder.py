@@ -46,8 +46,8 @@ def test_each_rejected_offer_is_explained_with_its_time_and_reason() -> None:
 
 def test_explain_describes_the_state_of_an_undelivered_order() -> None:
     after, _ = acted(surge(offer()))
-    (said,) = [one for one in explained(after, T0 + 12) if one.startswith("Ordered")]
-    assert said == "Ordered from rack 12 s ago: 1 x A100 on w1; not listed by the provider yet."
+    (message,) = [one for one in explained(after, T0 + 12) if one.startswith("Ordered")]
+    assert message == "Ordered from rack 12 s ago: 1 x A100 on w1; not listed by the provider yet."
     seen = shown(after, T0 + 13, says="the fabric is slow")
     assert any("phase coming (the fabric is slow)." in one for one in explained(seen, T0 + 14))
 
@@ -56,8 +56,8 @@ def test_refused_offer_is_explained_with_its_remaining_backoff() -> None:
     after, _ = acted(surge(offer()))
     (id,) = after.capacity.leases
     refused = observe(after, LeaseRefused(id=id, reason="the pool is empty"), now_s=T0 + 1)
-    (said,) = [one for one in explained(refused, T0 + 11) if one.startswith("Offer")]
-    assert said == "Offer from rack: A100 on w1: the pool is empty; the next attempt is in 50 s."
+    (message,) = [one for one in explained(refused, T0 + 11) if one.startswith("Offer")]
+    assert message == "Offer from rack: A100 on w1: the pool is empty; the next attempt is in 50 s."
 
 
 def test_explain_shows_the_error_of_a_silent_provider() -> None:
@@ -113,7 +113,7 @@ def test_queued_order_without_an_estimate_does_not_block_other_offers() -> None:
     (queued,) = [one for one in rungs(both) if one.provider == "queue"]
     (added,) = [one for one in rungs(both) if one.provider == "cloud"]
     assert (queued.under_way, queued.expected_seconds) == (True, None)
-    assert (added.chosen, added.under_way) == (True, False), "nobody waits for a queue alone"
+    assert (added.chosen, added.under_way) == (True, False), "a queue alone is not waited for"
 
 
 def test_explain_shows_both_hedged_orders_as_under_way() -> None:

@@ -110,7 +110,7 @@ def test_explain_reports_an_engine_that_sends_nothing_during_a_request() -> None
     assert quiet in sentences(10.0)
     assert quiet in sentences(40.0, 10.0, None), "the newest counts"
     assert not [line for line in sentences(3.0) if "sent" in line], "5 s ago: it may just think"
-    assert not [line for line in sentences(10.0, in_use=0) if "sent" in line], "nobody waits for it"
+    assert not [line for line in sentences(10.0, in_use=0) if "sent" in line], "no request waits for it"
 
 
 def test_explain_names_the_gateway_that_a_drain_waits_for() -> None:
@@ -228,7 +228,9 @@ def test_model_failure_is_explained_with_its_reason_and_time() -> None:
     assert explanation.sentences[-2] == "It failed 8 s ago: was killed by SIGKILL."
     draining = replica(B, "r", state=S.FAILED, failure="was killed by SIGKILL", since_s=T0 - 8)
     explanation = explain(world([B], [device()], [draining]), log=moves(broke))
-    assert not [line for line in explanation.sentences if line.startswith("It failed")], "its last move says it already"
+    assert not [line for line in explanation.sentences if line.startswith("It failed")], (
+        "its last transition already states the reason"
+    )
 
 
 def test_status_gives_the_failure_reason_and_the_next_try_time() -> None:
@@ -262,9 +264,9 @@ def test_running_model_is_not_reported_as_fitting_no_device() -> None:
 def test_rejection_for_lack_of_a_device_is_listed_as_a_recent_decision() -> None:
     log = Log()
     log.refuse([Unmet(model=ModelName("huge"), reason="needs 30Gi on one device", never=True)], T0 - 3)
-    said = "its requests were rejected, 3 s ago: it fits on no device: needs 30Gi on one device"
-    assert list_recent_decisions(log, T0) == (f"huge: {said}",)
-    assert explain(world([model("huge")], [device()]), "huge", log).sentences[-1] == f"Last: {said}."
+    message = "its requests were rejected, 3 s ago: it fits on no device: needs 30Gi on one device"
+    assert list_recent_decisions(log, T0) == (f"huge: {message}",)
+    assert explain(world([model("huge")], [device()]), "huge", log).sentences[-1] == f"Last: {message}."
 
 
 def test_status_has_a_row_for_every_model_and_for_leftover_replicas() -> None:
@@ -299,15 +301,17 @@ def test_status_gives_the_reason_of_a_live_replica_before_a_stopping_one() -> No
 
 @pytest.mark.parametrize(("held", "begins"), [(0, "No replica is needed now"), (2, "2 replicas are needed")])
 def test_replica_count_set_with_kubectl_is_explained_exactly_once(held: int, begins: str) -> None:
-    said = f"scaled to {held} by kubectl; holds until then"
-    by_hand = Adopted(kind="Deployment", namespace="default", name="a", held=True, reason="ScaledByHand", message=said)
+    message = f"scaled to {held} by kubectl; holds until then"
+    by_hand = Adopted(
+        kind="Deployment", namespace="default", name="a", held=True, reason="ScaledByHand", message=message
+    )
     made = replace(model("a", 20, low=held, high=held, paused=not held), adopted=by_hand)
     first, *others = explain(world([made], [device()]), "a").sentences
     assert first.startswith(begins)
-    assert first.endswith(f": {said}.")
+    assert first.endswith(f": {message}.")
     assert not [line for line in others if "holds until" in line]
     served = world([made], [device()], [replica(made, "r")], histories={"a": History(last_activity_s=T0)})
-    assert [said in line for line in explain(served, "a").sentences].count(True) == 1
+    assert [message in line for line in explain(served, "a").sentences].count(True) == 1
 
 
 def test_model_state_is_one_word_for_each_replica_state() -> None:

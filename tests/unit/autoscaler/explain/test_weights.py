@@ -84,8 +84,8 @@ def test_status_rows_of_many_models_scan_the_copies_once() -> None:
 
 
 def test_more_than_four_nodes_are_listed_as_four_names_and_a_count() -> None:
-    (said, _) = describe_weights(at(*((OWN, f"n{number}") for number in range(6))), M)
-    assert said.endswith("are on n0, n1, n2, n3 and 2 more.")
+    (message, _) = describe_weights(at(*((OWN, f"n{number}") for number in range(6))), M)
+    assert message.endswith("are on n0, n1, n2, n3 and 2 more.")
 
 
 def test_explain_omits_weights_that_are_files_or_fetched_by_the_engine() -> None:

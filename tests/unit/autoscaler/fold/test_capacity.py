@@ -1,4 +1,4 @@
-"""The lifecycle of a capacity order: ordered, listed, delivered, idle, released, gone; and what is learned from it."""
+"""The lifecycle of a capacity order, from ordered to deleted, and the learned delivery time."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ def test_refusal_of_an_order_already_listed_by_its_provider_is_ignored() -> None
 
 def test_order_is_delivered_when_its_slices_are_listed_and_observed() -> None:
     after = ordered()
-    said = shown(after, T0 + 20, phase="here", committed=True, node="w1", device_ids=("new0",))
-    assert lease(said).here_s is None, "a Device that nobody sees can serve nobody"
+    reported = shown(after, T0 + 20, phase="here", committed=True, node="w1", device_ids=("new0",))
+    assert lease(reported).here_s is None, "a device in no inventory cannot serve requests"
     there = observe(arrived(after, T0 + 30), Tick(), now_s=T0 + 31)
     assert lease(there).here_s == T0 + 30
     assert there.capacity.learnt[KIND] == LeadTimeStats(took_s=(30.0,), came=1)
@@ -112,11 +112,11 @@ def test_reuse_of_ordered_capacity_records_its_idle_time() -> None:
         here = observe(here, seen_of(one, Seen.CLEAN, proof="exited"), now_s=to_s)
         assert lease(here).idle_since_s == to_s
     assert here.capacity.learnt[KIND].gaps_s == (25.0,)
-    gone = release(here, T0 + 200)
-    assert gone.capacity.learnt[KIND].gaps_s == (25.0, inf)
-    gone = none(gone, T0 + 201)
+    removed = release(here, T0 + 200)
+    assert removed.capacity.learnt[KIND].gaps_s == (25.0, inf)
+    removed = none(removed, T0 + 201)
     (action,) = [one for one in plan(surge(offer()), T0).actions if isinstance(one, AcquireLease)]
-    again = observe(gone, Acted(action=action), now_s=T0 + 300)
+    again = observe(removed, Acted(action=action), now_s=T0 + 300)
     assert again.capacity.learnt[KIND].gaps_s == (25.0, 220.0), "it would have been used again then"
 
 
@@ -149,11 +149,11 @@ def test_order_is_lost_only_if_absent_from_two_lists_of_its_provider() -> None:
 def test_order_withdrawn_by_its_provider_puts_the_offer_in_backoff() -> None:
     at = shown(ordered(), T0 + 20, committed=True)
     at = shown(at, T0 + 900, committed=True, phase="leaving")
-    gone = none(none(at, T0 + 910), T0 + 920)
-    assert not gone.capacity.leases
-    assert gone.capacity.learnt[KIND].failed == 1
-    assert not orders(plan(gone, T0 + 920).actions)
-    (barred,) = gone.capacity.barred.values()
+    removed = none(none(at, T0 + 910), T0 + 920)
+    assert not removed.capacity.leases
+    assert removed.capacity.learnt[KIND].failed == 1
+    assert not orders(plan(removed, T0 + 920).actions)
+    (barred,) = removed.capacity.barred.values()
     assert (barred.until_s, barred.why) == (T0 + 980, "the ordered capacity was removed before it was delivered")
 
 
@@ -253,11 +253,11 @@ def test_removed_provider_leaves_no_offers_lists_or_errors() -> None:
 @pytest.mark.parametrize("listing", [False, True])
 def test_provider_error_is_reported_until_the_same_query_succeeds(listing: bool) -> None:
     """Its lists succeed every second and would otherwise hide that its offers fail."""
-    says = "does not respond (TimeoutError)"
-    at = observe(ordered(), ProviderTroubled(provider="rack", says=says, listing=listing))
+    message = "does not respond (TimeoutError)"
+    at = observe(ordered(), ProviderTroubled(provider="rack", says=message, listing=listing))
     answers = LeasesSeen(provider="rack", leases=(), began_s=T0 + 1), OffersSeen(provider="rack", offers=(offer(),))
     first, second = reversed(answers) if listing else answers
-    assert observe(at, first, now_s=T0 + 1).capacity.wrong() == (("rack", says),)
+    assert observe(at, first, now_s=T0 + 1).capacity.wrong() == (("rack", message),)
     assert not observe(at, second, now_s=T0 + 1).capacity.wrong()
 
 
@@ -279,7 +279,7 @@ def test_reserved_capacity_is_idle_until_its_replica_starts(others: tuple[str, .
     about = shown(about, T0 + 2, "cloud", phase="here", node="n9", marks=Marks(instead="pilotlight-a-1"))
     assert lease(about).in_use, "who is to take it has it before its provider shows that"
     taken = shown(kept, T0 + 2, "cloud", phase="here", node="n9")
-    assert lease(taken).in_use == bool(others), "once somebody has taken it, who is there may be that"
+    assert lease(taken).in_use == bool(others), "after another client took it, its user may be that client"
     assert not list_withheld_slices(release(kept, T0 + 3)), "nothing of the node goes with it"
 
 
@@ -291,17 +291,19 @@ def half(at: World, now_s: float) -> World:
 
 def test_new_leader_keeps_a_failed_order_in_use_by_a_replica() -> None:
     here, one = arrived(acted(surge(cloud()))[0], T0 + 100, "cloud", node="n9"), replica(A, "r1", ["new0"])
-    (said,) = listed(here, "cloud", phase="failed", node="n9", ends_s=T0 + 900.0, says="its node n9 has 1 of 2 devices")
-    lists = LeasesSeen(provider="cloud", leases=(said,), began_s=T0 + 201)
+    (message,) = listed(
+        here, "cloud", phase="failed", node="n9", ends_s=T0 + 900.0, says="its node n9 has 1 of 2 devices"
+    )
+    lists = LeasesSeen(provider="cloud", leases=(message,), began_s=T0 + 201)
     new = observe(surge(cloud()), SlicesSeen(slices=(*here.nodes.slices.values(),)), LeadingSeen(epoch=2))
     new = observe(new, seen_of(one, Seen.READY), Synced(), lists, now_s=T0 + 201)
     assert (lease(new).found, lease(new).failed, lease(new).in_use) == (True, True, True)
     assert not releases(plan(new, T0 + 201).actions)
     assert observe(new, Tick(), now_s=T0 + 800).nodes.cordons, "and it ends as any other"
     left = observe(new, seen_of(one, Seen.CLEAN, proof="exited"), now_s=T0 + 210)
-    (gone,) = releases(plan(left, T0 + 210).actions)
-    assert gone.reason == "it failed: its node n9 has 1 of 2 devices"
-    assert not left.capacity.learnt, "how long it took nobody here knows"
+    (removed,) = releases(plan(left, T0 + 210).actions)
+    assert removed.reason == "it failed: its node n9 has 1 of 2 devices"
+    assert not left.capacity.learnt, "the duration of the delivery is unknown here"
 
 
 def test_failed_order_is_not_released_while_a_replica_starts_on_it() -> None:

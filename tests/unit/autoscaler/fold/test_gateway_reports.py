@@ -106,8 +106,8 @@ def test_gateway_report_is_redundant_if_only_time_has_passed(change: dict[str, o
     assert is_redundant_report(at, replace(OLDER, **change)) is same
     silent, _ = after(at, Tick(), now_s=T0 + 10.0)
     assert not is_redundant_report(silent, OLDER), "its demand had expired"
-    gone, _ = after(at, GatewayGone(gateway=G1, boot="b"))
-    assert not is_redundant_report(gone, OLDER), "it lives after all"
+    removed, _ = after(at, GatewayGone(gateway=G1, boot="b"))
+    assert not is_redundant_report(removed, OLDER), "the gateway is alive again"
 
 
 def test_report_of_only_more_slot_time_is_redundant_if_no_request_waits() -> None:

@@ -59,7 +59,7 @@ def cordon(place: CordonTarget = GPU0, *, drain: bool = False, force: bool = Fal
     return CordonsSeen(cordons=(Cordon(place=place, node="n0", since_s=T0, drain=drain, force=force),))
 
 
-def nobody(_now_s: float, _scene: Scene) -> list[tuple[str, int, int]]:
+def no_requests(_now_s: float, _scene: Scene) -> list[tuple[str, int, int]]:
     return []
 
 
@@ -68,7 +68,7 @@ def nobody(_now_s: float, _scene: Scene) -> list[tuple[str, int, int]]:
 
 def test_woken_model_starts_and_stays_for_one_idle_timeout() -> None:
     short = model("a", 20, idle_seconds=60.0)
-    scene = Scene(after(world([short], [device()]), ModelWoken(model=A.name)), nobody, start_s=5.0)
+    scene = Scene(after(world([short], [device()]), ModelWoken(model=A.name)), no_requests, start_s=5.0)
     scene.run(30)
     assert [type(action).__name__ for _, action in scene.actions] == ["StartReplica"]
     assert scene.actions[0][1].reason == "wake a: woken by an operator"
@@ -125,7 +125,7 @@ def test_stop_of_a_model_without_replicas_only_cancels_its_wake() -> None:
 def test_operator_stop_is_not_recorded_as_an_idle_stop() -> None:
     at = after(world([A], [device()], [replica(A, "r1")]), ModelStopped(model=A.name))
     at = folded(at, plan(at, T0).actions)
-    scene = Scene(at, nobody)
+    scene = Scene(at, no_requests)
     scene.run(2)
     assert not scene.world.replicas
     assert scene.world.learned.histories[A.name].stopped_idle_s is None
@@ -148,8 +148,8 @@ def test_forced_stop_shortens_the_wait_for_running_requests() -> None:
 
 
 def test_cordoned_device_gets_no_replica_and_explain_gives_the_reason() -> None:
-    wants = [gateway(levels=[level("a", 1)])]
-    at = after(world([A], [device()], [], wants), cordon())
+    requests = [gateway(levels=[level("a", 1)])]
+    at = after(world([A], [device()], [], requests), cordon())
     made = plan(at, T0)
     assert kinds(made) == []
     (unmet,) = made.unmet
@@ -163,9 +163,9 @@ def test_cordoned_device_gets_no_replica_and_explain_gives_the_reason() -> None:
 
 
 def test_cordoned_node_excludes_only_its_own_devices_from_placement() -> None:
-    wants = [gateway(levels=[level("a", 1)])]
+    requests = [gateway(levels=[level("a", 1)])]
     devices = [device("gpu0"), device("gpu1"), device("gpu2", node="n1")]
-    (start,) = plan(after(world([A], devices, [], wants), cordon(NODE)), T0).actions
+    (start,) = plan(after(world([A], devices, [], requests), cordon(NODE)), T0).actions
     assert isinstance(start, StartReplica)
     assert start.replica.resources.slices == (SliceId("gpu2"),)
 
@@ -191,7 +191,7 @@ def test_drained_device_is_vacated_after_a_replacement_is_ready_elsewhere() -> N
 
 def test_drained_device_is_vacated_even_without_a_replacement_device() -> None:
     at = world([A], [device("gpu0")], [replica(A, "r1")])
-    scene = Scene(after(at, cordon(drain=True)), nobody)
+    scene = Scene(after(at, cordon(drain=True)), no_requests)
     scene.run(3)
     assert [type(action).__name__ for _, action in scene.actions] == ["DrainReplica", "StopReplica"]
     assert "no slice is free for its replacement" in scene.actions[0][1].reason
@@ -238,7 +238,7 @@ def test_drained_node_moves_its_replicas_one_at_a_time() -> None:
     b = model("b", 20, low=2, high=2)
     on = [replica(b, "r1", on=["gpu0"]), replica(b, "r2", on=["gpu1"])]
     at = world([b], [device("gpu0"), device("gpu1"), device("gpu2", node="n1"), device("gpu3", node="n1")], on)
-    scene = Scene(after(at, cordon(NODE, drain=True)), nobody, start_s=3.0)
+    scene = Scene(after(at, cordon(NODE, drain=True)), no_requests, start_s=3.0)
     scene.run(30)
     verbs = "".join(type(action).__name__[0:2] for _, action in scene.actions)
     assert verbs == "StDrSt" * 2, "start, drain, stop; and again"
@@ -313,7 +313,9 @@ def test_late_and_duplicate_node_reports_are_ignored() -> None:
         assert after(at, stale, now_s=T0 + 1) is at
     reborn = after(at, report(1, boot="b2", used=9), now_s=T0 + 1)
     assert used_bytes(reborn) == 9
-    assert after(reborn, report(3, boot="b1", used=1), now_s=T0 + 2) is reborn, "of an agent that is gone"
+    assert after(reborn, report(3, boot="b1", used=1), now_s=T0 + 2) is reborn, (
+        "the report of an agent that was removed"
+    )
 
 
 def test_operator_wake_of_an_unknown_model_changes_nothing() -> None:

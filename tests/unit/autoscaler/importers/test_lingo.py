@@ -79,7 +79,7 @@ def test_conversion_of_a_lingo_statefulset_states_that_nothing_changes() -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (LINGO, "f: metadata.annotations: expected a Deployment or StatefulSet with the annotation"),
         (
@@ -89,10 +89,10 @@ def test_conversion_of_a_lingo_statefulset_states_that_nothing_changes() -> None
         ("a: [", "f: document 1: a: line 1"),
     ],
 )
-def test_invalid_lingo_document_is_rejected_with_its_location(text: str, said: str) -> None:
+def test_invalid_lingo_document_is_rejected_with_its_location(text: str, message: str) -> None:
     with pytest.raises(DocumentError) as caught:
         lingo.convert_workloads([("f", text)])
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(message)
 
 
 def test_kubectl_list_of_lingo_workloads_is_converted() -> None:

@@ -78,7 +78,7 @@ def test_modelfile_is_parsed_into_its_instructions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("FORM x", "Modelfile: line 1: expected one of FROM, PARAMETER"),
         ("\nFROM", "Modelfile: line 2: expected a value after FROM"),
@@ -86,10 +86,10 @@ def test_modelfile_is_parsed_into_its_instructions() -> None:
         ("SYSTEM a", "Modelfile: FROM: missing; expected a GGUF file or the name of a model"),
     ],
 )
-def test_invalid_modelfile_is_rejected_with_its_location(text: str, said: str) -> None:
+def test_invalid_modelfile_is_rejected_with_its_location(text: str, message: str) -> None:
     with pytest.raises(DocumentError) as caught:
         convert(text)
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(message)
 
 
 def test_model_name_is_read_from_the_ollama_show_comment() -> None:

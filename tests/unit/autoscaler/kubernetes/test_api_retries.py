@@ -117,13 +117,13 @@ async def test_write_without_leadership_is_rejected_before_sending(monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [({"error": "x"}, '{"error": "x"}'), ({"message": "x"}, "x"), ({"message": "x", "code": "none"}, "")],
     ids=["no-status", "no-code", "wrong-type"],
 )
 @pytest.mark.parametrize("status", [400, 403])
 async def test_error_body_that_is_no_kubernetes_status_keeps_the_http_status(
-    status: int, body: dict[str, str], said: str
+    status: int, body: dict[str, str], message: str
 ) -> None:
     async def refuse(_: web.Request) -> web.Response:
         return web.json_response(body, status=status)
@@ -133,7 +133,7 @@ async def test_error_body_that_is_no_kubernetes_status_keeps_the_http_status(
     async with TestServer(app) as server, Api(cast("ApiAccess", Way(str(server.make_url("/"))))) as api:
         with pytest.raises(ApiError) as raised:
             await api.create("/pods", {})
-    assert (raised.value.status, raised.value.message) == (status, said)
+    assert (raised.value.status, raised.value.message) == (status, message)
 
 
 WAIT_S_MAX = 10.0

@@ -204,7 +204,7 @@ def test_missing_lease_with_known_epoch_is_acquired_after_lease_duration() -> No
     one.saw(None, 99.0)
     assert one.write(100.0, (6,)) is None
     assert one.write(109.9, (6,)) is None
-    assert one.write(110.0, (6, 7)) is None, "somebody led meanwhile"
+    assert one.write(110.0, (6, 7)) is None, "another candidate led meanwhile"
     assert one.write(120.0, (6,)) == Write(None, ME, 8, D, acquires=True)
 
 
@@ -236,7 +236,7 @@ def test_release_keeps_the_epoch_and_ends_leadership() -> None:
     assert one.release(1.0) == Write("8", "", 4, D)
     assert one.epoch(1.0) is None
     assert one.release(1.0) is None
-    assert led().release(9.0) is None, "what is over is not ours to release"
+    assert led().release(9.0) is None, "an expired Lease is not released"
     assert ElectionCandidate(ME, D).release(0.0) is None
 
 
@@ -332,8 +332,10 @@ def test_epoch_of_a_new_leader_exceeds_one_known_only_to_a_node_agent() -> None:
     assert write.epoch == 8
 
 
-@pytest.mark.parametrize(("said", "believed"), [((7, 3), 3), ((7, 7, 3), 7), ((9, 8, 3), 8), ((7,), 7), ((), 0)])
-def test_epoch_reported_by_only_one_of_several_node_agents_is_ignored(said: tuple[int, ...], believed: int) -> None:
-    reports = [NodeReport(node=f"n{number}", boot="b", sequence=1, epoch=epoch) for number, epoch in enumerate(said)]
+@pytest.mark.parametrize(("reported", "believed"), [((7, 3), 3), ((7, 7, 3), 7), ((9, 8, 3), 8), ((7,), 7), ((), 0)])
+def test_epoch_reported_by_only_one_of_several_node_agents_is_ignored(reported: tuple[int, ...], believed: int) -> None:
+    reports = [
+        NodeReport(node=f"n{number}", boot="b", sequence=1, epoch=epoch) for number, epoch in enumerate(reported)
+    ]
     there = fold(world(gateways=()), [NodeReported(report=one) for one in reports], T0)[0]
     assert max(list_reported_epochs(there), default=0) == believed

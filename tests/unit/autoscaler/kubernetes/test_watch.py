@@ -122,7 +122,7 @@ LIFE: tuple[dict[str, Any], ...] = (
 """Statuses of a pod, in order."""
 
 
-def lives(ends: list[int]) -> tuple[list[Event], dict[str, Object]]:
+def simulate_watch(ends: list[int]) -> tuple[list[Event], dict[str, Object]]:
     """Events of pods that reach these stages of LIFE (one beyond it: deleted), and the objects that remain."""
     events, truth = list[Event](), dict[str, Object]()
     for number, end in enumerate(ends):
@@ -158,7 +158,7 @@ def shown(one: Replica) -> tuple[object, ...]:
 @given(st.lists(st.integers(0, len(LIFE)), min_size=1, max_size=3), st.data())
 def test_replica_states_after_reordered_events_match_a_fresh_list(ends: list[int], data: Any) -> None:
     """Case 28: events duplicated and in any order, including the end of each pod."""
-    events, truth = lives(ends)
+    events, truth = simulate_watch(ends)
     again = data.draw(st.lists(st.sampled_from(events), max_size=4))
     sent = data.draw(st.permutations(events + again))
 
@@ -192,12 +192,12 @@ async def test_expired_version_restarts_list_and_reports_deleted_objects(streams
     server = Server()
     server.streams = streams
     server.truth = {"a": thing("a", 1, "a1"), "b": thing("b", 1, "b1")}
-    gone = [ApiError(410, "Expired", "too old resource version")]
+    removed = [ApiError(410, "Expired", "too old resource version")]
 
     def ends() -> None:
-        if gone:
+        if removed:
             server.truth.pop("a")
-            raise gone.pop()
+            raise removed.pop()
 
     server.ends = ends
     async with following(server) as watched:

@@ -82,10 +82,10 @@ async def test_watch_problem_and_recovery_are_logged_once(
     server = Refusing(*errors)
     async with following(server, optional=optional):
         await server.idle.wait()
-    said = [f"event=watch_failed path=/things error={line}" for line in lines]
-    assert [record.getMessage() for record in caplog.records] == said + ["event=watch_recovered path=/things"] * len(
-        lines
-    )
+    messages = [f"event=watch_failed path=/things error={line}" for line in lines]
+    assert [record.getMessage() for record in caplog.records] == messages + [
+        "event=watch_recovered path=/things"
+    ] * len(lines)
 
 
 @pytest.mark.parametrize("status", [403, 404])
@@ -140,9 +140,9 @@ async def test_models_apply_without_tenant_access_and_missing_access_is_logged(
         run.cancel()
         await asyncio.gather(run, return_exceptions=True)
     assert bool(seen) == bool(reports)
-    said = [record.getMessage() for record in caplog.records]
-    assert len([line for line in said if closed in line and DOCTOR in line]) == 1
-    assert SECRET not in " ".join(said)
+    messages = [record.getMessage() for record in caplog.records]
+    assert len([line for line in messages if closed in line and DOCTOR in line]) == 1
+    assert SECRET not in " ".join(messages)
 
 
 async def test_duplicate_tenant_key_is_reported_again_only_if_it_reappears(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from autoscaler.capacity.delivered_slices import GIVEN_BACK, list_withheld_slices, slices_of
 from autoscaler.contract import ModelName
-from autoscaler.placement import capacity_simulation
 from autoscaler.placement.capacity_simulation import (
     SimulationCache,
     SimulationContext,
@@ -151,7 +150,7 @@ def test_limit_on_similar_pending_replicas_does_not_change_the_match(
     data: st.DataObject,
 ) -> None:
     number = st.integers
-    wants = [
+    requests = [
         want(model(f"m{at:02}", data.draw(st.sampled_from([4, 8, 16])), gpu=Gpu(count=data.draw(number(1, 2)))))
         for at in range(data.draw(number(1, 12)))
     ]
@@ -164,14 +163,14 @@ def test_limit_on_similar_pending_replicas_does_not_change_the_match(
     ]  # fmt: skip
     there = [device(f"g{at}", 16, data.draw(st.sampled_from(["w1", "w2"])), product="A100") for at in range(2)]
     at = ground(world([A], there), *(one.id for one in there if data.draw(st.booleans())))
-    found = match_requests_to_orders(at, wants, leases)
+    found = match_requests_to_orders(at, requests, leases)
 
-    with patch.object(capacity_simulation, "_most", lambda *_: len(wants)):
-        assert match_requests_to_orders(at, wants, leases) == found
+    with patch.object(capacity_simulation, "_most", lambda *_: len(requests)):
+        assert match_requests_to_orders(at, requests, leases) == found
 
 
 def test_matching_100_replicas_to_100_orders_packs_each_at_most_once() -> None:
-    wants = [want(model(f"m{at:03}", 16)) for at in range(100)]
+    requests = [want(model(f"m{at:03}", 16)) for at in range(100)]
     leases = [lease(cloud(name=f"c{at:03}"), f"x{at:03}") for at in range(100)]
     looked: list[int] = []
 
@@ -180,10 +179,12 @@ def test_matching_100_replicas_to_100_orders_packs_each_at_most_once() -> None:
         return pack(some, *given, **words)
 
     with patch.object(capacity_simulation, "pack", counted):
-        assert len(match_requests_to_orders(ground(NOTHING), wants, leases)) == 100
+        assert len(match_requests_to_orders(ground(NOTHING), requests, leases)) == 100
         assert sum(looked) == 100
         looked.clear()
-        assert len(match_requests_to_orders(ground(NOTHING)._replace(answers=SimulationCache()), wants, leases)) == 100
+        assert (
+            len(match_requests_to_orders(ground(NOTHING)._replace(answers=SimulationCache()), requests, leases)) == 100
+        )
     assert looked == [1], "all of them are alike"
 
 
@@ -192,7 +193,7 @@ def test_order_simulation_with_a_cache_equals_one_without_a_cache(data: st.DataO
     """Nodes without devices that differ in CPU, labels, taints, and the replicas that avoid them."""
     some, number = st.sampled_from, st.integers
     nodes = [f"w{at}" for at in range(data.draw(number(1, 4)))]
-    wants = [
+    requests = [
         change_request(want(
             model(f"m{data.draw(number(0, 3))}", data.draw(some([4, 8, 16])), gpu=Gpu(count=data.draw(number(1, 2)))),
             at,
@@ -215,6 +216,6 @@ def test_order_simulation_with_a_cache_equals_one_without_a_cache(data: st.DataO
     at = ground(replace_fields(world([A], []), hosts=hosts, cordons=cordons))
     remembers = at._replace(answers=SimulationCache())
     leases = [lease(one, f"x{number}") for number, one in enumerate(offers)]
-    assert match_requests_to_orders(remembers, wants, leases) == match_requests_to_orders(at, wants, leases)
-    for one in wants:
+    assert match_requests_to_orders(remembers, requests, leases) == match_requests_to_orders(at, requests, leases)
+    for one in requests:
         assert [devices_for(remembers, one, of) for of in offers] == [devices_for(at, one, of) for of in offers]

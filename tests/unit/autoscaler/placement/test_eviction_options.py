@@ -46,7 +46,7 @@ def test_multi_device_eviction_of_random_replicas_equals_a_full_search() -> None
     for seed in range(400):
         rng = Random(seed)
         shelves = [drawn(rng, node, at) for node in range(rng.randrange(1, 5)) for at in range(rng.randrange(1, 5))]
-        wants = [
+        requests = [
             want(
                 name,
                 20,
@@ -57,10 +57,10 @@ def test_multi_device_eviction_of_random_replicas_equals_a_full_search() -> None
             )
             for name in rng.choice(("w", "wv", "wvu"))
         ]
-        found = run(wants, shelves)
+        found = run(requests, shelves)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(EvictionSearch, "_members", everywhere)
-            assert run(wants, shelves) == found, seed
+            assert run(requests, shelves) == found, seed
         seen.update(placed=bool(placed(found)), evicts=bool(victims(found)), unmet=bool(found.unmet))
     assert min(seen[what] for what in ("placed", "evicts", "unmet")) > 20, seen
 
@@ -77,7 +77,7 @@ def test_eviction_with_cached_failures_equals_eviction_without_a_cache() -> None
         rng = Random(seed)
         shelves = [drawn(rng, node, at) for node in range(rng.randrange(1, 3)) for at in range(rng.randrange(1, 3))]
         cores = {one.slice.node: rng.randrange(2, 9) for one in shelves}
-        wants = [
+        requests = [
             hosts.asks(
                 f"w{at}",
                 rng.choice((0, 2)),
@@ -90,17 +90,17 @@ def test_eviction_with_cached_failures_equals_eviction_without_a_cache() -> None
         ]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(EvictionSearch, "_one", lambda ways, asked: ways._any(ways._alike(asked)))
-            each_by_itself = hosts.run(wants, shelves, cores)
+            each_by_itself = hosts.run(requests, shelves, cores)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(EvictionSearch, "_one", counted)
-            assert hosts.run(wants, shelves, cores) == each_by_itself, seed
+            assert hosts.run(requests, shelves, cores) == each_by_itself, seed
     assert known[True] > 100, known
 
 
 def test_failed_search_is_repeated_after_another_eviction_frees_memory() -> None:
-    wants = [want("a", 4, force=EvictionLevel.IDLE), want("b", 4), want("c", 4, force=EvictionLevel.IDLE)]
+    requests = [want("a", 4, force=EvictionLevel.IDLE), want("b", 4), want("c", 4, force=EvictionLevel.IDLE)]
     there = shelf(device("g0", 24), on("x", 22, busy=True))
-    found = run(wants, [there])
+    found = run(requests, [there])
     assert victims(found) == ["x"]
     assert {one.want.model for one in found.unmet if one.promised} == {"b", "c"}
     assert [one.want.model for one in found.unmet if not one.promised] == ["a"]

@@ -226,8 +226,8 @@ def _calls_told(one: World, rng: Random) -> World:
     return replace(one, gateways=changed)
 
 
-def _without(slices: dict[SliceId, Slice], gone: SliceId) -> dict[SliceId, Slice]:
-    return {id: one for id, one in slices.items() if id != gone or len(slices) < 5}
+def _without(slices: dict[SliceId, Slice], removed: SliceId) -> dict[SliceId, Slice]:
+    return {id: one for id, one in slices.items() if id != removed or len(slices) < 5}
 
 
 CHANGES = {
@@ -346,12 +346,12 @@ def test_slice_index_is_kept_when_a_node_without_devices_returns() -> None:
     )
     at_n = [device(f"g{at}", 24, "n0") for at in range(2)]
     one = world(MODELS, at_n, hosts={NodeId("n0"): full, NodeId("n4"): small, NodeId("n5"): small})
-    gone = replace_fields(one, hosts={NodeId("n0"): full, NodeId("n5"): small})
+    removed = replace_fields(one, hosts={NodeId("n0"): full, NodeId("n5"): small})
     copies = frozenset({Copy(artifact="oci://r.io/a", node=NodeId("n4"))})
     yard = survey.update(one, T0)
     yard.locality.set_copies(copies)
     assert yard.locality.known(RequiredArtifacts("oci://r.io/a")).artifact
-    for at, nodes in ((gone, {"n5"}), (one, {"n4", "n5"}), (gone, {"n5"})):
+    for at, nodes in ((removed, {"n5"}), (one, {"n4", "n5"}), (removed, {"n5"})):
         assert survey.update(at, T0) is yard
         yard.locality.set_copies(copies)
         assert bool(yard.locality.known(RequiredArtifacts("oci://r.io/a")).artifact) == ("n4" in nodes)
@@ -362,7 +362,9 @@ def test_slice_index_is_kept_when_a_node_without_devices_returns() -> None:
     assert survey.update(replace_fields(one, hosts={**one.nodes.hosts, NodeId("n4"): large}), T0) is not yard, (
         "it has another size"
     )
-    assert survey.update(replace_fields(one, hosts={NodeId("n4"): small}), T0) is not yard, "nobody knows what n0 has"
+    assert survey.update(replace_fields(one, hosts={NodeId("n4"): small}), T0) is not yard, (
+        "the capacity of n0 is unknown"
+    )
 
 
 def test_drain_of_a_node_is_planned_once_its_slice_is_reported_again() -> None:
@@ -372,11 +374,11 @@ def test_drain_of_a_node_is_planned_once_its_slice_is_reported_again() -> None:
     running = replica(a, "r")
     cordons = {place: Cordon(place=place, node="n0", since_s=T0, drain=True)}
     known = History(last_activity_s=T0)
-    gone = replace_fields(
+    removed = replace_fields(
         world([a], [other], [running], gateways=[gateway("g")], histories={"a": known}), cordons=cordons
     )
-    back = replace_fields(gone, slices={one.id: one for one in (there, other)})
+    back = replace_fields(removed, slices={one.id: one for one in (there, other)})
     planner = Planner()
-    assert not planner.plan(gone, T0).actions
+    assert not planner.plan(removed, T0).actions
     assert planner.plan(back, T0).actions
     assert planner.plan(back, T0) == plan(back, T0)

@@ -63,14 +63,14 @@ def kind(memory_gi: float, **fields: Any) -> RequestShape:
 
 
 def run(
-    wants: Sequence[PlacementRequest],
+    requests: Sequence[PlacementRequest],
     shelves: Sequence[Bin],
     yet: Mapping[RequestShape, int] | None = None,
     taught: Taught | None = None,
 ) -> PackResult:
     yard = SliceIndex(shelves, taught=taught)
     yard.yet = lambda victims: dict(yet or {})
-    return pack(wants, yard, frozenset(), RestartCosts(), T0)
+    return pack(requests, yard, frozenset(), RestartCosts(), T0)
 
 
 def grants(packing: PackResult) -> list[tuple[str, float]]:
@@ -378,7 +378,7 @@ def test_memory_placeholder_in_a_command_becomes_the_grown_memory() -> None:
 def test_invalid_growth_setting_is_rejected_with_the_field_path() -> None:
     file = {"engine": "llama.cpp", "artifact": "file:///a.gguf"}
     assert document(**file, gpu={"growth": 50}).spec.gpu == Gpu(growth_percent=50)
-    for spec, says in (
+    for spec, expected in (
         ({**file, "gpu": {"growth": 50, "count": 2}}, "spec.gpu.growth: only a part of one device can be larger"),
         ({**file, "gpu": {"growth": 50}, "args": ["--parallel=9"]}, "spec.args[0]: not allowed with gpu.growth"),
         (
@@ -390,7 +390,7 @@ def test_invalid_growth_setting_is_rejected_with_the_field_path() -> None:
     ):
         with pytest.raises(DocumentError) as error:
             document(**spec)
-        assert says in str(error.value)
+        assert expected in str(error.value)
 
 
 def test_replicas_grown_by_successive_plans_never_exceed_device_memory() -> None:

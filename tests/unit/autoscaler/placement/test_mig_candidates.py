@@ -36,8 +36,8 @@ from tests.support.builders.worlds import T0, device, gateway, level, model, rep
 
 
 def test_no_gpu_is_repartitioned_for_a_replica_that_lacks_only_cpu() -> None:
-    asks = many(["mid"], **cores(6))
-    short = world(slices=slices(_1g_10gb="7"), cuttable={"n1": cuttable()}, hosts=beside(8, 4), **asks)
+    requested = many(["mid"], **cores(6))
+    short = world(slices=slices(_1g_10gb="7"), cuttable={"n1": cuttable()}, hosts=beside(8, 4), **requested)
     for later_s in (0.0, NODE_EVERY_S + 1, 2 * NODE_EVERY_S + 1):
         assert order(short, T0 + later_s) is None
     assert "has too little CPU: 4 cores left of 8" in why(short)

@@ -220,7 +220,7 @@ def batch(seed: int, *, elastic: bool = False) -> Batch:
         slice_ = device(f"g{number}", rng.choice((12, 24, 24)), f"n{rng.randint(0, 1)}", kind=kind)
         left = 8 - sum(len(one.incumbents) for one in shelves)
         shelves.append(filled(rng, slice_, max(0, min(left, 4)), trusty=trusty, hosted=hosted))
-    wants = [
+    requests = [
         want(
             f"w{number}", rng.choice(SIZES), ordinal=number, compute_percent=rng.choice((0, 0, 40)),
             devices=2 if several and rng.random() < 0.4 else 1, priority=rng.randint(0, 2), force=rng.choice(FORCES),
@@ -230,15 +230,15 @@ def batch(seed: int, *, elastic: bool = False) -> Batch:
         for number in range(rng.randint(2, 5))
     ]  # fmt: skip
     if elastic:
-        wants = [
+        requests = [
             change_request(one, spare_bytes=one.kind.memory_bytes // 10)
             if one.kind.devices == 1 and rng.random() < 0.7
             else one
-            for one in wants
+            for one in requests
         ]
     nodes = sorted({one.slice.node for one in shelves} if hosted else ())
     hosts = {node: host_of([one for one in shelves if one.slice.node == node], 8) for node in nodes}
-    return Batch(wants, shelves, {node: hosts[node] for node in nodes if rng.random() < 0.8})
+    return Batch(requests, shelves, {node: hosts[node] for node in nodes if rng.random() < 0.8})
 
 
 LONG = settings(derandomize=True, deadline=None, max_examples=examples(1500))
@@ -287,13 +287,13 @@ def test_sparing_a_victim_keeps_all_placements_and_adds_no_victims(seed: int) ->
     holds(found, answer, before)
     if answer != before:
         now, later = ([one.want for one in answer.placements], [one.want for one in answer.unmet if one.promised])
-        gone = [one.replica for one in answer.victims]
+        removed = [one.replica for one in answer.victims]
         kept = [one for one in now if one in {placed.want for placed in before.placements}]
         others = [
             one for one in (*now, *later) if one not in kept and one in {m.want for m in before.unmet if m.promised}
         ]
         every = Every(found.shelves, found.hosts)
-        assert every.can_be(kept, sorted(others, key=in_turn), gone)
+        assert every.can_be(kept, sorted(others, key=in_turn), removed)
 
 
 def in_turn(one: PlacementRequest) -> tuple[float, float, str, int]:
@@ -351,8 +351,8 @@ def test_victim_search_without_an_early_solution_stops_at_steps_max(monkeypatch:
     shelves = [
         shelf(device(f"g{at}", 80), *(on(f"x{at}-{one}", rng.randint(9, 19)) for one in range(4))) for at in range(24)
     ]
-    wants = [want(f"w{at}", rng.randint(5, 47), ordinal=at, force=EvictionLevel.BUSY) for at in range(20)]
-    found = Batch(wants, shelves, {})
+    requests = [want(f"w{at}", rng.randint(5, 47), ordinal=at, force=EvictionLevel.BUSY) for at in range(20)]
+    found = Batch(requests, shelves, {})
     answer = found.packed()
     assert sum(taken for taken, _ in steps) <= 300
     assert all(taken <= most for taken, most in steps)
@@ -404,8 +404,8 @@ def test_immediate_placement_is_not_delayed_to_spare_a_victim() -> None:
 def test_victim_is_attributed_to_the_replica_that_needs_its_device() -> None:
     """Initially d is on g2, so x is evicted for a and y for b. With d on g1, a starts on g2, and b waits for x."""
     shelves = [shelf(device("g0"), on("x", 20)), shelf(device("g1"), on("y", 20, priority=1)), shelf(device("g2", 10))]
-    wants = [want("d", 4, priority=3), want("a", 10, priority=2, unserved_since_s=0), want("b", 22, priority=2)]
-    answer = run([wants[0], wants[1], change_request(wants[2], unserved_since_s=1.0)], shelves)
+    requests = [want("d", 4, priority=3), want("a", 10, priority=2, unserved_since_s=0), want("b", 22, priority=2)]
+    answer = run([requests[0], requests[1], change_request(requests[2], unserved_since_s=1.0)], shelves)
     assert placed(answer) == [("d", "g1"), ("a", "g2")]
     assert [(one.model, one.want.model) for one in answer.victims] == [("x", "b")]
     assert [(one.reason, one.promised) for one in answer.unmet] == [("waits on g0 for the eviction of x", True)]
@@ -419,7 +419,7 @@ def test_two_device_victim_is_evicted_alone_for_a_two_device_replica() -> None:
 
 
 def counted(
-    monkeypatch: pytest.MonkeyPatch, wants: Iterable[PlacementRequest], shelves: Iterable[Bin]
+    monkeypatch: pytest.MonkeyPatch, requests: Iterable[PlacementRequest], shelves: Iterable[Bin]
 ) -> tuple[PackResult, list[int]]:
     """The result, and the number of steps of each search."""
     steps, run_ = list[int](), minimal_eviction._Search.run
@@ -432,7 +432,7 @@ def counted(
     monkeypatch.setattr(minimal_eviction, "STEPS_MAX", 1 << 30)
     with monkeypatch.context() as patch:
         patch.setattr(minimal_eviction._Search, "run", one)
-        return run(wants, shelves), steps
+        return run(requests, shelves), steps
 
 
 def filled_bin(*free: float) -> list[Bin]:
@@ -444,15 +444,15 @@ def filled_bin(*free: float) -> list[Bin]:
 
 
 def test_victim_search_takes_no_step_if_total_free_memory_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    wants = [want("a", 11), want("b", 11, ordinal=1), want("c", 6, ordinal=2)]
-    answer, steps = counted(monkeypatch, wants, filled_bin(11, 11.5))
+    requests = [want("a", 11), want("b", 11, ordinal=1), want("c", 6, ordinal=2)]
+    answer, steps = counted(monkeypatch, requests, filled_bin(11, 11.5))
     assert (victims(answer), steps) == (["x0"], [0])
 
 
 def test_victim_search_does_not_repeat_equivalent_assignments(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of seven requests has no room on six devices, each of which fits any request: 720 equivalent assignments."""
-    wants = [want(f"w{at}", 6, ordinal=at) for at in range(7)]
-    answer, steps = counted(monkeypatch, wants, filled_bin(*(10 + at / 8 for at in range(6))))
+    requests = [want(f"w{at}", 6, ordinal=at) for at in range(7)]
+    answer, steps = counted(monkeypatch, requests, filled_bin(*(10 + at / 8 for at in range(6))))
     assert victims(answer) == ["x0"]
     assert 6 <= sum(steps) < 6 * 2**6
 
@@ -468,7 +468,7 @@ def test_two_victims_on_one_device_are_spared_by_one_search(monkeypatch: pytest.
 
 def test_victim_search_is_skipped_if_an_unmovable_replica_needs_the_victim(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(minimal_eviction, "MOVERS_MAX", 1)
-    wants = [want("a", 8, priority=1), want("b", 20)]
+    requests = [want("a", 8, priority=1), want("b", 20)]
     shelves = [shelf(device("g0", 12), on("y", 6)), shelf(device("g1", 24), on("x", 20))]
-    answer, steps = counted(monkeypatch, wants, shelves)
+    answer, steps = counted(monkeypatch, requests, shelves)
     assert (sorted(victims(answer)), min(steps)) == (["x", "y"], 0)

@@ -44,7 +44,7 @@ def scarce(seed: int) -> Batch:
         held = sum(i.host_usage.cpu_milli for one in here for i in one.incumbents) // CORES
         hosts[node] = host_of(here, held + rng.choice((0, 1, 2, 3, 4)))
         shelves += here
-    wants = [
+    requests = [
         want(
             f"w{number}",
             rng.choice((2, 5, 9, 12, 20)),
@@ -57,7 +57,7 @@ def scarce(seed: int) -> Batch:
         )
         for number in range(rng.randint(2, 5))
     ]
-    return Batch(wants, shelves, hosts if rng.random() < 0.8 else {NodeId("n0"): hosts[NodeId("n0")]})
+    return Batch(requests, shelves, hosts if rng.random() < 0.8 else {NodeId("n0"): hosts[NodeId("n0")]})
 
 
 def taken(found: Batch, answer: PackResult) -> tuple[dict[NodeId, HostAmount], dict[NodeId, HostAmount]]:
@@ -84,8 +84,8 @@ def test_cpu_of_a_node_is_never_exceeded_now_or_after_evictions(seed: int) -> No
     now, all_ = taken(found, answer)
     there = {i.replica: (one.slice.node, i) for one in found.shelves for i in one.incumbents}
     for node, host in found.hosts.items():
-        gone = [there[one.replica][1] for one in answer.victims if there[one.replica][0] == node]
-        soon = host.soon.plus(HostAmount(sum(i.host_usage.cpu_milli for i in gone), 0))
+        removed = [there[one.replica][1] for one in answer.victims if there[one.replica][0] == node]
+        soon = host.soon.plus(HostAmount(sum(i.host_usage.cpu_milli for i in removed), 0))
         assert host.left.holds(now[node])
         assert soon.holds(all_[node])
 

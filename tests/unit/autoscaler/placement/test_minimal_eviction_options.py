@@ -214,8 +214,8 @@ def test_devices_differ_if_their_victims_need_different_priorities() -> None:
         shelf(device("g0", 24), on("y", 20, kept=True, priority=1)), shelf(device("g1", 24), on("z", 20)),
         shelf(device("q", 12)), shelf(device("p", 24, "p"), on("x", 20)),
     ]  # fmt: skip
-    wants = [want("a", 20, priority=2), want("b", 20, priority=1), want("c", 10, priority=1)]
-    held = [Assigned(one, (SliceId(at),), now=False) for one, at in zip(wants, ("g1", "p", "q"), strict=True)]
+    requests = [want("a", 20, priority=2), want("b", 20, priority=1), want("c", 10, priority=1)]
+    held = [Assigned(one, (SliceId(at),), now=False) for one, at in zip(requests, ("g1", "p", "q"), strict=True)]
     victims = [Evictee(shelves[at].incumbents[0], (shelves[at].slice.id,)) for at in (3, 0, 1)]
     puts = find_fewer_victims(held, victims, SliceIndex(shelves), T0)
     assert puts is not None

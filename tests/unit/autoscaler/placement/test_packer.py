@@ -59,8 +59,10 @@ def want(name: str, memory_gi: float = 10, **fields: Any) -> PlacementRequest:
     return change_request(made, **fields)
 
 
-def run(wants: Iterable[PlacementRequest], shelves: Iterable[Bin], copies: frozenset[Copy] = frozenset()) -> PackResult:
-    return pack(tuple(wants), SliceIndex(shelves), copies, RestartCosts(start_s={ModelName("cheap"): 1.0}), T0)
+def run(
+    requests: Iterable[PlacementRequest], shelves: Iterable[Bin], copies: frozenset[Copy] = frozenset()
+) -> PackResult:
+    return pack(tuple(requests), SliceIndex(shelves), copies, RestartCosts(start_s={ModelName("cheap"): 1.0}), T0)
 
 
 def placed(packing: PackResult) -> list[tuple[str, ...]]:
@@ -190,9 +192,9 @@ def test_one_replica_at_a_time_starts_on_a_device() -> None:
 
 
 def test_replicas_are_placed_by_priority_then_waiting_time_then_name() -> None:
-    wants = [want("c", 20, unserved_since_s=5), want("b", 20, unserved_since_s=5), want("a", 20, unserved_since_s=9)]
-    assert placed(run(wants, [shelf(device())])) == [("b", "gpu0")]
-    assert placed(run([*wants, want("z", 20, priority=1)], [shelf(device())])) == [("z", "gpu0")]
+    requests = [want("c", 20, unserved_since_s=5), want("b", 20, unserved_since_s=5), want("a", 20, unserved_since_s=9)]
+    assert placed(run(requests, [shelf(device())])) == [("b", "gpu0")]
+    assert placed(run([*requests, want("z", 20, priority=1)], [shelf(device())])) == [("z", "gpu0")]
 
 
 # --- properties -----------------------------------------------------------------------------------------------------

@@ -49,14 +49,14 @@ def planned(memory_gi: float, *there: str) -> Plan:
     """The plan for a high-priority model with these small low-priority replicas on the card."""
     low, high = [model(f"low{at}", 2, low=1) for at in range(2)], model("high", memory_gi, priority=5)
     on_it = [replica(one, one.name, [CARD.id]) for one in low if one.name in there]
-    asks = [gateway(levels=[level("high", waiting=1)])]
-    return plan(world([*low, high], [CARD], on_it, gateways=asks), T0 + 5)
+    demand = [gateway(levels=[level("high", waiting=1)])]
+    return plan(world([*low, high], [CARD], on_it, gateways=demand), T0 + 5)
 
 
 @pytest.mark.parametrize("memory_gi", [1, 3, 20, 78])
 def test_one_replica_is_evicted_if_only_the_device_pod_limit_is_reached(memory_gi: float) -> None:
     made = planned(memory_gi, "low0", "low1")
-    assert kinds(made) == ["drain low0"], "the other may stay, and all that nobody has is there for who comes"
+    assert kinds(made) == ["drain low0"], "the other replica may stay, and all free memory is available to the new one"
     assert [one.reason for one in made.unmet] == ["waits on n0/g for the eviction of low0"]
     starts = [one.replica.model for one in planned(memory_gi, "low1").actions if isinstance(one, StartReplica)]
     assert starts[:1] == ["high"], "it is placed beside the other"
@@ -106,8 +106,8 @@ def cards(draw: st.DrawFn) -> list[Bin]:
     made: list[Bin] = []
     for at in range(draw(st.integers(1, 3))):
         most = draw(st.integers(0, 4))
-        theirs = draw(st.integers(0, most))
-        many = draw(st.integers(0, most - theirs if most else 4))
+        foreign = draw(st.integers(0, most))
+        many = draw(st.integers(0, most - foreign if most else 4))
         there = [
             Occupant(
                 ReplicaId(f"g{at}-{number}"),
@@ -121,7 +121,7 @@ def cards(draw: st.DrawFn) -> list[Bin]:
             )
             for number in range(many)
         ]
-        made.append(taken(device(f"g{at}", 24, f"n{at % 2}", holders_max=most, theirs=theirs), *there))
+        made.append(taken(device(f"g{at}", 24, f"n{at % 2}", holders_max=most, theirs=foreign), *there))
     return made
 
 
@@ -156,10 +156,10 @@ def expected(answer: PackResult, ids: Iterable[SliceId]) -> dict[SliceId, list[P
 @given(wanted(), cards())
 def test_device_pod_limit_and_memory_are_never_exceeded(wants: list[PlacementRequest], shelves: list[Bin]) -> None:
     answer = run(wants, shelves)
-    gone = {one.replica for one in answer.victims}
+    removed = {one.replica for one in answer.victims}
     now, soon = Counter(one.slices[0] for one in answer.placements), expected(answer, [s.slice.id for s in shelves])
     for one in shelves:
-        of, stay = one.slice, [i for i in one.incumbents if not i.leaving and i.replica not in gone]
+        of, stay = one.slice, [i for i in one.incumbents if not i.leaving and i.replica not in removed]
         assert sum(i.room.memory_bytes for i in stay) + sum(w.kind.memory_bytes for w in soon[of.id]) <= of.memory_bytes
         if of.holders_max and soon[of.id]:
             assert of.theirs + len(stay) + len(soon[of.id]) <= of.holders_max
@@ -178,7 +178,7 @@ def test_packer_finds_a_possible_placement_without_needless_pod_victims(
         assert (bool(answer.placements) or answer.unmet[0].promised) == bool(ways), (answer, ways)
         if answer.victims:
             assert frozenset(victim.replica for victim in answer.victims) in ways, "all of these, and no fewer of them"
-            assert frozenset() not in ways, "nobody goes while room is coming"
+            assert frozenset() not in ways, "no replica is evicted while capacity is being freed"
 
 
 def _ways(one: PlacementRequest, on_it: Bin) -> list[frozenset[ReplicaId]]:

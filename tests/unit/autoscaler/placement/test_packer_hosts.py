@@ -37,9 +37,9 @@ def host_of(shelves: Iterable[Bin], cores: int, memory_gi: int = 64) -> HostReso
     return host._replace(coming=coming)
 
 
-def run(wants: Iterable[PlacementRequest], shelves: list[Bin], cores: Mapping[NodeId, int]) -> PackResult:
+def run(requests: Iterable[PlacementRequest], shelves: list[Bin], cores: Mapping[NodeId, int]) -> PackResult:
     hosts = {node: host_of([one for one in shelves if one.slice.node == node], many) for node, many in cores.items()}
-    return pack(tuple(wants), SliceIndex(shelves, hosts), frozenset(), RestartCosts(), T0)
+    return pack(tuple(requests), SliceIndex(shelves, hosts), frozenset(), RestartCosts(), T0)
 
 
 def cores(many: int, memory_gi: int = 0) -> HostAmount:
@@ -223,7 +223,7 @@ def test_packer_finds_a_possible_placement_without_needless_cpu_victims(
         assert met == bool(ways), (answer, ways)
         if going:
             assert frozenset(going) in ways, "all of these, and no fewer of them"
-            assert frozenset() not in ways, "nobody goes while room is coming"
+            assert frozenset() not in ways, "no replica is evicted while capacity is being freed"
 
 
 def _ways(one: PlacementRequest, on_it: Bin, shelves: list[Bin], size: dict[NodeId, int]) -> list[frozenset[ReplicaId]]:
@@ -238,11 +238,11 @@ def _ways(one: PlacementRequest, on_it: Bin, shelves: list[Bin], size: dict[Node
         for some in map(frozenset, combinations(sorted(willing), count)):
             if room is None or any(less <= some for less in found):
                 continue
-            gone, amounts = ResourceAmount(0, 0), NOTHING
+            removed, amounts = ResourceAmount(0, 0), NOTHING
             for id in some:
-                gone = gone.plus(willing[id].room) if id in here else gone
+                removed = removed.plus(willing[id].room) if id in here else removed
                 amounts = amounts.plus(willing[id].host_usage)
-            on_slice = on_it.free.plus(on_it.coming).plus(gone).holds(room)
+            on_slice = on_it.free.plus(on_it.coming).plus(removed).holds(room)
             if on_slice and host.soon.plus(amounts).holds(one.kind.host_request):
                 found.append(some)
     return found

@@ -61,10 +61,10 @@ def wanted(draw: st.DrawFn) -> list[PlacementRequest]:
     ]
 
 
-def packed(wants: Iterable[PlacementRequest], there: Iterable[tuple[Bin, HostResources]]) -> PackResult:
+def packed(requests: Iterable[PlacementRequest], there: Iterable[tuple[Bin, HostResources]]) -> PackResult:
     there = list(there)
     yard = SliceIndex([one for one, _ in there], {one.slice.node: host for one, host in there}, TAUGHT)
-    return pack(tuple(wants), yard, COPIES, RestartCosts(), T0)
+    return pack(tuple(requests), yard, COPIES, RestartCosts(), T0)
 
 
 def placed(packing: PackResult) -> set[int]:
@@ -93,12 +93,12 @@ def test_extra_node_may_displace_a_replica_behind_a_multi_device_one() -> None:
         placement_request("two", 1, devices=2),
     )
     late = placement_request("late", 2, memory_bytes=20 * GI)
-    wants = [change_request(small, priority=2), change_request(two, priority=1), late]
-    assert names(wants, node) == {"small": ("g0",), "late": ("g1",)}
-    assert names(wants, [*node, shelf(device("z", 10, "z"))]) == {"small": ("z",), "two": ("g0", "g1")}
+    requests = [change_request(small, priority=2), change_request(two, priority=1), late]
+    assert names(requests, node) == {"small": ("g0",), "late": ("g1",)}
+    assert names(requests, [*node, shelf(device("z", 10, "z"))]) == {"small": ("z",), "two": ("g0", "g1")}
 
 
-def names(wants: Iterable[PlacementRequest], there: Iterable[Bin]) -> dict[str, tuple[str, ...]]:
+def names(requests: Iterable[PlacementRequest], there: Iterable[Bin]) -> dict[str, tuple[str, ...]]:
     """Model -> the Slices on which it is placed."""
-    made = pack(tuple(wants), SliceIndex(there, None, TAUGHT), frozenset(), RestartCosts(), T0)
+    made = pack(tuple(requests), SliceIndex(there, None, TAUGHT), frozenset(), RestartCosts(), T0)
     return {one.want.model: one.slices for one in made.placements}

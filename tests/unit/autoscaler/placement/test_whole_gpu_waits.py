@@ -82,7 +82,9 @@ def test_whole_gpu_replica_waits_until_all_partitions_are_released() -> None:
     assert list_unplaceable_models(asked(slices, model("two", 70, gpu=Gpu(count=2)))).keys() == {"two"}
     assert list_unplaceable_models(asked(slices, model("huge", 90))).keys() == {"huge"}, "more than all of it"
     quarters = there(partitionable(NODE), cut_name("1g.20gb", 0), cut_name("3g.40gb", 4), cut_name("1g.20gb", 2))
-    assert list_unplaceable_models(asked(quarters, model("huge", 90))).keys() == {"huge"}, "whatever its parts are"
+    assert list_unplaceable_models(asked(quarters, model("huge", 90))).keys() == {"huge"}, (
+        "regardless of its partitions"
+    )
 
 
 def test_whole_gpu_model_is_unplaceable_on_statically_partitioned_gpus() -> None:
@@ -207,7 +209,10 @@ def test_replica_does_not_wait_for_a_part_of_an_unsuitable_gpu() -> None:
     idle, on = on_nodes("x", "y", x={"zone": "a"}, y={"zone": "b"}), (began("x/gpu-0"),)
     for b, why in (
         (model("b", 5, pod=Pod(node_selector={"zone": "b"})), "its node has another label"),
-        (model("b", 5, spread="zone"), "it is to be apart from others of its Model, of which nobody knows here"),
+        (
+            model("b", 5, spread="zone"),
+            "it must be apart from other replicas of its Model, whose places are unknown here",
+        ),
     ):
         assert not waits_for_first(asked(idle, FIRST, b, replicas=on)), why
     at = asked(idle, FIRST, model("b", 5), replicas=on)

@@ -194,12 +194,12 @@ def test_failed_start_is_retried_after_a_backoff_that_is_reported() -> None:
 
 
 def test_replicas_of_deleted_and_paused_models_drain() -> None:
-    gone = world([], [device()], [replica(A, "r")])
-    assert plan(gone, T0).actions == (
+    removed = world([], [device()], [replica(A, "r")])
+    assert plan(removed, T0).actions == (
         DrainReplica(replica=replica(A, "r").id, reason="its Model is no longer in the documents"),
     )
-    ours = replace(replica(A, "r"), spec_hash=ADOPTED_HASH)
-    (drains,) = plan(world([], [device()], [ours]), T0).actions
+    own = replace(replica(A, "r"), spec_hash=ADOPTED_HASH)
+    (drains,) = plan(world([], [device()], [own]), T0).actions
     assert drains.reason == "its Model is no longer annotated, or it was deleted"
     paused = model("a", 20, paused=True)
     assert kinds(plan(world([paused], [device()], [replica(paused, "r")]), T0)) == ["drain r"]

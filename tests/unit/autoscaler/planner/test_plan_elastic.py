@@ -161,7 +161,7 @@ def test_arguments_of_a_reduced_replica_need_at_most_its_granted_memory(
             assert fewer is not None
             assert fewer.total_bytes(gpus=False) <= granted
         seen.add(tokens or limits.slots)
-    assert len(seen) > 1, "less is told where less is granted"
+    assert len(seen) > 1, "the engine is configured with less memory if less is granted"
 
 
 # --- engines ----------------------------------------------------------------------------------------------------------
@@ -179,8 +179,8 @@ def after(argv: Sequence[str], flag: str) -> str | None:
 
 def test_llama_cpp_with_less_memory_gets_fewer_slots_or_less_context() -> None:
     fixed, free = elastic(context_tokens=2048), elastic()
-    ours = launched(fixed, Given(slots=3), "xllamacpp").argv
-    assert (after(ours, "--slots"), after(ours, "--context-tokens")) == ("3", "2048")
+    own = launched(fixed, Given(slots=3), "xllamacpp").argv
+    assert (after(own, "--slots"), after(own, "--context-tokens")) == ("3", "2048")
     server = launched(fixed, Given(slots=3), "llama-server").argv
     assert (after(server, "--parallel"), after(server, "--ctx-size")) == ("3", str(3 * 2048))
     less = Given(slots=4, shared_context_tokens=7168)
@@ -208,10 +208,10 @@ def test_vllm_pod_on_a_partial_device_gets_its_memory_fraction() -> None:
     )  # fmt: skip
     one = start(waiting(of, slices=[part]))
     assert (one.resources.slices, one.resources.memory_bytes, one.slots) == (("n/gpu0/s0",), 16 * GI // 3, 64)
-    asks = slicer_families.build_pod_fields(one, {part.id: part})
-    assert asks is not None
+    pod_fields = slicer_families.build_pod_fields(one, {part.id: part})
+    assert pod_fields is not None
     made = pod_manifest.build_pod_manifest(
-        one, of, launched(of, engine_limits(of, one, asks.memory_fraction), "vllm"), "i", asks=asks
+        one, of, launched(of, engine_limits(of, one, pod_fields.memory_fraction), "vllm"), "i", asks=pod_fields
     )
     container = made["spec"]["containers"][0]
     words = [*container.get("command", ()), *container.get("args", ())]
@@ -232,7 +232,7 @@ VLLM = {"engine": "vllm", "artifact": "hf://org/m"}
 
 
 @pytest.mark.parametrize(
-    ("spec", "says"),
+    ("spec", "message"),
     [
         ({**FILE, "gpu": {"elastic": 51}}, "spec.gpu.elastic: expected"),
         ({**FILE, "gpu": {"elastic": 10, "count": 2}}, "spec.gpu.elastic: only a part of one device can be smaller"),
@@ -249,10 +249,10 @@ VLLM = {"engine": "vllm", "artifact": "hf://org/m"}
          "spec.gpu.elastic: requires {memory_bytes} in spec.command, which passes the granted memory to the engine"),
     ],
 )  # fmt: skip
-def test_invalid_elastic_setting_is_rejected_with_its_path(spec: dict[str, object], says: str) -> None:
+def test_invalid_elastic_setting_is_rejected_with_its_path(spec: dict[str, object], message: str) -> None:
     with pytest.raises(DocumentError) as error:
         document(**spec)
-    assert says in str(error.value)
+    assert message in str(error.value)
 
 
 def test_elastic_setting_is_accepted_for_an_engine_with_a_memory_option() -> None:
@@ -285,7 +285,7 @@ async def test_vllm_uses_no_more_device_memory_than_the_document_sets() -> None:
     one = replica(of, "r", memory_bytes=6 * GI)
     limits = engine_limits(of, one, devices.fraction(of, one))
     assert after(launched(of, limits, "vllm").argv, "--gpu-memory-utilization") == "0.250"
-    said = replace(of, spec=replace(spec, args=("--gpu-memory-utilization", "0.5")))
-    assert launched(said, limits, "vllm").argv[-2:] == ("--gpu-memory-utilization", "0.5"), "args have the last word"
+    message = replace(of, spec=replace(spec, args=("--gpu-memory-utilization", "0.5")))
+    assert launched(message, limits, "vllm").argv[-2:] == ("--gpu-memory-utilization", "0.5"), "args have the last word"
     all_of_it = replace(of, spec=replace(spec, gpu=Gpu(memory_bytes=BytesOrAuto(24 * GI))), memory_bytes=24 * GI)
     assert devices.fraction(all_of_it, replica(all_of_it, "r", memory_bytes=24 * GI)) is None

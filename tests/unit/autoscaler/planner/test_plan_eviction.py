@@ -84,8 +84,8 @@ def test_start_for_a_rejected_request_is_kept_until_its_demand_expires() -> None
     assert kinds(plan(made, T0)) == []
     assert kinds(plan(made, T0 + 3.0)) == []
     assert kinds(plan(made, end_s)) == ["drain r"]
-    gone = world([A, B], [device()], [], calls, {"a": refused})
-    assert [all_wanted(gone, at_s)[A.name].count for at_s in (end_s - 1.0, end_s)] == [1, 0]
+    removed = world([A, B], [device()], [], calls, {"a": refused})
+    assert [all_wanted(removed, at_s)[A.name].count for at_s in (end_s - 1.0, end_s)] == [1, 0]
 
 
 def test_no_second_eviction_while_a_drain_already_frees_enough_memory() -> None:

@@ -141,7 +141,7 @@ def test_possible_starts_are_updated_after_a_drain_stop_or_new_settings() -> Non
         keeper.look(after, after.models if after is there else ())
         assert keeper.now() == yet(after)
     keeper.look(world([b], [device()], [replica(b, "r1")]), [ModelName("c")])
-    assert len(keeper.now()) == 1, "a Model that is gone while Settings change"
+    assert len(keeper.now()) == 1, "a Model that is removed while Settings change"
 
 
 def test_each_leaving_replica_adds_one_possible_start() -> None:
@@ -191,10 +191,10 @@ def test_replacement_grows_only_into_memory_no_possible_start_needs(
     one = replace(two, spec=replace(two.spec, replicas=ReplicaRange(min=1, max=1)))
     alone = replace(grown, spec_hash="before" if by == "rollout" else one.spec_hash())
     at = world([one], cards, [alone], cordons=drained_node("n0") if by == "drain" else {})
-    assert got_gi(at) == [20], "nobody else may come"
+    assert got_gi(at) == [20], "no other replica may be placed"
     tight = [cards[0], device("gpu1", 11, "n1")]
     assert got_gi(replace_fields(at, slices={one.id: one for one in tight})) == [10], (
-        "it needs no more than it asks for"
+        "it needs no more memory than it requests"
     )
 
 

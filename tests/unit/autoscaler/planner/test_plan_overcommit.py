@@ -43,8 +43,8 @@ def both(*on: tuple[str, tuple[str, ...]], slices: tuple[Slice, ...] = BIG) -> W
         replica(of, of.name, [at], chosen=tuple(SliceId(one) for one in chosen), created_s=T0 - age_s)
         for (of, age_s), (at, chosen) in zip(((A, 200.0), (B, 150.0)), on, strict=True)
     ]
-    asks = [gateway(levels=[level("a", running=1), level("b", running=1)])]
-    return world((A, B), slices, known, gateways=asks)
+    demand = [gateway(levels=[level("a", running=1), level("b", running=1)])]
+    return world((A, B), slices, known, gateways=demand)
 
 
 def goes(there: World) -> dict[str, str]:
@@ -53,10 +53,10 @@ def goes(there: World) -> dict[str, str]:
     return {str(one.replica): one.reason for one in found}
 
 
-def _asked(there: World, asks: Gateway) -> World:
+def _asked(there: World, requested: Gateway) -> World:
     """The World with another gateway report."""
     return world(
-        there.models.values(), there.nodes.slices.values(), there.replicas.values(), gateways=[asks],
+        there.models.values(), there.nodes.slices.values(), there.replicas.values(), gateways=[requested],
         backoffs=there.nodes.backoffs,
     )  # fmt: skip
 
@@ -84,7 +84,7 @@ def test_misplaced_replica_counts_as_usage_of_its_actual_slice() -> None:
         ("n/x",)
     ]
     again, more = after(now, held_by("b", ("n/y",)))
-    assert not more, "it is said once"
+    assert not more, "it is reported once"
     assert again.replicas == now.replicas
 
 
@@ -137,8 +137,8 @@ def test_younger_replica_of_an_overcommitted_slice_restarts_elsewhere() -> None:
     assert list_crowded_slices(there) == {"n/x": "it is overcommitted: a, b are on it, placed by another scheduler"}
     now, _ = after(there, *plan(there, T0).actions)
     assert not goes(now), "once"
-    asks = gateway(levels=[level("a", running=1), level("b", waiting=1)])
-    starts = [one.replica for one in plan(_asked(now, asks), T0).actions if isinstance(one, StartReplica)]
+    demand = gateway(levels=[level("a", running=1), level("b", waiting=1)])
+    starts = [one.replica for one in plan(_asked(now, demand), T0).actions if isinstance(one, StartReplica)]
     assert [(one.model, one.resources.slices) for one in starts] == [("b", ("n/y",))]
 
 
@@ -172,12 +172,12 @@ def test_misplaced_replica_is_not_evicted_if_its_actual_slice_fits_it() -> None:
 def test_no_replica_starts_on_a_slice_while_it_is_overcommitted() -> None:
     c = model("c", 5)
     there = both(("n/x", ()), ("n/x", ("n/y",)), slices=BIG[:1])
-    asks = [gateway(levels=[level("a", running=1), level("b", running=1), level("c", waiting=1)])]
-    there = world((A, B, c), BIG[:1], there.replicas.values(), gateways=asks)
+    demand = [gateway(levels=[level("a", running=1), level("b", running=1), level("c", waiting=1)])]
+    there = world((A, B, c), BIG[:1], there.replicas.values(), gateways=demand)
     (unmet,) = plan(there, T0).unmet
     assert unmet.reason == "needs 5Gi on one device; it is overcommitted: a, b are on it, placed by another scheduler"
-    gone = world((A, B, c), BIG[:1], [there.replicas[ReplicaId("a")]], gateways=asks)
-    assert [one.replica.model for one in plan(gone, T0).actions if isinstance(one, StartReplica)] == ["c"]
+    removed = world((A, B, c), BIG[:1], [there.replicas[ReplicaId("a")]], gateways=demand)
+    assert [one.replica.model for one in plan(removed, T0).actions if isinstance(one, StartReplica)] == ["c"]
 
 
 def test_node_is_avoided_only_after_a_second_overcommit_eviction() -> None:
@@ -219,8 +219,8 @@ def test_replica_is_evicted_if_foreign_pods_overcommit_its_gpu() -> None:
 def test_our_own_claim_of_unknown_size_is_not_foreign_usage() -> None:
     slices = hami()
     counted = slices[0].counted
-    for ours, many in ((True, 0), (False, 1)):
-        left, _ = device_usage.subtract_usage(slices, [(counted, device_usage.DeviceUsage(None, ours=ours))])
+    for own, many in ((True, 0), (False, 1)):
+        left, _ = device_usage.subtract_usage(slices, [(counted, device_usage.DeviceUsage(None, ours=own))])
         assert left[0].theirs == many
 
 
@@ -232,8 +232,8 @@ def test_hami_card_pod_limit_includes_foreign_pods() -> None:
     slices = hami(HamiAllocation(0, "GPU-aaaa", GIB, 0), count=3)[:1]
     assert (slices[0].holders_max, slices[0].theirs) == (3, 1)
     known = [replica(one, one.name, [slices[0].id], created_s=T0 - 50) for one in of[:2]]
-    asks = gateway(levels=[level("m0", running=1), level("m1", running=1), level("m2", waiting=1)])
-    there = world(of, slices, known, gateways=[asks])
+    demand = gateway(levels=[level("m0", running=1), level("m1", running=1), level("m2", waiting=1)])
+    there = world(of, slices, known, gateways=[demand])
     answer = plan(there, T0)
     assert not [one for one in answer.actions if isinstance(one, StartReplica)]
     (unmet,) = answer.unmet
@@ -247,8 +247,8 @@ def test_idle_replica_is_evicted_if_only_the_pod_limit_is_reached() -> None:
     slices = (replace(device("n/x", 80), holders_max=1),)
     there = world((A, B), slices, [replica(A, "a", ["n/x"])], gateways=[gateway(levels=[level("b", waiting=1)])])
     assert goes(there) == {"a": goes(there)["a"]}
-    gone = world((A, B), slices, gateways=[gateway(levels=[level("b", waiting=1)])])
-    assert [one.replica.model for one in plan(gone, T0).actions if isinstance(one, StartReplica)] == ["b"]
+    removed = world((A, B), slices, gateways=[gateway(levels=[level("b", waiting=1)])])
+    assert [one.replica.model for one in plan(removed, T0).actions if isinstance(one, StartReplica)] == ["b"]
 
 
 @settings(deadline=None, max_examples=examples(40))
@@ -263,9 +263,9 @@ def test_device_pod_limit_is_never_exceeded(seed: int) -> None:
     there, now_s = world(models, slices, gateways=[]), T0
     for step in range(30):
         now_s += rng.choice((0.1, 5.0, 150.0))
-        asks = [level(one.name, rng.randrange(4), rng.randrange(2)) for one in models if rng.random() < 0.7]
+        demand = [level(one.name, rng.randrange(4), rng.randrange(2)) for one in models if rng.random() < 0.7]
         there = world(
-            models, slices, there.replicas.values(), gateways=[gateway(levels=asks, seen_s=now_s)], version=step + 1
+            models, slices, there.replicas.values(), gateways=[gateway(levels=demand, seen_s=now_s)], version=step + 1
         )
         there, _ = fold(there, [], now_s)
         there = _acted(there, now_s)

@@ -58,6 +58,6 @@ async def test_loop_starts_no_replica_after_all_were_stopped_for_shutdown() -> N
         await loop.wind_down(1.0)
     assert not machine.engines
     loop.step()
-    assert len(machine.started) == 1, "a Model that wants one Replica always is not started again"
+    assert len(machine.started) == 1, "a Model with one permanent replica is not started again"
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)

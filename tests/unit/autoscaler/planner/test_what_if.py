@@ -239,17 +239,17 @@ def test_plan_command_warns_that_providers_are_not_simulated(tmp_path: Path) -> 
     assert run(tmp_path, "small: 1\n")[2] == ""
     capacity = "capacity: [{name: g4, karpenter: {nodePool: g4}}, {name: queue, kueue: {localQueue: q}}]"
     rented = DOCUMENTS.replace("nodes:", f"{capacity}\nnodes:")
-    status, output, said = run(tmp_path, "small: 1\n", "--output", "json", documents=rented)
+    status, output, result = run(tmp_path, "small: 1\n", "--output", "json", documents=rented)
     assert status == 0
     assert json.loads(output)["starts"]
-    assert said == (
+    assert result == (
         "pilotlight: `capacity` (g4, queue) is not simulated, and each entry of `nodes` counts as one existing node;"
         " --live uses the running system\n"
     )
 
 
 @pytest.mark.parametrize(
-    ("demand", "said"),
+    ("demand", "message"),
     [
         ("smal: 1", "smal: no such Model in the documents; existing: big, small"),
         (
@@ -264,10 +264,10 @@ def test_plan_command_warns_that_providers_are_not_simulated(tmp_path: Path) -> 
         ("- small", "expected one line per requested Model"),
     ],
 )
-def test_invalid_demand_is_rejected_with_a_one_line_error(tmp_path: Path, demand: str, said: str) -> None:
+def test_invalid_demand_is_rejected_with_a_one_line_error(tmp_path: Path, demand: str, message: str) -> None:
     status, _, error = run(tmp_path, demand)
     assert (status, error.count("\n")) == (2, 1)
-    assert said in error
+    assert message in error
 
 
 def test_missing_demand_file_is_named_in_the_error(tmp_path: Path) -> None:
@@ -327,6 +327,6 @@ def test_live_plan_failure_is_reported_as_a_one_line_error(tmp_path: Path, monke
 
 
 def test_plan_help_has_an_example_of_each_mode() -> None:
-    said = " ".join(CliRunner().invoke(cli, ["plan", "--help"]).stdout.split())
-    assert "pilotlight plan -c pilotlight.yaml --demand demand.yaml" in said
-    assert "pilotlight plan --live --demand demand.yaml" in said
+    output = " ".join(CliRunner().invoke(cli, ["plan", "--help"]).stdout.split())
+    assert "pilotlight plan -c pilotlight.yaml --demand demand.yaml" in output
+    assert "pilotlight plan --live --demand demand.yaml" in output

@@ -75,7 +75,7 @@ def test_spot_offer_has_the_spot_price_and_a_lower_certainty() -> None:
     paid = {"pilotlight.dev/class": "committed"}
     assert build_offer("g5", "paid", of, paid, OfferTerms(3), settings).price_per_hour == 0.6
     assert build_offer("g5", "flex", of, paid, OfferTerms(3, bought="flex"), settings).price_per_hour == 0.8, (
-        "who gives it knows"
+        "the provider decides that"
     )
     assert spot.confidence < there.confidence
     assert spot.taints == (Taint("team", "a", "NoSchedule"),)

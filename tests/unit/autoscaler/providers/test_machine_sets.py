@@ -82,10 +82,10 @@ def test_gpu_count_annotation_sets_devices_per_node() -> None:
     assert one.offer.devices_max == 4
 
 
-@pytest.mark.parametrize("said", [True, False])
-def test_gpu_count_annotation_creates_no_offer_if_devices_are_attachable(said: bool) -> None:
+@pytest.mark.parametrize("expected", [True, False])
+def test_gpu_count_annotation_creates_no_offer_if_devices_are_attachable(expected: bool) -> None:
     rack = ProviderSettings(name="rack", cro=Cro(model="T4"))
-    kind = NodeKind(selector=T4.selector, device=T4.device, devices_max=8 if said else None)
+    kind = NodeKind(selector=T4.selector, device=T4.device, devices_max=8 if expected else None)
     one = read(machines(notes={GPU_COUNT: "4"}), settings=Settings(nodes=(kind,), capacity=(rack,)))
     assert (one.most, one.offer) == (4, None)
     counted = machines(notes={GPU_COUNT: "4", LABELS: "pool=t4,nvidia.com/gpu.count=1"})
@@ -102,9 +102,9 @@ def test_machine_set_of_a_deployment_has_no_offer_of_its_own() -> None:
 
 
 def test_pending_pods_of_others_that_fit_the_group_count_as_claimed() -> None:
-    ours = pod(4, labels={"pilotlight.dev/provider": "group"})
+    own = pod(4, labels={"pilotlight.dev/provider": "group"})
     elsewhere = pod(8, {"pool": "h100"})
-    assert read(machines(), pod(1), pod(2, {"pool": "t4"}), elsewhere, ours).claimed == 3
+    assert read(machines(), pod(1), pod(2, {"pool": "t4"}), elsewhere, own).claimed == 3
 
 
 # --- watching ---------------------------------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ async def test_annotation_is_set_with_the_first_device_and_removed_with_the_last
     assert await of.looks(attached()) == ["w1"]
     writes = len(of.server.writes)
     assert await of.looks(attached()) == ["w1"]
-    assert len(of.server.writes) == writes, "it is said once"
+    assert len(of.server.writes) == writes, "it is reported once"
     assert not await of.looks(gone(attached()))
 
 
@@ -103,7 +103,7 @@ async def test_new_leader_removes_stale_annotations_once_orders_are_known(of: Be
     of.server.put(f"{NODES}/w2", {"metadata": {"annotations": {KEY: "true"}}})
     silent = attached()
     silent = replace(silent, capacity=replace(silent.capacity, listed_s={}))
-    assert await of.looks(silent) == ["w1", "w2"], "what is known is said, and what may be is kept"
+    assert await of.looks(silent) == ["w1", "w2"], "known deletions are reported, and possible orders are kept"
     assert await of.looks(attached()) == ["w1"]
 
 
@@ -122,7 +122,7 @@ async def test_legacy_annotation_is_removed_only_from_nodes_that_get_the_new_one
         of.server.put(f"{NODES}/{name}", {"metadata": {"annotations": {DELAY: "true"}}})
     assert await of.looks(attached()) == ["w1"]
     assert of.saying(DELAY) == ["w2"], "another installation may have something there"
-    assert len(of.server.writes) == 1, "there is no moment at which nothing is said"
+    assert len(of.server.writes) == 1, "the reason is never empty"
 
 
 def test_installations_with_long_names_have_valid_distinct_annotations() -> None:

@@ -67,7 +67,7 @@ def test_repeated_failure_is_logged_once_and_without_addresses(caplog: pytest.Lo
     no, off = AnswerError(403, "Forbidden", "no right"), RefusedError("it is off")
     Kept(no, no, off, None, off, ConnectionError("10.0.0.1 is away")).play(100.0, 50.0)
     messages = [
-        f"event=reconcile_failed effect='it is not as it should be' error={says}"
-        for says in (str(no), "it is off", "it is off", "ConnectionError")
+        f"event=reconcile_failed effect='it is not as it should be' error={expected}"
+        for expected in (str(no), "it is off", "it is off", "ConnectionError")
     ]
-    assert caplog.messages == messages, "and nobody's address"
+    assert caplog.messages == messages, "and the reason contains no address"

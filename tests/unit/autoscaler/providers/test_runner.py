@@ -112,7 +112,7 @@ async def test_only_an_explicit_rejection_is_reported_as_refused(desk: Desk) -> 
     desk.fake.fate = lambda _: Fate(deaf=True)
     desk.supplying.acquire(order(offer()))
     await asyncio.sleep(1.0)
-    assert not desk.refused(), "nobody knows whether it stands"
+    assert not desk.refused(), "it is unknown whether the order exists"
     desk.fake.fate = lambda _: Fate(refused="no quota")
     desk.supplying.acquire(order(offer(), 1))
     await asyncio.sleep(1.0)
@@ -134,8 +134,8 @@ async def test_invalid_response_or_outage_reports_no_empty_list(desk: Desk) -> N
     await asyncio.sleep(100.0)
     received = [one for _, one in desk.seen[many:] if isinstance(one, LeasesSeen)]
     assert not received, "an empty list would say that all is lost"
-    says = [one.says for _, one in desk.seen if isinstance(one, ProviderTroubled)]
-    assert set(says) == {"does not respond (ValueError)", "does not respond (ConnectionError)"}
+    messages = [one.says for _, one in desk.seen if isinstance(one, ProviderTroubled)]
+    assert set(messages) == {"does not respond (ValueError)", "does not respond (ConnectionError)"}
     desk.fake.away = False
     await asyncio.sleep(61.0)
     assert len(desk.lists()[-1].leases) == 1
@@ -157,8 +157,8 @@ def test_provider_without_offers_or_list_is_reported_with_its_reason() -> None:
     async def listing(desk: Desk) -> None:
         desk.fake.mute = "Karpenter is not installed"
         await asyncio.sleep(0.1)
-        (said,) = {one.says for _, one in desk.seen if isinstance(one, ProviderTroubled)}
-        assert said == "cannot report its state: Karpenter is not installed"
+        (messages,) = {one.says for _, one in desk.seen if isinstance(one, ProviderTroubled)}
+        assert messages == "cannot report its state: Karpenter is not installed"
 
     play(act)
     play(listing)
@@ -170,12 +170,12 @@ def test_partial_provider_problem_is_reported_with_its_offers() -> None:
 
     async def act(desk: Desk) -> None:
         await asyncio.sleep(100.0)
-        said = [one for _, one in desk.seen if isinstance(one, OffersSeen | ProviderTroubled)]
+        messages = [one for _, one in desk.seen if isinstance(one, OffersSeen | ProviderTroubled)]
         part = ProviderTroubled(
             provider="rack", says="has no system for node w9 at (address)", listing=False
         )  # fmt: skip
         offers = OffersSeen(provider="rack", offers=(offer(),))
-        assert said == [offers, part, offers, part], "as long as it is so"
+        assert messages == [offers, part, offers, part], "as long as it is so"
 
     play(act, Part)
 
@@ -227,7 +227,7 @@ def test_list_that_ends_during_an_order_is_dated_before_the_order() -> None:
 
 
 def test_addresses_in_messages_of_a_provider_are_redacted_in_reports() -> None:
-    said = 'dial tcp 10.0.3.7:443: i/o timeout, Post "https://ec2.eu-west-1.amazonaws.com/"'
+    message = 'dial tcp 10.0.3.7:443: i/o timeout, Post "https://ec2.eu-west-1.amazonaws.com/"'
     redacted = 'dial tcp (address): i/o timeout, Post "(address)"'
 
     class Talks(FakeProvider):
@@ -235,24 +235,24 @@ def test_addresses_in_messages_of_a_provider_are_redacted_in_reports() -> None:
 
         async def list(self) -> tuple[Listed, ...]:
             if self.away:
-                raise RefusedError(said)
-            return tuple([replace(one, says=said) for one in await super().list()])
+                raise RefusedError(message)
+            return tuple([replace(one, says=message) for one in await super().list()])
 
     async def act(desk: Desk) -> None:
         await asyncio.sleep(0.1)
         desk.supplying.acquire(order(offer()))
         await asyncio.sleep(1.0)
         assert [one.says for one in desk.lists()[-1].leases] == [redacted]
-        desk.fake.fate = lambda _: Fate(refused=said)
+        desk.fake.fate = lambda _: Fate(refused=message)
         desk.supplying.acquire(order(offer(), 1))
-        desk.fake.closed = said
+        desk.fake.closed = message
         await asyncio.sleep(OFFERS_S)
         assert [one.reason for one in desk.refused()] == [redacted]
         assert [one.closed for _, one in desk.seen if isinstance(one, OffersSeen)][-1] == redacted
         desk.fake.away = True
         await asyncio.sleep(OFFERS_S)
-        says = {one.says for _, one in desk.seen if isinstance(one, ProviderTroubled) and one.listing}
-        assert says == {f"cannot report its state: {redacted}"}
+        messages = {one.says for _, one in desk.seen if isinstance(one, ProviderTroubled) and one.listing}
+        assert messages == {f"cannot report its state: {redacted}"}
 
     play(act, Talks)
 
@@ -279,7 +279,7 @@ def test_hanging_call_times_out_and_the_next_one_proceeds() -> None:
         await asyncio.sleep(CALL_S_MAX + 1.0)
         assert hangs.disturbed
         await asyncio.sleep(200.0)
-        assert sum(isinstance(one, LeasesSeen) for one in seen) > 3, "what it has is told all the same"
+        assert sum(isinstance(one, LeasesSeen) for one in seen) > 3, "its state is reported anyway"
         task.cancel()
 
     run(whole())

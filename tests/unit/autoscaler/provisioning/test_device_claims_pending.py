@@ -62,7 +62,7 @@ def names(of: World, now_s: float = T0) -> list[str]:
     return [device["name"] for pool in found.pools for device in pool.devices]
 
 
-def said(of: World, now_s: float = T0) -> list[tuple[str, str]]:
+def failures(of: World, now_s: float = T0) -> list[tuple[str, str]]:
     """The (condition, reason) of each reported device."""
     found = find_published_devices(of, now_s)
     assert found is not None
@@ -100,7 +100,9 @@ def test_claimed_device_is_ordered_once_by_any_leader() -> None:
     assert lease.owner == "claim@n/c"
     again = observe(shown(after, T0 + 20), AwaitedSeen(awaited=waits(claim(D0))), now_s=T0 + 20)
     assert not plan(again, T0 + 20).actions
-    assert plan(begin, T0).actions == plan(fabric(awaited=waits(claim(D0))), T0).actions, "another leader says the same"
+    assert plan(begin, T0).actions == plan(fabric(awaited=waits(claim(D0))), T0).actions, (
+        "another leader writes the same condition"
+    )
 
 
 def test_device_ordered_for_a_claim_is_not_ordered_for_a_replica() -> None:
@@ -119,15 +121,15 @@ def test_claim_fails_if_a_replica_took_the_device_first() -> None:
     assert orders(done) == [("rack", 1)]
     late = observe(begin, AwaitedSeen(awaited=waits(claim(D0))))
     assert not orders(plan(late, T0).actions)
-    assert said(late) == [(FAILED, "NotAttached")]
+    assert failures(late) == [(FAILED, "NotAttached")]
 
 
 def test_deleted_claim_withdraws_its_order_unless_committed() -> None:
     after, _ = acted(fabric(awaited=waits(claim(D0))))
-    gone = observe(shown(after, T0 + 1), AwaitedSeen(awaited=()), now_s=T0 + 1)
-    (given_back,) = releases(plan(gone, T0 + WITHDRAW_S).actions)
+    removed = observe(shown(after, T0 + 1), AwaitedSeen(awaited=()), now_s=T0 + 1)
+    (given_back,) = releases(plan(removed, T0 + WITHDRAW_S).actions)
     assert given_back.order.uncommitted
-    committed = shown(gone, T0 + 2, committed=True)
+    committed = shown(removed, T0 + 2, committed=True)
     assert not releases(plan(committed, T0 + WITHDRAW_S).actions)
 
 
@@ -143,9 +145,9 @@ def test_claim_order_is_not_withdrawn_before_providers_have_answered() -> None:
 
 def test_attached_device_is_reported_to_its_claim_and_kept_from_replicas() -> None:
     after, _ = acted(fabric(awaited=waits(claim(D0))))
-    assert not said(after)
+    assert not failures(after)
     here = arrived(after, T0 + 10)
-    assert said(here, T0 + 10) == [(RESCHEDULE, "Attached")]
+    assert failures(here, T0 + 10) == [(RESCHEDULE, "Attached")]
     assert len(names(here, T0 + 10)) == 1, "one is left"
     assert list_withheld_slices(here) == {"new0": CLAIMED}
 
@@ -157,16 +159,16 @@ def test_claim_is_updated_only_when_all_its_devices_are_attached() -> None:
     assert len(orders(done)) == 2
     first = min(after.capacity.leases.values(), key=lambda one: one.id)
     half = replace(after.capacity, leases={**after.capacity.leases, first.id: replace(first, here_s=T0 + 1)})
-    assert not said(replace(after, capacity=half), T0 + 1)
+    assert not failures(replace(after, capacity=half), T0 + 1)
     whole = replace(half, leases={id: replace(one, here_s=T0 + 1) for id, one in half.leases.items()})
-    assert said(replace(after, capacity=whole), T0 + 1) == [(RESCHEDULE, "Attached")] * 2
+    assert failures(replace(after, capacity=whole), T0 + 1) == [(RESCHEDULE, "Attached")] * 2
 
 
 def test_refused_or_late_device_fails_the_claim_and_is_not_reordered() -> None:
     after, _ = acted(fabric(awaited=waits(claim(D0))))
     (lease,) = after.capacity.leases.values()
     refused = observe(after, LeaseRefused(id=lease.id, reason="other clients claimed the free blocks"))
-    assert said(refused) == [(FAILED, "NotAttached")]
+    assert failures(refused) == [(FAILED, "NotAttached")]
     found = find_published_devices(refused, T0)
     assert found is not None
     ((_, _, message),) = found.statuses[0].devices.values()
@@ -177,7 +179,7 @@ def test_refused_or_late_device_fails_the_claim_and_is_not_reordered() -> None:
     late = shown(replace(after, gateways={}), late_s)
     assert [one.reason for one in releases(plan(late, late_s).actions)]
     still = observe(late, OffersSeen(provider="rack", offers=(offer(),)), now_s=late_s)
-    assert said(still, late_s) == [(FAILED, "NotAttached")]
+    assert failures(still, late_s) == [(FAILED, "NotAttached")]
 
 
 def test_attached_device_that_no_pod_takes_is_released_after_a_delay() -> None:
@@ -185,28 +187,30 @@ def test_attached_device_that_no_pod_takes_is_released_after_a_delay() -> None:
     here = observe(arrived(after, T0 + 10), AwaitedSeen(awaited=()), now_s=T0 + 10)
     others = {here.nodes.slices[id].counted: 1 for id in list_withheld_slices(here)}
     used = observe(here, SlicesSeen(slices=tuple(here.nodes.slices.values()), others=others), now_s=T0 + 12)
-    assert not list_withheld_slices(used), "it was given to somebody"
-    assert not releases(plan(used, T0 + 12 + 3600).actions), "somebody has it"
+    assert not list_withheld_slices(used), "the device was assigned to another pod"
+    assert not releases(plan(used, T0 + 12 + 3600).actions), "another pod uses the device"
 
     idle_s = T0 + 10 + CLAIM_S
     assert not releases(plan(here, idle_s - 1.0).actions)
     (given_back,) = plan(here, idle_s).actions
-    gone = acted(here, idle_s)[0]
+    removed = acted(here, idle_s)[0]
     assert releases([given_back])
-    again = observe(gone, AwaitedSeen(awaited=waits(claim(D0))), now_s=idle_s)
-    assert said(again, idle_s) == [(FAILED, "NotTaken")]
+    again = observe(removed, AwaitedSeen(awaited=waits(claim(D0))), now_s=idle_s)
+    assert failures(again, idle_s) == [(FAILED, "NotTaken")]
     assert not orders(plan(again, idle_s).actions)
 
 
 def test_claim_for_devices_of_another_installation_orders_nothing() -> None:
-    theirs = claim(D0, name="theirs", pool="rackb/w1")
-    assert not said(fabric(awaited=waits(theirs)))
-    assert not acted(fabric(awaited=waits(theirs)))[1], "nor to order"
+    foreign = claim(D0, name="theirs", pool="rackb/w1")
+    assert not failures(fabric(awaited=waits(foreign)))
+    assert not acted(fabric(awaited=waits(foreign)))[1], "nor to order"
     both = claim(D0)
-    both["status"]["allocation"]["devices"]["results"] += theirs["status"]["allocation"]["devices"]["results"]
+    both["status"]["allocation"]["devices"]["results"] += foreign["status"]["allocation"]["devices"]["results"]
     after, _ = acted(fabric(awaited=waits(both)))
-    assert not said(after)
-    assert said(arrived(after, T0 + 10), T0 + 10) == [(RESCHEDULE, "Attached")], "of ours all is here"
+    assert not failures(after)
+    assert failures(arrived(after, T0 + 10), T0 + 10) == [(RESCHEDULE, "Attached")], (
+        "all devices of this installation are present"
+    )
 
 
 # --- publishing -------------------------------------------------------------------------------------------------------
@@ -220,7 +224,7 @@ def test_published_devices_keep_their_names_after_an_order() -> None:
     after, _ = acted(given)
     assert names(after) == [D1, D0], "one is on its way, one is left"
     less = observe(after, OffersSeen(provider="rack", offers=(offer(devices_max=1),)), now_s=T0 + 1)
-    assert names(less, T0 + 1) == [D1, D0], "so the fabric says itself by now"
+    assert names(less, T0 + 1) == [D1, D0], "the fabric itself reports it by now"
 
 
 def test_attachable_device_is_published_with_its_binding_conditions() -> None:
@@ -238,7 +242,7 @@ def test_attachable_device_is_published_with_its_binding_conditions() -> None:
 
 def test_devices_are_published_only_if_enabled_and_orders_are_known() -> None:
     assert find_published_devices(fabric(publish=False), T0) == Published()
-    assert said(fabric(publish=False, awaited=waits(claim(D0)))) == [(FAILED, "NotPublished")]
+    assert failures(fabric(publish=False, awaited=waits(claim(D0)))) == [(FAILED, "NotPublished")]
     ended = replace(fabric(awaited=waits(claim(D0))), settings=Settings())
     found = find_published_devices(ended, T0, {"rack"})
     assert found is not None

@@ -56,7 +56,7 @@ def test_headroom_is_ordered_without_demand_and_kept_while_idle() -> None:
     assert orders(done) == [("rack", 2)]
     (lease,) = after.capacity.leases.values()
     assert lease.owner == headroom_owner("rack")
-    assert not plan(after, T0 + 30.0).actions, "it is on its way, though nobody waits for it"
+    assert not plan(after, T0 + 30.0).actions, "the capacity is being delivered, although no request waits for it"
     here = arrived(after, T0 + 40.0, devices=2)
     for later_s in (41.0, 100.0, LONG_S):
         assert not plan(quiet(here, T0 + later_s), T0 + later_s).actions, "it is not given back, though it is idle"

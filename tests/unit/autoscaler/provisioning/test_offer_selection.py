@@ -179,7 +179,7 @@ def owners(of: World) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "asks",
+    "requested",
     [
         {"pod": Pod(node_selector={"team": "x"}, tolerations=MEEK)},
         {"pod": Pod(tolerations=MEEK), "gpu": Gpu(count=4)},
@@ -187,8 +187,8 @@ def owners(of: World) -> list[str]:
         {},
     ],
 )
-def test_models_excluded_by_offer_attributes_do_not_use_up_trials(asks: dict[str, Any]) -> None:
-    crowd = [model(f"c{number}", 16, priority=1, **asks) for number in range(CROWD)]
+def test_models_excluded_by_offer_attributes_do_not_use_up_trials(requested: dict[str, Any]) -> None:
+    crowd = [model(f"c{number}", 16, priority=1, **requested) for number in range(CROWD)]
     assert owners(offered(behind(*crowd), *rack())) == [A.name]
 
 

@@ -117,7 +117,7 @@ def test_orders_do_not_exceed_a_pool_shared_by_nodes() -> None:
 
 def test_cheapest_offer_that_meets_the_deadline_is_ordered() -> None:
     slow = cloud(expected_s=400.0, price_per_hour=0.1)
-    assert orders(plan(surge(offer(), slow), T0).actions) == [("cloud", 1)], "nobody is in a hurry"
+    assert orders(plan(surge(offer(), slow), T0).actions) == [("cloud", 1)], "no request is urgent"
     assert orders(plan(surge(offer(), slow, waits_s=240.0), T0).actions) == [("rack", 1)]
     hopeless = surge(offer(expected_s=5000.0), slow, waits_s=10.0)
     assert orders(plan(hopeless, T0).actions) == [("cloud", 1)]
@@ -189,8 +189,8 @@ def test_queue_order_open_for_days_stays_single_and_other_offers_are_used() -> N
 
 def test_unmet_demand_reports_the_queue_wait_time_and_message() -> None:
     after, _ = acted(surge(cloud("queue", expected_s=None)))
-    said = shown(waits(after, T0 + 7200.0), T0 + 7200.0, "cloud", says="the quota of the cloud is used up")
-    (lacking,) = plan(said, T0 + 7200.0).unmet
+    reported = shown(waits(after, T0 + 7200.0), T0 + 7200.0, "cloud", says="the quota of the cloud is used up")
+    (lacking,) = plan(reported, T0 + 7200.0).unmet
     assert lacking.reason.endswith(
         "; ordered from cloud 2 h ago, delivery time unknown: the quota of the cloud is used up"
     )
@@ -237,8 +237,8 @@ def test_refused_offer_is_replaced_by_the_next_and_retried_later() -> None:
 def test_order_of_a_deleted_model_is_released_not_repeated() -> None:
     after, _ = acted(surge(offer()))
     unseen = observe(after, LeasesSeen(provider="rack", leases=(), began_s=T0 + 20), now_s=T0 + 20)
-    gone = quiet(replace(unseen, models={}), T0 + 20)
-    made = plan(gone, T0 + 20)
+    removed = quiet(replace(unseen, models={}), T0 + 20)
+    made = plan(removed, T0 + 20)
     assert [type(one).__name__ for one in made.actions] == ["ReleaseLease"]
     assert not made.tries
 
@@ -294,9 +294,9 @@ def test_delivered_capacity_is_kept_while_used_and_for_a_while_after() -> None:
     (lease,) = ready.capacity.leases.values()
     assert lease.in_use
     assert not releases(plan(quiet(ready, T0 + 41), T0 + 41).actions)
-    gone = observe(ready, seen_of(start.replica, Seen.CLEAN, proof="exited"), now_s=T0 + 50)
-    assert not releases(plan(quiet(gone, T0 + 60), T0 + 60).actions), "having it again would cost more"
-    after, done = acted(quiet(gone, T0 + 250), T0 + 250)
+    removed = observe(ready, seen_of(start.replica, Seen.CLEAN, proof="exited"), now_s=T0 + 50)
+    assert not releases(plan(quiet(removed, T0 + 60), T0 + 60).actions), "having it again would cost more"
+    after, done = acted(quiet(removed, T0 + 250), T0 + 250)
     (back,) = releases(done)
     assert not back.order.uncommitted
     assert not orders(done)
@@ -326,10 +326,10 @@ def test_failed_delivered_capacity_is_released_once_unused() -> None:
     after, _ = acted(surge(offer()))
     here, _ = acted(arrived(waits(after, T0 + 30.0), T0 + 30.0), T0 + 30.0)
     assert next(iter(here.replicas.values())).resources.slices == ("new0",)
-    gone = shown(here, T0 + 40.0, phase="failed", node="w1", device_ids=("new0",), says="its node is gone")
-    assert not releases(plan(gone, T0 + 40.0).actions)
+    removed = shown(here, T0 + 40.0, phase="failed", node="w1", device_ids=("new0",), says="its node was deleted")
+    assert not releases(plan(removed, T0 + 40.0).actions)
     one = next(iter(here.replicas.values()))
-    empty = observe(gone, seen_of(one, Seen.EXITED), seen_of(one, Seen.CLEAN), now_s=T0 + 41.0)
+    empty = observe(removed, seen_of(one, Seen.EXITED), seen_of(one, Seen.CLEAN), now_s=T0 + 41.0)
     (given,) = releases(plan(empty, T0 + 41.0).actions)
     assert given.reason == "it failed: its node is gone"
 

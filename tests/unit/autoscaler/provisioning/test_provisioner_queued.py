@@ -155,7 +155,7 @@ def test_other_offers_are_used_while_a_queue_exceeds_the_wait_limit() -> None:
     (unmet,) = plan(later(at, T0 + 60), T0 + 60).unmet
     assert (unmet.lease, unmet.never) == (None, False)
     assert unmet.ready_s is not None
-    assert 7 * 3600.0 < unmet.ready_s < 9 * 3600.0, "which its Calls are told at once"
+    assert 7 * 3600.0 < unmet.ready_s < 9 * 3600.0, "its requests fail with that reason at once"
     assert "ordered from cloud 60 s ago, expected in about" in unmet.reason
     free = ProvidersSeen(providers=("cloud", "rack")), OffersSeen(provider="rack", offers=(offer(),))
     seen = observe(later(at, T0 + 90), *free, LeasesSeen(provider="rack", leases=(), began_s=T0 + 90), now_s=T0 + 90)
@@ -177,14 +177,14 @@ def test_committed_order_that_never_arrives_is_released_after_an_hour(waiting: i
             lists = LeasesSeen(provider="cloud", leases=listed(at, "cloud", committed=True), began_s=now_s)
             at = observe(replace(at, capacity=replace(at.capacity, leases={}, listed_s={})), lists, now_s=now_s)
         at = shown(at, now_s, "cloud", committed=now_s >= granted_s, says="it is granted")
-        assert waiting or now_s >= granted_s or releases(plan(at, now_s).actions), "which nobody wants any more"
+        assert waiting or now_s >= granted_s or releases(plan(at, now_s).actions), "it is no longer needed"
         assert now_s < granted_s or not plan(at, now_s).actions
     over_s = granted_s + DUE_S[1]
     assert (plan(at, over_s - 1).next_s or inf) <= over_s
     at = shown(waits(at, over_s, waiting) if waiting else quiet(at, over_s), over_s, "cloud", committed=True)
-    (gone,) = releases(plan(at, over_s).actions)
-    assert not gone.order.uncommitted, "it goes though it is paid for"
-    after = observe(at, Acted(action=gone), now_s=over_s)
+    (removed,) = releases(plan(at, over_s).actions)
+    assert not removed.order.uncommitted, "it goes though it is paid for"
+    after = observe(at, Acted(action=removed), now_s=over_s)
     assert leads_next or after.capacity.learnt[of.kind].failed == 1
 
 

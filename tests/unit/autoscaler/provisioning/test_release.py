@@ -205,9 +205,9 @@ def test_release_is_forced_only_if_all_devices_of_the_order_are_drained() -> Non
 
 
 def test_forced_drain_releases_a_device_used_by_pods_of_others() -> None:
-    (theirs,) = [one for one in idle().nodes.slices.values() if one.id == "new0"]
+    (foreign,) = [one for one in idle().nodes.slices.values() if one.id == "new0"]
     begin = shown(
-        replace_fields(idle(), others={theirs.counted: 1}),
+        replace_fields(idle(), others={foreign.counted: 1}),
         HERE_S + 0.5,
         phase="here",
         committed=True,

@@ -100,9 +100,9 @@ def test_model_that_fits_offered_or_ordered_capacity_is_placeable() -> None:
     begin = replace(begin, models={**begin.models, **{one.name: one for one in more}})
     assert list_unplaceable_models(begin).keys() == {"huge"}
     assert list_unplaceable_models(begin)[ModelName("huge")] == "needs 50Gi on one device; the largest has 40Gi"
-    gone = observe(begin, OffersSeen(provider="rack", offers=()))
-    assert list_unplaceable_models(gone).keys() == {"a", "huge", "large"}
-    assert not is_fit_unchanged(begin, gone)
+    removed = observe(begin, OffersSeen(provider="rack", offers=()))
+    assert list_unplaceable_models(removed).keys() == {"a", "huge", "large"}
+    assert not is_fit_unchanged(begin, removed)
     assert is_fit_unchanged(
         begin, observe(begin, OffersSeen(provider="rack", offers=begin.capacity.offers["rack"]), now_s=T0 + 60)
     )

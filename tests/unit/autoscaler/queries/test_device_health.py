@@ -42,7 +42,7 @@ def gpus(count: int, node: str = "n0") -> list[Slice]:
     return [device(f"{node}/gpu{n}", 24, node, shared=False, isolation=Isolation.HARDWARE) for n in range(count)]
 
 
-def ours(*on: str, pod: PodRef | None = POD) -> Replica:
+def own_replica(*on: str, pod: PodRef | None = POD) -> Replica:
     return replica(A, "r", on or ("n0/gpu0",), pod=pod)
 
 
@@ -50,7 +50,9 @@ def gpu(name: str, used_bytes: int = 0, *, healthy: bool = True) -> DeviceReport
     return DeviceReport(id=name, memory_bytes=24 * GI, used_bytes=used_bytes, healthy=healthy)
 
 
-def said(at: World, now_s: float, *found: DeviceReport, pods: tuple[PodDevices, ...] = (), age_s: float = 0.0) -> World:
+def with_report(
+    at: World, now_s: float, *found: DeviceReport, pods: tuple[PodDevices, ...] = (), age_s: float = 0.0
+) -> World:
     """The state after this report of the agent of n0."""
     known = at.nodes.agents.get("n0")
     sequence = 1 if known is None else known.report.sequence + 1
@@ -63,11 +65,11 @@ def said(at: World, now_s: float, *found: DeviceReport, pods: tuple[PodDevices, 
 
 @pytest.mark.parametrize("named", [OURS, PodDevices(pod_uid="u1", devices=("GPU-b",))])
 def test_devices_of_a_replica_are_matched_by_pod_name_or_uid(named: PodDevices) -> None:
-    at = said(world([A], gpus(2), [ours()]), T0, gpu("GPU-a", 1), gpu("GPU-b", 7), pods=(named,))
-    assert [one.id for one in devices_of(at, at.replicas[ours().id], T0)] == ["GPU-b"]
+    at = with_report(world([A], gpus(2), [own_replica()]), T0, gpu("GPU-a", 1), gpu("GPU-b", 7), pods=(named,))
+    assert [one.id for one in devices_of(at, at.replicas[own_replica().id], T0)] == ["GPU-b"]
     (first, second) = list_devices(at, T0)
     assert (first.used_bytes, first.replicas[0].devices) == (7, ("GPU-b",))
-    assert (second.used_bytes, second.replicas) == (None, ()), "which one a free Slice is, nobody knows"
+    assert (second.used_bytes, second.replicas) == (None, ()), "the device of a free slice is unknown"
     (later, _) = list_devices(at, T0 + 10)
     assert (later.used_bytes, later.replicas[0].devices) == (None, ()), "too long ago"
 
@@ -77,17 +79,17 @@ def test_pod_with_another_namespace_or_uid_is_not_matched() -> None:
         PodDevices(namespace="n", name="r", devices=("GPU-a",)),
         PodDevices(pod_uid="u2", devices=("GPU-a",)),
     ):
-        at = said(world([A], gpus(2), [ours()]), T0, gpu("GPU-a"), pods=(other,))
-        assert devices_of(at, at.replicas[ours().id], T0) == ()
+        at = with_report(world([A], gpus(2), [own_replica()]), T0, gpu("GPU-a"), pods=(other,))
+        assert devices_of(at, at.replicas[own_replica().id], T0) == ()
 
 
 def test_long_silent_node_is_removed_until_it_reports_again() -> None:
     """Nodes appear under new names for as long as an autoscaler runs."""
-    at = said(world([A], gpus(2), []), T0, gpu("GPU-a"))
+    at = with_report(world([A], gpus(2), []), T0, gpu("GPU-a"))
     assert fold(at, (), T0 + FORGET_S - 1)[0].nodes.agents.keys() == {"n0"}
     later = fold(at, (), T0 + FORGET_S)[0]
     assert not later.nodes.agents
-    assert said(later, T0 + FORGET_S + 1, gpu("GPU-a")).nodes.agents["n0"].report.sequence == 1
+    assert with_report(later, T0 + FORGET_S + 1, gpu("GPU-a")).nodes.agents["n0"].report.sequence == 1
 
 
 # --- freed memory -----------------------------------------------------------------------------------------------------
@@ -95,12 +97,12 @@ def test_long_silent_node_is_removed_until_it_reports_again() -> None:
 
 def gone(*found: DeviceReport, now_s: float = T0 + 2, age_s: float = 0.0, pods: tuple[PodDevices, ...] = ()) -> World:
     """Its pod was deleted at T0 + 1, and then the agent sent this report."""
-    at = said(world([A], gpus(2), [ours()]), T0, gpu("GPU-a"), gpu("GPU-b", 20 * GI), pods=(OURS, *pods))
-    return said(at, now_s, *found, pods=pods, age_s=age_s)
+    at = with_report(world([A], gpus(2), [own_replica()]), T0, gpu("GPU-a"), gpu("GPU-b", 20 * GI), pods=(OURS, *pods))
+    return with_report(at, now_s, *found, pods=pods, age_s=age_s)
 
 
 def back(at: World, now_s: float = T0 + 2) -> bool:
-    return is_device_memory_free(at, ours().id, T0 + 1, now_s)
+    return is_device_memory_free(at, own_replica().id, T0 + 1, now_s)
 
 
 def test_memory_is_free_when_a_later_report_shows_pod_devices_idle() -> None:
@@ -114,29 +116,29 @@ def test_only_a_report_after_the_pod_ended_proves_free_memory() -> None:
     idle = (gpu("GPU-a"), gpu("GPU-b"))
     assert not back(gone(*idle, age_s=1.0)), "it looked when the pod was still there"
     assert back(gone(*idle, age_s=0.9))
-    assert not back(gone(*idle), T0 + 12), "a report that is too old says nothing"
-    at = said(world([A], gpus(2), [ours()]), T0, *idle, pods=(OURS,))
-    assert not is_device_memory_free(at, ours().id, T0 - 1, T0), "the kubelet still has the pod"
+    assert not back(gone(*idle), T0 + 12), "a report that is too old is no evidence"
+    at = with_report(world([A], gpus(2), [own_replica()]), T0, *idle, pods=(OURS,))
+    assert not is_device_memory_free(at, own_replica().id, T0 - 1, T0), "the kubelet still has the pod"
 
 
 def test_memory_counts_as_used_if_the_pod_devices_are_unknown_or_shared() -> None:
     idle = (gpu("GPU-a"), gpu("GPU-b"))
-    unnamed = said(said(world([A], gpus(2), [ours()]), T0, *idle), T0 + 2, *idle)
+    unnamed = with_report(with_report(world([A], gpus(2), [own_replica()]), T0, *idle), T0 + 2, *idle)
     assert not back(unnamed)
-    silent = world([A], gpus(2), [ours()])
+    silent = world([A], gpus(2), [own_replica()])
     assert not back(silent)
-    shared = said(world([A], [device("n0/gpu0", 24, "n0")], [ours()]), T0, *idle, pods=(OURS,))
-    assert not back(said(shared, T0 + 2, *idle)), "another may hold what is left of it"
+    shared = with_report(world([A], [device("n0/gpu0", 24, "n0")], [own_replica()]), T0, *idle, pods=(OURS,))
+    assert not back(with_report(shared, T0 + 2, *idle)), "another may hold what is left of it"
 
 
 def test_removed_pods_of_a_node_are_remembered_up_to_a_limit() -> None:
-    at = said(world([A], gpus(2)), T0, pods=(OURS,))
-    at = said(at, T0 + 1)
+    at = with_report(world([A], gpus(2)), T0, pods=(OURS,))
+    at = with_report(at, T0 + 1)
     assert at.nodes.agents["n0"].pods_before == (OURS,)
-    at = said(at, T0 + 2, pods=(replace(OURS, devices=("GPU-a",)),))
+    at = with_report(at, T0 + 2, pods=(replace(OURS, devices=("GPU-a",)),))
     assert at.nodes.agents["n0"].pods_before == (), "it came again"
     many = tuple(PodDevices(namespace="n", name=f"p{n}", devices=("GPU-a",)) for n in range(PODS_BEFORE_MAX + 3))
-    at = said(said(at, T0 + 3, pods=many), T0 + 4)
+    at = with_report(with_report(at, T0 + 3, pods=many), T0 + 4)
     assert at.nodes.agents["n0"].pods_before == many[3:]
 
 
@@ -144,29 +146,33 @@ def test_removed_pods_of_a_node_are_remembered_up_to_a_limit() -> None:
 
 
 def test_slice_is_excluded_if_its_pod_has_an_unhealthy_device() -> None:
-    at = said(world([A], gpus(2), [ours()]), T0, gpu("GPU-a"), gpu("GPU-b", healthy=False), pods=(OURS,))
+    at = with_report(world([A], gpus(2), [own_replica()]), T0, gpu("GPU-a"), gpu("GPU-b", healthy=False), pods=(OURS,))
     assert list_unhealthy_slices(at, T0) == {"n0/gpu0": ILL}
     assert [one.closed for one in list_devices(at, T0)] == [ILL, ""]
     assert list_unhealthy_slices(at, T0 + 10) == {}, "too long ago"
 
 
 def test_one_free_slice_is_excluded_per_unassigned_unhealthy_device() -> None:
-    at = said(world([A], gpus(3), [ours()]), T0, gpu("GPU-a", healthy=False), gpu("GPU-b"), gpu("GPU-c"), pods=(OURS,))
+    at = with_report(
+        world([A], gpus(3), [own_replica()]), T0, gpu("GPU-a", healthy=False), gpu("GPU-b"), gpu("GPU-c"), pods=(OURS,)
+    )
     assert list_unhealthy_slices(at, T0) == {"n0/gpu2": ILL}
-    noticed = said(world([A], gpus(2), [ours()]), T0, gpu("GPU-a", healthy=False), gpu("GPU-b"), gpu("GPU-c"),
-                   pods=(OURS,))  # fmt: skip
+    noticed = with_report(world([A], gpus(2), [own_replica()]), T0, gpu("GPU-a", healthy=False), gpu("GPU-b"),
+                   gpu("GPU-c"), pods=(OURS,))  # fmt: skip
     assert list_unhealthy_slices(noticed, T0) == {}, "the device plug-in offers it no more"
-    theirs = PodDevices(namespace="n", name="p", devices=("GPU-a",))
-    taken = said(world([A], gpus(2)), T0, gpu("GPU-a", healthy=False), gpu("GPU-b"), pods=(theirs,))
+    foreign = PodDevices(namespace="n", name="p", devices=("GPU-a",))
+    taken = with_report(world([A], gpus(2)), T0, gpu("GPU-a", healthy=False), gpu("GPU-b"), pods=(foreign,))
     assert list_unhealthy_slices(taken, T0) == {}, "the kubelet will not give it"
 
 
 def test_unhealthy_device_gets_no_replica_and_the_plan_gives_the_reason() -> None:
-    at = said(world([A], gpus(1), gateways=[gateway(levels=[level("a", waiting=1)])]), T0, gpu("GPU-a", healthy=False))
+    at = with_report(
+        world([A], gpus(1), gateways=[gateway(levels=[level("a", waiting=1)])]), T0, gpu("GPU-a", healthy=False)
+    )
     made = plan(at, T0)
     assert made.actions == ()
     assert ILL in made.unmet[0].reason
-    at = said(at, T0 + 1, gpu("GPU-a"))
+    at = with_report(at, T0 + 1, gpu("GPU-a"))
     assert [type(one) for one in plan(at, T0 + 1).actions] == [StartReplica]
 
 
@@ -177,7 +183,7 @@ def test_at_most_as_many_slices_are_excluded_as_devices_are_unhealthy(
 ) -> None:
     found = [gpu(f"GPU-{n}", healthy=one) for n, one in enumerate(health)]
     holders = [replica(A, f"r{n}", [f"n0/gpu{n}"]) for n in held if n < slices]
-    at = said(world([A], gpus(slices), holders), T0, *found)
+    at = with_report(world([A], gpus(slices), holders), T0, *found)
     closed = list_unhealthy_slices(at, T0)
     assert len(closed) <= health.count(False)
     assert len(closed) >= min(health.count(False), slices - len(holders)) - max(0, len(health) - slices)
@@ -225,8 +231,8 @@ async def test_redundant_node_report_waits_for_the_next_control_loop_step(aiohtt
 
 def test_replica_on_an_unhealthy_device_drains_and_is_not_revived() -> None:
     waiting = [gateway(levels=[level("a", waiting=1)])]
-    begin = world([A], gpus(2), [ours()], waiting)
-    at = said(begin, T0, gpu("GPU-a"), gpu("GPU-b", healthy=False), pods=(OURS,))
+    begin = world([A], gpus(2), [own_replica()], waiting)
+    at = with_report(begin, T0, gpu("GPU-a"), gpu("GPU-b", healthy=False), pods=(OURS,))
     assert list_lost_replicas(at, T0) == ("r",)
     made = plan(at, T0)
     assert [(one.replica, one.reason) for one in made.actions if isinstance(one, DrainReplica)] == [("r", ILL)]
@@ -235,13 +241,18 @@ def test_replica_on_an_unhealthy_device_drains_and_is_not_revived() -> None:
 
 
 def test_replicas_are_kept_if_all_devices_of_their_node_are_unhealthy() -> None:
-    at = said(world([A], gpus(2), [ours()]), T0, gpu("GPU-a", healthy=False), gpu("GPU-b", healthy=False), pods=(OURS,))
+    at = with_report(
+        world([A], gpus(2), [own_replica()]), T0, gpu("GPU-a", healthy=False), gpu("GPU-b", healthy=False), pods=(OURS,)
+    )
     assert list_lost_replicas(at, T0) == ()
     assert (
-        list_lost_replicas(said(world([A], gpus(2), [ours()]), T0, gpu("GPU-b", healthy=False), pods=(OURS,)), T0) == ()
+        list_lost_replicas(
+            with_report(world([A], gpus(2), [own_replica()]), T0, gpu("GPU-b", healthy=False), pods=(OURS,)), T0
+        )
+        == ()
     )
 
 
 def test_expired_node_report_marks_no_replica_as_lost() -> None:
-    at = said(world([A], gpus(2), [ours()]), T0, gpu("GPU-a"), gpu("GPU-b", healthy=False), pods=(OURS,))
+    at = with_report(world([A], gpus(2), [own_replica()]), T0, gpu("GPU-a"), gpu("GPU-b", healthy=False), pods=(OURS,))
     assert list_lost_replicas(at, T0 + 10) == ()

@@ -53,8 +53,8 @@ def seen_using(of: Model, one: Replica, used_gi: float) -> World:
 def test_usage_of_a_replica_with_extra_memory_does_not_raise_the_estimate(gpu: Gpu) -> None:
     then = seen_using(asks(gpu), replica(asks(gpu), "ra", memory_bytes=20 * GI, slots=9), 19)
     assert then.models[asks(gpu).name].memory_bytes == 10 * GI
-    said = explain_model(then, plan(then, T0), Log(), asks(gpu).name, T0).sentences
-    assert any("granted 20Gi instead of 10Gi, with 9 slots instead of 4" in line for line in said)
+    message = explain_model(then, plan(then, T0), Log(), asks(gpu).name, T0).sentences
+    assert any("granted 20Gi instead of 10Gi, with 9 slots instead of 4" in line for line in message)
 
 
 @pytest.mark.parametrize("gpu", [ELASTIC, NEITHER])
@@ -62,7 +62,9 @@ def test_usage_of_a_replica_with_less_memory_does_not_lower_the_estimate(gpu: Gp
     cut = seen_using(asks(gpu), serving(asks(gpu), 7), 5)
     assert cut.models[asks(gpu).name].memory_bytes == 10 * GI
     whole = seen_using(asks(gpu), serving(asks(gpu), 10), 5)
-    assert whole.models[asks(gpu).name].memory_bytes == 6.25 * GI, "from one that has all it asks for it is learnt"
+    assert whole.models[asks(gpu).name].memory_bytes == 6.25 * GI, (
+        "memory use is learned from a replica with its full request"
+    )
 
 
 def test_usage_of_a_replica_with_its_requested_memory_sets_the_estimate() -> None:
@@ -155,7 +157,7 @@ def test_spec_hash_excludes_memory_estimates_and_measurements() -> None:
     other = replace(A, estimated_bytes=9 * GI, memory_bytes=9 * GI)
     assert A.spec_hash() == other.spec_hash()
     asked = [replace(A, spec=replace(A.spec, gpu=Gpu(memory_bytes=BytesOrAuto(n)))).spec_hash() for n in (GI, 2 * GI)]
-    assert len({*asked, A.spec_hash()}) == 3, "what the document asks for is"
+    assert len({*asked, A.spec_hash()}) == 3, "the document's request is"
 
 
 def served(now_s: float, used_gib: float, made: World) -> World:

@@ -88,7 +88,7 @@ def pod(*limits: str, first: tuple[tuple[str, str], ...] = (), node: str = "n1")
         (pod("1", node=""), None),
         ({"spec": {"nodeName": "n1", "containers": [{"resources": {}}], "initContainers": None}}, None),
     ],
-    ids=["all containers", "what runs first has more", "what runs beside it", "none", "nowhere yet", "nothing said"],
+    ids=["all containers", "what runs first has more", "what runs beside it", "none", "nowhere yet", "no report"],
 )
 def test_foreign_pod_is_recorded_with_its_node_and_gpu_count(found: Any, gpus: int | None) -> None:
     assert nodes.read_other_pod(found) == (None if gpus is None else OtherPod("n1", {"nvidia.com/gpu": gpus}))
@@ -123,9 +123,9 @@ def test_started_replicas_never_exceed_devices_left_by_foreign_pods(many: int, o
     """Our replicas keep their devices; only devices that are free of both are assigned."""
     held = [model(f"h{n}", 10) for n in range(min(ours, many))]
     there = [replica(one, one.name, [f"n1/gpu{n}"]) for n, one in enumerate(held)]
-    wants = model("a", 10, high=8)
+    wanted = model("a", 10, high=8)
     begin = world(
-        [wants, *held], gpus("n1", many), there, others={NodeId("n1"): others},
+        [wanted, *held], gpus("n1", many), there, others={NodeId("n1"): others},
         gateways=[gateway(levels=[level("a", 32), *(level(one.name, 0, 1) for one in held)])],
     )  # fmt: skip
     assert len(places(begin)) == max(0, many - len(held) - others)
@@ -197,13 +197,13 @@ def test_packer_never_uses_a_node_that_is_avoided_or_not_tolerated(
     ]  # fmt: skip
     avoids = tuple(NodeId(f"n{n}") for n, (_, avoided) in enumerate(there) if avoided)
     tolerant = (Toleration(operator="Exists"),)
-    wants = [
+    requests = [
         placement_request(
             f"m{n}", memory_bytes=24 * GI, tolerations=tolerant if n % 2 else (), avoids=avoids if n < 3 else ()
         )
         for n in order
     ]
-    packing = pack(wants, SliceIndex(shelves), frozenset(), RestartCosts(), T0)
+    packing = pack(requests, SliceIndex(shelves), frozenset(), RestartCosts(), T0)
     for placement in packing.placements:
         tainted, avoided = there[int(placement.slices[0][1:])]
         assert not (tainted and not placement.want.choice.tolerations)
@@ -239,11 +239,11 @@ class Kept:
     def act(self) -> list[str]:
         """Carry out the plan."""
         self.sequence += 1
-        said = Report(
+        content = Report(
             gateway=GatewayId("g1"), boot="b", sequence=self.sequence, epoch=1, version=self.world.version,
             levels=(level("a", 1),),
         )  # fmt: skip
-        self.world, _ = fold(self.world, (Reported(report=said),), self.now_s)
+        self.world, _ = fold(self.world, (Reported(report=content),), self.now_s)
         answer = plan(self.world, self.now_s)
         self.next_s = answer.next_s
         self.world = folded(self.world, answer.actions, self.now_s)

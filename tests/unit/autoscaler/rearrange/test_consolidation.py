@@ -112,7 +112,7 @@ def test_order_is_released_after_its_replica_moves_to_an_owned_device() -> None:
     assert not scene.world.rented.guests
     scene.run(300)
     assert {one.order.id.name for one in releases(one for _, one in scene.actions)} == {"l"}
-    assert not [one for _, one in scene.verbs("start")][1:], "nobody is sent to and fro"
+    assert not [one for _, one in scene.verbs("start")][1:], "no replica moves back and forth"
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_long_keep_seconds_prevents_consolidation(kept_s: float | Auto, goes: bo
 
 def test_replica_stays_if_its_move_would_not_release_the_order() -> None:
     begin = rents(home())
-    theirs = replace_fields(begin, others={begin.nodes.slices[SliceId("new0")].counted: 1})
+    foreign = replace_fields(begin, others={begin.nodes.slices[SliceId("new0")].counted: 1})
     (lease,) = begin.capacity.leases.values()
     assert lease.listed is not None
     alone = replace(lease, listed=replace(lease.listed, alone=True))
@@ -174,7 +174,7 @@ def test_replica_stays_if_its_move_would_not_release_the_order() -> None:
     beside = known(
         replace_fields(only, slices=on, replicas={**only.replicas, ReplicaId("b1"): replica(B, "b1", on=["w1-0"])})
     )
-    assert [bool(moves(known(one))) for one in (begin, theirs, only, beside)] == [True, False, True, False]
+    assert [bool(moves(known(one))) for one in (begin, foreign, only, beside)] == [True, False, True, False]
 
 
 def test_capacity_order_with_the_fewest_replicas_is_vacated_first() -> None:
@@ -212,8 +212,8 @@ def test_idle_timeout_is_shortened_if_a_paid_replica_could_move_there() -> None:
 @pytest.mark.parametrize(
     ("of", "on"),
     [
-        pytest.param(replace(B, spec=replace(B.spec, idle_seconds=300.0)), home(), id="its document says how long"),
-        pytest.param(B, home(memory_gi=1), id="nobody could be there"),
+        pytest.param(replace(B, spec=replace(B.spec, idle_seconds=300.0)), home(), id="its document sets the duration"),
+        pytest.param(B, home(memory_gi=1), id="no replica could run there"),
         pytest.param(B, home(product="T4"), id="it is of another product"),
     ],
 )
@@ -313,7 +313,7 @@ def test_orders_whose_replicas_cannot_move_do_not_block_others() -> None:
                 home(), home("own1"), others=(replica(A, "a2", on=["own0"]),),
                 models=(replace(A, spec=replace(A.spec, spread=HOSTS, replicas=ReplicaRange(min=2, max=4))),),
             ),
-            id="its Model wants them apart",
+            id="its Model spreads its replicas",
         ),
     ],
 )  # fmt: skip
@@ -333,7 +333,7 @@ def test_draining_a_paid_node_restores_idle_timeouts_on_owned_devices() -> None:
     place = CordonTarget("node", "w1")
     drain = Cordon(place=place, node="w1", since_s=T0, drain=True)
     after = observe(begin, CordonsSeen(cordons=(drain,)))
-    assert after.rented.idlers == {"a"}, "who must go anyway is in nobody's way"
+    assert after.rented.idlers == {"a"}, "a replica that must leave anyway blocks no other"
     assert observe(after, CordonsSeen(cordons=())).rented.idlers == {"a", "b"}
 
 

@@ -43,7 +43,7 @@ from tests.support.builders.layouts import (
     looked,
     moved,
     names,
-    nobody,
+    no_requests,
     node_of,
     reason,
     slices,
@@ -83,12 +83,12 @@ def test_move_starts_the_successor_before_draining_the_old_replica() -> None:
     assert start.replica.move == Move(replica=ReplicaId("n0-a-r"), room_for=ModelName("big"))
     assert {at.nodes.slices[id].node for id in start.replica.resources.slices} == {"n1"}
     assert start.reason == "move n0-a: makes room for big"
-    said = "needs 8 whole devices of 70Gi; 20 are free, at most 6 on one node; moves n0-a from n0 to n1 first"
-    assert [unmet.reason for unmet in made.unmet] == [said]
-    assert {str(row.model): row.why for row in list_status_rows(at, made, T0)}["big"] == said, (
+    message = "needs 8 whole devices of 70Gi; 20 are free, at most 6 on one node; moves n0-a from n0 to n1 first"
+    assert [unmet.reason for unmet in made.unmet] == [message]
+    assert {str(row.model): row.why for row in list_status_rows(at, made, T0)}["big"] == message, (
         "explain and status show it"
     )
-    scene = Scene(at, nobody)
+    scene = Scene(at, no_requests)
     scene.run(40)
     verbs = [(type(action).__name__, getattr(action, "replica", None)) for _, action in scene.actions]
     assert [name for name, _ in verbs] == ["StartReplica", "DrainReplica", "StopReplica", "StartReplica"]
@@ -126,7 +126,7 @@ def more(at: World, name: str, most: int) -> World:
 
 def test_successor_of_a_moving_replica_does_not_exceed_replicas_min() -> None:
     at = more(laid(TIGHT), "n0-a", 3)
-    scene = Scene(at, nobody)
+    scene = Scene(at, no_requests)
     scene.run(15)
     assert [verb(action) for _, action in scene.actions] == ["start", "drain", "stop", "start"], "it goes at once"
     half = folded(at, plan(at, T0).actions)
@@ -310,7 +310,7 @@ def test_disruption_budget_during_a_move_keeps_the_old_replica() -> None:
 
 def test_disruption_budget_does_not_prevent_an_idle_drain() -> None:
     at = world([model("ada", 20)], [device("g0", 80)], [replica(model("ada", 20), "r1", ["g0"])])
-    scene = Scene(replace_fields(at, undisturbed={ReplicaId("r1"): "keep"}), nobody)
+    scene = Scene(replace_fields(at, undisturbed={ReplicaId("r1"): "keep"}), no_requests)
     scene.run(3600, 60)
     assert [verb(action) for _, action in scene.actions] == ["drain", "stop"]
 
@@ -326,9 +326,9 @@ def test_fragmented_memory_of_shared_devices_is_joined_by_a_move() -> None:
     at = world([*small, model("big", 20, low=1)], [device(f"g{at}", 24) for at in range(2)], there)
     made = plan(at, T0)
     assert kinds(made) == ["start a"]
-    said = "needs 20Gi on one device; 28Gi is free, at most 14Gi on one device; moves a from g0 to g1 first"
-    assert [unmet.reason for unmet in made.unmet] == [said]
-    scene = Scene(at, nobody)
+    message = "needs 20Gi on one device; 28Gi is free, at most 14Gi on one device; moves a from g0 to g1 first"
+    assert [unmet.reason for unmet in made.unmet] == [message]
+    scene = Scene(at, no_requests)
     scene.run(40)
     assert scene.ready("big")
     assert scene.ready("a")
@@ -406,7 +406,7 @@ class Churn:
 
     def __init__(self, seed: int, begin: World, sizes: dict[str, int]) -> None:
         self.rng, self.sizes = Random(seed), sizes
-        self.scene = Scene(begin, nobody)
+        self.scene = Scene(begin, no_requests)
         self.on = {str(one.model) for one in begin.replicas.values()}
         self.big, self.step_s = False, 2.0
 
@@ -449,7 +449,7 @@ def test_equal_replicas_are_packed_without_fragmentation_or_moves(seed: int, sha
             for after in churn.seconds(churn.rng.choice((4, 10, 24))):
                 assert sum(free(after).values()) < 20 or placeable(after, churn.scene.now_s)
             churn.turn()
-    assert not moved(churn.scene), "equal Replicas are packed so that nobody has to move"
+    assert not moved(churn.scene), "equal replicas are packed so that none has to move"
 
 
 TAKEN = range(DEVICES - BIG + 1, DEVICES + 1)
@@ -473,7 +473,7 @@ def in_pieces(rng: Random, most: int = 5) -> Laid:
 @given(st.integers(0, 1 << 30), st.booleans())
 def test_defragmentation_joins_20_free_devices_while_replicas_serve(seed: int, shared: bool) -> None:
     """Replicas of one to five devices all stay ready, and one of eight is ready in bounded time."""
-    scene = Scene(laid(in_pieces(Random(seed)), shared=shared), nobody)
+    scene = Scene(laid(in_pieces(Random(seed)), shared=shared), no_requests)
     begin = scene.world
     assert sum(free(begin).values()) == 20
     assert max(free(begin).values()) < BIG

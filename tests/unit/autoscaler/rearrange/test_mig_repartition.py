@@ -72,7 +72,7 @@ def test_replica_on_a_removed_slice_prevents_a_repartition() -> None:
 
 
 @pytest.mark.parametrize(
-    ("node", "said"),
+    ("node", "message"),
     [
         (cuttable(state="pending"), "check mig-manager on the node"),
         (cuttable(state=""), "check mig-manager on the node"),
@@ -80,9 +80,9 @@ def test_replica_on_a_removed_slice_prevents_a_repartition() -> None:
         (cuttable(usable=False), "but not now"),
     ],
 )
-def test_unavailable_node_is_not_repartitioned_and_the_reason_is_given(node: MigNode, said: str) -> None:
+def test_unavailable_node_is_not_repartitioned_and_the_reason_is_given(node: MigNode, message: str) -> None:
     assert order(town(node)) is None
-    assert said in why(town(node))
+    assert message in why(town(node))
 
 
 def test_mig_strategy_single_prevents_a_repartition_with_a_reason() -> None:
@@ -151,7 +151,7 @@ def test_remaining_gpu_space_is_partitioned_for_recently_used_models() -> None:
     middle = [sum(many for name, many in one.items() if name[1:] == "g.20gb") for one in (mid, small, neither)]
     assert middle[0] > max(middle[1:])
     assert all(one["3g.40gb"] for one in (small, mid)), "what waits comes first"
-    assert set(neither) == {"3g.40gb"}, "of which nobody knows anything else"
+    assert set(neither) == {"3g.40gb"}, "nothing else about it is known"
 
 
 def test_rejected_repartition_is_retried_after_a_delay_with_a_reason() -> None:

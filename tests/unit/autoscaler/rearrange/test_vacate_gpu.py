@@ -101,10 +101,10 @@ def test_additional_replica_of_a_served_model_evicts_no_busy_replica() -> None:
 def test_no_replica_is_evicted_if_a_foreign_pod_uses_a_slice_of_the_gpu() -> None:
     a = model("a", 5)
     slices = parts(A, B)
-    theirs = next(one for one in slices if one.id.endswith(B))
+    foreign = next(one for one in slices if one.id.endswith(B))
     at = asked(slices, ("large",), on(a, A), models=(a,))
     assert leave(plan(at, T0)) == {"a"}
-    assert leave(plan(replace_fields(at, others={theirs.counted: 1}), T0)) == set()
+    assert leave(plan(replace_fields(at, others={foreign.counted: 1}), T0)) == set()
 
 
 def test_free_slices_of_a_gpu_being_vacated_get_no_new_replica() -> None:
@@ -150,10 +150,10 @@ def test_next_plan_keeps_the_chosen_gpu_and_evicts_no_more_replicas() -> None:
     a, b = model("a", 30), model("b", 30)
     at = asked(parts(first, second, gpus=2), ("large",), on(a, first), on(b, second), models=(a, b))
     made = plan(at, T0)
-    (gone,) = leave(made)
+    (removed,) = leave(made)
     again = plan(folded(at, made.actions), T0)
     assert leave(again) == set()
-    assert why(again) == why(made).replace(f"for the eviction of {gone}", f"until {gone} has stopped")
+    assert why(again) == why(made).replace(f"for the eviction of {removed}", f"until {removed} has stopped")
 
 
 def test_gpu_with_idle_replicas_is_vacated_before_a_busy_gpu() -> None:

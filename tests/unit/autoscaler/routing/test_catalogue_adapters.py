@@ -117,8 +117,8 @@ def test_model_name_equal_to_an_adapter_name_is_rejected() -> None:
     """Names of Models may contain colons too."""
     adapted = document("[{name: b, artifact: 'file:///b'}]", name="m", rest="aliases: [n], ")
     for taken in ("m:b", "n:b"):
-        said = f"metadata.name: `{taken}` is already an adapter of Model m in 0.yaml"
-        assert said in wrong(adapted, document("[]", name=taken))
+        message = f"metadata.name: `{taken}` is already an adapter of Model m in 0.yaml"
+        assert message in wrong(adapted, document("[]", name=taken))
         assert f"spec.adapters: `{taken}` is already the name of a Model" in wrong(document("[]", name=taken), adapted)
 
 
@@ -131,8 +131,8 @@ def test_adapters_are_rejected_for_an_engine_without_adapter_support() -> None:
 @pytest.mark.parametrize("arg", ["--cache-ram=100", "--cache_ram", "--lora", "--lora-scaled=/x:1"])
 def test_llama_cpp_flags_that_conflict_with_adapters_are_rejected(arg: str) -> None:
     one = "[{name: a, artifact: 'file:///a'}]"
-    said = wrong(document(one, engine="llama.cpp", rest=f"args: ['{arg}', '100'], "))
-    assert "spec.args[0]: not allowed with spec.adapters" in said
+    message = wrong(document(one, engine="llama.cpp", rest=f"args: ['{arg}', '100'], "))
+    assert "spec.args[0]: not allowed with spec.adapters" in message
     assert loaded(document("[]", engine="llama.cpp", rest=f"args: ['{arg}', '100'], ")).models
 
 

@@ -218,8 +218,8 @@ class Reader:
             self.replicas, self.models = {}, {}
         self.replicas.update({route.replica: route for route in delta.replicas})
         self.models.update({route.model: route for route in delta.models})
-        for gone in delta.replicas_gone:
-            self.replicas.pop(gone, None)
+        for removed in delta.replicas_gone:
+            self.replicas.pop(removed, None)
         for gone_model in delta.models_gone:
             self.models.pop(gone_model, None)
 

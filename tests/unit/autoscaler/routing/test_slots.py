@@ -363,7 +363,7 @@ def test_fleet_harness_detects_a_gateway_that_uses_unallocated_slots() -> None:
 
 
 def test_restarted_gateway_does_not_inherit_its_former_slots() -> None:
-    """It reads its routes before the leader knows of its new boot."""
+    """It reads its routes before the leader has received its new boot ID."""
     fleet = Fleet(2, 4, 1)
     fleet.run(2.0)
     gateway = fleet.gateways[0]

@@ -113,7 +113,7 @@ def test_follower_neither_plans_nor_divides_slots() -> None:
 
 
 def test_loop_without_write_permission_executes_no_actions() -> None:
-    """It was paused while it led, so its World still says that it leads."""
+    """It was paused while it led, so by its state it still leads."""
     loop = SteppedLoop(world([A, B], [device()], [], [gateway("g1")]))
     loop.writes_s = 0.0
     loop.step(reported(waits(epoch=1)))
@@ -136,8 +136,8 @@ async def test_route_stream_of_a_follower_is_silent_until_election(monkeypatch: 
         first = msgspec.json.decode(await anext(catalogue), type=CatalogueDelta)
         assert (first.full, [entry.name for entry in first.models]) == (True, ["a"])
         loop.step(LED, *there())
-        said = msgspec.json.decode(await anext(routes), type=RoutesDelta)
-        assert (said.epoch, said.full, [one.replica for one in said.replicas]) == (7, True, ["r1"])
+        reported = msgspec.json.decode(await anext(routes), type=RoutesDelta)
+        assert (reported.epoch, reported.full, [one.replica for one in reported.replicas]) == (7, True, ["r1"])
         loop.step(FollowingSeen())
         while await anext(routes):
             assert loop.loop.world.leadership.leads, "the heartbeat of before"

@@ -220,8 +220,8 @@ def test_removed_order_counts_as_returned_if_released_and_else_as_lost() -> None
     (id,) = here.capacity.leases
     release = ReleaseLease(order=ReleaseOrder(id=id, epoch=1), reason="idle")
     leaving = observe(here, Acted(action=release), now_s=T0 + 40)
-    gone = observe(leaving, LeasesSeen(provider="rack", leases=(), began_s=T0 + 50), now_s=T0 + 50)
-    assert counted_between(leaving, gone) == [Counted("rack", "returned")]
+    removed = observe(leaving, LeasesSeen(provider="rack", leases=(), began_s=T0 + 50), now_s=T0 + 50)
+    assert counted_between(leaving, removed) == [Counted("rack", "returned")]
     once = observe(here, LeasesSeen(provider="rack", leases=(), began_s=T0 + 50), now_s=T0 + 50)
     twice = observe(once, LeasesSeen(provider="rack", leases=(), began_s=T0 + 60), now_s=T0 + 60)
     assert [*counted_between(here, once), *counted_between(once, twice)] == [Counted("rack", "lost")]

@@ -61,7 +61,7 @@ async def test_weights_requests_are_sent_on_connect_and_then_only_on_change() ->
         after = read(await anext(lines))
         assert (after.wants, after.weights.ca_file) == (first.wants, "/ca.pem")
         stepped.step(DocumentsSeen(settings=settings))
-        assert read(await anext(lines)) == replace(after, wants=()), "its Model is gone"
+        assert read(await anext(lines)) == replace(after, wants=()), "its Model was deleted"
     await lines.aclose()
 
 
@@ -75,16 +75,16 @@ async def test_unknown_artifact_is_inspected_by_one_connected_agent() -> None:
         assert read(await anext(other)).wants == (), "one is enough"
         await first.aclose()
         stepped.step(Tick())
-        assert [one.look for one in read(await next_line(other)).wants] == [True], "the first is gone"
+        assert [one.look for one in read(await next_line(other)).wants] == [True], "the first agent has disconnected"
         third = telling.messages(NodeId("n3"))
         assert read(await anext(third)).wants == ()
         stepped.step(Tick())  # either of the two does it from now on
         by_third = bool(telling._wants.get(NodeId("n3")))
-        gone, left = (third, other) if by_third else (other, third)
-        await gone.aclose()
+        removed, left = (third, other) if by_third else (other, third)
+        await removed.aclose()
         stepped.step(Tick())
-        wants = telling._wants[NodeId("n2" if by_third else "n3")].wants
-        assert [one.look for one in wants] == [True], "whoever is left does it"
+        requests = telling._wants[NodeId("n2" if by_third else "n3")].wants
+        assert [one.look for one in requests] == [True], "a remaining agent does it"
     await left.aclose()
 
 
@@ -144,7 +144,7 @@ class Watched:
 
 
 def images(line: bytes) -> tuple[ImageWant, ...]:
-    assert line != BLANK, "it was told already"
+    assert line != BLANK, "the agent already has this line"
     return msgspec.json.decode(line, type=NodeWants).images
 
 

@@ -129,8 +129,8 @@ async def test_unknown_model_or_path_is_answered_with_the_available_ones(aiohttp
     assert response.status == 404
     assert openapi.PATH in (await response.json())["error"]
     response = await client.post("/api/v1/status", json={})
-    said = {"error": "this path does not support the method; /api/v1/openapi.json lists all paths"}
-    assert (response.status, await response.json()) == (405, said)
+    fields = {"error": "this path does not support the method; /api/v1/openapi.json lists all paths"}
+    assert (response.status, await response.json()) == (405, fields)
 
 
 async def test_server_is_healthy_but_not_ready_before_replicas_are_listed(aiohttp_client: AiohttpClient) -> None:

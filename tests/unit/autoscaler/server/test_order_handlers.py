@@ -133,18 +133,18 @@ async def test_stop_of_a_manually_scaled_model_mentions_the_manual_scale(aiohttp
     by_hand = Adopted(kind="Deployment", namespace="default", name="a", held=True, message=message)
     made = replace(model("a", 20, low=2, high=2), adopted=by_hand)
     port = Port(world([made], [device()], [replica(made, "r1")]))
-    said = await effect_of(await port.client(aiohttp_client), "models/a/stop")
-    assert said.endswith(f"; {message}, so it starts again")
+    text = await effect_of(await port.client(aiohttp_client), "models/a/stop")
+    assert text.endswith(f"; {message}, so it starts again")
 
 
 async def test_devices_and_nodes_can_be_cordoned_drained_and_uncordoned(aiohttp_client: AiohttpClient) -> None:
     port = Port(lived())
     client = await port.client(aiohttp_client)
-    said = await effect_of(client, "devices/gpu0/cordon")
-    assert said.startswith("no new replica is placed on device gpu0; a stays there until it is idle or drained")
+    message = await effect_of(client, "devices/gpu0/cordon")
+    assert message.startswith("no new replica is placed on device gpu0; a stays there until it is idle or drained")
     assert await effect_of(client, "devices/n0/gpu1/cordon") == "no new replica is placed on device n0/gpu1"
-    said = await effect_of(client, "nodes/n0/drain")
-    assert said == "no new replica is placed on node n0; a drains, and starts on another device if there is room"
+    message = await effect_of(client, "nodes/n0/drain")
+    assert message == "no new replica is placed on node n0; a drains, and starts on another device if there is room"
     assert {(c.place.kind, c.place.name, c.node, c.drain) for c in port.kept.cordons.values()} == {
         ("device", "gpu0", "n0", False), ("device", "n0/gpu1", "n0", False), ("node", "n0", "n0", True),
     }  # fmt: skip
@@ -235,7 +235,7 @@ async def test_invalid_or_cross_origin_order_is_rejected_and_changes_nothing(
 
 
 @pytest.mark.parametrize(
-    ("origin", "site", "host", "ours"),
+    ("origin", "site", "host", "own"),
     [
         (None, None, "127.0.0.1:8081", True),
         ("http://127.0.0.1:8081", "same-origin", "127.0.0.1:8081", True),
@@ -245,9 +245,9 @@ async def test_invalid_or_cross_origin_order_is_rejected_and_changes_nothing(
     ],
 )
 def test_only_requests_of_the_same_origin_are_accepted(
-    origin: str | None, site: str | None, host: str | None, ours: bool
+    origin: str | None, site: str | None, host: str | None, own: bool
 ) -> None:
-    assert is_same_origin(origin, site, host) is ours
+    assert is_same_origin(origin, site, host) is own
 
 
 async def test_order_is_rejected_with_503_unless_leading_and_synced(aiohttp_client: AiohttpClient) -> None:
@@ -327,7 +327,7 @@ async def test_order_that_cannot_be_stored_does_not_take_effect(
 def test_corrupt_cordon_file_is_moved_aside_and_reported(tmp_path: Path) -> None:
     (tmp_path / "cordons.json").write_text("{")
     seen: list[CordonsSeen] = []
-    said = file(tmp_path, seen, lambda: 0.0, lambda: 0.0).load()
-    assert "cannot be read" in said
+    reported = file(tmp_path, seen, lambda: 0.0, lambda: 0.0).load()
+    assert "cannot be read" in reported
     assert (tmp_path / "cordons.broken").exists()
     assert not seen

@@ -74,9 +74,9 @@ async def test_known_tokens_are_admitted_at_once_while_the_api_server_hangs(hous
     for _ in range(3):
         for name in names:
             report = house.tokens.admits(name)
-            with pytest.raises(StopIteration) as said:  # without waiting
+            with pytest.raises(StopIteration) as reported:  # without waiting
                 report.send(None)
-            assert said.value.value == Authenticated()
+            assert reported.value.value == Authenticated()
         await asyncio.sleep(0)
     assert len(house.server.asked) == len(names) + AGAIN_MAX, "one question for each, and not more than so many"
     house.now_s += STANDS_S

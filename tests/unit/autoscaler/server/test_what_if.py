@@ -67,7 +67,7 @@ async def test_what_if_query_returns_starts_and_stops_without_executing_them(aio
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "said"),
+    ("body", "status", "message"),
     [
         (b'{"demand": {"c": {"waiting": 1}}}', 404, "c: no such model; existing: a, org/b"),
         (b'{"demand": {"a": {}, "small": {}}}', 400, "small: Model a occurs twice"),
@@ -81,12 +81,12 @@ async def test_what_if_query_returns_starts_and_stops_without_executing_them(aio
     ],
 )
 async def test_invalid_query_is_rejected_with_a_clear_error(
-    aiohttp_client: AiohttpClient, body: bytes, status: int, said: str
+    aiohttp_client: AiohttpClient, body: bytes, status: int, message: str
 ) -> None:
     client, _ = await connect(aiohttp_client, lived())
     response = await client.post(PATH, data=body, headers={"content-type": "application/json"})
     assert response.status == status
-    assert said in (await response.json())["error"]
+    assert message in (await response.json())["error"]
 
 
 async def test_cross_origin_query_or_query_to_a_follower_is_rejected(aiohttp_client: AiohttpClient) -> None:
@@ -130,8 +130,8 @@ async def test_simulation_answer_contains_no_address_and_no_key(aiohttp_client: 
     demands: list[dict[str, dict[str, int]]] = [{"org/b": {"waiting": 3}}, {"a": {"waiting": 9}}, {"c": {}}]
     for demand in demands:
         headers = {"authorization": "Bearer pl-ops"}
-        said = await (await client.post(PATH, json={"demand": demand}, headers=headers)).text()
-        assert not [one for one in ("10.9.8.7", "8000", "pl-ops", hashed("pl-ops")) if one in said]
+        response = await (await client.post(PATH, json={"demand": demand}, headers=headers)).text()
+        assert not [one for one in ("10.9.8.7", "8000", "pl-ops", hashed("pl-ops")) if one in response]
 
 
 async def test_only_one_simulation_runs_at_a_time(

@@ -32,11 +32,11 @@ def node(many: int, resource: str = "nvidia.com/gpu", **labels: str) -> NodeFact
     gpu_labels = {
         "product": "Tesla-T4",
         "memory": "15360",
-        **{name.replace("_", "-"): said for name, said in labels.items()},
+        **{name.replace("_", "-"): reported for name, reported in labels.items()},
     }
     return NodeFacts(
         NodeId("node-1"),
-        {f"nvidia.com/gpu.{name}": said for name, said in gpu_labels.items()},
+        {f"nvidia.com/gpu.{name}": reported for name, reported in gpu_labels.items()},
         {},
         {resource: str(many)},
     )
@@ -57,13 +57,13 @@ def test_pod_on_each_kind_of_gpu_share_matches_its_golden_file(name: str, on: No
     there = slicer_families.list_slices(on)
     assert {one.kind for one in there} == {name.partition("-")[0]}
     has = replica(of, "llama-1", [one.id for one in there[: of.spec.gpu.count]], memory_bytes=of.memory_bytes)
-    asks = slicer_families.build_pod_fields(has, {one.id: one for one in there})
-    assert asks is not None
-    part = compute_engine_limits(of, has, asks.memory_fraction)
+    pod_fields = slicer_families.build_pod_fields(has, {one.id: one for one in there})
+    assert pod_fields is not None
+    part = compute_engine_limits(of, has, pod_fields.memory_fraction)
     launch = engines.build_launch_command(
         of, None, pod_manifest.HOST, pod_manifest.assign_engine_port(has.id), {"vllm": "vllm"}, gpus=True, given=part
     )
-    agrees(f"slicing/{name}", [pod_manifest.build_pod_manifest(has, of, launch, "engine:1", asks=asks)])
+    agrees(f"slicing/{name}", [pod_manifest.build_pod_manifest(has, of, launch, "engine:1", asks=pod_fields)])
 
 
 @pytest.mark.parametrize(
@@ -81,6 +81,6 @@ def test_devices_above_the_labeled_count_are_used_if_sharing_is_known(
     on: NodeFacts, most: int | None, many: int
 ) -> None:
     """Labels contain the earlier count; more devices are new ones only if it is known that they are not shared."""
-    said = NodeKind(selector={}, device=NodeDevice(model="T4", memory_bytes=Bytes(1 << 34)), devices_max=most)
-    there = slicer_families.list_slices(on._replace(declared=said))
+    kind = NodeKind(selector={}, device=NodeDevice(model="T4", memory_bytes=Bytes(1 << 34)), devices_max=most)
+    there = slicer_families.list_slices(on._replace(declared=kind))
     assert sum(not one.closed for one in there) == many

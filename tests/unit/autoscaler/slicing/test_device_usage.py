@@ -41,7 +41,7 @@ def seen(node: NodeFacts) -> NodeSeen:
 def pod(limits: dict[str, str], **annotations: str) -> OtherPod:
     """A foreign pod as the driver stores it."""
     containers: list[Any] = [{"name": "a", "resources": {"limits": {"cpu": "2", **limits}}}]
-    metadata = {name.replace("_", "-"): said for name, said in annotations.items()}
+    metadata = {name.replace("_", "-"): fields for name, fields in annotations.items()}
     spec = {"nodeName": NODE, "containers": containers}
     found = nodes.read_other_pod(
         {"metadata": {"annotations": {f"hami.io/{key}": v for key, v in metadata.items()}}, "spec": spec}
@@ -54,7 +54,7 @@ def pod(limits: dict[str, str], **annotations: str) -> OtherPod:
 
 
 @pytest.mark.parametrize(
-    ("node", "limits", "gone"),
+    ("node", "limits", "removed"),
     [
         (mig_node(_1g_10gb="4", _3g_40gb="2"), {"nvidia.com/mig-3g.40gb": "1"}, {"nvidia.com/mig-3g.40gb": 1}),
         (SINGLE, {"nvidia.com/gpu": "3"}, {"nvidia.com/gpu": 3}),
@@ -64,15 +64,15 @@ def pod(limits: dict[str, str], **annotations: str) -> OtherPod:
     ids=["a cut of its profile", "cuts that are called GPUs", "another maker's", "of both makers"],
 )
 def test_pod_of_another_owner_uses_up_only_the_resource_it_requests(
-    node: NodeFacts, limits: dict[str, str], gone: dict[str, int]
+    node: NodeFacts, limits: dict[str, str], removed: dict[str, int]
 ) -> None:
     there = seen(node)
     found = nodes.build_slices([there])
     others = nodes.count_taken_slices([there], found, [pod(limits)])
-    assert others == {f"{NODE} {name}": much for name, much in gone.items()}
+    assert others == {f"{NODE} {name}": much for name, much in removed.items()}
     closed = list_closed_slices(world([], found, others=others), T0)
     assert sorted(one.handle for one in found if one.id in closed) == sorted(
-        name for name, much in gone.items() for _ in range(much)
+        name for name, much in removed.items() for _ in range(much)
     )
     assert set(closed.values()) == {OTHERS}
 
@@ -93,20 +93,20 @@ def left(node: NodeFacts, *pods: OtherPod) -> tuple[tuple[Slice, ...], dict[str,
 
 
 def test_card_share_used_by_others_is_subtracted() -> None:
-    theirs = pod({"nvidia.com/gpu": "1"}, vgpu_devices_allocated="GPU-aaaa,NVIDIA,20480,30:;")
-    assert theirs.cards == (HamiAllocation(0, "GPU-aaaa", 20 * GIB, 30),)
-    (one, other), gone = left(hami_node(card(), card("GPU-bbbb")), theirs)
+    foreign = pod({"nvidia.com/gpu": "1"}, vgpu_devices_allocated="GPU-aaaa,NVIDIA,20480,30:;")
+    assert foreign.cards == (HamiAllocation(0, "GPU-aaaa", 20 * GIB, 30),)
+    (one, other), removed = left(hami_node(card(), card("GPU-bbbb")), foreign)
     assert (one.memory_bytes, one.compute_percent, one.device_bytes, one.closed) == (60 * GIB, 70, 80 * GIB, "")
-    assert (other.memory_bytes, other.compute_percent, gone) == (80 * GIB, 100, {})
-    asks = slicer_families.build_pod_fields(
+    assert (other.memory_bytes, other.compute_percent, removed) == (80 * GIB, 100, {})
+    pod_fields = slicer_families.build_pod_fields(
         replace(
             replica(model("a"), "r", [one.id]),
             resources=replace(replica(model("a"), "r", [one.id]).resources, memory_bytes=60 * GIB, compute_percent=70),
         ),
         {one.id: one},
     )
-    assert asks is not None
-    assert asks.limits["nvidia.com/gpucores"] == "69", "it is not alone on the card"
+    assert pod_fields is not None
+    assert pod_fields.limits["nvidia.com/gpucores"] == "69", "it is not alone on the card"
 
 
 @pytest.mark.parametrize("held", ["81920,0", "99999,10", "1024,100"])
@@ -116,8 +116,8 @@ def test_card_fully_used_by_others_is_unavailable(held: str) -> None:
 
 
 def test_npu_partition_used_by_others_counts_as_one_slice() -> None:
-    _, gone = left(npu_node("NPU-1", "NPU-2"), pod({}, Ascend910B2_devices_allocated="NPU-1,Ascend910B2,8192,3:;"))
-    assert gone == {f"{NODE} NPU-1": 1}
+    _, removed = left(npu_node("NPU-1", "NPU-2"), pod({}, Ascend910B2_devices_allocated="NPU-1,Ascend910B2,8192,3:;"))
+    assert removed == {f"{NODE} NPU-1": 1}
 
 
 def test_hami_node_is_unavailable_while_a_replica_from_before_hami_runs() -> None:
@@ -131,11 +131,11 @@ def test_hami_node_is_unavailable_while_a_replica_from_before_hami_runs() -> Non
 
 def test_hami_handshake_annotation_is_kept_only_if_it_says_deleted() -> None:
     """Other handshakes change twice a minute, and each change of a node would trigger planning."""
-    said = {NVIDIA.register: "[]", HANDSHAKE: "Requesting_2026.11.20 00:00:00", "other.io/x": "y"}
-    node = NodeFacts(NODE, {}, said)
+    fields = {NVIDIA.register: "[]", HANDSHAKE: "Requesting_2026.11.20 00:00:00", "other.io/x": "y"}
+    node = NodeFacts(NODE, {}, fields)
     assert seen(node).annotations == {NVIDIA.register: "[]"}
-    gone = {**said, HANDSHAKE: "Deleted_2026.11.20 00:00:00"}
-    assert HANDSHAKE in seen(node._replace(annotations=gone)).annotations
+    removed = {**fields, HANDSHAKE: "Deleted_2026.11.20 00:00:00"}
+    assert HANDSHAKE in seen(node._replace(annotations=removed)).annotations
 
 
 @given(st.lists(st.tuples(st.sampled_from(["GPU-aaaa", "GPU-bbbb", "GPU-cccc"]), st.integers(1, 90_000),
@@ -144,10 +144,10 @@ def test_remaining_card_share_is_never_negative_or_too_large(
     held: list[tuple[str, int, int]],
 ) -> None:
     on = nodes.build_slices([seen(hami_node(card(), card("GPU-bbbb")))])
-    theirs = [HamiAllocation(0, uuid, mib * MIB, cores) for uuid, mib, cores in held]
-    found, _ = device_usage.subtract_usage(on, device_usage.list_card_usage(NODE, theirs))
+    foreign = [HamiAllocation(0, uuid, mib * MIB, cores) for uuid, mib, cores in held]
+    found, _ = device_usage.subtract_usage(on, device_usage.list_card_usage(NODE, foreign))
     for one in found:
-        used = sum(each.memory_bytes for each in theirs if each.uuid == one.handle)
+        used = sum(each.memory_bytes for each in foreign if each.uuid == one.handle)
         assert one.closed or one.memory_bytes + used <= 80 * GIB
         assert one.memory_bytes > 0
         assert one.compute_percent >= 0
@@ -164,13 +164,13 @@ def placed(node: NodeFacts, of: Model, *pods: OtherPod) -> tuple[list[tuple[Slic
 
 def test_whole_device_model_gets_no_partition_or_partly_used_card() -> None:
     """A program can use only one MIG device, and the rest of a partly used card is not a whole device."""
-    theirs = pod({}, vgpu_devices_allocated="GPU-aaaa,NVIDIA,1024,0:;")
+    foreign = pod({}, vgpu_devices_allocated="GPU-aaaa,NVIDIA,1024,0:;")
     node, whole, two = hami_node(card(), card("GPU-bbbb")), model("a", 0), model("a", 5, gpu=Gpu(count=2))
     assert placed(node, whole)[0] == [(SliceId(f"{NODE}/GPU-aaaa"),)]
-    assert placed(node, whole, theirs)[0] == [(SliceId(f"{NODE}/GPU-bbbb"),)]
-    assert placed(node, model("a", 75), theirs)[0] == [(SliceId(f"{NODE}/GPU-aaaa"),)], "it fits in what is left"
+    assert placed(node, whole, foreign)[0] == [(SliceId(f"{NODE}/GPU-bbbb"),)]
+    assert placed(node, model("a", 75), foreign)[0] == [(SliceId(f"{NODE}/GPU-aaaa"),)], "it fits in what is left"
     assert len(placed(node, two)[0][0]) == 2
-    assert placed(node, two, theirs)[0] == []
+    assert placed(node, two, foreign)[0] == []
     cuts = mig_node(_1g_10gb="4", _3g_40gb="2")
     assert placed(cuts, model("a", 5))[0] == [(SliceId(f"{NODE}/mig-1g.10gb-0"),)]
     assert [placed(cuts, one)[0] for one in (whole, two)] == [[], []]
@@ -190,8 +190,8 @@ def test_claimed_device_counts_as_used_and_claimed_capacity_is_deducted() -> Non
         Got("r", f"{at}/gpu-2", 30 * GIB),
         Got("r", "gpu.nvidia.com/other/gpu-0", None),
     ]
-    (first, second, shared), gone = device_usage.subtract_usage(on, device_usage.list_dra_usage(on, got))
-    assert gone == {second.counted: 1}
+    (first, second, shared), removed = device_usage.subtract_usage(on, device_usage.list_dra_usage(on, got))
+    assert removed == {second.counted: 1}
     assert (first, shared.memory_bytes, shared.closed) == (on[0], 50 * GIB, "")
     (_, _, shared), _ = device_usage.subtract_usage(on, [(on[2].counted, DeviceUsage(None))])
     assert shared.closed == FULL

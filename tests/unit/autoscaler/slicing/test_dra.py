@@ -191,8 +191,8 @@ def test_special_characters_of_a_uuid_are_escaped_in_the_claim_selector() -> Non
     odd["attributes"]["uuid"] = {"string": '" || true || "\\'}
     (one,) = slices(resource_slice(NODE, "gpus", devices=[odd]))
     (claim,) = Dra().fields("m", [SliceShare(one, 1)]).claims
-    said = claim["spec"]["devices"]["requests"][0]["exactly"]["selectors"][0]["cel"]["expression"]
-    assert said.endswith(r'== "\" || true || \"\\"')
+    expression = claim["spec"]["devices"]["requests"][0]["exactly"]["selectors"][0]["cel"]["expression"]
+    assert expression.endswith(r'== "\" || true || \"\\"')
 
 
 def claim(*results: Any) -> Object:
@@ -205,10 +205,10 @@ def result(device: str, **more: Any) -> Object:
 
 def test_allocated_devices_and_capacity_are_read_from_claim_status() -> None:
     found = slices(resource_slice(NODE, "gpus", devices=[gpu(0), gpu(1)]))
-    said = claim(
+    reported = claim(
         result("gpu-1"), result("gpu-0", adminAccess=True), result("gpu-9", consumedCapacity={"memory": "30Gi"}), 7, {}
     )
-    got = read_allocations(said)
+    got = read_allocations(reported)
     assert got == (Got("gpu-0", entry("gpu-1"), None), Got("gpu-0", entry("gpu-9"), 30 * GIB))
     assert find_slice(got[0], found) is found[1]
     assert find_slice(got[1], found) is None

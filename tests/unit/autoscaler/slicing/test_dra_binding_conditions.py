@@ -36,7 +36,7 @@ def condition(type: str, *, status: str = "True", reason: str = "", message: str
 
 
 @pytest.mark.parametrize(
-    ("of", "state", "says"),
+    ("of", "state", "message"),
     [
         (claim(), "waiting", READY),
         (claim(devices=[{"driver": DRIVER, "pool": NODE, "device": "gpu-0"}]), "waiting", READY),
@@ -48,9 +48,9 @@ def condition(type: str, *, status: str = "True", reason: str = "", message: str
         (claim(condition("Other")), "waiting", READY),
     ],
 )
-def test_claim_waits_for_all_conditions_and_failure_takes_precedence(of: Object, state: str, says: str) -> None:
+def test_claim_waits_for_all_conditions_and_failure_takes_precedence(of: Object, state: str, message: str) -> None:
     (one,) = read_bindings(of)
-    assert (one.entry, one.claim, one.state, one.says) == (ENTRY, "team/job", state, says)
+    assert (one.entry, one.claim, one.state, one.says) == (ENTRY, "team/job", state, message)
 
 
 @pytest.mark.parametrize(

@@ -46,12 +46,12 @@ def slices(*kept: str, cut: bool = True, places: bool = False) -> dict[str, Slic
     return {one.id.rpartition("/")[2]: one for one in found}
 
 
-def claimed(asks: PodFields) -> tuple[str, str]:
+def claimed(requested: PodFields) -> tuple[str, str]:
     """The DeviceClass and the profile in the selector; the profile is empty if only the UUID is selected."""
-    (claim,) = asks.claims
+    (claim,) = requested.claims
     (request,) = claim["spec"]["devices"]["requests"]
-    said = request["exactly"]["selectors"][0]["cel"]["expression"]
-    profile = said.partition('["profile"] == "')[2].partition('"')[0]
+    expression = request["exactly"]["selectors"][0]["cel"]["expression"]
+    profile = expression.partition('["profile"] == "')[2].partition('"')[0]
     return request["exactly"]["deviceClassName"], profile
 
 
@@ -62,8 +62,8 @@ def claimed(asks: PodFields) -> tuple[str, str]:
 )  # fmt: skip
 def test_small_demand_claims_the_smallest_sufficient_partition(memory_gib: int, percent: int, profile: str) -> None:
     whole = slices()["gpu-0"]
-    asks = Dra().fields("m-1", [SliceShare(whole, memory_gib * GIB, percent)])
-    assert claimed(asks) == ("mig.nvidia.com" if profile else "gpu.nvidia.com", profile)
+    pod_fields = Dra().fields("m-1", [SliceShare(whole, memory_gib * GIB, percent)])
+    assert claimed(pod_fields) == ("mig.nvidia.com" if profile else "gpu.nvidia.com", profile)
     kept = slices(cut=False)["gpu-0"]
     assert claimed(Dra().fields("m-1", [SliceShare(kept, memory_gib * GIB, percent)])) == ("gpu.nvidia.com", "")
 
@@ -78,8 +78,8 @@ def test_claimed_partition_is_never_below_the_demand(memory_bytes: int, percent:
 
 
 def test_partition_claim_matches_the_golden_file() -> None:
-    asks = Dra().fields("m-1", [SliceShare(slices()["gpu-0"], 15 * GIB)])
-    agrees("slicing/dra-cut", [*asks.claims, pod("m-1", asks)])
+    pod_fields = Dra().fields("m-1", [SliceShare(slices()["gpu-0"], 15 * GIB)])
+    agrees("slicing/dra-cut", [*pod_fields.claims, pod("m-1", pod_fields)])
 
 
 def test_claimed_partition_is_used_and_the_rest_of_the_gpu_is_offered() -> None:
@@ -94,8 +94,8 @@ def test_claimed_partition_is_used_and_the_rest_of_the_gpu_is_offered() -> None:
     assert cut_name("3g.40gb", 4) in there
     assert {one.device for one in there.values()} == {whole.device}
     (claim,) = Dra().fields("m-2", [SliceShare(there[cut_name("3g.40gb", 4)], 5 * GIB)]).claims
-    said = claim["spec"]["devices"]["requests"][0]["exactly"]["selectors"][0]["cel"]["expression"]
-    assert '"3g.40gb"' in said, "a part is what it is: no claim could tell where in it"
+    expression = claim["spec"]["devices"]["requests"][0]["exactly"]["selectors"][0]["cel"]["expression"]
+    assert '"3g.40gb"' in expression, "a part is what it is: no claim could tell where in it"
 
 
 @pytest.mark.parametrize("places", [False, True])
@@ -118,9 +118,9 @@ def test_small_demand_claims_a_smaller_profile_of_the_last_free_partition(places
 def test_small_partition_of_an_idle_gpu_keeps_the_first_half_free() -> None:
     """If the driver publishes placements: the first half is the only place of the largest profile."""
     (claim,) = Dra().fields("m", [SliceShare(slices(places=True)["gpu-0"], 5 * GIB)]).claims
-    said = claim["spec"]["devices"]["requests"][0]["exactly"]["selectors"][0]["cel"]["expression"]
-    assert "'memorySlice4' in" in said
-    assert "!('memorySlice3' in" in said
+    expression = claim["spec"]["devices"]["requests"][0]["exactly"]["selectors"][0]["cel"]["expression"]
+    assert "'memorySlice4' in" in expression
+    assert "!('memorySlice3' in" in expression
 
 
 HEAD = "apiVersion: pilotlight.dev/v1alpha1\nkind: Settings\n"
@@ -159,7 +159,7 @@ def theirs(device: str) -> Object:
 
 
 async def asked(
-    *chosen: str, held: tuple[str, ...] = (), closed: str = "", gone: str = "", alternatives: int = 7
+    *chosen: str, held: tuple[str, ...] = (), closed: str = "", removed: str = "", alternatives: int = 7
 ) -> PodFields:
     """The fields of the pod of a replica on these slices, on a node with five GPUs."""
     node: Object = {"metadata": {"name": NODE, "resourceVersion": "1"}, "spec": {}, "status": {"conditions": [
@@ -171,7 +171,7 @@ async def asked(
     there = {
         NODES: [node],
         resource_claims.PUBLISHED: [meta(published)],
-        resource_claims.CLAIMS: [theirs(gone)] if gone else [],
+        resource_claims.CLAIMS: [theirs(removed)] if removed else [],
     }
     settings = parse_documents([("a.yaml", NAMED % alternatives)]).settings if alternatives else Settings()
     inventory = Inventory(
@@ -184,10 +184,10 @@ async def asked(
         while not inventory.knows([SliceId(f"{NODE}/{one}") for one in chosen]):
             await asyncio.sleep(0)
             inventory.look()
-        asks = inventory.fields(replica(model("a"), "m-1", [f"{NODE}/{one}" for one in chosen]), None)
+        pod_fields = inventory.fields(replica(model("a"), "m-1", [f"{NODE}/{one}" for one in chosen]), None)
         watching.cancel()
-    assert asks is not None
-    return asks
+    assert pod_fields is not None
+    return pod_fields
 
 
 async def _begun(inventory: Inventory) -> None:
@@ -195,9 +195,9 @@ async def _begun(inventory: Inventory) -> None:
         await inventory.begin(tasks)
 
 
-def uuids(asks: PodFields) -> list[str]:
+def uuids(requested: PodFields) -> list[str]:
     """UUIDs of the GPUs that its claim admits, in order of preference."""
-    ((request,),) = [one["spec"]["devices"]["requests"] for one in asks.claims]
+    ((request,),) = [one["spec"]["devices"]["requests"] for one in requested.claims]
     wishes = request.get("firstAvailable") or [request["exactly"]]
     return [one["selectors"][0]["cel"]["expression"].rpartition('"GPU-')[2].strip('"') for one in wishes]
 
@@ -210,7 +210,7 @@ async def test_claim_lists_equivalent_devices_after_the_chosen_one() -> None:
 
 async def test_used_or_cordoned_devices_are_not_alternatives() -> None:
     assert uuids(await asked("gpu-2", held=("gpu-2", "gpu-0"))) == ["0002", "0001", "0003"]
-    assert uuids(await asked("gpu-2", gone="gpu-1")) == ["0002", "0000", "0003"]
+    assert uuids(await asked("gpu-2", removed="gpu-1")) == ["0002", "0000", "0003"]
     assert uuids(await asked("gpu-2", closed=f"{NODE}/GPU-0003")) == ["0002", "0000", "0001"]
 
 

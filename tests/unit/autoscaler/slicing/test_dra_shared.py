@@ -62,17 +62,17 @@ def test_pods_on_one_gpu_share_one_claim_with_its_sharing_mode(sharing: Any) -> 
 
 @pytest.mark.parametrize(("sharing", "less"), [("timeslice", 0), ("mps", CLIENT_BYTES)])
 def test_engine_memory_fraction_excludes_the_mps_client_overhead(sharing: Any, less: int) -> None:
-    asks = Dra().fields("m", [SliceShare(slices(sharing=sharing)[0], 20 * GIB)])
-    assert asks.memory_fraction == (20 * GIB - less) * 1000 // (81559 << 20) / 1000
+    pod_fields = Dra().fields("m", [SliceShare(slices(sharing=sharing)[0], 20 * GIB)])
+    assert pod_fields.memory_fraction == (20 * GIB - less) * 1000 // (81559 << 20) / 1000
 
 
 def test_whole_or_multiple_gpus_use_shared_claims_without_limits() -> None:
     found = slices()
     alone = Dra().fields("m", [SliceShare(found[0], 0)])
     both = Dra().fields("m", [SliceShare(one, 20 * GIB, 30) for one in found])
-    for asks, of in ((alone, found[:1]), (both, found)):
-        assert [claim["metadata"]["name"] for claim in asks.claims] == [common_claim_name(one) for one in of]
-        assert (asks.env, asks.memory_fraction) == ({}, None)
+    for requested, of in ((alone, found[:1]), (both, found)):
+        assert [claim["metadata"]["name"] for claim in requested.claims] == [common_claim_name(one) for one in of]
+        assert (requested.env, requested.memory_fraction) == ({}, None)
 
 
 @pytest.mark.parametrize(
@@ -92,9 +92,9 @@ def test_partition_or_consumable_capacity_has_a_separate_claim_per_pod() -> None
     assert not any(one.shared for one in parts)
     assert consumed.isolation is Isolation.NONE, "the driver refuses MPS there"
     for one in (*parts, consumed):
-        asks = Dra().fields("m-1", [SliceShare(one, one.memory_bytes)])
-        assert [claim["metadata"]["name"] for claim in asks.claims] == ["m-1"]
-        assert (asks.common, asks.env, asks.memory_fraction) == (frozenset(), {}, None)
+        pod_fields = Dra().fields("m-1", [SliceShare(one, one.memory_bytes)])
+        assert [claim["metadata"]["name"] for claim in pod_fields.claims] == ["m-1"]
+        assert (pod_fields.common, pod_fields.env, pod_fields.memory_fraction) == (frozenset(), {}, None)
         assert common_claim_name(one) == ""
     (whole,) = slices(*partitionable(NODE))
     assert (whole.shared, common_claim_name(whole)) == (True, "mps-gpu-0-" + common_claim_name(whole)[-16:])
@@ -131,7 +131,7 @@ def claimed(name: str, namespace: str = "n", **labels: str) -> Object:
 
 
 async def looked(*there: Object, held: Sequence[str] = ()) -> tuple[Slice, ...]:
-    """The slices reported for a node with two GPUs; `held`: those held by replicas of ours."""
+    """The slices reported for a node with two GPUs; `held`: those held by replicas."""
     conditions = [{"type": "Ready", "status": "True"}]
     node: Object = {
         "metadata": {"name": NODE, "resourceVersion": "1"}, "spec": {}, "status": {"conditions": conditions},
@@ -172,22 +172,22 @@ async def test_gpu_with_our_shared_claim_stays_available() -> None:
 
 async def test_gpu_claimed_by_others_is_unavailable() -> None:
     name = common_claim_name((await looked())[0])
-    for theirs in (claimed(name), claimed(name, "other", **OURS_TOO), claimed("theirs")):
-        assert [one.closed for one in await looked(theirs)] == [FULL, ""]
+    for foreign in (claimed(name), claimed(name, "other", **OURS_TOO), claimed("theirs")):
+        assert [one.closed for one in await looked(foreign)] == [FULL, ""]
 
 
 async def test_gpu_held_by_an_earlier_exclusive_claim_accepts_no_replica() -> None:
     before = claimed("m-1", **OURS_TOO | {"pilotlight.dev/intent": "i"})
     assert [one.closed for one in await looked(before, held=["gpu-0"])] == [RESLICED, ""]
-    assert all(one.closed for one in (await looked(before))[:1]), "and until its claim is gone"
+    assert all(one.closed for one in (await looked(before))[:1]), "and until its claim is deleted"
 
 
 # --- the resulting plan -----------------------------------------------------------------------------------------------
 
 
-def started(*models: Model, there: Sequence[Replica] = (), **said: Any) -> list[str]:
+def started(*models: Model, there: Sequence[Replica] = (), **reported: Any) -> list[str]:
     """The Models that start on a node with one such GPU."""
-    found = slices(resource_slice(NODE, "gpus", devices=[gpu(0)]), **said)
+    found = slices(resource_slice(NODE, "gpus", devices=[gpu(0)]), **reported)
     known = world(models, found, there, gateways=[gateway(levels=[level(one.name, 1) for one in models])])
     return [str(one.replica.model) for one in plan(known, T0).actions if isinstance(one, StartReplica)]
 

@@ -102,7 +102,7 @@ def test_card_that_hami_does_not_allocate_is_unavailable(
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "", "[", "[{}]", "[[]]", "[" * 100_000, "null", "[1]", ":", "a,b", "GPU-1,10,x,100,T4,0,true:",
         '[{"id":"GPU-1","count":10,"devmem":-5,"devcore":100}]', '[{"id":"GPU-1","count":10,"devmem":1e99}]',
@@ -111,23 +111,23 @@ def test_card_that_hami_does_not_allocate_is_unavailable(
         '[{"id":"G","count":1,"devmem":5,"devcore":1},{"id":"G","count":1,"devmem":5,"devcore":1}]', "[\ud800]",
     ],
 )  # fmt: skip
-def test_unreadable_card_annotation_yields_one_unavailable_slice(said: str) -> None:
-    found = Hami().inventory(NodeFacts(NODE, {}, {REGISTER: said}))
-    assert found == () if said in {"", ":"} else found is not None and REGISTER in found[0].closed
+def test_unreadable_card_annotation_yields_one_unavailable_slice(message: str) -> None:
+    found = Hami().inventory(NodeFacts(NODE, {}, {REGISTER: message}))
+    assert found == () if message in {"", ":"} else found is not None and REGISTER in found[0].closed
 
 
-@pytest.mark.parametrize(("priority", "said"), [(-1, None), (0, "1"), (50, None), (100, "0")])
-def test_priority_class_sets_the_hami_task_priority(priority: int, said: str | None) -> None:
+@pytest.mark.parametrize(("priority", "reported"), [(-1, None), (0, "1"), (50, None), (100, "0")])
+def test_priority_class_sets_the_hami_task_priority(priority: int, reported: str | None) -> None:
     settings = parse_documents([("a.yaml", RANKED)]).settings
     one = slices(card())[0]
     ranked = settings.priority_class(priority)
-    asks = slicer_families.build_pod_fields(replica(model("a", 8), "r", [one.id]), {one.id: one}, ranked)
-    assert asks is not None
-    assert asks.limits.get("nvidia.com/priority") == said
+    pod_fields = slicer_families.build_pod_fields(replica(model("a", 8), "r", [one.id]), {one.id: one}, ranked)
+    assert pod_fields is not None
+    assert pod_fields.limits.get("nvidia.com/priority") == reported
     (amd,) = Hami(HAMI[0]).inventory(NodeFacts(NODE, {}, {HAMI[0].register: json.dumps([card("AMD-1")])})) or ()
-    asks = slicer_families.build_pod_fields(replica(model("a", 8), "r", [amd.id]), {amd.id: amd}, ranked)
-    assert asks is not None
-    assert not any("priority" in name for name in asks.limits), "HAMi has none for these"
+    pod_fields = slicer_families.build_pod_fields(replica(model("a", 8), "r", [amd.id]), {amd.id: amd}, ranked)
+    assert pod_fields is not None
+    assert not any("priority" in name for name in pod_fields.limits), "HAMi has none for these"
 
 
 def test_pod_on_hami_cards_requests_its_cards_memory_and_cores() -> None:
@@ -154,11 +154,11 @@ def test_memory_request_is_rounded_up_to_mib_within_the_card_memory(memory_bytes
     assert int(limits["nvidia.com/gpumem"]) * MIB <= one.memory_bytes
 
 
-def taken(words: HamiNames, asks: list[tuple[int, int]]) -> bool:
+def taken(words: HamiNames, requested: list[tuple[int, int]]) -> bool:
     """Whether HAMi's scheduler puts these pods on one card, one after the other (`Fit` of 2.10)."""
     total, used_mib, used_cores, tasks = 81920, 0, 0, 0
     one = Hami(words).inventory(NodeFacts(NODE, {}, {words.register: json.dumps([card()])})) or ()
-    for mib, percent in asks:
+    for mib, percent in requested:
         limits = Hami(words).fields("m", [SliceShare(one[0], mib * MIB, percent)]).limits
         asked_mib = int(limits[words.memory])
         asked = int(limits.get(words.cores, "100" if words.all_cores_by_default else "0"))
@@ -191,8 +191,8 @@ def test_hami_scheduler_accepts_replicas_that_fit_a_slice(words: HamiNames, asks
 
 
 def test_hami_allocation_annotation_is_read_for_each_container_and_card() -> None:
-    said = "GPU-aaaa,NVIDIA,3000,0:;;GPU-bbbb[1-0],NVIDIA,5000,30:GPU-cccc,NVIDIA,7,100:;"
-    assert parse_allocations({ALLOCATED: said}) == (
+    message = "GPU-aaaa,NVIDIA,3000,0:;;GPU-bbbb[1-0],NVIDIA,5000,30:GPU-cccc,NVIDIA,7,100:;"
+    assert parse_allocations({ALLOCATED: message}) == (
         HamiAllocation(0, "GPU-aaaa", 3000 * MIB, 0),
         HamiAllocation(2, "GPU-bbbb", 5000 * MIB, 30),
         HamiAllocation(2, "GPU-cccc", 7 * MIB, 100),

@@ -30,8 +30,12 @@ def test_pod_on_kai_requests_a_memory_share_of_one_gpu_or_whole_gpus() -> None:
     one, other = kai()
     assert (one.shared, one.memory_bytes, one.isolation, one.handle) == (True, 16 * GIB, Isolation.NONE, GPU)
     part = Kai().fields("m-1", [SliceShare(one, 4 * GIB + 1)])
-    assert (dict(part.annotations), dict(part.limits)) == ({"gpu-memory": "4097"}, {}), "beside it no GPU may be said"
-    assert (part.scheduler, part.memory_fraction) == ("kai-scheduler", 0.25), "the engine is told: nobody else keeps it"
+    assert (dict(part.annotations), dict(part.limits)) == ({"gpu-memory": "4097"}, {}), (
+        "no GPU resource may be set next to it"
+    )
+    assert (part.scheduler, part.memory_fraction) == ("kai-scheduler", 0.25), (
+        "the engine gets the limit, because no other component enforces it"
+    )
     whole = Kai().fields("m-2", [SliceShare(one, one.memory_bytes), SliceShare(other, other.memory_bytes)])
     assert (dict(whole.limits), dict(whole.annotations), whole.memory_fraction) == ({GPU: "2"}, {}, None)
     agrees("slicing/kai", [pod("m-1", part), pod("m-2", whole)])
@@ -67,7 +71,7 @@ def test_gpu_that_others_share_through_kai_counts_once_as_used() -> None:
     })  # fmt: skip
     keeper, sharer = others_pod(KAI_RESERVES, gpus=1), others_pod(gpu_fraction="0.5")
     assert nodes.count_taken_slices([node], kai(), [keeper, sharer]) == {f"{NODE} {GPU}": 1}
-    assert nodes.count_taken_slices([node], kai(), [keeper]) == {}, "it keeps one of which ours have the parts"
+    assert nodes.count_taken_slices([node], kai(), [keeper]) == {}, "it keeps the GPU whose parts Pilotlight's pods use"
     assert nodes.count_taken_slices([node], kai(), [others_pod(gpu_memory="100", gpu_fraction_num_devices="2")]) == {
         f"{NODE} {GPU}": 2
     }

@@ -128,7 +128,7 @@ def test_free_partition_count_is_the_largest_number_that_fits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cuts", "says"),
+    ("cuts", "message"),
     [
         ([("4g.40gb", 0), ("4g.40gb", 4)], "4g.40gb cannot start at 4 on H100-80, only at 0"),
         ([("3g.40gb", 2)], "only at 0, 4"),
@@ -148,8 +148,8 @@ def test_free_partition_count_is_the_largest_number_that_fits() -> None:
         ([("1g.10gb", 0.0)], "a whole number"),
     ],
 )
-def test_impossible_h100_layout_is_rejected(cuts: list[tuple[str, int]], says: str) -> None:
-    with pytest.raises(MigError, match=says.replace("+", r"\+")):
+def test_impossible_h100_layout_is_rejected(cuts: list[tuple[str, int]], message: str) -> None:
+    with pytest.raises(MigError, match=message.replace("+", r"\+")):
         build_layout(H100, cuts)
 
 

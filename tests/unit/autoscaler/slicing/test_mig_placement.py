@@ -164,7 +164,7 @@ def test_idle_partition_is_reused_before_another_is_removed() -> None:
 def test_partition_in_use_is_not_removed_to_place_another() -> None:
     on = Fleet(MIX)
     on.add(IDS[0], H100, used=[("1g.10gb", 0)], idle=[("1g.10gb", 4), ("1g.10gb", 6)])
-    assert on.find("4g.40gb") == MigRefusal("4g.40gb", "of 1 with 4g.40gb 1 have no room for it")
+    assert on.find("4g.40gb") == MigRefusal("4g.40gb", "1 of 1 devices with 4g.40gb has no room for it")
     found = on.start("3g.40gb")
     assert found == MigPlacement(IDS[0], "3g.40gb", 4, undo=(Cut("1g.10gb", 4), Cut("1g.10gb", 6)))
     assert (on.used(IDS[0]), on.idle(IDS[0])) == ((Cut("1g.10gb", 0), Cut("3g.40gb", 4)), ())
@@ -184,10 +184,10 @@ def test_idle_partition_is_removed_to_free_its_media_engines() -> None:
 def test_refused_partition_has_a_reason_that_counts_the_unsuitable_devices() -> None:
     on = fleet((H100, [("7g.80gb", 0)]), (H100, []), (A30, []))
     on.close(IDS[1], "reconfiguring failed: 3 tries")
-    assert on.find("1g.18gb") == MigRefusal("1g.18gb", "no Device has MIG profile 1g.18gb; there are A30, H100-80")
-    reason = "of 2 with 2g.20gb 1 have no room for it, 1 closed (reconfiguring failed: 3 tries)"
+    assert on.find("1g.18gb") == MigRefusal("1g.18gb", "no device has MIG profile 1g.18gb; there are A30, H100-80")
+    reason = "1 of 2 devices with 2g.20gb has no room for it, 1 closed (reconfiguring failed: 3 tries)"
     assert on.find("2g.20gb") == MigRefusal("2g.20gb", reason)
-    assert on.find("2g.20gb", among=()) == MigRefusal("2g.20gb", "no Device has MIG profile 2g.20gb; there are none")
+    assert on.find("2g.20gb", among=()) == MigRefusal("2g.20gb", "no device has MIG profile 2g.20gb; there are none")
     on.close(IDS[1], "")
     assert where(on.find("2g.20gb"))[0] == "gpu-1"
 
@@ -204,11 +204,11 @@ def test_partition_in_use_is_recorded_even_on_a_closed_device() -> None:
     on.use(IDS[0], Cut("3g.40gb", 0))
     assert (on.used(IDS[0]), on.idle(IDS[0])) == ((Cut("3g.40gb", 0),), (Cut("1g.10gb", 6),))
     on.remove(IDS[0])
-    assert on.find("1g.10gb") == MigRefusal("1g.10gb", "no Device has MIG profile 1g.10gb; there are none")
+    assert on.find("1g.10gb") == MigRefusal("1g.10gb", "no device has MIG profile 1g.10gb; there are none")
 
 
 @pytest.mark.parametrize(
-    ("does", "says"),
+    ("does", "message"),
     [
         (lambda on: on.add(IDS[0], H100), "gpu-0 exists already"),
         (lambda on: on.add("", H100), "a Device needs a name, not ''"),
@@ -227,10 +227,10 @@ def test_partition_in_use_is_recorded_even_on_a_closed_device() -> None:
         ),
     ],
 )
-def test_invalid_partition_order_raises_an_error_and_changes_nothing(does: Callable[[Any], None], says: str) -> None:
+def test_invalid_partition_order_raises_an_error_and_changes_nothing(does: Callable[[Any], None], message: str) -> None:
     on = fleet((H100, [("1g.10gb", 6)]))
     before = on.find("1g.10gb")
-    with pytest.raises(MigError, match=says) as caught:
+    with pytest.raises(MigError, match=message) as caught:
         does(on)
     assert "\n" not in str(caught.value)
     assert (on.find("1g.10gb"), on.used(IDS[0])) == (before, (Cut("1g.10gb", 6),))

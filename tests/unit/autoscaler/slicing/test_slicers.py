@@ -94,7 +94,7 @@ EXAMPLES = (
     Example("time slices, by the Settings", TimeSlice(),
             NodeFacts(N, allocatable=THREE, declared=declared(slicing=NodeSlicing("timeslice", 3))),
             shares("gpu0", of=3), 16 * GI, Isolation.NONE, {GPU: "1"}),
-    Example("MPS, by labels, whatever the others say", Mps(),
+    Example("MPS by its label, regardless of the other labels", Mps(),
             NodeFacts(N, {**T4, **gfd("mps", "4")}, allocatable={GPU: "4"}, plugin=plugin(timeSlicing=replicated(2)),
                       declared=declared(slicing=NodeSlicing("timeslice", 2))),
             shares("gpu0", of=4), 15 * GI, Isolation.MEMORY, {GPU: "1"}),
@@ -159,10 +159,10 @@ def test_pod_limits_do_not_exceed_allocatable_for_every_kind(one: sliced.Example
             ),
         )
         if not slice_.closed:
-            asks = slicer_families.build_pod_fields(whole, known)
-            assert asks is not None
-            assert asks.limits or asks.claims
-            asked.update({name: int(many) for name, many in asks.limits.items()})
+            pod_fields = slicer_families.build_pod_fields(whole, known)
+            assert pod_fields is not None
+            assert pod_fields.limits or pod_fields.claims
+            asked.update({name: int(many) for name, many in pod_fields.limits.items()})
     assert all(many <= int(one.node.allocatable[name]) for name, many in asked.items() if name in one.node.allocatable)
 
 
@@ -306,7 +306,7 @@ def test_malformed_node_data_never_yields_more_slices_than_allocatable(one: Exam
         NodeFacts(N, T4, allocatable={GPU_SHARED: "1"}),
     ],
     ids=["Settings without slicing", "no word", "both say none", "no number", "a strategy of the future", "a text",
-         "of MIG", "the name tells that it is shared"],
+         "of MIG", "the name shows that it is shared"],
 )  # fmt: skip
 def test_gpu_with_unknown_sharing_is_unavailable_with_instructions(node: NodeFacts) -> None:
     (found,) = slicer_families.list_slices(node)

@@ -52,7 +52,7 @@ def test_intel_gpu_memory_is_inferred_from_the_product_label() -> None:
     one, _ = whole("intel-xe", gpu_intel_com__product="Max_1550") or ()
     assert 120 * GIB > one.memory_bytes > 110 * GIB
     (alone,) = whole("intel-i915", "1") or ()
-    assert alone.memory_bytes == GIB, "nobody tells"
+    assert alone.memory_bytes == GIB, "the value is not reported"
 
 
 def test_oversubscribed_intel_gpus_are_unavailable() -> None:
@@ -104,8 +104,8 @@ def test_pod_requests_the_number_of_whole_devices() -> None:
 
 def test_hami_cards_of_other_vendors_use_their_own_resource_names() -> None:
     amd = Hami(HAMI[0])
-    said = json.dumps([card("AMD-1", type="MI300X", devmem=196608)])
-    (one,) = amd.inventory(NodeFacts(NODE, {}, {"hami.io/node-amd-register": said})) or ()
+    content = json.dumps([card("AMD-1", type="MI300X", devmem=196608)])
+    (one,) = amd.inventory(NodeFacts(NODE, {}, {"hami.io/node-amd-register": content})) or ()
     assert (one.kind, one.memory_bytes, one.shared) == ("hami-amd", 192 * GIB, True)
     fields = amd.fields("m-1", [SliceShare(one, 48 * GIB)])
     assert fields.limits == {"amd.com/gpu": "1", "amd.com/gpumem": "49152", "amd.com/gpucores": "22"}
@@ -151,16 +151,19 @@ def test_settings_template_partitions_an_npu_for_a_pod() -> None:
     parts = {one.id: one for one in slicer_families.list_slices(node)}
     assert [one.memory_bytes for one in parts.values()] == [16 * GIB] * 4
     last = list(parts)[-1]
-    asks = slicer_families.build_pod_fields(
+    pod_fields = slicer_families.build_pod_fields(
         replace(
             replica(model("a"), "r", [last]),
             resources=replace(replica(model("a"), "r", [last]).resources, memory_bytes=12 * GIB),
         ),
         parts,
     )
-    assert asks is not None
-    assert asks.limits == {"huawei.com/Ascend910B2": "1", "huawei.com/Ascend910B2-memory": "16384"}
-    assert (asks.annotations, asks.scheduler) == ({"hami.io/use-Ascend910B2-uuid": "NPU-1"}, "hami-scheduler")
+    assert pod_fields is not None
+    assert pod_fields.limits == {"huawei.com/Ascend910B2": "1", "huawei.com/Ascend910B2-memory": "16384"}
+    assert (pod_fields.annotations, pod_fields.scheduler) == (
+        {"hami.io/use-Ascend910B2-uuid": "NPU-1"},
+        "hami-scheduler",
+    )
 
 
 @pytest.mark.parametrize("npu", NPUS, ids=lambda one: one.word)

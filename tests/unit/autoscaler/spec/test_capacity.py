@@ -36,7 +36,7 @@ def test_valid_capacity_entries_are_parsed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("entry", "said"),
+    ("entry", "message"),
     [
         ("{cro: {model: a}}", "capacity[0].name: missing; expected text"),
         ("{name: 'a b', cro: {model: a}}", "capacity[0].name: "),
@@ -89,8 +89,8 @@ def test_valid_capacity_entries_are_parsed() -> None:
         ),
     ],
 )
-def test_invalid_capacity_entry_is_rejected_with_its_path(entry: str, said: str) -> None:
-    assert wrong(entry).startswith(said)
+def test_invalid_capacity_entry_is_rejected_with_its_path(entry: str, message: str) -> None:
+    assert wrong(entry).startswith(message)
 
 
 @pytest.mark.parametrize("url", NO_URLS)

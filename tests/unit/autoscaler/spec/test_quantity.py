@@ -34,15 +34,15 @@ NO_SIZES = ("", "16GB", "16 Gi", "-1", "1e3", "Gi", "1.Gi", ".5Gi", "500m", "16g
 
 
 @pytest.mark.parametrize(
-    ("size", "said"),
+    ("size", "message"),
     [
         *((size, "expected a size such as 16Gi") for size in NO_SIZES),
         *((size, "expected a size") for size in OUT_OF_RANGE),
         ("0.3Ki", "whole number of bytes"),
     ],
 )
-def test_invalid_out_of_range_or_fractional_size_is_rejected(size: int | str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_invalid_out_of_range_or_fractional_size_is_rejected(size: int | str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         parse_bytes(size)
 
 

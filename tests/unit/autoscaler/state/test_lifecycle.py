@@ -19,7 +19,7 @@ def test_transition_not_in_the_state_table_raises_illegal_intent_error(state: S)
         if (state, verb) in TRANSITIONS:
             assert next_state(state, verb) is TRANSITIONS[state, verb]
         else:
-            with pytest.raises(IllegalIntentError, match=f"a Replica that is {state} cannot {verb}"):
+            with pytest.raises(IllegalIntentError, match=f"a replica that is {state} cannot {verb}"):
                 next_state(state, verb)
 
 

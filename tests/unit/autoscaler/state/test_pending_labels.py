@@ -113,7 +113,7 @@ def test_replica_that_may_fit_an_undelivered_order_waits_for_the_order() -> None
 
 
 def test_label_domains_of_all_device_vendors_are_recognized() -> None:
-    said = {*RESOURCES, *(one.product_label for one in VENDORS), *(one.count_label for one in VENDORS)}
-    assert all(can_label_appear(key, PendingLabels.DEVICES) for key in said if key)
+    fields = {*RESOURCES, *(one.product_label for one in VENDORS), *(one.count_label for one in VENDORS)}
+    assert all(can_label_appear(key, PendingLabels.DEVICES) for key in fields if key)
     assert not any(can_label_appear(f"x{one}/y", PendingLabels.DEVICES) for one in MAKERS)
-    assert not any(can_label_appear(key, PendingLabels.NOTHING) for key in said)
+    assert not any(can_label_appear(key, PendingLabels.NOTHING) for key in fields)

@@ -48,7 +48,7 @@ ALWAYS = {"restartPolicy": "Always"}
     ],
     ids=[
         "together", "the most of the first", "and who stays beside it", "who comes later", "who came before",
-        "and its overhead", "of the pod as a whole", "of one of the two", "nothing is said",
+        "and its overhead", "of the pod as a whole", "of one of the two", "no value is reported",
     ],
 )  # fmt: skip
 def test_sum_of_pod_requests_matches_the_kubernetes_scheduler(spec: Any, milli: int, mebi: int) -> None:
@@ -153,7 +153,7 @@ def test_observed_pod_requests_override_the_requests_of_the_spec() -> None:
     after, _ = fold(there, (seen,), T0)
     assert after.replicas[one.id].resources.host_request == HostAmount(4250, GI)
     unknown, _ = fold(after, (replace(seen, host_request=None),), T0)
-    assert unknown.replicas[one.id].resources.host_request == HostAmount(4250, GI), "who does not know says nothing"
+    assert unknown.replicas[one.id].resources.host_request == HostAmount(4250, GI), "an unknown value is not reported"
     adopted, _ = fold(called(a), (seen,), T0)
     assert adopted.replicas[one.id].resources.host_request == HostAmount(4250, GI)
 

@@ -87,8 +87,8 @@ def test_weights_copies_of_a_running_replica_are_kept_on_its_node() -> None:
     for state in (S.READY, S.DRAINING, S.STOPPING, S.SCRUBBING):
         wanted = build_node_wants(nodes([ada], [one(ada, "a1", state=state, weights=("copies/x",))]))
         assert wanted == {N1: NodeWants(epoch=1, held=("copies/x",))}, state
-    gone = nodes([], [one(ada, "a1", state=S.READY, weights=("copies/x", "copies/y"))])
-    assert build_node_wants(gone)[N1].held == ("copies/x", "copies/y"), "also when its Model is gone"
+    removed = nodes([], [one(ada, "a1", state=S.READY, weights=("copies/x", "copies/y"))])
+    assert build_node_wants(removed)[N1].held == ("copies/x", "copies/y"), "also after its Model was deleted"
 
 
 def test_file_artifacts_and_outdated_specs_request_no_weights() -> None:
@@ -106,7 +106,7 @@ def test_weights_are_requested_on_the_node_of_a_planned_placement() -> None:
         Unmet(model=of_file.name, reason="waits", slices=(SliceId("g1"),)),
     ]
     assert list_promised_placements(at, unmet) == (("ada", N2), ("f", N1))
-    assert list(build_node_wants(at, list_promised_placements(at, unmet))) == [N2], "a file is brought by nobody"
+    assert list(build_node_wants(at, list_promised_placements(at, unmet))) == [N2], "no agent fetches a local file"
 
 
 def test_plan_lists_the_slices_being_freed_for_a_waiting_model() -> None:
@@ -147,7 +147,7 @@ def test_model_that_allows_unsafe_weights_gets_a_separate_request() -> None:
 # --- progress ---------------------------------------------------------------------------------------------------------
 
 
-def said(*weights: WeightsReport, brings: bool = True) -> World:
+def with_reports(*weights: WeightsReport, brings: bool = True) -> World:
     report = NodeReport(node="n1", boot="b", sequence=1, brings=brings, weights=weights)
     return fold(nodes([model()], [one(model(), "a1")]), [NodeReported(report=report)], T0)[0]
 
@@ -161,27 +161,27 @@ A1 = (ReplicaId("a1"),)
 
 def test_weights_are_ready_when_the_agent_reports_them_for_the_replica() -> None:
     there = WeightsReport(artifact=ADA, replicas=A1, folder="copies/x/files", ggufs=("a.gguf",))
-    assert stands(said(there)) == Laid("copies/x/files", "a.gguf")
-    assert stands(said(replace(there, replicas=(ReplicaId("a0"),)))) == WeightsPending("asked for"), "another's"
-    assert stands(said(replace(there, pull_secret="mine"))) == WeightsPending("asked for"), (
+    assert stands(with_reports(there)) == Laid("copies/x/files", "a.gguf")
+    assert stands(with_reports(replace(there, replicas=(ReplicaId("a0"),)))) == WeightsPending("requested"), "another's"
+    assert stands(with_reports(replace(there, pull_secret="mine"))) == WeightsPending("requested"), (
         "by a login that is not its own"
     )
-    assert stands(said(there), pull_secret="mine") == WeightsPending("asked for")
+    assert stands(with_reports(there), pull_secret="mine") == WeightsPending("requested")
     many = replace(there, ggufs=("a.gguf", "b.gguf"))
-    assert stands(said(many)) == WeightsFailed(f"{ADA} contains 2 GGUF files: a.gguf, b.gguf; package only one")
+    assert stands(with_reports(many)) == WeightsFailed(f"{ADA} contains 2 GGUF files: a.gguf, b.gguf; package only one")
 
 
 def test_pending_start_reports_progress_or_failure_of_its_weights() -> None:
     far = WeightsReport(artifact=ADA, bytes=1 << 30, total_bytes=4 << 30, bytes_per_s=float(1 << 20))
-    assert stands(said(far)) == WeightsPending("1Gi of 4Gi, 1Mi a second")
+    assert stands(with_reports(far)) == WeightsPending("1Gi of 4Gi, 1Mi a second")
     failed = WeightsReport(artifact=ADA, replicas=A1, failed="no room")
-    assert stands(said(failed)) == WeightsFailed("no room")
+    assert stands(with_reports(failed)) == WeightsFailed("no room")
     before = replace(failed, replicas=(ReplicaId("a0"),))
-    assert stands(said(before)) == WeightsPending("asked for"), "a try before fails no other"
+    assert stands(with_reports(before)) == WeightsPending("requested"), "a try before fails no other"
 
 
 def with_lora(*weights: WeightsReport, artifact: str = ADA) -> Laid | WeightsPending | WeightsFailed:
-    return stands(said(*weights), adapters=LORAS, artifact=artifact)
+    return stands(with_reports(*weights), adapters=LORAS, artifact=artifact)
 
 
 def test_start_waits_for_the_weights_of_the_model_and_its_adapters() -> None:
@@ -191,7 +191,7 @@ def test_start_waits_for_the_weights_of_the_model_and_its_adapters() -> None:
     assert found == Laid("copies/x/files", "a.gguf", (LaidAdapter("lora", "copies/y/files", "sub"),))
     assert isinstance(found, Laid)
     assert found.folders == ("copies/x/files", "copies/y/files")
-    assert with_lora(own) == WeightsPending("asked for")
+    assert with_lora(own) == WeightsPending("requested")
     assert with_lora(lora, artifact="file:///m") == Laid("", "", found.adapters)
     halves = [WeightsReport(artifact=one, bytes=1 << 20, total_bytes=2 << 20, bytes_per_s=1.0) for one in (ADA, LORA)]
     assert with_lora(*halves) == WeightsPending("2Mi of 4Mi, 2 bytes a second")
@@ -201,8 +201,8 @@ def test_missing_or_invalid_adapter_fails_the_start_with_its_name() -> None:
     own = WeightsReport(artifact=ADA, replicas=A1, folder="copies/x/files", ggufs=("a.gguf",))
     lora = WeightsReport(artifact=LORA, replicas=A1)
     assert with_lora(own, replace(lora, failed="no room")) == WeightsFailed("adapter lora: no room")
-    said = "adapter lora: its artifact contains no adapter (GGUF, or PEFT's files); package only one"
-    assert with_lora(own, replace(lora, folder="y")) == WeightsFailed(said)
+    message = "adapter lora: its artifact contains no adapter (GGUF, or PEFT's files); package only one"
+    assert with_lora(own, replace(lora, folder="y")) == WeightsFailed(message)
     odd = with_lora(own, replace(lora, folder="y", adapters=("x,y.gguf",)))
     assert isinstance(odd, WeightsFailed)
     assert "contains one of , : =" in odd.reason
@@ -210,8 +210,8 @@ def test_missing_or_invalid_adapter_fails_the_start_with_its_name() -> None:
 
 def test_unsafe_weights_are_not_used_by_a_model_that_forbids_them() -> None:
     there = WeightsReport(artifact=ADA, replicas=A1, folder="copies/x/files", allow_unsafe=True)
-    assert stands(said(there)) == WeightsPending("asked for")
-    assert stands(said(there), allow_unsafe=True) == Laid("copies/x/files", "")
+    assert stands(with_reports(there)) == WeightsPending("requested")
+    assert stands(with_reports(there), allow_unsafe=True) == Laid("copies/x/files", "")
 
 
 # --- weights that pods mount as an image ------------------------------------------------------------------------------
@@ -238,13 +238,13 @@ def looks(at: World, *agents: str) -> dict[str, tuple[NodeWant, ...]]:
 
 def test_image_mounted_artifact_is_inspected_but_not_downloaded() -> None:
     assert build_node_wants(looking())[N1].wants == (replace(want(ADA, "", "a1"), look=True),)
-    assert stands(looking()) == WeightsPending("asked for")
+    assert stands(looking()) == WeightsPending("requested")
     found = stands(looking(replace(LOOK, replicas=A1)))
     assert found == Laid("", "a.gguf", (), "sha256:aa", "models")
     assert isinstance(found, Laid)
     assert found.folders == (), "no node has anything of it"
     brought = WeightsReport(artifact=ADA, replicas=A1, folder="copies/x/files")
-    assert stands(looking(brought)) == WeightsPending("asked for"), "what was brought before is no answer"
+    assert stands(looking(brought)) == WeightsPending("requested"), "what was brought before is no answer"
 
 
 def test_start_with_image_mount_fails_if_the_artifact_is_no_image() -> None:
@@ -256,7 +256,7 @@ def test_start_with_image_mount_fails_if_the_artifact_is_no_image() -> None:
 
 def test_one_agent_inspects_each_unknown_artifact_ahead_of_a_start() -> None:
     assert list(looks(looking(), "n1", "n2").values()) == [(replace(want(), look=True),)]
-    assert looks(looking()) == {}, "nobody hears us"
+    assert looks(looking()) == {}, "no agent receives the request"
     many = [model(f"m{number}", f"oci://r.io/m:{number}") for number in range(20)]
     spread = looks(looking(models=many), "n1", "n2")
     assert sum(map(len, spread.values())) == 20
@@ -274,17 +274,17 @@ def test_inspection_result_is_kept_while_a_model_names_the_artifact() -> None:
     assert find_artifact_facts(fold(at, [NodeReported(report=later)], T0)[0], model()) is not None
     assert find_artifact_facts(at, model(pull_secret="mine")) is None
     other = replace(later, sequence=3, weights=(replace(LOOK, artifact="oci://r.io/b:1"),))
-    assert len(fold(at, [NodeReported(report=other)], T0)[0].learned.looked) == 1, "nobody asked for that"
-    gone = fold(replace_fields(at, unbrought={ADA: "away"}), [DocumentsSeen()], T0)[0]
-    assert (gone.learned.looked, gone.learned.unbrought) == ({}, {}), "nobody names it any more"
+    assert len(fold(at, [NodeReported(report=other)], T0)[0].learned.looked) == 1, "that was not requested"
+    removed = fold(replace_fields(at, unbrought={ADA: "away"}), [DocumentsSeen()], T0)[0]
+    assert (removed.learned.looked, removed.learned.unbrought) == ({}, {}), "no Model refers to it any more"
 
 
 def test_inspection_reported_before_the_documents_is_applied_with_them() -> None:
-    said = replace(LOOK, header="{}")
-    before = replace_fields(looking(said, models=[model("b", "oci://r.io/b:1")]), looked={})
+    message = replace(LOOK, header="{}")
+    before = replace_fields(looking(message, models=[model("b", "oci://r.io/b:1")]), looked={})
     after = fold(before, [DocumentsSeen(models=(model(),))], T0)[0]
-    assert after.learned.looked == {read_weights_request(said): said}
-    newer = replace_fields(after, looked={read_weights_request(said): replace(said, digest="sha256:bb")})
+    assert after.learned.looked == {read_weights_request(message): message}
+    newer = replace_fields(after, looked={read_weights_request(message): replace(message, digest="sha256:bb")})
     kept = fold(newer, [DocumentsSeen(models=(model(), model("b")))], T0)[0]
     assert kept.learned.looked == newer.learned.looked, "another agent has looked since"
 
@@ -327,24 +327,30 @@ def test_inspection_failure_is_reported_until_an_inspection_succeeds() -> None:
     again = fold(at, [NodeReported(report=trying)], T0)[0]
     assert again.learned.unbrought == {ADA: "away"}, "it is tried again just now"
     let_be = fold(at, [NodeReported(report=replace(trying, weights=()))], T0)[0]
-    assert let_be.learned.unbrought == {}, "nobody tries any more"
+    assert let_be.learned.unbrought == {}, "no agent retries any more"
     report = NodeReport(node="n1", boot="b", sequence=2, brings=True, weights=(LOOK,))
     assert fold(at, [NodeReported(report=report)], T0)[0].learned.unbrought == {}
 
 
 def test_start_fails_after_waiting_a_limited_time_for_a_node_agent() -> None:
     there = WeightsReport(artifact=ADA, replicas=A1, folder="copies/x/files")
-    for at, now_s in ((said(there, brings=False), T0), (nodes([model()], []), T0), (said(there), T0 + 11)):
+    for at, now_s in (
+        (with_reports(there, brings=False), T0),
+        (nodes([model()], []), T0),
+        (with_reports(there), T0 + 11),
+    ):
         found = stands(at, now_s)
         assert isinstance(found, WeightsPending)
         assert "no agent reports that it pulls weights to node n1" in found.words
-    for at in (said(there, brings=False), nodes([model()], [])):
+    for at in (with_reports(there, brings=False), nodes([model()], [])):
         assert isinstance(assess_weights(at, one(model(), "a1"), model(), T0 - AGENT_S_MAX, T0), WeightsFailed)
     long_s = T0 - 600.0
-    assert isinstance(assess_weights(said(there), one(model(), "a1"), model(), long_s, T0 + 29), WeightsPending), (
-        "it is replaced"
+    assert isinstance(
+        assess_weights(with_reports(there), one(model(), "a1"), model(), long_s, T0 + 29), WeightsPending
+    ), "it is replaced"
+    assert isinstance(
+        assess_weights(with_reports(there), one(model(), "a1"), model(), long_s, T0 + AGENT_S_MAX), WeightsFailed
     )
-    assert isinstance(assess_weights(said(there), one(model(), "a1"), model(), long_s, T0 + AGENT_S_MAX), WeightsFailed)
 
 
 def test_start_fails_if_its_model_changes_while_weights_are_pending() -> None:
@@ -352,13 +358,13 @@ def test_start_fails_if_its_model_changes_while_weights_are_pending() -> None:
     waits, far = one(before, "a1"), WeightsReport(artifact=after.spec.artifact or "", bytes=1, total_bytes=4)
     report = NodeReport(node="n1", boot="b", sequence=1, brings=True, weights=(far,))
     at = fold(nodes([after], [waits]), [NodeReported(report=report)], T0)[0]
-    assert build_node_wants(at) == {}, "nobody brings them any more"
+    assert build_node_wants(at) == {}, "no agent fetches them any more"
     assert assess_weights(at, waits, before, T0, T0) == WeightsFailed("its Model was changed during the pull")
     there = WeightsReport(artifact=ADA, replicas=A1, folder="copies/x/files")
     at = fold(at, [NodeReported(report=replace(report, sequence=2, weights=(there,)))], T0)[0]
     assert assess_weights(at, waits, before, T0, T0) == Laid("copies/x/files", ""), "they were there before that"
-    gone = fold(nodes([], [waits]), [NodeReported(report=report)], T0)[0]
-    assert isinstance(assess_weights(gone, waits, before, T0, T0), WeightsPending), "the plan stops it"
+    removed = fold(nodes([], [waits]), [NodeReported(report=report)], T0)[0]
+    assert isinstance(assess_weights(removed, waits, before, T0, T0), WeightsPending), "the plan stops it"
 
 
 def test_start_without_a_device_fails_its_weights_request() -> None:
@@ -402,8 +408,8 @@ def test_two_spellings_of_an_artifact_are_treated_as_one_artifact() -> None:
     assert list(InspectionAssigner().looks(at, [N1], None)) == [], "one look is enough for both"
     report = NodeReport(node="n1", boot="b", sequence=2, copies=(name,))
     after = fold(at, [NodeReported(report=report)], T0)[0]
-    wants = [build_placement_request(one, 0, T0, EvictionLevel.NONE, "") for one in (short, full)]
-    assert [want.supplies.artifact for want in wants] == [name, name]
+    requests = [build_placement_request(one, 0, T0, EvictionLevel.NONE, "") for one in (short, full)]
+    assert [want.supplies.artifact for want in requests] == [name, name]
     assert [weights_state(after, one) for one in (short, full)] == ["here", "here"]
     assert short.spec_hash() != full.spec_hash(), "nothing that runs is restarted for it"
 

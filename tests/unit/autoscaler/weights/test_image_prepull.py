@@ -47,7 +47,7 @@ def starting(of: Model, node: int, **more: Any) -> Replica:
 
 
 def image_wants(one: World, ahead: Iterable[tuple[ModelName, NodeId]] = ()) -> dict[str, tuple[ImageWant, ...]]:
-    return {str(node): wants for node, wants in ImageWants().of(one, ahead).items()}
+    return {str(node): requests for node, requests in ImageWants().of(one, ahead).items()}
 
 
 def where(one: World) -> set[str]:
@@ -60,7 +60,7 @@ def test_image_of_a_starting_replica_is_requested_with_its_pull_secret() -> None
     a = needs(pull_secret="regcred")
     assert image_wants(at([a], [starting(a, 3)]))["n3"] == (secret,)
     none = needs(of="")
-    assert image_wants(at([none], [starting(none, 3)])) == {}, "its pods are somebody else's"
+    assert image_wants(at([none], [starting(none, 3)])) == {}, "its pods belong to another controller"
 
 
 def test_image_is_requested_on_the_node_of_a_planned_placement() -> None:
@@ -85,7 +85,7 @@ def test_image_of_a_used_model_is_kept_on_enough_suitable_nodes() -> None:
     assert where(at([always], images=having(one))) == first - {one}, "the others stay"
     assert where(at([always], images=having("n0", "n2"))) == first, "those could not hold it"
     assert where(at([always], images=having(*first))) == set()
-    assert where(at([needs()])) == set(), "nobody uses it"
+    assert where(at([needs()])) == set(), "no Model uses it"
     ready = replica(needs(), "r", on=("n3/g",))
     assert len(where(at([needs()], [ready], images=having("n3")))) == 1
     assert where(at([needs(low=1, gpu=Gpu(count=0))])) == set(), "any node could hold it"
@@ -137,13 +137,13 @@ def test_suitable_nodes_are_computed_once_while_slices_do_not_change(monkeypatch
 
     monkeypatch.setattr(image_prepull, "_could_hold", counted)
     models = [needs(name, low=1) for name in ("a", "b")] + [needs("c", 6, low=1)]
-    wants, one = ImageWants(), at(models)
-    first = wants.of(one)
+    requests, one = ImageWants(), at(models)
+    first = requests.of(one)
     assert len(looks) == 2, "a and b ask for the same"
     pulled = replace_fields(one, images=having(*first))
-    assert wants.of(pulled) == ImageWants().of(pulled)
+    assert requests.of(pulled) == ImageWants().of(pulled)
     looks.clear()
-    assert wants.of(one) == first
+    assert requests.of(one) == first
     assert not looks, "images come and go all the time"
     fewer = replace_fields(one, slices={id: of for id, of in one.nodes.slices.items() if of.node not in first})
-    assert wants.of(fewer) == ImageWants().of(fewer) != first
+    assert requests.of(fewer) == ImageWants().of(fewer) != first

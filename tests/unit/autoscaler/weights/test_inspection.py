@@ -67,7 +67,7 @@ def test_dead_or_incapable_agent_is_not_assigned_an_inspection() -> None:
     nothing = heard(silent, T0 + 61, by=[first], brings=False)
     assert looker(InspectionAssigner(), nothing, T0 + 61) in others
     assert looker(InspectionAssigner(), world([ADA]), T0) == first, "of none is anything known"
-    assert looker(InspectionAssigner(), at, T0, others) in others, "it hears us no more"
+    assert looker(InspectionAssigner(), at, T0, others) in others, "the agent no longer receives requests"
 
 
 def test_agents_that_join_later_share_the_inspections() -> None:

@@ -18,7 +18,7 @@ NODE = NodeMountFacts("n1", "n1", "v1.36.3", "containerd://2.1.4")
 IMAGE, MODELPACK = ArtifactFacts(DIGEST, image="models"), ArtifactFacts(DIGEST)
 
 
-def said(**weights: object) -> Settings:
+def weight_settings(**weights: object) -> Settings:
     return parse_documents(
         [("s.yaml", f"apiVersion: pilotlight.dev/v1alpha1\nkind: Settings\nweights: {weights}")]
     ).settings
@@ -30,7 +30,7 @@ def chosen(
     node: NodeMountFacts | None = NODE,
     found: ArtifactFacts | None = IMAGE,
 ) -> MountChoice:
-    return mount_choice.choose_mount(OCI, said(mount=mount), facts, node, found)
+    return mount_choice.choose_mount(OCI, weight_settings(mount=mount), facts, node, found)
 
 
 def test_auto_mount_prefers_a_volume_of_the_node_store() -> None:
@@ -120,7 +120,9 @@ def test_host_path_is_used_only_if_set_in_the_settings() -> None:
 
 def test_claim_is_mounted_unchanged_under_every_mount_setting() -> None:
     for mount in ("auto", "volume", "image", "hostPath"):
-        way, reason = mount_choice.choose_mount("pvc://shared/llama/8b.gguf", said(mount=mount), ClusterFacts())
+        way, reason = mount_choice.choose_mount(
+            "pvc://shared/llama/8b.gguf", weight_settings(mount=mount), ClusterFacts()
+        )
         assert (way, reason) == ("claim", "are in the claim shared, which is mounted as it is")
     assert mount_choice.path_of("pvc://shared/llama/8b.gguf") == "/weights/llama/8b.gguf"
     assert [mount_choice.path_of(one) for one in ("pvc://shared", "pvc://shared/", OCI, None)] == [
@@ -130,31 +132,39 @@ def test_claim_is_mounted_unchanged_under_every_mount_setting() -> None:
 
 def test_only_a_known_unmountable_artifact_blocks_a_start() -> None:
     none = ClusterFacts(server=(1, 30))
-    assert mount_choice.explain_unmountable(OCI, said(), none).startswith(
+    assert mount_choice.explain_unmountable(OCI, weight_settings(), none).startswith(
         "its weights cannot be mounted in its pods: Pilotlight may not create"
     )
-    assert not mount_choice.explain_unmountable(OCI, said(), None), "nobody knows yet"
-    assert not mount_choice.explain_unmountable(OCI, said(), NEW)
-    assert not mount_choice.explain_unmountable("pvc://shared", said(), none)
+    assert not mount_choice.explain_unmountable(OCI, weight_settings(), None), (
+        "the cluster's features are not known yet"
+    )
+    assert not mount_choice.explain_unmountable(OCI, weight_settings(), NEW)
+    assert not mount_choice.explain_unmountable("pvc://shared", weight_settings(), none)
     for mount, facts in (("image", NEW), ("auto", NO_RIGHT)):
-        assert not mount_choice.explain_unmountable(OCI, said(mount=mount), facts), "nobody has looked yet"
+        assert not mount_choice.explain_unmountable(OCI, weight_settings(mount=mount), facts), (
+            "the artifact has not been inspected yet"
+        )
         why = mount_choice.explain_unmountable(
-            OCI, said(mount=mount), facts, found=ArtifactFacts(DIGEST, why="it is not an image (ModelPack)")
+            OCI, weight_settings(mount=mount), facts, found=ArtifactFacts(DIGEST, why="it is not an image (ModelPack)")
         )
         assert "it is not an image (ModelPack)" in why
-        assert not mount_choice.explain_unmountable(OCI, said(mount=mount), facts, found=IMAGE)
-    assert mount_choice.explain_unmountable("hf://a/b", said(), none), "its engine does not fetch it"
-    assert not mount_choice.explain_unmountable(None, said(), none)
+        assert not mount_choice.explain_unmountable(OCI, weight_settings(mount=mount), facts, found=IMAGE)
+    assert mount_choice.explain_unmountable("hf://a/b", weight_settings(), none), "its engine does not fetch it"
+    assert not mount_choice.explain_unmountable(None, weight_settings(), none)
 
 
 def test_image_mount_applies_if_set_or_if_volumes_are_unavailable() -> None:
-    assert mount_choice.is_image_mount(OCI, said(mount="image"), NEW)
-    assert mount_choice.is_image_mount(OCI, said(mount="image"), None), "whatever the cluster can, it is no volume"
-    assert mount_choice.is_image_mount(OCI, said(), NO_RIGHT)
+    assert mount_choice.is_image_mount(OCI, weight_settings(mount="image"), NEW)
+    assert mount_choice.is_image_mount(OCI, weight_settings(mount="image"), None), (
+        "it is no volume, regardless of the cluster's features"
+    )
+    assert mount_choice.is_image_mount(OCI, weight_settings(), NO_RIGHT)
     for mount, facts in (("auto", NEW), ("auto", None), ("volume", NO_RIGHT), ("hostPath", NO_RIGHT)):
-        assert not mount_choice.is_image_mount(OCI, said(mount=mount), facts)
-    assert not mount_choice.is_image_mount(OCI, said(mount="image"), NEW._replace(server=(1, 30))), "it is impossible"
-    assert not mount_choice.is_image_mount("pvc://a", said(mount="image"), NEW)
+        assert not mount_choice.is_image_mount(OCI, weight_settings(mount=mount), facts)
+    assert not mount_choice.is_image_mount(OCI, weight_settings(mount="image"), NEW._replace(server=(1, 30))), (
+        "it is impossible"
+    )
+    assert not mount_choice.is_image_mount("pvc://a", weight_settings(mount="image"), NEW)
 
 
 @pytest.mark.parametrize(
@@ -178,4 +188,4 @@ def test_pulled_and_claimed_artifacts_are_mounted_and_files_are_not() -> None:
 
 def test_unknown_mount_setting_is_rejected_with_the_allowed_values() -> None:
     with pytest.raises(DocumentError, match=r"weights\.mount: expected one of auto, hostPath, image, volume"):
-        said(mount="hostpath")
+        weight_settings(mount="hostpath")

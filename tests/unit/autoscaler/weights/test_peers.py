@@ -28,7 +28,7 @@ def report(node: str, **fields: object) -> NodeReport:
     return NodeReport(node=node, boot="b", sequence=1, brings=True, peer=f"https://{node}:1", **fields)  # type: ignore[arg-type]
 
 
-def said(*reports: NodeReport, now_s: float = T0) -> World:
+def with_reports(*reports: NodeReport, now_s: float = T0) -> World:
     return fold(world(), [NodeReported(report=one) for one in reports], now_s)[0]
 
 
@@ -38,7 +38,7 @@ def names(of: tuple[NodePeer, ...]) -> list[str]:
 
 def test_peers_with_the_artifact_come_before_fetching_peers() -> None:
     holds = WeightsReport(artifact=ADA, digest=DIGEST, folder="copies/x/files")
-    there = said(
+    there = with_reports(
         report("n1", weights=(WeightsReport(artifact=ADA),)),
         report("n2"),
         report("n3", copies=(ADA,)),
@@ -46,28 +46,28 @@ def test_peers_with_the_artifact_come_before_fetching_peers() -> None:
         report("n5", weights=(holds,)),
         replace(report("n6", copies=(ADA,)), peer=""),
     )
-    wants = {NodeId("n2"): NodeWants(epoch=1, wants=(NodeWant(artifact=ADA),))}
-    found = list_peers(there, wants, ADA, T0)
+    requests = {NodeId("n2"): NodeWants(epoch=1, wants=(NodeWant(artifact=ADA),))}
+    found = list_peers(there, requests, ADA, T0)
     assert (names(found.whole), names(found.coming)) == (["n3", "n5"], ["n1", "n2"])
     assert [one.digest for one in found.whole] == ["", DIGEST]
-    assert set(names(select_peers(found, NodeId("n3")))) == {"n5", "n1", "n2"}, "nobody is its own peer"
+    assert set(names(select_peers(found, NodeId("n3")))) == {"n5", "n1", "n2"}, "a node is not its own peer"
     assert select_peers(found, NodeId("n9"))[:2] != found.coming, "who has it is first"
 
 
 def test_agent_that_only_inspects_an_artifact_is_not_a_peer() -> None:
-    there = said(report("n1", weights=(WeightsReport(artifact=ADA, digest=DIGEST, look=True),)), report("n2"))
-    wants = {NodeId("n2"): NodeWants(epoch=1, wants=(NodeWant(artifact=ADA, look=True),))}
-    assert list_peers(there, wants, ADA, T0) == ((), ())
+    there = with_reports(report("n1", weights=(WeightsReport(artifact=ADA, digest=DIGEST, look=True),)), report("n2"))
+    requests = {NodeId("n2"): NodeWants(epoch=1, wants=(NodeWant(artifact=ADA, look=True),))}
+    assert list_peers(there, requests, ADA, T0) == ((), ())
 
 
 def test_silent_agent_is_not_listed_as_a_peer() -> None:
-    there = said(report("n1", copies=(ADA,)))
+    there = with_reports(report("n1", copies=(ADA,)))
     assert names(list_peers(there, {}, ADA, T0 + NODE_EXPIRY_S - 1).whole) == ["n1"]
     assert list_peers(there, {}, ADA, T0 + NODE_EXPIRY_S).whole == ()
 
 
 def test_peers_are_spread_over_many_agents_and_limited_per_request() -> None:
-    found = list_peers(said(*(report(f"n{number}", copies=(ADA,)) for number in range(200))), {}, ADA, T0)
+    found = list_peers(with_reports(*(report(f"n{number}", copies=(ADA,)) for number in range(200))), {}, ADA, T0)
     answers = [names(select_peers(found, NodeId(f"n{number}"))) for number in range(200)]
     assert {len(one) for one in answers} == {PEERS_MAX} == {selection.PEERS_MAX}
     assert {len(set(one)) for one in answers} == {PEERS_MAX}
@@ -77,7 +77,11 @@ def test_peers_are_spread_over_many_agents_and_limited_per_request() -> None:
 
 
 def test_peer_list_is_cached_for_a_short_time() -> None:
-    asked, before, after = PeerCache(), said(report("n1", copies=(ADA,))), said(report("n2", copies=(ADA,)))
+    asked, before, after = (
+        PeerCache(),
+        with_reports(report("n1", copies=(ADA,))),
+        with_reports(report("n2", copies=(ADA,))),
+    )
     for now_s, there, expected in (
         (T0, before, ["n1"]),
         (T0 + KEPT_S / 2, after, ["n1"]),

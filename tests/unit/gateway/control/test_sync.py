@@ -48,11 +48,11 @@ def in_virtual_time(test: Callable[[], Coroutine[object, object, None]]) -> Call
 
 
 class PlayedLink:
-    """A fake link to one autoscaler. Streams send `says`, then wait; `cut` breaks them; all fails unless `up`."""
+    """A fake link to one autoscaler. Streams send `replies`, then wait; `cut` breaks them; all fails unless `up`."""
 
     def __init__(self, *, up: bool = True) -> None:
         self.up = up
-        self.says: dict[str, list[bytes]] = {"/v1/catalogue": [msgspec.json.encode(CATALOGUE)],
+        self.replies: dict[str, list[bytes]] = {"/v1/catalogue": [msgspec.json.encode(CATALOGUE)],
                                              "/v1/routes": [msgspec.json.encode(ROUTES)]}  # fmt: skip
         self.opened: list[str] = []
         self.reports: list[tuple[float, Report]] = []
@@ -64,7 +64,7 @@ class PlayedLink:
         self.opened.append(path)
         if not self.up:
             raise LinkError("refused")
-        for line in self.says[path.partition("?")[0]]:
+        for line in self.replies[path.partition("?")[0]]:
             yield line
         await self._cut.wait()
         raise LinkError("broken")
@@ -154,9 +154,9 @@ async def test_reopening_a_broken_stream_triggers_a_report_at_once() -> None:
 
 async def test_blank_lines_from_an_autoscaler_that_is_not_leader_are_ignored() -> None:
     leads, follows = PlayedLink(), PlayedLink()
-    follows.says["/v1/routes"] = [b"\n", b"\n", b"\n"]
+    follows.replies["/v1/routes"] = [b"\n", b"\n", b"\n"]
     async with following(leads, follows) as (front, _):
-        await until("all was said", lambda: len(leads.opened) + len(follows.opened) == 4)
+        await until("all was sent", lambda: len(leads.opened) + len(follows.opened) == 4)
         await until("both report", lambda: leads.reports and follows.reports)
     assert front.route_deltas == [ROUTES]
     assert len(front.catalogues) == 2
@@ -175,10 +175,10 @@ async def test_blank_lines_from_an_autoscaler_that_is_not_leader_are_ignored() -
 )
 async def test_malformed_line_reopens_the_stream(line: bytes) -> None:
     played = PlayedLink()
-    played.says["/v1/routes"] = [line]
+    played.replies["/v1/routes"] = [line]
     async with following(played) as (front, _):
         await until("it was opened again", lambda: sum("routes" in path for path in played.opened) >= 2)
-        played.says["/v1/routes"] = [msgspec.json.encode(ROUTES)]
+        played.replies["/v1/routes"] = [msgspec.json.encode(ROUTES)]
         await until("it is understood", lambda: front.route_deltas == [ROUTES])
 
 
@@ -238,7 +238,7 @@ async def test_gateway_reports_early_when_requests_wait_at_other_gateways() -> N
     played, reported = PlayedLink(), asyncio.Event()
 
     async def lines(path: str) -> AsyncIterator[bytes]:
-        for line in played.says[path.partition("?")[0]]:
+        for line in played.replies[path.partition("?")[0]]:
             yield line
         if "routes" in path:
             await reported.wait()
@@ -260,7 +260,7 @@ async def test_unresponsive_autoscaler_does_not_delay_reports_to_others() -> Non
     slow.answers.clear()
     async with following(slow, quick) as (front, _):
         front.waits = True
-        await until("the quick one hears", lambda: len(quick.reports) >= 4)
+        await until("the responsive link gets the report", lambda: len(quick.reports) >= 4)
         assert len(slow.reports) == 1
         slow.answers.set()
         await until("it is sent to again", lambda: len(slow.reports) > 1)
@@ -305,11 +305,11 @@ async def test_first_complete_snapshot_is_saved_at_once_and_the_next_one_later(
     monkeypatch.setattr(sync, "KEEP_S", pace_s)
     monkeypatch.setattr(snapshot_file, "save_snapshot", lambda _path, known: written.append(known))
     played = PlayedLink()
-    routes, played.says["/v1/routes"] = played.says["/v1/routes"], []
+    routes, played.replies["/v1/routes"] = played.replies["/v1/routes"], []
     async with following(played, kept_at=tmp_path / "g1.kept.json") as (front, _):
         await until("the catalogue came", lambda: front.catalogues)
         assert not written, "half of it would take the place of the whole that an earlier process kept"
-        played.says["/v1/routes"] = routes
+        played.replies["/v1/routes"] = routes
         played.cut()
         await until("it is kept", lambda: written)
         played.cut()
@@ -356,6 +356,6 @@ async def test_unusable_snapshot_file_does_not_stop_sync(
     spoil(path)
     played = PlayedLink(up=False)
     async with following(played, kept_at=path) as (front, _):
-        await until("it says so", lambda: "event=snapshot_read_failed" in caplog.text)
+        await until("it is logged", lambda: "event=snapshot_read_failed" in caplog.text)
         played.up = True
         await until("it follows", lambda: front.route_deltas == [ROUTES])

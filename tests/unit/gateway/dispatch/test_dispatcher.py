@@ -17,7 +17,7 @@ def test_request_for_a_cold_model_waits_until_a_replica_is_ready() -> None:
     assert script.arrive("c2") == [], "only 0 -> 1 is an edge"
     assert script.replica("r1", 1) == ["grant c1 r1", "report"]
     assert script.finish("c1") == ["grant c2 r1"]
-    assert script.finish("c2") == ["report"], "the last Call is gone"
+    assert script.finish("c2") == ["report"], "the last request was removed"
 
 
 def test_request_with_a_free_slot_is_dispatched_at_once() -> None:
@@ -31,7 +31,7 @@ def test_requests_of_unknown_or_removed_model_get_model_not_found() -> None:
     script = Script()
     assert script.arrive("c1", model="nobody") == ["refuse c1 model_not_found"]
     script.arrive("c2")
-    assert script.model(gone=True) == ["refuse c2 model_not_found", "report"]
+    assert script.model(removed=True) == ["refuse c2 model_not_found", "report"]
     assert script.arrive("c3") == ["refuse c3 model_not_found"]
 
 
@@ -147,8 +147,8 @@ def test_full_queue_rejects_only_the_surplus_and_keeps_order() -> None:
     """Case 3: capacity + 500 requests."""
     script = Script(calls_max=1000)
     script.say(expected_s=20.0)
-    said = script.arrive_many(1500, "c")
-    assert said == ["report", *(f"refuse c{n} queue_full" for n in range(1000, 1500))]
+    reported = script.arrive_many(1500, "c")
+    assert reported == ["report", *(f"refuse c{n} queue_full" for n in range(1000, 1500))]
     error = script.refused["c1000"].error
     assert (error.status, error.retry_after_s) == (429, 20.0)
     assert script.replica("r1", 1000) == [f"grant c{n} r1" for n in range(1000)]
@@ -172,8 +172,8 @@ def test_no_request_is_dispatched_after_all_clients_disconnect() -> None:
     script.arrive_many(200, "c")
     level = script.level()
     assert level.waiting == 200
-    said = [script.leave(f"c{n}") for n in range(200)]
-    assert said == [*([[]] * 199), ["report"]]
+    reported = [script.leave(f"c{n}") for n in range(200)]
+    assert reported == [*([[]] * 199), ["report"]]
     assert script.report().levels == ()
     assert script.dispatch.next_s() is None
     assert script.replica("r1", 8) == []
@@ -293,7 +293,7 @@ def test_reported_retry_after_is_reset_when_the_last_replica_is_removed() -> Non
     script.replica("r1", 1)
     total = script.total()
     assert total.retry_after_s == 30.0
-    script.gone("r1")
+    script.remove_replica("r1")
     total = script.total()
     assert total.retry_after_s == 0.0
 
@@ -308,8 +308,8 @@ def test_report_after_a_routes_update_contains_the_version_of_the_routes() -> No
 def test_removed_model_is_counted_until_its_last_request_ends() -> None:
     script = warm(1)
     script.arrive("c1")
-    script.model(gone=True)
-    script.gone("r1")
+    script.model(removed=True)
+    script.remove_replica("r1")
     assert list(script.dispatch.counts()) == [("llama", 0, 1)]
     script.finish("c1")
     assert script.report().levels == ()
@@ -341,6 +341,6 @@ def test_gateway_counts_as_busy_until_an_empty_queue_was_reported() -> None:
     script.arrive_many(3, "c")
     assert script.report().levels[0].waiting == 3
     script.replica("r1", 8)
-    assert dispatch.busy(), "the last report said that three wait"
+    assert dispatch.busy(), "the last report contained three waiting requests"
     assert script.report().levels[0].waiting == 0
     assert not dispatch.busy()

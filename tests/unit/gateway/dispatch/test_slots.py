@@ -58,7 +58,7 @@ def test_end_of_the_last_request_of_a_draining_replica_is_reported() -> None:
 def test_removed_replica_keeps_its_requests_until_they_end() -> None:
     script = warm(2)
     script.arrive("c1")
-    assert script.gone("r1") == ["report"]
+    assert script.remove_replica("r1") == ["report"]
     use = script.use("r1")
     assert (use.hold, use.in_use) == (0, 1)
     assert script.finish("c1") == ["report"]
@@ -115,7 +115,7 @@ def test_reset_by_a_stopping_replica_does_not_use_up_the_retry() -> None:
     script.replica("r1", 1, state="stopping")
     assert script.bounce("c1", "reset") == ["grant c1 r2", "report"]
     script.replica("r2", 1, state="draining")
-    script.gone("r2")
+    script.remove_replica("r2")
     assert script.bounce("c1", "reset") == ["grant c1 r3", "report"], "it ended after its stop was ordered"
     assert script.bounce("c1", "reset") == ["grant c1 r3"], "its stop was not ordered: the one move that counts"
     assert script.bounce("c1", "reset") == ["refuse c1 upstream_error", "report"]
@@ -152,7 +152,7 @@ def test_reset_by_a_replica_removed_before_it_stops_uses_the_retry() -> None:
     script.replica("r2", 1)
     script.arrive("c1")
     assert script.bounce("c1", "reset") == ["grant c1 r2"]
-    script.gone("r1")
+    script.remove_replica("r1")
     script.replica("r1", 0, state="stopping")
     assert script.bounce("c1", "reset") == ["refuse c1 upstream_error", "report"]
 

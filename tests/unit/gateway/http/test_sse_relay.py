@@ -69,7 +69,7 @@ KEPT: dict[str, bytes] = {
     "in a comment": b": " + USAGE_JSON,
     "in a line of another name": b"datas: " + USAGE_JSON,
     "cut off": b'data: {"choices":[],"usage":{',
-    "said by a token": b'data: {"choices":[{"delta":{"content":"\\"usage\\" []"}}]}',
+    "triggered by a token": b'data: {"choices":[{"delta":{"content":"\\"usage\\" []"}}]}',
 }
 
 
@@ -103,8 +103,8 @@ def test_event_that_resembles_a_usage_event_is_kept_in_the_stream(name: str) -> 
 
 def test_token_chunks_with_a_usage_field_are_forwarded_without_a_copy() -> None:
     """Some engines send the usage so far, or null, with every token."""
-    said = b'data: {"choices":[{"delta":{"content":"a"}}],"usage":{"prompt_tokens":7}}\n\n'
-    one, piece, run = gate(), encode_chunk(said), encode_chunk(said) * 3
+    content = b'data: {"choices":[{"delta":{"content":"a"}}],"usage":{"prompt_tokens":7}}\n\n'
+    one, piece, run = gate(), encode_chunk(content), encode_chunk(content) * 3
     assert one.pass_chunks(piece) is piece
     assert one.pass_chunks(run) is run
 

@@ -34,7 +34,7 @@ def test_body_budget_is_half_of_the_memory_limit_or_a_default() -> None:
 def test_large_bodies_wait_in_order_until_memory_budget_is_free() -> None:
     room = BodyBudget(256 * MIB)
     bodies = [Body(size * MIB) for size in (60, 60, 30, 1)]
-    assert [body.ask(room) for body in bodies] == [True, False, False, False], "nobody overtakes"
+    assert [body.ask(room) for body in bodies] == [True, False, False, False], "no request overtakes another"
     assert room.held_bytes == 60 * MIB
     room.release(bodies[0].pieces)
     assert [body.entered for body in bodies] == [False, True, True, True]

@@ -97,7 +97,7 @@ async def test_pod_memory_use_is_summed_per_device_unless_a_part_is_unknown(tmp_
     assert [(one.pod_uid, one.device, one.used_bytes) for one in found.uses] == [
         (UID, "GPU-a", 40), (UID, "GPU-b", 5), (other, "GPU-a", 7), (other, "GPU-c", 9),
     ]  # fmt: skip
-    assert not should_report(found, found._replace(uses=())), "the device's use says so already"
+    assert not should_report(found, found._replace(uses=())), "the device's use already shows it"
 
 
 def processes(proc: Path, cgroups: dict[int, str]) -> None:
@@ -238,20 +238,20 @@ async def test_agent_is_ready_only_while_its_reports_are_delivered(
     one = Agent(look, should_report, lambda _, number, age_s: f"{number} {age_s >= 0}".encode(), [way], period_s=0.01)
     client = await aiohttp_client(build_health_app(one, StoreMetrics().text))
 
-    async def says(path: str) -> int:
+    async def status_of(path: str) -> int:
         return (await client.get(path)).status
 
-    assert (await says("/healthz"), await says("/readyz")) == (503, 503), "it has not looked yet"
+    assert (await status_of("/healthz"), await status_of("/readyz")) == (503, 503), "it has not looked yet"
     task = asyncio.create_task(one.run())
     async with asyncio.timeout(60):
         assert (await way.taken.get()).endswith(b" True")
         await way.taken.get()
-        assert (await says("/healthz"), await says("/readyz"), await says("/metrics")) == (200, 200, 200)
+        assert (await status_of("/healthz"), await status_of("/readyz"), await status_of("/metrics")) == (200, 200, 200)
         way.refuses = "it responded with 401"
-        while await says("/readyz") == 200:
+        while await status_of("/readyz") == 200:
             await asyncio.sleep(0.005)
         monkeypatch.setattr(agent, "LOOK_S_MAX", 0.0)
-        assert await says("/healthz") == 503
+        assert await status_of("/healthz") == 503
     task.cancel()
 
 
@@ -293,17 +293,17 @@ async def test_reported_folder_outside_store_copies_is_rejected(
 
 
 @pytest.mark.parametrize(
-    ("said", "status"),
+    ("fields", "status"),
     [({"weights": [{"artifact": "oci://r.io/a:1", "digest": "sha256:" + "0a" * 32}]}, 200),
      ({"weights": [{"artifact": "oci://r.io/a:1", "digest": "sha256:0a\n"}]}, 400),
      ({"weights": [{"artifact": "oci://r.io/a:1", "digest": "x" * 1000}]}, 400),
      ({"peer": "https://" + "n" * PEER_CHARS_MAX + ":1"}, 400)],
 )  # fmt: skip
 async def test_malformed_digest_or_oversized_peer_url_is_rejected(
-    aiohttp_client: AiohttpClient, said: dict[str, object], status: int
+    aiohttp_client: AiohttpClient, fields: dict[str, object], status: int
 ) -> None:
     client = await aiohttp_client(ContractServer(SteppedLoop(world()).loop).application())
-    assert (await client.post("/v1/node", data=body(**said))).status == status
+    assert (await client.post("/v1/node", data=body(**fields))).status == status
 
 
 async def test_error_for_a_rejected_agent_token_names_the_token_file_option(tmp_path: Path) -> None:
@@ -311,17 +311,17 @@ async def test_error_for_a_rejected_agent_token_names_the_token_file_option(tmp_
     runner = web.AppRunner(ContractServer(loop).application(ContractAuth(lambda: ("right",))))
     await runner.setup()
     await web.UnixSite(runner, str(tmp_path / "s")).start()
-    way, wrong = (HttpWay(f"unix:{tmp_path / 's'}", partial(str, said), None) for said in ("right", "wrong"))
-    gone = HttpWay(f"unix:{tmp_path / 'gone'}", None, None)
+    way, wrong = (HttpWay(f"unix:{tmp_path / 's'}", partial(str, reported), None) for reported in ("right", "wrong"))
+    removed = HttpWay(f"unix:{tmp_path / 'gone'}", None, None)
     try:
         await way.send(body())
         assert [type(one) for one in loop.observed] == [NodeReported]
         with pytest.raises(WayError, match="it responded with 401: --token-file"):
             await wrong.send(body())
         with pytest.raises(WayError, match="UnixClientConnectorError"):
-            await gone.send(body())
+            await removed.send(body())
     finally:
-        for one in (way, wrong, gone):
+        for one in (way, wrong, removed):
             await one.close()
         await runner.cleanup()
 
@@ -338,9 +338,9 @@ async def test_report_to_a_dns_name_is_delivered_unless_the_name_is_unknown() ->
         with contextlib.suppress(WayError):  # ::1 may be one of its addresses too
             await way.send(body())
         assert loop.observed
-        nobody = HttpWay("dns+http://nobody.invalid:1", None, None)
+        unreachable = HttpWay("dns+http://nobody.invalid:1", None, None)
         with pytest.raises(WayError, match="the name cannot be resolved"):
-            await nobody.send(body())
+            await unreachable.send(body())
     finally:
         await way.close()
         await runner.cleanup()

@@ -36,19 +36,19 @@ def run(*words: str | Path, stdin: str | None = None) -> Result:
 def test_import_prints_documents_to_stdout_and_notes_to_stderr(tmp_path: Path) -> None:
     file = tmp_path / "models.yaml"
     file.write_text(KUBEAI)
-    said = run("kubeai", file)
-    assert said.exit_code == 1, "one of them was not taken over"
-    assert [model.name for model in parse_documents([("out", said.stdout)]).models] == ["tiny"]
-    assert "# not taken over: spec.owner: " in said.stdout
-    assert "# Model speech is not taken over: spec.engine: " in said.stdout
-    first, second = said.stderr.splitlines()
+    result = run("kubeai", file)
+    assert result.exit_code == 1, "one of them was not taken over"
+    assert [model.name for model in parse_documents([("out", result.stdout)]).models] == ["tiny"]
+    assert "# not taken over: spec.owner: " in result.stdout
+    assert "# Model speech is not taken over: spec.engine: " in result.stdout
+    first, second = result.stderr.splitlines()
     assert first.startswith("pilotlight: Model tiny: not taken over: spec.owner: ")
     assert second.startswith("pilotlight: Model speech is not taken over: spec.engine: ")
 
 
 def test_import_with_json_output_prints_one_json_object(tmp_path: Path) -> None:
-    said = run("kubeai", "-", "--output", "json", stdin=KUBEAI)
-    whole = json.loads(said.stdout)
+    result = run("kubeai", "-", "--output", "json", stdin=KUBEAI)
+    whole = json.loads(result.stdout)
     assert [document["metadata"]["name"] for document in whole["documents"]] == ["tiny"]
     assert whole["notTakenOver"][0].keys() == {"of", "key", "why"}
     assert [each["of"] for each in whole["refused"]] == ["Model speech"]
@@ -56,9 +56,9 @@ def test_import_with_json_output_prints_one_json_object(tmp_path: Path) -> None:
 
 
 def test_error_in_imported_standard_input_names_standard_input() -> None:
-    said = run("llama-swap", "-", stdin="models: {m: {cmd: 3}}")
-    assert said.exit_code == 2
-    assert said.stderr == "pilotlight: standard input: models.m.cmd: expected text (put it in quotes)\n"
+    result = run("llama-swap", "-", stdin="models: {m: {cmd: 3}}")
+    assert result.exit_code == 2
+    assert result.stderr == "pilotlight: standard input: models.m.cmd: expected text (put it in quotes)\n"
     assert run("llama-swap", "-", stdin="models: {m: {cmd: 'e ${PORT}'}}").exit_code == 0
 
 
@@ -79,7 +79,7 @@ def test_import_examples_in_the_documentation_give_the_shown_output(
 
 
 @pytest.mark.parametrize(
-    ("kind", "content", "said"),
+    ("kind", "content", "message"),
     [
         ("kubeai", "kind: Pod", "kind: expected Model (kubeai.org/v1)"),
         ("kubeai", "a: [", "line 1: "),
@@ -89,22 +89,22 @@ def test_import_examples_in_the_documentation_give_the_shown_output(
     ],
 )
 def test_invalid_import_file_error_names_file_key_and_expectation(
-    kind: str, content: str, said: str, tmp_path: Path
+    kind: str, content: str, message: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "x"
     file.write_text(content)
     found = run(kind, file)
     assert (found.exit_code, found.stdout) == (2, "")
     assert found.stderr.startswith(f"pilotlight: {file}: ")
-    assert said in found.stderr
+    assert message in found.stderr
     assert found.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("content", ["", "kind: List\nitems: []"])
 def test_import_without_models_prints_a_notice(content: str) -> None:
-    said = run("kubeai", "-", stdin=content)
-    assert (said.exit_code, said.stdout) == (0, "")
-    assert said.stderr == "pilotlight: standard input: no Model found\n"
+    result = run("kubeai", "-", stdin=content)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == "pilotlight: standard input: no Model found\n"
 
 
 def test_unreadable_import_file_is_a_one_line_error(tmp_path: Path) -> None:
@@ -158,26 +158,26 @@ def store(folder: Path) -> Path:
 
 
 def test_ollama_store_is_imported_with_its_blobs(tmp_path: Path) -> None:
-    said = run("ollama", store(tmp_path))
-    assert said.exit_code == 0
+    result = run("ollama", store(tmp_path))
+    assert result.exit_code == 0
     out = tmp_path / "out.yaml"
-    out.write_text(said.stdout)
+    out.write_text(result.stdout)
     (model,) = read_documents(out).models
     assert model.spec.context_tokens == 128
-    assert model.memory_bytes > 0, "its header is read, whatever the file is called"
+    assert model.memory_bytes > 0, "its header is read, regardless of the file name"
     assert list(load_files([out]).models[0].names()) == ["tiny", "tiny:latest"]
 
 
 def test_modelfile_based_on_a_stored_model_uses_its_file(tmp_path: Path) -> None:
     (tmp_path / "mario.Modelfile").write_text("FROM tiny\nPARAMETER num_ctx 64")
-    said = run("ollama", store(tmp_path), tmp_path / "mario.Modelfile")
-    tiny, mario = parse_documents([("out", said.stdout)]).models
+    result = run("ollama", store(tmp_path), tmp_path / "mario.Modelfile")
+    tiny, mario = parse_documents([("out", result.stdout)]).models
     assert (mario.name, mario.spec.artifact) == ("mario", tiny.spec.artifact)
 
 
 def test_missing_ollama_blob_error_names_the_file(tmp_path: Path) -> None:
     folder = store(tmp_path)
     (folder / "models" / "blobs" / "sha256-bb").unlink()
-    said = run("ollama", folder)
-    assert said.exit_code == 2
-    assert said.stderr.endswith("blobs/sha256-bb: No such file or directory\n")
+    result = run("ollama", folder)
+    assert result.exit_code == 2
+    assert result.stderr.endswith("blobs/sha256-bb: No such file or directory\n")

@@ -76,7 +76,7 @@ def test_version_option_prints_the_version() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("frobnicate",), "No such command 'frobnicate'"),
         (("serve", "--frobnicate"), "No such option"),
@@ -102,12 +102,12 @@ def test_version_option_prints_the_version() -> None:
         ),
     ],
 )
-def test_usage_error_prints_one_line_with_exit_status_2(words: tuple[str, ...], said: str) -> None:
+def test_usage_error_prints_one_line_with_exit_status_2(words: tuple[str, ...], message: str) -> None:
     result = run(*words)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith("pilotlight: ")
     assert result.stderr.count("\n") == 1
-    assert said in result.stderr
+    assert message in result.stderr
 
 
 @pytest.mark.standard
@@ -117,7 +117,7 @@ def test_closed_operations_port_prints_one_line_with_status_1() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         ("{engine: vllm, artifact: 'hf://a/b', slotz: 3}", "Model m: spec.slotz: "),
         ("{engine: vllm, artifact: 'hf://a/b', slots: '3'}", "Model m: spec.slots: expected"),
@@ -126,13 +126,13 @@ def test_closed_operations_port_prints_one_line_with_status_1() -> None:
         ("{engine: vllm, artifact: 'hf://a/b', sleep: auto}", "spec.sleep: "),
     ],
 )
-def test_invalid_document_error_names_file_key_and_expectation(tmp_path: Path, spec: str, said: str) -> None:
+def test_invalid_document_error_names_file_key_and_expectation(tmp_path: Path, spec: str, message: str) -> None:
     path = tmp_path / "d.yaml"
     path.write_text(f"apiVersion: pilotlight.dev/v1alpha1\nkind: Model\nmetadata: {{name: m}}\nspec: {spec}\n")
     result = run("serve", "-c", path, "--state", tmp_path)
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert result.stderr.startswith(f"pilotlight: {path}: ")
-    assert said in result.stderr
+    assert message in result.stderr
 
 
 def test_public_listener_without_keys_suggests_key_new_or_auth_none(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_each_operator_command_posts_one_request(port: Port, words: tuple[str, .
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "said"),
+    ("words", "status", "message"),
     [
         (("cordon", "same"), 2, "same is the name of a device and of a node: select one with --kind"),
         (("drain", "gpu9"), 1, "no device or node gpu9 exists; existing: devices gpu0, same; nodes n0, same"),
@@ -82,11 +82,11 @@ def test_each_operator_command_posts_one_request(port: Port, words: tuple[str, .
     ],
 )
 def test_operator_command_error_is_one_line_and_posts_nothing(
-    port: Port, words: tuple[str, ...], status: int, said: str
+    port: Port, words: tuple[str, ...], status: int, message: str
 ) -> None:
     done = run(*words)
     assert (done.exit_code, port.sent) == (status, [])
-    assert done.output.startswith(f"pilotlight: {said}")
+    assert done.output.startswith(f"pilotlight: {message}")
     assert done.output.count("\n") == 1
 
 
@@ -102,8 +102,8 @@ def test_drain_waits_until_empty_and_prints_each_change(port: Port) -> None:
     done = run("drain", "gpu0")
     assert done.output.splitlines() == [
         "so it will be",
-        "2 Replicas on gpu0: m0 (draining), m1 (draining)",
-        "1 Replica on gpu0: m0 (draining)",
+        "2 replicas on gpu0: m0 (draining), m1 (draining)",
+        "1 replica on gpu0: m0 (draining)",
         "gpu0 is empty",
     ]
 

@@ -114,8 +114,8 @@ def test_status_of_all_models_lists_disabled_features_and_degradation(capsys: py
 
 
 def test_status_shows_a_failed_reload(capsys: pytest.CaptureFixture[str]) -> None:
-    said = b"a.yaml: document 1: line 3: not YAML;\\u001b[2J the last valid documents stay in force"
-    problem = (200, b'{"problem": "%b"}' % said)
+    content = b"a.yaml: document 1: line 3: not YAML;\\u001b[2J the last valid documents stay in force"
+    problem = (200, b'{"problem": "%b"}' % content)
     with port(status=STATUS, documents=problem) as url:
         show.print_status(url, None, watch=False, output="text")
         last_line = capsys.readouterr().out.splitlines()[-1]
@@ -124,8 +124,8 @@ def test_status_shows_a_failed_reload(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_status_of_an_unknown_model_fails_with_the_known_names(capsys: pytest.CaptureFixture[str]) -> None:
-    nobody = (404, b'{"error":"no such model; existing: ada, bob"}')
-    with port(status=STATUS, **{"models/eve": nobody}) as url:
+    missing = (404, b'{"error":"no such model; existing: ada, bob"}')
+    with port(status=STATUS, **{"models/eve": missing}) as url:
         show.print_status(url, "bob", watch=False, output="json")
         (row,) = json.loads(capsys.readouterr().out)
         assert row["model"] == "bob"
@@ -211,16 +211,16 @@ def test_explain_last_without_decisions_prints_a_notice(capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         ((404, b'{"error":"no such model; existing: ada"}'), "no such model; existing: ada"),
         ((404, b'{"error":{"message":"no such path on the inference port"}}'), ops_client.INFERENCE),
     ],
 )
-def test_error_response_of_the_operations_port_is_shown_to_the_user(answer: tuple[int, bytes], said: str) -> None:
+def test_error_response_of_the_operations_port_is_shown_to_the_user(answer: tuple[int, bytes], message: str) -> None:
     with port(status=answer) as url, pytest.raises(click.ClickException) as caught:
         show.print_status(url, None, watch=False, output="text")
-    assert caught.value.message.startswith(said)
+    assert caught.value.message.startswith(message)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "127.0.0.1:1"])

@@ -71,7 +71,7 @@ CRO = "    cro: {model: A100}"
 
 
 @pytest.mark.parametrize(
-    ("entry", "says"),
+    ("entry", "message"),
     [
         (KARPENTER, "Karpenter: nodepools, nodeclaims of karpenter.sh/v1 are not served"),
         (QUEUE, "Kueue: localqueues, workloads of kueue.x-k8s.io/v1beta2 are not served"),
@@ -79,9 +79,9 @@ CRO = "    cro: {model: A100}"
         (CRO, f"composable resources (CRO): {CRO_KINDS} of cro.hpsys.ibm.ie.com/v1alpha1 are not served"),
     ],
 )
-def test_missing_provider_crds_are_a_blocker(entry: str, says: str) -> None:
+def test_missing_provider_crds_are_a_blocker(entry: str, message: str) -> None:
     one = found(cluster(), settings(entry))
-    assert (one.grade, one.says) == ("blocker", says)
+    assert (one.grade, one.says) == ("blocker", message)
     assert "CustomResourceDefinitions" in one.fix
     assert "`capacity[]." in one.fix
 
@@ -174,7 +174,7 @@ def test_cro_check_lists_nodes_whose_settings_allow_more_devices() -> None:
     more = NODES.replace("    device:", "    devicesMax: 4\n    device:")
     one = found(played, settings(CRO.replace("A100", "NVIDIA-L4"), more))
     assert (one.grade, one.says) == ("ok", "the CustomResourceDefinitions are installed; GPUs can be attached to w1")
-    assert found(played, settings(CRO.replace("A100", "A100-PCIE-40GB"), more)) == one, "its name says how much it has"
+    assert found(played, settings(CRO.replace("A100", "A100-PCIE-40GB"), more)) == one, "its name contains its memory"
 
 
 def test_unknown_memory_of_a_cro_gpu_model_is_a_warning() -> None:
@@ -238,8 +238,10 @@ def redfish(
 @pytest.mark.standard
 def test_redfish_login_accepts_secret_from_api_server_or_mount(tmp_path: Path) -> None:
     one, _ = redfish(secret(**{"username": USER, "password": PASSWORD, "ca.crt": authority()}))
-    says = "the Redfish service accepts the user of Secret fabric of namespace home; it has 3 GPUs and 1 of our nodes"
-    assert (one.grade, one.says) == ("ok", says)
+    message = (
+        "the Redfish service accepts the user of Secret fabric of namespace home; it has 3 GPUs and 1 of our nodes"
+    )
+    assert (one.grade, one.says) == ("ok", message)
     (tmp_path / "fabric").mkdir()
     for key, text in (("username", USER), ("password", PASSWORD), ("ca.crt", authority())):
         (tmp_path / "fabric" / key).write_text(f"{text}\n")
@@ -270,8 +272,8 @@ def test_finding_for_a_wrong_or_invalid_redfish_ca_names_ca_crt() -> None:
     assert "ClientConnectorCertificateError" in one.says
     assert "ca.crt of Secret fabric" in one.fix
     none, _ = redfish(secret(**{"username": USER, "password": PASSWORD, "ca.crt": "x"}))
-    says = "ca.crt of Secret fabric contains no valid PEM certificate: add the CA certificate, or omit it "
-    assert (none.grade, none.says) == ("blocker", f"{says}to trust the CAs of the system")
+    message = "ca.crt of Secret fabric contains no valid PEM certificate: add the CA certificate, or omit it "
+    assert (none.grade, none.says) == ("blocker", f"{message}to trust the CAs of the system")
     raw = secret(username=USER, password=PASSWORD)
     raw["data"]["ca.crt"] = base64.b64encode(b"# Autorit\xe9\n").decode()
     assert redfish(raw)[0] == none, "one that is there and is no text is not one that is not there"

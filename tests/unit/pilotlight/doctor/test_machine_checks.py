@@ -170,7 +170,7 @@ def test_cluster_policy_with_expected_config_map_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "says", "fix"),
+    ("found", "message", "fix"),
     [
         ([], "there is no ClusterPolicy", "install the GPU operator"),
         ([policy({"config": {"name": "theirs"}})], "uses ConfigMap theirs for MIG", '"name":"ours"'),
@@ -179,10 +179,12 @@ def test_cluster_policy_with_expected_config_map_passes() -> None:
         ([policy({"config": {"name": "ours"}, "enabled": False})], "disables mig-manager", '"enabled":true'),
     ],
 )  # fmt: skip
-def test_mig_manager_misconfiguration_is_a_warning_with_fix(found: list[dict[str, Any]], says: str, fix: str) -> None:
+def test_mig_manager_misconfiguration_is_a_warning_with_fix(
+    found: list[dict[str, Any]], message: str, fix: str
+) -> None:
     (only,) = gpu_operator.check_cluster_policies(found, "ours")
     assert only.grade == "warning"
-    assert says in only.says
+    assert message in only.says
     assert fix in only.fix
 
 
@@ -431,11 +433,11 @@ def test_doctor_checks_publish_rights_only_if_settings_enable_publish(
 
 
 @pytest.mark.parametrize(
-    ("text", "says"), [("capacty: []", "capacty: unknown key"), ("settings: 3", "kind"), ("a: [", "line 1")]
+    ("text", "message"), [("capacty: []", "capacty: unknown key"), ("settings: 3", "kind"), ("a: [", "line 1")]
 )
-def test_invalid_settings_file_is_a_usage_error(tmp_path: Path, text: str, says: str) -> None:
+def test_invalid_settings_file_is_a_usage_error(tmp_path: Path, text: str, message: str) -> None:
     (file := tmp_path / "settings.yaml").write_text(text)
-    with pytest.raises(click.UsageError, match=says):
+    with pytest.raises(click.UsageError, match=message):
         load_settings(file)
 
 

@@ -71,8 +71,8 @@ def test_provider_unsupported_in_this_mode_is_rejected(mode: Mode, fits: bool) -
     if fits:
         check_provider_modes(settings, mode)
     else:
-        said = re.escape("`cro` is supported only in a cluster (the chart with scope `cluster`): remove this entry")
-        with pytest.raises(click.UsageError, match=rf"Settings: capacity\[0\]: {said}"):
+        message = re.escape("`cro` is supported only in a cluster (the chart with scope `cluster`): remove this entry")
+        with pytest.raises(click.UsageError, match=rf"Settings: capacity\[0\]: {message}"):
             check_provider_modes(settings, mode)
 
 
@@ -251,7 +251,7 @@ def test_system_named_by_two_redfish_providers_is_assigned_to_one() -> None:
         ]
 
     house.world = replace(house.world, settings=Settings(capacity=(west, far)))
-    assert made(west, far, east) == [["w2"], ["w1"], ["w1", "w3"]], "w3 is nobody else's"
+    assert made(west, far, east) == [["w2"], ["w1"], ["w1", "w3"]], "w3 belongs to no other provider"
     both = house.world.capacity.leases
     house.lent("west", "w1")
     house.world = replace(house.world, capacity=Capacity(leases={**both, **house.world.capacity.leases}))

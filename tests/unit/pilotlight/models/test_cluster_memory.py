@@ -42,16 +42,16 @@ def header(tmp_path: Path) -> str:
     ).decode()
 
 
-def seen(*said: WeightsReport) -> dict[WeightsRequest, WeightsReport]:
-    return {read_weights_request(one): one for one in said}
+def seen(*reports: WeightsReport) -> dict[WeightsRequest, WeightsReport]:
+    return {read_weights_request(one): one for one in reports}
 
 
 def look(artifact: str = ADA, **fields: object) -> WeightsReport:
     return WeightsReport(artifact=artifact, look=True, digest="sha256:aa", **fields)  # type: ignore[arg-type]
 
 
-def of(one: Model, *said: WeightsReport, at: Sizes | None = None) -> Model:
-    (found,) = (at or Sizes(lambda: T0)).of([one], seen(*said)).models
+def of(one: Model, *reports: WeightsReport, at: Sizes | None = None) -> Model:
+    (found,) = (at or Sizes(lambda: T0)).of([one], seen(*reports)).models
     return found
 
 
@@ -94,7 +94,9 @@ def test_unknown_adapter_size_delays_the_memory_estimate(header: str) -> None:
     assert both.memory_bytes >= of(model(), look(header=header)).memory_bytes + 1000
     given = Gpu(memory_bytes=BytesOrAuto(1 << 30), elastic_percent=10)
     elastic = replace(model(gpu=given, adapters=one.spec.adapters), memory_bytes=1 << 30)
-    assert of(elastic, look(header=header)) == elastic, "nor is its cache said to be all that it could lose"
+    assert of(elastic, look(header=header)) == elastic, (
+        "nor does its cache count as the only memory that it could release"
+    )
 
 
 def test_new_header_recomputes_only_the_memory_estimate_of_its_model(
@@ -172,7 +174,7 @@ def test_new_leader_waits_for_a_header_before_using_a_whole_device() -> None:
     assert (made.actions, [one.reason for one in made.unmet]) == ((), [UNREAD])
     assert made.next_s == T0 + READ_S_MAX
     (start,) = plan(at, T0 + READ_S_MAX).actions
-    assert isinstance(start, StartReplica), "nobody reads it: it is counted with all of one"
+    assert isinstance(start, StartReplica), "no agent inspects it, so its full size is counted"
 
 
 def test_failed_inspection_does_not_delay_the_start() -> None:

@@ -31,10 +31,10 @@ async def test_stored_login_takes_precedence_over_the_cloud_login() -> None:
 
 @pytest.mark.standard
 async def test_cloud_login_is_used_only_for_its_registries_over_https() -> None:
-    for host, said in ((ECR, "AWS: no keys"), ("gcr.io", "Google Cloud: no metadata server")):
+    for host, expected in ((ECR, "AWS: no keys"), ("gcr.io", "Google Cloud: no metadata server")):
         found = await build_keychain().login(host, "x")
         assert found is not None
-        assert said in found.note
+        assert expected in found.note
         assert await build_keychain(plain_http=True).login(host, "x") is None
     assert await build_keychain().login("ghcr.io", "x") is None
 

@@ -107,22 +107,22 @@ def test_exception_in_the_memory_estimate_affects_only_that_model(
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("missing.gguf", None, "missing.gguf: No such file or directory"),
         ("broken.gguf", b"GGUF", "broken.gguf: "),
         ("text.gguf", b"hello there", "text.gguf: not a GGUF file"),
     ],
 )
-def test_invalid_model_file_error_names_the_file(folder: Path, name: str, content: bytes | None, said: str) -> None:
+def test_invalid_model_file_error_names_the_file(folder: Path, name: str, content: bytes | None, message: str) -> None:
     if content is not None:
         (folder / name).write_bytes(content)
-    assert said in wrong(folder, folder / name)
+    assert message in wrong(folder, folder / name)
 
 
 def test_registry_reference_on_the_command_line_is_rejected(folder: Path) -> None:
-    said = wrong(folder, Path("oci://r.example/a:1"))
-    assert said == "oci://r.example/a:1: not a file: set it as spec.artifact of a Model in a document (`-c`)"
+    message = wrong(folder, Path("oci://r.example/a:1"))
+    assert message == "oci://r.example/a:1: not a file: set it as spec.artifact of a Model in a document (`-c`)"
 
 
 def test_unreadable_path_is_a_one_line_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,8 +205,8 @@ def test_gguf_file_named_like_an_alias_of_a_model_is_rejected(folder: Path) -> N
     spec = "{engine: command, command: ['x', '{port}'], aliases: [ada]}"
     other = written(folder / "x.yaml", HEAD + f"kind: Model\nmetadata: {{name: x}}\nspec: {spec}\n")
     ada = folder / "models" / "ada.gguf"
-    said = wrong(folder, ada.parent, configs=(other,))
-    assert said == f"{ada}: Model ada: metadata.name: `ada` is already an alias of Model x in {other}"
+    message = wrong(folder, ada.parent, configs=(other,))
+    assert message == f"{ada}: Model ada: metadata.name: `ada` is already an alias of Model x in {other}"
 
 
 def test_document_passed_as_a_model_file_suggests_the_config_option(folder: Path) -> None:

@@ -69,8 +69,8 @@ def test_llama_cpp_flags_and_variables_override_memory_defaults(file: Path) -> N
 
 def test_engine_is_launched_with_the_checkpoint_count_of_the_estimate(file: Path) -> None:
     of = model(file, context_tokens=1024)
-    ours = build_launch_command(of, None, "127.0.0.1", 1, {"xllamacpp": "/bin/python"})
-    assert ours.argv[ours.argv.index("--ctx-checkpoints") + 1] == str(read_serving_options(of).checkpoints)
+    own_one = build_launch_command(of, None, "127.0.0.1", 1, {"xllamacpp": "/bin/python"})
+    assert own_one.argv[own_one.argv.index("--ctx-checkpoints") + 1] == str(read_serving_options(of).checkpoints)
     server = build_launch_command(of, None, "127.0.0.1", 1, {"llama-server": "/bin/llama-server"})
     assert server.env == {"LLAMA_ARG_CTX_CHECKPOINTS": "3", "LLAMA_ARG_CACHE_RAM": "0"}
     assert "--ctx-checkpoints" not in server.argv, "an older server would refuse the flag, and ignores the variable"
@@ -120,7 +120,7 @@ def test_vllm_or_sglang_memory_auto_is_estimated_from_config_json(tmp_path: Path
     assert items["cache"] == 8192 * (128 << 10), "one Call of the whole context"
     assert of.memory_bytes == of.estimated_bytes == sum(items.values())
     assert int(of.memory_bytes * 0.9) >= sum(items.values()) - items["reserve"], "its own share of that is enough"
-    assert part(auto(tmp_path, slots=3), "cache") == 3 * items["cache"], "the document says how many Calls"
+    assert part(auto(tmp_path, slots=3), "cache") == 3 * items["cache"], "the document sets the number of requests"
     assert auto(tmp_path, gpu=Gpu()).memory_bytes == 0, "else it takes a whole Device, as ever"
 
 
@@ -241,9 +241,9 @@ def test_fit_of_a_model_that_needs_no_device_lists_no_placement(file: Path) -> N
 def test_store_fetches_weights_unless_the_engine_runs_remote_code(
     tmp_path: Path, artifact: str | None, args: tuple[str, ...], brought: bool
 ) -> None:
-    wants = replace(model(tmp_path), spec=ModelSpec(engine="vllm", artifact=artifact, args=args))
-    assert is_fetched_by_store(wants) == brought
-    allows = replace(wants, spec=replace(wants.spec, allow_unsafe=True))
+    wanted = replace(model(tmp_path), spec=ModelSpec(engine="vllm", artifact=artifact, args=args))
+    assert is_fetched_by_store(wanted) == brought
+    allows = replace(wanted, spec=replace(wanted.spec, allow_unsafe=True))
     assert is_fetched_by_store(allows) == (brought or artifact == "hf://a/b"), (
         "the store takes code for one that allows it"
     )

@@ -49,7 +49,7 @@ def test_fetched_adapter_is_loaded_from_its_gguf_file_or_peft_directory(paths: l
 
 
 @pytest.mark.parametrize(
-    ("paths", "said"),
+    ("paths", "message"),
     [
         (["a.gguf", "b.gguf"], "adapter a0: its artifact contains no adapter"),
         (
@@ -60,8 +60,8 @@ def test_fetched_adapter_is_loaded_from_its_gguf_file_or_peft_directory(paths: l
         (["x,y.gguf"], "adapter a0: x,y.gguf contains one of"),
     ],
 )
-def test_artifact_without_exactly_one_valid_adapter_is_rejected(paths: list[str], said: str) -> None:
-    with pytest.raises(EngineError, match=said):
+def test_artifact_without_exactly_one_valid_adapter_is_rejected(paths: list[str], message: str) -> None:
+    with pytest.raises(EngineError, match=message):
         use_local_files(model("file:///m", "oci://r.io/a:1"), {Part("oci://r.io/a:1"): (Path("/c"), paths)})
 
 

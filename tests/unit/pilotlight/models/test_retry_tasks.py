@@ -10,7 +10,7 @@ import pytest
 
 from artifacts.registry_errors import UnreachableError
 from pilotlight.models.model_parts import Part
-from pilotlight.models.retry_tasks import FIRST_S, LAST_S, Errands, backoff_s
+from pilotlight.models.retry_tasks import FIRST_S, LAST_S, RetryTasks, backoff_s
 
 A, B = Part("oci://r.io/a:1"), Part("oci://r.io/b:1")
 
@@ -25,7 +25,7 @@ class Doing:
         self.go.set()
         self.changes = 0
         self.now_s = 0.0
-        self.errands = Errands("weights_thing_failed", self, self._changed, lambda: self.now_s)
+        self.tasks = RetryTasks("weights_thing_failed", self, self._changed, lambda: self.now_s)
 
     def _changed(self) -> None:
         self.changes += 1
@@ -38,7 +38,7 @@ class Doing:
 
     async def want(self, *wanted: Part) -> None:
         """Set the wanted tasks and let them finish, except for those that wait."""
-        self.errands.want(wanted, self.now_s)
+        self.tasks.want(wanted, self.now_s)
         for _ in range(3):
             await asyncio.sleep(0)
 
@@ -71,22 +71,22 @@ async def test_failed_task_is_logged_and_retried_after_backoff(caplog: pytest.Lo
     with caplog.at_level(logging.WARNING):
         await one.want(A)
     assert "event=weights_thing_failed artifact=oci://r.io/a:1 attempt=1 reason='r: it did not answer'" in caplog.text
-    assert one.errands.failed() == {A: "r: it did not answer"}
-    assert one.errands.next_s() == FIRST_S
+    assert one.tasks.failed() == {A: "r: it did not answer"}
+    assert one.tasks.next_s() == FIRST_S
     one.now_s = FIRST_S - 0.1
     await one.want(A)
     assert one.began == [A], "it is not due"
     one.now_s = FIRST_S
     await one.want(A)
-    assert (one.began, one.errands.next_s()) == ([A, A], FIRST_S + 2 * FIRST_S)
+    assert (one.began, one.tasks.next_s()) == ([A, A], FIRST_S + 2 * FIRST_S)
     one.now_s, one.raises = 3 * FIRST_S, None
     await one.want(A)
-    assert (one.errands.failed(), one.errands.next_s()) == ({}, None)
+    assert (one.tasks.failed(), one.tasks.next_s()) == ({}, None)
     one.raises = OSError(28, "No space left on device", "/a/path")
     await one.want(B)
-    assert one.errands.failed() == {B: "No space left on device"}
+    assert one.tasks.failed() == {B: "No space left on device"}
     await one.want()
-    assert one.errands.failed() == {}
+    assert one.tasks.failed() == {}
 
 
 async def test_task_with_an_unexpected_error_is_retried_after_the_max_backoff() -> None:
@@ -99,7 +99,7 @@ async def test_task_with_an_unexpected_error_is_retried_after_the_max_backoff() 
     one.now_s = LAST_S
     await one.want(A)
     assert one.began == [A, A]
-    del one.errands
+    del one.tasks
     gc.collect()
     assert exceptions == [one.raises] * 2
 
@@ -108,7 +108,7 @@ async def test_closing_the_retry_runner_cancels_and_awaits_running_tasks() -> No
     one = Doing()
     one.go.clear()
     await one.want(A)
-    await one.errands.close()
+    await one.tasks.close()
     assert one.changes == 1
 
 

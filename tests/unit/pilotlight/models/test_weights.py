@@ -40,10 +40,10 @@ from pilotlight.models import model_parts
 from pilotlight.models.model_parts import Part
 from pilotlight.models.retry_tasks import FIRST_S
 from pilotlight.models.weights import (
-    TELL_EVERY_S,
+    PROGRESS_EVERY_S,
     AdapterError,
+    PullProgress,
     Supply,
-    Telling,
     build_registries,
     gather_copies,
     list_wanted_models,
@@ -84,14 +84,14 @@ def test_load_path_of_weights_is_their_only_gguf_file_or_directory(paths: list[s
 
 
 @pytest.mark.parametrize(
-    ("paths", "said"),
+    ("paths", "message"),
     [
         (["b.gguf", "a.gguf"], "oci://r.io/a:1 contains 2 GGUF files: a.gguf, b.gguf; package only one"),
         (["model.safetensors"], "oci://r.io/a:1 contains no GGUF file, which llama.cpp requires"),
     ],
 )
-def test_llama_cpp_weights_with_none_or_two_gguf_files_are_an_error(paths: list[str], said: str) -> None:
-    with pytest.raises(EngineError, match=said):
+def test_llama_cpp_weights_with_none_or_two_gguf_files_are_an_error(paths: list[str], message: str) -> None:
+    with pytest.raises(EngineError, match=message):
         model_parts.select_load_path(Path("/c"), paths, model("oci://r.io/a:1"))
 
 
@@ -150,8 +150,8 @@ async def test_weights_are_pulled_and_reported_while_requests_wait(tmp_path: Pat
     packed_models.packed(source, tmp_path / "layout")
     with packed_models.served(tmp_path / "layout") as host:
         one = at(tmp_path, Registries())
-        wants = model(f"oci://{host}/{packed_models.NAME}:v1")
-        calls = replace(world([wants], [device("g1", 80, "n1")], []), loads={wants.name: ModelLoad(waiting=1)})
+        wanted = model(f"oci://{host}/{packed_models.NAME}:v1")
+        calls = replace(world([wanted], [device("g1", 80, "n1")], []), loads={wanted.name: ModelLoad(waiting=1)})
         loop, read = Listening(calls), asyncio.Event()
 
         async def read_again() -> None:
@@ -162,14 +162,14 @@ async def test_weights_are_pulled_and_reported_while_requests_wait(tmp_path: Pat
         one.on_step(step(calls))
         async with asyncio.timeout(90):
             await read.wait()
-            here = frozenset({Copy(artifact=wants.spec.artifact or "", node=NodeId("n1"))})
+            here = frozenset({Copy(artifact=wanted.spec.artifact or "", node=NodeId("n1"))})
             while not any(isinstance(one, CopiesSeen) and one.copies == here for one in loop.observed):
                 await asyncio.sleep(0.01)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        where = one.located(wants).spec.artifact or ""
+        where = one.located(wanted).spec.artifact or ""
         assert Path(where.removeprefix("file://")).read_bytes() == b"GGUF"
-        held = await one(wants, lambda _: None)  # type: ignore[misc]  # it is in a registry
+        held = await one(wanted, lambda _: None)  # type: ignore[misc]  # it is in a registry
         assert held.model.spec.artifact == where
         assert Store(tmp_path / "weights").rows()[0].in_use
         held.close()
@@ -181,11 +181,11 @@ async def test_start_that_fails_on_unusable_weights_releases_the_stored_copy(tmp
         packed_models.model(tmp_path / "model", {"a.gguf": b"GGUF 1", "b.gguf": b"GGUF 2"}), tmp_path / "layout"
     )
     with packed_models.served(tmp_path / "layout") as host:
-        one, wants = at(tmp_path, Registries()), model(f"oci://{host}/{packed_models.NAME}:v1")
+        one, requests = at(tmp_path, Registries()), model(f"oci://{host}/{packed_models.NAME}:v1")
         with pytest.raises(EngineError, match="contains 2 GGUF files"):
-            await one(wants, lambda _: None)  # type: ignore[misc]  # it is in a registry
+            await one(requests, lambda _: None)  # type: ignore[misc]  # it is in a registry
         assert not Store(tmp_path / "weights").rows()[0].in_use
-        assert one.located(wants) is wants
+        assert one.located(requests) is requests
         missing = model(f"oci://{host}/{packed_models.NAME}:none")
         with pytest.raises(RegistryError, match="there is no manifest none"):
             await one(missing, lambda _: None)  # type: ignore[misc]  # it is in a registry
@@ -195,8 +195,8 @@ def test_cached_tag_whose_copy_is_gone_resolves_to_no_local_path(tmp_path: Path)
     one, of = at(tmp_path), reference.parse_reference("oci://r.example/a:1")
     store = Store(tmp_path / "weights").open()
     Meanings(store).remember(of, CopyKey(of.host, digest.compute_digest(b"x")))
-    wants = model("oci://r.example/a:1")
-    assert one.located(wants) is wants
+    wanted = model("oci://r.example/a:1")
+    assert one.located(wanted) is wanted
 
 
 @pytest.mark.parametrize("scheme", ["hf", "s3"])
@@ -208,13 +208,13 @@ async def test_hub_or_bucket_weights_are_fetched_once_for_two_starts(tmp_path: P
         assert isinstance(s3, FakeS3)
         ways = Registries(pace=StillClock())
         one = Supply(tmp_path / "weights", Weights(), ways, {**hub.env(), **s3.env(), "HF_HOME": str(tmp_path)})
-        wants = model("hf://acme/tiny@main" if scheme == "hf" else "s3://models/a.gguf")
-        assert one.located(wants) is wants
+        wanted = model("hf://acme/tiny@main" if scheme == "hf" else "s3://models/a.gguf")
+        assert one.located(wanted) is wanted
         for _ in range(2):
-            held = await one(wants, lambda _: None)  # type: ignore[misc]  # the store brings it
+            held = await one(wanted, lambda _: None)  # type: ignore[misc]  # the store brings it
             assert Path(held.model.spec.artifact.removeprefix("file://")).read_bytes() == b"GGUF"
             held.close()
-        assert one.located(wants).spec.artifact == held.model.spec.artifact
+        assert one.located(wanted).spec.artifact == held.model.spec.artifact
         assert len(hub.cdn.seen) == (scheme == "hf")
         several = model("hf://acme/tiny?include=*.md")
         with pytest.raises(RefusedError, match="no weights"):
@@ -234,8 +234,8 @@ async def test_adapters_are_fetched_and_locked_together_with_their_model(tmp_pat
     with packed_models.served(tmp_path / "m.layout") as host, packed_models.served(tmp_path / "l.layout") as other:
         one = at(tmp_path, Registries())
         own, lora = f"oci://{host}/{packed_models.NAME}:v1", f"oci://{other}/{packed_models.NAME}:v1"
-        wants = adapted(own, lora, own, "file:///here.gguf")
-        held = await one(wants, lambda _: None)  # type: ignore[misc]  # the store brings it
+        wanted = adapted(own, lora, own, "file:///here.gguf")
+        held = await one(wanted, lambda _: None)  # type: ignore[misc]  # the store brings it
         spec = held.model.spec
         found = [spec.artifact or "", *(each.artifact for each in spec.adapters[:2])]
         assert [Path(each.removeprefix("file://")).read_bytes() for each in found] == [
@@ -243,9 +243,9 @@ async def test_adapters_are_fetched_and_locked_together_with_their_model(tmp_pat
             b"GGUF LORA",
             b"GGUF MINE",
         ]
-        assert spec.adapters[2] == wants.spec.adapters[2]
-        assert one.located(wants) == held.model
-        assert (held.model.name, len(held.lease_fds)) == (wants.name, 2), "two Copies, though one is asked for twice"
+        assert spec.adapters[2] == wanted.spec.adapters[2]
+        assert one.located(wanted) == held.model
+        assert (held.model.name, len(held.lease_fds)) == (wanted.name, 2), "two Copies, though one is asked for twice"
         assert [row.in_use for row in Store(tmp_path / "weights").rows()] == [True, True]
         held.close()
         assert not any(row.in_use for row in Store(tmp_path / "weights").rows())
@@ -259,15 +259,15 @@ async def test_missing_adapter_fails_the_start_and_releases_the_copies(tmp_path:
     packed_models.packed(packed_models.model(tmp_path / "m", {"a.gguf": b"GGUF"}), tmp_path / "layout")
     with packed_models.served(tmp_path / "layout") as host:
         one, own = at(tmp_path, Registries()), f"oci://{host}/{packed_models.NAME}:v1"
-        wants = adapted(own, own, f"oci://{host}/{packed_models.NAME}:none")
+        wanted = adapted(own, own, f"oci://{host}/{packed_models.NAME}:none")
         with pytest.raises(AdapterError, match=rf"^adapter a1: {host}: there is no manifest none of"):
-            await one(wants, lambda _: None)  # type: ignore[misc]  # the store brings it
+            await one(wanted, lambda _: None)  # type: ignore[misc]  # the store brings it
         assert not any(row.in_use for row in Store(tmp_path / "weights").rows())
-        assert one.located(wants).spec.adapters[1] == wants.spec.adapters[1]
+        assert one.located(wanted).spec.adapters[1] == wanted.spec.adapters[1]
 
 
 async def test_failed_fetch_of_one_copy_releases_and_cancels_the_others() -> None:
-    closed, gone, began = list[str](), list[str](), asyncio.Event()
+    closed, removed, began = list[str](), list[str](), asyncio.Event()
 
     class Came:
         def close(self) -> None:
@@ -281,7 +281,7 @@ async def test_failed_fetch_of_one_copy_releases_and_cancels_the_others() -> Non
         try:
             await asyncio.Event().wait()
         finally:
-            gone.append("waits")
+            removed.append("waits")
         raise AssertionError
 
     async def fails() -> Copy_:
@@ -290,17 +290,17 @@ async def test_failed_fetch_of_one_copy_releases_and_cancels_the_others() -> Non
 
     with pytest.raises(RegistryError, match="away"):
         await gather_copies([comes(), waits(), fails()])
-    assert (closed, gone) == (["came"], ["waits"])
+    assert (closed, removed) == (["came"], ["waits"])
 
 
 def test_progress_of_several_pulls_for_one_start_is_summed() -> None:
-    said, now_s = list[str](), [0.0]
-    telling = Telling(said.append, lambda: now_s[0])
+    messages, now_s = list[str](), [0.0]
+    telling = PullProgress(messages.append, lambda: now_s[0])
     telling.of(Part("a"))(Came(1 << 20, 4 << 20, 1 << 20))
     telling.of(Part("b"))(Came(1 << 20, 8 << 20, 1 << 20))
-    now_s[0] = TELL_EVERY_S
+    now_s[0] = PROGRESS_EVERY_S
     telling.of(Part("b"))(Came(2 << 20, 8 << 20, 1 << 20))
-    assert said == ["1Mi of 4Mi, 1Mi a second", "3Mi of 12Mi, 2Mi a second"]
+    assert messages == ["1Mi of 4Mi, 1Mi a second", "3Mi of 12Mi, 2Mi a second"]
 
 
 UNSAFE = {"model.safetensors": as_safetensors(b""), "config.json": b"{}", "modeling.py": b"print()"}
@@ -335,8 +335,8 @@ async def test_hub_code_is_fetched_only_for_models_that_allow_unsafe(tmp_path: P
             (True, {*UNSAFE}),
             (False, {*UNSAFE} - {"modeling.py"}),
         ):
-            wants = model("hf://acme/tiny@main", engine="vllm", allow_unsafe=allow)
-            held = await one(wants, lambda _: None)  # type: ignore[misc]  # the store brings it
+            wanted = model("hf://acme/tiny@main", engine="vllm", allow_unsafe=allow)
+            held = await one(wanted, lambda _: None)  # type: ignore[misc]  # the store brings it
             assert {path.name for path in Path((held.model.spec.artifact or "")[7:]).iterdir()} == names
             held.close()
 
@@ -348,9 +348,9 @@ async def test_failed_header_read_is_retried_until_the_registry_has_the_tag(tmp_
     packed_models.packed(tmp_path / "m", tmp_path / "layout")
     now_s, read = [0.0], asyncio.Event()
     with packed_models.served(tmp_path / "layout") as host:
-        wants = model(f"oci://{host}/{packed_models.NAME}:v2")
+        wanted = model(f"oci://{host}/{packed_models.NAME}:v2")
         one = Supply(tmp_path / "weights", Weights(), Registries(), clock=lambda: now_s[0])
-        loop = Listening(world([wants], [device("g1", 80, "n1")], []))
+        loop = Listening(world([wanted], [device("g1", 80, "n1")], []))
 
         async def read_again() -> None:
             read.set()
@@ -359,9 +359,9 @@ async def test_failed_header_read_is_retried_until_the_registry_has_the_tag(tmp_
         async with asyncio.timeout(90):
             while not loop.observed:
                 await asyncio.sleep(0.01)
-            said = loop.observed[-1]
-            assert isinstance(said, CopiesSeen)
-            assert said.failed == {wants.spec.artifact: f"{host}: there is no manifest v2 of {packed_models.NAME}"}
+            reported = loop.observed[-1]
+            assert isinstance(reported, CopiesSeen)
+            assert reported.failed == {wanted.spec.artifact: f"{host}: there is no manifest v2 of {packed_models.NAME}"}
             async with Client(Site(host)) as client:
                 await packed_models.push(client, OciLayout(tmp_path / "layout"), tag="v2")
             now_s[0] = FIRST_S
@@ -371,20 +371,20 @@ async def test_failed_header_read_is_retried_until_the_registry_has_the_tag(tmp_
                 await asyncio.sleep(0.01)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        assert (one.located(wants).spec.artifact or "").startswith("file://")
+        assert (one.located(wanted).spec.artifact or "").startswith("file://")
 
 
 async def test_weights_replaced_at_the_source_are_fetched_again(tmp_path: Path) -> None:
     async with FakeHub({}, {"a.gguf": b"GGUF"}).both() as hub:
         hub.gated = "auto"
         env = {**hub.env(TOKEN), "HF_HOME": str(tmp_path)}
-        one, wants = (
+        one, requests = (
             Supply(tmp_path / "weights", Weights(), Registries(pace=StillClock()), env),
             model("hf://acme/tiny"),
         )
-        (await one(wants, lambda _: None)).close()  # type: ignore[misc]  # the store brings it
+        (await one(requests, lambda _: None)).close()  # type: ignore[misc]  # the store brings it
         hub.large = {"b.gguf": b"GGUF anew"}
         shutil.rmtree(tmp_path / "weights" / "permits")  # each start is checked again
-        held = await one(wants, lambda _: None)  # type: ignore[misc]  # the store brings it
+        held = await one(requests, lambda _: None)  # type: ignore[misc]  # the store brings it
         assert Path((held.model.spec.artifact or "").removeprefix("file://")).name == "b.gguf"
         held.close()

@@ -275,7 +275,7 @@ async def test_rejected_clients_are_logged_at_most_once_a_minute(caplog: pytest.
     assert one.roles(f"bearer {TOKEN}") == BOTH
     for wrong in ("", "Bearer", f"Bearer {TOKEN} ", f"Bearer {TOKEN[:-1]}", f"Bearer \udcff{TOKEN}", TOKEN):
         assert not one.roles(wrong)
-    assert not ContractAuth(list).roles("Bearer "), "no token in force lets nobody in"
+    assert not ContractAuth(list).roles("Bearer "), "without a valid token no client is admitted"
     for _ in range(5):
         one.refused()
     assert [record.getMessage().split()[1] for record in caplog.records] == ["count=1", "count=3"]
@@ -344,18 +344,18 @@ async def test_renewed_autoscaler_certificate_is_used_for_new_connections(
 ) -> None:
     monkeypatch.setattr(file_reload, "LOOK_S", 0.01)
     pair = write(tmp_path, "server", leaf(OURS))
-    ours, theirs = (Access(identity=mutual(tmp_path, OURS, believed)) for believed in (OURS, THEIRS))
+    own, foreign = (Access(identity=mutual(tmp_path, OURS, believed)) for believed in (OURS, THEIRS))
     server = Identity(cert=pair.cert, key=pair.key, ca=write_authority(tmp_path, OURS))
     async with autoscaler(Access(identity=server)) as (url, _):
-        assert await let_in(url, ours)
+        assert await let_in(url, own)
         write(tmp_path, "server", leaf(THEIRS))
         await until("it is read again", lambda: "event=file_reloaded" in caplog.text)
-        assert await let_in(url, theirs)
-        assert not await let_in(url, ours)
+        assert await let_in(url, foreign)
+        assert not await let_in(url, own)
 
 
 @pytest.mark.parametrize(
-    ("address", "given", "says"),
+    ("address", "given", "message"),
     [
         (LOOPBACK, Access(), "any client could report: set --token-file"),
         (Address("10.0.0.1", 1), Access(token=Path("t")), "this address requires TLS"),
@@ -365,9 +365,9 @@ async def test_renewed_autoscaler_certificate_is_used_for_new_connections(
     ],
 )
 def test_autoscaler_api_port_without_authentication_or_tls_is_rejected(
-    address: Address, given: Access, says: str
+    address: Address, given: Access, message: str
 ) -> None:
-    with pytest.raises(click.UsageError, match=says):
+    with pytest.raises(click.UsageError, match=message):
         access.check_port(address, given)
 
 
@@ -395,8 +395,8 @@ def test_unix_loopback_and_https_autoscaler_urls_are_accepted() -> None:
 async def test_token_file_readable_by_other_users_prints_a_warning(
     token: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(access, "write_stderr", said.append)
+    messages: list[str] = []
+    monkeypatch.setattr(access, "write_stderr", messages.append)
     token.chmod(0o644)
     async with link("http://127.0.0.1:1", Access(token=token)):
-        assert said == [f"{token} can be read by other users of this machine: chmod 600 {token}"]
+        assert messages == [f"{token} can be read by other users of this machine: chmod 600 {token}"]

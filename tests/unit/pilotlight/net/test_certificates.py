@@ -60,8 +60,8 @@ def test_key_of_another_certificate_is_rejected(tmp_path: Path, pair: Pair) -> N
 
 
 def test_missing_certificate_or_directory_as_key_is_rejected(tmp_path: Path, pair: Pair) -> None:
-    gone = tmp_path / "gone.pem"
-    assert why(Identity(cert=gone, key=pair.key)).startswith(f"{gone}: No such file or directory: ")
+    removed = tmp_path / "gone.pem"
+    assert why(Identity(cert=removed, key=pair.key)).startswith(f"{removed}: No such file or directory: ")
     assert why(Identity(cert=pair.cert, key=tmp_path)).startswith(f"{tmp_path}: Is a directory: ")
     assert "needed together" in why(Identity(cert=pair.cert))
 
@@ -103,7 +103,7 @@ def test_token_file_with_several_lines_gives_one_token_per_line(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("", "the file contains no token"),
         (" \n", "the file contains no token"),
@@ -112,11 +112,11 @@ def test_token_file_with_several_lines_gives_one_token_per_line(tmp_path: Path) 
         (f"{TOKEN}\n" * 17, "more than 16 tokens"),
     ],
 )
-def test_invalid_token_is_rejected_without_appearing_in_the_error(tmp_path: Path, text: str, says: str) -> None:
+def test_invalid_token_is_rejected_without_appearing_in_the_error(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "token"
     path.write_text(text)
     with pytest.raises(FileError) as refused:
         certificates.load_tokens(path)
     assert str(refused.value).startswith(f"{path}: ")
-    assert says in str(refused.value)
+    assert message in str(refused.value)
     assert not any(word in str(refused.value) for word in (TOKEN, "short", "blanks"))

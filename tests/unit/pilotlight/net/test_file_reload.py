@@ -17,7 +17,7 @@ from tests.support.waiting import until
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def messages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lines: list[str] = []
     monkeypatch.setattr(file_reload.log, "warning", lambda line, *values: lines.append(line % values))
     monkeypatch.setattr(file_reload, "LOOK_S", 0.01)
@@ -46,7 +46,7 @@ async def following(files: Files) -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_changed_file_is_reloaded_unless_its_content_is_invalid(tmp_path: Path, said: list[str]) -> None:
+async def test_changed_file_is_reloaded_unless_its_content_is_invalid(tmp_path: Path, messages: list[str]) -> None:
     path, files = tmp_path / "n", Files()
     path.write_text("1")
     value = files.read(number(path), (path,))
@@ -55,18 +55,18 @@ async def test_changed_file_is_reloaded_unless_its_content_is_invalid(tmp_path: 
         path.write_text("22")
         await until("the new one is in force", lambda: value() == 22)
         path.write_text("broken")
-        await until("it is said", lambda: len(said) == 2)
+        await until("it is messages", lambda: len(messages) == 2)
         assert value() == 22
         path.unlink()
-        await until("it is said", lambda: len(said) == 3)
+        await until("it is messages", lambda: len(messages) == 3)
         path.write_text("333")
         await until("the next good one is in force", lambda: value() == 333)
     reloaded, kept = f"event=file_reloaded files={str(path)!r}", f"event=file_reload_failed error={path}: no number"
-    assert said == [reloaded, kept, kept, reloaded]
+    assert messages == [reloaded, kept, kept, reloaded]
 
 
 async def test_file_still_being_written_is_not_reloaded(
-    tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, messages: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each check finds a changed file, except for the last two."""
     path, files, looks = tmp_path / "n", Files(), iter(range(2, 6))
@@ -83,7 +83,7 @@ async def test_file_still_being_written_is_not_reloaded(
     monkeypatch.setattr(file_reload, "stat_files", written)
     async with following(files):
         await until("the whole file is in force", lambda: value() == 5)
-    assert said == [f"event=file_reloaded files={str(path)!r}"]
+    assert messages == [f"event=file_reloaded files={str(path)!r}"]
 
 
 def test_broken_file_at_startup_is_a_usage_error(tmp_path: Path) -> None:

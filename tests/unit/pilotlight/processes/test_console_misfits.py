@@ -20,71 +20,71 @@ def step(before: World, after: World) -> LoopStep:
 
 
 def test_model_that_fits_no_listed_device_is_printed_exactly_once() -> None:
-    said: list[str] = []
-    listener = Misfits(raised, said.append)
+    messages: list[str] = []
+    listener = Misfits(raised, messages.append)
     begun, listed = world([model("huge", 30)], synced=False), world([model("huge", 30)], [device(memory_gi=4)])
     listener.on_step(step(begun, begun))
-    assert said == []
+    assert messages == []
     listener.on_step(step(begun, listed))
-    assert said == [
+    assert messages == [
         "Model huge fits on no device: needs 30Gi on one device; the largest has 4Gi; its requests get 503 no_capacity"
     ]
     listener.on_step(step(listed, listed))
-    assert len(said) == 1
+    assert len(messages) == 1
 
 
 def test_model_that_fits_no_device_is_printed_in_the_first_loop_step() -> None:
-    said: list[str] = []
+    messages: list[str] = []
     made = world([model("huge", 30)], [device(memory_gi=4)])
-    Misfits(raised, said.append).on_step(step(made, made))
-    assert len(said) == 1
+    Misfits(raised, messages.append).on_step(step(made, made))
+    assert len(messages) == 1
 
 
 def test_added_device_updates_the_printed_models_that_fit_no_device() -> None:
-    said: list[str] = []
-    listener = Misfits(raised, said.append)
+    messages: list[str] = []
+    listener = Misfits(raised, messages.append)
     small = world([model("huge", 30), model("b", 50)], [device(memory_gi=4)])
     more = world([model("huge", 30), model("b", 50)], [device(memory_gi=4), device("gpu1", 40)])
     fewer = world([model("huge", 30)], [device(memory_gi=4), device("gpu1", 40)])
     listener.on_step(step(small, small))
-    del said[:]
+    del messages[:]
     listener.on_step(step(small, more))
-    assert said == [
+    assert messages == [
         "Model b fits on no device: needs 50Gi on one device; the largest has 40Gi; its requests get 503 no_capacity",
         "a device is now available for huge",
     ]
     listener.on_step(step(more, fewer))
-    assert len(said) == 2, "a Model that is gone from the documents is no news"
+    assert len(messages) == 2, "a Model that was removed from the documents is not reported"
 
 
 def test_model_that_fits_no_device_fits_once_its_node_is_repartitionable() -> None:
     """Neither a slice nor a document changes."""
-    said: list[str] = []
-    listener = Misfits(raised, said.append)
+    messages: list[str] = []
+    listener = Misfits(raised, messages.append)
     may = town()
     may_not = replace_fields(may, cuttable={})
     listener.on_step(step(may_not, may_not))
-    assert [line.partition(":")[0] for line in said] == ["Model big fits on no device"]
+    assert [line.partition(":")[0] for line in messages] == ["Model big fits on no device"]
     listener.on_step(step(may_not, may))
-    assert said[1:] == ["a device is now available for big"]
+    assert messages[1:] == ["a device is now available for big"]
     listener.on_step(step(may, may_not))
-    assert len(said) == 3
+    assert len(messages) == 3
 
 
 def test_models_that_fit_no_device_are_summarized_beyond_the_line_limit() -> None:
-    said: list[str] = []
-    listener = Misfits(raised, said.append)
+    messages: list[str] = []
+    listener = Misfits(raised, messages.append)
     many = [model(f"m{number:03}", 30) for number in range(100)]
     none, large = world(many, [device(memory_gi=4)]), world(many, [device(memory_gi=40)])
     listener.on_step(step(none, none))
-    assert len(said) == SAID_MAX + 1
-    assert said[-1] == f"{100 - SAID_MAX} more models fit on no device: `pilotlight status` lists them"
+    assert len(messages) == SAID_MAX + 1
+    assert messages[-1] == f"{100 - SAID_MAX} more models fit on no device: `pilotlight status` lists them"
     listener.on_step(step(none, large))
-    assert said[-1].endswith(f"m009 and {100 - SAID_MAX} more")
+    assert messages[-1].endswith(f"m009 and {100 - SAID_MAX} more")
 
 
 def test_failed_fit_check_of_one_model_leaves_others_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    said, faults, never = list[str](), list[tuple[str, str, str]](), Fitting.never
+    messages, faults, never = list[str](), list[tuple[str, str, str]](), Fitting.never
 
     def raising(self: Fitting, of: Model) -> str:
         if of.name == "bad":
@@ -92,8 +92,8 @@ def test_failed_fit_check_of_one_model_leaves_others_checked(monkeypatch: pytest
         return never(self, of)
 
     monkeypatch.setattr(Fitting, "never", raising)
-    listener = Misfits(lambda *fault: faults.append((*fault[:2], str(fault[2]))), said.append)
+    listener = Misfits(lambda *fault: faults.append((*fault[:2], str(fault[2]))), messages.append)
     made = world([model("bad", 1), model("huge", 30)], [device(memory_gi=4)])
     listener.on_step(step(made, made))
     assert faults == [("bad", "misfits", "bad memory")]
-    assert [line.partition(":")[0] for line in said] == ["Model huge fits on no device"]
+    assert [line.partition(":")[0] for line in messages] == ["Model huge fits on no device"]

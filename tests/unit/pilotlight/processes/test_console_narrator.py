@@ -41,7 +41,7 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 
 def lines(read: int) -> list[str]:
-    said = b""
+    output = b""
     while True:
         try:
             piece = os.read(read, 1 << 16)
@@ -49,8 +49,8 @@ def lines(read: int) -> list[str]:
             break
         if not piece:
             break
-        said += piece
-    matches = [LINE.match(line) for line in said.decode().splitlines()]
+        output += piece
+    matches = [LINE.match(line) for line in output.decode().splitlines()]
     return [match[1] for match in matches if match]
 
 
@@ -76,8 +76,8 @@ def test_provider_fault_is_printed_once_until_the_fault_changes(pipe: tuple[int,
     narrator = Narrator(pipe[1])
     quiet = World(epoch=1, capacity=Capacity(providers=("g4",)))
 
-    def wrong(**says: dict[str, str]) -> World:
-        return World(epoch=1, capacity=replace(quiet.capacity, **says))
+    def wrong(**fields: dict[str, str]) -> World:
+        return World(epoch=1, capacity=replace(quiet.capacity, **fields))
 
     closed, silent = wrong(closed={"g4": "NodePool g4 does not exist"}), wrong(trouble={"g4": "does not respond"})
     for before, after in ((quiet, closed), (closed, quiet), (quiet, closed), (closed, silent), (silent, silent)):

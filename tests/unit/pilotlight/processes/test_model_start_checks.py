@@ -25,16 +25,16 @@ UNKNOWN = model("b", 0)
 
 
 class House:
-    """A stepped loop with its Preflight. `said`: its lines; `worlds`: all states of the loop."""
+    """A stepped loop with its Preflight. `messages`: its lines; `worlds`: all states of the loop."""
 
     def __init__(self) -> None:
         self.stepped = SteppedLoop(world([], [device()]))
         self.obstacles: dict[str, str] = {}
         self.raising: set[str] = set()
         self.looked: list[str] = []
-        self.said: list[str] = []
+        self.messages: list[str] = []
         self.worlds: list[World] = []
-        self.preflight = Preflight(self.stepped.loop, self.obstacle, self.read_again, self.said.append)
+        self.preflight = Preflight(self.stepped.loop, self.obstacle, self.read_again, self.messages.append)
         self.stepped.loop.listeners += [self.preflight.on_step, lambda step: self.worlds.append(step.after)]
 
     def obstacle(self, of: Model) -> str:
@@ -75,12 +75,12 @@ def test_reason_a_model_cannot_start_and_its_removal_are_printed_once(house: Hou
     async def scenario() -> None:
         house.stepped.step(DocumentsSeen(models=(A, B)))
         await house.until("the obstacle is reported", lambda made: made.learned.obstacles == {"b": WHY})
-        assert house.said == [f"Model b cannot start: {WHY}; its requests get 503 model_start_failed"]
+        assert house.messages == [f"Model b cannot start: {WHY}; its requests get 503 model_start_failed"]
         looks = len(house.looked)
         await house.until("it looks again", lambda _: len(house.looked) >= looks + 6)
         house.obstacles = {}
         await house.until("it is gone", lambda made: not made.learned.obstacles)
-        assert house.said[1:] == ["the problem is fixed for b"]
+        assert house.messages[1:] == ["the problem is fixed for b"]
 
     house.play(scenario)
 
@@ -135,8 +135,8 @@ def test_models_that_cannot_start_are_summarized_beyond_the_line_limit(house: Ho
     async def scenario() -> None:
         house.stepped.step(DocumentsSeen(models=many))
         await house.until("all are reported", lambda made: len(made.learned.obstacles) == 100)
-        assert len(house.said) == SAID_MAX + 1
-        assert house.said[-1] == f"{100 - SAID_MAX} more models cannot start: `pilotlight status` lists them"
+        assert len(house.messages) == SAID_MAX + 1
+        assert house.messages[-1] == f"{100 - SAID_MAX} more models cannot start: `pilotlight status` lists them"
 
     house.play(scenario)
 

@@ -209,11 +209,11 @@ async def refusal(api: Api, path: str, body: Object) -> str:
 
 async def test_invalid_model_is_rejected_by_crd_and_file_with_the_same_message(served: Api, namespace: str) -> None:
     for what, wrong in WRONG:
-        said = await refusal(served, models(namespace), wrong)
+        message = await refusal(served, models(namespace), wrong)
         expected = sentence(wrong)
-        assert expected.message.partition(", which")[0] in said, what
-        assert ".".join(map(str, expected.path[:2])) in said, what
-        assert said.count("expected") + said.count("needs") <= 2, f"{what}: no rule speaks for another: {said}"
+        assert expected.message.partition(", which")[0] in message, what
+        assert ".".join(map(str, expected.path[:2])) in message, what
+        assert message.count("expected") + message.count("needs") <= 2, f"{what}: no rule speaks for another: {message}"
 
 
 async def test_registry_weights_are_accepted_in_files_and_resources(served: Api, namespace: str) -> None:
@@ -350,13 +350,13 @@ async def test_reserved_keys_are_rejected_instead_of_dropped(served: Api, namesp
             spec: Object = {last: value}
             for part in reversed(above):
                 spec = {part: spec}
-            said = await refusal(served, path, make("later", **spec))
-            assert key in said
-            assert MESSAGE in said
+            message = await refusal(served, path, make("later", **spec))
+            assert key in message
+            assert MESSAGE in message
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         ({"aliases": ["x", "x"]}, 'spec.aliases[1]: Duplicate value: "x"'),
         ({"adapters": [{"name": "x", "artifact": "file:///x"}] * 2}, "spec.adapters[1]: Duplicate value"),
@@ -370,9 +370,9 @@ async def test_reserved_keys_are_rejected_instead_of_dropped(served: Api, namesp
     ],
 )
 async def test_value_of_the_wrong_type_is_rejected_with_its_path(
-    served: Api, namespace: str, spec: Object, said: str
+    served: Api, namespace: str, spec: Object, message: str
 ) -> None:
-    assert said in await refusal(served, models(namespace), model("a", **spec))
+    assert message in await refusal(served, models(namespace), model("a", **spec))
 
 
 async def test_invalid_or_duplicate_tenant_keys_are_rejected(served: Api) -> None:

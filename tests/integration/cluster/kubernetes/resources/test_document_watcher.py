@@ -45,9 +45,9 @@ class Following:
 
     def _parse(self, document: object) -> Model | Tenant:
         assert isinstance(document, dict)
-        said = read_document(document | {"apiVersion": custom_resources.API_VERSION})
-        self.read.append(said.name)
-        return said
+        message = read_document(document | {"apiVersion": custom_resources.API_VERSION})
+        self.read.append(message.name)
+        return message
 
     def _tell(self, documents: DocumentsSeen, statuses: Mapping[ModelName, Status]) -> None:
         self.received.append(documents)
@@ -133,11 +133,11 @@ async def test_invalid_model_keeps_its_last_valid_spec_and_affects_no_other(serv
     await served.create(path, model("right", slots=3))
     async with following(served, namespace) as found:
         await found.until(lambda: found.names == ["of-files", "right"])
-        said = found.customs.wrong[ObjectKey(namespace, "never-right")]
-        assert said.startswith("spec.env.CUDA_VISIBLE_DEVICES: is set by Pilotlight")
+        reported = found.customs.wrong[ObjectKey(namespace, "never-right")]
+        assert reported.startswith("spec.env.CUDA_VISIBLE_DEVICES: is set by Pilotlight")
         await served.patch(f"{path}/right", {"spec": {"slots": 4, "env": wrong}}, MERGE)
         await found.until(lambda: ObjectKey(namespace, "right") in found.customs.wrong)
-        assert found.model("right").slots == 3, "what it said when it was last right"
+        assert found.model("right").slots == 3, "its last valid content"
         kept = found.customs.models[ObjectKey(namespace, "right")]
         assert kept.generation == 2
         await served.patch(f"{path}/right", {"spec": {"env": None}}, MERGE)
@@ -174,7 +174,7 @@ async def test_recreated_model_does_not_inherit_the_spec_of_its_predecessor(serv
         key = ObjectKey(namespace, "a")
         await until("the second is known", lambda: key in found.customs.wrong, WAIT_S_MAX)
         await found.until(lambda: "a" not in found.names)
-        assert found.customs.models[key].model is None, "what its namesake said is not its own"
+        assert found.customs.models[key].model is None, "the content of an object with the same name does not apply"
 
 
 async def test_many_simultaneous_changes_are_reported_in_batches(

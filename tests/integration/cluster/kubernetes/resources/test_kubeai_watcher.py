@@ -104,7 +104,7 @@ async def test_kubeai_models_are_read_as_soon_as_their_crd_is_installed(
     key = ObjectKey(namespace, "tiny")
     async with following.running():
         await following.until(lambda: following.received != [])
-        assert following.models() == {}, "nobody waits for a kind that is not there"
+        assert following.models() == {}, "startup does not wait for a kind that is not installed"
         await install(api)
         try:
             await api.create(path, theirs("tiny", targetRequests=7))
@@ -127,7 +127,7 @@ async def test_kubeai_models_are_read_as_soon_as_their_crd_is_installed(
             await api.patch(f"{path}/tiny", {"spec": {"url": "gs://bucket/tiny"}}, MERGE)
             await following.until(lambda: key in following.kubeai.wrong)
             assert "gs:// is not supported yet" in following.kubeai.wrong[key]
-            assert following.models()["tiny"].slots == 9, "what it said when it was right stays in force"
+            assert following.models()["tiny"].slots == 9, "its last valid content stays in force"
 
             await api.delete(f"{path}/tiny")
             await following.until(lambda: following.models() == {})

@@ -25,8 +25,8 @@ from tests.integration.cluster.support.installations.manual_loop import (
     House,
     at_rest,
     condition,
+    has_condition,
     looks,
-    says,
     until,
 )
 
@@ -61,18 +61,18 @@ async def test_model_status_follows_the_model_from_zero_to_serving_and_back(
 ) -> None:
     await api.create(models, model("ada", idleSeconds=5, residencySeconds=0))
     async with House(counted, namespace).running() as house:
-        idle = await until(api, f"{models}/ada", says("Ready", "Idle"))
+        idle = await until(api, f"{models}/ada", has_condition("Ready", "Idle"))
         assert idle["status"]["observedGeneration"] == 1
         house.later(NEWS_S)
         house.call(2)
         house.see(Seen.STARTING)
-        starting = await until(api, f"{models}/ada", says("Ready", "Starting"))
+        starting = await until(api, f"{models}/ada", has_condition("Ready", "Starting"))
         assert "1 waiting" in condition(starting, "Starting")["message"]
         assert condition(starting, "Placed")["message"] == "on gpu0"
         house.later(4.0)
         house.see(Seen.READY)
         house.call(3, 0)
-        serving = await until(api, f"{models}/ada", says("Ready", "Serving"))
+        serving = await until(api, f"{models}/ada", has_condition("Ready", "Serving"))
         assert (serving["status"]["replicas"]["ready"], serving["status"]["lastStart"]["seconds"]) == (1, 4.0)
         assert condition(serving, "Starting")["status"] == "False"
         house.later(6.0)
@@ -80,7 +80,7 @@ async def test_model_status_follows_the_model_from_zero_to_serving_and_back(
         house.later(1.0)
         house.see(Seen.CLEAN)
         house.later(NEWS_S)
-        last = await until(api, f"{models}/ada", says("Ready", "Idle"))
+        last = await until(api, f"{models}/ada", has_condition("Ready", "Idle"))
         assert last["status"]["learned"]["startSeconds"] == [4.0]
         assert last["metadata"]["generation"] == 1, "a status is no change of the spec"
 
@@ -91,16 +91,16 @@ async def test_manual_edits_do_not_conflict_with_status_updates(
     ada = model("ada")
     await api.apply(f"{models}/ada", ada, "person", force=False)
     async with House(counted, namespace).running() as house:
-        await until(api, f"{models}/ada", says("Ready", "Idle"))
+        await until(api, f"{models}/ada", has_condition("Ready", "Idle"))
         house.later(NEWS_S)
         ada["spec"]["paused"] = True
         await api.apply(f"{models}/ada", ada, "person", force=False)
-        paused = await until(api, f"{models}/ada", says("Ready", "Paused"))
+        paused = await until(api, f"{models}/ada", has_condition("Ready", "Paused"))
         assert paused["status"]["observedGeneration"] == 2
         house.later(NEWS_S)
         edit = {"status": {"observedGeneration": 7}, "spec": {"paused": False}}
         await api.patch(f"{models}/ada", edit, MERGE, fieldManager="person")
-        idle = await until(api, f"{models}/ada", says("Ready", "Idle"))
+        idle = await until(api, f"{models}/ada", has_condition("Ready", "Idle"))
         assert idle["status"]["observedGeneration"] == 3
     owners = {(one["manager"], one.get("subresource", "")) for one in idle["metadata"]["managedFields"]}
     assert ("pilotlight", "status") in owners
@@ -113,11 +113,11 @@ async def test_status_of_a_model_with_a_taken_name_shows_the_conflict(
     await api.create(models, model("ada"))
     await api.create(models, model("ben", aliases=["ada"]))
     async with House(counted, namespace).running() as house:
-        taken = await until(api, f"{models}/ben", says("Ready", "NameTaken"))
+        taken = await until(api, f"{models}/ben", has_condition("Ready", "NameTaken"))
         assert f"belongs to Model {namespace}/ada" in condition(taken, "Ready")["message"]
         house.later(NEWS_S)
         await api.delete(f"{models}/ada")
-        await until(api, f"{models}/ben", says("Ready", "Idle"))
+        await until(api, f"{models}/ben", has_condition("Ready", "Idle"))
 
 
 async def test_recreated_model_does_not_keep_the_status_of_the_deleted_one(
@@ -125,11 +125,11 @@ async def test_recreated_model_does_not_keep_the_status_of_the_deleted_one(
 ) -> None:
     await api.create(models, model("ada"))
     async with House(counted, namespace).running() as house:
-        await until(api, f"{models}/ada", says("Ready", "Idle"))
+        await until(api, f"{models}/ada", has_condition("Ready", "Idle"))
         await api.delete(f"{models}/ada")
         await api.create(models, model("ada", paused=True))
         house.later(NEWS_S)
-        await until(api, f"{models}/ada", says("Ready", "Paused"))
+        await until(api, f"{models}/ada", has_condition("Ready", "Paused"))
         assert not house.statuses.trouble
 
 
@@ -142,7 +142,7 @@ async def test_idle_models_cause_no_api_server_requests_even_after_a_restart(
     for number in range(40):
         await api.create(models, model(f"m{number}"))
     async with House(counted, namespace).running():
-        await until(api, models, lambda found: all(says("Ready", "Idle")(one) for one in found["items"]))
+        await until(api, models, lambda found: all(has_condition("Ready", "Idle")(one) for one in found["items"]))
     versions = [one["metadata"]["resourceVersion"] for one in (await api.get(models))["items"]]
     async with House(counted, namespace, now_s=50.0, unix_now_s=UNIX0 + 3600.3).running() as house:
         await looks(house)
@@ -160,14 +160,14 @@ async def test_status_writes_are_limited_per_second_and_per_minute(
 ) -> None:
     await api.create(models, model("ada"))
     async with House(counted, namespace).running() as house:
-        await until(api, f"{models}/ada", says("Ready", "Idle"))
+        await until(api, f"{models}/ada", has_condition("Ready", "Idle"))
         house.call(2)
         house.see(Seen.STARTING)
         house.see(Seen.READY)
         await looks(house)
-        assert says("Ready", "Idle")(await api.get(f"{models}/ada")), "not within a second of the first"
+        assert has_condition("Ready", "Idle")(await api.get(f"{models}/ada")), "not within a second of the first"
         house.later(NEWS_S)
-        await until(api, f"{models}/ada", says("Ready", "Serving"))
+        await until(api, f"{models}/ada", has_condition("Ready", "Serving"))
         events_path = f"/api/v1/namespaces/{namespace}/events"
         await until(api, events_path, lambda found: {one["reason"] for one in found["items"]} >= {"Woken", "Started"})
         asked = counted.requests
@@ -202,14 +202,14 @@ async def test_follower_writes_no_status_until_leading_and_synced(
             assert "conditions" not in (await api.get(f"{models}/ada")).get("status", {})
             writes_s = 60.0
             house.stepped.step()
-            await until(api, f"{models}/ada", says("Ready", "Idle"))
+            await until(api, f"{models}/ada", has_condition("Ready", "Idle"))
             house.stepped.step(LeadingSeen(epoch=3))
             house.later(NEWS_S)
             house.call(2)
             await looks(house)
-            assert says("Ready", "Idle")(await api.get(f"{models}/ada")), "what there is is not known yet"
+            assert has_condition("Ready", "Idle")(await api.get(f"{models}/ada")), "what there is is not known yet"
             house.stepped.step(Synced())
-            await until(api, f"{models}/ada", says("Ready", "Starting"))
+            await until(api, f"{models}/ada", has_condition("Ready", "Starting"))
 
 
 # --- state that survives a restart ------------------------------------------------------------------------------------
@@ -221,12 +221,12 @@ async def test_start_back_off_of_a_model_survives_an_autoscaler_restart(
     """Its start failed before; the next process, with another clock, starts nothing until the recorded time."""
     await api.create(models, model("ada", start={"retries": 0}))
     async with House(counted, namespace).running() as house:
-        await until(api, f"{models}/ada", says("Ready", "Idle"))
+        await until(api, f"{models}/ada", has_condition("Ready", "Idle"))
         house.later(NEWS_S)
         house.call(2)
         house.see(Seen.EXITED, reason=EXITED)
         house.see(Seen.CLEAN)
-        failed = await until(api, f"{models}/ada", says("Ready", "CrashLoop"))
+        failed = await until(api, f"{models}/ada", has_condition("Ready", "CrashLoop"))
         assert EXITED in condition(failed, "Ready")["message"]
         assert condition(failed, "Degraded")["status"] == "True"
         kept = failed["status"]["learned"]
@@ -256,7 +256,7 @@ async def test_new_leader_keeps_the_start_back_off_of_the_former_leader(
         House(counted, namespace, now_s=7.0).running() as next_one,
     ):
         next_one.stepped.step(FollowingSeen())
-        await until(api, f"{models}/ada", says("Ready", "Idle"))
+        await until(api, f"{models}/ada", has_condition("Ready", "Idle"))
         leader.later(NEWS_S)
         leader.call(2)
         leader.see(Seen.EXITED, EXITED)
@@ -306,7 +306,7 @@ async def test_repeated_start_failures_update_the_count_of_one_event(
     await api.create(models, model("ada"))
     path = f"/api/v1/namespaces/{namespace}/events"
     async with House(counted, namespace).running() as house:
-        await until(api, f"{models}/ada", says("Ready", "Idle"))
+        await until(api, f"{models}/ada", has_condition("Ready", "Idle"))
         at, asked = house.stepped.loop.world, counted.requests
 
         def fail(number: int) -> None:

@@ -19,7 +19,7 @@ async def coldstart(house: House, since: str) -> dict[str, Any]:
         sys.executable, "-m", "pilotlight", *words, "--from", since, "--ops", f"http://127.0.0.1:{house.ops}",
         "--output", "json", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
-    said, errors = await load.communicate()
+    output, errors = await load.communicate()
     assert load.returncode == 0, errors.decode()
-    found: dict[str, Any] = json.loads(said)
+    found: dict[str, Any] = json.loads(output)
     return found

@@ -12,7 +12,7 @@ class Answered(NamedTuple):
     """The response to one request as its client saw it."""
 
     status: int
-    said: str
+    text: str
     retry_after: str = ""
 
 
@@ -36,4 +36,4 @@ async def lists_models(session: aiohttp.ClientSession, url: str) -> bool:
 
 def good(name: str, *answers: Answered) -> bool:
     """Whether there are responses and all of them came from the fake engine with that name."""
-    return bool(answers) and all(one.status == 200 and f"I am {name}" in one.said for one in answers)
+    return bool(answers) and all(one.status == 200 and f"I am {name}" in one.text for one in answers)

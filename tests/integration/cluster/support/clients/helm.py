@@ -28,7 +28,7 @@ def merged(low: Values, high: Values) -> Values:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Knows the options in the tutorials only, so that another one fails the test of the page."""
+    """Accepts only the options in the tutorials; another option fails the test of the page."""
     one = argparse.ArgumentParser("helm", allow_abbrev=False)
     verbs = one.add_subparsers(dest="verb", required=True)
     install, upgrade, test = (verbs.add_parser(verb, allow_abbrev=False) for verb in ("install", "upgrade", "test"))

@@ -40,8 +40,8 @@ async def _until_called(api: Api, namespace: str, called: asyncio.Event) -> None
     """Returns when the API server calls the webhook for a pod: it reads a new configuration with a delay."""
 
     async def create() -> None:
-        said = await refused(api.create(f"/api/v1/namespaces/{namespace}/pods?dryRun=All", TRIAL))
-        if "failed calling webhook" in said:
+        message = await refused(api.create(f"/api/v1/namespaces/{namespace}/pods?dryRun=All", TRIAL))
+        if "failed calling webhook" in message:
             called.set()  # without a listener nothing else shows it
 
     async def wait() -> None:

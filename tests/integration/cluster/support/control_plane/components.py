@@ -92,8 +92,8 @@ class Plane:
     def _ask_etcd(self, what: str, body: dict[str, object]) -> dict[str, Any]:
         url = f"http://{HOST}:{self._etcd}/v3/kv/{what}"
         with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()), timeout=60) as answer:
-            said: dict[str, Any] = json.load(answer)
-            return said
+            response: dict[str, Any] = json.load(answer)
+            return response
 
     def stop(self) -> None:
         """Kills all processes: their state is no longer needed, and SIGTERM would wait for open watches."""

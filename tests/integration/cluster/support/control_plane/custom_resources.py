@@ -1,4 +1,4 @@
-"""Installs CustomResourceDefinitions, ours and others', once for all tests of a run; builds our custom resources."""
+"""Installs all CustomResourceDefinitions once for all tests, and builds custom resources of Pilotlight."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def models(namespace: str) -> str:
 
 
 def document(kind: str, name: str, **parts: object) -> Object:
-    """Builds a custom resource of ours from `spec`, `status` and other parts."""
+    """Builds a Pilotlight custom resource from `spec`, `status` and other parts."""
     return {"apiVersion": API_VERSION, "kind": kind, "metadata": {"name": name}, **parts}
 
 

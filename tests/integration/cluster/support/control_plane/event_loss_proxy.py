@@ -78,20 +78,20 @@ class Lossy:
             kept = {name: value for name, value in answer.headers.items() if name.lower() not in NOT_PASSED_ON}
             if "watch" not in asked.query or answer.status != 200:
                 return web.Response(status=answer.status, headers=kept, body=await answer.read())
-            said = web.StreamResponse(headers=kept)
-            await said.prepare(asked)
+            response = web.StreamResponse(headers=kept)
+            await response.prepare(asked)
             try:
                 async with asyncio.timeout(self.watch_s):
-                    await self._watch(answer.content, said)
+                    await self._watch(answer.content, response)
             except ConnectionError:
                 pass  # the watching client disconnected
             except TimeoutError:
                 self.cuts += 1
                 if asked.transport is not None:
                     asked.transport.abort()
-            return said
+            return response
 
-    async def _watch(self, content: aiohttp.StreamReader, said: web.StreamResponse) -> None:
+    async def _watch(self, content: aiohttp.StreamReader, response: web.StreamResponse) -> None:
         rest = b""
         async for piece in content.iter_any():
             *lines, rest = (rest + piece).split(b"\n")
@@ -100,4 +100,4 @@ class Lossy:
                 if self.loses_ends and event["type"] == "DELETED" and event["object"]["kind"] == "Pod":
                     self.lost += 1
                 else:
-                    await said.write(line + b"\n")
+                    await response.write(line + b"\n")

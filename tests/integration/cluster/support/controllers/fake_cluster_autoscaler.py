@@ -52,7 +52,7 @@ class Group:
     @property
     def nodes(self) -> list[str]:
         """Names of the nodes that exist now."""
-        return [name for name, gone in self._gone.items() if not gone.is_set()]
+        return [name for name, removed in self._gone.items() if not removed.is_set()]
 
     @property
     def candidates(self) -> list[str]:
@@ -72,8 +72,8 @@ class Group:
                 yield self
             finally:
                 scanning.cancel()
-                for gone in self._gone.values():
-                    gone.set()
+                for removed in self._gone.values():
+                    removed.set()
 
     async def _scan(self) -> None:
         while True:
@@ -89,11 +89,11 @@ class Group:
 
     def _waits(self, pod: Object) -> bool:
         """Whether the pod is unschedulable and may run on the group's nodes, as a placeholder may."""
-        said = {one["type"]: one for one in pod["status"].get("conditions", ())}
-        asks = pod["spec"].get("nodeSelector") or {}
-        here = asks.get("group", self.rack.name) == self.rack.name
+        conditions = {one["type"]: one for one in pod["status"].get("conditions", ())}
+        requested = pod["spec"].get("nodeSelector") or {}
+        here = requested.get("group", self.rack.name) == self.rack.name
         mine = here and pod["metadata"]["namespace"] == self.rack.name
-        return mine and said.get("PodScheduled", {}).get("reason") == "Unschedulable" and not _affine(pod)
+        return mine and conditions.get("PodScheduled", {}).get("reason") == "Unschedulable" and not _affine(pod)
 
     async def _grow(self, pod: Object) -> None:
         name = pod["metadata"]["name"]

@@ -111,13 +111,13 @@ class Manager:
             while (state := self.fate()) == REBOOTING:
                 await asyncio.sleep(0.02)
             await self.node.restarts(over=True)
-        gone = dict.fromkeys(self._amounts, "0")
+        removed = dict.fromkeys(self._amounts, "0")
         if state == SUCCESS:
             wanted = await self._wanted(config)
             state, self._amounts = (FAILED, self._amounts) if wanted is None else (SUCCESS, wanted)
         await self._look()
         await self.say(state=state)
-        await self._show({**gone, **self._amounts})
+        await self._show({**removed, **self._amounts})
 
     async def _wanted(self, config: str) -> dict[str, str] | None:
         """Returns the node's resources with this configuration; None: there is no such configuration."""

@@ -32,8 +32,8 @@ SETTLE_S_MAX, READY_S_MAX = 60.0, 90.0
 
 
 def _offering(bought: str, price: float) -> Object:
-    said = {"karpenter.sh/capacity-type": bought, "topology.kubernetes.io/zone": "test-zone-a"}
-    asked = [{"key": key, "operator": "In", "values": [value]} for key, value in said.items()]
+    fields = {"karpenter.sh/capacity-type": bought, "topology.kubernetes.io/zone": "test-zone-a"}
+    asked = [{"key": key, "operator": "In", "values": [value]} for key, value in fields.items()]
     return {"Price": price, "Available": True, "Requirements": asked}
 
 
@@ -56,14 +56,14 @@ def karpenter(kubeconfig: Path, folder: Path) -> Iterator[int]:
     programs = named if (named / "karpenter").exists() else build(KARPENTER)
     asyncio.run(_define(kubeconfig, programs / "crds"))
     (folder / "machines.json").write_text(json.dumps(MACHINES))
-    said = {
+    fields = {
         "KUBECONFIG": str(kubeconfig), "DISABLE_LEADER_ELECTION": "true", "METRICS_PORT": "0",
         "HEALTH_PROBE_PORT": "0", "INSTANCE_TYPES_FILE_PATH": str(folder / "machines.json"),
         "BATCH_IDLE_DURATION": "200ms", "BATCH_MAX_DURATION": "1s",
     }  # fmt: skip
     with (folder / "karpenter.log").open("wb") as output:
         process = subprocess.Popen(
-            [programs / "karpenter"], env={**os.environ, **said}, stdin=subprocess.DEVNULL, stdout=output,
+            [programs / "karpenter"], env={**os.environ, **fields}, stdin=subprocess.DEVNULL, stdout=output,
             stderr=output, start_new_session=True, preexec_fn=die_with_parent,  # noqa: PLW1509  no threads before it
         )  # fmt: skip
     try:
@@ -144,7 +144,7 @@ class Machines:
                 await asyncio.sleep(0.05)
 
     async def claims(self) -> list[Object]:
-        """All NodeClaims of the pool, whoever created them."""
+        """All NodeClaims of the pool, regardless of their creator."""
         found: list[Object] = (await self._api.get(CLAIMS, labelSelector=f"karpenter.sh/nodepool={self.name}"))["items"]
         return found
 

@@ -103,8 +103,8 @@ class Rack:
             if new is None:
                 self.diary.append(f"gone {(old or {})['metadata']['name']}")
                 continue
-            said = {one["type"]: one for one in new["status"].get("conditions", ())}
-            if said.get("PodScheduled", {}).get("reason") == "Unschedulable":
+            conditions = {one["type"]: one for one in new["status"].get("conditions", ())}
+            if conditions.get("PodScheduled", {}).get("reason") == "Unschedulable":
                 self.waited.add(new["metadata"]["name"])
 
     # --- GPUs are attached and detached -------------------------------------------------------------------------------
@@ -158,10 +158,10 @@ class Rack:
 
     async def answered(self, model: str) -> None:
         """Sends a request and checks that it succeeds; otherwise fails with the explanation."""
-        status, said = await self.house.call(model)
+        status, body = await self.house.call(model)
         if status == 200:
             return
-        raise AssertionError(said, await self.explained(model))
+        raise AssertionError(body, await self.explained(model))
 
     async def explained(self, model: str) -> str:
         """Returns the output of `explain` for a model."""

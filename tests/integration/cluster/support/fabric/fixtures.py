@@ -19,7 +19,7 @@ NO_TIMEOUT = aiohttp.ClientTimeout(total=None)
 
 def settings(rack: Rack, node_costs: float, gpu_costs: float = 1.0, expected_s: float = 1) -> dict[str, object]:
     """Settings with a fabric and a node group, each with its price."""
-    said = rack.settings(expected_s=expected_s)
+    configured = rack.settings(expected_s=expected_s)
     kind = {"selector": {"group": rack.name}, "device": {"model": "T4", "memory": "16Gi"}}
     group = {"nodeLabels": {"group": rack.name}, "nodesMax": 2, "priorityClass": rack.name}
     prices = [
@@ -27,7 +27,7 @@ def settings(rack: Rack, node_costs: float, gpu_costs: float = 1.0, expected_s: 
         {"device": "A100", "class": "fabric", "perHour": gpu_costs},
     ]
     more = {"name": "group", "clusterAutoscaler": group, "expectedSeconds": 5}
-    nodes, capacity = said["nodes"], said["capacity"]
+    nodes, capacity = configured["nodes"], configured["capacity"]
     assert isinstance(nodes, list)
     assert isinstance(capacity, list)
     return {"nodes": [*nodes, kind], "capacity": [*capacity, more], "prices": prices}
@@ -38,10 +38,10 @@ def ada(**spec: object) -> dict[str, object]:
     return model("ada", replicas={"min": 1, "max": 1}, **spec)
 
 
-def in_order(diary: list[str], *said: str) -> bool:
+def in_order(diary: list[str], *message: str) -> bool:
     """Whether the diary contains these entries in this order; other entries may lie between them."""
     rest = iter(diary)
-    return all(one in rest for one in said)
+    return all(one in rest for one in message)
 
 
 def slow(name: str, tokens: int, *words: str, **spec: object) -> dict[str, object]:
@@ -98,7 +98,7 @@ class Agent:
 
     def __init__(self, rack: Rack, node: str, uuid: str, pod: str) -> None:
         self._rack, self._node, self.uuid, self._pod = rack, node, uuid, pod
-        self.used_bytes, self.runs, self.said = 30 << 30, True, 0
+        self.used_bytes, self.runs, self.reports_sent = 30 << 30, True, 0
 
     async def run(self) -> None:
         """Sends the report repeatedly."""
@@ -107,15 +107,19 @@ class Agent:
             while True:
                 device = DeviceReport(id=self.uuid, memory_bytes=40 << 30, used_bytes=self.used_bytes)
                 report = NodeReport(
-                    node=self._node, boot="b", sequence=self.said + 1, devices=(device,), pods=pods if self.runs else ()
+                    node=self._node,
+                    boot="b",
+                    sequence=self.reports_sent + 1,
+                    devices=(device,),
+                    pods=pods if self.runs else (),
                 )
                 async with session.post("http://autoscaler/v1/node", data=msgspec.json.encode(report)) as answer:
                     assert answer.status == 200
-                self.said += 1
+                self.reports_sent += 1
                 await asyncio.sleep(0.2)
 
-    async def tells(self, times: int = 1) -> None:
+    async def wait_until_sent(self, times: int = 1) -> None:
         """Waits until the current report has been sent that many times."""
-        due = self.said + 1 + times
-        while self.said < due:
+        due = self.reports_sent + 1 + times
+        while self.reports_sent < due:
             await asyncio.sleep(0.05)

@@ -48,12 +48,12 @@ class Adopting(House):
 
     async def until_replicas(self, model: str, state: str, count: int) -> None:
         """Waits until `count` replicas of a model are in a state."""
-        while json.loads(await self.said(f"models/{model}"))["replicas"].get(state, 0) != count:
+        while json.loads(await self.read_ops(f"models/{model}"))["replicas"].get(state, 0) != count:
             await asyncio.sleep(0.02)
 
     async def until_running(self, model: str, calls: int) -> None:
         """Waits until that many requests of a model run on replicas."""
-        while json.loads(await self.said(f"models/{model}"))["demand"]["running"] != calls:
+        while json.loads(await self.read_ops(f"models/{model}"))["demand"]["running"] != calls:
             await asyncio.sleep(0.02)
 
     async def pods(self) -> list[Object]:
@@ -82,9 +82,9 @@ class Adopting(House):
         """Waits for our condition on a workload with that reason (empty: no condition) and returns it."""
         while True:
             found = (await self.api.get(f"{self.apps}/{kind}/{name}"))["status"].get("conditions", [])
-            ours = [one for one in found if one["type"] == OURS + "Adopted"]
-            if [one["reason"] for one in ours] == ([reason] if reason else []):
-                return ours[0] if ours else {}
+            own = [one for one in found if one["type"] == OURS + "Adopted"]
+            if [one["reason"] for one in own] == ([reason] if reason else []):
+                return own[0] if own else {}
             await asyncio.sleep(0.05)
 
     async def annotate(self, name: str, notes: dict[str, str], kind: str = "deployments") -> None:

@@ -29,7 +29,7 @@ class Moment(Enum):
     """When the leader changes: what happens to the awaited write."""
 
     BEFORE = "it is not sent"
-    AFTER = "it is carried out, and nobody hears of that"
+    AFTER = "the request is executed, but its response is lost"
     LATE = "it is on its way, and carried out when the next leader has done its work"
 
 

@@ -72,12 +72,14 @@ class House:
     def _unix_s(self) -> float:
         return self._wall_at_0_s + self.stepped.now_s
 
-    def _hear(self, origin: Origin, said: StatusSeen) -> None:
+    def _hear(self, origin: Origin, reported: StatusSeen) -> None:
         name = self.installation.settled.names.get(origin)
         if self.stepped.loop.world.leadership.leads:
-            self.statuses.hear(said)
+            self.statuses.hear(reported)
         elif name is not None:
-            self.stepped.step(*model_status.restore_histories({name: said.status}, self._now_s(), self._unix_s())[0])
+            self.stepped.step(
+                *model_status.restore_histories({name: reported.status}, self._now_s(), self._unix_s())[0]
+            )
 
     # --- inputs -------------------------------------------------------------------------------------------------------
 
@@ -112,7 +114,7 @@ async def until(api: Api, path: str, holds: Callable[[Object], object]) -> Objec
         raise AssertionError(f"never so: {found}") from None
 
 
-def says(type: str, reason: str) -> Callable[[Object], bool]:
+def has_condition(type: str, reason: str) -> Callable[[Object], bool]:
     """Returns a predicate: whether the condition has that reason."""
     return lambda found: condition(found, type).get("reason") == reason
 

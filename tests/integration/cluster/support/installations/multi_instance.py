@@ -193,7 +193,7 @@ class Estate:
         """The URL of the gateway's inference port."""
         return f"http://127.0.0.1:{self._ports[gateway][0]}"
 
-    async def said(self, name: str, path: str) -> str:
+    async def read_ops(self, name: str, path: str) -> str:
         """Returns the response of a process's operations port to a GET."""
         async with self.session.get(f"http://127.0.0.1:{self._ports[name][1]}{path}") as answer:
             assert answer.status == 200
@@ -201,12 +201,12 @@ class Estate:
 
     async def counts(self, name: str, autoscaler: str = "a1") -> tuple[dict[str, int], dict[str, int]]:
         """Returns a model's replicas by state and its requests (waiting and running)."""
-        row = json.loads(await self.said(autoscaler, f"/api/v1/models/{name}"))
+        row = json.loads(await self.read_ops(autoscaler, f"/api/v1/models/{name}"))
         return row["replicas"], row["demand"]
 
     async def counted(self, name: str, metric: str, *labels: str) -> float:
         """The sum of a metric's series that have all these labels (`reason="connect"`)."""
-        rows = re.findall(rf"^{metric}(?:\{{(.*)\}})? (\S+)$", await self.said(name, "/metrics"), re.MULTILINE)
+        rows = re.findall(rf"^{metric}(?:\{{(.*)\}})? (\S+)$", await self.read_ops(name, "/metrics"), re.MULTILINE)
         return sum(float(value) for found, value in rows if all(label in found for label in labels))
 
     async def until(self, what: Callable[[], Awaitable[bool]]) -> None:
@@ -218,8 +218,8 @@ class Estate:
 
     def _all_live(self) -> None:
         for name, process in self.processes.items():
-            said = (self._folder / f"{name}.log").read_text()[-2000:]
-            assert process.returncode is None, f"{name} ended with {process.returncode}: {said}"
+            output = (self._folder / f"{name}.log").read_text()[-2000:]
+            assert process.returncode is None, f"{name} ended with {process.returncode}: {output}"
 
     async def call(self, name: str, gateway: str = "g1", **headers: str) -> Answered:
         """Sends one chat completion; status 0: the connection failed."""

@@ -113,7 +113,7 @@ class House:
                 except aiohttp.ClientError:
                     await asyncio.sleep(0.05)
 
-    async def said(self, path: str) -> str:
+    async def read_ops(self, path: str) -> str:
         """Returns the response of the autoscaler's operations port to a GET."""
         async with self.session.get(f"http://127.0.0.1:{self.ops}/api/v1/{path}") as answer:
             assert answer.status == 200
@@ -122,7 +122,7 @@ class House:
     async def call(self, model: str) -> tuple[int, str]:
         """Sends one chat completion and returns (status, response text)."""
         answer = await chat(self.session, self.url, model)
-        return answer.status, answer.said
+        return answer.status, answer.text
 
 
 def model(name: str, **spec: object) -> dict[str, object]:

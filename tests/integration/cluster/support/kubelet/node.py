@@ -174,9 +174,9 @@ class Node:
     def _changed(self, changes: list[Change[Object]]) -> None:
         for _, old, new in changes:
             if new is None:
-                gone = self._pods.get((old or {})["metadata"]["uid"])
-                if gone is not None:
-                    gone.vanished()
+                removed = self._pods.get((old or {})["metadata"]["uid"])
+                if removed is not None:
+                    removed.vanished()
                 continue
             pod = self._pods.get(new["metadata"]["uid"])
             if pod is None:

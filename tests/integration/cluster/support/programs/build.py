@@ -32,7 +32,7 @@ class Sources(NamedTuple):
 
     name: str
     """Name of its folder next to this file, and prefix of its cache folder."""
-    says: str
+    label: str
     programs: tuple[tuple[str, str], ...]
     """(program, package) in build order. The presence of the last program means that the build is complete."""
     definitions: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ def cache() -> Path:
 
 
 class BuildError(Exception):
-    """The build is not possible here; the message says what is missing."""
+    """The build is not possible here; the message names the missing tool."""
 
 
 def key(sources: Sources = TESTPLANE) -> str:
@@ -70,8 +70,8 @@ def key(sources: Sources = TESTPLANE) -> str:
             digest.update(file.read_bytes())
     if shutil.which("go") is None:
         raise BuildError("the cluster tests need Go 1.26, or PILOTLIGHT_TESTPLANE=FOLDER with the programs")
-    said = subprocess.run(["go", "env", "GOVERSION", "GOOS", "GOARCH"], check=True, capture_output=True)
-    digest.update(said.stdout)
+    reported = subprocess.run(["go", "env", "GOVERSION", "GOOS", "GOARCH"], check=True, capture_output=True)
+    digest.update(reported.stdout)
     return digest.hexdigest()[:16]
 
 
@@ -83,7 +83,7 @@ def build(sources: Sources = TESTPLANE) -> Path:
     with (here / f"{sources.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / sources.programs[-1][0]).exists():
-            sys.stderr.write(f"building {sources.says}, once: about five minutes\n")
+            sys.stderr.write(f"building {sources.label}, once: about five minutes\n")
             folder.mkdir(exist_ok=True)
             _definitions(sources, folder)
             with tempfile.TemporaryDirectory(dir=here, prefix="go-build-") as compiled:

@@ -65,7 +65,7 @@ def data(text: str, lasts_s: float = 43_200.0) -> dict[str, object]:
 
 async def test_ecr_token_is_requested_with_a_signed_request(tmp_path: Path) -> None:
     async with Services().serving() as there:
-        there.says["/"] = (200, {"authorizationData": [data("AWS:pass:word")]})
+        there.replies["/"] = (200, {"authorizationData": [data("AWS:pass:word")]})
         login, lasts_s = await amazon(there, tmp_path, PLAIN).fetch(HOST)
         assert (login.user, login.password, lasts_s) == ("AWS", "pass:word", 43_200.0)
         (asked,) = there.asked
@@ -84,7 +84,7 @@ async def test_ecr_token_is_requested_with_a_signed_request(tmp_path: Path) -> N
 
 async def test_token_for_public_ecr_is_requested_in_us_east_1(tmp_path: Path) -> None:
     async with Services().serving() as there:
-        there.says["/"] = (200, {"authorizationData": data("AWS:pw")})
+        there.replies["/"] = (200, {"authorizationData": data("AWS:pw")})
         seen = list[Service]()
         login, _ = await amazon(there, tmp_path, PLAIN, seen).fetch("public.ecr.aws")
         assert (login.user, login.password) == ("AWS", "pw")
@@ -95,8 +95,8 @@ async def test_token_for_public_ecr_is_requested_in_us_east_1(tmp_path: Path) ->
 
 async def test_aws_container_keys_are_used_if_no_other_aws_keys_exist(tmp_path: Path) -> None:
     async with Services().serving() as there:
-        there.says["/"] = (200, {"authorizationData": [data("AWS:pw")]})
-        there.says["/v1/credentials"] = (200, {"AccessKeyId": "ASIA7", "SecretAccessKey": "s", "Token": "session"})
+        there.replies["/"] = (200, {"authorizationData": [data("AWS:pw")]})
+        there.replies["/v1/credentials"] = (200, {"AccessKeyId": "ASIA7", "SecretAccessKey": "s", "Token": "session"})
         env = {FULL: f"{there.url}/v1/credentials"}
         login, _ = await amazon(there, tmp_path, env).fetch(HOST)
         assert (login.password, login.whose) == ("pw", "AWS")
@@ -120,7 +120,7 @@ async def test_ecr_login_error_names_the_failed_step_and_hides_secrets(tmp_path:
         with pytest.raises(PolicyError, match=f"{HOST}: AWS: the keys for the request: .*AWS_ROLE_ARN"):
             await amazon(there, tmp_path, role).fetch(HOST)
         fault = {"__type": "com.amazon.coral#AccessDeniedException", "message": "s3cret-key"}
-        there.says["/"] = (400, fault)
+        there.replies["/"] = (400, fault)
         with pytest.raises(
             DeniedError,
             match=r"in region eu-central-1: refused \(400 AccessDeniedException\); .*ecr:",
@@ -131,7 +131,7 @@ async def test_ecr_login_error_names_the_failed_step_and_hides_secrets(tmp_path:
         errors = [str(one.value)]
         odds: list[object] = [{"authorizationData": []}, {"authorizationData": [data("s3cret-key")]}, b"s3cret-key"]
         for odd in odds:
-            there.says["/"] = (200, odd)
+            there.replies["/"] = (200, odd)
             with pytest.raises(DeniedError, match="the response is not a token") as two:
                 await amazon(there, tmp_path, PLAIN).fetch(HOST)
             errors.append(str(two.value))

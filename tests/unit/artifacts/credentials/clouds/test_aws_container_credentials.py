@@ -21,7 +21,7 @@ SAID = {"AccessKeyId": "ASIA1", "SecretAccessKey": "s3cret", "Token": "t", "Acco
 async def test_pod_identity_keys_are_fetched_once_with_the_mounted_token(tmp_path: Path) -> None:
     async with Services().serving() as there:
         (tmp_path / "token").write_text("mounted\n")
-        there.says[PATH] = (200, {**SAID, "Expiration": "2026-01-01T00:00:00Z"})
+        there.replies[PATH] = (200, {**SAID, "Expiration": "2026-01-01T00:00:00Z"})
         env = {FULL: f"{there.url}{PATH}", FROM_FILE: str(tmp_path / "token"), AUTHORIZATION: "not this"}
         pod = PodKeys(env, StillClock())
         assert await pod.keys() == Keys("ASIA1", "s3cret", "t")
@@ -34,7 +34,7 @@ async def test_pod_identity_keys_are_fetched_once_with_the_mounted_token(tmp_pat
 async def test_expiring_pod_identity_keys_are_fetched_with_the_current_token(tmp_path: Path) -> None:
     async with Services().serving() as there:
         token = tmp_path / "token"
-        there.says[PATH] = (200, {**SAID, "Expiration": "1994-11-06T08:53:00Z"})  # expires within five minutes
+        there.replies[PATH] = (200, {**SAID, "Expiration": "1994-11-06T08:53:00Z"})  # expires within five minutes
         pod = PodKeys({FULL: f"{there.url}{PATH}", FROM_FILE: str(token)}, StillClock())
         for text in ("one", "two"):
             token.write_text(text)
@@ -47,7 +47,7 @@ async def test_no_keys_are_fetched_without_pod_identity_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("env", "said"),
+    ("env", "message"),
     [
         ({FULL: "http://keys.example/v1"}, "contacted over https only"),
         ({FULL: "http://169.254.169.254/latest"}, "contacted over https only"),
@@ -61,8 +61,8 @@ async def test_no_keys_are_fetched_without_pod_identity_settings() -> None:
         ({FULL: "http://127.0.0.1:1/v1", FROM_FILE: "/nobody/token"}, "contains no token"),
     ],
 )
-async def test_unsafe_pod_identity_urls_and_tokens_are_rejected(env: dict[str, str], said: str) -> None:
-    with pytest.raises(PolicyError, match=said):
+async def test_unsafe_pod_identity_urls_and_tokens_are_rejected(env: dict[str, str], message: str) -> None:
+    with pytest.raises(PolicyError, match=message):
         await PodKeys(env, StillClock()).keys()
 
 
@@ -77,10 +77,10 @@ def test_pod_identity_urls_allowed_by_aws_are_accepted(url: str) -> None:
 async def test_pod_identity_service_error_hides_the_response_body() -> None:
     async with Services().serving() as there:
         pod = PodKeys({FULL: f"{there.url}{PATH}"}, StillClock())
-        there.says[PATH] = (403, b"s3cret")
+        there.replies[PATH] = (403, b"s3cret")
         with pytest.raises(DeniedError, match=r"returned no keys \(403\); has the service account a role") as one:
             await pod.keys()
-        there.says[PATH] = (200, b"s3cret")
+        there.replies[PATH] = (200, b"s3cret")
         with pytest.raises(DeniedError, match="the response is not a key") as two:
             await pod.keys()
         assert "s3cret" not in f"{one.value}{two.value}"

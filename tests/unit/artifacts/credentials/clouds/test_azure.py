@@ -63,8 +63,8 @@ def test_azure_provider_applies_only_to_acr_hosts(host: str, *, applies: bool) -
 async def test_workload_identity_token_is_exchanged_for_an_acr_token(tmp_path: Path) -> None:
     async with Services().serving() as there:
         refresh = web_token(StillClock().unix_s() + 5000)
-        there.says[ENTRA] = (200, {"access_token": ACCESS, "expires_in": 86399, "token_type": "Bearer"})
-        there.says[EXCHANGE] = (200, {"refresh_token": refresh})
+        there.replies[ENTRA] = (200, {"access_token": ACCESS, "expires_in": 86399, "token_type": "Bearer"})
+        there.replies[EXCHANGE] = (200, {"refresh_token": refresh})
         login, lasts_s = await azure(workload(tmp_path, there), there).fetch(HOST)
         assert (login.identity_token, login.user, login.password, lasts_s) == (refresh, "", "", 5000)
         assert form(there, ENTRA) == {
@@ -81,8 +81,8 @@ async def test_workload_identity_token_is_exchanged_for_an_acr_token(tmp_path: P
 @pytest.mark.parametrize("client", ["", CLIENT])
 async def test_managed_identity_token_is_exchanged_for_an_acr_token(client: str) -> None:
     async with Services().serving() as there:
-        there.says[IMDS] = (200, {"access_token": ACCESS, "expires_in": "86399"})
-        there.says[EXCHANGE] = (200, {"refresh_token": "opaque"})
+        there.replies[IMDS] = (200, {"access_token": ACCESS, "expires_in": "86399"})
+        there.replies[EXCHANGE] = (200, {"refresh_token": "opaque"})
         login, lasts_s = await azure({"AZURE_CLIENT_ID": client}, there).fetch(HOST)
         assert (login.identity_token, lasts_s) == ("opaque", LASTS_S)
         asked = there.asked[0]
@@ -94,9 +94,9 @@ async def test_managed_identity_token_is_exchanged_for_an_acr_token(client: str)
 
 async def test_acr_token_lifetime_out_of_range_is_clamped_to_the_range() -> None:
     async with Services().serving() as there:
-        there.says[IMDS] = (200, {"access_token": ACCESS})
+        there.replies[IMDS] = (200, {"access_token": ACCESS})
         for exp, lasts_s in ((10**12, LASTS_S_MAX), (5.0, 0.0)):
-            there.says[EXCHANGE] = (200, {"refresh_token": web_token(exp)})
+            there.replies[EXCHANGE] = (200, {"refresh_token": web_token(exp)})
             assert (await azure({}, there).fetch(HOST)).lasts_s == lasts_s
 
 
@@ -112,14 +112,14 @@ async def test_acr_login_without_an_azure_identity_is_empty_with_a_remedy() -> N
 async def test_acr_login_error_names_the_failed_step_and_hides_secrets(tmp_path: Path) -> None:
     async with Services().serving() as there:
         env = workload(tmp_path, there)
-        there.says[ENTRA] = (401, {"error": "x", "error_description": f"AADSTS70021: {PROOF} does not match"})
+        there.replies[ENTRA] = (401, {"error": "x", "error_description": f"AADSTS70021: {PROOF} does not match"})
         with pytest.raises(DeniedError, match=r"Entra ID returned no token \(401 AADSTS70021\)") as one:
             await azure(env, there).fetch(HOST)
-        there.says[ENTRA] = (200, {"access_token": ACCESS})
-        there.says[EXCHANGE] = (403, ACCESS.encode())
+        there.replies[ENTRA] = (200, {"access_token": ACCESS})
+        there.replies[EXCHANGE] = (403, ACCESS.encode())
         with pytest.raises(DeniedError, match=rf"{HOST}: Azure: the exchange .* \(403\); .*AcrPull") as two:
             await azure(env, there).fetch(HOST)
-        there.says[EXCHANGE] = (200, ACCESS.encode())
+        there.replies[EXCHANGE] = (200, ACCESS.encode())
         with pytest.raises(DeniedError, match="the response is not a token") as three:
             await azure(env, there).fetch(HOST)
         assert not any("s3cret" in str(error.value) for error in (one, two, three))

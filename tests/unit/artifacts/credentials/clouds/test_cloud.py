@@ -13,7 +13,7 @@ from artifacts.http.transport import Site
 from artifacts.registry import manifests
 from artifacts.registry.client import Client
 from artifacts.registry_errors import DeniedError, UnreachableError
-from tests.support.fakes.registry import FakeRegistry, StillClock, says
+from tests.support.fakes.registry import FakeRegistry, StillClock, reply
 
 
 class Fake:
@@ -150,13 +150,13 @@ async def test_denied_anonymous_pull_error_names_the_missing_cloud_identity() ->
         fake.manifest("team/open", "v1", b"{}")
         async with Client(Site(fake.host), Clouds([Nobody()])) as client:
             assert (await manifests.fetch_manifest(client, "team/open", "v1")).body == b"{}"
-            refusal = says(401, WWW_Authenticate='Basic realm="x"')
+            refusal = reply(401, WWW_Authenticate='Basic realm="x"')
             fake.always["GET", "/v2/team/private/manifests/v1"] = refusal
             with pytest.raises(DeniedError, match=r"none is stored for .*\(Cloud: no identity was found; do this\)"):
                 await manifests.fetch_manifest(client, "team/private", "v1")
-            bearer = says(401, WWW_Authenticate=f'Bearer realm="{fake.url}/token",service="x"')
+            bearer = reply(401, WWW_Authenticate=f'Bearer realm="{fake.url}/token",service="x"')
             fake.always["GET", "/v2/team/private/manifests/v1"] = bearer
-            fake.always["GET", "/token"] = says(403)
+            fake.always["GET", "/token"] = reply(403)
             with pytest.raises(DeniedError, match=r"requires a login \(403\) \(Cloud: no identity"):
                 await manifests.fetch_manifest(client, "team/private", "v1")
         assert all("authorization" not in one.headers for one in fake.seen)

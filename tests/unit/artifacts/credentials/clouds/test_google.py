@@ -31,7 +31,7 @@ def test_google_provider_applies_only_to_google_registry_hosts(host: str, *, app
 async def test_token_of_the_google_metadata_server_is_the_registry_password() -> None:
     async with Services().serving() as there:
         there.headers = {"Metadata-Flavor": "Google"}
-        there.says[PATH] = (200, {"access_token": TOKEN, "expires_in": 3599, "token_type": "Bearer"})
+        there.replies[PATH] = (200, {"access_token": TOKEN, "expires_in": 3599, "token_type": "Bearer"})
         login, lasts_s = await Google(there.host, StillClock()).fetch(HOST)
         assert (login.user, login.password, lasts_s) == ("oauth2accesstoken", TOKEN, 3599)
         assert there.asked[0].headers["metadata-flavor"] == "Google"
@@ -43,7 +43,7 @@ async def test_login_is_anonymous_without_a_google_metadata_server() -> None:
     assert login.anonymous
     assert "Google Cloud: no metadata server was found; run as a service account" in login.note
     async with Services().serving() as there:  # another cloud's service at the same address
-        there.says[PATH] = (200, {"access_token": TOKEN, "expires_in": 3599})
+        there.replies[PATH] = (200, {"access_token": TOKEN, "expires_in": 3599})
         login, _ = await Google(there.host, StillClock()).fetch(HOST)
         assert login == Login(note=login.note)
 
@@ -54,7 +54,7 @@ async def test_missing_service_account_error_names_the_required_role() -> None:
         google = Google(there.host, StillClock())
         with pytest.raises(DeniedError, match=rf"{HOST}: Google Cloud: .* \(404\): .*Artifact Registry Reader"):
             await google.fetch(HOST)
-        there.says[PATH] = (200, TOKEN.encode())
+        there.replies[PATH] = (200, TOKEN.encode())
         with pytest.raises(DeniedError, match="is not a token") as refused:
             await google.fetch(HOST)
         assert TOKEN not in str(refused.value)
@@ -63,7 +63,7 @@ async def test_missing_service_account_error_names_the_required_role() -> None:
 async def test_busy_metadata_server_is_tried_6_times_then_fails() -> None:
     clock = StillClock()
     async with Services().serving() as there:
-        there.says[PATH] = (503, b"")
+        there.replies[PATH] = (503, b"")
         with pytest.raises(UnreachableError, match=r"the metadata server: answered 503; given up after 6 tries; run"):
             await Google(there.host, clock).fetch(HOST)
         assert len(there.asked) == 6
@@ -72,7 +72,7 @@ async def test_busy_metadata_server_is_tried_6_times_then_fails() -> None:
 async def test_redirect_of_the_google_metadata_server_is_not_followed() -> None:
     async with Services().serving() as there:
         there.headers = {"Metadata-Flavor": "Google", "Location": "/other"}
-        there.says[PATH] = (302, b"")
+        there.replies[PATH] = (302, b"")
         with pytest.raises(DeniedError, match="302"):
             await Google(there.host, StillClock()).fetch(HOST)
         assert [one.path for one in there.asked] == [PATH]

@@ -102,10 +102,10 @@ async def test_exception_while_probing_a_pod_is_a_fault_of_its_model_only(monkey
 async def test_exception_while_proving_a_pod_clean_is_a_fault_of_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
     prove = Clearing.prove
 
-    async def broken(self: Clearing, gone: PodSeen, *, by_force: bool) -> str:
-        if gone.replica == BAD:
+    async def broken(self: Clearing, removed: PodSeen, *, by_force: bool) -> str:
+        if removed.replica == BAD:
             raise LookupError("injected")
-        return await prove(self, gone, by_force=by_force)
+        return await prove(self, removed, by_force=by_force)
 
     monkeypatch.setattr(Clearing, "prove", broken)
     probe(monkeypatch, fails=False)

@@ -68,12 +68,12 @@ class Server:
             raise ApiError(409, "Conflict", "the object has been modified")
         metadata["annotations"] = metadata["annotations"] | body["metadata"]["annotations"]
         self._wrote(metadata)
-        said = {"metadata": dict(metadata)}
+        fields = {"metadata": dict(metadata)}
         if self.meddles:
             self.meddles -= 1
             metadata["annotations"] = {k: v for k, v in metadata["annotations"].items() if k != pods.DRAIN}
             self._wrote(metadata)
-        return said
+        return fields
 
     async def delete(self, path: str, *, uid: str, version: str | None, grace_s: int | None) -> Object:
         del path
@@ -94,10 +94,10 @@ class Deaf:
 
     def __init__(self) -> None:
         self.items: dict[object, PodSeen] = {}
-        self.gone: list[str] = []
+        self.removed: list[str] = []
 
     def is_gone(self, one: Replica) -> None:
-        self.gone.append(one.id)
+        self.removed.append(one.id)
 
     def suspect(self) -> None:
         """Does nothing."""

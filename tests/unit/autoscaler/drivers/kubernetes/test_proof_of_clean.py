@@ -142,7 +142,7 @@ async def test_pod_without_devices_is_clean_at_once_without_measurement(stage: S
 
 def test_pod_object_removed_before_engine_exit_counts_as_force_deleted() -> None:
     assert is_force_deleted(RUNS)
-    assert not is_force_deleted(RUNS._replace(ended="ended with status 0")), "its kubelet has told of its end"
+    assert not is_force_deleted(RUNS._replace(ended="ended with status 0")), "its kubelet has reported its end"
     assert not is_force_deleted(RUNS._replace(started_unix_s=None)), "nothing ran"
     assert not is_force_deleted(RUNS._replace(slices=())), "it held nothing"
 

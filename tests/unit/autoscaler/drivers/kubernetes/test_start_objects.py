@@ -96,7 +96,13 @@ OWN, TAKEN = node("own"), node("taken", **{NODE_POOL: "gpus"})
         ((OWN,), (), False),
         ((OWN,), ("gone/gpu0",), False),
     ],
-    ids=["karpenters", "not karpenters", "the scheduler chooses", "the scheduler chooses of ours", "gone"],
+    ids=[
+        "karpenters",
+        "not karpenters",
+        "the scheduler chooses",
+        "the scheduler chooses one of Pilotlight's nodes",
+        "gone",
+    ],
 )
 async def test_pod_on_possible_karpenter_node_has_pre_stop_sleep(
     nodes: tuple[Object, ...], slices: tuple[str, ...], late: bool

@@ -33,7 +33,7 @@ def event(reason: str, second: int, message: str = SECRET, version: int = 1, **m
 
 
 @pytest.mark.parametrize(
-    ("events", "said"),
+    ("events", "message"),
     [
         ((), ""),
         ((event("Scheduled", 1, "assigned"),), ""),
@@ -52,8 +52,10 @@ def event(reason: str, second: int, message: str = SECRET, version: int = 1, **m
         ((event("FailedMount", 3), event("SuccessfulAttachVolume", 9, "of another volume")), f"FailedMount: {SECRET}"),
     ],
 )
-def test_pod_has_a_volume_failure_only_if_its_newest_event_reports_one(events: tuple[Object, ...], said: str) -> None:
-    assert find_volume_failure(events) == said
+def test_pod_has_a_volume_failure_only_if_its_newest_event_reports_one(
+    events: tuple[Object, ...], message: str
+) -> None:
+    assert find_volume_failure(events) == message
 
 
 class Rig:

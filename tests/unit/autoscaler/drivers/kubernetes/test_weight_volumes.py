@@ -124,13 +124,13 @@ def test_volume_mount_at_weights_path_is_rejected(path: str) -> None:
 
 def test_user_volume_named_like_the_weights_volume_is_rejected() -> None:
     """A new document with that name is rejected, but an older Model that is not read again may have it."""
-    theirs = Pod(volumes=({"name": weight_volumes.NAME, "emptyDir": {}},))
+    foreign = Pod(volumes=({"name": weight_volumes.NAME, "emptyDir": {}},))
     with pytest.raises(CollisionError, match=f"Pilotlight uses volume {weight_volumes.NAME} in this pod"):
-        refuse_collisions(theirs, (), PodFields(), seen(CLAIM).pod)
+        refuse_collisions(foreign, (), PodFields(), seen(CLAIM).pod)
 
 
 @pytest.mark.parametrize(
-    ("theirs", "env", "asks", "what"),
+    ("foreign", "env", "requested", "what"),
     [
         (Pod(labels={"a": "x"}), (), PodFields(labels={"a": "y"}), "label a"),
         (Pod(annotations={"a": "x"}), (), PodFields(annotations={"a": "y"}), "annotation a"),
@@ -140,11 +140,11 @@ def test_user_volume_named_like_the_weights_volume_is_rejected() -> None:
     ],
 )
 def test_model_pod_field_that_its_device_also_sets_is_rejected(
-    theirs: Pod, env: tuple[str, ...], asks: PodFields, what: str
+    foreign: Pod, env: tuple[str, ...], requested: PodFields, what: str
 ) -> None:
     with pytest.raises(CollisionError, match=f"Pilotlight uses {what} in this pod"):
-        refuse_collisions(theirs, env, asks, seen(CLAIM).pod)
-    refuse_collisions(theirs, env, PodFields(), seen(CLAIM).pod)
+        refuse_collisions(foreign, env, requested, seen(CLAIM).pod)
+    refuse_collisions(foreign, env, PodFields(), seen(CLAIM).pod)
 
 
 def test_security_context_of_model_is_rejected_with_hostpath_weights() -> None:
@@ -327,7 +327,7 @@ async def test_node_volume_is_applied_again_only_after_a_minute() -> None:
     assert server.asked == AT_FIRST
     at[0] = 60.0
     await made.make(OBJECTS)
-    assert server.asked == AT_FIRST * 2, "somebody may have deleted it"
+    assert server.asked == AT_FIRST * 2, "another client may have deleted it"
 
 
 async def test_volume_bound_to_a_deleted_pvc_is_released_for_the_next_pvc() -> None:

@@ -195,7 +195,7 @@ def test_kubeai_model_for_infinity_is_converted_to_a_command() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "message"),
     [
         ({"engine": "FasterWhisper"}, "spec.engine: FasterWhisper uses"),
         ({"url": "gs://bucket/a"}, "spec.url: gs:// is not supported yet"),
@@ -209,10 +209,10 @@ def test_kubeai_model_for_infinity_is_converted_to_a_command() -> None:
         ({"env": {"PILOTLIGHT_X": "1"}}, "spec.env.PILOTLIGHT_X: selects devices or changes their limits"),
     ],
 )
-def test_kubeai_model_that_cannot_be_converted_is_rejected_with_a_reason(keys: dict[str, object], said: str) -> None:
+def test_kubeai_model_that_cannot_be_converted_is_rejected_with_a_reason(keys: dict[str, object], message: str) -> None:
     taken = models.convert_model(spec(**keys))
     assert taken.document is None
-    assert said in taken.refused
+    assert message in taken.refused
     assert models.convert_live_model(spec(**keys))[:2] == (None, taken.refused)
 
 
@@ -321,7 +321,7 @@ def test_kubectl_list_of_kubeai_models_is_converted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         ({"kind": "Pod", "metadata": {"name": "p"}}, "0.yaml: Pod p: kind: expected Model (kubeai.org/v1), or values"),
         ({"kind": "Model", "apiVersion": "v1"}, "0.yaml: document 1: apiVersion: expected kubeai.org/v1"),
@@ -332,10 +332,10 @@ def test_kubectl_list_of_kubeai_models_is_converted() -> None:
         ([1], "0.yaml: document 1: expected keys with values"),
     ],
 )
-def test_invalid_model_document_is_rejected_in_one_line(value: object, said: str) -> None:
+def test_invalid_model_document_is_rejected_in_one_line(value: object, message: str) -> None:
     with pytest.raises(DocumentError) as caught:
         convert(yaml.safe_dump(value))
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
 

@@ -154,7 +154,7 @@ def test_port_in_a_llama_swap_command_is_replaced_by_a_placeholder(
 
 
 @pytest.mark.parametrize(
-    ("cmd", "keys", "said"),
+    ("cmd", "keys", "message"),
     [
         ("engine", {}, "cmd: the port was not found"),
         ("engine ${PORT}", {"proxy": "http://gpu-box:9000"}, "proxy: expected http://127.0.0.1:${PORT}"),
@@ -163,11 +163,11 @@ def test_port_in_a_llama_swap_command_is_replaced_by_a_placeholder(
     ],
 )
 def test_llama_swap_model_with_an_invalid_command_or_proxy_is_rejected(
-    cmd: str, keys: dict[str, object], said: str
+    cmd: str, keys: dict[str, object], message: str
 ) -> None:
     taken = model(cmd, keys)
     assert taken.document is None
-    assert said in taken.refused
+    assert message in taken.refused
 
 
 def test_invalid_model_name_is_rejected() -> None:
@@ -205,7 +205,7 @@ def test_value_that_is_only_a_macro_keeps_the_type_of_the_macro() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("models: {m: {cmd: 'e ${nope}'}}", "config.yaml: models.m.cmd: unknown macro ${nope}"),
         ("models: {m: {cmd: 'e ${env.NOPE}'}}", "config.yaml: ${env.NOPE}: this environment variable is not set"),
@@ -219,10 +219,10 @@ def test_value_that_is_only_a_macro_keeps_the_type_of_the_macro() -> None:
         ("", "config.yaml: expected one document"),
     ],
 )
-def test_invalid_configuration_is_rejected_in_one_line(text: str, said: str) -> None:
+def test_invalid_configuration_is_rejected_in_one_line(text: str, message: str) -> None:
     with pytest.raises(DocumentError) as caught:
         convert(text)
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
 

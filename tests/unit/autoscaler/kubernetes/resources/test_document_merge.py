@@ -39,7 +39,7 @@ def test_no_models_are_delivered_until_all_sources_have_reported() -> None:
     received = Received()
     one = Installation(received, (FILES, CUSTOMS))
     one.put(CUSTOMS, {X: model()}, statuses={X: {"learned": 1}})
-    assert not received.documents, "a Model of the files would look like one that is gone"
+    assert not received.documents, "a Model in the files would look like a removed one"
     one.put_files(DocumentsSeen(settings=Settings(auth="keys")))
     assert received.names == ["x"]
     assert received.documents[-1].settings.auth == "keys"

@@ -75,7 +75,7 @@ def test_serving_replica_that_exits_has_one_stopped_event() -> None:
     broke = [("Stopped", "r failed: was killed by SIGKILL")]
     assert events_after(one_of(), seen(Seen.EXITED, reason="was killed by SIGKILL"))[1] == broke
     at_once = seen(Seen.CLEAN, reason="was killed by SIGKILL", proof="exited")
-    assert events_after(one_of(), at_once)[1] == broke, "and once, however fast it is gone"
+    assert events_after(one_of(), at_once)[1] == broke, "and once, however soon it is deleted"
 
 
 def test_idle_replica_has_drained_and_stopped_events() -> None:
@@ -106,7 +106,7 @@ def test_capacity_has_events_when_requested_and_when_arrived() -> None:
     leases = tuple(one.listed for one in here.capacity.leases.values() if one.listed is not None)
     found = observed(begin, LeasesSeen(provider="rack", leases=leases, began_s=T0 + 1), now_s=T0 + 1)
     assert found.capacity.leases
-    assert not between(begin, found), "another leader told that"
+    assert not between(begin, found), "another leader recorded that event"
 
 
 def test_replicas_found_after_restart_cause_at_most_one_event() -> None:
@@ -160,7 +160,7 @@ def test_flapping_model_is_rate_limited_and_all_events_are_counted() -> None:
     assert times + sum(book._pending[key].times for key in book._pending) == 3000
     book.note(other, WOKEN, T0 + 300)
     now = list(iter(lambda: book.take(T0 + 300), None))
-    assert now[-1].regarding == other, "others are told of meanwhile"
+    assert now[-1].regarding == other, "other events are recorded meanwhile"
     wait_s = book.wait_s(T0 + 300)
     assert wait_s is not None
     assert 0 < wait_s <= 60 / MINUTE_MAX

@@ -53,7 +53,7 @@ def unmet(reason: str, *, never: bool = False) -> Unmet:
     return Unmet(model=ADA.name, reason=reason, never=never)
 
 
-def said(of: StatusInput, type: str) -> ConditionValue:
+def condition_of(of: StatusInput, type: str) -> ConditionValue:
     (one,) = [one for one in build_conditions(of) if one.type == type]
     return one
 
@@ -83,7 +83,7 @@ SITUATIONS = {
 @pytest.mark.parametrize("reason", SITUATIONS)
 def test_ready_condition_has_the_expected_reason_for_each_model_state(reason: str) -> None:
     of, status = SITUATIONS[reason]
-    ready = said(of, "Ready")
+    ready = condition_of(of, "Ready")
     assert (ready.reason, ready.status) == (reason, status)
     assert ready.message
 
@@ -99,41 +99,41 @@ def test_conditions_of_any_model_state_have_valid_kubernetes_fields() -> None:
 
 def test_a_quarantined_model_is_faulty_and_stays_ready_while_it_serves() -> None:
     cold, warm = case(fault="KeyError: 7"), case(fault="KeyError: 7", replicas=(replica(ADA, "r"),))
-    assert said(cold, "Ready")[1:3] == ("False", "Faulty")
-    assert said(warm, "Ready")[1:3] == ("True", "Serving")
-    assert [said(of, "Faulty")[1:3] for of in (cold, warm)] == [("True", "InternalError")] * 2
-    assert "KeyError: 7" in said(warm, "Faulty").message
-    assert said(case(), "Faulty")[1:3] == ("False", "NoFault")
+    assert condition_of(cold, "Ready")[1:3] == ("False", "Faulty")
+    assert condition_of(warm, "Ready")[1:3] == ("True", "Serving")
+    assert [condition_of(of, "Faulty")[1:3] for of in (cold, warm)] == [("True", "InternalError")] * 2
+    assert "KeyError: 7" in condition_of(warm, "Faulty").message
+    assert condition_of(case(), "Faulty")[1:3] == ("False", "NoFault")
 
 
 def test_model_waiting_for_capacity_is_not_degraded() -> None:
     waits = starting(waits="Unschedulable: 0/3 nodes are available")
-    assert said(waits, "Ready").message == "waiting for capacity: Unschedulable: 0/3 nodes are available"
-    assert (said(waits, "Placed").status, said(waits, "Starting").status) == ("False", "True")
-    assert said(waits, "Degraded").status == "False"
+    assert condition_of(waits, "Ready").message == "waiting for capacity: Unschedulable: 0/3 nodes are available"
+    assert (condition_of(waits, "Placed").status, condition_of(waits, "Starting").status) == ("False", "True")
+    assert condition_of(waits, "Degraded").status == "False"
 
 
 def test_model_whose_pod_pulls_its_image_is_not_degraded() -> None:
     waits = starting(waits="node n1 prepares its image and volumes")
-    assert said(waits, "Ready")[1:] == ("False", "Starting", "node n1 prepares its image and volumes")
-    assert said(waits, "Degraded").status == "False"
-    assert said(starting(waits="ErrImagePull: not found"), "Degraded").reason == "ImagePullBackOff"
+    assert condition_of(waits, "Ready")[1:] == ("False", "Starting", "node n1 prepares its image and volumes")
+    assert condition_of(waits, "Degraded").status == "False"
+    assert condition_of(starting(waits="ErrImagePull: not found"), "Degraded").reason == "ImagePullBackOff"
 
 
 def test_first_exit_is_start_failed_and_repeated_exits_are_crash_loop() -> None:
     first = case(history=History(failure=EXITED, tries=1))
-    assert said(first, "Ready").reason == "StartFailed"
-    assert said(case(history=History(failure=EXITED, episodes=1)), "Ready").reason == "CrashLoop"
+    assert condition_of(first, "Ready").reason == "StartFailed"
+    assert condition_of(case(history=History(failure=EXITED, episodes=1)), "Ready").reason == "CrashLoop"
 
 
 def test_serving_model_with_failing_start_is_ready_and_degraded() -> None:
     of = case(replicas=(replica(ADA, "r"),), history=History(failure=EXITED, tries=1))
-    assert said(of, "Ready").reason == "Serving"
-    assert (said(of, "Degraded").status, said(of, "Degraded").reason) == ("True", "StartFailed")
+    assert condition_of(of, "Ready").reason == "Serving"
+    assert (condition_of(of, "Degraded").status, condition_of(of, "Degraded").reason) == ("True", "StartFailed")
 
 
 def test_long_message_of_a_model_condition_is_truncated() -> None:
-    assert len(said(case(obstacle="x" * 5000), "Ready").message) == 1024
+    assert len(condition_of(case(obstacle="x" * 5000), "Ready").message) == 1024
 
 
 # --- status -----------------------------------------------------------------------------------------------------------
@@ -239,14 +239,14 @@ def test_model_is_omitted_until_its_serving_installation_is_known() -> None:
 
 
 def test_served_elsewhere_condition_is_ignored_when_status_is_read() -> None:
-    said = {
+    fields = {
         "type": "ServedElsewhere",
         "status": "True",
         "reason": "r",
         "message": "m",
         "lastTransitionTime": "2026-01-01T00:00:00Z",
     }
-    assert statuses.read_status({"conditions": [said]}) == NO_STATUS
+    assert statuses.read_status({"conditions": [fields]}) == NO_STATUS
 
 
 @pytest.mark.parametrize("reason", SITUATIONS)

@@ -158,7 +158,7 @@ async def test_removal_of_a_served_elsewhere_condition_stops_after_a_conflict() 
     house = House()
     await house.settle()
     house.paper.wrote.clear()
-    house.paper.refusals = [ApiError(409, "Conflict", "another says so")]
+    house.paper.refusals = [ApiError(409, "Conflict", "another source reports it")]
     for _ in range(3):
         house.statuses.put([SUBJECTS[0]._replace(shown="installation a/b serves it"), *SUBJECTS[1:]])
         house.show(house.at)
@@ -185,16 +185,16 @@ async def test_rejected_condition_is_written_after_retry_pause() -> None:
 async def test_status_of_previous_installation_is_read_after_takeover() -> None:
     house = House()
     await house.settle()
-    theirs = SUBJECTS[0]._replace(model=None, elsewhere="b/x serves it", shown="b/x serves it")
+    foreign = SUBJECTS[0]._replace(model=None, elsewhere="b/x serves it", shown="b/x serves it")
     found: dict[str, tuple[status.Status, int]] = {}
-    house.statuses.put([theirs, *SUBJECTS[1:]])
+    house.statuses.put([foreign, *SUBJECTS[1:]])
     house.statuses.on_step(step(house.at))
-    house.statuses.hear(StatusSeen(theirs.uid, 200, {"observedGeneration": 7}))
+    house.statuses.hear(StatusSeen(foreign.uid, 200, {"observedGeneration": 7}))
     house.statuses._look(found)
     house.statuses.put(SUBJECTS)
     house.statuses.on_step(step(house.at))
     house.statuses._look(found)
-    assert house.statuses._kept[theirs.uid].status.observed_generation == 7
+    assert house.statuses._kept[foreign.uid].status.observed_generation == 7
 
 
 async def test_exception_in_fit_check_of_one_model_does_not_affect_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,9 +290,9 @@ async def test_recreated_model_object_gets_a_new_status() -> None:
 # --- writes of others -------------------------------------------------------------------------------------------------
 
 
-def heard(house: House, version: int, said: Mapping[str, object]) -> list[str]:
+def heard(house: House, version: int, fields: Mapping[str, object]) -> list[str]:
     """The names due for a write some time after the watch reported this status of the first Model."""
-    house.statuses.hear(StatusSeen(MODELS[0].uid, version, said))
+    house.statuses.hear(StatusSeen(MODELS[0].uid, version, fields))
     house.now_s += NEWS_S
     house.show(house.at)
     return house.due()
@@ -309,10 +309,10 @@ async def house() -> House:
 
 
 async def test_late_status_of_previous_leader_is_overwritten(house: House) -> None:
-    ours, version = house.paper.wrote[-1]["status"], house.paper.version
-    assert heard(house, version, ours) == [], "it is ours"
-    assert heard(house, version - 1, {}) == [], "it is older than ours"
-    assert heard(house, version + 1, {**ours, "replicas": {"ready": 9}}) == ["m0"]
+    own, version = house.paper.wrote[-1]["status"], house.paper.version
+    assert heard(house, version, own) == [], "this installation owns it"
+    assert heard(house, version - 1, {}) == [], "its version is older than the written one"
+    assert heard(house, version + 1, {**own, "replicas": {"ready": 9}}) == ["m0"]
     await house.settle()
     assert house.paper.wrote[-1]["status"]["replicas"]["ready"] == 0
     house.now_s += CHANGE_S

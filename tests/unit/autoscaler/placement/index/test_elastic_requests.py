@@ -78,7 +78,9 @@ def test_only_a_replica_on_part_of_one_device_may_get_less_memory() -> None:
 def test_elastic_replica_gets_the_remaining_memory_if_above_its_minimum() -> None:
     one = Elastic(NodeArrays(nodes(1), build_untrained_estimate(SIZES)))
     generous(one.budget)
-    assert granted(one.start(RequestShape(memory_bytes=570))) == (0, 570), "who is not elastic gets what it asks for"
+    assert granted(one.start(RequestShape(memory_bytes=570))) == (0, 570), (
+        "a replica that is not elastic gets the memory that it requests"
+    )
     assert granted(one.start(share(460))) == (0, 430)
     assert one.start(share(460)) is None
 
@@ -247,10 +249,10 @@ def counted(many: int, bytes_: int) -> ElasticBudget:
     return budget
 
 
-def run(wants: Sequence[PlacementRequest], shelves: Sequence[Bin], generous: int = 0) -> PackResult:
+def run(requests: Sequence[PlacementRequest], shelves: Sequence[Bin], generous: int = 0) -> PackResult:
     yard = SliceIndex(shelves)
     yard.budget = lambda: counted(generous, 10 * GI)
-    return pack(wants, yard, frozenset(), RestartCosts(), T0)
+    return pack(requests, yard, frozenset(), RestartCosts(), T0)
 
 
 def grants(packing: PackResult) -> list[tuple[str, float]]:
@@ -280,15 +282,15 @@ def test_packed_elastic_replica_gets_its_full_memory_if_no_budget_remains() -> N
 
 def test_replica_is_unplaced_if_earlier_ones_used_up_the_elastic_budget() -> None:
     shelves = [shelf(device("g0", 24)), shelf(device("g1", 9)), shelf(device("g2", 9))]
-    wants = [
+    requests = [
         want("a", unserved_since_s=1.0, products=()),
         want("b", unserved_since_s=2.0),
         want("c", unserved_since_s=3.0),
     ]
-    made = run(wants, shelves, generous=1)
+    made = run(requests, shelves, generous=1)
     assert sorted(memory for _, memory in grants(made)) == [9, 9, 10]
     assert len(made.placements) == 3, "of four two have all: 95 %"
-    assert len(run(wants, shelves).placements) == 2, "of three only one could"
+    assert len(run(requests, shelves).placements) == 2, "of three only one could"
 
 
 def test_elastic_replica_accepts_a_slightly_too_small_dedicated_slice() -> None:

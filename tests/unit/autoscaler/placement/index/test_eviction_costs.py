@@ -36,12 +36,12 @@ def outlook(rng: Random) -> RestartCosts:
 
 
 def slowly(
-    asked: PlacementRequest, shelves: list[Bin], expected: RestartCosts, gone: set[ReplicaId]
+    asked: PlacementRequest, shelves: list[Bin], expected: RestartCosts, removed: set[ReplicaId]
 ) -> dict[int, tuple[tuple[float, ...], ResourceAmount]]:
     """By lane: a lower bound on the cost of one evictable occupant, and the total resources of all of them."""
     found = {}
     for lane, one in enumerate(shelves):
-        those = [each for each in list_evictable_occupants(asked, one, expected, T0) if each.replica not in gone]
+        those = [each for each in list_evictable_occupants(asked, one, expected, T0) if each.replica not in removed]
         costs = [eviction_cost((each,), expected)[:3] for each in those]
         if those:
             least = min(c[0] for c in costs), min(c[1] for c in costs), min(c[2] for c in costs)
@@ -58,9 +58,9 @@ def test_eviction_cost_index_equals_a_full_scan_after_random_updates(seed: int) 
         roster.put(lane, one)
     for _ in range(6):
         asked = want(rng.choice("abz"), priority=rng.randrange(-1, 3), force=rng.choice(list(EvictionLevel)))
-        gone = {i.replica for one in shelves for i in one.incumbents if rng.random() < 0.1}
+        removed = {i.replica for one in shelves for i in one.incumbents if rng.random() < 0.1}
         roster.look(shelves.__getitem__, expected)
-        grade, there = roster.grade(asked, T0, gone), slowly(asked, shelves, expected, gone)
+        grade, there = roster.grade(asked, T0, removed), slowly(asked, shelves, expected, removed)
         costs = [
             tuple(float(part) for part in parts)
             for parts in zip(grade.busy, grade.priority, grade.restart_s, strict=True)

@@ -43,7 +43,7 @@ def chosen(one: World) -> str:
 def test_node_with_the_image_is_preferred_among_equal_devices() -> None:
     assert chosen(at()) == "g0"
     assert chosen(at(images=having("n2"))) == "g2"
-    assert chosen(at(images={"n2": NodeImages((), (make_image((FULL,)),))})) == "g2", "as its agent says"
+    assert chosen(at(images={"n2": NodeImages((), (make_image((FULL,)),))})) == "g2", "as its agent reports"
     assert chosen(at(images=having("n0", "n1", "n2", "n3"))) == "g0", "all have it"
     assert chosen(at(images={"n2": NodeImages((make_image(("other:1",), GI),))})) == "g0"
 

@@ -165,16 +165,16 @@ def test_device_choice_equals_a_reference_after_random_placements(
     one = NodeArrays(nodes, taught)
     crowd = np.random.default_rng(seed).integers(0, CROWDS, len(nodes))
     there: list[tuple[LaneAssignment, RequestUsage]] = []
-    for kind, gone in asked:
+    for kind, removed in asked:
         place = choose(one, kind)
         assert place == slow(one, taught, kind)
         assert choose(one, kind, crowd=crowd) == slow(one, taught, kind, crowd.tolist())
         if place is not None:
             there.append((place, compute_request_usage(kind, nodes[place.node], place.lanes)))
             one.take(*there[-1])
-        if gone == 0 and there:
+        if removed == 0 and there:
             one.give_back(*there.pop(0))
-        if gone == 1 and nodes[-1].lanes:
+        if removed == 1 and nodes[-1].lanes:
             one.set(len(nodes) - 1, 0, ResourceAmount(90, 30), shut=False, held=True)
             assert choose(one, kind) == slow(one, taught, kind)
             one.set(len(nodes) - 1, 0, ResourceAmount(90, 30), shut=True, held=False)

@@ -59,9 +59,9 @@ def test_models_that_differ_in_device_count_or_compute_count_separately() -> Non
 
 def test_demand_of_a_model_has_its_isolation_products_and_pod_requests() -> None:
     """Merged as the driver merges them. A limit without a request counts as the request."""
-    asks = Resources(requests={"cpu": "1500m"}, limits={"memory": "2Gi", "rdma/hca": 1})
+    requested = Resources(requests={"cpu": "1500m"}, limits={"memory": "2Gi", "rdma/hca": 1})
     models = [
-        model("a", 8, gpu=Gpu(isolation="hardware", models=("*h100*",)), resources=asks),
+        model("a", 8, gpu=Gpu(isolation="hardware", models=("*h100*",)), resources=requested),
         model("b", 8, pod=Pod(resources=Resources(requests={"memory": "0.5Gi"}))),
         model("c", 8, resources=Resources(requests={"cpu": "9999999999999999999E"})),
     ]

@@ -60,7 +60,7 @@ def test_shuffled_models_and_slices_give_the_same_training_input() -> None:
         world([model("a", 8)], [device("g0")], histories={"a": History(last_activity_s=T0)}),
         world([model("a", 8)], histories={"a": History(last_activity_s=T0)}),
     ],
-    ids=["nobody calls", "it fits nowhere", "one Slice is no choice", "no Slice"],
+    ids=["there are no requests", "it fits nowhere", "one Slice is no choice", "no Slice"],
 )
 def test_no_training_input_without_demand_or_with_fewer_than_two_slices(one: World) -> None:
     assert build_training_input(one, T0) is None

@@ -136,8 +136,8 @@ def test_device_of_a_draining_replica_is_closed_to_other_tenants() -> None:
     made = calls([A, B], TWO, [going], "b")
     assert kinds(plan(made, T0)) == []
     assert unmet(made) == ["waits on g0/s0 until a has stopped"]
-    gone = replace(made, replicas={}, by_slice={}, by_model={})
-    assert kinds(plan(gone, T0)) == ["start b"]
+    removed = replace(made, replicas={}, by_slice={}, by_model={})
+    assert kinds(plan(removed, T0)) == ["start b"]
 
 
 def test_device_of_a_deleted_model_is_closed_to_models_with_tenants() -> None:
@@ -241,8 +241,8 @@ def wanted(draw: st.DrawFn) -> list[PlacementRequest]:
     ]  # fmt: skip
 
 
-def packed(wants: list[PlacementRequest], shelves: list[Bin]) -> PackResult:
-    return pack(wants, SliceIndex(shelves), frozenset(), RestartCosts(), T0)
+def packed(requests: list[PlacementRequest], shelves: list[Bin]) -> PackResult:
+    return pack(requests, SliceIndex(shelves), frozenset(), RestartCosts(), T0)
 
 
 MANY = settings(derandomize=True, deadline=None, max_examples=examples(400))
@@ -278,11 +278,13 @@ def test_replica_is_placed_only_after_all_its_victims_have_left(
         leave = {i.replica for one in shelves for i in one.incumbents if i.leaving and not i.stuck}
         assert packed([want], _without(shelves, victims | leave)).placements
         for stays in victims:
-            assert not packed([want], _without(shelves, (victims - {stays}) | leave)).placements, "nobody goes in vain"
+            assert not packed([want], _without(shelves, (victims - {stays}) | leave)).placements, (
+                "no replica is evicted without need"
+            )
 
 
-def _without(shelves: list[Bin], gone: set[ReplicaId]) -> list[Bin]:
-    return [shelf(one.slice, [i for i in one.incumbents if i.replica not in gone]) for one in shelves]
+def _without(shelves: list[Bin], removed: set[ReplicaId]) -> list[Bin]:
+    return [shelf(one.slice, [i for i in one.incumbents if i.replica not in removed]) for one in shelves]
 
 
 @MANY
@@ -320,7 +322,7 @@ def test_tenant_occupancy_after_random_updates_equals_a_rebuilt_one(events: list
             rebuilt.put(one, [is_there])
         for one, comes in guests:
             rebuilt.expect(one, comes)
-        for asks in TRUSTS:
-            left, right = kept.free(asks), rebuilt.free(asks)
+        for requested in TRUSTS:
+            left, right = kept.free(requested), rebuilt.free(requested)
             everywhere = np.ones(8, bool)
             assert np.array_equal(everywhere if left is None else left, everywhere if right is None else right)

@@ -81,7 +81,7 @@ def test_spread_ignores_replicas_of_an_older_spec() -> None:
     old: Replica = replace(there, spec_hash="older")
     new = planned(world([ada(1)], slices(RACKS[:5]), [old]))
     (successor,) = [one for one in new.replicas.values() if one.id != old.id]
-    assert new.nodes.slices[successor.resources.slices[0]].labels[RACK] == "a", "it takes its place, in whatever rack"
+    assert new.nodes.slices[successor.resources.slices[0]].labels[RACK] == "a", "it takes the place in any rack"
 
 
 def test_spread_replicas_share_a_label_value_if_no_other_has_capacity() -> None:
@@ -307,12 +307,12 @@ def test_explain_reports_the_link_shortage_of_each_device_without_a_peer() -> No
 
 
 def test_explain_rules_out_a_node_with_too_few_devices() -> None:
-    wants, busy = model("b", 20, gpu=Gpu(count=2)), model("a", 20, low=1)
+    wanted, busy = model("b", 20, gpu=Gpu(count=2)), model("a", 20, low=1)
     slices = [device("g0", 24, "n0"), device("g1", 24, "n0"), device("h0", 24, "n1")]
     here = [replica(busy, f"r{at}", on=(f"g{at}",)) for at in range(2)]
-    made = world([wants, busy], slices, here, [gateway(levels=[level("b", 1)])])
+    made = world([wanted, busy], slices, here, [gateway(levels=[level("b", 1)])])
     ruled_out = {
-        one.slice: one.ruled_out for one in explain_model(made, plan(made, T0), Log(), wants.name, T0).candidates
+        one.slice: one.ruled_out for one in explain_model(made, plan(made, T0), Log(), wanted.name, T0).candidates
     }
     assert ruled_out[SliceId("h0")] == "its node has 1 suitable devices of 2 needed"
     assert "held by a" in ruled_out[SliceId("g0")]
@@ -399,12 +399,12 @@ def drawn(rng: Random) -> tuple[list[Bin], list[PlacementRequest]]:
             one = device(f"n{node}-g{at}", 24, f"n{node}", link=root, product=product, labels=labels)
             who = [on(f"x{node}{at}", 20, busy=rng.random() < 0.5, kept=rng.random() < 0.2)] * (rng.random() < 0.5)
             shelves.append(shelf(one, *who, locked=rng.random() < 0.1))
-    wants = [
+    requests = [
         want(f"a{number}", 20, devices=rng.choice((1, 2, 2, 3)), link=rng.choice(list(Link)),
              priority=rng.choice((-1, 0, 1)), force=rng.choice(list(EvictionLevel)))
         for number in range(rng.randrange(1, 5))
     ]  # fmt: skip
-    return shelves, [one if one.kind.devices > 1 else change_request(one, link=Link.NODE) for one in wants]
+    return shelves, [one if one.kind.devices > 1 else change_request(one, link=Link.NODE) for one in requests]
 
 
 def joined(slices: Iterable[Slice], link: Link) -> bool:
@@ -421,17 +421,17 @@ def largest(want: PlacementRequest, shelves: Sequence[Bin]) -> int:
 
 def after(packing: PackResult, shelves: Sequence[Bin]) -> list[Bin]:
     """The bins after all victims have left."""
-    gone = {victim.replica for victim in packing.victims}
-    return [shelf(one.slice, *(i for i in one.incumbents if i.replica not in gone)) for one in shelves]
+    removed = {victim.replica for victim in packing.victims}
+    return [shelf(one.slice, *(i for i in one.incumbents if i.replica not in removed)) for one in shelves]
 
 
 @settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(st.integers(0, 1 << 30))
 def test_replica_that_needs_a_link_gets_only_devices_joined_by_it(seed: int) -> None:
     rng = Random(seed)
-    shelves, wants = drawn(rng)
+    shelves, requests = drawn(rng)
     slices = {one.slice.id: one.slice for one in shelves}
-    found = run(wants, shelves)
+    found = run(requests, shelves)
     taken = set[SliceId]()
     for one in found.placements:
         assert len(set(one.slices)) == one.want.kind.devices
@@ -440,9 +440,9 @@ def test_replica_that_needs_a_link_gets_only_devices_joined_by_it(seed: int) -> 
         taken |= {*one.slices}
     for missing in found.unmet:
         assert missing.never == (largest(missing.want, shelves) < missing.want.kind.devices)
-    mixed_shelves, mixed_wants = rng.sample(shelves, len(shelves)), rng.sample(wants, len(wants))
+    mixed_shelves, mixed_wants = rng.sample(shelves, len(shelves)), rng.sample(requests, len(requests))
     assert run(mixed_wants, mixed_shelves) == found, "the same input in any order gives the same answer"
-    first = min(wants, key=lambda one: (-one.urgency.priority, one.model))
+    first = min(requests, key=lambda one: (-one.urgency.priority, one.model))
     alone = run([first], shelves)
     if alone.victims:
         (came,) = run([first], after(alone, shelves)).placements

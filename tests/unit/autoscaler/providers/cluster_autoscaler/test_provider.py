@@ -166,17 +166,17 @@ async def test_group_at_maximum_size_fails_the_order_with_the_reported_reason() 
     assert (await one(provider)).phase == "failed"
 
 
-@pytest.mark.parametrize("said", [TRIGGERED, REFUSED])
+@pytest.mark.parametrize("message", [TRIGGERED, REFUSED])
 @run_with(run)
-async def test_events_of_an_earlier_pod_with_the_same_name_are_ignored(said: str) -> None:
+async def test_events_of_an_earlier_pod_with_the_same_name_are_ignored(message: str) -> None:
     """Names of orders are reused, and events are kept for an hour."""
     server = PlayedAutoscaler()
     provider = group_of(server)
     made = order((await provider.offers())[0])
     await provider.acquire(made)
-    server.tell(made.id.name, said, FULL)
-    assert (await one(provider)).committed is (said == TRIGGERED)
-    assert ((await one(provider)).says == FULL) is (said == REFUSED)
+    server.tell(made.id.name, message, FULL)
+    assert (await one(provider)).committed is (message == TRIGGERED)
+    assert ((await one(provider)).says == FULL) is (message == REFUSED)
     for path in [path for path in server.objects if path.startswith(PODS)]:
         await server.delete(path)
     server.silent = True
@@ -219,11 +219,11 @@ async def test_order_fails_when_its_keeper_pod_is_evicted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "ours"), [(ENGINE, True), ({}, False), ({**ENGINE, INSTALLATION: "other-1"}, False)],
+    ("labels", "own"), [(ENGINE, True), ({}, False), ({**ENGINE, INSTALLATION: "other-1"}, False)],
     ids=["ours", "not-an-engine", "other-installation"],
 )  # fmt: skip
 @run_with(run)
-async def test_order_is_uncommitted_if_our_replica_takes_its_new_node_first(labels: dict[str, str], ours: bool) -> None:
+async def test_order_is_uncommitted_if_our_replica_takes_its_new_node_first(labels: dict[str, str], own: bool) -> None:
     """The scheduler tries the pod again only some seconds after its last attempt."""
     server = PlayedAutoscaler()
     provider = group_of(server)
@@ -236,9 +236,9 @@ async def test_order_is_uncommitted_if_our_replica_takes_its_new_node_first(labe
     assert (await one(provider)).committed, "the earlier node is not reported"
     await server.create(NODES, {"metadata": {"name": "new", "labels": GROUP.node_labels}})
     server.put("/api/v1/pods/first", pod("first", "new", labels=labels))
-    assert (await one(provider)).committed is not ours
+    assert (await one(provider)).committed is not own
     await provider.release(release(made, uncommitted=True))
-    assert any(path.startswith(PODS) for path in server.objects) is not ours
+    assert any(path.startswith(PODS) for path in server.objects) is not own
 
 
 @run_with(run)

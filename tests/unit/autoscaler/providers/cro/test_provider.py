@@ -176,23 +176,23 @@ async def test_concurrent_resize_of_a_request_by_another_writer_is_kept(rack: Ra
 @in_rack
 async def test_request_shared_with_others_changes_only_by_our_devices(rack: Rack) -> None:
     await rack.another(1)
-    (theirs,) = rack.resources()
+    (foreign,) = rack.resources()
     name = await ordered(rack)
     assert (rack.request()["metadata"]["name"], rack.request()["spec"]["resource"]["size"]) == ("theirs", 2)
     await rack.until_here(name)
     await asyncio.sleep(1.0)
     await rack.provider().list()
-    mine = next(one for one in rack.resources() if one["metadata"]["name"] != theirs["metadata"]["name"])
+    mine = next(one for one in rack.resources() if one["metadata"]["name"] != foreign["metadata"]["name"])
     assert mine["metadata"]["labels"][LEASE] == name
     assert mine["metadata"]["annotations"][LAST_USED] >= stamp(rack.server.unix_s() - 60.0)
     await given_back(rack, name)
     await rack.until_gone(name)
     (left,) = rack.resources()
-    assert left["metadata"]["name"] == theirs["metadata"]["name"]
+    assert left["metadata"]["name"] == foreign["metadata"]["name"]
     assert left["metadata"].get("annotations", {}) == {}
     assert LEASE not in left["metadata"]["labels"]
     assert rack.request()["spec"]["resource"]["size"] == 1
-    assert not rack.request()["metadata"]["annotations"], "no note of ours is left"
+    assert not rack.request()["metadata"]["annotations"], "no annotation of Pilotlight remains"
 
 
 @in_rack
@@ -525,8 +525,8 @@ async def test_detach_annotation_of_another_provider_is_kept(rack: Rack) -> None
     first, second = await two(rack)
     await marked(rack, first)
     note = msgspec.json.decode(rack.request()["metadata"]["annotations"][NOTE + first], type=LeaseNote)
-    theirs = {NOTE + first: msgspec.json.encode(replace(note, provider="theirs")).decode()}
-    rack.server.change(f"{REQUESTS}/{request_name(MODEL, NODE)}", {"metadata": {"annotations": theirs}})
+    foreign = {NOTE + first: msgspec.json.encode(replace(note, provider="theirs")).decode()}
+    rack.server.change(f"{REQUESTS}/{request_name(MODEL, NODE)}", {"metadata": {"annotations": foreign}})
     rack.use(second)
     await given_back(rack, second)
-    assert marks(rack) == [first], "an order of theirs may be under way"
+    assert marks(rack) == [first], "an order of another installation may be in progress"

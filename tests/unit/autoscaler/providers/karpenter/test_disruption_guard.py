@@ -52,7 +52,9 @@ class Bench:
         self.one.look()
         await asyncio.sleep(0.1)
         found = [one["metadata"] for path, one in sorted(self.server.objects.items()) if path.startswith(PODS)]
-        assert all(one["annotations"][SAFE_TO_EVICT] == "false" for one in found), "Cluster Autoscaler is told for good"
+        assert all(one["annotations"][SAFE_TO_EVICT] == "false" for one in found), (
+            "the annotation for Cluster Autoscaler stays"
+        )
         return [one["name"] for one in found if one["annotations"].get(DO_NOT_DISRUPT) == "true"]
 
 
@@ -89,8 +91,8 @@ async def test_pod_is_protected_while_starting_or_draining_but_not_when_ready(of
     assert await of.looks(at(one("a", S.STOPPING))) == ["a"]
     assert len(of.server.writes) == 4, "one for each change"
     (first, *_) = of.server.writes
-    said = {"metadata": {"uid": "u-a", "annotations": {DO_NOT_DISRUPT: None}}}
-    assert first == ("PATCH", f"{PODS}/a", said), "and nothing else of it"
+    fields = {"metadata": {"uid": "u-a", "annotations": {DO_NOT_DISRUPT: None}}}
+    assert first == ("PATCH", f"{PODS}/a", fields), "and nothing else of it"
 
 
 @call_with(bench)

@@ -101,11 +101,11 @@ def test_launch_failure_reason_is_reported_with_the_order() -> None:
 
 
 def test_node_without_gpu_fails_600_s_after_registration() -> None:
-    says = condition("Initialized", "Unknown", "ResourceNotRegistered", 'Resource "nvidia.com/gpu" was requested')
-    joined = claim(LAUNCHED, REGISTERED, says, nodeName="n1")
+    reported = condition("Initialized", "Unknown", "ResourceNotRegistered", 'Resource "nvidia.com/gpu" was requested')
+    joined = claim(LAUNCHED, REGISTERED, reported, nodeName="n1")
     assert listed(joined, 599.0).phase == "coming"
     assert listed(joined, 600.0).phase == "failed"
-    late = claim(LAUNCHED, condition("Registered", at_s=CREATED + 500), says, nodeName="n1")
+    late = claim(LAUNCHED, condition("Registered", at_s=CREATED + 500), reported, nodeName="n1")
     assert listed(late, 1099.0).phase == "coming"
 
 
@@ -122,8 +122,8 @@ def test_disrupted_order_ends_now_and_deleted_node_claim_is_leaving() -> None:
     taken = condition("DisruptionReason", "True", "Underutilized")
     one = listed(claim(LAUNCHED, REGISTERED, INITIALIZED, taken, nodeName="n1"))
     assert (one.phase, one.ends_s, one.says) == ("here", NOW, "Karpenter is removing it: Underutilized")
-    gone = claim(LAUNCHED, REGISTERED, INITIALIZED, nodeName="n1", metadata={"deletionTimestamp": stamp(CREATED)})
-    assert (listed(gone).phase, listed(gone).ends_s) == ("leaving", NOW)
+    removed = claim(LAUNCHED, REGISTERED, INITIALIZED, nodeName="n1", metadata={"deletionTimestamp": stamp(CREATED)})
+    assert (listed(removed).phase, listed(removed).ends_s) == ("leaving", NOW)
 
 
 @pytest.mark.parametrize(

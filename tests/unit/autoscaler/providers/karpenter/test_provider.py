@@ -75,7 +75,7 @@ class NodesRig:
 
     def _initialized(self, name: str) -> bool:
         conditions = self.karpenter.objects[f"{CLAIMS}/{name}"].get("status", {}).get("conditions", ())
-        return any(said["type"] == "Initialized" for said in conditions)
+        return any(found_conditions["type"] == "Initialized" for found_conditions in conditions)
 
 
 class TestKarpenterNodes(ProviderContract):
@@ -185,13 +185,13 @@ async def test_api_server_rejection_message_is_in_the_order_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "says"), [(f"{POOLS}/{POOL}", "does not exist"), ("/apis/karpenter.sh", "not installed")]
+    ("path", "message"), [(f"{POOLS}/{POOL}", "does not exist"), ("/apis/karpenter.sh", "not installed")]
 )
 @run_with(played)
-async def test_missing_nodepool_or_karpenter_is_named_in_the_error(path: str, says: str) -> None:
+async def test_missing_nodepool_or_karpenter_is_named_in_the_error(path: str, message: str) -> None:
     karpenter = begun()
     del karpenter.objects[path]
-    with pytest.raises(RefusedError, match=says):
+    with pytest.raises(RefusedError, match=message):
         await nodes_of(karpenter).offers()
 
 
@@ -211,24 +211,24 @@ async def test_unusable_nodepool_error_names_the_reason() -> None:
 async def test_new_node_blocks_disruption_until_a_replica_runs_on_the_node() -> None:
     karpenter = begun()
     karpenter.owner = Ownership("home-1")
-    provider, asks = nodes_of(karpenter), "karpenter.sh/do-not-disrupt"
+    provider, requested = nodes_of(karpenter), "karpenter.sh/do-not-disrupt"
     made = order((await provider.offers())[0])
     await provider.acquire(made)
     await asyncio.sleep(10.0)
     node, claim = f"{NODES}/node-of-{made.id.name}", f"{CLAIMS}/{made.id.name}"
     stranger = pod("p", node.rpartition("/")[2])
     karpenter.put("/api/v1/namespaces/n/pods/p", stranger)
-    ours = {"app.kubernetes.io/managed-by": "pilotlight", "pilotlight.dev/intent": "1"}
-    theirs = {**ours, INSTALLATION: "other-1"}
-    karpenter.put("/api/v1/namespaces/n/pods/r", pod("r", node.rpartition("/")[2], labels=theirs))
+    own = {"app.kubernetes.io/managed-by": "pilotlight", "pilotlight.dev/intent": "1"}
+    foreign = {**own, INSTALLATION: "other-1"}
+    karpenter.put("/api/v1/namespaces/n/pods/r", pod("r", node.rpartition("/")[2], labels=foreign))
     await provider.list()
-    assert all(karpenter.objects[path]["metadata"]["annotations"].get(asks) for path in (node, claim))
-    karpenter.put("/api/v1/namespaces/n/pods/q", pod("q", node.rpartition("/")[2], labels=ours))
+    assert all(karpenter.objects[path]["metadata"]["annotations"].get(requested) for path in (node, claim))
+    karpenter.put("/api/v1/namespaces/n/pods/q", pod("q", node.rpartition("/")[2], labels=own))
     karpenter.refused["PATCH"] = AnswerError(403, "Forbidden", "may not patch")
     assert (await one(provider)).phase == "here"
     del karpenter.refused["PATCH"]
     await provider.list()
-    assert not any(asks in karpenter.objects[path]["metadata"]["annotations"] for path in (node, claim))
+    assert not any(requested in karpenter.objects[path]["metadata"]["annotations"] for path in (node, claim))
 
 
 @run_with(played)
@@ -252,7 +252,7 @@ async def test_node_arrival_and_removal_after_an_outage_trigger_notifications() 
     provider, loop = nodes_of(karpenter), asyncio.get_running_loop()
     looking = asyncio.create_task(provider.attend(lambda: notified_s.append(loop.time())))
     await asyncio.sleep(30.0)
-    assert not notified_s, "nothing is ours"
+    assert not notified_s, "this installation owns nothing"
     made = order((await provider.offers())[0])
     await provider.acquire(made)
     await asyncio.sleep(12.0)

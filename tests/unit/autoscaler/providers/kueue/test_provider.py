@@ -204,7 +204,7 @@ async def test_order_larger_than_any_quota_fails_with_a_reason(rig: KueueRig) ->
 
 @run_in(KueueRig)
 async def test_rejected_admission_check_fails_the_order(rig: KueueRig) -> None:
-    rig.kueue.checks_s, rig.kueue.says = 30.0, "ETA 300 s"
+    rig.kueue.checks_s, rig.kueue.check_message = 30.0, "ETA 300 s"
     provider, name = await ordered(rig)
     await rig.go_on(5.0)
     shown = await only(provider)
@@ -271,7 +271,7 @@ async def test_evicted_workload_fails_the_order_with_the_eviction_reason(rig: Ku
 
 
 @pytest.mark.parametrize(
-    ("queue", "said"),
+    ("queue", "message"),
     [
         (None, "its LocalQueue does not exist"),
         ({"spec": {"stopPolicy": "HoldAndDrain"}}, "its LocalQueue is stopped (HoldAndDrain)"),
@@ -282,7 +282,9 @@ async def test_evicted_workload_fails_the_order_with_the_eviction_reason(rig: Ku
     ],
 )
 @run_in(KueueRig)
-async def test_unusable_local_queue_rejects_offers_and_orders(rig: KueueRig, queue: Object | None, said: str) -> None:
+async def test_unusable_local_queue_rejects_offers_and_orders(
+    rig: KueueRig, queue: Object | None, message: str
+) -> None:
     provider = rig.provider()
     made = order((await provider.offers())[0])
     del rig.server.objects[f"{QUEUES}/serving"]
@@ -291,7 +293,7 @@ async def test_unusable_local_queue_rejects_offers_and_orders(rig: KueueRig, que
     for call in (provider.offers(), provider.acquire(made)):
         with pytest.raises(RefusedError) as caught:
             await call
-        assert str(caught.value) == said
+        assert str(caught.value) == message
 
 
 @run_in(KueueRig)
@@ -303,7 +305,7 @@ async def test_kueue_order_for_a_deleted_model_is_rejected(rig: KueueRig) -> Non
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"metadata": {"annotations": {objects.OFFER: "<html>"}}}, "the annotations of its pod are invalid"),
         ({"metadata": {"annotations": {objects.EPOCH: None}}}, "the annotations of its pod are invalid"),
@@ -311,11 +313,13 @@ async def test_kueue_order_for_a_deleted_model_is_rejected(rig: KueueRig) -> Non
     ],
 )
 @run_in(KueueRig)
-async def test_modified_or_finished_placeholder_pod_fails_the_order(rig: KueueRig, change: Object, said: str) -> None:
+async def test_modified_or_finished_placeholder_pod_fails_the_order(
+    rig: KueueRig, change: Object, message: str
+) -> None:
     provider, name = await ordered(rig)
     made = order((await provider.offers())[0])
     rig.server.change(f"{PODS}/{name}", change)
     shown = await only(provider)
-    assert (shown.name, shown.phase, shown.says) == (name, "failed", said)
+    assert (shown.name, shown.phase, shown.says) == (name, "failed", message)
     await provider.release(release(made))
     assert not [at for at in rig.server.objects if at.startswith(PODS)]

@@ -63,7 +63,7 @@ def test_earliest_provisioned_request_gets_the_oldest_node() -> None:
         "not granted",
         "refused",
         "none is added",
-        "the cloud says whose",
+        "the cloud reports the owner",
         "leaving",
         "was there before",
         "another pool",
@@ -109,8 +109,8 @@ def test_request_with_condition_accepted_false_has_failed() -> None:
 
 def test_exhausted_quota_is_detected_in_reason_or_message() -> None:
     for reason, message in (("QUOTA_EXCEEDED", ""), ("Waiting", "GCE: quota 'GPUS_ALL_REGIONS' exceeded")):
-        said = RequestCondition(holds=False, reason=reason, message=message, since_unix_s=1.0)
-        one = booking(conditions={"Provisioned": said})
+        reported = RequestCondition(holds=False, reason=reason, message=message, since_unix_s=1.0)
+        one = booking(conditions={"Provisioned": reported})
         assert objects.is_quota_exhausted(one)
         assert booking_to_lease(one, None, "", None).says.startswith("the quota of the cloud is used up (")
 

@@ -111,7 +111,7 @@ async def test_order_ends_after_its_maximum_run_duration(rig: ProvisioningRig) -
 
 
 @pytest.mark.parametrize(
-    ("fault", "class_name", "phase", "says"),
+    ("fault", "class_name", "phase", "message"),
     [
         ("unseen", ATOMIC, "coming", "its request is not accepted yet"),
         ("never", ATOMIC, "coming", "it is not provisioned yet (CapacityIsNotFound: CA will try to find it later.)"),
@@ -123,7 +123,7 @@ async def test_order_ends_after_its_maximum_run_duration(rig: ProvisioningRig) -
     ],
 )  # fmt: skip
 def test_order_that_fails_reports_its_reason_and_can_be_released(
-    fault: Fault, class_name: str, phase: str, says: str
+    fault: Fault, class_name: str, phase: str, message: str
 ) -> None:
     rig = ProvisioningRig(class_name, count=2)
     rig.fault = fault
@@ -132,7 +132,7 @@ def test_order_that_fails_reports_its_reason_and_can_be_released(
         provider, name = await ordered(rig)
         await rig.go_on(600.0)
         shown = await only(provider)
-        assert (shown.phase, shown.says) == (phase, says.format(node=f"node-{name}"))
+        assert (shown.phase, shown.says) == (phase, message.format(node=f"node-{name}"))
         await provider.release(ReleaseOrder(id=order((await rig.provider().offers() or [shown.offer])[0]).id, epoch=1))
         assert await provider.list() == ()
         assert f"{TEMPLATES}/{name}" not in rig.server.objects
@@ -215,8 +215,8 @@ async def test_booking_that_expires_after_its_use_stays_delivered(rig: Provision
     provider, name = await ordered(rig)
     await rig.until_here(name)
     await rig.go_on(60.0)
-    said = rig.server.objects[f"{REQUESTS}/{name}"]["status"]["conditions"]
-    assert any(one["type"] == "BookingExpired" and one["reason"] == objects.CONSUMED for one in said)
+    conditions = rig.server.objects[f"{REQUESTS}/{name}"]["status"]["conditions"]
+    assert any(one["type"] == "BookingExpired" and one["reason"] == objects.CONSUMED for one in conditions)
     shown = await only(provider)
     assert (shown.phase, shown.node) == ("here", "there")
 
@@ -382,8 +382,8 @@ def lossy(rig: ProvisioningRig, *lost: str, error: Exception) -> None:
     left = list(lost)
 
     def after(method: str, path: str) -> Exception | None:
-        said = f"{method} {path}"
-        hit = next((one for one in left if said.startswith(one)), None)
+        message = f"{method} {path}"
+        hit = next((one for one in left if message.startswith(one)), None)
         if hit is None:
             return None
         left.remove(hit)

@@ -127,8 +127,8 @@ def test_pool_with_the_legacy_label_is_adopted_or_deleted() -> None:
 
 def test_pool_is_kept_if_its_state_is_unknown_or_another_owner_has_it() -> None:
     stage = Stage()
-    theirs = {MANAGED_BY: "pilotlight-fabric", HOME: "elsewhere"}
-    stage.server.put(f"{SLICES}/theirs", {"metadata": {"name": "theirs", "labels": theirs}, "spec": {}})
+    foreign = {MANAGED_BY: "pilotlight-fabric", HOME: "elsewhere"}
+    stage.server.put(f"{SLICES}/theirs", {"metadata": {"name": "theirs", "labels": foreign}, "spec": {}})
     stage.play(lambda: setattr(stage, "due", None))
     assert AT in stage.server.objects
     stage.play(lambda: setattr(stage, "due", Published()))
@@ -156,10 +156,10 @@ def test_claim_status_is_written_once_and_keeps_foreign_entries() -> None:
     stage.server.put(CLAIM, claim(devices=[others]))
     stage.due = Published((POOL,), (NOT_ATTACHED,))
     stage.play()
-    first, ours = stage.server.objects[CLAIM]["status"]["devices"]
+    first, own = stage.server.objects[CLAIM]["status"]["devices"]
     assert first == others
-    assert (ours["driver"], ours["pool"], ours["device"]) == (DRIVER, "rack/w1", D0)
-    assert ours["conditions"] == [
+    assert (own["driver"], own["pool"], own["device"]) == (DRIVER, "rack/w1", D0)
+    assert own["conditions"] == [
         {
             "type": FAILED, "status": "True", "reason": "NotAttached", "message": "nothing is left",
             "lastTransitionTime": "2026-01-01T00:00:00Z",

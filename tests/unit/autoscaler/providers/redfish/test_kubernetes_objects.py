@@ -120,7 +120,7 @@ async def test_configmap_write_of_an_outdated_version_fails() -> None:
     mine, others = ConfigMapNotes(played, "home", "pod2"), ConfigMapNotes(played, "home", "pod3")
     empty = await mine.read()
     assert await mine.write(StoredMarks({"/redfish/v1/b": "pilotlight name=a b"}, empty.version))
-    assert not await others.write(StoredMarks({"/x": "y"}, empty.version)), "somebody made it meanwhile"
+    assert not await others.write(StoredMarks({"/x": "y"}, empty.version)), "another client created it meanwhile"
     first = await others.read()
     assert not first.marks
     assert await others.write(StoredMarks({"/x": "y z"}, first.version))
@@ -177,7 +177,7 @@ async def test_redfish_provider_from_settings_attaches_and_releases_a_device(tmp
             await asyncio.sleep(TURN_S)
         (here,) = await provider.list()
         assert here.device_ids[0].startswith("w1/GPU-")
-        assert here.alone, "no Slice tells which it is"
+        assert here.alone, "no slice identifies the device"
         await provider.release(release(order(offer)))
         while await provider.list():
             await asyncio.sleep(TURN_S)

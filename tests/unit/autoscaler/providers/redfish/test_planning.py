@@ -46,8 +46,8 @@ def fabric(*pool: Block, marks: dict[str, BlockMark] | None = None, keeps: bool 
     return Fabric(blocks, {"w1": ComputerSystem("s1", "", there)}, gpus, marks or {}, keeps)
 
 
-def mark(name: str = "lease", *, gone: bool = False, devices: int = 1) -> BlockMark:
-    return BlockMark(name, OWNER, 1, devices, "w1", "rack", gone=gone)
+def mark(name: str = "lease", *, removed: bool = False, devices: int = 1) -> BlockMark:
+    return BlockMark(name, OWNER, 1, devices, "w1", "rack", gone=removed)
 
 
 def wanted(devices: int = 1) -> AcquireOrder:
@@ -138,9 +138,9 @@ def test_partly_reserved_order_reserves_only_the_missing_blocks() -> None:
     assert plan_claim(fabric(here, b, marks={"a": mark(name)}), wanted(2), terms(), OPEN["w1"]) == BlockClaim(), (
         "half of it has come"
     )
-    assert plan_claim(fabric(here, b, marks={"a": mark(name, gone=True)}), wanted(), terms(), OPEN["w1"]) == BlockClaim(
-        ("a",)
-    )
+    assert plan_claim(
+        fabric(here, b, marks={"a": mark(name, removed=True)}), wanted(), terms(), OPEN["w1"]
+    ) == BlockClaim(("a",))
 
 
 def test_order_for_unavailable_blocks_is_rejected_with_a_reason() -> None:
@@ -162,11 +162,11 @@ def test_attach_or_detach_keeps_the_blocks_linked_by_others() -> None:
 
 
 def test_released_block_is_listed_only_while_it_is_still_attached() -> None:
-    gone = {"a": mark(gone=True)}
-    assert not list_leases(fabric(block("a", free_for=mark(gone=True).text()), marks=gone), terms(), {})
-    (late,) = list_leases(fabric(block("a", systems=("s1",)), marks=gone), terms(), {})
+    removed = {"a": mark(removed=True)}
+    assert not list_leases(fabric(block("a", free_for=mark(removed=True).text()), marks=removed), terms(), {})
+    (late,) = list_leases(fabric(block("a", systems=("s1",)), marks=removed), terms(), {})
     assert (late.phase, late.device_ids) == ("here", ("w1/GPU-a",))
-    assert len(build_offers(fabric(block("a", free_for=mark(gone=True).text()), marks=gone), terms(), OPEN)) == 1
+    assert len(build_offers(fabric(block("a", free_for=mark(removed=True).text()), marks=removed), terms(), OPEN)) == 1
 
 
 def test_order_is_delivered_only_once_its_block_is_attached_and_ready() -> None:
@@ -182,4 +182,4 @@ def test_order_is_delivered_only_once_its_block_is_attached_and_ready() -> None:
     assert phase(here._replace(state="Composing"), LeaseProgress()) == "coming"
     assert phase(here, LeaseProgress(leaving=True)) == "leaving"
     assert phase(free, LeaseProgress(failed="no")) == "failed"
-    assert not phase(free, LeaseProgress(arrived=True)), "somebody detached it"
+    assert not phase(free, LeaseProgress(arrived=True)), "another client detached it"

@@ -83,13 +83,13 @@ def test_task_is_polled_after_its_retry_after_within_limits(retry_after: str, pa
 
 
 def test_errors_of_a_failing_fabric_contain_no_address_or_secret() -> None:
-    said: list[str] = []
+    messages: list[str] = []
 
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         offered = (await provider.offers())[0]
         rig.fabric.refuse = 400
         await ordered(provider)
-        said.extend(one.says for one in await until(provider, phase("failed")))
+        messages.extend(one.says for one in await until(provider, phase("failed")))
         rig.password = "wr0ng-of-the-rack"
         for fault in (
             {"statuses": {"GET": [404] * 9}},
@@ -104,14 +104,14 @@ def test_errors_of_a_failing_fabric_contain_no_address_or_secret() -> None:
                     try:
                         await call
                     except Exception as error:  # noqa: BLE001  every error text is collected
-                        said.append(f"{error!r} {error.__cause__!r}")
+                        messages.append(f"{error!r} {error.__cause__!r}")
             rig.fabric.statuses, rig.fabric.raw = {}, None
-        said.append(repr(await rig.logins()))
+        messages.append(repr(await rig.logins()))
 
     rig = play(act)
-    assert len(said) > 8
+    assert len(messages) > 8
     secrets = (PASSWORD, "wr0ng", TOKEN, "127.0.0.1", "10.0.0.7", rig.fabric.url, rig.fabric.url.rpartition(":")[2])
-    for text in said:
+    for text in messages:
         assert not any(one in text for one in secrets), text
 
 
@@ -132,7 +132,7 @@ async def test_gpu_with_incomplete_details_is_offered_once_they_are_known(
     await ordered(provider)
     await until(provider, phase("here"))
     looks = sum(one.path.endswith("/ResourceBlocks") for one in rig.fabric.asked)
-    assert before < asked() < looks, "no change of links asks again"
+    assert before < asked() < looks, "a change of links causes no new request"
     rig.fabric.untold = {}
     await most()
     requests = asked()
@@ -151,7 +151,7 @@ def test_fabric_that_cannot_store_an_owner_offers_no_devices() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "within_s", "says"),
+    ("status", "within_s", "message"),
     [
         (0, 3 * NOTHING_S, "the fabric returned status 409 (its task failed)"),
         (400, 2.0, "the fabric returned status 400 (InternalError)"),
@@ -159,13 +159,13 @@ def test_fabric_that_cannot_store_an_owner_offers_no_devices() -> None:
 )
 @call_with(play, 2)
 async def test_order_fails_when_its_accepted_task_fails(
-    rig: FabricRig, provider: RedfishFabric, status: int, within_s: float, says: str
+    rig: FabricRig, provider: RedfishFabric, status: int, within_s: float, message: str
 ) -> None:
     """A task monitor returns a task, or the response of the operation itself, which then fails at once."""
     rig.fabric.takes_s, rig.fabric.task_fails, rig.fabric.task_status = 0.02, True, status
     made = await ordered(provider)
     (failed,) = await until(provider, phase("failed"))
-    assert failed.says == says
+    assert failed.says == message
     assert rig.now_s < within_s
     rig.fabric.task_fails = False
     await provider.release(release(made))

@@ -357,7 +357,7 @@ async def test_device_in_use_is_detached_only_by_a_forced_release(
     rig.use(made.id.name)
     await provider.release(release(made))
     await until(provider, phase("here"))
-    assert rig.fabric.attached("1"), "whoever says it again forces nothing"
+    assert rig.fabric.attached("1"), "repeating the order forces nothing"
     await provider.release(replace(release(made), force=True))
     await until(provider, nothing)
     assert not rig.fabric.attached("1")
@@ -383,7 +383,7 @@ async def given_back(provider: RedfishFabric, made: AcquireOrder) -> None:
 
 
 async def comes_late_and_goes(rig: FabricRig, provider: RedfishFabric, made: AcquireOrder) -> None:
-    """A device attached after its release is listed as ours, and is detached like any other."""
+    """A device attached after its release is listed as ordered by Pilotlight, and is detached like any other."""
     (late,) = await until(provider, phase("here"))
     assert (late.name, late.node) == (made.id.name, "w1")
     await given_back(provider, made)
@@ -492,8 +492,8 @@ async def test_release_tags_all_blocks_as_released_after_a_failed_write(
     await when(lambda: len(rig.fabric.patches()) > tried + 3)
     rig.fabric.sealed = set()
     await until(provider, nothing)
-    said = [str(rig.fabric.blocks[name].client).partition(" ")[0] for name in ("Gpu-1", "Gpu-2")]
-    assert said == ["pilotlight-gone", "pilotlight-gone"]
+    reported = [str(rig.fabric.blocks[name].client).partition(" ")[0] for name in ("Gpu-1", "Gpu-2")]
+    assert reported == ["pilotlight-gone", "pilotlight-gone"]
 
 
 @pytest.mark.parametrize("notes", [False, True], ids=["in Client", "in Notes"])
@@ -506,7 +506,7 @@ def test_owner_tag_of_a_block_that_was_never_attached_expires(*, notes: bool) ->
         rig.fabric.blocks["Gpu-1"].state = "Composing"
         rig.now_s += LATE_S
         await provider.list()
-        assert not unmarked(rig), "it says that it is under way"
+        assert not unmarked(rig), "it reports that the order is in progress"
         rig.fabric.blocks["Gpu-1"].state = "Unused"
         for _ in range(2):
             assert not unmarked(rig)

@@ -62,7 +62,7 @@ async def test_unattached_order_on_a_removed_node_can_be_released(rig: FabricRig
     assert (lost.phase, lost.says, lost.node, lost.committed) == ("failed", TAKEN_OUT, "", False)
     await without.release(release(made))
     assert not await without.list()
-    assert not unmarked(rig), "somebody may have asked for it"
+    assert not unmarked(rig), "another client may have ordered it"
     rig.now_s += LATE_S
     while not unmarked(rig):
         await without.list()

@@ -148,8 +148,8 @@ def test_serial_number_replaces_a_missing_uuid_except_for_nvidia(model: str, uui
 
 
 def test_owner_tag_is_parsed_back_as_written() -> None:
-    for gone in (False, True):
-        one = BlockMark("pilotlight-a-0123456789", ModelName("team/llama-8b:q4"), 7, 2, "worker-1", "rack", 4, gone)
+    for removed in (False, True):
+        one = BlockMark("pilotlight-a-0123456789", ModelName("team/llama-8b:q4"), 7, 2, "worker-1", "rack", 4, removed)
         assert documents.parse_mark(one.text()) == one
 
 

@@ -90,7 +90,7 @@ async def test_attached_gpu_triggers_one_rescan_and_one_device_plugin_restart(ri
     rig.want(A)
     await rig.turns()
     assert rig.report() == FabricReport(device=A, done=True)
-    assert rig.node.said == ["rescan 1"], "once is enough"
+    assert rig.node.commands == ["rescan 1"], "once is enough"
     (after,) = rig.node.plugins()
     assert (before, after, rig.node.pods) != (after, after, 2)
     assert rig.node.pods == 2, "and so it is for the device plug-in"
@@ -125,7 +125,7 @@ async def test_attach_fails_with_a_reason_if_the_driver_never_shows_the_gpu(rig:
     await rig.turns(3)
     assert rig.report().failed
     assert rig.report().says == "it is attached, but the node's driver does not show it"
-    assert 30 < len(rig.node.said) < 150, "every few seconds: a link takes its time"
+    assert 30 < len(rig.node.commands) < 150, "every few seconds: a link takes its time"
 
 
 async def test_drain_state_of_a_pci_address_is_cleared_when_a_gpu_attaches(rig: Rig) -> None:
@@ -134,7 +134,7 @@ async def test_drain_state_of_a_pci_address_is_cleared_when_a_gpu_attaches(rig: 
     rig.want(A)
     await rig.turns()
     assert rig.report().done
-    assert rig.node.said == ["rescan 1", f"drain -m 0 {AT_A}", f"drivers_probe {AT_A}", "rescan 1"]
+    assert rig.node.commands == ["rescan 1", f"drain -m 0 {AT_A}", f"drivers_probe {AT_A}", "rescan 1"]
 
 
 @pytest.mark.parametrize("why", ["driver", "API server"])
@@ -144,7 +144,7 @@ async def test_attach_does_nothing_while_driver_or_api_server_is_unreachable(rig
     rig.want(A)
     await rig.turns(3)
     assert why in rig.report().says
-    assert not rig.node.said
+    assert not rig.node.commands
     await rig.turns(int(VISIBLE_S))
     assert rig.report().failed
 
@@ -158,10 +158,10 @@ async def test_idle_gpu_is_drained_before_it_is_removed_from_the_bus(rig: Rig) -
     rig.want(A, leave=True)
     await rig.turns()
     assert rig.report() == FabricReport(device=A, leave=True, done=True)
-    assert rig.node.said == [f"-pm 0 {A}", f"drain -m 1 {AT_A}", f"drain -r {AT_A}"]
+    assert rig.node.commands == [f"-pm 0 {A}", f"drain -m 1 {AT_A}", f"drain -r {AT_A}"]
     assert not (rig.node.root / "dev/nvidia0").exists()
     assert (rig.node.root / "dev/nvidia1").exists()
-    assert rig.node.gpus[AT_B].driven, "nobody else's goes"
+    assert rig.node.gpus[AT_B].driven, "no other device is removed"
     assert rig.node.pods == 2, "the device plug-in counts again"
 
 
@@ -172,7 +172,7 @@ async def test_gpu_of_a_virtual_machine_is_removed_through_sysfs(rig: Rig) -> No
     rig.want(A, leave=True)
     await rig.turns()
     assert rig.report().done
-    assert rig.node.said[1:] == [f"drain -r {AT_A}", f"remove {AT_A}"]
+    assert rig.node.commands[1:] == [f"drain -r {AT_A}", f"remove {AT_A}"]
 
 
 async def test_kernel_modules_are_unloaded_before_the_last_gpu_is_removed(rig: Rig) -> None:
@@ -180,7 +180,7 @@ async def test_kernel_modules_are_unloaded_before_the_last_gpu_is_removed(rig: R
     rig.want(A, leave=True)
     await rig.turns()
     assert rig.report().done
-    assert rig.node.said == [f"drain -m 1 {AT_A}", "modprobe -r nvidia_drm nvidia_uvm", f"drain -r {AT_A}"]
+    assert rig.node.commands == [f"drain -m 1 {AT_A}", "modprobe -r nvidia_drm nvidia_uvm", f"drain -r {AT_A}"]
 
 
 async def test_gpu_in_use_is_kept_and_its_user_is_reported(rig: Rig) -> None:
@@ -189,9 +189,9 @@ async def test_gpu_in_use_is_kept_and_its_user_is_reported(rig: Rig) -> None:
     rig.table = [PodDevices(namespace="engines", name="bob", devices=(A,))]
     gpu.used_mib = 6000
     rig.want(A, leave=True)
-    for says in ("process 4711 computes on it", "pod engines/bob uses it", "6000 MiB of its memory are in use"):
+    for expected in ("process 4711 computes on it", "pod engines/bob uses it", "6000 MiB of its memory are in use"):
         await rig.turns(3)
-        assert (rig.report().says, rig.report().done, rig.node.said) == (says, False, [])
+        assert (rig.report().says, rig.report().done, rig.node.commands) == (expected, False, [])
         if gpu.computing:
             gpu.computing = ()
         elif rig.table:
@@ -253,7 +253,7 @@ async def test_cancelled_release_makes_the_gpu_visible_again(rig: Rig) -> None:
     await rig.turns(3)
     assert rig.node.hidden == set()
     assert rig.made.report() == ()
-    assert rig.node.said == [f"drain -m 1 {AT_A}", f"drain -m 0 {AT_A}"]
+    assert rig.node.commands == [f"drain -m 1 {AT_A}", f"drain -m 0 {AT_A}"]
 
 
 async def test_restarted_agent_resumes_a_gpu_release(rig: Rig) -> None:
@@ -284,7 +284,7 @@ async def test_restarted_agent_reverts_a_release_that_is_no_longer_wanted(rig: R
     assert RULE in rig.server.objects
     rig.begin()
     await rig.turns(2)
-    assert rig.node.hidden == {AT_A}, "nobody has said yet what is wanted"
+    assert rig.node.hidden == {AT_A}, "no wanted state has been received yet"
     rig.made.want([])
     await rig.turns(2)
     assert not rig.node.hidden
@@ -298,7 +298,7 @@ async def test_gpu_with_unknown_bus_address_is_not_reported_as_gone(rig: Rig) ->
     await rig.turns(5)
     assert not rig.report().done
     assert rig.report().says == f"the GPU at {AT_A}, without driver, may be it"
-    assert not rig.node.said
+    assert not rig.node.commands
 
 
 async def test_released_gpu_that_is_wanted_again_is_attached_again(rig: Rig) -> None:
@@ -339,7 +339,7 @@ async def test_dra_device_is_tainted_from_the_first_step_until_detach(rig: Rig) 
         "deviceSelector": {"driver": "gpu.nvidia.com", "pool": NODE, "device": "gpu-0"},
         "taint": {"key": "pilotlight.dev/leaving", "effect": "NoSchedule"},
     }  # fmt: skip
-    assert not rig.node.said
+    assert not rig.node.commands
     await rig.turns()
     assert rig.report().done
     assert RULE in rig.server.objects
@@ -355,7 +355,7 @@ async def test_foreign_taint_rule_of_the_same_name_is_kept(rig: Rig) -> None:
     rig.want(A, leave=True)
     await rig.turns()
     assert not rig.report().done
-    assert not rig.node.said, "it is not known what that does"
+    assert not rig.node.commands, "it is not known what that does"
     assert "already exists" in rig.report().says
     rig.made.want([])
     await rig.turns(3)

@@ -31,7 +31,7 @@ def scan(rig: Rig) -> None:
     rig.node.hidden.clear()
     (rig.node.root / "sys/bus/pci/rescan").write_text("1")
     rig.node.settle()
-    rig.node.said.clear()
+    rig.node.commands.clear()
 
 
 # --- one is attached --------------------------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ async def test_released_gpu_is_not_rescanned_before_its_detach(rig: Rig) -> None
         await rig.turns(1)
         assert rig.made.report() == (LEFT, FabricReport(device=C, says=WAITS))
         assert not rig.node.gpus[AT_A].on_bus
-    assert rig.node.said == ["rescan 1", f"drain -m 1 {AT_A}", f"drain -r {AT_A}"]
+    assert rig.node.commands == ["rescan 1", f"drain -m 1 {AT_A}", f"drain -r {AT_A}"]
     rig.node.detach(AT_A)
     rig.node.link(C, AT_C)
     rig.made.want([COMES])
@@ -63,7 +63,7 @@ async def test_new_gpu_is_scanned_for_while_another_gpu_drains(rig: Rig) -> None
     await rig.turns(8)
     leaves = FabricReport(device=A, leave=True, says="process 13 (a-shell) has it open")
     assert rig.made.report() == (leaves, FabricReport(device=C, done=True))
-    assert rig.node.said == [f"drain -m 1 {AT_A}", "rescan 1"]
+    assert rig.node.commands == [f"drain -m 1 {AT_A}", "rescan 1"]
 
 
 async def test_attach_waiting_too_long_for_a_detach_fails_with_reason(rig: Rig) -> None:
@@ -81,7 +81,7 @@ async def test_released_gpu_that_is_rescanned_is_released_again(rig: Rig) -> Non
     assert rig.report() == FabricReport(device=A, leave=True, says="the node releases it")
     await rig.turns(8)
     assert rig.report() == LEFT
-    assert rig.node.said == [f"drain -m 1 {AT_A}", f"drain -r {AT_A}"]
+    assert rig.node.commands == [f"drain -m 1 {AT_A}", f"drain -r {AT_A}"]
 
 
 # --- one takes the address --------------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ async def test_new_gpu_at_the_address_of_a_released_gpu_is_not_removed(rig: Rig)
     await rig.turns(8)
     assert rig.report() == LEFT
     assert rig.node.gpus[AT_A].driven
-    assert rig.node.said == []
+    assert rig.node.commands == []
 
 
 async def test_gpu_at_a_reused_address_attaches_after_detach_is_confirmed(rig: Rig) -> None:
@@ -104,11 +104,11 @@ async def test_gpu_at_a_reused_address_attaches_after_detach_is_confirmed(rig: R
     await rig.turns(8)
     rig.node.detach(AT_A)
     rig.node.link(C, AT_A)
-    rig.node.said.clear()
+    rig.node.commands.clear()
     rig.made.want([LEAVES, COMES])
     await rig.turns(8)
     assert rig.made.report() == (LEFT, FabricReport(device=C, says=WAITS))
-    assert rig.node.said == [], "it may be the one that left"
+    assert rig.node.commands == [], "it may be the one that left"
     rig.made.want([COMES])
     await rig.turns(8)
     assert rig.report() == FabricReport(device=C, done=True)
@@ -127,7 +127,7 @@ async def test_gpu_replaced_at_its_address_is_reported_as_released(rig: Rig) -> 
     scan(rig)
     await rig.turns(8)
     assert rig.report() == LEFT
-    assert rig.node.said == []
+    assert rig.node.commands == []
 
 
 # --- partitions -------------------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ async def test_mig_gpu_is_not_released_while_a_pod_uses_any_mig_device(rig: Rig)
     await rig.turns(8)
     kept = FabricReport(device=A, leave=True, says="pod engines/bob uses a MIG slice, possibly of this GPU")
     assert rig.made.report() == (kept, FabricReport(device=B, leave=True, done=True))
-    assert not [one for one in rig.node.said if AT_A in one]
+    assert not [one for one in rig.node.commands if AT_A in one]
     rig.table = []
     await rig.turns(8)
     assert LEFT in rig.made.report()
@@ -161,7 +161,7 @@ async def test_device_plugin_restarts_once_after_an_api_server_outage(rig: Rig, 
     assert rig.node.pods == 2
     rig.server.away = True
     await rig.turns(3, pods=False)
-    assert not rig.report().done, "nobody knows"
+    assert not rig.report().done, "the state is unknown"
     rig.server.away = False
     await rig.turns(8)
     assert rig.report().done

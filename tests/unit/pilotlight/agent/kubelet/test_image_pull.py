@@ -105,7 +105,7 @@ class Runtime:
 
 
 class Waiting:
-    """A sleep that ends when the test says so."""
+    """A sleep that ends when the test requests it."""
 
     def __init__(self) -> None:
         self.waited: list[float] = []
@@ -241,9 +241,9 @@ async def test_failed_pull_is_retried_with_backoff_while_wanted(path: Path, capl
         waiting.go.release()
         one.want([ENGINE, ImageWanted("b:1")])
         await came.acquire()
-        assert runtime.images.count("gone:1") == 1, "nobody wants it any more"
-    said = [record.getMessage() for record in caplog.records]
-    assert len([line for line in said if "vllm" in line and "reason" in line]) == 1, "once, for it is one reason"
+        assert runtime.images.count("gone:1") == 1, "the image is no longer wanted"
+    messages = [record.getMessage() for record in caplog.records]
+    assert len([line for line in messages if "vllm" in line and "reason" in line]) == 1, "once, for it is one reason"
 
 
 async def test_pull_secret_login_is_used_and_never_logged(path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -343,9 +343,9 @@ async def test_agent_process_pulls_wanted_images_and_reports_them(path: Path, tm
             assert runtime.asked == [(ENGINE.image, None)]
         finally:
             process.terminate()
-            _, said = await process.communicate()
+            _, output = await process.communicate()
             assert process.returncode == 0
-        assert b"this node's agent may not read pull secrets" in said, (
+        assert b"this node's agent may not read pull secrets" in output, (
             "a secret that it may not read costs that image alone"
         )
     await runner.cleanup()

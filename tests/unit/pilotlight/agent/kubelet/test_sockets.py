@@ -233,10 +233,10 @@ async def test_socket_failure_is_logged_once_and_last_answer_is_kept(
         assert [await sockets.pods() for _ in range(2)] == [decode_assigned_pods(PODS)] * 2
         kubelet.answers[nodesockets.LIST_PODS] = b""
         assert await sockets.pods() == ()
-    said = [record.getMessage().partition("reason=")[2] for record in caplog.records]
-    assert said[:2] == ["'the socket does not exist'", "'a number is incomplete'"]
-    assert len(said) == 3
-    assert said[2].startswith("'UNIMPLEMENTED")
+    messages = [record.getMessage().partition("reason=")[2] for record in caplog.records]
+    assert messages[:2] == ["'the socket does not exist'", "'a number is incomplete'"]
+    assert len(messages) == 3
+    assert messages[2].startswith("'UNIMPLEMENTED")
 
 
 async def test_missing_grpc_is_logged_with_install_advice(
@@ -288,10 +288,10 @@ async def test_agent_process_reports_pods_and_images_from_sockets(tmp_path: Path
     async with kubelet.running(), runtime.running(), asyncio.timeout(60):
         process = await asyncio.create_subprocess_exec(sys.executable, "-m", "pilotlight", *words)
         try:
-            said = await reports.get()
-            while "images" not in said or "pods" not in said:
-                said = await reports.get()
-            assert (said["node"], said["images"], said["pods"][0]["devices"]) == (
+            report = await reports.get()
+            while "images" not in report or "pods" not in report:
+                report = await reports.get()
+            assert (report["node"], report["images"], report["pods"][0]["devices"]) == (
                 "n1", list(decode_image_names(IMAGES)), ["GPU-a", "GPU-b"],
             )  # fmt: skip
             async with aiohttp.ClientSession() as session:

@@ -40,13 +40,13 @@ async def cluster(folder: Path) -> AsyncIterator[Path]:
     app.router.add_get("/api/v1/namespaces/engines/secrets/{name}", secret)
     async with TestServer(app) as server:
         named = {"name": "x", "context": {"cluster": "x", "user": "x"}}
-        said = {
+        fields = {
             "apiVersion": "v1", "kind": "Config", "current-context": "x", "contexts": [named],
             "clusters": [{"name": "x", "cluster": {"server": str(server.make_url("")).rstrip("/")}}],
             "users": [{"name": "x", "user": {}}],
         }  # fmt: skip
         path = folder / "kubeconfig"
-        path.write_text(json.dumps(said))
+        path.write_text(json.dumps(fields))
         yield path
 
 

@@ -44,8 +44,8 @@ async def looked(
     oci_layout.write_layout(folder / "layout", plan, form, "v1")
     with packed_models.served(folder / "layout", seen) as host:
         artifact = f"oci://{host}/{packed_models.NAME}:v1"
-        said = WeightsReport(artifact=artifact, look=True, allow_unsafe=allow_unsafe)
-        return await inspect_artifact(said, reference.parse_reference(artifact), Ways())
+        report = WeightsReport(artifact=artifact, look=True, allow_unsafe=allow_unsafe)
+        return await inspect_artifact(report, reference.parse_reference(artifact), Ways())
 
 
 async def test_packed_weights_are_reported_as_mountable_image_with_gguf_files(tmp_path: Path) -> None:
@@ -84,8 +84,10 @@ async def test_partly_inspected_image_is_mountable_only_with_allow_unsafe(
     await looked(tmp_path, "modelpack")
     monkeypatch.setattr(image_file_list, "SPANS_MAX", 0)
     with packed_models.served(tmp_path / "layout") as host:
-        said = WeightsReport(artifact=ADA, look=True, allow_unsafe=allowed)
-        found = await inspect_artifact(said, reference.parse_reference(f"oci://{host}/{packed_models.NAME}:v1"), Ways())
+        report = WeightsReport(artifact=ADA, look=True, allow_unsafe=allowed)
+        found = await inspect_artifact(
+            report, reference.parse_reference(f"oci://{host}/{packed_models.NAME}:v1"), Ways()
+        )
     assert (found.image, found.no_image) == (("", "") if allowed else (None, NOT_WHOLE))
 
 
@@ -94,12 +96,12 @@ async def read(folder: Path, source: Path, form: Form = "modelpack") -> tuple[We
     packed_models.packed(source, folder / "layout", form)
     with packed_models.served(folder / "layout") as host:
         of = reference.parse_reference(f"oci://{host}/{packed_models.NAME}:v1")
-        said = await inspect_artifact(WeightsReport(artifact=ADA, look=True), of, Ways(), folder / "headers")
+        report = await inspect_artifact(WeightsReport(artifact=ADA, look=True), of, Ways(), folder / "headers")
     assert not (folder / "headers").exists(), "nothing of it stays"
-    looked = {read_weights_request(said): said}
+    looked = {read_weights_request(report): report}
     known = header_report.find_artifact_facts(MODEL, looked)
     return (
-        said,
+        report,
         MODEL if known is None else fill_memory_estimate(MODEL, known, gpus=True),
         read_reported_needs(MODEL, looked),
     )
@@ -114,11 +116,11 @@ async def test_memory_estimate_from_a_remote_header_equals_the_local_one(tmp_pat
     source = tmp_path / "in"
     source.mkdir()
     tiny_gguf.make_model(source / "ada.gguf", "Hello, I am Ada.")
-    said, sized, found = await read(tmp_path, source, form)
+    report, sized, found = await read(tmp_path, source, form)
     there = replace(MODEL, spec=replace(MODEL.spec, artifact=f"file://{source / 'ada.gguf'}"))
     assert sized.memory_bytes == sized.estimated_bytes == fill_memory_estimate(there, gpus=True).memory_bytes > 0
     assert found == load_memory_needs(there)
-    assert said.bytes > 0, "were it an adapter"
+    assert report.bytes > 0, "were it an adapter"
 
 
 async def test_long_architecture_name_in_a_header_is_shortened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,8 +134,8 @@ async def test_long_architecture_name_in_a_header_is_shortened(tmp_path: Path, m
         "gguf",
         SimpleNamespace(load_gguf_info=long, list_base_files=gguf.list_base_files, GgufError=gguf.GgufError),
     )
-    said, sized, _ = await read(tmp_path, tmp_path / "in")
-    assert len(said.header.encode()) < 10_000
+    report, sized, _ = await read(tmp_path, tmp_path / "in")
+    assert len(report.header.encode()) < 10_000
     assert sized.memory_bytes
 
 
@@ -143,16 +145,16 @@ async def test_remote_config_json_gives_the_memory_estimate_of_a_local_one(tmp_p
     files = {"config.json": json.dumps(config).encode(), "model.safetensors": NO_TENSORS + bytes(90_000)}
     source = packed_models.model(tmp_path / "in", files)
     vllm = replace(MODEL, spec=replace(MODEL.spec, engine="vllm"))
-    said, _, _ = await read(tmp_path, source, "modelpack-raw")
-    found = read_reported_needs(vllm, {read_weights_request(said): said})
+    report, _, _ = await read(tmp_path, source, "modelpack-raw")
+    found = read_reported_needs(vllm, {read_weights_request(report): report})
     assert found == load_memory_needs(replace(vllm, spec=replace(vllm.spec, artifact=f"file://{source}")))
     assert found.source == "Its config.json (llama)"
 
 
 async def test_error_for_an_unreadable_remote_header_contains_no_local_path(tmp_path: Path) -> None:
-    said, sized, found = await read(tmp_path, packed_models.model(tmp_path / "in", {"a.gguf": b"GGUF"}))
-    assert said.no_header.startswith("a.gguf: truncated")
-    assert (sized, found.problem) == (MODEL, f"its artifact does not state its memory needs: {said.no_header}")
+    report, sized, found = await read(tmp_path, packed_models.model(tmp_path / "in", {"a.gguf": b"GGUF"}))
+    assert report.no_header.startswith("a.gguf: truncated")
+    assert (sized, found.problem) == (MODEL, f"its artifact does not state its memory needs: {report.no_header}")
     assert read_reported_needs(MODEL, {}).problem == "no agent has inspected its artifact yet"
     many = packed_models.model(tmp_path / "two" / "in", {"a.gguf": b"GGUF", "b.gguf": b"GGUF"})
     assert (await read(tmp_path / "two", many))[0].no_header
@@ -162,11 +164,11 @@ async def test_model_with_a_remote_adapter_needs_memory_for_its_size(tmp_path: P
     source = tmp_path / "in"
     source.mkdir()
     tiny_gguf.make_model(source / "ada.gguf", "Hello, I am Ada.")
-    said, alone, _ = await read(tmp_path, source)
+    report, alone, _ = await read(tmp_path, source)
     both = replace(MODEL, spec=replace(MODEL.spec, adapters=(Adapter(name="x", artifact="oci://r.io/x:1"),)))
     lora = WeightsReport(artifact="oci://r.io/x:1", look=True, digest="sha256:aa", bytes=1000)
     known = header_report.find_artifact_facts(
-        both, {read_weights_request(said): said, read_weights_request(lora): lora}
+        both, {read_weights_request(report): report, read_weights_request(lora): lora}
     )
     assert fill_memory_estimate(both, known, gpus=True).memory_bytes >= alone.memory_bytes + 1000
 
@@ -178,9 +180,9 @@ async def test_size_of_a_peft_adapter_counts_only_its_own_safetensors(tmp_path: 
         f"{below}adapter_config.json": b"{}", f"{below}adapter_model.safetensors": NO_TENSORS + bytes(90_000),
         f"{below}README.md": bytes(500), f"{below}old/adapter_model.safetensors": NO_TENSORS + bytes(7_000),
     }  # fmt: skip
-    said, _, _ = await read(tmp_path, packed_models.model(tmp_path / "in", files), form)
+    report, _, _ = await read(tmp_path, packed_models.model(tmp_path / "in", files), form)
     size = len(NO_TENSORS) + 90_000
-    assert size <= said.bytes < size + 7_000, "in an archive with its head"
+    assert size <= report.bytes < size + 7_000, "in an archive with its head"
     lora = Adapter(name="x", artifact=f"file://{tmp_path / 'in' / below}".rstrip("/"))
     tiny_gguf.make_model(tmp_path / "ada.gguf", "Hello, I am Ada.")
     alone = replace(MODEL, spec=replace(MODEL.spec, engine="vllm", artifact=f"file://{tmp_path / 'ada.gguf'}"))
@@ -198,9 +200,9 @@ def test_reported_header_with_invalid_shape_is_ignored(wrong: dict[str, object])
 
     def known(shape: dict[str, object]) -> Known | None:
         text = json.dumps({"words": "w", "shape": shape})
-        said = WeightsReport(artifact=ADA, look=True, digest="sha256:aa", header=text)
+        report = WeightsReport(artifact=ADA, look=True, digest="sha256:aa", header=text)
         return header_report.find_artifact_facts(
-            model, {read_weights_request(said): said, read_weights_request(less): less}
+            model, {read_weights_request(report): report, read_weights_request(less): less}
         )
 
     assert known(shape | wrong) is None
@@ -212,9 +214,9 @@ def test_reported_header_with_invalid_shape_is_ignored(wrong: dict[str, object])
 async def test_hugging_face_weights_are_reported_with_header_but_without_image(tmp_path: Path) -> None:
     tiny_gguf.make_model(tmp_path / "ada.gguf", "Hello, I am Ada.")
     async with FakeHub({}, {"ada.gguf": (tmp_path / "ada.gguf").read_bytes()}).both() as fake:
-        said = WeightsReport(artifact="hf://acme/tiny@main", look=True)
+        report = WeightsReport(artifact="hf://acme/tiny@main", look=True)
         ways = Ways(Registries(pace=StillClock()), fake.env(), tmp_path)
-        found = await inspect_artifact(said, fetch.parse_remote_source(said.artifact), ways, tmp_path / "headers")
+        found = await inspect_artifact(report, fetch.parse_remote_source(report.artifact), ways, tmp_path / "headers")
     assert (found.image, found.no_image, found.no_header) == (None, "it is not in a registry", "")
     assert json.loads(found.header)["words"] == "Its GGUF header (llama)"
     assert not (tmp_path / "headers").exists()

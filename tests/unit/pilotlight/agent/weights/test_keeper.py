@@ -47,11 +47,11 @@ def host(tmp_path: Path) -> Iterator[str]:
 
 async def test_wanted_weights_are_pulled_reported_and_locked_in_the_store(kept: Kept, host: str) -> None:
     async with kept.running():
-        kept.wants(want(host, "r1"))
-        await kept.until(lambda: kept.said and kept.said[0].folder)
-        (said,) = kept.said
-        assert (said.replicas, said.ggufs, said.failed) == (("r1",), ("a.gguf",), "")
-        assert (kept.root / said.folder / "a.gguf").read_bytes() == b"GGUF"
+        kept.request(want(host, "r1"))
+        await kept.until(lambda: kept.reports and kept.reports[0].folder)
+        (message,) = kept.reports
+        assert (message.replicas, message.ggufs, message.failed) == (("r1",), ("a.gguf",), "")
+        assert (kept.root / message.folder / "a.gguf").read_bytes() == b"GGUF"
         assert kept.in_use() == [True]
         await kept.until(lambda: kept.keeping.report()[0] == (want(host).artifact,))
         metrics = kept.keeping.metrics.text().decode()
@@ -71,12 +71,12 @@ async def test_page_cache_read_ahead_runs_only_for_weights_already_stored(
 
     monkeypatch.setattr(room, "read_ahead", noted)
     async with kept.running():
-        kept.wants(want(host, "r1"))
-        await kept.until(lambda: kept.said and kept.said[0].replicas == ("r1",))
+        kept.request(want(host, "r1"))
+        await kept.until(lambda: kept.reports and kept.reports[0].replicas == ("r1",))
         assert read == []
-        kept.wants(want(host, "r2"))
+        kept.request(want(host, "r2"))
         await kept.until(lambda: read)
-        assert kept.said[0].replicas == ("r2",), "it is reported first"
+        assert kept.reports[0].replicas == ("r2",), "it is reported first"
     assert read == [["LICENSE", "a.gguf"]]
 
 
@@ -89,8 +89,8 @@ async def test_bytes_received_from_peers_are_counted_in_a_metric(kept: Kept, hos
 
     kept.keeping.fetching.peering = alone
     async with kept.running():
-        kept.wants(want(host, "r1"))
-        await kept.until(lambda: kept.said and kept.said[0].folder)
+        kept.request(want(host, "r1"))
+        await kept.until(lambda: kept.reports and kept.reports[0].folder)
     assert "pilotlight_pull_peer_bytes_total 7.0" in kept.keeping.metrics.text().decode()
 
 
@@ -99,9 +99,9 @@ async def test_pulled_adapter_files_are_not_listed_among_base_model_files(kept: 
     packed_models.packed(packed_models.model(tmp_path / "model", files), tmp_path / "layout")
     with packed_models.served(tmp_path / "layout") as host:
         async with kept.running():
-            kept.wants(want(host, "r1"))
-            await kept.until(lambda: kept.said and kept.said[0].folder)
-            assert (kept.said[0].ggufs, kept.said[0].adapters) == (("base.gguf",), ("adapter-x.gguf",))
+            kept.request(want(host, "r1"))
+            await kept.until(lambda: kept.reports and kept.reports[0].folder)
+            assert (kept.reports[0].ggufs, kept.reports[0].adapters) == (("base.gguf",), ("adapter-x.gguf",))
 
 
 async def test_weights_with_code_are_pulled_only_with_allow_unsafe(kept: Kept, tmp_path: Path) -> None:
@@ -111,37 +111,37 @@ async def test_weights_with_code_are_pulled_only_with_allow_unsafe(kept: Kept, t
     with packed_models.served(tmp_path / "layout") as host:
         async with kept.running():
             bold = replace(want(host, "r1"), allow_unsafe=True)
-            kept.wants(bold, want(host, "r2"))
-            await kept.until(lambda: len(kept.said) == 2 and all(one.replicas for one in kept.said))
-            found = {one.allow_unsafe: one for one in kept.said}
+            kept.request(bold, want(host, "r2"))
+            await kept.until(lambda: len(kept.reports) == 2 and all(one.replicas for one in kept.reports))
+            found = {one.allow_unsafe: one for one in kept.reports}
             assert (found[True].replicas, found[True].failed) == (("r1",), "")
             assert (kept.root / found[True].folder / "modeling.py").read_bytes() == b"pass"
             assert found[False].replicas == ("r2",)
             assert "modeling.py" in found[False].failed or "code" in found[False].failed
-            kept.wants(bold, want(host, "r2", "r3"))  # present by now
-            await kept.until(lambda: any("r3" in one.replicas for one in kept.said))
-            assert not {one.allow_unsafe: one for one in kept.said}[False].folder
+            kept.request(bold, want(host, "r2", "r3"))  # present by now
+            await kept.until(lambda: any("r3" in one.replicas for one in kept.reports))
+            assert not {one.allow_unsafe: one for one in kept.reports}[False].folder
 
 
 async def test_failed_pull_is_attempted_again_for_each_new_replica(kept: Kept, host: str) -> None:
     async with kept.running():
-        kept.wants(want(host, "r1", tag="none"))
-        await kept.until(lambda: kept.said and kept.said[0].failed)
-        assert "there is no manifest none" in kept.said[0].failed
-        kept.wants(want(host, "r1", tag="none"), ca_file=None)
-        assert kept.said[0].replicas == ("r1",)
-        kept.wants(want(host, "r2", tag="none"))
-        await kept.until(lambda: kept.said[0].replicas == ("r2",))
+        kept.request(want(host, "r1", tag="none"))
+        await kept.until(lambda: kept.reports and kept.reports[0].failed)
+        assert "there is no manifest none" in kept.reports[0].failed
+        kept.request(want(host, "r1", tag="none"), ca_file=None)
+        assert kept.reports[0].replicas == ("r1",)
+        kept.request(want(host, "r2", tag="none"))
+        await kept.until(lambda: kept.reports[0].replicas == ("r2",))
 
 
 async def test_failed_pull_is_reported_despite_an_earlier_success(kept: Kept, host: str) -> None:
     async with kept.running():
-        kept.wants(want(host, "r1", secret="mine"))
-        await kept.until(lambda: kept.said and kept.said[0].folder)
+        kept.request(want(host, "r1", secret="mine"))
+        await kept.until(lambda: kept.reports and kept.reports[0].folder)
         kept.refuses = "pull secret mine: NotFound"
-        kept.wants(want(host, "r1", "r2", secret="mine"))
-        await kept.until(lambda: any("r2" in one.replicas for one in kept.said))
-        found = {str(id): one for one in kept.said for id in one.replicas}
+        kept.request(want(host, "r1", "r2", secret="mine"))
+        await kept.until(lambda: any("r2" in one.replicas for one in kept.reports))
+        found = {str(id): one for one in kept.reports for id in one.replicas}
         assert (found["r1"].failed, found["r2"].failed) == ("", "pull secret mine: NotFound")
         assert found["r1"].folder, "it is the one's who had it"
         assert not found["r2"].folder
@@ -154,18 +154,18 @@ async def test_failure_to_lock_a_stored_copy_fails_new_replica_starts(
     async with kept.running():
         with monkeypatch.context() as broken:
             broken.setattr(WeightsKeeper, "_found", failing)
-            kept.wants(want(host, "r1"), held=("copies/x/files",))
-            await kept.until(lambda: kept.said and kept.said[0].failed == "Input/output error")
-            assert kept.said[0].replicas == ("r1",)
-        kept.wants(want(host, "r2"), held=("copies/x/files",))
-        await kept.until(lambda: kept.said[0].folder)
+            kept.request(want(host, "r1"), held=("copies/x/files",))
+            await kept.until(lambda: kept.reports and kept.reports[0].failed == "Input/output error")
+            assert kept.reports[0].replicas == ("r1",)
+        kept.request(want(host, "r2"), held=("copies/x/files",))
+        await kept.until(lambda: kept.reports[0].folder)
 
 
 async def test_model_start_fails_if_its_pull_secret_is_missing(kept: Kept, host: str) -> None:
     async with kept.running():
-        kept.wants(want(host, "r1", secret="mine"), want(host, "r2", secret="none"))
-        await kept.until(lambda: len(kept.said) == 2 and all(one.replicas for one in kept.said))
-        found = {one.pull_secret: one for one in kept.said}
+        kept.request(want(host, "r1", secret="mine"), want(host, "r2", secret="none"))
+        await kept.until(lambda: len(kept.reports) == 2 and all(one.replicas for one in kept.reports))
+        found = {one.pull_secret: one for one in kept.reports}
         assert found["mine"].folder
         assert (found["none"].failed, found["none"].folder) == ("pull secret none: NotFound", "")
         assert sorted(kept.logins) == ["mine", "none"]
@@ -173,20 +173,20 @@ async def test_model_start_fails_if_its_pull_secret_is_missing(kept: Kept, host:
 
 async def test_unwanted_weights_are_released_after_a_delay_unless_in_use(kept: Kept, host: str) -> None:
     async with kept.running():
-        kept.wants(want(host, "r1"))
-        await kept.until(lambda: kept.said and kept.said[0].folder)
-        folder = kept.said[0].folder
-        kept.wants(held=(folder,))
-        await kept.until(lambda: not kept.said)
+        kept.request(want(host, "r1"))
+        await kept.until(lambda: kept.reports and kept.reports[0].folder)
+        folder = kept.reports[0].folder
+        kept.request(held=(folder,))
+        await kept.until(lambda: not kept.reports)
         kept.now_s += LINGER_S
-        kept.wants(held=(folder, "copies/../../etc"))
+        kept.request(held=(folder, "copies/../../etc"))
         await kept.until(lambda: not kept.keeping._lines)
         assert kept.in_use() == [True], "a pod uses it"
-        kept.wants()
+        kept.request()
         await kept.until(lambda: all(since_s is not None for _, since_s in kept.keeping._held.values()))
         assert kept.in_use() == [True], "leaders change"
         kept.now_s += LINGER_S
-        kept.wants()
+        kept.request()
         await kept.until(lambda: kept.in_use() == [False])
 
 
@@ -205,37 +205,37 @@ async def test_pull_survives_leader_change_and_ends_when_unwanted(
 
     monkeypatch.setattr(registry, "fetch_from_registry", hangs)
     async with kept.running():
-        kept.wants(want(host, "r1"))
+        kept.request(want(host, "r1"))
         await kept.until(lambda: began)
-        kept.wants(epoch=2)
-        await kept.until(lambda: not kept.said)
-        kept.wants(want(host, "r2"), epoch=2)
-        await kept.until(lambda: kept.said)
+        kept.request(epoch=2)
+        await kept.until(lambda: not kept.reports)
+        kept.request(want(host, "r2"), epoch=2)
+        await kept.until(lambda: kept.reports)
         assert (len(began), ended) == (1, []), "the next leader's start finds it under way"
-        kept.wants(epoch=2)
-        await kept.until(lambda: not kept.said)
+        kept.request(epoch=2)
+        await kept.until(lambda: not kept.reports)
         kept.now_s += LINGER_S
-        kept.wants(epoch=2)
+        kept.request(epoch=2)
         await kept.until(lambda: ended)
 
 
 async def test_wanted_weights_from_a_leader_of_an_older_epoch_are_ignored(kept: Kept, host: str) -> None:
     async with kept.running():
-        kept.wants(want(host, "r2"), epoch=5)
-        await kept.until(lambda: kept.said and kept.said[0].folder)
-        kept.wants(want(host, "r1", tag="none"), epoch=4)
+        kept.request(want(host, "r2"), epoch=5)
+        await kept.until(lambda: kept.reports and kept.reports[0].folder)
+        kept.request(want(host, "r1", tag="none"), epoch=4)
         kept.keeping.heard(b"{")
         await asyncio.sleep(0)
-        assert [one.replicas for one in kept.said] == [("r2",)]
+        assert [one.replicas for one in kept.reports] == [("r2",)]
 
 
 async def test_unusable_signature_settings_fail_only_their_pulls(kept: Kept, host: str) -> None:
     async with kept.running():
-        kept.wants(want(host, "r1"), signatures=Signatures(policy="enforce", keys=("/nowhere.pub",)))
-        await kept.until(lambda: kept.said and kept.said[0].failed)
-        assert "weights.signatures.keys[0]" in kept.said[0].failed
-        kept.wants(want(host, "r2"))
-        await kept.until(lambda: kept.said[0].folder)
+        kept.request(want(host, "r1"), signatures=Signatures(policy="enforce", keys=("/nowhere.pub",)))
+        await kept.until(lambda: kept.reports and kept.reports[0].failed)
+        assert "weights.signatures.keys[0]" in kept.reports[0].failed
+        kept.request(want(host, "r2"))
+        await kept.until(lambda: kept.reports[0].folder)
 
 
 async def test_starts_fail_while_the_store_is_unreadable_but_the_agent_runs(
@@ -246,14 +246,14 @@ async def test_starts_fail_while_the_store_is_unreadable_but_the_agent_runs(
             broken.setattr(Store, "rows", failing)
             broken.setattr(Store, "open", failing)
             for number in range(3):
-                kept.wants(want(host, f"r{number}"))
-                await kept.until(lambda: kept.said and kept.said[0].failed == "Input/output error")
+                kept.request(want(host, f"r{number}"))
+                await kept.until(lambda: kept.reports and kept.reports[0].failed == "Input/output error")
             await kept.until(lambda: "event=store_failed" in caplog.text)
         assert [record.getMessage() for record in caplog.records].count(
             "event=store_failed reason='Input/output error'"
         ) == 1, "once"
-        kept.wants(want(host, "r9"))
-        await kept.until(lambda: kept.said[0].folder)
+        kept.request(want(host, "r9"))
+        await kept.until(lambda: kept.reports[0].folder)
 
 
 def failing(*_: object) -> NoReturn:
@@ -263,9 +263,9 @@ def failing(*_: object) -> NoReturn:
 async def test_overlong_reason_of_a_failed_pull_is_truncated(kept: Kept, host: str) -> None:
     kept.refuses = "x" * (1 << 20)
     async with kept.running():
-        kept.wants(want(host, "r1", secret="mine"))
-        await kept.until(lambda: kept.said and kept.said[0].failed)
-        assert len(kept.said[0].failed) == REASON_CHARS_MAX
+        kept.request(want(host, "r1", secret="mine"))
+        await kept.until(lambda: kept.reports and kept.reports[0].failed)
+        assert len(kept.reports[0].failed) == REASON_CHARS_MAX
 
 
 async def test_secret_lookup_without_namespace_names_the_missing_option() -> None:
@@ -288,26 +288,26 @@ def test_higher_epoch_of_a_new_leader_is_reported_immediately(kept: Kept) -> Non
     kept.keeping.changed = lambda: epochs.append(kept.keeping.epoch)
     assert kept.keeping.epoch == 0
     for epoch in (3, 3, 2, 4):
-        kept.wants(epoch=epoch)
+        kept.request(epoch=epoch)
     assert epochs == [3, 4]
 
 
 async def test_peers_are_queried_for_a_pull_but_not_for_stored_weights(kept: Kept, host: str) -> None:
-    asked, asks = list[str](), list[int]()
+    asked, requested = list[str](), list[int]()
 
-    def nobody() -> tuple[Peer, ...]:
-        asks.append(1)
+    def no_peers() -> tuple[Peer, ...]:
+        requested.append(1)
         return ()
 
     async def peering(artifact: str) -> Peering:
         asked.append(artifact)
-        return Peering(nobody)
+        return Peering(no_peers)
 
     kept.keeping.fetching.peering = peering
     async with kept.running():
-        kept.wants(want(host, "r1"))
-        await kept.until(lambda: kept.said and kept.said[0].folder)
-        assert (asked, asks) == ([want(host).artifact], [1])
-        kept.wants(want(host, "r1", "r2"))
-        await kept.until(lambda: kept.said[0].replicas == ("r1", "r2"))
+        kept.request(want(host, "r1"))
+        await kept.until(lambda: kept.reports and kept.reports[0].folder)
+        assert (asked, requested) == ([want(host).artifact], [1])
+        kept.request(want(host, "r1", "r2"))
+        await kept.until(lambda: kept.reports[0].replicas == ("r1", "r2"))
         assert len(asked) == 1

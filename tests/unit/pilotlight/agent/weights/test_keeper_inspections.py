@@ -42,14 +42,20 @@ def host(tmp_path: Path) -> Iterator[str]:
 async def test_inspection_reports_digest_and_files_without_a_download(kept: Kept, host: str) -> None:
     async with kept.running():
         look = replace(want(host, "r1"), look=True)
-        kept.wants(look)
-        await kept.until(lambda: kept.said and kept.said[0].digest)
-        (said,) = kept.said
-        assert (said.look, said.replicas, said.image, said.ggufs, said.folder) == (True, ("r1",), "", ("a.gguf",), "")
+        kept.request(look)
+        await kept.until(lambda: kept.reports and kept.reports[0].digest)
+        (message,) = kept.reports
+        assert (message.look, message.replicas, message.image, message.ggufs, message.folder) == (
+            True,
+            ("r1",),
+            "",
+            ("a.gguf",),
+            "",
+        )
         assert Store(kept.root).rows() == []
-        kept.wants(replace(look, replicas=(ReplicaId("r1"), ReplicaId("r2"))))
-        await kept.until(lambda: kept.said[0].replicas == ("r1", "r2"))
-        kept.wants()
+        kept.request(replace(look, replicas=(ReplicaId("r1"), ReplicaId("r2"))))
+        await kept.until(lambda: kept.reports[0].replicas == ("r1", "r2"))
+        kept.request()
         await kept.until(lambda: not kept.keeping._lines)
 
 
@@ -66,61 +72,61 @@ async def test_twenty_wanted_inspections_run_only_up_to_the_concurrency_limit(
 ) -> None:
     at_once, most, let = 0, 0, asyncio.Event()
 
-    async def waits(said: WeightsReport, *_: object) -> WeightsReport:
+    async def waits(report: WeightsReport, *_: object) -> WeightsReport:
         nonlocal at_once, most
         at_once += 1
         most = max(most, at_once)
         await let.wait()
         at_once -= 1
-        return replace(said, digest="sha256:aa", no_header="none")
+        return replace(report, digest="sha256:aa", no_header="none")
 
     monkeypatch.setattr(fetch, "inspect_artifact", waits)
     async with kept.running():
-        kept.wants(*(replace(want("r", tag=f"v{number}"), look=True) for number in range(20)))
+        kept.request(*(replace(want("r", tag=f"v{number}"), look=True) for number in range(20)))
         await kept.until(lambda: at_once == LOOKS_MAX)
         let.set()
-        await kept.until(lambda: sum(bool(one.digest) for one in kept.said) == 20)
+        await kept.until(lambda: sum(bool(one.digest) for one in kept.reports) == 20)
         assert most == LOOKS_MAX
 
 
 async def test_headers_too_large_for_one_report_are_sent_in_turn(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def found(said: WeightsReport, *_: object) -> WeightsReport:
-        return replace(said, digest="sha256:aa", header="x" * (HEADERS_CHARS_MAX // 3))
+    async def found(report: WeightsReport, *_: object) -> WeightsReport:
+        return replace(report, digest="sha256:aa", header="x" * (HEADERS_CHARS_MAX // 3))
 
     def reported() -> set[str]:
-        return {one.artifact for one in kept.said if one.header}
+        return {one.artifact for one in kept.reports if one.header}
 
     monkeypatch.setattr(fetch, "inspect_artifact", found)
     looks = [replace(want("r", tag=f"v{number}"), look=True) for number in range(5)]
     async with kept.running():
-        kept.wants(*looks)
+        kept.request(*looks)
         await kept.until(lambda: sum(one.looked is not None for one in kept.keeping._lines.values()) == 5)
         first = reported()
         assert len(first) == 3
-        kept.wants(*(one for one in looks if one.artifact not in first))
+        kept.request(*(one for one in looks if one.artifact not in first))
         await kept.until(lambda: reported() == {one.artifact for one in looks} - first)
 
 
 async def test_failed_inspection_is_retried_after_an_interval(kept: Kept, host: str) -> None:
     async with kept.running():
         look = replace(want(host, tag="none"), look=True)
-        kept.wants(look)
-        await kept.until(lambda: kept.said and kept.said[0].failed)
+        kept.request(look)
+        await kept.until(lambda: kept.reports and kept.reports[0].failed)
         first = kept.keeping._lines[read_weights_request(look)].again_s
         kept.now_s += LOOK_AGAIN_S
-        kept.wants(look, ca_file=None)
+        kept.request(look, ca_file=None)
         await kept.until(lambda: kept.keeping._lines[read_weights_request(look)].again_s > first)
 
 
 async def test_overlong_reason_of_a_failed_inspection_is_truncated(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def found(said: WeightsReport, *_: object) -> WeightsReport:
-        return replace(said, digest="sha256:aa", no_image="x" * 1_000_000, no_header="x" * 1_000_000)
+    async def found(report: WeightsReport, *_: object) -> WeightsReport:
+        return replace(report, digest="sha256:aa", no_image="x" * 1_000_000, no_header="x" * 1_000_000)
 
     monkeypatch.setattr(fetch, "inspect_artifact", found)
     async with kept.running():
-        kept.wants(replace(want("r"), look=True))
-        await kept.until(lambda: kept.said and kept.said[0].digest)
-        assert {len(kept.said[0].no_image), len(kept.said[0].no_header)} == {REASON_CHARS_MAX}
+        kept.request(replace(want("r"), look=True))
+        await kept.until(lambda: kept.reports and kept.reports[0].digest)
+        assert {len(kept.reports[0].no_image), len(kept.reports[0].no_header)} == {REASON_CHARS_MAX}
 
 
 async def test_artifact_that_is_not_an_image_is_inspected_again_later(
@@ -128,23 +134,23 @@ async def test_artifact_that_is_not_an_image_is_inspected_again_later(
 ) -> None:
     seen = list[str]()
 
-    async def found(said: WeightsReport, *_: object) -> WeightsReport:
-        seen.append(said.artifact)
+    async def found(report: WeightsReport, *_: object) -> WeightsReport:
+        seen.append(report.artifact)
         return replace(
-            said, digest="sha256:aa", no_header="none", image="models" if said.artifact in seen[:-1] else None
+            report, digest="sha256:aa", no_header="none", image="models" if report.artifact in seen[:-1] else None
         )
 
     monkeypatch.setattr(fetch, "inspect_artifact", found)
     look, other = replace(want("r"), look=True), replace(want("r", tag="v2"), look=True)
     async with kept.running():
-        kept.wants(look)
-        await kept.until(lambda: kept.said and kept.said[0].digest)
-        assert kept.said[0].image is None
+        kept.request(look)
+        await kept.until(lambda: kept.reports and kept.reports[0].digest)
+        assert kept.reports[0].image is None
         kept.now_s += LOOK_AGAIN_S
-        kept.wants(look)
-        await kept.until(lambda: kept.said[0].image == "models")
+        kept.request(look)
+        await kept.until(lambda: kept.reports[0].image == "models")
         kept.now_s += LOOK_AGAIN_S
-        kept.wants(look, other)
+        kept.request(look, other)
         await kept.until(lambda: other.artifact in seen)
         assert seen == [look.artifact, look.artifact, other.artifact], "what is one is looked at once"
 
@@ -163,13 +169,13 @@ async def test_weights_header_is_downloaded_once_for_several_inspections(kept: K
     with packed_models.served(ada, asked) as host:
         async with kept.running():
             look = replace(want(host), look=True)
-            kept.wants(look, replace(look, pull_secret="one"), replace(look, pull_secret="two"))
-            await kept.until(lambda: sum(bool(one.header) for one in kept.said) == 3)
-            assert len({one.header for one in kept.said}) == 1
-            kept.wants()
+            kept.request(look, replace(look, pull_secret="one"), replace(look, pull_secret="two"))
+            await kept.until(lambda: sum(bool(one.header) for one in kept.reports) == 3)
+            assert len({one.header for one in kept.reports}) == 1
+            kept.request()
             await kept.until(lambda: not kept.keeping._lines)
-            kept.wants(look, epoch=2)
-            await kept.until(lambda: kept.said and kept.said[0].header)
+            kept.request(look, epoch=2)
+            await kept.until(lambda: kept.reports and kept.reports[0].header)
     blobs = Counter(one for one in asked if "/blobs/" in one)
     configs = sum(one.endswith("/manifests/v1") for one in asked)
     (weights,) = [one for one, many in blobs.items() if many != configs // 2]
@@ -184,15 +190,15 @@ async def test_next_leader_gets_cached_inspection_during_registry_outage(
     async with kept.running():
         with packed_models.served(ada) as host:
             look = replace(want(host), look=True)
-            kept.wants(look)
-            await kept.until(lambda: kept.said and kept.said[0].header)
-            first = kept.said
-            kept.wants()
+            kept.request(look)
+            await kept.until(lambda: kept.reports and kept.reports[0].header)
+            first = kept.reports
+            kept.request()
             await kept.until(lambda: not kept.keeping._lines)
         for epoch in (2, 3):
-            kept.wants(look, epoch=epoch)
-            await kept.until(lambda: kept.said == first)
-            kept.wants(epoch=epoch)
+            kept.request(look, epoch=epoch)
+            await kept.until(lambda: kept.reports == first)
+            kept.request(epoch=epoch)
             await kept.until(lambda: not kept.keeping._lines)
 
 

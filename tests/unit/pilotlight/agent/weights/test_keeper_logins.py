@@ -27,9 +27,9 @@ async def brought(keeping: WeightsKeeper, want: NodeWant, epoch: int) -> Weights
     keeping.heard(msgspec.json.encode(NodeWants(epoch=epoch, wants=(want,))))
     async with asyncio.timeout(60):
         while True:
-            (said,) = keeping.report()[1] or (None,)
-            if said is not None and said.replicas == want.replicas:
-                return said
+            (message,) = keeping.report()[1] or (None,)
+            if message is not None and message.replicas == want.replicas:
+                return message
             await asyncio.sleep(0.01)
 
 
@@ -38,10 +38,10 @@ async def test_next_login_is_tried_if_the_registry_rejects_the_first_one(tmp_pat
     right = Login("right", "pw").basic
 
     def judge(request: web.Request) -> web.StreamResponse | None:
-        asks = {"WWW-Authenticate": 'Basic realm="x"'}
+        requested = {"WWW-Authenticate": 'Basic realm="x"'}
         shown = request.headers.get("Authorization")
         if shown is None:
-            return web.Response(status=401, headers=asks)
+            return web.Response(status=401, headers=requested)
         return None if shown == right else web.Response(status=404)  # as registries hide what a client may not read
 
     async with FakeRegistry().serving() as fake:
@@ -63,9 +63,9 @@ async def test_next_login_is_tried_if_the_registry_rejects_the_first_one(tmp_pat
         try:
             for epoch, (name, replica) in enumerate([("good", "a"), ("good", "b"), ("bad", "c")], 1):
                 want = NodeWant(f"oci://{fake.host}/{packed_models.NAME}:v1", name, (ReplicaId(replica),))
-                said = await brought(keeping, want, epoch)
-                assert bool(said.folder) == (name == "good"), said
-                assert bool(said.failed) == (name == "bad")
+                report = await brought(keeping, want, epoch)
+                assert bool(report.folder) == (name == "good"), report
+                assert bool(report.failed) == (name == "bad")
         finally:
             running.cancel()
             with contextlib.suppress(asyncio.CancelledError):

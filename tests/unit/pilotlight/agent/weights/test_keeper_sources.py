@@ -37,15 +37,15 @@ async def test_hub_and_bucket_weights_are_downloaded_once_for_two_replicas(
     async with FakeHub({}, {"a.gguf": CONTENT, "b.bin": b"x"}).both() as hub, s3.serving(), kept.running():
         for name, value in (hub.env() | s3.env()).items():
             monkeypatch.setenv(name, value)
-        kept.wants(want(artifact, "r1"))
-        await kept.until(lambda: kept.said and (kept.said[0].folder or kept.said[0].failed))
-        (said,) = kept.said
-        assert (said.replicas, said.ggufs, said.failed) == (("r1",), ("a.gguf",), "")
-        assert (kept.root / said.folder / "a.gguf").read_bytes() == CONTENT
+        kept.request(want(artifact, "r1"))
+        await kept.until(lambda: kept.reports and (kept.reports[0].folder or kept.reports[0].failed))
+        (message,) = kept.reports
+        assert (message.replicas, message.ggufs, message.failed) == (("r1",), ("a.gguf",), "")
+        assert (kept.root / message.folder / "a.gguf").read_bytes() == CONTENT
         await kept.until(lambda: kept.keeping.report()[0] == (artifact,))
         asked = len(hub.cdn.seen) + len(s3.seen)
-        kept.wants(want(artifact, "r1", "r2"))
-        await kept.until(lambda: kept.said[0].replicas == ("r1", "r2"))
+        kept.request(want(artifact, "r1", "r2"))
+        await kept.until(lambda: kept.reports[0].replicas == ("r1", "r2"))
         moved = [one for one in (*hub.cdn.seen, *s3.seen)[asked:] if one.method == "GET"]
         assert not moved, "its bytes came once"
 
@@ -58,11 +58,11 @@ async def test_restarted_agent_reports_stored_weights(
         for name, value in hub.env().items():
             monkeypatch.setenv(name, value)
         async with kept.running():
-            kept.wants(replace(want(HUB, "r1"), allow_unsafe=unsafe))
-            await kept.until(lambda: kept.said and kept.said[0].folder)
+            kept.request(replace(want(HUB, "r1"), allow_unsafe=unsafe))
+            await kept.until(lambda: kept.reports and kept.reports[0].folder)
         restarted = Kept(tmp_path / "store")
         async with restarted.running():
-            restarted.wants()
+            restarted.request()
             await restarted.until(lambda: restarted.keeping.report()[0] == (HUB,))
 
 
@@ -71,13 +71,13 @@ async def test_private_hub_model_requires_the_token_of_the_agent(kept: Kept, mon
         hub.private = True
         for name, value in hub.env().items():
             monkeypatch.setenv(name, value)
-        kept.wants(want(HUB, "r1", secret="none"))
-        await kept.until(lambda: kept.said and kept.said[0].failed)
+        kept.request(want(HUB, "r1", secret="none"))
+        await kept.until(lambda: kept.reports and kept.reports[0].failed)
         assert not kept.logins, "it is for registries, and for the engine's image"
-        assert "HF_TOKEN" in kept.said[0].failed
+        assert "HF_TOKEN" in kept.reports[0].failed
         monkeypatch.setenv("HF_TOKEN", TOKEN)
-        kept.wants(want(HUB, "r2", secret="none"))
-        await kept.until(lambda: kept.said[0].folder)
+        kept.request(want(HUB, "r2", secret="none"))
+        await kept.until(lambda: kept.reports[0].folder)
 
 
 async def test_enforced_signatures_reject_weights_outside_registries(
@@ -86,6 +86,6 @@ async def test_enforced_signatures_reject_weights_outside_registries(
     async with FakeHub({}, {"a.gguf": CONTENT}).both() as hub, kept.running():
         for name, value in hub.env().items():
             monkeypatch.setenv(name, value)
-        kept.wants(want(HUB, "r1"), signatures=Signatures(policy="enforce"))
-        await kept.until(lambda: kept.said and kept.said[0].failed)
-        assert "only weights in a registry have signatures" in kept.said[0].failed
+        kept.request(want(HUB, "r1"), signatures=Signatures(policy="enforce"))
+        await kept.until(lambda: kept.reports and kept.reports[0].failed)
+        assert "only weights in a registry have signatures" in kept.reports[0].failed

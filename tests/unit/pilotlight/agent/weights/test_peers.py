@@ -42,14 +42,14 @@ class Autoscaler:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "contract.sock"
-        self.says: bytes = b""
+        self.raw_response: bytes = b""
         self.peers: tuple[NodePeer, ...] = ()
         self.asked: list[dict[str, str]] = []
         self.slowly = False
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         self.asked.append(dict(request.query))
-        body = self.says or msgspec.json.encode(NodePeers(peers=self.peers))
+        body = self.raw_response or msgspec.json.encode(NodePeers(peers=self.peers))
         if not self.slowly:
             return web.Response(body=body)
         answer = web.StreamResponse()
@@ -93,16 +93,16 @@ async def agent(
 
 async def test_peer_serves_private_weights_only_to_agent_certificates(tmp_path: Path) -> None:
     await filled(Store(tmp_path / "store", spare_bytes=0).open(), private=True)
-    ours, stranger = shown(tmp_path), shown(tmp_path, THEIRS)
-    async with Autoscaler(tmp_path).running() as way, agent("n1", way, tmp_path / "store", ours) as one:
+    own, stranger = shown(tmp_path), shown(tmp_path, THEIRS)
+    async with Autoscaler(tmp_path).running() as way, agent("n1", way, tmp_path / "store", own) as one:
         assert one.url.startswith("https://127.0.0.1:")
-        trusts = ssl.create_default_context(cafile=ours.identity.ca)
-        for identity in (None, stranger.identity, ours.identity):
+        trusts = ssl.create_default_context(cafile=own.identity.ca)
+        for identity in (None, stranger.identity, own.identity):
             if identity is not None and identity.cert is not None:
                 trusts.load_cert_chain(identity.cert, identity.key)
             async with aiohttp.ClientSession() as session:
                 asked = session.get(f"{one.url}{BLOB}", ssl=trusts, server_hostname=CERTIFIED)
-                if identity is not ours.identity:
+                if identity is not own.identity:
                     with pytest.raises((aiohttp.ClientError, OSError)):
                         await asked
                     continue
@@ -191,13 +191,13 @@ async def test_invalid_or_missing_peer_list_yields_no_peers(tmp_path: Path, capl
     scaler = Autoscaler(tmp_path)
     async with scaler.running() as way:
         one = Neighbours("n2", [way], PeerOptions(listen=LOOPBACK), Files(), StoreMetrics())
-        scaler.says = b"[]"
+        scaler.raw_response = b"[]"
         assert [(await one.peering(ADA)).peers() for _ in range(2)] == [[], []]
         assert caplog.text.count("event=peers_unknown") == 1
-    nobody = HttpWay("unix:/nonexistent", None, None)
-    one = Neighbours("n2", [nobody], PeerOptions(listen=LOOPBACK), Files(), StoreMetrics())
-    assert (await one.peering(ADA)).peers() == [], "nobody answers"
-    await nobody.close()
+    unreachable = HttpWay("unix:/nonexistent", None, None)
+    one = Neighbours("n2", [unreachable], PeerOptions(listen=LOOPBACK), Files(), StoreMetrics())
+    assert (await one.peering(ADA)).peers() == [], "no peer responds"
+    await unreachable.close()
 
 
 async def test_agent_without_tls_announces_no_peer_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ def host(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("words", "typed", "said"),
+    ("words", "typed", "message"),
     [
         (["reg.example", "--password-stdin"], "pw", "--password-stdin requires --username"),
         (["reg.example", "-u", "me"], "pw", "the password cannot be prompted for without a terminal"),
@@ -47,11 +47,11 @@ def host(tmp_path: Path) -> Iterator[str]:
     ],
 )
 def test_invalid_login_input_is_rejected_and_stores_nothing(
-    file: Path, words: list[str], typed: str, said: str
+    file: Path, words: list[str], typed: str, message: str
 ) -> None:
     result = run("login", *words, typed=typed)
     assert result.exit_code == 2
-    assert said in result.output
+    assert message in result.output
     assert "s3cret" not in result.output
     assert not file.exists()
 

@@ -73,7 +73,7 @@ def test_stored_copy_is_found_by_every_pulled_tag(host: str, layout: Path, store
     assert run("push", str(layout), f"{host}/{NAME}:v2").exit_code == 0
     assert "matches no copy" in run("pin", f"oci://{host}/{NAME}:v2", "--store", store).stderr
     again = run("pull", f"oci://{host}/{NAME}:v2", "--store", store).output
-    assert again.startswith(f"oci://{host}/{NAME}:v2: "), "as it was asked for, whatever it came as"
+    assert again.startswith(f"oci://{host}/{NAME}:v2: "), "with the requested name, regardless of the resolved one"
     assert "already stored" in again
     for name in (f"{host}/{NAME}:v1", f"oci://{host}/{NAME}:v2", f"{host}/{NAME}@{digest}"):
         done = run("pin", name, "--store", store)
@@ -142,19 +142,19 @@ def test_verify_keeps_a_corrupt_pinned_copy(host: str, store: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         (("pull", "Oci://x"), 2, "is not a reference to an artifact"),
         (("pull", "oci://127.0.0.1:1/a/b"), 1, "does not answer"),
     ],
 )
 def test_failed_weights_command_prints_a_one_line_error(
-    words: tuple[str, ...], code: int, said: str, store: str, monkeypatch: pytest.MonkeyPatch
+    words: tuple[str, ...], code: int, message: str, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("artifacts.http.retry.TRIES_MAX", 1)
     result = run(*words, *(("--store", store) if words[0] == "pull" else ()))
     assert (result.exit_code, result.stderr.count("\n")) == (code, 1)
-    assert said in result.stderr
+    assert message in result.stderr
 
 
 def _changed(path: Path, by: bytes) -> None:

@@ -31,14 +31,14 @@ async def run(*words: str, env: dict[str, str]) -> Result:
 
 
 @pytest.fixture
-def nobody(tmp_path: Path) -> dict[str, str]:
+def no_logins(tmp_path: Path) -> dict[str, str]:
     """An environment without logins."""
     return {"HOME": str(tmp_path), "HF_HOME": str(tmp_path), "REGISTRY_AUTH_FILE": str(tmp_path / "none.json")}
 
 
-async def test_inspect_lists_a_repository_without_downloading_weights(nobody: dict[str, str]) -> None:
+async def test_inspect_lists_a_repository_without_downloading_weights(no_logins: dict[str, str]) -> None:
     async with FakeHub(SMALL, LARGE).both() as fake:
-        env = nobody | fake.env()
+        env = no_logins | fake.env()
         shown = await run("inspect", "hf://acme/tiny", env=env)
         assert shown.exit_code == 0, shown.output
         assert f"revision: {COMMIT}" in shown.output
@@ -55,9 +55,11 @@ async def test_inspect_lists_a_repository_without_downloading_weights(nobody: di
         assert "it has no such revision" in missing.output
 
 
-async def test_hub_repository_is_pulled_listed_and_pinned_by_its_name(tmp_path: Path, nobody: dict[str, str]) -> None:
+async def test_hub_repository_is_pulled_listed_and_pinned_by_its_name(
+    tmp_path: Path, no_logins: dict[str, str]
+) -> None:
     async with FakeHub(SMALL, LARGE).both() as fake:
-        fake.gated, env, store = "auto", nobody | fake.env(TOKEN), str(tmp_path / "store")
+        fake.gated, env, store = "auto", no_logins | fake.env(TOKEN), str(tmp_path / "store")
         pulled = await run("pull", "hf://acme/tiny", "--store", store, env=env)
         assert pulled.exit_code == 0, pulled.output
         assert "pilotlight: left out: modeling.py: code" in pulled.stderr
@@ -72,11 +74,11 @@ async def test_hub_repository_is_pulled_listed_and_pinned_by_its_name(tmp_path: 
         assert "path patterns" in wrong.output
 
 
-async def test_hub_and_bucket_weights_are_pushed_to_a_registry(tmp_path: Path, nobody: dict[str, str]) -> None:
+async def test_hub_and_bucket_weights_are_pushed_to_a_registry(tmp_path: Path, no_logins: dict[str, str]) -> None:
     objects = {"m/a.gguf": b"GGUF" * 999, "m/LICENSE": b"free"}
     async with FakeHub(SMALL, LARGE).both() as hub, FakeS3(objects).serving() as s3, FakeRegistry().serving() as to:
         assert isinstance(s3, FakeS3)
-        env, store = nobody | hub.env() | s3.env(), str(tmp_path / "store")
+        env, store = no_logins | hub.env() | s3.env(), str(tmp_path / "store")
         for source, paths in (
             ("hf://acme/tiny", ["config.json", "model.safetensors"]),
             ("s3://models/m/", ["LICENSE", "a.gguf"]),
@@ -94,7 +96,9 @@ async def test_hub_and_bucket_weights_are_pushed_to_a_registry(tmp_path: Path, n
         assert "is already in a registry" in again.output
 
 
-async def test_files_of_a_killed_push_are_removed_when_the_store_opens(tmp_path: Path, nobody: dict[str, str]) -> None:
+async def test_files_of_a_killed_push_are_removed_when_the_store_opens(
+    tmp_path: Path, no_logins: dict[str, str]
+) -> None:
     asked = asyncio.Event()
     async with FakeHub(SMALL, LARGE).both() as hub, FakeRegistry().serving() as to:
 
@@ -106,7 +110,7 @@ async def test_files_of_a_killed_push_are_removed_when_the_store_opens(tmp_path:
         to.always["POST", "/v2/team/tiny/blobs/uploads/"] = hangs
         words = ("push", "hf://acme/tiny", f"{to.host}/team/tiny:v1", "--store", str(tmp_path / "store"))
         push = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "pilotlight", "weights", *words, env={**os.environ, **nobody, **hub.env()}
+            sys.executable, "-m", "pilotlight", "weights", *words, env={**os.environ, **no_logins, **hub.env()}
         )
         await asyncio.wait_for(asked.wait(), 60)
         push.kill()

@@ -110,7 +110,7 @@ def test_evict_frees_the_requested_size_or_nothing(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("evict",), "expected either names of copies or --free SIZE"),
         (("evict", "--free", "much"), "--free much: expected a size such as 16Gi"),
@@ -118,10 +118,10 @@ def test_evict_frees_the_requested_size_or_nothing(store: Store) -> None:
         (("pin", "abc"), "'abc': matches no copy"),
     ],
 )
-def test_usage_error_of_a_weights_command_is_one_line(store: Store, words: tuple[str, ...], said: str) -> None:
+def test_usage_error_of_a_weights_command_is_one_line(store: Store, words: tuple[str, ...], message: str) -> None:
     result = run(store, *words)
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert said in result.stderr
+    assert message in result.stderr
 
 
 def test_pin_of_a_digest_not_yet_pulled_is_stored(store: Store) -> None:

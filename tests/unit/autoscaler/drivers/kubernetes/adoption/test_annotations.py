@@ -62,7 +62,7 @@ def test_workload_with_lingo_annotations_has_lingo_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "message"),
     [
         ("pilotlight.dev/models", " ,", "expected 1 to 65 names, comma separated"),
         ("pilotlight.dev/models", "a b", "letters, digits or ._:/- that begin and end with a letter or digit"),
@@ -75,13 +75,13 @@ def test_workload_with_lingo_annotations_has_lingo_defaults() -> None:
         ("pilotlight.dev/idle-second", "9", "unknown (did you mean pilotlight.dev/idle-seconds?)"),
     ],
 )
-def test_invalid_annotation_error_names_object_and_annotation(name: str, value: str, said: str) -> None:
+def test_invalid_annotation_error_names_object_and_annotation(name: str, value: str, message: str) -> None:
     notes = {"pilotlight.dev/models": "ada", "pilotlight.dev/replicas-max": "1", name: value}
     with pytest.raises(AnnotationError) as error:
         read_model(annotated(notes))
     line = str(error.value)
     assert line.startswith(f"Deployment default/ada: annotation {name}: ")
-    assert said in line
+    assert message in line
     assert "\n" not in line
 
 

@@ -348,7 +348,7 @@ async def test_scale_write_after_409_uses_the_version_of_a_fresh_read(
                 await asyncio.sleep(0)
         assert len(house.plane.asked) == tries
         assert bool(house.reasons("more")) == (tries > 2)
-        assert house.driver.obstacle(house.model("ada")) == "", "a conflict says nothing about the next start"
+        assert house.driver.obstacle(house.model("ada")) == "", "a conflict is no evidence about the next start"
 
 
 @pytest.mark.parametrize("status", [403, 422])
@@ -359,9 +359,9 @@ async def test_rejected_scale_is_the_obstacle_of_the_next_start(status: int) -> 
         async with asyncio.timeout(60):
             while not house.reasons("more"):
                 await asyncio.sleep(0)
-        said = f"Deployment n/ada cannot be scaled: {status} Refused: a policy says no"
-        assert house.reasons("more") == [said]
-        assert house.driver.obstacle(house.model("ada")) == said
+        message = f"Deployment n/ada cannot be scaled: {status} Refused: a policy says no"
+        assert house.reasons("more") == [message]
+        assert house.driver.obstacle(house.model("ada")) == message
 
 
 async def test_manual_scale_stays_in_force_after_the_server_clock_changes() -> None:

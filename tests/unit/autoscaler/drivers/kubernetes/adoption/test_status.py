@@ -30,11 +30,11 @@ def shown(
 ) -> tuple[str, str, str] | None:
     """(status, reason, message) for a workload with valid annotations."""
     model = read_model(annotated(**seen), others or Others())
-    said = build_condition(problem, model, None if called is None else ModelName(called), taken)
-    return None if said is None else said[1:]
+    reported = build_condition(problem, model, None if called is None else ModelName(called), taken)
+    return None if reported is None else reported[1:]
 
 
-def said(reason: str = "Scaled", status: str = "True") -> ConditionValue:
+def condition(reason: str = "Scaled", status: str = "True") -> ConditionValue:
     return ConditionValue("pilotlight.dev/Adopted", status, reason, "")
 
 
@@ -99,48 +99,48 @@ def test_statefulset_has_no_condition_while_scaling_is_normal() -> None:
 
 def test_adopted_transition_time_changes_only_with_condition_status() -> None:
     sign = Sign("u")
-    sign.see(None, 1, said())
+    sign.see(None, 1, condition())
     assert sign.due_s() == float("-inf")
-    assert sign.next("t1") == ShownCondition(said(), "t1")
+    assert sign.next("t1") == ShownCondition(condition(), "t1")
     sign.wrote(sign.next("t1"), 5, 100.0)
-    sign.see(None, 4, said())
+    sign.see(None, 4, condition())
     assert sign.due_s() is None, "that was before it was written"
-    sign.see(ShownCondition(said(), "t1"), 6, said("ScaledByHand"))
-    assert (sign.due_s(), sign.next("t2")) == (100.0 + NEWS_S, ShownCondition(said("ScaledByHand"), "t1"))
-    sign.see(ShownCondition(said(), "t1"), 6, said("WrongAnnotation", "False"))
-    assert sign.next("t2") == ShownCondition(said("WrongAnnotation", "False"), "t2")
+    sign.see(ShownCondition(condition(), "t1"), 6, condition("ScaledByHand"))
+    assert (sign.due_s(), sign.next("t2")) == (100.0 + NEWS_S, ShownCondition(condition("ScaledByHand"), "t1"))
+    sign.see(ShownCondition(condition(), "t1"), 6, condition("WrongAnnotation", "False"))
+    assert sign.next("t2") == ShownCondition(condition("WrongAnnotation", "False"), "t2")
 
 
 def test_existing_condition_is_not_written_by_a_new_leader() -> None:
     sign = Sign("u")
-    sign.see(ShownCondition(said(), "t0"), 1, said())
+    sign.see(ShownCondition(condition(), "t0"), 1, condition())
     assert sign.due_s() is None
 
 
 def test_removed_condition_is_written_again_after_a_delay() -> None:
     sign = Sign("u")
-    sign.see(None, 1, said())
+    sign.see(None, 1, condition())
     sign.wrote(sign.next("t1"), 5, 100.0)
-    sign.see(None, 6, said())
+    sign.see(None, 6, condition())
     assert sign.due_s() == 100.0 + AGAIN_S
 
 
 def test_rejected_condition_is_retried_on_change_or_new_leadership() -> None:
     sign = Sign("u")
-    sign.see(None, 1, said())
+    sign.see(None, 1, condition())
     sign.refused()
-    sign.see(None, 2, said())
+    sign.see(None, 2, condition())
     assert sign.due_s() is None
     sign.lead()
     assert sign.due_s() is not None
     sign.refused()
-    sign.see(None, 3, said("ScaledByHand"))
+    sign.see(None, 3, condition("ScaledByHand"))
     assert sign.due_s() is not None
 
 
 def test_condition_is_removed_when_the_workload_is_released() -> None:
     sign = Sign("u")
-    sign.see(ShownCondition(said(), "t0"), 1, None)
+    sign.see(ShownCondition(condition(), "t0"), 1, None)
     assert (sign.due_s() is not None, sign.next("t1"), sign.empty) == (True, None, False)
     sign.wrote(None, 2, 100.0)
     assert (sign.due_s(), sign.empty) == (None, True)
@@ -164,7 +164,7 @@ OURS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("conditions", "there"), [((), None), ((OURS,), ShownCondition(said(), "t0"))])
+@pytest.mark.parametrize(("conditions", "there"), [((), None), ((OURS,), ShownCondition(condition(), "t0"))])
 def test_condition_of_another_writer_is_ignored(
     conditions: tuple[dict[str, str], ...], there: ShownCondition | None
 ) -> None:
@@ -175,6 +175,8 @@ def test_condition_of_another_writer_is_ignored(
 
 def test_workload_without_annotation_but_with_condition_counts_as_released() -> None:
     key = WorkloadKey("Deployment", "n", "ada")
-    assert read_workload("Deployment", found({}, OURS)) == ReleasedWorkload(key, "u", 7, ShownCondition(said(), "t0"))
+    assert read_workload("Deployment", found({}, OURS)) == ReleasedWorkload(
+        key, "u", 7, ShownCondition(condition(), "t0")
+    )
     assert read_workload("Deployment", found({})) is None
     assert read_workload("Deployment", found({}, OURS, deletionTimestamp="t")) is None

@@ -115,7 +115,7 @@ async def test_write_is_retried_after_server_errors(caplog: pytest.LogCaptureFix
         one.lead()
         one.see(annotated(), SAID)
         await server.until(4)
-    assert len(caplog.records) == 2, "each trouble is said once"
+    assert len(caplog.records) == 2, "each problem is reported once"
 
 
 async def test_writer_that_lost_leadership_writes_only_after_leading_again() -> None:

@@ -125,7 +125,7 @@ def test_devices_of_an_ended_pod_kept_by_a_finalizer_count_as_free() -> None:
     reports = bench.core.take()
     assert [(one.id, one.seen) for one in reports[-2:]] == [(replica, Seen.EXITED), (replica, Seen.CLEAN)]
     assert reports[-1].proof == "exited; its pod is kept by the finalizer kueue.x-k8s.io/managed"
-    bench.gone("p1")
+    bench.delete_pod("p1")
     assert bench.take_reports() == []
 
 
@@ -155,7 +155,7 @@ def test_existing_pods_become_replicas_named_by_annotation_or_pod() -> None:
     assert bench.take_reports() == []
     bench.core.begin(0.0)
     assert bench.take_reports() == [(ORDERED, "starting"), ("p1-uid-p", "ready")]
-    assert bench.core.marks(going=False) == [], "its name says all"
+    assert bench.core.marks(going=False) == [], "its name is sufficient"
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_pod_to_stop_gets_a_low_deletion_cost_before_the_scale_down() -> None:
     assert (mark.pod, mark.replica, mark.goes_first) == ("p1", "r1", True)
     assert bench.write() == 1
     bench.pod("p1", leaving=True)
-    bench.gone("p1")
+    bench.delete_pod("p1")
     assert bench.take_reports() == [("r1", "exited"), ("r1", "clean")]
 
 
@@ -241,7 +241,7 @@ def test_rollout_replaces_serving_replica_without_extra_replicas() -> None:
     bench.now_s += UNORDERED_S
     bench.pod("p0", leaving=True)
     assert bench.take_reports() == [("r0", "leaving"), ("new-uid-n", "ready")]
-    bench.gone("p0")
+    bench.delete_pod("p0")
     assert bench.take_reports() == [("r0", "exited"), ("r0", "clean")]
     assert bench.write() is None
 
@@ -263,13 +263,13 @@ def test_rollout_adds_ready_pod_before_an_old_pod_is_stopped() -> None:
     bench.pod("p1", leaving=True)
     bench.pod("n1", template="2", created="2026-01-02T00:00:01Z")
     bench.ready("n1")
-    bench.gone("p1")
+    bench.delete_pod("p1")
     bench.now_s += UNORDERED_S
     bench.core.look(bench.now_s)
     assert bench.take_reports() == [("r1", "exited"), ("r1", "clean"), ("n1-uid-n", "ready")]
     bench.stop("r0")
     bench.pod("p0", leaving=True)
-    bench.gone("p0")
+    bench.delete_pod("p0")
     assert bench.take_reports() == [("r0", "exited"), ("r0", "clean")]
     assert bench.write() is None
 
@@ -312,7 +312,7 @@ def test_engine_exit_lowers_the_scale_by_one() -> None:
     bench.pod("p0", ended="was killed by SIGKILL", started_unix_s=None)
     assert bench.take_reports() == [("r0", "exited")]
     assert bench.write() == 0
-    bench.gone("p0")
+    bench.delete_pod("p0")
     assert bench.take_reports() == [("r0", "clean")]
 
 
@@ -507,13 +507,13 @@ async def test_composite_driver_routes_each_order_to_the_driver_of_its_model() -
     assert reports == [Synced()]
     both.lead()
     assert reports == [Synced(), Synced()]
-    theirs = Bench().order("a")
-    ours = replace(theirs, id=ReplicaId("b"), spec_hash="12345678")
+    foreign = Bench().order("a")
+    own_one = replace(foreign, id=ReplicaId("b"), spec_hash="12345678")
     pods = Model(name=ModelName("bert"), spec=ModelSpec(engine="command"))
-    both.start(theirs, read_model(annotated()))
-    both.start(ours, pods)
-    both.stop(theirs, 5.0)
-    both.stop(ours, 6.0)
+    both.start(foreign, read_model(annotated()))
+    both.start(own_one, pods)
+    both.stop(foreign, 5.0)
+    both.stop(own_one, 6.0)
     assert adopted.orders == ["start a of ada", "stop a in 5"]
     assert own.orders == ["start b of bert", "stop b in 6"]
     assert both.obstacle(pods) == "bert!"

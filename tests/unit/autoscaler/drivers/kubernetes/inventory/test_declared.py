@@ -167,10 +167,10 @@ def test_pod_on_declared_hami_cards_requests_memory_and_no_named_card() -> None:
     assert [(one.shared, one.closed, one.holders_max, one.kind) for one in slices] == [(True, "", 10, "hami")] * 2
     assert {one.memory_bytes for one in slices} == {A100.device.memory_bytes}
     ranked = Settings(priority_classes=(PriorityClass(0, "usual", hami_priority=1),)).priority_class(5)
-    asks = declared.find_pod_fields(kinds, replica(model("a", 8), "r", [slices[0].id]), ranked)
-    assert asks is not None
-    assert asks.limits == {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "8192", "nvidia.com/priority": "1"}
-    assert (asks.scheduler, sorted(asks.annotations)) == (
+    pod_fields = declared.find_pod_fields(kinds, replica(model("a", 8), "r", [slices[0].id]), ranked)
+    assert pod_fields is not None
+    assert pod_fields.limits == {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "8192", "nvidia.com/priority": "1"}
+    assert (pod_fields.scheduler, sorted(pod_fields.annotations)) == (
         "hami-scheduler", ["hami.io/gpu-scheduler-policy", "hami.io/node-scheduler-policy"],
     )  # fmt: skip
     quota = Quota("q", hard=1, used=0)

@@ -54,11 +54,13 @@ def test_pod_is_selected_as_kubernetes_evaluates_its_label_selector(selector: An
 
 
 def test_replica_is_protected_if_its_budget_forbids_or_two_cover_it() -> None:
-    ours = [LabelledPod(ReplicaId("r1"), {"app": "ada"}), LabelledPod(ReplicaId("r2"), {"app": "bob"})]
+    own = [LabelledPod(ReplicaId("r1"), {"app": "ada"}), LabelledPod(ReplicaId("r2"), {"app": "bob"})]
     ada, bob = {"matchLabels": {"app": "ada"}}, {"matchLabels": {"app": "bob"}}
     assert list_protected_replicas(
-        [DisruptionBudget("a", ada, allows=False), DisruptionBudget("b", bob, allows=True)], ours
+        [DisruptionBudget("a", ada, allows=False), DisruptionBudget("b", bob, allows=True)], own
     ) == {"r1": "a"}
     both = [DisruptionBudget("b", {}, allows=True), DisruptionBudget("a", ada, allows=True)]
-    assert list_protected_replicas(both, ours) == {"r1": "a, b"}, "two over one pod: Kubernetes evicts it for nobody"
-    assert list_protected_replicas([], ours) == {}
+    assert list_protected_replicas(both, own) == {"r1": "a, b"}, (
+        "two budgets select one pod: Kubernetes never evicts it"
+    )
+    assert list_protected_replicas([], own) == {}

@@ -71,7 +71,13 @@ def test_gpu_of_unknown_memory_size_counts_as_one_gibibyte() -> None:
         ({OWNER_KIND: "MachineSet", OWNER_NAME: "g", OWNER_NAMESPACE: "default"}, {"MachineSet default/g": (4, {})}, 3),
         ({}, {"MachineSet default/h": (4, {"type": "g4dn"})}, 3),
     ],
-    ids=["nobody says how many it can have", "it says it", "not so many", "its MachineSet says it", "by its labels"],
+    ids=[
+        "its maximum number of devices is unknown",
+        "it reports it",
+        "not so many",
+        "its MachineSet says it",
+        "by its labels",
+    ],
 )
 def test_gpus_beyond_declared_count_are_usable_if_machine_allows_that_many(
     notes: dict[str, str], groups: Groups, many: int

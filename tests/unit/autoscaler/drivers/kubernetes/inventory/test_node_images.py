@@ -79,14 +79,14 @@ async def test_new_image_on_node_is_reported_without_rebuilding_slices(monkeypat
         watching = tasks.create_task(begun(one))
         while not whole:
             await asyncio.sleep(0)
-        assert [type(said) for said in one.look()] == [SlicesSeen, HostsSeen, ImagesSeen]
+        assert [type(reported) for reported in one.look()] == [SlicesSeen, HostsSeen, ImagesSeen]
         heard.clear()
         due.clear()
         later = {**node, "metadata": {"name": "n", "resourceVersion": "2"}, "status": {"images": [{"names": ["e:2"]}]}}
         server.truth, before = {"0": later}, len(whole)
         await one.refresh()
         await due.wait()
-        assert [type(said) for said in heard] == [HostsSeen, ImagesSeen]
+        assert [type(reported) for reported in heard] == [HostsSeen, ImagesSeen]
         assert heard[1].images == {"n": (make_image(("e:2",)),)}
         assert len(whole) == before
         watching.cancel()

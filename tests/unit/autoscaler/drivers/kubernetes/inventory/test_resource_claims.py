@@ -136,8 +136,12 @@ class Watching:
 def begun(name: str = "r1") -> tuple[Replica, Object, tuple[Object, ...]]:
     """A replica, its pod, and the claims of the pod."""
     one, of = replica(name, ("engine", "{port}"), ("m/gpu-0",))
-    asks = Dra().fields(one.id, [SliceShare(GPU, GPU.memory_bytes)])
-    return one, pods.build_pod_manifest(one, of, launch(of, "", 1), "image", asks=asks), claims_.build_claims(one, asks)
+    pod_fields = Dra().fields(one.id, [SliceShare(GPU, GPU.memory_bytes)])
+    return (
+        one,
+        pods.build_pod_manifest(one, of, launch(of, "", 1), "image", asks=pod_fields),
+        claims_.build_claims(one, pod_fields),
+    )
 
 
 def orders(server: Server) -> tuple[Orders, Heard, Watching]:
@@ -216,18 +220,18 @@ class Filtering(Server):
 async def test_claim_of_another_installation_is_neither_used_nor_deleted() -> None:
     server, (claim,) = Filtering(), begun("r1")[2]
     blue, green = Ownership("blue-1"), Ownership("green-1")
-    ours, theirs = (Claims(cast("Api", server), "n", owner) for owner in (blue, green))
-    await theirs.make([green.label(claim)])
+    own, foreign = (Claims(cast("Api", server), "n", owner) for owner in (blue, green))
+    await foreign.make([green.label(claim)])
     with pytest.raises(ApiError, match="a ResourceClaim of its name exists and is not ours"):
-        await ours.make([blue.label(claim)])
-    await ours.drop([blue.label(claim)])
-    await ours.tidy(lambda _: [], lambda _: False)
+        await own.make([blue.label(claim)])
+    await own.drop([blue.label(claim)])
+    await own.tidy(lambda _: [], lambda _: False)
     assert server.names(CLAIMS) == ["r1"]
     result = {"request": "gpu", "driver": DRIVER, "pool": "m", "device": "gpu-0"}
     found = {**server.objects[f"{CLAIMS}/r1"], "status": {"allocation": {"devices": {"results": [result]}}}}
     seen = [claims_.read_claim(found, "n", owner) for owner in (blue, green)]
     assert [one is not None and one.ours for one in seen] == [False, True]
-    await theirs.tidy(lambda _: [], lambda _: False)
+    await foreign.tidy(lambda _: [], lambda _: False)
     assert server.names(CLAIMS) == []
 
 
@@ -268,8 +272,12 @@ COMMON = common_claim_name(SHARED)
 def joins(name: str) -> tuple[Replica, Object, tuple[Object, ...]]:
     """Like `begun`, on the shared GPU."""
     one, of = replica(name, ("engine", "{port}"), ("m/gpu-0",))
-    asks = Dra().fields(one.id, [SliceShare(SHARED, 1 << 30)])
-    return one, pods.build_pod_manifest(one, of, launch(of, "", 1), "image", asks=asks), claims_.build_claims(one, asks)
+    pod_fields = Dra().fields(one.id, [SliceShare(SHARED, 1 << 30)])
+    return (
+        one,
+        pods.build_pod_manifest(one, of, launch(of, "", 1), "image", asks=pod_fields),
+        claims_.build_claims(one, pod_fields),
+    )
 
 
 def uid(server: Server, pod: str) -> str:
@@ -396,11 +404,11 @@ def test_two_replicas_on_a_shared_gpu_generate_the_same_resource_claim() -> None
 
 def test_pod_keeps_its_claim_when_the_model_adds_resources() -> None:
     one, of = replica("r1", ("engine", "{port}"), ("m/gpu-0",))
-    asks = Dra().fields(one.id, [SliceShare(GPU, GPU.memory_bytes)])
+    pod_fields = Dra().fields(one.id, [SliceShare(GPU, GPU.memory_bytes)])
     more = Pod(resources=Resources(limits={"memory": cast("Any", "4Gi")}))
-    pod = pods.build_pod_manifest(one, of, launch(of, "", 1), "image", more, asks=asks)
+    pod = pods.build_pod_manifest(one, of, launch(of, "", 1), "image", more, asks=pod_fields)
     for version in VERSIONS:
-        for made in (pod, *claims_.build_claims(one, asks)):
+        for made in (pod, *claims_.build_claims(one, pod_fields)):
             validate(made, version, strict=True)
     (named,), (engine,) = pod["spec"]["resourceClaims"], pod["spec"]["containers"]
     assert named == {"name": "claim-0", "resourceClaimName": "r1"}

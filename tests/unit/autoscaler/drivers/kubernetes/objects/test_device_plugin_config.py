@@ -112,7 +112,7 @@ LABELLED = {f"{GPU}.{name}": value for name, value in (
 @pytest.mark.parametrize(
     "on",
     [slices(), slices(DEVICE, config_map(default=CONFIG)), slices("", node=g4dn(**LABELLED))],
-    ids=["told by the Settings", "told by the ConfigMap", "told by labels"],
+    ids=["configured in Settings", "configured in the ConfigMap", "told by labels"],
 )
 def test_gpu_time_sliced_for_three_gets_three_replicas_and_no_fourth(
     on: list[Slice],
@@ -127,16 +127,16 @@ def test_gpu_time_sliced_for_three_gets_three_replicas_and_no_fourth(
     assert sorted(one.resources.slices for one in begun) == [(one.id,) for one in on]
     assert unmet(at) == ("needs 5Gi on one device; the largest has 0 bytes free of 5.3Gi, held by a (busy)", False)
     for one in begun:
-        asks = slicer_families.build_pod_fields(one, at.nodes.slices)
-        assert asks is not None
-        assert asks.memory_fraction == 0.333, "nothing else keeps an engine from the memory of the others"
-        spec = pods.build_pod_manifest(one, a, launch(a, "h", 1), "image", asks=asks)["spec"]
+        pod_fields = slicer_families.build_pod_fields(one, at.nodes.slices)
+        assert pod_fields is not None
+        assert pod_fields.memory_fraction == 0.333, "nothing else keeps an engine from the memory of the others"
+        spec = pods.build_pod_manifest(one, a, launch(a, "h", 1), "image", asks=pod_fields)["spec"]
         assert spec["containers"][0]["resources"]["limits"] == {GPU: "1"}
         assert spec["tolerations"] == [{"key": GPU, "operator": "Exists"}]
 
 
 @pytest.mark.parametrize(
-    ("wants", "reason"),
+    ("requests", "reason"),
     [
         (model("a", 6), "needs 6Gi on one device; the largest has 5.3Gi"),
         (model("a", 0), "needs a whole device; every slice of that size is a part of a device"),
@@ -149,8 +149,8 @@ def test_gpu_time_sliced_for_three_gets_three_replicas_and_no_fourth(
     ],
     ids=["too large", "a whole one", "apart from others", "half of its time"],
 )  # fmt: skip
-def test_replica_that_needs_more_than_one_gpu_share_is_never_placed(wants: Model, reason: str) -> None:
-    at, begun = started(called(wants, slices()))
+def test_replica_that_needs_more_than_one_gpu_share_is_never_placed(requests: Model, reason: str) -> None:
+    at, begun = started(called(requests, slices()))
     assert begun == []
     assert unmet(at) == (reason, True)
 
@@ -159,9 +159,9 @@ def test_mps_slices_satisfy_memory_isolation() -> None:
     on = slices(SLICED.replace("timeslice", "mps"))
     at, begun = started(called(model("a", 5, gpu=Gpu(isolation="memory"), high=8), on))
     assert len(begun) == 3
-    asks = slicer_families.build_pod_fields(begun[0], at.nodes.slices)
-    assert asks is not None
-    assert asks.memory_fraction is None, "its server does"
+    pod_fields = slicer_families.build_pod_fields(begun[0], at.nodes.slices)
+    assert pod_fields is not None
+    assert pod_fields.memory_fraction is None, "its server does"
 
 
 def test_unknown_gpu_sharing_blocks_placement_and_reason_names_fix() -> None:
@@ -178,11 +178,11 @@ def test_unknown_gpu_sharing_blocks_placement_and_reason_names_fix() -> None:
 def test_pod_of_another_owner_takes_one_share_of_a_time_sliced_gpu() -> None:
     on, node = slices(), g4dn()
     limits = {"nvidia.com/gpu": "1"}
-    theirs = nodes.read_other_pod(
+    foreign = nodes.read_other_pod(
         {"spec": {"nodeName": "n", "containers": [{"name": "a", "resources": {"limits": limits}}]}}
     )
-    assert theirs == OtherPod("n", {"nvidia.com/gpu": 1})
-    assert nodes.count_taken_slices([node], on, [theirs]) == {"n nvidia.com/gpu": 1}
+    assert foreign == OtherPod("n", {"nvidia.com/gpu": 1})
+    assert nodes.count_taken_slices([node], on, [foreign]) == {"n nvidia.com/gpu": 1}
     at, begun = started(called(model("a", 5, high=8), on, others=1))
     assert [one.resources.slices for one in begun] == [("n/gpu0/s0",), ("n/gpu0/s1",)]
     assert OTHERS in unmet(at)[0]
@@ -193,13 +193,13 @@ def test_renamed_gpu_resource_is_requested_and_counted_in_other_pods() -> None:
     node = g4dn(**LABELLED)._replace(amounts=renamed)
     (first, *_) = on = slices("", node=node)
     assert len(on) == 3
-    asks = slicer_families.build_pod_fields(replica(model("a"), "r", [first.id]), {first.id: first})
-    assert asks is not None
-    assert asks.limits == {"nvidia.com/gpu.shared": "1"}
+    pod_fields = slicer_families.build_pod_fields(replica(model("a"), "r", [first.id]), {first.id: first})
+    assert pod_fields is not None
+    assert pod_fields.limits == {"nvidia.com/gpu.shared": "1"}
     container = {"name": "a", "resources": {"limits": {"nvidia.com/gpu.shared": "1"}}}
-    theirs = nodes.read_other_pod({"spec": {"nodeName": "n", "containers": [container]}})
-    assert theirs == OtherPod("n", {"nvidia.com/gpu.shared": 1})
-    assert nodes.count_taken_slices([node], on, [theirs]) == {"n nvidia.com/gpu.shared": 1}
+    foreign = nodes.read_other_pod({"spec": {"nodeName": "n", "containers": [container]}})
+    assert foreign == OtherPod("n", {"nvidia.com/gpu.shared": 1})
+    assert nodes.count_taken_slices([node], on, [foreign]) == {"n nvidia.com/gpu.shared": 1}
 
 
 # --- the plug-in's ConfigMap ------------------------------------------------------------------------------------------
@@ -266,9 +266,9 @@ def test_slice_in_use_on_a_removed_device_counts_against_the_node() -> None:
 def test_all_shares_of_an_unhealthy_gpu_count_as_unhealthy() -> None:
     a, pod = model("a", 5), PodRef(namespace="engines", name="r", uid="u")
     at = world([a], slices(), [replica(a, "r", ["n/gpu0/s1"], pod=pod)])
-    ours = PodDevices(namespace="engines", name="r", devices=("GPU-a",))
+    own = PodDevices(namespace="engines", name="r", devices=("GPU-a",))
     sick = DeviceReport(id="GPU-a", memory_bytes=16 * GI, used_bytes=0, healthy=False)
-    report = NodeReport(node="n", boot="b", sequence=1, devices=(sick,), pods=(ours,))
+    report = NodeReport(node="n", boot="b", sequence=1, devices=(sick,), pods=(own,))
     assert list_unhealthy_slices(fold(at, (NodeReported(report=report),), T0)[0], T0) == {
         one.id: ILL for one in slices()
     }
@@ -280,8 +280,8 @@ def test_free_shares_of_an_unmapped_unhealthy_gpu_count_as_unhealthy() -> None:
     found = tuple(
         DeviceReport(id=id, memory_bytes=16 * GI, used_bytes=0, healthy=id == "GPU-a") for id in ("GPU-a", "GPU-b")
     )
-    theirs = PodDevices(namespace="x", name="y", devices=("GPU-b",))
-    report = NodeReport(node="n", boot="b", sequence=1, devices=found, pods=(theirs,))
+    foreign = PodDevices(namespace="x", name="y", devices=("GPU-b",))
+    report = NodeReport(node="n", boot="b", sequence=1, devices=found, pods=(foreign,))
     at = fold(world([], slices("", node=node)), (NodeReported(report=report),), T0)[0]
     assert sorted(list_unhealthy_slices(at, T0)) == ["n/gpu1/s1", "n/gpu1/s2"]
     noticed = replace_fields(at, slices={id: one for id, one in at.nodes.slices.items() if one.device == "n/gpu0"})

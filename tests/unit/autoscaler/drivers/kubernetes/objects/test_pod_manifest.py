@@ -63,9 +63,9 @@ def test_pod_tolerates_taint_named_after_its_device_resource(resource: str) -> N
     taints = [{"key": resource, "effect": "NoSchedule"}, {"key": "team", "effect": "NoSchedule"}]
     seen = nodes.read_node({"metadata": {"name": "n1"}, "spec": {"taints": taints}, "status": {}})
     assert [one.key for one in seen.taints] == ["team"]
-    one, asks = replica(model(), "n1/gpu0"), PodFields(limits={resource: "1"})
+    one, requested = replica(model(), "n1/gpu0"), PodFields(limits={resource: "1"})
     launch = engines.build_launch_command(model(), None, pods.HOST, pods.assign_engine_port(one.id), {}, gpus=True)
-    tolerated = pods.build_pod_manifest(one, model(), launch, "engine:1", asks=asks)["spec"]["tolerations"]
+    tolerated = pods.build_pod_manifest(one, model(), launch, "engine:1", asks=requested)["spec"]["tolerations"]
     assert {"key": resource, "operator": "Exists"} in tolerated
     assert len(tolerated) == len({GPU, resource})
 
@@ -392,8 +392,8 @@ def test_pod_has_ended_only_if_phase_is_final_and_no_container_runs(of: dict[str
     [("DisruptionTarget", "EvictionByEvictionAPI"), ("TerminationTarget", "WorkloadEvictedDueToPreempted")],
 )
 def test_pod_evicted_by_kubernetes_or_kueue_has_its_disruption_reason(type_: str, reason: str) -> None:
-    said = {"type": type_, "status": "True", "reason": reason, "message": "drained"}
-    found = pods.read_replica_pod(alive(manifest(model()), conditions=[said]))
+    fields = {"type": type_, "status": "True", "reason": reason, "message": "drained"}
+    found = pods.read_replica_pod(alive(manifest(model()), conditions=[fields]))
     assert found is not None
     assert found.disrupted == f"{reason}: drained"
 
@@ -413,8 +413,8 @@ def test_pre_stop_sleep_is_shorter_than_a_grace_period_above_one_second(drains_s
 
 def test_scheduling_gated_pod_counts_as_unschedulable() -> None:
     message = "Scheduling is blocked due to non-empty scheduling gates"
-    said = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": message}
-    pod = alive(manifest(model()), conditions=[said])
+    fields = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": message}
+    pod = alive(manifest(model()), conditions=[fields])
     pod["spec"].pop("nodeName", None)
     pod["status"].pop("containerStatuses", None)
     found = pods.read_replica_pod(pod)
@@ -449,10 +449,10 @@ def liked(of: Model, *slices: str) -> dict[str, list[tuple[str, int, str]]]:
     return {
         kind: [
             (term["topologyKey"], one["weight"], term["labelSelector"]["matchLabels"][OURS + "model"])
-            for one in said.get(PREFERRED, ())
+            for one in expected.get(PREFERRED, ())
             if "labelSelector" in (term := one.get("podAffinityTerm", {}))
         ]
-        for kind, said in found.items()
+        for kind, expected in found.items()
     }
 
 
@@ -466,7 +466,7 @@ def test_near_and_spread_of_a_cpu_model_become_pod_affinity_terms() -> None:
 
 def test_near_and_spread_become_preferred_affinity_not_required() -> None:
     spec = manifest(model(CPU + f"near: {RACK}\nspread: {HOST}"))["spec"]
-    assert all(said.keys() == {PREFERRED} for said in spec["affinity"].values())
+    assert all(fields.keys() == {PREFERRED} for fields in spec["affinity"].values())
 
 
 def test_pod_on_planned_node_has_no_preferred_pod_affinity() -> None:
@@ -475,11 +475,11 @@ def test_pod_on_planned_node_has_no_preferred_pod_affinity() -> None:
 
 def test_affinity_from_the_model_spec_is_kept_next_to_generated_terms() -> None:
     other = {"weight": 3, "podAffinityTerm": {"topologyKey": HOST}}
-    said = f"{PREFERRED}: [{{weight: 3, podAffinityTerm: {{topologyKey: {HOST}}}}}]"
-    laid = f"pod: {{affinity: {{podAntiAffinity: {{{said}}}}}}}\n"
+    term = f"{PREFERRED}: [{{weight: 3, podAffinityTerm: {{topologyKey: {HOST}}}}}]"
+    laid = f"pod: {{affinity: {{podAntiAffinity: {{{term}}}}}}}\n"
     spec = manifest(model(CPU + laid + f"spread: {RACK}"))["spec"]
-    mine, ours = spec["affinity"]["podAntiAffinity"][PREFERRED]
-    assert (mine, ours["podAffinityTerm"]["topologyKey"]) == (other, RACK)
+    mine, own = spec["affinity"]["podAntiAffinity"][PREFERRED]
+    assert (mine, own["podAffinityTerm"]["topologyKey"]) == (other, RACK)
 
 
 def test_affinity_ignores_pods_of_other_installations() -> None:

@@ -29,8 +29,8 @@ def test_provisioning_pod_template_has_the_scheduling_fields_of_its_model() -> N
         runtime_class_name="nvidia", scheduler_name="kai", labels={"team": "x"},
     )  # fmt: skip
     resources = Resources(requests={"cpu": "4", "memory": "16Gi"})
-    said = Settings(priority_classes=(PriorityClass(least=0, name="serving"),))
-    found = asks(replace(of, spec=spec(of, pod=pod, resources=resources, image="vllm:1")), said)
+    settings = Settings(priority_classes=(PriorityClass(least=0, name="serving"),))
+    found = asks(replace(of, spec=spec(of, pod=pod, resources=resources, image="vllm:1")), settings)
     assert found["metadata"] == {"labels": {"pilotlight.dev/model": "a", "team": "x"}}
     inner = found["spec"]
     assert isinstance(inner, dict)

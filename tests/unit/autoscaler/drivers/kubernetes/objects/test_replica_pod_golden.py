@@ -40,17 +40,17 @@ def emitted(node: NodeFacts, devices: int = 1) -> list[Object]:
     spec = ModelSpec(engine="vllm", artifact="hf://org/qwen@main", image="vllm:1", gpu=Gpu(count=devices))
     of = Model(name=ModelName("qwen"), spec=spec, memory_bytes=memory_bytes, slots=64)
     one = replica(of, "qwen-1", on=[each.id for each in on], memory_bytes=memory_bytes)
-    asks = slicer_families.build_pod_fields(one, slices)
-    assert asks is not None
+    pod_fields = slicer_families.build_pod_fields(one, slices)
+    assert pod_fields is not None
     started = build_pod_launch(
         of,
         pod_manifest.HOST,
         pod_manifest.assign_engine_port(one.id),
-        compute_engine_limits(of, one, asks.memory_fraction),
+        compute_engine_limits(of, one, pod_fields.memory_fraction),
     )
     return [
-        pod_manifest.build_pod_manifest(one, of, started, spec.image, asks=asks),
-        *resource_claims.build_claims(one, asks),
+        pod_manifest.build_pod_manifest(one, of, started, spec.image, asks=pod_fields),
+        *resource_claims.build_claims(one, pod_fields),
     ]
 
 
