@@ -7,14 +7,13 @@ object's metadata, its Tenants and its installation are read from the object its
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from autoscaler.contract import ModelName, TenantName
 from autoscaler.exceptions import describe_error
+from autoscaler.kubernetes.decoding import Object
 from autoscaler.kubernetes.optional_kinds import created_unix_s
 from autoscaler.spec.model import Model, ModelSpec
-
-Object = dict[str, Any]
 
 
 class Undecoded(NamedTuple):

@@ -86,6 +86,9 @@ class Autoscaler:
 
     async def _run(self, town: Town, save_in_s: float) -> None:
         async with asyncio.TaskGroup() as tasks:
+            if self.documents is not None:
+                tasks.create_task(self.documents.run())
+                await self.documents.observed.wait()  # a process leads only then
             tasks.create_task(self.loop.run())
             tasks.create_task(self._save(town, save_in_s))
             tasks.create_task(self.more())
@@ -93,9 +96,7 @@ class Autoscaler:
                 tasks.create_task(self.supplying.run())
 
     async def more(self) -> None:
-        """Further tasks of the process."""
-        if self.documents is not None:
-            await self.documents.run()
+        """Hook for further tasks of the process."""
 
     async def _save(self, town: Town, in_s: float) -> None:
         """Save the learned values once a minute, as `HistoryFile` does. `in_s`: seconds until the first save."""

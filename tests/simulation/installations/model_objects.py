@@ -76,6 +76,8 @@ class DocumentTasks:
         self._resources = Resources(OPTIONS, *self._apis, reporter=who, clock=clock, pace=probes.Pace(clock))
         self._resources.join(loop)
         self._resources.put_files(files)
+        self.observed = self._resources.observed
+        """Set once all documents have been observed."""
 
     def unreadable(self) -> list[str]:
         """The objects that cannot be read."""
