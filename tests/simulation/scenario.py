@@ -49,6 +49,8 @@ class Result(NamedTuple):
     completed: int
     full: int
     starts: int
+    contained: int
+    """How often the injected fault quarantined its Model."""
 
 
 def play(seed: int, on_note: Callable[[str], None] = lambda _line: None) -> Result:
@@ -133,7 +135,8 @@ async def _play(seed: int, on_note: Callable[[str], None], patch: pytest.MonkeyP
     full = sum(end.error is not None and end.error.code == "queue_full" for end in ended)
     if calm and not completed:
         broken.append(f"I7: none of {len(storm)} Calls completed, though nothing ever failed")
-    return Result(broken, town.trace.hexdigest(), len(storm), completed, full, len(town.machine.started))
+    starts = len(town.machine.started)
+    return Result(broken, town.trace.hexdigest(), len(storm), completed, full, starts, contained.contained)
 
 
 async def silence(town: Town) -> list[str]:

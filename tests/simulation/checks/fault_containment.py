@@ -56,6 +56,8 @@ class Contained:
         if seed is not None and has_documents(seed):
             self._model = self._rng.choice(town.models).name
         self._faults: Faults | None = None
+        self.contained = 0
+        """How often the injected fault quarantined its Model."""
         self.broken: list[str] = []
         patch.setattr(loop, "report_fault", self._report)
         patch.setattr(unreadable, "report_fault", self._report)
@@ -63,6 +65,8 @@ class Contained:
     def _report(self, model: ModelName | None, what: str, reason: str) -> None:
         if model is None or model != self._model or "InjectedError" not in reason:
             self.broken.append(f"I14: {model or 'no Model'} is at fault in {what}: {reason}")
+        else:
+            self.contained += 1
 
     async def inject(self) -> None:
         """Inject the fault at a random time of the storm."""

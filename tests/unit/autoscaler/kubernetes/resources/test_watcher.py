@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import cast
 
 import pytest
@@ -62,8 +62,11 @@ async def read(server: Server, parser: Parser) -> tuple[DocumentWatcher, Install
     return watcher, installation
 
 
-async def run(server: Server, watch: Callable[[], object], holds: Callable[[], bool]) -> None:
-    task = asyncio.ensure_future(cast("asyncio.Future[None]", asyncio.create_task(watch())))  # type: ignore[arg-type]
+async def run(
+    server: Server, watch: Callable[[], Coroutine[object, object, None]], holds: Callable[[], bool]
+) -> None:  # fmt: skip
+    """Watch until the stream has ended and `holds` is true, or until an exception ends the watch."""
+    task = asyncio.create_task(watch())
     async with asyncio.timeout(60):
         while not (task.done() or (holds() and server.idle.is_set())):
             await asyncio.sleep(0.01)
