@@ -564,5 +564,5 @@ def test_exception_in_a_retry_does_not_stop_the_control_loop(monkeypatch: pytest
     loop.step(FaultSeen(model=B.name, reason="KeyError: 7"))
     after = loop.step(ModelWoken(model=B.name), called(A))
     assert "retry: InjectedError" in after.degraded
-    assert started(loop) == ["a"]
+    assert started(loop) == ["a", "b"]
     assert len(faults.reported) == 2

@@ -17,6 +17,7 @@ from autoscaler.kubernetes.resources.watcher import DocumentWatcher
 from autoscaler.kubernetes.watch import ObjectKey
 from autoscaler.spec.model import Model
 from autoscaler.spec.names import Origin
+from autoscaler.spec.pod import API_VERSION
 from autoscaler.spec.tenant import Tenant
 from tests.support.fakes.kubernetes.api_server import Server
 
@@ -49,7 +50,8 @@ class Parser:
     def convert(self, document: object) -> tuple[Model | None, str, tuple[str, ...]]:
         """As a converter of KubeAI's Models."""
         assert isinstance(document, dict)
-        made = self({**document, "apiVersion": "pilotlight.dev/v1alpha1", "metadata": {"name": "b", "namespace": "n"}})
+        head = {"apiVersion": API_VERSION, "kind": "Model", "metadata": {"name": "b", "namespace": "n"}}
+        made = self({**head, "spec": document["spec"]})
         assert isinstance(made, Model)
         return made, "", ()
 
@@ -117,7 +119,7 @@ async def test_memory_error_while_decoding_is_not_contained() -> None:
     assert caught.value.subgroup(MemoryError) is not None
 
 
-async def test_object_without_valid_metadata_is_unreadable() -> None:
+async def test_object_without_valid_metadata_is_unreadable(caplog: pytest.LogCaptureFixture) -> None:
     server = Server()
     odd = found("b")
     odd["metadata"]["creationTimestamp"] = "soon"
@@ -125,7 +127,9 @@ async def test_object_without_valid_metadata_is_unreadable() -> None:
     installation = Installation(lambda *_: None, (CUSTOMS,))
     watcher = DocumentWatcher(cast("Api", server), Parser(KeyError("odd")), installation, ["n"], tenants=False)
     await run(server, watcher.run, lambda: bool(watcher.models))
-    assert [(one.name, "Invalid isoformat" in one.reason) for one in server.unreadable] == [("b", True)]
+    (line,) = [line for line in caplog.messages if line.startswith("event=unreadable_object")]
+    assert "namespace=n name=b " in line
+    assert "Invalid isoformat" in line
     assert [one.name for one in installation.settled.models] == ["a"]
 
 
