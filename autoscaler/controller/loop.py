@@ -109,6 +109,12 @@ Listener = Callable[[LoopStep], None]
 """Called after every step, in order. Must not block."""
 
 
+Retry = Callable[[frozenset[ModelName]], None]
+"""Called within a step, before the plan, with the Models whose quarantine has ended. It repeats work outside of the
+`World` that these Models made fail, and calls `Loop.fault` for those that fail again. Must not block.
+"""
+
+
 class Loop:
     """Drives one driver towards the plan. `clock` returns monotonic seconds.
 
@@ -132,6 +138,7 @@ class Loop:
         self.world = world
         self.plan = Plan()
         self.listeners: list[Listener] = []
+        self.retries: list[Retry] = []
         self._driver = driver
         self._cutter = cutter
         self._supplier = supplier
@@ -226,17 +233,20 @@ class Loop:
         for one in batch:
             if isinstance(one, FaultSeen) and not one.model:
                 self.trouble(one.part, one.reason)
-            elif isinstance(one, FaultSeen) and one.model not in list_quarantined_models(self.world):
-                report_fault(one.model, "driver", one.reason)
+            elif isinstance(one, FaultSeen) and self._is_new(one):
+                report_fault(one.model, one.part, one.reason)
             elif isinstance(one, ReplicaSeen) and self.world.replicas.get(one.id, one).model != one.model:
                 _log.error("event=replica_ignored replica=%s reason='reported for model %s'", one.id, one.model)
             elif isinstance(one, LeadingSeen | FollowingSeen):  # these belong to another leadership
                 self._aside.clear()
                 self._unstopped.clear()
         transitions = self._fold([*self._again(started_s), *batch], started_s)
-        if self._aside and list_quarantined_models(before) - list_quarantined_models(self.world):
-            self._again_s = started_s  # a quarantine ended
+        ended = list_quarantined_models(before) - list_quarantined_models(self.world)
+        if ended and self._aside:
+            self._again_s = started_s
             transitions += self._fold(self._again(started_s), started_s)
+        for retry in self.retries if ended else ():
+            self._call(retry, partial(retry, ended))
         actions: list[Action] = []
         asked: set[ModelName] = set()
         leads = self._writes_s() > 0.0
@@ -260,7 +270,7 @@ class Loop:
             before, self.world, self.plan, tuple(actions), transitions, received_s, started_s, acted_s, merged
         )
         for listener in self.listeners:
-            self._notify(listener, done)
+            self._call(listener, partial(listener, done))
         if self.world.leadership.synced and not self.world.replicas:
             self._empty.set()
         now_s = self._clock()
@@ -367,10 +377,10 @@ class Loop:
             if len(found) in {0, CULPRITS_MAX}:  # at the maximum there may be more: search again next time
                 raise done.error
 
-    def fault(self, name: ModelName, what: str, error: Exception) -> None:
-        """Quarantine the Model that caused an exception at once."""
+    def fault(self, name: ModelName, what: str, error: Exception | str) -> None:
+        """Quarantine the Model that caused an exception at once. `error`: the exception, or its description."""
         if name not in list_quarantined_models(self.world):
-            reason = describe_error(error)
+            reason = error if isinstance(error, str) else describe_error(error)
             report_fault(name, what, reason)
             done = attempt(lambda: advance(self.world, (FaultSeen(model=name, reason=reason),), self._clock()))
             if isinstance(done, Failure):  # another Model raised as time passed; the next step folds separately
@@ -408,12 +418,15 @@ class Loop:
                 self._try(action, now_s)
         return again
 
-    def _notify(self, listener: Listener, step: LoopStep) -> None:
-        """Call a listener. If it raises, record the error; it is called again with the next step."""
-        done = attempt(lambda: listener(step))
+    def _call(self, of: Listener | Retry, call: Callable[[], None]) -> None:
+        """Call a listener or a retry. If it raises, record the error; it is called again by a later step."""
+        done = attempt(call)
         if isinstance(done, Failure) or self._troubles:
-            name = getattr(listener, "__qualname__", type(listener).__name__)
+            name = getattr(of, "__qualname__", type(of).__name__)
             self.trouble(name, describe_error(done.error) if isinstance(done, Failure) else "")
+
+    def _is_new(self, fault: FaultSeen) -> bool:
+        return not fault.is_over and fault.model not in list_quarantined_models(self.world)
 
     # --- Actions ------------------------------------------------------------------------------------------------------
 

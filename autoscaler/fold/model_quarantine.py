@@ -1,8 +1,9 @@
 """Quarantine of Models that cause exceptions: how long it lasts, and what ends it.
 
-A quarantine lasts 1, 2, 4 ... 30 minutes. It ends early when an operator wakes the Model or its document changes; a
-changed document also clears the fault. Otherwise the Model is then on trial: another fault within TRIAL_S doubles the
-next quarantine, else the fault is forgotten. A fault of a Model that is already quarantined changes nothing.
+A quarantine lasts 1, 2, 4 ... 30 minutes. It ends early when an operator wakes the Model, its document changes, or its
+document no longer raises the exception. The last two also clear the fault; otherwise the Model is then on trial:
+another fault within TRIAL_S doubles the next quarantine, else the fault is forgotten. A fault of a Model that is
+already quarantined changes nothing.
 """
 
 from __future__ import annotations
@@ -27,8 +28,12 @@ def list_quarantined_models(world: World) -> frozenset[ModelName]:
 
 
 def quarantine_model(draft: Draft, fault: FaultSeen) -> None:
-    """Quarantine the Model if the `World` has it and it is not quarantined yet."""
+    """Quarantine the Model if the `World` has it and it is not quarantined yet; forget a fault that is over."""
     known = draft.world.learned.faults.get(fault.model)
+    if fault.is_over:
+        if known is not None and known.reason == fault.reason:
+            _put(draft, {name: one for name, one in draft.world.learned.faults.items() if name != fault.model})
+        return
     exists = fault.model in draft.world.models or fault.model in draft.by_model.now
     if not exists or (known is not None and known.until_s):
         return

@@ -211,6 +211,10 @@ class Watched(Generic[T]):
         await self._list(missing)
         self._report_gone(missing)
 
+    def replace(self, key: ObjectKey, new: T) -> None:
+        """Replace the facts of an object, which were read again from the same version of it."""
+        self._report([(key, new)])
+
     def _start_suspicion(self) -> None:
         if self._due_s is None:
             self._due_s = asyncio.get_running_loop().time() + SUSPECT_S

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName, ReplicaId, TenantName
+from autoscaler.exception_handling import Failure, attempt, describe_error
 from autoscaler.spec.decode import Path, WrongKeyError
 from autoscaler.spec.model import Model
 from autoscaler.spec.tenant import Key, Tenant
@@ -40,23 +42,39 @@ class Settled(NamedTuple):
     """The resolved name of each Model. A Model that lost all its names is missing."""
     taken: Mapping[Origin, str] = {}
     """A sentence about the names of a Model that belong to others."""
+    faults: Mapping[Origin, str] = {}
+    """The exception that a Model raised, in one line; its earlier version is used."""
 
 
-def resolve_model_conflicts(files: Sequence[Model], others: Mapping[Origin, Model]) -> Settled:
+NOTHING: Final = Settled()
+
+
+def resolve_model_conflicts(
+    files: Sequence[Model], others: Mapping[Origin, Model], before: Settled = NOTHING
+) -> Settled:
     """Resolve the names of Models. Models in `files` have no conflicts among themselves.
 
-    A Model that keeps all its names is returned as the same object.
+    A Model that keeps all its names is returned as the same object. A Model that raises an exception keeps its names
+    and its document from `before`; a new one gets only its own name.
     """
     owners = {name: f"Model {model.name} in the configuration files" for model in files for name in _all(model)}
     models, names, taken = list(files), dict[Origin, ModelName](), dict[Origin, str]()
+    faults = dict[Origin, str]()
     for origin, model in sorted(others.items(), key=_age):
-        settled, lost = _settled(origin, model, owners)
+        claimed = len(owners)
+        done = attempt(partial(_settled, origin, model, owners))
+        if isinstance(done, Failure):
+            while len(owners) > claimed:
+                owners.popitem()
+            faults[origin] = describe_error(done.error)
+            done = _keep(origin, model, before, owners), []
+        settled, lost = done
         if lost:
             taken[origin] = "; ".join(lost)
         if settled is not None:
             models.append(settled)
             names[origin] = settled.name
-    return Settled(tuple(models), names, taken)
+    return Settled(tuple(models), names, taken, faults)
 
 
 def resolve_tenant_conflicts(
@@ -98,6 +116,20 @@ def _settled(origin: Origin, model: Model, owners: dict[str, str]) -> tuple[Mode
     if len(aliases) < len(model.spec.aliases):
         named = replace(named, spec=replace(model.spec, aliases=tuple(aliases)))
     return named, lost
+
+
+def _keep(origin: Origin, model: Model, before: Settled, owners: dict[str, str]) -> Model | None:
+    """Return the earlier version of a Model, or the Model with only its name. None: the name belongs to another."""
+    name = before.names.get(origin)
+    kept = next((one for one in before.models if one.name == name), None)
+    if kept is None:
+        kept = replace(model, spec=replace(model.spec, aliases=(), adapters=()))
+    if not owners.keys().isdisjoint((*_all(kept),)):
+        kept = replace(kept, spec=replace(kept.spec, aliases=(), adapters=()))
+    if kept.name in owners:
+        return None
+    owners.update(dict.fromkeys(_all(kept), f"Model {origin.namespace}/{origin.name}"))
+    return kept
 
 
 def _claim(model: Model, name: str, me: str, owners: dict[str, str]) -> str:

@@ -105,7 +105,9 @@ class FaultSeen(StateRecord, frozen=True):
     reason: str
     """Empty if `model` is empty: the part works again."""
     part: str = "driver"
-    """The part that failed, if `model` is empty."""
+    """The part that failed."""
+    is_over: bool = False
+    """Whether the Model no longer causes the exception `reason`, so that its quarantine ends and is forgotten."""
 
 
 class ReplicaSeen(StateRecord, frozen=True):

@@ -42,6 +42,7 @@ INGRESS = (
     "load balancers close silent connections, most after 60 s: an Ingress in front of the gateway needs a read timeout "
     "above 600 s and no response buffering"
 )
+LEASE_FIX = "delete it, and it is created again: kubectl delete lease -n {} {}"
 SKIPPED_FIX = "correct the object, such as its nesting, or delete it"
 INGRESS_FIX = "test a stream of a model at zero with curl -N; `settings.silentSecondsMax` limits the silent time"
 
@@ -287,7 +288,9 @@ async def _reported(api: Api, scene: Scene) -> dict[str, Unreadable]:
 
 
 async def installations(api: Api, scene: Scene) -> list[Finding]:
-    """Report this installation's name, and the namespaces whose Models another installation serves."""
+    """Report this installation's name, the namespaces whose Models another installation serves, and Leases that cannot
+    be decoded.
+    """
     me = installation_ownership.installation_title(scene.home, scene.lease)
     within = "" if scene.scope == "cluster" else f"/namespaces/{scene.engines}"
     path, query = (
@@ -302,6 +305,12 @@ async def installations(api: Api, scene: Scene) -> list[Finding]:
                 says = f"installation {holder} serves the Models of namespace {namespace}"
                 fix = f"to let this installation serve a Model, set the Model's spec.installation to {me}"
                 findings.append(Finding("installation", "info", says, fix))
+        for one in page.unreadable:
+            says = (
+                f"Lease {one.namespace}/{one.name} cannot be decoded, {one.reason}: the Models of namespace "
+                f"{one.namespace} are served only by the installation that already served them"
+            )
+            findings.append(Finding("installation", "warning", says, LEASE_FIX.format(one.namespace, one.name)))
     return findings
 
 

@@ -35,7 +35,7 @@ from autoscaler.spec.installation_ownership import INSTALLATION, Ownership
 from autoscaler.spec.model import Model
 from autoscaler.spec.name_conflicts import Origin
 from autoscaler.spec.tenant import Tenant
-from autoscaler.state.events import DocumentsSeen
+from autoscaler.state.events import DocumentsSeen, FaultSeen
 from pilotlight.models.cluster_memory import Sizes
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from pilotlight.processes.cluster import ClusterOptions
 
 ADOPTED = "adopted"
+PART = "documents"
+"""The part that fails if a document raises an exception."""
 FLUSH_S = 0.3
 """How long the last status update may take at shutdown."""
 
@@ -113,6 +115,8 @@ class Resources:
         self._taken: Mapping[str, str] = {}
         """The last logged conflict of each Tenant."""
         self._sizes = Sizes(clock)
+        self._faults: Mapping[ModelName, str] = {}
+        """Models whose document raises an exception when it is decoded, merged or sized, and the exception."""
         self.observed = asyncio.Event()
         """Set once all documents have been observed."""
 
@@ -120,6 +124,7 @@ class Resources:
         """Connect the loop that receives the documents."""
         self._loop = loop
         loop.listeners += [self._statuses.on_step, self._events.on_step, self._sizes.on_step]
+        loop.retries.append(self._retry)
 
     def put_files(self, seen: DocumentsSeen) -> None:
         """Use the documents of files, at startup and after a reload."""
@@ -135,9 +140,27 @@ class Resources:
                 log.warning("event=tenant_conflict tenant=%s reason=%s", tenant, why)
         self._statuses.put(list_subjects(self._customs.models, self._installation.settled, self._installation.whose))
         sized = self._sizes.of(seen.models, self._loop.world.learned.looked)
-        self._loop.observe([*learned, replace(seen, models=sized.models), *sized.faults])
+        before, self._faults = self._faults, {one.model: one.reason for one in sized.faults} | self._installation.faults
+        over = [
+            FaultSeen(model=name, reason=why, is_over=True)
+            for name, why in before.items()
+            if self._faults.get(name) != why
+        ]
+        faults = [FaultSeen(model=name, reason=why, part=PART) for name, why in self._faults.items()]
+        self._loop.observe([*learned, *over, replace(seen, models=sized.models), *faults])
         self.adopted.called(self._installation.settled.names, self._installation.settled.taken)
         self.observed.set()
+
+    def _retry(self, ended: frozenset[ModelName]) -> None:
+        """Read the documents of these Models again; quarantine those that raise an exception again."""
+        if ended.isdisjoint(self._faults):
+            return
+        origins = {origin for origin, name in self._installation.settled.names.items() if name in ended}
+        self._customs.retry(origins)
+        if self._kubeai is not None:
+            self._kubeai.retry(origins)
+        for name in sorted(ended & self._faults.keys()):
+            self._loop.fault(name, PART, self._faults[name])
 
     def _held(self, holders: Mapping[str, str | None]) -> None:
         """Record which installation serves the Models of each namespace."""

@@ -23,6 +23,7 @@ from tests.simulation.checks import continuous_invariants, fault_containment, fi
 from tests.simulation.environment.machine import Manners, one_device
 from tests.simulation.environment.network import CALM, Rates
 from tests.simulation.environment.virtual_loop import run as run_virtual
+from tests.simulation.installations.documented_town import DocumentedTown
 from tests.simulation.installations.gateway import SimGateway
 from tests.simulation.installations.installation import Town
 
@@ -48,10 +49,13 @@ class Result(NamedTuple):
     completed: int
     full: int
     starts: int
+    contained: int
+    """How often the injected fault quarantined its Model."""
 
 
 def play(seed: int, on_note: Callable[[str], None] = lambda _line: None) -> Result:
     """Run one seed. `on_note` gets every note: the virtual second and the event."""
+    random.seed(seed)  # for the product's own jitter
     with pytest.MonkeyPatch.context() as patch:
         return run_virtual(_play(seed, on_note, patch))
 
@@ -87,7 +91,8 @@ def draw(seed: int, rng: random.Random) -> tuple[Town, bool]:
     manners = Manners(
         start_s=(start_s / 3, start_s), serve_s=(0.01, longest_s), dies_at_start=0.0 if calm else rng.choice([0.0, 0.1])
     )
-    town = Town(
+    kind = DocumentedTown if fault_containment.has_documents(seed) else Town
+    town = kind(
         seed, models=models, slices=tuple(one_device(16 * GIB, f"gpu{n}") for n in range(rng.randint(1, 2))),
         tenants=tenants, gateways=rng.randint(1, 4), manners=manners, rates=CALM if calm else storm,
     )  # fmt: skip
@@ -104,18 +109,21 @@ async def _play(seed: int, on_note: Callable[[str], None], patch: pytest.MonkeyP
     jobs = [town.task(clients(town, rng))]
     if not calm:
         jobs += [town.task(faults(town, rng)), town.task(contained.inject())]
+        jobs += [town.task(contained.edit()), town.task(contained.read())]
     await asyncio.sleep(STORM_S)
     for job in jobs:
         job.cancel()
     heal(town)
+    broken = await contained.others_are_current()
     contained.stop()
     healed_s = town.now()
-    broken = await liveness.after_storm(town, watcher)
+    broken += await liveness.after_storm(town, watcher)
     storm = [journey for journey in town.journeys.values() if not contained.hit(journey.call.model)]
     await asyncio.sleep(max(0.0, healed_s + HEAL_S - town.now()))
     broken += await silence(town)
     broken += await liveness.probe(town)
     broken += await silence(town)
+    broken += contained.all_are_current()
     watcher.stop()
     broken += watcher.broken + watcher.churned()
     broken += final_invariants.everybody_was_answered(town) + final_invariants.only_such_errors(town, calm=calm)
@@ -127,7 +135,8 @@ async def _play(seed: int, on_note: Callable[[str], None], patch: pytest.MonkeyP
     full = sum(end.error is not None and end.error.code == "queue_full" for end in ended)
     if calm and not completed:
         broken.append(f"I7: none of {len(storm)} Calls completed, though nothing ever failed")
-    return Result(broken, town.trace.hexdigest(), len(storm), completed, full, len(town.machine.started))
+    starts = len(town.machine.started)
+    return Result(broken, town.trace.hexdigest(), len(storm), completed, full, starts, contained.contained)
 
 
 async def silence(town: Town) -> list[str]:

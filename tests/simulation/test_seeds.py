@@ -11,10 +11,13 @@ from hashlib import sha256
 import pytest
 
 from tests.simulation.__main__ import main
+from tests.simulation.checks import fault_containment
 from tests.simulation.scenario import play
+from tests.support.harness.faults.fault_injection import DOCUMENT_POINTS, concerns, inject
 
 SEEDS = int(os.environ.get("SEEDS", "500"))
 STANDARD = 40
+SEED_WITH_FAULT, SEED_WITHOUT_FAULT = 24, 8
 BATCH = 10
 """Seeds in one test, so that a progress dot means something."""
 
@@ -54,6 +57,25 @@ def test_trace_option_prints_all_lines_that_the_trace_hash_covers(
     assert last.startswith("seed 3: ")
     assert f", trace {trace[:12]}, " in last
     assert any(" granted " in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    "point", [DOCUMENT_POINTS[0], *(pytest.param(one, marks=pytest.mark.deep) for one in DOCUMENT_POINTS[1:])]
+)
+def test_fault_in_documents_explanations_or_statuses_affects_no_other_model(
+    point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fault_containment, "POINTS", ())
+    monkeypatch.setattr(fault_containment, "DOCUMENT_POINTS", (point,))
+    result = play(SEED_WITH_FAULT)
+    assert not result.broken
+    assert result.contained, "the fault had an effect"
+
+
+def test_simulation_fails_if_a_model_is_quarantined_without_an_injected_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    inject(monkeypatch, "autoscaler.planner.plan:compute_slots", concerns("m0"), expected=False)
+    broken = play(SEED_WITHOUT_FAULT).broken
+    assert any(line.startswith("I14: m0 is at fault in ") for line in broken)
 
 
 @pytest.mark.parametrize("seed", [3, 8, 14])

@@ -4,12 +4,13 @@ Keeps the last documents of each source and merges them into one set, without th
 (`autoscaler.spec.installation_ownership`). The oldest object keeps a contested name (`autoscaler.spec.name_conflicts`).
 Nothing is published until each expected source has reported and the installation that serves each namespace is known,
 because a missing Model would count as deleted. Each Model's stored status, with the values learned before a restart, is
-published once.
+published once. A Model whose document raises an exception keeps its last valid document and is listed in `faults`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 
 from autoscaler.contract import ModelName
 from autoscaler.spec.installation_ownership import explain_not_served
@@ -22,6 +23,7 @@ FILES, CUSTOMS = "files", "customs"
 
 Status = Mapping[str, object]
 """The status of an object, as stored in the API server."""
+NO_FAULTS: Mapping[Origin, str] = MappingProxyType({})
 Publish = Callable[[DocumentsSeen, Mapping[ModelName, Status]], None]
 """Receives all documents, and the status of each Model that is published for the first time."""
 
@@ -48,7 +50,10 @@ class Installation:
         self._tenants: dict[str, Sequence[Tenant]] = {}
         self._statuses: dict[Origin, Status] = {}
         """Statuses that are not published yet; at most one for each Model."""
+        self._undecoded: dict[str, Mapping[Origin, str]] = {}
         self.settled = Settled()
+        self.faults: Mapping[ModelName, str] = {}
+        """Models whose current document raises an exception, and the exception in one line."""
         self.tenants_taken: Mapping[str, str] = {}
         """Tenant -> a sentence on which of its name and keys belong to another Tenant."""
 
@@ -63,15 +68,19 @@ class Installation:
         models: Mapping[Origin, Model],
         tenants: Sequence[Tenant] = (),
         statuses: Mapping[Origin, Status] | None = None,
+        *,
         places: Collection[str] | None = None,
+        faults: Mapping[Origin, str] = NO_FAULTS,
     ) -> None:
         """Set all documents of a source, Tenants oldest first, and the status of each Model new there. `places`:
-        further namespaces for which the serving installation must be known.
+        further namespaces for which the serving installation must be known. `faults`: Models whose current document
+        raised an exception when it was decoded.
         """
         if places is not None:
             self._places = frozenset(places)
         self._models[source] = models
         self._tenants[source] = tenants
+        self._undecoded[source] = faults
         self._statuses |= statuses or {}
         self._put(source)
 
@@ -112,11 +121,13 @@ class Installation:
             return
         self._published = True
         ours = {o: m for o, m in models.items() if self.whose(o.namespace, m.spec.installation) == ""}
-        self.settled = resolve_model_conflicts(self._files.models, ours)
+        self.settled = resolve_model_conflicts(self._files.models, ours, self.settled)
         others = [tenant for tenants in self._tenants.values() for tenant in tenants]
         tenants, taken = resolve_tenant_conflicts(self._files.tenants, others)
         self.tenants_taken = {str(name): why for name, why in taken.items()}
         names = self.settled.names
+        undecoded = {origin: why for found in self._undecoded.values() for origin, why in found.items()}
+        self.faults = {names[o]: why for o, why in (undecoded | dict(self.settled.faults)).items() if o in names}
         statuses = {names[origin]: status for origin, status in self._statuses.items() if origin in names}
         self._statuses = {
             origin: status for origin, status in self._statuses.items() if origin in models and origin not in ours

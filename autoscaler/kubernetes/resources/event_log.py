@@ -31,6 +31,8 @@ UNREADABLE, SKIPS = "Unreadable", "Pilotlight skips this object: "
 """The reason of Events about unreadable objects, and how their messages begin."""
 MINUTE_MAX = 10
 """Maximum API requests per minute for the Events of one object; also the burst."""
+WAIT_S_MIN = 0.01
+"""Minimum wait for the budget of an object: by rounding, a shorter wait may end just before the budget is available."""
 PENDING_MAX = 1000
 """Maximum pending Events: about half a megabyte."""
 SERIES_S = 600.0
@@ -233,7 +235,7 @@ class Book:
     def wait_s(self, now_s: float) -> float | None:
         """Seconds until `take` returns a pending Event; None: none is pending."""
         short = [max(0.0, 1 - self._left(due.regarding, now_s)) for due in self._pending.values()]
-        return min(short) * 60 / MINUTE_MAX if short else None
+        return max(min(short) * 60 / MINUTE_MAX, WAIT_S_MIN) if short else None
 
     def series(self, due: Due) -> Series | None:
         """The existing Event that `due` continues; None: it begins a new one."""

@@ -2,20 +2,24 @@
 
 The kind may be installed at any time (`optional_kinds`). KubeAI's objects are only read. An object that cannot be
 converted does not affect the others; its last valid version stays in force, and `wrong` is the reason. The `convert`
-function converts an object (`autoscaler.importers.kubeai.models`).
+function converts an object (`autoscaler.importers.kubeai.models`). If it raises an exception, the Model is quarantined
+and converted again later (`undecoded`, `retry`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from autoscaler.exception_handling import Failure, attempt
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.optional_kinds import Kinds, created_unix_s, list_collection_paths
 from autoscaler.kubernetes.resources.document_merge import Installation
+from autoscaler.kubernetes.resources.undecoded import Undecoded, describe_undecoded
 from autoscaler.kubernetes.watch import Change, ObjectKey
 from autoscaler.spec.model import Model
 from autoscaler.spec.name_conflicts import Origin
@@ -35,11 +39,18 @@ class KubeaiObject(NamedTuple):
 
     uid: str
     model: Model | None
-    """The Model in force; None: the object was never valid."""
+    """The current or the last valid version; None: the object was never valid."""
     wrong: str
     """Why its current version is not in force; empty: it is."""
     notes: tuple[str, ...]
     """The keys that were not converted, a line for each."""
+    undecoded: Undecoded | None = None
+    """Its current version, if its conversion raised an exception."""
+
+    @property
+    def in_force(self) -> Model | None:
+        """The Model in force; None: there is none."""
+        return self.undecoded.stand_in if self.model is None and self.undecoded is not None else self.model
 
 
 class KubeaiModels:
@@ -82,8 +93,20 @@ class KubeaiModels:
                 _log.warning("event=kubeai_field_ignored model=%s/%s reason=%s", *key, note)
 
     def _put(self) -> None:
-        models = {Origin(KUBEAI, *key): found.model for key, found in self.found.items() if found.model}
-        self._installation.put(KUBEAI, models)
+        found_now = {Origin(KUBEAI, *key): found for key, found in self.found.items()}
+        models = {origin: model for origin, found in found_now.items() if (model := found.in_force) is not None}
+        faults = {
+            origin: found.undecoded.reason for origin, found in found_now.items() if found.undecoded is not None
+        }  # fmt: skip
+        self._installation.put(KUBEAI, models, faults=faults)
+
+    def retry(self, origins: Container[Origin]) -> None:
+        """Convert those of these objects again whose conversion raised an exception, and pass the results on."""
+        for watched in self._watches:
+            for key, old in tuple(watched.items.items()):
+                if old.undecoded is not None and Origin(KUBEAI, *key) in origins:
+                    watched.replace(key, self._read_version(old.undecoded.found, old))
+        self._put()
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -98,7 +121,19 @@ class KubeaiModels:
         if old is not None and old.uid == uid and self._generations.get(key) == generation:
             return old
         self._generations[key] = generation
+        return self._read_version(found, old if old is not None and old.uid == uid else None)
+
+    def _read_version(self, found: Object, old: KubeaiObject | None) -> KubeaiObject:
+        """Convert an object. `old`: its earlier version; None: it is new."""
+        last, uid = None if old is None else old.model, found["metadata"]["uid"]
+        done = attempt(partial(self._convert_model, found))
+        if isinstance(done, Failure):
+            return KubeaiObject(uid, last, "", (), describe_undecoded(found, done.error))
+        model, wrong, notes = done
+        return KubeaiObject(uid, last if model is None else model, wrong, notes)
+
+    def _convert_model(self, found: Object) -> tuple[Model | None, str, tuple[str, ...]]:
         model, wrong, notes = self._convert({"apiVersion": API_VERSION, "kind": "Model"} | found)
         if model is not None:
-            return KubeaiObject(uid, replace(model, created_unix_s=created_unix_s(metadata)), "", notes)
-        return KubeaiObject(uid, old.model if old is not None and old.uid == uid else None, wrong, notes)
+            model = replace(model, created_unix_s=created_unix_s(found["metadata"]))
+        return model, wrong, notes

@@ -1,7 +1,8 @@
 """Watches the custom resources Model and Tenant and passes their documents to the installation. I/O.
 
 `parse` decodes objects by the same rules as files. An object is decoded again only when its spec changes. An invalid
-object does not affect the others; its last valid version stays in force, and `wrong` is the reason. A Tenant that was
+object does not affect the others; its last valid version stays in force, and `wrong` is the reason. If decoding a Model
+raises any other exception, the Model is quarantined and decoded again later (`undecoded`, `retry`). A Tenant that was
 never valid exists without keys, so that `auth: auto` requires keys. Without permission to read Tenants there are none;
 without permission to read Models the start waits (`optional_kinds`).
 """
@@ -9,16 +10,19 @@ without permission to read Models the start waits (`optional_kinds`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from autoscaler.contract import TenantName
+from autoscaler.exception_handling import Failure, attempt
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.optional_kinds import Kinds, created_unix_s, list_collection_paths
 from autoscaler.kubernetes.resources.document_merge import CUSTOMS, Installation, Status
 from autoscaler.kubernetes.resources.model_conditions import ELSEWHERE
+from autoscaler.kubernetes.resources.undecoded import Undecoded, describe_undecoded, read_installation
 from autoscaler.kubernetes.watch import ObjectKey, Watched
 from autoscaler.spec.decode import WrongKeyError, format_path
 from autoscaler.spec.model import Model
@@ -50,13 +54,20 @@ class ModelObject(NamedTuple):
     uid: str
     generation: int
     model: Model | None
-    """The Model in force: the current or the last valid version; None: it was never valid."""
+    """The current or the last valid version; None: it was never valid."""
     wrong: str
     """Why its current version is not in force; empty: it is."""
     named: str | None = None
     """The installation in `spec.installation`."""
     shown: str = ""
     """The message of its condition ELSEWHERE; empty: it has none."""
+    undecoded: Undecoded | None = None
+    """Its current version, if decoding it raised an exception."""
+
+    @property
+    def in_force(self) -> Model | None:
+        """The Model in force; None: there is none."""
+        return self.undecoded.stand_in if self.model is None and self.undecoded is not None else self.model
 
 
 class TenantObject(NamedTuple):
@@ -121,12 +132,25 @@ class DocumentWatcher:
 
     def _put(self) -> None:
         found_now = {Origin(CUSTOMS, *key): found for key, found in self.models.items()}
-        models = {origin: found.model for origin, found in found_now.items() if found.model is not None}
+        models = {origin: model for origin, found in found_now.items() if (model := found.in_force) is not None}
+        faults = {
+            origin: found.undecoded.reason for origin, found in found_now.items() if found.undecoded is not None
+        }  # fmt: skip
         tenants = sorted(self.tenants.values(), key=lambda found: (found.created_unix_s, found.tenant.name))
         fresh = {origin: status for origin, status in self._fresh.items() if origin in models}
         self._fresh = {o: status for o, status in self._fresh.items() if o in found_now and o not in models}
         places = {key.namespace for key, found in self.models.items() if found.named is None}
-        self._installation.put(CUSTOMS, models, [found.tenant for found in tenants], fresh, places)
+        self._installation.put(
+            CUSTOMS, models, [found.tenant for found in tenants], fresh, places=places, faults=faults
+        )  # fmt: skip
+
+    def retry(self, origins: Container[Origin]) -> None:
+        """Decode those of these objects again whose decoding raised an exception, and pass the results on."""
+        for watched in self._models:
+            for key, old in tuple(watched.items.items()):
+                if old.undecoded is not None and Origin(CUSTOMS, *key) in origins:
+                    watched.replace(key, self._read_version(old.undecoded.found, old))
+        self._put()
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -147,16 +171,32 @@ class DocumentWatcher:
         shown = _shown(found)
         if old is not None and old.generation == generation:
             return old if old.shown == shown else old._replace(shown=shown)
-        document, wrong = self._decode(found, "Model", {"name": key.name, "namespace": key.namespace})
-        spec = found.get("spec")
-        named = spec.get("installation") if isinstance(spec, dict) else None
-        named = named if isinstance(named, str) else None
+        return self._read_version(found, old)._replace(shown=shown)
+
+    def _read_version(self, found: Object, old: ModelObject | None) -> ModelObject:
+        """Decode the spec of an object. `old`: its earlier version; None: it is new."""
+        done = attempt(partial(self._decode_model, found, old))
+        if not isinstance(done, Failure):
+            return done
+        metadata, last = found["metadata"], None if old is None else old.model
+        named = read_installation(found) if old is None or last is None else old.named
+        return ModelObject(
+            metadata["uid"], metadata.get("generation", 0), last, "", named, "" if old is None else old.shown,
+            describe_undecoded(found, done.error),
+        )  # fmt: skip
+
+    def _decode_model(self, found: Object, old: ModelObject | None) -> ModelObject:
+        metadata = found["metadata"]
+        uid, generation = metadata["uid"], metadata.get("generation", 0)
+        whose = {"name": metadata["name"], "namespace": metadata["namespace"]}
+        document, wrong = self._decode(found, "Model", whose)
+        shown = "" if old is None else old.shown
         if isinstance(document, Model):
             model = replace(document, created_unix_s=created_unix_s(metadata), uid=uid)
-            return ModelObject(uid, generation, model, "", named, shown)
+            return ModelObject(uid, generation, model, "", read_installation(found), shown)
         if old is not None and old.model is not None:
-            return old._replace(generation=generation, wrong=wrong, shown=shown)
-        return ModelObject(uid, generation, None, wrong, named, shown)
+            return old._replace(generation=generation, wrong=wrong, undecoded=None)
+        return ModelObject(uid, generation, None, wrong, read_installation(found), shown)
 
     def _read_tenant(self, found: Object) -> TenantObject | None:
         metadata = found["metadata"]

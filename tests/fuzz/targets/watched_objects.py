@@ -155,5 +155,7 @@ async def _run(kind: Kind, line: bytes) -> None:
         await watched.run()
     assert not any(faults), faults
     for one in watched.items.values():
+        undecoded = getattr(one, "undecoded", None)
+        assert undecoded is None, undecoded.reason
         assert not (wrong := misfit(one)), f"{type(one).__name__} {wrong}"
     use()

@@ -65,8 +65,8 @@ def nothing_has_grown(town: Town) -> list[str]:
     assert isinstance(loop, VirtualLoop)
     attained = world.learned.attained
     sizes = [
-        ("tasks", len(asyncio.all_tasks()), TASKS_MAX[0] + TASKS_MAX[1] * many),
-        ("timers", loop.timers(), TIMERS_MAX[0] + TIMERS_MAX[1] * many),
+        ("tasks", len(asyncio.all_tasks()), TASKS_MAX[0] + TASKS_MAX[1] * many + town.further_tasks),
+        ("timers", loop.timers(), TIMERS_MAX[0] + TIMERS_MAX[1] * many + town.further_tasks),
         ("known gateways", len(world.gateways), many),
         ("histories", len(world.learned.histories), len(town.models)),
         ("accounts of Tenants", sum(map(len, attained.values())), len(town.models) * max(1, len(town.tenants))),

@@ -140,7 +140,7 @@ class Server:
             return copy.deepcopy(found)
         if method == "DELETE":
             return self._delete(collection, found, body)
-        _same(found, body["metadata"])
+        _same(found, body.get("metadata") or {})
         if "fieldManager" in query:
             return self._apply(collection, found, body, query)
         wanted = _merged(found, body) if method == "PATCH" else copy.deepcopy(body)

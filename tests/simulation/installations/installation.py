@@ -33,6 +33,7 @@ from tests.simulation.checks.gateway_reports import ReceivedReports
 from tests.simulation.environment.machine import QUICK, Machine, Manners
 from tests.simulation.environment.network import CALM, Network, Rates
 from tests.simulation.installations.gateway import SimGateway, SimLink
+from tests.simulation.installations.model_objects import DocumentTasks
 from tests.support.fakes.driver import FakeDriver
 
 
@@ -76,13 +77,18 @@ class Autoscaler:
         self.feed = Feed(self.loop)
         self.loop.listeners.append(lambda step: town.note(*(f"{t.replica} {t.after}" for t in step.transitions)))
         self.loop.listeners.append(town.stepped)
-        self.loop.observe([DocumentsSeen(models=town.models, tenants=town.tenants)])
+        self.documents = town.document_tasks(self.loop, f"autoscaler-{epoch}")
+        if self.documents is None:
+            self.loop.observe([DocumentsSeen(models=town.models, tenants=town.tenants)])
         self.loop.observe([HistorySeen(model=m, history=h) for m, h in town.histories.items()])
         self.loop.observe([GatewaySeen(gateway=gateway.id, watched=True) for gateway in town.gateways])
         self.task = town.task(self._run(town, random.Random(f"{town.seed}/saves/{epoch}").uniform(0.0, EVERY_S)))
 
     async def _run(self, town: Town, save_in_s: float) -> None:
         async with asyncio.TaskGroup() as tasks:
+            if self.documents is not None:
+                tasks.create_task(self.documents.run())
+                await self.documents.observed.wait()  # a process leads only then
             tasks.create_task(self.loop.run())
             tasks.create_task(self._save(town, save_in_s))
             tasks.create_task(self.more())
@@ -135,6 +141,8 @@ class Town:
         self.on_step: Callable[[LoopStep], None] = lambda step: None
         self.crashes: list[BaseException] = []
         """Exceptions in any task, which no injected fault explains."""
+        self.further_tasks = 0
+        """Maximum number of tasks of an autoscaler, and of their timers, beside those of every autoscaler."""
         self.autoscaler: Autoscaler | None = None
         """The leader."""
         self.standby: Autoscaler | None = None
@@ -152,6 +160,11 @@ class Town:
     def cutter(self, autoscaler: Autoscaler) -> Cutter | None:
         """The component that repartitions nodes for it; none here."""
         del autoscaler
+        return None
+
+    def document_tasks(self, loop: Loop, who: str) -> DocumentTasks | None:
+        """The tasks of an autoscaler that read its documents; None: they never change."""
+        del loop, who
         return None
 
     def supplying(self, autoscaler: Autoscaler) -> ProviderRunner | None:

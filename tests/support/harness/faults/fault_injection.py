@@ -46,15 +46,31 @@ POINTS = (
 )
 """Functions of the planner, the fold, the driver and the gateways' data; each takes one Model in some form."""
 
+DOCUMENT_POINTS = (
+    "autoscaler.documents.parse:_model",
+    "autoscaler.spec.name_conflicts:_settled",
+    "pilotlight.models.cluster_memory:Sizes._make",
+    "autoscaler.explain.model:_wanted",
+    "autoscaler.explain.model:_why",
+    "autoscaler.server.read_responses:effective_idle_window",
+    "autoscaler.provisioning.unplaceable_models:Fitting.never",
+    "autoscaler.kubernetes.resources.model_status:build_status_input",
+    "autoscaler.kubernetes.resources.model_status:render_status",
+)
+"""The same for documents, explanations and statuses."""
+
 
 def concerns(name: str) -> Callable[..., bool]:
-    """Whether an argument is a Model of that name, its name, a Replica of it, or a list of these."""
+    """Whether an argument is a Model of that name, its name, its document, a Replica of it, or a list of these."""
 
     def names(one: object) -> object:
         if isinstance(one, list | tuple) and type(one) in (list, tuple):
             return names(one[0]) if one else None
         if isinstance(one, Model):
             return one.name
+        if isinstance(one, dict):
+            metadata = one.get("metadata")
+            return metadata.get("name") if isinstance(metadata, dict) else None
         model = getattr(one, "model", one)
         return model.name if isinstance(model, Model) else model
 

@@ -516,3 +516,53 @@ def refuses_b(_: World, of: Model, __: object) -> tuple[float, bool]:
     if of.name == "b":
         raise InjectedError("injected into idle_s")
     return 1.0, False
+
+
+# --- work outside of the World that is retried ------------------------------------------------------------------------
+
+
+def test_retry_is_called_before_the_plan_when_a_quarantine_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = inject(monkeypatch, "autoscaler.demand.desired_replicas:compute_desired_replicas", lambda *_: False)
+    loop, asked = stepped(), list[frozenset[ModelName]]()
+
+    def retry(ended: frozenset[ModelName]) -> None:
+        asked.append(ended)
+        if len(asked) < 3:
+            loop.loop.fault(B.name, "documents", "KeyError: 7")
+
+    loop.loop.retries.append(retry)
+    loop.step(FaultSeen(model=B.name, reason="KeyError: 7", part="documents"), called(B))
+    assert (asked, faults.reported) == ([], [("b", "documents")])
+    for times, lasts_s in ((2, 60.0), (3, 120.0)):
+        loop.now_s += lasts_s
+        loop.step(called(B, now_s=loop.now_s))
+        assert loop.loop.world.learned.faults[B.name].times == times
+        assert started(loop) == []
+    loop.step(ModelWoken(model=B.name), called(B, now_s=loop.now_s))
+    assert asked == [{"b"}] * 3
+    assert started(loop) == ["b"]
+
+
+def test_fault_that_is_over_is_forgotten_and_another_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    inject(monkeypatch, "autoscaler.demand.desired_replicas:compute_desired_replicas", lambda *_: False)
+    loop = stepped()
+    loop.step(FaultSeen(model=B.name, reason="KeyError: 7"))
+    loop.step(FaultSeen(model=B.name, reason="KeyError: 8", is_over=True))
+    assert set(loop.loop.world.learned.faults) == {"b"}
+    loop.step(FaultSeen(model=B.name, reason="KeyError: 7", is_over=True))
+    assert loop.loop.world.learned.faults == {}
+
+
+def test_exception_in_a_retry_does_not_stop_the_control_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = inject(monkeypatch, "autoscaler.demand.desired_replicas:compute_desired_replicas", lambda *_: False)
+    loop = stepped()
+
+    def retry(_: frozenset[ModelName]) -> None:
+        raise InjectedError("retry")
+
+    loop.loop.retries.append(retry)
+    loop.step(FaultSeen(model=B.name, reason="KeyError: 7"))
+    after = loop.step(ModelWoken(model=B.name), called(A))
+    assert "retry: InjectedError" in after.degraded
+    assert started(loop) == ["a", "b"]
+    assert len(faults.reported) == 2

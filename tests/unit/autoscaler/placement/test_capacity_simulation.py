@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from autoscaler.capacity.delivered_slices import GIVEN_BACK, list_withheld_slices, slices_of
 from autoscaler.contract import ModelName
+from autoscaler.placement import capacity_simulation
 from autoscaler.placement.capacity_simulation import (
     SimulationCache,
     SimulationContext,

@@ -20,6 +20,7 @@ from autoscaler.kubernetes.api import Api, ApiError
 from autoscaler.kubernetes.rbac import list_required_rights
 from autoscaler.kubernetes.safe_decoding import ListPage
 from autoscaler.kubernetes.unreadable_objects import Unreadable
+from autoscaler.spec import installation_ownership
 from pilotlight.cli.main import cli
 from pilotlight.doctor import cluster_checks, gpu_operator, machine_checks, nodes
 from pilotlight.doctor.finding import Finding
@@ -258,6 +259,27 @@ async def test_existing_object_that_an_event_reports_as_unreadable_is_listed() -
     found = await cluster_checks.objects(Reported(), cluster_checks.Scene(engines="e", home="h", scope="cluster"))
     why = "is skipped, KeyError: 'x' (Event of 2026-01-01T00:00:00Z)"
     assert {finding.says for finding in found} == {f"Pod e/a {why}", f"Node n1 {why}"}
+
+
+async def test_lease_that_cannot_be_decoded_is_reported() -> None:
+    class Deep(Api):
+        """An API client that lists one damaged Lease."""
+
+        def __init__(self) -> None:
+            """Connects to nothing."""
+
+        async def pages(self, path: str, query: Any = None) -> Any:
+            yield ListPage("1", "", [], [Unreadable("Lease", "b", installation_ownership.CLAIM, "1", "nested")])
+
+    found = await cluster_checks.installations(Deep(), cluster_checks.Scene(engines="e", home="h", scope="cluster"))
+    assert found[1:] == [
+        Finding(
+            "installation", "warning",
+            "Lease b/models.pilotlight.dev cannot be decoded, nested: the Models of namespace b are served only by the "
+            "installation that already served them",
+            "delete it, and it is created again: kubectl delete lease -n b models.pilotlight.dev",
+        ),
+    ]  # fmt: skip
 
 
 class Leases(Api):

@@ -22,6 +22,7 @@ from autoscaler.kubernetes.rbac import list_required_rights
 from autoscaler.slicing.slicer_families import ANNOTATIONS, CHOICES
 from autoscaler.spec.capacity import KINDS as PROVIDERS
 from autoscaler.spec.capacity import PUBLISH
+from autoscaler.spec.installation_ownership import CLAIM
 from autoscaler.spec.pod import MANAGED_BY, OURS
 from tests.integration.cluster.support.control_plane import custom_resources
 
@@ -256,6 +257,15 @@ async def create_named(api: Api) -> None:
         with contextlib.suppress(ApiError):
             body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": place.name}, "data": data}
             await api.create(f"/api/v1/namespaces/{place.namespace}/configmaps", body)
+
+
+async def create_claim(api: Api, namespace: str) -> str:
+    """Creates the Lease that names the installation of a namespace, so that it cannot be decoded; returns its path."""
+    leases = next(one for one in ALL if one.kind == "Lease")
+    body = next(one for one in bodies(leases) if "managedFields" in one.get("metadata", {}))
+    path = leases.path(namespace)
+    assert await _create(api, leases, path, CLAIM, body)
+    return f"{path}/{CLAIM}"
 
 
 async def delete(api: Api, poisoned: Poisoned) -> None:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pytest
+
 from autoscaler.contract import ModelName
 from autoscaler.kubernetes.resources.document_merge import CUSTOMS, FILES, Installation, Status
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.spec.name_conflicts import Origin
 from autoscaler.spec.settings import Settings
 from autoscaler.state.events import DocumentsSeen
+from tests.support.harness.faults.fault_injection import inject
 
 X, Y = Origin(CUSTOMS, "a", "x"), Origin(CUSTOMS, "b", "x")
 
 
-def model(at_s: int = 0, namespace: str = "a") -> Model:
-    return Model(name=ModelName("x"), spec=ModelSpec(engine="vllm"), namespace=namespace, created_unix_s=at_s)
+def model(at_s: int = 0, namespace: str = "a", slots: int = 1) -> Model:
+    spec = ModelSpec(engine="vllm")
+    return Model(name=ModelName("x"), spec=spec, namespace=namespace, created_unix_s=at_s, slots=slots)
 
 
 class Received:
@@ -67,3 +71,24 @@ def test_models_removed_from_one_source_stay_if_another_source_has_them() -> Non
     assert received.names == ["x", "c/x"]
     one.put(CUSTOMS, {})
     assert received.names == ["x"]
+
+
+def test_model_that_raises_keeps_its_names_and_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    received = Received()
+    one = Installation(received, (CUSTOMS,))
+    one.put(CUSTOMS, {X: model(1), Y: model(2, "b")})
+    inject(monkeypatch, "autoscaler.spec.name_conflicts:_settled", lambda origin, *_: origin == X)
+    one.put(CUSTOMS, {X: model(1, slots=7), Y: model(2, "b", slots=8)})
+    assert received.names == ["x", "b/x"], "the younger Model does not get its name"
+    assert [of.slots for of in received.documents[-1].models] == [1, 8]
+    assert [*one.faults] == ["x"]
+    assert "InjectedError" in one.faults[ModelName("x")]
+
+
+def test_fault_of_a_document_is_listed_under_the_name_of_its_model() -> None:
+    received = Received()
+    one = Installation(received, (CUSTOMS,))
+    one.put(CUSTOMS, {X: model(1), Y: model(2, "b")}, faults={Y: "KeyError: 7"})
+    assert one.faults == {"b/x": "KeyError: 7"}
+    one.put(CUSTOMS, {X: model(1), Y: model(2, "b")})
+    assert one.faults == {}

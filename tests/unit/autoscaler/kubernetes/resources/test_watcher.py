@@ -1,0 +1,164 @@
+"""An exception while an object is decoded: what is contained, what is not, and what stays in force."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import cast
+
+import pytest
+
+from autoscaler.documents.parse import read_document
+from autoscaler.kubernetes.api import Api, Object
+from autoscaler.kubernetes.resources.document_merge import CUSTOMS, Installation
+from autoscaler.kubernetes.resources.kubeai_watcher import KUBEAI, KubeaiModels
+from autoscaler.kubernetes.resources.undecoded import describe_undecoded
+from autoscaler.kubernetes.resources.watcher import DocumentWatcher
+from autoscaler.kubernetes.watch import ObjectKey
+from autoscaler.spec.model import Model
+from autoscaler.spec.name_conflicts import Origin
+from autoscaler.spec.pod import API_VERSION
+from autoscaler.spec.tenant import Tenant
+from tests.support.fakes.kubernetes.api_server import Server
+
+KEY, ORIGIN = ObjectKey("n", "b"), Origin(CUSTOMS, "n", "b")
+
+
+def found(name: str, generation: int = 1, **spec: object) -> Object:
+    """A Model object."""
+    metadata = {
+        "name": name, "namespace": "n", "uid": f"uid-{name}", "generation": generation,
+        "resourceVersion": str(generation), "creationTimestamp": "2026-01-01T00:00:00Z",
+    }  # fmt: skip
+    return {"metadata": metadata, "spec": {"engine": "vllm", "artifact": "hf://o/n", **spec}, "status": {}}
+
+
+class Parser:
+    """Decodes documents; raises `error` for the Model `b`."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self.error = error
+        self.calls = 0
+
+    def __call__(self, document: object) -> Model | Tenant:
+        assert isinstance(document, dict)
+        self.calls += 1
+        if self.error is not None and document["metadata"]["name"] == "b":
+            raise self.error
+        return read_document(document)
+
+    def convert(self, document: object) -> tuple[Model | None, str, tuple[str, ...]]:
+        """As a converter of KubeAI's Models."""
+        assert isinstance(document, dict)
+        head = {"apiVersion": API_VERSION, "kind": "Model", "metadata": {"name": "b", "namespace": "n"}}
+        made = self({**head, "spec": document["spec"]})
+        assert isinstance(made, Model)
+        return made, "", ()
+
+
+async def read(server: Server, parser: Parser) -> tuple[DocumentWatcher, Installation]:
+    """Read all objects of the server, and then its stream."""
+    installation = Installation(lambda *_: None, (CUSTOMS,))
+    watcher = DocumentWatcher(cast("Api", server), parser, installation, ["n"], tenants=False)
+    await run(server, watcher.run, lambda: len(watcher.models) == len(server.truth))
+    return watcher, installation
+
+
+async def run(
+    server: Server, watch: Callable[[], Coroutine[object, object, None]], holds: Callable[[], bool]
+) -> None:  # fmt: skip
+    """Watch until the stream has ended and `holds` is true, or until an exception ends the watch."""
+    task = asyncio.create_task(watch())
+    async with asyncio.timeout(60):
+        while not (task.done() or (holds() and server.idle.is_set())):
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+    task.cancel()
+    (ended,) = await asyncio.gather(task, return_exceptions=True)
+    if isinstance(ended, BaseException) and not isinstance(ended, asyncio.CancelledError):
+        raise ended
+
+
+async def test_exception_while_decoding_quarantines_the_model_and_is_decoded_once_per_generation() -> None:
+    server, parser = Server(), Parser(KeyError("odd"))
+    server.truth = {name: found(name) for name in ("a", "b")}
+    server.stream = [("MODIFIED", found("b") | {"status": {"observedGeneration": 1}})]
+    watcher, installation = await read(server, parser)
+    assert parser.calls == 2, "a changed status is not a changed document"
+    assert not [*server.unreadable]
+    assert not watcher.wrong
+    assert [*installation.faults] == ["b"]
+    assert "KeyError" in installation.faults[next(iter(installation.faults))]
+    assert {one.name for one in installation.settled.models} == {"a", "b"}
+    parser.error = None
+    watcher.retry({Origin(CUSTOMS, "n", "a")})
+    assert (parser.calls, [*installation.faults]) == (2, ["b"]), "the quarantine of another Model ended"
+    watcher.retry({ORIGIN})
+    assert (parser.calls, installation.faults) == (3, {})
+    kept = watcher.models[KEY]
+    assert (kept.undecoded, kept.model is not None, kept.in_force) == (None, True, kept.model)
+
+
+async def test_valid_version_stays_in_force_when_the_next_one_raises() -> None:
+    server, parser = Server(), Parser(None)
+    server.truth = {"b": found("b", slots=3)}
+    watcher, installation = await read(server, parser)
+    parser.error = KeyError("odd")
+    server.idle.clear()
+    server.stream = [("MODIFIED", found("b", 2, slots=4))]
+    await run(server, watcher.run, lambda: watcher.models[KEY].generation == 2)
+    (model,) = installation.settled.models
+    assert (model.slots, [*installation.faults]) == (3, ["b"])
+
+
+async def test_memory_error_while_decoding_is_not_contained() -> None:
+    server = Server()
+    server.truth = {"b": found("b")}
+    with pytest.raises(ExceptionGroup) as caught:
+        await read(server, Parser(cast("Exception", MemoryError())))
+    assert caught.value.subgroup(MemoryError) is not None
+
+
+async def test_object_without_valid_metadata_is_unreadable(caplog: pytest.LogCaptureFixture) -> None:
+    server = Server()
+    odd = found("b")
+    odd["metadata"]["creationTimestamp"] = "soon"
+    server.truth = {"a": found("a"), "b": odd}
+    installation = Installation(lambda *_: None, (CUSTOMS,))
+    watcher = DocumentWatcher(cast("Api", server), Parser(KeyError("odd")), installation, ["n"], tenants=False)
+    await run(server, watcher.run, lambda: bool(watcher.models))
+    (line,) = [line for line in caplog.messages if line.startswith("event=unreadable_object")]
+    assert "namespace=n name=b " in line
+    assert "Invalid isoformat" in line
+    assert [one.name for one in installation.settled.models] == ["a"]
+
+
+async def test_exception_while_a_kubeai_model_is_converted_quarantines_the_model() -> None:
+    server, parser = Server(), Parser(KeyError("odd"))
+    server.truth = {"b": found("b")}
+    installation = Installation(lambda *_: None, (KUBEAI,))
+    models = KubeaiModels(cast("Api", server), parser.convert, installation, ["n"])
+    await run(server, models.run, lambda: bool(models.found))
+    assert ([*installation.faults], [one.name for one in installation.settled.models]) == (["b"], ["b"])
+    parser.error = None
+    models.retry({Origin(KUBEAI, "n", "b")})
+    assert installation.faults == {}
+    assert models.found[KEY].model is not None
+
+
+@pytest.mark.parametrize(
+    ("spec", "tenants", "installation"),
+    [
+        ({}, None, None),
+        ({"tenants": ["acme"], "installation": "n/l"}, ("acme",), "n/l"),
+        ({"tenants": "acme", "installation": 7}, (), None),
+        ({"tenants": ["acme", 7]}, ("acme",), None),
+        ("text", None, None),
+    ],
+)
+def test_stand_in_has_only_the_tenants_and_the_installation_of_its_object(
+    spec: object, tenants: object, installation: object
+) -> None:
+    stand_in = describe_undecoded({**found("b"), "spec": spec}, KeyError("odd")).stand_in
+    assert (stand_in.name, stand_in.namespace, stand_in.uid) == ("b", "n", "uid-b")
+    assert (stand_in.spec.tenants, stand_in.spec.installation, stand_in.spec.paused) == (tenants, installation, True)
