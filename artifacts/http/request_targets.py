@@ -33,6 +33,16 @@ _NUMBER = re.compile(r"[0-9]+|0[xX][0-9a-fA-F]*")
 PORTS = {"http": 80, "https": 443}
 
 
+def bracket_host(host: str) -> str:
+    """Return the host, in brackets if it is an IPv6 address."""
+    return f"[{host}]" if ":" in host else host
+
+
+def format_host_port(host: str, port: int) -> str:
+    """Return `host:port`, with brackets around an IPv6 address."""
+    return f"{bracket_host(host)}:{port}"
+
+
 class Origin(NamedTuple):
     """The scope of credentials."""
 
@@ -42,8 +52,7 @@ class Origin(NamedTuple):
 
     def __str__(self) -> str:
         """Format host and non-default port, as shown in errors."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return host if self.port == PORTS[self.scheme] else f"{host}:{self.port}"
+        return bracket_host(self.host) if self.port == PORTS[self.scheme] else format_host_port(self.host, self.port)
 
 
 def parse_untrusted_url(text: str) -> URL:

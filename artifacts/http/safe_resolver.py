@@ -13,7 +13,14 @@ from collections.abc import Sequence
 
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from artifacts.http.request_targets import Address, is_forbidden, is_private, normalize_host
+from artifacts.http.request_targets import (
+    Address,
+    bracket_host,
+    format_host_port,
+    is_forbidden,
+    is_private,
+    normalize_host,
+)
 from artifacts.registry_errors import PolicyError
 
 
@@ -43,11 +50,14 @@ class Resolver(AbstractResolver):
         inside = all(is_private(one) for one in addresses)
         if name == self._own:
             self._inside = inside if self._inside is None else self._inside and inside
-        elif not self._inside and any(map(is_private, addresses)) and not {name, f"{name}:{port}"} & self._allowed:
+        elif not self._inside and any(map(is_private, addresses)) and not self._is_allowed(name, port):
             raise PolicyError(
                 f"{name}: is in a private network, and the registry is not; if that is right, allow "
                 f"that host for this registry"
             )
+
+    def _is_allowed(self, name: str, port: int) -> bool:
+        return not self._allowed.isdisjoint({name, bracket_host(name), format_host_port(name, port)})
 
     async def close(self) -> None:
         """Close the wrapped resolver; called with the session."""

@@ -14,7 +14,14 @@ from typing import Final, NamedTuple
 
 from yarl import URL
 
-from artifacts.http.request_targets import PORTS, get_origin, normalize_host, parse_address, parse_untrusted_url
+from artifacts.http.request_targets import (
+    PORTS,
+    format_host_port,
+    get_origin,
+    normalize_host,
+    parse_address,
+    parse_untrusted_url,
+)
 from artifacts.registry_errors import PolicyError
 
 HEADER_CHARS_MAX = 8192
@@ -147,7 +154,7 @@ def parse_realm(text: str, registry: URL, allowed: Collection[str] = ()) -> URL:
     if asked == said:
         return url
     named = {one.lower() for one in allowed}
-    trusted = f"{asked.host}:{asked.port}" in named or str(asked) in named
+    trusted = format_host_port(asked.host, asked.port) in named or str(asked) in named
     if url.scheme != "https" and not (said.scheme == "http" and trusted):
         raise PolicyError(f"{said}: its realm is not https; no login is sent there")
     if trusted:

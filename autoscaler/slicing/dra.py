@@ -17,16 +17,17 @@ The scheduler allocates the first entry that matches a claim, so a claim matches
 `read_allocations` returns the actual allocation.
 
 A GPU shared by time-slicing or MPS has one ResourceClaim, which all its pods reference. The claim's name is derived
-from its content: the first pod creates it, and different content gets another claim. NVIDIA's driver shares a GPU only
-with its feature gate (`TimeSlicingSettings`, `MPSSupport`), and only a GPU that does not allow multiple allocations. A
-claim is reserved for at most 256 pods, and an MPS server has at most 48 clients per device.
+from its content: the first pod creates it, and different content gets another claim. The inventory of a cluster appends
+a hash of the installation to that name. NVIDIA's driver shares a GPU only with its feature gate
+(`TimeSlicingSettings`, `MPSSupport`), and only a GPU that does not allow multiple allocations. A claim is reserved for
+at most 256 pods, and an MPS server has at most 48 clients per device.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -64,7 +65,7 @@ WAYS: Mapping[Sharing, Way] = {
 
 
 def shared_claim_name(entry: str, where: str, sharing: Sharing) -> str:
-    """Return the name of the claim that all pods on an entry share."""
+    """Return the name of the claim that all pods of an installation on an entry share, without its suffix."""
     short = re.sub(r"[^a-z0-9]+", "-", entry.rpartition("/")[2].lower()).strip("-")[:40]
     return f"{sharing}-{short}-{hashlib.sha256(f'{entry} {where}'.encode()).hexdigest()[:16]}"
 
@@ -443,11 +444,23 @@ def dra_device_name(slice_: Slice) -> str:
 
 
 def common_claim_name(slice_: Slice) -> str:
-    """Return the name of the claim that all replicas on the slice share; empty if each has its own."""
+    """Return the name, without suffix, of the claim that all replicas on the slice share; empty if each has its own."""
     if slice_.kind != "dra":
         return ""
     handle = msgspec.json.decode(slice_.handle, type=Handle)
     return "" if handle.sharing is None else shared_claim_name(handle.entry, handle.where, handle.sharing)
+
+
+def rename_common_claims(asks: PodFields, name: Callable[[str], str]) -> PodFields:
+    """Give each claim that other pods share the name that `name` returns for its name."""
+    if not asks.common:
+        return asks
+    named = {old: name(old) for old in asks.common}
+    claims = (
+        {**one, "metadata": {**one["metadata"], "name": named.get(one["metadata"]["name"], one["metadata"]["name"])}}
+        for one in asks.claims
+    )
+    return asks._replace(claims=tuple(claims), common=frozenset(named.values()))
 
 
 def dra_device_name_of_id(id: SliceId, driver: str = NVIDIA) -> str:

@@ -98,6 +98,11 @@ class Ownership(NamedTuple):
         """The labels of every object of the installation."""
         return {INSTALLATION: self.installation} if self.installation else {}
 
+    @property
+    def suffix(self) -> str:
+        """The end of object names that must differ between installations: a hyphen and the hash in the ID, or empty."""
+        return f"-{self.installation.rpartition('-')[2]}" if self.installation else ""
+
     def owns(self, found: Mapping[str, Any]) -> bool:
         """Return whether an object does not belong to another installation."""
         labels: Mapping[str, str] = found["metadata"].get("labels") or {}

@@ -330,6 +330,11 @@ def leave_child(seconds: float) -> None:
     os._exit(0)
 
 
+def format_host_port(host: str, port: int) -> str:
+    """Return `host:port`, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 async def serve_engine(engine: Engine) -> None:
     """Listen when ready (at once with --loading-503) and run until killed."""
     knobs, faults, loop = engine.knobs, engine.faults, asyncio.get_running_loop()
@@ -339,7 +344,7 @@ async def serve_engine(engine: Engine) -> None:
     async def listen() -> asyncio.Server:
         server = await loop.create_server(lambda: Connection(engine), knobs.host, knobs.port, backlog=4096)
         host, port = server.sockets[0].getsockname()[:2]
-        sys.stdout.write(f"{knobs.name}: listening on http://{host}:{port}\n")
+        sys.stdout.write(f"{knobs.name}: listening on http://{format_host_port(host, port)}\n")
         sys.stdout.flush()
         return server
 
@@ -368,6 +373,7 @@ def main(argv: list[str]) -> None:
     try:
         asyncio.run(serve_engine(engine))
     except OSError as error:
-        sys.exit(f"{engine.knobs.name}: cannot listen on {engine.knobs.host}:{engine.knobs.port}: {error.strerror}")
+        knobs = engine.knobs
+        sys.exit(f"{knobs.name}: cannot listen on {format_host_port(knobs.host, knobs.port)}: {error.strerror}")
     except KeyboardInterrupt:
         engine.die(130)

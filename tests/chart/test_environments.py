@@ -53,14 +53,14 @@ def test_network_policies_allow_configured_and_openshift_dns_ports() -> None:
 def test_labels_and_annotations_in_values_are_set_on_pods() -> None:
     for kind, name, label in (
         ("Deployment", "pl-pilotlight-gateway", "team"), ("Deployment", "pl-pilotlight-autoscaler", "team"),
-        ("DaemonSet", f"{AGENTS_NAME}-agent", "azure.workload.identity/use"),
+        ("DaemonSet", f"{AGENTS_NAME}-node-agent", "azure.workload.identity/use"),
     ):  # fmt: skip
         made = named(LABELLED, kind, name)
         metadata = made["spec"]["template"]["metadata"]
         assert label in metadata["labels"]
         assert made["spec"]["selector"]["matchLabels"].items() <= metadata["labels"].items()
         assert metadata["annotations"]["a"] == name.rpartition("-")[2]
-    agent = named(LABELLED, "DaemonSet", f"{AGENTS_NAME}-agent")["spec"]["template"]
+    agent = named(LABELLED, "DaemonSet", f"{AGENTS_NAME}-node-agent")["spec"]["template"]
     assert agent["spec"]["priorityClassName"] == "system-node-critical"
     assert agent["spec"]["affinity"] == {"nodeAffinity": {}}
 
@@ -117,7 +117,7 @@ def test_each_value_set_renders_every_object_only_once(values: dict[str, Any]) -
 def test_agents_in_the_release_namespace_get_no_namespace_of_their_own() -> None:
     at_home = SETS["agents in the release's namespace"]
     assert [one["metadata"]["name"] for one in of_kind(at_home, "Namespace")] == ["pilotlight-engines"]
-    assert named(at_home, "DaemonSet", "pl-pilotlight-agent")["metadata"]["namespace"] == "home"
+    assert named(at_home, "DaemonSet", "pl-pilotlight-node-agent")["metadata"]["namespace"] == "home"
     assert {one["spec"]["issuerRef"]["kind"] for one in of_kind(at_home, "Certificate")} == {"Issuer"}
 
 
@@ -126,7 +126,7 @@ def test_agents_are_rejected_in_an_engine_namespace_the_chart_creates() -> None:
         texts({"agent": {"enabled": True, "namespace": "pilotlight-engines"}})
     values = SETS["agents in the engines' namespace"]
     assert not of_kind(values, "Namespace")
-    assert named(values, "DaemonSet", f"{AGENTS_NAME}-agent")["metadata"]["namespace"] == "shared"
+    assert named(values, "DaemonSet", f"{AGENTS_NAME}-node-agent")["metadata"]["namespace"] == "shared"
 
 
 def test_rendering_twice_with_cert_manager_or_secrets_is_identical() -> None:
@@ -163,7 +163,7 @@ def test_cert_manager_creates_a_separate_authority_for_agents() -> None:
     assert (signed[name]["dnsNames"], signed[name]["issuerRef"]["name"]) == (["pilotlight-agent"], f"{name}-authority")
     mounted = [
         one["secret"]["secretName"]
-        for one in named(values, "DaemonSet", "pl-pilotlight-agent")["spec"]["template"]["spec"]["volumes"]
+        for one in named(values, "DaemonSet", "pl-pilotlight-node-agent")["spec"]["template"]["spec"]["volumes"]
         if one["name"] == "peers"
     ]
     assert mounted == [name]

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import functools
 import json
-from itertools import combinations
+from collections.abc import Iterator, Mapping
+from itertools import combinations, permutations
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
 
-from tests.support.chart import EVERY_SET, SETS, Object, Values, of_kind, texts
+from autoscaler.spec.installation_ownership import INSTALLATION, Ownership, installation_id
+from autoscaler.spec.pod import MANAGED_BY, OURS
+from tests.support.chart import AGENTS_OF_A_FABRIC, EVERY_SET, EVERYTHING, SETS, Object, Values, of_kind, texts
 
 RELEASES = [
     ("a-pilotlight", "team"), ("pilotlight", "team-a"),  # the same name when joined by a hyphen
@@ -48,11 +52,140 @@ def test_two_releases_of_the_chart_share_no_object_name(name: str) -> None:
     assert not [found[one] & found[other] for one, other in combinations(RELEASES, 2) if found[one] & found[other]]
 
 
-def test_same_named_releases_can_share_engine_and_agent_namespaces() -> None:
+MONITORED: Values = {"metrics": EVERYTHING["metrics"], "engines": {"namespace": "engines"}}
+SHARED: dict[str, Values] = {
+    "agents": {**MONITORED, "agent": {"enabled": True, "namespace": "agents", "pullSecrets": ["login"]}},
+    "agents in the namespace of a release": {**MONITORED, "agent": {"enabled": True, "namespace": "team-b"}},
+    "agents of a fabric": {
+        **MONITORED, **AGENTS_OF_A_FABRIC, "agent": {**AGENTS_OF_A_FABRIC["agent"], "namespace": "agents"},
+    },
+    "agents with engines": {
+        **MONITORED, "agent": {"enabled": True, "namespace": "engines", "createNamespace": False},
+        "engines": {"namespace": "engines", "createNamespace": False},
+    },
+    "everything": {**EVERYTHING, "engines": {"namespace": "engines"}},
+    "namespaced": {**SETS["namespaced and minimal"], "networkPolicy": {}, "metrics": EVERYTHING["metrics"]},
+}  # fmt: skip
+"""Values of two releases with the same name, which share the namespaces of engines and agents."""
+TWINS = [("pilotlight", "team-a"), ("pilotlight", "team-b")]
+each_shared = pytest.mark.parametrize("values", SHARED.values(), ids=SHARED)
+
+
+class Selector(NamedTuple):
+    """A selector in a rendered object."""
+
+    where: str
+    """The object and the path to the selector."""
+    namespace: str
+    """The namespace of the pods that it can match."""
+    query: Object
+
+    def matches(self, namespace: str, labels: Mapping[str, str]) -> bool:
+        """Return whether it selects a pod."""
+        if namespace != self.namespace or not self.query.get("matchLabels", {}).items() <= labels.items():
+            return False
+        for one in self.query.get("matchExpressions", ()):
+            assert one["operator"] == "DoesNotExist", "the only one that the chart uses"
+            if one["key"] in labels:
+                return False
+        return True
+
+
+def selectors(one: Object) -> Iterator[Selector]:
+    """Yield every selector of pods in an object."""
+    where, namespace = f"{one['kind']} {one['metadata']['name']}", one["metadata"].get("namespace", "")
+    spec = one.get("spec") or {}
+    if one["kind"] in {"Service", "Deployment", "DaemonSet", "PodDisruptionBudget", "PodMonitor"}:
+        query = spec["selector"] if one["kind"] != "Service" else {"matchLabels": spec["selector"]}
+        assert "namespaceSelector" not in spec
+        yield Selector(where, namespace, query)
+    for path, part in parts(spec, "spec"):
+        if "podSelector" in part:
+            place = part.get("namespaceSelector", {"matchLabels": {"kubernetes.io/metadata.name": namespace}})
+            assert place.keys() == {"matchLabels"}, "a selector of pods in all namespaces"
+            (there,) = place["matchLabels"].values()
+            yield Selector(f"{where} {path}", there, part["podSelector"])
+        if "labelSelector" in part:
+            yield Selector(f"{where} {path}", namespace, part["labelSelector"])
+        for word in part.get("args", ()):
+            if word.startswith("--gateway-pods="):
+                terms = dict(term.split("=") for term in word.partition("=")[2].split(","))
+                yield Selector(f"{where} {path} {word}", namespace, {"matchLabels": terms})
+
+
+def parts(found: Any, path: str) -> Iterator[tuple[str, Object]]:
+    """Yield every mapping in a value, with its path."""
+    if isinstance(found, dict):
+        yield path, found
+        for key, one in found.items():
+            yield from parts(one, f"{path}.{key}")
+    elif isinstance(found, list):
+        for number, one in enumerate(found):
+            yield from parts(one, f"{path}[{number}]")
+
+
+def pods(made: list[Object], values: Values, release: tuple[str, str]) -> list[tuple[str, Mapping[str, str]]]:
+    """Return namespace and labels of each pod of a release: those of the chart, and an engine."""
+    name, namespace = release
+    found = list[tuple[str, Mapping[str, str]]]()
+    for one in made:
+        if one["kind"] == "Pod":
+            found.append((one["metadata"]["namespace"], one["metadata"]["labels"]))
+        elif "template" in (one.get("spec") or {}):
+            found.append((one["metadata"]["namespace"], one["spec"]["template"]["metadata"]["labels"]))
+    owner = Ownership(installation_id(namespace, name))
+    engines = namespace if values.get("scope") == "namespace" else values["engines"]["namespace"]
+    return [*found, (engines, {MANAGED_BY: "pilotlight", OURS + "intent": "i", **owner.labels})]
+
+
+@each_shared
+def test_same_named_releases_share_no_object_name(values: Values) -> None:
     """Except for namespaces, no two objects have the same name."""
-    values = {**SETS["agents"], "agent": {"enabled": True, "pullSecrets": ["login"]}}
-    one, other = (keys(values, ("pilotlight", namespace)) for namespace in ("team-a", "team-b"))
+    one, other = (keys(values, release) for release in TWINS)
+    assert len(one) > 10
     assert not one & other
+
+
+@each_shared
+def test_selectors_match_no_pod_of_a_release_with_the_same_name(values: Values) -> None:
+    made = {release: rendered(values, release) for release in TWINS}
+    there = {release: pods(made[release], values, release) for release in TWINS}
+    for mine, theirs in permutations(TWINS):
+        found = [selector for one in made[mine] for selector in selectors(one)]
+        assert len(found) >= 15
+        for selector in found:
+            assert not [pod for pod in there[theirs] if selector.matches(*pod)], selector.where
+            if "matchExpressions" not in selector.query:  # pods of an earlier version
+                assert [pod for pod in there[mine] if selector.matches(*pod)], f"{selector.where} matches no pod"
+
+
+@each_shared
+def test_selector_of_a_service_monitor_matches_one_service(values: Values) -> None:
+    made = [one for release in TWINS for one in rendered(values, release)]
+    for monitor in (one for one in made if one["kind"] == "ServiceMonitor"):
+        query = Selector("", monitor["metadata"]["namespace"], monitor["spec"]["selector"])
+        services = [one["metadata"] for one in made if one["kind"] == "Service"]
+        assert len([one for one in services if query.matches(one["namespace"], one["labels"])]) == 1
+
+
+@each_set
+def test_every_object_has_the_label_of_its_installation(name: str) -> None:
+    release, namespace = "pl", "home"
+    for one in rendered(EVERY_SET[name], (release, namespace)):
+        assert one["metadata"]["labels"][INSTALLATION] == installation_id(namespace, f"{release}-pilotlight")
+
+
+def test_daemon_set_has_another_name_than_one_whose_selector_lacked_the_installation() -> None:
+    """A selector is immutable, so an upgrade must create another DaemonSet; Helm deletes the previous one."""
+    for values, before in (
+        (SETS["agents"], "home-pl-pilotlight-be36f1d0-agent"),
+        (SETS["agents in the release's namespace"], "pl-pilotlight-agent"),
+    ):
+        (made,) = of_kind(values, "DaemonSet")
+        assert made["metadata"]["name"] == before.removesuffix("agent") + "node-agent"
+        assert INSTALLATION in made["spec"]["selector"]["matchLabels"]
+    for one in of_kind(SETS["everything"], "Deployment"):
+        assert INSTALLATION not in one["spec"]["selector"]["matchLabels"], "it could not be upgraded"
 
 
 @each_set

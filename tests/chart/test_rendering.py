@@ -432,7 +432,7 @@ def test_agent_pod_mounts_files_named_by_weights_settings() -> None:
 
 def test_pod_monitor_exists_only_if_agents_and_metrics_are_enabled() -> None:
     monitor = named(EVERYTHING, "PodMonitor", f"{AGENTS_NAME}-agent")
-    agents = named(EVERYTHING, "DaemonSet", f"{AGENTS_NAME}-agent")
+    agents = named(EVERYTHING, "DaemonSet", f"{AGENTS_NAME}-node-agent")
     assert monitor["metadata"]["namespace"] == agents["metadata"]["namespace"], "which is the only one that it looks in"
     assert monitor["metadata"]["labels"]["release"] == "p"
     template = agents["spec"]["template"]

@@ -23,9 +23,21 @@ app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 
+{{/* root -> the selector of its agents, in a namespace that agents of other releases may share, also of the same name. */}}
+{{- define "pilotlight.agentSelector" -}}
+{{ include "pilotlight.selector" (list . "agent") }}
+{{ include "pilotlight.identity" . }}
+{{- end -}}
+
+{{/* The label of the installation. Selectors of Deployments lack it, because they are immutable. */}}
+{{- define "pilotlight.identity" -}}
+pilotlight.dev/installation: {{ include "pilotlight.installation" . }}
+{{- end -}}
+
 {{/* (root, component) -> all labels of an object. */}}
 {{- define "pilotlight.labels" -}}
 {{ include "pilotlight.selector" . }}
+{{ include "pilotlight.identity" (index . 0) }}
 app.kubernetes.io/version: {{ (index . 0).Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ (index . 0).Release.Service }}
 helm.sh/chart: {{ (index . 0).Chart.Name }}-{{ (index . 0).Chart.Version }}

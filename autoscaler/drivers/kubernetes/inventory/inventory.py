@@ -21,7 +21,7 @@ from autoscaler.kubernetes.watch import Change, ObjectKey, Watched
 from autoscaler.slicing import device_usage, dra_binding_conditions, slicer_families
 from autoscaler.slicing.base import PodFields
 from autoscaler.slicing.device_usage import resolve_actual_slices
-from autoscaler.slicing.dra import common_claim_name, dra_device_name_of_id, list_alternatives
+from autoscaler.slicing.dra import common_claim_name, dra_device_name_of_id, list_alternatives, rename_common_claims
 from autoscaler.spec.installation_ownership import ANYBODYS, Ownership
 from autoscaler.spec.settings import PriorityClass, Settings, kind_of
 from autoscaler.state.events import HostsSeen, ImagesSeen, SlicesSeen
@@ -54,6 +54,7 @@ class Inventory:
         groups: Callable[[], Groups] = dict,
     ) -> None:
         self._settings, self._groups = settings, groups
+        self._namespace, self._owner = namespace, owner
         self._is_ours = is_ours
         self._held = held
         self._nodes = Watched(api, NODES, nodes.read_node, self._nodes_changed)
@@ -178,7 +179,7 @@ class Inventory:
         theirs = [one for pod in others if pod.cards for one in device_usage.list_card_usage(pod.node, pod.cards)]
         theirs += device_usage.list_dra_usage(found, (got for one in seen if not one.ours for got in one.got))
         ours = [(key.name, one) for key, one in self._claims.items.items() if one.ours] if published else []
-        own = [(name, got) for name, one in ours for got in one.got]
+        own = [(name.removesuffix(self._owner.suffix), got) for name, one in ours for got in one.got]
         common = {common_claim_name(one) for one in found} if own else set[str]()
         unchosen = (got for name, got in own if got.entry not in chosen and name not in common)
         found = nodes.close_claimed_slices(found, own)
@@ -197,7 +198,14 @@ class Inventory:
         asks = slicer_families.build_pod_fields(replica, self._slices, ranked, self._instead(replica))
         if asks is None and replica.resources.slices:
             raise ValueError(f"a slice of the replica no longer exists: {', '.join(replica.resources.slices)}")
-        return asks
+        return asks if asks is None else rename_common_claims(asks, self._name_common_claim)
+
+    def _name_common_claim(self, name: str) -> str:
+        """Return the full name of a shared claim. An earlier version appended no suffix: while its claim holds the
+        device, further pods on the device must use that claim.
+        """
+        before = self._claims.items.get(ObjectKey(self._namespace, name))
+        return name if before is not None and before.ours else name + self._owner.suffix
 
     def _instead(self, replica: Replica) -> list[Slice]:
         """Return alternatives to the replica's only slice, as many as the Settings allow for its node."""

@@ -1,15 +1,19 @@
 """Repartitions the GPUs of nodes through NVIDIA's mig-manager (GPU operator), by a ConfigMap and a node label. I/O.
 
-Writes our configurations (prefix `pilotlight-`) into that ConfigMap and keeps all others. An order is one write to a
-Node: the labels `nvidia.com/mig.config` and `.state`, and the annotation `pilotlight.dev/cut`, by which later leaders
-recognize it. An order is written only if the node is unchanged since the decision and no pod uses its devices.
-Otherwise it is refused with a reason. Makes no decisions.
+mig-manager reads one ConfigMap per cluster, so installations share it. This module writes our configurations into it
+and keeps all others: names of ours begin with `pilotlight-` and a hash of the installation. The rest of the program
+uses names without that hash; this module adds and removes it.
+
+An order is one write to a Node: the labels `nvidia.com/mig.config` and `.state`, and the annotation
+`pilotlight.dev/cut`, by which later leaders recognize it. An order is written only if the node is unchanged since the
+decision and no pod uses its devices. Otherwise it is refused with a reason. Makes no decisions.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -41,7 +45,9 @@ FILE = "config.yaml"
 SETTLE_S = 120.0
 """Time after a write to a ConfigMap in which a kubelet may still show its pods the previous content."""
 KEPT_MAX = 60
-"""Our configurations kept in the ConfigMap; beyond that, those that no node names are removed."""
+"""Our configurations kept in the ConfigMap; beyond that, those that no node and no order names are removed."""
+EARLIER = re.compile(PREFIX + r"[0-9a-f]{10}-[0-9]")
+"""Names that an earlier version wrote, without the hash of an installation."""
 TRIES = 20
 """Maximum attempts of a conflicting write: kubelets write to nodes, too."""
 RETRIED_S_MAX = 60.0
@@ -99,6 +105,10 @@ class NodeCutter:
         self._clock = clock
         self._settle_s = settle_s
         self._owner = owner
+        self._mine = PREFIX + (f"{owner.suffix[1:]}-" if owner.suffix else "")
+        """Prefix of our configurations."""
+        self._ordered: dict[str, frozenset[str]] = {}
+        """By node: the names of the configuration of its last order, which the watch may not show yet."""
         self._nodes = Watched(reads, NODES, read_annotated_node, self._changed)
         self._wanted = asyncio.Event()
         """Set once Settings allow repartitioning."""
@@ -153,10 +163,11 @@ class NodeCutter:
             self._observe((CuttableSeen(nodes=eligible),))
 
     def _cuttable(self, node: AnnotatedNode, kind: NodeKind) -> MigNode:
-        seen, config = node.seen, node.seen.labels.get(CONFIG, "")
+        seen, label = node.seen, node.seen.labels.get(CONFIG, "")
+        config = self._config(label)
         noted = read_order_note(node)
         order = None
-        if noted is not None and noted.config == config:
+        if noted is not None and noted.config == label:
             asked_s = self._asked_s.setdefault(node.note, noted.asked_unix_s + self._clock() - self._reads.unix_s())
             order = CutOrder(
                 node=seen.name, config=config, cuts=noted.cuts, tries=noted.tries, asked_s=asked_s
@@ -166,6 +177,14 @@ class NodeCutter:
             state=seen.labels.get(STATE, ""), strategy=seen.labels.get(STRATEGY, ""), usable=seen.usable,
             labels=seen.labels, taints=seen.taints, order=order,
         )  # fmt: skip
+
+    def _label(self, config: str) -> str:
+        """Return the name of one of our configurations in the ConfigMap and on nodes."""
+        return self._mine + config.removeprefix(PREFIX)
+
+    def _config(self, label: str) -> str:
+        """Return the name, without the installation, of the configuration that a node names."""
+        return PREFIX + label.removeprefix(self._mine) if label.startswith(self._mine) else label
 
     # --- orders -------------------------------------------------------------------------------------------------------
 
@@ -181,8 +200,9 @@ class NodeCutter:
             reason = "the API server could not be reached"
         else:
             _log.info(
-                "event=repartitioning_started node=%s config=%s attempt=%d", order.node, order.config, order.tries
-            )
+                "event=repartitioning_started node=%s config=%s attempt=%d",
+                order.node, self._label(order.config), order.tries,
+            )  # fmt: skip
             return
         self._failed(order.node, reason)
 
@@ -208,6 +228,7 @@ class NodeCutter:
         place = self._settings().cutting
         base = f"/api/v1/namespaces/{place.namespace}/configmaps"
         wanted, wall_s = self._configurations(order), self._reads.unix_s()
+        self._ordered[order.node] = frozenset(wanted)
         for left in range(TRIES - 1, -1, -1):
             try:
                 found = await self._reads.get(f"{base}/{place.config_map}")
@@ -245,31 +266,36 @@ class NodeCutter:
             raise RepartitionRefusedError(f"the MIG geometry of {product or 'its GPU'} is not known")
         return {
             name: build_mig_parted_config(name, geometry, dict(enumerate(order.cuts)))["mig-configs"][name]
-            for name in configs_of(order.cuts)
+            for name in map(self._label, configs_of(order.cuts))
         }
 
     def _pruned(self, there: dict[str, Any]) -> dict[str, Any]:
-        """Remove our configurations that no node names, if there are more than `KEPT_MAX`."""
-        if sum(name.startswith(PREFIX) for name in there) <= KEPT_MAX:
+        """Remove our configurations that no node and no order names, if there are more than `KEPT_MAX`. Those of other
+        installations stay: an installation writes its configuration minutes before its node names it.
+        """
+        ours = {
+            name for name in there if EARLIER.fullmatch(name) or (self._owner.suffix and name.startswith(self._mine))
+        }
+        if len(ours) <= KEPT_MAX:
             return there
-        named = {node.seen.labels.get(CONFIG, "") for node in self._nodes.items.values()}
-        return {name: one for name, one in there.items() if name in named or not name.startswith(PREFIX)}
+        named = {node.seen.labels.get(CONFIG, "") for node in self._nodes.items.values()}.union(*self._ordered.values())
+        return {name: one for name, one in there.items() if name in named or name not in ours}
 
     async def _write_node_order(self, order: CutOrder) -> None:
         """Write the order on its node if the node is idle and unchanged since the decision."""
-        path = f"{NODES}/{order.node}"
+        path, label = f"{NODES}/{order.node}", self._label(order.config)
         for left in range(TRIES - 1, -1, -1):
             found = await self._reads.get(path)
             if self._is_given(order, found):  # by a write whose answer was lost
                 return
             await self._check(order, found)
             note = MigOrderNote(
-                config=order.config, cuts=order.cuts, tries=order.tries, asked_unix_s=self._reads.unix_s()
+                config=label, cuts=order.cuts, tries=order.tries, asked_unix_s=self._reads.unix_s()
             )  # fmt: skip
             change: Object = {
                 "metadata": {
                     "resourceVersion": found["metadata"]["resourceVersion"],
-                    "labels": {CONFIG: order.config, STATE: PENDING},
+                    "labels": {CONFIG: label, STATE: PENDING},
                     "annotations": {ANNOTATION: msgspec.json.encode(note).decode()},
                 }
             }
@@ -287,21 +313,20 @@ class NodeCutter:
             return False
         return True
 
-    @staticmethod
-    def _is_given(order: CutOrder, found: Object) -> bool:
+    def _is_given(self, order: CutOrder, found: Object) -> bool:
         """Return whether the node has this very order."""
         node = read_annotated_node(found)
         note = read_order_note(node)
         return (
             note is not None
-            and note.config == order.config == node.seen.labels.get(CONFIG)
+            and note.config == self._label(order.config) == node.seen.labels.get(CONFIG)
             and (note.cuts, note.tries) == (order.cuts, order.tries)
         )
 
     async def _check(self, order: CutOrder, found: Object) -> None:
         """Raise `RepartitionRefusedError` if the order must not be written."""
         seen = nodes.read_node(found)
-        if seen.labels.get(CONFIG, "") != order.before:
+        if self._config(seen.labels.get(CONFIG, "")) != order.before:
             raise RepartitionRefusedError("another client changed its MIG configuration")
         if seen.labels.get(STATE, "") not in {SUCCESS, FAILED} or not seen.usable:
             raise RepartitionRefusedError("it is not ready to be repartitioned")

@@ -36,6 +36,23 @@ def get(engine: FakeEngine, path: str) -> tuple[int, str]:
         return response.status, response.read().decode()
 
 
+@pytest.mark.parametrize(("host", "text"), [("::1", "[::1]"), ("127.0.0.1", "127.0.0.1")])
+def test_reported_address_has_brackets_around_an_ipv6_address(host: str, text: str, tmp_path: Path) -> None:
+    with fake_engine(tmp_path, "--host", host) as engine:
+        parts = urlsplit(engine.url)
+        assert engine.url == f"http://{text}:{parts.port}"
+        assert get(engine, "/health")[0] == 200
+        again = subprocess.run(
+            command("--host", host, "--port", str(parts.port)),
+            capture_output=True,
+            text=True,
+            timeout=WITHIN_S,
+            check=False,
+        )
+        assert again.returncode == 1
+        assert f"cannot listen on {text}:{parts.port}: " in again.stderr
+
+
 def begin(engine: FakeEngine, *, path: str = "/v1/chat/completions", **members: object) -> http.client.HTTPConnection:
     connection = connect(engine)
     body = {"model": "ada", "messages": [{"role": "user", "content": "who are you"}], **members}

@@ -131,6 +131,21 @@ def test_configured_realm_is_allowed_except_metadata_addresses() -> None:
             challenge.parse_realm(refused, HUB, ["sso.example", "169.254.169.254"])
 
 
+@pytest.mark.parametrize(
+    ("allowed", "realm"),
+    [
+        ("[2001:db8::1]:5001", "https://[2001:db8::1]:5001/token"),
+        ("[2001:db8::1]", "https://[2001:db8::1]/token"),
+        ("[2001:db8::1]:443", "https://[2001:db8::1]/token"),
+    ],
+)
+def test_allowed_realm_at_an_ipv6_address_has_brackets(allowed: str, realm: str) -> None:
+    assert str(challenge.parse_realm(realm, HUB, [allowed])) == realm
+    for other in ("2001:db8::1:5001", "[2001:db8::1]:5002", "[2001:db8::1:5001]"):
+        with pytest.raises(PolicyError):
+            challenge.parse_realm(realm, HUB, [other])
+
+
 def asks(challenge: str) -> Callable[[web.Request], web.StreamResponse | None]:
     """Return a judge that rejects every request with this challenge."""
     return lambda _: web.Response(status=401, headers={"WWW-Authenticate": challenge})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import logging
 import socket
@@ -221,6 +222,25 @@ async def test_private_network_names_are_rejected_for_a_public_registry() -> Non
     for resolver in (outside, inside, Resolver(names, "meta", frozenset({"meta"}))):
         with pytest.raises(PolicyError, match="link-local or metadata"):
             await resolver.resolve("meta", 80)
+
+
+@pytest.mark.point("9")
+async def test_allowed_private_host_may_be_an_ipv6_address_with_a_port() -> None:
+    private, public = ipaddress.ip_address("fd00::8"), ipaddress.ip_address("93.184.215.14")
+    for allowed, port, refused in (
+        ("[fd00::8]:5000", 5000, False),
+        ("[fd00::8]", 5000, False),
+        ("fd00::8", 5000, False),
+        ("[fd00::8]:5001", 5000, True),
+        ("fd00::8:5000", 5000, True),
+    ):
+        resolver = Resolver(Names(), "public", frozenset({allowed}))
+        resolver.judge("public", [public], 443)
+        if refused:
+            with pytest.raises(PolicyError, match="is in a private network"):
+                resolver.judge("fd00::8", [private], port)
+        else:
+            resolver.judge("fd00::8", [private], port)
 
 
 # --- 10, 11, 15 ------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from autoscaler.contract import TenantName
 from autoscaler.documents.parse import parse_documents
 from autoscaler.drivers.kubernetes.inventory import resource_claims
 from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
+from autoscaler.drivers.kubernetes.objects import pod_manifest as pods
 from autoscaler.drivers.kubernetes.objects.node_slices import RESLICED, close_claimed_slices
 from autoscaler.kubernetes.api import Api
 from autoscaler.kubernetes.constants import NODES
@@ -20,6 +21,7 @@ from autoscaler.slicing import slicer_families
 from autoscaler.slicing.base import NodeFacts, Object, SliceShare
 from autoscaler.slicing.device_usage import FULL
 from autoscaler.slicing.dra import CLIENT_BYTES, Dra, Got, common_claim_name, dra_device_name
+from autoscaler.spec.installation_ownership import ANYBODYS, Ownership
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.spec.pod import MANAGED_BY
 from autoscaler.spec.quantity import Bytes
@@ -33,6 +35,7 @@ from tests.support.builders.resource_slices import DRIVER, cut_name, gpu, many, 
 from tests.support.builders.slices import GIB, NODE
 from tests.support.builders.worlds import T0, gateway, level, model, replica, world
 from tests.support.golden import agrees, pod
+from tests.support.harness.local_rig import launch
 from tests.unit.autoscaler.slicing.test_dra_partitions import Paths, meta
 
 Sharing = Literal["timeslice", "mps"]
@@ -130,8 +133,8 @@ def claimed(name: str, namespace: str = "n", **labels: str) -> Object:
     return {"metadata": metadata, "status": {"allocation": {"devices": {"results": [result]}}}}
 
 
-async def looked(*there: Object, held: Sequence[str] = ()) -> tuple[Slice, ...]:
-    """The slices reported for a node with two GPUs; `held`: those held by replicas."""
+async def observed(*there: Object, held: Sequence[str] = (), owner: Ownership = ANYBODYS) -> Inventory:
+    """An inventory that has listed a node with two GPUs and these claims; `held`: those held by replicas of ours."""
     conditions = [{"type": "Ready", "status": "True"}]
     node: Object = {
         "metadata": {"name": NODE, "resourceVersion": "1"}, "spec": {}, "status": {"conditions": conditions},
@@ -143,6 +146,7 @@ async def looked(*there: Object, held: Sequence[str] = ()) -> tuple[Slice, ...]:
     inventory = Inventory(
         cast("Api", Paths(served)), "n", lambda: settings.settings, is_ours=lambda _: False,
         held=lambda: [SliceId(f"{NODE}/{one}") for one in held], changed=lambda _: None, hosts_changed=lambda: None,
+        owner=owner,
     )  # fmt: skip
     begun = asyncio.Event()
 
@@ -154,10 +158,32 @@ async def looked(*there: Object, held: Sequence[str] = ()) -> tuple[Slice, ...]:
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(watched())
         await begun.wait()
-        seen, *_ = inventory.look()
         watching.cancel()
+    return inventory
+
+
+def reported(inventory: Inventory) -> tuple[Slice, ...]:
+    seen, *_ = inventory.look()
     assert isinstance(seen, SlicesSeen)
     return seen.slices
+
+
+async def looked(*there: Object, held: Sequence[str] = ()) -> tuple[Slice, ...]:
+    """The slices that this inventory reports."""
+    return reported(await observed(*there, held=held))
+
+
+def claim_names(inventory: Inventory) -> list[str]:
+    """The names of the claims of a new replica on the first GPU; its pod and the claims agree on them."""
+    ada = model("ada", command=("engine", "{port}"))
+    one = replica(ada, "ada-1", (f"{NODE}/gpu-0",), memory_bytes=20 * GIB)
+    asks = inventory.fields(one, None)
+    assert asks is not None
+    made = pods.build_pod_manifest(one, ada, launch(ada, "", 1), "image", asks=asks)
+    names = [claim["metadata"]["name"] for claim in resource_claims.build_claims(one, asks)]
+    assert [claim["resourceClaimName"] for claim in made["spec"]["resourceClaims"]] == names
+    assert asks.common == {*names}
+    return names
 
 
 OURS_TOO = {MANAGED_BY: "pilotlight", "pilotlight.dev/intent": "common"}
@@ -168,6 +194,46 @@ async def test_gpu_with_our_shared_claim_stays_available() -> None:
     free = await looked()
     name = common_claim_name(free[0])
     assert await looked(claimed(name, **OURS_TOO), held=["gpu-0"]) == await looked(claimed(name, **OURS_TOO)) == free
+
+
+ONE, OTHER = Ownership("team-a-11111111"), Ownership("team-b-22222222")
+
+
+async def test_shared_claim_of_each_installation_has_its_own_name() -> None:
+    """Two installations may share the namespace of engines."""
+    made = await observed()
+    base = common_claim_name(reported(made)[0])
+    assert claim_names(made) == [base], "without an installation"
+    for owner, name in ((ONE, f"{base}-11111111"), (OTHER, f"{base}-22222222")):
+        inventory = await observed(owner=owner)
+        reported(inventory)
+        assert claim_names(inventory) == [name]
+
+
+async def test_gpu_with_a_shared_claim_is_available_only_to_the_installation_of_the_claim() -> None:
+    base = common_claim_name((await looked())[0])
+    claim = claimed(base + ONE.suffix, **OURS_TOO, **ONE.labels)
+    for owner, closed in ((ONE, ""), (OTHER, FULL)):
+        inventory = await observed(claim, owner=owner)
+        assert [one.closed for one in reported(inventory)] == [closed, ""]
+        assert claim_names(inventory) == [base + owner.suffix]
+
+
+@pytest.mark.parametrize("labels", [{}, ONE.labels], ids=["unlabelled", "labelled"])
+async def test_shared_claim_of_an_earlier_version_is_used_until_its_last_pod_ends(labels: dict[str, str]) -> None:
+    """Its name lacks the installation. Another claim could not be allocated while it holds the GPU."""
+    base = common_claim_name((await looked())[0])
+    before = claimed(base, **OURS_TOO, **labels)
+    inventory = await observed(before, held=["gpu-0"], owner=ONE)
+    assert [one.closed for one in reported(inventory)] == ["", ""]
+    assert claim_names(inventory) == [base]
+    if labels:
+        foreign = await observed(before, owner=OTHER)
+        assert [one.closed for one in reported(foreign)] == [FULL, ""]
+        assert claim_names(foreign) == [base + OTHER.suffix]
+    gone = await observed(owner=ONE)
+    reported(gone)
+    assert claim_names(gone) == [base + ONE.suffix]
 
 
 async def test_gpu_claimed_by_others_is_unavailable() -> None:

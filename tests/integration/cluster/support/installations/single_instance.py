@@ -24,11 +24,11 @@ WAIT_S_MAX = 180.0
 
 
 @asynccontextmanager
-async def process(log: Path, *words: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def process(log: Path, *words: str, module: str = "pilotlight") -> AsyncIterator[asyncio.subprocess.Process]:
     """Runs `pilotlight WORDS` and terminates it at the end of the context."""
     with log.open("wb") as output:
         one = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "pilotlight", *words, stdout=output, stderr=output, env=dict(os.environ)
+            sys.executable, "-m", module, *words, stdout=output, stderr=output, env=dict(os.environ)
         )
     try:
         yield one
@@ -53,6 +53,8 @@ class House:
         self._words = ("--driver", "kubernetes", "--kubeconfig", str(kubeconfig), "--namespace", namespace, *words)
         self.listen, self.ops, self._gateway_ops = free_ports(3)
         self.url = f"http://127.0.0.1:{self.listen}"
+        self.module = "pilotlight"
+        """The module that runs the autoscaler."""
         self._stack: AsyncExitStack
 
     def tell(self, *documents: dict[str, object], **more: object) -> None:
@@ -91,7 +93,7 @@ class House:
         self.autoscaler = await self._stack.enter_async_context(
             process(
                 log, *scaler, "--contract-socket", str(folder / "contract.sock"),
-                "--ops", f"127.0.0.1:{self.ops}", "--state", str(folder / "state"),
+                "--ops", f"127.0.0.1:{self.ops}", "--state", str(folder / "state"), module=self.module,
             )
         )  # fmt: skip
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
+from collections.abc import AsyncIterator, Mapping
 from itertools import pairwise
 from typing import Any, cast
 
@@ -15,7 +17,9 @@ from autoscaler.drivers.kubernetes.objects import pod_manifest as pods
 from autoscaler.drivers.kubernetes.objects.pod_manifest import PodSeen
 from autoscaler.drivers.kubernetes.pod_writer import CONFLICTS_MAX, RETRY_S, Orders, Pauses, StartListener
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
+from autoscaler.kubernetes.safe_decoding import ListPage
 from autoscaler.kubernetes.watch import Watched
+from autoscaler.spec.installation_ownership import ANYBODYS, INSTALLATION, Ownership
 from autoscaler.state.capacity import Marks
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Drain, Replica
@@ -320,3 +324,136 @@ async def test_pod_delete_is_retried_after_an_exception_and_reports_it_once() ->
     watched = cast("Watched[PodSeen]", Deaf())
     await Orders(cast("Api", server), PATH, watched, cast("StartListener", hears)).delete(server.one, 5.0)
     assert (server.pod, hears.heard) == (None, ["KeyError"])
+
+
+# --- takeover of objects without the label of an installation ---------------------------------------------------------
+
+CLAIMS = "/apis/resource.k8s.io/v1/namespaces/n/resourceclaims"
+OWNER = Ownership("team-a-11111111")
+OURS = {"app.kubernetes.io/managed-by": "pilotlight", "pilotlight.dev/intent": "i"}
+
+
+class Unlabelled:
+    """Pods and ResourceClaims by path. `refuses`: the errors of requests, by path."""
+
+    def __init__(self) -> None:
+        self.refuses: dict[str, ApiError] = {}
+        self.patched: list[str] = []
+        self.labels: dict[str, dict[str, str]] = {
+            f"{path}/{name}": labels
+            for path in (PATH, CLAIMS)
+            for name, labels in (
+                ("earlier", OURS), ("earlier-2", OURS), ("ours", OURS | OWNER.labels),
+                ("theirs", OURS | {INSTALLATION: "team-b-22222222"}), ("foreign", {"app": "x"}),
+            )
+        }  # fmt: skip
+
+    async def pages(self, path: str, query: Mapping[str, str]) -> AsyncIterator[ListPage]:
+        if path in self.refuses:
+            raise self.refuses[path]
+        terms = query["labelSelector"].split(",")
+        for name in [one for one, labels in self.labels.items() if one.startswith(f"{path}/") and fits(labels, terms)]:
+            metadata = {"name": name.rpartition("/")[2], "uid": f"uid of {name}", "resourceVersion": "7"}
+            yield ListPage("1", "", [{"metadata": metadata}], [])
+
+    async def patch(self, path: str, body: Object) -> Object:
+        self.patched.append(path)
+        if path in self.refuses:
+            raise self.refuses[path]
+        metadata = body["metadata"]
+        assert (metadata["uid"], metadata["resourceVersion"]) == (f"uid of {path}", "7"), "only this very version"
+        self.labels[path] = self.labels[path] | metadata["labels"]
+        return body
+
+
+def fits(labels: Mapping[str, str], terms: list[str]) -> bool:
+    """Return whether labels match a selector of `KEY=VALUE`, `KEY` and `!KEY`."""
+    return all(
+        term[1:] not in labels if term[0] == "!"
+        else labels.get(term.partition("=")[0]) == (term.partition("=")[2] or labels.get(term, ""))
+        for term in terms
+    )  # fmt: skip
+
+
+def labelling(server: Unlabelled, owner: Ownership = OWNER) -> Orders:
+    deaf = Deaf()
+    return Orders(cast("Api", server), PATH, cast("Watched[PodSeen]", deaf), cast("StartListener", deaf), owner=owner)
+
+
+def installations(server: Unlabelled) -> dict[str, str]:
+    """By object: the installation in its label, if any."""
+    return {name: labels[INSTALLATION] for name, labels in server.labels.items() if INSTALLATION in labels}
+
+
+async def test_new_leader_labels_unlabelled_pods_and_claims_once() -> None:
+    server = Unlabelled()
+    await labelling(server).label()
+    earlier = [f"{path}/{name}" for path in (PATH, CLAIMS) for name in ("earlier", "earlier-2")]
+    assert server.patched == earlier
+    owned = [*earlier, f"{PATH}/ours", f"{CLAIMS}/ours"]
+    others = dict.fromkeys((f"{PATH}/theirs", f"{CLAIMS}/theirs"), "team-b-22222222")
+    assert installations(server) == dict.fromkeys(owned, OWNER.installation) | others
+    await labelling(server).label()
+    await labelling(server, Ownership("team-b-22222222")).label()
+    assert server.patched == earlier, "neither again, nor by the second installation"
+
+
+async def test_leader_without_an_installation_labels_nothing() -> None:
+    server = Unlabelled()
+    await labelling(server, ANYBODYS).label()
+    assert server.patched == []
+
+
+@pytest.mark.parametrize(("path", "name"), [(PATH, "earlier"), (CLAIMS, "earlier")])
+async def test_object_whose_label_is_refused_is_skipped_and_logged(
+    path: str, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An admission policy may forbid the change of one object; the others are labelled."""
+    server = Unlabelled()
+    server.refuses = {f"{path}/{name}": ApiError(403, "Forbidden", "policy frozen denied the request")}
+    with caplog.at_level(logging.WARNING):
+        await labelling(server).label()
+    assert len(server.patched) == 4
+    assert f"{path}/{name}" not in installations(server)
+    assert len(installations(server)) == 7
+    (record,) = caplog.records
+    message = record.getMessage()
+    assert message.startswith(f"event=label_refused object={path}/{name} error=")
+    assert "policy frozen denied the request" in message
+
+
+async def test_object_deleted_before_it_is_labelled_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    server = Unlabelled()
+    server.refuses = {f"{PATH}/earlier": ApiError(404, "NotFound", "")}
+    await labelling(server).label()
+    assert (len(server.patched), caplog.records) == (4, [])
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "reason", "raised"),
+    [
+        (f"{CLAIMS}/earlier", 409, "Conflict", True),
+        (f"{CLAIMS}/earlier", 503, "ServiceUnavailable", True),
+        (PATH, 403, "Forbidden", True),
+        (CLAIMS, 500, "InternalError", True),
+        (CLAIMS, 403, "Forbidden", False),
+        (CLAIMS, 404, "NotFound", False),
+    ],
+)
+async def test_takeover_fails_on_transient_errors_and_accepts_a_missing_claim_api(
+    path: str, status: int, reason: str, raised: bool
+) -> None:
+    """The driver retries a takeover that fails."""
+    server = Unlabelled()
+    server.refuses = {path: ApiError(status, reason, "")}
+    if raised:
+        with pytest.raises(ApiError) as error:
+            await labelling(server).label()
+        assert error.value.status == status
+        server.refuses.clear()
+        await labelling(server).label()
+        assert f"{CLAIMS}/earlier" in installations(server)
+    else:
+        await labelling(server).label()
+        assert installations(server)[f"{PATH}/earlier"] == OWNER.installation
+        assert f"{CLAIMS}/earlier" not in installations(server)

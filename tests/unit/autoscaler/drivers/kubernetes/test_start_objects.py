@@ -14,6 +14,7 @@ from autoscaler.drivers.kubernetes.weight_volumes import MountError
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.constants import NODE_POOL, NODES
 from autoscaler.slicing.base import PodFields
+from autoscaler.spec.installation_ownership import ANYBODYS, INSTALLATION, Ownership
 from autoscaler.spec.pod import Pod
 from autoscaler.spec.settings import Settings, Weights
 from tests.support.builders.worlds import model, replica
@@ -112,3 +113,28 @@ async def test_pod_on_possible_karpenter_node_has_pre_stop_sleep(
 
 def test_pod_has_pre_stop_sleep_when_nodes_are_unknown() -> None:
     assert lingers(None)
+
+
+class Claiming(Known):
+    """An inventory in which a pod requests one ResourceClaim of its own and one that other pods share."""
+
+    def fields(self, *_: object) -> PodFields:
+        claims = tuple({"metadata": {"name": name}, "spec": {}} for name in ("ada-1", "mps-gpu-0"))
+        return PodFields(claims=claims, common=frozenset({"mps-gpu-0"}))
+
+
+@pytest.mark.parametrize("owner", [ANYBODYS, Ownership("team-a-11111111")], ids=["alone", "several"])
+def test_pod_and_all_its_claims_have_the_label_of_the_installation(owner: Ownership) -> None:
+    inventory = Claiming(
+        cast("Api", Paths({})), "n", Settings, is_ours=lambda _: False, held=list, changed=lambda _: None,
+        hosts_changed=lambda: None,
+    )  # fmt: skip
+    making = PodBuilder("n", launch, lambda _: "engine", Settings, inventory, VOLUMES, owner)
+    ada = model("ada", command=("engine", "{port}"))
+    made = making(replica(ada, "ada-1", ("own/gpu-0",)), ada, None)
+    labels = {one["metadata"]["name"]: one["metadata"]["labels"] for one in made.claims}
+    intents = {name: one["pilotlight.dev/intent"] for name, one in labels.items()}
+    assert intents == {"ada-1": made.pod["metadata"]["labels"]["pilotlight.dev/intent"], "mps-gpu-0": "common"}
+    for one in (made.pod["metadata"]["labels"], *labels.values()):
+        assert one["app.kubernetes.io/managed-by"] == "pilotlight"
+        assert one.get(INSTALLATION, "") == owner.installation

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from typing import cast
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, cast
 
 import pytest
+import yaml
+from msgspec.structs import replace
 
-from autoscaler.drivers.kubernetes.inventory.mig_manager import FILE, RETRIED_S_MAX, SETTLE_S, NodeCutter
+from autoscaler.drivers.kubernetes.inventory.mig_manager import FILE, KEPT_MAX, RETRIED_S_MAX, SETTLE_S, NodeCutter
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.kubernetes.safe_decoding import ListPage
-from autoscaler.queries.mig_status import configs_of
+from autoscaler.queries.mig_status import config_of, configs_of
 from autoscaler.slicing.mig import CONFIG, PRODUCT, STATE
 from autoscaler.spec.installation_ownership import INSTALLATION, Ownership
 from autoscaler.spec.quantity import Bytes
@@ -63,24 +65,48 @@ class Plane(Server):
     async def create(self, path: str, body: Object) -> Object:
         """Create the ConfigMap, also if the answer is lost."""
         if self._is_executed():
-            self.config_map = body
+            self.config_map = {**body, "metadata": {**body["metadata"], "resourceVersion": "1"}}
         self._fail()
         return body
 
     async def patch(self, path: str, body: Object) -> Object:
-        """Patch the node, also if the answer is lost."""
-        if self._is_executed():
+        """Patch the node or the ConfigMap, also if the answer is lost."""
+        if path.endswith("/mig") and self._is_executed():
+            assert self.config_map is not None
+            metadata = self.config_map["metadata"]
+            assert body["metadata"]["resourceVersion"] == metadata["resourceVersion"]
+            version = str(int(metadata["resourceVersion"]) + 1)
+            self.config_map = {**body, "metadata": {**metadata, **body["metadata"], "resourceVersion": version}}
+        elif self._is_executed():
             for key in ("labels", "annotations"):
                 self.node["metadata"][key] |= body["metadata"][key]
         self._fail()
         return self.node
 
 
-def give(plane: Plane) -> tuple[list[str], float]:
-    """Give the order; return why it was rejected, and the seconds it took."""
+OWNER, OTHER = Ownership("home-11111111"), Ownership("home-22222222")
+
+
+def name_of(owner: Ownership, number: int = 1, cuts: tuple[tuple[str, ...], ...] = CUTS) -> str:
+    """The name of a configuration of an installation in the ConfigMap."""
+    return configs_of(cuts)[number - 1].replace("pilotlight-", f"pilotlight-{owner.suffix[1:]}-")
+
+
+def entries(plane: Plane) -> dict[str, Any]:
+    assert plane.config_map is not None
+    found: dict[str, Any] = yaml.safe_load(plane.config_map["data"][FILE])["mig-configs"]
+    return found
+
+
+def give(
+    plane: Plane, order: CutOrder = ORDER, owner: Ownership = OWNER, meanwhile: Callable[[], object] = list
+) -> tuple[list[str], float]:
+    """Give the order; return why it was rejected, and the seconds it took. `meanwhile` is called while it waits until
+    mig-manager is sure to have read the ConfigMap.
+    """
     refused: list[str] = []
 
-    async def order() -> float:
+    async def run() -> float:
         clock = asyncio.get_running_loop().time
         api, known = cast("Api", plane), asyncio.Event()
 
@@ -88,25 +114,27 @@ def give(plane: Plane) -> tuple[list[str], float]:
             refused.extend(one.reason for one in batch if isinstance(one, CutRefused))
             known.set()
 
-        cutter = NodeCutter(api, api, observe, lambda: SETTINGS, clock, owner=Ownership("home-1"))
+        cutter = NodeCutter(api, api, observe, lambda: SETTINGS, clock, owner=owner)
         running = asyncio.ensure_future(cutter.run())
         await known.wait()
         begun_s = clock()
-        cutter.cut(ORDER)
+        cutter.cut(order)
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_later(SETTLE_S / 2, meanwhile)
         await asyncio.gather(*cutter._orders)
         took_s = clock() - begun_s
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         return took_s
 
-    return refused, virtual_loop.run(order())
+    return refused, virtual_loop.run(run())
 
 
 def test_config_map_for_repartitioning_has_the_label_of_its_installation() -> None:
     plane = Plane()
     give(plane)
     assert plane.config_map is not None
-    assert plane.config_map["metadata"]["labels"][INSTALLATION] == "home-1"
+    assert plane.config_map["metadata"]["labels"][INSTALLATION] == OWNER.installation
 
 
 @pytest.mark.parametrize(
@@ -133,7 +161,7 @@ def test_repartition_order_is_retried_while_the_server_cannot_write(
     refused, took_s = give(plane)
     assert not refused
     assert not plane.errors
-    assert plane.node["metadata"]["labels"][CONFIG] == ORDER.config
+    assert plane.node["metadata"]["labels"][CONFIG] == name_of(OWNER)
     assert took_s < SETTLE_S + 1.0
 
 
@@ -147,3 +175,85 @@ def test_repartition_order_is_rejected_at_once_after_a_403() -> None:
     refused, took_s = give(Plane(ApiError(403, "Forbidden", "")))
     assert len(refused) == 1
     assert took_s == 0.0
+
+
+# --- two installations share the ConfigMap, since mig-manager reads only one ------------------------------------------
+
+
+def filled(*names: str) -> Object:
+    """A ConfigMap with these configurations, none of which a node names."""
+    text = yaml.safe_dump({"version": "v1", "mig-configs": {name: [{"devices": "all"}] for name in names}})
+    return {"metadata": {"name": "mig", "resourceVersion": "1"}, "data": {FILE: text}}
+
+
+def many(owner: Ownership, count: int) -> list[str]:
+    return [f"pilotlight-{owner.suffix[1:]}-{number:010x}-1" for number in range(count)]
+
+
+def test_two_installations_add_their_own_configurations_of_the_same_layout() -> None:
+    plane = Plane()
+    for owner in (OWNER, OTHER):
+        plane.node["metadata"]["labels"] |= {CONFIG: "old", STATE: "success"}
+        assert give(plane, owner=owner)[0] == []
+        assert plane.node["metadata"]["labels"][CONFIG] == name_of(owner)
+    names = {name_of(owner, number) for owner in (OWNER, OTHER) for number in (1, 2, 3)}
+    assert entries(plane).keys() == {"all-disabled", *names}
+
+
+def test_full_config_map_loses_no_configuration_of_another_installation() -> None:
+    """Each may be written minutes before a node names it. Own configurations that nothing names are removed."""
+    theirs, foreign = [*many(OTHER, 2 * KEPT_MAX), name_of(OTHER)], ["all-7g.80gb", "pilotlight-by-hand"]
+    ours, earlier = many(OWNER, KEPT_MAX), "pilotlight-0123456789-1"
+    plane = Plane()
+    plane.config_map = filled(*theirs, *foreign, *ours)
+    give(plane)
+    written = {name_of(OWNER, number) for number in (1, 2, 3)}
+    assert entries(plane).keys() == {*theirs, *foreign, *ours, *written}, "as many as may be kept"
+    plane.node["metadata"]["labels"] |= {CONFIG: "old", STATE: "success"}
+    plane.config_map = filled(*theirs, *foreign, *ours, earlier)
+    give(plane)
+    assert entries(plane).keys() == {*theirs, *foreign, *written}
+
+
+def test_order_that_waits_for_mig_manager_keeps_its_configuration_while_another_installation_prunes() -> None:
+    """It happens between the write of the ConfigMap and that of the node."""
+    plane, pruned = Plane(), list[int]()
+    plane.config_map = filled(*many(OWNER, KEPT_MAX + 1))
+
+    def prune() -> None:
+        assert plane.node["metadata"]["labels"][CONFIG] == "old", "the order still waits"
+        before = entries(plane)
+        after = NodeCutter(
+            cast("Api", plane), cast("Api", plane), lambda _: None, lambda: SETTINGS, owner=OWNER
+        )._pruned(before)  # fmt: skip
+        pruned.append(len(before) - len(after))
+        plane.config_map = filled(*after)
+
+    assert give(plane, owner=OTHER, meanwhile=prune)[0] == []
+    assert pruned == [KEPT_MAX + 1]
+    assert plane.node["metadata"]["labels"][CONFIG] == name_of(OTHER)
+    assert name_of(OTHER) in entries(plane)
+
+
+def test_retried_order_gets_another_name_than_the_one_the_node_has() -> None:
+    """The planner knows names without the installation."""
+    plane, seen = Plane(), list[CuttableSeen | CutRefused]()
+    give(plane)
+
+    async def read() -> None:
+        cutter = NodeCutter(cast("Api", plane), cast("Api", plane), seen.extend, lambda: SETTINGS, owner=OWNER)
+        running = asyncio.ensure_future(cutter.run())
+        while not seen or not isinstance(seen[-1], CuttableSeen) or not seen[-1].nodes:
+            await asyncio.sleep(0.1)
+        running.cancel()
+
+    virtual_loop.run(read())
+    assert isinstance(seen[-1], CuttableSeen)
+    (node,) = seen[-1].nodes
+    assert node.order is not None
+    assert (node.config, node.order.config, node.order.cuts) == (ORDER.config, ORDER.config, CUTS)
+    again = config_of(CUTS, node.config)
+    assert again == configs_of(CUTS)[1]
+    plane.node["metadata"]["labels"][STATE] = "failed"
+    assert give(plane, replace(ORDER, config=again, before=node.config, tries=2))[0] == []
+    assert plane.node["metadata"]["labels"][CONFIG] == name_of(OWNER, 2)

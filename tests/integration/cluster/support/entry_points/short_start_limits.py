@@ -1,0 +1,28 @@
+"""`pilotlight` with shorter limits for starts that wait: python -m
+tests.integration.cluster.support.entry_points.short_start_limits WORDS...
+"""
+
+from __future__ import annotations
+
+DOCUMENTED_S = 60.0
+"""The limit without this entry point."""
+LIMIT_S, LOOK_S = 3.0, 0.2
+
+
+def main() -> None:
+    """Shortens the limits and the interval of reading Events, which affect nothing else, and runs the CLI."""
+    from autoscaler.drivers.kubernetes import volume_failures
+    from autoscaler.drivers.kubernetes.objects import pod_manifest
+    from pilotlight.cli.main import cli
+
+    assert pod_manifest.IMAGE_S_MAX == pod_manifest.INJECTED_S_MAX == volume_failures.IMAGE_S_MAX == DOCUMENTED_S
+    for limits in (pod_manifest._PATIENCE_S, pod_manifest._INIT_PATIENCE_S):
+        assert {*limits.values()} <= {0.0, DOCUMENTED_S}
+        limits.update({reason: LIMIT_S for reason, limit_s in limits.items() if limit_s})
+    vars(pod_manifest).update(IMAGE_S_MAX=LIMIT_S, INJECTED_S_MAX=LIMIT_S)
+    vars(volume_failures).update(IMAGE_S_MAX=LIMIT_S, LOOK_S=LOOK_S)
+    cli(prog_name="pilotlight")
+
+
+if __name__ == "__main__":
+    main()
