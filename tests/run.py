@@ -85,6 +85,8 @@ TOOLS = (
          "MinIO in tests/integration/process/real/test_s3.py", variable="PILOTLIGHT_MINIO"),
     Tool("versitygw", "CGO_ENABLED=0 go install github.com/versity/versitygw/cmd/versitygw@latest",
          "versitygw in tests/integration/process/real/test_s3.py", variable="PILOTLIGHT_VERSITYGW"),
+    Tool("torch", "pip install torch transformers in a virtual environment; PILOTLIGHT_TORCH_PYTHON names its Python",
+         "the torch engine in tests/gpu (deep tier)", variable="PILOTLIGHT_TORCH_PYTHON"),
 )  # fmt: skip
 
 

@@ -2,12 +2,14 @@
 
     python -m tests.gpu.kit 3.12     # the Python of that machine; the kit is build/gpu-kit
 
-The wheels are what Pilotlight needs at run time, but for numpy, which transformers brings. The source is the part of
-llama.cpp's tree, taken from the source package of xllamacpp, that llama-server is built from.
+The wheels are what Pilotlight needs at run time, but for numpy, which transformers brings, and cmake and ninja. The
+source is the part of llama.cpp's tree, taken from the source package of xllamacpp, that llama-server is built from. The
+SHA-256 of each downloaded file must be in a lock file.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 import subprocess
@@ -23,6 +25,9 @@ from tests.gpu.main import KIT, ROOT
 
 BYTES_MAX = 60 << 20
 LEFT_OUT = ("numpy",)
+BUILD_TOOLS = ("cmake", "ninja")
+LOCKS = tuple(ROOT / "requirements" / name for name in ("dev.lock", "gpu-kit.lock"))
+"""Versions and hashes: of Pilotlight's dependencies and llama.cpp's source, and of the build tools."""
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64",
              "manylinux2010_x86_64", "manylinux1_x86_64", "manylinux_2_12_x86_64", "manylinux_2_5_x86_64")  # fmt: skip
 LLAMA_PACKAGE, LLAMA_FOLDER = "xllamacpp", "/thirdparty/llama.cpp/"
@@ -45,13 +50,22 @@ DROPPED = re.compile(
 )
 
 
+class UnlockedFileError(Exception):
+    """A downloaded file is not the one that was locked; the text is one line."""
+
+
 def main(argv: list[str]) -> int:
     """Build the kit for a version of Python; return the exit status."""
     version = argv[0] if argv else "3.12"
     shutil.rmtree(KIT, ignore_errors=True)
     KIT.mkdir(parents=True)
-    wheels(version, KIT)
-    source(KIT / SOURCE)
+    try:
+        wheels(version, KIT)
+        source(KIT / SOURCE)
+    except UnlockedFileError as error:
+        shutil.rmtree(KIT)
+        print(error)
+        return 1
     size = sum(path.stat().st_size for path in KIT.iterdir())
     print(f"{KIT}: {len([*KIT.iterdir()])} files, {size / (1 << 20):.1f} MiB, for Python {version} on x86-64")
     if size > BYTES_MAX:
@@ -61,29 +75,43 @@ def main(argv: list[str]) -> int:
 
 
 def wheels(version: str, folder: Path) -> None:
-    """Download the wheels, in the versions of requirements/dev.lock."""
+    """Download the wheels, in the locked versions."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    lock = (ROOT / "requirements" / "dev.lock").read_text()
-    locked = re.findall(r"^([A-Za-z0-9_.-]+==[^ ;\\]+)", lock, re.MULTILINE)
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
-        constraints.write("\n".join(locked))
+        constraints.write("\n".join(re.findall(r"^([A-Za-z0-9_.-]+==[^ ;\\]+)", _locks(), re.MULTILINE)))
         constraints.flush()
         platforms = [word for name in PLATFORMS for word in ("--platform", name)]
         words = ["--only-binary", ":all:", "--python-version", version, "--implementation", "cp", *platforms]
-        _pip(*words, "--constraint", constraints.name, "--dest", str(folder), *project["dependencies"])
+        words += ["--constraint", constraints.name, "--dest", str(folder)]
+        _pip(*words, *project["dependencies"], *BUILD_TOOLS)
     for name in LEFT_OUT:
         for path in folder.glob(f"{name}-*.whl"):
             path.unlink()
+    for path in folder.glob("*.whl"):
+        verify(path)
 
 
 def source(target: Path) -> None:
     """Pack the required part of llama.cpp."""
-    lock = (ROOT / "requirements" / "dev.lock").read_text()
-    (pinned,) = re.findall(rf"^{LLAMA_PACKAGE}==[^ ;\\]+", lock, re.MULTILINE)
+    (pinned,) = re.findall(rf"^{LLAMA_PACKAGE}==[^ ;\\]+", _locks(), re.MULTILINE)
     with tempfile.TemporaryDirectory() as folder:
         _pip("--no-deps", "--no-binary", LLAMA_PACKAGE, "--dest", folder, pinned)
         (package,) = Path(folder).glob("*.tar.gz")
+        verify(package)
         pack(package, target)
+
+
+def verify(path: Path) -> None:
+    """Raise UnlockedFileError unless a lock file contains the SHA-256 of the file."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if f"sha256:{digest}" not in _locks():
+        names = " and ".join(str(lock.relative_to(ROOT)) for lock in LOCKS)
+        raise UnlockedFileError(f"{path.name}: its SHA-256 {digest} is not in {names}, so no kit was built")
+
+
+def _locks() -> str:
+    return "\n".join(path.read_text() for path in LOCKS)
 
 
 def pack(package: Path, target: Path) -> None:

@@ -17,6 +17,7 @@ from tests.gpu import prerequisites
 
 ROOT = Path(__file__).resolve().parents[2]
 KIT = ROOT / "build" / "gpu-kit"
+RUN = Path(__file__).parent / "run"
 STEPS = ("inventory", "cold", "swap", "kill", "serial", "fit", "misbehave", "sharing")
 """Run order: steps with a figure that must hold come before those that are only reported."""
 INSTALLED = "PILOTLIGHT_GPU_RUN_INSTALLED"
@@ -94,7 +95,9 @@ def _again_with_packages(kit: Path, argv: list[str]) -> int:
                 f"the wheels in {kit} cannot be installed into this Python; build them for it: make gpu-kit", flush=True
             )
             return 2
-        env = os.environ | {"PYTHONPATH": _python_path(str(ROOT), site), INSTALLED: f"{began_s:.3f}"}
-        return subprocess.run(
-            [sys.executable, str(Path(__file__).parent / "run"), *argv], env=env, check=False
-        ).returncode
+        env = os.environ | {
+            "PATH": f"{site}/bin:{os.environ['PATH']}",  # cmake and ninja
+            "PYTHONPATH": _python_path(str(ROOT), site),
+            INSTALLED: f"{began_s:.3f}",
+        }
+        return subprocess.run([sys.executable, str(RUN), *argv], env=env, check=False).returncode

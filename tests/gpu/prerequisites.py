@@ -21,6 +21,8 @@ PACKAGES = {"msgspec": "msgspec", "click": "click", "yaml": "PyYAML", "uvloop": 
 """Import name -> package name of Pilotlight's own dependencies."""
 PYTHON_LEAST = (3, 11)
 DRIVER = "libcuda.so.1"
+COMPILERS = ("c++", "g++", "clang++")
+"""C++ compilers that CMake looks for."""
 
 
 class Found(NamedTuple):
@@ -32,7 +34,7 @@ class Found(NamedTuple):
 
 
 def check(*, simulated: bool, driver: str = DRIVER) -> Found:
-    """Check Python, the driver, torch, transformers and nvcc."""
+    """Check Python, the driver, torch, transformers, nvcc and what a build with it needs."""
     fatal, skipped = [], []
     if sys.version_info[:2] < PYTHON_LEAST:
         fatal.append("Python 3.11 or newer is needed; this is " + ".".join(map(str, sys.version_info[:2])))
@@ -58,6 +60,9 @@ def check(*, simulated: bool, driver: str = DRIVER) -> Found:
         skipped.append("no nvcc on the PATH or in /usr/local/cuda/bin: the steps with llama.cpp are skipped")
     elif shutil.which("cmake") is None:
         skipped.append("no cmake on the PATH: the steps with llama.cpp are skipped")
+        nvcc = ""
+    elif not os.environ.get("CXX") and not any(map(shutil.which, COMPILERS)):
+        skipped.append("no C++ compiler on the PATH, which nvcc needs: the steps with llama.cpp are skipped")
         nvcc = ""
     return Found(tuple(fatal), tuple(skipped), nvcc)
 

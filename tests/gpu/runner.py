@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace, nvcc: str) -> int:
     bed = Bed(
         work, report, simulated=arguments.simulate, quick=arguments.quick, uuid=str(report.facts["uuid"]), engine=engine
     )
-    stop = threading.Timer(arguments.limit, lambda: _give_up(report, work, arguments))
+    stop = threading.Timer(arguments.limit, lambda: _give_up(bed, work, arguments))
     stop.daemon = True
     stop.start()
     try:
@@ -69,8 +69,6 @@ def run(arguments: argparse.Namespace, nvcc: str) -> int:
         report.keep("watch", "samples", len(bed.watch.samples))
         report.keep("watch", "failed looks", f"{bed.watch.failures} {bed.watch.error}")
         _keep_results(report, work, arguments)
-        if arguments.simulate:
-            shutil.rmtree(os.environ["SIMULATED_GPU"], ignore_errors=True)
     report.say(f"{report.verdict()}; result in {arguments.out}")
     return 0 if report.good else 1
 
@@ -183,7 +181,9 @@ async def _prepare(bed: Bed, arguments: argparse.Namespace, nvcc: str) -> Buildi
     if bed.simulated or "fit" not in arguments.steps.split(","):
         return None
     if not arguments.llama_server and not nvcc:
-        bed.report.keep("llama.cpp", "skipped", "there is no nvcc or no cmake")  # printed when the run began
+        bed.report.keep(
+            "llama.cpp", "skipped", "there is no nvcc, no cmake or no C++ compiler"
+        )  # printed when the run began
         return None
     if not arguments.llama_server and not (arguments.kit / SOURCE).exists():
         bed.report.skipped("llama.cpp", f"the kit has no {SOURCE}; build it with `make gpu-kit`")
@@ -192,24 +192,33 @@ async def _prepare(bed: Bed, arguments: argparse.Namespace, nvcc: str) -> Buildi
     return Building(arguments.kit, bed.folder / "llama", nvcc, found["capability"], ready=arguments.llama_server)
 
 
-def _give_up(report: Report, work: Path, arguments: argparse.Namespace) -> None:
+def _give_up(bed: Bed, work: Path, arguments: argparse.Namespace) -> None:
     """Last resort if a blocked call prevents the step limits from working: end all started processes."""
-    report.failed("run", f"took longer than {arguments.limit:g} s and was ended")
-    sharing.end_daemon(work)
-    for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()
-    _keep_results(report, work, arguments)
-    os._exit(1)
+    try:
+        bed.report.failed("run", f"took longer than {arguments.limit:.0f} s and was ended")
+        sharing.end_daemon(work)
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        bed.watch.stop()
+        _keep_results(bed.report, work, arguments)
+    except Exception:  # noqa: BLE001 - printed; the process must end in any case
+        traceback.print_exc()
+    finally:
+        os._exit(1)
 
 
 def _keep_results(report: Report, work: Path, arguments: argparse.Namespace) -> None:
-    """Write the result, copy plots and phases out of the working folder, and remove that unless it was named."""
+    """Write the result, copy plots and phases out of the working folder, and remove that unless it was named; remove
+    the files of the simulated device.
+    """
     for name in (*work.glob("*.svg"), *work.glob("phases.jsonl")):
         shutil.copy(name, arguments.out)
     report.write()
     if arguments.work is None:
         shutil.rmtree(work, ignore_errors=True)
+    if arguments.simulate:
+        shutil.rmtree(os.environ["SIMULATED_GPU"], ignore_errors=True)
 
 
 def _text(value: str | bytes) -> str:

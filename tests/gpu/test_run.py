@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
+import os
 import subprocess
 import sys
-import tarfile
+import sysconfig
 import time
 from math import inf
 from pathlib import Path
 
 import pytest
 
-from tests.gpu import kit, llama, main, prerequisites, runner
+from tests.gpu import main, prerequisites, runner
 from tests.gpu.bed import Bed, GpuRunError
 from tests.gpu.report import Report
+from tests.gpu.test_engines import torch_python
 from tests.gpu.watch import Sample, Watch
 
 RUN = Path(__file__).parent / "run"
@@ -51,11 +52,13 @@ def test_every_benchmark_step_passes_on_a_simulated_device(tmp_path: Path, steps
 
 
 @pytest.mark.deep
+@pytest.mark.timeout(1200)
 def test_simulated_gpu_run_with_torch_engines_on_the_cpu_passes(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="PyTorch is not installed (pip install torch transformers)")
-    pytest.importorskip("transformers", reason="transformers is not installed (pip install torch transformers)")
     words = ["--simulate", "--engine", "torch", "--quick", "--steps", "cold,kill", "--out", str(tmp_path)]
-    ran = subprocess.run([sys.executable, str(RUN), *words], capture_output=True, text=True, timeout=600, check=False)
+    env = os.environ | {"PYTHONPATH": sysconfig.get_path("purelib")}  # the same for all Pythons of a version
+    ran = subprocess.run(
+        [torch_python(), str(RUN), *words], env=env, capture_output=True, text=True, timeout=1000, check=False
+    )
     print(ran.stdout, ran.stderr)
     assert ran.returncode == 0
 
@@ -171,14 +174,39 @@ def test_driver_older_than_torch_is_reported_in_one_line(monkeypatch: pytest.Mon
     )
 
 
-def test_missing_torch_and_nvcc_are_reported_in_one_line_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_torch_transformers_and_nvcc_are_reported_in_one_line_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prerequisites, "driver_cuda", lambda _: (13, 0))
     monkeypatch.setattr(prerequisites, "torch_cuda", lambda: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     monkeypatch.setattr("shutil.which", lambda *_, **__: None)
     found = prerequisites.check(simulated=False)
-    assert found.fatal[0] == "no PyTorch with CUDA in this Python, so all steps are skipped: pip install torch"
+    assert found.fatal == (
+        "no PyTorch with CUDA in this Python, so all steps are skipped: pip install torch",
+        "no transformers in this Python, so all steps are skipped: pip install transformers",
+    )
     assert found.skipped == ("no nvcc on the PATH or in /usr/local/cuda/bin: the steps with llama.cpp are skipped",)
     assert not found.nvcc
+
+
+@pytest.mark.parametrize(
+    ("programs", "skipped"),
+    [
+        ({"nvcc", "g++"}, ("no cmake on the PATH: the steps with llama.cpp are skipped",)),
+        (
+            {"nvcc", "cmake"},
+            ("no C++ compiler on the PATH, which nvcc needs: the steps with llama.cpp are skipped",),
+        ),
+        ({"nvcc", "cmake", "clang++"}, ()),
+    ],
+)
+def test_missing_build_program_is_reported_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, programs: set[str], skipped: tuple[str, ...]
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr("shutil.which", lambda name, **_: f"/bin/{name}" if name in programs else None)
+    found = prerequisites.check(simulated=False, driver="libno-such-driver.so")
+    assert found.skipped == skipped
+    assert found.nvcc == ("" if skipped else "/bin/nvcc")
 
 
 def test_cuda_version_of_torch_is_read_without_importing_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,22 +218,6 @@ def test_cuda_version_of_torch_is_read_without_importing_torch(tmp_path: Path, m
     assert prerequisites.torch_cuda() == (13, 0)
     (package / "version.py").write_text("__version__ = '2.11.0+cpu'\ncuda: Optional[str] = None\n")
     assert prerequisites.torch_cuda() is None
-
-
-def test_packed_llama_cpp_sources_contain_only_what_the_server_needs(tmp_path: Path) -> None:
-    """Including names longer than 100 bytes, which a tar file keeps in an extended header."""
-    long = "ggml/src/ggml-cuda/template-instances/fattn-mma-f16-instance-ncols1_16-ncols2_2.cu"
-    wanted = [long, "CMakeLists.txt", "tools/server/server.cpp"]
-    others = ["models/vocabulary.gguf", "ggml/src/ggml-vulkan/vulkan.cpp", "tools/ui/src/app.ts"]
-    package = tmp_path / "package.tar.gz"
-    with tarfile.open(package, "w:gz") as archive:
-        for name in wanted + others:
-            member = tarfile.TarInfo(f"package-2026.10.11549/thirdparty/llama.cpp/{name}")
-            member.size = 4
-            archive.addfile(member, io.BytesIO(b"text"))
-    kit.pack(package, tmp_path / llama.SOURCE)
-    with tarfile.open(tmp_path / llama.SOURCE) as packed:
-        assert sorted(packed.getnames()) == sorted(wanted)
 
 
 def test_ended_process_that_holds_memory_after_the_next_start_is_detected() -> None:

@@ -107,7 +107,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Answer one completion, streamed or not."""
-        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+        try:
+            body = dict(json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0)))))
+        except (TypeError, ValueError) as error:
+            self._json(400, {"error": {"message": f"the body is no JSON object: {error}", "type": "invalid_request"}})
+            return
         chat = self.path == "/v1/chat/completions"
         if not chat and self.path != "/v1/completions":
             self._json(404, {"error": {"message": f"no such path: {self.path}", "type": "not_found"}})

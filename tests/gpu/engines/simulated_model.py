@@ -50,7 +50,8 @@ def load(arguments: argparse.Namespace, phases: Any) -> Model:
     phases.note("torch")
     model = Model(CONTEXT_BYTES)
     phases.note("context")
-    weights_bytes = read(arguments.weights / "model.safetensors")
+    file = arguments.weights / "model.safetensors"
+    weights_bytes = file.stat().st_size if arguments.empty else read(file)
     phases.note("weights", bytes=weights_bytes)
     needed = CONTEXT_BYTES + weights_bytes + arguments.slots * arguments.context_tokens * ROW_BYTES
     wanted = arguments.memory_bytes or int(

@@ -9,6 +9,7 @@ file into pinned buffers and copy them into one tensor; the parameters are views
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import os
 import sys
@@ -100,6 +101,8 @@ class Model:
     def __init__(self, model: Any, arguments: argparse.Namespace, make_cache: Any) -> None:
         self._model, self._arguments, self._make_cache = model, arguments, make_cache
         self._lock = threading.Lock()
+        accepted = inspect.signature(model.forward).parameters
+        self._cache_argument = "cache" if "cache" in accepted else "past_key_values"  # renamed in transformers 5
         self._caches = [make_cache() for _ in range(arguments.slots)]
         self._kept: list[Tensor] = []
 
@@ -143,7 +146,7 @@ class Model:
                 position = torch.arange(at, at + len(given), device=device)
                 answer = self._model(
                     input_ids=torch.tensor([given], device=device), position_ids=position[None],
-                    past_key_values=cache, use_cache=True, logits_to_keep=1,
+                    use_cache=True, logits_to_keep=1, **{self._cache_argument: cache},
                 )  # fmt: skip
                 token = int(answer.logits[0, -1].argmax().item())
             at, given = at + len(given), [token]
@@ -242,7 +245,9 @@ def count_simulated(size_bytes: int) -> None:
 
 
 def _simulated() -> Any:
-    sys.path.insert(0, str(Path(__file__).parents[1] / "simulated"))
+    folder = str(Path(__file__).parents[1] / "simulated")
+    if sys.path[0] != folder:
+        sys.path.insert(0, folder)
     import pynvml
 
     return pynvml

@@ -1,0 +1,155 @@
+"""The engines of the GPU run: the OpenAI-format server with both backends, and the torch engine if there is PyTorch."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+
+from tests.gpu.bed import ENGINES
+from tests.support.net.ports import free_port
+
+SHAPE = {"width": 256, "inner": 512, "layers": 2, "rows": 1, "vocabulary": 300}
+KINDS = ("llama", "qwen2")
+TORCH = "PILOTLIGHT_TORCH_PYTHON"
+"""Environment variable: a Python that has PyTorch and transformers, if this one has not."""
+WITH_TORCH = pytest.param("torch_model", marks=pytest.mark.deep)
+START_S = 400.0
+ROUNDING = 0.05
+"""Difference between logits due to bfloat16; the logits of random models have a standard deviation of about 0.4."""
+
+
+def torch_python() -> str:
+    """The Python that has PyTorch and transformers; the test is skipped if there is none."""
+    if all(importlib.util.find_spec(name) is not None for name in ("torch", "transformers")):
+        return sys.executable
+    if not (named := os.environ.get(TORCH)):
+        pytest.skip(f"no PyTorch and transformers (pip install torch transformers; {TORCH} can name another Python)")
+    return named
+
+
+def make_models(folder: Path, python: str, device: str) -> dict[str, object]:
+    """Make a model of each kind; return what was printed."""
+    models = json.dumps({kind: {"kind": kind, **SHAPE} for kind in KINDS})
+    argv = [python, "-E", str(ENGINES / "make_models.py"), str(folder), "--device", device, "--models", models]
+    made = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (made.returncode, made.stderr) == (0, "")
+    found = json.loads(made.stdout)
+    assert isinstance(found, dict)
+    return found
+
+
+class Engine(NamedTuple):
+    """A server that listens."""
+
+    url: str
+    phases: Path
+
+    def ask(self, path: str, body: object) -> tuple[int, str]:
+        """Send a request; return status and body."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        try:
+            with urlopen(Request(self.url + path, data=data), timeout=START_S) as response:
+                return response.status, response.read().decode()
+        except HTTPError as error:
+            return error.code, error.read().decode()
+
+
+@pytest.fixture(params=["simulated_model", WITH_TORCH])
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    """The server with a backend, on the simulated device."""
+    uses_torch = request.param == "torch_model"
+    python = torch_python() if uses_torch else sys.executable
+    make_models(tmp_path / "models", python, "cpu" if uses_torch else "none")
+    port, phases = free_port(), tmp_path / "phases.jsonl"
+    argv = [python, "-E", str(ENGINES / "server.py"), "--port", str(port), "--name", "tiny", "--device", "cpu"]
+    argv += ["--weights", str(tmp_path / "models" / "llama"), "--backend", request.param, "--phases", str(phases)]
+    env = os.environ | {"SIMULATED_GPU": str(tmp_path / "device"), "OMP_NUM_THREADS": "1"}
+    with (tmp_path / "engine.log").open("wb") as log, subprocess.Popen(argv, env=env, stderr=log) as process:
+        try:
+            end_s = time.monotonic() + START_S
+            while '"listening"' not in (phases.read_text() if phases.exists() else ""):
+                assert process.poll() is None, (tmp_path / "engine.log").read_text()
+                assert time.monotonic() < end_s
+                time.sleep(0.05)
+            yield Engine(f"http://127.0.0.1:{port}", phases)
+        finally:
+            process.kill()
+    assert "Traceback" not in (tmp_path / "engine.log").read_text()
+
+
+@pytest.mark.timeout(1200)
+def test_server_answers_chat_and_completions_whole_and_as_a_stream(engine: Engine) -> None:
+    for path, prompt in (
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}),
+        ("/v1/completions", {"prompt": "Hello"}),
+    ):
+        status, text = engine.ask(path, {"model": "tiny", "max_tokens": 6, **prompt})
+        (choice,) = json.loads(text)["choices"]
+        whole = choice["message"]["content"] if "message" in choice else choice["text"]
+        assert (status, len(whole.split()), choice["finish_reason"]) == (200, 6, "length")
+        status, text = engine.ask(path, {"model": "tiny", "max_tokens": 6, "stream": True, **prompt})
+        *events, done, rest = text.split("\n\n")
+        choices = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events]
+        pieces = [one["delta"].get("content", "") if "delta" in one else one["text"] for one in choices]
+        assert (status, done, rest) == (200, "data: [DONE]", "")
+        assert ("".join(pieces), len(pieces)) == (whole, 7)
+        assert [one["finish_reason"] for one in choices] == [None] * 6 + ["length"]
+    rows = [json.loads(line) for line in engine.phases.read_text().splitlines()]
+    names = [row["phase"] for row in rows if row["phase"] != "transformers"]
+    assert names == ["process", "torch", "context", "weights", "warm", "listening", "first token"]
+    assert [row["at_s"] for row in rows] == sorted(row["at_s"] for row in rows)
+    size = (engine.phases.parent / "models" / "llama" / "model.safetensors").stat().st_size
+    assert next(row for row in rows if row["phase"] == "listening")["used_bytes"] >= size // 2
+    wrong = {
+        path: engine.ask(path, body)[0]
+        for path, body in (("/v1/completions", b"{"), ("/v1/chat/completions", b"[1]"), ("/v1/embeddings", {}))
+    }
+    assert wrong == {"/v1/completions": 400, "/v1/chat/completions": 400, "/v1/embeddings": 404}
+
+
+def test_models_are_safetensors_files_whose_tensors_are_contiguous_and_aligned(tmp_path: Path) -> None:
+    found = make_models(tmp_path, sys.executable, "none")
+    sizes = found["weights_bytes"]
+    assert isinstance(sizes, dict)
+    for kind in KINDS:
+        data = (tmp_path / kind / "model.safetensors").read_bytes()
+        (length,) = struct.unpack_from("<Q", data)
+        header = json.loads(data[8 : 8 + length])
+        begins, ends = zip(*(one["data_offsets"] for one in header.values()), strict=True)
+        assert [*begins, sizes[kind]] == [0, *ends]
+        assert not any(begin % 256 for begin in begins)
+        assert len(data) == 8 + length + sizes[kind]
+        assert (8 + length) % 256 == 0
+        assert ("model.layers.1.self_attn.q_proj.bias" in header) == (kind == "qwen2")
+        config = json.loads((tmp_path / kind / "config.json").read_text())
+        assert header["lm_head.weight"]["shape"] == [config["vocab_size"], config["hidden_size"]]
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(1800)
+def test_torch_engine_generates_the_tokens_of_the_model_that_transformers_loads(tmp_path: Path) -> None:
+    python = torch_python()
+    make_models(tmp_path, python, "cpu")
+    for kind in KINDS:
+        argv = [python, "-E", str(ENGINES / "compare.py"), str(tmp_path / kind), "Hello, how are you?", "12"]
+        ran = subprocess.run(
+            argv, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
+        )
+        assert ran.returncode == 0, ran.stderr
+        found = json.loads(ran.stdout.splitlines()[-1])
+        assert found["tokens"] == found["again"]
+        assert len(found["tokens"]) == 12
+        assert max(found["behind"]) <= ROUNDING < found["deviation"] / 4
+        assert "deprecated" not in ran.stderr
