@@ -140,7 +140,10 @@ class Resources:
                 log.warning("event=tenant_conflict tenant=%s reason=%s", tenant, why)
         self._statuses.put(list_subjects(self._customs.models, self._installation.settled, self._installation.whose))
         sized = self._sizes.of(seen.models, self._loop.world.learned.looked)
-        before, self._faults = self._faults, {one.model: one.reason for one in sized.faults} | self._installation.faults
+        before, self._faults = (
+            self._faults,
+            {**{one.model: one.reason for one in sized.faults}, **self._installation.faults},
+        )
         over = [
             FaultSeen(model=name, reason=why, is_over=True)
             for name, why in before.items()

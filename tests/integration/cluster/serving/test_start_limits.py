@@ -99,7 +99,7 @@ async def fails(one: House, call: Awaitable[tuple[int, str]], reason: str, begun
     assert (status, error["code"]) == (503, "model_start_failed"), said
     assert "pilotlight explain model" in error["message"], "where the reason is"
     assert LIMIT_S <= took_s <= LIMIT_S + LATE_S
-    assert reason in " ".join(json.loads(await one.said("explain/model/ada"))["sentences"])
+    assert reason in " ".join(json.loads(await one.read_ops("explain/model/ada"))["sentences"])
 
 
 SOME = [pytest.param(case, marks=[pytest.mark.standard] if case in {"pull", "mount"} else []) for case in SAID]

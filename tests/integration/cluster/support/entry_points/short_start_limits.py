@@ -15,7 +15,9 @@ def main() -> None:
     from autoscaler.drivers.kubernetes.objects import pod_manifest
     from pilotlight.cli.main import cli
 
-    assert pod_manifest.IMAGE_S_MAX == pod_manifest.INJECTED_S_MAX == volume_failures.IMAGE_S_MAX == DOCUMENTED_S
+    assert (
+        pod_manifest.IMAGE_S_MAX == pod_manifest.INJECTED_S_MAX == vars(volume_failures)["IMAGE_S_MAX"] == DOCUMENTED_S
+    )
     for limits in (pod_manifest._PATIENCE_S, pod_manifest._INIT_PATIENCE_S):
         assert {*limits.values()} <= {0.0, DOCUMENTED_S}
         limits.update({reason: LIMIT_S for reason, limit_s in limits.items() if limit_s})
