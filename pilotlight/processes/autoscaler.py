@@ -10,7 +10,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -150,7 +150,7 @@ async def serve_until_stopped(options: AutoscalerOptions, stack: AsyncExitStack)
     log = Log()
     metrics = Metrics(lambda: loop.world, clock, dict if house is None else house.unreadable.counts)
     tell: Tell = (lambda documents: loop.observe([documents])) if house is None else house.put_files
-    reloads = Reloads(options, loop, tell, located)
+    reloads = Reloads(options, loop, tell, located, again=again, faults=faults)
     preflight = Preflight(loop, driver.obstacle, reloads)
     cpu_bound = CpuBound(lambda: devices.measured, find_installed_programs())
     loop.listeners += [metrics.on_step, Misfits(loop.fault).on_step, preflight.on_step, cpu_bound.on_step]
@@ -337,11 +337,20 @@ async def reload_on_event(again: asyncio.Event, reloads: Callable[[], Awaitable[
 
 
 class Reloads:
-    """Reloads the documents, and reports the last failure, its own or that of `serve`."""
+    """Reloads the documents, and reports the last failure, its own or that of `serve`.
 
-    def __init__(self, options: AutoscalerOptions, loop: Loop, tell: Tell, located: Located) -> None:
+    `again` requests a reload; it is set when the quarantine of a Model ends whose document raised an exception.
+    `faults`: the exceptions of the documents in force.
+    """
+
+    def __init__(
+        self, options: AutoscalerOptions, loop: Loop, tell: Tell, located: Located, *, again: asyncio.Event,
+        faults: Sequence[FaultSeen] = (),
+    ) -> None:  # fmt: skip
         self._options, self._loop, self._tell, self._located = options, loop, tell, located
         self._problem = ""
+        self._faulty = {one.model for one in faults}
+        loop.retries.append(lambda ended: again.set() if ended & self._faulty else None)
 
     async def __call__(self) -> None:
         """Reload; documents that cannot be read are logged, and the last valid ones stay in force."""
@@ -353,6 +362,7 @@ class Reloads:
                 )
             )
             self._loop.observe(faults)
+            self._faulty = {one.model for one in faults}
         except Exception as error:  # noqa: BLE001  a faulty document must not end the process; the error is reported
             reraise_memory_error(error)
             message = error.message if isinstance(error, click.UsageError) else describe_error(error)

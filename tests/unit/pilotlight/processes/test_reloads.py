@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from autoscaler.contract import ModelName
 from autoscaler.documents.parse import Documents
 from autoscaler.state.events import DocumentsSeen, FaultSeen
 from autoscaler.state.world import World
@@ -22,7 +24,7 @@ async def test_reload_reports_any_exception_until_one_succeeds(tmp_path: Path, m
         state=tmp_path, documents=tmp_path / "d.yaml", contract_socket=None, ops=Address("127.0.0.1", 0)
     )
     loop, documents_seen = SteppedLoop(World(epoch=1)).loop, list[DocumentsSeen]()
-    reloads = autoscaler.Reloads(options, loop, documents_seen.append, keep_artifact_location)
+    reloads = autoscaler.Reloads(options, loop, documents_seen.append, keep_artifact_location, again=asyncio.Event())
 
     def broken(*_: object) -> Documents:
         raise KeyError("x")
@@ -38,7 +40,7 @@ async def test_reload_reports_any_exception_until_one_succeeds(tmp_path: Path, m
     assert (reloads.view().problem, [seen.models[0].name for seen in documents_seen]) == ("", ["ada"])
 
 
-async def test_reload_observes_the_fault_of_a_model_after_its_document(
+async def test_fault_of_a_document_follows_it_and_ends_with_a_reload(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = autoscaler.AutoscalerOptions(
@@ -52,5 +54,10 @@ async def test_reload_observes_the_fault_of_a_model_after_its_document(
         return Documents(models=(model("ada"),))
 
     monkeypatch.setattr(autoscaler, "load_checked_documents", read)
-    await autoscaler.Reloads(options, loop, lambda seen: loop.observe([seen]), keep_artifact_location)()
+    again = asyncio.Event()
+    await autoscaler.Reloads(options, loop, lambda seen: loop.observe([seen]), keep_artifact_location, again=again)()
     assert loop.observed == [DocumentsSeen(models=(model("ada"),)), fault]
+    for ended, reloaded in (("bob", False), ("ada", True)):
+        for retry in loop.retries:
+            retry(frozenset({ModelName(ended)}))
+        assert again.is_set() == reloaded, "the document is read again when the Model's quarantine ends"
