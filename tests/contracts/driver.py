@@ -32,7 +32,7 @@ class Manner(StrEnum):
 
 
 class Rig(Protocol):
-    """An environment for Replicas that outlives its drivers."""
+    """An environment for replicas that outlives its drivers."""
 
     @property
     def began_within_s(self) -> float:
@@ -45,19 +45,19 @@ class Rig(Protocol):
         """Returns a new driver; the previous one has ended and may have left engines behind."""
 
     def replica(self, name: str, manner: Manner) -> tuple[Replica, Model]:
-        """Returns a Replica to start whose engine behaves in that manner."""
+        """Returns a replica to start whose engine behaves in that manner."""
 
     def kill(self, replica: ReplicaId) -> None:
-        """Kills the Replica's engine from outside."""
+        """Kills the replica's engine from outside."""
 
     def exists(self, replica: ReplicaId) -> bool:
-        """Whether any process of the Replica's engine is alive."""
+        """Whether any process of the replica's engine is alive."""
 
     async def until_over(self, replica: ReplicaId) -> None:
         """Waits until no process of the engine is alive and a driver can observe that; a kubelet reports it later."""
 
     def starts(self, replica: ReplicaId) -> int:
-        """Returns how many times the Replica's engine was started."""
+        """Returns how many times the replica's engine was started."""
 
 
 class DriverContract:

@@ -50,7 +50,7 @@ class Rig(Protocol):
 
 
 def order(offer: Offer, number: int = 0, epoch: int = 1) -> AcquireOrder:
-    """An order for the smallest number of Devices that the Offer allows."""
+    """An order for the smallest number of devices that the Offer allows."""
     id = LeaseId(offer.provider, lease_name(offer.provider, OWNER, number))
     return AcquireOrder(id=id, offer=offer, devices=offer.devices_min, owner=OWNER, epoch=epoch, due_s=1e9)
 

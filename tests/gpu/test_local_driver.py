@@ -1,4 +1,4 @@
-"""How the local driver uses NVML: usable memory, and Replicas that exceed their claim."""
+"""How the local driver uses NVML: usable memory, and replicas that exceed their claim."""
 
 from __future__ import annotations
 

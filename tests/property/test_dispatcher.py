@@ -22,7 +22,7 @@ CALLS_MAX = 6
 
 
 class Gateway(RuleBasedStateMachine):
-    """One gateway, one Model, up to three Replicas; compared with a plain recount."""
+    """One gateway, one Model, up to three replicas; compared with a plain recount."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -53,7 +53,7 @@ MAY_BE: dict[S, tuple[Seen, ...]] = {
     S.STOPPING: (Seen.READY, Seen.EXITED),
     S.SCRUBBING: (Seen.EXITED, Seen.CLEAN),
 }
-"""States that a driver may report for a Replica in this phase of the World."""
+"""States that a driver may report for a replica in this phase of the World."""
 
 
 @QUICK
@@ -108,7 +108,7 @@ def test_plan_of_a_world_in_shuffled_order_is_the_same(begin: World, rng: Random
 
 
 def more(at: World, *sizes_gi: int, now_s: float = T0) -> World:
-    """The same World with these Devices added, on a node of their own and on an existing one."""
+    """The same World with these devices added, on a node of their own and on an existing one."""
     added = [
         device(f"{'a' if number % 2 else 'z'}{number}", one, f"n{number % 2}") for number, one in enumerate(sizes_gi)
     ]
@@ -122,7 +122,7 @@ ADDED = st.lists(st.sampled_from([6, 12, 24, 80]), min_size=1, max_size=3)
 @LONG
 @given(worlds(), ADDED)
 def test_added_capacity_never_drains_a_replica_kept_without_it(begin: World, sizes: list[int]) -> None:
-    """Adding capacity drains no Replica that would stay without it.
+    """Adding capacity drains no replica that would stay without it.
     An exception is a victim for a Model that waits and has no room either way.
     """
     before, after = plan(begin, T0), plan(more(begin, *sizes), T0)

@@ -30,7 +30,7 @@ def model(
     name: str = "a", *, slots: int = 4, replicas: int = 1, memory_gib: int = 10, idle_s: float = 5.0,
     residency_s: float = 1.0, calls_max: int = 10_000, start: Start = A_MINUTE, drain_s: float = 60.0,
 ) -> Model:  # fmt: skip
-    """A Model of which one Replica fits on a device of the stage."""
+    """A Model of which one replica fits on a device of the stage."""
     spec = ModelSpec(
         engine="command", command=("engine", "{port}"), idle_seconds=idle_s, residency_seconds=residency_s,
         replicas=ReplicaRange(max=replicas), queue=Queue(calls_max=calls_max), start=start, drain_seconds_max=drain_s,

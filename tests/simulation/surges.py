@@ -1,7 +1,7 @@
 """Surges beyond a cluster's capacity, in virtual time over fold and plan, with all kinds of Provider failures.
 
-A run is drawn from a seed: a few owned Devices, a fabric and a cloud, Models that each need Devices of their own, and
-varying demand. Checked against the true state of the Providers: one Lease is in flight per unplaced Replica, no
+A run is drawn from a seed: a few owned devices, a fabric and a cloud, Models that each need devices of their own, and
+varying demand. Checked against the true state of the Providers: one Lease is in flight per unplaced replica, no
 capacity in use is released, and no unneeded capacity is left. Replay one: `python -m tests.simulation.surges SEED`.
 """
 
@@ -68,7 +68,7 @@ class Result(NamedTuple):
     orders: int
     released: int
     served: bool
-    """Whether every Model that waited for LONG_S had a Replica at some time in that interval."""
+    """Whether every Model that waited for LONG_S had a replica at some time in that interval."""
     hedges: int = 0
     """Number of orders that hedged another one for the same unplaced Replica."""
 
@@ -306,7 +306,7 @@ class Surge(Scene):
         return list(self.world.models.values())
 
     def _lacking(self) -> int:
-        """Number of wanted Replicas that neither exist nor are started by this Plan."""
+        """Number of wanted replicas that neither exist nor are started by this Plan."""
         starts = sum(isinstance(one, StartReplica) for one in self.plan.actions)
         live = {one.name: len(desired_replicas.list_live_replicas(self.world, one.name)) for one in self._models()}
         return (
@@ -345,7 +345,7 @@ class Surge(Scene):
 
 
 def _calls(now_s: float, scene: Scene) -> list[tuple[str, int, int]]:
-    """Each Replica serves one request; the others wait."""
+    """Each replica serves one request; the others wait."""
     assert isinstance(scene, Surge)
     found = []
     for name in sorted({need.model for need in scene.needs}):

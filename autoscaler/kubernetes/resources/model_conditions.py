@@ -138,7 +138,7 @@ def _serves(case: StatusInput) -> ConditionValue | None:
     if not many:
         return None
     return ConditionValue(
-        "Ready", "True", "Serving", f"{format_count(many, 'Replica')} {'serves' if many == 1 else 'serve'} requests"
+        "Ready", "True", "Serving", f"{format_count(many, 'replica')} {'serves' if many == 1 else 'serve'} requests"
     )
 
 
@@ -171,7 +171,7 @@ def _failed(case: StatusInput) -> ConditionValue | None:
 
 def _begins(case: StatusInput) -> ConditionValue | None:
     begins = _in(case, *BEGINNING)
-    return _no("Starting", begins[0].reason or "a Replica is starting") if begins else None
+    return _no("Starting", begins[0].reason or "a replica is starting") if begins else None
 
 
 def _unready(case: StatusInput) -> ConditionValue | None:
@@ -182,12 +182,12 @@ def _unready(case: StatusInput) -> ConditionValue | None:
 def _broken(case: StatusInput) -> ConditionValue | None:
     broken = _in(case, S.FAILED)
     failure = broken[0].failure if broken else ""
-    return _no(classify_failure(failure, case.history), failure or "its Replica failed") if broken else None
+    return _no(classify_failure(failure, case.history), failure or "its replica failed") if broken else None
 
 
 def _draining(case: StatusInput) -> ConditionValue | None:
     drains = [one.drain for one in case.replicas if one.state is S.DRAINING]
-    return _no("Draining", drains[0].reason if drains[0] is not None else "its Replica drains") if drains else None
+    return _no("Draining", drains[0].reason if drains[0] is not None else "its replica drains") if drains else None
 
 
 def _unplaced(case: StatusInput) -> ConditionValue | None:
@@ -226,7 +226,7 @@ def _placed(case: StatusInput) -> ConditionValue:
     if case.unmet is not None:
         reason = "NoDeviceFits" if case.unmet.never else "WaitingForRoom"
         return ConditionValue("Placed", "False", reason, case.unmet.reason[:MESSAGE_MAX])
-    return ConditionValue("Placed", "False", "Idle", "no Replica is needed")
+    return ConditionValue("Placed", "False", "Idle", "no replica is needed")
 
 
 def _weights(case: StatusInput) -> ConditionValue:

@@ -68,7 +68,7 @@ async def _orphan(bed: Bed, serve: Serving) -> None:
 
 
 def _group(serve: Serving, pid: int) -> list[int]:
-    """Processes with the mark of the Replica that this main process belongs to."""
+    """Processes with the mark of the replica that this main process belongs to."""
     from autoscaler.drivers.local.replica_processes import read_process_mark
 
     mark = read_process_mark(pid)

@@ -53,7 +53,7 @@ def leases(stage: Stage) -> list[Lease]:
 
 
 def replicas(stage: Stage, name: str) -> dict[ReplicaId, Replica]:
-    """The Replicas of a Model."""
+    """The replicas of a Model."""
     return {id: one for id, one in now(stage).replicas.items() if one.model == name}
 
 
@@ -124,7 +124,7 @@ SPOT, CONSOLIDATED = "aws-node-termination-handler/spot-itn", "karpenter.sh/disr
 
 
 async def added(stage: Stage) -> tuple[Journey, Journey, str]:
-    """A request on the existing Device, one for which a node is added, and that node."""
+    """A request on the existing device, one for which a node is added, and that node."""
     rack(stage).rack.closed = "nothing is free"
     rack(stage).rack.pool = 0
     first = await crowded(stage)

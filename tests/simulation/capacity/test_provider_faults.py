@@ -29,7 +29,7 @@ HOUR_S = 3600.0
 
 @simulated(*MODELS, manners=LONG, kind=CloudTown)
 async def test_device_delivered_to_another_node_is_used_there(stage: Stage) -> None:
-    """The Device is listed at its actual node: it counts there, and is released like any other."""
+    """The device is listed at its actual node: it counts there, and is released like any other."""
     town = rack(stage)
     town.rack.fate = lambda order: Fate(after_s=ATTACH_S, commits_s=1.0, elsewhere="w9")
     first = await crowded(stage)
@@ -101,7 +101,7 @@ async def test_provider_outage_of_an_hour_loses_no_request_and_no_order(stage: S
 
 @simulated(*MODELS, manners=Manners(start_s=(1.0, 1.0), serve_s=(16.0, 16.0)), kind=RackTown)
 async def test_manually_detached_device_is_noticed_and_another_is_ordered(stage: Stage) -> None:
-    """The Device is idle: its Lease disappears with the next lists, and the next surge orders a new one."""
+    """The device is idle: its Lease disappears with the next lists, and the next surge orders a new one."""
     town = rack(stage)
     first = await crowded(stage)
     second = town.call("b")

@@ -26,7 +26,7 @@ from tests.support.fakes.driver import FakeEngine
 
 SAMPLE_S = 0.010
 CONSERVATION_S = 0.050
-"""I4: the longest that a request may wait while a usable Slot is free, without faults (interfaces section 6)."""
+"""I4: the longest that a request may wait while a usable slot is free, without faults (interfaces section 6)."""
 TRAVEL_S = 0.1
 """Maximum delay between a decision and the observation of it: a step of the loop, or a sample."""
 STOP_S = 1.0
@@ -36,7 +36,7 @@ COLD_S_MIN = 10.0
 
 
 class Watcher:
-    """Watches a running town. `conserve`: nothing fails, so no request waits while a Slot is free (I4)."""
+    """Watches a running town. `conserve`: nothing fails, so no request waits while a slot is free (I4)."""
 
     def __init__(self, town: Town, *, strict: bool) -> None:
         self._town = town
@@ -91,7 +91,7 @@ class Watcher:
                 self.broken.append(f"I5: {slice_.id} is over-committed by the start of {engine.replica.id}")
 
     def _no_more_than_planned(self, engine: FakeEngine) -> None:
-        """I6: a starting Replica exceeds neither its Model's maximum nor the requests reported to the leader.
+        """I6: a starting replica exceeds neither its Model's maximum nor the requests reported to the leader.
         Not counted are those that drain, those whose stop was just ordered, and those that leave with their node once a
         replacement exists. Without such requests, one was rejected recently.
         """
@@ -148,7 +148,7 @@ class Watcher:
                 self._resided(replica.model, replica.id, action.victim_of)
 
     def _all_have_told(self, name: str, replica: str) -> None:
-        """Unknown is never zero: no Replica drains for lack of demand while a living gateway is silent.
+        """Unknown is never zero: no replica drains for lack of demand while a living gateway is silent.
         Silent: no report to this leader for a report's expiry time. A gateway that returned after the leader began is
         known when it connects. Only a surplus above `replicas.max` drains at once, such as one that a new leader finds.
         """
@@ -166,7 +166,7 @@ class Watcher:
                     self.broken.append(f"unknown is not zero: {replica} drains, and {gateway.id} has not reported")
 
     def _idle_for_long_enough(self, name: str, replica: str) -> None:
-        """I6: a Replica that scales to zero for lack of demand was idle for its window, as the clients see it."""
+        """I6: a replica that scales to zero for lack of demand was idle for its window, as the clients see it."""
         town, idle_s = self._town, self._model(name).spec.idle_seconds
         now_s = town.now()
         if not self._strict or idle_s == "auto":
@@ -178,7 +178,7 @@ class Watcher:
                 self.broken.append(f"I6: {replica} drains as idle, and there is {journey!r}")
 
     def _resided(self, name: str, replica: str, other: str) -> None:
-        """I6: a Replica evicted for another Model had its residency, and there were requests for the other Model."""
+        """I6: a replica evicted for another Model had its residency, and there were requests for the other Model."""
         town, stays_s = self._town, self._model(name).spec.residency_seconds
         ready_s = self._ready_s.get(replica)
         if ready_s is not None and stays_s != "auto" and town.now() - ready_s < stays_s - 1e-6:
@@ -229,7 +229,7 @@ class Watcher:
             self.broken.append(f"I2: {journey!r} was cut on {replica}, which no fault ended")
 
     def _on_grant(self, replica: str) -> None:
-        """The hold rule: in use per Replica never exceeds the slots; nor, even during silence, the stated bound."""
+        """The hold rule: in use per replica never exceeds the slots; nor, even during silence, the stated bound."""
         town = self._town
         engine = next((e for e in town.machine.engines.values() if e.replica.id == replica), None)
         if engine is None:
@@ -274,7 +274,7 @@ class Watcher:
             before[model] = reported
 
     def _work_is_conserved(self, now_s: float) -> None:
-        """I4: no request waits while a Slot that it may use is free."""
+        """I4: no request waits while a slot that it may use is free."""
         town = self._town
         control = town.autoscaler
         world = control.loop.world if control is not None else None

@@ -17,14 +17,14 @@ TASKS_MAX = (8, 7)
 TIMERS_MAX = (8, 4)
 """I12: maximum number of timers at a quiet time: base, and per gateway."""
 CALM_CODES = frozenset({"queue_full", "model_starting", "overloaded"})
-"""Error codes that are allowed in a run without faults: no room, or no Slot before the deadline."""
+"""Error codes that are allowed in a run without faults: no room, or no slot before the deadline."""
 STORM_CODES = frozenset({"model_start_failed", "upstream_error"})
 STARTS_MAX, PEAKS_MAX, BOOTS_MAX = 32, 13, 8
 """I12: maximum number of recorded starts and peaks per Model, and of dead boots per gateway."""
 
 
 def everybody_was_answered(town: Town) -> list[str]:
-    """I1 to I3: one Outcome per request, completed only after the engine finished, bytes from one Replica only."""
+    """I1 to I3: one Outcome per request, completed only after the engine finished, bytes from one replica only."""
     broken = []
     for journey in town.journeys.values():
         if len(journey.ended) != 1:
@@ -47,7 +47,7 @@ def only_such_errors(town: Town, *, calm: bool) -> list[str]:
 
 
 def nothing_is_left(town: Town) -> list[str]:
-    """I8: no process, Replica, or waiting or running request remains, and the World agrees."""
+    """I8: no process, replica, or waiting or running request remains, and the World agrees."""
     broken = [f"I8: {e.replica.id} is left" for e in town.machine.engines.values()]
     assert town.autoscaler is not None
     world = town.autoscaler.loop.world

@@ -18,7 +18,7 @@ from tests.simulation.installations.installation import Journey, Town
 WITHIN_S = 5.0
 """I7: allowance beyond the longest start."""
 SERVES_FIRST_S = 1.0
-"""Minimum time that a ready Replica stays for its waiting requests, however short its residency."""
+"""Minimum time that a ready replica stays for its waiting requests, however short its residency."""
 TRY_AGAIN_S = 1.0
 """The longest pause before a failed start is retried. A start that was drawn in the storm may die after it."""
 SETTLED_S = 5.0
@@ -37,7 +37,7 @@ def whole(town: Town) -> bool:
 
 async def after_storm(town: Town, watcher: Watcher) -> list[str]:
     """I7: every request that waits after recovery is granted or ended within `bound_s` of its Model.
-    Then none runs longer than a response takes, and from `SETTLED_S` on none waits while a Slot is free (I4).
+    Then none runs longer than a response takes, and from `SETTLED_S` on none waits while a slot is free (I4).
     """
     while not whole(town):
         await asyncio.sleep(POLL_S)
@@ -89,7 +89,7 @@ def owed_s(town: Town, model: Model) -> float:
 
 
 async def probe(town: Town) -> list[str]:
-    """I7: at a quiet time, call Models that fit on the Devices together at once, and the groups in turn.
+    """I7: at a quiet time, call Models that fit on the devices together at once, and the groups in turn.
     Each answers all requests of a small burst of both Tenants within a stated bound.
     """
     late = [journey for company in companies(town) for journey in await burst(town, company)]
@@ -97,7 +97,7 @@ async def probe(town: Town) -> list[str]:
 
 
 def companies(town: Town) -> list[list[Model]]:
-    """Groups of Models of which one Replica each fits: each Model joins the first group with room on some Device."""
+    """Groups of Models of which one replica each fits: each Model joins the first group with room on some Device."""
     groups: list[tuple[list[Model], list[int]]] = []
     for model in sorted(town.models, key=lambda model: -model.memory_bytes):
         size = model.memory_bytes
@@ -112,9 +112,9 @@ def companies(town: Town) -> list[list[Model]]:
 
 
 async def burst(town: Town, models: Sequence[Model]) -> list[Journey]:
-    """Send each Model two requests per Slot of a Replica and one more; return those that are not completed in time.
+    """Send each Model two requests per slot of a replica and one more; return those that are not completed in time.
 
-    The time limit: a resident Replica may stay for its residency, Models start one after another, and the responses
+    The time limit: a resident replica may stay for its residency, Models start one after another, and the responses
     follow each other in each Slot.
     """
     manners, began_s = town.machine.manners, town.now()

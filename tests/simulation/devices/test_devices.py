@@ -1,4 +1,4 @@
-"""Reliability section 5 C in virtual time: Replicas that share a Device, Devices that are lost (cases 21 and 22)."""
+"""Reliability section 5 C in virtual time: replicas that share a device, devices that are lost (cases 21 and 22)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ START_S = 3.0
 
 def alone_or_dead(stage: Stage) -> None:
     """From now on an engine takes all free memory when it starts, as vLLM does.
-    A second one that starts on its Device at the same time finds none and dies.
+    A second one that starts on its device at the same time finds none and dies.
     """
     machine = stage.town.machine
 
@@ -39,7 +39,7 @@ def alone_or_dead(stage: Stage) -> None:
 @pytest.mark.case("21")
 @pytest.mark.parametrize("models", [2, 4])
 def test_replicas_on_one_device_start_one_after_the_other(models: int) -> None:
-    """One plan starts all of them on one shared Device with room for all.
+    """One plan starts all of them on one shared device with room for all.
     Each is ready at its first try, and the memory claimed never exceeds the device's.
     """
     names = [f"m{number}" for number in range(models)]
@@ -101,7 +101,7 @@ def on_device(stage: Stage, name: str) -> set[str]:
 @pytest.mark.case("22")
 @pytest.mark.parametrize("engines", ["die with it", "answer on"])
 def test_device_lost_with_three_replicas_gets_no_request_after_10_seconds(engines: str) -> None:
-    """The Device has three Replicas: their MPS server and they die, or they still answer their probes.
+    """The device has three replicas: their MPS server and they die, or they still answer their probes.
     Within 10 s no request is sent there, and each request on it moved or failed with one error.
     """
 

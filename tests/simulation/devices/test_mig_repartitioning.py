@@ -48,7 +48,7 @@ def orders(stage: Stage) -> dict[str, int]:
 @pytest.mark.parametrize("whose", ["ours", "others"])
 @simulated(SMALL, BIG, manners=MANNERS, kind=CutTown)
 async def test_mig_node_in_use_is_repartitioned_only_when_it_is_idle(stage: Stage, whose: str) -> None:
-    """One node is in use by a Replica that has requests, one by a pod of another owner.
+    """One node is in use by a replica that has requests, one by a pod of another owner.
     `explain` has the reason; waiting requests are not rejected. The first idle node is repartitioned; all are served.
     """
     town = town_of(stage)

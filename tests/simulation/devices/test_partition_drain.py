@@ -1,4 +1,4 @@
-"""A GPU that a DRA driver allocates in parts, in virtual time: its parts are drained for a Replica of the whole GPU."""
+"""A GPU that a DRA driver allocates in parts, in virtual time: its parts are drained for a replica of the whole GPU."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Machine(FakeMachine):
         self._at: dict[str, ReplicaId] = {}
 
     def kill(self, replica: ReplicaId) -> None:
-        """Kill a Replica by a fault."""
+        """Kill a replica by a fault."""
         self.killed.add(replica)
         super().kill(replica)
 

@@ -1,4 +1,4 @@
-"""A town with a fabric: Devices are attached to its node when they are ordered and detached when they are released.
+"""A town with a fabric: devices are attached to its node when they are ordered and detached when they are released.
 
 Connects a fake Provider (`tests.support.fakes.provider`) to the machine's Slices; the real code places the orders.
 """
@@ -32,10 +32,10 @@ ADDED = Offer(
 
 
 class RackTown(Town):
-    """One node to which Devices can be attached. `taints`: by node."""
+    """One node to which devices can be attached. `taints`: by node."""
 
     def make_machine(self, slices: tuple[Slice, ...], manners: Manners) -> Machine:
-        """A machine with its own Devices and the attached ones."""
+        """A machine with its own devices and the attached ones."""
         self.own = slices
         loop = asyncio.get_running_loop()
         self.rack = FakeProvider(

@@ -302,7 +302,7 @@ class Town:
         self.on_end(journey)
 
     def used(self, replica: str) -> int:
-        """Number of requests on a Replica now, over all gateways."""
+        """Number of requests on a replica now, over all gateways."""
         return sum(grant.replica == replica for g in self.gateways for grant in g.running.values())
 
     async def close(self) -> None:

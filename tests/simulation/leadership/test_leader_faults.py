@@ -80,7 +80,7 @@ async def test_run_without_a_fault_has_the_expected_number_of_await_points(stage
 async def test_leader_kill_at_any_await_point_causes_no_duplicate_start(
     stage: Stage, town: Cluster, number: int
 ) -> None:
-    """The next one adopts Replicas and finishes pending stops: no second start, no lost request, nothing left."""
+    """The next one adopts replicas and finishes pending stops: no second start, no lost request, nothing left."""
     interrupts = Interrupts(town, number, town.kill)
     await both_are_called_one_after_the_other(stage)
     await stage.until(lambda: len(town.epochs) == 2)
@@ -129,7 +129,7 @@ async def test_paused_leader_writes_nothing_after_resuming(stage: Stage, town: C
 @pytest.mark.case("27")
 @simulated(A, B)
 async def test_ready_replicas_keep_serving_during_an_api_server_outage(stage: Stage, town: Cluster) -> None:
-    """Requests to ready Replicas are served, others fail once at their deadline with a Retry-After.
+    """Requests to ready replicas are served, others fail once at their deadline with a Retry-After.
     The next leader reads everything first, and stops nothing before each gateway has reported to it.
     """
     assert await stage.answered([town.call("a")]) == {"completed": 1}

@@ -24,7 +24,7 @@ A = model("a", idle_s=3600.0)
 
 
 async def watched(town: Cluster, node: str, replica: ReplicaId) -> None:
-    """The node's agent reports one Device, in use by that Replica while its process runs."""
+    """The node's agent reports one device, in use by that replica while its process runs."""
     for sequence in count(1):
         runs = replica in town.machine.engines
         device = DeviceReport(id="GPU-0", memory_bytes=16 * GIB, used_bytes=10 * GIB if runs else 0)
@@ -35,8 +35,8 @@ async def watched(town: Cluster, node: str, replica: ReplicaId) -> None:
 
 
 async def forced(stage: Stage, town: Cluster, *, agent: bool) -> float:
-    """Seconds from the process end of a force-deleted pod until its only Device is used again.
-    The Device is not used before: the watcher checks its true occupancy (I5).
+    """Seconds from the process end of a force-deleted pod until its only device is used again.
+    The device is not used before: the watcher checks its true occupancy (I5).
     """
     await stage.answered([town.call("a")])
     (replica,) = town.machine.engines

@@ -23,7 +23,7 @@ from tests.simulation.installations.gateway import SimGateway
 from tests.simulation.installations.installation import Journey
 
 ROUTES_S_MAX = 30.0
-"""Time limit until a vanished Replica is in no gateway's Routes."""
+"""Time limit until a vanished replica is in no gateway's Routes."""
 CUT_EVERY_S = 10.0
 FREE_S_MAX = FORCED_S + 100.0
 """Time limit until the device of a force-deleted pod counts as free, without an agent, grace included."""
@@ -34,7 +34,7 @@ A = replace(ONE, spec=replace(ONE.spec, replicas=ReplicaRange(min=COUNT, max=COU
 
 
 def held(town: Cluster, replica: ReplicaId) -> bool:
-    """Whether a gateway has the Replica in its Routes for new requests."""
+    """Whether a gateway has the replica in its Routes for new requests."""
     return any(use.replica == replica for one in town.gateways for use in one.dispatch.report(town.now()).replicas)
 
 
@@ -52,7 +52,7 @@ def tries(calls: list[Journey], gateway: SimGateway, replica: ReplicaId, since_s
 
 
 def goes(town: Cluster, how: str, replica: ReplicaId) -> None:
-    """Remove that Replica with all its requests."""
+    """Remove that replica with all its requests."""
     assert isinstance(town.machine, Kubelet)
     if how == "evicted":
         town.machine.evict(replica)
@@ -61,7 +61,7 @@ def goes(town: Cluster, how: str, replica: ReplicaId) -> None:
 
 
 async def calls_all_the_time(town: Cluster, calls: list[Journey]) -> None:
-    """Usually fewer at once than one Replica has Slots."""
+    """Usually fewer at once than one replica has Slots."""
     while True:
         calls.append(town.call("a"))
         await asyncio.sleep(town.rng.uniform(0.05, 0.2))
@@ -78,8 +78,8 @@ async def cuts(town: Cluster) -> None:
 @pytest.mark.parametrize("how", ["its end is not reported", "watches are cut", "evicted"])
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_unanswered_requests_of_a_vanished_pod_move_to_another_replica(how: str, seed: int) -> None:
-    """No request without a first byte is lost, and one Replica is started as replacement.
-    A gateway whose connect failed retries the Replica only rarely. We delete evicted pods, again without an event.
+    """No request without a first byte is lost, and one replica is started as replacement.
+    A gateway whose connect failed retries the replica only rarely. We delete evicted pods, again without an event.
     """
 
     async def act(stage: Stage, town: Cluster) -> None:

@@ -83,7 +83,7 @@ async def served(stage: Stage, town: Cluster, name: str) -> None:
 
 
 def places(town: Cluster) -> dict[str, tuple[str, ...]]:
-    """Model -> the actual location of its Replica, as the leader knows it."""
+    """Model -> the actual location of its replica, as the leader knows it."""
     return {str(one.model): one.resources.slices for one in town.leader.loop.world.replicas.values()}
 
 

@@ -57,7 +57,7 @@ class Lives:
     strict=False,
 )
 async def test_oscillating_demand_causes_at_most_six_replica_changes_an_hour(stage: Stage, shape: str) -> None:
-    """Demand crosses the threshold between one and two Replicas; changes of the number of Replicas are counted."""
+    """Demand crosses the threshold between one and two replicas; changes of the number of replicas are counted."""
     town = stage.town
     rng = random.Random(7)
     lives = Lives(stage)
@@ -79,7 +79,7 @@ async def test_oscillating_demand_causes_at_most_six_replica_changes_an_hour(sta
 
 
 async def keep_one_running(stage: Stage) -> None:
-    """Send one request after another, so that one Replica is wanted all the time."""
+    """Send one request after another, so that one replica is wanted all the time."""
     while True:
         await stage.answered([stage.town.call("a")])
 
@@ -115,7 +115,7 @@ async def test_starting_replica_is_stopped_before_a_ready_one(stage: Stage) -> N
     manners=Manners(start_s=(1.0, 1.0), serve_s=(0.5, 0.5)),
 )
 async def test_idle_replica_is_not_stopped_before_its_minimum_residency(stage: Stage) -> None:
-    """With an idle window of 0.5 s and a shorter residency, the second Replica would end 10 s after its start."""
+    """With an idle window of 0.5 s and a shorter residency, the second replica would end 10 s after its start."""
     town, lives = stage.town, Lives(stage)
     calls = [town.call("a") for _ in range(60)]
     await stage.answered(calls)

@@ -25,7 +25,7 @@ class Acknowledgements:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.draining: set[tuple[str, str]] = set()
-        """(gateway, Replica) of Routes that have arrived in which it drains."""
+        """(gateway, replica) of Routes that have arrived in which it drains."""
         self.heard: set[tuple[str, str]] = set()
         """The same pairs of reports that have arrived and were made later."""
         self.late: list[tuple[str, str]] = []
@@ -76,7 +76,7 @@ class Acknowledgements:
 async def test_stop_waits_until_every_gateway_has_acknowledged_the_drain(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From four Replicas to one over a slow network: seen from the wire and the machine, not from the World."""
+    """From four replicas to one over a slow network: seen from the wire and the machine, not from the World."""
     seen = Acknowledgements(monkeypatch)
     town = stage.town
     await asyncio.sleep(3.0)  # the gateways have received the Model
@@ -90,7 +90,7 @@ async def test_stop_waits_until_every_gateway_has_acknowledged_the_drain(
     stage.watcher.listen(on_change)
     calls = [town.call("a") for _ in range(80)]
     await stage.until(lambda: sum(e.ready for e in town.machine.engines.values()) == 4, within_s=30)
-    for _ in range(80):  # 8 to 20 s each: fewer than 20 at once keep one Replica wanted
+    for _ in range(80):  # 8 to 20 s each: fewer than 20 at once keep one replica wanted
         calls.append(town.call("a"))
         await asyncio.sleep(1.25)
     assert len(stopped) == 3

@@ -224,7 +224,7 @@ async def test_planned_start_is_dropped_if_clients_leave_while_victim_drains(sta
 @pytest.mark.case("4")
 @simulated(model("a", memory_gib=4), model("b", memory_gib=4), manners=SLOW)
 async def test_start_that_waits_for_another_is_dropped_if_its_clients_leave(stage: Stage) -> None:
-    """One Replica at a time starts on a Device; the second is not there yet when its clients leave."""
+    """One replica at a time starts on a device; the second is not there yet when its clients leave."""
     town = stage.town
     first = town.call("b")
     await stage.until(lambda: stage.starts("b") == 1)
@@ -259,7 +259,7 @@ def test_request_of_another_tenant_overtakes_five_hundred_queued_requests(gatewa
         first = [int(j.call.id.split("-")[1]) for j in long if j.granted_to]
         assert first == sorted(first)[: len(first)] == list(range(len(first))), "the others keep their order"
 
-    within_s = 0.0 if gateways == 1 else 0.02  # a Slot that goes to the other gateway takes a report and Routes
+    within_s = 0.0 if gateways == 1 else 0.02  # a slot that goes to the other gateway takes a report and Routes
     play(act, model(slots=slots), seed=seed, gateways=gateways, manners=Manners(serve_s=(0.5, 1.5)))
 
 

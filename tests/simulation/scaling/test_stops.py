@@ -60,7 +60,7 @@ class Drains:
 
 
 async def four_full(stage: Stage) -> list[Journey]:
-    """Four Replicas with 20 streams on each."""
+    """Four replicas with 20 streams on each."""
     town = stage.town
     calls = [town.call("a") for _ in range(80)]
     await stage.until(lambda: sorted(map(len, town.machine.calls.values())) == [20] * 4, within_s=10)
@@ -78,7 +78,7 @@ async def test_lowered_replica_maximum_drains_replicas_after_their_streams_end(s
     stage.loop.observe([DocumentsSeen(models=town.models)])
     await stage.until(lambda: len(drains.drained) == 3, within_s=HEARD_S)
     assert list(drains.drained.values()) == [20] * 3
-    for _ in range(100):  # one request after another keeps one Replica wanted
+    for _ in range(100):  # one request after another keeps one replica wanted
         calls.append(town.call("a"))
         await asyncio.sleep(0.5)
         assert stage.replicas() >= 1
@@ -90,7 +90,7 @@ async def test_lowered_replica_maximum_drains_replicas_after_their_streams_end(s
 @pytest.mark.case("10")
 @simulated(model(slots=20, replicas=4, memory_gib=4, idle_s=2.0), gateways=3, manners=STREAMS)
 async def test_scale_down_from_four_to_one_replica_interrupts_no_stream(stage: Stage) -> None:
-    """As 80 concurrent streams become 20 at most, three of four Replicas end; those with streams drain first."""
+    """As 80 concurrent streams become 20 at most, three of four replicas end; those with streams drain first."""
     town, drains = stage.town, Drains(stage)
     calls = await four_full(stage)
     for _ in range(80):  # 8 to 20 s each: fewer than 20 at once
@@ -105,7 +105,7 @@ async def test_scale_down_from_four_to_one_replica_interrupts_no_stream(stage: S
 @pytest.mark.case("11")
 @pytest.mark.parametrize("first", range(0, SEEDS, 100))
 def test_request_arriving_around_the_last_drain_is_completed(first: int) -> None:
-    """A request arrives 0 to 5 ms around the time at which the idle Replica is drained, in 1000 seeds."""
+    """A request arrives 0 to 5 ms around the time at which the idle replica is drained, in 1000 seeds."""
     for seed in range(first, first + 100):
 
         async def act(stage: Stage, seed: int = seed) -> None:
@@ -241,7 +241,7 @@ async def test_killed_replica_fails_only_a_request_in_mid_stream(stage: Stage, m
 @pytest.mark.parametrize("moment", ["parked", "before the first byte", "mid-stream"])
 @simulated(model(slots=1), manners=Manners(start_s=(0.5, 0.5), serve_s=(5.0, 5.0)))
 async def test_abandoned_request_is_removed_at_once_and_frees_its_slot(stage: Stage, moment: str) -> None:
-    """Its Slot goes to the next request at the same instant, and the leader knows within 100 ms."""
+    """Its slot goes to the next request at the same instant, and the leader knows within 100 ms."""
     town = stage.town
     first, second, third = (town.call("a") for _ in range(3))
     leaver = second if moment == "parked" else first

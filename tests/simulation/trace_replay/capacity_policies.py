@@ -3,7 +3,7 @@
 All of them have the same information: Offers with prices and learned times, and the waiting requests with their
 deadlines. The provisioner's other rules (no double orders, overdue orders fail, unneeded orders are cancelled) apply to
 all. Competing policies keep idle capacity for a fixed time, as `keepSeconds` in Settings; ours does that or uses
-`auto`, and consolidates Replicas from paid capacity after a surge.
+`auto`, and consolidates replicas from paid capacity after a surge.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from autoscaler.rearrange import paid_capacity
 from autoscaler.spec.model import Auto
 
 DDS_S = 600.0
-"""How long Dynamic Device Scaling leaves a Device idle, and Cluster Autoscaler a node."""
+"""How long Dynamic Device Scaling leaves a device idle, and Cluster Autoscaler a node."""
 FIXED_S = (30.0, 120.0, 300.0, DDS_S, 1800.0)
 KEEP_S = (30.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0, 14_400.0, 86_400.0, 31_536_000.0)
 """Values of `keepSeconds` for our policy, in addition to `auto`."""
@@ -39,7 +39,7 @@ class Policy(NamedTuple):
 
 OURS = Policy("ours", ours=True)
 RULES = {"GPU first": "gpu", "node first": "node", "cheapest": ""}
-"""The kind that is ordered first. DDS attaches a Device wherever one suffices, and only otherwise adds a node."""
+"""The kind that is ordered first. DDS attaches a device wherever one suffices, and only otherwise adds a node."""
 
 
 def points() -> list[Policy]:

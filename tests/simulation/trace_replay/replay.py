@@ -73,7 +73,7 @@ class Outcome(NamedTuple):
     policy: str
     calls: int
     waits_s: tuple[float, ...]
-    """Time until each request had a Slot, sorted; for a request that gave up, the time that it waited."""
+    """Time until each request had a slot, sorted; for a request that gave up, the time that it waited."""
     gave_up: int
     bill: Bill
     orders: int
@@ -220,7 +220,7 @@ class Replay:
     def _finish(self, id: ReplicaId, took_s: float) -> None:
         name = self.running.pop(id, None)
         if name is None:
-            return  # its Replica has already ended
+            return  # its replica has already ended
         known = self.totals[name]
         busy_us = known.busy_slot_us + int(took_s * 1e6)
         self._total(replace(known, finished=known.finished + 1, busy_slot_us=busy_us))
@@ -255,7 +255,7 @@ class Replay:
         self.busy.clear()
         self._fold(Tick(), Reported(report=report))
 
-    # --- Replicas -----------------------------------------------------------------------------------------------------
+    # --- replicas -----------------------------------------------------------------------------------------------------
 
     def _fold(self, *batch: object) -> None:
         self.world, _ = fold(self.world, batch, self.now_s)  # type: ignore[arg-type]

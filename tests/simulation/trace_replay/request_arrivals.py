@@ -2,7 +2,7 @@
 
 GenTD26 (Alibaba, cluster-trace-v2026-GenAI, `lora_request_trace.csv`) has 26,823 requests for 87 models over 24 days of
 a part of a service. Its days are overlaid by time of day, so that the load is that of a whole cluster while the daily
-profile and the bursts are kept. A request of the trace occupies a Slot for its recorded duration.
+profile and the bursts are kept. A request of the trace occupies a slot for its recorded duration.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DAY_S = 86_400.0
 
 
 class Arrival(NamedTuple):
-    """One request: arrival time, time on a Slot, model."""
+    """One request: arrival time, time on a slot, model."""
 
     at_s: float
     takes_s: float

@@ -20,18 +20,18 @@ A = model("a", 16, high=4, slots=1)
 
 
 def offer(provider: str = "rack", name: str = "w1", **fields: Any) -> Offer:
-    """An Offer of a Device of 16 GiB that is attached to node w1 in 30 s."""
+    """An Offer of a device of 16 GiB that is attached to node w1 in 30 s."""
     given = {"node": "w1", "product": "A100", "memory_bytes": 16 * GI, "devices_max": 2, "expected_s": 30.0}
     return Offer(provider=provider, name=name, **{**given, "shared": True, "price_per_hour": 1.0, **fields})
 
 
 def cloud(name: str = "g4", **fields: Any) -> Offer:
-    """An Offer of a node with a Device that is added in 120 s."""
+    """An Offer of a node with a device that is added in 120 s."""
     return offer("cloud", name, **{"node": "", "devices_max": 1, "expected_s": 120.0, "price_per_hour": 2.0, **fields})
 
 
 def surge(*offers: Offer, waiting: int = 1, waits_s: float | None = None, **fields: Any) -> World:
-    """Requests for a Model are queued, and no Devices exist except those on offer."""
+    """Requests for a Model are queued, and no devices exist except those on offer."""
     level_ = level("a", waiting, wait_s=60.0)
     at = gateway(levels=[level_ if waits_s is None else replace(level_, soonest_deadline_s=waits_s)])
     begin = world([A], [device("cpu", 1, "w1")], gateways=[at], leading_since_s=T0 - 500, **fields)
@@ -80,7 +80,7 @@ def waits(of: World, now_s: float, waiting: int = 1) -> World:
 
 
 def orders(actions: Iterable[Action]) -> list[tuple[str, int]]:
-    """(provider, Devices) of each capacity order placed."""
+    """(provider, devices) of each capacity order placed."""
     return [(one.order.id.provider, one.order.devices) for one in actions if isinstance(one, AcquireLease)]
 
 
@@ -103,7 +103,7 @@ def shown(of: World, now_s: float, provider: str = "rack", **fields: Any) -> Wor
 
 
 def arrived(of: World, now_s: float, provider: str = "rack", node: str = "w1", devices: int = 1) -> World:
-    """The World after delivery: the Devices' Slices are observed, and the provider lists them."""
+    """The World after delivery: the devices' Slices are observed, and the provider lists them."""
     ids = tuple(f"new{number}" for number in range(devices))
     new = [
         Slice(id=SliceId(id), device=DeviceId(id), node=NodeId(node), memory_bytes=16 * GI, product="A100", shared=True)

@@ -1,4 +1,4 @@
-"""Four nodes of ten devices with a given layout of Replicas, for tests of defragmentation."""
+"""Four nodes of ten devices with a given layout of replicas, for tests of defragmentation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NODES, DEVICES = 4, 10
 BIG = 8
 """Devices of the Model that is added last."""
 Laid = dict[int, list[int]]
-"""Node -> the devices of each Replica there."""
+"""Node -> the devices of each replica there."""
 
 
 def slices(*, shared: bool = True, many: int = DEVICES) -> list[Slice]:
@@ -61,7 +61,7 @@ def no_requests(_now_s: float, _scene: Scene) -> list[tuple[str, int, int]]:
 
 
 def changed(at: World, id: str, **fields: Any) -> World:
-    """The World with one Replica changed."""
+    """The World with one replica changed."""
     after = replace_fields(at.replicas[ReplicaId(id)], **fields)
     return rebuild_indices(replace(at, replicas={**at.replicas, after.id: after}), T0)
 
@@ -72,12 +72,12 @@ def reason(at: World, now_s: float = T0) -> str:
 
 
 def moved(scene: Scene) -> list[tuple[float, Replica]]:
-    """Replacement Replicas, and when they were started."""
+    """Replacement replicas, and when they were started."""
     return [(at_s, a.replica) for at_s, a in scene.actions if isinstance(a, StartReplica) and a.replica.move]
 
 
 def node_of(at: World, of: Replica) -> NodeId:
-    """The Replica's node."""
+    """The replica's node."""
     return at.nodes.slices[of.resources.slices[0]].node
 
 

@@ -11,7 +11,7 @@ from tests.support.builders.worlds import T0, device, model, world
 
 
 def lesson(of: TrainingInput, faces: int, *, apart: bool = False) -> PlacementValues:
-    """All free memory is worth the same; with `apart` none in nearly full Slices, so Replicas avoid filling Slices."""
+    """All free memory is worth the same; with `apart` none in nearly full Slices, so replicas avoid filling Slices."""
     values = np.zeros((faces + 1, BINS, LEVELS + 1), np.dtype("<i4"))
     if apart:
         values[:, :, : LEVELS // 4] = WHOLE * UNITS
@@ -19,7 +19,7 @@ def lesson(of: TrainingInput, faces: int, *, apart: bool = False) -> PlacementVa
 
 
 def cluster(nodes: int = 3, *called: str, gi: float = 24.0) -> World:
-    """Nodes of two Devices, and Models a (8 GiB) and b (12 GiB) with recent requests."""
+    """Nodes of two devices, and Models a (8 GiB) and b (12 GiB) with recent requests."""
     models = [model("a", 8), model("b", 12)]
     slices = [device(f"g{at}", gi, f"n{at // 2}") for at in range(2 * nodes)]
     known = {name: History(last_activity_s=T0) for name in called or ("a", "b")}

@@ -67,7 +67,7 @@ def model(
 
 
 def device(name: str = "gpu0", memory_gi: float = 24, node: str = "n0", **fields: Any) -> Slice:
-    """A whole shared Device as one Slice."""
+    """A whole shared device as one Slice."""
     size = int(memory_gi * GI)
     return Slice(id=SliceId(name), device=DeviceId(name), node=NodeId(node), memory_bytes=size, **fields)
 
@@ -145,7 +145,7 @@ def world(
 
 
 def replace_fields(of: Grouped, **fields: Any) -> Grouped:
-    """The World or Replica with other values of these fields, which may be fields of its groups."""
+    """The World or replica with other values of these fields, which may be fields of its groups."""
     groups = ("leadership", "nodes", "learned") if isinstance(of, World) else ("resources", "times", "runtime")
     for group in groups:
         before = fields.get(group, getattr(of, group))
@@ -185,7 +185,7 @@ class Scene:
     """Virtual time over fold and plan: engines start in `start_s`, end at once, and one gateway reports.
 
     `demand(now_s, scene)` returns the levels of each report, (model, waiting, running) each; running requests are
-    spread over the ready Replicas. A test that needs any ready Replica to serve its requests does so in `demand`.
+    spread over the ready Replicas. A test that needs any ready replica to serve its requests does so in `demand`.
     """
 
     planned_twice = True
@@ -205,7 +205,7 @@ class Scene:
         self._waits_since: dict[str, float] = {}
 
     def ready(self, name: str) -> list[ReplicaId]:
-        """The Model's Replicas that accept requests."""
+        """The Model's replicas that accept requests."""
         ids = self.world.by_model.get(ModelName(name), ())
         return [id for id in ids if self.world.replicas[id].state is S.READY]
 

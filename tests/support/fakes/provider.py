@@ -1,4 +1,4 @@
-"""A fake capacity Provider: a pool of Devices, nodes to attach them to or to add, and every kind of fault.
+"""A fake capacity Provider: a pool of devices, nodes to attach them to or to add, and every kind of fault.
 
 Owns the actual state of its capacity orders. Time and timers are injected, so it runs in the virtual time of the
 simulation as well as in that of a unit test. The outcome of an order is its Fate.
@@ -30,9 +30,9 @@ class Fate(NamedTuple):
     never: bool = False
     """The order is accepted and never delivered."""
     half: bool = False
-    """Half of the Devices are delivered, rounded down."""
+    """Half of the devices are delivered, rounded down."""
     elsewhere: str = ""
-    """The node that gets the Devices instead of the requested one."""
+    """The node that gets the devices instead of the requested one."""
     deaf: bool = False
     """The order is lost."""
     lost_reply: bool = False
@@ -76,7 +76,7 @@ class FakeProvider:
     could: tuple[Offer, ...]
     """What it offers while there are no orders."""
     pool: int = 8
-    """Free Devices while there are no orders."""
+    """Free devices while there are no orders."""
     fate: Callable[[AcquireOrder], Fate] = lambda order: Fate()
     in_use: Callable[[tuple[Slice, ...]], bool] = lambda slices: False
     changed: Callable[[], None] = lambda: None

@@ -18,7 +18,7 @@ def seen_of(
     replica: Replica, seen: Seen, *, address: str = "", started_s: float | None = None, reason: str = "",
     proof: str = "",
 ) -> ReplicaSeen:  # fmt: skip
-    """A driver's observation of a Replica that it was ordered to start."""
+    """A driver's observation of a replica that it was ordered to start."""
     of = replica
     return ReplicaSeen(
         id=of.id, model=of.model, spec_hash=of.spec_hash, intent=of.intent, slices=of.resources.slices, seen=seen,
@@ -46,7 +46,7 @@ class Observed:
         return [o for o in self.all if isinstance(o, ReplicaSeen) and o.id == replica]
 
     def words(self, replica: ReplicaId) -> list[str]:
-        """The states in which one Replica was observed, without repetitions."""
+        """The states in which one replica was observed, without repetitions."""
         words = [o.seen.value for o in self.of(replica)]
         return [word for i, word in enumerate(words) if i == 0 or words[i - 1] != word]
 

@@ -1,7 +1,7 @@
 """A process that runs a local driver and that a test kills: `python -m tests.support.harness.driver_process STATE
 [ARGV-AS-JSON]...`.
 
-Starts one Replica per given command, named r1, r2 ..., and prints each observation of a Replica as a line. Lines on its
+Starts one replica per given command, named r1, r2 ..., and prints each observation of a replica as a line. Lines on its
 standard input are commands: `stop NAME`, `spare` (starts another child, prints its pid), `collect` (waits for it).
 """
 
@@ -23,7 +23,7 @@ from tests.support.waiting import until
 
 
 def say(batch: tuple[Observation, ...]) -> None:
-    """Prints one line per Replica observed, and one for Synced."""
+    """Prints one line per replica observed, and one for Synced."""
     for seen in batch:
         if isinstance(seen, ReplicaSeen):
             print(seen.id, seen.seen.value, seen.reason, flush=True)

@@ -1,4 +1,4 @@
-"""An environment for real Replicas, for tests of the local driver: a state directory and fake engines, with cleanup."""
+"""An environment for real replicas, for tests of the local driver: a state directory and fake engines, with cleanup."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class LocalRig:
         return replica(name, tuple(command("--port", "{port}", *KNOBS[manner])))
 
     def processes(self, name: ReplicaId) -> list[int]:
-        """Running processes that carry the Replica's mark."""
+        """Running processes that carry the replica's mark."""
         pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
         return [pid for pid in pids if read_process_mark(pid) == self.state.mark_prefix + name and not _gone(pid)]
 

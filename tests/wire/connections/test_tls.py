@@ -335,7 +335,7 @@ async def test_incomplete_engine_handshake_counts_as_connect_failure(monkeypatch
     monkeypatch.setattr(pool, "CONNECT_S_MAX", 0.1)
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        monkeypatch.setattr(pool, "CONNECT_S_MAX", 60.0)  # for the connect to the other Replica, which must not fail
+        monkeypatch.setattr(pool, "CONNECT_S_MAX", 60.0)  # for the connect to the other replica, which must not fail
         await reader.read()
         writer.close()
 

@@ -96,7 +96,7 @@ async def test_model_read_by_two_installations_is_served_by_one(
             assert found_conditions["ServedElsewhere"].startswith(
                 f"installation {namespace}/pilotlight serves the Models of"
             )
-            while (await conditions(api, namespace, "ada")).get("Ready") != "1 Replica serves requests":  # by the other
+            while (await conditions(api, namespace, "ada")).get("Ready") != "1 replica serves requests":  # by the other
                 await asyncio.sleep(0.05)
             (pod,) = (await api.get(f"/api/v1/namespaces/{namespace}/pods"))["items"]
             assert pod["metadata"]["labels"][INSTALLATION] == installation_id(namespace, "pilotlight")

@@ -1,7 +1,7 @@
 """A fake composable resource operator (CRO). It handles requests and resources as the real one was observed to.
 
 Owns the states, finalizers, its choice of victims and its polling (every `look_s`, as the real one's 30 s). Works with
-any Server, so also with the real API server. The fabric behind it is a pool of Devices of each model.
+any Server, so also with the real API server. The fabric behind it is a pool of devices of each model.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ class FakeCro:
     server: Server
     clock: Callable[[], float]
     pool: dict[str, int]
-    """Free Devices by model. The operator ignores requests for other models."""
+    """Free devices by model. The operator ignores requests for other models."""
     attach_s: float = 2.0
     detach_s: float = 1.0
     look_s: float = 30.0
     period_s: float = 0.1
     attached: Callable[[str, str], None] = lambda node, uuid: None
     detached: Callable[[str, str], None] = lambda node, uuid: None
-    # busy: whether a process uses a Device, which then is not detached
+    # busy: whether a process uses a device, which then is not detached
     busy: Callable[[str, str], bool] = lambda node, uuid: False
-    # visible: whether the node's device plugin reports a Device
+    # visible: whether the node's device plugin reports a device
     visible: Callable[[str, str], bool] = lambda node, uuid: True
     never: Container[str] = ()
     """Models of which it attaches nothing, without reporting an error."""
@@ -43,7 +43,7 @@ class FakeCro:
     due_s: dict[str, float] = field(default_factory=dict)
     """When the next step of each resource is due, or its next poll."""
     gave: dict[str, str] = field(default_factory=dict)
-    """UUID of each resource's Device, from the attachment until the Device is free again."""
+    """UUID of each resource's device, from the attachment until the device is free again."""
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     async def run(self) -> None:
@@ -160,7 +160,7 @@ class FakeCro:
         await self._state(path, "Attaching", {"device_id": uuid, "cdi_device_id": f"cdi-{uuid}", "error": ""})
 
     def free(self, name: str, model: str) -> None:
-        """Returns the resource's Device, if it has one, to the pool."""
+        """Returns the resource's device, if it has one, to the pool."""
         if self.gave.pop(name, None) is not None:
             self.pool[model] += 1
 

@@ -61,7 +61,7 @@ DOCUMENT_POINTS = (
 
 
 def concerns(name: str) -> Callable[..., bool]:
-    """Whether an argument is a Model of that name, its name, its document, a Replica of it, or a list of these."""
+    """Whether an argument is a Model of that name, its name, its document, a replica of it, or a list of these."""
 
     def names(one: object) -> object:
         if isinstance(one, list | tuple) and type(one) in (list, tuple):

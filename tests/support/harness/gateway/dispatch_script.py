@@ -212,12 +212,12 @@ class Script:
         return total
 
     def use(self, replica: str) -> ReplicaUse:
-        """The use of one Replica in the next report."""
+        """The use of one replica in the next report."""
         return next(use for use in self.report().replicas if use.replica == replica)
 
 
 def warm(hold: int) -> Script:
-    """A gateway that holds Slots of one ready Replica."""
+    """A gateway that holds slots of one ready Replica."""
     script = Script()
     script.replica("r1", hold)
     return script

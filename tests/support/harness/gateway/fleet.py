@@ -1,7 +1,7 @@
 """Several gateways and one leader in virtual time, with faults of the network and of processes.
 
-Owns the clock, the network (delays, lost reports, broken streams) and the checks: exceeding the Slots of a Replica is
-an error at once; `gaps_s` records how long a free Slot and a queued request coexist. The leader uses the real fold,
+Owns the clock, the network (delays, lost reports, broken streams) and the checks: exceeding the slots of a replica is
+an error at once; `gaps_s` records how long a free slot and a queued request coexist. The leader uses the real fold,
 shares and publish; the gateways are models (`tests.support.harness.gateway.hold_gateway`).
 """
 
@@ -29,7 +29,7 @@ DELAY_S = (0.0002, 0.003)
 
 
 class OverCommittedError(AssertionError):
-    """More requests on a Replica than it has Slots."""
+    """More requests on a replica than it has Slots."""
 
 
 class Fleet:
@@ -187,7 +187,7 @@ class Fleet:
             self._tell(gateway)
 
     def _check_rule(self) -> None:
-        """Checks that the leader's grants, as it knows them, fit the Slots, unless a former leader left more."""
+        """Checks that the leader's grants, as it knows them, fit the slots, unless a former leader left more."""
         for replica in self.replicas:
             holds = [shares.read_latest_hold(gateway, replica) for gateway in self.world.gateways.values()]
             if sum(holds) > self.slots:

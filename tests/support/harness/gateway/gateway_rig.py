@@ -50,7 +50,7 @@ class Rig:
     def routes(
         self, *addresses: str, slots: int = 4, state: str = "ready", phases_ms: dict[str, float] | None = None
     ) -> None:
-        """Full Routes: one Replica per address, all of its Slots held."""
+        """Full Routes: one replica per address, all of its slots held."""
         self._version += 1
         replicas = tuple(
             Route(

@@ -1,4 +1,4 @@
-"""A small model of a gateway, for tests of how Slots are held: it applies Routes and reports, and has no engine.
+"""A small model of a gateway, for tests of how slots are held: it applies Routes and reports, and has no engine.
 
 Owns the gateway's half of the hold rule (interfaces section 6) in its simplest form: a hold is raised only by a newer
 grant, lowered at once when others wait, and never exceeded. The real one is `gateway.dispatch.dispatcher`; this one
@@ -27,7 +27,7 @@ MODEL = ModelName("m")
 
 @dataclass
 class Held:
-    """One Replica as this gateway uses it."""
+    """One replica as this gateway uses it."""
 
     ready: bool = False
     hold: int = 0

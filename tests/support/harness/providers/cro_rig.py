@@ -147,7 +147,7 @@ def in_rack(test: AsyncTest) -> Callable[..., None]:
 
 
 async def ordered(rack: Rack, number: int = 0, devices: int = 1) -> str:
-    """Orders that many Devices now; returns the name of the capacity order."""
+    """Orders that many devices now; returns the name of the capacity order."""
     provider = rack.provider()
     offer = (await provider.offers())[0]
     made = replace(order(offer, number), devices=devices)

@@ -238,12 +238,12 @@ class Serving:
         return sorted(pid for pid in pids if (read_process_mark(pid) or "").startswith(prefix) and running(pid))
 
     def engines(self, model: str = "") -> list[int]:
-        """The main processes of running Replicas (of one Model)."""
+        """The main processes of running replicas (of one Model)."""
         pids = [record.pid or self._leader(record.id) for record in self.records() if model in {"", record.model}]
         return sorted(pid for pid in pids if pid and running(pid))
 
     def _leader(self, replica: str) -> int:
-        """The process of a Replica that leads a session, while its record has no pid yet; 0 if there is none."""
+        """The process of a replica that leads a session, while its record has no pid yet; 0 if there is none."""
         for pid in self.marked():
             with contextlib.suppress(ProcessLookupError):
                 if (read_process_mark(pid) or "").endswith(f"/{replica}") and os.getsid(pid) == pid:
@@ -251,7 +251,7 @@ class Serving:
         return 0
 
     def records(self) -> list[ReplicaRecord]:
-        """The records of Replicas in the state directory."""
+        """The records of replicas in the state directory."""
         # The old record is removed before the new one, a separate file, gets its name. Meanwhile it is found under its
         # temporary name, or shortly after under the final one.
         found = dict[str, ReplicaRecord]()
@@ -264,7 +264,7 @@ class Serving:
         return [found[name] for name in sorted(found)]
 
     def starts(self, model: str) -> int:
-        """Number of engine processes of a Model that were ever started: each Replica has its own log."""
+        """Number of engine processes of a Model that were ever started: each replica has its own log."""
         return len([*(self.state / "logs").glob(f"{model}-????????-*.log")])
 
     # --- output ------------------------------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ class Serving:
         return [Move(_unix_s(clock), *rest) for clock, *rest in found if rest[0] == model]
 
     def states(self, model: str) -> list[str]:
-        """The states that a Model's Replicas went through."""
+        """The states that a Model's replicas went through."""
         return [move.state for move in self.moves(model)]
 
     def get(self, path: str) -> object:
@@ -316,7 +316,7 @@ class Serving:
             return str(json.load(response)["pilotlight"]["state"])
 
     async def ready(self, model: str, count: int = 1) -> None:
-        """Waits until that many Replicas of the Model are ready."""
+        """Waits until that many replicas of the Model are ready."""
         await until(f"{count} of {model} ready", lambda: self.replicas(model).get("ready", 0) == count)
 
     async def zero(self, model: str, within_s: float = WITHIN_S) -> None:

@@ -157,7 +157,7 @@ def test_status_of_a_serving_model_has_its_replicas_demand_and_last_start() -> N
     }  # fmt: skip
     assert made["learned"] == {"startSeconds": [16.0], "lastActivity": "2027-01-15T07:59:58Z"}
     assert made["conditions"][0] == {
-        "type": "Ready", "status": "True", "reason": "Serving", "message": "1 Replica serves requests",
+        "type": "Ready", "status": "True", "reason": "Serving", "message": "1 replica serves requests",
         "lastTransitionTime": "2027-01-15T08:00:00Z",
     }  # fmt: skip
 
