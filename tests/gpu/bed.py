@@ -205,7 +205,7 @@ class Bed:
     def tail(self, one: Serving, lines: int = 12) -> None:
         """Print the end of the output of `serve` and its engines, for a failed step."""
         logs = sorted((one.state / "logs").glob("*.log"), key=lambda path: path.stat().st_mtime)
-        texts = [("serve", one.said()), *((path.name, path.read_text(errors="replace")) for path in logs[-3:])]
+        texts = [("serve", one.output()), *((path.name, path.read_text(errors="replace")) for path in logs[-3:])]
         for what, text in texts:
             for line in text.splitlines()[-lines:]:
                 print(f"    {what[:24]}: {line[:200]}", flush=True)

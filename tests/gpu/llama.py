@@ -42,7 +42,7 @@ class Building:
         self._server = Path(ready) if ready else folder / "build" / "bin" / "llama-server"
         self._architecture = f"{''.join(map(str, capability))}-real"
         self._began_s, self._process = time.monotonic(), None if ready else self._start(kit)
-        self.said = "ready-made" if ready else ""
+        self.result = "ready-made" if ready else ""
         self.without_flash_attention = True
         self._is_late = threading.Event()
         self._timer = threading.Timer(BUILD_S, self._end_late)
@@ -60,15 +60,15 @@ class Building:
         while self._process is not None and self._process.poll() is None:
             await asyncio.sleep(0.1)
         if self._is_late.is_set():
-            self.said = f"skipped: not built within {BUILD_S:g} s"
+            self.result = f"skipped: not built within {BUILD_S:g} s"
         elif self._process is not None and self._process.returncode != 0:
             lines = (self._folder / "build.log").read_text(errors="replace").splitlines()
             errors = [line for line in lines if "rror" in line] or lines
-            self.said = f"skipped: the build failed: {errors[0][:200] if errors else 'no output'}"
+            self.result = f"skipped: the build failed: {errors[0][:200] if errors else 'no output'}"
         elif not self._server.exists():
-            self.said = f"skipped: {self._server} does not exist"
+            self.result = f"skipped: {self._server} does not exist"
         else:
-            self.said = self.said or f"built in {self.elapsed_s:.0f} s at most"
+            self.result = self.result or f"built in {self.elapsed_s:.0f} s at most"
             return self._server
         return None
 

@@ -82,7 +82,7 @@ def build(kit: Path, tmp_path: Path, *, ready: str = "") -> tuple[Path | None, s
     """Build in tmp_path / "llama"; return the server and the outcome in words."""
     building = Building(kit, tmp_path / "llama", NVCC, [9, 0], ready=ready)
     try:
-        return asyncio.run(building.wait()), building.said
+        return asyncio.run(building.wait()), building.result
     finally:
         building.stop()
 
@@ -160,7 +160,7 @@ def test_build_is_ended_at_its_time_limit_while_another_step_runs(
         end()
         until_ended(child)
         assert asyncio.run(building.wait()) is None
-        assert building.said == "skipped: not built within 240 s"
+        assert building.result == "skipped: not built within 240 s"
     finally:
         building.stop()
 

@@ -48,7 +48,7 @@ async def run(bed: Bed, building: Building | None) -> None:
         return
     files = {name: await asyncio.to_thread(building.gguf, name, bed.shapes[name]) for name in bed.shapes}
     server = await building.wait()
-    bed.report.row("fit", "llama.cpp", building.said)
+    bed.report.row("fit", "llama.cpp", building.result)
     if server is None:
         return
     words = ["--flash-attn", "off"] if building.without_flash_attention else []

@@ -63,7 +63,7 @@ async def _orphan(bed: Bed, serve: Serving) -> None:
     await call(serve.url, "orphan")
     gone = worker not in serve.marked()
     bed.report.figure("misbehave", "orphan: its worker was ended", float(gone), "1", holds=gone)
-    reported = OUTLIVED in serve.said()
+    reported = OUTLIVED in serve.output()
     bed.report.figure("misbehave", "orphan: its worker was reported", float(reported), "1", holds=reported)
 
 
@@ -77,5 +77,5 @@ def _group(serve: Serving, pid: int) -> list[int]:
 
 def _said(serve: Serving, name: str) -> str:
     """The line of `serve` that reports it for a Model."""
-    lines = [line for line in serve.said().splitlines() if SAYS in line and f"{name}-" in line]
+    lines = [line for line in serve.output().splitlines() if SAYS in line and f"{name}-" in line]
     return lines[0] if lines else ""

@@ -200,7 +200,7 @@ async def test_tenant_key_gives_access_only_to_the_models_of_its_tenant(tmp_path
             with contextlib.suppress(FileNotFoundError):  # a temporary file, which has its final name now
                 kept = path.read_bytes() if path.is_file() else b""
                 assert not any(key.encode() in kept for key in KEYS.values()), path
-        assert not any(key in one.said() for key in KEYS.values())
+        assert not any(key in one.output() for key in KEYS.values())
 
 
 async def permitted(acme: Clients, lab: Clients) -> None:

@@ -42,7 +42,7 @@ async def test_wake_and_stop_commands_start_and_drain_a_model(tmp_path: Path) ->
     async with serving(tmp_path, ada) as one:
         assert (await pilotlight(one, "wake", "ada")).startswith("ada starts as soon as there is room")
         await one.ready("ada")
-        assert "woken by an operator" in one.said()
+        assert "woken by an operator" in one.output()
         runs = one.begin(shot("ada", tokens=40, timeout_s=60))
         await until("it runs", lambda: one.demand("ada")["running"] == 1 or runs.done())  # done: after a long pause
         answer = json.loads(await pilotlight(one, "stop", "ada", "--output", "json"))
@@ -51,7 +51,7 @@ async def test_wake_and_stop_commands_start_and_drain_a_model(tmp_path: Path) ->
         (result,) = await runs
         assert result.ending is Ending.COMPLETED, "what ran was finished"
         await one.zero("ada")
-        assert "event=operator who='local' verb=stop model=ada" in one.said()
+        assert "event=operator who='local' verb=stop model=ada" in one.output()
         assert (await one.call("ada", tokens=1)).ending is Ending.COMPLETED, "a Call wakes it again"
         assert "no such model; existing: ada" in await pilotlight(one, "wake", "nobody", status=1)
 
@@ -102,7 +102,7 @@ async def test_live_plan_shows_starts_and_stops_without_executing_them(tmp_path:
             assert [lack["model"] for lack in result["unmet"]] == ["bob"] * (not stops), "until its residency is over"
         assert (stops, [start["model"] for start in result["starts"]]) == (["ada"], ["bob"])
         assert on(one) == {"ada": "gpu0"}
-        assert "model=bob" not in one.said()
+        assert "model=bob" not in one.output()
         (tmp_path / "demand.yaml").write_text("eve: 2\n")
         assert "eve: no such model; existing: ada, bob" in await pilotlight(one, *words, status=1)
     assert "no response from --ops" in await pilotlight(one, *words, status=1)
@@ -124,8 +124,8 @@ async def test_operator_command_without_operator_key_fails_if_tenants_exist(tmp_
         assert "start ada" in await pilotlight(one, *words, "--key-env", "OPS_KEY", OPS_KEY="pl-operator")
         await pilotlight(one, "wake", "ada", "--key-env", "OPS_KEY", OPS_KEY="pl-operator")
         await one.ready("ada")
-        assert "event=operator who='acme/operator' verb=wake model=ada" in one.said()
-        assert "pl-operator" not in one.said()
+        assert "event=operator who='acme/operator' verb=wake model=ada" in one.output()
+        assert "pl-operator" not in one.output()
 
 
 @pytest.mark.standard

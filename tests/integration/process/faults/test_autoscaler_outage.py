@@ -46,7 +46,7 @@ async def no_autoscaler(one: Serving, how: str) -> AsyncIterator[None]:
     os.kill(one.autoscaler(), signal.SIGKILL)
     await until(
         "it died again",
-        lambda: re.search("event=process_exited process=autoscaler .* reason='exit status 2'", one.said()),
+        lambda: re.search("event=process_exited process=autoscaler .* reason='exit status 2'", one.output()),
     )
     try:
         yield
@@ -101,7 +101,7 @@ async def test_restarted_gateway_serves_ready_models_without_an_autoscaler(tmp_p
             result = await one.call("ada")
             assert result.ending is Ending.COMPLETED
             assert queued_s(result) < LEADER_SILENT_S, "without the time that the new process takes to start"
-            assert "event=serving_from_snapshot models=1" in one.said()
+            assert "event=serving_from_snapshot models=1" in one.output()
             again = await one.send(*(shot("ada", stream=i % 2 == 0) for i in range(8)))
             assert {result.ending for result in again} == {Ending.COMPLETED}
         assert one.starts("ada") == 1

@@ -273,7 +273,7 @@ async def test_ready_models_serve_requests_while_the_autoscaler_is_paused(tmp_pa
             burst = await one.send(*(shot("ada", tokens=8) for _ in range(20)))
             assert judge_run(20, burst).completed == 20
             await traffic.kill("gateway-1")  # it restarts with only its stored state
-            await until("it serves from that", lambda: "event=serving_from_snapshot" in one.said())
+            await until("it serves from that", lambda: "event=serving_from_snapshot" in one.output())
             await traffic.assert_only_in_flight()
             late = await one.send(*(shot("ada", at_s=i * 0.02) for i in range(30)))
             assert judge_run(30, late).completed == 30

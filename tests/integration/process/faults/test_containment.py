@@ -38,9 +38,9 @@ async def test_internal_error_for_one_model_leaves_other_models_serving(
         (row,) = [row for row in rows if row["model"] == "faulty"]
         assert row["state"] == "faulty"
         assert "LookupError in sitecustomize.py" in row["why"]
-        assert serve.said().count("event=model_faulty model=faulty operation='plan'") == 1
+        assert serve.output().count("event=model_faulty model=faulty operation='plan'") == 1
         assert await pilotlight(serve, "wake", "faulty") == "retrying faulty now"
-        await until("it was tried again", lambda: serve.said().count("event=model_faulty") == 2)
+        await until("it was tried again", lambda: serve.output().count("event=model_faulty") == 2)
         assert (await serve.call("ada")).code == ""
         assert serve.autoscaler() == before
 
@@ -55,7 +55,7 @@ async def test_ready_replica_of_a_model_goes_on_serving_after_a_fault(
         assert (await serve.call("faulty")).code == ""
         fault.touch()
         during = await serve.call("faulty")  # the changed demand is a new decision
-        await until("the Model is quarantined", lambda: "event=model_faulty model=faulty" in serve.said())
+        await until("the Model is quarantined", lambda: "event=model_faulty model=faulty" in serve.output())
         after = await serve.call("faulty")
         assert [(one.status, one.code) for one in (during, after)] == [(200, ""), (200, "")]
         assert len({one.pid for one in transcript(tmp_path, "faulty")}) == 1, "the same engine"

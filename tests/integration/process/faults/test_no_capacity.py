@@ -29,7 +29,7 @@ async def test_requests_for_a_model_that_fits_no_device_are_rejected_with_503(tm
     huge, ada = fake(tmp_path, "huge", gpu={"memory": "200Mi"}), fake(tmp_path, "ada", "--tokens-per-s", "0")
     async with serving(tmp_path, huge, ada) as one:
         warning = f"pilotlight: Model huge fits on no device: {NEVER}; its requests get 503 no_capacity"
-        await until("it is logged at the start", lambda: warning in one.said().splitlines())
+        await until("it is logged at the start", lambda: warning in one.output().splitlines())
         assert f"It fits on no device: {NEVER}." in pilotlight(one, "explain", "model", "huge"), "before any Call"
         for _ in range(2):
             refused = await one.call("huge")
@@ -48,7 +48,7 @@ async def test_requests_for_a_model_that_fits_no_device_are_rejected_with_503(tm
         one.config.write_text(yaml.safe_dump_all([small, ada, settings()]))
         assert one.process is not None
         one.process.send_signal(signal.SIGHUP)
-        await until("it fits", lambda: "a device is now available for huge" in one.said())
+        await until("it fits", lambda: "a device is now available for huge" in one.output())
         assert "no device" not in pilotlight(one, "explain", "model", "huge").partition("Last: ")[0]
         assert "no device" not in pilotlight(one, "status", "huge")
         async with asyncio.timeout(120):

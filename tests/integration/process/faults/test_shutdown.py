@@ -25,7 +25,7 @@ STARTS_MAX = 5
 
 
 def died(one: Serving, times: int) -> bool:
-    return one.said().count("event=process_exited process=autoscaler ") == times
+    return one.output().count("event=process_exited process=autoscaler ") == times
 
 
 @pytest.mark.parametrize("noticed", [True, False], ids=["noticed", "not yet noticed"])
@@ -68,7 +68,7 @@ async def test_sigterm_during_adoption_stops_the_engines(tmp_path: Path) -> None
         assert (await waiting)[0].ending is Ending.LOST
         engines = one.marked()
         assert len(engines) == 3, "engines live on"
-        count = one.said().count("ready on")
+        count = one.output().count("ready on")
         contract = one.state / "run" / "autoscaler.sock"
         for _ in range(STARTS_MAX):
             contract.unlink(missing_ok=True)
@@ -78,14 +78,14 @@ async def test_sigterm_during_adoption_stops_the_engines(tmp_path: Path) -> None
             if not contract.exists():  # else gateways can know already what runs
                 break
             await one.kill()
-            count = one.said().count("ready on")
+            count = one.output().count("ready on")
         assert not contract.exists()
         assert one.process is not None
         one.process.send_signal(signal.SIGTERM)
         await until("its stop is ordered", lambda: is_stopping(autoscaler))
         os.kill(autoscaler, signal.SIGCONT)
         assert await one.ended() == 0
-        assert one.said().count("ready on") == count, "that was before it was ready"
+        assert one.output().count("ready on") == count, "that was before it was ready"
         assert not [pid for pid in engines if running(pid)]
         assert one.marked() == []
         assert one.records() == []
@@ -123,7 +123,7 @@ async def test_new_connections_are_closed_at_once_during_a_drain(tmp_path: Path)
         await until("all run", lambda: one.busy("ada") == 4)
         assert one.process is not None
         one.process.send_signal(signal.SIGTERM)
-        await until("it is stopping", lambda: "stopping: " in one.said())
+        await until("it is stopping", lambda: "stopping: " in one.output())
         async with asyncio.timeout(ANSWERED_S):
             while await knock(one.url):
                 pass  # a gateway was still listening

@@ -77,10 +77,10 @@ async def test_serve_reports_engines_that_no_autoscaler_could_stop(tmp_path: Pat
         good = epoch.read_bytes()
         epoch.write_bytes(b"")
         os.kill(one.autoscaler(), signal.SIGKILL)
-        await until("it tried again", lambda: f"{epoch} contains no number" in one.said())
+        await until("it tried again", lambda: f"{epoch} contains no number" in one.output())
         assert (await one.call("ada")).ending is Ending.COMPLETED, "what runs is not hurt"
         assert await one.stop() == 1
-        assert "event=engine_stop_failed" in one.said()
+        assert "event=engine_stop_failed" in one.output()
         assert one.engines() == [engine]
         epoch.write_bytes(good)
         await one.start()
@@ -95,22 +95,22 @@ async def test_unusable_history_file_only_logs_a_warning(tmp_path: Path) -> None
         file, aside = one.state / "histories.json", one.state / "histories.broken"
         in_the_way(file)
         assert await one.stop() == 0
-        assert one.said().count("event=history_save_failed ") == 1
+        assert one.output().count("event=history_save_failed ") == 1
         assert one.marked() == []
         in_the_way(aside)
         await one.start()
-        await until("it is logged", lambda: f"{file} cannot be read" in one.said())  # gateways may be ready earlier
+        await until("it is logged", lambda: f"{file} cannot be read" in one.output())  # gateways may be ready earlier
         await warm(one)
         assert await one.stop() == 0
         (aside / "something").unlink()
         aside.rmdir()
         await one.start()
-        await until("it is logged", lambda: f"moved to {aside}" in one.said())
+        await until("it is logged", lambda: f"moved to {aside}" in one.output())
         await warm(one)
         assert await one.stop() == 0
         assert file.is_file(), "it can be written again"
-        assert one.said().count(f"{file} cannot be read") == 2, "once for each start"
-        assert one.said().count("event=history_save_failed ") == 2
+        assert one.output().count(f"{file} cannot be read") == 2, "once for each start"
+        assert one.output().count("event=history_save_failed ") == 2
 
 
 async def test_unusable_events_file_loses_events_but_no_requests(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ async def test_unusable_events_file_loses_events_but_no_requests(tmp_path: Path)
         in_the_way(file)
         await one.start()
         await warm(one)
-        assert one.said().count(f"event=events_file_open_failed path={str(file)!r} error=Is a directory") == 1
+        assert one.output().count(f"event=events_file_open_failed path={str(file)!r} error=Is a directory") == 1
         assert await one.stop() == 0
 
 
@@ -139,7 +139,7 @@ async def test_events_file_over_its_size_limit_is_rotated_or_emptied(tmp_path: P
         await warm(one)
         await until("a small file contains its request", lambda: contains(file, b"completed"))
         if blocked:
-            assert one.said().count(f"event=events_file_rotation_failed path={str(file)!r} ") == 1
+            assert one.output().count(f"event=events_file_rotation_failed path={str(file)!r} ") == 1
         else:
             assert former.stat().st_size >= BYTES_MAX + 1
         assert await one.stop() == 0

@@ -53,7 +53,7 @@ async def test_model_that_cannot_start_is_reported_and_evicts_no_replica(tmp_pat
     bad, why = impossible(tmp_path, how)
     async with serving(tmp_path, bad, good) as one:
         line = f"pilotlight: Model bad cannot start: {why}; its requests get 503 model_start_failed"
-        await until("it is logged at the start", lambda: line in one.said().splitlines())
+        await until("it is logged at the start", lambda: line in one.output().splitlines())
         assert f"It cannot start: {why}. Its requests are" in pilotlight(one, "explain", "model", "bad"), (
             "before any Call"
         )
@@ -69,7 +69,7 @@ async def test_model_that_cannot_start_is_reported_and_evicts_no_replica(tmp_pat
         assert "draining" not in one.states("good")
         assert f"it cannot start: {why}" in pilotlight(one, "explain", "last")
         assert one.states("bad") == ["refused"], "once a minute, however often it is called"
-        assert one.said().count("cannot start: ") == 2, "once at the start, once for its Calls"
+        assert one.output().count("cannot start: ") == 2, "once at the start, once for its Calls"
 
 
 async def test_weights_file_deleted_before_a_request_causes_no_eviction(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ async def test_weights_file_deleted_before_a_request_causes_no_eviction(tmp_path
         (tmp_path / "bad.gguf").unlink()
         assert (await one.call("bad")).code == "model_start_failed"
         assert "draining" not in one.states("good")
-        await until("it is logged", lambda: f"Model bad cannot start: {why}" in one.said())
+        await until("it is logged", lambda: f"Model bad cannot start: {why}" in one.output())
 
 
 async def test_model_is_served_after_its_missing_weights_file_appears(tmp_path: Path) -> None:
@@ -91,9 +91,9 @@ async def test_model_is_served_after_its_missing_weights_file_appears(tmp_path: 
     late = model("late", engine="llama.cpp", artifact=f"file://{tmp_path}/late.gguf", gpu={}, contextTokens=64)
     async with serving(tmp_path, late, good, settings("1Gi")) as one:
         assert (await one.call("good")).ending is Ending.COMPLETED
-        await until("it is logged at the start", lambda: "Model late cannot start" in one.said())
+        await until("it is logged at the start", lambda: "Model late cannot start" in one.output())
         tiny_gguf.make_model(tmp_path / "late.gguf", "Better late than never.")
-        await until("it is seen", lambda: "the problem is fixed for late" in one.said(), 60)
+        await until("it is seen", lambda: "the problem is fixed for late" in one.output(), 60)
         answer = await one.call("late", stream=False)
         assert answer.text.strip() == "Better late than never."
         assert "draining" not in one.states("good")
@@ -112,7 +112,7 @@ async def test_reload_with_a_missing_program_keeps_the_running_engine_serving(tm
         assert one.process is not None
         one.process.send_signal(signal.SIGHUP)
         await until(
-            "it is logged", lambda: "Model ada cannot start: program /nowhere/python was not found" in one.said()
+            "it is logged", lambda: "Model ada cannot start: program /nowhere/python was not found" in one.output()
         )
         assert (await one.call("ada")).ending is Ending.COMPLETED
         assert one.engines() == engines

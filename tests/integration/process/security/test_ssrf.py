@@ -77,7 +77,7 @@ async def cage(tmp_path: Path) -> AsyncIterator[Cage]:
         assert canary.connections == 0
         assert not strangers(one)
         assert SECRET not in b"".join(call.head + call.body for call in echo_engine.seen(kept))
-        assert SECRET.decode() not in one.said()
+        assert SECRET.decode() not in one.output()
 
 
 def strangers(one: Serving) -> list[object]:

@@ -72,7 +72,7 @@ async def test_tls_stream_of_an_official_client_survives_certificate_rotation(tm
     ca = write_authority(tmp_path, OURS)
     documents = [fake(tmp_path, "ada"), settings(tls=secured(tmp_path))]
     async with serving(tmp_path / "s", *documents, options=("--gateways", "2")) as one, official(one, ca) as client:
-        assert f"ready on {one.url.replace('http', 'https')} " in one.said()
+        assert f"ready on {one.url.replace('http', 'https')} " in one.output()
         api = client.chat.completions
         for _ in range(3):
             whole = await api.create(model="ada", messages=[ASK], max_tokens=5)
@@ -88,13 +88,13 @@ async def test_tls_stream_of_an_official_client_survives_certificate_rotation(tm
         running = await api.create(model="ada", messages=[ASK], max_tokens=400, stream=True)
         (tmp_path / "broken").write_text("broken")
         (tmp_path / "broken").replace(tmp_path / "edge.key")  # at once: a gateway could read an empty file
-        await until("both gateways keep the old one", lambda: one.said().count("event=file_reload_failed") == 2)
+        await until("both gateways keep the old one", lambda: one.output().count("event=file_reload_failed") == 2)
         before = await shown(one)
         write(tmp_path, "edge", leaf(THEIRS))
-        await until("both gateways have read the new one", lambda: one.said().count("event=file_reloaded") == 2)
+        await until("both gateways have read the new one", lambda: one.output().count("event=file_reloaded") == 2)
         assert await shown(one) not in {before, b""}
         assert [chunk async for chunk in running][-1].choices[0].finish_reason, "old connections live on"
-        assert "Traceback" not in one.said()
+        assert "Traceback" not in one.output()
         _, writer = await asyncio.open_connection(*address(one), ssl=sides(THEIRS, THEIRS).client)
         assert await one.stop() == 0, "a client that keeps its connection holds up no stop"
         writer.transport.abort()
@@ -120,7 +120,7 @@ async def test_request_to_an_engine_with_an_untrusted_certificate_fails(tmp_path
             with pytest.raises(openai.InternalServerError) as error:
                 await api.create(model="ada", messages=[ASK])
             assert (error.value.status_code, error.value.code) == (502, "upstream_error")
-            assert one.said().count("event=engine_distrusted") == 1
+            assert one.output().count("event=engine_distrusted") == 1
 
 
 def is_ready(operations: int) -> bool:
@@ -175,7 +175,7 @@ async def test_gateway_connects_to_an_autoscaler_over_tcp_with_tls(tmp_path: Pat
             *pilotlight, "gateway", "--autoscaler", f"https://127.0.0.1:{contract}", "--listen", f"127.0.0.1:{listen}",
             "--ops", f"127.0.0.1:{operations}", *shown_by_us, "--contract-ca-file", ca,
         ]  # fmt: skip
-        with one.output.open("ab") as output:
+        with one.output_file.open("ab") as output:
             parts = [
                 subprocess.Popen([str(word) for word in words], stdout=output, stderr=output)
                 for words in (scaler, gateway)
@@ -189,7 +189,7 @@ async def test_gateway_connects_to_an_autoscaler_over_tcp_with_tls(tmp_path: Pat
             for part in reversed(parts):
                 part.terminate()
             statuses = [part.wait(60) for part in reversed(parts)]
-        assert statuses == [0, 0], one.said()
+        assert statuses == [0, 0], one.output()
 
 
 def refused(one: Serving) -> str:
@@ -218,4 +218,4 @@ async def test_tls_key_file_readable_by_other_users_logs_one_warning(tmp_path: P
     tls = secured(tmp_path)
     Path(tls["keyFile"]).chmod(0o644)
     async with serving(tmp_path / "s", fake(tmp_path, "ada"), settings(tls=tls), options=("--gateways", "2")) as one:
-        assert one.said().count(f"{tls['keyFile']} can be read by other users of this machine: chmod 600") == 1
+        assert one.output().count(f"{tls['keyFile']} can be read by other users of this machine: chmod 600") == 1

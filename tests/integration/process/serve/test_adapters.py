@@ -195,7 +195,7 @@ async def test_missing_adapter_file_fails_the_start_with_its_path(tmp_path: Path
         with pytest.raises(openai.InternalServerError) as failed:
             await response_text(api, "ada")
         assert failed.value.code == "model_start_failed"
-        assert f"Model ada cannot start: adapter {tmp_path}/curt.gguf does not exist" in one.said()
+        assert f"Model ada cannot start: adapter {tmp_path}/curt.gguf does not exist" in one.output()
 
 
 # --- the engine alone: why every request selects its adapter ---------------------------------------------------------

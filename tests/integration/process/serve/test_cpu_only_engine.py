@@ -86,10 +86,10 @@ def documents(folder: Path) -> tuple[Document, Document]:
 async def test_model_on_a_gpu_with_a_cpu_only_wheel_logs_a_warning_and_serves(folder: Path) -> None:
     async with serving(folder, *documents(folder)) as one:
         line = f"Model ada holds a GPU and computes on the CPU: {NO_GPU}; {LLAMA_CPP.programs[0].for_gpus}"
-        await until("it is logged at the start", lambda: f"pilotlight: {line}" in one.said().splitlines())
+        await until("it is logged at the start", lambda: f"pilotlight: {line}" in one.output().splitlines())
         assert (await one.call("ada")).ending is Ending.COMPLETED
         assert [record.slices for record in one.records()] == [("GPU-false",)]
-        assert one.said().count(NO_GPU) == 1
+        assert one.output().count(NO_GPU) == 1
 
 
 async def test_gpu_model_starts_llama_server_instead_of_a_cpu_only_wheel(folder: Path) -> None:
@@ -100,4 +100,4 @@ async def test_gpu_model_starts_llama_server_instead_of_a_cpu_only_wheel(folder:
         assert (await one.call("ada")).code == "model_start_failed"
         first = (folder / "called").read_text().splitlines()[0]
         assert first.startswith(f"GPU-false --model {folder}/ada.gguf --host 127.0.0.1 --port ")
-        assert NO_GPU not in one.said()
+        assert NO_GPU not in one.output()

@@ -114,20 +114,20 @@ async def test_sighup_applies_valid_documents_and_keeps_them_after_invalid_ones(
 
         serve.config.write_text(yaml.safe_dump_all([model("ada", engine="command", command="x {port}"), settings()]))
         hang_up(serve)
-        await until("it logs the error", lambda: "the last valid documents stay in force" in serve.said())
-        (line,) = [line for line in serve.said().splitlines() if "stay in force" in line]
+        await until("it logs the error", lambda: "the last valid documents stay in force" in serve.output())
+        (line,) = [line for line in serve.output().splitlines() if "stay in force" in line]
         assert f"{serve.config}: Model ada: spec.command: expected" in line
         assert (await serve.call("bob")).code == ""
         assert f"{serve.config}: Model ada: spec.command: expected" in problem(serve)
 
         def rejected(count: int) -> bool:
-            return serve.said().count("stay in force") == count
+            return serve.output().count("stay in force") == count
 
         for number, text in enumerate(("a: !!bool x", 'a: "\\ud800"', "a: &a [*a]", "a: !!map [1, 2]"), 2):
             serve.config.write_text(text)
             hang_up(serve)
             await until("the error is logged", partial(rejected, number))
-        assert len(re.findall(rf"{serve.config}: document 1: (?:a: )?line 1: ", serve.said())) == 4
+        assert len(re.findall(rf"{serve.config}: document 1: (?:a: )?line 1: ", serve.output())) == 4
         assert (await serve.call("bob")).code == "", "nothing of it ends anything"
         await until("status names the last error", lambda: "its type" in problem(serve))
         assert f"{serve.config}: document 1: a: line 1: " in problem(serve)
@@ -160,9 +160,9 @@ async def test_settings_that_need_a_restart_are_logged_on_reload(tmp_path: Path)
         serve.config.write_text(yaml.safe_dump_all([fake(tmp_path, "ada"), changed]))
         hang_up(serve)
         when = "the change takes effect at the next start of `serve`"
-        await until("it logs both", lambda: serve.said().count(when) == 2)
-        assert f"Settings: limits: {when}" in serve.said()
-        assert f"Settings: devices: {when}" in serve.said()
+        await until("it logs both", lambda: serve.output().count(when) == 2)
+        assert f"Settings: limits: {when}" in serve.output()
+        assert f"Settings: devices: {when}" in serve.output()
 
 
 def keeps_hangups(serve: Serving) -> bool:
@@ -183,16 +183,16 @@ async def test_sighup_during_the_start_stops_no_process(tmp_path: Path) -> None:
             serve.begin_start()
             hung_up = False
             async with asyncio.timeout(120):
-                while serve.said().count("ready on") < number:
-                    if serve.said().count("starting with") == number or keeps_hangups(serve):
+                while serve.output().count("ready on") < number:
+                    if serve.output().count("starting with") == number or keeps_hangups(serve):
                         hang_up(serve)
                         hung_up = True
                     await asyncio.sleep(0.02)
             if hung_up:
                 break
             await serve.stop()  # it was ready before the first check
-        await until("it heard", lambda: "documents reloaded" in serve.said())
-        assert "event=process_exited" not in serve.said()
+        await until("it heard", lambda: "documents reloaded" in serve.output())
+        assert "event=process_exited" not in serve.output()
 
 
 def test_closed_terminal_stops_serve_and_all_children(tmp_path: Path) -> None:

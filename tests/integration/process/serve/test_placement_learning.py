@@ -127,7 +127,7 @@ async def test_serve_restores_learned_placement_values_after_a_restart(tmp_path:
         for name, _ in SIZES:
             assert (await one.call(name)).ending is Ending.COMPLETED
         await until(
-            "it is learnt", lambda: "pilotlight: learnt: 2 request shapes, 1 nodes, seed 5000" in one.said(), 480
+            "it is learnt", lambda: "pilotlight: learnt: 2 request shapes, 1 nodes, seed 5000" in one.output(), 480
         )
         await until("it is in force", lambda: gauge(one, "replays"))
         before = (one.state / "lesson.json").read_bytes()
@@ -135,7 +135,7 @@ async def test_serve_restores_learned_placement_values_after_a_restart(tmp_path:
         await one.start()
         await until("it is remembered", lambda: gauge(one, "replays"))
         assert (one.state / "lesson.json").read_bytes() == before
-        assert one.said().count("learnt: ") == 1
+        assert one.output().count("learnt: ") == 1
 
 
 async def test_learning_process_ends_with_the_autoscaler(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ async def test_learning_process_ends_with_the_autoscaler(tmp_path: Path) -> None
         await until("it gives way to others", lambda: psutil.Process(second).nice() == 19)
         await one.stop()
         assert not running(second)
-        assert "could not be learnt" not in one.said()
+        assert "could not be learnt" not in one.output()
 
 
 def learners(one: Serving) -> list[int]:

@@ -84,7 +84,7 @@ async def test_second_signal_exits_at_once_and_the_next_start_cleans_up(tmp_path
         await until("it runs", lambda: one.busy("ada") == 1)
         assert one.process is not None
         one.process.send_signal(signal.SIGINT)
-        await until("it is stopping", lambda: "stopping" in one.said())
+        await until("it is stopping", lambda: "stopping" in one.output())
         began_s = time.monotonic()
         assert await one.stop(signal.SIGINT) == 1
         # The margin is for a process that a busy machine pauses for 20 s.
@@ -92,7 +92,7 @@ async def test_second_signal_exits_at_once_and_the_next_start_cleans_up(tmp_path
         assert (await calling)[0].ending is Ending.LOST
         (engine,) = one.engines()
         left = f"1 engine still running (pid {engine}): the next start adopts them"
-        assert one.said().splitlines()[-1] == f"pilotlight: stopped at once; running requests were aborted; {left}"
+        assert one.output().splitlines()[-1] == f"pilotlight: stopped at once; running requests were aborted; {left}"
         await one.start()
         await one.zero("ada")
         await until("nothing is left", lambda: one.marked() == [])
@@ -109,7 +109,7 @@ async def test_second_signal_during_engine_stop_reports_the_remaining_engine(tmp
         await until("engines get the stop signal", lambda: "stopping" in one.states("ada"))
         assert await one.stop(signal.SIGINT) == 1
         assert (
-            one.said()
+            one.output()
             .splitlines()[-1]
             .startswith("pilotlight: stopped at once; running requests were aborted; 1 engine still")
         )
@@ -165,7 +165,7 @@ async def test_child_left_by_an_engine_is_killed_before_its_device_is_reused(tmp
         os.kill(one.engines()[0], signal.SIGKILL)
         assert (await one.call("bob")).ending is Ending.COMPLETED, "its place was cleaned first"
         assert len(one.marked()) == 1
-        moves = [line for line in one.said().splitlines() if "  gone" in line or "bob  starting" in line]
+        moves = [line for line in one.output().splitlines() if "  gone" in line or "bob  starting" in line]
         assert "bob" in moves[-1], moves
 
 
@@ -175,5 +175,5 @@ async def test_hanging_gateway_is_killed_when_serve_stops(tmp_path: Path) -> Non
         assert (await one.call("ada")).ending is Ending.COMPLETED
         freeze(one.gateways()["gateway-1"])
         assert await one.stop() == 1
-        assert "event=process_killed process=gateway-1 timeout_s=6 " in one.said()
+        assert "event=process_killed process=gateway-1 timeout_s=6 " in one.output()
         assert one.marked() == [], "engines are stopped all the same"

@@ -280,7 +280,7 @@ async def test_restarted_gateway_serves_ready_models_during_autoscaler_outage(ho
         await replaced(house, late, victim)
         async with gates(one.url, A) as gate:
             assert await whole([await gate.send(late, brief(slots)) for slots in SLOTS])
-            assert "event=serving_from_snapshot" in one.said()
+            assert "event=serving_from_snapshot" in one.output()
             for gateway in house.gateways:
                 await gate.ready(gateway, sum(SLOTS))
             await asyncio.sleep(max(0.0, silent_s - time.monotonic()))

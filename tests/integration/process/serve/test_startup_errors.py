@@ -202,7 +202,7 @@ async def test_reload_of_invalid_documents_keeps_the_last_valid_ones(tmp_path: P
         good = one.config.read_text()
         one.config.write_text(good.replace("residencySeconds", "residenceSeconds"))
         one.process.send_signal(signal.SIGHUP)
-        await until("it logs the error", lambda: "residenceSeconds" in one.said())
+        await until("it logs the error", lambda: "residenceSeconds" in one.output())
         assert (await one.call("ada")).ending is Ending.COMPLETED
         more = [*yaml.safe_load_all(good), fake(tmp_path, "bob", "--tokens-per-s", "0")]
         one.config.write_text(yaml.safe_dump_all(more))

@@ -122,7 +122,7 @@ class Heard:
 
     def hits(self) -> Iterator[str]:
         """Where one of the words was found."""
-        sources = dict(self.outputs) | {"output": self.one.said().encode()}
+        sources = dict(self.outputs) | {"output": self.one.output().encode()}
         logs = self.one.state / "logs"
         for path in sorted(self.one.state.rglob("*")):
             if path.is_file() and logs not in path.parents:
@@ -137,7 +137,7 @@ class Heard:
         """
         hits = list(self.hits())
         assert not hits, hits
-        assert self.one.said().count("DEBUG:talkative:talks") >= talkers
+        assert self.one.output().count("DEBUG:talkative:talks") >= talkers
         logs = b"".join(path.read_bytes() for path in (self.one.state / "logs").glob("*.log"))
         for rightly in (self.engines, logs):
             assert occurrences(rightly, PROMPT), "a search that finds nothing where it is proves nothing"

@@ -124,7 +124,7 @@ class Serving:
         self.options = options
         self.config = folder / "documents.yaml"
         self.config.write_text(yaml.safe_dump_all(documents))
-        self.output = folder / "output.txt"
+        self.output_file = folder / "output.txt"
         self.url, self.ops = f"http://127.0.0.1:{free_port()}", f"http://127.0.0.1:{free_port()}"
         self.process: subprocess.Popen[bytes] | None = None
         self.faults = False
@@ -144,19 +144,19 @@ class Serving:
 
     def begin_start(self) -> None:
         """Starts it without waiting."""
-        with self.output.open("ab") as output:
+        with self.output_file.open("ab") as output:
             self.process = subprocess.Popen(
                 self.argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=self.tree
             )
 
     async def start(self) -> None:
         """Starts it; returns when it reports that it is ready."""
-        count = self.said().count("ready on")
+        count = self.output().count("ready on")
         self.begin_start()
         await until(
-            "serve logs that it is ready", lambda: self.said().count("ready on") > count or self._ended(), START_S
+            "serve logs that it is ready", lambda: self.output().count("ready on") > count or self._ended(), START_S
         )
-        assert not self._ended(), self.said()
+        assert not self._ended(), self.output()
 
     async def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Stops it in order; returns its exit status."""
@@ -192,8 +192,8 @@ class Serving:
                 await self.stop()
             left = [*self.marked(), *(child.pid for child in own if running(child.pid))]
             assert not left, f"left behind: {[*map(describe, left)]}"
-            assert "Traceback" not in self.said()
-            assert self.faults or not re.search("event=(model_faulty|degraded)", self.said()), self.said()
+            assert "Traceback" not in self.output()
+            assert self.faults or not re.search("event=(model_faulty|degraded)", self.output()), self.output()
         finally:
             for task in self._sending:
                 task.cancel()
@@ -202,7 +202,7 @@ class Serving:
             if self.process is not None:
                 self.process.kill()
                 self.process.wait()
-            print(self.said())  # pytest shows it if the test fails
+            print(self.output())  # pytest shows it if the test fails
             shutil.rmtree(self.state)
 
     # --- processes ---------------------------------------------------------------------------------------------------
@@ -269,13 +269,13 @@ class Serving:
 
     # --- output ------------------------------------------------------------------------------------------------------
 
-    def said(self) -> str:
+    def output(self) -> str:
         """Everything that it printed."""
-        return self.output.read_text() if self.output.exists() else ""
+        return self.output_file.read_text() if self.output_file.exists() else ""
 
     def moves(self, model: str) -> list[Move]:
         """The transitions of a Model, as printed."""
-        found = [match.groups() for line in self.said().splitlines() if (match := _LINE.match(line))]
+        found = [match.groups() for line in self.output().splitlines() if (match := _LINE.match(line))]
         return [Move(_unix_s(clock), *rest) for clock, *rest in found if rest[0] == model]
 
     def states(self, model: str) -> list[str]:
