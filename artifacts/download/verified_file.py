@@ -51,8 +51,8 @@ class Partial:
         *,
         learned: Callable[[Digest], None] | None = None,
     ) -> None:
-        """Open or resume the file. `learned`: as in `pull.BlobTarget`. Raises OSError, and DiskError if another process
-        holds the file.
+        """Open or resume the file. `learned`: as in `blob_download.BlobTarget`. Raises OSError, DiskError if another
+        process holds the file.
         """
         self.digest = digest
         self.size = size

@@ -1,7 +1,7 @@
 """Fetches an artifact from a registry for the store: raw files unchanged, archives extracted. I/O.
 
-All blobs are downloaded concurrently and resumed after an interruption (`pull`). Only complete, verified archives are
-extracted, one after another, and each is removed afterwards. Space is reserved before it is used, and a rejected
+Blobs are downloaded concurrently, resumed after an interruption (`blob_download`). Only complete, verified archives
+are extracted, one after another, and each is removed afterwards. Space is reserved before it is used, and a rejected
 archive leaves nothing behind.
 """
 
@@ -22,14 +22,14 @@ from artifacts.archives.tar_reader import BadArchiveError
 from artifacts.dialects.accepted_files import Contents, File, RefusedError
 from artifacts.digest import Digest
 from artifacts.disk.thread_wait import run_in_thread
-from artifacts.download import pull
-from artifacts.download.pull import BlobTarget
+from artifacts.download import blob_download
+from artifacts.download.blob_download import BlobTarget
 from artifacts.fetch.unpack import Unpacked, Unpacking, iter_members
 from artifacts.formats import magic
 from artifacts.registry.blobs import Blob
 from artifacts.registry.mirrored_registry import Mirrored
+from artifacts.store.copy_publication import Job
 from artifacts.store.layout import digest_file_name
-from artifacts.store.pull import Job
 
 ARCHIVES = "archives"
 """Subfolder of the job's blobs for complete archives until they are extracted."""
@@ -47,10 +47,10 @@ class _Look(NamedTuple):
 
 
 async def fetch_artifact_files(
-    job: Job, of: Contents, repository: str, source: Mirrored, progress: pull.Progress | None = None,
-    *, sums: pull.Sums | None = None,
+    job: Job, of: Contents, repository: str, source: Mirrored, progress: blob_download.Progress | None = None,
+    *, sums: blob_download.Sums | None = None,
 ) -> None:  # fmt: skip
-    """Implements the store's `Fetch`. `sums`: as in `pull.fetch_blobs`.
+    """Implements the store's `Fetch`. `sums`: as in `blob_download.fetch_blobs`.
 
     Raises RegistryError, DiskError, NoRoomError, RefusedError, OSError.
     """
@@ -65,7 +65,7 @@ async def fetch_artifact_files(
         if not path.exists()
     ]
     if wanted:
-        await pull.fetch_blobs(wanted, source, job.blobs, progress, file_system=job.disk, sums=sums)
+        await blob_download.fetch_blobs(wanted, source, job.blobs, progress, file_system=job.disk, sums=sums)
     raw = [(one.path, job.blob(one.digest)) for one in job.files if one.encoding == "raw"]
     await asyncio.to_thread(magic.check_magic, raw)
     if archives:

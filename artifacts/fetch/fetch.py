@@ -33,8 +33,8 @@ from artifacts.sources.file_host_client import FileHost, Lone, Rules
 from artifacts.sources.huggingface import HubAccess
 from artifacts.sources.learned_sums import Sums
 from artifacts.sources.s3 import BucketAccess
+from artifacts.store.copy_publication import Copy, CopySpec, Job
 from artifacts.store.layout import CopyKey, Record
-from artifacts.store.pull import Copy, CopySpec, Job
 from artifacts.store.store import Caller, Store
 from artifacts.store.tag_cache import Meanings
 

@@ -35,8 +35,8 @@ from artifacts.registry.client import Client
 from artifacts.registry.mirrored_registry import Mirror, Mirrored
 from artifacts.registry_errors import PolicyError
 from artifacts.signatures.policy import Policy
+from artifacts.store.copy_publication import Copy, CopySpec, Job
 from artifacts.store.layout import CopyKey, origin_folder_name
-from artifacts.store.pull import Copy, CopySpec, Job
 from artifacts.store.store import Caller, Store
 from artifacts.store.tag_cache import Meanings
 
@@ -220,7 +220,7 @@ class Telling:
         self._first: tuple[float, int] | None = None
 
     def came(self, digest: Digest, bytes_: int) -> None:
-        """Implements `pull.Progress`."""
+        """Implements `blob_download.Progress`."""
         self._came[digest] = bytes_
         total, now_s = sum(self._came.values()), time.monotonic()
         since_s, before = self._first = self._first or (now_s, total)

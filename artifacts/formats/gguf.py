@@ -25,7 +25,7 @@ from artifacts.formats import gguf_shape
 from artifacts.formats.cpu_time import OVERTIME, CpuTime
 from artifacts.formats.gguf_shape import LAYERS_MAX, Value
 from artifacts.formats.magic import open_regular_file
-from artifacts.formats.memory import Shape
+from artifacts.formats.memory_estimate import Shape
 
 HEADER_BYTES_MAX = 256 << 20
 """The largest vocabularies need about 20 MiB."""

@@ -1,4 +1,4 @@
-"""Derives what an architecture keeps in memory (`artifacts.formats.memory.Shape`) from GGUF header keys. Pure.
+"""Derives what an architecture keeps in memory (`artifacts.formats.memory_estimate.Shape`) from GGUF header keys. Pure.
 
 Knows the relevant keys, and the architectures for which llama.cpp keeps less than all tokens in all layers. Unlisted
 architectures are overestimated: full attention in every layer that has heads, and a state in every layer if the header
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeGuard
 
-from artifacts.formats.memory import LayerShape, Shape, clamp_shape
+from artifacts.formats.memory_estimate import LayerShape, Shape, clamp_shape
 
 KEYS = frozenset(
     {

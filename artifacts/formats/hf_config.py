@@ -17,7 +17,7 @@ import msgspec
 
 from artifacts.formats.cpu_time import OVERTIME, CpuTime
 from artifacts.formats.magic import open_regular_file
-from artifacts.formats.memory import LayerShape, Shape, clamp_shape
+from artifacts.formats.memory_estimate import LayerShape, Shape, clamp_shape
 
 CONFIG_BYTES_MAX, CONFIG_VALUES_MAX = 4 << 20, 200_000
 INDEX_BYTES_MAX, INDEX_VALUES_MAX = 32 << 20, 400_000

@@ -22,8 +22,8 @@ from artifacts.disk.durable_writes import Disk, list_entries
 from artifacts.download import progress_file
 from artifacts.download.verified_file import FOLDER
 from artifacts.oci.blob_progress import BlobProgress
+from artifacts.store.copy_publication import RECIPES
 from artifacts.store.layout import ROOM_DIGITS, StoreLayout, digest_file_name
-from artifacts.store.pull import RECIPES
 
 FETCHING_S = 10.0
 """A partial file modified this recently belongs to a running pull."""

@@ -17,12 +17,20 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from autoscaler.capacity.lead_times import WAIT_WORTH
 from autoscaler.contract import ModelName
+from autoscaler.demand.residency import (
+    BEGINNING,
+    NO_HISTORY,
+    NO_LOAD,
+    effective_idle_window,
+    held_until_s,
+    median_start_s,
+    refused_until_s,
+)
 from autoscaler.demand.schedule import compute_replica_floor
 from autoscaler.queries.gateways import is_demand_complete, list_silent_gateways
 from autoscaler.queries.operator_orders import STOPPED, WOKEN, find_drain_cordon
-from autoscaler.spec.model import IDLE_AUTO_S, Model
+from autoscaler.spec.model import Model
 from autoscaler.state import StateRecord
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import History, ModelLoad, Replica, World
@@ -32,7 +40,6 @@ LIVE = frozenset({S.PENDING, S.STARTING, S.READY, S.UNREADY, S.WAKING})
 """States that count as supply: serving, or about to serve."""
 PEAK_BUCKET_S = 0.1
 """Unit of `History.peaks`: bucket b ends at (b + 1) x this."""
-BEGINNING = frozenset({S.PENDING, S.STARTING, S.WAKING})
 PERSIST_S = (0.2, 10.0)
 """Bounds of the time that a request must wait before another replica starts: a quarter of the median start."""
 PERSIST_UNKNOWN_S = 1.0
@@ -40,16 +47,8 @@ EXTRA_WINDOWS, EXTRA_S_MAX = 20.0, 1200.0
 """A second replica that became ready stays for this many idle windows, at most 20 minutes, unless there is no demand or
 another model needs its slice. With a window of a minute, demand that oscillates around a threshold then causes at most
 six changes an hour."""
-START_WORTH, RENTED_S_MIN = 1.0 + WAIT_WORTH, 30.0
-"""A replica that causes capacity costs stays idle for this many median starts, and at least RENTED_S_MIN: for the next
-start, and for the requests that would wait for it."""
-REFUSED_S_MIN = 10.0
-"""Minimum time that a rejected cold request counts as demand, since an eviction may be necessary first."""
 
 RENTED = " (shortened because it uses paid capacity)"
-
-NO_LOAD = ModelLoad()
-NO_HISTORY = History()
 
 
 class DesiredReplicas(StateRecord, frozen=True):
@@ -105,55 +104,12 @@ def is_inactive(world: World, model: Model) -> bool:
     )
 
 
-def median_start_s(history: History) -> float | None:
-    """Return the (upper) median of the recorded starts; None if there are none."""
-    starts = sorted(history.starts_s)
-    return starts[len(starts) // 2] if starts else None
-
-
-def idle_window_s(model: Model, history: History) -> float:
-    """Return the seconds from the last finished request to zero; `auto` doubles with each regret, up to its bound."""
-    window_s = model.idle_s(median_start_s(history))
-    if model.spec.idle_seconds != "auto":
-        return window_s
-    return min(window_s * 2.0 ** min(history.regrets, 16), IDLE_AUTO_S[1])
-
-
-def effective_idle_window(world: World, model: Model, history: History) -> tuple[float, bool]:
-    """Return the current idle window, and whether it is shortened because the idle replica causes capacity costs."""
-    window_s, start_s = idle_window_s(model, history), median_start_s(history)
-    if start_s is None or model.spec.idle_seconds != "auto" or model.name not in world.rented.idlers:
-        return window_s, False
-    worth_s = max(RENTED_S_MIN, START_WORTH * start_s)
-    return min(window_s, worth_s), worth_s < window_s
-
-
 def mean_call_s(world: World, name: ModelName, load: ModelLoad) -> float | None:
     """Return the mean slot-seconds per request of the waiting tenants since the gateways started; None: unknown."""
     totals = [g.totals.get((name, tenant)) for g in world.gateways.values() for tenant in load.tenants]
     finished = sum(total.finished for total in totals if total is not None)
     busy_us = sum(total.busy_slot_us for total in totals if total is not None)
     return busy_us / finished / 1e6 if finished else None
-
-
-def residency_s(model: Model, history: History) -> float:
-    """Return how long a ready replica stays before another model may evict it."""
-    return model.residency_s(history.starts_s[-1] if history.starts_s else None)
-
-
-def held_until_s(model: Model, history: History, replica: Replica) -> float:
-    """Return until when a ready replica is kept for clients that disconnected: Retry-After, and its residency.
-    Once it has served a request after becoming ready, its residency no longer keeps it beyond the idle window.
-    """
-    ready_s = replica.since_s if replica.times.ready_s is None else replica.times.ready_s
-    if has_activity_since(history, ready_s):
-        return history.hold_until_s
-    return max(ready_s + residency_s(model, history), history.hold_until_s)
-
-
-def has_activity_since(history: History, ready_s: float) -> bool:
-    """Whether a request arrived or finished after `ready_s`."""
-    return history.last_activity_s is not None and history.last_activity_s > ready_s
 
 
 def compute_desired_replicas(world: World, model: Model, now_s: float) -> DesiredReplicas:
@@ -299,14 +255,6 @@ def _refused(case: _Case) -> DesiredReplicas | None:
     refused_s = case.history.refused_cold_s
     reason = WOKEN if refused_s == case.history.woken_s else "a request was rejected because no replica was ready"
     return DesiredReplicas(model=case.model.name, count=1, reason=reason, since_s=refused_s, next_s=end_s, urgent=True)
-
-
-def refused_until_s(history: History) -> float:
-    """Return until when a request that was rejected because the model is cold requires a start; 0: none does."""
-    refused_s = history.refused_cold_s
-    if refused_s is None or (history.served_until_s is not None and history.served_until_s >= refused_s):
-        return 0.0
-    return max(history.hold_until_s, refused_s + REFUSED_S_MIN)
 
 
 def unserved_since_s(world: World, name: ModelName, now_s: float) -> float:

@@ -13,7 +13,8 @@ from functools import lru_cache
 from autoscaler.agent_contract import should_store_on_node
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.demand import desired_replicas
-from autoscaler.demand.desired_replicas import NO_HISTORY, NO_LOAD, DesiredReplicas
+from autoscaler.demand.desired_replicas import DesiredReplicas
+from autoscaler.demand.residency import BEGINNING, NO_HISTORY, NO_LOAD, median_start_s
 from autoscaler.explain.decision_log import Log, RefusedCalls
 from autoscaler.explain.decision_log import Row as LogRow
 from autoscaler.explain.ladder import Step, explain_ladder
@@ -282,11 +283,7 @@ def _why(world: World, model: Model, unmet: str, now_s: float) -> str:
     if unmet:
         return unmet
     replicas = [world.replicas[id] for id in world.by_model.get(model.name, ())]
-    waits = [
-        replica.runtime.waits
-        for replica in replicas
-        if replica.runtime.waits and replica.state in desired_replicas.BEGINNING
-    ]
+    waits = [replica.runtime.waits for replica in replicas if replica.runtime.waits and replica.state in BEGINNING]
     has_live = any(replica.state in desired_replicas.LIVE for replica in replicas)
     reasons = [replica.drain.reason for replica in replicas if replica.drain is not None and not has_live]
     return (waits or reasons or [desired_replicas.compute_desired_replicas(world, model, now_s).reason])[0]
@@ -356,10 +353,10 @@ def _replica(world: World, replica: Replica, now_s: float) -> str:
         return f"{head}: {drain.reason}; {decide_stop(world, replica, now_s).reason}."
     if replica.state is S.FAILED:
         return f"{head}: {replica.failure or 'no reason was reported'}."
-    if replica.runtime.waits and replica.state in desired_replicas.BEGINNING:
+    if replica.runtime.waits and replica.state in BEGINNING:
         return f"{head}: {replica.reason}; its engine is not started yet: {replica.runtime.waits}."
     others = any(len(world.by_slice.get(id, ())) > 1 for id in replica.resources.slices)
-    if others and replica.state in desired_replicas.BEGINNING:
+    if others and replica.state in BEGINNING:
         return f"{head}: {replica.reason}; no other replica starts on this device meanwhile."
     return f"{head}: {replica.reason}." if replica.reason else f"{head}."
 
@@ -392,7 +389,7 @@ def _failures(world: World, name: ModelName, now_s: float) -> list[str]:
 
 def _starts(world: World, name: ModelName) -> list[str]:
     history = world.learned.histories.get(name, NO_HISTORY)
-    median_s = desired_replicas.median_start_s(history)
+    median_s = median_start_s(history)
     if median_s is None:
         return []
     return [f"Its last start took {format_duration(history.starts_s[-1])}, the median is {format_duration(median_s)}."]
@@ -404,7 +401,7 @@ def _unknown(world: World, now_s: float) -> list[str]:
 
 
 def _begins(world: World, name: ModelName) -> bool:
-    return any(world.replicas[id].state in desired_replicas.BEGINNING for id in world.by_model.get(name, ()))
+    return any(world.replicas[id].state in BEGINNING for id in world.by_model.get(name, ()))
 
 
 def _lesson(world: World, model: Model) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from msgspec.structs import replace
 
 from autoscaler.contract import GatewayId, ModelName, ReplicaId, TenantName
-from autoscaler.demand.desired_replicas import NO_LOAD
+from autoscaler.demand.residency import NO_LOAD
 from autoscaler.fold.indices import load_of, with_id
 from autoscaler.queries.measured_memory import correct_memory_estimate
 from autoscaler.state import StateRecord

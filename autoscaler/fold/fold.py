@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from autoscaler.capacity import interruptions
 from autoscaler.demand import model_history as histories
-from autoscaler.demand.desired_replicas import NO_HISTORY
+from autoscaler.demand.residency import NO_HISTORY
 from autoscaler.fold import agent_reports, capacity, gateway_reports, mig, model_quarantine, operator_orders, replicas
 from autoscaler.fold.draft import Draft
 from autoscaler.queries.measured_memory import correct_memory_estimate

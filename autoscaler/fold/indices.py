@@ -22,7 +22,7 @@ from autoscaler.contract import (
     Report,
     TenantName,
 )
-from autoscaler.demand.desired_replicas import NO_LOAD
+from autoscaler.demand.residency import NO_LOAD
 from autoscaler.state.world import Gateway, ModelLoad, SliceId, World
 
 

@@ -7,7 +7,7 @@ rule. Pods are identified by UID, so that a new pod of the same name is not mist
 from __future__ import annotations
 
 from autoscaler.contract import NodeReport, ReplicaId
-from autoscaler.demand.desired_replicas import has_activity_since
+from autoscaler.demand.residency import has_activity_since
 from autoscaler.fold.draft import Draft
 from autoscaler.queries import measured_memory
 from autoscaler.queries.measured_memory import has_grown, has_shrunk, is_memory_minimum

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ReplicaId
 from autoscaler.demand import model_history as histories
-from autoscaler.demand.desired_replicas import residency_s
+from autoscaler.demand.residency import residency_s
 from autoscaler.fold.draft import Draft
 from autoscaler.fold.memory import apply_memory_use
 from autoscaler.queries import crowded_slices, device_health, unschedulable_replicas

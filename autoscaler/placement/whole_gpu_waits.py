@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from math import inf
 from typing import NamedTuple
 
-from autoscaler.demand.desired_replicas import BEGINNING
+from autoscaler.demand.residency import BEGINNING
 from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.model.bin_builder import build_empty_bins, build_hosts
 from autoscaler.placement.model.predicates import has_matching_labels, host_shortage_reason, node_exclusion_reason

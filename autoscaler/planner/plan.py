@@ -32,8 +32,9 @@ from msgspec.structs import replace
 from autoscaler.capacity import delivered_slices
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.demand import desired_replicas
-from autoscaler.demand.desired_replicas import NO_HISTORY, DesiredReplicas
+from autoscaler.demand.desired_replicas import DesiredReplicas
 from autoscaler.demand.model_history import start_deadline_s
+from autoscaler.demand.residency import NO_HISTORY
 from autoscaler.placement.capacity_simulation import SimulationContext as Trial
 from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.index_cache import IndexCache

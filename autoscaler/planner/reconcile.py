@@ -17,15 +17,8 @@ from math import inf
 from typing import NamedTuple
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.demand.desired_replicas import (
-    BEGINNING,
-    NO_HISTORY,
-    NO_LOAD,
-    DesiredReplicas,
-    list_live_replicas,
-    residency_s,
-    unserved_since_s,
-)
+from autoscaler.demand.desired_replicas import DesiredReplicas, list_live_replicas, unserved_since_s
+from autoscaler.demand.residency import BEGINNING, NO_HISTORY, NO_LOAD, residency_s
 from autoscaler.placement.model.bin_builder import build_placement_request
 from autoscaler.placement.model.types import EvictionLevel, PlacementRequest, Urgency
 from autoscaler.queries.device_health import is_lost

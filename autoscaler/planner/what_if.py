@@ -13,7 +13,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaUse, Report, TenantName
-from autoscaler.demand.desired_replicas import BEGINNING, NO_LOAD
+from autoscaler.demand.residency import BEGINNING, NO_LOAD
 from autoscaler.documents.parse import Documents
 from autoscaler.fold.fold import Observation
 from autoscaler.placement.model.bin_builder import build_bins

@@ -21,7 +21,7 @@ from autoscaler.capacity.group_growth import list_group_leases
 from autoscaler.capacity.lead_times import Expected, due_after_s
 from autoscaler.capacity.remaining_offers import SILENT, compute_remaining_offer, find_offer_backoff, has_current_offers
 from autoscaler.contract import ModelName
-from autoscaler.demand.desired_replicas import NO_LOAD
+from autoscaler.demand.residency import NO_LOAD
 from autoscaler.demand.schedule import STARTS
 from autoscaler.placement.capacity_simulation import (
     SimulationCache,

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from autoscaler.capacity.delivered_slices import is_slice_of_lease
 from autoscaler.contract import ReplicaId
-from autoscaler.demand.desired_replicas import NO_HISTORY
+from autoscaler.demand.residency import NO_HISTORY
 from autoscaler.fold.fold import Observation, fold
 from autoscaler.placement.model.bin_builder import build_placement_request
 from autoscaler.placement.model.predicates import has_matching_labels, node_exclusion_reason

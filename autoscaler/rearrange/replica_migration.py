@@ -18,7 +18,7 @@ from math import inf
 from typing import NamedTuple
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.demand.desired_replicas import BEGINNING, NO_HISTORY, residency_s
+from autoscaler.demand.residency import BEGINNING, NO_HISTORY, residency_s
 from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.model.bin_builder import build_placement_request
 from autoscaler.placement.model.topology import add_spread_nodes

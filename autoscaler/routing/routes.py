@@ -29,7 +29,7 @@ from autoscaler.contract import (
     RoutesDelta,
     TenantEntry,
 )
-from autoscaler.demand.desired_replicas import median_start_s
+from autoscaler.demand.residency import median_start_s
 from autoscaler.exception_handling import Failure, attempt
 from autoscaler.fold.draft import is_routed
 from autoscaler.fold.model_quarantine import list_quarantined_models

@@ -11,7 +11,8 @@ import hashlib
 from typing import NamedTuple
 
 from autoscaler.contract import ModelName
-from autoscaler.demand.desired_replicas import LIVE, NO_HISTORY, idle_window_s
+from autoscaler.demand.desired_replicas import LIVE
+from autoscaler.demand.residency import NO_HISTORY, idle_window_s
 from autoscaler.fold.model_quarantine import list_quarantined_models
 from autoscaler.provisioning.unplaceable_models import Fitting
 from autoscaler.queries.gateways import count_running_calls

@@ -11,7 +11,7 @@ from collections import Counter
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.demand.desired_replicas import NO_HISTORY, NO_LOAD, effective_idle_window
+from autoscaler.demand.residency import NO_HISTORY, NO_LOAD, effective_idle_window
 from autoscaler.explain import model as weights
 from autoscaler.fold.model_quarantine import list_quarantined_models
 from autoscaler.queries.device_health import devices_of, find_device_report, is_report_fresh, list_closed_slices

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from artifacts.digest import Digest
 from artifacts.disk.durable_writes import Disk
-from artifacts.download import pull
-from artifacts.download.pull import BlobTarget
+from artifacts.download import blob_download
+from artifacts.download.blob_download import BlobTarget
 from artifacts.http.transport import Site
 from artifacts.oci import manifest
 from artifacts.registry import manifests, push
@@ -53,7 +53,7 @@ async def _fetch(reference: str, folder: Path, ca: Path | None) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         disk = Disk() if os.environ.get("SYNC") else Disk().later()
-        await pull.fetch_blobs(wanted, Mirrored(client), folder, progress, file_system=disk)
+        await blob_download.fetch_blobs(wanted, Mirrored(client), folder, progress, file_system=disk)
     cost.report(fetched_share=1 - (there + sum(first.values())) / size)
 
 

@@ -34,12 +34,12 @@ def handle_local_route(
     if operation.kind is Kind.HEALTH:
         body: bytes = b'{"status":"ok"}'
     elif operation.kind is Kind.LIST_MODELS:
-        entries = gateway.directory.visible(gateway.tenant(head))
+        entries = gateway.directory.names.visible(gateway.tenant(head))
         rows = [_model(gateway, entry, name) for entry in entries for name in _names(entry)]
         body = msgspec.json.encode({"object": "list", "data": rows})
     else:
         name = operation.model or ""
-        entry = gateway.directory.resolve(gateway.tenant(head), name)
+        entry = gateway.directory.names.resolve(gateway.tenant(head), name)
         adapter = "" if name == entry.name or name in entry.aliases else name[name.rindex(":") :]
         body = msgspec.json.encode(_model(gateway, entry, entry.name + adapter))
     return responses.render_response(200, body, request_id, close=close, more=cors_fields)

@@ -69,5 +69,5 @@ def check_model(gateway: GatewayContext, tenant: TenantEntry, operation: Operati
     """Check media type and dialect if the path or a header names the model. Raises CallError."""
     body_members.check_media(operation, headers.content_type)
     name = operation.model or headers.model
-    if name and operation.dialect not in gateway.directory.resolve(tenant, name).dialects:
+    if name and operation.dialect not in gateway.directory.names.resolve(tenant, name).dialects:
         raise errors.unsupported_dialect()

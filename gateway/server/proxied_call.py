@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from autoscaler.contract import ModelEntry
 from gateway.dispatch.call import Call, Outcome
 from gateway.errors import CallError, render_error_event, unsupported_dialect, upstream_error, upstream_timeout
-from gateway.http import responses, sse_relay
+from gateway.http import responses, sse_events
 from gateway.http.body_buffers import Body, StreamingBody
 from gateway.http.request_head import Head, Request
 from gateway.http.response_reader import LAST_CHUNK, BodyWalker, ResponseHead, extract_tail
@@ -62,7 +62,7 @@ def admit_call(
     if operation.model or headers.model:
         early.check_model(gateway, tenant, operation, headers)
     peek = body_members.read_body(operation, request.body, headers.content_type, headers.model)
-    entry = gateway.directory.resolve(tenant, peek.model)
+    entry = gateway.directory.names.resolve(tenant, peek.model)
     if operation.dialect not in entry.dialects:
         raise unsupported_dialect()
     salt = cache_salt(tenant.name) if entry.takes_cache_salt else None
@@ -292,7 +292,7 @@ class ProxiedCall(Sink):
             more = client.cors + (_COLD if self.call.cold else b"")
             out = responses.early_head(client.id_bytes, chunked=self._framed, close=self._close, more=more)
         position, expected_s = self._gateway.dispatch.wait_note(self.call, now_s)
-        self._client.write(out + self._frame(sse_relay.render_waiting_event(position, expected_s, self.call.dialect)))
+        self._client.write(out + self._frame(sse_events.render_waiting_event(position, expected_s, self.call.dialect)))
 
     # --- the body --------------------------------------------------------------------------------------------------
 
@@ -334,7 +334,7 @@ class ProxiedCall(Sink):
             self._client.write(out)
 
     def _frame(self, content: bytes) -> bytes:
-        return sse_relay.encode_chunk(content) if self._framed else content
+        return sse_events.encode_chunk(content) if self._framed else content
 
     def _relayed_head(self, head: ResponseHead, *, length: int | None, chunked: bool) -> bytes:
         more = b"server-timing: %b\r\n%b" % (self._timing(), self._client.cors)

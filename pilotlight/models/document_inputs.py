@@ -33,7 +33,7 @@ from autoscaler.spec.settings import Settings
 from autoscaler.state.events import FaultSeen
 from pilotlight import bounded_files as files
 from pilotlight.models.gguf_check import check_file
-from pilotlight.models.memory import (
+from pilotlight.models.model_memory import (
     Known,
     adapter_paths,
     estimate_cache,

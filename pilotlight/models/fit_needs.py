@@ -11,7 +11,7 @@ from autoscaler.contract import WeightsReport
 from autoscaler.explain.fit import Needs, Part
 from autoscaler.spec.model import Model
 from pilotlight.models import header_report
-from pilotlight.models.memory import (
+from pilotlight.models.model_memory import (
     Known,
     estimate_memory,
     has_paged_cache,

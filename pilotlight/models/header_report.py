@@ -21,12 +21,12 @@ from artifacts.formats import gguf, hf_config
 from artifacts.formats.cpu_time import CpuTime
 from artifacts.formats.gguf import GgufError
 from artifacts.formats.hf_config import ConfigError
-from artifacts.formats.memory import Shape
+from artifacts.formats.memory_estimate import Shape
 from artifacts.registry.blobs import BlobSource
 from autoscaler.agent_contract import OWN, WeightsRequest, collect_weights_requests
 from autoscaler.contract import WeightsReport, make_decoder
 from autoscaler.spec.model import Model
-from pilotlight.models.memory import Known, has_fixed_memory
+from pilotlight.models.model_memory import Known, has_fixed_memory
 
 CHARS_MAX = 100_000
 """Maximum length of the text; a model of 100 layers takes 10,000."""

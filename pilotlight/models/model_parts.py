@@ -19,7 +19,7 @@ from autoscaler.engines import EngineError
 from autoscaler.spec.artifact_name import normalize_artifact
 from autoscaler.spec.model import Model
 from autoscaler.weights.desired import choose_adapter, choose_gguf
-from pilotlight.models.memory import FILE, is_fetched_by_store
+from pilotlight.models.model_memory import FILE, is_fetched_by_store
 
 
 class Part(NamedTuple):

@@ -22,7 +22,7 @@ from autoscaler.controller.loop import LoopStep
 from autoscaler.spec.model import Model
 from autoscaler.state.lifecycle import ReplicaState
 from autoscaler.state.world import World
-from pilotlight.models.memory import local_path
+from pilotlight.models.model_memory import local_path
 
 FREE_SHARE = 0.75
 """Share of the memory available without swapping."""

@@ -28,10 +28,10 @@ from artifacts.registry.blobs import Blob
 from artifacts.registry_errors import AbsentError, DeniedError, MismatchError, RegistryError
 from artifacts.sources import s3 as bucket
 from artifacts.sources.file_host_client import FileHost, Lone
-from artifacts.store.copy_verification import verify_copy
+from artifacts.store.copy_publication import Copy
 from artifacts.store.layout import ForbiddenError
-from artifacts.store.pull import Copy
 from artifacts.store.store import Store
+from artifacts.store.stored_copy_check import verify_copy
 from pilotlight.cli.main import cli
 from tests.support.builders.artifacts.weight_file_headers import as_gguf, as_safetensors
 from tests.support.fakes.registry import FakeRegistry

@@ -16,9 +16,16 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILD = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
 MODULES: list[str] = BUILD["hooks"]["custom"]["compiled"]
 GATEWAY = Path(str(gateway.__file__)).parent
-STRUCTS = {"control/snapshot_file", "dispatch/effects", "http/json_types", "limits"}
+STRUCTS = {"control/snapshot_file", "dispatch/effects", "http/json_structs", "limits"}
 """Modules of msgspec Structs."""
-AWAITING = {"control/client", "control/discovery", "control/sync", "memory/guard", "ops", "server/tls_handshakes"}
+AWAITING = {
+    "control/client",
+    "control/discovery",
+    "control/sync",
+    "memory/process_memory",
+    "ops",
+    "server/tls_handshakes",
+}
 """Modules that wait for the autoscaler, people, files and handshakes: none runs per request."""
 
 

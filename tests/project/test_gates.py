@@ -17,7 +17,7 @@ from scripts import gates
         ("from gateway.ops import build_ops_application", ["1: gateway.ops"]),
         ("def f():\n    from gateway.upstream import pool", ["2: gateway.upstream", "2: gateway.upstream.pool"]),
         ("from autoscaler.drivers.driver import Driver", ["1: autoscaler.drivers", "1: autoscaler.drivers.driver"]),
-        ("from pilotlight import output", ["1: pilotlight", "1: pilotlight.output"]),
+        ("from pilotlight import safe_output", ["1: pilotlight", "1: pilotlight.safe_output"]),
         ("from pathlib import Path", ["1: pathlib"]),
         ("import time, os.path", ["1: time", "1: os", "1: os.path"]),
         ("from datetime import datetime\nx = datetime.now()", ["1: datetime"]),

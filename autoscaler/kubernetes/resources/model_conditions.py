@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from autoscaler.demand.desired_replicas import BEGINNING
+from autoscaler.demand.residency import BEGINNING
 from autoscaler.kubernetes import constants
 from autoscaler.spec.model import Model
 from autoscaler.state.actions import Unmet

@@ -19,8 +19,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from autoscaler.contract import ModelName
-from autoscaler.demand.desired_replicas import NO_HISTORY, NO_LOAD
 from autoscaler.demand.model_history import STARTS_MAX
+from autoscaler.demand.residency import NO_HISTORY, NO_LOAD
 from autoscaler.fold.model_quarantine import list_quarantined_models
 from autoscaler.kubernetes.resources.document_merge import CUSTOMS
 from autoscaler.kubernetes.resources.model_conditions import (

@@ -14,17 +14,11 @@ from typing import NamedTuple
 
 from autoscaler.capacity.delivered_slices import list_withheld_slices as given_back
 from autoscaler.contract import ReplicaId
-from autoscaler.demand.desired_replicas import (
+from autoscaler.demand.desired_replicas import LIVE, exclude_replaced_replicas, list_live_replicas
+from autoscaler.demand.residency import (
     BEGINNING,
-    LIVE,
-    NO_HISTORY,
     NO_LOAD,
-    exclude_replaced_replicas,
-    has_activity_since,
-    held_until_s,
-    list_live_replicas,
-    refused_until_s,
-    residency_s,
+    evictable_s,
 )
 from autoscaler.demand.schedule import compute_replica_floor
 from autoscaler.placement.index.elastic_requests import ElasticBudget
@@ -55,8 +49,6 @@ from autoscaler.state.pending_labels import merge_tolerations
 from autoscaler.state.resources import NO_ROOM, HostAmount, HostResources, Isolation, Link, RequestShape
 from autoscaler.state.world import DeviceId, NodeId, Replica, Slice, SliceId, World
 
-SERVE_FIRST_S = 1.0
-"""Seconds that a new replica is protected while requests wait and none is seen on it, even after its residency."""
 EXCLUSIVE_S = Start().exclusive_seconds
 """The start lock of a replica whose model document was deleted."""
 ISOLATION = {"any": Isolation.NONE, "memory": Isolation.MEMORY, "hardware": Isolation.HARDWARE}
@@ -142,20 +134,6 @@ def _is_cut(slice_: Slice) -> bool:
 def stuck_s(replica: Replica) -> float:
     """Return when the replica counts as stuck; infinite while it may still serve."""
     return replica.since_s + STUCK_S if replica.state in ENDING else inf
-
-
-def evictable_s(world: World, replica: Replica, model: Model, calls: int) -> float:
-    """Return when the replica's residency ends; `calls` requests run on it. A starting replica stays while requests
-    wait or were refused; a ready one stays for waiting requests until called; an unused one stays while it is held.
-    """
-    load, history = world.loads.get(model.name, NO_LOAD), world.learned.histories.get(model.name, NO_HISTORY)
-    if replica.state in BEGINNING:
-        return inf if load.waiting else max(history.hold_until_s, refused_until_s(history))
-    ready_s = replica.since_s if replica.times.ready_s is None else replica.times.ready_s
-    if load.waiting or load.running or has_activity_since(history, ready_s):
-        stays_s = residency_s(model, history)
-        return ready_s + (max(stays_s, SERVE_FIRST_S) if load.waiting and not calls else stays_s)
-    return held_until_s(model, history, replica)
 
 
 class BinContext(NamedTuple):

@@ -25,8 +25,8 @@ from artifacts.fetch.registry import Came, OnProgress, Registries
 from artifacts.peers.client import Peering
 from artifacts.reference import Reference
 from artifacts.registry_errors import DeniedError, UnreachableError
+from artifacts.store.copy_publication import Copy
 from artifacts.store.layout import ForbiddenError
-from artifacts.store.pull import Copy
 from artifacts.store.store import AWAY_WAIT_S, Store
 from autoscaler.agent_contract import WeightsRequest
 from autoscaler.contract import WeightsReport

@@ -27,8 +27,8 @@ from artifacts.fetch import fetch
 from artifacts.fetch.registry import Came, Registries
 from artifacts.reference import BadReferenceError
 from artifacts.registry_errors import PolicyError
+from artifacts.store.copy_publication import Copy
 from artifacts.store.layout import StoreError, load_current_record
-from artifacts.store.pull import Copy
 from artifacts.store.store import Store
 from autoscaler.agent_contract import FabricWant, ImageWant, NodeWants, WeightsRequest, read_weights_request
 from autoscaler.contract import ReplicaId, WeightsReport, make_decoder

@@ -1,7 +1,7 @@
 """`pilotlight weights pull` and `verify`: fetches weights into the node's store, and verifies stored weights.
 
 Defines the commands, the sources of logins, and the progress bars. `artifacts.fetch.fetch` does the fetching, and
-`artifacts.store.copy_verification` the verification.
+`artifacts.store.stored_copy_check` the verification.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from artifacts.oci.descriptor import BadManifestError
 from artifacts.peers.client import Peering
 from artifacts.reference import BadReferenceError, Reference
 from artifacts.registry_errors import RegistryError
-from artifacts.store.copy_verification import Bad, verify_copy
+from artifacts.store.copy_publication import Copy
 from artifacts.store.layout import StoreError
-from artifacts.store.pull import Copy
 from artifacts.store.store import Row, Store
+from artifacts.store.stored_copy_check import Bad, verify_copy
 from autoscaler.text import format_size
 from pilotlight.agent.weights import peer_sharing
 from pilotlight.cli.weights.store import COPIES, open_store, resolve_copies, shorten_digest

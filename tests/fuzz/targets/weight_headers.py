@@ -15,7 +15,7 @@ import msgspec
 from artifacts.formats import gguf, hf_config
 from artifacts.formats.cpu_time import CpuTime
 from artifacts.formats.gguf_shape import KEYS
-from artifacts.formats.memory import Shape
+from artifacts.formats.memory_estimate import Shape
 from tests.fuzz.checks.error_messages import check_line, is_line
 from tests.fuzz.inputs.json_mutations import VALUES, Written, mutated, written
 

@@ -9,7 +9,7 @@ import pytest
 
 from autoscaler.contract import RoutesDelta
 from autoscaler.controller import loop
-from autoscaler.demand import desired_replicas
+from autoscaler.demand import residency
 from autoscaler.fold import indices
 from autoscaler.placement.model import bin_builder
 from autoscaler.queries import crowded_slices, gateways
@@ -56,7 +56,7 @@ def unknown_that_is_zero(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_residency(patch: pytest.MonkeyPatch) -> None:
-    evictable_s = bin_builder.evictable_s
+    evictable_s = residency.evictable_s
 
     def at_once(world: World, replica: Replica, model: Model, calls: int) -> float:
         return evictable_s(world, replica, model, calls) if replica.times.ready_s is None else replica.times.ready_s
@@ -87,11 +87,11 @@ def every_model_is_blamed(patch: pytest.MonkeyPatch) -> None:
 
 
 def never_idle(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(desired_replicas, "idle_window_s", lambda _model, _history: 1e9)
+    patch.setattr(residency, "idle_window_s", lambda _model, _history: 1e9)
 
 
 def idle_at_once(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(desired_replicas, "idle_window_s", lambda _model, _history: 0.0)
+    patch.setattr(residency, "idle_window_s", lambda _model, _history: 0.0)
 
 
 @pytest.mark.parametrize(

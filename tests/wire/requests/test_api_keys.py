@@ -194,7 +194,7 @@ async def test_random_keys_do_not_grow_memory_caches_or_metrics() -> None:
         assert last[1] <= KNOWN_MAX
         assert last[2] == first[2]
         assert one.front.report().totals == ()
-        assert one.front.directory._resolved == {}
+        assert one.front.directory.names._resolved == {}
 
 
 @pytest.mark.case("46")

@@ -11,7 +11,7 @@ import pytest
 
 from autoscaler.contract import ModelName
 from autoscaler.spec.model import Model, ModelSpec
-from pilotlight.models.memory import estimate_memory
+from pilotlight.models.model_memory import estimate_memory
 from tests.integration.process.real.test_llama_cpp import started
 from tests.support.builders.artifacts import model_files
 

@@ -14,8 +14,8 @@ from aiohttp import web
 
 from artifacts.digest import Digest
 from artifacts.disk.durable_writes import Disk
-from artifacts.download import progress_file, pull, verified_file
-from artifacts.download.pull import BlobTarget, fetch_blobs
+from artifacts.download import blob_download, progress_file, verified_file
+from artifacts.download.blob_download import BlobTarget, fetch_blobs
 from artifacts.http.transport import Answer as ClientAnswer
 from artifacts.http.transport import Limits, Site
 from artifacts.oci import blob_progress
@@ -39,8 +39,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blob_progress, "PART_BYTES", 4096)
     monkeypatch.setattr(verified_file, "CHECKPOINT_BYTES", 4096)
     monkeypatch.setattr(verified_file, "LAG_BYTES", 4096)
-    monkeypatch.setattr(pull, "TICK_S", 0.01)
-    monkeypatch.setattr(pull, "BATCH_BYTES", 3000)
+    monkeypatch.setattr(blob_download, "TICK_S", 0.01)
+    monkeypatch.setattr(blob_download, "BATCH_BYTES", 3000)
 
 
 _over: list[tuple[ssl.SSLContext, Callable[[str], Site]]] = []

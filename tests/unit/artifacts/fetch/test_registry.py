@@ -27,11 +27,11 @@ from artifacts.oci.manifest import OCI_MANIFEST as MANIFEST
 from artifacts.pack.pack import Form
 from artifacts.registry.client import Client
 from artifacts.registry_errors import DeniedError, UnreachableError
-from artifacts.store.copy_verification import verify_copy
+from artifacts.store.copy_publication import Copy
 from artifacts.store.layout import CopyKey, ForbiddenError, NoRoomError
 from artifacts.store.permission_cache import Permits
-from artifacts.store.pull import Copy
 from artifacts.store.store import Store
+from artifacts.store.stored_copy_check import verify_copy
 from artifacts.store.tag_cache import Meanings
 from tests.support.builders.artifacts import packed_models, tar_archives
 from tests.support.builders.artifacts.packed_models import CONTENT, FILES, NAME, read_files

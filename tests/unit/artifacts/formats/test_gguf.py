@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from artifacts.formats import cpu_time, gguf, gguf_shape
 from artifacts.formats.cpu_time import CpuTime
-from artifacts.formats.memory import LayerShape, Shape
+from artifacts.formats.memory_estimate import LayerShape, Shape
 from loadtest import tiny_gguf
 from tests.support.example_budget import examples
 

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from artifacts.formats.gguf_shape import Value, read_shape
-from artifacts.formats.memory import BYTES_MAX, ServingOptions, estimate_llama_cpp, estimate_paged_engine
+from artifacts.formats.memory_estimate import BYTES_MAX, ServingOptions, estimate_llama_cpp, estimate_paged_engine
 
 MIB = 1 << 20
 EIGHT_B = {"block_count": 32, "embedding_length": 4096, "attention.head_count": 32, "attention.head_count_kv": 8}

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from artifacts.formats.cpu_time import CpuTime
 from artifacts.formats.hf_config import CONFIG_BYTES_MAX, INDEX, ConfigError, load_config_info
-from artifacts.formats.memory import BYTES_MAX, ServingOptions, estimate_paged_engine
+from artifacts.formats.memory_estimate import BYTES_MAX, ServingOptions, estimate_paged_engine
 from autoscaler.contract import ModelName
 from autoscaler.explain.fit import explain_fit
 from autoscaler.spec.model import Model, ModelSpec

@@ -11,9 +11,9 @@ from random import Random
 import pytest
 
 from artifacts.disk.durable_writes import Disk
+from artifacts.store.copy_publication import CopySpec, Job
 from artifacts.store.deferred_sync import MARK
 from artifacts.store.layout import load_record
-from artifacts.store.pull import CopySpec, Job
 from artifacts.store.store import Store
 from tests.support.harness.artifacts.weight_store import KIB, Fetched, content, fetching, raw, wanted, whole
 from tests.support.harness.faults.power_loss import ForgetfulDisk, PowerLossError

@@ -36,7 +36,7 @@ from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Replica, Slice, SliceId, World
 from pilotlight.models.document_inputs import fill_memory_estimate
 from pilotlight.models.fit_needs import load_memory_needs
-from pilotlight.models.memory import estimate_memory
+from pilotlight.models.model_memory import estimate_memory
 from tests.support.builders.artifacts import model_files
 from tests.support.builders.worlds import GI, T0, device, gateway, level, model, replica, world
 

@@ -9,11 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.contract import GatewayId, ModelName
-from autoscaler.demand.desired_replicas import refused_until_s
 from autoscaler.demand.model_history import EPISODE_AFTER_S
+from autoscaler.demand.residency import SERVE_FIRST_S, refused_until_s
 from autoscaler.fold.fold import fold
 from autoscaler.fold.indices import rebuild_indices
-from autoscaler.placement.model.bin_builder import SERVE_FIRST_S
 from autoscaler.planner.plan import all_wanted, plan
 from autoscaler.routing.routes import model_route
 from autoscaler.state.actions import Acted, DrainReplica, FailStart, StartReplica

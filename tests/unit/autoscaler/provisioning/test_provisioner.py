@@ -331,7 +331,7 @@ def test_failed_delivered_capacity_is_released_once_unused() -> None:
     one = next(iter(here.replicas.values()))
     empty = observe(removed, seen_of(one, Seen.EXITED), seen_of(one, Seen.CLEAN), now_s=T0 + 41.0)
     (given,) = releases(plan(empty, T0 + 41.0).actions)
-    assert given.reason == "it failed: its node is gone"
+    assert given.reason == "it failed: its node was deleted"
 
 
 def test_missing_devices_are_ordered_after_a_partial_delivery() -> None:

@@ -222,7 +222,7 @@ def tenant(*models: str) -> TenantEntry:
 @pytest.mark.parametrize("base", ["llama", "gpt"])
 def test_adapter_name_resolves_to_its_model_with_its_own_served_name(base: str) -> None:
     entry = model_entry(model("llama.cpp", aliases=("gpt",)))
-    found = directory(entry).resolve(tenant(), f"{base}:sql.v2")
+    found = directory(entry).names.resolve(tenant(), f"{base}:sql.v2")
     assert (found.name, found.served_name, found.lora) == ("llama", "llama:sql.v2", entry.adapters[1].lora)
     assert (found.queue, found.clocks, found.slots) == (entry.queue, entry.clocks, entry.slots)
 
@@ -232,16 +232,16 @@ def test_adapter_name_resolves_to_its_model_with_its_own_served_name(base: str) 
 )
 def test_unknown_adapter_is_rejected_as_an_unknown_model(name: str) -> None:
     with pytest.raises(CallError) as caught:
-        directory(model_entry(model("vllm"))).resolve(tenant(), name)
+        directory(model_entry(model("vllm"))).names.resolve(tenant(), name)
     assert caught.value == model_not_found()
 
 
 def test_adapter_access_follows_the_permission_for_its_model() -> None:
     entry = model_entry(model("vllm"))
-    assert directory(entry).resolve(tenant("lla*"), "llama:support").served_name == "llama:support"
+    assert directory(entry).names.resolve(tenant("lla*"), "llama:support").served_name == "llama:support"
     for glob in ("qwen", "llama:support", "*:support"):
         with pytest.raises(CallError) as caught:
-            directory(entry).resolve(tenant(glob), "llama:support")
+            directory(entry).names.resolve(tenant(glob), "llama:support")
         assert caught.value == model_not_found(), "the same as for one that does not exist"
 
 

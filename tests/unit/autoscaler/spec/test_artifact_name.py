@@ -61,4 +61,4 @@ def test_stored_artifact_schemes_are_defined_in_one_module() -> None:
             if isinstance(one, ast.Constant)
         }
     ]
-    assert again == ["autoscaler/spec/artifact"]
+    assert again == ["autoscaler/spec/artifact_name"]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from gateway.http.response_reader import LAST_CHUNK, STEP_BYTES, BodyWalker, ResponseHead
-from gateway.http.sse_relay import encode_chunk
+from gateway.http.sse_events import encode_chunk
 from gateway.upstream.connection import EngineConnection, Loss, Sink
 from gateway.upstream.pool import Pool, parse_address
 

@@ -17,7 +17,7 @@ from gateway.http.response_reader import (
     ResponseHead,
     parse_head,
 )
-from gateway.http.sse_relay import EventGate, encode_chunk, render_engine_error, whole_chunks
+from gateway.http.sse_events import EventGate, encode_chunk, render_engine_error, whole_chunks
 from gateway.upstream.token_usage import parse_token_usage
 from tests.support.example_budget import examples
 

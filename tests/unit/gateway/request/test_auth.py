@@ -17,7 +17,7 @@ from autoscaler.contract import (
     TenantName,
 )
 from gateway.errors import CallError, invalid_api_key, model_not_found
-from gateway.request import auth
+from gateway.request import model_names
 from gateway.request.auth import Directory, cache_salt
 
 
@@ -66,9 +66,9 @@ def directory(*entries: ModelEntry | TenantEntry, keys_needed: bool = True) -> D
     return made
 
 
-def may(names: Directory, who: TenantEntry, name: str) -> bool:
+def may(known: Directory, who: TenantEntry, name: str) -> bool:
     try:
-        names.resolve(who, name)
+        known.names.resolve(who, name)
     except CallError as error:
         if error != model_not_found():
             raise
@@ -78,46 +78,46 @@ def may(names: Directory, who: TenantEntry, name: str) -> bool:
 
 def test_request_with_a_tenant_key_is_authenticated_as_that_tenant() -> None:
     acme = tenant("acme", key("ki"), key("kä"))
-    names = directory(acme, tenant("lab", key("other")))
-    assert names.authenticate(hashed("ki"), 0.0) == acme
-    assert names.authenticate(hashed("kä"), 0.0) == acme
-    assert names.authenticate(hashed("other"), 0.0).name == "lab"
+    known = directory(acme, tenant("lab", key("other")))
+    assert known.authenticate(hashed("ki"), 0.0) == acme
+    assert known.authenticate(hashed("kä"), 0.0) == acme
+    assert known.authenticate(hashed("other"), 0.0).name == "lab"
 
 
 @pytest.mark.parametrize("sent", [None, "", "wrong", "old", "reader"])
 def test_missing_unknown_expired_and_non_tenant_keys_get_the_same_error(sent: str | None) -> None:
-    names = directory(tenant("acme", key("old", expires_unix_s=100.0), key("reader", role="finance")))
+    known = directory(tenant("acme", key("old", expires_unix_s=100.0), key("reader", role="finance")))
     with pytest.raises(CallError) as caught:
-        names.authenticate(None if sent is None else hashed(sent), 100.0)
+        known.authenticate(None if sent is None else hashed(sent), 100.0)
     assert caught.value == invalid_api_key()
-    assert names.authenticate(hashed("old"), 99.0).name == "acme"
+    assert known.authenticate(hashed("old"), 99.0).name == "acme"
 
 
 def test_request_belongs_to_the_default_tenant_if_no_keys_are_required() -> None:
-    names = directory(keys_needed=False)
-    assert names.authenticate(None, 0.0).name == DEFAULT_TENANT
-    assert names.authenticate(hashed("anything"), 0.0).name == DEFAULT_TENANT
+    known = directory(keys_needed=False)
+    assert known.authenticate(None, 0.0).name == DEFAULT_TENANT
+    assert known.authenticate(hashed("anything"), 0.0).name == DEFAULT_TENANT
 
 
 def test_anonymous_request_gets_the_weight_of_the_default_tenant_document() -> None:
-    names = directory(tenant("default", weight=3.0), keys_needed=False)
-    assert names.authenticate(None, 0.0).weight == 3.0
+    known = directory(tenant("default", weight=3.0), keys_needed=False)
+    assert known.authenticate(None, 0.0).weight == 3.0
 
 
 def test_model_name_or_alias_resolves_to_the_same_model() -> None:
-    names = directory(model("llama", aliases=("gpt",)))
+    known = directory(model("llama", aliases=("gpt",)))
     who = tenant("acme")
-    assert names.resolve(who, "llama").name == "llama"
-    assert names.resolve(who, "gpt").name == "llama"
-    assert not may(names, who, "LLAMA")
+    assert known.names.resolve(who, "llama").name == "llama"
+    assert known.names.resolve(who, "gpt").name == "llama"
+    assert not may(known, who, "LLAMA")
 
 
 def test_name_claimed_by_two_models_resolves_to_the_oldest_model() -> None:
-    names = directory(model("new", aliases=("gpt",), born=9), model("old", aliases=("gpt", "new"), born=1))
+    known = directory(model("new", aliases=("gpt",), born=9), model("old", aliases=("gpt", "new"), born=1))
     who = tenant("acme")
-    assert names.resolve(who, "gpt").name == "old"
-    assert names.resolve(who, "new").name == "old"
-    assert [entry.name for entry in names.visible(who)] == ["old"]
+    assert known.names.resolve(who, "gpt").name == "old"
+    assert known.names.resolve(who, "new").name == "old"
+    assert [entry.name for entry in known.names.visible(who)] == ["old"]
 
 
 @pytest.mark.parametrize(
@@ -138,37 +138,37 @@ def test_name_claimed_by_two_models_resolves_to_the_oldest_model() -> None:
 def test_tenant_may_use_a_model_only_if_model_and_tenant_both_allow_it(
     only: tuple[str, ...] | None, globs: tuple[str, ...] | None, expected: bool
 ) -> None:
-    names = directory(model("qwen-7b", only=only))
-    assert may(names, tenant("acme", models=globs), "qwen-7b") is expected
+    known = directory(model("qwen-7b", only=only))
+    assert may(known, tenant("acme", models=globs), "qwen-7b") is expected
 
 
 def test_unlisted_model_accepts_requests_but_is_absent_from_model_list() -> None:
-    names = directory(model("b"), model("a"), model("hidden", unlisted=True), model("theirs", only=("lab",)))
+    known = directory(model("b"), model("a"), model("hidden", unlisted=True), model("theirs", only=("lab",)))
     who = tenant("acme")
-    assert [entry.name for entry in names.visible(who)] == ["a", "b"]
-    assert may(names, who, "hidden")
+    assert [entry.name for entry in known.names.visible(who)] == ["a", "b"]
+    assert may(known, who, "hidden")
 
 
 def test_newer_catalogue_applies_at_once_and_an_older_one_is_ignored() -> None:
-    names = directory(model("llama"), tenant("acme", key("ki")))
-    who = names.authenticate(hashed("ki"), 0.0)
-    assert may(names, who, "llama")
-    names.apply(CatalogueDelta(epoch=1, version=2, models=(model("llama", only=("lab",)),)))
-    assert not may(names, who, "llama")
-    names.apply(CatalogueDelta(epoch=1, version=1, models=(model("llama"),)))
-    assert not may(names, who, "llama")
-    names.apply(CatalogueDelta(epoch=1, version=3, tenants_gone=(who.name,), models_gone=(ModelName("llama"),)))
+    known = directory(model("llama"), tenant("acme", key("ki")))
+    who = known.authenticate(hashed("ki"), 0.0)
+    assert may(known, who, "llama")
+    known.apply(CatalogueDelta(epoch=1, version=2, models=(model("llama", only=("lab",)),)))
+    assert not may(known, who, "llama")
+    known.apply(CatalogueDelta(epoch=1, version=1, models=(model("llama"),)))
+    assert not may(known, who, "llama")
+    known.apply(CatalogueDelta(epoch=1, version=3, tenants_gone=(who.name,), models_gone=(ModelName("llama"),)))
     with pytest.raises(CallError):
-        names.authenticate(hashed("ki"), 0.0)
+        known.authenticate(hashed("ki"), 0.0)
 
 
 def test_many_different_names_do_not_grow_the_cache_above_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auth, "RESOLVED_MAX", 8)
-    names = directory(*(model(f"m{n}") for n in range(30)))
+    monkeypatch.setattr(model_names, "RESOLVED_MAX", 8)
+    known = directory(*(model(f"m{n}") for n in range(30)))
     for n in range(30):
-        assert may(names, tenant("acme"), f"m{n}")
-        assert not may(names, tenant("acme"), f"unknown{n}")
-        assert len(names._resolved) <= 8
+        assert may(known, tenant("acme"), f"m{n}")
+        assert not may(known, tenant("acme"), f"unknown{n}")
+        assert len(known.names._resolved) <= 8
 
 
 def test_cache_salts_of_two_tenants_differ_and_contain_no_tenant_name() -> None:

@@ -26,7 +26,7 @@ from pilotlight.models.document_inputs import (
     needs_tenant,
     read_documents,
 )
-from pilotlight.models.memory import Known
+from pilotlight.models.model_memory import Known
 from tests.support.builders.tiny_adapter import make_adapter
 
 HEAD = "apiVersion: pilotlight.dev/v1alpha1\n"

@@ -21,8 +21,8 @@ from artifacts.pack import oci_layout
 from artifacts.pack.oci_layout import OciLayout
 from artifacts.registry.client import Client
 from artifacts.registry_errors import RegistryError
+from artifacts.store.copy_publication import Copy as Copy_
 from artifacts.store.layout import CopyKey
-from artifacts.store.pull import Copy as Copy_
 from artifacts.store.store import Store
 from artifacts.store.tag_cache import Meanings
 from autoscaler.contract import ModelName

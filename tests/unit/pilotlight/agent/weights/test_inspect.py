@@ -28,7 +28,7 @@ from pilotlight.cli.weights.pack import plan_artifact
 from pilotlight.models import header_report
 from pilotlight.models.document_inputs import fill_memory_estimate
 from pilotlight.models.fit_needs import load_memory_needs, read_reported_needs
-from pilotlight.models.memory import Known
+from pilotlight.models.model_memory import Known
 from tests.support.builders.artifacts import packed_models
 from tests.support.fakes.hub import FakeHub
 from tests.support.fakes.registry import StillClock

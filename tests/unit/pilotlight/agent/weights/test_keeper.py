@@ -17,7 +17,7 @@ from artifacts.pack import oci_layout
 from artifacts.peers.client import Peering
 from artifacts.peers.selection import Peer
 from artifacts.reference import Reference
-from artifacts.store.pull import Copy
+from artifacts.store.copy_publication import Copy
 from artifacts.store.store import Store
 from autoscaler.spec.settings import Signatures
 from pilotlight.agent.weights import keeper as room

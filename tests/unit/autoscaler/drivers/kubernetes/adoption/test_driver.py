@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers import probes, resilient_tasks
 from autoscaler.drivers.kubernetes import volume_failures
-from autoscaler.drivers.kubernetes.adoption import driver, workload_controller, workload_scaling
+from autoscaler.drivers.kubernetes.adoption import driver, workload_scaling, workload_writer
 from autoscaler.drivers.kubernetes.adoption.annotations import Others, read_model
 from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver, WorkloadEvent
 from autoscaler.drivers.kubernetes.adoption.parsing import AdoptedPodSeen, WorkloadSeen
@@ -317,7 +317,7 @@ async def test_scale_write_is_retried_after_transient_errors_but_not_a_403(
     status: int, tries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A conflict is retried for a limited time, a 403 not at all; both end the start."""
-    monkeypatch.setattr(workload_controller, "RETRY_S", 0.0)
+    monkeypatch.setattr(workload_writer, "RETRY_S", 0.0)
     async with serving("ada") as house:
         house.plane.errors = [ApiError(status, "Trouble", "no") for _ in range(50)]
         more = Bench().order("more")
@@ -337,7 +337,7 @@ async def test_scale_write_after_409_uses_the_version_of_a_fresh_read(
     uid: str, replicas: int, tries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The watch does not report the change. What others wrote to the scale is not overwritten."""
-    monkeypatch.setattr(workload_controller, "RETRY_S", 0.0)
+    monkeypatch.setattr(workload_writer, "RETRY_S", 0.0)
     async with serving("ada") as house:
         house.plane.scale = {"metadata": {"uid": uid, "resourceVersion": "99"}, "spec": {"replicas": replicas}}
         more = Bench().order("more")
@@ -437,7 +437,7 @@ async def test_held_pod_gets_no_request_although_its_engine_answers(hold: str, m
         probed += 1
         return True
 
-    monkeypatch.setattr(workload_controller, "_probe", answers)
+    monkeypatch.setattr(workload_writer, "_probe", answers)
     made = partial(held_pod, hold=hold, held=True)
     async with serving("ada", made=made, seen=Seen.STARTING) as house:
         while probed < 4:
@@ -465,7 +465,7 @@ async def test_ready_pod_that_becomes_held_is_unready_before_its_next_probe(
         probed += 1
         return True
 
-    monkeypatch.setattr(workload_controller, "_probe", answers)
+    monkeypatch.setattr(workload_writer, "_probe", answers)
     async with serving("ada", made=partial(held_pod, hold=hold, held=False)) as house:
         await house.until(("ada", Seen.READY))
         while probed < 2:  # the first is that of the start, which reports a running engine at once
@@ -477,14 +477,14 @@ async def test_ready_pod_that_becomes_held_is_unready_before_its_next_probe(
 
 async def test_workload_task_restarts_after_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resilient_tasks, "PAUSE_S", 0.0)
-    real, odd = workload_controller.Runner._probe_once, iter([True])
+    real, odd = workload_writer.Runner._probe_once, iter([True])
 
-    async def once(self: workload_controller.Runner, pod: AdoptedPodSeen) -> None:
+    async def once(self: workload_writer.Runner, pod: AdoptedPodSeen) -> None:
         if self.core.seen.key.name == "ada" and next(odd, False):
             raise KeyError("odd")
         await real(self, pod)
 
-    monkeypatch.setattr(workload_controller.Runner, "_probe_once", once)
+    monkeypatch.setattr(workload_writer.Runner, "_probe_once", once)
     async with serving("ada", "bert") as house:
         assert [one.model for one in house.faults() if one.reason] == ["ada"]
         assert set(house.now().values()) == {Seen.READY}

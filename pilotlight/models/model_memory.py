@@ -1,8 +1,8 @@
 """Estimates a Model's device memory from its artifact and its engine's options. I/O: reads the artifact.
 
 Knows which arguments and environment variables affect llama.cpp's memory, and which engines allocate what they need
-(llama.cpp) or all they are given (vLLM and SGLang, which page their cache). `artifacts.formats.memory` does the
-arithmetic.
+(llama.cpp) or all they are given (vLLM and SGLang, which page their cache). `artifacts.formats.memory_estimate` does
+the arithmetic.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from artifacts import file_kinds as kinds
-from artifacts.formats import hf_config, memory
-from artifacts.formats.memory import Estimate, Item, ServingOptions, Shape
+from artifacts.formats import hf_config, memory_estimate
+from artifacts.formats.memory_estimate import Estimate, Item, ServingOptions, Shape
 from autoscaler.engines import ENGINES
 from autoscaler.spec.artifact_name import STORED
 from autoscaler.spec.engines import CHECKPOINTS
@@ -90,7 +90,7 @@ def estimate_memory(model: Model, known: Known | None = None) -> Estimate | None
     found = known or load_artifact_facts(model)
     if found is None:
         return None
-    make = memory.estimate_paged_engine if has_paged_cache(model) else memory.estimate_llama_cpp
+    make = memory_estimate.estimate_paged_engine if has_paged_cache(model) else memory_estimate.estimate_llama_cpp
     made = make(found.shape, read_serving_options(model))
     items = made.items
     if found.adapters_bytes:

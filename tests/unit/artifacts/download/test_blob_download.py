@@ -18,7 +18,7 @@ from aiohttp import web
 from artifacts.digest import Digest
 from artifacts.disk.durable_writes import Disk, DiskError
 from artifacts.download import concurrency
-from artifacts.download.pull import BlobTarget, fetch_blobs
+from artifacts.download.blob_download import BlobTarget, fetch_blobs
 from artifacts.http.retry import TRIES_MAX
 from artifacts.http.transport import Limits, Site
 from artifacts.oci import blob_progress as parts

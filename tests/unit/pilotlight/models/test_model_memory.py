@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from artifacts.formats.memory import Estimate
+from artifacts.formats.memory_estimate import Estimate
 from autoscaler.contract import ModelName
 from autoscaler.documents.document_rules import check_model
 from autoscaler.engines import ENGINES, build_launch_command
@@ -20,7 +20,7 @@ from autoscaler.spec.model import EngineName, Gpu, Model, ModelSpec
 from autoscaler.spec.quantity import BytesOrAuto
 from pilotlight.models.document_inputs import fill_memory_estimate
 from pilotlight.models.fit_needs import load_memory_needs
-from pilotlight.models.memory import estimate_memory, is_fetched_by_store, read_serving_options
+from pilotlight.models.model_memory import estimate_memory, is_fetched_by_store, read_serving_options
 from tests.support.builders.artifacts import model_files
 from tests.support.builders.worlds import T0, device, replica, world
 from tests.unit.artifacts.formats.test_hf_config import LLAMA, tensors

@@ -1,0 +1,90 @@
+"""How long a replica stays without need: its idle window, its residency, and when it may be evicted. Pure.
+
+The idle window begins when the last request finishes. The residency protects a ready replica from eviction by another
+model. Times are in seconds of the World's clock.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from autoscaler.capacity.lead_times import WAIT_WORTH
+from autoscaler.spec.model import IDLE_AUTO_S, Model
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import History, ModelLoad, Replica, World
+
+BEGINNING = frozenset({S.PENDING, S.STARTING, S.WAKING})
+START_WORTH, RENTED_S_MIN = 1.0 + WAIT_WORTH, 30.0
+"""A replica that causes capacity costs stays idle for this many median starts, and at least RENTED_S_MIN: for the next
+start, and for the requests that would wait for it."""
+REFUSED_S_MIN = 10.0
+"""Minimum time that a rejected cold request counts as demand, since an eviction may be necessary first."""
+NO_LOAD = ModelLoad()
+NO_HISTORY = History()
+SERVE_FIRST_S = 1.0
+"""Seconds that a new replica is protected while requests wait and none is seen on it, even after its residency."""
+
+
+def median_start_s(history: History) -> float | None:
+    """Return the (upper) median of the recorded starts; None if there are none."""
+    starts = sorted(history.starts_s)
+    return starts[len(starts) // 2] if starts else None
+
+
+def idle_window_s(model: Model, history: History) -> float:
+    """Return the seconds from the last finished request to zero; `auto` doubles with each regret, up to its bound."""
+    window_s = model.idle_s(median_start_s(history))
+    if model.spec.idle_seconds != "auto":
+        return window_s
+    return min(window_s * 2.0 ** min(history.regrets, 16), IDLE_AUTO_S[1])
+
+
+def effective_idle_window(world: World, model: Model, history: History) -> tuple[float, bool]:
+    """Return the current idle window, and whether it is shortened because the idle replica causes capacity costs."""
+    window_s, start_s = idle_window_s(model, history), median_start_s(history)
+    if start_s is None or model.spec.idle_seconds != "auto" or model.name not in world.rented.idlers:
+        return window_s, False
+    worth_s = max(RENTED_S_MIN, START_WORTH * start_s)
+    return min(window_s, worth_s), worth_s < window_s
+
+
+def residency_s(model: Model, history: History) -> float:
+    """Return how long a ready replica stays before another model may evict it."""
+    return model.residency_s(history.starts_s[-1] if history.starts_s else None)
+
+
+def held_until_s(model: Model, history: History, replica: Replica) -> float:
+    """Return until when a ready replica is kept for clients that disconnected: Retry-After, and its residency.
+    Once it has served a request after becoming ready, its residency no longer keeps it beyond the idle window.
+    """
+    ready_s = replica.since_s if replica.times.ready_s is None else replica.times.ready_s
+    if has_activity_since(history, ready_s):
+        return history.hold_until_s
+    return max(ready_s + residency_s(model, history), history.hold_until_s)
+
+
+def has_activity_since(history: History, ready_s: float) -> bool:
+    """Whether a request arrived or finished after `ready_s`."""
+    return history.last_activity_s is not None and history.last_activity_s > ready_s
+
+
+def refused_until_s(history: History) -> float:
+    """Return until when a request that was rejected because the model is cold requires a start; 0: none does."""
+    refused_s = history.refused_cold_s
+    if refused_s is None or (history.served_until_s is not None and history.served_until_s >= refused_s):
+        return 0.0
+    return max(history.hold_until_s, refused_s + REFUSED_S_MIN)
+
+
+def evictable_s(world: World, replica: Replica, model: Model, calls: int) -> float:
+    """Return when the replica's residency ends; `calls` requests run on it. A starting replica stays while requests
+    wait or were refused; a ready one stays for waiting requests until called; an unused one stays while it is held.
+    """
+    load, history = world.loads.get(model.name, NO_LOAD), world.learned.histories.get(model.name, NO_HISTORY)
+    if replica.state in BEGINNING:
+        return inf if load.waiting else max(history.hold_until_s, refused_until_s(history))
+    ready_s = replica.since_s if replica.times.ready_s is None else replica.times.ready_s
+    if load.waiting or load.running or has_activity_since(history, ready_s):
+        stays_s = residency_s(model, history)
+        return ready_s + (max(stays_s, SERVE_FIRST_S) if load.waiting and not calls else stays_s)
+    return held_until_s(model, history, replica)

@@ -1,0 +1,78 @@
+"""Names of models, aliases and adapters: from the name in a request to a model that the tenant may call. Pure.
+
+A model that does not exist and a forbidden one give the same response, so that neither can be found out by probing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from autoscaler.contract import ModelEntry, TenantEntry, TenantName
+from gateway.errors import model_not_found
+
+RESOLVED_MAX = 10_000
+"""Permission cache size; above it the cache is cleared. Only existing models take an entry."""
+
+
+class ModelNames:
+    """The models of the catalogue by the names that clients use."""
+
+    def __init__(self) -> None:
+        self._models: list[ModelEntry] = []
+        self._names: dict[str, ModelEntry] = {}
+        self._resolved: dict[tuple[TenantName, str], ModelEntry] = {}
+        """Cache of permitted models."""
+
+    def index(self, models: Iterable[ModelEntry]) -> None:
+        """Use these models. Documents give a name to one model; if two have it, the older model gets it."""
+        self._resolved.clear()
+        self._models = sorted(models, key=lambda model: model.name)
+        self._names = {}
+        for model in sorted(self._models, key=lambda model: (model.created_unix_s, model.name)):
+            names = (model.name, *model.aliases)
+            for name in names:
+                served = model.served_name if name == model.name or not model.serves_aliases else name
+                entry = model if served == model.served_name else msgspec.structs.replace(model, served_name=served)
+                self._names.setdefault(name, entry)
+            for adapter in model.adapters:
+                entry = msgspec.structs.replace(model, served_name=adapter.served_name, lora=adapter.lora)
+                for name in names:
+                    self._names.setdefault(f"{name}:{adapter.name}", entry)
+
+    def resolve(self, tenant: TenantEntry, name: str) -> ModelEntry:
+        """Return the model for a name or alias. Raises CallError 404, also if the tenant may not call it.
+
+        For `model:adapter` it is the model's entry with the adapter's `served_name` and `lora`.
+        """
+        known = self._resolved.get((tenant.name, name))
+        if known is not None:
+            return known
+        model = self._names.get(name)
+        if model is None or not is_permitted(tenant, model):
+            raise model_not_found()
+        if len(self._resolved) >= RESOLVED_MAX:
+            self._resolved.clear()
+        self._resolved[tenant.name, name] = model
+        return model
+
+    def visible(self, tenant: TenantEntry) -> list[ModelEntry]:
+        """Return the listed models that the tenant may call, by name."""
+        return [
+            model
+            for model in self._models
+            if not model.unlisted and self._names.get(model.name) is model and is_permitted(tenant, model)
+        ]
+
+
+def is_permitted(tenant: TenantEntry, model: ModelEntry) -> bool:
+    """Return whether the tenant may call the model: neither document may forbid it.
+
+    A model that lists tenants is only for those. A tenant that lists globs may call models that match one. A tenant
+    that lists none may call models that list no tenants, and those that list it.
+    """
+    if model.tenants is not None and tenant.name not in model.tenants:
+        return False
+    return tenant.models is None or any(fnmatchcase(model.name, glob) for glob in tenant.models)
