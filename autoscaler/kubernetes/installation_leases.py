@@ -4,8 +4,9 @@
 each of its processes renews the Lease, leader or not. A known holder stays valid while the API server rejects requests
 or does not respond. If the server rejects the Lease for GRACE_S (missing permission, webhook, quota), the Models of
 that namespace are served without a Lease, which is logged. While the server is unable to read or write the Lease,
-another installation may hold it, so the Models of that namespace are not served. The same applies to a Lease that
-cannot be decoded.
+another installation may hold it. After GRACE_S the holder of that namespace counts as unknown, so that its Models do
+not delay those of others (`autoscaler.kubernetes.resources.document_merge`). The same applies to a Lease that cannot be
+decoded.
 """
 
 from __future__ import annotations
@@ -25,11 +26,16 @@ from autoscaler.spec.installation_ownership import ANYBODYS, CLAIM, CLAIM_S, Cla
 LOOK_S, RETRY_S, CONFLICT_S = 60.0, 1.0, 0.05
 """Pause between two reads of a Lease; after an error; and after a write conflict with another process."""
 GRACE_S = 10.0
-"""How long the API server may reject a Lease before Models are served without it: permissions may be granted late."""
+"""How long the API server may reject a Lease before Models are served without it: permissions may be granted late. Also
+how long the Models of all namespaces wait at the start for a Lease that cannot be read or written.
+"""
 AT_ONCE_MAX = 16
 """Maximum concurrent requests: many namespaces are claimed at the first start."""
 NOT_FOUND, CONFLICT = 404, 409
 NO_RIGHT = frozenset({401, 403})
+UNKNOWN = (
+    "replicas of its Models keep running, and none are started or stopped, until the Lease can be read and written"
+)
 WITHOUT = "other installations may serve its Models, too; grant get, create and update on Leases"
 
 _log = logging.getLogger("pilotlight.autoscaler.resources")
@@ -38,7 +44,8 @@ _log = logging.getLogger("pilotlight.autoscaler.resources")
 class ModelClaims:
     """The claims of the installation `me`.
     `known` is called at each change with a mapping of namespaces to the installations that serve their Models. None:
-    the Lease cannot be decoded, so the installation is not known.
+    the Lease cannot be decoded, read or written, so the installation is unknown. A missing namespace: the result is
+    still pending.
     """
 
     def __init__(
@@ -50,6 +57,10 @@ class ModelClaims:
         self._claims: dict[str, Claim] = {}
         self._holders: dict[str, str | None] = {}
         self._due_s: dict[str, float] = {}
+        self._since_s: dict[str, float] = {}
+        """Namespace -> since when its installation is requested."""
+        self._in_progress: set[str] = set()
+        self._limit = asyncio.Semaphore(AT_ONCE_MAX)
         self._reported: dict[str, str | None] | None = None
         self._news = asyncio.Event()
         self._fails_s: dict[str, float] = {}
@@ -66,24 +77,46 @@ class ModelClaims:
 
     async def run(self) -> None:
         """Claim and renew until cancelled."""
-        while True:
-            self._news.clear()
-            wait_s = await self.look()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(None if math.isinf(wait_s) else wait_s):
-                    await self._news.wait()
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                self._news.clear()
+                wait_s = self.look(tasks)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(None if math.isinf(wait_s) else wait_s):
+                        await self._news.wait()
 
-    async def look(self) -> float:
-        """Read and write the Leases that are due. Returns the seconds until the next one is due."""
-        for kept in (self._claims, self._holders, self._due_s, self._fails_s):
+    def look(self, tasks: asyncio.TaskGroup) -> float:
+        """Start reading and writing the Leases that are due, each in its own task. Returns the seconds until the next
+        call; a task that ends makes another call due.
+        """
+        for kept in (self._claims, self._holders, self._due_s, self._fails_s, self._since_s):
             for gone in kept.keys() - self._wanted:
                 del kept[gone]
-        now_s, limit = self._clock(), asyncio.Semaphore(AT_ONCE_MAX)
-        due = [one for one in sorted(self._wanted) if self._due_s.get(one, now_s) <= now_s]
-        await asyncio.gather(*(self._settle(one, limit) for one in due))
+        now_s = self._clock()
+        self._since_s = dict.fromkeys(self._wanted, now_s) | self._since_s
+        for namespace in sorted(self._wanted - self._in_progress):
+            if self._due_s.get(namespace, now_s) <= now_s:
+                self._in_progress.add(namespace)
+                tasks.create_task(self._settle(namespace))
+        self._give_up(now_s)
         self._report()
-        next_s = min((self._due_s.get(one, now_s) for one in self._wanted), default=math.inf)
-        return max(0.0, next_s - self._clock())
+        due_s = [self._due_s.get(one, now_s) for one in self._wanted - self._in_progress]
+        due_s += [self._given_up_s(one) for one in self._pending()]
+        return max(0.0, min(due_s, default=math.inf) - now_s)
+
+    def _pending(self) -> frozenset[str]:
+        return self._wanted - self._holders.keys()
+
+    def _given_up_s(self, namespace: str) -> float:
+        """Return when the installation of a namespace counts as unknown. Rejections are decided first."""
+        rejected_s = self._fails_s.get(namespace)
+        return self._since_s[namespace] + GRACE_S if rejected_s is None else rejected_s + GRACE_S + 2 * RETRY_S
+
+    def _give_up(self, now_s: float) -> None:
+        for namespace in sorted(self._pending()):
+            if now_s >= self._given_up_s(namespace):
+                self._holders[namespace] = None
+                _log.warning("event=model_lease_unavailable lease=%s namespace=%s effect=%r", CLAIM, namespace, UNKNOWN)
 
     def _report(self) -> None:
         if self._reported != self._holders:
@@ -91,9 +124,9 @@ class ModelClaims:
             self._known(holders)
             self._reported = holders
 
-    async def _settle(self, namespace: str, limit: asyncio.Semaphore) -> None:
+    async def _settle(self, namespace: str) -> None:
         try:
-            async with limit:
+            async with self._limit:
                 await self._hold(namespace)
         except (ApiError, UnreachableError) as error:
             if isinstance(error, ApiError) and not error.is_transient:
@@ -105,6 +138,9 @@ class ModelClaims:
             self._fails_s.pop(namespace, None)
             self._without.discard(namespace)
             self._due_s[namespace] = self._clock() + LOOK_S
+        finally:
+            self._in_progress.discard(namespace)
+            self._news.set()
         self._report()
 
     def _refused(self, namespace: str, error: ApiError) -> None:

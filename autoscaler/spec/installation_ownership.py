@@ -108,6 +108,11 @@ class Ownership(NamedTuple):
         labels: Mapping[str, str] = found["metadata"].get("labels") or {}
         return labels.get(INSTALLATION, self.installation) == self.installation
 
+    def has_label(self, found: Mapping[str, Any]) -> bool:
+        """Return whether an object has this installation's label. Without an installation, whether `owns` it."""
+        labels: Mapping[str, str] = found["metadata"].get("labels") or {}
+        return self.owns(found) and (not self.installation or INSTALLATION in labels)
+
     def label(self, made: dict[str, Any]) -> dict[str, Any]:
         """Return the object with the installation's label."""
         if not self.installation:

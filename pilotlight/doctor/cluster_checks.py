@@ -308,7 +308,8 @@ async def installations(api: Api, scene: Scene) -> list[Finding]:
         for one in page.unreadable:
             says = (
                 f"Lease {one.namespace}/{one.name} cannot be decoded, {one.reason}: the Models of namespace "
-                f"{one.namespace} are served only by the installation that already served them"
+                f"{one.namespace} are served only by the installation that already served them; after its restart, "
+                "their replicas keep running but none start"
             )
             findings.append(Finding("installation", "warning", says, LEASE_FIX.format(one.namespace, one.name)))
     return findings

@@ -276,8 +276,11 @@ class KubernetesDriver:
                     self._contain(pod.model, partial(self._judge, pod, pod))
 
     def _is_ours(self, pod: Object) -> bool:
+        """Return whether the watch of our pods has this pod. A pod that could not be labelled is not in it, so that its
+        devices count as used by others.
+        """
         here = bool(pod["metadata"]["namespace"] == self._namespace)
-        return here and self._owner.owns(pod) and pods.read_replica_pod(pod) is not None
+        return here and self._owner.has_label(pod) and pods.read_replica_pod(pod) is not None
 
     def _held(self) -> Iterator[SliceId]:
         there = (reported for reported in self._reported.values() if reported.seen is not Seen.CLEAN)

@@ -2,9 +2,11 @@
 
 Keeps the last documents of each source and merges them into one set, without those that another installation serves
 (`autoscaler.spec.installation_ownership`). The oldest object keeps a contested name (`autoscaler.spec.name_conflicts`).
-Nothing is published until each expected source has reported and the installation that serves each namespace is known,
-because a missing Model would count as deleted. Each Model's stored status, with the values learned before a restart, is
-published once. A Model whose document raises an exception keeps its last valid document and is listed in `faults`.
+Nothing is published until each expected source has reported and the serving installation of each namespace was
+determined or is unknown, because a missing Model would count as deleted. Each Model's stored status, with the values
+learned before a restart, is published once. A Model whose document raises an exception keeps its last valid document
+and is listed in `faults`. Models whose serving installation is unknown are listed there, too: a quarantined Model keeps
+its replicas and starts none.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from autoscaler.contract import ModelName
-from autoscaler.spec.installation_ownership import explain_not_served
+from autoscaler.spec.installation_ownership import CLAIM, explain_not_served
 from autoscaler.spec.model import Model
 from autoscaler.spec.name_conflicts import Origin, Settled, resolve_model_conflicts, resolve_tenant_conflicts
 from autoscaler.spec.tenant import Tenant
@@ -23,6 +25,7 @@ FILES, CUSTOMS = "files", "customs"
 
 Status = Mapping[str, object]
 """The status of an object, as stored in the API server."""
+UNKNOWN = f"it is unknown which installation serves namespace {{}}: its Lease {CLAIM} cannot be read or written"
 NO_FAULTS: Mapping[Origin, str] = MappingProxyType({})
 Publish = Callable[[DocumentsSeen, Mapping[ModelName, Status]], None]
 """Receives all documents, and the status of each Model that is published for the first time."""
@@ -53,7 +56,7 @@ class Installation:
         self._undecoded: dict[str, Mapping[Origin, str]] = {}
         self.settled = Settled()
         self.faults: Mapping[ModelName, str] = {}
-        """Models whose current document raises an exception, and the exception in one line."""
+        """Models to quarantine, and why in one line: the exception that the document raises, or UNKNOWN."""
         self.tenants_taken: Mapping[str, str] = {}
         """Tenant -> a sentence on which of its name and keys belong to another Tenant."""
 
@@ -99,8 +102,8 @@ class Installation:
             self._statuses[origin] = status
 
     def put_holders(self, holders: Mapping[str, str | None]) -> None:
-        """Set the title of the installation that serves each namespace; empty: no other installation is known; None: it
-        cannot be found out, so the namespace's Models are not served.
+        """Set the title of the installation that serves each namespace; empty: no other installation is known; None:
+        unknown, so that the replicas of the namespace's Models are neither started nor stopped.
         """
         self._holders = holders
         self._put("")
@@ -120,14 +123,16 @@ class Installation:
         if self._awaited:
             return
         self._published = True
-        ours = {o: m for o, m in models.items() if self.whose(o.namespace, m.spec.installation) == ""}
+        unknown = {origin: why for origin, model in models.items() if (why := self._why_unknown(origin, model))}
+        ours = {o: m for o, m in models.items() if o in unknown or self.whose(o.namespace, m.spec.installation) == ""}
         self.settled = resolve_model_conflicts(self._files.models, ours, self.settled)
         others = [tenant for tenants in self._tenants.values() for tenant in tenants]
         tenants, taken = resolve_tenant_conflicts(self._files.tenants, others)
         self.tenants_taken = {str(name): why for name, why in taken.items()}
         names = self.settled.names
         undecoded = {origin: why for found in self._undecoded.values() for origin, why in found.items()}
-        self.faults = {names[o]: why for o, why in (undecoded | dict(self.settled.faults)).items() if o in names}
+        faults = undecoded | dict(self.settled.faults) | unknown
+        self.faults = {names[origin]: why for origin, why in faults.items() if origin in names}
         statuses = {names[origin]: status for origin, status in self._statuses.items() if origin in names}
         self._statuses = {
             origin: status for origin, status in self._statuses.items() if origin in models and origin not in ours
@@ -135,3 +140,9 @@ class Installation:
         self._publish(
             DocumentsSeen(models=self.settled.models, tenants=tenants, settings=self._files.settings), statuses
         )
+
+    def _why_unknown(self, origin: Origin, model: Model) -> str:
+        """Return why the installation that serves the Model is unknown; empty: it is known, or still being read."""
+        if self._request_claims is None or model.spec.installation is not None:
+            return ""
+        return UNKNOWN.format(origin.namespace) if self._holders.get(origin.namespace, "") is None else ""

@@ -29,6 +29,7 @@ from autoscaler.drivers.kubernetes.adoption.parsing import (
 )
 from autoscaler.drivers.kubernetes.adoption.tracked_pod import PodMark
 from autoscaler.drivers.kubernetes.adoption.workload_scaling import Workload
+from autoscaler.drivers.kubernetes.pod_writer import Pauses
 from autoscaler.drivers.kubernetes.volume_failures import PodEvents
 from autoscaler.drivers.resilient_tasks import PAUSE_S_MAX, fault_reporter
 from autoscaler.exception_handling import Failure, attempt, describe_error
@@ -38,9 +39,10 @@ from autoscaler.kubernetes.watch import Change, Watched
 from autoscaler.spec.model import Model
 from autoscaler.state.world import Replica
 
-RETRY_S = 0.5
-CHANGED_S = 0.01
-"""First pause after a conflict, doubled each time. If others changed the scale, the watch soon reports it."""
+CHANGED_S, CHANGED_S_MAX = 0.01, 0.5
+"""First and longest pause after a conflict, doubled each time. If others changed the scale, the watch soon reports
+it.
+"""
 CONFLICTS_MAX = 20
 """Conflicts in a row after which the starts that wait for a pod fail."""
 PLURALS = {"Deployment": "deployments", "StatefulSet": "statefulsets"}
@@ -80,6 +82,7 @@ class Runner:
         self._dirty = asyncio.Event()
         self._writing: asyncio.Task[None] | None = None
         self._refusals = 0
+        self._pauses = Pauses()
         self._timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
@@ -247,17 +250,19 @@ class Runner:
                 await self._again()
             elif error.status == 409 and self._refusals < CONFLICTS_MAX:
                 await self._read_scale()
-                await self._again(CHANGED_S * 2.0**self._refusals)
+                await asyncio.sleep(min(CHANGED_S * 2.0**self._refusals, CHANGED_S_MAX))
+                self._dirty.set()
             else:
                 self._refused(error)
         except FencedError:  # losing the leadership is not a failed start
             _log.info("event=scale_skipped workload=%r reason='not the leader'", str(self.core.seen.key))
             self.core.follow()
         else:
-            self._refusals = 0
+            self._refusals, self._pauses = 0, Pauses()
 
-    async def _again(self, after_s: float = RETRY_S) -> None:
-        await asyncio.sleep(min(after_s, RETRY_S))
+    async def _again(self) -> None:
+        """Retry after a growing pause."""
+        await self._pauses.rest()
         self._dirty.set()
 
     async def _read_scale(self) -> None:
@@ -269,6 +274,7 @@ class Runner:
 
     def _refused(self, error: ApiError) -> None:
         self._refusals = 0
+        self._pauses = Pauses()
         reason = f"{self.core.seen.key} cannot be scaled: {error}"
         self.core.refused(reason, self._now_s(), lasts=error.status != 409)
         if observations := self.core.take():

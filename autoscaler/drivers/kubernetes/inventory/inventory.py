@@ -221,7 +221,7 @@ class Inventory:
     def actual(self, pod: PodSeen) -> tuple[SliceId, ...]:
         """Return the slices that our pod actually has, if they are known and differ from those chosen; else empty."""
         seen = [self._claims.items.get(ObjectKey(pod.namespace, name)) for name in pod.claims]
-        if not pod.node or not all(seen):
+        if not pod.node or not all(one is not None and one.got for one in seen):
             return ()
         got = [got for one in seen if one is not None for got in one.got]
         return resolve_actual_slices(

@@ -29,7 +29,7 @@ from autoscaler.drivers.resilient_tasks import start_contained_task
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.constants import NODES
 from autoscaler.kubernetes.watch import Change, Watched
-from autoscaler.queries.mig_status import PREFIX, configs_of
+from autoscaler.queries.mig_status import PREFIX, TRIES_MAX, configs_of
 from autoscaler.slicing.mig import CONFIG, PRODUCT, STATE, STRATEGY, build_mig_config_map, build_mig_parted_config
 from autoscaler.slicing.mig_geometry import geometry_of
 from autoscaler.spec.installation_ownership import ANYBODYS, Ownership
@@ -169,9 +169,8 @@ class NodeCutter:
         order = None
         if noted is not None and noted.config == label:
             asked_s = self._asked_s.setdefault(node.note, noted.asked_unix_s + self._clock() - self._reads.unix_s())
-            order = CutOrder(
-                node=seen.name, config=config, cuts=noted.cuts, tries=noted.tries, asked_s=asked_s
-            )  # fmt: skip
+            tries = noted.tries if self._is_ours(label) else TRIES_MAX
+            order = CutOrder(node=seen.name, config=config, cuts=noted.cuts, tries=tries, asked_s=asked_s)
         return MigNode(
             name=seen.name, product=seen.labels.get(PRODUCT, kind.device.model), gpus=kind.device.count, config=config,
             state=seen.labels.get(STATE, ""), strategy=seen.labels.get(STRATEGY, ""), usable=seen.usable,
@@ -181,6 +180,12 @@ class NodeCutter:
     def _label(self, config: str) -> str:
         """Return the name of one of our configurations in the ConfigMap and on nodes."""
         return self._mine + config.removeprefix(PREFIX)
+
+    def _is_ours(self, label: str) -> bool:
+        """Return whether this installation or an earlier version wrote the configuration name. An order of another
+        installation is reported with TRIES_MAX attempts: its node stays closed, and we do not retry it.
+        """
+        return label.startswith(self._mine) or EARLIER.fullmatch(label) is not None
 
     def _config(self, label: str) -> str:
         """Return the name, without the installation, of the configuration that a node names."""

@@ -40,7 +40,7 @@ _log = logging.getLogger("pilotlight.autoscaler.inventory")
 
 
 class ClaimSeen(NamedTuple):
-    """The facts kept about a claim with an allocation."""
+    """The facts kept about a claim: one with an allocation, or a shared claim of ours."""
 
     got: tuple[Got, ...]
     ours: bool
@@ -53,14 +53,14 @@ class ClaimSeen(NamedTuple):
 
 
 def read_claim(claim: Object, namespace: str, owner: Ownership = ANYBODYS) -> ClaimSeen | None:
-    """Parse a claim; None if it has no allocation. `namespace` and `owner`: ours."""
+    """Parse a claim; None if it has no allocation and is not a shared claim of ours. `namespace` and `owner`: ours."""
     got, metadata = read_allocations(claim), claim["metadata"]
     labels = metadata.get("labels") or {}
     ours = labels.get(MANAGED_BY) == WRITER and _INTENT in labels and metadata.get("namespace") == namespace
     ours = ours and owner.owns(claim)
     return (
         ClaimSeen(got, ours, _users(claim), read_bindings(claim), awaited.read_pending_device_claims(claim))
-        if got
+        if got or (ours and labels[_INTENT] == _COMMON)
         else None
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import random
 from collections.abc import Iterator
@@ -10,16 +11,21 @@ from typing import cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from autoscaler.contract import ModelName
+from autoscaler.contract import GatewayId, ModelName, Report
+from autoscaler.controller import loop as loop_module
 from autoscaler.kubernetes.api import UNREADABLE, Api, ApiError, Object, UnreachableError
 from autoscaler.kubernetes.installation_leases import GRACE_S, LOOK_S, RETRY_S, WITHOUT, ModelClaims
-from autoscaler.kubernetes.resources.document_merge import CUSTOMS, Installation
+from autoscaler.kubernetes.resources.document_merge import CUSTOMS, UNKNOWN, Installation
 from autoscaler.kubernetes.unreadable_objects import UnreadableObjects
 from autoscaler.spec.installation_ownership import CLAIM_S, RENEW_S, Claim, explain_not_served, installation_title
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.spec.name_conflicts import Origin
-from autoscaler.state.events import DocumentsSeen
+from autoscaler.state.events import DocumentsSeen, FaultSeen, Reported
+from autoscaler.state.lifecycle import ReplicaState as S
+from tests.support.builders.worlds import T0, device, level, replica, world
+from tests.support.harness.manual_loop import SteppedLoop
 
 BLUE, GREEN = installation_title("blue", "pilotlight"), installation_title("green", "pilotlight")
 HOUR_S = 3600
@@ -37,9 +43,16 @@ class Server:
         """Namespaces whose Lease cannot be decoded."""
         self.refuses: Exception | None = None
         """Raised by each write."""
+        self.cannot_write: set[str] = set()
+        """Namespaces in which each write fails."""
+        self.hangs: set[str] = set()
+        """Namespaces whose requests get no response before `resumes`."""
+        self.resumes = asyncio.Event()
 
     async def get(self, path: str) -> Object:
         """Like `Api.get`."""
+        if path.split("/")[5] in self.hangs:
+            await self.resumes.wait()
         if self.raises:
             raise self.raises.pop(0)
         if path.split("/")[5] in self.cannot_decode:
@@ -64,6 +77,8 @@ class Server:
     def _put(self, path: str, body: Object) -> Object:
         if self.refuses is not None:
             raise self.refuses
+        if path.split("/")[5] in self.cannot_write:
+            raise ApiError(500, "InternalError", "failed calling webhook")
         self.writes += 1
         made = copy.deepcopy(body)
         made["metadata"]["resourceVersion"] = str(self.writes)
@@ -82,6 +97,9 @@ class House:
     def __init__(self, server: Server, me: str, *models: tuple[Origin, Model]) -> None:
         self.now_s = 0.0
         self.serves: set[Origin] = set()
+        self.keeps: set[Origin] = set()
+        """Models that are quarantined: their replicas are neither started nor stopped."""
+        self.documents = DocumentsSeen()
         self.changes = 0
         self.claims = ModelClaims(cast("Api", server), me, self._held, lambda: self.now_s)
         self.installation = Installation(self._tell, {CUSTOMS}, title=me, request_claims=self.claims.ask)
@@ -92,15 +110,25 @@ class House:
         self.installation.put_holders(holders)
 
     def _tell(self, seen: DocumentsSeen, statuses: object) -> None:
-        del seen, statuses
+        del statuses
+        self.documents = seen
         self.changes += 1
-        self.serves = {*self.installation.settled.names}
+        names, faults = self.installation.settled.names, self.installation.faults
+        self.serves = {origin for origin, name in names.items() if name not in faults}
+        self.keeps = {origin for origin, name in names.items() if name in faults}
+
+    async def look(self) -> None:
+        """Poll until nothing is due, and wait for the results."""
+        async with asyncio.TaskGroup() as tasks:
+            self.claims.look(tasks)
+        async with asyncio.TaskGroup() as tasks:
+            self.due_s = self.now_s + self.claims.look(tasks)
 
     async def at(self, now_s: float) -> None:
         """Poll if a poll is due."""
         self.now_s = now_s
         if now_s >= self.due_s:
-            self.due_s = now_s + await self.claims.look()
+            await self.look()
 
 
 def seconds(until_s: float) -> Iterator[float]:
@@ -124,11 +152,11 @@ async def test_other_namespaces_are_served_while_a_new_one_awaits_its_lease() ->
     house.installation.put(CUSTOMS, dict([model("a"), model("b")]))
     assert (house.changes, house.serves) == (2, {model("a")[0]})
     assert house.installation.whose("b", None) is None
-    await house.claims.look()
+    await house.look()
     assert house.serves == {model("a")[0], model("b")[0]}
     house.installation.put(CUSTOMS, dict([model("a"), model("b"), model("c")]))
     server.raises = [ApiError(500, "InternalError", "no")]
-    await house.claims.look()
+    await house.look()
     assert house.installation.whose("c", None) is None
     assert house.serves == {model("a")[0], model("b")[0]}
 
@@ -204,12 +232,77 @@ async def test_lease_that_cannot_be_decoded_affects_only_its_namespace() -> None
     server.cannot_decode = {"b"}
     house = House(server, BLUE, model("a"), model("b"))
     await house.at(0.0)
-    assert house.serves == {model("a")[0]}
+    assert (house.serves, house.keeps) == ({model("a")[0]}, {model("b")[0]})
     assert server.unreadable.counts() == {"Lease": 1}
     server.cannot_decode.clear()
     await house.at(LOOK_S)
-    assert house.serves == {model("a")[0], model("b")[0]}
+    assert (house.serves, house.keeps) == ({model("a")[0], model("b")[0]}, set())
     assert not server.unreadable.counts()
+
+
+async def test_lease_that_cannot_be_written_delays_other_namespaces_only_by_the_grace_time(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A webhook that is unavailable and fails closed returns 500."""
+    server = Server()
+    server.cannot_write = {"b"}
+    house = House(server, BLUE, model("a"), model("b"))
+    for now_s in seconds(GRACE_S):
+        await house.at(now_s)
+        assert not house.changes
+    for now_s in seconds(2 * LOOK_S):
+        await house.at(GRACE_S + now_s)
+        assert (house.serves, house.keeps) == ({model("a")[0]}, {model("b")[0]})
+    assert house.installation.faults == {house.installation.settled.names[model("b")[0]]: UNKNOWN.format("b")}
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("event=model_lease_unavailable lease=models.pilotlight.dev namespace=b ")
+    server.cannot_write.clear()
+    await house.at(GRACE_S + 2 * LOOK_S + RETRY_S)
+    assert (house.serves, house.keeps) == ({model("a")[0], model("b")[0]}, set())
+
+
+async def test_request_without_response_delays_other_namespaces_only_by_the_grace_time() -> None:
+    server = Server()
+    server.hangs = {"b"}
+    house = House(server, BLUE, model("a"), model("b"))
+    async with asyncio.TaskGroup() as tasks:
+        house.claims.look(tasks)
+        await asyncio.sleep(0.01)
+        assert house.claims.look(tasks) == GRACE_S
+        house.now_s = GRACE_S
+        assert not house.changes
+        house.claims.look(tasks)
+        assert (house.serves, house.keeps) == ({model("a")[0]}, {model("b")[0]})
+        house.now_s = RENEW_S
+        house.claims.look(tasks)
+        await asyncio.sleep(0.01)
+        assert server.writes == 2, "the Lease of the other namespace is renewed"
+        server.resumes.set()
+    assert (house.serves, house.keeps) == ({model("a")[0], model("b")[0]}, set())
+
+
+async def test_replica_is_neither_stopped_nor_replaced_after_a_restart_with_an_unreadable_lease(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = Server()
+    await House(server, BLUE, model("a")).at(0.0)
+    server.cannot_decode = {"a"}
+    again = House(server, BLUE, model("a"))
+    await again.at(0.0)
+    (of,) = again.documents.models
+    running = replica(of, "ada-1", ["gpu0"], S.READY, since_s=T0, ready_s=T0, spec_hash="of another spec")
+    waits = Report(gateway=GatewayId("g1"), boot="b", sequence=1, epoch=1, levels=(level(of.name, 9, wait_s=99.0),))
+    faults = [FaultSeen(model=name, reason=why) for name, why in again.installation.faults.items()]
+    monkeypatch.setattr(loop_module, "report_fault", lambda *_: None)  # the quarantine is expected
+    loop = SteppedLoop(world([], [device("gpu0", 24), device("gpu1", 24)], [running]))
+    loop.step(again.documents, *faults)
+    loop.now_s += 30.0
+    loop.step(Reported(report=waits))
+    assert (loop.driver.started, loop.driver.stopped) == ([], [])
+    assert [one.state for one in loop.loop.world.replicas.values()] == [S.READY]
+    unlisted = SteppedLoop(world([], [device("gpu0", 24), device("gpu1", 24)], [running]))
+    unlisted.step(replace(again.documents, models=()))
+    assert [one.state for one in unlisted.loop.world.replicas.values()] != [S.READY], "the test can fail"
 
 
 @pytest.mark.parametrize("status", [403, 422])
@@ -240,10 +333,11 @@ async def test_starting_process_serves_nothing_until_the_lease_is_readable(statu
     for now_s in seconds(3 * GRACE_S):
         server.raises = [ApiError(status, "Busy", "later")]
         await blue.at(now_s)
-        assert not blue.changes
+        assert not blue.serves
+        assert blue.keeps == ({model("a")[0]} if now_s >= GRACE_S else set())
     server.raises = []
     await blue.at(4 * GRACE_S)
-    assert (blue.changes, blue.serves) == (1, set())
+    assert (blue.changes, blue.serves, blue.keeps) == (2, set(), set())
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 409, 429, 500, 503])

@@ -231,6 +231,9 @@ async def test_shared_claim_of_an_earlier_version_is_used_until_its_last_pod_end
         foreign = await observed(before, owner=OTHER)
         assert [one.closed for one in reported(foreign)] == [FULL, ""]
         assert claim_names(foreign) == [base + OTHER.suffix]
+    pending = await observed({**before, "status": {}}, held=["gpu-0"], owner=ONE)
+    reported(pending)
+    assert claim_names(pending) == [base], "also before it is allocated"
     gone = await observed(owner=ONE)
     reported(gone)
     assert claim_names(gone) == [base + ONE.suffix]

@@ -16,11 +16,13 @@ from autoscaler.drivers.kubernetes.objects import pod_manifest
 from autoscaler.drivers.kubernetes.objects.pod_manifest import PodSeen
 from autoscaler.drivers.kubernetes.proof_of_clean import Clearing
 from autoscaler.kubernetes.api import Api, Object
+from autoscaler.spec.installation_ownership import ANYBODYS, INSTALLATION, Ownership
 from autoscaler.state.events import FaultSeen, Seen
 from tests.support.fakes.kubernetes.api_server import Server
 from tests.support.harness.driver_events import Observed, running
 from tests.support.harness.local_rig import launch, replica
 
+OWNER = Ownership("a-1")
 GOOD, BAD = ReplicaId("good"), ReplicaId("bad")
 IPS = {BAD: "10.0.0.1", GOOD: "10.0.0.2"}
 
@@ -33,6 +35,28 @@ def pod(name: ReplicaId, version: int, *, runs: bool = True) -> Object:
     state = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
     status = {"podIP": IPS[name], "containerStatuses": [{"name": "engine", "state": state}]}
     return {**found, "status": status if runs else {}}
+
+
+@pytest.mark.parametrize(
+    ("owner", "labels", "is_ours"),
+    [
+        (ANYBODYS, {}, True), (OWNER, OWNER.labels, True), (OWNER, {}, False), (OWNER, {INSTALLATION: "b-2"}, False),
+    ],
+    ids=["no-installation", "labelled", "label-refused", "of-another"],
+)  # fmt: skip
+def test_pod_is_ours_only_if_the_watch_of_our_pods_has_it(
+    owner: Ownership, labels: dict[str, str], is_ours: bool
+) -> None:
+    """Devices of a pod that could not be labelled count as used by others; the watch selects by the label."""
+    of = KubernetesDriver(cast("Api", Server()), "n", launch, lambda _: "image", owner=owner)
+    found = pod(GOOD, 1)
+    found["metadata"]["labels"] = {**found["metadata"]["labels"], **labels}
+    assert of._is_ours(found) is is_ours
+    assert of._inventory is not None
+    found["spec"]["nodeName"] = "n1"
+    found["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
+    other = of._inventory._read_other(found)
+    assert (other is not None and other.has_devices) is not is_ours
 
 
 @asynccontextmanager

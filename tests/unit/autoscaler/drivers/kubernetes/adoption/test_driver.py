@@ -14,11 +14,12 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers import probes, resilient_tasks
-from autoscaler.drivers.kubernetes import volume_failures
+from autoscaler.drivers.kubernetes import pod_writer, volume_failures
 from autoscaler.drivers.kubernetes.adoption import driver, workload_scaling, workload_writer
 from autoscaler.drivers.kubernetes.adoption.annotations import Others, read_model
 from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver, WorkloadEvent
 from autoscaler.drivers.kubernetes.adoption.parsing import AdoptedPodSeen, WorkloadSeen
+from autoscaler.drivers.kubernetes.pod_writer import Pauses
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object
 from autoscaler.kubernetes.leader_election import Elector
 from autoscaler.kubernetes.safe_decoding import ListPage
@@ -317,7 +318,8 @@ async def test_scale_write_is_retried_after_transient_errors_but_not_a_403(
     status: int, tries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A conflict is retried for a limited time, a 403 not at all; both end the start."""
-    monkeypatch.setattr(workload_writer, "RETRY_S", 0.0)
+    monkeypatch.setattr(workload_writer, "CHANGED_S_MAX", 0.0)
+    monkeypatch.setattr(pod_writer, "RETRY_S", 0.0)
     async with serving("ada") as house:
         house.plane.errors = [ApiError(status, "Trouble", "no") for _ in range(50)]
         more = Bench().order("more")
@@ -329,6 +331,28 @@ async def test_scale_write_is_retried_after_transient_errors_but_not_a_403(
         assert bool(house.reasons("more")) == (tries < 50)
 
 
+async def test_pauses_between_scale_writes_grow_from_the_first_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another failure after a successful write begins with the first pause again."""
+    pauses: list[float] = []
+
+    class RecordedPauses(Pauses):
+        async def rest(self, sooner: asyncio.Event | None = None) -> None:
+            pauses.append(self._next_s)
+            await super().rest(sooner)
+
+    monkeypatch.setattr(workload_controller, "Pauses", RecordedPauses)
+    async with serving("ada") as house:
+        for name, errors in (("more", 2), ("another", 1)):
+            written = len(house.plane.asked)
+            house.plane.errors = [ApiError(503, "Trouble", "no") for _ in range(errors)]
+            house.driver.start(Bench().order(name), house.model("ada"))
+            async with asyncio.timeout(60):
+                while len(house.plane.asked) < written + errors + 1:
+                    await asyncio.sleep(0)
+    first_s = pod_writer.RETRY_S
+    assert pauses == [first_s, first_s * pod_writer.RETRY_GROWTH, first_s]
+
+
 @pytest.mark.parametrize(
     ("uid", "replicas", "tries"), [("uid-ada", 1, 2), ("uid-ada", 5, 20), ("uid-other", 1, 20)],
     ids=["changed-status", "scaled-by-others", "other-object"],
@@ -337,7 +361,8 @@ async def test_scale_write_after_409_uses_the_version_of_a_fresh_read(
     uid: str, replicas: int, tries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The watch does not report the change. What others wrote to the scale is not overwritten."""
-    monkeypatch.setattr(workload_writer, "RETRY_S", 0.0)
+    monkeypatch.setattr(workload_writer, "CHANGED_S_MAX", 0.0)
+    monkeypatch.setattr(pod_writer, "RETRY_S", 0.0)
     async with serving("ada") as house:
         house.plane.scale = {"metadata": {"uid": uid, "resourceVersion": "99"}, "spec": {"replicas": replicas}}
         more = Bench().order("more")

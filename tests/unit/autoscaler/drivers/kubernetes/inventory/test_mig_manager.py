@@ -13,12 +13,12 @@ from msgspec.structs import replace
 from autoscaler.drivers.kubernetes.inventory.mig_manager import FILE, KEPT_MAX, RETRIED_S_MAX, SETTLE_S, NodeCutter
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.kubernetes.safe_decoding import ListPage
-from autoscaler.queries.mig_status import config_of, configs_of
+from autoscaler.queries.mig_status import TRIES_MAX, config_of, configs_of
 from autoscaler.slicing.mig import CONFIG, PRODUCT, STATE
-from autoscaler.spec.installation_ownership import INSTALLATION, Ownership
+from autoscaler.spec.installation_ownership import ANYBODYS, INSTALLATION, Ownership
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import Cutting, NodeDevice, NodeKind, NodeSlicing, Settings
-from autoscaler.state.mig import CutOrder, CutRefused, CuttableSeen
+from autoscaler.state.mig import CutOrder, CutRefused, CuttableSeen, MigNode
 from tests.simulation.environment import virtual_loop
 from tests.support.fakes.kubernetes.api_server import Server
 
@@ -235,13 +235,12 @@ def test_order_that_waits_for_mig_manager_keeps_its_configuration_while_another_
     assert name_of(OTHER) in entries(plane)
 
 
-def test_retried_order_gets_another_name_than_the_one_the_node_has() -> None:
-    """The planner knows names without the installation."""
-    plane, seen = Plane(), list[CuttableSeen | CutRefused]()
-    give(plane)
+def observed_node(plane: Plane, owner: Ownership) -> MigNode:
+    """The node as an installation reports it."""
+    seen = list[CuttableSeen | CutRefused]()
 
     async def read() -> None:
-        cutter = NodeCutter(cast("Api", plane), cast("Api", plane), seen.extend, lambda: SETTINGS, owner=OWNER)
+        cutter = NodeCutter(cast("Api", plane), cast("Api", plane), seen.extend, lambda: SETTINGS, owner=owner)
         running = asyncio.ensure_future(cutter.run())
         while not seen or not isinstance(seen[-1], CuttableSeen) or not seen[-1].nodes:
             await asyncio.sleep(0.1)
@@ -250,6 +249,34 @@ def test_retried_order_gets_another_name_than_the_one_the_node_has() -> None:
     virtual_loop.run(read())
     assert isinstance(seen[-1], CuttableSeen)
     (node,) = seen[-1].nodes
+    return node
+
+
+@pytest.mark.parametrize(("owner", "tries"), [(OWNER, ORDER.tries), (OTHER, TRIES_MAX)], ids=["own", "foreign"])
+def test_failed_order_of_another_installation_is_reported_but_not_retried(owner: Ownership, tries: int) -> None:
+    """Its node stays closed, because its slices may change."""
+    plane = Plane()
+    give(plane)
+    plane.node["metadata"]["labels"][STATE] = "failed"
+    node = observed_node(plane, owner)
+    assert node.order is not None
+    assert (node.order.cuts, node.order.tries) == (CUTS, tries)
+
+
+def test_failed_order_of_an_earlier_version_is_retried() -> None:
+    plane = Plane()
+    give(plane, owner=ANYBODYS)
+    plane.node["metadata"]["labels"][STATE] = "failed"
+    node = observed_node(plane, OWNER)
+    assert node.order is not None
+    assert node.order.tries == ORDER.tries
+
+
+def test_retried_order_gets_another_name_than_the_one_the_node_has() -> None:
+    """The planner knows names without the installation."""
+    plane = Plane()
+    give(plane)
+    node = observed_node(plane, OWNER)
     assert node.order is not None
     assert (node.config, node.order.config, node.order.cuts) == (ORDER.config, ORDER.config, CUTS)
     again = config_of(CUTS, node.config)
