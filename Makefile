@@ -93,8 +93,9 @@ bench-fabric: venv  ## time until a fabric is asked for a GPU, through its opera
 	@$(PY) -Pm tests.integration.network_namespace $(PY) -Pm bench.fabric
 
 PYTHON_VERSION ?= 3.12
-gpu-kit: venv  ## build/gpu-kit: everything that tests/gpu/run needs on a machine without a network with that PYTHON_VERSION
-	@$(PY) -m tests.gpu.kit $(PYTHON_VERSION)
+BUILD_TOOLS ?= cmake ninja
+gpu-kit: venv  ## build/gpu-kit: everything that tests/gpu/run needs on a machine without a network with that PYTHON_VERSION; BUILD_TOOLS= leaves out cmake and ninja
+	@$(PY) -m tests.gpu.kit $(PYTHON_VERSION) $(if $(strip $(BUILD_TOOLS)),,--without-build-tools)
 
 bench-compare: venv  ## CPU time per operation of this tree relative to the commit BASE, at most ten minutes for each of PARTS; RECORD=ISSUE adds rows to bench/history.tsv
 	@$(PY) -m bench.compare --base '$(BASE)' $(if $(RECORD),--record $(RECORD)) $(or $(PARTS),dataplane:calls dataplane:chunks plan cluster:fold)

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from math import inf
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
@@ -33,8 +34,10 @@ END_S = 20.0
 """Time for `serve` to shut down; then it is killed, and the step reports that."""
 CALL_S = 150.0
 LOOK_S = 0.002
-SIMULATED_SLOWER = 20
+SIMULATED_SLOWER = 100
 """Queries of the simulated device use files, on a machine that may be busy."""
+FREE_BYTES = 256 << 20
+"""Memory in use beyond an idle device that is no engine: a CUDA context alone takes more."""
 
 T = TypeVar("T")
 
@@ -80,6 +83,8 @@ class Bed:
         self.shapes = SIMULATED if simulated else REAL
         self.weights_bytes: dict[str, int] = {}
         self.copy_bytes_per_s = 0.0
+        self.by_hand_free_s: float | None = None
+        """Seconds from the SIGKILL of an engine started manually until its memory was free."""
         self.device_bytes = 0
         """Memory of the device as Pilotlight reports it; the inventory step sets it."""
 
@@ -125,24 +130,33 @@ class Bed:
         return [one for one in self.phases(began_s, model) if one.phase == "process"]
 
     def reused_too_soon(self, step: str, began_s: float) -> int | None:
-        """Number of starts since that time over memory that ended engines still held, as a figure of the step. None:
-        NVML lists no engine (its process ids may be of another namespace), or was not polled often enough around a
-        start.
+        """Number of starts since that time while another engine held memory, as a figure of a step that has one engine
+        at a time. If NVML lists no engine (its process ids may be of another namespace), the memory in use decides.
+        None: there was no start, or NVML was not polled often enough around one.
         """
         engines = {one.pid for one in self.phases()}
         listed = any(not engines.isdisjoint(one.by_pid) for one in self.watch.since(began_s))
-        spawns_s = [one.at_s for one in self.spawns(began_s)]
-        gap_s = max(map(self.watch.gap_s, spawns_s), default=0.0)
+        spawns = self.spawns(began_s)
+        gap_s = max((self.watch.gap_s(one.at_s) for one in spawns), default=inf)
         found = None
-        if listed and gap_s <= GAP_S_MAX * (SIMULATED_SLOWER if self.simulated else 1):
-            found = sum(bool(self.watch.held_by_ended(at_s) & engines) for at_s in spawns_s)
-        else:
-            note = "" if listed else "NVML lists no engine"
+        if gap_s <= GAP_S_MAX * (SIMULATED_SLOWER if self.simulated else 1):
+            found = sum(self._is_reused(one, engines, listed=listed) for one in spawns)
+        if found is None or not listed:
+            note = "" if listed else "NVML lists no engine: memory in use was compared with the idle device"
             self.report.row(step, "memory samples: longest gap around a start, s", gap_s, "", note)
         self.report.figure(
             step, "device reused before its memory was free", found, "0", holds=None if found is None else found == 0
         )
         return found
+
+    def _is_reused(self, spawn: Phase, engines: set[int], *, listed: bool) -> bool:
+        """Whether another engine held memory in the first sample after a start, even if it was ending."""
+        after = self.watch.first_after(spawn.at_s)
+        if after is None:
+            return False
+        if listed:
+            return bool((engines - {spawn.pid}) & after.by_pid.keys())
+        return after.used_bytes > self.watch.idle_bytes() + FREE_BYTES
 
     @asynccontextmanager
     async def serving(

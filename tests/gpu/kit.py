@@ -1,6 +1,7 @@
 """Builds the kit of the GPU run: wheels for a machine without a network, and the source of llama.cpp.
 
-    python -m tests.gpu.kit 3.12     # the Python of that machine; the kit is build/gpu-kit
+    python -m tests.gpu.kit 3.12                          # the Python of that machine; the kit is build/gpu-kit
+    python -m tests.gpu.kit 3.12 --without-build-tools    # that machine has cmake
 
 The wheels are what Pilotlight needs at run time, but for numpy, which transformers brings, and cmake and ninja. The
 source is the part of llama.cpp's tree, taken from the source package of xllamacpp, that llama-server is built from. The
@@ -26,6 +27,7 @@ from tests.gpu.main import KIT, ROOT
 BYTES_MAX = 60 << 20
 LEFT_OUT = ("numpy",)
 BUILD_TOOLS = ("cmake", "ninja")
+WITHOUT_TOOLS = "--without-build-tools"
 LOCKS = tuple(ROOT / "requirements" / name for name in ("dev.lock", "gpu-kit.lock"))
 """Versions and hashes: of Pilotlight's dependencies and llama.cpp's source, and of the build tools."""
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64",
@@ -56,11 +58,12 @@ class UnlockedFileError(Exception):
 
 def main(argv: list[str]) -> int:
     """Build the kit for a version of Python; return the exit status."""
-    version = argv[0] if argv else "3.12"
+    tools = () if WITHOUT_TOOLS in argv else BUILD_TOOLS
+    version = next((word for word in argv if word != WITHOUT_TOOLS), "3.12")
     shutil.rmtree(KIT, ignore_errors=True)
     KIT.mkdir(parents=True)
     try:
-        wheels(version, KIT)
+        wheels(version, KIT, tools)
         source(KIT / SOURCE)
     except UnlockedFileError as error:
         shutil.rmtree(KIT)
@@ -74,8 +77,8 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def wheels(version: str, folder: Path) -> None:
-    """Download the wheels, in the locked versions."""
+def wheels(version: str, folder: Path, tools: tuple[str, ...]) -> None:
+    """Download the wheels, with those of the build tools, in the locked versions."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
         constraints.write("\n".join(re.findall(r"^([A-Za-z0-9_.-]+==[^ ;\\]+)", _locks(), re.MULTILINE)))
@@ -83,7 +86,7 @@ def wheels(version: str, folder: Path) -> None:
         platforms = [word for name in PLATFORMS for word in ("--platform", name)]
         words = ["--only-binary", ":all:", "--python-version", version, "--implementation", "cp", *platforms]
         words += ["--constraint", constraints.name, "--dest", str(folder)]
-        _pip(*words, *project["dependencies"], *BUILD_TOOLS)
+        _pip(*words, *project["dependencies"], *tools)
     for name in LEFT_OUT:
         for path in folder.glob(f"{name}-*.whl"):
             path.unlink()

@@ -10,7 +10,7 @@ import shutil
 import signal
 import struct
 import subprocess
-import tarfile
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -56,7 +56,7 @@ class Building:
         return time.monotonic() - self._began_s
 
     async def wait(self) -> Path | None:
-        """Return the server once it is built; None: timed out or failed, and `said` has the reason."""
+        """Return the server once it is built; None: timed out or failed, and `result` has the reason."""
         while self._process is not None and self._process.poll() is None:
             await asyncio.sleep(0.1)
         if self._is_late.is_set():
@@ -96,9 +96,7 @@ class Building:
     def _start(self, kit: Path) -> subprocess.Popen[bytes]:
         source = self._folder / "llama.cpp"
         source.mkdir(parents=True)
-        with tarfile.open(kit / SOURCE) as archive:
-            safe: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # 3.11.4 or newer
-            archive.extractall(source, **safe)  # noqa: S202 - this project packed it
+        unpack = [sys.executable, "-I", "-m", "tarfile", "-e", str(kit / SOURCE), str(source)]  # this project packed it
         processors = sorted(os.sched_getaffinity(0))
         jobs = max(1, len(processors) - SPARED)
         cmake = ["cmake", "-S", str(source), "-B", str(self._folder / "build"), *OPTIONS]
@@ -107,8 +105,9 @@ class Building:
         make = ["cmake", "--build", str(self._folder / "build"), "--target", "llama-server", "--parallel", str(jobs)]
         own = ",".join(map(str, processors[-jobs:]))
         pinned = ["taskset", "--cpu-list", own] if len(processors) > 1 and shutil.which("taskset") else []
-        script = 'set -e; n=$1; shift; "${@:1:$n}"; shift $n; "$@"'
-        argv = ["nice", "-n", "19", *pinned, "bash", "-c", script, "build", str(len(cmake)), *cmake, *make]
+        script = 'set -e; while (($# > 0)); do n=$1; shift; "${@:1:$n}"; shift "$n"; done'
+        counted = [word for words in (unpack, cmake, make) for word in (str(len(words)), *words)]
+        argv = ["nice", "-n", "19", *pinned, "bash", "-c", script, "build", *counted]
         with (self._folder / "build.log").open("wb") as log:
             return subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
 

@@ -6,6 +6,7 @@ Exit status: 0 no step failed and no measured figure was missed, 1 otherwise, 2 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import subprocess
 import sys
@@ -85,6 +86,9 @@ def _python_path(*first: str) -> str:
 
 def _again_with_packages(kit: Path, argv: list[str]) -> int:
     """Install the kit's wheels into a folder of their own and run this again with them; return the exit status."""
+    if importlib.util.find_spec("pip") is None:
+        print("this Python has no pip, which installs the wheels of the kit: python3 -m ensurepip", flush=True)
+        return 2
     with tempfile.TemporaryDirectory(prefix="gpu-run-packages-") as site:
         began_s = time.time()
         wheels = sorted(map(str, kit.glob("*.whl")))

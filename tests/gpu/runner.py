@@ -23,14 +23,14 @@ import psutil
 import pynvml
 
 import pilotlight
-from tests.gpu.bed import ENGINES, Bed, GpuRunError
+from tests.gpu.bed import ENGINES, Bed, GpuRunError, listens
 from tests.gpu.llama import SOURCE, Building
 from tests.gpu.report import Report
 from tests.gpu.steps import coldstart, fit, inventory, kill, misbehave, serial, sharing, swap
 
 LIMITS_S = {
-    "prepare": 90.0, "inventory": 20.0, "cold": 120.0, "swap": 80.0, "kill": 60.0, "serial": 160.0, "fit": 150.0,
-    "misbehave": 90.0, "sharing": 110.0,
+    "prepare": 150.0, "start": 60.0, "inventory": 20.0, "cold": 120.0, "swap": 80.0, "kill": 60.0, "serial": 160.0,
+    "fit": 150.0, "misbehave": 90.0, "sharing": 110.0,
 }  # fmt: skip
 """Time limit of each step in seconds; a step that exceeds it has failed."""
 SIMULATED_LONGER = 4
@@ -39,6 +39,10 @@ LEAST_BYTES, IDLE_BYTES_MAX = 20 << 30, 1 << 30
 """Memory that the device must have, and the maximum that others may hold of it."""
 LAST_S = 20.0
 """Seconds before the end of the whole run, reserved for cleaning up."""
+LAST_RESORT = 0.98
+"""Fraction of the whole limit after which a run that is still active is ended."""
+START_S_MAX = 7.0
+"""Maximum duration of one engine start; if it takes longer, the run takes the amounts of --quick."""
 
 Step = Callable[[], Awaitable[None]]
 
@@ -58,13 +62,15 @@ def run(arguments: argparse.Namespace, nvcc: str) -> int:
     bed = Bed(
         work, report, simulated=arguments.simulate, quick=arguments.quick, uuid=str(report.facts["uuid"]), engine=engine
     )
-    stop = threading.Timer(arguments.limit, lambda: _give_up(bed, work, arguments))
+    stop = threading.Timer(arguments.limit * LAST_RESORT, lambda: _give_up(bed, work, arguments))
     stop.daemon = True
     stop.start()
     try:
         asyncio.run(_steps(arguments, bed, nvcc))
     finally:
         stop.cancel()
+        if not bed.watch.is_running:
+            report.failed("watch", f"the device is no longer sampled: {bed.watch.error}")
         bed.watch.stop()
         report.keep("watch", "samples", len(bed.watch.samples))
         report.keep("watch", "failed looks", f"{bed.watch.failures} {bed.watch.error}")
@@ -74,13 +80,15 @@ def run(arguments: argparse.Namespace, nvcc: str) -> int:
 
 
 def unfit() -> str:
-    """Why the first device cannot be measured, with the fix; empty: it can be."""
+    """Why the chosen device cannot be measured, with the fix; empty: it can be."""
     try:
         pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        handle = chosen_device()
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
     except pynvml.NVMLError as error:
         return f"NVML does not work ({error}); in a container add `utility` to NVIDIA_DRIVER_CAPABILITIES"
+    except GpuRunError as error:
+        return str(error)
     if inventory.mig_mode(_text(pynvml.nvmlDeviceGetUUID(handle))) == "Enabled":
         return "the GPU is in MIG mode, which this run does not measure; turn it off with `nvidia-smi -mig 0`"
     if memory.total < LEAST_BYTES:
@@ -90,10 +98,23 @@ def unfit() -> str:
     return ""
 
 
+def chosen_device() -> object:
+    """NVML's handle of the first GPU in CUDA_VISIBLE_DEVICES (UUID or index); without it, of the first GPU."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    named = "0" if visible is None else visible.split(",")[0].strip()
+    handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    for index, handle in enumerate(handles):
+        if named == str(index) or (
+            named.startswith("GPU-") and _text(pynvml.nvmlDeviceGetUUID(handle)).startswith(named)
+        ):
+            return handle
+    raise GpuRunError(f'CUDA_VISIBLE_DEVICES begins with "{named}", which is none of the {len(handles)} GPUs of NVML')
+
+
 def facts(*, simulated: bool) -> dict[str, object]:
     """Facts about the device, the host and the versions."""
     pynvml.nvmlInit()
-    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0) if simulated else chosen_device()
     return {
         "device": _text(pynvml.nvmlDeviceGetName(handle)),
         "uuid": _text(pynvml.nvmlDeviceGetUUID(handle)),
@@ -116,6 +137,7 @@ async def _steps(arguments: argparse.Namespace, bed: Bed, nvcc: str) -> None:
 
     os.environ["CUDA_VISIBLE_DEVICES"] = bed.uuid  # of several GPUs the run uses one
     steps: dict[str, Step] = {
+        "start": lambda: _measure_start(bed),
         "inventory": lambda: inventory.run(bed),
         "cold": lambda: coldstart.run(bed),
         "swap": lambda: swap.run(bed),
@@ -127,11 +149,12 @@ async def _steps(arguments: argparse.Namespace, bed: Bed, nvcc: str) -> None:
     }
     end_s = time.monotonic() + arguments.limit - LAST_S
     try:
-        for name, step in {"prepare": prepare, **{name: steps[name] for name in arguments.steps.split(",")}}.items():
+        asked = ("start", *arguments.steps.split(","))
+        for name, step in {"prepare": prepare, **{name: steps[name] for name in asked}}.items():
             if name != "prepare" and not bed.weights_bytes:
                 bed.report.skipped(name, "there are no models")
                 continue
-            if name != "inventory" and bed.weights_bytes and not bed.device_bytes:
+            if name not in {"start", "inventory"} and bed.weights_bytes and not bed.device_bytes:
                 await run_step(bed, "inventory", steps["inventory"], end_s)
             await run_step(bed, name, step, end_s)
     finally:
@@ -192,10 +215,24 @@ async def _prepare(bed: Bed, arguments: argparse.Namespace, nvcc: str) -> Buildi
     return Building(arguments.kit, bed.folder / "llama", nvcc, found["capability"], ready=arguments.llama_server)
 
 
+async def _measure_start(bed: Bed) -> None:
+    """Measure one start without Pilotlight; if it is slow, shorten the run."""
+    began_s = time.monotonic()
+    with bed.by_hand("start", "large") as (process, port):
+        await listens(process, port)
+        start_s = time.monotonic() - began_s
+    await bed.until_free([process.pid])
+    note = ""
+    if start_s > START_S_MAX and not bed.quick:
+        bed.quick = True
+        note = f"more than {START_S_MAX:g} s: the run takes the amounts of --quick"
+    bed.report.row("start", "one engine, by hand", start_s, "s", note)
+
+
 def _give_up(bed: Bed, work: Path, arguments: argparse.Namespace) -> None:
     """Last resort if a blocked call prevents the step limits from working: end all started processes."""
     try:
-        bed.report.failed("run", f"took longer than {arguments.limit:.0f} s and was ended")
+        bed.report.failed("run", f"took longer than {arguments.limit * LAST_RESORT:.0f} s and was ended")
         sharing.end_daemon(work)
         for child in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):

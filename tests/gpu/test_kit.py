@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.metadata
+import importlib.util
 import io
 import json
 import os
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import NormalizedName, canonicalize_name
 
 from tests.gpu import kit, llama, main, prerequisites, runner
 from tests.gpu.watch import lives
@@ -71,6 +76,44 @@ def test_kit_has_locked_wheels_with_build_tools_and_llama_cpp(
     assert capsys.readouterr().out.endswith("gpu-kit: 3 files, 0.0 MiB, for Python 3.13 on x86-64\n")
 
 
+def test_kit_can_be_built_without_build_tools(
+    no_downloads: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kit, "verify", lambda _: None)
+    assert kit.main(["3.13", "--without-build-tools"]) == 0
+    wheels, _ = no_downloads
+    assert not {"cmake", "ninja"} & {*wheels}
+    assert wheels[wheels.index("--python-version") + 1] == "3.13"
+
+
+def test_packages_that_the_run_imports_are_dependencies_of_the_kit() -> None:
+    """Both the list that the run checks before it installs the kit, and what its modules load."""
+    project = tomllib.loads((main.ROOT / "pyproject.toml").read_text())["project"]
+    direct = {canonicalize_name(Requirement(line).name) for line in project["dependencies"]}
+    assert {canonicalize_name(name) for name in prerequisites.PACKAGES.values()} == direct
+    program = "import json, sys, tests.gpu.runner; print(json.dumps([name.partition('.')[0] for name in sys.modules]))"
+    ran = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": str(main.ROOT)}, capture_output=True,
+        text=True, check=True,
+    )  # fmt: skip
+    owners = importlib.metadata.packages_distributions()
+    loaded = {canonicalize_name(owner) for name in json.loads(ran.stdout) for owner in owners.get(name, ())}
+    assert loaded - {"pilotlight"} <= _closure(direct)
+    assert {"msgspec", "psutil"} <= loaded
+
+
+def _closure(names: set[NormalizedName]) -> set[NormalizedName]:
+    """The packages with those that they require."""
+    found, todo = set[NormalizedName](), {*names}
+    while todo:
+        found |= todo
+        needed = [Requirement(line) for name in todo for line in importlib.metadata.requires(name) or ()]
+        todo = {
+            canonicalize_name(one.name) for one in needed if one.marker is None or one.marker.evaluate({"extra": ""})
+        } - found
+    return found
+
+
 def test_build_tools_are_pinned_with_hashes() -> None:
     lock = (main.ROOT / "requirements" / "gpu-kit.lock").read_text()
     for name in kit.BUILD_TOOLS:
@@ -82,7 +125,7 @@ def test_build_tools_are_pinned_with_hashes() -> None:
 def test_kit_larger_than_60_mib_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], size_bytes: int, status: int
 ) -> None:
-    def wheels(version: str, folder: Path) -> None:
+    def wheels(version: str, folder: Path, tools: tuple[str, ...]) -> None:
         with (folder / "large.whl").open("wb") as file:
             file.truncate(size_bytes - 4)
 
@@ -175,6 +218,18 @@ def test_kit_for_another_python_is_reported_in_one_line(
     assert main.main(["--simulate", "--kit", str(tmp_path / "kit")]) == 2
     assert capfd.readouterr().out == (
         f"the wheels in {tmp_path / 'kit'} cannot be installed into this Python; build them for it: make gpu-kit\n"
+    )
+
+
+def test_missing_pip_is_reported_in_one_line(
+    tmp_path: Path, program: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    wheel(tmp_path / "kit")
+    monkeypatch.setattr(prerequisites, "missing_packages", lambda: ["packed"])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert main.main(["--simulate", "--kit", str(tmp_path / "kit")]) == 2
+    assert capfd.readouterr().out == (
+        "this Python has no pip, which installs the wheels of the kit: python3 -m ensurepip\n"
     )
 
 

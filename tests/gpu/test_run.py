@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
@@ -11,12 +12,14 @@ import sysconfig
 import time
 from math import inf
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from tests.gpu import main, prerequisites, runner
 from tests.gpu.bed import Bed, GpuRunError
 from tests.gpu.report import Report
+from tests.gpu.steps import fit
 from tests.gpu.test_engines import torch_python
 from tests.gpu.watch import Sample, Watch
 
@@ -32,6 +35,15 @@ FIGURES = {
     "fit": 3,
 }  # fmt: skip
 """Number of figures of each step without a GPU."""
+REPORTED_ONLY = ("over the larger of the two", "together over the faster alone")
+"""Ends of the names of figures that a simulated device reports without a verdict."""
+ROWS = {
+    "cold": {"by hand, page cache", "by hand, no weights", "Pilotlight, page cache"},
+    "swap": {"swap by hand: engine killed -> first token of the other"},
+    "kill": {"SIGKILL -> memory free, by hand"},
+    "sharing": {"by hand: share-a alone", "by hand: share-b alone", "by hand: both together, sum"},
+}
+"""Rows of steps that compare with the same steps by hand."""
 
 
 @pytest.mark.parametrize("steps", ["inventory,cold,swap,kill", "serial,sharing,misbehave,fit"])
@@ -44,6 +56,14 @@ def test_every_benchmark_step_passes_on_a_simulated_device(tmp_path: Path, steps
     assert ran.returncode == 0
     assert not failed
     assert result["facts"]["simulated"] is True
+    unmet = [one["figure"] for one in result["figures"] if one["holds"] is not True]
+    assert [name for name in unmet if not name.endswith(REPORTED_ONLY)] == []
+    missing = {step: ROWS[step] - result["steps"][step].keys() for step in steps.split(",") if step in ROWS}
+    assert not any(missing.values()), missing
+    if "cold" in steps:
+        phases = result["steps"]["cold"]["phases"]
+        assert {"by hand, page cache", "Pilotlight, page cache", "by hand, no weights"} <= phases.keys()
+        assert all({"torch", "weights", "first token"} <= one.keys() for one in phases.values())
     found = [one["step"] for one in result["figures"]]
     asked = {"inventory", *steps.split(",")}
     assert {step: found.count(step) for step in asked} == {step: FIGURES[step] for step in asked}
@@ -85,18 +105,65 @@ def test_verdict_of_an_incomplete_run_fails_and_lists_the_reasons(tmp_path: Path
     )
 
 
-def test_memory_reuse_by_a_process_not_listed_in_nvml_is_not_measured(
+@pytest.mark.parametrize(
+    ("by_pid", "used_bytes", "found"),
+    [
+        ({8: 1}, 3 << 30, 0),
+        ({7: 1, 8: 1}, 3 << 30, 1),  # 7 was killed and is still in exit, which makes it neither ended nor a zombie
+        ({}, 1 << 20, 0),  # as in a container whose process ids are not the driver's
+        ({}, 3 << 30, 1),
+    ],
+)
+def test_start_while_another_engine_holds_memory_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_pid: dict[int, int], used_bytes: int, found: int
+) -> None:
+    bed = _bed(tmp_path, monkeypatch, spawns={7: 0.0, 8: 1.005})
+    bed.watch.samples = [Sample(0.99, 0, {}, frozenset()), Sample(1.03, used_bytes, by_pid, frozenset())]
+    assert bed.reused_too_soon("kill", 1.0) == found
+    assert [one["holds"] for one in bed.report.figures] == [found == 0]
+
+
+def test_memory_reuse_is_not_measured_without_samples_or_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a container whose process ids are not the driver's."""
+    """After a start there is no sample, as with a thread that has ended."""
+    bed = _bed(tmp_path, monkeypatch, spawns={7: 1.005})
+    bed.watch.samples = [Sample(0.99, 0, {7: 1}, frozenset())]
+    assert bed.reused_too_soon("kill", 0.0) is None
+    bed.watch.samples.append(Sample(1.03, 0, {7: 1}, frozenset()))
+    assert bed.reused_too_soon("kill", 0.0) == 0
+    assert bed.reused_too_soon("kill", 2.0) is None
+    assert [one["holds"] for one in bed.report.figures] == [None, True, None]
+
+
+def _bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spawns: dict[int, float]) -> Bed:
+    """A bed without a sampling thread; `spawns`: times at which engines started, by process."""
     monkeypatch.setattr("tests.gpu.bed.Watch", lambda _: Watch.__new__(Watch))
-    bed = Bed(tmp_path, Report(tmp_path / "result.json", {}), simulated=True, quick=True, uuid="GPU-0")
-    for pid, found in ((7, 0), (8, None)):
-        row = {"model": "a", "pid": pid, "phase": "process", "at_s": 1.005}
-        bed.phases_file.write_text(json.dumps(row) + "\n")
-        bed.watch.samples = [Sample(1 + number / 100, 3, {7: 1}, frozenset()) for number in range(6)]
-        assert bed.reused_too_soon("kill", 0.0) == found
-    assert [one["holds"] for one in bed.report.figures] == [True, None]
+    bed = Bed(tmp_path, Report(tmp_path / "result.json", {}), simulated=False, quick=True, uuid="GPU-0")
+    rows = [{"model": "a", "pid": pid, "phase": "process", "at_s": at_s} for pid, at_s in spawns.items()]
+    bed.phases_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return bed
+
+
+def test_run_fails_if_the_thread_that_samples_the_device_ended(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "from tests.gpu import main\n"
+        "main.simulate()\n"
+        "from tests.gpu import runner, watch\n"
+        "def fails(): raise ValueError('no device')\n"
+        "watch.pynvml.nvmlDeviceGetComputeRunningProcesses = lambda _: fails()\n"
+        "async def steps(arguments, bed, nvcc): bed.watch._thread.join()\n"
+        "runner._steps = steps\n"
+        "sys.exit(main.main(sys.argv[1:]))\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program, "--simulate", "--out", str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": str(main.ROOT)}, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 1
+    steps = json.loads((tmp_path / "result.json").read_text())["steps"]
+    assert steps["watch"]["failed"] == "the device is no longer sampled: ValueError: no device"
 
 
 def test_gap_around_a_start_lies_between_the_samples_before_and_after_it() -> None:
@@ -136,6 +203,65 @@ def test_failed_or_overdue_gpu_step_is_recorded_and_the_next_one_runs(
     assert failed == {"cold": "GpuRunError: the engine ended", "swap": "took longer than 0 s"}
     assert report.steps["serial"]["failed"] == "no time was left"
     assert ran == ["kill"]
+
+
+@pytest.mark.parametrize(
+    ("visible", "index"), [(None, 0), ("1", 1), ("1,0", 1), ("GPU-b", 1), ("GPU-a,GPU-b", 0), ("", None), ("2", None)]
+)
+def test_gpu_that_cuda_visible_devices_names_first_is_measured(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, index: int | None
+) -> None:
+    monkeypatch.setattr("tests.gpu.runner.pynvml.nvmlDeviceGetCount", lambda: 2)
+    monkeypatch.setattr("tests.gpu.runner.pynvml.nvmlDeviceGetHandleByIndex", lambda at: at)
+    monkeypatch.setattr("tests.gpu.runner.pynvml.nvmlDeviceGetUUID", lambda at: f"GPU-{'ab'[at]}1234")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    if index is None:
+        with pytest.raises(GpuRunError, match="which is none of the 2 GPUs of NVML"):
+            runner.chosen_device()
+    else:
+        assert runner.chosen_device() == index
+
+
+@pytest.mark.parametrize(("start_s", "quick"), [(6.0, False), (8.0, True)])
+def test_slow_engine_start_shortens_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_s: float, quick: bool
+) -> None:
+    bed = _bed(tmp_path, monkeypatch, spawns={})
+    bed.quick = False
+    process = mock.Mock(pid=7)
+    monkeypatch.setattr(bed, "by_hand", lambda *_: contextlib.nullcontext((process, 1)))
+    monkeypatch.setattr(bed, "until_free", mock.AsyncMock())
+    monkeypatch.setattr(runner, "listens", mock.AsyncMock())
+    times = iter([10.0, 10.0 + start_s])
+    monkeypatch.setattr(runner, "time", mock.Mock(monotonic=lambda: next(times)))
+    asyncio.run(runner._measure_start(bed))
+    assert bed.quick is quick
+    assert bed.report.steps["start"]["one engine, by hand"] == start_s
+
+
+def test_given_llama_server_is_started_under_its_name_whatever_its_file_is_called(tmp_path: Path) -> None:
+    server = tmp_path / "server of mine"
+    server.write_text('#!/bin/sh\necho "$0 $@"\n')
+    server.chmod(0o755)
+    fit.llama_server(server, tmp_path / "llama-server")
+    ran = subprocess.run([tmp_path / "llama-server", "--port", "1 2"], capture_output=True, text=True, check=True)
+    assert ran.stdout == f"{server} --port 1 2\n"
+
+
+def test_engine_without_memory_of_the_device_misses_its_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bed = _bed(tmp_path, monkeypatch, spawns={})
+    bed.watch.samples = []
+    monkeypatch.setattr(bed.watch, "look", lambda: Sample(0.0, 5, {}, frozenset()), raising=False)
+    monkeypatch.setattr(fit, "call", mock.AsyncMock())
+    serve = mock.Mock(zero=mock.AsyncMock(), engines=lambda _: [7])
+    serve.get.return_value = {"memory_bytes": 1, "needs": {"parts": []}}
+    case = fit.Case({"metadata": {"name": "llama-small"}}, "small as GGUF")
+    asyncio.run(fit._case(bed, serve, case))
+    (figure,) = bed.report.figures
+    assert (figure["holds"], figure["value"]) == (False, None)
+    assert str(figure["figure"]).startswith("small as GGUF: the engine used no memory of the device")
 
 
 def test_machine_without_a_gpu_gets_one_line_for_each_missing_item() -> None:
@@ -220,14 +346,15 @@ def test_cuda_version_of_torch_is_read_without_importing_torch(tmp_path: Path, m
     assert prerequisites.torch_cuda() is None
 
 
-def test_ended_process_that_holds_memory_after_the_next_start_is_detected() -> None:
-    """Process 7 ended before the start at 1.0 and held memory after it; 8 ended later, and no later sample has it."""
+def test_samples_give_the_end_of_a_process_and_the_release_of_its_memory() -> None:
     watch = Watch.__new__(Watch)
     watch.samples = [
-        Sample(0.95, 3, {7: 1, 8: 2}, frozenset({7})),
-        Sample(1.03, 3, {7: 1, 8: 2}, frozenset({7, 8})),
-        Sample(1.10, 0, {}, frozenset()),
+        Sample(0.95, 3, {7: 1, 8: 2}, frozenset()),
+        Sample(1.03, 3, {7: 1, 8: 2}, frozenset({7})),
+        Sample(1.10, 2, {8: 2}, frozenset()),
     ]
-    assert watch.held_by_ended(1.0) == {7}
-    assert watch.freed_s(7) == 1.10
-    assert watch.held_by_ended(1.05) == frozenset()
+    assert (watch.ended_s(7), watch.freed_s(7)) == (1.03, 1.10)
+    assert (watch.ended_s(8), watch.freed_s(8)) == (None, None)
+    assert watch.first_after(1.0) == watch.samples[1]
+    assert watch.first_after(1.10) is None
+    assert watch.idle_bytes() == 2

@@ -39,6 +39,11 @@ class Watch:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread still samples."""
+        return self._thread.is_alive()
+
     def stop(self) -> None:
         """End the thread."""
         self._stopped.set()
@@ -74,18 +79,26 @@ class Watch:
         return self.samples[after].at_s if after < len(self.samples) else None
 
     def gap_s(self, at_s: float) -> float:
-        """The time between the samples before `at_s` and after it (as in `held_by_ended`); inf: there is none."""
+        """The time between the samples before `at_s` and after it (as in `first_after`); inf: there is none."""
         before = max((one.at_s for one in self.samples if one.at_s <= at_s), default=-inf)
-        return min((one.at_s for one in self.samples if one.at_s > at_s + EVERY_S), default=inf) - before
+        after = self.first_after(at_s)
+        return inf if after is None else after.at_s - before
 
-    def held_by_ended(self, at_s: float) -> frozenset[int]:
-        """Processes that had ended by that time, within one sample, and held memory after it."""
-        after = next((one for one in self.samples if one.at_s > at_s + EVERY_S), None)
-        if after is None:
-            return frozenset()
-        return frozenset(pid for pid in after.ended if (self.ended_s(pid) or after.at_s) <= at_s + EVERY_S)
+    def first_after(self, at_s: float) -> Sample | None:
+        """The first sample after a start at that time; the kernel rounds the time of a start."""
+        return next((one for one in self.samples if one.at_s > at_s + EVERY_S), None)
+
+    def idle_bytes(self) -> int:
+        """The least memory in use in any sample: that of other processes and of the driver."""
+        return min((one.used_bytes for one in self.samples), default=0)
 
     def _run(self) -> None:
+        try:
+            self._sample()
+        except Exception as error:  # noqa: BLE001 - the run reports it as a failure
+            self.error = f"{type(error).__name__}: {error}"
+
+    def _sample(self) -> None:
         pynvml.nvmlInit()
         while not self._stopped.wait(EVERY_S):
             try:

@@ -121,6 +121,15 @@ def rate(device: str) -> float:
     return COPY_BYTES / best_s
 
 
+def import_transformers() -> str:
+    """Import what the engine imports, so that no cold start compiles it or reads it from disk; return the version."""
+    import transformers
+    from transformers.cache_utils import StaticCache
+
+    kinds = (StaticCache, transformers.LlamaForCausalLM, transformers.Qwen2ForCausalLM)
+    return f"{transformers.__version__} with {', '.join(kind.__name__ for kind in kinds)}"
+
+
 def main(argv: list[str]) -> None:
     """Make all models."""
     parser = argparse.ArgumentParser()
@@ -135,6 +144,7 @@ def main(argv: list[str]) -> None:
         found["torch"] = torch.__version__
         found["capability"] = list(torch.cuda.get_device_capability())
         found["torch_total_bytes"] = torch.cuda.mem_get_info()[1]
+        found["transformers"] = import_transformers()
     began_s = time.monotonic()
     found["weights_bytes"] = {
         name: make(arguments.folder / name, shape, arguments.device) for name, shape in arguments.models.items()

@@ -107,9 +107,9 @@ class Model:
         self._kept: list[Tensor] = []
 
     def warm_up(self) -> None:
-        """Generate one short answer in each slot, so that its cache exists and its kernels are loaded."""
+        """Answer the longest prompt in each slot, so that its cache exists and memory does not grow later."""
         for cache in self._caches:
-            for _ in self._run(cache, self._prompt(b"Hello"), 2):
+            for _ in self._run(cache, self._prompt(b"H" * PROMPT_TOKENS), 2):
                 pass
 
     def generate(self, prompt: bytes, tokens: int) -> Iterator[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 import time
 from collections.abc import Callable
@@ -24,14 +25,16 @@ async def run(bed: Bed) -> None:
     async with bed.serving("cold", document) as serve:
         for _ in range(1 if bed.quick else 2):
             await taken.both(serve, "page cache", read_into_page_cache)
-        drop_from_page_cache(bed.weights(MODEL) / "model.safetensors")
-        if in_page_cache(bed.weights(MODEL) / "model.safetensors"):
+        await taken.by_hand("no weights", "--empty")
+        taken.report()
+        bed.reused_too_soon("cold", began_s)
+        weights = bed.weights(MODEL) / "model.safetensors"
+        await asyncio.to_thread(drop_from_page_cache, weights)
+        if await asyncio.to_thread(in_page_cache, weights):
             bed.report.row("cold", "disk", "not measured", "", "the file stays in memory: name a disk with --work")
         else:
             await taken.both(serve, "disk", drop_from_page_cache)
-    await taken.by_hand("no weights", "--empty")
-    taken.report()
-    bed.reused_too_soon("cold", began_s)
+            taken.report_source("disk")
 
 
 class _Taken:
@@ -45,9 +48,9 @@ class _Taken:
 
     async def both(self, serve: Serving, source: str, prepare: Prepare) -> None:
         """One start manually, one through Pilotlight."""
-        prepare(self._weights)
+        await asyncio.to_thread(prepare, self._weights)
         await self.by_hand(source)
-        prepare(self._weights)
+        await asyncio.to_thread(prepare, self._weights)
         began_s = time.time()
         result = await call(serve.url, "cold")
         assert result.first_byte_s is not None
@@ -66,24 +69,28 @@ class _Taken:
         self._note(f"by hand, {source}", began_s, first_s - began_s)
 
     def report(self) -> None:
-        """Report the figures and write the plot."""
+        """Report the figure of the page cache and write the plot."""
         report, bed = self._bed.report, self._bed
-        middle = {label: statistics.median(values) for label, values in self._seconds.items()}
-        report.keep("cold", "seconds", self._seconds)
-        report.keep("cold", "phases", self._phases)
-        plots.bars(bed.folder / "coldstart.svg", "Cold start, from zero to the first token", "s", self._phases)
-        initialisation = middle["by hand, no weights"]
+        initialisation = self._median("by hand, no weights")
         copy_s = bed.weights_bytes[MODEL] / bed.copy_bytes_per_s if bed.copy_bytes_per_s else 0.0
         report.row("cold", "bytes / measured host-to-device rate", copy_s, "s")
         report.row("cold", "the engine's own initialisation", initialisation, "s", "a start that reads no weights")
-        ratio = middle["Pilotlight, page cache"] / max(copy_s, initialisation)
+        ratio = self._median("Pilotlight, page cache") / max(copy_s, initialisation)
         holds = None if bed.simulated else ratio <= RATIO_MAX
         report.figure("cold", "page cache, over the larger of the two", ratio, f"<= {RATIO_MAX}", holds=holds)
-        for source in ("page cache", "disk"):
-            if f"Pilotlight, {source}" not in middle:
-                continue
-            over = middle[f"Pilotlight, {source}"] - middle[f"by hand, {source}"]
-            report.row("cold", f"{source}: Pilotlight beyond by hand", over, "s")
+        self.report_source("page cache")
+
+    def report_source(self, source: str) -> None:
+        """Compare both sides, and write the plot with the phases so far."""
+        over = self._median(f"Pilotlight, {source}") - self._median(f"by hand, {source}")
+        report = self._bed.report
+        report.row("cold", f"{source}: Pilotlight beyond by hand", over, "s")
+        report.keep("cold", "seconds", self._seconds)
+        report.keep("cold", "phases", self._phases)
+        plots.bars(self._bed.folder / "coldstart.svg", "Cold start, from zero to the first token", "s", self._phases)
+
+    def _median(self, label: str) -> float:
+        return statistics.median(self._seconds[label])
 
     def _note(self, label: str, began_s: float, seconds: float) -> None:
         parts, at_s = dict[str, float](), began_s

@@ -45,8 +45,6 @@ async def run(bed: Bed) -> None:
         raise GpuRunError("the engine was not started again")
     if freed_s is not None:
         bed.report.row("kill", "SIGKILL -> memory free", freed_s - killed_s, "s")
-    by_hand_s = await _by_hand_s(bed)
-    bed.report.row("kill", "SIGKILL -> memory free, by hand", by_hand_s, "s")
     if ended_s is None:
         bed.report.say("kill       NVML did not list the engine after its end")
     bed.report.row("kill", "SIGKILL -> spawned again", starts[0].at_s - killed_s, "s")
@@ -56,6 +54,8 @@ async def run(bed: Bed) -> None:
     waiting = endings["completed"] >= STREAMS - SLOTS
     bed.report.figure("kill", "waiting requests answered", float(waiting), "1", holds=waiting)
     bed.reused_too_soon("kill", began_s)
+    by_hand_s = bed.by_hand_free_s if bed.by_hand_free_s is not None else await _by_hand_s(bed)
+    bed.report.row("kill", "SIGKILL -> memory free, by hand", by_hand_s, "s")
 
 
 async def _by_hand_s(bed: Bed) -> float:

@@ -41,7 +41,7 @@ async def run(bed: Bed) -> None:
     else:
         async with mps(bed) as env:
             if env is not None:
-                _limit_holds(bed, env)
+                await _limit_holds(bed, env)
                 await _measure(bed, "MPS", env | {LIMIT: f"0={bed.need_bytes('large') >> 20}MB"})
     await _by_hand(bed)
 
@@ -53,14 +53,14 @@ async def mps(bed: Bed) -> AsyncIterator[dict[str, str] | None]:
     for path in env.values():
         Path(path).mkdir(parents=True)
     try:
-        why = _start(bed, env)
+        why = await asyncio.to_thread(_start, bed, env)
         if why:
             bed.report.row("sharing", "MPS", "skipped", "", why)
         bed.watch.mps = not why
         yield None if why else env
     finally:
         bed.watch.mps = False
-        end_daemon(bed.folder)
+        await asyncio.to_thread(end_daemon, bed.folder)
 
 
 def _environment(folder: Path) -> dict[str, str]:
@@ -117,8 +117,8 @@ def end_daemon(folder: Path) -> None:
             one.kill()
 
 
-def _limit_holds(bed: Bed, env: dict[str, str]) -> None:
-    said = _allocate(bed, OVER_BYTES, env | {LIMIT: f"0={LIMIT_BYTES >> 30}G"})
+async def _limit_holds(bed: Bed, env: dict[str, str]) -> None:
+    said = await asyncio.to_thread(_allocate, bed, OVER_BYTES, env | {LIMIT: f"0={LIMIT_BYTES >> 30}G"})
     refused = "out of memory" in said
     bed.report.figure(
         "sharing", f"MPS: 3 GiB over a limit of 2 GiB refused ({said})", float(refused), "1", holds=refused

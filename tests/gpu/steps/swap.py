@@ -47,7 +47,6 @@ async def run(bed: Bed) -> None:
     say("swap", "until the last answer", lasted_s, "s")
     say("swap", "longest wait for a first token", max(waits, default=0.0), "s")
     _gaps(bed, began_s)
-    say("swap", "swap by hand: engine killed -> first token of the other", await _by_hand_s(bed), "s")
     lost = len(results) - endings["completed"]
     bed.report.figure("swap", "requests lost", float(lost), "0", holds=lost == 0)
     turns = len(starts) >= TURNS
@@ -58,6 +57,7 @@ async def run(bed: Bed) -> None:
     used = [(one.at_s - began_s, one.used_bytes / (1 << 30)) for one in samples]
     plots.lines(bed.folder / "swap.svg", "Memory in use while two models take turns", ("seconds", "GiB"),
                 {"used, by NVML": used}, marks)  # fmt: skip
+    say("swap", "swap by hand: engine killed -> first token of the other", await _by_hand_s(bed), "s")
 
 
 async def _by_hand_s(bed: Bed) -> float:
@@ -66,6 +66,7 @@ async def _by_hand_s(bed: Bed) -> float:
         await listens(process, port)
     ended_s = time.time()
     await bed.until_free([process.pid])
+    bed.by_hand_free_s = time.time() - ended_s
     with bed.by_hand("swap-b", "medium") as (process, port):
         await listens(process, port)
         await call(f"http://{HOST}:{port}", "swap-b")
