@@ -340,7 +340,7 @@ async def test_pauses_between_scale_writes_grow_from_the_first_pause(monkeypatch
             pauses.append(self._next_s)
             await super().rest(sooner)
 
-    monkeypatch.setattr(workload_controller, "Pauses", RecordedPauses)
+    monkeypatch.setattr(workload_writer, "Pauses", RecordedPauses)
     async with serving("ada") as house:
         for name, errors in (("more", 2), ("another", 1)):
             written = len(house.plane.asked)
