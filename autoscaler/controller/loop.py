@@ -111,8 +111,17 @@ Listener = Callable[[LoopStep], None]
 
 Retry = Callable[[frozenset[ModelName]], None]
 """Called within a step, before the plan, with the Models whose quarantine has ended. It repeats work outside of the
-`World` that these Models made fail, and calls `Loop.fault` for those that fail again. Must not block.
+`World` that these Models made fail, and calls `Loop.fault` for those that fail again. Must not block. If it raises, it
+is called again with the same Models; until it succeeds, these Models are planned as if quarantined.
 """
+
+
+class _Unretried(NamedTuple):
+    """The Models for which a retry raised."""
+
+    names: frozenset[ModelName]
+    failures: int
+    again_s: float
 
 
 class Loop:
@@ -157,6 +166,9 @@ class Loop:
         """Observations that could not be folded, by `observation_key`; retried after RETRY_S_MAX or a quarantine."""
         self._unstopped: dict[ReplicaId, StopReplica] = {}
         """Stops that the driver failed to begin; retried as well."""
+        self._quarantined: frozenset[ModelName] = frozenset()
+        """The Models that were quarantined when the retries were last called."""
+        self._unretried: dict[Retry, _Unretried] = {}
         self._again_s = 0.0
         """When `_aside` and `_unstopped` are retried."""
         self._unfolded_s = -math.inf
@@ -241,12 +253,7 @@ class Loop:
                 self._aside.clear()
                 self._unstopped.clear()
         transitions = self._fold([*self._again(started_s), *batch], started_s)
-        ended = list_quarantined_models(before) - list_quarantined_models(self.world)
-        if ended and self._aside:
-            self._again_s = started_s
-            transitions += self._fold(self._again(started_s), started_s)
-        for retry in self.retries if ended else ():
-            self._call(retry, partial(retry, ended))
+        transitions += self._retry(self._list_ended(before, batch), started_s)
         actions: list[Action] = []
         asked: set[ModelName] = set()
         leads = self._writes_s() > 0.0
@@ -276,6 +283,35 @@ class Loop:
         now_s = self._clock()
         self._rest_until_s = now_s + (now_s - started_s)
 
+    def _list_ended(self, before: World, batch: Sequence[Observation]) -> frozenset[ModelName]:
+        """The Models whose quarantine ended since the retries were last called, in whatever call of `advance`."""
+        noted = {one.model for one in batch if isinstance(one, FaultSeen)} & self.world.models.keys()
+        return (self._quarantined | list_quarantined_models(before) | noted) - list_quarantined_models(self.world)
+
+    def _retry(self, ended: frozenset[ModelName], now_s: float) -> tuple[Transition, ...]:
+        """Repeat what Models made fail whose quarantine has ended. A retry that raises is repeated with back-off."""
+        transitions: tuple[Transition, ...] = ()
+        if ended and self._aside:
+            self._again_s = now_s
+            transitions = self._fold(self._again(now_s), now_s)
+        for retry in self.retries if ended or self._unretried else ():
+            left = self._unretried.get(retry, _Unretried(frozenset(), 0, now_s))
+            names = ended | left.names
+            if not names or (not ended and now_s < left.again_s):
+                continue
+            if self._call(retry, partial(retry, names)):
+                self._unretried.pop(retry, None)
+            else:
+                again_s = now_s + min(2.0**left.failures, RETRY_S_MAX)
+                self._unretried[retry] = _Unretried(names, min(left.failures + 1, 16), again_s)
+        self._quarantined = list_quarantined_models(self.world)
+        return transitions
+
+    def _mask(self, world: World) -> World:
+        """The `World` for the planner. A quarantine that ends within a step is masked until the retries are called."""
+        held = self._quarantined.union(*(left.names for left in self._unretried.values()))
+        return mask_quarantined(world, list_quarantined_models(world) | (held & world.models.keys()))
+
     def _plan(self, now_s: float, asked: set[ModelName]) -> tuple[Transition, ...]:
         """Compute a plan without starts that are certain to fail. Terminates: a step checks each Model once.
         A removed obstacle is detected by a later check, because new facts may still be missing.
@@ -283,9 +319,7 @@ class Loop:
         transitions: tuple[Transition, ...] = ()
         faults = len(self.world.learned.faults)
         while True:
-            done = attempt(
-                lambda: self.contained("plan", lambda world: self._decide_now(mask_quarantined(world), now_s))
-            )
+            done = attempt(lambda: self.contained("plan", lambda world: self._decide_now(self._mask(world), now_s)))
             if isinstance(done, Failure):
                 if len(self.world.learned.faults) > faults:
                     self._failures = 0  # a Model was quarantined: retry soon
@@ -418,12 +452,13 @@ class Loop:
                 self._try(action, now_s)
         return again
 
-    def _call(self, of: Listener | Retry, call: Callable[[], None]) -> None:
-        """Call a listener or a retry. If it raises, record the error; it is called again by a later step."""
+    def _call(self, of: Listener | Retry, call: Callable[[], None]) -> bool:
+        """Call a listener or a retry. If it raises, record the error and return False; a later step calls it again."""
         done = attempt(call)
         if isinstance(done, Failure) or self._troubles:
             name = getattr(of, "__qualname__", type(of).__name__)
             self.trouble(name, describe_error(done.error) if isinstance(done, Failure) else "")
+        return not isinstance(done, Failure)
 
     def _is_new(self, fault: FaultSeen) -> bool:
         return not fault.is_over and fault.model not in list_quarantined_models(self.world)

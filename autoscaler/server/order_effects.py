@@ -117,11 +117,11 @@ def place_order(world: World, place: CordonTarget, verb: str, wish: Wish, now_s:
 
 def _wake(world: World, model: Model) -> Order:
     name = model.name
-    if model.spec.paused:
-        raise OrderError(409, f"{name} is paused: set spec.paused to false first")
     if name in list_quarantined_models(world):
         says = f"retrying {name} now"
         return Order(OrderResult(verb="wake", kind="model", name=name, says=says), ModelWoken(model=name))
+    if model.spec.paused:
+        raise OrderError(409, f"{name} is paused: set spec.paused to false first")
     if name in world.learned.obstacles:
         raise OrderError(409, f"{name} cannot start: {world.learned.obstacles[name]}")
     never = Fitting(world).never(model)

@@ -12,8 +12,8 @@ here and not in `autoscaler.documents.document_rules`, so that modules that only
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from typing import Final, NamedTuple
 
 from msgspec.structs import replace
@@ -59,7 +59,7 @@ def resolve_model_conflicts(
     """
     owners = {name: f"Model {model.name} in the configuration files" for model in files for name in _all(model)}
     models, names, taken = list(files), dict[Origin, ModelName](), dict[Origin, str]()
-    faults = dict[Origin, str]()
+    faults, earlier = dict[Origin, str](), _index(before)
     for origin, model in sorted(others.items(), key=_age):
         claimed = len(owners)
         done = attempt(partial(_settled, origin, model, owners))
@@ -67,7 +67,7 @@ def resolve_model_conflicts(
             while len(owners) > claimed:
                 owners.popitem()
             faults[origin] = describe_error(done.error)
-            done = _keep(origin, model, before, owners), []
+            done = _keep(origin, model, earlier().get(origin), owners), []
         settled, lost = done
         if lost:
             taken[origin] = "; ".join(lost)
@@ -118,11 +118,22 @@ def _settled(origin: Origin, model: Model, owners: dict[str, str]) -> tuple[Mode
     return named, lost
 
 
-def _keep(origin: Origin, model: Model, before: Settled, owners: dict[str, str]) -> Model | None:
-    """Return the earlier version of a Model, or the Model with only its name. None: the name belongs to another."""
-    name = before.names.get(origin)
-    kept = next((one for one in before.models if one.name == name), None)
-    if kept is None:
+def _index(before: Settled) -> Callable[[], Mapping[Origin, Model]]:
+    """Return a function that returns the Models of `before` by origin, and computes them at its first call only."""
+
+    @cache
+    def models() -> Mapping[Origin, Model]:
+        named = {model.name: model for model in before.models}
+        return {origin: named[name] for origin, name in before.names.items()}
+
+    return models
+
+
+def _keep(origin: Origin, model: Model, kept: Model | None, owners: dict[str, str]) -> Model | None:
+    """Return `kept`, the earlier version of a Model, or the Model with only its name. None: the name belongs to
+    another. `kept` does not count if it belongs to a deleted object of the same name.
+    """
+    if kept is None or (kept.uid, kept.created_unix_s) != (model.uid, model.created_unix_s):
         kept = replace(model, spec=replace(model.spec, aliases=(), adapters=()))
     if not owners.keys().isdisjoint((*_all(kept),)):
         kept = replace(kept, spec=replace(kept.spec, aliases=(), adapters=()))

@@ -115,7 +115,7 @@ class ModelDispatcher:
         if self.entry is None:
             return errors.model_not_found()
         why = self.part.route.refusal
-        if self.entry.paused or why is None:
+        if why is None or (self.entry.paused and why.code != "model_faulty"):
             message = "the model is paused; set spec.paused to false, or scale its adopted workload above zero"
             return errors.service_unavailable("no_capacity", message, PAUSED_RETRY_AFTER_S)
         return errors.service_unavailable(why.code, why.message, why.retry_after_s)

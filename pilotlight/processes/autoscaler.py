@@ -66,6 +66,7 @@ from pilotlight.net.file_reload import Files
 from pilotlight.net.listen import Address, check_operations, socket_of
 from pilotlight.processes import cluster
 from pilotlight.processes.cluster import Cluster, ClusterOptions
+from pilotlight.processes.cluster_documents import PART
 from pilotlight.processes.console import Misfits, Narrator
 from pilotlight.processes.learner_runner import LearnerRunner
 from pilotlight.processes.model_start_checks import Preflight
@@ -80,8 +81,8 @@ nvml = functools.cache(open_nvml)
 log = logging.getLogger("pilotlight.autoscaler.process")
 Located = Callable[[Model], Model]
 """As in `document_inputs.read_documents`."""
-Tell = Callable[[DocumentsSeen], None]
-"""Receives the documents of files."""
+Tell = Callable[[DocumentsSeen, Sequence[FaultSeen]], None]
+"""Receives the documents of files and the exceptions that their Models raised."""
 ENGINE_GRACE_S = 5.0
 """Time between SIGTERM and SIGKILL for an engine at shutdown, when no request uses it any more."""
 
@@ -149,14 +150,13 @@ async def serve_until_stopped(options: AutoscalerOptions, stack: AsyncExitStack)
     located = keep_artifact_location if supply is None else supply.located
     log = Log()
     metrics = Metrics(lambda: loop.world, clock, dict if house is None else house.unreadable.counts)
-    tell: Tell = (lambda documents: loop.observe([documents])) if house is None else house.put_files
+    tell: Tell = (lambda seen, faults: loop.observe([seen, *faults])) if house is None else house.put_files
     reloads = Reloads(options, loop, tell, located, again=again, faults=faults)
     preflight = Preflight(loop, driver.obstacle, reloads)
     cpu_bound = CpuBound(lambda: devices.measured, find_installed_programs())
     loop.listeners += [metrics.on_step, Misfits(loop.fault).on_step, preflight.on_step, cpu_bound.on_step]
     loop.listeners += [build_step_logger(log, Narrator())]
-    tell(build_documents_seen(documents))
-    loop.observe(faults)
+    tell(build_documents_seen(documents), faults)
     tutor = load_histories(histories, loop, LearnerRunner(loop, LessonFile(state), clock))
     loop.observe([GatewaySeen(gateway=GatewayId(path.stem), watched=True) for path in options.gateway_sockets])
     operations = OperationsServer(
@@ -339,8 +339,9 @@ async def reload_on_event(again: asyncio.Event, reloads: Callable[[], Awaitable[
 class Reloads:
     """Reloads the documents, and reports the last failure, its own or that of `serve`.
 
-    `again` requests a reload; it is set when the quarantine of a Model ends whose document raised an exception.
-    `faults`: the exceptions of the documents in force.
+    `again` requests a reload. `faults`: the exceptions of the documents in force. When the quarantine of such a Model
+    ends, it is quarantined again at once, so that nothing starts before the documents are read again; if its document
+    is valid then, the quarantine ends.
     """
 
     def __init__(
@@ -348,21 +349,32 @@ class Reloads:
         faults: Sequence[FaultSeen] = (),
     ) -> None:  # fmt: skip
         self._options, self._loop, self._tell, self._located = options, loop, tell, located
+        self._again = again
         self._problem = ""
-        self._faulty = {one.model for one in faults}
-        loop.retries.append(lambda ended: again.set() if ended & self._faulty else None)
+        self._faults = {one.model: one.reason for one in faults}
+        loop.retries.append(self._retry)
+
+    def _retry(self, ended: frozenset[ModelName]) -> None:
+        for name in sorted(ended & self._faults.keys()):
+            self._loop.fault(name, PART, self._faults[name])
+            self._again.set()
 
     async def __call__(self) -> None:
         """Reload; documents that cannot be read are logged, and the last valid ones stay in force."""
         faults, known = list[FaultSeen](), self._loop.world.models
         try:
-            self._tell(
-                build_documents_seen(
-                    await asyncio.to_thread(load_checked_documents, self._options, faults.append, known, self._located)
-                )
+            documents = await asyncio.to_thread(
+                load_checked_documents, self._options, faults.append, known, self._located
             )
-            self._loop.observe(faults)
-            self._faulty = {one.model for one in faults}
+            before, self._faults = self._faults, {one.model: one.reason for one in faults}
+            self._loop.observe(
+                [
+                    FaultSeen(model=name, reason=why, is_over=True)
+                    for name, why in before.items()
+                    if self._faults.get(name) != why
+                ]
+            )
+            self._tell(build_documents_seen(documents), faults)
         except Exception as error:  # noqa: BLE001  a faulty document must not end the process; the error is reported
             reraise_memory_error(error)
             message = error.message if isinstance(error, click.UsageError) else describe_error(error)

@@ -36,7 +36,7 @@ from autoscaler.queries.measured_memory import AS_ASKED, Given
 from autoscaler.server.auth import AGENT, BOTH, GATEWAY, Admits, Roles
 from autoscaler.spec.installation_ownership import Ownership, installation_id, installation_title
 from autoscaler.spec.model import Model
-from autoscaler.state.events import DocumentsSeen, FollowingSeen, LeadingSeen
+from autoscaler.state.events import DocumentsSeen, FaultSeen, FollowingSeen, LeadingSeen
 from autoscaler.state.world import STORE, Leadership, World
 from autoscaler.weights import mount_choice
 from pilotlight.models.capacity_providers import Supplies
@@ -202,13 +202,14 @@ class Cluster:
         self._loop.listeners += [self._on_step, self._supply.on_step, self._supplies.on_step]
         return self._loop
 
-    def put_files(self, seen: DocumentsSeen) -> None:
-        """Use the documents of files as one part of all documents, at startup and after a reload.
+    def put_files(self, seen: DocumentsSeen, faults: Sequence[FaultSeen] = ()) -> None:
+        """Use the documents of files as one part of all documents, at startup and after a reload. `faults`: the
+        exceptions that their Models raised.
 
         `auth: auto` requires keys here even without Tenants, so that deleting the last one does not open the port.
         """
         auth = "keys" if seen.settings.auth == "auto" else seen.settings.auth
-        self._resources.put_files(replace(seen, settings=replace(seen.settings, auth=auth)))
+        self._resources.put_files(replace(seen, settings=replace(seen.settings, auth=auth)), faults)
 
     def _observe(self, seen: Sequence[Observation]) -> None:
         self._loop.observe(seen)

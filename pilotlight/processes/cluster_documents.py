@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -126,9 +126,11 @@ class Resources:
         loop.listeners += [self._statuses.on_step, self._events.on_step, self._sizes.on_step]
         loop.retries.append(self._retry)
 
-    def put_files(self, seen: DocumentsSeen) -> None:
-        """Use the documents of files, at startup and after a reload."""
-        self._installation.put_files(seen)
+    def put_files(self, seen: DocumentsSeen, faults: Sequence[FaultSeen] = ()) -> None:
+        """Use the documents of files, at startup and after a reload. `faults`: the exceptions that their Models raised.
+        These are observed with the documents, because the loop ignores a fault of a Model that it does not know.
+        """
+        self._installation.put_files(seen, {one.model: one.reason for one in faults})
 
     def _tell(self, seen: DocumentsSeen, statuses: Mapping[ModelName, Status]) -> None:
         learned, wrong = model_status.restore_histories(statuses, self._clock(), self._unix_s())

@@ -27,6 +27,7 @@ Status = Mapping[str, object]
 """The status of an object, as stored in the API server."""
 UNKNOWN = f"it is unknown which installation serves namespace {{}}: its Lease {CLAIM} cannot be read or written"
 NO_FAULTS: Mapping[Origin, str] = MappingProxyType({})
+NO_FILE_FAULTS: Mapping[ModelName, str] = MappingProxyType({})
 Publish = Callable[[DocumentsSeen, Mapping[ModelName, Status]], None]
 """Receives all documents, and the status of each Model that is published for the first time."""
 
@@ -49,6 +50,7 @@ class Installation:
         self._published = False
         self._awaited = set(awaited)
         self._files = DocumentsSeen()
+        self._file_faults = NO_FILE_FAULTS
         self._models: dict[str, Mapping[Origin, Model]] = {}
         self._tenants: dict[str, Sequence[Tenant]] = {}
         self._statuses: dict[Origin, Status] = {}
@@ -60,9 +62,11 @@ class Installation:
         self.tenants_taken: Mapping[str, str] = {}
         """Tenant -> a sentence on which of its name and keys belong to another Tenant."""
 
-    def put_files(self, documents: DocumentsSeen) -> None:
-        """Set the documents of files. Their names take precedence, and only files contain Settings."""
-        self._files = documents
+    def put_files(self, documents: DocumentsSeen, faults: Mapping[ModelName, str] = NO_FILE_FAULTS) -> None:
+        """Set the documents of files. Their names take precedence, and only files contain Settings. `faults`: their
+        Models that raised an exception.
+        """
+        self._files, self._file_faults = documents, faults
         self._put(FILES)
 
     def put(
@@ -132,7 +136,7 @@ class Installation:
         names = self.settled.names
         undecoded = {origin: why for found in self._undecoded.values() for origin, why in found.items()}
         faults = undecoded | dict(self.settled.faults) | unknown
-        self.faults = {names[origin]: why for origin, why in faults.items() if origin in names}
+        self.faults = {**self._file_faults, **{names[o]: why for o, why in faults.items() if o in names}}
         statuses = {names[origin]: status for origin, status in self._statuses.items() if origin in names}
         self._statuses = {
             origin: status for origin, status in self._statuses.items() if origin in models and origin not in ours

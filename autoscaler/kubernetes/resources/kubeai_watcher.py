@@ -19,7 +19,7 @@ from autoscaler.exception_handling import Failure, attempt
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.optional_kinds import Kinds, created_unix_s, list_collection_paths
 from autoscaler.kubernetes.resources.document_merge import Installation
-from autoscaler.kubernetes.resources.undecoded import Undecoded, describe_undecoded
+from autoscaler.kubernetes.resources.undecoded import Undecoded, describe_unconverted
 from autoscaler.kubernetes.watch import Change, ObjectKey
 from autoscaler.spec.model import Model
 from autoscaler.spec.name_conflicts import Origin
@@ -128,7 +128,7 @@ class KubeaiModels:
         last, uid = None if old is None else old.model, found["metadata"]["uid"]
         done = attempt(partial(self._convert_model, found))
         if isinstance(done, Failure):
-            return KubeaiObject(uid, last, "", (), describe_undecoded(found, done.error))
+            return KubeaiObject(uid, last, "", (), describe_unconverted(found, done.error))
         model, wrong, notes = done
         return KubeaiObject(uid, last if model is None else model, wrong, notes)
 

@@ -18,6 +18,8 @@ from autoscaler.spec.model import ModelSpec
 from autoscaler.state.events import ModelWoken
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Leadership, World
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.effects import Refuse
 from tests.simulation.environment import virtual_loop
 from tests.simulation.environment.api_server import Server
 from tests.simulation.installations.model_objects import KUBEAI_MODELS, DocumentTasks, ModelObjects, faults
@@ -25,8 +27,10 @@ from tests.support.builders.fold import reported
 from tests.support.builders.worlds import device, level
 from tests.support.fakes.driver import FakeDriver, FakeMachine
 from tests.support.harness.faults.fault_injection import Faults, concerns, inject
+from tests.support.harness.gateway.dispatch_script import call_of
 from tests.support.harness.scenarios import hide_parameters
 
+GATEWAY = GatewayId("g1")
 SPEC = ModelSpec(engine="vllm", artifact="hf://org/name", image="vllm:1", idle_seconds=9000.0)
 OTHER = ModelSpec(engine="vllm", artifact="hf://org/name", image="vllm:1", idle_seconds=9001.0, aliases=("alias",))
 KUBEAI_SPEC = {
@@ -45,12 +49,27 @@ class Rig:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.patch = patch
         self.objects = ModelObjects(Server())
+        self.tasks: list[asyncio.Task[None]] = []
+        self._machine = FakeMachine(asyncio.get_running_loop(), (device("gpu0", 24), device("gpu1", 24)))
+        self._reports = self._epoch = 0
+        self.start()
+
+    def start(self) -> None:
+        """Start the autoscaler."""
+        self._epoch += 1
         clock = asyncio.get_running_loop().time
-        machine = FakeMachine(asyncio.get_running_loop(), (device("gpu0", 24), device("gpu1", 24)))
-        world = World(epoch=1, leadership=Leadership(leads=True, leading_since_s=clock()))
-        self.loop = Loop(world, FakeDriver(machine), clock)
-        self.documents = DocumentTasks(self.objects.server, self.loop, "a")
-        self._reports = 0
+        world = World(epoch=self._epoch, leadership=Leadership(leads=True, leading_since_s=clock()))
+        self.loop = Loop(world, FakeDriver(self._machine), clock)
+        documents = DocumentTasks(self.objects.server, self.loop, "a")
+        self.tasks = [asyncio.create_task(one.run()) for one in (documents, self.loop)]
+
+    async def stop(self) -> None:
+        """Stop the autoscaler; replicas keep running. It must not have ended before."""
+        ended = [task for task in self.tasks if task.done()]
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        assert not ended
 
     def inject(self, point: str) -> Faults:
         """Make the function raise for the Model `b`."""
@@ -75,6 +94,16 @@ class Rig:
         route = routes.model_route(self.loop.world, ModelName(name), self.loop.now_s(), GatewayId("g1"))
         return "" if route is None or route.refusal is None else route.refusal.code
 
+    def answer(self, name: str) -> str:
+        """The code with which a new gateway rejects a request for the Model; empty: it waits or is granted."""
+        gateway, now_s = Dispatcher(GATEWAY, "boot"), self.loop.now_s()
+        gateway.catalogue(routes.catalogue_full(self.loop.world), now_s)
+        gateway.routes(routes.routes_full(self.loop.world, GATEWAY, now_s), now_s)
+        rejected = [
+            one for one in gateway.arrive(call_of("c1", model=name, now_s=now_s), now_s) if isinstance(one, Refuse)
+        ]
+        return rejected[0].error.code if rejected else ""
+
     def ready(self) -> set[str]:
         """Models with a ready replica."""
         return {one.model for one in self.loop.world.replicas.values() if one.state is S.READY}
@@ -91,14 +120,10 @@ def simulated(scenario: Scenario[P]) -> Callable[P, None]:
         async def whole() -> None:
             with pytest.MonkeyPatch.context() as patch:
                 rig = Rig(patch)
-                tasks = [asyncio.create_task(one.run()) for one in (rig.documents, rig.loop)]
                 try:
                     await scenario(rig, *args, **kwargs)
-                    assert not any(task.done() for task in tasks)
                 finally:
-                    for task in tasks:
-                        task.cancel()
-                    await asyncio.gather(*tasks, return_exceptions=True)
+                    await rig.stop()
 
         virtual_loop.run(whole())
 
@@ -120,6 +145,7 @@ async def test_new_model_whose_document_raises_is_quarantined_and_no_other_is(ri
     await rig.call("a", "b")
     assert rig.faults() == {"b": 1}
     assert (rig.refusal("a"), rig.refusal("b"), rig.ready()) == ("", "model_faulty", {"a"})
+    assert (rig.answer("a"), rig.answer("b")) == ("", "model_faulty")
     await asyncio.sleep(5.0)
     assert rig.objects.conditions("b")["Faulty"] == "True"
     assert (rig.objects.conditions("a")["Faulty"], rig.objects.conditions("a")["Ready"]) == ("False", "True")
@@ -207,7 +233,7 @@ async def test_reverted_document_ends_the_quarantine_although_the_document_in_fo
 async def test_invalid_document_of_a_quarantined_new_model_is_reported_as_invalid(rig: Rig) -> None:
     fault = rig.inject(DECODE)
     await both(rig)
-    assert rig.loop.world.models[ModelName("b")].spec.paused
+    assert rig.loop.world.models[ModelName("b")].spec.artifact is None, "its stand-in"
     fault.stop()
     rig.objects.put("b", {"engine": "vllm", "slots": "many"})
     await asyncio.sleep(3.0)

@@ -15,7 +15,7 @@ from autoscaler.drivers.resilient_tasks import retry_until_success
 from autoscaler.exception_handling import describe_error
 from autoscaler.explain import model as explain
 from autoscaler.explain.decision_log import Log
-from autoscaler.fold.model_quarantine import TRIAL_S
+from autoscaler.fold.model_quarantine import TRIAL_S, list_quarantined_models
 from autoscaler.fold.quarantine_mask import assume_quarantined, mask_quarantined
 from autoscaler.planner.plan import plan
 from autoscaler.queries.response_types import Row
@@ -553,6 +553,72 @@ def test_fault_that_is_over_is_forgotten_and_another_one_is_not(monkeypatch: pyt
     assert loop.loop.world.learned.faults == {}
 
 
+def test_retry_is_called_for_a_quarantine_that_another_fault_expires(monkeypatch: pytest.MonkeyPatch) -> None:
+    inject(monkeypatch, "autoscaler.demand.desired_replicas:compute_desired_replicas", lambda *_: False)
+    loop, asked = stepped(), list[set[str]]()
+    loop.loop.retries.append(lambda names: asked.append({*names}))
+    loop.step(FaultSeen(model=B.name, reason="KeyError: 7"))
+    loop.now_s += 60.0
+    loop.loop.fault(A.name, "status", "KeyError: 8")
+    assert set(list_quarantined_models(loop.loop.world)) == {"a"}, "time passed when the fault was recorded"
+    loop.step()
+    assert asked == [{"b"}]
+    loop.step(FaultSeen(model=B.name, reason="KeyError: 7"), ModelWoken(model=B.name))
+    assert asked == [{"b"}, {"b"}], "a quarantine may begin and end in one step"
+    loop.step()
+    assert len(asked) == 2
+
+
+def test_model_whose_quarantine_ends_within_a_step_starts_only_after_the_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, asked = stepped(), list[set[str]]()
+    inject(monkeypatch, "autoscaler.demand.desired_replicas:compute_desired_replicas", lambda *_: False)
+    loop.loop.retries.append(lambda names: asked.append({*names}))
+    loop.step(FaultSeen(model=B.name, reason="KeyError: 7"))
+    loop.now_s += 59.9
+    real = loop.driver.obstacle
+
+    def obstacle(of: Model) -> str:
+        loop.now_s += 0.1
+        loop.loop.fault(C.name, "driver", "KeyError: 8")
+        return real(of)
+
+    monkeypatch.setattr(loop.driver, "obstacle", obstacle)
+    loop.step(called(A, B, now_s=loop.now_s))
+    assert set(list_quarantined_models(loop.loop.world)) == {"c"}
+    assert (asked, started(loop)) == ([], ["a"])
+    loop.step(called(A, B, now_s=loop.now_s))
+    assert (asked, started(loop)) == ([{"b"}], ["a", "b"])
+
+
+def test_retry_that_raises_is_called_again_with_the_same_models_after_a_back_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inject(monkeypatch, "autoscaler.demand.desired_replicas:compute_desired_replicas", lambda *_: False)
+    loop, asked = stepped(), list[tuple[float, set[str]]]()
+
+    def retry(names: frozenset[ModelName]) -> None:
+        asked.append((loop.now_s - T0, {*names}))
+        if len(asked) < 5:
+            raise InjectedError("retry")
+
+    loop.loop.retries.append(retry)
+    over = FaultSeen(model=C.name, reason="KeyError: 7", is_over=True)
+    loop.step(FaultSeen(model=B.name, reason="KeyError: 7"), FaultSeen(model=C.name, reason="KeyError: 7"))
+    loop.step(ModelWoken(model=B.name), called(A, B))
+    for _ in range(10):
+        assert started(loop) == ["a"], "nothing starts before its retry"
+        loop.now_s += 0.5
+        loop.step(*((over,) if loop.now_s == T0 + 5.0 else ()))
+    assert asked == [(0.0, {"b"}), (1.0, {"b"}), (3.0, {"b"}), (5.0, {"b", "c"})]
+    loop.now_s += 8.0
+    after = loop.step(called(A, B, now_s=loop.now_s))
+    assert asked[4:] == [(13.0, {"b", "c"})]
+    assert (after.degraded, started(loop)) == ("", ["a", "b"])
+    loop.now_s += 60.0
+    loop.step()
+    assert len(asked) == 5
+
+
 def test_exception_in_a_retry_does_not_stop_the_control_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     faults = inject(monkeypatch, "autoscaler.demand.desired_replicas:compute_desired_replicas", lambda *_: False)
     loop = stepped()
@@ -564,5 +630,5 @@ def test_exception_in_a_retry_does_not_stop_the_control_loop(monkeypatch: pytest
     loop.step(FaultSeen(model=B.name, reason="KeyError: 7"))
     after = loop.step(ModelWoken(model=B.name), called(A))
     assert "retry: InjectedError" in after.degraded
-    assert started(loop) == ["a", "b"]
+    assert started(loop) == ["a"]
     assert len(faults.reported) == 2

@@ -22,6 +22,7 @@ from autoscaler.drivers.driver import CordonError
 from autoscaler.drivers.local.cordon_file import CordonFile
 from autoscaler.drivers.local.state_directory import StateDirectory
 from autoscaler.explain.decision_log import Log
+from autoscaler.fold.quarantine_mask import assume_quarantined
 from autoscaler.planner import what_if
 from autoscaler.server import openapi
 from autoscaler.server.ops import OperationsServer
@@ -175,6 +176,14 @@ async def test_wake_that_cannot_succeed_is_rejected_with_409_and_the_reason(
     client = await Port(replace_fields(world([A], [device()]), **fields)).client(aiohttp_client)
     response = await client.post("/api/v1/models/a/wake", json={})
     assert (response.status, await response.json()) == (409, {"error": why})
+
+
+@pytest.mark.parametrize("paused", [False, True])
+async def test_wake_of_a_quarantined_model_retries_it(aiohttp_client: AiohttpClient, paused: bool) -> None:
+    of = model("a", 20, paused=paused)
+    port = Port(assume_quarantined(world([of], [device()]), [of.name]))
+    assert await effect_of(await port.client(aiohttp_client), "models/a/wake") == "retrying a now"
+    assert port.loop.observed == [ModelWoken(model=of.name)]
 
 
 # --- authorization --------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from autoscaler.spec.model import Adapter, Model, ModelSpec
 from autoscaler.spec.name_conflicts import Origin, Settled, resolve_model_conflicts, resolve_tenant_conflicts
 from autoscaler.spec.tenant import Key, Tenant, TenantSpec
 from tests.support.example_budget import examples
+from tests.support.harness.faults.fault_injection import inject
 
 
 def model(name: str, *aliases: str, namespace: str = "a", at_s: int = 0, adapters: tuple[str, ...] = ()) -> Model:
@@ -123,6 +124,18 @@ def test_younger_model_never_takes_a_name_from_an_older_model(
         *rest, youngest = oldest_first
         without = resolve_model_conflicts((), {one: models[one] for one in rest})
         assert list(without.models) == [one for one in found.models if one.name != found.names.get(youngest)]
+
+
+def test_model_that_raises_does_not_get_the_document_of_a_deleted_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    old, other = replace(model("x", "y"), uid="1"), model("z")
+    before = settled(old, other)
+    inject(monkeypatch, "autoscaler.spec.name_conflicts:_settled", lambda *_: True)
+    for uid, names in (("1", ["x", "y"]), ("2", ["x"])):
+        new = replace(old, uid=uid, spec=replace(old.spec, slots=7))
+        found = resolve_model_conflicts((), {origin(new): new}, before)
+        assert [*found.models[0].names()] == names
+        assert (found.models[0].uid, found.models[0].spec.slots) == (uid, None if uid == "1" else 7)
+        assert [*found.faults] == [origin(new)]
 
 
 def key(letter: str, name: str = "") -> Key:

@@ -53,6 +53,16 @@ def test_paused_model_rejects_requests_without_counting_demand() -> None:
     assert total.refused_cold == 0
 
 
+def test_paused_model_with_an_internal_error_rejects_requests_as_faulty() -> None:
+    script = Script()
+    script.model(paused=True)
+    script.say(state="failed", refusal=Refusal(code="model_faulty", message="internal error", retry_after_s=60.0))
+    assert script.arrive("c1") == ["refuse c1 model_faulty"]
+    script.say(refusal=Refusal(code="model_start_failed", message="exit code 1", retry_after_s=30.0))
+    assert script.arrive("c2") == ["refuse c2 no_capacity"], "a start is not its next step"
+    assert script.totals() == [], "no demand"
+
+
 def test_requests_are_rejected_with_the_error_sent_by_the_autoscaler() -> None:
     script = Script()
     script.arrive("c1")

@@ -92,3 +92,14 @@ def test_fault_of_a_document_is_listed_under_the_name_of_its_model() -> None:
     assert one.faults == {"b/x": "KeyError: 7"}
     one.put(CUSTOMS, {X: model(1), Y: model(2, "b")})
     assert one.faults == {}
+
+
+def test_fault_of_a_document_in_a_file_is_listed_when_all_documents_are_published() -> None:
+    received = Received()
+    one = Installation(received, (FILES, CUSTOMS))
+    one.put_files(DocumentsSeen(models=(model(),)), {ModelName("x"): "KeyError: 7"})
+    assert one.faults == {}
+    one.put(CUSTOMS, {})
+    assert (one.faults, received.names) == ({"x": "KeyError: 7"}, ["x"])
+    one.put_files(DocumentsSeen(models=(model(),)))
+    assert one.faults == {}

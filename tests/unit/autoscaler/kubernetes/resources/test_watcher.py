@@ -12,10 +12,11 @@ from autoscaler.documents.parse import read_document
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.resources.document_merge import CUSTOMS, Installation
 from autoscaler.kubernetes.resources.kubeai_watcher import KUBEAI, KubeaiModels
-from autoscaler.kubernetes.resources.undecoded import describe_undecoded
+from autoscaler.kubernetes.resources.undecoded import describe_unconverted, describe_undecoded
 from autoscaler.kubernetes.resources.watcher import DocumentWatcher
 from autoscaler.kubernetes.watch import ObjectKey
-from autoscaler.spec.model import Model
+from autoscaler.routing.routes import model_entry
+from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.spec.name_conflicts import Origin
 from autoscaler.spec.pod import API_VERSION
 from autoscaler.spec.tenant import Tenant
@@ -156,9 +157,40 @@ async def test_exception_while_a_kubeai_model_is_converted_quarantines_the_model
         ("text", None, None),
     ],
 )
-def test_stand_in_has_only_the_tenants_and_the_installation_of_its_object(
+def test_stand_in_has_the_tenants_and_the_installation_of_its_object(
     spec: object, tenants: object, installation: object
 ) -> None:
     stand_in = describe_undecoded({**found("b"), "spec": spec}, KeyError("odd")).stand_in
     assert (stand_in.name, stand_in.namespace, stand_in.uid) == ("b", "n", "uid-b")
-    assert (stand_in.spec.tenants, stand_in.spec.installation, stand_in.spec.paused) == (tenants, installation, True)
+    assert (stand_in.spec.tenants, stand_in.spec.installation) == (tenants, installation)
+    assert not stand_in.spec.paused, "its ready replicas serve requests"
+
+
+NAMED = {"name": "x", "artifact": "hf://o/x"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "engine", "names"),
+    [
+        ({"engine": "vllm", "aliases": ["c"], "adapters": [NAMED]}, "vllm", ["b", "c", "b:x", "c:x"]),
+        ({"engine": "quantum", "aliases": ["c"]}, "command", ["b", "c"]),
+        ({"engine": ["vllm"], "aliases": "c", "adapters": {"x": 1}}, "command", ["b"]),
+        ({"engine": "vllm", "aliases": ["c", "a b"], "adapters": [NAMED, {"name": 7}]}, "vllm", ["b"]),
+        ({"engine": "vllm", "aliases": ["b"], "adapters": [NAMED]}, "vllm", ["b"]),
+        ({"engine": "vllm", "aliases": ["c"], "adapters": [NAMED, NAMED]}, "vllm", ["b", "c"]),
+        ({"engine": "vllm", "adapters": [{"name": "x/y"}]}, "vllm", ["b"]),
+        ({"engine": "ollama", "adapters": [NAMED]}, "ollama", ["b"]),
+    ],
+)
+def test_stand_in_has_the_engine_and_the_valid_names_of_its_object(spec: object, engine: str, names: list[str]) -> None:
+    stand_in = describe_undecoded({**found("b"), "spec": spec}, KeyError("odd")).stand_in
+    assert stand_in.spec.engine == engine
+    assert [*stand_in.names(), *stand_in.adapter_names()] == names
+    assert model_entry(stand_in).takes_cache_salt == (engine == "vllm")
+
+
+def test_stand_in_of_a_kubeai_model_has_only_its_name() -> None:
+    spec = {"engine": "VLLM", "tenants": ["acme"], "installation": "n/l", "aliases": ["c"]}
+    stand_in = describe_unconverted({**found("b"), "spec": spec}, KeyError("odd")).stand_in
+    assert (stand_in.name, stand_in.namespace, stand_in.uid) == ("b", "n", ""), "KubeAI's objects own no pods of ours"
+    assert stand_in.spec == ModelSpec(engine="command")
