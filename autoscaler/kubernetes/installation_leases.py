@@ -78,6 +78,8 @@ class ModelClaims:
         for kept in (self._claims, self._holders, self._due_s, self._fails_s):
             for gone in kept.keys() - self._wanted:
                 del kept[gone]
+        self._without &= self._wanted
+        self._api.unreadable.keep(self, {(one, CLAIM) for one in self._wanted})
         now_s, limit = self._clock(), asyncio.Semaphore(AT_ONCE_MAX)
         due = [one for one in sorted(self._wanted) if self._due_s.get(one, now_s) <= now_s]
         await asyncio.gather(*(self._settle(one, limit) for one in due))
