@@ -12,8 +12,9 @@ from typing import TypeVar
 import msgspec
 
 from autoscaler.documents.parse import DocumentError
-from autoscaler.importers.result import Document
+from autoscaler.importers.result import ConversionError, Document
 from autoscaler.spec.decode import Part, Path, WrongKeyError, decode_value, format_path
+from autoscaler.spec.quantity import whole_number
 from autoscaler.spec.yaml import YamlError, parse_yaml
 
 P = TypeVar("P", bound=Part)
@@ -36,6 +37,14 @@ def read_part(value: object, kind: type[P], at: Path, tell: Callable[[str, str],
     for key in given.keys() - known:
         tell(".".join(map(str, (*at, key))), UNKNOWN)
     return decode_value({key: one for key, one in given.items() if key in known}, kind, at=at)
+
+
+def parse_count(digits: str, key: str) -> int:
+    """Parse a text of decimal digits that `key` contains. Raises ConversionError."""
+    number = whole_number(digits)
+    if number is None:
+        raise ConversionError(f"{key}: expected a whole number of at most 15 digits, got {len(digits)} digits")
+    return number
 
 
 def simplify_number(value: float) -> int | float:

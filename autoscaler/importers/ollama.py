@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from autoscaler.importers.decode import DocumentErrorContext, read_mapping
-from autoscaler.importers.result import ConversionResult, Document, Sketch
+from autoscaler.importers.decode import DocumentErrorContext, parse_count, read_mapping
+from autoscaler.importers.result import ConversionError, ConversionResult, Document, Sketch
 from autoscaler.spec.decode import WrongKeyError, suggest_nearest
 
 KNOWN = ("FROM", "PARAMETER", "TEMPLATE", "SYSTEM", "ADAPTER", "LICENSE", "MESSAGE", "RENDERER", "PARSER", "REQUIRES")
@@ -115,7 +115,10 @@ def convert_modelfile(source: str, text: str, name: str, folder: str, known: Map
         else:
             sketch.spec |= {"engine": "llama.cpp", "artifact": f"file://{path}"}
         parameters = [value.partition(" ") for name, value in instructions if name == "PARAMETER"]
-        _parameters([(key, value.strip()) for key, _, value in parameters], sketch)
+        try:
+            _parameters([(key, value.strip()) for key, _, value in parameters], sketch)
+        except ConversionError as error:
+            return sketch.refused(str(error))
         for instruction, value in instructions if path is not None else ():
             if instruction == "ADAPTER":
                 _adapter(_path(value, folder) or value, sketch)
@@ -205,8 +208,8 @@ def _parameters(parameters: list[tuple[str, str]], sketch: Sketch) -> None:
     gguf = sketch.spec["engine"] == "llama.cpp"
     for key in dict.fromkeys(key for key, _ in parameters):
         value = [value for name, value in parameters if name == key][-1]
-        if key == "num_ctx" and value.isdecimal():
-            sketch.spec["contextTokens"] = int(value)
+        if key == "num_ctx" and value.isascii() and value.isdecimal():
+            sketch.spec["contextTokens"] = parse_count(value, "PARAMETER num_ctx")
         elif key == "num_gpu" and value == "0":
             sketch.spec["gpu"] = {"count": 0}
         elif gguf and key in ARGS and value.isdecimal():

@@ -92,6 +92,8 @@ class ModelClaims:
         for kept in (self._claims, self._holders, self._due_s, self._fails_s, self._since_s):
             for gone in kept.keys() - self._wanted:
                 del kept[gone]
+        self._without &= self._wanted
+        self._api.unreadable.keep(self, {(one, CLAIM) for one in self._wanted})
         now_s = self._clock()
         self._since_s = dict.fromkeys(self._wanted, now_s) | self._since_s
         for namespace in sorted(self._wanted - self._in_progress):

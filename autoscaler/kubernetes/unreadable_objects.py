@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Container, Hashable, Iterator
+from collections.abc import Callable, Collection, Container, Hashable, Iterator
 from typing import NamedTuple
 
 _log = logging.getLogger("pilotlight.autoscaler.watch")
@@ -92,6 +92,10 @@ class UnreadableObjects:
         known = {name: one for name, one in self._watches.pop(watch, {}).items() if name in names}
         if known:
             self._watches[watch] = known
+
+    def names(self, watch: Hashable) -> Collection[Name]:
+        """The names of the watch's objects."""
+        return self._watches.get(watch, {}).keys()
 
     def forget(self, watch: Hashable) -> None:
         """Remove all objects of a watch that has ended."""

@@ -294,9 +294,8 @@ class Watched(Generic[T]):
             missing.discard(key)
         if version and version < self._versions.get(key, 0):
             return
-        if key not in self._versions and len(self._versions) >= len(self.items) + GONE_MAX:
-            self._versions = {known: at for known, at in self._versions.items() if known in self.items}
-            self._api.unreadable.keep(self, self._versions)
+        if key not in self._versions:
+            self._forget_gone()
         self._versions[key] = version
         if event == "DELETED":
             seen = None
@@ -313,6 +312,14 @@ class Watched(Generic[T]):
                 return
         self._api.unreadable.remove(self, *key)
         self._report([(key, seen)])
+
+    def _forget_gone(self) -> None:
+        """Forget the versions of deleted objects once there are GONE_MAX of them."""
+        unreadable = self._api.unreadable.names(self)
+        if len(self._versions) >= len(self.items) + len(unreadable) + GONE_MAX:
+            self._versions = {
+                known: at for known, at in self._versions.items() if known in self.items or known in unreadable
+            }
 
     def _not_read(self, found: Object, reason: str) -> Unreadable:
         """Describe an object whose JSON is valid but which its reader cannot read."""

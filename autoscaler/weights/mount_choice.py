@@ -25,7 +25,7 @@ ADAPTERS = "/adapters"
 IMAGES_FROM, IMAGES_BY_DEFAULT = (1, 31), (1, 35)
 """The versions of Kubernetes that support image volumes if they are enabled, and that enable them by default."""
 _RUNTIMES: dict[str, Version] = {"containerd": (2, 1), "cri-o": (1, 31)}
-_VERSION = re.compile(r"v?([0-9]+)\.([0-9]+)")
+_VERSION = re.compile(r"v?([0-9]{1,9})\.([0-9]{1,9})")
 _TAG = re.compile(r"(@[a-z0-9]+:[0-9a-f]+)$|(:[^/:@]+)?(@[a-z0-9]+:[0-9a-f]+)?$")
 HOST_PATH = "or set weights.mount: hostPath in Settings, if pod security admits it"
 

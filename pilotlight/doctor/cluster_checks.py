@@ -100,7 +100,7 @@ async def check_server(api: Api, _: Scene) -> list[Finding]:
         fix = "check the server, certificate and user in --kubeconfig"
         return [Finding("API server", "blocker", f"it does not respond: {error}", fix)]
     server_version = str(version.get("gitVersion", "?"))
-    numbers = re.match(r"v?(\d+)\.(\d+)", server_version)
+    numbers = re.match(r"v?(\d{1,9})\.(\d{1,9})", server_version)
     if numbers is not None and (0, 0) < (int(numbers[1]), int(numbers[2])) < VERSION_MIN:  # 0.0: a custom build
         least = ".".join(map(str, VERSION_MIN))
         return [

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import click
 
+from autoscaler.spec.quantity import whole_number
 from gateway.http.host_check import is_loopback
 
 PORT_MAX = 65_535
@@ -63,13 +64,14 @@ class AddressType(click.ParamType[Address]):
         if isinstance(value, Address):
             return value
         host, colon, port = str(value).rpartition(":")
-        if not colon or not (port.isascii() and port.isdecimal()) or int(port) > PORT_MAX:
+        number = whole_number(port)
+        if not colon or number is None or number > PORT_MAX:
             self.fail(f"{value!r} is not HOST:PORT such as 127.0.0.1:8080", param, ctx)
         try:
             host.encode("idna")
         except UnicodeError:
             self.fail(f"{value!r} contains no valid host name", param, ctx)
-        return Address(host.strip("[]") or "0.0.0.0", int(port))  # noqa: S104  `:8080` means every address, as elsewhere
+        return Address(host.strip("[]") or "0.0.0.0", number)  # noqa: S104  `:8080` means every address, as elsewhere
 
 
 def check_operations(ops: Address, auth: str) -> None:

@@ -98,7 +98,7 @@ def test_packages_that_the_run_imports_are_dependencies_of_the_kit() -> None:
     )  # fmt: skip
     owners = importlib.metadata.packages_distributions()
     loaded = {canonicalize_name(owner) for name in json.loads(ran.stdout) for owner in owners.get(name, ())}
-    assert loaded - {"pilotlight"} <= _closure(direct)
+    assert loaded - {"pilotlight", "setuptools"} <= _closure(direct)  # venv loads setuptools at its start
     assert {"msgspec", "psutil"} <= loaded
 
 
@@ -270,7 +270,7 @@ def test_steps_after_the_end_of_the_whole_run_are_not_started(tmp_path: Path) ->
     steps = json.loads((tmp_path / "result.json").read_text())["steps"]
     assert steps["prepare"] == {"failed": "no time was left"}
     assert steps["inventory"] == steps["cold"] == {"skipped": "there are no models"}
-    assert "not all figures hold; failed: prepare; skipped: inventory, cold; result in" in ran.stdout
+    assert "not all figures hold; failed: prepare; skipped: start, inventory, cold; result in" in ran.stdout
 
 
 BLOCKED = """

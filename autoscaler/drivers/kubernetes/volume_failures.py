@@ -15,7 +15,7 @@ from autoscaler.drivers.kubernetes.adoption.parsing import AdoptedPodSeen as Ado
 from autoscaler.drivers.kubernetes.objects.pod_manifest import IMAGE_S_MAX, PodSeen
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.kubernetes.unreadable_objects import Name
-from autoscaler.kubernetes.watch import Watched
+from autoscaler.kubernetes.watch import VERSION_DIGITS_MAX, Watched
 from autoscaler.text import one_line, redact_addresses
 
 LOOK_S, LOOK_S_MAX = 5.0, 10.0
@@ -51,7 +51,7 @@ def _when(event: Object) -> tuple[str, int]:
     series = event.get("series") or {}
     at = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or ""
     version = str(event.get("metadata", {}).get("resourceVersion", ""))
-    return str(at)[:19], int(version) if version.isdecimal() else 0
+    return str(at)[:19], int(version) if version.isdecimal() and len(version) <= VERSION_DIGITS_MAX else 0
 
 
 class PodEvents(Generic[P]):

@@ -30,6 +30,7 @@ import msgspec
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.spec.model import EngineTls
+from autoscaler.spec.quantity import whole_number
 from autoscaler.state.world import SliceId
 
 VERSION = 1
@@ -208,12 +209,13 @@ def _check_version(path: Path) -> None:
         text = _text(file)
     except FileNotFoundError:
         return
-    if not text.isdecimal() or int(text) < 1:
+    number = whole_number(text)
+    if not number:
         raise StateError(
             f"{file} contains no layout number: {path} is not a state directory of Pilotlight (name another with "
             f"--state), or it is damaged (write {VERSION} into that file)"
         )
-    if int(text) > VERSION:
+    if number > VERSION:
         raise StateError(
             f"state directory {path} was written by a newer Pilotlight (layout {text}, this version supports "
             f"{VERSION}): upgrade, or name another with --state"
@@ -238,11 +240,12 @@ def _epoch(path: Path) -> int:
         text = _text(file)
     except FileNotFoundError:
         return 0
-    if not text.isdecimal():
+    number = whole_number(text)
+    if number is None:
         raise StateError(
             f"{file} contains no number: write one above every earlier epoch into it, such as {int(time.time())}"
         )
-    return int(text)
+    return number
 
 
 def _text(file: Path) -> str:

@@ -18,6 +18,7 @@ from autoscaler.importers.decode import (
     CommandLine,
     DocumentErrorContext,
     expand_object_lists,
+    parse_count,
     parse_yaml_documents,
     read_mapping,
     read_part,
@@ -78,10 +79,10 @@ def write_vllm_spec(of: Source, args: Sequence[str], sketch: Sketch) -> None:
             sketch.tell(f"spec.args {flags[0]}", "Pilotlight sets it; use spec.aliases for more names")
     context = words.take("--max-model-len", when=_counts)
     if context is not None:
-        spec["contextTokens"] = int(context)
+        spec["contextTokens"] = parse_count(context, "spec.args --max-model-len")
     at_once = words.take("--max-num-seqs", when=_counts)
     if at_once is not None:
-        spec["slots"] = int(at_once)
+        spec["slots"] = parse_count(at_once, "spec.args --max-num-seqs")
     gpu = spec["gpu"]
     count = gpu["count"] if isinstance(gpu, dict) else 0
     if not words.has("--tensor-parallel-size", "-tp"):

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from autoscaler.importers.decode import read_mapping, read_part
 from autoscaler.importers.result import ConversionError, Document, Sketch
 from autoscaler.spec.decode import Part, Path, WrongKeyError
+from autoscaler.spec.quantity import whole_number
 
 GPU = "nvidia.com/gpu"
 SECRET = "kubeai-huggingface"  # noqa: S105  the name of a Secret
@@ -119,9 +120,10 @@ def apply_resource_profile(wanted: str, system: KubeAiConfig, sketch: Sketch) ->
             f"spec.resourceProfile: profile {name} needs {other}; Pilotlight supports only {GPU} and CPUs"
         )
     each = str(amounts.get(GPU, 0))
-    if not (each.isascii() and each.isdecimal()):
+    number = whole_number(each)
+    if number is None:
         raise WrongKeyError(("resourceProfiles", name, "limits", GPU), "expected a whole number")
-    gpus = count * int(each)
+    gpus = count * number
     products = _products(name)
     sketch.spec["gpu"] = {"count": gpus} | ({"models": products} if gpus and products else {})
     resources = {

@@ -16,7 +16,7 @@ import shlex
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from autoscaler.importers.decode import CommandLine
+from autoscaler.importers.decode import CommandLine, parse_count
 from autoscaler.importers.result import ConversionError, Sketch
 from autoscaler.spec.decode import Path, WrongKeyError
 from autoscaler.spec.engines import PLACEHOLDER
@@ -162,8 +162,8 @@ def _llama_cpp(program: str, flags: CommandLine, folder: str, sketch: Sketch) ->
     flags.take_switch("--metrics", "--slots", "--offline")
     if flags.take("--api-key", "--api-key-file") is not None:
         sketch.tell("cmd --api-key", "clients' keys are not passed to engines: define keys in Tenant documents")
-    slots = _number(flags.take("-np", "--parallel"))
-    context = _number(flags.take("-c", "--ctx-size"))
+    slots = _number(flags.take("-np", "--parallel"), "cmd --parallel")
+    context = _number(flags.take("-c", "--ctx-size"), "cmd --ctx-size")
     spec |= {"engine": "llama.cpp", "artifact": f"file://{path}", "slots": slots or 1}
     if context:
         spec["contextTokens"] = max(1, context // (slots or 1))
@@ -201,5 +201,5 @@ def _command(words: list[str], command: Command, sketch: Sketch) -> None:
         sketch.tell("cmd", "a command gets a whole device: set spec.gpu.memory if it needs less, or count: 0 if none")
 
 
-def _number(text: str | None) -> int:
-    return int(text) if text is not None and text.isascii() and text.isdecimal() else 0
+def _number(text: str | None, key: str) -> int:
+    return parse_count(text, key) if text is not None and text.isascii() and text.isdecimal() else 0

@@ -28,7 +28,9 @@ WRITER = "pilotlight"
 REGISTERED_S_MAX = 600.0
 """A registered node that reports no GPU for this many seconds has failed; Karpenter itself waits forever."""
 UNREGISTERED = "ResourceNotRegistered"
-_DURATION = re.compile(r"([0-9]+)(h|m|s)")
+_DURATION = re.compile(r"([0-9]{1,15})(h|m|s)")
+DURATION_S_MAX = (1 << 63) / 1e9
+"""Go's longest duration; Karpenter cannot read a longer one."""
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0}
 
 
@@ -152,4 +154,5 @@ def parse_duration_s(text: str) -> float | None:
     parts = _DURATION.findall(text)
     if not parts or "".join(map("".join, parts)) != text:
         return None
-    return sum(int(many) * _SECONDS[unit] for many, unit in parts)
+    lasts_s = sum(int(many) * _SECONDS[unit] for many, unit in parts)
+    return lasts_s if lasts_s < DURATION_S_MAX else None

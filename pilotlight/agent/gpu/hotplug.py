@@ -18,6 +18,8 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Final, Literal, NamedTuple
 
+from autoscaler.spec.quantity import whole_number
+
 VISIBLE_S: Final = 300.0
 """An attached GPU that is not visible after this time has failed: the fabric needs less than ten minutes."""
 SCAN_S: Final = 5.0
@@ -311,7 +313,7 @@ def parse_gpu_query(text: str) -> dict[str, Gpu]:
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) == 5 and cells[0].startswith("GPU-") and (bus := parse_bus_address(cells[1])):
-            mib = int(cells[2]) if cells[2].isdecimal() else 0
+            mib = whole_number(cells[2]) or 0
             whole = cells[4].strip("[]").lower() in {"disabled", "n/a", "not supported"}
             found[cells[0]] = Gpu(bus, mib << 20, kept=cells[3].lower() == "enabled", cut=not whole)
     return found
@@ -322,8 +324,8 @@ def parse_compute_apps(text: str) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {}
     for line in text.splitlines():
         uuid, _, pid = (cell.strip() for cell in line.partition(","))
-        if uuid.startswith("GPU-") and pid.isdecimal():
-            found[uuid] = (*found.get(uuid, ()), int(pid))
+        if uuid.startswith("GPU-") and (number := whole_number(pid)) is not None:
+            found[uuid] = (*found.get(uuid, ()), number)
     return found
 
 
@@ -337,6 +339,6 @@ def parse_device_minor(text: str) -> int | None:
     """Parse the minor in /proc/driver/nvidia/gpus/BUS/information, or return None if it is missing."""
     for line in text.splitlines():
         key, _, value = line.partition(":")
-        if key.strip() == "Device Minor" and value.strip().isdecimal():
-            return int(value)
+        if key.strip() == "Device Minor" and (minor := whole_number(value.strip())) is not None:
+            return minor
     return None

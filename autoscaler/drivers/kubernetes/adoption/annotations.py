@@ -20,6 +20,7 @@ from autoscaler.spec.installation_ownership import INSTALLATION, TITLE, TITLE_WA
 from autoscaler.spec.model import Adopted, Auto, EngineName, Gpu, Model, ModelSpec, ReplicaRange
 from autoscaler.spec.name_conflicts import check_name
 from autoscaler.spec.pod import OURS
+from autoscaler.spec.quantity import whole_number
 from autoscaler.text import format_rfc3339
 
 ENGINE: EngineName = "command"
@@ -205,7 +206,7 @@ def _whole(seen: WorkloadSeen, name: str, low: int, high: int, otherwise: str = 
     if at not in notes:
         return None
     written = notes[at].strip()
-    number = int(written) if written.isascii() and written.isdecimal() else -1
-    if not low <= number <= high:
+    number = whole_number(written)
+    if number is None or not low <= number <= high:
         raise AnnotationError(f"{seen.key}: annotation {at}: expected a whole number from {low} to {high}")
     return number

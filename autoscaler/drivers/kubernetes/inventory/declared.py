@@ -28,7 +28,7 @@ from autoscaler.slicing.base import NodeFacts, PodFields, in_mib
 from autoscaler.slicing.hami import ALONE, NVIDIA, TASKS, Hami
 from autoscaler.slicing.nvidia_sharing import UNKNOWN_BYTES
 from autoscaler.spec.pod import GPU
-from autoscaler.spec.quantity import Bytes
+from autoscaler.spec.quantity import Bytes, whole_number
 from autoscaler.spec.settings import NodeDevice, NodeKind, PriorityClass
 from autoscaler.state.actions import Decided
 from autoscaler.state.events import SlicesSeen
@@ -93,8 +93,8 @@ def find_node_selector(kinds: Sequence[NodeKind], slices: Sequence[SliceId]) -> 
     declared = _DECLARED.fullmatch(node)
     if declared is None:
         return {} if node == _QUOTA else None
-    position = int(declared[1])
-    return kinds[position].selector if position < len(kinds) else {}
+    position = whole_number(declared[1])
+    return kinds[position].selector if position is not None and position < len(kinds) else {}
 
 
 def find_pod_fields(kinds: Sequence[NodeKind], replica: Replica, ranked: PriorityClass | None) -> PodFields | None:

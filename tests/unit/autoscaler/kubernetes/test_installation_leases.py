@@ -305,6 +305,36 @@ async def test_replica_is_neither_stopped_nor_replaced_after_a_restart_with_an_u
     assert [one.state for one in unlisted.loop.world.replicas.values()] != [S.READY], "the test can fail"
 
 
+async def test_unreadable_lease_of_a_namespace_without_models_is_not_counted() -> None:
+    server = Server()
+    server.cannot_decode = {"b"}
+    house = House(server, BLUE, model("a"), model("b"))
+    await house.at(0.0)
+    house.installation.put(CUSTOMS, dict([model("a")]))
+    async with asyncio.TaskGroup() as tasks:
+        house.claims.look(tasks)
+    assert not server.unreadable.counts()
+
+
+async def test_rejected_lease_is_logged_again_when_the_namespace_has_models_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = Server()
+    server.refuses = ApiError(403, "Refused", "no")
+    house = House(server, BLUE, model("a"))
+    for now_s in seconds(2 * GRACE_S):
+        await house.at(now_s)
+    house.installation.put(CUSTOMS, {})
+    async with asyncio.TaskGroup() as tasks:
+        house.claims.look(tasks)
+    house.installation.put(CUSTOMS, dict([model("a")]))
+    house.due_s = 0.0
+    for now_s in seconds(2 * GRACE_S):
+        await house.at(2 * GRACE_S + now_s)
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.startswith("event=model_lease_refused ") for line in lines] == [True, True]
+
+
 @pytest.mark.parametrize("status", [403, 422])
 async def test_models_are_served_after_grace_time_if_lease_write_is_rejected(
     status: int, caplog: pytest.LogCaptureFixture

@@ -279,6 +279,26 @@ async def test_unreadable_object_is_logged_once_and_does_not_end_the_watch(caplo
     assert server.unreadable.counts() == {}
 
 
+def test_all_unreadable_objects_are_counted_while_memory_of_deleted_ones_is_bounded(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Existing unreadable objects do not count towards the limit of deleted objects, and each is logged once."""
+    monkeypatch.setattr(watch, "GONE_MAX", 4)
+    server = Server()
+    watched = Watched(cast("Api", server), "/things", lambda found: cast("str", found["text"].strip()), lambda _: None)
+    for version in (1, 2):
+        for number in range(20):
+            watched._see("MODIFIED", {**thing(f"odd-{number}", version), "text": None}, None)
+    for number in range(50):
+        for event in ("ADDED", "DELETED"):
+            watched._see(event, thing(f"gone-{number}", 3), None)
+        assert sum(server.unreadable.counts().values()) == 20
+        assert len(watched._versions) <= 20 + 4
+    assert len(caplog.records) == 20
+    watched._see("MODIFIED", {**thing("odd-0", 1), "text": None}, None)
+    assert watched._versions["n", "odd-0"] == 2, "an older event of an unreadable object is late"  # type: ignore[index]
+
+
 async def test_callback_exception_is_reported_until_relist_succeeds() -> None:
     server, changes_seen, reported = Server(), list[str](), list[tuple[str, str]]()
     server.truth, server.version = {"a": thing("a", 2, "a2")}, 2

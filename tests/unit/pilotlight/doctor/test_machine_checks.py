@@ -276,7 +276,7 @@ async def test_lease_that_cannot_be_decoded_is_reported() -> None:
         Finding(
             "installation", "warning",
             "Lease b/models.pilotlight.dev cannot be decoded, nested: the Models of namespace b are served only by the "
-            "installation that already served them",
+            "installation that already served them; after its restart, their replicas keep running but none start",
             "delete it, and it is created again: kubectl delete lease -n b models.pilotlight.dev",
         ),
     ]  # fmt: skip

@@ -34,7 +34,7 @@ def test_valid_listen_address_is_parsed(text: str, address: Address, loopback: b
 
 
 @pytest.mark.parametrize(
-    "text", ["", "8080", "127.0.0.1", "127.0.0.1:", "a:-1", "a:65536", "a:http", "a:\u00b2", "a:1_0"]
+    "text", ["", "8080", "127.0.0.1", "127.0.0.1:", "a:-1", "a:65536", "a:http", "a:\u00b2", "a:1_0", "a:" + "9" * 5000]
 )
 def test_invalid_listen_address_is_rejected_with_an_example(text: str) -> None:
     with pytest.raises(click.BadParameter, match=r"is not HOST:PORT such as 127\.0\.0\.1:8080"):

@@ -45,7 +45,11 @@ def test_second_process_is_rejected_with_the_pid_of_the_first(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("version", "why"),
-    [("2", "newer Pilotlight (layout 2, this version supports 1)"), ("x", "not a state directory of Pilotlight")],
+    [
+        ("2", "newer Pilotlight (layout 2, this version supports 1)"),
+        ("x", "not a state directory of Pilotlight"),
+        ("9" * 5000, "not a state directory of Pilotlight"),
+    ],
 )
 def test_directory_of_newer_version_or_other_program_is_left_unchanged(tmp_path: Path, version: str, why: str) -> None:
     (tmp_path / "version").write_text(version)

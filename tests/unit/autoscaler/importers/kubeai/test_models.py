@@ -204,6 +204,11 @@ def test_kubeai_model_for_infinity_is_converted_to_a_command() -> None:
         ({"engine": "OLlama", "url": "ollama://a;reboot"}, "spec.url: expected ollama://MODEL"),
         ({"resourceProfile": "amd-gpu-mi300x:1"}, "needs amd.com/gpu"),
         ({"resourceProfile": "mine:1"}, "profile mine is neither in the given files"),
+        (
+            {"args": ["--max-model-len=" + "9" * 5000]},
+            "spec.args --max-model-len: expected a whole number of at most 15",
+        ),
+        ({"args": ["--max-num-seqs", "9" * 5000]}, "spec.args --max-num-seqs: expected a whole number of at most 15"),
         ({"minReplicas": 5, "maxReplicas": 2}, "spec.replicas.min: expected at most replicas.max"),
         ({"env": {"CUDA_VISIBLE_DEVICES": "0"}}, "spec.env.CUDA_VISIBLE_DEVICES: is set by Pilotlight"),
         ({"env": {"PILOTLIGHT_X": "1"}}, "spec.env.PILOTLIGHT_X: selects devices or changes their limits"),

@@ -160,6 +160,14 @@ def test_port_in_a_llama_swap_command_is_replaced_by_a_placeholder(
         ("engine ${PORT}", {"proxy": "http://gpu-box:9000"}, "proxy: expected http://127.0.0.1:${PORT}"),
         ("engine ${PORT}", {"proxy": "http://127.0.0.1:${PORT}/v2"}, "proxy: a path is not supported"),
         ("", {}, "cmd: expected the command"),
+        *(
+            (
+                f"llama-server --port ${{PORT}} -m /a.gguf {flag} {'9' * 5000}",
+                {},
+                f"cmd {key}: expected a whole number of at most 15 digits, got 5000 digits",
+            )
+            for flag, key in (("-c", "--ctx-size"), ("--parallel", "--parallel"))
+        ),
     ],
 )
 def test_llama_swap_model_with_an_invalid_command_or_proxy_is_rejected(

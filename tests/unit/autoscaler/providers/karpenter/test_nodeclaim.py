@@ -127,7 +127,18 @@ def test_disrupted_order_ends_now_and_deleted_node_claim_is_leaving() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("720h", 2_592_000.0), ("1h30m10s", 5410.0), ("Never", None), ("", None), ("5 h", None)]
+    ("text", "seconds"),
+    [
+        ("720h", 2_592_000.0),
+        ("1h30m10s", 5410.0),
+        ("Never", None),
+        ("", None),
+        ("5 h", None),
+        ("9" * 5000 + "h", None),
+        ("9" * 400 + "h", None),
+        ("2562048h", None),
+        ("2562047h", 9_223_369_200.0),
+    ],
 )
 def test_duration_in_karpenter_format_is_converted_to_seconds(text: str, seconds: float | None) -> None:
     assert nodeclaim.parse_duration_s(text) == seconds

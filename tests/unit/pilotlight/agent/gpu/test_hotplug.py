@@ -406,6 +406,10 @@ def test_nvidia_smi_output_is_parsed_without_its_invalid_rows() -> None:
     assert not is_draining("")
     assert parse_device_minor("Model: \t\t NVIDIA H200\nDevice Minor: \t 3\n") == 3
     assert parse_device_minor("Device Minor: \t ?\n") is None
+    many = "9" * 5000
+    assert parse_device_minor(f"Device Minor: {many}\n") is None
+    assert parse_gpu_query(rows[0].replace(" 4,", f" {many},"))[A].used_bytes == 0
+    assert hotplug.parse_compute_apps(f"{A}, {many}\n") == {}
 
 
 async def test_failed_command_error_includes_its_output(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ def test_workload_with_lingo_annotations_has_lingo_defaults() -> None:
         ("pilotlight.dev/models", " ,", "expected 1 to 65 names, comma separated"),
         ("pilotlight.dev/models", "a b", "letters, digits or ._:/- that begin and end with a letter or digit"),
         ("pilotlight.dev/slots", "many", "expected a whole number from 1 to 100000"),
+        ("pilotlight.dev/slots", "9" * 5000, "expected a whole number from 1 to 100000"),
         ("pilotlight.dev/slots", "0", "expected a whole number from 1 to 100000"),
         ("pilotlight.dev/replicas-min", "2", "expected at most 1, its maximum"),
         ("pilotlight.dev/replicas-max", "-1", "expected a whole number from 1 to 1000"),

@@ -332,7 +332,6 @@ async def test_scale_write_is_retried_after_transient_errors_but_not_a_403(
 
 
 async def test_pauses_between_scale_writes_grow_from_the_first_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another failure after a successful write begins with the first pause again."""
     pauses: list[float] = []
 
     class RecordedPauses(Pauses):
@@ -342,15 +341,13 @@ async def test_pauses_between_scale_writes_grow_from_the_first_pause(monkeypatch
 
     monkeypatch.setattr(workload_writer, "Pauses", RecordedPauses)
     async with serving("ada") as house:
-        for name, errors in (("more", 2), ("another", 1)):
-            written = len(house.plane.asked)
-            house.plane.errors = [ApiError(503, "Trouble", "no") for _ in range(errors)]
-            house.driver.start(Bench().order(name), house.model("ada"))
-            async with asyncio.timeout(60):
-                while len(house.plane.asked) < written + errors + 1:
-                    await asyncio.sleep(0)
-    first_s = pod_writer.RETRY_S
-    assert pauses == [first_s, first_s * pod_writer.RETRY_GROWTH, first_s]
+        house.plane.errors = [ApiError(503, "Trouble", "no") for _ in range(3)]
+        house.driver.start(Bench().order("more"), house.model("ada"))
+        async with asyncio.timeout(60):
+            while len(pauses) < 3:
+                await asyncio.sleep(0)
+    first_s, growth = pod_writer.RETRY_S, pod_writer.RETRY_GROWTH
+    assert pauses == [first_s, first_s * growth, first_s * growth * growth]
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,7 @@ def test_pod_on_a_declared_node_selects_the_labels_of_its_settings_entry() -> No
     }
     assert declared.find_node_selector((), (SliceId("quota[]/gpu0"),)) == {}
     assert declared.find_node_selector((T4,), (SliceId("nodes[7]/gpu0"),)) == {}, "it was declared once"
+    assert declared.find_node_selector((T4,), (SliceId(f"nodes[{'9' * 5000}]/gpu0"),)) == {}
     assert declared.find_node_selector((T4,), (SliceId("node-1/gpu0"),)) is None, "a node that the plan chose"
     assert declared.find_node_selector((T4,), ()) is None
 
