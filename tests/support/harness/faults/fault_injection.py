@@ -34,7 +34,7 @@ POINTS = (
     "autoscaler.planner.reconcile:build_placement_request",
     "autoscaler.planner.plan:compute_slots",
     "autoscaler.planner.plan:start_deadline_s",
-    "autoscaler.demand.residency:evictable_s",
+    "autoscaler.placement.model.bin_builder:evictable_s",
     "autoscaler.routing.slots:_divide_model",
     "autoscaler.fold.replicas:apply_replica_observation",
     "autoscaler.demand.model_history:record_peak",

@@ -101,7 +101,7 @@ def test_multi_line_exception_is_described_in_one_printable_line() -> None:
 def test_fault_is_attributed_to_the_model_whose_evaluation_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluating the eviction of `big` raises, and that happens only when `b` needs its memory."""
     big = model("big", 20)
-    inject(monkeypatch, "autoscaler.demand.residency:evictable_s", concerns("big"))
+    inject(monkeypatch, "autoscaler.placement.model.bin_builder:evictable_s", concerns("big"))
     busy = [gateway(levels=[level("b", 1, wait_s=99.0)])]
     loop = SteppedLoop(world([big, B], [device("gpu0", 24)], [replica(big, "r")], busy, USED))
     assert set(loop.step(Tick()).learned.faults) == {"big"}
