@@ -20,7 +20,7 @@ from tests.gpu import main, prerequisites, runner
 from tests.gpu.bed import Bed, GpuRunError
 from tests.gpu.report import Report
 from tests.gpu.steps import fit
-from tests.gpu.test_engines import torch_python
+from tests.gpu.test_engines import TORCH, torch_python
 from tests.gpu.watch import Sample, Watch
 
 RUN = Path(__file__).parent / "run"
@@ -75,7 +75,8 @@ def test_every_benchmark_step_passes_on_a_simulated_device(tmp_path: Path, steps
 @pytest.mark.timeout(1200)
 def test_simulated_gpu_run_with_torch_engines_on_the_cpu_passes(tmp_path: Path) -> None:
     words = ["--simulate", "--engine", "torch", "--quick", "--steps", "cold,kill", "--out", str(tmp_path)]
-    env = os.environ | {"PYTHONPATH": sysconfig.get_path("purelib")}  # the same for all Pythons of a version
+    kept = {name: value for name, value in os.environ.items() if name != TORCH}  # `serve` refuses unknown settings
+    env = kept | {"PYTHONPATH": sysconfig.get_path("purelib")}  # the same for all Pythons of a version
     ran = subprocess.run(
         [torch_python(), str(RUN), *words], env=env, capture_output=True, text=True, timeout=1000, check=False
     )
