@@ -90,7 +90,7 @@ def share_split_gpus(packing: PackResult, world: World, now_s: float) -> Togethe
     placed, back, next_s = list[Placement](), dict[Unplaced, Placement](), inf
     for at, one in enumerate(packing.placements):
         part = parts.get(at)
-        may = part is not None and one.want.model not in world.by_model  # a replacement does not wait
+        may = part is not None and one.want.model not in world.by_model  # only first replicas wait
         gpu = next((gpu for gpu in opened if part and gpu.takes(one.want, part, near)), None) if may else None
         if gpu is None:
             placed.append(one)

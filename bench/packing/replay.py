@@ -30,7 +30,7 @@ class Outcome(NamedTuple):
     idle_parts: float
     """The free amount of GPUs in partial use, in GPUs."""
     decisions_s: list[float]
-    """The duration of each choice, including updates of the policy."""
+    """The seconds that each call of `choose` took, including the time to recompute cached scores."""
     grants: tuple[float, float] = (1.0, 1.0)
     """The granted share of sharing requests: the mean over requests, and over milli."""
 

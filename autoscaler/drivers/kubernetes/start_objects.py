@@ -1,6 +1,6 @@
 """Builds the objects of a start: a replica's pod, its claims and volumes, from current facts and Settings. No I/O.
 
-This module collects the inputs; `objects.replica_pod` defines the manifest of the pod.
+This module collects the inputs; `objects.pod_manifest` defines the manifest of the pod.
 """
 
 from __future__ import annotations

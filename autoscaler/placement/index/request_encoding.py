@@ -149,7 +149,7 @@ def _rooms(kind: RequestShape, lanes: Sequence[SliceClass]) -> list[ResourceAmou
 
 
 def _milli(lanes: Sequence[SliceClass], rooms: Sequence[ResourceAmount | None]) -> list[int]:
-    """Return what it takes of each lane in milli, rounded up."""
+    """Return the share of each slice class's memory that the request takes, in thousandths, rounded up."""
     return [
         0 if room is None else -(-WHOLE * room.memory_bytes // lane.memory_bytes)
         for lane, room in zip(lanes, rooms, strict=True)

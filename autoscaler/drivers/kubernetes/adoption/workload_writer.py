@@ -171,7 +171,7 @@ class Runner:
                 self._see(new)
                 if new.kubelet_decides:
                     self.core.answered(new.uid, new.ready and not new.leaving, self._now_s())
-                elif new.held and new.uid in self._ready:  # the next probe would be too late
+                elif new.held and new.uid in self._ready:  # report it as not ready now, before the next probe
                     self._report_ready(new.uid, False)
             for uid in {one.uid for one in (old, new) if one is not None}:
                 self._start_or_stop_probing(uid)
