@@ -9,6 +9,8 @@ from __future__ import annotations
 from math import inf
 
 from autoscaler.contract import ModelName
+from autoscaler.fold.model_quarantine import list_quarantined_models
+from autoscaler.fold.quarantine_mask import mask_quarantined
 from autoscaler.placement.model.bin_builder import build_bins, build_empty_bins, build_hosts, build_placement_request
 from autoscaler.placement.model.predicates import (
     count_fitting_devices,
@@ -87,6 +89,14 @@ class Fit(StateRecord, frozen=True):
 
 def explain_fit(world: World, model: Model, needs: Needs, now_s: float) -> Fit:
     """Explain the memory requirement, and for each slice whether a replica fits there."""
+    if model.name in list_quarantined_models(world):
+        fault = world.learned.faults[model.name]
+        why = f"Quarantined because of an internal error ({fault.reason}), so it is unknown where it fits."
+        return Fit(
+            model=model.name, engine=model.spec.engine, memory_bytes=model.memory_bytes, basis=_basis(model),
+            used_bytes=0, needs=needs, places=(), sentences=(why,),
+        )  # fmt: skip
+    world = mask_quarantined(world)
     want = build_placement_request(model, 0, inf, EvictionLevel.NONE, "", world.settings.pod)
     history = world.learned.histories.get(model.name)
     used = None if history is None else measured_memory.find_measured_memory(history, model)

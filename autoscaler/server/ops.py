@@ -197,10 +197,12 @@ class OperationsServer:
         return json_response(read_responses.list_tenants(self._world))
 
     async def _devices(self, _: web.Request) -> web.Response:
-        return json_response(read_responses.list_devices(self._world, self._now_s()))
+        now_s = self._now_s()
+        return json_response(self._loop.contained("status", lambda world: read_responses.list_devices(world, now_s)))
 
     async def _nodes(self, _: web.Request) -> web.Response:
-        return json_response(read_responses.list_nodes(self._world, self._now_s()))
+        now_s = self._now_s()
+        return json_response(self._loop.contained("status", lambda world: read_responses.list_nodes(world, now_s)))
 
     async def _plan(self, _: web.Request) -> web.Response:
         return json_response(self._loop.plan)
@@ -219,7 +221,8 @@ class OperationsServer:
         if known is None:
             return self._no_model()
         needs = await asyncio.to_thread(self._needs, known)
-        return json_response(explain_fit(self._world, known, needs, self._now_s()))
+        now_s = self._now_s()
+        return json_response(self._loop.contained("explain", lambda world: explain_fit(world, known, needs, now_s)))
 
     async def _last(self, _: web.Request) -> web.Response:
         return json_response(Sentences(sentences=model.list_recent_decisions(self._log, self._now_s())))

@@ -14,6 +14,7 @@ from autoscaler.contract import ModelName
 from autoscaler.demand.residency import NO_HISTORY, NO_LOAD, effective_idle_window
 from autoscaler.explain import model as weights
 from autoscaler.fold.model_quarantine import list_quarantined_models
+from autoscaler.fold.quarantine_mask import mask_quarantined
 from autoscaler.queries.device_health import devices_of, find_device_report, is_report_fresh, list_closed_slices
 from autoscaler.queries.operator_orders import cordons_on, explain_closed_slice
 from autoscaler.queries.response_types import DemandView, DeviceView, HeldView, ModelView, NodeView, TenantView
@@ -66,8 +67,10 @@ def list_models(world: World) -> tuple[ModelView, ...]:
 
 def list_devices(world: World, now_s: float) -> tuple[DeviceView, ...]:
     """Return all slices, ordered by ID."""
-    sick = list_closed_slices(world, now_s)
-    return tuple(_device(world, world.nodes.slices[id], now_s, sick.get(id, "")) for id in sorted(world.nodes.slices))
+    masked = mask_quarantined(world)
+    sick = list_closed_slices(masked, now_s)
+    slices = (world.nodes.slices[id] for id in sorted(world.nodes.slices))
+    return tuple(_device(world, masked, one, now_s, sick.get(one.id, "")) for one in slices)
 
 
 def list_nodes(world: World, now_s: float) -> tuple[NodeView, ...]:
@@ -94,8 +97,8 @@ def _node(world: World, name: NodeId, now_s: float) -> NodeView:
     )
 
 
-def _device(world: World, one: Slice, now_s: float, sick: str) -> DeviceView:
-    report = find_device_report(world, one, now_s)
+def _device(world: World, masked: World, one: Slice, now_s: float, sick: str) -> DeviceView:
+    report, out = find_device_report(masked, one, now_s), list_quarantined_models(world)
     held = (world.replicas[id] for id in world.by_slice.get(one.id, ()))
     return DeviceView(
         id=one.id,
@@ -107,15 +110,20 @@ def _device(world: World, one: Slice, now_s: float, sick: str) -> DeviceView:
         isolation=one.isolation.name.lower(),
         shared=one.shared,
         healthy=one.healthy,
-        replicas=tuple(_held(world, replica, now_s) for replica in held),
-        closed=explain_closed_slice(world, one) or sick,
-        drains=any(cordon.drain for cordon in cordons_on(world, one)),
+        replicas=tuple(
+            _held(replica, () if replica.model in out else _device_ids(world, replica, now_s)) for replica in held
+        ),
+        closed=explain_closed_slice(masked, one) or sick,
+        drains=any(cordon.drain for cordon in cordons_on(masked, one)),
         used_bytes=None if report is None else report.used_bytes,
     )
 
 
-def _held(world: World, replica: Replica, now_s: float) -> HeldView:
-    devices = tuple(device.id for device in devices_of(world, replica, now_s))
+def _device_ids(world: World, replica: Replica, now_s: float) -> tuple[str, ...]:
+    return tuple(device.id for device in devices_of(world, replica, now_s))
+
+
+def _held(replica: Replica, devices: tuple[str, ...]) -> HeldView:
     return HeldView(
         id=replica.id,
         model=replica.model,

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 from aiohttp import web
 
 from autoscaler.contract import ModelName
+from autoscaler.controller.fault_attribution import find_culprits, rank_suspects
 from autoscaler.controller.loop import Loop
+from autoscaler.exception_handling import Failure, attempt
+from autoscaler.fold.model_quarantine import list_quarantined_models
+from autoscaler.fold.quarantine_mask import assume_quarantined, mask_quarantined
 from autoscaler.planner.what_if import CALLS_MAX, PATH, Answer, AssumedDemand, Question, simulate_world
 from autoscaler.server import order_effects, read_responses
 from autoscaler.server.order_effects import OrderError
@@ -58,8 +62,37 @@ class WhatIfApi:
         if self._work is not None and not self._work.done():
             raise OrderError(429, BUSY)
         world, now_s = self._loop.tried(asked)
-        self._work = asyncio.create_task(asyncio.to_thread(simulate_world, world, asked, now_s))
+        self._work = asyncio.create_task(self._simulated(world, asked, now_s))
         return self._work
+
+    async def _simulated(self, world: World, asked: dict[ModelName, AssumedDemand], now_s: float) -> Answer:
+        """Simulate in a thread. If that raises, quarantine the Models that cause it and simulate without them."""
+        first = await asyncio.to_thread(_attempt, world, asked, now_s)
+        if not isinstance(first, Failure):
+            return first
+        found = await asyncio.to_thread(_find_culprits, world, asked, now_s, first.error)
+        for name in found:
+            self._loop.fault(name, "what-if", first.error)
+        again = await asyncio.to_thread(_attempt, assume_quarantined(world, found), asked, now_s)
+        if isinstance(again, Failure):
+            raise again.error
+        return again
+
+
+def _attempt(world: World, asked: Mapping[ModelName, AssumedDemand], now_s: float) -> Answer | Failure:
+    """Simulate without demand for quarantined Models, whose replicas keep their devices."""
+    out = list_quarantined_models(world)
+    rest = {name: calls for name, calls in asked.items() if name not in out}
+    return attempt(lambda: simulate_world(mask_quarantined(world), rest, now_s))
+
+
+def _find_culprits(
+    world: World, asked: Mapping[ModelName, AssumedDemand], now_s: float, error: Exception
+) -> tuple[ModelName, ...]:
+    return find_culprits(
+        rank_suspects(world.models.keys() - list_quarantined_models(world), error),
+        lambda out: not isinstance(_attempt(assume_quarantined(world, out), asked, now_s), Failure),
+    )
 
 
 def _question(body: bytes) -> Question:

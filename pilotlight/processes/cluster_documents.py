@@ -101,7 +101,7 @@ class Resources:
             )
         self.adopted = AdoptedDriver(
             acting, namespaces if options.adopt_in is None else options.adopt_in,
-            lambda models: self._installation.put(ADOPTED, models),
+            lambda models, faults: self._installation.put(ADOPTED, models, faults=faults),
             hold_s=lambda: self._loop.world.settings.adoption.hold_seconds,
             whose=partial(self._installation.whose, field=INSTALLATION),
             note=self._note, clock=clock, pace=pace,
@@ -164,6 +164,7 @@ class Resources:
         self._customs.retry(origins)
         if self._kubeai is not None:
             self._kubeai.retry(origins)
+        self.adopted.retry(origins)
         for name in sorted(ended & self._faults.keys()):
             self._loop.fault(name, PART, self._faults[name])
 

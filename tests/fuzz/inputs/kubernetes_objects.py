@@ -159,7 +159,10 @@ DEPLOYMENT: Final[Object] = {
     "kind": "Deployment",
     "metadata": _metadata(
         "ada",
-        annotations={_P + "models": "ada", _P + "memory": "16Gi", "lingo.substratus.ai/models": "a,b"},
+        annotations={
+            _P + "models": "ada, b", _P + "slots": "4", _P + "replicas-min": "0", _P + "replicas-max": "2",
+            _P + "idle-seconds": "60", _P + "port": "8080", "lingo.substratus.ai/models": "a,b",
+        },
         managedFields=[
             {"manager": "kubectl", "operation": "Update", "time": "2026-01-01T00:00:00Z", "subresource": "scale",
              "fieldsV1": {"f:spec": {"f:replicas": {}}, "f:metadata": {"f:annotations": {"f:" + _P + "models": {}}}}},

@@ -205,8 +205,16 @@ async def _lease(api: Api) -> Callable[[], object]:
 
 
 async def _adoption(api: Api) -> Callable[[], object]:
-    AdoptedDriver(api, None, _nothing, hold_s=lambda: 1.0, clock=lambda: T0)
-    return _nothing
+    made = AdoptedDriver(
+        api, None, _nothing, hold_s=lambda: 1.0, clock=lambda: T0, whose=lambda *_: "another installation serves it"
+    )
+    made._listens = True  # evaluates workloads; those of another installation get no watch of their own
+
+    def use() -> None:
+        faults = [candidate.fault for candidate in made._candidates.values() if candidate.fault]
+        assert not faults, faults
+
+    return use
 
 
 async def _runner(api: Api) -> Callable[[], object]:

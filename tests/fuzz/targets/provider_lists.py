@@ -30,6 +30,8 @@ from tests.unit.autoscaler.providers.kueue.test_provider import KueueRig
 MAKE: Final[tuple[Callable[[], Any], ...]] = (NodesRig, ProvisioningRig, KueueRig, GroupRig, Rack)
 
 
+DURATION: Final = '"expireAfter": "720h"'
+DURATIONS: Final = ("9" * 5_000 + "h", "9" * 400 + "h", "9" * 15 + "h", "1h" * 2_000, "1h30m", "Never", "h", "-1h")
 WORDS: Final = (
     b'"1000000000000000000"', b'"-1"', b'"1k"', b'""', b'"[[[["', b'"{}"', b'"\\u0000"', b'"9999-12-31T23:59:59Z"',
 )  # fmt: skip
@@ -91,11 +93,23 @@ def _each() -> Iterator[tuple[int, int, Object]]:
 
 
 def seeds() -> tuple[bytes, ...]:
-    """Each object of each provider, unchanged."""
-    return tuple(bytes((number, at)) + json.dumps(one).encode() for number, at, one in _each())
+    """Each object of each provider, unchanged, and with each duration."""
+    known = tuple(bytes((number, at)) + json.dumps(one).encode() for number, at, one in _each())
+    expiring = [(number, at, one) for number, at, one in _each() if DURATION in json.dumps(one)]
+    assert expiring, "no object has an expireAfter"
+    return known + tuple(
+        bytes((number, at)) + _with_duration(one, duration) for number, at, one in expiring for duration in DURATIONS
+    )
 
 
 def case(random: Random) -> bytes:
     """An object with other texts and numbers, as its schema allows."""
     number, at, one = random.choice(list(_each()))
+    if DURATION in json.dumps(one) and random.random() < 0.2:
+        return bytes((number, at)) + _with_duration(one, random.choice(DURATIONS))
     return bytes((number, at)) + retyped(one, random)
+
+
+def _with_duration(one: Object, duration: str) -> bytes:
+    """The object with this expireAfter."""
+    return json.dumps(one).replace(DURATION, f'"expireAfter": "{duration}"').encode()

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
 from autoscaler.drivers.kubernetes.adoption.parsing import LINGO, WorkloadSeen
+from autoscaler.exception_handling import Failure, attempt
 from autoscaler.spec.decode import WrongKeyError, suggest_nearest
 from autoscaler.spec.installation_ownership import INSTALLATION, TITLE, TITLE_WANTED
 from autoscaler.spec.model import Adopted, Auto, EngineName, Gpu, Model, ModelSpec, ReplicaRange
@@ -136,6 +137,24 @@ def read_model(seen: WorkloadSeen, others: Others = NOBODY) -> Model:
         adopted=adopted,
     )  # fmt: skip
     return _for_others(model, adopted, others)
+
+
+def build_stand_in(seen: WorkloadSeen) -> Model:
+    """Return the Model that is in force if evaluating a workload raises an exception and it never had a valid Model.
+
+    It never starts a replica. It has the workload's names, so that their requests are rejected as those of a
+    quarantined Model.
+    """
+    notes, key = dict(seen.notes), seen.key
+    names = attempt(lambda: _names(seen, notes))
+    first, *aliases = [key.name] if isinstance(names, Failure) else names
+    spec = ModelSpec(
+        engine=ENGINE, aliases=tuple(aliases), gpu=Gpu(count=0), paused=True, installation=notes.get(INSTALLATION)
+    )
+    adopted = Adopted(kind=key.kind, namespace=key.namespace, name=key.name, reason=USUAL, message="")
+    return Model(
+        name=ModelName(first), spec=spec, namespace=key.namespace, created_unix_s=seen.named_unix_s, adopted=adopted
+    )
 
 
 def _for_others(model: Model, adopted: Adopted, others: Others) -> Model:

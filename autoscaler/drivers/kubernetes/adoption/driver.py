@@ -5,7 +5,8 @@ status of each workload reports the result.
 
 Invariants: a pod template is never written. A scale is written only after a replica was ordered, by server-side apply
 (a merge patch to 0 would leave it without a manager). A manual scale holds for `hold_s`. Invalid annotations affect
-only their object, whose last valid annotations stay in force while this process runs.
+only their object, whose last valid annotations stay in force while this process runs. The same applies to an exception
+while a workload is evaluated: its Model is quarantined, and the workload is evaluated again later (`retry`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ from autoscaler.drivers.kubernetes.adoption.annotations import (
     WRONG,
     AnnotationError,
     Others,
+    build_stand_in,
     find_manual_scaling,
     read_model,
     set_naming_time,
@@ -89,16 +91,16 @@ def _ours(namespace: str, named: str | None) -> str | None:
 
 class AdoptedDriver:
     """The driver of adopted models. `namespaces`: those to watch; None: all. `models` is called with all models after
-    each change. The installation then calls `called` with the names that the models got, because a name may be in use.
-    `whose` returns why another installation serves a model (`Installation.whose`). `note` is called with each Event to
-    write.
+    each change, and with the exception of each workload that raised one. The installation then calls `called` with the
+    names that the models got, because a name may be in use. `whose` returns why another installation serves a model
+    (`Installation.whose`). `note` is called with each Event to write.
     """
 
     def __init__(
         self,
         api: Api,
         namespaces: Sequence[str] | None,
-        models: Callable[[Mapping[Origin, Model]], None],
+        models: Callable[[Mapping[Origin, Model], Mapping[Origin, str]], None],
         *,
         hold_s: Callable[[], float],
         whose: Callable[[str, str | None], str | None] = _ours,
@@ -120,7 +122,7 @@ class AdoptedDriver:
         self._tasks = asyncio.TaskGroup()
         self._candidates: dict[WorkloadKey, AdoptionCandidate] = {}
         self._scalers: dict[WorkloadKey, str] = {}
-        self._last: Mapping[Origin, Model] | None = None
+        self._last: tuple[Mapping[Origin, Model], Mapping[Origin, str]] | None = None
         self._listens = False
         self._synced = self._leads = False
         places = [""] if namespaces is None else [f"/namespaces/{name}" for name in namespaces]
@@ -181,7 +183,10 @@ class AdoptedDriver:
         self._leads = True
         self._showing.lead()
         for key, candidate in self._candidates.items():
+            fault = candidate.fault
             self._contain(key, partial(self._lead, candidate))
+            if candidate.fault != fault:
+                self._publish_later()
         if self._synced:
             self._means.observe((Synced(),))
 
@@ -201,8 +206,20 @@ class AdoptedDriver:
             now = names.get(_origin(key)), taken.get(_origin(key), ""), self._elsewhere(candidate)
             if now != (candidate.called, candidate.taken, candidate.elsewhere):
                 candidate.called, candidate.taken, _ = now
+                fault = candidate.fault
                 self._contain(key, partial(self._judge, key))
+                if candidate.fault != fault:
+                    self._publish_later()
         self._known.set()
+
+    def retry(self, origins: Container[Origin]) -> None:
+        """Evaluate those of these workloads again that raised an exception, and publish the results."""
+        for key, candidate in tuple(self._candidates.items()):
+            if candidate.fault and _origin(key) in origins:
+                unread = candidate.unread
+                again = partial(self._judge, key) if unread is None else partial(self._see, unread)
+                self._contain(key, again)
+        self._publish()
 
     def _elsewhere(self, candidate: AdoptionCandidate) -> str | None:
         """Return `whose` for the candidate's model."""
@@ -247,21 +264,28 @@ class AdoptedDriver:
     # --- faults -------------------------------------------------------------------------------------------------------
 
     def _contain(self, key: WorkloadKey, work: Callable[[], None]) -> None:
-        """Run `work` and report an exception as a fault of the workload's model, or of the workload without a model."""
+        """Run `work`. An exception is a fault of the workload's model, or of the workload if it is not served."""
         done, candidate = attempt(work), self._candidates.get(key)
-        if isinstance(done, Failure):
-            self._report(key, candidate, describe_error(done.error))
-        elif candidate is not None and candidate.faulty:
-            candidate.faulty = False
-            self._report_workload(key, "")
+        if not isinstance(done, Failure):
+            return
+        reason = describe_error(done.error)
+        if candidate is None:
+            self._report_workload(key, reason)
+            return
+        if candidate.released:
+            self._report(key, candidate, reason)
+            return
+        candidate.fault = reason
+        if candidate.model is None:
+            candidate.model = build_stand_in(candidate.seen)
 
-    def _report(self, key: WorkloadKey, candidate: AdoptionCandidate | None, reason: str) -> None:
-        if candidate is not None and candidate.model is not None:
+    def _report(self, key: WorkloadKey, candidate: AdoptionCandidate, reason: str) -> None:
+        """Report an exception of the workload's task, which is restarted."""
+        if candidate.model is not None:
             fault_reporter(candidate.called or candidate.model.name, self._means.observe)(reason)
         else:
             self._report_workload(key, reason)
-            if candidate is not None:
-                candidate.faulty = bool(reason)
+            candidate.faulty = bool(reason)
 
     def _report_workload(self, key: WorkloadKey, reason: str) -> None:
         fault_reporter(NO_MODEL, self._means.observe, str(key))(reason)
@@ -300,12 +324,13 @@ class AdoptedDriver:
                     )
                 return
             candidate = self._candidates[new.key] = AdoptionCandidate(new)
+        candidate.unread = new
         now_unix_s = self._unix_s()
         new = set_naming_time(before, new, now_unix_s)
         hand, candidate.seen = find_manual_scaling(before, new, candidate.hand, now_unix_s), new
         if hand is not None and hand is not candidate.hand:
             candidate.hand_s = self._clock() - (now_unix_s - hand.at_unix_s)
-        candidate.hand, candidate.released = hand, False
+        candidate.hand, candidate.released, candidate.unread = hand, False, None
         if self._listens:
             self._judge(new.key)
 
@@ -326,6 +351,11 @@ class AdoptedDriver:
         candidate = self._candidates[key]
         if candidate.released:
             return
+        self._evaluate(key, candidate)
+        if candidate.unread is None:
+            candidate.fault = ""
+
+    def _evaluate(self, key: WorkloadKey, candidate: AdoptionCandidate) -> None:
         others = self._others(candidate)
         good: WorkloadSeen | None = candidate.seen
         try:
@@ -385,10 +415,12 @@ class AdoptedDriver:
         if candidate is not None:
             candidate.hand = None
             self._contain(key, partial(self._judge, key))
-            persisting = retry_until_success(
-                self._publish_once, fault_reporter(NO_MODEL, self._means.observe, "adopted Models")
-            )
-            self._tasks.create_task(persisting)
+            self._publish_later()
+
+    def _publish_later(self) -> None:
+        """Publish in a task that is retried after an exception."""
+        report = fault_reporter(NO_MODEL, self._means.observe, "adopted Models")
+        self._tasks.create_task(retry_until_success(self._publish_once, report))
 
     async def _publish_once(self) -> None:
         self._publish()
@@ -396,6 +428,7 @@ class AdoptedDriver:
     def _release(self, candidate: AdoptionCandidate, *, at_once: bool = False) -> None:
         """Release a deleted or unannotated workload: its replicas end without a write, by the plan or `at_once`."""
         candidate.model, candidate.problem, candidate.released = None, "", True
+        candidate.fault, candidate.unread = "", None
         if candidate.timer is not None:
             candidate.timer.cancel()
         if candidate.runner is not None and at_once:
@@ -430,13 +463,13 @@ class AdoptedDriver:
             await watched.synced.wait()
 
     def _publish(self) -> None:
-        """Publish all models if they have changed."""
-        models = {
-            _origin(key): candidate.model for key, candidate in self._candidates.items() if candidate.model is not None
-        }
-        if models != self._last:
-            self._models(models)
-            self._last = models  # after an exception the next call retries
+        """Publish all models and their faults if these have changed."""
+        served = {_origin(key): one for key, one in self._candidates.items() if one.model is not None}
+        models = {origin: one.model for origin, one in served.items() if one.model is not None}
+        now = models, {origin: one.fault for origin, one in served.items() if one.fault}
+        if now != self._last:
+            self._models(*now)
+            self._last = now  # after an exception the next call retries
 
     def _log_problem(self, candidate: AdoptionCandidate) -> None:
         """Log a new problem, on leaders and followers."""

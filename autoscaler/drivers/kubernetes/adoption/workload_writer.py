@@ -351,6 +351,10 @@ class AdoptionCandidate:
         self.problem = ""
         self.faulty = False
         """An exception was reported for the workload, not for a model."""
+        self.fault = ""
+        """The exception that its current version raised; empty: none."""
+        self.unread: WorkloadSeen | None = None
+        """The version that raised an exception before it became `seen`."""
         self.last_event = self.logged = ""
         self.released = False
         """The workload or its annotation was deleted; only ending replicas are left."""

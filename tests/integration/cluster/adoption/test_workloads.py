@@ -339,7 +339,7 @@ async def test_paused_leader_does_not_overwrite_a_newer_scale(
         resources=ReplicaResources(slices=(), memory_bytes=0),
     )
     async with Slow(await load_api_access(kubeconfig)) as slow:
-        old = AdoptedDriver(slow, [namespace], lambda _: None, hold_s=lambda: 600.0)
+        old = AdoptedDriver(slow, [namespace], lambda *_: None, hold_s=lambda: 600.0)
         async with running(old):
             old.start(replica, model)
             await slow.at_scale.wait()
@@ -384,7 +384,7 @@ class AdoptedRig(ClusterRig):
                 await asyncio.sleep(0.02)
 
     def driver(self) -> AdoptedDriver:
-        driver = LateDriver(self._api, [self._name], lambda _: None, hold_s=lambda: 600.0)
+        driver = LateDriver(self._api, [self._name], lambda *_: None, hold_s=lambda: 600.0)
         driver.create = self._create
         return driver
 

@@ -28,6 +28,7 @@ from autoscaler.state.events import Transition
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import World
 from tests.support.builders.worlds import T0, device, gateway, level, model, replica, use, world
+from tests.support.harness.faults.fault_injection import concerns, inject
 from tests.support.harness.manual_loop import SteppedLoop
 
 pytestmark = pytest.mark.standard
@@ -109,6 +110,30 @@ def test_action_of_a_plan_is_encoded_with_its_kind() -> None:
     assert shown == {
         "kind": "drain", "replica": "r1", "reason": "idle", "victim_of": None, "stranded": False, "crowded": False,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "point", "what"),
+    [
+        ("explain/fit/a", "autoscaler.explain.fit:build_placement_request", "explain"),
+        ("devices", "autoscaler.server.read_responses:devices_of", "status"),
+    ],
+)
+async def test_model_that_raises_is_quarantined_and_the_request_is_answered(
+    path: str, point: str, what: str, aiohttp_client: AiohttpClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = inject(monkeypatch, point, concerns("a"))
+    client = await connect(aiohttp_client, *lived())
+    for _ in range(2):
+        response = await client.get(f"/api/v1/{path}")
+        assert response.status == 200
+        assert faults.reported == [("a", what)]
+    found = await response.json()
+    if path == "devices":
+        assert [(one["id"], one["devices"]) for one in found[0]["replicas"]] == [("r1", [])]
+    else:
+        assert found["sentences"][0].startswith("Quarantined because of an internal error (InjectedError in ")
+    assert (await client.get("/api/v1/nodes")).status == 200
 
 
 async def test_model_is_found_by_its_aliases(aiohttp_client: AiohttpClient) -> None:

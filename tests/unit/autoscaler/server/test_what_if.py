@@ -16,12 +16,14 @@ from pytest_aiohttp import AiohttpClient
 
 from autoscaler.contract import ModelName, TenantName
 from autoscaler.explain.decision_log import Log
+from autoscaler.fold.model_quarantine import list_quarantined_models
 from autoscaler.planner.what_if import PATH, Answer, AssumedDemand, simulate_world
 from autoscaler.server import openapi, what_if
 from autoscaler.server.ops import OperationsServer
 from autoscaler.spec.tenant import Key, Tenant, TenantSpec
 from autoscaler.state.world import World
 from tests.support.builders.worlds import device, model, replica, world
+from tests.support.harness.faults.fault_injection import concerns, inject
 from tests.support.harness.manual_loop import SteppedLoop
 
 pytestmark = pytest.mark.standard
@@ -155,3 +157,14 @@ async def test_only_one_simulation_runs_at_a_time(
         go_on.set()
     assert first.result().status == 200
     assert (await client.post(PATH, json=question)).status == 200
+
+
+async def test_model_that_raises_is_quarantined_and_the_others_are_simulated(
+    aiohttp_client: AiohttpClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = inject(monkeypatch, "autoscaler.demand.desired_replicas:compute_desired_replicas", concerns("a"))
+    client, stepped = await connect(aiohttp_client, lived())
+    response = await client.post(PATH, json={"demand": {"a": {"waiting": 1}, "org/b": {"waiting": 1}}})
+    assert response.status == 200
+    assert faults.reported == [("a", "what-if")]
+    assert list_quarantined_models(stepped.loop.world) == {"a"}

@@ -41,6 +41,7 @@ FIELDS: Final = (
 TEXTS: Final = ("[" * 100_000, '{"a":' * 20_000, "9" * 100_000, "-1", "1e999", "NaN", "null", "{", "a,b:c|" * 9_000)
 NOTES: Final = tuple(dict.fromkeys((*KNOWN, *sorted(ANNOTATIONS), *sorted(CHOICES), OURS + "slices", OURS + "cordon")))
 """Annotations that Pilotlight reads."""
+WORKLOADS: Final = "apps/v1"
 _OURS = {MANAGED_BY: "pilotlight", OURS + "intent": "poison", OURS + "model": "x"}
 _NO_SCHEMA: Object = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 
@@ -82,7 +83,7 @@ def _template(**more: object) -> Object:
 def _workload(kind: str) -> Listed:
     long = [{"name": "A", "value": "x" * MIB}]
     spec = {"replicas": 0, "selector": {"matchLabels": {"app": "poison"}}, "template": _template(env=long)}
-    return Listed("apps/v1", kind, f"{kind.lower()}s", body={"spec": spec})
+    return Listed(WORKLOADS, kind, f"{kind.lower()}s", body={"spec": spec})
 
 
 def _claim(parameters: msgspec.Raw) -> Listed:
@@ -181,6 +182,8 @@ def _with_schema(body: Object, api_version: str) -> Iterator[Object]:
         notes = dict.fromkeys(NOTES, text[: 200_000 // len(NOTES)])
         labels = {"nvidia.com/gpu.memory": text[:63]} if text.isalnum() else {}
         yield {**body, "metadata": {"annotations": notes, "labels": labels}}
+        for name in KNOWN if api_version == WORKLOADS else ():  # the first invalid one hides the others
+            yield {**body, "metadata": {"annotations": {KNOWN[0]: "poison", name: text[:200_000]}}}
     yield {**body, "metadata": {"annotations": {KNOWN[0]: "m" * 200_000}, "labels": dict(_OURS)}}
     yield {**body, "metadata": {"annotations": {KNOWN[0]: msgspec.Raw(b'"\\ud800"')}}}
     for levels in LEVELS[1:-1]:

@@ -179,6 +179,8 @@ class House:
         self.plane = plane
         self.notes = notes
         self.models = models
+        self.undecoded: dict[str, str] = {}
+        """The published exception of each workload."""
         self._observed = observed
 
     async def until(self, *seen: tuple[str, Seen]) -> None:
@@ -225,18 +227,21 @@ async def serving(
     seen: Seen = Seen.READY,
 ) -> AsyncIterator[House]:
     """Deployments with a pod each; waits until those of this installation are reported in this state."""
-    plane, notes, models = Plane(), list[WorkloadEvent](), dict[Origin, Model]()
+    plane, notes, models, undecoded = Plane(), list[WorkloadEvent](), dict[Origin, Model](), dict[str, str]()
     for name in names:
         plane.put(APPS, deployment(name, models=name))
         plane.put(PODS, made(name))
 
-    def put(now: Mapping[Origin, Model]) -> None:
+    def put(now: Mapping[Origin, Model], faults: Mapping[Origin, str]) -> None:
         models.clear()
         models.update(now)
+        undecoded.clear()
+        undecoded.update({origin.name: why for origin, why in faults.items()})
 
     driver = AdoptedDriver(cast("Api", plane), ["n"], put, hold_s=lambda: 600.0, whose=whose, note=notes.append)
     async with running(driver) as observed:
         house = House(driver, observed, plane, notes, models)
+        house.undecoded = undecoded
         if whose("n", None) == "":
             await house.until(*((name, seen) for name in names))
         driver.lead()
@@ -445,7 +450,58 @@ async def test_exception_while_reading_a_workload_is_a_fault_of_its_model_only(m
         house.plane.put(APPS, deployment("ada", models="ada", slots="7"))
         house.plane.put(APPS, deployment("bert", models="bert", slots="9"))
         await house.until_model("bert", lambda model: model.slots == 9)
-        assert [(one.model, "KeyError" in one.reason) for one in house.faults()] == [("ada", True)]
+        assert [(name, "KeyError" in why) for name, why in house.undecoded.items()] == [("ada", True)]
+        assert house.model("ada").slots == 4, "its last valid annotations stay in force"
+        house.driver.retry({Origin("Deployment", "n", "bert")})
+        assert list(house.undecoded) == ["ada"]
+        monkeypatch.setattr(driver, "read_model", real)
+        house.driver.retry({Origin("Deployment", "n", "ada")})
+        assert (house.model("ada").slots, house.undecoded) == (7, {})
+
+
+async def test_new_workload_that_raises_is_published_as_a_paused_model_until_it_is_readable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise its requests would be rejected as those of an unknown model, and no quarantine would begin."""
+    real = read_model
+
+    def odd(seen: WorkloadSeen, others: Others) -> Model:
+        if seen.key.name == "carl":
+            raise KeyError("odd")
+        return real(seen, others)
+
+    async with serving("ada") as house:
+        monkeypatch.setattr(driver, "read_model", odd)
+        house.plane.put(APPS, deployment("carl", models="carl, karl"))
+        async with asyncio.timeout(60):
+            while "carl" not in house.undecoded:
+                await asyncio.sleep(0)
+        model = house.model("carl")
+        assert (model.name, model.spec.aliases, model.spec.paused) == ("carl", ("karl",), True)
+        assert house.faults() == [], "no fault of the whole process"
+        house.driver.retry({Origin("Deployment", "n", "carl")})
+        assert list(house.undecoded) == ["carl"]
+        monkeypatch.setattr(driver, "read_model", real)
+        house.driver.retry({Origin("Deployment", "n", "carl")})
+        assert (house.model("carl").spec.paused, house.undecoded) == (False, {})
+
+
+async def test_exception_after_a_workload_is_named_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The installation names models while it handles their publication, and the workload is then evaluated again."""
+    async with serving("ada") as house:
+        real = workload_scaling.Workload.see
+
+        def odd(self: workload_scaling.Workload, *more: Any) -> None:
+            raise KeyError("odd")
+
+        monkeypatch.setattr(workload_scaling.Workload, "see", odd)
+        house.driver.called({Origin("Deployment", "n", "ada"): ModelName("ada2")}, {})
+        async with asyncio.timeout(60):
+            while "ada" not in house.undecoded:
+                await asyncio.sleep(0)
+        monkeypatch.setattr(workload_scaling.Workload, "see", real)
+        house.driver.retry({Origin("Deployment", "n", "ada")})
+        assert house.undecoded == {}
 
 
 @pytest.mark.parametrize("hold", HOLDS)
@@ -601,7 +657,7 @@ async def test_sync_is_reported_only_after_workload_ownership_is_known() -> None
     plane.put(APPS, deployment("ada", models="ada"))
     plane.put(PODS, pod("ada"))
     driver = AdoptedDriver(
-        cast("Api", plane), ["n"], lambda _: notified.set(), hold_s=lambda: 600.0, whose=lambda *_: known
+        cast("Api", plane), ["n"], lambda *_: notified.set(), hold_s=lambda: 600.0, whose=lambda *_: known
     )  # fmt: skip
     observed = Observed()
 
