@@ -488,18 +488,17 @@ async def test_new_workload_that_raises_is_published_as_a_paused_model_until_it_
 
 async def test_exception_after_a_workload_is_named_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
     """The installation names models while it handles their publication, and the workload is then evaluated again."""
+
+    def odd(*_: object) -> Model:
+        raise KeyError("odd")
+
     async with serving("ada") as house:
-        real = workload_scaling.Workload.see
-
-        def odd(self: workload_scaling.Workload, *more: Any) -> None:
-            raise KeyError("odd")
-
-        monkeypatch.setattr(workload_scaling.Workload, "see", odd)
+        monkeypatch.setattr(driver, "read_model", odd)
         house.driver.called({Origin("Deployment", "n", "ada"): ModelName("ada2")}, {})
         async with asyncio.timeout(60):
             while "ada" not in house.undecoded:
                 await asyncio.sleep(0)
-        monkeypatch.setattr(workload_scaling.Workload, "see", real)
+        monkeypatch.setattr(driver, "read_model", read_model)
         house.driver.retry({Origin("Deployment", "n", "ada")})
         assert house.undecoded == {}
 
