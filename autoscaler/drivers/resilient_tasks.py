@@ -38,9 +38,12 @@ async def retry_until_success(work: Callable[[], Awaitable[None]], report: Calla
         works = loop.call_later(PAUSE_S_MAX, report, "")
         try:
             await work()
-        except Exception as error:  # noqa: BLE001 - an exception of any kind is contained
+        except Exception as error:
             reraise_memory_error(error)
             report(describe_error(error))
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # a TaskGroup with a failed child hides its cancellation
+                raise asyncio.CancelledError from error
         else:
             report("")
             return

@@ -461,6 +461,30 @@ async def fails(times: int, error: Exception) -> list[tuple[float, str]]:
     return messages
 
 
+async def test_work_whose_cleanup_fails_is_not_retried_after_its_cancellation() -> None:
+    """A TaskGroup raises the exception of its child instead of the cancellation."""
+    begun, reasons = list[int](), list[str]()
+
+    async def fails_when_cancelled() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise KeyError("cleanup")
+
+    async def work() -> None:
+        begun.append(1)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(fails_when_cancelled())
+
+    task = asyncio.create_task(retry_until_success(work, reasons.append))
+    while not begun:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait((task,))
+    assert (task.cancelled(), len(begun), len(reasons)) == (True, 1, 1)
+
+
 def test_failed_driver_task_is_retried_after_a_doubling_delay() -> None:
     reported = virtual_loop.run(fails(3, ValueError("odd")))
     begun_s = reported[0][0]
