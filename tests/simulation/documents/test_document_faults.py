@@ -55,13 +55,18 @@ class Rig:
         self.start()
 
     def start(self) -> None:
-        """Start the autoscaler."""
+        """Start the autoscaler. It decides once it has all documents, as in a cluster."""
         self._epoch += 1
         clock = asyncio.get_running_loop().time
         world = World(epoch=self._epoch, leadership=Leadership(leads=True, leading_since_s=clock()))
         self.loop = Loop(world, FakeDriver(self._machine), clock)
         documents = DocumentTasks(self.objects.server, self.loop, "a")
-        self.tasks = [asyncio.create_task(one.run()) for one in (documents, self.loop)]
+
+        async def decide() -> None:
+            await asyncio.sleep(0.5)
+            await self.loop.run()
+
+        self.tasks = [asyncio.create_task(documents.run()), asyncio.create_task(decide())]
 
     async def stop(self) -> None:
         """Stop the autoscaler; replicas keep running. It must not have ended before."""
@@ -294,3 +299,19 @@ async def test_deleted_owner_of_a_name_passes_it_on_while_another_model_raises(r
     await asyncio.sleep(3.0)
     world = rig.loop.world
     assert {name: tuple(one.spec.aliases) for name, one in world.models.items()} == {"b": (), "c": ("alias",)}
+
+
+@simulated
+async def test_ready_replica_of_a_model_that_cannot_be_decoded_serves_after_a_restart(rig: Rig) -> None:
+    rig.objects.put("b", OTHER)
+    await asyncio.sleep(3.0)
+    await rig.call("b")
+    rig.inject(DECODE)
+    await rig.stop()
+    rig.start()
+    await asyncio.sleep(3.0)
+    for times in (1, 2):
+        await rig.call("b")
+        assert (rig.faults(), rig.ready(), len(rig.loop.world.replicas)) == ({"b": times}, {"b"}, 1)
+        assert rig.answer("b") == ""
+        await asyncio.sleep(70.0)
