@@ -20,7 +20,7 @@ import torch
 import transformers
 
 server, torch_model = map(importlib.import_module, ("server", "torch_model"))
-"""Modules beside this program, which is started by path."""
+"""Modules in the folder of this program, which is started by path."""
 
 
 def main(folder: str, prompt: bytes, tokens: int) -> dict[str, object]:

@@ -142,7 +142,7 @@ class Town:
         self.crashes: list[BaseException] = []
         """Exceptions in any task, which no injected fault explains."""
         self.further_tasks = 0
-        """Maximum number of tasks of an autoscaler, and of their timers, beside those of every autoscaler."""
+        """Maximum number of tasks of an autoscaler, and of their timers, in addition to those of every autoscaler."""
         self.autoscaler: Autoscaler | None = None
         """The leader."""
         self.standby: Autoscaler | None = None

@@ -70,7 +70,7 @@ def asked(tries: int = 1, at_s: float = T0 - 1, cuts: tuple[tuple[str, ...], ...
     return {"config": config, "order": made}
 
 
-def beside(cores: int, left: int) -> dict[NodeId, HostResources]:
+def host_amounts(cores: int, left: int) -> dict[NodeId, HostResources]:
     """The host resources of node n1, and how many cores the pods of others leave free."""
     return {NodeId("n1"): HostResources(cores * 1000, 64 << 30, left * 1000, 64 << 30)}
 

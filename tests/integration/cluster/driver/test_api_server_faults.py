@@ -355,7 +355,7 @@ async def test_pod_whose_address_was_reused_becomes_unready(
     async with ready_at(ip, "r1", "r2"), Deaf(await load_api_access(kubeconfig)) as own:
         driver = KubernetesDriver(own, namespace, launch, lambda _: "engine", assume_after_s=0.05, inventory=False)
         async with running(driver) as observed:
-            unscheduled = Pod(scheduler_name="nobody")
+            unscheduled = Pod(scheduler_name="not-installed")
             made = []
             for name in ("r1", "r2"):
                 one, model = replica(name, ("engine", "{port}"), ())
@@ -385,7 +385,7 @@ async def test_evicted_pod_without_an_address_is_reported_as_exited(api: Api, na
     driver = KubernetesDriver(api, namespace, launch, lambda _: "engine", assume_after_s=0.05, inventory=False)
     async with ready_at(ip, "r1"), running(driver) as observed:
         one, model = replica("r1", ("engine", "{port}"), ())
-        driver.start(one, replace(model, spec=replace(model.spec, pod=Pod(scheduler_name="nobody"))))
+        driver.start(one, replace(model, spec=replace(model.spec, pod=Pod(scheduler_name="not-installed"))))
         await until_reported(observed, one.id, lambda seen: seen.waits)
         await runs_at(api, f"{path}/r1", ip, "2026-01-01T00:00:00Z")
         await observed.until(one.id, Seen.READY)

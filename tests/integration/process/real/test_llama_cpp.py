@@ -153,4 +153,4 @@ def test_truncated_weights_file_makes_the_engine_exit_with_one_error_line(folder
         reported = [
             line for line in out.splitlines() if line.startswith("xllamacpp server: the model could not be served")
         ]
-        assert len(reported) == 1, "the library writes beside us, and may be later"
+        assert len(reported) == 1, "the library writes its own line, which may come later"

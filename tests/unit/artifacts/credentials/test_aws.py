@@ -51,8 +51,8 @@ async def test_aws_keys_in_the_environment_take_precedence_over_files(tmp_path: 
     assert await AwsKeys({}, there).keys() == Keys("AKIADEFAULT", "one%two")
     assert await AwsKeys({"AWS_PROFILE": "work"}, there).keys() == Keys("AKIAWORK", "s", "t")
     elsewhere = {"AWS_SHARED_CREDENTIALS_FILE": str(there / ".aws" / "credentials")}
-    assert await AwsKeys(elsewhere, tmp_path / "nobody").keys() == Keys("AKIADEFAULT", "one%two")
-    assert await AwsKeys({}, tmp_path / "nobody").keys() is None
+    assert await AwsKeys(elsewhere, tmp_path / "missing").keys() == Keys("AKIADEFAULT", "one%two")
+    assert await AwsKeys({}, tmp_path / "missing").keys() is None
 
 
 async def test_missing_named_profile_is_rejected(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ async def test_aws_region_in_the_environment_takes_precedence_over_the_profile(t
     assert await AwsKeys({"AWS_DEFAULT_REGION": "b-1"}, there).region() == "b-1"
     assert await AwsKeys({}, there).region() == "eu-west-1"
     assert await AwsKeys({"AWS_PROFILE": "work"}, there).region() == "eu-central-1"
-    assert await AwsKeys({}, tmp_path / "nobody").region() == REGION
+    assert await AwsKeys({}, tmp_path / "missing").region() == REGION
     with pytest.raises(PolicyError, match="region"):
         await AwsKeys({"AWS_REGION": "x.evil.example/"}, there).region()
 
@@ -136,7 +136,7 @@ async def test_invalid_web_identity_settings_send_no_sts_request(tmp_path: Path)
         with pytest.raises(PolicyError, match=r"AWS_ENDPOINT_URL_STS .* is plain HTTP"):
             await AwsKeys(plain, tmp_path).keys()
         (tmp_path / "token").unlink()
-        removed = {**identity(tmp_path, sts), "AWS_WEB_IDENTITY_TOKEN_FILE": str(tmp_path / "nobody")}
+        removed = {**identity(tmp_path, sts), "AWS_WEB_IDENTITY_TOKEN_FILE": str(tmp_path / "missing")}
         with pytest.raises(PolicyError, match="the web identity token"):
             await AwsKeys(removed, tmp_path).keys()
         assert sts.bodies == []

@@ -252,7 +252,7 @@ async def test_stored_private_model_is_denied_without_a_login(tmp_path: Path) ->
 async def test_pull_permission_survives_a_restart_during_a_registry_outage(tmp_path: Path) -> None:
     """During the outage, the same login gets the Copy from a newly opened store, and another login does not."""
     async with node(tmp_path) as one:
-        own, others = keychain(one.fake.host), Known(one.fake.host, Login("somebody-else", PASSWORD))
+        own, others = keychain(one.fake.host), Known(one.fake.host, Login("other-user", PASSWORD))
         one.ways = Registries(own, pace=StillClock())
         (await one.obtain()).close()
         one.fake.judge = lambda _: web.Response(status=503)

@@ -23,9 +23,9 @@ from tests.support.builders.mig_nodes import (
     PRODUCT,
     SMALL,
     asked,
-    beside,
     cores,
     cuttable,
+    host_amounts,
     many,
     order,
     slices,
@@ -37,29 +37,31 @@ from tests.support.builders.worlds import T0, device, gateway, level, model, rep
 
 def test_no_gpu_is_repartitioned_for_a_replica_that_lacks_only_cpu() -> None:
     requested = many(["mid"], **cores(6))
-    short = world(slices=slices(_1g_10gb="7"), cuttable={"n1": cuttable()}, hosts=beside(8, 4), **requested)
+    short = world(slices=slices(_1g_10gb="7"), cuttable={"n1": cuttable()}, hosts=host_amounts(8, 4), **requested)
     for later_s in (0.0, NODE_EVERY_S + 1, 2 * NODE_EVERY_S + 1):
         assert order(short, T0 + later_s) is None
     assert "has too little CPU: 4 cores left of 8" in why(short)
     assert "repartitioned" not in why(short), "that would not help"
     other = replace_fields(short, slices={one.id: one for one in slices(_7g_80gb="1")}, cuttable={"n1": cuttable()})
-    assert order(replace_fields(other, hosts=beside(8, 8))) is None, "it gets what is there"
+    assert order(replace_fields(other, hosts=host_amounts(8, 8))) is None, "it gets what is there"
     hard = many(["mid"], gpu=Gpu(isolation="hardware"), **cores(6))
-    bare = world(cuttable={"n1": cuttable()}, hosts=beside(8, 4), **hard)
+    bare = world(cuttable={"n1": cuttable()}, hosts=host_amounts(8, 4), **hard)
     assert order(bare) is None
     assert "could be repartitioned for it, but it has too little CPU" in why(bare)
-    assert order(replace_fields(bare, hosts=beside(8, 8))) is not None
+    assert order(replace_fields(bare, hosts=host_amounts(8, 8))) is not None
 
 
 def test_model_that_needs_more_cpu_than_any_node_has_is_unplaceable() -> None:
-    at = world(slices=slices(_1g_10gb="7"), cuttable={"n1": cuttable()}, hosts=beside(8, 8), **many(["x"], **cores(64)))
+    at = world(
+        slices=slices(_1g_10gb="7"), cuttable={"n1": cuttable()}, hosts=host_amounts(8, 8), **many(["x"], **cores(64))
+    )
     (unmet,) = plan(at, T0).unmet
     assert (order(at), unmet.never, "repartitioned" in unmet.reason) == (None, True, False)
     assert list_unplaceable_models(at).keys() == {"x"}
 
 
 def test_node_is_repartitioned_for_as_many_replicas_as_its_cpu_allows() -> None:
-    at = world(cuttable={"n1": cuttable()}, hosts=beside(8, 8), **many(["a", "b", "c"], **cores(4)))
+    at = world(cuttable={"n1": cuttable()}, hosts=host_amounts(8, 8), **many(["a", "b", "c"], **cores(4)))
     action = order(at)
     assert action is not None
     assert "2 replicas will fit" in action.reason

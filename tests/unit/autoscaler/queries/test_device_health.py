@@ -128,7 +128,7 @@ def test_memory_counts_as_used_if_the_pod_devices_are_unknown_or_shared() -> Non
     silent = world([A], gpus(2), [own_replica()])
     assert not back(silent)
     shared = with_report(world([A], [device("n0/gpu0", 24, "n0")], [own_replica()]), T0, *idle, pods=(OURS,))
-    assert not back(with_report(shared, T0 + 2, *idle)), "another may hold what is left of it"
+    assert not back(with_report(shared, T0 + 2, *idle)), "another replica may use the rest of its memory"
 
 
 def test_removed_pods_of_a_node_are_remembered_up_to_a_limit() -> None:

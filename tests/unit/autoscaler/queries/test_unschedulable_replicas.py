@@ -88,7 +88,7 @@ def pod(*limits: str, first: tuple[tuple[str, str], ...] = (), node: str = "n1")
         (pod("1", node=""), None),
         ({"spec": {"nodeName": "n1", "containers": [{"resources": {}}], "initContainers": None}}, None),
     ],
-    ids=["all containers", "what runs first has more", "what runs beside it", "none", "nowhere yet", "no report"],
+    ids=["all containers", "what runs first has more", "sidecars", "none", "nowhere yet", "no report"],
 )
 def test_foreign_pod_is_recorded_with_its_node_and_gpu_count(found: Any, gpus: int | None) -> None:
     assert nodes.read_other_pod(found) == (None if gpus is None else OtherPod("n1", {"nvidia.com/gpu": gpus}))

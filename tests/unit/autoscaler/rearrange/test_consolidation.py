@@ -127,7 +127,7 @@ def test_order_is_released_after_its_replica_moves_to_an_owned_device() -> None:
         ),
         pytest.param(
             rents(home(), models=(replace(A, spec=replace(A.spec, rollout=Rollout(surge=0))), B, C)),
-            id="no second one may be beside it",
+            id="no second one may be on its node",
         ),
         pytest.param(
             rents(home(), guests=(replica(A, "a1", on=["new0"], ready_s=T0 - 5, since_s=T0 - 5),)),
@@ -171,10 +171,10 @@ def test_replica_stays_if_its_move_would_not_release_the_order() -> None:
     alone = replace(lease, listed=replace(lease.listed, alone=True))
     only = replace(begin, capacity=replace(begin.capacity, leases={lease.id: alone}))
     on = {**only.nodes.slices, SliceId("w1-0"): device("w1-0", 16, "w1")}
-    beside = known(
+    shared_node = known(
         replace_fields(only, slices=on, replicas={**only.replicas, ReplicaId("b1"): replica(B, "b1", on=["w1-0"])})
     )
-    assert [bool(moves(known(one))) for one in (begin, foreign, only, beside)] == [True, False, True, False]
+    assert [bool(moves(known(one))) for one in (begin, foreign, only, shared_node)] == [True, False, True, False]
 
 
 def test_capacity_order_with_the_fewest_replicas_is_vacated_first() -> None:

@@ -168,7 +168,7 @@ def test_whole_device_model_gets_no_partition_or_partly_used_card() -> None:
     node, whole, two = hami_node(card(), card("GPU-bbbb")), model("a", 0), model("a", 5, gpu=Gpu(count=2))
     assert placed(node, whole)[0] == [(SliceId(f"{NODE}/GPU-aaaa"),)]
     assert placed(node, whole, foreign)[0] == [(SliceId(f"{NODE}/GPU-bbbb"),)]
-    assert placed(node, model("a", 75), foreign)[0] == [(SliceId(f"{NODE}/GPU-aaaa"),)], "it fits in what is left"
+    assert placed(node, model("a", 75), foreign)[0] == [(SliceId(f"{NODE}/GPU-aaaa"),)], "it fits into the free memory"
     assert len(placed(node, two)[0][0]) == 2
     assert placed(node, two, foreign)[0] == []
     cuts = mig_node(_1g_10gb="4", _3g_40gb="2")

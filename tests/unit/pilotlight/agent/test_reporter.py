@@ -338,7 +338,7 @@ async def test_report_to_a_dns_name_is_delivered_unless_the_name_is_unknown() ->
         with contextlib.suppress(WayError):  # ::1 may be one of its addresses too
             await way.send(body())
         assert loop.observed
-        unreachable = HttpWay("dns+http://nobody.invalid:1", None, None)
+        unreachable = HttpWay("dns+http://autoscaler.invalid:1", None, None)
         with pytest.raises(WayError, match="the name cannot be resolved"):
             await unreachable.send(body())
     finally:

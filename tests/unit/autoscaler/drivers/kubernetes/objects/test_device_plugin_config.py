@@ -112,7 +112,7 @@ LABELLED = {f"{GPU}.{name}": value for name, value in (
 @pytest.mark.parametrize(
     "on",
     [slices(), slices(DEVICE, config_map(default=CONFIG)), slices("", node=g4dn(**LABELLED))],
-    ids=["configured in Settings", "configured in the ConfigMap", "told by labels"],
+    ids=["configured in Settings", "configured in the ConfigMap", "reported by labels"],
 )
 def test_gpu_time_sliced_for_three_gets_three_replicas_and_no_fourth(
     on: list[Slice],
