@@ -9,6 +9,7 @@ grace period with one clear error.
 from __future__ import annotations
 
 import asyncio
+import resource
 import ssl
 import time
 from collections.abc import Callable, Iterable
@@ -50,6 +51,8 @@ CONNECTION_BYTES, CALL_BYTES = 32 << 10, 16 << 10
 """Accounted memory per client connection (over TLS, with buffers) and per request (with its engine connection)."""
 PARKED_SHARE = 0.5
 """Additional share of the body budget for small bodies of queued requests."""
+DESCRIPTORS_RESERVED = 8
+"""File descriptors that client connections leave free: links to autoscalers that connect again, and saved snapshots."""
 CALLS_SWEEP_S, CONNECTIONS_SWEEP_S, POOLS_SWEEP_S = 0.2, 0.5, 1.0
 
 _DEFAULT_LIMITS = Limits()
@@ -82,6 +85,9 @@ class Gateway(GatewayContext):
         self._calls: dict[Call, ProxiedCall] = {}
         self._connections: set[Connection] = set()
         self._addresses: dict[str, int] = {}
+        self._counted = 0
+        self.own_descriptors = 0
+        """File descriptors that this process has open without a client."""
         self._waste: list[ChunkedBody] = []
         self._swept_calls_s = self._swept_connections_s = self._swept_pools_s = 0.0
         self._heard_s: float | None = None
@@ -189,7 +195,7 @@ class Gateway(GatewayContext):
             self.perform(effects)
 
     def opened(self, connection: Connection) -> bool:
-        """Register a client connection; False if its address has too many."""
+        """Register a client connection; False if there are too many."""
         self._connections.add(connection)
         return self.count(connection.address)
 
@@ -201,13 +207,22 @@ class Gateway(GatewayContext):
             self._quiet.set()
 
     def count(self, address: str) -> bool:
-        """Count one more connection of an address; False if there are too many."""
+        """Count one more connection of an address; False if the address or all clients together have too many.
+
+        Each running request needs a second descriptor, for its engine. If clients took all of them, no request could
+        run.
+        """
         number = self._addresses.get(address, 0) + 1
         self._addresses[address] = number
+        self._counted += 1
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if limit != resource.RLIM_INFINITY and 2 * self._counted + self.own_descriptors + DESCRIPTORS_RESERVED > limit:
+            return False
         return number <= self.limits.connections_per_address_max
 
     def discount(self, address: str) -> None:
         """Count one connection less of an address."""
+        self._counted -= 1
         number = self._addresses[address] - 1
         if number:
             self._addresses[address] = number

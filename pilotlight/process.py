@@ -19,6 +19,7 @@ import signal
 import sys
 from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import click
 
@@ -59,6 +60,11 @@ def open_all_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     except (OSError, ValueError) as error:  # macOS reports no limit and then rejects it
         log.warning("event=descriptors_limited error=%s", error)
+
+
+def count_open_files() -> int:
+    """Return how many file descriptors this process has open."""
+    return len(list(Path("/dev/fd").iterdir()))
 
 
 def stop_event() -> asyncio.Event:

@@ -49,7 +49,7 @@ class Connection(BodyIntake):
     # --- asyncio -----------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Register a client; one above its address's limit is disconnected without a response."""
+        """Register a client; one above a limit of connections is disconnected without a response."""
         peer = self._made(transport).get_extra_info("peername")
         self._since_s = self._gateway.clock()
         self.address = peer[0] if isinstance(peer, tuple) else ""

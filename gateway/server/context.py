@@ -59,7 +59,7 @@ class GatewayContext:
         raise NotImplementedError
 
     def opened(self, connection: Connection) -> bool:
-        """Register a client connection; False if its address has too many."""
+        """Register a client connection; False if there are too many."""
         raise NotImplementedError
 
     def closed(self, connection: Connection) -> None:
@@ -67,7 +67,7 @@ class GatewayContext:
         raise NotImplementedError
 
     def count(self, address: str) -> bool:
-        """Count one more connection of an address; False if there are too many."""
+        """Count one more connection of an address; False if the address or all clients together have too many."""
         raise NotImplementedError
 
     def discount(self, address: str) -> None:

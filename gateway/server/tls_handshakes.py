@@ -49,7 +49,7 @@ class Newcomer(asyncio.Protocol):
         self._begun = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start the handshake; a client above its address's limit is disconnected at once."""
+        """Start the handshake; a client above a limit of connections is disconnected at once."""
         raw = cast("asyncio.Transport", transport)
         peer = raw.get_extra_info("peername")
         address = peer[0] if isinstance(peer, tuple) else ""

@@ -126,6 +126,7 @@ async def serve_gateway(options: GatewayOptions) -> None:
         await wait_until_informed(front, stop)
         factory = front.connection if handshakes is None else handshakes.client
         servers = await start_servers(factory, listener)
+        front.own_descriptors = process.count_open_files()
         await stop.wait()
         for server in servers:
             server.close()

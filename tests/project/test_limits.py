@@ -77,7 +77,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "small bodies of queued requests in a gateway": (),
     "connections of one client address": ("gateway.limits.Limits.connections_per_address_max",),
-    "open files of a gateway": (),
+    "open files of a gateway": ("gateway.gateway.DESCRIPTORS_RESERVED",),
     "memory of a gateway": (),
     "idle client connection": ("gateway.limits.Limits.idle_seconds_max",),
     "client that does not read its response": (

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import resource
 import ssl
 import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -17,7 +18,7 @@ import pytest
 import uvloop
 
 from autoscaler.contract import GatewayId
-from gateway.gateway import Gateway
+from gateway.gateway import DESCRIPTORS_RESERVED, Gateway
 from gateway.limits import Limits
 from gateway.server import connection as edge_module
 from gateway.server.tls_handshakes import Handshakes
@@ -33,7 +34,10 @@ from tests.wire.faults import test_engine_and_client_failures as faults
 from tests.wire.responses import test_local_replies as edge
 from tests.wire.responses import test_relay as relay
 
-OTHERWISE = {"test_connection_above_the_limit_per_address_is_closed"}
+OTHERWISE = {
+    "test_connection_above_the_limit_per_address_is_closed",
+    "test_connections_leave_descriptors_for_their_requests_to_engines",
+}
 """Tested separately here: over TLS, a surplus connection does not even get a handshake."""
 PLAIN = {
     name: test
@@ -122,6 +126,19 @@ async def test_incomplete_handshake_times_out_and_counts_as_a_connection() -> No
         assert await ended(slow) == b"", "its clock has run out"
         await until("its place is free again", lambda: not one.front._addresses)
         one.front.limits = limits
+        assert await healthy(one)
+
+
+@on_each_loop
+async def test_incomplete_handshakes_leave_descriptors_for_requests() -> None:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with rig(tls=sides()) as one:
+        one.front.own_descriptors = limit - DESCRIPTORS_RESERVED - 2
+        first = await one.client(raw=True)
+        first.send(b"\x16\x03\x01")
+        assert await ended(await one.client(raw=True)) == b"", "there is room for one"
+        first.leave()
+        await until("its place is free", lambda: not one.front._addresses)
         assert await healthy(one)
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from autoscaler.contract import FrontSettings
+from gateway.gateway import DESCRIPTORS_RESERVED
 from gateway.limits import Limits
 from loadtest.result import server_timing
 from tests.support.fakes.engines.scripted_engine import (
@@ -300,6 +302,19 @@ async def test_error_for_an_invalid_head_has_the_api_format_of_its_path(
 
 async def test_connection_above_the_limit_per_address_is_closed() -> None:
     async with rig(limits=Limits(connections_per_address_max=2)) as one:
+        kept = [await one.client(), await one.client()]
+        third = await one.client()
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await third.head()
+        for client in kept:
+            client.send(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert (await client.answer())[0] == 200
+
+
+async def test_connections_leave_descriptors_for_their_requests_to_engines() -> None:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with rig() as one:
+        one.front.own_descriptors = limit - DESCRIPTORS_RESERVED - 2 * 2
         kept = [await one.client(), await one.client()]
         third = await one.client()
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):

@@ -274,7 +274,8 @@ def established(sock: socket.socket) -> bool:
 async def test_connections_beyond_the_file_descriptor_limit_are_closed(tmp_path: Path) -> None:
     """At the limit, new connections are closed unanswered while kept ones and streams work; afterwards, all is normal.
 
-    The limit is set on the gateway while four streams run: it leaves 20 free descriptors, and 200 clients connect.
+    The limit is set on the gateway while four streams run: it leaves 20 free descriptors, and 200 clients connect. Each
+    request needs two descriptors, and the gateway keeps some for itself.
     """
     # The streams last 30 s: they still run when a test that was paused for 20 s looks at them.
     ada = fake(tmp_path, "ada", "--tokens-per-s", "1", "--tokens", "30", slots=4)
@@ -295,7 +296,7 @@ async def test_connections_beyond_the_file_descriptor_limit_are_closed(tmp_path:
                 stream.writer.write(chat("bob", close=True))
         await until("the kept ones are served", lambda: all(end.done() for end in ends))
         answers = [end.result() for end in ends]
-        assert ROOM / 2 < sum(b" 200 OK" in answer for answer in answers) <= 2 * ROOM
+        assert 0 < sum(b" 200 OK" in answer for answer in answers) <= ROOM / 2
         assert {answer for answer in answers if b" 200 OK" not in answer} == {b""}, "closed unanswered"
         results = await streams
         assert judge_run(4, results).completed == 4, "what runs goes on"
