@@ -27,16 +27,33 @@ INSTALLED = "PILOTLIGHT_GPU_RUN_INSTALLED"
 
 def options(argv: list[str]) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(prog="tests/gpu/run", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--simulate", action="store_true", help="a simulated device and engines that need no GPU")
-    parser.add_argument("--engine", choices=("torch", "simulated"), help="with --simulate: torch computes on the CPU")
-    parser.add_argument("--steps", default=",".join(STEPS), help=f"some of {','.join(STEPS)}")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds and shorter load")
-    parser.add_argument("--out", type=Path, default=Path("gpu-run"), help="folder of result.json and the plots")
-    parser.add_argument("--kit", type=Path, default=KIT, help="folder that `make gpu-kit` built")
-    parser.add_argument("--work", type=Path, help="folder for models and logs, on a local disk; it is not removed")
-    parser.add_argument("--llama-server", default="", help="a llama-server built with CUDA, instead of building one")
-    parser.add_argument("--limit", type=float, default=480.0, help="seconds that the whole run may take")
+    parser = argparse.ArgumentParser(
+        prog="tests/gpu/run",
+        description="Measure Pilotlight on one GPU of this machine: the first, or the first of CUDA_VISIBLE_DEVICES.",
+        epilog="example: python3 tests/gpu/run --steps inventory,cold --work /var/tmp/gpu-run",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--simulate", action="store_true", help="use a simulated device and engines that need no GPU")
+    parser.add_argument(
+        "--engine", choices=("torch", "simulated"),
+        help="engine with --simulate (default: simulated); torch computes on the CPU",
+    )  # fmt: skip
+    parser.add_argument("--steps", default=",".join(STEPS), help=f"run only some of {','.join(STEPS)}")
+    parser.add_argument("--quick", action="store_true", help="run fewer rounds and shorter loads")
+    parser.add_argument(
+        "--out", type=Path, default=Path("gpu-run"), help="folder of result.json and the plots (default: gpu-run)"
+    )
+    parser.add_argument(
+        "--kit", type=Path, default=KIT, help="folder that `make gpu-kit` built (default: build/gpu-kit of this clone)"
+    )
+    parser.add_argument(
+        "--work", type=Path,
+        help="folder for models and logs, on a local disk; it is kept (default: a temporary folder, which is removed)",
+    )  # fmt: skip
+    parser.add_argument("--llama-server", default="", help="use this llama-server, built with CUDA, and build none")
+    parser.add_argument(
+        "--limit", type=float, default=480.0, help="seconds after which the run is ended (default: %(default)g)"
+    )
     arguments = parser.parse_args(argv)
     unknown = [step for step in arguments.steps.split(",") if step not in STEPS]
     if unknown:

@@ -200,7 +200,8 @@ async def _prepare(bed: Bed, arguments: argparse.Namespace, nvcc: str) -> Buildi
     bed.weights_bytes, bed.copy_bytes_per_s = found["weights_bytes"], found["copy_bytes_per_s"]
     for name, size in bed.weights_bytes.items():
         bed.report.row("prepare", f"model {name}", size / 1e9, "GB")
-    bed.report.row("prepare", "host to device, pinned memory", bed.copy_bytes_per_s / 1e9, "GB/s")
+    rate = bed.copy_bytes_per_s / 1e9 or "not measured"
+    bed.report.row("prepare", "host to device, pinned memory", rate, "GB/s" if bed.copy_bytes_per_s else "")
     if bed.simulated or "fit" not in arguments.steps.split(","):
         return None
     if not arguments.llama_server and not nvcc:

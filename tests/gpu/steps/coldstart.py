@@ -73,7 +73,7 @@ class _Taken:
         report, bed = self._bed.report, self._bed
         initialisation = self._median("by hand, no weights")
         copy_s = bed.weights_bytes[MODEL] / bed.copy_bytes_per_s if bed.copy_bytes_per_s else 0.0
-        report.row("cold", "bytes / measured host-to-device rate", copy_s, "s")
+        report.row("cold", "bytes / measured host-to-device rate", copy_s or "not measured", "s" if copy_s else "")
         report.row("cold", "the engine's own initialisation", initialisation, "s", "a start that reads no weights")
         ratio = self._median("Pilotlight, page cache") / max(copy_s, initialisation)
         holds = None if bed.simulated else ratio <= RATIO_MAX

@@ -18,7 +18,7 @@ import psutil
 
 from loadtest.client import Client
 from loadtest.result import Ending
-from tests.gpu.bed import ENGINES, HOST, Bed, GpuRunError, call, listens, shot
+from tests.gpu.bed import ENGINES, HOST, Bed, GpuRunError, call, listens, seen, shot
 from tests.support.harness.serve.serve import Serving
 
 CONTROL = "nvidia-cuda-mps-control"
@@ -28,6 +28,8 @@ PROMPT_TOKENS, TOKENS, AT_ONCE = 2048, 4, 2
 WORDS = ("--prompt-tokens", str(PROMPT_TOKENS), "--context-tokens", str(PROMPT_TOKENS + 64))
 START_S, CLIENT_S = 20.0, 40.0
 """Time limits for the daemon to start, and for its first client, which starts its server."""
+MEASURED_S = 15.0
+"""Pilotlight measures an engine when it is ready and every 10 s."""
 LIMIT = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 LIMIT_BYTES, OVER_BYTES = 2 << 30, 3 << 30
 """The limit of a client, and the amount that it then tries to take."""
@@ -135,7 +137,7 @@ async def _measure(bed: Bed, how: str, env: dict[str, str]) -> None:
             bed.tail(serve)
             raise
         if env:
-            _listed(bed, serve)
+            await _listed(bed, serve)
         rates = await _rates([(serve.url, name) for name in NAMES], seconds)
     _report(bed, how, *rates)
     ratio = rates.together / max(rates.alone)
@@ -174,13 +176,17 @@ async def _by_hand(bed: Bed) -> None:
     await bed.until_free([first.pid, second.pid])
 
 
-def _listed(bed: Bed, serve: Serving) -> None:
+async def _listed(bed: Bed, serve: Serving) -> None:
     """Report whether NVML lists clients of the daemon, on which proofs of free memory rely."""
+
+    def measured() -> int:
+        return sum(bool(record.gpu_pids) for record in serve.records())
+
     pids, look = serve.engines(), bed.watch.look()
     found = {pid: look.by_pid[pid] >> 20 for pid in pids if pid in look.by_pid}
     bed.report.row("sharing", "MPS clients that NVML lists", f"{len(found)} of {len(pids)}", "", f"MiB {found}")
-    known = sum(bool(record.gpu_pids) for record in serve.records())
-    bed.report.row("sharing", "MPS clients whose memory Pilotlight measures", f"{known} of {len(pids)}")
+    await seen(lambda: measured() == len(pids), MEASURED_S)
+    bed.report.row("sharing", "MPS clients whose memory Pilotlight measures", f"{measured()} of {len(pids)}")
 
 
 async def _rate(url: str, name: str, seconds: float) -> float:
