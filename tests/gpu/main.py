@@ -30,34 +30,41 @@ def options(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="tests/gpu/run",
         description="Measure Pilotlight on one GPU of this machine: the first, or the first of CUDA_VISIBLE_DEVICES.",
-        epilog="example: python3 tests/gpu/run --steps inventory,cold --work /var/tmp/gpu-run",
+        epilog="Example: python3 tests/gpu/run --steps inventory,cold --work /var/tmp/gpu-run. "
+        "Exit status: 0 every measured figure holds, 1 a step failed or a figure was missed, 2 nothing was run.",
         allow_abbrev=False,
     )
     parser.add_argument("--simulate", action="store_true", help="use a simulated device and engines that need no GPU")
     parser.add_argument(
-        "--engine", choices=("torch", "simulated"),
-        help="engine with --simulate (default: simulated); torch computes on the CPU",
+        "--engine", choices=("torch", "simulated"), metavar="ENGINE",
+        help="with --simulate: `simulated` (default), or `torch`, which computes on the CPU",
     )  # fmt: skip
     parser.add_argument("--steps", default=",".join(STEPS), help=f"run only some of {','.join(STEPS)}")
-    parser.add_argument("--quick", action="store_true", help="run fewer rounds and shorter loads")
+    parser.add_argument("--quick", action="store_true", help="one cold start of each kind, and shorter loads")
     parser.add_argument(
-        "--out", type=Path, default=Path("gpu-run"), help="folder of result.json and the plots (default: gpu-run)"
-    )
+        "--out", type=Path, default=Path("gpu-run"), metavar="FOLDER",
+        help="folder of result.json and the plots; files of an earlier run are replaced (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument(
-        "--kit", type=Path, default=KIT, help="folder that `make gpu-kit` built (default: build/gpu-kit of this clone)"
-    )
+        "--kit", type=Path, default=KIT, metavar="FOLDER",
+        help="folder that `make gpu-kit` built (default: build/gpu-kit of this clone)",
+    )  # fmt: skip
     parser.add_argument(
-        "--work", type=Path,
+        "--work", type=Path, metavar="FOLDER",
         help="folder for models and logs, on a local disk; it is kept (default: a temporary folder, which is removed)",
     )  # fmt: skip
-    parser.add_argument("--llama-server", default="", help="use this llama-server, built with CUDA, and build none")
     parser.add_argument(
-        "--limit", type=float, default=480.0, help="seconds after which the run is ended (default: %(default)g)"
+        "--llama-server", default="", metavar="PATH", help="use this llama-server, built with CUDA, and build none"
+    )
+    parser.add_argument(
+        "--limit", type=float, default=480.0, metavar="SECONDS", help="time limit of the run (default: %(default)g)"
     )
     arguments = parser.parse_args(argv)
     unknown = [step for step in arguments.steps.split(",") if step not in STEPS]
     if unknown:
         parser.error(f"--steps: no step is called {unknown[0]}; the steps are {', '.join(STEPS)}")
+    if arguments.engine and not arguments.simulate:
+        parser.error("--engine needs --simulate; on a GPU the engine is always torch")
     return arguments
 
 
@@ -76,7 +83,12 @@ def main(argv: list[str]) -> int:
     if install:
         return _again_with_packages(arguments.kit, argv)
     if missing:
-        print(f"packages are missing: {', '.join(missing)}; run `make gpu-kit` and copy build/gpu-kit here", flush=True)
+        fix = (
+            "run `make venv` and use .venv/bin/python"
+            if arguments.simulate
+            else "run `make gpu-kit` and copy build/gpu-kit here"
+        )
+        print(f"packages are missing: {', '.join(missing)}; {fix}", flush=True)
         return 2
     if began_s:
         arguments.limit -= time.time() - began_s

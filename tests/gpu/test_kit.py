@@ -239,6 +239,11 @@ def test_missing_packages_without_a_kit_are_named_in_one_line(
     monkeypatch.setattr(prerequisites, "missing_packages", lambda: ["msgspec", "uvloop"])
     assert main.main(["--simulate", "--kit", str(tmp_path / "none")]) == 2
     assert capsys.readouterr().out == (
+        "packages are missing: msgspec, uvloop; run `make venv` and use .venv/bin/python\n"
+    )
+    monkeypatch.setattr(prerequisites, "check", lambda **_: prerequisites.Found((), (), ""))
+    assert main.main(["--kit", str(tmp_path / "none")]) == 2
+    assert capsys.readouterr().out == (
         "packages are missing: msgspec, uvloop; run `make gpu-kit` and copy build/gpu-kit here\n"
     )
 

@@ -282,6 +282,12 @@ def test_unknown_gpu_run_step_is_rejected_with_its_name(capsys: pytest.CaptureFi
     assert "no step is called hot" in capsys.readouterr().err
 
 
+def test_engine_without_simulate_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main.options(["--engine", "torch"])
+    assert "--engine needs --simulate" in capsys.readouterr().err
+
+
 def test_missing_driver_is_reported_in_one_line() -> None:
     found = prerequisites.check(simulated=False, driver="libno-such-driver.so")
     (line,) = (line for line in found.fatal if "driver" in line)
