@@ -395,9 +395,12 @@ class PlanBuilder:
                 lease=missing.lease,
             )  # fmt: skip
             self.unmet.setdefault(name, unmet)
-            if name in self.rollouts and not any(start.replica.model == name for start in self.starts):
+            drain = self.rollouts.get(name)
+            if drain is None or drain.replica in self._going():  # it may be evicted for another model
+                continue
+            if not any(start.replica.model == name for start in self.starts):
                 self.tries.add(name)
-                self.drains.append(self.rollouts.pop(name))
+                self.drains.append(drain)
         if not packing.unmet:
             return
         for end_s in (

@@ -60,6 +60,15 @@ def test_busy_replica_is_evicted_only_after_its_residency() -> None:
     assert action.victim_of == "b"
 
 
+def test_replica_evicted_for_another_model_is_not_drained_again_for_its_rollout() -> None:
+    old = replica(A, "r", ready_s=T0 - 100, spec_hash="before")
+    calls = [gateway(levels=[level("a", 1, 1), level("b", 1, wait_s=9.0)], uses=[use("r", 1)])]
+    decided = plan(world([A, B], [device()], [old], calls), T0)
+    assert kinds(decided) == ["drain r"]
+    assert isinstance(action := decided.actions[0], DrainReplica)
+    assert action.victim_of == "b"
+
+
 def test_ready_replica_with_queued_requests_is_not_evicted_at_once() -> None:
     """Otherwise two such models evict each other as soon as they are ready, and no request is ever served."""
     a = model("a", 20, residency_seconds=0.0)

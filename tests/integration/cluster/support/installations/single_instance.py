@@ -42,7 +42,7 @@ def check_logs(logs: Iterable[Path]) -> None:
     """Fails if an autoscaler logged a contained exception: no test injects one into a process."""
     for log in logs:
         faults = [line for line in log.read_text().splitlines() if re.search("event=(model_faulty|degraded)", line)]
-        assert not faults, "a contained exception that no test injected"
+        assert not faults, f"a contained exception that no test injected: {faults[0]}"
 
 
 class House:
