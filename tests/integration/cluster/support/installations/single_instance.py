@@ -14,6 +14,7 @@ from pathlib import Path
 import aiohttp
 import yaml
 
+from autoscaler.kubernetes.resources.document_merge import UNKNOWN
 from tests.integration.cluster.support.clients.gateway_requests import chat, lists_models
 from tests.integration.cluster.support.control_plane import custom_resources
 from tests.integration.cluster.support.control_plane.components import free_ports
@@ -39,9 +40,17 @@ async def process(log: Path, *words: str, module: str = "pilotlight") -> AsyncIt
 
 
 def check_logs(logs: Iterable[Path]) -> None:
-    """Fails if an autoscaler logged a contained exception: no test injects one into a process."""
+    """Fails if an autoscaler logged a contained exception: no test injects one into a process.
+
+    A Model of a namespace whose Lease cannot be read is also quarantined, but not by an exception.
+    """
+    unknown_holder = UNKNOWN.partition("{}")[0]
     for log in logs:
-        faults = [line for line in log.read_text().splitlines() if re.search("event=(model_faulty|degraded)", line)]
+        faults = [
+            line
+            for line in log.read_text().splitlines()
+            if re.search("event=(model_faulty|degraded)", line) and unknown_holder not in line
+        ]
         assert not faults, f"a contained exception that no test injected: {faults[0]}"
 
 
