@@ -1,4 +1,4 @@
-"""Divides slots among gateways: the leader's half of the hold rule (interfaces section 6, Holds). Pure.
+"""Divides slots among gateways: the leader's half of the hold rule (interfaces section 6, Slot allocations). Pure.
 
 Only this module raises a hold. Invariant: for each replica, the sum over gateways of max(newest grant, every older
 grant not yet acknowledged, in use) stays within its slots. Nothing changes before the hand-over is complete, except on

@@ -178,11 +178,12 @@ def _without_schema() -> Iterator[Object]:
 
 def _with_schema(body: Object, api_version: str) -> Iterator[Object]:
     yield body
-    for text in TEXTS:
+    for number, text in enumerate(TEXTS):
         notes = dict.fromkeys(NOTES, text[: 200_000 // len(NOTES)])
         labels = {"nvidia.com/gpu.memory": text[:63]} if text.isalnum() else {}
         yield {**body, "metadata": {"annotations": notes, "labels": labels}}
-        for name in KNOWN if api_version == WORKLOADS else ():  # the first invalid one hides the others
+        # One at a time, since the first invalid one hides the others; each with 3 texts, and the fuzz tests use all.
+        for name in KNOWN[number % 3 :: 3] if api_version == WORKLOADS else ():
             yield {**body, "metadata": {"annotations": {KNOWN[0]: "poison", name: text[:200_000]}}}
     yield {**body, "metadata": {"annotations": {KNOWN[0]: "m" * 200_000}, "labels": dict(_OURS)}}
     yield {**body, "metadata": {"annotations": {KNOWN[0]: msgspec.Raw(b'"\\ud800"')}}}
