@@ -108,7 +108,7 @@ class FileRig:
         self._path.write_text(
             "---\n".join(
                 f"{HEAD}kind: Model\nmetadata: {{name: {name}}}\n"
-                f"spec: {{engine: command, command: [x], aliases: [also-{name}], idleSeconds: {idle}}}\n"
+                f"spec: {{engine: command, command: ['{{port}}'], aliases: [also-{name}], idleSeconds: {idle}}}\n"
                 for name, idle in idle_s.items()
             )
         )
