@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
@@ -17,7 +18,7 @@ FAULTY = Path(__file__).parents[3] / "support" / "harness" / "faults" / "faulty_
 
 def inject(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Returns the file whose existence makes the Model `faulty` raise."""
-    monkeypatch.setenv("PYTHONPATH", str(FAULTY))
+    monkeypatch.setenv("PYTHONPATH", str(FAULTY), prepend=os.pathsep)
     monkeypatch.setenv("FAULT", str(folder / "fault"))
     return folder / "fault"
 
