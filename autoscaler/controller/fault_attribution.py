@@ -125,7 +125,7 @@ def fold_separately(world: World, batch: Sequence[Observation], now_s: float) ->
             if not isinstance(one, Reported | Acted):  # the next report repeats its content; Actions are not retried
                 aside[key] = one
             error, found = done.error, _culprits_of(world, one, done.error, now_s)
-            seen = [FaultSeen(model=name, reason=describe_error(error)) for name in found]
+            seen = [FaultSeen(model=name, reason=describe_error(error), part="fold") for name in found]
             held = _holding(world, one, now_s)
             done = attempt(partial(advance, held, (*_rest(held, one, found), *seen), now_s)) if found else done
             if isinstance(done, Failure):  # no Model explains it, or not all of it

@@ -416,9 +416,10 @@ class Loop:
         if name not in list_quarantined_models(self.world):
             reason = error if isinstance(error, str) else describe_error(error)
             report_fault(name, what, reason)
-            done = attempt(lambda: advance(self.world, (FaultSeen(model=name, reason=reason),), self._clock()))
+            seen = (FaultSeen(model=name, reason=reason, part=what),)
+            done = attempt(lambda: advance(self.world, seen, self._clock()))
             if isinstance(done, Failure):  # another Model raised as time passed; the next step folds separately
-                self.observe((FaultSeen(model=name, reason=reason),))
+                self.observe(seen)
             else:
                 self.world, _ = done
             self._wake.set()

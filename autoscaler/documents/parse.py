@@ -3,8 +3,9 @@
 Owns the form of a document (apiVersion, kind, metadata, spec; Settings have neither metadata nor spec), the rules
 between documents of files, and the conversion back to YAML. The caller reads the files and passes their names and
 texts. Every error names the file, the document, the key path and the expected value. The first error raises; nothing is
-loaded partially. `read_document` reads an object of a cluster by the same rules; `autoscaler.spec.name_conflicts`
-resolves conflicts of names there.
+loaded partially. With `contain=True`, an unexpected exception replaces only its Model by a stand-in (`stand_ins`).
+`read_document` reads an object of a cluster by the same rules; `autoscaler.spec.name_conflicts` resolves conflicts of
+names there.
 
 Environment variables override Settings: `PILOTLIGHT_LIMITS_BODY_BYTES_MAX=1Mi` is `limits.bodyBytesMax: 1Mi`. The name
 is the key path in upper case with underscores; the value is YAML. The environment is an argument. A variable with the
@@ -15,7 +16,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import yaml
@@ -31,6 +33,8 @@ from autoscaler.documents.document_rules import (
     check_tenant,
     find_unsupported_key,
 )
+from autoscaler.documents.stand_ins import read_known_keys
+from autoscaler.exception_handling import Failure, attempt, describe_error
 from autoscaler.spec.decode import Part, WrongKeyError, decode_value, format_path, suggest_nearest
 from autoscaler.spec.engines import default_slots
 from autoscaler.spec.model import Model, ModelSpec
@@ -138,19 +142,35 @@ class SettingsDocument(Settings, frozen=True, kw_only=True):
     kind: Literal["Settings"]
 
 
+class UndecodedDocument(NamedTuple):
+    """A Model document whose decoding raised an unexpected exception."""
+
+    source: str
+    value: dict[str, object]
+    """The document as plain values."""
+    reason: str
+    """The exception, in one line."""
+
+
 class Documents(msgspec.Struct, frozen=True, kw_only=True):
     """All documents of an installation. Models keep their order: of two Models, the first is older."""
 
     models: tuple[Model, ...] = ()
     tenants: tuple[Tenant, ...] = ()
     settings: Settings = Settings()
+    undecoded: Mapping[ModelName, UndecodedDocument] = {}
+    """The documents of those `models` that are stand-ins (`autoscaler.documents.stand_ins`)."""
 
 
 def parse_documents(
-    texts: Sequence[tuple[str, str]], environ: Mapping[str, str] | None = None, reserved: Collection[str] = RESERVED
-) -> Documents:
-    """Parse (source, YAML text) of each file. Variables in `environ` override settings. Raises DocumentError."""
-    loading = _Loading()
+    texts: Sequence[tuple[str, str]], environ: Mapping[str, str] | None = None,
+    reserved: Collection[str] = RESERVED, *, contain: bool = False,
+) -> Documents:  # fmt: skip
+    """Parse (source, YAML text) of each file. Variables in `environ` override settings. Raises DocumentError.
+
+    `contain`: an unexpected exception affects only the Model whose document raises it, if its name is known.
+    """
+    loading = _Loading(contain=contain)
     for source, text in texts:
         try:
             values = parse_yaml(text)
@@ -167,7 +187,9 @@ def parse_documents(
         check_settings(settings)
     except WrongKeyError as error:
         raise DocumentError(f"environment: {format_path(error.path)}: {error.message}") from error
-    return Documents(models=tuple(loading.models), tenants=tuple(loading.tenants), settings=settings)
+    return Documents(
+        models=tuple(loading.models), tenants=tuple(loading.tenants), settings=settings, undecoded=loading.undecoded
+    )
 
 
 def read_document(value: object) -> Model | Tenant:
@@ -221,8 +243,10 @@ def _tenant(value: dict[str, object]) -> Tenant:
 class _Loading:
     """The documents so far, and the owner of each name."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, contain: bool) -> None:
+        self._contain = contain
         self.models: list[Model] = []
+        self.undecoded: dict[ModelName, UndecodedDocument] = {}
         self.tenants: list[Tenant] = []
         self.settings = Settings()
         self.owners: dict[tuple[str, str], str] = {}
@@ -230,6 +254,20 @@ class _Loading:
 
     def add(self, source: str, value: object) -> None:
         """Add one document. Raises WrongKeyError."""
+        claimed = len(self.owners)
+        done = attempt(partial(self._add, source, value))
+        if not isinstance(done, Failure):
+            return
+        known = self._contain and not isinstance(done.error, WrongKeyError)
+        stand_in = _stand_in(value) if known and isinstance(value, dict) else None
+        if stand_in is None:
+            raise done.error
+        while len(self.owners) > claimed:
+            self.owners.popitem()
+        self._append_model(source, stand_in)
+        self.undecoded[stand_in.name] = UndecodedDocument(source, value, describe_error(done.error))
+
+    def _add(self, source: str, value: object) -> None:
         document, kind = _kind(value)
         adders: dict[str, Callable[[str, dict[str, object]], None]] = {
             "Model": self._add_model, "Tenant": self._add_tenant, "Settings": self._add_settings,
@@ -237,14 +275,16 @@ class _Loading:
         adders[kind](source, document)
 
     def _add_model(self, source: str, value: dict[str, object]) -> None:
-        model = msgspec.structs.replace(_model(value), order=len(self.models))
+        self._append_model(source, _model(value))
+
+    def _append_model(self, source: str, model: Model) -> None:
         name = model.name
         self._claim("model name", name, f"the name of a Model in {source}", ("metadata", "name"))
         for position, alias in enumerate(model.spec.aliases):
             self._claim("model name", alias, f"an alias of Model {name} in {source}", ("spec", "aliases", position))
         for adapted in model.adapter_names():
             self._claim("model name", adapted, f"an adapter of Model {name} in {source}", ("spec", "adapters"))
-        self.models.append(model)
+        self.models.append(msgspec.structs.replace(model, order=len(self.models)))
 
     def _add_tenant(self, source: str, value: dict[str, object]) -> None:
         tenant = _tenant(value)
@@ -267,6 +307,22 @@ class _Loading:
             raise WrongKeyError(at, f"{shown} is already {taken}")
 
 
+def _stand_in(document: dict[str, object]) -> Model | None:
+    """Return the stand-in of a Model document. None: it is no such document, or its name is not valid."""
+    metadata = document.get("metadata")
+    if document.get("kind") != "Model" or not isinstance(metadata, dict):
+        return None
+    name, namespace = metadata.get("name"), metadata.get("namespace", "default")
+    if not isinstance(name, str) or not isinstance(namespace, str):
+        return None
+    try:
+        check_name(name, ("metadata", "name"))
+        check_name(namespace, ("metadata", "namespace"))
+    except WrongKeyError:
+        return None
+    return Model(name=ModelName(name), namespace=namespace, spec=read_known_keys(document))
+
+
 def _label(value: object, number: int) -> str:
     """Return a label such as `Model llama-8b`, or the number of the document in its file if it has no name."""
     kind = value.get("kind") if isinstance(value, dict) else None
@@ -280,9 +336,14 @@ def _label(value: object, number: int) -> str:
 
 
 def to_yaml(documents: Documents) -> str:
-    """Render the documents as YAML without defaults. `parse_documents` returns equal Documents."""
+    """Render the documents as YAML without defaults. `parse_documents` returns equal Documents. Undecoded documents are
+    rendered unchanged, so that their reader decodes them again.
+    """
     out: list[dict[str, object]] = []
     for model in documents.models:
+        if model.name in documents.undecoded:
+            out.append(documents.undecoded[model.name].value)
+            continue
         metadata = {"name": str(model.name)}
         if model.namespace != "default":
             metadata["namespace"] = model.namespace

@@ -31,7 +31,7 @@ def quarantine_model(draft: Draft, fault: FaultSeen) -> None:
     """Quarantine the Model if the `World` has it and it is not quarantined yet; forget a fault that is over."""
     known = draft.world.learned.faults.get(fault.model)
     if fault.is_over:
-        if known is not None and known.reason == fault.reason:
+        if known is not None and known.part == fault.part:
             _put(draft, {name: one for name, one in draft.world.learned.faults.items() if name != fault.model})
         return
     exists = fault.model in draft.world.models or fault.model in draft.by_model.now
@@ -39,7 +39,8 @@ def quarantine_model(draft: Draft, fault: FaultSeen) -> None:
         return
     times = 1 if known is None else known.times + 1
     lasts_s = min(EPISODE_AFTER_S * 2.0 ** min(times - 1, 16), EPISODE_AFTER_S_MAX)
-    made = Fault(reason=fault.reason, seen_s=draft.now_s, until_s=draft.now_s + lasts_s, times=times)
+    until_s = draft.now_s + lasts_s
+    made = Fault(reason=fault.reason, seen_s=draft.now_s, until_s=until_s, times=times, part=fault.part)
     _put(draft, {**draft.world.learned.faults, fault.model: made})
 
 

@@ -107,7 +107,7 @@ class FaultSeen(StateRecord, frozen=True):
     part: str = "driver"
     """The part that failed."""
     is_over: bool = False
-    """Whether the Model no longer causes the exception `reason`, so that its quarantine ends and is forgotten."""
+    """Whether the Model no longer makes `part` fail, so that its quarantine ends and is forgotten."""
 
 
 class ReplicaSeen(StateRecord, frozen=True):

@@ -364,6 +364,8 @@ class Fault(StateRecord, frozen=True):
     """The end of the quarantine. 0: it is over, and the Model is on probation."""
     times: int = 1
     """Consecutive quarantines: they last 1, 2, 4 ... 30 minutes."""
+    part: str = "driver"
+    """The part that failed last, as in `FaultSeen`."""
 
 
 class MpsServerFailure(StateRecord, frozen=True):

@@ -19,6 +19,7 @@ import msgspec
 from artifacts.formats import gguf
 from autoscaler import engines
 from autoscaler.contract import ModelName
+from autoscaler.documents.document_faults import PART
 from autoscaler.documents.document_rules import NAME_CHARS_MAX
 from autoscaler.documents.parse import DocumentError, Documents, parse_documents, to_yaml
 from autoscaler.drivers.driver import Launcher
@@ -57,10 +58,14 @@ _COMES = "/weights"
 RENAME = "the file name contains no letters or digits for the name of a Model: rename it, or write a document"
 
 
-def gather_documents(paths: Sequence[Path], configs: Sequence[Path], state: Path) -> Documents:
-    """Return all documents, checked. Raises click.UsageError (exit 2) with a one-line message."""
+def gather_documents(
+    paths: Sequence[Path], configs: Sequence[Path], state: Path, *, contain: bool = False
+) -> Documents:  # fmt: skip
+    """Return all documents, checked. Raises click.UsageError (exit 2) with a one-line message. `contain`: as in
+    `parse_documents`.
+    """
     texts = _texts(configs)
-    documents = with_stored_keys(_check(texts), state / KEYS_FILE)
+    documents = with_stored_keys(_check(texts, contain=contain), state / KEYS_FILE)
     models = list(documents.models)
     taken = {model.name: "in the documents" for model in models}
     for path in paths:
@@ -72,7 +77,7 @@ def gather_documents(paths: Sequence[Path], configs: Sequence[Path], state: Path
             models.append(model)
             texts.append((str(file), to_yaml(Documents(models=(model,)))))
     if paths:
-        _check(texts)  # a file's name may also be an alias of another Model
+        _check(texts, contain=contain)  # a file's name may also be an alias of another Model
     if documents.settings.capacity:
         from pilotlight.models import capacity_providers  # imports every capacity provider
 
@@ -127,22 +132,51 @@ def read_documents(
 
     A `known` Model keeps its creation time. `gpus`: whether devices have memory separate from the host's under these
     Settings. `located` returns a Model with the local path of its weights, if they are stored here. `fault` receives
-    the exception of a Model whose memory need cannot be computed; the Model stays without one.
+    the exception of a Model whose document cannot be decoded, which becomes a stand-in, or whose memory need cannot be
+    computed; the Model stays without one. Without `fault` these exceptions are raised.
     """
-    documents = load_files(sorted(path.glob("*.yaml")) if _is_folder(path) else [path])
+    paths = sorted(path.glob("*.yaml")) if _is_folder(path) else [path]
+    documents = load_files(paths, contain=fault is not None)
     now_unix_s = int(time.time())
     models, apart = [], gpus(documents.settings)
     for model in documents.models:
         before = known.get(model.name)
         created_unix_s = now_unix_s if before is None else before.created_unix_s
-        done = attempt(partial(_sized, model, located, gpus=apart))
+        undecoded = documents.undecoded.get(model.name)
+        done = model if undecoded is not None else attempt(partial(_sized, model, located, gpus=apart))
+        reason = "" if undecoded is None else undecoded.reason
         if isinstance(done, Failure):
             if fault is None:
                 raise done.error
-            fault(FaultSeen(model=model.name, reason=describe_error(done.error)))
-            done = model
+            reason, done = describe_error(done.error), model
+        if reason and fault is not None:
+            fault(FaultSeen(model=model.name, reason=reason, part=PART))
         models.append(msgspec.structs.replace(done, spec=model.spec, created_unix_s=created_unix_s))
     return msgspec.structs.replace(documents, models=tuple(models))
+
+
+def keep_valid_versions(documents: Documents, valid: Mapping[ModelName, Model]) -> Documents:
+    """Replace stand-ins by the last valid versions of their Models. A version loses its aliases and adapters if another
+    Model has one of these names now.
+    """
+    kept = {name: valid[name] for name in documents.undecoded if name in valid}
+    taken = {str(model.name) for model in documents.models}
+    taken.update(name for model in documents.models if model.name not in kept for name in _further_names(model))
+    models = []
+    for model in documents.models:
+        version = kept.get(model.name, model)
+        if version is not model:
+            if not taken.isdisjoint(_further_names(version)):
+                bare = msgspec.structs.replace(version.spec, aliases=(), adapters=())
+                version = msgspec.structs.replace(version, spec=bare)
+            taken.update(_further_names(version))
+            version = msgspec.structs.replace(version, order=model.order)
+        models.append(version)
+    return msgspec.structs.replace(documents, models=tuple(models))
+
+
+def _further_names(model: Model) -> list[str]:
+    return [*model.spec.aliases, *model.adapter_names()]
 
 
 def _sized(model: Model, located: Callable[[Model], Model], *, gpus: bool) -> Model:
@@ -201,9 +235,11 @@ def build_launcher(gpus: Callable[[], bool] = lambda: False) -> Launcher:
     return launch
 
 
-def load_files(paths: Sequence[Path]) -> Documents:
-    """Return the documents in these files. Raises click.UsageError with a one-line message."""
-    return _check(_texts(paths))
+def load_files(paths: Sequence[Path], *, contain: bool = False) -> Documents:
+    """Return the documents in these files. Raises click.UsageError with a one-line message. `contain`: as in
+    `parse_documents`.
+    """
+    return _check(_texts(paths), contain=contain)
 
 
 def load_settings(path: Path) -> Settings:
@@ -234,9 +270,9 @@ def _texts(paths: Sequence[Path]) -> list[tuple[str, str]]:
     return texts
 
 
-def _check(texts: Sequence[tuple[str, str]]) -> Documents:
+def _check(texts: Sequence[tuple[str, str]], *, contain: bool = False) -> Documents:
     try:
-        return parse_documents(texts, os.environ)
+        return parse_documents(texts, os.environ, contain=contain)
     except DocumentError as error:
         raise click.UsageError(str(error)) from None
 

@@ -20,6 +20,7 @@ from aiohttp import web
 
 from autoscaler.contract import GatewayId, ModelName
 from autoscaler.controller.loop import Listener, Loop, LoopStep
+from autoscaler.documents.document_faults import PART, DocumentFault, list_faults_over
 from autoscaler.documents.parse import Documents
 from autoscaler.drivers.driver import Driver
 from autoscaler.drivers.local.cordon_file import CordonFile
@@ -53,6 +54,7 @@ from pilotlight.models.document_inputs import (
     NONE_KNOWN,
     build_launcher,
     keep_artifact_location,
+    keep_valid_versions,
     problem_file,
     read_documents,
 )
@@ -66,7 +68,6 @@ from pilotlight.net.file_reload import Files
 from pilotlight.net.listen import Address, check_operations, socket_of
 from pilotlight.processes import cluster
 from pilotlight.processes.cluster import Cluster, ClusterOptions
-from pilotlight.processes.cluster_documents import PART
 from pilotlight.processes.console import Misfits, Narrator
 from pilotlight.processes.learner_runner import LearnerRunner
 from pilotlight.processes.model_start_checks import Preflight
@@ -83,6 +84,7 @@ Located = Callable[[Model], Model]
 """As in `document_inputs.read_documents`."""
 Tell = Callable[[DocumentsSeen, Sequence[FaultSeen]], None]
 """Receives the documents of files and the exceptions that their Models raised."""
+NO_DOCUMENTS = Documents()
 ENGINE_GRACE_S = 5.0
 """Time between SIGTERM and SIGKILL for an engine at shutdown, when no request uses it any more."""
 
@@ -151,7 +153,7 @@ async def serve_until_stopped(options: AutoscalerOptions, stack: AsyncExitStack)
     log = Log()
     metrics = Metrics(lambda: loop.world, clock, dict if house is None else house.unreadable.counts)
     tell: Tell = (lambda seen, faults: loop.observe([seen, *faults])) if house is None else house.put_files
-    reloads = Reloads(options, loop, tell, located, again=again, faults=faults)
+    reloads = Reloads(options, loop, tell, located, again=again, documents=documents, faults=faults)
     preflight = Preflight(loop, driver.obstacle, reloads)
     cpu_bound = CpuBound(lambda: devices.measured, find_installed_programs())
     loop.listeners += [metrics.on_step, Misfits(loop.fault).on_step, preflight.on_step, cpu_bound.on_step]
@@ -339,25 +341,39 @@ async def reload_on_event(again: asyncio.Event, reloads: Callable[[], Awaitable[
 class Reloads:
     """Reloads the documents, and reports the last failure, its own or that of `serve`.
 
-    `again` requests a reload. `faults`: the exceptions of the documents in force. When the quarantine of such a Model
-    ends, it is quarantined again at once, so that nothing starts before the documents are read again; if its document
-    is valid then, the quarantine ends.
+    `again` requests a reload. `faults`: the exceptions that `documents`, the first ones, raised. A Model whose document
+    cannot be decoded keeps its last valid one. When the quarantine of a Model whose document raises ends, it is
+    quarantined again at once, so that nothing starts before the documents are read again; if its document is valid
+    then, the quarantine ends.
     """
 
     def __init__(
         self, options: AutoscalerOptions, loop: Loop, tell: Tell, located: Located, *, again: asyncio.Event,
-        faults: Sequence[FaultSeen] = (),
+        documents: Documents = NO_DOCUMENTS, faults: Sequence[FaultSeen] = (),
     ) -> None:  # fmt: skip
         self._options, self._loop, self._tell, self._located = options, loop, tell, located
         self._again = again
         self._problem = ""
-        self._faults = {one.model: one.reason for one in faults}
+        self._valid: dict[ModelName, Model] = {}
+        """The last valid version of each Model, if it had one."""
+        self._faults: Mapping[ModelName, DocumentFault] = {}
+        self._put(documents, faults)
         loop.retries.append(self._retry)
 
     def _retry(self, ended: frozenset[ModelName]) -> None:
         for name in sorted(ended & self._faults.keys()):
-            self._loop.fault(name, PART, self._faults[name])
+            self._loop.fault(name, PART, self._faults[name].reason)
             self._again.set()
+
+    def _put(self, documents: Documents, faults: Sequence[FaultSeen]) -> Documents:
+        """Record what was read. Return it with the last valid versions of Models that cannot be decoded."""
+        undecoded = documents.undecoded
+        kept = {name: self._valid[name] for name in undecoded if name in self._valid}
+        self._valid = {model.name: model for model in documents.models if model.name not in undecoded} | kept
+        versions: dict[ModelName, object] = {model.name: model.spec for model in documents.models}
+        versions |= {name: found.value for name, found in undecoded.items()}
+        self._faults = {one.model: DocumentFault(one.reason, versions[one.model]) for one in faults}
+        return keep_valid_versions(documents, self._valid)
 
     async def __call__(self) -> None:
         """Reload; documents that cannot be read are logged, and the last valid ones stay in force."""
@@ -366,14 +382,8 @@ class Reloads:
             documents = await asyncio.to_thread(
                 load_checked_documents, self._options, faults.append, known, self._located
             )
-            before, self._faults = self._faults, {one.model: one.reason for one in faults}
-            self._loop.observe(
-                [
-                    FaultSeen(model=name, reason=why, is_over=True)
-                    for name, why in before.items()
-                    if self._faults.get(name) != why
-                ]
-            )
+            before, documents = self._faults, self._put(documents, faults)
+            self._loop.observe(list_faults_over(before, self._faults))
             self._tell(build_documents_seen(documents), faults)
         except Exception as error:  # noqa: BLE001  a faulty document must not end the process; the error is reported
             reraise_memory_error(error)

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
 from autoscaler.documents import document_rules, parse
+from autoscaler.documents.document_faults import PART, DocumentFault, list_faults_over
 from autoscaler.drivers import probes
 from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver, WorkloadEvent
 from autoscaler.drivers.resilient_tasks import retry_until_success
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
     from pilotlight.processes.cluster import ClusterOptions
 
 ADOPTED = "adopted"
-PART = "documents"
-"""The part that fails if a document raises an exception."""
 FLUSH_S = 0.3
 """How long the last status update may take at shutdown."""
 
@@ -115,8 +114,8 @@ class Resources:
         self._taken: Mapping[str, str] = {}
         """The last logged conflict of each Tenant."""
         self._sizes = Sizes(clock)
-        self._faults: Mapping[ModelName, str] = {}
-        """Models whose document raises an exception when it is decoded, merged or sized, and the exception."""
+        self._faults: Mapping[ModelName, DocumentFault] = {}
+        """Models whose document raises an exception when it is decoded, merged or sized."""
         self.observed = asyncio.Event()
         """Set once all documents have been observed."""
 
@@ -130,7 +129,7 @@ class Resources:
         """Use the documents of files, at startup and after a reload. `faults`: the exceptions that their Models raised.
         These are observed with the documents, because the loop ignores a fault of a Model that it does not know.
         """
-        self._installation.put_files(seen, {one.model: one.reason for one in faults})
+        self._installation.put_files(seen, {one.model: DocumentFault(one.reason) for one in faults})
 
     def _tell(self, seen: DocumentsSeen, statuses: Mapping[ModelName, Status]) -> None:
         learned, wrong = model_status.restore_histories(statuses, self._clock(), self._unix_s())
@@ -142,16 +141,10 @@ class Resources:
                 log.warning("event=tenant_conflict tenant=%s reason=%s", tenant, why)
         self._statuses.put(list_subjects(self._customs.models, self._installation.settled, self._installation.whose))
         sized = self._sizes.of(seen.models, self._loop.world.learned.looked)
-        before, self._faults = (
-            self._faults,
-            {**{one.model: one.reason for one in sized.faults}, **self._installation.faults},
-        )
-        over = [
-            FaultSeen(model=name, reason=why, is_over=True)
-            for name, why in before.items()
-            if self._faults.get(name) != why
-        ]
-        faults = [FaultSeen(model=name, reason=why, part=PART) for name, why in self._faults.items()]
+        unsized = {one.model: DocumentFault(one.reason) for one in sized.faults}
+        before, self._faults = self._faults, {**unsized, **self._installation.faults}
+        over = list_faults_over(before, self._faults)
+        faults = [FaultSeen(model=name, reason=fault.reason, part=PART) for name, fault in self._faults.items()]
         self._loop.observe([*learned, *over, replace(seen, models=sized.models), *faults])
         self.adopted.called(self._installation.settled.names, self._installation.settled.taken)
         self.observed.set()
@@ -166,7 +159,7 @@ class Resources:
             self._kubeai.retry(origins)
         self.adopted.retry(origins)
         for name in sorted(ended & self._faults.keys()):
-            self._loop.fault(name, PART, self._faults[name])
+            self._loop.fault(name, PART, self._faults[name].reason)
 
     def _held(self, holders: Mapping[str, str | None]) -> None:
         """Record which installation serves the Models of each namespace."""

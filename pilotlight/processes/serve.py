@@ -50,7 +50,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def run_serve(options: ServeOptions) -> int:
     """Run `serve` and return its exit status."""
-    documents = gather_documents(options.models, options.configs, options.state)
+    documents = gather_documents(options.models, options.configs, options.state, contain=not options.print_config)
     if options.print_config:
         write_document(to_yaml(documents))
         return 0
@@ -67,6 +67,7 @@ def run_serve(options: ServeOptions) -> int:
         run_directory = state.path / "run"
         replace_file(run_directory / DOCUMENTS_FILE, to_yaml(documents).encode())
         note_problem(run_directory / DOCUMENTS_FILE, "")
+        report_undecoded(documents)
         listen = Address(options.listen.host, inference[0].getsockname()[1])
         ops = Address(options.ops.host, operations.getsockname()[1])
         autoscaler, gateways = build_roles(options, run_directory, inference, operations, documents.settings)
@@ -189,6 +190,12 @@ def note_problem(documents: Path, problem: str) -> None:
             path.unlink(missing_ok=True)
 
 
+def report_undecoded(documents: Documents) -> None:
+    """Print a line for each Model whose document raised an exception. The autoscaler decodes it again."""
+    for name, found in documents.undecoded.items():
+        write_stderr(f"{found.source}: Model {name}: internal error ({found.reason}); please report it")
+
+
 class Reload:
     """Reloads the documents of `serve` on SIGHUP; an error is reported in one line and changes nothing.
 
@@ -204,7 +211,7 @@ class Reload:
         """Return whether the autoscaler should reload the documents at `path`."""
         options = self._options
         try:
-            documents = gather_documents(options.models, options.configs, options.state)
+            documents = gather_documents(options.models, options.configs, options.state, contain=True)
             check_serve_options(options, documents)
             replace_file(self._path, to_yaml(documents).encode())
         except Exception as error:  # noqa: BLE001  a faulty file must not terminate running requests; the error is logged
@@ -215,6 +222,7 @@ class Reload:
             note_problem(self._path, problem)
             return False
         note_problem(self._path, "")
+        report_undecoded(documents)
         models, tenants = format_count(len(documents.models), "model"), format_count(len(documents.tenants), "tenant")
         write_stderr(f"documents reloaded: {models}, {tenants}")
         for key in ("limits", "devices", "tls", "weights"):

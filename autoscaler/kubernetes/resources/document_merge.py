@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from autoscaler.contract import ModelName
+from autoscaler.documents.document_faults import DocumentFault
 from autoscaler.spec.installation_ownership import CLAIM, explain_not_served
 from autoscaler.spec.model import Model
 from autoscaler.spec.name_conflicts import Origin, Settled, resolve_model_conflicts, resolve_tenant_conflicts
@@ -27,7 +28,8 @@ Status = Mapping[str, object]
 """The status of an object, as stored in the API server."""
 UNKNOWN = f"it is unknown which installation serves namespace {{}}: its Lease {CLAIM} cannot be read or written"
 NO_FAULTS: Mapping[Origin, str] = MappingProxyType({})
-NO_FILE_FAULTS: Mapping[ModelName, str] = MappingProxyType({})
+NO_FILE_FAULTS: Mapping[ModelName, DocumentFault] = MappingProxyType({})
+NO_VERSIONS: Mapping[Origin, object] = MappingProxyType({})
 Publish = Callable[[DocumentsSeen, Mapping[ModelName, Status]], None]
 """Receives all documents, and the status of each Model that is published for the first time."""
 
@@ -57,12 +59,13 @@ class Installation:
         """Statuses that are not published yet; at most one for each Model."""
         self._undecoded: dict[str, Mapping[Origin, str]] = {}
         self.settled = Settled()
-        self.faults: Mapping[ModelName, str] = {}
-        """Models to quarantine, and why in one line: the exception that the document raises, or UNKNOWN."""
+        self._versions: dict[str, Mapping[Origin, object]] = {}
+        self.faults: Mapping[ModelName, DocumentFault] = {}
+        """Models to quarantine, and why: the exception that the document raises, or UNKNOWN."""
         self.tenants_taken: Mapping[str, str] = {}
         """Tenant -> a sentence on which of its name and keys belong to another Tenant."""
 
-    def put_files(self, documents: DocumentsSeen, faults: Mapping[ModelName, str] = NO_FILE_FAULTS) -> None:
+    def put_files(self, documents: DocumentsSeen, faults: Mapping[ModelName, DocumentFault] = NO_FILE_FAULTS) -> None:
         """Set the documents of files. Their names take precedence, and only files contain Settings. `faults`: their
         Models that raised an exception.
         """
@@ -78,16 +81,18 @@ class Installation:
         *,
         places: Collection[str] | None = None,
         faults: Mapping[Origin, str] = NO_FAULTS,
+        versions: Mapping[Origin, object] = NO_VERSIONS,
     ) -> None:
         """Set all documents of a source, Tenants oldest first, and the status of each Model new there. `places`:
         further namespaces for which the serving installation must be known. `faults`: Models whose current document
-        raised an exception when it was decoded.
+        raised an exception when it was decoded. `versions`: the version of each document (`DocumentFault`).
         """
         if places is not None:
             self._places = frozenset(places)
         self._models[source] = models
         self._tenants[source] = tenants
         self._undecoded[source] = faults
+        self._versions[source] = versions
         self._statuses |= statuses or {}
         self._put(source)
 
@@ -135,8 +140,11 @@ class Installation:
         self.tenants_taken = {str(name): why for name, why in taken.items()}
         names = self.settled.names
         undecoded = {origin: why for found in self._undecoded.values() for origin, why in found.items()}
-        faults = undecoded | dict(self.settled.faults) | unknown
-        self.faults = {**self._file_faults, **{names[o]: why for o, why in faults.items() if o in names}}
+        faults = {
+            origin: DocumentFault(why, self._versions.get(origin.source, NO_VERSIONS).get(origin))
+            for origin, why in (undecoded | dict(self.settled.faults)).items()
+        } | {origin: DocumentFault(why, why) for origin, why in unknown.items()}
+        self.faults = {**self._file_faults, **{names[o]: fault for o, fault in faults.items() if o in names}}
         statuses = {names[origin]: status for origin, status in self._statuses.items() if origin in names}
         self._statuses = {
             origin: status for origin, status in self._statuses.items() if origin in models and origin not in ours

@@ -98,7 +98,8 @@ class KubeaiModels:
         faults = {
             origin: found.undecoded.reason for origin, found in found_now.items() if found.undecoded is not None
         }  # fmt: skip
-        self._installation.put(KUBEAI, models, faults=faults)
+        versions = {Origin(KUBEAI, *key): (found.uid, self._generations.get(key)) for key, found in self.found.items()}
+        self._installation.put(KUBEAI, models, faults=faults, versions=versions)
 
     def retry(self, origins: Container[Origin]) -> None:
         """Convert those of these objects again whose conversion raised an exception, and pass the results on."""

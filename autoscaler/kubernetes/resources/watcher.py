@@ -17,12 +17,13 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from autoscaler.contract import TenantName
+from autoscaler.documents.stand_ins import read_installation
 from autoscaler.exception_handling import Failure, attempt
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.optional_kinds import Kinds, created_unix_s, list_collection_paths
 from autoscaler.kubernetes.resources.document_merge import CUSTOMS, Installation, Status
 from autoscaler.kubernetes.resources.model_conditions import ELSEWHERE
-from autoscaler.kubernetes.resources.undecoded import Undecoded, describe_undecoded, read_installation
+from autoscaler.kubernetes.resources.undecoded import Undecoded, describe_undecoded
 from autoscaler.kubernetes.watch import ObjectKey, Watched
 from autoscaler.spec.decode import WrongKeyError, format_path
 from autoscaler.spec.model import Model
@@ -140,9 +141,10 @@ class DocumentWatcher:
         fresh = {origin: status for origin, status in self._fresh.items() if origin in models}
         self._fresh = {o: status for o, status in self._fresh.items() if o in found_now and o not in models}
         places = {key.namespace for key, found in self.models.items() if found.named is None}
+        versions = {origin: (found.uid, found.generation) for origin, found in found_now.items()}
         self._installation.put(
-            CUSTOMS, models, [found.tenant for found in tenants], fresh, places=places, faults=faults
-        )  # fmt: skip
+            CUSTOMS, models, [found.tenant for found in tenants], fresh, places=places, faults=faults, versions=versions
+        )
 
     def retry(self, origins: Container[Origin]) -> None:
         """Decode those of these objects again whose decoding raised an exception, and pass the results on."""

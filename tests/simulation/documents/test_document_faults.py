@@ -221,6 +221,22 @@ async def test_changed_document_and_operator_wake_end_the_quarantine_at_once(rig
     assert (rig.faults(), rig.idle_s("b")) == ({}, 9001.0)
 
 
+@pytest.mark.parametrize("point", POINTS)
+@simulated
+async def test_back_off_depends_on_the_document_and_not_on_the_text_of_the_exception(rig: Rig, point: str) -> None:
+    rig.inject(point)
+    await both(rig)
+    for times in (2, 3):
+        rig.loop.observe([ModelWoken(model=ModelName("b"))])
+        await asyncio.sleep(1.5)
+        rig.objects.put("a", replace(SPEC, idle_seconds=9000.0 + times))
+        await asyncio.sleep(1.5)
+        assert rig.faults() == {"b": times}, "every document was merged and sized again"
+    rig.objects.put("b", OTHER)
+    await asyncio.sleep(1.5)
+    assert rig.faults() == {"b": 1}, "another document"
+
+
 @simulated
 async def test_reverted_document_ends_the_quarantine_although_the_document_in_force_is_equal(rig: Rig) -> None:
     await both(rig)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.integration.process.commands.test_operator import pilotlight
-from tests.support.harness.serve.serve import fake, serving, shot, transcript
+from tests.support.harness.serve.serve import Document, Serving, fake, serving, settings, shot, transcript
 from tests.support.waiting import until
 
 FAULTY = Path(__file__).parents[3] / "support" / "harness" / "faults" / "faulty_model"
@@ -15,9 +18,18 @@ FAULTY = Path(__file__).parents[3] / "support" / "harness" / "faults" / "faulty_
 
 def inject(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Returns the file whose existence makes the Model `faulty` raise."""
-    monkeypatch.setenv("PYTHONPATH", str(FAULTY))
+    monkeypatch.setenv("PYTHONPATH", str(FAULTY), prepend=os.pathsep)
     monkeypatch.setenv("FAULT", str(folder / "fault"))
     return folder / "fault"
+
+
+def status(serve: Serving) -> dict[str, str]:
+    """What `status` reports about the Model `faulty`."""
+    rows = serve.get("/api/v1/status")
+    assert isinstance(rows, list)
+    (row,) = [row for row in rows if row["model"] == "faulty"]
+    assert isinstance(row, dict)
+    return row
 
 
 @pytest.mark.standard
@@ -33,9 +45,7 @@ async def test_internal_error_for_one_model_leaves_other_models_serving(
         faulty, ada = await serve.send(shot("faulty"), shot("ada"))
         assert (faulty.status, faulty.code, ada.code) == (503, "model_faulty", "")
         assert faulty.headers["x-should-retry"] == "false"
-        rows = serve.get("/api/v1/status")
-        assert isinstance(rows, list)
-        (row,) = [row for row in rows if row["model"] == "faulty"]
+        row = status(serve)
         assert row["state"] == "faulty"
         assert "LookupError in sitecustomize.py" in row["why"]
         assert serve.output().count("event=model_faulty model=faulty operation='plan'") == 1
@@ -59,3 +69,40 @@ async def test_ready_replica_of_a_model_goes_on_serving_after_a_fault(
         after = await serve.call("faulty")
         assert [(one.status, one.code) for one in (during, after)] == [(200, ""), (200, "")]
         assert len({one.pid for one in transcript(tmp_path, "faulty")}) == 1, "the same engine"
+
+
+async def reload(serve: Serving, *models: Document) -> None:
+    """Replace the documents, and wait until `serve` has read them."""
+    before = serve.output().count("documents reloaded")
+    serve.config.write_text(yaml.safe_dump_all((*models, settings())))
+    assert serve.process is not None
+    serve.process.send_signal(signal.SIGHUP)
+    await until("the documents are read", lambda: serve.output().count("documents reloaded") > before)
+
+
+async def test_document_that_raises_an_exception_affects_only_its_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = inject(tmp_path, monkeypatch)
+    fault.write_text("document")
+    ada, faulty = fake(tmp_path, "ada"), fake(tmp_path, "faulty")
+    async with serving(tmp_path / "s", ada, faulty, start=False) as serve:
+        serve.faults = True
+        await serve.start()
+        rejected, served = await serve.send(shot("faulty"), shot("ada"))
+        assert (rejected.status, rejected.code, served.code) == (503, "model_faulty", "")
+        assert "documents.yaml: Model faulty: internal error (LookupError in sitecustomize.py" in serve.output()
+        assert serve.output().count("event=model_faulty model=faulty operation='documents'") == 1
+        fault.unlink()
+        assert await pilotlight(serve, "wake", "faulty") == "retrying faulty now"
+        await until("it is decoded", lambda: status(serve)["state"] != "faulty")
+        assert (await serve.call("faulty")).code == ""
+        fault.write_text("document")
+        await reload(serve, ada, fake(tmp_path, "faulty", idleSeconds=31), fake(tmp_path, "eve"))
+        await until("it is quarantined", lambda: status(serve)["state"] == "faulty")
+        results = await serve.send(shot("faulty"), shot("ada"), shot("eve"))
+        assert [(one.status, one.code) for one in results] == [(200, "")] * 3
+        assert len({one.pid for one in transcript(tmp_path, "faulty")}) == 1, "the same engine"
+        await reload(serve, faulty, fake(tmp_path, "eve"))
+        rejected, served = await serve.send(shot("ada"), shot("eve"))
+        assert (rejected.status, served.code) == (404, "")

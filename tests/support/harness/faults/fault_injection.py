@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -78,7 +79,7 @@ def concerns(name: str) -> Callable[..., bool]:
 
 
 def inject(patch: pytest.MonkeyPatch, point: str, about: Callable[..., bool], *, expected: bool = True) -> Faults:
-    """Makes the function `module:name` raise InjectedError when `about(*args, **kwargs)` is true.
+    """Makes the function `module:name` raise InjectedError when `about(*args, **kwargs)` is true. Each text differs.
 
     The faults that the loop contains from then on are recorded instead of failing the test.
     """
@@ -87,11 +88,11 @@ def inject(patch: pytest.MonkeyPatch, point: str, about: Callable[..., bool], *,
     *path, last = name.split(".")
     for one in path:
         owner = getattr(owner, one)
-    real, faults = getattr(owner, last), Faults([], lambda: patch.setattr(owner, last, real))
+    real, faults, calls = getattr(owner, last), Faults([], lambda: patch.setattr(owner, last, real)), itertools.count(1)
 
     def faulty(*args: Any, **kwargs: Any) -> Any:
         if about(*args, **kwargs):
-            raise InjectedError(f"injected into {name}")
+            raise InjectedError(f"injected into {name}, call {next(calls)}")
         return real(*args, **kwargs)
 
     patch.setattr(owner, last, faulty)

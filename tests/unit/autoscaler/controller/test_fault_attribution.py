@@ -567,13 +567,13 @@ def test_retry_is_called_before_the_plan_when_a_quarantine_ends(monkeypatch: pyt
     assert started(loop) == ["b"]
 
 
-def test_fault_that_is_over_is_forgotten_and_another_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_that_is_over_is_forgotten_and_that_of_another_part_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     inject(monkeypatch, "autoscaler.demand.desired_replicas:compute_desired_replicas", lambda *_: False)
     loop = stepped()
     loop.step(FaultSeen(model=B.name, reason="KeyError: 7"))
-    loop.step(FaultSeen(model=B.name, reason="KeyError: 8", is_over=True))
+    loop.step(FaultSeen(model=B.name, reason="KeyError: 7", part="plan", is_over=True))
     assert set(loop.loop.world.learned.faults) == {"b"}
-    loop.step(FaultSeen(model=B.name, reason="KeyError: 7", is_over=True))
+    loop.step(FaultSeen(model=B.name, reason="KeyError: 8", is_over=True))
     assert loop.loop.world.learned.faults == {}
 
 

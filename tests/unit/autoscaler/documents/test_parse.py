@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autoscaler.contract import ModelName
 from autoscaler.documents.document_rules import CLAIM_WANTED, FILE_WANTED, KEYS, PRODUCT_WANTED
 from autoscaler.documents.parse import DocumentError, Documents, parse_documents, to_yaml
 from autoscaler.spec import yaml
@@ -20,6 +21,7 @@ from autoscaler.spec.pod import API_VERSION
 from autoscaler.spec.settings import Tls
 from autoscaler.spec.yaml import YamlError, parse_yaml
 from tests.support.example_budget import examples
+from tests.support.harness.faults.fault_injection import DOCUMENT_POINTS, InjectedError, concerns, inject
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "two-models.yaml"
 OURS = "is set by Pilotlight"
@@ -523,3 +525,39 @@ def test_settings_nodes_are_loaded_with_selector_and_device() -> None:
         {"node.kubernetes.io/instance-type": "g4dn.xlarge"}, "T4", 1,
     )  # fmt: skip
     assert (second.selector, second.device.memory_bytes, second.device.count) == ({}, 80 << 30, 8)
+
+
+# --- unexpected exceptions --------------------------------------------------------------------------------------------
+
+
+def test_contained_exception_replaces_only_its_model_by_a_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = inject(monkeypatch, DOCUMENT_POINTS[0], concerns("b"))
+    text = "---\n".join([model(), model("aliases: [also-b], slots: 7", name="b"), model(name="c"), tenant()])
+    loaded = parse_documents([("a.yaml", text)], contain=True)
+    assert [(one.name, one.order, one.spec.aliases) for one in loaded.models] == [
+        ("a", 0, ()), ("b", 1, ("also-b",)), ("c", 2, ()),
+    ]  # fmt: skip
+    assert [*loaded.undecoded] == ["b"]
+    assert "InjectedError" in loaded.undecoded[ModelName("b")].reason
+    fault.stop()
+    again = parse_documents([("a.yaml", to_yaml(loaded))], contain=True)
+    assert again == parse_documents([("a.yaml", text)]), "the document is passed on unchanged"
+
+
+@pytest.mark.parametrize("name", ["''", "[b]", "-b"])
+def test_exception_is_raised_if_not_contained_or_if_the_name_is_not_valid(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inject(monkeypatch, DOCUMENT_POINTS[0], lambda value: value["metadata"]["name"] != "a")
+    with pytest.raises(InjectedError):
+        parse_documents([("a.yaml", model() + "---\n" + model(name=name))], contain=True)
+    with pytest.raises(InjectedError):
+        parse_documents([("a.yaml", model(name="b"))])
+
+
+def test_name_of_a_stand_in_cannot_be_claimed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    inject(monkeypatch, DOCUMENT_POINTS[0], concerns("b"))
+    texts = [("a.yaml", model(name="b")), ("b.yaml", model("aliases: [b]", name="c"))]
+    for order in (texts, texts[::-1]):
+        with pytest.raises(DocumentError, match="`b` is already"):
+            parse_documents(order, contain=True)

@@ -253,7 +253,8 @@ async def test_lease_that_cannot_be_written_delays_other_namespaces_only_by_the_
     for now_s in seconds(2 * LOOK_S):
         await house.at(GRACE_S + now_s)
         assert (house.serves, house.keeps) == ({model("a")[0]}, {model("b")[0]})
-    assert house.installation.faults == {house.installation.settled.names[model("b")[0]]: UNKNOWN.format("b")}
+    (fault,) = house.installation.faults.items()
+    assert (fault[0], fault[1].reason) == (house.installation.settled.names[model("b")[0]], UNKNOWN.format("b"))
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("event=model_lease_unavailable lease=models.pilotlight.dev namespace=b ")
     server.cannot_write.clear()
@@ -292,7 +293,7 @@ async def test_replica_is_neither_stopped_nor_replaced_after_a_restart_with_an_u
     (of,) = again.documents.models
     running = replica(of, "ada-1", ["gpu0"], S.READY, since_s=T0, ready_s=T0, spec_hash="of another spec")
     waits = Report(gateway=GatewayId("g1"), boot="b", sequence=1, epoch=1, levels=(level(of.name, 9, wait_s=99.0),))
-    faults = [FaultSeen(model=name, reason=why) for name, why in again.installation.faults.items()]
+    faults = [FaultSeen(model=name, reason=fault.reason) for name, fault in again.installation.faults.items()]
     monkeypatch.setattr(loop_module, "report_fault", lambda *_: None)  # the quarantine is expected
     loop = SteppedLoop(world([], [device("gpu0", 24), device("gpu1", 24)], [running]))
     loop.step(again.documents, *faults)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from autoscaler.contract import ModelName
+from autoscaler.documents.document_faults import DocumentFault
 from autoscaler.kubernetes.resources.document_merge import CUSTOMS, FILES, Installation, Status
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.spec.name_conflicts import Origin
@@ -82,14 +83,14 @@ def test_model_that_raises_keeps_its_names_and_is_listed(monkeypatch: pytest.Mon
     assert received.names == ["x", "b/x"], "the younger Model does not get its name"
     assert [of.slots for of in received.documents[-1].models] == [1, 8]
     assert [*one.faults] == ["x"]
-    assert "InjectedError" in one.faults[ModelName("x")]
+    assert "InjectedError" in one.faults[ModelName("x")].reason
 
 
 def test_fault_of_a_document_is_listed_under_the_name_of_its_model() -> None:
     received = Received()
     one = Installation(received, (CUSTOMS,))
-    one.put(CUSTOMS, {X: model(1), Y: model(2, "b")}, faults={Y: "KeyError: 7"})
-    assert one.faults == {"b/x": "KeyError: 7"}
+    one.put(CUSTOMS, {X: model(1), Y: model(2, "b")}, faults={Y: "KeyError: 7"}, versions={X: 1, Y: 2})
+    assert one.faults == {"b/x": DocumentFault("KeyError: 7", 2)}
     one.put(CUSTOMS, {X: model(1), Y: model(2, "b")})
     assert one.faults == {}
 
@@ -97,9 +98,9 @@ def test_fault_of_a_document_is_listed_under_the_name_of_its_model() -> None:
 def test_fault_of_a_document_in_a_file_is_listed_when_all_documents_are_published() -> None:
     received = Received()
     one = Installation(received, (FILES, CUSTOMS))
-    one.put_files(DocumentsSeen(models=(model(),)), {ModelName("x"): "KeyError: 7"})
+    one.put_files(DocumentsSeen(models=(model(),)), {ModelName("x"): DocumentFault("KeyError: 7")})
     assert one.faults == {}
     one.put(CUSTOMS, {})
-    assert (one.faults, received.names) == ({"x": "KeyError: 7"}, ["x"])
+    assert (one.faults, received.names) == ({"x": DocumentFault("KeyError: 7")}, ["x"])
     one.put_files(DocumentsSeen(models=(model(),)))
     assert one.faults == {}

@@ -89,7 +89,7 @@ async def test_exception_while_decoding_quarantines_the_model_and_is_decoded_onc
     assert not [*server.unreadable]
     assert not watcher.wrong
     assert [*installation.faults] == ["b"]
-    assert "KeyError" in installation.faults[next(iter(installation.faults))]
+    assert "KeyError" in installation.faults[next(iter(installation.faults))].reason
     assert {one.name for one in installation.settled.models} == {"a", "b"}
     parser.error = None
     watcher.retry({Origin(CUSTOMS, "n", "a")})

@@ -1,0 +1,87 @@
+"""The spec of the stand-in of a Model whose document raises an unexpected exception when it is decoded. Pure.
+
+It has the document's engine, names, Tenants and installation, as far as they are valid: what a gateway needs to reject
+a request, or to pass it to a ready replica.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from msgspec.structs import replace
+
+from autoscaler.contract import TenantName
+from autoscaler.documents.document_rules import ADAPTER, ADAPTERS_MAX, check_own_names
+from autoscaler.spec.decode import WrongKeyError
+from autoscaler.spec.engines import ENGINES
+from autoscaler.spec.model import Adapter, EngineName, ModelSpec
+from autoscaler.spec.name_conflicts import check_name
+
+NO_SPEC = ModelSpec(engine="command")
+"""The spec of a stand-in about whose engine and names nothing is known."""
+
+Document = Mapping[str, Any]
+"""A Model document whose metadata is valid."""
+
+
+def read_installation(document: Document) -> str | None:
+    """Read `spec.installation` without decoding the spec. None: it has none."""
+    named = _read_spec(document).get("installation")
+    return named if isinstance(named, str) else None
+
+
+def _read_tenants(document: Document) -> tuple[TenantName, ...] | None:
+    """Read `spec.tenants` without decoding the spec. Without a valid list no Tenant may use the Model."""
+    named = _read_spec(document).get("tenants")
+    if named is None:
+        return None
+    names = named if isinstance(named, list) else ()
+    return tuple(TenantName(name) for name in names if isinstance(name, str))
+
+
+def read_known_keys(document: Document) -> ModelSpec:
+    """Read the keys that a gateway needs to reject a request, or to pass it to a ready replica."""
+    spec, name = _read_spec(document), document["metadata"]["name"]
+    said = spec.get("engine")
+    engine = said if isinstance(said, str) and said in ENGINES else NO_SPEC.engine
+    known = ModelSpec(
+        engine=cast("EngineName", engine), tenants=_read_tenants(document), installation=read_installation(document)
+    )
+    for more in (
+        replace(known, aliases=_read_aliases(spec), adapters=_read_adapters(spec, engine)),
+        replace(known, aliases=_read_aliases(spec)),
+    ):
+        try:
+            check_own_names(name, more)
+        except WrongKeyError:
+            continue
+        return more
+    return known
+
+
+def _read_aliases(spec: Document) -> tuple[str, ...]:
+    """Read `spec.aliases`; none if one of them is not a valid name."""
+    said = spec.get("aliases")
+    aliases = tuple(one for one in said if isinstance(one, str)) if isinstance(said, list) else ()
+    try:
+        for alias in aliases:
+            check_name(alias, ("spec", "aliases"))
+    except WrongKeyError:
+        return ()
+    return aliases
+
+
+def _read_adapters(spec: Document, engine: str) -> tuple[Adapter, ...]:
+    """Read the names of `spec.adapters`, without their artifacts; none if one of them is not valid."""
+    said = spec.get("adapters")
+    if not isinstance(said, list) or len(said) > ADAPTERS_MAX or ENGINES[engine].adapters is None:
+        return ()
+    names = [one.get("name") if isinstance(one, dict) else None for one in said]
+    valid = [name for name in names if isinstance(name, str) and ADAPTER.fullmatch(name)]
+    return tuple(Adapter(name=name, artifact="") for name in valid) if len({*valid}) == len(names) else ()
+
+
+def _read_spec(document: Document) -> Document:
+    spec = document.get("spec")
+    return spec if isinstance(spec, dict) else {}
