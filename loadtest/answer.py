@@ -14,6 +14,8 @@ from loadtest.result import COLD_PHASES, server_timing
 
 DOCUMENT_BYTES_MAX = 64 << 20
 """Limit of a document or an event; a longer one counts as broken."""
+TIMING = b": server-timing "
+"""Begin of the SSE comment with the phases, in the form of the header's value."""
 _KEPT = (
     "server-timing",
     "x-pilotlight-",
@@ -124,9 +126,8 @@ class AnswerReader:
         for line in lines:
             if line.startswith(b"data:"):
                 self._event(line[5:].strip())
-            elif line.startswith(b":") and b";dur=" in line:  # after an early head the timing is in a comment
-                comment = line[1:].decode("latin-1").strip()
-                self.phases.update(server_timing(comment.partition(":")[2] or comment))
+            elif line.startswith(TIMING):  # after an early head the timing is in a comment
+                self.phases.update(server_timing(line[len(TIMING) :].decode("latin-1")))
 
     def _event(self, data: bytes) -> None:
         if data == b"[DONE]":

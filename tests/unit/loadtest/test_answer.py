@@ -112,7 +112,7 @@ def test_json_document_in_place_of_a_stream_is_a_broken_response() -> None:
 
 
 def test_server_timing_is_read_from_header_or_trailing_sse_comment() -> None:
-    early = read(b"".join([*WORDS, FINISH, DONE]) + b": server-timing: queue;dur=20, load;dur=5\n\n")
+    early = read(b"".join([*WORDS, FINISH, DONE]) + b": server-timing queue;dur=20, load;dur=5\n\n")
     assert (early.phases, early.cold) == ({"queue": 20.0, "load": 5.0}, True)
     warm = read(FINISH + DONE, headers={**SSE, "server-timing": "queue;dur=0.1, upstream;dur=3"})
     assert (warm.phases, warm.cold) == ({"queue": 0.1, "upstream": 3.0}, False)

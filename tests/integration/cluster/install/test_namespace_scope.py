@@ -133,5 +133,5 @@ async def test_missing_permission_for_volumes_is_reported_before_any_start(alone
         )
         assert "put them into a claim (pvc://), or set weights.mount: hostPath" in reported
         assert (await one.call("ada"))[0] == 503
-        assert any("weights are not seen as volumes" in sentence for sentence in await alone.off())
+        assert any("weights are mounted from claims (pvc://)" in sentence for sentence in await alone.off())
         assert not await alone.pods()
