@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from autoscaler.contract import ModelName
 from autoscaler.exception_handling import reraise_memory_error
 from autoscaler.providers.karpenter.nodeclaim import OWNER
-from autoscaler.providers.kube import Object, Server
+from autoscaler.providers.kube import CONFLICT, AnswerError, Object, Server
 
 _log = logging.getLogger("pilotlight.autoscaler.providers")
 
@@ -42,3 +42,5 @@ async def label_orders(server: Server, path: str, own: Iterable[Object]) -> None
         except Exception as error:  # noqa: BLE001  the next list retries; this one must not fail
             reraise_memory_error(error)
             _log.debug("event=order_takeover_failed order=%s error=%s", one["metadata"]["name"], type(error).__name__)
+            if not isinstance(error, AnswerError) or error.status == CONFLICT:
+                return  # no other write can succeed, or another installation labels all objects of this order

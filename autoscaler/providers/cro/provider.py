@@ -406,8 +406,7 @@ class CroFabric:
     # --- housekeeping -------------------------------------------------------------------------------------------------
 
     async def _tidy(self, request: Request, shares: Mapping[str, Sequence[Resource]]) -> None:
-        """Label resources and orders, refresh LAST_USED, remove leftover marks, and delete finished orders and requests.
-        """
+        """Label resources and orders, refresh LAST_USED, remove old marks, and delete finished orders and requests."""
         now_s = self._server.unix_s()
         for name, mine in shares.items():
             for one in mine if not request.notes[name].leaving else ():
@@ -425,7 +424,9 @@ class CroFabric:
             await self._server.delete(at, version=request.version)
             return
         me = self._server.owner.installation
-        old = {name: replace(note, installation=me) for name in shares if not (note := request.notes[name]).installation}
+        old = {
+            name: replace(note, installation=me) for name in shares if not (note := request.notes[name]).installation
+        }
         changes: dict[str, LeaseNote | None] = {**(old if me else {}), **over}
         if changes:
             await self._server.patch(at, objects.build_resize_patch(request.version, request.size, changes))
