@@ -17,6 +17,7 @@ from autoscaler.spec.installation_ownership import ANYBODYS, Ownership
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable
 
+    from autoscaler.contract import ModelName
     from autoscaler.kubernetes.api import Api
     from autoscaler.kubernetes.unreadable_objects import Unreadable
     from autoscaler.kubernetes.watch import Change, Watched
@@ -36,12 +37,19 @@ class _Kept:
 class Objects:
     """Implements `Server`. Requests of `writes` may be fenced by leadership; those of `reads` need not be."""
 
-    def __init__(self, writes: Api, reads: Api, owner: Ownership = ANYBODYS) -> None:
-        self._writes, self._reads, self.owner = writes, reads, owner
+    def __init__(
+        self, writes: Api, reads: Api, owner: Ownership = ANYBODYS,
+        is_foreign: Callable[[ModelName], bool] = lambda _: False,
+    ) -> None:  # fmt: skip
+        self._writes, self._reads, self.owner, self._is_foreign = writes, reads, owner, is_foreign
         self._watched: dict[str, Watched[_Kept]] = {}
         """Unfiltered lists, by path."""
         self._forgetting: dict[Hashable, asyncio.TimerHandle] = {}
         """Per list, the timer after which its undecodable objects are no longer counted."""
+
+    def is_foreign(self, model: ModelName) -> bool:
+        """Return whether orders for this Model that have no label are left to another installation."""
+        return self._is_foreign(model)
 
     def unix_s(self) -> float:
         """Return the current time of the API server."""

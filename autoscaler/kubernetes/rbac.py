@@ -179,7 +179,7 @@ _CAPACITY: Mapping[str, tuple[Right, ...]] = {
             _QUEUED,
             optional=True,
         ),
-        Right("", "podtemplates", ("get", "list", "create", "delete"), "engines", _QUEUED, optional=True),
+        Right("", "podtemplates", ("get", "list", "create", "patch", "delete"), "engines", _QUEUED, optional=True),
     ),
 }
 """By kind of provider, and (PUBLISH) for `redfish.publish`."""

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn, Protocol, TypeVar
 
+from autoscaler.contract import ModelName
 from autoscaler.providers.provider import RefusedError
 from autoscaler.spec.installation_ownership import Ownership
 from autoscaler.text import redact_addresses
@@ -44,6 +45,9 @@ class Server(Protocol):
     @property
     def owner(self) -> Ownership:
         """The installation that owns created objects; they are labelled with it."""
+
+    def is_foreign(self, model: ModelName) -> bool:
+        """Whether orders for this Model that have no label are left to another installation, which serves it."""
 
     def unix_s(self) -> float:
         """The current time by the server's clock, accurate to about 1 s."""

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from autoscaler import engines
 from autoscaler.capacity.group_growth import read_group_limits
-from autoscaler.contract import REPORT_EXPIRY_S, GatewayId, ReplicaId
+from autoscaler.contract import REPORT_EXPIRY_S, GatewayId, ModelName, ReplicaId
 from autoscaler.controller.loop import Loop, LoopStep
 from autoscaler.controller.weights_wait import AgentNodeSupply
 from autoscaler.drivers import probes
@@ -34,7 +34,7 @@ from autoscaler.fold.fold import Observation
 from autoscaler.queries.device_health import is_device_memory_free
 from autoscaler.queries.measured_memory import AS_ASKED, Given
 from autoscaler.server.auth import AGENT, BOTH, GATEWAY, Admits, Roles
-from autoscaler.spec.installation_ownership import Ownership, installation_id, installation_title
+from autoscaler.spec.installation_ownership import CLAIM_S, Ownership, installation_id, installation_title
 from autoscaler.spec.model import Model
 from autoscaler.state.events import DocumentsSeen, FaultSeen, FollowingSeen, LeadingSeen
 from autoscaler.state.world import STORE, Leadership, World
@@ -175,7 +175,7 @@ class Cluster:
             )
         places = (options.namespace, options.own_namespace, options.lease)
         self._supplies = Supplies(
-            Objects(acting, asking, owner), places, lambda: self._loop.world, self._observe, clock,
+            Objects(acting, asking, owner, self._is_foreign), places, lambda: self._loop.world, self._observe, clock,
             leads=lambda: elector.writes_s() > 0,
         )  # fmt: skip
         self._tokens = Tokens(asking, options.users)
@@ -217,6 +217,13 @@ class Cluster:
     def _measured(self, replica: ReplicaId, since_s: float) -> bool:
         """Return whether agents report the device memory as free."""
         return is_device_memory_free(self._loop.world, replica, since_s, self._clock())
+
+    def _is_foreign(self, model: ModelName) -> bool:
+        """Return whether orders for this Model that have no label are left to the installation that serves it. An
+        order that it has not labelled within CLAIM_S has no provider there.
+        """
+        led_s = self._clock() - self._loop.world.leadership.leading_since_s
+        return led_s < CLAIM_S and self._resources.is_served_elsewhere(model)
 
     def _silent(self) -> list[GatewayId]:
         """Return the gateways that have not reported for REPORT_EXPIRY_S and may be gone."""

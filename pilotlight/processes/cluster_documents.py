@@ -131,6 +131,10 @@ class Resources:
         """
         self._installation.put_files(seen, {one.model: DocumentFault(one.reason) for one in faults})
 
+    def is_served_elsewhere(self, name: ModelName) -> bool:
+        """Return whether another installation serves a Model of this name, and this installation serves none."""
+        return self._installation.is_served_elsewhere(name)
+
     def _tell(self, seen: DocumentsSeen, statuses: Mapping[ModelName, Status]) -> None:
         learned, wrong = model_status.restore_histories(statuses, self._clock(), self._unix_s())
         for line in wrong:

@@ -101,7 +101,7 @@ QUEUED = {
         "pilotlight-engines", "autoscaling.x-k8s.io", "provisioningrequests",
         ("get", "list", "create", "patch", "delete"),
     ),
-    *grants("pilotlight-engines", "", "podtemplates", ("get", "list", "create", "delete")),
+    *grants("pilotlight-engines", "", "podtemplates", ("get", "list", "create", "patch", "delete")),
 }  # fmt: skip
 FABRIC = grants(
     "*", "cro.hpsys.ibm.ie.com", "composabilityrequests", ("list", "watch", "create", "patch", "delete")

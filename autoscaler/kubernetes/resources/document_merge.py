@@ -105,6 +105,17 @@ class Installation:
             return None
         return explain_not_served(named, holder or "", self._title, namespace, field)
 
+    def is_served_elsewhere(self, name: ModelName) -> bool:
+        """Return whether another installation serves a Model of this name, and this installation serves none."""
+        if any(model.name == name for model in self.settled.models):
+            return False
+        return any(
+            name in {model.name, f"{model.namespace}/{model.name}"}
+            and self.whose(origin.namespace, model.spec.installation)
+            for found in self._models.values()
+            for origin, model in found.items()
+        )
+
     def heard(self, origin: Origin, status: Status) -> None:
         """Store the status that another installation wrote, since its Model may become ours."""
         if origin not in self.settled.names and origin in self._models.get(CUSTOMS, {}):

@@ -26,6 +26,7 @@ from autoscaler.providers.karpenter.nodeclaim import PROVIDER
 from autoscaler.providers.karpenter.provider import NODES, PODS, is_blocking_node_removal, is_live_engine_pod
 from autoscaler.providers.kube import CONFLICT, AnswerError, Object, Server, raise_refusal
 from autoscaler.providers.provider import RefusedError
+from autoscaler.providers.takeover import is_own_order, label_orders
 from autoscaler.spec.capacity import ClusterAutoscaler
 from autoscaler.spec.pod import PLACE
 from autoscaler.spec.settings import kind_of
@@ -77,11 +78,11 @@ class NodeGroup:
 
     async def _ours(self, more: str = "") -> Sequence[Object]:
         found = await self._server.items(self._pods, labelSelector=f"{PROVIDER}={self._name}{more}")
-        return [one for one in found if self._server.owner.owns(one)]
+        return [one for one in found if is_own_order(self._server, one)]
 
     def _is_ours(self, pod: Object) -> bool:
         labels: Mapping[str, str] = pod["metadata"].get("labels") or {}
-        return labels.get(PROVIDER) == self._name and self._server.owner.owns(pod)
+        return labels.get(PROVIDER) == self._name and is_own_order(self._server, pod)
 
     async def _make(self, pod: Object) -> None:
         """Create a pod. An existing one must be this provider's; one that is being deleted raises TimeoutError."""
@@ -119,8 +120,9 @@ class NodeGroup:
         )
 
     async def list(self) -> tuple[Listed, ...]:
-        """List the orders by their pods."""
+        """List the orders by their pods, and label these."""
         found = await self._ours()
+        await label_orders(self._server, self._pods, found)
         labelled = [(one["metadata"]["labels"], one) for one in found]
         places = {labels[PLACE]: one for labels, one in labelled if PLACE in labels}
         listed: list[Listed] = []

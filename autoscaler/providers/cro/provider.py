@@ -299,7 +299,9 @@ class CroFabric:
             await self._server.patch(f"{RESOURCES}/{one.name}", {"metadata": change})
 
     def _is_ours(self, note: LeaseNote) -> bool:
-        return objects.is_from_provider(note, self._name, self._server.owner.installation)
+        """Whether it is an order of this provider of this installation (`autoscaler.providers.takeover`)."""
+        own = objects.is_from_provider(note, self._name, self._server.owner.installation)
+        return own and (bool(note.installation) or not self._server.is_foreign(note.owner))
 
     # --- state --------------------------------------------------------------------------------------------------------
 
@@ -404,7 +406,7 @@ class CroFabric:
     # --- housekeeping -------------------------------------------------------------------------------------------------
 
     async def _tidy(self, request: Request, shares: Mapping[str, Sequence[Resource]]) -> None:
-        """Label resources, refresh LAST_USED, remove leftover marks, and delete finished orders and requests."""
+        """Label resources and orders, refresh LAST_USED, remove old marks, and delete finished orders and requests."""
         now_s = self._server.unix_s()
         for name, mine in shares.items():
             for one in mine if not request.notes[name].leaving else ():
@@ -420,8 +422,14 @@ class CroFabric:
         at = f"{REQUESTS}/{request.name}"
         if request.made and not request.size and not request.going and over.keys() == request.notes.keys():
             await self._server.delete(at, version=request.version)
-        elif over:
-            await self._server.patch(at, objects.build_resize_patch(request.version, request.size, over))
+            return
+        me = self._server.owner.installation
+        old = {
+            name: replace(note, installation=me) for name in shares if not (note := request.notes[name]).installation
+        }
+        changes: dict[str, LeaseNote | None] = {**(old if me else {}), **over}
+        if changes:
+            await self._server.patch(at, objects.build_resize_patch(request.version, request.size, changes))
 
 
 async def _again(write: Callable[[], Awaitable[None]]) -> None:

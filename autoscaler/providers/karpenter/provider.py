@@ -21,6 +21,7 @@ from autoscaler.providers.karpenter import nodeclaim, nodepool
 from autoscaler.providers.karpenter.nodepool import GROUP, POOL_LABEL, VERSIONS, NodePool
 from autoscaler.providers.kube import CONFLICT, ENDED, AnswerError, Object, Server, choose_served_version, raise_refusal
 from autoscaler.providers.provider import RefusedError
+from autoscaler.providers.takeover import is_own_order, label_orders
 from autoscaler.spec.pod import DO_NOT_DISRUPT, MANAGED_BY, OURS, SAFE_TO_EVICT
 from autoscaler.state.capacity import OFFERS_MAX, AcquireOrder, Listed, Offer, ReleaseOrder
 from autoscaler.state.world import World
@@ -121,7 +122,7 @@ class KarpenterNodes:
         await self._server.delete(nodeclaim.nodeclaim_path(version, order.id.name), version=at)
 
     async def list(self) -> tuple[Listed, ...]:
-        """List the NodeClaims, and remove the disruption annotation of nodes that run a replica."""
+        """List and label the NodeClaims, and remove the disruption annotation of nodes that run a replica."""
         version = await self._version()
         pool = await self._server.find(f"/apis/{GROUP}/{version}/nodepools/{self._pool_name}")
         expire_after = "Never" if pool is None else nodepool.read_nodepool(pool).expire_after
@@ -130,6 +131,7 @@ class KarpenterNodes:
         for claim, listed in zip(claims, found, strict=True):
             if listed.phase == "here" and nodeclaim.has_do_not_disrupt(claim):
                 await self._unguard(version, listed)
+        await label_orders(self._server, nodeclaim.nodeclaim_path(version), claims)
         return found
 
     async def attend(self, changed: Callable[[], None]) -> None:
@@ -160,7 +162,7 @@ class KarpenterNodes:
         return tuple(one for one in found if self._is_ours(one))
 
     def _is_ours(self, claim: Object) -> bool:
-        return nodeclaim.is_from_provider(claim, self._name) and self._server.owner.owns(claim)
+        return nodeclaim.is_from_provider(claim, self._name) and is_own_order(self._server, claim)
 
     async def _unguard(self, version: str, listed: Listed) -> None:
         """Remove the disruption annotation once a replica runs on the node; its pod has its own when needed.

@@ -20,6 +20,7 @@ from autoscaler.providers.kueue.placeholder_pod import QueuePlace
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.provisioning_request.objects import LEASE, provider_label_value
 from autoscaler.providers.provisioning_request.provider import WAIT_MAX, Template
+from autoscaler.providers.takeover import is_own_order, label_orders
 from autoscaler.spec.capacity import ProviderSettings
 from autoscaler.state.capacity import AcquireOrder, Listed, Offer, ReleaseOrder
 from autoscaler.state.world import World
@@ -94,8 +95,10 @@ class KueuePlaces:
                 return
 
     async def list(self) -> tuple[Listed, ...]:
-        """List the orders: places held by placeholder pods and by replicas' pods."""
-        there = await self._places()
+        """List the orders: places held by placeholder pods and by replicas' pods. Label the placeholder pods."""
+        pods = await self._found()
+        there = [one for _, one in pods]
+        await label_orders(self._server, self._pods, [pod for pod, one in pods if one.kept])
         taken = {one.name for one in there if not one.kept}
         found: dict[str, Listed] = {}
         for one in there:
@@ -107,14 +110,18 @@ class KueuePlaces:
         return tuple(found.values())
 
     async def _places(self) -> Sequence[QueuePlace]:
+        return [one for _, one in await self._found()]
+
+    async def _found(self) -> Sequence[tuple[Object, QueuePlace]]:
+        """The pods of this provider's orders, and what they say."""
         label = f"{LEASE}={provider_label_value(self._named.name)}"
-        there = map(self._read, await self._server.items(self._pods, labelSelector=label))
-        return [one for one in there if one is not None and (one.provider == self._named.name or one.wrong)]
+        there = [(pod, self._read(pod)) for pod in await self._server.items(self._pods, labelSelector=label)]
+        return [(pod, one) for pod, one in there if one and (one.provider == self._named.name or one.wrong)]
 
     def _read(self, found: Object) -> QueuePlace | None:
         """Read a pod. If another installation owns it, its provider is empty."""
         one = places.read_place(found)
-        return one if one is None or self._server.owner.owns(found) else one._replace(provider="", wrong="")
+        return one if one is None or is_own_order(self._server, found) else one._replace(provider="", wrong="")
 
     async def _closed(self) -> str:
         """Why the queue accepts no order; empty: it accepts orders."""

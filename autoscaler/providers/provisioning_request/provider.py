@@ -20,6 +20,7 @@ from autoscaler.providers.kube import CONFLICT, REFUSALS, AnswerError, Object, S
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.provisioning_request import objects
 from autoscaler.providers.provisioning_request.objects import Booking, CandidateNode
+from autoscaler.providers.takeover import is_own_order, label_orders
 from autoscaler.spec.capacity import ProviderSettings, Provisioning
 from autoscaler.spec.pod import MANAGED_BY
 from autoscaler.spec.quantity import read_milli
@@ -62,7 +63,7 @@ class ProvisioningProvider:
 
     async def offers(self) -> tuple[Offer, ...]:
         """Return one offer per matching node kind, unless its cloud quota is used up."""
-        every = await self._all()
+        every = [self._read(one) for one in await self._all()]
         wait = sum(one.provider == self._named.name and not one.node for one in every)
         left = min(await self._left(), WAIT_MAX - wait)
         some = _offers(self._world().settings, self._named, self._of, left)
@@ -108,14 +109,16 @@ class ProvisioningProvider:
             await self._server.delete(f"{self._templates}/{order.id.name}")
 
     async def list(self) -> tuple[Listed, ...]:
-        """List requests and leftover templates, and record the nodes of requests."""
-        every = await self._all()
+        """List and label requests and leftover templates, and record the nodes of requests."""
+        requests = await self._all()
+        every = [self._read(one) for one in requests]
         mine = [one for one in every if one.provider == self._named.name]
         halves = await self._halves({one.name for one in every})
         nodes = await self._nodes(every)
         bound = await self._bound(mine)
         found = objects.assign_nodes(every, nodes, bound)
         await self._note(mine, found)
+        await self._label(self._requests, requests)
         shown = [
             objects.booking_to_lease(
                 one, nodes.get(found.get(one.name, "")), found.get(one.name, ""), self._ends_s(one)
@@ -126,14 +129,18 @@ class ProvisioningProvider:
 
     # --- parts --------------------------------------------------------------------------------------------------------
 
-    async def _all(self) -> Sequence[Booking]:
+    async def _all(self) -> Sequence[Object]:
         """Requests of all providers, since a node belongs to only one request."""
-        return [self._read(one) for one in await self._server.items(self._requests, labelSelector=objects.LEASE)]
+        return await self._server.items(self._requests, labelSelector=objects.LEASE)
+
+    async def _label(self, path: str, found: Sequence[Object]) -> None:
+        own = [one for one in found if self._read(one).provider == self._named.name]
+        await label_orders(self._server, path, own)
 
     def _read(self, found: Object) -> Booking:
         """Read a request. If another installation owns it, its provider is empty."""
         one = objects.read_booking(found)
-        return one if self._server.owner.owns(found) else one._replace(provider="")
+        return one if is_own_order(self._server, found) else one._replace(provider="")
 
     async def _left(self) -> int:
         """How many more requests may be created."""
@@ -185,6 +192,7 @@ class ProvisioningProvider:
     async def _halves(self, requested: set[str]) -> Sequence[Listed]:
         """Failed orders: PodTemplates that still have no request after HALF_S."""
         there = await self._server.items(self._templates, labelSelector=objects.LEASE)
+        await self._label(self._templates, there)
         alone = [one for one in map(self._read, there) if one.provider == self._named.name]
         old_s = self._server.unix_s() - HALF_S
         return [

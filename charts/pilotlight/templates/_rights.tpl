@@ -96,7 +96,7 @@ true
 {{- if has "provisioningRequest" $kinds }}
 # nodes, by ProvisioningRequests
 - {apiGroups: [autoscaling.x-k8s.io], resources: [provisioningrequests], verbs: [get, list, create, patch, delete]}
-- {apiGroups: [""], resources: [podtemplates], verbs: [get, list, create, delete]}
+- {apiGroups: [""], resources: [podtemplates], verbs: [get, list, create, patch, delete]}
 {{- end }}
 {{- end -}}
 

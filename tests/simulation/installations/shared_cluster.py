@@ -21,6 +21,7 @@ from autoscaler.kubernetes.leader_election import Elector
 from autoscaler.kubernetes.resources.model_conditions import ELSEWHERE
 from autoscaler.spec.installation_ownership import INSTALLATION
 from autoscaler.spec.pod import API_VERSION, OURS
+from autoscaler.spec.settings import Settings
 from autoscaler.state.events import DocumentsSeen, GatewaySeen, Reported
 from pilotlight.processes.cluster import Cluster, ClusterOptions
 from tests.simulation.environment.api_server import NODES, Server, SimApi
@@ -30,6 +31,7 @@ NODE = "node"
 BIND_S, END_S = 0.5, 1.0
 """Delay from a pod to its running container, and from its deletion to its end."""
 REPORT_S = 1.0
+DEFAULT_SETTINGS = Settings()
 MODELS = f"/apis/{API_VERSION}/namespaces/{{}}/models"
 
 
@@ -141,11 +143,11 @@ def model(name: str, namespace: str) -> Object:
 class Running:
     """One autoscaler process of an installation."""
 
-    def __init__(self, cluster: SharedCluster, options: ClusterOptions, name: str) -> None:
+    def __init__(self, cluster: SharedCluster, options: ClusterOptions, name: str, files: DocumentsSeen) -> None:
         self.process = Process()
         self.loop: Loop
         self.cluster = cluster
-        self._options, self._name = options, name
+        self._options, self._name, self._files = options, name, files
         self.task = self.process.run(lambda: asyncio.create_task(self._live()))
 
     async def _live(self) -> None:
@@ -155,7 +157,7 @@ class Running:
         apis = SimApi(server, who, elector.writes_s), SimApi(server, who)
         part = Cluster(self._options, apis, elector, self._name, clock)
         self.loop = part.loop()
-        part.put_files(DocumentsSeen())
+        part.put_files(self._files)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.loop.run())
             tasks.create_task(part.run())
@@ -164,8 +166,10 @@ class Running:
 class Installed:
     """One installation: processes that start and end, and the reports of its gateway."""
 
-    def __init__(self, cluster: SharedCluster, options: ClusterOptions, processes: int = 2) -> None:
-        self.options = options
+    def __init__(
+        self, cluster: SharedCluster, options: ClusterOptions, processes: int = 2, settings: Settings = DEFAULT_SETTINGS
+    ) -> None:
+        self.options, self._files = options, DocumentsSeen(settings=settings)
         self.called: set[str] = set()
         """Models that have requests now."""
         self._cluster = cluster
@@ -178,7 +182,7 @@ class Installed:
 
     def start(self) -> None:
         """Start one more process."""
-        self.processes.append(Running(self._cluster, self.options, f"process-{next(self._numbers)}"))
+        self.processes.append(Running(self._cluster, self.options, f"process-{next(self._numbers)}", self._files))
 
     def kill(self, number: int) -> None:
         """SIGKILL."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from autoscaler.contract import ModelName
 from autoscaler.providers.kube import CONFLICT, NOT_FOUND, AnswerError, Object
 from autoscaler.spec.installation_ownership import ANYBODYS, Ownership
 
@@ -26,6 +27,8 @@ class PlayedServer:
 
     def __init__(self, clock: Callable[[], float], owner: Ownership = ANYBODYS) -> None:
         self.owner = owner
+        self.foreign: set[ModelName] = set()
+        """Models whose unlabelled orders are left to another installation."""
         self._clock = clock
         self.objects: dict[str, Object] = {}
         """Objects by path."""
@@ -38,6 +41,10 @@ class PlayedServer:
         self._version = 0
 
     # --- Server -------------------------------------------------------------------------------------------------------
+
+    def is_foreign(self, model: ModelName) -> bool:
+        """See Server."""
+        return model in self.foreign
 
     def unix_s(self) -> float:
         """See Server."""

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from autoscaler.providers.cro import objects as cro
+from autoscaler.providers.kube import CONFLICT, AnswerError
 from autoscaler.providers.provider import RefusedError
-from autoscaler.spec.installation_ownership import Ownership, installation_id
-from tests.contracts.provider import Rig, one, order, release
+from autoscaler.spec.installation_ownership import INSTALLATION, Ownership, installation_id
+from autoscaler.spec.pod import MANAGED_BY
+from tests.contracts.provider import OWNER, Rig, one, order, release
 from tests.support.fakes.kubernetes.kube_objects import PlayedServer
 from tests.support.harness.providers.cro_rig import Rack
 from tests.support.harness.providers.provisioning_request_rig import ProvisioningRig
@@ -25,6 +28,21 @@ def server_of(rig: Any) -> PlayedServer:
     """The API server of a rig."""
     (server,) = (one for one in vars(rig).values() if isinstance(one, PlayedServer))
     return server
+
+
+def owners(server: PlayedServer) -> list[str]:
+    """The installation in each object of an order: in its label, or in its annotation on a ComposabilityRequest."""
+    found: list[str] = []
+    for path, body in sorted(server.objects.items()):
+        labels = body["metadata"].get("labels") or {}
+        request = cro.read_request(body) if path.startswith(f"{cro.REQUESTS}/") else None
+        if request is not None:
+            found += [note.installation for note in request.notes.values()]
+        elif labels.get(MANAGED_BY) == "pilotlight" and not path.startswith(
+            "/api/v1/nodes/"
+        ):  # a copy of its NodeClaim
+            found.append(labels.get(INSTALLATION, ""))
+    return found
 
 
 @pytest.mark.parametrize("made", [GroupRig, NodesRig, ProvisioningRig, KueueRig, Rack])
@@ -63,16 +81,98 @@ def test_order_with_a_name_used_by_another_installation_is_rejected(made: Callab
     rig.run(scenario())
 
 
+# --- orders of an earlier version, which did not write the installation -----------------------------------------------
+
+
 @pytest.mark.parametrize("made", [GroupRig, NodesRig, ProvisioningRig, KueueRig, Rack])
-def test_order_without_installation_label_is_listed_by_any_installation(made: Callable[[], Rig]) -> None:
-    """Older versions created orders without this label."""
+def test_order_without_label_is_taken_over_once_by_the_first_installation_that_lists_it(
+    made: Callable[[], Rig],
+) -> None:
     rig = made()
 
     async def scenario() -> None:
+        server = server_of(rig)
         ordered = order((await rig.provider().offers())[0])
         await rig.provider().acquire(ordered)
-        server_of(rig).owner = GREEN
+        assert set(owners(server)) == {""}
+        server.owner = GREEN
+        for _ in range(2):  # a label is written by the next list if the object has changed meanwhile
+            await asyncio.sleep(60.0)
+            assert (await one(rig.provider())).name == ordered.id.name
+        assert set(owners(server)) == {GREEN.installation}
+        writes = [path for method, path, body in server.writes if GREEN.installation in str(body)]
+        await rig.provider().list()
+        assert [path for method, path, body in server.writes if GREEN.installation in str(body)] == writes
+        server.owner = BLUE
+        assert await rig.provider().list() == ()
+        await rig.provider().release(release(ordered))
+        server.owner = GREEN
+        assert (await one(rig.provider())).phase != "leaving"
+
+    rig.run(scenario())
+
+
+@pytest.mark.parametrize("made", [GroupRig, NodesRig, ProvisioningRig, KueueRig, Rack])
+def test_order_without_label_is_left_to_the_installation_that_serves_its_model(made: Callable[[], Rig]) -> None:
+    rig = made()
+
+    async def scenario() -> None:
+        server = server_of(rig)
+        ordered = order((await rig.provider().offers())[0])
+        await rig.provider().acquire(ordered)
+        server.owner, server.foreign = GREEN, {OWNER}
         await asyncio.sleep(60.0)
+        assert await rig.provider().list() == ()
+        await rig.provider().release(release(ordered))
+        with pytest.raises(RefusedError):
+            await rig.provider().acquire(ordered)
+        assert set(owners(server)) == {""}, "it is neither labelled nor deleted"
+        server.owner, server.foreign = BLUE, set()
         assert (await one(rig.provider())).name == ordered.id.name
+        await rig.provider().list()
+        assert set(owners(server)) == {BLUE.installation}
+
+    rig.run(scenario())
+
+
+@pytest.mark.parametrize("made", [GroupRig, NodesRig, ProvisioningRig, KueueRig, Rack])
+def test_order_without_label_is_listed_while_its_label_cannot_be_written(made: Callable[[], Rig]) -> None:
+    """A follower may not write; its next list as the leader writes the label."""
+    rig = made()
+
+    async def scenario() -> None:
+        server = server_of(rig)
+        ordered = order((await rig.provider().offers())[0])
+        await rig.provider().acquire(ordered)
+        server.owner = GREEN
+        server.refused["PATCH"] = AnswerError(CONFLICT, "Conflict", "it has changed")
+        assert (await one(rig.provider())).name == ordered.id.name
+        assert set(owners(server)) == {""}
+        del server.refused["PATCH"]
+        await rig.provider().list()
+        await rig.provider().list()
+        assert set(owners(server)) == {GREEN.installation}
+
+    rig.run(scenario())
+
+
+@pytest.mark.parametrize("made", [GroupRig, NodesRig, ProvisioningRig, KueueRig])
+def test_label_that_another_installation_wrote_meanwhile_is_kept(made: Callable[[], Rig]) -> None:
+    """ComposabilityRequests: every change of their annotations has a condition on the version."""
+    rig, labelled = made(), list[str]()
+
+    async def scenario() -> None:
+        server = server_of(rig)
+        await rig.provider().acquire(order((await rig.provider().offers())[0]))
+        server.owner = GREEN
+
+        def label(method: str, path: str) -> None:
+            assert method == "PATCH"
+            labelled.append(path)
+            server.change(path, {"metadata": {"labels": BLUE.labels}})
+
+        server.before_write = label
+        await rig.provider().list()
+        assert [server.objects[path]["metadata"]["labels"][INSTALLATION] for path in labelled] == [BLUE.installation]
 
     rig.run(scenario())

@@ -104,3 +104,13 @@ def test_fault_of_a_document_in_a_file_is_listed_when_all_documents_are_publishe
     assert (one.faults, received.names) == ({"x": DocumentFault("KeyError: 7")}, ["x"])
     one.put_files(DocumentsSeen(models=(model(),)))
     assert one.faults == {}
+
+
+def test_model_is_served_elsewhere_if_only_another_installation_serves_its_name() -> None:
+    one = Installation(Received(), (CUSTOMS,), title="a/one", request_claims=lambda _: None)
+    one.put_holders({"a": "b/two", "b": "a/one"})
+    one.put(CUSTOMS, {X: model()})
+    names = [ModelName(name) for name in ("x", "a/x", "y")]
+    assert [*map(one.is_served_elsewhere, names)] == [True, True, False]
+    one.put(CUSTOMS, {X: model(), Y: model(2, "b")})
+    assert [*map(one.is_served_elsewhere, names)] == [False, True, False], "its own Model has the name"

@@ -1,0 +1,46 @@
+"""Takes over capacity orders that an earlier version created without the label of an installation. I/O.
+
+Such an order belongs to the installation that serves its Model. If another installation serves the Model, it has time
+to label the order (`Server.is_foreign`); after that, the order belongs to any installation with a provider of that
+name. The owner's leader writes the label with its next list.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from autoscaler.contract import ModelName
+from autoscaler.exception_handling import reraise_memory_error
+from autoscaler.providers.karpenter.nodeclaim import OWNER
+from autoscaler.providers.kube import CONFLICT, AnswerError, Object, Server
+
+_log = logging.getLogger("pilotlight.autoscaler.providers")
+
+
+def is_own_order(server: Server, found: Object) -> bool:
+    """Whether an object of an order belongs to this installation, with or without its label."""
+    if server.owner.has_label(found):
+        return True
+    annotations = found["metadata"].get("annotations") or {}
+    return server.owner.owns(found) and not server.is_foreign(ModelName(annotations.get(OWNER, "")))
+
+
+async def label_orders(server: Server, path: str, own: Iterable[Object]) -> None:
+    """Label the objects of this installation's orders in the collection `path` that have no label.
+
+    Without leadership the writes fail, and an object may have changed; the next list retries them.
+    """
+    for one in own:
+        if server.owner.has_label(one):
+            continue
+        same = {"resourceVersion": one["metadata"]["resourceVersion"]}
+        try:
+            await server.patch(
+                f"{path}/{one['metadata']['name']}", {"metadata": {**same, "labels": server.owner.labels}}
+            )
+        except Exception as error:  # noqa: BLE001  the next list retries; this one must not fail
+            reraise_memory_error(error)
+            _log.debug("event=order_takeover_failed order=%s error=%s", one["metadata"]["name"], type(error).__name__)
+            if not isinstance(error, AnswerError) or error.status == CONFLICT:
+                return  # no other write can succeed, or another installation labels all objects of this order
