@@ -258,9 +258,8 @@ class _Loading:
         done = attempt(partial(self._add, source, value))
         if not isinstance(done, Failure):
             return
-        known = self._contain and not isinstance(done.error, WrongKeyError)
-        stand_in = _stand_in(value) if known and isinstance(value, dict) else None
-        if stand_in is None:
+        contained = self._contain and not isinstance(done.error, WrongKeyError)
+        if not contained or not isinstance(value, dict) or (stand_in := _stand_in(value)) is None:
             raise done.error
         while len(self.owners) > claimed:
             self.owners.popitem()

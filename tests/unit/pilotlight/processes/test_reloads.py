@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -138,7 +139,7 @@ class FileRig:
             await self.reload()
         return requested
 
-    def state(self) -> tuple[dict[str, float], dict[str, int]]:
+    def state(self) -> tuple[dict[str, float | Literal["auto"]], dict[str, int]]:
         """Model -> `idleSeconds` in force, and -> number of its quarantines, of those quarantined now."""
         world = self.stepped.loop.world
         idle = {str(name): one.spec.idle_seconds or 0.0 for name, one in world.models.items()}
