@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 import psutil
+import pynvml
 
 from loadtest.client import Client
 from loadtest.result import Result, Shot
@@ -76,7 +77,10 @@ class Bed:
         self.folder, self.report = folder, report
         self.simulated, self.quick, self.uuid = simulated, quick, uuid
         device = "cpu" if simulated else "cuda"
-        self.backend = ("--backend", f"{engine}_model", "--device", device, "--phases", str(folder / "phases.jsonl"))
+        self.backend = (
+            *("--backend", f"{engine}_model", "--device", device, "--phases", str(folder / "phases.jsonl")),
+            *("--nvml", str(pynvml.__file__)),
+        )
         """Arguments of the engine's command line that are the same for all models."""
         self.watch = Watch(uuid)
         self.phases_file = folder / "phases.jsonl"
