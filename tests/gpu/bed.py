@@ -208,6 +208,17 @@ class Bed:
         if not await seen(lambda: not {*pids} & self.watch.look().by_pid.keys(), within_s):
             raise GpuRunError(f"NVML still lists processes {[*pids]} after {within_s:g} s")
 
+    async def kill_by_hand(self, process: subprocess.Popen[bytes]) -> tuple[float, float | None]:
+        """Kill an engine that was started manually: the time of SIGKILL, and the seconds until NVML no longer listed
+        it. None: NVML did not list it before.
+        """
+        listed = process.pid in self.watch.look().by_pid
+        killed_s = time.time()
+        process.kill()
+        process.wait()
+        await self.until_free([process.pid])
+        return killed_s, time.time() - killed_s if listed else None
+
     @contextmanager
     def by_hand(self, name: str, weights: str, *words: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
         """The engine started manually: (process, port). Killed at the end."""

@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -53,8 +54,7 @@ def run(arguments: argparse.Namespace, nvcc: str) -> int:
         print(wrong, flush=True)
         return 2
     arguments.out.mkdir(parents=True, exist_ok=True)
-    work = arguments.work or Path(tempfile.mkdtemp(prefix="gpu-run-"))
-    work.mkdir(parents=True, exist_ok=True)
+    work = new_folder(arguments.work)
     report = Report(arguments.out / "result.json", facts(simulated=arguments.simulate))
     for name, value in report.facts.items():
         report.say(f"{name:<10} {value}")
@@ -67,6 +67,8 @@ def run(arguments: argparse.Namespace, nvcc: str) -> int:
     stop.start()
     try:
         asyncio.run(_steps(arguments, bed, nvcc))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        report.failed("run", "ended by a signal")
     finally:
         stop.cancel()
         if not bed.watch.is_running:
@@ -77,6 +79,13 @@ def run(arguments: argparse.Namespace, nvcc: str) -> int:
         _keep_results(report, work, arguments)
     report.say(f"{report.verdict()}; result in {arguments.out}")
     return 0 if report.good else 1
+
+
+def new_folder(parent: Path | None) -> Path:
+    """A new folder in the named one, or else in the one for temporary files. Engines need its absolute path."""
+    if parent is not None:
+        parent.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix="gpu-run-", dir=parent and parent.resolve()))
 
 
 def unfit() -> str:
@@ -129,6 +138,9 @@ def facts(*, simulated: bool) -> dict[str, object]:
 
 
 async def _steps(arguments: argparse.Namespace, bed: Bed, nvcc: str) -> None:
+    own = asyncio.current_task()
+    assert own is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, own.cancel)  # asyncio.run does this for SIGINT
     building: Building | None = None
 
     async def prepare() -> None:

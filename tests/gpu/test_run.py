@@ -46,6 +46,16 @@ ROWS = {
 """Rows of steps that compare with the same steps by hand."""
 
 
+def test_each_run_gets_a_new_folder_with_an_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, second = runner.new_folder(Path("a/work")), runner.new_folder(Path("a/work"))
+    assert first != second
+    assert {first.parent, second.parent} == {tmp_path / "a" / "work"}
+    temporary = runner.new_folder(None)
+    assert temporary.is_absolute()
+    temporary.rmdir()
+
+
 @pytest.mark.parametrize("steps", ["inventory,cold,swap,kill", "serial,sharing,misbehave,fit"])
 def test_every_benchmark_step_passes_on_a_simulated_device(tmp_path: Path, steps: str) -> None:
     argv = [sys.executable, str(RUN), "--simulate", "--quick", "--steps", steps, "--out", str(tmp_path / "out")]
@@ -241,6 +251,20 @@ def test_given_llama_server_is_started_under_its_name_whatever_its_file_is_calle
     fit.llama_server(server, tmp_path / "llama-server")
     ran = subprocess.run([tmp_path / "llama-server", "--port", "1 2"], capture_output=True, text=True, check=True)
     assert ran.stdout == f"{server} --port 1 2\n"
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_memory_of_an_engine_killed_by_hand_is_timed_from_the_signal_if_nvml_lists_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: bool
+) -> None:
+    bed = _bed(tmp_path, monkeypatch, spawns={})
+    clock, process = [100.0], mock.Mock(pid=7)
+    monkeypatch.setattr("tests.gpu.bed.time", mock.Mock(time=lambda: clock[0]))
+    process.wait.side_effect = lambda: clock.append(clock.pop() + 2.0)  # while the kernel frees the memory
+    look = mock.Mock(return_value=Sample(0.0, 5, {7: 1} if listed else {}, frozenset()))
+    monkeypatch.setattr(bed.watch, "look", look, raising=False)
+    monkeypatch.setattr(bed, "until_free", mock.AsyncMock())
+    assert asyncio.run(bed.kill_by_hand(process)) == (100.0, 2.0 if listed else None)
 
 
 def test_engine_without_memory_of_the_device_misses_its_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

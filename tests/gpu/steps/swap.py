@@ -61,18 +61,16 @@ async def run(bed: Bed) -> None:
 
 
 async def _by_hand_s(bed: Bed) -> float:
-    """Seconds from the end of one engine to the first token of the other, swapped manually."""
+    """Seconds from the SIGKILL of one engine to the first token of the other, swapped manually."""
     with bed.by_hand("swap-a", "large") as (process, port):
         await listens(process, port)
-    ended_s = time.time()
-    await bed.until_free([process.pid])
-    bed.by_hand_free_s = time.time() - ended_s
+        killed_s, bed.by_hand_free_s = await bed.kill_by_hand(process)
     with bed.by_hand("swap-b", "medium") as (process, port):
         await listens(process, port)
         await call(f"http://{HOST}:{port}", "swap-b")
-        first_s = next(one.at_s for one in bed.phases(ended_s) if one.phase == "first token")
+        first_s = next(one.at_s for one in bed.phases(killed_s) if one.phase == "first token")
     await bed.until_free([process.pid])
-    return first_s - ended_s
+    return first_s - killed_s
 
 
 def _gaps(bed: Bed, began_s: float) -> None:
