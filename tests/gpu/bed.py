@@ -87,6 +87,8 @@ class Bed:
         self.shapes = SIMULATED if simulated else REAL
         self.weights_bytes: dict[str, int] = {}
         self.copy_bytes_per_s = 0.0
+        self.start_s = 0.0
+        """Duration of one start by hand; the step `start` measures it."""
         self.by_hand_free_s: float | None = None
         """Seconds from the SIGKILL of an engine started manually until its memory was free."""
         self.device_bytes = 0
@@ -136,18 +138,19 @@ class Bed:
     def reused_too_soon(self, step: str, began_s: float) -> int | None:
         """Number of starts since that time while another engine held memory, as a figure of a step that has one engine
         at a time. If NVML lists no engine (its process ids may be of another namespace), the memory in use decides.
-        None: there was no start, or NVML was not polled often enough around one.
+        Starts around which NVML was not polled often enough are left out; None: there is no other.
         """
         engines = {one.pid for one in self.phases()}
         listed = any(not engines.isdisjoint(one.by_pid) for one in self.watch.since(began_s))
         spawns = self.spawns(began_s)
-        gap_s = max((self.watch.gap_s(one.at_s) for one in spawns), default=inf)
-        found = None
-        if gap_s <= GAP_S_MAX * (SIMULATED_SLOWER if self.simulated else 1):
-            found = sum(self._is_reused(one, engines, listed=listed) for one in spawns)
-        if found is None or not listed:
-            note = "" if listed else "NVML lists no engine: memory in use was compared with the idle device"
-            self.report.row(step, "memory samples: longest gap around a start, s", gap_s, "", note)
+        gaps_s = [self.watch.gap_s(one.at_s) for one in spawns]
+        gap_s_max = GAP_S_MAX * (SIMULATED_SLOWER if self.simulated else 1)
+        valid = [one for one, gap_s in zip(spawns, gaps_s, strict=True) if gap_s <= gap_s_max]
+        found = sum(self._is_reused(one, engines, listed=listed) for one in valid) if valid else None
+        if len(valid) < len(spawns) or not listed:
+            note = f"longest gap {max(gaps_s, default=inf):.3g} s"
+            note += "" if listed else "; NVML lists no engine: memory in use was compared with the idle device"
+            self.report.row(step, "starts with samples around them", f"{len(valid)} of {len(spawns)}", "", note)
         self.report.figure(
             step, "device reused before its memory was free", found, "0", holds=None if found is None else found == 0
         )

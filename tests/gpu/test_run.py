@@ -19,7 +19,7 @@ import pytest
 from tests.gpu import main, prerequisites, runner
 from tests.gpu.bed import Bed, GpuRunError
 from tests.gpu.report import Report
-from tests.gpu.steps import fit
+from tests.gpu.steps import fit, swap
 from tests.gpu.test_engines import TORCH, torch_python
 from tests.gpu.watch import Sample, Watch
 
@@ -126,6 +126,19 @@ def test_start_while_another_engine_holds_memory_is_counted(
     assert [one["holds"] for one in bed.report.figures] == [found == 0]
 
 
+def test_memory_reuse_is_counted_over_the_starts_that_have_samples_around_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed = _bed(tmp_path, monkeypatch, spawns={7: 1.005, 8: 2.005})
+    bed.watch.samples = [
+        Sample(0.99, 0, {}, frozenset()),
+        Sample(1.03, 0, {7: 1}, frozenset()),
+        Sample(2.03, 0, {7: 1, 8: 1}, frozenset()),  # 1 s after the one before: what it shows may be older
+    ]
+    assert bed.reused_too_soon("kill", 0.0) == 0
+    assert bed.report.steps["kill"]["starts with samples around them"] == "1 of 2"
+
+
 def test_memory_reuse_is_not_measured_without_samples_or_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +222,35 @@ def test_failed_or_overdue_gpu_step_is_recorded_and_the_next_one_runs(
 
 
 @pytest.mark.parametrize(
+    ("left_s", "limit_s", "result"),
+    [(-1.0, 60.0, "skipped"), (0.01, 60.0, "skipped"), (60.0, 0.01, "failed")],
+)
+def test_reported_step_that_the_end_of_the_run_cuts_short_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_s: float, limit_s: float, result: str
+) -> None:
+    """Its own time limit still fails it."""
+    bed = _bed(tmp_path, monkeypatch, spawns={})
+    monkeypatch.setattr(runner, "LIMITS_S", {"sharing": limit_s})
+
+    async def hangs() -> None:
+        await asyncio.Event().wait()
+
+    asyncio.run(runner.run_step(bed, "sharing", hangs, time.monotonic() + left_s))
+    assert result in bed.report.steps["sharing"]
+
+
+@pytest.mark.parametrize(
+    ("quick", "start_s", "lasts_s"), [(True, 3.0, 12.0), (True, 9.0, 24.0), (False, 5.0, 24.0), (False, 12.0, 30.0)]
+)
+def test_load_of_the_swap_lasts_until_slow_models_took_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: bool, start_s: float, lasts_s: float
+) -> None:
+    bed = _bed(tmp_path, monkeypatch, spawns={})
+    bed.quick, bed.start_s = quick, start_s
+    assert swap.load_s(bed, residency_s=3.0) == lasts_s
+
+
+@pytest.mark.parametrize(
     ("visible", "index"), [(None, 0), ("1", 1), ("1,0", 1), ("GPU-b", 1), ("GPU-a,GPU-b", 0), ("", None), ("2", None)]
 )
 def test_gpu_that_cuda_visible_devices_names_first_is_measured(
@@ -227,7 +269,7 @@ def test_gpu_that_cuda_visible_devices_names_first_is_measured(
         assert runner.chosen_device() == index
 
 
-@pytest.mark.parametrize(("start_s", "quick"), [(6.0, False), (8.0, True)])
+@pytest.mark.parametrize(("start_s", "quick"), [(5.0, False), (6.0, True)])
 def test_slow_engine_start_shortens_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_s: float, quick: bool
 ) -> None:
@@ -241,7 +283,7 @@ def test_slow_engine_start_shortens_the_run(
     monkeypatch.setattr(runner, "time", mock.Mock(monotonic=lambda: next(times)))
     asyncio.run(runner._measure_start(bed))
     assert bed.quick is quick
-    assert bed.report.steps["start"]["one engine, by hand"] == start_s
+    assert bed.report.steps["start"]["one engine, by hand"] == bed.start_s == start_s
 
 
 def test_given_llama_server_is_started_under_its_name_whatever_its_file_is_called(tmp_path: Path) -> None:
@@ -265,6 +307,23 @@ def test_memory_of_an_engine_killed_by_hand_is_timed_from_the_signal_if_nvml_lis
     monkeypatch.setattr(bed.watch, "look", look, raising=False)
     monkeypatch.setattr(bed, "until_free", mock.AsyncMock())
     assert asyncio.run(bed.kill_by_hand(process)) == (100.0, 2.0 if listed else None)
+
+
+@pytest.mark.parametrize(("is_late", "result"), [(True, "skipped"), (False, "failed")])
+def test_missing_llama_server_is_named_in_the_verdict_with_its_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_late: bool, result: str
+) -> None:
+    """A build that is late skips the cases, and one that is broken fails; the files of the models are deleted."""
+    bed = _bed(tmp_path, monkeypatch, spawns={})
+    monkeypatch.setattr(fit, "_cases", mock.AsyncMock())
+    building = mock.Mock(wait=mock.AsyncMock(return_value=None), is_late=is_late, result="not built")
+    building.gguf.side_effect = lambda name, _: (tmp_path / name, (tmp_path / name).touch())[0]
+    asyncio.run(fit.run(bed, building))
+    assert bed.report.steps["llama.cpp"] == {result: "not built"}
+    assert f"{result}: llama.cpp" in bed.report.verdict()
+    assert bed.report.good is is_late
+    assert [(one["value"], one["holds"]) for one in bed.report.figures] == [(None, None)] * 3
+    assert not any((tmp_path / name).exists() for name in bed.shapes)
 
 
 def test_engine_without_memory_of_the_device_misses_its_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,8 @@ TURNS = 3
 
 async def run(bed: Bed) -> None:
     """Open-loop load on both for some residencies; then plot the device memory over that time."""
-    lasts_s, every_s, residency_s = (4.0, 0.1, 0.5) if bed.simulated else (12.0 if bed.quick else 24.0, 0.4, 3.0)
+    every_s, residency_s = (0.1, 0.5) if bed.simulated else (0.4, 3.0)
+    lasts_s = load_s(bed, residency_s)
     claim = int(bed.device_bytes * SHARE)
     words = ("--memory-bytes", "{memory_bytes}", "--context-tokens", "1024")
     documents = [
@@ -58,6 +59,12 @@ async def run(bed: Bed) -> None:
     plots.lines(bed.folder / "swap.svg", "Memory in use while two models take turns", ("seconds", "GiB"),
                 {"used, by NVML": used}, marks)  # fmt: skip
     say("swap", "swap by hand: engine killed -> first token of the other", await _by_hand_s(bed), "s")
+
+
+def load_s(bed: Bed, residency_s: float) -> float:
+    """Duration of the load: requests for the first model still arrive while the second one starts."""
+    least_s = 4.0 if bed.simulated else 12.0 if bed.quick else 24.0
+    return max(least_s, 2 * (bed.start_s + residency_s))
 
 
 async def _by_hand_s(bed: Bed) -> float:
