@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import json
+import mmap
 import os
 import shutil
 import signal
@@ -19,6 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 import psutil
 import pynvml
 
@@ -37,6 +40,7 @@ CALL_S = 150.0
 LOOK_S = 0.002
 SIMULATED_SLOWER = 100
 """Queries of the simulated device use files, on a machine that may be busy."""
+RATE_PIECE_BYTES, RATE_PIECES = 16 << 20, 8
 FREE_BYTES = 256 << 20
 """Memory in use beyond an idle device that is no engine: a CUDA context alone takes more."""
 
@@ -167,25 +171,23 @@ class Bed:
 
     @asynccontextmanager
     async def serving(
-        self, name: str, *documents: Document, path: str = "", env: Mapping[str, str] = MappingProxyType({})
+        self, name: str, *documents: Document, path: str = "", env: Mapping[str, str | None] = MappingProxyType({})
     ) -> AsyncIterator[Serving]:
         """Run `pilotlight serve` with these Models on the devices that NVML lists; end it at the end.
 
-        `path` comes first in the PATH of `serve` and its engines, which also inherit `env`.
+        `path` comes first in the PATH of `serve` and its engines, which also inherit `env` (None: without it).
         """
         folder = self.folder / name
         folder.mkdir()
         one = Serving(folder, [*documents, SETTINGS])
         changed = {**env, "PATH": f"{path}:{os.environ['PATH']}"} if path else env
         before = {name: os.environ.get(name) for name in changed}
-        os.environ.update(changed)
+        _set_environment(changed)
         try:
             await one.start()
             yield one
         finally:
-            for key, value in before.items():
-                os.environ.pop(key, None)
-                os.environ.update({} if value is None else {key: value})
+            _set_environment(before)
             await self._end(name, one)
 
     async def _end(self, name: str, one: Serving) -> None:
@@ -241,6 +243,12 @@ class Bed:
         for what, text in texts:
             for line in text.splitlines()[-lines:]:
                 print(f"    {what[:24]}: {line[:200]}", flush=True)
+
+
+def _set_environment(changed: Mapping[str, str | None]) -> None:
+    for key, value in changed.items():
+        os.environ.pop(key, None)
+        os.environ.update({} if value is None else {key: value})
 
 
 SETTINGS: Document = {"apiVersion": API, "kind": "Settings", "stream": {"keepaliveSeconds": 0}}
@@ -299,18 +307,22 @@ def drop_from_page_cache(path: Path) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def in_page_cache(path: Path) -> bool:
-    """Whether pieces of the file can be read without waiting for a disk (preadv2, RWF_NOWAIT)."""
-    piece, size = bytearray(4096), path.stat().st_size
-    with path.open("rb") as file:
-        for at in range(0, size, max(1, size // 16)):
-            try:
-                os.preadv(file.fileno(), [piece], at, os.RWF_NOWAIT)
-            except BlockingIOError:
-                return False
-            except OSError:
-                return True  # a file system that cannot report it, such as tmpfs
-    return True
+def cached_fraction(path: Path) -> float:
+    """The fraction of the file's pages that are in memory (mincore, which also works on overlayfs)."""
+    mapped = np.memmap(path, np.uint8, "r")
+    pages = np.zeros(-(-mapped.size // mmap.PAGESIZE), np.uint8)
+    size, libc = ctypes.c_size_t(mapped.size), ctypes.CDLL(None, use_errno=True)
+    if libc.mincore(ctypes.c_void_p(mapped.ctypes.data), size, ctypes.c_void_p(pages.ctypes.data)) != 0:
+        raise OSError(ctypes.get_errno(), "mincore", str(path))
+    return float((pages & 1).mean())
+
+
+def disk_bytes_per_s(path: Path) -> float:
+    """The rate of reading the beginning of a file that is not in the page cache."""
+    began_s = time.monotonic()
+    with path.open("rb", buffering=0) as file:
+        size = sum(len(file.read(RATE_PIECE_BYTES)) for _ in range(RATE_PIECES))
+    return size / (time.monotonic() - began_s)
 
 
 def read_into_page_cache(path: Path) -> None:

@@ -38,6 +38,8 @@ SIMULATED_LONGER = 4
 """Factor of the time limits with simulated devices: the machine may be slow or busy."""
 LEAST_BYTES, IDLE_BYTES_MAX = 20 << 30, 1 << 30
 """Memory that the device must have, and the maximum that others may hold of it."""
+LEAST_DISK_BYTES, LLAMA_DISK_BYTES = 11_000_000_000, 12_000_000_000
+"""Disk space for the models and logs, and after that for the models and the build of llama.cpp."""
 LAST_S = 20.0
 """Seconds before the end of the whole run, reserved for cleaning up."""
 LAST_RESORT = 0.98
@@ -57,6 +59,10 @@ def run(arguments: argparse.Namespace, nvcc: str) -> int:
         return 2
     arguments.out.mkdir(parents=True, exist_ok=True)
     work = new_folder(arguments.work)
+    if not arguments.simulate and (wrong := lacks_space(work, LEAST_DISK_BYTES)):
+        work.rmdir()
+        print(wrong, flush=True)
+        return 2
     report = Report(arguments.out / "result.json", facts(simulated=arguments.simulate))
     for name, value in report.facts.items():
         report.say(f"{name:<10} {value}")
@@ -90,6 +96,16 @@ def new_folder(parent: Path | None) -> Path:
     return Path(tempfile.mkdtemp(prefix="gpu-run-", dir=parent and parent.resolve()))
 
 
+def lacks_space(folder: Path, needed_bytes: int) -> str:
+    """Why the folder is too small, with the fix; empty: it is not."""
+    free = shutil.disk_usage(folder).free
+    if free >= needed_bytes:
+        return ""
+    return (
+        f"{free / 1e9:.0f} GB are free in {folder}, and {needed_bytes / 1e9:.0f} GB are needed: name a disk with --work"
+    )
+
+
 def unfit() -> str:
     """Why the chosen device cannot be measured, with the fix; empty: it can be."""
     try:
@@ -97,6 +113,9 @@ def unfit() -> str:
         handle = chosen_device()
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
     except pynvml.NVMLError as error:
+        if error.value == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
+            version = _text(pynvml.nvmlSystemGetDriverVersion())
+            return f"the NVIDIA driver {version} is too old: this run needs 510 or newer; install a newer driver"
         return f"NVML does not work ({error}); in a container add `utility` to NVIDIA_DRIVER_CAPABILITIES"
     except GpuRunError as error:
         return str(error)
@@ -228,6 +247,9 @@ async def _prepare(bed: Bed, arguments: argparse.Namespace, nvcc: str) -> Buildi
     if not arguments.llama_server and not (arguments.kit / SOURCE).exists():
         bed.report.skipped("llama.cpp", f"the kit has no {SOURCE}; build it with `make gpu-kit`")
         return None
+    if wrong := lacks_space(bed.folder, LLAMA_DISK_BYTES):
+        bed.report.skipped("llama.cpp", wrong)
+        return None
     (bed.folder / "llama").mkdir()
     return Building(arguments.kit, bed.folder / "llama", nvcc, found["capability"], ready=arguments.llama_server)
 
@@ -263,14 +285,13 @@ def _give_up(bed: Bed, work: Path, arguments: argparse.Namespace) -> None:
 
 
 def _keep_results(report: Report, work: Path, arguments: argparse.Namespace) -> None:
-    """Write the result, copy plots and phases out of the working folder, and remove that unless it was named; remove
-    the files of the simulated device.
+    """Write the result, copy plots and phases out of the working folder, and remove that, or only the models if it was
+    named; remove the files of the simulated device.
     """
     for name in (*work.glob("*.svg"), *work.glob("phases.jsonl")):
         shutil.copy(name, arguments.out)
     report.write()
-    if arguments.work is None:
-        shutil.rmtree(work, ignore_errors=True)
+    shutil.rmtree(work if arguments.work is None else work / "models", ignore_errors=True)
     if arguments.simulate:
         shutil.rmtree(os.environ["SIMULATED_GPU"], ignore_errors=True)
 

@@ -17,11 +17,12 @@ from unittest import mock
 import pytest
 
 from tests.gpu import main, prerequisites, runner
-from tests.gpu.bed import Bed, GpuRunError
+from tests.gpu.bed import Bed, GpuRunError, cached_fraction, disk_bytes_per_s, drop_from_page_cache
 from tests.gpu.report import Report
-from tests.gpu.steps import fit, swap
+from tests.gpu.steps import coldstart, fit, inventory, swap
 from tests.gpu.test_engines import TORCH, torch_python
 from tests.gpu.watch import Sample, Watch
+from tests.support.harness.serve.serve import Serving
 
 RUN = Path(__file__).parent / "run"
 FIGURES = {
@@ -269,6 +270,97 @@ def test_gpu_that_cuda_visible_devices_names_first_is_measured(
         assert runner.chosen_device() == index
 
 
+def test_driver_older_than_510_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NVMLError(Exception):
+        value = 13
+
+    nvml = mock.Mock(NVMLError=NVMLError, NVML_ERROR_FUNCTION_NOT_FOUND=13)
+    nvml.nvmlDeviceGetMemoryInfo.side_effect = NVMLError("Function Not Found")
+    nvml.nvmlSystemGetDriverVersion.return_value = "470.256.02"
+    monkeypatch.setattr(runner, "pynvml", nvml)
+    monkeypatch.setattr(runner, "chosen_device", lambda: 0)
+    expected = "the NVIDIA driver 470.256.02 is too old: this run needs 510 or newer; install a newer driver"
+    assert runner.unfit() == expected
+
+
+def test_full_disk_is_reported_in_one_line_and_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(runner, "unfit", str)
+    monkeypatch.setattr("tests.gpu.runner.shutil.disk_usage", lambda _: mock.Mock(free=10_900_000_000))
+    assert runner.run(main.options(["--out", str(tmp_path), "--work", str(tmp_path / "work")]), "") == 2
+    line = capsys.readouterr().out
+    assert line.endswith(", and 11 GB are needed: name a disk with --work\n")
+    assert [*(tmp_path / "work").iterdir()] == []
+
+
+def test_llama_cpp_is_skipped_if_its_files_do_not_fit_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed = _bed(tmp_path, monkeypatch, spawns={})
+    found = {"copy_bytes_per_s": 1e9, "weights_bytes": {"small": 1}, "capability": [9, 0]}
+    made = mock.Mock(communicate=mock.AsyncMock(return_value=(json.dumps(found).encode(), b"")), returncode=0)
+    monkeypatch.setattr(runner.asyncio, "create_subprocess_exec", mock.AsyncMock(return_value=made))
+    monkeypatch.setattr("tests.gpu.runner.shutil.disk_usage", lambda _: mock.Mock(free=11_000_000_000))
+    arguments = main.options(["--llama-server", "/bin/llama-server"])
+    assert asyncio.run(runner._prepare(bed, arguments, "")) is None
+    assert "12 GB are needed" in str(bed.report.steps["llama.cpp"]["skipped"])
+
+
+@pytest.mark.parametrize(
+    ("cached", "rate", "why"),
+    [
+        (0.0, 100.0, ""),
+        (0.5, 100.0, "50% of the file stay in memory, as on tmpfs: name a disk with --work"),
+        (0.0, 30e6, "the disk reads only 30 MB/s: name a faster one with --work"),
+    ],
+)
+def test_cold_start_from_disk_is_not_measured_in_memory_or_on_a_slow_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: float, rate: float, why: str
+) -> None:
+    weights = tmp_path / "model.safetensors"
+    with weights.open("wb") as file:
+        file.truncate(3000 if rate == 100.0 else 1_000_000_000)
+    monkeypatch.setattr(coldstart, "cached_fraction", lambda _: cached)
+    monkeypatch.setattr(coldstart, "disk_bytes_per_s", lambda _: rate)
+    assert coldstart.no_disk(weights) == why
+
+
+def test_pages_of_a_file_in_memory_are_counted(tmp_path: Path) -> None:
+    """Reading brings pages into memory. They stay there on tmpfs; from a disk's cache they can be dropped."""
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(1 << 20))
+    assert cached_fraction(path) == 1.0
+    drop_from_page_cache(path)
+    assert cached_fraction(path) in {0.0, 1.0}
+    assert disk_bytes_per_s(path) > 0
+    assert cached_fraction(path) == 1.0
+
+
+@pytest.mark.parametrize(("listed", "holds"), [("GPU-1", True), ("GPU-2", False)])
+def test_inventory_compares_every_gpu_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str, holds: bool
+) -> None:
+    """Not only the one that the run uses, which CUDA_VISIBLE_DEVICES names to the other steps."""
+    bed = _bed(tmp_path, monkeypatch, spawns={})
+    bed.weights_bytes = {"small": 1}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", bed.uuid)
+    visible = list[str | None]()
+
+    async def start(serve: Serving) -> None:
+        visible.append(os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+    devices = [{"device": name, "product": "H200", "memory_bytes": 8 << 20} for name in ("GPU-0", "GPU-1")]
+    row = {"name": "H200", "memory.total": "8", "memory.reserved": "0", "mig.mode.current": "Disabled"}
+    monkeypatch.setattr(Serving, "start", start)
+    monkeypatch.setattr(Serving, "get", lambda *_: devices)
+    monkeypatch.setattr(inventory, "smi", lambda: [{"uuid": name, **row} for name in ("GPU-0", listed)])
+    monkeypatch.setattr(inventory, "mig_mode", lambda _: "Disabled")
+    asyncio.run(inventory.run(bed))
+    assert [one["holds"] for one in bed.report.figures] == [holds, True]
+    assert (visible, os.environ["CUDA_VISIBLE_DEVICES"]) == ([None], bed.uuid)
+
+
 @pytest.mark.parametrize(("start_s", "quick"), [(5.0, False), (6.0, True)])
 def test_slow_engine_start_shortens_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_s: float, quick: bool
@@ -415,6 +507,26 @@ def test_missing_build_program_is_reported_in_one_line(
     found = prerequisites.check(simulated=False, driver="libno-such-driver.so")
     assert found.skipped == skipped
     assert found.nvcc == ("" if skipped else "/bin/nvcc")
+
+
+@pytest.mark.parametrize(
+    ("version", "lines"),
+    [
+        ("4.55.4", ["transformers 4.55 is too old, so all steps are skipped: "
+                    "pip install --upgrade transformers (4.56 or newer)"]),
+        ("4.56.0", []),
+        ("5.2.0.dev0", []),
+    ],
+)  # fmt: skip
+def test_old_transformers_is_reported_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, lines: list[str]
+) -> None:
+    package = tmp_path / "transformers"
+    package.mkdir()
+    (package / "__init__.py").write_text(f'import no_such_module\n__version__ = "{version}"\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    fatal = prerequisites.check(simulated=False).fatal
+    assert [line for line in fatal if "transformers" in line] == lines
 
 
 def test_cuda_version_of_torch_is_read_without_importing_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
