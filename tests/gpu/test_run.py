@@ -38,6 +38,9 @@ FIGURES = {
 """Number of figures of each step without a GPU."""
 REPORTED_ONLY = ("over the larger of the two", "together over the faster alone")
 """Ends of the names of figures that a simulated device reports without a verdict."""
+OLD_TRANSFORMERS = (
+    "transformers 4.55 is too old, so all steps are skipped: pip install --upgrade transformers (4.56 or newer)"
+)
 ROWS = {
     "cold": {"by hand, page cache", "by hand, no weights", "Pilotlight, page cache"},
     "swap": {"swap by hand: engine killed -> first token of the other"},
@@ -300,7 +303,7 @@ def test_llama_cpp_is_skipped_if_its_files_do_not_fit_on_the_disk(
     bed = _bed(tmp_path, monkeypatch, spawns={})
     found = {"copy_bytes_per_s": 1e9, "weights_bytes": {"small": 1}, "capability": [9, 0]}
     made = mock.Mock(communicate=mock.AsyncMock(return_value=(json.dumps(found).encode(), b"")), returncode=0)
-    monkeypatch.setattr(runner.asyncio, "create_subprocess_exec", mock.AsyncMock(return_value=made))
+    monkeypatch.setattr("tests.gpu.runner.asyncio.create_subprocess_exec", mock.AsyncMock(return_value=made))
     monkeypatch.setattr("tests.gpu.runner.shutil.disk_usage", lambda _: mock.Mock(free=11_000_000_000))
     arguments = main.options(["--llama-server", "/bin/llama-server"])
     assert asyncio.run(runner._prepare(bed, arguments, "")) is None
@@ -512,12 +515,11 @@ def test_missing_build_program_is_reported_in_one_line(
 @pytest.mark.parametrize(
     ("version", "lines"),
     [
-        ("4.55.4", ["transformers 4.55 is too old, so all steps are skipped: "
-                    "pip install --upgrade transformers (4.56 or newer)"]),
+        ("4.55.4", [OLD_TRANSFORMERS]),
         ("4.56.0", []),
         ("5.2.0.dev0", []),
     ],
-)  # fmt: skip
+)
 def test_old_transformers_is_reported_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, lines: list[str]
 ) -> None:
