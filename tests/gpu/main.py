@@ -135,7 +135,16 @@ def _again_with_packages(kit: Path, argv: list[str]) -> int:
             "PYTHONPATH": _python_path(str(ROOT), site),
             INSTALLED: f"{began_s:.3f}",
         }
-        signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C reaches the child as well, which cleans up and ends
-        with subprocess.Popen([sys.executable, str(RUN), *argv], env=env) as child:
-            signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+        return _run_child([sys.executable, str(RUN), *argv], env)
+
+
+def _run_child(argv: list[str], env: dict[str, str]) -> int:
+    """Run a program and return its status. Signals end the program, which cleans up, and not this process."""
+    before = signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C reaches the child as well
+    with subprocess.Popen(argv, env=env) as child:
+        before_term = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+        try:
             return child.wait()
+        finally:
+            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGTERM, before_term)

@@ -212,6 +212,8 @@ def test_missing_packages_are_installed_from_the_kit_and_the_run_is_started_agai
     assert float(environment[main.INSTALLED]) > 0
     assert argv == words
     assert not site.exists()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 SLOW_TO_END = """
