@@ -188,10 +188,13 @@ def _states(shape: Shape, state: int, slots: int) -> Item:
 
 
 def _activation(shape: Shape, batch: int, scored_tokens: int, outputs: int) -> Item:
-    """float32 for one batch: the data of one layer at a time, the logits, and attention scores if stored."""
-    rows = batch * (4 * shape.width + 3 * shape.inner + shape.heads * scored_tokens)
+    """float32 for one batch: the data of one layer at a time, the logits, and attention scores if stored. llama.cpp
+    also converts the scores of a layer to float16, to multiply them by the values.
+    """
+    rows = batch * (4 * shape.width + 3 * shape.inner)
+    scores = 6 * batch * shape.heads * scored_tokens
     words = f"one batch of {batch} tokens, logits over {shape.vocabulary} words"
-    return Item(name="activation", bytes=4 * (rows + outputs * shape.vocabulary), words=words)
+    return Item(name="activation", bytes=4 * (rows + outputs * shape.vocabulary) + scores, words=words)
 
 
 def _cache_words(shape: Shape, serving: ServingOptions, context: int) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import json
+import mmap
 import os
 import shutil
 import signal
@@ -19,7 +21,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 import psutil
+import pynvml
 
 from loadtest.client import Client
 from loadtest.result import Result, Shot
@@ -36,6 +40,7 @@ CALL_S = 150.0
 LOOK_S = 0.002
 SIMULATED_SLOWER = 100
 """Queries of the simulated device use files, on a machine that may be busy."""
+RATE_PIECE_BYTES, RATE_PIECES = 16 << 20, 8
 FREE_BYTES = 256 << 20
 """Memory in use beyond an idle device that is no engine: a CUDA context alone takes more."""
 
@@ -76,13 +81,18 @@ class Bed:
         self.folder, self.report = folder, report
         self.simulated, self.quick, self.uuid = simulated, quick, uuid
         device = "cpu" if simulated else "cuda"
-        self.backend = ("--backend", f"{engine}_model", "--device", device, "--phases", str(folder / "phases.jsonl"))
+        self.backend = (
+            *("--backend", f"{engine}_model", "--device", device, "--phases", str(folder / "phases.jsonl")),
+            *("--nvml", str(pynvml.__file__)),
+        )
         """Arguments of the engine's command line that are the same for all models."""
         self.watch = Watch(uuid)
         self.phases_file = folder / "phases.jsonl"
         self.shapes = SIMULATED if simulated else REAL
         self.weights_bytes: dict[str, int] = {}
         self.copy_bytes_per_s = 0.0
+        self.start_s = 0.0
+        """Duration of one start by hand; the step `start` measures it."""
         self.by_hand_free_s: float | None = None
         """Seconds from the SIGKILL of an engine started manually until its memory was free."""
         self.device_bytes = 0
@@ -132,18 +142,19 @@ class Bed:
     def reused_too_soon(self, step: str, began_s: float) -> int | None:
         """Number of starts since that time while another engine held memory, as a figure of a step that has one engine
         at a time. If NVML lists no engine (its process ids may be of another namespace), the memory in use decides.
-        None: there was no start, or NVML was not polled often enough around one.
+        Starts around which NVML was not polled often enough are left out; None: there is no other.
         """
         engines = {one.pid for one in self.phases()}
         listed = any(not engines.isdisjoint(one.by_pid) for one in self.watch.since(began_s))
         spawns = self.spawns(began_s)
-        gap_s = max((self.watch.gap_s(one.at_s) for one in spawns), default=inf)
-        found = None
-        if gap_s <= GAP_S_MAX * (SIMULATED_SLOWER if self.simulated else 1):
-            found = sum(self._is_reused(one, engines, listed=listed) for one in spawns)
-        if found is None or not listed:
-            note = "" if listed else "NVML lists no engine: memory in use was compared with the idle device"
-            self.report.row(step, "memory samples: longest gap around a start, s", gap_s, "", note)
+        gaps_s = [self.watch.gap_s(one.at_s) for one in spawns]
+        gap_s_max = GAP_S_MAX * (SIMULATED_SLOWER if self.simulated else 1)
+        valid = [one for one, gap_s in zip(spawns, gaps_s, strict=True) if gap_s <= gap_s_max]
+        found = sum(self._is_reused(one, engines, listed=listed) for one in valid) if valid else None
+        if len(valid) < len(spawns) or not listed:
+            note = f"longest gap {max(gaps_s, default=inf):.3g} s"
+            note += "" if listed else "; NVML lists no engine: memory in use was compared with the idle device"
+            self.report.row(step, "starts with samples around them", f"{len(valid)} of {len(spawns)}", "", note)
         self.report.figure(
             step, "device reused before its memory was free", found, "0", holds=None if found is None else found == 0
         )
@@ -160,25 +171,23 @@ class Bed:
 
     @asynccontextmanager
     async def serving(
-        self, name: str, *documents: Document, path: str = "", env: Mapping[str, str] = MappingProxyType({})
+        self, name: str, *documents: Document, path: str = "", env: Mapping[str, str | None] = MappingProxyType({})
     ) -> AsyncIterator[Serving]:
         """Run `pilotlight serve` with these Models on the devices that NVML lists; end it at the end.
 
-        `path` comes first in the PATH of `serve` and its engines, which also inherit `env`.
+        `path` comes first in the PATH of `serve` and its engines, which also inherit `env` (None: without it).
         """
         folder = self.folder / name
         folder.mkdir()
         one = Serving(folder, [*documents, SETTINGS])
         changed = {**env, "PATH": f"{path}:{os.environ['PATH']}"} if path else env
         before = {name: os.environ.get(name) for name in changed}
-        os.environ.update(changed)
+        _set_environment(changed)
         try:
             await one.start()
             yield one
         finally:
-            for key, value in before.items():
-                os.environ.pop(key, None)
-                os.environ.update({} if value is None else {key: value})
+            _set_environment(before)
             await self._end(name, one)
 
     async def _end(self, name: str, one: Serving) -> None:
@@ -204,6 +213,17 @@ class Bed:
         if not await seen(lambda: not {*pids} & self.watch.look().by_pid.keys(), within_s):
             raise GpuRunError(f"NVML still lists processes {[*pids]} after {within_s:g} s")
 
+    async def kill_by_hand(self, process: subprocess.Popen[bytes]) -> tuple[float, float | None]:
+        """Kill an engine that was started manually: the time of SIGKILL, and the seconds until NVML no longer listed
+        it. None: NVML did not list it before.
+        """
+        listed = process.pid in self.watch.look().by_pid
+        killed_s = time.time()
+        process.kill()
+        process.wait()
+        await self.until_free([process.pid])
+        return killed_s, time.time() - killed_s if listed else None
+
     @contextmanager
     def by_hand(self, name: str, weights: str, *words: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
         """The engine started manually: (process, port). Killed at the end."""
@@ -223,6 +243,12 @@ class Bed:
         for what, text in texts:
             for line in text.splitlines()[-lines:]:
                 print(f"    {what[:24]}: {line[:200]}", flush=True)
+
+
+def _set_environment(changed: Mapping[str, str | None]) -> None:
+    for key, value in changed.items():
+        os.environ.pop(key, None)
+        os.environ.update({} if value is None else {key: value})
 
 
 SETTINGS: Document = {"apiVersion": API, "kind": "Settings", "stream": {"keepaliveSeconds": 0}}
@@ -281,18 +307,22 @@ def drop_from_page_cache(path: Path) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def in_page_cache(path: Path) -> bool:
-    """Whether pieces of the file can be read without waiting for a disk (preadv2, RWF_NOWAIT)."""
-    piece, size = bytearray(4096), path.stat().st_size
-    with path.open("rb") as file:
-        for at in range(0, size, max(1, size // 16)):
-            try:
-                os.preadv(file.fileno(), [piece], at, os.RWF_NOWAIT)
-            except BlockingIOError:
-                return False
-            except OSError:
-                return True  # a file system that cannot report it, such as tmpfs
-    return True
+def cached_fraction(path: Path) -> float:
+    """The fraction of the file's pages that are in memory (mincore, which also works on overlayfs)."""
+    mapped = np.memmap(path, np.uint8, "r")
+    pages = np.zeros(-(-mapped.size // mmap.PAGESIZE), np.uint8)
+    size, libc = ctypes.c_size_t(mapped.size), ctypes.CDLL(None, use_errno=True)
+    if libc.mincore(ctypes.c_void_p(mapped.ctypes.data), size, ctypes.c_void_p(pages.ctypes.data)) != 0:
+        raise OSError(ctypes.get_errno(), "mincore", str(path))
+    return float((pages & 1).mean())
+
+
+def disk_bytes_per_s(path: Path) -> float:
+    """The rate of reading the beginning of a file that is not in the page cache."""
+    began_s = time.monotonic()
+    with path.open("rb", buffering=0) as file:
+        size = sum(len(file.read(RATE_PIECE_BYTES)) for _ in range(RATE_PIECES))
+    return size / (time.monotonic() - began_s)
 
 
 def read_into_page_cache(path: Path) -> None:

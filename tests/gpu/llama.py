@@ -55,18 +55,23 @@ class Building:
         """Seconds since the build began."""
         return time.monotonic() - self._began_s
 
+    @property
+    def is_late(self) -> bool:
+        """Whether the build was ended at its time limit."""
+        return self._is_late.is_set()
+
     async def wait(self) -> Path | None:
-        """Return the server once it is built; None: timed out or failed, and `result` has the reason."""
+        """Return the server once it is built; None: timed out (`is_late`) or failed, and `result` has the reason."""
         while self._process is not None and self._process.poll() is None:
             await asyncio.sleep(0.1)
-        if self._is_late.is_set():
-            self.result = f"skipped: not built within {BUILD_S:g} s"
+        if self.is_late:
+            self.result = f"not built within {BUILD_S:g} s"
         elif self._process is not None and self._process.returncode != 0:
             lines = (self._folder / "build.log").read_text(errors="replace").splitlines()
             errors = [line for line in lines if "rror" in line] or lines
-            self.result = f"skipped: the build failed: {errors[0][:200] if errors else 'no output'}"
+            self.result = f"the build failed: {errors[0][:200] if errors else 'no output'}"
         elif not self._server.exists():
-            self.result = f"skipped: {self._server} does not exist"
+            self.result = f"{self._server} does not exist"
         else:
             self.result = self.result or f"built in {self.elapsed_s:.0f} s at most"
             return self._server

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -51,7 +52,8 @@ def options(argv: list[str]) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument(
         "--work", type=Path, metavar="FOLDER",
-        help="folder for models and logs, on a local disk; it is kept (default: a temporary folder, which is removed)",
+        help="folder on a local disk for a new folder with models and logs, of which the logs are kept "
+        "(default: a temporary folder, which is removed)",
     )  # fmt: skip
     parser.add_argument(
         "--llama-server", default="", metavar="PATH", help="use this llama-server, built with CUDA, and build none"
@@ -133,4 +135,16 @@ def _again_with_packages(kit: Path, argv: list[str]) -> int:
             "PYTHONPATH": _python_path(str(ROOT), site),
             INSTALLED: f"{began_s:.3f}",
         }
-        return subprocess.run([sys.executable, str(RUN), *argv], env=env, check=False).returncode
+        return _run_child([sys.executable, str(RUN), *argv], env)
+
+
+def _run_child(argv: list[str], env: dict[str, str]) -> int:
+    """Run a program and return its status. Signals end the program, which cleans up, and not this process."""
+    before = signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C reaches the child as well
+    with subprocess.Popen(argv, env=env) as child:
+        before_term = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+        try:
+            return child.wait()
+        finally:
+            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGTERM, before_term)

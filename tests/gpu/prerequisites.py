@@ -19,7 +19,7 @@ PACKAGES = {"msgspec": "msgspec", "click": "click", "yaml": "PyYAML", "uvloop": 
             "prometheus_client": "prometheus-client", "pynvml": "nvidia-ml-py", "cryptography": "cryptography",
             "numpy": "numpy"}  # fmt: skip
 """Import name -> package name of Pilotlight's own dependencies."""
-PYTHON_LEAST = (3, 11)
+PYTHON_LEAST, TRANSFORMERS_LEAST = (3, 11), (4, 56)
 DRIVER = "libcuda.so.1"
 COMPILERS = ("c++", "g++", "clang++")
 """C++ compilers that CMake looks for."""
@@ -53,8 +53,14 @@ def check(*, simulated: bool, driver: str = DRIVER) -> Found:
             f"the NVIDIA driver is too old: it supports CUDA {supported[0]}.{supported[1]}, and this PyTorch needs "
             f"CUDA {needed[0]}.{needed[1]}, so all steps are skipped; install a newer driver or an older PyTorch"
         )
-    if importlib.util.find_spec("transformers") is None:
+    transformers = transformers_version()
+    if transformers is None:
         fatal.append("no transformers in this Python, so all steps are skipped: pip install transformers")
+    elif transformers < TRANSFORMERS_LEAST:
+        fatal.append(
+            f"transformers {transformers[0]}.{transformers[1]} is too old, so all steps are skipped: "
+            "pip install --upgrade transformers (4.56 or newer)"
+        )
     nvcc = shutil.which("nvcc", path=f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin") or ""
     if not nvcc:
         skipped.append("no nvcc on the PATH or in /usr/local/cuda/bin: the steps with llama.cpp are skipped")
@@ -72,6 +78,11 @@ def missing_packages() -> list[str]:
     return [package for name, package in PACKAGES.items() if importlib.util.find_spec(name) is None]
 
 
+def transformers_version() -> tuple[int, int] | None:
+    """Major and minor version of transformers; None: there is none."""
+    return _stated("transformers", "__init__.py", "__version__")
+
+
 def driver_cuda(library: str = DRIVER) -> tuple[int, int] | None:
     """The newest CUDA version that the driver supports; None: there is no driver."""
     version = ctypes.c_int()
@@ -84,9 +95,14 @@ def driver_cuda(library: str = DRIVER) -> tuple[int, int] | None:
 
 def torch_cuda() -> tuple[int, int] | None:
     """The CUDA version that PyTorch was built with; None: there is no PyTorch, or it was built without CUDA."""
-    found = importlib.util.find_spec("torch")
+    return _stated("torch", "version.py", "cuda")
+
+
+def _stated(package: str, file: str, variable: str) -> tuple[int, int] | None:
+    """The version that a file of a package assigns to a variable, without importing the package."""
+    found = importlib.util.find_spec(package)
     if found is None or found.origin is None:
         return None
-    text = (Path(found.origin).parent / "version.py").read_text()
-    match = re.search(r"^cuda.*= '(\d+)\.(\d+)", text, re.MULTILINE)
+    text = (Path(found.origin).parent / file).read_text()
+    match = re.search(rf"^{variable}\b.*= ['\"](\d+)\.(\d+)", text, re.MULTILINE)
     return None if match is None else (int(match[1]), int(match[2]))

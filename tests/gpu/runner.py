@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,7 +30,7 @@ from tests.gpu.report import Report
 from tests.gpu.steps import coldstart, fit, inventory, kill, misbehave, serial, sharing, swap
 
 LIMITS_S = {
-    "prepare": 150.0, "start": 60.0, "inventory": 20.0, "cold": 120.0, "swap": 80.0, "kill": 60.0, "serial": 160.0,
+    "prepare": 150.0, "start": 60.0, "inventory": 20.0, "cold": 120.0, "swap": 110.0, "kill": 60.0, "serial": 160.0,
     "fit": 150.0, "misbehave": 90.0, "sharing": 110.0,
 }  # fmt: skip
 """Time limit of each step in seconds; a step that exceeds it has failed."""
@@ -37,12 +38,16 @@ SIMULATED_LONGER = 4
 """Factor of the time limits with simulated devices: the machine may be slow or busy."""
 LEAST_BYTES, IDLE_BYTES_MAX = 20 << 30, 1 << 30
 """Memory that the device must have, and the maximum that others may hold of it."""
+LEAST_DISK_BYTES, LLAMA_DISK_BYTES = 11_000_000_000, 12_000_000_000
+"""Disk space for the models and logs, and after that for the models and the build of llama.cpp."""
 LAST_S = 20.0
 """Seconds before the end of the whole run, reserved for cleaning up."""
 LAST_RESORT = 0.98
 """Fraction of the whole limit after which a run that is still active is ended."""
-START_S_MAX = 7.0
+START_S_MAX = 5.5
 """Maximum duration of one engine start; if it takes longer, the run takes the amounts of --quick."""
+REPORTED_ONLY = ("sharing",)
+"""The last step: it is skipped if the run has no time left for it."""
 
 Step = Callable[[], Awaitable[None]]
 
@@ -53,8 +58,11 @@ def run(arguments: argparse.Namespace, nvcc: str) -> int:
         print(wrong, flush=True)
         return 2
     arguments.out.mkdir(parents=True, exist_ok=True)
-    work = arguments.work or Path(tempfile.mkdtemp(prefix="gpu-run-"))
-    work.mkdir(parents=True, exist_ok=True)
+    work = new_folder(arguments.work)
+    if not arguments.simulate and (wrong := lacks_space(work, LEAST_DISK_BYTES)):
+        work.rmdir()
+        print(wrong, flush=True)
+        return 2
     report = Report(arguments.out / "result.json", facts(simulated=arguments.simulate))
     for name, value in report.facts.items():
         report.say(f"{name:<10} {value}")
@@ -67,6 +75,8 @@ def run(arguments: argparse.Namespace, nvcc: str) -> int:
     stop.start()
     try:
         asyncio.run(_steps(arguments, bed, nvcc))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        report.failed("run", "ended by a signal")
     finally:
         stop.cancel()
         if not bed.watch.is_running:
@@ -79,6 +89,23 @@ def run(arguments: argparse.Namespace, nvcc: str) -> int:
     return 0 if report.good else 1
 
 
+def new_folder(parent: Path | None) -> Path:
+    """A new folder in the named one, or else in the one for temporary files. Engines need its absolute path."""
+    if parent is not None:
+        parent.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix="gpu-run-", dir=parent and parent.resolve()))
+
+
+def lacks_space(folder: Path, needed_bytes: int) -> str:
+    """Why the folder is too small, with the fix; empty: it is not."""
+    free = shutil.disk_usage(folder).free
+    if free >= needed_bytes:
+        return ""
+    return (
+        f"{free / 1e9:.0f} GB are free in {folder}, and {needed_bytes / 1e9:.0f} GB are needed: name a disk with --work"
+    )
+
+
 def unfit() -> str:
     """Why the chosen device cannot be measured, with the fix; empty: it can be."""
     try:
@@ -86,6 +113,9 @@ def unfit() -> str:
         handle = chosen_device()
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
     except pynvml.NVMLError as error:
+        if error.value == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
+            version = _text(pynvml.nvmlSystemGetDriverVersion())
+            return f"the NVIDIA driver {version} is too old: this run needs 510 or newer; install a newer driver"
         return f"NVML does not work ({error}); in a container add `utility` to NVIDIA_DRIVER_CAPABILITIES"
     except GpuRunError as error:
         return str(error)
@@ -129,6 +159,9 @@ def facts(*, simulated: bool) -> dict[str, object]:
 
 
 async def _steps(arguments: argparse.Namespace, bed: Bed, nvcc: str) -> None:
+    own = asyncio.current_task()
+    assert own is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, own.cancel)  # asyncio.run does this for SIGINT
     building: Building | None = None
 
     async def prepare() -> None:
@@ -165,15 +198,17 @@ async def _steps(arguments: argparse.Namespace, bed: Bed, nvcc: str) -> None:
 async def run_step(bed: Bed, name: str, step: Step, end_s: float) -> None:
     """Run one step within its time limit. An exception is its failure, and is printed."""
     began_s = time.monotonic()
-    limit_s = min(LIMITS_S[name] * (SIMULATED_LONGER if bed.simulated else 1), end_s - began_s)
+    own_s = LIMITS_S[name] * (SIMULATED_LONGER if bed.simulated else 1)
+    limit_s = min(own_s, end_s - began_s)
+    out_of_time = bed.report.skipped if name in REPORTED_ONLY and limit_s < own_s else bed.report.failed
     if limit_s <= 0:
-        bed.report.failed(name, "no time was left")
+        out_of_time(name, "no time was left")
         return
     try:
         async with asyncio.timeout(limit_s):
             await step()
     except TimeoutError:
-        bed.report.failed(name, f"took longer than {limit_s:.0f} s")
+        out_of_time(name, f"took longer than {limit_s:.0f} s")
     except Exception as error:  # noqa: BLE001 - whatever ends a step is its result, and must not end the next
         bed.report.failed(name, f"{type(error).__name__}: {str(error)[:400]}")
         traceback.print_exc()
@@ -212,6 +247,9 @@ async def _prepare(bed: Bed, arguments: argparse.Namespace, nvcc: str) -> Buildi
     if not arguments.llama_server and not (arguments.kit / SOURCE).exists():
         bed.report.skipped("llama.cpp", f"the kit has no {SOURCE}; build it with `make gpu-kit`")
         return None
+    if wrong := lacks_space(bed.folder, LLAMA_DISK_BYTES):
+        bed.report.skipped("llama.cpp", wrong)
+        return None
     (bed.folder / "llama").mkdir()
     return Building(arguments.kit, bed.folder / "llama", nvcc, found["capability"], ready=arguments.llama_server)
 
@@ -221,13 +259,13 @@ async def _measure_start(bed: Bed) -> None:
     began_s = time.monotonic()
     with bed.by_hand("start", "large") as (process, port):
         await listens(process, port)
-        start_s = time.monotonic() - began_s
+        bed.start_s = time.monotonic() - began_s
     await bed.until_free([process.pid])
     note = ""
-    if start_s > START_S_MAX and not bed.quick:
+    if bed.start_s > START_S_MAX and not bed.quick:
         bed.quick = True
         note = f"more than {START_S_MAX:g} s: the run takes the amounts of --quick"
-    bed.report.row("start", "one engine, by hand", start_s, "s", note)
+    bed.report.row("start", "one engine, by hand", bed.start_s, "s", note)
 
 
 def _give_up(bed: Bed, work: Path, arguments: argparse.Namespace) -> None:
@@ -247,14 +285,13 @@ def _give_up(bed: Bed, work: Path, arguments: argparse.Namespace) -> None:
 
 
 def _keep_results(report: Report, work: Path, arguments: argparse.Namespace) -> None:
-    """Write the result, copy plots and phases out of the working folder, and remove that unless it was named; remove
-    the files of the simulated device.
+    """Write the result, copy plots and phases out of the working folder, and remove that, or only the models if it was
+    named; remove the files of the simulated device.
     """
     for name in (*work.glob("*.svg"), *work.glob("phases.jsonl")):
         shutil.copy(name, arguments.out)
     report.write()
-    if arguments.work is None:
-        shutil.rmtree(work, ignore_errors=True)
+    shutil.rmtree(work if arguments.work is None else work / "models", ignore_errors=True)
     if arguments.simulate:
         shutil.rmtree(os.environ["SIMULATED_GPU"], ignore_errors=True)
 

@@ -8,16 +8,21 @@ import os
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+from unittest import mock
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
 
-from tests.gpu.bed import ENGINES
+from tests.gpu.bed import ENGINES, Bed
+from tests.gpu.report import Report
+from tests.gpu.watch import Watch
 from tests.support.net.ports import free_port
 
 SHAPE = {"width": 256, "inner": 512, "layers": 2, "rows": 1, "vocabulary": 300}
@@ -153,3 +158,74 @@ def test_torch_engine_generates_the_tokens_of_the_model_that_transformers_loads(
         assert len(found["tokens"]) == 12
         assert max(found["behind"]) <= ROUNDING < found["deviation"] / 4
         assert "deprecated" not in ran.stderr
+
+
+@pytest.fixture
+def torch_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """The module of the torch backend with a fake torch that has reserved 5 bytes, on a simulated device."""
+    torch = mock.MagicMock()
+    torch.cuda.memory_reserved.return_value = 5
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setenv("SIMULATED_GPU", str(tmp_path / "device"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    spec = importlib.util.spec_from_file_location("torch_model", ENGINES / "torch_model.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_torch_engine_reads_its_memory_with_the_bindings_of_the_run(
+    torch_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its Python, which ignores PYTHONPATH, need not have them."""
+    monkeypatch.setattr("tests.gpu.bed.Watch", lambda _: Watch.__new__(Watch))
+    bed = Bed(tmp_path, Report(tmp_path / "result.json", {}), simulated=False, quick=True, uuid="GPU-0")
+    command = bed.command("tiny", "small")
+    assert Path(command[command.index("--nvml") + 1]).name == "pynvml.py"
+    nvml = torch_model.Nvml(ENGINES.parent / "simulated" / "pynvml.py")
+    nvml._pynvml.allocate(3 << 30)
+    assert nvml.used_bytes() == 3 << 30
+
+
+def test_torch_engine_that_nvml_does_not_list_counts_the_increase_of_memory_in_use(
+    torch_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container whose process ids are not the driver's."""
+    nvml = torch_model.Nvml(ENGINES.parent / "simulated" / "pynvml.py")
+    monkeypatch.setattr(nvml._pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda _: [])
+    assert nvml.used_bytes() == 5
+    nvml._pynvml.allocate(3 << 30)
+    assert nvml.used_bytes() == 3 << 30
+
+
+def test_torch_engine_without_the_bindings_is_rejected_on_a_gpu(tmp_path: Path) -> None:
+    argv = [sys.executable, str(ENGINES / "server.py"), "--port", "1", "--name", "tiny", "--weights", str(tmp_path)]
+    ran = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert ran.returncode == 2
+    assert ran.stderr.endswith("error: --backend torch_model needs --nvml on a GPU\n")
+
+
+def test_forward_passes_of_all_requests_run_in_the_thread_that_warmed_up(torch_model: Any) -> None:
+    """PyTorch takes memory of the device for each thread that multiplies matrices."""
+    threads = list[int]()
+
+    class Module:
+        def forward(self, cache: object) -> None:
+            """Only its signature is read."""
+
+        def __call__(self, **given: object) -> mock.MagicMock:
+            threads.append(threading.get_ident())
+            return mock.MagicMock()
+
+    arguments = SimpleNamespace(slots=2, context_tokens=128, prompt_tokens=0, device="cuda")
+    model = torch_model.Model(Module(), arguments, mock.Mock)
+    model.warm_up()
+    assert len(threads) == 4
+    for _ in range(2):
+        request = threading.Thread(target=lambda: [*model.generate(b"Hello", 3)])
+        request.start()
+        request.join()
+    assert len(threads) == 10
+    assert len({*threads}) == 1

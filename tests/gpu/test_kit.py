@@ -9,11 +9,15 @@ import importlib.util
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
+import time
 import tomllib
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -208,6 +212,44 @@ def test_missing_packages_are_installed_from_the_kit_and_the_run_is_started_agai
     assert float(environment[main.INSTALLED]) > 0
     assert argv == words
     assert not site.exists()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+SLOW_TO_END = """
+import pathlib, signal, sys, time
+import packed
+signal.signal(signal.SIGTERM, signal.default_int_handler)
+print("started", flush=True)
+try:
+    signal.pause()
+except KeyboardInterrupt:
+    time.sleep(1)  # four times as long as subprocess.run lets a child live after Ctrl-C
+    print("cleaned up", pathlib.Path(packed.__file__).exists())
+    sys.exit(5)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_run_from_the_kit_cleans_up_after_ctrl_c_or_sigterm(tmp_path: Path, number: signal.Signals) -> None:
+    """Ctrl-C signals all processes of the terminal, SIGTERM only the first."""
+    wheel(tmp_path / "kit")
+    (tmp_path / "run").write_text(SLOW_TO_END)
+    program = (
+        "import pathlib, sys\nfrom tests.gpu import main\nmain.RUN = pathlib.Path(sys.argv[1])\n"
+        "sys.exit(main._again_with_packages(pathlib.Path(sys.argv[2]), []))\n"
+    )
+    argv = [sys.executable, "-c", program, str(tmp_path / "run"), str(tmp_path / "kit")]
+    env = os.environ | {"PYTHONPATH": str(main.ROOT)}
+    with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True) as ran:
+        assert ran.stdout is not None
+        assert ran.stdout.readline() == "started\n"
+        if number == signal.SIGINT:
+            os.killpg(ran.pid, number)
+        else:
+            ran.send_signal(number)
+        assert ran.stdout.read() == "cleaned up True\n"
+    assert ran.returncode == 5
 
 
 def test_kit_for_another_python_is_reported_in_one_line(
@@ -276,6 +318,36 @@ def test_steps_after_the_end_of_the_whole_run_are_not_started(tmp_path: Path) ->
     assert steps["prepare"] == {"failed": "no time was left"}
     assert steps["inventory"] == steps["cold"] == {"skipped": "there are no models"}
     assert "not all figures hold; failed: prepare; skipped: start, inventory, cold; result in" in ran.stdout
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A folder whose path is short enough for the Unix socket of `serve` in it."""
+    with tempfile.TemporaryDirectory(prefix="gpu-") as folder:
+        yield Path(folder)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_run_that_a_signal_ends_keeps_its_results_and_leaves_no_process(
+    tmp_path: Path, short_folder: Path, number: signal.Signals
+) -> None:
+    """It is in the middle of a step, with an engine."""
+    words = ["--simulate", "--steps", "misbehave", "--out", str(tmp_path / "out")]
+    env = os.environ | {"TMPDIR": str(short_folder)}
+    with subprocess.Popen([sys.executable, str(main.RUN), *words], env=env, stdout=subprocess.PIPE, text=True) as ran:
+        assert ran.stdout is not None
+        assert any("start      took" in line for line in ran.stdout)
+        (phases,) = short_folder.glob("gpu-run-*/phases.jsonl")
+        end_s = time.monotonic() + 60
+        while '"model": "leaky"' not in phases.read_text():
+            assert time.monotonic() < end_s
+            time.sleep(0.02)
+        ran.send_signal(number)
+        assert "not all figures hold; failed: run; result in" in ran.stdout.read()
+    assert ran.returncode == 1
+    rows = [json.loads(line) for line in (tmp_path / "out" / "phases.jsonl").read_text().splitlines()]
+    assert not any(lives(row["pid"]) for row in rows)
+    assert [*short_folder.iterdir()] == []
 
 
 BLOCKED = """

@@ -160,14 +160,14 @@ def test_build_is_ended_at_its_time_limit_while_another_step_runs(
         end()
         until_ended(child)
         assert asyncio.run(building.wait()) is None
-        assert building.result == "skipped: not built within 240 s"
+        assert building.result == "not built within 240 s"
     finally:
         building.stop()
 
 
 def test_failed_build_names_the_first_error_of_its_log(kit: Path, programs: Path, tmp_path: Path) -> None:
     executable(programs / "cmake", CMAKE + FAILS)
-    assert build(kit, tmp_path) == (None, "skipped: the build failed: CMake Error: no CUDA toolkit was found")
+    assert build(kit, tmp_path) == (None, "the build failed: CMake Error: no CUDA toolkit was found")
     assert len(calls(programs)) == 1
 
 
@@ -183,7 +183,7 @@ def test_stopped_build_leaves_no_process(kit: Path, programs: Path, tmp_path: Pa
 def test_given_server_is_used_without_a_build(kit: Path, programs: Path, tmp_path: Path) -> None:
     executable(programs / "cmake", CMAKE + FAILS)
     server = tmp_path / "llama-server"
-    assert build(kit, tmp_path, ready=str(server)) == (None, f"skipped: {server} does not exist")
+    assert build(kit, tmp_path, ready=str(server)) == (None, f"{server} does not exist")
     server.write_text("")
     assert build(kit, tmp_path, ready=str(server)) == (server, "ready-made")
     assert not (programs / "calls.jsonl").exists()

@@ -17,11 +17,12 @@ from unittest import mock
 import pytest
 
 from tests.gpu import main, prerequisites, runner
-from tests.gpu.bed import Bed, GpuRunError
+from tests.gpu.bed import Bed, GpuRunError, cached_fraction, disk_bytes_per_s, drop_from_page_cache
 from tests.gpu.report import Report
-from tests.gpu.steps import fit
+from tests.gpu.steps import coldstart, fit, inventory, swap
 from tests.gpu.test_engines import TORCH, torch_python
 from tests.gpu.watch import Sample, Watch
+from tests.support.harness.serve.serve import Serving
 
 RUN = Path(__file__).parent / "run"
 FIGURES = {
@@ -37,6 +38,9 @@ FIGURES = {
 """Number of figures of each step without a GPU."""
 REPORTED_ONLY = ("over the larger of the two", "together over the faster alone")
 """Ends of the names of figures that a simulated device reports without a verdict."""
+OLD_TRANSFORMERS = (
+    "transformers 4.55 is too old, so all steps are skipped: pip install --upgrade transformers (4.56 or newer)"
+)
 ROWS = {
     "cold": {"by hand, page cache", "by hand, no weights", "Pilotlight, page cache"},
     "swap": {"swap by hand: engine killed -> first token of the other"},
@@ -44,6 +48,16 @@ ROWS = {
     "sharing": {"by hand: share-a alone", "by hand: share-b alone", "by hand: both together, sum"},
 }
 """Rows of steps that compare with the same steps by hand."""
+
+
+def test_each_run_gets_a_new_folder_with_an_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, second = runner.new_folder(Path("a/work")), runner.new_folder(Path("a/work"))
+    assert first != second
+    assert {first.parent, second.parent} == {tmp_path / "a" / "work"}
+    temporary = runner.new_folder(None)
+    assert temporary.is_absolute()
+    temporary.rmdir()
 
 
 @pytest.mark.parametrize("steps", ["inventory,cold,swap,kill", "serial,sharing,misbehave,fit"])
@@ -84,14 +98,6 @@ def test_simulated_gpu_run_with_torch_engines_on_the_cpu_passes(tmp_path: Path) 
     assert ran.returncode == 0
 
 
-def test_torch_engine_reports_zero_memory_if_pynvml_is_missing() -> None:
-    """The machine's own Python, which has torch, may lack them."""
-    code = "import sys; sys.modules.update(pynvml=None, torch=type(sys)('torch')); sys.path.insert(0, {!r}); "
-    code += "import torch_model; assert torch_model._listed_bytes() == 0"
-    argv = [sys.executable, "-c", code.format(str(RUN.parent / "engines"))]
-    assert subprocess.run(argv, check=False).returncode == 0
-
-
 def test_verdict_of_an_incomplete_run_fails_and_lists_the_reasons(tmp_path: Path) -> None:
     report = Report(tmp_path / "result.json", {})
     report.figure("kill", "requests lost", 0.0, "0", holds=True)
@@ -122,6 +128,19 @@ def test_start_while_another_engine_holds_memory_is_counted(
     bed.watch.samples = [Sample(0.99, 0, {}, frozenset()), Sample(1.03, used_bytes, by_pid, frozenset())]
     assert bed.reused_too_soon("kill", 1.0) == found
     assert [one["holds"] for one in bed.report.figures] == [found == 0]
+
+
+def test_memory_reuse_is_counted_over_the_starts_that_have_samples_around_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed = _bed(tmp_path, monkeypatch, spawns={7: 1.005, 8: 2.005})
+    bed.watch.samples = [
+        Sample(0.99, 0, {}, frozenset()),
+        Sample(1.03, 0, {7: 1}, frozenset()),
+        Sample(2.03, 0, {7: 1, 8: 1}, frozenset()),  # 1 s after the one before: what it shows may be older
+    ]
+    assert bed.reused_too_soon("kill", 0.0) == 0
+    assert bed.report.steps["kill"]["starts with samples around them"] == "1 of 2"
 
 
 def test_memory_reuse_is_not_measured_without_samples_or_starts(
@@ -207,6 +226,35 @@ def test_failed_or_overdue_gpu_step_is_recorded_and_the_next_one_runs(
 
 
 @pytest.mark.parametrize(
+    ("left_s", "limit_s", "result"),
+    [(-1.0, 60.0, "skipped"), (0.01, 60.0, "skipped"), (60.0, 0.01, "failed")],
+)
+def test_reported_step_that_the_end_of_the_run_cuts_short_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_s: float, limit_s: float, result: str
+) -> None:
+    """Its own time limit still fails it."""
+    bed = _bed(tmp_path, monkeypatch, spawns={})
+    monkeypatch.setattr(runner, "LIMITS_S", {"sharing": limit_s})
+
+    async def hangs() -> None:
+        await asyncio.Event().wait()
+
+    asyncio.run(runner.run_step(bed, "sharing", hangs, time.monotonic() + left_s))
+    assert result in bed.report.steps["sharing"]
+
+
+@pytest.mark.parametrize(
+    ("quick", "start_s", "lasts_s"), [(True, 3.0, 12.0), (True, 9.0, 24.0), (False, 5.0, 24.0), (False, 12.0, 30.0)]
+)
+def test_load_of_the_swap_lasts_until_slow_models_took_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: bool, start_s: float, lasts_s: float
+) -> None:
+    bed = _bed(tmp_path, monkeypatch, spawns={})
+    bed.quick, bed.start_s = quick, start_s
+    assert swap.load_s(bed, residency_s=3.0) == lasts_s
+
+
+@pytest.mark.parametrize(
     ("visible", "index"), [(None, 0), ("1", 1), ("1,0", 1), ("GPU-b", 1), ("GPU-a,GPU-b", 0), ("", None), ("2", None)]
 )
 def test_gpu_that_cuda_visible_devices_names_first_is_measured(
@@ -225,7 +273,98 @@ def test_gpu_that_cuda_visible_devices_names_first_is_measured(
         assert runner.chosen_device() == index
 
 
-@pytest.mark.parametrize(("start_s", "quick"), [(6.0, False), (8.0, True)])
+def test_driver_older_than_510_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NVMLError(Exception):
+        value = 13
+
+    nvml = mock.Mock(NVMLError=NVMLError, NVML_ERROR_FUNCTION_NOT_FOUND=13)
+    nvml.nvmlDeviceGetMemoryInfo.side_effect = NVMLError("Function Not Found")
+    nvml.nvmlSystemGetDriverVersion.return_value = "470.256.02"
+    monkeypatch.setattr(runner, "pynvml", nvml)
+    monkeypatch.setattr(runner, "chosen_device", lambda: 0)
+    expected = "the NVIDIA driver 470.256.02 is too old: this run needs 510 or newer; install a newer driver"
+    assert runner.unfit() == expected
+
+
+def test_full_disk_is_reported_in_one_line_and_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(runner, "unfit", str)
+    monkeypatch.setattr("tests.gpu.runner.shutil.disk_usage", lambda _: mock.Mock(free=10_900_000_000))
+    assert runner.run(main.options(["--out", str(tmp_path), "--work", str(tmp_path / "work")]), "") == 2
+    line = capsys.readouterr().out
+    assert line.endswith(", and 11 GB are needed: name a disk with --work\n")
+    assert [*(tmp_path / "work").iterdir()] == []
+
+
+def test_llama_cpp_is_skipped_if_its_files_do_not_fit_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed = _bed(tmp_path, monkeypatch, spawns={})
+    found = {"copy_bytes_per_s": 1e9, "weights_bytes": {"small": 1}, "capability": [9, 0]}
+    made = mock.Mock(communicate=mock.AsyncMock(return_value=(json.dumps(found).encode(), b"")), returncode=0)
+    monkeypatch.setattr("tests.gpu.runner.asyncio.create_subprocess_exec", mock.AsyncMock(return_value=made))
+    monkeypatch.setattr("tests.gpu.runner.shutil.disk_usage", lambda _: mock.Mock(free=11_000_000_000))
+    arguments = main.options(["--llama-server", "/bin/llama-server"])
+    assert asyncio.run(runner._prepare(bed, arguments, "")) is None
+    assert "12 GB are needed" in str(bed.report.steps["llama.cpp"]["skipped"])
+
+
+@pytest.mark.parametrize(
+    ("cached", "rate", "why"),
+    [
+        (0.0, 100.0, ""),
+        (0.5, 100.0, "50% of the file stay in memory, as on tmpfs: name a disk with --work"),
+        (0.0, 30e6, "the disk reads only 30 MB/s: name a faster one with --work"),
+    ],
+)
+def test_cold_start_from_disk_is_not_measured_in_memory_or_on_a_slow_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: float, rate: float, why: str
+) -> None:
+    weights = tmp_path / "model.safetensors"
+    with weights.open("wb") as file:
+        file.truncate(3000 if rate == 100.0 else 1_000_000_000)
+    monkeypatch.setattr(coldstart, "cached_fraction", lambda _: cached)
+    monkeypatch.setattr(coldstart, "disk_bytes_per_s", lambda _: rate)
+    assert coldstart.no_disk(weights) == why
+
+
+def test_pages_of_a_file_in_memory_are_counted(tmp_path: Path) -> None:
+    """Reading brings pages into memory. They stay there on tmpfs; from a disk's cache they can be dropped."""
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(1 << 20))
+    assert cached_fraction(path) == 1.0
+    drop_from_page_cache(path)
+    assert cached_fraction(path) in {0.0, 1.0}
+    assert disk_bytes_per_s(path) > 0
+    assert cached_fraction(path) == 1.0
+
+
+@pytest.mark.parametrize(("listed", "holds"), [("GPU-1", True), ("GPU-2", False)])
+def test_inventory_compares_every_gpu_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str, holds: bool
+) -> None:
+    """Not only the one that the run uses, which CUDA_VISIBLE_DEVICES names to the other steps."""
+    bed = _bed(tmp_path, monkeypatch, spawns={})
+    bed.weights_bytes = {"small": 1}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", bed.uuid)
+    visible = list[str | None]()
+
+    async def start(serve: Serving) -> None:
+        visible.append(os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+    devices = [{"device": name, "product": "H200", "memory_bytes": 8 << 20} for name in ("GPU-0", "GPU-1")]
+    row = {"name": "H200", "memory.total": "8", "memory.reserved": "0", "mig.mode.current": "Disabled"}
+    monkeypatch.setattr(Serving, "start", start)
+    monkeypatch.setattr(Serving, "get", lambda *_: devices)
+    monkeypatch.setattr(inventory, "smi", lambda: [{"uuid": name, **row} for name in ("GPU-0", listed)])
+    monkeypatch.setattr(inventory, "mig_mode", lambda _: "Disabled")
+    asyncio.run(inventory.run(bed))
+    assert [one["holds"] for one in bed.report.figures] == [holds, True]
+    assert (visible, os.environ["CUDA_VISIBLE_DEVICES"]) == ([None], bed.uuid)
+
+
+@pytest.mark.parametrize(("start_s", "quick"), [(5.0, False), (6.0, True)])
 def test_slow_engine_start_shortens_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_s: float, quick: bool
 ) -> None:
@@ -239,7 +378,7 @@ def test_slow_engine_start_shortens_the_run(
     monkeypatch.setattr(runner, "time", mock.Mock(monotonic=lambda: next(times)))
     asyncio.run(runner._measure_start(bed))
     assert bed.quick is quick
-    assert bed.report.steps["start"]["one engine, by hand"] == start_s
+    assert bed.report.steps["start"]["one engine, by hand"] == bed.start_s == start_s
 
 
 def test_given_llama_server_is_started_under_its_name_whatever_its_file_is_called(tmp_path: Path) -> None:
@@ -249,6 +388,37 @@ def test_given_llama_server_is_started_under_its_name_whatever_its_file_is_calle
     fit.llama_server(server, tmp_path / "llama-server")
     ran = subprocess.run([tmp_path / "llama-server", "--port", "1 2"], capture_output=True, text=True, check=True)
     assert ran.stdout == f"{server} --port 1 2\n"
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_memory_of_an_engine_killed_by_hand_is_timed_from_the_signal_if_nvml_lists_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: bool
+) -> None:
+    bed = _bed(tmp_path, monkeypatch, spawns={})
+    clock, process = [100.0], mock.Mock(pid=7)
+    monkeypatch.setattr("tests.gpu.bed.time", mock.Mock(time=lambda: clock[0]))
+    process.wait.side_effect = lambda: clock.append(clock.pop() + 2.0)  # while the kernel frees the memory
+    look = mock.Mock(return_value=Sample(0.0, 5, {7: 1} if listed else {}, frozenset()))
+    monkeypatch.setattr(bed.watch, "look", look, raising=False)
+    monkeypatch.setattr(bed, "until_free", mock.AsyncMock())
+    assert asyncio.run(bed.kill_by_hand(process)) == (100.0, 2.0 if listed else None)
+
+
+@pytest.mark.parametrize(("is_late", "result"), [(True, "skipped"), (False, "failed")])
+def test_missing_llama_server_is_named_in_the_verdict_with_its_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_late: bool, result: str
+) -> None:
+    """A build that is late skips the cases, and one that is broken fails; the files of the models are deleted."""
+    bed = _bed(tmp_path, monkeypatch, spawns={})
+    monkeypatch.setattr(fit, "_cases", mock.AsyncMock())
+    building = mock.Mock(wait=mock.AsyncMock(return_value=None), is_late=is_late, result="not built")
+    building.gguf.side_effect = lambda name, _: (tmp_path / name, (tmp_path / name).touch())[0]
+    asyncio.run(fit.run(bed, building))
+    assert bed.report.steps["llama.cpp"] == {result: "not built"}
+    assert f"{result}: llama.cpp" in bed.report.verdict()
+    assert bed.report.good is is_late
+    assert [(one["value"], one["holds"]) for one in bed.report.figures] == [(None, None)] * 3
+    assert not any((tmp_path / name).exists() for name in bed.shapes)
 
 
 def test_engine_without_memory_of_the_device_misses_its_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,6 +510,25 @@ def test_missing_build_program_is_reported_in_one_line(
     found = prerequisites.check(simulated=False, driver="libno-such-driver.so")
     assert found.skipped == skipped
     assert found.nvcc == ("" if skipped else "/bin/nvcc")
+
+
+@pytest.mark.parametrize(
+    ("version", "lines"),
+    [
+        ("4.55.4", [OLD_TRANSFORMERS]),
+        ("4.56.0", []),
+        ("5.2.0.dev0", []),
+    ],
+)
+def test_old_transformers_is_reported_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, lines: list[str]
+) -> None:
+    package = tmp_path / "transformers"
+    package.mkdir()
+    (package / "__init__.py").write_text(f'import no_such_module\n__version__ = "{version}"\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    fatal = prerequisites.check(simulated=False).fatal
+    assert [line for line in fatal if "transformers" in line] == lines
 
 
 def test_cuda_version_of_torch_is_read_without_importing_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

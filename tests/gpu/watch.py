@@ -10,7 +10,10 @@ from typing import NamedTuple
 
 import pynvml
 
-EVERY_S = 0.02
+EVERY_S = 0.01
+AFTER_S = 0.02
+"""From a start to the sample that shows the memory then: the kernel rounds the time of a start, and a query takes time.
+"""
 GAP_S_MAX = 0.06
 """Maximum gap between the samples around a start; in a longer one, memory that was not free could go unnoticed."""
 
@@ -86,7 +89,7 @@ class Watch:
 
     def first_after(self, at_s: float) -> Sample | None:
         """The first sample after a start at that time; the kernel rounds the time of a start."""
-        return next((one for one in self.samples if one.at_s > at_s + EVERY_S), None)
+        return next((one for one in self.samples if one.at_s > at_s + AFTER_S), None)
 
     def idle_bytes(self) -> int:
         """The least memory in use in any sample: that of other processes and of the driver."""

@@ -71,12 +71,16 @@ def options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.0, help="the same, as a part of the device")
     parser.add_argument("--backend", choices=("torch_model", "simulated_model"), default="torch_model")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--nvml", type=Path, help="file of NVML's Python bindings; torch needs it on a GPU")
     parser.add_argument("--phases", type=Path, default=Path("/dev/null"))
     parser.add_argument("--prompt-tokens", type=int, default=0, help="compute prompts of so many tokens; 0: short ones")
     parser.add_argument("--empty", action="store_true", help="do not read the weights: all else of a start remains")
     for knob in ("leak", "worker", "excess"):
         parser.add_argument(f"--{knob}-mib", type=int, default=0)
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    if arguments.backend == "torch_model" and arguments.device != "cpu" and arguments.nvml is None:
+        parser.error("--backend torch_model needs --nvml on a GPU")
+    return arguments
 
 
 def started_s() -> float:

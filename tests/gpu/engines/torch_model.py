@@ -9,6 +9,7 @@ file into pinned buffers and copy them into one tensor; the parameters are views
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import inspect
 import json
 import os
@@ -16,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,6 @@ THREADS = 6
 PROMPT_TOKENS = 64
 """Maximum number of prompt tokens."""
 MIB = 1 << 20
-CONTEXT_BYTES = 600 << 20
-"""Size of a CUDA context with its libraries, used if NVML does not list this process."""
 SIMULATED_CONTEXT_BYTES = 64 << 20
 SPARE = 0.003
 """Fraction of the permitted memory that is left for later allocations of the libraries."""
@@ -96,11 +96,15 @@ class Reading:
 
 
 class Model:
-    """A loaded model. One forward pass at a time; each request has a cache of its own."""
+    """A loaded model. One forward pass at a time; each request has a cache of its own.
+
+    One thread makes all forward passes: PyTorch gives each thread a cuBLAS handle with a workspace of its own, so the
+    threads of requests would take memory after `fill`.
+    """
 
     def __init__(self, model: Any, arguments: argparse.Namespace, make_cache: Any) -> None:
         self._model, self._arguments, self._make_cache = model, arguments, make_cache
-        self._lock = threading.Lock()
+        self._lock, self._worker = threading.Lock(), ThreadPoolExecutor(max_workers=1)
         accepted = inspect.signature(model.forward).parameters
         self._cache_argument = "cache" if "cache" in accepted else "past_key_values"  # renamed in transformers 5
         self._caches = [make_cache() for _ in range(arguments.slots)]
@@ -127,8 +131,8 @@ class Model:
         self._kept.append(take(size_bytes, self._arguments.device))
 
     def used_bytes(self) -> int:
-        """Device memory of this process, as NVML reports it if it lists the process."""
-        return used_bytes(self._arguments.device)
+        """Device memory of this process."""
+        return _nvml.used_bytes() if _nvml else _simulated_bytes
 
     def _prompt(self, text: bytes) -> list[int]:
         """Its last bytes as tokens, limited by the command line."""
@@ -138,26 +142,33 @@ class Model:
 
     def _run(self, cache: Any, prompt: list[int], tokens: int) -> Iterator[int]:
         at, given = 0, prompt
-        with self._lock, torch.inference_mode():
-            cache.reset()
         for _ in range(min(tokens, self._arguments.context_tokens - len(prompt))):
-            with self._lock, torch.inference_mode():
-                device = self._arguments.device
-                position = torch.arange(at, at + len(given), device=device)
-                answer = self._model(
-                    input_ids=torch.tensor([given], device=device), position_ids=position[None],
-                    use_cache=True, logits_to_keep=1, **{self._cache_argument: cache},
-                )  # fmt: skip
-                token = int(answer.logits[0, -1].argmax().item())
+            token = self._worker.submit(self._pass, cache, at, given).result()
             at, given = at + len(given), [token]
             yield token
+
+    def _pass(self, cache: Any, at: int, given: list[int]) -> int:
+        """One forward pass over these tokens at this position; the next token."""
+        device = self._arguments.device
+        with torch.inference_mode():
+            if at == 0:
+                cache.reset()
+            position = torch.arange(at, at + len(given), device=device)
+            answer = self._model(
+                input_ids=torch.tensor([given], device=device), position_ids=position[None],
+                use_cache=True, logits_to_keep=1, **{self._cache_argument: cache},
+            )  # fmt: skip
+            return int(answer.logits[0, -1].argmax().item())
 
 
 def load(arguments: argparse.Namespace, phases: Any) -> Model:
     """Load a model and let it answer once."""
     phases.note("torch")
+    global _nvml  # noqa: PLW0603 - one number for the process
     if arguments.device == "cpu":
         count_simulated(SIMULATED_CONTEXT_BYTES)
+    else:
+        _nvml = Nvml(arguments.nvml)
     torch.zeros(1, device=arguments.device)
     phases.note("context")
     reading = Reading(arguments.weights / "model.safetensors", arguments.device, empty=arguments.empty)
@@ -186,34 +197,41 @@ def fill(model: Model, arguments: argparse.Namespace) -> None:
     wanted = arguments.memory_bytes
     if arguments.gpu_memory_utilization:
         wanted = int(arguments.gpu_memory_utilization * total_bytes(arguments.device))
-    rest = int(wanted * (1 - SPARE)) - used_bytes(arguments.device)
+    rest = int(wanted * (1 - SPARE)) - model.used_bytes()
     if rest > 0:
         model.grow(rest // MIB * MIB)
 
 
-def used_bytes(device: str) -> int:
-    """Device memory of this process."""
-    if device == "cpu":
-        return _simulated_bytes
-    return _listed_bytes() or CONTEXT_BYTES + torch.cuda.memory_reserved()
+class Nvml:
+    """NVML by its bindings in a file, since this Python need not have them; made before the process uses the device."""
 
+    def __init__(self, file: Path) -> None:
+        spec = importlib.util.spec_from_file_location("pynvml", file)
+        assert spec is not None
+        assert spec.loader is not None
+        self._pynvml: Any = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(self._pynvml)
+        self._pynvml.nvmlInit()
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
+        by_uuid = visible.startswith("GPU-")
+        handle_of = self._pynvml.nvmlDeviceGetHandleByUUID if by_uuid else self._pynvml.nvmlDeviceGetHandleByIndex
+        self._handle = handle_of(visible if by_uuid else 0)
+        self._before = self._in_use()
 
-def _listed_bytes() -> int:
-    """The same by NVML; 0: it does not list this process, or this Python has no bindings for it."""
-    try:
-        import pynvml
-    except ImportError:
-        return 0
-    pynvml.nvmlInit()
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
-    by_uuid = visible.startswith("GPU-")
-    handle = pynvml.nvmlDeviceGetHandleByUUID(visible) if by_uuid else pynvml.nvmlDeviceGetHandleByIndex(0)
-    listed = list(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
-    try:
-        listed += pynvml.nvmlDeviceGetMPSComputeRunningProcesses(handle)
-    except pynvml.NVMLError:
-        pass  # a driver or a device without MPS
-    return max((int(one.usedGpuMemory or 0) for one in listed if one.pid == os.getpid()), default=0)
+    def used_bytes(self) -> int:
+        """Memory of this process. If NVML does not list it, the increase of the device's memory in use: engines start
+        one at a time.
+        """
+        listed = list(self._pynvml.nvmlDeviceGetComputeRunningProcesses(self._handle))
+        try:
+            listed += self._pynvml.nvmlDeviceGetMPSComputeRunningProcesses(self._handle)
+        except self._pynvml.NVMLError:
+            pass  # a driver or a device without MPS
+        own = max((int(one.usedGpuMemory or 0) for one in listed if one.pid == os.getpid()), default=0)
+        return own or max(self._in_use() - self._before, int(torch.cuda.memory_reserved()))
+
+    def _in_use(self) -> int:
+        return int(self._pynvml.nvmlDeviceGetMemoryInfo(self._handle).used)
 
 
 def hold(size_bytes: int, device: str) -> None:
@@ -254,4 +272,6 @@ def _simulated() -> Any:
 
 
 _held: list[Tensor] = []
+_nvml: Nvml | None = None
+"""None on the CPU."""
 _simulated_bytes = 0

@@ -15,8 +15,9 @@ ROUNDED_BYTES = 2 * MIB
 
 
 async def run(bed: Bed) -> None:
-    """Product, memory and number of devices must be equal."""
-    async with bed.serving("inventory", bed.model("small", "small")) as serve:
+    """The GPUs and their products, and memory and MIG mode of the one that the run uses, must be equal."""
+    every_gpu: dict[str, str | None] = {"CUDA_VISIBLE_DEVICES": None}
+    async with bed.serving("inventory", bed.model("small", "small"), env=every_gpu) as serve:
         found = serve.get("/api/v1/devices")
     if not isinstance(found, list) or not found:
         raise GpuRunError("Pilotlight reports no device")
@@ -43,7 +44,7 @@ async def run(bed: Bed) -> None:
     )
     say("inventory", "MIG mode, NVML", mig_mode(bed.uuid))
     say("inventory", "MIG mode, nvidia-smi", line["mig.mode.current"])
-    equal = {*devices} <= {row["uuid"] for row in rows} and own["product"] == line["name"]
+    equal = {name: one["product"] for name, one in devices.items()} == {row["uuid"]: row["name"] for row in rows}
     equal = equal and mig_mode(bed.uuid) == line["mig.mode.current"]
     bed.report.figure("inventory", "same devices, products and MIG modes", float(equal), "1", holds=equal)
     off = bed.device_bytes - usable

@@ -54,16 +54,16 @@ async def run(bed: Bed) -> None:
     waiting = endings["completed"] >= STREAMS - SLOTS
     bed.report.figure("kill", "waiting requests answered", float(waiting), "1", holds=waiting)
     bed.reused_too_soon("kill", began_s)
-    by_hand_s = bed.by_hand_free_s if bed.by_hand_free_s is not None else await _by_hand_s(bed)
-    bed.report.row("kill", "SIGKILL -> memory free, by hand", by_hand_s, "s")
+    by_hand_s = bed.by_hand_free_s
+    if by_hand_s is None and bed.watch.peak(pid):
+        by_hand_s = await _by_hand_s(bed)
+    what = "SIGKILL -> memory free, by hand"
+    bed.report.row("kill", what, "not measured" if by_hand_s is None else by_hand_s, "" if by_hand_s is None else "s")
 
 
-async def _by_hand_s(bed: Bed) -> float:
+async def _by_hand_s(bed: Bed) -> float | None:
     """Seconds from the SIGKILL of an engine started without Pilotlight until NVML no longer lists it."""
     with bed.by_hand("killed", "medium") as (process, port):
         await listens(process, port)
-        process.kill()
-        killed_s = time.time()
-        process.wait()
-        await bed.until_free([process.pid])
-    return time.time() - killed_s
+        _, free_s = await bed.kill_by_hand(process)
+    return free_s

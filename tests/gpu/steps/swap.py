@@ -19,7 +19,8 @@ TURNS = 3
 
 async def run(bed: Bed) -> None:
     """Open-loop load on both for some residencies; then plot the device memory over that time."""
-    lasts_s, every_s, residency_s = (4.0, 0.1, 0.5) if bed.simulated else (12.0 if bed.quick else 24.0, 0.4, 3.0)
+    every_s, residency_s = (0.1, 0.5) if bed.simulated else (0.4, 3.0)
+    lasts_s = load_s(bed, residency_s)
     claim = int(bed.device_bytes * SHARE)
     words = ("--memory-bytes", "{memory_bytes}", "--context-tokens", "1024")
     documents = [
@@ -60,19 +61,23 @@ async def run(bed: Bed) -> None:
     say("swap", "swap by hand: engine killed -> first token of the other", await _by_hand_s(bed), "s")
 
 
+def load_s(bed: Bed, residency_s: float) -> float:
+    """Duration of the load: requests for the first model still arrive while the second one starts."""
+    least_s = 4.0 if bed.simulated else 12.0 if bed.quick else 24.0
+    return max(least_s, 2 * (bed.start_s + residency_s))
+
+
 async def _by_hand_s(bed: Bed) -> float:
-    """Seconds from the end of one engine to the first token of the other, swapped manually."""
+    """Seconds from the SIGKILL of one engine to the first token of the other, swapped manually."""
     with bed.by_hand("swap-a", "large") as (process, port):
         await listens(process, port)
-    ended_s = time.time()
-    await bed.until_free([process.pid])
-    bed.by_hand_free_s = time.time() - ended_s
+        killed_s, bed.by_hand_free_s = await bed.kill_by_hand(process)
     with bed.by_hand("swap-b", "medium") as (process, port):
         await listens(process, port)
         await call(f"http://{HOST}:{port}", "swap-b")
-        first_s = next(one.at_s for one in bed.phases(ended_s) if one.phase == "first token")
+        first_s = next(one.at_s for one in bed.phases(killed_s) if one.phase == "first token")
     await bed.until_free([process.pid])
-    return first_s - ended_s
+    return first_s - killed_s
 
 
 def _gaps(bed: Bed, began_s: float) -> None:

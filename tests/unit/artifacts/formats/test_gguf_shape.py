@@ -128,7 +128,9 @@ def test_quantized_cache_types_reduce_the_memory_estimate() -> None:
     )
     assert quantised.items[0].bytes == plain.items[0].bytes * 34 // 64
     scored = estimate_llama_cpp(made, ServingOptions(slots=1, context_tokens=4096, scores=True))
-    assert scored.total_bytes(gpus=True) - plain.total_bytes(gpus=True) == 4 * 512 * 32 * 4096
+    assert (
+        scored.total_bytes(gpus=True) - plain.total_bytes(gpus=True) == (4 + 2) * 512 * 32 * 4096
+    )  # float32 and float16
 
 
 def test_host_prompt_cache_is_not_counted_as_gpu_memory() -> None:
