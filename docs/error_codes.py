@@ -56,7 +56,8 @@ ERRORS = {
     ),
     (404, "model_not_found"): Meaning(
         "The Model does not exist, or this key may not call it.",
-        "Compare the name with `GET /v1/models` of the same key; check `spec.tenants` of the Model.",
+        "Compare the name with the list that `GET /v1/models` returns for the same API key; "
+        "check `spec.tenants` of the Model.",
     ),
     (404, "not_found"): Meaning(
         "The path does not exist, or the method is HEAD.", "Use a path of the [HTTP API](http-api.md)."
@@ -72,7 +73,7 @@ ERRORS = {
         "The body of the request exceeds the limit.", "Send a smaller body, or raise `limits.bodyBytesMax`."
     ),
     (415, "unsupported_media_type"): Meaning(
-        "The body is neither JSON nor, where allowed, multipart; or it is encoded.",
+        "The body is neither JSON nor, where allowed, multipart; or it has a `Content-Encoding` such as gzip.",
         "Send the body as plain `application/json`, or as `multipart/form-data` where the path takes files.",
     ),
     (421, "misdirected_request"): Meaning(
@@ -236,7 +237,8 @@ OTHER = {
 ADOPTED = {
     ("True", "Scaled"): Meaning("The scale follows the requests.", "None."),
     ("True", "ScaledByHand"): Meaning(
-        "A manual scale holds. The message names the client and the end (RFC 3339).",
+        "A scale that a person or another client set by hand is in force. The message names the client and the "
+        "end (RFC 3339).",
         "Wait for the end. Settings `adoption.holdSeconds` is the duration of a manual scale.",
     ),
     ("True", "ScaledByAnother"): Meaning(

@@ -128,9 +128,9 @@ _output = click.option(
 @click.option("--rounds", type=click.IntRange(1), default=20, show_default=True, help="The number of cold starts.")
 @click.option(
     "--from", "since", type=click.Choice(["zero", "gone", "cached", "asleep"]), default="zero", show_default=True,
-    callback=_from, help="The state before each round: zero (no replica), gone (no replica, and no node has the "
-    "weights, which come from a registry) or cached (no replica, but a node has these weights). The last two require "
-    "--ops. asleep is not supported yet.",
+    callback=_from, help="The state before each round. With zero, no replica runs. With gone, no replica runs and no "
+    "node has the weights, which come from a registry. With cached, no replica runs, but a node has these weights. The "
+    "values gone and cached require --ops. The value asleep is not supported yet.",
 )  # fmt: skip
 @click.option(
     "--ops",

@@ -60,9 +60,9 @@ listen_option = click.option(
 )
 operations_option = click.option(
     "--ops", type=AddressType(), default=OPS, show_default=OPS.text,
-    help="The address of the operations port. Reading requires no key, so keep it on loopback. Orders require an "
-    "operator's key if requests require one: create it with `key new --role operator` and pass it with "
-    "--key-env.",
+    help="The address of the operations port. Its data can be read without a key, so keep this address on loopback. "
+    "If inference requests require a key, commands such as wake, stop, cordon and drain require a key with role "
+    "operator: create it with `key new --role operator`, and pass it with --key-env.",
 )  # fmt: skip
 health_option = click.option(
     "--health", type=AddressType(),
@@ -71,7 +71,7 @@ health_option = click.option(
 )  # fmt: skip
 grace_option = click.option(
     "--grace", type=click.FloatRange(0, 86_400), default=30.0, show_default=True, metavar="SECONDS",
-    help="How long running requests may take to finish at shutdown.",
+    help="The time that running requests have to finish at shutdown.",
 )  # fmt: skip
 keep_engines_option = click.option(
     "--keep-engines", is_flag=True, help="Leave engines running at shutdown. The next start adopts them."
@@ -85,7 +85,7 @@ ACCESS_OPTIONS = {
     "--token-file": "The file with the token that gateways and agents send to the autoscaler. Unix sockets need none.",
     "--contract-cert-file": "The certificate for connections between gateways, agents and autoscalers (PEM).",
     "--contract-key-file": "The private key of --contract-cert-file (PEM).",
-    "--contract-ca-file": "The CAs for the certificate of the other side of these connections (PEM).",
+    "--contract-ca-file": "The CAs that issued the certificates of the other gateways, agents and autoscalers (PEM).",
 }
 
 

@@ -24,11 +24,13 @@ from pilotlight.tables import Console
 LOOK_S = 0.5
 drain_force_option = click.option(
     "--force", is_flag=True,
-    help="Stop replicas with running requests after 10 s. Devices that a fabric attached there are released, and "
-    "detached by force if their release hangs: programs that have them open lose them, and may crash or hang "
-    "their node.",
+    help="Wait at most 10 s for running requests, and then stop the replicas anyway. Devices that a fabric attached "
+    "to the node are released; if the release hangs, they are detached by force. A program that has such a device "
+    "open loses it, and may crash or hang the node.",
 )  # fmt: skip
-force_option = click.option("--force", is_flag=True, help="Stop replicas with running requests after 10 s.")
+force_option = click.option(
+    "--force", is_flag=True, help="Wait at most 10 s for running requests, and then stop the replicas anyway."
+)
 kind_option = click.option(
     "--kind", type=click.Choice(["device", "node"]), help="Whether NAME is a device or a node, if both exist."
 )
@@ -50,7 +52,7 @@ def order_options(*more: Callable[[Command], Command]) -> Callable[[Command], Co
 @click.argument("model")
 @order_options()
 def wake(model: str, ops: str, key_env: str | None, output: str) -> None:
-    """Start a model now, as a request would. It then stays for one idle window."""
+    """Start a model now, as a request would. Without requests, it keeps running for one idle timeout."""
     print_order_result(send_order(ops, f"models/{model}/wake", key_env), output)
 
 
@@ -58,7 +60,7 @@ def wake(model: str, ops: str, key_env: str | None, output: str) -> None:
 @click.argument("model")
 @order_options(force_option)
 def stop(model: str, force: bool, ops: str, key_env: str | None, output: str) -> None:
-    """Stop a model now, after its running requests. New requests start it again unless it is paused."""
+    """Stop a model before its idle timeout, after its running requests. New requests start it unless it is paused."""
     print_order_result(send_order(ops, f"models/{model}/stop", key_env, force=force), output)
 
 

@@ -120,16 +120,16 @@ def gateway(  # noqa: PLR0917  click passes by keyword
 )
 @click.option(
     "--gateway-pods", default="app.kubernetes.io/component=gateway", show_default=True, metavar="SELECTOR",
-    help="The label selector of gateway pods. Each gateway has the name of its pod (--id) (kubernetes).",
+    help="The label selector of gateway pods. The --id of each gateway must be the name of its pod (kubernetes).",
 )  # fmt: skip
 @click.option(
     "--gateway-account", "gateway_accounts", multiple=True, metavar="[NAMESPACE:]NAME",
-    help="A service account of gateways. Its tokens for the audience pilotlight are valid for the endpoints of "
-    "gateways (kubernetes). Repeatable.",
+    help="A service account of gateways. Its tokens for the audience `pilotlight` give access to the endpoints that "
+    "gateways call (kubernetes). Repeatable.",
 )  # fmt: skip
 @click.option(
     "--agent-account", "agent_accounts", multiple=True, metavar="[NAMESPACE:]NAME",
-    help="A service account of node agents. Its tokens are valid for the endpoints of agents (kubernetes). "
+    help="A service account of node agents. Its tokens give access to the endpoints that agents call (kubernetes). "
     "Repeatable.",
 )  # fmt: skip
 @click.option(
@@ -157,7 +157,7 @@ def gateway(  # noqa: PLR0917  click passes by keyword
 )
 @click.option(
     "--agent-certificate-name", "agent_name", default="", metavar="NAME",
-    help="The DNS name in agents' certificates. All other certificates are then gateways'.",
+    help="The DNS name in agents' certificates. If it is set, each certificate without it is treated as a gateway's.",
 )  # fmt: skip
 @operations_option
 @health_option

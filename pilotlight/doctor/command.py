@@ -67,7 +67,7 @@ MARKS: dict[str, str] = {"ok": "green", "info": "cyan", "warning": "yellow", "bl
     help="Check the permissions for engines that mount weights as volumes of their nodes (`agent.enabled`).",
 )
 @click.option("--capacity", multiple=True, type=click.Choice(sorted({*KINDS, PUBLISH})),
-              help=f"A provider kind in Settings `capacity`, or {PUBLISH}. Repeatable.")  # fmt: skip
+              help=f"A provider kind in Settings `capacity`, or the word `{PUBLISH}`. Repeatable.")  # fmt: skip
 @click.option("--settings", type=FILE,
               help="A file with Settings or chart values (YAML). Each entry of its `capacity` is checked.")  # fmt: skip
 @click.option(

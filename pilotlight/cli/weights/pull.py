@@ -75,9 +75,9 @@ def pull(  # noqa: PLR0917  click passes by keyword
 ) -> None:  # fmt: skip
     """Pull weights into this node's store and verify them. Stored weights are not fetched again.
 
-    REFERENCE: oci://..., hf://owner/name@revision?include=PATTERN, or s3://bucket/key. Logins come from `weights
-    login`, Docker, Podman and this machine's cloud, HF_TOKEN, and AWS's keys. A tag or a revision is always resolved
-    again.
+    REFERENCE: oci://..., hf://owner/name@revision?include=PATTERN, or s3://bucket/key. Credentials
+    come from `weights login`, Docker, Podman, the cloud identity of this machine, HF_TOKEN, and the AWS variables for
+    keys. A tag or a revision is always resolved again.
     """
     access = peer_sharing.build_peer_access(peer_token_file, peer_cert_file, peer_key_file, peer_ca_file)
     among = peer_sharing.build_static_peering(peers, access) if peers else None
