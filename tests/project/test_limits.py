@@ -32,11 +32,11 @@ ROWS: dict[str, tuple[str, ...]] = {
     "request body": ("gateway.limits.Limits.body_bytes_max",),
     "trailers of a request": ("gateway.http.request_body.TRAILER_BYTES_MAX",),
     "chunks of a body": ("gateway.http.request_body.CHUNKS_MAX", "gateway.http.request_body.CHUNK_BYTES_MEAN"),
-    "top-level members of a JSON body; small values in a body": (
+    "top-level members of a JSON body; members at all levels": (
         "gateway.request.json_scanner.MEMBERS_MAX",
         "gateway.request.body_members._COLONS_MAX",
     ),
-    "body that is read as one piece": ("gateway.http.body_buffers.LARGE_BYTES",),
+    "largest body that is buffered and parsed as a whole": ("gateway.http.body_buffers.LARGE_BYTES",),
     "body over 256 KiB: top-level name or number; value that the gateway reads; nesting inside a member": (
         "gateway.request.json_scanner.TOKEN_BYTES_MAX",
         "gateway.request.json_scanner.VALUE_BYTES_MAX",
@@ -71,7 +71,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "gateway.server.body_intake.PACE_BYTES_PER_S",
         "gateway.server.body_intake.PACE_GRACE_S",
     ),
-    "form that is forwarded while it arrives: its rest is expected within; arrives within": (
+    "form that is forwarded while it arrives: expected time until it is complete; actual time until it is complete": (
         "gateway.server.body_intake.REST_S_MAX",
         "gateway.server.body_intake.GROWING_S_MAX",
     ),
@@ -95,7 +95,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "invalid certificate of an engine": (),
     "concurrent connection attempts to one engine": ("gateway.upstream.pool.CONNECTING_MAX",),
     "idle connections to one engine": ("gateway.upstream.pool.IDLE_MAX", "gateway.upstream.pool.IDLE_SWEEPS_MAX"),
-    "state of an engine without a connection": ("gateway.upstream.pool.UNUSED_SWEEPS_MAX",),
+    "data kept about an engine to which the gateway has no connection": ("gateway.upstream.pool.UNUSED_SWEEPS_MAX",),
     "cache of parsed heads": (
         "gateway.http.request_head.KNOWN_MAX",
         "gateway.http.request_head.KNOWN_BYTES_MAX",
@@ -111,7 +111,9 @@ ROWS: dict[str, tuple[str, ...]] = {
         "gateway.http.response_reader.STEP_BYTES",
         "gateway.http.sse_events.RUNS_MAX",
     ),
-    "start of a chunk that is kept until the chunk is complete": ("gateway.http.sse_events.PART_BYTES_MAX",),
+    "beginning of a chunk that is held back until the rest of the chunk arrives": (
+        "gateway.http.sse_events.PART_BYTES_MAX",
+    ),
     "one incomplete event of a stream": ("gateway.http.sse_events.EVENT_BYTES_MAX",),
     "engine error that is forwarded as an event": ("gateway.server.response_relay.ERROR_BODY_BYTES_MAX",),
     "event lines that wait to be written": ("gateway.telemetry.EVENTS_MAX",),

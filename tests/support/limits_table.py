@@ -96,7 +96,8 @@ ROWS: dict[str, tuple[str, ...]] = {
         "artifacts.registry.auth.TOKEN_BYTES_MAX",
         "artifacts.http.transport.ERROR_BYTES_MAX",
     ),
-    "registry: consecutive attempts; waits of one request, `Retry-After` included; redirects": (
+    "registry: consecutive attempts of a request; total wait between them, wait because of one "
+    "`Retry-After`; redirects": (
         "artifacts.http.retry.TRIES_MAX",
         "artifacts.http.retry.WAIT_S_MAX",
         "artifacts.http.retry.RETRY_AFTER_S_MAX",
@@ -106,7 +107,8 @@ ROWS: dict[str, tuple[str, ...]] = {
         "artifacts.registry.referrers.REFERRERS_MAX",
         "artifacts.registry.referrers.PAGES_MAX",
     ),
-    "download: concurrent requests; parts of a blob; repeats of a stalled span": (
+    "download: concurrent requests; parts of a blob; retries of a byte range that is downloaded much "
+    "slower than others": (
         "artifacts.download.concurrency.MOST",
         "artifacts.oci.blob_progress.PARTS_MAX",
         "artifacts.download.concurrency.REPEATS_MAX",
@@ -142,7 +144,8 @@ ROWS: dict[str, tuple[str, ...]] = {
         "artifacts.oci.strict_json.PARTS_MAX",
         "artifacts.oci.descriptor.ANNOTATIONS_MAX",
     ),
-    "signatures of a manifest: time to find them; manifests and layers read, for referrers and for the tag each": (
+    "signatures of a manifest: time to find them; manifests and layers read to find signatures by "
+    "referrers, and as many to find them by tag": (
         "artifacts.fetch.verify_signatures.SECONDS_MAX",
         "artifacts.fetch.verify_signatures.LOOKS_MAX",
     ),
@@ -160,7 +163,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "artifacts.signatures.trust_root.ROOT_BYTES_MAX",
         "artifacts.signatures.trust_root.CHAIN_MAX",
     ),
-    "archive in an artifact: members; names and records of one member; zeros after its end": (
+    "archive in an artifact: members; size of the long name or of the pax records of one member; zeros after its end": (
         "artifacts.archives.tar_reader.ENTRIES_MAX",
         "artifacts.archives.tar_reader.META_BYTES_MAX",
         "artifacts.archives.tar_reader.TRAILING_BYTES_MAX",
@@ -180,7 +183,8 @@ ROWS: dict[str, tuple[str, ...]] = {
         "artifacts.safe_paths.PARTS_MAX",
         "artifacts.safe_paths.NAME_BYTES_MAX",
     ),
-    "weight store: wait for the lock of the store, of one copy; selections that a new user invalidates": (
+    "weight store: wait for the lock of the whole store, for the lock of one copy; repeated selections "
+    "of copies to evict because a selected copy came into use": (
         "artifacts.store.copies.LOCK_S_MAX",
         "artifacts.store.copies.LEASE_S_MAX",
         "artifacts.store.reservations.TRIES_MAX",
@@ -191,7 +195,8 @@ ROWS: dict[str, tuple[str, ...]] = {
         "artifacts.store.permission_cache.PERMITS_MAX",
     ),
     "weight store: data of an incomplete pull": ("artifacts.store.copies.LEFT_S_MAX",),
-    "agent: concurrent pulls; copies reported; time that unwanted weights are held": (
+    "agent: concurrent pulls; copies reported; time for which weights that no Model needs any more are "
+    "protected from eviction": (
         "pilotlight.agent.weights.fetch.PULLS_MAX",
         "pilotlight.agent.weights.keeper.COPIES_MAX",
         "pilotlight.agent.weights.keeper.LINGER_S",
@@ -245,12 +250,13 @@ ROWS: dict[str, tuple[str, ...]] = {
         "artifacts.peers.selection.PEERS_MAX",
         "artifacts.peers.server.STREAMS_MAX",
     ),
-    "agents: peers named for a pull; artifacts with a cached list, its age": (
+    "agents: peers named for a pull; artifacts whose list of peers is cached, age of such a list": (
         "autoscaler.weights.peers.PEERS_MAX",
         "autoscaler.weights.peers.KEPT_MAX",
         "autoscaler.weights.peers.KEPT_S",
     ),
-    "back-off of a peer: busy, failed, without the blob; wait for a peer that fetches the blob": (
+    "time for which a peer is not asked again: it was busy; it failed; it lacks the blob; wait for a "
+    "peer that is still fetching the blob": (
         "artifacts.peers.selection.BUSY_S",
         "artifacts.peers.selection.BUSY_S_MAX",
         "artifacts.peers.selection.FAILED_S",
@@ -294,18 +300,20 @@ ROWS: dict[str, tuple[str, ...]] = {
         "autoscaler.provisioning.offer_selection.TRIALS_MAX",
         "autoscaler.provisioning.provisioner.ORDERS_MAX",
     ),
-    "order that no list shows; wait of a new leader for a provider that does not respond": (
+    "capacity order that is missing in its provider's list; time for which a new leader orders nothing "
+    "because a provider has not listed its orders": (
         "autoscaler.state.capacity.UNSEEN_S",
         "autoscaler.provisioning.provisioner.UNLISTED_S",
     ),
-    "Redfish service: response; resource blocks, pages of their list; concurrent requests": (
+    "Redfish service: size of a response; resource blocks (units of attachable devices), pages of the "
+    "list of resource blocks; concurrent requests": (
         "autoscaler.providers.redfish.client.ANSWER_BYTES_MAX",
         "autoscaler.providers.redfish.schema.MEMBERS_MAX",
         "autoscaler.providers.redfish.inventory.PAGES_MAX",
         "autoscaler.providers.redfish.client.AT_ONCE",
     ),
-    "published devices of a fabric: per node; interval of updates, of checks; time they stay while the fabric does "
-    "not respond": (
+    "devices of a fabric, published as ResourceSlices: devices per node; interval of updates, of checks "
+    "that the slices exist; time for which slices of an earlier leader stay while the fabric does not respond": (
         "autoscaler.provisioning.published_devices.PUBLISHED_MAX",
         "autoscaler.providers.redfish.dra_publisher.LOOK_S",
         "autoscaler.providers.redfish.dra_publisher.SWEEP_S",
@@ -320,7 +328,8 @@ ROWS: dict[str, tuple[str, ...]] = {
         "autoscaler.providers.redfish.client.CHANGE_S_MAX",
         "autoscaler.providers.redfish.client.TASK_S_MAX",
     ),
-    "machine groups that others scale: poll interval with groups and without; time that growth is expected": (
+    "MachineSets and MachineDeployments that another component scales: interval of polls if such groups "
+    "exist, if none exist; time for which Pilotlight waits for the new nodes of a group": (
         "autoscaler.providers.machine_sets.LOOK_S",
         "autoscaler.providers.machine_sets.NONE_S",
         "autoscaler.capacity.group_growth.GROW_S",
