@@ -77,7 +77,7 @@ def link_shortage_reason(slice_: Slice, link: Link, many: Mapping[Team, int], de
     return (
         ""
         if size >= devices
-        else f"{devices} devices {WORDS[link]} are needed, and its node has {size} suitable ones, including it"
+        else f"{devices} suitable devices {WORDS[link]} are needed; including it, its node has only {size}"
     )
 
 

@@ -187,7 +187,7 @@ def test_certificate_not_valid_for_timestamping_is_rejected(stamper: Certificate
         (OURS.stamp(SIGNATURE, content=info(SIGNATURE, AT_S, time="20261301000200Z")), "an invalid time"),
         (OURS.stamp(SIGNATURE)[:-1], "a value is longer than the rest of the input"),
         (OURS.stamp(SIGNATURE) + b"\x05\x00", "not one value"),
-        (b"\x30\x80\x00\x00", "a length that is invalid"),
+        (b"\x30\x80\x00\x00", "a length is invalid, or not in its shortest encoding"),
     ],
     ids=["status", "content", "type", "signers", "version", "short-time", "month", "cut", "longer", "length"],
 )
