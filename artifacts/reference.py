@@ -79,7 +79,9 @@ def parse_reference(text: str) -> Reference:
         raise build_reference_error(text, "its tag may have 128 letters, digits, _ . and -, and not begin with . or -")
     registry, repository = _ollama(text, name) if scheme == "ollama" else _oci(text, name)
     if len(registry) + 1 + len(repository) > NAME_CHARS_MAX:
-        raise build_reference_error(text, f"registry and repository have more than {NAME_CHARS_MAX} characters")
+        raise build_reference_error(
+            text, f"its registry and repository together have more than {NAME_CHARS_MAX} characters"
+        )
     return Reference(registry, repository, tag, digest)
 
 
@@ -113,7 +115,9 @@ def _oci(text: str, name: str) -> tuple[str, str]:
         registry, repository = DOCKER, repository if "/" in repository else f"library/{repository}"
     if not _REPOSITORY.fullmatch(repository):
         raise build_reference_error(
-            text, "its repository is lower-case letters and digits, with single . _ or - between, in parts by /"
+            text,
+            "its repository is invalid: expected parts separated by /, each of lower-case letters and digits with "
+            "single . _ or - between them",
         )
     return registry, repository
 

@@ -56,7 +56,7 @@ def _refused_part(part: str) -> str | None:
     if _DEVICES.fullmatch(part) or part.endswith((".", " ")) or part.startswith(" "):
         return "has a part that is not a valid file name on every system"
     if part.casefold().startswith(RESERVED_PREFIXES):
-        return "has a part that is reserved"
+        return f"has a part that begins with a reserved prefix ({' or '.join(RESERVED_PREFIXES)})"
     return None
 
 
@@ -86,6 +86,8 @@ class Tree:
     def _check(self, path: str, there: Mapping[str, str], keys: list[str]) -> None:
         other = next((there[one] for one in keys if one in there), None)
         if other is not None:
-            conflict = f"in conflict with {other[:80]!r}, on some systems the same path or its folder"
+            conflict = (
+                f"in conflict with {other[:80]!r}: on some systems both are one path, or one is a folder of the other"
+            )
             said = "a duplicate" if other == path else conflict
             raise BadPathError(f"its path {path[:80]!r} is {said}")

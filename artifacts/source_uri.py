@@ -90,7 +90,7 @@ def _hub(text: str, rest: str) -> Hub:
     include = tuple(query.removeprefix("include=").split(",")) if asks else ()
     if asks and not (query.startswith("include=") and all(_INCLUDE.fullmatch(one) for one in include)):
         raise build_reference_error(
-            text, "expected include= and path patterns, separated by commas, after ?: ?include=*Q4_K_M.gguf"
+            text, "expected path patterns, separated by commas, after ?include=, such as ?include=*Q4_K_M.gguf"
         )
     if len(include) > INCLUDES_MAX:
         raise build_reference_error(text, f"it has more than {INCLUDES_MAX} patterns")

@@ -53,7 +53,9 @@ def list_gaps(size: int, files: Sequence[ArchivedFile]) -> list[Span]:
     found, at = list[Span](), 0
     for one in files:
         if one.at < at or one.size < 1 or one.at + one.size > size:
-            raise ValueError("files of an archive overlap, or are outside of it")
+            raise ValueError(
+                "byte ranges of files in the archive overlap, are empty, or lie beyond the end of the archive"
+            )
         if one.at > at:
             found.append(Span(at, one.at))
         at = one.at + one.size

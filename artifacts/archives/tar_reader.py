@@ -176,7 +176,9 @@ class Reader:
                 raise BadArchiveError("a long name in the archive is invalid")
             found = {b"path" if meta == "L" else b"linkpath": text}
         if found.keys() & self._named.keys():
-            raise BadArchiveError("the archive names a member twice")
+            raise BadArchiveError(
+                "the archive has two extended headers that set the same property of a member, such as its name"
+            )
         self._named |= found
 
 

@@ -112,7 +112,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 async def _answer(process: asyncio.subprocess.Process, question: bytes) -> bytes:
     if process.stdin is None or process.stdout is None:
-        raise RuntimeError("the program has pipes")
+        raise RuntimeError("internal error: the credential helper was started without pipes for stdin and stdout")
     process.stdin.write(question)
     try:
         await process.stdin.drain()

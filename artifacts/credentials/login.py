@@ -77,7 +77,7 @@ def _place(files: Sequence[Path], host: str) -> LoginLocation:
         named = any(docker_config.list_registry_keys([key], host) for key in found.cred_helpers)
         if named or docker_config.list_registry_keys(found.auths, host) or file == files[-1]:
             return LoginLocation(file, docker_config.find_credential_helper(found, host))
-    raise PolicyError("no file for logins is known")
+    raise PolicyError("the login cannot be stored: the list of login files is empty")
 
 
 def _config(file: Path) -> Config:

@@ -51,7 +51,7 @@ def read_layer(one: Descriptor) -> Said:
     found = _LAYER.fullmatch(one.media_type)
     path, note = read_layer_path(one)
     if found is None and path and not one.media_type.startswith("application/vnd."):
-        said = Said(path=path, note=note or "its type is generic, so its name decides")
+        said = Said(path=path, note=note or "its media type is generic, so its role is derived from its file name")
         return said._replace(refusal=_metadata_refusal(one, said.encoding))
     if found is None:
         return Said(refusal=f"{one.media_type} is not a layer type of ModelPack")

@@ -67,7 +67,10 @@ def _check(names: Iterable[str]) -> None:
     for name in names:
         parts = members.strip_dot_slash(name).split("/")
         if parts != ["."] and not NOT_PLAIN.isdisjoint(parts):
-            raise BadArchiveError(f"in the archive: the name {name[:80]!r} could be read in two ways")
+            raise BadArchiveError(
+                f"in the archive: the name {name[:80]!r} has an empty part, or . or .. in it, so programs may extract "
+                f"it to different places"
+            )
 
 
 class _Walk:

@@ -78,7 +78,7 @@ class _Search:
         """Count a read and return whether the limit is exceeded; the first skipped item is recorded."""
         self._looks += 1
         if self._looks == LOOKS_MAX + 1:
-            self.unread(at, f"skipped, as all later ones: the limit is {LOOKS_MAX}")
+            self.unread(at, f"skipped, and so is everything after it: at most {LOOKS_MAX} documents are read")
         return self._looks > LOOKS_MAX
 
     async def _manifest(self, asked: str, size: int | None = None) -> None:

@@ -166,7 +166,7 @@ class _Header:
             if value is not None:
                 found[key] = value
                 if len(found) > KEPT_MAX:
-                    raise GgufError(f"{self.path}: more than {KEPT_MAX} keys of one model")
+                    raise GgufError(f"{self.path}: more than {KEPT_MAX} metadata keys that describe the model")
         self.directory(tensors)
         return found
 
@@ -198,7 +198,7 @@ class _Header:
         if key.partition(".")[2] in gguf_shape.KEYS and count <= LAYERS_MAX and kind not in (6, 12):
             self.arrays += 1
             if self.arrays > ARRAYS_MAX:
-                raise GgufError(f"{self.path}: more than {ARRAYS_MAX} arrays of numbers for each block")
+                raise GgufError(f"{self.path}: more than {ARRAYS_MAX} metadata arrays that have one number per block")
             return tuple(n for (n,) in struct.iter_unpack(_SCALARS[kind], self.bytes(width * count)))
         self.skip(width * count)
         return None

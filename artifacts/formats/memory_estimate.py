@@ -136,9 +136,12 @@ def estimate_llama_cpp(shape: Shape, serving: ServingOptions) -> Estimate:
             _states(shape, state, serving.slots),
             Item(
                 name="checkpoints", bytes=serving.slots * back, host=True,
-                words=f"{serving.checkpoints} per slot, to restore earlier windows and states",
+                words=f"{serving.checkpoints} per slot, copies of attention windows and states of earlier tokens",
             ),
-            Item(name="prompts", bytes=serving.prompts_bytes, host=True, words="of earlier requests, up to its limit"),
+            Item(
+                name="prompts", bytes=serving.prompts_bytes, host=True,
+                words="cached prompts of earlier requests, up to the limit of this cache",
+            ),
             _activation(shape, serving.batch_tokens, cells if serving.scores else 0, serving.batch_tokens),
             Item(name="overhead", bytes=OVERHEAD_BYTES, words="the process and its libraries"),
         ),

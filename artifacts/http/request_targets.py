@@ -161,5 +161,8 @@ def resolve_location(asked: URL, location: str | None) -> URL:
     except ValueError:
         raise PolicyError(f"{said}: its Location is not a URL") from None
     if asked.scheme == "https" and url.scheme != "https":
-        raise PolicyError(f"{said}: redirects from https to http; behind a proxy, set its own address to https")
+        raise PolicyError(
+            f"{said}: redirects from https to http; if the registry is behind a proxy, set the registry's external URL "
+            f"to https"
+        )
     return url

@@ -52,8 +52,8 @@ class Resolver(AbstractResolver):
             self._inside = inside if self._inside is None else self._inside and inside
         elif not self._inside and any(map(is_private, addresses)) and not self._is_allowed(name, port):
             raise PolicyError(
-                f"{name}: is in a private network, and the registry is not; if that is right, allow "
-                f"that host for this registry"
+                f"{name}: is in a private network, and the registry is not; a registry with a public address may refer "
+                f"only to hosts with public addresses"
             )
 
     def _is_allowed(self, name: str, port: int) -> bool:

@@ -200,7 +200,7 @@ class Answer:
         stream, carrier = self._answer.content, connection.transport
         sealed = carrier.get_extra_info("ssl_object")
         if (self.url.scheme == "https") != isinstance(sealed, Sealed):
-            raise RuntimeError("a connection is not what its URL says")
+            raise RuntimeError("internal error: the connection has TLS and its URL is not https, or the reverse")
         number = os.dup(carrier.get_extra_info("socket").fileno())
         rest = socket.socket(fileno=number)
         try:
@@ -324,7 +324,7 @@ class Transport:
         self, method: str, url: URL, headers: Mapping[str, str], body: Body | None, *, foreign: bool
     ) -> Answer:
         if self._session is None or self._resolver is None:
-            raise RuntimeError("a Transport is used as `async with`")
+            raise RuntimeError("internal error: a Transport must be entered with `async with` before its first request")
         said = str(get_origin(url))
         literal = parse_address(url.raw_host or "")
         if literal is not None:
@@ -353,7 +353,10 @@ class Transport:
                     server_hostname=None if foreign or url.scheme != "https" else self.site.certified,
                 )
         except aiohttp.ClientConnectorCertificateError:
-            raise PolicyError(f"{said}: its certificate is not valid; configure a private authority as ca") from None
+            raise PolicyError(
+                f"{said}: its certificate is not valid; if a private authority issued it, set --ca-file, or "
+                f"weights.caFile of the Settings, to the certificate of that authority"
+            ) from None
         except aiohttp.ClientSSLError:
             raise BrokenError(f"{said}: the TLS handshake failed (is it plain HTTP?)") from None
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -382,7 +385,9 @@ def _contexts(site: Site) -> _Tls:
             own.load_cert_chain(*site.certificate)
     except (OSError, ssl.SSLError) as error:
         what = getattr(error, "strerror", None) or "not valid PEM"
-        raise PolicyError(f"{site.host}: its CA certificates or our own certificate: {what}") from None
+        raise PolicyError(
+            f"{site.host}: its configured CA certificates or our own client certificate cannot be loaded: {what}"
+        ) from None
     return _Tls(own, foreign)
 
 

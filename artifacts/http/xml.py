@@ -69,7 +69,7 @@ def parse_xml(body: bytes) -> Element:
         open_[-1].texts.append(data)
 
     def refuse(*_: object) -> None:
-        raise BadXmlError("it has a document type")
+        raise BadXmlError("it has a document type declaration (DOCTYPE), which is not allowed")
 
     parser.StartElementHandler, parser.EndElementHandler, parser.CharacterDataHandler = begin, end, text
     parser.StartDoctypeDeclHandler = refuse

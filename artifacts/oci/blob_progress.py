@@ -48,7 +48,9 @@ class BlobProgress:
         inconsistent layout.
         """
         if size < 0 or part < 1 or -(-size // part) > max(PARTS_MAX, 1):
-            raise ValueError(f"{size} bytes are not kept in parts of {part}")
+            raise ValueError(
+                f"a blob of {size} bytes in parts of {part} bytes: a size or the number of parts is invalid"
+            )
         self.size = size
         self.part = part
         self.count = -(-size // part)
@@ -97,7 +99,7 @@ class BlobProgress:
         while count:
             part = min(at // self.part, self.count)
             if part == self.count or at != self.span(part).first + self._filled[part]:
-                raise ValueError(f"byte {at} is not where its part ends so far")
+                raise ValueError(f"byte {at} is not the next byte of its part")
             taken = min(count, self.span(part).end - at)
             self._filled[part] += taken
             self.came += taken

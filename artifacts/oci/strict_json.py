@@ -24,7 +24,7 @@ def decode_json(content: bytes, most: int) -> object:
     if len(content) > most:
         raise BadJsonError(f"larger than {most} bytes")
     if sum(map(content.count, (b",", b"{", b"["))) > PARTS_MAX:
-        raise BadJsonError(f"of more than {PARTS_MAX} parts")
+        raise BadJsonError(f"with more than {PARTS_MAX} commas and opening brackets")
     try:
         found: object = json.loads(content.decode(), object_pairs_hook=_object, parse_constant=_constant)
     except BadJsonError:

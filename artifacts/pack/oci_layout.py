@@ -88,7 +88,10 @@ def _whole(to: Path) -> Iterator[Path]:
         raise PackError(f"{to} already exists: choose a new or empty folder")
     partial = to.absolute().parent / f".{to.name}.pilotlight-partial"
     if partial.exists():
-        raise PackError(f"{partial} exists: another process packs or was interrupted; remove the folder")
+        raise PackError(
+            f"{partial} exists: another process is packing into it, or was interrupted; if no process uses the folder, "
+            f"remove it"
+        )
     partial.mkdir(parents=True)
     try:
         yield partial

@@ -366,5 +366,5 @@ def _why(error: RegistryError) -> str:
     if isinstance(error, DeniedError):
         return "it denied access: the peers' token or certificate differs"
     if isinstance(error, PolicyError):
-        return "it cannot be contacted: its URL, its certificate, or our own"
+        return "it cannot be used: check its URL, its certificate, and our own certificate"
     return "its response is invalid"

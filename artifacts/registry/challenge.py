@@ -163,7 +163,7 @@ def parse_realm(text: str, registry: URL, allowed: Collection[str] = ()) -> URL:
     if not related or asked.port not in {said.port, PORTS["https"]}:
         raise PolicyError(
             f"{said}: its realm is at {asked}, which seems to belong to another party; "
-            f"if that is right, allow that host for this registry"
+            f"a login is sent only to the registry's host and to hosts of the same domain"
         )
     return url
 

@@ -90,7 +90,9 @@ def check_certificate(der: bytes, unix_s: float, root: Root) -> Leaf:
     except BadKeyError as error:
         raise BadClaimError(f"its certificate: {error}") from None
     except x509.ExtensionNotFound:
-        raise BadClaimError("its certificate lacks its key usage, its subject or its log") from None
+        raise BadClaimError(
+            "its certificate lacks its key usage, its subject, or timestamps of a certificate transparency log (SCTs)"
+        ) from None
     except BadClaimError:
         raise
     except (ValueError, TypeError, UnsupportedAlgorithm, *_UNREADABLE):
@@ -126,14 +128,16 @@ def _issuer(leaf: x509.Certificate, unix_s: float, authorities: Sequence[Authori
             if is_valid_at(path, unix_s):
                 return one.chain[0]
             raise BadClaimError("its certificate or the issuer was not valid at the time of signing")
-    raise BadClaimError("its certificate is not from an authority that the trusted root lists for that time")
+    raise BadClaimError("its certificate is not from an authority that the trusted root lists for the time of signing")
 
 
 def _check_logged(leaf: x509.Certificate, issuer: x509.Certificate, logs: Sequence[Log]) -> None:
     found = leaf.extensions.get_extension_for_class(x509.PrecertificateSignedCertificateTimestamps).value
     public = hash_public_key(issuer.public_key())
     if not any(_is_logged(leaf, public, timestamp, log) for timestamp in found for log in logs):
-        raise BadClaimError("its certificate has no timestamp of a certificate log in the trusted root")
+        raise BadClaimError(
+            "its certificate has no valid timestamp (SCT) of a certificate transparency log that the trusted root lists"
+        )
 
 
 def _is_logged(leaf: x509.Certificate, issuer: bytes, timestamp: SignedCertificateTimestamp, log: Log) -> bool:
@@ -161,7 +165,7 @@ def _identity(leaf: x509.Certificate) -> Identity:
         raise BadClaimError("its certificate does not have exactly one subject that is a mail address or a URL")
     issuers = {_text(one) for one in leaf.extensions if one.oid in {ISSUER, ISSUER_RAW}}
     if len(issuers) != 1:
-        raise BadClaimError("its certificate does not name exactly one issuer of the login")
+        raise BadClaimError("its certificate does not name exactly one OIDC issuer")
     return Identity(names[0].value, issuers.pop())
 
 
@@ -172,6 +176,6 @@ def _text(extension: x509.Extension[x509.ExtensionType]) -> str:
     raw = value.value
     if extension.oid == ISSUER:
         if len(raw) < 2 or raw[0] != _UTF8 or raw[1] > _SHORT_MAX or raw[1] != len(raw) - 2:
-            raise BadClaimError("its certificate's issuer of the login is not a short text")
+            raise BadClaimError(f"the OIDC issuer in its certificate is not a text of at most {_SHORT_MAX} bytes")
         raw = raw[2:]
     return raw.decode()

@@ -44,14 +44,14 @@ def parse_values(data: bytes) -> list[Value]:
             raise DerError(f"more than {VALUES_MAX} values side by side")
         begins, size_at = at, at + 2
         if size_at > len(data) or data[at] & 0x1F == 0x1F:
-            raise DerError("a tag or a length is truncated, or has many bytes")
+            raise DerError("a tag or a length is truncated, or a tag has more than one byte")
         size = data[at + 1]
         if size >= 0x80:
             count = size & 0x7F
             size_at += count
             size = int.from_bytes(data[at + 2 : size_at])
             if not 1 <= count <= 4 or size_at > len(data) or size < 0x80 or data[at + 2] == 0:
-                raise DerError("a length that is invalid, or not the shortest")
+                raise DerError("a length is invalid, or not in its shortest encoding")
         at = size_at + size
         if at > len(data):
             raise DerError("a value is longer than the rest of the input")

@@ -71,7 +71,9 @@ def check_timestamps(
         if any(_is_by(token, authority) for authority in authorities):
             times.append(token.unix_s)
     if not times:
-        raise BadClaimError(f"{_WHAT} is not from an authority that the trusted root lists for that time")
+        raise BadClaimError(
+            f"{_WHAT} is not from an authority that the trusted root lists for the time in the timestamp"
+        )
     return tuple(times)
 
 
@@ -111,7 +113,7 @@ def _read(raw: bytes) -> _Token:
     """Parse a granted TimeStampResp with one signer whose attributes match the content. Raises DerError."""
     status, token = der.expect_tags(der.parse_single_value(raw, der.SEQUENCE).inner(), der.SEQUENCE, der.SEQUENCE)
     if der.expect_tags(status.inner(), der.INTEGER)[0].content != b"\x00":
-        raise DerError("it was not granted")
+        raise DerError("the timestamp authority did not grant it")
     kind, wrapped = der.expect_tags(token.inner(), der.OID, der.context_tag(0))
     if kind.content != _SIGNED_DATA:
         raise DerError("no signed data")
@@ -127,9 +129,9 @@ def _read(raw: bytes) -> _Token:
     sum_name, hashed = _sum(algorithm)
     said = _attributes(attributes)
     if said.get(_CONTENT_TYPE) != (der.OID, _TST_INFO):
-        raise DerError("its signer states another type")
+        raise DerError("the content type in its signed attributes is not that of a timestamp")
     if said.get(_MESSAGE_DIGEST) != (der.OCTETS, hashlib.new(sum_name, content).digest()):
-        raise DerError("its signer states other content")
+        raise DerError("the digest in its signed attributes does not match its content")
     signed = bytes([der.SET]) + attributes.whole[1:]  # hashed with the tag of a SET (RFC 5652, 5.4)
     return _info(content)._replace(signed=signed, signature=signature.content, algorithm=hashed)
 
@@ -137,7 +139,7 @@ def _read(raw: bytes) -> _Token:
 def _content(encapsulated: Value) -> bytes:
     kind, wrapped = der.expect_tags(encapsulated.inner(), der.OID, der.context_tag(0))
     if kind.content != _TST_INFO:
-        raise DerError("it is of another type")
+        raise DerError("its content is not of the type of a timestamp")
     return der.parse_single_value(wrapped.content, der.OCTETS).content
 
 

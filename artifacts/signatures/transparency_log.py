@@ -57,7 +57,7 @@ def check_log_entry(found: Mapping[str, object], logs: Sequence[Log]) -> LogEntr
 def _promised(found: Mapping[str, object], body: bytes, log: Log) -> int:
     """Verify the promise of Rekor v1, and return the time of inclusion."""
     if not isinstance(found.get("inclusionPromise"), dict):
-        raise BadClaimError(f"{_WHAT} has no promise of its log, which Rekor v1 requires")
+        raise BadClaimError(f"{_WHAT} has no inclusion promise of its log; Rekor v1 requires one")
     unix_s, index = _number(found, "integratedTime"), _number(found, "logIndex")
     if not log.at(unix_s):
         raise BadClaimError(f"{_WHAT} has a time at which the log was not in use")

@@ -196,7 +196,7 @@ def _explained(status: int, headers: Mapping[str, str], _body: bytes) -> str:
     """Explain the Hub's error codes (`X-Error-Code`)."""
     code = headers.get("X-Error-Code", "")
     if code == "GatedRepo":
-        return "it is gated: accept its terms on its page, and set HF_TOKEN to a token of that user"
+        return "it is gated: accept its terms on its page of the Hub, and set HF_TOKEN to a token of the user who did"
     if code == "RevisionNotFound":
         return "it has no such revision"
     if code == "RepoNotFound" or status == 401:

@@ -237,7 +237,10 @@ class Pull:
                 self._disk.sync(Path(one.path))
         lease = try_lock(self._tree / "lease", shared=True, make=True)
         if lease is None:
-            raise StoreError(f"{self._tree} is locked by another process; only pulls may use it")
+            raise StoreError(
+                f"{self._tree / 'lease'} is locked by another process; only the pull that writes this folder may "
+                f"lock it: stop that process, and pull again"
+            )
         try:
             self._disk.write(self._tree / "copy.json", msgspec.json.encode(record))
             to = self._layout.copy(self._wanted.key)

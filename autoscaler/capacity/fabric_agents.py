@@ -17,7 +17,10 @@ from autoscaler.spec.settings import Settings
 from autoscaler.state.capacity import Lease
 from autoscaler.state.world import NodeAgentStatus, NodeId, World
 
-UNHEARD = "its node's agent has not reported its release (chart value agent.fabric.enabled)"
+UNHEARD = (
+    "the agent of its node has not reported that it removed the device from the node (this requires chart value "
+    "agent.fabric.enabled)"
+)
 
 
 def list_agent_providers(settings: Settings) -> frozenset[str]:

@@ -248,7 +248,11 @@ class Loop:
             elif isinstance(one, FaultSeen) and self._is_new(one):
                 report_fault(one.model, one.part, one.reason)
             elif isinstance(one, ReplicaSeen) and self.world.replicas.get(one.id, one).model != one.model:
-                _log.error("event=replica_ignored replica=%s reason='reported for model %s'", one.id, one.model)
+                _log.error(
+                    "event=replica_ignored replica=%s reason='it was reported for model %s and is of another model'",
+                    one.id,
+                    one.model,
+                )
             elif isinstance(one, LeadingSeen | FollowingSeen):  # these belong to another leadership
                 self._aside.clear()
                 self._unstopped.clear()

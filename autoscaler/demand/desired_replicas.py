@@ -216,7 +216,7 @@ def _idle(case: _Case) -> DesiredReplicas:
     world, history, supply, now_s = case.world, case.history, case.supply, case.now_s
     name = case.model.name
     if not is_demand_complete(world, now_s):
-        who = ", ".join(list_silent_gateways(world, now_s)) or "none is known yet"
+        who = ", ".join(list_silent_gateways(world, now_s)) or "no gateway is known yet"
         reason = f"kept because gateways that have not reported may have requests ({who})"
         return DesiredReplicas(model=name, count=len(supply), reason=reason)
     count, next_s = _fewer(case, 1) if len(supply) > 1 else (1, None)
@@ -241,7 +241,9 @@ def _idle(case: _Case) -> DesiredReplicas:
         f"{format_duration(window_s)}{RENTED if rented else ''}"
     )
     if held_s > last_s + window_s:
-        whom = "because an operator woke it" if history.woken_s is not None else "for clients that may retry"
+        whom = (
+            "because an operator ran `pilotlight wake`" if history.woken_s is not None else "for clients that may retry"
+        )
         reason = f"kept ready {whom}, for {format_duration(held_s - now_s)}"
     next_s = zero_s if next_s is None else min(next_s, zero_s)
     return DesiredReplicas(model=name, count=count, reason=reason, since_s=last_s, next_s=next_s)

@@ -493,7 +493,7 @@ def _check_slicing(kind: NodeKind, at: Path) -> None:
             "kai": "KAI shares a device by memory",
             "dra": "kind dra requires `sharing`",
         }
-        what = why.get(slicing.kind, f"nodes report the parts of kind {slicing.kind}")
+        what = why.get(slicing.kind, f"with kind {slicing.kind}, nodes report the number of parts of each device")
         raise WrongKeyError(at, f"{what}: remove it, or set kind timeslice or mps")
     raise WrongKeyError(at, f"missing; kind {slicing.kind} requires how many times each device is offered")
 
@@ -508,5 +508,6 @@ def _check_sharing(kind: NodeKind, at: Path) -> None:
     for key, said in (("cut", slicing.cut), ("alternatives", slicing.alternatives)):
         if said:
             raise WrongKeyError(
-                (*at, key), "not allowed with sharing, which claims the whole GPU: remove one of the two"
+                (*at, key),
+                "not allowed with `sharing`, for which Pilotlight claims the whole GPU: remove one of the two",
             )

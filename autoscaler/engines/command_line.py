@@ -76,9 +76,11 @@ def _check_reachable(artifact: str, engine: Engine) -> None:
     if scheme == "pvc":
         raise EngineError("pvc:// is a claim of a cluster: on one machine use file:///path")
     if scheme in STORED and not is_fetched_by_engine(artifact, engine):
-        hub = "the Hub, or by ?include=" if engine.artifacts == "file-or-hf" else "the Hub"
+        hub = "the Hub with ?include=" if engine.artifacts == "file-or-hf" else "the Hub"
         place = {"oci": "a registry", "s3": "a bucket"}.get(scheme, hub)
-        raise EngineError(f"weights from {place} are not fetched here: mount them")
+        raise EngineError(
+            f"weights from {place} are not fetched for this start: mount them, and name them as file:///path"
+        )
 
 
 def select_program(engine: Engine, available: Mapping[str, str], *, gpus: bool) -> Program | None:
@@ -101,7 +103,9 @@ def _adapters(model: Model, support: Adapters | None) -> tuple[str, ...]:
         return ()
     scheme = next((a.artifact.partition("://")[0] for a in model.spec.adapters if not a.artifact.startswith(FILE)), "")
     if scheme:
-        raise EngineError(f"adapters: {scheme}:// is not fetched here: mount them")
+        raise EngineError(
+            f"adapters: {scheme}:// is not fetched for this start: mount the adapters, and name them as file:///path"
+        )
     values = (
         {"name": model.served(), "adapter": a.name, "adapter_path": artifact_path(a.artifact)}
         for a in model.spec.adapters

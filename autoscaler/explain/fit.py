@@ -135,14 +135,14 @@ def _counted(model: Model, needs: Needs) -> str:
     if model.spec.gpu.count == 0:
         head = f"{model.name} requests no device (gpu.count is 0)"
     elif model.spec.gpu.memory_bytes:
-        head = f"{model.name} is counted with {format_size(model.memory_bytes)}, from its document (gpu.memory)"
+        head = f"{model.name} is assumed to need {format_size(model.memory_bytes)}, as set in its document (gpu.memory)"
     elif _basis(model) == "measured":
         estimated = f"the estimate from its artifact is {format_size(model.estimated_bytes)}"
-        head = f"{model.name} is counted with {format_size(model.memory_bytes)}, as measured; {estimated}"
+        head = f"{model.name} is assumed to need {format_size(model.memory_bytes)}, as measured; {estimated}"
     elif model.memory_bytes:
-        head = f"{model.name} is counted with {format_size(model.memory_bytes)}, estimated from its artifact"
+        head = f"{model.name} is assumed to need {format_size(model.memory_bytes)}, estimated from its artifact"
     else:
-        head = f"{model.name} is counted with all memory of each of its devices"
+        head = f"{model.name} is assumed to need all memory of each of its devices"
     return f"{head}; {needs.problem}." if needs.problem else f"{head}. {needs.source} gives this estimate:"
 
 

@@ -410,7 +410,8 @@ def _lesson(world: World, model: Model) -> list[str]:
     if lesson is None or not lesson.learnt or not model.spec.gpu.count or len(world.nodes.slices) < 2:
         return []
     source = describe_training_input(lesson.exercise)
-    return [f"Among slices of equal price and size, the choice uses values learned from {source}."]
+    chosen = "Among slices of equal price and size, the one with the best value is chosen"
+    return [f"{chosen}; the values were learned from {source}."]
 
 
 def _stopped(world: World, name: ModelName, rows: Sequence[LogRow], now_s: float) -> list[str]:

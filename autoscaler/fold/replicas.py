@@ -308,12 +308,12 @@ def _ready(draft: Draft, replica: Replica) -> Replica:
 def _leaving(draft: Draft, before: Replica, reason: str) -> None:
     """Another party stops the replica: treat it as an ordered stop, not as a failure."""
     if before.state in UNDECIDED or before.state is S.DRAINING:
-        _move(draft, before, replace(before, state=S.STOPPING), "seen", reason or "another program stops it")
+        _move(draft, before, replace(before, state=S.STOPPING), "seen", reason or "another program is stopping it")
 
 
 def _is_taken(draft: Draft, before: Replica, reason: str) -> None:
     """Another party terminates the replica after a grace period: drain it, without the option to revive it."""
-    reason = reason or "another program ends it"
+    reason = reason or "another program is terminating it and lets it finish its requests"
     if before.state is S.DRAINING and before.drain is not None:
         draft.put_replica(replace(before, drain=replace(before.drain, taken=True)))
     elif before.state in UNDECIDED:

@@ -79,10 +79,10 @@ NO_EQUAL = {
     "SYSTEM": "clients must send a system message",
     "MESSAGE": "clients must send these messages first",
     "TEMPLATE": "the template in the GGUF file is used",
-    "LICENSE": "the license remains with the weights",
+    "LICENSE": "a Model has no field for the license text; the license still applies to the weights",
     "RENDERER": "llama.cpp uses the template in the GGUF file",
     "PARSER": "llama.cpp uses the template in the GGUF file",
-    "REQUIRES": "it is a version of Ollama",
+    "REQUIRES": "it is the minimum version of Ollama, which does not serve this Model",
     "projector": "for images, add --mmproj with this file to spec.args (llama-server only)",
 }
 

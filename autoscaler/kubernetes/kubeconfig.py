@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 DEFAULT = "~/.kube/config"
-EXTRA_FIX = 'pip install "$(ls dist/pilotlight-*.whl)[kubernetes]" (the wheel: `make wheel` in a clone)'
+EXTRA_FIX = (
+    'pip install "$(ls dist/pilotlight-*.whl)[kubernetes]" (`make wheel` in a clone of the repository builds the wheel)'
+)
 
 
 MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, yaml.YAMLError)

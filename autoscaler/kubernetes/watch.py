@@ -275,7 +275,9 @@ class Watched(Generic[T]):
                         self._see(event, found, None)
                     self._reach(_version_of(found))
         except TimeoutError:
-            raise SuspicionError(f"watch {self._path}: it did not deliver a known change") from None
+            raise SuspicionError(
+                f"watch {self._path}: it did not deliver in time a change that is known to exist"
+            ) from None
         finally:
             self._patience = None
 

@@ -293,7 +293,9 @@ class PackRun:
         best = self._index.why.roomiest(want)
         why = unmet_reason(want, None if best is None else self.overlay.shelf(best), closed, self._now_s, scarce)
         if want.kind.spare_bytes and not self._budget.allows(want.kind.memory_bytes, want.least.kind.memory_bytes):
-            why += f"; its minimum is refused, so that elastic replicas keep {MEAN // 10} % of their requests in total"
+            why += (
+                f"; less memory is not granted, because elastic replicas must keep {MEAN // 10} % of theirs on average"
+            )
         return Unplaced(want, why)
 
     def cheapest(self, want: PlacementRequest) -> tuple[EvictionOption, ...] | None:

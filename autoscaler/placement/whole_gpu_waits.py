@@ -96,7 +96,10 @@ def share_split_gpus(packing: PackResult, world: World, now_s: float) -> Togethe
             placed.append(one)
             opened += [] if part is None else [_Gpu(part[0], part[1], one.want.model, now_s + REST_S)]
         else:
-            why = f"waits for the rest of {gpu.slice.id}, which is offered as soon as {gpu.first} has claimed its part"
+            why = (
+                f"waits for the rest of {gpu.slice.id}, which the DRA driver offers as soon as {gpu.first} has "
+                f"claimed a part of it"
+            )
             back[Unplaced(one.want, why, promised=True)] = one
             next_s = min(next_s, gpu.until_s)
     after = packing._replace(placements=tuple(placed), unmet=(*packing.unmet, *back))

@@ -31,7 +31,10 @@ EXPECTED_S = 240.0
 """Default seconds from an order until the node's GPUs can be used, while none is learned or set in Settings."""
 CONFIDENCE: Mapping[Bought, float] = {"spot": 0.8}
 """Share of orders that are delivered, by purchase type; 0.9 for all others. Used until it is learned."""
-NO_NODE_ENTRY = "no entry of Settings `nodes` describes its devices (`slicing` mig and dra do not count): add one with"
+NO_NODE_ENTRY = (
+    "no entry of Settings `nodes` describes its devices (entries with `slicing` kind mig or dra are ignored): "
+    "add one with"
+)
 """Why a queue has no offer; what the entry must contain is appended."""
 WHOLE = frozenset({"whole"})
 PARTED = frozenset({"timeslice", "mps"})

@@ -139,12 +139,12 @@ class RatedOffer(NamedTuple):
         return self.in_time >= min(IN_TIME, NOT_LATE * self.expected.confidence)
 
     def says(self) -> str:
-        """Describe it: `rack: 1 x A100 on w1, expected 60 s, in time with 90 %, 0.42 for a surge`."""
+        """Describe it: `rack: 1 x A100 on w1, expected 60 s, in time with probability 90%, expected cost 0.42`."""
         offer, takes = self.offer, self.expected.p50_s
         where = f" on {offer.node}" if offer.node else ""
         when = "delivery time unknown" if takes == inf else f"expected {format_duration(takes)}"
-        price = f", {self.cost:.2f} for a surge" if self.cost else ""
-        chance = f"in time with {self.in_time:.0%}"
+        price = f", expected cost {self.cost:.2f}" if self.cost else ""
+        chance = f"in time with probability {self.in_time:.0%}"
         ends = "" if offer.lasts_s is None else f", for {format_duration(offer.lasts_s)} at most"
         return f"{offer.provider}: {self.devices} x {offer.product}{where}, {when}, {chance}{price}{ends}"
 

@@ -257,7 +257,7 @@ class Provisioner:
         chosen = choose_sorted_offer(self._rungs(want), hedges)
         self.sought[kind] = chosen is not None
         if chosen is not None and chosen.rung.sure and not self._timely(want, chosen.rung):
-            self.said[want] = f"an order from {chosen.rung.offer.provider} will be placed in time"
+            self.said[want] = f"it is needed later; capacity from {chosen.rung.offer.provider} will be ordered in time"
             chosen = choose_sorted_offer(self._rungs(want, endless=True))
         elif chosen is None:
             self.said[want] = self._none()

@@ -171,7 +171,7 @@ class _Returning:
         unclaimed = is_claim_owner(lease.owner) and not lease.used
         kept_s = CLAIM_S if unclaimed else kept_s
         if is_lease_ending(self.world, lease):
-            return "it ends and is not in use"
+            return "it is being withdrawn and is not in use"
         with_node = is_on_unneeded_node(self.world, lease)
         kept_s = min(kept_s, STRAY_S) if with_node else kept_s
         self.later(since_s + kept_s)
@@ -183,6 +183,6 @@ class _Returning:
         if with_node:
             return f"it is not in use, and node {lease.offer.node} will be removed as unneeded"
         if unclaimed:
-            return f"no claim was allocated it within {format_duration(idle_s)}"
+            return f"it was not allocated to any ResourceClaim within {format_duration(idle_s)}"
         why = "it is worth keeping for" if said == "auto" else "its provider's keepSeconds is"
         return f"idle for {format_duration(idle_s)}, and {why} {format_duration(kept_s)}"

@@ -37,7 +37,7 @@ def list_crowded_slices(world: World) -> dict[SliceId, str]:
         there = [world.replicas[one] for one in world.by_slice.get(id, ())]
         if _over(world.nodes.slices[id], there):
             names: list[str] = sorted({one.model for one in there})
-            names += ["pods of others"] if world.nodes.slices[id].theirs else []
+            names += ["pods that this installation does not manage"] if world.nodes.slices[id].theirs else []
             found[id] = CROWDED.format(", ".join(names) + (" is" if names == [there[0].model] else " are"))
     return found
 
@@ -110,7 +110,10 @@ def _age(replica: Replica) -> tuple[float, ReplicaId]:
 
 
 def _reason(slice_: Slice, replica: Replica, stay: Iterable[Replica]) -> str:
-    others = [*sorted({one.model for one in stay}), *(["pods of others"] if slice_.theirs else [])]
+    others = [
+        *sorted({one.model for one in stay}),
+        *(["pods that this installation does not manage"] if slice_.theirs else []),
+    ]
     occupied = f"{' and '.join(others)} {'are' if len(others) > 1 or slice_.theirs else 'is'} there" if others else ""
     no_room = f"{slice_.id} has no room for it" + (f": {occupied}" if occupied else "")
     return "; ".join(filter(None, (explain_misplacement(replica), no_room)))

@@ -110,7 +110,7 @@ IDLE_BYTES_MAX = 1 << 30
 NOTICED_BYTES = 64 << 20
 """Smaller changes of a device's use are ignored."""
 ILL = "the agent of its node reports an unhealthy device"
-OTHERS = "pods of others use a device of its node"
+OTHERS = "pods that this installation does not manage use a device of its node, and which one is unknown"
 STUCK_S = 60.0
 """Memory of a replica that stops or scrubs for longer than this is no longer expected: a request may take another
 victim, and nothing new is placed on the device."""

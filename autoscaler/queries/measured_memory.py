@@ -101,7 +101,7 @@ def explain_rigid_memory(model: Model) -> str:
     if not model.memory_bytes:
         return "its memory requirement is unknown; set gpu.memory"
     if is_memory_minimum(model):
-        return "gpu.memory: auto is the minimum that it needs; set a larger size"
+        return "gpu.memory is `auto`, which requests only the minimum that it needs; set a larger size"
     if model.cache is None:
         return "its artifact cannot be read here, so the saving of a smaller cache is unknown"
     if model.spec.context_tokens is not None:

@@ -114,7 +114,9 @@ def _find_unpaid_places(ground: MigrationContext, lease: Lease, guests: Iterable
         index.set_aside(id for node in nodes for id in index.slices_of(node) if id in paid)
         for guest in sorted(guests, key=lambda one: (-len(one.resources.slices), -one.resources.memory_bytes, one.id)):
             there = reserve_placement(
-                ground, guest, f"move {guest.model} from paid capacity of {lease.id.provider} to unpaid room"
+                ground,
+                guest,
+                f"move {guest.model} from paid capacity of {lease.id.provider} to devices without extra cost",
             )
             if there is None or worst_product_rank(world, there.want, there.slices) > worst_product_rank(
                 world, there.want, guest.resources.slices

@@ -32,7 +32,7 @@ from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Move, Replica, SliceId, World
 from autoscaler.text import format_duration
 
-REASON = "kept off its node"
+REASON = "its pod cannot be scheduled on the chosen node"
 
 
 class Elsewhere(NamedTuple):
@@ -64,7 +64,7 @@ def build_relocation_requests(world: World, now_s: float, going: Collection[Repl
 def drain_stranded_replica(replica: Replica) -> DrainReplica:
     """Drain a stranded replica, since there is room elsewhere."""
     waits = replica.runtime.waits
-    reason = f"kept off its node for more than {format_duration(STRANDED_S)}, and there is room elsewhere: {waits}"
+    reason = f"{REASON} for more than {format_duration(STRANDED_S)}, and there is room elsewhere: {waits}"
     return DrainReplica(replica=replica.id, reason=reason, stranded=True)
 
 

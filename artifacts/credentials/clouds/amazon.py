@@ -102,7 +102,7 @@ class Amazon:
         try:
             keys = await self._own.keys() or await self._pod.keys()
         except RegistryError as error:
-            raise type(error)(f"{host}: {NAME}: the keys for the request: {error}") from None
+            raise type(error)(f"{host}: {NAME}: the AWS keys that sign requests cannot be obtained: {error}") from None
         if keys is None:
             return Granted(Login(note=f"{NAME}: no keys were found; {FIX}"), ABSENT_S)
         return await self._token(host, asked, keys)

@@ -85,7 +85,7 @@ class Azure:
         step = f"{host}: {NAME}: workload identity"
         proof = await asyncio.to_thread(_mounted, file, step)
         if not _ID.fullmatch(tenant):
-            raise PolicyError(f"{step}: AZURE_TENANT_ID is not a tenant")
+            raise PolicyError(f"{step}: AZURE_TENANT_ID is not a valid tenant ID or domain name")
         authority = parse_untrusted_url(f"{(self._env.get('AZURE_AUTHORITY_HOST') or AUTHORITY).rstrip('/')}/")
         if authority.scheme != "https" and not is_loopback(authority.raw_host or ""):
             raise PolicyError(f"{step}: AZURE_AUTHORITY_HOST is not https; no token is sent there")
@@ -115,7 +115,7 @@ class Azure:
         except UnreachableError as error:
             raise UnreachableError(f"{step}: {error}; {FIX}") from None
         if found.status != 200:  # no identity, several without a selection, or another cloud's service
-            several = "" if client else " (AZURE_CLIENT_ID names one of several)"
+            several = "" if client else " (if it has several, select one with AZURE_CLIENT_ID)"
             return Login(note=f"{NAME}: the machine has no identity to use: {found.status}{several}; {FIX}")
         return decode_reply(found, _Token, step).access_token
 

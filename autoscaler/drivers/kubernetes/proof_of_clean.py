@@ -30,8 +30,8 @@ late (it checks all pods every 2 s, and its runtime may be busy). Without an age
 LOOK_S = 0.1
 ASSUMED, MEASURED, EXITED, UNPREPARED = "assumed", "measured", "exited", "unprepared"
 FORCED = (
-    "its pod was deleted by force and its processes may still run: its devices are free when the agent of its node "
-    f"measures that, the node reboots, or the pod's grace period and {FORCED_S / 60:.0f} min more have passed"
+    "its pod was deleted by force, and its processes may still run; its devices count as free when the agent of "
+    f"its node measures them as free, when the node reboots, or {FORCED_S / 60:.0f} min after the pod's grace period"
 )
 
 Measured = Callable[[ReplicaId, float], bool]

@@ -86,7 +86,7 @@ class ReadinessProber:
         for other in self._at(pod.ip):
             if other.uid != pod.uid and (other.started_unix_s or 0.0) <= (pod.started_unix_s or 0.0):
                 self.stop(other.replica)
-                self._see(other, Seen.UNREADY, reason=f"its address was given to {pod.name}")
+                self._see(other, Seen.UNREADY, reason=f"the IP address of its pod now belongs to pod {pod.name}")
                 self._pods.suspect()
 
     def _at(self, ip: str) -> list[PodSeen]:

@@ -243,7 +243,8 @@ def _epoch(path: Path) -> int:
     number = whole_number(text)
     if number is None:
         raise StateError(
-            f"{file} contains no number: write one above every earlier epoch into it, such as {int(time.time())}"
+            f"{file} contains no number: write a number into it that is larger than every earlier epoch, such as "
+            f"{int(time.time())}"
         )
     return number
 

@@ -179,7 +179,9 @@ def _llama_cpp(program: str, flags: CommandLine, folder: str, sketch: Sketch) ->
     if any(_FLAG.match(word) and word not in EXTRA_FLAGS for word in flags.left):
         sketch.tell("cmd", "Pilotlight's llama extra does not support all of these args: install Pilotlight without it")
     if program != "llama-server":
-        sketch.tell(f"cmd {program}", "the llama-server on the PATH is started: add this program to the PATH")
+        sketch.tell(
+            f"cmd {program}", "Pilotlight starts the `llama-server` that it finds on the PATH: add this program there"
+        )
 
 
 def _command(words: list[str], command: Command, sketch: Sketch) -> None:

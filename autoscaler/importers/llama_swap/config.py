@@ -64,7 +64,7 @@ WHOLE: dict[str, str] = {
     "includeAliasesInList": "aliases can be requested but are not listed",
     "unloadTimeout": "engines have 10 s after SIGTERM",
     "hooks": "set spec.replicas.min: 1 for a Model that should always run",
-    "profiles": "a name belongs to one Model: move spec.aliases instead",
+    "profiles": "a name belongs to one Model: to change its target, move it to spec.aliases of the other Model",
     "selectors": "a name belongs to one Model: choose one of the targets and set the alias there",
     "peers": "engines on other hosts are not supported yet",
     "upstream": "only inference paths are forwarded to engines",

@@ -98,7 +98,9 @@ def encode_request(kind: RequestShape, lanes: Sequence[SliceClass]) -> EncodedRe
             f"{wrong} of a placement request is {getattr(kind, wrong)}: expected an integer from 0 to {MOST[wrong]}"
         )
     if kind.spare_bytes and (kind.devices != 1 or not 0 < kind.spare_bytes < kind.memory_bytes):
-        raise ValueError(f"spare_bytes of {kind} is invalid: expected less than its memory, and one device")
+        raise ValueError(
+            f"spare_bytes of {kind} is invalid: expected less than memory_bytes, in a request for one device"
+        )
     rooms = _rooms(kind.least, lanes)
     milli = _milli(lanes, rooms)
     least = tuple(milli)

@@ -281,7 +281,9 @@ def describe_holders(want: PlacementRequest, shelf: Bin, now_s: float) -> str:
     """`held by llama-8b (busy, residency ends in 12 s)`."""
     full = shelf.slice.holders_max > 0 and not shelf.free.places
     holders = [f"{i.model} ({describe_occupant(want, i, now_s)})" for i in shelf.incumbents]
-    holders += [f"pods of others ({shelf.slice.theirs})"] if full and shelf.slice.theirs else []
+    holders += (
+        [f"pods that this installation does not manage ({shelf.slice.theirs})"] if full and shelf.slice.theirs else []
+    )
     held = f"held by {', '.join(holders)}" if holders else "reserved for Models that wait longer"
     return f"{held}; at most {shelf.slice.holders_max} pods share it" if full else held
 

@@ -74,7 +74,11 @@ def link_shortage_reason(slice_: Slice, link: Link, many: Mapping[Team, int], de
     size = many.get(team_of(slice_, link), 0)
     if link is Link.NODE:
         return "" if size >= devices else f"its node has {size} suitable devices of {devices} needed"
-    return "" if size >= devices else f"its node has {size} devices {WORDS[link]} with it, of {devices} needed"
+    return (
+        ""
+        if size >= devices
+        else f"{devices} suitable devices {WORDS[link]} are needed; including it, its node has only {size}"
+    )
 
 
 @cache

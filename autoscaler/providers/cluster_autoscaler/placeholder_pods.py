@@ -101,11 +101,16 @@ def read_lease(keeper: Object, placeholder: Object | None, events: Sequence[Obje
     waits = "" if placeholder is None else placeholder["spec"].get("nodeName", "")
     one = replace(one, name=metadata["labels"][KEEPS], node=node or waits)
     if "deletionTimestamp" in metadata:
-        return replace(one, phase="leaving", says="its keeper pod is being deleted")
+        return replace(one, phase="leaving", says="the pod that keeps its node from removal (keeper) is being deleted")
     if half:
         return replace(one, phase="failed", says="its placeholder pod was deleted before a node was added")
     if node and keeper.get("status", {}).get("phase") in ENDED:
-        return replace(one, phase="failed", committed=True, says=f"its keeper pod on node {node} has terminated")
+        return replace(
+            one,
+            phase="failed",
+            committed=True,
+            says=f"the pod that keeps node {node} from removal (keeper) has terminated",
+        )
     if node:
         return replace(one, phase="here", committed=True)
     last = max(events, key=_event_sort_key, default=None)

@@ -76,8 +76,8 @@ NODES = "/api/v1/nodes"
 EXPECTED_S = 90.0
 """Default seconds from an order until its devices are seen: attach time, and two operator polls, 30 s apart."""
 NO_MOST = (
-    "no node has a known maximum number of devices: add `devicesMax` to an entry of Settings "
-    f"`nodes` whose `selector` a node has, or annotation `{GPU_COUNT}` to the nodes or their MachineSet"
+    "no node has a known maximum number of devices: set `devicesMax` in an entry of Settings `nodes` whose `selector` "
+    f"matches a node, or set the annotation `{GPU_COUNT}` on the nodes or their MachineSet"
 )
 TRIES = 5
 """Maximum attempts to write after a conflict, or to order while an earlier request is being deleted."""

@@ -54,7 +54,9 @@ class KarpenterNodes:
         if pool.closed:
             raise RefusedError(f"NodePool {pool.name} {pool.closed}")
         if not variants:
-            raise RefusedError(f"the devices of NodePool {pool.name} are unknown: add its nodes to Settings `nodes`")
+            raise RefusedError(
+                f"the devices of NodePool {pool.name} are unknown: add an entry for its nodes to Settings `nodes`"
+            )
         claims = await self._claims(pool.version)
         found: list[Offer] = []
         for one in variants:

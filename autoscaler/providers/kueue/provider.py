@@ -58,7 +58,7 @@ class KueuePlaces:
         """Create the order's placeholder pod."""
         template = self._pod(order.owner)
         if template is None:
-            raise RefusedError(f"there is no model {order.owner} any more")
+            raise RefusedError(f"Model {order.owner} does not exist any more")
         if order.id.name in {one.name for one in await self._places()}:
             return
         closed = await self._closed()

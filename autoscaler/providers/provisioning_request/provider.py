@@ -76,7 +76,7 @@ class ProvisioningProvider:
         """Create the order's PodTemplate and ProvisioningRequest."""
         pod = self._pod(order.owner)
         if pod is None:
-            raise RefusedError(f"there is no model {order.owner} any more")
+            raise RefusedError(f"Model {order.owner} does not exist any more")
         asked = await self._is_ours(f"{self._requests}/{order.id.name}", order)
         if asked and await self._is_ours(f"{self._templates}/{order.id.name}", order):
             return

@@ -88,7 +88,7 @@ class Reading:
             noted = await self._notes.read()
             kept = {path: one for path, one in noted.marks.items() if path != block.path}
             if not await self._notes.write(StoredMarks({**kept, block.path: text} if text else kept, noted.version)):
-                raise StatusError(412, "the stored marks have changed")
+                raise StatusError(412, "another process has changed the stored marks of the blocks")
 
     async def link(self, system: ComputerSystem, blocks: Iterable[str]) -> RedfishResponse:
         """Link a system to exactly these blocks."""
@@ -137,7 +137,7 @@ class Reading:
         """
         now = await self._block(block.path)
         if now.free_for != block.free_for:
-            raise StatusError(412, "another client has marked it")
+            raise StatusError(412, "another client has changed the Client property of the block")
         return now.etag
 
     async def _where(self) -> _Places:

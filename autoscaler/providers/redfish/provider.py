@@ -46,7 +46,10 @@ LATE_S: Final = 900.0
 """Seconds after which a released block that is neither attached nor composing is not expected any more; longer than any
 request of a service takes.
 """
-NOT_YET: Final = "its systems still have devices of an entry that is closing or was removed; those are detached first"
+NOT_YET: Final = (
+    "its systems still have devices of another entry of Settings `capacity` that is closing or was removed; those "
+    "devices are detached first"
+)
 Sites = Callable[[Collection[str]], Awaitable[Mapping[str, AttachableNode]]]
 """Returns the given nodes that can have more devices, with their maximum."""
 _OTHER = 412

@@ -48,7 +48,7 @@ class Mode(Enum):
     """The controller of the scale."""
 
     LEVEL = "Pilotlight"
-    TOGGLE = "another autoscaler, except for zero"
+    TOGGLE = "another autoscaler, except that Pilotlight scales to and from zero"
     HELD = "a person, for a limited time"
     RELEASED = "its owner"
 
@@ -407,7 +407,9 @@ class Workload:
             return
         for pod in staying:
             if pod.going:
-                self._end(pod, "its pod was not deleted", RELEASED)
+                self._end(
+                    pod, "its pod stays: another pod of the workload ended, or its scale was not lowered", RELEASED
+                )
 
     def _end(self, pod: TrackedPod, reason: str, proof: str) -> None:
         """End the pod's replica; the pod may become another one."""

@@ -38,8 +38,8 @@ from autoscaler.state.world import NodeId, Replica, Slice, SliceId, World
 DEVICES_MAX = 1000
 """Maximum number of devices for a quota if nothing is declared."""
 UNKNOWN_PARTS = (
-    "Settings `nodes` declare {kind} devices, whose parts only nodes report, and scope `namespace` may not read nodes: "
-    "remove `slicing`, or use scope `cluster`"
+    "Settings `nodes` declare {kind} devices, and their parts are known only from nodes, which scope `namespace` does "
+    "not read: remove `slicing`, or use scope `cluster`"
 )
 WAITS_MAX = 200
 """Characters kept of a scheduler message."""
@@ -147,7 +147,7 @@ def _waiting(replicas: Iterable[Replica]) -> Iterator[tuple[str, str]]:
     """Yield (node, reason) of each replica for which the scheduler finds no node."""
     for replica in replicas:
         if replica.resources.slices and is_unschedulable(replica.runtime.waits):
-            why = f"{replica.model} already waits for such a node: {replica.runtime.waits[:WAITS_MAX]}"
+            why = f"{replica.model} already waits for a node of this kind: {replica.runtime.waits[:WAITS_MAX]}"
             yield replica.resources.slices[0].partition("/")[0], why
 
 

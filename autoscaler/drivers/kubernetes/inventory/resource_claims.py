@@ -34,7 +34,8 @@ _COMMON = "common"
 CONFLICT = "Conflict"
 """Reason of an error that a retry may resolve."""
 CLAIM_DELETING = (
-    "the shared ResourceClaim of its GPU is being deleted with its earlier pods: it is created again after that"
+    "the shared ResourceClaim of its GPU is being deleted, because the pods that used it are gone; it is created again "
+    "after that"
 )
 _log = logging.getLogger("pilotlight.autoscaler.inventory")
 

@@ -333,7 +333,9 @@ def _source(source: EnvSource) -> Object:
         return {"fieldRef": {"fieldPath": of.field_ref.field_path}}
     kind, key = ("secretKeyRef", of.secret_key_ref) if of.secret_key_ref else ("configMapKeyRef", of.config_map_key_ref)
     if key is None:
-        raise ValueError("an environment variable has no source")  # prevented by `autoscaler.spec.pod`
+        raise ValueError(
+            "valueFrom of an environment variable has neither fieldRef, secretKeyRef nor configMapKeyRef"
+        )  # prevented by `autoscaler.spec.pod`
     return {kind: {"name": key.name, "key": key.key, "optional": key.optional}}
 
 

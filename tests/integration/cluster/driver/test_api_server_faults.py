@@ -372,7 +372,7 @@ async def test_pod_whose_address_was_reused_becomes_unready(
             own.deaf = False
             await runs_at(api, f"{path}/r2", ip, "2026-01-01T00:00:01Z")
             unready = await observed.until(first.id, Seen.UNREADY)
-            assert unready.reason == "its address was given to r2"
+            assert unready.reason == "the IP address of its pod now belongs to pod r2"
             await observed.until(second.id, Seen.READY)
             await observed.until(first.id, Seen.CLEAN)
             assert observed.words(second.id) == ["starting", "ready"]

@@ -42,5 +42,5 @@ async def test_replica_on_a_rented_gpu_moves_to_a_freed_owned_gpu(rack: Rack, ap
         assert rack.counts == [0, 1, 0]
         (came,) = (one for one in rack.diary if one.startswith("attached"))
         assert in_order(rack.diary, came, f"gone {guest}", came.replace("attached", "detached"))
-        assert "move bob from paid capacity of rack to unpaid room" in rack.log()
+        assert "move bob from paid capacity of rack to devices without extra cost" in rack.log()
         assert not rack.waited

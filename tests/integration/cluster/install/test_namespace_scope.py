@@ -85,7 +85,7 @@ async def test_unschedulable_pod_blocks_further_pods_for_the_same_nodes(alone: A
         await alone.why("bob", lambda reported: "Unschedulable" in reported)
         eve = tasks.create_task(one.call("eve"))
         reported = await alone.why("eve", lambda reported: "Not placed" in reported)
-        assert "bob already waits for such a node: Unschedulable" in reported
+        assert "bob already waits for a node of this kind: Unschedulable" in reported
         assert sorted(await alone.pods()) == ["ada", "bob"], "no second one is ordered"
         assert not bob.done()
         assert not eve.done()

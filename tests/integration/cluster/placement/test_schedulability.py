@@ -38,7 +38,7 @@ class Pair:
             status, body = await self.house.call("ada")
             assert status == 200, body
             async with self.house.session.get(f"http://127.0.0.1:{self.house.ops}/api/v1/explain/last") as answer:
-                self.moved = "kept off its node" in await answer.text()
+                self.moved = "its pod cannot be scheduled on the chosen node" in await answer.text()
             return await self.where()
 
     async def pod(self) -> Any:

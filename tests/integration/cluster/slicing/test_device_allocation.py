@@ -91,7 +91,7 @@ async def test_model_gets_a_fitting_mig_slice_that_no_foreign_pod_uses(
             asked = {name: pod["spec"]["containers"][0]["resources"]["limits"] for name, pod in begun.items()}
             assert asked == {"small": {SMALL: "1"}, next(name for name in begun if name != "small"): {LARGE: "1"}}
             assert (await house.call("small"))[0] == 200
-            while "pods of others" not in await explained(house, left):
+            while "pods that this installation does not manage" not in await explained(house, left):
                 await asyncio.sleep(0.05)
             await api.delete(foreign)
             while left not in await own_pod(api, namespace):
@@ -136,7 +136,7 @@ async def test_model_gets_its_chosen_device_through_a_claim_owned_by_the_pod(
                     claim = await api.get(f"{claims}/{name}")
                 assert [one["uid"] for one in claim["metadata"]["ownerReferences"]] == [pod["metadata"]["uid"]]
                 assert (await house.call(first))[0] == 200
-                while "pods of others" not in await explained(house, left):
+                while "pods that this installation does not manage" not in await explained(house, left):
                     await asyncio.sleep(0.05)
 
                 house.tell(models[left])

@@ -371,4 +371,6 @@ async def test_memory_need_is_read_from_the_gguf_header_before_any_request(
     assert isinstance(found, Model)
     there = fill_memory_estimate(found, gpus=True)
     assert fit["memory_bytes"] == there.memory_bytes
-    assert f"ada is counted with {format_size(there.memory_bytes)}, estimated from its artifact." in fit["sentences"][0]
+    assert (
+        f"ada is assumed to need {format_size(there.memory_bytes)}, estimated from its artifact." in fit["sentences"][0]
+    )

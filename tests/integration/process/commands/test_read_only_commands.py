@@ -117,7 +117,7 @@ async def test_explain_fit_shows_estimated_and_later_measured_memory(tmp_path: P
         assert explained.stdout.splitlines()[-1].startswith("host: ")
         share = run("explain", "fit", "paged", "--ops", one.ops).stdout
         assert share.startswith(
-            "paged is counted with all memory of each of its devices. Its GGUF header (gemma3) gives this estimate:"
+            "paged is assumed to need all memory of each of its devices. Its GGUF header (gemma3) gives this estimate:"
         )
         assert "\nvllm always reserves 90% of its devices" in share
         assert (await one.call("ada")).ending is Ending.COMPLETED

@@ -20,7 +20,7 @@ BROKEN = {"empty": b"", "words": b"somebody else's\n", "not text": b"\xff\x00\n"
 FIXES = {
     "version": ("name another with --state", "write 1 into that file"),
     "installation": ("name another with --state", "remove that file when none of its engines runs"),
-    "epoch": ("write one above every earlier epoch into it",),
+    "epoch": ("write a number into it that is larger than every earlier epoch",),
 }
 
 

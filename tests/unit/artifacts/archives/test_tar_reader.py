@@ -166,8 +166,8 @@ def test_pax_and_gnu_link_or_sparse_headers_yield_no_regular_file(content: bytes
     [
         (pax({b"path": b"b.gguf"}, b"g") + member(b"a.gguf"), "has global pax records that change its members"),
         (pax({b"size": b"512"}, b"g") + member(b"a.gguf"), "has global pax records that change its members"),
-        (pax({b"path": b"b"}) + pax({b"path": b"c"}) + member(b"a"), "names a member twice"),
-        (pax({b"path": b"b"}) + member(b"@", b"c\0", b"L") + member(b"a"), "names a member twice"),
+        (pax({b"path": b"b"}) + pax({b"path": b"c"}) + member(b"a"), "set the same property of a member"),
+        (pax({b"path": b"b"}) + member(b"@", b"c\0", b"L") + member(b"a"), "set the same property of a member"),
         (member(b"@", record(b"path", b"b") + record(b"path", b"c"), b"x") + member(b"a"), "occurs twice"),
         (pax({b"path": b"b"}), "ends after the metadata of a member"),
         (pax({b"path": b""}) + member(b"a"), "is empty"),

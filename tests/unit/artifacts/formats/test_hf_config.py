@@ -207,7 +207,7 @@ def test_vllm_model_is_counted_with_all_memory_of_its_device(folder: Path) -> No
     fit = explain_fit(world([of], [device("gpu0", 24)]), of, load_memory_needs(of), T0)
     assert (
         fit.sentences[0]
-        == "big is counted with all memory of each of its devices. Its config.json (llama) gives this estimate:"
+        == "big is assumed to need all memory of each of its devices. Its config.json (llama) gives this estimate:"
     )
     rest = int(0.9 * (24 << 30)) - sum(one.bytes for one in fit.needs.parts if one.name != "cache")
     assert fit.places[0].calls == rest // (8192 * (128 << 10)) > 10

@@ -115,11 +115,11 @@ def test_too_many_layers_or_index_entries_are_rejected() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"[" * 2_000_000, "nested deeper|of more than"),
-        (b'{"a":' * 300_000, "nested deeper|of more than"),
+        (b"[" * 2_000_000, "nested deeper|with more than"),
+        (b'{"a":' * 300_000, "nested deeper|with more than"),
         (b'{"annotations":' + b"[" * 100 + b"]" * 100 + b"}", "nested deeper"),
         (b'{"annotations":' + b"[" * 34 + b"]" * 34 + b"}", "nested deeper"),
-        (b'{"a":[' + b"{}," * 1_000_000 + b"{}]}", "of more than 400000 parts"),
+        (b'{"a":[' + b"{}," * 1_000_000 + b"{}]}", "with more than 400000 commas and opening brackets"),
     ],
 )
 def test_json_with_too_many_levels_or_elements_is_rejected(content: bytes, message: str) -> None:

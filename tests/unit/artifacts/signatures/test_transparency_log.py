@@ -124,7 +124,7 @@ def test_keyless_signature_by_an_unlisted_identity_is_rejected() -> None:
     raw = x509.Extension(
         certificates.ISSUER_RAW, False, x509.UnrecognizedExtension(certificates.ISSUER_RAW, b"https://x")
     )
-    assert why(OURS.signed(more=[raw])) == "its certificate does not name exactly one issuer of the login"
+    assert why(OURS.signed(more=[raw])) == "its certificate does not name exactly one OIDC issuer"
 
 
 @pytest.mark.point("17")
@@ -144,7 +144,7 @@ def test_certificate_of_another_authority_or_purpose_is_rejected() -> None:
     signer, others = private(), Sigstore()
     assert "not from an authority" in why(OURS.vouched(envelope(signer), others.leaf(signer)))
     assert "not for signing code" in why(OURS.signed(purpose=ExtendedKeyUsageOID.SERVER_AUTH))
-    assert "no timestamp of a certificate log" in why(OURS.signed(ct=others.ct))
+    assert "no valid timestamp (SCT) of a certificate transparency log" in why(OURS.signed(ct=others.ct))
     strange = x509.ObjectIdentifier("1.2.3.4")
     critical = x509.Extension(strange, True, x509.UnrecognizedExtension(strange, b"x"))
     assert "critical extension" in why(OURS.signed(more=[critical]))
@@ -159,9 +159,9 @@ def test_certificate_with_invalid_fields_is_rejected() -> None:
     others = Sigstore()
     assert "not for signing code" in why(OURS.signed(use=usage(ca=True)))
     assert "not have exactly one subject" in why(OURS.signed(subjects=["https://other.example"]))
-    assert "no timestamp of a certificate log" in why(OURS.signed(ct_signs=others.ct))
+    assert "no valid timestamp (SCT) of a certificate transparency log" in why(OURS.signed(ct_signs=others.ct))
     for text in (b"\x0c\x01ab", b"\x0c\x03ab", b"\x04\x02ab", b"\x0c", b"\x0c\x82\x00\x02ab"):
-        assert "issuer of the login is not a short text" in why(OURS.signed(issuer=text))
+        assert "the OIDC issuer in its certificate is not a text of at most 127 bytes" in why(OURS.signed(issuer=text))
     upstart = Sigstore(ca=False)
     assert "not from an authority" in why(upstart.signed(), rooted(upstart.trusted()))
 
@@ -170,8 +170,8 @@ def test_certificate_with_invalid_fields_is_rejected() -> None:
 def test_signature_by_an_expired_authority_or_log_is_rejected() -> None:
     document = OURS.signed()
     for part, expected in {
-        "certificateAuthorities": "not from an authority that the trusted root lists for that time",
-        "ctlogs": "no timestamp of a certificate log",
+        "certificateAuthorities": "not from an authority that the trusted root lists for the time of signing",
+        "ctlogs": "no valid timestamp (SCT) of a certificate transparency log",
         "tlogs": "a time at which the log was not in use",
     }.items():
         root = OURS.trusted()
@@ -219,7 +219,7 @@ def test_log_entry_or_payload_of_another_manifest_is_rejected() -> None:
 def test_log_entry_with_a_missing_or_invalid_proof_is_rejected() -> None:
     others = Sigstore()
     stranger = others.entry(b"{}")
-    assert "no promise of its log, which Rekor v1 requires" in why(changed("inclusionPromise", to=None))
+    assert "no inclusion promise of its log; Rekor v1 requires one" in why(changed("inclusionPromise", to=None))
     message = "its log entry's promise is not signed by its log"
     assert why(changed("inclusionPromise", to=stranger["inclusionPromise"])) == message
     assert why(changed("integratedTime", to=str(AT_S + 1))) == message

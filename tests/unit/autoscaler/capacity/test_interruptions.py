@@ -171,7 +171,7 @@ def test_ended_reservation_on_a_permanent_node_drains_no_replica(phase: str) -> 
 def test_idle_capacity_is_released_at_its_expiry_time() -> None:
     idle = leased(T0, running=0)
     removed = [one.reason for one in plan(idle, T0).actions if isinstance(one, ReleaseLease)]
-    assert removed == ["it ends and is not in use"]
+    assert removed == ["it is being withdrawn and is not in use"]
 
 
 # --- Fabric devices on unneeded or unremovable nodes (cases 3 and 4 of Dynamic Device Scaling) ------------------------
@@ -237,7 +237,7 @@ def test_device_of_a_removed_node_is_released_after_its_replica_moved() -> None:
     assert not released(at, T0)
     assert kinds(plan(at, T0)) == ["start a"], "elsewhere, first"
     empty = tainted(attached(served(running=0)), "ToBeDeletedByClusterAutoscaler")
-    assert released(empty, T0) == ["it ends and is not in use"]
+    assert released(empty, T0) == ["it is being withdrawn and is not in use"]
 
 
 def test_only_idle_devices_of_a_node_in_use_are_released() -> None:

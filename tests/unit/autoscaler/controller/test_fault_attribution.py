@@ -111,7 +111,7 @@ def test_observation_of_a_replica_for_another_model_is_logged(caplog: pytest.Log
     loop = stepped(replica(A, "r", state=S.READY))
     loop.step(seen_of(replica(B, "r"), Seen.READY))
     assert [record.getMessage() for record in caplog.records] == [
-        "event=replica_ignored replica=r reason='reported for model b'"
+        "event=replica_ignored replica=r reason='it was reported for model b and is of another model'"
     ]
     assert loop.loop.world.replicas[ReplicaId("r")].model == "a"
 

@@ -194,10 +194,10 @@ def test_artifact_url_is_converted_to_an_engine_path() -> None:
 @pytest.mark.parametrize(
     ("engine", "artifact", "message"),
     [
-        ("llama.cpp", "hf://org/name", "weights from the Hub are not fetched here: mount them"),
-        ("llama.cpp", "s3://abc/a.gguf", "weights from a bucket are not fetched here"),
-        ("vllm", "oci://r.io/a:1", "weights from a registry are not fetched here"),
-        ("vllm", "hf://org/name?include=*", "weights from the Hub, or by ?include= are not fetched here"),
+        ("llama.cpp", "hf://org/name", "weights from the Hub are not fetched for this start: mount them"),
+        ("llama.cpp", "s3://abc/a.gguf", "weights from a bucket are not fetched for this start"),
+        ("vllm", "oci://r.io/a:1", "weights from a registry are not fetched for this start"),
+        ("vllm", "hf://org/name?include=*", "weights from the Hub with ?include= are not fetched for this start"),
     ],
 )
 def test_weights_not_on_the_node_are_rejected_if_engine_cannot_fetch(
@@ -212,7 +212,9 @@ def test_weights_not_on_the_node_are_rejected_if_engine_cannot_fetch(
 
 def test_adapter_not_on_the_node_is_rejected() -> None:
     adapters = (Adapter(name="here", artifact="file:///a"), Adapter(name="x", artifact="s3://abc/x.gguf"))
-    with pytest.raises(EngineError, match=re.escape("adapters: s3:// is not fetched here: mount them")):
+    with pytest.raises(
+        EngineError, match=re.escape("adapters: s3:// is not fetched for this start: mount the adapters")
+    ):
         start(model("vllm", artifact="file:///m", adapters=adapters), "vllm")
 
 

@@ -35,7 +35,7 @@ def test_each_rejected_offer_is_explained_with_its_time_and_reason() -> None:
     steps = rungs(surge(cloud(), offer(), SMALL))
     assert [(one.provider, one.chosen) for one in steps] == [("rack", True), ("cloud", False), ("shed", False)]
     first, second, third = steps
-    assert first.says.startswith("rack: 1 x A100 on w1, expected 30 s, in time with ")
+    assert first.says.startswith("rack: 1 x A100 on w1, expected 30 s, in time with probability ")
     assert (first.expected_seconds, first.why_not) == (30.0, "")
     assert first.cost is not None
     assert second.cost is not None

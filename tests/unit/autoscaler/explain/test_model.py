@@ -62,7 +62,8 @@ def test_explain_mentions_learned_placement_only_while_a_start_is_needed() -> No
     at, calls = cluster(), [gateway(levels=[level("b", 1)])]
     known = exercise_of(at)
     chosen = (
-        "Among slices of equal price and size, the choice uses values learned from 2 request shapes, 3 nodes, seed 7."
+        "Among slices of equal price and size, the one with the best value is chosen; the values were learned from "
+        "2 request shapes, 3 nodes, seed 7."
     )
     waits = world(
         at.models.values(), at.nodes.slices.values(), gateways=calls, lesson=lesson(replace(known, seed=7), 1)

@@ -207,7 +207,9 @@ def test_replica_is_evicted_if_foreign_pods_overcommit_its_gpu() -> None:
     assert [(one.theirs, one.memory_bytes) for one in slices] == [(1, 40 * GIB), (0, 80 * GIB)]
     one = replica(A, "a", [slices[0].id])
     there = world((A,), slices, [one], gateways=[gateway(levels=[level("a", running=1)])])
-    assert goes(there) == {"a": f"{slices[0].id} has no room for it: pods of others are there"}
+    assert goes(there) == {
+        "a": f"{slices[0].id} has no room for it: pods that this installation does not manage are there"
+    }
     now, _ = after(there, *plan(there, T0).actions)
     now = _asked(now, gateway(levels=[level("a", waiting=1)]))
     starts = [one.replica.resources.slices for one in plan(now, T0).actions if isinstance(one, StartReplica)]
@@ -238,7 +240,7 @@ def test_hami_card_pod_limit_includes_foreign_pods() -> None:
     assert not [one for one in answer.actions if isinstance(one, StartReplica)]
     (unmet,) = answer.unmet
     assert "the largest has 75Gi free of 79Gi, held by m0 (" in unmet.reason
-    assert unmet.reason.endswith(", pods of others (1); at most 3 pods share it")
+    assert unmet.reason.endswith(", pods that this installation does not manage (1); at most 3 pods share it")
     fewer = world(of, slices, known[:1], gateways=[gateway(levels=[level("m0", running=1), level("m2", waiting=1)])])
     assert [one.replica.model for one in plan(fewer, T0).actions if isinstance(one, StartReplica)] == ["m2"]
 

@@ -271,7 +271,7 @@ def test_explain_fit_of_a_measured_model_states_its_measured_memory() -> None:
     assert (fit.basis, fit.used_bytes) == ("measured", 4 * GI)
     assert (
         fit.sentences[0]
-        == "a is counted with 5Gi, as measured; the estimate from its artifact is 8Gi. It gives this estimate:"
+        == "a is assumed to need 5Gi, as measured; the estimate from its artifact is 8Gi. It gives this estimate:"
     )
     assert "Measured: a replica uses at most 4Gi of a device, after it had served for some time." in fit.sentences
     early = served(T0, 4, running(T0 - 10, T0 - 5))

@@ -96,7 +96,7 @@ def test_replica_on_paid_capacity_gets_a_successor_on_owned_devices(calls: bool)
     assert begin.rented == PaidCapacity(frozenset({ReplicaId("a1")}), frozenset({ModelName("a")}))
     (start,) = [one for one in plan(begin, T0).actions if isinstance(one, StartReplica)]
     assert (start.replica.resources.slices, start.replica.move) == (("own0",), move_of("a1"))
-    assert start.reason == "move a from paid capacity of rack to unpaid room"
+    assert start.reason == "move a from paid capacity of rack to devices without extra cost"
 
 
 def test_order_is_released_after_its_replica_moves_to_an_owned_device() -> None:

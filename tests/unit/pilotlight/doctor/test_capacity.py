@@ -99,7 +99,9 @@ def test_doctor_finding_names_why_a_karpenter_node_pool_is_unusable() -> None:
     assert "capacity[].karpenter.nodePool" in missing.fix
     played.objects[path] = node_pool()
     bare = found(played, settings(KARPENTER, "nodes: []"))
-    assert bare.says == "the devices of NodePool g4-nodepool are unknown: add its nodes to Settings `nodes`"
+    assert (
+        bare.says == "the devices of NodePool g4-nodepool are unknown: add an entry for its nodes to Settings `nodes`"
+    )
     played.objects[path]["status"] = {"conditions": [{"type": "Ready", "status": "False", "message": "no NodeClass"}]}
     assert found(played, settings(KARPENTER)).says == "NodePool g4-nodepool is not ready: no NodeClass"
 

@@ -170,7 +170,7 @@ def explained(of: Model, gib: int = 24) -> Fit:
 def test_fit_explanation_of_a_gguf_model_lists_memory_parts_and_devices(file: Path) -> None:
     fit = explained(fill_memory_estimate(model(file, context_tokens=1024)))
     assert (fit.basis, fit.needs.share) == ("artifact", 0.0)
-    assert fit.sentences[0].startswith("ada is counted with ")
+    assert fit.sentences[0].startswith("ada is assumed to need ")
     assert fit.sentences[0].endswith(", estimated from its artifact. Its GGUF header (gemma3) gives this estimate:")
     assert any(line.startswith("  checkpoints ") and line.endswith(", in host memory.") for line in fit.sentences)
     assert "  cache 38Mi: 1 layer keeps all of 4 x 1024 tokens, 5 the last 256." in fit.sentences
@@ -187,7 +187,9 @@ def test_fit_explanation_names_devices_smaller_than_the_set_memory(file: Path) -
     of = replace(of, spec=replace(of.spec, gpu=replace(of.spec.gpu, memory_bytes=BytesOrAuto(30 << 30))))
     fit = explained(of)
     assert fit.basis == "document"
-    assert fit.sentences[0].startswith("ada is counted with 30Gi, from its document (gpu.memory). Its GGUF header")
+    assert fit.sentences[0].startswith(
+        "ada is assumed to need 30Gi, as set in its document (gpu.memory). Its GGUF header"
+    )
     assert fit.sentences[-1] == "gpu0: it has 24Gi in total, which does not satisfy 30Gi on one device."
     assert not fit.places[0].fits
 
@@ -195,7 +197,7 @@ def test_fit_explanation_names_devices_smaller_than_the_set_memory(file: Path) -
 def test_fit_explanation_of_paged_engine_shows_request_capacity(file: Path) -> None:
     fit = explained(model(file, "vllm", context_tokens=4096, args=("--gpu-memory-utilization", "0.5")))
     assert fit.basis == "device"
-    assert fit.sentences[0].startswith("ada is counted with all memory of each of its devices. ")
+    assert fit.sentences[0].startswith("ada is assumed to need all memory of each of its devices. ")
     assert any(line.startswith("vllm always reserves 50% of its devices at its start") for line in fit.sentences)
     (place,) = fit.places
     rest = (12 << 30) - sum(one.bytes for one in fit.needs.parts if one.name != "cache")

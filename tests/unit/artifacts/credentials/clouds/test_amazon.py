@@ -117,7 +117,9 @@ async def test_ecr_login_without_aws_keys_is_empty_and_lists_the_key_sources(tmp
 async def test_ecr_login_error_names_the_failed_step_and_hides_secrets(tmp_path: Path) -> None:
     async with Services().serving() as there:
         role = {"AWS_WEB_IDENTITY_TOKEN_FILE": "/nobody", "AWS_ROLE_ARN": "models"}
-        with pytest.raises(PolicyError, match=f"{HOST}: AWS: the keys for the request: .*AWS_ROLE_ARN"):
+        with pytest.raises(
+            PolicyError, match=f"{HOST}: AWS: the AWS keys that sign requests cannot be obtained: .*AWS_ROLE_ARN"
+        ):
             await amazon(there, tmp_path, role).fetch(HOST)
         fault = {"__type": "com.amazon.coral#AccessDeniedException", "message": "s3cret-key"}
         there.replies["/"] = (400, fault)

@@ -130,7 +130,7 @@ async def test_invalid_workload_identity_settings_send_no_request(tmp_path: Path
         env = workload(tmp_path, there)
         with pytest.raises(PolicyError, match="AZURE_AUTHORITY_HOST is not https"):
             await azure(env | {"AZURE_AUTHORITY_HOST": "http://login.example/"}, there).fetch(HOST)
-        with pytest.raises(PolicyError, match="AZURE_TENANT_ID is not a tenant"):
+        with pytest.raises(PolicyError, match="AZURE_TENANT_ID is not a valid tenant ID or domain name"):
             await azure(env | {"AZURE_TENANT_ID": "../x"}, there).fetch(HOST)
         (tmp_path / "token").unlink()
         with pytest.raises(PolicyError, match="AZURE_FEDERATED_TOKEN_FILE contains no token"):

@@ -275,7 +275,7 @@ def test_packed_elastic_replica_gets_its_full_memory_if_no_budget_remains() -> N
     alone = run([want("a")], [small]).unmet[0]
     assert alone.reason.startswith("needs 10Gi (at least 9Gi) on one device; the largest has 9Gi free of 20Gi")
     assert alone.reason.endswith(
-        "; its minimum is refused, so that elastic replicas keep 95 % of their requests in total"
+        "; less memory is not granted, because elastic replicas must keep 95 % of theirs on average"
     )
     assert grants(run([want("a")], [small], generous=1)) == [("a", 9)]
 

@@ -300,7 +300,7 @@ def test_explain_reports_the_link_shortage_of_each_device_without_a_peer() -> No
     at = world([wanting("pcieRoot")], rooted("r1", "r2", ""))
     explanation = explain_model(at, plan(at, T0), Log(), at.models[ModelName("a")].name, T0)
     assert [one.ruled_out for one in explanation.candidates] == [
-        *["its node has 1 devices on one PCIe root with it, of 2 needed"] * 2,
+        *["2 suitable devices on one PCIe root are needed; including it, its node has only 1"] * 2,
         "its PCIe root is unknown (a DRA driver may report it, a device plug-in does not)",
     ]
     assert any("at most 1 have this link" in line for line in explanation.sentences)
@@ -325,7 +325,8 @@ def test_explain_counts_only_linked_devices_that_fit_the_model() -> None:
     )
     explanation = explain_model(at, plan(at, T0), Log(), at.models[ModelName("a")].name, T0)
     assert [one.ruled_out for one in explanation.candidates] == [
-        "its node has 1 devices on one PCIe root with it, of 2 needed", "its product is L4, not *l40s*",
+        "2 suitable devices on one PCIe root are needed; including it, its node has only 1",
+        "its product is L4, not *l40s*",
     ]  # fmt: skip
 
 

@@ -213,7 +213,10 @@ async def test_order_fails_when_its_keeper_pod_is_evicted() -> None:
     await rig.until_here(made.id.name)
     rig.server.objects[f"{PODS}/{keeper_name(made.id.name)}"]["status"] = {"phase": "Failed", "reason": "Evicted"}
     (shown,) = await provider.list()
-    assert (shown.phase, shown.says) == ("failed", f"its keeper pod on node {shown.node} has terminated")
+    assert (shown.phase, shown.says) == (
+        "failed",
+        f"the pod that keeps node {shown.node} from removal (keeper) has terminated",
+    )
     await provider.release(release(made))
     assert not await provider.list()
 

@@ -300,7 +300,7 @@ async def test_unusable_local_queue_rejects_offers_and_orders(
 async def test_kueue_order_for_a_deleted_model_is_rejected(rig: KueueRig) -> None:
     provider = rig.provider()
     made = replace(order((await provider.offers())[0]), owner=ModelName("gone"))
-    with pytest.raises(RefusedError, match="there is no model gone any more"):
+    with pytest.raises(RefusedError, match="Model gone does not exist any more"):
         await provider.acquire(made)
 
 

@@ -323,7 +323,7 @@ async def test_leftover_template_is_replaced_by_a_new_order(rig: ProvisioningRig
 async def test_provisioning_order_for_a_deleted_model_is_rejected(rig: ProvisioningRig) -> None:
     provider = rig.provider()
     made = order((await provider.offers())[0])
-    with pytest.raises(RefusedError, match="there is no model gone any more"):
+    with pytest.raises(RefusedError, match="Model gone does not exist any more"):
         await provider.acquire(replace(made, owner=ModelName("gone")))
 
 

@@ -101,7 +101,7 @@ async def test_device_on_a_temporarily_missing_system_is_kept(rig: FabricRig, pr
 async def test_offers_fail_with_a_reason_if_settings_name_no_systems(rig: FabricRig, provider: RedfishFabric) -> None:
     del provider
     rig.systems = {}
-    with pytest.raises(RefusedError, match="an entry that is closing or was removed"):
+    with pytest.raises(RefusedError, match="another entry of Settings `capacity` that is closing or was removed"):
         await rig.provider().offers()
 
 

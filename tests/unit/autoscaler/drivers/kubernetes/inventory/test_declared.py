@@ -84,7 +84,7 @@ def test_own_replicas_count_against_quota_until_their_pods_are_gone() -> None:
 
 def test_declared_node_is_unavailable_while_a_pod_for_it_cannot_schedule() -> None:
     waits = held(model("a"), "nodes[0]/gpu0", state=S.STARTING, waits=UNSCHEDULABLE)
-    why = f"a already waits for such a node: {UNSCHEDULABLE}"
+    why = f"a already waits for a node of this kind: {UNSCHEDULABLE}"
     assert offered((T4, A100, T4), replicas=(waits,)) == {
         "nodes[0]/gpu0": "", "nodes[1]/gpu0": "", "nodes[1]/gpu1": "", "nodes[2]/gpu0": why,
     }  # fmt: skip
@@ -127,7 +127,7 @@ def test_model_waits_with_reason_while_another_pod_is_unschedulable() -> None:
     assert kinds(answer) == []
     (unmet,) = answer.unmet
     assert not unmet.never
-    assert "a already waits for such a node: Unschedulable: 0/3" in unmet.reason
+    assert "a already waits for a node of this kind: Unschedulable: 0/3" in unmet.reason
 
 
 def test_model_whose_selector_excludes_a_declared_node_gets_another_node() -> None:

@@ -97,7 +97,8 @@ def test_gpus_beyond_declared_count_are_usable_if_machine_allows_that_many(
         ("{selector: {}, device: {model: T4, memory: 1Gi}, slicing: {kind: whole, replicas: 2}}",
          "nodes[0].slicing.replicas: a whole device is not shared: remove it, or set kind timeslice or mps"),
         ("{selector: {}, device: {model: T4, memory: 1Gi}, slicing: {kind: mig, replicas: 7}}",
-         "nodes[0].slicing.replicas: nodes report the parts of kind mig: remove it, or set kind timeslice or mps"),
+         ("nodes[0].slicing.replicas: with kind mig, nodes report the number of parts of each device: "
+          "remove it, or set kind timeslice or mps")),
         ("{selector: {}, device: {model: T4, memory: 1Gi}, slicing: {kind: kai, replicas: 7}}",
          "nodes[0].slicing.replicas: KAI shares a device by memory: remove it, or set kind timeslice or mps"),
         ("{selector: {}, device: {model: T4, memory: 1Gi}, slicing: {kind: dra, replicas: 7}}",
@@ -107,9 +108,11 @@ def test_gpus_beyond_declared_count_are_usable_if_machine_allows_that_many(
         ("{selector: {}, device: {model: T4, memory: 1Gi}, slicing: {kind: dra, sharing: hami}}",
          "nodes[0].slicing.sharing: expected one of mps, timeslice"),
         ("{selector: {}, device: {model: T4, memory: 1Gi}, slicing: {kind: dra, sharing: mps, cut: true}}",
-         "nodes[0].slicing.cut: not allowed with sharing, which claims the whole GPU: remove one of the two"),
+         ("nodes[0].slicing.cut: not allowed with `sharing`, for which Pilotlight claims the whole GPU: "
+          "remove one of the two")),
         ("{selector: {}, device: {model: T4, memory: 1Gi}, slicing: {kind: dra, sharing: mps, alternatives: 1}}",
-         "nodes[0].slicing.alternatives: not allowed with sharing, which claims the whole GPU: remove one of the two"),
+         ("nodes[0].slicing.alternatives: not allowed with `sharing`, for which Pilotlight claims the whole GPU: "
+          "remove one of the two")),
         ("{selector: {}, device: {model: T4, memory: 1Gi}, slicing: {kind: whole, cut: true}}",
          "nodes[0].slicing.cut: requires slicing kind mig or dra: remove it, or change the kind"),
         ("{selector: {}, device: {model: T4, memory: 1Gi}, slicing: {kind: dra, overcommit: false}}",
