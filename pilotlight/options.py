@@ -60,9 +60,9 @@ listen_option = click.option(
 )
 operations_option = click.option(
     "--ops", type=AddressType(), default=OPS, show_default=OPS.text,
-    help="The address of the operations port. Reading requires no key, so keep it on loopback. Orders require an "
-    "operator's key if requests require one: create it with `key new --role operator` and pass it with "
-    "--key-env.",
+    help="The address of the operations port. Reading requires no key, so keep it on loopback. Orders, such as "
+    "drain, require an operator's key if requests to models require a key: create it with `key new --role operator` "
+    "and pass it with --key-env.",
 )  # fmt: skip
 health_option = click.option(
     "--health", type=AddressType(),

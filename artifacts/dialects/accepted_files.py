@@ -98,7 +98,7 @@ def explain_contents(found: Contents) -> list[str]:
     lines = [f"dialect: {found.dialect}"]
     for number, one in enumerate(found.layers, 1):
         file = one.file
-        nameless = "(no name)" if file.encoding == "raw" else "(names are in the archive)"
+        nameless = "(no name)" if file.encoding == "raw" else "(file names are inside the archive)"
         what = f"{file.role} {_shown(file.path) or nameless}, {file.encoding}, {file.size} bytes"
         note = f" ({one.note})" if one.note else ""
         verdict = f"refused: {one.refusal}" if one.refusal else "taken"

@@ -126,9 +126,9 @@ def to_json(takens: Iterable[ConversionResult]) -> str:
 
 
 def _comments(taken: ConversionResult) -> str:
-    lines = [*taken.about, *(f"not taken over: {key}: {why}" for key, why in taken.notes)]
+    lines = [*taken.about, *(f"not converted: {key}: {why}" for key, why in taken.notes)]
     if taken.refused:
-        lines.append(f"{taken.what} is not taken over: {taken.refused}")
+        lines.append(f"{taken.what} is not converted: {taken.refused}")
     elif taken.document is None:
         lines.insert(0, f"{taken.what}:")
     return "".join(f"# {' '.join(line.split())}\n" for line in lines)

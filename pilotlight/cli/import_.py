@@ -71,9 +71,9 @@ def import_(kind: str, files: tuple[Path, ...], output: str, name: str) -> None:
         click.echo(f"pilotlight: {', '.join(map(_shown, files))}: no Model found", err=True)
     for taken in takens:
         for key, why in taken.notes:
-            click.echo(f"pilotlight: {taken.what}: not taken over: {key}: {why}", err=True)
+            click.echo(f"pilotlight: {taken.what}: not converted: {key}: {why}", err=True)
         if taken.refused:
-            click.echo(f"pilotlight: {taken.what} is not taken over: {taken.refused}", err=True)
+            click.echo(f"pilotlight: {taken.what} is not converted: {taken.refused}", err=True)
     if any(taken.refused for taken in takens):
         raise SystemExit(1)
 

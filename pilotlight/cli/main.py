@@ -217,8 +217,8 @@ def key() -> None:
 @click.option("--tenant", required=True, help="The Tenant of the key.")
 @click.option(
     "--role", type=click.Choice(["tenant", "viewer", "operator", "finance"]), default="tenant", show_default=True,
-    help="The role of the key. tenant: requests to models. operator: requests and orders. The others are not "
-    "supported yet.",
+    help="The role of the key. tenant: requests to models. operator: requests to models, and orders such as drain. The "
+    "others are not supported yet.",
 )  # fmt: skip
 @click.option("--name", default="key", show_default=True, help="The name of the key.")
 @click.option("--state", type=DIRECTORY, help="The state folder of `serve`. The hash of the key is also stored there.")

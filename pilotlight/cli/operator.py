@@ -24,11 +24,13 @@ from pilotlight.tables import Console
 LOOK_S = 0.5
 drain_force_option = click.option(
     "--force", is_flag=True,
-    help="Stop replicas with running requests after 10 s. Devices that a fabric attached there are released, and "
-    "detached by force if their release hangs: programs that have them open lose them, and may crash or hang "
-    "their node.",
+    help="Stop replicas 10 s after their drain begins, even if requests still run. Release devices that a fabric "
+    "attached, and detach them by force if they are still attached after 10 s: a program that has such a device open "
+    "loses it, and may crash or make the node hang.",
 )  # fmt: skip
-force_option = click.option("--force", is_flag=True, help="Stop replicas with running requests after 10 s.")
+force_option = click.option(
+    "--force", is_flag=True, help="Stop replicas 10 s after their drain begins, even if requests still run."
+)
 kind_option = click.option(
     "--kind", type=click.Choice(["device", "node"]), help="Whether NAME is a device or a node, if both exist."
 )
@@ -58,7 +60,9 @@ def wake(model: str, ops: str, key_env: str | None, output: str) -> None:
 @click.argument("model")
 @order_options(force_option)
 def stop(model: str, force: bool, ops: str, key_env: str | None, output: str) -> None:
-    """Stop a model now, after its running requests. New requests start it again unless it is paused."""
+    """Stop all replicas of a model, each when its running requests end. A new request starts the model again unless it
+    is paused.
+    """
     print_order_result(send_order(ops, f"models/{model}/stop", key_env, force=force), output)
 
 

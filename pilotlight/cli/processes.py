@@ -120,7 +120,7 @@ def gateway(  # noqa: PLR0917  click passes by keyword
 )
 @click.option(
     "--gateway-pods", default="app.kubernetes.io/component=gateway", show_default=True, metavar="SELECTOR",
-    help="The label selector of gateway pods. Each gateway has the name of its pod (--id) (kubernetes).",
+    help="The label selector of gateway pods. The --id of each gateway must be the name of its pod (kubernetes).",
 )  # fmt: skip
 @click.option(
     "--gateway-account", "gateway_accounts", multiple=True, metavar="[NAMESPACE:]NAME",

@@ -92,7 +92,7 @@ def inspect(  # noqa: PLR0917  click passes by keyword
     else:
         click.echo(f"dialect: {read.dialect}")
         for layer in read.layers:
-            path = layer.file.path or "(names are in the archive)"
+            path = layer.file.path or "(file names are inside the archive)"
             click.echo(f"{layer.file.size:>14}  {layer.file.role:<9}  {path}")
     refusal = _refusal(read)
     click.echo(f"refused: {refusal}" if refusal else "would be accepted")

@@ -37,13 +37,13 @@ def test_import_prints_documents_to_stdout_and_notes_to_stderr(tmp_path: Path) -
     file = tmp_path / "models.yaml"
     file.write_text(KUBEAI)
     result = run("kubeai", file)
-    assert result.exit_code == 1, "one of them was not taken over"
+    assert result.exit_code == 1, "one of them was not converted"
     assert [model.name for model in parse_documents([("out", result.stdout)]).models] == ["tiny"]
-    assert "# not taken over: spec.owner: " in result.stdout
-    assert "# Model speech is not taken over: spec.engine: " in result.stdout
+    assert "# not converted: spec.owner: " in result.stdout
+    assert "# Model speech is not converted: spec.engine: " in result.stdout
     first, second = result.stderr.splitlines()
-    assert first.startswith("pilotlight: Model tiny: not taken over: spec.owner: ")
-    assert second.startswith("pilotlight: Model speech is not taken over: spec.engine: ")
+    assert first.startswith("pilotlight: Model tiny: not converted: spec.owner: ")
+    assert second.startswith("pilotlight: Model speech is not converted: spec.engine: ")
 
 
 def test_import_with_json_output_prints_one_json_object(tmp_path: Path) -> None:
