@@ -60,9 +60,7 @@ def wake(model: str, ops: str, key_env: str | None, output: str) -> None:
 @click.argument("model")
 @order_options(force_option)
 def stop(model: str, force: bool, ops: str, key_env: str | None, output: str) -> None:
-    """Stop all replicas of a model, each when its running requests end. A new request starts the model again unless it
-    is paused.
-    """
+    """Stop a model as soon as its running requests end. New requests start it again unless it is paused."""
     print_order_result(send_order(ops, f"models/{model}/stop", key_env, force=force), output)
 
 
