@@ -256,8 +256,8 @@ def _cut(geometry: Geometry, cut: tuple[str, int]) -> Cut:
     name, start = cut
     if not isinstance(name, str) or not isinstance(start, int) or isinstance(start, bool):
         raise MigError(
-            f"a MIG slice of {geometry.name} is given by the name of its profile and the number of its first memory "
-            f"slice, not by {cut!r}"
+            f"a MIG slice of {geometry.name} is given by the name of its profile and its first memory slice, "
+            f"a whole number, not by {cut!r}"
         )
     return Cut(name, start)
 

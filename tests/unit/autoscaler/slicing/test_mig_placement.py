@@ -219,7 +219,7 @@ def test_partition_in_use_is_recorded_even_on_a_closed_device() -> None:
         (lambda on: on.add(IDS[1], A30, [("1g.10gb", 0)]), "A30 has no MIG profile '1g.10gb'"),
         (lambda on: on.use(IDS[0], Cut("7g.80gb", 0)), "7g.80gb at 0 conflicts with 1g.10gb at 6"),
         (lambda on: on.stop(IDS[0], Cut("1g.10gb", 5)), "no MIG slice 1g.10gb at memory slice 5 of gpu-0 is in use"),
-        (lambda on: on.undo(IDS[0], Cut("1g.10gb", 5)), "1g.10gb at 5 of gpu-0 does not exist"),
+        (lambda on: on.undo(IDS[0], Cut("1g.10gb", 5)), "1g.10gb at memory slice 5 of gpu-0 does not exist"),
         (lambda on: on.remove(IDS[3]), "no MIG Device is named 'gpu-3'"),
         (lambda on: on.close(IDS[3], "x"), "no MIG Device is named 'gpu-3'"),
         (lambda on: on.used(IDS[3]), "no MIG Device is named 'gpu-3'"),
