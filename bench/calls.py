@@ -76,7 +76,8 @@ def _report(loads: dict[str, list[Load]]) -> Figures:
         core, bad = statistics.median([run.core for run in runs]), sum(run.bad for run in runs)
         costs = spread([run.us_per_call for run in runs])
         say(f"{name:<14} {spread([run.per_s for run in runs]):<30} {costs:<22} {others:<18} {core:>5.2f} {bad:>7}")
-    say("CPU of Pilotlight is the gateway's; others: supervisor and autoscaler. core: the used share of core 0")
+    say("CPU of Pilotlight: of the gateway process. Column others: CPU of its supervisor and autoscaler.")
+    say("Column core: the used share of CPU core 0, on which the proxies run.")
     ours = loads[OURS]
     figures: Figures = {
         "rps": statistics.median([run.per_s for run in ours]),

@@ -146,12 +146,12 @@ def print_table(market: str, played: Sequence[Point], judgements: dict[str, Judg
     heads = (
         f"{'rule':<30} {'cost':>8} {'of the seeds':>17} {'hours':>7} {'kWh':>7} {'p50 s':>6} {'p95 s':>6} {'p99 s':>6}"
     )
-    say(f"{heads} {'left':>5} ours / it")
+    say(f"{heads} {'left':>5} Pilotlight / this rule: cost, energy (best setting)")
     for policy, one in played:
         against = judgements.get(policy.name)
         comparison = "" if against is None else f"{against.cost:.2f}, energy {against.energy:.2f} ({against.by})"
         if against is None and not policy.ours:
-            comparison = "each of our points has a longer wait"
+            comparison = "each setting of Pilotlight has a longer p95 wait"
         waits = " ".join(f"{wait_s:>6.1f}" for wait_s in one.waits_s)
         say(
             f"{policy.name:<30} {one.cost:>8.2f} {one.costs[0]:>8.2f} {one.costs[-1]:>8.2f}"

@@ -139,7 +139,7 @@ async def schedulable(api: Api, name: str) -> None:
             if node.get("status", {}).get("allocatable") and not node["spec"].get("taints"):
                 return
         await asyncio.sleep(0.05)
-    raise BenchError(f"no pod may run on its node after {kit.START_S_MAX:.0f} s")
+    raise BenchError(f"node {name} still accepts no pods after {kit.START_S_MAX:.0f} s")
 
 
 def _unix_s(text: str) -> float:

@@ -50,7 +50,7 @@ SCOPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 SECOND: dict[str, tuple[str, ...]] = {
     "one engines namespace; two names": ("--lease", "two"),
-    "one engines namespace; one name, two homes": ("--home", OTHER),
+    "one engines namespace; one name, two release namespaces": ("--home", OTHER),
     "two engines namespaces; one name": ("--namespace", OTHER),
     "two engines namespaces; two names": ("--namespace", OTHER, "--lease", "two"),
 }

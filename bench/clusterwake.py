@@ -181,7 +181,7 @@ async def by_hand(one: Bed, notes: Path) -> Start:
     ip = ""
     while not ip or not await probe_engine(ip, PORT, "/health"):
         if time.time() - begun_unix_s > HOPELESS_S:
-            raise BenchError("by hand: it is not ready")
+            raise BenchError(f"the engine's pod without Pilotlight is not ready after {HOPELESS_S:.0f} s")
         await asyncio.sleep(POLL_S)
         ip = ip or (await one.api.get(f"{pods}/hand"))["status"].get("podIP", "")
     ended = await sent(Client(f"http://{ip}:{PORT}"), "adopted")

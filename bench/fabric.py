@@ -114,7 +114,7 @@ def took(sent_unix_s: list[float], had: list[Asked]) -> list[float]:
     ]
     if not all(found):
         late = [number for number, each in enumerate(found) if not each]
-        raise BenchError(f"nothing was ordered from the operator before the next request in rounds {late}")
+        raise BenchError(f"Pilotlight created no ComposabilityRequest before the next request in rounds {late}")
     if len(had) != len(sent_unix_s):
         raise BenchError(f"{len(had)} orders were created in {len(sent_unix_s)} rounds")
     return [(min(each) - sent_s) * 1e3 for each, sent_s in zip(found, sent_unix_s, strict=True)]

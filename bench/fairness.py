@@ -53,7 +53,7 @@ async def measure(place: Path, *, quick: bool) -> Figures:
         ]
         waited_ms = [(stay.began_s - arrived) * 1e3 for arrived, stay in zip(sent_s, mine, strict=True)]
         counts = "  ".join(f"{count}: {releases.count(count)}x" for count in sorted(set(releases)))
-        say(f"{slots:>5} {len(mine):>9} {counts:<42} {spread(waited_ms):<24}   (at most release 1)")
+        say(f"{slots:>5} {len(mine):>9} {counts:<42} {spread(waited_ms):<24}   (expected: release 0 or 1)")
         worst = max(worst, *releases)
     return {"fair_releases_max": worst}
 

@@ -65,15 +65,17 @@ CASES = {
     "listing without end": Case(endless(f"{OK}\r\n\r\n{LIST}<Contents><Key>", "x" * (1 << 20))),
     "error body without end": Case(endless("HTTP/1.1 403 Forbidden\r\n\r\n<Error>", "x" * (1 << 20))),
     "headers without end": Case(endless(f"{OK}\r\n", f"X-A: {'x' * 1000}\r\n"), "head"),
-    "listing of one byte in 0.5 s": Case(endless(f"{OK}\r\n\r\n{LIST}", " ", 0.5)),
-    "object of one byte in 0.5 s": Case(endless(f"{OK}\r\n{FIELDS}\r\nContent-Length: 9999\r\n\r\n", "x", 0.5), "get"),
+    "listing sent at one byte every 0.5 s": Case(endless(f"{OK}\r\n\r\n{LIST}", " ", 0.5)),
+    "object sent at one byte every 0.5 s": Case(
+        endless(f"{OK}\r\n{FIELDS}\r\nContent-Length: 9999\r\n\r\n", "x", 0.5), "get"
+    ),
     "redirect of a listing": Case(fixed(MOVED)),
     "redirect of an object": Case(fixed(MOVED), "get"),
     "object with another ETag": Case(body("other", fields=FIELDS.replace('"e"', '"z"')), "get"),
     "range answered with 200": Case(body("x" * 10), "get", range=(2, 4)),
     "bucket in another region": Case(body("", "HTTP/1.1 301 Moved", "x-amz-bucket-region: eu-test-2")),
     "certificate of an unknown authority": Case(EMPTY, tls=True),
-    "certificate of an own authority": Case(EMPTY, own_ca=True, tls=True),
+    "certificate of a private authority that the client trusts": Case(EMPTY, own_ca=True, tls=True),
     "environment: HTTP_PROXY": Case(EMPTY, env={"HTTP_PROXY": "http://OTHER", "http_proxy": "http://OTHER"}),
     "no keys: metadata service": Case(EMPTY, env={**dict.fromkeys(KEYS), "AWS_METADATA_ENDPOINT": "http://OTHER"}),
 }  # fmt: skip

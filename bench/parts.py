@@ -76,6 +76,6 @@ def machine() -> str:
     return (
         f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}, {platform.platform()}\n"
         f"Python {platform.python_version()} of {sys.base_prefix}, {platform.python_compiler()}; "
-        f"a million empty turns in {turns_ms:.0f} ms\n"
+        f"a million empty loop iterations in {turns_ms:.0f} ms\n"
         f"gateway {'compiled' if compiled() else 'as source: make bench-... measures the one that users get'}"
     )

@@ -26,7 +26,8 @@ async def measure(place: Path, *, quick: bool) -> Figures:
     rounds, span_s = (5, 3) if quick else (8, 4)
     kit.title(f"throughput: non-streaming, one gateway, {CONNECTIONS} connections, {rounds} rounds of {span_s} s")
     if not wrk.there():
-        say(f"{wrk.MISSING}: our own client is the load, and the ratio is too low if `core` is well below 1")
+        say(f"{wrk.MISSING}: the load generator is this benchmark's own client")
+        say("if `core` is well below 1, the client is the bottleneck: the true ratio is higher than the measured one")
     script = wrk.script(place / "call.lua", _ask())
     documents: list[Document] = [settings(), tenant("a"), _engine()]
     ours, peer = list[Load](), list[Load]()

@@ -277,7 +277,9 @@ class Telemetry:
 
     def _times(self) -> Iterator[Metric]:
         queue = HistogramMetricFamily(
-            "pilotlight_queue_seconds", "Time from arrival to grant.", labels=("model", "cold")
+            "pilotlight_queue_seconds",
+            "Time from the arrival of a request until a slot of a replica is granted.",
+            labels=("model", "cold"),
         )
         first = HistogramMetricFamily(
             "pilotlight_first_byte_seconds", "Time from arrival to the first byte.", labels=("model", "cold")
@@ -286,7 +288,10 @@ class Telemetry:
             labels = (model, "1" if cold else "0")
             queue.add_metric(labels, series.queue.buckets(), series.queue.sum)
             first.add_metric(labels, series.first_byte.buckets(), series.first_byte.sum)
-        overhead = HistogramMetricFamily("pilotlight_overhead_seconds", "Gateway time from grant to the bytes sent.")
+        overhead = HistogramMetricFamily(
+            "pilotlight_overhead_seconds",
+            "Time from the grant of a slot until the gateway has sent the request to the engine.",
+        )
         overhead.add_metric((), self._overhead.buckets(), self._overhead.sum)
         yield from (queue, first, overhead)
 

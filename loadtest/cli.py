@@ -259,7 +259,7 @@ def run(
     page: Path | None,
     output: str,
 ) -> None:
-    """Send requests at planned times, independent of earlier responses, and judge the responses."""
+    """Send requests at planned times, independent of earlier responses, and check that none is lost."""
     if burst is not None and rate is None:
         moments, plan = arrivals.burst_arrivals(burst, within), f"a burst of {burst} requests within {within:g} s"
     elif rate is not None and burst is None:
@@ -302,7 +302,9 @@ def _write(page: Path, text: str) -> None:
     try:
         page.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise click.ClickException(f"--report {page}: {error.strerror}; the verdict above is complete") from None
+        raise click.ClickException(
+            f"--report {page} cannot be written: {error.strerror}; the verdict above stays valid"
+        ) from None
 
 
 def request_body(model: str, max_tokens: int, prompt_bytes: int, *, stream: bool) -> bytes:
@@ -346,7 +348,7 @@ def _watched(client: Client, shots: Sequence[Shot]) -> list[Result]:
             progress.update(bar, completed=ended, bad=not_completed)
         elif time.monotonic() - said_s >= PLAIN_EVERY_S:
             said_s = time.monotonic()
-            click.echo(f"{ended} of {len(shots)} requests ended, {not_completed} not completed", err=True)
+            click.echo(f"{ended} of {len(shots)} requests ended, {not_completed} of them incomplete", err=True)
 
     async def sent() -> list[Result]:
         with stopped_by_signals(client.stop):
@@ -388,7 +390,7 @@ def _tell_starts(starts: ColdStarts, rounds: int) -> None:
     for name, found in starts.spreads_ms.items():
         click.echo(_row(name, found, 1))
     if starts.warm:
-        click.echo(f"{starts.warm} of {len(starts.rounds)} rounds were not marked cold")
+        click.echo(f"in {starts.warm} of {len(starts.rounds)} rounds, the response did not report a cold start")
     if starts.ended:
         click.echo(f"ended after {len(starts.rounds)} of {rounds} rounds: {starts.ended}")
     _tell_verdict(starts.verdict)

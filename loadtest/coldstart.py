@@ -29,13 +29,13 @@ ZERO_S_MAX = 1800.0
 SAY_EVERY_S = 2.0
 IDLE_S, IDLE_S_MAX = 60.0, 900.0
 """Bounds of `idleSeconds: auto`, the default, which doubles in each round (docs/reference/configuration.md)."""
-SHORTEN = "quicker: fewer --rounds, or a short window in the model's document, such as `idleSeconds: 2`"
+SHORTEN = "for a quicker test: fewer --rounds, or a shorter idle window of the Model, such as `idleSeconds: 2`"
 KEPT = "set a short `idleSeconds` and no `replicas.min` in its document"
 INTERRUPTED = "interrupted"
 Beginning = Literal["zero", "gone", "cached"]
 """zero: no replica is left; gone: nor remote weights on any node; cached: remote weights are on a node."""
-STAY = "its weights are on a node: `pilotlight weights evict` there, or --from cached"
-AWAY = "its weights are on no node: send it one request, and then none"
+STAY = "a node still has the model's weights: remove them there (`pilotlight weights evict`), or use --from cached"
+AWAY = "no node has the model's weights: send the model one request, so that a node fetches them, and then repeat"
 FAILED = "the model failed to start, and its back-off has not ended; `pilotlight explain` shows the reason"
 
 
@@ -197,10 +197,10 @@ def _outlook(rounds: int, found: _Entry, *, at_zero: bool) -> tuple[str, ...]:
     if not waits:
         return (f"1 round, {total}: {a_start}" if start_s else "1 round: one start",)
     window = f"{idle_s:g} s without a request"
-    window += ", longer each time with `idleSeconds: auto`" if auto else ""
-    window += "" if known else ", by default: --ops reports the model's own"
+    window += ", longer in each further round with `idleSeconds: auto`" if auto else ""
+    window += "" if known else "; this is the default, --ops reads the model's own value"
     many = "1 round" if rounds == 1 else f"{rounds} rounds"
-    return (f"{many}, {total}: each waits for zero ({window}), then for {a_start}", SHORTEN)
+    return (f"{many}, {total}: each round waits until no replica is left ({window}), then for {a_start}", SHORTEN)
 
 
 def _about(duration_s: float) -> str:
@@ -226,7 +226,7 @@ async def _read(session: aiohttp.ClientSession, entry: str) -> _Entry:
     try:
         return msgspec.json.decode(body, type=_Entry)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise LoadError(f"{entry} is not the entry of a model: {error}") from error
+        raise LoadError(f"{entry} does not return the description of a model: {error}") from error
 
 
 async def _bounded(response: aiohttp.ClientResponse) -> bytes:
@@ -296,4 +296,5 @@ def _sentence(one: Round) -> str:
     waited = f"waited {one.waited_s:.1f} s for zero, "
     if one.ending is not Ending.COMPLETED or one.first_byte_ms is None:
         return f"{waited}{one.ending} ({one.code})"
-    return f"{waited}first byte after {one.first_byte_ms:.1f} ms" + ("" if one.cold else ", not marked cold")
+    warm = "" if one.cold else ", the response did not report a cold start"
+    return f"{waited}first byte after {one.first_byte_ms:.1f} ms{warm}"

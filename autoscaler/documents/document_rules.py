@@ -299,8 +299,11 @@ def _check_adapters(spec: ModelSpec) -> None:
             of = " of engine command" if scheme in STORED else ""
             raise WrongKeyError((*at, "artifact"), f"{scheme}:// {MESSAGE} for adapters{of}")
         if not ADAPTER_PATH.fullmatch(adapter.artifact):
-            wanted = "an absolute path such as file:///models/support.gguf, without any of , : = and quotes"
-            raise WrongKeyError((*at, "artifact"), f"expected {wanted}")
+            wanted = (
+                "expected an absolute path such as file:///models/support.gguf; a comma, a colon, an equals sign or a "
+                "double quote is not allowed in the path"
+            )
+            raise WrongKeyError((*at, "artifact"), wanted)
     for position, arg in enumerate(spec.args):
         if arg.partition("=")[0].replace("_", "-") in support.excludes:
             raise WrongKeyError(

@@ -253,7 +253,8 @@ RULES: Mapping[tuple[str, str], tuple[Rule, ...]] = {
         ),
         Rule(
             f"self.matches({_SCHEME}) || self.matches({_whole(ADAPTER_PATH)})",
-            "expected an absolute path such as file:///models/support.gguf, without any of , : = and quotes",
+            "expected an absolute path such as file:///models/support.gguf; a comma, a colon, an equals sign or a "
+            "double quote is not allowed in the path",
         ),
     ),
     ("Resources", "requests"): _AMOUNTS,

@@ -150,7 +150,7 @@ class Structural:
                 case inspect.StrType():
                     bounds["maxLength"] = TEXT_CHARS_MAX
                 case _:
-                    raise NotImplementedError(f"no schema for {one} as one of several")
+                    raise NotImplementedError(f"no schema for {one} as a member of a union type")
         return {**INT_OR_STRING, **bounds}
 
 

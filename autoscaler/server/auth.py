@@ -112,7 +112,7 @@ class ContractAuth:
         self._refused += 1
         now_s = self._clock()
         if self._said_s is None or now_s - self._said_s >= SAY_EVERY_S:
-            log.warning("event=contract_refused count=%d reason='no valid token'", self._refused)
+            log.warning("event=contract_refused count=%d reason='requests without a valid token'", self._refused)
             self._said_s, self._refused = now_s, 0
 
 

@@ -191,7 +191,7 @@ class ContractServer:
         if odd := find_invalid_name(report):
             return web.json_response({"error": f"invalid report: illegal name - at `{odd}`"}, status=400)
         if report.epoch == self._loop.world.epoch and report.version > self._loop.world.version:
-            why = "invalid report: routes of this version were never sent - at `$.version`"
+            why = "invalid report: its version of the routes is newer than that of this autoscaler - at `$.version`"
             return web.json_response({"error": why}, status=400)
         if (refused := self._too_many(report.gateway)) is not None:
             return refused

@@ -102,7 +102,7 @@ class Metrics:
         self._failures = Counter("pilotlight_start_failures", "Failed starts", ("model", "reason"), registry=registry)
         self._decision = Histogram(
             "pilotlight_decision_seconds",
-            "Time from the receipt of a report to the actions",
+            "Time from the receipt of a gateway's report until the resulting actions are done",
             registry=registry,
             buckets=DECISION_BUCKETS,
         )
@@ -190,7 +190,8 @@ class _WorldCollector:
         yield machines
         kinds = GaugeMetricFamily(
             "pilotlight_lesson_kinds",
-            "Kinds of requests in the placement values, by source: replays or sizes",
+            "Kinds of placement requests for which placement is optimized, by source of the values: replays (learned), "
+            "sizes (not learned yet) or nothing (no requests so far)",
             labels=("by",),
         )
         lesson = world.learned.lesson
@@ -210,7 +211,7 @@ class _WorldCollector:
         )
         yield GaugeMetricFamily(
             "pilotlight_degraded",
-            "Whether something fails because of an internal error that no Model explains",
+            "1 if a part of the autoscaler fails because of an internal error that no Model caused, else 0",
             value=float(bool(world.degraded)),
         )
         yield GaugeMetricFamily("pilotlight_leader", "Whether this process leads", value=float(world.leadership.leads))
@@ -228,7 +229,7 @@ class _WorldCollector:
         yield offered
         longest = GaugeMetricFamily(
             "pilotlight_lease_leaving_seconds",
-            "Time since the release of the oldest unused capacity that is still present",
+            "Age of the oldest release of ordered capacity that is still in progress and has no replica",
             labels=("provider",),
         )
         for provider, for_s in sorted(self._leaving.longest_s().items()):

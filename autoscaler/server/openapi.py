@@ -48,8 +48,8 @@ class Read(NamedTuple):
 
 READS = (
     Read("/api/v1/status", "List the state of each Model and the reason", tuple[Row, ...]),
-    Read("/api/v1/off", "List functions that this mode or an internal error disables", OffView),
-    Read("/api/v1/documents", "Get whether the documents in use are the latest", DocumentsView),
+    Read("/api/v1/off", "List features that the autoscaler's mode or an internal error disables", OffView),
+    Read("/api/v1/documents", "Get whether the Models, Tenants and Settings in use are the latest", DocumentsView),
     Read("/api/v1/models", "List all Models", tuple[ModelView, ...]),
     Read("/api/v1/models/{name}", "Get one Model", ModelView, named=True),
     Read("/api/v1/tenants", "List all Tenants", tuple[TenantView, ...]),
@@ -81,7 +81,7 @@ ACTS = (
 )
 REFUSALS = {
     "400": "The body is invalid",
-    "401": "An order requires an API key with the role operator",
+    "401": "An order, such as drain, requires an API key with the role operator",
     "403": "The API key has another role, or a page of another origin sent the request",
     "404": "The name does not exist",
     "409": "The current state does not allow the order",
@@ -92,7 +92,7 @@ REFUSALS = {
 }
 
 ASK_REFUSALS = {status: REFUSALS[status] for status in ("400", "403", "404", "413", "415", "503")} | {
-    "401": "The request requires an API key with the role operator if orders do",
+    "401": "An API key with the role operator is missing; it is required if orders require one",
     "429": "Another simulation is running",
 }
 
@@ -118,7 +118,8 @@ def render_openapi(version: str) -> bytes:
         "info": {
             "title": "Pilotlight operations",
             "version": version,
-            "description": "The state behind decisions, and orders of operators. Times are in seconds, sizes in bytes.",
+            "description": "Reads the state from which the autoscaler decides, and accepts orders of operators, such "
+            "as drain. Times are in seconds, sizes in bytes.",
         },
         "paths": paths,
         "components": {"schemas": components},

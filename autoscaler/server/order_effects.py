@@ -95,7 +95,7 @@ def place_order(world: World, place: CordonTarget, verb: str, wish: Wish, now_s:
     known = world.nodes.cordons.get(place)
     known = None if known is not None and known.why else known
     if verb == "uncordon":
-        says = f"{place.kind} {place.name} is open again" if known else f"{place.kind} {place.name} was not cordoned"
+        says = f"{place.kind} {place.name} {'is no longer' if known else 'was not'} cordoned"
         return Order(OrderResult(verb="uncordon", kind=place.kind, name=place.name, says=says), lift=place)
     drain = verb == "drain" or (known is not None and known.drain)
     force = (verb == "drain" and wish.force) or (known is not None and known.force)
@@ -174,8 +174,8 @@ def _leaves(world: World, there: tuple[Replica, ...], *, force: bool) -> str:
         return "no replica runs there"
     if force:
         return (
-            f"{_who(there)} stops within {format_duration(FORCE_S)} of its drain, and starts on another device if "
-            f"there is room"
+            f"{_who(there)} stops at most {format_duration(FORCE_S)} after its drain begins, and starts on another "
+            f"device if there is room"
         )
     coming = " (already in progress)" if all(find_drain_cordon(world, one) for one in there) else ""
     return f"{_who(there)} drains, and starts on another device if there is room{coming}"

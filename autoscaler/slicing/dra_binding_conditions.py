@@ -72,7 +72,7 @@ def _words(one: Binding) -> str:
             return f"it is being attached for claim {one.claim}, which waits for {one.says}"
         case "failed":
             return f"it could not be attached for claim {one.claim}: {one.says}"
-    return f"it was attached for claim {one.claim}"
+    return f"it is attached and allocated to claim {one.claim}"
 
 
 def _state(result: Object, conditions: Mapping[str, Object]) -> tuple[State, str]:

@@ -224,7 +224,8 @@ def _entry(driver: str, pool: str, device: _Device, closed: str) -> DraDevice:
         start=min(starts or taken, default=None) if mig else None, product=attributes.get((driver, "productName"), ""),
         memory_bytes=None if memory is None else parse_size(memory.value), policy=_policy(memory),
         link=attributes.get(_LINK, ""), shared=device.allow_multiple_allocations, consumes=consumes, where=where,
-        closed=closed or _closed(device) or ("" if where else "its driver publishes no attribute that identifies it"),
+        closed=closed or _closed(device)
+        or ("" if where else "its driver publishes no attribute that identifies the device"),
     )  # fmt: skip
 
 

@@ -170,7 +170,8 @@ def build_layout(geometry: Geometry, cuts: Iterable[tuple[str, int]]) -> Layout:
     for name, start in sorted(_cut(geometry, cut) for cut in cuts):
         profile = geometry.profile(name)
         if start not in profile.starts:
-            raise MigError(f"{name} cannot start at {start} on {geometry.name}, only at {_listed(profile.starts)}")
+            starts = _listed(profile.starts)
+            raise MigError(f"{name} cannot start at memory slice {start} of {geometry.name}, only at {starts}")
         cut = Cut(name, start)
         for other in found:
             if has_conflict(geometry, cut, other):
@@ -254,7 +255,10 @@ def _cut(geometry: Geometry, cut: tuple[str, int]) -> Cut:
     """Validate and convert a cut."""
     name, start = cut
     if not isinstance(name, str) or not isinstance(start, int) or isinstance(start, bool):
-        raise MigError(f"a cut of {geometry.name} is the name of a profile and a whole number, not {cut!r}")
+        raise MigError(
+            f"a MIG slice of {geometry.name} is given by the name of its profile and its first memory slice, "
+            f"a whole number, not by {cut!r}"
+        )
     return Cut(name, start)
 
 

@@ -113,7 +113,7 @@ class Fleet:
         """
         for profile, share in shares.items():
             if not isinstance(share, int | float) or isinstance(share, bool) or not 0 <= share <= SHARE_MAX:
-                raise MigError(f"the share of {profile!r} is {share!r}; expected a number from 0 to 2^53")
+                raise MigError(f"the relative demand for {profile!r} is {share!r}; expected a number from 0 to 2^53")
         total = fsum(shares.values())
         self._shares = {profile: share / total for profile, share in shares.items()} if total else {}
         self._fillings.clear()
@@ -198,7 +198,7 @@ class Fleet:
         """Mark a cut as idle."""
         seen = self._known(device)
         if cut not in seen.used:
-            raise MigError(f"{device} has no {cut.profile} at {cut.start} in use")
+            raise MigError(f"no MIG slice {cut.profile} at memory slice {cut.start} of {device} is in use")
         self._leave(device)
         seen.used, seen.idle = tuple(each for each in seen.used if each != cut), tuple(sorted((*seen.idle, cut)))
         self._enter(device)
@@ -208,7 +208,8 @@ class Fleet:
         seen = self._known(device)
         if cut not in seen.idle:
             state = "is in use" if cut in seen.used else "does not exist"
-            raise MigError(f"{cut.profile} at {cut.start} of {device} {state}: only an idle cut can be deleted")
+            where = f"MIG slice {cut.profile} at memory slice {cut.start} of {device}"
+            raise MigError(f"{where} {state}: only an idle MIG slice can be deleted")
         self._leave(device)
         seen.idle = tuple(each for each in seen.idle if each != cut)
         self._enter(device)
@@ -313,7 +314,8 @@ class Fleet:
             kinds = sorted({seen.geometry.name for seen in asked})
             return f"no device has MIG profile {profile}; there are {', '.join(kinds) or 'none'}"
         closed = sorted(seen.closed for seen in having if seen.closed)
-        shut = f", {len(closed)} closed ({closed[0]})" if closed else ""
+        accepts = "accepts" if len(closed) == 1 else "accept"
+        shut = f", and {len(closed)} {accepts} no new replicas ({closed[0]})" if closed else ""
         full = len(having) - len(closed)
         return f"{full} of {len(having)} devices with {profile} {'has' if full == 1 else 'have'} no room for it{shut}"
 

@@ -132,7 +132,7 @@ def explain_unknown_sharing(found: Gpus) -> str:
     of = "" if found.devices is None else f" of {format_count(found.devices, 'device')}"
     return (
         f"its node's device plug-in offers {found.offered} {found.resource}{of}, and their sharing mode is not known: "
-        "set `slicing` in Settings `nodes`, or `device.count` if the node has more devices"
+        "set `slicing` in Settings `nodes`, or correct `device.count` there if the number of devices is wrong"
     )
 
 

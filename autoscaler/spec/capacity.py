@@ -191,7 +191,10 @@ def _check_writers(providers: Sequence[ProviderSettings]) -> None:
     for position, one in enumerate(providers):
         for node, system in ({} if one.redfish is None or one.closing else one.redfish.places).items():
             if system in writers:
-                fix = f"`{writers[system]}` has this system, too: list it once, or set `closing: true` in one entry"
+                fix = (
+                    f"provider `{writers[system]}` also lists this Redfish system: list it for one provider only, or "
+                    "set `closing: true` for one of them"
+                )
                 raise WrongKeyError(("capacity", position, "redfish", "systems", node), fix)
             writers[system] = one.name
 
@@ -214,7 +217,8 @@ def _check_kind(one: ProviderSettings, at: Path) -> None:
         check_object_name(one.cluster_autoscaler.priority_class, (*at, "clusterAutoscaler", "priorityClass"))
     if one.headroom and (queue := next((kind for kind in one.kinds if kind in QUEUES), None)) is not None:
         raise WrongKeyError(
-            (*at, "headroom"), f"expected 0: `{queue}` orders capacity for one Model and cannot keep devices free"
+            (*at, "headroom"),
+            f"expected 0: a `{queue}` provider orders capacity only for a Model that waits, so it keeps no device free",
         )
     if one.provisioning_request is not None:
         _check_provisioning(one.provisioning_request, (*at, "provisioningRequest"))
@@ -238,7 +242,7 @@ def _check_redfish(redfish: Redfish, at: Path) -> None:
     if redfish.ca_file is not None and not redfish.ca_file.startswith("/"):
         raise WrongKeyError((*at, "caFile"), "expected an absolute path")
     if not redfish.systems:
-        raise WrongKeyError((*at, "systems"), "expected at least one node, with the path of its system")
+        raise WrongKeyError((*at, "systems"), "expected at least one node and the path of its Redfish system")
     owners: dict[str, str] = {}
     for node, path in redfish.systems.items():
         check_object_name(node, (*at, "systems", node))

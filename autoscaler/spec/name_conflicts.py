@@ -90,7 +90,9 @@ def resolve_tenant_conflicts(
             continue
         lost = [key for key in tenant.spec.keys if owners.setdefault(key.sha256, tenant.name) != tenant.name]
         if lost:
-            taken[tenant.name] = "; ".join(f"key {_shown(key)} belongs to Tenant {owners[key.sha256]}" for key in lost)
+            taken[tenant.name] = "; ".join(
+                f"API key {_shown(key)} already belongs to Tenant {owners[key.sha256]}" for key in lost
+            )
             kept = tuple(key for key in tenant.spec.keys if key not in lost)
             tenant = replace(tenant, spec=replace(tenant.spec, keys=kept))  # noqa: PLW2901  without the conflicting keys
         tenants[tenant.name] = tenant
@@ -105,7 +107,7 @@ def _settled(origin: Origin, model: Model, owners: dict[str, str]) -> tuple[Mode
         called = f"{model.namespace}/{model.name}"
         lost.append(f"name `{model.name}` belongs to {owner}; this Model is renamed to `{called}`")
         if owner := _claim(model, called, me, owners):
-            return None, [f"names `{model.name}` and `{called}` belong to other Models; {owner} has `{called}`"]
+            return None, [f"other Models have the names `{model.name}` and `{called}`; {owner} is named `{called}`"]
         named = replace(model, name=ModelName(called), served_name=model.name)
     aliases = []
     for alias in model.spec.aliases:

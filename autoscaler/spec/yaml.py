@@ -203,7 +203,8 @@ def parse_yaml(text: str) -> list[object]:
         # PyYAML's constructors raise these for values that do not match their tag, such as `!!bool x` or `0b_`; the
         # messages describe its internals
         said = isinstance(error, yaml.YAMLError)
-        reason = one_line(str(error), REASON_CHARACTERS_MAX) if said else "it does not fit its type: put text in quotes"
+        unfit = "it does not match its YAML type; if it is text, put it in quotes"
+        reason = one_line(str(error), REASON_CHARACTERS_MAX) if said else unfit
         raise _error(loader, None if loader is None else loader.at, f"a value cannot be read: {reason}") from error
     finally:
         if loader is not None:

@@ -261,7 +261,8 @@ def choose_adapter(found: Sequence[str], name: str) -> str:
         )
         raise EngineError(f"adapter {name}: its artifact contains {what}; package only one")
     if not ADAPTER_PATH.fullmatch(f"file:///{found[0] or '.'}"):
-        raise EngineError(f"adapter {name}: {found[0]} contains one of , : = which engines interpret; rename it")
+        odd = f"{found[0]} contains a character that engines interpret"
+        raise EngineError(f'adapter {name}: {odd} (, : = or "); rename it')
     return found[0]
 
 

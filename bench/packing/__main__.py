@@ -82,7 +82,8 @@ def _outcomes(field: Field, tasks: Sequence[Task]) -> Outcomes:
 
 def harness(outcomes: Outcomes) -> Figures:
     """Return the difference between FGD here and as published. No policy is judged unless it is small."""
-    title(f"FGD here and as published, {len(published.SEEDS)} seeds, percent of GPU in use at 100 and 130 % arrived")
+    title(f"FGD here and as published, {len(published.SEEDS)} seeds: percent of GPU in use")
+    say("when the pods that have arrived request 100 and 130 % of all GPUs")
     errors: list[float] = []
     for workload, by_policy in outcomes.items():
         ours = [mean(by_policy["FGD"], key) for key in (100, 130)]
@@ -91,7 +92,7 @@ def harness(outcomes: Outcomes) -> Figures:
         say(f"{workload:<12} {ours[0]:6.2f} {ours[1]:6.2f}   published {there[0]:6.2f} {there[1]:6.2f}")
     if not errors:
         return {}
-    say(f"furthest {max(errors):.2f} points   (at most {published.ERROR_POINTS_MAX})")
+    say(f"largest difference {max(errors):.2f} percentage points   (at most {published.ERROR_POINTS_MAX})")
     figures: Figures = {"fgd_error_points_max": max(errors)}
     if "default" in outcomes:
         default = outcomes["default"]["FGD"]
@@ -128,7 +129,7 @@ def _gained(by_policy: Mapping[str, Sequence[Outcome]], policy: str, gains: Mapp
 
 def judged(outcomes: Outcomes) -> Figures:
     """Compare Pilotlight with FGD on the same rounds."""
-    title("Pilotlight minus FGD, points of GPU in use, on the same rounds")
+    title("Pilotlight minus FGD, in percentage points of GPU in use, on the same rounds")
     gains: dict[int, list[float]] = {100: [], 130: []}
     for workload, by_policy in outcomes.items():
         gains_text = _gained(by_policy, "LRV", gains)
@@ -147,7 +148,8 @@ def judged(outcomes: Outcomes) -> Figures:
 
 def elastic(outcomes: Outcomes) -> Figures:
     """Measure the gain if each sharing request may get a little less than it asked for; apart from the others."""
-    title("elastic minus FGD, points of GPU requested and accepted; grants by request and by milli, minimum of seeds")
+    title("elastic minus FGD, in percentage points of GPU requested and accepted")
+    say("granted: the lowest of all seeds; the mean share over requests, and over thousandths of a GPU")
     gains: dict[int, list[float]] = {100: [], 130: []}
     least = 1.0
     for workload, by_policy in outcomes.items():

@@ -26,4 +26,5 @@ def draw(outcomes: Mapping[str, Mapping[str, Sequence[Outcome]]]) -> None:
         Series(policy, curve([run for by_policy in outcomes.values() for run in by_policy[policy]]), number)
         for number, policy in enumerate(policies)
     ]
-    picture("packing", "percent of all GPUs arrived", "points of GPU that could be in use and are not", series)
+    across = "requested by arrived pods, percent of all GPUs"
+    picture("packing", across, "percent of all GPUs that could be in use and are not", series)

@@ -215,10 +215,11 @@ def figures() -> Figures:
     """Run all mixes, print each, and return KEYS."""
     lives = WARM + (COUNTED_QUICK if quick() else COUNTED)
     title(
-        f"percent of work accepted, {DEVICES} H100 at {LOAD:.0%} load, {len(SEEDS)} seeds of {lives - WARM:.0f} lives:"
-        " median [least-most]; the gap from best fit to the pool that Pilotlight closes, of the means"
+        f"percent of work accepted, {DEVICES} H100 at {LOAD:.0%} load, {len(SEEDS)} seeds of "
+        f"{lives - WARM:.0f} mean lifetimes: median [least-most]; "
+        "then the share of the gap to the pool that Pilotlight closes"
     )
-    say(f"{'mix':<14}" + "".join(f" {policy:<20}" for policy in POLICIES) + " gap closed; of highest start")
+    say(f"{'mix':<14}" + "".join(f" {policy:<20}" for policy in POLICIES) + " gap from best fit; from highest start")
     shares, others = list[float](), list[float]()
     with ProcessPoolExecutor() as processes:
         tasks = [_Task(mix, seed, lives) for mix in MIXES for seed in SEEDS]

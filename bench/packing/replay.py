@@ -94,7 +94,7 @@ def _check(cluster: Cluster, kind: Kind, node: int, gpu: int) -> None:
 def _granted(kind: Kind, milli: int) -> Kind:
     """Return the request as placed. Only a sharing request may get less, and not much less."""
     if milli != kind.milli and not (kind.shares and LEAST * kind.milli <= milli < kind.milli):
-        raise AssertionError(f"{milli} milli are no grant for {kind}")
+        raise AssertionError(f"a grant of {milli} thousandths of a GPU is not allowed for {kind}")
     return kind._replace(milli=milli)
 
 

@@ -94,13 +94,14 @@ class _Bench:
         sides = {"ours": self._ours, "oras-go": [str(self._oras)]}
         many, one = f"{plain}/{NAME}:many", f"{plain}/{NAME}:one"
         eight = f"8 blobs of {self._mib // 8} MiB"
+        whole = f"one blob of {self._mib} MiB, plain HTTP"
         private = f"{secure}/{NAME}:many"
-        found = await self._turns(f"{eight}, plain, synced", sides, [many])
-        single = await self._turns(f"one blob of {self._mib} MiB, plain, synced", sides, [one])
-        tls = await self._turns(f"{eight}, TLS, synced", sides, [private], str(ca))
-        found_soon = await self._turns(f"{eight}, plain", sides, [many], sync=False)
-        single_soon = await self._turns(f"one blob of {self._mib} MiB, plain", sides, [one], sync=False)
-        tls_soon = await self._turns(f"{eight}, TLS", sides, [private], str(ca), sync=False)
+        found = await self._turns(f"{eight}, plain HTTP, with fsync", sides, [many])
+        single = await self._turns(f"{whole}, with fsync", sides, [one])
+        tls = await self._turns(f"{eight}, TLS, with fsync", sides, [private], str(ca))
+        found_soon = await self._turns(f"{eight}, plain HTTP, without fsync", sides, [many], sync=False)
+        single_soon = await self._turns(f"{whole}, without fsync", sides, [one], sync=False)
+        tls_soon = await self._turns(f"{eight}, TLS, without fsync", sides, [private], str(ca), sync=False)
         return {
             "wall_ratio_oras": _ratio(found, "wall_s"),
             "cpu_ratio_oras": _ratio(found, "cpu_s"),
@@ -198,7 +199,7 @@ class _Bench:
         out, _ = await alone.communicate(b"\n")
         quiet = json.loads(out.partition(b"\n")[2])
         asked = [one for one in fetches(self._place) if one != EMPTY]
-        title(f"{WANTING} processes need one digest of 64 MiB")
+        title(f"{WANTING} processes need the same blob of 64 MiB")
         last_s = max(one["first_ms"] for one in reports) / 1e3
         say(f"  {len(reports)} had it, fetched {len(asked)} time(s); the last had it after {last_s:.1f} s")
         title("weights in the store, for the next replica")

@@ -109,7 +109,10 @@ class HttpLink:
 def explain_auth_failure(error: Exception) -> str:
     """Explain why authentication between gateway and autoscaler failed; empty for every other error."""
     if isinstance(error, aiohttp.ClientResponseError) and error.status == 401:
-        return "the autoscaler rejects the token of this gateway: --token-file must contain one of its tokens"
+        return (
+            "the autoscaler rejects the token of this gateway: --token-file must contain a token that the autoscaler "
+            "accepts from gateways"
+        )
     if isinstance(error, aiohttp.ClientResponseError) and error.status == 403:
         return (
             "the autoscaler rejects this gateway's token or certificate: it belongs to an agent; use one for gateways"

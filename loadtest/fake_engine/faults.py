@@ -74,7 +74,10 @@ def parse_arguments(argv: list[str]) -> Knobs:
     add("--transcript", default="", metavar="FILE", help="Append one JSON line per request to this file.")
     add("--fail", action="append", default=[], type=fault, metavar="MODE[:ARG]", help=", ".join(FAULTS))
     add(
-        "--once", default="", metavar="FILE", help="A fault occurs only while FILE does not exist, and then creates it."
+        "--once",
+        default="",
+        metavar="FILE",
+        help="A fault occurs only if FILE does not exist. It then creates FILE, so that it occurs once.",
     )
     knobs = parser.parse_args(argv, namespace=Knobs())
     if knobs.slots < 1:

@@ -27,7 +27,7 @@ def as_html(target: str, rounds: int, starts: ColdStarts) -> str:
         said=f"ended after {made} of {rounds} rounds: {starts.ended}" if starts.ended else "",
         figures=[
             *list_outcome_figures(starts.verdict, "rounds"),
-            ("not marked cold", str(starts.warm)),
+            ("no cold start reported", str(starts.warm)),
             ("ms, median first byte", "-" if first is None else f"{first.median:.1f}"),
         ],
         sections=[
@@ -42,7 +42,7 @@ def as_html(target: str, rounds: int, starts: ColdStarts) -> str:
 
 def _by_round(starts: ColdStarts) -> str:
     series = []
-    for name, cold, colour in (("marked cold", True, 0), ("not marked cold", False, 1)):
+    for name, cold, colour in (("cold start reported", True, 0), ("no cold start reported", False, 1)):
         series.append(_dots(name, [one.first_byte_ms if one.cold is cold else None for one in starts.rounds], colour))
     return render_plot("round", "first byte after, ms", series)
 

@@ -116,7 +116,7 @@ def as_html(report: Report) -> str:
         figures=[*list_outcome_figures(verdict, "requests"), ("completed per s", f"{report.completed_per_s:.1f}")],
         sections=[
             ("Time to first byte, by arrival", _by_arrival(report)),
-            ("Share of completed requests by time", _shares(report)),
+            ("Cumulative share of completed requests, by time since arrival", _shares(report)),
             ("Requests in flight", _in_flight(report)),
             ("Times", _times(report)),
             ("Errors", render_errors(verdict)),

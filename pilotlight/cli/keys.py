@@ -59,7 +59,9 @@ def check_names(tenant: str, name: str) -> None:
 def check_role(role: str) -> None:
     """Raise click's usage error for a role that is not used yet: such a key would grant nothing."""
     if role not in {"tenant", "operator"}:
-        raise click.UsageError(f"--role {role}: {MESSAGE}; use tenant (requests) or operator (requests and orders)")
+        raise click.UsageError(
+            f"--role {role}: {MESSAGE}; use tenant (requests to models) or operator (also orders, such as drain)"
+        )
 
 
 def store_key(state: Path, tenant: str, entry: Key) -> Path:

@@ -148,4 +148,4 @@ def print_plan(answer: Answer) -> None:
     if not (answer.starts or answer.unmet or answer.stops or answer.orders):
         click.echo("nothing would be started")
     for left in answer.left:
-        click.echo(f"free  {left.slice}: {format_size(left.free_bytes)} of {format_size(left.memory_bytes)}")
+        click.echo(f"free  {left.slice}: {format_size(left.free_bytes)} of {format_size(left.memory_bytes)} remain")

@@ -163,7 +163,10 @@ async def _cluster_autoscaler(at: _At) -> Finding:
         if not there:
             raise
     if not there:
-        fix = "create it below that of engines, or set `capacity[].clusterAutoscaler.priorityClass` to another one"
+        fix = (
+            "create it with a lower value than that of engine pods, or name an existing one in "
+            "`capacity[].clusterAutoscaler.priorityClass`"
+        )
         return at.wrong(f"PriorityClass {name} does not exist, so placeholder pods cannot be created", fix)
     return await _offering(at, "describe the group's nodes in Settings `nodes`, with its `nodeLabels` as selector")
 
@@ -188,7 +191,8 @@ async def _kueue(at: _At) -> Finding:
         fix = "create it, or set `capacity[].kueue.localQueue` to another one: kubectl get localqueues -n " + where
         return at.wrong(f"LocalQueue {queue} does not exist in namespace {where}", fix)
     return await _offering(
-        at, f"check kubectl describe localqueue {queue} -n {where}, and describe its nodes in Settings `nodes`"
+        at,
+        f"run kubectl describe localqueue {queue} -n {where}, and declare the queue's nodes in Settings `nodes`",
     )
 
 
@@ -202,7 +206,7 @@ async def _cro(at: _At) -> Finding:
         return at.wrong(NO_MOST, NO_MOST_FIX, blocks=False)
     model = "" if at.entry.cro is None else at.entry.cro.model
     if find_device_memory(model, World(epoch=0, settings=settings, leadership=Leadership(leads=False))) is None:
-        says = f"unknown GPU memory of {model}: no GPU of this model is ordered until a node has one"
+        says = f"unknown GPU memory of {model}: no GPU of this product is ordered until a node has one"
         return at.wrong(
             says, f"add it to Settings `nodes`, for example `device: {{model: {model}, memory: 80Gi}}`", blocks=False
         )
@@ -264,7 +268,8 @@ async def _composes(at: _At, reading: Reading, redfish: Redfish, secret: str) ->
         )
     entered = f"accepts the user of {secret}" if redfish.secret_ref else "requires no login"
     return at.found(
-        f"the Redfish service {entered}; it has {len(fabric.gpus)} GPUs and {len(redfish.systems)} of our nodes"
+        f"the Redfish service {entered}; it has {len(fabric.gpus)} GPUs, and the systems of all "
+        f"configured nodes ({len(redfish.systems)})"
     )
 
 

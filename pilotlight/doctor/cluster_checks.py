@@ -43,7 +43,7 @@ INGRESS = (
     "above 600 s and no response buffering"
 )
 LEASE_FIX = "delete it, and it is created again: kubectl delete lease -n {} {}"
-SKIPPED_FIX = "correct the object, such as its nesting, or delete it"
+SKIPPED_FIX = "correct the object (for example, it is nested too deeply), or delete it"
 INGRESS_FIX = "test a stream of a model at zero with curl -N; `settings.silentSecondsMax` limits the silent time"
 
 
@@ -130,7 +130,7 @@ async def _definition(api: Api, kind: CrdKind) -> Finding:
     lacking = sorted(set(_keys(build_crd(kind, lambda _: {}))) - set(_keys(found)))
     if lacking:
         return Finding(check, "warning", f"another version is installed, without {list_names(lacking, 3)}", CRDS_FIX)
-    return Finding(check, "ok", "installed in this version")
+    return Finding(check, "ok", "installed, with all fields of this version of Pilotlight")
 
 
 def _keys(crd: Mapping[str, Any]) -> Iterator[str]:
@@ -307,9 +307,9 @@ async def installations(api: Api, scene: Scene) -> list[Finding]:
                 findings.append(Finding("installation", "info", says, fix))
         for one in page.unreadable:
             says = (
-                f"Lease {one.namespace}/{one.name} cannot be decoded, {one.reason}: the Models of namespace "
-                f"{one.namespace} are served only by the installation that already served them; after its restart, "
-                "their replicas keep running but none start"
+                f"Lease {one.namespace}/{one.name} cannot be decoded, {one.reason}: only the installation that already "
+                f"serves the Models of namespace {one.namespace} continues to serve them; if that installation "
+                "restarts, their replicas keep running, but no new replicas start"
             )
             findings.append(Finding("installation", "warning", says, LEASE_FIX.format(one.namespace, one.name)))
     return findings

@@ -70,7 +70,8 @@ def check_driver(opener: Callable[[], Nvml | None], signs: tuple[str, ...]) -> F
         return Finding("driver", "ok", f"{format_count(len(gpus), 'GPU')}: {listed}")
     if any(Path(sign).exists() for sign in signs):
         says = "an NVIDIA driver is installed, but NVML reports no GPU"
-        return Finding("driver", "warning", says, "check `nvidia-smi`; start a container with its GPUs (--gpus all)")
+        fix = "check `nvidia-smi`; if this is a container, start it with the GPUs of the host (--gpus all)"
+        return Finding("driver", "warning", says, fix)
     says = "no NVIDIA GPU: models share the host's memory"
     return Finding("driver", "info", says, "install the NVIDIA driver, or declare `devices` in Settings")
 
@@ -97,7 +98,8 @@ def check_open_files(hard: int) -> Finding:
     if hard in {resource.RLIM_INFINITY, -1} or hard >= FILES_MIN:
         return Finding("open files", "ok", "no limit" if hard in {resource.RLIM_INFINITY, -1} else f"{hard:,}")
     fix = "raise the limit: LimitNOFILE=1048576 in a service, `nofile` in /etc/security/limits.conf"
-    return Finding("open files", "warning", f"at most {hard:,}: each running request needs two", fix)
+    says = f"at most {hard:,} open files per process: each running request needs two"
+    return Finding("open files", "warning", says, fix)
 
 
 def check_port(check: str, option: str, address: Address, owner: str) -> Finding:
@@ -118,7 +120,8 @@ def check_state_directory(state: Path) -> Finding:
     """Check that the state directory is writable or can be created."""
     name, fix = "state directory", "choose another with --state"
     if len(os.fsencode(state.absolute())) > SOCKET_CHARACTERS_MAX:
-        return Finding(name, "blocker", f"{state} is too long for Unix sockets in it", f"{fix} and a shorter path")
+        says = f"the path {state} is too long: Unix sockets in this folder would exceed the limit of 108 bytes"
+        return Finding(name, "blocker", says, f"{fix} and a shorter path")
     nearest = next(path for path in (state.absolute(), *state.absolute().parents) if path.exists())
     if not nearest.is_dir():
         return Finding(name, "blocker", f"{nearest} is not a folder", fix)

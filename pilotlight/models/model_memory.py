@@ -105,16 +105,16 @@ def _of_each(items: tuple[Item, ...], devices: int) -> tuple[Item, ...]:
     kept = {"activation", "overhead"}
     if devices <= 1:
         return items
+    on = f"on each of {devices} devices"
     return tuple(
-        i if i.name in kept else replace(i, bytes=-(-i.bytes // devices), words=f"{i.words}; of {devices} devices each")
-        for i in items
+        i if i.name in kept else replace(i, bytes=-(-i.bytes // devices), words=f"{i.words}; {on}") for i in items
     )
 
 
 def _reserve(items: tuple[Item, ...], devices: int) -> Item:
     """Return the reserve that makes the engine's share of the given memory large enough."""
     taken = sum(item.bytes for item in _of_each(items, devices))
-    words = f"the engine uses {PAGED_SHARE:.0%} of its memory if no other engine uses it"
+    words = f"an engine that has its devices alone uses only {PAGED_SHARE:.0%} of their memory"
     return Item(name="reserve", bytes=int(taken / PAGED_SHARE) + 1 - taken, words=words)
 
 

@@ -87,6 +87,6 @@ def _laid_over(folder: Path, paths: list[str], name: str) -> Path:
     found = folder / choose_adapter(file_kinds.list_adapters(paths), name)
     if not ADAPTER_PATH.fullmatch(FILE + str(found)):
         raise EngineError(
-            f"adapter {name}: {found} contains one of , : = which engines interpret as separators; rename it"
+            f'adapter {name}: {found} contains a character that engines interpret (, : = or "); rename it'
         )
     return found

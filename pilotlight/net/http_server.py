@@ -25,7 +25,7 @@ from pilotlight.net.listen import Address, socket_of
 
 MISDIRECTED = 421
 """RFC 9110, 15.5.20: the request was sent to a server that is not responsible for its host name."""
-WRONG = "this port answers to localhost and loopback addresses only: send one of them as the Host header"
+WRONG = "this port accepts only localhost or a loopback address in the Host header: use one of these in the URL"
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -83,7 +83,7 @@ class LearnerRunner:
         try:
             await self._learn(exercise)
         except LearningError as error:
-            self._say(f"placement values could not be learnt ({error}); the previous ones stay in use")
+            self._say(f"values for placement could not be learned ({error}); the previous ones stay in use")
             self._tried = Tried(self._clock(), failed=True)
         else:
             self._say(f"learnt: {training_input.describe_training_input(exercise)} ({why})")
@@ -135,7 +135,10 @@ class LearnerRunner:
         try:
             await asyncio.to_thread(self._file.save, last)
         except OSError as error:
-            self._say(f"placement values cannot be stored ({error.strerror}): check the disk of the state directory")
+            self._say(
+                f"the learned values for placement cannot be stored ({error.strerror}): check the disk of the state "
+                "directory"
+            )
 
 
 def _due(world: World, tried: Tried | None, now_s: float) -> tuple[TrainingInput, str] | None:

@@ -192,7 +192,8 @@ def _coming(job: Job, seen: Seen, shown: Mapping[str, Gpu], now_s: float, jobs: 
         )
     off = min((one.device for one in jobs if one.off), default="")
     if off:
-        return _late(job, f"the bus is scanned for it after the removed device {off} is detached", now_s)
+        waits = f"the scan of the bus for this device waits until the removed device {off} is detached"
+        return _late(job, waits, now_s)
     late = _late(job, "it is attached, but the node's driver does not show it", now_s)
     if late.failed:
         return late
@@ -241,7 +242,8 @@ def _leaving(job: Job, seen: Seen, shown: Mapping[str, Gpu]) -> Step | Stand:
     if not job.bus:
         nameless = _nameless(shown, seen)
         hidden = [bus for bus in nameless if bus in seen.hidden]  # hidden by us, before a restart of the agent
-        return Step("show", (hidden[0],)) if hidden else Stand(f"the GPU at {nameless[0]}, without driver, may be it")
+        doubt = f"the GPU at {nameless[0]} has no driver and may be this device"
+        return Step("show", (hidden[0],)) if hidden else Stand(doubt)
     if gpu is not None:
         used = _used(job, seen, gpu)
         if used:

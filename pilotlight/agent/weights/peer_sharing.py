@@ -141,7 +141,8 @@ def check_port(address: Address, shown: Access) -> None:
 )
 @click.option(
     "--streams", type=click.IntRange(1, 1024), default=STREAMS_MAX, show_default=True,
-    help="The maximum number of concurrent files. Further requests are rejected, and the peer uses the registry.",
+    help="The maximum number of files that are sent at the same time. Further requests are rejected, and the peer uses "
+    "the registry.",
 )  # fmt: skip
 @peer_options
 def serve_(  # noqa: PLR0917  click passes by keyword

@@ -97,7 +97,7 @@ def _given(host: str, user: str | None, *, password_stdin: bool) -> Login:
             )
         password = sys.stdin.read(PASSWORD_CHARS_MAX + 1).removesuffix("\n").removesuffix("\r")
     elif not sys.stdin.isatty():
-        raise click.UsageError("the password cannot be prompted for without a terminal: use --password-stdin")
+        raise click.UsageError("cannot prompt for the password without a terminal: use --username and --password-stdin")
     else:
         user = user or click.prompt("Username", type=str)
         password = click.prompt(f"Password for {host}", type=str, hide_input=True)

@@ -146,7 +146,7 @@ def verify_(names: tuple[str, ...], drop: bool, store: Path, output: str) -> Non
     with open_store(store) as there:
         rows, rest = resolve_copies(there, names) if names else (there.rows(), False)
         if rest:
-            raise click.ClickException(f"the other names match no copy; {COPIES}")
+            raise click.ClickException(f"at least one of the names matches no copy in this store; {COPIES}")
         with build_progress_bar("reading", quiet=output == "json") as progress:
             task = progress.add_task("reading", total=sum(row.record.bytes for row in rows))
             for row in rows:

@@ -93,7 +93,7 @@ def evict(names: tuple[str, ...], free: str | None, store: Path) -> None:
             opened.evict(row.record.key)
             click.echo(f"{row.record.reference}: {shorten_digest(row.record.digest)} is evicted")
         if rest:
-            raise click.ClickException(f"the other names match no copy; {COPIES}")
+            raise click.ClickException(f"at least one of the names matches no copy in this store; {COPIES}")
 
 
 def _free(store: Store, text: str) -> None:

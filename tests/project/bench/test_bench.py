@@ -143,9 +143,9 @@ async def test_failed_benchmark_part_has_null_figures_in_the_result_line(capsys:
 @pytest.mark.parametrize(
     ("slow_s", "away_s", "etcd_s", "missed"),
     [
-        (2.1, 4.0, 1.0, "beyond a slow webhook: 2.10 s, at most 2"),
-        (2.0, 4.1, 1.0, "webhook away: 4.10 s, at most 4"),
-        (2.0, 4.0, 1.1, "one error of etcd: 1.10 s, at most 1"),
+        (2.1, 4.0, 1.0, "cold start without the delay of a slow webhook: 2.10 s, at most 2"),
+        (2.0, 4.1, 1.0, "cold start while the webhook is unavailable at first: 4.10 s, at most 4"),
+        (2.0, 4.0, 1.1, "cold start with one error of etcd: 1.10 s, at most 1"),
     ],
 )
 def test_benchmark_fails_if_one_round_exceeds_a_time_limit(

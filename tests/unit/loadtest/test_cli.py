@@ -77,7 +77,9 @@ def test_verdict_is_printed_if_the_report_cannot_be_written(tmp_path: Path, outp
     assert done.exit_code == 1
     assert ("verdict holds: 3 requests" in done.stdout) is (output == "text")
     assert output == "text" or json.loads(done.stdout)["verdict"]["holds"]
-    assert done.stderr.endswith("--report /dev/full: No space left on device; the verdict above is complete\n")
+    assert done.stderr.endswith(
+        "--report /dev/full cannot be written: No space left on device; the verdict above stays valid\n"
+    )
 
 
 ENOUGH = 20

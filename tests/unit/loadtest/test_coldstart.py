@@ -98,7 +98,7 @@ async def test_each_round_waits_for_zero_replicas_and_records_the_phases(aiohttp
     assert not with_ops or starts.spreads_ms["place.write"].median == 2.0
     assert all(one.waited_s >= 0.1 for one in starts.rounds)
     assert messages[0].startswith(
-        "3 rounds, about 7 min and the starts: each waits for zero (60 s without a request, longer"
+        "3 rounds, about 7 min and the starts: each round waits until no replica is left (60 s without a request, "
     )
     assert messages[1] == SHORTEN
     assert [line.split(":")[0] for line in messages[2:]] == ["round 1 of 3", "round 2 of 3", "round 3 of 3"]
@@ -149,14 +149,21 @@ async def test_round_starts_only_with_weights_in_the_requested_state(
         (
             20,
             {"idle_seconds": 60.0, "idle_auto": True, "last_start_seconds": 21.4},
-            "20 rounds, about 4 h 7 min: each waits for zero (60 s without a request, longer each time with `idle",
+            "20 rounds, about 4 h 7 min: each round waits until no replica is left (60 s without a request, longer in",
         ),
         (
             5,
             {"idle_seconds": 2.0, "last_start_seconds": 0.5},
-            "5 rounds, about 10 s: each waits for zero (2 s without a request), then for one start (0.5 s)",
+            (
+                "5 rounds, about 10 s: each round waits until no replica is left (2 s without a request), then for one "
+                "start (0.5 s)"
+            ),
         ),
-        (2, {"idle_seconds": 1800.0}, "2 rounds, about 30 min and the starts: each waits for zero (1800 s without a "),
+        (
+            2,
+            {"idle_seconds": 1800.0},
+            "2 rounds, about 30 min and the starts: each round waits until no replica is left (1800 s without a ",
+        ),
         (1, {"idle_seconds": 60.0, "last_start_seconds": 21.4}, "1 round, about 21 s: one start (21.4 s)"),
         (1, {}, "1 round: one start"),
     ],
@@ -330,7 +337,7 @@ async def test_json_output_of_coldstart_excludes_the_duration_estimate(aiohttp_s
     words = ("coldstart", "--url", url, "--model", "ada", "--rounds", "2", "--output", "json")
     done = await asyncio.to_thread(invoke, *words)
     assert len(json.loads(done.stdout)["rounds"]) == 2
-    assert done.stderr.startswith("2 rounds, about 3 min and the starts: each waits for zero (")
+    assert done.stderr.startswith("2 rounds, about 3 min and the starts: each round waits until no replica is left (")
 
 
 def test_unreachable_server_exits_1_with_one_line() -> None:

@@ -59,7 +59,7 @@ async def test_doctor_finds_no_blocker_with_admin_rights(api: Api, namespace: st
     assert found["API server"].says.startswith("Kubernetes v")
     for check in ("Model definition", "Tenant definition", "rights", "engine pods", "GPUs"):
         assert found[check].grade == "ok", found[check]
-    assert found["Model definition"].says == "installed in this version"
+    assert found["Model definition"].says == "installed, with all fields of this version of Pilotlight"
     assert found["GPU labels"].grade == "warning", "the node has none"
     assert node.name in found["GPU labels"].says
     assert not (await api.get(f"/api/v1/namespaces/{namespace}/pods"))["items"], "the pod was a dry run"
@@ -178,7 +178,7 @@ async def test_each_capacity_provider_in_the_settings_is_checked(
             "ok",
             (
                 f"the Redfish service accepts the user of Secret fabric of namespace {namespace}; "
-                "it has 3 GPUs and 1 of our nodes"
+                "it has 3 GPUs, and the systems of all configured nodes (1)"
             ),
         ),
     }

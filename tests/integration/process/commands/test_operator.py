@@ -65,7 +65,7 @@ async def test_cordon_survives_a_restart_and_drain_moves_the_replica(tmp_path: P
         await one.start()
         assert (await one.call("ada")).ending is Ending.COMPLETED
         assert on(one) == {"ada": "gpu1"}, "gpu0 is still cordoned"
-        assert await pilotlight(one, "uncordon", "gpu0") == "device gpu0 is open again"
+        assert await pilotlight(one, "uncordon", "gpu0") == "device gpu0 is no longer cordoned"
         first = await pilotlight(one, "drain", "gpu1")
         assert first.endswith("gpu1 is empty")
         assert on(one) == {"ada": "gpu0"}, "it moved"

@@ -88,7 +88,7 @@ async def test_failed_learning_process_logs_one_line_and_is_retried(
     for after_s in (0.0, lessons.FAILED_S - 1, 1.0):
         house.stepped.now_s += after_s
         await house.tutor.look()
-    line = f"placement values could not be learnt ({reason}); the previous ones stay in use"
+    line = f"values for placement could not be learned ({reason}); the previous ones stay in use"
     assert house.messages == [line, line]
     assert house.lessons == []
 
@@ -153,7 +153,7 @@ async def test_learning_process_ends_with_the_autoscaler(tmp_path: Path) -> None
         await until("it gives way to others", lambda: psutil.Process(second).nice() == 19)
         await one.stop()
         assert not running(second)
-        assert "could not be learnt" not in one.output()
+        assert "could not be learned" not in one.output()
 
 
 def learners(one: Serving) -> list[int]:

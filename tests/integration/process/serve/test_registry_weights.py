@@ -125,7 +125,7 @@ async def coldstart(one: Serving, since: str) -> dict[str, Any]:
 async def test_coldstart_measures_every_phase_with_and_without_cached_weights(tmp_path: Path) -> None:
     with packed_models.served(layout(tmp_path)) as host:
         async with serving(tmp_path, settings("4Gi"), ada(host)) as one:
-            assert "its weights are on no node" in (await coldstart(one, "cached"))["error"]
+            assert "no node has the model's weights" in (await coldstart(one, "cached"))["error"]
             for since in ("gone", "cached"):
                 ((made,), spreads) = (found := await coldstart(one, since))["rounds"], found["spreads_ms"]
                 taken: dict[str, float] = made["phases_ms"]

@@ -24,6 +24,7 @@ from tests.support.example_budget import examples
 from tests.support.harness.faults.fault_injection import DOCUMENT_POINTS, InjectedError, concerns, inject
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "two-models.yaml"
+UNFIT = "line 1: a value cannot be read: it does not match its YAML type; if it is text, put it in quotes"
 OURS = "is set by Pilotlight"
 HEAD = f"apiVersion: {API_VERSION}\nkind: "
 
@@ -351,12 +352,12 @@ def aliases(form: str, count: int, times: int) -> str:
         ("- " * 3000, "line 1: nested too deeply"),
         ("a: \0", "line 1: character #x0000 is not allowed"),
         ("a: 1\nb: !!timestamp x", "line 2: remove the tag !!timestamp"),
-        ("a: !!bool x", "line 1: a value cannot be read: it does not fit its type: put text in quotes"),
-        ("a: !!int ''", "line 1: a value cannot be read: it does not fit its type: put text in quotes"),
-        ("a: !!float ''", "line 1: a value cannot be read: it does not fit its type: put text in quotes"),
-        ("a: !!map [1, 2]", "line 1: a value cannot be read: it does not fit its type: put text in quotes"),
-        ("a: !!map x", "line 1: a value cannot be read: it does not fit its type: put text in quotes"),
-        ("a: 0b_", "line 1: a value cannot be read: it does not fit its type: put text in quotes"),
+        ("a: !!bool x", UNFIT),
+        ("a: !!int ''", UNFIT),
+        ("a: !!float ''", UNFIT),
+        ("a: !!map [1, 2]", UNFIT),
+        ("a: !!map x", UNFIT),
+        ("a: 0b_", UNFIT),
         (f"a: {':'.join('1' * 2000)}.5", "line 1: a number has more than 100 characters"),
         (f"a: 1{':59' * 500_000}", "line 1: a number has more than 100 characters"),
         ("a: " + "9" * 101, "line 1: a number has more than 100 characters"),

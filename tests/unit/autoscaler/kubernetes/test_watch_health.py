@@ -158,4 +158,5 @@ async def test_duplicate_tenant_key_is_reported_again_only_if_it_reappears(caplo
     installation.put("adopted", {})
     for tenants in ([old, young], [old, young], [old], [old, young]):
         installation.put(CUSTOMS, {}, tenants)
-    assert caplog.messages == ["event=tenant_conflict tenant=new reason=key abababab... belongs to Tenant old"] * 2
+    line = "event=tenant_conflict tenant=new reason=API key abababab... already belongs to Tenant old"
+    assert caplog.messages == [line] * 2

@@ -226,7 +226,7 @@ def test_plan_command_prints_text_or_json(tmp_path: Path) -> None:
     lines = output.splitlines()
     assert status == 0
     assert lines[0] == "start big on nodes[1]/gpu0 (60Gi of each): wake big: 9 waiting, tenant default: 3 x 4 slots"
-    assert "free  nodes[0]/gpu0/s2: 0 bytes of 5.3Gi" in lines
+    assert "free  nodes[0]/gpu0/s2: 0 bytes of 5.3Gi remain" in lines
     assert any(line.startswith("unmet small: needs 4Gi on one device") for line in lines)
     status, output, _ = run(tmp_path, "small: 1\n", "--output", "json")
     found = json.loads(output)
@@ -309,7 +309,7 @@ def test_live_plan_sends_the_demand_and_prints_the_answer(tmp_path: Path, monkey
     lines = done.stdout.splitlines()
     assert lines[0].startswith("start b on gpu0 (20Gi of each): wake b: ")
     assert lines[1].startswith("stop  a (r1): make room for b: a was resident")
-    assert lines[2:] == ["free  gpu0: 4Gi of 24Gi"]
+    assert lines[2:] == ["free  gpu0: 4Gi of 24Gi remain"]
     assert json.loads(CliRunner().invoke(cli, [*words, "--output", "json"]).stdout)["stops"][0]["replica"] == "r1"
 
 

@@ -75,7 +75,7 @@ def test_device_of_another_driver_node_or_type_is_ignored() -> None:
             "its driver tainted it xid=79:NoExecute",
         ),
         ([resource_slice(NODE, "a", devices=[gpu(0, bindingConditions=["FabricDeviceReady"])])], "FabricDeviceReady"),
-        ([resource_slice(NODE, "a", devices=[gpu(0, attributes={})])], "publishes no attribute that identifies it"),
+        ([resource_slice(NODE, "a", devices=[gpu(0, attributes={})])], "no attribute that identifies the device"),
     ],
 )  # fmt: skip
 def test_incomplete_tainted_or_unbound_device_is_unavailable(objects: list[Object], why: str) -> None:

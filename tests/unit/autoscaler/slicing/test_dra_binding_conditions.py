@@ -77,7 +77,8 @@ def test_slice_being_attached_for_a_claim_is_unavailable_with_a_reason() -> None
     assert closed(*read_bindings(claim())) == [words, first, ""]
     words = "it could not be attached for claim team/job: FabricDeviceFailed (no cable)"
     assert closed(*read_bindings(claim(condition(FAILED, message="no cable")))) == [words, first, ""]
-    assert closed(*read_bindings(claim(condition(READY)))) == ["it was attached for claim team/job", first, ""]
+    attached = "it is attached and allocated to claim team/job"
+    assert closed(*read_bindings(claim(condition(READY)))) == [attached, first, ""]
     open_one = read_bindings(claim())[0]._replace(entry=f"{DRIVER}/{NODE}/gpu-2")
     assert closed(open_one) == [first, first, ""], "it needs nothing first"
 

@@ -130,11 +130,11 @@ def test_free_partition_count_is_the_largest_number_that_fits() -> None:
 @pytest.mark.parametrize(
     ("cuts", "message"),
     [
-        ([("4g.40gb", 0), ("4g.40gb", 4)], "4g.40gb cannot start at 4 on H100-80, only at 0"),
+        ([("4g.40gb", 0), ("4g.40gb", 4)], "4g.40gb cannot start at memory slice 4 of H100-80, only at 0"),
         ([("3g.40gb", 2)], "only at 0, 4"),
         ([("3g.40gb", 3)], "only at 0, 4"),
-        ([("1g.10gb", 7)], "1g.10gb cannot start at 7"),
-        ([("2g.20gb", 6)], "2g.20gb cannot start at 6"),
+        ([("1g.10gb", 7)], "1g.10gb cannot start at memory slice 7"),
+        ([("2g.20gb", 6)], "2g.20gb cannot start at memory slice 6"),
         ([("2g.20gb", 1)], "only at 0, 2, 4"),
         ([("1g.20gb", 3)], "only at 0, 2, 4, 6"),
         ([("7g.80gb", 0), ("1g.10gb", 6)], "7g.80gb at 0 conflicts with 1g.10gb at 6"),
@@ -144,7 +144,7 @@ def test_free_partition_count_is_the_largest_number_that_fits() -> None:
         ([("1g.10gb+me", 0), ("1g.10gb+me", 1)], "1g.10gb+me at 1 conflicts with 1g.10gb+me at 0"),
         ([("2g.35gb", 0)], "H100-80 has no MIG profile '2g.35gb'; it has 1g.10gb, "),
         ([("1g.10gb", True)], "a whole number"),
-        ([("1g.10gb", -1)], "cannot start at -1"),
+        ([("1g.10gb", -1)], "cannot start at memory slice -1"),
         ([("1g.10gb", 0.0)], "a whole number"),
     ],
 )

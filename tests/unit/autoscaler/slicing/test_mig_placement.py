@@ -168,7 +168,7 @@ def test_partition_in_use_is_not_removed_to_place_another() -> None:
     found = on.start("3g.40gb")
     assert found == MigPlacement(IDS[0], "3g.40gb", 4, undo=(Cut("1g.10gb", 4), Cut("1g.10gb", 6)))
     assert (on.used(IDS[0]), on.idle(IDS[0])) == ((Cut("1g.10gb", 0), Cut("3g.40gb", 4)), ())
-    with pytest.raises(MigError, match=r"3g\.40gb at 4 of gpu-0 is in use: only an idle cut can be deleted"):
+    with pytest.raises(MigError, match=r"3g\.40gb at memory slice 4 of gpu-0 is in use: only an idle MIG slice"):
         on.undo(IDS[0], Cut("3g.40gb", 4))
     on.stop(IDS[0], Cut("3g.40gb", 4))
     on.undo(IDS[0], Cut("3g.40gb", 4))
@@ -185,7 +185,9 @@ def test_refused_partition_has_a_reason_that_counts_the_unsuitable_devices() -> 
     on = fleet((H100, [("7g.80gb", 0)]), (H100, []), (A30, []))
     on.close(IDS[1], "reconfiguring failed: 3 tries")
     assert on.find("1g.18gb") == MigRefusal("1g.18gb", "no device has MIG profile 1g.18gb; there are A30, H100-80")
-    reason = "1 of 2 devices with 2g.20gb has no room for it, 1 closed (reconfiguring failed: 3 tries)"
+    reason = (
+        "1 of 2 devices with 2g.20gb has no room for it, and 1 accepts no new replicas (reconfiguring failed: 3 tries)"
+    )
     assert on.find("2g.20gb") == MigRefusal("2g.20gb", reason)
     assert on.find("2g.20gb", among=()) == MigRefusal("2g.20gb", "no device has MIG profile 2g.20gb; there are none")
     on.close(IDS[1], "")
@@ -213,16 +215,16 @@ def test_partition_in_use_is_recorded_even_on_a_closed_device() -> None:
         (lambda on: on.add(IDS[0], H100), "gpu-0 exists already"),
         (lambda on: on.add("", H100), "a Device needs a name, not ''"),
         (lambda on: on.add(IDS[1], H100, [("1g.10gb", 0)], [("3g.40gb", 0)]), "3g.40gb at 0 conflicts with 1g.10gb"),
-        (lambda on: on.add(IDS[1], H100, [("1g.10gb", 9)]), "1g.10gb cannot start at 9 on H100-80"),
+        (lambda on: on.add(IDS[1], H100, [("1g.10gb", 9)]), "1g.10gb cannot start at memory slice 9 of H100-80"),
         (lambda on: on.add(IDS[1], A30, [("1g.10gb", 0)]), "A30 has no MIG profile '1g.10gb'"),
         (lambda on: on.use(IDS[0], Cut("7g.80gb", 0)), "7g.80gb at 0 conflicts with 1g.10gb at 6"),
-        (lambda on: on.stop(IDS[0], Cut("1g.10gb", 5)), "gpu-0 has no 1g.10gb at 5 in use"),
-        (lambda on: on.undo(IDS[0], Cut("1g.10gb", 5)), "1g.10gb at 5 of gpu-0 does not exist"),
+        (lambda on: on.stop(IDS[0], Cut("1g.10gb", 5)), "no MIG slice 1g.10gb at memory slice 5 of gpu-0 is in use"),
+        (lambda on: on.undo(IDS[0], Cut("1g.10gb", 5)), "1g.10gb at memory slice 5 of gpu-0 does not exist"),
         (lambda on: on.remove(IDS[3]), "no MIG Device is named 'gpu-3'"),
         (lambda on: on.close(IDS[3], "x"), "no MIG Device is named 'gpu-3'"),
         (lambda on: on.used(IDS[3]), "no MIG Device is named 'gpu-3'"),
         *(
-            (lambda on, share=share: on.learn({"1g.10gb": share}), "the share of '1g.10gb' is .*expected a number")
+            (lambda on, share=share: on.learn({"1g.10gb": share}), "demand for '1g.10gb' is .*expected a number")
             for share in (nan, inf, -1.0, 2**54, True, "1", None)
         ),
     ],

@@ -53,7 +53,7 @@ def test_valid_capacity_entries_are_parsed() -> None:
         ("{name: a, cro: {model: a}, headroom: -1}", "capacity[0].headroom: expected"),
         (
             "{name: a, kueue: {localQueue: q}, headroom: 1}",
-            "capacity[0].headroom: expected 0: `kueue` orders capacity for one Model and cannot keep devices free",
+            "capacity[0].headroom: expected 0: a `kueue` provider orders capacity only for a Model that waits",
         ),
         ("{name: a, karpenter: {nodePool: A_B}}", "capacity[0].karpenter.nodePool: expected a Kubernetes object name"),
         ("{name: a, clusterAutoscaler: {}}", "capacity[0].clusterAutoscaler.nodeLabels: missing"),
@@ -124,7 +124,8 @@ def test_fabric_system_in_two_entries_requires_one_to_be_closing() -> None:
     one = f"{{name: a, {REDFISH}}}"
     two = "name: b, redfish: {url: 'https://FABRIC/', systems: {n0: /redfish/v1/Systems/0, n1: /redfish/v1/Systems/1/}}"
     refused = (
-        "capacity[1].redfish.systems.n1: `a` has this system, too: list it once, or set `closing: true` in one entry"
+        "capacity[1].redfish.systems.n1: provider `a` also lists this Redfish system: list it for one provider only, "
+        "or set `closing: true` for one of them"
     )
     assert wrong(one, f"{{{two}}}") == refused
     text = f"apiVersion: {API_VERSION}\nkind: Settings\ncapacity: [{one}, {{{two}, closing: true}}]"

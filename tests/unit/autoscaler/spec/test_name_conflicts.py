@@ -77,7 +77,7 @@ def test_model_without_a_free_name_is_dropped_with_a_reason() -> None:
     found = settled(model("x", at_s=2), files=(model("x", "a/x"),))
     assert [one.name for one in found.models] == ["x"]
     assert found.taken[Origin("customs", "a", "x")] == (
-        "names `x` and `a/x` belong to other Models; Model x in the configuration files has `a/x`"
+        "other Models have the names `x` and `a/x`; Model x in the configuration files is named `a/x`"
     )
     assert not found.names
 
@@ -150,7 +150,9 @@ def test_shared_key_is_kept_only_by_the_oldest_tenant() -> None:
     files, old, young = tenant("f", key("a")), tenant("o", key("a"), key("b")), tenant("y", key("b", "ci"), key("c"))
     tenants, taken = resolve_tenant_conflicts([files], [old, young])
     assert tenants == (files, tenant("o", key("b")), tenant("y", key("c")))
-    assert taken == {"o": "key aaaaaaaa... belongs to Tenant f", "y": "key `ci` belongs to Tenant o"}
+    assert taken == {
+        "o": "API key aaaaaaaa... already belongs to Tenant f", "y": "API key `ci` already belongs to Tenant o",
+    }  # fmt: skip
 
 
 def test_tenant_from_files_takes_precedence_over_its_namesake() -> None:

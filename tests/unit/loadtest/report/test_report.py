@@ -93,7 +93,8 @@ def test_coldstart_page_shows_phases_and_rounds() -> None:
     assert "<tr><td>load<td>300.0<td>300.0<td>300.0<td>300.0<td>300.0</tr>" in page
     assert "<tr><td>1<td>2.0<td>completed<td>yes<td>321.0<td>400.0</tr>" in page
     assert "<tr><td>3<td>2.5<td>failed (model_start_failed)<td>yes<td>-<td>-</tr>" in page
-    assert all(f"</i>{name}</li>" in page for name in ("marked cold", "not marked cold", "queue", "load"))
+    names = ("cold start reported", "no cold start reported", "queue", "load")
+    assert all(f"</i>{name}</li>" in page for name in names)
 
 
 def test_coldstart_page_without_completed_rounds_has_no_plot() -> None:

@@ -241,7 +241,8 @@ def redfish(
 def test_redfish_login_accepts_secret_from_api_server_or_mount(tmp_path: Path) -> None:
     one, _ = redfish(secret(**{"username": USER, "password": PASSWORD, "ca.crt": authority()}))
     message = (
-        "the Redfish service accepts the user of Secret fabric of namespace home; it has 3 GPUs and 1 of our nodes"
+        "the Redfish service accepts the user of Secret fabric of namespace home; it has 3 GPUs, "
+        "and the systems of all configured nodes (1)"
     )
     assert (one.grade, one.says) == ("ok", message)
     (tmp_path / "fabric").mkdir()

@@ -97,7 +97,7 @@ def test_state_directory_check_reports_unusable_paths(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert machine_checks.check_state_directory(tmp_path / "file").grade == "blocker"
     assert machine_checks.check_state_directory(tmp_path / ("x" * 80)).says.endswith(
-        "is too long for Unix sockets in it"
+        "is too long: Unix sockets in this folder would exceed the limit of 108 bytes"
     )
     StateDirectory.open(tmp_path / "s").close()
     assert machine_checks.check_state_directory(tmp_path / "s").grade == "ok"
@@ -275,8 +275,9 @@ async def test_lease_that_cannot_be_decoded_is_reported() -> None:
     assert found[1:] == [
         Finding(
             "installation", "warning",
-            "Lease b/models.pilotlight.dev cannot be decoded, nested: the Models of namespace b are served only by the "
-            "installation that already served them; after its restart, their replicas keep running but none start",
+            "Lease b/models.pilotlight.dev cannot be decoded, nested: only the installation that already serves the "
+            "Models of namespace b continues to serve them; if that installation restarts, their replicas keep "
+            "running, but no new replicas start",
             "delete it, and it is created again: kubectl delete lease -n b models.pilotlight.dev",
         ),
     ]  # fmt: skip

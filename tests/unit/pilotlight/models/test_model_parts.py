@@ -57,7 +57,7 @@ def test_fetched_adapter_is_loaded_from_its_gguf_file_or_peft_directory(paths: l
             "its artifact contains 2 adapters: lora-a.gguf, lora-b.gguf; package only one",
         ),
         (["model.safetensors"], "adapter a0: its artifact contains no adapter"),
-        (["x,y.gguf"], "adapter a0: x,y.gguf contains one of"),
+        (["x,y.gguf"], "adapter a0: x,y.gguf contains a character that engines interpret"),
     ],
 )
 def test_artifact_without_exactly_one_valid_adapter_is_rejected(paths: list[str], message: str) -> None:

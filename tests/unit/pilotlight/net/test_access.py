@@ -249,7 +249,7 @@ async def test_invalid_token_gets_401_and_is_logged_once_by_client_and_server(
                     await one.report(REPORT)
         messages = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
         assert len(messages) == 2
-        assert messages[0] == "event=contract_refused count=1 reason='no valid token'"
+        assert messages[0] == "event=contract_refused count=1 reason='requests without a valid token'"
         assert messages[1].startswith(
             "event=autoscaler_distrust reason='the autoscaler rejects the token of this gateway: "
         )

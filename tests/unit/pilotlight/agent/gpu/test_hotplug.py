@@ -297,7 +297,7 @@ async def test_gpu_with_unknown_bus_address_is_not_reported_as_gone(rig: Rig) ->
     rig.want(A, leave=True)
     await rig.turns(5)
     assert not rig.report().done
-    assert rig.report().says == f"the GPU at {AT_A}, without driver, may be it"
+    assert rig.report().says == f"the GPU at {AT_A} has no driver and may be this device"
     assert not rig.node.commands
 
 

@@ -14,7 +14,7 @@ from tests.unit.pilotlight.agent.gpu.test_hotplug import AT_A, AT_B, A, B, Rig
 C, AT_C = "GPU-cccccccc-0000-0000-0000-000000000003", "0000:5e:00.0"
 LEFT = FabricReport(device=A, leave=True, done=True)
 LEAVES, COMES = FabricWant(device=A, leave=True), FabricWant(device=C)
-WAITS = f"the bus is scanned for it after the removed device {A} is detached"
+WAITS = f"the scan of the bus for this device waits until the removed device {A} is detached"
 
 
 @pytest.fixture

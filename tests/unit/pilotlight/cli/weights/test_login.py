@@ -37,7 +37,7 @@ def host(tmp_path: Path) -> Iterator[str]:
     ("words", "typed", "message"),
     [
         (["reg.example", "--password-stdin"], "pw", "--password-stdin requires --username"),
-        (["reg.example", "-u", "me"], "pw", "the password cannot be prompted for without a terminal"),
+        (["reg.example", "-u", "me"], "pw", "cannot prompt for the password without a terminal"),
         (["reg.example", "-u", "me", "--password-stdin"], "", "the password is empty"),
         (["reg.example", "-u", "me", "--password-stdin"], "a\nb\n", "has more than one line"),
         (["reg.example", "-u", "m:e", "--password-stdin"], "s3cret", "the user name is empty, or contains `:`"),

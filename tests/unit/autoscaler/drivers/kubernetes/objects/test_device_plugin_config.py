@@ -171,7 +171,8 @@ def test_unknown_gpu_sharing_blocks_placement_and_reason_names_fix() -> None:
     assert not never
     assert reason == (
         "needs 5Gi on one device; its node's device plug-in offers 3 nvidia.com/gpu of 1 device, and their sharing "
-        "mode is not known: set `slicing` in Settings `nodes`, or `device.count` if the node has more devices"
+        "mode is not known: set `slicing` in Settings `nodes`, or correct `device.count` there if the "
+        "number of devices is wrong"
     )
 
 
