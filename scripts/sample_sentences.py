@@ -19,7 +19,7 @@ from scripts import prose
 
 SENTENCES = 80
 WORDS_MIN = 4
-"""Shorter sentences say too little to be judged."""
+"""Shorter sentences say too little to be judged. Inline code and inserted values are shown as `code` and do not count."""
 COMMITS_MAX = 300
 """The newest commits whose subjects can be drawn."""
 EPILOG = """Example:
@@ -45,7 +45,7 @@ def sentences(path: str, paragraphs: Iterator[tuple[int, str]]) -> Iterator[Sent
     for line, paragraph in paragraphs:
         for one in prose.split_sentences(paragraph):
             text = " ".join(one.split())
-            if len(text.split()) >= WORDS_MIN:
+            if sum("`code`" not in word for word in text.split()) >= WORDS_MIN:
                 yield Sentence(f"{path}:{line}", text)
 
 
