@@ -19,7 +19,7 @@ from scripts import prose
 
 SENTENCES = 80
 WORDS_MIN = 4
-"""Shorter sentences say too little to be judged. Inline code and inserted values are shown as `code` and do not count."""
+"""Shorter sentences say too little to be judged. Inline code and inserted values, shown as `code`, do not count."""
 COMMITS_MAX = 300
 """The newest commits whose subjects can be drawn."""
 EPILOG = """Example:
