@@ -11,7 +11,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "autoscaler.contract.Clocks.stall_seconds_max",
         "autoscaler.contract.Clocks.response_seconds_max",
     ),
-    "report of a gateway: ids and names, counts, rows; number of gateways": (
+    "report of a gateway: id of the gateway, names, counts, rows; number of gateways": (
         "autoscaler.contract.NAME_CHARS_MAX",
         "autoscaler.contract.COUNT_MAX",
         "autoscaler.contract.ROWS_MAX",
@@ -22,11 +22,14 @@ ROWS: dict[str, tuple[str, ...]] = {
         "autoscaler.kubernetes.safe_decoding.DEPTH_MAX",
         "autoscaler.kubernetes.safe_decoding.BYTES_MAX",
     ),
-    "start attempts per episode": ("autoscaler.spec.model.Start.retries", "autoscaler.spec.model.Start.seconds_max"),
+    "start attempts in one series of starts of a model": (
+        "autoscaler.spec.model.Start.retries",
+        "autoscaler.spec.model.Start.seconds_max",
+    ),
     "quarantine of a model that caused an internal error": (),
     "models quarantined because of one internal error": ("autoscaler.controller.fault_attribution.CULPRITS_MAX",),
-    "GPU that a DRA driver partitions: wait for the rest of a GPU on which another replica starts; GPUs vacated "
-    "per plan for requests of a whole GPU": (
+    "GPU that a DRA driver partitions: how long a replica waits for the free part of a GPU on which another replica is "
+    "starting; GPUs vacated per plan for replicas that need a whole GPU": (
         "autoscaler.placement.whole_gpu_waits.REST_S",
         "autoscaler.rearrange.vacate_gpu.EMPTYING_MAX",
     ),
@@ -281,7 +284,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "weight store: `copy.json`": ("artifacts.store.layout.RECORD_BYTES_MAX",),
     "reference to an artifact": ("artifacts.reference.TEXT_CHARS_MAX", "artifacts.reference.NAME_CHARS_MAX"),
-    "providers; offers and capacity orders of one; orders queued for one": (
+    "providers; offers and capacity orders of one provider; orders queued for one provider": (
         "autoscaler.spec.capacity.PROVIDERS_MAX",
         "autoscaler.state.capacity.OFFERS_MAX",
         "autoscaler.state.capacity.LISTED_MAX",
