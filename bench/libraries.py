@@ -62,9 +62,9 @@ def body(text: str, status: str = OK, fields: str = FIELDS) -> Callable[[Send, s
 MOVED = "HTTP/1.1 307 Temporary Redirect\r\nLocation: http://OTHER/models/m\r\nContent-Length: 0\r\n\r\n"
 EMPTY = body(f"{LIST}</ListBucketResult>")
 CASES = {
-    "listing without end": Case(endless(f"{OK}\r\n\r\n{LIST}<Contents><Key>", "x" * (1 << 20))),
-    "error body without end": Case(endless("HTTP/1.1 403 Forbidden\r\n\r\n<Error>", "x" * (1 << 20))),
-    "headers without end": Case(endless(f"{OK}\r\n", f"X-A: {'x' * 1000}\r\n"), "head"),
+    "listing that never ends": Case(endless(f"{OK}\r\n\r\n{LIST}<Contents><Key>", "x" * (1 << 20))),
+    "error body that never ends": Case(endless("HTTP/1.1 403 Forbidden\r\n\r\n<Error>", "x" * (1 << 20))),
+    "headers that never end": Case(endless(f"{OK}\r\n", f"X-A: {'x' * 1000}\r\n"), "head"),
     "listing sent at one byte every 0.5 s": Case(endless(f"{OK}\r\n\r\n{LIST}", " ", 0.5)),
     "object sent at one byte every 0.5 s": Case(
         endless(f"{OK}\r\n{FIELDS}\r\nContent-Length: 9999\r\n\r\n", "x", 0.5), "get"

@@ -5,8 +5,8 @@ at a time. The caller decides whether it trusts the last one.
 
 `check_certificate` follows Fulcio's specification (github.com/sigstore/fulcio, docs/certificate-specification and
 docs/oid-info). It makes each check that cosign makes, without network access: the chain at the time of signing, the key
-usage, and the signed certificate timestamp (RFC 6962, 3.2). The subject and issuer must match the configured ones
-exactly.
+usage, and the signed certificate timestamp (RFC 6962, 3.2). The subject (a mail address or URL) and the OIDC
+issuer that the certificate names must equal the configured ones.
 """
 
 from __future__ import annotations

@@ -280,7 +280,7 @@ class Api:
 
     async def _while_we_may_write(self, sent: Coroutine[object, object, bytes]) -> bytes:
         """Await the response to a write.
-        Leadership may be renewed meanwhile. If it is lost, cancel the write and raise TimeoutError.
+        Each renewal of the leadership extends the time limit. If it is lost, cancel the write and raise TimeoutError.
         """
         task = asyncio.ensure_future(sent)
         try:

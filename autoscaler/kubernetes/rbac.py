@@ -108,6 +108,7 @@ _VOLUMES = (
     Right("", "persistentvolumes", ("create", "patch"), "cluster", _SEEN, optional=True),
     Right("", "persistentvolumeclaims", ("create", "patch"), "engines", _SEEN, optional=True),
 )
+_REMOVED = "Karpenter may remove a node again after its first replica ran there"
 _ADDED = "nodes are added and removed through Karpenter"
 _KEPT = Right(
     "", "nodes", ("patch",), "cluster", "a node is removed only after its attached devices are detached", optional=True
@@ -146,7 +147,14 @@ _CAPACITY: Mapping[str, tuple[Right, ...]] = {
         Right(
             "karpenter.sh", "nodeclaims", ("get", "list", "create", "patch", "delete"), "cluster", _ADDED, optional=True
         ),
-        Right("", "nodes", ("patch",), "cluster", "Karpenter can remove idle nodes", optional=True),
+        Right(
+            "",
+            "nodes",
+            ("patch",),
+            "cluster",
+            "Karpenter may remove a node again after its first replica ran there",
+            optional=True,
+        ),
     ),
     "redfish": (
         Right("", "configmaps", ("get", "patch"), "home", _FABRIC, optional=True, name="pilotlight-fabric"),

@@ -193,7 +193,7 @@ def _check_writers(providers: Sequence[ProviderSettings]) -> None:
             if system in writers:
                 fix = (
                     f"provider `{writers[system]}` also lists this Redfish system: list it for one provider only, or "
-                    "set `closing: true` for one of them"
+                    "retire one of them with `closing: true`"
                 )
                 raise WrongKeyError(("capacity", position, "redfish", "systems", node), fix)
             writers[system] = one.name

@@ -26,7 +26,7 @@ drain_force_option = click.option(
     "--force", is_flag=True,
     help="Wait at most 10 s for running requests, and then stop the replicas anyway. Devices that a fabric attached "
     "to the node are released; if the release hangs, they are detached by force. A program that has such a device "
-    "open loses it, and may crash or hang the node.",
+    "open loses it: the program may crash, and the node may hang.",
 )  # fmt: skip
 force_option = click.option(
     "--force", is_flag=True, help="Wait at most 10 s for running requests, and then stop the replicas anyway."

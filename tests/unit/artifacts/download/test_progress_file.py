@@ -42,7 +42,7 @@ def test_write_that_leaves_a_gap_in_a_part_is_rejected() -> None:
     ledger = BlobProgress(100, 30)
     ledger.wrote(30, 40)
     for at in (0 + 1, 71, 30, 100):
-        with pytest.raises(ValueError, match="is not where its part ends"):
+        with pytest.raises(ValueError, match="is not the next byte of its part"):
             ledger.wrote(at, 1)
 
 

@@ -125,7 +125,7 @@ def test_fabric_system_in_two_entries_requires_one_to_be_closing() -> None:
     two = "name: b, redfish: {url: 'https://FABRIC/', systems: {n0: /redfish/v1/Systems/0, n1: /redfish/v1/Systems/1/}}"
     refused = (
         "capacity[1].redfish.systems.n1: provider `a` also lists this Redfish system: list it for one provider only, "
-        "or set `closing: true` for one of them"
+        "or retire one of them with `closing: true`"
     )
     assert wrong(one, f"{{{two}}}") == refused
     text = f"apiVersion: {API_VERSION}\nkind: Settings\ncapacity: [{one}, {{{two}, closing: true}}]"

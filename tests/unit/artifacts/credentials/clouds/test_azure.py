@@ -104,7 +104,10 @@ async def test_acr_login_without_an_azure_identity_is_empty_with_a_remedy() -> N
     async with Services().serving() as there:
         login, _ = await azure({}, there).fetch(HOST)
         assert login == Login(note=login.note)
-        assert "Azure: the machine has no identity to use: 404 (AZURE_CLIENT_ID names one" in login.note
+        assert (
+            "Azure: the machine has no identity to use: 404 (if it has several, select one with AZURE_CLIENT_ID)"
+            in login.note
+        )
     login, _ = await Azure({}, "http://127.0.0.1:1", pace=StillClock()).fetch(HOST)
     assert "Azure: no identity was found; give the pod a workload identity" in login.note
 
