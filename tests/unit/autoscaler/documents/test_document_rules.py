@@ -23,7 +23,7 @@ from pilotlight.processes.cluster_documents import decode_custom_resource, decod
         ),
         ("vllm", "pvc://a/b", "pvc:// is not supported yet in this version for adapters"),
         ("command", "oci://r.io/a:1", "oci:// is not supported yet in this version for adapters of engine command"),
-        ("llama.cpp", "file:///a,b", "expected an absolute path such as file:///models/support.gguf, without any of"),
+        ("llama.cpp", "file:///a,b", "expected an absolute path such as file:///models/support.gguf; a comma, a colon"),
         ("llama.cpp", "s3://models/a.gguf", ""),
         ("vllm", "hf://a/b@main?include=*.safetensors", ""),
     ],

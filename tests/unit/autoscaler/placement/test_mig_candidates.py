@@ -105,7 +105,7 @@ def test_models_that_fit_no_node_do_not_block_a_repartition() -> None:
     at = world([*huge["models"], *big["models"]], gateways=waits, cuttable={"n1": cuttable()})
     action = order(at)
     assert action is not None
-    assert "big first" in action.reason
+    assert "the first of Model big" in action.reason
 
 
 @pytest.mark.parametrize("first", ["no MIG", "busy", "too small", "another zone"])

@@ -204,8 +204,8 @@ def test_training_scores_higher_if_replicas_have_elastic_memory() -> None:
 @pytest.mark.parametrize(
     ("asked", "milli", "error"),
     [
-        (800, 719, "no grant for"), (800, 801, "no grant for"), (1000, 950, "no grant for"),
-        (800, 720, "0.9000 and 0.9000"), (800, 0, "no grant for"),
+        (800, 719, "is not allowed for"), (800, 801, "is not allowed for"), (1000, 950, "is not allowed for"),
+        (800, 720, "0.9000 and 0.9000"), (800, 0, "is not allowed for"),
     ],
 )  # fmt: skip
 def test_benchmark_replay_rejects_an_invalid_memory_allocation(asked: int, milli: int, error: str) -> None:
