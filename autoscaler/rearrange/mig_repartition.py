@@ -200,7 +200,7 @@ class _Look:
         what = ", ".join(f"{many} of {name}" for name, many in sorted(Counter(list_profiles(cuts)).items()))
         return CutNode(
             order=order,
-            reason=f"{format_count(len(wanted), 'replica')} will fit, the first of Model {first.model}; devices: {what}",
+            reason=f"room for {format_count(len(wanted), 'replica')}, the first of Model {first.model}; devices: {what}",
         )
 
     def _shares(self, node: RepartitionCandidate) -> dict[str, float]:

@@ -158,8 +158,8 @@ ROWS: dict[str, tuple[str, ...]] = {
         "artifacts.signatures.payloads.SUBJECTS_MAX",
         "artifacts.signatures.public_keys.PEM_BYTES_MAX",
     ),
-    "transparency log entry: body; hashes; timestamps, size of each; trusted root: size of the file, certificates of one "
-    "authority": (
+    "transparency log entry: body; hashes; timestamps, size of each; trusted root: size of the file, certificates of "
+    "one authority": (
         "artifacts.signatures.transparency_log.BODY_BYTES_MAX",
         "artifacts.signatures.transparency_log.HASHES_MAX",
         "artifacts.signatures.timestamps.TIMESTAMPS_MAX",

@@ -35,7 +35,7 @@ async def test_error_names_the_setting_if_no_node_has_a_device_maximum(
     rack: Rack, selector: Mapping[str, str], most: int | None
 ) -> None:
     rack.world = world(Settings(nodes=(replace(SETTINGS.nodes[0], selector=dict(selector), devices_max=most),)))
-    with pytest.raises(RefusedError, match="add `devicesMax` to an entry of Settings `nodes` whose `selector`"):
+    with pytest.raises(RefusedError, match="set `devicesMax` in an entry of Settings `nodes` whose `selector`"):
         await rack.provider().offers()
 
 

@@ -203,7 +203,7 @@ async def test_unusable_nodepool_error_names_the_reason() -> None:
     with pytest.raises(RefusedError, match="fixed number of nodes"):
         await nodes_of(karpenter).offers()
     del pool["spec"]["replicas"]
-    with pytest.raises(RefusedError, match=f"the devices of NodePool {POOL} are unknown: add its nodes"):
+    with pytest.raises(RefusedError, match=f"the devices of NodePool {POOL} are unknown: add an entry for its nodes"):
         await nodes_of(karpenter, nodes=()).offers()
 
 
