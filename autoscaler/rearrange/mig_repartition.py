@@ -198,9 +198,10 @@ class _Look:
             tries=seen.order.tries + 1 if failed and seen.order is not None else 1,
         )  # fmt: skip
         what = ", ".join(f"{many} of {name}" for name, many in sorted(Counter(list_profiles(cuts)).items()))
+        many = format_count(len(wanted), "replica")
         return CutNode(
             order=order,
-            reason=f"room for {format_count(len(wanted), 'replica')}, the first of Model {first.model}; devices: {what}",
+            reason=f"{many} will fit, the first of Model {first.model}; devices: {what}",
         )
 
     def _shares(self, node: RepartitionCandidate) -> dict[str, float]:

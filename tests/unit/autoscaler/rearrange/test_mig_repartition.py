@@ -33,7 +33,7 @@ def test_idle_node_is_repartitioned_for_a_model_that_fits_no_slice() -> None:
     assert "3g.40gb" in gpu
     assert Counter(gpu)["1g.10gb"] >= 3, "what is there stays as far as it fits"
     assert (action.order.node, action.order.before, action.order.tries) == ("n1", CONFIG, 1)
-    assert "room for 1 replica, the first of Model big; devices: " in action.reason
+    assert "1 replica will fit, the first of Model big; devices: " in action.reason
     assert "node n1 is being repartitioned" in why(town())
 
 
