@@ -115,7 +115,7 @@ async def test_operator_command_without_operator_key_fails_if_tenants_exist(tmp_
     ]
     acme: Document = {"apiVersion": API, "kind": "Tenant", "metadata": {"name": "acme"}, "spec": {"keys": keys}}
     async with serving(tmp_path, fake(tmp_path, "ada"), acme) as one:
-        assert "an order requires an API key with the role operator" in await pilotlight(one, "wake", "ada", status=1)
+        assert "requires an API key with the role operator" in await pilotlight(one, "wake", "ada", status=1)
         output = await pilotlight(one, "wake", "ada", "--key-env", "OPS_KEY", status=1, OPS_KEY="pl-tenant")
         assert "this API key has the role tenant" in output
         (tmp_path / "demand.yaml").write_text("ada: 1\n")

@@ -28,9 +28,9 @@ from tests.support.builders.worst_case_inputs import (
 pytestmark = pytest.mark.standard
 
 REFUSED = {
-    "arrays of many architectures": "more than 16 arrays", "more texts": "texts; at most",
+    "arrays of many architectures": "more than 16 metadata arrays", "more texts": "texts; at most",
     "more tensors": "tensors; at most", "as many tensors as are allowed": "truncated: its last tensor",
-    "keys of many architectures": "more than 1000 keys",
+    "keys of many architectures": "more than 1000 metadata keys",
 }  # fmt: skip
 
 

@@ -129,7 +129,7 @@ async def test_sighup_applies_valid_documents_and_keeps_them_after_invalid_ones(
             await until("the error is logged", partial(rejected, number))
         assert len(re.findall(rf"{serve.config}: document 1: (?:a: )?line 1: ", serve.output())) == 4
         assert (await serve.call("bob")).code == "", "nothing of it ends anything"
-        await until("status names the last error", lambda: "its type" in problem(serve))
+        await until("status names the last error", lambda: "its YAML type" in problem(serve))
         assert f"{serve.config}: document 1: a: line 1: " in problem(serve)
         serve.config.write_text(yaml.safe_dump_all(both))
         hang_up(serve)

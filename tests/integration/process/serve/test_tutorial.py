@@ -59,7 +59,7 @@ def test_each_command_of_the_one_machine_tutorial_works(reader: Reader) -> None:
 def test_each_command_of_the_one_gpu_tutorial_works(reader: Reader) -> None:
     """With the simulated NVIDIA driver, as on a machine without a GPU."""
     with reader.following("one-gpu.md") as page:
-        simulate, make_models = page["sh"]
+        simulate, make_models, clean_up = page["sh"]
         (documents,) = page["yaml"]
         serve, calls, kill = (commands(session) for session in page["console"])
         reader.export(simulate)
@@ -75,6 +75,7 @@ def test_each_command_of_the_one_gpu_tutorial_works(reader: Reader) -> None:
             reader.run(kill_bob)
             assert "Good day, my name is Bob" in reader.run(call_bob_again)
         output = (reader.folder / "serve.log").read_text()
+        reader.run(clean_up)
         assert re.search(r"ada +draining +make room for bob", output)
         assert re.search(r"bob +failed +was killed by SIGKILL", output)
 
