@@ -155,8 +155,9 @@ class Bed:
             note = f"longest gap {max(gaps_s, default=inf):.3g} s"
             note += "" if listed else "; NVML lists no engine: memory in use was compared with the idle device"
             self.report.row(step, "starts with samples around them", f"{len(valid)} of {len(spawns)}", "", note)
+        seen = f"0, {len(valid)} of {len(spawns)} starts seen"
         self.report.figure(
-            step, "device reused before its memory was free", found, "0", holds=None if found is None else found == 0
+            step, "device reused before its memory was free", found, seen, holds=None if found is None else found == 0
         )
         return found
 

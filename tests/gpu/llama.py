@@ -56,6 +56,12 @@ class Building:
         return time.monotonic() - self._began_s
 
     @property
+    def left_s(self) -> float:
+        """Seconds that the build may still take; 0 if it has ended."""
+        runs = self._process is not None and self._process.poll() is None
+        return max(0.0, BUILD_S - self.elapsed_s) if runs else 0.0
+
+    @property
     def is_late(self) -> bool:
         """Whether the build was ended at its time limit."""
         return self._is_late.is_set()

@@ -140,11 +140,12 @@ def _again_with_packages(kit: Path, argv: list[str]) -> int:
 
 def _run_child(argv: list[str], env: dict[str, str]) -> int:
     """Run a program and return its status. Signals end the program, which cleans up, and not this process."""
-    before = signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C reaches the child as well
+    before = {signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None)}  # Ctrl-C reaches the child as well
     with subprocess.Popen(argv, env=env) as child:
-        before_term = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            before[number] = signal.signal(number, lambda *_: child.terminate())
         try:
             return child.wait()
         finally:
-            signal.signal(signal.SIGINT, before)
-            signal.signal(signal.SIGTERM, before_term)
+            for number, handler in before.items():
+                signal.signal(number, handler)

@@ -79,6 +79,7 @@ def run(arguments: argparse.Namespace, nvcc: str) -> int:
         report.failed("run", "ended by a signal")
     finally:
         stop.cancel()
+        sharing.end_daemon(work)  # a step that was ended may have been about to start it
         if not bed.watch.is_running:
             report.failed("watch", f"the device is no longer sampled: {bed.watch.error}")
         bed.watch.stop()
@@ -161,7 +162,8 @@ def facts(*, simulated: bool) -> dict[str, object]:
 async def _steps(arguments: argparse.Namespace, bed: Bed, nvcc: str) -> None:
     own = asyncio.current_task()
     assert own is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, own.cancel)  # asyncio.run does this for SIGINT
+    for number in (signal.SIGTERM, signal.SIGHUP):  # asyncio.run does this for SIGINT
+        asyncio.get_running_loop().add_signal_handler(number, own.cancel)
     building: Building | None = None
 
     async def prepare() -> None:
@@ -189,16 +191,16 @@ async def _steps(arguments: argparse.Namespace, bed: Bed, nvcc: str) -> None:
                 continue
             if name not in {"start", "inventory"} and bed.weights_bytes and not bed.device_bytes:
                 await run_step(bed, "inventory", steps["inventory"], end_s)
-            await run_step(bed, name, step, end_s)
+            await run_step(bed, name, step, end_s, building.left_s if name == "fit" and building is not None else 0.0)
     finally:
         if building is not None:
             building.stop()
 
 
-async def run_step(bed: Bed, name: str, step: Step, end_s: float) -> None:
-    """Run one step within its time limit. An exception is its failure, and is printed."""
+async def run_step(bed: Bed, name: str, step: Step, end_s: float, more_s: float = 0.0) -> None:
+    """Run one step within its time limit, and `more_s` to wait. An exception is its failure, and is printed."""
     began_s = time.monotonic()
-    own_s = LIMITS_S[name] * (SIMULATED_LONGER if bed.simulated else 1)
+    own_s = LIMITS_S[name] * (SIMULATED_LONGER if bed.simulated else 1) + more_s
     limit_s = min(own_s, end_s - began_s)
     out_of_time = bed.report.skipped if name in REPORTED_ONLY and limit_s < own_s else bed.report.failed
     if limit_s <= 0:
@@ -291,7 +293,8 @@ def _keep_results(report: Report, work: Path, arguments: argparse.Namespace) -> 
     for name in (*work.glob("*.svg"), *work.glob("phases.jsonl")):
         shutil.copy(name, arguments.out)
     report.write()
-    shutil.rmtree(work if arguments.work is None else work / "models", ignore_errors=True)
+    for folder in (work,) if arguments.work is None else (work / "models", work / "llama"):
+        shutil.rmtree(folder, ignore_errors=True)
     if arguments.simulate:
         shutil.rmtree(os.environ["SIMULATED_GPU"], ignore_errors=True)
 

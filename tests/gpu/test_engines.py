@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -18,6 +19,7 @@ from unittest import mock
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+import pynvml
 import pytest
 
 from tests.gpu.bed import ENGINES, Bed
@@ -187,6 +189,15 @@ def test_torch_engine_reads_its_memory_with_the_bindings_of_the_run(
     nvml = torch_model.Nvml(ENGINES.parent / "simulated" / "pynvml.py")
     nvml._pynvml.allocate(3 << 30)
     assert nvml.used_bytes() == 3 << 30
+
+
+def test_torch_engine_loads_the_real_bindings_from_their_file(torch_model: Any) -> None:
+    """They look themselves up in `sys.modules` while they are loaded. Without a driver they then find no library."""
+    bindings = Path(pynvml.__file__)
+    assert bindings.parent != ENGINES.parent / "simulated"
+    with contextlib.suppress(Exception):
+        torch_model.Nvml(bindings)
+    assert sys.modules["pynvml_of_the_run"].NVMLError_LibraryNotFound
 
 
 def test_torch_engine_that_nvml_does_not_list_counts_the_increase_of_memory_in_use(

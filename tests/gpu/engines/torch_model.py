@@ -206,10 +206,11 @@ class Nvml:
     """NVML by its bindings in a file, since this Python need not have them; made before the process uses the device."""
 
     def __init__(self, file: Path) -> None:
-        spec = importlib.util.spec_from_file_location("pynvml", file)
+        spec = importlib.util.spec_from_file_location("pynvml_of_the_run", file)
         assert spec is not None
         assert spec.loader is not None
         self._pynvml: Any = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = self._pynvml  # it looks itself up there
         spec.loader.exec_module(self._pynvml)
         self._pynvml.nvmlInit()
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]

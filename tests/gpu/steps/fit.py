@@ -59,7 +59,7 @@ async def run(bed: Bed, building: Building | None) -> None:
         await _llama(bed, building, files, scripts)
     finally:
         for file in files.values():
-            file.unlink()  # as large as the models of all other steps
+            file.unlink(missing_ok=True)  # as large as the models of all other steps
 
 
 async def _llama(bed: Bed, building: Building, files: Mapping[str, Path], scripts: Path) -> None:
