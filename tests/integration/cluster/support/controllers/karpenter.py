@@ -117,6 +117,8 @@ class Machines:
         self._gone: dict[str, asyncio.Event] = {}
         self.ever: list[str] = []
         """Names of all nodes that were ever added."""
+        self._launched: set[str] = set()
+        """Names of the nodes of all claims that were launched."""
 
     @asynccontextmanager
     async def pooled(self, **spec: object) -> AsyncIterator[Machines]:
@@ -127,13 +129,15 @@ class Machines:
         await self._api.create(POOLS, pool(self.name, **spec))
         selector = f"karpenter.sh/nodepool={self.name}"
         nodes = Watched(self._api, "/api/v1/nodes", lambda found: found, self._changed, labelSelector=selector)
+        claims = Watched(self._api, CLAIMS, lambda found: found, self._claims_changed, labelSelector=selector)
         async with self._tasks:
-            watching = self._tasks.create_task(nodes.run())
+            watching = [self._tasks.create_task(watched.run()) for watched in (nodes, claims)]
             try:
                 yield self
             finally:
                 await self._clean()
-                watching.cancel()  # before: a node that is added afterwards would get a kubelet that nothing ends
+                for task in watching:  # before: a node that is added afterwards would get a kubelet that nothing ends
+                    task.cancel()
                 for event in self._gone.values():
                     event.set()
 
@@ -166,6 +170,10 @@ class Machines:
                 self._gone[name] = asyncio.Event()
                 self._tasks.create_task(self._run(change.new))
 
+    def _claims_changed(self, changes: list[Change[Object]]) -> None:
+        ids = [change.new.get("status", {}).get("providerID", "") for change in changes if change.new is not None]
+        self._launched |= {id.removeprefix("kwok://") for id in ids if id}
+
     async def _run(self, found: Object) -> None:
         amounts, name = found["status"]["allocatable"], found["metadata"]["name"]
         kubelet = Joined(self._api, name, next_number(), amounts, {}, self._folder, probe_period_s=0.05)
@@ -190,8 +198,12 @@ class Machines:
                 with contextlib.suppress(ApiError):
                     await self._api.delete(at, grace_s=0)
         async with asyncio.timeout(SETTLE_S_MAX):
-            while await self.claims():
+            # KWOK adds a node one second after its launch, even if its claim has been deleted meanwhile.
+            while await self.claims() or not self._launched <= {*self.ever}:
                 await asyncio.sleep(0.1)
+        for name in self.ever:
+            with contextlib.suppress(ApiError):
+                await self._api.delete(f"/api/v1/nodes/{name}")
         await self._api.delete(f"{CLASSES}/{self.name}")
 
 
