@@ -39,7 +39,7 @@ async def label_orders(server: Server, path: str, own: Iterable[Object]) -> None
             await server.patch(
                 f"{path}/{one['metadata']['name']}", {"metadata": {**same, "labels": server.owner.labels}}
             )
-        except Exception as error:  # noqa: BLE001  the next list retries; this one must not fail
+        except Exception as error:  # noqa: BLE001  providers do not know the client's errors (fenced, unreachable); logged, retried
             reraise_memory_error(error)
             _log.debug("event=order_takeover_failed order=%s error=%s", one["metadata"]["name"], type(error).__name__)
             if not isinstance(error, AnswerError) or error.status == CONFLICT:

@@ -300,28 +300,27 @@ async def test_error_for_an_invalid_head_has_the_api_format_of_its_path(
         assert ("type" in json.loads(rest.partition(b"\r\n\r\n")[2])) == (dialect == "anthropic")
 
 
+async def assert_room_for_two_clients(one: Rig) -> None:
+    """The third is closed without a response; the others are served."""
+    kept = [await one.client(), await one.client()]
+    third = await one.client()
+    with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+        await third.head()
+    for client in kept:
+        client.send(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert (await client.answer())[0] == 200
+
+
 async def test_connection_above_the_limit_per_address_is_closed() -> None:
     async with rig(limits=Limits(connections_per_address_max=2)) as one:
-        kept = [await one.client(), await one.client()]
-        third = await one.client()
-        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-            await third.head()
-        for client in kept:
-            client.send(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
-            assert (await client.answer())[0] == 200
+        await assert_room_for_two_clients(one)
 
 
 async def test_connections_leave_descriptors_for_their_requests_to_engines() -> None:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     async with rig() as one:
         one.front.own_descriptors = limit - DESCRIPTORS_RESERVED - 2 * 2
-        kept = [await one.client(), await one.client()]
-        third = await one.client()
-        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-            await third.head()
-        for client in kept:
-            client.send(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
-            assert (await client.answer())[0] == 200
+        await assert_room_for_two_clients(one)
 
 
 async def test_drain_finishes_running_requests_and_rejects_queued_ones() -> None:

@@ -43,7 +43,7 @@ def test_no_gpu_is_repartitioned_for_a_replica_that_lacks_only_cpu() -> None:
     assert "has too little CPU: 4 cores left of 8" in why(short)
     assert "repartitioned" not in why(short), "that would not help"
     other = replace_fields(short, slices={one.id: one for one in slices(_7g_80gb="1")}, cuttable={"n1": cuttable()})
-    assert order(replace_fields(other, hosts=host_amounts(8, 8))) is None, "it gets what is there"
+    assert order(replace_fields(other, hosts=host_amounts(8, 8))) is None, "the replica fits on an existing slice"
     hard = many(["mid"], gpu=Gpu(isolation="hardware"), **cores(6))
     bare = world(cuttable={"n1": cuttable()}, hosts=host_amounts(8, 4), **hard)
     assert order(bare) is None
