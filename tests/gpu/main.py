@@ -140,12 +140,22 @@ def _again_with_packages(kit: Path, argv: list[str]) -> int:
 
 def _run_child(argv: list[str], env: dict[str, str]) -> int:
     """Run a program and return its status. Signals end the program, which cleans up, and not this process."""
-    before = {signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None)}  # Ctrl-C reaches the child as well
-    with subprocess.Popen(argv, env=env) as child:
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            before[number] = signal.signal(number, lambda *_: child.terminate())
-        try:
+    children: list[subprocess.Popen[bytes]] = []
+    ended: list[int] = []
+
+    def end(number: int, _frame: object) -> None:
+        ended.append(number)
+        for child in children:
+            child.terminate()
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C reaches the child as well
+    try:
+        with subprocess.Popen(argv, env=env) as child:
+            children.append(child)
+            if ended:  # before there was a child
+                child.terminate()
             return child.wait()
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -219,14 +219,13 @@ def test_missing_packages_are_installed_from_the_kit_and_the_run_is_started_agai
 SLOW_TO_END = """
 import pathlib, signal, sys, time
 import packed
-signal.signal(signal.SIGTERM, signal.default_int_handler)
+signals = {signal.SIGINT, signal.SIGTERM}
+signal.pthread_sigmask(signal.SIG_BLOCK, signals)
 print("started", flush=True)
-try:
-    signal.pause()
-except KeyboardInterrupt:
-    time.sleep(1)  # four times as long as subprocess.run lets a child live after Ctrl-C
-    print("cleaned up", pathlib.Path(packed.__file__).exists())
-    sys.exit(5)
+signal.sigwait(signals)
+time.sleep(1)  # four times as long as subprocess.run lets a child live after Ctrl-C
+print("cleaned up", pathlib.Path(packed.__file__).exists())
+sys.exit(5)
 """
 
 
