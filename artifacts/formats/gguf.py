@@ -32,6 +32,8 @@ HEADER_BYTES_MAX = 256 << 20
 CHUNK_BYTES = 1 << 20
 KEYS_MAX = 100_000
 TENSORS_MAX = 100_000
+INPUT, OUTPUT = "token_embd.weight", "output.weight"
+"""Tensors. Without the second, the first also computes the output."""
 TEXTS_MAX = 4_000_000
 """Limit for all string arrays together. The largest vocabularies have 300,000 tokens and 500,000 merges."""
 KEPT_MAX, ARRAYS_MAX = 1_000, 16
@@ -64,11 +66,12 @@ def load_gguf_info(file: Path | str, cpu: CpuTime | None = None) -> GgufInfo:
     path, cpu = str(file), cpu or CpuTime()
     try:
         with cpu.spend(), open_regular_file(path) as opened:
-            metadata = _Header(path, opened, Path(path).stat().st_size, cpu).metadata()
+            header = _Header(path, opened, Path(path).stat().st_size, cpu)
+            metadata = header.metadata()
         weights_bytes = _weights_bytes(path)
     except (OSError, ValueError) as error:  # ValueError: the path contains NUL
         raise GgufError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-    return _info(path, metadata, weights_bytes)
+    return _info(path, metadata, weights_bytes, header.embedding_bytes)
 
 
 def has_whole_header(file: Path, known_bytes: int, cpu: CpuTime) -> bool:
@@ -104,9 +107,9 @@ def list_base_files(paths: Iterable[str]) -> list[str]:
     return [one for one in found if not any(word in Path(one).name for word in adapters)] or found
 
 
-def _info(path: str, metadata: dict[str, Value], weights_bytes: int) -> GgufInfo:
+def _info(path: str, metadata: dict[str, Value], weights_bytes: int, embedding_bytes: int) -> GgufInfo:
     try:
-        shape = gguf_shape.read_shape(metadata, weights_bytes)
+        shape = gguf_shape.read_shape(metadata, weights_bytes, embedding_bytes)
     except ValueError as error:
         raise GgufError(f"{path}: {error}") from None
     name = metadata.get("general.name")
@@ -146,7 +149,7 @@ class _Header:
         self.buffer = bytearray()
         self.base = self.at = 0
         """File offset of the buffer, and of the cursor."""
-        self.texts = self.arrays = 0
+        self.texts = self.arrays = self.embedding_bytes = 0
 
     def metadata(self) -> dict[str, Value]:
         """Return the needed keys; of the vocabulary only its length. Also checks the tensor directory."""
@@ -221,18 +224,26 @@ class _Header:
             self.skip(at)
 
     def directory(self, tensors: int) -> None:
-        """Check the tensor directory: every tensor must begin within the file, unlike in an incomplete download."""
-        last = 0
+        """Check the tensor directory: every tensor must begin within the file, unlike in an incomplete download. Also
+        finds the size of the input embedding, unless it computes the output, too.
+        """
+        begins = dict[str, int]()
+        offsets = [0]
         for _ in range(tensors):
             self.limit_time()
-            self.text(KEY_BYTES_MAX)
+            name = self.text(KEY_BYTES_MAX)
             dimensions = self.number("<I")
             if dimensions > 4:
                 raise GgufError(f"{self.path}: a tensor of {dimensions} dimensions")
             self.skip(8 * dimensions + 4)
-            last = max(last, self.number("<Q"))
-        if tensors and self.at + last >= self.size:
+            offsets.append(self.number("<Q"))
+            if name in (INPUT, OUTPUT):
+                begins[name] = offsets[-1]
+        if tensors and self.at + max(offsets) >= self.size:
             raise GgufError(f"{self.path}: truncated: its last tensor begins behind the end of the file")
+        if len(begins) == 2:
+            ends = (offset for offset in (*offsets, self.size - self.at) if offset > begins[INPUT])
+            self.embedding_bytes = min(ends) - begins[INPUT]
 
     def limit_time(self) -> None:
         """Raise GgufError if the CPU time is spent."""

@@ -48,7 +48,7 @@ EITHER = frozenset(
 """A layer without key heads has a state, the others have none."""
 
 
-def read_shape(metadata: Mapping[str, Value], weights_bytes: int) -> Shape:
+def read_shape(metadata: Mapping[str, Value], weights_bytes: int, embedding_bytes: int = 0) -> Shape:
     """Derive the shape from the header. Raises ValueError."""
     keys = _Keys(metadata)
     blocks = keys.needed("block_count")
@@ -61,6 +61,7 @@ def read_shape(metadata: Mapping[str, Value], weights_bytes: int) -> Shape:
     experts = keys.number("expert_used_count", 0) * keys.number("expert_feed_forward_length", inner)
     return clamp_shape(Shape(
         weights_bytes=weights_bytes,
+        embedding_bytes=embedding_bytes,
         layers=_layers(keys, blocks, width, heads),
         context_tokens=keys.needed("context_length"),
         vocabulary=words if isinstance(words, int) else 0,

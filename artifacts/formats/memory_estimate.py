@@ -14,7 +14,11 @@ import msgspec
 CELLS = 256
 """llama.cpp rounds the tokens of a cache up to a multiple of this."""
 OVERHEAD_BYTES = 256 << 20
-"""llama.cpp's process, libraries and small buffers."""
+"""llama.cpp's process, libraries and small buffers in host memory."""
+CONTEXT_BYTES = 512 << 20
+"""The memory of a GPU that its driver, the code of the kernels and cuBLAS take for each process: measurements of
+different GPUs and drivers give 107 to 555 MiB.
+"""
 PAGED_OVERHEAD_BYTES = 3 << 29
 """The GPU process of vLLM or SGLang: its context, libraries and captured graphs."""
 PAGED_BATCH_TOKENS = 8192
@@ -44,6 +48,10 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """The properties of an artifact that determine its memory."""
 
     weights_bytes: Count
+    embedding_bytes: Count = 0
+    """The part of the weights that only looks up the embedding of a token. llama.cpp keeps it in host memory. 0: it
+    also computes the output, or its size is unknown.
+    """
     layers: tuple[LayerShape, ...]
     context_tokens: Count
     """Trained context length: the most that a slot can use."""
@@ -88,12 +96,13 @@ class ServingOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True):
-    """One part of an estimate. `host`: it is in host memory, wherever the rest is."""
+    """One part of an estimate. `host`: it is in host memory, wherever the rest is. `gpu`: it is needed on GPUs only."""
 
     name: str
     bytes: int
     words: str
     host: bool = False
+    gpu: bool = False
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,7 +116,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
     def total_bytes(self, *, gpus: bool) -> int:
         """Return the sum; for GPUs without the parts in host memory."""
-        return min(BYTES_MAX, sum(item.bytes for item in self.items if not (gpus and item.host)))
+        return min(BYTES_MAX, sum(item.bytes for item in self.items if not (item.host if gpus else item.gpu)))
 
 
 def estimate_llama_cpp(shape: Shape, serving: ServingOptions) -> Estimate:
@@ -131,7 +140,11 @@ def estimate_llama_cpp(shape: Shape, serving: ServingOptions) -> Estimate:
     back = serving.checkpoints * (windows + state)
     return Estimate(
         items=_some(
-            Item(name="weights", bytes=shape.weights_bytes, words="all of its files"),
+            Item(name="weights", bytes=max(0, shape.weights_bytes - shape.embedding_bytes), words="all of its files"),
+            Item(
+                name="embedding", bytes=shape.embedding_bytes, host=True,
+                words="the layer of its files that looks up the input tokens",
+            ),
             Item(name="cache", bytes=cache, words=_cache_words(shape, serving, context)),
             _states(shape, state, serving.slots),
             Item(
@@ -143,7 +156,8 @@ def estimate_llama_cpp(shape: Shape, serving: ServingOptions) -> Estimate:
                 words="cached prompts of earlier requests, up to the limit of this cache",
             ),
             _activation(shape, serving.batch_tokens, cells if serving.scores else 0, serving.batch_tokens),
-            Item(name="overhead", bytes=OVERHEAD_BYTES, words="the process and its libraries"),
+            Item(name="overhead", bytes=OVERHEAD_BYTES, host=True, words="the process and its libraries"),
+            Item(name="context", bytes=CONTEXT_BYTES, gpu=True, words="the driver, kernels and libraries on the GPU"),
         ),
         slot_bytes=min(BYTES_MAX, state + back + (0 if shared else alone)),
         token_bytes=min(BYTES_MAX, sum(row for layer, row in rows if kept(layer, 1) == cells)),

@@ -22,8 +22,10 @@ from pilotlight.models.model_memory import (
 )
 
 
-def load_memory_needs(model: Model, known: Known | None = None, why: str = "") -> Needs:
-    """Return the needs, or why they are unknown. `known`: facts that an agent read; `why`: why it read none."""
+def load_memory_needs(model: Model, known: Known | None = None, why: str = "", *, gpus: bool) -> Needs:
+    """Return the needs, or why they are unknown. `known`: facts that an agent read; `why`: why it read none. `gpus`:
+    devices have memory separate from the host's.
+    """
     if known is None and local_path(model) is None:
         return Needs(problem=why or "its artifact is not a local file, so its memory needs are unknown")
     try:
@@ -35,7 +37,9 @@ def load_memory_needs(model: Model, known: Known | None = None, why: str = "") -
         return Needs(problem="the format of its artifact does not state memory needs")
     return Needs(
         source=found.source,
-        parts=tuple(Part(name=i.name, bytes=i.bytes, words=i.words, host=i.host) for i in made.items),
+        parts=tuple(
+            Part(name=i.name, bytes=i.bytes, words=i.words, host=i.host) for i in made.items if gpus or not i.gpu
+        ),
         slot_bytes=made.slot_bytes,
         token_bytes=made.token_bytes,
         context_tokens=read_serving_options(model).context_tokens or found.shape.context_tokens,
@@ -49,6 +53,5 @@ def read_reported_needs(model: Model, looked: Mapping[WeightsRequest, WeightsRep
     why = "no agent has inspected its artifact yet"
     if said is not None and said.no_header:
         why = f"its artifact does not state its memory needs: {said.no_header}"
-    return load_memory_needs(
-        model, header_report.find_artifact_facts(model, looked), why if collect_weights_requests(model).get(OWN) else ""
-    )
+    facts = header_report.find_artifact_facts(model, looked)
+    return load_memory_needs(model, facts, why if collect_weights_requests(model).get(OWN) else "", gpus=True)

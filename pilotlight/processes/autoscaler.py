@@ -211,7 +211,7 @@ def build_needs_reader(loop: Loop, located: Located, *, in_cluster: bool) -> Cal
     """Return the reader of artifacts' memory needs for `explain fit`."""
     if in_cluster:
         return lambda model: read_reported_needs(model, loop.world.learned.looked)
-    return lambda model: load_memory_needs(located(model))
+    return lambda model: load_memory_needs(located(model), gpus=has_gpu_memory(loop.world.settings))
 
 
 def open_supply(
@@ -289,6 +289,11 @@ def check_contract(options: AutoscalerOptions) -> None:
         raise click.UsageError("no address for gateways: set --contract-socket or --contract-listen")
 
 
+def has_gpu_memory(settings: Settings) -> bool:
+    """Return whether this machine's devices have memory separate from the host memory that an engine uses."""
+    return not settings.devices and nvml() is not None
+
+
 def load_checked_documents(
     options: AutoscalerOptions, fault: Callable[[FaultSeen], None], known: Mapping[ModelName, Model] = NONE_KNOWN,
     located: Located = keep_artifact_location,
@@ -300,8 +305,7 @@ def load_checked_documents(
     """
 
     def gpus(settings: Settings) -> bool:
-        """Return whether devices have memory of their own, separate from the host memory that an engine uses."""
-        return options.cluster is not None or (not settings.devices and nvml() is not None)
+        return options.cluster is not None or has_gpu_memory(settings)
 
     documents = read_documents(options.documents, known, gpus, located, fault)
     capacity_providers.check_provider_modes(

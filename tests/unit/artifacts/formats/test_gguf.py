@@ -19,7 +19,10 @@ from loadtest import tiny_gguf
 from tests.support.example_budget import examples
 
 
-def write(path: Path, *, tokens: int = 3, heads_kv: int | list[int] = 2, key_length: int | None = None) -> Path:
+def write(
+    path: Path, *, tokens: int = 3, heads_kv: int | list[int] = 2, key_length: int | None = None,
+    tensors: tuple[str, ...] = ("token_embd.weight", "output.weight"),
+) -> Path:  # fmt: skip
     """Write a two-block model with the reference package: width 64, 4 heads, context 2048."""
     w = reference.GGUFWriter(str(path), "llama")
     w.add_name("A name")
@@ -32,8 +35,8 @@ def write(path: Path, *, tokens: int = 3, heads_kv: int | list[int] = 2, key_len
     w.add_token_types([1] * tokens)
     if key_length:  # after the vocabulary on purpose: order does not matter
         w.add_key_length(key_length)
-    w.add_tensor("token_embd.weight", np.zeros((8, 64), np.float32))
-    w.add_tensor("output.weight", np.zeros((8, 64), np.float32))
+    for name in tensors:
+        w.add_tensor(name, np.zeros((8, 64), np.float32))
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()
@@ -56,10 +59,26 @@ def test_name_context_and_layer_shapes_are_read_from_a_gguf_header(tmp_path: Pat
     path = write(tmp_path / "a.gguf", tokens=5)
     layer = LayerShape(key_elements=32, value_elements=32)
     shape = Shape(
-        weights_bytes=path.stat().st_size, layers=(layer, layer), context_tokens=2048, vocabulary=5, width=64,
-        inner=256, heads=4,
+        weights_bytes=path.stat().st_size, embedding_bytes=8 * 64 * 4, layers=(layer, layer), context_tokens=2048,
+        vocabulary=5, width=64, inner=256, heads=4,
     )  # fmt: skip
     assert gguf.load_gguf_info(path) == gguf.GgufInfo(name="A name", architecture="llama", shape=shape)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "embedding_bytes"),
+    [
+        (("blk.0.ffn_up.weight", "token_embd.weight", "output.weight"), 8 * 64 * 4),
+        (("output.weight", "token_embd.weight", "blk.0.ffn_up.weight"), 8 * 64 * 4),
+        (("token_embd.weight", "output_norm.weight"), 0),
+        (("output.weight", "blk.0.ffn_up.weight"), 0),
+    ],
+)
+def test_input_embedding_counts_only_if_another_tensor_computes_the_output(
+    tmp_path: Path, tensors: tuple[str, ...], embedding_bytes: int
+) -> None:
+    path = write(tmp_path / "a.gguf", tensors=tensors)
+    assert gguf.load_gguf_info(path).shape.embedding_bytes == embedding_bytes
 
 
 def test_per_block_head_counts_set_the_cache_size_of_each_layer(tmp_path: Path) -> None:

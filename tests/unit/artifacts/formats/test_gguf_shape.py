@@ -6,7 +6,14 @@ import pytest
 from msgspec.structs import replace
 
 from artifacts.formats.gguf_shape import Value, read_shape
-from artifacts.formats.memory_estimate import BYTES_MAX, ServingOptions, estimate_llama_cpp, estimate_paged_engine
+from artifacts.formats.memory_estimate import (
+    BYTES_MAX,
+    CONTEXT_BYTES,
+    OVERHEAD_BYTES,
+    ServingOptions,
+    estimate_llama_cpp,
+    estimate_paged_engine,
+)
 
 MIB = 1 << 20
 EIGHT_B = {"block_count": 32, "embedding_length": 4096, "attention.head_count": 32, "attention.head_count_kv": 8}
@@ -133,11 +140,15 @@ def test_quantized_cache_types_reduce_the_memory_estimate() -> None:
     )  # float32 and float16
 
 
-def test_host_prompt_cache_is_not_counted_as_gpu_memory() -> None:
+def test_gpu_holds_its_context_but_no_prompts_embedding_or_process() -> None:
     made = estimate_llama_cpp(
-        read_shape(keys("llama"), 1000), ServingOptions(slots=1, context_tokens=256, prompts_bytes=5 * MIB)
+        read_shape(keys("llama"), 10 * MIB, 3 * MIB),
+        ServingOptions(slots=1, context_tokens=256, prompts_bytes=5 * MIB),
     )
-    assert made.total_bytes(gpus=False) - made.total_bytes(gpus=True) == 5 * MIB
+    everywhere_bytes = sum(item.bytes for item in made.items if item.name in {"weights", "cache", "activation"})
+    assert made.total_bytes(gpus=True) == everywhere_bytes + CONTEXT_BYTES
+    assert made.total_bytes(gpus=False) == everywhere_bytes + (3 + 5) * MIB + OVERHEAD_BYTES
+    assert made.items[0].bytes == 7 * MIB
 
 
 def test_extreme_header_values_give_a_bounded_estimate() -> None:

@@ -204,7 +204,7 @@ def test_vllm_model_is_counted_with_all_memory_of_its_device(folder: Path) -> No
     spec = ModelSpec(engine="vllm", artifact=f"file://{folder}", context_tokens=8192)
     of = Model(name=ModelName("big"), spec=spec, slots=64)
     assert fill_memory_estimate(of).memory_bytes == 0
-    fit = explain_fit(world([of], [device("gpu0", 24)]), of, load_memory_needs(of), T0)
+    fit = explain_fit(world([of], [device("gpu0", 24)]), of, load_memory_needs(of, gpus=False), T0)
     assert (
         fit.sentences[0]
         == "big is assumed to need all memory of each of its devices. Its config.json (llama) gives this estimate:"
@@ -212,11 +212,11 @@ def test_vllm_model_is_counted_with_all_memory_of_its_device(folder: Path) -> No
     rest = int(0.9 * (24 << 30)) - sum(one.bytes for one in fit.needs.parts if one.name != "cache")
     assert fit.places[0].calls == rest // (8192 * (128 << 10)) > 10
     half = replace(of, spec=replace(spec, args=("--kv-cache-dtype=fp8",)))
-    assert load_memory_needs(half).token_bytes == 64 << 10
+    assert load_memory_needs(half, gpus=False).token_bytes == 64 << 10
     (folder / "config.json").write_text("{")
     assert (
         "its artifact cannot be read: "
-        in explain_fit(world([of], [device()]), of, load_memory_needs(of), T0).sentences[0]
+        in explain_fit(world([of], [device()]), of, load_memory_needs(of, gpus=False), T0).sentences[0]
     )
 
 

@@ -254,7 +254,7 @@ def test_explain_reports_memory_and_slots_of_a_grown_replica() -> None:
     then = world([a], [device("gpu0", 17.5)], [runs])
     log = explain_model(then, plan(then, T0), Log(), a.name, T0).sentences
     assert any("granted 16Gi instead of 10Gi, with 7 slots instead of 4" in line for line in log)
-    fit = explain_fit(then, a, load_memory_needs(a), T0)
+    fit = explain_fit(then, a, load_memory_needs(a, gpus=False), T0)
     assert fit.most_bytes == 20 * GI
     assert (
         "It is granted up to 20Gi where no other Model can use that memory (gpu.growth): its engine is started with "

@@ -80,7 +80,7 @@ def test_elastic_replica_with_less_memory_gets_fewer_slots() -> None:
     assert any(
         f"{one.id} has been ready for 0 s on gpu0, granted 9.5Gi of 10Gi, with 3 of 4 slots" in line for line in log
     )
-    fit = explain_fit(then, a, load_memory_needs(a), T0)
+    fit = explain_fit(then, a, load_memory_needs(a, gpus=False), T0)
     assert fit.least_bytes == 8 * GI
     assert (
         "It can run with 8Gi for a tighter fit (gpu.elastic): its engine is started with fewer slots, at least 3."

@@ -91,7 +91,15 @@ def test_custom_llama_server_command_is_estimated_with_its_defaults(file: Path) 
 def test_context_checkpoints_are_counted_as_model_memory_only_without_gpus(file: Path) -> None:
     of = model(file, context_tokens=1024)
     host, gpu = fill_memory_estimate(of).memory_bytes, fill_memory_estimate(of, gpus=True).memory_bytes
-    assert host - gpu == part(of, "checkpoints") > 0
+    host_bytes = part(of, "checkpoints") + part(of, "embedding") + part(of, "overhead")
+    assert part(of, "checkpoints") > 0
+    assert host - gpu == host_bytes - part(of, "context")
+
+
+def test_fit_lists_the_gpu_context_only_on_gpus(file: Path) -> None:
+    names = [{one.name for one in load_memory_needs(model(file), gpus=gpus).parts} for gpus in (False, True)]
+    assert names[1] - names[0] == {"context"}
+    assert names[0] < names[1]
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
@@ -164,7 +172,7 @@ def test_memory_auto_with_a_memory_utilization_flag_is_rejected() -> None:
 
 
 def explained(of: Model, gib: int = 24) -> Fit:
-    return explain_fit(world([of], [device("gpu0", gib)]), of, load_memory_needs(of), T0)
+    return explain_fit(world([of], [device("gpu0", gib)]), of, load_memory_needs(of, gpus=False), T0)
 
 
 def test_fit_explanation_of_a_gguf_model_lists_memory_parts_and_devices(file: Path) -> None:

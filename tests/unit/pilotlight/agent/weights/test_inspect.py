@@ -119,7 +119,7 @@ async def test_memory_estimate_from_a_remote_header_equals_the_local_one(tmp_pat
     report, sized, found = await read(tmp_path, source, form)
     there = replace(MODEL, spec=replace(MODEL.spec, artifact=f"file://{source / 'ada.gguf'}"))
     assert sized.memory_bytes == sized.estimated_bytes == fill_memory_estimate(there, gpus=True).memory_bytes > 0
-    assert found == load_memory_needs(there)
+    assert found == load_memory_needs(there, gpus=True)
     assert report.bytes > 0, "were it an adapter"
 
 
@@ -147,7 +147,7 @@ async def test_remote_config_json_gives_the_memory_estimate_of_a_local_one(tmp_p
     vllm = replace(MODEL, spec=replace(MODEL.spec, engine="vllm"))
     report, _, _ = await read(tmp_path, source, "modelpack-raw")
     found = read_reported_needs(vllm, {read_weights_request(report): report})
-    assert found == load_memory_needs(replace(vllm, spec=replace(vllm.spec, artifact=f"file://{source}")))
+    assert found == load_memory_needs(replace(vllm, spec=replace(vllm.spec, artifact=f"file://{source}")), gpus=True)
     assert found.source == "Its config.json (llama)"
 
 
@@ -187,7 +187,7 @@ async def test_size_of_a_peft_adapter_counts_only_its_own_safetensors(tmp_path: 
     tiny_gguf.make_model(tmp_path / "ada.gguf", "Hello, I am Ada.")
     alone = replace(MODEL, spec=replace(MODEL.spec, engine="vllm", artifact=f"file://{tmp_path / 'ada.gguf'}"))
     both = replace(alone, spec=replace(alone.spec, adapters=(lora,)))
-    (there,) = [one for one in load_memory_needs(both).parts if one.name == "adapters"]
+    (there,) = [one for one in load_memory_needs(both, gpus=True).parts if one.name == "adapters"]
     assert there.bytes == size
 
 
