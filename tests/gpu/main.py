@@ -6,6 +6,7 @@ Exit status: 0 no step failed and no measured figure was missed, 1 otherwise, 2 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import os
 import signal
@@ -13,7 +14,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import FrameType
 
 from tests.gpu import prerequisites
 
@@ -120,7 +123,8 @@ def _again_with_packages(kit: Path, argv: list[str]) -> int:
     if importlib.util.find_spec("pip") is None:
         print("this Python has no pip, which installs the wheels of the kit: python3 -m ensurepip", flush=True)
         return 2
-    with tempfile.TemporaryDirectory(prefix="gpu-run-packages-") as site:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    with _handlers(dict.fromkeys(numbers, _exit)), tempfile.TemporaryDirectory(prefix="gpu-run-packages-") as site:
         began_s = time.time()
         wheels = sorted(map(str, kit.glob("*.whl")))
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
@@ -138,6 +142,10 @@ def _again_with_packages(kit: Path, argv: list[str]) -> int:
         return _run_child([sys.executable, str(RUN), *argv], env)
 
 
+def _exit(number: int, _frame: object) -> None:
+    sys.exit(128 + number)
+
+
 def _run_child(argv: list[str], env: dict[str, str]) -> int:
     """Run a program and return its status. Signals end the program, which cleans up, and not this process."""
     children: list[subprocess.Popen[bytes]] = []
@@ -148,14 +156,24 @@ def _run_child(argv: list[str], env: dict[str, str]) -> int:
         for child in children:
             child.terminate()
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    before[signal.SIGINT] = signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C reaches the child as well
+    def ignore(_number: int, _frame: object) -> None:
+        """Ctrl-C reaches the child as well. SIG_IGN would be inherited."""
+
+    with (
+        _handlers({signal.SIGINT: ignore, signal.SIGTERM: end, signal.SIGHUP: end}),
+        subprocess.Popen(argv, env=env) as child,
+    ):
+        children.append(child)
+        if ended:  # before there was a child
+            child.terminate()
+        return child.wait()
+
+
+@contextlib.contextmanager
+def _handlers(handlers: Mapping[signal.Signals, Callable[[int, FrameType | None], None]]) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
-        with subprocess.Popen(argv, env=env) as child:
-            children.append(child)
-            if ended:  # before there was a child
-                child.terminate()
-            return child.wait()
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -251,6 +251,23 @@ def test_run_from_the_kit_cleans_up_after_ctrl_c_or_sigterm(tmp_path: Path, numb
     assert ran.returncode == 5
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signal_while_packages_are_installed_leaves_no_folder(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "pip.py").write_text("import threading\nprint('installing', flush=True)\nthreading.Event().wait()\n")
+    (tmp_path / "tmp").mkdir()
+    program = "import pathlib\nfrom tests.gpu import main\nmain._again_with_packages(pathlib.Path('kit'), [])\n"
+    env = os.environ | {"PYTHONPATH": f"{main.ROOT}:{tmp_path}", "TMPDIR": str(tmp_path / "tmp")}
+    argv = [sys.executable, "-c", program]
+    with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True) as ran:
+        assert ran.stdout is not None
+        assert ran.stdout.readline() == "installing\n"
+        assert len(list((tmp_path / "tmp").iterdir())) == 1
+        ran.send_signal(number)
+        assert ran.stdout.read() == ""
+    assert ran.returncode == 128 + number
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
 def test_kit_for_another_python_is_reported_in_one_line(
     tmp_path: Path, program: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
