@@ -73,6 +73,8 @@ class AnswerReader:
         self.saw_done = False
         self.finish_reason = ""
         self.broken = ""
+        self.has_content = False
+        """Whether the body has begun; comments at the begin of a stream, which keep a connection alive, do not count."""
         self._words: list[str] = []
         self._buffer = bytearray()
         self._events = False
@@ -103,6 +105,8 @@ class AnswerReader:
         self._buffer += data
         if self._events:
             self._split()
+        else:
+            self.has_content = True
         if len(self._buffer) > DOCUMENT_BYTES_MAX:
             self._break("too long")
 
@@ -124,6 +128,7 @@ class AnswerReader:
         *lines, rest = bytes(self._buffer).split(b"\n")
         self._buffer = bytearray(rest)
         for line in lines:
+            self.has_content |= bool(line.strip()) and not line.startswith(b":")
             if line.startswith(b"data:"):
                 self._event(line[5:].strip())
             elif line.startswith(TIMING):  # after an early head the timing is in a comment

@@ -145,9 +145,9 @@ class ClientConnection(asyncio.Protocol):
     def on_body(self, data: bytes) -> None:
         """Process bytes of the body, without transfer encoding."""
         self.last_byte_s = time.monotonic()
-        if self.first_byte_s is None:
-            self.first_byte_s = self.last_byte_s
         self.answer.body(data)
+        if self.first_byte_s is None and self.answer.has_content:
+            self.first_byte_s = self.last_byte_s
 
     def on_message_complete(self) -> None:
         """Finish the response, unless it is an interim one."""

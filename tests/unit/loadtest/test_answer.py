@@ -117,3 +117,13 @@ def test_server_timing_is_read_from_header_or_trailing_sse_comment() -> None:
     warm = read(FINISH + DONE, headers={**SSE, "server-timing": "queue;dur=0.1, upstream;dur=3"})
     assert (warm.phases, warm.cold) == ({"queue": 0.1, "upstream": 3.0}, False)
     assert read(FINISH + DONE, headers={**SSE, "x-pilotlight-cold": "1"}).cold
+
+
+def test_stream_comments_before_the_first_event_are_not_content() -> None:
+    answer = AnswerReader(stream=True)
+    answer.head(200, {"content-type": "text/event-stream"})
+    for chunk in (b": waiting\n\n", b": server-timing queue;dur=20", b"000\n\n"):
+        answer.body(chunk)
+        assert not answer.has_content
+    answer.body(b"data: {}\n\n")
+    assert answer.has_content
