@@ -67,8 +67,13 @@ SHARED: dict[str, Values] = {
     "namespaced": {**SETS["namespaced and minimal"], "networkPolicy": {}, "metrics": EVERYTHING["metrics"]},
 }  # fmt: skip
 """Values of two releases with the same name, which share the namespaces of engines and agents."""
-TWINS = [("pilotlight", "team-a"), ("pilotlight", "team-b")]
+Installed = tuple[str, tuple[str, str]]
+"""The override of the name, and the release."""
+TWINS: list[Installed] = [("", ("pilotlight", "team-a")), ("", ("pilotlight", "team-b"))]
+UMBRELLA: list[Installed] = [("blue", ("umbrella", "team-a")), ("green", ("umbrella", "team-a"))]
+"""A release of a chart that has this one twice as a dependency."""
 each_shared = pytest.mark.parametrize("values", SHARED.values(), ids=SHARED)
+each_pair = pytest.mark.parametrize("pair", [TWINS, UMBRELLA], ids=["two releases", "one release"])
 
 
 class Selector(NamedTuple):
@@ -124,33 +129,35 @@ def parts(found: Any, path: str) -> Iterator[tuple[str, Object]]:
             yield from parts(one, f"{path}[{number}]")
 
 
-def pods(made: list[Object], values: Values, release: tuple[str, str]) -> list[tuple[str, Mapping[str, str]]]:
+def pods(made: list[Object], values: Values, installed: Installed) -> list[tuple[str, Mapping[str, str]]]:
     """Return namespace and labels of each pod of a release: those of the chart, and an engine."""
-    name, namespace = release
+    override, (name, namespace) = installed
     found = list[tuple[str, Mapping[str, str]]]()
     for one in made:
         if one["kind"] == "Pod":
             found.append((one["metadata"]["namespace"], one["metadata"]["labels"]))
         elif "template" in (one.get("spec") or {}):
             found.append((one["metadata"]["namespace"], one["spec"]["template"]["metadata"]["labels"]))
-    owner = Ownership(installation_id(namespace, name))
+    owner = Ownership(installation_id(namespace, override or name))
     engines = namespace if values.get("scope") == "namespace" else values["engines"]["namespace"]
     return [*found, (engines, {MANAGED_BY: "pilotlight", OURS + "intent": "i", **owner.labels})]
 
 
+@each_pair
 @each_shared
-def test_same_named_releases_share_no_object_name(values: Values) -> None:
+def test_installations_of_a_pair_share_no_object_name(values: Values, pair: list[Installed]) -> None:
     """Except for namespaces, no two objects have the same name."""
-    one, other = (keys(values, release) for release in TWINS)
+    one, other = (keys({**values, "fullnameOverride": override}, release) for override, release in pair)
     assert len(one) > 10
     assert not one & other
 
 
+@each_pair
 @each_shared
-def test_selectors_match_no_pod_of_a_release_with_the_same_name(values: Values) -> None:
-    made = {release: rendered(values, release) for release in TWINS}
-    there = {release: pods(made[release], values, release) for release in TWINS}
-    for mine, theirs in permutations(TWINS):
+def test_selectors_match_no_pod_of_the_other_installation(values: Values, pair: list[Installed]) -> None:
+    made = {one: rendered({**values, "fullnameOverride": one[0]}, one[1]) for one in pair}
+    there = {one: pods(made[one], values, one) for one in pair}
+    for mine, theirs in permutations(pair):
         found = [selector for one in made[mine] for selector in selectors(one)]
         assert len(found) >= 15
         for selector in found:
@@ -159,9 +166,10 @@ def test_selectors_match_no_pod_of_a_release_with_the_same_name(values: Values) 
                 assert [pod for pod in there[mine] if selector.matches(*pod)], f"{selector.where} matches no pod"
 
 
+@each_pair
 @each_shared
-def test_selector_of_a_service_monitor_matches_one_service(values: Values) -> None:
-    made = [one for release in TWINS for one in rendered(values, release)]
+def test_selector_of_a_service_monitor_matches_one_service(values: Values, pair: list[Installed]) -> None:
+    made = [one for override, release in pair for one in rendered({**values, "fullnameOverride": override}, release)]
     for monitor in (one for one in made if one["kind"] == "ServiceMonitor"):
         query = Selector("", monitor["metadata"]["namespace"], monitor["spec"]["selector"])
         services = [one["metadata"] for one in made if one["kind"] == "Service"]

@@ -16,10 +16,14 @@
 {{- end -}}
 {{- end -}}
 
-{{/* (root, component) -> the selector of its pods; must not change between upgrades. */}}
+{{/*
+(root, component) -> the selector of its pods; must not change between upgrades. An umbrella chart may contain this chart
+twice, with a fullnameOverride for each.
+*/}}
 {{- define "pilotlight.selector" -}}
+{{- $root := index . 0 -}}
 app.kubernetes.io/name: pilotlight
-app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
+app.kubernetes.io/instance: {{ if $root.Values.fullnameOverride }}{{ include "pilotlight.name" $root }}{{ else }}{{ $root.Release.Name }}{{ end }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 
