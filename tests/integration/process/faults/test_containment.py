@@ -99,7 +99,8 @@ async def test_document_that_raises_an_exception_affects_only_its_model(
         assert (await serve.call("faulty")).code == ""
         fault.write_text("document")
         await reload(serve, ada, fake(tmp_path, "faulty", idleSeconds=31), fake(tmp_path, "eve"))
-        await until("it is quarantined", lambda: status(serve)["state"] == "faulty")
+        await until("it is quarantined", lambda: "quarantined" in status(serve)["why"])
+        assert status(serve)["state"] == "ready", "its replica serves"
         results = await serve.send(shot("faulty"), shot("ada"), shot("eve"))
         assert [(one.status, one.code) for one in results] == [(200, "")] * 3
         assert len({one.pid for one in transcript(tmp_path, "faulty")}) == 1, "the same engine"
