@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
 from autoscaler.providers.provider import Provider, RefusedError
+from autoscaler.spec.installation_ownership import Ownership, installation_id
 from autoscaler.state.capacity import AcquireOrder, LeaseId, Listed, Offer, ReleaseOrder, lease_name
 from autoscaler.state.world import World
 from tests.support.builders.worlds import model, world
@@ -47,6 +48,13 @@ class Rig(Protocol):
 
     def go_away(self) -> None:
         """From now on requests get no response."""
+
+
+class OwnedRig(Rig, Protocol):
+    """A system whose orders have the label of an installation."""
+
+    def belong_to(self, owner: Ownership) -> None:
+        """From now on its Providers belong to this installation."""
 
 
 def order(offer: Offer, number: int = 0, epoch: int = 1) -> AcquireOrder:
@@ -153,3 +161,18 @@ class ProviderContract:
             with pytest.raises(Exception) as caught:
                 await call
             assert not isinstance(caught.value, RefusedError)
+
+
+class TakeoverContract:
+    """The contract of Providers whose orders an earlier version may have created (`autoscaler.providers.takeover`)."""
+
+    @run_on_rig
+    async def test_order_without_label_is_taken_over_by_the_installation_that_lists_it(self, rig: OwnedRig) -> None:
+        provider = rig.provider()
+        made = order((await provider.offers())[0])
+        await provider.acquire(made)
+        rig.belong_to(Ownership(installation_id("green", "pilotlight")))
+        for _ in range(2):  # the label is written by the next list if the object has changed meanwhile
+            assert (await one(rig.provider())).name == made.id.name
+        rig.belong_to(Ownership(installation_id("blue", "pilotlight")))
+        assert await rig.provider().list() == ()

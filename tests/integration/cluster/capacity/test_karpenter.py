@@ -20,7 +20,7 @@ from autoscaler.providers.provider import Provider
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing, Settings
 from autoscaler.state.world import World
-from tests.contracts.provider import ProviderContract
+from tests.contracts.provider import ProviderContract, TakeoverContract
 from tests.integration.cluster.conftest import make_namespace, next_number
 from tests.integration.cluster.support.control_plane.components import Plane
 from tests.integration.cluster.support.control_plane.provider_rig import Lost, ServerRig
@@ -110,7 +110,7 @@ class KarpenterRig(ServerRig):
 
 
 @pytest.mark.standard
-class TestKarpenterNodesOnServer(ProviderContract):
+class TestKarpenterNodesOnServer(ProviderContract, TakeoverContract):
     """The provider contract."""
 
     @pytest.fixture

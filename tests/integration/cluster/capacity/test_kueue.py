@@ -29,7 +29,7 @@ from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, Settings
 from autoscaler.state.world import World
 from pilotlight.provider_api import Objects
-from tests.contracts.provider import OWNER, ProviderContract
+from tests.contracts.provider import OWNER, ProviderContract, TakeoverContract
 from tests.integration.cluster.capacity.test_provisioning_request import NODES
 from tests.integration.cluster.conftest import make_namespace
 from tests.integration.cluster.kubernetes.resources.test_kubeai_watcher import ANYTHING
@@ -160,7 +160,7 @@ def pod_of(name: ModelName) -> Object | None:
 
 
 @pytest.mark.standard
-class TestKueuePlacesOnServer(ProviderContract):
+class TestKueuePlacesOnServer(ProviderContract, TakeoverContract):
     """The provider contract."""
 
     @pytest.fixture

@@ -24,7 +24,7 @@ from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, Settings
 from autoscaler.state.world import World
 from pilotlight.provider_api import Objects
-from tests.contracts.provider import OWNER, ProviderContract
+from tests.contracts.provider import OWNER, ProviderContract, TakeoverContract
 from tests.integration.cluster.conftest import make_namespace
 from tests.integration.cluster.support.control_plane import custom_resources
 from tests.integration.cluster.support.control_plane.provider_rig import Lost, ServerRig
@@ -150,7 +150,7 @@ def pod_of(name: ModelName) -> Object | None:
 
 
 @pytest.mark.standard
-class TestAtomicScaleUpOnServer(ProviderContract):
+class TestAtomicScaleUpOnServer(ProviderContract, TakeoverContract):
     """Cluster Autoscaler adds a node."""
 
     @pytest.fixture
@@ -160,7 +160,7 @@ class TestAtomicScaleUpOnServer(ProviderContract):
 
 
 @pytest.mark.standard
-class TestQueuedProvisioningOnServer(ProviderContract):
+class TestQueuedProvisioningOnServer(ProviderContract, TakeoverContract):
     """A cloud's queue provides a node."""
 
     @pytest.fixture
@@ -170,7 +170,7 @@ class TestQueuedProvisioningOnServer(ProviderContract):
 
 
 @pytest.mark.standard
-class TestCheckCapacityOnServer(ProviderContract):
+class TestCheckCapacityOnServer(ProviderContract, TakeoverContract):
     """Capacity on an existing node is booked."""
 
     @pytest.fixture

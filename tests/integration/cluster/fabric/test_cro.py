@@ -18,7 +18,7 @@ from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, Settings
 from autoscaler.state.world import World
 from pilotlight.provider_api import Objects
-from tests.contracts.provider import ProviderContract, order, release
+from tests.contracts.provider import ProviderContract, TakeoverContract, order, release
 from tests.integration.cluster.conftest import make_namespace
 from tests.integration.cluster.support.control_plane import custom_resources
 from tests.integration.cluster.support.control_plane.provider_rig import Lost, ServerRig
@@ -123,7 +123,7 @@ class CroRig(ServerRig):
                 await asyncio.sleep(0.05)
 
 
-class TestCroFabricOnServer(ProviderContract):
+class TestCroFabricOnServer(ProviderContract, TakeoverContract):
     """The provider contract."""
 
     @pytest.fixture

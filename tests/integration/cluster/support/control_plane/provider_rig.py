@@ -9,6 +9,7 @@ from collections.abc import Coroutine
 from autoscaler.kubernetes.api import UnreachableError
 from autoscaler.providers.kube import Object
 from autoscaler.providers.provider import Provider
+from autoscaler.spec.installation_ownership import Ownership
 from pilotlight.provider_api import Objects
 from tests.support.harness.driver_events import WAIT_S_MAX
 
@@ -73,3 +74,7 @@ class ServerRig(ABC):
     def go_away(self) -> None:
         """See Rig."""
         self._lost.away = True
+
+    def belong_to(self, owner: Ownership) -> None:
+        """See OwnedRig."""
+        self._lost.owner = owner
