@@ -112,7 +112,7 @@ class ApiError(Exception):
 
     @property
     def is_transient(self) -> bool:
-        """The server is unable for a while: etcd elects a leader, a webhook is unreachable."""
+        """The server temporarily cannot process requests: etcd elects a leader, or a webhook is unreachable."""
         return self.status in {408, 429} or self.status >= 500
 
 
