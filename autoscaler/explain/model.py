@@ -405,7 +405,7 @@ def _begins(world: World, name: ModelName) -> bool:
 
 
 def _lesson(world: World, model: Model) -> list[str]:
-    """Name the data from which the choice among equal slices was learned. Empty: none was learned, or needed."""
+    """Name the data from which the choice among equal slices was learned; empty: none, or there is no choice."""
     lesson = world.learned.lesson
     if lesson is None or not lesson.learnt or not model.spec.gpu.count or len(world.nodes.slices) < 2:
         return []
