@@ -38,7 +38,7 @@ class Floor(NamedTuple):
     next_s: float | None = None
     """When time alone changes this."""
     now: int = 0
-    """How many it keeps without a window that has not begun."""
+    """How many replicas it keeps if windows that have not begun yet are ignored."""
 
 
 def compute_replica_floor(world: World, model: Model, now_s: float) -> Floor:
