@@ -102,7 +102,7 @@ def edit_body(
 
 
 def read_json(body: bytes | ChunkedBody, *, path_model: str | None = None, header_model: str | None = None) -> Peek:
-    """Read `model`, `stream` and `stream_options.include_usage`. Raises CallError 400; its message has the fix.
+    """Read `model`, `stream` and `stream_options.include_usage`. Raises CallError 400.
 
     A model in the path overrides the one in the body (Azure's clients send both). A model in the header must be the
     same as the resulting one.

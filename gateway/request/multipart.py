@@ -71,7 +71,7 @@ def names_model(pieces: ChunkedBody) -> bool:
 def read_multipart(
     body: Body, content_type: bytes, *, path_model: str | None = None, header_model: str | None = None
 ) -> Form:
-    """Find the parts `model` and `stream` (in a StreamingBody: so far). Raises CallError 400; its message has the fix."""
+    """Find the parts `model` and `stream` (in a StreamingBody: so far). Raises CallError 400."""
     boundary = _boundary(content_type)
     spans: dict[bytes, tuple[int, int]] = {}
     for name, start, end in _parts(body, boundary) if isinstance(body, bytes) else _scanned(body, boundary):
