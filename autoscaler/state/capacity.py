@@ -57,7 +57,7 @@ class LeaseId(NamedTuple):
 
 
 class OfferId(NamedTuple):
-    """The ID of an offer. It is valid as long as the provider uses the name."""
+    """The ID of an offer. It is valid as long as its provider has an offer with this name."""
 
     provider: str
     name: str
