@@ -24,7 +24,7 @@ DRAIN_SECONDS_MAX = ModelSpec(engine="command").drain_seconds_max
 
 
 class Verdict(NamedTuple):
-    """Whether to stop a draining replica now, and why; and when time alone changes that."""
+    """Whether to stop a draining replica now, and why; and when that changes without a new observation."""
 
     stop: bool
     reason: str

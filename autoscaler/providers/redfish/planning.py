@@ -89,7 +89,7 @@ class BlockClaim(NamedTuple):
 
 
 class LeaseProgress(NamedTuple):
-    """State of an order that only this process knows."""
+    """The part of an order's state that only this process knows."""
 
     arrived: bool = False
     """All of its blocks were attached."""
