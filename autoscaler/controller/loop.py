@@ -4,8 +4,8 @@ The loop holds the only mutable reference to the `World`. `observe` puts events 
 task folds the inbox as one batch, calls the planner and `divide_slots` on the result, folds every Action before the
 driver executes it, and then calls the listeners. Before a start or an eviction for a Model, the loop checks with the
 driver whether that Model could start at all; an obstacle is folded like any other observation. The loop sleeps until
-the next observation or until time alone would change the plan. Under a flood of events it sleeps as long as it worked,
-so it uses at most half a core.
+the next observation, or until the plan changes only because time passes. Under a flood of events it sleeps as long as
+it worked, so it uses at most half a core.
 
 An exception that one Model causes quarantines that Model (`autoscaler.controller.fault_attribution`). For any other
 exception `World.degraded` is set, no decision is made until a retry succeeds, and the last plan stays.
@@ -69,7 +69,7 @@ from autoscaler.state.mig import CutRefused
 from autoscaler.state.world import World
 
 TICK_S_MAX = 1.0
-"""Maximum interval between two Ticks, even if other observations arrive, because some state changes by time alone."""
+"""Maximum interval between two Ticks, even if other observations arrive: the passing of time changes some state."""
 ROUNDS_MAX = 4
 """Maximum plans per step: one Action may enable another (a drop frees a slice); the rest waits for the next step."""
 RETRY_S_MAX = 60.0

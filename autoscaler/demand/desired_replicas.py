@@ -62,7 +62,7 @@ class DesiredReplicas(StateRecord, frozen=True):
     since_s: float | None = None
     """Since when the reason holds."""
     next_s: float | None = None
-    """When time alone changes the answer."""
+    """When the answer changes only because time passes."""
     urgent: bool = False
     """Whether requests wait for it, or were rejected because it is cold."""
     begins_s: float | None = None
@@ -184,7 +184,7 @@ def _not_yet(case: _Case) -> tuple[str, float | None]:
 
 
 def _fewer(case: _Case, need: int) -> tuple[int, float | None]:
-    """Return (number of replicas to keep although `need` are enough now, when that number may change by time alone)."""
+    """Return (number of replicas to keep although `need` are enough now, when it may change as time passes)."""
     have, history = len(case.supply), case.history
     if not is_demand_complete(case.world, case.now_s):
         return have, None

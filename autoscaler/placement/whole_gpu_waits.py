@@ -75,7 +75,7 @@ class Together(NamedTuple):
 
     packing: PackResult
     next_s: float = inf
-    """When this result changes by time alone."""
+    """When this result changes only because time passes."""
     back: tuple[Placement, ...] = ()
     """Placements of the requests that wait; their slices are free for others."""
 

@@ -307,7 +307,7 @@ class SettledModel(NamedTuple):
     replicas: tuple[Replica, ...]
     since_s: float
     next_s: float | None
-    """When time alone unsettles it."""
+    """When the decision must be made again only because time passes."""
 
 
 class SettledModels:
