@@ -19,10 +19,19 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "build" / "docs" / "scripts"
 """Fetched scripts: mermaid.min.js draws diagrams; iframe-worker.js lets the search work without a server."""
 PAGES = {
-    f"{name}.md": f"project/{name.replace('/', '-').lower()}.md"
-    for name in ("ARCHITECTURE", "CHANGELOG", "CONTRIBUTING", "README", "SECURITY", "bench/README", "tests/README")
+    **{
+        f"{name}.md": f"project/{name.replace('/', '-').lower()}.md"
+        for name in ("ARCHITECTURE", "CHANGELOG", "CONTRIBUTING", "README", "SECURITY", "tests/README")
+    },
+    "bench/README.md": "project/benchmarks/index.md",
+    **{
+        f"bench/results/{path.name}": f"project/benchmarks/{path.name}"
+        for path in sorted((ROOT / "bench" / "results").glob("*.md"))
+    },
 }
 """Pages outside docs/, by their path in the repository -> their path on the site."""
+PLOTS = {f"bench/plots/{path.name}": f"project/plots/{path.name}" for path in (ROOT / "bench" / "plots").glob("*.svg")}
+"""Plots of the benchmarks, likewise."""
 TITLES = {"How to": "How-to guides", "Decisions": "Design decisions"}
 _REQUEST = re.compile(r"<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=[\"']?(?:https?:)?//[^\"' >]+")
 """Requests of a browser to another host when it shows a page; ordinary links are not requested."""
@@ -32,11 +41,9 @@ _IMAGE = re.compile(r"!\[([^\]]*)\]\((docs/[^)\s:]+)\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages outside docs/, and the script that draws diagrams."""
-    for source, target in PAGES.items():
+    """Add the pages outside docs/ and their plots, and the script that draws diagrams."""
+    for source, target in (PAGES | PLOTS).items():
         files.append(File.generated(config, target, content=(ROOT / source).read_text()))
-    for plot in sorted((ROOT / "bench" / "plots").glob("*.svg")):
-        files.append(File.generated(config, f"project/plots/{plot.name}", content=plot.read_text()))
     for script in sorted(SCRIPTS.glob("*.js")):
         files.append(File.generated(config, f"assets/{script.name}", content=script.read_bytes()))
         if script.name == "mermaid.min.js":
@@ -66,7 +73,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         if not path:
             return link
         named = normpath(str(PurePosixPath(source).parent / path))
-        found = PAGES.get(named) or (named.removeprefix("docs/") if named.startswith("docs/") else None)
+        found = (PAGES | PLOTS).get(named) or (named.removeprefix("docs/") if named.startswith("docs/") else None)
         if found is None or files.get_file_from_path(found) is None:
             return None
         return relpath(found, PurePosixPath(here).parent) + hash_ + anchor
