@@ -23,7 +23,7 @@ WORDS = ROOT / "docs" / "style-words.txt"
 WORDS_MAX = 40
 """Maximum number of words of a sentence."""
 LINE_CHARACTERS_MAX = 140
-"""Maximum length of a line of Markdown, except in tables and code blocks."""
+"""Maximum length of a line of Markdown, code blocks included, except in tables."""
 PROSE_WORDS_MIN = 3
 """A string of a Python module with fewer words is not prose."""
 OPENING = re.compile(r"(?:Who(?:ever)?|What(?:ever)?|Whichever|That which|Those (?:who|that|of which))\b(?!.*\?$)")
@@ -145,12 +145,11 @@ def findings(path: str, text: str) -> Iterator[Finding]:
 
 
 def long_lines(path: str, text: str) -> Iterator[Finding]:
-    """Yield the lines of a Markdown text that are too long. Tables and code blocks may have long lines."""
+    """Yield the lines of a Markdown text that are too long. Only rows of tables may be long."""
     fenced = False
     for number, line in enumerate(text.splitlines(), 1):
-        if _FENCE.match(line):
-            fenced = not fenced
-        elif len(line) > LINE_CHARACTERS_MAX and not fenced and not line.lstrip().startswith("|"):
+        fenced ^= _FENCE.match(line) is not None
+        if len(line) > LINE_CHARACTERS_MAX and (fenced or not line.lstrip().startswith("|")):
             yield Finding(path, number, f"a line of {len(line)} characters; the limit is {LINE_CHARACTERS_MAX}")
 
 
