@@ -13,7 +13,7 @@ venv: .venv/ready  ## .venv with all dependencies, made with Python 3.11 or newe
 demo: venv  ## two real models share a device, start from zero and stop again; KEEP=1 keeps them running
 	@$(PY) -m examples.demo $(if $(KEEP),--keep)
 
-check: venv  ## format, lint, types, imports, gates (file and function length, pure modules), prose of the documentation
+check: venv  ## format, lint, types, imports, gates (length of files, functions and pages, pure modules), prose of the documentation
 	@$(PY) -m tests.run check
 
 fast: venv  ## every test that starts no process and opens no socket; CHANGED=1: only those that reach a file that differs from HEAD (or CHANGED=COMMIT)

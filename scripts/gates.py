@@ -1,4 +1,4 @@
-"""Checks of `make check` that no linter has: size of files, functions and folders, pure modules, and MemoryErrors.
+"""Checks of `make check` that no linter has: size of files, functions, folders and pages, pure modules, MemoryErrors.
 
 Run `python -m scripts.gates`. Exit status 1 and one line per violation, or nothing.
 
@@ -26,6 +26,17 @@ EVERYTHING = sorted(
 FILE_LINES_MAX = 1_000
 FUNCTION_LINES_MAX = 80
 """Without its docstring."""
+
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *(path for one in (*PACKAGES, *TOOLS, "charts") for path in (ROOT / one).rglob("*.md"))]
+)
+"""All pages of the documentation."""
+PAGE_BYTES_MAX = 12 * 1024
+PAGES_BYTES_MAX = {"ARCHITECTURE.md": 18 * 1024, "README.md": 10 * 1024, "CHANGELOG.md": 5 * 1024}
+"""Pages with another limit."""
+PAGES_LINES_MAX = {"ARCHITECTURE.md": 250}
+GENERATED_PAGES = frozenset(f"docs/reference/{page}.md" for page in ("chart-values", "command-options", "error-codes"))
+"""Written by docs/chart.py, docs/commands.py and docs/error_codes.py; their size has no limit."""
 
 IO_FOLDERS = (
     "pilotlight/", "loadtest/", "autoscaler/controller/", "autoscaler/drivers/", "autoscaler/kubernetes/",
@@ -267,8 +278,22 @@ def crowded() -> Iterator[str]:
             yield f"{folder}/ has {count} modules; the limit is {FOLDER_MODULES_MAX}"
 
 
+def page_too_long(page: str, content: bytes) -> Iterator[str]:
+    """Yield the violations of the limits of a page, which is named by its path in the repository."""
+    limit, advice = PAGES_BYTES_MAX.get(page, PAGE_BYTES_MAX), "shorten it or move a part to another page"
+    if page not in GENERATED_PAGES and len(content) > limit:
+        whose = "this page" if page in PAGES_BYTES_MAX else "a page"
+        yield f"{page}: {len(content):,} bytes; the limit of {whose} is {limit:,}; {advice}"
+    lines, lines_max = content.count(b"\n"), PAGES_LINES_MAX.get(page)
+    if lines_max is not None and lines > lines_max:
+        yield f"{page}: {lines} lines; the limit of this page is {lines_max}; {advice}"
+
+
 def stale_exceptions() -> Iterator[str]:
-    """Yield the entries of IMPURE and EXCEPTIONS that no longer apply to a module."""
+    """Yield the entries of IMPURE, EXCEPTIONS and the limits of pages that no longer apply to a module or a page."""
+    pages = {str(path.relative_to(ROOT)) for path in PAGES}
+    for page in sorted({*PAGES_BYTES_MAX, *PAGES_LINES_MAX, *GENERATED_PAGES} - pages):
+        yield f"the limits of pages name {page}, which does not exist"
     yield from (f"IMPURE names {one}, which does not exist" for one in sorted(IMPURE - BY_NAME.keys()))
     for module, what in EXCEPTIONS:
         if not any(what in imported(node) for node in ast.walk(ast.parse((ROOT / f"{module}.py").read_text()))):
@@ -292,6 +317,8 @@ def violations() -> Iterator[str]:
         if not name(path).startswith("pilotlight/") and "import uvloop" in path.read_text():
             yield f"{name(path)}.py imports uvloop; only pilotlight/ installs it"
     yield from crowded()
+    for page in PAGES:
+        yield from page_too_long(str(page.relative_to(ROOT)), page.read_bytes())
     yield from stale_exceptions()
 
 

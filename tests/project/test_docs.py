@@ -27,9 +27,8 @@ from docs import commands, draw_call, states
 from gateway.telemetry import Telemetry
 from pilotlight.agent.weights.metrics import StoreMetrics
 from pilotlight.cli.main import cli
-from scripts.gates import PACKAGES, ROOT, SOURCES
+from scripts.gates import PACKAGES, PAGES, ROOT, SOURCES
 
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text()
 FOLDERS = (ROOT / "docs" / "development" / "folders.md").read_text()
 CONFIGURATION = sorted((ROOT / "docs" / "reference").glob("configuration*.md"))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from docs import chart, commands, error_codes
 from scripts import gates
 
 
@@ -74,6 +75,48 @@ def test_overlong_file_or_function_is_reported_by_the_gates(tmp_path: Path, monk
 )
 def test_handler_that_catches_a_memory_error_is_found(handler: str, found: list[str]) -> None:
     assert gates.memory_errors_caught(f"try:\n    f()\n{handler}") == found
+
+
+@pytest.mark.parametrize(
+    ("page", "limit", "whose"),
+    [
+        ("docs/how-to/tls.md", 12_288, "a page"),
+        ("docs/README.md", 12_288, "a page"),
+        ("README.md", 10_240, "this page"),
+        ("CHANGELOG.md", 5_120, "this page"),
+        ("ARCHITECTURE.md", 18_432, "this page"),
+    ],
+)
+def test_page_with_too_many_bytes_is_reported_by_the_gates(page: str, limit: int, whose: str) -> None:
+    assert list(gates.page_too_long(page, b"x" * limit)) == []
+    (found,) = gates.page_too_long(page, "é".encode() * (limit // 2) + b"x")
+    advice = "shorten it or move a part to another page"
+    assert found == f"{page}: {limit + 1:,} bytes; the limit of {whose} is {limit:,}; {advice}"
+
+
+def test_architecture_page_with_too_many_lines_is_reported_by_the_gates() -> None:
+    assert list(gates.page_too_long("ARCHITECTURE.md", b"x\n" * 250)) == []
+    (found,) = gates.page_too_long("ARCHITECTURE.md", b"x\n" * 251)
+    assert found.startswith("ARCHITECTURE.md: 251 lines; the limit of this page is 250;")
+    assert list(gates.page_too_long("docs/how-to/tls.md", b"x\n" * 251)) == []
+
+
+def test_generated_page_has_no_limit_and_a_missing_one_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    generated = {str(page.relative_to(gates.ROOT)) for page in (chart.PAGE, commands.PAGE, error_codes.PAGE)}
+    assert generated == gates.GENERATED_PAGES
+    assert [found for page in generated for found in gates.page_too_long(page, b"x" * 100_000)] == []
+    monkeypatch.setattr(gates, "GENERATED_PAGES", frozenset({"docs/reference/gone.md"}))
+    assert list(gates.stale_exceptions()) == ["the limits of pages name docs/reference/gone.md, which does not exist"]
+
+
+def test_pages_of_all_folders_are_checked_for_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = {str(page.relative_to(gates.ROOT)) for page in gates.PAGES}
+    folders = ("", "bench/", "charts/pilotlight/", "tests/")
+    assert {*(f"{folder}README.md" for folder in folders), "docs/index.md", "bench/results/one-gpu.md"} <= checked
+    monkeypatch.setattr(gates, "EVERYTHING", [])
+    monkeypatch.setattr(gates, "SOURCES", [])
+    monkeypatch.setattr(gates, "PAGES_BYTES_MAX", {"bench/README.md": 1})
+    assert any(found.startswith("bench/README.md: ") for found in gates.violations())
 
 
 def test_folder_with_too_many_modules_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
