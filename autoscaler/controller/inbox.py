@@ -37,7 +37,7 @@ class Inbox:
             before = len(self._waiting)
             self._waiting = merge_reports(self._waiting)
             self._merged += before - len(self._waiting)
-            self._merge_above = max(INBOX_MAX, 2 * len(self._waiting))  # else each `put` would merge again in vain
+            self._merge_above = max(INBOX_MAX, 2 * len(self._waiting))  # else each `put` would merge again
 
     def take(self) -> tuple[list[Observation], int]:
         """Remove and return all queued observations, and the number of reports that were merged into later ones."""

@@ -381,7 +381,7 @@ def _capacity_wait_s(missing: Unmet | None) -> float | None:
 
 
 def _capacity_refusal(world: World, unmet: Mapping[ModelName, Unmet], name: ModelName) -> Refusal | None:
-    """Rejection of requests that would wait in vain; None: waiting may help. Estimates are rounded to change rarely."""
+    """Rejection of requests that cannot be served in time; None: waiting may help. Rounded, so it rarely changes."""
     missing, model = unmet.get(name), world.models.get(name)
     if missing is None:
         return None
