@@ -1,7 +1,7 @@
 """How long a replica stays without need: its idle window, its residency, and when it may be evicted. Pure.
 
 The idle window begins when the last request finishes. The residency protects a ready replica from eviction by another
-model. Times are in seconds of the World's clock.
+model. Times are in seconds of the `World`'s clock.
 """
 
 from __future__ import annotations

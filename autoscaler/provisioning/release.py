@@ -5,7 +5,7 @@ released when keeping it costs more than it is worth. Nothing is released while 
 A release is forced only if an operator drains by force, and only after a normal release was tried.
 
 `Leaving` records the start of each release, and which releases are stuck. An order has only the time of its last
-release request, and followers send none; so metrics and Events each have a `Leaving` that receives every World. An
+release request, and followers send none; so metrics and Events each have a `Leaving` that receives every `World`. An
 order in use is not stuck.
 """
 
@@ -40,7 +40,7 @@ def is_leaving(lease: Lease) -> bool:
 
 
 class Leaving:
-    """Tracks releases in progress. Call `look` with every World."""
+    """Tracks releases in progress. Call `look` with every `World`."""
 
     def __init__(self) -> None:
         self._since_s: Mapping[LeaseId, float] = {}

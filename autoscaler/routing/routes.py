@@ -154,7 +154,7 @@ def routes_full(
 ) -> RoutesDelta:
     """All routes of one gateway; only a heartbeat while the driver has not listed everything.
 
-    `boot` identifies the gateway process that reads. While the World has another one, its holds belong to an ended
+    `boot` identifies the gateway process that reads. While the `World` has another one, its holds belong to an ended
     process and are not sent.
     """
     if not world.leadership.synced:

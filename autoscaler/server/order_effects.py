@@ -1,6 +1,6 @@
 """Operators' orders and their effects: wake, stop, cordon, uncordon, drain (interfaces, section 1). Pure.
 
-Owns the permission check, the meaning of an order in the current World, and the sentence about its effect.
+Owns the permission check, the meaning of an order in the current `World`, and the sentence about its effect.
 `autoscaler.server.order_handlers` executes orders; the fold applies their changes, and the planner acts. Invariants:
 repeating an order succeeds; no sentence contains a key or an address.
 """

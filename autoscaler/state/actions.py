@@ -1,7 +1,7 @@
 """The Actions of a Plan, each with a reason. The planner creates them, `fold` applies them, the loop executes them.
 
 An Action is an intent. Folding it (`Acted`) moves its replica along the table of `autoscaler.state.lifecycle`, which
-raises if the table does not allow it. So the World shows an ordered change before the driver has made it.
+raises if the table does not allow it. So the `World` shows an ordered change before the driver has made it.
 """
 
 from __future__ import annotations

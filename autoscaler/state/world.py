@@ -1,6 +1,6 @@
-"""The World: one immutable snapshot of everything a decision may depend on.
+"""The `World`: one immutable snapshot of everything a decision may depend on.
 
-The types only; `autoscaler.fold.fold` computes the next World from a World and a batch of observations
+The types only; `autoscaler.fold.fold` computes the next `World` from a `World` and a batch of observations
 (`autoscaler.state.events`). Records are frozen and replaced as a whole. All times are seconds of one monotonic clock
 (`now_s`), which the caller passes. `autoscaler.placement.learning.training_input` creates and decodes the learned
 `PlacementValues`, which are also stored in the state directory and sent between processes.

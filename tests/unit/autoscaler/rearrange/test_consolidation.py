@@ -76,7 +76,7 @@ def move_of(name: str) -> Move:
 
 
 def known(of: World) -> World:
-    """The World with all derived fields."""
+    """The `World` with all derived fields."""
     after = rebuild_indices(of, T0)
     return replace(after, rented=compute_paid_capacity(after))
 

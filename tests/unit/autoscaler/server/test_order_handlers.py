@@ -59,7 +59,7 @@ class Kept:
 
 
 class Port:
-    """An operations port over an unchanging World."""
+    """An operations port over an unchanging `World`."""
 
     def __init__(self, made: World) -> None:
         self.loop = SteppedLoop(made).loop
