@@ -29,7 +29,7 @@ ZERO_S_MAX = 1800.0
 SAY_EVERY_S = 2.0
 IDLE_S, IDLE_S_MAX = 60.0, 900.0
 """Bounds of `idleSeconds: auto`, the default, which doubles in each round (docs/reference/configuration.md)."""
-SHORTEN = "for a quicker test: fewer --rounds, or a shorter idle window of the Model, such as `idleSeconds: 2`"
+SHORTEN = "for a quicker test: fewer --rounds, or a shorter idle timeout of the Model, such as `idleSeconds: 2`"
 KEPT = "set a short `idleSeconds` and no `replicas.min` in its document"
 INTERRUPTED = "interrupted"
 Beginning = Literal["zero", "gone", "cached"]

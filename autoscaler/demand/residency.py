@@ -1,6 +1,6 @@
-"""How long a replica stays without need: its idle window, its residency, and when it may be evicted. Pure.
+"""How long a replica stays without need: its idle timeout, its residency, and when it may be evicted. Pure.
 
-The idle window begins when the last request finishes. The residency protects a ready replica from eviction by another
+The idle timeout begins when the last request finishes. The residency protects a ready replica from eviction by another
 model. Times are in seconds of the `World`'s clock.
 """
 
@@ -40,7 +40,7 @@ def idle_window_s(model: Model, history: History) -> float:
 
 
 def effective_idle_window(world: World, model: Model, history: History) -> tuple[float, bool]:
-    """Return the current idle window, and whether it is shortened because the idle replica causes capacity costs."""
+    """Return the current idle timeout, and whether it is shortened because the idle replica causes capacity costs."""
     window_s, start_s = idle_window_s(model, history), median_start_s(history)
     if start_s is None or model.spec.idle_seconds != "auto" or model.name not in world.rented.idlers:
         return window_s, False
@@ -55,7 +55,7 @@ def residency_s(model: Model, history: History) -> float:
 
 def held_until_s(model: Model, history: History, replica: Replica) -> float:
     """Return until when a ready replica is kept for clients that disconnected: Retry-After, and its residency.
-    Once it has served a request after becoming ready, its residency no longer keeps it beyond the idle window.
+    Once it has served a request after becoming ready, its residency no longer keeps it beyond the idle timeout.
     """
     ready_s = replica.since_s if replica.times.ready_s is None else replica.times.ready_s
     if has_activity_since(history, ready_s):

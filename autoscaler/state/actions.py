@@ -123,7 +123,7 @@ class Plan(StateRecord, frozen=True):
     actions: tuple[Action, ...] = ()
     unmet: tuple[Unmet, ...] = ()
     next_s: float | None = None
-    """When the Plan next changes without an observation (an idle window or a back-off ends). None: never."""
+    """When the Plan next changes without an observation (an idle timeout or a back-off ends). None: never."""
     tries: tuple[ModelName, ...] = ()
     """Models that it starts or makes room for. Before execution, a driver checks whether they can start."""
 

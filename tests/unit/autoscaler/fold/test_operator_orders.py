@@ -1,4 +1,4 @@
-"""Operators' orders in virtual time: the plan obeys and reports them."""
+"""Operator orders in virtual time: the plan obeys and reports them."""
 
 from __future__ import annotations
 
