@@ -26,7 +26,9 @@ async def measure(place: Path, *, quick: bool) -> Figures:
     del place
     rounds, world = (3 if quick else 10), build(500, 1250, 0.9, 0)
     seen = changes(world)
-    kit.title(f"advance(world, batch): {len(seen)} parsed pods in batches of {BATCH}, {rounds} rounds, per second")
+    kit.title(
+        f"advance(world, batch): pods folded per second; {len(seen)} parsed pods in batches of {BATCH}, {rounds} rounds"
+    )
     rates = [_round(world, seen) for _ in range(rounds)]
     say(f"{'folded':<26} {spread(rates, 0):<28} (at least 20000)")
     return {"folded_per_s": min(rates)}

@@ -1,8 +1,9 @@
 """Tenant A has 500 requests waiting at gateway 1; tenant B sends one to gateway 2: which tenant gets the next slot?
 
 One figure: the number of the slot release, among those later than 50 ms after B's arrival, that gave B its slot. 1 is
-the first; 0: B did not wait so long. It is derived from the engine's own log: after the release for B, A never has all
-slots again, so the number is one more than the releases after which A had them. B arrives when its request is sent.
+the first; 0: B did not wait so long. It is derived from the engine's own log: after B got its slot, A
+never has all slots again. So the number is 1 plus the releases after which A again had all slots. B arrives when its
+request is sent.
 """
 
 from __future__ import annotations

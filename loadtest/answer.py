@@ -74,7 +74,7 @@ class AnswerReader:
         self.finish_reason = ""
         self.broken = ""
         self.has_content = False
-        """Whether the body has begun; comments at the begin of a stream, which keep a connection alive, do not count."""
+        """Whether the body has begun. Comments of a stream, which keep a connection alive, do not count."""
         self._words: list[str] = []
         self._buffer = bytearray()
         self._events = False

@@ -35,7 +35,7 @@ class _Kept:
 
 
 class Objects:
-    """Implements `Server`. Requests of `writes` may be fenced by leadership; those of `reads` need not be."""
+    """Implements `Server`. The client `writes` may be fenced: it then sends requests only while this process leads."""
 
     def __init__(
         self, writes: Api, reads: Api, owner: Ownership = ANYBODYS,

@@ -217,37 +217,42 @@ def _adopt(draft: Draft, seen: ReplicaSeen) -> None:
 def _facts(draft: Draft, before: Replica, seen: ReplicaSeen) -> Replica:
     """Update facts that do not depend on the state, such as the slices and start time. The driver is authoritative."""
     started_s = _started_s(draft, seen)
-    resources, times, runtime = dict[str, object](), dict[str, object](), dict[str, object]()
-    if before.times.started_s is None and started_s is not None:
+    had, dates, was = before.resources, before.times, before.runtime
+    resources: dict[str, object] = {}
+    times: dict[str, object] = {}
+    runtime: dict[str, object] = {}
+    if started_s is not None and dates.started_s is None:
         times["started_s"] = started_s
         if draft.world.nodes.backoffs and not seen.actual:
             draft.change_nodes(backoffs=unschedulable_replicas.clear_node_backoffs(draft.world, before))
-    if seen.waits != before.runtime.waits:
+    if seen.waits != was.waits:
         runtime["waits"] = seen.waits
-        if unschedulable_replicas.is_unschedulable(seen.waits) != (before.runtime.stranded_s is not None):
+        if unschedulable_replicas.is_unschedulable(seen.waits) != (was.stranded_s is not None):
             runtime["stranded_s"] = draft.now_s if unschedulable_replicas.is_unschedulable(seen.waits) else None
     if seen.grew:
         times["grown_s"] = draft.now_s
-    if seen.address and seen.address != before.runtime.address:
+    if seen.address and seen.address != was.address:
         runtime["address"] = seen.address
-    if seen.host_request not in (None, before.resources.host_request):
+    if seen.host_request is not None and seen.host_request != had.host_request:
         resources["host_request"] = seen.host_request
-    resources |= _whereabouts(before, seen)
-    if seen.rank != before.runtime.rank:
+    there = seen.actual or seen.slices  # the scheduler's actual placement counts, whatever was chosen
+    if there and there != had.slices:
+        resources["slices"], resources["chosen"] = there, seen.slices if seen.actual else ()
+    if seen.rank != was.rank:
         runtime["rank"] = seen.rank
-    if seen.weights and seen.weights != before.runtime.weights:
+    if seen.weights and seen.weights != was.weights:
         runtime["weights"] = seen.weights
-    if seen.placing not in (NOT_SEEN, before.times.placing):
+    if seen.placing not in (dates.placing, NOT_SEEN):
         times["placing"] = seen.placing
-    if seen.pod is not None and seen.pod != before.runtime.pod:
+    if seen.pod is not None and seen.pod != was.pod:
         runtime["pod"] = seen.pod
     if not (resources or times or runtime):
         return before
     after = replace(
         before,
-        resources=replace(before.resources, **resources),
-        times=replace(before.times, **times),
-        runtime=replace(before.runtime, **runtime),
+        resources=replace(had, **resources) if resources else had,
+        times=replace(dates, **times) if times else dates,
+        runtime=replace(was, **runtime) if runtime else was,
     )
     draft.put_replica(after)
     if (
@@ -257,14 +262,6 @@ def _facts(draft: Draft, before: Replica, seen: ReplicaSeen) -> Replica:
     ):
         draft.record(before, after, "misplaced", crowded_slices.explain_misplacement(after))
     return after
-
-
-def _whereabouts(before: Replica, seen: ReplicaSeen) -> dict[str, object]:
-    """The changed location: the scheduler's actual placement counts, whatever was chosen."""
-    there = seen.actual or seen.slices
-    if not there or there == before.resources.slices:
-        return {}
-    return {"slices": there, "chosen": seen.slices if seen.actual else ()}
 
 
 def _started_s(draft: Draft, seen: ReplicaSeen) -> float | None:

@@ -133,7 +133,7 @@ class Handle(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Got(NamedTuple):
-    """An actual allocation of a claim."""
+    """Devices that the scheduler allocated to a claim."""
 
     request: str
     """`NAME`, or `NAME/ALTERNATIVE`."""

@@ -35,8 +35,10 @@ def rows() -> list[Row]:
 
 
 def fixed_parts(message: str) -> list[str]:
-    """The parts of a message that are the same for all values; single characters of punctuation are omitted."""
-    parts = (part.strip(" ;:,'().-") for message in message.split(" -> ") for part in _VALUE.split(message))
+    """The parts of a message that are the same for all values; single characters of punctuation are omitted. A colon
+    separates parts as well, because a reason can come from another place than the text before it.
+    """
+    parts = (part.strip(" ;:,'().-") for message in re.split(" -> |: ", message) for part in _VALUE.split(message))
     return [part for part in parts if part]
 
 

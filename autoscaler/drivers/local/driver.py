@@ -28,8 +28,8 @@ from autoscaler.contract import ReplicaId
 from autoscaler.drivers.driver import Launch, Launcher, Observe, Supply, WeightsHandle
 from autoscaler.drivers.local import engine_logs, replica_processes
 from autoscaler.drivers.local.devices import Devices
+from autoscaler.drivers.local.engine_process import EngineProcess, build_record, build_unknown_record
 from autoscaler.drivers.local.ports import HOST, Ports
-from autoscaler.drivers.local.process_record import EngineProcess, build_record, build_unknown_record
 from autoscaler.drivers.local.proof_of_clean import EXITED, kill_all, prove_clean
 from autoscaler.drivers.local.readiness import Readiness
 from autoscaler.drivers.local.replica_processes import ProcessWatch

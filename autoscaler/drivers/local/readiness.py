@@ -17,9 +17,9 @@ import msgspec
 
 from autoscaler.drivers import probes
 from autoscaler.drivers.local.devices import Devices
+from autoscaler.drivers.local.engine_process import EngineProcess
 from autoscaler.drivers.local.nvml import NvmlError
 from autoscaler.drivers.local.ports import HOST, has_open_socket, list_listening_sockets
-from autoscaler.drivers.local.process_record import EngineProcess
 from autoscaler.drivers.local.replica_processes import Reaper, find_processes
 from autoscaler.drivers.local.state_directory import ReplicaRecord
 from autoscaler.drivers.resilient_tasks import retry_on_shortage

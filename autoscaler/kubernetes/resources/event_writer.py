@@ -83,7 +83,7 @@ class Events:
         self._news.set()
 
     def on_step(self, step: Decided) -> None:
-        """Record the occurrences of a step. Those of an earlier leader are not reported."""
+        """Record what happened in one step of the loop. Those of an earlier leader are not reported."""
         self._leaving.look(step.after.capacity, self._clock())  # on followers, too, since they may lead later
         began, self._leads = step.after.leadership.leads and not self._leads, step.after.leadership.leads
         if not step.after.leadership.leads:

@@ -92,8 +92,8 @@ def build_conditions(case: StatusInput) -> tuple[ConditionValue, ...]:
 
 
 def _fault_message(case: StatusInput) -> str:
-    text = f"it is quarantined after an internal error: {case.fault}; retried later and when its spec changes"
-    return text[:MESSAGE_MAX]
+    retried = "it is retried later, when its spec changes and on `pilotlight wake`; report the error"
+    return f"an internal error quarantined this Model: {case.fault}; {retried}"[:MESSAGE_MAX]
 
 
 def build_ready_condition(case: StatusInput) -> ConditionValue:

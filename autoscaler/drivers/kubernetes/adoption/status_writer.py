@@ -41,7 +41,7 @@ class Showing:
         self._writing: asyncio.Task[None] | None = None
         self._trouble = ""
         self._said = set[int]()
-        """Refusals already logged, by their status."""
+        """HTTP status codes of refused writes that were already logged."""
 
     def see(self, seen: WorkloadSeen | ReleasedWorkload, wanted: ConditionValue | None) -> None:
         """Record a workload and its desired condition."""

@@ -21,7 +21,7 @@ from autoscaler.drivers.local import driver as local
 from autoscaler.drivers.local import engine_logs
 from autoscaler.drivers.local.devices import Devices
 from autoscaler.drivers.local.driver import LocalDriver
-from autoscaler.drivers.local.process_record import EngineProcess
+from autoscaler.drivers.local.engine_process import EngineProcess
 from autoscaler.drivers.local.readiness import Readiness
 from autoscaler.drivers.local.replica_processes import BLANK, MARK, Facts, boot_id, read_process, read_process_mark
 from autoscaler.drivers.local.state_directory import ReplicaRecord

@@ -14,7 +14,7 @@ from autoscaler.drivers.local import driver as local
 from autoscaler.drivers.local import proof_of_clean
 from autoscaler.drivers.local.devices import Devices
 from autoscaler.drivers.local.driver import LocalDriver
-from autoscaler.drivers.local.process_record import EngineProcess
+from autoscaler.drivers.local.engine_process import EngineProcess
 from autoscaler.drivers.local.readiness import Readiness
 from autoscaler.state.events import Seen
 from tests.support.fakes.nvml import FakeNvml

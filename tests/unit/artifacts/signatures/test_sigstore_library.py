@@ -28,7 +28,7 @@ from tests.unit.artifacts.signatures.test_timestamps import A_TXT, BEACON, GOLDE
 
 Json = dict[str, Any]
 SIGNATURES = Path(__file__).parents[3] / "golden" / "signatures"
-COSIGN, REKOR = (json.loads((SIGNATURES / f"{name}.json").read_text()) for name in ("cosign", "rekor"))
+COSIGN, REKOR, KEYS = (json.loads((SIGNATURES / f"{name}.json").read_text()) for name in ("cosign", "rekor", "keys"))
 GOOD, ROOT = (GOLDEN["cases"]["happy-path"][name] for name in ("bundle", "root"))
 UNSIGNED = {("logIndex",), ("kindVersion", "kind"), ("kindVersion", "version")}
 """Values of a log entry that are not signed. We do not read them: the signed body states the kind."""
@@ -80,6 +80,9 @@ def golden() -> Iterator[tuple[str, Json, bool]]:
     for text in COSIGN["bundle"]["blobs"]:
         if "mediaType" in (document := json.loads(text)) and "verificationMaterial" in document:
             yield "cosign", document, False  # with a key, and the policy has none
+    for name, made in KEYS.items():
+        if name != "digest":
+            yield f"key {name}", made["dsse"], False
 
 
 @pytest.mark.parametrize(("name", "document", "valid"), [pytest.param(*one, id=one[0]) for one in golden()])

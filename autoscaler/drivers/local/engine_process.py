@@ -1,4 +1,4 @@
-"""One engine process of the local driver: its record, its state and its end. No I/O.
+"""One engine process that the local driver started: its model, its state and its end. No I/O.
 
 An order to stop can only become more urgent.
 """
