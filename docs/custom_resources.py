@@ -22,7 +22,8 @@ DEFINITIONS = Path(__file__).parents[1] / "charts" / "pilotlight" / "crds"
 BEGINNING = """# Fields of the custom resources
 
 With this page you can look up every field and every column of the custom resources Model and Tenant. It is generated
-from their CustomResourceDefinitions. [Model and Tenant as custom resources](crds.md) describes how they behave, and
+from their CustomResourceDefinitions (`.venv/bin/python -m docs.custom_resources`), and a test fails if it is not
+current. [Model and Tenant as custom resources](crds.md) describes how they behave, and
 [configuration](configuration.md) describes each key in detail. `[]` stands for the items of a list, `*` for the keys
 of a map.
 """
