@@ -50,7 +50,8 @@ _COMMENT = re.compile(r"^(\s*)# ?(?!!)(.*)|\s##? (.+)")
 _VALUE = re.compile(r"^\s*\"?(?:summary|description|title)\"?\s*[:=]\s*(.+)")
 _TEMPLATE = re.compile(r"\{\{-?\s*/\*(.*?)\*/|\{\{.*?\}\}", re.DOTALL)
 _TAG = re.compile(r"<(style|script)\b.*?</\1>|<[^>]*>", re.DOTALL)
-_SCRIPT = re.compile(r"//.*|\"(?:[^\"\\\n]|\\.)*\"")
+_STRING = re.compile(r"\"(?:[^\"\\\n]|\\.)*\"")
+_SCRIPT = re.compile(rf"//.*|{_STRING.pattern}")
 _END = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(`*])")
 
 
@@ -167,8 +168,10 @@ def other_paragraphs(text: str) -> Iterator[tuple[int, str]]:
 
 
 def template_paragraphs(text: str) -> Iterator[tuple[int, str]]:
-    """Yield (line number, text) of each comment and value of a template, without its actions."""
-    yield from ((_line(text, one.start()), " ".join(one[1].split())) for one in _TEMPLATE.finditer(text) if one[1])
+    """Yield (line number, text) of each comment, string and value of a template."""
+    for action in _TEMPLATE.finditer(text):
+        texts = [action[1]] if action[1] else [one.strip('"') for one in _STRING.findall(action[0])]
+        yield from ((_line(text, action.start()), " ".join(one.split())) for one in texts)
     yield from other_paragraphs(_TEMPLATE.sub(lambda one: "`code`" + "\n" * one[0].count("\n"), text))
 
 

@@ -53,6 +53,7 @@ def test_prose_check_covers_docstrings_comments_and_strings_but_not_code() -> No
         ("examples/a.yaml", "# Nobody\n# reads.\nkey: told  # told\n#   told --all\n", [(1, "Nobody"), (3, "told")]),
         ("charts/a/alerts.yaml", "  - expr: told\n    description: Nobody leads.\n", [(2, "Nobody")]),
         ("charts/a/templates/a.yaml", "{{/*\nA told one\n*/}}\nk: {{ .told }}  # anew\n", [(1, "told"), (4, "anew")]),
+        ("charts/a/templates/_a.tpl", '{{ fail "it is told" }}', [(1, "told")]),
         ("charts/a/templates/NOTES.txt", "{{ .told }}\n   Nobody leads.\n", [(2, "Nobody")]),
         (
             "page.html",
