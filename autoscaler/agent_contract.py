@@ -71,13 +71,15 @@ class NodeWant(Message, frozen=True):
     pull_secret: str = ""
     """The Secret in the engines' namespace with the login for the registry. Empty: none."""
     replicas: tuple[ReplicaId, ...] = ()
-    """Replicas that wait for the weights on this node, sorted. Each counts as one attempt. None: the weights are only
-    prefetched.
+    """Replicas that wait for the weights on this node, sorted. A failed attempt is repeated only for a new replica.
+    None: the weights are only prefetched.
     """
     allow_unsafe: bool = False
     """Whether code and pickled weights are accepted."""
     look: bool = False
-    """As in WeightsRequest: pods mount the weights as an image, or their form is not known yet."""
+    """Whether the weights are only inspected and not pulled: pods mount them as an image, or their form is not known
+    yet.
+    """
 
 
 class ImageWant(Message, frozen=True):
@@ -109,13 +111,13 @@ class NodeWants(Message, frozen=True):
     held: tuple[str, ...] = ()
     """Copies that pods use: folders below the store, sorted. They must not be deleted."""
     weights: Weights = Weights()
-    """The weights settings. Files that they name are on the agent's machine."""
+    """The weights settings. The files that these settings name are on the agent's machine."""
     fabric: tuple[FabricWant, ...] = ()
     """Devices that are being attached or detached."""
 
 
 def should_store_on_node(artifact: str | None, engine: str) -> bool:
-    """Return whether such weights of a Model with that engine belong in a node's store."""
+    """Return whether weights of this artifact, for a Model with this engine, belong in a node's store."""
     return is_stored(artifact) and not is_fetched_by_engine(artifact or "", ENGINES[engine])
 
 

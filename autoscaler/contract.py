@@ -57,7 +57,7 @@ Id = Annotated[str, Meta(pattern=ID_PATTERN)]
 Number = Annotated[int, Meta(ge=0, le=TOTAL_MAX)]
 Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
 Age = Annotated[float, Meta(ge=-AGE_S_MAX, le=AGE_S_MAX)]
-"""Seconds. It is negative after a clock was set back."""
+"""A relative time in seconds; it can be negative after a clock was set back."""
 
 DEFAULT_TENANT = TenantName("default")
 """The Tenant of requests when no API key is needed."""
@@ -250,7 +250,7 @@ class Total(Message, frozen=True):
     tenant: Annotated[TenantName, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
     admitted: Number = 0
     refused_cold: Number = 0
-    """Requests that were rejected because the Model was cold. Each is demand for one start."""
+    """Requests that were rejected because the Model was cold. An increase requests one start of the Model."""
     finished: Number = 0
     busy_slot_us: Number = 0
     waiting_call_us: Number = 0
@@ -259,7 +259,9 @@ class Total(Message, frozen=True):
     idle_s: Age = 0.0
     """The time since the last arrival or completion for this pair at this gateway, in seconds."""
     retry_after_s: Age = 0.0
-    """The longest Retry-After for a rejected cold request. The start that it caused is kept for twice this time."""
+    """The longest Retry-After for a rejected cold request. The Model is started, and kept for twice this time after the
+    rejection.
+    """
 
 
 class ReplicaUse(Message, frozen=True):
@@ -277,7 +279,8 @@ class ReplicaUse(Message, frozen=True):
 
 
 class Report(Message, frozen=True):
-    """The state of one gateway, as levels. It acknowledges routes: `epoch` and `version` are the routes in use.
+    """The whole state of one gateway, not its changes. The report acknowledges routes: `epoch` and `version` are the
+    routes in use.
 
     The sizes of IDs and numbers are limited: the decoder raises msgspec.ValidationError with the name of the field.
     """
@@ -381,7 +384,7 @@ class NodeReport(Message, frozen=True):
     brings: bool = False
     """Whether the agent pulls weights."""
     epoch: Number = 0
-    """The newest epoch that the agent knows. It acts on the wants of this epoch."""
+    """The newest epoch that the agent knows. The agent acts on the `NodeWants` of this epoch."""
     peer: str = ""
     """The address at which it serves weights to other agents, `https://HOST:PORT`. Empty: it does not."""
     copies: tuple[str, ...] = ()

@@ -1,9 +1,10 @@
 """Hostile clients of one gateway, in a separate process and from many addresses (fault cases 35 to 37).
 
 `python -m bench.attackers URL ATTACK`. Clients connect at a given pace, each with one habit; a client whose connection
-is closed reconnects at once. The program prints THERE when all clients are connected. On SIGTERM it prints how many
-there were and how often the gateway closed one. It manages all connections in one epoll, so that twenty thousand idle
-ones cost nothing. It runs at low priority (nice), because the measurement uses the same core.
+is closed reconnects at once. The program prints THERE when all clients are connected. On SIGTERM it prints the
+maximum number of clients that were connected at once, and how often the gateway closed a connection. It manages all
+connections in one epoll, so that twenty thousand idle ones cost nothing. It runs at low priority (nice), because the
+measurement uses the same core.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from loadtest.client import target_of
 ADDRESSES = tuple(f"127.0.1.{number}" for number in range(1, 21))
 """Enough addresses that none has more connections than the limit per address (2,000)."""
 READERS, SILENT, HEADS, BODIES, IDLE, CONNECTS = 500, 100, 2000, 2000, 20_000, 5000
-"""The numbers in the fault cases."""
+"""The numbers of clients in the fault cases."""
 SPARE_FILES = 2000
 """Open files of a gateway that are not idle clients."""
 BODY_BYTES = 2 << 10

@@ -36,7 +36,7 @@ OURS, DIRECT = "ours", "direct"
 
 
 async def measure(place: Path, *, quick: bool) -> Figures:
-    """Return attacked_p99_ratio and attacked_added_ms_p99: the median over the rounds of the worst attack."""
+    """Return attacked_p99_ratio and attacked_added_ms_p99: the highest of the attacks' medians over all rounds."""
     rounds, span_s = (2, 5) if quick else (5, 10)
     kit.title(
         f"attacks: {PER_S} requests a second during attacks of hostile clients, {rounds} rounds of {span_s} s each"
@@ -64,7 +64,7 @@ async def measure(place: Path, *, quick: bool) -> Figures:
 
 @contextlib.asynccontextmanager
 async def _attack(name: str, url: str, log: Path) -> AsyncIterator[dict[str, int]]:
-    """Run all attackers of an attack; yield the counts that they print at the end. No attackers in peace."""
+    """Run all attackers of an attack, none for PEACE; yield the counts that they print at the end."""
     counts: dict[str, int] = {}
     if name == PEACE:
         yield counts

@@ -1,8 +1,8 @@
 """2,000 requests within 100 ms for a Model at zero, compared with the same requests sent directly to a warm engine.
 
-Runs with 1 and 4 gateways and without a gateway alternate. The engine is the tiny real one with 4 slots, 8 tokens,
-streams, and a new connection per request. A request counts as answered if its stream is complete and has the expected
-sentence.
+Runs with 1 and 4 gateways and without a gateway alternate. The engine is the tiny real one with 4 slots. Each
+request uses a new connection and streams 8 tokens. A request counts as answered if its stream is complete and has the
+expected sentence.
 """
 
 from __future__ import annotations
@@ -124,5 +124,5 @@ def _p99_s(results: Sequence[Result]) -> float:
 
 def _curve(name: str, results: Sequence[Result], colour: int) -> Series:
     firsts_s = sorted(result.first_byte_s for result in results if result.first_byte_s is not None)
-    every = 20  # a corner for each of 2,000 would make the picture large
+    every = 20  # all 2,000 points would make the picture large
     return Series(name, [(at_s, float(count)) for count, at_s in enumerate(firsts_s, 1)][::every], colour)

@@ -1,11 +1,13 @@
-"""Capacity: GenTD26's requests on a cluster that holds 60 % of their peak, by our provisioner and by others' rules; and
-surges.
+"""Capacity: GenTD26's requests on a cluster with its own devices for 60 % of their peak; and surges.
 
-`points`: the cost, waits and energy of each rule on each market, with pictures. For each point of the other rules it
-reports our cheapest point whose p95 wait is not longer. Figures are means over several seeds of provider behaviour,
-which are the same for every rule. Abandoned requests and broken promises (by any rule) are counted over all seeds. The
-trace is in the folder that `GENTD26` names. `surges`: ten thousand surges with faults; counts capacity supplied twice,
-capacity that was left, and other broken promises. `QUICK=1`: two days of the trace, and 200 surges.
+`points`: our provisioner and the rules of others order the missing capacity. It reports the cost, waits and energy of
+each rule on each market, with pictures. For each point of the other rules it reports our cheapest point whose p95 wait
+is not longer. Figures are means over several seeds of provider behaviour, which are the same for every rule. Abandoned
+requests and violations of invariants (by any rule) are counted over all seeds. The trace is in the folder that
+`GENTD26` names.
+
+`surges`: ten thousand surges with faults; counts capacity that was supplied twice, capacity that was kept although
+nothing needed it, and other violations of invariants. `QUICK=1`: two days of the trace, and 200 surges.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ KEYS = (
     "wait_s_p95", "calls_given_up", "broken", "surges", "double_supply", "orphans", "other", "hedges",
 )  # fmt: skip
 TOLERANCE_S = 0.5
-"""Waits that differ by less count as equal: a plan waits longer for a gateway's next report."""
+"""Waits that differ by less than this count as equal: a plan can wait longer than this for a gateway's next report."""
 
 
 class Mean(NamedTuple):

@@ -2,7 +2,7 @@
 
 Runs all parts, or those named on the command line. Each part prints its table while it runs. The last line is one JSON
 object (interfaces, section 10). `QUICK=1` uses fewer rounds of the same sizes. The exit status is 0 if all parts ran to
-their end, whatever the figures; only `webhook` fails if it misses one.
+their end, whatever the figures; only `webhook` fails if one of its figures exceeds its limit.
 """
 
 from __future__ import annotations

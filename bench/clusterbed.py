@@ -57,7 +57,7 @@ class Asked(NamedTuple):
 
 
 class Bed:
-    """A running environment. `node` is the name of its node, and its label `test`."""
+    """A running environment. `node` is the name of its node, and the value of the label `test` of that node."""
 
     def __init__(self, api: Api, plane: Plane, namespace: str, node: str) -> None:
         self.api = api
@@ -67,7 +67,7 @@ class Bed:
         self._audit = plane.folder / "audit.log"
 
     def asked(self, since_unix_s: float = 0.0) -> Iterator[Asked]:
-        """Yield all requests since then, in the order of their ends."""
+        """Yield all requests received since `since_unix_s`, in the order in which they ended."""
         for line in self._audit.read_text().splitlines():
             entry = json.loads(line)
             received_unix_s = _unix_s(entry["requestReceivedTimestamp"])
@@ -81,7 +81,7 @@ class Bed:
             )  # fmt: skip
 
     def ours(self, since_unix_s: float) -> list[Asked]:
-        """Return the product's requests since then, except for leader election and long watches."""
+        """Return the product's requests received since `since_unix_s`, except for leader election and long watches."""
         return [
             one
             for one in self.asked(since_unix_s)

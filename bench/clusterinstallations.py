@@ -109,7 +109,7 @@ async def measure(place: Path, *, quick: bool) -> Figures:
 async def _pair(
     one: Bed, place: Path, pair: Pair, called_s: float, rest_s: float
 ) -> tuple[Seen, Counter[str], Counter[int]]:
-    """Return pods, writes of statuses without load by Model, and responses by status."""
+    """Return the pods, the status writes per Model without load, and the responses per HTTP status."""
     seen, served = Seen(), Counter[int]()
     place.mkdir()
     models = custom_resources.models(one.namespace)
@@ -143,7 +143,7 @@ async def _pair(
 
 
 async def _called(one: Bed, houses: list[House], seen: Seen, served: Counter[int], called_s: float) -> None:
-    """Send requests for all Models to both until each is served, and then for `called_s`."""
+    """Send requests for all Models to both installations until each Model is served, and for `called_s` after that."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(60)) as session:
         deadline_s = time.monotonic() + 60.0
         while (found := [await _answers(session, houses, name) for name in MODELS]) != [[200, 404]] * len(MODELS):

@@ -1,8 +1,8 @@
 """Cold starts while the API server has problems: a pod webhook that is slow or not available, and an error of etcd.
 
 A start cannot be faster than the webhook, so the figure is the time in excess of the webhook's. A proxy in front of the
-real API server returns the error of etcd for the first write of the pod. The part fails if the slowest round of one
-misses its figure.
+real API server returns the error of etcd for the first write of the pod. The part fails if a round
+exceeds the limit of its figure.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.integration.cluster.support.control_plane.event_loss_proxy import Los
 
 SLOW_S, AWAY_S = 20.0, 2.0
 BEYOND_S_MAX, AWAY_S_MAX, ETCD_S_MAX = 2.0, 4.0, 1.0
-"""The figures of all rounds: beyond a slow webhook, with a webhook that is away, and with an error of etcd."""
+"""Limits of all rounds: after the delay of a slow webhook, with an unavailable webhook, and with an error of etcd."""
 
 
 async def measure(place: Path, *, quick: bool) -> Figures:
@@ -71,7 +71,7 @@ async def measure(place: Path, *, quick: bool) -> Figures:
 
 
 def require(slow: list[float], away: list[float], failed: list[float]) -> None:
-    """Raises BenchError that names each figure that a round missed."""
+    """Raise BenchError that names each figure whose limit a round exceeded."""
     figures = (
         ("cold start without the delay of a slow webhook", slow, BEYOND_S_MAX),
         ("cold start while the webhook is unavailable at first", away, AWAY_S_MAX),

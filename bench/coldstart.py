@@ -4,8 +4,8 @@ One table. For each additional start time of the engine, both sides run in every
 is a third side if it is installed. Both times begin when the request is due and end at the first body byte. The by-hand
 side has its port and command ready by then, and polls readiness every 2 ms. Both sides have the same engine command
 (except for the port), environment and cores; each round compares the commands. A round begins when nothing of the
-previous one is left. The overhead is the median of the differences of the rounds. It is less sensitive than the two
-medians to other load that slows some starts by half.
+previous one is left. The overhead is the median of the differences of the rounds. It is less sensitive than the
+difference of the two medians to other load, which slows some starts by half.
 """
 
 from __future__ import annotations

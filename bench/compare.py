@@ -13,7 +13,7 @@ Exit status: 0 if every part was measured, 1 if a part failed, 2 if the input is
 How it measures: each pair of rounds starts a fresh process for either side, because the memory layout and the hash seed
 of a process alone shift its CPU time by about 1 %. Both sides of a pair have the same hash seed. The speed of a shared
 core changes within 100 ms, so the sides of a pair take turns of about 15 ms on one core (AB, BA, AB). A turn of a
-gateway takes at least a second. There both sides run at the same time on one core, and the kernel alternates them.
+gateway takes at least a second, so two gateways run at the same time on one core, and the kernel alternates them.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Cost(NamedTuple):
     operations: int
 
     def __add__(self, other: object) -> Cost:
-        """The cost of both."""
+        """The sum of the costs."""
         if not isinstance(other, Cost):
             return NotImplemented
         return Cost(self.cpu_us + other.cpu_us, self.operations + other.operations)
@@ -151,7 +151,7 @@ def order(turn: int) -> tuple[int, int]:
 
 # --- parts ----------------------------------------------------------------------------------------------------------
 
-# Each part imports what it measures, so that a commit that lacks a module fails in the parts that need it only.
+# Each part imports what it measures, so that a commit that lacks a module fails only in the parts that need the module.
 
 Measure = Callable[[], Awaitable[Cost]]
 
@@ -316,12 +316,12 @@ class Tree(NamedTuple):
     """Abbreviated, with `-dirty` if there are uncommitted changes."""
 
     def benchmarks(self, part: str) -> Path:
-        """The tree whose benchmarks measure this one: itself, or this tree for an older commit without the part."""
+        """The folder whose benchmarks measure this tree: the tree itself, or ROOT if its commit lacks the part."""
         own = self.folder / "bench" / "compare.py"
         return self.folder if own.exists() and f'"{part}": Part(' in own.read_text() else ROOT
 
     def environment(self, part: str, hash_seed: int) -> dict[str, str]:
-        """The compiled wheel has the whole product, so it comes before the benchmarks of another tree."""
+        """The environment of a worker. The compiled wheel of the product precedes the benchmarks on the module path."""
         path = os.pathsep.join((str(self.folder / "build" / "compiled"), str(self.benchmarks(part))))
         return {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": str(hash_seed)}
 
@@ -449,7 +449,7 @@ def least_recent(folders: Sequence[Path]) -> list[Path]:
 
 
 def _remove(folder: Path) -> None:
-    """Also if it belongs to another clone, or is no worktree any more."""
+    """Removes a worktree, even if it belongs to another clone or is no worktree any more."""
     git(folder, "worktree", "remove", "--force", str(folder))
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -552,7 +552,7 @@ async def run(
 
 
 def figures(ratios: Sequence[float]) -> Result:
-    """Of one part, for the last line and the history. A single pair has no interval: null."""
+    """The result of one part, for the last line and the history. A single pair has no interval: null."""
     ratio, low, high = interval(ratios)
     known = len(ratios) > 1
     return {

@@ -154,7 +154,7 @@ def figures(found: list[Round]) -> Figures:
 
 
 def lacking(name: str, place: Path) -> Document:
-    """Return a Model that fits on no existing device, and that stays."""
+    """Return a Model that fits on no existing device, and whose replica is not stopped during the benchmark."""
     words = engine("{host}", "{port}", place / name)
     return model(
         name, engine="command", command=words, image="engine", gpu={}, idleSeconds=3600, residencySeconds=3600,

@@ -1,9 +1,9 @@
 """Tenant A has 500 requests waiting at gateway 1; tenant B sends one to gateway 2: which tenant gets the next slot?
 
-One figure: the number of the slot release, among those later than 50 ms after B's arrival, that gave B its slot. 1 is
-the first; 0: B did not wait so long. It is derived from the engine's own log: after B got its slot, A
-never has all slots again. So the number is 1 plus the releases after which A again had all slots. B arrives when its
-request is sent.
+One figure: which release of a slot gave B its slot. Releases are counted from 50 ms after B's arrival; 1 is the first
+one. 0: B had its slot by then, or a slot was free. B arrives when its request is sent. The figure is derived from the
+engine's own log: B got the slot of the first release after which A did not have all slots again before B's request
+started.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ SECONDS_OF_A_CALL = 0.15
 TOKENS = 15
 GAP_S = 0.3
 GOLDEN = 0.618
-"""B arrives GAP_S plus a part of a request's length after its last one: multiples of GOLDEN cover all phases evenly."""
+"""Before each request, B pauses for GAP_S plus a fraction of the duration of a request of A. The fractions are the
+multiples of GOLDEN, modulo 1, which cover all phases evenly.
+"""
 
 
 class Stay(NamedTuple):

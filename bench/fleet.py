@@ -1,7 +1,7 @@
 """One autoscaler and several gateways, each with its own port: for benchmarks that must reach a certain gateway.
 
-The gateways share a state directory and start in order. With `serve` all gateways use one port, where the kernel
-selects one.
+The gateways share a state directory and start in order. With `serve` all gateways share one port, and the kernel
+selects a gateway for each connection.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ async def fleet(
     core: int | None = None,
     runs: Sequence[str] = ("pilotlight",),
 ) -> AsyncIterator[kit.Serving]:
-    """Run a fleet and wait until it is ready; `urls` of the Serving are those of the gateways.
+    """Run a fleet and wait until it is ready; `urls` of the result has the URL of each gateway.
 
     `runs`: the module of a gateway, and the words before its arguments. `core`: all processes run on this core.
     """

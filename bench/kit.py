@@ -227,7 +227,7 @@ def pss_bytes(processes: Sequence[psutil.Process]) -> int:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Return the value that `share` of all do not exceed, one that occurred (nearest rank)."""
+    """Return the smallest of the values that at least `share` of them do not exceed (the quantile by nearest rank)."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 

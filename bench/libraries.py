@@ -1,4 +1,4 @@
-"""Measures which limits of our clients obstore holds against hostile object stores on loopback.
+"""Measures which limits of our own clients obstore also enforces, against hostile object stores on loopback.
 
     python3 -m venv build/obstore && build/obstore/bin/pip install obstore trustme psutil
     build/obstore/bin/python bench/libraries.py
@@ -111,7 +111,7 @@ def client(name: str, url: str, env: dict[str, str], ca: str, to: Any) -> None:
     from obstore.store import S3Store  # type: ignore[import-not-found, unused-ignore]
 
     case = CASES[name]
-    whole_s = "6s" if case.request == "list" else "1h"  # a limit for large objects would be one for their size
+    whole_s = "6s" if case.request == "list" else "1h"  # the time for an object depends on its size
     options = {"allow_http": True, "timeout": whole_s, "read_timeout": "2s", "connect_timeout": "2s"}
     options |= {"root_certificate": ca} if case.own_ca else {}
     store = S3Store("models", endpoint=url, region="eu-test-1", client_options=options, retry_config={"max_retries": 0})

@@ -1,4 +1,4 @@
-"""Requests at a fixed rate, regardless of their results: a lean client for responses in one piece with a length.
+"""Requests at a fixed rate, regardless of their results: a lean client for responses with a Content-Length.
 
 It sends thousands of requests a second at little cost, so that it can share a core with an engine; `loadtest.client`
 checks responses better and costs ten times as much. Times count from the write of the request. The delay of the write

@@ -68,7 +68,7 @@ async def run(keys: Sequence[str], parts: Mapping[str, Part], failed: list[str],
 
 
 def machine() -> str:
-    """Describe the machine. The time of empty turns distinguishes builds of Python with the same version."""
+    """Describe the machine. The time of empty loop iterations distinguishes builds of Python with the same version."""
     begun_s = time.perf_counter()
     for _ in range(1_000_000):
         pass

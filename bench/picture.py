@@ -1,4 +1,4 @@
-"""Plots of the last run as SVG files next to the README, based on `loadtest.report.plots` as standalone files.
+"""Plots the last run in standalone SVG files next to the README, with `loadtest.report.plots`.
 
 Has the colours and the legend. The figures on the screen are the results; pictures only show their distribution.
 """

@@ -20,7 +20,9 @@ SLOTS = 4
 TOKENS, TOKENS_PER_S = 100, 100
 RESIDENCY_S = 2.0
 BUSY_S = (0.4, 3.0)
-"""The minimum and maximum time for which A has run again before B is requested: within A's residency and after it."""
+"""The minimum and maximum pause before a request for B. A runs again in the pause: the minimum ends within A's
+residency, the maximum after it.
+"""
 GOLDEN = 0.618
 """Its multiples, modulo 1, cover all phases of A's streams evenly."""
 

@@ -118,14 +118,14 @@ class Gateway(GatewayContext):
             self.informed.set()
 
     def restored(self, catalogue: CatalogueDelta, routes: RoutesDelta) -> None:
-        """Apply the snapshot of an earlier process, as if it had arrived just too long ago (silent leader)."""
+        """Apply the snapshot of an earlier process. The leader counts as silent until its first message."""
         self.catalogue(catalogue)
         self._heard_s = self.clock() - LEADER_SILENT_S
         self.perform(self.dispatch.routes(routes, self._heard_s))
         self._note_informed()
 
     def report(self) -> Report:
-        """Return the current levels."""
+        """Return a report of the current demand and slot use."""
         return self.dispatch.report(self.clock())
 
     def answered(self, sequence: int, answer: ReportAnswer) -> None:

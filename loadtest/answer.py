@@ -15,7 +15,7 @@ from loadtest.result import COLD_PHASES, server_timing
 DOCUMENT_BYTES_MAX = 64 << 20
 """Limit of a document or an event; a longer one counts as broken."""
 TIMING = b": server-timing "
-"""Begin of the SSE comment with the phases, in the form of the header's value."""
+"""Start of the SSE comment that contains the phases, in the format of the Server-Timing header."""
 _KEPT = (
     "server-timing",
     "x-pilotlight-",
@@ -111,7 +111,7 @@ class AnswerReader:
             self._break("too long")
 
     def end(self, broken: str = "") -> None:
-        """Process the end of HTTP, clean or for the reason in `broken`. After an error event, closing is expected."""
+        """Process the end of the response. `broken`: why HTTP did not end cleanly; ignored after an error event."""
         if broken and not (self._events and self.errors and not self._buffer):
             self._break(broken)
         elif self._events:

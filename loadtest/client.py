@@ -92,7 +92,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Store the transport of the new connection."""
-        self._transport, self.open = cast("asyncio.Transport", transport), True  # uvloop's is one by structure only
+        self._transport, self.open = cast("asyncio.Transport", transport), True  # uvloop's is not a subclass of it
 
     def begin(self, request: bytes, *, stream: bool) -> asyncio.Future[None]:
         """Send a request; the future completes when its response has ended, successfully or not."""

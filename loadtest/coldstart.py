@@ -28,12 +28,16 @@ ZERO_S_MAX = 1800.0
 """How long a round waits for zero."""
 SAY_EVERY_S = 2.0
 IDLE_S, IDLE_S_MAX = 60.0, 900.0
-"""Bounds of `idleSeconds: auto`, the default, which doubles in each round (docs/reference/configuration.md)."""
+"""Shortest and longest idle time with `idleSeconds: auto`, the default; each round doubles the time up to the longest
+(docs/reference/configuration.md).
+"""
 SHORTEN = "for a quicker test: fewer --rounds, or a shorter idle timeout of the Model, such as `idleSeconds: 2`"
 KEPT = "set a short `idleSeconds` and no `replicas.min` in its document"
 INTERRUPTED = "interrupted"
 Beginning = Literal["zero", "gone", "cached"]
-"""zero: no replica is left; gone: nor remote weights on any node; cached: remote weights are on a node."""
+"""zero: no replica is left. gone: in addition, no node has the remote weights. cached: no replica is left, but a
+node has the remote weights.
+"""
 STAY = "a node still has the model's weights: remove them there (`pilotlight weights evict`), or use --from cached"
 AWAY = "no node has the model's weights: send the model one request, so that a node fetches them, and then repeat"
 FAILED = "the model failed to start, and its back-off has not ended; `pilotlight explain` shows the reason"
@@ -97,8 +101,9 @@ async def measure_cold_starts(
     say: Callable[[str], None] = lambda _: None,
     stop: Stop | None = None,
 ) -> ColdStarts:
-    """Measure `rounds` cold starts of a Model behind `url`, each starting from `since` (other than `zero` requires
-    `ops`). `say` receives progress lines, the first with the expected duration; `stop` ends the measurement early.
+    """Measure `rounds` cold starts of a Model behind `url`, each starting from the state `since`; every state except
+    `zero` requires `ops`. `say` receives progress lines, the first with the expected duration; `stop` ends the
+    measurement early.
 
     Raises LoadError if no round could be made.
     """

@@ -25,7 +25,8 @@ WINDOW_BYTES_MAX = 128 << 20
 """Maximum zstd window: what the zstd tools accept by default; decompression allocates this much memory."""
 _BLOCK_BYTES_MAX = 128 << 10
 _STEP_BYTES_MIN, _STEP_BYTES_MAX = 512, 64 << 10
-"""Input bytes per gzip call; the step grows, since zlib copies the unused input at the end of each small member."""
+"""Input bytes per gzip call: the minimum at the start of a member, doubled with each call up to the maximum. Large
+first steps are slow with many small members, since zlib copies the unused input at the end of each member."""
 _MAGIC = (0xFD2FB528).to_bytes(4, "little")
 _SKIPPABLE = range(0x184D2A50, 0x184D2A60)
 _RUN, _RESERVED = 1, 3

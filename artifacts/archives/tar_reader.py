@@ -3,8 +3,8 @@
 Supports POSIX ustar, GNU long names and pax (IEEE Std 1003.1, pax, "ustar Interchange Format"). Anything that two
 readers could interpret differently is rejected: contradictory sizes, repeated names, sizes of members without content,
 fields of GNU incremental archives. Modes, owners and times are ignored, so setuid bits have no effect.
-`artifacts.archives.member_filter` decides which members are extracted. Python's `tarfile` extracts nothing, since its
-filters have been bypassed repeatedly.
+`artifacts.archives.member_filter` decides which members are extracted. Nothing is extracted with Python's `tarfile`,
+since its filters have been bypassed repeatedly.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from artifacts.oci.descriptor import BLOB_BYTES_MAX
 
 BLOCK_BYTES = 512
 ENTRIES_MAX = 200_000
-"""Maximum number of members in an archive; an image with software has some ten thousand."""
+"""Maximum number of members in an archive; an image that contains software has tens of thousands."""
 TRAILING_BYTES_MAX = 16 << 20
 """Maximum zeros after the end marker; tools pad their last record."""
 META_BYTES_MAX = 256 << 10

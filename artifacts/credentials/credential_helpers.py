@@ -1,8 +1,8 @@
 """Docker credential helpers (`docker-credential-NAME`): programs that return, store and erase logins. I/O.
 
 Implements Docker's helper protocol (https://docs.docker.com/reference/cli/docker/login): a command as the argument, the
-data on pipes. A helper gets a time limit of a few seconds and only the host and the login to store. Its output is not
-shown, and it is killed together with its child processes.
+data on pipes. A helper must finish within a few seconds. It receives only the host and, to store a login, that login.
+Its output is not shown, and it is killed together with its child processes.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ async def _answer(process: asyncio.subprocess.Process, question: bytes) -> bytes
     try:
         await process.stdin.drain()
     except ConnectionError:
-        pass  # the helper needs no input, or is exiting: the exit status decides
+        pass  # the helper needs no input or is exiting; its exit status shows whether it succeeded
     process.stdin.close()
     text = b""
     while len(text) <= PROGRAM_BYTES_MAX and (more := await process.stdout.read(PROGRAM_BYTES_MAX)):

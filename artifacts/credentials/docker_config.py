@@ -99,7 +99,7 @@ def parse_pull_secret(type: str, data: Mapping[str, str], name: str = "a pull se
         text = b""
     if not text:
         raise PolicyError(f"{name}: {key} is missing or invalid")
-    if key == ".dockercfg":  # only the entries, as Docker wrote them until 2015
+    if key == ".dockercfg":  # the file has only the entries: Docker's format until 2015
         text = b'{"auths":' + text + b"}"
     return Config(parse_config(text, name).auths)
 

@@ -56,8 +56,9 @@ async def try_each_login(
 ) -> T:
     """Run `do` with each login of a pod's pull secrets until one is accepted, as the kubelet does.
 
-    `rest` holds the node's own logins: it serves other hosts during each attempt and is tried alone at the end. Raises
-    what `do` raises: the first refusal if no login is accepted, and PolicyError for an invalid secret.
+    `rest` holds the node's own logins. During each attempt it provides the logins for other hosts; the last attempt
+    uses only `rest`. Raises what `do` raises: the first refusal if no login is accepted, and PolicyError for an invalid
+    secret.
     """
     first: DeniedError | AbsentError | None = None
     for one in docker_config.list_logins(secrets, host, repository):

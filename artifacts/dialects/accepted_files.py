@@ -1,8 +1,8 @@
 """Turns a manifest of any dialect into one list of files, each accepted or refused with a reason. Pure.
 
-The dialect translates the layers, then paths must be safe, then the policy (`artifacts.file_policy`) must accept each
-file, and all paths must fit into one folder. No layer is omitted silently: each is a file or has a refusal, which
-`explain_contents` lists. One refusal rejects the whole artifact, since a partial model is useless.
+First the dialect translates the layers. Then each path must be safe and must not conflict with another one, and the
+policy (`artifacts.file_policy`) must accept each file. No layer is omitted silently: each is a file or has a refusal,
+which `explain_contents` lists. One refusal rejects the whole artifact, since a partial model is useless.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class File(NamedTuple):
     """A file of the model, or an archive that contains some of them."""
 
     path: str
-    """Safe relative path. For an archive: the file or folder in it, or empty if only the archive knows."""
+    """Safe relative path. For an archive: the file or folder in it, or empty if the manifest does not name it."""
     size: int
     """Blob size as transferred."""
     digest: Digest
@@ -48,7 +48,7 @@ class ClassifiedLayer(NamedTuple):
 
     media_type: str
     file: File
-    """If the layer is refused: its interpretation, which must not be written."""
+    """If the layer is refused: how the dialect interprets it. This file must not be written."""
     note: str = ""
     refusal: str = ""
 

@@ -1,6 +1,6 @@
 """Interface of a dialect: it recognizes its manifests and interprets each of their layers. Pure.
 
-A dialect only translates: its output is unchecked and accepts nothing. `artifacts.dialects.accepted_files` and
+A dialect only translates; it neither checks nor accepts files. `artifacts.dialects.accepted_files` and
 `artifacts.file_policy` do the checks.
 """
 
@@ -28,7 +28,8 @@ class Said(NamedTuple):
     """None: the file name decides."""
     encoding: Encoding = "raw"
     path: str = ""
-    """As written in the manifest. For an archive: the file or folder in it, or empty if only the archive knows."""
+    """As written in the manifest. For an archive: the file or folder in it, or empty if the manifest does not name it.
+    """
     form: str = ""
     """Format of weights, if the media type names it: `gguf`, `safetensors`."""
     under: str = ""
@@ -76,9 +77,9 @@ def config_object(config: bytes) -> dict[str, object]:
 
 
 def number_duplicate_names(names: Iterable[str]) -> list[str]:
-    """Number repeated file names: the second `LICENSE` becomes `LICENSE-2`, weights as llama.cpp numbers splits.
+    """Number repeated file names: the second `LICENSE` becomes `LICENSE-2`.
 
-    Empty names stay empty.
+    Weights are numbered like the parts of a split model in llama.cpp. Empty names stay empty.
     """
     listed = list(names)
     many, seen = Counter(listed), Counter[str]()

@@ -30,7 +30,7 @@ _LAYERS = {
     "dir.tar": Said("mixed", "tar"),
     "model.file": Said(),
 }
-"""By the media type after the common prefix; the path applies to layers without one."""
+"""Interpretations by the media type after the common prefix. The path is used for layers that state none."""
 
 
 def _knows(of: Manifest) -> bool:

@@ -85,7 +85,7 @@ def select_files(
     tree, taken, left = safe_paths.Tree(), list[SelectedFile](), list[tuple[str, str]]()
     for one in _wanted(place, all_, include):
         if not include and any(part.startswith(".") and part.strip(".") for part in one.path.split("/")):
-            continue  # as in `weights pack`: files of git and other tools
+            continue  # hidden files, such as those of git, are omitted, as in `weights pack`
         verdict = file_policy.evaluate_file(one.path, allow_unsafe=allow_unsafe)
         if verdict.refusal and include:
             raise RefusedError(f"{place}: {one.path}: {verdict.refusal}")

@@ -3,7 +3,8 @@
 Performs writes, fsync, rename and link for the store and for downloads, and describes errors of the operating system.
 Before each operation `step` is called with its name and path, so that tests can stop or fail there. When a call
 returns, its effect survives a power loss, except for `put`, `append` and `link`, whose callers sync. An instance from
-`later` does not wait for syncs: its effects last only until the machine restarts, and callers record `owed` with them.
+`later` does not wait for syncs: its changes are certain only until the machine restarts, so callers record the boot id
+(`owed`) with them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Inter-process locks with `flock` on a file; the kernel releases them when a process ends for any reason. I/O.
 
 A held lock always belongs to the file that currently has the name, not to one that was removed or renamed meanwhile.
-Asynchronous waiting does not block the event loop and can be cancelled. Process ids are not used as evidence.
+Asynchronous waiting does not block the event loop and can be cancelled. Process ids are not used to decide whether a
+lock is held.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Flock:
         self.close()
 
     def close(self) -> None:
-        """Release the lock, unless a child process holds it."""
+        """Release the lock. It stays held while a child process has a copy of the descriptor."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)

@@ -1,4 +1,4 @@
-"""Waits for work in a thread to end, even under cancellation, since it uses resources its owner would close. I/O."""
+"""Waits for a thread's work, even if cancelled, so that no resource is closed while the work uses it. I/O."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Downloads blobs into a folder: concurrent, verified, resumable after a crash, and never visible incomplete. I/O.
 
 Decides the order of spans, how many run and which are repeated (`concurrency`), and what happens to a complete blob.
-All requests use the source and so one transport; the bodies are then written by threads, plain HTTP
-without passing through this process (`splice`, `tls_receive`). A file at its final path matches its digest. Data
-received before an error is resumed. If a blob's digest does not match, only parts with a known matching digest are kept
-(`Sums`).
+All requests go through the source and therefore through one transport. Threads write the bodies to the files
+(`tls_receive`), those of plain HTTP without copying them to user space (`splice`). A file at its final path matches its
+digest. Data received before an error is resumed. If a blob's digest does not match, only parts with a known matching
+digest are kept (`Sums`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ THREADS_MAX = 3 * concurrency.MOST
 FAILURES = (RegistryError, DiskError)
 """Expected failures, reported in one line; any other exception is a bug."""
 Progress = Callable[[Digest, int], None]
-"""Called with the bytes present of a blob, first those found on disk; the number drops if the blob is started over."""
+"""Called with the number of bytes of a blob that are present, at first those found on disk. The number drops if the
+download of the blob restarts."""
 Sums = Callable[[Digest, int], Awaitable[Sequence[str]]]
 """Returns the part digests of a blob of this size, or nothing if they are unknown; does not raise."""
 Result = TypeVar("Result")
@@ -54,7 +55,7 @@ class BlobTarget(NamedTuple):
     blob: Blob
     path: Path
     learned: Callable[[Digest], None] | None = None
-    """If the blob's digest is only a name, since the real one is unknown: receives the digest, in a thread."""
+    """If the real digest is unknown, so that `blob` has a placeholder: called with the real digest, in a thread."""
 
 
 async def fetch_blobs(
@@ -99,7 +100,7 @@ class _Coming:
 
 
 class _Run:
-    """A requested span; receives the bodies."""
+    """Fetches a span of a blob, and receives the response bodies."""
 
     def __init__(self, fetch: _Fetch, coming: _Coming, span: Span, repeats: int = 0) -> None:
         self.coming = coming

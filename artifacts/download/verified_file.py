@@ -24,9 +24,10 @@ from artifacts.oci.blob_progress import BlobProgress
 
 FOLDER = "partial"
 CHECKPOINT_BYTES = 256 << 20
-"""Unsynced complete parts above this size are synced before the blob is complete: what a power loss can cost."""
+"""When this many bytes of complete parts are unsynced, they are synced before the blob is complete. A power loss costs
+about this much at most."""
 LATE_CHECKPOINT_BYTES = 2 << 30
-"""The limit if syncs are deferred: higher, since this sync waits for the disk in any case."""
+"""The same limit if syncs are deferred. It is higher, since this sync waits for the disk even then."""
 SUM_BYTES = 256 << 10
 """Bytes read back and hashed at once; fits into a core's cache."""
 TURN_BYTES = 4 << 20
@@ -154,8 +155,8 @@ class Partial:
             self._kept |= new
 
     def publish(self, path: Path) -> bool:
-        """Rename the file to `path` if its digest matches or is being learned. Returns False on a mismatch; then call
-        `keep_matching_parts`.
+        """Rename the file to `path` if its digest matches, or if it was unknown and has been computed. Returns False on
+        a mismatch; then call `keep_matching_parts`.
         """
         with self._summing:
             late = self.size - self._summed_bytes >= LAG_BYTES

@@ -107,7 +107,9 @@ def _peak(archives: Sequence[int], unpacked: Sequence[int]) -> int:
 
 
 def _looked(of: Contents, archives: Sequence[File], pieces: Callable[[File], Iterator[bytes]]) -> _Look:
-    """Read archives if their size does not determine the extracted size. Raises BadArchiveError."""
+    """Determine the model folder and the extracted sizes. An archive is read unless its own size is an upper limit.
+    Raises BadArchiveError.
+    """
     names, sizes = list[str](), list[int]()
     for one in archives:
         if one.encoding == "tar" and of.roots == ("",):

@@ -48,7 +48,7 @@ Left = Callable[[str, str], None]
 
 
 class Named(NamedTuple):
-    """A source as `tag_cache.Meant`, for the cache of what names refer to."""
+    """A source as `tag_cache.Meant`, so that the cache can record which Copy the source last referred to."""
 
     host: str
     """As `CopyKey.origin`; never equal to the name of a registry."""
@@ -71,7 +71,7 @@ class Ways:
 
     def __post_init__(self) -> None:
         """Take the AWS keys from the environment."""
-        own = Own(self.env.get("AWS_ENDPOINT_URL"), self.registries.ca)  # a private endpoint also gets the STS token
+        own = Own(self.env.get("AWS_ENDPOINT_URL"), self.registries.ca)  # a private endpoint is used for STS, too
         keys = AwsKeys(self.env, self.home, self.registries.pace, self.registries.limits, own=own)
         object.__setattr__(self, "aws", BucketAccess(self.env, keys))
 
@@ -111,7 +111,9 @@ class SourceSession:
         )
 
     async def barred(self, paths: Sequence[str]) -> RegistryError | None:
-        """Return why this login may not read the files (at the Hub: any file), or None. Raises RegistryError."""
+        """Return why this login may not read the files, or None; at the Hub only the first file is checked. Raises
+        RegistryError.
+        """
         if isinstance(self.of, Hub):
             return await hub.find_access_error(self.place, self.of, paths[0])
         return await s3.find_access_error(self.place, [s3.object_key(self.of, path) for path in paths])
@@ -250,7 +252,9 @@ def find_cached_key(of: Lies, store: Store, ways: Ways, *, allow_unsafe: bool = 
 
 
 def _named(of: Elsewhere, origin: str, *, allow_unsafe: bool) -> Named:
-    """Name the source; `allow_unsafe` changes the file selection and so the Copy, except for registry artifacts."""
+    """Return the source's name for the cache. It contains `allow_unsafe`, which changes the selected files and so the
+    Copy.
+    """
     return Named(origin, f"{of} and what is unsafe of it" if allow_unsafe else str(of))
 
 
@@ -282,8 +286,8 @@ def _remember(store: Store, of: Elsewhere, record: Record, *, allow_unsafe: bool
 
 
 async def _let_in(there: SourceSession, paths: Sequence[str], store: Store, key: CopyKey) -> Caller:
-    """Check that the caller may read these files, and return it. A listing is no permission, and another caller's pull
-    may have stored all files, so that nothing would be fetched. Raises RegistryError, StoreError.
+    """Check that the caller may read these files, and return the caller. A caller who can list files may be unable to
+    read them, and if another pull has stored them all, no download fails. Raises RegistryError, StoreError.
     """
     why = await there.barred(paths)
 
@@ -308,7 +312,9 @@ async def _forbid(there: SourceSession, store: Store, key: CopyKey | None) -> No
 
 
 async def _caller(store: Store, login: str | None, permitted: Callable[[], Awaitable[bool]]) -> Caller:
-    """Build the caller, also an anonymous one: content fetched with a login may be public by now."""
+    """Return the `Caller` for the store's access check. An anonymous caller is checked, too: content that was fetched
+    with a login may be public by now.
+    """
     key = await run_in_thread(store.permits.key)
     return Caller(registry.fingerprint_login(Login(registry_token=login or ""), key), permitted)
 

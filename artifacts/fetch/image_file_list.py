@@ -61,8 +61,8 @@ async def list_image_files(of: Contents, repository: str, source: BlobSource, *,
 
 
 def _check(names: Iterable[str]) -> None:
-    """Reject names that are not normalized: a pull ignores a name outside the model's folder as written, but container
-    runtimes normalize it first and may place it inside. Raises BadArchiveError.
+    """Reject names that are not normalized. A pull ignores a name that is, as written, outside the model's folder.
+    Container runtimes normalize the name first and may extract the file into the folder. Raises BadArchiveError.
     """
     for name in names:
         parts = members.strip_dot_slash(name).split("/")

@@ -1,8 +1,8 @@
 """Resolves a reference to its Copy in the node's store, also while its registry is down. I/O.
 
 Selects the registry, mirrors, peers and login, remembers what a reference meant at the last pull, and reports progress.
-A Copy that a registry gave to a login is returned to no caller without asking that registry. Logins are not stored,
-only an HMAC of them with a key of the store. Content named by `oci://` is only stored, never executed.
+A Copy that was fetched with a login is returned only to callers for whom its registry has permitted access. Logins are
+not stored, only an HMAC of them with a key of the store. Content named by `oci://` is only stored, never executed.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Registries:
 
     @asynccontextmanager
     async def opened(self, host: str) -> AsyncIterator[Mirrored]:
-        """Open the registry, preceded by its mirrors and by peers. Raises PolicyError."""
+        """Open the registry with its mirrors and peers, which are tried first. Raises PolicyError."""
         async with AsyncExitStack() as stack:
             own = await stack.enter_async_context(self.client(host))
             mirrors = [

@@ -93,14 +93,16 @@ async def _fetch_header(repository: str, source: BlobSource, one: File, folder: 
 
 
 class _Beginning:
-    """A local file with the first bytes of a remote one, and a hole for the others; of an archive, its first file."""
+    """A local file with the first bytes of a remote file, and a hole in place of the rest. If the remote file is a tar
+    archive, it is the first file in the archive.
+    """
 
     def __init__(self, of: File, folder: Path, cpu: CpuTime) -> None:
         self.path, self.known_bytes = folder / of.path, 0
         self._of, self._cpu, self._fetched_bytes = of, cpu, 0
         self._archive = Reader() if of.encoding == "tar" else None
         self.size = None if self._archive else of.size
-        """Size of the file; None before its header in the archive."""
+        """Size of the file; None until its header in the archive has been read."""
         _put(self.path, b"", self.size or 0)
 
     async def extend(self, repository: str, source: BlobSource, end: int) -> None:

@@ -1,9 +1,9 @@
-"""Finds the signatures of a manifest in its registry before any of it is published. I/O.
+"""Finds the signatures of a manifest in its registry before its content is published in the store. I/O.
 
 Reads the manifest's referrers (sigstore bundles, cosign signatures) and cosign's tag `sha256-HEX.sig`, with limits on
 number, bytes and time. Content is verified by its digest; where it was found counts for nothing, and only
-`artifacts.signatures.policy` evaluates it. A registry that fails, lies or is too slow raises no error here but yields
-an unread signature, which is never valid: a rejection if signatures are enforced.
+`artifacts.signatures.policy` evaluates it. If a registry fails, lies or is too slow, no error is raised here. The
+result is a signature marked as unread, which is never valid, so the manifest is rejected if signatures are enforced.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KINDS = frozenset({BUNDLE, "application/vnd.dev.cosign.artifact.sig.v1+json", ""
 """Artifact types of referrers that may be signatures; old registries drop the type."""
 _BYTES_MAX = {BUNDLE: BUNDLE_BYTES_MAX, SIMPLE: PAYLOAD_BYTES_MAX}
 LOOKS_MAX = 32
-"""Maximum manifests and layers read, for the referrers and for the tag each."""
+"""Maximum number of manifests and layers that are read for the referrers, and again for the tag."""
 SECONDS_MAX = 60.0
 
 

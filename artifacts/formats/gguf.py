@@ -33,7 +33,8 @@ CHUNK_BYTES = 1 << 20
 KEYS_MAX = 100_000
 TENSORS_MAX = 100_000
 INPUT, OUTPUT = "token_embd.weight", "output.weight"
-"""Tensors. Without the second, the first also computes the output."""
+"""Tensors of the input embedding and of the output. Without an output tensor, the input embedding computes the output.
+"""
 TEXTS_MAX = 4_000_000
 """Limit for all string arrays together. The largest vocabularies have 300,000 tokens and 500,000 merges."""
 KEPT_MAX, ARRAYS_MAX = 1_000, 16
@@ -76,7 +77,7 @@ def load_gguf_info(file: Path | str, cpu: CpuTime | None = None) -> GgufInfo:
 
 def has_whole_header(file: Path, known_bytes: int, cpu: CpuTime) -> bool:
     """Return whether the first `known_bytes`, behind which the file has a hole, contain its header including the tensor
-    directory. Raises GgufError, unless the fault depends on the hole, and OSError.
+    directory. Raises OSError, and GgufError for a fault that the hole does not explain.
     """
     with cpu.spend(), open_regular_file(file) as opened:
         header = _Header(str(file), opened, file.stat().st_size, cpu)
@@ -225,7 +226,7 @@ class _Header:
 
     def directory(self, tensors: int) -> None:
         """Check the tensor directory: every tensor must begin within the file, unlike in an incomplete download. Also
-        finds the size of the input embedding, unless it computes the output, too.
+        finds the size of the input embedding, unless that tensor computes the output, too.
         """
         begins = dict[str, int]()
         offsets = [0]

@@ -3,7 +3,8 @@
 Knows the relevant keys, and the architectures for which llama.cpp keeps less than all tokens in all layers. Unlisted
 architectures are overestimated: full attention in every layer that has heads, and a state in every layer if the header
 mentions one, since a layer of a hybrid may have both (falcon-h1). Latent attention (MLA) needs no rule: such headers
-declare one head with the width of the cached row. Its values are counted, too, since older servers store them.
+declare one head with the width of the cached row. The attention values are counted in addition to that row, since older
+servers store them.
 
 Keys that are not needed for serving may be invalid or missing; then a common default is used. Raises ValueError with a
 reason if the file is not a language model.

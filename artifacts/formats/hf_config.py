@@ -106,7 +106,7 @@ def read_shape(keys: Keys, weights_bytes: int) -> Shape:
 
 
 def _layer(kind: object, row: tuple[int, int], state_bytes: int) -> LayerShape:
-    """A known kind has either tokens or a state, any other both."""
+    """A layer of a known kind keeps either tokens or a state; any other kind is assumed to keep both."""
     if not isinstance(kind, str):  # an unhashable value such as a list cannot be looked up
         kind = ""
     if kind in STATES_ONLY and state_bytes:

@@ -78,7 +78,7 @@ class Pace:
 
 
 class Once(Pace):
-    """Wraps a clock without retries, for callers that have other sources to try."""
+    """Wraps a clock and permits no retries, for callers that have other sources to try."""
 
     def __init__(self, of: Pace) -> None:
         self._of = of

@@ -2,14 +2,14 @@
 `artifacts.http.request_targets`.
 
 One session serves one registry. Credentials (`Authorization`, the registry's own headers, the client certificate) are
-sent only to the registry's origin, and no more after a redirect has left it. There are no cookies. Names that resolve
-to link-local addresses are not connected to; other hosts' names that resolve to private addresses only if the registry
-has one itself or an administrator allowed the host. Every wait has a limit. Do not add a second HTTP client: the
-protections of other products were bypassed through one.
+sent only to the registry's origin, and no more after a redirect has left it. There are no cookies. No connection is
+made to a link-local address, nor to a private address of another host unless the registry's address is private or an
+administrator allowed the host. Every wait has a limit. Do not add a second HTTP client: the protections of other
+products were bypassed through one.
 
 `Sealing` is a TLS context that keeps the encrypted buffers of each connection, so that a thread can receive from the
-connection. asyncio and uvloop do not expose these buffers. Both start each connection with the public method
-`ssl.SSLContext.wrap_bio`, where they are captured.
+connection. asyncio and uvloop do not expose these buffers. Both libraries start each connection with the public method
+`ssl.SSLContext.wrap_bio`, where `Sealing` captures the buffers.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def create_tls_context() -> Sealing:
     context = Sealing(ssl.PROTOCOL_TLS_CLIENT)
     if sys.version_info >= (3, 13):
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | ssl.VERIFY_X509_STRICT
-    context.load_default_certs()  # reads all of them, which takes as long as a small blob
+    context.load_default_certs()  # loads all CA certificates, which takes as long as fetching a small blob
     return context
 
 
@@ -129,7 +129,9 @@ class Site:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Extra headers, sent only to the registry."""
     allowed: frozenset[str] = frozenset()
-    """HOST or HOST:PORT entries that may be the token realm, or be private while the registry is public."""
+    """HOST or HOST:PORT entries that are allowed as the token realm, and allowed to have private addresses if the
+    registry's address is public.
+    """
     redirects: bool = True
     """Whether redirects are followed."""
     certified: str | None = None
@@ -212,8 +214,8 @@ class Answer:
             rest.close()
             raise BrokenError(f"{self.said}: the connection broke during the response ({_kind(error)})") from None
         if sealed is not None:
-            carrier.abort()  # close() would send a TLS close_notify
-        self._answer.close()  # closes only aiohttp's descriptor: the connection stays open in `rest`
+            carrier.abort()  # without a TLS close_notify, which close() would send
+        self._answer.close()  # this closes only aiohttp's descriptor; the connection stays open in `rest`
         head = b"".join(parts)
         return DetachedBody(head, rest, int(length) - len(head), sealed)
 

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 WHOLE_BYTES_MAX = 256 << 20
-"""Up to this size a blob is fetched with one request; other blobs keep the connection busy."""
+"""A blob of at most this size is fetched with one request. It is not split, since other blobs are fetched at the same
+time."""
 SMALL_PART_BYTES, PART_BYTES = 8 << 20, 32 << 20
 MARK_BYTES, MARKS_MAX = 4 << 20, 256
 """Progress of an incomplete part is recorded every `MARK_BYTES`, at most `MARKS_MAX` times per blob."""

@@ -46,7 +46,7 @@ async def push_layout(
             for of in whole.blobs:
                 group.create_task(one(of))
     except BaseExceptionGroup as several:
-        raise several.exceptions[0] from None  # the others were only cancelled because of it
+        raise several.exceptions[0] from None  # the other tasks were cancelled because of this error
     for of, content in whole.documents:
         await push.push_manifest(client, repository, of.digest, content, of.media_type)
     try:

@@ -72,7 +72,7 @@ class Peering:
     """Bytes received from each peer, by name, over all pulls."""
 
     def site(self, peer: Peer) -> Site:
-        """Build the site of a peer. Raises PolicyError if its URL is invalid."""
+        """Return the address and TLS settings of a peer. Raises PolicyError if its URL is invalid."""
         scheme, _, host = peer.url.rstrip("/").partition("://")
         if scheme not in {"http", "https"}:
             raise PolicyError(f"peer {peer.name}: expected https://HOST:PORT")
@@ -93,7 +93,9 @@ Rest = Callable[[Blob, int, int, Sink | None], AsyncGenerator[bytes, None]]
 
 
 class _Peers:
-    """The peers before a source. `room`: the source's folder in stores (`CopyKey.room`); peers serve only from it."""
+    """The peers that are tried before a source. `room`: the source's folder in stores (`CopyKey.room`); peers serve
+    only from it.
+    """
 
     def __init__(self, peering: Peering, room: str, pace: Pace, stack: AsyncExitStack) -> None:
         self.artifact: Digest | None = None
@@ -130,8 +132,8 @@ class _Peers:
     async def read(
         self, blob: Blob, first: int, end: int, sink: Sink | None, rest: Rest
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the bytes from peers, then from `rest`. Without a sink the caller verifies nothing: then only a small
-        blob, verified here as a whole, comes from peers.
+        """Yield the bytes from peers, then from `rest`. Without a sink the caller does not verify the bytes. Peers are
+        then used only for a small blob, which is verified here.
         """
         at = first
         if sink is None:
@@ -276,7 +278,9 @@ class Swarm(Mirrored):
         return self._peers.order(what, count) if self._peers else super().order(what, count)
 
     async def manifest(self, repository: str, asked: str, size: int | None = None) -> RawManifest:
-        """See `Mirrored.manifest`; by digest also from a peer while the registry is down, for public weights only."""
+        """See `Mirrored.manifest`. While the registry is down, a manifest that is requested by digest may come from a
+        peer. Peers serve only manifests of public weights.
+        """
         try:
             return await super().manifest(repository, asked, size)
         except UnreachableError:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from artifacts.digest import Digest
 
 PEERS_MAX = 16
-"""Maximum number of peers per pull; if there are more, each node uses others."""
+"""Maximum number of peers per pull; if there are more, each node uses a different selection."""
 BUSY_S, BUSY_S_MAX = 1.0, 30.0
 """Back-off of a busy peer if it states none, and the maximum."""
 FAILED_S = 30.0
@@ -130,7 +130,7 @@ class Board:
 
 
 def order_requests(seed: str, what: str, count: int) -> list[int]:
-    """Return the order of requests: specific to the node within each window."""
+    """Return the order of requests. Within each window of `WINDOW` requests it differs from node to node."""
     return sorted(range(count), key=lambda number: (number // WINDOW, hash_words(seed, what, str(number))))
 
 

@@ -131,9 +131,9 @@ async def stream_blob(
 ) -> AsyncGenerator[bytes, None]:
     """Yield the bytes from `first` up to (excluding) `end` of a blob; close it (`contextlib.aclosing`) to stop.
 
-    With a `sink`, bodies that it can move go there, only the others' bytes are yielded, and nothing is verified; nor is
-    it without `check`, for a digest that is only a name.
-    Raises AbsentError, DeniedError, MismatchError, PolicyError, UnreachableError.
+    A `sink` receives the bodies that can be moved, and only the bytes of other bodies are yielded. A whole blob is
+    verified, except with a `sink`, or if `check` is false because the digest is a placeholder. Raises AbsentError,
+    DeniedError, MismatchError, PolicyError, UnreachableError.
     """
     repository, digest, size = blob
     wanted = Part(first, size if end is None else end, size)

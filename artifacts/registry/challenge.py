@@ -169,7 +169,9 @@ def parse_realm(text: str, registry: URL, allowed: Collection[str] = ()) -> URL:
 
 
 def is_related_host(registry: str, other: str) -> bool:
-    """Whether one is the other's parent, or both share one: `registry-1.docker.io` and `auth.docker.io`."""
+    """Whether `other` is the registry, its parent domain, or a host below either: `registry-1.docker.io`,
+    `auth.docker.io`. A domain that several parties share does not count.
+    """
     registry, other = normalize_host(registry), normalize_host(other)
     if parse_address(registry) is not None or parse_address(other) is not None:
         return registry == other

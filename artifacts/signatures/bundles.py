@@ -1,7 +1,7 @@
 """Parses Sigstore bundles v0.3: a file with a signature and the material to verify it. Pure.
 
 Format: github.com/sigstore/protobuf-specs, sigstore_bundle.proto, as JSON. Parsing verifies nothing. Older versions are
-rejected, since they allowed less material.
+rejected, since they permit bundles with less verification material.
 """
 
 from __future__ import annotations

@@ -30,7 +30,9 @@ from artifacts.signatures.trust_root import Authority, Log, Root
 
 
 def is_issuer_chain(path: Sequence[Certificate]) -> bool:
-    """Whether each was issued by the next, a CA. Raises x509.ExtensionNotFound without basic constraints."""
+    """Whether each certificate was issued by the next one, which must be a CA. Raises x509.ExtensionNotFound without
+    basic constraints.
+    """
     return all(_is_by(child, parent) for child, parent in pairwise(path))
 
 

@@ -88,7 +88,7 @@ def evaluate_signatures(digest: Digest, found: Sequence[Found], policy: Policy) 
 
 
 def _refused(digest: Digest, reasons: Sequence[str], policy: Policy) -> SignatureVerdict:
-    """Build the verdict without a valid signature."""
+    """Build the verdict for the case that no signature is valid."""
     shown = [*reasons[:REASONS_MAX], *([f"and {len(reasons) - REASONS_MAX} more"] if reasons[REASONS_MAX:] else [])]
     if policy.policy == "enforce":
         first = f"{digest}: refused: no valid signature that weights.signatures requires"

@@ -164,7 +164,7 @@ def _second(spec: Mapping[str, object], content: Envelope | Message, *, whole: b
 
 
 def _sum_of(content: Envelope | Message, *, whole: bool) -> bytes:
-    """Return the content's hash. `whole`: of an envelope hash all that is signed, else only its payload."""
+    """Return the content's hash. `whole`: hash all signed bytes of an envelope, not only its payload."""
     if isinstance(content, Message):
         return content.sha256
     return hashlib.sha256(payloads.encode_pae(payloads.IN_TOTO, content.payload) if whole else content.payload).digest()

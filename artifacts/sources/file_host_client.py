@@ -136,7 +136,7 @@ class FileHost:
 
 
 class Lone:
-    """A host as the only `blobs.BlobSource`."""
+    """A `blobs.BlobSource` with a single host."""
 
     def __init__(self, place: FileHost) -> None:
         self._place = place
@@ -164,7 +164,7 @@ class Lone:
     async def read(
         self, blob: Blob, first: int = 0, end: int | None = None, sink: Sink | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """As `blobs.stream_blob` without `check`, since the digest may be only a name here."""
+        """Like `blobs.stream_blob` without `check`, since the digest may be a placeholder here."""
         async with aclosing(blobs.stream_blob(self._place, blob, first, end, sink, check=False)) as pieces:
             async for piece in pieces:
                 yield piece

@@ -45,7 +45,7 @@ class Sums:
             log.warning("event=checksums_save_failed digest=%s reason=%r", key.digest, error.strerror)
 
     def known(self, key: CopyKey, of: Listing) -> Listing:
-        """Return the listing with the remembered digests as claims of its files."""
+        """Return the listing with the remembered digests as the `claim` of its files."""
         try:
             with self._path(key).open("rb") as file:
                 said = msgspec.json.decode(file.read(_BYTES_MAX), type=dict[str, str])

@@ -188,7 +188,7 @@ async def _each(keys: Sequence[str], ask: Callable[[str], Awaitable[T]]) -> list
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one(key)) for key in keys]
     except BaseExceptionGroup as several:
-        raise several.exceptions[0] from None  # the others were only cancelled because of it
+        raise several.exceptions[0] from None  # the other tasks were cancelled because of this error
     return [task.result() for task in tasks]
 
 
@@ -244,7 +244,8 @@ def _explaining(region: str, *, signed: bool) -> Explain:
             error = Element("")
         said, lies = error.one("Code"), headers.get("X-Amz-Bucket-Region") or error.one("Region")
         code = said if _CODE.fullmatch(said) else ""
-        if status in {301, 307, 400} and _REGION.fullmatch(lies) and lies != region:  # some send it in every response
+        # Some services state their region in every response, so the status is checked, too.
+        if status in {301, 307, 400} and _REGION.fullmatch(lies) and lies != region:
             return f"the bucket is in another region: set AWS_REGION={lies}"
         if code in _MEANINGS:
             return f"{_MEANINGS[code]} ({code})"

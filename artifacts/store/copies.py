@@ -88,7 +88,9 @@ class CopyStore:
         return found + [self._pull(Path(one.path)) for one in list_entries(layout.partials)]
 
     def _pull(self, path: Path) -> Candidate:
-        """Build the candidate of a pull: a running one holds the stored files that it uses, an abandoned one may go."""
+        """Build the eviction candidate for a pull. A running pull keeps the stored files that it uses; an abandoned
+        pull may be removed.
+        """
         lock_path = self.layout.locks / path.name
         lock = try_lock(lock_path, make=True)
         if lock is not None:

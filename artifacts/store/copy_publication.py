@@ -125,7 +125,7 @@ class Pull:
             for digest in self._raw:
                 there, own = self._layout.blob(self._wanted.key, digest), self._blobs / digest_file_name(digest)
                 if there.exists():
-                    self._disk.remove(own)  # from an earlier attempt, fetched by another pull meanwhile
+                    self._disk.remove(own)  # of an earlier attempt; another pull has stored the blob since
                     self._disk.link(there, own)
             missing = tuple(one for one in self._wanted.files if not self._is_here(one))
             wanted_bytes = self._own_bytes() + RECORD_BYTES

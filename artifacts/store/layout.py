@@ -1,8 +1,8 @@
 """Paths in a node's store, and the record of a Copy. I/O.
 
 Defines names and the format of `copy.json`. Only validated digests are used in paths. Nothing is shared between
-registries: otherwise one registry could name another's digest, approve its own access check, and obtain content that it
-never had. Within a registry, files that two artifacts share are stored once, as hard links.
+registries. Otherwise a registry could list a digest of another registry, permit access to it, and so give its callers
+content that it never had. Within a registry, files that two artifacts share are stored once, as hard links.
 
     blobs/ORIGIN/ALG-HEX          a verified file, read-only
     copies/ORIGIN/ALG-HEX/        one Copy, published by one rename: copy.json, lease, files/...

@@ -22,7 +22,7 @@ SPARE_BYTES = 1 << 30
 """Disk space reserved for other uses: logs, images, the kubelet."""
 SPARE_FILES = 1024
 TRIES_MAX = 8
-"""Maximum selections if victims come into use meanwhile."""
+"""Maximum number of times that victims are selected: they may come into use before they are removed."""
 Free = Callable[[Path], os.statvfs_result]
 Evicted = Callable[[str], None]
 """Called per eviction: `room` for a Copy evicted for space, `left` for the remains of an interrupted pull."""

@@ -56,7 +56,7 @@ class Choice(NamedTuple):
     """Bytes that are missing even if everything evictable is removed."""
     pinned_bytes: int = 0
     in_use_bytes: int = 0
-    """Held bytes if something is missing; pinned Copies in use count as in use."""
+    """Size of the pinned Copies, and of those in use, if bytes are missing. A Copy that is both counts as in use."""
 
 
 def select_victims(candidates: Iterable[Candidate], needed_bytes: int) -> Choice:

@@ -1,8 +1,8 @@
 """Maps capacity orders to the slices that they delivered. Pure; decides nothing.
 
-Also selects the marks of pods on these slices, and withholds slices that are being released. An order of devices owns
+Also selects the `Marks` for pods on these slices, and excludes slices that are being released. An order of devices owns
 the devices that its provider names, or the last ones on a node that only counts devices. An order of a node owns all
-its slices, unless its provider names devices.
+slices of that node, unless the provider names devices.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def has_replica_on_node(world: World, lease: Lease) -> bool:
 
 
 def select_pod_marks(world: World, model: ModelName, ids: Iterable[SliceId]) -> Marks:
-    """Marks of a model's pod on these slices: those of their order, else of the model's booked order for any node."""
+    """Return the marks for a model's pod on these slices: those of the order that owns a slice. If there is none, those
+    of an order of the model that is not delivered, has no node yet, and offers labels that agree with a slice.
+    """
     there = [world.nodes.slices[id] for id in ids if id in world.nodes.slices]
     marked = [*_marked(world)]
     of = (listed for lease, listed in marked if any(is_slice_of_lease(lease, one) for one in there))

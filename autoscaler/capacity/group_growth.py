@@ -25,9 +25,10 @@ def adopt_group(group: Group, now_s: float) -> GroupGrowth:
     """Track a new group, with nothing in flight.
 
     A machine that is not ready may have been broken for weeks; unplaced requests would wait GROW_S for it after each
-    start of an autoscaler. If it does arrive, little is ordered twice: growth for pods of others does not count,
-    providers list growth for our orders before anything is ordered, and followers saw any other growth. Only a scale-up
-    by a person while no autoscaler ran can add one surplus node, which is released when idle.
+    start of an autoscaler. If it does arrive, little is ordered twice. Machines for pods of other controllers would not
+    count anyway, providers list the orders that a group grows for before anything is ordered, and followers have
+    observed all other growth. Only a scale-up by a person while no autoscaler ran can add one surplus node, which is
+    released when idle.
     """
     return GroupGrowth(group=group, coming=0, shown=0, since_s=now_s)
 
@@ -63,7 +64,7 @@ def count_nodes_with_devices(world: World, group: Group) -> int:
 
 
 def list_group_leases(world: World, now_s: float) -> Iterator[Lease]:
-    """Yield one order, which needs no release, for each machine in flight that our requests can use."""
+    """Yield one order for each machine in flight that our requests can use. These orders are never released."""
     for name, growth in sorted(world.capacity.groups.items()):
         group, offer = growth.group, growth.group.offer
         if offer is None or not growth.coming or now_s >= growth.since_s + GROW_S:
@@ -79,7 +80,9 @@ def list_group_leases(world: World, now_s: float) -> Iterator[Lease]:
 
 
 def _of(lease: Lease, labels: Mapping[str, str]) -> bool:
-    """Whether the group grows for this order: it is committed to a node with such labels and not delivered yet."""
+    """Whether the group grows for this order: the order is committed to a node with the group's labels, and not
+    delivered yet.
+    """
     offered = lease.offer.labels
     agrees = bool(offered) and all(offered.get(key, said) == said for key, said in labels.items())
     return agrees and not lease.offer.node and lease.here_s is None and lease.committed
@@ -91,5 +94,5 @@ def read_group_limits(world: World) -> Groups:
 
 
 def collect_group_limits(groups: Iterable[Group]) -> Groups:
-    """The same for any groups."""
+    """Maximum devices per node, for those of these groups that have the annotation."""
     return {one.name: (one.most, one.labels) for one in groups if one.most}

@@ -1,12 +1,13 @@
 """Converts announced interruptions (node removal, withdrawn or expiring orders) into drains. Pure.
 
 Interruptions are derived from taints of Karpenter, Cluster Autoscaler and clouds, from a provider that withdraws an
-order, and from the end time of an order. Orders for room on existing nodes do not expire: preemption evicts their pods.
-An interruption becomes a drain with a reason, like an operator's: nothing new is placed there, and a successor starts
-elsewhere first, with ordered capacity if necessary. When the time for that is over, replicas drain without a successor:
-their requests finish, and new requests wait. Karpenter waits for our pods before it removes a node
-(`autoscaler.providers.karpenter.disruption_guard`), but nothing relies on that. On a node that its autoscaler considers
-unneeded, replicas continue; only idle attached devices are released, since they would be removed with the node.
+order, and from the end time of an order. An order for room on existing nodes (`Offer.room`) does not expire; instead
+its pods may be preempted. An interruption becomes a drain with a reason, like an operator's: nothing new is placed
+there, and a successor starts elsewhere first, with ordered capacity if necessary. When the time for that is over,
+replicas drain without a successor: their requests finish, and new requests wait. Karpenter waits for our pods before it
+removes a node (`autoscaler.providers.karpenter.disruption_guard`), but nothing relies on that. On a node that its
+autoscaler considers unneeded, replicas continue; only idle attached devices are released, since they would be removed
+with the node.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def is_lease_ending(world: World, lease: Lease) -> bool:
 
 
 def is_on_unneeded_node(world: World, lease: Lease) -> bool:
-    """Whether its devices are attached to a node that its autoscaler considers unneeded."""
+    """Whether the order's devices are attached to a node that the cluster's node autoscaler considers unneeded."""
     if lease.listed is None or not lease.offer.node:
         return False
     there = (one for one in world.nodes.slices.values() if one.taints and one.node == lease.listed.node)
@@ -138,5 +139,5 @@ def lead_s(world: World, lease: Lease, ends_s: float) -> float:
 
 
 def _here(world: World) -> Iterator[Lease]:
-    """Delivered orders, except those for room on existing nodes, which are not removed."""
+    """Delivered orders, except orders for room on existing nodes: these nodes are not removed."""
     return (one for one in world.capacity.leases.values() if one.here_s is not None and not one.offer.room)

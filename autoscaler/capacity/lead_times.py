@@ -17,24 +17,27 @@ from msgspec.structs import replace
 from autoscaler.state.capacity import GAPS_MAX, STARTS_MAX, LeadTimeStats, Offer
 
 PRIOR = 3
-"""The expected time counts as this many deliveries."""
+"""The expected time has the weight of this many observed deliveries."""
 P95_RATIO = 3.0
 """Ratio of the 95th percentile to the median without observations."""
 P95_RATIO_MIN = 1.2
 _NORMAL = NormalDist()
 _P95 = _NORMAL.inv_cdf(0.95)
 SURE = 1 - 1e-9
-"""Above this probability of earlier delivery, the distribution gives no estimate of the remaining time."""
+"""If the order should have been delivered by now with more than this probability, the elapsed time is the estimate of
+the remaining time."""
 CONFIDENCE_WEIGHT, COUNTED_MAX = 4, 32
 WAIT_WORTH = 4.0
 """Cost of one second of waiting requests, in seconds of an idle device."""
 DUE_FACTOR, DUE_S = 3.0, (30.0, 3600.0)
-"""An order is given up after this multiple of its 95th percentile, within DUE_S, and never before that percentile. An
-order in a queue, whose times are unpredictable, is given up the maximum of DUE_S after it was granted."""
+"""An order is given up after this multiple of its 95th percentile, limited to the range DUE_S, but never before that
+percentile. The time in a queue is unpredictable: a queued order is given up when the maximum of DUE_S has passed since
+it was granted."""
 KEPT_S = (30.0, 1800.0)
 """Bounds of how long idle capacity is kept, with few observations."""
 GAPS_MIN = 3
-"""Minimum number of observed gaps from which the time is computed instead of the reorder cost."""
+"""With fewer observed gaps, the time for which idle capacity is kept is the reorder cost. Otherwise it is computed from
+the gaps."""
 NO_LEARNT = LeadTimeStats()
 
 
@@ -47,7 +50,7 @@ class Expected(NamedTuple):
 
     @property
     def mean_s(self) -> float:
-        """Mean of delivered orders."""
+        """Mean delivery time of the orders that are delivered."""
         if self.p50_s == inf:
             return inf
         return self.p50_s * exp(self.spread**2 / 2)

@@ -1,7 +1,7 @@
-"""Computes what remains of an offer after the orders placed since, and offers in back-off. Pure; decides nothing.
+"""Computes what remains of an offer after orders placed since it was read, and its back-off. Pure; decides nothing.
 
-Used before ordering, to publish attachable devices, and to count offered devices. It counts free devices that a node
-has room for, not the maximum that could exist.
+Used before ordering, to publish attachable devices, and to count offered devices. The result counts free devices for
+which a node has room, not the maximum number that nodes could have.
 """
 
 from __future__ import annotations

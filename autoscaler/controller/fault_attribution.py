@@ -111,7 +111,7 @@ class Folded(NamedTuple):
 
 
 def fold_separately(world: World, batch: Sequence[Observation], now_s: float) -> Folded:
-    """Fold each observation of a batch whose `fold` raised separately, without the Models that make it raise."""
+    """After `fold` raised for a batch: fold its observations one by one, without the Models that cause exceptions."""
     transitions: list[Transition] = []
     faults: list[tuple[ModelName, Exception]] = []
     aside: dict[Hashable, Observation] = {}
@@ -142,7 +142,7 @@ def fold_separately(world: World, batch: Sequence[Observation], now_s: float) ->
 
 
 def _holding(world: World, one: Observation, now_s: float) -> World:
-    """The `World` with a replica that could not be adopted, so that its share of its slices does not count as free."""
+    """The `World` plus a replica that could not be adopted, so that the resources that it uses do not count as free."""
     if not isinstance(one, ReplicaSeen) or one.seen is Seen.CLEAN or one.id in world.replicas:
         return world
     draft = Draft(world, now_s)

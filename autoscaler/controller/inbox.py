@@ -1,8 +1,8 @@
 """A bounded FIFO queue of observations that are not folded yet.
 
-Gateway reports are levels. Above INBOX_MAX only the newest report of each gateway boot is kept, with the cumulative
-counts of the earlier ones, because those are acknowledged and will not be repeated. Other observations are never
-dropped or changed: their number is bounded by the number of replicas that change state.
+A gateway report states current values, not changes. Above INBOX_MAX only the newest report of each gateway boot is
+kept, with the cumulative counts of the earlier ones, because those are acknowledged and will not be repeated. Other
+observations are never dropped or changed: their number is bounded by the number of replicas that change state.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Inbox:
             before = len(self._waiting)
             self._waiting = merge_reports(self._waiting)
             self._merged += before - len(self._waiting)
-            self._merge_above = max(INBOX_MAX, 2 * len(self._waiting))  # else each `put` would merge again
+            # Doubled: otherwise each `put` would merge again, although there is little left to merge.
+            self._merge_above = max(INBOX_MAX, 2 * len(self._waiting))
 
     def take(self) -> tuple[list[Observation], int]:
         """Remove and return all queued observations, and the number of reports that were merged into later ones."""
@@ -47,7 +48,9 @@ class Inbox:
 
 
 def merge_reports(batch: Sequence[Observation]) -> list[Observation]:
-    """Return the batch with one report per gateway boot, at the position of its first: no other event overtakes it."""
+    """Return the batch with one merged report per gateway boot.
+    It has the position of the first report of that boot, so that no later event precedes it.
+    """
     newest: dict[tuple[GatewayId, str], Reported] = {}
     for one in batch:
         if isinstance(one, Reported):

@@ -4,8 +4,8 @@ The loop holds the only mutable reference to the `World`. `observe` puts events 
 task folds the inbox as one batch, calls the planner and `divide_slots` on the result, folds every Action before the
 driver executes it, and then calls the listeners. Before a start or an eviction for a Model, the loop checks with the
 driver whether that Model could start at all; an obstacle is folded like any other observation. The loop sleeps until
-the next observation or until time alone would change the plan. Under a flood of events it sleeps as long as it worked,
-so it uses at most half a core.
+the next observation, or until the plan changes only because time passes. Under a flood of events it sleeps as long as
+it worked, so it uses at most half a core.
 
 An exception that one Model causes quarantines that Model (`autoscaler.controller.fault_attribution`). For any other
 exception `World.degraded` is set, no decision is made until a retry succeeds, and the last plan stays.
@@ -69,7 +69,7 @@ from autoscaler.state.mig import CutRefused
 from autoscaler.state.world import World
 
 TICK_S_MAX = 1.0
-"""Maximum interval between two Ticks, whatever else is observed: back-offs end, and gauges age."""
+"""Maximum interval between two Ticks, even if other observations arrive: the passing of time changes some state."""
 ROUNDS_MAX = 4
 """Maximum plans per step: one Action may enable another (a drop frees a slice); the rest waits for the next step."""
 RETRY_S_MAX = 60.0
@@ -110,9 +110,9 @@ Listener = Callable[[LoopStep], None]
 
 
 Retry = Callable[[frozenset[ModelName]], None]
-"""Called within a step, before the plan, with the Models whose quarantine has ended. It repeats work outside of the
-`World` that these Models made fail, and calls `Loop.fault` for those that fail again. Must not block. If it raises, it
-is called again with the same Models; until it succeeds, these Models are planned as if quarantined.
+"""Called within a step, before the plan, with the Models whose quarantine has ended. It repeats the work outside of the
+`World` that failed because of these Models, and calls `Loop.fault` for the Models that fail again. Must not block. If
+it raises, it is called again with the same Models; until it succeeds, these Models are planned as if quarantined.
 """
 
 
@@ -163,7 +163,7 @@ class Loop:
         self._decide_now: Decide = Planner().plan
         self._empty = asyncio.Event()
         self._aside: dict[Hashable, Observation] = {}
-        """Observations that could not be folded, by `observation_key`; retried after RETRY_S_MAX or a quarantine."""
+        """`observation_key` -> observation that could not be folded; retried after RETRY_S_MAX or a quarantine."""
         self._unstopped: dict[ReplicaId, StopReplica] = {}
         """Stops that the driver failed to begin; retried as well."""
         self._quarantined: frozenset[ModelName] = frozenset()
@@ -174,7 +174,7 @@ class Loop:
         self._unfolded_s = -math.inf
         """When folding last failed for a reason that no Model explains."""
         self._retry_s = 0.0
-        """No decision is made before this time: the last one failed, and no Model explains why."""
+        """No decision is made before this time, because the last one failed."""
         self._failures = 0
         self._troubles: dict[str, str] = {}
         """Failed part -> an exception that no Model explains, in one line."""
@@ -253,7 +253,8 @@ class Loop:
                     one.id,
                     one.model,
                 )
-            elif isinstance(one, LeadingSeen | FollowingSeen):  # these belong to another leadership
+            elif isinstance(one, LeadingSeen | FollowingSeen):
+                # The failed observations and stops belong to the leadership term that has ended.
                 self._aside.clear()
                 self._unstopped.clear()
         transitions = self._fold([*self._again(started_s), *batch], started_s)
@@ -272,7 +273,9 @@ class Loop:
                     transitions += acted
             ordered = all(isinstance(one, AcquireLease) for one in self.plan.actions)  # also if there is no action
             if ordered and len(self.plan.actions) < ORDERS_MAX:
-                break  # capacity orders enable nothing before they are observed, and each must be sent
+                # Capacity orders enable no other Action before they are observed. With ORDERS_MAX orders, more may be
+                # due, so planning continues.
+                break
         acted_s = self._clock()
         granted = self._divided(started_s) if leads else None
         if granted is not None:
@@ -288,12 +291,14 @@ class Loop:
         self._rest_until_s = now_s + (now_s - started_s)
 
     def _list_ended(self, before: World, batch: Sequence[Observation]) -> frozenset[ModelName]:
-        """The Models whose quarantine ended since the retries were last called, in whatever call of `advance`."""
+        """The Models whose quarantine ended since the retries were last called, in this step or between steps."""
         noted = {one.model for one in batch if isinstance(one, FaultSeen)} & self.world.models.keys()
         return (self._quarantined | list_quarantined_models(before) | noted) - list_quarantined_models(self.world)
 
     def _retry(self, ended: frozenset[ModelName], now_s: float) -> tuple[Transition, ...]:
-        """Repeat what Models made fail whose quarantine has ended. A retry that raises is repeated with back-off."""
+        """Repeat the work that failed because of Models whose quarantine has ended.
+        A retry that raises is repeated with back-off.
+        """
         transitions: tuple[Transition, ...] = ()
         if ended and self._aside:
             self._again_s = now_s
@@ -318,7 +323,7 @@ class Loop:
 
     def _plan(self, now_s: float, asked: set[ModelName]) -> tuple[Transition, ...]:
         """Compute a plan without starts that are certain to fail. Terminates: a step checks each Model once.
-        A removed obstacle is detected by a later check, because new facts may still be missing.
+        An obstacle that no longer exists is not detected here but by a later check, because facts may still be missing.
         """
         transitions: tuple[Transition, ...] = ()
         faults = len(self.world.learned.faults)
@@ -412,17 +417,18 @@ class Loop:
             )
             for name in found:
                 self.fault(name, what, done.error)
-            if len(found) in {0, CULPRITS_MAX}:  # at the maximum there may be more: search again next time
+            if len(found) in {0, CULPRITS_MAX}:  # after CULPRITS_MAX there may be more: search again next time
                 raise done.error
 
     def fault(self, name: ModelName, what: str, error: Exception | str) -> None:
-        """Quarantine the Model that caused an exception at once. `error`: the exception, or its description."""
+        """Immediately quarantine the Model that caused an exception. `error`: the exception, or its description."""
         if name not in list_quarantined_models(self.world):
             reason = error if isinstance(error, str) else describe_error(error)
             report_fault(name, what, reason)
             seen = (FaultSeen(model=name, reason=reason, part=what),)
             done = attempt(lambda: advance(self.world, seen, self._clock()))
-            if isinstance(done, Failure):  # another Model raised as time passed; the next step folds separately
+            if isinstance(done, Failure):
+                # Folding the passage of time raised, because of another Model. The next step folds separately.
                 self.observe(seen)
             else:
                 self.world, _ = done
@@ -447,7 +453,7 @@ class Loop:
         self._failures = min(self._failures + 1, 16)
 
     def _again(self, now_s: float) -> list[Observation]:
-        """Return the observations to fold again and retry failed stops, if either is due."""
+        """If a retry is due, retry failed stops and return the observations to fold again."""
         if now_s < self._again_s or not (self._aside or self._unstopped):
             return []
         again, self._aside = list(self._aside.values()), {}

@@ -31,7 +31,7 @@ LOOK_S_MAX = 30.0
 
 
 class NotBroughtError(Exception):
-    """The weights could not be fetched; `str()` gives the reason for people."""
+    """The weights could not be fetched; `str()` gives a human-readable reason."""
 
 
 @dataclass(slots=True)

@@ -1,7 +1,8 @@
 """Computes how many replicas of a model are needed now, and why. Ignores devices.
 
 * 0 -> 1: at once.
-* 1 -> N: if the backlog has waited for some time, exceeds the starting replicas, and would take longer than a start.
+* 1 -> N: if a request has waited for some time, the ready and starting replicas are too few, and draining the queue
+  would take longer than a start.
 * N -> fewer: if the peak of concurrent requests in the last idle timeout fits fewer.
 * N -> 0: when the idle timeout has passed since the last request finished.
 
@@ -41,7 +42,8 @@ LIVE = frozenset({S.PENDING, S.STARTING, S.READY, S.UNREADY, S.WAKING})
 PEAK_BUCKET_S = 0.1
 """Unit of `History.peaks`: bucket b ends at (b + 1) x this."""
 PERSIST_S = (0.2, 10.0)
-"""Bounds of the time that a request must wait before another replica starts: a quarter of the median start."""
+"""Minimum and maximum of the time that a request must wait before another replica starts. Between them, the time is a
+quarter of the median start duration."""
 PERSIST_UNKNOWN_S = 1.0
 EXTRA_WINDOWS, EXTRA_S_MAX = 20.0, 1200.0
 """A second replica that became ready stays for this many idle timeouts, at most 20 minutes, unless there is no demand
@@ -60,7 +62,7 @@ class DesiredReplicas(StateRecord, frozen=True):
     since_s: float | None = None
     """Since when the reason holds."""
     next_s: float | None = None
-    """When time alone changes the answer."""
+    """When the answer changes only because time passes."""
     urgent: bool = False
     """Whether requests wait for it, or were rejected because it is cold."""
     begins_s: float | None = None
@@ -161,7 +163,7 @@ def _busy(case: _Case) -> DesiredReplicas:
 
 
 def _not_yet(case: _Case) -> tuple[str, float | None]:
-    """Return why the supply does not grow (beyond one) yet, and when time changes that; empty: it grows."""
+    """Return (why no replica beyond the first is added yet, when that may change). An empty reason: they are added."""
     have, load = len(case.supply), case.load
     median_s = median_start_s(case.history)
     if have:
@@ -182,7 +184,7 @@ def _not_yet(case: _Case) -> tuple[str, float | None]:
 
 
 def _fewer(case: _Case, need: int) -> tuple[int, float | None]:
-    """Return (how many stay if `need` are enough now, when time changes that)."""
+    """Return (number of replicas to keep although `need` are enough now, when it may change as time passes)."""
     have, history = len(case.supply), case.history
     if not is_demand_complete(case.world, case.now_s):
         return have, None
@@ -250,7 +252,7 @@ def _idle(case: _Case) -> DesiredReplicas:
 
 
 def _refused(case: _Case) -> DesiredReplicas | None:
-    """One replica, until the start for a request that was rejected because the model is cold; None: no such request."""
+    """The demand for one replica after a request was rejected because the model is cold; None: no such request."""
     end_s = refused_until_s(case.history)
     if case.now_s >= end_s:
         return None

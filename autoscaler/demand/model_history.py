@@ -53,7 +53,7 @@ def drop_stale_failures(history: History, model: Model) -> History:
 
 
 def is_new_episode(history: History, tried_s: float, seconds_max: float) -> bool:
-    """Whether a try begun at `tried_s` belongs to no earlier failure: none counts, or it is too long ago."""
+    """Whether a try that began at `tried_s` starts a new episode: none is open, or its first try is too long ago."""
     return history.first_try_s is None or tried_s - history.first_try_s >= seconds_max
 
 
@@ -63,7 +63,7 @@ def record_failure(history: History, start: Start, tried_s: float, now_s: float,
     tries = 1 if fresh else history.tries + 1
     first_s = tried_s if fresh else min(history.first_try_s or tried_s, tried_s)
     pause_s = TRY_AFTER_S[min(tries, len(TRY_AFTER_S)) - 1]
-    if tries <= start.retries and now_s + pause_s - first_s < start.seconds_max:  # later it would begin a new episode
+    if tries <= start.retries and now_s + pause_s - first_s < start.seconds_max:  # a later try begins a new episode
         return replace(history, tries=tries, first_try_s=first_s, retry_at_s=now_s + pause_s, failure=reason)
     pause_s = min(EPISODE_AFTER_S * 2.0 ** min(history.episodes, 16), EPISODE_AFTER_S_MAX)
     until_s = now_s + pause_s
@@ -86,7 +86,7 @@ def record_impossible_start(history: History, now_s: float, reason: str) -> Hist
 
 def start_deadline_s(world: World, replica: Replica) -> float | None:
     """Return when the start of a replica times out; None if it is not starting, or waits for room or an image.
-    A retry has the time that is left of its episode. A replica that was found is timed from then on.
+    A retry has the time that is left of its episode. The start of an adopted replica is timed from its adoption.
     """
     if replica.state not in (S.STARTING, S.WAKING) or replica.runtime.waits:
         return None
@@ -119,7 +119,7 @@ def merge_leader_history(history: History, leaders: History) -> History:
 
 
 def end_backoff(history: History, now_s: float) -> History:
-    """The back-off of a failed episode is over: requests wait again for the next try."""
+    """If the back-off of a failed episode is over, end it: requests are queued again instead of being rejected."""
     if not history.refused_until_s or now_s < history.refused_until_s:
         return history
     return replace(history, refused_until_s=0.0)
@@ -133,7 +133,7 @@ def record_activity(history: History, at_s: float) -> History:
 
 
 def record_cold_refusal(history: History, at_s: float, retry_after_s: float) -> History:
-    """A cold request was rejected: demand for one start, held for twice the Retry-After that was given."""
+    """A request for a cold model was rejected. It counts as demand for one start, for twice the Retry-After sent."""
     return replace(
         history,
         refused_cold_s=max(at_s, history.refused_cold_s or at_s),
@@ -166,7 +166,7 @@ def record_start_decision(history: History, model: Model, now_s: float) -> Histo
 
 def record_peak(history: History, model: Model, load: ModelLoad, now_s: float) -> History:
     """Record the most concurrent requests (waiting or running) in each twelfth of the last idle timeout.
-    A twelfth is recorded as its last bucket of PEAK_BUCKET_S, so that it means the same if the timeout changes.
+    Its key is the number of its last bucket of PEAK_BUCKET_S, so that recorded peaks stay valid if the timeout changes.
     """
     calls, window_s = load.waiting + load.running, idle_window_s(model, history)
     width = max(1, ceil(window_s / PEAKS / PEAK_BUCKET_S))

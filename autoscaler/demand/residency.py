@@ -15,8 +15,9 @@ from autoscaler.state.world import History, ModelLoad, Replica, World
 
 BEGINNING = frozenset({S.PENDING, S.STARTING, S.WAKING})
 START_WORTH, RENTED_S_MIN = 1.0 + WAIT_WORTH, 30.0
-"""A replica that causes capacity costs stays idle for this many median starts, and at least RENTED_S_MIN: for the next
-start, and for the requests that would wait for it."""
+"""The idle timeout of a replica that causes capacity costs is limited to this many median start durations, but not to
+less than RENTED_S_MIN. One duration is the cost of the next start; WAIT_WORTH is that of the requests that wait for it.
+"""
 REFUSED_S_MIN = 10.0
 """Minimum time that a rejected cold request counts as demand, since an eviction may be necessary first."""
 NO_LOAD = ModelLoad()
@@ -32,7 +33,9 @@ def median_start_s(history: History) -> float | None:
 
 
 def idle_window_s(model: Model, history: History) -> float:
-    """Return the seconds from the last finished request to zero; `auto` doubles with each regret, up to its bound."""
+    """Return the seconds between the last finished request and scaling to zero.
+    `auto` doubles with each regret, up to its maximum.
+    """
     window_s = model.idle_s(median_start_s(history))
     if model.spec.idle_seconds != "auto":
         return window_s
@@ -54,8 +57,8 @@ def residency_s(model: Model, history: History) -> float:
 
 
 def held_until_s(model: Model, history: History, replica: Replica) -> float:
-    """Return until when a ready replica is kept for clients that disconnected: Retry-After, and its residency.
-    Once it has served a request after becoming ready, its residency no longer keeps it beyond the idle timeout.
+    """Return until when a ready replica is kept for clients that may retry: until `hold_until_s` and, if no request has
+    arrived or finished since it became ready, until the end of its residency, whichever is later.
     """
     ready_s = replica.since_s if replica.times.ready_s is None else replica.times.ready_s
     if has_activity_since(history, ready_s):
@@ -78,7 +81,8 @@ def refused_until_s(history: History) -> float:
 
 def evictable_s(world: World, replica: Replica, model: Model, calls: int) -> float:
     """Return when the replica's residency ends; `calls` requests run on it. A starting replica stays while requests
-    wait or were refused; a ready one stays for waiting requests until called; an unused one stays while it is held.
+    wait, or for as long as rejected requests count as demand. While requests wait, a ready replica without a request
+    stays for at least SERVE_FIRST_S. If no request has arrived since it became ready, `held_until_s` applies.
     """
     load, history = world.loads.get(model.name, NO_LOAD), world.learned.histories.get(model.name, NO_HISTORY)
     if replica.state in BEGINNING:

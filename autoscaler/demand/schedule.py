@@ -36,9 +36,9 @@ class Floor(NamedTuple):
     begins_s: float = inf
     """The start of the window that requires them, if it is in the future; else infinite."""
     next_s: float | None = None
-    """When time alone changes this."""
+    """When this changes only because time passes."""
     now: int = 0
-    """How many it keeps without a window that has not begun."""
+    """How many replicas it keeps if windows that have not begun yet are ignored."""
 
 
 def compute_replica_floor(world: World, model: Model, now_s: float) -> Floor:

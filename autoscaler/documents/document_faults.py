@@ -13,7 +13,7 @@ from autoscaler.contract import ModelName
 from autoscaler.state.events import FaultSeen
 
 PART = "documents"
-"""The part that fails if a document raises an exception."""
+"""Value of `FaultSeen.part` for an exception that a document raises."""
 
 
 class DocumentFault(NamedTuple):

@@ -35,7 +35,8 @@ def format_engine_address(host: str, port: int, tls_name: str | None) -> str:
 PROBE_SECONDS_MAX = 1.0
 FAST_EVERY_S = 0.005
 LISTENS_EVERY_S = 0.0025
-"""Interval while the engine listens but is not ready: llama.cpp is ready 10 ms later, and requests wait for that."""
+"""Interval while the engine listens but is not ready. It is short, because llama.cpp is ready 10 ms after it listens,
+and requests wait until a probe detects that."""
 FAST_FOR_S = 2.0
 SLOW_EVERY_S = 0.025
 READY_EVERY_S = 1.0

@@ -25,7 +25,9 @@ def find_installed_programs() -> dict[str, str]:
 
 
 def computes_on_cpu_only(python: str) -> bool:
-    """Return whether this Python's xllamacpp finds no GPU for computation. False if unknown: its starts will show."""
+    """Return whether this Python's xllamacpp finds no GPU for computation.
+    False if the check fails: whether it finds one is then seen when an engine starts.
+    """
     try:
         asked = subprocess.run(
             [python, "-I", "-c", _DEVICES], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True,

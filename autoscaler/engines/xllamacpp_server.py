@@ -24,12 +24,12 @@ NUMBERS = (
     "--port",
     "--slots",
     "--context-tokens",  # of each slot; absent: the model's own context, shared by all slots
-    "--shared-context-tokens",  # instead of the model's own context
+    "--shared-context-tokens",  # shared by all slots; replaces the model's own context
     "--threads",
     "--gpu-layers",
     "--batch-size",
     "--ubatch-size",
-    "--ctx-checkpoints",  # of each slot, in host memory
+    "--ctx-checkpoints",  # number of checkpoints of each slot, in host memory
     "--cache-ram",  # MiB of host memory for prompts of earlier requests; 0 here, since no memory is planned for it
 )
 SWITCHES = ("--embeddings", "--warmup")
@@ -85,8 +85,9 @@ def serve(options: dict[str, str]) -> None:
     p.hostnames, p.port = [options["--host"]], number["--port"]
     p.n_parallel = number["--slots"]
     p.kv_unified = "--context-tokens" not in number
-    p.n_ctx = number.get("--context-tokens", 0) * p.n_parallel or number.get("--shared-context-tokens", 0)  # 0: its own
-    p.fit_params = False  # the plan already ensures that it fits; checking again would load the model twice
+    # 0: the model's own context.
+    p.n_ctx = number.get("--context-tokens", 0) * p.n_parallel or number.get("--shared-context-tokens", 0)
+    p.fit_params = False  # the plan already ensures that the model fits; checking again would load the model twice
     p.n_gpu_layers = number.get("--gpu-layers", p.n_gpu_layers)
     p.cpuparams.n_threads = p.cpuparams_batch.n_threads = number.get("--threads", p.cpuparams.n_threads)
     p.n_batch = number.get("--batch-size", p.n_batch)
@@ -103,10 +104,10 @@ def serve(options: dict[str, str]) -> None:
     p.embedding = "--embeddings" in options
     p.warmup = "--warmup" in options  # else the first request warms it up: the same work, without an extra wait
     p.endpoint_metrics = p.endpoint_slots = p.offline = True
-    p.ui, p.cors_origins = False, ""  # not used by browsers
-    p.verbosity = 2  # warnings and errors; the next level writes several lines per request
+    p.ui, p.cors_origins = False, ""  # no browser uses the server
+    p.verbosity = 2  # logs warnings and errors; the next level logs several lines per request
     server = Server(p)  # returns when the model is loaded and the port answers 200
-    os.write(1, f"listening on {server.listening_address}\n".encode())  # in one write: the library writes concurrently
+    os.write(1, f"listening on {server.listening_address}\n".encode())  # one write: the library writes concurrently
     wait_for_signal()
     os._exit(0)  # at once: the library would wait for running streams
 

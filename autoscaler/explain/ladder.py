@@ -173,7 +173,7 @@ class Step(StateRecord, frozen=True):
     in_time: float | None = None
     """Probability that a replica on it is ready before the first queued request times out. None: not computed."""
     cost: float | None = None
-    """Cost for a surge, in the currency of the Settings. Existing capacity costs nothing."""
+    """Cost of the capacity for one surge of demand, in the Settings' currency. Existing capacity costs nothing."""
     victims: tuple[Evicted, ...] = ()
     """The victims of the eviction. Its cost is the time that they take to restart."""
 

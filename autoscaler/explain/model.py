@@ -405,7 +405,7 @@ def _begins(world: World, name: ModelName) -> bool:
 
 
 def _lesson(world: World, model: Model) -> list[str]:
-    """Name the data from which the choice among equal slices was learned, if it was and there is a choice."""
+    """Name the data from which the choice among equal slices was learned; empty: none, or there is no choice."""
     lesson = world.learned.lesson
     if lesson is None or not lesson.learnt or not model.spec.gpu.count or len(world.nodes.slices) < 2:
         return []
@@ -415,7 +415,7 @@ def _lesson(world: World, model: Model) -> list[str]:
 
 
 def _stopped(world: World, name: ModelName, rows: Sequence[LogRow], now_s: float) -> list[str]:
-    """Describe why a Model without a serving replica stopped. The last row has only the end of its engine."""
+    """Describe why a Model without a serving replica stopped, unless the last row, which is shown anyway, says why."""
     ends = (row for row in reversed(rows) if isinstance(row, Transition) and row.after in _ENDED)
     row = next(ends, None)
     serves = any(world.replicas[id].state in {S.READY, S.UNREADY} for id in world.by_model.get(name, ()))

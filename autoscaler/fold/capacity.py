@@ -146,7 +146,8 @@ def _looked(draft: Draft, lease: Lease, there: Mapping[NodeId, list[Slice]]) -> 
     used = _used(draft, listed, mine)
     if lease.here_s is None:
         came = listed.phase == "here" and len({one.device for one in mine}) >= lease.devices
-        if not came and not (lease.failed and used):  # a replica on a failed order was there before this leader saw it
+        # If a replica uses a failed order, the capacity was delivered before this leader first saw the order.
+        if not came and not (lease.failed and used):
             return replace(lease, due_s=_due_s(draft, lease))
         if came and not lease.found:
             _learn(draft, lease.offer.kind, record_delivery(_learnt(draft, lease.offer), now_s - lease.asked_s))
@@ -284,7 +285,7 @@ def _without(entries: Mapping[str, str], provider: str) -> dict[str, str]:
 
 
 def _bar(draft: Draft, of: OfferId, why: str) -> None:
-    """Back off from an offer, or from a claim of its provider that did not use what was attached for it."""
+    """Back off from an offer, or from a claim that did not use the devices that the provider attached for it."""
     known = draft.world.capacity.barred.get(of)
     times = 1 if known is None else known.times + 1
     pause_s = min(BARRED_S[0] * 2.0 ** (times - 1), BARRED_S[1])

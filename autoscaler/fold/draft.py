@@ -58,7 +58,7 @@ class Draft:
 
     def __init__(self, world: World, now_s: float) -> None:
         self.world = world
-        """All fields without a map below; replaced by `change`."""
+        """The fields that have no map below are current here; `change` replaces them."""
         self.before = world
         self.now_s = now_s
         self.version = world.version + 1
@@ -76,7 +76,7 @@ class Draft:
         self.undivided: set[ModelName] = set()
         self.unsummed: set[ModelName] = set()
         self.settled = False
-        """Whether `divide_slots` has processed all undivided Models."""
+        """Whether `divide_slots` has processed the Models that were undivided before this batch."""
 
     @cached_property
     def by_pod(self) -> dict[str, ReplicaId]:
@@ -199,7 +199,7 @@ class Draft:
         leadership = self.world.leadership
         if not leadership.handed_over and leadership.synced and gateways and heard:
             self.change_leadership(handed_over=True)
-            undivided |= self.by_model.now.keys()  # adopted slots may be divided now
+            undivided |= self.by_model.now.keys()  # now the slots of adopted replicas can be allocated, too
         if self.agents.now is not self.world.nodes.agents:
             self.change_nodes(agents=self.agents.now)
         learned = self.world.learned
@@ -245,8 +245,8 @@ def with_grant(grants: tuple[Grant, ...], newest: Grant) -> tuple[Grant, ...]:
 
 
 def is_routed(replica: Replica) -> bool:
-    """Whether Routes contain the replica. A failed one is omitted: Routes show a replica as stopping only if that is
-    intended, and gateways then count an interrupted attempt against no request.
+    """Whether Routes contain the replica. A failed replica is omitted: Routes show a replica as stopping only if the
+    stop is intended, because gateways do not count an attempt that such a stop interrupts.
     """
     return replica.state in _ROUTED and not replica.failure
 

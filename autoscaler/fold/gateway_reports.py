@@ -101,7 +101,7 @@ def _acts_on_the_same(world: World, gateway: Gateway, last: Report, report: Repo
 
 
 def _ageless(levels: Mapping[ModelName, Iterable[Level]]) -> dict[ModelName, list[Level]]:
-    """The levels without the fields that time alone changes."""
+    """The values without the fields that change only because time passes."""
     return {
         model: [replace(level, oldest_wait_s=0.0, soonest_deadline_s=None) for level in rows]
         for model, rows in levels.items()

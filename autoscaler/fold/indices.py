@@ -38,7 +38,7 @@ def with_id(ids: tuple[ReplicaId, ...], id: ReplicaId) -> tuple[ReplicaId, ...]:
 def is_report_expired(gateway: Gateway, now_s: float) -> bool:
     """Whether the gateway's report is too old to count, which does not mean that the gateway is dead.
 
-    Compares with the sum, not the difference: the plan wakes the loop at exactly that time.
+    Compares with the sum for which the plan wakes the loop: rounding could make the difference smaller at that time.
     """
     return now_s >= gateway.seen_s + REPORT_EXPIRY_S
 

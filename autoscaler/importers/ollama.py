@@ -156,7 +156,7 @@ def parse_manifest(source: str, text: str) -> Blobs | None:
 
 
 def blob_path(folder: str, digest: str) -> str:
-    """Path of the blob with a digest; `folder` is the one of the blobs."""
+    """Path of the blob with a digest; `folder` contains all blobs."""
     return f"{folder}/{digest.replace(':', '-')}"
 
 

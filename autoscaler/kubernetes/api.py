@@ -112,7 +112,7 @@ class ApiError(Exception):
 
     @property
     def is_transient(self) -> bool:
-        """The server is unable for a while: etcd elects a leader, a webhook is unreachable."""
+        """The server temporarily cannot process requests: etcd elects a leader, or a webhook is unreachable."""
         return self.status in {408, 429} or self.status >= 500
 
 
@@ -427,7 +427,7 @@ class _Status(msgspec.Struct, frozen=True):
 
 
 def _status(status: Object, retry_after_s: float | None = None, code: int = 500) -> ApiError:
-    """Read a Status. `code` is its code if it is none."""
+    """Convert a Status to an error. If it is not a Status, the error has the status `code`."""
     try:
         found = msgspec.convert(status, _Status)
     except msgspec.ValidationError:  # not from an API server

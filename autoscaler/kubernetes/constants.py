@@ -39,4 +39,5 @@ PLACES = (
     ConfigMapLocation("gpu-operator", "time-slicing-config", by_label_only=True),
     ConfigMapLocation("gpu-operator", "time-slicing-config-all", by_label_only=True),
 )
-"""The device plug-in's ConfigMap, and those of the GPU operator's documentation. The first with the key is used."""
+"""The ConfigMap of the device plug-in, and those that the GPU operator's documentation names. The first one that has
+the key is used."""

@@ -108,8 +108,8 @@ class GatewayPods:
         )
 
     async def _exists(self, gateway: GatewayId) -> bool:
-        """Query the API server, which is more current than the watch.
-        True if it does not respond, or if the pod cannot be decoded.
+        """Whether the gateway's pod exists. Queries the API server, which is more current than the watch.
+        Also True if the API server does not respond, or if the pod cannot be decoded.
         """
         try:
             pages = [page async for page in self._api.pages(self._path, {"fieldSelector": f"metadata.name={gateway}"})]

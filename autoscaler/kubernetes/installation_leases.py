@@ -110,7 +110,9 @@ class ModelClaims:
         return self._wanted - self._holders.keys()
 
     def _given_up_s(self, namespace: str) -> float:
-        """Return when the installation of a namespace counts as unknown. Rejections are decided first."""
+        """Return the time from which the installation of a namespace counts as unknown.
+        It is later after a rejection, so that `_refused` decides first.
+        """
         rejected_s = self._fails_s.get(namespace)
         return self._since_s[namespace] + GRACE_S if rejected_s is None else rejected_s + GRACE_S + 2 * RETRY_S
 

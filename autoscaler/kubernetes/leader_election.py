@@ -46,7 +46,7 @@ class Process(Protocol):
 
 
 class Elector:
-    """A candidate for the Lease `name`. `api` must be unfenced; `identity` must be unique."""
+    """A candidate for the Lease `name`. `api` must not limit writes by `writes_s`; `identity` must be unique."""
 
     def __init__(
         self, api: Api, namespace: str, name: str, identity: str, clock: Callable[[], float] = time.monotonic
@@ -66,7 +66,7 @@ class Elector:
         self._trouble = ""
 
     def writes_s(self) -> float:
-        """The remaining seconds in which this process may write: the fence of all its other requests."""
+        """For how many more seconds this process may write. Its other API clients send no writes after that."""
         return self._candidate.writes_s(self._clock())
 
     def in_touch(self) -> bool:
@@ -85,7 +85,7 @@ class Elector:
             tasks.create_task(self._campaign(process))
 
     async def release(self) -> None:
-        """Release the Lease so that another process can lead at once. None of our orders may be in progress."""
+        """Release the Lease so that another process can lead at once. Call it only when no order is in progress."""
         write = self._candidate.release(self._clock())
         if write is None:
             return

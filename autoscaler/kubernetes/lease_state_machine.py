@@ -126,7 +126,7 @@ class ElectionCandidate:
 
     def write(self, now_s: float, heard: Collection[int] = ()) -> Write | None:
         """The write to perform now, if any. `heard`: epochs that gateways and agents reported. A leader whose epoch is
-        below one of them (the Lease was deleted) steps down and acquires a new one next time.
+        below a reported one (the Lease was deleted) steps down. A later call acquires a higher epoch.
         """
         if not self._known:
             return None

@@ -1,8 +1,8 @@
 """Watches collections whose kind the cluster may not have yet; each watch starts once its kind exists. I/O.
 
 Changes are reported once all collections have been listed; a missing kind counts as an empty collection. Changes within
-TOGETHER_S are reported together. A collection that is not optional but may not be read blocks the reports, which its
-`WatchHealth` logs.
+TOGETHER_S are reported together. If a collection that is not optional cannot be read for lack of permission, nothing is
+reported, and its `WatchHealth` logs the reason.
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ _CAPACITY: Mapping[str, tuple[Right, ...]] = {
         Right("", "podtemplates", ("get", "list", "create", "patch", "delete"), "engines", _QUEUED, optional=True),
     ),
 }
-"""By kind of provider, and (PUBLISH) for `redfish.publish`."""
+"""Permissions by kind of provider; the key PUBLISH has those for `redfish.publish`."""
 _HOME = (
     Right("coordination.k8s.io", "leases", ("create",), "home", "one autoscaler leads"),
     Right("coordination.k8s.io", "leases", (*_READ, "update"), "home", "one autoscaler leads", named=True),
@@ -209,7 +209,7 @@ OFF = (
     "capacity providers are rejected, because the existing nodes are not known",
     "weights are mounted from claims (pvc://), not from nodes' stores",
 )
-"""The differences of scope `namespace`, as `pilotlight status` shows them: one sentence per feature that is off."""
+"""The features that are off in scope `namespace`, one sentence for each, as `pilotlight status` shows them."""
 
 
 def list_required_rights(
@@ -218,7 +218,7 @@ def list_required_rights(
 ) -> tuple[Right, ...]:  # fmt: skip
     """All permissions of an installation. `adopted`: namespaces in which workloads are adopted; None: all in the scope.
     `cutting`: namespace and name of the ConfigMap in Settings `cutting`; None: no MIG repartitioning. `volumes`:
-    volumes of the nodes' stores are created. `capacity`: kinds of providers in Settings, PUBLISH among them.
+    whether volumes of the nodes' stores are created. `capacity`: kinds of providers in Settings, PUBLISH among them.
     """
     where: Where = "cluster" if scope == "cluster" else "engines"
     own = [Right(group, resource, verbs, where, use, optional) for group, resource, verbs, use, optional in _DOCUMENTS]

@@ -29,7 +29,7 @@ _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _TOKEN = re.compile(_STRING.pattern + rb"|[\[\]{}]", re.DOTALL)
 _NO_MARKS = bytes(set(range(256)) - set(b'[]{}"'))
 _BATCH: Final = 128
-"""Brackets checked at once: only their balance is computed where the depth cannot reach the limit."""
+"""Number of brackets that are checked together. Only their balance is computed if the depth cannot reach the limit."""
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 _SURROGATE = re.compile(
     rb"(\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"

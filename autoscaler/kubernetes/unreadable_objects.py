@@ -35,7 +35,7 @@ Name = tuple[str, str]
 
 
 def report_fault(model: None, what: str, reason: str) -> None:
-    """Log a contained exception, as `autoscaler.controller.loop.report_fault` does."""
+    """Log an exception that was caught, as `autoscaler.controller.loop.report_fault` does."""
     del model
     _log.error("event=degraded operation=%r error=%s", what, reason)
 

@@ -76,7 +76,8 @@ LASTED_S = 1.0
 SUSPECT_S = 5.0
 """A known change must be received within this time; otherwise the watch is no longer trusted."""
 LIST_SILENT_S_MAX = 10.0
-"""Maximum silence of a streamed list. With SUSPECT_S: all objects are read again within 20 s of a suspicion."""
+"""Maximum silence of a streamed list. Together with SUSPECT_S, it ensures that all objects are read again within 20 s
+of a suspicion."""
 NEVER = 1 << 63
 """A version that no watch reaches."""
 VERSION_DIGITS_MAX = 20
@@ -142,7 +143,7 @@ class Watched(Generic[T]):
         self.trouble = ""
         """Why the watch fails now; empty: no problem."""
         self.fault = ""
-        """The contained exception of the callback; empty: none since the last full read."""
+        """The exception that the callback raised, which was caught; empty: none since the last full read."""
         self.gap = False
         """The changes being reported were found by a full read, so the last states of deleted objects are unknown."""
 

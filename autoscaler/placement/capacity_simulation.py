@@ -58,7 +58,7 @@ class SimulationCache:
 
 
 def _plain(world: World, node: NodeId) -> bool:
-    """Whether nothing is known of the node that could close the slices added there."""
+    """Whether no known fact about the node could close the slices that are added there."""
     if world.nodes.cordons or world.nodes.mps_failures or node in world.nodes.cuttable or node in world.nodes.others:
         return False
     agent = world.nodes.agents.get(node)
@@ -132,7 +132,7 @@ def build_virtual_slices(world: World, offer: Offer, devices: Iterable[int], nam
 
 
 def list_obtainable_slices(world: World) -> tuple[Slice, ...]:
-    """List slices that could be added now, are ordered, or are being released: these are on offer again then."""
+    """List slices that could be added now, that are ordered, or that can be ordered again once they are released."""
     capacity = world.capacity
     found = [
         one
@@ -195,7 +195,7 @@ def _awaited(world: World, lease: Lease) -> tuple[Slice, ...]:
 
 
 def _packed(context: SimulationContext, wants: _Left, added: Sequence[Slice]) -> Got:
-    """Return the requests that have room on these slices and the rest of their nodes."""
+    """Return the requests that have room on these slices and the other slices of the same nodes."""
     world, nodes = context.world, {one.node for one in added}
     there = [one for one in world.nodes.slices.values() if one.node in nodes and one.id not in context.taken]
     few = wants.few((*there, *added))
@@ -222,7 +222,7 @@ class _Left:
 
     def __init__(self, wants: Sequence[PlacementRequest]) -> None:
         self._alike: dict[tuple[object, ...], dict[PlacementRequest, int]] = {}
-        """Numbers of the requests by everything that decides where they fit."""
+        """All properties that decide where a request fits -> (request with these properties -> its number)."""
         self._groups: dict[PlacementRequest, dict[PlacementRequest, int]] = {}
         for number, want in enumerate(wants):
             group = self._alike.setdefault((want.kind, want.choice, want.trust), {})

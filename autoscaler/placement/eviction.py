@@ -19,13 +19,13 @@ from autoscaler.state.resources import NO_ROOM, NOTHING, HostAmount, HostResourc
 from autoscaler.state.world import SliceId
 
 FREE, LOCKED, COMING, EVICT = range(4)
-"""Tiers, cheapest first: room now (on some of several devices); room now, but another replica is starting there; room
-coming; room after evictions.
+"""Tiers, cheapest first: room now; room now, but another replica is starting there; room coming; room after evictions.
+If a request for several devices has no place, some of the devices may still have room now.
 """
 COSTS: Final = 5
 """Leading parts of a `key` that state the cost to others: the tier and `eviction_cost`."""
 TIES_MAX: Final = 64
-"""Slices of possibly equal cost that are compared by how tight the fit is."""
+"""Maximum number of slices of possibly equal cost that are compared by how tight the fit is."""
 
 Key = tuple[float | int | str, ...]
 
@@ -267,7 +267,7 @@ def _here(option: EvictionOption) -> dict[str, Occupant]:
 
 
 def _lack(option: EvictionOption, going: Iterable[Occupant]) -> ResourceAmount:
-    """Return what its slice still lacks once these are gone too."""
+    """Return the amount that the option's slice still lacks once these replicas are gone, too."""
     here = _here(option)
     shelf = option.shelf
     gone = sum_amounts(here[one.replica] for one in going if one.replica in here)

@@ -47,7 +47,7 @@ from autoscaler.state.resources import RequestShape
 from autoscaler.state.world import SliceId
 
 LOOKED_AT: Final = 2 * TIES_MAX
-"""Slices with possibly the lowest cost that are sorted first."""
+"""Number of slices that are sorted first: those that may have the lowest cost."""
 
 
 class EvictionSearch:
@@ -61,8 +61,8 @@ class EvictionSearch:
         """Options by the parts of a request that they depend on (`_alike`), also the key of `_searches`."""
         self._searches: dict[PlacementRequest, Search] = {}
         self._grades: dict[tuple[ModelName, int, EvictionLevel], EvictionCost] = {}
-        """By the parts of a request that decide who may be evicted (`_grade`); as of the start of the call, since
-        replicas that leave later make nothing cheaper.
+        """Eviction costs by the parts of a request that decide which replicas may be evicted (`_grade`). They are as of
+        the start of the call, because replicas that leave later make nothing cheaper.
         """
         self._evictable: dict[tuple[ModelName, int, EvictionLevel], dict[SliceId, tuple[Occupant, ...]]] = {}
         self._could: dict[tuple[RequestShape, NodeConstraints], Flags] = {}
@@ -186,7 +186,7 @@ class EvictionSearch:
         return odd | index.occupancy.strange(want.trust) if want.trust else odd
 
     def _at_most(self, want: PlacementRequest, grade: EvictionCost) -> Flags:
-        """[lanes]: where the room free or coming and that of all evictable replicas is enough together."""
+        """[lanes]: where free room, coming room and the room of all evictable replicas are enough together."""
         index, lane_of, ask = self._index, self._index.arrays.lane_of, self._index.ask(want.kind)
         room = self._room_soon().copy()
         room[:, grade.lanes] += grade.rooms
@@ -256,7 +256,7 @@ class EvictionSearch:
         return min(ways, key=lambda way: (way[-1].rung, *(o.key for o in reversed(way))), default=None)
 
     def _members(self, want: PlacementRequest) -> Iterator[SliceId]:
-        """Yield the slices that may have an option, of nodes with enough of them; no other node has a team."""
+        """Yield the slices that may have an option. Nodes with fewer of them than requested devices are left out."""
         index = self._index
         at = np.flatnonzero(self._at_most(want, self._graded(want)) & self._possible(want))
         nodes = index.arrays.node_of[at]

@@ -2,10 +2,10 @@
 
 This is the last step of a packer call. It applies to the memory that is then free on each slice:
 
-1. A slice on which an unplaced request fits gives nothing.
-2. Every set of replicas that may still be requested fits as without growth, now and after leaving replicas are gone
-   (`autoscaler.placement.learning.expected_demand.PossibleStarts`). This includes victims of the same plan and
-   replacements.
+1. A slice on which an unplaced request fits provides no memory for growth.
+2. Every set of replicas that may still be requested fits just as it would without growth, now and after leaving
+   replicas are gone (`autoscaler.placement.learning.expected_demand.PossibleStarts`). This includes victims of the same
+   plan and replacements.
 3. If the value of room was learned (`autoscaler.placement.index.residual_waste_tables`), enough memory is kept that the
    expected use of the node by others is as high as without growth.
 
@@ -111,7 +111,7 @@ def grow_placements(
 
 
 def filled_bytes(left_bytes: int, takers: Iterable[Taker]) -> int:
-    """Return how many of these bytes the takers can fill together at most."""
+    """Return the maximum of these bytes that the possible replicas (`takers`) can fill together."""
     filled = {(0, 0)}
     """(least, most) that a set of them takes."""
     for least, most, many in takers:

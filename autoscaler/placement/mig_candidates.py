@@ -42,7 +42,7 @@ class RepartitionCandidate(NamedTuple):
     there: Counter[str]
     idle: bool
     host: HostResources | None
-    """Its host resources without those of pods of others, which are all free while it is idle. None: unknown."""
+    """Its host resources without those that others' pods use. All of them are free while it is idle. None: unknown."""
 
     @property
     def size(self) -> HostAmount | None:

@@ -195,7 +195,9 @@ def find_fewer_victims(
 
 
 class _Search:
-    """Tests whether all requests fit with only these victims, the largest first, each at its old place if possible."""
+    """Tests whether all requests fit if only these victims are evicted. Places the largest requests first, and each at
+    its old place if possible.
+    """
 
     def __init__(self, inputs: MinimalEvictionInput, victims: Sequence[Evictee], steps_max: int) -> None:
         self._inputs, self._victims = inputs, victims

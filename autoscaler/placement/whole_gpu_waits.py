@@ -28,7 +28,7 @@ from autoscaler.state.resources import NO_ROOM, HostResources, ResourceAmount
 from autoscaler.state.world import Copy, DeviceId, NodeId, Slice, World
 
 REST_S = 5.0
-"""Time limit for the rest of a GPU after a replica was ordered onto it. A claim takes well below a second."""
+"""Maximum time to wait for the rest of a GPU after a replica was ordered onto it. A claim takes well below a second."""
 
 
 def list_rejoinable_gpus(world: World) -> tuple[Bin, ...]:
@@ -75,13 +75,15 @@ class Together(NamedTuple):
 
     packing: PackResult
     next_s: float = inf
-    """When this result changes by time alone."""
+    """When this result changes only because time passes."""
     back: tuple[Placement, ...] = ()
     """Placements of the requests that wait; their slices are free for others."""
 
 
 def share_split_gpus(packing: PackResult, world: World, now_s: float) -> Together:
-    """Let requests that would each start on a GPU of which they need only a part share one, as far as its parts go."""
+    """If several requests would each start on a GPU of their own but need only a part of it, let them share one GPU, as
+    long as it has parts left.
+    """
     parts = {at: part for at, one in enumerate(packing.placements) if (part := _part_of(one, world)) is not None}
     opened = [gpu for gpu in _beginning(world, now_s) if parts]
     if not parts or (len(parts) == 1 and not opened):
@@ -155,7 +157,9 @@ def _part_of(placement: Placement, world: World) -> tuple[Slice, str] | None:
 
 
 def _beginning(world: World, now_s: float) -> Iterator[_Gpu]:
-    """Yield GPUs with a replica just ordered that has no part yet. A stranded replica will get none there."""
+    """Yield GPUs with a replica just ordered that has no part yet. A replica that the scheduler keeps off its node
+    (`stranded_s`) does not count, because it will get no part there.
+    """
     for replica in world.replicas.values():
         until_s = replica.times.created_s + REST_S
         if replica.state not in BEGINNING or now_s >= until_s or len(replica.resources.slices) != 1:

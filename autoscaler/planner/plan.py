@@ -13,8 +13,9 @@ A partitioned GPU is vacated for a request that needs all of it (`autoscaler.rea
 the scheduler does not bind drains if there is room on another node. If free room is fragmented, one replica at a time
 moves (`autoscaler.rearrange.defragmentation`).
 
-Invariants: after folding its actions, planning again at the same time adds none of the same kind; one replica at a time
-starts on a device. `next_s` is when time alone changes the plan, so that the loop can sleep.
+Invariants: once the actions of a plan are folded, a new plan for the same time has no further actions of these kinds;
+one replica at a time starts on a device. `next_s` is when the plan changes only because time passes, so that the loop
+can sleep.
 
 `wind_down` plans the shutdown of a local autoscaler: it drains and stops every replica and starts none. On one machine
 the gateways have drained and exited before, so no drain needs an acknowledgement. In a cluster the autoscaler just
@@ -159,7 +160,7 @@ class PlanBuilder:
         self.next_s = inf
 
     def later(self, at_s: float | None) -> None:
-        """Note that time alone changes the plan at `at_s`."""
+        """Note that the plan changes at `at_s` only because time passes."""
         if at_s is not None and self.now_s < at_s < self.next_s:
             self.next_s = at_s
 

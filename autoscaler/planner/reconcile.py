@@ -36,7 +36,7 @@ WANTS_MAX = 32
 """Maximum placement requests for one model in one tick; the next tick makes more."""
 READ_S_MAX = 15.0
 """How long a start waits until an agent has read the memory requirement from the artifact: agents report every few
-seconds. After that, the model is counted with whole devices."""
+seconds. After that time, the model is assumed to need whole devices."""
 UNREAD = "waits until an agent has read its memory requirement from its artifact"
 HOME = "on owned devices"
 DRAINABLE = frozenset({S.STARTING, S.READY, S.UNREADY})
@@ -191,7 +191,7 @@ def start_after_s(history: History) -> float:
 
 
 def compute_read_deadline_s(case: PlannedModel) -> float:
-    """Return the earliest start, unless the memory requirement is known before.
+    """Return the time until which a start waits for an unknown memory requirement; minus infinity: it does not wait.
     A new leader needs the agents' reports first. An artifact that could not be inspected delays no start.
     """
     model, unbrought = case.model, case.world.learned.unbrought
@@ -286,7 +286,8 @@ def _roll(case: PlannedModel, supply: Sequence[Replica]) -> ModelDiff:
     drain = retire_replica(first, f"{why}, and no slice is free for its replacement")
     gives_way = drain if isinstance(drain, DrainReplica) and not history.episodes and not begin else None
     force = EvictionLevel.NONE
-    if cordon is not None and cordon.why:  # it drains at its deadline; until then it is re-placed, or capacity ordered
+    if cordon is not None and cordon.why:
+        # It drains at its deadline. Until then, a place for its replacement is sought, or capacity is ordered.
         gives_way, force = None, EvictionLevel.LOWER
     reason = f"roll out the changed spec of {case.model.name}" if cordon is None else f"move {case.model.name}: {why}"
     many = min(max(1, surge), len(old)) - begin
@@ -306,7 +307,7 @@ class SettledModel(NamedTuple):
     replicas: tuple[Replica, ...]
     since_s: float
     next_s: float | None
-    """When time alone unsettles it."""
+    """When the decision must be made again only because time passes."""
 
 
 class SettledModels:

@@ -1,9 +1,9 @@
 """Runs a reconcile function when notified and again after failures. I/O.
 
-Base of components that maintain API objects other than capacity orders, or read those of others. Failures are retried
-with exponential backoff. A failure is logged in one line, without addresses, and only once while its message stays the
-same. A notification during a run causes another run. All exceptions are caught and retried: drivers raise their own
-types, which this layer may not import.
+Base of components that maintain API objects other than capacity orders, or that read API objects of other components.
+Failures are retried with exponential backoff. A failure is logged in one line, without addresses, and only once while
+its message stays the same. A notification during a run causes another run. All exceptions are caught and retried:
+drivers raise their own types, which this layer may not import.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Executes orders one at a time per provider. Lists existing orders soon after a change, then at growing intervals, at
 least twice a minute. Reads offers every minute, more often while there are none. Calls time out. Reports the text of a
-RefusedError and the type name of any other exception; addresses are redacted. Makes no decisions: a process that does
-not lead gets no orders and also lists. A list is stamped with its start time or, while orders are pending, with the
-last time at which none was.
+RefusedError and the type name of any other exception; addresses are redacted. Makes no decisions. A process that does
+not lead gets no orders, but lists existing ones. A list is stamped with its start time or, while orders are pending,
+with the last time at which no order was pending.
 """
 
 from __future__ import annotations
@@ -43,9 +43,8 @@ Order = AcquireOrder | ReleaseOrder
 CALL_S_MAX: Final = 30.0
 LIST_S_MAX: Final = 30.0
 LIST_S: Final = (0.5, LIST_S_MAX)
-"""Seconds between lists: after an order the first value, doubled each time up to the second.
-So late capacity is used or released within a minute (`STRAY_S` in `autoscaler.provisioning.release`).
-"""
+"""Seconds between lists of orders: the value after a change, and the maximum; the interval doubles each time. Therefore
+capacity that arrives late is used or released within a minute (`STRAY_S` in `autoscaler.provisioning.release`)."""
 OFFERS_S: Final = 60.0
 REST_S: Final = 0.01
 """Minimum pause in seconds, since a timer may fire slightly before the clock reaches the due time."""
@@ -113,7 +112,7 @@ class ProviderWorker:
         self._orders: list[Order] = []
         self._ordered, self._news = asyncio.Event(), asyncio.Event()
         self._done_s = clock()
-        """When the last order completed and none was queued."""
+        """The last time at which an order completed and no other order was queued."""
         self._listed: frozenset[str] = frozenset()
         """Names of the orders in the last list."""
 
@@ -157,7 +156,9 @@ class ProviderWorker:
             await self._provider.attend(self._news.set)
 
     async def look(self) -> None:
-        """Poll offers and lists. A list follows the offers, so that it shows the orders that reduced them."""
+        """Poll the offers and the list of orders. The orders are listed after the offers are read, so that the list
+        contains the orders that reduced the offers.
+        """
         pace_s, offers_s, none_s = LIST_S[0], self._clock(), NONE_S
         while True:
             if self._clock() >= offers_s:
@@ -208,7 +209,8 @@ class ProviderWorker:
         if len(offers) <= OFFERS_MAX and all(one.provider == self._name for one in offers):
             lacks = redact_addresses(self._provider.lacks) if isinstance(self._provider, Lacking) else ""
             part = (ProviderTroubled(provider=self._name, says=lacks, listing=False),) if lacks else ()
-            self._observe((OffersSeen(provider=self._name, offers=offers), *part))  # one batch: offers clear trouble
+            # One batch, since a report of offers clears the problem of the provider.
+            self._observe((OffersSeen(provider=self._name, offers=offers), *part))
         else:
             self._observe((ProviderTroubled(provider=self._name, says="returned invalid offers", listing=False),))
         return bool(offers)

@@ -29,7 +29,8 @@ def is_own_order(server: Server, found: Object) -> bool:
 async def label_orders(server: Server, path: str, own: Iterable[Object]) -> None:
     """Label the objects of this installation's orders in the collection `path` that have no label.
 
-    Without leadership the writes fail, and an object may have changed; the next list retries them.
+    A write fails if this process does not lead or the object has changed. It is retried when the orders are listed
+    next.
     """
     for one in own:
         if server.owner.has_label(one):
@@ -43,4 +44,6 @@ async def label_orders(server: Server, path: str, own: Iterable[Object]) -> None
             reraise_memory_error(error)
             _log.debug("event=order_takeover_failed order=%s error=%s", one["metadata"]["name"], type(error).__name__)
             if not isinstance(error, AnswerError) or error.status == CONFLICT:
-                return  # no other write can succeed, or another installation labels all objects of this order
+                # Without a response, no other write can succeed; on a conflict, another installation labels all objects
+                # of this order.
+                return

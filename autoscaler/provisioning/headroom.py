@@ -34,7 +34,7 @@ NONE = Headroom(frozenset(), {})
 
 
 def headroom_owner(provider: str) -> ModelName:
-    """Owner of the provider's headroom orders, which is not a model, until a model uses them."""
+    """The owner of a provider's headroom orders until a model uses them. It is not the name of a model."""
     return ModelName(f"{_OWNER}{provider}")
 
 

@@ -3,8 +3,9 @@
 Of the offers that are likely enough to arrive in time, the cheapest is ordered. This module defines that ranking, the
 expected cost of an offer, and its description in `explain`. The number of devices in a RatedOffer is sufficient
 according to a simulation (`autoscaler.placement.capacity_simulation`). Costs are in the currency of the Settings. Owned
-capacity has no marginal cost, so among such offers the lower power draw wins. The estimates, whether and when offers
-and orders in flight can serve unplaced requests, also select the requests to order for.
+capacity has no marginal cost, so among such offers the lower power draw wins. This module also estimates whether and
+when offers and orders in flight can serve unplaced requests. The estimates select the requests for which capacity is
+ordered.
 
 `TrialBudget` bounds the simulations of one plan. Checks of labels, taints and amounts are not charged, each combination
 is simulated once, and each kind of request has a share of the budget. So requests that fit nowhere cannot exhaust the
@@ -36,7 +37,8 @@ def estimate_delivery(capacity: Capacity, offer: Offer) -> Expected:
 
 
 def build_offer_filter(world: World, coming: Iterable[Offer]) -> Callable[[PlacementRequest], bool]:
-    """Return a function that reports whether an offer suits a request, or an order in flight has its size and product.
+    """Return a function that reports whether an offer, or the device size and product of an order in flight, suits a
+    request.
 
     Other requests are ignored, so that they do not block the requests behind them.
     """
@@ -87,11 +89,11 @@ def remaining_delivery_s(capacity: Capacity, lease: Lease, now_s: float) -> floa
 
 
 def is_order_too_slow(world: World, lease: Lease, start_s: float, now_s: float) -> bool:
-    """Whether no request should wait for a queued order. `start_s`: start time of its owner.
+    """Whether no request should wait for a queued order. `start_s`: how long a start of its owner takes.
 
     True if its delivery time is unknown, or such orders usually take longer than its owner's requests wait; other
-    offers are then ordered in addition. The total time is compared, not the remaining time, which decreases and
-    increases, so that requests would alternate between waiting and not waiting.
+    offers are then ordered in addition. The total time is compared: the remaining time decreases and increases, and
+    requests would alternate between waiting and not waiting.
     """
     left, model = remaining_delivery_s(world.capacity, lease, now_s), world.models.get(lease.owner)
     if left == inf or not lease.offer.queued:
@@ -101,7 +103,9 @@ def is_order_too_slow(world: World, lease: Lease, start_s: float, now_s: float) 
 
 
 def compute_deadline_s(world: World, model: ModelName, now_s: float) -> float:
-    """When the first waiting request of a model times out, or its next window begins; infinite if neither."""
+    """When the first waiting request of a model times out or the model's next schedule window begins, whichever is
+    earlier; infinite if there is neither.
+    """
     levels = ((g.seen_s, one) for g in world.gateways.values() for one in g.levels.get(model, ()))
     waits = ((seen_s, one.soonest_deadline_s) for seen_s, one in levels if one.waiting)
     given_up_s = min((seen_s + left for seen_s, left in waits if left is not None), default=inf)
@@ -111,7 +115,7 @@ def compute_deadline_s(world: World, model: ModelName, now_s: float) -> float:
 
 
 IN_TIME = 0.9
-"""Probability of arriving in time from which an offer is sure; among sure offers only the price counts."""
+"""Minimum probability of arriving in time for an offer to count as sure; among sure offers only the price decides."""
 NOT_LATE = 0.95
 """An offer is also sure if its probability in time is at least this share of its probability of arriving at all."""
 HOLD_S = 600.0
@@ -185,8 +189,8 @@ def rank_offers_lazily(
 ) -> Iterator[RatedOffer]:
     """Yield usable offers, best first. An offer is tried only when the iterator reaches it.
 
-    `candidates`: each with the minimum number of devices, which bounds its rank. `tried`: returns a candidate with
-    enough devices, or None.
+    `candidates`: each with its minimum number of devices, and so with the best rank that it can have. `tried`: returns
+    a candidate with enough devices, or None.
     """
     heap = [(rated_offer_sort_key(one), number, one, False) for number, one in enumerate(candidates)]
     heapify(heap)

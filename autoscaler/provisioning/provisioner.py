@@ -76,7 +76,7 @@ under the same name.
 
 
 class ProvisioningResult(NamedTuple):
-    """Orders and releases, unplaced requests with updated reasons, and when time alone changes them."""
+    """Orders and releases, unplaced requests with updated reasons, and when these change without a new observation."""
 
     actions: tuple[AcquireLease | ReleaseLease, ...]
     unmet: tuple[Unplaced, ...]
@@ -108,7 +108,7 @@ class Provisioner:
         self.next_s = inf
         ground = self.ground
         self.others = {one.id: one for one in list_group_leases(self.world, self.now_s)}
-        """Machines that others add, as orders, which are never released."""
+        """Machines that other controllers add, represented as orders; these are never released."""
         there = (*self.capacity.leases.values(), *self.others.values())
         coming = [one for one in there if one.coming(self.now_s) and not is_claim_owner(one.owner)]
         coming.sort(key=lambda one: (one.asked_s + self._expected(one.offer).p50_s, one.id))
@@ -135,7 +135,7 @@ class Provisioner:
         """Orders that claims wait for."""
         self.said: dict[PlacementRequest, str] = {}
         self.asked: set[PlacementRequest] = set()
-        """Requests with an order in a queue from this plan on."""
+        """Requests for which this plan placed an order whose delivery time is unknown."""
         self.trials = TrialBudget(self.ground, (one for one in self.wants if one not in self.got))
         self.sought: dict[tuple[PlacementRequest, bool], bool] = {}
         """By kind of request: whether there was an offer for the last request."""
@@ -145,7 +145,7 @@ class Provisioner:
         """Some providers' orders are unknown: nothing is ordered, and no request is reported as unplaceable."""
 
     def later(self, at_s: float) -> None:
-        """Note that time alone changes the answer at `at_s`."""
+        """Record that the result changes at `at_s` even without a new observation."""
         if self.now_s < at_s < self.next_s:
             self.next_s = at_s
 
@@ -252,7 +252,8 @@ class Provisioner:
         if not self.sought.get(kind, len(self.sought) < KINDS_MAX):
             self.said[want] = self._none()
             return
-        is_awaited = self.world.loads.get(want.model, NO_LOAD).waiting > 0  # then an unsure order is hedged
+        # If requests wait, a second order (a hedge) may be placed unless the first is sure to arrive in time.
+        is_awaited = self.world.loads.get(want.model, NO_LOAD).waiting > 0
         hedges = self.capacity.hedges if want not in self.hedged and is_awaited else frozenset()
         chosen = choose_sorted_offer(self._rungs(want), hedges)
         self.sought[kind] = chosen is not None
@@ -393,7 +394,7 @@ class Provisioner:
 
     @cached_property
     def _some_day(self) -> Callable[[ModelName], bool]:
-        """Check for a later fit; computed only if some request fits no existing device."""
+        """The check whether a model may fit later; built only if some request fits no existing device."""
         return build_future_fit_check(self.world, self.now_s)
 
     def _queued(self, lease: Lease) -> str:

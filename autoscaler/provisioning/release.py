@@ -4,9 +4,9 @@ An overdue order is given up, an order without waiting requests is withdrawn bef
 released when keeping it costs more than it is worth. Nothing is released while a replica uses it or demand is unknown.
 A release is forced only if an operator drains by force, and only after a normal release was tried.
 
-`Leaving` records the start of each release, and which releases are stuck. An order has only the time of its last
-release request, and followers send none; so metrics and Events each have a `Leaving` that receives every `World`. An
-order in use is not stuck.
+`Leaving` records the start of each release, and which releases are stuck. An order records only the time of its last
+release request, and followers send no release requests. Therefore metrics and Events each have a `Leaving`, which
+receives every `World`. An order in use is not stuck.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from autoscaler.text import format_duration
 
 STUCK_S: Final = 300.0
 """Seconds after which a release is stuck and a person must act; the alert uses the same number. A fabric releases a GPU
-in seconds, a cloud a machine in minutes, in which the request is sent seven times."""
+in seconds, and a cloud releases a machine in minutes. The request is sent seven times in STUCK_S."""
 
 
 def is_leaving(lease: Lease) -> bool:
@@ -67,11 +67,11 @@ class Leaving:
 
 
 WITHDRAW_S = 10.0
-"""Minimum age before an order is withdrawn, since requests may disappear only for a moment."""
+"""Minimum age at which an order is withdrawn, since its requests may have disappeared for only a moment."""
 STRAY_S = 10.0
 """Capacity that is delivered without waiting requests is released if it is not used within this time."""
 RETRY_S = (10.0, 60.0)
-"""Interval between release requests: the first, doubled each time up to the second."""
+"""First and maximum interval between release requests; it doubles each time."""
 FORCED = "; a normal release had no effect, so it is detached by force"
 
 
@@ -79,7 +79,7 @@ def plan_releases(
     ground: SimulationContext, wanted: Collection[LeaseId], kept: Collection[LeaseId], later: Callable[[float], None]
 ) -> Iterator[ReleaseLease]:
     """Return releases in order of IDs. `wanted`: orders that requests or claims wait for; `kept`: headroom.
-    `later` is called with the times at which time alone changes the result.
+    `later` is called with each time at which the result changes even without a new observation.
     """
     return _Returning(ground, wanted, kept, later).all()
 
@@ -177,7 +177,7 @@ class _Returning:
         self.later(since_s + kept_s)
         self.later(
             since_s + min((gap for gap in learnt.gaps_s if gap > idle_s), default=inf)
-        )  # its expected value decreases then
+        )  # then the expected value of keeping it decreases
         if idle_s < kept_s or is_release_blocked(self.world, lease):
             return ""
         if with_node:

@@ -26,7 +26,9 @@ def room_of(replica: Replica, slice_: Slice) -> ResourceAmount:
 
 
 def compute_usable_resources(slice_: Slice) -> ResourceAmount:
-    """Return the amount of a slice that replicas may use. Its sizes already exclude pods of others."""
+    """Return the amount of a slice that replicas may use. Its memory and compute are already reduced by those of pods
+    of others.
+    """
     return ResourceAmount(slice_.memory_bytes, slice_.compute_percent, max(0, slice_.holders_max - slice_.theirs))
 
 
@@ -43,7 +45,9 @@ def list_crowded_slices(world: World) -> dict[SliceId, str]:
 
 
 def list_excess_replicas(world: World, anyway: Collection[ReplicaId] = ()) -> dict[ReplicaId, str]:
-    """Return replicas to drain, youngest first -> why; in order of slices. `anyway`: those that end anyway."""
+    """Return the replicas to drain -> why, by slice, and the youngest on a slice first. `anyway`: replicas that end
+    anyway.
+    """
     going: dict[ReplicaId, str] = {}
     for id in _suspects(world):
         there = [world.replicas[one] for one in world.by_slice.get(id, ()) if one not in anyway]
@@ -88,7 +92,9 @@ def _suspects(world: World) -> list[SliceId]:
 
 
 def _over(slice_: Slice, holders: Sequence[Replica]) -> bool:
-    """Whether they hold more than the slice has. The size of a shared slice already excludes pods of others."""
+    """Whether they hold more than the slice has. The size of a shared slice is already reduced by the use of pods of
+    others.
+    """
     if not holders:
         return False
     many = len(holders) + slice_.theirs

@@ -1,9 +1,9 @@
 """Evaluates agents' reports: freshness, device health, which replica has which devices, and freed memory. Pure.
 
-An expired report is ignored, and a missing report does not mean zero. In a cluster a slice only counts the GPUs of its
-node (NODE/gpuN), and the kubelet chooses the GPU of a pod. So the device of a slice is known only through the pod of
-the replica on it, which the report lists with its devices. One free slice is closed for each unhealthy device without a
-pod, and for each device that pods of others use.
+An expired report is ignored, and a missing report does not mean zero. In a cluster a slice does not identify a GPU:
+NODE/gpuN only numbers the GPUs of a node, and the kubelet chooses the GPU of a pod. So the device of a slice is known
+only through the pod of the replica on it, which the report lists with its devices. One free slice is closed for each
+unhealthy device without a pod, and for each device that pods of others use.
 
 If an MPS server fails, all replicas on it end at once, while its devices may stay healthy. Nothing new is placed there
 for a pause; then one trial start is allowed. If it fails, the pause doubles; if it becomes ready, the pause ends. With
@@ -36,9 +36,9 @@ from autoscaler.state.world import (
 )
 
 TOGETHER_S = 5.0
-"""A replica that fails within this time after the first one failed with it."""
+"""Replicas that fail within this time after the first one belong to the same failure of an MPS server."""
 TOGETHER = 2
-"""Minimum number of replicas: a single failure has another cause."""
+"""Minimum number of replicas that fail together; a single failure is assumed to have another cause."""
 PAUSE_S, PAUSE_S_MAX = 5.0, 300.0
 """Pause after the first failure, doubled with each failed trial start; and its maximum."""
 FELL = "all replicas on its MPS server failed at once"
@@ -57,7 +57,9 @@ def find_mps_domain(slice_: Slice) -> tuple[NodeId, DeviceId | None] | None:
 
 
 def record_replica_failure(world: World, others: Iterable[Replica], replica: Replica, now_s: float) -> Falls:
-    """Return all failures after this replica failed; `others`: the other replicas. Old single failures expire."""
+    """Return the MPS server failures, updated with the failure of this replica. `others`: the other replicas. Old
+    single failures expire.
+    """
     falls = {at: one for at, one in world.nodes.mps_failures.items() if one.times or now_s < one.first_s + TOGETHER_S}
     for at in _domains(world, replica):
         fall = falls.get(at, MpsServerFailure(first_s=now_s))
@@ -74,7 +76,9 @@ def record_replica_failure(world: World, others: Iterable[Replica], replica: Rep
 
 
 def record_replica_ready(world: World, replica: Replica) -> Falls:
-    """Return the failures without those that this replica ended: it was ordered later, and became ready."""
+    """Return the MPS server failures without those that are over, since this replica was ordered later and became
+    ready.
+    """
     there = _domains(world, replica)
     known = world.nodes.mps_failures
     return {at: one for at, one in known.items() if at not in there or replica.times.created_s < one.first_s}
@@ -112,8 +116,8 @@ NOTICED_BYTES = 64 << 20
 ILL = "the agent of its node reports an unhealthy device"
 OTHERS = "pods that this installation does not manage use a device of its node, and which one is unknown"
 STUCK_S = 60.0
-"""Memory of a replica that stops or scrubs for longer than this is no longer expected: a request may take another
-victim, and nothing new is placed on the device."""
+"""If a replica takes longer than this to stop or to scrub its memory, that memory is no longer expected to become free:
+a request may evict another replica, and nothing new is placed on the device."""
 
 
 def is_report_fresh(node: NodeAgentStatus, now_s: float) -> bool:
@@ -272,8 +276,8 @@ def is_lost(world: World, replica: Replica, now_s: float) -> bool:
 
 
 def _ill_of(world: World, node: NodeAgentStatus, slices: list[Slice], now_s: float) -> Iterable[SliceId]:
-    """Yield the slices of unhealthy devices, and one of the last free slices for each share of such a device that no
-    known pod has.
+    """Yield the slices of unhealthy devices. For each share of an unhealthy device that no known pod has, also yield
+    one free slice, from the end of the list.
 
     All shares of an unhealthy device are closed. If the device plug-in has detected the fault, the node has fewer
     slices than devices.
@@ -282,7 +286,7 @@ def _ill_of(world: World, node: NodeAgentStatus, slices: list[Slice], now_s: flo
     yield from (id for id, report in known.items() if not report.healthy)
     shares = max(Counter(one.device for one in slices).values(), default=1)
     taken = Counter(id for pod in node.report.pods for id in pod.devices)
-    if shares == 1:  # the slice may be the device, by name
+    if shares == 1:  # a slice may have the name of its device
         taken |= Counter({report.id: 1 for report in known.values()})
     left_out = max(0, len(node.report.devices) * shares - len(slices))
     unassigned = max(0, sum(max(0, shares - taken[id]) for id in node.unhealthy) - left_out)

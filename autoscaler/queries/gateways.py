@@ -24,7 +24,7 @@ DRAIN_SECONDS_MAX = ModelSpec(engine="command").drain_seconds_max
 
 
 class Verdict(NamedTuple):
-    """Whether to stop a draining replica now, and why; and when time alone changes that."""
+    """Whether to stop a draining replica now, and why; and when that changes without a new observation."""
 
     stop: bool
     reason: str
@@ -49,7 +49,7 @@ def is_demand_complete(world: World, now_s: float) -> bool:
 
 
 def next_change_s(world: World, now_s: float) -> float | None:
-    """Return when `is_demand_complete`, or the sum of demand, next changes by time alone."""
+    """Return when `is_demand_complete`, or the sum of demand, next changes only because time passes."""
     ends = [g.seen_s + REPORT_EXPIRY_S for g in list_known_gateways(world) if g.report is not None]
     ends.append(world.leadership.leading_since_s + LEADER_WAIT_S)
     return min((end for end in ends if end > now_s), default=None)

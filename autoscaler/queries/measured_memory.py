@@ -26,7 +26,7 @@ from autoscaler.text import format_size
 SERVED_S = 600.0
 """A replica that was ready for this long, with requests in that time, has about reached its maximum use."""
 MARGIN = 1.25
-"""Factor above the measured maximum."""
+"""An estimate that is too large is corrected down to this multiple of the measured maximum."""
 NOTICED_BYTES = 16 << 20
 """Smaller increases are ignored."""
 
@@ -142,7 +142,9 @@ def has_variable_memory(model: Model) -> bool:
 
 
 def is_memory_minimum(model: Model) -> bool:
-    """Whether it counts only what its artifact needs, while its engine would use all there is (`gpu.memory: auto`)."""
+    """Whether only the memory that the model's artifact needs is counted, while its engine would use all memory
+    (`gpu.memory: auto`).
+    """
     return model.estimated_bytes > 0 and model.spec.engine in PAGED
 
 
@@ -170,31 +172,35 @@ def compute_slots(model: Model, granted_bytes: int) -> int:
 
 
 def has_shrunk(model: Model, replica: Replica) -> bool:
-    """Whether it has less than its document requests, also if that no longer sets `gpu.elastic`."""
+    """Whether the replica has less memory than its document requests, even if that document lacks `gpu.elastic` now."""
     asked = model.memory_bytes if spare_bytes(model) else min(model.memory_bytes, _estimated(model))
     return _is_part(model, replica) and 0 < replica.resources.memory_bytes <= asked - _within(spare_bytes(model))
 
 
 def has_grown(model: Model, replica: Replica) -> bool:
-    """Whether it has more than its document requests, also if that no longer sets `gpu.growth`."""
+    """Whether the replica has more memory than its document requests, even if that document lacks `gpu.growth` now."""
     more = compute_growth(model).most_bytes
     asked = model.memory_bytes if more else max(model.memory_bytes, _estimated(model))
     return _is_part(model, replica) and replica.resources.memory_bytes >= asked + _within(more)
 
 
 def _is_part(model: Model, replica: Replica) -> bool:
-    """Whether it runs its current document, and that requests a sized part of one device."""
+    """Whether the replica runs its current document, and the document requests an amount of memory on one device."""
     same = model.adopted is None and replica.spec_hash == model.spec_hash()
     return same and model.spec.gpu.count == 1 and model.memory_bytes > 0
 
 
 def _estimated(model: Model) -> int:
-    """The request before any measurement; amounts between it and the current request are neither less nor more."""
+    """The request before any measurement. With an amount between this and the current request, a replica has neither
+    shrunk nor grown.
+    """
     return model.estimated_bytes or model.memory_bytes
 
 
 def _within(offered_bytes: int) -> int:
-    """Return the minimum difference that counts: above rounding of pods, if the document allows no difference."""
+    """Return the minimum difference that counts, in bytes: 1 if the document allows a difference, else 1 MiB, since the
+    amounts of pods are rounded.
+    """
     return 1 if offered_bytes else MIB
 
 

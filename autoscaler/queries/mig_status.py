@@ -44,7 +44,7 @@ class RepartitionStage(Enum):
 
 
 class RepartitionStatus(NamedTuple):
-    """The stage, and until when if only time must pass."""
+    """The stage, and the time at which it ends if nothing else has to happen."""
 
     stage: RepartitionStage
     until_s: float | None = None
@@ -94,7 +94,9 @@ def profile_of(slice_: Slice) -> str:
 
 
 def explain_closed_node(world: World, node: NodeId) -> str:
-    """Explain why nothing new is placed on a node that may be repartitioned; empty: this does not prevent it."""
+    """Explain why nothing new is placed on a node that may be repartitioned; empty if repartitioning does not prevent
+    it.
+    """
     seen, intent = world.nodes.cuttable.get(node), world.nodes.cutting.get(node)
     if seen is None:
         return ""

@@ -78,7 +78,9 @@ def forced_stop_deadline_s(world: World, replica: Replica) -> float:
 
 
 def is_force_drained(world: World, lease: Lease) -> bool:
-    """Whether an operator drains by force all devices of an order attached to a node: the node, or each device."""
+    """Whether an operator drains by force all devices that an order attached to a node: the whole node, or each of
+    these devices.
+    """
     listed = lease.listed
     if listed is None or not lease.offer.node or not world.nodes.cordons:
         return False

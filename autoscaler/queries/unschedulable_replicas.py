@@ -1,4 +1,4 @@
-"""Detects replicas whose pod the scheduler does not bind to the chosen node, and which nodes models avoid therefore.
+"""Detects replicas whose pod the scheduler does not bind to the chosen node, and the nodes that models then avoid.
 Pure.
 
 After STRANDED_S the replica is placed on another node, if one has room; otherwise its pod keeps waiting. The model then
@@ -14,15 +14,14 @@ from autoscaler.state.pending_labels import NodeBackoff
 from autoscaler.state.world import NodeId, Replica, World
 
 UNSCHEDULABLE = frozenset({"Unschedulable", "SchedulingGated"})
-"""Beginnings of `waits` while a scheduler finds no node, or a queue (Kueue) does not let it search (a pod's condition
-PodScheduled).
-"""
+"""The part of `waits` before the colon while a scheduler finds no node, or while a queue (Kueue) does not let it search
+(a pod's condition PodScheduled)."""
 STRANDED_S = 5.0
 """A scheduler decides within milliseconds, and again as soon as a pod on that node is gone. If a pod is still unbound
 after this time, the plan is wrong about that node."""
 SHUN_S, SHUN_S_MAX = 120.0, 1800.0
-"""Back-off of a node: the first value, doubled with each repetition, up to the second. The first is longer than most
-clouds take to add a node, so that no replica leaves a node that is being created for it."""
+"""Back-off of a node: the initial value, doubled with each repetition, and the maximum. The initial value is longer
+than most clouds take to add a node, so that no replica leaves a node that is being created for it."""
 
 FORGET_S = 2.0 * SHUN_S_MAX
 """A back-off that ended this long ago is forgotten."""

@@ -1,11 +1,11 @@
 """Consolidation: moves replicas from paid capacity to owned devices after demand drops. Pure.
 
 Decides which replica moves first while no request lacks room (`autoscaler.rearrange.paid_capacity` finds the replicas
-on paid capacity). Guarantees beyond those of every move (`autoscaler.rearrange.replica_migration`): a replica moves
-only if free unpaid room exists for it and all others on that order. It does not move if it will stop soon, if its new
-device has a product that its model ranks lower, or if its model must be spread. A new leader moves nothing for
-LEADING_S, since it may not know recent moves. When no replica is left on it, `autoscaler.provisioning.release` releases
-the order.
+on paid capacity). In addition to the guarantees of every move (`autoscaler.rearrange.replica_migration`), a replica
+moves only if free unpaid room exists for it and for all other replicas on the same order. It does not move if it will
+stop soon, if its new device has a product that its model ranks lower, or if its model must be spread. A new leader
+moves nothing for LEADING_S, since it may not know recent moves. When no replica is left on it,
+`autoscaler.provisioning.release` releases the order.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LEADING_S = 120.0
 
 
 class Consolidation(NamedTuple):
-    """The move that begins now, if any, and when time alone may allow one."""
+    """The move that begins now, if any, and when one may be possible without a new observation."""
 
     step: MigrationStep | None = None
     next_s: float = inf

@@ -52,7 +52,8 @@ PRIORITY_MAX = 3
 this many times.
 """
 MOVES_MAX, CANDIDATES_MAX, PLACES_MAX = 4, 8, 16
-"""Maximum moves for one request; cheapest candidate replicas of a place; places, those with the most room."""
+"""Maximum numbers of moves for one request, of candidate replicas of a place (cheapest first), and of places (most room
+first)."""
 PROOFS_MAX = 16
 """Maximum sets of moves for which new places are sought, cheapest first."""
 FORBIDDEN_NAMED_MAX = 3
@@ -71,7 +72,7 @@ class Defragmented(NamedTuple):
     unmet: tuple[Unplaced, ...]
     steps: tuple[MigrationStep, ...] = ()
     next_s: float = inf
-    """When time alone may allow a move."""
+    """When a move may be possible without a new observation."""
 
 
 class Moves(NamedTuple):

@@ -39,7 +39,8 @@ EVERY_S = 60.0
 NODE_EVERY_S = 600.0
 """Minimum interval between two orders for one node, the first of which succeeded."""
 WANTS_MAX, NODES_MAX = 64, 64
-"""Maximum requests considered, and nodes: those that can serve the most requests soonest."""
+"""Maximum numbers of requests and of nodes that are considered. First the best node of each request is selected, then
+its second best, and so on."""
 
 
 class RepartitionPlan(NamedTuple):
@@ -48,7 +49,7 @@ class RepartitionPlan(NamedTuple):
     order: CutNode | None
     unmet: tuple[Unplaced, ...]
     next_s: float = inf
-    """When time alone changes the plan."""
+    """When the plan changes without a new observation."""
 
 
 def plan_repartition(
@@ -164,7 +165,7 @@ class _Look:
         return found
 
     def _may(self, node: RepartitionCandidate) -> bool:
-        """Whether the node may be repartitioned now, apart from its use."""
+        """Whether the node may be repartitioned now. Whether the node is in use is not checked here."""
         seen, order = node.seen, node.seen.order
         intent = self.world.nodes.cutting.get(seen.name)
         slice_ = self.sites.shelf(node, node.plain[0].name).slice
@@ -187,7 +188,9 @@ class _Look:
         return max([*given, *(one.since_s for one in cutting if not one.refused)], default=-inf)
 
     def _cut(self, node: RepartitionCandidate, wanted: Sequence[tuple[PlacementRequest, str]]) -> CutNode | None:
-        """Build the order; None if the node has that layout and is not failed, since a failed node is closed."""
+        """Build the order; None if the node already has that layout. A failed node always gets an order, since it is
+        closed until one succeeds.
+        """
         seen, (first, _) = node.seen, wanted[0]
         cuts = allocate_profiles(node.geometry, seen.gpus, [name for _, name in wanted], node.there, self._shares(node))
         if node.standing.stage is RepartitionStage.IDLE and Counter(list_profiles(cuts)) == node.there:

@@ -2,8 +2,8 @@
 
 Computes `World.rented`. A delivered order with a price is rented, unless its provider's `keepSeconds` keeps it for days
 even if idle. A guest is a replica on a rented order. If no unpaid slice is free for a guest, the least recently used
-replica on a suitable slice blocks it. Models of guests and of blocking replicas keep replicas idle for no longer than a
-start is worth (`autoscaler.demand.desired_replicas`).
+replica on a suitable slice blocks it. Models of guests and of blocking replicas keep idle replicas for a shorter time,
+which depends on how long a start takes (`autoscaler.demand.residency`).
 """
 
 from __future__ import annotations

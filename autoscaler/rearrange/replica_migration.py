@@ -7,8 +7,8 @@ PodDisruptionBudget allows no disruption does not move. `autoscaler.planner.plan
 `autoscaler.planner.reconcile` drains the replica that it replaces.
 
 A stranded replica, whose pod is kept off its node for too long, causes a relocation request. The packer considers these
-requests after all others. If one has room, its replica drains, and the next plan starts another there. Otherwise the
-replica continues to wait (`autoscaler.queries.unschedulable_replicas`).
+requests after all others. If the packer finds room for one, the stranded replica drains, and the next plan starts
+another replica there. Otherwise the replica continues to wait (`autoscaler.queries.unschedulable_replicas`).
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class MigrationStep(NamedTuple):
 
 
 class Stability(NamedTuple):
-    """Whether a replica may move; if not, when time alone allows it."""
+    """Whether a replica may move; if not, when it may without a new observation."""
 
     may: bool
     next_s: float = inf

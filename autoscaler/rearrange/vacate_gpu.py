@@ -59,7 +59,7 @@ class Packed(NamedTuple):
     packing: PackResult
     slice_index: SliceIndex
     next_s: float = inf
-    """When time alone changes the result."""
+    """When the result changes without a new observation."""
 
 
 class _Emptying(NamedTuple):
@@ -78,9 +78,10 @@ def pack_vacating_gpus(
 ) -> Packed:
     """Run the packer, and vacate GPUs for requests that it leaves unplaced.
 
-    Requests that wait for the rest of a GPU on which another starts (`autoscaler.placement.whole_gpu_waits`) release
-    their slices to others. `build_index(going, kept)`: builds the slice index without the replicas `going` and with the
-    slices `kept` closed, with their reasons. `still`: requests for which no GPU is vacated.
+    If a replica starts on a part of a GPU, requests that wait for the rest of that GPU
+    (`autoscaler.placement.whole_gpu_waits`) release their slices to other requests. `build_index(going, kept)`: builds
+    the slice index without the replicas `going` and with the slices `kept` closed, with their reasons. `still`:
+    requests for which no GPU is vacated.
     """
     packing, index, _ = _emptied(wants, build_index, ground, still)
     first = share_split_gpus(packing, ground.world, ground.now_s)
@@ -183,7 +184,7 @@ class _Search(NamedTuple):
 
 
 def group_parts_by_gpu(world: World, index: SliceIndex) -> dict[tuple[SliceId, ...], Bin]:
-    """Map the parts of each GPU that becomes whole without its replicas to the whole GPU, with its occupants."""
+    """For each GPU that is whole when its replicas are gone: map its parts to the whole GPU with these replicas."""
     found: dict[tuple[SliceId, ...], Bin] = {}
     for whole in list_rejoinable_gpus(world):
         parts = tuple(index.slices_on(whole.slice.device))
@@ -203,7 +204,9 @@ def _before(want: PlacementRequest, packing: PackResult) -> Iterator[SliceId]:
 
 
 def _with(whole: Bin, there: Sequence[Occupant]) -> Bin:
-    """The whole GPU, free when it has no more occupants; until then each has an equal part."""
+    """Return the whole GPU with these occupants. It is free when no occupant is left; until then each occupant has an
+    equal part.
+    """
     all_, many = whole.free, max(1, len(there))
     each = ResourceAmount(all_.memory_bytes // many, all_.compute_percent // many)
     rest = all_.less(ResourceAmount(each.memory_bytes * (many - 1), each.compute_percent * (many - 1)))

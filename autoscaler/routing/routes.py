@@ -129,7 +129,7 @@ def front_settings(settings: Settings, tenants: Collection[Tenant]) -> FrontSett
 
 
 RETRY_S_MAX = 120.0
-"""SDKs give up above it (interfaces, section 3)."""
+"""The longest Retry-After; SDKs give up if it is longer (interfaces, section 3)."""
 NO_CAPACITY_RETRY_S = 60.0
 ESTIMATE_STEP_S = 30.0
 """Rounding step of the reported wait for capacity."""
@@ -154,8 +154,8 @@ def routes_full(
 ) -> RoutesDelta:
     """All routes of one gateway; only a heartbeat while the driver has not listed everything.
 
-    `boot` identifies the gateway process that reads. While the `World` has another one, its holds belong to an ended
-    process and are not sent.
+    `boot` identifies the gateway process that reads. If the `World` has another `boot` for this gateway, the holds
+    there belong to a process that has ended and are not sent.
     """
     if not world.leadership.synced:
         return build_heartbeat(world)
@@ -182,7 +182,7 @@ def routes_delta(
     boot: str = "",
 ) -> RoutesDelta | None:
     """Return the changes for one gateway from `before`, which it has, to `after`; None if there are none.
-    A version that grants it something is always sent, so that the gateway can acknowledge it.
+    A version that grants the gateway a hold is always sent, so that the gateway can acknowledge that version.
     """
     if not before.leadership.synced or before.epoch != after.epoch:
         return routes_full(after, gateway, now_s, unmet, boot=boot)
@@ -275,7 +275,7 @@ def _route(replica: Replica, reader: Gateway | None) -> Route:
 def _replicas(
     before: World, after: World, was: Gateway | None, now: Gateway | None
 ) -> tuple[tuple[Route, ...], tuple[ReplicaId, ...]]:
-    """Changed routes, and replicas that no longer have one. Another hold by the same grant is not a change."""
+    """Changed routes, and replicas that no longer have one. A different hold without a newer grant is not a change."""
     changed: set[ReplicaId] = set()
     if before.replicas is not after.replicas:
         changed = {id for id, replica in after.replicas.items() if before.replicas.get(id) is not replica}
@@ -374,7 +374,9 @@ def _refusal(history: History, capacity_refusal: Refusal | None, now_s: float) -
 
 
 def _capacity_wait_s(missing: Unmet | None) -> float | None:
-    """Wait for capacity, rounded down: rejects no request that is served in time, and changes rarely."""
+    """The wait for capacity, rounded down: no request is rejected that would be served in time, and the value changes
+    rarely.
+    """
     if missing is None or missing.ready_s is None or missing.ready_s == inf:
         return None
     return floor(missing.ready_s / ESTIMATE_STEP_S) * ESTIMATE_STEP_S or None

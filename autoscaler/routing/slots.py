@@ -25,13 +25,16 @@ from autoscaler.state.lifecycle import ReplicaState
 from autoscaler.state.world import Gateway, Replica, World
 
 KEEP_S = 0.100
-"""A hold moves to a request of the same tenant elsewhere only if that is older by this: a move costs a round trip."""
+"""A hold moves to a request of the same tenant at another gateway only if that request is older by at least this time,
+since a move costs a round trip."""
 
 Holds = dict[ReplicaId, int]
 
 
 class SlotTarget(NamedTuple):
-    """How many slots of a model a gateway should hold: those due to its requests, and all with its part of the rest."""
+    """How many slots of a model a gateway should hold: those due to its requests, and the total with its part of the
+    rest.
+    """
 
     due: int
     total: int
@@ -118,9 +121,11 @@ def _due(
 
 
 def _on_ready(gateway: Gateway, model: ModelName, ready: Sequence[Replica]) -> list[Level]:
-    """The gateway's levels without requests running on other, draining replicas: those need no slot of these.
+    """The gateway's levels without the requests that run on other, draining replicas: they need no slot of the `ready`
+    replicas.
 
-    Reports do not contain the tenants of those requests; the lowest priority is assumed. They would not use a slot.
+    Reports do not contain the tenants of the omitted requests; the lowest priority is assumed. If they were counted,
+    slots would be allocated to them and not used.
     """
     levels = sorted(gateway.levels.get(model, ()), key=lambda level: (level.priority, level.tenant))
     used = (use.in_use for replica in ready if (use := gateway.uses.get(replica.id)) is not None)

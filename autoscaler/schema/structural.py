@@ -155,7 +155,8 @@ class Structural:
 
 
 def _text_or(part: Schema) -> Schema:
-    """A string or an object. A schema of two types has no type and would accept anything: these bounds limit the depth.
+    """The schema of a string or an object. It cannot state a `type` and would accept anything, so bounds limit the
+    depth of the value.
 
     Numbers and booleans are still accepted; Pilotlight itself rejects them.
     """

@@ -21,7 +21,7 @@ from aiohttp.typedefs import Middleware
 SAY_EVERY_S = 60.0
 REFUSED = b'{"error":"not allowed"}'
 BOUND = web.RequestKey("bound", str)
-"""The key of a request under which the name of the node is stored to which its token is bound."""
+"""The key at which a request stores the name of the node that its token is bound to."""
 NODE_CHARS_MAX = 253
 """The maximum length of a node's name (RFC 1123)."""
 

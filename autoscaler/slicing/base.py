@@ -35,7 +35,7 @@ class NodeFacts(NamedTuple):
     devices: Sequence[Object] = ()
     """The ResourceSlices (resource.k8s.io/v1) of the node."""
     kept: Sequence[str] = ()
-    """Entries of those to offer first: entries held by claims, then entries chosen by a placement."""
+    """Entries of `devices` to offer first: those held by claims, then those chosen by a placement."""
 
 
 class SliceShare(NamedTuple):

@@ -142,7 +142,9 @@ def _free(parts: Sequence[SliceId], held: Collection[SliceId]) -> SliceId:
 def _elsewhere(
     chosen: Sequence[SliceId], node: str, known: Mapping[SliceId, Slice], held: Collection[SliceId]
 ) -> tuple[SliceId, ...]:
-    """Return as many equivalent slices on the node that was not chosen, preferring slices that are not held."""
+    """Return the same number of equivalent slices on `node`, which is not the chosen node. Slices that are not held are
+    preferred.
+    """
     found = dict[SliceId, None]()
     for one in chosen:
         same = SliceId(f"{node}/{one.partition('/')[2]}")

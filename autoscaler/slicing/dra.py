@@ -45,7 +45,8 @@ from autoscaler.state.world import DeviceId, Slice, SliceId
 
 Sharing = Literal["timeslice", "mps"]
 CLIENT_BYTES = 256 * MIB
-"""Part of an MPS client's limit reserved for its context, which counts but which engines do not allow for."""
+"""Part of an MPS client's memory limit that is reserved for its context. The context counts against the limit, but
+engines do not allow for it."""
 _CONFIG = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig"}
 
 
@@ -187,9 +188,9 @@ class Dra(NamedTuple):
 
     def _cuts(self, found: Pools, offered: Sequence[DraDevice], kept: Sequence[str]) -> dict[str, tuple[Smaller, ...]]:
         """Return, for each unused entry, the parts that can be claimed instead of it, one per profile.
-        If positions are known, it is the part that leaves the most room. Otherwise the driver takes the first that
-        fits, so there is none if the driver could choose it on another offered entry. Profiles with engines that a GPU
-        has only once are excluded.
+        If positions are known, it is the part that leaves the most room. Otherwise the driver takes the first part that
+        fits; then no part is returned that the driver could also take from another offered entry. Profiles with
+        hardware engines that a GPU has only once (`+me`) are excluded.
         """
         gpus: dict[tuple[str, str], list[DraDevice]] = {}
         for one in sorted(
@@ -452,7 +453,7 @@ def common_claim_name(slice_: Slice) -> str:
 
 
 def rename_common_claims(asks: PodFields, name: Callable[[str], str]) -> PodFields:
-    """Give each claim that other pods share the name that `name` returns for its name."""
+    """Rename each claim that several pods share: `name` returns the new name for the old one."""
     if not asks.common:
         return asks
     named = {old: name(old) for old in asks.common}

@@ -219,7 +219,9 @@ def free_slices(geometry: Geometry, on: Layout) -> int:
 
 @lru_cache(maxsize=MEMO_MAX)
 def list_starts(geometry: Geometry, on: Layout, profile: str) -> tuple[int, ...]:
-    """Return where one more cut of `profile` may start in layout `on`, ascending. MigError if there is no such."""
+    """Return where one more cut of `profile` may start in layout `on`, ascending. Raises MigError for an unknown
+    profile.
+    """
     has = compute_usage(geometry, on)
     return tuple(start for start, _ in has.places(geometry.profile(profile)))
 

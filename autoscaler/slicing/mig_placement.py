@@ -1,9 +1,9 @@
 """Chooses the device and position for a new MIG device, so that the profiles expected next still fit.
 
 A Fleet holds MIG devices and their cuts, in use or idle, and places one more cut where its price is least. The price is
-what the fleet loses, in two parts. First, the room of each profile (how many more would fit), weighted by its share of
-demand and its compute, and more the less room is left. Second, the filling of that device: the expected work placed on
-it if profiles arrive by their shares until none fits.
+what the fleet loses, in two parts. First, the room of each profile (how many more would fit), weighted by the profile's
+share of demand and its compute; the less room is left, the higher the weight. Second, the filling of that device: the
+expected work placed on it if profiles arrive by their shares until none fits.
 
 Invariants: cuts in use are never changed or overlapped; the answer depends on the fleet, not on its history; an added
 device never turns a placement into a refusal. An idle cut may be deleted for another, so it counts as room; at equal
@@ -38,7 +38,7 @@ from autoscaler.state.world import DeviceId
 NOW = 16
 """Weight of room that exists now, relative to room that appears when any one cut of the device ends."""
 FILLING_LEAST, FILLING_EACH = 3, 1 / 12
-"""A filling is weighted like room of which this much is left: 3, plus 1/12 per device."""
+"""A filling has the weight of a profile of which this many more would fit: 3, plus 1/12 per device."""
 SHARE_MAX = 2**53
 WORK = 1.3
 """Exponent of compute slices in the work of a filling: large profiles are harder to place."""
@@ -222,7 +222,7 @@ class Fleet:
         return dict.fromkeys(plain, 1 / len(plain)) if plain else {}
 
     def _weights(self, shares: Mapping[str, float]) -> dict[str, float]:
-        """Return, per profile, the value of 1/NOW of the room for one more."""
+        """Return, for each profile, the value of one unit of room; the room for one more cut is NOW units."""
         works = {one.name: one.compute for geometry in self._kinds for one in geometry.profiles}
         return {
             profile: shares.get(profile, 0.0) * work / (1 + self._room.get(profile, 0)) ** 2 / NOW

@@ -86,7 +86,7 @@ def _walk(value: object, kind: Any, at: Path) -> None:
         fits = [k for k in kinds if (isinstance(k, type) and issubclass(k, Part)) is isinstance(value, dict)]
         kind = kinds[0] if len(kinds) == 1 else fits[0] if len(fits) == 1 else kind
     if get_origin(kind) is Annotated and get_origin(get_args(kind)[0]) in {tuple, dict}:
-        _walk(value, get_args(kind)[0], at)  # its items; the rest checks its length
+        _walk(value, get_args(kind)[0], at)  # checks the items; the length is checked below
     if isinstance(kind, type) and issubclass(kind, Part):
         _walk_part(_mapping(value, at), kind, at)
     elif get_origin(kind) is tuple:

@@ -230,8 +230,8 @@ class Adopted(msgspec.Struct, frozen=True, kw_only=True):
     zero and not zero.
     """
     held: bool = False
-    """Whether a user's own scale applies for a limited time. `replicas`, or `paused` at zero, then comes from that
-    scale and not from a document.
+    """Whether a user has scaled the workload directly; that scale applies for a limited time. Then `replicas` (or
+    `paused`, if the user scaled to zero) comes from that scale and not from a document.
     """
     reason: str = "Adopted"
     """The reason of the current scale, in one word, as in the Event on the workload."""

@@ -94,7 +94,7 @@ def format_bytes(size: int) -> str:
 
 
 def whole_number(text: object) -> int | None:
-    """Return the number of at most 15 decimal digits; None for any other text. (`int` raises beyond 4,300 digits.)"""
+    """Parse a text of at most 15 decimal digits; None for any other text. (`int` raises beyond 4,300 digits.)"""
     if isinstance(text, str) and len(text) <= 15 and text.isascii() and text.isdecimal():
         return int(text)
     return None

@@ -54,7 +54,8 @@ class NodeSlicing(Part, frozen=True):
     that needs less than a whole unused GPU claims a part of it.
     """
     overcommit: bool = True
-    """`hami`, `volcano`: whether more of a card may be allocated than it has, if they report that."""
+    """`hami`, `volcano`: whether more of a card may be allocated than it has, if the scheduler reports a larger amount.
+    """
     alternatives: Annotated[int, Meta(ge=0, le=7)] = 0
     """`dra`: how many alternative devices of the same node a claim lists, in case the chosen device is taken."""
     template: str = ""
@@ -251,7 +252,7 @@ class Settings(Part, frozen=True):
     lease_seconds: Annotated[int, Meta(ge=2, le=600)] = 15
     """The duration of the leader-election Lease, in seconds."""
     prices: tuple[Price, ...] = ()
-    """Prices of devices. Among the entries of one device, the first of its purchase option applies."""
+    """Prices of devices. If several entries match a device and its purchase option, the first one applies."""
     capacity: tuple[ProviderSettings, ...] = ()
     """Providers of additional capacity."""
     adoption: Adoption = Adoption()

@@ -1,7 +1,8 @@
 """The Actions of a Plan, each with a reason. The planner creates them, `fold` applies them, the loop executes them.
 
-An Action is an intent. Folding it (`Acted`) moves its replica along the table of `autoscaler.state.lifecycle`, which
-raises if the table does not allow it. So the `World` shows an ordered change before the driver has made it.
+An Action is an intent. Folding it (`Acted`) changes the state of its replica by the table of
+`autoscaler.state.lifecycle`, and raises if the table does not allow the change. So the `World` shows an ordered change
+before the driver has made it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class ReviveReplica(StateRecord, frozen=True, tag_field="kind", tag="revive"):
 
 class StopReplica(StateRecord, frozen=True, tag_field="kind", tag="stop"):
     """Stop a replica: SIGTERM, kill after `grace_s`.
-    All known gateways acknowledged its drain or the drain timed out, or the replica is failed or pending (drop).
+    Ordered only after all known gateways acknowledged the drain or the drain timed out, or for a replica without
+    requests, such as a failed or pending one (table verb "drop").
     """
 
     replica: ReplicaId

@@ -57,7 +57,7 @@ class LeaseId(NamedTuple):
 
 
 class OfferId(NamedTuple):
-    """The ID of an offer. It is valid as long as the provider uses the name."""
+    """The ID of an offer. It is valid as long as its provider has an offer with this name."""
 
     provider: str
     name: str
@@ -113,7 +113,7 @@ class Offer(StateRecord, frozen=True):
     lasts_s: float | None = None
     """The maximum time for which the capacity can be held, in seconds. None: unlimited."""
     queued: bool = False
-    """Whether orders wait in a queue, maybe for days. An order is not cancelled for a long wait before admission."""
+    """Whether orders wait in a queue, maybe for days. A long wait before admission is no reason to cancel an order."""
     room: bool = False
     """Whether the capacity is a part of existing nodes: no device is added, and other pods run on the node."""
 
@@ -158,7 +158,7 @@ class Listed(StateRecord, frozen=True):
     device_ids: tuple[str, ...] = ()
     """The delivered devices, as slices name them. None: all devices of an added node; otherwise nothing so far."""
     counted_from: int | None = None
-    """If devices of a node are only counted: the number from which the devices belong to this order. None: unknown."""
+    """If the devices of a node are only counted: the number of the first device of this order. None: unknown."""
     dry: bool = False
     """Whether the order waits for quota, so that the time is unknown."""
     alone: bool = False
@@ -174,7 +174,7 @@ class Listed(StateRecord, frozen=True):
 
 
 class Lease(StateRecord, frozen=True):
-    """Capacity from the order until it is removed."""
+    """A capacity order and its capacity, from the order until the capacity is removed."""
 
     id: LeaseId
     offer: Offer
@@ -308,7 +308,7 @@ class Capacity(StateRecord, frozen=True):
     offered_s: dict[str, float] = {}
     """When each provider last reported its offers."""
     listed_s: dict[str, float] = {}
-    """Provider -> the start of the newest list that this leader has."""
+    """Provider -> when the newest list of orders that this leader has was started."""
     leases: dict[LeaseId, Lease] = {}
     learnt: dict[OfferKind, LeadTimeStats] = {}
     barred: dict[OfferId, BackedOffOffer] = {}
@@ -347,7 +347,9 @@ class AcquireOrder(StateRecord, frozen=True):
 
 
 class ReleaseOrder(StateRecord, frozen=True):
-    """An order to release capacity or to cancel an order. Missing capacity is a success; capacity in use is kept."""
+    """An order to release capacity or to cancel an order. It succeeds if the capacity does not exist; capacity in use
+    is kept.
+    """
 
     id: LeaseId
     epoch: int

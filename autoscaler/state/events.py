@@ -1,4 +1,4 @@
-"""Observations from drivers, gateways and operators. Each is a level or a fact, never a request.
+"""Observations from drivers, gateways and operators. Each states a current state or an event, never an action to take.
 
 Owns the types only; `autoscaler.fold.fold` computes the next `World` from a `World` and a batch of observations.
 """
@@ -103,7 +103,7 @@ class FaultSeen(StateRecord, frozen=True):
     model: ModelName
     """Empty: a driver failed, and no Model explains the failure."""
     reason: str
-    """Empty if `model` is empty: the part works again."""
+    """Why it failed. Empty only if `model` is empty: then `part` works again."""
     part: str = "driver"
     """The part that failed."""
     is_over: bool = False
@@ -197,7 +197,7 @@ class ModelWoken(StateRecord, frozen=True):
 
 
 class ModelStopped(StateRecord, frozen=True):
-    """An operator stops all replicas of a Model. `force`: replicas with running requests, too, after a short time."""
+    """An operator stops all replicas of a Model. `force`: running requests have only a short time to finish."""
 
     model: ModelName
     force: bool = False
@@ -248,7 +248,7 @@ class Transition(StateRecord, frozen=True):
     before: ReplicaState | None
     after: ReplicaState
     verb: str
-    """The verb of the table, or "seen" if an observation skipped states."""
+    """The verb of `lifecycle.TRANSITIONS`, or "seen" if an observation skipped states."""
     reason: str
 
 

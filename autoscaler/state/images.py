@@ -2,7 +2,8 @@
 
 Owns the names: people write `vllm/vllm-openai:v1`, nodes report `docker.io/vllm/vllm-openai:v1`; both are the same
 image. Kubelets report the largest images with their sizes (Node.status.images); agents report all images without sizes.
-Each report is a level, and neither replaces the other. `autoscaler.placement.index.node_filter` uses the locations.
+A new report replaces earlier ones from the same source only. `autoscaler.placement.index.node_filter` uses the
+locations.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Labels: a new device or node brings labels that are not known in advance. A selector on a label in these lists may be
 met by offered capacity; a selector on any other unknown label is not. The lists contain no labels that distinguish
-kinds or groups of nodes (machine type, pool, product): any such node would count as a match, and it would be ordered
-again and again. The Settings or the pool must declare those labels.
+kinds or groups of nodes (machine type, pool, product). With those, each node that could be ordered would count as a
+match, and nodes without a match would be ordered again and again. The Settings or the pool must declare those labels.
 
 Taints: owns the matching of taints, with the rules of Kubernetes (an empty effect matches any effect, `Exists` without
 a key matches all taints). Only NoSchedule and NoExecute keep pods off a node. Taints change while a node starts, so a
@@ -67,7 +67,7 @@ def _is_within(domain: str, of: str) -> bool:
 
 
 UNNEEDED = frozenset({"DeletionCandidateOfClusterAutoscaler"})
-"""Taints of nodes that will be removed if they stay unneeded. They are removed again when a pod needs the node."""
+"""Taints of nodes that will be removed if they stay unneeded. A taint is removed when a pod needs its node."""
 
 
 class Taint(NamedTuple):

@@ -24,7 +24,7 @@ class HostAmount(NamedTuple):
     host_bytes: int = 0
 
     def holds(self, need: HostAmount) -> bool:
-        """Return whether `need` fits. Resources that are not requested are ignored: less than zero may be left."""
+        """Return whether `need` fits. Resources that are not requested are ignored: their amount may be negative."""
         return all(not asked or asked <= has for has, asked in zip(self, need, strict=True))
 
     def lack(self, need: HostAmount) -> HostAmount:
@@ -91,7 +91,9 @@ class HostResources(NamedTuple):
         return self.having(self.left.less(now))._replace(coming=self.coming.less(need.less(now)))
 
     def kept(self, stays: HostAmount) -> HostResources:
-        """Return the node if a stopping replica stays after all: what was promised comes from the other resources."""
+        """Return the node if a stopping replica stays after all. `stays`: the resources of the replica. A part of
+        them that was already promised is taken from `left` instead.
+        """
         rest = stays.less(self.coming).most(NOTHING)
         return self.having(self.left.less(rest))._replace(coming=self.coming.less(stays.less(rest)))
 
@@ -127,7 +129,7 @@ class ResourceAmount(NamedTuple):
     memory_bytes: int
     compute_percent: int
     places: int = 0
-    """Places, for slices with a limited number of replicas; otherwise 0."""
+    """A number of replicas, for slices that limit it; otherwise 0."""
 
     def holds(self, need: ResourceAmount) -> bool:
         """Return whether `need` fits."""
@@ -192,7 +194,7 @@ class RequestShape(NamedTuple):
     host_bytes: int = 0
     """CPU and memory of its node."""
     spare_bytes: int = 0
-    """The part of `memory_bytes` that the request can do without, on a part of one device."""
+    """The part of `memory_bytes` that the request can do without if it gets only a part of one device."""
     link: Link = Link.NODE
     """The minimum link between several devices."""
 
@@ -203,7 +205,7 @@ class RequestShape(NamedTuple):
 
     @property
     def total_bytes(self) -> int:
-        """Memory of all its devices together; also the estimated size of its weights."""
+        """The memory of all its devices together. It is also used as the estimated size of its weights."""
         return self.memory_bytes * max(1, self.devices)
 
     @property

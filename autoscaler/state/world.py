@@ -73,7 +73,7 @@ NodeId = NewType("NodeId", str)
 
 Version = tuple[int, int]
 STORE = "/var/lib/pilotlight/weights"
-"""The default path on nodes."""
+"""The default path of the agents' store on their nodes."""
 
 
 class ClusterFacts(NamedTuple):
@@ -88,7 +88,9 @@ class ClusterFacts(NamedTuple):
 
 
 class Slice(StateRecord, frozen=True):
-    """A share of a device that replicas can use: many, up to its memory and compute, if `shared`; otherwise one."""
+    """A share of a device that replicas can use. If `shared`, several replicas can use it at the same time, up to its
+    memory and compute; otherwise only one.
+    """
 
     id: SliceId
     device: DeviceId
@@ -177,7 +179,7 @@ class Drain(StateRecord, frozen=True):
 
 
 class Move(StateRecord, frozen=True):
-    """The replica that a new one replaces, and the Model that gets its place. Empty: it moves off paid capacity."""
+    """The replica that a new one replaces, and the Model that gets its place. No Model: it leaves paid capacity."""
 
     replica: ReplicaId
     room_for: ModelName = ModelName("")
@@ -189,7 +191,7 @@ class PaidCapacity(StateRecord, frozen=True):
     guests: frozenset[ReplicaId] = frozenset()
     """The replicas on it."""
     idlers: frozenset[ModelName] = frozenset()
-    """Models whose idle replicas keep it in use: those of guests, and those in whose place a guest would fit."""
+    """Models whose idle replicas keep it in use: on it, or on unpaid slices that a replica on it could use instead."""
 
 
 class ReplicaResources(StateRecord, frozen=True):
@@ -236,11 +238,13 @@ class ReplicaRuntime(StateRecord, frozen=True):
     marks: Marks = NO_MARKS
     """Annotations and labels of its pod for the provider of its slices."""
     rank: int = 0
-    """Of replicas that can only stop in order (of a StatefulSet) the highest stops first."""
+    """If its workload deletes pods in a fixed order (StatefulSet), the replica with the highest rank stops first."""
     weights: tuple[str, ...] = ()
     """The copies of weights that its pod uses: folders below its node's store."""
     proof: str = ""
-    """The proof that nothing of it is left: measured, unprepared, exited or assumed."""
+    """The proof that nothing of it is left: `measured`, `unprepared`, `exited` or `assumed`
+    (docs/reference/replica-states.md).
+    """
 
 
 class Replica(StateRecord, frozen=True):
@@ -267,7 +271,7 @@ class Replica(StateRecord, frozen=True):
 
 
 class Grant(StateRecord, frozen=True):
-    """An allocation of slots on a replica to a gateway, by Routes of `version` (of the current epoch)."""
+    """An allocation of `hold` slots of a replica to a gateway, made in Routes of `version` (of the current epoch)."""
 
     version: int
     hold: int
@@ -287,7 +291,9 @@ class Gateway(StateRecord, frozen=True):
     in_epoch: bool = False
     """Whether it has acknowledged Routes of this epoch. Only then are its allocations known."""
     grants: dict[ReplicaId, tuple[Grant, ...]] = {}
-    """Per replica, newest last, allocations strictly falling: at most `slots` + 1. Version 0: reported, never sent."""
+    """The grants of each replica, newest last. Each has fewer slots than the one before it, so there are at most
+    `slots` + 1. Version 0: the gateway reported the slots, but they were not granted in this epoch.
+    """
     totals: dict[tuple[ModelName, TenantName], Total] = {}
     """The last cumulative counts of this boot."""
     watched: bool = False
@@ -302,7 +308,9 @@ class Gateway(StateRecord, frozen=True):
     levels: dict[ModelName, tuple[Level, ...]] = {}
     """Derived from `report`: its demand per Model. Empty after the report has expired."""
     uses: dict[ReplicaId, ReplicaUse] = {}
-    """Derived from `report`: its replicas by ID, without ages. It never expires: an expired report proves no end."""
+    """Derived from `report`: its replicas by ID, without ages. They do not expire: after an expired report, the gateway
+    may still use the replicas.
+    """
 
 
 class Used(StateRecord, frozen=True):
@@ -328,7 +336,7 @@ class History(StateRecord, frozen=True):
     woken_s: float | None = None
     """When an operator last woke it."""
     hold_until_s: float = 0.0
-    """A start for which no request waits any more stays ready until then (twice the Retry-After that was sent)."""
+    """Until then a replica is kept for clients that were asked to retry (twice the Retry-After that was sent)."""
     tries: int = 0
     """The number of failed attempts in the current episode."""
     first_try_s: float | None = None
@@ -375,7 +383,9 @@ class MpsServerFailure(StateRecord, frozen=True):
     """When the first of them ended."""
     replicas: frozenset[ReplicaId] = frozenset()
     times: int = 0
-    """The failure and the failed starts since then. 0: other replicas still run, or only one ended."""
+    """1 for the failure, plus the number of failed starts since then. 0: the server is not considered failed, because
+    other replicas still run or only one ended.
+    """
     until_s: float = 0.0
     """The time before which nothing is placed there."""
 

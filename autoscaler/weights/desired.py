@@ -1,8 +1,8 @@
 """Decides which weights each node of a cluster needs, and tracks the weights of a replica. Pure.
 
 Covers requests to agents, their reports about weights, and the choice of the file that an engine loads. A failure or a
-copy counts only for the replica that the agent names: a retry is a new attempt, and a replica without permission does
-not get weights only because a copy exists.
+copy counts only for the replicas that the agent names. So a retry is a new attempt, and a replica that has no
+permission for the weights does not get an existing copy of them.
 
 Some weights do not need an agent: an engine that gets a Hub artifact by name fetches it itself, with its own login,
 into its own pod. No engine supports a pattern of files (`?include=`).
@@ -72,7 +72,7 @@ class WeightsFailed(NamedTuple):
 
 
 def build_weights_requests(world: World, model: Model) -> dict[str, WeightsRequest]:
-    """As `collect_weights_requests`, by the current settings: weights mounted as an image are only inspected."""
+    """Like `collect_weights_requests`, but weights that the current settings mount as an image are only inspected."""
     settings, facts = world.settings, world.nodes.mounting
     return {
         name: request._replace(look=mount_choice.is_image_mount(request.artifact, settings, facts))
@@ -88,7 +88,9 @@ def find_artifact_facts(world: World, model: Model, part: str = OWN) -> Artifact
 
 
 def should_read_header(model: Model) -> bool:
-    """Return whether the artifact's header has data that the document lacks: the memory, or its parts."""
+    """Return whether the artifact's header has data that the document lacks: the memory of a replica, or the parts
+    of this memory (weights, cache).
+    """
     gpu = model.spec.gpu
     made = gpu.elastic_percent is not None or gpu.growth_percent is not None or ENGINES[model.spec.engine].pages
     return gpu.count > 0 and (made or not gpu.memory_bytes)
@@ -269,7 +271,7 @@ def choose_adapter(found: Sequence[str], name: str) -> str:
 SILENT_S = 6.0
 """An agent reports its task within one or two seconds; `autoscaler.planner.reconcile` waits for two agents."""
 SLOW_S = 60.0
-"""As long as an agent waits between two of its own attempts."""
+"""Equal to the time for which an agent waits between two attempts of its own."""
 
 
 class _Turn(NamedTuple):
@@ -302,7 +304,7 @@ class InspectionAssigner:
 
 
 def list_uninspected_artifacts(world: World) -> set[WeightsRequest]:
-    """Return the artifacts that an agent must inspect and none has."""
+    """Return the artifacts that an agent must inspect, because no agent has reported all required facts yet."""
     return {
         look
         for model in world.models.values()
@@ -312,8 +314,8 @@ def list_uninspected_artifacts(world: World) -> set[WeightsRequest]:
 
 
 def _known(world: World, look: WeightsRequest, *, image: bool, header: bool) -> bool:
-    """Return whether everything that is needed is known. `header`: the data in the artifact's header. `image`: that it
-    is an image. If it is not, no pod starts with it, so only an inspection would detect a new push.
+    """Return whether all required facts are known. `header`: the data in the artifact's header is required. `image`:
+    the artifact must be an image. Until it is one, no pod starts with it, so only an inspection detects a new push.
     """
     said = world.learned.looked.get(look) or WeightsReport(artifact=look.artifact)
     return not (image and said.image is None) and (not header or bool(said.header or said.no_header))

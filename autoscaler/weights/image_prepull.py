@@ -26,7 +26,7 @@ from autoscaler.state.resources import RequestShape
 from autoscaler.state.world import NodeId, SliceId, World
 
 NODES_ENOUGH: Final = 2
-"""Suitable nodes that need the image of a model in use: one more than a replica uses."""
+"""The number of suitable nodes with the image of a model in use: the node of one replica, and one more."""
 NODE_MAX: Final = 8
 """Images requested from one node at the same time: those of replicas that start first."""
 ALIKE_MAX: Final = 1024

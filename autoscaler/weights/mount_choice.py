@@ -71,7 +71,7 @@ def is_mounted(artifact: str | None) -> bool:
 
 
 def claim_of(artifact: str) -> tuple[str, str]:
-    """Return the claim and the path in it of `pvc://claim/path`."""
+    """Return (claim, path in the claim) of `pvc://claim/path`."""
     claim, _, path = artifact.removeprefix("pvc://").partition("/")
     return claim, path.strip("/")
 

@@ -19,7 +19,9 @@ from autoscaler.state.world import Copy, NodeId, World
 PEERS_MAX = 16
 """The maximum number of peers in one response, and of peers that one pull tries (`artifacts.peers.selection`)."""
 KEPT_S = 1.0
-"""Maximum age of a cached list. Nodes that start together request together, and each list examines all nodes."""
+"""Maximum age of a cached list. To build a list, all nodes are examined, and nodes that start together request lists at
+the same time.
+"""
 KEPT_MAX = 64
 
 

@@ -147,7 +147,7 @@ def judged(outcomes: Outcomes) -> Figures:
 
 
 def elastic(outcomes: Outcomes) -> Figures:
-    """Measure the gain if each sharing request may get a little less than it asked for; apart from the others."""
+    """Measure, separately from the other policies, the gain if each sharing request may get a little less."""
     title("elastic minus FGD, in percentage points of GPU requested and accepted")
     say("granted: the lowest of all seeds; the mean share over requests, and over thousandths of a GPU")
     gains: dict[int, list[float]] = {100: [], 130: []}

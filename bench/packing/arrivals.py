@@ -1,9 +1,10 @@
 """The order of the arriving requests, and the order of the nodes, for one seed of the experiment.
 
-The rules are those of the experiment (FGD's simulator, `pkg/simulator/core.go`). All pods are shuffled. More are drawn
-with replacement until the next one's milli *of one GPU* would exceed TUNE of the capacity, or random ones are deleted
-until the demand is below it. There are no departures and no second attempts. The random number generator differs, so
-single seeds differ from the published ones; means over ten seeds do not.
+The rules are those of the experiment (FGD's simulator, `pkg/simulator/core.go`). All pods are shuffled. If their
+demand is above TUNE times the capacity, random pods are deleted until it is not. Otherwise more pods are drawn with
+replacement, until the milli *of one GPU* of the next pod would raise the demand above that. There are no departures and
+no second attempts. The random number generator differs, so single seeds differ from the published ones; means over ten
+seeds do not.
 """
 
 from __future__ import annotations

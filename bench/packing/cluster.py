@@ -51,7 +51,7 @@ class Cluster:
         return sums
 
     def tightest(self, kind: Kind, at: Ints) -> Ints:
-        """Return for each of these nodes the GPU with the smallest sufficient rest, the lowest index first."""
+        """Return for each of these nodes the GPU with the smallest sufficient free amount; of equal ones the first."""
         left = self.left[at]
         found: Ints = np.where(left >= kind.milli, left, MILLI + 1).argmin(axis=1)
         return found

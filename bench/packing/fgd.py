@@ -60,11 +60,11 @@ class Fgd:
             if asked.gpus:
                 by_cpu[int(np.searchsorted(self._cpus, asked.cpu_milli)) + 1, groups.index(asked[1:])] += share
         self._within: Floats = by_cpu.cumsum(axis=0)
-        """[CPU sizes up to that of a node, group] -> share of the group's requests for which its CPU is enough."""
+        """[number of `_cpus` up to a node's free CPU, group] -> share of requests: those of the group that fit."""
         self._all: Floats = self._within[-1]
         lefts = np.arange(-1, MILLI + 1)[:, None]
         self._enough: Ints = (lefts >= self._milli).astype(np.int64)
-        """[left + 1, group] -> whether the GPU is enough; the next table: the insufficient amount."""
+        """[milli left of a GPU + 1, group] -> whether they are enough. `_short` has these milli if not, otherwise 0."""
         self._short: Ints = np.where((lefts >= 0) & (lefts < self._milli), lefts, 0).astype(np.int64)
 
     def fragments(self, cpu: Ints, model: Ints, left: Ints) -> Floats:

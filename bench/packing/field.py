@@ -57,7 +57,7 @@ POLICIES: dict[str, Callable[[Given], Chooser]] = {
 
 
 LEARN = {"LRV": kind, "Elastic": elastic}
-"""The policies that learn before they are judged, and their form of a request."""
+"""The policies that learn before they are judged, and how each converts a request of the trace."""
 
 
 def learnt(given: Given) -> Taught:

@@ -117,7 +117,7 @@ class BestFit:
 
 
 class Pool:
-    """One device of the total size that can be partitioned anywhere."""
+    """One device with the size of all devices together; a partition of it can start anywhere."""
 
     def __init__(self, devices: int) -> None:
         self._compute, self._memory = H100.compute * devices, H100.size * devices
@@ -153,7 +153,7 @@ def _device(number: int) -> DeviceId:
 
 @lru_cache(maxsize=MEMO_MAX)
 def run(geometry: Geometry, on: Layout, cut: Cut) -> int:
-    """Return the length of the run of free memory slices that contains the cut."""
+    """Return the length of the run of free memory slices in which `cut` would be made."""
     taken = {one.start + index for one in on for index in range(geometry.profile(one.profile).size)}
     first, last = cut.start, cut.start + geometry.profile(cut.profile).size - 1
     while first > 0 and first - 1 not in taken:

@@ -30,7 +30,7 @@ class NodeRow(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """The properties that decide where a request fits: CPU, memory, and `milli` of each of its GPUs of these models."""
+    """The properties that decide where a request fits: CPU, memory, number and models of GPUs, `milli` of each."""
 
     cpu_milli: int
     memory_mib: int

@@ -24,7 +24,7 @@ MIB = 1 << 20
 
 
 def node(row: NodeRow) -> NodeCapacity:
-    """Convert a node. A GPU of the trace has MILLI bytes."""
+    """Convert a node. A GPU of the trace becomes a device with MILLI bytes of memory."""
     return NodeCapacity(row.name, (SliceClass(MILLI, row.model),) * row.gpus, row.cpu_milli, row.memory_mib * MIB)
 
 
@@ -49,7 +49,7 @@ def make_elastic(kind: RequestShape) -> RequestShape:
 
 
 def elastic(one: openb.Kind) -> RequestShape:
-    """Convert a request of the trace that can do with less, if it shares."""
+    """Convert a request of the trace. If it is for a part of a GPU, the result also accepts a little less."""
     return make_elastic(kind(one)) if one.shares else kind(one)
 
 

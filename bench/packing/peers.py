@@ -18,7 +18,7 @@ CPU_MAX_MILLI, GPU_MAX_MILLI = 128_000, 8_000
 
 
 class BestFit:
-    """The least rest of CPU and GPU together."""
+    """Prefer the node with the least CPU and GPU left: the sum of both, relative to the largest node."""
 
     def score(self, cluster: Cluster, kind: Kind, at: Ints) -> tuple[Ints, Ints]:
         """See Scorer."""

@@ -20,7 +20,7 @@ class Scorer(Protocol):
     """A policy that scores nodes one by one."""
 
     def score(self, cluster: Cluster, kind: Kind, at: Ints) -> tuple[Ints, Ints]:
-        """Return (score, GPU) for each of these nodes, all of which have room. The GPU counts if the kind shares."""
+        """Return (score, GPU) for each of these nodes, all of which have room. Only sharing requests use the GPU."""
 
 
 class Chooser(Protocol):

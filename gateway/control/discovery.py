@@ -1,8 +1,8 @@
 """Discovers the autoscalers behind a DNS name and keeps the links up to date. I/O.
 
-The name covers all its addresses (a headless Service of Kubernetes has one per pod), because a gateway follows and
-reports to every autoscaler, whichever leads. If a lookup fails, the previous addresses are kept: a gateway does not
-lose its leader when DNS fails.
+The name must resolve to the addresses of all autoscalers (a headless Service of Kubernetes has one per pod), because a
+gateway follows and reports to every autoscaler, whichever leads. If a lookup fails, the previous addresses are
+kept: a gateway does not lose its leader when DNS fails.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class Follower(Protocol):
         """Apply a saved snapshot: no autoscaler responded, so the bound for a silent leader applies at once."""
 
     def report(self) -> Report:
-        """Return the current levels."""
+        """Return a report of the current demand and slot use."""
 
     def answered(self, sequence: int, answer: ReportAnswer) -> None:
         """Handle an autoscaler's answer to the report of that sequence."""
@@ -129,7 +129,7 @@ class Sync:
         self._poke.set()
 
     def leave(self, link: Link) -> None:
-        """Remove an autoscaler. Its data stays in effect; the caller closes the link."""
+        """Remove an autoscaler. The data received from it stays in effect; the caller closes the link."""
         self._links.remove(link)
         for stream in self._streams.pop(link, ()):
             stream.cancel()

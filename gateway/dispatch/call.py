@@ -83,7 +83,9 @@ class Call:
         self.moves = 0
         """The number of returns to the queue after an engine had received its bytes."""
         self.fled: Hold | None = None
-        """The replica that failed it without a reason in Routes. Only one, as the request itself may crash engines."""
+        """The replica whose failure counts against this request (see `ModelDispatcher.bounce`). After a second such
+        failure the request is rejected, because it may itself crash engines.
+        """
 
     def __repr__(self) -> str:
         where = f" on {self.replica}" if self.replica else ""

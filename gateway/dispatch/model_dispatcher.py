@@ -121,7 +121,7 @@ class ModelDispatcher:
         return errors.service_unavailable(why.code, why.message, why.retry_after_s)
 
     def turn_away(self, call: Call, now_s: float, out: list[Effect]) -> None:
-        """Reject a new request while closed. If the autoscaler rejects the model, it counts as demand for one start."""
+        """Reject a new request while closed. If Routes contain the rejection, the request is demand for one start."""
         why = self.part.route.refusal
         if self.entry is not None and not self.entry.paused and why is not None:
             self._count_cold(call, why.retry_after_s, now_s)
@@ -300,7 +300,7 @@ class ModelDispatcher:
             self._tally.listed.append(line)
 
     def _grant(self, line: TenantQueue, hold: Hold, call: Call, now_s: float) -> Grant:
-        """Run the request; its account has been touched."""
+        """Run the request. The caller has called `Accounts.touch` for its account."""
         call.state = _RUNNING
         call.granted_s = now_s
         call.replica = hold.replica
@@ -309,14 +309,14 @@ class ModelDispatcher:
         line.running += 1
         line.account.running += 1
         self.running += 1
-        if self.retries < RETRIES_MAX and not call.moves:  # else moves would pay for further moves
+        if self.retries < RETRIES_MAX and not call.moves:  # moves must not refill the budget that they use
             self.retries = min(RETRIES_MAX, self.retries + RETRIES_PER_GRANT)
         if not line.listed:
             self._list(line)
         return Grant(call, hold.replica, hold.address)
 
     def _park(self, line: TenantQueue, call: Call, *, first: bool) -> None:
-        """Queue the request; its account has been touched."""
+        """Queue the request. The caller has called `Accounts.touch` for its account."""
         if not line.calls:
             self._tally.edge = True  # 0 -> 1
         call.state = _PARKED
@@ -341,7 +341,7 @@ class ModelDispatcher:
         line.account.waiting -= 1
 
     def _release(self, line: TenantQueue, call: Call, now_s: float) -> Hold:
-        """Release its slot. A slot above a lowered hold, or the last one of a draining replica, is an edge."""
+        """Release its slot. If it was above a lowered hold, or the last of a draining replica, report at once."""
         hold = call.hold
         if hold is None:
             raise ValueError(f"{call!r} runs nowhere")

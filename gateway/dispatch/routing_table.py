@@ -76,9 +76,10 @@ class Routes:
         return list(self.models)
 
     def give_back(self, part: ModelRoutes, *, waiting: int) -> bool:
-        """Lower holds unused here to their use because others wait, unless requests waiting here can use them.
+        """Lower each hold to its slots in use, because requests wait at other gateways.
 
-        Returns whether one was lowered. No-op while the leader is silent: it could not reallocate them.
+        If requests wait here too, holds on replicas that accept new requests are kept. Returns whether one was lowered.
+        No-op while the leader is silent: it could not reallocate them.
         """
         lowered = False
         for hold in () if self.silent else part.holds.values():
@@ -161,7 +162,9 @@ class Routes:
             changed.add(route.model)
 
     def _allow(self, routes: ModelRoutes) -> None:
-        """Set the allowed slots: the hold; if the leader is silent max(hold, slots // gateways, 1 if none is held)."""
+        """Set the allowed slots of each replica: the hold. While the leader is silent: max(hold, slots // gateways),
+        and at least 1 if this gateway holds no slot of the model.
+        """
         least = 0
         if self.silent and not any(hold.held for hold in routes.holds.values()):
             least = 1

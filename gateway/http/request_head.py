@@ -111,7 +111,7 @@ class Request:
 
 
 class CachedHead:
-    """A parsed head: the bytes before the digits of its length, and those after them up to the body."""
+    """A parsed head: the bytes before the digits of its Content-Length, and those after them up to the body."""
 
     __slots__ = ("after", "before", "head")
 

@@ -27,7 +27,7 @@ TAIL_PIECES: Final = 4
 TAIL_PIECE_BYTES: Final = 2 << 10
 """The end of a body is remembered as the last bytes of each of the last pieces."""
 CRUMB_BYTES: Final = 64
-"""A smaller piece is merged with the one before it, since otherwise the tail would hold only a few of them."""
+"""A smaller piece is merged with the one before it; otherwise the tail of a body in tiny pieces would be too short."""
 
 STEP_BYTES: Final = 16 << 10
 """Bytes walked per step if the body costs work per byte (chunks, events): it may consist of one-byte pieces."""
@@ -122,7 +122,7 @@ class HeadReader:
 def _refuse_unfinished(data: bytes, seen: int) -> None:
     """Raise if an incomplete head can no longer become valid, because its engine may wait for the gateway.
 
-    `seen`: bytes checked before. They are not checked again, so that a trickle stays cheap.
+    `seen`: bytes checked before. They are not checked again, so that a head in many small pieces costs little.
     """
     fresh = max(0, seen - 1)
     line_end = data.find(b"\r\n")
@@ -213,7 +213,9 @@ class BodyWalker:
     def __init__(self, head: ResponseHead) -> None:
         self._chunked = head.chunked
         self._left = -1 if head.length is None else head.length
-        """Outstanding bytes: all of them with a length (-1: until close), else those of this chunk with its CRLF."""
+        """Outstanding bytes: of the whole body if its length is known, or of the current chunk with its CRLF. -1: the
+        body ends when the connection closes.
+        """
         if head.chunked:
             self._left = 0
         self._held = b""
@@ -279,7 +281,9 @@ class BodyWalker:
         return data
 
     def skip(self, data: bytes) -> None:
-        """Remember bytes for `tail`: whole chunks (the position stays between two), or bytes about to be walked."""
+        """Remember bytes for `tail`. The caller walks them next, or they are whole chunks, which it need not walk: the
+        position is between two chunks before and after them.
+        """
         if len(data) > TAIL_PIECE_BYTES:
             if not self.first:
                 self.first = data[:TAIL_PIECE_BYTES]

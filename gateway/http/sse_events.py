@@ -142,7 +142,7 @@ class EventGate:
         self.whole = True
         """Whether the forwarded bytes end between two events; false only inside an event above EVENT_BYTES_MAX."""
         self._apart = False
-        """Whether chunks are being taken apart: the bytes so far do not end between both two chunks and two events."""
+        """Whether new chunks are built: the bytes so far do not end where both a chunk and an event end."""
 
     def pass_chunks(self, data: bytes) -> bytes:
         """Take received bytes of a chunked body and return the bytes to forward, in chunks.

@@ -46,7 +46,7 @@ class BodyBudget:
         waiting bodies could otherwise wait for each other.
         """
         self._waiting: dict[Waiter, tuple[ChunkedBody, int]] = {}
-        """Waiting bodies in order. Their number is bounded by the bytes that were read together with their heads."""
+        """Waiting bodies in order. While they wait, they hold at most `stakes_bytes` together."""
         self._refused = False
         """Whether a body was rejected since the last `looked`."""
 

@@ -34,7 +34,7 @@ class Kind(Enum):
 
 
 class Operation(NamedTuple):
-    """One operation. Only INFER has an `engine_path`, a literal of the gateway, never the client's bytes."""
+    """One operation. Only INFER has an `engine_path`; it is a constant, and never contains the client's bytes."""
 
     kind: Kind
     engine_path: bytes = b""
@@ -45,7 +45,7 @@ class Operation(NamedTuple):
     usage: bool = False
     """Its streams support `stream_options.include_usage`."""
     salted: bool = False
-    """Supported fields: `cache_salt` for engines that isolate prefix caches, and `lora` for those that require it."""
+    """Whether the body may get `cache_salt`, which isolates prefix caches, and `lora`, which selects adapters."""
     model: str | None = None
     """The model's name if the path contains it (Azure's deployments, GET /v1/models/NAME), percent-decoded."""
     allow: bytes = b""
@@ -71,7 +71,7 @@ INFER = dict(
         _infer("images/edits", multipart=True),
     )
 )
-"""By the part of the path after /v1/ (and after Azure's deployment)."""
+"""Operations by the part of the path after /v1/ (in Azure's paths: after the deployment)."""
 
 ROOTS = (b"/v1/", b"/openai/v1/")
 OPENAI = {root + name: operation for root in ROOTS for name, operation in INFER.items()}
@@ -92,7 +92,7 @@ _POST = OPENAI | ANTHROPIC | RERANK_AND_TOKENIZE
 _GET = GET | {b"/health": Operation(Kind.HEALTH)}
 _PREFLIGHT = Operation(Kind.PREFLIGHT)
 _NAME = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:@+-]*+(?:/[A-Za-z0-9][A-Za-z0-9._:@+-]*+)*+")
-"""A model's name in a path: names, `namespace/name` and `model:adapter`; no segment begins with a dot."""
+"""A model's name in a path; it may be `namespace/name` or `model:adapter`. No segment begins with a dot."""
 _NAME_BYTES_MAX = 256
 _ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
 
@@ -122,7 +122,7 @@ def _got(path: bytes) -> Operation | None:
 
 
 def _not_allowed(known: Operation | None, allow: bytes) -> Operation | None:
-    """Return the 405 of a path known with another method, in its dialect."""
+    """Return the 405 for a path that exists with another method, in that path's dialect."""
     return None if known is None else Operation(Kind.NOT_ALLOWED, dialect=known.dialect, allow=allow)
 
 

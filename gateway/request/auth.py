@@ -43,7 +43,7 @@ class Directory:
         self._tenants: dict[TenantName, TenantEntry] = {}
         self._models: dict[ModelName, ModelEntry] = {}
         self._keys: dict[str, tuple[float, TenantEntry]] = {}
-        """Hash of a key with a calling role -> its expiry and tenant."""
+        """Hash of a key whose role may call models -> expiry and tenant of the key."""
         self._default = TenantEntry(name=DEFAULT_TENANT)
 
     def apply(self, delta: CatalogueDelta) -> None:
@@ -93,6 +93,6 @@ class Directory:
 def cache_salt(tenant: TenantName) -> str:
     """Return the salt that isolates a tenant's prefix cache in an engine, without disclosing the tenant's name.
 
-    It is no secret: clients cannot send one.
+    It need not be secret, because clients cannot send a salt.
     """
     return sha256(f"pilotlight/cache-salt/{tenant}".encode()).hexdigest()[:32]

@@ -2,7 +2,7 @@
 
 An accepted body is unambiguous: keys are compared decoded, and repeated top-level members, invalid UTF-8 and invalid
 JSON are rejected. Unedited parts are unchanged byte for byte. The work is linear in the size of the body, and bounded
-where many tiny members would make it slow. Messages are never inspected, and nothing is dereferenced.
+where many tiny members would make it slow. Messages are never inspected, and no URL is fetched.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gateway.request.multipart import Form, edit_multipart, read_multipart, scan
 __all__ = ["Form", "Peek", "edit_body", "edit_json", "edit_multipart", "read_body", "read_json", "read_multipart"]
 
 _COLONS_MAX = 20_000
-"""A body with more is parsed only if most of them are inside the members that may be large."""
+"""A body with more colons is parsed only if at most this many are outside the members that may be large."""
 
 
 class Peek:
@@ -45,7 +45,7 @@ class Peek:
         """The requested model: from the path, the body, or the header."""
         self.stream = stream
         self.wants_usage = wants_usage
-        """Whether the client set `stream_options.include_usage`. If not, the response loses the added chunk."""
+        """Whether the client set `stream_options.include_usage`. If not, the gateway drops the usage chunk."""
         self.body_model = body_model
         """The model named in the body; None if only the path or a header names it."""
         self.members = members
@@ -102,8 +102,10 @@ def edit_body(
 
 
 def read_json(body: bytes | ChunkedBody, *, path_model: str | None = None, header_model: str | None = None) -> Peek:
-    """Read `model`, `stream` and `stream_options.include_usage`. Raises 400 with the fix.
-    The path's model overrides the body's (Azure's clients send both); the header's must be equal to it.
+    """Read `model`, `stream` and `stream_options.include_usage`. Raises CallError 400.
+
+    A model in the path overrides the one in the body (Azure's clients send both). A model in the header must be the
+    same as the resulting one.
     """
     if isinstance(body, bytes):
         members = _members(body)
@@ -125,9 +127,10 @@ def read_json(body: bytes | ChunkedBody, *, path_model: str | None = None, heade
 def edit_json(
     peek: Peek, *, model: str | None, include_usage: bool, cache_salt: str | None = None, lora: str = ""
 ) -> Body:
-    """Return the body with `model` set, usage requested if it streams, the gateway's `cache_salt` or none, and `lora`.
+    """Return the body with `model`, `cache_salt` and `lora` set, and usage requested if it streams.
 
-    The same object if nothing changes; otherwise the members are joined again, with unchanged values.
+    Without a `cache_salt`, the client's is removed. The same object if nothing changes; otherwise the members are
+    joined again, with unchanged values.
     """
     renamed = model is not None and model != peek.body_model
     asking = include_usage and peek.stream and not peek.wants_usage
@@ -209,9 +212,10 @@ def _spaced(members: dict[str, Raw]) -> bytes:
 
 def _check_once(body: bytes, members: dict[str, Raw]) -> None:
     """Walk the members in order and reject repeated ones.
-    Of a repeated member, `members` holds the last value, so an earlier one either differs from it or is followed by a
-    known name. Two values at one position cannot be prefixes of each other and both end there, so comparing bytes is
-    enough. A body that cannot be followed is rejected.
+
+    If a member is repeated, `members` holds only its last value. The walk then finds an earlier value that differs, or
+    the same name a second time. A value in `members` cannot match only the beginning of a longer value and be followed
+    by `,` or `}`, so it is enough to compare bytes. If the walk cannot continue, the body is rejected.
     """
     at = body.index(b"{") + 1
     seen: set[str] = set()
@@ -231,7 +235,9 @@ def _check_once(body: bytes, members: dict[str, Raw]) -> None:
 
 
 def _check_breadth(body: bytes) -> None:
-    """Reject a body with too many members: each has a colon, so the colons outside the large members bound them."""
+    """Reject a body with too many members. Each member has a colon, so the number of colons outside the large members
+    is an upper bound of the number of members.
+    """
     large = _LARGE.decode(body)
     inside = sum(bytes(getattr(large, name)).count(b":") for name in LargeMembers.__struct_fields__)
     if body.count(b":") - inside > _COLONS_MAX:

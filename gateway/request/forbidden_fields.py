@@ -17,11 +17,11 @@ PLACES = frozenset(
         "api_base", "base_url",
         # Files that an engine loads as adapters (SGLang; vLLM-Omni), or adapters that it applies (llama.cpp).
         "lora_path", "lora",
-        # Hosts from which an engine fetches a prefill or an encoded image (SGLang; vLLM: remote_host in them).
+        # Hosts from which an engine fetches a prefill or an encoded image (SGLang; vLLM: remote_host in the last two).
         "bootstrap_host", "bootstrap_port", "bootstrap_room", "kv_transfer_params", "ec_transfer_params",
-        # The rank of an engine that serves it, or did its prefill: each has its own cache (SGLang).
+        # The rank of an engine that serves the request or did its prefill; each rank has its own cache (SGLang).
         "routed_dp_rank", "disagg_prefill_dp_rank", "data_parallel_rank",
-        # The slot of an engine, including the prompt it still holds, even if busy (llama.cpp, new and old name).
+        # The slot of an engine, even a busy one, with the prompt that it still holds (llama.cpp, new and old name).
         "id_slot", "slot_id",
         # Selects cached prefixes: appended to cache_salt, or an open session to continue (SGLang).
         "extra_key", "session_params",
@@ -44,7 +44,7 @@ USUAL = frozenset(
         "thinking",
     }
 )  # fmt: skip
-"""Common fields of the OpenAI and Anthropic APIs that need no check: a body with only these takes one set test."""
+"""Common fields of the OpenAI and Anthropic APIs that need no check; one set comparison finds bodies of only these."""
 _ADAPTER, _CACHE = "request an adapter as model:adapter", "the gateway selects the cache"
 _FIXES = {
     "lora": _ADAPTER, "lora_path": _ADAPTER, "cache_salt": _CACHE, "extra_key": _CACHE, "session_params": _CACHE,

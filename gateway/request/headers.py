@@ -23,7 +23,9 @@ PRIORITY_ABSOLUTE_MAX = 100
 UPSTREAM_HEAD_BYTES_MAX = 8 << 10
 """Engines accept this much; above it 431."""
 _OUR_LINES_BYTES = 1 << 10
-"""Of these for the gateway's own lines, so that a head that is too large is rejected before the request is queued."""
+"""The part of UPSTREAM_HEAD_BYTES_MAX that is reserved for the gateway's own lines, so that a head that is too large is
+rejected before the request is queued.
+"""
 
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _PRIORITY = re.compile(rb"-?[0-9]{1,3}")

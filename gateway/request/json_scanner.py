@@ -32,7 +32,7 @@ TOKEN_BYTES_MAX = 2 << 10
 _FIRST_BYTES, _LAST_BYTES = 256, 64
 """Window sizes at the start of a value, and near its end."""
 _BRACKETS = 2 << 10
-"""With more brackets the window is reduced."""
+"""A window with more brackets is reduced to twice this number of bytes."""
 
 _START, _FIRST, _NAME, _COLON, _VALUE, _COMMA, _END, _STRING, _NEST = range(9)
 
@@ -87,7 +87,7 @@ class JsonScan(Scan):
         self._state = _START
         self._name = ""
         self._member: Member | None = None
-        """The last member of READ, until the end of its comma is known."""
+        """The most recent member of READ, until the comma after it has been read."""
         self._before = self._brace = self._first = -1
         """Start of the current member, end of the object, and start of its first name."""
         self._stack = b""
@@ -318,8 +318,8 @@ class JsonScan(Scan):
     def _balance(self, brackets: bytes) -> tuple[bytes, bytes, int]:
         """Cancel matching brackets: return those closing earlier ones, those left open, and a bound on the depth.
 
-        Adjacent pairs are removed until a pass removes less than an eighth of the brackets. Then whole runs are
-        processed.
+        Adjacent pairs are removed until a pass removes less than an eighth of the brackets. Then each run of
+        opening or closing brackets is processed as a whole.
         """
         passes, size = 0, 2 * len(brackets)
         while 8 * len(brackets) < 7 * size:

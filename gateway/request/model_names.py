@@ -27,7 +27,7 @@ class ModelNames:
         """Cache of permitted models."""
 
     def index(self, models: Iterable[ModelEntry]) -> None:
-        """Use these models. Documents give a name to one model; if two have it, the older model gets it."""
+        """Use these models. If several models have the same name or alias, it belongs to the oldest of them."""
         self._resolved.clear()
         self._models = sorted(models, key=lambda model: model.name)
         self._names = {}
@@ -68,7 +68,7 @@ class ModelNames:
 
 
 def is_permitted(tenant: TenantEntry, model: ModelEntry) -> bool:
-    """Return whether the tenant may call the model: neither document may forbid it.
+    """Return whether the Tenant and the Model both permit that the tenant calls the model.
 
     A model that lists tenants is only for those. A tenant that lists globs may call models that match one. A tenant
     that lists none may call models that list no tenants, and those that list it.

@@ -71,7 +71,7 @@ def names_model(pieces: ChunkedBody) -> bool:
 def read_multipart(
     body: Body, content_type: bytes, *, path_model: str | None = None, header_model: str | None = None
 ) -> Form:
-    """Find the parts `model` and `stream` (in a StreamingBody: so far). Raises 400 with the fix."""
+    """Find the parts `model` and `stream` (in a StreamingBody: so far). Raises CallError 400."""
     boundary = _boundary(content_type)
     spans: dict[bytes, tuple[int, int]] = {}
     for name, start, end in _parts(body, boundary) if isinstance(body, bytes) else _scanned(body, boundary):
@@ -171,7 +171,7 @@ class FormScan(Scan):
         if self._state == _AFTER_MARK:
             return self._head(window)
         if self._state == _TAIL:
-            return 0  # at most a line end (`_ended`)
+            return 0  # `_ended` checks that at most a line end follows
         mark = self._line[1:]
         if not window.startswith(mark):
             if len(window) < len(mark):
@@ -203,7 +203,9 @@ class FormScan(Scan):
         return start
 
     def _value(self, window: bytes) -> int:
-        """Scan to the next boundary. A possible start of one, with the preceding byte, waits for more bytes."""
+        """Scan to the next boundary. The last bytes, which may be a CR and the start of a boundary, are scanned again
+        together with further ones.
+        """
         at = window.find(self._line)
         if at < 0:
             return max(0, len(window) - len(self._line))

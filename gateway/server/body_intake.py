@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from gateway.server.context import GatewayContext
 
 PACE_BYTES_PER_S, PACE_GRACE_S = 1 << 20, 3.0
-"""While room is wanted, a body that is slower than this after the grace period is rejected."""
+"""While other bodies need memory, a body that is slower than this after the grace period is rejected."""
 REST_S_MAX, GROWING_S_MAX = 1.0, 3.0
-"""A form is forwarded while it arrives if its rest is expected within the first; after the second it is rejected."""
+"""A form is forwarded while it arrives if its rest is expected within REST_S_MAX. A form that is still incomplete
+GROWING_S_MAX after this began is rejected.
+"""
 
 
 class BodyIntake(ClientTransport):
@@ -148,7 +150,7 @@ class BodyIntake(ClientTransport):
         return body.scan is None or body.scan.step(body.size)
 
     def _turn(self) -> None:
-        """The next loop iteration, for a held request or an arriving body."""
+        """Called in the next loop iteration: continue with a held request or an arriving body."""
         request = self._held
         if self._lingers:  # no further responses
             self._held = None
@@ -240,7 +242,7 @@ class BodyIntake(ClientTransport):
     # --- ends --------------------------------------------------------------------------------------------------------
 
     def _drop_intake(self) -> None:
-        """Drop a body that is no longer needed, or was small and has been joined."""
+        """Drop a body that is no longer needed, or a small one whose pieces have been joined."""
         pieces, self._intake, self._growing = self._intake, None, None
         if pieces is not None:
             self._gateway.room.forget(self)
@@ -252,7 +254,7 @@ class BodyIntake(ClientTransport):
         self._linger()
 
     def _lags(self, past_s: float) -> bool:
-        """Return whether the body is too slow while room is wanted, or a form being forwarded takes too long."""
+        """Return whether the body is too slow while others need memory, or a form has been forwarded for too long."""
         room, pieces = self._gateway.room, self._intake
         if self._growing is not None and self._gateway.clock() - self._grows_since_s > GROWING_S_MAX:
             return True

@@ -1,6 +1,7 @@
 """Reading, timeouts and closing of a client connection: base class of `gateway.server.connection`.
 
-Manages the one running timeout, and closes after the written bytes, at once, or by a reset. Independent of requests.
+Manages the one running timeout. Closes the connection after the written bytes have been sent, at once, or with a reset.
+Independent of requests.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Writes to one client socket. Bypasses the asyncio transport while its buffer is empty.
 
-A transport writes with write(2), through the layers for files and its own; send(2) makes a token cheaper
-(bench/README.md, chunks). Bytes are sent in the order given, or not at all. The socket is released before the transport
-closes it, because another connection may get its number at once. `_fell_behind` and `_caught_up` are called once per
-change.
+A transport has code of its own and uses write(2), which passes through the kernel's file layer. A direct send(2) costs
+less per token (bench/README.md, chunks). Bytes are sent in the order given, or not at all. The socket is released
+before the transport closes it, because another connection may get the same file descriptor at once. `_fell_behind` and
+`_caught_up` are called once per change.
 """
 
 from __future__ import annotations

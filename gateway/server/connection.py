@@ -84,7 +84,7 @@ class Connection(BodyIntake):
         self._left()
         self._transport = None
         self._drop_intake()
-        self._held, self._lingers = None, True  # a pending turn finds nothing to do
+        self._held, self._lingers = None, True  # a scheduled `_turn` then does nothing
         self._gateway.closed(self)
 
     def _fell_behind(self) -> None:

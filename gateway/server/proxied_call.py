@@ -1,9 +1,10 @@
 """A request in progress, from admission to its outcome: relays between one client connection and one engine at a time.
 
 Tracks what has been sent to the client, and the request's timeouts. The client gets one response or one error. The
-first body byte of an engine's response is the commit point: before it the request may move, after it never. A stream
-that breaks gets an error event between two events and ends without its last chunk, never with `[DONE]`. If the client
-disconnects, the engine's connection is aborted at once. Dispatch decides about queues and slots and gets every event.
+first body byte of an engine's response is the commit point: only before it may the request move to another engine. If
+a stream breaks between two events, the client gets an error event. A broken stream ends without its last chunk, never
+with `[DONE]`. If the client disconnects, the engine's connection is aborted at once. Dispatch decides about queues and
+slots and gets every event.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ PARKED, SENT, RELAYING, ENDED = range(4)
 
 BREATHS_S = (0.05, 1.0)
 """Delay before the first and the second move off an engine that broke its connection.
-After this delay it refuses connections, or Routes have an update. A killed engine may end connections before it stops
-listening; the second move is only off an engine with a planned shutdown.
+
+A killed engine may close connections before it stops listening; after the first delay, it refuses new ones. A second
+move requires that Routes report a planned shutdown of one of the two engines; the second delay gives time for that.
 """
 
 Reason = Literal["connect", "reset", "busy", "timeout"]
@@ -284,7 +286,7 @@ class ProxiedCall(Sink):
             self._gateway.perform(self._gateway.dispatch.give_up(self.call, now_s))
 
     def _say_waiting(self, now_s: float) -> None:
-        """Send the early head, then a keep-alive each time (interfaces, section 3, Cold Calls)."""
+        """Send a keep-alive, the first time after the early head (interfaces, section 3, Cold Calls)."""
         client, out = self._client, b""
         if not self._early:
             self._early = True

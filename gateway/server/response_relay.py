@@ -64,7 +64,7 @@ class Answer:
         else:
             self._manner = _REFRAMED
         self.length = head.length if raw else None
-        """For the head; with neither length nor chunks the close ends the body."""
+        """Content-Length of the head. If this is None and `chunked` is false, closing the connection ends the body."""
         self.chunked = framed and (head.chunked or not raw)
 
     @property
@@ -88,7 +88,7 @@ class Answer:
 
     def shape(self, data: bytes) -> bytes:
         """Convert the next bytes of the body for the client, without the ending."""
-        if self._manner == _EVENTS and self._gate is not None:  # first, as the hot path: a single method call
+        if self._manner == _EVENTS and self._gate is not None:  # checked first: the hot path
             return self._gate.pass_chunks(data)
         if self._manner == _AS_IT_COMES:
             return self._walker.walk(data)

@@ -44,7 +44,7 @@ class Newcomer(asyncio.Protocol):
     def __init__(self, handshakes: Handshakes) -> None:
         self._handshakes = handshakes
         self._held: list[bytes] = []
-        """Bytes that arrived before the handshake took over the transport, or together with its end."""
+        """Bytes that arrived before the handshake took over the transport, or together with the handshake's end."""
         self._left = False
         self._begun = False
 

@@ -1,7 +1,7 @@
 """One connection to one engine: one response at a time, never reused after an irregularity.
 
 Sends requests, reads heads and finds the ends of bodies; the Sink handles the bytes. A Sink gets exactly one final call
-(`engine_end`, `engine_whole` or `engine_lost`) unless it let go first. Letting go aborts the connection at once, so
+(`engine_end`, `engine_whole` or `engine_lost`) unless it called `let_go` first, which aborts the connection at once, so
 that the engine stops.
 """
 
@@ -55,7 +55,7 @@ class Sink:
         raise NotImplementedError
 
     def engine_head(self, head: ResponseHead, walker: BodyWalker) -> Callable[[bytes], None] | None:
-        """The final head has arrived; return the function that takes the body's bytes, or None after letting go."""
+        """The final head has arrived; return the function that takes the body's bytes, or None after `let_go`."""
         raise NotImplementedError
 
     def engine_end(self) -> None:

@@ -2,7 +2,7 @@
 
 If a pooled connection turns out to be closed, the pool replaces it once with a new one before the caller notices.
 Engines that close after streams, or that send more than their response, are remembered, and their connections are not
-reused. A request waits only while the maximum number of connections is being opened.
+reused. A request waits only while CONNECTING_MAX connection attempts are in progress.
 
 An address (`autoscaler.contract`) is `host:port`, `https://host:port` or `https://name@host:port`; an IPv6 host is in
 brackets.
@@ -180,7 +180,7 @@ class Pool:
                 self._distrust(error)
                 loss = "odd"  # a retry would not help: the request moves once and then fails
             due, self._due = self._due, deque()
-            for one in (connection, *due):  # fail waiting ones without an attempt of their own
+            for one in (connection, *due):  # those waiting for an attempt fail too
                 self._failed(one, loss)
 
     def _failed(self, connection: EngineConnection, loss: Loss) -> None:
@@ -188,7 +188,7 @@ class Pool:
         if sink is None:
             return
         sink.engine = None
-        went_out = sink.sent_s > 0.0  # earlier, or on this connection just before: the engine may have it
+        went_out = sink.sent_s > 0.0  # now or on an earlier connection: an engine may have received it
         sink.engine_lost("reset" if loss == "connect" and went_out else loss)
 
     def _distrust(self, error: ssl.SSLError) -> None:

@@ -85,7 +85,9 @@ def read_ask(body: bytes) -> Ask:
 
 
 def tokens_of(sentence: str, count: int, ask: Ask) -> tuple[list[str], str]:
-    """Return the tokens and the finish reason: the sentence's words, repeated up to `count` (0: once)."""
+    """Return `count` tokens, or as many as `ask` permits, and the finish reason. The tokens are the sentence's words,
+    repeated as needed; with `count` 0 each word occurs once.
+    """
     words = sentence.split(" ")
     count = min(count or len(words), TOKENS_MAX)
     limit = count if ask.tokens_max is None else min(count, ask.tokens_max)

@@ -234,8 +234,8 @@ class Connection(asyncio.Protocol):
         if len(self._buffer) > HEAD_BYTES_MAX + BODY_BYTES_MAX:
             self.transport.abort()
         elif not self._busy:
-            # The loss of another connection that ended before these bytes is reported in the loop's next round; waiting
-            # for it counts requests in the order in which they came and went.
+            # If another connection ended before these bytes arrived, the loop reports this only in its next round. This
+            # waits for that round, so that requests are counted in the order in which they came and went.
             asyncio.get_running_loop().call_soon(self._next)
 
     def head(self, status: int, *lines: str, kind: str = "application/json") -> bytes:

@@ -1,7 +1,7 @@
 """`pilotlight agent`: assembles the agent of one node from its observation, its credentials and its autoscalers.
 
 Defines the command and the clients for autoscalers: an address, a Unix socket, or a name whose addresses all get
-reports. Also creates the contract's messages, since `pilotlight.agent.reporter` knows no autoscaler.
+reports. Also encodes the reports, since `pilotlight.agent.reporter` does not depend on the messages to autoscalers.
 """
 
 from __future__ import annotations

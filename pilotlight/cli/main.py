@@ -132,8 +132,8 @@ def serve(  # noqa: PLR0917  click passes by keyword
     gateways: int, keep_engines: bool, grace: float, print_config: bool,
 ) -> None:  # fmt: skip
     """Serve models on this machine. Each one starts on its first request and scales to zero when it is idle."""
-    # Pending until the supervisor can reload. The import below starts threads, which inherit this: the kernel would
-    # deliver the signal to a thread that does not block it, and that would end the process.
+    # A SIGHUP stays pending until the supervisor can reload. The threads that the import below starts inherit the mask.
+    # If one did not block the signal, the kernel would deliver it to that thread and end the process.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     from pilotlight.processes.serve import ServeOptions, run_serve
 

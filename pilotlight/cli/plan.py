@@ -69,7 +69,7 @@ def plan(  # noqa: PLR0917  click passes by keyword
 
 
 def plan_from_files(config: tuple[Path, ...], demand: Path) -> Answer:
-    """Plan for an idle system without capacity providers, which is reported. Raises click's errors."""
+    """Plan for an idle system; report configured capacity providers as not simulated. Raises click's errors."""
     documents = load_files(config)
     if rented := ", ".join(one.name for one in documents.settings.capacity):
         click.echo(

@@ -251,7 +251,7 @@ async def _redfish(at: _At) -> Finding:
 
 
 async def _composes(at: _At, reading: Reading, redfish: Redfish, secret: str) -> Finding:
-    """Check that the service admits us and has the configured systems. Raises as Reading does."""
+    """Check that the service admits us and has the configured systems. Raises the exceptions of `Reading.read`."""
     fabric = await reading.read(())
     missing: list[str] = []
     for node in sorted(redfish.systems):

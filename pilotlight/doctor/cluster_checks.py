@@ -246,8 +246,8 @@ async def nodes(api: Api, scene: Scene) -> list[Finding]:
 
 
 async def objects(api: Api, scene: Scene) -> list[Finding]:
-    """Report objects that an autoscaler skips, of all kinds that it lists: it cannot decode them, or reports them in an
-    Event.
+    """Report objects that an autoscaler skips, of all kinds that it lists: those that it cannot decode, and those that
+    it reported in an Event.
     """
     listed = [one for one in _rights(scene) if "list" in one.verbs]
     if scene.scope == "cluster":
@@ -357,7 +357,7 @@ async def providers(api: Api, scene: Scene) -> list[Finding]:
 
 
 async def ingress(_: Api, __: Scene) -> list[Finding]:
-    """Report a hint, since only a request through the Ingress can check it."""
+    """Report a hint about the Ingress, since only a request through the Ingress can check its configuration."""
     return [Finding("ingress", "info", INGRESS, INGRESS_FIX)]
 
 

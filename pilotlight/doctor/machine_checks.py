@@ -22,7 +22,7 @@ from pilotlight.models.document_inputs import serving_pid
 from pilotlight.net.listen import Address, open_listeners
 
 FILES_MIN = 65_536
-"""Each running request needs two; with 4,096 a gateway can serve about 2,000 requests."""
+"""Each running request needs two file descriptors; with 4,096 a gateway can serve about 2,000 requests."""
 SOCKET_CHARACTERS_MAX = 80
 """Maximum length of the state directory's path: a Unix socket's path has at most 108 bytes (unix(7))."""
 DRIVER_SIGNS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")

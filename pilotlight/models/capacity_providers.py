@@ -176,7 +176,7 @@ def check_provider_modes(settings: Settings, mode: Mode) -> None:
 
 def assign_fabric_systems(entries: Sequence[ProviderSettings], world: World) -> tuple[ProviderSettings, ...]:
     """Return the entries with their fabric systems assigned so that each system has one writer. An entry in Settings
-    gets a system once closing or removed entries have nothing left there; devices of its own there also keep it.
+    gets a system if no closing or removed entry has an order there, or if it has one there itself.
     """
     named = {one.name for one in world.settings.capacity if not one.closing}
     nodes = {(id.provider, one.offer.node) for id, one in world.capacity.leases.items()}

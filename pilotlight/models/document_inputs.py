@@ -47,7 +47,7 @@ from pilotlight.models.model_parts import use_placeholder_adapters
 from pilotlight.safe_output import write_stderr
 
 DEFAULT_CONTEXT_TOKENS = 4096
-"""Context of a GGUF file given on the command line, or less if the model supports less."""
+"""Context length of a GGUF file given on the command line, or the model's maximum if that is less."""
 DOCUMENT_SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 KEYS_FILE = "keys.yaml"
 TEXT_BYTES_MAX = 4 * yaml.TEXT_CHARS_MAX
@@ -96,7 +96,7 @@ def model_name(file: Path) -> str:
 
 
 def with_stored_keys(documents: Documents, path: Path) -> Documents:
-    """Add the keys that `key new --state` stored to the Tenants of these names, which are created if missing."""
+    """Add each key that `key new --state` stored to the Tenant that it belongs to. Missing Tenants are created."""
     try:
         path.lstat()
     except FileNotFoundError:
@@ -132,8 +132,8 @@ def read_documents(
 
     A `known` Model keeps its creation time. `gpus`: whether devices have memory separate from the host's under these
     Settings. `located` returns a Model with the local path of its weights, if they are stored here. `fault` receives
-    the exception of a Model whose document cannot be decoded, which becomes a stand-in, or whose memory need cannot be
-    computed; the Model stays without one. Without `fault` these exceptions are raised.
+    the exception of a Model whose document cannot be decoded (a stand-in replaces the Model) or whose memory need
+    cannot be computed (it stays unset). Without `fault` these exceptions are raised.
     """
     paths = sorted(path.glob("*.yaml")) if _is_folder(path) else [path]
     documents = load_files(paths, contain=fault is not None)
@@ -156,8 +156,8 @@ def read_documents(
 
 
 def keep_valid_versions(documents: Documents, valid: Mapping[ModelName, Model]) -> Documents:
-    """Replace stand-ins by the last valid versions of their Models. A version loses its aliases and adapters if another
-    Model has one of these names now.
+    """Replace stand-ins by the last valid versions of their Models. Such a version is used without its
+    aliases and adapters if another Model has one of their names now.
     """
     kept = {name: valid[name] for name in documents.undecoded if name in valid}
     taken = {str(model.name) for model in documents.models}
@@ -184,8 +184,9 @@ def _sized(model: Model, located: Callable[[Model], Model], *, gpus: bool) -> Mo
 
 
 def fill_memory_estimate(model: Model, known: Known | None = None, *, gpus: bool = False) -> Model:
-    """Return the Model with the memory need and adapters of its artifact if the document states none. An unreadable
-    artifact, or an engine that takes a share of the device (except with `auto`), leaves it unset: the whole device.
+    """Return the Model with the memory need and adapters of its artifact if the document states none. The need
+    stays unset if the artifact is unreadable or the engine takes a share of the device (except with `auto`); the Model
+    then needs the whole device.
     `gpus`: devices have memory separate from the host's. `known`: facts of the artifact; None: read local files.
     """
     gpu = model.spec.gpu
@@ -333,7 +334,10 @@ def problem_file(documents: Path) -> Path:
 
 
 def needs_tenant(documents: Documents, *, loopback: bool) -> bool:
-    """Return whether a listener must not start, as anyone could use it: not on loopback, `auth: auto`, no Tenant."""
+    """Return whether a listener must not start because anyone could use it.
+
+    This is so if it is not on loopback, `auth` is `auto`, and there is no Tenant.
+    """
     return documents.settings.auth == "auto" and not loopback and not documents.tenants
 
 

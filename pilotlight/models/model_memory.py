@@ -45,7 +45,7 @@ def local_path(model: Model) -> Path | None:
 
 def is_fetched_by_store(model: Model) -> bool:
     """Return whether the store fetches the weights. Exception: the store refuses code of a Hub repository, so an engine
-    with `--trust-remote-code` fetches these itself, unless the Model sets `allowUnsafe`.
+    with `--trust-remote-code` fetches its weights from the Hub itself, unless the Model sets `allowUnsafe`.
     """
     artifact = model.spec.artifact or ""
     scheme = artifact.partition("://")[0]
@@ -112,7 +112,7 @@ def _of_each(items: tuple[Item, ...], devices: int) -> tuple[Item, ...]:
 
 
 def _reserve(items: tuple[Item, ...], devices: int) -> Item:
-    """Return the reserve that makes the engine's share of the given memory large enough."""
+    """Return the memory to add to these items, so that PAGED_SHARE of the sum is enough for them."""
     taken = sum(item.bytes for item in _of_each(items, devices))
     words = f"an engine that has its devices alone uses only {PAGED_SHARE:.0%} of their memory"
     return Item(name="reserve", bytes=int(taken / PAGED_SHARE) + 1 - taken, words=words)

@@ -128,7 +128,7 @@ class Supply:
             self._changed.set()
 
     async def _fetch_part(self, model: Model, part: Part, report: OnProgress) -> Copy:
-        """Fetch a part. Raises AdapterError for one used only by adapters."""
+        """Fetch a part. If this fails and only adapters use the part, raises AdapterError."""
         try:
             return await self._copy(part, report)
         except TROUBLE as error:

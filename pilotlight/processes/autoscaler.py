@@ -78,7 +78,7 @@ SAVE_S = 60.0
 CLOCK_EVERY_S = 60.0
 """Interval at which the loop is given the time of day."""
 nvml = functools.cache(open_nvml)
-"""Opened once, since reading the documents needs to know whether there are GPUs before the driver does."""
+"""Opened once, when the documents are read, which requires knowing whether there are GPUs; the driver uses it too."""
 log = logging.getLogger("pilotlight.autoscaler.process")
 Located = Callable[[Model], Model]
 """As in `document_inputs.read_documents`."""
@@ -130,7 +130,7 @@ async def serve_autoscaler(options: AutoscalerOptions) -> None:
 
 async def serve_until_stopped(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
     """Start, run and stop. `stack` holds resources that outlive the loop."""
-    clock = time.monotonic  # the clock of uvloop is a cached millisecond
+    clock = time.monotonic  # uvloop's clock is cached, in whole milliseconds
     stop, again, files = process.stop_event(), process.reload_event(), Files()
     faults = list[FaultSeen]()
     documents = load_checked_documents(options, faults.append)  # after `again`, so that no later change is missed
@@ -217,8 +217,8 @@ def build_needs_reader(loop: Loop, located: Located, *, in_cluster: bool) -> Cal
 def open_supply(
     options: AutoscalerOptions, documents: Documents, faults: list[FaultSeen]
 ) -> tuple[Documents, Supply]:  # fmt: skip
-    """Return the supply of weights of this machine, and the documents with the memory needs of stored weights. `faults`
-    is replaced by the faults of these documents.
+    """Return the Supply that fetches weights to this machine, and the documents with memory needs of stored weights.
+    `faults` is replaced by the faults of these documents.
     """
     try:
         supply = Supply(options.state / STORE, documents.settings.weights)
@@ -276,7 +276,7 @@ async def open_ports(
 
 
 def check_contract(options: AutoscalerOptions) -> None:
-    """Raise click's usage error if no gateway could report, or anyone could."""
+    """Raise click's usage error if no gateway could report, or if anyone could without authentication."""
     if options.contract_listen is not None:
         named = options.cluster is not None and bool(options.cluster.users)
         access.check_port(options.contract_listen, options.access, accounts=named)
@@ -345,10 +345,10 @@ async def reload_on_event(again: asyncio.Event, reloads: Callable[[], Awaitable[
 class Reloads:
     """Reloads the documents, and reports the last failure, its own or that of `serve`.
 
-    `again` requests a reload. `faults`: the exceptions that `documents`, the first ones, raised. A Model whose document
-    cannot be decoded keeps its last valid one. When the quarantine of a Model whose document raises ends, it is
-    quarantined again at once, so that nothing starts before the documents are read again; if its document is valid
-    then, the quarantine ends.
+    `again` requests a reload. `documents`: the first ones read; `faults`: the exceptions that they raised. A Model
+    whose document cannot be decoded keeps its last valid one. When the quarantine of a Model with a fault expires, the
+    Model is quarantined again at once, so that nothing starts before the documents are read again. If its document is
+    valid then, the quarantine ends.
     """
 
     def __init__(

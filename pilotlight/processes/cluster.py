@@ -219,8 +219,8 @@ class Cluster:
         return is_device_memory_free(self._loop.world, replica, since_s, self._clock())
 
     def _is_foreign(self, model: ModelName) -> bool:
-        """Return whether orders for this Model that have no label are left to the installation that serves it. An
-        order that it has not labelled within CLAIM_S has no provider there.
+        """Return whether orders for this Model that have no label are left to the installation that serves it. If
+        that installation has not labelled an order within CLAIM_S, it has no provider for the order.
         """
         led_s = self._clock() - self._loop.world.leadership.leading_since_s
         return led_s < CLAIM_S and self._resources.is_served_elsewhere(model)

@@ -157,8 +157,8 @@ class Supervisor:
     def _stop(self, status: int = 0) -> int:
         """Stop the gateways first, so that no new requests arrive, then the autoscaler. A second signal kills all.
 
-        A hung child is killed; the next start adopts engines that are left. In that case, and if the autoscaler failed
-        to stop them, the status is 1.
+        A hung child is killed; the next start adopts engines that are left. The exit status is 1 if a child was killed
+        or the autoscaler failed to stop the engines.
         """
         write_stderr("stopping: running requests finish, waiting ones are rejected; press Ctrl-C again to stop at once")
         for gateway in self._gateways:
@@ -212,7 +212,8 @@ class Supervisor:
 
 
 def select_module_flag() -> str:
-    """Return `-m` with the current folder excluded from the path, where a foreign `gateway.py` may lie.
+    """Return `-m`, with the current folder excluded from the module search path, because a foreign `gateway.py` may be
+    in that folder.
 
     The folder is kept only for a clone that is not installed, which is found through nothing else.
     """

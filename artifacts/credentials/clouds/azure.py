@@ -114,7 +114,8 @@ class Azure:
             return Login(note=f"{NAME}: no identity was found; {FIX}")
         except UnreachableError as error:
             raise UnreachableError(f"{step}: {error}; {FIX}") from None
-        if found.status != 200:  # no identity, several without a selection, or another cloud's service
+        # The machine has no identity, or several and none is selected, or another cloud's service responded.
+        if found.status != 200:
             several = "" if client else " (if it has several, select one with AZURE_CLIENT_ID)"
             return Login(note=f"{NAME}: the machine has no identity to use: {found.status}{several}; {FIX}")
         return decode_reply(found, _Token, step).access_token

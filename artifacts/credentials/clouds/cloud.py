@@ -1,8 +1,8 @@
 """Interface of a cloud provider that issues short-lived logins for its registries, and their cache. I/O.
 
 A login is requested once for all concurrent callers and renewed shortly before it expires. If the cloud is unreachable,
-all callers that waited for that attempt fail. A refusal becomes the note of an anonymous login. A login is used only
-for the host for which it was issued.
+all callers that waited for that attempt fail. If the cloud refuses a login, callers get an anonymous login whose note
+states the refusal. A login is used only for the host for which it was issued.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from artifacts.registry_errors import BrokenError, DeniedError, RegistryError, U
 T = TypeVar("T")
 
 EARLY_S, EARLY = 300.0, 0.2
-"""A login is renewed `EARLY_S` before it expires, but at most `EARLY` of its lifetime before."""
+"""A login is renewed `EARLY_S` seconds before it expires. If the share `EARLY` of its lifetime is less, it is renewed
+that much earlier than its end."""
 KEPT_MAX = 100
 """Maximum number of registries with a cached login; the oldest is dropped."""
 ANSWER_BYTES_MAX = 64 << 10
 ABSENT_S = 30.0
-"""Cache time for "no identity": a new pod may start before its cloud's identity service."""
+"""Cache time for a missing identity. It is short, since a new pod may start before its cloud's identity service."""
 
 
 class Granted(NamedTuple):
@@ -123,7 +124,7 @@ class Clouds:
 
 
 def decode_reply(reply: Reply, kind: type[T], step: str, what: str = "a token") -> T:
-    """Decode the JSON of a response. Raises DeniedError that does not contain it."""
+    """Decode the JSON of a response. Raises DeniedError if it is invalid; the error does not contain the response."""
     try:
         return msgspec.json.decode(reply.text, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -342,7 +342,8 @@ class KubernetesDriver:
             if isinstance(is_ready, Exception):
                 reraise_memory_error(is_ready)
                 fault_reporter(pod.model, self._observe)(describe_error(is_ready))
-            elif is_ready is True and not pod.leaving:  # at once: its age is not the duration of its start
+            elif is_ready is True and not pod.leaving:
+                # Reported as ready first: otherwise its age would count as the duration of its start.
                 self._contain(pod.model, partial(self._see, pod, Seen.READY))
             self._contain(pod.model, partial(self._judge, None, self._pods.items.get(_key(pod))))
         self._order(NO_MODEL, *self._orders.take_over(self._stopping))
@@ -401,7 +402,7 @@ class KubernetesDriver:
         reported = self._reported.get(pod.replica)
         if pod.replica in self._stopping or (reported is not None and reported.seen is Seen.STARTING and not pod.drain):
             return
-        if pod.drain:  # by a previous leader, which saw no request on it
+        if pod.drain:  # a previous leader deleted it, so its drain is over
             self._see(pod, Seen.LEAVING, reason="a previous leader was stopping it")
         else:
             self._see(pod, Seen.TAKEN, reason=f"its pod is being deleted: {pod.disrupted or 'by another client'}")

@@ -210,9 +210,9 @@ class Orders:
         await self._surely(replica.id, lambda: self._delete(replica, epoch, math.ceil(grace_s)))
 
     async def remove(self, pod: PodSeen) -> None:
-        """Delete a pod whose engine does not run, with its own grace period; in its current version if it may still
-        change.
+        """Delete a pod whose engine does not run, with the pod's own grace period.
 
+        Unless its containers have ended, only the version that was just read is deleted, because the pod may change.
         The delete is not forced, even if the node is lost: a container may have started, and only its kubelet can end
         it and report that. For a pod without a node or whose containers have ended, the API server waits for no
         kubelet.

@@ -8,9 +8,9 @@ A kubelet releases a pod's object once its processes have ended. The proofs:
 - *exited*: the pod has no slices, and its containers have ended.
 
 A force-deleted pod is gone at once, while its processes may run until its kubelet ends them, within the pod's grace
-period. They are assumed to have ended after that period plus `FORCED_S`, counted while the kubelet reports, or once the
-node is gone or rebooted. No pod is clean while a ResourceClaim is reserved for it. The caller supplies the measurements
-and reservations.
+period. They are assumed to have ended once the kubelet has reported for that period plus `FORCED_S` without a gap, or
+once the node is gone or rebooted. No pod is clean while a ResourceClaim is reserved for it. The caller supplies the
+measurements and reservations.
 """
 
 from __future__ import annotations

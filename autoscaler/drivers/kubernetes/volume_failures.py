@@ -72,7 +72,7 @@ class PodEvents(Generic[P]):
         """Pod uid -> its Events that cannot be decoded."""
 
     def with_failure(self, pod: P) -> P:
-        """Return the pod with the failure from its Events and its deadline, if its own status reports none."""
+        """Return the pod. If its own status reports no failure, add the one from its Events, with a time limit."""
         found = self._found.get(pod.uid, "")
         return pod._replace(waits=found, patience_s=IMAGE_S_MAX) if found and _waits(pod) else pod
 

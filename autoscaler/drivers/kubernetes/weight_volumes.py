@@ -83,7 +83,7 @@ class _Way(NamedTuple):
 
 
 def check_security_context(model: Model, settings: Settings) -> None:
-    """Raise `MountError` for a security context with `hostPath`, whose namespace admits privileged pods."""
+    """Raise `MountError` for a security context with `hostPath`, because the namespace then admits privileged pods."""
     if model.spec.pod.security_context and settings.weights.mount == "hostPath":
         raise MountError("spec.pod.securityContext is not allowed with weights.mount hostPath: remove it")
 

@@ -129,7 +129,8 @@ class LocalDriver:
             for engine in self._engines.values():
                 self._watch.forget(engine.record.id)
                 if engine.child is not None:
-                    engine.child.returncode = 0  # it continues without us: no warning when the object is collected
+                    # The engine continues to run without us: avoid the ResourceWarning of its `Popen`.
+                    engine.child.returncode = 0
 
     def obstacle(self, model: Model) -> str:
         """Return why the launch of the model would fail, such as a missing program."""
@@ -331,8 +332,8 @@ class LocalDriver:
         return "did not end within its grace period after SIGTERM and was killed"
 
     def _why_it_ended(self, engine: EngineProcess) -> str:
-        """Describe the exit. The engine's last line of output is included only if it never got a request, since it may
-        contain a prompt otherwise. For an adopted engine that is unknown.
+        """Describe the exit. The engine's last line of output is included only if the engine never got a request,
+        because the line may contain a prompt otherwise. It is never included for an adopted engine.
         """
         ours = engine.child is not None
         how = replica_processes.describe_exit(engine.record.pid) if ours else ""

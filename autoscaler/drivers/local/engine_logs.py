@@ -76,7 +76,7 @@ REASON = "the disk of the state directory is full; free space on it"
 
 
 class Space(NamedTuple):
-    """Free space for this user. `files` None: the file system does not limit their number."""
+    """Free space for this user. `files` None: the file system has no limit on the number of files."""
 
     bytes: int
     files: int | None = None

@@ -91,7 +91,7 @@ class Readiness:
         )
 
     async def _judge(self, engine: EngineProcess, *, answered: bool | None) -> float:
-        """Evaluate a probe. Return the seconds from its start to that of the next."""
+        """Evaluate a probe. Return the seconds between the starts of this probe and the next one."""
         if engine.seen is Seen.STARTING:
             if not answered:
                 listens = answered is not None

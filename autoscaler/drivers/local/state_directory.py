@@ -256,7 +256,7 @@ def _text(file: Path) -> str:
 
 
 def _lock(path: Path) -> int:
-    """Return the descriptor that holds the lock. Raises `InUseError` if another process does, `OSError` otherwise."""
+    """Return the descriptor that holds the lock. Raises `InUseError` if another process holds it, and `OSError`."""
     fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -94,7 +94,9 @@ def write_vllm_spec(of: Source, args: Sequence[str], sketch: Sketch) -> None:
 
 
 def write_ollama_spec(of: Source, args: Sequence[str], sketch: Sketch, *, talks: bool) -> None:
-    """Write the spec of a command that runs Ollama with one model. `talks`: load the model before it is ready."""
+    """Write the spec of a command that runs Ollama with one model. `talks`: the model generates text, so a prompt loads
+    it before the replica becomes ready.
+    """
     ref = of.query.get("model", "") if of.scheme == "pvc" else of.ref
     if of.scheme not in ("ollama", "pvc"):
         raise _no_source(of)
@@ -314,7 +316,7 @@ def _environment(spec: Spec, scheme: str, system: KubeAiConfig, sketch: Sketch) 
 
 
 def _replicas(spec: Spec, sketch: Sketch) -> None:
-    """Convert the bounds. `replicas` is KubeAI's own count, unless autoscaling is disabled."""
+    """Convert the bounds. Unless autoscaling is disabled, KubeAI itself writes `replicas`, so it is ignored."""
     if not spec.autoscaling_disabled:
         most = NO_LIMIT if spec.max_replicas is None else spec.max_replicas
         sketch.spec["replicas"] = {"min": spec.min_replicas, "max": most}

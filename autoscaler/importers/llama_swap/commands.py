@@ -120,7 +120,7 @@ def write_engine_spec(command: Command, folder: str, sketch: Sketch) -> None:
 
 
 def _environment(entries: tuple[str, ...], sketch: Sketch) -> tuple[dict[str, str], list[str]]:
-    """Return the variables, and leading words `env NAME={port}` for those that contain the port."""
+    """Return (variables whose values do not contain the port, leading words `env NAME={port}` for the others)."""
     pairs = {name: value for name, _, value in (entry.partition("=") for entry in entries)}
     visible = pairs.pop(DEVICES, None)
     if visible is not None:

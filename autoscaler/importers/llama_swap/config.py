@@ -150,7 +150,7 @@ def _model(name: str, value: object, macros: Macros, whole: LlamaSwapConfig, fol
     given = dict(read_mapping(value, at))
     own = read_mapping(given.pop("macros", None), (*at, "macros"))
     if isinstance(given.get("cmd"), str):
-        given["cmd"] = strip_comments(str(given["cmd"]))  # before macros are expanded, which comments may contain
+        given["cmd"] = strip_comments(str(given["cmd"]))  # first, so that macros in comments are not expanded
     scope = merge_macros(macros, own, name)
     sketch = Sketch(name)
     entry = _typed(read_mapping(expand_macros(given, scope, at), at), LlamaSwapModel, MODEL, at, sketch.notes)

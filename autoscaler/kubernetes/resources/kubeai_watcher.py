@@ -102,7 +102,7 @@ class KubeaiModels:
         self._installation.put(KUBEAI, models, faults=faults, versions=versions)
 
     def retry(self, origins: Container[Origin]) -> None:
-        """Convert those of these objects again whose conversion raised an exception, and pass the results on."""
+        """Convert again those of these objects whose conversion raised an exception, and pass the results on."""
         for watched in self._watches:
             for key, old in tuple(watched.items.items()):
                 if old.undecoded is not None and Origin(KUBEAI, *key) in origins:

@@ -35,7 +35,7 @@ ELSEWHERE = "ServedElsewhere"
 """Type of the condition that an installation sets on a Model that another one serves."""
 INVALID, NAME_TAKEN = "Invalid", "NameTaken"
 CRASHES = ("ended with status", "was killed by")
-"""Phrases in the failure text of an engine that ended without an order."""
+"""Phrases in the failure text of an engine that ended although no stop was ordered."""
 
 
 class SpecProblem(NamedTuple):

@@ -192,7 +192,7 @@ def build_status_input(world: World, unmet: Mapping[ModelName, Unmet], one: Subj
 
 def summarize_input(case: StatusInput) -> tuple[object, ...]:
     """The important part of a status: a change in it is written soon, any other change later.
-    Equal to `summarize_status` of the status that `render_status` makes from the same case.
+    Equal to `summarize_status` of the status that `render_status` renders from the same `case`.
     """
     return case.generation, _counts(case), tuple(said[:3] for said in build_conditions(case))
 

@@ -57,7 +57,7 @@ class _Kept:
         self.see(known, version)
 
     def see(self, known: Status, version: int) -> None:
-        """Record the status in the API server, as of a version of the object."""
+        """Remember the status that the API server stores, as of a version of the object."""
         self.status, self.version, self.weight = known, version, model_status.summarize_status(known)
 
 
@@ -115,7 +115,7 @@ class Statuses:
         self._next_subjects = tuple(subjects)
 
     def hear(self, seen: StatusSeen) -> None:
-        """Record an object's status in the API server, from any writer.
+        """Remember the status of an object that the API server stores, whichever client wrote it.
         It is compared at the next evaluation, when the results of our own writes and of the list are known.
         """
         self._heard[seen.uid] = seen
@@ -126,7 +126,7 @@ class Statuses:
         self._news.set()
 
     async def run(self) -> None:
-        """Write until cancelled. While another process leads nothing is cached, because its writes are unknown."""
+        """Write until cancelled. While another process leads, nothing is cached: its writes are not known here."""
         while True:
             self._news.clear()  # cleared first, so that later news wakes the next round
             try:
@@ -227,7 +227,7 @@ class Statuses:
             kept.due_s = min(kept.due_s, max(now_s, kept.wrote_s + NEWS_S))
 
     def _lacking(self) -> dict[ModelName, Unmet]:
-        """Models that the plan could not place, and Models without replicas that fit no device."""
+        """Models that the plan could not place, and Models that have no replicas and fit no device."""
         now = self._world
         if not is_fit_unchanged(self._fitted, now):
             self._fitted = now

@@ -1,9 +1,9 @@
 """Model objects whose decoding raises an unexpected exception, and what is in force instead of their document. Pure.
 
 Their Models are quarantined (`autoscaler.fold.model_quarantine`). The last valid document stays in force. If the object
-never had one, a stand-in has its names, so that its requests are rejected as those of a quarantined Model and reach
-replicas that are ready already. It is never started: its Model is quarantined whenever a plan is made, since a retry
-decodes the object before the plan.
+never had one, a stand-in with its names is in force: requests reach replicas that are already ready; without any, they
+are rejected, as for every quarantined Model. A stand-in is never started: when its quarantine ends, the object is
+decoded again before the next plan, so every plan sees either a valid document or a quarantined Model.
 
 A stand-in of our own kind has what `autoscaler.documents.stand_ins` reads. Those of other kinds have only the name of
 the object, because their spec has other keys.

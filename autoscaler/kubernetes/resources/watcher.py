@@ -147,7 +147,7 @@ class DocumentWatcher:
         )
 
     def retry(self, origins: Container[Origin]) -> None:
-        """Decode those of these objects again whose decoding raised an exception, and pass the results on."""
+        """Decode again those of these objects whose decoding raised an exception, and pass the results on."""
         for watched in self._models:
             for key, old in tuple(watched.items.items()):
                 if old.undecoded is not None and Origin(CUSTOMS, *key) in origins:

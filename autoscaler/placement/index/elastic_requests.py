@@ -2,8 +2,8 @@
 
 `place_elastic` uses the place and grant that are best by the `NodeArrays`. If the budget does not allow that grant, it
 searches for a place with the full amount, so a request that fits in full is always placed. Invariants: no grant is
-below the minimum of its request. A grant is reduced only if the mean of all grants stays at or above MEAN, by request
-and by byte. A grant does not change later.
+below the minimum of its request. A grant is reduced only if the mean of all grants stays at or above MEAN, both per
+request and weighted by bytes. A grant does not change later.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class EvictionCostIndex:
         self._ranks = np.array([np.unique(one, return_inverse=True)[1] for one in values], np.int64).reshape(2, -1)
 
     def next_s(self, now_s: float) -> float | None:
-        """Return when the next residency after `now_s` ends."""
+        """Return the time at which the next residency after `now_s` ends."""
         until_s = self._until_s[self._order]
         later = until_s[until_s > now_s]
         return float(later.min()) if len(later) else None

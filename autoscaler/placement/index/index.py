@@ -51,7 +51,7 @@ ASKS_MAX: Final = 4096
 GONE_MAX: Final = 256
 """Removed nodes that are kept in case they reappear."""
 ANY_SIZE: Final = dict.fromkeys(range(50, 1001, 50), 1.0)
-"""Request sizes assumed while demand is unknown, in milli."""
+"""Request sizes in thousandths of a device (milli) -> weights, assumed while demand is unknown."""
 
 
 def _node_facts(slice_: Slice) -> tuple[object, ...]:
@@ -389,7 +389,7 @@ class SliceIndex:
         return found
 
     def held_by(self, victim: Occupant, chosen: Sequence[SliceId]) -> Iterable[SliceId]:
-        """Return the slices of a victim; if it has only one, that is among the `chosen` ones."""
+        """Return the slices of a victim. If the victim has only one slice, return `chosen`, which contains it."""
         if not victim.others:
             return chosen
         if self.held is not None:

@@ -202,7 +202,7 @@ class NodeArrays:
         return max(0, int(self.left_bytes[at]) - -(-milli * int(self.size_bytes[at]) // WHOLE))
 
     def fitting(self, ask: EncodedRequest, *, held: bool = False) -> Flags:
-        """[lanes]: those with enough for one part of the request now; with `held`, the held ones instead."""
+        """[lanes]: open lanes with enough for one part of the request now; with `held`, held lanes instead."""
         enough = ask.memory[0] if ask.flat else ask.memory[self.lane_of]
         fits: Flags = (self.left_bytes >= enough) & ((self.held & ~self.shut) if held else self._open)
         return fits & (self.left_percent >= ask.compute[self.lane_of]) if ask.computes else fits

@@ -30,7 +30,7 @@ CROWD_MAX: Final = 3
 LACKS: Final = 4
 """Number of ranks of missing artifacts: none, the smaller of weights and image, the larger, both."""
 CROWDS: Final = (CROWD_MAX + 1) ** 2
-"""Combined ranks of a domain to be near in and one to be apart in."""
+"""Number of combinations of a rank for nearness in one domain and a rank for separation in another."""
 TIERS_MAX: Final = 1 << 20
 """Tiers that fit into a key together with a score; with more, the lowest tier is found first, which takes longer."""
 NEVER: Final = 1 << 62

@@ -78,8 +78,8 @@ def compute_levels(part: NodeSubset, left: Ints) -> Ints:
 def score_lanes(
     tables: Tables, part: NodeSubset, milli: Ints, taken: Ints, cpu_milli: int, *, forgone: Ints | None = None
 ) -> Ints:
-    """[lanes] -> the score of taking `milli` [lanes] of one lane, which is about `taken` [nodes] of its node.
-    `forgone` [lanes]: requested milli that are not granted.
+    """[lanes] -> the score of taking `milli` [lanes] of one lane. `taken` [nodes]: approximate milli that this takes of
+    a node, whichever lane is chosen. `forgone` [lanes]: requested milli that are not granted.
     """
     total = part.sums(np.maximum(part.left, 0))
     before = _values(tables, part, part.cpu, total, part.level)
@@ -104,8 +104,8 @@ def score_nodes(tables: Tables, part: NodeSubset, lanes: Ints, cpu_milli: int) -
 
 
 def compute_needed_milli(tables: Tables, node: NodeSubset, lane: int) -> int:
-    """Return the least free milli of a lane with which others' expected use of the node is as high as with all free
-    milli. Tables are by levels, so a difference of up to GRAIN does not count.
+    """Return the smallest free room of a lane, in milli, with which the expected use of the node by others is as high
+    as with all of its free room. Tables are by levels, so a difference of up to GRAIN does not count.
     """
     left = max(0, int(node.left[lane]))
     lefts = np.repeat(np.maximum(node.left, -1)[None, :], left + 1, axis=0)
@@ -131,7 +131,7 @@ def _price(tables: Tables, part: NodeSubset, taken: Ints, cpu_milli: int) -> Int
 
 
 def _values(tables: Tables, part: NodeSubset, cpu_milli: Ints, left: Ints, at: Ints) -> Ints:
-    """[..., lanes]: expected unused UNITS of a milli of lanes at these levels.
+    """[..., lanes]: the room of lanes at these levels that is expected to stay unused, in 1/UNITS milli.
     `cpu_milli`, `left`: the CPU and the milli that the nodes have left.
     """
     rows = (part.classes * BINS + bin_of(cpu_milli, left)) * (LEVELS + 1)

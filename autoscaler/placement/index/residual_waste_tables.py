@@ -37,17 +37,17 @@ LEVELS: Final = IDLE + 1
 ABSENT: Final = LEVELS
 """The level of a lane that a node does not have: no value."""
 UNITS: Final = 64
-"""Fractions of a milli that tables count in."""
+"""Tables count in fractions of a milli: in 1/UNITS milli."""
 CPU_EDGES: Final = np.array([1000, 3152, 4000])
 """Millicores below which a node has a separate bin, regardless of its free milli: few requests fit there."""
 RATIO_EDGES: Final = np.array([2, 4, 6, 8, 9.5, 11, 12, 14, 18, 26, 40])
-"""Millicores per milli left, between bins: most requests ask for 4 to 12."""
+"""Boundaries between bins, in millicores per milli left; most requests need 4 to 12."""
 FULL_BIN: Final = len(CPU_EDGES) + len(RATIO_EDGES) + 1
 BINS: Final = FULL_BIN + 1
 EAGER: Final = 30.0
-"""Mean number of requests that consider free room before it counts as unused."""
+"""Mean number of requests that arrive before free room counts as unused."""
 FORGONE: Final = UNITS // 2
-"""Cost of a milli that an elastic request is not granted, in UNITS of a used milli."""
+"""Cost of a milli that an elastic request is not granted, in 1/UNITS of a used milli."""
 
 
 class Face(NamedTuple):
@@ -62,9 +62,9 @@ class Tables(NamedTuple):
     """The value of room, indexed by class, then bin, then level; the last class is that of nodes never seen."""
 
     values: Ints
-    """[classes, BINS, LEVELS + 1]: expected unused UNITS of a milli of one lane."""
+    """[classes, BINS, LEVELS + 1]: the room of one lane that is expected to stay unused, in 1/UNITS milli."""
     prices: Ints
-    """[classes]: UNITS of a milli per milli taken there: the cost to requests that fit nowhere else."""
+    """[classes]: the cost of each milli taken there to requests that fit nowhere else, in 1/UNITS milli."""
 
 
 class Taught(NamedTuple):
@@ -122,7 +122,7 @@ def build_untrained_estimate(sizes: Mapping[int, float]) -> Taught:
 
 
 def quantize_milli(left: Ints) -> Ints:
-    """Return the levels of lanes with this many milli left; -1: there is no such lane."""
+    """Return the levels of lanes that have `left` milli; a negative number means that the lane does not exist."""
     found: Ints = np.where(left < 0, ABSENT, (left + GRAIN // 2) // GRAIN)
     return found
 

@@ -5,8 +5,8 @@ requests to be placed apart from these or near them. If both are requested, near
 one rack. Domains are cached until labels change.
 
 `choose_best_lanes` picks several lanes of one node. The tier counts most; within a tier, lanes of one link precede
-others, whatever their scores; then the highest node score, then the first node. Of a team, the lanes of the lowest
-tiers are taken, in order. If a link is required, only its lanes are considered.
+others, whatever their scores; then the highest node score, then the first node. Within the chosen node or link, the
+lanes of the lowest tiers are taken, in order. If a link is required, only its lanes are considered.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SpreadCounts:
         self._nodes = nodes
         self._said = said
         self._domains: dict[str, tuple[Ints, int]] = {}
-        """Label -> [nodes]: the number of each node's domain; and the number of nodes without it, or -1."""
+        """Label -> ([nodes]: number of the node's domain; number of the domain of nodes without the label, or -1)."""
 
     def forget(self) -> None:
         """Drop the cached domains because labels changed."""

@@ -56,16 +56,19 @@ FADE: Final = 0.7
 PRICE_MAX: Final = 3.0
 PRICE_FADE, PRICE_STEP = 0.95, 0.3
 SCARCE: Final = 0.5
-"""Requests that only fit nodes with less than this fraction of capacity raise their prices if refused before EARLY."""
+"""If all nodes that a request fits on have together less than this fraction of the capacity, and the request is refused
+before EARLY, the prices of these nodes are raised."""
 EARLY: Final = 0.97
 HALFWAY: Final = 0.5
-"""Weight of the free room at 100 % arrived; the rest is that of the end. ELASTIC_HALFWAY applies to elastic demand, of
-which much more fits after that point."""
+"""Weight of the free room when requests for 100 % of the capacity have arrived; the free room at the end has the
+remaining weight. ELASTIC_HALFWAY applies to elastic demand, of which much more fits after that point."""
 ELASTIC_HALFWAY: Final = 0.25
 WEIGHTS_MAX: Final = 10_000
-"""Approximate number of requests to simulate: of more, each shape gets its share, at least one."""
+"""Approximate maximum number of requests to simulate. If there are more, the number of each shape is reduced in
+proportion, but not below one."""
 JUDGED: Final = {95: 0.5, 100: 1.0, 130: 1.0}
-"""Percent arrived -> weight of the percent in use just before: the score that selects the best iteration."""
+"""Arrived requests, in percent of the capacity -> weight of the percentage in use at that time. The weighted sum is the
+score that selects the best iteration."""
 
 
 class _Looks:
@@ -141,8 +144,9 @@ class _Replay:
         self._looks.append((part.at, cells, self._forgone[part.at]))
 
     def seen(self, looks: _Looks, halfway: float) -> None:
-        """Add the samples of this run, each with the mean of what was left of its lane at 100 % arrived and at the end
-        (weighted by `halfway`), less the value of what was forgone there since.
+        """Add the samples of this run. The value of a sample is the free room of its lane, less the cost of the memory
+        that elastic requests were not granted there since the sample. The free room is a weighted mean: that when
+        requests for 100 % of the capacity had arrived (weight `halfway`), and that at the end.
         """
         end = self.arrays.milli
         half = end if self._half_left is None else self._half_left
@@ -221,7 +225,9 @@ class Learner:
         return replay.score()
 
     def _arrivals(self, draw: Draw) -> list[tuple[RequestShape, int]]:
-        """Return the expected requests in random order up to the capacity to arrive, repeating some if too few."""
+        """Return expected requests in random order, until they add up to slightly more than ARRIVES times the capacity.
+        If there are too few, some are repeated.
+        """
         arrivals, total = [], 0
         for one in _shuffled(self._demand, draw):
             arrivals.append(one)
@@ -274,7 +280,7 @@ def _bounded(demand: Sequence[RequestFrequency]) -> list[RequestFrequency]:
 
 
 def _fits(kind: RequestShape, node: NodeCapacity) -> list[int]:
-    """Return the milli that it takes of each lane when the node is empty; empty: it can never be there."""
+    """Return the milli that it takes of each suitable lane of an empty node. An empty list: it never fits there."""
     fitting = [lane for lane in node.lanes if kind.rank(lane.product) is not None and kind.takes(lane) is not None]
     if not kind.devices or len(fitting) < kind.devices or kind.cpu_milli > node.cpu_milli:
         return []

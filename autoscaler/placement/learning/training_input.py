@@ -108,7 +108,7 @@ def learn_placement_values(now: TrainingInput, chance: Chance) -> PlacementValue
 
 
 def sample_nodes(now: TrainingInput) -> tuple[NodeCapacity, ...]:
-    """Return the nodes to simulate: all, or of each kind its share of about LANES_MAX, at least one."""
+    """Return the nodes to simulate: all, or, to have about LANES_MAX lanes, a fraction of each kind, at least one."""
     lanes = sum(len(alike.lanes) * alike.many for alike in now.nodes)
     part = max(lanes, LANES_MAX)
     return tuple(

@@ -132,7 +132,7 @@ def _is_cut(slice_: Slice) -> bool:
 
 
 def stuck_s(replica: Replica) -> float:
-    """Return when the replica counts as stuck; infinite while it may still serve."""
+    """Return the time from which the replica counts as stuck; infinite while it may still serve."""
     return replica.since_s + STUCK_S if replica.state in ENDING else inf
 
 

@@ -2,8 +2,8 @@
 
 Two models conflict if both list tenants and have none in common; a model without a tenant list conflicts with no other.
 Conflicting models never share a device by time-slicing, MPS or similar modes, because a process there can stop all
-others and read memory that they left. They may share hardware partitions, and the devices of a single machine, which
-has one administrator.
+others and read memory that they left. They may use different hardware partitions of one device, and may share the
+devices of a single machine, which has one administrator.
 """
 
 from __future__ import annotations

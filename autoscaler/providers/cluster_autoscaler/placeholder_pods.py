@@ -23,7 +23,7 @@ from autoscaler.spec.tenant import unix_seconds
 from autoscaler.state.capacity import AcquireOrder, Listed
 
 KEEPS: Final = OURS + "keeps"
-"""Label of a keeper: the name of its order."""
+"""Label of a keeper pod: the name of its order."""
 HOST: Final = "kubernetes.io/hostname"
 TRIGGERED, REFUSED = "TriggeredScaleUp", "NotTriggerScaleUp"
 """Reasons of Cluster Autoscaler's events about a pod."""

@@ -292,7 +292,9 @@ class CroFabric:
         return not order.force and bool(await find_device_user(self._server, node, uuids))
 
     async def _unmark(self, request: Request, shares: Mapping[str, Sequence[Resource]]) -> None:
-        """Remove leftover removal marks from resources that stay. Orders run one at a time, so no other set them."""
+        """Remove leftover removal marks from resources that stay.
+        Orders are processed one at a time, so no order in progress needs the marks.
+        """
         ours = {name for name in request.live if self._is_ours(request.notes[name])}
         for one in (one for name in sorted(ours & shares.keys()) for one in shares[name] if one.victim):
             change = {"resourceVersion": one.version, "annotations": {objects.VICTIM: None}}

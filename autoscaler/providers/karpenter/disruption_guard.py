@@ -5,7 +5,7 @@ it again while the replica drains or its node is reclaimed. So a serving replica
 Karpenter does not interrupt a start or a drain. Each change is one write; failures: see Reconciler. Only the leader
 writes; a new leader first reads which pods have the annotation. Pods of Models or Settings that set the annotation
 themselves, and adopted pods, are not changed. Nothing relies on the annotation: a pod that is evicted despite it is
-drained (`Seen.TAKEN`), and its engine is stopped late (`lingers` in
+drained (`Seen.TAKEN`), and the stop of its engine is delayed (`add_pre_stop_sleep` in
 `autoscaler.drivers.kubernetes.objects.pod_manifest`).
 """
 

@@ -141,7 +141,8 @@ def queue_closed_reason(queue: Object | None) -> str:
 def place_to_lease(one: QueuePlace, workload: Object | None, queue: str) -> Listed:
     """Convert a place to an order. `workload`: of the placeholder pod; None: Kueue has created none yet.
 
-    Once it is admitted, a replica's pod may replace a placeholder that has no node yet: both would exceed the quota.
+    Once the place is admitted, a replica's pod may replace a placeholder that has no node yet, because both together
+    would exceed the quota.
     """
     if one.leaving and one.kept:
         return _lease(one, "leaving")

@@ -119,7 +119,7 @@ class KueuePlaces:
         return [(pod, one) for pod, one in there if one and (one.provider == self._named.name or one.wrong)]
 
     def _read(self, found: Object) -> QueuePlace | None:
-        """Read a pod. If another installation owns it, its provider is empty."""
+        """Read a pod. If another installation owns it, `provider` is empty in the result."""
         one = places.read_place(found)
         return one if one is None or is_own_order(self._server, found) else one._replace(provider="", wrong="")
 

@@ -138,7 +138,7 @@ class ProvisioningProvider:
         await label_orders(self._server, path, own)
 
     def _read(self, found: Object) -> Booking:
-        """Read a request. If another installation owns it, its provider is empty."""
+        """Read a request. If another installation owns it, `provider` is empty in the result."""
         one = objects.read_booking(found)
         return one if is_own_order(self._server, found) else one._replace(provider="")
 
@@ -184,7 +184,7 @@ class ProvisioningProvider:
                 raise
 
     async def _stays(self, shown: Listed, order: ReleaseOrder) -> bool:
-        """Whether the release has no effect: the node is in use, or granted although the order sets `uncommitted`."""
+        """Whether the release has no effect: the node is in use or, if `uncommitted` is set, already granted."""
         if order.uncommitted and shown.committed:
             return True
         return bool(shown.node) and bool(await find_device_user(self._server, shown.node, ()))

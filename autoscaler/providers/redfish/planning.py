@@ -89,7 +89,7 @@ class BlockClaim(NamedTuple):
 
 
 class LeaseProgress(NamedTuple):
-    """State of an order that only this process knows."""
+    """The part of an order's state that only this process knows."""
 
     arrived: bool = False
     """All of its blocks were attached."""
@@ -117,7 +117,7 @@ def build_offers(fabric: Fabric, terms: FabricContext, there: Mapping[str, Attac
 
 
 def _most(found: Sequence[Offer]) -> tuple[Offer, ...]:
-    """Select at most OFFERS_MAX offers: of each product in turn those with the most devices."""
+    """Select at most OFFERS_MAX offers: the products in turn, and of each the offers with the most devices first."""
     before: Counter[str] = Counter()
     ranked: list[tuple[int, int]] = []
     for at in sorted(range(len(found)), key=lambda at: (-found[at].devices_max, at)):

@@ -41,11 +41,10 @@ from autoscaler.providers.redfish.schema import BlockMark, RedfishDocumentError
 from autoscaler.state.capacity import AcquireOrder, Listed, Offer, ReleaseOrder
 
 CLAIMS = 3
-"""Attempts of an order if other clients claim its blocks while they are being marked."""
+"""Maximum number of attempts to mark blocks for an order, which other clients may claim at the same time."""
 LATE_S: Final = 900.0
-"""Seconds after which a released block that is neither attached nor composing is not expected any more; longer than any
-request of a service takes.
-"""
+"""Seconds after which a released block that is neither attached nor being composed is no longer expected to be
+attached; longer than any request to a service takes."""
 NOT_YET: Final = (
     "its systems still have devices of another entry of Settings `capacity` that is closing or was removed; those "
     "devices are detached first"
@@ -67,7 +66,7 @@ class RedfishFabric:
         self.lacks = ""
         """See `Lacking`."""
         self._late: dict[tuple[str, BlockMark], float] = {}
-        """Released blocks that may still be attached, and since when; see LATE_S."""
+        """Released blocks that may still become attached -> since when they are not being composed; see LATE_S."""
 
     def _notify(self) -> None:
         self._changed()
@@ -105,7 +104,7 @@ class RedfishFabric:
                     self._held.setdefault(order.id.name, LeaseProgress(failed=str(error)))
                 raise
             except BaseException:
-                bay.attach(order.id.name)  # blocks may be marked: then the order exists
+                bay.attach(order.id.name)  # if blocks are already marked, the order exists
                 raise
             bay.attach(order.id.name)
 
@@ -157,8 +156,8 @@ class RedfishFabric:
                 self._bays[node].detach(name, force=order.force)
 
     async def _unreached(self, fabric: Fabric, found: Mapping[str, BlockMark]) -> bool:
-        """Whether the order's system cannot be written and no block is attached; its marks are then set to gone.
-        Raises RefusedError if a block is attached, since it cannot be detached.
+        """Return whether the order's system cannot be written and none of the order's blocks is attached; if so, set
+        their marks to gone. Raises RefusedError if a block is attached, since it cannot be detached.
         """
         unread = next((why for one in found.values() if (why := fabric.unread(one.node))), "")
         if not unread or any(fabric.at(path) for path in found):
@@ -177,14 +176,15 @@ class RedfishFabric:
         """List all orders; resume interrupted attaches, and remove marks that have expired."""
         try:
             return await self._list()
-        except (RedfishCredentialsError, StatusError, RedfishDocumentError) as error:  # their messages have no address
-            raise RefusedError(str(error)) from None
+        except (RedfishCredentialsError, StatusError, RedfishDocumentError) as error:
+            raise RefusedError(str(error)) from None  # the messages of these errors contain no address
 
     async def _list(self) -> tuple[Listed, ...]:
         if not self._reading.service.may_write():
             self._held.clear()
             self._late.clear()
-        knew = dict(self._held)  # copied before the read: an order that had arrived and is not in it was detached
+        # Copied before the read: an order that is delivered in the copy and missing in the read was detached.
+        knew = dict(self._held)
         fabric = await self._reading.read()
         shown = list_leases(fabric, self._terms, knew)
         known = {one.name for one in shown} | {name for name, one in self._held.items() if one != knew.get(name)}
@@ -205,7 +205,9 @@ class RedfishFabric:
                 self._bays[node].attach(name)
 
     async def _remove_expired_marks(self, fabric: Fabric) -> None:
-        """Remove the marks of released blocks that were not attached within LATE_S. The next list retries failures."""
+        """Remove the marks of released blocks that were not attached within LATE_S. The next call of `list` retries
+        failed removals.
+        """
         now_s, knew = self._around.clock(), self._late
         self._late = {
             one: knew.get(one, now_s) if fabric.blocks[one[0]].state != COMPOSING else now_s

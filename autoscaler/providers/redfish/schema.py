@@ -198,7 +198,7 @@ def parse_link_paths(links: list[_Link]) -> tuple[str, ...]:
 
 
 def find_link(body: bytes, *names: str) -> str:
-    """Path that a document links to below these names; empty if there is none."""
+    """Return the path of the link at these nested keys of a document; empty if there is none."""
     part: Any = decode_document(body, dict)
     for name in names:
         part = part.get(name) if isinstance(part, dict) else None
@@ -262,7 +262,7 @@ def parse_gpu(body: bytes) -> RedfishGpu | None:
     nvidia = product.lower().startswith("nvidia")
     uuid = _PRODUCT.sub("-", document.uuid or ("" if nvidia else document.serial) or "")[:MARK_CHARACTERS_MAX]
     if nvidia and _BARE.fullmatch(uuid):
-        uuid = f"GPU-{uuid.lower()}"  # the form of NVIDIA's driver, which never uses the serial number
+        uuid = f"GPU-{uuid.lower()}"  # as NVIDIA's driver reports it, which never uses the serial number
     return RedfishGpu(product, int(mib) * _MIB, uuid, max(0.0, document.watts or 0.0))
 
 

@@ -74,7 +74,7 @@ class Daemons:
     # --- taints -------------------------------------------------------------------------------------------------------
 
     async def tainted(self, devices: Collection[str]) -> dict[str, bool]:
-        """Return whether each GPU is tainted: those with our rule on this node, and published ones of `devices`."""
+        """Return True for each GPU with our rule on this node, and False for other published GPUs of `devices`."""
         known = await self._server.find(VERSION) or {}
         if all(one["name"] != "devicetaintrules" for one in known.get("resources") or ()):
             return {}

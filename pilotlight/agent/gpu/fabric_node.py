@@ -1,6 +1,6 @@
 """Implements `hotplug_loop.Node` for a real node: its bus, its pods with GPUs, and its daemon pods. I/O.
 
-Each look covers all of them. If a part cannot be read, `Seen.trouble` is set, so that no step is executed blindly.
+`look` observes all three. If a part cannot be read, `Seen.trouble` is set, so that no step is executed blindly.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Decides the next step of attaching a fabric GPU to a running node or detaching it, from what is seen. Pure.
+"""Decides, from an observation of a running node, the next step of attaching or detaching a fabric GPU. Pure.
 
 Attaching: scan the bus until the driver shows the GPU, then restart once the pods that report devices to the kubelet
 (device plug-in, DRA driver).
@@ -8,8 +8,8 @@ free. Then taint it, turn off persistence mode, hide it from new processes, have
 remove it from the bus. Steps are idempotent: the next look shows their effect.
 
 A GPU in use is never removed. Only persistenced and the configured daemon pods are terminated. Withdrawn requests are
-undone. A GPU whose location is unknown is not reported as gone. A GPU that has left is not added again before it is
-detached; another GPU found in its place is not changed.
+undone. A GPU whose location is unknown is not reported as gone. A GPU that was removed from the bus is not added to
+it again before its detachment is complete; another GPU found at its address is not changed.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Job(NamedTuple):
 
     @property
     def off(self) -> bool:
-        """Whether it is off the bus or about to be. It may still be linked, so a scan would find it again."""
+        """Whether it is off the bus or about to be. Its link may still be up: a scan would find it."""
         return self.leave and (self.taken or self.stale is not None)
 
 
@@ -162,7 +162,9 @@ def next_step(job: Job, seen: Seen, now_s: float, jobs: Collection[Job] = ()) ->
 
 
 def next_undo_step(job: Job, seen: Seen) -> Step | None:
-    """Return the next step that undoes a detachment which is withdrawn or complete, or None if nothing is left."""
+    """Return the next step after a detachment was withdrawn or completed: show the GPU if it is still hidden, then
+    delete its taint. None if nothing is left.
+    """
     if job.leave and job.bus in seen.hidden and job.bus in seen.buses:
         return Step("show", (job.bus,))
     return Step("untaint", (job.device,)) if job.leave and seen.tainted.get(job.device) else None
@@ -226,8 +228,8 @@ def _nameless(shown: Mapping[str, Gpu], seen: Seen) -> tuple[str, ...]:
 
 
 def _gone(job: Job, seen: Seen) -> bool:
-    """Return whether the GPU is known to be off the bus. After it was, only the driver can show that it is back, since
-    another GPU may have taken its place.
+    """Return whether the GPU is known to be off the bus. Once it was off the bus, only the driver can show that it is
+    back, since another GPU may have taken its place.
     """
     if seen.shown is None or seen.trouble or job.device in seen.shown:
         return False

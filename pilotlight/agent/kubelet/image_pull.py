@@ -25,7 +25,7 @@ PULLS_MAX: Final = 2
 WANTED_MAX: Final = 64
 """Maximum number of images per node; the kubelet pulls the rest."""
 PULL_S_MAX: Final = 3600.0
-"""An image of 10 GiB at 3 MiB a second."""
+"""Time limit of a pull: enough for an image of 10 GiB at 3 MiB per second."""
 AGAIN_S, AGAIN_S_MAX = 10.0, 300.0
 """Delay after a failure, doubled each time up to the maximum, as in kubelets (MaxContainerBackOff)."""
 
@@ -72,7 +72,7 @@ class Images:
         self._wait = wait
         self._wanted: tuple[ImageWanted, ...] = ()
         self._here: set[ImageWanted] = set()
-        """Wanted images that were pulled since they have been wanted."""
+        """Wanted images whose pull has succeeded since they were requested."""
         self._under_way: set[ImageWanted] = set()
         self._failed: dict[ImageWanted, str] = {}
         self._changed = asyncio.Event()

@@ -29,7 +29,7 @@ VENDOR = "nvidia.com/"
 SHARED = "::"
 """Separates a device's id from the suffix that a device plug-in adds if it offers the device several times."""
 IMAGES_MAX = 2000
-"""Maximum number of image names reported: 200 images with all their names fit, and so does the report."""
+"""Maximum number of image names reported: enough for all names of 200 images, few enough for a report."""
 
 
 class AssignedPod(NamedTuple):

@@ -38,8 +38,8 @@ from pilotlight.models.weights import HEADERS, build_registries
 PULLS_MAX = 4
 """Artifacts fetched concurrently; others wait."""
 LOOKS_MAX = 2
-"""Artifacts inspected concurrently. Each needs at most 10 MiB while its header is read, whatever the header's size
-(`artifacts.fetch.remote_header`)."""
+"""Artifacts inspected concurrently. An inspection needs at most 10 MiB of memory while it reads a header, whatever the
+header's size (`artifacts.fetch.remote_header`)."""
 
 T = TypeVar("T")
 SecretOf = Callable[[str], Awaitable[Config]]

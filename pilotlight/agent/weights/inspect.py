@@ -31,7 +31,9 @@ from pilotlight.models import header_report
 LOADABLE_MAX = 5
 """Maximum number of loadable files reported; with more than one, none is loaded automatically."""
 HEADERS_CHARS_MAX = 400_000
-"""Total size of the headers in a report, which is limited to 1 MiB. Reported headers are no longer requested."""
+"""Total size of the headers in a report, which is limited to 1 MiB. Autoscalers do not request a reported header
+again, so that later reports have room for the others.
+"""
 REASON_CHARS_MAX = 1000
 """Maximum length of a reason. It may contain foreign file names, and an oversized report is rejected."""
 HEADERS_MAX = 256

@@ -1,8 +1,8 @@
 """Keeps a node's weights: fetches and holds what autoscalers request, and reports the progress. I/O.
 
-Acts on the requests of the newest epoch received, also while no autoscaler is reachable. Each waiting replica is a
-separate try that the registry authorizes, as at every start. Weights that a replica waits for or uses are held, so that
-they are not evicted. Weights no longer requested are released after a delay, since leadership may change.
+Acts on the requests of the newest epoch received, also while no autoscaler is reachable. When a further replica
+waits, the registry authorizes access again, as at every start. Weights that a replica waits for or uses are held, so
+that they are not evicted. Weights no longer requested are released after a delay, since leadership may change.
 `pilotlight.agent.weights.fetch` does the fetching.
 """
 
@@ -189,7 +189,9 @@ class WeightsKeeper:
             self._trouble = ""
 
     async def _act(self, wants: NodeWants, tasks: asyncio.TaskGroup) -> None:
-        """Fetch what is requested. Copies in use are held first, since a pull may evict; if that fails, none starts."""
+        """Fetch what is requested. Copies in use are held first, since a pull may evict others; if they cannot be
+        held, no pull starts.
+        """
         try:
             await self._hold(wants.held)
         except (StoreError, OSError) as error:
@@ -245,7 +247,9 @@ class WeightsKeeper:
                 await read_ahead(request.artifact, partial(list_files, cold.folder))
 
     async def _brought(self, request: WeightsRequest, line: WeightsTask, settings: Weights) -> Copy | None:
-        """Return a copy that was already in the store; a new one is in the page cache anyway."""
+        """Return the copy if the store had it before, so that the caller reads it ahead. A new copy is in the page
+        cache already.
+        """
         if request.look:
             line.looked = await self.fetching.look(request, settings, header=not line.replicas)
             return None

@@ -38,7 +38,7 @@ from pilotlight.net.http_server import Runner
 from pilotlight.net.listen import Address
 
 CERTIFIED = "pilotlight-agent"
-"""Name in agents' certificates for each other, since their addresses change."""
+"""DNS name that agents expect in each other's certificates, since their addresses change."""
 
 log = logging.getLogger("pilotlight.agent.weights")
 _decode = make_decoder(NodePeers)
@@ -71,7 +71,7 @@ class Neighbours:
         """Serve the store to other agents; `cleanup` of the returned runner stops it. Raises click's usage error."""
         try:
             await run_in_thread(Store(store).open)
-        except StoreError as error:  # a read-only store can still be served, and a pull reports the rest
+        except StoreError as error:  # a read-only store can still be served; a pull reports the error
             log.warning("event=store_failed reason=%r", str(error))
         options = self._options
         runner = await peering.open_port(store, options.listen, self._shown, self._files, STREAMS_MAX, self._count)
@@ -101,7 +101,7 @@ class Neighbours:
 
     def _believes(self, url: str) -> bool:
         """Return whether another node's agent can be at this URL: a forged report could name a service of this machine.
-        Agents share one machine only if this agent is itself advertised on it.
+        Such a URL is accepted only if this agent's own URL is one too: only then do several agents share the machine.
         """
         return not peering.describe_url_problem(url) and (
             not peering.is_own_machine(url) or peering.is_own_machine(self.url)

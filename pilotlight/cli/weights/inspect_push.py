@@ -121,8 +121,8 @@ def push(  # noqa: PLR0917  click passes by keyword
 ) -> None:  # fmt: skip
     """Push a model to a registry, from a folder of `weights pack` or from hf:// or s3://.
 
-    A remote source is first pulled into this node's store and packed; until it is pushed, it uses twice its size. Blobs
-    that the registry already has are not uploaded.
+    A remote source is first pulled into this node's store and packed; until the push ends, it uses twice its size on
+    disk. Blobs that the registry already has are not uploaded.
     """
     how = How(mount_from, _chunk_bytes(chunk_bytes))
     try:

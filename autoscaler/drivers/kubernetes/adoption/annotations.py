@@ -90,8 +90,8 @@ def find_manual_scaling(
 def set_naming_time(before: WorkloadSeen | None, now: WorkloadSeen, now_unix_s: float) -> WorkloadSeen:
     """Set the creation time of the workload's model to the time at which the names were annotated.
 
-    With the age of the object, an old object would win a name from an existing model once it is annotated.
-    managedFields contain only a manager's last write, so the time of the first observation is kept.
+    With the creation time of the object, an old object would take a name from an existing model as soon as the object
+    is annotated. The time of the first observation is kept, because managedFields contain only a manager's last write.
     """
     if before is not None and _named(before) == _named(now):
         return now._replace(named_unix_s=before.named_unix_s)

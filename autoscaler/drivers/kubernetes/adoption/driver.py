@@ -179,7 +179,7 @@ class AdoptedDriver:
             observe((Synced(),))
 
     def lead(self) -> None:
-        """Become the leader, as in `SharedDriver`. If the first `Synced` is still pending, it ends the report."""
+        """Become the leader, as in `SharedDriver`. If the first `Synced` is still pending, the report ends with it."""
         self._leads = True
         self._showing.lead()
         for key, candidate in self._candidates.items():
@@ -213,7 +213,7 @@ class AdoptedDriver:
         self._known.set()
 
     def retry(self, origins: Container[Origin]) -> None:
-        """Evaluate those of these workloads again that raised an exception, and publish the results."""
+        """Evaluate again those of these workloads that raised an exception, and publish the results."""
         for key, candidate in tuple(self._candidates.items()):
             if candidate.fault and _origin(key) in origins:
                 unread = candidate.unread
@@ -426,7 +426,9 @@ class AdoptedDriver:
         self._publish()
 
     def _release(self, candidate: AdoptionCandidate, *, at_once: bool = False) -> None:
-        """Release a deleted or unannotated workload: its replicas end without a write, by the plan or `at_once`."""
+        """Release a deleted or unannotated workload: its scale is no longer written, and its replicas end.
+        The plan ends them, unless `at_once`.
+        """
         candidate.model, candidate.problem, candidate.released = None, "", True
         candidate.fault, candidate.unread = "", None
         if candidate.timer is not None:
@@ -482,8 +484,8 @@ class AdoptedDriver:
         scale's controller.
         """
         if candidate.elsewhere:
-            self._showing.forget(candidate.seen.key)  # the other installation's condition stays
-        elif candidate.problem or candidate.called or candidate.taken:  # the installation has resolved its names
+            self._showing.forget(candidate.seen.key)  # keep the condition that the other installation wrote
+        elif candidate.problem or candidate.called or candidate.taken:  # wait until its names are resolved
             condition = build_condition(candidate.problem, candidate.model, candidate.called, candidate.taken)
             self._showing.see(candidate.seen, condition)
         if not self._leads:

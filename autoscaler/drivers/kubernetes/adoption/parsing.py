@@ -90,7 +90,7 @@ class WorkloadSeen(NamedTuple):
     template: str = ""
     """A hash of its pod template."""
     template_marks: tuple[str, ...] = ()
-    """Annotations of pods that only the autoscaler writes, as far as its pod template sets them."""
+    """Those annotations in its pod template that only the autoscaler may write."""
     init_containers: tuple[str, ...] = ()
     """Init containers of its pod template; others in its pods are injected."""
 
@@ -200,7 +200,7 @@ def _shown(found: Object) -> ShownCondition | None:
 
 
 def _scaled_by(managed: list[dict[str, Any]]) -> tuple[bool, dict[str, Any] | None]:
-    """Return (whether we manage spec.replicas, else the newest entry of managedFields that does)."""
+    """Return (whether we manage spec.replicas, the newest entry of managedFields that manages it if we do not)."""
     owners = [one for one in managed if "f:replicas" in one.get("fieldsV1", {}).get("f:spec", {})]
     if any((one["manager"], one.get("subresource")) == (WRITER, "scale") for one in owners):
         return True, None

@@ -57,7 +57,7 @@ class TrackedPod:
     marked: PodMark | None = None
     """The mark written last."""
     begun: StartTiming = field(default_factory=StartTiming)
-    """Timestamps of its start as its current replica."""
+    """Timestamps of the start of its current replica."""
 
     stuck_s: float | None = None
     """Start of a wait that has a limit; None: there is no such wait."""
@@ -128,8 +128,8 @@ def derive_replica_id(pod: AdoptedPodSeen, finds: int) -> ReplicaId:
 
 
 def is_own_mark(pod: AdoptedPodSeen, model: ModelName) -> bool:
-    """Whether the pod's mark names a replica that the pod can be: one that a leader ordered for its model, or one named
-    after the pod. The owner of the pod can write any mark, so the id of another model's replica is no proof.
+    """Whether the replica that the pod's mark names may belong to the pod: a leader ordered it for the pod's model, or
+    it is named after the pod. The pod's owner can write any mark, so the id of another model's replica is no proof.
     """
     if _INTENT.fullmatch(pod.intent) and pod.replica == format_replica_id(model, ADOPTED_HASH, pod.intent):
         return True

@@ -318,7 +318,7 @@ class Workload:
                 pod.finds += 1
 
     def _accepts(self, pod: AdoptedPodSeen) -> bool:
-        """Return whether the pod's mark may name its replica."""
+        """Return whether the pod's mark is accepted: it names an ordered replica, or `is_own_mark` holds."""
         return ReplicaId(pod.replica) in self._orders or is_own_mark(pod, self.model.name)
 
     def _take(self, pod: TrackedPod, replica: ReplicaId, intent: str, slots: int, order: Replica | None = None) -> None:

@@ -354,7 +354,7 @@ class AdoptionCandidate:
         self.fault = ""
         """The exception that its current version raised; empty: none."""
         self.unread: WorkloadSeen | None = None
-        """The version that raised an exception before it became `seen`."""
+        """The version that raised an exception before it was stored in `seen`."""
         self.last_event = self.logged = ""
         self.released = False
         """The workload or its annotation was deleted; only ending replicas are left."""

@@ -37,7 +37,7 @@ from autoscaler.state.lifecycle import ReplicaState
 from autoscaler.state.world import NodeId, Replica, Slice, SliceId, World
 
 DEVICES_MAX = 1000
-"""Maximum number of devices for a quota if nothing is declared."""
+"""Maximum number of devices that are assumed for a quota if the Settings declare no nodes."""
 UNKNOWN_PARTS = (
     "Settings `nodes` declare {kind} devices, and their parts are known only from nodes, which scope `namespace` does "
     "not read: remove `slicing`, or use scope `cluster`"

@@ -309,7 +309,7 @@ class NodeCutter:
 
     @staticmethod
     async def _is_written(write: Awaitable[object], left: int) -> bool:
-        """Await a write. Return whether it was made; False if another client was faster and attempts are left."""
+        """Await a write. Return whether it succeeded; False if the object had changed and attempts are left."""
         try:
             await write
         except ApiError as error:

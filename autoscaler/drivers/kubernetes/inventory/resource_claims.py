@@ -165,8 +165,8 @@ class Claims:
                 await self._drop(one, one["metadata"]["resourceVersion"])
 
     async def _same(self, wanted: Object, error: ApiError) -> None:
-        """Raise `ApiError` unless the existing claim of that name is this one; the error of one being deleted is
-        `CONFLICT`, so that the start is retried.
+        """Raise `ApiError` unless the existing claim of that name is the wanted one. If the existing claim is gone or
+        being deleted, the error has the reason `CONFLICT`, so that the start is retried.
         """
         try:
             found = await self._api.get(f"{self.path}/{wanted['metadata']['name']}")

@@ -146,7 +146,7 @@ class NodeSeen(NamedTuple):
     boot: str = ""
     """Changes with every boot of the machine."""
     taints: tuple[Taint, ...] = ()
-    """Taints that exclude pods without a toleration of their model, and taints that mark the node as unneeded."""
+    """Taints that exclude a pod unless its model tolerates them, and taints that mark the node as unneeded."""
     amounts: Mapping[str, str] = {}
     """Allocatable extended resources: those with a `/` in their name."""
     annotations: Mapping[str, str] = {}
@@ -170,7 +170,7 @@ class OtherPod(NamedTuple):
 
     node: str
     amounts: Mapping[str, int] = {}
-    """Amount of each resource by which a kind of slice is counted."""
+    """Requested units of each extended resource whose units are slices."""
     cards: tuple[HamiAllocation, ...] = ()
     """Its parts of cards that HAMi shares."""
     kai: int = 0

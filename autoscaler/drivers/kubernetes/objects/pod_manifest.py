@@ -51,10 +51,10 @@ WEIGHTS = OURS + "weights"
 UNDISTURBED = {DO_NOT_DISRUPT: "true", SAFE_TO_EVICT: "false"}
 """Annotations of a new pod, unless a model's `pod.annotations` override them.
 
-Karpenter does not disrupt the node while the replica starts and drains. In between,
-`autoscaler.providers.karpenter.disruption_guard` removes its annotation: Karpenter taints a node before it removes it,
-and waits for draining pods. Cluster Autoscaler evicts all pods of a node as soon as it taints it, so no replacement
-could start first. Its annotation therefore stays; we release barely used nodes ourselves."""
+Karpenter does not disrupt the node while the replica starts and drains. Between these phases,
+`autoscaler.providers.karpenter.disruption_guard` removes Karpenter's annotation: Karpenter taints a node before it
+removes the node, and waits for draining pods. Cluster Autoscaler evicts all pods of a node as soon as it taints the
+node, so no replacement could start first. Its annotation therefore stays; we release barely used nodes ourselves."""
 ENGINE = "engine"
 PORTS = range(20_000, 28_192)
 """Ports of engines, below the ephemeral ports and above the usual ports of engines and their libraries. Each replica
@@ -71,7 +71,8 @@ most engine images.
 SIGNALLED_S = 10
 """Part of a pod's grace period that remains for its engine after the signal."""
 LINGERED_S = 1
-"""Grace period of a lingering pod without requests. A kubelet counts whole seconds and kills two seconds later."""
+"""Grace period of a lingering pod without requests, in whole seconds. When it ends, the kubelet still waits two seconds
+before it sends SIGKILL."""
 
 IMAGE_S_MAX = 60.0
 """A start fails if its image could not be pulled, or a Secret was missing, for this long. Short registry failures are
@@ -90,7 +91,7 @@ INIT_S_MAX = 900.0
 default (`secondsMax`).
 """
 INJECTED_S_MAX = 60.0
-"""The same for each container that a webhook has injected: all init containers of our own pods are."""
+"""The same for each container that a webhook has injected. In our own pods, all init containers are injected."""
 
 _CLAIM_LACKS = re.compile(r'persistentvolumeclaim "[^"]*" not found')
 """Scheduler message for a pod whose claim does not exist: more capacity would not help."""

@@ -25,7 +25,8 @@ from autoscaler.spec.pod import Pod, Resources
 
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 NEAR, APART = 100, 10
-"""Weights, per other pod. `near` wins: different hosts within one rack."""
+"""Weights of the two affinities; each counts once per matching other pod. `near` has the higher weight, so with both,
+pods are placed on different hosts of one rack."""
 
 
 def add_pod_affinity(spec: Object, of: ModelSpec, labels: Mapping[str, str]) -> None:
@@ -49,7 +50,8 @@ def apply_overrides(pod: Object, over: Pod) -> Object:
     _merge(spec, "nodeSelector", over.node_selector)
     _merge(spec, "affinity", over.affinity)
     if over.security_context:
-        spec["securityContext"] = dict(over.security_context)  # as a whole: half of each would match neither
+        # Replaced, not merged: a mixture of both could have an effect that neither has.
+        spec["securityContext"] = dict(over.security_context)
     _extend(spec, "tolerations", (_plain(one) for one in over.tolerations))
     _extend(spec, "imagePullSecrets", (_plain(one) for one in over.image_pull_secrets), by="name")
     _extend(spec, "volumes", over.volumes, by="name")
