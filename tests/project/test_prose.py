@@ -69,6 +69,7 @@ def test_prose_check_covers_comments_values_and_page_texts(path: str, text: str,
     assert sorted(words) == sorted(found)
 
 
+@pytest.mark.standard
 def test_every_kind_of_file_that_people_read_is_checked() -> None:
     checked = set(prose.checked_files())
     assert {"README.md", "examples/tiny.yaml", "charts/pilotlight/values.yaml", "autoscaler/pages/operator.html",
