@@ -2,7 +2,7 @@
 .PHONY: venv demo test test-deep test-profile test-upgrade test-flaky mutants check fast docs fuzz lock schema clean wheel image lock-image compiled test-compiled bench-cold bench-dataplane bench-plan bench-cluster bench-packing bench-weights bench-capacity bench-fabric gpu-kit bench-compare
 
 PY := .venv/bin/python
-# What users get: the compiled gateway. Python finds it before the sources, also in the processes that are started.
+# The compiled gateway, as users get it. Python finds it before the sources, also in the processes that are started.
 WITH_COMPILED := PYTHONPATH=$(CURDIR)/build/compiled:$(CURDIR)
 FUZZ_S ?= 600
 

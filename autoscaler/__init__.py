@@ -1,3 +1,3 @@
-"""The control plane: decides which replicas run where, and informs the gateways. One process decides at a time."""
+"""The control plane: decides which replicas run where, and updates the gateways. One process decides at a time."""
 
 PILOTLIGHT = True

@@ -224,7 +224,7 @@ async def _plan(place: Path) -> AsyncIterator[Measure]:
 
 @asynccontextmanager
 async def _fold(place: Path) -> AsyncIterator[Measure]:
-    """One operation is an observation of a replica that is folded into the World."""
+    """One operation is an observation of a replica that is folded into the `World`."""
     del place
     from autoscaler.fold.indices import rebuild_indices
     from bench.clusterfold import changes, fold_all

@@ -1,7 +1,7 @@
 """The duration of `plan()`: nothing to do, 50 to place, 2,000 full nodes, 1 % of 10,000 Models changed. Medians.
 
 Prints a table with spread. The last line is one JSON object (interfaces, section 10). `QUICK=1` or `--quick` uses fewer
-rounds of the same sizes. Each figure is of one plan on a World that is already folded, by a Planner that has computed
+rounds of the same sizes. Each figure is of one plan on a `World` that is already folded, by a Planner that has computed
 the previous plan. In the last case other Models wait, and other replicas run, in every round.
 """
 
@@ -95,7 +95,7 @@ def replicas(of: Iterable[Model], slices: list[Slice], used: float) -> list[Repl
 
 
 def build(model_count: int, device_count: int, used: float, waiting: int) -> World:
-    """Return a World with `used` of its memory taken by replicas with one request each, and `waiting` cold Models."""
+    """Return a `World` with `used` of its memory taken by replicas with one request each, and `waiting` cold Models."""
     documents, slices = models(model_count), devices(device_count)
     running = replicas(documents, slices, used)
     there = {replica.model for replica in running}
@@ -104,7 +104,7 @@ def build(model_count: int, device_count: int, used: float, waiting: int) -> Wor
 
 
 def compose_world(documents: list[Model], slices: list[Slice], running: list[Replica], cold: list[ModelName]) -> World:
-    """Return a World of these, with a request on each replica and some waiting for each cold Model."""
+    """Return a `World` of these, with a request on each replica and some waiting for each cold Model."""
     there = {replica.model for replica in running}
     tenant = TenantName("acme")
     levels = [Level(model=replica.model, tenant=tenant, running=1) for replica in running]
@@ -128,7 +128,7 @@ def compose_world(documents: list[Model], slices: list[Slice], running: list[Rep
 
 
 def crowded(device_count: int, waiting: int) -> World:
-    """Return a World with full devices, busy replicas after their residency, and waiting Models of different sizes."""
+    """Return a `World` with full devices, busy replicas after their residency, and waiting Models of various sizes."""
     slices, spec, documents, running = (
         devices(device_count),
         ModelSpec(engine="command"),
@@ -180,7 +180,7 @@ def last_report(gateway: Gateway) -> Report:
 
 
 def measure_plans(name: str, worlds: Iterable[World]) -> float:
-    """Plan one World after the other, the first one as a warm-up; print the row."""
+    """Plan one `World` after the other, the first one as a warm-up; print the row."""
     planner, took_ms, plan = Planner(), list[float](), Plan()
     last = World(epoch=0)
     for number, world in enumerate(worlds):

@@ -33,7 +33,7 @@ _ARGUMENTS: Mapping[str, object] = {
 
 
 class Meaning(NamedTuple):
-    """What a reader sees about a code or a reason."""
+    """The meaning and the remedy of a code or a reason."""
 
     meaning: str
     remedy: str

@@ -1,7 +1,7 @@
 """`make demo`: two models share one device that has memory for only one of them, and scale from zero and back to zero.
 
 The demo writes two tiny models, each of which generates one fixed sentence. It serves them with two-models.yaml and
-shorter time windows. It sends 40 requests through the official `openai` client, kills one engine with SIGKILL during
+shorter timeouts. It sends 40 requests through the official `openai` client, kills one engine with SIGKILL during
 its start, and compares every response with the model's sentence. Then it waits for the scale to zero and prints the
 device time. Each run uses its own ports and directory, so that several runs are possible at once. All files and
 processes of a run are removed at its end.
@@ -42,7 +42,7 @@ SENTENCES = {
     "bob": "Bob here, I wake whenever somebody asks for me.",
 }
 WINDOWS = {"idleSeconds": 1.5, "residencySeconds": 0.5}
-"""Time windows of both models, which replace those of the example and are short enough to watch."""
+"""Timeouts of both models, which replace those of the example and are short enough to watch."""
 COLD_ROUNDS = 3
 """Number of cold starts of each model on an idle device; their median is reported."""
 READY_S_MAX = 120.0
@@ -171,7 +171,7 @@ async def ask(client: AsyncOpenAI, model: str) -> tuple[float, str]:
 
 
 def documents(place: Path) -> str:
-    """Return the example's documents, with the weights and time windows of this run."""
+    """Return the example's documents, with the weights and timeouts of this run."""
     found = list(yaml.safe_load_all(EXAMPLE.read_text()))
     for document in found:
         if document["kind"] == "Model":

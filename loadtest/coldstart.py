@@ -31,7 +31,7 @@ IDLE_S, IDLE_S_MAX = 60.0, 900.0
 """Shortest and longest idle time with `idleSeconds: auto`, the default; each round doubles the time up to the longest
 (docs/reference/configuration.md).
 """
-SHORTEN = "for a quicker test: fewer --rounds, or a shorter idle window of the Model, such as `idleSeconds: 2`"
+SHORTEN = "for a quicker test: fewer --rounds, or a shorter idle timeout of the Model, such as `idleSeconds: 2`"
 KEPT = "set a short `idleSeconds` and no `replicas.min` in its document"
 INTERRUPTED = "interrupted"
 Beginning = Literal["zero", "gone", "cached"]

@@ -1,8 +1,9 @@
 """A checker of prose for `make check`: words of docs/style-words.txt, free relative clauses and long sentences.
 
-Run `python -m scripts.prose [FILE ...]`; without files it checks the documentation and the product. In modules it
-checks docstrings, comments and strings. Exit status 1 and one line per finding, or nothing. Code, tables of generated
-content, headings and links are not prose.
+Run `python -m scripts.prose [FILE ...]`; without files it checks the documentation, the product, the chart, the
+examples and the scripts. In modules it checks docstrings, comments and strings; in HTML pages their texts; in other
+files comments and values such as `description`. Exit status 1 and one line per finding, or nothing. Code, tables of
+generated content, headings and links are not prose.
 """
 
 from __future__ import annotations
@@ -34,14 +35,23 @@ EXCLUDED = (
     "docs/reference/chart-values.md",
 )
 """Generated, or quotes: of the reports that the cases come from, and of messages before their revision."""
-PRODUCT = ("artifacts", "autoscaler", "gateway", "loadtest", "pilotlight", "bench")
+PRODUCT = ("artifacts", "autoscaler", "gateway", "loadtest", "pilotlight", "bench", "docs", "examples", "scripts")
 """Folders whose modules are checked without being named."""
+OTHER = ("*.md", "*.html", "*.yml", "charts/*.yaml", "charts/*.tpl", "charts/*.txt", "charts/*/dashboards/*.json",
+         "docs/*.yaml", "examples/*.yaml", "scripts/*.sh", "Makefile", "hatch_build.py", "pyproject.toml")  # fmt: skip
+"""Further files that are checked without being named."""
 _PROGRAM = re.compile(r"^(?:import|from) |[{}]\s*$|;\n", re.MULTILINE)
 _FENCE = re.compile(r"^\s*(?:```|~~~)")
 _CODE = re.compile(r"`[^`]*`")
 _IMAGE = re.compile(r"!\[[^\]]*\]\([^)]*\)")
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 _EMPHASIS = re.compile(r"\*\*|__")
+_COMMENT = re.compile(r"^(\s*)# ?(?!!)(.*)|\s##? (.+)")
+_VALUE = re.compile(r"^\s*\"?(?:summary|description|title)\"?\s*[:=]\s*(.+)")
+_TEMPLATE = re.compile(r"\{\{-?\s*/\*(.*?)\*/|\{\{.*?\}\}", re.DOTALL)
+_TAG = re.compile(r"<(style|script)\b.*?</\1>|<[^>]*>", re.DOTALL)
+_STRING = re.compile(r"\"(?:[^\"\\\n]|\\.)*\"")
+_SCRIPT = re.compile(rf"//.*|{_STRING.pattern}")
 _END = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(`*])")
 
 
@@ -123,15 +133,74 @@ def python_paragraphs(source: str) -> Iterator[tuple[int, str]]:
     yield from comments(source)
 
 
+def _line(text: str, position: int) -> int:
+    return text.count("\n", 0, position) + 1
+
+
+def html_paragraphs(text: str) -> Iterator[tuple[int, str]]:
+    """Yield (line number, text) of each text between tags, and of each comment and string of scripts."""
+    begin = 0
+    for tag in _TAG.finditer(text):
+        yield _line(text, begin), " ".join(text[begin : tag.start()].split())
+        begin = tag.end()
+        if tag[1] == "script":
+            script = _SCRIPT.finditer(tag[0])
+            yield from ((_line(text, tag.start() + one.start()), one[0].strip('/ "')) for one in script)
+
+
+def other_paragraphs(text: str) -> Iterator[tuple[int, str]]:
+    """Yield (line number, text) of each block of comments that begin with #, and of each value that is prose."""
+    block, begin, indent = list[str](), 0, ""
+    for number, line in enumerate((*text.splitlines(), ""), 1):
+        comment, value = _COMMENT.search(line), _VALUE.match(line)
+        before, whole, trailing = ("", "", "") if comment is None else comment.groups("")
+        is_prose = bool(whole) and not whole.startswith("  ")  # otherwise an empty line, or an example of code
+        if block and not (is_prose and before == indent):
+            yield begin, " ".join(block)
+            block = []
+        if is_prose:
+            begin, indent = begin if block else number, before
+            block.append(whole)
+        if trailing:
+            yield number, trailing
+        if value is not None:
+            yield number, value[1].strip("'\",")
+
+
+def template_paragraphs(text: str) -> Iterator[tuple[int, str]]:
+    """Yield (line number, text) of each comment, string and value of a template."""
+    for action in _TEMPLATE.finditer(text):
+        texts = [action[1]] if action[1] else [one.strip('"') for one in _STRING.findall(action[0])]
+        yield from ((_line(text, action.start()), " ".join(one.split())) for one in texts)
+    yield from other_paragraphs(_TEMPLATE.sub(lambda one: "`code`" + "\n" * one[0].count("\n"), text))
+
+
+def paragraphs_of(path: str, text: str) -> Iterator[tuple[int, str]]:
+    """Yield (line number, text) of each paragraph of a file, by its kind."""
+    match Path(path).suffix:
+        case ".md":
+            return paragraphs(text)
+        case ".py":
+            return python_paragraphs(text)
+        case ".html":
+            return html_paragraphs(text)
+        case ".txt":
+            return enumerate(_TEMPLATE.sub("`code`", text).splitlines(), 1)
+        case _ if "/templates/" in path:
+            return template_paragraphs(text)
+        case _:
+            return other_paragraphs(text)
+
+
 def split_sentences(paragraph: str) -> list[str]:
     """The sentences of a paragraph."""
     return _END.split(paragraph)
 
 
 def findings(path: str, text: str) -> Iterator[Finding]:
-    """Yield the problems of a Markdown text or a Python module."""
+    """Yield the problems of a text."""
     words = rules()
-    for line, paragraph in python_paragraphs(text) if path.endswith(".py") else paragraphs(text):
+    for line, paragraph in paragraphs_of(path, text):
         for pattern, substitute in words:
             yield from (
                 Finding(path, line, f"{found[0]!r}: write {substitute}") for found in pattern.finditer(paragraph)
@@ -154,8 +223,8 @@ def long_lines(path: str, text: str) -> Iterator[Finding]:
 
 
 def checked_files() -> list[str]:
-    """The Markdown files of the repository, and the modules of the product."""
-    globs = ["*.md", *(f"{folder}/*.py" for folder in PRODUCT)]
+    """All files with text for people, except tests."""
+    globs = [*OTHER, *(f"{folder}/*.py" for folder in PRODUCT)]
     listed = subprocess.run(["git", "ls-files", *globs], cwd=ROOT, check=True, capture_output=True, text=True)
     return listed.stdout.splitlines()
 

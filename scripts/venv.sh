@@ -23,7 +23,7 @@ else
   pip=(python3 -m pip --python .venv/bin/python)
   "${pip[@]}" --version >/dev/null 2>&1 || { echo "neither $python nor python3 has pip: install python3-venv" >&2; exit 1; }
 fi
-# The lock is complete, and pip cannot match a requirement with an extra to a pinned version, hence --no-deps.
+# The lock is complete, and pip cannot match a requirement with an extra to a pinned version; therefore --no-deps.
 packages=$(grep -c '^[a-z0-9].*==' requirements/dev.lock || true)
 echo "installing up to $packages packages from PyPI: 1 to 2 minutes; after an interruption, complete downloads are reused"
 "${pip[@]}" install --disable-pip-version-check --progress-bar off --require-hashes --no-deps -r requirements/dev.lock 2>&1 |

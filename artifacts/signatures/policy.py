@@ -1,8 +1,8 @@
 """Evaluates the signatures found for a manifest against the policy: whether it may be published, and why. Pure.
 
 With policy `enforce` it fails closed: missing, unreadable, foreign or mismatched signatures reject the manifest, and so
-does an unavailable registry. One valid signature by one key or identity is enough; other signatures, which anyone with
-push access can add, change nothing.
+does an unavailable registry. One valid signature by one key or identity is enough; other signatures, which every
+user with push access can add, change nothing.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ def file_url(place: FileHost, of: Hub, revision: str, path: str) -> URL:
 
 
 async def find_access_error(place: FileHost, of: Hub, path: str) -> RegistryError | None:
-    """Return why the token may not read this file, or None; the Hub lists the files of gated repositories for everyone.
+    """Return why the token may not read this file, or None; the Hub lists the files of gated repositories publicly.
     Raises RegistryError.
     """
     url, what = file_url(place, of, of.revision or "main", path), f"{path} of {of.name}"

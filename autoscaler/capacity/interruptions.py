@@ -46,7 +46,7 @@ lifetime in its offer is used.
 
 def derive_cordons(world: World, before: World, now_s: float) -> Mapping[CordonTarget, Cordon]:
     """Return the cordons of operators in `world`, and those derived from interruptions.
-    `before`: the World of the previous call; derived cordons are reused while their inputs are unchanged.
+    `before`: the `World` of the previous call; derived cordons are reused while their inputs are unchanged.
     """
     timed = any(one.ends_s is not None for one in _here(world))
     now, was = world.nodes, before.nodes

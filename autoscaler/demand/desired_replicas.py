@@ -3,8 +3,8 @@
 * 0 -> 1: at once.
 * 1 -> N: if a request has waited for some time, the ready and starting replicas are too few, and draining the queue
   would take longer than a start.
-* N -> fewer: if the peak of concurrent requests over the idle window fits fewer.
-* N -> 0: when the idle window has passed since the last request finished.
+* N -> fewer: if the peak of concurrent requests in the last idle timeout fits fewer.
+* N -> 0: when the idle timeout has passed since the last request finished.
 
 Unknown demand is not zero: scaling down requires reports of all known gateways. The result is a function of the current
 levels, so errors do not accumulate.
@@ -46,9 +46,9 @@ PERSIST_S = (0.2, 10.0)
 quarter of the median start duration."""
 PERSIST_UNKNOWN_S = 1.0
 EXTRA_WINDOWS, EXTRA_S_MAX = 20.0, 1200.0
-"""A second replica that became ready stays for this many idle windows, at most 20 minutes, unless there is no demand or
-another model needs its slice. With a window of a minute, demand that oscillates around a threshold then causes at most
-six changes an hour."""
+"""A second replica that became ready stays for this many idle timeouts, at most 20 minutes, unless there is no demand
+or another model needs its slice. With a timeout of a minute, demand that oscillates around a threshold then causes at
+most six changes an hour."""
 
 RENTED = " (shortened because it uses paid capacity)"
 
@@ -145,7 +145,7 @@ def compute_desired_replicas(world: World, model: Model, now_s: float) -> Desire
 
 
 def _busy(case: _Case) -> DesiredReplicas:
-    """Requests wait or run: as many replicas as they need, and at least as many as the peak of the idle window."""
+    """Requests wait or run: as many replicas as they need, and at least as many as the recent peak needs."""
     model, load, have = case.model, case.load, len(case.supply)
     need = max(1, _enough(case, load.waiting + (load.running if have else 0)))
     need = min(need, max(model.spec.replicas.min, model.spec.replicas.max))
@@ -214,7 +214,7 @@ def _peak(history: History, window_s: float, now_s: float) -> tuple[int, float |
 
 
 def _idle(case: _Case) -> DesiredReplicas:
-    """No request waits or runs: zero after the idle window, once no start is in progress."""
+    """No request waits or runs: zero after the idle timeout, once no start is in progress."""
     world, history, supply, now_s = case.world, case.history, case.supply, case.now_s
     name = case.model.name
     if not is_demand_complete(world, now_s):
@@ -239,7 +239,7 @@ def _idle(case: _Case) -> DesiredReplicas:
             model=name, count=0, reason=f"idle for {format_duration(now_s - last_s)}", since_s=last_s
         )
     reason = (
-        f"{activity} {format_duration(now_s - last_s)} ago, idle window "
+        f"{activity} {format_duration(now_s - last_s)} ago, idle timeout "
         f"{format_duration(window_s)}{RENTED if rented else ''}"
     )
     if held_s > last_s + window_s:

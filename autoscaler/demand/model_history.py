@@ -25,7 +25,7 @@ EPISODE_AFTER_S_MAX = 1800.0
 """Pause after a failed episode: the first value, doubled each time up to the second."""
 REGRETS_MAX = 4
 PEAKS = 12
-"""Peaks recorded per idle window, or one per PEAK_BUCKET_S if that is fewer."""
+"""Peaks recorded per idle timeout, or one per PEAK_BUCKET_S if that is fewer."""
 SAME_S = 0.010
 """Ages in reports jitter with network delay; smaller changes are ignored."""
 
@@ -165,8 +165,8 @@ def record_start_decision(history: History, model: Model, now_s: float) -> Histo
 
 
 def record_peak(history: History, model: Model, load: ModelLoad, now_s: float) -> History:
-    """Record the most concurrent requests (waiting or running) in each twelfth of the idle window.
-    Its key is the number of its last bucket of PEAK_BUCKET_S, so that recorded peaks stay valid if the window changes.
+    """Record the most concurrent requests (waiting or running) in each twelfth of the last idle timeout.
+    Its key is the number of its last bucket of PEAK_BUCKET_S, so that recorded peaks stay valid if the timeout changes.
     """
     calls, window_s = load.waiting + load.running, idle_window_s(model, history)
     width = max(1, ceil(window_s / PEAKS / PEAK_BUCKET_S))

@@ -1,7 +1,7 @@
-"""How long a replica stays without need: its idle window, its residency, and when it may be evicted. Pure.
+"""How long a replica stays without need: its idle timeout, its residency, and when it may be evicted. Pure.
 
-The idle window begins when the last request finishes. The residency protects a ready replica from eviction by another
-model. Times are in seconds of the World's clock.
+The idle timeout begins when the last request finishes. The residency protects a ready replica from eviction by another
+model. Times are in seconds of the `World`'s clock.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from autoscaler.state.world import History, ModelLoad, Replica, World
 
 BEGINNING = frozenset({S.PENDING, S.STARTING, S.WAKING})
 START_WORTH, RENTED_S_MIN = 1.0 + WAIT_WORTH, 30.0
-"""The idle window of a replica that causes capacity costs is limited to this many median start durations, but not to
+"""The idle timeout of a replica that causes capacity costs is limited to this many median start durations, but not to
 less than RENTED_S_MIN. One duration is the cost of the next start; WAIT_WORTH is that of the requests that wait for it.
 """
 REFUSED_S_MIN = 10.0
@@ -43,7 +43,7 @@ def idle_window_s(model: Model, history: History) -> float:
 
 
 def effective_idle_window(world: World, model: Model, history: History) -> tuple[float, bool]:
-    """Return the current idle window, and whether it is shortened because the idle replica causes capacity costs."""
+    """Return the current idle timeout, and whether it is shortened because the idle replica causes capacity costs."""
     window_s, start_s = idle_window_s(model, history), median_start_s(history)
     if start_s is None or model.spec.idle_seconds != "auto" or model.name not in world.rented.idlers:
         return window_s, False

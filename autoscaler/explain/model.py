@@ -1,6 +1,6 @@
 """Explains decisions: sentences about one Model, rows for `pilotlight status`, and the latest decisions.
 
-Reads the World and the Plan of a decision and calls the same functions, so that explanations match decisions. Decides
+Reads the `World` and the Plan of a decision and calls the same functions, so that explanations match decisions. Decides
 nothing, and does not depend on terminals or HTTP.
 """
 
@@ -167,7 +167,7 @@ _WORDS = (
 
 
 def explain_model(world: World, plan: Plan, log: Log, model: ModelName, now_s: float) -> Explanation:
-    """Explain the state of `model`, which must be in the World."""
+    """Explain the state of `model`, which must be in the `World`."""
     if model in list_quarantined_models(world):
         row = _faulty_row(world, model, now_s)
         return Explanation(model=model, state=row.state, sentences=(f"{row.why[:1].upper()}{row.why[1:]}.",))

@@ -1,7 +1,7 @@
 """The mutable draft of the next `World` while a batch is folded: copy-on-write maps and incremental indices.
 
 Every write of a fold goes through the draft. `by_model` and `by_slice` are updated with each replica; `loads` of marked
-Models are summed once per batch. If gateways must be informed (`news`), the version rises by one. A batch that changes
+Models are summed once per batch. If gateways need an update (`news`), the version rises by one. A batch that changes
 nothing returns the identical `World`.
 """
 
@@ -62,7 +62,7 @@ class Draft:
         self.before = world
         self.now_s = now_s
         self.version = world.version + 1
-        """The version of the next `World`, if gateways must be informed."""
+        """The version of the next `World`, if gateways need an update."""
         self.transitions: list[Transition] = []
         self.replicas: CopiedMap[ReplicaId, Replica] = CopiedMap(world.replicas)
         self.gateways: CopiedMap[GatewayId, Gateway] = CopiedMap(world.gateways)

@@ -4,7 +4,7 @@ This module dispatches the observations of a batch in order and handles the simp
 `gateway_reports`, `agent_reports`, `mig`, `capacity`, `model_quarantine` and `operator_orders` (with leadership);
 `autoscaler.demand.model_history` keeps what is learned about Models. Every write goes through `Draft`, which copies a
 map once per batch, if it changes. Observations never raise; our own Actions raise IllegalIntentError if the state table
-does not allow them. The version rises by one with each batch that gateways must be informed of.
+does not allow them. The version rises by one with each batch that requires an update of gateways.
 """
 
 from __future__ import annotations
@@ -277,7 +277,7 @@ def _lesson(draft: Draft, lesson: PlacementValues) -> None:
 
 
 def _half_open(draft: Draft) -> None:
-    """End expired back-offs, so that gateways are informed."""
+    """End expired back-offs, so that gateways receive the change."""
     out = model_quarantine.list_quarantined_models(draft.world)
     for model, history in tuple(draft.histories.now.items()):
         if model not in out and history.refused_until_s and draft.now_s >= history.refused_until_s:

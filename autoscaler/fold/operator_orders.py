@@ -5,7 +5,7 @@ reported in this epoch, and slot allocations do not change until all have. Deman
 gateways stay, because every autoscaler folds them, leader or not. Losing leadership only clears `leads` and MIG orders.
 
 Cordons are levels: each observation contains all of them. A wake counts as a rejected cold request that is held for the
-idle window.
+idle timeout.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def apply_operator_observation(draft: Draft, observation: Ordered) -> None:
 
 
 def _woken(draft: Draft, name: ModelName) -> None:
-    """Create demand for one immediate start: clear earlier failures, and hold the replica for an idle window."""
+    """Create demand for one immediate start: clear earlier failures, and hold the replica for its idle timeout."""
     model = draft.world.models.get(name)
     if model is None:
         return

@@ -138,7 +138,7 @@ def _stop(draft: Draft, action: StopReplica) -> None:
     if is_stop_ordered(draft.world, before) or is_lost(draft.world, before, draft.now_s):
         return
     if before.model in draft.world.rented.idlers:
-        return  # its idle window was shortened for others: a start soon after is no regret
+        return  # its idle timeout was shortened for others: a start soon after is no regret
     if all(other.state in DOWN for other in draft.replicas_of(before.model)):
         draft.put_history(before.model, histories.record_idle_stop(draft.history(before.model), draft.now_s))
 

@@ -1,7 +1,7 @@
-"""Maintains the slice index of a world: from one update to the next, only changed slices are replaced.
+"""Maintains the slice index of a `World`: from one update to the next, only changed slices are replaced.
 
-Determines which changes of a world affect a slice. Invariant: the index equals a new one of the same world. The world
-of the last update is kept for comparison, by identity: objects that were not replaced did not change.
+Determines which changes of a `World` affect a slice. Invariant: the index equals a new one of the same `World`. The
+`World` of the last update is kept for comparison, by identity: objects that were not replaced did not change.
 """
 
 from __future__ import annotations

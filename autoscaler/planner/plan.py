@@ -1,4 +1,4 @@
-"""Computes the plan: turns a World into actions, each with a reason. The only module that decides. Pure.
+"""Computes the plan: turns a `World` into actions, each with a reason. The only module that decides. Pure.
 
 `plan(world, now_s)` reads one snapshot. It orders its actions as follows:
 
@@ -91,7 +91,7 @@ def plan(world: World, now_s: float) -> Plan:
 
 
 class Planner:
-    """Plans one World after another, incrementally. A result does not depend on earlier calls."""
+    """Plans one `World` after another, incrementally. A result does not depend on earlier calls."""
 
     def __init__(self) -> None:
         self._survey, self._resting = IndexCache(), SettledModels()

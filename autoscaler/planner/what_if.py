@@ -1,6 +1,6 @@
-"""Simulates where Models would start for an assumed demand, on empty devices or in a running World. Pure.
+"""Simulates where Models would start for an assumed demand, on empty devices or in a running `World`. Pure.
 
-Runs the planner repeatedly, as if every start became ready and every stop completed at once. In a running World
+Runs the planner repeatedly, as if every start became ready and every stop completed at once. In a running `World`
 (`simulate_world`), operations in progress count as completed and existing requests continue; queued requests have
 precedence over assumed ones. Invariant: the simulation terminates.
 """
@@ -51,7 +51,7 @@ WAITED_S = 3600.0
 ROUNDS_MAX = 10_000
 """Maximum number of steps. A step without actions is the last."""
 AHEAD_ROUNDS_MAX = 64
-"""The same limit for a running World, because the leader has other work."""
+"""The same limit for a running `World`, because the leader has other work."""
 ENDED = frozenset({S.STOPPING, S.SCRUBBING})
 
 
@@ -131,7 +131,7 @@ def what_if(documents: Documents, slices: Sequence[Slice], asked: Mapping[ModelN
 
 
 def simulate_world(world: World, asked: Mapping[ModelName, AssumedDemand], now_s: float) -> Answer:
-    """Simulate in a running World whose leader has listed its replicas. It must have every Model of `asked`."""
+    """Simulate in a running `World` whose leader has listed its replicas. It must have every Model of `asked`."""
     return _Case(world, asked, cold_wait_s=0.0).answer(now_s, AHEAD_ROUNDS_MAX)
 
 

@@ -6,7 +6,7 @@ A release is forced only if an operator drains by force, and only after a normal
 
 `Leaving` records the start of each release, and which releases are stuck. An order records only the time of its last
 release request, and followers send no release requests. Therefore metrics and Events each have a `Leaving`, which
-receives every World. An order in use is not stuck.
+receives every `World`. An order in use is not stuck.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def is_leaving(lease: Lease) -> bool:
 
 
 class Leaving:
-    """Tracks releases in progress. Call `look` with every World."""
+    """Tracks releases in progress. Call `look` with every `World`."""
 
     def __init__(self) -> None:
         self._since_s: Mapping[LeaseId, float] = {}

@@ -3,7 +3,7 @@
 Defines the state machine and its texts. An order is decided (`World.nodes.cutting`), then recorded on its node (label
 and annotation, so that any leader can read it). Then mig-manager reports pending, rebooting, and success or failed. The
 slices exist when the device plug-in lists them. An order is tried TRIES_MAX times; then the node is abandoned until
-someone changes its label. `autoscaler.rearrange.mig_repartition` decides by this. Nothing is placed on a node while it
+its label changes. `autoscaler.rearrange.mig_repartition` decides by this. Nothing is placed on a node while it
 is repartitioned, or after a failure.
 """
 

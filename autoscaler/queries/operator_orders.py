@@ -1,4 +1,4 @@
-"""Evaluates operators' orders: closed devices and nodes, replicas that must stop, and their deadlines. Pure.
+"""Evaluates operator orders: closed devices and nodes, replicas that must stop, and their deadlines. Pure.
 
 A cordon closes a device or node to new replicas. A drain also moves the replicas there, as a rollout does: a successor
 starts elsewhere first if there is room. A stop ends every replica that a model has now. A forced order waits only

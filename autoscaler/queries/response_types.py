@@ -61,9 +61,9 @@ class ModelView(StateRecord, frozen=True):
     of a custom resource keeps them longer.
     """
     idle_seconds: float = 0.0
-    """The current idle window: the time without a request after which the Model scales to zero, in seconds."""
+    """The current idle timeout: the time without a request after which the Model scales to zero, in seconds."""
     idle_auto: bool = False
-    """Whether `idleSeconds` is `auto`: the window doubles each time a request follows soon after the scale to zero."""
+    """Whether `idleSeconds` is `auto`: the timeout doubles each time a request follows soon after the scale to zero."""
     weights: str = ""
     """State of its pulled weights: here, absent or failed. Empty: none are pulled."""
     faulty: str = ""
@@ -128,7 +128,7 @@ class TenantView(StateRecord, frozen=True):
 
 
 class OrderResult(StateRecord, frozen=True):
-    """The result of an operator's order."""
+    """The result of an operator order."""
 
     verb: Verb
     kind: Literal["model", "device", "node"]

@@ -62,7 +62,7 @@ def plan_repartition(
 
 
 class _Look:
-    """Plans the MIG repartitioning for one snapshot of the World."""
+    """Plans the MIG repartitioning for one snapshot of the `World`."""
 
     def __init__(self, world: World, now_s: float, taken: Collection[SliceId]) -> None:
         self.world, self.now_s = world, now_s

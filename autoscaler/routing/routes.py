@@ -154,8 +154,8 @@ def routes_full(
 ) -> RoutesDelta:
     """All routes of one gateway; only a heartbeat while the driver has not listed everything.
 
-    `boot` identifies the gateway process that reads. If the World has another `boot` for this gateway, the holds there
-    belong to a process that has ended and are not sent.
+    `boot` identifies the gateway process that reads. If the `World` has another `boot` for this gateway, the holds
+    there belong to a process that has ended and are not sent.
     """
     if not world.leadership.synced:
         return build_heartbeat(world)
@@ -383,7 +383,7 @@ def _capacity_wait_s(missing: Unmet | None) -> float | None:
 
 
 def _capacity_refusal(world: World, unmet: Mapping[ModelName, Unmet], name: ModelName) -> Refusal | None:
-    """Rejection of requests that would wait in vain; None: waiting may help. Estimates are rounded to change rarely."""
+    """Rejection of requests that cannot be served in time; None: waiting may help. Rounded, so it rarely changes."""
     missing, model = unmet.get(name), world.models.get(name)
     if missing is None:
         return None

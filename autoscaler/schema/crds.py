@@ -37,6 +37,10 @@ def _object(properties: dict[str, Schema], description: str, **more: object) -> 
     return {"type": "object", "description": description, "properties": properties, **more}
 
 
+def _described(schema: Schema, description: str) -> Schema:
+    return {**schema, "description": description}
+
+
 _CONDITIONS: Schema = {
     "type": "array",
     "description": "The current conditions, one of each type.",
@@ -44,12 +48,15 @@ _CONDITIONS: Schema = {
     "x-kubernetes-list-map-keys": ["type"],
     "items": _object(
         {
-            "type": {**TEXT, "maxLength": 316},
-            "status": {**TEXT, "enum": ["True", "False", "Unknown"]},
-            "reason": {**TEXT, "maxLength": 1024},
-            "message": {**TEXT, "maxLength": 32_768},
-            "lastTransitionTime": _TIME,
-            "observedGeneration": {"type": "integer", "format": "int64", "minimum": 0},
+            "type": _described({**TEXT, "maxLength": 316}, "The type, such as `Ready`."),
+            "status": _described({**TEXT, "enum": ["True", "False", "Unknown"]}, "Whether the condition holds."),
+            "reason": _described({**TEXT, "maxLength": 1024}, "The reason of the status in one word, for programs."),
+            "message": _described({**TEXT, "maxLength": 32_768}, "The details of the status, for people."),
+            "lastTransitionTime": _described(_TIME, "When the status last changed."),
+            "observedGeneration": _described(
+                {"type": "integer", "format": "int64", "minimum": 0},
+                "The generation of the spec that the condition describes.",
+            ),
         },
         "A condition in the form of metav1.Condition.",
         required=["type", "status", "reason", "message", "lastTransitionTime"],
@@ -62,13 +69,15 @@ _OBSERVED: Schema = {
 }
 _LEARNED = _object(
     {
-        "startSeconds": {"type": "array", "items": _NUMBER, "maxItems": 256},
-        "tries": _COUNT,
-        "episodes": _COUNT,
-        "retryAt": _TIME,
-        "refusedUntil": _TIME,
-        "failure": TEXT,
-        "lastActivity": _TIME,
+        "startSeconds": _described(
+            {"type": "array", "items": _NUMBER, "maxItems": 256}, "The durations of the last starts, in seconds."
+        ),
+        "tries": _described(_COUNT, "The number of failed attempts of the current start."),
+        "episodes": _described(_COUNT, "The number of starts that failed in a row, with all their attempts."),
+        "retryAt": _described(_TIME, "When the next attempt of the current start may begin."),
+        "refusedUntil": _described(_TIME, "When the back-off after a failed start ends. Until then, requests fail."),
+        "failure": _described(TEXT, "The reason of the last failure."),
+        "lastActivity": _described(_TIME, "When a request last arrived or ended."),
     },
     "Measurements and back-offs that are kept over a restart of the autoscaler.",
 )
@@ -76,15 +85,29 @@ MODEL_STATUS = _object(
     {
         "observedGeneration": _OBSERVED,
         "replicas": _object(
-            {to_camel_case(state): _COUNT for state in ReplicaState if state is not ReplicaState.GONE},
+            {
+                to_camel_case(state): _described(_COUNT, f"The number of replicas in state `{state}`.")
+                for state in ReplicaState
+                if state is not ReplicaState.GONE
+            },
             "The number of replicas in each state.",
         ),
         "demand": _object(
-            {"waiting": _COUNT, "running": _COUNT}, "The numbers of requests in the last reports of the gateways."
+            {
+                "waiting": _described(_COUNT, "The number of queued requests."),
+                "running": _described(_COUNT, "The number of requests on replicas."),
+            },
+            "The numbers of requests in the last reports of the gateways.",
         ),
         "conditions": _CONDITIONS,
         "lastStart": _object(
-            {"seconds": _NUMBER, "phases": {"type": "object", "additionalProperties": _NUMBER}, "reason": TEXT},
+            {
+                "seconds": _described(_NUMBER, "The time from the order to readiness, in seconds."),
+                "phases": _described(
+                    {"type": "object", "additionalProperties": _NUMBER}, "The duration of each phase, in seconds."
+                ),
+                "reason": _described(TEXT, "Why the replica was started."),
+            },
             "The last successful start of a replica: its duration, the duration of its phases, and its reason.",
         ),
         "learned": _LEARNED,

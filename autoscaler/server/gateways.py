@@ -1,7 +1,7 @@
 """The server of the gateway protocol (interfaces, section 6): receives reports, sends streams of routes and catalogue.
 
 Owns the connections of the gateways, and decides nothing: reports go to the loop's inbox, and each stream sends the
-difference between the World that its gateway has and the current World. A slow gateway gets one larger delta later,
+difference between the `World` that its gateway has and the current `World`. A slow gateway gets one larger delta later,
 never a queue of deltas. While another autoscaler leads, the stream of routes stays open and sends only blank lines, so
 that the gateway gets the first message as soon as this autoscaler leads. On a Unix socket the peer's process is
 watched, so that a gateway that has ended is distinguished from a silent one.
@@ -105,7 +105,7 @@ class Feed:
                 publish.routes_delta, gateway=gateway, now_s=now_s, unmet=unmet, unmet_before=was, boot=boot
             )
             message = self._changed_since(before, change, full)
-            if message is None and now_s - said_s >= HEARTBEAT_S:  # also if the World changes at every step
+            if message is None and now_s - said_s >= HEARTBEAT_S:  # also if the `World` changes at every step
                 message = publish.build_heartbeat(self._loop.world)
             said_s = said_s if message is None else now_s
             return None if message is None else _encode(message)

@@ -1,6 +1,6 @@
 """The autoscaler's metrics (interfaces, section 5), fed by the loop's steps, and those of gateways on Unix sockets.
 
-Owns one prometheus_client registry. Gauges are read from the World at each scrape; `on_step` updates counters and
+Owns one prometheus_client registry. Gauges are read from the `World` at each scrape; `on_step` updates counters and
 histograms. Label values are names of documents and states, never addresses or data of Tenants.
 
 Also counts capacity events between two Worlds, for `pilotlight_offers_total` and `pilotlight_leases`. The results of
@@ -82,7 +82,7 @@ KINDS = {kind: str(kind.__struct_config__.tag) for kind in get_args(Action)}
 
 
 class Metrics:
-    """Metrics of the loop; add `on_step` as a listener. `text()` returns the exposition. `clock`: the World's clock.
+    """Metrics of the loop; add `on_step` as a listener. `text()` returns the exposition. `clock`: the `World`'s clock.
 
     `unreadable`: kind -> number of cluster objects that cannot be read.
     """
@@ -155,7 +155,7 @@ class Metrics:
 
 
 class _WorldCollector:
-    """Gauges that are read from the World at the time of a scrape."""
+    """Gauges that are read from the `World` at the time of a scrape."""
 
     def __init__(
         self, world: Callable[[], World], leaving: Leaving, clock: Callable[[], float],

@@ -70,7 +70,7 @@ class Act(NamedTuple):
 
 
 ACTS = (
-    Act("/api/v1/models/{name}/wake", "Start a Model now and keep it for one idle window"),
+    Act("/api/v1/models/{name}/wake", "Start a Model now and keep it for its idle timeout"),
     Act("/api/v1/models/{name}/stop", "Drain all replicas of a Model; requests start it again"),
     Act("/api/v1/devices/{name}/cordon", "Place no new replicas on a device"),
     Act("/api/v1/devices/{name}/uncordon", "Allow new replicas on a device again"),
@@ -118,7 +118,7 @@ def render_openapi(version: str) -> bytes:
         "info": {
             "title": "Pilotlight operations",
             "version": version,
-            "description": "Reads the state from which the autoscaler decides, and accepts orders of operators, such "
+            "description": "Reads the state from which the autoscaler decides, and accepts operator orders, such "
             "as drain. Times are in seconds, sizes in bytes.",
         },
         "paths": paths,

@@ -1,6 +1,6 @@
-"""The operations port of the autoscaler (interfaces, section 4): health, metrics, the read API and operators' orders.
+"""The operations port of the autoscaler (interfaces, section 4): health, metrics, the read API and operator orders.
 
-Owns the HTTP side only: data come from the loop's World, its Plan and its log, on which decisions are based.
+Owns the HTTP side only: data come from the loop's `World`, its Plan and its log, on which decisions are based.
 `autoscaler.server.order_handlers` handles orders. Metrics of gateways on Unix sockets are scraped and merged into the
 autoscaler's own.
 

@@ -1,6 +1,6 @@
-"""Operators' orders and their effects: wake, stop, cordon, uncordon, drain (interfaces, section 1). Pure.
+"""Operator orders and their effects: wake, stop, cordon, uncordon, drain (interfaces, section 1). Pure.
 
-Owns the permission check, the meaning of an order in the current World, and the sentence about its effect.
+Owns the permission check, the meaning of an order in the current `World`, and the sentence about its effect.
 `autoscaler.server.order_handlers` executes orders; the fold applies their changes, and the planner acts. Invariants:
 repeating an order succeeds; no sentence contains a key or an address.
 """
@@ -129,7 +129,7 @@ def _wake(world: World, model: Model) -> Order:
         raise OrderError(409, f"{name} fits on no device: {never}")
     replicas = [world.replicas[id] for id in world.by_model.get(name, ())]
     window_s = idle_window_s(model, world.learned.histories.get(name, NO_HISTORY))
-    stays = f"stays for an idle window ({format_duration(window_s)})"
+    stays = f"stays for its idle timeout ({format_duration(window_s)})"
     if any(one.state is S.READY for one in replicas):
         says = f"{name} is ready and {stays}"
     elif any(one.state in LIVE for one in replicas):

@@ -1,4 +1,4 @@
-"""Operators' orders on the operations port: POST .../wake, stop, cordon, uncordon, drain. I/O; it decides nothing.
+"""Operator orders on the operations port: POST .../wake, stop, cordon, uncordon, drain. I/O; it decides nothing.
 
 Checks each request: a valid body, no page of another origin, an API key with the role operator if keys are needed, and
 a process that leads. `autoscaler.server.order_effects` defines the meaning of an order; this module executes it and

@@ -1,7 +1,7 @@
-"""The read API of the operations port (interfaces, section 4): the World as the types of
+"""The read API of the operations port (interfaces, section 4): the `World` as the types of
 `autoscaler.queries.response_types`.
 
-Pure: reads the World that decisions use. It does not depend on HTTP, and never returns an API key or its hash.
+Pure: reads the `World` that decisions use. It does not depend on HTTP, and never returns an API key or its hash.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Simulates where replicas would start for an assumed demand, in the running system: POST /api/v1/what-if. I/O.
 
 Checks each request (a bounded body, permission) and runs one simulation at a time in a thread
-(`autoscaler.planner.what_if`), on the World that decisions use. A simulation changes nothing, but it uses CPU time of
+(`autoscaler.planner.what_if`), on the `World` that decisions use. A simulation changes nothing, but it uses CPU time of
 the leader: an operator's key is required if orders require one.
 """
 

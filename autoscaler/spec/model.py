@@ -339,7 +339,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return hashlib.sha256(msgspec.json.encode(parts, enc_hook=int, order="deterministic")).hexdigest()[:8]
 
     def idle_s(self, median_start_s: float | None) -> float:
-        """Return the idle window before a scale to zero, in seconds. `auto` is 60 until start times are known."""
+        """Return the idle timeout before a scale to zero, in seconds. `auto` is 60 until start times are known."""
         if self.spec.idle_seconds != "auto":
             return float(self.spec.idle_seconds)
         low, high = IDLE_AUTO_S

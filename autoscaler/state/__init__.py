@@ -1,4 +1,4 @@
-"""The World, its records, and the observations that change it. Types only."""
+"""The `World`, its records, and the observations that change it. Types only."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ import msgspec
 
 
 class StateRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of the records of the World, of observations and of explanations."""
+    """Base of the records of the `World`, of observations and of explanations."""

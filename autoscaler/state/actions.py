@@ -1,7 +1,7 @@
 """The Actions of a Plan, each with a reason. The planner creates them, `fold` applies them, the loop executes them.
 
 An Action is an intent. Folding it (`Acted`) changes the state of its replica by the table of
-`autoscaler.state.lifecycle`, and raises if the table does not allow the change. So the World shows an ordered change
+`autoscaler.state.lifecycle`, and raises if the table does not allow the change. So the `World` shows an ordered change
 before the driver has made it.
 """
 
@@ -125,7 +125,7 @@ class Plan(StateRecord, frozen=True):
     actions: tuple[Action, ...] = ()
     unmet: tuple[Unmet, ...] = ()
     next_s: float | None = None
-    """When the Plan next changes without an observation (an idle window or a back-off ends). None: never."""
+    """When the Plan next changes without an observation (an idle timeout or a back-off ends). None: never."""
     tries: tuple[ModelName, ...] = ()
     """Models that it starts or makes room for. Before execution, a driver checks whether they can start."""
 

@@ -1,7 +1,7 @@
-"""Capacity orders and offers, as the World keeps them, and the observations about them. Pure.
+"""Capacity orders and offers, as the `World` keeps them, and the observations about them. Pure.
 
 `autoscaler.provisioning.offer_selection` selects offers, `autoscaler.provisioning.provisioner` decides what to order,
-and `autoscaler.fold.capacity` folds the observations. Times are in seconds of the World's monotonic clock. An order
+and `autoscaler.fold.capacity` folds the observations. Times are in seconds of the `World`'s monotonic clock. An order
 (`Lease`) exists from the moment at which it is placed, so that nothing else is ordered for the same replica. Its name
 depends on its owner and not on the leader, so that two leaders that order at the same time place one order.
 """

@@ -1,6 +1,6 @@
 """Observations from drivers, gateways and operators. Each states a current state or an event, never an action to take.
 
-Owns the types only; `autoscaler.fold.fold` computes the next World from a World and a batch of observations.
+Owns the types only; `autoscaler.fold.fold` computes the next `World` from a `World` and a batch of observations.
 """
 
 from __future__ import annotations
@@ -60,31 +60,31 @@ class SlicesSeen(StateRecord, frozen=True):
 
     slices: tuple[Slice, ...]
     others: dict[str, int] = {}
-    """See World.nodes.others."""
+    """See `World.nodes.others`."""
 
 
 class HostsSeen(StateRecord, frozen=True):
-    """The CPU and memory of all nodes that one driver can read. See World.nodes.hosts."""
+    """The CPU and memory of all nodes that one driver can read. See `World.nodes.hosts`."""
 
     hosts: dict[NodeId, HostResources]
 
 
 class CopiesSeen(StateRecord, frozen=True):
-    """All copies of artifacts on nodes, as far as they are needed; see World.nodes.copies."""
+    """All copies of artifacts on nodes, as far as they are needed; see `World.nodes.copies`."""
 
     copies: frozenset[Copy]
     failed: dict[str, str] = {}
-    """See World.learned.unbrought."""
+    """See `World.learned.unbrought`."""
 
 
 class ImagesSeen(StateRecord, frozen=True):
-    """The images on all nodes that one driver watches, as their kubelets report them. See World.nodes.images."""
+    """The images on all nodes that one driver watches, as their kubelets report them. See `World.nodes.images`."""
 
     images: dict[str, tuple[Image, ...]]
 
 
 class DisruptionsSeen(StateRecord, frozen=True):
-    """All replicas that must not be evicted now, and the reasons; see World.nodes.undisturbed."""
+    """All replicas that must not be evicted now, and the reasons; see `World.nodes.undisturbed`."""
 
     undisturbed: dict[ReplicaId, str]
 
@@ -229,7 +229,7 @@ class HoldsGranted(StateRecord, frozen=True):
 
 
 class ClockSeen(StateRecord, frozen=True):
-    """The wall-clock time: the difference between seconds since 1970 and the World's clock."""
+    """The wall-clock time: the difference between seconds since 1970 and the `World`'s clock."""
 
     unix_offset_s: float
 

@@ -1,7 +1,7 @@
-"""Nodes whose GPUs can be repartitioned (MIG), as the World keeps them, and the observations about them.
+"""Nodes whose GPUs can be repartitioned (MIG), as the `World` keeps them, and the observations about them.
 
 Owns the types only. `autoscaler.rearrange.mig_repartition` decides, `autoscaler.fold.mig` folds the observations. Times
-are in seconds of the World's monotonic clock.
+are in seconds of the `World`'s monotonic clock.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Owns the records and their arithmetic, and the matching of a request shape with a slice class: the amount that it takes,
 and its preference for the product. Equal slices share one SliceClass, and equal requests one RequestShape. Memory is in
-bytes, compute in percent of one device, CPU in thousandths of a core. Does not depend on the World.
+bytes, compute in percent of one device, CPU in thousandths of a core. Does not depend on the `World`.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ NOTHING: Final = HostAmount()
 class HostResources(NamedTuple):
     """The CPU and memory of a node, and their remainder.
 
-    In the World only pods of others reduce the remainder; in the search index all pods do. `coming` is held by replicas
-    that are stopping, and not promised to another replica yet.
+    In the `World` only pods of others reduce the remainder; in the search index all pods do. `coming` is held by
+    replicas that are stopping, and not promised to another replica yet.
     """
 
     cpu_milli: int = CPU_MAX

@@ -1,6 +1,6 @@
-"""The World: one immutable snapshot of everything a decision may depend on.
+"""The `World`: one immutable snapshot of everything a decision may depend on.
 
-The types only; `autoscaler.fold.fold` computes the next World from a World and a batch of observations
+The types only; `autoscaler.fold.fold` computes the next `World` from a `World` and a batch of observations
 (`autoscaler.state.events`). Records are frozen and replaced as a whole. All times are seconds of one monotonic clock
 (`now_s`), which the caller passes. `autoscaler.placement.learning.training_input` creates and decodes the learned
 `PlacementValues`, which are also stored in the state directory and sent between processes.
@@ -355,11 +355,11 @@ class History(StateRecord, frozen=True):
     stopped_idle_s: float | None = None
     """When it was last scaled to zero for idleness. A start soon afterwards counts as a regret."""
     regrets: int = 0
-    """The number of regrets. Each doubles the `auto` idle window, within its limits."""
+    """The number of regrets. Each doubles the `auto` idle timeout, within its limits."""
     used: Used | None = None
     """None: not measured."""
     peaks: tuple[tuple[int, int], ...] = ()
-    """(bucket, peak concurrent requests) over the idle window. Scaling down requires that the peak still fits."""
+    """(bucket, peak concurrent requests) in the last idle timeout. Scaling down requires that the peak still fits."""
 
 
 class Fault(StateRecord, frozen=True):
@@ -410,7 +410,7 @@ class CordonTarget(NamedTuple):
 
 
 class Cordon(StateRecord, frozen=True):
-    """An operator's order: nothing new is placed on a device or node until it is removed, also after a restart."""
+    """An operator order: nothing new is placed on a device or node until it is removed, also after a restart."""
 
     place: CordonTarget
     node: str

@@ -1,4 +1,4 @@
-"""`pilotlight wake`, `stop`, `cordon`, `uncordon` and `drain`: operator commands, sent to the operations port.
+"""`pilotlight wake`, `stop`, `cordon`, `uncordon` and `drain`: operator orders, sent to the operations port.
 
 Resolves whether a name is a device or a node, and waits for a drain with progress. The autoscaler decides what an order
 does and reports it; nothing is stored here, so interrupting a wait changes nothing.

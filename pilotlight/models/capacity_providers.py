@@ -62,7 +62,7 @@ class Around(NamedTuple):
     server: Server
     """The cluster's API server; writes are rejected after leadership is lost."""
     world: Callable[[], World]
-    """Returns the current World with its Settings, nodes and devices."""
+    """Returns the current `World` with its Settings, nodes and devices."""
     namespace: str
     """Namespace of the engine pods."""
     home: str
@@ -74,7 +74,7 @@ class Around(NamedTuple):
     secrets: Path = SECRETS
     """Folder of the Secrets that the Settings name."""
     clock: Callable[[], float] = time.monotonic
-    """The World's clock."""
+    """The `World`'s clock."""
     turns: NodeLock | None = None
     """Lock shared by Providers that attach to the same nodes; None: there is only one."""
 

@@ -248,7 +248,7 @@ def load_histories(histories: HistoryFile, loop: Loop, tutor: LearnerRunner) -> 
 
 
 def build_commands(state: StateDirectory, loop: Loop, clock: Callable[[], float], house: Cluster | None) -> Commands:
-    """Return the operator commands, with stored orders in force."""
+    """Return the routes of operator orders, with stored cordons in force."""
     if house is not None and house.cordons is not None:
         return Commands(loop, house.cordons)
     kept = CordonFile(state, loop.observe, clock, time.time)

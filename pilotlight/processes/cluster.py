@@ -254,7 +254,7 @@ class Cluster:
         return operator_orders.list_reported_epochs(self._loop.world)
 
     def lead(self, epoch: int) -> None:
-        """Start leading with a World that is rebuilt from the current state."""
+        """Start leading with a `World` that is rebuilt from the current state."""
         self._pace.leads = True
         self._loop.observe((LeadingSeen(epoch=epoch),))
         self.driver.lead()

@@ -68,7 +68,7 @@ def merged(target: Module, sources: list[Module]) -> str:
                 raise SystemExit(f"{one.path} and {other.path} both define {', '.join(sorted(both))}")
     own = {one.dotted for one in everything}
     imports = list(dict.fromkeys(text for one in everything for text in one.imports))
-    # What is needed at import time comes first: a module after those that it imports.
+    # A module follows those that it needs at import time.
     ordered = list[Module]()
     while len(ordered) < len(everything):
         ready = [
@@ -136,7 +136,7 @@ def reference(text: str, moved: dict[str, str], inside: str = "") -> str:
 
 
 def modules_known(tree: ast.AST, modules: set[str]) -> dict[str, str]:
-    """What the text calls those of the modules that it imports."""
+    """Return the imported ones of these modules, with the names that the text uses for them."""
     aliases = (
         (f"{node.module}.{alias.name}", alias.asname or alias.name)
         for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names

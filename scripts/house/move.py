@@ -293,7 +293,7 @@ def tracked() -> list[str]:
 
 
 def git(*words: str) -> str:
-    """What it prints."""
+    """Run a command of git and return its output."""
     return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
 

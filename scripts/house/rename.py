@@ -25,7 +25,7 @@ LOCAL = "local"
 Key = tuple[str, str]
 """A module and a name in it."""
 Binding = str | Key
-"""What a name means in a scope: LOCAL, the dotted name of a module, or a Key."""
+"""The meaning of a name in a scope: LOCAL, the dotted name of a module, or a Key."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -101,7 +101,7 @@ class File(ast.NodeVisitor):
             yield from self._bindings(ast.iter_child_nodes(node), outer)
 
     def resolve(self, name: str) -> Binding | None:
-        """What the name means here."""
+        """Return the meaning of the name in this scope."""
         for depth, scope in enumerate(reversed(self.scopes)):
             if scope.is_class and depth:
                 continue
@@ -310,7 +310,7 @@ def in_text(text: str, table: dict[Key, str], imported: dict[Key, Key]) -> str:
 
 
 def imports(path: str, table: dict[Key, str]) -> Iterator[tuple[Key, Key]]:
-    """What a module imports under its own name."""
+    """Yield the names that a module imports, each with its origin."""
     module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     for node in ast.parse((ROOT / path).read_text()).body:
         for alias in node.names if isinstance(node, ast.ImportFrom) else ():

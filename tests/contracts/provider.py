@@ -64,7 +64,7 @@ def order(offer: Offer, number: int = 0, epoch: int = 1) -> AcquireOrder:
 
 
 def owned(**spec: Any) -> World:
-    """A World with the Model that the orders are for."""
+    """A `World` with the Model that the orders are for."""
     return world([model(OWNER, **spec)])
 
 

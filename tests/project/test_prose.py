@@ -47,6 +47,35 @@ def test_prose_check_covers_docstrings_comments_and_strings_but_not_code() -> No
     assert [(line, problem.split(":")[0]) for line, problem in found] == [(3, "'anew'"), (9, "'told'"), (7, "'Nobody'")]
 
 
+@pytest.mark.parametrize(
+    ("path", "text", "found"),
+    [
+        ("examples/a.yaml", "# Nobody\n# reads.\nkey: told  # told\n#   told --all\n", [(1, "Nobody"), (3, "told")]),
+        ("charts/a/alerts.yaml", "  - expr: told\n    description: Nobody leads.\n", [(2, "Nobody")]),
+        ("charts/a/templates/a.yaml", "{{/*\nA told one\n*/}}\nk: {{ .told }}  # anew\n", [(1, "told"), (4, "anew")]),
+        ("charts/a/templates/_a.tpl", '{{ fail "it is told" }}', [(1, "told")]),
+        ("charts/a/templates/NOTES.txt", "{{ .told }}\n   Nobody leads.\n", [(2, "Nobody")]),
+        (
+            "page.html",
+            '<p id="told">It is\n told.</p><script>const told = "nobody"; // anew\n</script>',
+            [(1, "told"), (2, "nobody"), (2, "anew")],
+        ),
+        ("pyproject.toml", 'name = "told"\ndescription = "Nobody leads."\n', [(2, "Nobody")]),
+        ("Makefile", "told:  ## told by nobody\n", [(1, "told"), (1, "nobody")]),
+    ],
+)
+def test_prose_check_covers_comments_values_and_page_texts(path: str, text: str, found: list[tuple[int, str]]) -> None:
+    words = [(one.line, one.problem.split("'")[1]) for one in prose.findings(path, text)]
+    assert sorted(words) == sorted(found)
+
+
+@pytest.mark.standard
+def test_every_kind_of_file_that_people_read_is_checked() -> None:
+    checked = set(prose.checked_files())
+    assert {"README.md", "examples/tiny.yaml", "charts/pilotlight/values.yaml", "autoscaler/pages/operator.html",
+            "pyproject.toml", "docs/states.py", "examples/demo.py", "scripts/prose.py"} <= checked  # fmt: skip
+
+
 def test_long_lines_are_reported_in_text_and_code_blocks_but_not_in_tables() -> None:
     long = "x" * (prose.LINE_CHARACTERS_MAX + 1)
     text = f"{long[1:]}\n{long}\n| {long} |\n```\n{long[1:]}\n{long}\n| {long} |\n```\n| {long} |\n"

@@ -160,7 +160,7 @@ def test_state_does_not_depend_on_order_or_repeats_of_observations(
 
 
 def quiet(at: World) -> World:
-    """The path-independent part of a World: without the count of batches, and without intermediate peaks of demand."""
+    """The path-independent part of a `World`: without the count of batches and intermediate peaks of demand."""
     gateways = {id: replace(g, in_epoch=False) for id, g in at.gateways.items()}
     return replace_fields(
         at, version=0, histories={}, attained={}, undivided=frozenset(), handed_over=False, gateways=gateways

@@ -1,6 +1,6 @@
-"""Properties of the packer and the plan for every World.
+"""Properties of the packer and the plan for every `World`.
 
-No over-commit, no unnecessary eviction, no eviction because of added capacity, and the same Plan for the same World.
+No over-commit, no unnecessary eviction, no eviction because of added capacity, and the same Plan for the same `World`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ MAY_BE: dict[S, tuple[Seen, ...]] = {
     S.STOPPING: (Seen.READY, Seen.EXITED),
     S.SCRUBBING: (Seen.EXITED, Seen.CLEAN),
 }
-"""States that a driver may report for a replica in this phase of the World."""
+"""States that a driver may report for a replica in this phase of the `World`."""
 
 
 @QUICK
@@ -108,7 +108,7 @@ def test_plan_of_a_world_in_shuffled_order_is_the_same(begin: World, rng: Random
 
 
 def more(at: World, *sizes_gi: int, now_s: float = T0) -> World:
-    """The same World with these devices added, on a node of their own and on an existing one."""
+    """The same `World` with these devices added, on a node of their own and on an existing one."""
     added = [
         device(f"{'a' if number % 2 else 'z'}{number}", one, f"n{number % 2}") for number, one in enumerate(sizes_gi)
     ]

@@ -33,7 +33,7 @@ HEAL_S = 40.0
 """After the storm: late reports arrive (30 s) and expire (10 s)."""
 
 QUIET_S = 300.0
-"""After the last request: the idle window, or twice the longest Retry-After (2 x 120 s), then the stop."""
+"""After the last request: the idle timeout, or twice the longest Retry-After (2 x 120 s), then the stop."""
 
 WAITS_S = (1.0, 30.0, 120.0, 600.0, 600.0)
 """Deadlines: most are far beyond the storm and the phases after it, so that expiry hides no starving request."""

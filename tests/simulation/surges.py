@@ -40,7 +40,7 @@ from tests.support.fakes.provider import FakeProvider, Fate, Held
 
 LIST_S, OFFERS_S = 5.0, 60.0
 ORPHAN_S = 120.0
-"""Capacity alive for this long after its need ended is an orphan, whether or not the World knows it.
+"""Capacity alive for this long after its need ended is an orphan, whether or not the `World` knows it.
 The need of delivered capacity ends after its idle keep time (`autoscaler.capacity.lead_times.keep_s`).
 """
 BLIND_S = 2 * UNLISTED_S

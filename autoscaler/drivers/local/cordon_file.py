@@ -34,7 +34,7 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class CordonFile:
-    """The cordons of one machine. `clock` is the World's monotonic clock; `wall` returns Unix seconds."""
+    """The cordons of one machine. `clock` is the `World`'s monotonic clock; `wall` returns Unix seconds."""
 
     def __init__(
         self, state: StateDirectory, observe: Observe, clock: Callable[[], float], wall: Callable[[], float]
@@ -90,7 +90,7 @@ def encode_cordon(cordon: Cordon, to_unix_s: float) -> Kept:
 
 
 def decode_cordon(kept: Kept, from_unix_s: float) -> Cordon:
-    """Convert to the World's form; `from_unix_s` is added to times."""
+    """Convert to the `World`'s form; `from_unix_s` is added to times."""
     return Cordon(
         place=kept.place,
         node=NodeId(kept.node),

@@ -88,7 +88,7 @@ _log = logging.getLogger("pilotlight.autoscaler.local_driver")
 
 
 class LocalDriver:
-    """Runs replicas on this machine. `clock` is the World's monotonic clock."""
+    """Runs replicas on this machine. `clock` is the `World`'s monotonic clock."""
 
     def __init__(
         self, state: StateDirectory, launch: Launcher, devices: Devices, clock: Callable[[], float] = time.monotonic,

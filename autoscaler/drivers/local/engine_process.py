@@ -26,7 +26,7 @@ class EngineProcess:
     record: ReplicaRecord
     child: subprocess.Popen[bytes] | None
     born_s: float
-    """When its process started, on the World's clock."""
+    """When its process started, on the `World`'s clock."""
     weights: WeightsHandle | None = None
     """The weights fetched for it, in use until it is clean."""
     placing: Placing = field(default_factory=Placing)
@@ -57,7 +57,7 @@ class EngineProcess:
         return ProcessSelector(self.mark, self.record.pid, self.child is not None, self.record.start_ticks)
 
     def as_seen(self, *, proof: str = "", grew: bool = False) -> ReplicaSeen:
-        """Return the observation for the World."""
+        """Return the observation for the `World`."""
         record = self.record
         return ReplicaSeen(
             id=record.id,

@@ -33,7 +33,7 @@ MOMENTS = (
 )
 """Fields of `History` that are times and are converted between clocks. 0.0 and None mean `never`."""
 FORGOTTEN = ("peaks",)
-"""Fields that depend on the old clock and are not stored; they fill again within one idle window."""
+"""Fields that depend on the old clock and are not stored; they fill again within one idle timeout."""
 
 
 class _Histories(msgspec.Struct, frozen=True):

@@ -173,7 +173,7 @@ class ClockReading(NamedTuple):
         return None if at is None else (at.timestamp() - self.unix_now_s + self.now_s) or -1e-9
 
 
-# --- World -> status --------------------------------------------------------------------------------------------------
+# --- `World` -> status ------------------------------------------------------------------------------------------------
 
 
 def build_status_input(world: World, unmet: Mapping[ModelName, Unmet], one: Subject) -> StatusInput:

@@ -92,7 +92,7 @@ class PossibleStarts:
         self._many: dict[RequestShape, int] = {}
 
     def look(self, world: World, otherwise: Collection[ModelName]) -> None:
-        """Update the world; `otherwise` names the models of which anything changed, including their replicas."""
+        """Update the `World`; `otherwise` names the models of which anything changed, including their replicas."""
         before, self._world = self._world, world
         ordered = (before.nodes.cordons, before.stops) == (world.nodes.cordons, world.stops)
         still = before.nodes.slices is world.nodes.slices or not world.nodes.cordons

@@ -46,7 +46,7 @@ class DisruptionGuard(Reconciler):
         self._bare: set[str] | None = None
         """UIDs of pods without the annotation; all others have it. None: not read yet."""
         self._seen: tuple[object, ...] = ()
-        """The parts of World that the last update used."""
+        """The parts of `World` that the last update used."""
 
     def look(self) -> None:
         """Wake up if the annotation of a pod has to change."""

@@ -101,7 +101,7 @@ def read_lease_annotations(found: Object, provider: str) -> Listed:
 
 
 def read_lease(claim: Object, provider: str, unix_s: float, now_s: float, expire_after: str = "Never") -> Listed:
-    """Read an order from its NodeClaim. `unix_s`: current time by the server's clock; `now_s`: by the World's.
+    """Read an order from its NodeClaim. `unix_s`: current time by the server's clock; `now_s`: by the `World`'s.
     `expire_after`: used for claims without their own (v1beta1).
     """
     metadata, status = claim["metadata"], claim.get("status") or {}

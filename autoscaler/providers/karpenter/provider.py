@@ -37,7 +37,7 @@ _log = logging.getLogger("pilotlight.autoscaler.providers")
 
 
 class KarpenterNodes:
-    """Provider of one NodePool. `clock`: the World's. `expected_s`: delivery time from the Settings."""
+    """Provider of one NodePool. `clock`: the `World`'s. `expected_s`: delivery time from the Settings."""
 
     def __init__(  # noqa: PLR0917  all dependencies, passed once
         self, name: str, pool: str, server: Server, world: Callable[[], World],

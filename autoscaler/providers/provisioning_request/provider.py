@@ -46,7 +46,7 @@ _log = logging.getLogger("pilotlight.autoscaler.providers")
 
 
 class ProvisioningProvider:
-    """Provider of one ProvisioningRequest class. `namespace`: that of engines' pods. `clock`: the World's."""
+    """Provider of one ProvisioningRequest class. `namespace`: that of engines' pods. `clock`: the `World`'s."""
 
     def __init__(  # noqa: PLR0917  constructed once
         self, named: ProviderSettings, server: Server, namespace: str, world: Callable[[], World],

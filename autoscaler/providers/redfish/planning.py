@@ -26,7 +26,7 @@ NODES_NAMED_MAX = 4
 
 
 class FabricContext(NamedTuple):
-    """Inputs from Settings and World for offers and orders."""
+    """Inputs from Settings and `World` for offers and orders."""
 
     provider: str
     expected_s: float | None

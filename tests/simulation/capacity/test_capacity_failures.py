@@ -44,7 +44,7 @@ def cloud(stage: Stage) -> FakeProvider:
 
 
 def now(stage: Stage) -> World:
-    """The World of the current leader."""
+    """The `World` of the current leader."""
     return stage.loop.world
 
 

@@ -1,9 +1,9 @@
 """Invariants of a running town (reliability, section 3: I2, I4 to I6, I12; the hold rule of interfaces section 6).
 
 The Watcher checks the true state of the machine and the clients and the reports of gateways
-(`tests.simulation.checks.gateway_reports`), never the World's assumptions, except where the invariant is about the
-World. Invariants at the end of a run are in `tests.simulation.checks.final_invariants`, and those with a time limit in
-`tests.simulation.checks.liveness`.
+(`tests.simulation.checks.gateway_reports`), never the `World`'s assumptions, except where the invariant is about the
+`World`. Invariants at the end of a run are in `tests.simulation.checks.final_invariants`, and those with a time limit
+in `tests.simulation.checks.liveness`.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def only_such_errors(town: Town, *, calm: bool) -> list[str]:
 
 
 def nothing_is_left(town: Town) -> list[str]:
-    """I8: no process, replica, or waiting or running request remains, and the World agrees."""
+    """I8: no process, replica, or waiting or running request remains, and the `World` agrees."""
     broken = [f"I8: {e.replica.id} is left" for e in town.machine.engines.values()]
     assert town.autoscaler is not None
     world = town.autoscaler.loop.world

@@ -1,7 +1,7 @@
 """The machine that engines run on, in virtual time: they start slowly, serve, die, and outlive the autoscaler.
 
-Holds the true state that the World only assumes. A FakeMachine, whose driver fulfils the contract of all drivers, keeps
-the engines and their states; this module adds the seed's decisions and the requests on each engine.
+Holds the true state that the `World` only assumes. A FakeMachine, whose driver fulfils the contract of all drivers,
+keeps the engines and their states; this module adds the seed's decisions and the requests on each engine.
 """
 
 from __future__ import annotations

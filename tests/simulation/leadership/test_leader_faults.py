@@ -29,7 +29,7 @@ PAUSED_S = 60.0
 SKEWS_S = (3600.0, -3600.0)
 AWAY_S = 900.0
 SILENT_S = 8.0
-"""Shorter than a report's expiry, and longer than the idle window."""
+"""Shorter than a report's expiry, and longer than the idle timeout."""
 
 
 class Interrupts:

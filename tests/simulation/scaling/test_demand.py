@@ -103,7 +103,7 @@ async def test_starting_replica_is_stopped_before_a_ready_one(stage: Stage) -> N
     await stage.until(lambda: bool(lives.ended_s), within_s=10)
     assert first not in lives.ended_s, "the ready one serves on"
     assert lives.stayed_s() == [-math.inf], "the other one was never ready"
-    assert town.now() - left_s == pytest.approx(2.0, abs=0.5), "once the idle window has no peak that needs it"
+    assert town.now() - left_s == pytest.approx(2.0, abs=0.5), "once the idle timeout has no peak that needs it"
     await asyncio.sleep(20.0)
     steady.cancel()
     assert (stage.starts(), stage.replicas()) == (2, 1)
@@ -115,7 +115,7 @@ async def test_starting_replica_is_stopped_before_a_ready_one(stage: Stage) -> N
     manners=Manners(start_s=(1.0, 1.0), serve_s=(0.5, 0.5)),
 )
 async def test_idle_replica_is_not_stopped_before_its_minimum_residency(stage: Stage) -> None:
-    """With an idle window of 0.5 s and a shorter residency, the second replica would end 10 s after its start."""
+    """With an idle timeout of 0.5 s and a shorter residency, the second replica would end 10 s after its start."""
     town, lives = stage.town, Lives(stage)
     calls = [town.call("a") for _ in range(60)]
     await stage.answered(calls)
@@ -179,7 +179,7 @@ async def test_demand_of_a_silent_gateway_expires_after_its_last_report(stage: S
 @pytest.mark.case("7")
 @simulated(model(slots=16, idle_s=5.0), gateways=2, manners=Manners(serve_s=(8.0, 9.0)), strict=False)
 async def test_demand_of_a_dead_gateway_is_removed_at_once(stage: Stage) -> None:
-    """And keeps no engine for longer than the idle window, however late its reports arrive."""
+    """And keeps no engine for longer than the idle timeout, however late its reports arrive."""
     town = stage.town
     for _ in range(50):
         town.call("a", gateway=0)

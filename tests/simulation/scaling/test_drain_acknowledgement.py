@@ -76,7 +76,7 @@ class Acknowledgements:
 async def test_stop_waits_until_every_gateway_has_acknowledged_the_drain(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From four replicas to one over a slow network: seen from the wire and the machine, not from the World."""
+    """From four replicas to one over a slow network: seen from the wire and the machine, not from the `World`."""
     seen = Acknowledgements(monkeypatch)
     town = stage.town
     await asyncio.sleep(3.0)  # the gateways have received the Model

@@ -190,7 +190,7 @@ async def test_unreachable_gateway_delays_a_replica_stop_at_most_37_seconds(stag
     model(idle_s=2.0, drain_s=20.0), gateways=2, manners=Manners(start_s=(0.5, 0.5), serve_s=(50.0, 50.0)), strict=False
 )
 async def test_engine_used_by_a_silent_gateway_is_not_stopped(stage: Stage, new_leader: bool) -> None:
-    """Cut off for longer than a report's expiry, an idle window and a drain's grace together; unknown is not zero."""
+    """Cut off for longer than a report's expiry, an idle timeout and a drain's grace together; unknown is not zero."""
     town = stage.town
     stream = town.call("a", gateway=1)
     await stage.until(lambda: stream.first_byte_s is not None, within_s=30)

@@ -39,7 +39,7 @@ def surge(*offers: Offer, waiting: int = 1, waits_s: float | None = None, **fiel
 
 
 def offered(begin: World, *offers: Offer, now_s: float = T0, hedges: Iterable[str] = ()) -> World:
-    """The World with these offers and no capacity orders."""
+    """The `World` with these offers and no capacity orders."""
     names = sorted({one.provider for one in offers})
     seen: list[Observation] = [ProvidersSeen(providers=tuple(names), hedges=frozenset(hedges))]
     for name in names:
@@ -49,12 +49,12 @@ def offered(begin: World, *offers: Offer, now_s: float = T0, hedges: Iterable[st
 
 
 def observe(begin: World, *seen: Observation, now_s: float = T0) -> World:
-    """The World after these observations."""
+    """The `World` after these observations."""
     return advance(begin, seen, now_s)[0]
 
 
 def acted(begin: World, now_s: float = T0, rounds: int = 4) -> tuple[World, list[Action]]:
-    """Plans repeatedly until nothing is left to do; returns the World and all Actions."""
+    """Plans repeatedly until nothing is left to do; returns the `World` and all Actions."""
     done: list[Action] = []
     for _ in range(rounds):
         actions = plan(begin, now_s).actions
@@ -66,14 +66,14 @@ def acted(begin: World, now_s: float = T0, rounds: int = 4) -> tuple[World, list
 
 
 def quiet(of: World, now_s: float) -> World:
-    """The World after the gateway has just reported that no requests are queued."""
+    """The `World` after the gateway has just reported that no requests are queued."""
     report = gateway(seen_s=now_s).report
     assert report is not None
     return observe(of, Reported(report=replace(report, sequence=int(now_s * 10), epoch=of.epoch)), now_s=now_s)
 
 
 def waits(of: World, now_s: float, waiting: int = 1) -> World:
-    """The World with queued requests, whether new or not."""
+    """The `World` with queued requests, whether new or not."""
     report = gateway(levels=[level("a", waiting, wait_s=60.0)]).report
     assert report is not None
     return observe(of, Reported(report=replace(report, sequence=int(now_s * 10), epoch=of.epoch)), now_s=now_s)
@@ -90,7 +90,7 @@ def releases(actions: Iterable[Action]) -> list[ReleaseLease]:
 
 
 def listed(of: World, provider: str = "rack", **fields: Any) -> tuple[Listed, ...]:
-    """The World's capacity orders as their provider lists them."""
+    """The `World`'s capacity orders as their provider lists them."""
     leases = [one for id, one in sorted(of.capacity.leases.items()) if id.provider == provider]
     return tuple(
         Listed(name=one.id.name, offer=one.offer, devices=one.devices, owner=one.owner, **fields) for one in leases
@@ -98,12 +98,12 @@ def listed(of: World, provider: str = "rack", **fields: Any) -> tuple[Listed, ..
 
 
 def shown(of: World, now_s: float, provider: str = "rack", **fields: Any) -> World:
-    """The World after such a list."""
+    """The `World` after such a list."""
     return observe(of, LeasesSeen(provider=provider, leases=listed(of, provider, **fields), began_s=now_s), now_s=now_s)
 
 
 def arrived(of: World, now_s: float, provider: str = "rack", node: str = "w1", devices: int = 1) -> World:
-    """The World after delivery: the devices' Slices are observed, and the provider lists them."""
+    """The `World` after delivery: the devices' Slices are observed, and the provider lists them."""
     ids = tuple(f"new{number}" for number in range(devices))
     new = [
         Slice(id=SliceId(id), device=DeviceId(id), node=NodeId(node), memory_bytes=16 * GI, product="A100", shared=True)

@@ -1,6 +1,7 @@
 """Helpers for tests of the fold: short notation for observations, and a fold that is checked against a rebuild.
 
-Owns nothing of the fold itself. After every batch, `after` compares the result with a World whose indices are rebuilt.
+Owns nothing of the fold itself. After every batch, `after` compares the result with a `World` whose indices are
+rebuilt.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def pending(name: str = "r") -> Replica:
 
 
 def after(at: World, *batch: Observation | Action, now_s: float = T0) -> tuple[World, tuple[Transition, ...]]:
-    """The World after a batch; it must equal its rebuild."""
+    """The `World` after a batch; it must equal its rebuild."""
     made, moves = advance(at, [o if not isinstance(o, Action) else Acted(action=o) for o in batch], now_s)
     assert made == rebuild_indices(made, now_s)
     return made, moves

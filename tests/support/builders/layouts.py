@@ -61,7 +61,7 @@ def no_requests(_now_s: float, _scene: Scene) -> list[tuple[str, int, int]]:
 
 
 def changed(at: World, id: str, **fields: Any) -> World:
-    """The World with one replica changed."""
+    """The `World` with one replica changed."""
     after = replace_fields(at.replicas[ReplicaId(id)], **fields)
     return rebuild_indices(replace(at, replicas={**at.replicas, after.id: after}), T0)
 

@@ -42,7 +42,7 @@ def town(
     *nodes: MigNode, there: list[Slice] | None = None, want_gi: float = 30.0, wait_s: float = WAIT_S,
     held: list[Any] | None = None, **fields: Any,
 ) -> World:  # fmt: skip
-    """A World with a Model that fits no 10 GB partition, and for which a request has waited."""
+    """A `World` with a Model that fits no 10 GB partition, and for which a request has waited."""
     big = model("big", want_gi)
     found = slices(_1g_10gb="7") if there is None else there
     waits = gateway(levels=[level("big", waiting=1, wait_s=wait_s)])
@@ -76,7 +76,7 @@ def host_amounts(cores: int, left: int) -> dict[NodeId, HostResources]:
 
 
 def many(names: list[str], memory_gi: float = 9.0, **fields: Any) -> dict[str, Any]:
-    """One Model per name, each with queued requests: `models` and `gateways` of a World."""
+    """One Model per name, each with queued requests: `models` and `gateways` of a `World`."""
     waits = gateway(levels=[level(name, waiting=1, wait_s=WAIT_S) for name in names])
     return {"models": [model(name, memory_gi, **fields) for name in names], "gateways": [waits]}
 

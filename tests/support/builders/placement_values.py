@@ -27,7 +27,7 @@ def cluster(nodes: int = 3, *called: str, gi: float = 24.0) -> World:
 
 
 def exercise_of(one: World) -> TrainingInput:
-    """The training input of the World, which must have one."""
+    """The training input of the `World`, which must have one."""
     found = build_training_input(one, T0)
     assert found is not None
     return found

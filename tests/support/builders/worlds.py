@@ -126,9 +126,9 @@ def world(
     histories: dict[str, History] | None = None,
     **fields: Any,
 ) -> World:
-    """A synced World of an established leader, with its indices; by default with one gateway without requests.
+    """A synced `World` of an established leader, with its indices; by default with one gateway without requests.
 
-    `fields` may be fields of the World and of its groups.
+    `fields` may be fields of the `World` and of its groups.
     """
     known = (gateway(),) if gateways is None else gateways
     made = replace_fields(
@@ -145,7 +145,7 @@ def world(
 
 
 def replace_fields(of: Grouped, **fields: Any) -> Grouped:
-    """The World or replica with other values of these fields, which may be fields of its groups."""
+    """The `World` or replica with other values of these fields, which may be fields of its groups."""
     groups = ("leadership", "nodes", "learned") if isinstance(of, World) else ("resources", "times", "runtime")
     for group in groups:
         before = fields.get(group, getattr(of, group))
@@ -155,7 +155,7 @@ def replace_fields(of: Grouped, **fields: Any) -> Grouped:
 
 
 def folded(before: World, actions: Iterable[Action], now_s: float = T0) -> World:
-    """The World after our own Actions."""
+    """The `World` after our own Actions."""
     after, _ = advance(before, tuple(Acted(action=action) for action in actions), now_s)
     return after
 

@@ -1,4 +1,4 @@
-"""A Loop that the test steps itself, over a driver without effects: for tests that read the World over HTTP."""
+"""A Loop that the test steps itself, over a driver without effects: for tests that read the `World` over HTTP."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class SteppedLoop:
         self.loop = NotingLoop(world, self.driver, lambda: self.now_s, lambda: self.writes_s)
 
     def step(self, *batch: Observation) -> World:
-        """One decision over the current World and `batch`."""
+        """One decision over the current `World` and `batch`."""
         self.loop.observe(batch)
         self.loop.step()
         return self.loop.world

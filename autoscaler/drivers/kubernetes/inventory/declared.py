@@ -2,7 +2,8 @@
 
 Each entry of `nodes` represents one node, which the scheduler chooses by the entry's labels. The ids of these slices
 therefore contain no real node name. HAMi chooses one of the cards that it shares. If nothing is declared, a
-ResourceQuota gives the number of devices. `DeclaredDevices` reports the slices when the World or a quota changes them.
+ResourceQuota gives the number of devices. `DeclaredDevices` reports the slices when the `World` or a quota changes
+them.
 
 Invariants: the open slices never exceed what every quota allows. While the scheduler finds no node for a replica, its
 entry has no open slices. Held slices stay open, so that an idle replica can still be evicted.
@@ -171,7 +172,7 @@ def _labels(kind: NodeKind) -> tuple[tuple[str, str], ...]:
 
 
 class DeclaredDevices:
-    """Reports the declared devices of one namespace. `world` returns the current World."""
+    """Reports the declared devices of one namespace. `world` returns the current `World`."""
 
     def __init__(self, api: Api, namespace: str, observe: Observe, world: Callable[[], World]) -> None:
         path = f"/api/v1/namespaces/{namespace}/resourcequotas"

@@ -1,4 +1,4 @@
-"""Cluster faults as the driver reports them to World: each has its reason, and no device is lost or used twice.
+"""Cluster faults as the driver reports them to `World`: each has its reason, and no device is lost or used twice.
 
 Case 2 of the fault list on a real API server: admission, quotas, namespaces, images, memory and nodes.
 """

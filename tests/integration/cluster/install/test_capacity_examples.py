@@ -181,7 +181,7 @@ async def release(
 
 @contextlib.asynccontextmanager
 async def both_keys(release: Release) -> AsyncIterator[tuple[str, str]]:
-    """Yields two keys of a Tenant that exists meanwhile: one for requests, one for operator commands."""
+    """Yields two keys of a Tenant that exists meanwhile: one for requests, one for operator orders."""
     name, made = f"t-{uuid.uuid4().hex[:8]}", [keys.generate_key(role, role) for role in ("tenant", "operator")]
     entries = [{"name": one.name, "sha256": one.sha256, "role": one.role} for _, one in made]
     await release.api.create(TENANTS, tenant(name, keys=entries))

@@ -141,7 +141,7 @@ async def call(url: str, model: str, key: str = "") -> tuple[int, str]:
 
 
 def tiny(**more: Any) -> Object:
-    """examples/tiny.yaml with this machine's Python; it scales to zero as soon as its idle window permits."""
+    """examples/tiny.yaml with this machine's Python; it scales to zero as soon as its idle timeout permits."""
     document: Object = yaml.safe_load((ROOT / "examples" / "tiny.yaml").read_text())
     spec = document["spec"]
     spec["command"] = [sys.executable, *spec["command"][1:]]

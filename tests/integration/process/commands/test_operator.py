@@ -1,4 +1,4 @@
-"""Operator commands on a real `serve`: wake, stop, cordon and drain, through the CLI."""
+"""Operator orders on a real `serve`: wake, stop, cordon and drain, through the CLI."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Fleet:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._n = 0
         self._streams: dict[GatewayId, tuple[int, World, float]] = {}
-        """(boot, last World sent, when it arrives)."""
+        """(boot, last `World` sent, when it arrives)."""
         self.leads = False
         self.epoch = 0
         self.world = World(epoch=0)

@@ -38,7 +38,7 @@ def node(name: str = NODE, **status: object) -> Object:
 
 
 def world(settings: Settings = SETTINGS, devices: int = 1) -> World:
-    """A World with node w1 and that many counted GPUs."""
+    """A `World` with node w1 and that many counted GPUs."""
     found = [
         Slice(
             id=SliceId(f"{NODE}/gpu{at}"), device=DeviceId(f"{NODE}/gpu{at}"), node=NodeId(NODE),

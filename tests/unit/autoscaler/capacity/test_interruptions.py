@@ -59,7 +59,7 @@ def test_replica_drains_if_no_replacement_is_ready_in_time() -> None:
     assert not drains(early, T0 + SUCCESSOR_S - 1)
     early = observe(
         early, CordonsSeen(cordons=()), now_s=T0 + SUCCESSOR_S - 1
-    )  # the operators' orders are reported again
+    )  # the operator orders are reported again
     late = observe(early, Tick(), now_s=T0 + SUCCESSOR_S)
     assert drains(late, T0 + SUCCESSOR_S) == ["node n1: Karpenter removes it"]
 

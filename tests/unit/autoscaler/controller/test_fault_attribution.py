@@ -116,7 +116,7 @@ def test_observation_of_a_replica_for_another_model_is_logged(caplog: pytest.Log
     assert loop.loop.world.replicas[ReplicaId("r")].model == "a"
 
 
-# --- the masked World -------------------------------------------------------------------------------------------------
+# --- the masked `World` -----------------------------------------------------------------------------------------------
 
 
 def test_replica_of_a_quarantined_model_is_not_evicted() -> None:
@@ -144,7 +144,7 @@ def test_quarantined_model_keeps_its_tenants() -> None:
     hidden = mask_quarantined(assume_quarantined(world([own], DEVICES, [replica(own, "r")]), [own.name]))
     (stand_in,) = hidden.models.values()
     assert stand_in.spec.tenants == ("acme",)
-    # a World without quarantined Models is the same object
+    # a `World` without quarantined Models is the same object
     assert mask_quarantined(hidden) is hidden or hidden.learned.faults
     assert mask_quarantined(world([own])) == world([own])
 
@@ -542,7 +542,7 @@ def refuses_b(_: World, of: Model, __: object) -> tuple[float, bool]:
     return 1.0, False
 
 
-# --- work outside of the World that is retried ------------------------------------------------------------------------
+# --- work outside of the `World` that is retried ----------------------------------------------------------------------
 
 
 def test_retry_is_called_before_the_plan_when_a_quarantine_ends(monkeypatch: pytest.MonkeyPatch) -> None:

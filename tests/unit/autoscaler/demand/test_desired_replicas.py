@@ -122,7 +122,7 @@ def test_adopted_replica_gets_a_full_idle_timeout_under_a_new_leader() -> None:
     old: dict[str, Any] = {"replicas": [replica(a, "r1")], "history": History(last_activity_s=T0 - 70)}
     answer = ask(a, leading_since_s=T0 - 20, **old)
     assert (answer.count, answer.next_s) == (1, T0 + 40)
-    assert answer.reason == "not used since this leader began 20 s ago, idle window 60 s"
+    assert answer.reason == "not used since this leader began 20 s ago, idle timeout 60 s"
     assert ask(a, leading_since_s=T0 - 60, **old).count == 0
 
 

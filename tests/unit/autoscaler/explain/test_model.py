@@ -86,7 +86,7 @@ def test_explain_gives_the_start_reason_and_start_times_of_a_replica() -> None:
     explanation = explain(world([B], [device()], [runs], histories=known))
     assert explanation.state == "ready"
     assert explanation.sentences == (
-        "1 replica is needed: last used 12 s ago, idle window 60 s.",
+        "1 replica is needed: last used 12 s ago, idle timeout 60 s.",
         "r has been ready for 100 s on gpu0: wake b: 3 waiting, tenant acme.",
         "Its last start took 5 s, the median is 5 s.",
     )
@@ -162,7 +162,7 @@ def test_explain_states_why_a_running_model_cannot_start_a_replica() -> None:
     )
     assert f"Another replica cannot start: {GONE}." in explain(made).sentences
     (row,) = list_status_rows(made, Plan(), T0)
-    assert (row.state, row.why) == ("ready", "last used 0 s ago, idle window 60 s")
+    assert (row.state, row.why) == ("ready", "last used 0 s ago, idle timeout 60 s")
 
 
 def test_explain_gives_the_needed_and_the_maximum_replica_count() -> None:
@@ -295,7 +295,7 @@ def test_status_gives_the_reason_of_a_live_replica_before_a_stopping_one() -> No
     ends = replica(A, "r1", state=S.SCRUBBING, drain=replace(drain(), reason="stopped by an operator"))
     used = {"a": History(last_activity_s=T0)}
     (row,) = list_status_rows(world([A], [device()], [ends, replica(A, "r2")], histories=used), Plan(), T0)
-    assert (row.state, row.why) == ("ready", "last used 0 s ago, idle window 60 s")
+    assert (row.state, row.why) == ("ready", "last used 0 s ago, idle timeout 60 s")
     (row,) = list_status_rows(world([A], [device()], [ends]), Plan(), T0)
     assert row.why == "stopped by an operator"
 

@@ -1,4 +1,4 @@
-"""Operators' orders in virtual time: the plan obeys and reports them."""
+"""Operator orders in virtual time: the plan obeys and reports them."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def test_drained_node_moves_its_replicas_one_at_a_time() -> None:
 
 @st.composite
 def ordered(draw: st.DrawFn) -> World:
-    """A World with arbitrary orders for its three devices, its node and its Models."""
+    """A `World` with arbitrary orders for its three devices, its node and its Models."""
     places = [NODE, *(CordonTarget("device", f"g{i}") for i in range(3))]
     drains = st.tuples(st.sampled_from(places), st.booleans(), st.booleans())
     cordons = {

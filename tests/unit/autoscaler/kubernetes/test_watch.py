@@ -140,7 +140,7 @@ def simulate_watch(ends: list[int]) -> tuple[list[Event], dict[str, Object]]:
 
 
 async def world_of(server: Server) -> World:
-    """An empty World after all observations of a driver that has read everything."""
+    """An empty `World` after all observations of a driver that has read everything."""
     one = KubernetesDriver(cast("Api", server), "n", launch, lambda _: "image", assume_after_s=0.0, inventory=False)
     async with running(one) as observed:
         await server.idle.wait()

@@ -1,4 +1,4 @@
-"""Planner caches: the SliceIndex of a World and cached idle models equal what a fresh computation finds."""
+"""Planner caches: the SliceIndex of a `World` and cached idle models equal what a fresh computation finds."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ SLICES = [*WHOLE, *SHARES]
 
 
 def turned(one: World, rng: Random, now_s: float) -> World:
-    """The World with one random change."""
+    """The `World` with one random change."""
     ids, replicas = sorted(one.replicas), dict(one.replicas)
     one = replace(one, gateways={id: replace(each, seen_s=now_s) for id, each in one.gateways.items()})
     match rng.randrange(21):
@@ -160,7 +160,7 @@ def _replica(rng: Random, now_s: float) -> Replica:
 
 
 def _lesson(rng: Random) -> PlacementValues:
-    """Random learned values, for the nodes of the World or for others."""
+    """Random learned values, for the nodes of the `World` or for others."""
     of = exercise_of(cluster(2))
     drawn = np.array([rng.randrange(64_000) for _ in range(2 * LEVELS)], np.dtype("<i4")).reshape(2, 1, LEVELS)
     values = np.zeros((2, BINS, LEVELS + 1), np.dtype("<i4"))

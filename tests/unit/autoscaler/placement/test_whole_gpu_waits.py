@@ -44,7 +44,7 @@ def there(published: list[Object], *kept: str) -> list[Slice]:
 
 
 def asked(slices: list[Slice], *models: Model, replicas: tuple[Replica, ...] = (), **more: Any) -> World:
-    """A World with one queued request for each model."""
+    """A `World` with one queued request for each model."""
     levels = [level(one.name, 1) for one in models]
     return world(models, slices, replicas, gateways=[gateway(levels=levels)], **more)
 

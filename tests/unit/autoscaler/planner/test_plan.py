@@ -1,4 +1,4 @@
-"""The plan: a World in; ordered actions with reasons out."""
+"""The plan: a `World` in; ordered actions with reasons out."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def rolling(surge: int, devices: int) -> World:
 
 
 def seen_ready(world: World) -> World:
-    """The World after all starting replicas have become ready."""
+    """The `World` after all starting replicas have become ready."""
     replicas = {
         r.id: replace(r, state=S.READY, times=replace(r.times, ready_s=T0)) if r.state is S.STARTING else r
         for r in world.replicas.values()

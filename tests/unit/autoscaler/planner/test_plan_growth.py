@@ -44,7 +44,7 @@ A = growing("a", context_tokens=2048)
 
 
 def yet(at: World, leaving: Collection[ReplicaId] = (), staying: Collection[ReplicaId] = ()) -> dict[RequestShape, int]:
-    """The possible starts of a World that has not been evaluated before."""
+    """The possible starts of a `World` that has not been evaluated before."""
     keeper = PossibleStarts()
     keeper.look(at, at.models)
     return keeper.now(leaving, staying)

@@ -54,7 +54,7 @@ def goes(there: World) -> dict[str, str]:
 
 
 def _asked(there: World, requested: Gateway) -> World:
-    """The World with another gateway report."""
+    """The `World` with another gateway report."""
     return world(
         there.models.values(), there.nodes.slices.values(), there.replicas.values(), gateways=[requested],
         backoffs=there.nodes.backoffs,
@@ -276,7 +276,7 @@ def test_device_pod_limit_is_never_exceeded(seed: int) -> None:
 
 
 def _acted(there: World, now_s: float) -> World:
-    """The World after the plan's actions; drained and stopped replicas are removed."""
+    """The `World` after the plan's actions; drained and stopped replicas are removed."""
     known: dict[ReplicaId, Replica] = dict(there.replicas)
     for action in plan(there, now_s).actions:
         if isinstance(action, StartReplica):

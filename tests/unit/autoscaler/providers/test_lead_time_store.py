@@ -44,7 +44,7 @@ class Bench:
         self.task = asyncio.create_task(self.one.run())
 
     async def looks(self, learnt: dict[OfferKind, LeadTimeStats] | None = None, **fields: int | bool) -> str:
-        """The stored text after a World with these fields was seen."""
+        """The stored text after a `World` with these fields was seen."""
         capacity = self.world.capacity if learnt is None else replace(self.world.capacity, learnt=learnt)
         self.world = replace_fields(self.world, capacity=capacity, **fields)
         self.one.look()

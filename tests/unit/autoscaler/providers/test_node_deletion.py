@@ -27,7 +27,7 @@ OTHERS = delay_annotation_key("elsewhere", "pilotlight")
 
 
 class Bench:
-    """Two nodes, and the World that `DeletionDelay` sees."""
+    """Two nodes, and the `World` that `DeletionDelay` sees."""
 
     def __init__(self) -> None:
         self.server, self.writes, self.world = PlayedServer(lambda: 0.0), True, World(epoch=1)
@@ -37,7 +37,7 @@ class Bench:
         self.task = asyncio.create_task(self.one.run())
 
     async def looks(self, world: World) -> list[str]:
-        """The nodes that delay their deletion after this World was seen."""
+        """The nodes that delay their deletion after this `World` was seen."""
         self.world = world
         self.one.look()
         await asyncio.sleep(0.1)

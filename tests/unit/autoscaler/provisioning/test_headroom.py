@@ -34,7 +34,7 @@ LONG_S = 100_000.0
 
 
 def kept(of: World, headroom: int, name: str = "rack", keep_s: float = 0.0) -> World:
-    """The World with Settings that keep this many devices of a provider free, and release idle ones after `keep_s`."""
+    """The `World` with Settings that keep this many devices of a provider free, and idle ones for `keep_s`."""
     entry = ProviderSettings(name=name, cro=Cro(model="A100"), headroom=headroom, keep_seconds=keep_s)
     return replace(of, settings=replace(of.settings, capacity=(entry,)))
 
@@ -45,7 +45,7 @@ def leases(of: World) -> list[Lease]:
 
 
 def calm(*slices: Slice, **fields: Any) -> World:
-    """A World without requests."""
+    """A `World` without requests."""
     there = slices or (device("cpu", 1, "w1"),)
     return world([A], there, gateways=[gateway()], leading_since_s=T0 - 500, **fields)
 

@@ -76,7 +76,7 @@ def move_of(name: str) -> Move:
 
 
 def known(of: World) -> World:
-    """The World with all derived fields."""
+    """The `World` with all derived fields."""
     after = rebuild_indices(of, T0)
     return replace(after, rented=compute_paid_capacity(after))
 
@@ -203,10 +203,10 @@ def test_idle_timeout_is_shortened_if_a_paid_replica_could_move_there() -> None:
     assert kinds(plan(begin, T0)) == ["drain b1"]
     assert (
         compute_desired_replicas(begin, B, T0 - 6).reason
-        == "last used 49 s ago, idle window 50 s (shortened because it uses paid capacity)"
+        == "last used 49 s ago, idle timeout 50 s (shortened because it uses paid capacity)"
     )
     owned = rents(home(), others=(replica(B, "b1", on=["own0"]),), histories=idle, of=offer(price_per_hour=0.0))
-    assert not plan(owned, T0).actions, "else its idle window is longer"
+    assert not plan(owned, T0).actions, "else its idle timeout is longer"
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_orders_whose_replicas_cannot_move_do_not_block_others() -> None:
     [
         pytest.param(
             rents(home(), gateways=[gateway()], histories={"a": History(starts_s=(10.0,), last_activity_s=T0 - 45)}),
-            id="its idle window ends before a successor is ready",
+            id="its idle timeout ends before a successor is ready",
         ),
         pytest.param(
             rents(home(), home("own1"), others=(replica(A, "a2", on=["own0"], created_s=T0 - 150, ready_s=T0 - 140),)),

@@ -427,7 +427,7 @@ class Churn:
         self.publish_documents()
 
     def seconds(self, many: float) -> Iterator[World]:
-        """Yield the World at each step for `many` seconds."""
+        """Yield the `World` at each step for `many` seconds."""
         for _ in range(int(many // self.step_s)):
             self.scene.run(self.step_s, self.step_s)
             yield self.scene.world

@@ -45,7 +45,7 @@ def reported(report: Report) -> Reported:
     return Reported(report=report)
 
 
-# --- the World -------------------------------------------------------------------------------------------------------
+# --- the `World` ------------------------------------------------------------------------------------------------------
 
 
 def test_new_leader_keeps_only_replicas_that_are_observed_again() -> None:

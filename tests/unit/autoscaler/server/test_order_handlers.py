@@ -1,4 +1,4 @@
-"""Operators' orders over HTTP: authorization, responses, audit log and persistence."""
+"""Operator orders over HTTP: authorization, responses, audit log and persistence."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Kept:
 
 
 class Port:
-    """An operations port over an unchanging World."""
+    """An operations port over an unchanging `World`."""
 
     def __init__(self, made: World) -> None:
         self.loop = SteppedLoop(made).loop
@@ -114,7 +114,7 @@ async def effect_of(client: Client, path: str, **body: bool) -> str:
 async def test_operator_order_is_queued_and_answered_with_its_effect(aiohttp_client: AiohttpClient) -> None:
     port = Port(lived())
     client = await port.client(aiohttp_client)
-    assert await effect_of(client, "models/a/wake") == "a is ready and stays for an idle window (60 s)"
+    assert await effect_of(client, "models/a/wake") == "a is ready and stays for its idle timeout (60 s)"
     assert (await effect_of(client, "models/org/b/wake")).startswith("org/b starts as soon as there is room")
     assert await effect_of(client, "models/a/stop", force=True) == (
         "1 replica of a drains; 2 running requests may take 10 s at most; "

@@ -22,7 +22,7 @@ def test_request_for_a_cold_model_waits_until_a_replica_is_ready() -> None:
 
 def test_request_with_a_free_slot_is_dispatched_at_once() -> None:
     script = warm(1)
-    assert script.arrive("c1") == ["grant c1 r1", "report"], "0 -> 1: its idle window is over"
+    assert script.arrive("c1") == ["grant c1 r1", "report"], "0 -> 1: its idle timeout is over"
     assert script.arrive("c2") == ["report"]
     assert not script.calls["c2"].cold
 

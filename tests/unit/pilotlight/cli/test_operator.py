@@ -1,4 +1,4 @@
-"""Operator commands: one-line errors, how names are resolved, and the progress of a drain."""
+"""Operator orders: one-line errors, how names are resolved, and the progress of a drain."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.standard
 
 ROWS = (
     Row(model=ModelName("ada"), state="ready", replicas={"ready": 2, "draining": 1}, waiting=3, running=4,
-        devices=("gpu0", "gpu1"), since_s=125.0, why="last used 2 s ago, idle window 60 s"),
+        devices=("gpu0", "gpu1"), since_s=125.0, why="last used 2 s ago, idle timeout 60 s"),
     Row(model=ModelName("bob"), state="zero", replicas={}, why="it has no requests"),
 )  # fmt: skip
 
@@ -69,7 +69,7 @@ STATUS = (200, msgspec.json.encode(ROWS))
 
 def test_status_row_of_the_api_is_formatted_into_the_table_columns() -> None:
     assert [show.format_cell(ROWS[0], column) for column in show.COLUMNS] == [
-        "ada", "ready", "2 ready, 1 draining", "3", "4", "gpu0, gpu1", "2 min", "last used 2 s ago, idle window 60 s",
+        "ada", "ready", "2 ready, 1 draining", "3", "4", "gpu0, gpu1", "2 min", "last used 2 s ago, idle timeout 60 s",
     ]  # fmt: skip
     assert show.format_cell(msgspec.structs.replace(ROWS[0], adapters=("x", "y")), "model") == "ada (+x, y)"
     assert [show.format_cell(ROWS[1], column) for column in show.COLUMNS] == [
@@ -98,7 +98,7 @@ def test_status_prints_one_line_per_model_without_a_terminal(capsys: pytest.Capt
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert lines[0].split() == list(show.COLUMNS)
     assert [line.split()[0] for line in lines[1:]] == ["ada", "bob"]
-    assert lines[1].endswith("last used 2 s ago, idle window 60 s")
+    assert lines[1].endswith("last used 2 s ago, idle timeout 60 s")
 
 
 def test_status_of_all_models_lists_disabled_features_and_degradation(capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,7 +170,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, looks: list[list[Row]], output: str
 
 
 ADA, BOB = ROWS
-LATER = msgspec.structs.replace(ADA, since_s=127.5, why="last used 1 min 4 s ago, idle window 60 s")
+LATER = msgspec.structs.replace(ADA, since_s=127.5, why="last used 1 min 4 s ago, idle timeout 60 s")
 IDLE = msgspec.structs.replace(LATER, running=0)
 LOOKS = [[ADA, BOB], [LATER, BOB], [IDLE, BOB], [IDLE, BOB], [IDLE]]
 """Three distinct outputs: the passing of time alone is no change."""

@@ -100,18 +100,18 @@ class House:
         return Supplies(server, ("engines", "home", "pilotlight"), lambda: self.world, self.seen.extend, clock)
 
     def lent(self, provider: str, node: str = "w1") -> AcquireOrder:
-        """Add an order of this provider to the World and return it."""
+        """Add an order of this provider to the `World` and return it."""
         of = order(offer(provider, node=node))
         self.lend(of)
         return of
 
     def lend(self, of: AcquireOrder) -> None:
-        """Make this the only order in the World."""
+        """Make this the only order in the `World`."""
         lease = Lease(id=of.id, offer=of.offer, devices=1, owner=of.owner, asked_s=0.0, sent_s=0.0, due_s=9.0)
         self.world = replace(self.world, capacity=Capacity(leases={of.id: lease}))
 
     def end(self) -> None:
-        """Remove all orders from the World."""
+        """Remove all orders from the `World`."""
         self.world = replace(self.world, capacity=Capacity())
 
     async def offered(self, provider: str) -> tuple[Offer, ...]:

@@ -141,7 +141,7 @@ class Listening:
 
 
 def step(after: World) -> LoopStep:
-    """A step from an empty World to this one."""
+    """A step from an empty `World` to this one."""
     return LoopStep(World(epoch=1), after, Plan(), (), (), T0, T0, T0)
 
 

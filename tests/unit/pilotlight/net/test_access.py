@@ -60,7 +60,7 @@ def mutual(folder: Path, name: str = OURS, believed: str = OURS) -> Identity:
 
 @contextlib.asynccontextmanager
 async def autoscaler(given: Access, admits: Admits | None = None) -> AsyncIterator[tuple[str, Files]]:
-    """Serve the contract of a small World on a free port; yields its address and its files."""
+    """Serve the contract of a small `World` on a free port; yields its address and its files."""
     files, port = Files(), free_port()
     stepped = SteppedLoop(world([A], [device()], [replica(A, "r1", address="127.0.0.1:9")], gateways=[gateway("g1")]))
     stepped.step()

@@ -47,7 +47,7 @@ class House:
         self.stepped.step(DocumentsSeen(models=(A, model("b", 7))))
 
     async def until(self, what: str, look: Callable[[World], bool]) -> None:
-        """Step until the World satisfies the condition."""
+        """Step until the `World` satisfies the condition."""
         await until(what, lambda: look(self.stepped.step()))
 
     def play(self, scenario: Callable[[], object]) -> None:

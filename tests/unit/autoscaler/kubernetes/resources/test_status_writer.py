@@ -74,7 +74,7 @@ class Paper(Api):
 
 
 class House:
-    """A status writer without a task; the test moves its clock and its World."""
+    """A status writer without a task; the test moves its clock and its `World`."""
 
     def __init__(self, fault: Callable[[ModelName, str, Exception], None] = raised) -> None:
         self.now_s = T0

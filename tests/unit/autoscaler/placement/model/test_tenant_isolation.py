@@ -67,7 +67,7 @@ def on(of: Model, at: Slice, *, busy: bool = False, **fields: Any) -> Replica:
 
 
 def calls(models: Iterable[Model], slices: Iterable[Slice], replicas: Iterable[Replica], *names: str) -> World:
-    """A World with a queued request for each of these models."""
+    """A `World` with a queued request for each of these models."""
     return world(models, slices, replicas, [gateway(levels=[level(name, 1, wait_s=60) for name in names])])
 
 

@@ -27,7 +27,7 @@ ADA = model("ada")
 
 
 class Bench:
-    """Pods as the driver creates them, and the World that the guard sees."""
+    """Pods as the driver creates them, and the `World` that the guard sees."""
 
     def __init__(self) -> None:
         self.server, self.writes, self.world = PlayedServer(lambda: 0.0), True, World(epoch=1)
@@ -47,7 +47,7 @@ class Bench:
             )
 
     async def looks(self, at: World) -> list[str]:
-        """The pods that carry the annotation after the guard has seen this World."""
+        """The pods that carry the annotation after the guard has seen this `World`."""
         self.world = at
         self.one.look()
         await asyncio.sleep(0.1)
@@ -73,7 +73,7 @@ def one(name: str, state: S, **fields: Any) -> Replica:
 
 
 def at(*replicas: Replica, of: Iterable[Any] = (ADA,), **fields: Any) -> World:
-    """The World of a leader."""
+    """The `World` of a leader."""
     return world(of, (device(),), replicas, **fields)
 
 
