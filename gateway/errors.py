@@ -286,8 +286,6 @@ def render_error_headers(error: CallError) -> list[tuple[bytes, bytes]]:
         out.append((b"retry-after", b"%d" % max(1, math.ceil(seconds))))
         out.append((b"retry-after-ms", b"%d" % math.ceil(seconds * 1000)))
         out.append((b"x-should-retry", b"true" if error.should_retry is not False else b"false"))
-    elif error.should_retry is not None:
-        out.append((b"x-should-retry", b"true" if error.should_retry else b"false"))
     return out
 
 

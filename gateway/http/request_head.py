@@ -43,15 +43,15 @@ LENGTH_DIGITS_MAX = 9
 
 LISTS = frozenset(
     {
-        b"accept", b"accept-language", b"access-control-request-headers", b"anthropic-beta", b"connection",
-        b"openai-beta", b"prefer", b"sec-fetch-site", b"tracestate",
+        b"accept", b"accept-language", b"anthropic-beta", b"connection", b"openai-beta", b"prefer",
+        b"sec-fetch-site", b"tracestate",
     }
 )  # fmt: skip
 """Kept headers that may be repeated (RFC 9110, 5.3); the values are joined by a comma.
 `sec-fetch-site` is one of them: few ports use it, and the others need not reject a request that repeats it.
 """
 KEPT = LISTS | {
-    b"access-control-request-method", b"anthropic-version", b"api-key", b"authorization", b"content-encoding",
+    b"anthropic-version", b"api-key", b"authorization", b"content-encoding",
     b"content-length", b"content-type", b"expect", b"host", b"origin", b"traceparent", b"transfer-encoding",
     b"user-agent", b"x-api-key", b"x-model", b"x-priority", b"x-request-id", b"x-stainless-read-timeout",
 }  # fmt: skip

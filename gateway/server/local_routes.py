@@ -19,7 +19,7 @@ from gateway.request.api_routes import Kind, Operation
 if TYPE_CHECKING:
     from gateway.server.context import GatewayContext
 
-_EXPOSED = b"x-request-id, server-timing, retry-after, x-pilotlight-cold"
+_EXPOSED = b"x-request-id, server-timing, retry-after, retry-after-ms, x-should-retry, x-pilotlight-cold"
 
 
 def handle_local_route(

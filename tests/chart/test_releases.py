@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from itertools import combinations, permutations
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import helm_python
 import pytest
 import yaml
 
 from autoscaler.spec.installation_ownership import INSTALLATION, Ownership, installation_id
 from autoscaler.spec.pod import MANAGED_BY, OURS
-from tests.support.chart import AGENTS_OF_A_FABRIC, EVERY_SET, EVERYTHING, SETS, Object, Values, of_kind, texts
+from tests.support.chart import AGENTS_OF_A_FABRIC, CHART, EVERY_SET, EVERYTHING, SETS, Object, Values, of_kind, texts
 
 RELEASES = [
     ("a-pilotlight", "team"), ("pilotlight", "team-a"),  # the same name when joined by a hyphen
@@ -21,20 +25,39 @@ RELEASES = [
     ("r" * 50 + "-x", "long"), ("r" * 50 + "-y", "long"), ("r" * 53, "n" * 63), ("r" * 52 + "s", "n" * 63),
 ]  # fmt: skip
 """Pairs of (name, namespace); 53 and 63 characters are the maximum."""
+ALIASES = ("blue", "green")
 each_set = pytest.mark.parametrize(
     "name", ["everything", "nodes", "agents", "agents of a fabric", "namespaced", "namespaced and minimal"]
 )
 
 
-def rendered(values: Values, release: tuple[str, str]) -> list[Object]:
+@functools.cache
+def umbrella() -> bytes:
+    """The archive of a chart that has this one as a dependency once for each of ALIASES."""
+    with tempfile.TemporaryDirectory() as folder:
+        dependencies = [
+            {"name": CHART.name, "version": "*", "alias": alias, "condition": f"{alias}.enabled"} for alias in ALIASES
+        ]
+        chart = {"apiVersion": "v2", "name": "umbrella", "version": "1.0.0", "dependencies": dependencies}
+        (Path(folder) / "Chart.yaml").write_text(yaml.safe_dump(chart))
+        shutil.copytree(CHART, Path(folder) / "charts" / CHART.name)
+        return Path(helm_python.Chart.load(folder).save(folder)).read_bytes()
+
+
+def rendered(values: Values, release: tuple[str, str], alias: str = "") -> list[Object]:
     name, namespace = release
-    found = (text for path, text in texts(values, name, namespace).items() if not path.endswith(".txt"))
+    if alias:
+        chosen = {one: {"enabled": False} for one in ALIASES} | {alias: {**values, "enabled": True}}
+        made = helm_python.Chart.load_archive(umbrella()).render(chosen, name=name, namespace=namespace)
+    else:
+        made = texts(values, name, namespace)
+    found = (text for path, text in made.items() if not path.endswith(".txt"))
     return [one for text in found for one in yaml.load_all(text, yaml.CSafeLoader) if one]
 
 
-def keys(values: Values, release: tuple[str, str]) -> set[tuple[str, str, str]]:
+def keys(values: Values, release: tuple[str, str], alias: str = "") -> set[tuple[str, str, str]]:
     """Return kind, namespace and name of each object except namespaces, which releases may share."""
-    objects = rendered(values, release)
+    objects = rendered(values, release, alias)
     found = {(one["kind"], one["metadata"].get("namespace", ""), one["metadata"]["name"]) for one in objects}
     return {key for key in found if key[0] != "Namespace"}
 
@@ -66,14 +89,37 @@ SHARED: dict[str, Values] = {
     "everything": {**EVERYTHING, "engines": {"namespace": "engines"}},
     "namespaced": {**SETS["namespaced and minimal"], "networkPolicy": {}, "metrics": EVERYTHING["metrics"]},
 }  # fmt: skip
-"""Values of two releases with the same name, which share the namespaces of engines and agents."""
-Installed = tuple[str, tuple[str, str]]
-"""The override of the name, and the release."""
-TWINS: list[Installed] = [("", ("pilotlight", "team-a")), ("", ("pilotlight", "team-b"))]
-UMBRELLA: list[Installed] = [("blue", ("umbrella", "team-a")), ("green", ("umbrella", "team-a"))]
-"""A release of a chart that has this one twice as a dependency."""
+"""Values of two installations that share the namespaces of engines and agents."""
+
+
+class Installed(NamedTuple):
+    """One installation of the chart."""
+
+    release: tuple[str, str]
+    override: str = ""
+    """Of its name."""
+    alias: str = ""
+    """In the umbrella chart."""
+
+    def values(self, values: Values) -> Values:
+        """Return the values with its name."""
+        return {**values, "fullnameOverride": self.override}
+
+    def rendered(self, values: Values) -> list[Object]:
+        return rendered(self.values(values), self.release, self.alias)
+
+
+PAIRS = {
+    "one name": [Installed(("pilotlight", "team-a")), Installed(("pilotlight", "team-b"))],
+    "one release": [Installed(("umbrella", "team-a"), alias, alias) for alias in ALIASES],
+    "an override equal to a release": [Installed(("blue", "team-a")), Installed(("z", "team-a"), "blue")],
+    "an override for the same default": [
+        Installed(("blue-pilotlight", "team-a")), Installed(("blue", "team-a"), "other"),
+    ],
+}  # fmt: skip
+"""Two installations that share the namespaces of engines and agents."""
 each_shared = pytest.mark.parametrize("values", SHARED.values(), ids=SHARED)
-each_pair = pytest.mark.parametrize("pair", [TWINS, UMBRELLA], ids=["two releases", "one release"])
+each_pair = pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
 
 
 class Selector(NamedTuple):
@@ -131,7 +177,8 @@ def parts(found: Any, path: str) -> Iterator[tuple[str, Object]]:
 
 def pods(made: list[Object], values: Values, installed: Installed) -> list[tuple[str, Mapping[str, str]]]:
     """Return namespace and labels of each pod of a release: those of the chart, and an engine."""
-    override, (name, namespace) = installed
+    (name, namespace), override, _ = installed
+    name = name if "pilotlight" in name else f"{name}-pilotlight"
     found = list[tuple[str, Mapping[str, str]]]()
     for one in made:
         if one["kind"] == "Pod":
@@ -147,7 +194,7 @@ def pods(made: list[Object], values: Values, installed: Installed) -> list[tuple
 @each_shared
 def test_installations_of_a_pair_share_no_object_name(values: Values, pair: list[Installed]) -> None:
     """Except for namespaces, no two objects have the same name."""
-    one, other = (keys({**values, "fullnameOverride": override}, release) for override, release in pair)
+    one, other = (keys(installed.values(values), installed.release, installed.alias) for installed in pair)
     assert len(one) > 10
     assert not one & other
 
@@ -155,7 +202,7 @@ def test_installations_of_a_pair_share_no_object_name(values: Values, pair: list
 @each_pair
 @each_shared
 def test_selectors_match_no_pod_of_the_other_installation(values: Values, pair: list[Installed]) -> None:
-    made = {one: rendered({**values, "fullnameOverride": one[0]}, one[1]) for one in pair}
+    made = {one: one.rendered(values) for one in pair}
     there = {one: pods(made[one], values, one) for one in pair}
     for mine, theirs in permutations(pair):
         found = [selector for one in made[mine] for selector in selectors(one)]
@@ -169,7 +216,7 @@ def test_selectors_match_no_pod_of_the_other_installation(values: Values, pair: 
 @each_pair
 @each_shared
 def test_selector_of_a_service_monitor_matches_one_service(values: Values, pair: list[Installed]) -> None:
-    made = [one for override, release in pair for one in rendered({**values, "fullnameOverride": override}, release)]
+    made = [one for installed in pair for one in installed.rendered(values)]
     for monitor in (one for one in made if one["kind"] == "ServiceMonitor"):
         query = Selector("", monitor["metadata"]["namespace"], monitor["spec"]["selector"])
         services = [one["metadata"] for one in made if one["kind"] == "Service"]
@@ -212,3 +259,29 @@ def test_placeholder_pods_use_the_priority_class_of_their_release() -> None:
         if "clusterAutoscaler" in one
     ]  # fmt: skip
     assert group["priorityClass"] == made["metadata"]["name"]
+
+
+def test_override_of_the_name_keeps_the_selectors_of_deployments() -> None:
+    """They are immutable, so a change would make an upgrade fail."""
+    for name, release in (("", "pl"), ("other", "pl")):
+        selectors_ = [one["spec"]["selector"] for one in of_kind({"fullnameOverride": name}, "Deployment")]
+        assert {one["matchLabels"]["app.kubernetes.io/instance"] for one in selectors_} == {release}
+
+
+@pytest.mark.parametrize("release", [("123", "456"), ("1e3", "0123"), ("true", "null")])
+def test_names_that_yaml_reads_as_other_types_stay_texts(release: tuple[str, str]) -> None:
+    values: Values = {**EVERYTHING, "engines": {"namespace": "789"}}
+    for one in rendered(values, release):
+        metadata = one["metadata"]
+        assert all(isinstance(text, str) for text in metadata["labels"].values())
+        assert isinstance(metadata.get("namespace", ""), str)
+        assert isinstance(metadata["name"], str)
+
+
+def test_roles_of_agents_in_one_namespace_have_different_names() -> None:
+    agent = {**AGENTS_OF_A_FABRIC["agent"], "pullSecrets": ["login"], "namespace": "agents"}
+    agent["fabric"] = {"enabled": True, "restart": [{"namespace": "engines", "labels": "app=plugin"}]}
+    values: Values = {**AGENTS_OF_A_FABRIC, "agent": agent, "engines": {"namespace": "engines"}}
+    roles = [(one["metadata"]["namespace"], one["metadata"]["name"]) for one in of_kind(values, "Role")]
+    assert len(roles) == len(set(roles))
+    assert len([1 for namespace, _ in roles if namespace == "engines"]) >= 2

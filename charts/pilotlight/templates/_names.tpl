@@ -18,12 +18,14 @@
 
 {{/*
 (root, component) -> the selector of its pods; must not change between upgrades. An umbrella chart may contain this chart
-twice, with a fullnameOverride for each.
+several times with an alias for each, which is then the name of the chart.
 */}}
 {{- define "pilotlight.selector" -}}
 {{- $root := index . 0 -}}
+{{- $aliased := printf "%s_%s" $root.Release.Name $root.Chart.Name -}}
+{{- $instance := ternary $root.Release.Name $aliased (eq $root.Chart.Name "pilotlight") -}}
 app.kubernetes.io/name: pilotlight
-app.kubernetes.io/instance: {{ if $root.Values.fullnameOverride }}{{ include "pilotlight.name" $root }}{{ else }}{{ $root.Release.Name }}{{ end }}
+app.kubernetes.io/instance: {{ include "pilotlight.cut" (list $instance 63) | quote }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 
