@@ -169,18 +169,28 @@ def program(name: str) -> str | None:
 
 
 @contextmanager
-def proxy(name: str, folder: Path, origin: int, config: str = "", ready: str = "/") -> Iterator[int]:
-    """Runs an installed proxy in front of an HTTP server; yields its port. GET `ready` must return 200 through it."""
-    port, path = free_port(), folder / f"{name}.conf"
-    path.write_text((config or PROXIES[name]).format(folder=folder, port=port, origin=origin))
+def running_proxy(name: str, folder: Path, config: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs an installed proxy with this configuration; yields its process, which may not listen yet."""
+    path = folder / f"{name}.conf"
+    path.write_text(config)
     command = [program(name) or name, *(argument.format(folder=folder, config=path) for argument in ARGUMENTS[name])]
     environment = os.environ | {"HOME": str(folder)}
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
-            listens(port, process, ready)
-            yield port
+            yield process
         finally:
             process.kill()
+
+
+@contextmanager
+def proxy(name: str, folder: Path, origin: int, config: str = "", ready: str = "/") -> Iterator[int]:
+    """Runs an installed proxy in front of an HTTP server; yields its port. GET `ready` must return 200 through it."""
+    port = free_port()
+    with running_proxy(
+        name, folder, (config or PROXIES[name]).format(folder=folder, port=port, origin=origin)
+    ) as process:
+        listens(port, process, ready)
+        yield port
 
 
 @contextmanager
