@@ -45,7 +45,7 @@ def test_fabric_agent_command_lists_the_pods_to_restart() -> None:
 
 
 def test_fabric_agents_may_delete_configured_pods_and_taint_devices() -> None:
-    roles = [one for one in of_kind(AGENTS_OF_A_FABRIC, "Role") if one["metadata"]["name"].endswith("-agent")]
+    roles = [one for one in of_kind(AGENTS_OF_A_FABRIC, "Role") if one["metadata"]["name"].endswith("-restart")]
     assert {one["metadata"]["namespace"]: one["rules"] for one in roles} == {
         namespace: [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "delete"]}]
         for namespace in ("gpu-operator", "nvidia")
@@ -60,7 +60,7 @@ def test_fabric_agents_may_delete_configured_pods_and_taint_devices() -> None:
     ]  # fmt: skip
     bound = [
         one for one in of_kind(AGENTS_OF_A_FABRIC, "RoleBinding", "ClusterRoleBinding")
-        if one["roleRef"]["name"].endswith("-agent")
+        if one["roleRef"]["name"].endswith(("-agent", "-agent-restart"))
     ]  # fmt: skip
     assert len(bound) == 3
     assert {(each["name"], each["namespace"]) for one in bound for each in one["subjects"]} == {
