@@ -54,8 +54,17 @@ def on_files(files: Files, config: Any) -> Files:
 def on_nav(nav: Any, config: Any, files: Files) -> Any:
     """Put the sections into the order in which readers need them."""
     del config, files
+    index = (ROOT / "docs" / "index.md").read_text()
+
+    def place(item: Any) -> int:
+        """Where the start page links to it; pages without a link are last."""
+        at = index.find(f"({item.file.src_uri})") if item.is_page else 0
+        return at if at >= 0 else len(index)
+
     for item in nav.items:
-        item.title = TITLES.get(item.title, item.title) if item.is_section else item.title
+        if item.is_section:  # the titles of pages are not known yet
+            item.title = TITLES.get(item.title, item.title)
+            item.children.sort(key=place)
     order = ["Tutorials", "How-to guides", "Reference", "Explanation", "Design decisions", "Development", "Project"]
     nav.items.sort(key=lambda item: order.index(item.title) + 1 if item.title in order else 0)
     return nav

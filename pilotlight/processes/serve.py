@@ -65,7 +65,9 @@ def run_serve(options: ServeOptions) -> int:
         inference = open_listeners(options.listen, options.gateways)
         operations = open_listeners(options.ops, 1)[0]
         run_directory = state.path / "run"
-        replace_file(run_directory / DOCUMENTS_FILE, to_yaml(documents).encode())
+        content = to_yaml(documents).encode()
+        forget_other_documents(run_directory, content)
+        replace_file(run_directory / DOCUMENTS_FILE, content)
         note_problem(run_directory / DOCUMENTS_FILE, "")
         report_undecoded(documents)
         listen = Address(options.listen.host, inference[0].getsockname()[1])
@@ -86,6 +88,17 @@ def run_serve(options: ServeOptions) -> int:
         what = f"{format_count(len(documents.models), 'model')}, {format_count(options.gateways, 'gateway')}"
         write_stderr(f"starting with {what}; state in {options.state}")
         return supervisor.run()
+
+
+def forget_other_documents(run_directory: Path, documents: bytes) -> None:
+    """Delete the gateways' snapshots of a run with other documents: its models and keys are no longer valid."""
+    try:
+        same = (run_directory / DOCUMENTS_FILE).read_bytes() == documents
+    except OSError:
+        same = False
+    if not same:
+        for kept in run_directory.glob("*.kept.json"):
+            kept.unlink()
 
 
 def check_serve_options(options: ServeOptions, documents: Documents) -> None:

@@ -20,6 +20,7 @@ from autoscaler.state.world import World
 from pilotlight.models.document_inputs import keep_artifact_location
 from pilotlight.net.listen import Address
 from pilotlight.processes import autoscaler
+from pilotlight.processes.serve import DOCUMENTS_FILE, forget_other_documents
 from tests.support.builders.worlds import device, level, model, world
 from tests.support.harness.faults.fault_injection import DOCUMENT_POINTS, concerns, inject
 from tests.support.harness.manual_loop import SteppedLoop
@@ -247,3 +248,14 @@ def called(one: Model, now_s: float) -> Reported:
     """A report with one queued request for the Model."""
     levels = (level(one.name, 1, wait_s=1.0),)
     return Reported(report=Report(gateway=GatewayId("g1"), boot="b", sequence=int(now_s), epoch=1, levels=levels))
+
+
+def test_gateways_forget_a_previous_run_only_if_its_documents_were_others(tmp_path: Path) -> None:
+    """A snapshot has models and keys, which are valid for the same documents only."""
+    kept = tmp_path / "gateway-1.kept.json"
+    for before, is_kept in ((None, False), (b"other", False), (b"same", True)):
+        kept.write_text("{}")
+        if before is not None:
+            (tmp_path / DOCUMENTS_FILE).write_bytes(before)
+        forget_other_documents(tmp_path, b"same")
+        assert kept.exists() is is_kept
