@@ -126,12 +126,15 @@ SET_BY_DRIVER = {
 }
 """Variables that drivers always set in the environment of an engine, and the reason."""
 DEVICES_CHOSEN = "selects devices or changes their limits, which only Pilotlight may do: remove it"
-CHOICES_END = "_VISIBLE_DEVICES"
+CHOICES_END = ("_DEVICE_ORDINAL", "_DEVICE_SELECTOR", "_VISIBLE_CORES", "_VISIBLE_DEVICES")
 CHOICES_BEGIN = (
-    "CUDA_DEVICE_MEMORY_", "CUDA_DEVICE_SM_LIMIT", "CUDA_DISABLE_CONTROL", "CUDA_MPS_", "CUDA_OVERSUBSCRIBE",
-    "GPU_CORE_UTILIZATION_POLICY", "NVIDIA_IMEX_CHANNELS", "NVIDIA_MIG_", "PILOTLIGHT_", "ZE_AFFINITY_MASK",
+    "ASCEND_VNPU_SPECS", "CAMBRICON_SPLIT_", "CUDA_DEVICE_MEMORY_", "CUDA_DEVICE_SM_LIMIT", "CUDA_DISABLE_CONTROL",
+    "CUDA_MPS_", "CUDA_OVERSUBSCRIBE", "CUDA_TASK_PRIORITY", "GPU_CORE_UTILIZATION_POLICY", "NVIDIA_IMEX_CHANNELS",
+    "NVIDIA_MIG_", "PILOTLIGHT_", "SYCL_DEVICE_", "ZE_AFFINITY_MASK",
 )  # fmt: skip
-"""Variables by which container runtimes select devices, and by which HAMi and MPS limit a container to its part."""
+"""Variables by which container runtimes and drivers select devices, and by which HAMi and MPS limit a container to its
+part: suffixes (`CHOICES_END`) and prefixes (this).
+"""
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
 ADAPTER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 ADAPTER_PATH = re.compile(r"file:///[^\x00-\x1f,:=\"]+")

@@ -33,7 +33,7 @@ from autoscaler.documents.document_rules import (
     SCHEMES,
 )
 from autoscaler.schema.pod_types import TYPES
-from autoscaler.slicing.slicer_families import AMOUNTS, AMOUNTS_BEGIN, CHOICES, CHOICES_BEGIN
+from autoscaler.slicing.slicer_families import AMOUNTS_BEGIN, CHOICES, CHOICES_BEGIN, NETWORK_BEGIN
 from autoscaler.spec.artifact_name import STORED
 from autoscaler.spec.engines import ENGINES
 from autoscaler.spec.installation_ownership import TITLE, TITLE_WANTED
@@ -207,7 +207,11 @@ def _none_of(names: Collection[str], begin: Collection[str] = ()) -> str:
 
 _AMOUNTS = (
     Rule(f"!({json.dumps(GPU)} in self)", "is set by Pilotlight: use spec.gpu.count"),
-    Rule(_none_of(AMOUNTS - {GPU}, AMOUNTS_BEGIN), AMOUNT_RESERVED),
+    Rule(
+        f"self.all(key, key == {json.dumps(GPU)} || !{_list(AMOUNTS_BEGIN)}.exists(begin, key.startsWith(begin)) || "
+        f"{_list(NETWORK_BEGIN)}.exists(begin, key.startsWith(begin)))",
+        AMOUNT_RESERVED,
+    ),
 )
 _RESERVED = Rule(_none_of({MANAGED_BY}, {OURS}), THE_PLAN)
 _SOURCES = " || ".join(f"has(self.{kind})" for kind in TYPES["Volume"] if not kind.startswith("name"))

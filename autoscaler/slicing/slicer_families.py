@@ -46,30 +46,39 @@ _ALLOCATED = (
     *(one.allocated for one in vendors.NPUS),
 )  # fmt: skip
 _WORDS = (NVIDIA, VOLCANO, *vendors.HAMI)
-AMOUNTS = frozenset(
-    {*RESOURCES, *(one.resource for one in vendors.VENDORS)}
-    | {name for one in _WORDS for name in (one.resource, one.memory, one.cores, one.priority) if name}
-)
-AMOUNTS_BEGIN = (MIXED, "deviceclass.resource.kubernetes.io/", *(one.resource for one in vendors.NPUS))
-"""Resources that count devices, or their memory or cores: full names (`AMOUNTS`) and name prefixes (this).
+_DOMAINS = sorted({name.partition("/")[0] for name in (*RESOURCES, *vendors.RESOURCES)})
+"""Domains of the device resources of all vendors. Volcano's domain is not included: it also has other resources."""
+AMOUNTS_BEGIN = (
+    *("deviceclass.resource.kubernetes.io/", "hami.io/", "volcano.sh/gpu-", "volcano.sh/vgpu-"),
+    *(f"{domain}/" for domain in _DOMAINS),
+)  # fmt: skip
+"""Prefixes of resources that count devices, or their memory or cores.
 
-The second prefix requests DRA devices (KEP-5004).
+Vendors and administrators choose the names below a vendor's domain, so the whole domain is listed. The first prefix
+requests DRA devices (KEP-5004).
 """
-_DOMAINS = sorted({name.partition("/")[0] for name in AMOUNTS})
+NETWORK_BEGIN = (
+    "amd.com/nic", "amd.com/vnic", "nvidia.com/hostdev", "nvidia.com/mlnx", "nvidia.com/rdma", "nvidia.com/sriov",
+)  # fmt: skip
+"""Prefixes of resources in these domains that count network devices; the vendors' network operators offer them."""
+_MIXED_DOMAINS = ("amd.com", "aws.amazon.com", "nvidia.com", "volcano.sh")
+"""Domains that also have pod annotations unrelated to devices."""
 CHOICES = frozenset({"io.kubernetes.cri-o.Devices", *_ALLOCATED, *(one.use for one in _WORDS)})
 CHOICES_BEGIN = (
-    "cdi.k8s.io/", "hami.io/", "huawei.com/", "volcano.sh/vgpu-", "gpu-fraction", "gpu-memory",
-    *(f"{domain}/{verb}-" for domain in _DOMAINS for verb in ("use", "nouse")),
+    "cdi.k8s.io/", "hami.io/", "mthreads.ai/", "nvidia.com/numa-bind", "volcano.sh/gpu-", "gpu-fraction", "gpu-memory",
+    "gas-", "AWS_NEURON_IDS", "BAIDU_COM_DEVICE_IDX", "CAMBRICON_DSMLU_", "NEURON_ALLOC", "NEURON_RESOURCE_TYPE",
+    *(f"{domain}/" for domain in _DOMAINS if domain not in _MIXED_DOMAINS),
+    *(f"{domain}/{verb}-" for domain in _MIXED_DOMAINS for verb in ("use", "nouse", "vgpu")),
 )  # fmt: skip
-"""Pod annotations that select devices (CRI-O, CDI, HAMi, Ascend, Volcano, KAI): full names (`CHOICES`) and prefixes
-(this).
+"""Pod annotations that select devices (CRI-O, CDI, HAMi, Volcano, KAI, Intel's GPU Aware Scheduling, device plugins of
+the vendors): full names (`CHOICES`) and prefixes (this).
 """
 _COUNTED = frozenset({*RESOURCES, *(one.resource for one in vendors.VENDORS)})
 
 
 def is_device_resource(resource: str) -> bool:
     """Return whether an extended resource is an amount of devices, or of their memory or cores."""
-    return resource in AMOUNTS or resource.startswith(AMOUNTS_BEGIN)
+    return resource.startswith(AMOUNTS_BEGIN) and not resource.startswith(NETWORK_BEGIN)
 
 
 def is_device_annotation(annotation: str) -> bool:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from autoscaler.documents import document_rules
 from autoscaler.documents.parse import DocumentError, Documents, parse_documents, to_yaml
 from autoscaler.engines import EngineError
 from autoscaler.slicing.base import SliceShare
-from autoscaler.slicing.slicer_families import is_device_annotation, is_device_resource
+from autoscaler.slicing.slicer_families import (
+    AMOUNTS_BEGIN,
+    CHOICES_BEGIN,
+    NETWORK_BEGIN,
+    is_device_annotation,
+    is_device_resource,
+)
 from autoscaler.spec.model import Model
 from autoscaler.spec.pod import Pod, SecretName, Toleration
 from pilotlight.models.document_inputs import build_launcher
@@ -107,12 +116,24 @@ AMOUNTS = (
     "nvidia.com/mig-1g.10gb", "amd.com/gpu", "amd.com/gpumem", "volcano.sh/vgpu-memory",
     "huawei.com/Ascend910B4-memory", "gpu.intel.com/xe", "hygon.com/dcunum", "aws.amazon.com/neuron",
     "deviceclass.resource.kubernetes.io/gpu.nvidia.com",
+    "nvidia.com/gpumem-percentage", "nvidia.com/a100", "amd.com/gpumem-percentage", "amd.com/cpx_nps4",
+    "volcano.sh/vgpu-memory-percentage", "volcano.sh/gpu-memory", "metax-tech.com/vcore", "metax-tech.com/vmemory",
+    "cambricon.com/mlu", "cambricon.com/mlu.smlu.vmemory", "cambricon.com/mlu.smlu.vcore", "mthreads.com/sgpu-memory",
+    "mthreads.com/sgpu-core", "iluvatar.ai/MR-V100.vCore", "iluvatar.ai/MR-V100.vMem", "kunlunxin.com/vxpu-memory",
+    "enflame.com/vgcu", "enflame.com/vgcu-percentage", "aws.amazon.com/neuroncore", "gpu.intel.com/millicores",
+    "gpu.intel.com/tiles", "gpu.intel.com/memory.max", "birentech.com/1-2-gpu", "huawei.com/npu-core",
+    "hami.io/gpumem-percentage",
 )  # fmt: skip
 CHOICES = (
     "nvidia.com/use-gpuuuid", "nvidia.com/nouse-gpuuuid", "nvidia.com/use-gputype", "amd.com/use-gpu-uuid",
     "hygon.com/use-gpuuuid", "hami.io/vgpu-devices-allocated", "hami.io/Ascend310P-devices-allocated",
     "volcano.sh/vgpu-use-gpuuuid", "volcano.sh/vgpu-ids-new", "gpu-memory", "gpu-fraction", "gpu-fraction-num-devices",
     "huawei.com/Ascend310P", "cdi.k8s.io/gpus", "io.kubernetes.cri-o.Devices",
+    "nvidia.com/vgpu-mode", "nvidia.com/numa-bind", "cambricon.com/dsmlu-profile", "cambricon.com/dsmlu-assigned",
+    "CAMBRICON_DSMLU_PROFILE", "mthreads.com/gpu-index", "mthreads.ai/use-gpuuuid", "gas-allow", "gas-deny",
+    "gas-container-cards", "aws.amazon.com/use-neuron-uuid", "AWS_NEURON_IDS", "NEURON_ALLOCATED",
+    "BAIDU_COM_DEVICE_IDX", "metax-tech.com/gpu-devices-allocated", "volcano.sh/gpu-index",
+    "volcano.sh/vgpu-mode", "hygon.com/nouse-dcutype",
 )  # fmt: skip
 
 
@@ -129,7 +150,9 @@ CHOICES = (
            f"env.{one}: selects devices or changes their limits, which only Pilotlight may do: remove it")
           for one in ("NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_DISABLE_CONTROL", "PILOTLIGHT_X",
                       "CUDA_DEVICE_MEMORY_LIMIT_0", "NVIDIA_IMEX_CHANNELS",
-                      "CUDA_MPS_PIPE_DIRECTORY", "ZE_AFFINITY_MASK")),
+                      "CUDA_MPS_PIPE_DIRECTORY", "ZE_AFFINITY_MASK", "NEURON_RT_VISIBLE_CORES",
+                      "ONEAPI_DEVICE_SELECTOR", "GPU_DEVICE_ORDINAL", "CUDA_TASK_PRIORITY", "ASCEND_VNPU_SPECS",
+                      "CAMBRICON_SPLIT_MEMS", "SYCL_DEVICE_FILTER")),
     ],
 )  # fmt: skip
 def test_model_that_sets_its_own_devices_or_device_amounts_is_rejected(text: str, line: str) -> None:
@@ -140,12 +163,25 @@ def test_model_that_sets_its_own_devices_or_device_amounts_is_rejected(text: str
 
 @pytest.mark.parametrize(
     "text",
-    ["resources: {limits: {rdma/hca: 1, nvidia.com/hostdev: 1}}", "env: {CUDA_DEVICE_MAX_CONNECTIONS: '1'}",
-     "pod: {annotations: {volcano.sh/queue-name: a, k8s.v1.cni.cncf.io/networks: b}}",
+    ["resources: {limits: {rdma/hca: 1, nvidia.com/hostdev: 1, nvidia.com/sriov_rdma: 1, amd.com/nic: 1}}",
+     "resources: {limits: {volcano.sh/other: 1, vpc.amazonaws.com/efa: 1, example.com/gpu: 1}}",
+     "env: {CUDA_DEVICE_MAX_CONNECTIONS: '1', CUDA_DEVICE_ORDER: PCI_BUS_ID, NVIDIA_DRIVER_CAPABILITIES: compute}",
+     "env: {NEURON_RT_NUM_CORES: '2', ASCEND_GLOBAL_LOG_LEVEL: '3'}",
+     "pod: {annotations: {volcano.sh/queue-name: a, k8s.v1.cni.cncf.io/networks: b, nvidia.com/other: c}}",
+     "pod: {annotations: {amd.com/note: a, aws.amazon.com/note: b}}",
      "pod: {labels: {app: a, app.kubernetes.io/part-of: b}}"],
 )  # fmt: skip
 def test_pod_fields_that_choose_no_device_are_accepted(text: str) -> None:
     assert one(text).name == "a"
+
+
+def test_guide_lists_all_reserved_device_names() -> None:
+    guide = Path("docs/how-to/pods.md").read_text()
+    verbs = ("/use-", "/nouse-", "/vgpu-")
+    names = (*AMOUNTS_BEGIN, *NETWORK_BEGIN, *(one for one in CHOICES_BEGIN if not one.endswith(verbs)))
+    variables = (*document_rules.CHOICES_BEGIN, *document_rules.CHOICES_END)
+    missing = [one for one in (*names, *variables) if f"`{one}`" not in guide and f"`{one.rstrip('/')}`" not in guide]
+    assert missing == []
 
 
 def test_resources_and_annotations_of_every_slicing_kind_are_reserved() -> None:

@@ -21,7 +21,7 @@ from autoscaler.kubernetes.kubeconfig import load_api_access
 from autoscaler.schema.cel_rules import RULES
 from autoscaler.schema.crds import LATER, MODEL, TENANT
 from autoscaler.schema.pod_types import TYPES
-from autoscaler.slicing.slicer_families import AMOUNTS, AMOUNTS_BEGIN, CHOICES, CHOICES_BEGIN
+from autoscaler.slicing.slicer_families import AMOUNTS_BEGIN, CHOICES, CHOICES_BEGIN, NETWORK_BEGIN
 from autoscaler.spec.decode import WrongKeyError
 from autoscaler.spec.model import ModelSpec
 from pilotlight.doctor import cluster_checks
@@ -92,6 +92,7 @@ WRONG: list[tuple[str, Object]] = [
     ("amount of devices", model("a", resources={"limits": {"amd.com/gpu": 1}})),
     ("amount beside them", pod(resources={"requests": {"nvidia.com/gpumem": 80000}})),
     ("amount by its beginning", pod(resources={"limits": {"nvidia.com/mig-1g.5gb": 1}})),
+    ("amount by its domain", pod(resources={"limits": {"gpu.intel.com/millicores": 100}})),
     ("choice of devices", pod(annotations={"nvidia.com/use-gpuuuid": "GPU-1"})),
     ("choice by its beginning", pod(annotations={"hami.io/vgpu-node": "n"})),
     ("reserved volume", pod(volumes=[{"name": "pilotlight-weights", "emptyDir": {}}])),
@@ -156,7 +157,7 @@ MADE_OF_ALL: Object = {
         },
         "labels": {"app": "a", "app.kubernetes.io/part-of": "b"},
         "annotations": {"example.com/gpu-memory": "1", "nvidia.com/other": "x"},
-        "resources": {"limits": {"rdma/hca": 1, "cpu": "4", "nvidia.com/other": "1"}},
+        "resources": {"limits": {"rdma/hca": 1, "cpu": "4", "nvidia.com/hostdev": "1"}},
     },
 }  # fmt: skip
 """A spec with every part of a pod that a Model may set."""
@@ -164,7 +165,17 @@ MADE_OF_ALL: Object = {
 LENIENT: list[tuple[str, Object]] = [
     *(
         (f"the name of a variable, {name}", model("a", env={name: "0"}))
-        for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "PILOTLIGHT_X", "POD_IP", "CUDA_MPS_PIPE", "A=B")
+        for name in (
+            "CUDA_VISIBLE_DEVICES",
+            "ROCR_VISIBLE_DEVICES",
+            "NEURON_RT_VISIBLE_CORES",
+            "ONEAPI_DEVICE_SELECTOR",
+            "GPU_DEVICE_ORDINAL",
+            "PILOTLIGHT_X",
+            "POD_IP",
+            "CUDA_MPS_PIPE",
+            "A=B",
+        )
     ),
     ("a variable that is a number", model("a", env={"A": 1})),
     ("a variable that is a boolean", model("a", env={"A": True})),
@@ -245,12 +256,26 @@ async def test_documents_validated_differently_by_api_server_are_as_listed(serve
         assert "spec.pod." in await refusal(served, models(namespace), wrong), what
 
 
+AMOUNTS = (
+    "nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "amd.com/gpu", "amd.com/gpumem-percentage",
+    "volcano.sh/vgpu-memory-percentage", "metax-tech.com/vcore", "metax-tech.com/vmemory", "cambricon.com/mlu",
+    "cambricon.com/mlu.smlu.vmemory", "cambricon.com/mlu.smlu.vcore", "mthreads.com/sgpu-memory",
+    "mthreads.com/sgpu-core", "iluvatar.ai/MR-V100.vCore", "iluvatar.ai/MR-V100.vMem", "kunlunxin.com/vxpu-memory",
+    "enflame.com/vgcu", "aws.amazon.com/neuroncore", "gpu.intel.com/millicores", "gpu.intel.com/tiles",
+    "gpu.intel.com/memory.max", "birentech.com/1-2-gpu",
+)  # fmt: skip
+CHOICES_LISTED = (
+    "nvidia.com/vgpu-mode", "cambricon.com/dsmlu-profile", "mthreads.com/gpu-index", "gas-allow", "gas-container-cards",
+)  # fmt: skip
+
+
 async def test_reserved_device_resources_are_rejected_in_files_and_crds(served: Api, namespace: str) -> None:
-    amounts = {**dict.fromkeys(AMOUNTS, True), **{f"{begin}x": True for begin in AMOUNTS_BEGIN}}
-    for name, is_reserved in (amounts | {"cpu": False, "rdma/hca": False, "nvidia.com/other": False}).items():
+    amounts = dict.fromkeys((*AMOUNTS, *(f"{begin}x" for begin in AMOUNTS_BEGIN)), True)
+    amounts |= dict.fromkeys(("cpu", "rdma/hca", "volcano.sh/other", *(f"{begin}x" for begin in NETWORK_BEGIN)), False)
+    for name, is_reserved in amounts.items():
         for at in ("requests", "limits"):
             await agree(served, namespace, model("a", resources={at: {name: 1}}), is_reserved=is_reserved)
-    choices = {**dict.fromkeys(CHOICES, True), **{f"{begin}x": True for begin in CHOICES_BEGIN}}
+    choices = dict.fromkeys((*CHOICES, *CHOICES_LISTED, *(f"{begin}x" for begin in CHOICES_BEGIN)), True)
     for name, is_reserved in (choices | {"example.com/note": False, "nvidia.com/other": False}).items():
         await agree(served, namespace, pod(annotations={name: "1"}), is_reserved=is_reserved)
 

@@ -212,6 +212,7 @@ def test_kubeai_model_for_infinity_is_converted_to_a_command() -> None:
         ({"minReplicas": 5, "maxReplicas": 2}, "spec.replicas.min: expected at most replicas.max"),
         ({"env": {"CUDA_VISIBLE_DEVICES": "0"}}, "spec.env.CUDA_VISIBLE_DEVICES: is set by Pilotlight"),
         ({"env": {"PILOTLIGHT_X": "1"}}, "spec.env.PILOTLIGHT_X: selects devices or changes their limits"),
+        ({"env": {"NEURON_RT_VISIBLE_CORES": "0"}}, "spec.env.NEURON_RT_VISIBLE_CORES: selects devices"),
     ],
 )
 def test_kubeai_model_that_cannot_be_converted_is_rejected_with_a_reason(keys: dict[str, object], message: str) -> None:
