@@ -81,7 +81,9 @@ class BodyIntake(ClientTransport):
     # --- receiving ---------------------------------------------------------------------------------------------------
 
     def _wait_for_more(self) -> None:
-        """A request is incomplete, or was sent ahead of its turn."""
+        """Called if bytes arrived, but no request can be served yet: it is incomplete, or the previous one is not
+        answered. Starts the timeout of an incomplete head or body.
+        """
         reader = self._reader
         if reader.waiting_for == "body":
             head, pieces = reader.pending, reader.pieces

@@ -43,7 +43,9 @@ class EvictionCostIndex:
 
     def __init__(self, lanes: int) -> None:
         self.soon: Ints = np.zeros((3, lanes), np.int64)
-        """[3, lanes]: memory, compute and places free or coming."""
+        """[3, lanes]: per slice, the memory, compute and replica places that are free, or will be when leaving replicas
+        are gone.
+        """
         self.few: Ints = np.zeros(lanes, np.int64)
         """[lanes]: number of places that a replica takes there, 1 or 0."""
         self._stale = set(range(lanes))

@@ -389,7 +389,9 @@ class SliceIndex:
         return found
 
     def held_by(self, victim: Occupant, chosen: Sequence[SliceId]) -> Iterable[SliceId]:
-        """Return the slices of a victim. If the victim has only one slice, return `chosen`, which contains it."""
+        """Return slices that include all slices of a victim. For a victim with one slice these are `chosen`, which must
+        contain it; the caller ignores the others.
+        """
         if not victim.others:
             return chosen
         if self.held is not None:

@@ -132,7 +132,7 @@ class Occupant(NamedTuple):
     stuck: bool = False
     """Its stop is overdue, so its room does not count as coming."""
     others: int = 0
-    """Number of its other slices."""
+    """Number of further slices that the replica holds."""
     trust: TenantSet = ()
     host_usage: HostAmount = NOTHING
     """CPU and memory that it holds on its node."""
