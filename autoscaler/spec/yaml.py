@@ -39,6 +39,10 @@ _PREFIX = "tag:yaml.org,2002:"
 _MAP, _MERGE, _NULL, _INT, _FLOAT, _TIMESTAMP = (
     f"{_PREFIX}{name}" for name in ("map", "merge", "null", "int", "float", "timestamp")
 )
+_INTERNAL_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""PyYAML raises these for values that do not match their tag, such as `!!bool x` or `0b_`, for escapes of nonexistent
+characters, and for long version numbers.
+"""
 _NOT_JSON = [_TIMESTAMP, *(f"{_PREFIX}{name}" for name in ("binary", "omap", "pairs", "set"))]
 """Tags whose values would be dates, bytes, tuples or sets."""
 
@@ -66,7 +70,7 @@ class _Loader(yaml.SafeLoader):
     }
 
     at: yaml.Mark | None = None
-    """The start of the value that is being constructed."""
+    """The start of the value that is being constructed; None while a document is composed."""
 
     composed = 0
     """The number of nodes so far, without aliases."""
@@ -111,7 +115,7 @@ class _Loader(yaml.SafeLoader):
             if self.root is not None and self.root.tag != _NULL:
                 yield self.root
                 self.document += 1
-            self.root = None
+            self.root = self.at = None
             self.branch.clear()
         self.document = max(1, self.document - 1)
 
@@ -199,13 +203,12 @@ def parse_yaml(text: str) -> list[object]:
         ) from error
     except RecursionError:
         raise _error(loader, None if loader is None else loader.get_mark(), "nested too deeply") from None
-    except (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # PyYAML's constructors raise these for values that do not match their tag, such as `!!bool x` or `0b_`; the
-        # messages describe its internals
-        said = isinstance(error, yaml.YAMLError)
+    except (yaml.YAMLError, *_INTERNAL_ERRORS) as error:
+        said = isinstance(error, yaml.YAMLError)  # other messages describe the internals of PyYAML
         unfit = "it does not match its YAML type; if it is text, put it in quotes"
         reason = one_line(str(error), REASON_CHARACTERS_MAX) if said else unfit
-        raise _error(loader, None if loader is None else loader.at, f"a value cannot be read: {reason}") from error
+        mark = None if loader is None else loader.at or loader.get_mark()
+        raise _error(loader, mark, f"a value cannot be read: {reason}") from error
     finally:
         if loader is not None:
             loader.dispose()
@@ -227,7 +230,7 @@ def _character_error(text: str, index: int, problem: str) -> YamlError:
         for root in loader.nodes():
             if root.start_mark.index <= index:
                 document, path, end = loader.document, _find_path(root, index), root.end_mark.index
-    except (yaml.YAMLError, RecursionError):
+    except (yaml.YAMLError, RecursionError, *_INTERNAL_ERRORS):
         if end < index:
             document, path = loader.document, ()
     line = text.count("\n", 0, index) + 1

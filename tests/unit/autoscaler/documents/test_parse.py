@@ -393,12 +393,18 @@ def test_ambiguous_or_unsafe_yaml_is_rejected_with_its_line(text: str, line: str
         ("a: [1, \ud800]", "document 1: a[1]: line 1: an unpaired"),
         ("a: 1\n# \x07", "document 1: a: line 2: character"),
         ("a: b\n---\n\x07: c: d", "document 2: line 3: character"),
+        ('a: "\\U99999999"\nb: \x07', "document 1: line 2: character"),
+        ('a: b\n---\n"\\U00110000": \x07', "document 2: line 3: character"),
+        (f"%YAML 1{'1' * 5_000}.1\n---\na: \x07", "document 1: line 3: character"),
+        ('a: b\n---\nc:\n  d: "\\U99999999"', "document 2: c.d: line 4: a value cannot be read"),
+        (f"%YAML 1{'1' * 5_000}.1\n---\na: b", "document 1: line 1: a value cannot be read"),
         ("a:\n" + "- " * 300 + "b", f"document 1: a{'[0]' * 9}: line 2: nested too deeply"),
         ("x:\n  y: [1, 2\n  z: 3", "document 1: x.y: line 3: expected ',' or ']'"),
         ("a: 1\nb: &x [*x]", "document 1: b: line 2: an alias"),
         ("\t", "document 1: line 1: found character"),
         (f"{'k' * 500}: {{'{'k' * 500}': .inf}}", f"document 1: {'k' * 60}.{'k' * 60}: line 1: expected a"),
     ],
+    ids=lambda value: repr(value[:40]),
 )
 def test_yaml_error_names_file_document_and_path(text: str, where: str) -> None:
     assert wrong(text).startswith(f"a.yaml: {where}")
