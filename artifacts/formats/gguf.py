@@ -177,7 +177,7 @@ class _Header:
     def value(self, key: str) -> Value | None:
         """Read the value at the cursor; return it if it is needed, else None."""
         kind = self.number("<I")
-        wanted = key.partition(".")[2] in gguf_shape.KEYS
+        wanted = gguf_shape.is_known_key(key)
         if kind == _STRING:
             if key in ("general.name", "general.architecture"):
                 return self.text(TEXT_BYTES_MAX)
@@ -199,7 +199,7 @@ class _Header:
         if kind not in _SCALARS:
             raise GgufError(f"{self.path}: {key[:80]!r} is an array of unknown type {kind}")
         width = struct.calcsize(_SCALARS[kind])
-        if key.partition(".")[2] in gguf_shape.KEYS and count <= LAYERS_MAX and kind not in (6, 12):
+        if gguf_shape.is_known_key(key) and count <= LAYERS_MAX and kind not in (6, 12):
             self.arrays += 1
             if self.arrays > ARRAYS_MAX:
                 raise GgufError(f"{self.path}: more than {ARRAYS_MAX} metadata arrays that have one number per block")

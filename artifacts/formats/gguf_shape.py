@@ -130,6 +130,12 @@ def _state_bytes(keys: _Keys, width: int, heads: int) -> int:
     return 4 * elements
 
 
+def is_known_key(key: str) -> bool:
+    """Whether `read_shape` reads this key for some architecture."""
+    architecture, _, name = key.partition(".")
+    return name in KEYS and len(architecture) <= ARCHITECTURE_CHARS_MAX
+
+
 class _Keys:
     """The header's keys below the architecture prefix."""
 

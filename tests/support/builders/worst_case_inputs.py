@@ -134,11 +134,11 @@ def texts(count: int) -> Iterator[bytes]:
         yield bytes(800_000)
 
 
-def keys(name: str, padding: int) -> Iterator[bytes]:
-    """As many keys as the limit allows."""
-    yield begin(0, 100_000)
-    for number in range(99_999):
-        yield text(name.format(number).encode() + b"x" * padding) + struct.pack("<IB", BOOL, 1)
+def keys(name: str, padding: int, count: int = 100_000) -> Iterator[bytes]:
+    """By default as many keys as the limit allows. `name`: has a place for a number, and `x`, which is repeated."""
+    yield begin(0, count)
+    for number in range(count - 1):
+        yield text(name.format(number, x="x" * padding).encode()) + struct.pack("<IB", BOOL, 1)
 
 
 def tensors(count: int) -> Iterator[bytes]:
@@ -152,8 +152,9 @@ GGUF: dict[str, Callable[[], Iterable[bytes]]] = {
     "arrays of unused keys": lambda: arrays("llama.k{}.attention.head_count"),
     "as many texts as are allowed": lambda: texts(TEXTS_MAX),
     "more texts": lambda: texts(TEXTS_MAX + 100_000),
-    "long keys": lambda: keys("key-{}-", 1_000),
+    "long keys": lambda: keys("key-{}-{x}", 1_000),
     "keys of many architectures": lambda: keys("k{}.block_count", 0),
+    "keys of architectures with long wide names": lambda: keys("\U0001f600{}{x}.block_count", 65_500, 991),
     "as many tensors as are allowed": lambda: tensors(100_000),
     "more tensors": lambda: tensors(1_000_000),
 }

@@ -185,6 +185,23 @@ def test_gguf_header_with_invalid_lengths_or_types_is_rejected(tmp_path: Path) -
     assert wrong(path, claim(*key, ("I", 9), ("I", 9), ("Q", 1))) == "'k' is an array of unknown type 9"
 
 
+def test_keys_with_a_longer_prefix_than_any_architecture_are_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gguf, "KEPT_MAX", 10)
+    longest = "a" * gguf_shape.ARCHITECTURE_CHARS_MAX
+    for prefix, kept in ((longest, True), (f"{longest}a", False), (f"\U0001f600{'x' * 65_000}", False)):
+        w = reference.GGUFWriter(str(tmp_path / "a.gguf"), "clip")
+        for key in sorted(gguf_shape.KEYS):
+            w.add_uint32(f"{prefix}.{key}", 1)
+        w.write_header_to_file()
+        w.write_kv_data_to_file()
+        w.close()
+        reason = "more than 10 metadata keys" if kept else r"clip\.block_count is missing"
+        with pytest.raises(gguf.GgufError, match=reason):
+            gguf.load_gguf_info(tmp_path / "a.gguf")
+
+
 def test_file_that_is_no_language_model_is_rejected(tmp_path: Path) -> None:
     assert wrong(tmp_path / "a.gguf", claim(("Q", 0))) == "general.architecture is missing"
     w = reference.GGUFWriter(str(tmp_path / "b.gguf"), "clip")
