@@ -23,6 +23,10 @@ CONFIG_BYTES_MAX, CONFIG_VALUES_MAX = 4 << 20, 200_000
 INDEX_BYTES_MAX, INDEX_VALUES_MAX = 32 << 20, 400_000
 HEADER_BYTES_MAX, HEADER_VALUES_MAX = 64 << 20, 1_000_000
 """Limits of what is decoded. The largest index of a public model has 150,000 values, the largest header 200,000."""
+WIDE_BYTES_MAX = 16 << 20
+"""Limit of a text that has escapes or characters outside of ASCII. One such character makes Python store a name at up
+to four bytes per character.
+"""
 FILES_MAX = 4096
 NAME_CHARS_MAX = 255
 LAYERS_MAX = 4096
@@ -250,6 +254,9 @@ def _limit_time(path: Path, cpu: CpuTime) -> None:
 
 def _decoded(path: Path, text: bytes, values_max: int, kind: type[T], cpu: CpuTime) -> T:
     """Decode JSON as this type; members outside of the type are skipped without creating objects."""
+    if len(text) > WIDE_BYTES_MAX and (b"\\" in text or not text.isascii()):
+        limit = WIDE_BYTES_MAX >> 20
+        raise ConfigError(f"{path}: larger than {limit} MiB, with escapes or characters outside of ASCII")
     if sum(map(text.count, (b",", b"[", b"{"))) > values_max:
         raise ConfigError(f"{path}: more than {values_max} values")
     try:

@@ -131,6 +131,13 @@ ROWS: dict[str, tuple[str, ...]] = {
         "artifacts.formats.gguf.KEYS_MAX",
         "artifacts.formats.gguf.TENSORS_MAX",
     ),
+    "safetensors header; index of safetensors files; `config.json`; header or index that has escapes or characters "
+    "outside of ASCII": (
+        "artifacts.formats.hf_config.HEADER_BYTES_MAX",
+        "artifacts.formats.hf_config.INDEX_BYTES_MAX",
+        "artifacts.formats.hf_config.CONFIG_BYTES_MAX",
+        "artifacts.formats.hf_config.WIDE_BYTES_MAX",
+    ),
     "manifest of an artifact; its config; its layers; entries of an index; nested indexes": (
         "artifacts.oci.manifest.MANIFEST_BYTES_MAX",
         "artifacts.oci.manifest.CONFIG_BYTES_MAX",

@@ -159,11 +159,32 @@ GGUF: dict[str, Callable[[], Iterable[bytes]]] = {
     "more tensors": lambda: tensors(1_000_000),
 }
 _OFFSETS = b'{"data_offsets":[0,0]}'
+
+
+def name(start: str, header_bytes: int) -> bytes:
+    """A header of about this size with one tensor, whose name begins with `start`."""
+    return b'{"%b%b":%b}' % (start.encode(), b"x" * (header_bytes - 100), _OFFSETS)
+
+
+def names(start: str, header_bytes: int) -> bytes:
+    """A header of about this size with 200,000 tensors, whose names begin with `start`."""
+    rest = b"x" * (header_bytes // 200_000 - len(start.encode()) - len(_OFFSETS) - 10)
+    return b"{" + b",".join(b'"%b%06x%b":%b' % (start.encode(), n, rest, _OFFSETS) for n in range(200_000)) + b"}"
+
+
 SAFETENSORS: dict[str, Callable[[], bytes]] = {
     "empty lists in the metadata": lambda: b'{"__metadata__":[' + b"[]," * 20_000_000 + b"[]]}",
     "many tensors": lambda: b"{" + b",".join(b'"%x":%b' % (n, _OFFSETS) for n in range(1_500_000)) + b"}",
     "allowed tensors": lambda: b"{" + b",".join(b'"%x":%b' % (n, _OFFSETS) for n in range(190_000)) + b"}",
     "a long text": lambda: b'{"__metadata__":{"a":"' + b"x" * 60_000_000 + b'"},"b":' + _OFFSETS + b"}",
+    "a long name": lambda: name("", 64 << 20),
+    "long names": lambda: names("", 64 << 20),
+    "a wide name": lambda: name("\U0001f600", 64 << 20),
+    "a name with an escape": lambda: name("\\ud83d\\ude00", 64 << 20),
+    "wide names": lambda: names("\U0001f600", 64 << 20),
+    "an allowed wide name": lambda: name("\U0001f600", 16 << 20),
+    "an allowed name with an escape": lambda: name("\\ud83d\\ude00", 12 << 20),
+    "allowed wide names": lambda: names("\U0001f600", 16 << 20),
 }
 
 

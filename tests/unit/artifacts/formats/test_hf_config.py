@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from artifacts.formats.cpu_time import CpuTime
-from artifacts.formats.hf_config import CONFIG_BYTES_MAX, INDEX, ConfigError, load_config_info
+from artifacts.formats.hf_config import CONFIG_BYTES_MAX, INDEX, WIDE_BYTES_MAX, ConfigError, load_config_info
 from artifacts.formats.memory_estimate import BYTES_MAX, ServingOptions, estimate_paged_engine
 from autoscaler.contract import ModelName
 from autoscaler.explain.fit import explain_fit
@@ -155,6 +155,23 @@ def test_broken_model_files_raise_a_one_line_config_error(folder: Path) -> None:
     assert wrong(folder) == "config.json: No such file or directory"
     with pytest.raises(ConfigError, match="File name too long"):
         load_config_info(folder / ("a" * 300))
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", INDEX])
+@pytest.mark.parametrize("start", ["\U0001f600", "\\ud83d\\ude00", "\\n", ""])
+def test_large_header_or_index_with_wide_characters_or_escapes_is_rejected(folder: Path, file: str, start: str) -> None:
+    for size, accepted in ((WIDE_BYTES_MAX, True), (WIDE_BYTES_MAX + 1, not start)):
+        if file == INDEX:
+            begin, end = b'{"weight_map":{"' + start.encode(), b'":"model.safetensors"}}'
+            (folder / file).write_bytes(begin + b"x" * (size - len(begin) - len(end)) + end)
+        else:
+            begin, end = b'{"' + start.encode(), b'":{"data_offsets":[0,0]}}'
+            text = begin + b"x" * (size - len(begin) - len(end)) + end
+            (folder / file).write_bytes(struct.pack("<Q", len(text)) + text)
+        if accepted:
+            load_config_info(folder)
+        else:
+            assert wrong(folder) == f"{file}: larger than 16 MiB, with escapes or characters outside of ASCII"
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", INDEX])
