@@ -29,7 +29,7 @@ import msgspec
 from autoscaler.kubernetes import safe_decoding
 from autoscaler.kubernetes.constants import WRITER
 from autoscaler.kubernetes.kubeconfig import ApiAccess
-from autoscaler.kubernetes.safe_decoding import ListPage, read_event, read_object, read_page
+from autoscaler.kubernetes.safe_decoding import ListPage, read_event, read_object, read_pages
 from autoscaler.kubernetes.unreadable_objects import Unreadable, UnreadableObjects
 
 WRITES_PER_S = 50.0
@@ -88,6 +88,8 @@ LATER = 1.25
 """Maximum random factor on Retry-After, so that requests rejected together are not retried together."""
 PAGE = 500
 """Objects per page: decoding 5,000 pods at once blocks the event loop for a second."""
+PAGE_BYTES_MAX = 32 << 20
+"""Maximum size of a page. A larger one is requested again with fewer objects: 500 objects may have 1.5 MiB each."""
 UNREADABLE = 200
 """Status of the ApiError for a response that cannot be decoded."""
 HALF_A_SECOND_S = 0.5
@@ -122,6 +124,10 @@ class UnreachableError(Exception):
 
 class FencedError(Exception):
     """The request was not sent: this process may no longer write."""
+
+
+class _LargeResponseError(Exception):
+    """The response is larger than the caller reads."""
 
 
 class Api:
@@ -212,18 +218,29 @@ class Api:
         return _object(path, await self._ask("DELETE", path, body))
 
     async def pages(self, path: str, query: Mapping[str, str] | None = None) -> AsyncIterator[ListPage]:
-        """List a collection in pages of at most PAGE objects."""
-        asked = {**(query or {}), "limit": str(PAGE)}
+        """List a collection in pages of at most PAGE objects. Fewer large objects are requested and yielded at once. A
+        single object is read whatever its size, and so is a list of a server that ignores `limit`.
+        """
+        asked, objects = {**(query or {})}, PAGE
         while True:
-            body = await self._ask("GET", path, query=asked)
+            bytes_max = PAGE_BYTES_MAX if objects > 1 else None
             try:
-                page = read_page(body)
+                body = await self._ask("GET", path, query={**asked, "limit": str(objects)}, bytes_max=bytes_max)
+            except _LargeResponseError:
+                objects //= 2
+                continue
+            if len(body) < PAGE_BYTES_MAX // 4:
+                objects = min(PAGE, 2 * objects)
+            token = ""
+            try:
+                for page in read_pages(body):  # parts of the page
+                    token = page.token
+                    yield page
             except (ValueError, RecursionError) as error:
                 raise UnreachableError(f"GET {path}: the response is not a list ({type(error).__name__})") from error
-            yield page
-            if not page.token:
+            if not token:
                 return
-            asked["continue"] = page.token
+            asked["continue"] = token
 
     async def _ask(  # noqa: PLR0917  called here only
         self,
@@ -233,13 +250,16 @@ class Api:
         kind: str = JSON,
         query: Mapping[str, str] | None = None,
         within_s: float | None = None,
+        bytes_max: int | None = None,
     ) -> bytes:
-        """Send a request; retry after Retry-After while attempts and time are left."""
+        """Send a request; retry after Retry-After while attempts and time are left. Raises _LargeResponseError if the
+        response has more than `bytes_max`.
+        """
         now_s = asyncio.get_running_loop().time
         ends_s = now_s() + (within_s if within_s is not None else READ_S_MAX if method == "GET" else WRITE_S_MAX)
         for tries_left in range(TRIES_MAX - 1, -1, -1):
             try:
-                return await self._ask_once(method, path, body, kind, query or {}, ends_s)
+                return await self._ask_once(method, path, body, kind, query or {}, ends_s, bytes_max)
             except ApiError as error:
                 if error.retry_after_s is None or not tries_left:
                     raise
@@ -257,6 +277,7 @@ class Api:
         kind: str,
         query: Mapping[str, str],
         ends_s: float,
+        bytes_max: int | None,
     ) -> bytes:
         try:
             async with asyncio.timeout_at(ends_s):
@@ -271,7 +292,7 @@ class Api:
         if body is not None:
             data, headers["Content-Type"] = msgspec.json.encode(body), kind
         self.requests += 1
-        sent = self._send(method, path, data, query, headers, within_s)
+        sent = self._send(method, path, data, query, headers, within_s, bytes_max)
         try:
             return await (sent if method == "GET" else self._while_we_may_write(sent))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -301,8 +322,9 @@ class Api:
         query: Mapping[str, str],
         headers: Mapping[str, str],
         within_s: float,
+        bytes_max: int | None,
     ) -> bytes:
-        """Send one HTTP request. Raises ApiError and aiohttp's exceptions."""
+        """Send one HTTP request. Raises ApiError, _LargeResponseError and aiohttp's exceptions."""
         async with self._open().request(
             method,
             self._access.server + path,
@@ -311,7 +333,7 @@ class Api:
             headers=headers,
             timeout=aiohttp.ClientTimeout(total=within_s),
         ) as answer:
-            body = await answer.read()
+            body = await (answer.read() if bytes_max is None else _read_bounded(answer.content, bytes_max))
         self._answered(answer.headers.get("Date"))
         if answer.status >= 400:
             raise _refusal(answer, body)
@@ -381,6 +403,17 @@ class _Connector(aiohttp.TCPConnector):
         if should_close or protocol.should_close:
             protocol.abort()
         super()._release(key, protocol, should_close=should_close)
+
+
+async def _read_bounded(content: aiohttp.StreamReader, bytes_max: int) -> bytes:
+    """Read a body, after decompression. Raises _LargeResponseError as soon as it exceeds `bytes_max`."""
+    pieces, size = list[bytes](), 0
+    async for piece in content.iter_any():
+        size += len(piece)
+        if size > bytes_max:
+            raise _LargeResponseError
+        pieces.append(piece)
+    return b"".join(pieces)
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncGenerator[tuple[str, Object | Unreadable], None]:

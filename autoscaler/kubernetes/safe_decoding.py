@@ -9,7 +9,7 @@ without a schema, which msgspec rejects anywhere in a list. They are replaced by
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -24,6 +24,10 @@ DEPTH_MAX: Final = 100
 """Maximum nesting of an object, in levels. The types that Kubernetes defines have fewer than 40."""
 BYTES_MAX: Final = 4 << 20
 """Maximum size of an object: more than the 1.5 MiB that etcd stores, because JSON is longer than protobuf."""
+PART_BYTES_MAX: Final = 4 << 20
+"""Maximum size of the objects that are decoded together, unless a single one is larger. Decoded, they may need 20 times
+the memory.
+"""
 
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _TOKEN = re.compile(_STRING.pattern + rb"|[\[\]{}]", re.DOTALL)
@@ -43,12 +47,12 @@ T = TypeVar("T")
 
 
 class ListPage(NamedTuple):
-    """One page of a list."""
+    """One page of a list, or a part of a page."""
 
     version: str
     """resourceVersion of the list."""
     token: str
-    """`continue` token of the next page; empty: this is the last page."""
+    """`continue` token of the next page; empty: this is the last page, or not the last part of one."""
     items: list[Object]
     unreadable: list[Unreadable]
     of: tuple[str, str] = ("", "")
@@ -218,15 +222,22 @@ def read_event(line: bytes) -> tuple[str, Object | Unreadable]:
     return event.type, _read_bounded(bytes(event.object))
 
 
-def read_page(text: bytes) -> ListPage:
-    """Decode one page of a list. Raises msgspec.DecodeError if the text is not a list."""
+def read_pages(text: bytes) -> Iterator[ListPage]:
+    """Decode one page of a list. A large page is decoded in parts; only the last one has a token. Raises
+    msgspec.DecodeError before the first part if the text is not a list.
+    """
     found = _decode_repaired(_decode_list, text, DEPTH_MAX + 2)
-    items, unreadable = list[Object](), list[Unreadable]()
-    of = (found.api_version, found.kind.removesuffix("List"))
+    page = ListPage(found.metadata.version, "", [], [], (found.api_version, found.kind.removesuffix("List")))
+    part_bytes = 0
     for raw in found.items or ():
-        one = _read_bounded(bytes(raw), of)
+        encoded = bytes(raw)
+        if part_bytes and part_bytes + len(encoded) > PART_BYTES_MAX:
+            yield page
+            page, part_bytes = page._replace(items=[], unreadable=[]), 0
+        part_bytes += len(encoded)
+        one = _read_bounded(encoded, page.of)
         if isinstance(one, Unreadable):
-            unreadable.append(one)
+            page.unreadable.append(one)
         else:
-            items.append(one)
-    return ListPage(found.metadata.version, found.metadata.token or "", items, unreadable, of)
+            page.items.append(one)
+    yield page._replace(token=found.metadata.token or "")

@@ -22,6 +22,10 @@ ROWS: dict[str, tuple[str, ...]] = {
         "autoscaler.kubernetes.safe_decoding.DEPTH_MAX",
         "autoscaler.kubernetes.safe_decoding.BYTES_MAX",
     ),
+    "list of the API server: objects per page; size of a page": (
+        "autoscaler.kubernetes.api.PAGE",
+        "autoscaler.kubernetes.api.PAGE_BYTES_MAX",
+    ),
     "start attempts in one series of starts of a model": (
         "autoscaler.spec.model.Start.retries",
         "autoscaler.spec.model.Start.seconds_max",

@@ -73,9 +73,9 @@ class LineApi(Api):
 
     async def _send(  # noqa: PLR0917  as in its base class
         self, method: str, path: str, data: bytes | None, query: Mapping[str, str], headers: Mapping[str, str],
-        within_s: float,
+        within_s: float, bytes_max: int | None,
     ) -> bytes:  # fmt: skip
-        del data, query, headers, within_s
+        del data, query, headers, within_s, bytes_max
         raise UnreachableError(f"{method} {path}: no server responds")
 
     async def _stream(

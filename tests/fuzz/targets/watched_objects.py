@@ -137,7 +137,7 @@ def objects(data: bytes) -> None:
     with _quiet():
         loop().run_until_complete(_run(kind, line))
     try:
-        page = safe_decoding.read_page(
+        (page,) = safe_decoding.read_pages(
             b'{"kind":"AList","metadata":{},"items":[' + line.partition(b'"object":')[2][:-1] + b"]}"
         )
     except (ValueError, RecursionError):  # as Api.pages

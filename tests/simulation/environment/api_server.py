@@ -305,9 +305,9 @@ class SimApi(Api):
 
     async def _send(  # noqa: PLR0917  as in its base class
         self, method: str, path: str, data: bytes | None, query: Mapping[str, str], headers: Mapping[str, str],
-        within_s: float,
+        within_s: float, bytes_max: int | None,
     ) -> bytes:  # fmt: skip
-        del headers
+        del headers, bytes_max
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[Object] = loop.create_future()
         body: Object = msgspec.json.decode(data) if data is not None else {}

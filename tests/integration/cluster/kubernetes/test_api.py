@@ -129,6 +129,19 @@ async def test_list_longer_than_the_page_size_is_read_in_pages(
     assert sorted(name for page in pages for name in page if name != "kube-root-ca.crt") == [f"n{n}" for n in range(7)]
 
 
+async def test_list_of_large_objects_is_read_in_smaller_pages(
+    api: Api, notes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "PAGE", 8)
+    monkeypatch.setattr(client, "PAGE_BYTES_MAX", 300_000)
+    made = [f"n{number:02}" for number in range(20)]
+    for name in made:
+        await api.create(notes, note(name, "x" * (100_000 if "n05" < name < "n12" else 10)))
+    pages = [[item["metadata"]["name"] for item in page.items] async for page in api.pages(notes)]
+    assert [name for page in pages for name in page if name != "kube-root-ca.crt"] == made
+    assert max(len(page) for page in pages if "n08" in page) <= 2
+
+
 @pytest.mark.parametrize("streams", [True, False], ids=["streamed", "in pages"])
 async def test_watch_reports_existing_objects_and_each_change_once(api: Api, notes: str, streams: bool) -> None:
     await api.create(notes, note("before", "0"))

@@ -43,7 +43,7 @@ class Busy(Api):
 
     async def _send(  # noqa: PLR0917  the signature of Api._send, which it overrides
         self, method: str, path: str, data: bytes | None, query: Mapping[str, str], headers: Mapping[str, str],
-        within_s: float,
+        within_s: float, bytes_max: int | None,
     ) -> bytes:  # fmt: skip
         self.limits_s.append(within_s)
         if self.takes_s >= within_s:
@@ -98,7 +98,7 @@ class Slow(Api):
 
     async def _send(  # noqa: PLR0917  the signature of Api._send, which it overrides
         self, method: str, path: str, data: bytes | None, query: Mapping[str, str], headers: Mapping[str, str],
-        within_s: float,
+        within_s: float, bytes_max: int | None,
     ) -> bytes:  # fmt: skip
         async with asyncio.timeout(within_s):
             await asyncio.sleep(self._takes_s)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler.kubernetes import safe_decoding
-from autoscaler.kubernetes.safe_decoding import DEPTH_MAX
+from autoscaler.kubernetes.safe_decoding import DEPTH_MAX, ListPage
 from autoscaler.kubernetes.unreadable_objects import Unreadable
 from tests.support.example_budget import examples
 
@@ -65,7 +65,7 @@ def test_object_with_too_deep_metadata_keeps_its_name() -> None:
 def test_page_with_unreadable_objects_decodes_the_others(levels: int) -> None:
     items = b",".join([model("1", "a"), model(nested(levels), "b"), model('{"x":1e999}', "c"), model("2", "d")])
     text = b'{"kind":"ModelList","metadata":{"resourceVersion":"9","continue":"t"},"items":[' + items + b"]}"
-    page = safe_decoding.read_page(text)
+    (page,) = safe_decoding.read_pages(text)
     assert (page.version, page.token) == ("9", "t")
     assert [(one["metadata"]["name"], one["spec"]) for one in page.items] == [("a", 1), ("d", 2)]
     assert [(one.kind, one.name) for one in page.unreadable] == [("Model", "b"), ("Model", "c")]
@@ -76,7 +76,7 @@ def test_unpaired_surrogate_of_one_object_does_not_prevent_a_list_or_watch(writt
     """The API server accepts and returns them, for example in the opaque parameters of a ResourceClaim."""
     value, items = f'{{"a":"{written}","b":"\\ud83d\\ude00"}}', [model("1", "a")]
     items += [model(value, "b"), model(value[:-1] + ',"c":' + nested(2_000) + "}", "c"), model("2", "d")]
-    page = safe_decoding.read_page(b'{"kind":"ModelList","metadata":{},"items":[' + b",".join(items) + b"]}")
+    (page,) = safe_decoding.read_pages(b'{"kind":"ModelList","metadata":{},"items":[' + b",".join(items) + b"]}")
     assert [one["metadata"]["name"] for one in page.items] == ["a", "b", "d"]
     assert [(one.name, one.reason) for one in page.unreadable] == [("c", TOO_DEEP)]
     _, found = safe_decoding.read_event(b'{"type":"ADDED","object":' + items[1] + b"}")
@@ -93,9 +93,22 @@ def test_replacing_unpaired_surrogates_changes_nothing_else(value: Any) -> None:
     assert found == json.loads(LONE.sub("\ufffd", json.dumps(expected, ensure_ascii=False)))
 
 
+def test_list_of_large_objects_is_decoded_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    items = [model("1", "a"), model("2", "b"), model(nested(500), "c"), model("3", "d"), model("4", "e")]
+    monkeypatch.setattr(safe_decoding, "PART_BYTES_MAX", 2 * len(items[0]))
+    text = b'{"kind":"ModelList","metadata":{"resourceVersion":"9","continue":"t"},"items":[' + b",".join(items) + b"]}"
+    pages = list(safe_decoding.read_pages(text))
+    names = [[one["metadata"]["name"] for one in page.items] + [one.name for one in page.unreadable] for page in pages]
+    assert names == [["a", "b"], ["c"], ["d", "e"]]
+    assert [(page.version, page.token) for page in pages] == [("9", ""), ("9", ""), ("9", "t")]
+    assert list(safe_decoding.read_pages(b'{"kind":"ModelList","metadata":{"resourceVersion":"9"},"items":null}')) == [
+        ListPage("9", "", [], [], ("", "Model"))
+    ]
+
+
 def test_item_without_kind_gets_the_kind_of_its_list() -> None:
     item = b'{"metadata":{"name":"p"},"spec":' + nested(200).encode() + b"}"
-    page = safe_decoding.read_page(b'{"kind":"PodList","metadata":{},"items":[' + item + b"]}")
+    (page,) = safe_decoding.read_pages(b'{"kind":"PodList","metadata":{},"items":[' + item + b"]}")
     assert [(one.kind, one.name) for one in page.unreadable] == [("Pod", "p")]
 
 
@@ -154,7 +167,7 @@ def test_an_object_with_wrong_metadata_is_unreadable(metadata: str) -> None:
     )
     assert isinstance(found, Unreadable)
     assert found.reason.startswith("its metadata: Expected ")
-    page = safe_decoding.read_page(
+    (page,) = safe_decoding.read_pages(
         f'{{"metadata":{{}},"items":[{{"metadata":{metadata}}},{{"metadata":{{}}}}]}}'.encode()
     )
     assert (len(page.items), len(page.unreadable)) == (1, 1)

@@ -59,6 +59,7 @@ class Paper(Api):
         kind: str = JSON,
         query: Mapping[str, str] | None = None,
         within_s: float | None = None,
+        bytes_max: int | None = None,
     ) -> bytes:
         if method == "GET":
             return b'{"items":[],"metadata":{}}'
