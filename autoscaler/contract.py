@@ -49,7 +49,11 @@ NAME_CHARS_MAX = 512
 COUNT_MAX = 1_000_000
 """The maximum of requests, allocated slots and failures at one gateway."""
 TOTAL_MAX = (1 << 53) - 1
-"""The maximum of versions, sequence numbers and totals since a boot. JSON numbers are exact integers up to it."""
+"""The maximum of versions, sequence numbers, sizes in bytes and totals since a boot. JSON numbers are exact integers up
+to it.
+"""
+BYTES_PER_S_MAX = 1e25
+"""The maximum rate of a pull: TOTAL_MAX bytes within one nanosecond, rounded up."""
 AGE_S_MAX = 1e9
 ROWS_MAX = 100_000
 """The maximum number of rows of one kind in a report."""
@@ -58,6 +62,7 @@ Number = Annotated[int, Meta(ge=0, le=TOTAL_MAX)]
 Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
 Age = Annotated[float, Meta(ge=-AGE_S_MAX, le=AGE_S_MAX)]
 """A relative time in seconds; it can be negative after a clock was set back."""
+BytesPerSecond = Annotated[float, Meta(ge=0, le=BYTES_PER_S_MAX)]
 
 DEFAULT_TENANT = TenantName("default")
 """The Tenant of requests when no API key is needed."""
@@ -302,8 +307,8 @@ class DeviceReport(Message, frozen=True):
     id: str
     """The driver's ID: NVML's UUID."""
     product: str = ""
-    memory_bytes: int = 0
-    used_bytes: int = 0
+    memory_bytes: Number = 0
+    used_bytes: Number = 0
     """Memory that any process uses."""
     healthy: bool = True
 
@@ -333,9 +338,9 @@ class WeightsReport(Message, frozen=True):
     """Entry files of GGUF models below `folder`, at most 5. None: the engine loads the folder."""
     adapters: tuple[str, ...] = ()
     """Adapters below `folder`: files or folders (empty: `folder` itself), at most 5."""
-    bytes: int = 0
-    total_bytes: int = 0
-    bytes_per_s: float = 0.0
+    bytes: Number = 0
+    total_bytes: Number = 0
+    bytes_per_s: BytesPerSecond = 0.0
     failed: str = ""
     """The reason why the pull failed."""
     allow_unsafe: bool = False
@@ -358,7 +363,7 @@ class PodUse(Message, frozen=True):
 
     pod_uid: str
     device: str
-    used_bytes: int
+    used_bytes: Number
 
 
 class FabricReport(Message, frozen=True):
@@ -375,7 +380,10 @@ class FabricReport(Message, frozen=True):
 
 
 class NodeReport(Message, frozen=True):
-    """The complete state of one node as its agent observes it. It expires after NODE_EXPIRY_S."""
+    """The complete state of one node as its agent observes it. It expires after NODE_EXPIRY_S.
+
+    The sizes of numbers are limited: the decoder raises msgspec.ValidationError with the name of the field.
+    """
 
     node: str
     boot: Id

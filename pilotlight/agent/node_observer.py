@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from autoscaler.contract import DeviceReport, PodDevices, PodUse
+from autoscaler.contract import TOTAL_MAX, DeviceReport, PodDevices, PodUse
 from autoscaler.drivers.local.nvml import Nvml, NvmlError, open_nvml
 from autoscaler.queries.device_health import NOTICED_BYTES
 from pilotlight.agent.kubelet.sockets import NodeSockets, pod_uid
@@ -91,8 +91,8 @@ class NodeLooks:
             return NodeLook()
         devices = tuple(
             DeviceReport(
-                id=gpu.uuid, product=gpu.product, memory_bytes=gpu.memory_bytes, used_bytes=gpu.used_bytes,
-                healthy=gpu.healthy,
+                id=gpu.uuid, product=gpu.product, memory_bytes=_clamp(gpu.memory_bytes),
+                used_bytes=_clamp(gpu.used_bytes), healthy=gpu.healthy,
             )
             for gpu in self._nvml.gpus()
         )  # fmt: skip
@@ -104,7 +104,7 @@ class NodeLooks:
             devices,
             tuple(PodDevices(pod_uid=uid, devices=tuple(id for id in held if uid in held[id])) for uid in pods),
             uses=tuple(
-                PodUse(pod_uid=uid, device=id, used_bytes=sum(held[id][uid]))
+                PodUse(pod_uid=uid, device=id, used_bytes=_clamp(sum(held[id][uid])))
                 for uid in pods for id in held if all(held[id].get(uid, (0,)))
             ),
         )  # fmt: skip
@@ -122,6 +122,13 @@ class NodeLooks:
             return pod_uid((self._proc / str(pid) / "cgroup").read_text())
         except OSError:  # the process has ended since
             return ""
+
+
+def _clamp(size_bytes: int) -> int:
+    """Return the size within the limits of a report. A driver may return an invalid size, and autoscalers reject the
+    whole report if one number exceeds its limits.
+    """
+    return max(0, min(size_bytes, TOTAL_MAX))
 
 
 def sees_node(proc: Path) -> bool:

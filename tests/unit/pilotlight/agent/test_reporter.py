@@ -15,7 +15,17 @@ import pytest
 from aiohttp import web
 from pytest_aiohttp import AiohttpClient
 
-from autoscaler.contract import NODE_EXPIRY_S, NODE_PERIOD_S, DeviceReport, NodeReport, PodDevices, PodUse
+from autoscaler.contract import (
+    BYTES_PER_S_MAX,
+    NODE_EXPIRY_S,
+    NODE_PERIOD_S,
+    TOTAL_MAX,
+    DeviceReport,
+    NodeReport,
+    PodDevices,
+    PodUse,
+    make_decoder,
+)
 from autoscaler.drivers.local.nvml import NvmlGpu
 from autoscaler.server.agents import NODE_BYTES_MAX, PEER_CHARS_MAX
 from autoscaler.server.auth import ContractAuth
@@ -98,6 +108,18 @@ async def test_pod_memory_use_is_summed_per_device_unless_a_part_is_unknown(tmp_
         (UID, "GPU-a", 40), (UID, "GPU-b", 5), (other, "GPU-a", 7), (other, "GPU-c", 9),
     ]  # fmt: skip
     assert not should_report(found, found._replace(uses=())), "the device's use already shows it"
+
+
+async def test_invalid_sizes_of_a_driver_are_clamped_so_that_the_report_is_accepted(tmp_path: Path) -> None:
+    nvml = FakeNvml()
+    nvml.found = (NvmlGpu("GPU-a", "H200", -1, used_bytes=(1 << 64) - 1), NvmlGpu("GPU-b", "H200", 100, used_bytes=40))
+    nvml.holders = {"GPU-a": {11: (1 << 64) - 1}, "GPU-b": {11: 30}}
+    processes(tmp_path, {11: SYSTEMD})
+    found = await looks(nvml, tmp_path).look()
+    report = NodeReport(node="n1", boot="b", sequence=1, devices=found.devices, pods=found.pods, uses=found.uses)
+    assert make_decoder(NodeReport)(msgspec.json.encode(report)) == report
+    assert [(one.memory_bytes, one.used_bytes) for one in found.devices] == [(0, TOTAL_MAX), (100, 40)]
+    assert [one.used_bytes for one in found.uses] == [TOTAL_MAX, 30]
 
 
 def processes(proc: Path, cgroups: dict[int, str]) -> None:
@@ -277,6 +299,47 @@ async def test_invalid_node_report_is_rejected_with_400_or_413(aiohttp_client: A
         assert (await client.post("/v1/node", data=io.BytesIO(wrong))).status == status
     device = DeviceReport(id="GPU-a", memory_bytes=10, used_bytes=4)
     assert loop.observed == [NodeReported(report=NodeReport(node="n1", boot="b", sequence=1, devices=(device,)))]
+
+
+ROWS = {
+    "devices": '"id": "GPU-a"',
+    "weights": '"artifact": "oci://r.io/a:1"',
+    "uses": '"pod_uid": "u", "device": "GPU-a"',
+}
+"""The required fields of a row of each kind."""
+DIGITS = "9" * 4000
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [("devices", "memory_bytes"), ("devices", "used_bytes"), ("weights", "bytes"), ("weights", "total_bytes"),
+     ("weights", "bytes_per_s"), ("uses", "used_bytes")],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "number", ["-1", "1e26", str(10**26), "1e308", "1e999", pytest.param(DIGITS, id="4000 digits")]
+)
+async def test_number_outside_its_limits_rejects_a_node_report_with_the_name_of_its_field(
+    aiohttp_client: AiohttpClient, kind: str, field: str, number: str
+) -> None:
+    loop = SteppedLoop(world()).loop
+    client = await aiohttp_client(ContractServer(loop).application())
+    row = f', "{kind}": [{{{ROWS[kind]}, "{field}": {number}}}]}}'
+    answer = await client.post("/v1/node", data=body()[:-1] + row.encode())
+    error = (await answer.json())["error"]
+    assert answer.status == 400
+    assert error.startswith("invalid node report: ")
+    assert error.endswith(f" - at `$.{kind}[0].{field}`")
+    assert len(error) < 200
+    assert loop.observed == []
+
+
+async def test_numbers_at_their_limits_are_accepted_in_a_node_report(aiohttp_client: AiohttpClient) -> None:
+    client = await aiohttp_client(ContractServer(SteppedLoop(world()).loop).application())
+    device = {"id": "GPU-a", "memory_bytes": TOTAL_MAX, "used_bytes": TOTAL_MAX}
+    weights = {"artifact": "a", "bytes": TOTAL_MAX, "total_bytes": TOTAL_MAX, "bytes_per_s": BYTES_PER_S_MAX}
+    uses = [{"pod_uid": "u", "device": "GPU-a", "used_bytes": TOTAL_MAX}]
+    answer = await client.post("/v1/node", data=body(devices=[device], weights=[weights], uses=uses))
+    assert answer.status == 200
 
 
 @pytest.mark.parametrize(
