@@ -1,7 +1,8 @@
 """Waits, for the Kubernetes driver, until a node's agent reports that a replica's weights are present. Async, no I/O.
 
 Keeps the list of waiting replicas and checks it after each step of the loop. `autoscaler.weights.desired` derives from
-the `World` what agents must fetch and what they reported.
+the `World` what agents must fetch and what they reported. If the check of a replica raises an exception, its Model is
+quarantined, and the other replicas are still checked.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 
 from autoscaler.agent_contract import OWN, Laid, collect_weights_requests
-from autoscaler.contract import ReplicaId
+from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.controller.loop import LoopStep
+from autoscaler.exception_handling import Failure, attempt
 from autoscaler.spec.model import Model
 from autoscaler.state.world import ClusterFacts, Replica, World
 from autoscaler.weights import mount_choice
@@ -45,11 +48,20 @@ class _Waiting:
 
 
 class AgentNodeSupply:
-    """Implements `autoscaler.drivers.driver.NodeSupply`; `on_step` is a listener of the loop."""
+    """Implements `autoscaler.drivers.driver.NodeSupply`; `on_step` is a listener of the loop.
 
-    def __init__(self, world: Callable[[], World], clock: Callable[[], float]) -> None:
+    `fault` receives Models whose check raised an exception, as `Loop.fault` does.
+    """
+
+    def __init__(
+        self,
+        world: Callable[[], World],
+        clock: Callable[[], float],
+        fault: Callable[[ModelName, str, Exception], None],
+    ) -> None:
         self._world = world
         self._clock = clock
+        self._fault = fault
         self._waiting: dict[ReplicaId, _Waiting] = {}
 
     def __call__(
@@ -97,7 +109,9 @@ class AgentNodeSupply:
     def on_step(self, step: LoopStep) -> None:
         """Check all waiting replicas against the new `World`."""
         for one in list(self._waiting.values()):
-            self._look(one, step.after, step.acted_s)
+            done = attempt(partial(self._look, one, step.after, step.acted_s))
+            if isinstance(done, Failure):
+                self._fault(one.model.name, "weights", done.error)
 
     def _look(self, one: _Waiting, world: World, now_s: float) -> None:
         if one.laid.done():

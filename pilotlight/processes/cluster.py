@@ -141,7 +141,7 @@ class Cluster:
         self._listed = asyncio.Event()
         self._pace = probes.Pace(clock)
         self._pace.leads = False
-        self._supply = AgentNodeSupply(lambda: self._loop.world, clock)
+        self._supply = AgentNodeSupply(lambda: self._loop.world, clock, self._fault)
         own = KubernetesDriver(
             acting,
             options.namespace,
@@ -213,6 +213,9 @@ class Cluster:
 
     def _observe(self, seen: Sequence[Observation]) -> None:
         self._loop.observe(seen)
+
+    def _fault(self, model: ModelName, what: str, error: Exception) -> None:
+        self._loop.fault(model, what, error)
 
     def _measured(self, replica: ReplicaId, since_s: float) -> bool:
         """Return whether agents report the device memory as free."""

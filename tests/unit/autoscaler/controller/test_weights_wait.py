@@ -20,6 +20,9 @@ from autoscaler.state.events import NodeReported
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import ClusterFacts, Replica, World
 from tests.support.builders.worlds import T0, device, replace_fields, replica, world
+from tests.support.harness.faults.contained_faults import raised
+from tests.support.harness.faults.fault_injection import concerns, inject
+from tests.support.harness.manual_loop import SteppedLoop
 
 ADA = Model(name=ModelName("ada"), spec=ModelSpec(engine="vllm", artifact="oci://r.io/a:1"))
 ONE = replica(ADA, "a1", ("g1",), S.STARTING)
@@ -113,7 +116,7 @@ def step(after: World) -> LoopStep:
 
 async def test_agent_report_of_delivered_weights_ends_the_wait() -> None:
     at, progress = with_report(), list[str]()
-    supply = AgentNodeSupply(lambda: at, lambda: T0)
+    supply = AgentNodeSupply(lambda: at, lambda: T0, raised)
     coming = supply(ONE, ADA, progress.append)
     assert coming is not None
     task = asyncio.ensure_future(coming)
@@ -128,7 +131,7 @@ async def test_agent_report_of_delivered_weights_ends_the_wait() -> None:
 async def test_start_fails_if_mount_support_of_the_cluster_stays_unknown() -> None:
     there = {"replicas": (ReplicaId("a1"),), "folder": "copies/x/files"}
     at, progress = replace_fields(with_report(**there), mounting=None), list[str]()
-    supply = AgentNodeSupply(lambda: at, lambda: T0)
+    supply = AgentNodeSupply(lambda: at, lambda: T0, raised)
     soon = asyncio.ensure_future(supply(ONE, ADA, progress.append))  # type: ignore[arg-type]  # it returns an awaitable only for weights in a registry
     await asyncio.sleep(0)
     supply.on_step(step(at))
@@ -144,8 +147,33 @@ async def test_start_fails_if_mount_support_of_the_cluster_stays_unknown() -> No
         await late
 
 
+async def test_exception_in_the_check_of_a_replica_quarantines_only_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also a replica that is checked after the faulty one starts, and the faulty one starts once the fault is over."""
+    bob = replace(ADA, name=ModelName("bob"), spec=replace(ADA.spec, artifact="oci://r.io/b:1"))
+    other = replica(bob, "b1", ("g2",), S.STARTING)
+    devices = [device("g1", 80, "n1"), device("g2", 80, "n2")]
+    loop = SteppedLoop(world([ADA, bob], devices, [ONE, other], mounting=ClusterFacts(volumes=True)))
+    supply = AgentNodeSupply(lambda: loop.loop.world, lambda: T0, loop.loop.fault)
+    loop.loop.listeners.append(supply.on_step)
+    starts = [asyncio.ensure_future(supply(*one, lambda _: None)) for one in ((ONE, ADA), (other, bob))]  # type: ignore[arg-type]  # as above
+    await asyncio.sleep(0)
+    faults = inject(monkeypatch, "autoscaler.controller.weights_wait:assess_weights", concerns("ada"))
+    for node, one, artifact in (("n1", ONE, "oci://r.io/a:1"), ("n2", other, "oci://r.io/b:1")):
+        came = WeightsReport(artifact=artifact, replicas=(one.id,), folder=f"copies/{one.id}")
+        report = NodeReport(node=node, boot="b", sequence=1, brings=True, weights=(came,))
+        after = loop.step(NodeReported(report=report))
+    async with asyncio.timeout(60):
+        assert await starts[1] == Laid("copies/b1", "")
+    assert (faults.reported, set(after.learned.faults), after.degraded) == ([("ada", "weights")], {"ada"}, "")
+    assert not starts[0].done()
+    faults.stop()
+    loop.step()
+    async with asyncio.timeout(60):
+        assert await starts[0] == Laid("copies/a1", "")
+
+
 def test_start_with_a_file_artifact_does_not_wait_for_weights() -> None:
-    supply = AgentNodeSupply(with_report, lambda: T0)
+    supply = AgentNodeSupply(with_report, lambda: T0, raised)
     of_file = replace(ADA, spec=replace(ADA.spec, artifact="file:///a"))
     assert supply(ONE, of_file, lambda _: None) is None
     on_cpu = replace(ADA, spec=replace(ADA.spec, gpu=Gpu(count=0)))
@@ -162,7 +190,7 @@ def model(artifact: str, **spec: object) -> Model:
 
 def supply(facts: ClusterFacts | None = None) -> AgentNodeSupply:
     at = world([], [device()], mounting=facts)
-    return AgentNodeSupply(lambda: at, lambda: 0.0)
+    return AgentNodeSupply(lambda: at, lambda: 0.0, raised)
 
 
 def test_model_that_allows_unsafe_weights_is_not_blocked_from_starting() -> None:
