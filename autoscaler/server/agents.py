@@ -5,7 +5,8 @@ loop's next step and does not wake it: thousands of agents report every few seco
 
 GET /v1/wants streams what `autoscaler.weights.desired` requires, GET /v1/peers answers which agents have it
 (`autoscaler.weights.peers`). The leader sends the complete wants at once when they change. A follower sends only blank
-lines, so that an agent gets the first message of the next leader. A slow agent gets only the newest message.
+lines, so that an agent gets the first message of the next leader. A slow agent gets only the newest message. A Model
+whose wants raise an exception is quarantined. The wants of all nodes omit it until its quarantine ends.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
+from copy import copy
 
 import msgspec
 from aiohttp import web
@@ -21,7 +23,11 @@ from aiohttp import web
 from autoscaler.agent_contract import NodeWants
 from autoscaler.capacity import fabric_agents
 from autoscaler.contract import ModelName, NodeAnswer, NodeReport, make_decoder
+from autoscaler.controller.fault_attribution import find_culprits, rank_suspects
 from autoscaler.controller.loop import Loop, LoopStep
+from autoscaler.exception_handling import Failure, attempt, can_complete
+from autoscaler.fold.model_quarantine import list_quarantined_models
+from autoscaler.fold.quarantine_mask import mask_quarantined
 from autoscaler.queries.device_health import is_redundant_node_report
 from autoscaler.server.auth import NODE_CHARS_MAX, check_token_node
 from autoscaler.state.events import NodeReported
@@ -93,10 +99,14 @@ class NodeWantsServer:
         self._readers: dict[NodeId, dict[asyncio.Event, None]] = {}
         """The readers, by connection: the order of wake-ups must not depend on addresses of objects."""
         self._others = False
-        """Whether the set of connected agents changed since inspections were last assigned."""
+        """Whether the next step must compute the wants again: the set of connected agents has changed since inspections
+        were last assigned, or the last computation raised an exception.
+        """
         self._now_s: float | None = None
         """The time of the last step."""
         self._images, self._lookers = ImageWants(), InspectionAssigner()
+        self._faulty: frozenset[ModelName] = frozenset()
+        """The Models that the wants omit, because they raised an exception."""
         self._asked = PeerCache()
         loop.listeners.append(self._on_step)
 
@@ -109,11 +119,12 @@ class NodeWantsServer:
         self._now_s = step.acted_s
         early = list_promised_placements(step.after, step.plan.unmet) if self._readers else ()
         same = early == self._early and not self._others and not _differs(step.before, step.after)
-        same = same and self._now_s < self._lookers.next_s
+        same = same and self._now_s < self._lookers.next_s and self._faulty <= list_quarantined_models(step.after)
         if not self._readers or same:
             return
-        self._others = False
+        self._others = True
         before, self._wants, self._early = self._wants, self._wanted(step.after, early), early
+        self._others = False
         general = _general(step.before) != _general(step.after)
         for node, events in self._readers.items():
             if general or before.get(node) != self._wants.get(node):
@@ -121,10 +132,35 @@ class NodeWantsServer:
                     event.set()
 
     def _wanted(self, world: World, early: tuple[tuple[ModelName, NodeId], ...]) -> dict[NodeId, NodeWants]:
-        looks = self._lookers.looks(world, self._readers.keys(), self._now_s)
-        return build_node_wants(
-            world, early, self._images.of(world, early), looks, fabric_agents.build_fabric_wants(world)
-        )
+        """Return the wants without those of faulty Models. Raises an exception that no Model explains."""
+        held = self._faulty & list_quarantined_models(world)
+
+        def wants(out: Collection[ModelName]) -> tuple[dict[NodeId, NodeWants], InspectionAssigner]:
+            return self._computed(mask_quarantined(world, held.union(out)), early)
+
+        done, found = attempt(lambda: wants(())), tuple[ModelName, ...]()
+        if isinstance(done, Failure):
+            suspects = rank_suspects(world.models.keys() - held, done.error)
+            found = find_culprits(suspects, lambda out: can_complete(lambda: wants(out)))
+            for name in found:
+                self._loop.fault(name, "wants", done.error)
+            if not found:
+                raise done.error
+            done = attempt(lambda: wants(found))
+        self._faulty = held.union(found)
+        if isinstance(done, Failure):  # there are more culprits than one search returns
+            raise done.error
+        wanted, self._lookers = done
+        return wanted
+
+    def _computed(
+        self, world: World, early: tuple[tuple[ModelName, NodeId], ...]
+    ) -> tuple[dict[NodeId, NodeWants], InspectionAssigner]:
+        """Return the wants, and the assignments of inspections on which they are based. Changes no assignment."""
+        lookers = copy(self._lookers)
+        looks = lookers.looks(world, self._readers.keys(), self._now_s)
+        fabric = fabric_agents.build_fabric_wants(world)
+        return build_node_wants(world, early, self._images.of(world, early), looks, fabric), lookers
 
     async def messages(self, node: NodeId) -> AsyncGenerator[bytes]:
         """Yield lines for one agent: its wants, once and after every change."""

@@ -12,21 +12,22 @@ from msgspec.structs import replace
 from pytest_aiohttp import AiohttpClient
 
 from autoscaler.agent_contract import ImageWant, NodeWants
-from autoscaler.contract import ModelName
+from autoscaler.contract import ModelName, NodeReport
 from autoscaler.controller.loop import Listener, Loop, LoopStep
 from autoscaler.server import agents
 from autoscaler.server.agents import BLANK, NodeWantsServer
 from autoscaler.server.gateways import ContractServer
-from autoscaler.spec.model import Gpu, Model, ModelSpec
+from autoscaler.spec.model import Gpu, Model, ModelSpec, ReplicaRange
 from autoscaler.spec.quantity import BytesOrAuto
 from autoscaler.spec.settings import Settings, Weights
 from autoscaler.state.actions import Plan
-from autoscaler.state.events import DocumentsSeen, Tick
+from autoscaler.state.events import DocumentsSeen, ModelWoken, Tick
 from autoscaler.state.images import NodeImages, make_image
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.world import NodeId, World
+from autoscaler.state.world import NodeAgentStatus, NodeId, World
 from autoscaler.weights.desired import SILENT_S
 from tests.support.builders.worlds import T0, device, replace_fields, replica, world
+from tests.support.harness.faults.fault_injection import concerns, inject
 from tests.support.harness.manual_loop import SteppedLoop
 from tests.unit.autoscaler.weights.test_image_prepull import ENGINE, at, needs
 from tests.unit.autoscaler.weights.test_image_prepull import starting as starts
@@ -104,6 +105,95 @@ async def test_artifact_is_inspected_by_another_agent_if_the_first_is_silent() -
         assert {first, other} == {"n1", "n2"}
         for one in lines.values():
             await one.aclose()
+
+
+BOB = replace(ADA, name=ModelName("bob"), spec=replace(ADA.spec, artifact="oci://r.io/b:1"))
+CAROL = replace(ADA, name=ModelName("carol"), spec=replace(ADA.spec, artifact="oci://r.io/c:1", gpu=Gpu()))
+"""Its memory is unknown, so that an agent inspects its artifact."""
+POINTS = (
+    "autoscaler.weights.desired:build_weights_requests",
+    "autoscaler.weights.image_prepull:build_placement_request",
+    "autoscaler.weights.desired:should_read_header",
+)
+"""Functions of each part of the wants: weights, images and inspections."""
+
+
+@pytest.mark.parametrize("point", POINTS)
+async def test_exception_in_the_wants_of_a_model_removes_only_that_model_from_the_wants(
+    point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node keeps the copies that pods of the faulty Model use, and agents continue inspections."""
+    faulty = replace(ADA, spec=replace(ADA.spec, image="engine:1", replicas=ReplicaRange(min=2, max=2)))
+    devices = [device("g1", 80, "n1"), device("g2", 80, "n2")]
+    uses = replica(faulty, "a0", ("g1",), weights=("copies/a",))
+    stepped = SteppedLoop(world([faulty, BOB, CAROL], devices, [uses], agents=agents_of("n1", "n2")))
+    telling = NodeWantsServer(stepped.loop)
+    connected = [telling.messages(NodeId(node)) for node in ("n1", "n2")]
+    for lines in connected:
+        await anext(lines)
+    stepped.step(Tick())
+    turns = telling._lookers._turns
+    assert len(turns) == 1
+    faults = inject(monkeypatch, point, concerns("ada"))
+    begun = [replica(faulty, "a1", ("g1",), S.STARTING), replica(BOB, "b1", ("g2",), S.STARTING)]
+    at = stepped.loop.world
+    stepped.loop.world = world(at.models.values(), devices, [uses, *begun], agents=at.nodes.agents)
+    stepped.now_s += 1.0
+    after = stepped.step(DocumentsSeen(models=(faulty, BOB, CAROL), settings=Settings(lease_seconds=30)))
+    assert (set(after.learned.faults), after.degraded) == ({"ada"}, "")
+    assert faults.reported == [("ada", "wants")]
+    assert weights_of(telling) == {"oci://r.io/b:1", "oci://r.io/c:1"}
+    assert telling._wants[NodeId("n1")].held == ("copies/a",)
+    assert telling._lookers._turns == turns, "the search for the faulty Model changes no assignment"
+    stepped.step(DocumentsSeen(models=(faulty, BOB, CAROL), settings=Settings(lease_seconds=40)))
+    assert len(faults.reported) == 1
+    assert weights_of(telling) == {"oci://r.io/b:1", "oci://r.io/c:1"}
+    faults.stop()
+    stepped.step(ModelWoken(model=faulty.name))
+    assert weights_of(telling) == {"oci://r.io/a:1", "oci://r.io/b:1", "oci://r.io/c:1"}
+    for lines in connected:
+        await lines.aclose()
+
+
+async def test_agent_that_connects_while_a_model_is_faulty_gets_the_wants_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inject(monkeypatch, POINTS[0], concerns("ada"))
+    begun = [replica(ADA, "a1", ("g1",), S.STARTING), replica(BOB, "b1", ("g1",), S.STARTING)]
+    stepped = SteppedLoop(world([ADA, BOB], [device("g1", 80, "n1")], begun))
+    lines = NodeWantsServer(stepped.loop).messages(NodeId("n1"))
+    assert [one.artifact for one in read(await anext(lines)).wants] == ["oci://r.io/b:1"]
+    assert set(stepped.loop.world.learned.faults) == {"ada"}
+    await lines.aclose()
+
+
+async def test_wants_are_computed_again_after_an_exception_that_no_model_explains(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stepped = SteppedLoop(world([ADA], [device("g1", 80, "n1")]))
+    telling = NodeWantsServer(stepped.loop)
+    lines = telling.messages(NodeId("n1"))
+    await anext(lines)
+    faults = inject(monkeypatch, "autoscaler.server.agents:build_node_wants", lambda *_: True)
+    stepped.loop.world = starting()
+    after = stepped.step(DocumentsSeen(models=(ADA,), settings=Settings(lease_seconds=30)))
+    assert "InjectedError" in after.degraded
+    assert after.learned.faults == {}
+    faults.stop()
+    after = stepped.step(Tick())
+    assert (after.degraded, weights_of(telling)) == ("", {"oci://r.io/a:1"})
+    await lines.aclose()
+
+
+def agents_of(*nodes: str) -> dict[str, NodeAgentStatus]:
+    """Agents that report nothing but themselves."""
+    reports = (NodeReport(node=node, boot="b", sequence=1, brings=True) for node in nodes)
+    return {one.node: NodeAgentStatus(report=one, seen_s=T0) for one in reports}
+
+
+def weights_of(telling: NodeWantsServer) -> set[str]:
+    """The artifacts that any node is requested to pull or inspect."""
+    return {one.artifact for wants in telling._wants.values() for one in wants.wants}
 
 
 async def next_line(lines: AsyncGenerator[bytes]) -> bytes:
