@@ -45,6 +45,10 @@ it.
 """
 CONFLICTS_MAX = 20
 """Conflicts in a row after which the starts that wait for a pod fail."""
+MARK_FAILURES_MAX = 20
+"""Transient failures in a row to mark a pod after which the scale is written without the mark: about 80 s. A webhook
+that permanently rejects changes of pods must not block all scaling.
+"""
 PLURALS = {"Deployment": "deployments", "StatefulSet": "statefulsets"}
 
 _log = logging.getLogger("pilotlight.autoscaler.adoption")
@@ -81,7 +85,7 @@ class Runner:
         """Probed pods that were last reported as ready."""
         self._dirty = asyncio.Event()
         self._writing: asyncio.Task[None] | None = None
-        self._refusals = 0
+        self._refusals = self._mark_failures = 0
         self._pauses = Pauses()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -258,7 +262,7 @@ class Runner:
             _log.info("event=scale_skipped workload=%r reason='not the leader'", str(self.core.seen.key))
             self.core.follow()
         else:
-            self._refusals, self._pauses = 0, Pauses()
+            self._refusals, self._mark_failures, self._pauses = 0, 0, Pauses()
 
     async def _again(self) -> None:
         """Retry after a growing pause."""
@@ -305,17 +309,24 @@ class Runner:
             await self._mark(mark)
 
     async def _mark(self, mark: PodMark) -> None:
-        """Mark a pod. If that fails, the next leader may rename its replica, or another pod may be deleted first."""
+        """Mark a pod. A transient failure is raised, so that the pod is marked before the scale is lowered. After any
+        other failure, the next leader may rename the pod's replica, or another pod may be deleted first.
+        """
         notes = {REPLICA: mark.replica, INTENT: mark.intent, COST: GOES_FIRST if mark.goes_first else None}
         self.core.marked(mark)  # before the write, because annotations observed during it are newer
         try:
             patch = {"metadata": {"uid": mark.uid, "annotations": notes}}
             await self._means.api.patch(f"{self._pods_path}/{mark.pod}", patch)
-        except (ApiError, FencedError) as error:
-            _log.info("event=pod_annotation_failed pod=%s error=%s", mark.pod, error)
         except UnreachableError:
             self.core.unmarked(mark)
             raise
+        except (ApiError, FencedError) as error:
+            if isinstance(error, ApiError) and error.is_transient:
+                self.core.unmarked(mark)
+                self._mark_failures += 1
+                if self._mark_failures < MARK_FAILURES_MAX:
+                    raise
+            _log.info("event=pod_annotation_failed pod=%s error=%s", mark.pod, error)
 
 
 async def _probe(pod: AdoptedPodSeen) -> bool | None:

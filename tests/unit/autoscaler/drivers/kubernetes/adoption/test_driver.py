@@ -20,7 +20,7 @@ from autoscaler.drivers.kubernetes.adoption.annotations import Others, read_mode
 from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver, WorkloadEvent
 from autoscaler.drivers.kubernetes.adoption.parsing import AdoptedPodSeen, WorkloadSeen
 from autoscaler.drivers.kubernetes.pod_writer import Pauses
-from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object
+from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.leader_election import Elector
 from autoscaler.kubernetes.safe_decoding import ListPage
 from autoscaler.kubernetes.unreadable_objects import UnreadableObjects
@@ -49,6 +49,8 @@ class Plane:
         self.unreadable = UnreadableObjects()
         self.errors: list[Exception] = []
         """Errors that the next writes raise."""
+        self.mark_errors: list[Exception] = []
+        """Errors that the next writes of pod annotations raise."""
         self.events: list[Object] = []
         """Events about pods, returned for each query."""
         self.scale: Object | None = None
@@ -100,6 +102,13 @@ class Plane:
                 raise ApiError(409, "Conflict", "the object has been modified")
             return {"metadata": {"resourceVersion": str(int(body["metadata"]["resourceVersion"]) + 1)}}
         raise self.errors.pop() if self.errors else FencedError
+
+    async def patch(self, path: str, body: Object) -> Object:
+        """Like `Api.patch` of a pod's annotations."""
+        self.asked.append(path)
+        if self.mark_errors:
+            raise self.mark_errors.pop()
+        return body
 
     def unix_s(self) -> float:
         """Like `Api.unix_s`."""
@@ -334,6 +343,38 @@ async def test_scale_write_is_retried_after_transient_errors_but_not_a_403(
                 await asyncio.sleep(0)
         assert len(house.plane.asked) == tries
         assert bool(house.reasons("more")) == (tries < 50)
+
+
+@pytest.mark.parametrize(
+    ("error", "failures", "marks"),
+    [
+        (UnreachableError("no response"), 50, 51),
+        (ApiError(500, "InternalError", "etcd"), 3, 4),
+        (ApiError(503, "ServiceUnavailable", "etcd"), 3, 4),
+        (ApiError(429, "TooManyRequests", "slow down"), 3, 4),
+        (ApiError(500, "InternalError", "failed calling webhook"), 50, workload_writer.MARK_FAILURES_MAX),
+        (ApiError(403, "Forbidden", "no right to patch pods"), 3, 1),
+    ],
+    ids=["unreachable", "500", "503", "429", "webhook-stays-unavailable", "403"],
+)  # fmt: skip
+async def test_pod_to_stop_is_marked_before_the_scale_is_lowered(
+    error: Exception, failures: int, marks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the ReplicaSet might delete another pod. No error of the API server blocks the scale forever."""
+    monkeypatch.setattr(pod_writer, "RETRY_S", 0.0)
+    async with serving("ada") as house:
+        house.plane.scale = {"metadata": {"uid": "uid-ada", "resourceVersion": "99"}, "spec": {"replicas": 1}}
+        (replica,) = house.now()
+        (runner,) = house.driver._runners()
+        runner.core.see_scale("uid-ada", 1, 99)
+        house.plane.mark_errors = [error] * failures
+        house.plane.asked.clear()
+        house.driver.stop(replace(Bench().order("x"), id=ReplicaId(replica)), 1.0)
+        scale = f"{APPS}/ada/scale"
+        async with asyncio.timeout(60):
+            while scale not in house.plane.asked:
+                await asyncio.sleep(0)
+        assert house.plane.asked[: marks + 1] == [*[f"{PODS}/ada-h-1"] * marks, scale]
 
 
 async def test_pauses_between_scale_writes_grow_from_the_first_pause(monkeypatch: pytest.MonkeyPatch) -> None:
