@@ -36,6 +36,8 @@ WAIT_S_MIN = 0.01
 PENDING_MAX = 1000
 """Maximum pending Events: about half a megabyte."""
 SERIES_S = 600.0
+FAILURES_MAX = 30
+"""Transient errors of the API server after which an Event is dropped: about five minutes."""
 SERIES_MAX = 4096
 """Maximum series remembered; the oldest is forgotten, and its next occurrence begins a new Event."""
 NOTE_MAX = 1000
@@ -71,6 +73,8 @@ class Due(NamedTuple):
     times: int
     first_s: float
     last_s: float
+    failures: int = 0
+    """Number of attempts that failed with a transient error of the API server."""
 
 
 class Series(NamedTuple):
@@ -202,14 +206,27 @@ class Book:
         if known is None and len(self._pending) >= PENDING_MAX:
             self.dropped += 1
             return
-        times, first_s = (known.times + 1, known.first_s) if known is not None else (1, now_s)
-        self._pending[key] = Due(about, happening, times, first_s, now_s)
+        if known is None:
+            self._pending[key] = Due(about, happening, 1, now_s, now_s)
+        else:
+            self._pending[key] = known._replace(happening=happening, times=known.times + 1, last_s=now_s)
 
     def put_back(self, due: Due) -> None:
         """Return an Event that was taken and could not be sent; later occurrences are merged into it."""
         key = (due.regarding, due.happening.reason)
         newer = self._pending.pop(key, due._replace(times=0))
-        self._pending = {key: newer._replace(times=newer.times + due.times, first_s=due.first_s)} | self._pending
+        merged = newer._replace(times=newer.times + due.times, first_s=due.first_s, failures=due.failures)
+        self._pending = {key: merged} | self._pending
+
+    def postpone(self, due: Due, now_s: float, wait_s: float) -> None:
+        """Return an Event after a transient error. Its object gets no request for `wait_s`, and other objects go first:
+        the error may concern only this object, for example if a webhook is unavailable. Drop it after FAILURES_MAX.
+        """
+        self._tokens[due.regarding] = (1 - wait_s * MINUTE_MAX / 60, now_s)
+        if due.failures + 1 < FAILURES_MAX:
+            self.put_back(due._replace(failures=due.failures + 1))
+        else:
+            self.drop(due)
 
     def drop(self, due: Due) -> None:
         """Discard an Event that cannot be sent, and count its occurrences as dropped."""

@@ -3,7 +3,8 @@
 The listener of the loop only records; a task sends at most PER_S requests a second over all objects, with a limit per
 object, and at most UNREADABLE_MAX Events about unreadable objects in UNREADABLE_S. The Events are core/v1, not
 events.k8s.io: `kubectl describe` shows both, and only the text of a core/v1 Event may be updated when a series
-continues. A rejected Event is dropped and counted. While the API server does not answer, Events wait.
+continues. A rejected Event is dropped and counted. While the API server does not answer, Events wait. After a transient
+error of the API server, only the Events of the same object wait.
 """
 
 from __future__ import annotations
@@ -141,7 +142,10 @@ class Events:
             self._troubled(str(error))
             await asyncio.sleep(RETRY_S)
         except ApiError as error:
-            self._book.drop(due)
+            if error.is_transient:
+                self._book.postpone(due, self._clock(), RETRY_S)
+            else:
+                self._book.drop(due)
             self._troubled(str(error))
         else:
             self.trouble = ""
