@@ -23,8 +23,8 @@ MESSAGE_MAX = 1024
 """Maximum characters of a message; Kubernetes itself allows 32,768."""
 WORDS = {
     "ErrImagePull": "ImagePullBackOff", "InvalidImageName": "ImagePullBackOff", "ErrImageNeverPull": "ImagePullBackOff",
-    "ImageInspectError": "ImagePullBackOff", "RegistryUnavailable": "ImagePullBackOff", constants.CRASHES: "CrashLoop",
-    "SchedulingGated": "Unschedulable",
+    "ImageInspectError": "ImagePullBackOff", "RegistryUnavailable": "ImagePullBackOff",
+    "SignatureValidationFailed": "ImagePullBackOff", constants.CRASHES: "CrashLoop", "SchedulingGated": "Unschedulable",
 }  # fmt: skip
 """Reason from a kubelet or scheduler -> the reason that we report; other reasons are passed on unchanged."""
 UNSCHEDULABLE = "Unschedulable"

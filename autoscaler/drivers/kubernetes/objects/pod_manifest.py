@@ -79,11 +79,14 @@ IMAGE_S_MAX = 60.0
 tolerated, and requests do not wait long for a misspelled image."""
 _PATIENCE_S = {
     "ImagePullBackOff": IMAGE_S_MAX, "ErrImagePull": IMAGE_S_MAX, "ImageInspectError": IMAGE_S_MAX,
-    "RegistryUnavailable": IMAGE_S_MAX, "CreateContainerConfigError": IMAGE_S_MAX,
-    "CreateContainerError": IMAGE_S_MAX, "RunContainerError": IMAGE_S_MAX,
+    "RegistryUnavailable": IMAGE_S_MAX, "SignatureValidationFailed": IMAGE_S_MAX,
+    "CreateContainerConfigError": IMAGE_S_MAX, "CreateContainerError": IMAGE_S_MAX, "RunContainerError": IMAGE_S_MAX,
     "InvalidImageName": 0.0, "ErrImageNeverPull": 0.0,
 }  # fmt: skip
-"""Waiting reason of a container that has not started yet -> how long it may last."""
+"""Waiting reason of a container that has not started yet -> how long it may last. A kubelet reports each image error
+in turn with ImagePullBackOff. They have one limit, so that a change between them does not restart the wait. The image
+errors are those of kubelet 1.36 (`pkg/kubelet/images`, `cri-api/pkg/errors`).
+"""
 _INIT_PATIENCE_S = {**_PATIENCE_S, CRASHES: IMAGE_S_MAX}
 """The same for an init container or native sidecar, which its kubelet restarts repeatedly."""
 INIT_S_MAX = 900.0

@@ -12,6 +12,7 @@ from autoscaler.drivers.kubernetes.adoption.annotations import read_model
 from autoscaler.drivers.kubernetes.adoption.parsing import WorkloadKey
 from autoscaler.drivers.kubernetes.adoption.workload_scaling import UNORDERED_S, Mode
 from autoscaler.drivers.kubernetes.composite import CompositeDriver
+from autoscaler.drivers.kubernetes.objects.pod_manifest import read_waiting_reason
 from autoscaler.fold.fold import fold
 from autoscaler.planner.reconcile import PlannedModel, reconcile_model
 from autoscaler.spec.model import ADOPTED_HASH, Model, ModelSpec
@@ -68,6 +69,23 @@ def test_image_pull_failure_ends_start_and_scales_down_after_a_minute() -> None:
     assert (reports.id, reports.seen, reports.reason) == ("a", Seen.EXITED, IMAGE)
     assert bench.core.due_s() is None
     assert bench.write() == 0
+
+
+def test_alternating_image_errors_count_as_one_wait() -> None:
+    """A kubelet reports the error of each pull, and between the pulls that it backs off."""
+    bench = Bench()
+    bench.core.begin(0.0)
+    bench.start("a")
+    bench.write()
+    for number, reason in enumerate(("SignatureValidationFailed", "ImagePullBackOff") * 2 + ("ErrImagePull",)):
+        bench.now_s = 10.0 * number
+        waits = read_waiting_reason({"spec": {}}, {"waiting": {"reason": reason}})
+        bench.pod(
+            "p1", started_unix_s=None, ip="", waits=waits.reason, patience_s=waits.patience_s, waits_for=waits.container
+        )
+    assert bench.core.due_s() == 60.0
+    bench.core.look(60.0)
+    assert bench.take_reports()[-1] == ("a", "exited")
 
 
 def test_failed_start_blocks_next_one_for_a_minute_or_until_new_template() -> None:

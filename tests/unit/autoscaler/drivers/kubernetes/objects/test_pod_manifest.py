@@ -308,6 +308,7 @@ def first(state: dict[str, Any], **more: Any) -> dict[str, Any]:
             ({"containerStatuses": status({"waiting": {"reason": reason}})}, "", reason, limit_s)
             for reason, limit_s in (
                 ("ImagePullBackOff", 60.0), ("ImageInspectError", 60.0), ("RegistryUnavailable", 60.0),
+                ("SignatureValidationFailed", 60.0),
                 ("CreateContainerConfigError", 60.0), ("CreateContainerError", 60.0), ("RunContainerError", 60.0),
                 ("InvalidImageName", 0.0), ("ErrImageNeverPull", 0.0)
             )
