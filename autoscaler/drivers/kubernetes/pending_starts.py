@@ -115,7 +115,16 @@ class Bringing:
 
 
 REFUSED_S = 60.0
+PASSING = ("exceeded quota", "status unknown for quota", "error looking up service account")
+"""Parts of 403 messages about temporary conditions: a ResourceQuota that is exhausted or new, a namespace whose service
+account does not exist yet.
+"""
 POLICIES: Final = ("resourcequotas", "limitranges")
+
+
+def is_temporary(message: str) -> bool:
+    """Return whether a rejected start waits: the message of the API server names a temporary condition."""
+    return any(part in message for part in PASSING)
 
 
 class RefusedStarts:

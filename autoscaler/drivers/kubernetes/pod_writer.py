@@ -22,6 +22,7 @@ from autoscaler.contract import ReplicaId
 from autoscaler.drivers.kubernetes.inventory.resource_claims import Claims
 from autoscaler.drivers.kubernetes.objects import pod_manifest as pods
 from autoscaler.drivers.kubernetes.objects.pod_manifest import PodSeen
+from autoscaler.drivers.kubernetes.pending_starts import is_temporary
 from autoscaler.drivers.kubernetes.weight_volumes import NodeVolumes
 from autoscaler.exception_handling import describe_error
 from autoscaler.kubernetes.api import MERGE, Api, ApiError, FencedError, Object, UnreachableError
@@ -35,10 +36,6 @@ RETRY_S, RETRY_GROWTH, RETRY_S_MAX = 0.2, 1.5, 10.0
 """Pauses between retries of an order (full quota, failing server): the first, the growth factor, and the longest."""
 CONFLICTS_MAX = 20
 """Maximum attempts to mark and delete a pod that others change in between; its kubelet writes, too."""
-PASSING = ("exceeded quota", "status unknown for quota", "error looking up service account")
-"""Parts of 403 messages about temporary conditions: a ResourceQuota that is exhausted or new, a namespace whose service
-account does not exist yet.
-"""
 NO_ANSWER = "the API server does not answer"
 
 _log = logging.getLogger("pilotlight.autoscaler.pods")
@@ -360,4 +357,4 @@ class Pauses:
 def _passes(error: ApiError) -> bool:
     """Return whether the same request may succeed later."""
     contended = error.status == 409 and error.reason == "Conflict"  # on a ResourceQuota that others use, too
-    return error.is_transient or contended or (error.status == 403 and any(words in error.message for words in PASSING))
+    return error.is_transient or contended or (error.status == 403 and is_temporary(error.message))

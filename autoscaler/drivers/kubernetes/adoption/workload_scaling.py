@@ -33,9 +33,9 @@ from autoscaler.drivers.kubernetes.adoption.tracked_pod import (
     format_pod_address,
     is_own_mark,
 )
-from autoscaler.drivers.kubernetes.objects.pod_manifest import StartTiming
+from autoscaler.drivers.kubernetes.objects.pod_manifest import IMAGE_S_MAX, StartTiming
 from autoscaler.drivers.kubernetes.objects.replica_events import build_podless_observation, with_finalizers
-from autoscaler.drivers.kubernetes.pending_starts import REFUSED_S
+from autoscaler.drivers.kubernetes.pending_starts import REFUSED_S, is_temporary
 from autoscaler.spec.model import Model
 from autoscaler.state.events import ReplicaSeen, Seen
 from autoscaler.state.world import Placing, Replica
@@ -54,7 +54,7 @@ class Mode(Enum):
 
 
 class FailedStart(NamedTuple):
-    """A failed start that would fail again: no image, a missing Secret, a failed mount, a rejected scale."""
+    """A failed start that would fail again: no image, a missing Secret, a failed mount, a rejected pod or scale."""
 
     reason: str
     at_s: float
@@ -82,6 +82,8 @@ class Workload:
         self._version = 0
         """The workload's version after our last write: older observations do not reflect it."""
         self._failed: FailedStart | None = None
+        self._blocked_s: float | None = None
+        """Since when the pods of waiting replicas are rejected; None: they are not, or the condition is temporary."""
 
     def obstacle(self, now_s: float) -> str:
         """Return why the last start failed if the next one of this template would fail, too; else an empty text."""
@@ -184,7 +186,8 @@ class Workload:
         """Return the next time at which `look` may change something; None: only observations can."""
         begins = [pod.since_s + UNORDERED_S for pod in self._free() if self._fits(pod)]
         ends = [at_s for pod in self._pods.values() if pod.replica and (at_s := pod.wait_deadline_s) is not None]
-        return min((*begins, *ends), default=None)
+        blocked = [] if self._blocked_s is None else [self._blocked_s + IMAGE_S_MAX]
+        return min((*begins, *ends, *blocked), default=None)
 
     # --- orders -------------------------------------------------------------------------------------------------------
 
@@ -258,14 +261,18 @@ class Workload:
         """
         if lasts:
             self._failed = FailedStart(reason, now_s, self.seen.template)
+        self._fail_orders(reason)
+        self._due = False
+        self._update(now_s)
+
+    def _fail_orders(self, reason: str) -> None:
+        """Report the waiting replicas as failed."""
         for replica in self._orders.values():
             self._observations += (
                 build_podless_observation(replica, Seen.EXITED, reason=reason),
                 build_podless_observation(replica, Seen.CLEAN, proof=EXITED),
             )
         self._orders.clear()
-        self._due = False
-        self._update(now_s)
 
     def marks(self, *, going: bool) -> list[PodMark]:
         """Return the marks to write: on stopping pods before the scale, on the others after it."""
@@ -300,6 +307,20 @@ class Workload:
             if self.seen.trouble != replica.runtime.waits:
                 self._orders[replica.id] = replace(replica, runtime=replace(replica.runtime, waits=self.seen.trouble))
                 self._observations.append(build_podless_observation(replica, Seen.STARTING, waits=self.seen.trouble))
+        self._limit_blocked_starts(now_s)
+
+    def _limit_blocked_starts(self, now_s: float) -> None:
+        """Fail the waiting replicas and lower the scale if their pods are rejected for IMAGE_S_MAX. An exhausted quota
+        has no limit, as for our own pods. The messages of two attempts may differ, since each names its pod.
+        """
+        if not self._orders or not self.seen.trouble or is_temporary(self.seen.trouble):
+            self._blocked_s = None
+        elif self._blocked_s is None:
+            self._blocked_s = now_s
+        elif now_s >= self._blocked_s + IMAGE_S_MAX:
+            self._failed = FailedStart(self.seen.trouble, now_s, self.seen.template)
+            self._fail_orders(self.seen.trouble)
+            self._blocked_s, self._due = None, True
 
     def _bind(self, now_s: float) -> None:
         """Bind pods to replicas: by mark, then to waiting replicas, then by the pod's name up to the scale."""

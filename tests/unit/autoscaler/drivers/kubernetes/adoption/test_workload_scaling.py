@@ -410,6 +410,53 @@ def test_replica_waiting_for_blocked_pod_reports_the_reason() -> None:
     assert (reports.id, reports.seen, reports.waits) == ("a", Seen.STARTING, "exceeded quota")
 
 
+def test_rejected_pod_ends_the_start_after_a_minute_and_lowers_the_scale() -> None:
+    """The message changes after each attempt of the controller, and the next start is blocked for a minute."""
+    bench = running(1)
+    bench.start("a")
+    assert bench.write() == 2
+    bench.now_s = 5.0
+    bench.scaled(2, trouble='pods "ada-1" is forbidden: violates PodSecurity')
+    bench.now_s = 30.0
+    bench.scaled(2, trouble=(last := 'pods "ada-2" is forbidden: violates PodSecurity'))
+    assert bench.core.due_s() == 65.0
+    bench.core.look(64.9)
+    assert bench.take_reports() == [("a", "starting"), ("a", "starting")]
+    bench.now_s = 65.0
+    bench.core.look(bench.now_s)
+    reports = bench.core.take()
+    assert [(one.id, one.seen, one.reason) for one in reports] == [("a", Seen.EXITED, last), ("a", Seen.CLEAN, "")]
+    assert bench.write() == 1
+    bench.scaled(1, trouble="")
+    assert [bench.core.obstacle(now_s) for now_s in (65.0, 124.0, 125.0)] == [last, last, ""]
+    assert (bench.take_reports(), bench.core.due_s()) == ([], None), "the other replica is not affected"
+
+
+REJECTED, QUOTA = 'pods "ada-1" is forbidden: violates PodSecurity', 'pods "ada-1" is forbidden: exceeded quota: q'
+
+
+@pytest.mark.parametrize("between", ["", QUOTA], ids=["nothing", "exhausted-quota"])
+def test_limit_of_a_rejected_pod_counts_only_while_a_replica_waits_for_it(between: str) -> None:
+    bench = running(1)
+    bench.scaled(1, trouble=REJECTED)
+    bench.core.look(100.0)
+    bench.now_s = 100.0
+    bench.start("a")
+    bench.write()
+    bench.now_s = 150.0
+    bench.scaled(2, trouble=between)
+    assert bench.core.due_s() is None
+    bench.core.look(1000.0)
+    bench.now_s = 1000.0
+    bench.scaled(2, trouble=REJECTED)
+    assert bench.core.due_s() == 1060.0
+    bench.core.look(1059.0)
+    bench.pod("p1")
+    bench.core.look(1060.0)
+    assert bench.take_reports()[-1] == ("a", "starting")
+    assert bench.write() is None
+
+
 def test_new_leader_reports_all_replicas_and_drops_old_starts_and_stops() -> None:
     bench = running(1)
     bench.start("b")
