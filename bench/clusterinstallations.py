@@ -8,6 +8,7 @@ installation deleted it. Writes of statuses are counted in the audit log while t
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
 from contextlib import AsyncExitStack
@@ -31,6 +32,7 @@ CALLED_S, REST_S = 60.0, 120.0
 OTHER = "other"
 """A second namespace: of engines, or of a Lease."""
 EVERY_S = 0.25
+WRITES_PER_MIN_MAX = 1.0
 JSON = {"Content-Type": "application/json"}
 
 
@@ -67,6 +69,8 @@ class Seen:
     def __init__(self) -> None:
         self.twice = 0
         self.gone = 0
+        self.unlabelled = 0
+        """Pods of no installation, counted at each look, as in `twice`."""
         self._owners: dict[str, str] = {}
         """Pod -> installation."""
 
@@ -75,35 +79,55 @@ class Seen:
         owners, models = dict[str, str](), dict[str, set[str]]()
         for pod in pods:
             labels: dict[str, str] = pod["metadata"].get("labels") or {}
-            name, model = str(pod["metadata"]["name"]), labels.get("pilotlight.dev/model", "")
+            name = str(pod["metadata"]["name"])
+            model = labels.get("pilotlight.dev/model", name)
             owners[name] = labels.get(INSTALLATION, "")
             models.setdefault(model, set()).add(owners[name])
         self.twice += sum(len(of) > 1 for of in models.values())
         self.gone += len(self._owners.keys() - owners.keys())
+        self.unlabelled += sum(not owner for owner in owners.values())
         self._owners = owners
 
 
 async def measure(place: Path, *, quick: bool) -> Figures:
-    """Return installations_deleted, installations_twice and installations_writes."""
+    """Return installations_deleted, installations_twice and installations_writes. Raises BenchError."""
     called_s, rest_s = (6.0, 4.0) if quick else (CALLED_S, REST_S)
     kit.title(f"two installations, {len(PAIRS)} combinations of {called_s + rest_s:.0f} s")
-    deleted = twice = unanswered = 0
-    writes_per_min = 0.0
+    deleted = twice = unlabelled = unanswered = writes = 0
     async with bed(place) as one:
         await make_namespace(one.api, OTHER)
         await custom_resources.install(one.api)
         for number, pair in enumerate(PAIRS):
             seen, statuses, served = await _pair(one, place / f"pair-{number}", pair, called_s, rest_s)
-            rate = 60.0 * max(statuses.values(), default=0) / rest_s
+            written = max(statuses.values(), default=0)
             say(f"{pair.title}: {served[200]} requests served, {served[404]} got 404 from the other; "
-                f"{seen.gone} pods deleted, {seen.twice} Models twice, {rate:.1f} idle writes a minute")  # fmt: skip
-            deleted, twice, writes_per_min = deleted + seen.gone, twice + seen.twice, max(writes_per_min, rate)
+                f"{seen.gone} pods deleted, {seen.twice} Models twice, {seen.unlabelled} pods without an installation, "
+                f"{written} idle writes")  # fmt: skip
+            deleted, twice, writes = deleted + seen.gone, twice + seen.twice, max(writes, written)
+            unlabelled += seen.unlabelled
             unanswered += served.total() - served[200] - served[404]
-    say(f"pods deleted {deleted} (at most 0); Models served twice {twice} (at most 0)")
-    say(f"status writes per Model and minute when idle {writes_per_min:.1f} (at most 1); other answers {unanswered}")
+    writes_per_min, writes_max = 60.0 * writes / rest_s, math.ceil(WRITES_PER_MIN_MAX * rest_s / 60.0)
+    say(f"pods deleted {deleted} (at most 0); Models served twice {twice} (at most 0); "
+        f"pods without an installation {unlabelled} (at most 0)")  # fmt: skip
+    say(f"status writes per Model in {rest_s:.0f} s when idle {writes} (at most {writes_max}); "
+        f"other answers {unanswered}")  # fmt: skip
+    require(deleted, twice, unlabelled, writes, writes_max)
     return {
         "installations_deleted": deleted, "installations_twice": twice, "installations_writes": writes_per_min,
     }  # fmt: skip
+
+
+def require(deleted: int, twice: int, unlabelled: int, writes: int, writes_max: int) -> None:
+    """Raise BenchError that names each figure above its limit."""
+    figures = (
+        ("pods deleted", deleted, 0),
+        ("Models served twice", twice, 0),
+        ("pods without an installation", unlabelled, 0),
+        ("status writes of a Model when idle", writes, writes_max),
+    )
+    missed = [f"{what}: {found}, at most {most}" for what, found, most in figures if found > most]
+    if missed:
+        raise BenchError(f"missed figures: {'; '.join(missed)}")
 
 
 async def _pair(
@@ -130,7 +154,10 @@ async def _pair(
         patched = [at.name for at in one.asked(since_unix_s) if (at.verb, at.what) == ("patch", "models/status")]
         for name in MODELS:
             await one.api.delete(f"{models}/{name}")
-        while await _pods(one):
+        deadline_s = time.monotonic() + 60.0
+        while left := await _pods(one):
+            if time.monotonic() > deadline_s:
+                raise BenchError(f"{pair.title}: no installation deleted {[pod['metadata']['name'] for pod in left]}")
             await asyncio.sleep(EVERY_S)
         for namespace in (one.namespace, OTHER):
             for lease in ("models.pilotlight.dev", "pilotlight", "two", "bench"):
@@ -168,9 +195,9 @@ async def _answers(session: aiohttp.ClientSession, houses: list[House], name: st
 
 
 async def _pods(one: Bed) -> list[Object]:
-    """Return the pods of engines in both namespaces."""
+    """Return all pods in both namespaces, with and without a label of an installation. All are pods of engines."""
     found = list[Object]()
     for namespace in (one.namespace, OTHER):
-        listed = await one.api.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector=INSTALLATION)
+        listed = await one.api.get(f"/api/v1/namespaces/{namespace}/pods")
         found += listed["items"]
     return found

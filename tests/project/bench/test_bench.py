@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections import Counter
+from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from bench import attacks, capacity, engine, fabric, upstream, wrk
+from autoscaler.kubernetes.api import Object
+from autoscaler.spec.installation_ownership import INSTALLATION
+from bench import attacks, capacity, clusterinstallations, engine, fabric, upstream, wrk
 from bench.attackers import Crowd, Habit, attack, dribble, sip
 from bench.calls import RATIOS
 from bench.closedloop import Caller, Tally
@@ -22,6 +27,7 @@ from bench.openloop import Line, Sender
 from bench.parts import quick, run
 from bench.peers import PEERS
 from bench.streams import Stream
+from tests.integration.cluster.support.control_plane import custom_resources
 from tests.simulation import surges
 
 CHUNKS = 3
@@ -154,6 +160,66 @@ def test_benchmark_fails_if_one_round_exceeds_a_time_limit(
     require([2.0], [4.0], [1.0])
     with pytest.raises(BenchError, match=f"missed figures: {missed}$"):
         require([0.1, slow_s, 0.1], [2.1, away_s, 2.1], [0.1, etcd_s, 0.1])
+
+
+@pytest.mark.parametrize(
+    ("figures", "missed"),
+    [
+        ((1, 0, 0, 0), "pods deleted: 1, at most 0"),
+        ((0, 2, 0, 0), "Models served twice: 2, at most 0"),
+        ((0, 0, 3, 0), "pods without an installation: 3, at most 0"),
+        ((0, 0, 0, 3), "status writes of a Model when idle: 3, at most 2"),
+        ((1, 0, 0, 3), "pods deleted: 1, at most 0; status writes of a Model when idle: 3, at most 2"),
+    ],
+)
+def test_benchmark_of_installations_fails_above_each_limit(figures: tuple[int, int, int, int], missed: str) -> None:
+    clusterinstallations.require(0, 0, 0, 2, 2)
+    with pytest.raises(BenchError, match=f"missed figures: {missed}$"):
+        clusterinstallations.require(*figures, 2)
+
+
+def engine_pod(name: str, model: str, installation: str) -> Object:
+    labels = {"pilotlight.dev/model": model} | ({INSTALLATION: installation} if installation else {})
+    return {"metadata": {"name": name, "labels": labels}}
+
+
+def test_benchmark_of_installations_counts_pods_without_the_label_of_one() -> None:
+    """They count as pods of a further installation, and their deletion counts as well."""
+    first, second, unlabelled = engine_pod("a", "ada", "one"), engine_pod("b", "bob", "two"), engine_pod("c", "ada", "")
+    seen = clusterinstallations.Seen()
+    seen.look([first, second])
+    assert (seen.twice, seen.gone, seen.unlabelled) == (0, 0, 0)
+    seen.look([first, second, unlabelled])
+    assert (seen.twice, seen.gone, seen.unlabelled) == (1, 0, 1)
+    seen.look([first])
+    assert (seen.twice, seen.gone, seen.unlabelled) == (1, 2, 1)
+
+
+@pytest.mark.parametrize("quick", [True, False])
+async def test_benchmark_of_installations_raises_if_a_pod_was_deleted(
+    quick: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sums of all combinations are compared with the limits."""
+
+    @contextlib.asynccontextmanager
+    async def bed(_: Path) -> AsyncIterator[SimpleNamespace]:
+        yield SimpleNamespace(api=None)
+
+    async def nothing(*_: object) -> None: ...
+
+    async def pair(*args: object) -> tuple[clusterinstallations.Seen, Counter[str], Counter[int]]:
+        seen = clusterinstallations.Seen()
+        if args[2] == clusterinstallations.PAIRS[-1]:
+            seen.look([engine_pod("a", "ada", "one")])
+            seen.look([])
+        return seen, Counter({"ada": 1}), Counter({200: 1})
+
+    monkeypatch.setattr(clusterinstallations, "bed", bed)
+    monkeypatch.setattr(clusterinstallations, "make_namespace", nothing)
+    monkeypatch.setattr(custom_resources, "install", nothing)
+    monkeypatch.setattr(clusterinstallations, "_pair", pair)
+    with pytest.raises(BenchError, match=r"missed figures: pods deleted: 1, at most 0$"):
+        await clusterinstallations.measure(tmp_path, quick=quick)
 
 
 def test_quick_mode_is_off_if_its_variable_is_0_empty_or_unset(monkeypatch: pytest.MonkeyPatch) -> None:
