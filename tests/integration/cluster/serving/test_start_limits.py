@@ -151,3 +151,21 @@ async def test_request_gets_503_when_the_image_of_an_adopted_workload_cannot_be_
     async with adopting.running() as one, asyncio.timeout(180):
         begun_s = asyncio.get_running_loop().time()
         await fails(one, one.call("ada"), 'ImagePullBackOff: Back-off pulling image "engine"', begun_s)
+
+
+async def test_request_gets_503_when_pod_security_rejects_the_pods_of_an_adopted_workload(
+    adopting: Adopting, api: Api, namespace: str
+) -> None:
+    """The ReplicaSet retries, and only the condition ReplicaFailure reports why. The scale is zero again afterwards."""
+    adopting.module = MODULE
+    enforced = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
+    await api.patch(f"/api/v1/namespaces/{namespace}", enforced)
+    await api.create(f"{adopting.apps}/deployments", workload("ada", 0, {OURS + "models": "ada"}))
+    async with adopting.running() as one, asyncio.timeout(180):
+        begun_s = asyncio.get_running_loop().time()
+        await fails(one, one.call("ada"), 'violates PodSecurity "restricted', begun_s)
+        while (found := await one.scale("ada"))["spec"]["replicas"] or "ReplicaFailure" in {
+            condition["type"] for condition in found["status"].get("conditions", [])
+        }:
+            await asyncio.sleep(0.05)
+        assert await one.pods() == []
