@@ -114,12 +114,19 @@ def step(after: World) -> LoopStep:
     return LoopStep(after, after, Plan(), (), (), T0, T0, T0)
 
 
+def begin(
+    supply: AgentNodeSupply, replica: Replica, model: Model, report: Callable[[str], None] = lambda _: None
+) -> asyncio.Future[Laid]:
+    """Begin the wait of a replica whose weights are in a registry."""
+    waiting = supply(replica, model, report)
+    assert waiting is not None
+    return asyncio.ensure_future(waiting)
+
+
 async def test_agent_report_of_delivered_weights_ends_the_wait() -> None:
     at, progress = with_report(), list[str]()
     supply = AgentNodeSupply(lambda: at, lambda: T0, raised)
-    coming = supply(ONE, ADA, progress.append)
-    assert coming is not None
-    task = asyncio.ensure_future(coming)
+    task = begin(supply, ONE, ADA, progress.append)
     await asyncio.sleep(0)
     supply.on_step(step(with_report(bytes=1 << 20, total_bytes=2 << 20)))
     supply.on_step(step(with_report(bytes=1 << 20, total_bytes=2 << 20)))
@@ -132,13 +139,13 @@ async def test_start_fails_if_mount_support_of_the_cluster_stays_unknown() -> No
     there = {"replicas": (ReplicaId("a1"),), "folder": "copies/x/files"}
     at, progress = replace_fields(with_report(**there), mounting=None), list[str]()
     supply = AgentNodeSupply(lambda: at, lambda: T0, raised)
-    soon = asyncio.ensure_future(supply(ONE, ADA, progress.append))  # type: ignore[arg-type]  # it returns an awaitable only for weights in a registry
+    soon = begin(supply, ONE, ADA, progress.append)
     await asyncio.sleep(0)
     supply.on_step(step(at))
     assert progress == [HOW]
     supply.on_step(step(with_report(**there)))
     assert await soon == Laid("copies/x/files", "")
-    late = asyncio.ensure_future(supply(ONE, ADA, progress.append))  # type: ignore[arg-type]  # it returns an awaitable only for weights in a registry
+    late = begin(supply, ONE, ADA, progress.append)
     await asyncio.sleep(0)
     again = NodeReported(report=replace(at.nodes.agents["n1"].report, sequence=2))
     after = fold(at, [again], T0 + LOOK_S_MAX)[0]
@@ -155,7 +162,7 @@ async def test_exception_in_the_check_of_a_replica_quarantines_only_its_model(mo
     loop = SteppedLoop(world([ADA, bob], devices, [ONE, other], mounting=ClusterFacts(volumes=True)))
     supply = AgentNodeSupply(lambda: loop.loop.world, lambda: T0, loop.loop.fault)
     loop.loop.listeners.append(supply.on_step)
-    starts = [asyncio.ensure_future(supply(*one, lambda _: None)) for one in ((ONE, ADA), (other, bob))]  # type: ignore[arg-type]  # as above
+    starts = [begin(supply, one, model) for one, model in ((ONE, ADA), (other, bob))]
     await asyncio.sleep(0)
     faults = inject(monkeypatch, "autoscaler.controller.weights_wait:assess_weights", concerns("ada"))
     for node, one, artifact in (("n1", ONE, "oci://r.io/a:1"), ("n2", other, "oci://r.io/b:1")):
