@@ -1,9 +1,8 @@
 """Tenant A has 500 requests waiting at gateway 1; tenant B sends one to gateway 2: which tenant gets the next slot?
 
-One figure: which release of a slot gave B its slot. Releases are counted from 50 ms after B's arrival; 1 is the first
-one. 0: B had its slot by then, or a slot was free. B arrives when its request is sent. The figure is derived from the
-engine's own log: B got the slot of the first release after which A did not have all slots again before B's request
-started.
+One figure: the number of the released slot that B gets. Slots that are released from 50 ms after B sends its request
+are counted from 1. The figure is 0 if B got a slot earlier, or if one was free then. It is derived from the log of the
+engine: B got the first released slot after which A did not have all slots again before the request of B started.
 """
 
 from __future__ import annotations
