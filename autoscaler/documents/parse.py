@@ -143,7 +143,7 @@ class SettingsDocument(Settings, frozen=True, kw_only=True):
 
 
 class UndecodedDocument(NamedTuple):
-    """A Model document whose decoding raised an unexpected exception."""
+    """A Model document that raised an unexpected exception when it was decoded or rendered."""
 
     source: str
     value: dict[str, object]
@@ -168,7 +168,8 @@ def parse_documents(
 ) -> Documents:  # fmt: skip
     """Parse (source, YAML text) of each file. Variables in `environ` override settings. Raises DocumentError.
 
-    `contain`: an unexpected exception affects only the Model whose document raises it, if its name is known.
+    `contain`: an unexpected exception affects only the Model whose document raises it when it is decoded or rendered
+    again, if its name is known.
     """
     loading = _Loading(contain=contain)
     for source, text in texts:
@@ -274,7 +275,10 @@ class _Loading:
         adders[kind](source, document)
 
     def _add_model(self, source: str, value: dict[str, object]) -> None:
-        self._append_model(source, _model(value))
+        model = _model(value)
+        if self._contain:
+            to_yaml(Documents(models=(model,)))  # raises here, for this Model, and not when all documents are rendered
+        self._append_model(source, model)
 
     def _append_model(self, source: str, model: Model) -> None:
         name = model.name
@@ -343,16 +347,20 @@ def to_yaml(documents: Documents) -> str:
         if model.name in documents.undecoded:
             out.append(documents.undecoded[model.name].value)
             continue
-        metadata = {"name": str(model.name)}
-        if model.namespace != "default":
-            metadata["namespace"] = model.namespace
-        out.append({"apiVersion": API_VERSION, "kind": "Model", "metadata": metadata, "spec": _plain(model.spec)})
+        out.append(_model_document(model))
     for tenant in documents.tenants:
         head: dict[str, object] = {"apiVersion": API_VERSION, "kind": "Tenant", "metadata": {"name": str(tenant.name)}}
         out.append(head | ({"spec": _plain(tenant.spec)} if tenant.spec != TenantSpec() else {}))
     if documents.settings != Settings():
         out.append({"apiVersion": API_VERSION, "kind": "Settings"} | _plain(documents.settings))
     return yaml.safe_dump_all(out, sort_keys=False, width=120)
+
+
+def _model_document(model: Model) -> dict[str, object]:
+    metadata = {"name": str(model.name)}
+    if model.namespace != "default":
+        metadata["namespace"] = model.namespace
+    return {"apiVersion": API_VERSION, "kind": "Model", "metadata": metadata, "spec": _plain(model.spec)}
 
 
 def _plain(part: Part) -> dict[str, object]:

@@ -70,12 +70,18 @@ def gather_documents(
     taken = {model.name: "in the documents" for model in models}
     for path in paths:
         for file in _gguf_files(path):
-            model = _model_of(file, len(models))
+            made = attempt(partial(_model_of, file, len(models)))
+            if isinstance(made, Failure):
+                if not contain or isinstance(made.error, click.UsageError):
+                    raise made.error
+                write_stderr(f"{file}: not served: internal error ({describe_error(made.error)}); please report it")
+                continue
+            model, text = made
             if model.name in taken:
                 raise click.UsageError(f"{file}: a Model named {model.name} is already {taken[model.name]}: rename one")
             taken[model.name] = f"created from {file}"
             models.append(model)
-            texts.append((str(file), to_yaml(Documents(models=(model,)))))
+            texts.append((str(file), text))
     if paths:
         _check(texts, contain=contain)  # a file's name may also be an alias of another Model
     if documents.settings.capacity:
@@ -314,7 +320,8 @@ def _is_folder(path: Path) -> bool:
         raise click.UsageError(f"{path}: {error.strerror}") from None
 
 
-def _model_of(file: Path, order: int) -> Model:
+def _model_of(file: Path, order: int) -> tuple[Model, str]:
+    """Return the Model of a GGUF file, and its document. Raises click.UsageError."""
     name = ModelName(model_name(file))
     try:
         info = gguf.load_gguf_info(file)
@@ -325,7 +332,9 @@ def _model_of(file: Path, order: int) -> Model:
     spec = ModelSpec(engine="llama.cpp", artifact=f"file://{file.resolve()}", context_tokens=tokens)
     model = Model(name=name, spec=spec, slots=engines.default_slots("llama.cpp"), order=order)
     done = attempt(partial(fill_memory_estimate, model))
-    return model if isinstance(done, Failure) else done  # the autoscaler computes it again and reports the fault
+    if not isinstance(done, Failure):  # otherwise the autoscaler computes it again and reports the fault
+        model = done
+    return model, to_yaml(Documents(models=(model,)))
 
 
 def problem_file(documents: Path) -> Path:

@@ -14,8 +14,9 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -32,6 +33,7 @@ from artifacts.store.store import Store
 from autoscaler.contract import ModelName
 from autoscaler.controller.loop import Listener, LoopStep
 from autoscaler.engines import EngineError
+from autoscaler.exception_handling import Failure, attempt
 from autoscaler.fold.fold import Observation
 from autoscaler.spec.model import Model
 from autoscaler.spec.settings import Weights as WeightsSettings
@@ -86,6 +88,9 @@ class Watched(Protocol):
     def observe(self, batch: Sequence[Observation], /) -> None:
         """Add events to the loop's inbox."""
 
+    def fault(self, name: ModelName, what: str, error: Exception, /) -> None:
+        """Quarantine the Model that caused an exception."""
+
 
 class Supply:
     """Implements `autoscaler.drivers.driver.Supply`; a listener of the loop."""
@@ -101,8 +106,8 @@ class Supply:
         self._opening = asyncio.Lock()
         self._open = False
         self._changed = asyncio.Event()
-        self._wanted: frozenset[Part] = frozenset()
-        """Parts to fetch while requests wait for capacity."""
+        self._waiting: frozenset[ModelName] = frozenset()
+        """Models whose parts are fetched while requests wait for capacity."""
         self._headers: dict[Part, tuple[Path, list[str]]] = {}
         """Folder and paths of headers of parts that are not stored, as `fetch_headers` returns them."""
         self._prefetches = RetryTasks("weights_prefetch_failed", self._prefetch, self._changed.set, clock)
@@ -180,21 +185,15 @@ class Supply:
     # --- prefetching and stored copies --------------------------------------------------------------------------------
 
     def on_step(self, step: LoopStep) -> None:
-        """Prefetch the weights of Models with waiting requests that have no replica yet."""
+        """Note the Models with waiting requests that have no replica yet, so that `run` prefetches their weights."""
         world = step.after
         if world.models is not step.before.models:
             self._changed.set()
         if (world.loads, world.by_model, world.models) == (step.before.loads, step.before.by_model, step.before.models):
             return
-        waiting = (world.models.get(name) for name in list_wanted_models(world))
-        wanted = frozenset(
-            one
-            for model in waiting
-            if model is not None and not world.by_model.get(model.name)
-            for one in list_parts(model)
-        )
-        if wanted != self._wanted:
-            self._wanted = wanted
+        waiting = frozenset(name for name in list_wanted_models(world) if not world.by_model.get(name))
+        if waiting != self._waiting:
+            self._waiting = waiting
             self._changed.set()
 
     async def run(self, loop: Watched, read_again: Callable[[], Awaitable[None]]) -> None:
@@ -204,12 +203,16 @@ class Supply:
         try:
             while True:
                 self._changed.clear()
-                self._prefetches.want(self._wanted, self._clock())
-                world = loop.world
-                here = await asyncio.to_thread(self._here, world)
-                self._header_fetches.want(self._unknown(world, here), self._clock())
+                models = loop.world.models
+                parts = list_contained(models.values(), list_parts, loop.fault)
+                unsized = list_contained(models.values(), list_unsized_parts, loop.fault)
+                wanted = {one for name in self._waiting & parts.keys() for one in parts[name]}
+                self._prefetches.want(wanted, self._clock())
+                here = await asyncio.to_thread(self._stored, {one for found in parts.values() for one in found})
+                unknown = {one for found in unsized.values() for one in found} - here - self._headers.keys()
+                self._header_fetches.want(unknown, self._clock())
                 located = here | self._headers.keys()
-                if any(list_unsized_parts(model) & (located - known) for model in world.models.values()):
+                if any(found & (located - known) for found in unsized.values()):
                     await read_again()  # the new files contain the memory need
                 known = located
                 self._report_copies(loop, here)
@@ -234,15 +237,9 @@ class Supply:
         due = [at_s for at_s in (self._prefetches.next_s(), self._header_fetches.next_s()) if at_s is not None]
         return max(min([LOOK_EVERY_S, *(at_s - self._clock() for at_s in due)]), 0.0)
 
-    def _here(self, world: World) -> frozenset[Part]:
-        """Return the stored parts of all Models."""
-        wanted = {one for model in world.models.values() for one in list_parts(model)}
-        return frozenset(one for one in wanted if self._record(one) is not None)
-
-    def _unknown(self, world: World, here: frozenset[Part]) -> set[Part]:
-        """Return the parts whose header is needed for a memory estimate and is not known."""
-        wanted = {one for model in world.models.values() for one in list_unsized_parts(model)}
-        return wanted - here - self._headers.keys()
+    def _stored(self, parts: Iterable[Part]) -> frozenset[Part]:
+        """Return those of the parts that are stored. Blocks on disk access."""
+        return frozenset(one for one in parts if self._record(one) is not None)
 
     async def _fetch_header(self, part: Part) -> None:
         named = f"{part.artifact}\0{part.unsafe}"
@@ -255,6 +252,21 @@ class Supply:
 
     async def _prefetch(self, part: Part) -> None:
         (await self._copy(part, lambda _: None)).close()
+
+
+def list_contained(
+    models: Iterable[Model], list_of: Callable[[Model], Collection[Part]],
+    fault: Callable[[ModelName, str, Exception], None],
+) -> dict[ModelName, Set[Part]]:  # fmt: skip
+    """Return the parts of each Model. `fault` receives a Model for which `list_of` raises an exception."""
+    found: dict[ModelName, Set[Part]] = {}
+    for model in models:
+        done = attempt(partial(list_of, model))
+        if isinstance(done, Failure):
+            fault(model.name, "weights", done.error)
+        else:
+            found[model.name] = frozenset(done)
+    return found
 
 
 def list_unsized_parts(model: Model) -> Set[Part]:

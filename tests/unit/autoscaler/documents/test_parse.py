@@ -551,6 +551,16 @@ def test_contained_exception_replaces_only_its_model_by_a_stand_in(monkeypatch: 
     assert again == parse_documents([("a.yaml", text)]), "the document is passed on unchanged"
 
 
+def test_model_that_cannot_be_rendered_is_replaced_and_passed_on_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = inject(monkeypatch, "autoscaler.documents.parse:_model_document", concerns("b"))
+    text = "---\n".join([model(), model("aliases: [also-b], slots: 7", name="b"), model(name="c"), tenant()])
+    loaded = parse_documents([("a.yaml", text)], contain=True)
+    assert [*loaded.undecoded] == ["b"]
+    rendered = to_yaml(loaded)
+    fault.stop()
+    assert parse_documents([("a.yaml", rendered)]) == parse_documents([("a.yaml", text)])
+
+
 @pytest.mark.parametrize("name", ["''", "[b]", "-b"])
 def test_exception_is_raised_if_not_contained_or_if_the_name_is_not_valid(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -28,6 +28,7 @@ from pilotlight.models.document_inputs import (
 )
 from pilotlight.models.model_memory import Known
 from tests.support.builders.tiny_adapter import make_adapter
+from tests.support.harness.faults.fault_injection import InjectedError, concerns, inject
 
 HEAD = "apiVersion: pilotlight.dev/v1alpha1\n"
 ACME = HEAD + "kind: Tenant\nmetadata: {name: acme}\nspec: {models: [ada], keys: [{sha256: '" + "a" * 64 + "'}]}\n"
@@ -199,6 +200,17 @@ def test_file_without_a_usable_name_is_skipped_in_a_directory(folder: Path, capf
     for name in ("ada", "bob"):
         (folder / "models" / f"{name}.gguf").unlink()
     assert wrong(folder, folder / "models") == f"{folder}/models: no .gguf file has a usable name: rename them"
+
+
+def test_file_whose_model_raises_an_exception_is_left_out_and_the_others_are_served(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    inject(monkeypatch, "autoscaler.documents.parse:_model_document", concerns("ada"))
+    documents = gather_documents([folder / "models"], [], folder, contain=True)
+    assert [model.name for model in documents.models] == ["bob"]
+    assert f"{folder}/models/ada.gguf: not served: internal error (InjectedError" in capfd.readouterr().err
+    with pytest.raises(InjectedError):
+        gather_documents([folder / "models"], [], folder)
 
 
 def test_gguf_file_named_like_an_alias_of_a_model_is_rejected(folder: Path) -> None:

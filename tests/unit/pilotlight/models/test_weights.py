@@ -54,6 +54,7 @@ from tests.support.builders.worlds import T0, device, world
 from tests.support.fakes.hub import TOKEN, FakeHub
 from tests.support.fakes.registry import StillClock
 from tests.support.fakes.s3 import FakeS3
+from tests.support.harness.faults.fault_injection import InjectedError, concerns, inject
 
 pytestmark = pytest.mark.standard
 
@@ -134,6 +135,11 @@ class Listening:
         self.world = world
         self.listeners: list[Listener] = []
         self.observed: list[Observation] = []
+        self.faults: set[tuple[ModelName, str]] = set()
+
+    def fault(self, name: ModelName, what: str, error: Exception) -> None:
+        assert isinstance(error, InjectedError)
+        self.faults.add((name, what))
 
     def observe(self, batch: Sequence[Observation]) -> None:
         self.observed += batch
@@ -174,6 +180,34 @@ async def test_weights_are_pulled_and_reported_while_requests_wait(tmp_path: Pat
         assert Store(tmp_path / "weights").rows()[0].in_use
         held.close()
         assert not Store(tmp_path / "weights").rows()[0].in_use
+
+
+@pytest.mark.parametrize("point", ["list_parts", "list_unsized_parts"])
+async def test_exception_for_one_model_does_not_stop_prefetching_for_the_others(
+    point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = packed_models.model(tmp_path / "model", {"a.gguf": b"GGUF"})
+    packed_models.packed(source, tmp_path / "layout")
+    inject(monkeypatch, f"pilotlight.models.weights:{point}", concerns("faulty"))
+    with packed_models.served(tmp_path / "layout") as host:
+        one = at(tmp_path, Registries())
+        wanted = model(f"oci://{host}/{packed_models.NAME}:v1")
+        faulty = replace(wanted, name=ModelName("faulty"))
+        loads = {name: ModelLoad(waiting=1) for name in (faulty.name, wanted.name)}
+        loop = Listening(replace(world([faulty, wanted], [device("g1", 80, "n1")], []), loads=loads))
+        one.on_step(step(loop.world))
+        read = asyncio.Event()
+
+        async def read_again() -> None:
+            read.set()
+
+        running = asyncio.create_task(one.run(loop, read_again))
+        async with asyncio.timeout(90):
+            await read.wait()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert loop.faults == {(faulty.name, "weights")}
+    assert (one.located(wanted).spec.artifact or "").startswith("file://")
 
 
 async def test_start_that_fails_on_unusable_weights_releases_the_stored_copy(tmp_path: Path) -> None:
