@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from autoscaler.demand.desired_replicas import PEAK_BUCKET_S
 from autoscaler.demand.residency import idle_window_s
-from autoscaler.spec.model import Model, Start
+from autoscaler.spec.model import Model, StartLimits
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import History, ModelLoad, Replica, World
 
@@ -57,7 +57,7 @@ def is_new_episode(history: History, tried_s: float, seconds_max: float) -> bool
     return history.first_try_s is None or tried_s - history.first_try_s >= seconds_max
 
 
-def record_failure(history: History, start: Start, tried_s: float, now_s: float, reason: str) -> History:
+def record_failure(history: History, start: StartLimits, tried_s: float, now_s: float, reason: str) -> History:
     """A replica failed before it was ready, or before its residency ended; its process started at `tried_s`."""
     fresh = is_new_episode(history, tried_s, start.seconds_max)
     tries = 1 if fresh else history.tries + 1

@@ -30,7 +30,7 @@ PLACES_LISTED_MAX = 8
 """Maximum number of slices in sentences; `Fit.places` has all."""
 
 
-class Part(StateRecord, frozen=True):
+class MemoryPart(StateRecord, frozen=True):
     """One part of a replica's memory, such as its weights. `host`: it is always in host memory."""
 
     name: str
@@ -45,7 +45,7 @@ class Needs(StateRecord, frozen=True):
     source: str = ""
     """The source of the numbers: `Its GGUF header (gemma3)`. Empty: they are unknown, and `problem` is the reason."""
     problem: str = ""
-    parts: tuple[Part, ...] = ()
+    parts: tuple[MemoryPart, ...] = ()
     slot_bytes: int = 0
     token_bytes: int = 0
     context_tokens: int = 0
@@ -146,7 +146,7 @@ def _counted(model: Model, needs: Needs) -> str:
     return f"{head}; {needs.problem}." if needs.problem else f"{head}. {needs.source} gives this estimate:"
 
 
-def _part(part: Part) -> str:
+def _part(part: MemoryPart) -> str:
     return f"{part.words}, in host memory" if part.host else part.words
 
 

@@ -93,7 +93,7 @@ class Stop(StateRecord, frozen=True):
     reason: str
 
 
-class Order(StateRecord, frozen=True):
+class OtherAction(StateRecord, frozen=True):
     """Another action.
     `cut` (repartition a node), `acquire` or `release` (capacity), `refuse` (reject a Model's requests).
     """
@@ -118,7 +118,7 @@ class Answer(StateRecord, frozen=True):
     unmet: tuple[Unmet, ...]
     left: tuple[Left, ...]
     stops: tuple[Stop, ...] = ()
-    orders: tuple[Order, ...] = ()
+    orders: tuple[OtherAction, ...] = ()
     more: bool = False
     """Whether the simulation was stopped because it needs more steps than the limit."""
 
@@ -145,7 +145,7 @@ class _Case:
         self._waiting = {name: world.loads.get(name, NO_LOAD).waiting for name in asked}
         """The number of existing queued requests. They have precedence."""
         self._world, self._sequence = world, 0
-        self._starts, self._stops, self._orders = list[Start](), list[Stop](), list[Order]()
+        self._starts, self._stops, self._orders = list[Start](), list[Stop](), list[OtherAction]()
 
     def answer(self, now_s: float, rounds: int) -> Answer:
         """Simulate up to `rounds` steps and return all actions."""
@@ -192,13 +192,13 @@ class _Case:
             case StopReplica(replica=id, reason=reason) if self._world.replicas[id].state is not S.DRAINING:
                 self._stops.append(Stop(replica=id, model=self._world.replicas[id].model, reason=reason))
             case CutNode(order=cut, reason=reason):
-                self._orders.append(Order(kind="cut", what=cut.node, reason=reason))
+                self._orders.append(OtherAction(kind="cut", what=cut.node, reason=reason))
             case AcquireLease(order=lease, reason=reason):
-                self._orders.append(Order(kind="acquire", what=lease.id.name, reason=reason))
+                self._orders.append(OtherAction(kind="acquire", what=lease.id.name, reason=reason))
             case ReleaseLease(order=back, reason=reason):
-                self._orders.append(Order(kind="release", what=back.id.name, reason=reason))
+                self._orders.append(OtherAction(kind="release", what=back.id.name, reason=reason))
             case FailStart(model=name, reason=reason):
-                self._orders.append(Order(kind="refuse", what=name, reason=reason))
+                self._orders.append(OtherAction(kind="refuse", what=name, reason=reason))
             case _:
                 pass  # a replica that is kept or that failed is neither a start nor a stop
 

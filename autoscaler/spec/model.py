@@ -90,7 +90,7 @@ class ReplicaRange(Part, frozen=True):
     """Windows with a higher minimum. If several windows apply, the highest minimum counts."""
 
 
-class Start(Part, frozen=True):
+class StartLimits(Part, frozen=True):
     """The limits of a start. All attempts share `secondsMax`, which counts from the first start of a process."""
 
     seconds_max: Annotated[float, Meta(gt=0, le=86_400)] = 900.0
@@ -182,7 +182,7 @@ class ModelSpec(Part, frozen=True):
     """The time after it becomes ready in which a replica is not evicted for another Model, in seconds. `auto`: 3 times
     the last start time, from 1 to 30 seconds.
     """
-    start: Start = Start()
+    start: StartLimits = StartLimits()
     """The limits of a start."""
     queue: Queue = Queue()
     """The limits of the queue in each gateway."""

@@ -8,7 +8,7 @@ from artifacts.formats.gguf import GgufError
 from artifacts.formats.hf_config import ConfigError
 from autoscaler.agent_contract import OWN, WeightsRequest, collect_weights_requests
 from autoscaler.contract import WeightsReport
-from autoscaler.explain.fit import Needs, Part
+from autoscaler.explain.fit import MemoryPart, Needs
 from autoscaler.spec.model import Model
 from pilotlight.models import header_report
 from pilotlight.models.model_memory import (
@@ -38,7 +38,7 @@ def load_memory_needs(model: Model, known: Known | None = None, why: str = "", *
     return Needs(
         source=found.source,
         parts=tuple(
-            Part(name=i.name, bytes=i.bytes, words=i.words, host=i.host) for i in made.items if gpus or not i.gpu
+            MemoryPart(name=i.name, bytes=i.bytes, words=i.words, host=i.host) for i in made.items if gpus or not i.gpu
         ),
         slot_bytes=made.slot_bytes,
         token_bytes=made.token_bytes,

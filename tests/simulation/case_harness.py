@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
 from autoscaler.controller.loop import Loop
-from autoscaler.spec.model import Model, ModelSpec, Queue, ReplicaRange, Start
+from autoscaler.spec.model import Model, ModelSpec, Queue, ReplicaRange, StartLimits
 from tests.simulation.checks import continuous_invariants, final_invariants
 from tests.simulation.environment.machine import QUICK, Manners, one_device
 from tests.simulation.environment.network import CALM, Rates
@@ -21,14 +21,14 @@ from tests.simulation.installations.installation import Journey, Town
 from tests.support.harness.scenarios import hide_parameters
 
 GIB = 1 << 30
-A_MINUTE = Start(seconds_max=60.0)
+A_MINUTE = StartLimits(seconds_max=60.0)
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def model(
     name: str = "a", *, slots: int = 4, replicas: int = 1, memory_gib: int = 10, idle_s: float = 5.0,
-    residency_s: float = 1.0, calls_max: int = 10_000, start: Start = A_MINUTE, drain_s: float = 60.0,
+    residency_s: float = 1.0, calls_max: int = 10_000, start: StartLimits = A_MINUTE, drain_s: float = 60.0,
 ) -> Model:  # fmt: skip
     """A Model of which one replica fits on a device of the stage."""
     spec = ModelSpec(

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from autoscaler.contract import ModelName, TenantName
-from autoscaler.spec.model import Gpu, Model, ModelSpec, Queue, ReplicaRange, Start
+from autoscaler.spec.model import Gpu, Model, ModelSpec, Queue, ReplicaRange, StartLimits
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.tenant import Tenant, TenantSpec
 from gateway.dispatch.call import Outcome
@@ -70,7 +70,7 @@ def draw(seed: int, rng: random.Random) -> tuple[Town, bool]:
                 engine="command", command=("engine", "{port}"), gpu=Gpu(growth_percent=100 if number % 2 else None),
                 idle_seconds=rng.choice([0.5, 2.0, 5.0]),
                 residency_seconds=rng.choice([0.0, 0.5, 2.0]), drain_seconds_max=15.0,
-                replicas=ReplicaRange(max=rng.choice([1, 1, 2, 4])), start=Start(seconds_max=30.0),
+                replicas=ReplicaRange(max=rng.choice([1, 1, 2, 4])), start=StartLimits(seconds_max=30.0),
                 queue=Queue(calls_max=rng.choice([5, 20, 1000, 1000]), bytes_max=Bytes(rng.choice([1, 1, 1000]) * MIB)),
             ),
             memory_bytes=rng.choice([4, 8, 16]) * GIB,

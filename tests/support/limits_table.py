@@ -27,8 +27,8 @@ ROWS: dict[str, tuple[str, ...]] = {
         "autoscaler.kubernetes.api.PAGE_BYTES_MAX",
     ),
     "start attempts in one series of starts of a model": (
-        "autoscaler.spec.model.Start.retries",
-        "autoscaler.spec.model.Start.seconds_max",
+        "autoscaler.spec.model.StartLimits.retries",
+        "autoscaler.spec.model.StartLimits.seconds_max",
     ),
     "quarantine of a model that caused an internal error": (),
     "models quarantined because of one internal error": ("autoscaler.controller.fault_attribution.CULPRITS_MAX",),

@@ -130,7 +130,7 @@ class LastStart(StatusPart, frozen=True):
     reason: str = ""
 
 
-class Learned(StatusPart, frozen=True, omit_defaults=True):
+class LearnedStatus(StatusPart, frozen=True, omit_defaults=True):
     """The part of a History that survives a restart."""
 
     start_seconds: tuple[float, ...] = ()
@@ -150,7 +150,7 @@ class Status(StatusPart, frozen=True):
     demand: DemandShown = DemandShown()
     conditions: tuple[StatusCondition, ...] = ()
     last_start: LastStart | UnsetType = UNSET
-    learned: Learned = Learned()
+    learned: LearnedStatus = LearnedStatus()
 
 
 NO_STATUS = Status()
@@ -249,9 +249,9 @@ def _last_start(replicas: Iterable[Replica], before: LastStart | UnsetType) -> L
 # --- learned values: writing and restoring ----------------------------------------------------------------------------
 
 
-def build_learned(history: History, clocks: ClockReading) -> Learned:
+def build_learned(history: History, clocks: ClockReading) -> LearnedStatus:
     """Build the persistent part of a History."""
-    return Learned(
+    return LearnedStatus(
         start_seconds=tuple(round(start_s, 3) for start_s in history.starts_s),
         tries=history.tries,
         episodes=history.episodes,

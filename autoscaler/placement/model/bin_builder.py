@@ -41,7 +41,7 @@ from autoscaler.queries.measured_memory import compute_growth, spare_bytes
 from autoscaler.queries.operator_orders import explain_closed_slice
 from autoscaler.queries.pod_requests import compute_host_request
 from autoscaler.spec.artifact_name import normalize_artifact
-from autoscaler.spec.model import Model, Start
+from autoscaler.spec.model import Model, StartLimits
 from autoscaler.spec.pod import Pod, selector_of
 from autoscaler.state.lifecycle import LEAVING
 from autoscaler.state.lifecycle import ReplicaState as S
@@ -49,7 +49,7 @@ from autoscaler.state.pending_labels import merge_tolerations
 from autoscaler.state.resources import NO_ROOM, HostAmount, HostResources, Isolation, Link, RequestShape
 from autoscaler.state.world import DeviceId, NodeId, Replica, Slice, SliceId, World
 
-EXCLUSIVE_S = Start().exclusive_seconds
+EXCLUSIVE_S = StartLimits().exclusive_seconds
 """The start lock of a replica whose model document was deleted."""
 ISOLATION = {"any": Isolation.NONE, "memory": Isolation.MEMORY, "hardware": Isolation.HARDWARE}
 LINKS = {"any": Link.NODE, "pcieRoot": Link.PCIE_ROOT, "nvlink": Link.NVLINK}

@@ -12,7 +12,7 @@ import pytest
 
 from autoscaler.contract import ModelName
 from autoscaler.drivers.local.learned_files import EVERY_S
-from autoscaler.spec.model import Start
+from autoscaler.spec.model import StartLimits
 from autoscaler.state.events import StartSeen
 from autoscaler.state.lifecycle import ReplicaState as S
 from gateway.dispatch.call import Outcome
@@ -82,7 +82,7 @@ def test_burst_from_zero_starts_exactly_the_planned_replicas(replicas: int) -> N
 
 
 @pytest.mark.case("2")
-@simulated(model(start=Start(seconds_max=60.0, retries=3)), manners=NEVER)
+@simulated(model(start=StartLimits(seconds_max=60.0, retries=3)), manners=NEVER)
 async def test_repeatedly_failing_start_rejects_requests_and_backs_off(stage: Stage) -> None:
     town = stage.town
     calls = [town.call("a", wait_s=300) for _ in range(20)]
@@ -104,7 +104,7 @@ async def test_repeatedly_failing_start_rejects_requests_and_backs_off(stage: St
 
 
 @pytest.mark.case("2")
-@simulated(model(start=Start(seconds_max=60.0)), manners=Manners(start_s=(9e9, 9e9)))
+@simulated(model(start=StartLimits(seconds_max=60.0)), manners=Manners(start_s=(9e9, 9e9)))
 async def test_start_that_never_becomes_ready_fails_at_its_time_limit(stage: Stage) -> None:
     """Every waiting request fails within min(its deadline, the start limit)."""
     town = stage.town
@@ -176,7 +176,7 @@ async def test_all_clients_leaving_during_start_empties_the_queue(stage: Stage) 
 
 
 @pytest.mark.case("5")
-@simulated(model(start=Start(seconds_max=300.0)), manners=Manners(start_s=(90.0, 90.0)))
+@simulated(model(start=StartLimits(seconds_max=300.0)), manners=Manners(start_s=(90.0, 90.0)))
 async def test_request_is_rejected_if_its_deadline_precedes_the_estimated_start(stage: Stage) -> None:
     town = stage.town
     await stage.answered([town.call("a")])
@@ -192,7 +192,7 @@ async def test_request_is_rejected_if_its_deadline_precedes_the_estimated_start(
 
 
 @pytest.mark.case("5")
-@simulated(model(start=Start(seconds_max=300.0)), manners=Manners(start_s=(90.0, 90.0)))
+@simulated(model(start=StartLimits(seconds_max=300.0)), manners=Manners(start_s=(90.0, 90.0)))
 async def test_requests_wait_until_their_deadline_without_a_start_estimate(stage: Stage) -> None:
     town = stage.town
     hasty = town.call("a", wait_s=1.0)

@@ -12,7 +12,7 @@ from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaU
 from autoscaler.fold.fold import Observation
 from autoscaler.fold.indices import rebuild_indices
 from autoscaler.rearrange.paid_capacity import advance
-from autoscaler.spec.model import Start
+from autoscaler.spec.model import StartLimits
 from autoscaler.state.actions import Acted, Action
 from autoscaler.state.events import ReplicaSeen, Reported, Seen, Transition
 from autoscaler.state.lifecycle import ReplicaState as S
@@ -20,7 +20,7 @@ from autoscaler.state.world import Replica, World
 from tests.support.builders.worlds import GI, T0, device, model, replica
 
 M, R, G1 = ModelName("m"), ReplicaId("r"), GatewayId("g1")
-DOC = model("m", start=Start(seconds_max=100.0, retries=3), idle_seconds=60.0)
+DOC = model("m", start=StartLimits(seconds_max=100.0, retries=3), idle_seconds=60.0)
 
 
 def seen(state: Seen, name: str = "r", of: str = "m", **fields: object) -> ReplicaSeen:

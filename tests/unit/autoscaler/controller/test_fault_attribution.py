@@ -21,7 +21,7 @@ from autoscaler.planner.plan import plan
 from autoscaler.queries.response_types import Row
 from autoscaler.routing import routes
 from autoscaler.server import read_responses
-from autoscaler.spec.model import Model, Start
+from autoscaler.spec.model import Model, StartLimits
 from autoscaler.state.actions import DrainReplica
 from autoscaler.state.events import (
     DocumentsSeen,
@@ -132,7 +132,7 @@ def test_replica_of_a_quarantined_model_is_not_evicted() -> None:
 
 
 def test_quarantined_model_keeps_its_start_and_drain_time_limits() -> None:
-    slow = model("slow", 10, start=Start(seconds_max=7200), drain_seconds_max=5000)
+    slow = model("slow", 10, start=StartLimits(seconds_max=7200), drain_seconds_max=5000)
     (stand_in,) = mask_quarantined(
         assume_quarantined(world([slow], DEVICES, [replica(slow, "r")]), [slow.name])
     ).models.values()

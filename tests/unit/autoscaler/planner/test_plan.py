@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autoscaler.planner.plan import plan
-from autoscaler.spec.model import ADOPTED_HASH, Gpu, Rollout, Start
+from autoscaler.spec.model import ADOPTED_HASH, Gpu, Rollout, StartLimits
 from autoscaler.state.actions import (
     AcquireLease,
     CutNode,
@@ -165,7 +165,7 @@ def test_scale_down_prefers_starting_then_less_busy_replicas() -> None:
 
 
 def test_start_over_its_time_limit_fails_and_is_stopped() -> None:
-    a = model("a", start=Start(seconds_max=30.0))
+    a = model("a", start=StartLimits(seconds_max=30.0))
     slow = replica(a, "r", state=S.STARTING, started_s=T0 - 29)
     made = world([a], [device()], [slow], [gateway(levels=[level("a", 1)])])
     assert (kinds(plan(made, T0)), plan(made, T0).next_s) == ([], T0 + 1)
@@ -177,7 +177,7 @@ def test_start_over_its_time_limit_fails_and_is_stopped() -> None:
 
 
 def test_retried_start_fails_at_the_time_limit_of_the_first_attempt() -> None:
-    a = model("a", start=Start(seconds_max=30.0))
+    a = model("a", start=StartLimits(seconds_max=30.0))
     again = replica(a, "r", state=S.STARTING, started_s=T0 - 5)
     tried = {"a": History(tries=1, first_try_s=T0 - 30)}
     assert kinds(plan(world([a], [device()], [again], histories=tried), T0)) == ["fail r"]

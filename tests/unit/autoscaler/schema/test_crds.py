@@ -14,7 +14,7 @@ import yaml
 
 from autoscaler.documents.document_rules import KEYS
 from autoscaler.documents.parse import ModelDocument
-from autoscaler.kubernetes.resources.model_status import Learned
+from autoscaler.kubernetes.resources.model_status import LearnedStatus
 from autoscaler.schema.cel_rules import RULES
 from autoscaler.schema.crds import LATER, MODEL, TENANT, CrdKind, render_crds
 from autoscaler.schema.structural import Schema
@@ -77,7 +77,7 @@ def test_no_field_accepts_values_of_unbounded_depth() -> None:
 def test_crd_status_contains_every_field_of_the_learned_values() -> None:
     """The API server drops other keys."""
     known = {path.rpartition(".")[2] for path, _ in schemas(MODEL) if path.startswith(".status.learned.")}
-    assert {field.encode_name for field in msgspec.structs.fields(Learned)} == known - {"startSeconds[]"}
+    assert {field.encode_name for field in msgspec.structs.fields(LearnedStatus)} == known - {"startSeconds[]"}
 
 
 def test_definitions_are_small_enough_for_a_client_side_apply() -> None:

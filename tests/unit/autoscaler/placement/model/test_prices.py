@@ -10,7 +10,7 @@ from autoscaler.contract import ModelName
 from autoscaler.documents.parse import DocumentError, parse_documents
 from autoscaler.placement.model.prices import Prices
 from autoscaler.planner.plan import plan
-from autoscaler.spec.model import Gpu, Model, Start
+from autoscaler.spec.model import Gpu, Model, StartLimits
 from autoscaler.spec.pod import API_VERSION
 from autoscaler.spec.settings import Price, Settings
 from autoscaler.state.actions import StartReplica
@@ -94,7 +94,9 @@ def test_costly_device_is_used_while_a_replica_starts_on_the_cheap_one() -> None
 
 def test_device_of_a_hanging_start_is_used_after_exclusive_seconds() -> None:
     """The price does not matter: at first neither is free, then the H100 is, or the T4 without it. Starts hang here."""
-    first, other, second = (model(name, 4, start=Start(exclusive_seconds=60)) for name in ("first", "other", "second"))
+    first, other, second = (
+        model(name, 4, start=StartLimits(exclusive_seconds=60)) for name in ("first", "other", "second")
+    )
 
     def at(after_s: float, *slices: Slice) -> list[str]:
         on_t4 = replica(first, "f", ["t"], S.STARTING, since_s=T0, started_s=T0)
