@@ -1,4 +1,4 @@
-"""Checks of `make check` that no linter has: size of files, functions, folders and pages, pure modules, MemoryErrors.
+"""Checks of `make check` that no linter has: sizes of files, functions, folders and pages, class names, pure modules.
 
 Run `python -m scripts.gates`. Exit status 1 and one line per violation, or nothing.
 
@@ -41,8 +41,8 @@ GENERATED_PAGES = frozenset(
 """Written by docs/chart.py, docs/commands.py and docs/error_codes.py; their size has no limit."""
 
 IO_FOLDERS = (
-    "pilotlight/", "loadtest/", "autoscaler/controller/", "autoscaler/drivers/", "autoscaler/kubernetes/",
-    "autoscaler/providers/", "autoscaler/server/",
+    "pilotlight/", "loadtest/", "autoscaler/controller/", "autoscaler/drivers/", "autoscaler/engines/programs/",
+    "autoscaler/kubernetes/", "autoscaler/providers/", "autoscaler/server/",
     "gateway/control/", "gateway/gateway", "gateway/memory/", "gateway/ops", "gateway/server/", "gateway/telemetry",
     "gateway/upstream/",
     *(
@@ -54,18 +54,9 @@ IO_FOLDERS = (
     ),
 )  # fmt: skip
 """Folders whose modules may do I/O; all other modules of the product are pure."""
-IMPURE = frozenset(
-    {
-        "autoscaler/engines/installed",
-        "autoscaler/engines/xllamacpp_server",
-        "autoscaler/schema/__main__",
-        "autoscaler/schema/write_crds",
-    }
-)
-"""Modules that do I/O and have not moved to such a folder yet. Entries are only removed."""
 LONG_LIVED = ("autoscaler/", "pilotlight/processes/")
 """Folders whose code must not catch a MemoryError."""
-ENDS_AT_ONCE = frozenset({"autoscaler/engines/xllamacpp_server"})
+ENDS_AT_ONCE = frozenset({"autoscaler/engines/programs/xllamacpp_server"})
 """Modules of LONG_LIVED whose process ends after each exception."""
 FOLDER_MODULES_MAX = 15
 """Without `__init__.py` and `__main__.py`."""
@@ -149,10 +140,13 @@ EXCEPTIONS = {
     ("autoscaler/spec/cron", "zoneinfo"): "reads the time zones of the machine, which do not change",
     ("autoscaler/spec/tenant", "datetime"): "parses a time; reads no clock",
     ("autoscaler/text", "datetime"): "formats a given time; reads no clock",
-    (
-        "autoscaler/engines/command_line",
-        "autoscaler.engines.xllamacpp_server",
-    ): "uses its path and its `parse`, which is pure",
+    **{
+        (
+            "autoscaler/engines/command_line",
+            f"autoscaler.engines.programs{what}",
+        ): "a path, `parse_flags`"
+        for what in ("", ".xllamacpp_server")
+    },
 }
 """(pure module, library outside PURE that it imports) -> why this is harmless."""
 FORBIDDEN_WORDS = frozenset({"open", "input", "print", "exec", "eval", "compile", "breakpoint", "__import__"})
@@ -174,7 +168,7 @@ BY_NAME = {name(path): path for path in SOURCES}
 
 def pure(path: Path) -> bool:
     """Return whether the module must not do I/O."""
-    return name(path) not in IMPURE and not name(path).startswith(IO_FOLDERS)
+    return not name(path).startswith(IO_FOLDERS)
 
 
 def impure_uses(module: str, text: str) -> list[str]:
@@ -280,6 +274,18 @@ def crowded() -> Iterator[str]:
             yield f"{folder}/ has {count} modules; the limit is {FOLDER_MODULES_MAX}"
 
 
+def repeated_classes() -> Iterator[str]:
+    """Yield the public classes of the product that have the name of another one in the same package."""
+    modules: dict[tuple[str, str], list[str]] = {}
+    for path in SOURCES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                modules.setdefault((name(path).partition("/")[0], node.name), []).append(name(path))
+    for (package, one), places in sorted(modules.items()):
+        if len(places) > 1:
+            yield f"{package}/ has {len(places)} public classes {one}: {', '.join(places)}; rename one"
+
+
 def page_too_long(page: str, content: bytes) -> Iterator[str]:
     """Yield the violations of the limits of a page, which is named by its path in the repository."""
     limit, advice = PAGES_BYTES_MAX.get(page, PAGE_BYTES_MAX), "shorten it or move a part to another page"
@@ -292,11 +298,10 @@ def page_too_long(page: str, content: bytes) -> Iterator[str]:
 
 
 def stale_exceptions() -> Iterator[str]:
-    """Yield the entries of IMPURE, EXCEPTIONS and the limits of pages that no longer apply to a module or a page."""
+    """Yield the entries of EXCEPTIONS and the limits of pages that no longer apply to a module or a page."""
     pages = {str(path.relative_to(ROOT)) for path in PAGES}
     for page in sorted({*PAGES_BYTES_MAX, *PAGES_LINES_MAX, *GENERATED_PAGES} - pages):
         yield f"the limits of pages name {page}, which does not exist"
-    yield from (f"IMPURE names {one}, which does not exist" for one in sorted(IMPURE - BY_NAME.keys()))
     for module, what in EXCEPTIONS:
         if not any(what in imported(node) for node in ast.walk(ast.parse((ROOT / f"{module}.py").read_text()))):
             yield f"EXCEPTIONS lets {module} import {what}, which it does not import"
@@ -309,7 +314,7 @@ def violations() -> Iterator[str]:
     for path in SOURCES:
         if pure(path):
             uses = impure_uses(name(path), path.read_text())
-            yield from (f"{name(path)}.py must stay pure (see PURE and IMPURE): line {use}" for use in uses)
+            yield from (f"{name(path)}.py must stay pure (see PURE and IO_FOLDERS): line {use}" for use in uses)
         if name(path).startswith(LONG_LIVED) and name(path) not in ENDS_AT_ONCE:
             caught = memory_errors_caught(path.read_text())
             yield from (
@@ -319,6 +324,7 @@ def violations() -> Iterator[str]:
         if not name(path).startswith("pilotlight/") and "import uvloop" in path.read_text():
             yield f"{name(path)}.py imports uvloop; only pilotlight/ installs it"
     yield from crowded()
+    yield from repeated_classes()
     for page in PAGES:
         yield from page_too_long(str(page.relative_to(ROOT)), page.read_bytes())
     yield from stale_exceptions()

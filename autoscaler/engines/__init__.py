@@ -1,7 +1,7 @@
 """Engines as data: command lines, readiness, API dialects and behavior of llama.cpp, vLLM, SGLang, Ollama, any command.
 
 An engine is an entry of `ENGINES`; `build_launch_command` fills it in for one model. Nothing in this package starts or
-probes a process: drivers do. `autoscaler.engines.installed` finds the installed engines, and is not exported here.
+probes a process: drivers do. `autoscaler.engines.programs` contains the modules with I/O, and is not exported here.
 """
 
 from autoscaler.engines.command_line import LaunchCommand as LaunchCommand

@@ -1,6 +1,6 @@
 """Generates JSON Schemas (draft 2020-12) of the documents from their types, for editors, the chart and the API.
 
-`python -m autoscaler.schema docs/schema` writes the output; a test keeps the files in docs/schema equal to it. Rules
+`.venv/bin/python -m docs.schemas` writes the output; a test keeps the files in docs/schema equal to it. Rules
 between keys (`replicas.min` <= `max`) are not in a schema; `autoscaler.documents.document_rules` has them. msgspec's
 own generator cannot show the default of a size.
 """

@@ -15,7 +15,7 @@ import click
 
 from autoscaler.drivers.local.nvml import Nvml, NvmlError, NvmlGpu, open_nvml
 from autoscaler.drivers.local.state_directory import StateDirectory, StateError
-from autoscaler.engines.installed import computes_on_cpu_only, find_installed_programs
+from autoscaler.engines.programs.installed import computes_on_cpu_only, find_installed_programs
 from autoscaler.text import format_count, format_size
 from pilotlight.doctor.finding import Finding
 from pilotlight.models.document_inputs import serving_pid

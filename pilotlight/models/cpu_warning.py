@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from autoscaler.contract import ModelName
 from autoscaler.controller.loop import LoopStep
 from autoscaler.engines import LLAMA_CPP, select_program
-from autoscaler.engines.installed import computes_on_cpu_only
+from autoscaler.engines.programs.installed import computes_on_cpu_only
 from autoscaler.spec.model import Model
 from pilotlight.safe_output import list_names, write_stderr
 

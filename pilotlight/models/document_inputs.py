@@ -23,7 +23,7 @@ from autoscaler.documents.document_faults import PART
 from autoscaler.documents.document_rules import NAME_CHARS_MAX
 from autoscaler.documents.parse import DocumentError, Documents, parse_documents, to_yaml
 from autoscaler.drivers.driver import Launcher
-from autoscaler.engines.installed import find_installed_programs
+from autoscaler.engines.programs.installed import find_installed_programs
 from autoscaler.exception_handling import Failure, attempt, describe_error
 from autoscaler.queries.measured_memory import AS_ASKED, Given
 from autoscaler.spec import yaml

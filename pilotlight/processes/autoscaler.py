@@ -31,7 +31,7 @@ from autoscaler.drivers.local.nvml import open_nvml
 from autoscaler.drivers.local.replica_processes import become_subreaper
 from autoscaler.drivers.local.state_directory import StateDirectory, StateError
 from autoscaler.drivers.resilient_tasks import retry_until_success
-from autoscaler.engines.installed import find_installed_programs
+from autoscaler.engines.programs.installed import find_installed_programs
 from autoscaler.exception_handling import describe_error, reraise_memory_error
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.fit import Needs

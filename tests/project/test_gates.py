@@ -122,6 +122,20 @@ def test_pages_of_all_folders_are_checked_for_their_size(monkeypatch: pytest.Mon
     assert any(found.startswith("bench/README.md: ") for found in gates.violations())
 
 
+def test_public_class_name_repeated_in_a_package_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    modules = {
+        "a/x.py": "class Order: ...\nclass _Order: ...",
+        "a/y.py": "class Order: ...",
+        "b/x.py": "class Order: ...",
+    }
+    for path, text in modules.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
+    monkeypatch.setattr(gates, "ROOT", tmp_path)
+    monkeypatch.setattr(gates, "SOURCES", [tmp_path / path for path in modules])
+    assert list(gates.repeated_classes()) == ["a/ has 2 public classes Order: a/x, a/y; rename one"]
+
+
 def test_folder_with_too_many_modules_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gates, "SOURCES", [gates.ROOT / "a" / f"m{number}.py" for number in range(16)])
     assert list(gates.crowded()) == ["a/ has 16 modules; the limit is 15"]

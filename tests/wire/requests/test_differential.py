@@ -18,7 +18,7 @@ from typing import NamedTuple
 import h11
 import pytest
 
-from autoscaler.engines.installed import find_installed_programs
+from autoscaler.engines.programs.installed import find_installed_programs
 from gateway.http.request_head import Request
 from tests.support.net.origin_client import (
     ANSWERS_S_MAX,

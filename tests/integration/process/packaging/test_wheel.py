@@ -113,7 +113,7 @@ def test_built_wheel_contains_all_package_files_and_no_others(wheel: Path) -> No
     assert {name.partition("/")[0] for name in names} == set(PACKAGES)
     own = {str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
     assert {name for name in names if name.endswith(".py")} == own
-    assert "autoscaler/engines/xllamacpp_server.py" in names
+    assert "autoscaler/engines/programs/xllamacpp_server.py" in names
     assert {name for name in names if not name.endswith(".py")} == {"autoscaler/pages/operator.html"}
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from autoscaler.contract import ModelName
 from autoscaler.engines import ENGINES, build_launch_command
-from autoscaler.engines.installed import find_installed_programs
+from autoscaler.engines.programs.installed import find_installed_programs
 from autoscaler.spec.model import Model, ModelSpec
 from loadtest import tiny_gguf
 from tests.support.net.ports import free_port

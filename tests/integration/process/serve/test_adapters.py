@@ -20,7 +20,7 @@ import pytest
 from artifacts.store.store import Store
 from autoscaler.contract import ModelName
 from autoscaler.engines import build_launch_command
-from autoscaler.engines.installed import find_installed_programs
+from autoscaler.engines.programs.installed import find_installed_programs
 from autoscaler.spec.model import Adapter, Model, ModelSpec
 from loadtest import tiny_gguf
 from tests.support.builders.artifacts import packed_models

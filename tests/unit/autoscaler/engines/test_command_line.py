@@ -11,8 +11,8 @@ import pytest
 from autoscaler.contract import ModelName
 from autoscaler.engines import ENGINES, EngineError, LaunchCommand, artifact_path, build_launch_command, default_slots
 from autoscaler.engines.command_line import LAUNCHER
-from autoscaler.engines.installed import computes_on_cpu_only
-from autoscaler.engines.xllamacpp_server import parse_flags
+from autoscaler.engines.programs.installed import computes_on_cpu_only
+from autoscaler.engines.programs.xllamacpp_server import parse_flags
 from autoscaler.queries.measured_memory import Given
 from autoscaler.spec.model import Adapter, EngineName, EngineTls, Gpu, Model, ModelSpec
 

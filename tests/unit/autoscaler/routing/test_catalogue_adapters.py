@@ -19,7 +19,7 @@ from autoscaler.documents.document_rules import ADAPTERS_MAX
 from autoscaler.documents.parse import DocumentError, Documents, parse_documents, to_yaml
 from autoscaler.engines import build_launch_command
 from autoscaler.engines.command_line import LAUNCHER
-from autoscaler.engines.xllamacpp_server import parse_flags
+from autoscaler.engines.programs.xllamacpp_server import parse_flags
 from autoscaler.routing.routes import model_entry
 from autoscaler.spec.model import Adapter, EngineName, Model, ModelSpec
 from autoscaler.spec.pod import API_VERSION

@@ -18,8 +18,8 @@ from autoscaler.kubernetes.resources.model_status import LearnedStatus
 from autoscaler.schema.cel_rules import RULES
 from autoscaler.schema.crds import LATER, MODEL, TENANT, CrdKind, render_crds
 from autoscaler.schema.structural import Schema
-from autoscaler.schema.write_crds import field_docs
 from autoscaler.spec.model import ModelSpec
+from docs.schemas import field_docs
 
 FOLDER = Path(__file__).parents[4] / "charts" / "pilotlight" / "crds"
 
@@ -44,7 +44,7 @@ def _below(schema: Schema, at: str) -> Iterator[tuple[str, Schema]]:
 
 def test_checked_in_definitions_match_the_generated_ones() -> None:
     found = {path.name: path.read_text() for path in FOLDER.glob("*.yaml")}
-    assert found == render_crds(field_docs), "run `python -m autoscaler.schema.write_crds charts/pilotlight/crds`"
+    assert found == render_crds(field_docs), "run `.venv/bin/python -m docs.schemas`"
 
 
 @pytest.mark.parametrize("kind", [MODEL, TENANT], ids=lambda kind: kind.name)

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[4]
 
 def test_checked_in_schemas_match_the_generated_ones() -> None:
     found = {path.name: path.read_text() for path in (ROOT / "docs" / "schema").glob("*.json")}
-    assert found == render_schemas(), "run `python -m autoscaler.schema docs/schema`"
+    assert found == render_schemas(), "run `.venv/bin/python -m docs.schemas`"
 
 
 @pytest.mark.parametrize("name", sorted(render_schemas()))

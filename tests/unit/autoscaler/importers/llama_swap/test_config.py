@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler.documents.parse import DocumentError, parse_documents
-from autoscaler.engines import xllamacpp_server
+from autoscaler.engines.programs import xllamacpp_server
 from autoscaler.importers.llama_swap import config
 from autoscaler.importers.llama_swap.commands import EXTRA_FLAGS
 from autoscaler.importers.result import ConversionResult, refuse_duplicate_names, to_yaml

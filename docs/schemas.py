@@ -1,18 +1,21 @@
-"""Writes the CustomResourceDefinitions: `python -m autoscaler.schema.write_crds charts/pilotlight/crds`. I/O.
+"""Writes the JSON Schemas of documents and the CustomResourceDefinitions: `.venv/bin/python -m docs.schemas`.
 
-`autoscaler.schema.crds` generates them; `field_docs` reads the attribute docstrings from the source of the types.
+`autoscaler.schema` generates them; `field_docs` reads the attribute docstrings from the source of the types.
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
-import sys
 import textwrap
 from itertools import pairwise
 from pathlib import Path
 
 from autoscaler.schema.crds import render_crds
+from autoscaler.schema.json_schema import render_schemas
+
+SCHEMAS = Path(__file__).parent / "schema"
+DEFINITIONS = Path(__file__).parents[1] / "charts" / "pilotlight" / "crds"
 
 
 def field_docs(kind: type) -> dict[str, str]:
@@ -30,5 +33,6 @@ def field_docs(kind: type) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    for file_name, text in render_crds(field_docs).items():
-        Path(sys.argv[1], file_name).write_text(text)
+    for folder, files in ((SCHEMAS, render_schemas()), (DEFINITIONS, render_crds(field_docs))):
+        for file_name, text in files.items():
+            (folder / file_name).write_text(text)
