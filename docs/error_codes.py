@@ -17,7 +17,7 @@ from typing import NamedTuple
 from autoscaler.drivers.kubernetes import volume_failures
 from autoscaler.drivers.kubernetes.adoption import annotations as workload_annotations
 from autoscaler.drivers.kubernetes.adoption import status as adoption
-from autoscaler.drivers.kubernetes.objects import pod_manifest
+from autoscaler.drivers.kubernetes.objects import pod_state
 from autoscaler.kubernetes.resources import model_conditions
 from autoscaler.state.world import History, ModelLoad
 from docs.states import between
@@ -329,7 +329,7 @@ def ready_reasons() -> set[str]:
 
 def kubernetes_reasons() -> set[str]:
     """The reasons of a kubelet that are passed on unchanged."""
-    return {*pod_manifest._INIT_PATIENCE_S, *volume_failures.FAILURES} - model_conditions.WORDS.keys() - ready_reasons()  # noqa: SLF001  private to the product; this page lists what they return
+    return {*pod_state._INIT_PATIENCE_S, *volume_failures.FAILURES} - model_conditions.WORDS.keys() - ready_reasons()  # noqa: SLF001  private to the product; this page lists what they return
 
 
 def other_reasons() -> set[tuple[str, str]]:

@@ -20,7 +20,7 @@ from artifacts.dialects.accepted_files import RefusedError
 from artifacts.dialects.file_selection import Listing
 from artifacts.digest import Digest
 from artifacts.disk.thread_wait import run_in_thread
-from artifacts.fetch import files, registry, remote_header
+from artifacts.fetch import file_host_files, registry, remote_header
 from artifacts.fetch.registry import OnProgress, Registries
 from artifacts.peers.client import Neighboured
 from artifacts.reference import Reference
@@ -186,16 +186,20 @@ async def fetch_artifact(
             taken = await run_in_thread(lambda: Sums(store).known(key, found.listing))
             for was, now in zip(found.listing.taken, taken.taken, strict=True):
                 there.place.also(was.entry.name, now.entry.name)
-            unknown = [one.entry.size for one in files.list_unhashed_files(taken)]
+            unknown = [one.entry.size for one in file_host_files.list_unhashed_files(taken)]
 
             async def fetch(job: Job) -> None:
                 sizes = {one.digest: one.size for one in job.files}
                 telling = registry.Telling(sum(sizes.values()) + sum(unknown), on_progress)
                 async with AsyncExitStack() as stack:
-                    await files.fetch_listed_files(job, taken, _before(there, key, sizes, ways, stack), telling.came)
+                    await file_host_files.fetch_listed_files(
+                        job, taken, _before(there, key, sizes, ways, stack), telling.came
+                    )
 
             more = sum(unknown) + len(unknown)  # at least one byte per file, even if it is empty
-            wanted = CopySpec(str(of), key, files.list_hashed_files(taken), more, allow_unsafe, found.listing.unsafe)
+            wanted = CopySpec(
+                str(of), key, file_host_files.list_hashed_files(taken), more, allow_unsafe, found.listing.unsafe
+            )
             record = await run_in_thread(lambda: store.layout.record(key))
             paths = [one.entry.path for one in taken.taken]
             is_open = found.open and not (record is not None and record.private)  # it may have become public
@@ -240,7 +244,7 @@ async def fetch_headers(of: Lies, ways: Ways, folder: Path, *, allow_unsafe: boo
     async with open_source(of, ways) as there:
         found = (await there.look(allow_unsafe=allow_unsafe)).listing
         return await remote_header.fetch_gguf_headers(
-            files.list_all_files(found), found.place, Lone(there.place), folder
+            file_host_files.list_all_files(found), found.place, Lone(there.place), folder
         )
 
 

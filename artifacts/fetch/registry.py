@@ -23,7 +23,7 @@ from artifacts.dialects.accepted_files import RefusedError
 from artifacts.digest import Digest
 from artifacts.disk.thread_wait import run_in_thread
 from artifacts.fetch import verify_signatures
-from artifacts.fetch.blobs import fetch_artifact_files
+from artifacts.fetch.registry_blobs import fetch_artifact_files
 from artifacts.file_policy import ALLOW
 from artifacts.http.retry import Pace
 from artifacts.http.transport import Limits, Site

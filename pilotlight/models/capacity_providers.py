@@ -31,7 +31,7 @@ from autoscaler.providers.karpenter.provider import KarpenterNodes
 from autoscaler.providers.kube import Object, Server
 from autoscaler.providers.kueue.provider import KueuePlaces
 from autoscaler.providers.lead_time_store import LeadTimeStore
-from autoscaler.providers.machine_sets import MachineGroupWatcher
+from autoscaler.providers.machine_group_watcher import MachineGroupWatcher
 from autoscaler.providers.node_deletion import DeletionDelay
 from autoscaler.providers.provider import Provider
 from autoscaler.providers.provisioning_request.provider import ProvisioningProvider

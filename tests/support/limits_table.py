@@ -285,7 +285,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "header of a GGUF file in a registry": ("artifacts.fetch.remote_header.BYTES_MAX",),
     "headers of one file, folder or remote artifact: CPU time": ("artifacts.formats.cpu_time.CPU_S_MAX",),
-    "names in all archives of an artifact": ("artifacts.fetch.blobs.NAMES_MAX",),
+    "names in all archives of an artifact": ("artifacts.fetch.registry_blobs.NAMES_MAX",),
     "engine images pulled by an agent: concurrent; per node, per message; one pull; back-off after a failure": (
         "pilotlight.agent.kubelet.image_pull.PULLS_MAX",
         "pilotlight.agent.kubelet.image_pull.WANTED_MAX",
@@ -345,8 +345,8 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "MachineSets and MachineDeployments that another component scales: interval of polls if such groups "
     "exist, if none exist; time for which Pilotlight waits for the new nodes of a group": (
-        "autoscaler.providers.machine_sets.LOOK_S",
-        "autoscaler.providers.machine_sets.NONE_S",
+        "autoscaler.providers.machine_group_watcher.LOOK_S",
+        "autoscaler.providers.machine_group_watcher.NONE_S",
         "autoscaler.capacity.group_growth.GROW_S",
     ),
     "attached GPU on its node: visible; interval between bus scans; driver command": (

@@ -29,8 +29,9 @@ from autoscaler.drivers.driver import Launcher, NodeSupply, Observe
 from autoscaler.drivers.kubernetes import proof_of_clean
 from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
 from autoscaler.drivers.kubernetes.objects import pod_manifest as pods
+from autoscaler.drivers.kubernetes.objects import pod_state
 from autoscaler.drivers.kubernetes.objects.node_slices import NodeSeen
-from autoscaler.drivers.kubernetes.objects.pod_manifest import PodSeen, StartTiming
+from autoscaler.drivers.kubernetes.objects.pod_state import PodSeen, StartTiming
 from autoscaler.drivers.kubernetes.objects.replica_events import (
     build_observation,
     build_podless_observation,
@@ -96,7 +97,7 @@ class KubernetesDriver:
             api, namespace, settings, is_ours=self._is_ours, owner=owner, held=self._held,
             changed=self._devices_changed, hosts_changed=self._hosts_changed, groups=groups,
         )  # fmt: skip
-        self._pods = Watched(api, path, pods.read_replica_pod, self._pods_changed, labelSelector=owner.engines)
+        self._pods = Watched(api, path, pod_state.read_replica_pod, self._pods_changed, labelSelector=owner.engines)
         self._make = PodBuilder(namespace, launch, image, settings, self._inventory, supply, owner)
         self._orders = Orders(api, path, self._pods, self, owner)
         self._bringing = Bringing(supply, self)
@@ -198,7 +199,7 @@ class KubernetesDriver:
     def start(self, replica: Replica, model: Model) -> None:
         """Create the replica's pod; an existing one is only observed again."""
         found = self._orders.known(pods.format_pod_name(replica.id))
-        if found is not None and pods.is_pod_of_replica(found, replica):
+        if found is not None and pod_state.is_pod_of_replica(found, replica):
             self._see(found, Seen.STARTING, again=True)
             return
         self._order(replica.model, *self._bringing.begin(replica, model))
@@ -280,7 +281,7 @@ class KubernetesDriver:
         devices count as used by others.
         """
         here = bool(pod["metadata"]["namespace"] == self._namespace)
-        return here and self._owner.has_label(pod) and pods.read_replica_pod(pod) is not None
+        return here and self._owner.has_label(pod) and pod_state.read_replica_pod(pod) is not None
 
     def _held(self) -> Iterator[SliceId]:
         there = (reported for reported in self._reported.values() if reported.seen is not Seen.CLEAN)

@@ -21,7 +21,8 @@ from typing import Protocol
 from autoscaler.contract import ReplicaId
 from autoscaler.drivers.kubernetes.inventory.resource_claims import Claims
 from autoscaler.drivers.kubernetes.objects import pod_manifest as pods
-from autoscaler.drivers.kubernetes.objects.pod_manifest import PodSeen
+from autoscaler.drivers.kubernetes.objects import pod_state
+from autoscaler.drivers.kubernetes.objects.pod_state import PodSeen
 from autoscaler.drivers.kubernetes.pending_starts import is_temporary
 from autoscaler.drivers.kubernetes.weight_volumes import NodeVolumes
 from autoscaler.exception_handling import describe_error
@@ -155,8 +156,8 @@ class Orders:
             if error.reason != "AlreadyExists":
                 raise
             made = await self._api.get(f"{self._path}/{wanted['metadata']['name']}")
-            found = pods.read_replica_pod(made)
-            if found is None or not pods.is_pod_of_replica(found, replica) or not self._owner.owns(made):
+            found = pod_state.read_replica_pod(made)
+            if found is None or not pod_state.is_pod_of_replica(found, replica) or not self._owner.owns(made):
                 raise ApiError(409, error.reason, "a pod of its name exists and is not ours") from error
         self._watched.expect(str(made["metadata"]["resourceVersion"]))
         return made
@@ -242,7 +243,7 @@ class Orders:
         pod = self.known(name)
         if pod is None:
             found = await self._look(name)
-            pod = None if found is None or not self._owner.owns(found) else pods.read_replica_pod(found)
+            pod = None if found is None or not self._owner.owns(found) else pod_state.read_replica_pod(found)
             if pod is None or pod.intent != replica.intent:  # another pod of the same name
                 self._listener.is_gone(replica)
                 return

@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 from autoscaler.contract import ReplicaId
 from autoscaler.drivers.kubernetes.objects.node_slices import NodeSeen
-from autoscaler.drivers.kubernetes.objects.pod_manifest import PodSeen
+from autoscaler.drivers.kubernetes.objects.pod_state import PodSeen
 
 ASSUME_AFTER_S = 30.0
 """A GPU may keep memory of a process that is gone (docs/reference/replica-states.md, proof `assumed`)."""

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers import probes
-from autoscaler.drivers.kubernetes.objects.pod_manifest import PodSeen
+from autoscaler.drivers.kubernetes.objects.pod_state import PodSeen
 from autoscaler.drivers.resilient_tasks import retry_until_success
 from autoscaler.kubernetes.watch import ObjectKey, Watched
 from autoscaler.state.events import Seen

@@ -18,7 +18,7 @@ from artifacts.archives.tar_reader import BadArchiveError
 from artifacts.dialects import images
 from artifacts.dialects.accepted_files import Contents, RefusedError
 from artifacts.fetch import fetch, image_file_list
-from artifacts.fetch import files as gather
+from artifacts.fetch import file_host_files as gather
 from artifacts.fetch.fetch import Lies, Ways
 from artifacts.formats import gguf
 from artifacts.reference import Reference

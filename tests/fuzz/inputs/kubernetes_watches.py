@@ -22,8 +22,8 @@ from autoscaler.documents import parse
 from autoscaler.drivers import probes
 from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver
 from autoscaler.drivers.kubernetes.adoption.parsing import WorkloadSeen, read_workload
+from autoscaler.drivers.kubernetes.adoption.workload_runner import Means, Runner
 from autoscaler.drivers.kubernetes.adoption.workload_scaling import Mode, Workload
-from autoscaler.drivers.kubernetes.adoption.workload_writer import Means, Runner
 from autoscaler.drivers.kubernetes.driver import KubernetesDriver
 from autoscaler.drivers.kubernetes.inventory.declared import DeclaredDevices
 from autoscaler.drivers.kubernetes.inventory.disruption_budgets import Disruptions

@@ -21,6 +21,7 @@ from autoscaler.controller.loop import LoopStep
 from autoscaler.drivers import probes
 from autoscaler.drivers.kubernetes.driver import KubernetesDriver
 from autoscaler.drivers.kubernetes.objects import pod_manifest as pods
+from autoscaler.drivers.kubernetes.objects import pod_state
 from autoscaler.kubernetes import leader_election
 from autoscaler.kubernetes.api import Object
 from autoscaler.kubernetes.leader_election import Elector
@@ -154,7 +155,7 @@ class Kubelet(Machine):
         if event == "ADDED":
             loop.call_later(BIND_S, self._starts, pod["metadata"]["name"], pod["metadata"]["uid"])
             return
-        found = pods.read_replica_pod(pod)
+        found = pod_state.read_replica_pod(pod)
         assert found is not None
         engine = self.engines.get(found.replica)
         if engine is None or not engine.alive:
@@ -166,7 +167,7 @@ class Kubelet(Machine):
         pod = self._server.objects[PODS].get(name)
         if pod is None or pod["metadata"]["uid"] != uid or "deletionTimestamp" in pod["metadata"]:
             return
-        found = pods.read_replica_pod(pod)
+        found = pod_state.read_replica_pod(pod)
         assert found is not None
         pod["spec"]["nodeName"] = NODE
         replica = Replica(
@@ -200,7 +201,7 @@ class Kubelet(Machine):
             super().changed(engine, what)
             return
         if what == "start":
-            found = pods.read_replica_pod(pod)
+            found = pod_state.read_replica_pod(pod)
             assert found is not None
             engine.address = f"10.244.{len(self.started) // 250}.{len(self.started) % 250 + 2}:{found.port}"
         super().changed(engine, what)

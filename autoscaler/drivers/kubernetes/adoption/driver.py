@@ -47,8 +47,8 @@ from autoscaler.drivers.kubernetes.adoption.parsing import (
 from autoscaler.drivers.kubernetes.adoption.status import build_condition
 from autoscaler.drivers.kubernetes.adoption.status_writer import Showing
 from autoscaler.drivers.kubernetes.adoption.tracked_pod import EXITED
+from autoscaler.drivers.kubernetes.adoption.workload_runner import PLURALS, AdoptionCandidate, Means, Runner
 from autoscaler.drivers.kubernetes.adoption.workload_scaling import Mode, Workload
-from autoscaler.drivers.kubernetes.adoption.workload_writer import PLURALS, AdoptionCandidate, Means, Runner
 from autoscaler.drivers.kubernetes.objects.replica_events import build_podless_observation
 from autoscaler.drivers.resilient_tasks import NO_MODEL, fault_reporter, retry_until_success
 from autoscaler.exception_handling import Failure, attempt, describe_error

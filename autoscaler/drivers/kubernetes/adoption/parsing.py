@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from autoscaler.drivers.kubernetes.objects.pod_manifest import READY_TO_START, Waiting, read_waiting_reason
+from autoscaler.drivers.kubernetes.objects.pod_state import READY_TO_START, Waiting, read_waiting_reason
 from autoscaler.kubernetes.api import Object
 from autoscaler.kubernetes.constants import CRASHES, ENDED, TEMPLATE_HASH, WRITER
 from autoscaler.kubernetes.resources.model_conditions import ConditionValue

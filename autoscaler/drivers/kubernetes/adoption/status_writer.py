@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from autoscaler.drivers.kubernetes.adoption.parsing import ReleasedWorkload, ShownCondition, WorkloadKey, WorkloadSeen
 from autoscaler.drivers.kubernetes.adoption.status import Sign
-from autoscaler.drivers.kubernetes.adoption.workload_writer import PLURALS
+from autoscaler.drivers.kubernetes.adoption.workload_runner import PLURALS
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.constants import WRITER
 from autoscaler.kubernetes.resources.model_conditions import ConditionValue

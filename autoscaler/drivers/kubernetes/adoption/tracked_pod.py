@@ -13,7 +13,7 @@ from typing import NamedTuple
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers import probes
 from autoscaler.drivers.kubernetes.adoption.parsing import AdoptedPodSeen
-from autoscaler.drivers.kubernetes.objects.pod_manifest import StartTiming
+from autoscaler.drivers.kubernetes.objects.pod_state import StartTiming
 from autoscaler.spec.model import ADOPTED_HASH
 from autoscaler.spec.name_conflicts import format_replica_id
 from autoscaler.state.events import ReplicaSeen, Seen

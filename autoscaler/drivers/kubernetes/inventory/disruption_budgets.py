@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from autoscaler.contract import ReplicaId
-from autoscaler.drivers.kubernetes.objects import pod_manifest as pods
+from autoscaler.drivers.kubernetes.objects import pod_state
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.watch import Change, Watched
 from autoscaler.spec.installation_ownership import ANYBODYS, Ownership
@@ -48,7 +48,7 @@ def read_budget(found: Object) -> DisruptionBudget:
 
 def read_labelled_pod(pod: Object) -> LabelledPod | None:
     """Parse a pod; None if it is not ours."""
-    seen = pods.read_replica_pod(pod)
+    seen = pod_state.read_replica_pod(pod)
     return None if seen is None else LabelledPod(seen.replica, pod["metadata"].get("labels") or {})
 
 

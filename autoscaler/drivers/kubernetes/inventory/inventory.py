@@ -14,7 +14,8 @@ from autoscaler.capacity.attachable_nodes import Groups
 from autoscaler.drivers.kubernetes.inventory import resource_claims
 from autoscaler.drivers.kubernetes.objects import node_slices as nodes
 from autoscaler.drivers.kubernetes.objects.node_slices import Hosts, NodeSeen, OtherPod
-from autoscaler.drivers.kubernetes.objects.pod_manifest import SLICES, PodSeen
+from autoscaler.drivers.kubernetes.objects.pod_manifest import SLICES
+from autoscaler.drivers.kubernetes.objects.pod_state import PodSeen
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.constants import NODE_POOL, NODES, PLACES
 from autoscaler.kubernetes.watch import Change, ObjectKey, Watched

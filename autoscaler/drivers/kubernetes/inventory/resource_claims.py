@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from autoscaler.drivers.kubernetes.objects import pod_manifest as pods
-from autoscaler.drivers.kubernetes.objects.pod_manifest import PodSeen
+from autoscaler.drivers.kubernetes.objects.pod_state import PodSeen
 from autoscaler.kubernetes.api import STRATEGIC, Api, ApiError, Object
 from autoscaler.kubernetes.constants import WRITER
 from autoscaler.slicing.base import PodFields

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autoscaler.drivers import probes
-from autoscaler.drivers.kubernetes.objects.pod_manifest import PodSeen, StartTiming
+from autoscaler.drivers.kubernetes.objects.pod_state import PodSeen, StartTiming
 from autoscaler.state.events import ReplicaSeen, Seen
 from autoscaler.state.world import PodRef, Replica
 

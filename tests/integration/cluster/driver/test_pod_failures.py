@@ -14,7 +14,7 @@ import pytest
 
 from autoscaler.drivers.kubernetes import volume_failures
 from autoscaler.drivers.kubernetes.driver import KubernetesDriver
-from autoscaler.drivers.kubernetes.objects import pod_manifest as pods
+from autoscaler.drivers.kubernetes.objects import pod_state
 from autoscaler.kubernetes.api import Api, ApiError, Object
 from autoscaler.state.events import Seen
 from tests.contracts.driver import Manner
@@ -198,7 +198,7 @@ async def test_rejected_start_is_allowed_once_a_limit_range_sets_the_limits(scen
 
 
 async def test_failed_image_pull_fails_the_start_after_a_timeout(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(pods._PATIENCE_S, "ImagePullBackOff", 0.5)
+    monkeypatch.setitem(pod_state._PATIENCE_S, "ImagePullBackOff", 0.5)
     one, model = scene.engine("r1", annotations={IMAGE_ERROR: "1"})
     async with running(driver := scene.driver()) as observed:
         driver.start(one, model)

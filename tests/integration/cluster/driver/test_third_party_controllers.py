@@ -15,6 +15,7 @@ import pytest
 
 from autoscaler.contract import ReplicaId
 from autoscaler.drivers.kubernetes.objects import pod_manifest as pods
+from autoscaler.drivers.kubernetes.objects import pod_state
 from autoscaler.kubernetes.api import MERGE, STRATEGIC, Api, ApiError, Object
 from autoscaler.state.events import Seen
 from tests.contracts.driver import Manner
@@ -85,7 +86,7 @@ async def test_failing_injected_init_container_fails_the_start_and_is_named(
 ) -> None:
     """kserve/kserve#3254, banzaicloud/koperator#432, grafana/rollout-operator#466."""
     for reason in ("ImagePullBackOff", "CrashLoopBackOff"):
-        monkeypatch.setitem(pods._INIT_PATIENCE_S, reason, WAITS_S)
+        monkeypatch.setitem(pod_state._INIT_PATIENCE_S, reason, WAITS_S)
     monkeypatch.setattr(pods, "INJECTED_S_MAX", WAITS_S)
     (state, more), (one, of) = container, scene.engine("r1")
     scene.node.fall_silent()  # the status is written below

@@ -19,8 +19,8 @@ from artifacts.credentials.docker_config import Login
 from artifacts.credentials.keychain import Known
 from artifacts.dialects.accepted_files import RefusedError
 from artifacts.digest import Digest
-from artifacts.fetch import blobs
 from artifacts.fetch import registry as obtain
+from artifacts.fetch import registry_blobs
 from artifacts.fetch.registry import Came, MirrorSite, Registries
 from artifacts.http.transport import Site
 from artifacts.oci.manifest import OCI_MANIFEST as MANIFEST
@@ -156,7 +156,7 @@ async def test_image_pull_stores_only_the_models_folder(
         with await one.obtain(f"{NAME}:image") as copy:
             assert read_files(copy.folder) == {"m.gguf": much, "config.json": b"{}"}
         small = Store(tmp_path / "small", bytes_max=2 << 20, spare_bytes=0).open()
-        monkeypatch.setattr(blobs, "_laid", lambda *_: pytest.fail("written before there was room for it"))
+        monkeypatch.setattr(registry_blobs, "_laid", lambda *_: pytest.fail("written before there was room for it"))
         with pytest.raises(NoRoomError, match="no room for"):
             await one.obtain(f"{NAME}:image", small)
         assert list(small.layout.records()) == []
@@ -218,7 +218,7 @@ async def test_blobs_of_a_failed_pull_are_not_fetched_again(tmp_path: Path, monk
             raise UnreachableError("the machine went away")
 
         with monkeypatch.context() as patch:
-            patch.setattr(blobs, "_take_apart", breaks)
+            patch.setattr(registry_blobs, "_take_apart", breaks)
             with pytest.raises(UnreachableError):
                 await one.obtain()
         one.fake.seen.clear()

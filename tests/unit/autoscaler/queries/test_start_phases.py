@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler.demand.model_history import start_deadline_s
-from autoscaler.drivers.kubernetes.objects.pod_manifest import StartTiming
+from autoscaler.drivers.kubernetes.objects.pod_state import StartTiming
 from autoscaler.queries.start_phases import PARTS, last_phases_ms, parts_s, phases_s, phases_with_parts_s
 from autoscaler.spec.model import ADOPTED_HASH
 from autoscaler.spec.name_conflicts import format_replica_id

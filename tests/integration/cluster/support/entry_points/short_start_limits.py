@@ -13,16 +13,16 @@ def main() -> None:
     """Shortens the limits and the interval of reading Events, which affect nothing else, and runs the CLI."""
     from autoscaler.drivers.kubernetes import volume_failures
     from autoscaler.drivers.kubernetes.adoption import workload_scaling
-    from autoscaler.drivers.kubernetes.objects import pod_manifest
+    from autoscaler.drivers.kubernetes.objects import pod_state
     from pilotlight.cli.main import cli
 
     copies = vars(volume_failures), vars(workload_scaling)
-    assert pod_manifest.IMAGE_S_MAX == pod_manifest.INJECTED_S_MAX == DOCUMENTED_S
+    assert pod_state.IMAGE_S_MAX == pod_state.INJECTED_S_MAX == DOCUMENTED_S
     assert all(copy["IMAGE_S_MAX"] == DOCUMENTED_S for copy in copies)
-    for limits in (pod_manifest._PATIENCE_S, pod_manifest._INIT_PATIENCE_S):
+    for limits in (pod_state._PATIENCE_S, pod_state._INIT_PATIENCE_S):
         assert {*limits.values()} <= {0.0, DOCUMENTED_S}
         limits.update({reason: LIMIT_S for reason, limit_s in limits.items() if limit_s})
-    vars(pod_manifest).update(IMAGE_S_MAX=LIMIT_S, INJECTED_S_MAX=LIMIT_S)
+    vars(pod_state).update(IMAGE_S_MAX=LIMIT_S, INJECTED_S_MAX=LIMIT_S)
     for copy in copies:
         copy["IMAGE_S_MAX"] = LIMIT_S
     vars(volume_failures)["LOOK_S"] = LOOK_S

@@ -13,7 +13,7 @@ from autoscaler.drivers import probes
 from autoscaler.drivers.kubernetes import driver
 from autoscaler.drivers.kubernetes.driver import KubernetesDriver
 from autoscaler.drivers.kubernetes.objects import pod_manifest
-from autoscaler.drivers.kubernetes.objects.pod_manifest import PodSeen
+from autoscaler.drivers.kubernetes.objects.pod_state import PodSeen
 from autoscaler.drivers.kubernetes.proof_of_clean import Clearing
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.spec.installation_ownership import ANYBODYS, INSTALLATION, Ownership

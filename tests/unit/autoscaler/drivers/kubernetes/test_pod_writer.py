@@ -14,7 +14,8 @@ from msgspec.structs import replace
 
 from autoscaler.drivers.kubernetes import pod_writer as orders_
 from autoscaler.drivers.kubernetes.objects import pod_manifest as pods
-from autoscaler.drivers.kubernetes.objects.pod_manifest import PodSeen
+from autoscaler.drivers.kubernetes.objects import pod_state
+from autoscaler.drivers.kubernetes.objects.pod_state import PodSeen
 from autoscaler.drivers.kubernetes.pod_writer import CONFLICTS_MAX, RETRY_S, Orders, Pauses, StartListener
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.safe_decoding import ListPage
@@ -118,7 +119,7 @@ def orders(server: Server) -> Orders:
 def seen(server: Server) -> PodSeen:
     """The pod as the watch reads it."""
     assert server.pod is not None
-    pod = pods.read_replica_pod(server.pod)
+    pod = pod_state.read_replica_pod(server.pod)
     assert pod is not None
     return pod
 

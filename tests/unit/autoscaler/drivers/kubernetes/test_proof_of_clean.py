@@ -10,7 +10,7 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.kubernetes import proof_of_clean
 from autoscaler.drivers.kubernetes.objects import node_slices as nodes
 from autoscaler.drivers.kubernetes.objects.node_slices import NodeSeen
-from autoscaler.drivers.kubernetes.objects.pod_manifest import PodSeen
+from autoscaler.drivers.kubernetes.objects.pod_state import PodSeen
 from autoscaler.drivers.kubernetes.proof_of_clean import (
     ASSUMED,
     EXITED,

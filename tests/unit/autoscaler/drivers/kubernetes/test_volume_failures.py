@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from autoscaler.drivers.kubernetes.objects.pod_manifest import IMAGE_S_MAX, PodSeen
+from autoscaler.drivers.kubernetes.objects.pod_state import IMAGE_S_MAX, PodSeen
 from autoscaler.drivers.kubernetes.volume_failures import LOOK_S, LOOK_S_MAX, PodEvents, find_volume_failure
 from autoscaler.kubernetes.api import Api, Object, UnreachableError
 from autoscaler.kubernetes.safe_decoding import ListPage

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers import probes, resilient_tasks
 from autoscaler.drivers.kubernetes import pod_writer, volume_failures
-from autoscaler.drivers.kubernetes.adoption import driver, workload_scaling, workload_writer
+from autoscaler.drivers.kubernetes.adoption import driver, workload_runner, workload_scaling
 from autoscaler.drivers.kubernetes.adoption.annotations import Others, read_model
 from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver, WorkloadEvent
 from autoscaler.drivers.kubernetes.adoption.parsing import AdoptedPodSeen, WorkloadSeen
@@ -332,7 +332,7 @@ async def test_scale_write_is_retried_after_transient_errors_but_not_a_403(
     status: int, tries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A conflict is retried for a limited time, a 403 not at all; both end the start."""
-    monkeypatch.setattr(workload_writer, "CHANGED_S_MAX", 0.0)
+    monkeypatch.setattr(workload_runner, "CHANGED_S_MAX", 0.0)
     monkeypatch.setattr(pod_writer, "RETRY_S", 0.0)
     async with serving("ada") as house:
         house.plane.errors = [ApiError(status, "Trouble", "no") for _ in range(50)]
@@ -352,7 +352,7 @@ async def test_scale_write_is_retried_after_transient_errors_but_not_a_403(
         (ApiError(500, "InternalError", "etcd"), 3, 4),
         (ApiError(503, "ServiceUnavailable", "etcd"), 3, 4),
         (ApiError(429, "TooManyRequests", "slow down"), 3, 4),
-        (ApiError(500, "InternalError", "failed calling webhook"), 50, workload_writer.MARK_FAILURES_MAX),
+        (ApiError(500, "InternalError", "failed calling webhook"), 50, workload_runner.MARK_FAILURES_MAX),
         (ApiError(403, "Forbidden", "no right to patch pods"), 3, 1),
     ],
     ids=["unreachable", "500", "503", "429", "webhook-stays-unavailable", "403"],
@@ -385,7 +385,7 @@ async def test_pauses_between_scale_writes_grow_from_the_first_pause(monkeypatch
             pauses.append(self._next_s)
             await super().rest(sooner)
 
-    monkeypatch.setattr(workload_writer, "Pauses", RecordedPauses)
+    monkeypatch.setattr(workload_runner, "Pauses", RecordedPauses)
     async with serving("ada") as house:
         house.plane.errors = [ApiError(503, "Trouble", "no") for _ in range(3)]
         house.driver.start(Bench().order("more"), house.model("ada"))
@@ -404,7 +404,7 @@ async def test_scale_write_after_409_uses_the_version_of_a_fresh_read(
     uid: str, replicas: int, tries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The watch does not report the change. What others wrote to the scale is not overwritten."""
-    monkeypatch.setattr(workload_writer, "CHANGED_S_MAX", 0.0)
+    monkeypatch.setattr(workload_runner, "CHANGED_S_MAX", 0.0)
     monkeypatch.setattr(pod_writer, "RETRY_S", 0.0)
     async with serving("ada") as house:
         house.plane.scale = {"metadata": {"uid": uid, "resourceVersion": "99"}, "spec": {"replicas": replicas}}
@@ -555,7 +555,7 @@ async def test_held_pod_gets_no_request_although_its_engine_answers(hold: str, m
         probed += 1
         return True
 
-    monkeypatch.setattr(workload_writer, "_probe", answers)
+    monkeypatch.setattr(workload_runner, "_probe", answers)
     made = partial(held_pod, hold=hold, held=True)
     async with serving("ada", made=made, seen=Seen.STARTING) as house:
         while probed < 4:
@@ -583,7 +583,7 @@ async def test_ready_pod_that_becomes_held_is_unready_before_its_next_probe(
         probed += 1
         return True
 
-    monkeypatch.setattr(workload_writer, "_probe", answers)
+    monkeypatch.setattr(workload_runner, "_probe", answers)
     async with serving("ada", made=partial(held_pod, hold=hold, held=False)) as house:
         await house.until(("ada", Seen.READY))
         while probed < 2:  # the first is that of the start, which reports a running engine at once
@@ -595,14 +595,14 @@ async def test_ready_pod_that_becomes_held_is_unready_before_its_next_probe(
 
 async def test_workload_task_restarts_after_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resilient_tasks, "PAUSE_S", 0.0)
-    real, odd = workload_writer.Runner._probe_once, iter([True])
+    real, odd = workload_runner.Runner._probe_once, iter([True])
 
-    async def once(self: workload_writer.Runner, pod: AdoptedPodSeen) -> None:
+    async def once(self: workload_runner.Runner, pod: AdoptedPodSeen) -> None:
         if self.core.seen.key.name == "ada" and next(odd, False):
             raise KeyError("odd")
         await real(self, pod)
 
-    monkeypatch.setattr(workload_writer.Runner, "_probe_once", once)
+    monkeypatch.setattr(workload_runner.Runner, "_probe_once", once)
     async with serving("ada", "bert") as house:
         assert [one.model for one in house.faults() if one.reason] == ["ada"]
         assert set(house.now().values()) == {Seen.READY}

@@ -12,7 +12,7 @@ from autoscaler.drivers.kubernetes.adoption.annotations import read_model
 from autoscaler.drivers.kubernetes.adoption.parsing import WorkloadKey
 from autoscaler.drivers.kubernetes.adoption.workload_scaling import UNORDERED_S, Mode
 from autoscaler.drivers.kubernetes.composite import CompositeDriver
-from autoscaler.drivers.kubernetes.objects.pod_manifest import read_waiting_reason
+from autoscaler.drivers.kubernetes.objects.pod_state import read_waiting_reason
 from autoscaler.fold.fold import fold
 from autoscaler.planner.reconcile import PlannedModel, reconcile_model
 from autoscaler.spec.model import ADOPTED_HASH, Model, ModelSpec

@@ -11,7 +11,8 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.kubernetes.inventory import resource_claims as claims_
 from autoscaler.drivers.kubernetes.inventory.resource_claims import Claims, ClaimSeen
 from autoscaler.drivers.kubernetes.objects import pod_manifest as pods
-from autoscaler.drivers.kubernetes.objects.pod_manifest import PodSeen
+from autoscaler.drivers.kubernetes.objects import pod_state
+from autoscaler.drivers.kubernetes.objects.pod_state import PodSeen
 from autoscaler.drivers.kubernetes.pod_writer import Orders, StartListener
 from autoscaler.kubernetes.api import STRATEGIC, Api, ApiError, Object, UnreachableError
 from autoscaler.kubernetes.safe_decoding import ListPage
@@ -377,7 +378,7 @@ async def test_claim_cleanup_adds_missing_owners_and_deletes_unused_claims() -> 
     await made.create(*joins("r1"))
     await server.create(PODS, joins("r2")[1])
     for name in ("r1", "r2"):
-        seen = pods.read_replica_pod(server.objects[f"{PODS}/{name}"])
+        seen = pod_state.read_replica_pod(server.objects[f"{PODS}/{name}"])
         assert seen is not None
         watching.items[name] = seen
     await made.tidy()

@@ -12,6 +12,7 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.documents.parse import DocumentError, parse_documents
 from autoscaler.drivers.kubernetes.objects import node_slices as nodes
 from autoscaler.drivers.kubernetes.objects import pod_manifest as pods
+from autoscaler.drivers.kubernetes.objects import pod_state
 from autoscaler.drivers.kubernetes.objects.pod_overrides import APART, NEAR, PREFERRED, apply_overrides, merge_resources
 from autoscaler.queries.unschedulable_replicas import is_unschedulable
 from autoscaler.slicing.base import PodFields
@@ -107,14 +108,14 @@ def test_a_replica_without_slices_is_placed_by_the_scheduler() -> None:
     pod = manifest(model("gpu: {count: 0}"))
     assert not pod["spec"].keys() & {"affinity", "tolerations"}
     assert pod["spec"]["containers"][0]["resources"] == {"requests": {"cpu": "100m"}}
-    seen = pods.read_replica_pod(alive(pod))
+    seen = pod_state.read_replica_pod(alive(pod))
     assert seen is not None
     assert seen.slices == ()
 
 
 def test_pod_of_a_replica_is_read_back_with_its_full_replica_state() -> None:
     of = model("tls: {serverName: engine.example}")
-    found = pods.read_replica_pod(alive(manifest(of, "n1/gpu0"), podIP="10.0.0.1"))
+    found = pod_state.read_replica_pod(alive(manifest(of, "n1/gpu0"), podIP="10.0.0.1"))
     assert found is not None
     assert found[:12] == (
         "ns", f"ada-{of.spec_hash()}-0123456789", "u1", f"ada-{of.spec_hash()}-0123456789", "ada", of.spec_hash(),
@@ -126,16 +127,16 @@ def test_pod_of_a_replica_is_read_back_with_its_full_replica_state() -> None:
         pods.assign_engine_port(found.replica),
     )
     assert found.cpu_memory == HostAmount(100)
-    assert pods.is_pod_of_replica(found, replica(of, "n1/gpu0"))
-    assert not pods.is_pod_of_replica(found, replica(of, "n1/gpu1"))
-    assert not pods.is_pod_of_replica(found._replace(leaving=True), replica(of, "n1/gpu0"))
+    assert pod_state.is_pod_of_replica(found, replica(of, "n1/gpu0"))
+    assert not pod_state.is_pod_of_replica(found, replica(of, "n1/gpu1"))
+    assert not pod_state.is_pod_of_replica(found._replace(leaving=True), replica(of, "n1/gpu0"))
 
 
 @pytest.mark.parametrize("spoilt", [{"slots": "many"}, {"memory-bytes": ""}, {"intent": ""}])
 def test_pod_with_invalid_annotations_is_ignored(spoilt: dict[str, str]) -> None:
     pod = alive(manifest(model(), "n1/gpu0"))
     pod["metadata"]["annotations"] |= {f"pilotlight.dev/{name}": value for name, value in spoilt.items()}
-    assert pods.read_replica_pod(pod) is None
+    assert pod_state.read_replica_pod(pod) is None
 
 
 @pytest.mark.parametrize("named", [{"replica": "victim-h-i"}, {"replica": ""}])
@@ -143,7 +144,7 @@ def test_pod_whose_annotation_names_another_replica_is_ignored(named: dict[str, 
     """Without the annotation the pod's own name is its replica's."""
     pod = alive(manifest(model(), "n1/gpu0"))
     pod["metadata"]["annotations"] |= {f"pilotlight.dev/{name}": value for name, value in named.items()}
-    found = pods.read_replica_pod(pod)
+    found = pod_state.read_replica_pod(pod)
     assert (found is None) is bool(named["replica"])
     assert found is None or found.replica == pod["metadata"]["name"]
 
@@ -174,11 +175,11 @@ def test_replicas_get_different_ports_below_the_ephemeral_range() -> None:
 def test_port_of_pod_from_earlier_version_is_read_from_its_container() -> None:
     pod = alive(manifest(model(), "n1/gpu0"))
     pod["spec"]["containers"][0]["ports"] = [{"name": "http", "containerPort": 8000, "protocol": "TCP"}]
-    found = pods.read_replica_pod(pod)
+    found = pod_state.read_replica_pod(pod)
     assert found is not None
     assert found.port == 8000
     pod["spec"]["containers"][0]["ports"] = []
-    assert pods.read_replica_pod(pod) is None
+    assert pod_state.read_replica_pod(pod) is None
 
 
 def test_env_value_from_a_secret_or_field_is_passed_to_the_pod() -> None:
@@ -348,7 +349,7 @@ def first(state: dict[str, Any], **more: Any) -> dict[str, Any]:
 def test_pod_status_decides_whether_the_start_waits_times_out_or_ended(
     of: dict[str, Any], ended: str, waits: str, patience_s: float | None
 ) -> None:
-    found = pods.read_replica_pod(alive(manifest(model(), "n1/gpu0"), **of))
+    found = pod_state.read_replica_pod(alive(manifest(model(), "n1/gpu0"), **of))
     assert found is not None
     assert (found.ended, found.waits, found.patience_s) == (ended, waits, patience_s)
 
@@ -366,7 +367,7 @@ def test_pod_reports_waiting_until_its_native_sidecar_has_started(container: dic
     """For at most 60 s: a webhook has injected it."""
     pod = alive(manifest(model(), "n1/gpu0"), initContainerStatuses=[{"name": "istio-proxy", **container}])
     pod["spec"]["initContainers"] = [{"name": "istio-proxy", "restartPolicy": "Always"}]
-    found = pods.read_replica_pod(pod)
+    found = pod_state.read_replica_pod(pod)
     assert found is not None
     assert found.waits == waits
     assert found.patience_s == (60.0 if "istio-proxy" in waits else None)
@@ -383,7 +384,7 @@ def test_pod_reports_waiting_until_its_native_sidecar_has_started(container: dic
     ],
 )
 def test_pod_has_ended_only_if_phase_is_final_and_no_container_runs(of: dict[str, Any], is_over: bool) -> None:
-    found = pods.read_replica_pod(alive(manifest(model(), "n1/gpu0"), **of))
+    found = pod_state.read_replica_pod(alive(manifest(model(), "n1/gpu0"), **of))
     assert found is not None
     assert found.is_over is is_over
 
@@ -394,7 +395,7 @@ def test_pod_has_ended_only_if_phase_is_final_and_no_container_runs(of: dict[str
 )
 def test_pod_evicted_by_kubernetes_or_kueue_has_its_disruption_reason(type_: str, reason: str) -> None:
     fields = {"type": type_, "status": "True", "reason": reason, "message": "drained"}
-    found = pods.read_replica_pod(alive(manifest(model()), conditions=[fields]))
+    found = pod_state.read_replica_pod(alive(manifest(model()), conditions=[fields]))
     assert found is not None
     assert found.disrupted == f"{reason}: drained"
 
@@ -402,11 +403,11 @@ def test_pod_evicted_by_kubernetes_or_kueue_has_its_disruption_reason(type_: str
 @pytest.mark.parametrize(("drains_s", "seconds"), [(600, 590), (12, 6), (1, 1)])
 def test_pre_stop_sleep_is_shorter_than_a_grace_period_above_one_second(drains_s: int, seconds: int) -> None:
     pod = manifest(model(f"drainSecondsMax: {drains_s}"))
-    before = pods.read_replica_pod(alive(pod))
+    before = pod_state.read_replica_pod(alive(pod))
     pods.add_pre_stop_sleep(pod)
     assert pod["spec"]["terminationGracePeriodSeconds"] == drains_s
     assert pod["spec"]["containers"][0]["lifecycle"] == {"preStop": {"sleep": {"seconds": seconds}}}
-    after = pods.read_replica_pod(alive(pod))
+    after = pod_state.read_replica_pod(alive(pod))
     assert before is not None
     assert after is not None
     assert (before.lingers, after.lingers) == (False, True)
@@ -418,7 +419,7 @@ def test_scheduling_gated_pod_counts_as_unschedulable() -> None:
     pod = alive(manifest(model()), conditions=[fields])
     pod["spec"].pop("nodeName", None)
     pod["status"].pop("containerStatuses", None)
-    found = pods.read_replica_pod(pod)
+    found = pod_state.read_replica_pod(pod)
     assert found is not None
     assert found.waits == f"SchedulingGated: {message}"
     assert is_unschedulable(found.waits)

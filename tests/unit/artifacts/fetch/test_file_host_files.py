@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from artifacts.dialects.file_selection import ListedFile, Listing, SelectedFile
-from artifacts.fetch import files
+from artifacts.fetch import file_host_files
 from artifacts.sources.file_host_client import Lone
 from artifacts.store.copy_publication import Job
 from artifacts.store.layout import digest_file_name
@@ -26,18 +26,18 @@ async def test_cancelled_fetch_waits_for_its_thread_to_finish(tmp_path: Path, mo
         assert go.wait(60)
         return hashlib.sha256(path.read_bytes()).hexdigest()
 
-    monkeypatch.setattr(files, "_summed", summed)
+    monkeypatch.setattr(file_host_files, "_summed", summed)
 
     async def more(_bytes: int) -> None:
         raise AssertionError
 
     job = Job((), tmp_path / "blobs", tmp_path / "tree", more)
-    at = job.blobs / files.LEARNED / digest_file_name(entry.name)
+    at = job.blobs / file_host_files.LEARNED / digest_file_name(entry.name)
     at.parent.mkdir(parents=True)
     at.write_bytes(b"GGUF")  # fetched by an earlier attempt
     source = Lone.__new__(Lone)  # receives no requests
     listing = Listing("s3://b/", (SelectedFile(entry, "weight"),), ())
-    filling = asyncio.create_task(files.fetch_listed_files(job, listing, source))
+    filling = asyncio.create_task(file_host_files.fetch_listed_files(job, listing, source))
     assert await asyncio.to_thread(begun.wait, 60)
     filling.cancel()
     for _ in range(10):
