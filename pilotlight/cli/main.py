@@ -47,6 +47,7 @@ ELSEWHERE = {
     "import": "pilotlight.cli.import_",
     "doctor": "pilotlight.doctor.command",
     "plan": "pilotlight.cli.plan",
+    "service": "pilotlight.cli.service",
     "agent": "pilotlight.cli.agent",
     "weights": "pilotlight.cli.weights.group",
     **dict.fromkeys(("gateway", "autoscaler"), "pilotlight.cli.processes"),
