@@ -33,7 +33,7 @@ def read(*entries: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_doctor_checks_only_the_provider_kind_of_an_entry(kind: str) -> None:
+def test_doctor_command_names_only_the_provider_kind_of_a_capacity_entry(kind: str) -> None:
     entry = {"name": "a", kind: FIELDS[kind], "expectedSeconds": 60, "hedge": True, "keepSeconds": 10, "closing": True}
     entry |= {} if kind in QUEUES else {"headroom": 1}
     content = {one.encode_name for one in msgspec.structs.fields(ProviderSettings)} - {*KINDS}

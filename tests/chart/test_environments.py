@@ -65,7 +65,7 @@ def test_labels_and_annotations_in_values_are_set_on_pods() -> None:
     assert agent["spec"]["affinity"] == {"nodeAffinity": {}}
 
 
-def test_pods_use_a_digest_of_a_private_registry_with_a_port() -> None:
+def test_every_pod_has_the_configured_image_digest_and_pull_secrets() -> None:
     digest, secrets = "sha256:" + 64 * "a", [{"name": "login"}]
     image = {"repository": "reg:5000/x", "tag": "ignored", "digest": digest, "pullSecrets": secrets}
     found = dict(pod_specs({"image": image, "agent": {"enabled": True}}))
@@ -99,7 +99,7 @@ def test_agent_network_policy_allows_egress_to_cloud_metadata_servers() -> None:
 
 
 @pytest.mark.parametrize("values", [{"enabled": True}, {"enabled": False}, {"global": {"a": {"b": 1}}}])
-def test_chart_renders_with_the_extra_values_of_an_umbrella_chart(values: dict[str, Any]) -> None:
+def test_chart_accepts_the_enabled_and_global_values_of_an_umbrella_chart(values: dict[str, Any]) -> None:
     assert texts(values)
 
 
@@ -183,6 +183,6 @@ def test_helm_test_pod_has_configured_labels_and_annotations() -> None:
         ({"listenHost": "::"}, "listenHost"),
     ],
 )
-def test_values_that_would_fail_at_runtime_are_rejected(values: dict[str, Any], wrong: str) -> None:
+def test_ipv6_listen_host_or_unused_load_balancer_class_is_rejected(values: dict[str, Any], wrong: str) -> None:
     with pytest.raises(helm_python.HelmError, match=wrong):
         texts(values)

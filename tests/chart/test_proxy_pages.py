@@ -71,7 +71,7 @@ def missing(wanted: Values, given: Values, at: str = "") -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_values_on_each_page_render_valid_objects(page: str) -> None:
+def test_values_on_each_proxy_page_render_valid_kubernetes_objects(page: str) -> None:
     blocks = values_of(page)
     assert blocks, "the page has values"
     for values in (*blocks, merged(*blocks)):
@@ -83,7 +83,7 @@ def test_values_on_each_page_render_valid_objects(page: str) -> None:
 @pytest.mark.parametrize(
     ("page", "file"), [("proxies-aws-alb.md", "values-eks.yaml"), ("proxies-gke.md", "values-gke-dws.yaml")]
 )
-def test_example_file_contains_the_first_values_of_its_page(page: str, file: str) -> None:
+def test_example_values_file_contains_the_first_values_of_its_proxy_page(page: str, file: str) -> None:
     assert [*missing(values_of(page)[0], example(file))] == []
 
 
@@ -100,7 +100,7 @@ def test_ingress_nginx_page_lists_exactly_the_annotations_of_the_chart() -> None
     assert {prefix + name: value for name, value in listed.items()} == ingress["metadata"]["annotations"]
 
 
-def test_gateway_on_its_page_accepts_the_route_of_the_chart() -> None:
+def test_documented_gateway_object_accepts_the_http_route_of_the_chart() -> None:
     (values,) = values_of("proxies-gateway-api.md")
     route, gateway = rendered(values)["HTTPRoute"], manifests_of("proxies-gateway-api.md")["Gateway"]
     assert route["spec"]["parentRefs"] == [{key: gateway["metadata"][key] for key in ("name", "namespace")}]
@@ -110,7 +110,7 @@ def test_gateway_on_its_page_accepts_the_route_of_the_chart() -> None:
     assert labels == {"kubernetes.io/metadata.name": route["metadata"]["namespace"]}
 
 
-def test_aws_idle_timeout_exceeds_answer_time_and_is_below_that_of_gateways() -> None:
+def test_documented_alb_idle_timeout_is_between_answer_and_gateway_time() -> None:
     values, with_tls = values_of("proxies-aws-alb.md")
     annotations = rendered(values)["Ingress"]["metadata"]["annotations"]
     aws = {key.partition("/")[2]: value for key, value in annotations.items() if key.startswith("alb.")}
@@ -153,7 +153,7 @@ def test_route_and_policies_on_the_gke_page_refer_to_the_service_of_the_chart() 
     assert namespaces == {NAMESPACE}
 
 
-def test_service_page_sets_the_idle_timeout_of_the_rendered_port() -> None:
+def test_documented_service_idle_timeouts_exceed_the_longest_answer_time() -> None:
     aws, azure, _ = values_of("proxies-service.md")
     service = rendered(aws)["Service"]
     (port,) = service["spec"]["ports"]
@@ -165,7 +165,7 @@ def test_service_page_sets_the_idle_timeout_of_the_rendered_port() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_on_each_page_name_rendered_objects(page: str) -> None:
+def test_kubectl_get_commands_on_each_proxy_page_name_rendered_objects(page: str) -> None:
     named = {
         f"{kind} {one['metadata']['namespace']} {one['metadata']['name']}".lower()
         for values in values_of(page)

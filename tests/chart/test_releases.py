@@ -192,7 +192,7 @@ def pods(made: list[Object], values: Values, installed: Installed) -> list[tuple
 
 @each_pair
 @each_shared
-def test_installations_of_a_pair_share_no_object_name(values: Values, pair: list[Installed]) -> None:
+def test_two_installations_with_similar_names_share_no_object_name(values: Values, pair: list[Installed]) -> None:
     """Except for namespaces, no two objects have the same name."""
     one, other = (keys(installed.values(values), installed.release, installed.alias) for installed in pair)
     assert len(one) > 10
@@ -230,7 +230,7 @@ def test_every_object_has_the_label_of_its_installation(name: str) -> None:
         assert one["metadata"]["labels"][INSTALLATION] == installation_id(namespace, f"{release}-pilotlight")
 
 
-def test_daemon_set_has_another_name_than_one_whose_selector_lacked_the_installation() -> None:
+def test_agent_daemon_set_is_not_named_as_before_its_selector_changed() -> None:
     """A selector is immutable, so an upgrade must create another DaemonSet; Helm deletes the previous one."""
     for values, before in (
         (SETS["agents"], "home-pl-pilotlight-be36f1d0-agent"),
@@ -261,7 +261,7 @@ def test_placeholder_pods_use_the_priority_class_of_their_release() -> None:
     assert group["priorityClass"] == made["metadata"]["name"]
 
 
-def test_override_of_the_name_keeps_the_selectors_of_deployments() -> None:
+def test_fullname_override_does_not_change_deployment_selectors() -> None:
     """They are immutable, so a change would make an upgrade fail."""
     for name, release in (("", "pl"), ("other", "pl")):
         selectors_ = [one["spec"]["selector"] for one in of_kind({"fullnameOverride": name}, "Deployment")]
@@ -269,7 +269,7 @@ def test_override_of_the_name_keeps_the_selectors_of_deployments() -> None:
 
 
 @pytest.mark.parametrize("release", [("123", "456"), ("1e3", "0123"), ("true", "null")])
-def test_names_that_yaml_reads_as_other_types_stay_texts(release: tuple[str, str]) -> None:
+def test_names_such_as_true_or_0123_are_rendered_as_yaml_strings(release: tuple[str, str]) -> None:
     values: Values = {**EVERYTHING, "engines": {"namespace": "789"}}
     for one in rendered(values, release):
         metadata = one["metadata"]

@@ -348,7 +348,9 @@ def test_rendered_gateways_and_agents_have_separate_service_accounts() -> None:
         ({"certificates": "secret", "secret": SECRETS}, "b", False),
     ],
 )
-def test_agents_use_their_own_certificate_if_the_chart_creates_one(contract: Values, secret: str, named: bool) -> None:
+def test_agents_mount_own_certificate_unless_only_a_shared_one_is_named(
+    contract: Values, secret: str, named: bool
+) -> None:
     values = {**AGENTS, "contract": {**contract, "auth": "certificate"}}
     assert ("--agent-certificate-name=pilotlight-agent" in words(values, "autoscaler")) is named
     ((_, spec),) = [one for one in pod_specs(values) if one[0] == "agent"]
@@ -365,7 +367,7 @@ def test_generated_certificates_have_the_name_of_their_role() -> None:
         assert names.value.get_values_for_type(x509.DNSName) == [name]
 
 
-def test_agents_with_token_auth_mount_no_certificate() -> None:
+def test_agents_with_token_auth_mount_only_the_ca_certificate() -> None:
     ((_, spec),) = [one for one in pod_specs(AGENTS) if one[0] == "agent"]
     (volume,) = [one for one in spec["volumes"] if one["name"] == "contract"]
     assert [item["key"] for item in volume["secret"]["items"]] == ["ca.crt"]
@@ -387,7 +389,7 @@ def test_notes_of_an_installation_list_disabled_features_and_commands() -> None:
 
 
 @pytest.mark.parametrize("where", ["docs/tutorials/kubernetes.md", "README.md", "NOTES"])
-def test_documented_command_for_the_first_model_sets_the_pushed_image(where: str) -> None:
+def test_documented_sed_sets_the_example_models_image_to_the_charts(where: str) -> None:
     digest = "sha256:" + 64 * "a"
     values = {"image": {"repository": "REGISTRY/pilotlight", "digest": digest}}
     text = texts(values)["NOTES.txt"] if where == "NOTES" else (ROOT / where).read_text()

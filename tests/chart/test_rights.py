@@ -269,7 +269,7 @@ def test_namespace_scope_renders_all_objects_in_one_namespace(name: str) -> None
         assert one["metadata"].get("namespace") == "home", one["kind"]
 
 
-def test_repartitioning_rights_use_the_configured_config_map() -> None:
+def test_repartitioning_rights_cover_only_the_configured_config_map() -> None:
     settings = {"cutting": {"namespace": "nvidia", "configMap": "mine"}}
     found = set(given({"cutting": {"enabled": True}, "settings": settings}))
     assert found == CLUSTER | CORDON | grants("nvidia", "", "configmaps", ("create",)) | grants(
