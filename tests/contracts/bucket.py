@@ -128,7 +128,7 @@ class BucketContract:
                 with pytest.raises(MismatchError, match="changed while it was pulled; pull again"):
                     await _read(place, found, first, end)
 
-    async def test_object_changed_between_pulls_becomes_another_copy(self, rig: Rig, tmp_path: Path) -> None:
+    async def test_object_changed_between_pulls_gets_a_copy_with_another_key(self, rig: Rig, tmp_path: Path) -> None:
         await rig.put("m/one.gguf", WEIGHTS)
         with await _bring(rig, tmp_path, "m/") as copy:
             first = copy.record.key

@@ -104,7 +104,7 @@ class DriverContract:
             await observed.until(replica.id, Seen.CLEAN)
 
     @run_on_rig
-    async def test_stopping_an_absent_replica_is_clean_immediately(self, rig: Rig) -> None:
+    async def test_stop_of_an_absent_or_stopped_replica_is_reported_as_clean(self, rig: Rig) -> None:
         replica, model = rig.replica("r1", Manner.GOOD)
         async with running(driver := rig.driver()) as observed:
             driver.stop(replica, 5.0)
@@ -140,7 +140,7 @@ class DriverContract:
             assert observed.words(replica.id) == ["starting", "exited", "clean"], observed.of(replica.id)
 
     @run_on_rig
-    async def test_impossible_start_is_reported_as_exit_with_a_reason(self, rig: Rig) -> None:
+    async def test_replica_that_cannot_start_is_reported_as_exited_with_a_reason(self, rig: Rig) -> None:
         replica, model = rig.replica("r1", Manner.CANNOT_START)
         async with running(driver := rig.driver()) as observed:
             driver.start(replica, model)

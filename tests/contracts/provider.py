@@ -134,7 +134,7 @@ class ProviderContract:
         assert not await provider.list()
 
     @run_on_rig
-    async def test_release_of_an_uncommitted_order_keeps_delivered_capacity(self, rig: Rig) -> None:
+    async def test_release_of_uncommitted_capacity_only_keeps_delivered_capacity(self, rig: Rig) -> None:
         provider = rig.provider()
         made = order((await provider.offers())[0])
         await provider.acquire(made)
@@ -153,7 +153,7 @@ class ProviderContract:
         assert (await one(provider)).phase == "here"
 
     @run_on_rig
-    async def test_unreachable_provider_raises_an_error_other_than_refused(self, rig: Rig) -> None:
+    async def test_each_call_to_an_unreachable_provider_raises_no_refused_error(self, rig: Rig) -> None:
         provider = rig.provider()
         made = order((await provider.offers())[0])
         rig.go_away()
