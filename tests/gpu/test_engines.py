@@ -178,7 +178,7 @@ def torch_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return module
 
 
-def test_torch_engine_reads_its_memory_with_the_bindings_of_the_run(
+def test_torch_engine_gets_the_path_of_pynvml_and_reads_its_memory_there(
     torch_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its Python, which ignores PYTHONPATH, need not have them."""
@@ -191,7 +191,7 @@ def test_torch_engine_reads_its_memory_with_the_bindings_of_the_run(
     assert nvml.used_bytes() == 3 << 30
 
 
-def test_torch_engine_loads_the_real_bindings_from_their_file(torch_model: Any) -> None:
+def test_torch_engine_loads_the_real_pynvml_from_its_file_path(torch_model: Any) -> None:
     """They look themselves up in `sys.modules` while they are loaded. Without a driver they then find no library."""
     bindings = Path(pynvml.__file__)
     assert bindings.parent != ENGINES.parent / "simulated"
@@ -200,7 +200,7 @@ def test_torch_engine_loads_the_real_bindings_from_their_file(torch_model: Any) 
     assert sys.modules["pynvml_of_the_run"].NVMLError_LibraryNotFound
 
 
-def test_torch_engine_that_nvml_does_not_list_counts_the_increase_of_memory_in_use(
+def test_torch_engine_not_listed_by_nvml_reports_memory_growth_of_its_gpu(
     torch_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a container whose process ids are not the driver's."""
@@ -211,7 +211,7 @@ def test_torch_engine_that_nvml_does_not_list_counts_the_increase_of_memory_in_u
     assert nvml.used_bytes() == 3 << 30
 
 
-def test_torch_engine_without_the_bindings_is_rejected_on_a_gpu(tmp_path: Path) -> None:
+def test_torch_engine_without_the_nvml_option_is_rejected_on_a_gpu(tmp_path: Path) -> None:
     argv = [sys.executable, str(ENGINES / "server.py"), "--port", "1", "--name", "tiny", "--weights", str(tmp_path)]
     ran = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert ran.returncode == 2

@@ -80,7 +80,7 @@ def test_kit_has_locked_wheels_with_build_tools_and_llama_cpp(
     assert capsys.readouterr().out.endswith("gpu-kit: 3 files, 0.0 MiB, for Python 3.13 on x86-64\n")
 
 
-def test_kit_can_be_built_without_build_tools(
+def test_kit_built_without_build_tools_requests_no_cmake_or_ninja(
     no_downloads: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kit, "verify", lambda _: None)
@@ -142,7 +142,7 @@ def test_kit_larger_than_60_mib_is_an_error(
     assert lines[1:] == ["that is more than 60 MiB"] * status
 
 
-def test_file_that_no_lock_contains_is_named_and_no_kit_remains(
+def test_file_with_a_hash_in_no_lock_is_named_and_no_kit_is_built(
     no_downloads: list[tuple[str, ...]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert kit.main([]) == 1
@@ -196,7 +196,7 @@ def wheel(folder: Path, tag: str = "py3-none-any") -> None:
         archive.writestr(f"{info}/RECORD", "")
 
 
-def test_missing_packages_are_installed_from_the_kit_and_the_run_is_started_again(
+def test_missing_packages_are_installed_from_the_kit_for_a_second_run(
     tmp_path: Path, program: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Both modules and programs of the wheels are found; after the run they are removed."""
@@ -306,7 +306,7 @@ def test_missing_packages_without_a_kit_are_named_in_one_line(
     )
 
 
-def test_time_of_the_installation_counts_towards_the_limit_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_package_installation_time_is_subtracted_from_the_run_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[float] = []
 
     def run(arguments: argparse.Namespace, nvcc: str) -> int:
@@ -325,7 +325,7 @@ def test_time_of_the_installation_counts_towards_the_limit_of_the_run(monkeypatc
     assert main.INSTALLED not in os.environ
 
 
-def test_steps_after_the_end_of_the_whole_run_are_not_started(tmp_path: Path) -> None:
+def test_run_limit_of_20_seconds_leaves_no_time_for_any_step(tmp_path: Path) -> None:
     """The last 20 s of the limit are reserved for cleaning up, so none is left for the first step."""
     words = ["--simulate", "--limit", "20", "--steps", "inventory,cold", "--out", str(tmp_path)]
     ran = subprocess.run([sys.executable, str(main.RUN), *words], capture_output=True, text=True, check=False)

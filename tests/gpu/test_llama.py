@@ -171,7 +171,7 @@ def test_failed_build_names_the_first_error_of_its_log(kit: Path, programs: Path
     assert len(calls(programs)) == 1
 
 
-def test_stopped_build_leaves_no_process(kit: Path, programs: Path, tmp_path: Path) -> None:
+def test_stopped_llama_cpp_build_ends_its_cmake_process(kit: Path, programs: Path, tmp_path: Path) -> None:
     executable(programs / "cmake", CMAKE + HANGS)
     building = Building(kit, tmp_path / "llama", NVCC, [12, 0])
     child = until_started(programs)
@@ -180,7 +180,9 @@ def test_stopped_build_leaves_no_process(kit: Path, programs: Path, tmp_path: Pa
     assert "-DCMAKE_CUDA_ARCHITECTURES=120-real" in calls(programs)[0]
 
 
-def test_given_server_is_used_without_a_build(kit: Path, programs: Path, tmp_path: Path) -> None:
+def test_given_llama_server_file_is_used_without_a_build_if_it_exists(
+    kit: Path, programs: Path, tmp_path: Path
+) -> None:
     executable(programs / "cmake", CMAKE + FAILS)
     server = tmp_path / "llama-server"
     assert build(kit, tmp_path, ready=str(server)) == (None, f"{server} does not exist")

@@ -43,7 +43,7 @@ def test_memory_reserved_by_the_gpu_driver_is_not_counted_as_usable(simulated: M
     assert gpu.used_bytes == GIB
 
 
-def test_driver_without_reserved_memory_query_reports_the_total(
+def test_gpu_driver_without_reserved_memory_query_reports_total_as_usable(
     simulated: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def old(handle: str, version: int = 1) -> object:

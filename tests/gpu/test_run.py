@@ -121,7 +121,7 @@ def test_verdict_of_an_incomplete_run_fails_and_lists_the_reasons(tmp_path: Path
         ({}, 3 << 30, 1),
     ],
 )
-def test_start_while_another_engine_holds_memory_is_counted(
+def test_start_while_another_engine_holds_memory_counts_as_early_reuse(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_pid: dict[int, int], used_bytes: int, found: int
 ) -> None:
     bed = _bed(tmp_path, monkeypatch, spawns={7: 0.0, 8: 1.005})
@@ -130,7 +130,7 @@ def test_start_while_another_engine_holds_memory_is_counted(
     assert [one["holds"] for one in bed.report.figures] == [found == 0]
 
 
-def test_memory_reuse_is_counted_over_the_starts_that_have_samples_around_them(
+def test_memory_reuse_covers_only_starts_with_samples_shortly_around_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bed = _bed(tmp_path, monkeypatch, spawns={7: 1.005, 8: 2.005})
@@ -186,7 +186,7 @@ def test_run_fails_if_the_thread_that_samples_the_device_ended(tmp_path: Path) -
     assert steps["watch"]["failed"] == "the device is no longer sampled: ValueError: no device"
 
 
-def test_gap_around_a_start_lies_between_the_samples_before_and_after_it() -> None:
+def test_gap_around_a_start_is_the_time_between_its_adjacent_samples() -> None:
     watch = Watch.__new__(Watch)
     watch.samples = [Sample(at_s, 0, {}, frozenset()) for at_s in (10.0, 10.02, 10.05, 20.0)]
     assert watch.gap_s(10.01) == pytest.approx(0.05)
@@ -229,7 +229,7 @@ def test_failed_or_overdue_gpu_step_is_recorded_and_the_next_one_runs(
     ("left_s", "limit_s", "result"),
     [(-1.0, 60.0, "skipped"), (0.01, 60.0, "skipped"), (60.0, 0.01, "failed")],
 )
-def test_reported_step_that_the_end_of_the_run_cuts_short_is_skipped(
+def test_report_only_step_cut_short_by_the_run_limit_counts_as_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_s: float, limit_s: float, result: str
 ) -> None:
     """Its own time limit still fails it."""
@@ -246,7 +246,7 @@ def test_reported_step_that_the_end_of_the_run_cuts_short_is_skipped(
 @pytest.mark.parametrize(
     ("quick", "start_s", "lasts_s"), [(True, 3.0, 12.0), (True, 9.0, 24.0), (False, 5.0, 24.0), (False, 12.0, 30.0)]
 )
-def test_load_of_the_swap_lasts_until_slow_models_took_turns(
+def test_swap_step_load_lasts_longer_for_models_that_start_slowly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: bool, start_s: float, lasts_s: float
 ) -> None:
     bed = _bed(tmp_path, monkeypatch, spawns={})
@@ -318,7 +318,7 @@ def test_llama_cpp_is_skipped_if_its_files_do_not_fit_on_the_disk(
         (0.0, 30e6, "the disk reads only 30 MB/s: name a faster one with --work"),
     ],
 )
-def test_cold_start_from_disk_is_not_measured_in_memory_or_on_a_slow_disk(
+def test_disk_cold_start_is_not_measured_if_file_stays_cached_or_disk_slow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: float, rate: float, why: str
 ) -> None:
     weights = tmp_path / "model.safetensors"
@@ -329,7 +329,7 @@ def test_cold_start_from_disk_is_not_measured_in_memory_or_on_a_slow_disk(
     assert coldstart.no_disk(weights) == why
 
 
-def test_pages_of_a_file_in_memory_are_counted(tmp_path: Path) -> None:
+def test_cached_fraction_of_a_file_is_1_after_it_is_written_or_read(tmp_path: Path) -> None:
     """Reading brings pages into memory. They stay there on tmpfs; from a disk's cache they can be dropped."""
     path = tmp_path / "weights"
     path.write_bytes(bytes(1 << 20))
@@ -341,7 +341,7 @@ def test_pages_of_a_file_in_memory_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("listed", "holds"), [("GPU-1", True), ("GPU-2", False)])
-def test_inventory_compares_every_gpu_of_the_machine(
+def test_inventory_holds_only_if_serve_lists_every_gpu_of_nvidia_smi(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str, holds: bool
 ) -> None:
     """Not only the one that the run uses, which CUDA_VISIBLE_DEVICES names to the other steps."""
@@ -365,7 +365,7 @@ def test_inventory_compares_every_gpu_of_the_machine(
 
 
 @pytest.mark.parametrize(("start_s", "quick"), [(5.0, False), (6.0, True)])
-def test_slow_engine_start_shortens_the_run(
+def test_engine_start_longer_than_5_s_switches_the_run_to_quick_mode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_s: float, quick: bool
 ) -> None:
     bed = _bed(tmp_path, monkeypatch, spawns={})
@@ -381,7 +381,7 @@ def test_slow_engine_start_shortens_the_run(
     assert bed.report.steps["start"]["one engine, by hand"] == bed.start_s == start_s
 
 
-def test_given_llama_server_is_started_under_its_name_whatever_its_file_is_called(tmp_path: Path) -> None:
+def test_llama_server_in_a_file_of_any_name_runs_as_llama_server(tmp_path: Path) -> None:
     server = tmp_path / "server of mine"
     server.write_text('#!/bin/sh\necho "$0 $@"\n')
     server.chmod(0o755)
@@ -391,7 +391,7 @@ def test_given_llama_server_is_started_under_its_name_whatever_its_file_is_calle
 
 
 @pytest.mark.parametrize("listed", [True, False])
-def test_memory_of_an_engine_killed_by_hand_is_timed_from_the_signal_if_nvml_lists_it(
+def test_time_to_end_of_a_killed_engine_is_known_only_if_nvml_lists_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: bool
 ) -> None:
     bed = _bed(tmp_path, monkeypatch, spawns={})
@@ -405,7 +405,7 @@ def test_memory_of_an_engine_killed_by_hand_is_timed_from_the_signal_if_nvml_lis
 
 
 @pytest.mark.parametrize(("is_late", "result"), [(True, "skipped"), (False, "failed")])
-def test_missing_llama_server_is_named_in_the_verdict_with_its_figures(
+def test_late_llama_cpp_build_is_skipped_and_a_failed_one_fails_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_late: bool, result: str
 ) -> None:
     """A build that is late skips the cases, and one that is broken fails; the files of the models are deleted."""
@@ -421,7 +421,7 @@ def test_missing_llama_server_is_named_in_the_verdict_with_its_figures(
     assert not any((tmp_path / name).exists() for name in bed.shapes)
 
 
-def test_engine_without_memory_of_the_device_misses_its_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_figure_fails_if_the_engine_used_no_gpu_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bed = _bed(tmp_path, monkeypatch, spawns={})
     bed.watch.samples = []
     monkeypatch.setattr(bed.watch, "look", lambda: Sample(0.0, 5, {}, frozenset()), raising=False)
@@ -452,7 +452,7 @@ def test_unknown_gpu_run_step_is_rejected_with_its_name(capsys: pytest.CaptureFi
     assert "no step is called hot" in capsys.readouterr().err
 
 
-def test_engine_without_simulate_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
+def test_engine_option_without_the_simulate_option_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main.options(["--engine", "torch"])
     assert "--engine needs --simulate" in capsys.readouterr().err
@@ -467,7 +467,7 @@ def test_missing_driver_is_reported_in_one_line() -> None:
     )
 
 
-def test_driver_older_than_torch_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_with_an_older_cuda_than_torch_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prerequisites, "driver_cuda", lambda _: (12, 4))
     monkeypatch.setattr(prerequisites, "torch_cuda", lambda: (13, 0))
     (line,) = (line for line in prerequisites.check(simulated=False).fatal if "driver" in line)
@@ -520,7 +520,7 @@ def test_missing_build_program_is_reported_in_one_line(
         ("5.2.0.dev0", []),
     ],
 )
-def test_old_transformers_is_reported_in_one_line(
+def test_transformers_older_than_4_56_is_reported_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, lines: list[str]
 ) -> None:
     package = tmp_path / "transformers"
@@ -542,7 +542,7 @@ def test_cuda_version_of_torch_is_read_without_importing_torch(tmp_path: Path, m
     assert prerequisites.torch_cuda() is None
 
 
-def test_samples_give_the_end_of_a_process_and_the_release_of_its_memory() -> None:
+def test_process_end_and_memory_release_are_timed_from_samples() -> None:
     watch = Watch.__new__(Watch)
     watch.samples = [
         Sample(0.95, 3, {7: 1, 8: 2}, frozenset()),
