@@ -57,7 +57,7 @@ def test_decoders_given_mutated_fuzz_seeds_raise_no_unexpected_error(name: str) 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", STRUCTURED)
-def test_decoders_given_random_structured_inputs_raise_no_other_error(name: str) -> None:
+def test_decoders_given_structured_inputs_raise_no_unexpected_error(name: str) -> None:
     one_input, case = target(name).limited(), target(name).case
     assert case is not None
     for number in range(CASES):
