@@ -269,7 +269,7 @@ async def test_removing_the_models_annotation_drops_condition_and_keeps_pods(ado
         assert (await adopting.scale("ada"))["spec"]["replicas"] == 1
 
 
-async def test_annotation_removed_during_downtime_removes_the_condition_later(adopting: Adopting) -> None:
+async def test_annotation_removed_during_downtime_clears_condition_on_restart(adopting: Adopting) -> None:
     """A name conflict is shown as well, and its condition is removed once its cause is gone."""
     path = f"{adopting.apps}/deployments/ada"
     await adopting.api.create(f"{adopting.apps}/deployments", workload("ada", 0, {OURS + "models": "ada"}))

@@ -339,7 +339,7 @@ async def a_cordon_is_kept_on_its_node(release: Release) -> None:
         assert found["spec"].get("unschedulable", False) is closed
 
 
-async def test_chart_permissions_suffice_for_agent_adoption_and_cordons(release: Release) -> None:
+async def test_chart_permissions_suffice_for_agents_adoption_and_cordons(release: Release) -> None:
     """With the permissions that the chart grants for adoption, cordons and agents."""
     agents = f"{release.namespace}-agents"
     changes: dict[str, Any] = {"adoption": {"namespaces": [release.namespace]}, "cordon": {"enabled": True}}
@@ -422,7 +422,9 @@ async def answers(release: Release) -> None:
     assert [(await call(f"http://{gateway}:8080", "tiny"))[0] for gateway in gateways] == [200, 200]
 
 
-async def test_two_releases_of_one_name_can_share_an_engine_namespace(release: Release, kubeconfig: Path) -> None:
+async def test_two_releases_of_one_name_keep_pods_in_a_shared_engine_namespace(
+    release: Release, kubeconfig: Path
+) -> None:
     async def pods() -> dict[str, str]:
         """Uid by installation."""
         found = await release.api.get(f"/api/v1/namespaces/{release.engines}/pods")

@@ -224,7 +224,7 @@ def content(answer: str) -> str:
 
 
 @pytest.mark.parametrize("registry", [True, False], ids=["registry", "kind"])
-async def test_each_command_of_the_kubernetes_tutorial_works(cluster: Cluster, registry: bool) -> None:
+async def test_each_command_of_the_kubernetes_tutorial_succeeds(cluster: Cluster, registry: bool) -> None:
     """With a registry and keys, and on kind without keys."""
     reader = cluster.reader
     with reader.following("kubernetes.md") as page:
@@ -269,7 +269,7 @@ async def test_each_command_of_the_kubernetes_tutorial_works(cluster: Cluster, r
             await cluster.until(list_models, "Idle")
 
 
-async def test_each_command_of_the_lingo_tutorial_works(cluster: Cluster) -> None:
+async def test_each_command_of_the_lingo_tutorial_succeeds(cluster: Cluster) -> None:
     with cluster.reader.following("from-lingo.md") as page:
         (convert,) = page["sh"]
         save, patch, stop, upgrade, forward_gateway, forward_autoscaler, request, explain, condition = sessions(page)
@@ -315,7 +315,7 @@ async def kubeai(cluster: Cluster) -> AsyncIterator[None]:
         await cluster.api.delete(f"{test_kubeai_watcher.CRDS}/models.kubeai.org")
 
 
-async def test_each_command_of_the_kubeai_tutorial_works(cluster: Cluster) -> None:
+async def test_each_command_of_the_kubeai_tutorial_succeeds(cluster: Cluster) -> None:
     """The Model of the page is converted first; then it is deleted, and KubeAI's Model is followed."""
     cluster.reader.words = {"NAME": "kubeai-config"}
     with cluster.reader.following("from-kubeai.md") as page:

@@ -47,7 +47,7 @@ async def test_cold_start_of_a_pod_is_reported_by_phase(house: House, node: Node
             assert f'pilotlight_start_seconds_count{{model="ada",phase="{phase}"}} 1.0' in metrics
 
 
-async def test_adopted_deployment_reports_cold_start_phases_but_none_on_restart(adopting: Adopting) -> None:
+async def test_adopted_deployment_has_start_phases_until_autoscaler_restart(adopting: Adopting) -> None:
     sleeping = workload("ada", 0, {OURS + "models": "ada", OURS + "idle-seconds": "600"})
     sleeping["spec"]["template"]["metadata"]["annotations"] = {PULL_SECONDS: str(PULL_S)}
     await adopting.api.create(f"{adopting.apps}/deployments", sleeping)

@@ -227,7 +227,7 @@ async def test_invalid_model_is_rejected_by_crd_and_file_with_the_same_message(s
         assert message.count("expected") + message.count("needs") <= 2, f"{what}: no rule speaks for another: {message}"
 
 
-async def test_registry_weights_are_accepted_in_files_and_resources(served: Api, namespace: str) -> None:
+async def test_remote_weights_and_adapters_are_accepted_in_files_and_by_the_crd(served: Api, namespace: str) -> None:
     of_registry = model("a", engine="vllm", command=[], artifact=f"oci://r.io/a@sha256:{HASH}")
     for name, taken in enumerate(
         (of_registry, *map(adapted, (f"oci://r.io/a@sha256:{HASH}", "hf://a/b", "s3://abc/d/")))
@@ -311,7 +311,7 @@ DEEP: list[tuple[str, Callable[[msgspec.Raw], Object]]] = [
 
 
 @pytest.mark.parametrize(("what", "fields"), DEEP, ids=[what for what, _ in DEEP])
-async def test_deeply_nested_values_are_rejected_or_dropped(
+async def test_deeply_nested_values_are_rejected_if_strict_else_dropped(
     served: Api, namespace: str, what: str, fields: Callable[[msgspec.Raw], Object]
 ) -> None:
     deep = pod(**fields(nested(1_100)))
