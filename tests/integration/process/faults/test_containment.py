@@ -55,7 +55,7 @@ async def test_internal_error_for_one_model_leaves_other_models_serving(
         assert serve.autoscaler() == before
 
 
-async def test_ready_replica_of_a_model_goes_on_serving_after_a_fault(
+async def test_ready_replica_serves_after_an_internal_error_of_its_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fault = inject(tmp_path, monkeypatch)

@@ -89,7 +89,7 @@ async def test_serve_reports_engines_that_no_autoscaler_could_stop(tmp_path: Pat
         assert one.marked() == []
 
 
-async def test_unusable_history_file_only_logs_a_warning(tmp_path: Path) -> None:
+async def test_directory_in_place_of_the_history_file_only_logs_a_warning(tmp_path: Path) -> None:
     async with serving(tmp_path, fake(tmp_path, "ada", "--tokens-per-s", "0")) as one:
         await warm(one)
         file, aside = one.state / "histories.json", one.state / "histories.broken"
@@ -113,7 +113,7 @@ async def test_unusable_history_file_only_logs_a_warning(tmp_path: Path) -> None
         assert one.output().count("event=history_save_failed ") == 2
 
 
-async def test_unusable_events_file_loses_events_but_no_requests(tmp_path: Path) -> None:
+async def test_directory_in_place_of_the_events_file_loses_no_requests(tmp_path: Path) -> None:
     async with serving(tmp_path, fake(tmp_path, "ada", "--tokens-per-s", "0"), start=False) as one:
         file = one.state / "calls" / "gateway-1.log"
         file.parent.mkdir()

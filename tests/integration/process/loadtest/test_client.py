@@ -103,7 +103,7 @@ async def test_answer_after_many_1xx_responses_is_received_unchanged(tmp_path: P
         ("cl-mismatch", False, "the connection was closed"),
     ],
 )
-async def test_broken_engine_answer_is_reported_as_truncated(
+async def test_answer_cut_short_or_malformed_is_reported_as_truncated(
     tmp_path: Path, fault: str, stream: bool, why: str
 ) -> None:
     with fake_engine(tmp_path, *FAST, "--fail", fault) as engine:

@@ -386,7 +386,7 @@ async def test_exception_while_opening_devices_is_reported_and_retried(
         assert faults[:2] == [("devices", True), ("devices", False)]
 
 
-def test_exception_for_one_replica_record_stops_only_that_replica(
+def test_exception_while_one_replica_is_adopted_stops_only_that_one(
     rig: LocalRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def first() -> None:

@@ -105,7 +105,7 @@ def test_process_name_with_parentheses_does_not_break_stat_parsing(tmp_path: Pat
         ({MARK: "i/r"}, "i/r"),
     ],
 )
-def test_replica_of_a_process_is_read_only_from_the_exact_variable(env: dict[str, str], mark: str | None) -> None:
+def test_replica_of_a_process_is_read_only_from_the_exact_env_variable(env: dict[str, str], mark: str | None) -> None:
     with running(["/bin/sleep", "60"], env) as process:
         assert read_process_mark(process.pid) == mark
 

@@ -30,7 +30,7 @@ def reader() -> Iterator[Reader]:
         yield Reader(Path(folder))
 
 
-def test_each_command_of_the_one_machine_tutorial_works(reader: Reader) -> None:
+def test_each_command_of_the_one_machine_tutorial_succeeds(reader: Reader) -> None:
     with reader.following("one-machine.md") as page:
         demo, make_models, serve, call, serve_documents, plan, make_key, serve_with_gateways = page["sh"]
         (program,) = page["python"]
@@ -56,7 +56,7 @@ def test_each_command_of_the_one_machine_tutorial_works(reader: Reader) -> None:
             assert "This is what Ada says." in reader.run(f"{call.strip()} -H 'Authorization: Bearer {secret[0]}'")
 
 
-def test_each_command_of_the_one_gpu_tutorial_works(reader: Reader) -> None:
+def test_each_command_of_the_one_gpu_tutorial_succeeds(reader: Reader) -> None:
     """With the simulated NVIDIA driver, as on a machine without a GPU."""
     with reader.following("one-gpu.md") as page:
         simulate, make_models, clean_up = page["sh"]
@@ -80,7 +80,7 @@ def test_each_command_of_the_one_gpu_tutorial_works(reader: Reader) -> None:
         assert re.search(r"bob +failed +was killed by SIGKILL", output)
 
 
-def test_each_command_of_the_llama_swap_tutorial_works(reader: Reader) -> None:
+def test_each_command_of_the_llama_swap_tutorial_succeeds(reader: Reader) -> None:
     """With a tiny model, and a program for `speech` that is not started, because the page sends it no request."""
     with reader.following("from-llama-swap.md") as page:
         (convert,) = page["sh"]
@@ -106,7 +106,7 @@ def test_each_command_of_the_llama_swap_tutorial_works(reader: Reader) -> None:
             )
 
 
-def test_each_command_of_the_ollama_tutorial_works(reader: Reader) -> None:
+def test_each_command_of_the_ollama_tutorial_succeeds(reader: Reader) -> None:
     reader.words = {"NAME": "pirate"}
     with reader.following("from-ollama.md") as page:
         (convert,) = page["sh"]
