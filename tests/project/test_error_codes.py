@@ -29,7 +29,9 @@ def test_generator_finds_the_reason_of_each_state_of_a_model() -> None:
 
 
 @pytest.mark.parametrize("table", [error_codes.ERRORS, error_codes.READY, error_codes.OTHER, error_codes.ADOPTED])
-def test_code_without_a_meaning_is_an_error(table: dict[object, object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_code_without_a_meaning_fails_the_page_generation(
+    table: dict[object, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delitem(table, next(iter(table)))
     with pytest.raises(ValueError, match="without a meaning"):
         error_codes.page(error_codes.PAGE.read_text())

@@ -101,7 +101,7 @@ def test_architecture_page_with_too_many_lines_is_reported_by_the_gates() -> Non
     assert list(gates.page_too_long("docs/how-to/tls.md", b"x\n" * 251)) == []
 
 
-def test_generated_page_has_no_limit_and_a_missing_one_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generated_page_has_no_size_limit_and_a_missing_page_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     generated = {
         str(page.relative_to(gates.ROOT))
         for page in (chart.PAGE, commands.PAGE, custom_resources.PAGE, error_codes.PAGE)

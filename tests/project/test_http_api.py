@@ -116,7 +116,7 @@ def test_documented_paths_of_a_gateways_own_operations_port_match_the_code() -> 
     assert {("GET", path) for path in _CODE.findall(sentence)} == served
 
 
-def test_every_path_that_the_page_names_exists() -> None:
+def test_every_http_path_named_on_the_page_is_a_documented_one() -> None:
     known = {path for _, path in documented_operations(INFERENCE) | documented_operations(OPERATIONS)}
     for word in _CODE.findall(re.sub(r"```.*?```", "", PAGE, flags=re.DOTALL)):
         path = word.replace("MODEL", "NAME")
@@ -155,5 +155,5 @@ def test_documented_refused_members_equal_those_of_the_code() -> None:
     assert case | {"cache_salt"} == READ | {"include_usage"}
 
 
-def test_documented_size_of_an_order_matches_the_code() -> None:
+def test_documented_body_limit_of_operator_orders_matches_the_code() -> None:
     assert f"at most {BODY_BYTES_MAX:,} bytes" in OPERATIONS

@@ -55,18 +55,18 @@ def texts() -> str:
     return BETWEEN.join(found)
 
 
-def test_page_has_the_most_frequent_messages() -> None:
+def test_messages_page_numbers_all_rows_and_each_text_was_revised() -> None:
     assert [row.number for row in rows()] == list(range(1, ROWS + 1))
     assert all(row.before != row.after for row in rows())
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row.number}")
-def test_product_contains_the_message(row: Row) -> None:
+def test_product_contains_each_revised_message_of_the_page(row: Row) -> None:
     parts = fixed_parts(row.after)
     assert parts
     assert [part for part in parts if part not in texts()] == []
 
 
-def test_fixed_parts_exclude_values_and_separators() -> None:
+def test_fixed_parts_of_a_message_exclude_placeholders_and_separators() -> None:
     assert fixed_parts("{GPU} is lost: {ERROR} -> reset {GPU}; try again") == ["is lost", "reset", "try again"]
     assert "the engine sleeps on the moon" not in texts()

@@ -70,7 +70,7 @@ def test_prose_check_covers_comments_values_and_page_texts(path: str, text: str,
 
 
 @pytest.mark.standard
-def test_every_kind_of_file_that_people_read_is_checked() -> None:
+def test_prose_check_covers_every_kind_of_file_that_people_read() -> None:
     checked = set(prose.checked_files())
     assert {"README.md", "examples/tiny.yaml", "charts/pilotlight/values.yaml", "autoscaler/pages/operator.html",
             "pyproject.toml", "docs/states.py", "examples/demo.py", "scripts/prose.py"} <= checked  # fmt: skip

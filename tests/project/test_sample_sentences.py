@@ -41,7 +41,7 @@ def test_group_with_too_few_sentences_is_an_error() -> None:
         sample.draw(population(size=19), seed=7)
 
 
-def test_docstrings_and_comments_exclude_messages() -> None:
+def test_sampled_docstrings_and_comments_contain_no_error_messages() -> None:
     texts = [one.text for one in sample.sentences("m.py", sample.docstrings_and_comments(SOURCE))]
     assert texts == [
         "A module about a queue of requests.", "The limit of the queue of requests.", "Show the queue of one model.",
@@ -49,7 +49,7 @@ def test_docstrings_and_comments_exclude_messages() -> None:
     ]  # fmt: skip
 
 
-def test_messages_are_errors_and_help() -> None:
+def test_sampled_messages_are_error_texts_and_help_texts() -> None:
     found = list(sample.sentences("m.py", sample.messages(SOURCE)))
     assert [one.text for one in found] == [
         "Show the queue of one model.", "queue of `code` requests is full; raise the limit",
@@ -57,7 +57,7 @@ def test_messages_are_errors_and_help() -> None:
     assert [one.place for one in found] == ["m.py:10", "m.py:12"]
 
 
-def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_the_sentence_sampler_contains_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         sample.main(["--help"])
     assert ended.value.code == 0

@@ -183,7 +183,7 @@ def engine_pod(name: str, model: str, installation: str) -> Object:
     return {"metadata": {"name": name, "labels": labels}}
 
 
-def test_benchmark_of_installations_counts_pods_without_the_label_of_one() -> None:
+def test_installations_benchmark_counts_pods_without_installation_label() -> None:
     """They count as pods of a further installation, and their deletion counts as well."""
     first, second, unlabelled = engine_pod("a", "ada", "one"), engine_pod("b", "bob", "two"), engine_pod("c", "ada", "")
     seen = clusterinstallations.Seen()
@@ -329,7 +329,7 @@ def test_capacity_benchmark_results_contain_the_required_figures() -> None:
     assert named <= {*fabric.KEYS, *capacity.KEYS}
 
 
-async def test_surge_violations_are_counted_as_double_orphaned_or_other(
+async def test_surge_violations_count_as_double_supply_orphans_or_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = [f"{surges.DOUBLE}: 2", f"{surges.ORPHAN}: one", "it was to detach by force"]

@@ -216,7 +216,7 @@ def test_older_commit_is_measured_by_the_benchmarks_of_this_tree(text: str | Non
     assert path == [str(tmp_path / "build" / "compiled"), str(ROOT)]
 
 
-def test_commit_given_by_another_path_uses_its_own_benchmark_for_each_part() -> None:
+def test_tree_at_an_unnormalized_path_runs_its_own_benchmark_of_each_part() -> None:
     own = Tree(ROOT, "own")
     tree = own._replace(folder=own.folder / "bench" / "..")  # another name of the same folder
     assert all(tree.benchmarks(part) == tree.folder for part in PARTS)

@@ -120,7 +120,7 @@ def test_arrivals_are_drawn_until_the_gpu_limit_is_reached() -> None:
 # --- policies by hand -------------------------------------------------------------------------------------------------
 
 
-def test_best_fit_chooses_the_node_and_gpu_with_least_left() -> None:
+def test_best_fit_policy_chooses_the_node_and_gpu_with_least_free_share() -> None:
     assert chosen(BestFit(), cluster([1000, 1000], [300, 700], [1000, 500]), share(300)) == (1, 0)
     assert chosen(BestFit(), cluster([1000, 1000], [1000, 1000]), share(300)) == (0, 0), "of equals the first"
 

@@ -16,7 +16,7 @@ def test_workers_split_all_ports_without_overlap() -> None:
     assert set[int]().union(*parts) == set(AMONG)
 
 
-def test_process_without_workers_gets_all_ports() -> None:
+def test_pytest_process_outside_of_xdist_workers_gets_all_ports() -> None:
     assert part(AMONG, {}) == AMONG
     assert set(part(AMONG, {"PYTEST_XDIST_WORKER": "gw4"})) <= set(AMONG)
     assert part(AMONG, {"PYTEST_XDIST_WORKER": "gw4"})
