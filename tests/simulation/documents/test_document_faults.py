@@ -158,7 +158,7 @@ async def test_new_model_whose_document_raises_is_quarantined_and_no_other_is(ri
 
 @pytest.mark.parametrize("point", POINTS)
 @simulated
-async def test_last_valid_document_stays_in_force_and_ready_replicas_go_on_serving(rig: Rig, point: str) -> None:
+async def test_changed_document_that_raises_leaves_the_last_valid_one_in_force(rig: Rig, point: str) -> None:
     await both(rig)
     await rig.call("b")
     rig.inject(point)
@@ -223,7 +223,7 @@ async def test_changed_document_and_operator_wake_end_the_quarantine_at_once(rig
 
 @pytest.mark.parametrize("point", POINTS)
 @simulated
-async def test_back_off_depends_on_the_document_and_not_on_the_text_of_the_exception(rig: Rig, point: str) -> None:
+async def test_fault_count_of_a_model_restarts_only_with_another_document(rig: Rig, point: str) -> None:
     rig.inject(point)
     await both(rig)
     for times in (2, 3):
@@ -238,7 +238,7 @@ async def test_back_off_depends_on_the_document_and_not_on_the_text_of_the_excep
 
 
 @simulated
-async def test_reverted_document_ends_the_quarantine_although_the_document_in_force_is_equal(rig: Rig) -> None:
+async def test_revert_of_a_document_that_raises_ends_the_quarantine(rig: Rig) -> None:
     await both(rig)
     fault = rig.inject(DECODE)
     rig.objects.put("b", OTHER)
@@ -264,7 +264,7 @@ async def test_invalid_document_of_a_quarantined_new_model_is_reported_as_invali
 
 
 @simulated
-async def test_stand_in_of_a_new_model_is_hidden_from_tenants_that_may_not_use_it(rig: Rig) -> None:
+async def test_undecodable_new_model_keeps_the_tenant_list_of_its_document(rig: Rig) -> None:
     rig.inject(DECODE)
     rig.objects.put("b", replace(SPEC, tenants=(TenantName("acme"),)))
     rig.objects.put("a", SPEC)
@@ -297,7 +297,7 @@ async def test_kubeai_model_whose_conversion_raises_is_quarantined_and_no_other_
 
 
 @simulated
-async def test_fault_of_a_deleted_model_is_forgotten(rig: Rig) -> None:
+async def test_deletion_of_a_quarantined_model_removes_its_recorded_fault(rig: Rig) -> None:
     rig.inject(DECODE)
     await both(rig)
     rig.objects.delete("b")
@@ -307,7 +307,7 @@ async def test_fault_of_a_deleted_model_is_forgotten(rig: Rig) -> None:
 
 
 @simulated
-async def test_deleted_owner_of_a_name_passes_it_on_while_another_model_raises(rig: Rig) -> None:
+async def test_alias_of_a_model_that_raises_passes_to_the_next_claimant(rig: Rig) -> None:
     """The names that a Model claimed before it raised are free again."""
     rig.inject(MERGE)
     rig.objects.put("b", OTHER)

@@ -72,7 +72,7 @@ def _point(cost: float, wait_s: float) -> Mean:
     return Mean("p", cost, cost, cost, (wait_s, wait_s, wait_s))
 
 
-def test_policy_is_compared_with_our_cheapest_of_equal_or_shorter_wait() -> None:
+def test_policy_cost_ratio_is_to_our_cheapest_run_of_equal_or_shorter_wait() -> None:
     own = [(OURS, _point(8.0, 10.0)), (OURS, _point(4.0, 30.0))]
     found = [judged(own, _point(16.0, wait_s)) for wait_s in (5.0, 10.0, 40.0)]
     assert [one and one.cost for one in found] == [None, 0.5, 0.25]
