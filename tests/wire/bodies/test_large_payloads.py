@@ -66,7 +66,7 @@ async def test_large_body_that_shrinks_when_edited_is_forwarded() -> None:
         assert got(engine) == b'{"model":"served-m"}'
 
 
-async def test_unchanged_large_body_is_forwarded_byte_for_byte() -> None:
+async def test_large_body_is_forwarded_byte_for_byte_except_its_model_name() -> None:
     sent = body(MIB).replace(b"alias-m", b"served-m")
     async with ScriptedEngine((OK,)) as engine, rig_and_client(engine.address) as (_, client):
         post(client, sent, path=f"chat/completions?model={MODEL}")

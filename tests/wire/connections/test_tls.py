@@ -36,7 +36,7 @@ from tests.wire.responses import test_relay as relay
 
 OTHERWISE = {
     "test_connection_above_the_limit_per_address_is_closed",
-    "test_connections_leave_descriptors_for_their_requests_to_engines",
+    "test_connection_limit_reserves_a_descriptor_for_each_engine_request",
 }
 """Tested separately here: over TLS, a surplus connection does not even get a handshake."""
 PLAIN = {
@@ -130,7 +130,7 @@ async def test_incomplete_handshake_times_out_and_counts_as_a_connection() -> No
 
 
 @on_each_loop
-async def test_incomplete_handshakes_leave_descriptors_for_requests() -> None:
+async def test_incomplete_tls_handshake_counts_towards_the_descriptor_limit() -> None:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     async with rig(tls=sides()) as one:
         one.front.own_descriptors = limit - DESCRIPTORS_RESERVED - 2

@@ -73,7 +73,7 @@ async def test_idle_connections_close_after_their_engine_sends_surplus_bytes() -
         assert engine.connections == 3
 
 
-async def test_engine_without_surplus_bytes_keeps_its_connection() -> None:
+async def test_connection_to_an_engine_without_surplus_bytes_is_reused() -> None:
     async with ScriptedEngine((OK + POISON,), (OK,)) as odd, ScriptedEngine((OK,)) as well, rig(odd.address) as one:
         client = await one.client()
         await answered(client)

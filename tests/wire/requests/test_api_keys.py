@@ -220,7 +220,7 @@ async def test_revoked_key_is_rejected_at_once_on_an_open_connection() -> None:
 
 
 @pytest.mark.case("46")
-async def test_key_expires_at_its_expiry_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_api_key_is_rejected_from_its_expiry_time_on(monkeypatch: pytest.MonkeyPatch) -> None:
     async with ScriptedEngine((OK,)) as engine, guarded(engine.address) as one:
         keys_are(one, 4, entry(GOOD, expires_unix_s=NOW_UNIX_S + 60))
         client, request = await one.client(), asking(*CHAT, f"Authorization: Bearer {GOOD}")

@@ -132,7 +132,7 @@ ANSWERED = (
 
 
 @pytest.mark.case("40")
-async def test_plain_response_has_no_forged_headers_of_the_engine() -> None:
+async def test_whole_or_error_response_has_no_headers_forged_by_the_engine() -> None:
     """Checked for whole, streamed and error responses."""
     whole = document(b"{}", "200 OK", *ANSWERED)
     pieces = (whole[:-1], whole[-1:])

@@ -136,7 +136,7 @@ async def test_head_with_foreign_host_is_rejected_before_its_body(rest: str) -> 
             assert one.totals() == (0, 0, 0), "no request that wakes a Model"
 
 
-async def test_changed_settings_apply_to_a_repeated_request_on_one_connection() -> None:
+async def test_changed_host_settings_apply_to_a_repeated_request_on_a_connection() -> None:
     """It holds also on the same connection, where the same bytes are not parsed again."""
     version = 1
     async with ScriptedEngine(*[(OK,)] * 4) as engine, rig_and_client(engine.address, host_check=True) as (one, client):

@@ -143,7 +143,7 @@ async def test_error_before_the_whole_body_has_request_id_and_api_format(length:
         assert json.loads(body)["type"] == "error", "as Anthropic's clients read it"
 
 
-async def test_invalid_head_is_reported_only_to_authenticated_clients() -> None:
+async def test_invalid_header_value_is_reported_only_after_the_key_check() -> None:
     async with rig_and_client(settings=FrontSettings(keys_needed=True)) as (_, client):
         client.send(b"POST /v1/completions HTTP/1.1\r\nHost: gw\r\nX-Priority: high\r\nContent-Length: 2\r\n\r\n{}")
         assert (await client.answer())[0] == 401
@@ -316,7 +316,7 @@ async def test_connection_above_the_limit_per_address_is_closed() -> None:
         await assert_room_for_two_clients(one)
 
 
-async def test_connections_leave_descriptors_for_their_requests_to_engines() -> None:
+async def test_connection_limit_reserves_a_descriptor_for_each_engine_request() -> None:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     async with rig() as one:
         one.front.own_descriptors = limit - DESCRIPTORS_RESERVED - 2 * 2

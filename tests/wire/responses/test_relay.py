@@ -67,12 +67,12 @@ async def test_usage_requested_by_the_gateway_is_removed_from_the_stream() -> No
         assert one.totals() == (1, 7, 2)
 
 
-async def test_usage_requested_by_the_client_is_kept() -> None:
+async def test_usage_requested_by_the_client_is_kept_in_the_stream() -> None:
     async with ScriptedEngine((STREAM,)) as engine, rig_and_client(engine.address) as (_, client):
         assert b'"usage"' in (await client.ask(stream=True, stream_options={"include_usage": True}))[2]
 
 
-async def test_stream_received_in_single_bytes_is_relayed_unchanged() -> None:
+async def test_stream_received_in_single_bytes_is_relayed_without_usage_event() -> None:
     pieces = tuple(STREAM[at : at + 1] for at in range(len(STREAM)))
     async with ScriptedEngine(pieces) as engine, rig_and_client(engine.address) as (_, client):
         assert (await client.ask(stream=True))[2] == WITHOUT_USAGE
