@@ -83,7 +83,7 @@ def test_error_for_a_reference_with_a_password_hides_the_password() -> None:
     assert "hunter2" not in str(caught.value)
 
 
-def test_reference_requests_its_digest_else_its_tag_else_latest() -> None:
+def test_reference_resolves_by_its_digest_else_its_tag_else_latest() -> None:
     assert reference.parse_reference("ghcr.io/x").asked == "latest"
     assert reference.parse_reference("ghcr.io/x:t").asked == "t"
     assert reference.parse_reference(f"ghcr.io/x:t@{A}").asked == A

@@ -59,7 +59,7 @@ def test_any_range_of_an_archive_is_rebuilt_from_its_recipe_and_files(
     assert len(recipe.rest) == len(content) - sum(map(len, files.values()))
 
 
-def test_gaps_between_archived_files_are_listed() -> None:
+def test_bytes_outside_of_archived_files_are_listed_as_gaps() -> None:
     places = [ArchivedFile(10, 5, "a"), ArchivedFile(15, 5, "b"), ArchivedFile(30, 1, "c")]
     assert archive_recipe.list_gaps(40, places) == [Span(0, 10), Span(20, 30), Span(31, 40)]
     assert archive_recipe.list_gaps(5, [ArchivedFile(0, 5, "a")]) == []
@@ -80,7 +80,7 @@ def test_archive_recipe_with_overlapping_or_outlying_files_is_rejected(places: l
     assert archive_recipe.decode_recipe(archive_recipe.encode_recipe(Recipe(5, tuple(places), b""))) is None
 
 
-def test_truncated_or_inconsistent_archive_recipe_is_ignored() -> None:
+def test_truncated_or_inconsistent_archive_recipe_decodes_to_none() -> None:
     good = archive_recipe.encode_recipe(Recipe(5, (ArchivedFile(1, 3, "a"),), b"xy"))
     assert archive_recipe.decode_recipe(good) is not None
     assert archive_recipe.decode_recipe(good[:-1]) is None

@@ -111,7 +111,7 @@ def test_decompression_bomb_is_rejected_before_much_output(encoding: Encoding) -
 
 @pytest.mark.point("6")
 @pytest.mark.parametrize("encoding", [GZIP, ZSTD])
-def test_bomb_in_small_members_or_before_other_data_is_rejected(
+def test_decompression_bomb_in_many_members_or_before_data_is_rejected(
     encoding: Encoding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decompress, "FREE_BYTES", 1 << 20)

@@ -55,7 +55,7 @@ async def test_aws_keys_in_the_environment_take_precedence_over_files(tmp_path: 
     assert await AwsKeys({}, tmp_path / "missing").keys() is None
 
 
-async def test_missing_named_profile_is_rejected(tmp_path: Path) -> None:
+async def test_aws_profile_missing_from_the_config_files_raises_denied_error(tmp_path: Path) -> None:
     with pytest.raises(DeniedError, match="AWS_PROFILE"):
         await AwsKeys({"AWS_PROFILE": "other"}, home(tmp_path, PROFILES)).keys()
 

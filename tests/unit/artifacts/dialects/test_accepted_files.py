@@ -267,7 +267,7 @@ def test_oras_py_tar_layer_is_raw_and_tar_gzip_layer_is_an_archive() -> None:
     assert [layer.file.encoding for layer in read(*layers, config=empty).layers] == ["raw", "tar+gzip"]
 
 
-def test_foreign_image_layers_are_rejected() -> None:
+def test_nondistributable_and_foreign_image_layers_are_rejected() -> None:
     image = "application/vnd.oci.image.config.v1+json"
     layers = (
         one("application/vnd.oci.image.layer.v1.tar+gzip"),

@@ -236,7 +236,9 @@ async def test_busy_registry_is_retried_after_the_requested_delay(tmp_path: Path
     ],
     ids=["elsewhere", "silent", "another whole", "short", "several"],
 )
-async def test_wrong_partial_response_fails_the_fetch(tmp_path: Path, way: str, answer: Answer, message: str) -> None:
+async def test_partial_response_of_another_range_or_length_fails_the_fetch(
+    tmp_path: Path, way: str, answer: Answer, message: str
+) -> None:
     async with place(tmp_path) as one:
         one.fake.always[one.url()] = answer
         with pytest.raises(MismatchError, match=message):

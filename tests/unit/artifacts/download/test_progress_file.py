@@ -132,7 +132,7 @@ def test_truncated_progress_file_lists_no_part_that_was_not_written(cut: int, no
         *("another format", "noise"),
     ],
 )
-def test_progress_file_that_is_invalid_or_of_another_blob_is_ignored(content: bytes) -> None:
+def test_progress_file_that_is_invalid_or_of_another_blob_parses_to_none(content: bytes) -> None:
     assert progress_file.parse_progress(content, DIGEST, 1000, BOOT) is None
 
 

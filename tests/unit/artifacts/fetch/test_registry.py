@@ -172,7 +172,9 @@ async def test_image_pull_stores_only_the_models_folder(
         (tar_archives.member(b"../m.gguf", b"x") + tar_archives.END, "in the archive: its path"),
     ],
 )
-async def test_rejected_archive_leaves_no_files(tmp_path: Path, content: bytes, message: str) -> None:
+async def test_pull_of_an_archive_with_code_or_an_outside_path_stores_nothing(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
     async with node(tmp_path) as one:
         one.image((LAYER, content))
         with pytest.raises(RefusedError, match=message):

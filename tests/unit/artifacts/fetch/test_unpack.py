@@ -121,7 +121,7 @@ def test_only_the_models_folder_of_an_image_is_unpacked(below: Path) -> None:
         lay(below, member(b"models/../x.gguf", b"x") + END, root="models")
 
 
-def test_first_candidate_folder_in_an_archive_is_its_model_root() -> None:
+def test_first_candidate_folder_with_members_is_the_archives_model_root() -> None:
     content = member(b"a.gguf") + member(b"./models/b.gguf") + END
     names = [one.path for one in unpack.iter_members([content], layer(content))]
     assert names == ["a.gguf", "./models/b.gguf"]

@@ -74,7 +74,7 @@ def test_name_context_and_layer_shapes_are_read_from_a_gguf_header(tmp_path: Pat
         (("output.weight", "blk.0.ffn_up.weight"), 0),
     ],
 )
-def test_input_embedding_counts_only_if_another_tensor_computes_the_output(
+def test_token_embedding_is_counted_only_with_a_separate_output_tensor(
     tmp_path: Path, tensors: tuple[str, ...], embedding_bytes: int
 ) -> None:
     path = write(tmp_path / "a.gguf", tensors=tensors)
@@ -185,7 +185,7 @@ def test_gguf_header_with_invalid_lengths_or_types_is_rejected(tmp_path: Path) -
     assert wrong(path, claim(*key, ("I", 9), ("I", 9), ("Q", 1))) == "'k' is an array of unknown type 9"
 
 
-def test_keys_with_a_longer_prefix_than_any_architecture_are_not_kept(
+def test_gguf_keys_with_a_prefix_longer_than_architectures_are_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gguf, "KEPT_MAX", 10)

@@ -140,7 +140,7 @@ def test_quantized_cache_types_reduce_the_memory_estimate() -> None:
     )  # float32 and float16
 
 
-def test_gpu_holds_its_context_but_no_prompts_embedding_or_process() -> None:
+def test_gpu_memory_estimate_excludes_prompts_embedding_and_process() -> None:
     made = estimate_llama_cpp(
         read_shape(keys("llama"), 10 * MIB, 3 * MIB),
         ServingOptions(slots=1, context_tokens=256, prompts_bytes=5 * MIB),
@@ -160,7 +160,7 @@ def test_extreme_header_values_give_a_bounded_estimate() -> None:
         assert max(made.slot_bytes, made.token_bytes, *(item.bytes for item in made.items)) <= BYTES_MAX
 
 
-def test_paged_cache_estimate_is_one_context_for_any_slot_count() -> None:
+def test_paged_cache_estimate_holds_one_context_for_any_slot_count() -> None:
     made = read_shape(keys("llama"), 0)
     one, many = (
         estimate_paged_engine(made, ServingOptions(slots=1)),

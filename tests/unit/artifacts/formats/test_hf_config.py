@@ -97,7 +97,7 @@ def test_latent_attention_and_recurrent_state_are_counted_per_layer(folder: Path
     assert layers(folder, model_type="rwkv7")[0][1] > 0
 
 
-def test_paged_estimate_ignores_sliding_windows(folder: Path) -> None:
+def test_sliding_window_does_not_change_the_estimate_of_a_paged_engine(folder: Path) -> None:
     plain = layers(folder)
     assert layers(folder, sliding_window=128, layer_types=["sliding_attention"] * 32) == plain
 
@@ -135,7 +135,7 @@ def test_weights_size_is_the_sum_of_all_indexed_files(folder: Path) -> None:
     assert wrong(folder) == f"{INDEX}: not valid JSON: Expected `str`, got `int` - at `$.weight_map[...]`"
 
 
-def test_broken_model_files_raise_a_one_line_config_error(folder: Path) -> None:
+def test_truncated_invalid_or_missing_model_files_raise_config_error(folder: Path) -> None:
     weights = folder / "model.safetensors"
     tensors(weights, data=10)
     assert wrong(folder) == "model.safetensors: truncated: its last tensor ends behind the end of the file"
@@ -217,7 +217,7 @@ def test_arbitrary_model_files_give_a_bounded_estimate_or_a_config_error(
         load_config_info(folder)
 
 
-def test_vllm_model_is_counted_with_all_memory_of_its_device(folder: Path) -> None:
+def test_vllm_model_without_set_memory_is_assumed_to_need_whole_devices(folder: Path) -> None:
     spec = ModelSpec(engine="vllm", artifact=f"file://{folder}", context_tokens=8192)
     of = Model(name=ModelName("big"), spec=spec, slots=64)
     assert fill_memory_estimate(of).memory_bytes == 0

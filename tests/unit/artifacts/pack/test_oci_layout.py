@@ -312,7 +312,7 @@ def test_oci_layout_with_a_changed_byte_is_rejected(model: Path, tmp_path: Path)
 
 @settings(derandomize=True, deadline=None, max_examples=examples(150))
 @given(st.text("ab\u00e9/.", min_size=1, max_size=120), st.integers(0, 1 << 43))
-def test_tar_frames_are_read_by_python_with_the_same_path_and_size(path: str, size: int) -> None:
+def test_single_file_tar_is_read_by_tarfile_with_the_same_path_and_size(path: str, size: int) -> None:
     try:
         safe_paths.check_path(path)
     except safe_paths.BadPathError:

@@ -139,7 +139,7 @@ def test_configured_realm_is_allowed_except_metadata_addresses() -> None:
         ("[2001:db8::1]:443", "https://[2001:db8::1]/token"),
     ],
 )
-def test_allowed_realm_at_an_ipv6_address_has_brackets(allowed: str, realm: str) -> None:
+def test_ipv6_token_realm_is_allowed_only_by_a_bracketed_entry(allowed: str, realm: str) -> None:
     assert str(challenge.parse_realm(realm, HUB, [allowed])) == realm
     for other in ("2001:db8::1:5001", "[2001:db8::1]:5002", "[2001:db8::1:5001]"):
         with pytest.raises(PolicyError):

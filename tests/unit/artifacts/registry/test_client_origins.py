@@ -204,7 +204,7 @@ class Names(AbstractResolver):
 
 
 @pytest.mark.point("9")
-async def test_private_network_names_are_rejected_for_a_public_registry() -> None:
+async def test_hosts_in_private_networks_are_rejected_for_a_public_registry() -> None:
     names = Names(public="93.184.215.14", inner="10.0.0.7", store="10.0.0.8", local="127.0.0.1", meta="169.254.169.254")
     outside = Resolver(names, "public", frozenset({"store"}))
     await outside.resolve("public", 443)

@@ -155,7 +155,7 @@ async def test_model_that_needs_a_signature_is_rejected_without_referrers() -> N
 
 
 @pytest.mark.point("17")
-async def test_signature_tag_with_another_signature_or_content_is_rejected() -> None:
+async def test_signature_or_referrers_tag_with_other_content_is_rejected() -> None:
     async with place() as one:
         other = bundled(envelope(OURS, statement(OTHER)))
         await one.refer(one.by_bundle(other))  # our own signature of another model
@@ -216,7 +216,7 @@ async def test_registry_timeout_during_verification_rejects_the_model() -> None:
 
 
 @pytest.mark.point("17")
-async def test_signatures_above_the_size_or_number_limit_are_ignored() -> None:
+async def test_signatures_above_the_size_or_number_limit_are_not_verified() -> None:
     async with place() as one:
         huge = one.layer(b"{}", BUNDLE) | {"size": BUNDLE_BYTES_MAX + 1}
         one.list(one.manifest(huge))

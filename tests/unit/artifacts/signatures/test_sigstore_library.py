@@ -117,7 +117,7 @@ def test_changed_bundle_is_accepted_only_if_sigstore_accepts_it(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("kind", ["tlogs", "ctlogs", "certificateAuthorities"])
-def test_log_or_authority_after_its_end_is_accepted_only_by_sigstore(tmp_path: Path, kind: str) -> None:
+def test_expired_log_or_authority_is_accepted_only_by_sigstore_library(tmp_path: Path, kind: str) -> None:
     """If this fails after an update of the library, the decision can be reconsidered."""
     root = copy.deepcopy(ROOT)
     for one in root[kind]:

@@ -180,7 +180,7 @@ async def test_repository_that_is_no_longer_gated_is_open_to_all(tmp_path: Path)
             found.close()
 
 
-async def test_failed_pull_does_not_fetch_received_files_again(tmp_path: Path) -> None:
+async def test_pull_after_a_failed_pull_fetches_no_received_file_again(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         come = f"sha256-{hashlib.sha256(LARGE['model.safetensors']).hexdigest()}"
 
@@ -230,7 +230,7 @@ async def test_renamed_gated_repository_is_checked_under_its_new_name(tmp_path: 
         found.close()
 
 
-async def test_redirect_without_a_commit_grants_no_access(tmp_path: Path) -> None:
+async def test_hub_redirect_that_names_no_commit_grants_no_access_to_a_copy(tmp_path: Path) -> None:
     """A mirror may redirect unknown callers to a login page."""
     async with node(tmp_path) as one:
         one.fake.gated = "auto"

@@ -30,7 +30,7 @@ def test_checksums_of_an_earlier_pull_apply_only_to_the_same_origin(tmp_path: Pa
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b'{"a.gguf": 1}', b'{"a.gguf": "sha256:1"}'])
-def test_unreadable_checksum_records_are_ignored(tmp_path: Path, text: bytes) -> None:
+def test_invalid_checksum_record_yields_no_known_checksums(tmp_path: Path, text: bytes) -> None:
     store = Store(tmp_path).open()
     Sums(store).remember(KEY, {"a.gguf": SUM})
     (tmp_path / "sums" / KEY.name).write_bytes(text)

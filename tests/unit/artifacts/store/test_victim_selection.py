@@ -66,7 +66,7 @@ def test_nothing_is_evicted_when_no_bytes_are_needed() -> None:
     assert select_victims([copy("a")], 0) == Choice()
 
 
-def test_nothing_is_evicted_if_all_copies_together_are_too_small() -> None:
+def test_nothing_is_evicted_if_all_evictable_copies_free_too_little() -> None:
     shelf = [copy("a"), copy("b")._replace(pinned=True), copy("c")._replace(in_use=True, pinned=True)]
     assert select_victims(shelf, 2 * GIB) == Choice((), 0, GIB, pinned_bytes=GIB, in_use_bytes=GIB)
 

@@ -79,7 +79,7 @@ async def test_concurrent_requests_share_one_token_fetch() -> None:
     assert len(fake.hosts) == 1
 
 
-async def test_second_login_request_fetches_if_the_first_is_cancelled() -> None:
+async def test_waiting_login_request_fetches_a_token_if_the_first_is_cancelled() -> None:
     fake = Fake()
     first, second = await waiting(fake, Clouds([fake], StillClock()), 2)
     first.cancel()
