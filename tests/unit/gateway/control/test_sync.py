@@ -297,7 +297,7 @@ async def test_saved_snapshot_is_used_when_no_autoscaler_answers(
         assert [(route.replica, route.hold) for route in front.route_deltas[0].replicas] == [("r1", 0)]
 
 
-async def test_first_complete_snapshot_is_saved_at_once_and_the_next_one_later(
+async def test_first_complete_snapshot_is_saved_at_once_and_the_second_delayed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If a gateway is killed in its first second, its replacement still finds a file."""
@@ -348,7 +348,7 @@ async def test_saved_snapshot_is_not_used_when_an_autoscaler_answers(
 
 
 @pytest.mark.parametrize("spoil", [lambda path: path.write_text("{"), lambda path: path.mkdir()])
-async def test_unusable_snapshot_file_does_not_stop_sync(
+async def test_corrupt_or_directory_snapshot_file_is_logged_and_sync_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], object]
 ) -> None:
     monkeypatch.setattr(sync, "KEEP_S", 0.02)

@@ -189,7 +189,7 @@ def test_no_request_is_dispatched_after_all_clients_disconnect() -> None:
     assert script.replica("r1", 8) == []
 
 
-def test_end_of_an_already_ended_request_is_ignored() -> None:
+def test_second_end_of_a_request_changes_no_slot_use_or_total() -> None:
     script = warm(1)
     script.arrive("c1")
     script.arrive("c2")
@@ -233,7 +233,7 @@ def test_high_priority_request_is_served_before_those_sharing_by_weight() -> Non
     assert [id for id in granted if id[0] == "a"] == ["a0", "a1", "a2", "a3"]
 
 
-def test_changed_weight_applies_to_waiting_requests() -> None:
+def test_raised_tenant_weight_applies_to_requests_already_waiting() -> None:
     script = Script()
     for n in range(6):
         script.arrive(f"a{n}", tenant="A")
@@ -308,14 +308,14 @@ def test_reported_retry_after_is_reset_when_the_last_replica_is_removed() -> Non
     assert total.retry_after_s == 0.0
 
 
-def test_report_after_a_routes_update_contains_the_version_of_the_routes() -> None:
+def test_report_contains_epoch_and_version_of_the_applied_routes() -> None:
     script = warm(1)
     report = script.report()
     assert (report.gateway, report.boot, report.epoch, report.version) == ("g1", "boot", 1, script.version)
     assert script.report().sequence == report.sequence + 1
 
 
-def test_removed_model_is_counted_until_its_last_request_ends() -> None:
+def test_requests_of_a_removed_model_are_counted_until_they_end() -> None:
     script = warm(1)
     script.arrive("c1")
     script.model(removed=True)

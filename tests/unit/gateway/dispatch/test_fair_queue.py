@@ -98,7 +98,7 @@ def test_retried_request_is_served_first_at_no_cost_to_its_tenant() -> None:
     assert pops(queue, 6) == ["a1", "b1", "a2", "b2", "a3", "b3"]
 
 
-def test_late_retry_gives_its_tenant_only_one_extra_turn() -> None:
+def test_retry_after_a_long_wait_gives_its_tenant_one_extra_turn_only() -> None:
     queue = Queue(MODEL)
     moved = park(queue, "a0", "a")
     line, _ = queue.pop()

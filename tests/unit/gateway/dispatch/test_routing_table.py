@@ -55,7 +55,7 @@ def test_starting_or_draining_replica_gets_no_requests() -> None:
     assert take(part) is None
 
 
-def test_older_routes_are_ignored_and_same_version_is_a_heartbeat() -> None:
+def test_older_routes_change_no_slots_and_same_version_renews_the_leader() -> None:
     routes, _ = llama()
     apply(routes, route("r1", 2, granted=7), epoch=2, version=7)
     assert apply(routes, route("r1", 5, granted=9), epoch=1, version=9) is None

@@ -55,7 +55,7 @@ def test_end_of_the_last_request_of_a_draining_replica_is_reported() -> None:
     assert script.calls["c1"].state is CallState.RUNNING
 
 
-def test_removed_replica_keeps_its_requests_until_they_end() -> None:
+def test_request_of_a_removed_replica_stays_in_reports_until_it_ends() -> None:
     script = warm(2)
     script.arrive("c1")
     assert script.remove_replica("r1") == ["report"]
@@ -72,7 +72,7 @@ def test_routes_of_an_older_leader_are_ignored() -> None:
     assert script.finish("c0") == ["grant c1 r1"]
 
 
-def test_gateway_uses_its_share_of_slots_while_the_leader_is_silent() -> None:
+def test_gateway_without_slots_grants_its_share_once_the_leader_is_silent() -> None:
     script = Script()
     script.replica("r1", 0, slots=4, gateways=2)
     script.arrive_many(3, "c")
@@ -121,7 +121,7 @@ def test_reset_by_a_stopping_replica_does_not_use_up_the_retry() -> None:
     assert script.bounce("c1", "reset") == ["refuse c1 upstream_error", "report"]
 
 
-def test_reset_of_a_request_gives_no_capacity_if_its_model_is_paused() -> None:
+def test_reset_request_of_a_paused_model_fails_with_no_capacity() -> None:
     """An operator scales to zero: the replica stops with requests in flight, and no other replica may take them."""
     script = Script()
     script.replica("r1", 2)
@@ -200,7 +200,7 @@ def test_refused_connection_makes_replica_suspect_until_a_probe_succeeds() -> No
     assert script.finish("c0") == ["grant c2 r1"], "it answered: no longer suspect"
 
 
-def test_probe_of_a_suspect_replica_uses_a_waiting_request_first() -> None:
+def test_suspect_replica_is_probed_with_a_waiting_request_before_a_new_one() -> None:
     script = warm(1)
     script.arrive("c1")
     script.bounce("c1", "connect")

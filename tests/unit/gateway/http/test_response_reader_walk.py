@@ -203,7 +203,7 @@ def test_response_headers_named_in_connection_are_not_forwarded() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 5, 63, 64, 1000])
-def test_kept_tail_ends_with_the_end_of_the_body_for_any_read_size(size: int) -> None:
+def test_retained_body_tail_ends_with_the_last_event_for_any_read_size(size: int) -> None:
     body = b"data: begun\n\n" + b"".join(EVENTS) + DONE
     walker = BodyWalker(ResponseHead(200, False, None, False, b"text/event-stream", b""))
     for piece in pieces(body, size):

@@ -77,7 +77,7 @@ def test_body_of_unknown_length_takes_budget_as_bytes_arrive() -> None:
     assert room.held_bytes == 0
 
 
-def test_bytes_received_with_the_head_of_a_waiting_body_are_counted() -> None:
+def test_bytes_already_received_of_a_waiting_body_count_in_the_budget() -> None:
     room, first, second = BodyBudget(4 * MIB), Body(MIB), Body(MIB)
     second.pieces.add(bytes(1000))
     assert first.ask(room)

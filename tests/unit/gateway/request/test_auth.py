@@ -162,7 +162,7 @@ def test_newer_catalogue_applies_at_once_and_an_older_one_is_ignored() -> None:
         known.authenticate(hashed("ki"), 0.0)
 
 
-def test_many_different_names_do_not_grow_the_cache_above_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_of_resolved_model_names_stays_within_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_names, "RESOLVED_MAX", 8)
     known = directory(*(model(f"m{n}") for n in range(30)))
     for n in range(30):

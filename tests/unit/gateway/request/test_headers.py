@@ -76,12 +76,12 @@ def test_invalid_x_priority_is_rejected_with_400(value: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["a", "A-b_c.9", "x" * 128])
-def test_valid_request_id_is_kept(value: str) -> None:
+def test_valid_x_request_id_header_is_the_request_id(value: str) -> None:
     assert request_id(head_with(x_request_id=value)) == value
 
 
 @pytest.mark.parametrize("value", ["", "x" * 129, "a b", "a/b", "é", "a\n", 'a"'])
-def test_invalid_or_missing_request_id_is_ignored(value: str) -> None:
+def test_invalid_or_missing_x_request_id_header_yields_no_request_id(value: str) -> None:
     assert request_id(head_with(x_request_id=value)) is None
     assert request_id(head_with()) is None
 
@@ -120,7 +120,7 @@ def test_two_different_keys_are_rejected_and_not_echoed(headers: dict[str, str])
     assert (caught.value.status, caught.value.message) == (400, "two different API keys were sent; send one")
 
 
-def test_api_key_in_the_query_is_ignored() -> None:
+def test_api_key_in_the_query_string_is_not_read_as_the_key() -> None:
     request = RequestReader(0).feed(b"GET /v1/models?api-key=sk-1&key=sk-1 HTTP/1.1\r\nHost: gw\r\n\r\n")
     assert request is not None
     assert read_call_headers(request.head.headers).key_sha256 is None
