@@ -96,7 +96,7 @@ def test_json_responses_of_all_dialects_yield_their_text() -> None:
     assert read(chat[:-5], headers=JSON).broken == "the document is not JSON"
 
 
-def test_error_status_without_a_code_in_the_body_counts_as_unclear() -> None:
+def test_error_response_without_a_code_in_its_body_is_not_a_clear_error() -> None:
     named = read(b'{"error":{"message":"x","type":"server_error","code":"model_starting"}}', status=503, headers=JSON)
     assert (named.errors, named.code, named.clear) == (1, "model_starting", True)
     empty = read(b"", status=502, headers={})
