@@ -91,7 +91,7 @@ def test_port_in_use_is_a_blocker_unless_pilotlight_serve_is_running() -> None:
     assert machine_checks.check_port("inference port", "--listen", address, "").grade == "ok"
 
 
-def test_state_directory_check_reports_unusable_paths(tmp_path: Path) -> None:
+def test_state_directory_check_reports_files_long_paths_and_new_versions(tmp_path: Path) -> None:
     assert machine_checks.check_state_directory(tmp_path / "a" / "b").says.endswith("will be created")
     assert not (tmp_path / "a").exists(), "nothing was made"
     (tmp_path / "file").touch()
@@ -106,7 +106,7 @@ def test_state_directory_check_reports_unusable_paths(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("platform", "grade"), [("linux", "ok"), ("darwin", "info"), ("win32", "blocker")])
-def test_doctor_system_check_grades_each_platform_as_expected(platform: str, grade: str) -> None:
+def test_doctor_grades_linux_ok_macos_info_and_windows_blocker(platform: str, grade: str) -> None:
     assert machine_checks.check_system(platform).grade == grade
 
 
@@ -138,7 +138,7 @@ def test_nodes_with_labelled_unshared_gpus_pass_all_gpu_checks() -> None:
     assert found[0].says == "8 on 1 node"
 
 
-def test_node_faults_of_four_kinds_give_one_doctor_finding_each() -> None:
+def test_node_labels_taints_sharing_and_mps_each_give_one_finding() -> None:
     shared = node("n2", 4, taints=("dedicated", "node.kubernetes.io/unschedulable"), gpu_replicas="4", **LABELS)
     by_mps = node("n3", 10, gpu_sharing_strategy="mps", gpu_replicas="10", **LABELS)
     found = {one.check: one for one in nodes.check_gpu_nodes([node("n1"), shared, by_mps], dra=False)}

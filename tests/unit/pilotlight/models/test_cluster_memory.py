@@ -64,7 +64,7 @@ def test_memory_estimate_waits_until_the_header_is_read_or_unreadable(header: st
     assert sized.memory_bytes > 0
 
 
-def test_start_of_the_header_wait_changes_only_with_the_artifact() -> None:
+def test_header_wait_time_restarts_only_for_another_artifact() -> None:
     now_s = T0
     at = Sizes(lambda: now_s)
     of(model(), at=at)

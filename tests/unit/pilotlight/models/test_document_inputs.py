@@ -238,7 +238,7 @@ def test_unreadable_document_error_names_the_file(folder: Path) -> None:
     assert "unknown" in wrong(folder, configs=(written(folder / "k.yaml", ACME + "x: 1\n"),)).lower()
 
 
-def test_model_with_unreadable_file_uses_the_whole_device(folder: Path) -> None:
+def test_model_of_a_missing_file_has_no_memory_estimate_and_no_launch(folder: Path) -> None:
     spec = f"{{engine: llama.cpp, artifact: 'file://{folder}/later.gguf'}}"
     path = written(folder / "d.yaml", HEAD + f"kind: Model\nmetadata: {{name: later}}\nspec: {spec}\n")
     (model,) = read_documents(path).models
@@ -247,7 +247,7 @@ def test_model_with_unreadable_file_uses_the_whole_device(folder: Path) -> None:
         build_launcher()(model, "127.0.0.1", 1)
 
 
-def test_adapter_not_yet_fetched_does_not_block_a_start(folder: Path) -> None:
+def test_model_memory_and_command_are_known_before_its_adapter_is_fetched(folder: Path) -> None:
     spec = f"{{engine: llama.cpp, artifact: 'file://{folder}/models/ada.gguf', adapters: [{{name: x, artifact: 'oci://r.io/x:1'}}]}}"
     path = written(folder / "d.yaml", HEAD + f"kind: Model\nmetadata: {{name: ada}}\nspec: {spec}\n")
     (found,) = read_documents(path).models

@@ -86,6 +86,6 @@ async def test_file_still_being_written_is_not_reloaded(
     assert messages == [f"event=file_reloaded files={str(path)!r}"]
 
 
-def test_broken_file_at_startup_is_a_usage_error(tmp_path: Path) -> None:
+def test_first_read_of_an_unreadable_file_raises_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(click.UsageError, match="no number"):
         Files().read(number(tmp_path / "none"), (tmp_path / "none",))

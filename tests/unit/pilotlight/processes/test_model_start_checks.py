@@ -85,7 +85,9 @@ def test_reason_a_model_cannot_start_and_its_removal_are_printed_once(house: Hou
     house.play(scenario)
 
 
-def test_changed_documents_are_checked_immediately(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_of_changed_documents_are_checked_before_the_next_interval(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(model_start_checks, "LOOK_EVERY_S", 3600.0)
 
     async def scenario() -> None:

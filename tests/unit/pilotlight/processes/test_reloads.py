@@ -49,7 +49,7 @@ async def test_reload_reports_any_exception_until_one_succeeds(tmp_path: Path, m
     assert (reloads.view().problem, [seen.models[0].name for seen in documents_seen]) == ("", ["ada"])
 
 
-async def test_fault_of_a_document_follows_it_and_nothing_starts_before_it_is_read_again(
+async def test_faulty_document_starts_nothing_until_it_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = autoscaler.AutoscalerOptions(
@@ -250,7 +250,7 @@ def called(one: Model, now_s: float) -> Reported:
     return Reported(report=Report(gateway=GatewayId("g1"), boot="b", sequence=int(now_s), epoch=1, levels=levels))
 
 
-def test_gateways_forget_a_previous_run_only_if_its_documents_were_others(tmp_path: Path) -> None:
+def test_saved_snapshot_is_deleted_unless_its_documents_are_the_same(tmp_path: Path) -> None:
     """A snapshot has models and keys, which are valid for the same documents only."""
     kept = tmp_path / "gateway-1.kept.json"
     for before, is_kept in ((None, False), (b"other", False), (b"same", True)):

@@ -138,7 +138,7 @@ async def test_drain_state_of_a_pci_address_is_cleared_when_a_gpu_attaches(rig: 
 
 
 @pytest.mark.parametrize("why", ["driver", "API server"])
-async def test_attach_does_nothing_while_driver_or_api_server_is_unreachable(rig: Rig, why: str) -> None:
+async def test_attach_waits_then_fails_while_driver_or_api_server_is_unreachable(rig: Rig, why: str) -> None:
     rig.node.link(A, AT_A)
     rig.node.answers, rig.server.away = why != "driver", why != "driver"
     rig.want(A)

@@ -192,7 +192,7 @@ async def test_size_of_a_peft_adapter_counts_only_its_own_safetensors(tmp_path: 
 
 
 @pytest.mark.parametrize("wrong", [{"weights_bytes": -1}, {"width": 10**400}, {"layers": [{"key_elements": -1}]}])
-def test_reported_header_with_invalid_shape_is_ignored(wrong: dict[str, object]) -> None:
+def test_report_with_an_invalid_header_shape_yields_no_weights_info(wrong: dict[str, object]) -> None:
     shape = {"weights_bytes": 10, "layers": [], "context_tokens": 1, "vocabulary": 1, "width": 1, "inner": 1}
     lora = Adapter(name="x", artifact="oci://r.io/x:1")
     model = replace(MODEL, spec=replace(MODEL.spec, adapters=(lora,)))

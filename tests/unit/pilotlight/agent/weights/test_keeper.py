@@ -134,7 +134,7 @@ async def test_failed_pull_is_attempted_again_for_each_new_replica(kept: Kept, h
         await kept.until(lambda: kept.reports[0].replicas == ("r2",))
 
 
-async def test_failed_pull_is_reported_despite_an_earlier_success(kept: Kept, host: str) -> None:
+async def test_pull_failure_for_a_second_replica_is_reported_after_a_success(kept: Kept, host: str) -> None:
     async with kept.running():
         kept.request(want(host, "r1", secret="mine"))
         await kept.until(lambda: kept.reports and kept.reports[0].folder)
@@ -229,7 +229,7 @@ async def test_wanted_weights_from_a_leader_of_an_older_epoch_are_ignored(kept: 
         assert [one.replicas for one in kept.reports] == [("r2",)]
 
 
-async def test_unusable_signature_settings_fail_only_their_pulls(kept: Kept, host: str) -> None:
+async def test_missing_signature_key_file_fails_only_pulls_that_require_it(kept: Kept, host: str) -> None:
     async with kept.running():
         kept.request(want(host, "r1"), signatures=Signatures(policy="enforce", keys=("/nowhere.pub",)))
         await kept.until(lambda: kept.reports and kept.reports[0].failed)
