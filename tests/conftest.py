@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -18,6 +19,8 @@ for profile, examples in (("ci", 25), ("deep", 100)):
         profile, deadline=None, derandomize=True, suppress_health_check=too_slow, max_examples=examples
     )
 settings.load_profile("ci")
+# A shell without job control starts background commands with SIGINT ignored (POSIX, 2.11), and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -78,7 +78,7 @@ TOOLS = (
     Tool("bsdtar", "Debian: apt install libarchive-tools",
          "bsdtar in tests/unit/artifacts/archives/test_tar_reader.py"),
     Tool("openssl", "Debian: apt install openssl", "all of tests/integration/cluster"),
-    Tool("mmdebstrap", "Debian: apt install mmdebstrap", "tests/chart/test_image.py (deep tier)"),
+    Tool("mmdebstrap", "Debian: apt install mmdebstrap", "tests/packaging/test_image.py (deep tier)"),
     Tool("docker-registry", "Debian: apt install docker-registry",
          "tests with a real registry in tests/integration/process", ("registry",), "PILOTLIGHT_REGISTRY"),
     Tool("skopeo", "Debian: apt install skopeo", "skopeo in tests/integration/process/real/test_oci_clients.py",

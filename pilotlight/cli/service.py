@@ -48,8 +48,7 @@ def service() -> None:
 @service.command(
     "print",
     context_settings={"ignore_unknown_options": True},
-    epilog="Example: pilotlight service print --user pilotlight -c /etc/pilotlight/models.yaml --state"
-    " /var/lib/pilotlight > /etc/systemd/system/pilotlight.service",
+    epilog="Example: pilotlight service print --user pl -c /etc/pl.yaml --state /var/lib/pl > pilotlight.service",
 )
 @click.option("--user", metavar="NAME", help="The user that runs the service. Default: the current user.")
 @click.option("--user-manager", is_flag=True, help="Print a unit for `systemctl --user`, which needs no root.")
