@@ -84,8 +84,8 @@ class Clocks(Message, frozen=True):
     """Time limits of an engine's response. Streams: the first byte, then each pause. Others: the whole response."""
 
     response_seconds_max: float = 600.0
-    first_byte_seconds_max: float = 300.0
-    stall_seconds_max: float = 60.0
+    first_byte_seconds_max: float = 590.0
+    stall_seconds_max: float = 590.0
 
 
 class AdapterEntry(Message, frozen=True):
@@ -198,6 +198,8 @@ class Refusal(Message, frozen=True):
     code: str
     message: str
     retry_after_s: float = 1.0
+    should_retry: bool = True
+    """False: the same request would fail again, so clients are asked not to retry it by themselves."""
 
 
 class ModelRoute(Message, frozen=True):

@@ -261,17 +261,19 @@ ADOPTED = {
 """(status, reason) of the condition of an adopted workload -> its meaning."""
 
 
-def published_codes() -> set[str]:
-    """The codes with which an autoscaler, or the dispatcher of a gateway, rejects requests."""
-    codes = set()
+def published_codes() -> dict[str, set[bool]]:
+    """The codes of rejections by an autoscaler or the dispatcher of a gateway, and whether a retry can help."""
+    codes: dict[str, set[bool]] = {}
     for path in (ROOT / "autoscaler" / "routing" / "routes.py", ROOT / "gateway" / "dispatch" / "model_dispatcher.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
                 name = ast.unparse(node.func)
                 values = [keyword.value for keyword in node.keywords if keyword.arg == "code"]
                 values += node.args[:1] if name == "errors.service_unavailable" else []
-                if name in {"Refusal", "errors.service_unavailable"}:
-                    codes |= {str(one.value) for one in values if isinstance(one, ast.Constant)}
+                helps = not any(keyword.arg == "should_retry" for keyword in node.keywords)
+                for one in values if name in {"Refusal", "errors.service_unavailable"} else ():
+                    if isinstance(one, ast.Constant):
+                        codes.setdefault(str(one.value), set()).add(helps)
     return codes
 
 
@@ -286,6 +288,7 @@ def raised_errors() -> list[CallError]:
         for code in sorted(published_codes()) if "code" in required else [""]:
             values = {**_ARGUMENTS, "code": code}
             error: CallError = function(**{name: values[name] for name in required})
+            error.should_retry &= True in published_codes().get(code, {True})
             found[error.status, error.code] = error
     return [found[key] for key in sorted(found)]
 
@@ -364,12 +367,14 @@ def adopted_reasons() -> set[tuple[str, str]]:
 
 def error_rows() -> str:
     """The table of the errors."""
-    raised = raised_errors()
+    raised, advice = raised_errors(), published_codes()
     _compare("error", {(one.status, one.code) for one in raised}, ERRORS)
     rows = []
     for error in raised:
         headers = dict(errors.render_error_headers(error))
         retry = f"`{headers[b'x-should-retry'].decode()}`" if b"x-should-retry" in headers else "not sent"
+        if len(advice.get(error.code, ())) > 1:
+            retry = "`true`, or `false` if no wait can help"
         meaning, remedy = ERRORS[error.status, error.code]
         rows.append((str(error.status), f"`{error.code}`", f"`{error.type}`", meaning, retry, remedy))
     return _table(("status", "code", "type", "meaning", "`x-should-retry`", "remedy"), rows)

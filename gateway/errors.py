@@ -28,7 +28,7 @@ class CallError(Exception):
         type: str = "",
         param: str | None = None,
         retry_after_s: float | None = None,
-        should_retry: bool | None = None,
+        should_retry: bool = True,
         allow: bytes = b"",
         close: bool = False,
     ) -> None:
@@ -220,10 +220,9 @@ def deadline_reached(retry_after_s: float) -> CallError:
     return CallError(503, "overloaded", message, retry_after_s=retry_after_s)
 
 
-def service_unavailable(code: str, message: str, retry_after_s: float) -> CallError:
+def service_unavailable(code: str, message: str, retry_after_s: float, *, should_retry: bool = True) -> CallError:
     """503 with a code from the autoscaler: model_start_failed, model_faulty, no_capacity, overloaded."""
-    faulty = code == "model_faulty"  # the fault may depend on this very request
-    return CallError(503, code, message, retry_after_s=retry_after_s, should_retry=False if faulty else None)
+    return CallError(503, code, message, retry_after_s=retry_after_s, should_retry=should_retry)
 
 
 def capacity_pending(wait_s: float, retry_after_s: float) -> CallError:
@@ -261,6 +260,7 @@ def upstream_timeout() -> CallError:
         "upstream_timeout",
         "the engine did not respond in time; send a smaller request, or raise firstByteSecondsMax, stallSecondsMax or "
         "responseSecondsMax of the model",
+        should_retry=False,
     )
 
 
@@ -285,7 +285,8 @@ def render_error_headers(error: CallError) -> list[tuple[bytes, bytes]]:
         seconds = min(max(error.retry_after_s, 0.0), MAX_RETRY_AFTER_S)
         out.append((b"retry-after", b"%d" % max(1, math.ceil(seconds))))
         out.append((b"retry-after-ms", b"%d" % math.ceil(seconds * 1000)))
-        out.append((b"x-should-retry", b"true" if error.should_retry is not False else b"false"))
+    if error.retry_after_s is not None or not error.should_retry:
+        out.append((b"x-should-retry", b"true" if error.should_retry else b"false"))
     return out
 
 

@@ -12,7 +12,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     header_seconds_max: float = 15.0
     """From the first to the last byte of a request head."""
     body_seconds_max: float = 30.0
-    """From the last byte of the head to the last byte of the body, even if bytes keep trickling in."""
+    """A body of which no byte arrives for this long is rejected."""
+    body_bytes_per_second_min: int = 4 << 10
+    """A body that has arrived more slowly for `body_seconds_max` and longer, on average, is rejected."""
     idle_seconds_max: float = 75.0
     """Between two requests."""
     write_stall_seconds_max: float = 60.0

@@ -250,7 +250,9 @@ def _faulty_route(
         model=model,
         state="ready" if ready else "failed",
         others_wait=bool(load.waiting_at - {gateway}),
-        refusal=None if ready else Refusal(code="model_faulty", message=message, retry_after_s=retry_s),
+        refusal=None
+        if ready
+        else Refusal(code="model_faulty", message=message, retry_after_s=retry_s, should_retry=False),
     )
 
 
@@ -369,7 +371,7 @@ def _refusal(history: History, capacity_refusal: Refusal | None, now_s: float) -
     if history.refused_until_s:
         retry_s = min(max(history.refused_until_s - now_s, 1.0), RETRY_S_MAX)
         message = "The model failed to start (see `pilotlight explain model NAME`)."
-        return Refusal(code="model_start_failed", message=message, retry_after_s=retry_s)
+        return Refusal(code="model_start_failed", message=message, retry_after_s=retry_s, should_retry=False)
     return capacity_refusal
 
 
@@ -389,7 +391,7 @@ def _capacity_refusal(world: World, unmet: Mapping[ModelName, Unmet], name: Mode
         return None
     if missing.never:
         message = "The model fits on no device of this installation (see `pilotlight explain model NAME`)."
-        return Refusal(code="no_capacity", message=message, retry_after_s=NO_CAPACITY_RETRY_S)
+        return Refusal(code="no_capacity", message=message, retry_after_s=NO_CAPACITY_RETRY_S, should_retry=False)
     if missing.ready_s is None or model is None or missing.ready_s <= model.spec.queue.wait_seconds_max:
         return None
     if missing.ready_s == inf:

@@ -188,9 +188,9 @@ class ModelSpec(Part, frozen=True):
     """The limits of the queue in each gateway."""
     response_seconds_max: Seconds = 600.0
     """The maximum time of a response that is not streamed, in seconds."""
-    first_byte_seconds_max: Seconds = 300.0
+    first_byte_seconds_max: Seconds = 590.0
     """The maximum time until the first byte of a streamed response, in seconds."""
-    stall_seconds_max: Seconds = 60.0
+    stall_seconds_max: Seconds = 590.0
     """The maximum pause within a streamed response, in seconds."""
     drain_seconds_max: Seconds = 600.0
     """The maximum time that a replica drains, in seconds. It is then stopped even if requests still run."""

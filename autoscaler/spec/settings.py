@@ -107,7 +107,9 @@ class Limits(Part, frozen=True):
     header_seconds_max: Seconds = 15.0
     """The maximum time for a request head or a TLS handshake, in seconds."""
     body_seconds_max: Seconds = 30.0
-    """The maximum time for a request body, in seconds."""
+    """The maximum time without progress of a request body, in seconds."""
+    body_bytes_per_second_min: Bytes = Bytes(4 << 10)
+    """The minimum average rate of a request body after `bodySecondsMax`, in bytes per second."""
     idle_seconds_max: Seconds = 75.0
     """The time after which an idle connection is closed, in seconds."""
     write_stall_seconds_max: Seconds = 60.0

@@ -117,8 +117,8 @@ class ModelDispatcher:
         why = self.part.route.refusal
         if why is None or (self.entry.paused and why.code != "model_faulty"):
             message = "the model is paused; set spec.paused to false, or scale its adopted workload above zero"
-            return errors.service_unavailable("no_capacity", message, PAUSED_RETRY_AFTER_S)
-        return errors.service_unavailable(why.code, why.message, why.retry_after_s)
+            return errors.service_unavailable("no_capacity", message, PAUSED_RETRY_AFTER_S, should_retry=False)
+        return errors.service_unavailable(why.code, why.message, why.retry_after_s, should_retry=why.should_retry)
 
     def turn_away(self, call: Call, now_s: float, out: list[Effect]) -> None:
         """Reject a new request while closed. If Routes contain the rejection, the request is demand for one start."""
@@ -200,22 +200,22 @@ class ModelDispatcher:
     def bounce(self, call: Call, now_s: float, reason: Bounce, closing: CallError | None, out: list[Effect]) -> None:
         """The engine failed before the commit point: move the request, or reject it (`closing`: it may not be queued).
 
-        A refused connection does not count, because the engine received nothing; neither does an engine with a planned
-        shutdown. Otherwise a request that the engine received moves once, because the request itself may kill its
-        engines. Only a busy engine uses up the retry budget: a replica that died is no overload, and all its requests
-        move. If the model no longer accepts requests, a request that could move gets the same error as the queued ones.
+        A request that has reached its time limit ends: elsewhere it would wait as long again. A refused connection does
+        not count, because the engine received nothing; neither does an engine with a planned shutdown. Otherwise a
+        request that the engine received moves once, because the request itself may kill its engines. Only a busy engine
+        uses up the retry budget: a replica that died is no overload, and all its requests move. If the model no longer
+        accepts requests, a request that could move gets the same error as the queued ones.
         """
         line = _line(call)
         failed = call.replica
         hold = self._release(line, call, now_s)
         untouched, busy = reason == "connect", reason == "busy"
-        counts = not untouched and (reason == "timeout" or not hold.leaves)
+        counts = not untouched and not hold.leaves
         if untouched:
             hold.suspect(now_s)
             self._tally.edge = True
         spent = (counts and call.fled is not None and not call.fled.leaves) or (busy and self.retries < 1.0)
-        if reason == "timeout" and hold.byte_s is not None and hold.byte_s > (call.granted_s or 0.0):
-            spent = True  # the engine serves others: on another one this request would wait as long again
+        spent = spent or reason == "timeout"
         if spent or self.closed or call.deadline_s <= now_s:
             error = self.refusal() if self.closed and not spent else _LAST_WORDS[reason]()
             self._refuse(line, call, error, now_s, out)

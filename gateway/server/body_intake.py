@@ -37,7 +37,7 @@ GROWING_S_MAX after this began is rejected.
 class BodyIntake(ClientTransport):
     """The part of a client connection that receives bodies."""
 
-    __slots__ = ("_continued", "_growing", "_grows_since_s", "_held", "_intake", "_reader")
+    __slots__ = ("_came_s", "_continued", "_growing", "_grows_since_s", "_held", "_intake", "_reader", "_received")
 
     def __init__(self, gateway: GatewayContext) -> None:
         super().__init__(gateway)
@@ -49,6 +49,10 @@ class BodyIntake(ClientTransport):
         self._growing: StreamingBody | None = None
         """The same body while it is forwarded as it arrives; `proxied_call` is its request."""
         self._grows_since_s = 0.0
+        self._received = 0
+        """Bytes of the body at the last sweep."""
+        self._came_s = 0.0
+        """When the last sweep saw new bytes."""
         self._held: Request | None = None
         """A complete request whose large body has not been read yet."""
 
@@ -109,6 +113,7 @@ class BodyIntake(ClientTransport):
                 return False
         if self._clock != "body":
             self._run("body")
+            self._received, self._came_s = 0, self._since_s
             self._continued = False
             self._intake = pieces
         elif self._gateway.dispatch.pressure is Pressure.NO_CALLS:
@@ -129,6 +134,7 @@ class BodyIntake(ClientTransport):
     def let_in(self) -> None:
         """Memory for the waiting body was reserved: read it now, with its full timeout."""
         self._run("body")
+        self._came_s = self._since_s
         head, pieces = self._reader.pending, self._reader.pieces
         if head is not None and pieces is not None:
             self._resume_reading()
@@ -254,6 +260,15 @@ class BodyIntake(ClientTransport):
         """The response was sent before the whole body arrived: drop the rest, then close."""
         self._drop_intake()
         self._linger()
+
+    def _stalls(self, now_s: float) -> bool:
+        """Return whether no byte of the body has arrived for too long, or too few on average."""
+        limits, pieces, past_s = self._gateway.limits, self._intake, now_s - self._since_s
+        received = 0 if pieces is None else pieces.size
+        if received > self._received or not self._reading:  # what the gateway does not read, it does not wait for
+            self._received, self._came_s = received, now_s
+        slow = past_s > limits.body_seconds_max and received < past_s * limits.body_bytes_per_second_min
+        return slow or now_s - self._came_s > limits.body_seconds_max
 
     def _lags(self, past_s: float) -> bool:
         """Return whether the body is too slow while others need memory, or a form has been forwarded for too long."""

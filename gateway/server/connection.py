@@ -288,10 +288,10 @@ class Connection(BodyIntake):
             if past_s > limits.header_seconds_max:
                 self._refuse_bytes(errors.request_timeout())
         elif self._clock == "body":
-            if past_s > limits.body_seconds_max:
-                waits = self._gateway.room.waits(self)
-                self._refuse_bytes(errors.out_of_memory() if waits else errors.request_timeout())
-            elif self._lags(past_s):
+            if self._gateway.room.waits(self):
+                if past_s > limits.body_seconds_max:
+                    self._refuse_bytes(errors.out_of_memory())
+            elif self._stalls(now_s) or self._lags(past_s):
                 self._refuse_bytes(errors.request_timeout())
         elif self._clock == "linger" and past_s > LINGER_S:
             self._abort()

@@ -258,16 +258,21 @@ class ProxiedCall(Sink):
             limit_s = clocks.first_byte_seconds_max if self.call.stream else clocks.response_seconds_max
             if self.call.sent_s and now_s - self.call.sent_s > limit_s and not isinstance(self._body, StreamingBody):
                 self._bounce("timeout")
+            elif self.call.stream and self._is_silent(now_s):
+                self._keep_alive(now_s, sse_events.render_keepalive(self.call.dialect))
         elif stage == RELAYING:
             moved, self._moved = self._moved, False
             if moved:
                 self._gateway.perform(self._gateway.dispatch.heard(self.call, now_s))
             if self.call.stream and (moved or self._client.paused):
-                self._alive_s = now_s
+                self._alive_s = self._stream_event_s = now_s
                 return
             limit_s = clocks.stall_seconds_max if self.call.stream else clocks.response_seconds_max
             if now_s - self._alive_s > limit_s:
                 self._break(upstream_timeout())
+            elif self.call.stream and self._answer.whole and self._is_silent(now_s):
+                self._stream_event_s = now_s
+                self._client.write(self._answer.frame(sse_events.render_keepalive(self.call.dialect)))
 
     def fail(self, error: CallError) -> None:
         """End it now: the grace period of a shutdown is over, or the rest of its body cannot be read."""
@@ -277,24 +282,27 @@ class ProxiedCall(Sink):
             self._refuse(error)
 
     def _sweep_parked(self, now_s: float) -> None:
-        settings = self._gateway.directory.settings
         if self.call.stream:
-            if 0 < settings.keepalive_seconds <= now_s - self._stream_event_s:
-                self._stream_event_s = now_s
-                self._say_waiting(now_s)
-        elif 0 < settings.silent_seconds_max <= now_s - self.call.arrived_s:
+            if self._is_silent(now_s):
+                position, expected_s = self._gateway.dispatch.wait_note(self.call, now_s)
+                self._keep_alive(now_s, sse_events.render_waiting_event(position, expected_s, self.call.dialect))
+        elif 0 < self._gateway.directory.settings.silent_seconds_max <= now_s - self.call.arrived_s:
             self._gateway.perform(self._gateway.dispatch.give_up(self.call, now_s))
 
-    def _say_waiting(self, now_s: float) -> None:
-        """Send a keep-alive, the first time after the early head (interfaces, section 3, Cold Calls)."""
+    def _is_silent(self, now_s: float) -> bool:
+        """Return whether a keep-alive is due: proxies close connections that are silent, by default after 60 s."""
+        return 0 < self._gateway.directory.settings.keepalive_seconds <= now_s - self._stream_event_s
+
+    def _keep_alive(self, now_s: float, content: bytes) -> None:
+        """Send a keep-alive before the response, the first time after the early head (interfaces, section 3)."""
+        self._stream_event_s = now_s
         client, out = self._client, b""
         if not self._early:
             self._early = True
             self._close = self._close or not self._framed
             more = client.cors + (_COLD if self.call.cold else b"")
             out = responses.early_head(client.id_bytes, chunked=self._framed, close=self._close, more=more)
-        position, expected_s = self._gateway.dispatch.wait_note(self.call, now_s)
-        self._client.write(out + self._frame(sse_events.render_waiting_event(position, expected_s, self.call.dialect)))
+        self._client.write(out + self._frame(content))
 
     # --- the body --------------------------------------------------------------------------------------------------
 
@@ -308,7 +316,7 @@ class ProxiedCall(Sink):
             framed=self._framed,
             drop_usage=self.drop_usage,
             early=early,
-            note=b": server-timing %b\n\n" % self._timing() if early else b"",
+            note=b": server-timing %b\n" % self._timing() if early else b"",
             dialect=self.call.dialect,
         )
         if self._gateway.closing or (answer.length is None and not answer.chunked):

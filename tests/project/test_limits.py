@@ -53,9 +53,10 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "model name in a path": ("gateway.request.api_routes._NAME_BYTES_MAX",),
     "`X-Priority`": ("gateway.request.headers.PRIORITY_ABSOLUTE_MAX",),
-    "time to receive a head; a body": (
+    "time to receive a head; time without a byte of a body; average rate of a body after this time": (
         "gateway.limits.Limits.header_seconds_max",
         "gateway.limits.Limits.body_seconds_max",
+        "gateway.limits.Limits.body_bytes_per_second_min",
     ),
     "time for a TLS handshake": ("gateway.limits.Limits.header_seconds_max",),
     "TLS close of the client": ("gateway.server.client_transport.LINGER_S",),

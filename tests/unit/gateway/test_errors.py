@@ -7,10 +7,14 @@ import pytest
 from gateway import errors
 
 
-@pytest.mark.parametrize(
-    ("code", "should_retry"),
-    [("model_faulty", b"false"), ("model_start_failed", b"true"), ("no_capacity", b"true"), ("overloaded", b"true")],
-)
-def test_client_should_retry_every_503_except_model_faulty(code: str, should_retry: bytes) -> None:
-    headers = errors.render_error_headers(errors.service_unavailable(code, "why", 2.5))
-    assert headers == [(b"retry-after", b"3"), (b"retry-after-ms", b"2500"), (b"x-should-retry", should_retry)]
+@pytest.mark.parametrize("should_retry", [True, False])
+def test_error_with_a_retry_time_states_whether_a_retry_can_help(should_retry: bool) -> None:
+    error = errors.service_unavailable("model_start_failed", "why", 2.5, should_retry=should_retry)
+    said = b"true" if should_retry else b"false"
+    assert errors.render_error_headers(error) == [
+        (b"retry-after", b"3"), (b"retry-after-ms", b"2500"), (b"x-should-retry", said)
+    ]  # fmt: skip
+
+
+def test_timeout_of_an_engine_advises_against_a_retry() -> None:
+    assert errors.render_error_headers(errors.upstream_timeout()) == [(b"x-should-retry", b"false")]

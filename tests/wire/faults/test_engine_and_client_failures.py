@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from collections.abc import Callable
 
 import pytest
 
-from autoscaler.contract import Clocks
+from autoscaler.contract import Clocks, FrontSettings
 from gateway.gateway import CALLS_SWEEP_S
 from gateway.limits import Limits
 from gateway.upstream import connection
@@ -215,6 +216,40 @@ async def test_request_gets_504_if_the_engine_sends_no_byte_in_time(stream: bool
         assert one.in_use() == 0
 
 
+async def test_timed_out_request_releases_its_engine_and_is_not_sent_again() -> None:
+    """Another replica is free; the engine is not asked twice."""
+    clocks = Clocks(response_seconds_max=0.1)
+    async with ScriptedEngine((HOLD,)) as one_engine, ScriptedEngine((HOLD,)) as other:
+        async with rig(one_engine.address, clocks=clocks, slots=1) as one:
+            one.routes(one_engine.address, other.address)
+            client = await one.client()
+            status, fields, _ = await client.ask(stream=False)
+            assert (status, fields["x-should-retry"]) == (504, "false")
+            assert one.in_use() == 0
+        assert len(one_engine.requests) + len(other.requests) == 1
+
+
+async def test_stream_of_a_silent_engine_gets_comments_before_and_between_events() -> None:
+    """Proxies close connections without traffic, by default after 60 s."""
+    settings, script = (
+        FrontSettings(keepalive_seconds=0.1),
+        (HOLD, STREAM_HEAD, delta("a"), HOLD, delta("b") + DONE + END),
+    )
+    async with ScriptedEngine(script) as engine, rig_and_client(engine.address, settings=settings) as (_, client):
+        client.call(stream=True)
+        assert (await client.head())[1]["content-type"] == "text/event-stream"
+        assert await client.chunk() == b": keepalive\n"
+        for token in (b'"a"', b'"b"'):
+            engine.release.set()
+            engine.release.clear()
+            while (piece := await client.chunk()) == b": keepalive\n":
+                pass
+            assert token in piece
+            if token == b'"a"':
+                assert await client.chunk() == b": keepalive\n"
+        assert (await client.chunks()).startswith(b"data: [DONE]\n\n")
+
+
 async def test_stalled_stream_ends_with_a_timeout_error_event() -> None:
     clocks = Clocks(first_byte_seconds_max=9, stall_seconds_max=0.3)
     async with ScriptedEngine((STREAM_HEAD + delta("a"), HOLD)) as engine, rig(engine.address, clocks=clocks) as one:
@@ -240,6 +275,43 @@ async def test_slow_requests_and_idle_connections_time_out(sent: bytes, status: 
         client.send(sent)
         rest = await client.rest()
         assert (status in rest) if status else rest == b""
+
+
+@pytest.mark.parametrize(
+    ("arrived", "is_rejected"),
+    [
+        pytest.param(lambda at_s: 80_000 * at_s, False, id="steady at 80 kB/s"),
+        pytest.param(lambda at_s: 5_000 * at_s, False, id="above the minimum rate"),
+        pytest.param(lambda at_s: 4_000 * at_s, True, id="below the minimum rate"),
+        pytest.param(lambda at_s: min(at_s, 12) * 100_000, True, id="no byte for 30 s"),
+    ],
+)
+async def test_upload_is_rejected_only_if_it_stalls_or_is_too_slow(
+    arrived: Callable[[int], int], is_rejected: bool
+) -> None:
+    """A body has no limit on its total time: RFC 9110, 15.5.9, leaves the time to the server."""
+    now_s, length, sent = 0.0, 3_000_000, [10]
+    limits = Limits(body_seconds_max=30.0, body_bytes_per_second_min=4096)
+    async with rig_and_client(limits=limits) as (one, client):
+        one.front.clock = lambda: now_s
+        head = (
+            b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        )
+        client.send(head % length + b'{"input":"')
+        await until("the connection reads it", lambda: any(c._intake for c in one.front._connections))
+        (connection,) = one.front._connections
+        body = connection._intake
+        assert body is not None
+        for second in range(1, 45):
+            due = min(arrived(second), length - 1)
+            client.send(b"x" * (due - sent[0]))
+            sent[0] = max(sent[0], due)
+            await until("all of it is read", lambda: body.size >= sent[0])
+            now_s = float(second)
+            connection.sweep(now_s)
+            if connection._lingers:
+                break
+        assert connection._lingers is is_rejected
 
 
 @pytest.mark.parametrize(

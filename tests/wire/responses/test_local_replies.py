@@ -75,9 +75,9 @@ async def test_queued_stream_receives_its_queue_position_before_the_response(min
         assert (status, fields["content-type"], fields["x-pilotlight-cold"]) == (200, "text/event-stream", "1")
         one.routes(engine.address)
         body = await (client.chunks() if minor else client.rest())
-        assert body.startswith(b": waiting, position 1\n\n")
+        assert body.startswith(b": waiting, position 1\ndata: ")
         assert WITHOUT_USAGE in body
-        assert body.split(b"\n\n")[-2].startswith(b": server-timing queue;dur=")
+        assert body.splitlines()[-1].startswith(b": server-timing queue;dur=")
 
 
 async def test_stream_of_an_anthropic_request_gets_pings_while_queued() -> None:

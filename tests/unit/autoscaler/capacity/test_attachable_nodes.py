@@ -38,7 +38,7 @@ def test_settings_override_the_device_count_annotation_of_a_node() -> None:
     assert list_attachable_nodes([node()], Settings(nodes=kinds)) == {"w1": AttachableNode("w1", 4, 3, rack)}
 
 
-def test_node_without_a_device_limit_gets_that_of_its_machine_group() -> None:
+def test_machine_group_limit_applies_without_settings_or_annotation() -> None:
     """Cluster API records the machine group in node annotations; otherwise the node labels identify it."""
     groups = {
         "MachineSet default/g": (4, {"rack": "1"}),
@@ -61,7 +61,7 @@ def test_node_without_a_device_limit_gets_that_of_its_machine_group() -> None:
     assert list_attachable_nodes([stranger], Settings(), 5, groups)["w1"].most == 5
 
 
-def test_nodes_are_listed_by_the_selectors_of_entries_with_devices_max() -> None:
+def test_node_kinds_with_a_device_limit_select_the_attachable_nodes() -> None:
     plain = NodeKind(selector={"a": "b"}, device=T4)
     assert list_node_selectors(Settings(nodes=(plain,))) == ("",)
     kinds = [NodeKind(selector=one, device=T4, devices_max=2) for one in ({"b": "1", "a": "2"}, {"rack": "1"})]
@@ -108,7 +108,7 @@ def test_device_memory_in_slices_takes_precedence_over_settings() -> None:
     assert find_device_memory(name, world([], [part])) == 40 * GI
 
 
-def test_device_count_of_a_node_excludes_slices_of_other_nodes() -> None:
+def test_devices_on_a_node_are_counted_from_its_slices() -> None:
     assert (
         count_devices_on_node(world([], [device("a", 1, "w1"), device("b", 1, "w1"), device("c", 1, "w2")]), "w1") == 2
     )

@@ -128,7 +128,7 @@ def test_attached_device_unseen_by_the_agent_is_released_with_a_backoff() -> Non
     assert fabric_agents.build_fabric_wants(after) == {NodeId("w1"): (FabricWant(device=GPU, leave=True),)}
 
 
-def test_failure_report_releases_nothing_if_agents_off_or_device_unknown() -> None:
+def test_agent_failure_is_ignored_if_agents_are_off_or_device_unknown() -> None:
     unseen = FabricReport(device=GPU, failed=True, says="no")
     for at in (
         heard(attached(agents=False), T0 + 9.0, unseen),

@@ -144,7 +144,7 @@ def test_stalled_group_growth_stops_preventing_orders_after_a_limit() -> None:
     [group(1, claimed=1), group(1, offer=None), group(1, ready=1), group(0)],
     ids=["a pod of others waits for it", "it brings no Devices", "it is there", "no client raised it"],
 )
-def test_order_is_placed_if_the_machine_group_adds_no_unclaimed_devices(other: Group) -> None:
+def test_group_without_usable_growth_does_not_prevent_an_order(other: Group) -> None:
     assert orders(plan(grows(surge(offer()), other), T0).actions) == [("rack", 1)]
 
 
@@ -198,6 +198,6 @@ def test_order_is_withdrawn_if_a_growing_group_delivers_sooner() -> None:
     assert removed.reason == "no request waits for it any more"
 
 
-def test_machine_group_without_a_device_limit_is_omitted_from_the_limits() -> None:
+def test_device_limits_are_read_only_for_groups_that_declare_one() -> None:
     at = seen(surge(offer()), group(1, most=4), Group(name="MachineSet default/other", labels=LABELS))
     assert read_group_limits(at) == {NAME: (4, LABELS)}

@@ -73,14 +73,14 @@ def test_spot_notice_drains_at_once_and_running_requests_finish(key: str) -> Non
     assert one.state == "draining", "it is not stopped: a Call runs on it"
 
 
-def test_removal_of_the_interruption_taint_lifts_the_cordon() -> None:
+def test_removed_taint_cancels_the_interruption() -> None:
     at = tainted(served("n2"), KARPENTER)
     back = observe(at, SlicesSeen(slices=tuple(replace(one, taints=()) for one in at.nodes.slices.values())))
     assert not back.nodes.cordons
     assert not kinds(plan(back, T0))
 
 
-def test_interruption_cordons_a_node_only_after_the_operators_cordon_ends() -> None:
+def test_operator_cordon_takes_precedence_over_an_interruption() -> None:
     mine = Cordon(place=CordonTarget("node", "n1"), node="n1", since_s=T0)
     at = tainted(observe(served("n2"), CordonsSeen(cordons=(mine,))), KARPENTER)
     assert at.nodes.cordons == {mine.place: mine}

@@ -107,7 +107,7 @@ def test_fault_is_attributed_to_the_model_whose_evaluation_raised(monkeypatch: p
     assert set(loop.step(Tick()).learned.faults) == {"big"}
 
 
-def test_observation_with_the_wrong_model_is_logged_and_not_applied(caplog: pytest.LogCaptureFixture) -> None:
+def test_observation_of_a_replica_for_another_model_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     loop = stepped(replica(A, "r", state=S.READY))
     loop.step(seen_of(replica(B, "r"), Seen.READY))
     assert [record.getMessage() for record in caplog.records] == [
@@ -203,7 +203,7 @@ def test_ready_replica_of_a_quarantined_model_goes_on_serving(monkeypatch: pytes
     assert loop.driver.stopped == []
 
 
-def test_routes_refuse_a_model_only_while_it_is_quarantined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_routes_change_when_a_quarantine_begins_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     faults = inject(monkeypatch, "autoscaler.demand.desired_replicas:compute_desired_replicas", concerns("b"))
     loop, g1 = stepped(), GatewayId("g1")
     before = loop.loop.world
@@ -277,7 +277,7 @@ def test_operator_stop_of_a_quarantined_model_drains_its_replica(monkeypatch: py
     assert loop.step(ModelStopped(model=B.name)).replicas[ReplicaId("rb")].state is S.DRAINING
 
 
-def test_document_that_raises_when_applied_leaves_the_previous_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faulty_document_keeps_the_previous_document_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = stepped()
     faults = inject(
         monkeypatch, "autoscaler.fold.fold:correct_memory_estimate", lambda of, _: of.name == "b" and of.spec.paused
@@ -567,7 +567,7 @@ def test_retry_is_called_before_the_plan_when_a_quarantine_ends(monkeypatch: pyt
     assert started(loop) == ["b"]
 
 
-def test_end_of_a_fault_in_one_part_does_not_clear_the_fault_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_that_is_over_is_forgotten_and_that_of_another_part_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     inject(monkeypatch, "autoscaler.demand.desired_replicas:compute_desired_replicas", lambda *_: False)
     loop = stepped()
     loop.step(FaultSeen(model=B.name, reason="KeyError: 7"))
@@ -577,7 +577,7 @@ def test_end_of_a_fault_in_one_part_does_not_clear_the_fault_of_another(monkeypa
     assert loop.loop.world.learned.faults == {}
 
 
-def test_retry_is_called_if_recording_another_fault_ended_the_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retry_is_called_for_a_quarantine_that_another_fault_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     inject(monkeypatch, "autoscaler.demand.desired_replicas:compute_desired_replicas", lambda *_: False)
     loop, asked = stepped(), list[set[str]]()
     loop.loop.retries.append(lambda names: asked.append({*names}))

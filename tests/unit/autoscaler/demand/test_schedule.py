@@ -55,7 +55,7 @@ def test_reason_for_the_minimum_names_the_window_and_time_until_its_start() -> N
     assert compute_replica_floor(at(a, -60.0), a, T0).begins_s == float("inf")
 
 
-def test_scheduled_minimum_is_the_largest_of_windows_and_replicas_min() -> None:
+def test_largest_window_minimum_counts_but_never_below_replicas_min() -> None:
     a = planned(WINDOW, ReplicaWindow(cron="0 8 * * *", seconds=28_800.0, min=3))
     assert compute_replica_floor(at(a, -60.0), a, T0).least == 3
     b = planned(low=3)
@@ -75,7 +75,7 @@ def test_scheduled_minimum_gives_the_time_of_its_next_change() -> None:
     assert compute_replica_floor(at(a, 1.0), a, T0).next_s == pytest.approx(T0 + 1.0)
 
 
-def test_clock_offset_changes_for_an_hour_but_not_for_half_a_second() -> None:
+def test_small_clock_jitter_is_ignored_and_a_clock_change_is_applied() -> None:
     begin = at(planned(), 100.0)
     offset_s = begin.unix_offset_s
     assert offset_s is not None
@@ -95,7 +95,7 @@ def test_cheapest_offer_that_arrives_before_the_window_is_ordered() -> None:
     assert all("replicas.schedule keeps 1" in one.reason for one in late if isinstance(one, AcquireLease))
 
 
-def test_slow_offers_that_fit_no_replica_do_not_advance_a_window_start() -> None:
+def test_unusable_slow_offers_do_not_advance_the_start_of_a_window() -> None:
     a = planned(replace(WINDOW, min=1))
     a = replace(a, spec=replace(a.spec, gpu=replace(a.spec.gpu, models=("A100",))))
     others = cloud("h100", product="H100", expected_s=None), cloud("little", memory_bytes=8 * GI, expected_s=900.0)

@@ -459,7 +459,7 @@ def test_invalid_environment_variable_is_rejected_with_its_name(name: str, value
     assert wrong(config(), environ={name: value}).startswith(f"environment: {line}")
 
 
-def test_reserved_environment_variable_is_accepted_and_sets_nothing() -> None:
+def test_reserved_environment_variables_are_ignored() -> None:
     assert parse_documents([], {"PILOTLIGHT_URL": "x"}, reserved={"PILOTLIGHT_URL"}) == Documents()
 
 
@@ -551,7 +551,7 @@ def test_contained_exception_replaces_only_its_model_by_a_stand_in(monkeypatch: 
     assert again == parse_documents([("a.yaml", text)]), "the document is passed on unchanged"
 
 
-def test_document_whose_rendering_raises_is_marked_and_written_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_that_cannot_be_rendered_is_replaced_and_passed_on_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     fault = inject(monkeypatch, "autoscaler.documents.parse:_model_document", concerns("b"))
     text = "---\n".join([model(), model("aliases: [also-b], slots: 7", name="b"), model(name="c"), tenant()])
     loaded = parse_documents([("a.yaml", text)], contain=True)
@@ -562,7 +562,7 @@ def test_document_whose_rendering_raises_is_marked_and_written_unchanged(monkeyp
 
 
 @pytest.mark.parametrize("name", ["''", "[b]", "-b"])
-def test_exception_is_raised_without_contain_or_for_an_invalid_model_name(
+def test_exception_is_raised_if_not_contained_or_if_the_name_is_not_valid(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inject(monkeypatch, DOCUMENT_POINTS[0], lambda value: value["metadata"]["name"] != "a")
@@ -572,7 +572,7 @@ def test_exception_is_raised_without_contain_or_for_an_invalid_model_name(
         parse_documents([("a.yaml", model(name="b"))])
 
 
-def test_alias_equal_to_the_name_of_a_stand_in_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_of_a_stand_in_cannot_be_claimed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     inject(monkeypatch, DOCUMENT_POINTS[0], concerns("b"))
     texts = [("a.yaml", model(name="b")), ("b.yaml", model("aliases: [b]", name="c"))]
     for order in (texts, texts[::-1]):

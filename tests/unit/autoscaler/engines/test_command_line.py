@@ -185,7 +185,7 @@ def test_local_weights_path_replaces_model_path_in_command() -> None:
     assert got.argv == ("1", "/copy/m")
 
 
-def test_file_url_becomes_a_path_and_hub_url_a_repository_name() -> None:
+def test_artifact_url_is_converted_to_an_engine_path() -> None:
     assert artifact_path("file:///a b@c.gguf") == "/a b@c.gguf"
     assert artifact_path("hf://org/name@rev") == "org/name"
     assert artifact_path(None) is None

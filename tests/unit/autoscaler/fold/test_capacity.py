@@ -88,7 +88,7 @@ def test_refused_capacity_order_puts_its_offer_in_exponential_backoff() -> None:
         at = observe(at, Acted(action=action), now_s=now_s)
 
 
-def test_refusal_of_an_order_that_its_provider_lists_changes_nothing() -> None:
+def test_refusal_of_an_order_already_listed_by_its_provider_is_ignored() -> None:
     seen = shown(ordered(), T0 + 1)
     assert observe(seen, LeaseRefused(id=lease(seen).id, reason="exists"), now_s=T0 + 2).capacity == seen.capacity
 
@@ -157,7 +157,7 @@ def test_order_withdrawn_by_its_provider_puts_the_offer_in_backoff() -> None:
     assert (barred.until_s, barred.why) == (T0 + 980, "the ordered capacity was removed before it was delivered")
 
 
-def test_order_list_older_than_the_last_one_changes_nothing() -> None:
+def test_order_list_older_than_the_last_one_is_ignored() -> None:
     seen = shown(ordered(), T0 + 20)
     assert observe(seen, LeasesSeen(provider="rack", leases=(), began_s=T0 + 10), now_s=T0 + 21) == seen
 

@@ -110,7 +110,7 @@ def test_observed_replica_of_an_unknown_model_is_adopted(sight: Seen, state: S) 
     assert not at.learned.histories
 
 
-def test_clean_observation_of_an_unknown_replica_changes_nothing() -> None:
+def test_cleanup_observation_of_an_unknown_replica_is_ignored() -> None:
     at, _ = after(world([DOC], [device()]), Tick())
     assert fold(at, [seen(Seen.CLEAN)], T0) == (at, ())
 

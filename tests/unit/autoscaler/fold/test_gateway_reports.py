@@ -32,7 +32,7 @@ def test_demand_is_summed_over_gateways_with_the_oldest_wait() -> None:
     assert load.waiting_at == {"g1", "g2"}
 
 
-def test_late_and_duplicate_gateway_reports_change_nothing() -> None:
+def test_late_and_duplicate_gateway_reports_are_ignored() -> None:
     at, _ = after(world([DOC], gateways=[]), reported(5, levels=[level("m", waiting=3)]))
     same, _ = after(at, reported(5, levels=[level("m", waiting=3)]), reported(4), now_s=T0 + 1.0)
     assert same is at
@@ -48,7 +48,8 @@ def test_demand_of_a_silent_gateway_expires_after_ten_seconds() -> None:
     assert not at.gateways[G1].gone
 
 
-def test_removed_model_counts_slot_time_of_draining_replica_from_zero() -> None:
+def test_used_slot_time_restarts_at_zero_when_a_model_is_removed() -> None:
+    """Its replica drains, and its service is still reported."""
     acme = TenantName("acme")
     at, _ = after(world([DOC], gateways=[]), reported(1, totals=(total(busy_slot_us=2_000_000),)))
     at, _ = after(at, DocumentsSeen(), reported(2, totals=(total(busy_slot_us=5_000_000),)))
@@ -196,7 +197,7 @@ def test_idle_time_counts_from_the_last_finished_request_on_any_gateway() -> Non
     assert at.learned.histories[M].last_activity_s == T0 - 20.0
 
 
-def test_late_report_of_a_dead_gateway_adds_no_demand() -> None:
+def test_late_report_of_a_dead_gateway_is_ignored() -> None:
     at, _ = after(world([DOC], gateways=[]), reported(1, levels=[level("m", waiting=3)]))
     at, _ = after(at, GatewayGone(gateway=G1), reported(2, levels=[level("m", waiting=3)]), now_s=T0 + 1.0)
     assert at.gateways[G1].gone
@@ -223,7 +224,7 @@ def test_report_or_death_of_a_former_boot_does_not_affect_the_current_boot() -> 
     assert fold(unknown, [reported(99, boot="b1", epoch=0)], T0)[0] is unknown, "only its epoch shows that it is older"
 
 
-def test_boot_with_newer_routes_replaces_a_dead_boot_that_reported_late() -> None:
+def test_late_report_of_a_dead_boot_does_not_block_its_successor() -> None:
     """Both applied this leader's routes; the living one is the one that goes on to apply newer routes."""
     at, _ = after(world([DOC], gateways=[]), reported(1, boot="b2", version=3))
     assert fold(at, [reported(9, boot="b1", version=2)], T0)[0] is at, "an older version is an older boot's"

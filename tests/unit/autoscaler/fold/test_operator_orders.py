@@ -307,7 +307,7 @@ def test_node_report_expires_after_ten_seconds() -> None:
     assert (shown.name, shown.age_seconds, shown.fresh) == ("n0", 11.0, False)
 
 
-def test_late_and_duplicate_node_reports_change_nothing() -> None:
+def test_late_and_duplicate_node_reports_are_ignored() -> None:
     at = after(world([A], [device()]), report(2, used=7))
     for stale in (report(2, used=1), report(1, used=1)):
         assert after(at, stale, now_s=T0 + 1) is at

@@ -72,7 +72,7 @@ def test_port_of_a_lingo_workload_comes_from_its_service() -> None:
     assert [note.key for note in taken.notes] == ["port"]
 
 
-def test_conversion_of_a_lingo_statefulset_notes_that_no_change_is_needed() -> None:
+def test_conversion_of_a_lingo_statefulset_states_that_nothing_changes() -> None:
     (taken,) = lingo.convert_workloads([("f", EMBED.replace("kind: Deployment", "kind: StatefulSet"))])
     assert taken.what == "StatefulSet embed"
     assert "nothing needs to change" in taken.about[0]

@@ -175,7 +175,7 @@ def test_leader_with_lower_epoch_than_gateways_acquires_a_higher_one() -> None:
 
 
 @pytest.mark.parametrize("lie", [EPOCH_MAX, EPOCH_MAX - 1, 3 + AHEAD_MAX + 1])
-def test_candidate_does_not_raise_its_epoch_to_an_implausibly_high_one(lie: int) -> None:
+def test_implausibly_high_reported_epoch_is_ignored(lie: int) -> None:
     """The epoch is an int32: after one such report, no candidate could ever acquire the Lease again."""
     assert led(epoch=3).write(1.0, (lie,)) is None
     assert led(epoch=3).write(2.0, (lie,)) == Write("8", ME, 3, D), "it leads on"
@@ -333,7 +333,7 @@ def test_epoch_of_a_new_leader_exceeds_one_known_only_to_a_node_agent() -> None:
 
 
 @pytest.mark.parametrize(("reported", "believed"), [((7, 3), 3), ((7, 7, 3), 7), ((9, 8, 3), 8), ((7,), 7), ((), 0)])
-def test_believed_epoch_is_the_second_highest_of_several_node_agents(reported: tuple[int, ...], believed: int) -> None:
+def test_epoch_reported_by_only_one_of_several_node_agents_is_ignored(reported: tuple[int, ...], believed: int) -> None:
     reports = [
         NodeReport(node=f"n{number}", boot="b", sequence=1, epoch=epoch) for number, epoch in enumerate(reported)
     ]

@@ -188,6 +188,7 @@ def test_clients_get_model_start_failed_if_the_model_cannot_start() -> None:
     assert route is not None
     assert route.refusal is not None
     assert (route.refusal.code, route.refusal.retry_after_s) == ("model_start_failed", EPISODE_AFTER_S)
+    assert not route.refusal.should_retry
     again = plan(after, T0)
     assert again.actions == ()
     assert again.unmet[0].reason == f"{WHY}; next attempt in 60 s"

@@ -80,7 +80,7 @@ def test_stuck_release_emits_one_event_after_the_timeout() -> None:
     assert not teller.sees(world, 10 * STUCK_S)
 
 
-def test_follower_emits_no_stuck_release_event_and_the_next_leader_does() -> None:
+def test_follower_emits_no_event_and_the_next_leader_does() -> None:
     teller, world = Teller(), leaving()
     follows = replace_fields(world, leads=False)
     assert not teller.sees(follows, 0)

@@ -131,7 +131,7 @@ def test_memory_counts_as_used_if_the_pod_devices_are_unknown_or_shared() -> Non
     assert not back(with_report(shared, T0 + 2, *idle)), "another replica may use the rest of its memory"
 
 
-def test_newest_removed_pods_of_a_node_are_kept_up_to_a_limit() -> None:
+def test_removed_pods_of_a_node_are_remembered_up_to_a_limit() -> None:
     at = with_report(world([A], gpus(2)), T0, pods=(OURS,))
     at = with_report(at, T0 + 1)
     assert at.nodes.agents["n0"].pods_before == (OURS,)

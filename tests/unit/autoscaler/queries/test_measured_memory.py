@@ -129,13 +129,13 @@ def test_vllm_usage_raises_the_estimate_only_above_its_reserved_memory() -> None
     assert served(T0, 20, own).models[of.name].memory_bytes == 8 * GI
 
 
-def test_memory_growth_below_the_recording_threshold_is_not_recorded() -> None:
+def test_measured_growth_below_the_recording_threshold_is_ignored() -> None:
     history = record_measured_memory(NEW, A, 5 * GI, served=False)
     assert record_measured_memory(history, A, 5 * GI + NOTICED_BYTES - 1, served=False) is history
     assert record_measured_memory(history, A, 3 * GI, served=False) is history
 
 
-def test_measurement_of_another_spec_or_estimate_changes_no_estimate() -> None:
+def test_measurement_is_ignored_for_another_spec_or_estimate() -> None:
     history = record_measured_memory(NEW, A, 4 * GI, served=True)
     slots = replace(A, slots=99)
     other = replace(A, estimated_bytes=9 * GI, memory_bytes=9 * GI)
@@ -237,7 +237,7 @@ def test_node_agent_report_measures_the_memory_of_a_pod() -> None:
     assert grown.models[A.name].memory_bytes == 9 * GI, "as it grew"
 
 
-def test_unmatched_outdated_or_late_usage_report_is_not_recorded() -> None:
+def test_unmatched_outdated_or_late_usage_report_is_ignored() -> None:
     before = in_pod(running(T0 - 10, T0 - 5))
     assert reported(before, T0).learned.histories == before.learned.histories
     assert reported(before, T0, ("u2", "GPU-a", 20)).learned.histories == before.learned.histories, "another pod's"

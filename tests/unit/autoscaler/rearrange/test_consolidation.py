@@ -270,7 +270,7 @@ def test_idle_timeout_is_unchanged_if_the_paid_replica_cannot_move(begin: World)
     assert begin.rented.idlers == {"a"}
 
 
-def test_device_of_unknown_memory_does_not_prevent_consolidation() -> None:
+def test_consolidation_ignores_a_device_of_unknown_memory() -> None:
     begin = rents(home(), devices=2)
     unknown = replace(begin.nodes.slices[SliceId("new1")], memory_bytes=0)
     assert moves(known(replace_fields(begin, slices={**begin.nodes.slices, unknown.id: unknown}))) == [

@@ -193,7 +193,7 @@ def test_model_entry_contains_the_served_name_of_each_adapter(engine: EngineName
     assert not entry.lora
 
 
-def test_llama_cpp_model_with_adapters_selects_one_or_none_explicitly() -> None:
+def test_llama_cpp_entries_always_select_adapters_explicitly() -> None:
     """Otherwise llama.cpp may answer from results that it computed with the adapter of the previous request."""
     entry = model_entry(model("llama.cpp"))
     assert json.loads(entry.lora) == [{"id": 0, "scale": 0}]

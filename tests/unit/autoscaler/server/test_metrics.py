@@ -188,7 +188,7 @@ def test_removed_replica_is_no_longer_counted() -> None:
     assert not Scrape(metrics.text()).families["pilotlight_replicas"].samples
 
 
-def test_metrics_do_not_contain_the_id_of_a_started_replica() -> None:
+def test_new_replica_adds_no_metric_series() -> None:
     stepped, metrics, ordered = begun()
     stepped.step(seen(ordered, Seen.READY, T0))
     assert ordered.id not in metrics.text().decode()
@@ -227,7 +227,7 @@ def test_removed_order_counts_as_returned_if_released_and_else_as_lost() -> None
     assert [*counted_between(here, once), *counted_between(once, twice)] == [Counted("rack", "lost")]
 
 
-def test_capacity_order_found_in_a_list_is_not_counted_as_a_new_order() -> None:
+def test_order_of_another_leader_is_not_counted_again() -> None:
     after, _ = acted(surge(offer()))
     other = shown(after, T0 + 1)
     begin = surge(offer())

@@ -119,7 +119,7 @@ POINTS = (
 
 
 @pytest.mark.parametrize("point", POINTS)
-async def test_weights_requests_of_a_node_omit_only_the_model_that_raises(
+async def test_exception_in_the_wants_of_a_model_removes_only_that_model_from_the_wants(
     point: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The node keeps the copies that pods of the faulty Model use, and agents continue inspections."""
@@ -155,7 +155,7 @@ async def test_weights_requests_of_a_node_omit_only_the_model_that_raises(
         await lines.aclose()
 
 
-async def test_agent_connecting_during_a_fault_gets_requests_of_other_models(
+async def test_agent_that_connects_while_a_model_is_faulty_gets_the_wants_of_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     inject(monkeypatch, POINTS[0], concerns("ada"))
@@ -167,7 +167,7 @@ async def test_agent_connecting_during_a_fault_gets_requests_of_other_models(
     await lines.aclose()
 
 
-async def test_weights_requests_are_computed_again_after_an_unattributed_fault(
+async def test_wants_are_computed_again_after_an_exception_that_no_model_explains(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stepped = SteppedLoop(world([ADA], [device("g1", 80, "n1")]))
@@ -257,7 +257,7 @@ async def test_node_stream_sends_wanted_images_until_they_are_present() -> None:
     await lines.aclose()
 
 
-async def test_node_stream_sends_wanted_images_once_the_agent_is_known() -> None:
+async def test_replacement_node_receives_its_wanted_images() -> None:
     a = needs()
     began = replace_fields(at([a], [starts(a, 3)], agents=[3, 4]), documented=True)
     loop = Watched(replace_fields(began, agents={"n4": began.nodes.agents["n4"]}))

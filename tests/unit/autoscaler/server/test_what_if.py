@@ -82,7 +82,7 @@ async def test_what_if_query_returns_starts_and_stops_without_executing_them(aio
         (b" " * 70_000, 413, "at most 65536 bytes"),
     ],
 )
-async def test_invalid_what_if_query_is_rejected_with_a_status_and_a_reason(
+async def test_invalid_query_is_rejected_with_a_clear_error(
     aiohttp_client: AiohttpClient, body: bytes, status: int, message: str
 ) -> None:
     client, _ = await connect(aiohttp_client, lived())

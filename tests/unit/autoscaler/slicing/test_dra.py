@@ -53,7 +53,7 @@ def test_whole_gpu_in_a_resource_slice_becomes_one_hardware_isolated_slice() -> 
     assert (one.isolation, one.kind, one.closed, other.id) == (Isolation.HARDWARE, "dra", "", "node-1/gpu-1")
 
 
-def test_device_of_another_driver_node_or_type_yields_no_slice() -> None:
+def test_device_of_another_driver_node_or_type_is_ignored() -> None:
     other = resource_slice(NODE, "x", devices=[gpu(0)])
     other["spec"]["driver"] = "compute-domain.nvidia.com"
     vfio = gpu(1)
@@ -89,7 +89,7 @@ def test_informational_taint_does_not_make_a_device_unavailable() -> None:
     assert not one.closed
 
 
-def test_devices_of_an_older_pool_generation_yield_no_slices() -> None:
+def test_devices_of_an_older_pool_generation_are_ignored() -> None:
     old = resource_slice(NODE, "a", generation=1, devices=[gpu(0), gpu(1)])
     assert names(slices(old, resource_slice(NODE, "b", generation=2, devices=[gpu(1)]))) == ["gpu-1"]
 

@@ -51,7 +51,7 @@ def test_each_hami_card_becomes_one_shared_slice_with_its_memory() -> None:
     assert (one.healthy, other.healthy, other.memory_bytes) == (True, False, 40 * GIB)
 
 
-def test_node_without_hami_annotations_has_no_hami_slices() -> None:
+def test_node_without_hami_is_ignored() -> None:
     assert Hami().inventory(NodeFacts(NODE, {"nvidia.com/gpu.product": "A100"})) is None
 
 

@@ -45,7 +45,7 @@ def test_partition_size_in_node_labels_overrides_the_geometry_table() -> None:
     assert [(one.memory_bytes, one.compute_percent) for one in found] == [(9984 * MIB, 28)] * 2
 
 
-def test_mig_slice_under_strategy_single_is_requested_as_nvidia_gpu() -> None:
+def test_single_strategy_slices_are_requested_as_gpu() -> None:
     found = slices(SINGLE)
     assert len(found) == 7
     one = found[0]
@@ -63,7 +63,7 @@ def test_mig_slice_under_strategy_single_is_requested_as_nvidia_gpu() -> None:
     ],
     ids=["whole GPUs", "none", "negative", "huge"],
 )
-def test_node_without_a_valid_mig_device_count_has_no_mig_slices(node: NodeFacts) -> None:
+def test_node_without_partitions_is_ignored(node: NodeFacts) -> None:
     assert Mig().inventory(node) is None
 
 
@@ -94,7 +94,7 @@ def test_shared_nested_or_reconfiguring_partition_is_unavailable(node: NodeFacts
     assert all(why in one.closed for one in found)
 
 
-def test_pod_requests_one_mig_device_of_its_profile_and_two_are_rejected() -> None:
+def test_pod_requests_one_partition_of_its_profile() -> None:
     one, other = slices(mig_node(_1g_10gb="2"))
     fields = Mig().fields("m-1", [SliceShare(one, one.memory_bytes)])
     agrees("slicing/mig", [pod("m-1", fields)])
@@ -115,7 +115,7 @@ def test_chosen_layout_is_written_as_a_mig_parted_configmap() -> None:
 
 
 @pytest.mark.parametrize("product", ["NVIDIA-A30", "NVIDIA-A100-SXM4-40GB", "NVIDIA-H100-80GB-HBM3", "NVIDIA-B200"])
-def test_planned_mig_slice_has_the_resource_name_and_size_of_its_profile(product: str) -> None:
+def test_planned_partition_matches_the_profile_of_its_node(product: str) -> None:
     geometry = geometry_of(product)
     assert geometry is not None
     all_bytes = geometry.profiles[-1].memory_bytes

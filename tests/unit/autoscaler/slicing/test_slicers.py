@@ -137,7 +137,7 @@ every_node = pytest.mark.parametrize("one", sliced.EXAMPLES.values(), ids=sliced
 
 
 @every_node
-def test_example_node_is_read_only_by_the_slicer_of_its_kind(one: sliced.Example) -> None:
+def test_node_of_another_kind_is_read_by_its_slicer_only(one: sliced.Example) -> None:
     found = one.slicer.inventory(one.node) or ()
     assert (len(found), sum(not slice_.closed for slice_ in found)) == (one.slices, one.open)
     there = slicer_families.list_slices(one.node)

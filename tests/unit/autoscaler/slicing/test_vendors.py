@@ -76,7 +76,7 @@ def test_shared_vendor_devices_are_one_unavailable_slice() -> None:
 
 
 @pytest.mark.parametrize("vendor", VENDORS, ids=lambda one: one.kind)
-def test_node_without_the_vendor_resource_or_with_hami_has_no_slices(vendor: object) -> None:
+def test_node_without_the_resource_or_with_hami_is_ignored(vendor: object) -> None:
     assert isinstance(vendor, tuple)
     one = BY_KIND[vendor[0]]
     assert WholeDevice(one).inventory(NodeFacts(NODE, {}, {}, {"cpu": "8"})) is None
@@ -125,7 +125,7 @@ def test_replicas_that_fit_the_memory_of_an_amd_card_fit_its_cores(mib: list[int
     assert all(cores)
 
 
-def test_npu_is_whole_without_a_template_and_split_equally_with_one() -> None:
+def test_npu_is_whole_or_split_by_one_template() -> None:
     all_, _ = Ascend(B2).inventory(npu_node("NPU-1", "NPU-2")) or ()
     assert (all_.memory_bytes, all_.compute_percent, all_.shared) == (64 * GIB, 100, False)
     parts = Ascend(B2).inventory(npu_node("NPU-1", "NPU-2", template="vir06_1c_16g")) or ()

@@ -120,7 +120,7 @@ def test_duplicate_provider_name_or_too_many_providers_are_rejected() -> None:
         check_providers([decode_value(entry, ProviderSettings)] * (PROVIDERS_MAX + 1))
 
 
-def test_system_of_two_providers_is_rejected_unless_one_is_closing() -> None:
+def test_fabric_system_in_two_entries_requires_one_to_be_closing() -> None:
     one = f"{{name: a, {REDFISH}}}"
     two = "name: b, redfish: {url: 'https://FABRIC/', systems: {n0: /redfish/v1/Systems/0, n1: /redfish/v1/Systems/1/}}"
     refused = (

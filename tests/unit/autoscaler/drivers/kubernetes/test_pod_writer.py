@@ -399,7 +399,7 @@ async def test_new_leader_labels_unlabelled_pods_and_claims_once() -> None:
     assert server.patched == earlier, "neither again, nor by the second installation"
 
 
-async def test_leader_without_an_installation_id_adds_no_ownership_label() -> None:
+async def test_leader_without_an_installation_labels_nothing() -> None:
     server = Unlabelled()
     await labelling(server, ANYBODYS).label()
     assert server.patched == []

@@ -436,7 +436,7 @@ class Says(Server):
         return {"status": {"allowed": True}}
 
 
-async def test_cluster_facts_are_reported_only_after_the_api_server_answers() -> None:
+async def test_cluster_version_is_reported_when_the_api_server_answers() -> None:
     server, heard = Says(), list[ClusterFacts]()
     assert await weight_volumes.query_cluster_facts(cast("Api", server), "namespace") == ClusterFacts(False, (1, 35))
     assert server.asked == ["/version"], "with that scope nothing of the cluster may be made"

@@ -74,7 +74,7 @@ async def test_host_memory_is_the_only_device_without_nvml() -> None:
         (100 << 30, 8 << 30, 6 << 30),  # a container's limit counts
     ],
 )
-def test_usable_host_memory_is_total_or_container_limit_less_a_reserve(
+def test_usable_host_memory_leaves_a_part_free_and_respects_the_limit(
     total: int, limit: int | None, usable: int
 ) -> None:
     assert host_bytes(total, limit) == usable

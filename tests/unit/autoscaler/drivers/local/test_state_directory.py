@@ -95,7 +95,7 @@ def test_error_for_unwritable_directory_names_the_state_option(tmp_path: Path) -
         assert "\n" not in str(refused.value)
 
 
-def test_attach_to_a_missing_state_directory_raises_a_state_error(tmp_path: Path) -> None:
+def test_attach_to_missing_directory_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="does not exist"):
         StateDirectory.attach(tmp_path / "s")
 
@@ -153,7 +153,7 @@ class Clock:
         return self.now_s
 
 
-def test_every_history_field_is_declared_as_a_timestamp_or_not() -> None:
+def test_new_history_field_must_be_declared_as_timestamp_or_not() -> None:
     assert {f.name for f in msgspec.structs.fields(History)} == {*MOMENTS, *FORGOTTEN, *NOT_MOMENTS}
 
 

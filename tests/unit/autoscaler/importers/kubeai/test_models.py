@@ -291,7 +291,7 @@ CONFIG_MAP = yaml.safe_dump(
 
 
 @pytest.mark.parametrize("settings_text", [VALUES, CONFIG_MAP])
-def test_custom_resource_profile_sets_gpus_limits_image_and_pod_fields(settings_text: str) -> None:
+def test_custom_resource_profiles_and_images_are_applied(settings_text: str) -> None:
     wide, l4, big = convert(
         yaml.safe_dump_all(
             spec(resourceProfile=profile) | {"metadata": {"name": profile.partition(":")[0]}}

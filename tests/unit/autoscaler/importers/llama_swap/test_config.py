@@ -198,7 +198,7 @@ def test_llama_server_cpu_flags_and_relative_path_are_converted() -> None:
     assert dict(taken.notes).keys() == {"cmd --model", "cmd /opt/llama-server-b5000"}
 
 
-def test_llama_server_with_a_hub_model_is_converted_to_a_command() -> None:
+def test_llama_server_without_a_model_file_stays_a_command() -> None:
     found = spec_of(model("llama-server -hf acme/tiny:Q4 --port ${PORT}"))
     assert found["command"] == ["llama-server", "-hf", "acme/tiny:Q4", "--port", "{port}"]
 

@@ -74,7 +74,7 @@ def test_models_removed_from_one_source_stay_if_another_source_has_them() -> Non
     assert received.names == ["x"]
 
 
-def test_changed_model_that_raises_keeps_its_name_and_old_document(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_that_raises_keeps_its_names_and_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     received = Received()
     one = Installation(received, (CUSTOMS,))
     one.put(CUSTOMS, {X: model(1), Y: model(2, "b")})

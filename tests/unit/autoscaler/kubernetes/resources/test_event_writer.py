@@ -92,7 +92,7 @@ async def test_event_is_sent_again_after_a_transient_error(error: Exception, mon
         assert (server.written, house.events.dropped, house.events.trouble) == ([("ada", 1)], 0, "")
 
 
-async def test_event_rejected_with_403_is_dropped_and_not_retried() -> None:
+async def test_rejected_event_is_dropped() -> None:
     server = Server(ApiError(403, "Forbidden", "no right"))
     async with sending(server) as house:
         house.note("ada")

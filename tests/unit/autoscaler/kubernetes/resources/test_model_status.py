@@ -238,7 +238,7 @@ def test_model_is_omitted_until_its_serving_installation_is_known() -> None:
     ]  # fmt: skip
 
 
-def test_status_with_only_a_served_elsewhere_condition_is_read_as_empty() -> None:
+def test_served_elsewhere_condition_is_ignored_when_status_is_read() -> None:
     fields = {
         "type": "ServedElsewhere",
         "status": "True",

@@ -168,7 +168,7 @@ async def test_removal_of_a_served_elsewhere_condition_stops_after_a_conflict() 
     assert (house.paper.wrote, house.paper.refusals, house.statuses.trouble) == ([], [], "")
 
 
-async def test_served_elsewhere_condition_is_retried_after_a_429_and_a_pause() -> None:
+async def test_rejected_condition_is_written_after_retry_pause() -> None:
     house = House()
     await house.settle()
     house.paper.wrote.clear()
@@ -321,7 +321,7 @@ async def test_late_status_of_previous_leader_is_overwritten(house: House) -> No
     assert house.due() == []
 
 
-async def test_invalid_model_status_from_the_watch_is_overwritten(house: House) -> None:
+async def test_invalid_status_is_overwritten(house: House) -> None:
     assert heard(house, house.paper.version + 1, {"replicas": "many"}) == ["m0"]
 
 

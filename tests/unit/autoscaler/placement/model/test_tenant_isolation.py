@@ -289,7 +289,7 @@ def _without(shelves: list[Bin], removed: set[ReplicaId]) -> list[Bin]:
 
 @MANY
 @given(wanted(), benches())
-def test_models_without_tenants_are_packed_alike_beside_any_tenants(
+def test_model_without_tenants_ignores_tenants_of_other_replicas(
     wants: list[PlacementRequest], shelves: list[Bin]
 ) -> None:
     plain = [want._replace(trust=()) for want in wants]

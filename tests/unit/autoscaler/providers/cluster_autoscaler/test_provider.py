@@ -168,7 +168,7 @@ async def test_group_at_maximum_size_fails_the_order_with_the_reported_reason() 
 
 @pytest.mark.parametrize("message", [TRIGGERED, REFUSED])
 @run_with(run)
-async def test_events_of_an_earlier_pod_do_not_change_an_order_of_the_same_name(message: str) -> None:
+async def test_events_of_an_earlier_pod_with_the_same_name_are_ignored(message: str) -> None:
     """Names of orders are reused, and events are kept for an hour."""
     server = PlayedAutoscaler()
     provider = group_of(server)

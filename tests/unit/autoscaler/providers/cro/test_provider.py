@@ -310,7 +310,7 @@ async def test_device_reserved_by_a_resource_claim_is_not_released(rack: Rack) -
 
 
 @in_rack
-async def test_order_needs_its_node_alone_until_a_slice_shows_its_device_uuid(
+async def test_order_has_its_node_alone_until_another_device_appears_on_it(
     rack: Rack,
 ) -> None:
     name = await ordered(rack)

@@ -202,9 +202,7 @@ async def test_forbidden_pod_write_does_not_block_other_pods(of: Bench, caplog: 
 
 
 @call_with(bench)
-async def test_annotation_of_a_deleted_pod_is_tried_once_and_logs_no_error(
-    of: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_deleted_pod_logs_no_error(of: Bench, caplog: pytest.LogCaptureFixture) -> None:
     assert not await of.looks(at(one("a", S.READY)))
     assert len(of.server.writes) == 1
     assert not caplog.text
@@ -220,7 +218,7 @@ async def test_annotation_set_by_model_or_settings_is_kept(of: Bench) -> None:
 
 
 @call_with(bench)
-async def test_disruption_guard_does_not_annotate_adopted_pods(of: Bench) -> None:
+async def test_adopted_pods_are_not_modified(of: Bench) -> None:
     of.made("a")
     assert await of.looks(at(one("a", S.READY, spec_hash=ADOPTED_HASH))) == ["a"]
     assert not of.server.writes

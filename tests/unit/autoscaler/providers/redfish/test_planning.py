@@ -101,7 +101,7 @@ def test_offers_of_each_gpu_model_prefer_nodes_with_most_free_slots() -> None:
     assert [one.name for one in found] == sorted(one.name for one in found)
 
 
-def test_order_needs_its_node_alone_only_if_the_node_reports_no_uuids() -> None:
+def test_order_lists_the_uuids_of_its_devices_or_needs_the_node_alone() -> None:
     a, b = block("a", systems=("s1",)), block("b", systems=("s1",))
     marks = {"a": mark("first")._replace(before=2), "b": mark("second")._replace(before=2)}
     first, second = list_leases(fabric(a, b, marks=marks), terms(), {})

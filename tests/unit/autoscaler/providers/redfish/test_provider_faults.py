@@ -205,7 +205,7 @@ async def test_server_error_is_retried_but_a_malformed_response_is_an_error(
 
 
 @call_with(play, 2)
-async def test_order_is_listed_and_releasable_after_a_one_hour_outage(rig: FabricRig, provider: RedfishFabric) -> None:
+async def test_order_survives_a_one_hour_outage(rig: FabricRig, provider: RedfishFabric) -> None:
     kept = await ordered(provider)
     await until(provider, lambda shown: phase("here")(shown) and rig.changes > 0)  # the bay has reported it
     rig.fabric.away = True

@@ -168,7 +168,7 @@ def test_owner_tag_is_parsed_back_as_written() -> None:
         "pilotlight name=a by=rack before=0 devices=1 epoch=1",
     ],
 )
-def test_foreign_or_malformed_owner_tag_is_read_as_no_owner(text: str | None) -> None:
+def test_foreign_or_malformed_owner_tag_is_ignored(text: str | None) -> None:
     assert documents.parse_mark(text) is None
 
 

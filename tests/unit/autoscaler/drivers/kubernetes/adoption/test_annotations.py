@@ -104,7 +104,7 @@ def test_first_seen_replica_count_is_not_manual_scaling() -> None:
     assert find_manual_scaling(None, annotated(replicas=3), None, 200.0) is None
 
 
-def test_kubectl_scale_after_the_annotation_counts_as_manual_scaling() -> None:
+def test_earlier_kubectl_scale_counts_as_manual_scaling() -> None:
     scaled = annotated(replicas=3, scaled_by="kubectl", since_adopted=True, scaled_unix_s=150.0)
     assert find_manual_scaling(None, scaled, None, 200.0) == Hand(3, "kubectl", 150.0)
 
@@ -150,7 +150,7 @@ def test_manual_scale_sets_min_and_max_and_zero_pauses_the_model() -> None:
     assert zero.spec.paused
 
 
-def test_workload_with_another_autoscaler_gets_reason_scaled_by_another() -> None:
+def test_workload_with_another_autoscaler_is_only_switched_on_or_off() -> None:
     model = read_model(annotated(), Others("HorizontalPodAutoscaler ada"))
     assert model.adopted is not None
     assert (model.adopted.toggled, model.adopted.reason) == (True, "ScaledByAnother")
@@ -338,7 +338,7 @@ AGAIN = {"waiting": {"reason": "CrashLoopBackOff"}}
         ({"state": {"running": {}}, "ready": True}, ""),
     ],
 )
-def test_pod_probe_and_exit_are_those_of_the_annotated_ports_container(engine: dict[str, Any], ended: str) -> None:
+def test_container_with_annotated_port_decides_readiness_and_crashes(engine: dict[str, Any], ended: str) -> None:
     """The first container has a port named http, another probe, and crashes or not."""
     get = {"httpGet": {"path": "/web", "port": "http"}}
     web = {"name": "web", "ports": [{"name": "http", "containerPort": 80}], "readinessProbe": get}
@@ -366,7 +366,7 @@ def test_workload_container_is_the_one_with_the_annotated_port() -> None:
         assert seen.container == name
 
 
-def test_pod_owned_by_a_job_does_not_count_as_pod_of_a_deployment() -> None:
+def test_pod_with_other_controller_kind_is_ignored() -> None:
     assert read_pod(pod_object({}, {}, owner="Job"), KEY, "engine") is None
 
 
@@ -381,9 +381,7 @@ def test_pod_owned_by_a_job_does_not_count_as_pod_of_a_deployment() -> None:
         (KEY._replace(kind="StatefulSet"), "ada-canary", False),
     ],
 )
-def test_pod_belongs_to_the_workload_of_its_owner_if_selectors_overlap(
-    key: WorkloadKey, owner: str, is_its: bool
-) -> None:
+def test_pod_of_other_workload_with_same_selector_is_ignored(key: WorkloadKey, owner: str, is_its: bool) -> None:
     """Selectors may overlap: {app: x} also selects the pods of {app: x, track: canary}."""
     kind = "ReplicaSet" if key.kind == "Deployment" else key.kind
     assert (read_pod(pod_object({}, {}, kind, owner), key, "engine") is not None) is is_its

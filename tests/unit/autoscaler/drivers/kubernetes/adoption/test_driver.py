@@ -420,7 +420,7 @@ async def test_scale_write_after_409_uses_the_version_of_a_fresh_read(
 
 
 @pytest.mark.parametrize("status", [403, 422])
-async def test_rejected_scale_write_blocks_further_starts_with_its_message(status: int) -> None:
+async def test_rejected_scale_is_the_obstacle_of_the_next_start(status: int) -> None:
     async with serving("ada") as house:
         house.plane.errors = [ApiError(status, "Refused", "a policy says no")]
         house.driver.start(Bench().order("more"), house.model("ada"))
@@ -527,7 +527,7 @@ async def test_new_workload_that_raises_is_published_as_a_paused_model_until_it_
         assert (house.model("carl").spec.paused, house.undecoded) == (False, {})
 
 
-async def test_workload_that_raises_after_it_was_named_is_listed_as_undecoded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_exception_after_a_workload_is_named_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
     """The installation names models while it handles their publication, and the workload is then evaluated again."""
 
     def odd(*_: object) -> Model:
@@ -545,9 +545,7 @@ async def test_workload_that_raises_after_it_was_named_is_listed_as_undecoded(mo
 
 
 @pytest.mark.parametrize("hold", HOLDS)
-async def test_adopted_pod_that_kubernetes_holds_unready_gets_no_requests(
-    hold: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_held_pod_gets_no_request_although_its_engine_answers(hold: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is held at the start of this process and again after it was ready."""
     monkeypatch.setattr(probes, "READY_EVERY_S", 0.0)
     probed = 0
@@ -574,7 +572,7 @@ async def test_adopted_pod_that_kubernetes_holds_unready_gets_no_requests(
 
 
 @pytest.mark.parametrize("hold", HOLDS)
-async def test_pod_that_becomes_held_unready_is_reported_before_its_next_probe(
+async def test_ready_pod_that_becomes_held_is_unready_before_its_next_probe(
     hold: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probes, "READY_EVERY_S", 3600.0)
@@ -623,7 +621,7 @@ async def test_exception_in_a_workload_timer_is_a_fault_of_its_model_only(monkey
         assert found._timer is not None, "it is tried again"
 
 
-def test_watch_delivers_a_change_again_after_its_callback_raised() -> None:
+def test_change_is_delivered_again_after_callback_raises() -> None:
     took: list[object] = []
 
     def changed(changes: list[Change[str]]) -> None:

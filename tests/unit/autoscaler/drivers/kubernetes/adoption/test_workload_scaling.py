@@ -71,7 +71,7 @@ def test_image_pull_failure_ends_start_and_scales_down_after_a_minute() -> None:
     assert bench.write() == 0
 
 
-def test_start_ends_60_s_after_the_first_of_alternating_image_errors() -> None:
+def test_alternating_image_errors_count_as_one_wait() -> None:
     """A kubelet reports the error of each pull, and between the pulls that it backs off."""
     bench = Bench()
     bench.core.begin(0.0)
@@ -239,7 +239,7 @@ def test_remaining_pod_gets_a_new_replica_id_if_scale_down_removes_another() -> 
     assert reports == [("r0", "leaving"), ("r1", "exited"), ("r1", "clean"), ("p1-uid-p", "ready")]
 
 
-def test_state_older_than_our_scale_write_does_not_end_a_stopped_replica() -> None:
+def test_workload_state_older_than_own_write_is_ignored() -> None:
     bench = running(2)
     bench.stop("r1")
     level = bench.core.level()
@@ -345,7 +345,7 @@ def test_exit_of_a_statefulset_pod_other_than_the_last_keeps_the_scale() -> None
     assert bench.write() is None
 
 
-def test_stop_of_a_replica_does_not_lower_a_manually_set_scale() -> None:
+def test_manual_scale_is_never_overwritten() -> None:
     bench = running(2)
     bench.now_s = 10.0
     bench.core.see(bench.seen, bench.model, Mode.HELD, bench.now_s)
@@ -377,7 +377,7 @@ def test_workload_with_another_autoscaler_is_scaled_only_to_zero_or_one() -> Non
     assert bench.write() == 0
 
 
-def test_workload_whose_annotation_was_removed_is_not_scaled_down() -> None:
+def test_workload_without_annotation_is_left_unchanged() -> None:
     bench = running(1)
     bench.core.see(bench.seen, bench.model, Mode.RELEASED, 1.0)
     bench.stop("r0")

@@ -49,11 +49,11 @@ def test_disruption_budget_forbids_eviction_until_its_status_is_current(found: A
         ({"matchLabels": {"app": "ada"}, "matchExpressions": [{"key": "app", "operator": "DoesNotExist"}]}, False),
     ],
 )  # fmt: skip
-def test_disruption_budget_selects_the_pods_that_kubernetes_would_select(selector: Any, covers: bool) -> None:
+def test_pod_is_selected_as_kubernetes_evaluates_its_label_selector(selector: Any, covers: bool) -> None:
     assert is_selected(selector, {"app": "ada"}) is covers
 
 
-def test_replica_with_a_forbidding_or_two_disruption_budgets_is_protected() -> None:
+def test_replica_is_protected_if_its_budget_forbids_or_two_cover_it() -> None:
     own = [LabelledPod(ReplicaId("r1"), {"app": "ada"}), LabelledPod(ReplicaId("r2"), {"app": "bob"})]
     ada, bob = {"matchLabels": {"app": "ada"}}, {"matchLabels": {"app": "bob"}}
     assert list_protected_replicas(

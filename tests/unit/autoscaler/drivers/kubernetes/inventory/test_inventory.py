@@ -138,7 +138,7 @@ def test_gpus_beyond_declared_count_are_usable_if_machine_allows_that_many(
          "nodes[0].device.count: expected a whole number, at least 1 and at most 64"),
     ],
 )  # fmt: skip
-def test_invalid_nodes_entry_of_settings_is_rejected_with_its_reason(entry: str, line: str) -> None:
+def test_invalid_nodes_in_settings_are_rejected(entry: str, line: str) -> None:
     with pytest.raises(DocumentError) as caught:
         parse_documents([("a.yaml", f"apiVersion: {API_VERSION}\nkind: Settings\nnodes: [{entry}]")])
     assert str(caught.value) == f"a.yaml: Settings: {line}"

@@ -263,7 +263,7 @@ def test_failed_order_of_another_installation_is_reported_but_not_retried(owner:
     assert (node.order.cuts, node.order.tries) == (CUTS, tries)
 
 
-def test_failed_order_without_an_installation_id_is_read_with_its_tries() -> None:
+def test_failed_order_of_an_earlier_version_is_retried() -> None:
     plane = Plane()
     give(plane, owner=ANYBODYS)
     plane.node["metadata"]["labels"][STATE] = "failed"

@@ -253,7 +253,7 @@ async def test_claim_cleanup_keeps_claims_of_starts_in_progress() -> None:
     assert server.names(CLAIMS) == ["r1", "r2"]
 
 
-async def test_claim_cleanup_without_a_resource_claim_api_raises_no_error() -> None:
+async def test_claim_cleanup_ignores_cluster_without_resource_claims() -> None:
     class Without(Server):
         async def pages(self, path: str, query: Mapping[str, str]) -> AsyncIterator[ListPage]:
             if path == CLAIMS:

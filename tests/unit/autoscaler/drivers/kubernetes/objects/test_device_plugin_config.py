@@ -254,7 +254,7 @@ def test_gpu_with_changed_sharing_gets_no_replica_until_old_one_ends() -> None:
     assert nodes.close_stale_slices(whole, [SliceId("n/gpu0"), SliceId("n/gpu1")]) == (tuple(whole), [])
 
 
-def test_replica_on_a_removed_device_takes_one_device_of_its_node() -> None:
+def test_slice_in_use_on_a_removed_device_counts_against_the_node() -> None:
     on = slices()
     same, lost = nodes.close_stale_slices(on, [SliceId("n/gpu7/s0"), SliceId("m/gpu0")])
     assert (same, lost) == (tuple(on), [OtherPod("n", lost=1), OtherPod("m", lost=1)])

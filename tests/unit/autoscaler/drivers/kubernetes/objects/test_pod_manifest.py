@@ -104,7 +104,7 @@ def test_pod_blocks_node_removal_unless_its_model_overrides() -> None:
     assert (notes[disrupt], notes[evict]) == ("4h", "false")
 
 
-def test_pod_of_a_cpu_model_has_no_affinity_and_no_tolerations() -> None:
+def test_a_replica_without_slices_is_placed_by_the_scheduler() -> None:
     pod = manifest(model("gpu: {count: 0}"))
     assert not pod["spec"].keys() & {"affinity", "tolerations"}
     assert pod["spec"]["containers"][0]["resources"] == {"requests": {"cpu": "100m"}}
@@ -133,14 +133,14 @@ def test_pod_of_a_replica_is_read_back_with_its_full_replica_state() -> None:
 
 
 @pytest.mark.parametrize("spoilt", [{"slots": "many"}, {"memory-bytes": ""}, {"intent": ""}])
-def test_pod_with_an_invalid_annotation_is_read_as_no_replica(spoilt: dict[str, str]) -> None:
+def test_pod_with_invalid_annotations_is_ignored(spoilt: dict[str, str]) -> None:
     pod = alive(manifest(model(), "n1/gpu0"))
     pod["metadata"]["annotations"] |= {f"pilotlight.dev/{name}": value for name, value in spoilt.items()}
     assert pod_state.read_replica_pod(pod) is None
 
 
 @pytest.mark.parametrize("named", [{"replica": "victim-h-i"}, {"replica": ""}])
-def test_pod_annotated_with_another_replica_name_is_read_as_no_replica(named: dict[str, str]) -> None:
+def test_pod_whose_annotation_names_another_replica_is_ignored(named: dict[str, str]) -> None:
     """Without the annotation the pod's own name is its replica's."""
     pod = alive(manifest(model(), "n1/gpu0"))
     pod["metadata"]["annotations"] |= {f"pilotlight.dev/{name}": value for name, value in named.items()}
@@ -484,7 +484,7 @@ def test_affinity_from_the_model_spec_is_kept_next_to_generated_terms() -> None:
     assert (mine, own["podAffinityTerm"]["topologyKey"]) == (other, RACK)
 
 
-def test_affinity_terms_select_only_pods_of_the_same_installation() -> None:
+def test_affinity_ignores_pods_of_other_installations() -> None:
     of, owner = model(CPU + f"near: {RACK}\nspread: {HOST}"), Ownership("blue-1")
     one = replica(of)
     launch = engines.build_launch_command(of, None, pods.HOST, pods.assign_engine_port(one.id), {}, gpus=True)

@@ -63,7 +63,7 @@ def test_pod_on_each_slice_kind_matches_its_golden_file(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["whole: two GPUs", "HAMi: two cards", "KAI: two GPUs", "other: AMD", "other: Intel"])
-def test_pod_on_two_devices_requests_two_and_sets_tensor_parallel_size_2(name: str) -> None:
+def test_pod_on_two_devices_requests_and_uses_both(name: str) -> None:
     made = emitted(EMITTED[name], devices=2)
     agrees(f"pods/two-{re.sub('[^a-z0-9]+', '-', name.lower())}", made)
     (container,) = made[0]["spec"]["containers"]
