@@ -13,6 +13,7 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 an
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterable
 from io import FileIO
@@ -32,6 +33,8 @@ HEADER_BYTES_MAX = 256 << 20
 CHUNK_BYTES = 1 << 20
 KEYS_MAX = 100_000
 TENSORS_MAX = 100_000
+PROJECTOR, PROJECTORS_ARCHITECTURE = "mmproj", "clip"
+"""Value of `general.type` of a vision projector, and its architecture. Older projectors have no `general.type`."""
 INPUT, OUTPUT = "token_embd.weight", "output.weight"
 """Tensors of the input embedding and of the output. Without an output tensor, the input embedding computes the output.
 """
@@ -39,17 +42,42 @@ TEXTS_MAX = 4_000_000
 """Limit for all string arrays together. The largest vocabularies have 300,000 tokens and 500,000 merges."""
 KEPT_MAX, ARRAYS_MAX = 1_000, 16
 """Maximum number of keys and arrays kept; above what any architecture has."""
+TEXT_KEYS = ("general.name", "general.architecture", "general.type")
+"""Keys whose texts are kept."""
 KEY_BYTES_MAX = 65_535
 TEXT_BYTES_MAX, NAME_CHARS_MAX = 1 << 20, 200
 """Limits of strings that are read, such as the name; others are skipped, however long."""
 
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
+TENSOR_BLOCKS = {
+    0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 9: (32, 40), 10: (256, 84),
+    11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 15: (256, 292), 16: (256, 66), 17: (256, 74),
+    18: (256, 98), 19: (256, 50), 20: (32, 18), 21: (256, 110), 22: (256, 82), 23: (256, 136), 24: (1, 1), 25: (1, 2),
+    26: (1, 4), 27: (1, 8), 28: (1, 8), 29: (256, 56), 30: (1, 2), 34: (256, 54), 35: (256, 66), 39: (32, 17),
+}  # fmt: skip
+"""Type of a tensor -> (elements, bytes) of a block. The size of other types is unknown."""
 _U64 = struct.Struct("<Q")
 
 
 class GgufError(Exception):
     """The file is not a servable GGUF; the message is one line that begins with its path."""
+
+
+class NotAModelError(GgufError):
+    """The file is a complete GGUF file of another kind."""
+
+    def __init__(self, path: str, kind: str, what: str) -> None:
+        super().__init__(f"{path}: {what}")
+        self.kind = kind
+        """The value of `general.type`."""
+
+
+OTHER_KINDS = {
+    "adapter": "a LoRA adapter, not a model: list it in spec.adapters of a Model",
+    "imatrix": "an importance matrix for quantization, not a model",
+    PROJECTOR: "a vision projector, not a model: pass it to its model with --mmproj",
+}
 
 
 class GgufInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +136,23 @@ def list_base_files(paths: Iterable[str]) -> list[str]:
     return [one for one in found if not any(word in Path(one).name for word in adapters)] or found
 
 
+def check_parts(first: Path) -> None:
+    """Check that the later parts of a split model are complete. Raises GgufError and OSError."""
+    split = file_kinds.PART.fullmatch(first.name)
+    if split is None:
+        return
+    for part in range(2, 1 + int(split[3])):
+        path = first.with_name(f"{split[1]}-{part:05}-of-{split[3]}.gguf")
+        with open_regular_file(path) as opened:
+            _Header(str(path), opened, path.stat().st_size, CpuTime()).metadata()
+
+
 def _info(path: str, metadata: dict[str, Value], weights_bytes: int, embedding_bytes: int) -> GgufInfo:
+    kind = metadata.get("general.type")
+    if kind is None and metadata.get("general.architecture") == PROJECTORS_ARCHITECTURE:
+        kind = PROJECTOR
+    if isinstance(kind, str) and kind in OTHER_KINDS:
+        raise NotAModelError(path, kind, OTHER_KINDS[kind])
     try:
         shape = gguf_shape.read_shape(metadata, weights_bytes, embedding_bytes)
     except ValueError as error:
@@ -179,7 +223,7 @@ class _Header:
         kind = self.number("<I")
         wanted = gguf_shape.is_known_key(key)
         if kind == _STRING:
-            if key in ("general.name", "general.architecture"):
+            if key in TEXT_KEYS:
                 return self.text(TEXT_BYTES_MAX)
             self.skip(self.number("<Q"))
             return None
@@ -225,23 +269,27 @@ class _Header:
             self.skip(at)
 
     def directory(self, tensors: int) -> None:
-        """Check the tensor directory: every tensor must begin within the file, unlike in an incomplete download. Also
+        """Check the tensor directory: every tensor must be within the file, unlike in an incomplete download. Also
         finds the size of the input embedding, unless that tensor computes the output, too.
         """
         begins = dict[str, int]()
-        offsets = [0]
+        offsets, end = [0], 0
         for _ in range(tensors):
             self.limit_time()
             name = self.text(KEY_BYTES_MAX)
             dimensions = self.number("<I")
             if dimensions > 4:
                 raise GgufError(f"{self.path}: a tensor of {dimensions} dimensions")
-            self.skip(8 * dimensions + 4)
-            offsets.append(self.number("<Q"))
+            *lengths, kind, offset = struct.unpack(f"<{dimensions}QIQ", self.bytes(8 * dimensions + 12))
+            elements, size = TENSOR_BLOCKS.get(kind, (1, 0))
+            offsets.append(offset)
+            end = max(end, offset + math.prod(lengths) // elements * size)
             if name in (INPUT, OUTPUT):
                 begins[name] = offsets[-1]
         if tensors and self.at + max(offsets) >= self.size:
             raise GgufError(f"{self.path}: truncated: its last tensor begins behind the end of the file")
+        if self.at + end > self.size:
+            raise GgufError(f"{self.path}: truncated: its last tensor ends behind the end of the file")
         if len(begins) == 2:
             ends = (offset for offset in (*offsets, self.size - self.at) if offset > begins[INPUT])
             self.embedding_bytes = min(ends) - begins[INPUT]

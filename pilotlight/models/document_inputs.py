@@ -33,7 +33,9 @@ from autoscaler.spec.pod import API_VERSION
 from autoscaler.spec.settings import Settings
 from autoscaler.state.events import FaultSeen
 from pilotlight import bounded_files as files
+from pilotlight.models import model_files
 from pilotlight.models.gguf_check import check_file
+from pilotlight.models.model_files import ModelFile, UnusableFile
 from pilotlight.models.model_memory import (
     Known,
     adapter_paths,
@@ -48,7 +50,6 @@ from pilotlight.safe_output import write_stderr
 
 DEFAULT_CONTEXT_TOKENS = 4096
 """Context length of a GGUF file given on the command line, or the model's maximum if that is less."""
-DOCUMENT_SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 KEYS_FILE = "keys.yaml"
 TEXT_BYTES_MAX = 4 * yaml.TEXT_CHARS_MAX
 """Maximum size of a file of documents."""
@@ -59,36 +60,73 @@ RENAME = "the file name contains no letters or digits for the name of a Model: r
 
 
 def gather_documents(
-    paths: Sequence[Path], configs: Sequence[Path], state: Path, *, contain: bool = False
+    paths: Sequence[Path], configs: Sequence[Path], state: Path, *, contain: bool = False, reload: bool = False
 ) -> Documents:  # fmt: skip
-    """Return all documents, checked. Raises click.UsageError (exit 2) with a one-line message. `contain`: as in
-    `parse_documents`.
+    """Return all documents, checked. Raises click.UsageError (exit 2) with a one-line message.
+
+    Unusable files in a folder are skipped with a line on standard error. An unusable file or folder in `paths` is an
+    error; at a `reload` it is skipped, too, unless no Model remains. `contain`: as in `parse_documents`.
     """
     texts = _texts(configs)
     documents = with_stored_keys(_check(texts, contain=contain), state / KEYS_FILE)
-    models = list(documents.models)
-    taken = {model.name: "in the documents" for model in models}
-    for path in paths:
-        for file in _gguf_files(path):
-            made = attempt(partial(_model_of, file, len(models)))
-            if isinstance(made, Failure):
-                if not contain or isinstance(made.error, click.UsageError):
-                    raise made.error
-                write_stderr(f"{file}: not served: internal error ({describe_error(made.error)}); please report it")
-                continue
-            model, text = made
-            if model.name in taken:
-                raise click.UsageError(f"{file}: a Model named {model.name} is already {taken[model.name]}: rename one")
-            taken[model.name] = f"created from {file}"
-            models.append(model)
-            texts.append((str(file), text))
-    if paths:
-        _check(texts, contain=contain)  # a file's name may also be an alias of another Model
+    _check_is_local(paths)
+    found = model_files.find_models(paths)
+    models, unusable = _models_of(found.models, documents, texts, contain=contain)
+    unusable = [*found.unusable, *unusable]
+    errors = [one for one in unusable if one.is_named and (not reload or not models)]
+    for path, reason, _ in (one for one in unusable if one not in errors):
+        write_stderr(f"{path}: left out: {reason}")
+    if errors:
+        raise click.UsageError(f"{errors[0].path}: {errors[0].reason}")
     if documents.settings.capacity:
         from pilotlight.models import capacity_providers  # imports every capacity provider
 
         capacity_providers.check_provider_modes(documents.settings, "machine")
     return msgspec.structs.replace(documents, models=tuple(models))
+
+
+def _check_is_local(paths: Sequence[Path]) -> None:
+    """Raise click.UsageError for a name of weights that is not a path."""
+    for path in paths:
+        scheme, colon, rest = str(path).partition(":/")  # Path collapses two slashes into one
+        if colon and scheme in STORED:
+            artifact = f"{scheme}://{rest.removeprefix('/')}"
+            raise click.UsageError(f"{artifact}: not a file: set it as spec.artifact of a Model in a document (`-c`)")
+
+
+def _models_of(
+    files: Sequence[ModelFile], documents: Documents, texts: Sequence[tuple[str, str]], *, contain: bool
+) -> tuple[list[Model], list[UnusableFile]]:
+    """Return the Models of the documents and files, and the files that cannot be served as a Model."""
+    models, unusable = list(documents.models), list[UnusableFile]()
+    taken = {str(model.name): "in the documents" for model in models}
+    further = {name for model in models for name in _further_names(model)}
+    for file in files:
+        made = attempt(partial(_model_of, file, len(models)))
+        if isinstance(made, Failure):
+            if not contain and not isinstance(made.error, _UnusableError):
+                raise made.error
+            internal = f"internal error ({describe_error(made.error)}); please report it"
+            reason = str(made.error) if isinstance(made.error, _UnusableError) else internal
+        elif made.name in taken:
+            reason = f"a Model named {made.name} is already {taken[made.name]}: rename one"
+        elif made.name in further:
+            reason = _find_error([*texts, (str(file.path), to_yaml(Documents(models=(made,))))])
+        else:
+            taken[made.name] = f"created from {file.path}"
+            models.append(made)
+            continue
+        unusable.append(UnusableFile(file.path, reason.removeprefix(f"{file.path}: "), file.is_named))
+    return models, unusable
+
+
+def _find_error(texts: Sequence[tuple[str, str]]) -> str:
+    """Return why these documents are not valid; empty if they are."""
+    try:
+        parse_documents(texts)
+    except DocumentError as error:
+        return str(error)
+    return ""
 
 
 def model_name(file: Path) -> str:
@@ -284,34 +322,6 @@ def _check(texts: Sequence[tuple[str, str]], *, contain: bool = False) -> Docume
         raise click.UsageError(str(error)) from None
 
 
-def _gguf_files(path: Path) -> list[Path]:
-    """Return a file itself, or all Models in a folder; of a split model only the first part.
-
-    Files in a folder whose names yield no Model name are skipped with a message.
-    """
-    scheme, colon, rest = str(path).partition(":/")  # Path collapses two slashes into one
-    if colon and scheme in STORED:
-        artifact = f"{scheme}://{rest.removeprefix('/')}"
-        raise click.UsageError(f"{artifact}: not a file: set it as spec.artifact of a Model in a document (`-c`)")
-    if not _is_folder(path):
-        if not model_name(path):
-            raise click.UsageError(f"{path}: {RENAME}")
-        return [path]
-    try:
-        files = sorted(path.glob("*.gguf"))
-    except OSError as error:
-        raise click.UsageError(f"{path}: {error.strerror}") from None
-    found = [file for file in files if gguf.is_first_part(file)]
-    files = [file for file in found if model_name(file)]
-    if not files:
-        why = "has a usable name: rename them" if found else "in this folder"
-        raise click.UsageError(f"{path}: no .gguf file {why}")
-    for file in found:
-        if file not in files:
-            write_stderr(f"{file}: left out: {RENAME}")
-    return files
-
-
 def _is_folder(path: Path) -> bool:
     """Return whether the path is a folder. Raises click.UsageError if it cannot be read or its name is too long."""
     try:
@@ -320,21 +330,35 @@ def _is_folder(path: Path) -> bool:
         raise click.UsageError(f"{path}: {error.strerror}") from None
 
 
-def _model_of(file: Path, order: int) -> tuple[Model, str]:
-    """Return the Model of a GGUF file, and its document. Raises click.UsageError."""
-    name = ModelName(model_name(file))
-    try:
-        info = gguf.load_gguf_info(file)
-    except (gguf.GgufError, OSError) as error:
-        hint = f"; documents are given with `-c {file}`" if file.suffix in DOCUMENT_SUFFIXES else ""
-        raise click.UsageError(f"{error}{hint}") from None
-    tokens = min(info.shape.context_tokens, DEFAULT_CONTEXT_TOKENS)
-    spec = ModelSpec(engine="llama.cpp", artifact=f"file://{file.resolve()}", context_tokens=tokens)
-    model = Model(name=name, spec=spec, slots=engines.default_slots("llama.cpp"), order=order)
+class _UnusableError(Exception):
+    """A GGUF file cannot be served; the message is the reason."""
+
+
+def _model_of(file: ModelFile, order: int) -> Model:
+    """Return the Model of a GGUF file. Raises _UnusableError."""
+    name = model_name(file.path)
+    if not name:
+        raise _UnusableError(RENAME)
+    spec = ModelSpec(
+        engine="llama.cpp",
+        artifact=f"file://{_stable_path(file.path)}",
+        args=("--mmproj", str(_stable_path(file.projector))) if file.projector else (),
+        context_tokens=min(file.info.shape.context_tokens, DEFAULT_CONTEXT_TOKENS),
+    )
+    model = Model(name=ModelName(name), spec=spec, slots=engines.default_slots("llama.cpp"), order=order)
+    if reason := _find_error([(str(file.path), to_yaml(Documents(models=(model,))))]):
+        raise _UnusableError(reason)  # its path is not UTF-8
     done = attempt(partial(fill_memory_estimate, model))
-    if not isinstance(done, Failure):  # otherwise the autoscaler computes it again and reports the fault
-        model = done
-    return model, to_yaml(Documents(models=(model,)))
+    # After a failure the autoscaler computes the estimate again and reports the fault.
+    return model if isinstance(done, Failure) else done
+
+
+def _stable_path(file: Path) -> Path:
+    """Return the absolute path of a file without links, so that another target of a link changes the Model. The parts
+    of a split model keep their names, because the engine derives the names of later parts from the first.
+    """
+    whole = gguf.get_model_stem(file) == file.stem
+    return file.resolve() if whole else file.parent.resolve() / file.name
 
 
 def problem_file(documents: Path) -> Path:

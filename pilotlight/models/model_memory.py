@@ -66,6 +66,7 @@ class Known(NamedTuple):
     """Description of the source."""
     shape: Shape
     adapters_bytes: int
+    projector_bytes: int = 0
 
 
 def load_artifact_facts(model: Model) -> Known | None:
@@ -73,7 +74,9 @@ def load_artifact_facts(model: Model) -> Known | None:
     found = load_shape(model)
     if found is None:
         return None
-    return Known(*found, sum(map(_weighs, adapter_paths(model))))
+    projector = _option(model, "LLAMA_ARG_MMPROJ", "--mmproj", "-mm")
+    projector_bytes = Path(projector).stat().st_size if projector.startswith("/") else 0
+    return Known(*found, sum(map(_weighs, adapter_paths(model))), projector_bytes)
 
 
 def _weighs(adapter: Path) -> int:
@@ -95,6 +98,8 @@ def estimate_memory(model: Model, known: Known | None = None) -> Estimate | None
     items = made.items
     if found.adapters_bytes:
         items = (*items, Item(name="adapters", bytes=found.adapters_bytes, words="their files"))
+    if found.projector_bytes:
+        items = (*items, Item(name="projector", bytes=found.projector_bytes, words="its file, for images"))
     if has_auto_sized_cache(model):
         items = (*_of_each(items, model.spec.gpu.count), _reserve(items, model.spec.gpu.count))
     return Estimate(items=items, slot_bytes=made.slot_bytes, token_bytes=made.token_bytes)

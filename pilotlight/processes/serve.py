@@ -212,7 +212,8 @@ def report_undecoded(documents: Documents) -> None:
 class Reload:
     """Reloads the documents of `serve` on SIGHUP; an error is reported in one line and changes nothing.
 
-    GGUF files and folders on the command line and the stored keys are also read again.
+    GGUF files and folders on the command line and the stored keys are also read again. A file that cannot be served is
+    skipped, so that it does not block other changes.
     """
 
     def __init__(self, options: ServeOptions, documents: Documents, path: Path) -> None:
@@ -224,7 +225,7 @@ class Reload:
         """Return whether the autoscaler should reload the documents at `path`."""
         options = self._options
         try:
-            documents = gather_documents(options.models, options.configs, options.state, contain=True)
+            documents = gather_documents(options.models, options.configs, options.state, contain=True, reload=True)
             check_serve_options(options, documents)
             replace_file(self._path, to_yaml(documents).encode())
         except Exception as error:  # noqa: BLE001  a faulty file must not terminate running requests; the error is logged

@@ -18,6 +18,7 @@ from types import ModuleType
 
 TEXTS = (
     *("--model", "--host", "--alias"),
+    "--mmproj",  # GGUF file of the vision projector
     "--lora-scaled",  # PATH:SCALE of each adapter, separated by commas
 )
 NUMBERS = (
@@ -81,6 +82,7 @@ def serve(options: dict[str, str]) -> None:
     number = {flag: int(options[flag]) for flag in NUMBERS if flag in options}
     p = CommonParams()
     p.model.path = options["--model"]
+    p.mmproj.path = options.get("--mmproj", "")
     p.model_alias = {options.get("--alias", "")} - {""}
     p.hostnames, p.port = [options["--host"]], number["--port"]
     p.n_parallel = number["--slots"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -27,6 +28,7 @@ from pilotlight.models.document_inputs import (
     read_documents,
 )
 from pilotlight.models.model_memory import Known
+from tests.support.builders.other_ggufs import make_projector
 from tests.support.builders.tiny_adapter import make_adapter
 from tests.support.harness.faults.fault_injection import InjectedError, concerns, inject
 
@@ -145,13 +147,103 @@ def test_duplicate_model_name_error_names_both_files(folder: Path) -> None:
     assert wrong(folder, ada.parent, other) == f"{other}: a Model named ada is already created from {ada}: rename one"
 
 
-def test_colliding_normalized_names_error_names_both_files(folder: Path) -> None:
+def left_out(capfd: pytest.CaptureFixture[str]) -> dict[str, str]:
+    """The files that were left out, with their reasons, each from one line on standard error."""
+    lines = capfd.readouterr().err.splitlines()
+    return dict(line.removeprefix("pilotlight: ").split(": left out: ", 1) for line in lines)
+
+
+def test_second_file_with_the_same_normalized_name_is_left_out(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     one, two = folder / "models" / "my model.gguf", folder / "models" / "my-model.gguf"
     one.hardlink_to(folder / "models" / "ada.gguf")
     two.hardlink_to(folder / "models" / "ada.gguf")
-    assert (
-        wrong(folder, folder / "models") == f"{two}: a Model named my-model is already created from {one}: rename one"
-    )
+    names = [model.name for model in gather_documents([folder / "models"], [], folder).models]
+    assert names == ["ada", "bob", "my-model"]
+    assert left_out(capfd) == {str(two): f"a Model named my-model is already created from {one}: rename one"}
+    assert wrong(folder, one, two) == f"{two}: a Model named my-model is already created from {one}: rename one"
+
+
+def test_nested_folder_with_unusable_files_serves_the_others(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    repo = folder / "models" / "publisher" / "repo"
+    repo.mkdir(parents=True)
+    (repo / "cat.gguf").hardlink_to(folder / "models" / "ada.gguf")
+    (repo / "empty.gguf").touch()
+    other = written(folder / "t.yaml", ACME)
+    documents = gather_documents([folder / "models"], [other], folder)
+    assert [(model.name, model.spec.artifact) for model in documents.models] == [
+        (name, f"file://{folder}/models/{path}.gguf")
+        for name, path in (("ada", "ada"), ("bob", "bob"), ("cat", "publisher/repo/cat"))
+    ]
+    assert left_out(capfd) == {f"{repo}/empty.gguf": "the file is empty"}
+    assert [tenant.name for tenant in documents.tenants] == ["acme"]
+
+
+def test_file_in_a_folder_with_a_name_of_the_documents_is_left_out(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    spec = "{engine: command, command: ['x', '{port}'], aliases: [bob]}"
+    other = written(folder / "x.yaml", HEAD + f"kind: Model\nmetadata: {{name: ada}}\nspec: {spec}\n")
+    (model,) = gather_documents([folder / "models"], [other], folder).models
+    assert model.spec.engine == "command"
+    assert left_out(capfd) == {
+        f"{folder}/models/ada.gguf": "a Model named ada is already in the documents: rename one",
+        f"{folder}/models/bob.gguf": f"Model bob: metadata.name: `bob` is already an alias of Model ada in {other}",
+    }
+
+
+def test_path_that_is_not_utf8_is_left_out(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    odd = Path(os.fsdecode(bytes(folder / "models") + b"/a\xff.gguf"))
+    odd.hardlink_to(folder / "models" / "ada.gguf")
+    assert [model.name for model in gather_documents([folder / "models"], [], folder).models] == ["ada", "bob"]
+    assert "unpaired surrogate" in capfd.readouterr().err
+
+
+def test_named_file_that_became_unusable_is_left_out_at_a_reload(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ada, bob = folder / "models" / "ada.gguf", folder / "models" / "bob.gguf"
+    ada.write_bytes(ada.read_bytes()[:1000])
+    assert "ada.gguf: truncated" in wrong(folder, ada, bob)
+    (model,) = gather_documents([ada, bob], [], folder, reload=True).models
+    assert model.name == "bob"
+    assert left_out(capfd)[str(ada)].startswith("truncated")
+    with pytest.raises(click.UsageError, match=r"ada\.gguf: truncated"):
+        gather_documents([ada], [], folder, reload=True)
+
+
+def test_missing_folder_at_a_reload_leaves_the_documents_in_force(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    gone, other = folder / "gone", folder / "models"
+    assert wrong(folder, gone, other) == f"{gone}: No such file or directory"
+    assert len(gather_documents([gone, other], [], folder, reload=True).models) == 2
+    assert left_out(capfd) == {str(gone): "No such file or directory"}
+
+
+def test_split_model_behind_links_keeps_the_names_of_its_parts(folder: Path) -> None:
+    blobs, snapshot = folder / "hub" / "blobs", folder / "hub" / "snapshots" / "1f2e"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for part, digest in ((1, "aa"), (2, "bb")):
+        (blobs / digest).hardlink_to(folder / "models" / "ada.gguf")
+        (snapshot / f"x-0000{part}-of-00002.gguf").symlink_to(f"../../blobs/{digest}")
+    (snapshot / "y.gguf").symlink_to("../../blobs/aa")
+    x, y = gather_documents([folder / "hub"], [], folder).models
+    assert (x.name, x.spec.artifact) == ("x", f"file://{snapshot}/x-00001-of-00002.gguf")
+    assert (y.name, y.spec.artifact) == ("y", f"file://{blobs}/aa")
+    assert x.memory_bytes > y.memory_bytes > 0
+    assert f"{snapshot}/x-00001-of-00002.gguf" in build_launcher()(x, "127.0.0.1", 1).argv
+
+
+def test_projector_of_a_folder_is_passed_to_the_engine_and_counted(folder: Path) -> None:
+    plain, _ = gather_documents([folder / "models"], [], folder).models
+    projector = make_projector(folder / "models" / "mmproj-ada-F16.gguf")
+    ada, bob = gather_documents([folder / "models"], [], folder).models
+    assert (ada.spec.args, bob.spec.args) == (("--mmproj", str(projector)), ())
+    assert ada.memory_bytes == plain.memory_bytes + projector.stat().st_size
+    argv = build_launcher()(ada, "127.0.0.1", 1).argv
+    assert argv[argv.index("--mmproj") + 1] == str(projector)
+    assert wrong(folder, projector).startswith(f"{projector}: a vision projector whose name matches no model")
 
 
 def test_gguf_file_named_like_a_model_of_a_document_is_rejected(folder: Path) -> None:
@@ -197,9 +289,6 @@ def test_file_without_a_usable_name_is_skipped_in_a_directory(folder: Path, capf
     assert [model.name for model in gather_documents([folder / "models"], [], folder).models] == ["ada", "bob"]
     assert capfd.readouterr().err == f"pilotlight: {odd}: left out: {RENAME}\n"
     assert wrong(folder, odd) == f"{odd}: {RENAME}"
-    for name in ("ada", "bob"):
-        (folder / "models" / f"{name}.gguf").unlink()
-    assert wrong(folder, folder / "models") == f"{folder}/models: no .gguf file has a usable name: rename them"
 
 
 def test_file_whose_model_raises_an_exception_is_left_out_and_the_others_are_served(
@@ -208,7 +297,7 @@ def test_file_whose_model_raises_an_exception_is_left_out_and_the_others_are_ser
     inject(monkeypatch, "autoscaler.documents.parse:_model_document", concerns("ada"))
     documents = gather_documents([folder / "models"], [], folder, contain=True)
     assert [model.name for model in documents.models] == ["bob"]
-    assert f"{folder}/models/ada.gguf: not served: internal error (InjectedError" in capfd.readouterr().err
+    assert f"{folder}/models/ada.gguf: left out: internal error (InjectedError" in capfd.readouterr().err
     with pytest.raises(InjectedError):
         gather_documents([folder / "models"], [], folder)
 
@@ -217,7 +306,7 @@ def test_gguf_file_named_like_an_alias_of_a_model_is_rejected(folder: Path) -> N
     spec = "{engine: command, command: ['x', '{port}'], aliases: [ada]}"
     other = written(folder / "x.yaml", HEAD + f"kind: Model\nmetadata: {{name: x}}\nspec: {spec}\n")
     ada = folder / "models" / "ada.gguf"
-    message = wrong(folder, ada.parent, configs=(other,))
+    message = wrong(folder, ada, configs=(other,))
     assert message == f"{ada}: Model ada: metadata.name: `ada` is already an alias of Model x in {other}"
 
 
