@@ -141,10 +141,11 @@ def check_parts(first: Path) -> None:
     split = file_kinds.PART.fullmatch(first.name)
     if split is None:
         return
+    cpu = CpuTime()
     for part in range(2, 1 + int(split[3])):
         path = first.with_name(f"{split[1]}-{part:05}-of-{split[3]}.gguf")
-        with open_regular_file(path) as opened:
-            _Header(str(path), opened, path.stat().st_size, CpuTime()).metadata()
+        with cpu.spend(), open_regular_file(path) as opened:
+            _Header(str(path), opened, path.stat().st_size, cpu).metadata()
 
 
 def _info(path: str, metadata: dict[str, Value], weights_bytes: int, embedding_bytes: int) -> GgufInfo:

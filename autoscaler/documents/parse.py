@@ -10,6 +10,9 @@ names there.
 Environment variables override Settings: `PILOTLIGHT_LIMITS_BODY_BYTES_MAX=1Mi` is `limits.bodyBytesMax: 1Mi`. The name
 is the key path in upper case with underscores; the value is YAML. The environment is an argument. A variable with the
 prefix that is not a setting is an error, so that a typing error is reported.
+
+Values in documents can be references to variables and files (`references`). They are replaced before validation, and
+only if the caller passes a reader of files: documents that were written by `to_yaml` contain values.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from autoscaler.documents.document_rules import (
     check_tenant,
     find_unsupported_key,
 )
+from autoscaler.documents.references import References, Written, restore
 from autoscaler.documents.stand_ins import read_known_keys
 from autoscaler.exception_handling import Failure, attempt, describe_error
 from autoscaler.spec.decode import Part, WrongKeyError, decode_value, format_path, suggest_nearest
@@ -160,18 +164,22 @@ class Documents(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings = Settings()
     undecoded: Mapping[ModelName, UndecodedDocument] = {}
     """The documents of those `models` that are stand-ins (`autoscaler.documents.stand_ins`)."""
+    written: Mapping[tuple[str, str], Written] = {}
+    """(kind, name) -> the document's texts with references, by key path."""
 
 
 def parse_documents(
     texts: Sequence[tuple[str, str]], environ: Mapping[str, str] | None = None,
-    reserved: Collection[str] = RESERVED, *, contain: bool = False,
+    reserved: Collection[str] = RESERVED, *, contain: bool = False, read_file: Callable[[str], str] | None = None,
 ) -> Documents:  # fmt: skip
     """Parse (source, YAML text) of each file. Variables in `environ` override settings. Raises DocumentError.
 
+    `read_file` returns the content of a file that a value refers to, or raises ValueError with the reason; None:
+    references in values are not replaced.
     `contain`: an unexpected exception affects only the Model whose document raises it when it is decoded or rendered
     again, if its name is known.
     """
-    loading = _Loading(contain=contain)
+    loading = _Loading(None if read_file is None else References(environ or {}, read_file), contain=contain)
     for source, text in texts:
         try:
             values = parse_yaml(text)
@@ -189,8 +197,9 @@ def parse_documents(
     except WrongKeyError as error:
         raise DocumentError(f"environment: {format_path(error.path)}: {error.message}") from error
     return Documents(
-        models=tuple(loading.models), tenants=tuple(loading.tenants), settings=settings, undecoded=loading.undecoded
-    )
+        models=tuple(loading.models), tenants=tuple(loading.tenants), settings=settings, undecoded=loading.undecoded,
+        written=loading.written,
+    )  # fmt: skip
 
 
 def read_document(value: object) -> Model | Tenant:
@@ -244,8 +253,10 @@ def _tenant(value: dict[str, object]) -> Tenant:
 class _Loading:
     """The documents so far, and the owner of each name."""
 
-    def __init__(self, *, contain: bool) -> None:
+    def __init__(self, references: References | None, *, contain: bool) -> None:
+        self._references = references
         self._contain = contain
+        self.written: dict[tuple[str, str], Written] = {}
         self.models: list[Model] = []
         self.undecoded: dict[ModelName, UndecodedDocument] = {}
         self.tenants: list[Tenant] = []
@@ -255,6 +266,10 @@ class _Loading:
 
     def add(self, source: str, value: object) -> None:
         """Add one document. Raises WrongKeyError."""
+        if self._references is not None:
+            value, written = self._references.resolve(value)
+            if written:
+                self.written[_identity(value)] = written
         claimed = len(self.owners)
         done = attempt(partial(self._add, source, value))
         if not isinstance(done, Failure):
@@ -338,9 +353,17 @@ def _label(value: object, number: int) -> str:
     return "Settings" if kind == "Settings" else f"document {number}"
 
 
-def to_yaml(documents: Documents) -> str:
+def _identity(document: object) -> tuple[str, str]:
+    """Return the kind of a document and its name, which is empty for Settings."""
+    value = document if isinstance(document, dict) else {}
+    metadata = value.get("metadata")
+    return str(value.get("kind")), str(metadata.get("name", "")) if isinstance(metadata, dict) else ""
+
+
+def to_yaml(documents: Documents, *, with_references: bool = False) -> str:
     """Render the documents as YAML without defaults. `parse_documents` returns equal Documents. Undecoded documents are
-    rendered unchanged, so that their reader decodes them again.
+    rendered unchanged, so that their reader decodes them again. `with_references`: references are rendered as they were
+    written, instead of their values, which may be secret, and all other texts so that they are no references.
     """
     out: list[dict[str, object]] = []
     for model in documents.models:
@@ -353,7 +376,8 @@ def to_yaml(documents: Documents) -> str:
         out.append(head | ({"spec": _plain(tenant.spec)} if tenant.spec != TenantSpec() else {}))
     if documents.settings != Settings():
         out.append({"apiVersion": API_VERSION, "kind": "Settings"} | _plain(documents.settings))
-    return yaml.safe_dump_all(out, sort_keys=False, width=120)
+    shown = [restore(one, documents.written.get(_identity(one), {})) for one in out] if with_references else out
+    return yaml.safe_dump_all(shown, sort_keys=False, width=120)
 
 
 def _model_document(model: Model) -> dict[str, object]:

@@ -70,7 +70,7 @@ def plan(  # noqa: PLR0917  click passes by keyword
 
 def plan_from_files(config: tuple[Path, ...], demand: Path) -> Answer:
     """Plan for an idle system; report configured capacity providers as not simulated. Raises click's errors."""
-    documents = load_files(config)
+    documents = load_files(config, references=True)
     if rented := ", ".join(one.name for one in documents.settings.capacity):
         click.echo(
             f"pilotlight: `capacity` ({rented}) is not simulated, and each entry of `nodes` counts as one existing"

@@ -53,6 +53,8 @@ DEFAULT_CONTEXT_TOKENS = 4096
 KEYS_FILE = "keys.yaml"
 TEXT_BYTES_MAX = 4 * yaml.TEXT_CHARS_MAX
 """Maximum size of a file of documents."""
+VALUE_BYTES_MAX = 128 << 10
+"""Maximum size of a file that a value refers to. Linux limits an environment variable to the same size."""
 NONE_KNOWN: Mapping[ModelName, Model] = {}
 _COMES = "/weights"
 """Placeholder path for weights that are fetched before a start, used to check the start."""
@@ -68,7 +70,7 @@ def gather_documents(
     error; at a `reload` it is skipped, too, unless no Model remains. `contain`: as in `parse_documents`.
     """
     texts = _texts(configs)
-    documents = with_stored_keys(_check(texts, contain=contain), state / KEYS_FILE)
+    documents = with_stored_keys(_check(texts, contain=contain, references=True), state / KEYS_FILE)
     _check_is_local(paths)
     found = model_files.find_models(paths)
     models, unusable = _models_of(found.models, documents, texts, contain=contain)
@@ -111,7 +113,7 @@ def _models_of(
         elif made.name in taken:
             reason = f"a Model named {made.name} is already {taken[made.name]}: rename one"
         elif made.name in further:
-            reason = _find_error([*texts, (str(file.path), to_yaml(Documents(models=(made,))))])
+            reason = _find_error([*texts, (str(file.path), _render(made))])
         else:
             taken[made.name] = f"created from {file.path}"
             models.append(made)
@@ -123,10 +125,15 @@ def _models_of(
 def _find_error(texts: Sequence[tuple[str, str]]) -> str:
     """Return why these documents are not valid; empty if they are."""
     try:
-        parse_documents(texts)
-    except DocumentError as error:
-        return str(error)
+        _check(texts, references=True)
+    except click.UsageError as error:
+        return error.message
     return ""
+
+
+def _render(model: Model) -> str:
+    """Return the document of a Model whose texts are no references."""
+    return to_yaml(Documents(models=(model,)), with_references=True)
 
 
 def model_name(file: Path) -> str:
@@ -280,11 +287,11 @@ def build_launcher(gpus: Callable[[], bool] = lambda: False) -> Launcher:
     return launch
 
 
-def load_files(paths: Sequence[Path], *, contain: bool = False) -> Documents:
+def load_files(paths: Sequence[Path], *, contain: bool = False, references: bool = False) -> Documents:
     """Return the documents in these files. Raises click.UsageError with a one-line message. `contain`: as in
-    `parse_documents`.
+    `parse_documents`. `references`: users wrote the files, and values can refer to variables and files.
     """
-    return _check(_texts(paths), contain=contain)
+    return _check(_texts(paths), contain=contain, references=references)
 
 
 def load_settings(path: Path) -> Settings:
@@ -301,7 +308,8 @@ def load_settings(path: Path) -> Settings:
             bare_settings = bare.get("settings", bare)
             head = {"apiVersion": API_VERSION, "kind": "Settings"}
             text = msgspec.json.encode({**head, **bare_settings}).decode() if isinstance(bare_settings, dict) else text
-    return _check([(file, text)]).settings
+            return _check([(file, text)]).settings
+    return _check([(file, text)], references=True).settings
 
 
 def _texts(paths: Sequence[Path]) -> list[tuple[str, str]]:
@@ -315,11 +323,21 @@ def _texts(paths: Sequence[Path]) -> list[tuple[str, str]]:
     return texts
 
 
-def _check(texts: Sequence[tuple[str, str]], *, contain: bool = False) -> Documents:
+def _check(texts: Sequence[tuple[str, str]], *, contain: bool = False, references: bool = False) -> Documents:
     try:
-        return parse_documents(texts, os.environ, contain=contain)
+        return parse_documents(texts, os.environ, contain=contain, read_file=_read_value if references else None)
     except DocumentError as error:
         raise click.UsageError(str(error)) from None
+
+
+def _read_value(path: str) -> str:
+    """Return the content of a file that a value refers to. Raises ValueError with the reason."""
+    try:
+        return files.read_text(Path(path), VALUE_BYTES_MAX)
+    except files.TooLargeError:
+        raise ValueError(f"more than {VALUE_BYTES_MAX >> 10} KiB") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(files.describe_error(error)) from None
 
 
 def _is_folder(path: Path) -> bool:
@@ -346,7 +364,7 @@ def _model_of(file: ModelFile, order: int) -> Model:
         context_tokens=min(file.info.shape.context_tokens, DEFAULT_CONTEXT_TOKENS),
     )
     model = Model(name=ModelName(name), spec=spec, slots=engines.default_slots("llama.cpp"), order=order)
-    if reason := _find_error([(str(file.path), to_yaml(Documents(models=(model,))))]):
+    if reason := _find_error([(str(file.path), _render(model))]):
         raise _UnusableError(reason)  # its path is not UTF-8
     done = attempt(partial(fill_memory_estimate, model))
     # After a failure the autoscaler computes the estimate again and reports the fault.

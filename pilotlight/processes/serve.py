@@ -52,7 +52,7 @@ def run_serve(options: ServeOptions) -> int:
     """Run `serve` and return its exit status."""
     documents = gather_documents(options.models, options.configs, options.state, contain=not options.print_config)
     if options.print_config:
-        write_document(to_yaml(documents))
+        write_document(to_yaml(documents, with_references=True))
         return 0
     check_serve_options(options, documents)
     try:

@@ -17,7 +17,7 @@ from autoscaler.spec.settings import Settings
 from autoscaler.state.events import FaultSeen
 from loadtest import tiny_gguf
 from pilotlight.cli import keys
-from pilotlight.models import document_inputs as documents
+from pilotlight.models import document_inputs as inputs
 from pilotlight.models.document_inputs import (
     KEYS_FILE,
     RENAME,
@@ -93,14 +93,14 @@ def test_exception_in_the_memory_estimate_affects_only_that_model(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = written(folder / "d.yaml", to_yaml(gather_documents([folder / "models"], [], folder)))
-    fill = documents.fill_memory_estimate
+    fill = inputs.fill_memory_estimate
 
     def broken(model: Model, known: Known | None = None, *, gpus: bool = False) -> Model:
         if model.name == "ada":
             raise KeyError("a key that the header lacks")
         return fill(model, known, gpus=gpus)
 
-    monkeypatch.setattr(documents, "fill_memory_estimate", broken)
+    monkeypatch.setattr(inputs, "fill_memory_estimate", broken)
     faults = list[FaultSeen]()
     ada, bob = read_documents(path, fault=faults.append).models
     assert (ada.name, bob.name) == ("ada", "bob")
@@ -218,6 +218,31 @@ def test_missing_folder_at_a_reload_leaves_the_documents_in_force(
     assert wrong(folder, gone, other) == f"{gone}: No such file or directory"
     assert len(gather_documents([gone, other], [], folder, reload=True).models) == 2
     assert left_out(capfd) == {str(gone): "No such file or directory"}
+
+
+def test_references_of_documents_are_resolved_from_the_environment_and_files(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = written(folder / "token", "s3cr3t\n")
+    monkeypatch.setenv("CODE", "x")
+    spec = f"{{engine: command, command: ['${{CODE}}', '{{port}}'], env: {{T: 'file:{secret}'}}}}"
+    other = written(folder / "x.yaml", HEAD + f"kind: Model\nmetadata: {{name: x}}\nspec: {spec}\n")
+    documents = gather_documents([], [other], folder)
+    assert (documents.models[0].spec.command[0], documents.models[0].spec.env) == ("x", {"T": "s3cr3t"})
+    assert read_documents(written(folder / "d.yaml", to_yaml(documents))).models[0].spec == documents.models[0].spec
+    secret.write_bytes(b"a" * (inputs.VALUE_BYTES_MAX + 1))
+    assert wrong(folder, configs=(other,)) == f"{other}: Model x: spec.env.T: file:{secret}: more than 128 KiB"
+    secret.write_bytes(b"\xff")
+    assert wrong(folder, configs=(other,)) == f"{other}: Model x: spec.env.T: file:{secret}: not UTF-8"
+
+
+def test_path_of_a_model_file_is_no_reference(folder: Path) -> None:
+    odd = folder / "models" / "${HOME}.gguf"
+    odd.hardlink_to(folder / "models" / "ada.gguf")
+    documents = gather_documents([odd], [], folder)
+    assert [(model.name, model.spec.artifact) for model in documents.models] == [("HOME", f"file://{odd}")]
+    printed = written(folder / "printed.yaml", to_yaml(documents, with_references=True))
+    assert gather_documents([], [printed], folder).models[0].spec == documents.models[0].spec
 
 
 def test_split_model_behind_links_keeps_the_names_of_its_parts(folder: Path) -> None:

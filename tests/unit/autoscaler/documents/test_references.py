@@ -1,0 +1,135 @@
+"""References in documents become values of variables and files before validation, and are printed as written."""
+
+from __future__ import annotations
+
+import pytest
+
+from autoscaler.documents.parse import DocumentError, Documents, parse_documents, to_yaml
+from autoscaler.documents.references import VALUES_CHARS_MAX
+
+HEAD = "apiVersion: pilotlight.dev/v1alpha1\n"
+SECRET = "s3cr3t-value"
+ENVIRON = {"TOKEN": SECRET, "EMPTY": "", "FOLDER": "/models", "BRACES": "${TOKEN}", "BYTES": "a\udcff"}
+FILES = {"/run/token": f"{SECRET}\n", "/run/two": "a\r\n\r\n", "/models/key": "b" * 64 + "\n", "/run/ref": "${TOKEN}"}
+
+
+def read_file(path: str) -> str:
+    if path not in FILES:
+        raise ValueError("No such file or directory")
+    return FILES[path]
+
+
+def parse(text: str) -> Documents:
+    return parse_documents([("x.yaml", text)], ENVIRON, read_file=read_file)
+
+
+def model(spec: str) -> str:
+    return f"{HEAD}kind: Model\nmetadata: {{name: m}}\nspec: {{engine: command, command: [x, '{{port}}'], {spec}}}\n"
+
+
+def env(value: str) -> object:
+    """The value of a variable of an engine."""
+    (one,) = parse(model(f"env: {{X: '{value}'}}")).models
+    return one.spec.env["X"]
+
+
+def wrong(text: str) -> str:
+    with pytest.raises(DocumentError) as caught:
+        parse(text)
+    assert SECRET not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("${TOKEN}", SECRET),
+        ("a ${FOLDER}/${TOKEN}!", f"a /models/{SECRET}!"),
+        ("${NONE:-x y}", "x y"),
+        ("${NONE:-}", ""),
+        ("${EMPTY:-x}", "x"),
+        ("${EMPTY}", ""),
+        ("${TOKEN:-x}", SECRET),
+        ("$${TOKEN}", "${TOKEN}"),
+        ("$$${TOKEN}", "$${TOKEN}"),
+        ("$HOME $(pwd) 5$", "$HOME $(pwd) 5$"),
+        ("${BRACES}", "${TOKEN}"),
+        ("file:/run/token", SECRET),
+        ("file:/run/two", "a\r\n"),
+        ("file:${FOLDER}/key", "b" * 64),
+        ("file:/run/ref", "${TOKEN}"),
+        ("file:///run/token", "file:///run/token"),
+        ("${NONE:-file:}/run/token", "file:/run/token"),
+    ],
+)
+def test_references_become_values_once(written: str, value: str) -> None:
+    assert env(written) == value
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("${NONE}", "the environment variable NONE is not set: set it, or use ${NONE:-default}"),
+        ("${}", "expected ${NAME} or ${NAME:-default}; for the text ${ write $${"),
+        ("${a.b}", "expected ${NAME} or ${NAME:-default}; for the text ${ write $${"),
+        ("x ${TOKEN", "expected ${NAME} or ${NAME:-default}; for the text ${ write $${"),
+        ("${TOKEN-x}", "expected ${NAME} or ${NAME:-default}; for the text ${ write $${"),
+        ("${BYTES}", "the environment variable BYTES is not UTF-8"),
+        ("file:/none", "file:/none: No such file or directory"),
+        ("file:token", "file:token: expected file: and an absolute path, such as file:/run/secrets/x"),
+        ("file:${TOKEN}", "file:${TOKEN}: expected file: and an absolute path, such as file:/run/secrets/x"),
+    ],
+)
+def test_unresolved_reference_is_an_error_with_its_path(value: str, message: str) -> None:
+    assert wrong(model(f"env: {{X: '{value}'}}")) == f"x.yaml: Model m: spec.env.X: {message}"
+
+
+def test_path_of_an_error_includes_positions_in_lists() -> None:
+    assert wrong(model("args: [a, '${NONE}']")).startswith("x.yaml: Model m: spec.args[1]: the environment variable")
+
+
+def test_every_text_may_contain_variables_but_only_some_keys_files() -> None:
+    text = (
+        f"{HEAD}kind: Tenant\nmetadata: {{name: '${{NONE:-acme}}'}}\nspec: {{keys: [{{sha256: 'file:/models/key'}}]}}\n"
+    )
+    (tenant,) = parse(text).tenants
+    assert (tenant.name, tenant.spec.keys[0].sha256) == ("acme", "b" * 64)
+    (one,) = parse(model("args: ['file:/run/token', '${FOLDER}/a'], artifact: 'file://${FOLDER}/a.gguf'")).models
+    assert one.spec.args == ("file:/run/token", "/models/a")
+    assert one.spec.artifact == "file:///models/a.gguf"
+    key = "-----BEGIN PUBLIC KEY-----\nAA==\n-----END PUBLIC KEY-----"
+    FILES["/run/key.pem"] = f"{key}\n"
+    settings = parse(f"{HEAD}kind: Settings\nweights: {{signatures: {{keys: ['file:/run/key.pem']}}}}\n").settings
+    assert settings.weights.signatures.keys == (key,)
+
+
+def test_rejected_value_of_a_reference_is_not_repeated() -> None:
+    assert "spec.engine: expected one of" in wrong(model("x: y").replace("engine: command", "engine: '${TOKEN}'"))
+    text = f"{HEAD}kind: Tenant\nmetadata: {{name: a}}\nspec: {{keys: [{{sha256: 'file:/run/token'}}]}}\n"
+    assert "spec.keys[0].sha256" in wrong(text)
+
+
+def test_values_of_all_references_together_are_limited() -> None:
+    FILES["/run/large"] = "a" * (VALUES_CHARS_MAX // 2)
+    many = ", ".join(f"X{number}: 'file:/run/large'" for number in range(3))
+    assert "spec.env.X2: the values of all references have more than 1 MiB" in wrong(model(f"env: {{{many}}}"))
+
+
+def test_documents_are_printed_with_references_and_passed_on_with_values() -> None:
+    spec = (
+        "env: {A: '${TOKEN}', B: 'file:/run/token', C: '$${HOME}'}, gpu: {memory: '${NONE:-12Gi}'}, args: ['${TOKEN}']"
+    )
+    tenant = f"---\n{HEAD}kind: Tenant\nmetadata: {{name: a}}\nspec: {{keys: [{{sha256: 'file:/models/key'}}]}}\n"
+    documents = parse(model(spec) + tenant)
+    printed = to_yaml(documents, with_references=True)
+    assert SECRET not in printed
+    assert "b" * 64 not in printed
+    assert parse(printed) == documents
+    passed_on = parse_documents([("y.yaml", to_yaml(documents))])
+    assert (passed_on.models, passed_on.tenants) == (documents.models, documents.tenants)
+    assert passed_on.models[0].spec.env == {"A": SECRET, "B": SECRET, "C": "${HOME}"}
+
+
+def test_documents_of_a_cluster_keep_references_as_text() -> None:
+    (one,) = parse_documents([("x", model("env: {X: '${TOKEN}'}"))], ENVIRON).models
+    assert one.spec.env == {"X": "${TOKEN}"}
