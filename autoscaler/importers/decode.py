@@ -6,14 +6,17 @@ independently. Flags of a command line are `--flag value` or `--flag=value`; of 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import msgspec
 
+from autoscaler.documents.document_rules import NAME_CHARS_MAX, check_model
 from autoscaler.documents.parse import DocumentError
 from autoscaler.importers.result import ConversionError, Document
 from autoscaler.spec.decode import Part, Path, WrongKeyError, decode_value, format_path
+from autoscaler.spec.model import ModelSpec
 from autoscaler.spec.quantity import whole_number
 from autoscaler.spec.yaml import YamlError, parse_yaml
 
@@ -50,6 +53,23 @@ def parse_count(digits: str, key: str) -> int:
 def simplify_number(value: float) -> int | float:
     """Return a number as a person writes it: 60, not 60.0."""
     return int(value) if value == int(value) else value
+
+
+def simplify_name(text: str) -> str:
+    """Return a valid name of a Model that is similar to a text: `my model (v2)` becomes `my-model-v2`. Empty if the
+    text contains no letters or digits.
+    """
+    plain = re.sub(r"[^A-Za-z0-9._:/-]+", "-", text)
+    return plain.strip("._:/-")[:NAME_CHARS_MAX].rstrip("._:/-")
+
+
+def is_alias(text: str) -> bool:
+    """Whether a document may contain the text as an alias of a Model."""
+    try:
+        check_model(ModelSpec(engine="command", command=("engine", "{port}"), aliases=(text,)))
+    except WrongKeyError:
+        return False
+    return True
 
 
 def expand_object_lists(values: Iterable[object]) -> list[object]:

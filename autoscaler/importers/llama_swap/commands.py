@@ -74,13 +74,19 @@ AT_ONCE = 10
 DEVICES = "CUDA_VISIBLE_DEVICES"
 LOCAL = frozenset({"localhost", "127.0.0.1", "[::1]", "0.0.0.0"})  # noqa: S104  only compared
 EXTRA_FLAGS = frozenset(
-    {"--gpu-layers", "--threads", "--batch-size", "--ubatch-size", "--cache-ram", "--embeddings", "--warmup"}
+    {"--gpu-layers", "--threads", "--batch-size", "--ubatch-size", "--cache-ram", "--embeddings", "--warmup", "--mmproj"}
 )
 """Flags of llama-server that the `llama` extra supports, too."""
 LONG = {
     **dict.fromkeys(("-ngl", "--n-gpu-layers"), "--gpu-layers"), "-t": "--threads", "-b": "--batch-size",
-    "-ub": "--ubatch-size", "-cram": "--cache-ram", "--embedding": "--embeddings",
+    "-ub": "--ubatch-size", "-cram": "--cache-ram", "--embedding": "--embeddings", "-mm": "--mmproj",
 }  # fmt: skip
+KEY_FLAGS = ("--api-key", "--api-key-file")
+KEY_VARIABLES = ("LLAMA_API_KEY", "VLLM_API_KEY")
+"""Variables with the key that llama-server and vLLM require of clients."""
+NO_KEYS = "clients' keys are not passed to engines: define keys in Tenant documents"
+_ENGINE = re.compile(r"(?:^|[/:_-])(?:llama[-_.]?(?:server|cpp)|vllm|sglang)", re.IGNORECASE)
+"""A program or image whose `--api-key` is the key that it requires of clients."""
 _FLAG = re.compile(r"--?[a-zA-Z]")
 _SERVER = re.compile(r"(?:.*/)?llama-server(?:[-_.][\w.-]*)?")
 _PROXY = re.compile(r"(https?)://(\[[^\]]+\]|[^/:]+)(?::(\d+|\{port\}))?(/.*)?")
@@ -96,15 +102,52 @@ class Command(NamedTuple):
     at_once: int
 
 
-def strip_comments(cmd: str) -> str:
-    """Return a command in one line, without lines that begin with `#`."""
-    lines = (line.strip() for line in cmd.splitlines())
-    return " ".join(line.removesuffix("\\") for line in lines if not line.startswith("#"))
+def strip_comments(cmd: str) -> tuple[str, list[str]]:
+    """Return a command in one line without its comments, and the comments. As in a shell, `#` at the beginning of a
+    word begins a comment, unless it is quoted.
+    """
+    lines, comments, quote = list[str](), list[str](), ""
+    for line in (each.strip() for each in cmd.splitlines()):
+        end, quote = _find_comment(line, quote)
+        comments += [line[end:].lstrip("# ")] if end < len(line) else []
+        lines.append(line[:end].rstrip().removesuffix("\\"))
+    return " ".join(line for line in lines if line), comments
+
+
+def _find_comment(line: str, quote: str) -> tuple[int, str]:
+    """Return where a comment begins in a line, or the length of the line, and the quote that is open at its end.
+    `quote`: the one that is open at its begin, or an empty string.
+    """
+    is_escaped, before = False, " "
+    for position, letter in enumerate(line):
+        if is_escaped:
+            is_escaped = False
+        elif letter == "\\" and quote != "'":
+            is_escaped = True
+        elif quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        elif letter == "#" and before.isspace():
+            return position, quote
+        before = letter
+    return len(line), quote
+
+
+def report_comments(comments: list[str], sketch: Sketch) -> None:
+    """Report comments with the flags in them, but not with values, which may be secret."""
+    if comments:
+        words = (word for comment in comments for word in comment.split())
+        flags = dict.fromkeys(word.partition("=")[0] for word in words if _FLAG.match(word))
+        named = f", with {', '.join(flags)}" if flags else ""
+        sketch.tell("cmd", f"the text from # to the end of its line is a comment and left out{named}")
 
 
 def write_engine_spec(command: Command, folder: str, sketch: Sketch) -> None:
     """Write the engine of the Model. Raises ConversionError; ValueError if `cmd` cannot be split into words."""
-    words = shlex.split(strip_comments(command.cmd))  # a second time, since macros may contain comments
+    cmd, comments = strip_comments(command.cmd)  # a second time, since macros may contain comments
+    report_comments(comments, sketch)
+    words = shlex.split(cmd)
     if not words:
         raise ConversionError("cmd: expected the command that starts the engine")
     environment, marked = _environment(command.env, sketch)
@@ -115,8 +158,25 @@ def write_engine_spec(command: Command, folder: str, sketch: Sketch) -> None:
         if command.at_once:
             sketch.tell("concurrencyLimit", "requests above spec.slots wait; spec.queue.callsMax limits their number")
     else:
+        words = _without_keys(words, sketch)
         _command([*marked, *words], command, sketch)
     sketch.spec["env"] = environment
+
+
+def _without_keys(words: list[str], sketch: Sketch) -> list[str]:
+    """Return a command without the keys that its engine would require: gateways send no keys to engines."""
+    if not any(_ENGINE.search(word) for word in words):
+        if CommandLine(words).has(*KEY_FLAGS):
+            sketch.tell("cmd --api-key", f"it is kept, since the program is not known: {NO_KEYS}")
+        return words
+    line = CommandLine(words)
+    if line.take(*KEY_FLAGS) is not None:
+        sketch.tell("cmd --api-key", f"removed: {NO_KEYS}")
+    for name in KEY_VARIABLES:
+        is_key = re.compile(rf"{name}(?:=.*)?", re.DOTALL).fullmatch
+        if line.take("-e", "--env", when=lambda value, is_key=is_key: is_key(value) is not None) is not None:
+            sketch.tell(f"cmd {name}", f"removed: {NO_KEYS}")
+    return line.left
 
 
 def _environment(entries: tuple[str, ...], sketch: Sketch) -> tuple[dict[str, str], list[str]]:
@@ -127,6 +187,9 @@ def _environment(entries: tuple[str, ...], sketch: Sketch) -> tuple[dict[str, st
         count = 0 if visible in ("", "-1") else visible.count(",") + 1
         sketch.spec["gpu"] = {"count": count}
         sketch.tell(f"env {DEVICES}", f"Pilotlight chooses the devices; spec.gpu.count is {count}")
+    for name in KEY_VARIABLES:
+        if pairs.pop(name, None) is not None:
+            sketch.tell(f"env {name}", f"removed: {NO_KEYS}")
     ports = [f"{name}={value}" for name, value in pairs.items() if PORT in value]
     return {name: value for name, value in pairs.items() if PORT not in value}, (["env", *ports] if ports else [])
 
@@ -160,8 +223,8 @@ def _llama_cpp(program: str, flags: CommandLine, folder: str, sketch: Sketch) ->
     for own in (("--port",), ("--host",), ("-a", "--alias")):
         flags.take(*own)
     flags.take_switch("--metrics", "--slots", "--offline")
-    if flags.take("--api-key", "--api-key-file") is not None:
-        sketch.tell("cmd --api-key", "clients' keys are not passed to engines: define keys in Tenant documents")
+    if flags.take(*KEY_FLAGS) is not None:
+        sketch.tell("cmd --api-key", f"removed: {NO_KEYS}")
     slots = _number(flags.take("-np", "--parallel"), "cmd --parallel")
     context = _number(flags.take("-c", "--ctx-size"), "cmd --ctx-size")
     spec |= {"engine": "llama.cpp", "artifact": f"file://{path}", "slots": slots or 1}

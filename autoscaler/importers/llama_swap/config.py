@@ -13,13 +13,14 @@ from typing import Annotated, TypeVar
 
 from msgspec import Meta, field
 
-from autoscaler.documents.document_rules import check_name
 from autoscaler.importers.decode import (
     UNKNOWN,
     DocumentErrorContext,
+    is_alias,
     parse_yaml_documents,
     read_mapping,
     read_part,
+    simplify_name,
     simplify_number,
 )
 from autoscaler.importers.llama_swap.commands import (
@@ -29,6 +30,7 @@ from autoscaler.importers.llama_swap.commands import (
     expand_environment,
     expand_macros,
     merge_macros,
+    report_comments,
     strip_comments,
     write_engine_spec,
 )
@@ -87,6 +89,10 @@ class Timeouts(Part, frozen=True):
     """Timeouts of requests to an engine."""
 
     response_header: Seconds = 0
+
+
+_CAMEL = {"strip_params": "stripParams", "set_params": "setParams"}
+"""Earlier names of keys of the filters."""
 
 
 class Filters(Part, frozen=True):
@@ -149,10 +155,11 @@ def _model(name: str, value: object, macros: Macros, whole: LlamaSwapConfig, fol
     at: Path = ("models", name)
     given = dict(read_mapping(value, at))
     own = read_mapping(given.pop("macros", None), (*at, "macros"))
-    if isinstance(given.get("cmd"), str):
-        given["cmd"] = strip_comments(str(given["cmd"]))  # first, so that macros in comments are not expanded
+    sketch = Sketch(simplify_name(name) or name)
+    if isinstance(given.get("cmd"), str):  # first, so that macros in comments are not expanded
+        given["cmd"], comments = strip_comments(str(given["cmd"]))
+        report_comments(comments, sketch)
     scope = merge_macros(macros, own, name)
-    sketch = Sketch(name)
     entry = _typed(read_mapping(expand_macros(given, scope, at), at), LlamaSwapModel, MODEL, at, sketch.notes)
     try:
         write_engine_spec(
@@ -163,7 +170,7 @@ def _model(name: str, value: object, macros: Macros, whole: LlamaSwapConfig, fol
     except ValueError as error:
         raise WrongKeyError((*at, "cmd"), f"expected a valid shell command: {error}") from None
     _timing(entry, whole, at, sketch)
-    _names(entry, scope, at, sketch)
+    _names(name, entry, scope, at, sketch)
     if entry.unlisted:
         sketch.spec["unlisted"] = True
     return sketch.taken()
@@ -190,23 +197,25 @@ def _timing(entry: LlamaSwapModel, whole: LlamaSwapConfig, at: Path, sketch: Ske
         )
 
 
-def _names(entry: LlamaSwapModel, macros: Macros, at: Path, sketch: Sketch) -> None:
-    """Write aliases, including ids of `setParamsByID`; report filters of request bodies."""
-    filters = read_part(entry.filters, Filters, (*at, "filters"), sketch.tell)
+def _names(name: str, entry: LlamaSwapModel, macros: Macros, at: Path, sketch: Sketch) -> None:
+    """Write aliases, including ids of `setParamsByID`, and the original of a simplified name; report filters of request
+    bodies.
+    """
+    given = {_CAMEL.get(key, key): value for key, value in entry.filters.items()}
+    filters = read_part(given, Filters, (*at, "filters"), sketch.tell)
     if filters.strip_params or filters.set_params:
         sketch.tell("filters", "request bodies are forwarded unchanged: clients must send these parameters")
     chosen = [str(expand_macros(key, macros, (*at, "filters", "setParamsByID"))) for key in filters.set_params_by_id]
     if chosen:
         sketch.tell("filters.setParamsByID", "these names become aliases without parameters")
-    aliases = list[str]()
-    for alias in dict.fromkeys((*entry.aliases, *chosen)):
-        try:
-            check_name(alias, ())
-        except WrongKeyError as error:
-            sketch.tell(f"aliases: {alias}", error.message)
-        else:
-            aliases += [alias] if alias != sketch.name else []
-    sketch.spec["aliases"] = aliases
+    aliases = dict[str, None]()
+    for alias in (name, *entry.aliases, *chosen):
+        kept = alias if is_alias(alias) else simplify_name(alias)
+        if kept != alias:
+            key = "name" if alias == name else "aliases"
+            sketch.tell(f"{key}: {alias}", f"clients must request {kept}" if kept else "it has no letters or digits")
+        aliases |= {kept: None} if kept and kept != sketch.name else {}
+    sketch.spec["aliases"] = list(aliases)
 
 
 def _typed(value: Document, kind: type[P], without: Mapping[str, str], at: Path, notes: list[ConversionNote]) -> P:

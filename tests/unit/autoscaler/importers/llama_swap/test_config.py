@@ -178,8 +178,82 @@ def test_llama_swap_model_with_an_invalid_command_or_proxy_is_rejected(
     assert message in taken.refused
 
 
-def test_invalid_model_name_is_rejected() -> None:
-    assert "metadata.name: expected" in model("engine ${PORT}", name="not a name!").refused
+def test_model_name_without_letters_and_digits_is_rejected() -> None:
+    assert "metadata.name: expected" in model("engine ${PORT}", name="??").refused
+
+
+def test_names_with_other_characters_are_simplified_and_reported() -> None:
+    taken = model("engine ${PORT}", {"aliases": ["nomic embed", "a", "[x] y", "!!"]}, name="Small 3 30B (a3b)")
+    assert taken.document is not None
+    assert taken.document["metadata"] == {"name": "Small-3-30B-a3b"}
+    assert spec_of(taken)["aliases"] == ["nomic-embed", "a", "x-y"]
+    notes = dict(taken.notes)
+    assert notes["name: Small 3 30B (a3b)"] == "clients must request Small-3-30B-a3b"
+    assert notes["aliases: nomic embed"] == "clients must request nomic-embed"
+    assert notes["aliases: [x] y"] == "clients must request x-y"
+    assert notes["aliases: !!"] == "it has no letters or digits"
+
+
+def test_comments_end_at_the_line_as_in_a_shell_and_are_reported() -> None:
+    cmd = """llama-server --port ${PORT} -m /a.gguf -np 1 # --temp=1 -c 4096
+      # --cache-reuse 256 ${nobody}
+      --jinja --x 'a # b' --y a#b --z \\# "two
+      # lines" \\
+      --last
+    """
+    taken = model(cmd)
+    args = ["--jinja", "--x", "a # b", "--y", "a#b", "--z", "#", "two # lines", "--last"]
+    assert spec_of(taken)["args"] == args
+    assert [why for key, why in taken.notes if "comment" in why] == [
+        "the text from # to the end of its line is a comment and left out, with --temp, -c, --cache-reuse"
+    ]
+
+
+def test_comment_in_a_folded_text_reports_the_flags_that_it_hides() -> None:
+    taken = model("llama-server --port ${PORT} -m /a.gguf -np 1 --jinja # off -ngl 99 --mlock")
+    assert spec_of(taken)["args"] == ["--jinja"]
+    assert any(why.endswith("left out, with -ngl, --mlock") for _, why in taken.notes)
+
+
+@pytest.mark.parametrize("key", ["stripParams", "strip_params"])
+def test_filters_in_both_spellings_are_reported_as_filters(key: str) -> None:
+    notes = model("engine ${PORT}", {"filters": {key: "temperature, top_p"}}).notes
+    assert [note.key for note in notes if "filters" in note.key] == ["filters"]
+
+
+DOCKER = "docker run --rm -p ${PORT}:8080 -v /m:/models"
+IMAGE = "ghcr.io/ggml-org/llama.cpp:server-cuda"
+
+
+@pytest.mark.parametrize(
+    ("cmd", "keys", "note"),
+    [
+        (f"{DOCKER} {IMAGE} --api-key s3cr3t -m /models/a.gguf", {}, "cmd --api-key"),
+        (f"{DOCKER} {IMAGE} --api-key=s3cr3t -m /models/a.gguf", {}, "cmd --api-key"),
+        (f"{DOCKER} {IMAGE} --api-key-file /s3cr3t -m /models/a.gguf", {}, "cmd --api-key"),
+        (f"{DOCKER} -e LLAMA_API_KEY=s3cr3t {IMAGE} -m /models/a.gguf", {}, "cmd LLAMA_API_KEY"),
+        (f"{DOCKER} --env=LLAMA_API_KEY=s3cr3t {IMAGE} -m /models/a.gguf", {}, "cmd LLAMA_API_KEY"),
+        (f"podman {DOCKER[7:]} -e VLLM_API_KEY=s3cr3t vllm/vllm-openai --model a", {}, "cmd VLLM_API_KEY"),
+        ("vllm serve a --port ${PORT} --api-key s3cr3t", {}, "cmd --api-key"),
+        ("llama-server -m /a.gguf --port ${PORT} --api-key s3cr3t", {}, "cmd --api-key"),
+        ("llama-server -m /a.gguf --port ${PORT}", {"env": ["LLAMA_API_KEY=s3cr3t"]}, "env LLAMA_API_KEY"),
+    ],
+)
+def test_keys_that_an_engine_would_require_are_removed_and_reported(
+    cmd: str, keys: dict[str, object], note: str
+) -> None:
+    taken = model(cmd, keys)
+    assert taken.document is not None
+    assert dict(taken.notes)[note].startswith("removed: clients' keys are not passed to engines")
+    text = to_yaml([taken])
+    assert "s3cr3t" not in text
+    assert not {"--api-key", "--api-key-file", "-e", "--env"} & set(text.split())
+
+
+def test_key_of_an_unknown_program_is_kept_and_reported() -> None:
+    taken = model("engine ${PORT} --api-key x")
+    assert spec_of(taken)["args"] == ["--api-key", "x"]
+    assert dict(taken.notes)["cmd --api-key"].startswith("it is kept")
 
 
 def test_llama_server_without_parallel_flag_gets_one_slot() -> None:
