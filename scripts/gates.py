@@ -112,7 +112,7 @@ _PACKAGES = ("cryptography", "cryptography.hazmat", _PRIMITIVES)
 EXCEPTIONS = {
     ("gateway/http/body_buffers", "mmap"): "anonymous memory, never a file",
     (
-        "autoscaler/importers/llama_swap/commands",
+        "autoscaler/importers/decode",
         "shlex",
     ): "splits a text into words; reads standard input only without one",
     ("artifacts/registry/challenge", "yarl"): "parses URLs as the transport does",

@@ -7,6 +7,7 @@ independently. Flags of a command line are `--flag value` or `--flag=value`; of 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -53,6 +54,11 @@ def parse_count(digits: str, key: str) -> int:
 def simplify_number(value: float) -> int | float:
     """Return a number as a person writes it: 60, not 60.0."""
     return int(value) if value == int(value) else value
+
+
+def split_command(text: str) -> list[str]:
+    """Return the words of a command, as a shell splits it. Raises ValueError, for example for an open quote."""
+    return shlex.split(text)
 
 
 def simplify_name(text: str) -> str:

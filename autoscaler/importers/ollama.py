@@ -83,7 +83,7 @@ NO_EQUAL = {
     "RENDERER": "llama.cpp uses the template in the GGUF file",
     "PARSER": "llama.cpp uses the template in the GGUF file",
     "REQUIRES": "it is the minimum version of Ollama, which does not serve this Model",
-    "projector": "for images, add --mmproj with this file to spec.args (llama-server only)",
+    "projector": "for images, add --mmproj with this file to spec.args",
 }
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import click
 
 from autoscaler.documents.parse import DocumentError
-from autoscaler.importers import lingo, ollama
+from autoscaler.importers import knative, lingo, ollama, ollama_operator
 from autoscaler.importers.kubeai import models
 from autoscaler.importers.llama_swap import config
 from autoscaler.importers.result import ConversionResult, refuse_duplicate_names, to_json, to_yaml
@@ -41,7 +41,7 @@ class Store(NamedTuple):
 
 
 @click.command("import", epilog=f"Example: {EXAMPLE}")
-@click.argument("kind", type=click.Choice(["kubeai", "lingo", "llama-swap", "ollama"]))
+@click.argument("kind", type=click.Choice(["knative", "kubeai", "lingo", "llama-swap", "ollama", "ollama-operator"]))
 @click.argument("files", nargs=-1, required=True, type=PathType(path_type=Path, allow_dash=True), metavar="FILE...")
 @click.option(
     "--output",
@@ -56,9 +56,9 @@ class Store(NamedTuple):
 def import_(kind: str, files: tuple[Path, ...], output: str, name: str) -> None:
     """Convert other programs' configuration to Pilotlight's documents, and print them.
 
-    FILE: manifests of KubeAI's Models (and its chart's values), manifests of Deployments with Lingo's annotations,
-    llama-swap's config.yaml, a Modelfile or Ollama's folder; `-` reads standard input. The exit status is 1 if a model
-    was not converted.
+    FILE: manifests of KubeAI's Models (and its chart's values), of Knative's Services, of ollama-operator's Models, or
+    of Deployments with Lingo's annotations, llama-swap's config.yaml, a Modelfile or Ollama's folder; `-` reads
+    standard input. The exit status is 1 if a model was not converted.
     """
     if name and (kind != "ollama" or len(files) != 1):
         raise click.UsageError("--name requires exactly one Modelfile")
@@ -88,7 +88,9 @@ def _converted(kind: str, files: Sequence[Path], name: str) -> list[ConversionRe
         return [taken for source, text in sources for taken in config.convert_config(source, text, os.environ, here)]
     convert: Callable[[Sequence[tuple[str, str]]], list[ConversionResult]] = {
         "kubeai": models.convert_models,
+        "knative": knative.convert_services,
         "lingo": lingo.convert_workloads,
+        "ollama-operator": ollama_operator.convert_models,
     }[kind]
     return convert(sources)
 

@@ -131,7 +131,7 @@ def _orphans(files: Iterable[Path], firsts: Iterable[Path]) -> Iterator[Unusable
 
 
 class _Search:
-    """What a search has found so far."""
+    """The results of a search so far."""
 
     def __init__(self) -> None:
         self.files: list[Path] = []
@@ -244,7 +244,7 @@ def _fits(projector: Path, model: ModelFile, beside: Sequence[Path]) -> bool:
 
 
 def _words(file: Path) -> list[str]:
-    """Return the words of a file name that tell a model from others, in lower case."""
+    """Return the words of a file name that identify a model, in lower case."""
     stem = gguf.get_model_stem(file).casefold()
     return [word for word in _WORD.findall(_QUANTIZATION.sub("", stem)) if word not in _GENERIC]
 

@@ -12,11 +12,11 @@ Pilotlight's placeholder for the port.
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping
+from functools import partial
 from typing import NamedTuple
 
-from autoscaler.importers.decode import CommandLine, parse_count
+from autoscaler.importers.decode import CommandLine, parse_count, split_command
 from autoscaler.importers.result import ConversionError, Sketch
 from autoscaler.spec.decode import Path, WrongKeyError
 from autoscaler.spec.engines import PLACEHOLDER
@@ -74,7 +74,16 @@ AT_ONCE = 10
 DEVICES = "CUDA_VISIBLE_DEVICES"
 LOCAL = frozenset({"localhost", "127.0.0.1", "[::1]", "0.0.0.0"})  # noqa: S104  only compared
 EXTRA_FLAGS = frozenset(
-    {"--gpu-layers", "--threads", "--batch-size", "--ubatch-size", "--cache-ram", "--embeddings", "--warmup", "--mmproj"}
+    {
+        "--gpu-layers",
+        "--threads",
+        "--batch-size",
+        "--ubatch-size",
+        "--cache-ram",
+        "--embeddings",
+        "--warmup",
+        "--mmproj",
+    }
 )
 """Flags of llama-server that the `llama` extra supports, too."""
 LONG = {
@@ -147,7 +156,7 @@ def write_engine_spec(command: Command, folder: str, sketch: Sketch) -> None:
     """Write the engine of the Model. Raises ConversionError; ValueError if `cmd` cannot be split into words."""
     cmd, comments = strip_comments(command.cmd)  # a second time, since macros may contain comments
     report_comments(comments, sketch)
-    words = shlex.split(cmd)
+    words = split_command(cmd)
     if not words:
         raise ConversionError("cmd: expected the command that starts the engine")
     environment, marked = _environment(command.env, sketch)
@@ -173,10 +182,13 @@ def _without_keys(words: list[str], sketch: Sketch) -> list[str]:
     if line.take(*KEY_FLAGS) is not None:
         sketch.tell("cmd --api-key", f"removed: {NO_KEYS}")
     for name in KEY_VARIABLES:
-        is_key = re.compile(rf"{name}(?:=.*)?", re.DOTALL).fullmatch
-        if line.take("-e", "--env", when=lambda value, is_key=is_key: is_key(value) is not None) is not None:
+        if line.take("-e", "--env", when=partial(_is_variable, name)) is not None:
             sketch.tell(f"cmd {name}", f"removed: {NO_KEYS}")
     return line.left
+
+
+def _is_variable(name: str, word: str) -> bool:
+    return word.partition("=")[0] == name
 
 
 def _environment(entries: tuple[str, ...], sketch: Sketch) -> tuple[dict[str, str], list[str]]:

@@ -104,7 +104,7 @@ def test_every_text_may_contain_variables_but_only_some_keys_files() -> None:
 
 
 def test_rejected_value_of_a_reference_is_not_repeated() -> None:
-    assert "spec.engine: expected one of" in wrong(model("x: y").replace("engine: command", "engine: '${TOKEN}'"))
+    assert "spec.engine: expected one of" in wrong(model("args: []").replace("engine: command", "engine: '${TOKEN}'"))
     text = f"{HEAD}kind: Tenant\nmetadata: {{name: a}}\nspec: {{keys: [{{sha256: 'file:/run/token'}}]}}\n"
     assert "spec.keys[0].sha256" in wrong(text)
 
