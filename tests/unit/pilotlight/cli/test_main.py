@@ -175,6 +175,19 @@ def test_printed_config_reproduces_the_same_documents(tmp_path: Path) -> None:
     assert again.stdout == first.stdout
 
 
+def test_printed_config_contains_references_and_not_their_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", "s3cr3t")
+    config = tmp_path / "c.yaml"
+    config.write_text(
+        "apiVersion: pilotlight.dev/v1alpha1\nkind: Model\nmetadata: {name: x}\n"
+        "spec: {engine: command, command: [run, '{port}', '${TOKEN}'], env: {A: '${TOKEN}'}}\n"
+    )
+    result = run("serve", "-c", config, "--print-config", "--state", tmp_path)
+    assert (result.exit_code, result.stdout.count("${TOKEN}"), "s3cr3t" in result.output) == (0, 2, False)
+
+
 def test_environment_variable_overrides_the_setting_of_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
