@@ -210,13 +210,14 @@ def _containers(revision: Revision, at: Path, sketch: Sketch) -> None:
     chosen = next((one for one in read if one.ports), read[0])
     for other in (one for one in read if one is not chosen):
         sketch.tell(f"container {other.name or other.image}", "a pod of a Model has one container, the engine")
-    port = next((one.get("containerPort") for one in chosen.ports), PORT_DEFAULT)
+    port = next((one["containerPort"] for one in chosen.ports if "containerPort" in one), PORT_DEFAULT)
     write_resources(chosen.resources, ("resources",), sketch)
     words = [re.sub(r"\$\(PORT\)", PORT, word) for word in (*chosen.command, *chosen.args)]
     words = _shell_words(words) if words[:1] and words[0].rpartition("/")[2] in {"sh", "bash"} else words
     is_vllm = "vllm" in chosen.image or any("vllm" in word for word in words)
-    if is_vllm and _vllm_arguments(words) is not None:
-        _vllm(_vllm_arguments(words) or [], sketch)
+    arguments = _vllm_arguments(words, is_entry_point=not chosen.command) if is_vllm else None
+    if arguments is not None:
+        _vllm(arguments, sketch)
     else:
         _command(words, chosen, str(port), sketch)
     if chosen.image:
@@ -243,12 +244,14 @@ def _shell_words(words: list[str]) -> list[str]:
         return words
 
 
-def _vllm_arguments(words: list[str]) -> list[str] | None:
-    """Return the arguments of vLLM's server; None if the command is another program."""
+def _vllm_arguments(words: list[str], *, is_entry_point: bool) -> list[str] | None:
+    """Return the arguments of vLLM's server; None if the command is another program. `is_entry_point`: the words are
+    arguments of the image's entry point, which is the server.
+    """
     for position, word in enumerate(words):
         if word in {"serve", "vllm.entrypoints.openai.api_server"} or word.endswith("api_server.py"):
             return words[position + 1 :]
-    return words if not words or words[0].startswith("-") else None
+    return words if is_entry_point else None
 
 
 def _vllm(arguments: list[str], sketch: Sketch) -> None:

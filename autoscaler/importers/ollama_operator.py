@@ -79,8 +79,8 @@ def _model(whole: Document) -> ConversionResult:
     source = Source("pvc", f"{claimed}/{STORE}", {"model": spec.image}) if claimed else Source("ollama", spec.image, {})
     try:
         write_ollama_spec(source, (), sketch, talks=False)
-    except ConversionError as error:
-        return sketch.refused(str(error).replace("spec.url: expected ollama://MODEL", "spec.image: expected MODEL"))
+    except ConversionError:
+        return sketch.refused("spec.image: expected the name of a model in Ollama's registry, such as phi3:3.8b")
     own = read_mapping(sketch.spec.get("env"), ("env",))
     sketch.spec |= {"image": IMAGE, "env": own | convert_environment(spec.env, sketch)}
     write_resources(spec.resources, ("spec", "resources"), sketch)

@@ -207,7 +207,7 @@ def test_objects_that_are_no_services_of_knative_are_skipped() -> None:
     ("before", "after", "message"),
     [
         ("timeoutSeconds: 600", "timeoutSeconds: x", "spec.template.spec.timeoutSeconds: expected a whole number"),
-        ("name: llama-8b", "labels: {}", "metadata.name: missing; expected text"),
+        ("name: llama-8b", "title: x", "metadata.name: missing; expected text"),
         ('nvidia.com/gpu: "1"', "nvidia.com/gpu: some", "resources.limits.nvidia.com/gpu: expected a whole number"),
         ("template:\n    metadata:", "template:\n    metadata: 1\n    x:", "spec.template.metadata: expected keys"),
     ],

@@ -67,7 +67,7 @@ def test_model_without_replicas_is_paused() -> None:
 def test_image_that_is_no_name_of_ollama_is_rejected() -> None:
     taken = convert(' {image: "phi; rm -rf /"}')
     assert taken.document is None
-    assert taken.refused.startswith("spec.image: expected MODEL")
+    assert taken.refused.startswith("spec.image: expected the name of a model")
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,14 @@ class Serve:
 
 
 @pytest.fixture
-def ada(tmp_path: Path) -> Path:
-    path = tmp_path / "models" / "ada.gguf"
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a short path, since the path of a Unix socket is limited."""
+    return tmp_path_factory.mktemp("s")
+
+
+@pytest.fixture
+def ada(folder: Path) -> Path:
+    path = folder / "models" / "ada.gguf"
     path.parent.mkdir()
     tiny_gguf.make_model(path, "one two", context_tokens=256)
     return path
@@ -49,11 +55,11 @@ def ada(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("is_named", [True, False])
 def test_unusable_file_does_not_block_other_changes(
-    ada: Path, tmp_path: Path, is_named: bool, capfd: pytest.CaptureFixture[str]
+    ada: Path, folder: Path, is_named: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     bob = ada.with_name("bob.gguf")
     bob.write_bytes(ada.read_bytes())
-    serve = Serve(tmp_path, *([ada, bob] if is_named else [ada.parent]))
+    serve = Serve(folder, *([ada, bob] if is_named else [ada.parent]))
     serve.configure("1")
     bob.write_bytes(b"")
     assert serve.reload()
@@ -62,8 +68,8 @@ def test_unusable_file_does_not_block_other_changes(
     assert f"pilotlight: {bob}: left out: the file is empty\n" in capfd.readouterr().err
 
 
-def test_reload_fails_if_no_model_remains(ada: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    serve = Serve(tmp_path, ada)
+def test_reload_fails_if_no_model_remains(ada: Path, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    serve = Serve(folder, ada)
     assert serve.reload()
     ada.unlink()
     assert not serve.reload()
@@ -74,9 +80,9 @@ def test_reload_fails_if_no_model_remains(ada: Path, tmp_path: Path, capfd: pyte
 
 
 def test_values_of_references_are_read_again_and_stay_in_private_files(
-    ada: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ada: Path, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    serve, secret = Serve(tmp_path, ada), tmp_path / "secret"
+    serve, secret = Serve(folder, ada), folder / "secret"
     replace_file(secret, f"{SECRET}-1\n".encode())
     serve.configure(f"file:{secret}")
     for number in (1, 2):
