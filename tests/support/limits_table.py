@@ -364,6 +364,14 @@ ROWS: dict[str, tuple[str, ...]] = {
         "autoscaler.state.capacity.STARTS_MAX",
     ),
     "documents": ("autoscaler.spec.yaml.TEXT_CHARS_MAX", "autoscaler.spec.yaml.NUMBER_CHARS_MAX"),
+    "file of a reference; values of all references": (
+        "pilotlight.models.document_inputs.VALUE_BYTES_MAX",
+        "autoscaler.documents.references.VALUES_CHARS_MAX",
+    ),
+    "folder of `serve`: levels; files and folders": (
+        "pilotlight.models.model_files.DEPTH_MAX",
+        "pilotlight.models.model_files.ENTRIES_MAX",
+    ),
     "response of the operations port to a command": (
         "pilotlight.net.ops_client.BYTES_MAX",
         "pilotlight.net.ops_client.TIMEOUT_S",
