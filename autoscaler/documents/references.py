@@ -91,7 +91,8 @@ class References:
     def _count(self, value: str, at: Path) -> None:
         self._left -= len(value)
         if self._left < 0:
-            raise WrongKeyError(at, f"the values of all references have more than {VALUES_CHARS_MAX >> 20} million characters")
+            limit = f"{VALUES_CHARS_MAX >> 20} million characters"
+            raise WrongKeyError(at, f"the values of all references have more than {limit}")
 
 
 def _is_file_key(kind: str, at: Path) -> bool:

@@ -112,7 +112,8 @@ def test_rejected_value_of_a_reference_is_not_repeated() -> None:
 def test_values_of_all_references_together_are_limited() -> None:
     FILES["/run/large"] = "a" * (VALUES_CHARS_MAX // 2)
     many = ", ".join(f"X{number}: 'file:/run/large'" for number in range(3))
-    assert "spec.env.X2: the values of all references have more than 1 million characters" in wrong(model(f"env: {{{many}}}"))
+    message = wrong(model(f"env: {{{many}}}"))
+    assert "spec.env.X2: the values of all references have more than 1 million characters" in message
 
 
 def test_documents_are_printed_with_references_and_passed_on_with_values() -> None:
