@@ -72,7 +72,7 @@ def gather_documents(
     texts = _texts(configs)
     documents = with_stored_keys(_check(texts, contain=contain, references=True), state / KEYS_FILE)
     _check_is_local(paths)
-    found = model_files.find_models(paths)
+    found = model_files.find_models(paths, contain=contain)
     models, unusable = _models_of(found.models, documents, texts, contain=contain)
     unusable = [*found.unusable, *unusable]
     errors = [one for one in unusable if one.is_named and (not reload or not models)]

@@ -11,12 +11,14 @@ import os
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from artifacts import file_kinds
 from artifacts.formats import gguf
+from autoscaler.exception_handling import Failure, attempt, describe_error
 from pilotlight.models.gguf_check import load_gguf_header
 
 DEPTH_MAX = 8
@@ -61,8 +63,10 @@ class Found(NamedTuple):
     unusable: list[UnusableFile]
 
 
-def find_models(paths: Iterable[Path]) -> Found:
-    """Return all models of these files and folders, with their projectors, and what cannot be served."""
+def find_models(paths: Iterable[Path], *, contain: bool = False) -> Found:
+    """Return all models of these files and folders, with their projectors, and the other files. `contain`: an
+    unexpected exception affects only the file that raises it.
+    """
     models, unusable, projectors = list[ModelFile](), list[UnusableFile](), list[tuple[Path, bool]]()
     for path in paths:
         count = len(models)
@@ -74,22 +78,22 @@ def find_models(paths: Iterable[Path]) -> Found:
         files, skipped = _search(path) if is_folder else ([path], [])
         unusable += skipped
         for file in files:
-            try:
-                models.append(ModelFile(file, _load(file), not is_folder))
-            except gguf.NotAModelError as error:
-                if error.kind == gguf.PROJECTOR:
-                    projectors.append((file, not is_folder))
-                else:
-                    unusable.append(UnusableFile(file, _reason(error, file), not is_folder))
-            except (gguf.GgufError, OSError) as error:
-                unusable.append(UnusableFile(file, _reason(error, file), not is_folder))
+            loaded = attempt(partial(_load, file))
+            if not isinstance(loaded, Failure):
+                models.append(ModelFile(file, loaded, not is_folder))
+            elif isinstance(loaded.error, gguf.NotAModelError) and loaded.error.kind == gguf.PROJECTOR:
+                projectors.append((file, not is_folder))
+            elif contain or isinstance(loaded.error, gguf.GgufError | OSError):
+                unusable.append(UnusableFile(file, _reason(loaded.error, file), not is_folder))
+            else:
+                raise loaded.error
         if is_folder and len(models) == count:
-            unusable.append(UnusableFile(path, _describe_folder(files, skipped), is_named=True))
+            reason = (
+                "no .gguf file in this folder can be served" if files or skipped else "no .gguf file in this folder"
+            )
+            own = next((one for one in skipped if one.path == path), UnusableFile(path, reason))
+            unusable = [*(one for one in unusable if one != own), own._replace(is_named=True)]
     return Found(*_attach(models, unusable, projectors))
-
-
-def _describe_folder(files: Sequence[Path], skipped: Sequence[UnusableFile]) -> str:
-    return "no .gguf file in this folder can be served" if files or skipped else "no .gguf file in this folder"
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------
@@ -110,7 +114,7 @@ def _search(root: Path) -> tuple[list[Path], list[UnusableFile]]:
             elif search.is_new(one):
                 folders.append((one, depth + 1))
             else:
-                search.skip(one, "a link to a folder that is searched already")
+                search.skip(one, "this folder is searched already, under another name")
     if search.left == 0:
         search.skip(root, f"all but {ENTRIES_MAX} files and folders: pass smaller folders")
     for one in search.named_like_files:
@@ -147,7 +151,10 @@ class _Search:
 
     def is_new(self, folder: Path) -> bool:
         """Whether the folder is not searched yet under another name, as with links in a loop."""
-        status = folder.stat()
+        try:
+            status = folder.stat()
+        except OSError:  # it was removed; listing it reports the reason
+            return True
         key = (status.st_dev, status.st_ino)
         known = key in self._seen
         self._seen.add(key)
@@ -194,11 +201,13 @@ def _load(file: Path) -> gguf.GgufInfo:
     return info
 
 
-def _reason(error: gguf.GgufError | OSError, file: Path) -> str:
+def _reason(error: Exception, file: Path) -> str:
     """Return why a file cannot be served, without its path."""
     if isinstance(error, gguf.GgufError):
         hint = f"; documents are given with `-c {file}`" if file.suffix in DOCUMENT_SUFFIXES else ""
         return str(error).removeprefix(f"{file}: ") + hint
+    if not isinstance(error, OSError):
+        return f"internal error ({describe_error(error)}); please report it"
     at = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else file
     what = "" if at == file else f"{at.name}: "
     if isinstance(error, FileNotFoundError) and at.is_symlink():

@@ -111,9 +111,44 @@ def test_loops_of_links_and_deep_folders_end_the_search_with_a_reason(tmp_path: 
     (tmp_path / "a" / "loop").symlink_to("..")
     assert served(tmp_path) == ["a/x.gguf"]
     assert reasons(tmp_path) == {
-        "a/loop": "a link to a folder that is searched already",
+        "a/loop": "this folder is searched already, under another name",
         str(deep.relative_to(tmp_path)): "more than 8 folders deep: pass this folder to serve its files",
     }
+
+
+def test_unreadable_folder_is_reported_with_its_reason(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(model, tmp_path / "a" / "x.gguf", tmp_path / "b" / "y.gguf")
+    scandir = os.scandir
+
+    def refused(folder: Path) -> object:
+        if folder == tmp_path / "a":
+            raise PermissionError(13, "Permission denied")
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    assert (served(tmp_path), reasons(tmp_path)) == (["b/y.gguf"], {"a": "Permission denied"})
+    assert find_models([tmp_path / "a"]).unusable == [(tmp_path / "a", "Permission denied", True)]
+
+
+def test_unexpected_exception_of_one_file_can_be_contained(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(model, tmp_path / "a.gguf", tmp_path / "b.gguf")
+    load = model_files.load_gguf_header
+
+    def broken(file: Path) -> object:
+        if file.name == "a.gguf":
+            raise KeyError("x")
+        return load(file)
+
+    monkeypatch.setattr(model_files, "load_gguf_header", broken)
+    found = find_models([tmp_path], contain=True)
+    assert [one.path.name for one in found.models] == ["b.gguf"]
+    assert found.unusable[0].reason.startswith("internal error (KeyError")
+    with pytest.raises(KeyError):
+        find_models([tmp_path])
 
 
 def test_huge_folders_are_searched_up_to_a_limit(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
