@@ -9,6 +9,7 @@ import pytest
 
 from loadtest import tiny_gguf
 from pilotlight.models import model_files
+from pilotlight.models.gguf_check import load_gguf_header
 from pilotlight.models.model_files import find_models
 from tests.support.builders.other_ggufs import make_imatrix, make_projector
 from tests.support.builders.tiny_adapter import make_adapter
@@ -136,7 +137,7 @@ def test_unexpected_exception_of_one_file_can_be_contained(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add(model, tmp_path / "a.gguf", tmp_path / "b.gguf")
-    load = model_files.load_gguf_header
+    load = load_gguf_header
 
     def broken(file: Path) -> object:
         if file.name == "a.gguf":
