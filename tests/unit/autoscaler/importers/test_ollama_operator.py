@@ -32,7 +32,7 @@ def convert(spec: str) -> ConversionResult:
 
 def test_model_becomes_a_command_that_pulls_and_serves_its_image() -> None:
     taken = convert(WHOLE)
-    found = spec_of(taken)
+    found = dict(spec_of(taken))
     command = found.pop("command")
     assert isinstance(command, list)
     assert "ollama pull phi3:3.8b && ollama cp phi3:3.8b phi-model" in command[-1]
