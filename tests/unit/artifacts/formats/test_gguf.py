@@ -191,24 +191,56 @@ def test_gguf_keys_with_a_prefix_longer_than_architectures_are_skipped(
     monkeypatch.setattr(gguf, "KEPT_MAX", 10)
     longest = "a" * gguf_shape.ARCHITECTURE_CHARS_MAX
     for prefix, kept in ((longest, True), (f"{longest}a", False), (f"\U0001f600{'x' * 65_000}", False)):
-        w = reference.GGUFWriter(str(tmp_path / "a.gguf"), "clip")
+        w = reference.GGUFWriter(str(tmp_path / "a.gguf"), "flux")
         for key in sorted(gguf_shape.KEYS):
             w.add_uint32(f"{prefix}.{key}", 1)
         w.write_header_to_file()
         w.write_kv_data_to_file()
         w.close()
-        reason = "more than 10 metadata keys" if kept else r"clip\.block_count is missing"
+        reason = "more than 10 metadata keys" if kept else r"flux\.block_count is missing"
         with pytest.raises(gguf.GgufError, match=reason):
             gguf.load_gguf_info(tmp_path / "a.gguf")
 
 
-def test_file_that_is_no_language_model_is_rejected(tmp_path: Path) -> None:
-    assert wrong(tmp_path / "a.gguf", claim(("Q", 0))) == "general.architecture is missing"
-    w = reference.GGUFWriter(str(tmp_path / "b.gguf"), "clip")
+@pytest.mark.parametrize(
+    ("architecture", "kind", "message"),
+    [
+        ("clip", None, "a vision projector"),
+        ("clip", reference.GGUFType.MMPROJ, "a vision projector"),
+        ("llama", reference.GGUFType.ADAPTER, "a LoRA adapter"),
+        ("llama", reference.GGUFType.IMATRIX, "an importance matrix"),
+    ],
+)
+def test_gguf_file_of_another_kind_is_named(tmp_path: Path, architecture: str, kind: str | None, message: str) -> None:
+    w = reference.GGUFWriter(str(tmp_path / "a.gguf"), architecture)
+    if kind is not None:
+        w.add_type(kind)
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.close()
-    with pytest.raises(gguf.GgufError, match=r"clip\.block_count is missing or not a number: not a language model\?"):
+    with pytest.raises(gguf.NotAModelError, match=f"a.gguf: {message}") as caught:
+        gguf.load_gguf_info(tmp_path / "a.gguf")
+    assert caught.value.kind == (kind or gguf.PROJECTOR)
+
+
+def test_sizes_of_tensor_types_equal_those_of_the_reference_package() -> None:
+    known = {int(kind): sizes for kind, sizes in reference.GGML_QUANT_SIZES.items()}
+    assert gguf.TENSOR_BLOCKS.items() <= known.items()
+
+
+@pytest.mark.parametrize("missing_bytes", [1, 500, 3000])
+def test_file_that_ends_within_a_tensor_is_truncated(tmp_path: Path, missing_bytes: int) -> None:
+    content = write(tmp_path / "a.gguf").read_bytes()
+    assert "truncated: its last tensor" in wrong(tmp_path / "b.gguf", content[:-missing_bytes])
+
+
+def test_file_that_is_no_language_model_is_rejected(tmp_path: Path) -> None:
+    assert wrong(tmp_path / "a.gguf", claim(("Q", 0))) == "general.architecture is missing"
+    w = reference.GGUFWriter(str(tmp_path / "b.gguf"), "flux")
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.close()
+    with pytest.raises(gguf.GgufError, match=r"flux\.block_count is missing or not a number: not a language model\?"):
         gguf.load_gguf_info(tmp_path / "b.gguf")
 
 
