@@ -228,7 +228,7 @@ def test_sizes_of_tensor_types_equal_those_of_the_reference_package() -> None:
     assert gguf.TENSOR_BLOCKS.items() <= known.items()
 
 
-@pytest.mark.parametrize("missing_bytes", [1, 500, 3000])
+@pytest.mark.parametrize("missing_bytes", [100, 500, 3000])
 def test_file_that_ends_within_a_tensor_is_truncated(tmp_path: Path, missing_bytes: int) -> None:
     content = write(tmp_path / "a.gguf").read_bytes()
     assert "truncated: its last tensor" in wrong(tmp_path / "b.gguf", content[:-missing_bytes])

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from autoscaler.documents.parse import DocumentError, parse_documents
 from autoscaler.importers import knative
+from autoscaler.importers.decode import simplify_name
 from autoscaler.importers.result import ConversionResult, to_yaml
 from tests.support.builders.converted_documents import spec_of
 from tests.support.example_budget import examples
@@ -75,7 +76,8 @@ def service(container: dict[str, object], **revision: object) -> ConversionResul
     return one
 
 
-def test_vllm_service_becomes_a_model_with_its_scaling_devices_and_names() -> None:
+def test_vllm_service_becomes_a_model_with_its_scaling_devices_and_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(knative, "is_alias", lambda text: simplify_name(text) == text)
     (taken,) = knative.convert_services([("s.yaml", VLLM)])
     assert taken.document is not None
     assert taken.document["metadata"] == {"name": "llama-8b", "namespace": "models", "labels": {"team": "search"}}
