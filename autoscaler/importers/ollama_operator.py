@@ -42,7 +42,7 @@ REASONS = {
 }
 
 
-class Spec(Part, frozen=True):
+class OllamaModelSpec(Part, frozen=True):
     """The spec of a Model of the operator."""
 
     image: str
@@ -73,7 +73,7 @@ def _model(whole: Document) -> ConversionResult:
     sketch = Sketch(name, namespace)
     if labels := keep_own(read_mapping(metadata.get("labels"), ("metadata", "labels"))):
         sketch.metadata["labels"] = labels
-    spec = read_part(whole.get("spec"), Spec, SPEC, lambda key, why: sketch.tell(key, REASONS.get(key, why)))
+    spec = read_part(whole.get("spec"), OllamaModelSpec, SPEC, lambda key, why: sketch.tell(key, REASONS.get(key, why)))
     claim = spec.persistent_volume_claim
     claimed = str(claim.get("claimName") or "") if isinstance(claim, dict) else claim
     source = Source("pvc", f"{claimed}/{STORE}", {"model": spec.image}) if claimed else Source("ollama", spec.image, {})
