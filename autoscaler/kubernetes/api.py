@@ -29,7 +29,14 @@ import msgspec
 from autoscaler.kubernetes import safe_decoding
 from autoscaler.kubernetes.constants import WRITER
 from autoscaler.kubernetes.kubeconfig import ApiAccess
-from autoscaler.kubernetes.safe_decoding import ListPage, read_event, read_object, read_pages
+from autoscaler.kubernetes.safe_decoding import (
+    ListPage,
+    read_event,
+    read_object,
+    read_pages,
+    read_response,
+    read_truncated_event,
+)
 from autoscaler.kubernetes.unreadable_objects import Unreadable, UnreadableObjects
 
 WRITES_PER_S = 50.0
@@ -90,6 +97,18 @@ PAGE = 500
 """Objects per page: decoding 5,000 pods at once blocks the event loop for a second."""
 PAGE_BYTES_MAX = 32 << 20
 """Maximum size of a page. A larger one is requested again with fewer objects: 500 objects may have 1.5 MiB each."""
+LIST_BYTES_MAX = 64 << 20
+"""Maximum size of a page with one object, and of a list of a server that ignores `limit`."""
+RESPONSE_BYTES_MAX = 16 << 20
+"""Maximum size of any other response, and of a line of a watch. The 1.5 MiB of an object that etcd stores may become
+9 MiB as JSON.
+"""
+ERROR_BYTES_MAX = 64 << 10
+"""Maximum size of an error response; the rest is not read."""
+MESSAGE_CHARS_MAX = 2000
+"""Maximum length of the server's message and reason in an error."""
+PREFIX_BYTES = 1 << 20
+"""Size of the prefix that identifies the object in a line above the limit."""
 UNREADABLE = 200
 """Status of the ApiError for a response that cannot be decoded."""
 HALF_A_SECOND_S = 0.5
@@ -126,8 +145,11 @@ class FencedError(Exception):
     """The request was not sent: this process may no longer write."""
 
 
-class _LargeResponseError(Exception):
+class _LargeResponseError(ApiError):
     """The response is larger than the caller reads."""
+
+    def __init__(self, bytes_max: int) -> None:
+        super().__init__(UNREADABLE, "Unreadable", f"the response has more than {bytes_max} bytes")
 
 
 class Api:
@@ -219,14 +241,16 @@ class Api:
 
     async def pages(self, path: str, query: Mapping[str, str] | None = None) -> AsyncIterator[ListPage]:
         """List a collection in pages of at most PAGE objects. Fewer large objects are requested and yielded at once. A
-        single object is read whatever its size, and so is a list of a server that ignores `limit`.
+        page with a single object, or a list of a server that ignores `limit`, may have LIST_BYTES_MAX.
         """
         asked, objects = {**(query or {})}, PAGE
         while True:
-            bytes_max = PAGE_BYTES_MAX if objects > 1 else None
+            bytes_max = PAGE_BYTES_MAX if objects > 1 else LIST_BYTES_MAX
             try:
                 body = await self._ask("GET", path, query={**asked, "limit": str(objects)}, bytes_max=bytes_max)
             except _LargeResponseError:
+                if objects == 1:
+                    raise
                 objects //= 2
                 continue
             if len(body) < PAGE_BYTES_MAX // 4:
@@ -250,7 +274,7 @@ class Api:
         kind: str = JSON,
         query: Mapping[str, str] | None = None,
         within_s: float | None = None,
-        bytes_max: int | None = None,
+        bytes_max: int = RESPONSE_BYTES_MAX,
     ) -> bytes:
         """Send a request; retry after Retry-After while attempts and time are left. Raises _LargeResponseError if the
         response has more than `bytes_max`.
@@ -277,7 +301,7 @@ class Api:
         kind: str,
         query: Mapping[str, str],
         ends_s: float,
-        bytes_max: int | None,
+        bytes_max: int,
     ) -> bytes:
         try:
             async with asyncio.timeout_at(ends_s):
@@ -322,7 +346,7 @@ class Api:
         query: Mapping[str, str],
         headers: Mapping[str, str],
         within_s: float,
-        bytes_max: int | None,
+        bytes_max: int,
     ) -> bytes:
         """Send one HTTP request. Raises ApiError, _LargeResponseError and aiohttp's exceptions."""
         async with self._open().request(
@@ -333,7 +357,10 @@ class Api:
             headers=headers,
             timeout=aiohttp.ClientTimeout(total=within_s),
         ) as answer:
-            body = await (answer.read() if bytes_max is None else _read_bounded(answer.content, bytes_max))
+            if answer.status < 400:
+                body = await _read_bounded(answer.content, bytes_max)
+            else:
+                body = await _read_prefix(answer.content, ERROR_BYTES_MAX)
         self._answered(answer.headers.get("Date"))
         if answer.status >= 400:
             raise _refusal(answer, body)
@@ -383,7 +410,7 @@ class Api:
         ) as answer:
             self._answered(answer.headers.get("Date"))
             if answer.status >= 400:
-                raise _refusal(answer, await answer.read())
+                raise _refusal(answer, await _read_prefix(answer.content, ERROR_BYTES_MAX))
             async with contextlib.aclosing(_lines(answer.content)) as events:
                 async for event in events:
                     yield event
@@ -411,32 +438,70 @@ async def _read_bounded(content: aiohttp.StreamReader, bytes_max: int) -> bytes:
     async for piece in content.iter_any():
         size += len(piece)
         if size > bytes_max:
-            raise _LargeResponseError
+            raise _LargeResponseError(bytes_max)
         pieces.append(piece)
     return b"".join(pieces)
 
 
-async def _lines(content: aiohttp.StreamReader) -> AsyncGenerator[tuple[str, Object | Unreadable], None]:
-    """Yield the events of a watch, one per line of any length. Yields to the event loop after each BATCH."""
-    rest, count = b"", 0
+async def _read_prefix(content: aiohttp.StreamReader, bytes_max: int) -> bytes:
+    """Read at most `bytes_max` of a body, after decompression."""
+    pieces, left = list[bytes](), bytes_max
     async for piece in content.iter_any():
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
+        pieces.append(piece[:left])
+        left -= len(pieces[-1])
+        if not left:
+            break
+    return b"".join(pieces)
+
+
+class _Line:
+    """A line of a watch that arrives in pieces. Only the prefix of a line above RESPONSE_BYTES_MAX is kept."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def add(self, piece: bytes) -> None:
+        """Append a piece."""
+        kept = self._size <= RESPONSE_BYTES_MAX
+        self._size += len(piece)
+        if kept:
+            self._pieces.append(piece)
+            if self._size > RESPONSE_BYTES_MAX:
+                self._pieces = [b"".join(self._pieces)[:PREFIX_BYTES]]
+
+    def take(self) -> tuple[str, Object | Unreadable]:
+        """Decode the line and begin the next one. Raises msgspec.DecodeError if it is not an event."""
+        line, size = b"".join(self._pieces), self._size
+        self._pieces, self._size = [], 0
+        if size <= RESPONSE_BYTES_MAX:
+            return read_event(line)
+        return read_truncated_event(line, f"it has {size} bytes, more than {RESPONSE_BYTES_MAX}")
+
+
+async def _lines(content: aiohttp.StreamReader) -> AsyncGenerator[tuple[str, Object | Unreadable], None]:
+    """Yield the events of a watch, one per line. Yields to the event loop after each BATCH."""
+    line, count = _Line(), 0
+    async for received in content.iter_any():
+        *ends, rest = received.split(b"\n")
+        for end in ends:
             count += 1
             if not count % BATCH:
                 await asyncio.sleep(0)
+            line.add(end)
             try:
-                event = read_event(line)
+                event = line.take()
             except (ValueError, RecursionError) as error:  # the server, or a proxy, closed the stream within a line
                 raise aiohttp.ClientPayloadError(
                     f"a line of a watch is not an event: {type(error).__name__}"
                 ) from error
             yield event
+        line.add(rest)
 
 
 def _object(path: str, body: bytes) -> Object:
     """Decode the object in a response. Raises ApiError if that fails."""
-    found = read_object(body) if body else {}
+    found = read_response(body) if body else {}
     if isinstance(found, Unreadable):
         raise ApiError(UNREADABLE, "Unreadable", f"{path}: {found.reason}")
     return found
@@ -465,4 +530,5 @@ def _status(status: Object, retry_after_s: float | None = None, code: int = 500)
         found = msgspec.convert(status, _Status)
     except msgspec.ValidationError:  # not from an API server
         found = _Status(code)
-    return ApiError(found.code, found.reason, found.message, retry_after_s)
+    reason, message = found.reason[:MESSAGE_CHARS_MAX], found.message[:MESSAGE_CHARS_MAX]
+    return ApiError(found.code, reason, message, retry_after_s)

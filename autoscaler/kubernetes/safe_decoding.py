@@ -8,6 +8,7 @@ without a schema, which msgspec rejects anywhere in a list. They are replaced by
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from itertools import accumulate
@@ -39,6 +40,8 @@ _SURROGATE = re.compile(
     rb"(\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
 )
 """A backslash or a pair of surrogates, in group 1, or an unpaired surrogate."""
+_EVENT = re.compile(rb'\{"type":"([A-Z]{1,32})","object":')
+_TYPE = re.compile(rb'"(kind|apiVersion)":"([A-Za-z0-9./-]{1,300})"')
 _CUT = b'{"pilotlight.dev/cut":null}'
 """Replaces a value that is nested too deeply."""
 
@@ -189,6 +192,18 @@ def _read_bounded(raw: bytes, of: tuple[str, str] = ("", "")) -> Object | Unread
     return found
 
 
+def read_response(raw: bytes) -> Object | Unreadable:
+    """Decode the response to a request for one object. Responses without metadata, such as versions, are allowed."""
+    found = read_object(raw)
+    if isinstance(found, Unreadable) or "metadata" not in found:
+        return found
+    try:
+        _check(found)
+    except msgspec.ValidationError as error:
+        return _unreadable(raw, ("", ""), f"its metadata: {error}")
+    return found
+
+
 def _check(found: Object) -> None:
     """Raise msgspec.ValidationError if the metadata has other types than readers expect."""
     msgspec.convert(found.get("metadata"), _Checked)
@@ -220,6 +235,26 @@ def read_event(line: bytes) -> tuple[str, Object | Unreadable]:
             return whole.type, whole.object
     event = _decode_repaired(_decode_event, line, DEPTH_MAX + 1)
     return event.type, _read_bounded(bytes(event.object))
+
+
+def read_truncated_event(prefix: bytes, reason: str) -> tuple[str, Unreadable]:
+    """Identify the object of a watch event from the beginning of its line. Raises msgspec.DecodeError if it is not the
+    beginning of an event.
+    """
+    event = _EVENT.match(prefix)
+    if event is None:
+        raise msgspec.DecodeError("it does not begin as an event")
+    begin = prefix.find(b'"metadata":', event.end())
+    types = {found[1]: found[2].decode("ascii") for found in _TYPE.finditer(prefix, event.end(), max(begin, 0))}
+    try:
+        text = prefix[begin + len('"metadata":') :].decode(errors="ignore")
+        metadata = msgspec.convert(json.JSONDecoder().raw_decode(text)[0], _Metadata)
+    except (ValueError, RecursionError):
+        metadata = _Metadata()
+    return event[1].decode("ascii"), Unreadable(
+        types.get(b"kind", ""), metadata.namespace, metadata.name, metadata.version, reason,
+        types.get(b"apiVersion", ""), metadata.uid,
+    )  # fmt: skip
 
 
 def read_pages(text: bytes) -> Iterator[ListPage]:

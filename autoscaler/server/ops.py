@@ -77,6 +77,8 @@ def _hash(text: str, tag: str) -> str:
 
 
 SCRAPE_TIMEOUT_S = 1.0
+SCRAPE_BYTES_MAX = 32 << 20
+"""Limit of a gateway's /metrics."""
 NAMES_MAX = 100
 """The maximum number of names in an error message."""
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -244,14 +246,19 @@ async def handle_unknown_path(request: web.Request) -> web.Response:
 
 
 async def scrape_gateway(path: Path) -> bytes | None:
-    """Return a gateway's /metrics; None if it does not respond in time (it may be restarting)."""
+    """Return a gateway's /metrics. None: it does not respond in time (it may be restarting), or its response has
+    SCRAPE_BYTES_MAX or more.
+    """
     timeout = aiohttp.ClientTimeout(total=SCRAPE_TIMEOUT_S)
     try:
         async with (
             aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path)), timeout=timeout) as session,
             session.get("http://gateway/metrics") as response,
         ):
-            return await response.read()
+            await response.content.readexactly(SCRAPE_BYTES_MAX)
+            return None
+    except asyncio.IncompleteReadError as whole:  # the body ended earlier
+        return whole.partial
     except (aiohttp.ClientError, OSError, TimeoutError):
         return None
 

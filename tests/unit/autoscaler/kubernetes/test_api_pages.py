@@ -150,3 +150,32 @@ async def test_error_in_the_middle_of_a_list_is_raised(monkeypatch: pytest.Monke
     monkeypatch.setattr(lists, "answer", expire)
     with pytest.raises(ApiError, match="410 Expired: too old"):
         await names(lists)
+
+
+async def test_metadata_of_a_response_is_checked() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response({"metadata": {"name": 7} if request.path == "/wrong" else {"name": "a"}})
+
+    async def version(_: web.Request) -> web.Response:
+        return web.json_response({"major": "1"})
+
+    app = web.Application()
+    app.router.add_get("/version", version)
+    app.router.add_get("/{name}", answer)
+    async with TestServer(app) as server, Api(cast("ApiAccess", Anonymous(str(server.make_url("/"))))) as api:
+        assert await api.get("/right") == {"metadata": {"name": "a"}}
+        assert await api.get("/version") == {"major": "1"}
+        with pytest.raises(ApiError, match="200 Unreadable: /wrong: its metadata: Expected `str`, got `int`"):
+            await api.get("/wrong")
+
+
+async def test_long_message_of_the_server_is_truncated() -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response({"reason": "Invalid", "message": "x" * 10_000}, status=422)
+
+    app = web.Application()
+    app.router.add_get("/a", answer)
+    async with TestServer(app) as server, Api(cast("ApiAccess", Anonymous(str(server.make_url("/"))))) as api:
+        with pytest.raises(ApiError) as raised:
+            await api.get("/a")
+    assert raised.value.message == "x" * client.MESSAGE_CHARS_MAX
