@@ -143,6 +143,8 @@ ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://([a-z0-9._~%-]+|\[[0-9a-f:.]+\
 """An origin in the form in which browsers send it in `Origin` (RFC 6454, 6.2), in lower case."""
 ORIGIN_WANTED = 'expected an origin such as https://llm.example, in lower case and without a path, or "*"'
 BEGIN = "-----BEGIN PUBLIC KEY-----"
+ARTIFACT_CHARS_MAX = 1024
+"""The maximum length of an artifact. Messages between autoscalers and agents have artifacts of many Models."""
 FILE_WANTED = "expected an absolute path such as file:///models/a.gguf, or another source such as oci://"
 CLAIM = re.compile(
     r"pvc://[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*/?"
@@ -261,6 +263,7 @@ def _check_artifact(spec: ModelSpec) -> None:
             hub = " or hf://org/name@revision" if takes == "file-or-hf" else ""
             raise WrongKeyError(at, f"missing; engine {spec.engine} needs one such as file:///path{hub}")
         return
+    _check_artifact_length(spec.artifact, at)
     _check_no_nul(spec.artifact, at)
     scheme = spec.artifact.partition("://")[0]
     if scheme == "pvc" or (scheme in STORED and spec.engine != "ollama"):  # ollama has a store of its own
@@ -271,6 +274,11 @@ def _check_artifact(spec: ModelSpec) -> None:
         raise WrongKeyError(at, f"{scheme}:// {MESSAGE} for engine {spec.engine}")
     elif not spec.artifact.startswith("file:///") or len(spec.artifact) == len("file:///"):
         raise WrongKeyError(at, FILE_WANTED)
+
+
+def _check_artifact_length(artifact: str, at: Path) -> None:
+    if len(artifact) > ARTIFACT_CHARS_MAX:
+        raise WrongKeyError(at, f"expected at most {ARTIFACT_CHARS_MAX} characters")
 
 
 def _check_adapters(spec: ModelSpec) -> None:
@@ -292,6 +300,7 @@ def _check_adapters(spec: ModelSpec) -> None:
         if adapter.name in seen:
             raise WrongKeyError((*at, "name"), f"`{adapter.name}` occurs twice")
         seen.add(adapter.name)
+        _check_artifact_length(adapter.artifact, (*at, "artifact"))
         scheme = adapter.artifact.partition("://")[0]
         if scheme in STORED and spec.engine != "command":  # the command itself defines where its adapters are
             pattern, wanted = STORED[scheme]

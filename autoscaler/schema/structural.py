@@ -15,7 +15,7 @@ from typing import cast
 import msgspec
 from msgspec import inspect
 
-from autoscaler.documents.document_rules import ADAPTERS_MAX, NAME_CHARS_MAX
+from autoscaler.documents.document_rules import ADAPTERS_MAX, ARTIFACT_CHARS_MAX, NAME_CHARS_MAX
 from autoscaler.documents.parse import to_plain_value
 from autoscaler.schema.cel_rules import RULES, Rule
 from autoscaler.schema.json_schema import SIZE
@@ -39,8 +39,8 @@ EXTRA: Mapping[tuple[str, str], Schema] = {
     ("ModelSpec", "aliases"): {"maxItems": ADAPTERS_MAX, "x-kubernetes-list-type": "set"},
     ("ModelSpec", "adapters"): {"maxItems": ADAPTERS_MAX, **_BY_NAME},
     ("TenantSpec", "keys"): {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["sha256"]},
-    ("ModelSpec", "artifact"): {"maxLength": 4096},
-    ("Adapter", "artifact"): {"maxLength": 4096},
+    ("ModelSpec", "artifact"): {"maxLength": ARTIFACT_CHARS_MAX},
+    ("Adapter", "artifact"): {"maxLength": ARTIFACT_CHARS_MAX},
     ("Adapter", "name"): {"maxLength": 63},
     ("Key", "createdAt"): {"format": "date-time"},
     ("Key", "expiresAt"): {"format": "date-time"},

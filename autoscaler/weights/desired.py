@@ -15,9 +15,12 @@ inspection that hangs) delays a model no longer than that, and all agents take p
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import inf
 from typing import NamedTuple
+
+import msgspec
 
 from autoscaler.agent_contract import (
     OWN,
@@ -52,6 +55,10 @@ def find_unfetched_artifact(model: Model) -> str | None:
 
 AGENT_S_MAX = 30.0
 """How long a replica waits for a node agent that does not report before its start fails. Replacing an agent takes less.
+"""
+WANTS_BYTES_MAX = 768 << 10
+"""Maximum size of the weights requests to one node, encoded. Requests of the Models with the least bytes are sent
+first, so that a Model with many long names delays only itself. The rest is sent later.
 """
 BEGINS = frozenset((S.PENDING, S.STARTING))
 NO_IMAGES: Mapping[NodeId, tuple[ImageWant, ...]] = {}
@@ -142,14 +149,20 @@ def build_node_wants(
     for name, node in early:
         for request in models[name][1] if name in models else ():
             waiting.setdefault(node, {}).setdefault(request, [])
+    looked: dict[NodeId, set[WeightsRequest]] = {}
     for node, request in looks:
         waiting.setdefault(node, {}).setdefault(request, [])
+        looked.setdefault(node, set()).add(request)
+    asked_by_model = {name: asked for name, (_, asked) in models.items()}
     return {
         node: NodeWants(
             epoch=world.epoch,
-            wants=tuple(
-                NodeWant(**request._asdict(), replicas=tuple(sorted(one.id for one in replicas)))
-                for request, replicas in sorted(waiting.get(node, {}).items())
+            wants=_limit_wants(
+                [
+                    NodeWant(**request._asdict(), replicas=tuple(sorted(one.id for one in replicas)))
+                    for request, replicas in sorted(waiting.get(node, {}).items())
+                ],
+                asked_by_model, looked.get(node, frozenset()),
             ),
             images=images.get(node, ()),
             held=tuple(sorted(held.get(node, ()))),
@@ -157,7 +170,40 @@ def build_node_wants(
             fabric=fabric.get(node, ()),
         )
         for node in sorted({*waiting, *held, *images, *fabric})
-    }
+    }  # fmt: skip
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def _limit_wants(
+    wants: Sequence[NodeWant],
+    asked_by_model: Mapping[ModelName, Collection[WeightsRequest]],
+    looks: Collection[WeightsRequest],
+) -> tuple[NodeWant, ...]:
+    """Return the wants that fit into WANTS_BYTES_MAX: assigned inspections, of which there are at most LOOKS_MAX,
+    then weights that replicas wait for, then prefetches.
+    """
+    sizes = {want: len(_encode(want)) + 1 for want in wants}
+    if sum(sizes.values()) <= WANTS_BYTES_MAX:
+        return tuple(wants)
+    models: dict[WeightsRequest, tuple[int, ModelName]] = {}
+    for name, asked in asked_by_model.items():
+        model = sum(len(request.artifact) for request in asked), name
+        for request in asked:
+            models[request] = min(model, models.get(request, model))
+
+    def order(want: NodeWant) -> tuple[bool, bool, tuple[int, ModelName], WeightsRequest]:
+        request = read_weights_request(want)
+        is_prefetch = not want.replicas
+        return request not in looks, is_prefetch, models.get(request, (0, ModelName(""))), request
+
+    left, chosen = WANTS_BYTES_MAX, set[NodeWant]()
+    for want in sorted(wants, key=order):
+        if sizes[want] <= left:
+            left -= sizes[want]
+            chosen.add(want)
+    return tuple(want for want in wants if want in chosen)
 
 
 def assess_weights(
@@ -274,6 +320,10 @@ SLOW_S = 60.0
 """Equal to the time for which an agent waits between two attempts of its own."""
 
 
+LOOKS_MAX = 128
+"""Maximum number of inspections assigned to an agent; the others are assigned when one ends."""
+
+
 class _Turn(NamedTuple):
     node: NodeId
     since_s: float | None
@@ -293,24 +343,48 @@ class InspectionAssigner:
     def looks(
         self, world: World, agents: Collection[NodeId], now_s: float | None
     ) -> Iterator[tuple[NodeId, WeightsRequest]]:
-        """Yield the current assignments. `agents`: the connected agents; `now_s`: None before the first step."""
+        """Yield the current assignments. `agents`: the connected agents; `now_s`: None before the first step.
+
+        If an agent has LOOKS_MAX assignments, further artifacts wait: those that were never assigned are next, the
+        first ones of each Model before the second ones, and then those whose assignment ended first.
+        """
         before, self._turns, self.next_s = self._turns, {}, inf
         live = frozenset(agents if now_s is None else (one for one in agents if _lives(world, one, now_s)))
-        for request in sorted(list_uninspected_artifacts(world)) if agents else ():
-            turn = self._turns[request] = _turn(world, before.get(request), request, live or frozenset(agents), now_s)
+        counts: Counter[NodeId] = Counter()
+        positions = list_uninspected_artifacts(world) if agents else {}
+
+        def order(request: WeightsRequest) -> tuple[float, int, WeightsRequest]:
+            turn = before.get(request)
+            if turn is None:
+                return 0.0, positions[request], request
+            ended = _has_ended(world, turn, request, now_s)
+            return (turn.since_s or 0.0) if ended else -1.0, 0, request
+
+        for request in sorted(positions, key=order):
+            turn = _turn(world, before.get(request), request, live or frozenset(agents), now_s)
+            if counts[turn.node] >= LOOKS_MAX:
+                if request in before:
+                    self._turns[request] = before[request]
+                continue
+            counts[turn.node] += 1
+            self._turns[request] = turn
             if turn.since_s is not None:
                 self.next_s = min(self.next_s, _ends_s(world, turn, request))
             yield turn.node, request
 
 
-def list_uninspected_artifacts(world: World) -> set[WeightsRequest]:
-    """Return the artifacts that an agent must inspect, because no agent has reported all required facts yet."""
-    return {
-        look
-        for model in world.models.values()
-        for request in build_weights_requests(world, model).values()
-        if not _known(world, look := request._replace(look=True), image=request.look, header=should_read_header(model))
-    }
+def list_uninspected_artifacts(world: World) -> dict[WeightsRequest, int]:
+    """Return the artifacts that an agent must inspect, because no agent has reported all required facts yet, with the
+    lowest position of each one among the artifacts of a Model.
+    """
+    found: dict[WeightsRequest, int] = {}
+    for model in world.models.values():
+        header = should_read_header(model)
+        for position, request in enumerate(build_weights_requests(world, model).values()):
+            look = request._replace(look=True)
+            if not _known(world, look, image=request.look, header=header):
+                found[look] = min(position, found.get(look, position))
+    return found
 
 
 def _known(world: World, look: WeightsRequest, *, image: bool, header: bool) -> bool:
@@ -324,16 +398,20 @@ def _known(world: World, look: WeightsRequest, *, image: bool, header: bool) -> 
 def _turn(
     world: World, before: _Turn | None, request: WeightsRequest, live: frozenset[NodeId], now_s: float | None
 ) -> _Turn:
-    tried = frozenset[NodeId]() if before is None else before.tried
-    if before is not None and before.since_s is not None and (now_s or 0.0) >= _ends_s(world, before, request):
-        tried |= {before.node}
+    tried, ended = frozenset[NodeId]() if before is None else before.tried, False
+    if before is not None and _has_ended(world, before, request, now_s):
+        tried, ended = tried | {before.node}, True
     left = live - tried
     if not left:  # all had the task: restart the rotation
         tried, left = frozenset(), live
     node = min(left, key=lambda one: (zlib.crc32(f"{one} {request}".encode()), one))
-    same = before is not None and before.node == node and before.tried == tried
+    same = not ended and before is not None and before.node == node and before.tried == tried
     since_s = before.since_s if before is not None and same and before.since_s is not None else now_s
     return _Turn(node, since_s, tried)
+
+
+def _has_ended(world: World, turn: _Turn, request: WeightsRequest, now_s: float | None) -> bool:
+    return turn.since_s is not None and (now_s or 0.0) >= _ends_s(world, turn, request)
 
 
 def _ends_s(world: World, turn: _Turn, request: WeightsRequest) -> float:

@@ -26,7 +26,8 @@ LOOK_UP_S = 10.0
 """Interval of DNS lookups."""
 SILENT_S = 10.0
 """A stream that delivers nothing for this long, not even a blank line, is reopened."""
-LINE_BYTES_MAX = 1 << 20
+LINE_BYTES_MAX = 4 << 20
+"""Limit of a line of a stream; autoscalers limit each part of a line."""
 ANSWER_BYTES_MAX = 64 << 10
 """Limit of the response body in `ask`."""
 

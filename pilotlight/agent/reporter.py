@@ -16,6 +16,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from math import inf
 from typing import Generic, Protocol, TypeVar
 
+from autoscaler.exception_handling import describe_error, reraise_memory_error
+
 T = TypeVar("T")
 
 LOOK_S = 1.0
@@ -105,10 +107,12 @@ class Agent(Generic[T]):
             try:
                 await way.send(self._written(self._latest, self._sequence, self.age_s))
                 unheard, self._heard[number] = "", True
-            except WayError as error:
+            except Exception as error:  # noqa: BLE001 - the next report may succeed, and other clients must get theirs
+                reraise_memory_error(error)
                 self._heard[number] = False
-                if str(error) != unheard:
-                    unheard = str(error)
+                reason = str(error) if isinstance(error, WayError) else describe_error(error)
+                if reason != unheard:
+                    unheard = reason
                     log.warning("event=report_failed autoscaler=%s reason=%r", way.name, unheard)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._period_s):

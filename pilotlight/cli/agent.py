@@ -7,11 +7,13 @@ reports. Also encodes the reports, since `pilotlight.agent.reporter` does not de
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -21,6 +23,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from autoscaler.contract import NODE_PERIOD_S, NodeReport
+from autoscaler.drivers.resilient_tasks import retry_until_success
 from autoscaler.spec.installation_ownership import Ownership
 from pilotlight import process
 from pilotlight.agent.autoscaler_client import HttpWay
@@ -46,6 +49,8 @@ from pilotlight.options import DIRECTORY, FILE, access_options, autoscalers_opti
 LOOK_S_MAX = 30.0
 """An agent that has not observed its node for this long counts as hung."""
 STORE = Path("/var/lib/pilotlight/weights")
+
+log = logging.getLogger("pilotlight.agent")
 SOCKET = FILE
 
 
@@ -208,11 +213,14 @@ async def run_agent(options: AgentOptions) -> None:
     shown_at = await health.open_port(options.health, build_health_app(one, keeping.metrics.text))
     process.freeze_gc()
     async with asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(life) for life in (one.run(), files.follow(), keeping.run())]
-        running += [tasks.create_task(each.run()) for each in (images, bay) if each is not None]
-        running += [
-            tasks.create_task(way.follow(f"/v1/wants?node={quote(options.node)}", keeping.heard)) for way in ways
-        ]
+        parts: list[tuple[str, Callable[[], Awaitable[None]]]] = [
+            ("reports", one.run), ("files", files.follow), ("weights", keeping.run),
+        ]  # fmt: skip
+        parts += [("images", images.run)] if images is not None else []
+        parts += [("fabric", bay.run)] if bay is not None else []
+        wants = f"/v1/wants?node={quote(options.node)}"
+        parts += [(way.name, partial(way.follow, wants, keeping.heard)) for way in ways]
+        running = [tasks.create_task(run_contained(part, work)) for part, work in parts]
         await stop.wait()
         for task in running:
             task.cancel()
@@ -223,6 +231,16 @@ async def run_agent(options: AgentOptions) -> None:
     await shown_at.cleanup()
     if port is not None:
         await port.cleanup()
+
+
+async def run_contained(part: str, work: Callable[[], Awaitable[None]]) -> None:
+    """Run a part of the agent; an exception is logged and the part is started again, while the others go on."""
+
+    def report(reason: str) -> None:
+        if reason:
+            log.error("event=agent_part_failed part=%s error=%s", part, reason)
+
+    await retry_until_success(work, report)
 
 
 async def _bay(options: AgentOptions, looks: NodeLooks, reach: AsyncExitStack) -> Attaching | None:

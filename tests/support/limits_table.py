@@ -22,10 +22,18 @@ ROWS: dict[str, tuple[str, ...]] = {
         "autoscaler.kubernetes.safe_decoding.DEPTH_MAX",
         "autoscaler.kubernetes.safe_decoding.BYTES_MAX",
     ),
-    "list of the API server: objects per page; size of a page": (
+    "list of the API server: objects per page; size of a page; of a page with one object, or from a server that "
+    "ignores the page size": (
         "autoscaler.kubernetes.api.PAGE",
         "autoscaler.kubernetes.api.PAGE_BYTES_MAX",
+        "autoscaler.kubernetes.api.LIST_BYTES_MAX",
     ),
+    "other response of the API server, or line of a watch; error response; its message": (
+        "autoscaler.kubernetes.api.RESPONSE_BYTES_MAX",
+        "autoscaler.kubernetes.api.ERROR_BYTES_MAX",
+        "autoscaler.kubernetes.api.MESSAGE_CHARS_MAX",
+    ),
+    "`/metrics` of a gateway": ("autoscaler.server.ops.SCRAPE_BYTES_MAX",),
     "start attempts in one series of starts of a model": (
         "autoscaler.spec.model.StartLimits.retries",
         "autoscaler.spec.model.StartLimits.seconds_max",
@@ -216,6 +224,15 @@ ROWS: dict[str, tuple[str, ...]] = {
         "pilotlight.agent.weights.keeper.COPIES_MAX",
         "pilotlight.agent.weights.keeper.LINGER_S",
     ),
+    "agent, per report: names of copies; rows about weights": (
+        "pilotlight.agent.weights.report_limits.COPIES_BYTES_MAX",
+        "pilotlight.agent.weights.report_limits.WEIGHTS_BYTES_MAX",
+    ),
+    "weights requested from an agent at a time; of these, inspections": (
+        "autoscaler.weights.desired.WANTS_BYTES_MAX",
+        "autoscaler.weights.desired.LOOKS_MAX",
+    ),
+    "`artifact` of a Model or an adapter": ("autoscaler.documents.document_rules.ARTIFACT_CHARS_MAX",),
     "image inspected by an agent: one read, number of reads; bytes of a compressed layer": (
         "artifacts.fetch.image_file_list.SPAN_BYTES",
         "artifacts.fetch.image_file_list.SPANS_MAX",

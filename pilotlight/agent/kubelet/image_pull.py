@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 from artifacts import reference
 from artifacts.credentials.docker_config import Config, Login, list_logins
 from artifacts.protobuf import ProtobufError, read_string
+from autoscaler.exception_handling import describe_error, reraise_memory_error
 from pilotlight.agent.kubelet.sockets import PULL_IMAGE, DaemonClient, SocketError, encode_pull_request
 
 PULLS_MAX: Final = 2
@@ -125,6 +126,9 @@ class Images:
                     await self._pulled(one)
                 except PullError as error:
                     self._say(one, str(error))
+                except Exception as error:  # noqa: BLE001 - any error fails only this image, which is tried again
+                    reraise_memory_error(error)
+                    self._say(one, describe_error(error))
                 else:
                     self._here.add(one)
                     self._failed.pop(one, None)
@@ -158,6 +162,7 @@ class Images:
             secret = await self._secret_of(one.pull_secret)
             return list_logins([secret], of.host, of.repository)
         except Exception as error:  # noqa: BLE001 - any error fails only this image and becomes its reason
+            reraise_memory_error(error)
             raise PullError(str(error) or type(error).__name__) from None
 
     def _say(self, one: ImageWanted, why: str) -> None:

@@ -143,6 +143,6 @@ def limit_headers(said: Iterable[WeightsReport]) -> Iterator[WeightsReport]:
     """Skip reports whose headers exceed the limit of one report."""
     left = HEADERS_CHARS_MAX
     for one in said:
-        left -= len(one.header)
-        if left >= 0 or not one.header:
+        if len(one.header) <= left:
+            left -= len(one.header)
             yield one

@@ -24,18 +24,22 @@ from msgspec.structs import replace
 from artifacts.digest import BadDigestError
 from artifacts.disk.thread_wait import run_in_thread
 from artifacts.fetch import fetch
+from artifacts.fetch.fetch import Ways
 from artifacts.fetch.registry import Came, Registries
 from artifacts.reference import BadReferenceError
 from artifacts.registry_errors import PolicyError
 from artifacts.store.copy_publication import Copy
-from artifacts.store.layout import StoreError, load_current_record
+from artifacts.store.layout import Record, StoreError, load_current_record
 from artifacts.store.store import Store
 from autoscaler.agent_contract import FabricWant, ImageWant, NodeWants, WeightsRequest, read_weights_request
 from autoscaler.contract import ReplicaId, WeightsReport, make_decoder
+from autoscaler.drivers.resilient_tasks import start_contained_task
+from autoscaler.exception_handling import Failure, attempt, describe_error, reraise_memory_error
 from autoscaler.spec.settings import Weights
 from pilotlight.agent.weights.fetch import Fetching, SecretOf, build_fetch_access
 from pilotlight.agent.weights.inspect import REASON_CHARS_MAX, limit_headers, list_loadable_files
 from pilotlight.agent.weights.metrics import StoreMetrics
+from pilotlight.agent.weights.report_limits import RowLimit, limit_copies
 from pilotlight.models.page_cache import list_files, read_ahead
 from pilotlight.models.weights import HEADERS
 
@@ -45,7 +49,7 @@ LOOK_EVERY_S = 30.0
 """Interval at which the store is checked for copies removed by others."""
 TELL_EVERY_S = 1.0
 COPIES_MAX = 500
-"""Maximum number of copies reported, most recently used first; a report is limited to 1 MiB."""
+"""Maximum number of copies reported, most recently used first."""
 LOOK_AGAIN_S = 60.0
 FILES = "files"
 
@@ -71,6 +75,8 @@ class WeightsTask:
     """When a failed inspection, or one that found no image, is repeated if no replica waits for it."""
     task: asyncio.Task[None] | None = None
     unwanted_s: float | None = None
+    fault: str = ""
+    """The exception that its part of the last report raised. Empty: none."""
 
     @property
     def due(self) -> bool:
@@ -112,8 +118,11 @@ class WeightsKeeper:
         self.fetching = Fetching(root, secret_of, self.metrics, clock)
         self._warming = asyncio.Lock()
         self._copies: tuple[str, ...] = ()
+        self._rows = RowLimit()
         self._said_s = 0.0
         self._trouble = ""
+        self._faults: dict[str, str] = {}
+        """By part of the agent, or by copy: the exception that was logged."""
 
     def heard(self, line: bytes) -> None:
         """Process a message of an autoscaler."""
@@ -127,9 +136,22 @@ class WeightsKeeper:
             self._wants = wants
             if is_new_epoch:  # report it at once: the next leader must not choose a lower epoch
                 self.changed()
-            self.images(wants.images)
-            self.fabric(wants.fabric)
             self._wake.set()
+            self._contain("images", lambda: self.images(wants.images))
+            self._contain("fabric", lambda: self.fabric(wants.fabric))
+
+    def _contain(self, part: str, act: Callable[[], object]) -> None:
+        """Call `act`. Log an exception once, so that it does not affect other parts."""
+        done = attempt(act)
+        self._log_fault(part, describe_error(done.error) if isinstance(done, Failure) else "")
+
+    def _log_fault(self, part: str, reason: str) -> None:
+        """Log an exception once until its reason changes. Empty: there was none."""
+        if not reason:
+            self._faults.pop(part, None)
+        elif self._faults.get(part) != reason:
+            self._faults[part] = reason
+            log.error("event=agent_fault part=%r error=%s", part, reason)
 
     @property
     def epoch(self) -> int:
@@ -137,11 +159,25 @@ class WeightsKeeper:
         return 0 if self._wants is None else self._wants.epoch
 
     def report(self) -> tuple[tuple[str, ...], tuple[WeightsReport, ...]]:
-        """Return the artifacts on this node, and the progress of each request."""
-        lines = [(request, line) for request, line in self._lines.items() if line.unwanted_s is None]
-        said = tuple(limit_headers(one for request, line in lines for one in self._said(request, line)))
+        """Return the artifacts on this node, and the progress of each request, within the limits of a report."""
+        waiting, others = list[WeightsReport](), list[WeightsReport]()
+        for request, line in self._lines.items():
+            if line.unwanted_s is None:
+                (waiting if line.replicas else others).extend(self._contained_rows(request, line))
+        said = self._rows.choose(waiting, [*limit_headers(others)], self._clock())
         own = {request.artifact for request, line in self._lines.items() if line.copy is not None}
-        return tuple(sorted({*own, *self._copies})), said
+        return limit_copies(own, self._copies), said
+
+    def _contained_rows(self, request: WeightsRequest, line: WeightsTask) -> Sequence[WeightsReport]:
+        """Return the rows of one request. If they raise an exception, the waiting replicas are refused with it."""
+        rows = attempt(lambda: tuple(self._said(request, line)))
+        reason = describe_error(rows.error)[:REASON_CHARS_MAX] if isinstance(rows, Failure) else ""
+        if reason and reason != line.fault:
+            log.error("event=weights_report_failed artifact=%s error=%s", request.artifact, reason)
+        line.fault = reason
+        if isinstance(rows, Failure):
+            return (WeightsReport(**request._asdict(), replicas=line.replicas, failed=reason),)
+        return rows
 
     def _said(self, request: WeightsRequest, line: WeightsTask) -> Iterator[WeightsReport]:
         said = WeightsReport(**request._asdict())
@@ -159,7 +195,9 @@ class WeightsKeeper:
             )  # fmt: skip
 
     async def run(self) -> None:
-        """Process requests until cancelled. Leftovers of interrupted inspections are deleted first."""
+        """Process requests until cancelled. Leftovers of interrupted inspections are deleted first. It may be called
+        again after an exception: copies in use are held again before the next pull.
+        """
         await asyncio.to_thread(shutil.rmtree, self._root / HEADERS, ignore_errors=True)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -175,15 +213,19 @@ class WeightsKeeper:
             for copy in copies:
                 if copy is not None:
                     copy.close()
+            self._lines.clear()
+            self._held.clear()
 
     async def _turn(self, wants: NodeWants, tasks: asyncio.TaskGroup) -> None:
-        """Process requests; an unreadable store does not stop the agent's other functions."""
+        """Process requests; an unreadable store, or an exception, does not stop the agent's other functions."""
         try:
             await self._act(wants, tasks)
             await self._look()
-        except (StoreError, OSError) as error:
-            if str(error) != self._trouble:
-                self._trouble = str(error)
+        except Exception as error:  # noqa: BLE001 - any exception is contained; the next turn tries again
+            reraise_memory_error(error)
+            reason = str(error) if isinstance(error, (StoreError, OSError)) else describe_error(error)
+            if reason != self._trouble:
+                self._trouble = reason
                 log.warning("event=store_failed reason=%r", self._trouble)
         else:
             self._trouble = ""
@@ -194,8 +236,8 @@ class WeightsKeeper:
         """
         try:
             await self._hold(wants.held)
-        except (StoreError, OSError) as error:
-            self._refuse(wants, str(error))
+        except Exception as error:
+            self._refuse(wants, str(error) or type(error).__name__)
             raise
         now_s, wanted = self._clock(), {read_weights_request(one): one for one in wants.wants}
         for request in [request for request in self._lines if request not in wanted]:
@@ -206,7 +248,8 @@ class WeightsKeeper:
             if want.look and not want.replicas and line.task is None and now_s >= line.again_s:
                 line.look_again()
             if line.due:
-                line.task = tasks.create_task(self._bring(request, line, wants.weights))
+                work = self._bring(request, line, wants.weights)
+                line.task = start_contained_task(tasks, work, partial(self._log_fault, request.artifact))
 
     def _refuse(self, wants: NodeWants, reason: str) -> None:
         """Refuse all waiting replicas, which would otherwise wait as long as the failure lasts."""
@@ -235,6 +278,7 @@ class WeightsKeeper:
             line.task = None
             raise
         except Exception as error:  # noqa: BLE001 - any error fails only this start and becomes its reason
+            reraise_memory_error(error)
             line.refuse(str(error) or type(error).__name__)
             log.warning("event=weights_failed artifact=%s reason=%r", request.artifact, line.failed)
         else:
@@ -302,11 +346,22 @@ class WeightsKeeper:
         rows = store.rows()
         self.metrics.holds(rows)
         for row in rows:
-            with contextlib.suppress(BadReferenceError, BadDigestError, PolicyError):
-                of, key = fetch.parse_remote_source(row.record.reference), row.record.key
-                if any(fetch.find_cached_key(of, store, ways, allow_unsafe=one) == key for one in (False, True)):
+            current = attempt(partial(_is_current, row.record, store, ways))
+            if not isinstance(current, Failure):
+                self._log_fault(row.record.reference, "")
+                if current:
                     found.append(row.record.reference)
+            elif isinstance(current.error, OSError | StoreError):
+                raise current.error
+            elif not isinstance(current.error, BadReferenceError | BadDigestError | PolicyError):
+                self._log_fault(row.record.reference, describe_error(current.error))
         return tuple(found[:COPIES_MAX])
+
+
+def _is_current(record: Record, store: Store, ways: Ways) -> bool:
+    """Whether the record's reference still resolves to its copy."""
+    of = fetch.parse_remote_source(record.reference)
+    return any(fetch.find_cached_key(of, store, ways, allow_unsafe=one) == record.key for one in (False, True))
 
 
 def _closed(copy: Copy | None) -> None:

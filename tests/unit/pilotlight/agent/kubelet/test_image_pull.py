@@ -349,3 +349,47 @@ async def test_agent_process_pulls_wanted_images_and_reports_them(path: Path, tm
             "a secret that it may not read costs that image alone"
         )
     await runner.cleanup()
+
+
+async def test_unexpected_exception_fails_only_its_image_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pulled, faults = list[str](), list[str]()
+
+    async def pull(_: DaemonClient, image: str, login: Login | None, within_s: float = 0.0) -> str:
+        del login, within_s
+        if image == "faulty" and not faults:
+            faults.append(image)
+            raise LookupError("injected")
+        pulled.append(image)
+        return image
+
+    async def pause(_: float) -> None:
+        await asyncio.sleep(0.01)
+
+    async def no_login(_: str) -> Config:
+        return Config({})
+
+    monkeypatch.setattr(images, "pull_image", pull)
+    puller = Images(tmp_path / "absent.sock", no_login, wait=pause)
+    puller.want([ImageWanted("faulty"), ImageWanted("healthy")])
+    task = asyncio.create_task(puller.run())
+    async with asyncio.timeout(60):
+        while set(pulled) != {"faulty", "healthy"}:
+            await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert faults == ["faulty"]
+
+
+async def test_memory_error_of_a_pull_secret_is_not_caught(tmp_path: Path) -> None:
+    async def fail(_: str) -> Config:
+        raise MemoryError
+
+    puller = Images(tmp_path / "absent.sock", fail)
+    puller.want([ImageWanted("reg.example/a:v1", "secret")])
+    with pytest.raises(ExceptionGroup) as raised:
+        async with asyncio.timeout(60):
+            await puller.run()
+    assert raised.group_contains(MemoryError)
