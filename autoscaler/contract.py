@@ -123,6 +123,8 @@ class ModelEntry(Message, frozen=True):
     closes_after_stream: bool = False
     takes_cache_salt: bool = False
     """Whether the gateway sets `cache_salt`, which separates prefix caches."""
+    takes_stream_options: bool = True
+    """Whether the gateway may request the token usage of streams with `stream_options`."""
     queue: QueueLimits = QueueLimits()
     clocks: Clocks = Clocks()
 

@@ -58,7 +58,8 @@ HEAD = (
 
 def document(place: Path, *words: str, module: str = "bench.engine", name: str = "t", **spec: object) -> Document:
     """Return a Model of the engine `module` that always has a replica; the engine runs on the core of the load."""
-    command = [*kit.on_core(kit.LOAD_CORE), sys.executable, "-m", module, "{port}", str(place), *words]
+    known = ("-X", "fake_engine")  # so that the gateway requests usage, as of vLLM (autoscaler.spec.engines)
+    command = [*kit.on_core(kit.LOAD_CORE), sys.executable, *known, "-m", module, "{port}", str(place), *words]
     replicas = {"min": 1}
     return model(name, engine="command", command=command, readinessPath="/", replicas=replicas, idleSeconds=3600,
                  env={"PYTHONPATH": str(ROOT)}, **spec)  # fmt: skip

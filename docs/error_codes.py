@@ -47,7 +47,8 @@ ERRORS = {
         "[engine](../how-to/engines.md) that has it.",
     ),
     (401, "invalid_api_key"): Meaning(
-        "The key is missing, unknown or expired. The response is the same for all three.",
+        "The key is missing, unknown or expired. The response is the same for all three. Or two valid keys of "
+        "different Tenants were sent.",
         "Create a key with `pilotlight key new --tenant NAME`, enter its hash in the Tenant, and reload.",
     ),
     (403, "origin_not_allowed"): Meaning(
@@ -73,7 +74,8 @@ ERRORS = {
         "The body of the request exceeds the limit.", "Send a smaller body, or raise `limits.bodyBytesMax`."
     ),
     (415, "unsupported_media_type"): Meaning(
-        "The body is neither JSON nor, where allowed, multipart; or it has a `Content-Encoding` such as gzip.",
+        "The body is neither JSON nor, where allowed, multipart; it has a `Content-Encoding` such as gzip; or a web "
+        "page of another origin sent JSON without `application/json`.",
         "Send the body as plain `application/json`, or as `multipart/form-data` where the path takes files.",
     ),
     (421, "misdirected_request"): Meaning(

@@ -101,6 +101,15 @@ def invalid_api_key() -> CallError:
     return CallError(401, "invalid_api_key", "this port requires a valid API key; send Authorization: Bearer KEY")
 
 
+def ambiguous_api_keys() -> CallError:
+    """401: two valid keys of different tenants."""
+    return CallError(
+        401,
+        "invalid_api_key",
+        "two valid API keys of different tenants were sent; send one, in Authorization, x-api-key or api-key",
+    )
+
+
 def origin_not_allowed() -> CallError:
     """403: a web page sent the request, and its origin is not in `cors.origins`."""
     return CallError(

@@ -174,7 +174,7 @@ class Gateway(GatewayContext):
         """Return the tenant of a request. Raises CallError 401; 503 while the catalogue has not arrived."""
         if not self.directory.known:
             raise errors.gateway_starting()
-        return self.directory.authenticate(get_call_headers(head).key_sha256, time.time())
+        return self.directory.authenticate(get_call_headers(head).keys_sha256, time.time())
 
     def begin(self, proxied_call: ProxiedCall, now_s: float) -> None:
         """Register a new request."""

@@ -34,7 +34,7 @@ from autoscaler.exception_handling import Failure, attempt
 from autoscaler.fold.draft import is_routed
 from autoscaler.fold.model_quarantine import list_quarantined_models
 from autoscaler.queries.start_phases import last_phases_ms
-from autoscaler.spec.engines import ENGINES, Adapters, fill_template
+from autoscaler.spec.engines import ENGINES, Adapters, fill_template, takes_stream_options
 from autoscaler.spec.model import Model
 from autoscaler.spec.settings import Settings
 from autoscaler.spec.tenant import Tenant, unix_seconds
@@ -63,6 +63,7 @@ def model_entry(model: Model) -> ModelEntry:
         created_unix_s=model.created_unix_s,
         closes_after_stream=engine.closes_after_stream,
         takes_cache_salt=engine.takes_cache_salt,
+        takes_stream_options=takes_stream_options(engine, spec.command),
         queue=QueueLimits(
             calls_max=spec.queue.calls_max,
             bytes_max=int(spec.queue.bytes_max),

@@ -95,6 +95,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the engine determines the size of its cache itself and cannot be configured."""
     takes_cache_salt: bool = False
     """Whether `cache_salt` in the request body separates prefix caches."""
+    takes_stream_options: bool = True
+    """Whether streams may have `stream_options`. Servers that do not know it reject the whole request."""
     adapters: Adapters | None = None
     """None: the engine does not support adapters."""
     colon_in_name: bool = True
@@ -249,13 +251,23 @@ COMMAND = Engine(
     artifacts="optional-file",
     slots=4,
     dialects=EVERY_DIALECT,
+    takes_stream_options=False,
     adapters=Adapters(served_name="{adapter}"),
 )
 """The program that the Model's `command` starts. Its API dialects are unknown, so all are allowed. It loads its
 adapters itself and serves them under their own names.
 """
+_TAKES_STREAM_OPTIONS = re.compile(
+    r"(?:^|[\s/.])(?:llama-server|llama\.cpp|xllamacpp|vllm|sglang|ollama|lmdeploy|text-generation-launcher|fake_engine)\b"
+)
+"""A program, module or image in a command line that is known to accept `stream_options`."""
 
 ENGINES: dict[str, Engine] = {engine.name: engine for engine in (LLAMA_CPP, VLLM, SGLANG, OLLAMA, COMMAND)}
+
+
+def takes_stream_options(engine: Engine, command: tuple[str, ...]) -> bool:
+    """Return whether the engine accepts `stream_options`. `command` is the command line of engine `command`."""
+    return engine.takes_stream_options or any(map(_TAKES_STREAM_OPTIONS.search, command))
 
 
 def is_fetched_by_engine(artifact: str, engine: Engine) -> bool:

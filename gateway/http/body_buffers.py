@@ -106,9 +106,9 @@ class ChunkedBody:
 
 
 class StreamingBody:
-    """A body of known length that is forwarded while it arrives, with one edit. Offsets are those after the edit."""
+    """A body of known length that is forwarded while it arrives, with edits. Offsets are those after the edits."""
 
-    __slots__ = ("_all", "_edit", "length", "pieces", "ready")
+    __slots__ = ("_all", "_edits", "_grown", "length", "pieces", "ready")
 
     def __init__(self, pieces: ChunkedBody, length: int, ready: int) -> None:
         self.pieces = pieces
@@ -118,11 +118,12 @@ class StreamingBody:
         """Number of the client's bytes that may be forwarded."""
         self._all: list[Part] = []
         """Set when the body is complete; later changes of the pieces have no effect."""
-        self._edit = Edit(0, 0, b"")
+        self._edits: list[Edit] = []
+        self._grown = 0
+        """Bytes that the edits add."""
 
     def __len__(self) -> int:
-        edit = self._edit
-        return self.length + len(edit.text) - (edit.end - edit.start)
+        return self.length + self._grown
 
     @property
     def parts(self) -> list[Part]:
@@ -135,22 +136,25 @@ class StreamingBody:
         self._all = [*self.pieces.parts]
 
     def edited(self, edits: list[Edit]) -> StreamingBody:
-        """Set the one edit and return the same object."""
-        (self._edit,) = edits
+        """Set the edits, which are in order and do not overlap, and return the same object."""
+        self._edits = edits
+        self._grown = sum(len(edit.text) - (edit.end - edit.start) for edit in edits)
         return self
 
     def take(self, at: int, size: int) -> list[Part]:
-        """Return up to `size` forwardable bytes at offset `at`. The edited range has arrived already."""
-        start, end, text = self._edit
-        grown = start + len(text) - end
-        """Offset of the bytes that follow the edit."""
-        stop, parts = min(at + size, self.ready + grown), self.parts
-        if stop <= at:
-            return []
-        found = view_range(parts, at, min(stop, start))
-        if at < end + grown and stop > start:
-            found.append(text[max(at - start, 0) : stop - start])
-        return found + view_range(parts, max(at, end + grown) - grown, stop - grown)
+        """Return up to `size` forwardable bytes at offset `at`. The edited ranges have arrived already."""
+        stop, parts = min(at + size, self.ready + self._grown), self.parts
+        found: list[Part] = []
+        grown, begin = 0, 0
+        """Bytes that the edits so far add, and the end of the last one in the client's bytes."""
+        for start, end, text in self._edits:
+            if at < start + grown:
+                found += view_range(parts, max(at - grown, begin), min(stop - grown, start))
+            if at < start + grown + len(text) and stop > start + grown:
+                found.append(text[max(at - start - grown, 0) : stop - start - grown])
+            grown += len(text) - (end - start)
+            begin = end
+        return found + view_range(parts, max(at - grown, begin), stop - grown)
 
 
 Body = bytes | ChunkedBody | StreamingBody

@@ -42,6 +42,17 @@ class HostCheck:
         return b"cross-site" not in headers.get(b"sec-fetch-site", b"").lower()
 
 
+def is_from_foreign_page(headers: Mapping[bytes, bytes], origins: Collection[str]) -> bool:
+    """Whether a web page sent the request whose origin is neither the gateway's own nor one of these.
+
+    Such a page can send a body of some content types without a preflight.
+    """
+    site, origin = headers.get(b"sec-fetch-site"), headers.get(b"origin")
+    if (site is None and origin is None) or (site is not None and site.lower() in (b"same-origin", b"none")):
+        return False
+    return "*" not in origins and (origin is None or origin.decode("latin-1") not in origins)
+
+
 def host_name(header: str) -> str | None:
     """The name or address in a `Host` header, in lower case and without port, brackets and final dot.
 

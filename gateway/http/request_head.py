@@ -1,10 +1,11 @@
 """Parses the head of one HTTP/1.1 request and determines how its body is framed (RFC 9112, RFC 9110). Pure.
 
 A head either matches one anchored grammar completely or raises a CallError that closes the connection. There is no
-recovery, folding or decoding: an accepted head is unambiguous. Targets are in origin-form, versions 1.0 and 1.1. Only
-headers in `KEPT` are stored. All others are validated and dropped, so nothing is passed on by accident. A kept header
-that may not be a list is rejected if it is repeated. A client's heads mostly differ only in the body's length; such
-heads are parsed once and cached.
+recovery, folding or decoding: an accepted head is unambiguous. Targets are in origin-form, in absolute-form, whose
+authority replaces `Host`, or `*` with OPTIONS (RFC 9112, 3.2); versions 1.0 and 1.1. Only headers in `KEPT` are stored.
+All others are validated and dropped, so nothing is passed on by accident. If a kept header that is not a list is
+repeated, a hint is dropped, equal values count once, and all others are rejected; a header that frames the request is
+always rejected. A client's heads mostly differ only in the body's length; such heads are parsed once and cached.
 """
 
 from __future__ import annotations
@@ -32,10 +33,17 @@ FIELD = rb"\r\n" + TOKEN + rb"++:[\t\x20-\x7e\x80-\xff]*+"
 TRAILERS = re.compile(rb"(?:" + FIELD + rb")*+")
 """Header lines after a chunked body (RFC 9112, 7.1.2), without the final empty line."""
 
-_LINE = rb"(?!CONNECT )(" + TOKEN + rb"{1,32}+) (/[!\"$->@-~]*+)(?:\?([!\"$-~]*+))? HTTP/1\.([01])"
+_PATH = rb"/[!\"$->@-~]*+"
+_LINE = (
+    rb"(?!CONNECT |(?!OPTIONS )" + TOKEN + rb"{1,32}+ \*)(" + TOKEN + rb"{1,32}+) (?:(" + _PATH + rb"|\*(?= ))"
+    rb"|[Hh][Tt][Tt][Pp][Ss]?://([0-9A-Za-z.:_~%\[\]-]++)(" + _PATH + rb")?)(?:\?([!\"$-~]*+))? HTTP/1\.([01])"
+)
+"""Method, target in origin-form or `*`, authority and path of a target in absolute-form, query, and minor version."""
 _HEAD = re.compile(_LINE + rb"((?:" + FIELD + rb")*+)")
 _FIRST_LINE = re.compile(_LINE + rb"\r\n")
 _BARE = re.compile(rb"[^\r]\n|\r[^\n]|\0")
+_DROPPED = b"\0"
+"""The value of a repeated hint, until all headers have been read; no header has this value."""
 _LENGTH_DIGITS_MAX = 19
 _LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,9})(?=\r\n|\Z)")
 LENGTH_DIGITS_MAX = 9
@@ -43,17 +51,20 @@ LENGTH_DIGITS_MAX = 9
 
 LISTS = frozenset(
     {
-        b"accept", b"accept-language", b"anthropic-beta", b"connection", b"openai-beta", b"prefer",
-        b"sec-fetch-site", b"tracestate",
+        b"accept", b"accept-language", b"access-control-request-headers", b"anthropic-beta", b"connection",
+        b"openai-beta", b"prefer", b"sec-fetch-site", b"tracestate",
     }
 )  # fmt: skip
 """Kept headers that may be repeated (RFC 9110, 5.3); the values are joined by a comma.
 `sec-fetch-site` is one of them: few ports use it, and the others need not reject a request that repeats it.
 """
-KEPT = LISTS | {
-    b"anthropic-version", b"api-key", b"authorization", b"content-encoding",
-    b"content-length", b"content-type", b"expect", b"host", b"origin", b"traceparent", b"transfer-encoding",
-    b"user-agent", b"x-api-key", b"x-model", b"x-priority", b"x-request-id", b"x-stainless-read-timeout",
+HINTS = frozenset({b"traceparent", b"user-agent", b"x-request-id", b"x-stainless-read-timeout"})
+"""Kept headers that are dropped if they are repeated: the request means the same without them."""
+FRAMING = frozenset({b"content-encoding", b"content-length", b"expect", b"host", b"transfer-encoding"})
+"""Kept headers that are rejected if they are repeated, even with equal values."""
+KEPT = LISTS | HINTS | FRAMING | {
+    b"anthropic-version", b"api-key", b"authorization", b"content-type", b"origin", b"x-api-key", b"x-model",
+    b"x-priority",
 }  # fmt: skip
 """All headers that the gateway reads, in lower case."""
 
@@ -146,10 +157,12 @@ def parse_head(data: bytes) -> tuple[Head, int]:
     match = _HEAD.fullmatch(data)
     if match is None:
         raise malformed_request()
-    method, path, query, minor, fields = match.groups()
+    method, origin_path, authority, path, query, minor, fields = match.groups()
     headers = _kept(fields)
     persistent = minor == b"1"
     host = _host(headers, needed=persistent)
+    if authority is not None:
+        host = _target_host(authority)
     length = _body_length(headers, int(minor))
     connection = headers.get(b"connection", b"")
     if b"expect" in headers and headers[b"expect"].lower() != b"100-continue":
@@ -160,7 +173,7 @@ def parse_head(data: bytes) -> tuple[Head, int]:
         raise error
     head = Head(
         method=method,
-        path=path,
+        path=origin_path or _absolute_path(method, path, query),
         query=query or b"",
         minor=int(minor),
         headers=headers,
@@ -174,7 +187,11 @@ def parse_head(data: bytes) -> tuple[Head, int]:
 def read_line(data: bytes, start: int) -> Head | None:
     """Parse the request line at data[start] of a rejected head: it determines the format of the error."""
     match = _FIRST_LINE.match(data, start)
-    return None if match is None else Head(match[1], match[2], {}, match[3] or b"", int(match[4]), keep_alive=False)
+    if match is None:
+        return None
+    method, origin_path, _, path, query, minor = match.groups()
+    path = origin_path or _absolute_path(method, path, query)
+    return Head(method, path, {}, query or b"", int(minor), keep_alive=False)
 
 
 def check_partial_head(data: bytes | bytearray, start: int, size: int) -> None:
@@ -212,12 +229,39 @@ def _kept(fields: bytes) -> dict[bytes, bytes]:
         name = name.lower()
         if name in KEPT:
             value = value.strip(b" \t")
-            if name in headers:
-                if name not in LISTS:
-                    raise invalid_request(f"header {name.decode()} is sent more than once", close=True)
-                value = headers[name] + b", " + value
-            headers[name] = value
+            headers[name] = _joined(name, headers[name], value) if name in headers else value
+    if _DROPPED in headers.values():
+        return {name: value for name, value in headers.items() if value != _DROPPED}
     return headers
+
+
+def _joined(name: bytes, before: bytes, value: bytes) -> bytes:
+    """Return the value of a repeated header. Raises CallError if two values would be ambiguous.
+
+    A list of origins matches no allowed origin, so it counts as a page that is not allowed.
+    """
+    if name in LISTS:
+        return before + b", " + value
+    if name in HINTS:
+        return _DROPPED
+    if name not in FRAMING and before == value:
+        return value
+    if name == b"origin":
+        return before + b", " + value
+    raise invalid_request(f"header {name.decode()} is sent more than once", close=True)
+
+
+def _target_host(authority: bytes) -> str:
+    """Return the name or address in a target in absolute-form, which replaces Host (RFC 9112, 3.2.2)."""
+    name = host_name(authority.decode("ascii"))
+    if name is None:
+        raise malformed_request()
+    return name
+
+
+def _absolute_path(method: bytes, path: bytes | None, query: bytes | None) -> bytes:
+    """Return the path of a target in absolute-form; without a path it is `/`, or `*` with OPTIONS (RFC 9112, 3.2.4)."""
+    return path or (b"*" if method == b"OPTIONS" and query is None else b"/")
 
 
 def _host(headers: dict[bytes, bytes], *, needed: bool) -> str | None:

@@ -12,12 +12,6 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _CLOSE = b"connection: close\r\n"
 _BODILESS = (204, 304)
-PREFLIGHT = (
-    b"access-control-allow-methods: GET, POST, OPTIONS\r\n"
-    b"access-control-allow-headers: authorization, content-type, x-api-key, api-key, x-request-id, x-model, x-priority,"
-    b" prefer, anthropic-version, anthropic-beta, openai-beta\r\naccess-control-max-age: 600\r\n"
-)
-"""Additional headers of a preflight response to an allowed origin."""
 
 
 def _line(status: int) -> bytes:

@@ -1,10 +1,12 @@
 """Relays server-sent events. Pure.
 
-Adds comments to an event stream (error events come from `gateway.errors`), and removes one event: the usage chunk that
-the gateway requested and the client did not. Only whole events are forwarded (except huge ones), so the client's stream
-always ends between two events, where an error can be added. The selected events do not depend on how the bytes are
-split, or on chunk boundaries. Almost all pieces from engines are whole chunks of whole events; these are forwarded
-unchanged after two lookups.
+Adds comments to an event stream (error events come from `gateway.errors`), and removes what the gateway requested and
+the client did not: the usage chunk. If an engine adds other members to that chunk (llama.cpp: `timings`), they move to
+the chunk before it, where the engine writes them if no client requests usage. Many clients expect a choice in each
+chunk, so the chunk with the last choice waits for the usage chunk. Only whole events are forwarded (except huge ones),
+so the client's stream always ends between two events, where an error can be added. The selected events do not depend on
+how the bytes are split, or on chunk boundaries. Almost all pieces from engines are whole chunks of whole events; these
+are forwarded unchanged after three lookups.
 """
 
 from __future__ import annotations
@@ -23,6 +25,9 @@ EVENT_BYTES_MAX: Final = 64 << 10
 """A longer event (without its final line ends) is forwarded incomplete: it is content, not usage."""
 PART_BYTES_MAX: Final = 8 << 10
 """The beginning of a chunk is held back until its rest arrives; a longer one is taken apart."""
+
+LAST_BYTES_MAX: Final = 2 << 10
+"""The last chunk with a choice is recognized in this many bytes before the usage chunk."""
 
 SIZES_MAX = 4096
 """Cache size of parsed chunk sizes."""
@@ -46,6 +51,13 @@ _CHUNK_ENDS: Final = (_CHUNK_END, _CHUNK_END_CR)
 
 _decode = msgspec.json.Decoder(Chunk).decode
 _decode_error = msgspec.json.Decoder(ErrorDocument).decode
+_decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_FINISHED: Final = b'_reason":"'
+"""In the last chunk of a choice: `finish_reason` is not null."""
+_ENVELOPE = frozenset(
+    {"id", "object", "created", "model", "choices", "usage", "system_fingerprint", "service_tier", "obfuscation"}
+)
+"""The members of each chunk, which mean nothing without choices and usage."""
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Errors of msgspec for an engine's JSON that is invalid, not UTF-8, or nested too deeply."""
 
@@ -133,7 +145,7 @@ def whole_chunks(data: bytes, stop: int) -> tuple[int, bool]:
 class EventGate:
     """Forwards whole events of one body. `drop_usage`: the gateway requested the usage chunk, not the client."""
 
-    __slots__ = ("_apart", "_drop_usage", "_half", "_held", "_part", "_walker", "whole")
+    __slots__ = ("_apart", "_drop_usage", "_half", "_held", "_last", "_part", "_walker", "whole")
 
     def __init__(self, walker: BodyWalker, *, drop_usage: bool) -> None:
         self._walker = walker
@@ -143,7 +155,9 @@ class EventGate:
         self._half = False
         """A removed event ended with CR; a following LF is the second half of its line end."""
         self._part = b""
-        """The beginning of a chunk, which the walker has not seen."""
+        """A chunk that waits for the usage chunk, or the beginning of a chunk; the walker has not seen it."""
+        self._last = b""
+        """An event that waits for the usage chunk."""
         self.whole = True
         """Whether the forwarded bytes end between two events; false only inside an event above EVENT_BYTES_MAX."""
         self._apart = False
@@ -172,24 +186,34 @@ class EventGate:
             and is_one_chunk(data)
         ):  # one token, as most engines send them
             if data.find(b'"usage"') < 0:  # not `in`, which raises and drops an error internally (an int is allowed)
-                return data  # not needed at the end, so not remembered
+                if not self._drop_usage or data.find(_FINISHED) < 0:
+                    return data  # not needed at the end, so not remembered
+                self._part = data
+                return b""
             if not self._drop_usage or _EMPTY_LIST.search(data) is None:
                 walker.skip(data)
                 return data
-        if self._part:
+        waited = len(self._part) > 0
+        if waited:
             data = self._part + data
             self._part = b""
         usage_at = data.find(b'"usage"') if self._drop_usage else -1
         if usage_at >= 0 and _EMPTY_LIST.search(data) is None:
             usage_at = -1  # some engines send usage in every chunk
         stop, begun = whole_chunks(data, len(data) if usage_at < 0 else usage_at)
+        seen = stop
+        if self._drop_usage and (usage_at >= 0 or begun or (stop == len(data) and not waited)):
+            last_at = data.rfind(_FINISHED, max(0, stop - LAST_BYTES_MAX), stop)
+            if last_at >= 0:
+                stop, _ = whole_chunks(data, last_at)
+                begun = usage_at < 0
         if stop == len(data):
             walker.skip(data)
             return data
         piece, rest = data[:stop], data[stop:]
         if piece:
             walker.skip(piece)
-        if begun and len(rest) <= PART_BYTES_MAX and _EVENT_END.search(rest) is None:
+        if begun and len(rest) <= PART_BYTES_MAX and _EVENT_END.search(data, seen) is None:
             self._part = rest
             return piece
         return piece + self._take_apart(rest)
@@ -197,7 +221,8 @@ class EventGate:
     def _take_apart(self, data: bytes) -> bytes:
         """Do the same if events and chunks do not end together, or one event must be removed."""
         content = self.pass_content(self._walker.strip(data))
-        self._apart = self._half or not self.whole or len(self._held) > 0 or not self._walker.at_boundary
+        waits = len(self._held) > 0 or len(self._last) > 0
+        self._apart = waits or self._half or not self.whole or not self._walker.at_boundary
         return encode_chunk(content)
 
     def pass_content(self, content: bytes) -> bytes:
@@ -208,10 +233,12 @@ class EventGate:
         seen = len(self._held)
         content = self._held + content
         begin = 0 if seen or not self.whole else len(content) - len(content.lstrip(b"\r\n"))
-        out = [content[:begin]]
+        out = [piece for piece in (self._last, content[:begin]) if piece]
+        self._last = b""
         for match in _EVENT_END.finditer(content, max(begin, seen - 1)):
             end = match.end(1)
             if self._drop_usage and self.whole and is_usage(content[begin:end]):
+                _add_extras(out, content[begin:end])
                 begin = match.end()
                 out.append(content[end:begin])
                 self._half = begin == end == len(content) and content.endswith(b"\r")
@@ -220,18 +247,34 @@ class EventGate:
                 begin = match.end()
             self.whole = True
         self._held = held = content[begin:]
+        if self._drop_usage and self.whole and out and out[-1].find(_FINISHED) >= 0:
+            self._last = out.pop()
         if len(held) > EVENT_BYTES_MAX or not self.whole:
             stop = len(held.rstrip(b"\r\n"))  # hold back line ends: the next one may complete the event
             if stop > EVENT_BYTES_MAX or not self.whole:
-                out.append(held[:stop])
+                out += (self._last, held[:stop])
+                self._last = b""
                 self._held = held[stop:]
                 self.whole = False
         return b"".join(out)
 
+    def release(self) -> tuple[bytes, bytes]:
+        """Return the events that wait for the usage chunk, as chunks and as content: the stream breaks."""
+        stop, _ = whole_chunks(self._part, len(self._part))
+        chunks, content = self._part[:stop], self._last
+        self._part, self._last = self._part[stop:], b""
+        return chunks, content
+
     def rest(self) -> bytes:
         """Return the held bytes after the engine has ended the body properly: an event without its empty line."""
         held, self._held = self._held, b""
-        return b"" if self._drop_usage and self.whole and is_usage(held) else held
+        out = [self._last]
+        self._last = b""
+        if self._drop_usage and self.whole and is_usage(held):
+            _add_extras(out, held)
+        else:
+            out.append(held)
+        return b"".join(out)
 
 
 def is_usage(event: bytes) -> bool:
@@ -240,9 +283,38 @@ def is_usage(event: bytes) -> bool:
     """
     if event.find(b'"usage"') < 0 or len(event.rstrip(b"\r\n")) > EVENT_BYTES_MAX:
         return False
-    lines = event.removeprefix(_BYTE_ORDER_MARK).splitlines()  # bytes.splitlines splits at CR and LF only, like SSE
     try:
-        read = _decode(b"\n".join([line[5:] for line in lines if line.startswith(b"data:")]))
+        read = _decode(_event_data(event))
     except _UNREADABLE:
         return False
     return read.choices == [] and read.usage is not None
+
+
+def _event_data(event: bytes) -> bytes:
+    """Return the data of an event: all of its `data` lines."""
+    lines = event.removeprefix(_BYTE_ORDER_MARK).splitlines()  # bytes.splitlines splits at CR and LF only, like SSE
+    return b"\n".join([line[5:] for line in lines if line.startswith(b"data:")])
+
+
+def _add_extras(out: list[bytes], usage_event: bytes) -> None:
+    """Add the other members of a usage chunk: to the last event of `out`, if that is the last chunk with a choice,
+    otherwise as an event without the usage.
+    """
+    try:
+        members = _decode_members(_event_data(usage_event))
+        extras = {name: value for name, value in members.items() if name not in _ENVELOPE and bytes(value) != b"null"}
+        if not extras:
+            return
+        last = out[-1] if out else b""
+        brace = last.rfind(b"}")
+        is_last = last.find(_FINISHED) >= 0 and not last[brace + 1 :].strip(b"\r\n")
+        known = _decode_members(_event_data(last)) if is_last else {}
+    except _UNREADABLE:
+        return
+    if bytes(known.get("choices", b"[]")) not in (b"[]", b"null") and not extras.keys() & known.keys():
+        added = b"".join([b",%b:%b" % (msgspec.json.encode(name), value) for name, value in extras.items()])
+        out[-1] = last[:brace] + added + last[brace:]
+    else:
+        del members["usage"]
+        kept = [b"%b:%b" % (msgspec.json.encode(name), value) for name, value in members.items()]
+        out.append(b"data: {%b}\n\n" % b",".join(kept))

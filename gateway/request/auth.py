@@ -8,6 +8,7 @@ same response and cost the same work, so that none can be found out by probing. 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from functools import lru_cache
 from hashlib import sha256
 
@@ -20,7 +21,7 @@ from autoscaler.contract import (
     TenantEntry,
     TenantName,
 )
-from gateway.errors import invalid_api_key
+from gateway.errors import ambiguous_api_keys, invalid_api_key
 from gateway.request.model_names import ModelNames
 
 SALTS_MAX = 10_000
@@ -65,17 +66,25 @@ class Directory:
             self.settings = delta.settings
         self._index()
 
-    def authenticate(self, key_sha256: str | None, now_unix_s: float) -> TenantEntry:
-        """Return the tenant of a key, given by its hash. Raises CallError 401.
+    def authenticate(self, keys_sha256: Collection[str], now_unix_s: float) -> TenantEntry:
+        """Return the tenant of the valid one of these keys, given by their hashes. Raises CallError 401.
 
-        Without `keys_needed` every request belongs to tenant `default`.
+        Without `keys_needed` every request belongs to tenant `default`. Clients may send the key of another service in
+        a second header; such a key is ignored. Two valid keys of different tenants are an error.
         """
         if not self.settings.keys_needed:
             return self._default
-        expires_unix_s, tenant = self._keys.get(key_sha256 or "", _NOBODY)
-        if expires_unix_s <= now_unix_s:
+        found: TenantEntry | None = None
+        for key in keys_sha256:
+            expires_unix_s, tenant = self._keys.get(key, _NOBODY)
+            if expires_unix_s <= now_unix_s:
+                continue
+            if found is not None and found.name != tenant.name:
+                raise ambiguous_api_keys()
+            found = tenant
+        if found is None:
             raise invalid_api_key()
-        return tenant
+        return found
 
     def _index(self) -> None:
         """Derive keys and names."""

@@ -13,9 +13,9 @@ import msgspec
 from msgspec import Raw
 
 from gateway.errors import CallError, invalid_request, unsupported_media_type
-from gateway.http.body_buffers import Body, ChunkedBody, StreamingBody
+from gateway.http.body_buffers import Body, ChunkedBody, StreamingBody, copy_range
 from gateway.http.json_structs import LargeMembers
-from gateway.request import forbidden_fields
+from gateway.request import forbidden_fields, media_types
 from gateway.request.api_routes import Operation
 from gateway.request.json_scanner import MEMBERS_MAX, JsonScan
 from gateway.request.multipart import Form, edit_multipart, read_multipart, scan_multipart
@@ -56,40 +56,53 @@ _MEMBERS = msgspec.json.Decoder(dict[str, Raw])
 _LARGE = msgspec.json.Decoder(LargeMembers)
 _TEXT = msgspec.json.Decoder(str)
 _USAGE = frozenset({"include_usage"})
-_JSON_TYPE = re.compile(rb'application/json(?:[ \t]*;[ \t]*charset="?utf-?8"?)?', re.IGNORECASE)
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""Some clients write it before JSON. Parsers differ on it, so engines never get it."""
+_BEGIN_BYTES = 4 << 10
+_OBJECT = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*+\{")
+_HIGH, _LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_LONE_SURROGATE = re.compile(rb"%b(?!%b)|(?<!%b)%b" % (_HIGH, _LOW, _HIGH, _LOW))
+"""In a text without escaped backslashes."""
 _MEMBER = re.compile(rb'[ \t\r\n]*("(?:[^"\\]++|\\.)*+")[ \t\r\n]*:[ \t\r\n]*')
 _MEMBER_END = re.compile(rb"[ \t\r\n]*([,}])")
 
 
 def start_scan(operation: Operation, pieces: ChunkedBody, content_type: bytes) -> None:
-    """Start reading a large body while it arrives, if its type allows it."""
-    if content_type == b"application/json" or _JSON_TYPE.fullmatch(content_type):
+    """Start reading a large body while it arrives."""
+    if not media_types.is_form(content_type):
         pieces.scan = JsonScan(pieces.parts)
-    elif operation.multipart and content_type[:19].lower() == b"multipart/form-data":
+    elif operation.multipart:
         scan_multipart(pieces, content_type)
 
 
-def check_media(operation: Operation, content_type: bytes) -> None:
-    """Raise 415 for a media type that the path does not accept."""
-    multipart = operation.multipart and content_type[:19].lower() == b"multipart/form-data"
-    if not multipart and _JSON_TYPE.fullmatch(content_type) is None:
-        raise unsupported_media_type()
-
-
 def read_body(operation: Operation, body: Body, content_type: bytes, header_model: str | None = None) -> Peek | Form:
-    """Read a body by its media type. Raises 415 if the path does not accept the type, 400 if the body is malformed."""
-    if content_type == b"application/json" or _JSON_TYPE.fullmatch(content_type):
-        if not isinstance(body, StreamingBody):
-            return read_json(body, path_model=operation.model, header_model=header_model)
-    elif operation.multipart and content_type[:19].lower() == b"multipart/form-data":
-        return read_multipart(body, content_type, path_model=operation.model, header_model=header_model)
-    raise unsupported_media_type()
+    """Read a body: a form if the content type says so, otherwise JSON.
+
+    Raises 415 for a form on a path that accepts none, and for a body that is neither a form nor called JSON nor an
+    object; 400 if the body is malformed.
+    """
+    if content_type != b"application/json":
+        if media_types.is_form(content_type):
+            if operation.multipart:
+                return read_multipart(body, content_type, path_model=operation.model, header_model=header_model)
+            raise unsupported_media_type()
+        if not media_types.is_json(content_type) and not _begins_object(body):
+            raise unsupported_media_type()
+    if isinstance(body, StreamingBody):
+        raise TypeError("only a form is read while it is forwarded")
+    return read_json(body, path_model=operation.model, header_model=header_model)
+
+
+def _begins_object(body: Body) -> bool:
+    begin = body[:_BEGIN_BYTES] if isinstance(body, bytes) else copy_range(body.parts, 0, _BEGIN_BYTES)
+    return _OBJECT.match(begin) is not None
 
 
 def edit_body(
-    operation: Operation, peek: Peek | Form, served_name: str, cache_salt: str | None = None, lora: str = ""
-) -> Body:
-    """Return the body for the engine, with its model name, usage requested for streams, and a cache salt.
+    operation: Operation, peek: Peek | Form, served_name: str, cache_salt: str | None = None, lora: str = "",
+    *, include_usage: bool = True,
+) -> Body:  # fmt: skip
+    """Return the body for the engine, with its model name, usage requested for streams if it can be, and a cache salt.
     The salt is set only if the engine supports it and the path allows it. `lora` selects adapters: raises 400 if the
     path does not support that.
     """
@@ -98,7 +111,9 @@ def edit_body(
     if isinstance(peek, Form):
         return edit_multipart(peek, model=served_name)
     salt = cache_salt if operation.salted else None
-    return edit_json(peek, model=served_name, include_usage=operation.usage, cache_salt=salt, lora=lora)
+    return edit_json(
+        peek, model=served_name, include_usage=include_usage and operation.usage, cache_salt=salt, lora=lora
+    )
 
 
 def read_json(body: bytes | ChunkedBody, *, path_model: str | None = None, header_model: str | None = None) -> Peek:
@@ -108,8 +123,9 @@ def read_json(body: bytes | ChunkedBody, *, path_model: str | None = None, heade
     same as the resulting one.
     """
     if isinstance(body, bytes):
+        body = body.removeprefix(_BYTE_ORDER_MARK)
         members = _members(body)
-        forbidden_fields.check_members(members)
+        forbidden_fields.check_members(members, members)
     else:
         members = _scanned(body)
     raw = members.get("model")
@@ -143,10 +159,10 @@ def edit_json(
         edits["cache_salt"] = msgspec.json.encode(cache_salt) if cache_salt else None
     if lora:
         edits["lora"] = lora.encode()
-    if not edits:
-        return peek.body
     if not isinstance(peek.body, bytes):
         return _spliced(peek.body, edits)
+    if not edits:
+        return peek.body
     edited: dict[str, Raw | bytes] = {**peek.members}
     for name, value in edits.items():
         if value is None:
@@ -160,7 +176,7 @@ def _scanned(body: ChunkedBody) -> dict[str, Raw]:
     """Return the members of a large body that the gateway reads."""
     found = body.scan = body.scan if isinstance(body.scan, JsonScan) else JsonScan(body.parts)
     found.check(len(body))
-    forbidden_fields.check_members(found.names)
+    forbidden_fields.check_members(found.names, found.values)
     return {name: Raw(value) for name, value in found.values.items()}
 
 
@@ -168,7 +184,8 @@ def _spliced(body: ChunkedBody, edits: dict[str, bytes | None]) -> Body:
     """Return a large body with these edits, otherwise unchanged."""
     if not isinstance(body.scan, JsonScan):
         raise TypeError("this body was not read as JSON")
-    return body.edited(body.scan.splices(edits))
+    splices = body.scan.splices(edits)
+    return body.edited(splices) if splices else body
 
 
 def chosen_model(body_model: str | None, path_model: str | None, header_model: str | None) -> str:
@@ -192,7 +209,7 @@ def _members(body: bytes) -> dict[str, Raw]:
     except msgspec.ValidationError:
         raise invalid_request("the body must be one JSON object") from None
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise invalid_request("the body is not valid JSON in UTF-8") from None
+        return _members_with_surrogates(body)
     except RecursionError:
         raise invalid_request("the body is nested too deeply") from None
     count = len(members)
@@ -203,6 +220,34 @@ def _members(body: bytes) -> dict[str, Raw]:
     if excess and not (excess == 2 * count - 1 and _spaced(members) == body):
         _check_once(body, members)
     return members
+
+
+def _members_with_surrogates(body: bytes) -> dict[str, Raw]:
+    """Do the same for a body with escapes of lone surrogates, which msgspec rejects. The values keep them.
+
+    In names they are rejected.
+    """
+    changed = body
+    if b"\\u" in body and b"\0" not in body:
+        changed = _LONE_SURROGATE.sub(b"\\\\ufffd", body.replace(b"\\\\", b"\0\0")).replace(b"\0\0", b"\\\\")
+    if changed == body:
+        raise _invalid()
+    members = _members(changed)
+    at = changed.index(b"{") + 1
+    found: dict[str, Raw] = {}
+    while (match := _MEMBER.match(changed, at)) is not None:
+        start = match.end()
+        key = match[1]
+        if body[match.start(1) : match.end(1)] != key:
+            raise _invalid()
+        name = _TEXT.decode(key)
+        end = start + len(bytes(members[name]))
+        found[name] = Raw(body[start:end])
+        after = _MEMBER_END.match(changed, end)
+        if after is None or after[1] == b"}":
+            break
+        at = after.end()
+    return found
 
 
 def _spaced(members: dict[str, Raw]) -> bytes:
@@ -242,6 +287,10 @@ def _check_breadth(body: bytes) -> None:
     inside = sum(bytes(getattr(large, name)).count(b":") for name in LargeMembers.__struct_fields__)
     if body.count(b":") - inside > _COLONS_MAX:
         raise _too_broad()
+
+
+def _invalid() -> CallError:
+    return invalid_request("the body is not valid JSON in UTF-8")
 
 
 def _repeated() -> CallError:

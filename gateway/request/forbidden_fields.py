@@ -7,7 +7,10 @@ checked: everything below is content, which the gateway does not read.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import binascii
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from gateway.errors import CallError, invalid_request
 
@@ -30,9 +33,15 @@ PLACES = frozenset(
     }
 )  # fmt: skip
 
+SLOTS = frozenset({"id_slot", "slot_id"})
+"""Accepted with the value -1, which means any slot."""
 READ = frozenset({"model", "stream", "stream_options", "cache_salt"})
 """Top-level members and form parts that a gateway reads or changes."""
 _KNOWN = PLACES | READ
+_NO_VALUES: dict[str, Any] = {}
+_LETTERS = frozenset(name.replace("_", "") for name in _KNOWN)
+_ENCODED_WORD = re.compile(rb"=\?[^?]*+\?(?:b\?([^?]*+)|q\?([^?]*+))\?=", re.IGNORECASE)
+_ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
 
 USUAL = frozenset(
     {
@@ -52,12 +61,17 @@ _FIXES = {
 }  # fmt: skip
 
 
-def check_members(names: Collection[str]) -> None:
-    """Raise CallError 400 if one of these names is forbidden. The message contains the name from `PLACES`."""
+def check_members(names: Collection[str], values: Mapping[str, Any] = _NO_VALUES) -> None:
+    """Raise CallError 400 if one of these names is forbidden. The message contains the name from `PLACES`.
+    `values` (bytes or Raw) has at least the members of SLOTS, some of whose values are accepted.
+    """
     if USUAL.issuperset(names):
         return
     if not PLACES.isdisjoint(names):
-        raise _refusal(min(PLACES.intersection(names)))
+        forbidden = PLACES.intersection(names)
+        forbidden -= {name for name in SLOTS & forbidden if bytes(values.get(name, b"")) == b"-1"}
+        if forbidden:
+            raise _refusal(min(forbidden))
     check_case(names, _KNOWN)
 
 
@@ -82,6 +96,33 @@ def check_part(name: str) -> None:
     if name in PLACES or name == "cache_salt":
         raise _refusal(name)
     check_case((name,), _KNOWN)
+
+
+def resembles_known(text: bytes) -> bool:
+    """Return whether some parser could read one of the known names from this text in a part's head: by decoding,
+    trimming or unquoting it, or by ignoring its case.
+    """
+    plain = unescape(text)
+    if b"=?" in text:  # as .NET writes a name that is not ASCII
+        plain = _ENCODED_WORD.sub(_decode_word, plain)
+    letters = "".join(filter(str.isalnum, plain.decode("utf-8", "replace").casefold()))
+    return letters in _LETTERS
+
+
+def unescape(text: bytes) -> bytes:
+    """Return the text without percent-encoding."""
+    return _ESCAPE.sub(lambda found: bytes.fromhex(found[1].decode()), text) if b"%" in text else text
+
+
+def _decode_word(found: re.Match[bytes]) -> bytes:
+    """Return an encoded word (RFC 2047) decoded; unchanged if it is malformed."""
+    base64, quoted, word = found[1], found[2], found[0]
+    if quoted is not None:
+        return unescape(quoted.replace(b"_", b" ").replace(b"=", b"%"))
+    try:
+        return binascii.a2b_base64(base64)
+    except binascii.Error:
+        return word
 
 
 def _refusal(name: str) -> CallError:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from gateway.errors import CallError, header_too_large, invalid_request
 from gateway.http.request_head import Head, connection_names
+from gateway.request import media_types
 from gateway.request.api_routes import Operation
 
 READ_TIMEOUT_SHARE = 0.9
@@ -39,18 +40,19 @@ _PREFERENCE = re.compile(
 )
 _WAIT = re.compile(rb'"?([0-9]{1,9})"?')
 _FORWARDED = (
-    b"content-type", b"accept", b"accept-language", b"user-agent",
+    b"accept", b"accept-language", b"user-agent",
     b"anthropic-version", b"anthropic-beta", b"openai-beta",
 )  # fmt: skip
-"""All client headers that are forwarded to an engine, in addition to a valid trace context (W3C)."""
+"""All client headers that are forwarded to an engine, in addition to the content type and a valid trace context (W3C).
+"""
 _TRACE = (b"traceparent", b"tracestate")
 
 
 class Asked(NamedTuple):
     """The properties of a request that its head states."""
 
-    key_sha256: str | None
-    """The API key as a lower-case hex hash; None if there is none."""
+    keys_sha256: tuple[str, ...]
+    """The different API keys as lower-case hex hashes: mostly none or one."""
     error: CallError | None
     """Error in the other headers; disclosed only if the key is valid."""
     model: str | None
@@ -65,7 +67,7 @@ class Asked(NamedTuple):
 
 
 def get_call_headers(head: Head) -> Asked:
-    """Return the parsed headers, cached in the head. Raises CallError 400 for two different keys."""
+    """Return the parsed headers, cached in the head."""
     known = head.derived
     if isinstance(known, Asked):
         return known
@@ -75,7 +77,6 @@ def get_call_headers(head: Head) -> Asked:
 
 def read_call_headers(headers: dict[bytes, bytes]) -> Asked:
     """Parse the headers."""
-    key = api_key(headers)
     error, model, priority = None, None, 0
     try:
         model, priority = _model(headers), _priority(headers)
@@ -85,7 +86,7 @@ def read_call_headers(headers: dict[bytes, bytes]) -> Asked:
     if len(upwards) > UPSTREAM_HEAD_BYTES_MAX - _OUR_LINES_BYTES:
         error = error or header_too_large()
     return Asked(
-        key_sha256=None if key is None else sha256(key).hexdigest(),
+        keys_sha256=tuple([sha256(key).hexdigest() for key in api_keys(headers)]),
         error=error,
         model=model,
         wait_s=_wait_s(headers),
@@ -139,21 +140,19 @@ def _model(headers: dict[bytes, bytes]) -> str | None:
         raise invalid_request("header x-model is not UTF-8", param="model") from None
 
 
-def api_key(headers: dict[bytes, bytes]) -> bytes | None:
-    """Return the client's key from `Authorization: Bearer`, `x-api-key` or `api-key`; None if there is none.
+def api_keys(headers: dict[bytes, bytes]) -> list[bytes]:
+    """Return the client's different keys from `Authorization: Bearer`, `x-api-key` and `api-key`.
 
-    Raises 400 if two differ. Other Authorization schemes are ignored.
+    Other Authorization schemes are ignored. `gateway.request.auth` decides which key counts.
     """
-    found = None
+    found: list[bytes] = []
     bearer = headers.get(b"authorization")
     if bearer is not None and (match := _BEARER.fullmatch(bearer)) is not None:
-        found = match[1]
+        found.append(match[1])
     for name in (b"x-api-key", b"api-key"):
         key = headers.get(name)
-        if key:
-            if found is not None and key != found:
-                raise invalid_request("two different API keys were sent; send one")
-            found = key
+        if key and key not in found:
+            found.append(key)
     return found
 
 
@@ -162,7 +161,8 @@ def _upwards(headers: dict[bytes, bytes]) -> bytes:
     named = connection_names(headers.get(b"connection", b""))
     traced = _TRACEPARENT.fullmatch(headers.get(b"traceparent", b"")) is not None
     names = _FORWARDED + (_TRACE if traced else ())
-    return b"".join([b"%b: %b\r\n" % (name, headers[name]) for name in names if name in headers and name not in named])
+    lines = [b"%b: %b\r\n" % (name, headers[name]) for name in names if name in headers and name not in named]
+    return b"content-type: %b\r\n" % media_types.for_engine(headers.get(b"content-type", b"")) + b"".join(lines)
 
 
 def request_id(head: Head) -> str | None:

@@ -19,7 +19,7 @@ import msgspec
 from gateway.errors import CallError, invalid_request
 from gateway.http.body_buffers import Edit, Part, copy_range
 from gateway.http.body_scan import WINDOW_BYTES, Scan
-from gateway.request.forbidden_fields import READ
+from gateway.request.forbidden_fields import READ, SLOTS
 
 MEMBERS_MAX = 1000
 """Top-level members of one body; above it 400."""
@@ -54,6 +54,10 @@ _CLOSING = bytes.maketrans(b"[{", b"]}")
 _TEXT = msgspec.json.Decoder(str)
 
 
+_RECORDED = READ | SLOTS
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
 class Member:
     """Position of a member that the gateway reads."""
 
@@ -73,17 +77,19 @@ class JsonScan(Scan):
 
     __slots__ = (
         "_before", "_brace", "_checked", "_decoder", "_first", "_inside", "_member", "_name", "_near",
-        "_pending", "_size", "_stack", "_state", "members", "names", "values",
+        "_pending", "_size", "_stack", "_state", "begin", "members", "names", "values",
     )  # fmt: skip
 
     def __init__(self, parts: list[Part]) -> None:
         super().__init__(parts, TOKEN_BYTES_MAX)
         self.values: dict[str, bytes] = {}
-        """The members of READ as written; for `cache_salt` only its presence."""
+        """The members of READ and SLOTS as written; for `cache_salt` only its presence, for SLOTS the first bytes."""
         self.members: dict[str, Member] = {}
         """Their positions."""
         self.names: set[str] = set()
         """All top-level names so far."""
+        self.begin = 0
+        """Where the object may begin: after a byte order mark, which is not forwarded."""
         self._state = _START
         self._name = ""
         self._member: Member | None = None
@@ -101,7 +107,7 @@ class JsonScan(Scan):
 
     def splices(self, edits: dict[str, bytes | None]) -> list[Edit]:
         """Return the edits that set members of READ, or remove them (None)."""
-        found: list[Edit] = []
+        found = [Edit(0, self.begin, b"")] if self.begin else []
         added: list[bytes] = []
         left = len(self.names)
         for name, value in edits.items():
@@ -176,6 +182,14 @@ class JsonScan(Scan):
             return self._key(window, at)
         if state == _VALUE:
             return self._begin(window, at)
+        if state == _START and byte == b"\xef" and self.offset + at == 0:
+            mark = window[:3]
+            if mark != _BYTE_ORDER_MARK:
+                if len(mark) < 3:
+                    return -1
+                raise invalid_request("the body must be one JSON object")
+            self.begin = 3
+            return 3
         if state == _START and byte == b"{":
             self._state = _FIRST
         elif state == _COLON and byte == b":":
@@ -229,7 +243,7 @@ class JsonScan(Scan):
             if match is None:
                 return -1
             state, end = _COMMA, match.end()
-        if self._name in READ:
+        if self._name in _RECORDED:
             self.members[self._name] = self._member = Member(self._before, self.offset + at)
         self._state = state
         if state == _COMMA:
@@ -240,11 +254,13 @@ class JsonScan(Scan):
         """End a value."""
         self._state = _COMMA
         member, name = self._member, self._name
-        if member is None or name not in READ:
+        if member is None or name not in _RECORDED:
             return
         member.end = end
         if name == "cache_salt":
             self.values[name] = b"null"
+        elif name in SLOTS:
+            self.values[name] = copy_range(self.parts, member.start, min(end, member.start + 3))
         elif end - member.start > VALUE_BYTES_MAX:
             raise invalid_request(f"{name} is too long", param=name)
         else:

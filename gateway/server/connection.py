@@ -143,7 +143,7 @@ class Connection(BodyIntake):
         try:
             precheck.check_sender(gateway, head)
             if operation is None:
-                raise errors.path_not_found()
+                operation = precheck.find_server_operation(head)
             if operation.kind is not Kind.INFER:
                 precheck.check_body_size(operation, len(request.body))
             elif self._reader.ahead > AHEAD_BYTES_MAX:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from autoscaler.contract import TenantEntry
 from gateway import errors
 from gateway.dispatch.memory_pressure import Pressure
+from gateway.http.host_check import is_from_foreign_page
 from gateway.http.request_head import Head
-from gateway.request import body_members
+from gateway.request import media_types
 from gateway.request.api_routes import Kind, Operation
 from gateway.request.headers import Asked, get_call_headers
 
@@ -23,13 +24,14 @@ DROP_BYTES_MAX = 64 << 10
 """Rest of a body that is read and dropped after an early response; with a longer rest the connection ends.
 Also the maximum body of a path that accepts none.
 """
+_PREFLIGHT = Operation(Kind.PREFLIGHT)
 
 
 def check_head(gateway: GatewayContext, head: Head, operation: Operation | None, size: int) -> None:
     """Raise CallError if the head alone rules out a request with this many body bytes, or more."""
     check_sender(gateway, head)
     if operation is None:
-        raise errors.path_not_found()
+        operation = find_server_operation(head)
     if operation.kind is Kind.NOT_ALLOWED:
         raise errors.method_not_allowed(operation.allow)
     if operation.kind is not Kind.INFER:
@@ -38,11 +40,19 @@ def check_head(gateway: GatewayContext, head: Head, operation: Operation | None,
     tenant, headers = gateway.tenant(head), get_call_headers(head)
     if headers.error is not None:
         raise headers.error.with_traceback(None)
+    check_media(gateway, head, operation, headers)
     check_model(gateway, tenant, operation, headers)
     if gateway.closing:
         raise errors.shutting_down()
     if gateway.dispatch.pressure is Pressure.NO_CALLS:
         raise errors.out_of_memory()  # bodies use most of the memory
+
+
+def find_server_operation(head: Head) -> Operation:
+    """Return the operation of `OPTIONS *`, which concerns the whole server (RFC 9110, 9.3.7); else raise 404."""
+    if head.path != b"*":
+        raise errors.path_not_found()
+    return _PREFLIGHT
 
 
 def check_sender(gateway: GatewayContext, head: Head) -> None:
@@ -65,9 +75,26 @@ def check_body_size(operation: Operation, size: int) -> None:
         raise errors.too_large(DROP_BYTES_MAX)
 
 
+def check_media(gateway: GatewayContext, head: Head, operation: Operation, headers: Asked) -> None:
+    """Raise 415 for a form on a path that accepts none, and for JSON of another content type from a foreign page.
+
+    Otherwise JSON is accepted whatever its content type is. A page must send application/json, so that its browser
+    sends a preflight first.
+    """
+    content_type = headers.content_type
+    if content_type == b"application/json":
+        return
+    if media_types.is_form(content_type):
+        if not operation.multipart:
+            raise errors.unsupported_media_type()
+    elif not media_types.is_json(content_type) and is_from_foreign_page(
+        head.headers, gateway.directory.settings.cors_origins
+    ):
+        raise errors.unsupported_media_type()
+
+
 def check_model(gateway: GatewayContext, tenant: TenantEntry, operation: Operation, headers: Asked) -> None:
-    """Check media type and dialect if the path or a header names the model. Raises CallError."""
-    body_members.check_media(operation, headers.content_type)
+    """Check the dialect if the path or a header names the model. Raises CallError."""
     name = operation.model or headers.model
     if name and operation.dialect not in gateway.directory.names.resolve(tenant, name).dialects:
         raise errors.unsupported_dialect()

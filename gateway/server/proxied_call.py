@@ -61,6 +61,7 @@ def admit_call(
     tenant, headers = gateway.tenant(head), get_call_headers(head)
     if headers.error is not None:
         raise headers.error.with_traceback(None)  # the cached error would otherwise keep every traceback
+    early.check_media(gateway, head, operation, headers)
     if operation.model or headers.model:
         early.check_model(gateway, tenant, operation, headers)
     peek = body_members.read_body(operation, request.body, headers.content_type, headers.model)
@@ -68,14 +69,17 @@ def admit_call(
     if operation.dialect not in entry.dialects:
         raise unsupported_dialect()
     salt = cache_salt(tenant.name) if entry.takes_cache_salt else None
-    body = body_members.edit_body(operation, peek, entry.served_name, salt, entry.lora)
+    asks_usage = entry.takes_stream_options
+    body = body_members.edit_body(operation, peek, entry.served_name, salt, entry.lora, include_usage=asks_usage)
     deadline_s = now_s + min(entry.queue.wait_seconds_max, headers.wait_s)
     priority, stream = min(tenant.priority_max, headers.priority), peek.stream
     call = Call(
         client.request_id, tenant.name, entry.name, now_s, deadline_s, priority, len(body), stream, operation.dialect
     )
     proxied = ProxiedCall(call, gateway, client, head, operation, entry, body)
-    proxied.drop_usage = stream and operation.usage and not peek.wants_usage
+    if stream and operation.usage and not peek.wants_usage:
+        proxied.drop_usage = asks_usage
+        proxied.counts_tokens = not asks_usage
     return proxied
 
 
@@ -85,7 +89,7 @@ class ProxiedCall(Sink):
     __slots__ = (
         "_alive_s", "_answer", "_body", "_breath", "_client", "_close", "_early", "_entry", "_framed",
         "_gateway", "_moved", "_operation", "_response", "_stage", "_stream_event_s", "_upwards", "_walker",
-        "call", "drop_usage",
+        "call", "counts_tokens", "drop_usage",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0917  as Call.__init__
@@ -104,6 +108,7 @@ class ProxiedCall(Sink):
         self._upwards = get_call_headers(head).upwards
         self._body: Body = body
         self.drop_usage = False  # the gateway requested the usage chunk, not the client
+        self.counts_tokens = False  # the usage of a stream is not requested: its tokens are counted as they pass
         self._breath: asyncio.TimerHandle | None = None  # pending move
         self._stage = PARKED
         self._framed = head.minor == 1
@@ -191,7 +196,9 @@ class ProxiedCall(Sink):
     def _finish(self, status: int, tail: bytes) -> None:
         """The client has the whole response; `tail` holds the ends of its body."""
         if status < 400:
-            self.call.tokens_in, self.call.tokens_out = token_usage.parse_token_usage(tail)
+            tokens_in, tokens_out = token_usage.parse_token_usage(tail)
+            if tokens_out or not self.counts_tokens:
+                self.call.tokens_in, self.call.tokens_out = tokens_in, tokens_out
             self._end(Outcome.COMPLETED, _CODES[status])
         else:
             self._end(Outcome.FAILED, _CODES[status])
@@ -322,13 +329,15 @@ class ProxiedCall(Sink):
         if self._gateway.closing or (answer.length is None and not answer.chunked):
             self._close = True
         out = answer.take(data)
+        if self.counts_tokens:
+            self.call.tokens_out = token_usage.count_tokens(data)
         if not early:
             out = self._relayed_head(head, length=answer.length, chunked=answer.chunked) + out
         self._stage = RELAYING  # not earlier: after an irregular first byte the request may still move
         self._moved = True
         self._drop_body()
         if engine is not None:
-            engine.take = self._relay
+            engine.take = self._relay_and_count if self.counts_tokens else self._relay
             if self._client.paused:
                 engine.pause()
         self._client.write(out)
@@ -342,6 +351,11 @@ class ProxiedCall(Sink):
             out += answer.ending()
         if out:
             self._client.write(out)
+
+    def _relay_and_count(self, data: bytes) -> None:
+        """Forward one piece of a stream whose engine does not report its tokens."""
+        self.call.tokens_out += token_usage.count_tokens(data)
+        self._relay(data)
 
     def _frame(self, content: bytes) -> bytes:
         return sse_events.encode_chunk(content) if self._framed else content
@@ -398,7 +412,7 @@ class ProxiedCall(Sink):
         self._let_go()
         is_reported = self._answer.whole
         if is_reported:
-            self._client.write(self._frame(render_error_event(error, self.call.dialect)))
+            self._client.write(self._answer.release() + self._frame(render_error_event(error, self.call.dialect)))
         self._end(Outcome.FAILED, error.code)
         self._client.broke_off(is_reported=is_reported or self._framed)
 

@@ -119,6 +119,13 @@ class Answer:
             out += self.frame(self._note)
         return out + LAST_CHUNK if self.chunked else out
 
+    def release(self) -> bytes:
+        """Return the events that are held back for a usage chunk, which does not come because the response breaks."""
+        if self._gate is None:
+            return b""
+        chunks, content = self._gate.release()
+        return chunks + self.frame(content)
+
     def frame(self, content: bytes) -> bytes:
         """Frame the gateway's own content for this client."""
         return encode_chunk(content) if self._framed else content

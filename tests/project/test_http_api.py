@@ -22,6 +22,7 @@ from gateway.http.response_reader import PASSED
 from gateway.ops import build_ops_application
 from gateway.request import api_routes, headers
 from gateway.request.forbidden_fields import PLACES, READ
+from gateway.server import local_routes
 from scripts.gates import ROOT
 from tests.support.harness.manual_loop import SteppedLoop
 
@@ -33,6 +34,10 @@ INFERENCE, OPERATIONS = PAGE.split("\n## Operations port\n")
 WRITERS = [ROOT / "gateway" / "errors.py", *sorted((ROOT / "gateway").glob("http/*.py")),
            *sorted((ROOT / "gateway").glob("server/*.py"))]  # fmt: skip
 """Modules of the gateway that write response headers."""
+READABLE = {"cache-control", "content-language", "content-length", "content-type"}
+"""Response headers that every page can read (Fetch, CORS-safelisted response-header name)."""
+UNREADABLE = {"connection", "transfer-encoding", "vary"}
+"""Response headers that concern the connection and caches."""
 _ROW = re.compile(r"^\| (.+?) \| (.+?) \| (.+?) \|$", re.MULTILINE)
 _CODE = re.compile(r"`([^`]+)`")
 _HEADER_LINE = re.compile(rb"(?:^|\n|%b)([a-z]+(?:-[a-z]+)*): [^\r]*(?=\r\n)")
@@ -129,6 +134,13 @@ def test_documented_request_headers_equal_those_that_the_gateway_reads() -> None
     assert sorted(documented) == sorted(texts(KEPT))
 
 
+def test_pages_can_read_all_documented_response_headers() -> None:
+    exposed = {*local_routes._EXPOSED.decode().split(", ")}
+    documented = {name for name, direction, _ in documented_headers() if direction != "request"}
+    hidden = {name for name in documented if name.startswith("access-control-")} | READABLE | UNREADABLE
+    assert exposed == documented - hidden
+
+
 def test_documented_response_headers_equal_those_that_the_gateway_writes() -> None:
     documented = [name for name, direction, _ in documented_headers() if direction != "request"]
     assert sorted(documented) == sorted(written_headers() | texts(PASSED))
@@ -137,7 +149,7 @@ def test_documented_response_headers_equal_those_that_the_gateway_writes() -> No
 @pytest.mark.parametrize(
     ("words", "direction", "names"),
     [
-        ("orwarded to the engine", "request", {*headers._FORWARDED, *headers._TRACE, b"x-request-id"}),
+        ("orwarded to the engine", "request", {*headers._FORWARDED, *headers._TRACE, b"content-type", b"x-request-id"}),
         ("From the engine", "response", PASSED - {b"retry-after"}),
     ],
 )

@@ -46,9 +46,14 @@ ROWS: dict[str, tuple[str, ...]] = {
         "gateway.upstream.connection.TURN_BYTES",
         "gateway.gateway.GIVE_BACK_BYTES",
     ),
-    "parts of a form; head of a part; value that the gateway reads": (
+    "headers that a CORS preflight requests": (
+        "gateway.server.local_routes._REQUESTED_MAX",
+        "gateway.server.local_routes._REQUESTED_BYTES_MAX",
+    ),
+    "parts of a form; head of a part, and text before the first boundary; value that the gateway reads": (
         "gateway.request.multipart.PARTS_MAX",
         "gateway.request.multipart.PART_HEAD_BYTES_MAX",
+        "gateway.request.multipart.PREAMBLE_BYTES_MAX",
         "gateway.request.multipart.VALUE_BYTES_MAX",
     ),
     "model name in a path": ("gateway.request.api_routes._NAME_BYTES_MAX",),
@@ -132,6 +137,8 @@ NOT_TOLD = {
     "gateway.control.discovery.ADDRESSES_MAX": "autoscalers behind one name: an installation has few",
     "gateway.request.auth.SALTS_MAX": "salts remembered: 1 MiB",
     "gateway.upstream.pool.PORT_MAX": "of TCP: grammar",
+    "gateway.http.sse_events.LAST_BYTES_MAX": "where a chunk with the last choice is recognized: others are forwarded",
+    "gateway.request.multipart._PADDING_BYTES_MAX": "white space after a boundary: grammar",
     "gateway.http.sse_events.SIZES_MAX": "chunk sizes remembered as read: a few KiB",
     "gateway.http.sse_events._SIZE_BYTES_MAX": "8 digits and their CRLF: grammar",
     "gateway.limits.Limits.memory_bytes": "0 means the limit of the cgroup: the row states it in words",

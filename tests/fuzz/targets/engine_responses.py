@@ -155,7 +155,7 @@ def play(pieces: list[bytes], wishes: Wishes) -> Played:
     if answer is None:
         return Played(b"", "none", head, odd)
     if answer.whole:
-        return Played(out + answer.frame(BREAK), "failed", head, odd)
+        return Played(out + answer.release() + answer.frame(BREAK), "failed", head, odd)
     return Played(out, "broken", head, odd)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import h11
@@ -64,6 +65,14 @@ def one_way(request: Request) -> None:
     assert as_h11(head + body) == [(b"POST", path, body)]
 
 
+def in_origin_form(method: bytes, at: bytes) -> bytes:
+    """A target without scheme and authority."""
+    match = re.fullmatch(rb"https?://[^/?]*(.*)", at, re.IGNORECASE | re.DOTALL)
+    if match is None or match[1].startswith(b"/"):
+        return at if match is None else match[1]
+    return b"*" if method == b"OPTIONS" and not match[1] else b"/" + match[1]
+
+
 def as_h11(data: bytes) -> list[tuple[bytes, bytes, bytes]]:
     """(method, target, body) of all requests that h11 reads before it rejects or waits."""
     connection = h11.Connection(h11.SERVER, max_incomplete_event_size=1 << 20)
@@ -76,7 +85,7 @@ def as_h11(data: bytes) -> list[tuple[bytes, bytes, bytes]]:
         except h11.RemoteProtocolError:
             return found
         if isinstance(event, h11.Request):
-            method, at, body = event.method, event.target.removesuffix(b"?"), b""
+            method, at, body = event.method, in_origin_form(event.method, event.target).removesuffix(b"?"), b""
         elif isinstance(event, h11.Data):
             body += event.data
         elif isinstance(event, h11.EndOfMessage):

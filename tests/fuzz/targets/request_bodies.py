@@ -100,7 +100,7 @@ def documents(data: bytes) -> None:
     else:
         assert max(len(body), body.count(b"[") + body.count(b"{")) > NESTING_MAX, "refused as a large body"
     try:
-        before, after = decoded(body.decode()), decoded(edited.decode())
+        before, after = decoded(body.decode("utf-8-sig")), decoded(edited.decode())
     except RecursionError:
         return
     assert isinstance(before, Pairs)
@@ -169,9 +169,17 @@ def forms(data: bytes) -> None:
     if before is None:
         return
     assert after is not None, "the edit broke it"
-    models = [value for name, value in before if name == "model"]
+    models = [trimmed(value) for name, value in before if name == "model"]
     assert models == [form.model.encode()], "aiohttp reads another model"
     assert after == [(name, SERVED.encode() if name == "model" else value) for name, value in before]
+
+
+def trimmed(value: bytes) -> bytes:
+    """A value without a line end after it."""
+    for line_end in (b"\r\n", b"\n", b"\r"):
+        if value.endswith(line_end):
+            return value.removesuffix(line_end)
+    return value
 
 
 @cache

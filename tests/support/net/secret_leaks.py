@@ -87,9 +87,9 @@ def heads() -> Iterator[Fault]:
     yield Fault("prompt in a head too long for engines", post(CHAT, chat("talks"), f"User-Agent: {PROMPT * 500}"), 431)
     for name, start in {
         "method": f"{KEY} {CHAT} HTTP/1.1", "version": f"GET /health HTTP/{KEY}", "target": f"GET {KEY} HTTP/1.1",
-        "absolute target": f"GET http://{KEY}/ HTTP/1.1", "HTTP/0.9": f"GET /{KEY}", "nothing else": KEY,
+        "absolute target": f"GET http://{KEY}/nowhere HTTP/1.1", "HTTP/0.9": f"GET /{KEY}", "nothing else": KEY,
     }.items():  # fmt: skip
-        code = 405 if name == "method" else 400
+        code = {"method": 405, "absolute target": 404}.get(name, 400)
         yield Fault(f"key as {name}", f"{start}\r\nHost: x\r\nConnection: close\r\n\r\n".encode(), code)
 
 
@@ -140,7 +140,7 @@ def bodies() -> Iterator[Fault]:
     path = f"/v1/models/{quote(prompt(), safe='')}"
     yield Fault("prompt as a model's path", request(path, b"", GOOD, "Connection: close", method="GET"), 404)
     yield Fault("prompt as a priority", post(CHAT, chat("talks"), f"X-Priority: {PROMPT}"), 400, "invalid_request")
-    yield Fault("prompt as a type", post(CHAT, chat("talks"), kind=f"text/{PROMPT}"), 415)
+    yield Fault("prompt as a type", post(CHAT, prompt().encode(), kind=f"text/{PROMPT}"), 415)
     large = chat("talks", filler=PROMPT * (BODY_BYTES_MAX // len(PROMPT)))
     yield Fault("a body too large", post(CHAT, large), 413, "too_large")
     chunked = post(CHAT, b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")

@@ -20,19 +20,23 @@ from tests.support.waiting import until
 HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
-def begin(client: Client, length: int, *lines: str, path: str = "chat/completions", kind: str = "json") -> None:
+def begin(
+    client: Client, length: int, *lines: str, path: str = "chat/completions", kind: str = "application/json"
+) -> None:
     """Send a head and one byte of its body."""
-    head = [f"POST /v1/{path} HTTP/1.1", "host: x", f"content-type: application/{kind}", *lines]
+    head = [f"POST /v1/{path} HTTP/1.1", "host: x", f"content-type: {kind}", *lines]
     client.send("\r\n".join([*head, f"content-length: {length}", "", ""]).encode())
 
 
+JSON = "application/json"
 WRONG = [
-    (404, ("x-request-id: a",), "nowhere", "json"),
-    (405, (), "models", "json"),
-    (415, (), "chat/completions", "xml"),
-    (404, ("x-model: nobody",), "chat/completions", "json"),
-    (400, ("x-priority: high",), "chat/completions", "json"),
-    (404, (), "../openai/deployments/nobody/chat/completions", "json"),
+    (404, ("x-request-id: a",), "nowhere", JSON),
+    (405, (), "models", JSON),
+    (415, (), "chat/completions", "multipart/form-data; boundary=b"),
+    (415, ("origin: https://evil.example",), "chat/completions", "text/plain"),
+    (404, ("x-model: nobody",), "chat/completions", JSON),
+    (400, ("x-priority: high",), "chat/completions", JSON),
+    (404, (), "../openai/deployments/nobody/chat/completions", JSON),
 ]
 
 

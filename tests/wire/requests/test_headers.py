@@ -10,7 +10,7 @@ from hashlib import sha256
 import pytest
 
 from autoscaler.contract import CatalogueDelta, FrontSettings, KeyEntry, TenantEntry, TenantName
-from gateway.http.request_head import KEPT, LISTS
+from gateway.http.request_head import FRAMING, HINTS, KEPT, LISTS
 from tests.support.fakes.engines.scripted_engine import DONE, END, OK, STREAM_HEAD, ScriptedEngine, delta, document
 from tests.support.harness.gateway.gateway_rig import Client, rig, rig_and_client
 from tests.support.net.canary import request
@@ -86,9 +86,12 @@ async def test_identity_headers_do_not_override_the_tenant_of_the_api_key(line: 
         assert b"theirs" not in engine.requests[0]
 
 
-ONCE = sorted(name.decode() for name in KEPT - LISTS)
+ONCE = sorted(name.decode() for name in FRAMING)
+DIFFERENT = sorted(name.decode() for name in KEPT - LISTS - HINTS - FRAMING - {b"origin"})
 REFUSED = (
-    *(f"{name}: 1\r\n{name.title()}: 1" for name in ONCE), "Host: gw", "X-A: b\rc", "X-A: b\nc", "X-A: b\r\n c",
+    *(f"{name}: 1\r\n{name.title()}: 1" for name in ONCE),
+    *(f"{name}: 1\r\n{name}: 2" for name in DIFFERENT),
+    "Host: gw", "X-A: b\rc", "X-A: b\nc", "X-A: b\r\n c",
     "X-A: \0",
     "X-A: b\x7f", "X-A: b\r\n\tX-Api-Key: c", "X-A\r\n: b", "X-A: b\r\r\nX-B: c", "Authorization: Bearer a\rb",
     "Authorization: Bearer a\n", "X-Request-Id: a\rb", "Content-Length: 1", "Host : gw", " Host: gw",

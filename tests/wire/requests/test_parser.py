@@ -202,11 +202,66 @@ def test_body_is_assembled_from_reads_of_any_size() -> None:
     assert seen.body == body
 
 
-@pytest.mark.parametrize("name", ["Host", "Content-Type", "X-API-Key", "X-Request-Id", "Content-Length", "X-Model"])
-def test_repeated_non_list_header_is_rejected(name: str) -> None:
-    error = refused(f"GET /health HTTP/1.0\r\n{name}: 1\r\n{name.upper()}: 1\r\n\r\n".encode())
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("Host", "11"), ("Content-Length", "11"), ("Transfer-Encoding", "11"), ("Expect", "11"),
+     ("Content-Encoding", "11"),
+     ("Content-Type", "12"), ("X-API-Key", "12"), ("Authorization", "12"), ("X-Model", "12"), ("X-Priority", "12")],
+)  # fmt: skip
+def test_header_that_frames_the_request_or_differs_is_rejected_if_repeated(name: str, values: str) -> None:
+    lines = "".join(f"{name}: {value}\r\n" for value in values)
+    error = refused(f"GET /health HTTP/1.0\r\n{lines}\r\n".encode())
     assert (error.status, error.code) == (400, "invalid_request")
     assert name.lower() in error.message
+
+
+@pytest.mark.parametrize("name", ["traceparent", "User-Agent", "X-Request-Id", "X-Stainless-Read-Timeout", "Baggage"])
+def test_repeated_hint_header_is_dropped(name: str) -> None:
+    for values in ("11", "12", "111"):
+        lines = "".join(f"{name}: {value}\r\n" for value in values)
+        head = one(f"GET /health HTTP/1.1\r\nHost: gw\r\n{lines}tracestate: a=1\r\n\r\n".encode()).head
+        assert head.headers == {b"host": b"gw", b"tracestate": b"a=1"}
+
+
+def test_equal_values_of_a_repeated_header_count_once() -> None:
+    for name in (b"authorization", b"x-api-key", b"content-type", b"x-model", b"origin"):
+        head = one(b"GET /health HTTP/1.1\r\nHost: gw\r\n" + 3 * (name + b": a\r\n") + b"\r\n").head
+        assert head.headers[name] == b"a"
+    head = one(b"GET /health HTTP/1.1\r\nHost: gw\r\nOrigin: a\r\nOrigin: b\r\n\r\n").head
+    assert head.headers[b"origin"] == b"a, b", "which is no allowed origin"
+
+
+@pytest.mark.parametrize(
+    ("line", "host", "path", "query"),
+    [
+        ("GET http://Other.example:81/a?b=c", "other.example", b"/a", b"b=c"),
+        ("GET HTTPS://other.example/a", "other.example", b"/a", b""),
+        ("GET http://[::1]", "::1", b"/", b""),
+        ("GET http://other.example?b", "other.example", b"/", b"b"),
+        ("OPTIONS http://other.example", "other.example", b"*", b""),
+        ("OPTIONS http://other.example/", "other.example", b"/", b""),
+        ("OPTIONS *", "gw", b"*", b""),
+    ],
+)
+def test_target_in_absolute_form_replaces_the_host_header(line: str, host: str, path: bytes, query: bytes) -> None:
+    head = one(f"{line} HTTP/1.1\r\nHost: gw\r\n\r\n".encode()).head
+    assert (head.host, head.path, head.query) == (host, path, query)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "GET ftp://gw/a", "GET http:///a", "GET http://u@gw/a", "GET http://gw:port/a", "GET http://gw:1:2/a",
+        "GET gw:80", "GET http:/a", "GET http://gw/a#b", "GET *", "OPTIONS *?a", "OPTIONS **", "XOPTIONS *", "CONNECT http://gw/",
+        "GET http://[::1/a", "GET http://gw\\evil/a",
+    ],
+)  # fmt: skip
+def test_other_target_is_rejected(line: str) -> None:
+    assert refused(f"{line} HTTP/1.1\r\nHost: gw\r\n\r\n".encode()).status == 400
+
+
+def test_host_header_is_required_with_a_target_in_absolute_form() -> None:
+    assert refused(b"GET http://gw/ HTTP/1.1\r\n\r\n").status == 400
 
 
 def test_every_rejected_corpus_request_closes_its_connection() -> None:

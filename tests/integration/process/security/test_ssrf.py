@@ -185,7 +185,7 @@ async def test_urls_in_streamed_requests_and_forms_reach_the_engine_as_text(tmp_
             one.client.send(request(CHAT, json.dumps({"model": "tiny", "stream": True, **chat}).encode()))
             assert (await one.client.answer())[0] == 200
             sent = json.loads(one.asked()[-1].body)
-            assert sent == {"model": "tiny", "stream": True, **chat, "stream_options": {"include_usage": True}}
+            assert sent == {"model": "tiny", "stream": True, **chat}, "an engine that may not know stream_options"
             quoted = bait.replace("\\", "\\\\")
             await passed(
                 one,

@@ -47,6 +47,25 @@ def test_cache_salt_is_enabled_only_for_supporting_engines(
     assert model_entry(Model(name=ModelName("a"), spec=ModelSpec(engine=engine))).takes_cache_salt is takes
 
 
+@pytest.mark.parametrize(
+    ("engine", "command", "takes"),
+    [
+        ("llama.cpp", (), True), ("vllm", (), True), ("sglang", (), True), ("ollama", (), True), ("command", (), False),
+        ("command", ("python", "server.py", "--port", "{port}"), False),
+        ("command", ("/opt/llama-server", "--port", "{port}"), True),
+        ("command", ("sh", "-c", "exec vllm serve m --port {port}"), True),
+        ("command", ("python", "-m", "sglang.launch_server", "--port", "{port}"), True),
+        ("command", ("docker", "run", "ghcr.io/ggml-org/llama.cpp:server"), True),
+        ("command", ("docker", "run", "vllm/vllm-openai:latest"), True), ("command", ("my-vllm-proxy",), False),
+    ],
+)  # fmt: skip
+def test_usage_is_requested_only_of_engines_known_to_accept_stream_options(
+    engine: Literal["vllm", "sglang", "llama.cpp", "ollama", "command"], command: tuple[str, ...], takes: bool
+) -> None:
+    spec = ModelSpec(engine=engine, command=command)
+    assert model_entry(Model(name=ModelName("a"), spec=spec)).takes_stream_options is takes
+
+
 def test_tenant_entry_converts_key_expiry_to_unix_seconds() -> None:
     keys = (
         Key(sha256="ab" * 32, name="ci", expires_at="1970-01-02T01:00:00+01:00"),

@@ -288,3 +288,55 @@ def test_chunks_after_a_split_inside_a_chunk_end_are_forwarded_unchanged() -> No
         second = each.pass_chunks(one[at:] + one * 5 + one[:7])
         third = each.pass_chunks(one[7:] + one * 3)
         assert (first, second, third) == (one * 2, one * 5, one * 4)
+
+
+FINISH = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\n'
+DONE = b"data: [DONE]\n\n"
+TIMED = b'data: {"id":"c","choices":[],"usage":{"prompt_tokens":7},"timings":{"x":1},"y":null}\n\n'
+TIMED_FINISH = FINISH[:-3] + b',"timings":{"x":1}}\n\n'
+LEFT_OVER = b'data: {"id":"c","choices":[],"timings":{"x":1},"y":null}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("events", "wanted"),
+    [
+        ((TOKEN, FINISH, TIMED, DONE), (TOKEN, TIMED_FINISH, DONE)),
+        ((TOKEN, FINISH, TIMED), (TOKEN, TIMED_FINISH)),
+        ((TOKEN, FINISH, b"data: " + USAGE_JSON + b"\n\n", DONE), (TOKEN, FINISH, DONE)),
+        ((FINISH, FINISH, TIMED), (FINISH, TIMED_FINISH)),
+        ((TOKEN, FINISH, DONE), (TOKEN, FINISH, DONE)),
+        ((FINISH,), (FINISH,)),
+        ((TOKEN, TIMED, DONE), (TOKEN, LEFT_OVER, DONE)),
+        ((FINISH, TOKEN, TIMED, DONE), (FINISH, TOKEN, LEFT_OVER, DONE)),
+        ((FINISH, b": keep-alive\n\n", TIMED), (FINISH, b": keep-alive\n\n", LEFT_OVER)),
+    ],
+)
+def test_other_members_of_a_usage_event_move_to_the_last_chunk_with_a_choice(
+    events: tuple[bytes, ...], wanted: tuple[bytes, ...]
+) -> None:
+    chunks = b"".join(map(encode_chunk, events)) + LAST_CHUNK
+    text = b"".join(events)
+    uneven = b"".join(encode_chunk(text[at : at + 50]) for at in range(0, len(text), 50)) + LAST_CHUNK
+    for framed in (chunks, uneven):
+        for size in (1, 7, 60, len(encode_chunk(FINISH)), len(framed)):
+            one, out = gate(), b""
+            for at in range(0, len(framed), size):
+                out += one.pass_chunks(framed[at : at + size])
+            assert content(out + encode_chunk(one.rest())) == b"".join(wanted), size
+    one, out = gate(), b""
+    for event in events:
+        out += one.pass_chunks(encode_chunk(event))
+    assert content(out + one.pass_chunks(LAST_CHUNK) + encode_chunk(one.rest())) == b"".join(wanted)
+
+
+def test_last_chunk_with_a_choice_is_released_if_the_stream_breaks() -> None:
+    for events in ((FINISH,), (TOKEN, FINISH), (TOKEN, FINISH, b"data: {")):
+        wanted = b"".join(event for event in events if event.endswith(b"\n\n"))
+        for framed in (b"".join(map(encode_chunk, events)), encode_chunk(b"".join(events))):
+            for size in (1, 10, len(framed)):
+                one, out = gate(), b""
+                for at in range(0, len(framed), size):
+                    out += one.pass_chunks(framed[at : at + size])
+                chunks, last = one.release()
+                assert content(out + chunks + encode_chunk(last)) == wanted
+                assert one.release() == (b"", b"")

@@ -67,10 +67,10 @@ def test_model_and_stream_options_are_parsed_from_a_valid_body(
         b"", b" ", b"{", b"}", b"null", b"[]", b'"model"', b'[{"model":"m"}]', b'{"model":"m"}x', b'{"model":"m"}{}',
         b'{"model":"m",}', b"{'model':'m'}", b'{"model":"m" "a":1}', b'{"model":"m","a":NaN}', b'{"model":"m","a":01}',
         b'{"model":"m","a":Infinity}', b'{"model":"m","a":tru}', b'{"model":"m"/**/}', b'{"model":"m","a":"\x01"}',
-        b'{"model":"m","a":"\n"}', b'{"model":"m","a":"\\x"}', b'\xef\xbb\xbf{"model":"m"}',
+        b'{"model":"m","a":"\n"}', b'{"model":"m","a":"\\x"}', b'\xef\xbb{"model":"m"}',
         b'{"model":"m","a":"\xff"}',
         b'{"model":"m","a":"\xed\xa0\x80"}', b'{"model":"m","a":"\xc0\x80"}', b'{"model":"m","\xff":1}',
-        '{"model":"m"}'.encode("utf-16"), b'{"model":"m","a":"\\ud800"}', b'{model:"m"}', b'\0{"model":"m"}',
+        '{"model":"m"}'.encode("utf-16"), b'{"model":"m","\\ud800":1}', b'{model:"m"}', b'\0{"model":"m"}',
     ],
 )  # fmt: skip
 def test_body_that_is_not_a_json_object_in_utf_8_is_rejected(body: bytes) -> None:
@@ -290,7 +290,16 @@ def test_invalid_utf_8_is_rejected_anywhere_in_a_large_body() -> None:
 
 
 @pytest.mark.parametrize(
-    "content_type", [b"application/json", b"Application/JSON; charset=UTF-8", b'application/json;charset="utf-8"']
+    "content_type",
+    [
+        b"application/json",
+        b"Application/JSON; charset=UTF-8",
+        b'application/json;charset="utf-8"',
+        b"application/json; charset=utf-8;",
+        b"application/json;",
+        b'application/json ; ; a=b;c="d;\\""',
+        b"application/json; charset=utf-16",
+    ],
 )
 def test_json_media_types_are_accepted(content_type: bytes) -> None:
     assert isinstance(read_body(operation(EMBEDDINGS), b'{"model":"m"}', content_type), Peek)
@@ -300,12 +309,21 @@ def test_json_media_types_are_accepted(content_type: bytes) -> None:
     "content_type",
     [
         b"", b"text/plain", b"application/x-www-form-urlencoded", b"application/jsonp",
-        b"application/json; charset=utf-16", b"multipart/form-data; boundary=b",
+        b"application/octet-stream;", b"no type",
     ],
 )  # fmt: skip
-def test_media_types_other_than_utf_8_json_are_rejected_with_415(content_type: bytes) -> None:
+def test_json_object_is_accepted_whatever_its_media_type_is(content_type: bytes) -> None:
+    for body in (b'{"model":"m"}', b'\xef\xbb\xbf \r\n{"model":"m"}'):
+        assert isinstance(read_body(operation(EMBEDDINGS), body, content_type), Peek)
+    for body in (b"model=m", b"", b"[]", b'"{"'):
+        with pytest.raises(CallError) as caught:
+            read_body(operation(EMBEDDINGS), body, content_type)
+        assert caught.value.status == 415
+
+
+def test_form_on_a_path_that_accepts_none_is_rejected_with_415() -> None:
     with pytest.raises(CallError) as caught:
-        read_body(operation(EMBEDDINGS), b'{"model":"m"}', content_type)
+        read_body(operation(EMBEDDINGS), b'{"model":"m"}', b"multipart/form-data; boundary=b")
     assert caught.value.status == 415
 
 
@@ -314,3 +332,44 @@ def test_form_on_a_path_that_accepts_files_is_parsed_and_edited() -> None:
     form = read_body(operation(TRANSCRIPTIONS), body, b"Multipart/Form-Data; boundary=b")
     assert isinstance(form, Form)
     assert edit_body(operation(TRANSCRIPTIONS), form, "served") == body.replace(b"\r\nm\r\n", b"\r\nserved\r\n")
+
+
+def test_byte_order_mark_is_accepted_and_not_forwarded() -> None:
+    body = b'{"model":"m","input":"a"}'
+    peek = read_json(b"\xef\xbb\xbf" + body)
+    assert edit_json(peek, model="m", include_usage=False) == body
+    assert edit_json(peek, model="n", include_usage=False) == body.replace(b'"m"', b'"n"')
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        rb'"\ud800"', rb'"a\uDFFFb"', rb'["\ud83d\ud83d\ude00",{"\udc00":1}]', rb'"\\\ud800\\"',
+        rb'"\\\\\ud83d\ude00\udbff"',
+    ],
+)  # fmt: skip
+def test_escaped_lone_surrogate_in_a_value_is_forwarded_unchanged(value: bytes) -> None:
+    body = rb'{ "input" : %b ,"mod\u0065l":"m", "a\\b": 1 }' % value
+    assert edit_json(read_json(body), model="m", include_usage=False) is body
+    edited = edit_json(read_json(body), model="n", include_usage=False)
+    assert edited == rb'{"input":%b,"model":"n","a\\b":1}' % value
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        rb'{"model":"m","model":"m","a":"\ud800"}', rb'{"model":"m","a":"\ud800",}', rb'{"model":"\ud800"}',
+        rb'{"model":"m","a":"\\ud800\x"}', b'{"model":"m","a":"\\ud800","b":"\0"}',
+    ],
+)  # fmt: skip
+def test_lone_surrogate_does_not_hide_another_fault(body: bytes) -> None:
+    refusal(body)
+
+
+@pytest.mark.parametrize("name", [b"id_slot", b"slot_id"])
+def test_slot_of_an_engine_is_accepted_only_if_it_means_any_slot(name: bytes) -> None:
+    body = b'{"model":"m","%b":-1}' % name
+    assert edit_json(read_json(body), model="m", include_usage=False) is body
+    for value in (b"0", b"1", b"-2", b"-1.0", b'"-1"', b"null", b"[-1]"):
+        assert name.decode() in refusal(b'{"model":"m","%b":%b}' % (name, value)).message
+    assert refusal(b'{"model":"m","%b":-1,"rid":"a"}' % name).param == "rid"

@@ -76,6 +76,10 @@ def test_form_without_model_part_uses_model_from_path_or_header() -> None:
         b'multipart/form-data; boundary="b"',
         b"Multipart/Form-Data;boundary=b",
         b"multipart/form-data; boundary=b; charset=utf-8",
+        b"multipart/form-data; charset=utf-8; boundary=b",
+        b'multipart/form-data; charset="utf-8" ; ; boundary = "b";',
+        b'multipart/form-data; x="; boundary=c"; boundary=b',
+        b"multipart/form-data; boundary=b; x=y",
     ],
 )
 def test_form_with_a_valid_boundary_is_accepted(content_type: bytes) -> None:
@@ -86,7 +90,9 @@ def test_form_with_a_valid_boundary_is_accepted(content_type: bytes) -> None:
     "content_type",
     [b"multipart/form-data", b"multipart/form-data; boundary=", b"multipart/form-data; boundary=b; boundary=c",
      b'multipart/form-data; boundary="b ', b"multipart/form-data; boundary=" + b"b" * 71,
-     b"multipart/mixed; boundary=b", b"multipart/form-data; boundary=b; x=y", b'multipart/form-data; boundary="b "'],
+     b"multipart/mixed; boundary=b", b"multipart/form-data; boundary=b, boundary=c",
+     b'multipart/form-data; boundary="b "', b"multipart/form-data; boundary*=utf-8''b",
+     b"multipart/form-data boundary=b"],
 )  # fmt: skip
 def test_form_with_an_invalid_boundary_is_rejected(content_type: bytes) -> None:
     refusal(MODEL + END, content_type)
@@ -95,7 +101,8 @@ def test_form_with_an_invalid_boundary_is_rejected(content_type: bytes) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        b"", MODEL, END[2:], b"\r\n" + MODEL + END, b"preamble\r\n" + MODEL + END, MODEL + END + b"epilogue",
+        b"", MODEL, END[2:], b"\n" + MODEL + END, b"preamble" + MODEL + END, MODEL + END[:-2] + b"epilogue",
+        b"\n--b\r\n" + MODEL + END, b"a" * 9000 + b"\r\n" + MODEL + END, MODEL + END + MODEL, MODEL + END + b"\n--b--",
         MODEL + b"--bb--\r\n", MODEL + b"--b --\r\n", MODEL.replace(b"\r\n", b"\n") + END, MODEL + MODEL + END,
         MODEL + part("stream", b"1") + part("stream", b"1") + END,
         part("model", b"a\r\nb") + END, part("model", b"\xff") + END, part("model", b"") + END,
@@ -117,6 +124,71 @@ def test_form_with_an_invalid_boundary_is_rejected(content_type: bytes) -> None:
 )  # fmt: skip
 def test_malformed_forms_are_rejected(body: bytes) -> None:
     refusal(body)
+
+
+DISPOSITION = b"--b\r\nContent-Disposition: form-data%b\r\n\r\nwhisper\r\n"
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        b"; name=model", b"; name = model ; ", b";name=model;", b'; filename="a.txt"; name="model"', b'; NAME="model"',
+        b"; filename=a.txt; name=model; filename*=utf-8''a.txt", b'; ; name="model"; size=3; x="y;z=\\"1\\""',
+    ],
+)  # fmt: skip
+def test_disposition_has_parameters_in_any_form_and_order(parameters: bytes) -> None:
+    body = DISPOSITION % parameters + FILE + END
+    form = read_multipart(body, TYPE)
+    assert edit_multipart(form, model="served") == body.replace(b"\r\n\r\nwhisper\r\n", b"\r\n\r\nserved\r\n")
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        b"", b"; name", b"; name=", b'; name="model', b"; name=model; name=model", b"; name=a b", b"x; name=model",
+        b"; name*=utf-8''model", b"; name=x; name*0=model", b'; filename="x; name=model"; name=file',
+        b'; name=file; filename="x;name = lora"', b'; name="a;name=lora"',
+        b'; filename="lora"; name="file"', b'; name="mo\\del"',
+        b'; name="%6dodel"', b"; name*=utf-8''%6dodel", b"; name=x; name*=utf-8''y", b"; name*=latin-1''y",
+        b'; name="=?utf-8?B?bW9kZWw=?="', b'; name="=?utf-8?q?=6dodel?="',
+        b'; name="Model "', b'; name="=?utf-8?q?model?="', b'; name="id slot"', '; name="\u017ftream"'.encode(),
+    ],
+)  # fmt: skip
+def test_part_whose_name_parsers_could_read_differently_is_rejected(parameters: bytes) -> None:
+    refusal(DISPOSITION % parameters + MODEL + END)
+
+
+@pytest.mark.parametrize(
+    "name", [b"my field", b"\xc3\xa9t\xc3\xa9", b" x ", b'a\\"b', b"a%20b", b"", b"\xff", b"=?utf-8?B?w6k=?="]
+)
+def test_part_with_an_unusual_name_is_accepted(name: bytes) -> None:
+    body = DISPOSITION % (b'; name="%b"' % name) + MODEL + END
+    assert read_multipart(body, TYPE).body is body
+
+
+@pytest.mark.parametrize("before", [b"", b"\r\n", b"\r\n\r\n", b"This is a form.\r\n"])
+@pytest.mark.parametrize("after", [b"", b"\r\n", b"\r\n\r\n", b" \t\r\n", b"\r\nthe end\r\n", b"\r\n" + b"a" * 9000])
+def test_bytes_around_the_parts_are_accepted_and_not_forwarded(before: bytes, after: bytes) -> None:
+    for parts in (FILE + MODEL, FILE):
+        form = read_multipart(before + parts + b"--b--" + after, TYPE, path_model="m")
+        edited = in_one(edit_multipart(form, model="served"))
+        kept = after if len(after) <= 2 else b"\r\n"
+        wanted = FILE + part("model", b"served") if parts != FILE else part("model", b"served") + FILE
+        assert edited == wanted + b"--b--" + kept
+
+
+def test_white_space_after_a_boundary_is_accepted() -> None:
+    body = (FILE + MODEL + END).replace(b"--b\r\nContent", b"--b \t\r\nContent")
+    assert read_multipart(body, TYPE).model == "whisper"
+
+
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"])
+def test_line_end_after_the_model_value_is_removed(line_end: bytes) -> None:
+    body = part("model", b"whisper" + line_end) + part("stream", b"true" + line_end) + END
+    form = read_multipart(body, TYPE)
+    assert (form.model, form.stream) == ("whisper", True)
+    assert edit_multipart(form, model="whisper") == MODEL + part("stream", b"true" + line_end) + END
+    refusal(part("model", b"whisper" + 2 * line_end) + END)
 
 
 def test_file_content_that_looks_like_a_form_is_not_parsed() -> None:
@@ -146,7 +218,7 @@ def test_random_form_is_rejected_or_yields_its_model_name(parts: list[bytes]) ->
         form = read_multipart(body, TYPE)
     except CallError:
         return
-    assert body[form.start : form.end].decode() == form.model
+    assert body[form.start : form.end].decode().rstrip("\r\n") == form.model
 
 
 @pytest.mark.parametrize(
