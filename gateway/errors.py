@@ -234,6 +234,12 @@ def service_unavailable(code: str, message: str, retry_after_s: float, *, should
     return CallError(503, code, message, retry_after_s=retry_after_s, should_retry=should_retry)
 
 
+def model_faulty() -> CallError:
+    """503: this gateway raised an exception for the model or one of its requests."""
+    message = "an internal error of the gateway concerns this model; see event=model_faulty in the gateway's log"
+    return service_unavailable("model_faulty", message, 60.0)
+
+
 def capacity_pending(wait_s: float, retry_after_s: float) -> CallError:
     """503: the model waits for more capacity, which arrives after the deadline."""
     message = f"capacity for the model is being added; expected in about {math.ceil(wait_s)} s; try again then"

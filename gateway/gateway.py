@@ -18,15 +18,17 @@ from autoscaler.contract import (
     LEADER_SILENT_S,
     CatalogueDelta,
     GatewayId,
+    ModelName,
     Report,
     ReportAnswer,
     RoutesDelta,
     TenantEntry,
 )
-from gateway import errors
-from gateway.dispatch.call import Call, Outcome
+from gateway import errors, fault_containment
+from gateway.dispatch.call import Call, CallState, Outcome
 from gateway.dispatch.dispatcher import Dispatcher
-from gateway.dispatch.effects import Effect, Grant, ReportNow
+from gateway.dispatch.effects import Effect, Grant, ModelFaulted, ReportNow
+from gateway.fault_containment import describe_error, reraise_memory_error
 from gateway.http.body_buffers import Body, ChunkedBody
 from gateway.http.host_check import HostCheck, is_on_loopback
 from gateway.http.request_head import Head
@@ -102,9 +104,9 @@ class Gateway(GatewayContext):
 
     def catalogue(self, delta: CatalogueDelta) -> None:
         """Apply a change of the catalogue."""
-        self.directory.apply(delta)
+        faults = self.directory.apply(delta)
         self._renew_host_check()
-        self.perform(self.dispatch.catalogue(delta, self.clock()))
+        self.perform(self.dispatch.catalogue(delta, self.clock(), faults))
         self._note_informed()
 
     def routes(self, delta: RoutesDelta) -> None:
@@ -135,6 +137,10 @@ class Gateway(GatewayContext):
     def busy(self) -> bool:
         """Return whether anything waits, here or in another gateway."""
         return self.dispatch.busy()
+
+    def has_faults(self) -> bool:
+        """Return whether an exception closed a model, which the complete catalogue and Routes open again."""
+        return self.dispatch.has_faults()
 
     # --- for the operations port -------------------------------------------------------------------------------------
 
@@ -254,11 +260,44 @@ class Gateway(GatewayContext):
             if isinstance(effect, ReportNow):
                 self.on_report()
                 continue
-            proxied_call = self._calls[effect.call]
-            if isinstance(effect, Grant):
-                proxied_call.granted(effect.address)
-            else:
-                proxied_call.refused(effect.error)
+            if isinstance(effect, ModelFaulted):
+                fault_containment.report_fault(effect.model, "dispatch", describe_error(effect.error))
+                self._fail_waiting(effect.model)
+                continue
+            call = effect.call
+            try:
+                proxied_call = self._calls[call]
+                if isinstance(effect, Grant):
+                    proxied_call.granted(effect.address)
+                else:
+                    proxied_call.refused(effect.error)
+            except Exception as error:  # noqa: BLE001 - the other requests get their effects
+                self._fail_faulty(call, error)
+
+    def _fail_waiting(self, model: ModelName) -> None:
+        """After an exception of dispatch emptied the queue of a model: end its requests that are still waiting."""
+        for call, proxied_call in tuple(self._calls.items()):
+            if call.model == model and proxied_call.waits and call.state is not CallState.ENDED:
+                if call.state is CallState.PARKED:
+                    call.state = CallState.ENDED
+                self._end_faulty(call)
+
+    def _fail_faulty(self, call: Call, error: Exception) -> None:
+        """An exception concerns one request only: end that request."""
+        reraise_memory_error(error)
+        fault_containment.report_fault(call.model, "request", describe_error(error))
+        self._end_faulty(call)
+
+    def _end_faulty(self, call: Call) -> None:
+        proxied_call = self._calls.get(call)
+        if proxied_call is None:
+            return
+        try:
+            proxied_call.fail(errors.model_faulty())
+        except Exception as error:  # noqa: BLE001 - its client's connection ends by its own timeout
+            reraise_memory_error(error)
+            fault_containment.report_fault(call.model, "request", describe_error(error))
+            self._calls.pop(call, None)
 
     # --- lifecycle ---------------------------------------------------------------------------------------------------
 
@@ -283,13 +322,21 @@ class Gateway(GatewayContext):
             self.perform(self.dispatch.tick(now_s))
         if now_s - self._swept_calls_s >= CALLS_SWEEP_S:
             self._swept_calls_s = now_s
-            for proxied_call in tuple(self._calls.values()):
-                proxied_call.sweep(now_s)
+            for call, proxied_call in tuple(self._calls.items()):
+                try:
+                    proxied_call.sweep(now_s)
+                except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
+                    self._fail_faulty(call, error)
         if now_s - self._swept_connections_s >= CONNECTIONS_SWEEP_S:
             self._swept_connections_s = now_s
             self._weigh()
             for connection in tuple(self._connections):
-                connection.sweep(now_s)
+                try:
+                    connection.sweep(now_s)
+                except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
+                    reraise_memory_error(error)
+                    fault_containment.report_fault(None, "client connection", describe_error(error))
+                    connection.let_go()
             self.room.looked()
         if now_s - self._swept_pools_s >= POOLS_SWEEP_S:
             self._swept_pools_s = now_s

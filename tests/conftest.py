@@ -35,7 +35,8 @@ def many_files() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def no_contained_faults(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault that is contained fails the test, unless the test replaces `report_fault` itself."""
-    for name in ("autoscaler.controller.loop", "autoscaler.kubernetes.unreadable_objects"):
+    modules = ("autoscaler.controller.loop", "autoscaler.kubernetes.unreadable_objects", "gateway.fault_containment")
+    for name in modules:
         module = sys.modules.get(name)
         if module is not None:
             monkeypatch.setattr(module, "report_fault", raised)

@@ -11,16 +11,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 import msgspec
 
 from autoscaler.contract import CatalogueDelta, GatewayId, Report, ReportAnswer, RoutesDelta, make_decoder
+from gateway import fault_containment
 from gateway.control import snapshot_file
 from gateway.dispatch.reports import Pace
+from gateway.fault_containment import (
+    PAUSE_S,
+    PAUSE_S_MAX,
+    describe_error,
+    reraise_memory_error,
+    retry_until_success,
+)
 
 log = logging.getLogger("pilotlight.gateway.sync")
 
@@ -70,6 +80,9 @@ class Follower(Protocol):
     def busy(self) -> bool:
         """Return whether anything waits, here or in another gateway."""
 
+    def has_faults(self) -> bool:
+        """Return whether an exception closed a model, which the complete catalogue and Routes open again."""
+
 
 class Sync:
     """Follows all `links` and reports to all. Call `edge` on every ReportNow. Reports contain `boot`."""
@@ -114,8 +127,8 @@ class Sync:
                 for link in self._links:
                     self._open(tasks, link)
                 if self._kept_at is not None:
-                    tasks.create_task(self._keep(self._kept_at))
-                tasks.create_task(self._report())
+                    tasks.create_task(retry_until_success(partial(self._keep, self._kept_at), "snapshot"))
+                tasks.create_task(retry_until_success(self._report, "reports"))
         finally:
             self._running = None
             self._streams.clear()
@@ -143,7 +156,12 @@ class Sync:
 
     async def flush(self) -> None:
         """Report once more to all autoscalers: after a drain, this reports that nothing runs here."""
-        report = self._follower.report()
+        try:
+            report = self._follower.report()
+        except Exception as error:  # noqa: BLE001 - the gateway stops in any case
+            reraise_memory_error(error)
+            fault_containment.report_fault(None, "reports", describe_error(error))
+            return
         await asyncio.gather(*(self._send(link, report) for link in self._links))
 
     def _on_catalogue(self, delta: CatalogueDelta) -> None:
@@ -178,16 +196,31 @@ class Sync:
         self._unfolded.clear()
 
     async def _follow(self, link: Link, path: str, kind: type[T], take: Callable[[T], None]) -> None:
-        retry_s = RETRY_S_MIN
-        decode = make_decoder(kind)
+        """Apply a stream's messages. It is reopened, and starts with the complete state, after it broke, and with
+        exponential back-off after an exception in `take` and while a model is faulty.
+        """
+        retry_s, fault_s = RETRY_S_MIN, PAUSE_S
+        decode, now, name = make_decoder(kind), asyncio.get_running_loop().time, path.partition("?")[0]
         while True:
+            reopen_s = math.inf
             try:
                 async for line in link.lines(path):
                     retry_s = RETRY_S_MIN
                     if not line.isspace() and line:
                         take(decode(line))
+                    if not self._follower.has_faults():
+                        reopen_s, fault_s = math.inf, PAUSE_S
+                    elif reopen_s == math.inf:
+                        reopen_s, fault_s = now() + fault_s, min(2 * fault_s, PAUSE_S_MAX)
+                    elif now() >= reopen_s:
+                        break
             except (LinkError, msgspec.DecodeError) as error:
-                log.debug("event=stream_lost path=%s error=%s", path.partition("?")[0], type(error).__name__)
+                log.debug("event=stream_lost path=%s error=%s", name, type(error).__name__)
+            except Exception as error:  # noqa: BLE001 - no message may end the gateway
+                reraise_memory_error(error)
+                fault_containment.report_fault(None, name, describe_error(error))
+                await asyncio.sleep(fault_s)
+                fault_s = min(2 * fault_s, PAUSE_S_MAX)
             await asyncio.sleep(retry_s * (0.5 + 0.5 * self._jitter()))
             retry_s = min(retry_s * 2, RETRY_S_MAX)
 
@@ -251,6 +284,9 @@ class Sync:
             answer = await link.report(report)
         except (LinkError, msgspec.DecodeError) as error:
             log.debug("event=report_failed error=%s", type(error).__name__)
+        except Exception as error:  # noqa: BLE001 - the next report is sent in any case
+            reraise_memory_error(error)
+            fault_containment.report_fault(None, "reports", describe_error(error))
         else:
             self._follower.answered(report.sequence, answer)
         finally:

@@ -10,7 +10,7 @@ response.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from autoscaler.contract import (
     CatalogueDelta,
@@ -23,14 +23,16 @@ from autoscaler.contract import (
 )
 from gateway import errors
 from gateway.dispatch.call import Call, CallState, Outcome
-from gateway.dispatch.effects import Effect, Refuse, ReportNow
+from gateway.dispatch.effects import Effect, ModelFaulted, Refuse, ReportNow
 from gateway.dispatch.fair_queue import Parked, TenantQueue
 from gateway.dispatch.memory_pressure import Pressure
 from gateway.dispatch.model_dispatcher import Bounce, ModelDispatcher, SharedCounters
-from gateway.dispatch.routing_table import Routes
+from gateway.dispatch.routing_table import Changes, Routes
+from gateway.fault_containment import reraise_memory_error
 
 _PARKED, _RUNNING, _ENDED = CallState.PARKED, CallState.RUNNING, CallState.ENDED
 _REPORT_NOW = ReportNow()
+_NO_FAULTS: dict[ModelName, Exception] = {}
 
 
 class Dispatcher:
@@ -48,14 +50,20 @@ class Dispatcher:
         self._suspected: set[ModelName] = set()
         """Models with a replica that did not accept a connection."""
         self._others_wait: set[ModelName] = set()
+        self._faulty: set[ModelName] = set()
+        """Models closed because of an exception."""
         self._said_waiting = False
         """Whether the last report contained waiting requests."""
         self._closing = False
 
     # --- input from the autoscaler --------------------------------------------------------------------------
 
-    def catalogue(self, delta: CatalogueDelta, now_s: float) -> list[Effect]:
-        """Apply a change of the catalogue, unless it is old. Requests queued for removed or paused models fail."""
+    def catalogue(
+        self, delta: CatalogueDelta, now_s: float, faults: Mapping[ModelName, Exception] = _NO_FAULTS
+    ) -> list[Effect]:
+        """Apply a change of the catalogue, unless it is old. Requests queued for removed or paused models fail.
+        `faults`: models of the catalogue whose names raised an exception.
+        """
         out: list[Effect] = []
         if (delta.epoch, delta.version) < self._catalogue:
             return out
@@ -66,12 +74,17 @@ class Dispatcher:
         for name in sorted(gone & self._desks.keys()):
             desk = self._desks[name]
             desk.entry = None
-            desk.look(now_s, out)
+            desk.faults.discard("names")
+            self._look(desk, now_s, out)
             self._retire(desk)
         for entry in delta.models:
             desk = self._desk(entry.name)
             desk.entry = entry
-            desk.look(now_s, out)
+            if entry.name in faults:
+                self._fault(desk, "names", faults[entry.name], now_s, out)
+            else:
+                desk.faults.discard("names")
+                self._look(desk, now_s, out)
         self._weigh(delta)
         return self._done(out)
 
@@ -86,9 +99,9 @@ class Dispatcher:
             self._tally.accounts.resend()  # a new leader may lack reports that the old one acknowledged
         if changes.acknowledge:
             self._tally.edge = True
+        self._look_all(changes, now_s, out, full=delta.full)
         for name in sorted(changes.models):
             desk = self._desk(name)
-            desk.look(now_s, out)
             if desk.queue.waiting:
                 self._tally.edge = True
             if desk.part.route.others_wait:
@@ -115,7 +128,10 @@ class Dispatcher:
         elif desk.closed:
             desk.turn_away(call, now_s, out)
         else:
-            desk.arrive(call, now_s, out)
+            try:
+                desk.arrive(call, now_s, out)
+            except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
+                self._fault(desk, "dispatch", error, now_s, out)
         return self._done(out) if self._tally.edge else out
 
     def leave(self, call: Call, now_s: float) -> list[Effect]:
@@ -126,21 +142,33 @@ class Dispatcher:
         """The request has ended; its slot goes to a waiting request. No-op for a request that has ended before."""
         out: list[Effect] = []
         if call.state is _RUNNING or call.state is _PARKED:
-            self._desks[call.model].finish(call, now_s, outcome, out)
+            desk = self._desks[call.model]
+            try:
+                desk.finish(call, now_s, outcome, out)
+            except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
+                self._fault(desk, "dispatch", error, now_s, out)
         return self._done(out) if self._tally.edge else out
 
     def heard(self, call: Call, now_s: float) -> list[Effect]:
         """Response bytes of a running request arrived; call it now and then while they do."""
         out: list[Effect] = []
         if call.state is _RUNNING:
-            self._desks[call.model].heard(call, now_s, out)
+            desk = self._desks[call.model]
+            try:
+                desk.heard(call, now_s, out)
+            except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
+                self._fault(desk, "dispatch", error, now_s, out)
         return self._done(out)
 
     def give_up(self, call: Call, now_s: float) -> list[Effect]:
         """End the wait of a queued request; if its model is cold, it still counts as demand. No-op in other states."""
         out: list[Effect] = []
         if call.state is _PARKED and call.line is not None:
-            self._desks[call.model].expire(call.line, call, now_s, out)
+            desk = self._desks[call.model]
+            try:
+                desk.expire(call.line, call, now_s, out)
+            except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
+                self._fault(desk, "dispatch", error, now_s, out)
         return self._done(out)
 
     def bounce(self, call: Call, now_s: float, reason: Bounce) -> list[Effect]:
@@ -150,7 +178,11 @@ class Dispatcher:
             if reason == "connect":
                 self._suspected.add(call.model)
             closing = errors.shutting_down() if self._closing else None
-            self._desks[call.model].bounce(call, now_s, reason, closing, out)
+            desk = self._desks[call.model]
+            try:
+                desk.bounce(call, now_s, reason, closing, out)
+            except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
+                self._fault(desk, "dispatch", error, now_s, out)
         return self._done(out)
 
     def tick(self, now_s: float) -> list[Effect]:
@@ -159,13 +191,20 @@ class Dispatcher:
         if now_s >= self._routes.silent_at_s:
             self._fall_silent(now_s, out)
         for line in self._tally.deadlines.due(now_s):
-            self._desks[line.model].expire(line, line.soonest(), now_s, out)
+            desk = self._desks[line.model]
+            try:
+                desk.expire(line, line.soonest(), now_s, out)
+            except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
+                self._fault(desk, "dispatch", error, now_s, out)
         for name in sorted(self._suspected):
-            desk = self._desks.get(name)
-            if desk is None or not desk.part.suspects:
+            suspected = self._desks.get(name)
+            if suspected is None or not suspected.part.suspects:
                 self._suspected.discard(name)
             else:
-                desk.serve(now_s, out)
+                try:
+                    suspected.serve(now_s, out)
+                except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
+                    self._fault(suspected, "dispatch", error, now_s, out)
         return self._done(out)
 
     def next_s(self) -> float | None:
@@ -186,7 +225,10 @@ class Dispatcher:
         self._closing = True
         out: list[Effect] = []
         for desk in self._desks.values():
-            desk.refuse_parked(errors.shutting_down, now_s, out)
+            try:
+                desk.refuse_parked(errors.shutting_down, now_s, out)
+            except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
+                self._fault(desk, "dispatch", error, now_s, out)
         return self._done(out)
 
     @property
@@ -233,6 +275,10 @@ class Dispatcher:
     def busy(self) -> bool:
         """Return whether anything waits, here or elsewhere, or did in the last report: reports are then frequent."""
         return self._tally.waiting > 0 or bool(self._others_wait) or self._said_waiting
+
+    def has_faults(self) -> bool:
+        """Return whether an exception closed a model. The complete catalogue and Routes open it again."""
+        return bool(self._faulty)
 
     # --- queries --------------------------------------------------------------------------------------------
 
@@ -289,13 +335,48 @@ class Dispatcher:
         """Drop a model that neither catalogue nor Routes name and that has no request."""
         if desk.orphaned:
             self._desks.pop(desk.name, None)
+            self._faulty.discard(desk.name)
             self._others_wait.discard(desk.name)
             self._routes.drop(desk.name)
             self._tally.accounts.forget(desk.name)
 
     def _fall_silent(self, now_s: float, out: list[Effect]) -> None:
-        for name in sorted(self._routes.fall_silent()):
-            self._desk(name).look(now_s, out)
+        self._look_all(self._routes.fall_silent(), now_s, out, full=False)
+
+    def _look_all(self, changes: Changes, now_s: float, out: list[Effect], *, full: bool) -> None:
+        for name in sorted(changes.models):
+            desk = self._desk(name)
+            if name in changes.faults:
+                self._fault(desk, "routes", changes.faults[name], now_s, out)
+            else:
+                if full:
+                    desk.faults.discard("routes")
+                self._look(desk, now_s, out)
+
+    def _look(self, desk: ModelDispatcher, now_s: float, out: list[Effect]) -> None:
+        """Handle a change of catalogue or Routes. If this succeeds, earlier exceptions of dispatch are over."""
+        desk.faults.discard("dispatch")
+        try:
+            desk.look(now_s, out)
+        except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
+            self._fault(desk, "dispatch", error, now_s, out)
+        if desk.faults:
+            self._faulty.add(desk.name)
+        else:
+            self._faulty.discard(desk.name)
+
+    def _fault(
+        self, desk: ModelDispatcher, operation: str, error: Exception, now_s: float, out: list[Effect]
+    ) -> None:  # fmt: skip
+        """An exception concerns this model only: close it and reject its queued requests."""
+        reraise_memory_error(error)
+        self._faulty.add(desk.name)
+        try:
+            desk.close_faulty(operation, now_s, out)
+        except Exception as second:  # noqa: BLE001 - the queue itself may be the cause
+            reraise_memory_error(second)
+            out.append(ModelFaulted(desk.name, second))
+        out.append(ModelFaulted(desk.name, error))
 
     def _weigh(self, delta: CatalogueDelta) -> None:
         """Apply the tenants' weights."""

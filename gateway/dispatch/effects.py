@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from autoscaler.contract import ReplicaId
+from autoscaler.contract import ModelName, ReplicaId
 from gateway.dispatch.call import Call
 from gateway.errors import CallError
 
@@ -28,4 +28,11 @@ class ReportNow(msgspec.Struct, frozen=True):
     """An edge: the next report is due at once (sync keeps the minimum gap)."""
 
 
-Effect = Grant | Refuse | ReportNow
+class ModelFaulted(msgspec.Struct, frozen=True):
+    """An exception closed this model and emptied its queue. End its requests that still wait."""
+
+    model: ModelName
+    error: Exception
+
+
+Effect = Grant | Refuse | ReportNow | ModelFaulted

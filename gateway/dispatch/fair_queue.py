@@ -206,6 +206,19 @@ class Queue:
                 stale.entry = None
             self._heap.clear()
 
+    def clear(self) -> list[tuple[TenantQueue, Call]]:
+        """Remove and return all requests. It works also after an exception that left heap and counts inconsistent."""
+        removed = [(line, call) for line in self.lines.values() for call in line.calls]
+        for line, call in removed:
+            self._parked_here.add(call.body_bytes, -1)
+            line.calls.clear()
+        for line in self.lines.values():
+            line.entry = None
+            line.compact()
+        self.waiting = self.bytes = 0
+        self._heap.clear()
+        return removed
+
     def forget(self) -> None:
         """The model has no request: drop the service history of its tenants."""
         self.lines.clear()

@@ -67,7 +67,9 @@ class SharedCounters:
 class ModelDispatcher:
     """One model in this gateway."""
 
-    __slots__ = ("_routes", "_tally", "closed", "entry", "name", "part", "queue", "retries", "running", "was_ready")
+    __slots__ = (
+        "_routes", "_tally", "closed", "entry", "faults", "name", "part", "queue", "retries", "running", "was_ready",
+    )  # fmt: skip
 
     def __init__(self, name: ModelName, routes: Routes, tally: SharedCounters) -> None:
         self.name = name
@@ -77,7 +79,9 @@ class ModelDispatcher:
         self.running = 0
         self.retries = RETRIES_MAX
         self.closed = True
-        """Whether nothing may be queued: the model is unknown, paused or rejected by the autoscaler."""
+        """Whether nothing may be queued: the model is unknown, paused, rejected by the autoscaler, or faulty."""
+        self.faults: set[str] = set()
+        """Operations that raised an exception for this model and have not succeeded since."""
         self.was_ready = False
         self._routes = routes
         self._tally = tally
@@ -100,7 +104,7 @@ class ModelDispatcher:
     def look(self, now_s: float, out: list[Effect]) -> None:
         """Catalogue or Routes have changed: reject requests that may no longer wait, grant what fits."""
         refusal = self.part.route.refusal
-        self.closed = self.entry is None or self.entry.paused or refusal is not None
+        self.closed = self.entry is None or self.entry.paused or refusal is not None or bool(self.faults)
         if self.was_ready and not self.part.ready:
             self._tally.accounts.cooled(self.name)
         self.was_ready = self.part.ready
@@ -114,6 +118,8 @@ class ModelDispatcher:
         """Return why it is closed."""
         if self.entry is None:
             return errors.model_not_found()
+        if self.faults:
+            return errors.model_faulty()
         why = self.part.route.refusal
         if why is None or (self.entry.paused and why.code != "model_faulty"):
             message = "the model is paused; set spec.paused to false, or scale its adopted workload above zero"
@@ -123,10 +129,19 @@ class ModelDispatcher:
     def turn_away(self, call: Call, now_s: float, out: list[Effect]) -> None:
         """Reject a new request while closed. If Routes contain the rejection, the request is demand for one start."""
         why = self.part.route.refusal
-        if self.entry is not None and not self.entry.paused and why is not None:
+        if self.entry is not None and not self.entry.paused and why is not None and not self.faults:
             self._count_cold(call, why.retry_after_s, now_s)
         call.state = _ENDED
         out.append(Refuse(call, self.refusal()))
+
+    def close_faulty(self, operation: str, now_s: float, out: list[Effect]) -> None:
+        """An operation raised an exception: close the model and reject its queued requests."""
+        self.faults.add(operation)
+        self.closed = True
+        for line, call in self.queue.clear():
+            self._unparked(line, now_s)
+            self._refuse(line, call, self.refusal(), now_s, out)
+        self._tally.edge = True
 
     def refuse_parked(self, error: Callable[[], CallError], now_s: float, out: list[Effect]) -> None:
         """Reject all queued requests with this error."""

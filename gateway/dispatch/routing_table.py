@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from autoscaler.contract import LEADER_SILENT_S, ModelName, ModelRoute, ReplicaId, ReplicaUse, Route, RoutesDelta
 from gateway.dispatch.slots import Hold, ModelRoutes
+from gateway.fault_containment import reraise_memory_error
 
 READY = "ready"
 GONE = "gone"
@@ -26,6 +27,8 @@ class Changes(NamedTuple):
 
     models: set[ModelName]
     acknowledge: bool
+    faults: dict[ModelName, Exception]
+    """Models for which an exception was raised, so that their Routes here are incomplete."""
 
 
 class Routes:
@@ -62,18 +65,18 @@ class Routes:
         if delta.gateways != self.gateways and self.silent:
             changed = set(self.models)
         self.epoch, self.version, self.gateways = delta.epoch, delta.version, delta.gateways
-        acknowledge = self._replicas(delta, changed, risen=risen)
-        self._models(delta, now_s, changed)
-        for name in changed:
-            self._allow(self.of(name))
-        return Changes(changed, acknowledge or risen)
+        faults: dict[ModelName, Exception] = {}
+        acknowledge = self._replicas(delta, changed, faults, risen=risen)
+        self._models(delta, now_s, changed, faults)
+        self._allow_all(changed, faults)
+        return Changes(changed, acknowledge or risen, faults)
 
-    def fall_silent(self) -> list[ModelName]:
+    def fall_silent(self) -> Changes:
         """Apply the stated bound for a silent leader until its next message."""
         self.silent, self.silent_at_s = True, math.inf
-        for routes in self.models.values():
-            self._allow(routes)
-        return list(self.models)
+        faults: dict[ModelName, Exception] = {}
+        self._allow_all(set(self.models), faults)
+        return Changes(set(self.models), acknowledge=False, faults=faults)
 
     def give_back(self, part: ModelRoutes, *, waiting: int) -> bool:
         """Lower each hold to its slots in use, because requests wait at other gateways.
@@ -115,19 +118,18 @@ class Routes:
         self.silent = False
         return set(self.models)
 
-    def _replicas(self, delta: RoutesDelta, changed: set[ModelName], *, risen: bool) -> bool:
+    def _replicas(
+        self, delta: RoutesDelta, changed: set[ModelName], faults: dict[ModelName, Exception], *, risen: bool
+    ) -> bool:
         """Apply the replicas; True if the leader waits for an acknowledgement (lowered hold or draining replica)."""
         acknowledge = False
         for route in delta.replicas:
-            hold = self.holds.get(route.replica) or self._add(route)
-            before = (hold.held, hold.ready)
-            if risen or (hold.state, hold.address) != (route.state, route.address):
-                hold.connect_failures = (
-                    0  # its state or address changed; a changed number of slots would not prove that it works
-                )
-            self._update(hold, route, delta.epoch)
-            acknowledge |= hold.held < before[0] or (before[1] and not hold.ready) or route.state == "draining"
-            changed.add(hold.model.name)
+            changed.add(route.model)
+            try:
+                acknowledge |= self._replica(route, delta.epoch, risen=risen)
+            except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
+                reraise_memory_error(error)
+                faults[route.model] = error
         gone = set(delta.replicas_gone)
         if delta.full:
             gone |= self.holds.keys() - {route.replica for route in delta.replicas}
@@ -140,6 +142,16 @@ class Routes:
                 self._remove(hold)
         return acknowledge
 
+    def _replica(self, route: Route, epoch: int, *, risen: bool) -> bool:
+        hold = self.holds.get(route.replica) or self._add(route)
+        before = (hold.held, hold.ready)
+        if risen or (hold.state, hold.address) != (route.state, route.address):
+            hold.connect_failures = (
+                0  # its state or address changed; a changed number of slots would not prove that it works
+            )
+        self._update(hold, route, epoch)
+        return hold.held < before[0] or (before[1] and not hold.ready) or route.state == "draining"
+
     def _update(self, hold: Hold, route: Route, epoch: int) -> None:
         hold.address, hold.state, hold.slots = route.address, route.state, route.slots
         hold.ready = route.state == READY and bool(route.address)
@@ -149,7 +161,9 @@ class Routes:
         if route.granted and (epoch, route.granted) > hold.granted:
             hold.held, hold.granted = route.hold, (epoch, route.granted)
 
-    def _models(self, delta: RoutesDelta, now_s: float, changed: set[ModelName]) -> None:
+    def _models(
+        self, delta: RoutesDelta, now_s: float, changed: set[ModelName], faults: dict[ModelName, Exception]
+    ) -> None:
         gone = set(delta.models_gone)
         if delta.full:
             gone |= self.models.keys() - {route.model for route in delta.models}
@@ -157,9 +171,24 @@ class Routes:
             self.models[name].route, self.models[name].named = ModelRoute(model=name), False
             changed.add(name)
         for route in delta.models:
-            part = self.of(route.model)
-            part.route, part.named, part.heard_s = route, True, now_s
             changed.add(route.model)
+            try:
+                self._model(route, now_s)
+            except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
+                reraise_memory_error(error)
+                faults[route.model] = error
+
+    def _model(self, route: ModelRoute, now_s: float) -> None:
+        part = self.of(route.model)
+        part.route, part.named, part.heard_s = route, True, now_s
+
+    def _allow_all(self, names: set[ModelName], faults: dict[ModelName, Exception]) -> None:
+        for name in names:
+            try:
+                self._allow(self.of(name))
+            except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
+                reraise_memory_error(error)
+                faults[name] = error
 
     def _allow(self, routes: ModelRoutes) -> None:
         """Set the allowed slots of each replica: the hold. While the leader is silent: max(hold, slots // gateways),

@@ -47,10 +47,12 @@ class Directory:
         """Hash of a key whose role may call models -> expiry and tenant of the key."""
         self._default = TenantEntry(name=DEFAULT_TENANT)
 
-    def apply(self, delta: CatalogueDelta) -> None:
-        """Apply a change of the catalogue, unless it is older than the current state."""
+    def apply(self, delta: CatalogueDelta) -> dict[ModelName, Exception]:
+        """Apply a change of the catalogue, unless it is older than the current state.
+        Return the models whose names raised an exception.
+        """
         if (delta.epoch, delta.version) < self._version:
-            return
+            return {}
         self._version = (delta.epoch, delta.version)
         self.known = self.known or delta.full
         if delta.full:
@@ -64,7 +66,7 @@ class Directory:
         self._models.update((entry.name, entry) for entry in delta.models)
         if delta.settings is not None:
             self.settings = delta.settings
-        self._index()
+        return self._index()
 
     def authenticate(self, keys_sha256: Collection[str], now_unix_s: float) -> TenantEntry:
         """Return the tenant of the valid one of these keys, given by their hashes. Raises CallError 401.
@@ -86,7 +88,7 @@ class Directory:
             raise invalid_api_key()
         return found
 
-    def _index(self) -> None:
+    def _index(self) -> dict[ModelName, Exception]:
         """Derive keys and names."""
         self._default = self._tenants.get(DEFAULT_TENANT, TenantEntry(name=DEFAULT_TENANT))
         self._keys = {
@@ -95,7 +97,7 @@ class Directory:
             for key in tenant.keys
             if key.role in CALLING_ROLES
         }
-        self.names.index(self._models.values())
+        return self.names.index(self._models.values())
 
 
 @lru_cache(SALTS_MAX)

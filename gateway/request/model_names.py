@@ -10,8 +10,9 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
-from autoscaler.contract import ModelEntry, TenantEntry, TenantName
+from autoscaler.contract import ModelEntry, ModelName, TenantEntry, TenantName
 from gateway.errors import model_not_found
+from gateway.fault_containment import reraise_memory_error
 
 RESOLVED_MAX = 10_000
 """Permission cache size; above it the cache is cleared. Only existing models take an entry."""
@@ -26,21 +27,33 @@ class ModelNames:
         self._resolved: dict[tuple[TenantName, str], ModelEntry] = {}
         """Cache of permitted models."""
 
-    def index(self, models: Iterable[ModelEntry]) -> None:
-        """Use these models. If several models have the same name or alias, it belongs to the oldest of them."""
+    def index(self, models: Iterable[ModelEntry]) -> dict[ModelName, Exception]:
+        """Use these models. If several models have the same name or alias, it belongs to the oldest of them.
+        Return the models whose names raised an exception; they lack some of their names.
+        """
+        faults: dict[ModelName, Exception] = {}
         self._resolved.clear()
         self._models = sorted(models, key=lambda model: model.name)
         self._names = {}
         for model in sorted(self._models, key=lambda model: (model.created_unix_s, model.name)):
-            names = (model.name, *model.aliases)
+            try:
+                self._add(model)
+            except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
+                reraise_memory_error(error)
+                faults[model.name] = error
+                self._names.setdefault(model.name, model)
+        return faults
+
+    def _add(self, model: ModelEntry) -> None:
+        names = (model.name, *model.aliases)
+        for name in names:
+            served = model.served_name if name == model.name or not model.serves_aliases else name
+            entry = model if served == model.served_name else msgspec.structs.replace(model, served_name=served)
+            self._names.setdefault(name, entry)
+        for adapter in model.adapters:
+            entry = msgspec.structs.replace(model, served_name=adapter.served_name, lora=adapter.lora)
             for name in names:
-                served = model.served_name if name == model.name or not model.serves_aliases else name
-                entry = model if served == model.served_name else msgspec.structs.replace(model, served_name=served)
-                self._names.setdefault(name, entry)
-            for adapter in model.adapters:
-                entry = msgspec.structs.replace(model, served_name=adapter.served_name, lora=adapter.lora)
-                for name in names:
-                    self._names.setdefault(f"{name}:{adapter.name}", entry)
+                self._names.setdefault(f"{name}:{adapter.name}", entry)
 
     def resolve(self, tenant: TenantEntry, name: str) -> ModelEntry:
         """Return the model for a name or alias. Raises CallError 404, also if the tenant may not call it.

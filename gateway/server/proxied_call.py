@@ -125,6 +125,11 @@ class ProxiedCall(Sink):
         """See Sink."""
         return self.call.sent_s
 
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for a grant."""
+        return self._stage == PARKED
+
     # --- called by dispatch ----------------------------------------------------------------------------------------
 
     def granted(self, address: str) -> None:

@@ -22,6 +22,7 @@ from aiohttp import web
 
 from autoscaler.contract import ID_PATTERN, GatewayId
 from gateway.control.sync import Sync
+from gateway.fault_containment import retry_until_success
 from gateway.gateway import Gateway
 from gateway.limits import Limits
 from gateway.ops import build_ops_application
@@ -118,11 +119,11 @@ async def serve_gateway(options: GatewayOptions) -> None:
     shown = await health.open_port(options.health, build_ops_application(front))
     process.freeze_gc()
     async with asyncio.TaskGroup() as tasks:
-        following = tasks.create_task(sync.run())
-        background = [following, tasks.create_task(front.run()), tasks.create_task(files.follow())]
-        background += [tasks.create_task(finding.run()) for finding in ways.finding(sync)]
+        kept = {"synchronization": sync.run, "timeouts": front.run, "credential files": files.follow}
+        works = [*kept.items(), *(("autoscaler addresses", finding.run) for finding in ways.finding(sync))]
         if events is not None:
-            background.append(tasks.create_task(events.keep_small()))
+            works.append(("events file", events.keep_small))
+        background = [tasks.create_task(retry_until_success(work, what)) for what, work in works]
         await wait_until_informed(front, stop)
         factory = front.connection if handshakes is None else handshakes.client
         servers = await start_servers(factory, listener)

@@ -28,6 +28,7 @@ from autoscaler.server import read_responses
 from autoscaler.spec.model import Model
 from autoscaler.state.events import ModelWoken
 from autoscaler.state.world import World
+from gateway import fault_containment as gateway_faults
 from tests.simulation.installations.documented_town import DocumentedTown
 from tests.simulation.installations.installation import Town
 from tests.support.harness.faults.fault_injection import DOCUMENT_POINTS, POINTS, Faults, concerns, inject
@@ -61,6 +62,7 @@ class Contained:
         self.broken: list[str] = []
         patch.setattr(loop, "report_fault", self._report)
         patch.setattr(unreadable_objects, "report_fault", self._report)
+        patch.setattr(gateway_faults, "report_fault", self._report)
 
     def _report(self, model: ModelName | None, what: str, reason: str) -> None:
         if model is None or model != self._model or "InjectedError" not in reason:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from autoscaler.contract import CatalogueDelta, GatewayId, Report, ReportAnswer, RoutesDelta
+from autoscaler.contract import CatalogueDelta, GatewayId, ModelName, Report, ReportAnswer, RoutesDelta
 from autoscaler.server.gateways import accept_report
 from autoscaler.state.events import GatewayGone, GatewaySeen
-from gateway import errors
+from gateway import errors, fault_containment
 from gateway.control.sync import LinkError, Sync
-from gateway.dispatch.call import Call, Outcome
+from gateway.dispatch.call import Call, CallState, Outcome
 from gateway.dispatch.dispatcher import Dispatcher
-from gateway.dispatch.effects import Effect, Grant, Refuse
+from gateway.dispatch.effects import Effect, Grant, ModelFaulted, Refuse
 from gateway.dispatch.model_dispatcher import Bounce
 from tests.simulation.environment.network import Stream
 
@@ -212,9 +212,22 @@ class SimGateway:
                 loop.call_later(self._town.network.delay_s(), self._connect, effect)
             elif isinstance(effect, Refuse):
                 self._town.end(effect.call, Outcome.FAILED, effect.error)
+            elif isinstance(effect, ModelFaulted):
+                fault_containment.report_fault(effect.model, "dispatch", fault_containment.describe_error(effect.error))
+                self._fail_waiting(effect.model)
             else:
                 self.sync.edge()
         self._arm()
+
+    def _fail_waiting(self, model: ModelName) -> None:
+        """After an exception of dispatch, as `gateway.gateway`: end the model's requests that are still waiting."""
+        for journey in self._town.open_journeys(self):
+            call = journey.call
+            if call.model == model and call.id not in self.running and call.state is not CallState.ENDED:
+                if call.state is CallState.PARKED:
+                    call.state = CallState.ENDED
+                self._town.end(call, Outcome.FAILED, errors.model_faulty())
+                self._perform(self.dispatch.finish(call, self._town.now(), Outcome.FAILED))
 
     def _connect(self, grant: Grant) -> None:
         if self.running.get(grant.call.id) is grant:
@@ -258,3 +271,7 @@ class SimGateway:
     def busy(self) -> bool:
         """Whether any request waits."""
         return self.dispatch.busy()
+
+    def has_faults(self) -> bool:
+        """Whether a model is faulty here."""
+        return self.dispatch.has_faults()

@@ -14,6 +14,7 @@ import pytest
 from autoscaler.contract import ModelName
 from autoscaler.controller import loop
 from autoscaler.spec.model import Model
+from gateway.dispatch.model_dispatcher import ModelDispatcher
 
 
 class InjectedError(Exception):
@@ -41,6 +42,9 @@ POINTS = (
     "autoscaler.demand.model_history:record_peak",
     "autoscaler.routing.routes:model_entry",
     "autoscaler.routing.routes:_state",
+    "gateway.dispatch.model_dispatcher:ModelDispatcher.look",
+    "gateway.dispatch.model_dispatcher:ModelDispatcher.settle",
+    "gateway.dispatch.routing_table:Routes._update",
     "tests.support.fakes.driver:FakeDriver.start",
     "tests.support.fakes.driver:FakeDriver.stop",
     "tests.support.fakes.driver:FakeDriver.obstacle",
@@ -67,7 +71,7 @@ def concerns(name: str) -> Callable[..., bool]:
     def names(one: object) -> object:
         if isinstance(one, list | tuple) and type(one) in (list, tuple):
             return names(one[0]) if one else None
-        if isinstance(one, Model):
+        if isinstance(one, Model | ModelDispatcher):
             return one.name
         if isinstance(one, dict):
             metadata = one.get("metadata")

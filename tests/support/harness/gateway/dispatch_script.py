@@ -27,7 +27,7 @@ from autoscaler.contract import (
 )
 from gateway.dispatch.call import Call, Outcome
 from gateway.dispatch.dispatcher import Dispatcher
-from gateway.dispatch.effects import Effect, Grant, Refuse
+from gateway.dispatch.effects import Effect, Grant, ModelFaulted, Refuse
 from gateway.dispatch.model_dispatcher import Bounce
 
 
@@ -39,6 +39,8 @@ def words(effects: list[Effect]) -> list[str]:
             reported.append(f"grant {effect.call.id} {effect.replica}")
         elif isinstance(effect, Refuse):
             reported.append(f"refuse {effect.call.id} {effect.error.code}")
+        elif isinstance(effect, ModelFaulted):
+            reported.append(f"fault {effect.model}")
         else:
             reported.append("report")
     return reported

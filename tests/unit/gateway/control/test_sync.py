@@ -91,7 +91,7 @@ class Front:
         self.catalogues: list[CatalogueDelta] = []
         self.route_deltas: list[RoutesDelta] = []
         self.acknowledged: list[int] = []
-        self.waits = False
+        self.waits = self.faulty = False
         self.sequence = 0
 
     def catalogue(self, delta: CatalogueDelta) -> None:
@@ -113,6 +113,9 @@ class Front:
 
     def busy(self) -> bool:
         return self.waits
+
+    def has_faults(self) -> bool:
+        return self.faulty
 
 
 @contextlib.asynccontextmanager
