@@ -19,6 +19,7 @@ from artifacts.reference import BadReferenceError
 from artifacts.registry_errors import RegistryError
 from artifacts.safe_paths import BadPathError
 from artifacts.store.layout import StoreError
+from autoscaler.exception_handling import describe_error, reraise_memory_error
 from pilotlight.models.model_parts import Part
 
 TROUBLE = (
@@ -56,6 +57,7 @@ class RetryTasks:
         self._changed = changed
         self._clock = clock
         self._attempts: dict[Part, _Attempt] = {}
+        self._faults: dict[Part, Exception] = {}
 
     def want(self, wanted: Iterable[Part], now_s: float) -> None:
         """Set the wanted tasks and start those that are due. A running task continues even if no longer wanted."""
@@ -75,6 +77,11 @@ class RetryTasks:
         """Return the tasks whose last attempt failed, with the reason."""
         return {part: one.reason for part, one in self._attempts.items() if one.reason}
 
+    def take_faults(self) -> dict[Part, Exception]:
+        """Return the unexpected exceptions since the last call."""
+        taken, self._faults = self._faults, {}
+        return taken
+
     async def close(self) -> None:
         """Cancel the running tasks."""
         tasks = [one.task for one in self._attempts.values() if one.task is not None]
@@ -83,13 +90,17 @@ class RetryTasks:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self, part: Part, one: _Attempt) -> None:
-        one.due_s = self._clock() + LAST_S  # also after an unexpected error, which the event loop reports
+        one.due_s = self._clock() + LAST_S  # also after a MemoryError, which the event loop reports
         try:
             await self._does(part)
             one.done, one.failures, one.reason = True, 0, ""
-        except TROUBLE as error:
+        except Exception as error:  # noqa: BLE001 - a fault of any kind concerns this task only
+            reraise_memory_error(error)
+            is_expected = isinstance(error, TROUBLE)
+            if not is_expected:
+                self._faults[part] = error
             one.failures += 1
-            one.reason = _error_text(error)
+            one.reason = _error_text(error) if is_expected else describe_error(error)
             one.due_s = self._clock() + backoff_s(one.failures)
             log.warning(
                 "event=%s artifact=%s attempt=%d reason=%r", self._event, part.artifact, one.failures, one.reason

@@ -208,8 +208,12 @@ class Supply:
                 unsized = list_contained(models.values(), list_unsized_parts, loop.fault)
                 wanted = {one for name in self._waiting & parts.keys() for one in parts[name]}
                 self._prefetches.want(wanted, self._clock())
-                here = await asyncio.to_thread(self._stored, {one for found in parts.values() for one in found})
+                of_all = {one for found in parts.values() for one in found}
+                here, faults = await asyncio.to_thread(self._stored, of_all)
+                for source in (self._prefetches.take_faults(), self._header_fetches.take_faults(), faults):
+                    report_part_faults(source, parts, loop.fault)
                 unknown = {one for found in unsized.values() for one in found} - here - self._headers.keys()
+                unknown -= faults.keys()
                 self._header_fetches.want(unknown, self._clock())
                 located = here | self._headers.keys()
                 if any(found & (located - known) for found in unsized.values()):
@@ -237,9 +241,11 @@ class Supply:
         due = [at_s for at_s in (self._prefetches.next_s(), self._header_fetches.next_s()) if at_s is not None]
         return max(min([LOOK_EVERY_S, *(at_s - self._clock() for at_s in due)]), 0.0)
 
-    def _stored(self, parts: Iterable[Part]) -> frozenset[Part]:
-        """Return those of the parts that are stored. Blocks on disk access."""
-        return frozenset(one for one in parts if self._record(one) is not None)
+    def _stored(self, parts: Iterable[Part]) -> tuple[frozenset[Part], dict[Part, Exception]]:
+        """Return those of the parts that are stored, and those that raise an exception. Blocks on disk access."""
+        records = {one: attempt(partial(self._record, one)) for one in parts}
+        faults = {one: found.error for one, found in records.items() if isinstance(found, Failure)}
+        return frozenset(one for one in records.keys() - faults.keys() if records[one] is not None), faults
 
     async def _fetch_header(self, part: Part) -> None:
         named = f"{part.artifact}\0{part.unsafe}"
@@ -267,6 +273,16 @@ def list_contained(
         else:
             found[model.name] = frozenset(done)
     return found
+
+
+def report_part_faults(
+    faults: Mapping[Part, Exception], parts: Mapping[ModelName, Set[Part]],
+    fault: Callable[[ModelName, str, Exception], None],
+) -> None:  # fmt: skip
+    """Call `fault` for each Model of `parts` with a part that raised an exception."""
+    for name, found in parts.items():
+        for one in found & faults.keys():
+            fault(name, "weights", faults[one])
 
 
 def list_unsized_parts(model: Model) -> Set[Part]:

@@ -13,7 +13,7 @@ import pytest
 from tests.simulation.__main__ import main
 from tests.simulation.checks import fault_containment
 from tests.simulation.scenario import play
-from tests.support.harness.faults.fault_injection import DOCUMENT_POINTS, concerns, inject
+from tests.support.harness.faults.fault_injection import DOCUMENT_POINTS, GATEWAY_POINTS, concerns, inject
 
 SEEDS = int(os.environ.get("SEEDS", "500"))
 STANDARD = 40
@@ -67,6 +67,17 @@ def test_fault_in_documents_explanations_or_statuses_affects_no_other_model(
 ) -> None:
     monkeypatch.setattr(fault_containment, "POINTS", ())
     monkeypatch.setattr(fault_containment, "DOCUMENT_POINTS", (point,))
+    result = play(SEED_WITH_FAULT)
+    assert not result.broken
+    assert result.contained, "the fault had an effect"
+
+
+@pytest.mark.parametrize(
+    "point", [GATEWAY_POINTS[0], *(pytest.param(one, marks=pytest.mark.deep) for one in GATEWAY_POINTS[1:])]
+)
+def test_fault_in_dispatch_of_a_gateway_affects_no_other_model(point: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fault_containment, "POINTS", (point,))
+    monkeypatch.setattr(fault_containment, "DOCUMENT_POINTS", ())
     result = play(SEED_WITH_FAULT)
     assert not result.broken
     assert result.contained, "the fault had an effect"

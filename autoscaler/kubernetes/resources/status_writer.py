@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from autoscaler.contract import ModelName
-from autoscaler.exception_handling import Failure, attempt, describe_error
+from autoscaler.exception_handling import Failure, attempt, describe_error, reraise_memory_error
 from autoscaler.fold.quarantine_mask import mask_quarantined
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.constants import WRITER
@@ -50,15 +50,20 @@ class _Kept:
 
     __slots__ = ("due_s", "status", "subject", "version", "weight", "wrote_s")
 
-    def __init__(self, one: Subject, known: Status, version: int) -> None:
+    def __init__(self, one: Subject) -> None:
         self.subject = one
         self.wrote_s = -math.inf
         self.due_s = math.inf
-        self.see(known, version)
+        self.forget(0)
 
     def see(self, known: Status, version: int) -> None:
         """Remember the status that the API server stores, as of a version of the object."""
         self.status, self.version, self.weight = known, version, model_status.summarize_status(known)
+
+    def forget(self, version: int) -> None:
+        """The stored status, as of a version of the object, is not known: every status differs from it."""
+        self.status, self.version = NO_STATUS, version
+        self.weight: tuple[object, ...] = ()
 
 
 class Statuses:
@@ -180,7 +185,7 @@ class Statuses:
                 async for page in self._api.pages(path):
                     for one in page.items:
                         of = one["metadata"]
-                        found[of["uid"]] = _there(one.get("status", {})), int(of["resourceVersion"])
+                        found[of["uid"]] = _there(one.get("status", {})), _version(one)
             except ApiError as error:
                 if error.status != 404:  # 404: the cluster does not have the kind
                     raise
@@ -204,7 +209,8 @@ class Statuses:
                 continue
             kept = before.get(one.uid)
             if kept is None:
-                kept = _Kept(one, *found.get(one.uid, (NO_STATUS, 0)))
+                kept = _Kept(one)
+                self._see(kept, *found.get(one.uid, (NO_STATUS, 0)), now_s)
                 self._note(kept, unmet, now_s)
             elif one._replace(shown=kept.subject.shown) != kept.subject or one.model in names:
                 kept.subject = one
@@ -222,9 +228,16 @@ class Statuses:
         if kept is None or seen.version <= kept.version:
             return
         before = kept.status
-        kept.see(_there(seen.status), seen.version)
+        self._see(kept, _there(seen.status), seen.version, now_s)
         if kept.status != before:
             kept.due_s = min(kept.due_s, max(now_s, kept.wrote_s + NEWS_S))
+
+    def _see(self, kept: _Kept, known: Status, version: int, now_s: float) -> None:
+        """Remember the stored status. One that raises an exception is forgotten, and written again."""
+        done = attempt(lambda: kept.see(known, version))
+        if isinstance(done, Failure):
+            kept.forget(version)
+            self._failed(kept, done.error, now_s)
 
     def _lacking(self) -> dict[ModelName, Unmet]:
         """Models that the plan could not place, and Models that have no replicas and fit no device."""
@@ -260,28 +273,37 @@ class Statuses:
         now_s = self._clock()
         unmet = self._lacking()
         clocks = ClockReading(self._clock(), self._wall())
-        made = attempt(
-            lambda: model_status.render_status(
-                model_status.build_status_input(self._world, unmet, kept.subject), kept.status, clocks
-            )
-        )
-        if isinstance(made, Failure):
-            self._failed(kept, made.error, now_s)
+
+        def render() -> tuple[Status, object]:
+            case = model_status.build_status_input(self._world, unmet, kept.subject)
+            status = model_status.render_status(case, kept.status, clocks)
+            return status, model_status.encode_status(status)
+
+        rendered = attempt(render)
+        if isinstance(rendered, Failure):
+            self._failed(kept, rendered.error, now_s)
             return False
+        made, content = rendered
         kept.due_s = math.inf
         if made == kept.status:
             return False
         kept.wrote_s = now_s
         one = kept.subject
         try:
-            done = await self._apply(one, model_status.encode_status(made), WRITER)
+            done = await self._apply(one, content, WRITER)
         except ApiError as error:
             kept.due_s = now_s + RETRY_S
             if error.status not in (404, 409):  # deleted or replaced: `put` will report it
                 self._troubled(f"status of Model {one.namespace}/{one.name} cannot be written: {error}")
             return True
+        except (FencedError, UnreachableError):
+            raise
+        except Exception as error:  # noqa: BLE001 - the other statuses are written
+            reraise_memory_error(error)
+            self._failed(kept, error, now_s)
+            return True
         self.trouble = ""
-        kept.see(made, int(done["metadata"]["resourceVersion"]))
+        self._see(kept, made, _version(done), now_s)
         return True
 
     async def _write_elsewhere(self, one: Subject) -> None:
@@ -300,6 +322,12 @@ class Statuses:
             if error.status not in (404, 409):  # deleted, or another installation wrote it
                 self._again_s[one.uid] = self._clock() + RETRY_S
                 self._troubled(f"status of Model {one.namespace}/{one.name} cannot be written: {error}")
+        except (FencedError, UnreachableError):
+            raise
+        except Exception as error:  # noqa: BLE001 - the other conditions are written
+            reraise_memory_error(error)
+            self._again_s[one.uid] = self._clock() + RETRY_S
+            self._troubled(f"status of Model {one.namespace}/{one.name}: {describe_error(error)}")
 
     async def _apply(self, one: Subject, content: object, owner: str, *, force: bool = True) -> Object:
         body: Object = {
@@ -325,8 +353,16 @@ class Statuses:
 
 
 def _there(seen: object) -> Status:
-    """Read a stored status; an invalid one counts as empty, so that it is rewritten."""
-    try:
-        return model_status.read_status(seen)
-    except ValueError:
-        return NO_STATUS
+    """Read a stored status; an unreadable one counts as empty, so that it is rewritten."""
+    done = attempt(lambda: model_status.read_status(seen))
+    if not isinstance(done, Failure):
+        return done
+    if not isinstance(done.error, ValueError):
+        _log.error("event=status_unreadable error=%s", describe_error(done.error))
+    return NO_STATUS
+
+
+def _version(of: Object) -> int:
+    """Read the version of an object; an unreadable one counts as 0, so that each later event is newer."""
+    done = attempt(lambda: int(of["metadata"]["resourceVersion"]))
+    return 0 if isinstance(done, Failure) else done

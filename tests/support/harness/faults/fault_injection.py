@@ -30,6 +30,13 @@ class Faults(NamedTuple):
     """Stops the injection."""
 
 
+GATEWAY_POINTS = (
+    "gateway.dispatch.model_dispatcher:ModelDispatcher.look",
+    "gateway.dispatch.model_dispatcher:ModelDispatcher.settle",
+    "gateway.dispatch.routing_table:Routes._update",
+)
+"""Functions of the gateways' dispatch."""
+
 POINTS = (
     "autoscaler.demand.desired_replicas:compute_desired_replicas",
     "autoscaler.planner.plan:reconcile_model",
@@ -42,9 +49,7 @@ POINTS = (
     "autoscaler.demand.model_history:record_peak",
     "autoscaler.routing.routes:model_entry",
     "autoscaler.routing.routes:_state",
-    "gateway.dispatch.model_dispatcher:ModelDispatcher.look",
-    "gateway.dispatch.model_dispatcher:ModelDispatcher.settle",
-    "gateway.dispatch.routing_table:Routes._update",
+    *GATEWAY_POINTS,
     "tests.support.fakes.driver:FakeDriver.start",
     "tests.support.fakes.driver:FakeDriver.stop",
     "tests.support.fakes.driver:FakeDriver.obstacle",
@@ -61,6 +66,8 @@ DOCUMENT_POINTS = (
     "autoscaler.provisioning.unplaceable_models:Fitting.never",
     "autoscaler.kubernetes.resources.model_status:build_status_input",
     "autoscaler.kubernetes.resources.model_status:render_status",
+    "autoscaler.kubernetes.resources.status_writer:_Kept.see",
+    "autoscaler.kubernetes.resources.status_writer:Statuses._apply",
 )
 """The same for documents, explanations and statuses."""
 
@@ -76,7 +83,8 @@ def concerns(name: str) -> Callable[..., bool]:
         if isinstance(one, dict):
             metadata = one.get("metadata")
             return metadata.get("name") if isinstance(metadata, dict) else None
-        model = getattr(one, "model", one)
+        subject = getattr(one, "subject", one)  # of a status
+        model = getattr(subject, "model", subject)
         return model.name if isinstance(model, Model) else model
 
     return lambda *args, **kwargs: any(names(one) == name for one in (*args, *kwargs.values()))

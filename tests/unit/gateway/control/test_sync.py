@@ -25,6 +25,7 @@ from autoscaler.contract import (
     Route,
     RoutesDelta,
 )
+from gateway import fault_containment
 from gateway.control import snapshot_file, sync
 from gateway.control.sync import Link, LinkError, Sync
 from tests.simulation.environment.virtual_loop import run
@@ -362,3 +363,53 @@ async def test_corrupt_or_directory_snapshot_file_is_logged_and_sync_starts(
         await until("it is logged", lambda: "event=snapshot_read_failed" in caplog.text)
         played.up = True
         await until("it follows", lambda: front.route_deltas == [ROUTES])
+
+
+@in_virtual_time
+async def test_exception_while_a_message_is_applied_reopens_only_its_stream() -> None:
+    reported: list[tuple[str | None, str]] = []
+    played = PlayedLink()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fault_containment, "report_fault", lambda model, what, _: reported.append((model, what)))
+        async with following(played) as (front, _):
+            with pytest.MonkeyPatch.context() as fault:
+                fault.setattr(front, "routes", lambda _: {}["injected"])
+                await until("the message failed twice", lambda: reported == [(None, "/v1/routes")] * 2)
+            await until("the message is applied", lambda: front.route_deltas == [ROUTES])
+            assert front.catalogues == [CATALOGUE]
+            assert front.acknowledged, "reports are sent"
+
+
+@in_virtual_time
+async def test_exception_while_a_report_is_built_does_not_end_reports() -> None:
+    reported: list[tuple[str | None, str]] = []
+    played = PlayedLink()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fault_containment, "report_fault", lambda model, what, _: reported.append((model, what)))
+        async with following(played) as (front, _):
+            with pytest.MonkeyPatch.context() as fault:
+                fault.setattr(front, "report", lambda: {}["injected"])
+                await until("the report failed", lambda: reported == [(None, "reports")])
+            await until("a report is acknowledged", lambda: front.acknowledged)
+            assert (front.catalogues, front.route_deltas) == ([CATALOGUE], [ROUTES])
+
+
+@in_virtual_time
+async def test_streams_are_reopened_with_back_off_while_a_model_is_faulty() -> None:
+    played, opened_s = PlayedLink(), list[float]()
+
+    async def lines(path: str) -> AsyncIterator[bytes]:
+        if "routes" in path:
+            opened_s.append(asyncio.get_running_loop().time())
+        yield played.replies[path.partition("?")[0]][0]
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            yield b"\n"
+
+    played.lines = lines  # type: ignore[method-assign]  # this link sends heartbeats
+    async with following(played) as (front, _):
+        front.faulty = True
+        await until("it was reopened three times", lambda: len(opened_s) == 4)
+        front.faulty = False
+        await asyncio.sleep(200.0)
+    assert [round(after - before) for before, after in pairwise(opened_s)] == [1, 2, 4]

@@ -121,7 +121,7 @@ def test_silent_leader_leaves_gateway_its_slots_or_equal_share_if_larger(
 ) -> None:
     """max(hold, floor(slots / gateways), 1 if this gateway holds no slot of the model): interfaces, section 6."""
     routes, part = llama(*(route(f"r{n}", hold, slots=slots) for n, hold in enumerate(holds)), gateways=gateways)
-    assert routes.fall_silent() == [MODEL]
+    assert routes.fall_silent().models == {MODEL}
     assert [hold.allowed for hold in part.holds.values()] == allowed
     apply(routes, version=2, gateways=gateways)
     assert [hold.allowed for hold in part.holds.values()] == list(holds), "heard again: only what is held"

@@ -27,6 +27,7 @@ from autoscaler.state.world import ModelLoad, World
 from tests.support.builders.mig_nodes import town
 from tests.support.builders.worlds import T0, device, model, replace_fields, replica, world
 from tests.support.harness.faults.contained_faults import raised
+from tests.support.harness.faults.fault_injection import concerns, inject
 
 WAIT_S_MAX = 5.0
 MODELS = [replace(model(f"m{number}"), uid=f"u{number}") for number in range(60)]
@@ -121,6 +122,46 @@ def step(at: World, *actions: FailStart) -> LoopStep:
 
 
 # --- order of writes --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "point",
+    ["status_writer:Statuses._apply", "status_writer:_Kept.see", "model_status:encode_status"],
+)
+async def test_exception_in_one_status_quarantines_its_model_and_others_are_written(
+    point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, faults = Counter[str](), Counter[str]()
+
+    def about(*args: object, **_: object) -> bool:
+        calls.update(["encode"] * ("encode" in point))
+        return calls["encode"] == 1 or any(concerns("m5")(one) for one in args)
+
+    inject(monkeypatch, f"autoscaler.kubernetes.resources.{point}", about, expected=False)
+    house = House(lambda name, *_: faults.update([name]))
+    first = house.due()[0]
+    await house.settle()
+    broken = first if "encode" in point else "m5"
+    written = {body["metadata"]["name"] for body in house.paper.wrote}
+    assert {one.name for one in MODELS} - {broken} <= written
+    assert faults.keys() == {broken}
+    if "see" not in point:
+        assert broken not in written
+
+
+async def test_stored_status_that_raises_counts_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    items = [{"metadata": {"uid": f"u{number}", "resourceVersion": "7"}, "status": {"n": number}} for number in (1, 2)]
+    house = House()
+
+    async def pages(path: str, **_: object) -> AsyncIterator[Page]:
+        del path
+        yield Page(items)
+
+    monkeypatch.setattr(house.paper, "pages", pages)
+    inject(monkeypatch, "autoscaler.kubernetes.resources.model_status:read_status", lambda seen: seen == {"n": 1}, expected=False)
+    assert {uid: (status == NO_STATUS, version) for uid, (status, version) in (await house.statuses._read()).items()} == {
+        "u1": (True, 7), "u2": (False, 7)
+    }
 
 
 async def test_status_writes_are_rate_limited_and_ordered_by_waiting_time() -> None:

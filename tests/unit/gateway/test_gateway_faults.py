@@ -1,0 +1,134 @@
+"""A gateway with an injected exception: only the model or the request at fault is affected."""
+
+from __future__ import annotations
+
+import pytest
+
+from autoscaler.contract import (
+    CatalogueDelta,
+    GatewayId,
+    AdapterEntry,
+    ModelEntry,
+    ModelName,
+    ReplicaId,
+    RoutesDelta,
+    TenantEntry,
+    TenantName,
+)
+from gateway import fault_containment
+from gateway.dispatch.call import Call, CallState
+from gateway.dispatch.effects import Grant, ModelFaulted
+from gateway.errors import CallError
+from gateway.gateway import Gateway
+from tests.support.harness.faults.fault_injection import InjectedError, inject
+from tests.support.harness.gateway.dispatch_script import call_of
+
+TENANT = TenantEntry(name=TenantName("acme"))
+
+
+class FakeProxiedCall:
+    """A request that records what happens to it. `fails`: every operation raises."""
+
+    waits = True
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.fails = fails
+        self.addresses: list[str] = []
+        self.errors: list[str] = []
+        self.sweeps = 0
+
+    def granted(self, address: str) -> None:
+        if self.fails:
+            raise InjectedError("granted")
+        self.addresses.append(address)
+
+    def sweep(self, now_s: float) -> None:
+        del now_s
+        if self.fails:
+            raise InjectedError("sweep")
+        self.sweeps += 1
+
+    def fail(self, error: CallError) -> None:
+        self.errors.append(error.code)
+
+
+@pytest.fixture
+def reported(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str | None, str]]:
+    """The contained exceptions."""
+    faults: list[tuple[str | None, str]] = []
+    monkeypatch.setattr(fault_containment, "report_fault", lambda model, what, _: faults.append((model, what)))
+    return faults
+
+
+def gateway(calls: dict[Call, FakeProxiedCall] | None = None) -> Gateway:
+    one = Gateway(GatewayId("g1"), "boot", lambda: 100.0)
+    one._calls.update(calls or {})  # type: ignore[arg-type]  # fakes
+    return one
+
+
+def test_exception_for_one_catalogue_entry_leaves_the_others_callable(
+    monkeypatch: pytest.MonkeyPatch, reported: list[tuple[str | None, str]]
+) -> None:
+    adapters = (AdapterEntry(name="a", served_name="a"),)
+    entries = tuple(
+        ModelEntry(name=ModelName(name), served_name=name, adapters=adapters) for name in ("faulty", "healthy")
+    )
+    catalogue = CatalogueDelta(epoch=1, version=1, full=True, models=entries)
+    fault = inject(monkeypatch, "gateway.request.model_names:ModelNames._add", _is_faulty, expected=False)
+    one = gateway()
+    one.catalogue(catalogue)
+    one.routes(RoutesDelta(epoch=1, version=1, full=True))
+    assert one.informed.is_set()
+    assert one.directory.names.resolve(TENANT, "healthy:a").name == "healthy"
+    assert one.directory.names.resolve(TENANT, "faulty").name == "faulty", "it is rejected as model_faulty, not as 404"
+    assert (reported, one.has_faults()) == ([("faulty", "dispatch")], True)
+    fault.stop()
+    one.catalogue(catalogue)
+    assert not one.has_faults()
+
+
+def _is_faulty(*args: object) -> bool:
+    return any(isinstance(one, ModelEntry) and one.name == "faulty" for one in args)
+
+
+def test_exception_while_a_grant_is_performed_ends_only_its_request(reported: list[tuple[str | None, str]]) -> None:
+    calls = {call_of("c1"): FakeProxiedCall(fails=True), call_of("c2"): FakeProxiedCall()}
+    one = gateway(calls)
+    one.perform([Grant(call, ReplicaId("r1"), "r1:80") for call in calls])
+    broken, healthy = calls.values()
+    assert (broken.errors, healthy.addresses, healthy.errors) == (["model_faulty"], ["r1:80"], [])
+    assert reported == [("llama", "request")]
+
+
+def test_exception_in_the_timeouts_of_one_request_ends_only_that_request(
+    reported: list[tuple[str | None, str]],
+) -> None:
+    calls = {call_of("c1"): FakeProxiedCall(fails=True), call_of("c2"): FakeProxiedCall()}
+    one = gateway(calls)
+    one.sweep(100.0)
+    broken, healthy = calls.values()
+    assert (broken.errors, healthy.sweeps, healthy.errors) == (["model_faulty"], 1, [])
+    assert reported == [("llama", "request")]
+
+
+def test_requests_that_dispatch_lost_in_an_exception_are_rejected(reported: list[tuple[str | None, str]]) -> None:
+    lost, other = call_of("c1"), call_of("c2", model="tiny")
+    lost.state = other.state = CallState.PARKED
+    calls = {lost: FakeProxiedCall(), other: FakeProxiedCall()}
+    gateway(calls).perform([ModelFaulted(lost.model, InjectedError("dispatch"))])
+    assert (calls[lost].errors, calls[other].errors) == (["model_faulty"], [])
+    assert (lost.state, other.state) == (CallState.ENDED, CallState.PARKED)
+    assert reported == [("llama", "dispatch")]
+
+
+def test_memory_error_is_not_contained() -> None:
+    one = gateway({call_of("c1"): FakeProxiedCall()})
+    (proxied,) = one._calls.values()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(proxied, "granted", _exhaust)
+        with pytest.raises(MemoryError):
+            one.perform([Grant(next(iter(one._calls)), ReplicaId("r1"), "r1:80")])
+
+
+def _exhaust(address: str) -> None:
+    raise MemoryError(address)
