@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple, TypeVar
 
+from autoscaler.contract import ModelName
+
 REASON_MAX: Final = 300
 """Maximum length of an exception's message, in characters."""
 
@@ -33,6 +35,25 @@ def reraise_memory_error(error: Exception) -> None:
     """Re-raise `error` if it is a MemoryError or a group that contains one."""
     if isinstance(error, MemoryError) or (isinstance(error, ExceptionGroup) and error.subgroup(MemoryError)):
         raise error
+
+
+FaultReport = Callable[[ModelName, str, Exception], None]
+"""Receives a Model, the operation, and the exception that the Model caused (`Loop.fault`)."""
+
+
+def raise_fault(name: ModelName, what: str, error: Exception) -> None:
+    """A `FaultReport` where no fault is contained."""
+    del name, what
+    raise error
+
+
+def attempt_for(name: ModelName, what: str, fault: FaultReport, compute: Callable[[], T]) -> T | None:
+    """Return the result of `compute`. If it raises, report that the Model is at fault and return None."""
+    done = attempt(compute)
+    if isinstance(done, Failure):
+        fault(name, what, done.error)
+        return None
+    return done
 
 
 def can_complete(compute: Callable[[], object]) -> bool:

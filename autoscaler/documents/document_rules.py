@@ -207,6 +207,9 @@ def check_model(spec: ModelSpec) -> None:
     _check_replicas(spec.replicas)
     for position, alias in enumerate(spec.aliases):
         check_name(alias, ("spec", "aliases", position))
+    for position, tenant in enumerate(spec.tenants or ()):
+        if len(tenant) > NAME_CHARS_MAX:
+            raise WrongKeyError(("spec", "tenants", position), f"expected at most {NAME_CHARS_MAX} characters")
     if spec.readiness_path is not None and not re.fullmatch(r"/[!-~]*", spec.readiness_path):
         raise WrongKeyError(("spec", "readinessPath"), "expected a path such as /health")
     for key, value in spec.env.items():

@@ -99,6 +99,8 @@ class Structural:
             schema["default"] = _plain(to_plain_value(field.default))
         if (kind, field.encode_name) == ("ModelSpec", "aliases"):
             schema["items"] = {"type": "string", "maxLength": NAME_CHARS_MAX, **_rules(RULES["ModelSpec", "aliases[]"])}
+        if (kind, field.encode_name) == ("ModelSpec", "tenants"):
+            schema["items"] = {"type": "string", "maxLength": NAME_CHARS_MAX}
         return schema | EXTRA.get((kind, field.encode_name), {}) | _rules(RULES.get((kind, field.encode_name), ()))
 
     def _schema(self, info: inspect.Type) -> Schema:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from operator import add
 from typing import NamedTuple, get_args
 
@@ -28,15 +29,17 @@ from prometheus_client.samples import Sample
 from autoscaler.capacity.remaining_offers import count_offered_devices
 from autoscaler.contract import ModelName
 from autoscaler.controller.loop import LoopStep
+from autoscaler.exception_handling import FaultReport, attempt_for, raise_fault
 from autoscaler.fold.model_quarantine import list_quarantined_models
 from autoscaler.provisioning.release import Leaving, is_leaving
 from autoscaler.queries.crowded_slices import room_of
 from autoscaler.queries.start_phases import phases_with_parts_s
 from autoscaler.state.actions import Action, FailStart
 from autoscaler.state.capacity import Capacity, Lease
+from autoscaler.state.events import Transition
 from autoscaler.state.lifecycle import HOLDS_SLICE, ReplicaState
 from autoscaler.state.pending_claims import is_claim_owner
-from autoscaler.state.world import World
+from autoscaler.state.world import Replica, Slice, World
 
 
 class Counted(NamedTuple):
@@ -84,13 +87,14 @@ KINDS = {kind: str(kind.__struct_config__.tag) for kind in get_args(Action)}
 class Metrics:
     """Metrics of the loop; add `on_step` as a listener. `text()` returns the exposition. `clock`: the `World`'s clock.
 
-    `unreadable`: kind -> number of cluster objects that cannot be read.
+    `unreadable`: kind -> number of cluster objects that cannot be read. `fault` receives Models that raised.
     """
 
     def __init__(
         self, world: Callable[[], World], clock: Callable[[], float] = time.monotonic,
-        unreadable: Callable[[], Mapping[str, int]] = dict,
+        unreadable: Callable[[], Mapping[str, int]] = dict, fault: FaultReport = raise_fault,
     ) -> None:  # fmt: skip
+        self._fault = fault
         registry = self._registry = CollectorRegistry()
         self._start_seconds = Histogram(
             "pilotlight_start_seconds",
@@ -123,7 +127,7 @@ class Metrics:
             buckets=LEASE_BUCKETS,
         )  # fmt: skip
         self._leaving = Leaving()
-        registry.register(_WorldCollector(world, self._leaving, clock, unreadable))
+        registry.register(_WorldCollector(world, self._leaving, clock, unreadable, fault))
 
     def on_step(self, step: LoopStep) -> None:
         """Count one step of the loop."""
@@ -142,12 +146,15 @@ class Metrics:
                 if one.took_s is not None:
                     self._lease_seconds.labels(one.provider).observe(one.took_s)
         for move in step.transitions:
-            replica = step.after.replicas.get(move.replica)
-            if move.after == ReplicaState.FAILED and move.before in {ReplicaState.PENDING, ReplicaState.STARTING}:
-                self._failures.labels(move.model, "start").inc()
-            elif move.after == ReplicaState.READY and move.before == ReplicaState.STARTING and replica is not None:
-                for phase, took_s in phases_with_parts_s(replica).items():
-                    self._start_seconds.labels(move.model, phase).observe(took_s)
+            attempt_for(move.model, "metrics", self._fault, partial(self._count_transition, move, step.after))
+
+    def _count_transition(self, move: Transition, after: World) -> None:
+        replica = after.replicas.get(move.replica)
+        if move.after == ReplicaState.FAILED and move.before in {ReplicaState.PENDING, ReplicaState.STARTING}:
+            self._failures.labels(move.model, "start").inc()
+        elif move.after == ReplicaState.READY and move.before == ReplicaState.STARTING and replica is not None:
+            for phase, took_s in phases_with_parts_s(replica).items():
+                self._start_seconds.labels(move.model, phase).observe(took_s)
 
     def text(self) -> bytes:
         """Return the metrics in the Prometheus text format, version 0.0.4."""
@@ -159,9 +166,10 @@ class _WorldCollector:
 
     def __init__(
         self, world: Callable[[], World], leaving: Leaving, clock: Callable[[], float],
-        unreadable: Callable[[], Mapping[str, int]],
+        unreadable: Callable[[], Mapping[str, int]], fault: FaultReport,
     ) -> None:  # fmt: skip
         self._world, self._leaving, self._clock, self._unreadable = world, leaving, clock, unreadable
+        self._fault = fault
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         """Yield the families, in the order of interfaces section 5."""
@@ -176,7 +184,7 @@ class _WorldCollector:
         )
         for slice_ in world.nodes.slices.values():
             held = [world.replicas[r] for r in world.by_slice.get(slice_.id, ())]
-            used = sum(room_of(r, slice_).memory_bytes for r in held if r.state in HOLDS_SLICE)
+            used = sum(self._used_bytes(r, slice_) for r in held if r.state in HOLDS_SLICE)
             memory.add_metric((slice_.node, slice_.device, "used"), used)
             memory.add_metric((slice_.node, slice_.device, "free"), max(0, slice_.memory_bytes - used))
         yield memory
@@ -215,6 +223,11 @@ class _WorldCollector:
             value=float(bool(world.degraded)),
         )
         yield GaugeMetricFamily("pilotlight_leader", "Whether this process leads", value=float(world.leadership.leads))
+
+    def _used_bytes(self, replica: Replica, slice_: Slice) -> int:
+        """Return the memory that a replica uses of a slice: all of it if its Model raises."""
+        room = attempt_for(replica.model, "metrics", self._fault, partial(room_of, replica, slice_))
+        return slice_.memory_bytes if room is None else room.memory_bytes
 
     def _leases(self, world: World) -> Iterable[GaugeMetricFamily]:
         leases = GaugeMetricFamily("pilotlight_leases", "Capacity orders by state", labels=("provider", "state"))

@@ -19,6 +19,7 @@ from artifacts.disk.durable_writes import walk_folder
 from artifacts.disk.page_cache_warmup import warm_page_cache
 from autoscaler.contract import ModelName
 from autoscaler.controller.loop import LoopStep
+from autoscaler.exception_handling import describe_error, reraise_memory_error
 from autoscaler.spec.model import Model
 from autoscaler.state.lifecycle import ReplicaState
 from autoscaler.state.world import World
@@ -40,6 +41,9 @@ async def read_ahead(name: str, files: Callable[[], Sequence[Path]], warms: Warm
         asked = await warms(found, int(psutil.virtual_memory().available * FREE_SHARE)) if found else 0
     except OSError as error:
         log.info("event=warming_failed model=%s reason=%r", name, error.strerror)
+    except Exception as error:  # noqa: BLE001 - the weights of other Models are read
+        reraise_memory_error(error)
+        log.error("event=warming_failed model=%s reason=%r", name, describe_error(error))
     else:
         log.info("event=warming model=%s bytes=%d", name, asked)
 

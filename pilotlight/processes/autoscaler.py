@@ -32,7 +32,13 @@ from autoscaler.drivers.local.replica_processes import become_subreaper
 from autoscaler.drivers.local.state_directory import StateDirectory, StateError
 from autoscaler.drivers.resilient_tasks import retry_until_success
 from autoscaler.engines.programs.installed import find_installed_programs
-from autoscaler.exception_handling import describe_error, reraise_memory_error
+from autoscaler.exception_handling import (
+    FaultReport,
+    attempt_for,
+    describe_error,
+    raise_fault,
+    reraise_memory_error,
+)
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.fit import Needs
 from autoscaler.queries.response_types import DocumentsView
@@ -151,13 +157,13 @@ async def serve_until_stopped(options: AutoscalerOptions, stack: AsyncExitStack)
         driver, loop = house.driver, house.loop()
     located = keep_artifact_location if supply is None else supply.located
     log = Log()
-    metrics = Metrics(lambda: loop.world, clock, dict if house is None else house.unreadable.counts)
+    metrics = Metrics(lambda: loop.world, clock, dict if house is None else house.unreadable.counts, loop.fault)
     tell: Tell = (lambda seen, faults: loop.observe([seen, *faults])) if house is None else house.put_files
     reloads = Reloads(options, loop, tell, located, again=again, documents=documents, faults=faults)
     preflight = Preflight(loop, driver.obstacle, reloads)
     cpu_bound = CpuBound(lambda: devices.measured, find_installed_programs())
     loop.listeners += [metrics.on_step, Misfits(loop.fault).on_step, preflight.on_step, cpu_bound.on_step]
-    loop.listeners += [build_step_logger(log, Narrator())]
+    loop.listeners += [build_step_logger(log, Narrator(fault=loop.fault), loop.fault)]
     tell(build_documents_seen(documents), faults)
     tutor = load_histories(histories, loop, LearnerRunner(loop, LessonFile(state), clock))
     loop.observe([GatewaySeen(gateway=GatewayId(path.stem), watched=True) for path in options.gateway_sockets])
@@ -316,15 +322,19 @@ def load_checked_documents(
     return documents
 
 
-def build_step_logger(log: Log, narrator: Narrator) -> Listener:
-    """Return the listener that records each step for `explain` and prints it on the terminal."""
+def build_step_logger(log: Log, narrator: Narrator, fault: FaultReport = raise_fault) -> Listener:
+    """Return the listener that records each step for `explain` and prints it on the terminal. `fault` receives Models
+    that raised an exception.
+    """
 
     def on_step(step: LoopStep) -> None:
         log.extend(step.transitions)
         narrator.on_step(step)
         nowhere = [unmet for unmet in step.plan.unmet if unmet.model not in step.after.by_model]
         impossible = [action for action in step.actions if isinstance(action, FailStart)]
-        narrator.refused(log.refuse([*nowhere, *impossible], step.acted_s))
+        for one in (*nowhere, *impossible):
+            rows = attempt_for(one.model, "explain", fault, functools.partial(log.refuse, [one], step.acted_s))
+            narrator.refused(rows or ())
 
     return on_step
 
@@ -413,8 +423,10 @@ async def save_periodically(histories: HistoryFile, loop: Loop) -> None:
 
 
 def save_histories(histories: HistoryFile, loop: Loop, *, at_once: bool = False) -> None:
-    """Save the histories; a full disk loses them but does not stop the autoscaler."""
+    """Save the histories; a full disk loses them but does not stop the autoscaler. A Model whose history raises an
+    exception is left out.
+    """
     try:
-        histories.save(loop.world.learned.histories, at_once=at_once)
+        histories.save(loop.world.learned.histories, at_once=at_once, fault=loop.fault)
     except OSError as error:
         log.warning("event=history_save_failed hint='check the disk of the state directory' error=%s", error.strerror)

@@ -108,7 +108,9 @@ class Resources:
         self._statuses = Statuses(
             acting, namespaces=namespaces, clock=clock, fault=self._fault, installation=options.installation
         )
-        self._events = Events(acting, reporter, clock=clock, unreadable=asking.unreadable, owner=owner)
+        self._events = Events(
+            acting, reporter, clock=clock, unreadable=asking.unreadable, owner=owner, fault=self._fault
+        )
         self._others: set[tuple[str, str]] = set()
         """Namespaces whose Models another installation serves, and its name."""
         self._taken: Mapping[str, str] = {}
@@ -202,7 +204,8 @@ class Resources:
             tasks.create_task(retry_until_success(self._statuses.run, partial(self._loop.trouble, "status")))
             tasks.create_task(retry_until_success(self._events.run, partial(self._loop.trouble, "events")))
             await self.observed.wait()
-            tasks.create_task(self._sizes.run(self._installation.again))
+            sized = partial(self._sizes.run, self._installation.again)
+            tasks.create_task(retry_until_success(sized, partial(self._loop.trouble, "sizes")))
 
     async def flush(self) -> None:
         """Write pending statuses before another process leads."""

@@ -14,9 +14,11 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from autoscaler.contract import ModelName
 from autoscaler.controller.loop import LoopStep
+from autoscaler.exception_handling import FaultReport, attempt_for, raise_fault
 from autoscaler.explain.decision_log import RefusedCalls
 from autoscaler.provisioning.unplaceable_models import is_fit_unchanged, list_unplaceable_models
 from autoscaler.state.lifecycle import ReplicaState
@@ -28,9 +30,10 @@ UNSAID = frozenset({ReplicaState.PENDING, ReplicaState.SCRUBBING})
 
 
 class Narrator:
-    """A listener of the loop. `fd` is where lines are written."""
+    """A listener of the loop. `fd` is where lines are written. `fault` receives Models that raised an exception."""
 
-    def __init__(self, fd: int | None = None) -> None:
+    def __init__(self, fd: int | None = None, fault: FaultReport = raise_fault) -> None:
+        self._fault = fault
         self._fd = sys.stdout.fileno() if fd is None else fd
         self._width = 0
         self._unshown = 0
@@ -41,7 +44,8 @@ class Narrator:
         """Print the changes of this step."""
         for move in step.transitions:
             if move.after not in UNSAID:
-                self._tell(move.model, move.after.value, move.reason)
+                line = partial(self._tell, move.model, move.after.value, move.reason)
+                attempt_for(move.model, "console", self._fault, line)
         capacity = step.after.capacity
         if capacity is not step.before.capacity:
             wrong = {name: says for name, says in capacity.wrong() if says != self._wrong.get(name)}
@@ -52,7 +56,7 @@ class Narrator:
     def refused(self, rows: Iterable[RefusedCalls]) -> None:
         """Print the Models whose requests are rejected without a start."""
         for row in rows:
-            self._tell(row.model, "refused", row.reason)
+            attempt_for(row.model, "console", self._fault, partial(self._tell, row.model, "refused", row.reason))
 
     def _tell(self, model: str, state: str, reason: str) -> None:
         self._width = max(self._width, len(model))

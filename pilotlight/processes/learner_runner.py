@@ -18,6 +18,8 @@ import msgspec
 
 from autoscaler.controller.loop import Loop
 from autoscaler.drivers.local.learned_files import LessonFile
+from autoscaler.exception_handling import Failure, attempt
+from autoscaler.fold.quarantine_mask import mask_quarantined
 from autoscaler.placement.learning import training_input
 from autoscaler.placement.learning.training_input import Tried
 from autoscaler.state.events import LessonLearnt
@@ -76,7 +78,12 @@ class LearnerRunner:
         world = self._loop.world
         if not world.leadership.leads or not world.leadership.synced:
             return
-        found = await asyncio.to_thread(_due, world, self._tried, self._clock())
+        now_s = self._clock()
+        done = await asyncio.to_thread(lambda: attempt(lambda: _due(world, self._tried, now_s)))
+        if isinstance(done, Failure):  # finds the Models that cause it
+            found = self._loop.contained("learning", lambda world: _due(world, self._tried, now_s))
+        else:
+            found = done
         if found is None:
             return
         exercise, why = found
@@ -142,7 +149,8 @@ class LearnerRunner:
 
 
 def _due(world: World, tried: Tried | None, now_s: float) -> tuple[TrainingInput, str] | None:
-    """Return the training input and the reason for learning now, or None."""
+    """Return the training input and the reason for learning now, or None. Quarantined Models are not learned."""
+    world = mask_quarantined(world)
     exercise = training_input.build_training_input(world, now_s)
     why = "" if exercise is None else training_input.training_reason(exercise, world.learned.lesson, tried, now_s)
     return (exercise, why) if exercise is not None and why else None

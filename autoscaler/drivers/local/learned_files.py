@@ -9,6 +9,7 @@ cluster has its own STATE/lesson.json.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,7 @@ import msgspec
 
 from autoscaler.contract import ModelName
 from autoscaler.drivers.local.state_directory import StateDirectory, move_aside, replace_file
+from autoscaler.exception_handling import FaultReport, attempt_for, raise_fault
 from autoscaler.placement.learning.training_input import decode_placement_values
 from autoscaler.state.world import History, PlacementValues
 
@@ -42,6 +44,13 @@ class _Histories(msgspec.Struct, frozen=True):
     """Times are relative to the time of saving: negative is past."""
 
 
+class _EncodedHistories(msgspec.Struct, frozen=True):
+    """Encodes to the same text as `_Histories`."""
+
+    saved_unix_s: float
+    histories: dict[ModelName, msgspec.Raw]
+
+
 class HistoryFile:
     """Stores histories. `clock` is their monotonic clock; `wall` returns Unix seconds."""
 
@@ -51,13 +60,21 @@ class HistoryFile:
         self._wall = wall
         self._saved_s: float | None = None
 
-    def save(self, histories: Mapping[ModelName, History], *, at_once: bool = False) -> bool:
-        """Write the histories, unless written less than a minute ago; return whether written. Raises `OSError`."""
+    def save(
+        self, histories: Mapping[ModelName, History], *, at_once: bool = False, fault: FaultReport = raise_fault
+    ) -> bool:  # fmt: skip
+        """Write the histories, unless written less than a minute ago; return whether written. Raises `OSError`.
+        `fault` receives Models whose history raises an exception; the file then lacks them.
+        """
         now_s = self._clock()
         if not at_once and self._saved_s is not None and now_s - self._saved_s < EVERY_S:
             return False
-        moved = {name: _move(history, -now_s) for name, history in histories.items()}
-        replace_file(self._path, msgspec.json.encode(_Histories(self._wall(), moved)))
+        moved: dict[ModelName, msgspec.Raw] = {}
+        for name, history in histories.items():
+            encoded = attempt_for(name, "histories", fault, partial(_encode, history, now_s))
+            if encoded is not None:
+                moved[name] = encoded
+        replace_file(self._path, msgspec.json.encode(_EncodedHistories(self._wall(), moved)))
         self._saved_s = now_s
         return True
 
@@ -72,6 +89,10 @@ class HistoryFile:
             return {}, f"{self._path} cannot be read ({error}): {moved}; the histories of models start empty"
         saved_s = self._clock() - max(0.0, self._wall() - file.saved_unix_s)
         return {name: _move(history, saved_s) for name, history in file.histories.items()}, ""
+
+
+def _encode(history: History, now_s: float) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(_move(history, -now_s)))
 
 
 def _move(history: History, by_s: float) -> History:

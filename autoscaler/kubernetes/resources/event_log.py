@@ -10,9 +10,11 @@ counted. Occurrences of a reason within SERIES_S are one Event object with a cou
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.exception_handling import FaultReport, attempt_for, raise_fault
 from autoscaler.kubernetes.constants import WRITER
 from autoscaler.kubernetes.unreadable_objects import Unreadable
 from autoscaler.provisioning.release import STUCK_S
@@ -106,15 +108,16 @@ def event_namespace(about: Regarding) -> str:
 
 
 def derive_step_events(
-    moves: Iterable[Transition], actions: Iterable[Action], before: World, after: World
-) -> Iterable[ModelEvent]:
-    """The Events of one step of the loop, in order."""
+    moves: Iterable[Transition], actions: Iterable[Action], before: World, after: World,
+    fault: FaultReport = raise_fault,
+) -> Iterable[ModelEvent]:  # fmt: skip
+    """The Events of one step of the loop, in order. `fault` receives Models that raised an exception."""
     failed: set[ReplicaId] = set()
     for move in moves:
         replica = after.replicas.get(move.replica) or before.replicas.get(move.replica)
         if move.after is S.FAILED or (replica is not None and replica.failure):
             failed.add(move.replica)
-        event = _transition_event(move, replica)
+        event = attempt_for(move.model, "events", fault, partial(_transition_event, move, replica))
         if event is not None and not (move.after is S.GONE and move.replica in failed):
             yield event
     for action in actions:

@@ -17,7 +17,15 @@ import time
 from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 
+from autoscaler.exception_handling import (
+    FaultReport,
+    attempt_for,
+    describe_error,
+    raise_fault,
+    reraise_memory_error,
+)
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, UnreachableError
 from autoscaler.kubernetes.constants import WRITER
 from autoscaler.kubernetes.resources import event_log
@@ -53,11 +61,13 @@ class Events:
         wall: Callable[[], float] | None = None,
         unreadable: UnreadableObjects | None = None,
         owner: Ownership = ANYBODYS,
+        fault: FaultReport = raise_fault,
     ) -> None:
         self._api = api
         self._reporter = reporter[:128]
         self._regarding = regarding
         self._owner = owner
+        self._fault = fault
         self._clock = clock
         self._wall = wall or api.unix_s
         self._book = Book()
@@ -95,8 +105,9 @@ class Events:
         self._report_stuck(step.after)
         if not (step.transitions or step.actions or step.before.capacity is not step.after.capacity):
             return
-        for one in event_log.derive_step_events(step.transitions, step.actions, step.before, step.after):
-            self._record_event(one, step.after, step.before)
+        events = event_log.derive_step_events(step.transitions, step.actions, step.before, step.after, self._fault)
+        for one in events:
+            attempt_for(one.model, "events", self._fault, partial(self._record_event, one, step.after, step.before))
 
     def _report_stuck(self, world: World) -> None:
         """Report each stuck capacity order once per leader."""
@@ -147,6 +158,10 @@ class Events:
             else:
                 self._book.drop(due)
             self._troubled(str(error))
+        except Exception as error:  # noqa: BLE001 - the other Events are sent
+            reraise_memory_error(error)
+            self._book.drop(due)
+            self._troubled(describe_error(error))
         else:
             self.trouble = ""
         await asyncio.sleep(1.0 / PER_S)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from autoscaler.contract import (
+    AdapterEntry,
     CatalogueDelta,
     GatewayId,
-    AdapterEntry,
     ModelEntry,
     ModelName,
     ReplicaId,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 
 import msgspec
 import pytest
@@ -17,9 +17,10 @@ from autoscaler.kubernetes.api import JSON, Api, ApiError, FencedError, Object, 
 from autoscaler.kubernetes.resources import event_writer, status_writer
 from autoscaler.kubernetes.resources import model_status as status
 from autoscaler.kubernetes.resources.event_writer import Events
-from autoscaler.kubernetes.resources.model_status import Subject
+from autoscaler.kubernetes.resources.model_status import NO_STATUS, Subject
 from autoscaler.kubernetes.resources.status_writer import CHANGE_S, NEWS_S, PER_S, RETRY_S, Statuses
 from autoscaler.kubernetes.resources.watcher import StatusSeen
+from autoscaler.kubernetes.safe_decoding import ListPage
 from autoscaler.provisioning.unplaceable_models import Fitting
 from autoscaler.spec.model import Model
 from autoscaler.state.actions import FailStart, Plan
@@ -153,15 +154,20 @@ async def test_stored_status_that_raises_counts_as_none(monkeypatch: pytest.Monk
     items = [{"metadata": {"uid": f"u{number}", "resourceVersion": "7"}, "status": {"n": number}} for number in (1, 2)]
     house = House()
 
-    async def pages(path: str, **_: object) -> AsyncIterator[Page]:
+    async def pages(path: str, **_: object) -> AsyncIterator[ListPage]:
         del path
-        yield Page(items)
+        yield ListPage("", "", items, [], ("", ""))
 
     monkeypatch.setattr(house.paper, "pages", pages)
-    inject(monkeypatch, "autoscaler.kubernetes.resources.model_status:read_status", lambda seen: seen == {"n": 1}, expected=False)
-    assert {uid: (status == NO_STATUS, version) for uid, (status, version) in (await house.statuses._read()).items()} == {
-        "u1": (True, 7), "u2": (False, 7)
-    }
+    inject(
+        monkeypatch,
+        "autoscaler.kubernetes.resources.model_status:read_status",
+        lambda seen: seen == {"n": 1},
+        expected=False,
+    )
+    assert {
+        uid: (status == NO_STATUS, version) for uid, (status, version) in (await house.statuses._read()).items()
+    } == {"u1": (True, 7), "u2": (False, 7)}
 
 
 async def test_status_writes_are_rate_limited_and_ordered_by_waiting_time() -> None:
