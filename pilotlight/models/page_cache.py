@@ -43,7 +43,7 @@ async def read_ahead(name: str, files: Callable[[], Sequence[Path]], warms: Warm
         log.info("event=warming_failed model=%s reason=%r", name, error.strerror)
     except Exception as error:  # noqa: BLE001 - the weights of other Models are read
         reraise_memory_error(error)
-        log.error("event=warming_failed model=%s reason=%r", name, describe_error(error))
+        log.warning("event=warming_failed model=%s reason=%r", name, describe_error(error))
     else:
         log.info("event=warming model=%s bytes=%d", name, asked)
 

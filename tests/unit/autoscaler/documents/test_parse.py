@@ -233,6 +233,14 @@ def test_duplicate_names_and_aliases_across_files_are_rejected() -> None:
     assert "Tenant acme: metadata.name: `acme` is already the name" in wrong(tenant(), tenant())
 
 
+def test_name_in_the_tenants_of_a_model_is_limited_to_253_characters() -> None:
+    longest = "t" * 253
+    (found,) = parse_documents([("a.yaml", model(f"tenants: [{longest}]"))]).models
+    assert found.spec.tenants == (longest,)
+    with pytest.raises(DocumentError, match=r"spec.tenants\[0\]: expected at most 253 characters"):
+        parse_documents([("a.yaml", model(f"tenants: [{longest}t]"))])
+
+
 def test_key_of_two_tenants_is_rejected_without_repeating_its_hash() -> None:
     key = f"keys: [{{sha256: {'ab' * 32}}}]"
     line = wrong(tenant(key), tenant(key, name="b"))

@@ -14,7 +14,7 @@ from autoscaler.fold.fold import Observation
 from autoscaler.server.metrics import Counted, Metrics, count_capacity_events, state_of
 from autoscaler.state.actions import Acted, CutNode, Plan, ReleaseLease
 from autoscaler.state.capacity import LeaseRefused, LeasesSeen, ReleaseOrder
-from autoscaler.state.events import ReplicaSeen, Seen, SlicesSeen, Tick
+from autoscaler.state.events import ReplicaSeen, Seen, SlicesSeen, Tick, Transition
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.mig import CutOrder
 from autoscaler.state.world import Replica, World
@@ -22,6 +22,7 @@ from tests.support.builders.capacity import acted, arrived, listed, observe, off
 from tests.support.builders.fold import reported
 from tests.support.builders.worlds import T0, device, gateway, level, model, replace_fields, replica, world
 from tests.support.harness.driver_events import seen_of
+from tests.support.harness.faults.fault_injection import concerns, inject
 from tests.support.harness.manual_loop import SteppedLoop
 
 A = model("a", 6)
@@ -270,3 +271,22 @@ def test_follower_counts_no_capacity_orders() -> None:
     assert (going.leaving, state_of(going)) == (False, ("rack", "leaving"))
     assert not counts_of(*followed)
     assert counts_of(*steps(surge(offer()))) == {("rack", "returned"): 1.0}
+
+
+def test_exception_for_one_model_leaves_the_metrics_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    b, faults = model("b", 20), list[tuple[str, str]]()
+    before = [replica(A, "r1", ("g1",), S.STARTING), replica(b, "r2", ("g2",), S.STARTING)]
+    at = world([A, b], [device("g1", 80), device("g2", 80)], before)
+    metrics = Metrics(lambda: at, lambda: T0, fault=lambda name, what, _: faults.append((name, what)))
+    moves = tuple(
+        Transition(at_s=T0, replica=one.id, model=one.model, slices=(), before=S.STARTING, after=S.FAILED,
+                   verb="seen", reason="x")
+        for one in before
+    )  # fmt: skip
+    with monkeypatch.context() as patch:
+        inject(patch, "autoscaler.server.metrics:Metrics._count_transition", concerns("a"), expected=False)
+        inject(patch, "autoscaler.server.metrics:room_of", concerns("a"), expected=False)
+        metrics.on_step(LoopStep(at, at, Plan(), (), moves, T0, T0, T0))
+        shown = Scrape(metrics.text())
+    assert shown["pilotlight_start_failures_total", "b", "start"] == 1
+    assert faults == [("a", "metrics"), ("a", "metrics")]

@@ -81,3 +81,30 @@ async def test_page_cache_read_ahead_is_limited_to_75_percent_of_free_memory(
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert read == [([tmp_path / "a.gguf"], 750)]
+
+
+async def test_exception_for_one_model_does_not_delay_the_read_ahead_of_others(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").touch()
+    names, done, read = ("bad1", "bad2", "bad3", "good"), asyncio.Event(), list[Sequence[Path]]()
+    ones = [replace(at(f"file://{tmp_path}/a.gguf"), name=ModelName(name)) for name in names]
+    waits = replace(world(ones, [device("g1", 80)], []), loads={one.name: ModelLoad(waiting=1) for one in ones})
+
+    def located(one: Model) -> Model:
+        if one.name.startswith("bad"):
+            raise LookupError(one.name)
+        return one
+
+    async def warms(files: Sequence[Path], bytes_max: int) -> int:
+        read.append(files)
+        done.set()
+        return bytes_max
+
+    warming = Warming(located, warms)
+    warming.on_step(first(waits))
+    running = asyncio.create_task(warming.run())
+    async with asyncio.timeout(90):
+        await done.wait()
+    assert not running.done()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert read == [[tmp_path / "a.gguf"]]

@@ -114,3 +114,16 @@ async def test_closing_the_retry_runner_cancels_and_awaits_running_tasks() -> No
 
 def test_retry_delay_doubles_with_each_failure_up_to_its_limit() -> None:
     assert [backoff_s(failures) for failures in (1, 2, 3, 7, 8, 1000)] == [5.0, 10.0, 20.0, 320.0, LAST_S, LAST_S]
+
+
+async def test_unexpected_exception_is_reported_and_retried_like_a_failure() -> None:
+    one = Doing()
+    one.raises = LookupError("injected")
+    await one.want(A)
+    assert one.tasks.failed()[A].startswith("LookupError in test_retry_tasks.py")
+    assert one.tasks.next_s() == FIRST_S
+    assert one.tasks.take_faults() == {A: one.raises}
+    assert one.tasks.take_faults() == {}
+    one.raises, one.now_s = None, FIRST_S
+    await one.want(A)
+    assert (one.began, one.tasks.failed()) == ([A, A], {})

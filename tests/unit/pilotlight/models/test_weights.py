@@ -210,6 +210,34 @@ async def test_exception_for_one_model_does_not_stop_prefetching_for_the_others(
     assert (one.located(wanted).spec.artifact or "").startswith("file://")
 
 
+async def test_exception_for_one_part_quarantines_only_its_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = packed_models.model(tmp_path / "model", {"a.gguf": b"GGUF"})
+    packed_models.packed(source, tmp_path / "layout")
+    inject(monkeypatch, "pilotlight.models.weights:Supply._record", lambda _, part: "faulty" in part.artifact)
+    with packed_models.served(tmp_path / "layout") as host:
+        one = at(tmp_path, Registries())
+        wanted = model(f"oci://{host}/{packed_models.NAME}:v1")
+        faulty = replace(model(f"oci://{host}/faulty:v1"), name=ModelName("faulty"))
+        loads = {name: ModelLoad(waiting=1) for name in (faulty.name, wanted.name)}
+        loop = Listening(replace(world([faulty, wanted], [device("g1", 80, "n1")], []), loads=loads))
+        one.on_step(step(loop.world))
+        read = asyncio.Event()
+
+        async def read_again() -> None:
+            read.set()
+
+        running = asyncio.create_task(one.run(loop, read_again))
+        async with asyncio.timeout(90):
+            await read.wait()
+        assert not running.done()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert loop.faults == {(faulty.name, "weights")}
+    assert (one.located(wanted).spec.artifact or "").startswith("file://")
+
+
 async def test_start_that_fails_on_unusable_weights_releases_the_stored_copy(tmp_path: Path) -> None:
     packed_models.packed(
         packed_models.model(tmp_path / "model", {"a.gguf": b"GGUF 1", "b.gguf": b"GGUF 2"}), tmp_path / "layout"

@@ -18,6 +18,7 @@ from autoscaler.state.events import Transition
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import World
 from pilotlight.processes.console import Narrator
+from tests.support.harness.faults.fault_injection import inject
 
 LINE = re.compile(r"^\d\d:\d\d:\d\d\.\d{3}  (.*)$")
 
@@ -103,3 +104,16 @@ def test_stalled_reader_drops_lines_instead_of_blocking(pipe: tuple[int, int]) -
 def test_writing_to_a_closed_pipe_raises_no_error(pipe: tuple[int, int]) -> None:
     os.close(pipe[0])
     Narrator(pipe[1]).on_step(step(("ada", S.READY)))
+
+
+def test_exception_for_one_model_does_not_suppress_the_lines_of_others(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = list[tuple[str, str]]()
+    inject(
+        monkeypatch, "pilotlight.processes.console:Narrator._tell", lambda _, name, *rest: name == "ada", expected=False
+    )
+    narrator = Narrator(pipe[1], lambda name, what, _: faults.append((name, what)))
+    narrator.on_step(step(("ada", S.READY), ("ben", S.READY)))
+    assert lines(pipe[0]) == ["ben  ready      why"]
+    assert faults == [("ada", "console")]

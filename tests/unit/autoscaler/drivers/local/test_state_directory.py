@@ -14,6 +14,7 @@ from autoscaler.drivers.local.learned_files import FORGOTTEN, MOMENTS, HistoryFi
 from autoscaler.drivers.local.state_directory import EPOCH, InUseError, ReplicaRecord, StateDirectory, StateError
 from autoscaler.state.world import History
 from tests.support.builders.placement_values import cluster, exercise_of, lesson
+from tests.support.harness.faults.fault_injection import inject
 
 
 def record(name: str) -> ReplicaRecord:
@@ -252,3 +253,17 @@ def test_corrupt_placement_values_file_is_moved_aside_and_reported(state: StateD
     assert "\n" not in problem
     assert not path.exists()
     assert LessonFile(state).load() == (None, "")
+
+
+def test_history_that_raises_is_left_out_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state, faults, bad = StateDirectory.open(tmp_path), list[tuple[str, str]](), History(starts_s=(666.0,))
+    inject(
+        monkeypatch, "autoscaler.drivers.local.learned_files:_move", lambda one, *_: one.starts_s == (666.0,),
+        expected=False,
+    )  # fmt: skip
+    file = HistoryFile(state, Clock(1000.0), Clock(5000.0))
+    histories = {ModelName("bad"): bad, M: History(episodes=2)}
+    assert file.save(histories, fault=lambda name, what, _: faults.append((name, what)))
+    loaded, broken = file.load()
+    assert (broken, list(loaded), loaded[M].episodes, faults) == ("", [M], 2, [("bad", "histories")])
+    state.close()

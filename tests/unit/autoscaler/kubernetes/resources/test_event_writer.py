@@ -8,12 +8,19 @@ from contextlib import asynccontextmanager
 from typing import cast
 
 import pytest
+from msgspec.structs import replace
 
-from autoscaler.contract import ModelName
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.controller.loop import LoopStep
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.kubernetes.resources import event_writer
 from autoscaler.kubernetes.resources.event_log import FAILURES_MAX, ModelEvent, Regarding
 from autoscaler.kubernetes.resources.event_writer import Events
+from autoscaler.state.actions import Plan
+from autoscaler.state.events import Transition
+from autoscaler.state.lifecycle import ReplicaState as S
+from tests.support.builders.worlds import device, model, world
+from tests.support.harness.faults.fault_injection import inject
 
 WOKEN = ModelEvent(ModelName("ada"), "Woken", "wake ada: 3 waiting")
 PASSING = (
@@ -132,3 +139,38 @@ async def test_event_is_dropped_after_lasting_transient_errors(monkeypatch: pyte
         house.note("ada")
         await until(lambda: bool(server.written))
         assert (server.written, server.tries) == ([("ada", 1)], FAILURES_MAX + 1)
+
+
+async def test_unexpected_exception_drops_its_event_and_others_are_sent_at_once() -> None:
+    server = Server(LookupError("injected"), LookupError("injected"))
+    async with sending(server) as house:
+        house.note("ada")
+        house.note("ben")
+        await until(lambda: bool(server.written))
+        assert (server.written, house.events.dropped) == ([("ben", 1)], 1)
+
+
+def test_exception_in_the_event_of_one_model_quarantines_it_and_others_are_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inject(
+        monkeypatch, "autoscaler.kubernetes.resources.event_log:_transition_event",
+        lambda move, _: move.model == "a", expected=False,
+    )  # fmt: skip
+    faults, models = list[tuple[str, str]](), [replace(model(name, 20), uid=name) for name in ("a", "b")]
+    moves = tuple(
+        Transition(at_s=0.0, replica=ReplicaId(one.name), model=one.name, slices=(), before=S.STARTING,
+                   after=S.FAILED, verb="seen", reason="x")
+        for one in models
+    )  # fmt: skip
+    at = world(models, [device("g1", 80, "n1")], [])
+    events = Events(
+        cast("Api", Server()),
+        clock=lambda: 0.0,
+        wall=lambda: 0.0,
+        fault=lambda name, what, _: faults.append((name, what)),
+    )
+    events.on_step(LoopStep(at, at, Plan(), (), moves, 0.0, 0.0, 0.0))
+    due = events._book.take(0.0)
+    assert due is not None
+    assert (due.regarding.name, events._book.take(0.0), faults) == ("b", None, [("a", "events")])
