@@ -49,7 +49,7 @@ from autoscaler.server.ops import OperationsServer
 from autoscaler.server.order_handlers import Commands
 from autoscaler.spec.model import Model
 from autoscaler.spec.settings import Settings
-from autoscaler.state.actions import FailStart
+from autoscaler.state.actions import FailStart, Unmet
 from autoscaler.state.events import ClockSeen, DocumentsSeen, FaultSeen, GatewaySeen, HistorySeen
 from autoscaler.state.world import Leadership, World
 from pilotlight import __version__, process
@@ -332,7 +332,8 @@ def build_step_logger(log: Log, narrator: Narrator, fault: FaultReport = raise_f
         narrator.on_step(step)
         nowhere = [unmet for unmet in step.plan.unmet if unmet.model not in step.after.by_model]
         impossible = [action for action in step.actions if isinstance(action, FailStart)]
-        for one in (*nowhere, *impossible):
+        rejected: list[Unmet | FailStart] = [*nowhere, *impossible]
+        for one in rejected:
             rows = attempt_for(one.model, "explain", fault, functools.partial(log.refuse, [one], step.acted_s))
             narrator.refused(rows or ())
 

@@ -54,6 +54,7 @@ class _Kept:
         self.subject = one
         self.wrote_s = -math.inf
         self.due_s = math.inf
+        self.weight: tuple[object, ...]
         self.forget(0)
 
     def see(self, known: Status, version: int) -> None:
@@ -63,7 +64,7 @@ class _Kept:
     def forget(self, version: int) -> None:
         """The stored status, as of a version of the object, is not known: every status differs from it."""
         self.status, self.version = NO_STATUS, version
-        self.weight: tuple[object, ...] = ()
+        self.weight = ()
 
 
 class Statuses:

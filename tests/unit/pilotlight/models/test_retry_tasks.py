@@ -89,10 +89,10 @@ async def test_failed_task_is_logged_and_retried_after_backoff(caplog: pytest.Lo
     assert one.tasks.failed() == {}
 
 
-async def test_task_with_an_unexpected_error_is_retried_after_the_max_backoff() -> None:
+async def test_task_that_is_short_of_memory_is_retried_after_the_max_backoff() -> None:
     one, exceptions = Doing(), list[object]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: exceptions.append(context["exception"]))
-    one.raises = ZeroDivisionError()
+    one.raises = MemoryError()
     await one.want(A)
     await one.want(A)
     assert (one.began, one.changes) == ([A], 1)

@@ -151,7 +151,10 @@ async def test_exception_in_one_status_quarantines_its_model_and_others_are_writ
 
 
 async def test_stored_status_that_raises_counts_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    items = [{"metadata": {"uid": f"u{number}", "resourceVersion": "7"}, "status": {"n": number}} for number in (1, 2)]
+    items = [
+        {"metadata": {"uid": f"u{number}", "resourceVersion": "7"}, "status": {"observedGeneration": number}}
+        for number in (1, 2)
+    ]
     house = House()
 
     async def pages(path: str, **_: object) -> AsyncIterator[ListPage]:
@@ -162,7 +165,7 @@ async def test_stored_status_that_raises_counts_as_none(monkeypatch: pytest.Monk
     inject(
         monkeypatch,
         "autoscaler.kubernetes.resources.model_status:read_status",
-        lambda seen: seen == {"n": 1},
+        lambda seen: seen == {"observedGeneration": 1},
         expected=False,
     )
     assert {
