@@ -24,11 +24,12 @@ from autoscaler.contract import (
     RoutesDelta,
     TenantEntry,
 )
-from gateway import errors, fault_containment
+from gateway import errors
+from gateway.control import fault_containment
 from gateway.dispatch.call import Call, CallState, Outcome
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.effects import Effect, Grant, ModelFaulted, ReportNow
-from gateway.fault_containment import describe_error, reraise_memory_error
+from gateway.exception_handling import describe_error, reraise_memory_error
 from gateway.http.body_buffers import Body, ChunkedBody
 from gateway.http.host_check import HostCheck, is_on_loopback
 from gateway.http.request_head import Head

@@ -35,7 +35,11 @@ def many_files() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def no_contained_faults(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault that is contained fails the test, unless the test replaces `report_fault` itself."""
-    modules = ("autoscaler.controller.loop", "autoscaler.kubernetes.unreadable_objects", "gateway.fault_containment")
+    modules = (
+        "autoscaler.controller.loop",
+        "autoscaler.kubernetes.unreadable_objects",
+        "gateway.control.fault_containment",
+    )
     for name in modules:
         module = sys.modules.get(name)
         if module is not None:

@@ -21,16 +21,10 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from autoscaler.contract import CatalogueDelta, GatewayId, Report, ReportAnswer, RoutesDelta, make_decoder
-from gateway import fault_containment
-from gateway.control import snapshot_file
+from gateway.control import fault_containment, snapshot_file
+from gateway.control.fault_containment import PAUSE_S, PAUSE_S_MAX, retry_until_success
 from gateway.dispatch.reports import Pace
-from gateway.fault_containment import (
-    PAUSE_S,
-    PAUSE_S_MAX,
-    describe_error,
-    reraise_memory_error,
-    retry_until_success,
-)
+from gateway.exception_handling import describe_error, reraise_memory_error
 
 log = logging.getLogger("pilotlight.gateway.sync")
 

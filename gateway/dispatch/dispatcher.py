@@ -28,7 +28,7 @@ from gateway.dispatch.fair_queue import Parked, TenantQueue
 from gateway.dispatch.memory_pressure import Pressure
 from gateway.dispatch.model_dispatcher import Bounce, ModelDispatcher, SharedCounters
 from gateway.dispatch.routing_table import Changes, Routes
-from gateway.fault_containment import reraise_memory_error
+from gateway.exception_handling import reraise_memory_error
 
 _PARKED, _RUNNING, _ENDED = CallState.PARKED, CallState.RUNNING, CallState.ENDED
 _REPORT_NOW = ReportNow()

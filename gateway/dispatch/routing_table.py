@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from autoscaler.contract import LEADER_SILENT_S, ModelName, ModelRoute, ReplicaId, ReplicaUse, Route, RoutesDelta
 from gateway.dispatch.slots import Hold, ModelRoutes
-from gateway.fault_containment import reraise_memory_error
+from gateway.exception_handling import reraise_memory_error
 
 READY = "ready"
 GONE = "gone"

@@ -12,7 +12,7 @@ import msgspec
 
 from autoscaler.contract import ModelEntry, ModelName, TenantEntry, TenantName
 from gateway.errors import model_not_found
-from gateway.fault_containment import reraise_memory_error
+from gateway.exception_handling import reraise_memory_error
 
 RESOLVED_MAX = 10_000
 """Permission cache size; above it the cache is cleared. Only existing models take an entry."""

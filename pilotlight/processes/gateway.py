@@ -21,8 +21,8 @@ import msgspec
 from aiohttp import web
 
 from autoscaler.contract import ID_PATTERN, GatewayId
+from gateway.control.fault_containment import retry_until_success
 from gateway.control.sync import Sync
-from gateway.fault_containment import retry_until_success
 from gateway.gateway import Gateway
 from gateway.limits import Limits
 from gateway.ops import build_ops_application

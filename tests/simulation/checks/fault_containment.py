@@ -28,7 +28,7 @@ from autoscaler.server import read_responses
 from autoscaler.spec.model import Model
 from autoscaler.state.events import ModelWoken
 from autoscaler.state.world import World
-from gateway import fault_containment as gateway_faults
+from gateway.control import fault_containment as gateway_faults
 from tests.simulation.installations.documented_town import DocumentedTown
 from tests.simulation.installations.installation import Town
 from tests.support.harness.faults.fault_injection import DOCUMENT_POINTS, POINTS, Faults, concerns, inject

@@ -12,12 +12,14 @@ import msgspec
 from autoscaler.contract import CatalogueDelta, GatewayId, ModelName, Report, ReportAnswer, RoutesDelta
 from autoscaler.server.gateways import accept_report
 from autoscaler.state.events import GatewayGone, GatewaySeen
-from gateway import errors, fault_containment
+from gateway import errors
+from gateway.control import fault_containment
 from gateway.control.sync import LinkError, Sync
 from gateway.dispatch.call import Call, CallState, Outcome
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.effects import Effect, Grant, ModelFaulted, Refuse
 from gateway.dispatch.model_dispatcher import Bounce
+from gateway.exception_handling import describe_error
 from tests.simulation.environment.network import Stream
 
 if TYPE_CHECKING:
@@ -213,7 +215,7 @@ class SimGateway:
             elif isinstance(effect, Refuse):
                 self._town.end(effect.call, Outcome.FAILED, effect.error)
             elif isinstance(effect, ModelFaulted):
-                fault_containment.report_fault(effect.model, "dispatch", fault_containment.describe_error(effect.error))
+                fault_containment.report_fault(effect.model, "dispatch", describe_error(effect.error))
                 self._fail_waiting(effect.model)
             else:
                 self.sync.edge()

@@ -15,7 +15,7 @@ from autoscaler.contract import (
     TenantEntry,
     TenantName,
 )
-from gateway import fault_containment
+from gateway.control import fault_containment
 from gateway.dispatch.call import Call, CallState
 from gateway.dispatch.effects import Grant, ModelFaulted
 from gateway.errors import CallError

@@ -25,8 +25,7 @@ from autoscaler.contract import (
     Route,
     RoutesDelta,
 )
-from gateway import fault_containment
-from gateway.control import snapshot_file, sync
+from gateway.control import fault_containment, snapshot_file, sync
 from gateway.control.sync import Link, LinkError, Sync
 from tests.simulation.environment.virtual_loop import run
 from tests.support.harness.faults.fault_injection import InjectedError
