@@ -21,6 +21,7 @@ STRUCTS = {"control/snapshot_file", "dispatch/effects", "http/json_structs", "li
 AWAITING = {
     "control/client",
     "control/discovery",
+    "control/fault_containment",
     "control/sync",
     "memory/process_memory",
     "ops",

@@ -134,6 +134,8 @@ ROWS: dict[str, tuple[str, ...]] = {
 """Each row's first cell, and the bounds that it documents; none for a rule or a number of the machine."""
 
 NOT_TOLD = {
+    "gateway.control.fault_containment.PAUSE_S_MAX": "retry after an internal error, which no input should cause",
+    "gateway.exception_handling.REASON_MAX": "characters of an exception's message in the log",
     "gateway.control.discovery.ADDRESSES_MAX": "autoscalers behind one name: an installation has few",
     "gateway.request.auth.SALTS_MAX": "salts remembered: 1 MiB",
     "gateway.upstream.pool.PORT_MAX": "of TCP: grammar",
