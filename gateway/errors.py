@@ -237,7 +237,7 @@ def service_unavailable(code: str, message: str, retry_after_s: float, *, should
 def model_faulty() -> CallError:
     """503: this gateway raised an exception for the model or one of its requests."""
     message = "an internal error of the gateway concerns this model; see event=model_faulty in the gateway's log"
-    return service_unavailable("model_faulty", message, 60.0)
+    return service_unavailable("model_faulty", message, 60.0, should_retry=False)
 
 
 def capacity_pending(wait_s: float, retry_after_s: float) -> CallError:
