@@ -24,7 +24,7 @@ from autoscaler.documents.document_rules import NAME_CHARS_MAX
 from autoscaler.documents.parse import DocumentError, Documents, parse_documents, to_yaml
 from autoscaler.drivers.driver import Launcher
 from autoscaler.engines.programs.installed import find_installed_programs
-from autoscaler.exception_handling import Failure, attempt, describe_error
+from autoscaler.exception_handling import Failure, attempt, can_complete, describe_error
 from autoscaler.queries.measured_memory import AS_ASKED, Given
 from autoscaler.spec import yaml
 from autoscaler.spec.artifact_name import STORED
@@ -62,12 +62,14 @@ RENAME = "the file name contains no letters or digits for the name of a Model: r
 
 
 def gather_documents(
-    paths: Sequence[Path], configs: Sequence[Path], state: Path, *, contain: bool = False, reload: bool = False
+    paths: Sequence[Path], configs: Sequence[Path], state: Path, *, contain: bool = False,
+    in_force: Documents | None = None,
 ) -> Documents:  # fmt: skip
     """Return all documents, checked. Raises click.UsageError (exit 2) with a one-line message.
 
     Unusable files in a folder are skipped with a line on standard error. An unusable file or folder in `paths` is an
-    error; at a `reload` it is skipped, too, unless no Model remains. `contain`: as in `parse_documents`.
+    error; at a reload it is skipped, too, unless no Model remains. `contain`: as in `parse_documents`. `in_force`: at a
+    reload, the previous documents; a file that raises an unexpected exception keeps its Model of them.
     """
     texts = _texts(configs)
     documents = with_stored_keys(_check(texts, contain=contain, references=True), state / KEYS_FILE)
@@ -75,9 +77,13 @@ def gather_documents(
     found = model_files.find_models(paths, contain=contain)
     models, unusable = _models_of(found.models, documents, texts, contain=contain)
     unusable = [*found.unusable, *unusable]
-    errors = [one for one in unusable if one.is_named and (not reload or not models)]
-    for path, reason, _ in (one for one in unusable if one not in errors):
-        write_stderr(f"{path}: left out: {reason}")
+    kept = _kept_models(unusable, models, () if in_force is None else in_force.models)
+    models += kept
+    errors = [one for one in unusable if one.is_named and (in_force is None or not models)]
+    artifacts = {model.spec.artifact for model in kept}
+    for one in (one for one in unusable if one not in errors):
+        what = "keeps its Model" if _artifact_of(one.path) in artifacts else "left out"
+        write_stderr(f"{one.path}: {what}: {one.reason}")
     if errors:
         raise click.UsageError(f"{errors[0].path}: {errors[0].reason}")
     if documents.settings.capacity:
@@ -118,8 +124,18 @@ def _models_of(
             taken[made.name] = f"created from {file.path}"
             models.append(made)
             continue
-        unusable.append(UnusableFile(file.path, reason.removeprefix(f"{file.path}: "), file.is_named))
+        is_fault = isinstance(made, Failure) and not isinstance(made.error, _UnusableError)
+        unusable.append(UnusableFile(file.path, reason.removeprefix(f"{file.path}: "), file.is_named, is_fault))
     return models, unusable
+
+
+def _kept_models(unusable: Sequence[UnusableFile], models: Sequence[Model], in_force: Sequence[Model]) -> list[Model]:
+    """Return the Models in force of files that raised an unexpected exception, so that their replicas go on serving."""
+    taken = {name for model in models for name in (model.name, *_further_names(model))}
+    faulty = {_artifact_of(one.path) for one in unusable if one.is_fault}
+    kept = [one for one in in_force if one.spec.artifact in faulty and one.name not in taken]
+    kept = [one for one in kept if can_complete(partial(_render, one))]
+    return [msgspec.structs.replace(one, order=order) for order, one in enumerate(kept, len(models))]
 
 
 def _find_error(texts: Sequence[tuple[str, str]]) -> str:
@@ -359,7 +375,7 @@ def _model_of(file: ModelFile, order: int) -> Model:
         raise _UnusableError(RENAME)
     spec = ModelSpec(
         engine="llama.cpp",
-        artifact=f"file://{_stable_path(file.path)}",
+        artifact=_artifact_of(file.path),
         args=("--mmproj", str(_stable_path(file.projector))) if file.projector else (),
         context_tokens=min(file.info.shape.context_tokens, DEFAULT_CONTEXT_TOKENS),
     )
@@ -369,6 +385,10 @@ def _model_of(file: ModelFile, order: int) -> Model:
     done = attempt(partial(fill_memory_estimate, model))
     # After a failure the autoscaler computes the estimate again and reports the fault.
     return model if isinstance(done, Failure) else done
+
+
+def _artifact_of(file: Path) -> str:
+    return f"file://{_stable_path(file)}"
 
 
 def _stable_path(file: Path) -> Path:

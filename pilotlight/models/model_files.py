@@ -54,6 +54,8 @@ class UnusableFile(NamedTuple):
     path: Path
     reason: str
     is_named: bool = False
+    is_fault: bool = False
+    """Whether an unexpected exception is the reason."""
 
 
 class Found(NamedTuple):
@@ -84,7 +86,8 @@ def find_models(paths: Iterable[Path], *, contain: bool = False) -> Found:
             elif isinstance(loaded.error, gguf.NotAModelError) and loaded.error.kind == gguf.PROJECTOR:
                 projectors.append((file, not is_folder))
             elif contain or isinstance(loaded.error, gguf.GgufError | OSError):
-                unusable.append(UnusableFile(file, _reason(loaded.error, file), not is_folder))
+                is_fault = not isinstance(loaded.error, gguf.GgufError | OSError)
+                unusable.append(UnusableFile(file, _reason(loaded.error, file), not is_folder, is_fault))
             else:
                 raise loaded.error
         if is_folder and len(models) == count:

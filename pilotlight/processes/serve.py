@@ -219,13 +219,16 @@ class Reload:
     def __init__(self, options: ServeOptions, documents: Documents, path: Path) -> None:
         self._options = options
         self._begun = documents.settings
+        self._in_force = documents
         self._path = path
 
     def __call__(self) -> bool:
         """Return whether the autoscaler should reload the documents at `path`."""
         options = self._options
         try:
-            documents = gather_documents(options.models, options.configs, options.state, contain=True, reload=True)
+            documents = gather_documents(
+                options.models, options.configs, options.state, contain=True, in_force=self._in_force
+            )
             check_serve_options(options, documents)
             replace_file(self._path, to_yaml(documents).encode())
         except Exception as error:  # noqa: BLE001  a faulty file must not terminate running requests; the error is logged
@@ -235,6 +238,7 @@ class Reload:
             write_stderr(problem)
             note_problem(self._path, problem)
             return False
+        self._in_force = documents
         note_problem(self._path, "")
         report_undecoded(documents)
         models, tenants = format_count(len(documents.models), "model"), format_count(len(documents.tenants), "tenant")

@@ -204,11 +204,11 @@ def test_named_file_that_became_unusable_is_left_out_at_a_reload(
     ada, bob = folder / "models" / "ada.gguf", folder / "models" / "bob.gguf"
     ada.write_bytes(ada.read_bytes()[:1000])
     assert "ada.gguf: truncated" in wrong(folder, ada, bob)
-    (model,) = gather_documents([ada, bob], [], folder, reload=True).models
+    (model,) = gather_documents([ada, bob], [], folder, in_force=Documents()).models
     assert model.name == "bob"
     assert left_out(capfd)[str(ada)].startswith("truncated")
     with pytest.raises(click.UsageError, match=r"ada\.gguf: truncated"):
-        gather_documents([ada], [], folder, reload=True)
+        gather_documents([ada], [], folder, in_force=Documents())
 
 
 def test_missing_folder_at_a_reload_leaves_the_documents_in_force(
@@ -216,7 +216,7 @@ def test_missing_folder_at_a_reload_leaves_the_documents_in_force(
 ) -> None:
     gone, other = folder / "gone", folder / "models"
     assert wrong(folder, gone, other) == f"{gone}: No such file or directory"
-    assert len(gather_documents([gone, other], [], folder, reload=True).models) == 2
+    assert len(gather_documents([gone, other], [], folder, in_force=Documents()).models) == 2
     assert left_out(capfd) == {str(gone): "No such file or directory"}
 
 
@@ -325,6 +325,16 @@ def test_file_whose_model_raises_an_exception_is_left_out_and_the_others_are_ser
     assert f"{folder}/models/ada.gguf: left out: internal error (InjectedError" in capfd.readouterr().err
     with pytest.raises(InjectedError):
         gather_documents([folder / "models"], [], folder)
+
+
+def test_file_that_raises_an_exception_at_a_reload_keeps_its_model(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    begun = gather_documents([folder / "models"], [], folder, contain=True)
+    inject(monkeypatch, "pilotlight.models.model_files:_load", lambda file: file.name == "ada.gguf")
+    documents = gather_documents([folder / "models"], [], folder, contain=True, in_force=begun)
+    assert {model.name: model.spec for model in documents.models} == {model.name: model.spec for model in begun.models}
+    assert f"{folder}/models/ada.gguf: keeps its Model: internal error (InjectedError" in capfd.readouterr().err
 
 
 def test_gguf_file_named_like_an_alias_of_a_model_is_rejected(folder: Path) -> None:
