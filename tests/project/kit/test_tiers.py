@@ -49,6 +49,7 @@ SUBJECTS = {
     "command key": "process/serve/test_metrics_and_reload.py",
     "command load": "process/commands/test_read_only_commands.py",
     "command plan": "process/commands/test_operator.py",
+    "command service": "process/packaging/test_wheel.py",
     "command serve": "process/serve/test_metrics_and_reload.py",
     "command status": "process/commands/test_read_only_commands.py",
     "command stop": "process/commands/test_operator.py",

@@ -161,7 +161,7 @@ def state() -> Iterator[Path]:
 
 
 @pytest.mark.standard
-def test_installed_wheel_serves_outside_of_the_source_checkout(
+def test_installed_wheel_serves_by_its_systemd_unit_outside_of_a_checkout(
     installed: Installed, tmp_path: Path, state: Path
 ) -> None:
     tiny_gguf.make_model(tmp_path / "ada.gguf", SENTENCE)
@@ -169,9 +169,13 @@ def test_installed_wheel_serves_outside_of_the_source_checkout(
     (tmp_path / "gateway.py").write_text("raise SystemExit('a file of the folder it is called in')")
     url = f"127.0.0.1:{free_port()}"
     words = ["serve", "ada.gguf", "-c", "settings.yaml", "--state", str(state), "--listen", url, "--ops", "127.0.0.1:0"]
-    with subprocess.Popen(
-        [installed.command, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as serve:
+    printed = subprocess.run(
+        [installed.command, "service", "print", *words[1:]], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    (unit,) = (line for line in printed.stdout.splitlines() if line.startswith("ExecStart="))
+    command = unit.removeprefix("ExecStart=").split()
+    assert command[:2] == [str(installed.command), "serve"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as serve:
         try:
             assert answer(url) == SENTENCE
         finally:
