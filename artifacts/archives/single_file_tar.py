@@ -30,7 +30,7 @@ def build_frame(path: str, size: int) -> Frame:
         name = b"file"
     if size > OCTAL_MAX:
         records += _record(b"size", b"%d" % size)
-    said = _header(b"pax", len(records), b"x") + _padded(records) if records else b""
+    said = _header(b"pax", len(records), b"x") + records + bytes(-len(records) % BLOCK_BYTES) if records else b""
     return Frame(said + _header(name, size if size <= OCTAL_MAX else 0, b"0"), bytes(-size % BLOCK_BYTES) + _END)
 
 
@@ -49,7 +49,3 @@ def _record(key: bytes, value: bytes) -> bytes:
     length = len(rest) + len(str(len(rest)))
     length = len(rest) + len(str(length))
     return b"%d%s" % (length, rest)
-
-
-def _padded(content: bytes) -> bytes:
-    return content + bytes(-len(content) % BLOCK_BYTES)

@@ -154,7 +154,8 @@ async def stream_blob(
                     continue
                 await _judge(client, answer, blob)
                 skip = validate_range_response(part, answer.status, answer.headers, asks, said)
-                body = answer.take() if sink is not None and _exact(part, answer) else None
+                exact = (answer.status == 206 or part.whole) and "Content-Length" in answer.headers
+                body = answer.take() if sink is not None and exact else None
                 if sink is not None and body is not None:
                     moved = await sink.move(at, body)
                     at += moved.came
@@ -178,11 +179,6 @@ async def stream_blob(
             await tries.again(error)
     if summed is not None and summed.hexdigest() != get_hex(digest):
         raise MismatchError(f"{said}: its bytes do not match its digest; nothing is kept")
-
-
-def _exact(part: Part, answer: Answer) -> bool:
-    """Whether the response is exactly the part, with a known and validated length."""
-    return (answer.status == 206 or part.whole) and "Content-Length" in answer.headers
 
 
 def _unbroken(answer: Answer, moved: Moved) -> None:

@@ -70,14 +70,7 @@ class _Manifest(msgspec.Struct, frozen=True, rename="camel"):
     subject: _Blob | None = None
 
 
-async def push_blob(
-    client: Client,
-    blob: Blob,
-    source: UploadSource,
-    *,
-    mount: str = "",
-    chunk_bytes: int = 0,
-) -> str:
+async def push_blob(client: Client, blob: Blob, source: UploadSource, *, mount: str = "", chunk_bytes: int = 0) -> str:
     """Push a blob; return `exists`, `mounted` (from the repository `mount`) or `pushed`.
 
     `chunk_bytes`: 0 pushes in one request. Raises DeniedError, MismatchError, PolicyError, UnreachableError.
