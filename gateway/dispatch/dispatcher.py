@@ -12,15 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from autoscaler.contract import (
-    CatalogueDelta,
-    GatewayId,
-    Level,
-    ModelName,
-    Report,
-    ReportAnswer,
-    RoutesDelta,
-)
+from autoscaler.contract import CatalogueDelta, GatewayId, Level, ModelName, Report, ReportAnswer, RoutesDelta
 from gateway import errors
 from gateway.dispatch.call import Call, CallState, Outcome
 from gateway.dispatch.effects import Effect, ModelFaulted, Refuse, ReportNow

@@ -160,11 +160,7 @@ def _in_flight(report: Report) -> str:
 
 
 def _times(report: Report) -> str:
-    rows = {
-        "first byte": report.first_byte_s,
-        "last byte": report.last_byte_s,
-        "client's lateness": report.lateness_s,
-    }
+    rows = {"first byte": report.first_byte_s, "last byte": report.last_byte_s, "client's lateness": report.lateness_s}
     if len(report.by_model) > 1:
         rows |= {f"first byte of {model}": found for model, found in report.by_model.items()}
     return render_spreads({name: found for name, found in rows.items() if found is not None}, 1000)
