@@ -331,7 +331,8 @@ async def open_cluster(options: ClusterOptions, clock: Callable[[], float]) -> A
         raise click.UsageError(str(error)) from None
     unreadable = UnreadableObjects()
     async with Api(way, unreadable=unreadable) as leasing, Api(way, unreadable=unreadable) as asking:
-        name = generate_identity(options.identity)
+        # It also differs from that of a previous process here, which may still be writing.
+        name = f"{options.identity or environ.get('POD_NAME') or socket.gethostname()}_{secrets.token_hex(4)}"
         elector = Elector(leasing, options.own_namespace, options.lease, name, clock)
         async with Api(way, elector.writes_s, unreadable=unreadable) as acting:
             cluster = Cluster(options, (acting, asking), elector, name, clock)
@@ -339,11 +340,6 @@ async def open_cluster(options: ClusterOptions, clock: Callable[[], float]) -> A
                 yield cluster
             finally:
                 await cluster.close()
-
-
-def generate_identity(given: str) -> str:
-    """Return a unique identity, also different from a previous process here, which may still be writing."""
-    return f"{given or environ.get('POD_NAME') or socket.gethostname()}_{secrets.token_hex(4)}"
 
 
 def build_pod_launch(model: Model, host: str, port: int, given: Given = AS_ASKED) -> engines.LaunchCommand:

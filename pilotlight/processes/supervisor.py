@@ -120,7 +120,8 @@ class Supervisor:
                 announced = True
                 self._on_ready()
             number = self._signals.wait(self._timeout_s(children) if announced else POLL_S)
-            if number in STOP_SIGNALS or (number == signal.SIGHUP and self._terminal_gone()):
+            # SIGHUP means stop if the terminal was closed, as for any terminal program.
+            if number in STOP_SIGNALS or (number == signal.SIGHUP and self._had_terminal and not has_terminal()):
                 return self._stop()
             if number == signal.SIGHUP:
                 self._reload()
@@ -139,10 +140,6 @@ class Supervisor:
     def _start(self, child: Child) -> None:
         with self._signals.held():
             child.start()
-
-    def _terminal_gone(self) -> bool:
-        """Return whether the terminal was closed: SIGHUP then means stop, as for any terminal program."""
-        return self._had_terminal and not has_terminal()
 
     def _reload(self) -> None:
         child = self._autoscaler.process
