@@ -7,7 +7,7 @@ from LOST_LISTS consecutive lists is lost. A new leader trusts only lists. Never
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 
 from msgspec.structs import replace
@@ -83,7 +83,10 @@ def apply_capacity_observation(draft: Draft, seen: Seen) -> None:
     match seen:
         case ProvidersSeen():
             kept = ("offers", "offered_s", "listed_s", "trouble", "unanswered", "closed")
-            remaining = {name: _of(getattr(capacity, name), seen.providers) for name in kept}
+            remaining = {
+                field: {name: one for name, one in getattr(capacity, field).items() if name in seen.providers}
+                for field in kept
+            }
             _change(draft, providers=seen.providers, hedges=seen.hedges, **remaining)
         case OffersSeen():
             offers = {**capacity.offers, seen.provider: seen.offers}
@@ -151,7 +154,9 @@ def _looked(draft: Draft, lease: Lease, there: Mapping[NodeId, list[Slice]]) -> 
             return replace(lease, due_s=_due_s(draft, lease))
         if came and not lease.found:
             _learn(draft, lease.offer.kind, record_delivery(_learnt(draft, lease.offer), now_s - lease.asked_s))
-            _forgive(draft, lease.offer)
+            barred = draft.world.capacity.barred
+            if lease.offer.id in barred:
+                _change(draft, barred={id: one for id, one in barred.items() if id != lease.offer.id})
         lease = replace(lease, here_s=now_s, idle_since_s=now_s)
     if used and not lease.in_use:
         if lease.used and lease.idle_since_s is not None:
@@ -275,11 +280,6 @@ def _refused(draft: Draft, seen: LeaseRefused) -> None:
     _change(draft, leases={id: one for id, one in draft.world.capacity.leases.items() if id != seen.id})
 
 
-def _of(entries: Mapping[str, object], providers: Collection[str]) -> dict[str, object]:
-    """Keep only the entries of existing providers."""
-    return {name: one for name, one in entries.items() if name in providers}
-
-
 def _without(entries: Mapping[str, str], provider: str) -> dict[str, str]:
     return {name: one for name, one in entries.items() if name != provider}
 
@@ -291,11 +291,6 @@ def _bar(draft: Draft, of: OfferId, why: str) -> None:
     pause_s = min(BARRED_S[0] * 2.0 ** (times - 1), BARRED_S[1])
     others = {id: one for id, one in draft.world.capacity.barred.items() if draft.now_s < one.until_s + BARRED_S[1]}
     _change(draft, barred={**others, of: BackedOffOffer(until_s=draft.now_s + pause_s, times=times, why=why)})
-
-
-def _forgive(draft: Draft, offer: Offer) -> None:
-    if offer.id in draft.world.capacity.barred:
-        _change(draft, barred={id: one for id, one in draft.world.capacity.barred.items() if id != offer.id})
 
 
 def _learnt(draft: Draft, offer: Offer) -> LeadTimeStats:

@@ -137,15 +137,12 @@ class Draft:
             self._unindex(before)
             self._index(after)
         if before is not None and before.state is ReplicaState.READY and after.state is not ReplicaState.READY:
-            self._withdraw(after.id)
+            # Revoke all holds, with the version that announces the new state.
+            for gateway in tuple(self.gateways.now.values()):
+                if after.id in gateway.grants:
+                    lowered = with_grant(gateway.grants[after.id], Grant(version=self.version, hold=0))
+                    self.gateways.put(gateway.id, replace(gateway, grants={**gateway.grants, after.id: lowered}))
         self.news = self.news or route_of(before) != route_of(after)
-
-    def _withdraw(self, replica: ReplicaId) -> None:
-        """Revoke all holds on a replica that is no longer ready, with the version that announces its new state."""
-        for gateway in tuple(self.gateways.now.values()):
-            if replica in gateway.grants:
-                lowered = with_grant(gateway.grants[replica], Grant(version=self.version, hold=0))
-                self.gateways.put(gateway.id, replace(gateway, grants={**gateway.grants, replica: lowered}))
 
     def drop_replica(self, replica: Replica) -> None:
         """Remove a replica and every hold on it. The version rises, because replica names contain it."""

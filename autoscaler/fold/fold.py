@@ -19,7 +19,6 @@ from autoscaler.demand.residency import NO_HISTORY
 from autoscaler.fold import agent_reports, capacity, gateway_reports, mig, model_quarantine, operator_orders, replicas
 from autoscaler.fold.draft import Draft
 from autoscaler.queries.measured_memory import correct_memory_estimate
-from autoscaler.spec.model import Model
 from autoscaler.state.actions import AcquireLease, Acted, CutNode, ReleaseLease
 from autoscaler.state.capacity import (
     GroupsSeen,
@@ -211,7 +210,7 @@ def _documents(draft: Draft, documents: DocumentsSeen) -> None:
         model, old = models.get(name), before.models.get(name)
         if model is None and old is not None:
             draft.histories.drop(name)
-        elif model is not None and old is not None and _restarts(old, model):
+        elif model is not None and old is not None and model != old and model.spec_hash() != old.spec_hash():
             draft.put_history(name, histories.clear_failures(history))
         elif model is not None and old is None:
             draft.put_history(name, histories.drop_stale_failures(history, model))
@@ -219,10 +218,6 @@ def _documents(draft: Draft, documents: DocumentsSeen) -> None:
         draft.attained.drop(name)
     agent_reports.refresh_weights_reports(draft)
     model_quarantine.drop_outdated_faults(draft, before)
-
-
-def _restarts(before: Model, after: Model) -> bool:
-    return before != after and before.spec_hash() != after.spec_hash()
 
 
 def _slices(draft: Draft, inventory: SlicesSeen) -> None:

@@ -137,7 +137,7 @@ def reconcile_grants(
     for replica, known in grants.items():
         if known[-1].version <= version:
             use = uses.get(replica)
-            hold = min(use.hold, known[-1].hold) if use is not None and known[-1].version else _hold(use)
+            hold = 0 if use is None else min(use.hold, known[-1].hold) if known[-1].version else use.hold
             if hold:
                 left[replica] = (known[-1] if hold == known[-1].hold else Grant(version=known[-1].version, hold=hold),)
             continue
@@ -147,10 +147,6 @@ def reconcile_grants(
         if use.hold and replica not in grants:
             left[replica] = (Grant(version=0, hold=use.hold),)
     return dict(grants) if left == grants else left
-
-
-def _hold(use: ReplicaUse | None) -> int:
-    return use.hold if use is not None else 0
 
 
 def apply_grants(draft: Draft, moved: HoldsGranted) -> None:
