@@ -87,7 +87,7 @@ def validate_growth(wanted: Iterable[PlacementRequest]) -> None:
     """Raise ValueError if a request has an invalid growth."""
     for growth in {want.growth for want in wanted if want.growth is not NO_GROWTH}:
         for name, amount, least in (("most_bytes", growth.most_bytes, 0), ("step_bytes", growth.step_bytes, 1)):
-            if not _counts(amount, least):
+            if not (isinstance(amount, int) and least <= amount <= SIZE_MAX):
                 expected = f"expected an integer from {least} to {SIZE_MAX}"
                 raise ValueError(f"growth.{name} of a placement request is {amount}: {expected}")
 
@@ -148,10 +148,6 @@ def _unused(shelf: Bin, others: _Others, overlay: Overlay) -> int:
     soon_bytes = left_bytes + shelf.coming.memory_bytes
     unused_bytes = min(others.unused(lane, left_bytes), others.unused(lane, soon_bytes))
     return min(unused_bytes, left_bytes, overlay.index.unneeded(shelf.slice.id))
-
-
-def _counts(amount: object, least: int) -> bool:
-    return isinstance(amount, int) and least <= amount <= SIZE_MAX
 
 
 def _room(kind: RequestShape, lane: SliceClass) -> ResourceAmount | None:

@@ -202,10 +202,7 @@ class _Look:
         )  # fmt: skip
         what = ", ".join(f"{many} of {name}" for name, many in sorted(Counter(list_profiles(cuts)).items()))
         many = format_count(len(wanted), "replica")
-        return CutNode(
-            order=order,
-            reason=f"{many} will fit, the first of Model {first.model}; devices: {what}",
-        )
+        return CutNode(order=order, reason=f"{many} will fit, the first of Model {first.model}; devices: {what}")
 
     def _shares(self, node: RepartitionCandidate) -> dict[str, float]:
         """How often each profile was requested recently, by models that could use this node."""

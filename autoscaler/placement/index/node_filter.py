@@ -73,13 +73,10 @@ class Admitting:
             if len(self._labels) >= KEYS_MAX:
                 self._labels.clear()
             numbers: dict[str, int] = {}
-            has = [_number(one.labels.get(key), numbers) for one in self._slices]
+            values = (one.labels.get(key) for one in self._slices)
+            has = [ABSENT if value is None else numbers.setdefault(value, len(numbers)) for value in values]
             self._labels[key] = numbers, np.array(has, np.int64)
         return self._labels[key]
-
-
-def _number(value: str | None, numbers: dict[str, int]) -> int:
-    return ABSENT if value is None else numbers.setdefault(value, len(numbers))
 
 
 IMAGE_BYTES: Final = 8 << 30

@@ -101,7 +101,7 @@ def encode_request(kind: RequestShape, lanes: Sequence[SliceClass]) -> EncodedRe
         raise ValueError(
             f"spare_bytes of {kind} is invalid: expected less than memory_bytes, in a request for one device"
         )
-    rooms = _rooms(kind.least, lanes)
+    rooms = [kind.least.takes(lane) if kind.least.rank(lane.product) is not None else None for lane in lanes]
     milli = _milli(lanes, rooms)
     least = tuple(milli)
     most = [0 if room is None else room.memory_bytes for room in rooms]
@@ -144,10 +144,6 @@ def _sizes(lanes: Sequence[SliceClass]) -> dict[int, int]:
             rank, first = rank + 1, size
         ranks[size] = rank
     return ranks
-
-
-def _rooms(kind: RequestShape, lanes: Sequence[SliceClass]) -> list[ResourceAmount | None]:
-    return [kind.takes(lane) if kind.rank(lane.product) is not None else None for lane in lanes]
 
 
 def _milli(lanes: Sequence[SliceClass], rooms: Sequence[ResourceAmount | None]) -> list[int]:

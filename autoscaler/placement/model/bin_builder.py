@@ -15,11 +15,7 @@ from typing import NamedTuple
 from autoscaler.capacity.delivered_slices import list_withheld_slices as given_back
 from autoscaler.contract import ReplicaId
 from autoscaler.demand.desired_replicas import LIVE, exclude_replaced_replicas, list_live_replicas
-from autoscaler.demand.residency import (
-    BEGINNING,
-    NO_LOAD,
-    evictable_s,
-)
+from autoscaler.demand.residency import BEGINNING, NO_LOAD, evictable_s
 from autoscaler.demand.schedule import compute_replica_floor
 from autoscaler.placement.index.elastic_requests import ElasticBudget
 from autoscaler.placement.model.prices import Prices
