@@ -103,7 +103,7 @@ class _Returning:
         for lease in sorted(self.capacity.leases.values(), key=lambda one: one.id):
             if lease.leaving:
                 why, uncommitted = self._again(lease), lease.uncommitted
-            elif self._taken(lease):
+            elif any(one.id in self.taken for one in slices_of(self.world, lease)):
                 continue
             elif lease.here_s is not None and not (lease.failed and not lease.in_use):
                 sure = (demand_known or (is_claim_owner(lease.owner) and not lease.used)) and lease.id not in self.kept
@@ -120,10 +120,6 @@ class _Returning:
                 force = lease.leaving and self._forced(lease)  # the first attempt is a normal release
                 released = ReleaseOrder(id=lease.id, epoch=self.world.epoch, uncommitted=uncommitted, force=force)
                 yield ReleaseLease(order=released, reason=f"{why}{FORCED if force else ''}")
-
-    def _taken(self, lease: Lease) -> bool:
-        """Whether this plan assigns some of its slices."""
-        return any(one.id in self.taken for one in slices_of(self.world, lease))
 
     def _forced(self, lease: Lease) -> bool:
         return is_force_drained(self.world, lease) and not has_replica_on_node(self.world, lease)

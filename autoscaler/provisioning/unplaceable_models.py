@@ -20,7 +20,7 @@ from autoscaler.placement.capacity_simulation import list_obtainable_slices
 from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.mig_candidates import list_mig_candidates
 from autoscaler.placement.model.bin_builder import build_empty_bins, build_placement_request
-from autoscaler.placement.model.types import EvictionLevel, PlacementRequest
+from autoscaler.placement.model.types import EvictionLevel
 from autoscaler.placement.whole_gpu_waits import list_rejoinable_gpus
 from autoscaler.spec.model import Model
 from autoscaler.state.world import Slice, SliceId, World
@@ -41,13 +41,10 @@ class Fitting:
 
     def never(self, model: Model) -> str:
         """Return why no device could hold a replica of `model`, even if it were free; an empty text if one could."""
-        want = self._want(model)
+        want = build_placement_request(model, 0, inf, EvictionLevel.NONE, "", self._defaults)
         if not self._listed or want.kind.devices == 0:
             return ""
         return self._yard.why.never(want) or ""
-
-    def _want(self, model: Model) -> PlacementRequest:
-        return build_placement_request(model, 0, inf, EvictionLevel.NONE, "", self._defaults)
 
 
 def _with_slices(world: World, slices: dict[SliceId, Slice]) -> World:
