@@ -389,13 +389,10 @@ class CroFabric:
             phase="leaving" if leaving else "failed" if lost else "here" if self._all_of(note, mine) else "coming",
             committed=any(one.device_id for one in mine),
             device_ids=ids,
-            counted_from=note.before + number, alone=not self._reports_uuids(ids),
+            counted_from=note.before + number,
+            alone=not any(one.device in ids for one in self._world().nodes.slices.values()),
             says="another client reduced the size of its request" if lost else wrong[0],
         )  # fmt: skip
-
-    def _reports_uuids(self, ids: Sequence[str]) -> bool:
-        """Whether the node reports the UUIDs of its devices."""
-        return any(one.device in ids for one in self._world().nodes.slices.values())
 
     def _all_of(self, note: LeaseNote, mine: Sequence[Resource]) -> bool:
         """Whether delivery is complete. Resources that still report errors after PARTIAL_S are not waited for."""

@@ -39,7 +39,6 @@ OFFER, DEVICES, OWNER, EPOCH, NODE, PROVIDER = (
 )
 WRITER: Final = "pilotlight"
 CONSUMED: Final = "CapacityBookingConsumed"
-FOUND: Final = "CapacityIsFound"
 Phase = Literal["coming", "here", "leaving", "failed"]
 _QUOTA = re.compile(r"quota", re.IGNORECASE)
 _REQUEST_LABEL = re.compile(r"provisioning-request")
