@@ -16,7 +16,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from autoscaler.state.mig import FAILED, SUCCESS, MigNode
-from autoscaler.state.world import NodeId, Slice, World
+from autoscaler.state.world import NodeId, World
 
 TRIES_MAX = 3
 RETRY_S = (120.0, 600.0)
@@ -84,13 +84,9 @@ def count_shown_profiles(world: World) -> dict[str, Counter[str]]:
     found = {name: Counter[str]() for name in world.nodes.cuttable}
     for slice_ in world.nodes.slices.values():
         if slice_.kind == "mig" and slice_.node in found:
-            found[slice_.node][profile_of(slice_)] += 1
+            profile = slice_.id.rpartition("/mig-")[2].rpartition("-")[0]
+            found[slice_.node][profile] += 1
     return found
-
-
-def profile_of(slice_: Slice) -> str:
-    """Return the name of its profile."""
-    return slice_.id.rpartition("/mig-")[2].rpartition("-")[0]
 
 
 def explain_closed_node(world: World, node: NodeId) -> str:

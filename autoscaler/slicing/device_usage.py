@@ -129,14 +129,10 @@ def _cards(
         parts = [] if uuid in mine else [one.id for one in known.values() if (one.node, one.handle) == (node, uuid)]
         first = mine.get(uuid)
         if first is None and parts:
-            first = _free(parts, held())
+            taken = held()
+            first = next((one for one in parts if one not in taken), parts[0])
         found[SliceId(first or f"{node}/{uuid}")] = None
     return tuple(found)
-
-
-def _free(parts: Sequence[SliceId], held: Collection[SliceId]) -> SliceId:
-    """Return the first part that is not held, else the first part."""
-    return next((one for one in parts if one not in held), parts[0])
 
 
 def _elsewhere(

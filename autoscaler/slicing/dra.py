@@ -214,7 +214,7 @@ class Dra(NamedTuple):
                 if one.profile not in firsts and not unsure and found.room(entry.pool, [*others, one]):
                     cut = Smaller(percent, memory_bytes or 0, self._class(one), one.where, one.profile)
                     firsts[one.profile] = cut
-            cuts[entry.name] = tuple(sorted(firsts.values(), key=_size_of))
+            cuts[entry.name] = tuple(sorted(firsts.values(), key=lambda one: (one.compute_percent, one.memory_bytes)))
         return cuts
 
     def _slice(
@@ -313,10 +313,6 @@ def _best_starts(product: str) -> Mapping[str, int]:
     fleet.add(DeviceId("gpu"), geometry)
     found = ((one.name, fleet.find(one.name)) for one in geometry.profiles)
     return {name: one.start for name, one in found if isinstance(one, MigPlacement)}
-
-
-def _size_of(cut: Smaller) -> tuple[int, int]:
-    return cut.compute_percent, cut.memory_bytes
 
 
 def _claimed_handle(part: SliceShare, *, alone: bool) -> Handle:

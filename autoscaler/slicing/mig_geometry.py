@@ -170,7 +170,7 @@ def build_layout(geometry: Geometry, cuts: Iterable[tuple[str, int]]) -> Layout:
     for name, start in sorted(_cut(geometry, cut) for cut in cuts):
         profile = geometry.profile(name)
         if start not in profile.starts:
-            starts = _listed(profile.starts)
+            starts = ", ".join(map(str, profile.starts))
             raise MigError(f"{name} cannot start at memory slice {start} of {geometry.name}, only at {starts}")
         cut = Cut(name, start)
         for other in found:
@@ -266,7 +266,3 @@ def _cut(geometry: Geometry, cut: tuple[str, int]) -> Cut:
 
 def _format_cut(cut: Cut) -> str:
     return f"{cut.profile} at {cut.start}"
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(str(number) for number in numbers)

@@ -57,11 +57,6 @@ def suggest_nearest(word: str, known: Collection[str]) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
-def _all(known: Collection[str]) -> str:
-    """Return `; expected one of ...`, or an empty string if the list is longer than NAMED_MAX."""
-    return f"; expected one of {', '.join(known)}" if len(known) <= NAMED_MAX else ""
-
-
 def format_path(path: Path) -> str:
     """Format a path, for example `spec.keys[0].sha256`."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
@@ -108,7 +103,8 @@ def _walk_part(value: dict[str, object], kind: type[Part], at: Path) -> None:
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
     for key in value:
         if key not in fields:
-            raise WrongKeyError((*at, key), f"unknown key{suggest_nearest(key, fields) or _all(fields)}")
+            expected = f"; expected one of {', '.join(fields)}" if len(fields) <= NAMED_MAX else ""
+            raise WrongKeyError((*at, key), f"unknown key{suggest_nearest(key, fields) or expected}")
     for name, field in fields.items():
         if name in value:
             _walk(value[name], field.type, (*at, name))

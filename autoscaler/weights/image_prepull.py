@@ -89,7 +89,8 @@ class ImageWants:
             chosen = {node for node, wants in found.items() if node in could and want in wants}
             lacks = NODES_ENOUGH - len(could & has) - len(chosen)
             if lacks > 0:
-                those = ((_order(model.spec.image, node), node) for node in could - has - chosen)
+                # The order of the nodes is stable, and differs by image so that images spread over nodes.
+                those = ((zlib.crc32(f"{model.spec.image} {node}".encode()), node) for node in could - has - chosen)
                 for _, node in nsmallest(lacks, those):
                     found.setdefault(node, []).append(want)
         return found
@@ -151,8 +152,3 @@ def _could_hold(world: World, kind: RequestShape, choice: NodeConstraints) -> se
 def _node_of(world: World, id: SliceId) -> NodeId:
     known = world.nodes.slices.get(id)
     return NodeId(id.partition("/")[0]) if known is None else known.node
-
-
-def _order(image: str, node: NodeId) -> int:
-    """Return a stable order of nodes that differs by image, so that images spread over nodes."""
-    return zlib.crc32(f"{image} {node}".encode())
