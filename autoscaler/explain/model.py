@@ -187,7 +187,8 @@ def explain_model(world: World, plan: Plan, log: Log, model: ModelName, now_s: f
     sentences += _starts(world, model)
     sentences += _unknown(world, now_s)
     lacks = answer.count > len(desired_replicas.list_live_replicas(world, model))
-    sentences += _lesson(world, document) if lacks or _begins(world, model) else []
+    begins = any(world.replicas[id].state in BEGINNING for id in world.by_model.get(model, ()))
+    sentences += _lesson(world, document) if lacks or begins else []
     rows = log.of_model(model)
     sentences += [*_stopped(world, model, rows, now_s), *(f"Last: {_move(row, now_s)}." for row in rows[-1:])]
     candidates = _candidates(world, document, now_s) if lacks or never else ()
@@ -398,10 +399,6 @@ def _starts(world: World, name: ModelName) -> list[str]:
 def _unknown(world: World, now_s: float) -> list[str]:
     silent = list_silent_gateways(world, now_s)
     return [f"Nothing is scaled down until these gateways report: {', '.join(silent)}."] if silent else []
-
-
-def _begins(world: World, name: ModelName) -> bool:
-    return any(world.replicas[id].state in BEGINNING for id in world.by_model.get(name, ()))
 
 
 def _lesson(world: World, model: Model) -> list[str]:

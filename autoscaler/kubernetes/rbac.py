@@ -108,7 +108,6 @@ _VOLUMES = (
     Right("", "persistentvolumes", ("create", "patch"), "cluster", _SEEN, optional=True),
     Right("", "persistentvolumeclaims", ("create", "patch"), "engines", _SEEN, optional=True),
 )
-_REMOVED = "Karpenter may remove a node again after its first replica ran there"
 _ADDED = "nodes are added and removed through Karpenter"
 _KEPT = Right(
     "", "nodes", ("patch",), "cluster", "a node is removed only after its attached devices are detached", optional=True

@@ -65,7 +65,8 @@ class Commands:
             known = {place.name: place for place in list_cordon_targets(world) if place.kind == kind}
             if name not in known:
                 raise OrderError(404, f"no such {kind}; existing: {format_names(known)}")
-            return order_effects.place_order(world, known[name], request.match_info["verb"], wish, self._now_s())
+            now_s = asyncio.get_running_loop().time()
+            return order_effects.place_order(world, known[name], request.match_info["verb"], wish, now_s)
 
         return await self._act(request, order)
 
@@ -99,9 +100,6 @@ class Commands:
             await self._cordons.put(order.put)
         if order.lift is not None:
             await self._cordons.lift(order.lift)
-
-    def _now_s(self) -> float:
-        return asyncio.get_running_loop().time()
 
 
 def check_leads(world: World) -> None:

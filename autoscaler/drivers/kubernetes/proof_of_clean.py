@@ -81,12 +81,7 @@ class Clearing:
             node = self._node(pod.node)
             if node is not None and node.lost:
                 heard_s = self._clock()  # a kubelet that does not report may not have killed the processes
-            runs_on = by_force and node is not None and began_as is not None and _same(node, began_as)
+            runs_on = by_force and node is not None and began_as is not None and node.boot == began_as.boot
             if not waits and left_s <= 0 and (not runs_on or self._clock() >= heard_s + pod.grace_s + FORCED_S):
                 return ASSUMED
             await asyncio.sleep(min(LOOK_S, left_s) if left_s > 0 else LOOK_S)
-
-
-def _same(one: NodeSeen, other: NodeSeen) -> bool:
-    """Return whether both are of the same boot of the node."""
-    return one.boot == other.boot

@@ -88,17 +88,13 @@ def build_conditions(case: StatusInput) -> tuple[ConditionValue, ...]:
             ADOPTED,
             ConditionValue("Faulty", "True", ERROR, message),
         )
-    return build_ready_condition(case), _placed(case), _weights(case), _starting(case), _degraded(case), ADOPTED, SOUND
+    ready = next(said for rule in RULES if (said := rule(case)) is not None)
+    return ready, _placed(case), _weights(case), _starting(case), _degraded(case), ADOPTED, SOUND
 
 
 def _fault_message(case: StatusInput) -> str:
     retried = "it is retried later, when its spec changes and on `pilotlight wake`; report the error"
     return f"an internal error quarantined this Model: {case.fault}; {retried}"[:MESSAGE_MAX]
-
-
-def build_ready_condition(case: StatusInput) -> ConditionValue:
-    """Whether requests are served, by a ready replica or after a cold start."""
-    return next(said for rule in RULES if (said := rule(case)) is not None)
 
 
 def classify_failure(failure: str, history: History) -> str:

@@ -8,7 +8,7 @@ workload's controller owns it; matching labels do not suffice.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
@@ -349,7 +349,8 @@ def _ended(status: dict[str, Any], container: dict[str, Any]) -> tuple[str, bool
     """Return (how its container ended, whether for good). A kubelet restarts it, the first time at once."""
     state = container.get("state", {})
     if status.get("phase") in ENDED:
-        said = _how(state.get("terminated")) or ": ".join(_both(status)) or "was ended by the node"
+        reason = ": ".join(status[key] for key in ("reason", "message") if status.get(key))
+        said = _how(state.get("terminated")) or reason or "was ended by the node"
         return said, True
     if state.get("waiting", {}).get("reason") == CRASHES:
         return _how(container.get("lastState", {}).get("terminated")) or CRASHES, False
@@ -365,11 +366,6 @@ def _how(over: dict[str, Any] | None) -> str:
         return "was killed by SIGKILL"
     said = over.get("message", "")
     return f"ended with status {over['exitCode']}" + (f": {said}" if said else "")
-
-
-def _both(said: dict[str, Any]) -> Iterator[str]:
-    """Yield reason and message, as far as present."""
-    return (said[key] for key in ("reason", "message") if said.get(key))
 
 
 def _is(condition: dict[str, Any], kind: str) -> bool:
