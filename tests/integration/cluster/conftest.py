@@ -9,7 +9,6 @@ started, and tests whose pods must be local processes are skipped.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import uuid
 from collections.abc import AsyncIterator, Generator, Iterator
@@ -22,17 +21,17 @@ from autoscaler.kubernetes.kubeconfig import load_api_access
 from tests.integration import network_namespace
 from tests.integration.cluster.support.control_plane import custom_resources
 from tests.integration.cluster.support.control_plane.components import Plane
+from tests.integration.cluster.support.driver.node_fixture import Scene, staged
 from tests.integration.cluster.support.installations.adoption import Adopting
 from tests.integration.cluster.support.installations.multi_instance import Estate
 from tests.integration.cluster.support.installations.single_instance import House
-from tests.integration.cluster.support.kubelet.node import CONTROLLERS_S_MAX, Node
+from tests.integration.cluster.support.kubelet.node import CONTROLLERS_S_MAX, Node, next_number
 from tests.integration.cluster.support.programs.build import BuildError, build
 
 GIVEN = os.environ.get("PILOTLIGHT_TEST_KUBECONFIG")
 FAILED = pytest.StashKey[bool]()
 TAIL_BYTES = 6_000
 """Number of bytes printed from the end of each log of a failed test."""
-_numbers = itertools.cycle(range(1, 120))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -121,11 +120,6 @@ async def make_namespace(api: Api, name: str) -> None:
                 return
 
 
-def next_number() -> int:
-    """Returns the number of the next node, from which the addresses of its pods are derived."""
-    return next(_numbers)
-
-
 @pytest.fixture
 async def namespace(api: Api, request: pytest.FixtureRequest) -> AsyncIterator[str]:
     """A fresh namespace. If the test fails, its contents are printed."""
@@ -143,6 +137,13 @@ async def node(api: Api, tmp_path: Path) -> AsyncIterator[Node]:
     name = f"node-{uuid.uuid4().hex[:8]}"
     gpus, labels = {"nvidia.com/gpu": "2"}, {"test": name}
     async with Node(api, name, next_number(), gpus, labels, tmp_path, probe_period_s=0.05).running() as one:
+        yield one
+
+
+@pytest.fixture
+async def scene(api: Api, namespace: str, tmp_path: Path) -> AsyncIterator[Scene]:
+    """A node, and a driver of this namespace's engines, not started yet."""
+    async with staged(api, namespace, tmp_path) as one:
         yield one
 
 

@@ -12,10 +12,9 @@ import pytest
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.providers.cluster_autoscaler.placeholder_pods import KEEPS
 from autoscaler.spec.pod import PLACE
-from tests.integration.cluster.conftest import next_number
 from tests.integration.cluster.support.installations.single_instance import House, model
 from tests.integration.cluster.support.kubelet.container import now
-from tests.integration.cluster.support.kubelet.node import Node
+from tests.integration.cluster.support.kubelet.node import Node, next_number
 from tests.support.harness.driver_events import WAIT_S_MAX
 
 GPU = "nvidia.com/gpu"

@@ -21,12 +21,12 @@ from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing, Settings
 from autoscaler.state.world import World
 from tests.contracts.provider import ProviderContract, TakeoverContract
-from tests.integration.cluster.conftest import make_namespace, next_number
+from tests.integration.cluster.conftest import make_namespace
 from tests.integration.cluster.support.control_plane.components import Plane
 from tests.integration.cluster.support.control_plane.provider_rig import Lost, ServerRig
 from tests.integration.cluster.support.controllers.karpenter import CLAIMS, POOLS, TYPE, Machines, karpenter
 from tests.integration.cluster.support.installations.single_instance import House, model
-from tests.integration.cluster.support.kubelet.node import Node
+from tests.integration.cluster.support.kubelet.node import Node, next_number
 from tests.integration.cluster.support.programs.build import BuildError
 from tests.support.fakes.engines.fake_engine_process import command
 from tests.support.harness.driver_events import WAIT_S_MAX

@@ -20,11 +20,10 @@ from autoscaler.providers.kueue import placeholder_pod
 from autoscaler.spec.pod import GPU, PLACE, QUEUE
 from pilotlight.provider_api import Objects
 from tests.integration.cluster.capacity.test_kueue import WORKLOADS
-from tests.integration.cluster.conftest import next_number
 from tests.integration.cluster.support.control_plane import custom_resources
 from tests.integration.cluster.support.installations.single_instance import House, model
 from tests.integration.cluster.support.kubelet.container import Container
-from tests.integration.cluster.support.kubelet.node import Node
+from tests.integration.cluster.support.kubelet.node import Node, next_number
 from tests.support.fakes.engines.fake_engine_process import command
 from tests.support.fakes.kubernetes.kueue import KIND, NEWEST, PREEMPTED, FakeKueue
 from tests.support.harness.driver_events import WAIT_S_MAX

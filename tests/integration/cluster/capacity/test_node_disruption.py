@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from autoscaler.kubernetes.api import Api, Object
-from tests.integration.cluster.conftest import next_number
 from tests.integration.cluster.support.entry_points import held_engine
 from tests.integration.cluster.support.installations.single_instance import House, model
-from tests.integration.cluster.support.kubelet.node import Node
+from tests.integration.cluster.support.kubelet.node import Node, next_number
 from tests.support.harness.driver_events import WAIT_S_MAX
 
 GPU = "nvidia.com/gpu"

@@ -25,20 +25,13 @@ from autoscaler.spec.pod import Pod
 from autoscaler.state.events import ReplicaSeen, Seen, Synced
 from autoscaler.state.lifecycle import STOP_GRACE_S
 from tests.contracts.driver import Manner
-from tests.integration.cluster.conftest import next_number
 from tests.integration.cluster.support.control_plane.components import Plane
 from tests.integration.cluster.support.control_plane.connection_loss_proxy import Cutter, port_of
-from tests.integration.cluster.support.driver.node_fixture import Scene, drained, staged, until_reported
+from tests.integration.cluster.support.driver.node_fixture import Scene, drained, until_reported
+from tests.integration.cluster.support.kubelet.node import next_number
 from tests.support.harness.driver_events import WAIT_S_MAX, running
 from tests.support.harness.local_rig import launch, replica
 from tests.support.waiting import until
-
-
-@pytest.fixture
-async def scene(api: Api, namespace: str, tmp_path: Path) -> AsyncIterator[Scene]:
-    async with staged(api, namespace, tmp_path) as one:
-        yield one
-
 
 # --- two leaders ------------------------------------------------------------------------------------------------------
 

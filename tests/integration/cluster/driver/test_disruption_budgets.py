@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
-from pathlib import Path
-
-import pytest
+from collections.abc import Callable, Mapping
 
 from autoscaler.contract import ReplicaId
 from autoscaler.drivers.kubernetes.inventory.disruption_budgets import Disruptions
-from autoscaler.kubernetes.api import Api
 from autoscaler.state.events import DisruptionsSeen, Seen
-from tests.integration.cluster.support.driver.node_fixture import Scene, staged
+from tests.integration.cluster.support.driver.node_fixture import Scene
 from tests.support.harness.driver_events import WAIT_S_MAX, running
 
 GROUP = "policy/v1"
 TEAM = {"matchExpressions": [{"key": "team", "operator": "In", "values": ["ml"]}]}
-
-
-@pytest.fixture
-async def scene(api: Api, namespace: str, tmp_path: Path) -> AsyncIterator[Scene]:
-    async with staged(api, namespace, tmp_path) as one:
-        yield one
 
 
 class Received:

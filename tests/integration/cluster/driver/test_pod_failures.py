@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -18,20 +17,13 @@ from autoscaler.drivers.kubernetes.objects import pod_state
 from autoscaler.kubernetes.api import Api, ApiError, Object
 from autoscaler.state.events import Seen
 from tests.contracts.driver import Manner
-from tests.integration.cluster.conftest import make_namespace, next_number
+from tests.integration.cluster.conftest import make_namespace
 from tests.integration.cluster.support.control_plane.admission_webhook import webhook
-from tests.integration.cluster.support.driver.node_fixture import Scene, changed, staged, until_reported
-from tests.integration.cluster.support.kubelet.node import Node
+from tests.integration.cluster.support.driver.node_fixture import Scene, changed, until_reported
+from tests.integration.cluster.support.kubelet.node import Node, next_number
 from tests.integration.cluster.support.kubelet.pod import IMAGE_ERROR, OUT_OF_MEMORY
 from tests.support.harness.driver_events import WAIT_S_MAX, running
 from tests.support.harness.local_rig import launch
-
-
-@pytest.fixture
-async def scene(api: Api, namespace: str, tmp_path: Path) -> AsyncIterator[Scene]:
-    async with staged(api, namespace, tmp_path) as one:
-        yield one
-
 
 # --- waiting is not a failure -----------------------------------------------------------------------------------------
 

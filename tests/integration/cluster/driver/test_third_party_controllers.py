@@ -7,7 +7,6 @@ workloads in adoption/, several installations in install/, finalizers, quotas an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +20,7 @@ from autoscaler.state.events import Seen
 from tests.contracts.driver import Manner
 from tests.integration.cluster.support.control_plane import custom_resources
 from tests.integration.cluster.support.control_plane.admission_webhook import webhook
-from tests.integration.cluster.support.driver.node_fixture import Scene, staged
+from tests.integration.cluster.support.driver.node_fixture import Scene
 from tests.integration.cluster.support.installations.single_instance import House, model
 from tests.integration.cluster.support.kubelet.node import Node
 from tests.support.harness.driver_events import running
@@ -32,12 +31,6 @@ FAILED: Final = {"terminated": {"exitCode": 1, "reason": "Error", "message": "ip
 SIDECAR: Final = {"restartPolicy": "Always"}
 RUNS: Final = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
 WAITS_S = 0.5
-
-
-@pytest.fixture
-async def scene(api: Api, namespace: str, tmp_path: Path) -> AsyncIterator[Scene]:
-    async with staged(api, namespace, tmp_path) as one:
-        yield one
 
 
 def proxy(**more: Any) -> Object:

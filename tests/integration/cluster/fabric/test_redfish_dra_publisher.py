@@ -17,9 +17,8 @@ import pytest
 
 from autoscaler.kubernetes.api import Api, ApiError, Object
 from autoscaler.state.pending_claims import DRIVER
-from tests.integration.cluster.conftest import next_number
 from tests.integration.cluster.support.installations.single_instance import House
-from tests.integration.cluster.support.kubelet.node import Node
+from tests.integration.cluster.support.kubelet.node import Node, next_number
 from tests.support.builders.resource_slices import DRIVER as NVIDIA
 from tests.support.builders.resource_slices import gpu, resource_slice
 from tests.support.fakes.redfish import A100, BLOCKS, FakeFabric

@@ -15,14 +15,13 @@ import pytest
 
 from autoscaler.kubernetes.api import MERGE, Api, ApiError, Object
 from autoscaler.providers.cro.objects import ONLINE, REQUESTS, RESOURCES, build_composability_request
-from tests.integration.cluster.conftest import next_number
 from tests.integration.cluster.support.clients.gateway_requests import chat
 from tests.integration.cluster.support.control_plane import custom_resources
 from tests.integration.cluster.support.entry_points import held_engine
 from tests.integration.cluster.support.fabric.cluster import GPU, Rack
 from tests.integration.cluster.support.installations.single_instance import House, model
 from tests.integration.cluster.support.kubelet.container import Container
-from tests.integration.cluster.support.kubelet.node import Node
+from tests.integration.cluster.support.kubelet.node import Node, next_number
 from tests.support.fakes.engines.fake_engine_process import command
 from tests.support.harness.driver_events import WAIT_S_MAX
 

@@ -21,10 +21,10 @@ from gateway.request.forbidden_fields import PLACES
 from loadtest.client import Client
 from loadtest.result import Ending, Result
 from loadtest.run_verdict import judge_run
-from tests.integration.cluster.conftest import next_number
 from tests.integration.cluster.support.installations.gateway_deployment import Front, deployment
 from tests.integration.cluster.support.installations.gpu_node import Stage, runs, staged
 from tests.integration.cluster.support.installations.multi_instance import SETTINGS, Estate
+from tests.integration.cluster.support.kubelet.node import next_number
 from tests.integration.cluster.support.network.dns_server import names
 from tests.support.harness.serve.serve import shot
 from tests.support.net.canary import canary_server

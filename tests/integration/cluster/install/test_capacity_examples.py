@@ -29,7 +29,7 @@ from autoscaler.providers.cro.objects import REQUESTS, RESOURCES
 from autoscaler.providers.provisioning_request.objects import API, ATOMIC, GKE
 from pilotlight.cli import keys
 from pilotlight.provider_api import Objects
-from tests.integration.cluster.conftest import make_namespace, next_number
+from tests.integration.cluster.conftest import make_namespace
 from tests.integration.cluster.install.test_chart import (
     ENDED,
     NAME,
@@ -44,7 +44,7 @@ from tests.integration.cluster.support.control_plane import custom_resources
 from tests.integration.cluster.support.control_plane.components import Plane
 from tests.integration.cluster.support.control_plane.custom_resources import TENANTS, tenant
 from tests.integration.cluster.support.controllers.karpenter import Joined
-from tests.integration.cluster.support.kubelet.node import Node
+from tests.integration.cluster.support.kubelet.node import Node, next_number
 from tests.integration.cluster.support.network.dns_server import addresses, names
 from tests.integration.cluster.support.programs.build import BuildError, build
 from tests.support.chart import example

@@ -29,12 +29,12 @@ from autoscaler.kubernetes.api import MERGE, Api, ApiError, Object
 from autoscaler.kubernetes.constants import NODES
 from autoscaler.spec.installation_ownership import INSTALLATION, installation_id
 from pilotlight.cli import keys
-from tests.integration.cluster.conftest import make_namespace, next_number
+from tests.integration.cluster.conftest import make_namespace
 from tests.integration.cluster.support.clients.gateway_requests import chat
 from tests.integration.cluster.support.control_plane import custom_resources
 from tests.integration.cluster.support.control_plane.custom_resources import TENANTS, tenant
 from tests.integration.cluster.support.installations.adoption import OURS, workload
-from tests.integration.cluster.support.kubelet.node import Node
+from tests.integration.cluster.support.kubelet.node import Node, next_number
 from tests.integration.cluster.support.network.dns_server import addresses, names
 from tests.support.chart import CHART, ROOT
 

@@ -34,13 +34,13 @@ import pytest
 import yaml
 
 from autoscaler.kubernetes.api import Api, ApiError, Object
-from tests.integration.cluster.conftest import make_namespace, next_number, programs
+from tests.integration.cluster.conftest import make_namespace, programs
 from tests.integration.cluster.install.test_chart import loose_chart
 from tests.integration.cluster.kubernetes.resources import test_kubeai_watcher
 from tests.integration.cluster.support.control_plane import custom_resources
 from tests.integration.cluster.support.installations.adoption import workload
 from tests.integration.cluster.support.kubelet.container import Container
-from tests.integration.cluster.support.kubelet.node import Node
+from tests.integration.cluster.support.kubelet.node import Node, next_number
 from tests.integration.cluster.support.network.dns_server import addresses, names
 from tests.support.fakes.engines.fake_engine_process import command as fake_engine
 from tests.support.net.breakable_proxy import Cuttable

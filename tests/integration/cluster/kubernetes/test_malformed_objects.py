@@ -12,11 +12,11 @@ import pytest
 from autoscaler.kubernetes.api import Api
 from autoscaler.kubernetes.kubeconfig import load_api_access
 from pilotlight.doctor.cluster_checks import Scene, installations
-from tests.integration.cluster.conftest import make_namespace, next_number, programs
+from tests.integration.cluster.conftest import make_namespace, programs
 from tests.integration.cluster.support.control_plane import custom_resources, malformed_objects
 from tests.integration.cluster.support.control_plane.components import Plane
 from tests.integration.cluster.support.installations.single_instance import House, model
-from tests.integration.cluster.support.kubelet.node import Node
+from tests.integration.cluster.support.kubelet.node import Node, next_number
 
 pytestmark = [pytest.mark.deep, pytest.mark.filterwarnings("ignore:Sending a large body")]  # of aiohttp, at 1 MiB
 

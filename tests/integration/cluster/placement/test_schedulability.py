@@ -13,10 +13,10 @@ import pytest
 
 from autoscaler.kubernetes.api import Api
 from autoscaler.state.events import Seen, SlicesSeen
-from tests.integration.cluster.conftest import make_namespace, next_number
-from tests.integration.cluster.support.driver.node_fixture import Scene, staged
+from tests.integration.cluster.conftest import make_namespace
+from tests.integration.cluster.support.driver.node_fixture import Scene
 from tests.integration.cluster.support.installations.single_instance import House, model
-from tests.integration.cluster.support.kubelet.node import Node
+from tests.integration.cluster.support.kubelet.node import Node, next_number
 from tests.support.harness.driver_events import WAIT_S_MAX, running
 
 GPU = {"nvidia.com/gpu": "1"}
@@ -50,11 +50,6 @@ class Pair:
 
     async def where(self) -> str:
         return str((await self.pod())["spec"]["nodeName"])
-
-
-@pytest.fixture
-def house(tmp_path: Path, kubeconfig: Path, namespace: str) -> House:
-    return House(tmp_path, kubeconfig, namespace)
 
 
 @asynccontextmanager
@@ -173,12 +168,6 @@ async def test_model_priority_selects_the_matching_priority_class(
 
 
 # --- what the driver reports ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-async def scene(api: Api, namespace: str, tmp_path: Path) -> AsyncIterator[Scene]:
-    async with staged(api, namespace, tmp_path) as one:
-        yield one
 
 
 async def test_device_counts_as_used_by_others_only_while_a_foreign_pod_has_it(scene: Scene) -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from autoscaler.kubernetes.api import Api, Object
-from tests.integration.cluster.conftest import next_number
-from tests.integration.cluster.support.kubelet.node import Node
+from tests.integration.cluster.support.kubelet.node import Node, next_number
 
 WAIT_S_MAX = 90.0
 GPUS = 4

@@ -20,10 +20,9 @@ import pytest
 from autoscaler.kubernetes.api import Api
 from autoscaler.slicing.dra import read_allocations
 from autoscaler.slicing.hami import SCHEDULER
-from tests.integration.cluster.conftest import next_number
 from tests.integration.cluster.slicing.test_dra_claims import RESOURCE, create_device_classes
 from tests.integration.cluster.support.installations.single_instance import House, model
-from tests.integration.cluster.support.kubelet.node import Node
+from tests.integration.cluster.support.kubelet.node import Node, next_number
 from tests.support.builders.resource_slices import DRIVER, gpu, resource_slice
 from tests.support.builders.slices import card
 from tests.support.fakes.engines.fake_engine_process import command

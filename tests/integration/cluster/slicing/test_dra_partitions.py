@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import pytest
-
 from autoscaler.kubernetes.api import Api
 from autoscaler.slicing.dra import read_allocations
 from tests.integration.cluster.slicing.test_device_allocation import SLICES, WAIT_S_MAX, explained, kept, noded, own_pod
@@ -19,11 +17,6 @@ from tests.integration.cluster.support.installations.single_instance import Hous
 from tests.support.builders.resource_slices import cut_name, partitionable, partitionables
 
 CUT = {"selector": {}, "device": {"model": "H100", "memory": "80Gi"}, "slicing": {"kind": "dra", "cut": True}}
-
-
-@pytest.fixture
-def house(tmp_path: Path, kubeconfig: Path, namespace: str) -> House:
-    return House(tmp_path, kubeconfig, namespace)
 
 
 async def test_two_small_models_share_one_gpu_and_leave_the_other_whole(

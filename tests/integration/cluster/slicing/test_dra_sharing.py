@@ -25,11 +25,6 @@ SHARED = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def house(tmp_path: Path, kubeconfig: Path, namespace: str) -> House:
-    return House(tmp_path, kubeconfig, namespace)
-
-
 def reserved(claim: dict[str, Any]) -> set[str]:
     """Uids of the pods for which the claim is reserved."""
     return {one["uid"] for one in claim.get("status", {}).get("reservedFor", ())}

@@ -20,8 +20,7 @@ from autoscaler.slicing.mig import CONFIG, PRODUCT, STATE
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import Cutting, NodeDevice, NodeKind, NodeSlicing, Settings
 from autoscaler.state.mig import CutOrder, CutRefused, CuttableSeen, MigNode
-from tests.integration.cluster.conftest import next_number
-from tests.integration.cluster.support.kubelet.node import Node
+from tests.integration.cluster.support.kubelet.node import Node, next_number
 
 H100 = "NVIDIA-H100-80GB-HBM3"
 CUTS = (("1g.10gb", "1g.10gb", "3g.40gb"), ("7g.80gb",))

@@ -23,10 +23,9 @@ from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing, Settings
 from autoscaler.state.events import Seen
 from autoscaler.state.world import SliceId
-from tests.integration.cluster.conftest import next_number
 from tests.integration.cluster.support.driver.node_fixture import staged
 from tests.integration.cluster.support.installations.single_instance import House, model
-from tests.integration.cluster.support.kubelet.node import Node
+from tests.integration.cluster.support.kubelet.node import Node, next_number
 from tests.support.builders.worlds import GI
 from tests.support.harness.driver_events import running
 from tests.support.harness.local_rig import ArgvLaunch, launch

@@ -15,9 +15,8 @@ from artifacts.registry.client import Client
 from artifacts.store.store import Store
 from autoscaler.kubernetes.api import Api
 from pilotlight.agent.weights.peers import CERTIFIED
-from tests.integration.cluster.conftest import next_number
 from tests.integration.cluster.support.installations.single_instance import House
-from tests.integration.cluster.support.kubelet.node import Node
+from tests.integration.cluster.support.kubelet.node import Node, next_number
 from tests.integration.cluster.weights.test_agent_pull import CONTENT, Scene, ada, layout
 from tests.support.builders.artifacts import packed_models
 from tests.support.fakes.registry import FakeRegistry, digest_of

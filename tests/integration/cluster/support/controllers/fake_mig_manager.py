@@ -20,8 +20,7 @@ from autoscaler.kubernetes.constants import NODES
 from autoscaler.kubernetes.watch import Change, Watched
 from autoscaler.slicing.mig import CONFIG, GPU, MIXED, PRODUCT, STATE, STRATEGY
 from autoscaler.state.mig import FAILED, SUCCESS
-from tests.integration.cluster.conftest import next_number
-from tests.integration.cluster.support.kubelet.node import Node
+from tests.integration.cluster.support.kubelet.node import Node, next_number
 
 H100 = "NVIDIA-H100-80GB-HBM3"
 CONFIG_MAP = "mig"

@@ -18,10 +18,9 @@ from pathlib import Path
 from autoscaler.kubernetes.api import STRATEGIC, Api, ApiError, Object
 from autoscaler.kubernetes.kubeconfig import load_api_access
 from autoscaler.kubernetes.watch import Change, Watched
-from tests.integration.cluster.conftest import next_number
 from tests.integration.cluster.support.control_plane import custom_resources
 from tests.integration.cluster.support.control_plane.components import die_with_parent
-from tests.integration.cluster.support.kubelet.node import LEASES, Node
+from tests.integration.cluster.support.kubelet.node import LEASES, Node, next_number
 from tests.integration.cluster.support.programs.build import KARPENTER, build
 
 TYPE = "g4dn.xlarge"

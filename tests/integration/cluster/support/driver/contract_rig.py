@@ -12,9 +12,9 @@ from pathlib import Path
 from autoscaler.contract import ReplicaId
 from autoscaler.kubernetes.api import Api
 from autoscaler.kubernetes.kubeconfig import load_api_access
-from tests.integration.cluster.conftest import make_namespace, next_number
+from tests.integration.cluster.conftest import make_namespace
 from tests.integration.cluster.support.kubelet.container import Container
-from tests.integration.cluster.support.kubelet.node import Node
+from tests.integration.cluster.support.kubelet.node import Node, next_number
 from tests.support.harness.driver_events import WAIT_S_MAX
 
 ENDED = ("Succeeded", "Failed")

@@ -21,9 +21,8 @@ from autoscaler.state.events import ReplicaSeen
 from autoscaler.state.lifecycle import ReplicaState
 from autoscaler.state.world import Drain, Replica
 from tests.contracts.driver import Manner
-from tests.integration.cluster.conftest import next_number
 from tests.integration.cluster.support.kubelet.container import Container
-from tests.integration.cluster.support.kubelet.node import Node
+from tests.integration.cluster.support.kubelet.node import Node, next_number
 from tests.support.fakes.engines.fake_engine_process import command
 from tests.support.harness.driver_events import WAIT_S_MAX, Observed
 from tests.support.harness.local_rig import KNOBS, launch, replica

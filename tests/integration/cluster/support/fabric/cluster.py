@@ -18,10 +18,9 @@ from autoscaler.kubernetes.api import Api, ApiError, Object
 from autoscaler.kubernetes.watch import Change, Watched
 from autoscaler.providers.cro.objects import REQUESTS, RESOURCES
 from pilotlight.provider_api import Objects
-from tests.integration.cluster.conftest import next_number
 from tests.integration.cluster.support.control_plane import custom_resources
 from tests.integration.cluster.support.installations.single_instance import House
-from tests.integration.cluster.support.kubelet.node import Node
+from tests.integration.cluster.support.kubelet.node import Node, next_number
 from tests.support.builders.resource_slices import classes, gpu, resource_slice
 from tests.support.fakes.kubernetes.cro import FakeCro
 from tests.support.harness.driver_events import WAIT_S_MAX

@@ -7,10 +7,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from autoscaler.kubernetes.api import Api
-from tests.integration.cluster.conftest import next_number
 from tests.integration.cluster.support.installations.multi_instance import Estate, model
 from tests.integration.cluster.support.kubelet.container import Container
-from tests.integration.cluster.support.kubelet.node import LATE_S, Node
+from tests.integration.cluster.support.kubelet.node import LATE_S, Node, next_number
 from tests.support.fakes.engines.fake_engine_process import command
 from tests.support.harness.serve.serve import Transcribed, transcript
 

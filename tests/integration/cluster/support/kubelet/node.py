@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -26,6 +27,12 @@ CONTROLLERS_S_MAX = 90.0
 LATE_S = 5.0
 """Delay before an address is reused, as in network plugins: a router with a stale list must not reach the next pod."""
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+_numbers = itertools.cycle(range(1, 120))
+
+
+def next_number() -> int:
+    """Returns the number of the next node, from which the addresses of its pods are derived."""
+    return next(_numbers)
 
 
 class Node:
