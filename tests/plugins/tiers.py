@@ -21,9 +21,9 @@ from tests.plugins.costs import PROCESS_EVENTS, SOCKET_EVENTS
 TIERS = ("fast", "standard", "deep")
 FOLDERS = {
     "chart": "standard", "fuzz": "standard", "gpu": "standard", "integration": "deep", "simulation": "standard",
-    "wire": "standard",
+    "unit/artifacts/registry": "standard", "unit/pilotlight/agent/weights": "standard", "wire": "standard",
 }  # fmt: skip
-"""Tier of the tests in a folder of tests/; those of other folders are fast."""
+"""Tier of the tests in a folder of tests/ and below; those of other folders are fast."""
 SHARDS = 8
 
 
@@ -72,8 +72,8 @@ def tier(item: pytest.Item) -> str:
         raise pytest.UsageError(f"{item.nodeid} has the markers {', '.join(sorted(own or marks))}; keep one")
     if own or marks:
         return (own or marks).pop()
-    folder = item.path.relative_to(item.config.rootpath).parts[1]
-    return FOLDERS.get(folder, "fast")
+    folders = (one.as_posix() for one in item.path.relative_to(item.config.rootpath / "tests").parents)
+    return next((FOLDERS[one] for one in folders if one in FOLDERS), "fast")
 
 
 def shard(item: pytest.Item) -> int:

@@ -15,8 +15,6 @@ from artifacts.registry.client import Client
 from artifacts.registry_errors import PolicyError, RegistryError
 from tests.support.fakes.registry import FakeRegistry, StillClock, keychain, reply
 
-pytestmark = pytest.mark.standard
-
 NAME = "team/model"
 HUB = URL("https://registry-1.docker.io/v2/")
 

@@ -39,11 +39,8 @@ from tests.support.fakes.registry import (
 )
 from tests.support.net.certificates import OURS, THEIRS, leaf, write, write_authority
 
-pytestmark = pytest.mark.standard
-
 NAME = "team/model"
 CONTENT = b"weights" * 1000
-BODY = json.dumps({"schemaVersion": 2, "mediaType": MANIFEST, "layers": []}).encode()
 
 
 async def read(client: Client, digest: str) -> bytes:

@@ -28,8 +28,6 @@ from artifacts.registry.referrers import PAGES_MAX, format_referrers_tag, list_r
 from artifacts.registry_errors import AbsentError, DeniedError, MismatchError, PolicyError
 from tests.support.fakes.registry import Answer, FakeRegistry, StillClock, digest_of, index, raw, reply, whole_head
 
-pytestmark = pytest.mark.standard
-
 NAME = "team/model"
 CONTENT = b"weights!" * 2000
 BODY = json.dumps({"schemaVersion": 2, "mediaType": MANIFEST, "layers": []}).encode()

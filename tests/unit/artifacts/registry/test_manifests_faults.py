@@ -21,8 +21,6 @@ from artifacts.registry_errors import AbsentError, MismatchError, PolicyError, R
 from tests.support.fakes.registry import Answer, FakeRegistry, StillClock, digest_of, raw, reply, whole_head
 from tests.support.harness.artifacts.registry_pull import answer_part
 
-pytestmark = pytest.mark.standard
-
 CONTENT = bytes(range(256)) * 64
 NAME = "team/model"
 WRONG = bytes(reversed(CONTENT))

@@ -26,14 +26,11 @@ from pilotlight.cli.main import cli
 from tests.support.builders.artifacts.tar_archives import END, header, honest, member
 from tests.support.fakes.registry import PASSWORD, FakeRegistry, digest_of, reply
 
-pytestmark = pytest.mark.standard
-
 NAME = "team/model"
 GOOD = b"GGUF" + b"weights" * 4999 + b"end"
 CONFIG = "application/vnd.cncf.model.config.v1+json"
 RAW = "application/vnd.cncf.model.weight.v1.raw"
 TAR = "application/vnd.cncf.model.weight.v1.tar"
-LAYER = "application/vnd.oci.image.layer.v1.tar"
 
 
 class Lie(NamedTuple):

@@ -16,8 +16,6 @@ from artifacts.credentials.docker_config import AuthConfig, Config
 from artifacts.registry_errors import PolicyError
 from pilotlight.agent.weights.fetch import NoSecretError, PullSecrets
 
-pytestmark = pytest.mark.standard
-
 AUTHS = {"reg.example": {"username": "ada", "password": "s3cret"}}
 SECRETS = {
     "new": ("kubernetes.io/dockerconfigjson", ".dockerconfigjson", json.dumps({"auths": AUTHS, "credsStore": "evil"})),

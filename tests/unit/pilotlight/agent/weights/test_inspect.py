@@ -33,8 +33,6 @@ from tests.support.builders.artifacts import packed_models
 from tests.support.fakes.hub import FakeHub
 from tests.support.fakes.registry import StillClock
 
-pytestmark = pytest.mark.standard
-
 
 async def looked(
     folder: Path, form: Form, seen: list[str] | None = None, *, allow_unsafe: bool = False

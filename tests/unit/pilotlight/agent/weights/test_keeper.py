@@ -28,8 +28,6 @@ from pilotlight.cli.weights.pack import plan_artifact
 from tests.support.builders.artifacts import packed_models
 from tests.support.harness.artifacts.weight_keeper import Kept, want
 
-pytestmark = pytest.mark.standard
-
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Kept:

@@ -7,7 +7,6 @@ import contextlib
 from pathlib import Path
 
 import msgspec
-import pytest
 from aiohttp import web
 
 from artifacts.credentials.docker_config import AuthConfig, Config, Login
@@ -18,8 +17,6 @@ from autoscaler.contract import ReplicaId, WeightsReport
 from pilotlight.agent.weights.keeper import WeightsKeeper
 from tests.support.builders.artifacts import packed_models
 from tests.support.fakes.registry import FakeRegistry
-
-pytestmark = pytest.mark.standard
 
 
 async def brought(keeping: WeightsKeeper, want: NodeWant, epoch: int) -> WeightsReport:

@@ -14,8 +14,6 @@ from tests.support.fakes.hub import TOKEN, FakeHub
 from tests.support.fakes.s3 import FakeS3
 from tests.support.harness.artifacts.weight_keeper import Kept
 
-pytestmark = pytest.mark.standard
-
 HUB, BUCKET = "hf://acme/tiny?include=*.gguf", "s3://models/tiny/a.gguf"
 CONTENT = b"GGUF" * 100
 

@@ -30,8 +30,6 @@ from tests.support.fakes.registry import FakeRegistry, StillClock
 from tests.support.net.certificates import OURS, THEIRS, leaf, write, write_authority
 from tests.unit.artifacts.peers.test_server import BLOB, CONTENT, filled
 
-pytestmark = pytest.mark.standard
-
 TOKEN = "0123456789abcdef" * 4
 
 

@@ -31,8 +31,6 @@ from tests.support.builders.artifacts import packed_models
 from tests.support.net.certificates import OURS, THEIRS, leaf, write, write_authority
 from tests.unit.artifacts.peers.test_server import BLOB, CONTENT, filled
 
-pytestmark = pytest.mark.standard
-
 LOOPBACK = Address("127.0.0.1", 0)
 ADA = "oci://registry.example/team/model:v1"
 
