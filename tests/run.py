@@ -227,10 +227,7 @@ def stages(tier: str, options: Sequence[str]) -> list[Stage]:
     cluster = Part("cluster tests", in_networks(planes, *words, "tests/integration/cluster"))
     compiled = Part("compiled gateway", ["bash", "scripts/compiled.sh", "test", "-n", str(at_once), *words])
     waiting = Part("waiting tests", in_networks(at_once, *words, *(f"tests/{folder}" for folder in WAITING)))
-    return [
-        Stage(computing, builds() if shard else [*checks(), *builds()]),
-        Stage(waiting, [cluster, compiled]),
-    ]
+    return [Stage(computing, builds() if shard else [*checks(), *builds()]), Stage(waiting, [cluster, compiled])]
 
 
 def summary(parts: Sequence[Part], seconds: float) -> str:

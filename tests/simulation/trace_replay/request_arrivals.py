@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 FILE = "lora_request_trace.csv"
-DAY_S = 86_400.0
 
 
 class Arrival(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaUse, Report, TenantName, Total
+from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaUse, Report, TenantName
 from autoscaler.fold.indices import rebuild_indices
 from autoscaler.planner.plan import Planner, plan
 from autoscaler.rearrange.paid_capacity import advance
@@ -274,8 +274,3 @@ class Scene:
             version=self.world.version, levels=tuple(levels), replicas=tuple(uses),
         )  # fmt: skip
         self._fold(Tick(), Reported(report=report))
-
-
-def refused(name: str, count: int = 1) -> Total:
-    """Requests that were rejected because the Model is cold."""
-    return Total(model=ModelName(name), tenant=TenantName("acme"), refused_cold=count, retry_after_s=5.0)

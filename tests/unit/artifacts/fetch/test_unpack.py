@@ -59,10 +59,6 @@ def lay_all(below: Path, layers: list[bytes], room: int = ROOM) -> None:
         os.close(folder)
 
 
-def there(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def refused(below: Path, content: bytes, message: str, of: File | None = None, *, allow_unsafe: bool = False) -> None:
     """Assert that the archive is rejected and nothing is left, in the folder or next to it."""
     beside = sorted(below.parent.rglob("*"))

@@ -147,9 +147,7 @@ def test_order_simulation_leaves_its_input_world_unchanged() -> None:
 
 
 @given(st.data())
-def test_limit_on_similar_pending_replicas_does_not_change_the_match(
-    data: st.DataObject,
-) -> None:
+def test_limit_on_similar_pending_replicas_does_not_change_the_match(data: st.DataObject) -> None:
     number = st.integers
     requests = [
         want(model(f"m{at:02}", data.draw(st.sampled_from([4, 8, 16])), gpu=Gpu(count=data.draw(number(1, 2)))))

@@ -88,10 +88,7 @@ def test_extra_node_may_displace_a_replica_behind_a_multi_device_one() -> None:
     Order of service is more important than losing no placement: otherwise `two` could wait for ever.
     """
     node = [shelf(device("g0", 24, "n0")), shelf(device("g1", 24, "n0"))]
-    small, two = (
-        placement_request("small", 0, memory_bytes=2 * GI),
-        placement_request("two", 1, devices=2),
-    )
+    small, two = (placement_request("small", 0, memory_bytes=2 * GI), placement_request("two", 1, devices=2))
     late = placement_request("late", 2, memory_bytes=20 * GI)
     requests = [change_request(small, priority=2), change_request(two, priority=1), late]
     assert names(requests, node) == {"small": ("g0",), "late": ("g1",)}

@@ -99,9 +99,7 @@ def test_possible_starts_skip_replaced_replicas_and_adopted_models() -> None:
     assert yet(world([replace(b, adopted=Adopted(kind="Deployment", namespace="n", name="b"))], [device()])) == {}
 
 
-def test_possible_starts_are_recounted_only_for_changed_models(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_possible_starts_are_recounted_only_for_changed_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replicas start one after the other: each plan recounts only the model that changed, not all of them."""
     counted: list[str] = []
 
@@ -176,9 +174,7 @@ def test_possible_starts_count_a_replacement_only_once() -> None:
 
 
 @pytest.mark.parametrize("by", ["drain", "rollout"])
-def test_replacement_grows_only_into_memory_no_possible_start_needs(
-    by: str,
-) -> None:
+def test_replacement_grows_only_into_memory_no_possible_start_needs(by: str) -> None:
     """Up to two, each of 10 of 24 GiB, and gpu0 is not available: the second one fits on the device of the first."""
     two = replace(A, spec=replace(A.spec, replicas=ReplicaRange(min=1, max=2)))
     grown = replica(two, "ra", ["gpu0"], memory_bytes=20 * GI, slots=9)

@@ -53,10 +53,7 @@ async def test_gpu_of_a_reserved_resource_claim_counts_as_in_use(
     )
     given = {"devices": {"results": [{"driver": driver, "pool": "w1", "device": "a"}]}}
     claim = f"{CLAIMS.replace('resourceclaims', 'namespaces/x/resourceclaims')}/c"
-    for status, used in (
-        ({"allocation": given}, False),
-        ({"allocation": given, "reservedFor": [{"name": "p"}]}, uses),
-    ):
+    for status, used in (({"allocation": given}, False), ({"allocation": given, "reservedFor": [{"name": "p"}]}, uses)):
         server.put(claim, {"metadata": {"namespace": "x"}, "status": status})
         assert await find_device_user(server, "w1", {sought}) == ("claim x/c" if used else "")
     assert await find_device_user(server, "w2", {sought}) == "", "it is of another node"

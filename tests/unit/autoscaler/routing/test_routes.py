@@ -231,7 +231,6 @@ class Reader:
         return routes, {m: (r.state, r.others_wait, r.refusal and r.refusal.code) for m, r in self.models.items()}
 
 
-NAMES = ("a", "b")
 REPLICAS = ("r1", "r2", "r3")
 
 

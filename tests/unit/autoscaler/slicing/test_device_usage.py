@@ -140,9 +140,7 @@ def test_hami_handshake_annotation_is_kept_only_if_it_says_deleted() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["GPU-aaaa", "GPU-bbbb", "GPU-cccc"]), st.integers(1, 90_000),
                           st.integers(0, 120))))  # fmt: skip
-def test_remaining_card_share_is_never_negative_or_too_large(
-    held: list[tuple[str, int, int]],
-) -> None:
+def test_remaining_card_share_is_never_negative_or_too_large(held: list[tuple[str, int, int]]) -> None:
     on = nodes.build_slices([seen(hami_node(card(), card("GPU-bbbb")))])
     foreign = [HamiAllocation(0, uuid, mib * MIB, cores) for uuid, mib, cores in held]
     found, _ = device_usage.subtract_usage(on, device_usage.list_card_usage(NODE, foreign))

@@ -167,9 +167,7 @@ def test_pod_limits_do_not_exceed_allocatable_for_every_kind(one: sliced.Example
 
 
 @every_node
-def test_gpus_managed_by_another_slicer_are_not_offered_twice(
-    one: sliced.Example,
-) -> None:
+def test_gpus_managed_by_another_slicer_are_not_offered_twice(one: sliced.Example) -> None:
     """A device plug-in counts these GPUs nevertheless. ResourceSlices apply only if no plug-in counts the GPUs."""
     beside = one.node._replace(allocatable={GPU: "10", **one.node.allocatable})
     kinds = {slice_.kind for slice_ in slicer_families.list_slices(beside)}

@@ -30,13 +30,7 @@ from autoscaler.state.capacity import (
 from autoscaler.state.pending_claims import PendingDeviceClaim
 from autoscaler.state.world import World
 from pilotlight.models import capacity_providers as supplies
-from pilotlight.models.capacity_providers import (
-    Around,
-    Mode,
-    Supplies,
-    assign_fabric_systems,
-    check_provider_modes,
-)
+from pilotlight.models.capacity_providers import Around, Mode, Supplies, assign_fabric_systems, check_provider_modes
 from tests.contracts.provider import order
 from tests.simulation.environment.virtual_loop import in_virtual_time
 from tests.support.builders.capacity import offer

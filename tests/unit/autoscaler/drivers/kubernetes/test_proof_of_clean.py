@@ -99,9 +99,7 @@ async def test_force_deleted_pod_is_clean_once_its_memory_is_measured_free(stage
     assert await proof == MEASURED
 
 
-async def test_force_deleted_pod_is_assumed_clean_after_grace_period_and_margin(
-    stage: Stage,
-) -> None:
+async def test_force_deleted_pod_is_assumed_clean_after_grace_period_and_margin(stage: Stage) -> None:
     proof = await stage.clear(RUNS._replace(grace_s=600.0), by_force=True)
     stage.now_s += 600.0 + FORCED_S - 0.1
     await stage.looks()

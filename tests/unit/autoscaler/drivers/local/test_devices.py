@@ -94,9 +94,7 @@ async def test_lost_gpu_is_unhealthy_until_recovery() -> None:
     assert [s.healthy for s in await inventory.look() or ()] == [True, True]
 
 
-async def test_hanging_nvml_marks_devices_unhealthy_and_is_not_queried_twice(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_hanging_nvml_marks_devices_unhealthy_and_is_not_queried_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "ANSWER_SECONDS_MAX", 0.02)
     nvml = FakeNvml()
     inventory = Devices((), lambda: nvml)

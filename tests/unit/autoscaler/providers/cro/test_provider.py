@@ -310,9 +310,7 @@ async def test_device_reserved_by_a_resource_claim_is_not_released(rack: Rack) -
 
 
 @in_rack
-async def test_order_has_its_node_alone_until_another_device_appears_on_it(
-    rack: Rack,
-) -> None:
+async def test_order_has_its_node_alone_until_another_device_appears_on_it(rack: Rack) -> None:
     name = await ordered(rack)
     await rack.until_here(name)
     (listed,) = await rack.provider().list()

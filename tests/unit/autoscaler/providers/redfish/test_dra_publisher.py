@@ -199,9 +199,7 @@ def test_rejected_write_of_a_resource_slice_is_retried() -> None:
     assert AT in stage.server.objects
 
 
-def test_server_without_binding_conditions_gets_no_pool(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_server_without_binding_conditions_gets_no_pool(caplog: pytest.LogCaptureFixture) -> None:
     class Old(Server):
         async def create(self, path: str, body: Object) -> Object:
             kept = [{"name": one["name"]} for one in body["spec"]["devices"]]

@@ -88,10 +88,7 @@ async def test_ca_of_a_secret_or_file_replaces_the_ca_of_the_system(tmp_path: Pa
         assert (found.verify_mode, found.check_hostname) == (ssl.CERT_REQUIRED, True)
     assert len((await RedfishCredentials("other", None, folder).tls()).get_ca_certs()) != 1, "the system's"
     mounted(tmp_path, ca_crt="x")
-    for wrong in (
-        RedfishCredentials("fabric", None, folder),
-        RedfishCredentials(None, str(tmp_path / "none"), folder),
-    ):
+    for wrong in (RedfishCredentials("fabric", None, folder), RedfishCredentials(None, str(tmp_path / "none"), folder)):
         with pytest.raises(RedfishCredentialsError):
             await wrong.tls()
 

@@ -237,9 +237,7 @@ def test_block_is_read_for_its_etag_only_if_the_collection_has_none(*, members_t
 
 
 @pytest.mark.parametrize("named", ["https://rack-1.internal:443", "https://[rack", "another that listens"])
-def test_task_and_session_urls_are_requested_only_from_the_service(
-    named: str,
-) -> None:
+def test_task_and_session_urls_are_requested_only_from_the_service(named: str) -> None:
     other = FakeFabric()
 
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:

@@ -19,7 +19,6 @@ from autoscaler.kubernetes.resources.model_conditions import ConditionValue
 from tests.support.builders.adoption_workload import annotated
 
 SAID = ConditionValue("pilotlight.dev/Adopted", "True", "Scaled", "m")
-ERRORS = (ApiError, FencedError, UnreachableError)
 
 
 class Server:

@@ -114,9 +114,7 @@ LABELLED = {f"{GPU}.{name}": value for name, value in (
     [slices(), slices(DEVICE, config_map(default=CONFIG)), slices("", node=g4dn(**LABELLED))],
     ids=["configured in Settings", "configured in the ConfigMap", "reported by labels"],
 )
-def test_gpu_time_sliced_for_three_gets_three_replicas_and_no_fourth(
-    on: list[Slice],
-) -> None:
+def test_gpu_time_sliced_for_three_gets_three_replicas_and_no_fourth(on: list[Slice]) -> None:
     assert [one.id for one in on] == ["n/gpu0/s0", "n/gpu0/s1", "n/gpu0/s2"]
     assert {(one.device, one.product, one.isolation, one.taints) for one in on} == {
         ("n/gpu0", "T4", Isolation.NONE, ())
