@@ -73,6 +73,14 @@ class Stage:
         return Counter(j.ended[0].error.code if j.ended[0].error else j.ended[0].outcome.value for j in journeys)
 
 
+async def both_are_called_one_after_the_other(stage: Stage, within_s: float = 120.0) -> None:
+    """Model `a` starts from zero, is evicted for `b`, and both scale to zero."""
+    for name in ("a", "b"):
+        calls = [stage.town.call(name) for _ in range(6)]
+        assert await stage.answered(calls) == {"completed": 6}
+    await stage.until(lambda: not stage.town.machine.engines, within_s)
+
+
 def play(
     act: Callable[[Stage], Coroutine[object, object, T]], *models: Model, seed: int = 1, gateways: int = 1,
     devices: int = 1, manners: Manners = QUICK, rates: Rates = CALM, strict: bool = True, kind: type[Town] = Town,

@@ -12,7 +12,7 @@ import pytest
 
 from autoscaler.kubernetes.api import ApiError
 from autoscaler.routing import routes
-from tests.simulation.case_harness import Stage, model
+from tests.simulation.case_harness import Stage, both_are_called_one_after_the_other, model
 from tests.simulation.environment.api_server import NODES, PODS, Asked
 from tests.simulation.installations.cluster import Cluster, Elected, simulated
 from tests.simulation.installations.installation import Journey
@@ -47,14 +47,6 @@ class Interrupts:
             self.steps += 1
             if self.steps == self._number:
                 self._does(name)
-
-
-async def both_are_called_one_after_the_other(stage: Stage) -> None:
-    """Model `a` starts from zero, is evicted for `b`, and both scale to zero."""
-    for name in ("a", "b"):
-        calls = [stage.town.call(name) for _ in range(6)]
-        assert await stage.answered(calls) == {"completed": 6}
-    await stage.until(lambda: not stage.town.machine.engines, 120.0)
 
 
 def left(town: Cluster) -> list[str]:

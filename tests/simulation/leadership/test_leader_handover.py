@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.simulation.case_harness import Stage, model, simulated
+from tests.simulation.case_harness import Stage, both_are_called_one_after_the_other, model, simulated
 
 A, B = model("a", idle_s=3.0), model("b", idle_s=3.0)
 """Only one of them fits on the device."""
@@ -37,18 +37,10 @@ class Dies:
             asyncio.get_running_loop().call_soon(self._town.take_over)
 
 
-async def both_are_called_one_after_the_other(stage: Stage) -> None:
-    """Model `a` starts from zero, is evicted for `b`, and both scale to zero."""
-    for name in ("a", "b"):
-        calls = [stage.town.call(name) for _ in range(6)]
-        assert await stage.answered(calls) == {"completed": 6}
-    await stage.until(lambda: not stage.town.machine.engines, 60.0)
-
-
 @simulated(A, B, gateways=2)
 async def test_run_without_a_kill_has_the_expected_number_of_starts_and_stops(stage: Stage) -> None:
     dies = Dies(stage, ORDERS + 1, before=False)
-    await both_are_called_one_after_the_other(stage)
+    await both_are_called_one_after_the_other(stage, 60.0)
     assert dies.orders == ORDERS
 
 
@@ -63,6 +55,6 @@ async def test_leader_kill_at_any_start_or_stop_causes_no_duplicate_start(
     stage.town.stand_by()
     await asyncio.sleep(0.1)
     Dies(stage, number, before=before)
-    await both_are_called_one_after_the_other(stage)
+    await both_are_called_one_after_the_other(stage, 60.0)
     assert stage.town.standby is None, "it was killed"
     assert (stage.starts("a"), stage.starts("b")) == (1, 1)
