@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+import msgspec
 import pytest
+from aiohttp import web
 from msgspec.structs import replace
 
+from artifacts.credentials.docker_config import AuthConfig, Config, Login
 from artifacts.fetch import registry
 from artifacts.fetch.registry import Came
+from artifacts.http.transport import Site
 from artifacts.pack import oci_layout
 from artifacts.peers.client import Peering
 from artifacts.peers.selection import Peer
 from artifacts.reference import Reference
+from artifacts.registry.client import Client
 from artifacts.store.copy_publication import Copy
 from artifacts.store.store import Store
+from autoscaler.agent_contract import NodeWant, NodeWants
+from autoscaler.contract import ReplicaId, WeightsReport
 from autoscaler.spec.settings import Signatures
 from pilotlight.agent.weights import keeper as room
 from pilotlight.agent.weights.fetch import NoSecretError, PullSecrets
@@ -26,6 +34,7 @@ from pilotlight.agent.weights.inspect import REASON_CHARS_MAX
 from pilotlight.agent.weights.keeper import LINGER_S, WeightsKeeper
 from pilotlight.cli.weights.pack import plan_artifact
 from tests.support.builders.artifacts import packed_models
+from tests.support.fakes.registry import FakeRegistry
 from tests.support.harness.artifacts.weight_keeper import Kept, want
 
 
@@ -309,3 +318,56 @@ async def test_peers_are_queried_for_a_pull_but_not_for_stored_weights(kept: Kep
         kept.request(want(host, "r1", "r2"))
         await kept.until(lambda: kept.reports[0].replicas == ("r1", "r2"))
         assert len(asked) == 1
+
+
+# --- logins from pull secrets -----------------------------------------------------------------------------------------
+
+
+async def brought(keeping: WeightsKeeper, want: NodeWant, epoch: int) -> WeightsReport:
+    """The report once the weights are present or the pull failed."""
+    keeping.heard(msgspec.json.encode(NodeWants(epoch=epoch, wants=(want,))))
+    async with asyncio.timeout(60):
+        while True:
+            (message,) = keeping.report()[1] or (None,)
+            if message is not None and message.replicas == want.replicas:
+                return message
+            await asyncio.sleep(0.01)
+
+
+async def test_next_login_is_tried_if_the_registry_rejects_the_first_one(tmp_path: Path) -> None:
+    layout = packed_models.packed(packed_models.model(tmp_path / "model", {"a.gguf": b"GGUF"}), tmp_path / "layout")
+    right = Login("right", "pw").basic
+
+    def judge(request: web.Request) -> web.StreamResponse | None:
+        requested = {"WWW-Authenticate": 'Basic realm="x"'}
+        shown = request.headers.get("Authorization")
+        if shown is None:
+            return web.Response(status=401, headers=requested)
+        return None if shown == right else web.Response(status=404)  # as registries hide what a client may not read
+
+    async with FakeRegistry().serving() as fake:
+        async with Client(Site(fake.host)) as client:
+            await packed_models.push(client, layout)
+        fake.judge = judge
+        secrets = {
+            "good": Config(
+                {f"{fake.host}/team": AuthConfig("", "wrong", "pw"), fake.host: AuthConfig("", "right", "pw")}
+            ),
+            "bad": Config({fake.host: AuthConfig("", "wrong", "pw")}),
+        }
+
+        async def secret_of(name: str) -> Config:
+            return secrets[name]
+
+        keeping = WeightsKeeper(tmp_path / "store", secret_of)
+        running = asyncio.create_task(keeping.run())
+        try:
+            for epoch, (name, replica) in enumerate([("good", "a"), ("good", "b"), ("bad", "c")], 1):
+                want = NodeWant(f"oci://{fake.host}/{packed_models.NAME}:v1", name, (ReplicaId(replica),))
+                report = await brought(keeping, want, epoch)
+                assert bool(report.folder) == (name == "good"), report
+                assert bool(report.failed) == (name == "bad")
+        finally:
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await running
