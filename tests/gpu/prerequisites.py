@@ -53,7 +53,7 @@ def check(*, simulated: bool, driver: str = DRIVER) -> Found:
             f"the NVIDIA driver is too old: it supports CUDA {supported[0]}.{supported[1]}, and this PyTorch needs "
             f"CUDA {needed[0]}.{needed[1]}, so all steps are skipped; install a newer driver or an older PyTorch"
         )
-    transformers = transformers_version()
+    transformers = _stated("transformers", "__init__.py", "__version__")
     if transformers is None:
         fatal.append("no transformers in this Python, so all steps are skipped: pip install transformers")
     elif transformers < TRANSFORMERS_LEAST:
@@ -76,11 +76,6 @@ def check(*, simulated: bool, driver: str = DRIVER) -> Found:
 def missing_packages() -> list[str]:
     """Names of packages that Pilotlight needs and this Python lacks."""
     return [package for name, package in PACKAGES.items() if importlib.util.find_spec(name) is None]
-
-
-def transformers_version() -> tuple[int, int] | None:
-    """Major and minor version of transformers; None: there is none."""
-    return _stated("transformers", "__init__.py", "__version__")
 
 
 def driver_cuda(library: str = DRIVER) -> tuple[int, int] | None:

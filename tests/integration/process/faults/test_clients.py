@@ -250,11 +250,6 @@ def files(pid: int) -> int:
     return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
 
 
-def backlog_max() -> int:
-    """Return the largest backlog that listen() allows here."""
-    return min(BACKLOG, int(Path("/proc/sys/net/core/somaxconn").read_text()))
-
-
 def begin_connect(one: Serving) -> socket.socket:
     """Start a nonblocking connect."""
     target = target_of(one.url)
@@ -329,7 +324,7 @@ async def test_resumed_gateway_answers_connections_from_its_listen_backlog(tmp_p
 
     Meanwhile the connections wait in the queue of listen(): 4,096, or what the kernel allows.
     """
-    count = backlog_max()
+    count = min(BACKLOG, int(Path("/proc/sys/net/core/somaxconn").read_text()))  # the most that listen() allows
     if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 2 * count:
         pytest.skip(f"a process may not open {2 * count} files here")
     limits = {"connectionsPerAddressMax": 10_000}

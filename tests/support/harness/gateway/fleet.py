@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from autoscaler.contract import BUSY_PERIOD_S, REPORT_GAP_S, GatewayId, ReplicaId, Report, RoutesDelta, TenantName
+from autoscaler.contract import BUSY_PERIOD_S, REPORT_GAP_S, GatewayId, ReplicaId, RoutesDelta, TenantName
 from autoscaler.fold.fold import Observation
 from autoscaler.rearrange.paid_capacity import advance
 from autoscaler.routing import routes
@@ -159,7 +159,7 @@ class Fleet:
         gateway.give_back()
         report = gateway.report(self.now_s)
         if self.random.random() >= self.lost:
-            self.at(self.random.uniform(*DELAY_S), lambda: self._received(report))
+            self.at(self.random.uniform(*DELAY_S), lambda: self.step(Reported(report=report)))
 
     def _told(self, gateway: HoldGateway, boot: int, epoch: int, delta: RoutesDelta) -> None:
         if gateway.boot != boot or gateway.dead or epoch != self.epoch:
@@ -192,9 +192,6 @@ class Fleet:
             holds = [shares.read_latest_hold(gateway, replica) for gateway in self.world.gateways.values()]
             if sum(holds) > self.slots:
                 raise OverCommittedError(f"holds {holds} on {self.slots} Slots of {replica} at {self.now_s:.4f} s")
-
-    def _received(self, report: Report) -> None:
-        self.step(Reported(report=report))
 
     def _tell(self, gateway: HoldGateway) -> None:
         stream = self._streams.get(gateway.id)
