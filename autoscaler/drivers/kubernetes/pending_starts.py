@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
-from functools import partial
 from typing import Final, Protocol
 
 from autoscaler.agent_contract import Laid
@@ -74,7 +73,8 @@ class Bringing:
         if replica.id in self._over:
             self._listener.start_waits(replica, BRINGING)
             return
-        coming = self._supply(replica, model, partial(self._report_progress, replica))
+        report = self._listener.start_waits
+        coming = self._supply(replica, model, lambda progress: report(replica, f"{BRINGING}: {progress}"))
         if coming is None:
             self._listener.weights_came(replica, model, None)
             return
@@ -90,9 +90,6 @@ class Bringing:
     def forget(self) -> None:
         """Forget all waiting starts, whose tasks have been cancelled."""
         self._over.clear()
-
-    def _report_progress(self, replica: Replica, progress: str) -> None:
-        self._listener.start_waits(replica, f"{BRINGING}: {progress}")
 
     async def _bring(self, replica: Replica, model: Model, coming: Awaitable[Laid]) -> None:
         over = self._over[replica.id]

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from autoscaler.contract import ReplicaId
 from autoscaler.drivers.driver import Observe
 from autoscaler.kubernetes.api import Api, Object
-from autoscaler.kubernetes.watch import Change, Watched
+from autoscaler.kubernetes.watch import Watched
 from autoscaler.queries.unschedulable_replicas import is_unschedulable
 from autoscaler.slicing import slicer_families
 from autoscaler.slicing.base import NodeFacts, PodFields, in_mib
@@ -176,7 +176,7 @@ class DeclaredDevices:
 
     def __init__(self, api: Api, namespace: str, observe: Observe, world: Callable[[], World]) -> None:
         path = f"/api/v1/namespaces/{namespace}/resourcequotas"
-        self._quotas = Watched(api, path, read_quota, self._changed)
+        self._quotas = Watched(api, path, read_quota, lambda _: self._report())
         self._observe = observe
         self._world = world
 
@@ -193,9 +193,6 @@ class DeclaredDevices:
         then = (before.settings, before.replicas, before.nodes.slices)
         if any(one is not was for one, was in zip(now, then, strict=True)):
             self._report()
-
-    def _changed(self, _: list[Change[Quota]]) -> None:
-        self._report()
 
     def _report(self) -> None:
         world = self._world()

@@ -89,7 +89,7 @@ class Disruptions:
             api,
             f"/api/v1/namespaces/{namespace}/pods",
             read_labelled_pod,
-            self._pods_changed,
+            lambda _: self._report(),
             labelSelector=owner.engines,
         )
         self._observe = observe
@@ -106,9 +106,6 @@ class Disruptions:
 
     def _budgets_changed(self, _: list[Change[DisruptionBudget]]) -> None:
         self._any.set()
-        self._report()
-
-    def _pods_changed(self, _: list[Change[LabelledPod]]) -> None:
         self._report()
 
     def _report(self) -> None:
