@@ -159,6 +159,10 @@ class FrontSettings(Message, frozen=True):
     cors_origins: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     """Host names that the host check accepts in addition to local names."""
+    lists_aliases: bool = False
+    """Whether the list of models contains aliases."""
+    default_model: str = ""
+    """The name of the Model for requests that name none. Empty: they are rejected."""
 
 
 class CatalogueDelta(Message, frozen=True):

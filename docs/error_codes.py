@@ -61,7 +61,7 @@ ERRORS = {
         "check `spec.tenants` of the Model.",
     ),
     (404, "not_found"): Meaning(
-        "The path does not exist, or the method is HEAD.", "Use a path of the [HTTP API](http-api.md)."
+        "The path does not exist.", "Use the path in the message, or another one of the [HTTP API](http-api.md)."
     ),
     (405, "method_not_allowed"): Meaning(
         "The path does not support this method.", "Use a method that the header `Allow` lists."
@@ -71,7 +71,9 @@ ERRORS = {
         "Check the network; raise `limits.headerSecondsMax` or `limits.bodySecondsMax`.",
     ),
     (413, "too_large"): Meaning(
-        "The body of the request exceeds the limit.", "Send a smaller body, or raise `limits.bodyBytesMax`."
+        "The body of the request exceeds the limit.",
+        "Send a smaller body, or raise `limits.bodyBytesMax`. Bodies of the [Ollama API](ollama-api.md) have a fixed "
+        "limit of 16 MiB.",
     ),
     (415, "unsupported_media_type"): Meaning(
         "The body is neither JSON nor, where allowed, multipart; it has a `Content-Encoding` such as gzip; or a web "

@@ -1,7 +1,7 @@
 """The error taxonomy of the inference port and its rendering (interfaces, section 3, Errors).
 
 Defines every status, type, code and message that a client can get from the gateway, rendered as JSON or as an in-stream
-event, in the OpenAI or the Anthropic format. Messages never echo input and never contain an address.
+event, in the format of OpenAI, Anthropic or Ollama. Messages never echo input and never contain an address.
 """
 
 from __future__ import annotations
@@ -140,11 +140,10 @@ def model_not_found() -> CallError:
     )
 
 
-def path_not_found() -> CallError:
-    """404 for every unknown path."""
-    return CallError(
-        404, "not_found", "no such path on the inference port; use one of its API, such as /v1/chat/completions"
-    )
+def path_not_found(suggestion: str = "") -> CallError:
+    """404 for every unknown path. `suggestion` is the path that was probably meant."""
+    use = suggestion or "one of its API, such as /v1/chat/completions"
+    return CallError(404, "not_found", f"no such path on the inference port; use {use}")
 
 
 def method_not_allowed(allow: bytes) -> CallError:
@@ -187,6 +186,12 @@ def too_large(limit_bytes: int) -> CallError:
     message = (
         f"the body is larger than {limit_bytes} bytes; send a smaller one, or raise limits.bodyBytesMax in Settings"
     )
+    return CallError(413, "too_large", message, close=True)
+
+
+def translated_too_large(limit_bytes: int) -> CallError:
+    """413: the body exceeds the limit of bodies that are translated; no setting changes it."""
+    message = f"the body is larger than {limit_bytes} bytes, the limit of this endpoint; send a smaller one"
     return CallError(413, "too_large", message, close=True)
 
 
@@ -280,13 +285,21 @@ def upstream_timeout() -> CallError:
 
 
 def render_error_body(error: CallError, dialect: str = "openai") -> bytes:
-    """Render the error as a JSON document; Anthropic clients get the same object wrapped as they expect."""
+    """Render the error as a JSON document; Anthropic clients get the same object wrapped as they expect, and Ollama's
+    clients get only the message.
+    """
+    if dialect == "ollama":
+        return msgspec.json.encode({"error": error.message})
     inner = {"message": error.message, "type": error.type, "code": error.code, "param": error.param}
     return msgspec.json.encode({"type": "error", "error": inner} if dialect == "anthropic" else {"error": inner})
 
 
 def render_error_event(error: CallError, dialect: str = "openai") -> bytes:
-    """Render the error as one SSE event, for a stream whose head has been sent. Never followed by `[DONE]`."""
+    """Render the error as one SSE event (Ollama: one line), for a stream whose head has been sent. Never followed by
+    `[DONE]`.
+    """
+    if dialect == "ollama":
+        return render_error_body(error, dialect) + b"\n"
     name = b"event: error\n" if dialect == "anthropic" else b""
     return name + b"data: " + render_error_body(error, dialect) + b"\n\n"
 

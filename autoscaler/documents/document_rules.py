@@ -25,7 +25,7 @@ from autoscaler.spec.decode import Path, WrongKeyError, suggest_nearest
 from autoscaler.spec.engines import ENGINES, PLACEHOLDER, PLACEHOLDERS
 from autoscaler.spec.installation_ownership import TITLE, TITLE_WANTED
 from autoscaler.spec.model import Model, ModelSpec, ReplicaRange, ReplicaWindow
-from autoscaler.spec.name_conflicts import NAME, NAME_CHARS_MAX, check_name
+from autoscaler.spec.name_conflicts import ALIAS, ALIAS_WANTED, NAME, NAME_CHARS_MAX, check_alias, check_name
 from autoscaler.spec.pod import EnvSource, check_labels, check_object_name, check_pod, check_resources, check_source
 from autoscaler.spec.settings import NodeKind, Settings, Signatures, Tls
 from autoscaler.spec.tenant import TenantSpec, unix_seconds
@@ -109,7 +109,7 @@ def _reaching(spec: ModelSpec) -> Iterator[Path]:
         yield "pod", "serviceAccountName"
 
 
-__all__ = ["NAME", "NAME_CHARS_MAX", "check_name"]  # re-exported names
+__all__ = ["ALIAS", "ALIAS_WANTED", "NAME", "NAME_CHARS_MAX", "check_alias", "check_name"]  # re-exported names
 
 AMOUNT_RESERVED = "is set by Pilotlight: use spec.gpu"
 CHOICE_RESERVED = "is set by Pilotlight, which selects the devices: remove it"
@@ -166,7 +166,7 @@ def check_own_names(name: str, spec: ModelSpec) -> None:
     for adapter in spec.adapters:
         for stem in (name, *spec.aliases):
             called = f"{stem}:{adapter.name}"
-            check_name(called, ("spec", "adapters"))
+            check_alias(called, ("spec", "adapters"))
             if called in seen:
                 raise WrongKeyError(("spec", "adapters"), f"`{called}` is already {seen[called]}")
 
@@ -206,7 +206,7 @@ def check_model(spec: ModelSpec) -> None:
     """Check the spec of a Model. Raises WrongKeyError."""
     _check_replicas(spec.replicas)
     for position, alias in enumerate(spec.aliases):
-        check_name(alias, ("spec", "aliases", position))
+        check_alias(alias, ("spec", "aliases", position))
     for position, tenant in enumerate(spec.tenants or ()):
         if len(tenant) > NAME_CHARS_MAX:
             raise WrongKeyError(("spec", "tenants", position), f"expected at most {NAME_CHARS_MAX} characters")

@@ -16,7 +16,7 @@ from autoscaler.documents.document_rules import ADAPTER, ADAPTERS_MAX, check_own
 from autoscaler.spec.decode import WrongKeyError
 from autoscaler.spec.engines import ENGINES
 from autoscaler.spec.model import Adapter, EngineName, ModelSpec
-from autoscaler.spec.name_conflicts import check_name
+from autoscaler.spec.name_conflicts import check_alias
 
 NO_SPEC = ModelSpec(engine="command")
 """The spec of a stand-in about whose engine and names nothing is known."""
@@ -66,7 +66,7 @@ def _read_aliases(spec: Document) -> tuple[str, ...]:
     aliases = tuple(one for one in said if isinstance(one, str)) if isinstance(said, list) else ()
     try:
         for alias in aliases:
-            check_name(alias, ("spec", "aliases"))
+            check_alias(alias, ("spec", "aliases"))
     except WrongKeyError:
         return ()
     return aliases

@@ -126,6 +126,8 @@ def front_settings(settings: Settings, tenants: Collection[Tenant]) -> FrontSett
         silent_seconds_max=settings.silent_seconds_max,
         cors_origins=settings.cors.origins,
         hosts=settings.hosts,
+        lists_aliases=settings.models.list_aliases,
+        default_model=settings.default_model or "",
     )
 
 

@@ -20,6 +20,8 @@ import msgspec
 from autoscaler.documents.document_rules import (
     ADAPTER,
     ADAPTER_PATH,
+    ALIAS,
+    ALIAS_WANTED,
     AMOUNT_RESERVED,
     CHOICE_RESERVED,
     CLAIM,
@@ -27,7 +29,6 @@ from autoscaler.documents.document_rules import (
     FILE_WANTED,
     HOST,
     MESSAGE,
-    NAME,
     NAME_CHARS_MAX,
     PRODUCT_WANTED,
     SCHEMES,
@@ -229,7 +230,7 @@ RULES: Mapping[tuple[str, str], tuple[Rule, ...]] = {
     ),
     ("ModelSpec", ""): _SPEC,
     ("Gpu", "models"): (Rule(r"self.all(one, one.matches(r'\S'))", PRODUCT_WANTED),),
-    ("ModelSpec", "aliases[]"): (Rule(f"self.matches({_whole(NAME)})", _NAME_WANTED),),
+    ("ModelSpec", "aliases[]"): (Rule(f"self.matches({_whole(ALIAS)})", ALIAS_WANTED),),
     ("ModelSpec", "readinessPath"): (Rule("self.matches(r'^/[!-~]*$')", "expected a path such as /health"),),
     ("ModelSpec", "installation"): (Rule(f"self.matches({_whole(TITLE)})", TITLE_WANTED),),
     ("EngineTls", "serverName"): (

@@ -173,6 +173,19 @@ NAME_CHARS_MAX = 253
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?")
 
 
+ALIAS = re.compile(r"[A-Za-z0-9(\[]([A-Za-z0-9._:/()\[\] -]*[A-Za-z0-9)\]])?")
+ALIAS_WANTED = (
+    f"expected 1 to {NAME_CHARS_MAX} letters, digits, spaces, brackets ()[] or ._:/- that begin and end with a letter, "
+    "a digit or a bracket"
+)
+
+
+def check_alias(alias: str, at: Path) -> None:
+    """Check an alias, which may have spaces and brackets, unlike a name. Raises WrongKeyError."""
+    if len(alias) > NAME_CHARS_MAX or not ALIAS.fullmatch(alias):
+        raise WrongKeyError(at, ALIAS_WANTED)
+
+
 def check_name(name: str, at: Path) -> None:
     """Check a name that clients can send as `model`. Raises WrongKeyError."""
     if len(name) > NAME_CHARS_MAX or not NAME.fullmatch(name):

@@ -120,6 +120,13 @@ class Limits(Part, frozen=True):
     """The memory limit of one gateway process. `auto`: the limit of its cgroup."""
 
 
+class ModelList(Part, frozen=True):
+    """Options of the list of Models on the inference port."""
+
+    list_aliases: bool = False
+    """Whether the list contains aliases too."""
+
+
 class Stream(Part, frozen=True):
     """Options of streamed responses that wait."""
 
@@ -241,6 +248,10 @@ class Settings(Part, frozen=True):
     """The maximum time that a request without streaming waits in silence, in seconds; then it gets 503. 0: no limit."""
     stream: Stream = Stream()
     """Options of streamed responses."""
+    models: ModelList = ModelList()
+    """Options of the list of Models."""
+    default_model: str | None = None
+    """The name or alias of the Model for requests that name none. None: such requests are rejected."""
     devices: tuple[DeclaredDevice, ...] = ()
     """Devices that are declared by hand. If there are any, NVML is not used."""
     nodes: tuple[NodeKind, ...] = ()

@@ -46,6 +46,11 @@ def render_response(
     return render_head(status, fields, request_id, length=len(body), chunked=False, close=close, more=more) + body
 
 
+def without_body(response: bytes) -> bytes:
+    """Return only the head of a complete response, as for HEAD (RFC 9110, 9.3.2)."""
+    return response[: response.index(b"\r\n\r\n") + 4]
+
+
 def no_content(request_id: bytes, *, close: bool, more: bytes) -> bytes:
     """Render a 204, which has neither body nor length."""
     return render_head(204, b"", request_id, length=None, chunked=False, close=close, more=more)

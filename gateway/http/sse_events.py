@@ -68,15 +68,17 @@ def encode_chunk(content: bytes) -> bytes:
 
 
 def render_waiting_event(position: int, expected_wait_s: float | None, dialect: str) -> bytes:
-    """Render the keep-alive of a queued stream: a comment, or Anthropic's ping."""
-    if dialect == "anthropic":
+    """Render the keep-alive of a queued stream: a comment, Anthropic's ping, or a space for Ollama's lines."""
+    if dialect in {"anthropic", "ollama"}:
         return render_keepalive(dialect)
     about = b"" if expected_wait_s is None else b", about %d s" % max(1, round(expected_wait_s))
     return b": waiting, position %d%b\n" % (position, about)
 
 
 def render_keepalive(dialect: str) -> bytes:
-    """Render the keep-alive of a stream whose engine is silent: a comment, or Anthropic's ping."""
+    """Render the keep-alive of a stream whose engine is silent. A space before a line of JSON changes nothing."""
+    if dialect == "ollama":
+        return b" "
     return b'event: ping\ndata: {"type": "ping"}\n\n' if dialect == "anthropic" else b": keepalive\n"
 
 

@@ -1,12 +1,13 @@
-"""The paths of the inference port and their operations. `find_operation` is the only entry point.
+"""The paths of the inference port and their operations: `find_operation`, and `suggest_path` for unknown paths.
 
-A path that is not in a table does not exist. Paths are compared byte by byte as received, so `//`, `%2f` and `..` match
-nothing, and no other path of an engine can be reached. For a method that a path does not support, the result names the
-supported methods. Only a model's name in a path may be percent-encoded, as official clients send it; it is decoded once
-and must be a valid name.
+A path that is not in a table does not exist. Paths are compared byte by byte, so `%2f` and `..` match nothing, and no
+other path of an engine can be reached. Only unambiguous variants are served too: repeated slashes at the beginning,
+a slash at the end, `/v1` twice or missing. For a method that a path does not support, the result names the supported
+methods. Only a model's name in a path may be percent-encoded, as official clients send it; it is decoded once and must
+be a valid name.
 
 The tables contain the OpenAI paths (also under /openai, and Azure's deployments), the Anthropic paths, Jina's and
-Cohere's rerank and score, and vLLM's tokenizer.
+Cohere's rerank and score, vLLM's tokenizer, and Ollama's API.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import re
 from enum import Enum
 from typing import Literal, NamedTuple
 
-Dialect = Literal["openai", "anthropic", "jina", "vllm"]
+Dialect = Literal["openai", "anthropic", "jina", "vllm", "ollama"]
 
 
 class Kind(Enum):
@@ -27,6 +28,14 @@ class Kind(Enum):
     GET_MODEL = "get_model"
     HEALTH = "health"
     """A constant 200."""
+    LANDING = "landing"
+    """The page at `/`."""
+    OLLAMA_TAGS = "ollama_tags"
+    OLLAMA_PS = "ollama_ps"
+    OLLAMA_SHOW = "ollama_show"
+    OLLAMA_VERSION = "ollama_version"
+    OLLAMA_MANAGE = "ollama_manage"
+    """Rejected: models are not managed through this port."""
     PREFLIGHT = "preflight"
     """OPTIONS on a path that exists."""
     NOT_ALLOWED = "not_allowed"
@@ -34,7 +43,9 @@ class Kind(Enum):
 
 
 class Operation(NamedTuple):
-    """One operation. Only INFER has an `engine_path`; it is a constant, and never contains the client's bytes."""
+    """One operation. Only INFER has an `engine_path`; it is a constant, and never contains the client's bytes.
+    For Ollama's API it is the client's path, which `gateway.dialects.ollama` replaces.
+    """
 
     kind: Kind
     engine_path: bytes = b""
@@ -50,6 +61,8 @@ class Operation(NamedTuple):
     """The model's name if the path contains it (Azure's deployments, GET /v1/models/NAME), percent-decoded."""
     allow: bytes = b""
     """For NOT_ALLOWED: the supported methods, as in the `Allow` header (RFC 9110, 10.2.1)."""
+    advice: str = ""
+    """For OLLAMA_MANAGE: how to do the same with Pilotlight."""
 
 
 def _infer(name: str, *, multipart: bool = False, usage: bool = False, salted: bool = False) -> tuple[bytes, Operation]:
@@ -88,29 +101,116 @@ RERANK_AND_TOKENIZE = {
     **{path: Operation(Kind.INFER, path, dialect="vllm") for path in (b"/tokenize", b"/detokenize")},
 }
 
-_POST = OPENAI | ANTHROPIC | RERANK_AND_TOKENIZE
-_GET = GET | {b"/health": Operation(Kind.HEALTH)}
+_ADD = (
+    "write a Model document (docs: Configuration) and add it with `pilotlight serve -c FILE` or `kubectl apply -f FILE`"
+)
+OLLAMA = {
+    **{
+        path: Operation(Kind.INFER, path, dialect="ollama")
+        for path in (b"/api/chat", b"/api/generate", b"/api/embed", b"/api/embeddings")
+    },
+    b"/api/show": Operation(Kind.OLLAMA_SHOW, dialect="ollama"),
+    **{
+        path: Operation(Kind.OLLAMA_MANAGE, dialect="ollama", advice=advice)
+        for path, advice in {
+            b"/api/pull": f"fetch weights with `pilotlight weights pull SOURCE`, or {_ADD}",
+            b"/api/push": "upload weights with `pilotlight weights push FILE REGISTRY`",
+            b"/api/create": _ADD,
+            b"/api/copy": "add the new name to spec.aliases of the Model",
+        }.items()
+    },
+}
+OLLAMA_GET = {
+    b"/api/tags": Operation(Kind.OLLAMA_TAGS, dialect="ollama"),
+    b"/api/ps": Operation(Kind.OLLAMA_PS, dialect="ollama"),
+    b"/api/version": Operation(Kind.OLLAMA_VERSION, dialect="ollama"),
+}
+OLLAMA_DELETE = {
+    b"/api/delete": Operation(
+        Kind.OLLAMA_MANAGE, dialect="ollama",
+        advice="remove the Model's document and reload, or run `kubectl delete models.pilotlight.dev NAME`",
+    )
+}  # fmt: skip
+
+_POST = OPENAI | ANTHROPIC | RERANK_AND_TOKENIZE | OLLAMA
+_GET = (
+    GET
+    | OLLAMA_GET
+    | {b"/": Operation(Kind.LANDING)}
+    | {path: Operation(Kind.HEALTH) for path in (b"/health", b"/healthz", b"/v1/health")}
+)
 _PREFLIGHT = Operation(Kind.PREFLIGHT)
-_NAME = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:@+-]*+(?:/[A-Za-z0-9][A-Za-z0-9._:@+-]*+)*+")
+_SEGMENT = rb"[A-Za-z0-9(\[][A-Za-z0-9._:@+()\[\] -]*+"
+_NAME = re.compile(_SEGMENT + rb"(?:/" + _SEGMENT + rb")*+")
 """A model's name in a path; it may be `namespace/name` or `model:adapter`. No segment begins with a dot."""
 _NAME_BYTES_MAX = 256
 _ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
+_VARIANT_BYTES_MAX = 1024
+"""A longer path has no variants and no suggestion."""
+_ALLOW_GET, _ALLOW_POST, _ALLOW_DELETE = b"GET, HEAD, OPTIONS", b"POST, OPTIONS", b"DELETE, OPTIONS"
 
 
 def find_operation(method: bytes, path: bytes) -> Operation | None:
     """Return the operation for a method (case-sensitive) and a literal path without its query; None means 404.
 
-    HEAD never matches: its response has no body for an error message.
+    HEAD gives the operation of GET; the caller sends the response without its body (RFC 9110, 9.3.2).
     """
-    if method == b"POST":
-        return _posted(path) or _not_allowed(_got(path), b"GET, OPTIONS")
-    if method == b"GET":
-        return _got(path) or _not_allowed(_posted(path), b"POST, OPTIONS")
+    found = _POST.get(path) if method == b"POST" else None  # nearly all requests
+    found = found or _find(method, path)
+    if found is not None or len(path) > _VARIANT_BYTES_MAX:
+        return found
+    variant = _plain_path(path)
+    return (None if variant == path else _find(method, variant)) or _find(method, b"/v1" + variant)
+
+
+def _find(method: bytes, path: bytes) -> Operation | None:
+    posted = _posted(path)
+    if method == b"POST" and posted is not None:
+        return posted
+    got, deleted = _got(path), OLLAMA_DELETE.get(path)
+    if got is not None and method in {b"GET", b"HEAD"}:
+        return got
+    if deleted is not None and method == b"DELETE":
+        return deleted
     if method == b"OPTIONS":
-        return None if _posted(path) is None and _got(path) is None else _PREFLIGHT
-    if method == b"HEAD":
-        return None
-    return _not_allowed(_posted(path), b"POST, OPTIONS") or _not_allowed(_got(path), b"GET, OPTIONS")
+        return _PREFLIGHT if posted or got or deleted else None
+    return _not_allowed(posted, _ALLOW_POST) or _not_allowed(got, _ALLOW_GET) or _not_allowed(deleted, _ALLOW_DELETE)
+
+
+def _plain_path(path: bytes) -> bytes:
+    """Return the path with one slash at the beginning, none at the end, and `/v1` once."""
+    path = b"/" + path.lstrip(b"/")
+    while path.startswith(b"/v1/v1/"):
+        path = path[3:]
+    return path[:-1] if path.endswith(b"/") and path != b"/" else path
+
+
+def _suggestions() -> dict[bytes, str]:
+    """Return the right path by the last one or two segments of a path, in lower case, in plural and singular."""
+    found = {b"chat": "/v1/chat/completions", b"chat/completion": "/v1/chat/completions"}
+    rows = [*((name, b"/v1/" + name) for name in INFER), (b"models", b"/v1/models")]
+    rows += [(path.rpartition(b"/")[2], path) for path in (*RERANK_AND_TOKENIZE, *ANTHROPIC, b"/health")]
+    rows += [(path[1:], path) for path in (*OLLAMA, *OLLAMA_GET)]
+    rows += [(path[5:], path) for path in (b"/api/generate", b"/api/embed", b"/api/tags", b"/api/ps", b"/api/show")]
+    for name, path in rows:
+        found.setdefault(name, path.decode())
+        found.setdefault(name.removesuffix(b"s"), path.decode())
+    return found
+
+
+_SUGGESTIONS = _suggestions()
+
+
+def suggest_path(path: bytes) -> str:
+    """Return the path that was probably meant by an unknown one, or an empty string. It is always a constant."""
+    if len(path) > _VARIANT_BYTES_MAX:
+        return ""
+    segments = [segment for segment in path.lower().partition(b";")[0].split(b"/") if segment]
+    for count in (2, 1):
+        known = _SUGGESTIONS.get(b"/".join(segments[-count:]).replace(b"%2f", b"/"))
+        if known is not None:
+            return known
+    return ""
 
 
 def _posted(path: bytes) -> Operation | None:

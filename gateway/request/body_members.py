@@ -75,8 +75,11 @@ def start_scan(operation: Operation, pieces: ChunkedBody, content_type: bytes) -
         scan_multipart(pieces, content_type)
 
 
-def read_body(operation: Operation, body: Body, content_type: bytes, header_model: str | None = None) -> Peek | Form:
-    """Read a body: a form if the content type says so, otherwise JSON.
+def read_body(
+    operation: Operation, body: Body, content_type: bytes, header_model: str | None = None, default_model: str = ""
+) -> Peek | Form:
+    """Read a body: a form if the content type says so, otherwise JSON. `default_model` is used if the request names
+    none.
 
     Raises 415 for a form on a path that accepts none, and for a body that is neither a form nor called JSON nor an
     object; 400 if the body is malformed.
@@ -84,13 +87,16 @@ def read_body(operation: Operation, body: Body, content_type: bytes, header_mode
     if content_type != b"application/json":
         if media_types.is_form(content_type):
             if operation.multipart:
-                return read_multipart(body, content_type, path_model=operation.model, header_model=header_model)
+                return read_multipart(
+                    body, content_type, path_model=operation.model, header_model=header_model,
+                    default_model=default_model,
+                )  # fmt: skip
             raise unsupported_media_type()
         if not media_types.is_json(content_type) and not _begins_object(body):
             raise unsupported_media_type()
     if isinstance(body, StreamingBody):
         raise TypeError("only a form is read while it is forwarded")
-    return read_json(body, path_model=operation.model, header_model=header_model)
+    return read_json(body, path_model=operation.model, header_model=header_model, default_model=default_model)
 
 
 def _begins_object(body: Body) -> bool:
@@ -116,7 +122,10 @@ def edit_body(
     )
 
 
-def read_json(body: bytes | ChunkedBody, *, path_model: str | None = None, header_model: str | None = None) -> Peek:
+def read_json(
+    body: bytes | ChunkedBody, *, path_model: str | None = None, header_model: str | None = None,
+    default_model: str = "",
+) -> Peek:  # fmt: skip
     """Read `model`, `stream` and `stream_options.include_usage`. Raises CallError 400.
 
     A model in the path overrides the one in the body (Azure's clients send both). A model in the header must be the
@@ -130,7 +139,7 @@ def read_json(body: bytes | ChunkedBody, *, path_model: str | None = None, heade
         members = _scanned(body)
     raw = members.get("model")
     body_model = None if raw is None else _model(raw)
-    model = chosen_model(body_model, path_model, header_model)
+    model = chosen_model(body_model, path_model, header_model, default_model)
     raw = members.get("stream")
     stream = raw is not None and _flag(raw, "stream")
     raw = members.get("stream_options")
@@ -188,9 +197,11 @@ def _spliced(body: ChunkedBody, edits: dict[str, bytes | None]) -> Body:
     return body.edited(splices) if splices else body
 
 
-def chosen_model(body_model: str | None, path_model: str | None, header_model: str | None) -> str:
+def chosen_model(
+    body_model: str | None, path_model: str | None, header_model: str | None, default_model: str = ""
+) -> str:
     """Return the requested model (interfaces, section 3)."""
-    model = path_model or body_model or header_model
+    model = path_model or body_model or header_model or default_model
     if not model:
         raise invalid_request("name the model in the top-level member model", param="model")
     if header_model is not None and header_model != model:

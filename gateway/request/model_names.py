@@ -71,6 +71,16 @@ class ModelNames:
         self._resolved[tenant.name, name] = model
         return model
 
+    def resolve_tagged(self, tenant: TenantEntry, name: str) -> ModelEntry:
+        """Do the same for Ollama's clients, which append `:latest` to a name without a tag."""
+        if name not in self._names:
+            name = name.removesuffix(":latest")
+        return self.resolve(tenant, name)
+
+    def own_aliases(self, model: ModelEntry) -> list[str]:
+        """Return the aliases of a model, without those that belong to an older one."""
+        return [alias for alias in model.aliases if self._names[alias].name == model.name]
+
     def visible(self, tenant: TenantEntry) -> list[ModelEntry]:
         """Return the listed models that the tenant may call, by name."""
         return [

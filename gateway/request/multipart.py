@@ -79,8 +79,9 @@ def names_model(pieces: ChunkedBody) -> bool:
 
 
 def read_multipart(
-    body: Body, content_type: bytes, *, path_model: str | None = None, header_model: str | None = None
-) -> Form:
+    body: Body, content_type: bytes, *, path_model: str | None = None, header_model: str | None = None,
+    default_model: str = "",
+) -> Form:  # fmt: skip
     """Find the parts `model` and `stream` (in a StreamingBody: so far). Raises CallError 400."""
     boundary = _boundary(content_type)
     spans: dict[bytes, tuple[int, int]] = {}
@@ -93,7 +94,7 @@ def read_multipart(
         else:
             forbidden_fields.check_part(name.decode("utf-8", "replace"))
     form_model = _value(body, spans[b"model"], "model") if b"model" in spans else None
-    model = path_model or form_model or header_model
+    model = path_model or form_model or header_model or default_model
     if not model:
         raise invalid_request("name the model in the part model of the form", param="model")
     if header_model is not None and header_model != model:

@@ -153,7 +153,7 @@ class BodyIntake(ClientTransport):
         """Read a step of a large body, mostly while it arrives, to keep pauses short; False if there is more."""
         if body.scan is None:
             operation = find_operation(head.method, head.path)
-            if operation is not None and operation.kind is Kind.INFER:
+            if operation is not None and operation.kind is Kind.INFER and operation.dialect != "ollama":
                 body_members.start_scan(operation, body, head.headers.get(b"content-type", b""))
         return body.scan is None or body.scan.step(body.size)
 

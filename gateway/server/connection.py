@@ -23,6 +23,7 @@ from gateway.request.api_routes import Kind, Operation, find_operation
 from gateway.server import local_routes, precheck
 from gateway.server.body_intake import BodyIntake
 from gateway.server.client_transport import LINGER_S
+from gateway.server.ollama_call import admit_ollama_call
 from gateway.server.proxied_call import admit_call
 
 if TYPE_CHECKING:
@@ -148,11 +149,20 @@ class Connection(BodyIntake):
                 precheck.check_body_size(operation, len(request.body))
             elif self._reader.ahead > AHEAD_BYTES_MAX:
                 raise errors.pipelining_limit_exceeded()
+            elif operation.dialect == "ollama":
+                self.proxied_call = ollama_call = admit_ollama_call(gateway, self, request, operation, now_s)
+                if ollama_call is not None:
+                    gateway.begin(ollama_call, now_s)
+                return
             else:
                 self.proxied_call = proxied_call = admit_call(gateway, self, request, operation, now_s)
                 gateway.begin(proxied_call, now_s)
                 return
-            self.write(local_routes.handle_local_route(gateway, head, operation, self.id_bytes, self.cors))
+            secure, body = self.unsent is not None, request.body if isinstance(request.body, bytes) else b""
+            out = local_routes.handle_local_route(
+                gateway, head, operation, self.id_bytes, self.cors, body=body, secure=secure
+            )
+            self.write(responses.without_body(out) if head.method == b"HEAD" else out)
         except CallError as error:
             gateway.telemetry.turned_away(self.request_id, error.code)
             close = error.close or not head.keep_alive or head.method == b"HEAD"
@@ -196,9 +206,7 @@ class Connection(BodyIntake):
         """Write a complete error response."""
         close = close or self._gateway.closing or (head is not None and not head.keep_alive)
         out = responses.render_error(error, self.id_bytes, dialect, close=close, more=self.cors)
-        if head is not None and head.method == b"HEAD":
-            out = out[: out.index(b"\r\n\r\n") + 4]
-        self.write(out)
+        self.write(responses.without_body(out) if head is not None and head.method == b"HEAD" else out)
 
     def _next(self) -> None:
         request = None if self._occupied() else self._take_next()

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from autoscaler.contract import TenantEntry
 from gateway import errors
+from gateway.dialects import ollama
 from gateway.dispatch.memory_pressure import Pressure
 from gateway.http.host_check import is_from_foreign_page
 from gateway.http.request_head import Head
 from gateway.request import media_types
-from gateway.request.api_routes import Kind, Operation
+from gateway.request.api_routes import Kind, Operation, suggest_path
 from gateway.request.headers import Asked, get_call_headers
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def check_head(gateway: GatewayContext, head: Head, operation: Operation | None,
     if operation.kind is not Kind.INFER:
         check_body_size(operation, size)
         return
+    if operation.dialect == "ollama" and size > ollama.BODY_BYTES_MAX:
+        raise errors.translated_too_large(ollama.BODY_BYTES_MAX)
     tenant, headers = gateway.tenant(head), get_call_headers(head)
     if headers.error is not None:
         raise headers.error.with_traceback(None)
@@ -51,7 +54,7 @@ def check_head(gateway: GatewayContext, head: Head, operation: Operation | None,
 def find_server_operation(head: Head) -> Operation:
     """Return the operation of `OPTIONS *`, which concerns the whole server (RFC 9110, 9.3.7); else raise 404."""
     if head.path != b"*":
-        raise errors.path_not_found()
+        raise errors.path_not_found(suggest_path(head.path))
     return _PREFLIGHT
 
 
@@ -94,7 +97,11 @@ def check_media(gateway: GatewayContext, head: Head, operation: Operation, heade
 
 
 def check_model(gateway: GatewayContext, tenant: TenantEntry, operation: Operation, headers: Asked) -> None:
-    """Check the dialect if the path or a header names the model. Raises CallError."""
+    """Check the dialect if the path or a header names the model. Raises CallError.
+    Requests of Ollama's API are checked when they are translated.
+    """
+    if operation.dialect == "ollama":
+        return
     name = operation.model or headers.model
     if name and operation.dialect not in gateway.directory.names.resolve(tenant, name).dialects:
         raise errors.unsupported_dialect()

@@ -45,7 +45,8 @@ move requires that Routes report a planned shutdown of one of the two engines; t
 
 Reason = Literal["connect", "reset", "busy", "timeout"]
 
-_COLD = b"x-pilotlight-cold: 1\r\n"
+COLD = b"x-pilotlight-cold: 1\r\n"
+"""The header line of responses to requests that waited for a start."""
 _CODES = {status: str(status) for status in range(200, 600)}
 
 _NO_HEAD = ResponseHead(0, False, 0, False, b"", b"")
@@ -64,7 +65,8 @@ def admit_call(
     early.check_media(gateway, head, operation, headers)
     if operation.model or headers.model:
         early.check_model(gateway, tenant, operation, headers)
-    peek = body_members.read_body(operation, request.body, headers.content_type, headers.model)
+    default = gateway.directory.settings.default_model
+    peek = body_members.read_body(operation, request.body, headers.content_type, headers.model, default)
     entry = gateway.directory.names.resolve(tenant, peek.model)
     if operation.dialect not in entry.dialects:
         raise unsupported_dialect()
@@ -236,7 +238,8 @@ class ProxiedCall(Sink):
         if self._stage == ENDED:
             return False
         headers = get_call_headers(request.head)
-        peek = body_members.read_body(self._operation, request.body, headers.content_type, headers.model)
+        default = self._gateway.directory.settings.default_model
+        peek = body_members.read_body(self._operation, request.body, headers.content_type, headers.model, default)
         growing.end()
         if self._stage == RELAYING:  # an engine that responds while it reads still needs the rest
             self._body = request.body
@@ -312,7 +315,7 @@ class ProxiedCall(Sink):
         if not self._early:
             self._early = True
             self._close = self._close or not self._framed
-            more = client.cors + (_COLD if self.call.cold else b"")
+            more = client.cors + (COLD if self.call.cold else b"")
             out = responses.early_head(client.id_bytes, chunked=self._framed, close=self._close, more=more)
         self._client.write(out + self._frame(content))
 
@@ -368,7 +371,7 @@ class ProxiedCall(Sink):
     def _relayed_head(self, head: ResponseHead, *, length: int | None, chunked: bool) -> bytes:
         more = b"server-timing: %b\r\n%b" % (self._timing(), self._client.cors)
         if self.call.cold:
-            more += _COLD
+            more += COLD
         return responses.render_head(
             head.status,
             head.fields,

@@ -86,6 +86,7 @@ def gather_documents(
         write_stderr(f"{one.path}: {what}: {one.reason}")
     if errors:
         raise click.UsageError(f"{errors[0].path}: {errors[0].reason}")
+    _check_default_model(documents.settings, models)
     if documents.settings.capacity:
         from pilotlight.models import capacity_providers  # imports every capacity provider
 
@@ -150,6 +151,15 @@ def _find_error(texts: Sequence[tuple[str, str]]) -> str:
 def _render(model: Model) -> str:
     """Return the document of a Model whose texts are no references."""
     return to_yaml(Documents(models=(model,)), with_references=True)
+
+
+def _check_default_model(settings: Settings, models: Sequence[Model]) -> None:
+    """Check that `defaultModel` names a Model. Raises click.UsageError."""
+    name = settings.default_model
+    if name is not None and not any(name in (*model.names(), *model.adapter_names()) for model in models):
+        raise click.UsageError(
+            f"Settings: defaultModel: no Model has the name or alias `{name}`; name an existing Model or remove the key"
+        )
 
 
 def model_name(file: Path) -> str:

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILD = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
 MODULES: list[str] = BUILD["hooks"]["custom"]["compiled"]
 GATEWAY = Path(str(gateway.__file__)).parent
-STRUCTS = {"control/snapshot_file", "dispatch/effects", "http/json_structs", "limits"}
+STRUCTS = {"control/snapshot_file", "dialects/ollama_structs", "dispatch/effects", "http/json_structs", "limits"}
 """Modules of msgspec Structs."""
 AWAITING = {
     "control/client",

@@ -36,8 +36,11 @@ WRITERS = [ROOT / "gateway" / "errors.py", *sorted((ROOT / "gateway").glob("http
 """Modules of the gateway that write response headers."""
 READABLE = {"cache-control", "content-language", "content-length", "content-type"}
 """Response headers that every page can read (Fetch, CORS-safelisted response-header name)."""
-UNREADABLE = {"connection", "transfer-encoding", "vary"}
-"""Response headers that concern the connection and caches."""
+UNREADABLE = {
+    *("connection", "transfer-encoding", "vary"),
+    *("content-security-policy", "x-accel-buffering", "x-content-type-options"),
+}
+"""Response headers that concern the connection, caches, proxies, and browsers that show the page at `/`."""
 _ROW = re.compile(r"^\| (.+?) \| (.+?) \| (.+?) \|$", re.MULTILINE)
 _CODE = re.compile(r"`([^`]+)`")
 _HEADER_LINE = re.compile(rb"(?:^|\n|%b)([a-z]+(?:-[a-z]+)*): [^\r]*(?=\r\n)")

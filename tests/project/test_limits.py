@@ -30,6 +30,11 @@ ROWS: dict[str, tuple[str, ...]] = {
     "request head": ("gateway.http.request_head.HEAD_BYTES_MAX", "gateway.http.request_head.HEADERS_MAX"),
     "request head that is sent to the engine": ("gateway.request.headers.UPSTREAM_HEAD_BYTES_MAX",),
     "request body": ("gateway.limits.Limits.body_bytes_max",),
+    "request body of the [Ollama API](ollama-api.md)": ("gateway.dialects.ollama.BODY_BYTES_MAX",),
+    "response without streaming for the Ollama API": ("gateway.server.translated_answer.DOCUMENT_BYTES_MAX",),
+    "event of an engine, or arguments of all tool calls of a response, for the Ollama API": (
+        "gateway.dialects.ollama_stream.EVENT_BYTES_MAX",
+    ),
     "trailers of a request": ("gateway.http.request_body.TRAILER_BYTES_MAX",),
     "chunks of a body": ("gateway.http.request_body.CHUNKS_MAX", "gateway.http.request_body.CHUNK_BYTES_MEAN"),
     "top-level members of a JSON body; members at all levels": (
@@ -57,6 +62,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "gateway.request.multipart.VALUE_BYTES_MAX",
     ),
     "model name in a path": ("gateway.request.api_routes._NAME_BYTES_MAX",),
+    "path with a variant, such as a slash at the end": ("gateway.request.api_routes._VARIANT_BYTES_MAX",),
     "`X-Priority`": ("gateway.request.headers.PRIORITY_ABSOLUTE_MAX",),
     "time to receive a head; time without a byte of a body; average rate of a body after this time": (
         "gateway.limits.Limits.header_seconds_max",

@@ -17,9 +17,10 @@ from tests.support.harness.gateway.gateway_rig import rig, rig_and_client
         ("GET", "/v1/chat/completions", "post, options"),
         ("DELETE", "/openai/deployments/m/embeddings", "post, options"),
         ("PUT", "/v1/messages", "post, options"),
-        ("POST", "/v1/models", "get, options"),
-        ("DELETE", "/v1/models/none?a=b", "get, options"),
-        ("PATCH", "/health", "get, options"),
+        ("POST", "/v1/models", "get, head, options"),
+        ("DELETE", "/v1/models/none?a=b", "get, head, options"),
+        ("PATCH", "/health", "get, head, options"),
+        ("POST", "/", "get, head, options"),
         ("CANARY", "/v1/embeddings", "post, options"),
     ],
 )
@@ -40,15 +41,29 @@ async def test_unsupported_method_gets_405_and_keeps_the_connection(method: str,
         assert re.findall(rb'code="(\w*)".*} (\d)', one.front.metrics()) == [(b"method_not_allowed", b"2")]
 
 
-async def test_head_request_gets_404_without_a_body() -> None:
+async def test_head_request_gets_the_head_of_get_without_a_body() -> None:
+    async with rig(state="zero") as one:
+        for path in ("/", "/health", "/healthz", "/v1/health", "/v1/models", "/v1/models/m", "/models/"):
+            client = await one.client()
+            for _ in range(2):
+                client.send(f"HEAD {path} HTTP/1.1\r\nhost: x\r\n\r\nGET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+                head = await client.head()
+                status, fields, body = await client.answer()
+                assert head[0] == status == 200
+                assert head[1]["content-length"] == fields["content-length"] == str(len(body))
+        assert one.front.report().levels == (), "no request waits, so nothing starts"
+
+
+async def test_failed_head_request_gets_an_error_without_a_body() -> None:
     async with rig() as one:
-        for path, status in (("/health", b"404"), ("/v1/messages", b"404"), ("/nowhere", b"404")):
+        for path, status in (("/v1/messages", b"405"), ("/nowhere", b"404"), ("/v1/models/none", b"404")):
             client = await one.client()
             client.send(f"HEAD {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
             answer = await client.rest()
-            assert (answer[9:12], answer[-4:], b"\r\nallow:" in answer) == (status, b"\r\n\r\n", False)
+            allowed = b"\r\nallow: POST, OPTIONS\r\n" in answer
+            assert (answer[9:12], answer[-4:], allowed) == (status, b"\r\n\r\n", status == b"405")
         client = await one.client()
-        for path, allowed in (("/v1/messages", 204), ("/v1/models/none", 204), ("/nowhere", 404)):
+        for path, expected in (("/v1/messages", 204), ("/v1/models/none", 204), ("/nowhere", 404)):
             client.send(f"OPTIONS {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
             methods, fields, _ = await client.answer()
-            assert (methods, fields.get("allow")) == (allowed, None)
+            assert (methods, fields.get("allow")) == (expected, None)

@@ -52,9 +52,12 @@ async def hear(client: Client, seen: list[Seen], data: bytes) -> Heard:
     for item in seen:
         if item == UNFINISHED:
             return heard
-        if isinstance(item, Request) and item.head.method == b"HEAD":  # it is the connection's last
+        if isinstance(item, Request) and item.head.method == b"HEAD":
             heard.statuses.append((await client.head())[0])
-            break
+            heard.bodies.append(b"")
+            if heard.statuses[-1] != 200:  # it is the connection's last
+                break
+            continue
         if isinstance(item, CallError) and b"HEAD " in data:  # it may be a HEAD request, whose response has no body
             heard.statuses.append((await client.head())[0])
             heard.bodies.extend(body for body in [await client.rest()] if body)

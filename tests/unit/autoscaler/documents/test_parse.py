@@ -223,6 +223,19 @@ def test_model_name_with_dots_colons_or_slashes_is_accepted(name: str) -> None:
     assert parse_documents([("a.yaml", model(name=f"'{name}'"))]).models[0].name == name
 
 
+@pytest.mark.parametrize("alias", ["My Model", "[Q4] tiny (fast)", "lab/My Model:v1", "a b", "(a)"])
+def test_alias_with_spaces_and_brackets_is_accepted(alias: str) -> None:
+    documents = parse_documents([("a.yaml", model(f"aliases: ['{alias}']"))])
+    assert documents.models[0].spec.aliases == (alias,)
+    assert parse_documents([("b.yaml", to_yaml(documents))]) == documents
+
+
+@pytest.mark.parametrize("alias", [" a", "a ", "a)b<", "{a}", "a\tb", "a%20b", "a?b", "é", "", "a" * 254])
+def test_alias_with_other_characters_is_rejected(alias: str) -> None:
+    text = json.dumps(alias)
+    assert "spec.aliases[0]: expected 1 to 253 letters, digits, spaces, brackets" in wrong(model(f"aliases: [{text}]"))
+
+
 def test_duplicate_names_and_aliases_across_files_are_rejected() -> None:
     a = model("aliases: [x]")
     assert wrong(a, model()) == "b.yaml: Model a: metadata.name: `a` is already the name of a Model in a.yaml"

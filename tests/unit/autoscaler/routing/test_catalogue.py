@@ -19,7 +19,7 @@ from autoscaler.contract import (
 from autoscaler.routing.routes import front_settings, model_entry, tenant_entry
 from autoscaler.spec.model import Model, ModelSpec, Queue
 from autoscaler.spec.quantity import Bytes
-from autoscaler.spec.settings import Cors, Settings, Stream
+from autoscaler.spec.settings import Cors, ModelList, Settings, Stream
 from autoscaler.spec.tenant import Key, Tenant, TenantSpec, unix_seconds
 
 ACME = Tenant(name=TenantName("acme"))
@@ -101,9 +101,16 @@ def test_gateway_settings_contain_the_stream_cors_and_host_settings() -> None:
         silent_seconds_max=50,
         cors=Cors(origins=("https://a.example",)),
         hosts=("llm.example",),
+        models=ModelList(list_aliases=True),
+        default_model="m",
     )
     assert front_settings(settings, []) == FrontSettings(
-        keepalive_seconds=5, silent_seconds_max=50, cors_origins=("https://a.example",), hosts=("llm.example",)
+        keepalive_seconds=5,
+        silent_seconds_max=50,
+        cors_origins=("https://a.example",),
+        hosts=("llm.example",),
+        lists_aliases=True,
+        default_model="m",
     )
 
 

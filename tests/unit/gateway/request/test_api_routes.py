@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.request.api_routes import Kind, Operation, find_operation
+from gateway.request.api_routes import Kind, Operation, find_operation, suggest_path
 from tests.support.example_budget import examples
 
 OPENAI = [
@@ -67,6 +67,9 @@ def test_get_request_on_models_path_lists_models_or_returns_named_model(root: st
         ("org/m%40v1", "org/m@v1"),
         ("a%2Fchat%2Fcompletions", "a/chat/completions"),
         ("%41" * 256, "A" * 256),
+        ("My%20Model%20(fast)", "My Model (fast)"),
+        ("lab/tiny%20%5BQ4_K_M%5D", "lab/tiny [Q4_K_M]"),
+        ("[a](b)", "[a](b)"),
     ],
 )
 def test_model_name_in_path_is_percent_decoded_once(written: str, name: str) -> None:
@@ -81,7 +84,7 @@ def test_model_name_in_path_is_percent_decoded_once(written: str, name: str) -> 
     "written",
     [
         "a%252Fb", "a%", "a%2", "a%zz", "a%-1", "a% 2", "%", "%2F", "a%2F", "%2Fa", "a%2F%2Fb", "%2e%2e", "a%2F..%2Fb",
-        "a%2f%2e%2e%2fb", "a%00", "a%0A", "a%0d%0ab", "a%7F", "a%20b", "a%3Fb", "a%23", "a%5Cb", "a%C3%A9", "a%E9",
+        "a%2f%2e%2e%2fb", "a%00", "a%0A", "a%0d%0ab", "a%7F", "%20b", "a%3Fb", "a%23", "a%5Cb", "a%C3%A9", "a%E9",
         "a%FF", "%u0061", "a+%", "%41" * 257,
     ],
 )  # fmt: skip
@@ -99,8 +102,65 @@ def test_percent_encoding_outside_the_model_name_matches_no_operation(path: str)
     assert find_operation(b"POST", b"/openai%2Fdeployments/a/chat/completions") is None
 
 
-def test_get_request_to_health_path_is_the_health_operation() -> None:
-    assert found("GET", "/health") == Operation(Kind.HEALTH)
+def test_get_request_to_health_paths_is_the_health_operation() -> None:
+    for path in ("/health", "/healthz", "/v1/health", "/health/"):
+        assert found("GET", path) == found("HEAD", path) == Operation(Kind.HEALTH)
+    assert found("GET", "/") == found("GET", "//") == found("HEAD", "/") == Operation(Kind.LANDING)
+
+
+@pytest.mark.parametrize("name", [*OPENAI, "messages", "messages/count_tokens", "rerank", "score"])
+def test_unambiguous_variant_of_a_path_is_served(name: str) -> None:
+    served = found("POST", f"/v1/{name}")
+    for variant in ("//v1/{}", "///v1/{}", "/v1/v1/{}", "/v1/v1/v1/{}", "/v1/{}/", "/{}", "//{}/", "//v1/v1/{}/"):
+        assert found("POST", variant.format(name)) == served
+        assert found("OPTIONS", variant.format(name)).kind is Kind.PREFLIGHT
+    deployed = f"/openai/deployments/m/{name}"
+    if name in OPENAI:
+        assert found("POST", f"/{deployed}/") == found("POST", deployed)
+
+
+@pytest.mark.parametrize("variant", ["//v1/{}", "/v1/v1/{}", "/v1/{}/", "/{}"])
+def test_unambiguous_variant_of_the_models_path_is_served(variant: str) -> None:
+    assert found("GET", variant.format("models")) == Operation(Kind.LIST_MODELS)
+    assert found("GET", variant.format("models/lab%2Fm")) == Operation(Kind.GET_MODEL, model="lab/m")
+
+
+@pytest.mark.parametrize(
+    ("path", "suggestion"),
+    [
+        ("/V1/Chat/Completions", "/v1/chat/completions"),
+        ("/v1//chat/completions", "/v1/chat/completions"),
+        ("/api/v1/chat/completions", "/v1/chat/completions"),
+        ("/v1/chat%2fcompletions", "/v1/chat/completions"),
+        ("/v1/chat/completions;a=b", "/v1/chat/completions"),
+        ("/v1/chat/completion", "/v1/chat/completions"),
+        ("/v1/chat", "/v1/chat/completions"),
+        ("/openai/chat/completions", "/v1/chat/completions"),
+        ("/v1/engines/m/completions", "/v1/completions"),
+        ("/v2/embedding", "/v1/embeddings"),
+        ("/api/models", "/v1/models"),
+        ("/v1/Model", "/v1/models"),
+        ("/anthropic/v1/messages", "/v1/messages"),
+        ("/v1/tokenize", "/tokenize"),
+        ("/status/health", "/health"),
+        ("/metrics", ""),
+        ("/", ""),
+        ("/v1/canary", ""),
+        ("/" + "a/" * 600 + "models", ""),
+    ],
+)
+def test_suggestion_names_the_path_that_was_probably_meant(path: str, suggestion: str) -> None:
+    assert suggest_path(path.encode()) == suggestion
+    if suggestion:
+        assert find_operation(b"POST", path.encode()) is None
+        assert found("POST", suggestion)
+
+
+def test_head_request_is_the_operation_of_get() -> None:
+    for path in GOT:
+        assert found("HEAD", path) == found("GET", path)
+    for path in POSTED:
+        assert found("HEAD", path) == found("PUT", path)
 
 
 def test_deployment_path_with_a_slash_gives_a_model_name_with_namespace() -> None:
@@ -115,9 +175,9 @@ def test_options_request_on_known_path_is_treated_as_cors_preflight(path: str) -
 
 
 UNKNOWN = {
-    "OPTIONS": ["/", "/metrics", "/v1/load_lora_adapter", "/v1/models/../health"],
+    "OPTIONS": ["/metrics", "/v1/load_lora_adapter", "/v1/models/../health"],
     "POST": [
-        "/", "/v1", "/v1/", "/v1/chat/completions/", "//v1/chat/completions", "/v1//chat/completions",
+        "/v1", "/v1/", "/v1/chat/completions//", "/v1//chat/completions", "/v2/v1/chat/completions",
         "/V1/chat/completions", "/v1/chat%2fcompletions", "/v1/../v1/chat/completions", "/metrics",
         "/v1/%2e%2e/metrics", "/v1/load_lora_adapter", "/openai/deployments//chat/completions",
         "/openai/deployments/chat/completions", "/openai/deployments/../chat/completions",
@@ -125,8 +185,8 @@ UNKNOWN = {
         "/openai/deployments/" + "m" * 257 + "/embeddings", "/v1/chat/completions;a=b",
     ],
     "GET": [
-        "/v1/models/", "/v1/models//", "/v1/models/.", "/v1/models/../x", "/v1/models/a/../b", "/v1/models/a/",
-        "/v1/models/a b", "/v1/models/" + "a" * 257, "/health/", "/tokenize/",
+        "/v1/models//", "/v1/models/.", "/v1/models/../x", "/v1/models/a/../b", "/v1/models/a//",
+        "/v1/models/" + "a" * 257, "/healt/", "/v1/tokenize", "/v1" * 500 + "/models",
     ],
 }  # fmt: skip
 
@@ -144,7 +204,7 @@ POSTED = {"/v1/chat/completions": "openai", "/openai/v1/images/edits": "openai",
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "TRACE", "CONNECT", "PATCH", "post", "get", "PRI", ""])
 def test_unsupported_method_returns_allowed_methods_and_dialect(method: str) -> None:
     for path in GOT:
-        assert found(method, path) == Operation(Kind.NOT_ALLOWED, allow=b"GET, OPTIONS")
+        assert found(method, path) == Operation(Kind.NOT_ALLOWED, allow=b"GET, HEAD, OPTIONS")
     for path, dialect in POSTED.items():
         assert found(method, path)[:3] == (Kind.NOT_ALLOWED, b"", dialect)
         assert found(method, path).allow == b"POST, OPTIONS"
@@ -158,13 +218,9 @@ def test_post_on_get_paths_and_get_on_post_paths_are_not_allowed() -> None:
 
 
 @pytest.mark.parametrize("method", ["HEAD", "PUT", "DELETE", "CONNECT", "post", ""])
-@pytest.mark.parametrize("path", ["/", "/metrics", "/v1", "/health/", "/v1/models/../m", "/openai/deployments/m"])
+@pytest.mark.parametrize("path", ["/metrics", "/v1", "/v1/models/../m", "/openai/deployments/m"])
 def test_unknown_path_matches_no_operation_for_any_method(method: str, path: str) -> None:
     assert find_operation(method.encode(), path.encode()) is None
-
-
-def test_head_request_matches_no_operation_on_any_path() -> None:
-    assert [path for path in (*GOT, *POSTED) if find_operation(b"HEAD", path.encode()) is not None] == []
 
 
 @settings(derandomize=True, deadline=None, max_examples=examples(500))
@@ -178,7 +234,7 @@ def test_head_request_matches_no_operation_on_any_path() -> None:
 )
 def test_random_request_path_never_yields_dot_segments_for_the_engine(parts: list[str]) -> None:
     operation = find_operation(b"POST", "".join(parts).encode())
-    if operation is not None:
+    if operation is not None and operation.kind is not Kind.NOT_ALLOWED:
         assert operation.engine_path.startswith(b"/v1/")
         assert b".." not in operation.engine_path
         assert operation.model is None or not {"%", ".."} & set(operation.model.split("/"))

@@ -64,6 +64,23 @@ def test_gguf_file_becomes_a_model_named_by_its_stem(folder: Path) -> None:
     assert model.memory_bytes > (folder / "models" / "ada.gguf").stat().st_size
 
 
+def test_default_model_must_name_a_model(folder: Path) -> None:
+    """A Model of a weights file counts too."""
+
+    def config(name: str) -> Path:
+        head = "apiVersion: pilotlight.dev/v1alpha1\n"
+        spec = "{engine: command, command: [x, '{port}'], aliases: [My LLM (a)]}"
+        model = f"{head}kind: Model\nmetadata: {{name: m}}\nspec: {spec}\n"
+        return written(folder / "s.yaml", f"{model}---\n{head}kind: Settings\ndefaultModel: {name}\n")
+
+    paths = [folder / "models" / "ada.gguf"]
+    for name in ("ada", "m", "My LLM (a)"):
+        assert gather_documents(paths, [config(name)], folder).settings.default_model == name
+    for name in ("bob", "ADA"):
+        message = wrong(folder, *paths, configs=(config(name),))
+        assert message.startswith(f"Settings: defaultModel: no Model has the name or alias `{name}`; ")
+
+
 def test_directory_of_gguf_files_yields_models_in_name_order(folder: Path) -> None:
     (folder / "models" / "notes.txt").write_text("not a model")
     models = gather_documents([folder / "models"], [], folder).models

@@ -175,7 +175,7 @@ NAMED = {"name": "x", "artifact": "hf://o/x"}
         ({"engine": "vllm", "aliases": ["c"], "adapters": [NAMED]}, "vllm", ["b", "c", "b:x", "c:x"]),
         ({"engine": "quantum", "aliases": ["c"]}, "command", ["b", "c"]),
         ({"engine": ["vllm"], "aliases": "c", "adapters": {"x": 1}}, "command", ["b"]),
-        ({"engine": "vllm", "aliases": ["c", "a b"], "adapters": [NAMED, {"name": 7}]}, "vllm", ["b"]),
+        ({"engine": "vllm", "aliases": ["c", "a<b"], "adapters": [NAMED, {"name": 7}]}, "vllm", ["b"]),
         ({"engine": "vllm", "aliases": ["b"], "adapters": [NAMED]}, "vllm", ["b"]),
         ({"engine": "vllm", "aliases": ["c"], "adapters": [NAMED, NAMED]}, "vllm", ["b", "c"]),
         ({"engine": "vllm", "adapters": [{"name": "x/y"}]}, "vllm", ["b"]),

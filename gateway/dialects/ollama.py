@@ -1,0 +1,274 @@
+"""Translates requests of Ollama's API (v0.17.4) to OpenAI's API, which all engines serve. Pure.
+
+Only known members are translated, so nothing else of a body reaches an engine. `keep_alive` never changes how long a
+Model runs. Images are base64 text; no URL is accepted. The docs page ollama-api.md lists the differences to Ollama.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, Literal
+
+import msgspec
+from msgspec import Raw
+
+from gateway.dialects.ollama_structs import (
+    ChatRequest,
+    EmbeddingsRequest,
+    EmbedRequest,
+    GenerateRequest,
+    Message,
+    Options,
+    ShowRequest,
+)
+from gateway.errors import CallError, invalid_request
+from gateway.request.api_routes import INFER, Operation
+
+API_VERSION: Final = "0.17.4"
+"""The version of Ollama whose API is served. Clients compare it with the version that they need."""
+BODY_BYTES_MAX: Final = 16 << 20
+"""A larger body is rejected, because a body is translated in one step."""
+
+Endpoint = Literal["chat", "generate", "embed", "embeddings"]
+Action = Literal["", "load", "unload"]
+
+CHAT: Final = INFER[b"chat/completions"]
+COMPLETION: Final = INFER[b"completions"]
+EMBEDDING: Final = INFER[b"embeddings"]
+_ENDPOINTS: Final[dict[bytes, Endpoint]] = {
+    b"/api/chat": "chat",
+    b"/api/generate": "generate",
+    b"/api/embed": "embed",
+    b"/api/embeddings": "embeddings",
+}
+_EFFORTS: Final = ("low", "medium", "high")
+_ROLES: Final = ("system", "user", "assistant", "tool")
+_IMAGE_TYPES: Final = (("/9j/", "jpeg"), ("iVBORw", "png"), ("R0lGOD", "gif"), ("UklGR", "webp"))
+"""The first characters of base64 of each type of image."""
+_DATA_URL = re.compile(r"data:image/[a-z0-9.+-]{1,32};base64,")
+_DURATION = re.compile(r"[-+]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:ns|us|µs|μs|ms|s|m|h))+|[-+]?0|-1")
+_ZERO = re.compile(r"[-+]?(?:0*\.?0*(?:ns|us|µs|μs|ms|s|m|h))+|[-+]?0")
+
+_chat = msgspec.json.Decoder(ChatRequest)
+_generate = msgspec.json.Decoder(GenerateRequest)
+_embed = msgspec.json.Decoder(EmbedRequest)
+_embeddings = msgspec.json.Decoder(EmbeddingsRequest)
+_show = msgspec.json.Decoder(ShowRequest)
+
+
+class Translated:
+    """A translated request. `target` is the operation of the engine, `body` the body for it."""
+
+    __slots__ = ("action", "body", "endpoint", "model", "stream", "target")
+
+    def __init__(  # noqa: PLR0917  one caller per endpoint passes them in this order
+        self, endpoint: Endpoint, model: str, stream: bool, action: Action, target: Operation,
+        members: dict[str, object],
+    ) -> None:  # fmt: skip
+        self.endpoint = endpoint
+        self.model = model
+        """The model as the client names it; empty if the body names none."""
+        self.stream = stream
+        self.action = action
+        """`load`: the request only starts the model. `unload`: it only asks to stop it."""
+        self.target = target
+        self.body = msgspec.json.encode({"model": model, **members} if model else members)
+
+
+def translate_request(operation: Operation, body: bytes) -> Translated:
+    """Translate the body of a request. Raises CallError 400."""
+    endpoint = _ENDPOINTS[operation.engine_path]
+    try:
+        if endpoint == "chat":
+            return _translate_chat(_chat.decode(body))
+        if endpoint == "generate":
+            return _translate_generate(_generate.decode(body))
+        if endpoint == "embed":
+            return _translate_embed(_embed.decode(body))
+        return _translate_embeddings(_embeddings.decode(body))
+    except msgspec.ValidationError as error:
+        raise invalid_request(f"the body does not have the form of this endpoint: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise invalid_request("the body is not valid JSON in UTF-8") from None
+    except RecursionError:
+        raise invalid_request("the body is nested too deeply") from None
+
+
+def read_shown_model(body: bytes) -> str:
+    """Return the model of a request to /api/show. Raises CallError 400."""
+    try:
+        request = _show.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise invalid_request("the body must be a JSON object with the member model", param="model") from None
+    name = request.model or request.name
+    if not name:
+        raise invalid_request("name the model in the member model", param="model")
+    return name
+
+
+def _translate_chat(request: ChatRequest) -> Translated:
+    members: dict[str, object] = {"messages": _messages(request.messages or [])}
+    if request.tools:
+        members["tools"] = request.tools
+    if request.logprobs:
+        members["logprobs"] = True
+        if request.top_logprobs is not None:
+            members["top_logprobs"] = request.top_logprobs
+    _add_shared(members, request.options, request.format, request.think)
+    stream = _add_stream(members, request.stream)
+    action = _action(request.keep_alive, is_empty=not request.messages)
+    return Translated("chat", request.model or "", stream, action, CHAT, members)
+
+
+def _translate_generate(request: GenerateRequest) -> Translated:
+    if request.template:
+        raise invalid_request("template is not supported: the engine has the template of the model; remove it")
+    prompt, members, target = request.prompt or "", dict[str, object](), CHAT
+    if request.raw or request.suffix:
+        if request.images:
+            raise invalid_request("images are not supported together with raw or suffix")
+        target = COMPLETION
+        members["prompt"] = prompt
+        if request.suffix:
+            members["suffix"] = request.suffix
+        _add_shared(members, request.options, request.format, None)
+    else:
+        system: list[dict[str, object]] = [{"role": "system", "content": request.system}] if request.system else []
+        members["messages"] = [*system, {"role": "user", "content": _content(prompt, request.images)}]
+        _add_shared(members, request.options, request.format, request.think)
+    stream = _add_stream(members, request.stream)
+    is_empty = not (prompt or request.images or request.suffix)
+    action = _action(request.keep_alive, is_empty=is_empty)
+    return Translated("generate", request.model or "", stream, action, target, members)
+
+
+def _translate_embed(request: EmbedRequest) -> Translated:
+    members: dict[str, object] = {"input": request.input, "encoding_format": "float"}
+    if request.dimensions:
+        members["dimensions"] = request.dimensions
+    action = _action(request.keep_alive, is_empty=not request.input)
+    return Translated("embed", request.model or "", False, action, EMBEDDING, members)
+
+
+def _translate_embeddings(request: EmbeddingsRequest) -> Translated:
+    members: dict[str, object] = {"input": request.prompt, "encoding_format": "float"}
+    action = _action(request.keep_alive, is_empty=not request.prompt)
+    return Translated("embeddings", request.model or "", False, action, EMBEDDING, members)
+
+
+def _action(keep_alive: float | str | None, *, is_empty: bool) -> Action:
+    """Return what a request without a prompt is for. Raises CallError 400 for an invalid `keep_alive`."""
+    is_zero = keep_alive == 0
+    if isinstance(keep_alive, str) and keep_alive:
+        if len(keep_alive) > 64 or not _DURATION.fullmatch(keep_alive):
+            raise invalid_request('keep_alive must be a number of seconds or a duration such as "5m"')
+        is_zero = _ZERO.fullmatch(keep_alive) is not None
+    if not is_empty:
+        return ""
+    return "unload" if is_zero else "load"
+
+
+def _add_stream(members: dict[str, object], stream: bool | None) -> bool:
+    """Set `stream`, which is true by default."""
+    streams = stream is not False
+    if streams:
+        members["stream"] = True
+    return streams
+
+
+def _add_shared(
+    members: dict[str, object], options: Options | None, form: Raw, think: bool | str | None
+) -> None:  # fmt: skip
+    """Set the members for `options`, `format` and `think`."""
+    if options is not None:
+        _add_options(members, options)
+    value = bytes(form)
+    if value == b'"json"':
+        members["response_format"] = {"type": "json_object"}
+    elif value.startswith(b"{"):
+        members["response_format"] = {"type": "json_schema", "json_schema": {"name": "format", "schema": form}}
+    elif value not in (b"", b"null", b'""'):
+        raise invalid_request('format must be "json" or a JSON schema')
+    if isinstance(think, str):
+        if think not in _EFFORTS:
+            raise invalid_request("think must be true, false, low, medium or high")
+        members["reasoning_effort"] = think
+    elif think is not None:
+        members["chat_template_kwargs"] = {"enable_thinking": think}
+
+
+def _add_options(members: dict[str, object], options: Options) -> None:
+    for name in ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty"):
+        value = getattr(options, name)
+        if value is not None:
+            members[name] = value
+    if options.num_predict is not None and options.num_predict > 0:
+        members["max_tokens"] = options.num_predict
+    if options.repeat_penalty is not None:
+        members["repeat_penalty"] = options.repeat_penalty  # llama.cpp
+        members["repetition_penalty"] = options.repeat_penalty  # vLLM and SGLang
+
+
+def _messages(messages: list[Message]) -> list[dict[str, object]]:
+    """Translate messages. OpenAI's tool results refer to the id of a call, which Ollama's clients need not send."""
+    out: list[dict[str, object]] = []
+    waiting: list[tuple[str, str]] = []  # (name, id) of tool calls without a result
+    for position, message in enumerate(messages):
+        if message.role not in _ROLES:
+            raise invalid_request("the role of a message must be system, user, assistant or tool", param="messages")
+        made: dict[str, object] = {"role": message.role, "content": _content(message.content or "", message.images)}
+        if message.thinking:
+            made["reasoning_content"] = message.thinking
+        if message.tool_calls:
+            calls = []
+            for number, call in enumerate(message.tool_calls):
+                id = call.id or f"call_{position}_{number}"
+                arguments = bytes(call.function.arguments) or b"{}"
+                if not arguments.startswith(b"{"):
+                    raise invalid_request("the arguments of a tool call must be an object", param="messages")
+                function = {"name": call.function.name, "arguments": arguments.decode()}
+                calls.append({"id": id, "type": "function", "function": function})
+                waiting.append((call.function.name, id))
+            made["tool_calls"] = calls
+        if message.role == "tool":
+            made["tool_call_id"] = _answered(message, waiting)
+        out.append(made)
+    return out
+
+
+def _answered(message: Message, waiting: list[tuple[str, str]]) -> str:
+    """Return the id of the call that a tool message answers: the named one, else the first of its name, else the first
+    without a result.
+    """
+    named = [row for row in waiting if message.tool_call_id == row[1]] or [
+        row for row in waiting if message.tool_name == row[0]
+    ]
+    if message.tool_call_id and not (named and named[0][1] == message.tool_call_id):
+        return message.tool_call_id
+    row = (named or waiting or [("", "call_0")])[0]
+    if row in waiting:
+        waiting.remove(row)
+    return row[1]
+
+
+def _content(text: str, images: list[str] | None) -> str | list[dict[str, object]]:
+    """Return the content of a message: its text, or parts if it has images."""
+    if not images:
+        return text
+    parts: list[dict[str, object]] = [{"type": "text", "text": text}] if text else []
+    return parts + [{"type": "image_url", "image_url": {"url": _image_url(image)}} for image in images]
+
+
+def _image_url(image: str) -> str:
+    """Return a data URL for an image in base64. An engine must not be made to fetch a URL."""
+    if _DATA_URL.match(image):
+        return image
+    if ":" in image[:16] or not image:
+        raise invalid_request("images must be in base64, not URLs", param="images")
+    kind = next((kind for begin, kind in _IMAGE_TYPES if image.startswith(begin)), "jpeg")
+    return f"data:image/{kind};base64,{image}"
+
+
+def refuse_management(advice: str) -> CallError:
+    """Return the 400 for a request that manages models, with the way to do it here."""
+    return invalid_request(f"this server does not manage models through Ollama's API: {advice}")

@@ -1,0 +1,218 @@
+"""Translation of requests of Ollama's API to OpenAI's API."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.dialects import ollama
+from gateway.dialects.ollama import Translated, translate_request
+from gateway.errors import CallError
+from gateway.request.api_routes import find_operation
+
+
+def translated(endpoint: str, **members: object) -> Translated:
+    operation = find_operation(b"POST", f"/api/{endpoint}".encode())
+    assert operation is not None
+    return translate_request(operation, json.dumps({"model": "m", **members}).encode())
+
+
+def body_of(endpoint: str, **members: object) -> dict[str, Any]:
+    body = json.loads(translated(endpoint, **members).body)
+    assert isinstance(body, dict)
+    return body
+
+
+ASK = [{"role": "user", "content": "Hello"}]
+
+
+def test_chat_streams_by_default() -> None:
+    made = translated("chat", messages=ASK)
+    assert (made.target, made.stream, made.action, made.model) == (ollama.CHAT, True, "", "m")
+    assert json.loads(made.body) == {
+        "model": "m",
+        "messages": ASK,
+        "stream": True,
+    }
+    whole = translated("chat", messages=ASK, stream=False)
+    assert not whole.stream
+    assert json.loads(whole.body) == {"model": "m", "messages": ASK}
+
+
+def test_options_are_translated_and_unknown_members_are_dropped() -> None:
+    body = body_of(
+        "chat",
+        messages=ASK,
+        stream=False,
+        lora_path="/etc/passwd",
+        options={
+            "num_predict": 7, "temperature": 0, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "seed": 1, "stop": ["a"],
+            "presence_penalty": 0.1, "frequency_penalty": 0.2, "repeat_penalty": 1.1, "num_ctx": 8192, "numa": True,
+        },
+    )  # fmt: skip
+    assert body == {
+        "model": "m", "messages": ASK, "max_tokens": 7, "temperature": 0, "top_p": 0.5, "top_k": 3, "min_p": 0.1,
+        "seed": 1, "stop": ["a"], "presence_penalty": 0.1, "frequency_penalty": 0.2, "repeat_penalty": 1.1,
+        "repetition_penalty": 1.1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("limit", [0, -1, -2])
+def test_num_predict_without_a_limit_is_left_out(limit: int) -> None:
+    assert "max_tokens" not in body_of("chat", messages=ASK, options={"num_predict": limit})
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ("json", {"type": "json_object"}),
+        (SCHEMA, {"type": "json_schema", "json_schema": {"name": "format", "schema": SCHEMA}}),
+        ("", None),
+        (None, None),
+    ],
+)
+@pytest.mark.parametrize("endpoint", ["chat", "generate"])
+def test_format_becomes_the_response_format(endpoint: str, form: object, expected: object) -> None:
+    ask: dict[str, object] = {"messages": ASK} if endpoint == "chat" else {"prompt": "Hello"}
+    assert body_of(endpoint, format=form, **ask).get("response_format") == expected
+
+
+def test_think_becomes_a_template_argument_or_an_effort() -> None:
+    assert body_of("chat", messages=ASK, think=False)["chat_template_kwargs"] == {"enable_thinking": False}
+    assert body_of("generate", prompt="a", think=True)["chat_template_kwargs"] == {"enable_thinking": True}
+    assert body_of("chat", messages=ASK, think="high")["reasoning_effort"] == "high"
+
+
+@pytest.mark.parametrize(
+    ("image", "url"),
+    [
+        ("/9j/AAA", "data:image/jpeg;base64,/9j/AAA"),
+        ("iVBORw0KGgo", "data:image/png;base64,iVBORw0KGgo"),
+        ("R0lGODdh", "data:image/gif;base64,R0lGODdh"),
+        ("UklGRg", "data:image/webp;base64,UklGRg"),
+        ("data:image/png;base64,iVBORw", "data:image/png;base64,iVBORw"),
+    ],
+)
+def test_image_becomes_a_data_url(image: str, url: str) -> None:
+    content = [{"type": "text", "text": "What?"}, {"type": "image_url", "image_url": {"url": url}}]
+    asked = body_of("chat", messages=[{"role": "user", "content": "What?", "images": [image]}])
+    assert asked["messages"] == [{"role": "user", "content": content}]
+    assert body_of("generate", prompt="What?", images=[image])["messages"] == [{"role": "user", "content": content}]
+
+
+@pytest.mark.parametrize(
+    "image",
+    ["http://10.0.0.1/", "file:///etc/passwd", "HTTPS://a", "data:text/html,a", "data:image/svg+xml,<svg/>", ""],
+)
+def test_image_that_an_engine_would_fetch_is_rejected(image: str) -> None:
+    with pytest.raises(CallError, match="base64"):
+        translated("chat", messages=[{"role": "user", "content": "", "images": [image]}])
+
+
+def test_tool_calls_and_their_results_are_linked_by_ids() -> None:
+    tools = [{"type": "function", "function": {"name": "add", "parameters": SCHEMA}}]
+    calls = [
+        {"function": {"name": "add", "arguments": {"a": 1, "text": "é\n"}}},
+        {"function": {"name": "sub", "arguments": {}}},
+        {"id": "own", "function": {"name": "add"}},
+    ]
+    messages = [
+        *ASK,
+        {"role": "assistant", "content": "", "thinking": "hm", "tool_calls": calls},
+        {"role": "tool", "content": "2", "tool_name": "sub"},
+        {"role": "tool", "content": "3"},
+        {"role": "tool", "content": "4", "tool_call_id": "own"},
+    ]
+    body = body_of("chat", messages=messages, tools=tools)
+    assert body["tools"] == tools
+    assistant, *results = body["messages"][1:]
+    assert assistant["reasoning_content"] == "hm"
+    assert [call["id"] for call in assistant["tool_calls"]] == ["call_1_0", "call_1_1", "own"]
+    assert json.loads(assistant["tool_calls"][0]["function"]["arguments"]) == {"a": 1, "text": "é\n"}
+    assert [call["function"]["arguments"] for call in assistant["tool_calls"][1:]] == ["{}", "{}"]
+    assert [result["tool_call_id"] for result in results] == ["call_1_1", "call_1_0", "own"]
+
+
+def test_generate_uses_the_chat_template_unless_it_is_raw() -> None:
+    made = translated("generate", prompt="Hello", system="Be brief", stream=False)
+    assert made.target == ollama.CHAT
+    assert json.loads(made.body)["messages"] == [{"role": "system", "content": "Be brief"}, *ASK]
+    raw = translated("generate", prompt="<s>Hello", raw=True, stream=False, options={"num_predict": 2})
+    assert raw.target == ollama.COMPLETION
+    assert json.loads(raw.body) == {"model": "m", "prompt": "<s>Hello", "max_tokens": 2}
+    assert json.loads(translated("generate", prompt="a", suffix="b").body)["suffix"] == "b"
+
+
+@pytest.mark.parametrize("text", ["a", ["a", "b"]])
+def test_embed_becomes_embeddings_with_numbers(text: object) -> None:
+    made = translated("embed", input=text, truncate=True, dimensions=8, stream=True)
+    assert (made.target, made.stream) == (ollama.EMBEDDING, False)
+    expected = {"model": "m", "input": text, "encoding_format": "float", "dimensions": 8}
+    assert json.loads(made.body) == expected
+    assert json.loads(translated("embeddings", prompt="a").body)["input"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("keep_alive", "action"),
+    [
+        (None, "load"), (0, "unload"), (0.0, "unload"), ("0", "unload"), ("0s", "unload"), ("0m0s", "unload"),
+        (-1, "load"), ("-1", "load"), ("5m", "load"), ("1h30m", "load"), (300, "load"), ("", "load"), ("10ms", "load"),
+    ],
+)  # fmt: skip
+def test_request_without_a_prompt_loads_or_unloads(keep_alive: object, action: str) -> None:
+    for endpoint, empty in (("chat", "messages"), ("generate", "prompt"), ("embed", "input"), ("embeddings", "prompt")):
+        assert translated(endpoint, keep_alive=keep_alive).action == action
+        assert (
+            translated(endpoint, keep_alive=keep_alive, **{empty: [] if empty == "messages" else ""}).action == action
+        )
+        given: object = ASK if endpoint == "chat" else "a"
+        assert translated(endpoint, keep_alive=keep_alive, **{empty: given}).action == ""
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "members", "message"),
+    [
+        ("chat", {"messages": 5}, "messages"),
+        ("chat", {"messages": [{"content": "a"}]}, "role"),
+        ("chat", {"messages": [{"role": "canary", "content": "a"}]}, "role"),
+        ("chat", {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]}]}, "object"),
+        ("chat", {"messages": ASK, "options": {"temperature": "canary"}}, "temperature"),
+        ("chat", {"messages": ASK, "format": "xml"}, "format"),
+        ("chat", {"messages": ASK, "format": 1}, "format"),
+        ("chat", {"messages": ASK, "think": "canary"}, "think"),
+        ("chat", {"messages": ASK, "stream": "canary"}, "stream"),
+        ("chat", {"keep_alive": "canary"}, "keep_alive"),
+        ("chat", {"keep_alive": "5 minutes"}, "keep_alive"),
+        ("chat", {"keep_alive": "1m" * 100}, "keep_alive"),
+        ("generate", {"prompt": "a", "template": "{{ .Prompt }}"}, "template"),
+        ("generate", {"prompt": "a", "raw": True, "images": ["iVBORw"]}, "images"),
+        ("embed", {"input": [1, 2]}, "input"),
+        ("embed", {"model": 1}, "model"),
+    ],
+)
+def test_invalid_member_is_named_but_not_repeated(endpoint: str, members: dict[str, object], message: str) -> None:
+    with pytest.raises(CallError, match=message) as caught:
+        translated(endpoint, **members)
+    assert (caught.value.status, "canary" in caught.value.message) == (400, False)
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'"a"', b'{"model":"\xff"}', b"[" * 100_000])
+def test_body_that_is_no_object_is_rejected(body: bytes) -> None:
+    operation = find_operation(b"POST", b"/api/chat")
+    assert operation is not None
+    with pytest.raises(CallError) as caught:
+        translate_request(operation, body)
+    assert caught.value.status == 400
+    with pytest.raises(CallError):
+        ollama.read_shown_model(body)
+
+
+def test_show_accepts_both_names_of_its_member() -> None:
+    assert ollama.read_shown_model(b'{"model":"a","verbose":true}') == ollama.read_shown_model(b'{"name":"a"}') == "a"
+    with pytest.raises(CallError, match="model"):
+        ollama.read_shown_model(b"{}")
