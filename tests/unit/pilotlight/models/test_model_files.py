@@ -10,7 +10,7 @@ import pytest
 from loadtest import tiny_gguf
 from pilotlight.models import model_files
 from pilotlight.models.gguf_check import load_gguf_header
-from pilotlight.models.model_files import find_models
+from pilotlight.models.model_files import UnusableFile, find_models
 from tests.support.builders.other_ggufs import make_imatrix, make_projector
 from tests.support.builders.tiny_adapter import make_adapter
 
@@ -130,7 +130,7 @@ def test_unreadable_folder_is_reported_with_its_reason(
 
     monkeypatch.setattr(os, "scandir", refused)
     assert (served(tmp_path), reasons(tmp_path)) == (["b/y.gguf"], {"a": "Permission denied"})
-    assert find_models([tmp_path / "a"]).unusable == [(tmp_path / "a", "Permission denied", True)]
+    assert find_models([tmp_path / "a"]).unusable == [UnusableFile(tmp_path / "a", "Permission denied", is_named=True)]
 
 
 def test_unexpected_exception_of_one_file_can_be_contained(
