@@ -142,8 +142,8 @@ def model_not_found() -> CallError:
 
 def path_not_found(suggestion: str = "") -> CallError:
     """404 for every unknown path. `suggestion` is the path that was probably meant."""
-    use = suggestion or "one of its API, such as /v1/chat/completions"
-    return CallError(404, "not_found", f"no such path on the inference port; use {use}")
+    message = "no such path on the inference port; use one of its API, such as /v1/chat/completions"
+    return CallError(404, "not_found", f"no such path; use {suggestion}" if suggestion else message)
 
 
 def method_not_allowed(allow: bytes) -> CallError:
