@@ -49,6 +49,8 @@ PASSED = frozenset(
     }
 )  # fmt: skip
 """Engine headers passed on to the client. All others are dropped: hop-by-hop headers and internals of the engine."""
+STREAM_FIELDS = b"cache-control: no-cache\r\nx-accel-buffering: no\r\n"
+"""Header lines of an event stream: proxies neither store it nor, as nginx does by default, buffer it."""
 _ONCE = frozenset({b"content-length", b"transfer-encoding", b"content-type", b"content-encoding"})
 
 
@@ -155,6 +157,9 @@ def parse_head(data: bytes) -> ResponseHead | None:
         keep_alive = keep_alive and b"close" not in named
         fields = b"".join([line for line in fields.splitlines(keepends=True) if line.partition(b":")[0] not in named])
     content_type = known.get(b"content-type", b"").lower()
+    if content_type.startswith(b"text/event-stream"):
+        rest = [line for line in fields.splitlines(keepends=True) if not line.startswith(b"cache-control:")]
+        fields = b"".join(rest) + STREAM_FIELDS
     if status in (204, 205, 304):
         if coding is not None or length not in (None, b"0"):
             raise FramingError("a body that this response must not have")

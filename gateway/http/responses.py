@@ -7,6 +7,7 @@ Every head carries the request id and frames its body in one way. Engine headers
 from __future__ import annotations
 
 from gateway.errors import CallError, reason_phrase, render_error_body, render_error_headers
+from gateway.http.response_reader import STREAM_FIELDS
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -67,7 +68,7 @@ def render_error(failure: CallError, request_id: bytes, dialect: str, *, close: 
 
 def early_head(request_id: bytes, *, chunked: bool, close: bool, more: bytes) -> bytes:
     """Render the head of a stream that is still queued."""
-    fields = b"content-type: text/event-stream\r\ncache-control: no-cache\r\n"
+    fields = b"content-type: text/event-stream\r\n" + STREAM_FIELDS
     return render_head(200, fields, request_id, length=None, chunked=chunked, close=close, more=more)
 
 

@@ -22,7 +22,7 @@ from gateway.errors import CallError, too_large, translated_too_large, unsupport
 from gateway.http import responses
 from gateway.http.body_buffers import Body, ChunkedBody
 from gateway.http.request_head import Head, Request
-from gateway.http.response_reader import LAST_CHUNK, BodyWalker, ResponseHead
+from gateway.http.response_reader import LAST_CHUNK, STREAM_FIELDS, BodyWalker, ResponseHead
 from gateway.request import body_members
 from gateway.request.api_routes import Operation
 from gateway.request.auth import cache_salt
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from gateway.server.context import GatewayContext
 
 _JSON = b"content-type: application/json; charset=utf-8\r\n"
-_LINES = b"content-type: application/x-ndjson\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n"
+_LINES = b"content-type: application/x-ndjson\r\n" + STREAM_FIELDS
 _REPLACED = (b"content-type:", b"accept:")
 
 
