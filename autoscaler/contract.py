@@ -1,4 +1,4 @@
-"""The messages between gateways and autoscalers (interfaces, section 6).
+"""The messages between gateways and autoscalers (interfaces, section 6). `agent_contract` has those of node agents.
 
 Owns every message of this protocol: catalogue and routes (autoscaler to gateway, as streams of deltas) and reports
 (gateway to autoscaler; levels that expire). It is the only module of the autoscaler that a gateway may import. Messages
@@ -31,10 +31,6 @@ HEARTBEAT_S = 1.0
 """The interval of reports of an idle gateway (never slower than 3 s)."""
 REPORT_EXPIRY_S = 10.0
 """The age at which a report expires: its demand no longer counts. The gateway counts as silent, not as terminated."""
-NODE_PERIOD_S = 3.0
-"""The maximum time between two reports of an agent about its node."""
-NODE_EXPIRY_S = 10.0
-"""The age at which a node's report expires."""
 LEADER_SILENT_S = 5.0
 """The time without a message from the leader after which a gateway falls back to the limits of interfaces section 6."""
 
@@ -307,122 +303,6 @@ class Report(Message, frozen=True):
     levels: Annotated[tuple[Level, ...], Meta(max_length=ROWS_MAX)] = ()
     totals: Annotated[tuple[Total, ...], Meta(max_length=ROWS_MAX)] = ()
     replicas: Annotated[tuple[ReplicaUse, ...], Meta(max_length=ROWS_MAX)] = ()
-
-
-class DeviceReport(Message, frozen=True):
-    """One device as measured by its node's agent."""
-
-    id: str
-    """The driver's ID: NVML's UUID."""
-    product: str = ""
-    memory_bytes: Number = 0
-    used_bytes: Number = 0
-    """Memory that any process uses."""
-    healthy: bool = True
-
-
-class PodDevices(Message, frozen=True):
-    """A pod and its devices. Devices that the kubelet allocated to it (the pod has a name), or those on which its
-    processes use memory (it has a UID).
-    """
-
-    devices: tuple[str, ...]
-    pod_uid: str = ""
-    namespace: str = ""
-    name: str = ""
-
-
-class WeightsReport(Message, frozen=True):
-    """The agent's progress with weights that its node needs (`autoscaler.agent_contract`)."""
-
-    artifact: str
-    pull_secret: str = ""
-    replicas: tuple[ReplicaId, ...] = ()
-    """The replicas for which the pull succeeded or failed. Others have no result yet."""
-    folder: str = ""
-    """The folder of the files below the node's store. Empty: the files are missing or forbidden for the requester."""
-    digest: str = ""
-    ggufs: tuple[str, ...] = ()
-    """Entry files of GGUF models below `folder`, at most 5. None: the engine loads the folder."""
-    adapters: tuple[str, ...] = ()
-    """Adapters below `folder`: files or folders (empty: `folder` itself), at most 5."""
-    bytes: Number = 0
-    total_bytes: Number = 0
-    bytes_per_s: BytesPerSecond = 0.0
-    failed: str = ""
-    """The reason why the pull failed."""
-    allow_unsafe: bool = False
-    look: bool = False
-    """Whether the weights were only inspected and not pulled."""
-    image: str | None = None
-    """Result of an inspection: the folder with the model in the image `digest`. None: the artifact is not an image."""
-    no_image: str = ""
-    """The reason why it is not an image."""
-    header: str = ""
-    """Result of an inspection before a start: the memory requirements from the header, in the encoding of the front
-    door (`bytes`: those of the single adapter).
-    """
-    no_header: str = ""
-    """The reason why the header could not be read."""
-
-
-class PodUse(Message, frozen=True):
-    """The memory of a device that the processes of one pod use."""
-
-    pod_uid: str
-    device: str
-    used_bytes: Number
-
-
-class FabricReport(Message, frozen=True):
-    """The agent's progress in attaching a fabric device to its node, or detaching it (`autoscaler.agent_contract`)."""
-
-    device: str
-    leave: bool = False
-    done: bool = False
-    """The device is usable on the node, or the node has released it and it may be detached."""
-    failed: bool = False
-    """The device was attached and is not visible on the node."""
-    says: str = ""
-    """The event that the agent waits for, or the reason of the failure."""
-
-
-class NodeReport(Message, frozen=True):
-    """The complete state of one node as its agent observes it. It expires after NODE_EXPIRY_S.
-
-    The sizes of numbers are limited: the decoder raises msgspec.ValidationError with the name of the field.
-    """
-
-    node: str
-    boot: Id
-    """Changes at every start of the agent."""
-    sequence: Number
-    brings: bool = False
-    """Whether the agent pulls weights."""
-    epoch: Number = 0
-    """The newest epoch that the agent knows. The agent acts on the `NodeWants` of this epoch."""
-    peer: str = ""
-    """The address at which it serves weights to other agents, `https://HOST:PORT`. Empty: it does not."""
-    copies: tuple[str, ...] = ()
-    """Artifacts that are complete on the node."""
-    weights: tuple[WeightsReport, ...] = ()
-    images: tuple[str, ...] = ()
-    """All names of container images on the node."""
-    devices: tuple[DeviceReport, ...] = ()
-    pods: tuple[PodDevices, ...] = ()
-    uses: tuple[PodUse, ...] = ()
-    """Memory usage of pods, where it can be determined."""
-    age_s: Age = 0.0
-    """The time since the agent began to collect the report, in seconds."""
-    attaches: bool = False
-    """Whether the agent handles fabric devices that are attached to or detached from its node."""
-    fabric: tuple[FabricReport, ...] = ()
-
-
-class NodeAnswer(Message, frozen=True):
-    """The response to a node's report."""
-
-    epoch: int
 
 
 class ReportAnswer(Message, frozen=True):

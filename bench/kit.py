@@ -28,7 +28,7 @@ from autoscaler.drivers.local.ports import Ports
 from autoscaler.drivers.probes import probe_engine
 from autoscaler.spec.model import Model
 from bench.documents import ROOT, Document, text
-from pilotlight.models.document_inputs import build_launcher, fill_memory_estimate
+from pilotlight.models.document_loading import build_launcher, fill_memory_estimate
 
 HOST = "127.0.0.1"
 PORTS = Ports()

@@ -32,7 +32,7 @@ from autoscaler.documents.parse import parse_documents
 from autoscaler.drivers.local.ports import HOST, Ports
 from autoscaler.drivers.probes import probe_engine
 from loadtest import tiny_gguf
-from pilotlight.models.document_inputs import build_launcher
+from pilotlight.models.document_loading import build_launcher
 from pilotlight.processes import console
 
 ROOT = Path(__file__).parent.parent

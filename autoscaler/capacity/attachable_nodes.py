@@ -40,7 +40,7 @@ class AttachableNode(NamedTuple):
 
 
 Groups = Mapping[str, tuple[int, Mapping[str, str]]]
-"""By machine group: maximum devices of each of its nodes, and their labels (`autoscaler.capacity.group_growth`)."""
+"""By machine group: maximum devices of each of its nodes, and their labels (`capacity.group_machines_in_flight`)."""
 NO_GROUPS: Groups = MappingProxyType({})
 
 

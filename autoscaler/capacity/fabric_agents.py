@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from autoscaler.agent_contract import FabricWant
-from autoscaler.contract import FabricReport
+from autoscaler.agent_contract import FabricReport, FabricWant
 from autoscaler.queries.device_health import is_report_fresh
 from autoscaler.spec.settings import Settings
 from autoscaler.state.capacity import Lease

@@ -8,8 +8,14 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from autoscaler.agent_contract import WeightsRequest, collect_weights_requests, read_weights_request
-from autoscaler.contract import NodeReport, PodDevices, WeightsReport
+from autoscaler.agent_contract import (
+    NodeReport,
+    PodDevices,
+    WeightsReport,
+    WeightsRequest,
+    collect_weights_requests,
+    read_weights_request,
+)
 from autoscaler.fold.draft import Draft
 from autoscaler.fold.memory import apply_reported_memory
 from autoscaler.queries.device_health import list_unhealthy_devices

@@ -14,7 +14,12 @@ from msgspec.structs import replace
 
 from autoscaler.capacity import fabric_agents
 from autoscaler.capacity.delivered_slices import is_slice_of_lease
-from autoscaler.capacity.group_growth import adopt_group, count_nodes_with_devices, recount_growth, update_growth
+from autoscaler.capacity.group_machines_in_flight import (
+    adopt_group,
+    count_nodes_with_devices,
+    recount_growth,
+    update_growth,
+)
 from autoscaler.capacity.lead_times import (
     DUE_S,
     NO_LEARNT,

@@ -6,7 +6,8 @@ rule. Pods are identified by UID, so that a new pod of the same name is not mist
 
 from __future__ import annotations
 
-from autoscaler.contract import NodeReport, ReplicaId
+from autoscaler.agent_contract import NodeReport
+from autoscaler.contract import ReplicaId
 from autoscaler.demand.residency import has_activity_since
 from autoscaler.fold.draft import Draft
 from autoscaler.queries import measured_memory

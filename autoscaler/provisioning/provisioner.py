@@ -17,7 +17,7 @@ from functools import cached_property
 from math import inf
 from typing import NamedTuple
 
-from autoscaler.capacity.group_growth import list_group_leases
+from autoscaler.capacity.group_machines_in_flight import list_group_leases
 from autoscaler.capacity.lead_times import Expected, due_after_s
 from autoscaler.capacity.remaining_offers import SILENT, compute_remaining_offer, find_offer_backoff, has_current_offers
 from autoscaler.contract import ModelName

@@ -18,7 +18,8 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from autoscaler.contract import NODE_EXPIRY_S, DeviceReport, NodeReport, PodDevices, ReplicaId
+from autoscaler.agent_contract import NODE_EXPIRY_S, DeviceReport, NodeReport, PodDevices
+from autoscaler.contract import ReplicaId
 from autoscaler.queries.crowded_slices import list_crowded_slices
 from autoscaler.slicing.nvidia_sharing import MPS
 from autoscaler.state.lifecycle import ReplicaState as S

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from autoscaler.contract import DeviceReport, ModelName, PodDevices, ReplicaId, TenantName
+from autoscaler.agent_contract import DeviceReport, PodDevices
+from autoscaler.contract import ModelName, ReplicaId, TenantName
 from autoscaler.state import StateRecord
 from autoscaler.state.lifecycle import ReplicaState
 from autoscaler.state.world import DeviceId, NodeId, SliceId

@@ -20,9 +20,9 @@ from copy import copy
 import msgspec
 from aiohttp import web
 
-from autoscaler.agent_contract import NodeWants
+from autoscaler.agent_contract import NodeAnswer, NodeReport, NodeWants
 from autoscaler.capacity import fabric_agents
-from autoscaler.contract import ModelName, NodeAnswer, NodeReport, make_decoder
+from autoscaler.contract import ModelName, make_decoder
 from autoscaler.controller.fault_attribution import find_culprits, rank_suspects
 from autoscaler.controller.loop import Loop, LoopStep
 from autoscaler.exception_handling import Failure, attempt, can_complete

@@ -271,7 +271,9 @@ class BackedOffOffer(StateRecord, frozen=True):
 
 
 class Group(StateRecord, frozen=True):
-    """A MachineSet or MachineDeployment whose nodes other controllers create (`autoscaler.capacity.group_growth`)."""
+    """A MachineSet or MachineDeployment whose nodes other controllers create.
+    See `autoscaler.capacity.group_machines_in_flight`.
+    """
 
     name: str
     """A name such as `MachineSet default/t4`."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from autoscaler.contract import GatewayId, ModelName, NodeReport, ReplicaId, Report
+from autoscaler.agent_contract import NodeReport
+from autoscaler.contract import GatewayId, ModelName, ReplicaId, Report
 from autoscaler.spec.model import Model
 from autoscaler.spec.settings import Settings
 from autoscaler.spec.tenant import Tenant

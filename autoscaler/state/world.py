@@ -12,20 +12,8 @@ from typing import Literal, NamedTuple, NewType
 
 import msgspec
 
-from autoscaler.agent_contract import WeightsRequest
-from autoscaler.contract import (
-    GatewayId,
-    Level,
-    ModelName,
-    NodeReport,
-    PodDevices,
-    ReplicaId,
-    ReplicaUse,
-    Report,
-    TenantName,
-    Total,
-    WeightsReport,
-)
+from autoscaler.agent_contract import NodeReport, PodDevices, WeightsReport, WeightsRequest
+from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaUse, Report, TenantName, Total
 from autoscaler.spec.model import Model
 from autoscaler.spec.settings import Settings
 from autoscaler.spec.tenant import Tenant

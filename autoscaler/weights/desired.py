@@ -30,11 +30,12 @@ from autoscaler.agent_contract import (
     LaidAdapter,
     NodeWant,
     NodeWants,
+    WeightsReport,
     WeightsRequest,
     collect_weights_requests,
     read_weights_request,
 )
-from autoscaler.contract import ModelName, WeightsReport
+from autoscaler.contract import ModelName
 from autoscaler.documents.document_rules import ADAPTER_PATH
 from autoscaler.queries.device_health import is_report_fresh
 from autoscaler.spec.engines import ENGINES, EngineError, is_fetched_by_engine

@@ -11,8 +11,8 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from autoscaler.agent_contract import NodeWants
-from autoscaler.contract import Message, NodeReport
+from autoscaler.agent_contract import NodeReport, NodeWants
+from autoscaler.contract import Message
 from autoscaler.queries.device_health import is_report_fresh
 from autoscaler.state.world import Copy, NodeId, World
 

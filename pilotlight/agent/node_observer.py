@@ -13,7 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from autoscaler.contract import TOTAL_MAX, DeviceReport, PodDevices, PodUse
+from autoscaler.agent_contract import DeviceReport, PodDevices, PodUse
+from autoscaler.contract import TOTAL_MAX
 from autoscaler.drivers.local.nvml import Nvml, NvmlError, open_nvml
 from autoscaler.queries.device_health import NOTICED_BYTES
 from pilotlight.agent.kubelet.sockets import NodeSockets, pod_uid

@@ -22,7 +22,7 @@ import msgspec
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from autoscaler.contract import NODE_PERIOD_S, NodeReport
+from autoscaler.agent_contract import NODE_PERIOD_S, NodeReport
 from autoscaler.drivers.resilient_tasks import retry_until_success
 from autoscaler.spec.installation_ownership import Ownership
 from pilotlight import process

@@ -21,7 +21,7 @@ from autoscaler.documents.parse import Documents, to_yaml
 from autoscaler.drivers.local.state_directory import replace_file
 from autoscaler.spec.decode import WrongKeyError
 from autoscaler.spec.tenant import Key, Tenant, TenantSpec
-from pilotlight.models.document_inputs import KEYS_FILE, load_files
+from pilotlight.models.document_loading import KEYS_FILE, load_files
 
 KEY_BYTES = 32
 KEYS_MAX = 10_000

@@ -24,7 +24,7 @@ from autoscaler.spec import yaml
 from autoscaler.state.world import Slice
 from autoscaler.text import format_size
 from pilotlight import bounded_files
-from pilotlight.models.document_inputs import fill_memory_estimate, load_files
+from pilotlight.models.document_loading import fill_memory_estimate, load_files
 from pilotlight.net import ops_client
 from pilotlight.options import FILE, OPS, key_of, key_option, output_option
 from pilotlight.safe_output import write_json

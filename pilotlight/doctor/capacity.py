@@ -20,11 +20,11 @@ from autoscaler.capacity.attachable_nodes import (
     list_attachable_nodes,
     list_node_selectors,
 )
-from autoscaler.capacity.group_growth import collect_group_limits
+from autoscaler.capacity.group_machines_in_flight import collect_group_limits
 from autoscaler.providers.karpenter.nodepool import VERSIONS
 from autoscaler.providers.kube import AnswerError, Object, Server, choose_served_version
 from autoscaler.providers.kueue import placeholder_pod
-from autoscaler.providers.machine_group_watcher import list_machine_group_objects, read_machine_groups
+from autoscaler.providers.machine_set_watcher import list_machine_group_objects, read_machine_groups
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.provisioning_request import objects
 from autoscaler.providers.redfish.client import NoAnswerError, Service, StatusError

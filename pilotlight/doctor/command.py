@@ -18,7 +18,7 @@ from autoscaler.spec.capacity import KINDS, PUBLISH, kinds_of
 from autoscaler.spec.settings import Settings
 from pilotlight.doctor import machine_checks
 from pilotlight.doctor.finding import Finding, Grade, has_blocker
-from pilotlight.models.document_inputs import load_settings
+from pilotlight.models.document_loading import load_settings
 from pilotlight.net.listen import Address
 from pilotlight.options import FILE, listen_option, operations_option, output_option, state_option
 from pilotlight.safe_output import write_json

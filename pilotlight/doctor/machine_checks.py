@@ -18,7 +18,7 @@ from autoscaler.drivers.local.state_directory import StateDirectory, StateError
 from autoscaler.engines.programs.installed import computes_on_cpu_only, find_installed_programs
 from autoscaler.text import format_count, format_size
 from pilotlight.doctor.finding import Finding
-from pilotlight.models.document_inputs import serving_pid
+from pilotlight.models.document_loading import serving_pid
 from pilotlight.net.listen import Address, open_listeners
 
 FILES_MIN = 65_536

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from autoscaler.capacity import fabric_agents
 from autoscaler.capacity.attachable_nodes import count_devices_on_node
-from autoscaler.capacity.group_growth import read_group_limits
+from autoscaler.capacity.group_machines_in_flight import read_group_limits
 from autoscaler.contract import ModelName
 from autoscaler.placement.model.prices import Prices
 from autoscaler.providers.cluster_autoscaler.provider import NodeGroup
@@ -31,7 +31,7 @@ from autoscaler.providers.karpenter.provider import KarpenterNodes
 from autoscaler.providers.kube import Object, Server
 from autoscaler.providers.kueue.provider import KueuePlaces
 from autoscaler.providers.lead_time_store import LeadTimeStore
-from autoscaler.providers.machine_group_watcher import MachineGroupWatcher
+from autoscaler.providers.machine_set_watcher import MachineGroupWatcher
 from autoscaler.providers.node_deletion import DeletionDelay
 from autoscaler.providers.provider import Provider
 from autoscaler.providers.provisioning_request.provider import ProvisioningProvider

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
-from autoscaler.agent_contract import WeightsRequest
-from autoscaler.contract import ModelName, WeightsReport
+from autoscaler.agent_contract import WeightsReport, WeightsRequest
+from autoscaler.contract import ModelName
 from autoscaler.exception_handling import Failure, attempt, describe_error
 from autoscaler.spec.model import Model
 from autoscaler.state.events import FaultSeen
 from pilotlight.models import header_report
-from pilotlight.models.document_inputs import fill_memory_estimate
+from pilotlight.models.document_loading import fill_memory_estimate
 
 if TYPE_CHECKING:
     from autoscaler.controller.loop import LoopStep

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from artifacts.formats.gguf import GgufError
 from artifacts.formats.hf_config import ConfigError
-from autoscaler.agent_contract import OWN, WeightsRequest, collect_weights_requests
-from autoscaler.contract import WeightsReport
+from autoscaler.agent_contract import OWN, WeightsReport, WeightsRequest, collect_weights_requests
 from autoscaler.explain.fit import MemoryPart, Needs
 from autoscaler.spec.model import Model
 from pilotlight.models import header_report

@@ -23,8 +23,8 @@ from artifacts.formats.gguf import GgufError
 from artifacts.formats.hf_config import ConfigError
 from artifacts.formats.memory_estimate import Shape
 from artifacts.registry.blobs import BlobSource
-from autoscaler.agent_contract import OWN, WeightsRequest, collect_weights_requests
-from autoscaler.contract import WeightsReport, make_decoder
+from autoscaler.agent_contract import OWN, WeightsReport, WeightsRequest, collect_weights_requests
+from autoscaler.contract import make_decoder
 from autoscaler.spec.model import Model
 from pilotlight.models.model_memory import Known, has_fixed_memory
 

@@ -56,7 +56,7 @@ from pilotlight import __version__, process
 from pilotlight.models import capacity_providers
 from pilotlight.models.cpu_warning import CpuBound
 from pilotlight.models.credentials import SignersError
-from pilotlight.models.document_inputs import (
+from pilotlight.models.document_loading import (
     NONE_KNOWN,
     build_launcher,
     keep_artifact_location,
@@ -87,7 +87,7 @@ nvml = functools.cache(open_nvml)
 """Opened once, when the documents are read, which requires knowing whether there are GPUs; the driver uses it too."""
 log = logging.getLogger("pilotlight.autoscaler.process")
 Located = Callable[[Model], Model]
-"""As in `document_inputs.read_documents`."""
+"""As in `document_loading.read_documents`."""
 Tell = Callable[[DocumentsSeen, Sequence[FaultSeen]], None]
 """Receives the documents of files and the exceptions that their Models raised."""
 NO_DOCUMENTS = Documents()
@@ -305,7 +305,7 @@ def load_checked_documents(
     located: Located = keep_artifact_location,
 ) -> Documents:  # fmt: skip
     """Return the documents. Raises click's usage error if they are invalid or forbid exposing `--ops`. `fault`: as in
-    `document_inputs.read_documents`.
+    `document_loading.read_documents`.
 
     The supervisor has already checked the address of an inherited listener.
     """

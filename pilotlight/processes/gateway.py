@@ -84,7 +84,7 @@ def check_reach(options: GatewayOptions) -> None:
     A gateway knows only the Settings in the environment; documents belong to the autoscaler.
     """
     if options.ops_socket is None and not options.ops.loopback:
-        from pilotlight.models.document_inputs import (
+        from pilotlight.models.document_loading import (
             load_files,  # imported here: gateways need documents for nothing else
         )
 

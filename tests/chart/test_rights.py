@@ -14,7 +14,7 @@ import pytest
 from autoscaler.drivers.kubernetes.adoption.parsing import COST, INTENT, REPLICA, SHOWN
 from autoscaler.kubernetes.rbac import Scope, list_required_rights
 from autoscaler.spec.capacity import kinds_of
-from pilotlight.models.document_inputs import load_settings
+from pilotlight.models.document_loading import load_settings
 from tests.support.chart import SETS, Object, Values, objects, of_kind, pod_specs
 
 READ = ("get", "list", "watch")

@@ -268,7 +268,7 @@ def test_signal_while_packages_are_installed_leaves_no_folder(tmp_path: Path, nu
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_kit_for_another_python_is_reported_in_one_line(
+def test_gpu_kit_built_for_another_python_is_reported_in_one_line(
     tmp_path: Path, program: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     wheel(tmp_path / "kit", "cp27-none-any")

@@ -15,12 +15,12 @@ import msgspec
 import pytest
 
 from autoscaler import contract
+from autoscaler.agent_contract import NodeAnswer, NodeReport
 from autoscaler.contract import Message
 
 RECORDED = Path(__file__).parents[1] / "contracts" / "messages.json"
 SENT = (
-    contract.CatalogueDelta, contract.RoutesDelta, contract.Report, contract.ReportAnswer, contract.NodeReport,
-    contract.NodeAnswer,
+    contract.CatalogueDelta, contract.RoutesDelta, contract.Report, contract.ReportAnswer, NodeReport, NodeAnswer
 )  # fmt: skip
 """Top-level messages; all others are parts of them."""
 BOUNDS = {"minimum", "maximum", "pattern", "minLength", "maxLength", "maxItems"}

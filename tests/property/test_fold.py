@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autoscaler.contract import ModelName, NodeReport, ReplicaId, TenantName, Total
+from autoscaler.agent_contract import NodeReport
+from autoscaler.contract import ModelName, ReplicaId, TenantName, Total
 from autoscaler.fold.fold import Observation, fold
 from autoscaler.fold.indices import rebuild_indices
 from autoscaler.routing import slots

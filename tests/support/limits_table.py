@@ -362,9 +362,9 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "MachineSets and MachineDeployments that another component scales: interval of polls if such groups "
     "exist, if none exist; time for which Pilotlight waits for the new nodes of a group": (
-        "autoscaler.providers.machine_group_watcher.LOOK_S",
-        "autoscaler.providers.machine_group_watcher.NONE_S",
-        "autoscaler.capacity.group_growth.GROW_S",
+        "autoscaler.providers.machine_set_watcher.LOOK_S",
+        "autoscaler.providers.machine_set_watcher.NONE_S",
+        "autoscaler.capacity.group_machines_in_flight.GROW_S",
     ),
     "attached GPU on its node: visible; interval between bus scans; driver command": (
         "pilotlight.agent.gpu.hotplug.VISIBLE_S",
@@ -382,7 +382,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "documents": ("autoscaler.spec.yaml.TEXT_CHARS_MAX", "autoscaler.spec.yaml.NUMBER_CHARS_MAX"),
     "file of a reference; values of all references": (
-        "pilotlight.models.document_inputs.VALUE_BYTES_MAX",
+        "pilotlight.models.document_loading.VALUE_BYTES_MAX",
         "autoscaler.documents.references.VALUES_CHARS_MAX",
     ),
     "folder of `serve`: levels; files and folders": (

@@ -28,7 +28,7 @@ from autoscaler.capacity.attachable_nodes import (
     list_attachable_nodes,
     list_node_selectors,
 )
-from autoscaler.capacity.group_growth import read_group_limits
+from autoscaler.capacity.group_machines_in_flight import read_group_limits
 from autoscaler.exception_handling import reraise_memory_error
 from autoscaler.placement.model.prices import Prices
 from autoscaler.providers.cro import objects

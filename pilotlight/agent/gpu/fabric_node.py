@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from autoscaler.contract import PodDevices
+from autoscaler.agent_contract import PodDevices
 from autoscaler.kubernetes.api import Api, UnreachableError
 from autoscaler.providers.kube import AnswerError
 from autoscaler.spec.installation_ownership import ANYBODYS, Ownership

@@ -14,8 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from autoscaler.agent_contract import FabricWant
-from autoscaler.contract import FabricReport
+from autoscaler.agent_contract import FabricReport, FabricWant
 from pilotlight.agent.gpu import hotplug
 from pilotlight.agent.gpu.bus import StepError
 from pilotlight.agent.gpu.hotplug import Job, Seen, Stand, Step

@@ -28,8 +28,7 @@ from artifacts.registry_errors import DeniedError, UnreachableError
 from artifacts.store.copy_publication import Copy
 from artifacts.store.layout import ForbiddenError
 from artifacts.store.store import AWAY_WAIT_S, Store
-from autoscaler.agent_contract import WeightsRequest
-from autoscaler.contract import WeightsReport
+from autoscaler.agent_contract import WeightsReport, WeightsRequest
 from autoscaler.spec.settings import Weights
 from pilotlight.agent.weights.inspect import HEADERS_MAX, Headers, inspect_artifact, truncate_reasons
 from pilotlight.agent.weights.metrics import StoreMetrics

@@ -25,7 +25,7 @@ from artifacts.reference import Reference
 from artifacts.registry import resolve
 from artifacts.registry.blobs import BlobSource
 from artifacts.sources.file_host_client import Lone
-from autoscaler.contract import WeightsReport
+from autoscaler.agent_contract import WeightsReport
 from pilotlight.models import header_report
 
 LOADABLE_MAX = 5

@@ -31,8 +31,15 @@ from artifacts.registry_errors import PolicyError
 from artifacts.store.copy_publication import Copy
 from artifacts.store.layout import Record, StoreError, load_current_record
 from artifacts.store.store import Store
-from autoscaler.agent_contract import FabricWant, ImageWant, NodeWants, WeightsRequest, read_weights_request
-from autoscaler.contract import ReplicaId, WeightsReport, make_decoder
+from autoscaler.agent_contract import (
+    FabricWant,
+    ImageWant,
+    NodeWants,
+    WeightsReport,
+    WeightsRequest,
+    read_weights_request,
+)
+from autoscaler.contract import ReplicaId, make_decoder
 from autoscaler.drivers.resilient_tasks import start_contained_task
 from autoscaler.exception_handling import Failure, attempt, describe_error, reraise_memory_error
 from autoscaler.spec.settings import Weights

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from autoscaler.agent_contract import WeightsRequest, read_weights_request
-from autoscaler.contract import NODE_PERIOD_S, WeightsReport
+from autoscaler.agent_contract import NODE_PERIOD_S, WeightsReport, WeightsRequest, read_weights_request
 
 COPIES_BYTES_MAX = 128 << 10
 """Maximum size of the names of copies in a report, encoded."""

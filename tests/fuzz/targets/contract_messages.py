@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from autoscaler.agent_contract import NodeWants
-from autoscaler.contract import CatalogueDelta, NodeAnswer, NodeReport, Report, ReportAnswer, RoutesDelta, make_decoder
+from autoscaler.agent_contract import NodeAnswer, NodeReport, NodeWants
+from autoscaler.contract import CatalogueDelta, Report, ReportAnswer, RoutesDelta, make_decoder
 from autoscaler.weights.peers import NodePeers
 from gateway.control.snapshot_file import GatewaySnapshot
 from pilotlight.models.header_report import Header

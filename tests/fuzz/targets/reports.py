@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import msgspec
 
-from autoscaler.agent_contract import Laid
-from autoscaler.contract import GatewayId, NodeReport, Report, make_decoder
+from autoscaler.agent_contract import Laid, NodeReport
+from autoscaler.contract import GatewayId, Report, make_decoder
 from autoscaler.controller.loop import Loop
 from autoscaler.controller.weights_wait import AgentNodeSupply, NotBroughtError
 from autoscaler.routing import routes

@@ -7,7 +7,8 @@ from itertools import count
 
 import pytest
 
-from autoscaler.contract import DeviceReport, NodeReport, ReplicaId
+from autoscaler.agent_contract import DeviceReport, NodeReport
+from autoscaler.contract import ReplicaId
 from autoscaler.spec.model import Model
 from autoscaler.state.events import NodeReported, Seen
 from autoscaler.state.lifecycle import ReplicaState as S

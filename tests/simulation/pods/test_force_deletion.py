@@ -10,7 +10,8 @@ from itertools import count
 
 import pytest
 
-from autoscaler.contract import DeviceReport, NodeReport, PodDevices, ReplicaId
+from autoscaler.agent_contract import DeviceReport, NodeReport, PodDevices
+from autoscaler.contract import ReplicaId
 from autoscaler.drivers.kubernetes.objects.pod_manifest import format_pod_name
 from autoscaler.drivers.kubernetes.proof_of_clean import FORCED_S
 from autoscaler.state.events import NodeReported

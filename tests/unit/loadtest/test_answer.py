@@ -66,7 +66,7 @@ def test_stream_text_is_independent_of_chunk_boundaries(cuts: set[int]) -> None:
         (b"data: {nonsense\n\n" + FINISH + DONE, "not JSON"),
     ],
 )
-def test_stream_that_ends_without_its_last_event_counts_as_broken(body: bytes, why: str) -> None:
+def test_incomplete_or_malformed_stream_counts_as_broken(body: bytes, why: str) -> None:
     assert why in read(body).broken
 
 

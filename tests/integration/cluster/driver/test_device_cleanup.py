@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from autoscaler.contract import DeviceReport, NodeReport, PodDevices
+from autoscaler.agent_contract import DeviceReport, NodeReport, PodDevices
 from autoscaler.drivers.kubernetes.proof_of_clean import FORCED
 from autoscaler.kubernetes.api import Api
 from tests.integration.cluster.support.installations.single_instance import House, model

@@ -31,7 +31,7 @@ from autoscaler.state.world import STORE
 from autoscaler.text import format_size
 from loadtest import tiny_gguf
 from pilotlight.cli.weights.pack import plan_artifact
-from pilotlight.models.document_inputs import fill_memory_estimate
+from pilotlight.models.document_loading import fill_memory_estimate
 from tests.integration.cluster.support.clients.coldstart_command import PARTS, coldstart
 from tests.integration.cluster.support.control_plane import custom_resources
 from tests.integration.cluster.support.control_plane.custom_resources import models

@@ -16,7 +16,7 @@ from autoscaler.contract import ModelName
 from autoscaler.spec.model import Gpu, Model, ModelSpec
 from autoscaler.text import format_size
 from loadtest import tiny_gguf
-from pilotlight.models.document_inputs import fill_memory_estimate
+from pilotlight.models.document_loading import fill_memory_estimate
 from tests.support.harness.serve.serve import Document, Serving, fake, model, serving, settings
 from tests.support.waiting import until
 

@@ -11,8 +11,8 @@ import msgspec
 
 from artifacts.credentials.docker_config import Config
 from artifacts.store.store import Store
-from autoscaler.agent_contract import NodeWant, NodeWants
-from autoscaler.contract import ReplicaId, WeightsReport
+from autoscaler.agent_contract import NodeWant, NodeWants, WeightsReport
+from autoscaler.contract import ReplicaId
 from autoscaler.spec.settings import Weights
 from pilotlight.agent.weights.fetch import NoSecretError
 from pilotlight.agent.weights.keeper import WeightsKeeper

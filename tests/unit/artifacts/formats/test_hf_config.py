@@ -19,7 +19,7 @@ from artifacts.formats.memory_estimate import BYTES_MAX, ServingOptions, estimat
 from autoscaler.contract import ModelName
 from autoscaler.explain.fit import explain_fit
 from autoscaler.spec.model import Model, ModelSpec
-from pilotlight.models.document_inputs import fill_memory_estimate
+from pilotlight.models.document_loading import fill_memory_estimate
 from pilotlight.models.fit_needs import load_memory_needs
 from tests.support.builders.worlds import T0, device, world
 from tests.support.example_budget import examples

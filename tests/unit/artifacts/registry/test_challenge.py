@@ -120,7 +120,7 @@ def test_registry_and_realm_of_one_cloud_customer_are_related_hosts(registry_hos
 
 
 @pytest.mark.point("8")
-def test_configured_realm_is_allowed_except_metadata_addresses() -> None:
+def test_configured_realm_is_allowed_only_at_its_host_scheme_and_port() -> None:
     assert challenge.parse_realm("https://sso.example/token", HUB, ["SSO.example"]).host == "sso.example"
     plain = URL("http://127.0.0.1:5000/")
     assert challenge.parse_realm("http://127.0.0.1:5001/token", plain, ["127.0.0.1:5001"]).port == 5001

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,8 @@ def test_invalid_checksum_record_yields_no_known_checksums(tmp_path: Path, text:
 def test_oldest_checksum_records_are_removed_above_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learned_sums, "SUMS_MAX", 2)
     store = Store(tmp_path).open()
-    for number in range(4):
-        Sums(store).remember(CopyKey(f"s3 {number}", KEY.digest), {"a.gguf": SUM})
-    assert len(list((tmp_path / "sums").iterdir())) == 2
+    keys = [CopyKey(f"s3 {number}", KEY.digest) for number in range(4)]
+    for number, key in enumerate(keys):
+        Sums(store).remember(key, {"a.gguf": SUM})
+        os.utime(tmp_path / "sums" / key.name, (number, number))
+    assert {path.name for path in (tmp_path / "sums").iterdir()} == {key.name for key in keys[2:]}

@@ -8,10 +8,9 @@ from collections.abc import AsyncGenerator
 import msgspec
 import pytest
 
-from autoscaler.agent_contract import FabricWant, NodeWants
+from autoscaler.agent_contract import NODE_EXPIRY_S, FabricReport, FabricWant, NodeReport, NodeWants
 from autoscaler.capacity import fabric_agents
 from autoscaler.capacity.fabric_agents import UNHEARD
-from autoscaler.contract import NODE_EXPIRY_S, FabricReport, NodeReport
 from autoscaler.planner.plan import plan
 from autoscaler.server import agents as nodetelling
 from autoscaler.server.agents import BLANK, NodeWantsServer

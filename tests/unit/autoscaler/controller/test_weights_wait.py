@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Collection
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.agent_contract import OWN, Laid
-from autoscaler.contract import ModelName, NodeReport, ReplicaId, WeightsReport
+from autoscaler.agent_contract import OWN, Laid, NodeReport, WeightsReport
+from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.controller.loop import LoopStep
 from autoscaler.controller.weights_wait import HOW, LOOK_S_MAX, AgentNodeSupply, NotBroughtError
 from autoscaler.drivers.kubernetes.pending_starts import BRINGING, Bringing

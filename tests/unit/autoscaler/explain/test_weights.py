@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from autoscaler.agent_contract import read_weights_request
-from autoscaler.contract import ModelName, WeightsReport
+from autoscaler.agent_contract import WeightsReport, read_weights_request
+from autoscaler.contract import ModelName
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.model import describe_weights, explain_model, list_status_rows, weights_state
 from autoscaler.spec.model import Adapter

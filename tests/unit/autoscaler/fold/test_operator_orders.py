@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autoscaler.contract import DeviceReport, ModelName, NodeReport, ReplicaId
+from autoscaler.agent_contract import DeviceReport, NodeReport
+from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.demand.desired_replicas import LIVE
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.model import explain_model, list_status_rows

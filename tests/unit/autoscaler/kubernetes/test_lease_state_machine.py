@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.contract import NodeReport
+from autoscaler.agent_contract import NodeReport
 from autoscaler.fold.fold import fold
 from autoscaler.fold.operator_orders import list_reported_epochs
 from autoscaler.kubernetes.lease_state_machine import (

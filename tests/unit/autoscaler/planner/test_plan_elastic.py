@@ -34,7 +34,7 @@ from autoscaler.spec.settings import DeclaredDevice
 from autoscaler.state.actions import StartReplica
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Replica, Slice, SliceId, World
-from pilotlight.models.document_inputs import fill_memory_estimate
+from pilotlight.models.document_loading import fill_memory_estimate
 from pilotlight.models.fit_needs import load_memory_needs
 from pilotlight.models.model_memory import estimate_memory
 from tests.support.builders.artifacts import model_files

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from pytest_aiohttp import AiohttpClient
 
-from autoscaler.contract import DeviceReport, NodeReport, PodDevices, PodUse
+from autoscaler.agent_contract import DeviceReport, NodeReport, PodDevices, PodUse
 from autoscaler.fold.agent_reports import FORGET_S, PODS_BEFORE_MAX
 from autoscaler.fold.fold import fold
 from autoscaler.planner.plan import plan

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.contract import ModelName, NodeReport, PodUse
+from autoscaler.agent_contract import NodeReport, PodUse
+from autoscaler.contract import ModelName
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.fit import Needs, explain_fit
 from autoscaler.explain.model import explain_model

@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 from pytest_aiohttp import AiohttpClient
 
-from autoscaler.agent_contract import ImageWant, NodeWants
-from autoscaler.contract import ModelName, NodeReport
+from autoscaler.agent_contract import ImageWant, NodeReport, NodeWants
+from autoscaler.contract import ModelName
 from autoscaler.controller.loop import Listener, Loop, LoopStep
 from autoscaler.server import agents
 from autoscaler.server.agents import BLANK, NodeWantsServer

@@ -19,7 +19,7 @@ from autoscaler.slicing.slicer_families import (
 )
 from autoscaler.spec.model import Model
 from autoscaler.spec.pod import Pod, SecretName, Toleration
-from pilotlight.models.document_inputs import build_launcher
+from pilotlight.models.document_loading import build_launcher
 from tests.support.builders.slices import EXAMPLES
 
 FULL = """

@@ -11,14 +11,16 @@ from autoscaler.agent_contract import (
     OWN,
     Laid,
     LaidAdapter,
+    NodeReport,
     NodeWant,
     NodeWants,
+    WeightsReport,
     WeightsRequest,
     collect_weights_requests,
     read_weights_request,
     should_store_on_node,
 )
-from autoscaler.contract import ModelName, NodeReport, ReplicaId, WeightsReport
+from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.engines import EngineError
 from autoscaler.explain.model import describe_weights, weights_state
 from autoscaler.fold.fold import fold

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.agent_contract import ImageWant
-from autoscaler.contract import ModelName, NodeReport
+from autoscaler.agent_contract import ImageWant, NodeReport
+from autoscaler.contract import ModelName
 from autoscaler.placement.model.types import NodeConstraints
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.spec.pod import Pod

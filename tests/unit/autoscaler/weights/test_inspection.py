@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from autoscaler.agent_contract import WeightsRequest
-from autoscaler.contract import ModelName, NodeReport, WeightsReport
+from autoscaler.agent_contract import NodeReport, WeightsReport, WeightsRequest
+from autoscaler.contract import ModelName
 from autoscaler.fold.fold import fold
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.state.events import NodeReported

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 from pytest_aiohttp import AiohttpClient
 
 from artifacts.peers import selection
-from autoscaler.agent_contract import NodeWant, NodeWants
-from autoscaler.contract import NODE_EXPIRY_S, NodeReport, WeightsReport
+from autoscaler.agent_contract import NODE_EXPIRY_S, NodeReport, NodeWant, NodeWants, WeightsReport
 from autoscaler.fold.fold import fold
 from autoscaler.server.gateways import ContractServer
 from autoscaler.state.events import NodeReported

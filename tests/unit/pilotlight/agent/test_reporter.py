@@ -15,17 +15,8 @@ import pytest
 from aiohttp import web
 from pytest_aiohttp import AiohttpClient
 
-from autoscaler.contract import (
-    BYTES_PER_S_MAX,
-    NODE_EXPIRY_S,
-    NODE_PERIOD_S,
-    TOTAL_MAX,
-    DeviceReport,
-    NodeReport,
-    PodDevices,
-    PodUse,
-    make_decoder,
-)
+from autoscaler.agent_contract import NODE_EXPIRY_S, NODE_PERIOD_S, DeviceReport, NodeReport, PodDevices, PodUse
+from autoscaler.contract import BYTES_PER_S_MAX, TOTAL_MAX, make_decoder
 from autoscaler.drivers.local.nvml import NvmlGpu
 from autoscaler.server.agents import NODE_BYTES_MAX, PEER_CHARS_MAX
 from autoscaler.server.auth import ContractAuth

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from autoscaler.documents.parse import parse_documents
 from loadtest import tiny_gguf
 from pilotlight.cli.main import cli
-from pilotlight.models.document_inputs import load_files, read_documents
+from pilotlight.models.document_loading import load_files, read_documents
 
 PAGES = sorted((Path(__file__).parents[4] / "docs" / "tutorials").glob("from-*.md"))
 BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)

@@ -15,8 +15,8 @@ import pytest
 from autoscaler.documents.parse import parse_documents
 from autoscaler.spec.yaml import parse_yaml
 from pilotlight.cli import keys
-from pilotlight.models import document_inputs
-from pilotlight.models.document_inputs import KEYS_FILE
+from pilotlight.models import document_loading
+from pilotlight.models.document_loading import KEYS_FILE
 
 
 def test_new_key_is_random_and_its_entry_contains_its_hash() -> None:
@@ -129,8 +129,8 @@ def test_printed_entry_of_a_key_name_with_quotes_has_no_other_fields() -> None:
 
 
 def test_serving_pid_is_reported_only_while_the_process_lives(tmp_path: Path) -> None:
-    assert document_inputs.serving_pid(tmp_path) == ""
+    assert document_loading.serving_pid(tmp_path) == ""
     (tmp_path / "lock").write_text("1\n")
-    assert document_inputs.serving_pid(tmp_path) == "1"
+    assert document_loading.serving_pid(tmp_path) == "1"
     (tmp_path / "lock").write_text(f"{2**22 + 1}\n")  # above the largest pid
-    assert document_inputs.serving_pid(tmp_path) == ""
+    assert document_loading.serving_pid(tmp_path) == ""

@@ -24,7 +24,7 @@ from autoscaler.spec import installation_ownership
 from pilotlight.cli.main import cli
 from pilotlight.doctor import cluster_checks, gpu_operator, machine_checks, nodes
 from pilotlight.doctor.finding import Finding
-from pilotlight.models.document_inputs import load_settings
+from pilotlight.models.document_loading import load_settings
 from pilotlight.net.listen import Address
 from tests.support.fakes.nvml import FakeNvml
 

@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from artifacts.formats import gguf
-from autoscaler.agent_contract import WeightsRequest, read_weights_request
-from autoscaler.contract import ModelName, WeightsReport
+from autoscaler.agent_contract import WeightsReport, WeightsRequest, read_weights_request
+from autoscaler.contract import ModelName
 from autoscaler.controller.loop import LoopStep
 from autoscaler.planner.plan import plan
 from autoscaler.planner.reconcile import READ_S_MAX, UNREAD
@@ -22,7 +22,7 @@ from autoscaler.state.actions import Plan, StartReplica
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import World
 from loadtest import tiny_gguf
-from pilotlight.models import cluster_memory, document_inputs, header_report
+from pilotlight.models import cluster_memory, document_loading, header_report
 from pilotlight.models.cluster_memory import Sizes
 from tests.support.builders.worlds import T0, device, gateway, level, replace_fields, replica, world
 
@@ -102,7 +102,7 @@ def test_unknown_adapter_size_delays_the_memory_estimate(header: str) -> None:
 def test_new_header_recomputes_only_the_memory_estimate_of_its_model(
     header: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worked, at, before = list[str](), Sizes(lambda: T0), document_inputs.fill_memory_estimate
+    worked, at, before = list[str](), Sizes(lambda: T0), document_loading.fill_memory_estimate
 
     def completed(model: Model, *known: Any, gpus: bool) -> Model:
         worked.append(model.name)
@@ -122,7 +122,7 @@ def test_new_header_recomputes_only_the_memory_estimate_of_its_model(
 def test_failed_memory_estimate_of_one_model_leaves_others_estimated(
     header: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = document_inputs.fill_memory_estimate
+    before = document_loading.fill_memory_estimate
 
     def completed(of: Model, *known: Any, gpus: bool) -> Model:
         if of.name == "bad":

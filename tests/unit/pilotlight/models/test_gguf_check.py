@@ -13,7 +13,7 @@ from autoscaler.contract import ModelName
 from autoscaler.engines import EngineError
 from autoscaler.spec.model import EngineName, Model, ModelSpec
 from loadtest import tiny_gguf
-from pilotlight.models import document_inputs
+from pilotlight.models import document_loading
 from pilotlight.models.gguf_check import check_file, load_gguf_header
 
 CORRECT = "or correct spec.artifact"
@@ -97,8 +97,8 @@ def test_missing_part_of_a_split_gguf_is_named_in_the_error(tmp_path: Path) -> N
 def test_engine_installed_after_startup_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, found = tmp_path / "m.gguf", dict[str, str]()
     tiny_gguf.make_model(path, "Good.")
-    monkeypatch.setattr(document_inputs, "find_installed_programs", lambda: dict(found))
-    launch = document_inputs.build_launcher()
+    monkeypatch.setattr(document_loading, "find_installed_programs", lambda: dict(found))
+    launch = document_loading.build_launcher()
     with pytest.raises(EngineError, match="is not installed here"):
         launch(model("llama.cpp", path), "127.0.0.1", 1)
     found["llama-server"] = "/opt/llama-server"

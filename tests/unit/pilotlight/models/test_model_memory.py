@@ -18,7 +18,7 @@ from autoscaler.queries.measured_memory import PAGED, compute_engine_limits, exp
 from autoscaler.spec.decode import WrongKeyError, decode_value
 from autoscaler.spec.model import EngineName, Gpu, Model, ModelSpec
 from autoscaler.spec.quantity import BytesOrAuto
-from pilotlight.models.document_inputs import fill_memory_estimate
+from pilotlight.models.document_loading import fill_memory_estimate
 from pilotlight.models.fit_needs import load_memory_needs
 from pilotlight.models.model_memory import estimate_memory, is_fetched_by_store, read_serving_options
 from tests.support.builders.artifacts import model_files

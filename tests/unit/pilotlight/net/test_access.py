@@ -15,7 +15,8 @@ import click
 import msgspec
 import pytest
 
-from autoscaler.contract import GatewayId, NodeReport, Report, RoutesDelta
+from autoscaler.agent_contract import NodeReport
+from autoscaler.contract import GatewayId, Report, RoutesDelta
 from autoscaler.server import auth
 from autoscaler.server.auth import AGENT, BOTH, GATEWAY, Admits, Authenticated, ContractAuth, Roles
 from autoscaler.server.gateways import ENDPOINTS, ContractServer

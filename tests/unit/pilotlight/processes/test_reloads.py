@@ -17,7 +17,7 @@ from autoscaler.routing import routes
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.state.events import DocumentsSeen, FaultSeen, ModelWoken, Reported
 from autoscaler.state.world import World
-from pilotlight.models.document_inputs import keep_artifact_location
+from pilotlight.models.document_loading import keep_artifact_location
 from pilotlight.net.listen import Address
 from pilotlight.processes import autoscaler
 from pilotlight.processes.serve import DOCUMENTS_FILE, forget_other_documents

@@ -10,7 +10,7 @@ import pytest
 from autoscaler.documents.parse import Documents
 from autoscaler.drivers.local.state_directory import replace_file
 from loadtest import tiny_gguf
-from pilotlight.models.document_inputs import gather_documents, load_files
+from pilotlight.models.document_loading import gather_documents, load_files
 from pilotlight.net.listen import Address
 from pilotlight.processes.serve import Reload, ServeOptions
 

@@ -8,7 +8,7 @@ import contextlib
 import aiohttp
 import msgspec
 
-from autoscaler.contract import DeviceReport, NodeReport, PodDevices
+from autoscaler.agent_contract import DeviceReport, NodeReport, PodDevices
 from tests.integration.cluster.driver.test_device_cleanup import reporting
 from tests.integration.cluster.support.fabric.cluster import Rack
 from tests.integration.cluster.support.installations.single_instance import model

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.agent_contract import FabricWant
-from autoscaler.contract import FabricReport, PodDevices
+from autoscaler.agent_contract import FabricReport, FabricWant, PodDevices
 from autoscaler.spec.installation_ownership import INSTALLATION, Ownership
 from pilotlight.agent.gpu import hotplug
 from pilotlight.agent.gpu.bus import Answer, Bus, StepError

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.agent_contract import FabricWant
-from autoscaler.contract import FabricReport, PodDevices
+from autoscaler.agent_contract import FabricReport, FabricWant, PodDevices
 from pilotlight.agent.gpu.hotplug import VISIBLE_S
 from tests.unit.pilotlight.agent.gpu.test_hotplug import AT_A, AT_B, A, B, Rig
 

@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artifacts.protobuf import NUMBER_MAX, ProtobufError, iter_fields, iter_strings, read_string
-from autoscaler.contract import PodDevices
+from autoscaler.agent_contract import PodDevices
 from pilotlight.agent.kubelet import sockets as nodesockets
 from pilotlight.agent.kubelet.sockets import (
     IMAGES_MAX,

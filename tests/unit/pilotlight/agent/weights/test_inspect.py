@@ -18,15 +18,15 @@ from artifacts.formats import gguf
 from artifacts.formats.cpu_time import CpuTime
 from artifacts.pack import oci_layout
 from artifacts.pack.pack import Form
-from autoscaler.agent_contract import read_weights_request
-from autoscaler.contract import ModelName, WeightsReport
+from autoscaler.agent_contract import WeightsReport, read_weights_request
+from autoscaler.contract import ModelName
 from autoscaler.explain.fit import Needs
 from autoscaler.spec.model import Adapter, Model, ModelSpec
 from loadtest import tiny_gguf
 from pilotlight.agent.weights.inspect import NOT_WHOLE, inspect_artifact
 from pilotlight.cli.weights.pack import plan_artifact
 from pilotlight.models import header_report
-from pilotlight.models.document_inputs import fill_memory_estimate
+from pilotlight.models.document_loading import fill_memory_estimate
 from pilotlight.models.fit_needs import load_memory_needs, read_reported_needs
 from pilotlight.models.model_memory import Known
 from tests.support.builders.artifacts import packed_models

@@ -25,8 +25,8 @@ from artifacts.reference import Reference
 from artifacts.registry.client import Client
 from artifacts.store.copy_publication import Copy
 from artifacts.store.store import Store
-from autoscaler.agent_contract import NodeWant, NodeWants
-from autoscaler.contract import ReplicaId, WeightsReport
+from autoscaler.agent_contract import NodeWant, NodeWants, WeightsReport
+from autoscaler.contract import ReplicaId
 from autoscaler.spec.settings import Signatures
 from pilotlight.agent.weights import keeper as room
 from pilotlight.agent.weights.fetch import NoSecretError, PullSecrets

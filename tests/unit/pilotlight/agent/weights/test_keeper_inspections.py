@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from artifacts.store.store import Store
-from autoscaler.agent_contract import read_weights_request
-from autoscaler.contract import ReplicaId, WeightsReport
+from autoscaler.agent_contract import WeightsReport, read_weights_request
+from autoscaler.contract import ReplicaId
 from loadtest import tiny_gguf
 from pilotlight.agent.weights import fetch, inspect
 from pilotlight.agent.weights.fetch import LOOKS_MAX

@@ -10,8 +10,15 @@ from msgspec.structs import replace
 from pytest_aiohttp import AiohttpClient
 
 from artifacts.credentials.docker_config import Config
-from autoscaler.agent_contract import NodeWants, WeightsRequest, collect_weights_requests, read_weights_request
-from autoscaler.contract import NodeReport, ReplicaId, WeightsReport
+from autoscaler.agent_contract import (
+    NodeReport,
+    NodeWants,
+    WeightsReport,
+    WeightsRequest,
+    collect_weights_requests,
+    read_weights_request,
+)
+from autoscaler.contract import ReplicaId
 from autoscaler.documents.document_rules import ADAPTERS_MAX, ARTIFACT_CHARS_MAX
 from autoscaler.documents.parse import read_document
 from autoscaler.fold.fold import fold

@@ -110,7 +110,7 @@ def test_earlier_kubectl_scale_counts_as_manual_scaling() -> None:
 
 
 @pytest.mark.parametrize("written_s", [150.0, 9000.0, -9000.0])
-def test_manual_scaling_gets_the_local_time_whatever_the_server_clock(written_s: float) -> None:
+def test_manual_scaling_of_a_known_workload_is_dated_by_our_own_clock(written_s: float) -> None:
     scaled = annotated(replicas=3, scaled_by="kubectl", since_adopted=True, scaled_unix_s=written_s)
     assert find_manual_scaling(annotated(), scaled, None, 200.0) == Hand(3, "kubectl", 200.0)
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from autoscaler.contract import NodeReport
+from autoscaler.agent_contract import NodeReport
 from autoscaler.drivers.kubernetes.inventory import inventory
 from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
 from autoscaler.drivers.kubernetes.objects import node_slices as nodes

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autoscaler.contract import DeviceReport, NodeReport, PodDevices
+from autoscaler.agent_contract import DeviceReport, NodeReport, PodDevices
 from autoscaler.documents.parse import parse_documents
 from autoscaler.drivers.kubernetes.inventory import declared
 from autoscaler.drivers.kubernetes.objects import node_slices as nodes

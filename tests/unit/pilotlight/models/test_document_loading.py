@@ -17,8 +17,8 @@ from autoscaler.spec.settings import Settings
 from autoscaler.state.events import FaultSeen
 from loadtest import tiny_gguf
 from pilotlight.cli import keys
-from pilotlight.models import document_inputs as inputs
-from pilotlight.models.document_inputs import (
+from pilotlight.models import document_loading as inputs
+from pilotlight.models.document_loading import (
     KEYS_FILE,
     RENAME,
     build_launcher,

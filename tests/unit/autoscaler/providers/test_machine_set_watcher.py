@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from autoscaler.capacity.attachable_nodes import GPU_COUNT
 from autoscaler.providers.kube import AnswerError
-from autoscaler.providers.machine_group_watcher import (
+from autoscaler.providers.machine_set_watcher import (
     LABELS,
     LOOK_S,
     NONE_S,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.capacity.group_growth import GROW_S, adopt_group, read_group_limits, update_growth
+from autoscaler.capacity.group_machines_in_flight import GROW_S, adopt_group, read_group_limits, update_growth
 from autoscaler.planner.plan import plan
 from autoscaler.server.metrics import Metrics
 from autoscaler.state.actions import Acted, StartReplica
@@ -144,7 +144,7 @@ def test_stalled_group_growth_stops_preventing_orders_after_a_limit() -> None:
     [group(1, claimed=1), group(1, offer=None), group(1, ready=1), group(0)],
     ids=["a pod of others waits for it", "it brings no Devices", "it is there", "no client raised it"],
 )
-def test_group_without_usable_growth_does_not_prevent_an_order(other: Group) -> None:
+def test_machine_group_that_adds_no_usable_node_prevents_no_order(other: Group) -> None:
     assert orders(plan(grows(surge(offer()), other), T0).actions) == [("rack", 1)]
 
 
