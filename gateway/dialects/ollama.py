@@ -26,8 +26,10 @@ from gateway.request.api_routes import INFER, Operation
 
 API_VERSION: Final = "0.17.4"
 """The version of Ollama whose API is served. Clients compare it with the version that they need."""
-BODY_BYTES_MAX: Final = 16 << 20
+BODY_BYTES_MAX = 16 << 20
 """A larger body is rejected, because a body is translated in one step."""
+ITEMS_MAX: Final = {"messages": 10_000, "images": 256, "tools": 1_000, "tool_calls": 1_000}
+"""Of one request."""
 
 Endpoint = Literal["chat", "generate", "embed", "embeddings"]
 Action = Literal["", "load", "unload"]
@@ -106,7 +108,20 @@ def read_shown_model(body: bytes) -> str:
     return name
 
 
+def _check_counts(**counts: int) -> None:
+    """Raise CallError for more items than a request may have: each one becomes several objects in memory."""
+    for name, count in counts.items():
+        if count > ITEMS_MAX[name]:
+            message = f"the request has {count:,} {name}; at most {ITEMS_MAX[name]:,} are allowed"
+            raise invalid_request(message, param=name)
+
+
 def _translate_chat(request: ChatRequest) -> Translated:
+    messages = request.messages or []
+    _check_counts(
+        messages=len(messages), images=sum(len(one.images or ()) for one in messages), tools=len(request.tools or ()),
+        tool_calls=sum(len(one.tool_calls or ()) for one in messages),
+    )  # fmt: skip
     members: dict[str, object] = {"messages": _messages(request.messages or [])}
     if request.tools:
         members["tools"] = request.tools
@@ -121,6 +136,7 @@ def _translate_chat(request: ChatRequest) -> Translated:
 
 
 def _translate_generate(request: GenerateRequest) -> Translated:
+    _check_counts(images=len(request.images or ()))
     if request.template:
         raise invalid_request("template is not supported: the engine has the template of the model; remove it")
     prompt, members, target = request.prompt or "", dict[str, object](), CHAT

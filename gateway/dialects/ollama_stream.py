@@ -127,12 +127,16 @@ class ReplyConverter:
         except _UNREADABLE:
             self.broken = True
             return b""
-        if chunk.error:
+        if _is_error(chunk.error):
             self.ended = True
             return _encode_line({"error": _error_text(chunk.error)})
         if chunk.usage is not None:
             self._usage = chunk.usage
-        return self._choice(chunk.choices[0]) if chunk.choices else b""
+        try:
+            return self._choice(chunk.choices[0]) if chunk.choices else b""
+        except _UNREADABLE:  # the arguments of a tool call
+            self.broken = True
+            return b""
 
     def _choice(self, choice: Choice) -> bytes:
         delta = choice.delta or choice.message
@@ -174,14 +178,15 @@ class ReplyConverter:
             index = position if part.index is None else part.index
             tool = self._tools.setdefault(index, ToolPart())
             tool.id = part.id or tool.id
-            if part.function is None:
-                continue
-            tool.name = part.function.name or tool.name
-            arguments = bytes(part.function.arguments)
-            self._arguments_size += len(arguments) + 64
+            function = part.function
+            arguments = b"" if function is None else bytes(function.arguments)
+            self._arguments_size += len(arguments) + len(tool.id or "") + 64
             if self._arguments_size > EVENT_BYTES_MAX:
                 self.broken = True
                 return
+            if function is None:
+                continue
+            tool.name = function.name or tool.name
             if arguments.startswith(b'"'):
                 tool.arguments += _text.decode(arguments)
             elif arguments.startswith(b"{"):
@@ -248,12 +253,16 @@ class ReplyConverter:
         except _UNREADABLE:
             self.broken = True
             return b""
-        if found.error:
+        if _is_error(found.error):
             return msgspec.json.encode({"error": _error_text(found.error)})
         if not found.choices:
             self.broken = True
             return b""
-        return self._whole(found, found.choices[0])
+        try:
+            return self._whole(found, found.choices[0])
+        except _UNREADABLE:  # the arguments of a tool call
+            self.broken = True
+            return b""
 
     def _whole(self, found: Completion, choice: Choice) -> bytes:
         self._usage = found.usage
@@ -301,6 +310,11 @@ def error_text(body: bytes) -> str:
     inner = found.error
     text = inner.message if isinstance(inner, ErrorMessage) else inner
     return text or found.message or (_error_text(found.detail) if found.detail else _REJECTED)
+
+
+def _is_error(raw: Raw) -> bool:
+    """Return whether the member `error` reports an error: engines may send it as null."""
+    return bytes(raw) not in {b"", b"null"}
 
 
 def _error_text(raw: Raw) -> str:

@@ -5,13 +5,11 @@ A document is converted when it is complete. Until then nothing is sent, so that
 
 from __future__ import annotations
 
-from typing import Final
-
 from gateway.dialects.ollama_stream import ReplyConverter
 from gateway.http.response_reader import LAST_CHUNK, BodyWalker, ResponseHead
 from gateway.server.response_relay import Answer
 
-DOCUMENT_BYTES_MAX: Final = 16 << 20
+DOCUMENT_BYTES_MAX = 16 << 20
 """Limit of a response that is converted whole; above it 502."""
 
 

@@ -82,7 +82,7 @@ def gather_documents(
     errors = [one for one in unusable if one.is_named and (in_force is None or not models)]
     artifacts = {model.spec.artifact for model in kept}
     for one in (one for one in unusable if one not in errors):
-        what = "keeps its Model" if _artifact_of(one.path) in artifacts else "left out"
+        what = "keeps its Model" if one.is_fault and _artifact_of(one.path) in artifacts else "left out"
         write_stderr(f"{one.path}: {what}: {one.reason}")
     if errors:
         raise click.UsageError(f"{errors[0].path}: {errors[0].reason}")

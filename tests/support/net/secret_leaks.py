@@ -161,8 +161,8 @@ def forms() -> Iterator[Fault]:
     text, kind = prompt().replace("\n", "").encode(), "multipart/form-data; boundary=b"
     model, end = form(b"model", b"talks"), b"--b--\r\n"
     broken = {
-        "no end": model + form(b"prompt", text), "a preamble": text + b"\r\n" + model + end,
-        "a line end": form(b"model", text + b"\r\nx") + end, "two models": model + form(b"model", text) + end,
+        "no end": model + form(b"prompt", text), "a line end": form(b"model", text + b"\r\nx") + end,
+        "two models": model + form(b"model", text) + end,
         "a flag": model + form(b"stream", text) + end, "a name": model + form(text, b"x") + end,
         "a coding": model + form(b"file", text, b"\r\nContent-Transfer-Encoding: base64") + end,
         "a place": model + form(b"base_url", text) + end, "a long model": form(b"model", text * 500) + end,

@@ -85,7 +85,9 @@ class Heard:
         """Sends one fault and checks that it occurs as intended."""
         async with self._gate:
             got = await self.answer(fault.data)
-        assert got.startswith(b"HTTP/1.1 %d " % fault.status if fault.status else b"HTTP/1.1 "), (fault.name, got)
+        # A stream that has waited for the engine got its head before the fault, and the error as an event.
+        status = 200 if b": keepalive\n" in got or b"event: ping\n" in got else fault.status
+        assert got.startswith(b"HTTP/1.1 %d " % status if status else b"HTTP/1.1 "), (fault.name, got)
         assert fault.code.encode() in got, (fault.name, got)
         if fault.engine:
             self.engines += got

@@ -216,3 +216,18 @@ def test_show_accepts_both_names_of_its_member() -> None:
     assert ollama.read_shown_model(b'{"model":"a","verbose":true}') == ollama.read_shown_model(b'{"name":"a"}') == "a"
     with pytest.raises(CallError, match="model"):
         ollama.read_shown_model(b"{}")
+
+
+@pytest.mark.parametrize(
+    ("members", "name"),
+    [
+        ({"messages": [{"role": "user", "images": ["a"] * 200}] * 2}, "images"),
+        ({"messages": [{"role": "user"}] * 10_001}, "messages"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {}}] * 1_001}]}, "tool_calls"),
+        ({"messages": [], "tools": [1] * 1_001}, "tools"),
+    ],
+)
+def test_request_with_too_many_items_is_rejected_before_it_is_translated(members: dict[str, object], name: str) -> None:
+    with pytest.raises(CallError, match=f"{name}; at most") as caught:
+        translated("chat", **members)
+    assert caught.value.param == name

@@ -248,3 +248,20 @@ def test_loaded_document_has_the_form_of_its_endpoint() -> None:
     assert json.loads(converter("chat").loaded("unload"))["message"] == message("")
     assert json.loads(converter("embed").loaded("load")) == {"model": "m", "embeddings": []}
     assert json.loads(converter("embeddings").loaded("load")) == {"embedding": []}
+
+
+def test_error_member_that_is_null_is_no_error() -> None:
+    choice = {"index": 0, "message": {"content": "a"}, "finish_reason": "stop"}
+    made = json.loads(converter(stream=False).convert(200, json.dumps({"error": None, "choices": [choice]}).encode()))
+    assert made["message"] == message("a")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_tool_arguments_that_are_not_utf8_break_the_response(stream: bool) -> None:
+    tool = b'{"tool_calls":[{"index":0,"function":{"name":"f","arguments":{"a":"\xff"}}}]}'
+    made = converter(stream=stream)
+    if stream:
+        assert made.feed(b'data: {"choices":[{"index":0,"delta":' + tool + b"}]}\n\n") == b""
+    else:
+        assert made.convert(200, b'{"choices":[{"index":0,"message":' + tool + b"}]}") == b""
+    assert made.broken

@@ -354,6 +354,14 @@ def test_file_that_raises_an_exception_at_a_reload_keeps_its_model(
     assert f"{folder}/models/ada.gguf: keeps its Model: internal error (InjectedError" in capfd.readouterr().err
 
 
+def test_link_that_leads_to_itself_is_left_out(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "models" / "loop.gguf").symlink_to("loop.gguf")
+    begun = gather_documents([folder / "models"], [], folder, contain=True)
+    again = gather_documents([folder / "models"], [], folder, contain=True, in_force=begun)
+    assert [model.name for model in again.models] == ["ada", "bob"]
+    assert f"{folder}/models/loop.gguf: left out: " in capfd.readouterr().err
+
+
 def test_gguf_file_named_like_an_alias_of_a_model_is_rejected(folder: Path) -> None:
     spec = "{engine: command, command: ['x', '{port}'], aliases: [ada]}"
     other = written(folder / "x.yaml", HEAD + f"kind: Model\nmetadata: {{name: x}}\nspec: {spec}\n")
