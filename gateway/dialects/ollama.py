@@ -28,8 +28,8 @@ API_VERSION: Final = "0.17.4"
 """The version of Ollama whose API is served. Clients compare it with the version that they need."""
 BODY_BYTES_MAX = 16 << 20
 """A larger body is rejected, because a body is translated in one step."""
-ITEMS_MAX: Final = {"messages": 10_000, "images": 256, "tools": 1_000, "tool_calls": 1_000}
-"""Of one request."""
+MESSAGES_MAX, IMAGES_MAX, TOOLS_MAX, CALLS_MAX = 10_000, 256, 1_000, 1_000
+"""Of one request: each item becomes several objects in memory."""
 
 Endpoint = Literal["chat", "generate", "embed", "embeddings"]
 Action = Literal["", "load", "unload"]
@@ -108,20 +108,17 @@ def read_shown_model(body: bytes) -> str:
     return name
 
 
-def _check_counts(**counts: int) -> None:
-    """Raise CallError for more items than a request may have: each one becomes several objects in memory."""
-    for name, count in counts.items():
-        if count > ITEMS_MAX[name]:
-            message = f"the request has {count:,} {name}; at most {ITEMS_MAX[name]:,} are allowed"
-            raise invalid_request(message, param=name)
+def _check_count(what: str, count: int, maximum: int) -> None:
+    if count > maximum:
+        raise invalid_request(f"the request has {count:,} {what}; at most {maximum:,} are allowed", param=what)
 
 
 def _translate_chat(request: ChatRequest) -> Translated:
     messages = request.messages or []
-    _check_counts(
-        messages=len(messages), images=sum(len(one.images or ()) for one in messages), tools=len(request.tools or ()),
-        tool_calls=sum(len(one.tool_calls or ()) for one in messages),
-    )  # fmt: skip
+    _check_count("messages", len(messages), MESSAGES_MAX)
+    _check_count("images", sum(len(one.images or ()) for one in messages), IMAGES_MAX)
+    _check_count("tools", len(request.tools or ()), TOOLS_MAX)
+    _check_count("tool_calls", sum(len(one.tool_calls or ()) for one in messages), CALLS_MAX)
     members: dict[str, object] = {"messages": _messages(request.messages or [])}
     if request.tools:
         members["tools"] = request.tools
@@ -136,7 +133,7 @@ def _translate_chat(request: ChatRequest) -> Translated:
 
 
 def _translate_generate(request: GenerateRequest) -> Translated:
-    _check_counts(images=len(request.images or ()))
+    _check_count("images", len(request.images or ()), IMAGES_MAX)
     if request.template:
         raise invalid_request("template is not supported: the engine has the template of the model; remove it")
     prompt, members, target = request.prompt or "", dict[str, object](), CHAT
