@@ -18,11 +18,14 @@ _FORM = re.compile(
 )
 """The usual forms, which are forwarded unchanged."""
 _TYPE = re.compile(rb"[ \t]*(" + TOKEN + rb"++/" + TOKEN + rb"++)[ \t]*+(?=;|\Z)")
-_PARAMETER = re.compile(
-    rb"[ \t]*+;[ \t]*+(?:(" + TOKEN + rb"++)[ \t]*+=[ \t]*+"
-    rb"(?:\"((?:[^\"\\]|\\.)*+)\"|([!#-+\-./0-:<-\[\]-~]++)))?+[ \t]*+(?=;|\Z)"
+_PLAIN = rb"[!#-+\-./0-:<-\[\]-~]"
+_PARAMETER = re.compile(  # no possessive groups: Python before 3.11.5 matches them wrongly (gh-106052)
+    rb"[ \t]*+;[ \t]*+(?:(" + TOKEN + rb"++)[ \t]*+="
+    rb"(?:[ \t]*+\"((?:[^\"\\]|\\.)*)\"|(" + _PLAIN + rb"++)|[ \t]++(" + TOKEN + rb"++)))?[ \t]*+(?=;|\Z)"
 )
-"""One parameter: name, and quoted or plain value. A plain value may have characters that need quotes, such as `=`."""
+"""One parameter: name, and quoted or plain value. A plain value may have characters that need quotes, such as `=`,
+unless space precedes it: in `filename= filename*=x`, some parsers find no value and another parameter.
+"""
 _ESCAPED = re.compile(rb"\\(.)")
 _BOUNDARY = re.compile(rb"[0-9A-Za-z'()+_,./:=?!#$%&*^`|~{} -]{0,69}[0-9A-Za-z'()+_,./:=?!#$%&*^`|~{}-]")
 """RFC 2046, 5.1.1, and the other characters of tokens."""
@@ -89,7 +92,7 @@ def parse_parameters(text: bytes, at: int, end: int = -1) -> dict[bytes, bytes] 
             return None
         quoted = match[2]
         if quoted is None:
-            found[name] = match[3]
+            found[name] = match[3] or match[4]
         else:
             found[name] = _ESCAPED.sub(rb"\1", quoted) if b"\\" in quoted else quoted
     return found

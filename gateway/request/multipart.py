@@ -50,7 +50,7 @@ _PART_HEAD = re.compile(rb"(?:" + FIELD + rb")++")
 _DISPOSITION = re.compile(rb"\r\ncontent-disposition:[ \t]*+form-data[ \t]*+(?=;|\r\n|\Z)([^\r]*+)", re.IGNORECASE)
 _USUAL = re.compile(
     rb'[ \t]*;[ \t]*name="([A-Za-z0-9_.\[\]-]++)"'
-    rb'(?:[ \t]*;[ \t]*filename\*?=(?:"[^"\\;]*+"|' + TOKEN + rb"++))*+[ \t]*",
+    rb'(?:[ \t]*;[ \t]*filename\*?=(?:"[^"\\;]*+"|' + TOKEN + rb"++))*[ \t]*",
     re.IGNORECASE,
 )
 """The parameters as most clients write them."""
