@@ -31,7 +31,7 @@ API_VERSION = "ollama.ayaka.io/v1"
 IMAGE = "ollama/ollama"
 """The image that the operator runs."""
 STORE = "models"
-"""Folder of the models in a claim that the operator mounts at `/root/.ollama`."""
+"""Folder of the models in a claim that the operator mounts as Ollama's home."""
 SPEC: Path = ("spec",)
 REASONS = {
     "spec.imagePullPolicy": "Kubernetes' default is used",

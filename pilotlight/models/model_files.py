@@ -227,10 +227,14 @@ def _attach(
     """Attach each projector to the models of its folder that it belongs to. The projectors that remain are unusable."""
     attached, used = list[ModelFile](), set[Path]()
     for model in models:
-        beside = [one.path for one in models if one.path.parent == model.path.parent]
-        fitting = [path for path, _ in projectors if path.parent == model.path.parent and _fits(path, model, beside)]
-        best = min(fitting, key=_rank, default=None)
-        used.update(fitting)
+        folder_models = [one.path for one in models if one.path.parent == model.path.parent]
+        matching = [
+            path
+            for path, _ in projectors
+            if path.parent == model.path.parent and _matches_model(path, model, folder_models)
+        ]
+        best = min(matching, key=_rank, default=None)
+        used.update(matching)
         attached.append(model._replace(projector=best))
     reason = (
         "a vision projector whose name matches no model in its folder: rename it to mmproj-MODEL.gguf, or pass it "
@@ -246,13 +250,13 @@ def _attach(
     return attached, [*unusable, *left]
 
 
-def _fits(projector: Path, model: ModelFile, beside: Sequence[Path]) -> bool:
+def _matches_model(projector: Path, model: ModelFile, folder_models: Sequence[Path]) -> bool:
     """Whether a projector belongs to a model in its folder: the model's name begins with the projector's name, both
-    without quantization. A projector without a name of its own (`mmproj-F16.gguf`) fits if the folder has one model, in
-    any number of quantizations.
+    without quantization. A projector without a name of its own (`mmproj-F16.gguf`) matches if the folder has one model,
+    in any number of quantizations.
     """
     words, own = _words(projector), _words(model.path)
-    return own[: len(words)] == words if words else all(_words(path) == own for path in beside)
+    return own[: len(words)] == words if words else all(_words(path) == own for path in folder_models)
 
 
 def _words(file: Path) -> list[str]:

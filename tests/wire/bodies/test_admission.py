@@ -34,9 +34,9 @@ WRONG = [
     (405, (), "models", JSON),
     (415, (), "chat/completions", "multipart/form-data; boundary=b"),
     (415, ("origin: https://evil.example",), "chat/completions", "text/plain"),
-    (404, ("x-model: nobody",), "chat/completions", JSON),
+    (404, ("x-model: unknown",), "chat/completions", JSON),
     (400, ("x-priority: high",), "chat/completions", JSON),
-    (404, (), "../openai/deployments/nobody/chat/completions", JSON),
+    (404, (), "../openai/deployments/unknown/chat/completions", JSON),
 ]
 
 

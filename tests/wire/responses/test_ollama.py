@@ -31,7 +31,7 @@ from tests.support.fakes.engines.scripted_engine import (
 from tests.support.harness.gateway.gateway_rig import Client, Rig, rig, rig_and_client
 from tests.support.waiting import until
 
-ASK = [{"role": "user", "content": "Hello"}]
+MESSAGES = [{"role": "user", "content": "Hello"}]
 CHAT = document(
     b'{"choices":[{"message":{"content":"Hi"},"finish_reason":"stop"}],'
     b'"usage":{"prompt_tokens":7,"completion_tokens":2}}'
@@ -73,7 +73,7 @@ def sent(engine: ScriptedEngine) -> tuple[str, dict[str, Any]]:
 @pytest.mark.parametrize("path", ["/api/chat", "/api/chat/", "//api/chat"])
 async def test_chat_stream_is_sent_as_lines_and_its_tokens_are_counted(path: str) -> None:
     async with ScriptedEngine((STREAM,)) as engine, rig(engine.address) as one:
-        status, fields, lines = await ask(one, path, messages=ASK)
+        status, fields, lines = await ask(one, path, messages=MESSAGES)
         assert (status, fields["cache-control"], fields["x-accel-buffering"]) == (200, "no-cache", "no")
         assert "server-timing" in fields
         assert [line["message"]["content"] for line in lines] == ["a", "b", "c", ""]
@@ -90,7 +90,10 @@ async def test_chat_stream_is_sent_as_lines_and_its_tokens_are_counted(path: str
 
 @pytest.mark.parametrize(
     ("path", "members", "text"),
-    [("/api/chat", {"messages": ASK}, ("message", "content")), ("/api/generate", {"prompt": "Hello"}, ("response",))],
+    [
+        ("/api/chat", {"messages": MESSAGES}, ("message", "content")),
+        ("/api/generate", {"prompt": "Hello"}, ("response",)),
+    ],
 )
 async def test_response_without_streaming_is_one_document(
     path: str, members: dict[str, object], text: tuple[str, ...]
@@ -102,7 +105,7 @@ async def test_response_without_streaming_is_one_document(
         for name in text:
             found = found[name]
         assert found == "Hi"
-        assert sent(engine) == ("/v1/chat/completions", {"model": "served-m", "messages": ASK})
+        assert sent(engine) == ("/v1/chat/completions", {"model": "served-m", "messages": MESSAGES})
         assert one.totals() == (1, 7, 2)
 
 
@@ -163,7 +166,7 @@ async def test_management_request_is_rejected_with_the_command_that_does_it(
 @pytest.mark.parametrize("name", ["m:latest", "alias-m", "alias-m:latest"])
 async def test_latest_tag_resolves_to_the_model_without_it(name: str) -> None:
     async with ScriptedEngine((CHAT,)) as engine, rig(engine.address) as one:
-        found = (await ask(one, "/api/chat", model=name, messages=ASK, stream=False))[2]
+        found = (await ask(one, "/api/chat", model=name, messages=MESSAGES, stream=False))[2]
         assert (found["model"], sent(engine)[1]["model"]) == (name, "served-m")
 
 
@@ -199,7 +202,7 @@ EARLY = FrontSettings(keepalive_seconds=0.1)
 async def test_queued_stream_gets_spaces_that_keep_each_line_valid() -> None:
     async with ScriptedEngine((STREAM,)) as engine, rig(settings=EARLY) as one:
         client = await one.client()
-        post(client, "/api/chat", messages=ASK)
+        post(client, "/api/chat", messages=MESSAGES)
         status, fields = await client.head()
         assert (status, fields["content-type"], fields["x-pilotlight-cold"]) == (200, "application/x-ndjson", "1")
         assert [await client.chunk(), await client.chunk()] == [b" ", b" "]
@@ -215,7 +218,7 @@ async def test_silent_engine_makes_spaces_between_lines() -> None:
         for _ in scripts:
             client = await one.client()
             engine.release.clear()
-            post(client, "/api/chat", messages=ASK)
+            post(client, "/api/chat", messages=MESSAGES)
             assert (await client.head())[1]["content-type"] == "application/x-ndjson"
             body = b""
             while not body.endswith(b" "):
@@ -230,7 +233,7 @@ async def test_silent_engine_makes_spaces_between_lines() -> None:
 async def test_queued_http_1_0_stream_ends_with_the_connection() -> None:
     async with ScriptedEngine((STREAM,)) as engine, rig(settings=EARLY) as one:
         client = await one.client()
-        body = json.dumps({"model": "m", "messages": ASK}).encode()
+        body = json.dumps({"model": "m", "messages": MESSAGES}).encode()
         client.send(b"POST /api/chat HTTP/1.0\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
         await client.head()
         one.routes(engine.address)
@@ -244,7 +247,7 @@ async def test_queued_http_1_0_stream_ends_with_the_connection() -> None:
 async def test_engine_error_after_the_early_head_is_a_line(reply: bytes, text: str) -> None:
     async with ScriptedEngine((reply,)) as engine, rig(settings=EARLY) as one:
         client = await one.client()
-        post(client, "/api/chat", messages=ASK)
+        post(client, "/api/chat", messages=MESSAGES)
         await client.head()
         one.routes(engine.address)
         pieces = b""
@@ -268,7 +271,7 @@ async def test_shutdown_rejects_a_queued_stream_with_a_line() -> None:
 async def test_stream_that_breaks_ends_with_an_error_line_and_without_the_last_chunk() -> None:
     async with ScriptedEngine((STREAM_HEAD + delta("a"), CLOSE)) as engine, rig(engine.address) as one:
         client = await one.client()
-        post(client, "/api/chat", messages=ASK)
+        post(client, "/api/chat", messages=MESSAGES)
         await client.head()
         assert json.loads(await client.chunk())["message"]["content"] == "a"
         assert "error" in json.loads(await client.chunk())
@@ -286,7 +289,7 @@ async def test_stream_that_breaks_ends_with_an_error_line_and_without_the_last_c
 async def test_unusable_document_is_a_502_and_the_connection_stays(reply: Any) -> None:
     async with ScriptedEngine(reply) as engine, rig_and_client(engine.address) as (_, client):
         for _ in range(2):
-            post(client, "/api/chat", messages=ASK, stream=False)
+            post(client, "/api/chat", messages=MESSAGES, stream=False)
             status, _, body = await client.answer()
             assert (status, list(json.loads(body))) == (502, ["error"])
 
@@ -304,7 +307,7 @@ async def test_endless_event_breaks_the_stream() -> None:
     piece = chunk(b"data: " + b"x" * 65536)
     async with ScriptedEngine((STREAM_HEAD + delta("a") + piece * 20, HOLD)) as engine, rig(engine.address) as one:
         client = await one.client()
-        post(client, "/api/chat", messages=ASK)
+        post(client, "/api/chat", messages=MESSAGES)
         await client.head()
         assert b'"error"' in await client.rest()
         await asyncio.wait_for(engine.left.wait(), 60)
@@ -314,7 +317,7 @@ async def test_error_of_the_engine_has_the_form_and_status_that_clients_expect()
     reply = document(b'{"error":{"message":"context too long","type":"x"}}', "400 Bad Request")
     async with ScriptedEngine((reply,)) as engine, rig(engine.address) as one:
         for stream in (True, False):
-            status, fields, found = await ask(one, "/api/chat", messages=ASK, stream=stream)
+            status, fields, found = await ask(one, "/api/chat", messages=MESSAGES, stream=stream)
             assert (status, found) == (400, {"error": "context too long"})
             assert fields["content-type"].startswith("application/json")
 
@@ -327,7 +330,7 @@ async def test_busy_engine_is_retried_on_another_replica() -> None:
         rig(first.address, second.address) as one,
     ):
         for _ in range(4):
-            status, _, lines = await ask(one, "/api/chat", messages=ASK)
+            status, _, lines = await ask(one, "/api/chat", messages=MESSAGES)
             assert (status, lines[-1]["done"]) == (200, True)
         assert first.requests
 
@@ -336,7 +339,7 @@ async def test_stalled_stream_gets_an_error_line() -> None:
     clocks = Clocks(stall_seconds_max=0.1)
     async with ScriptedEngine((STREAM_HEAD + delta("a"), HOLD)) as engine, rig(engine.address, clocks=clocks) as one:
         client = await one.client()
-        post(client, "/api/chat", messages=ASK)
+        post(client, "/api/chat", messages=MESSAGES)
         await client.head()
         await client.chunk()
         assert "in time" in json.loads(await client.chunk())["error"]
@@ -345,7 +348,7 @@ async def test_stalled_stream_gets_an_error_line() -> None:
 async def test_cancelled_stream_releases_the_engine() -> None:
     async with ScriptedEngine((STREAM_HEAD + delta("a"), HOLD)) as engine, rig(engine.address) as one:
         client = await one.client()
-        post(client, "/api/chat", messages=ASK)
+        post(client, "/api/chat", messages=MESSAGES)
         await client.head()
         await client.chunk()
         client.leave()
@@ -364,9 +367,9 @@ async def test_stream_without_the_done_marker_is_complete_only_if_its_body_is() 
     ]
     async with ScriptedEngine(*scripts) as engine, rig(engine.address) as one:
         for _ in range(2):
-            assert (await ask(one, "/api/chat", messages=ASK))[2][-1]["done"] is True
+            assert (await ask(one, "/api/chat", messages=MESSAGES))[2][-1]["done"] is True
         client = await one.client()
-        post(client, "/api/chat", messages=ASK)
+        post(client, "/api/chat", messages=MESSAGES)
         await client.head()
         assert (await client.rest()).endswith(b'try again, or read the log of the engine"}\n\r\n')
 
@@ -413,9 +416,9 @@ async def test_translated_body_above_the_limit_is_rejected() -> None:
 )
 async def test_any_content_type_is_accepted_unless_a_page_sends_it(lines: str) -> None:
     async with ScriptedEngine((CHAT,)) as engine, rig(engine.address) as one:
-        assert (await ask(one, "/api/chat", lines, messages=ASK, stream=False))[0] == 200
+        assert (await ask(one, "/api/chat", lines, messages=MESSAGES, stream=False))[0] == 200
         for page in ("origin: https://evil.example\r\n", "sec-fetch-site: cross-site\r\n"):
-            status, _, found = await ask(one, "/api/chat", lines + page, messages=ASK)
+            status, _, found = await ask(one, "/api/chat", lines + page, messages=MESSAGES)
             assert (status, list(found)) == (415, ["error"])
 
 
@@ -441,9 +444,9 @@ async def test_keys_and_permissions_apply(tmp_path: Path) -> None:
 
 async def test_default_model_and_header_apply() -> None:
     async with ScriptedEngine((CHAT,)) as engine, rig(engine.address, settings=FrontSettings(default_model="m")) as one:
-        assert (await ask(one, "/api/chat", model="", messages=ASK, stream=False))[0] == 200
-        assert (await ask(one, "/api/chat", "x-model: m\r\n", model="", messages=ASK, stream=False))[0] == 200
-        assert (await ask(one, "/api/chat", "x-model: n\r\n", messages=ASK))[0] == 400
+        assert (await ask(one, "/api/chat", model="", messages=MESSAGES, stream=False))[0] == 200
+        assert (await ask(one, "/api/chat", "x-model: m\r\n", model="", messages=MESSAGES, stream=False))[0] == 200
+        assert (await ask(one, "/api/chat", "x-model: n\r\n", messages=MESSAGES))[0] == 400
 
 
 async def test_cache_salt_and_adapter_are_set_as_for_other_requests() -> None:
@@ -452,7 +455,7 @@ async def test_cache_salt_and_adapter_are_set_as_for_other_requests() -> None:
             one.front.directory.names._models[0], takes_cache_salt=True, lora='[{"id":0,"scale":1}]'
         )
         one.front.catalogue(CatalogueDelta(epoch=1, version=9, models=(entry,)))
-        await ask(one, "/api/chat", messages=ASK, stream=False, cache_salt="canary")
+        await ask(one, "/api/chat", messages=MESSAGES, stream=False, cache_salt="canary")
         body = sent(engine)[1]
         assert (len(body["cache_salt"]), body["lora"]) == (32, [{"id": 0, "scale": 1}])
         assert (await ask(one, "/api/embed", input="a"))[0] == 400

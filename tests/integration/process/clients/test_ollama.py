@@ -16,7 +16,7 @@ from tests.support.harness.serve.serve import Document, Serving, fake, model, se
 pytestmark = pytest.mark.xdist_group("real engine")
 
 SENTENCE = "Hello, I am Ada, asleep until you called."
-ASK: Any = [{"role": "user", "content": "Who is there?"}]
+MESSAGES: Any = [{"role": "user", "content": "Who is there?"}]
 
 
 def real(folder: Path, name: str, *args: str, **spec: object) -> Document:
@@ -42,7 +42,7 @@ async def client(one: Serving) -> AsyncIterator[ollama.AsyncClient]:
 
 
 async def read_stream(client: ollama.AsyncClient, name: str) -> list[ollama.ChatResponse]:
-    return [part async for part in await client.chat(model=name, messages=ASK, stream=True)]
+    return [part async for part in await client.chat(model=name, messages=MESSAGES, stream=True)]
 
 
 @pytest.mark.standard
@@ -52,7 +52,7 @@ async def test_ollama_client_chats_generates_embeds_and_lists(one: Serving, clie
     assert (await client.show("ada:latest")).capabilities == ["completion", "tools"]
     assert one.starts("ada") == 0, "lists start no replica"
 
-    whole = await client.chat(model="ada", messages=ASK, keep_alive="10m")
+    whole = await client.chat(model="ada", messages=MESSAGES, keep_alive="10m")
     assert (whole.message.content, whole.done, whole.done_reason) == (SENTENCE, True, "stop")
     assert whole.eval_count == 9
     assert whole.load_duration is not None
@@ -76,7 +76,7 @@ async def test_ollama_client_chats_generates_embeds_and_lists(one: Serving, clie
 
 
 async def test_ollama_client_gets_errors_as_its_exception(one: Serving, client: ollama.AsyncClient) -> None:
-    for request in (read_stream(client, "nobody"), client.chat(model="nobody", messages=ASK)):
+    for request in (read_stream(client, "unknown"), client.chat(model="unknown", messages=MESSAGES)):
         with pytest.raises(ollama.ResponseError) as missing:
             await request
         assert (missing.value.status_code, "no such model" in missing.value.error) == (404, True)
@@ -89,7 +89,7 @@ async def test_ollama_client_gets_errors_as_its_exception(one: Serving, client: 
     loaded = await client.generate(model="ada")
     assert (loaded.done_reason, one.starts("ada")) == ("load", 1)
     assert (await client.generate(model="ada", keep_alive=0)).done_reason == "unload"
-    assert (await client.chat(model="ada", messages=ASK)).message.content == SENTENCE
+    assert (await client.chat(model="ada", messages=MESSAGES)).message.content == SENTENCE
     assert one.starts("ada") == 1, "keep_alive stops nothing"
 
 
@@ -100,7 +100,7 @@ def test_synchronous_ollama_client_streams_through_keep_alives_of_a_cold_start(t
 
             def read() -> list[ollama.ChatResponse]:
                 with ollama.Client(host=one.url) as client:
-                    return list(client.chat(model="slow", messages=ASK, stream=True))
+                    return list(client.chat(model="slow", messages=MESSAGES, stream=True))
 
             parts = await asyncio.to_thread(read)
             assert "".join(part.message.content or "" for part in parts)
@@ -112,10 +112,10 @@ def test_synchronous_ollama_client_streams_through_keep_alives_of_a_cold_start(t
 async def test_cancelled_stream_of_the_ollama_client_releases_its_slot(tmp_path: Path) -> None:
     long = fake(tmp_path, "long", "--tokens=5000", "--tokens-per-s=20", slots=1)
     async with serving(tmp_path, long) as one, ollama.AsyncClient(host=one.url) as client:
-        stream: Any = await client.chat(model="long", messages=ASK, stream=True)
+        stream: Any = await client.chat(model="long", messages=MESSAGES, stream=True)
         async for part in stream:
             assert part.message.content
             break
         await stream.aclose()
-        limited = asyncio.wait_for(client.chat(model="long", messages=ASK, options={"num_predict": 2}), 60)
+        limited = asyncio.wait_for(client.chat(model="long", messages=MESSAGES, options={"num_predict": 2}), 60)
         assert (await limited).eval_count == 2

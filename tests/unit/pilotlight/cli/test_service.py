@@ -85,7 +85,7 @@ def test_word_of_the_command_line_is_quoted_as_systemd_reads_it(word: str, quote
         (("--listen", "nonsense"), "Invalid value for '--listen'"),
         (("--frob",), "No such option '--frob'"),
         (("--print-config",), "--print-config starts no service: leave it out"),
-        (("--user", "somebody"), "--user somebody: pass --state as well, a folder that this user can write"),
+        (("--user", "other-user"), "--user other-user: pass --state as well, a folder that this user can write"),
         (("--user", "a", "--user-manager"), "expected either --user or --user-manager"),
         (("a\nb.gguf",), "a unit cannot contain control characters"),
     ],

@@ -40,7 +40,7 @@ models:
     name: A coder
     aliases: [coder, gpt-4o]
     cmd: |
-      # the draft runs on the same device ${nobody}
+      # the draft runs on the same device ${undefined}
       ${server} \\
       --model "${env.MODELS}/coder 32b.gguf" -np 4 -ngl 99
       ${common}
@@ -198,7 +198,7 @@ def test_names_with_other_characters_are_simplified_and_reported(monkeypatch: py
 
 def test_comments_end_at_the_line_as_in_a_shell_and_are_reported() -> None:
     cmd = """llama-server --port ${PORT} -m /a.gguf -np 1 # --temp=1 -c 4096
-      # --cache-reuse 256 ${nobody}
+      # --cache-reuse 256 ${undefined}
       --jinja --x 'a # b' --y a#b --z \\# "two
       # lines" \\
       --last
