@@ -1,7 +1,7 @@
 """The spec of the stand-in of a Model whose document raises an unexpected exception when it is decoded. Pure.
 
-It has the document's engine, names, Tenants and installation, as far as they are valid: what a gateway needs to reject
-a request, or to pass it to a ready replica.
+It has the document's engine, names, Tenants, queue limits and installation, as far as they are valid: what a gateway
+needs to reject a request, or to pass it to a ready replica.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from autoscaler.contract import TenantName
 from autoscaler.documents.document_rules import ADAPTER, ADAPTERS_MAX, check_own_names
-from autoscaler.spec.decode import WrongKeyError
+from autoscaler.spec.decode import WrongKeyError, decode_value
 from autoscaler.spec.engines import ENGINES
-from autoscaler.spec.model import Adapter, EngineName, ModelSpec
+from autoscaler.spec.model import Adapter, EngineName, ModelSpec, Queue
 from autoscaler.spec.name_conflicts import check_alias
 
 NO_SPEC = ModelSpec(engine="command")
@@ -46,7 +46,10 @@ def read_known_keys(document: Document) -> ModelSpec:
     said = spec.get("engine")
     engine = said if isinstance(said, str) and said in ENGINES else NO_SPEC.engine
     known = ModelSpec(
-        engine=cast("EngineName", engine), tenants=_read_tenants(document), installation=read_installation(document)
+        engine=cast("EngineName", engine),
+        tenants=_read_tenants(document),
+        queue=_read_queue(spec),
+        installation=read_installation(document),
     )
     for more in (
         replace(known, aliases=_read_aliases(spec), adapters=_read_adapters(spec, engine)),
@@ -58,6 +61,14 @@ def read_known_keys(document: Document) -> ModelSpec:
             continue
         return more
     return known
+
+
+def _read_queue(spec: Document) -> Queue:
+    """Read `spec.queue`; the default limits if it is not valid."""
+    try:
+        return decode_value(spec.get("queue", {}), Queue)
+    except WrongKeyError:
+        return Queue()
 
 
 def _read_aliases(spec: Document) -> tuple[str, ...]:

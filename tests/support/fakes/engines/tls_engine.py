@@ -10,7 +10,19 @@ import ssl
 import sys
 from pathlib import Path
 
-from tests.support.fakes.engines.scripted_engine import OK, STREAM, Script, ScriptedEngine, document
+from tests.support.fakes.engines.scripted_engine import (
+    DONE,
+    END,
+    OK,
+    STREAM_HEAD,
+    Script,
+    ScriptedEngine,
+    delta,
+    document,
+)
+
+STREAM = STREAM_HEAD + b"".join(map(delta, "abc")) + DONE + END
+"""Without usage: the gateway requests it only of engines that are known to support the option."""
 
 
 class SecureEngine(ScriptedEngine):

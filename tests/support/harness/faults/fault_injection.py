@@ -14,6 +14,7 @@ import pytest
 from autoscaler.contract import ModelName
 from autoscaler.controller import loop
 from autoscaler.spec.model import Model
+from gateway.dispatch.effects import ModelFaulted
 from gateway.dispatch.model_dispatcher import ModelDispatcher
 
 
@@ -73,9 +74,13 @@ DOCUMENT_POINTS = (
 
 
 def concerns(name: str) -> Callable[..., bool]:
-    """Whether an argument is a Model of that name, its name, its document, a replica of it, or a list of these."""
+    """Whether an argument is a Model of that name, its name, its document, a replica of it, or a list of these. A list
+    of Effects concerns no Model: it collects those of all Models.
+    """
 
     def names(one: object) -> object:
+        if isinstance(one, ModelFaulted):
+            return None
         if isinstance(one, list | tuple) and type(one) in (list, tuple):
             return names(one[0]) if one else None
         if isinstance(one, Model | ModelDispatcher):

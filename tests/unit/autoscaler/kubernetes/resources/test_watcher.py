@@ -16,7 +16,7 @@ from autoscaler.kubernetes.resources.undecoded import describe_unconverted, desc
 from autoscaler.kubernetes.resources.watcher import DocumentWatcher
 from autoscaler.kubernetes.watch import ObjectKey
 from autoscaler.routing.routes import model_entry
-from autoscaler.spec.model import Model, ModelSpec
+from autoscaler.spec.model import Model, ModelSpec, Queue
 from autoscaler.spec.name_conflicts import Origin
 from autoscaler.spec.pod import API_VERSION
 from autoscaler.spec.tenant import Tenant
@@ -167,6 +167,14 @@ def test_stand_in_has_the_tenants_and_the_installation_of_its_object(
 
 
 NAMED = {"name": "x", "artifact": "hf://o/x"}
+
+
+@pytest.mark.parametrize(
+    ("queue", "calls_max"), [({"callsMax": 5}, 5), ({"callsMax": -1}, 1000), ("broken", 1000), (None, 1000)]
+)
+def test_stand_in_has_the_valid_queue_limits_of_its_object(queue: object, calls_max: int) -> None:
+    stand_in = describe_undecoded({**found("b"), "spec": {"queue": queue}}, KeyError("odd")).stand_in
+    assert stand_in.spec.queue == Queue(calls_max=calls_max)
 
 
 @pytest.mark.parametrize(
