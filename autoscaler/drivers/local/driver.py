@@ -26,7 +26,7 @@ import msgspec
 
 from autoscaler.contract import ReplicaId
 from autoscaler.drivers.driver import Launch, Launcher, Observe, Supply, WeightsHandle
-from autoscaler.drivers.local import engine_logs, replica_processes
+from autoscaler.drivers.local import container_runtime, engine_logs, replica_processes
 from autoscaler.drivers.local.devices import Devices
 from autoscaler.drivers.local.engine_process import EngineProcess, build_record, build_unknown_record
 from autoscaler.drivers.local.ports import HOST, Ports
@@ -198,6 +198,10 @@ class LocalDriver:
             record = msgspec.structs.replace(
                 record, port=port, readiness_path=launch.readiness_path, tls=model.spec.tls, boot=self._boot
             )
+            run = container_runtime.read_container_run(launch.argv)
+            if run is not None:
+                client = container_runtime.with_destination(run.client, launch.env)
+                record = msgspec.structs.replace(record, container_client=client)
             self._state.put(record)
             engine = self._spawn(record, launch, weights)
         except Exception as error:  # noqa: BLE001 - foreign code: any exception is a failed start of one model
@@ -259,17 +263,21 @@ class LocalDriver:
     def _spawn(self, record: ReplicaRecord, launch: Launch, weights: WeightsHandle | None) -> EngineProcess:
         pulled = Placing() if weights is None else Placing(pulled_s=self._clock())
         env = {name: value for name, value in os.environ.items() if not name.startswith("PILOTLIGHT_")}
-        env |= {**launch.env, **self._devices.environment(record.slices), replica_processes.MARK: self._mark(record.id)}
+        mark = self._mark(record.id)
+        added = {**launch.env, **self._devices.environment(record.slices), replica_processes.MARK: mark}
+        run = container_runtime.read_container_run(launch.argv)
+        argv = launch.argv if run is None else container_runtime.label_command(run, mark, added)
         output = engine_logs.open_for_engine(self._state.log(record.id))
         try:
             child = replica_processes.spawn_process(
-                launch.argv, env, output, () if weights is None else weights.lease_fds
+                argv, {**env, **added}, output, () if weights is None else weights.lease_fds
             )
         finally:
             os.close(output)
         record = msgspec.structs.replace(record, pid=child.pid)
-        born_s, mark = self._clock(), env[replica_processes.MARK]
-        return EngineProcess(mark=mark, record=record, child=child, born_s=born_s, weights=weights, placing=pulled)
+        return EngineProcess(
+            mark=mark, record=record, child=child, born_s=self._clock(), weights=weights, placing=pulled
+        )
 
     def _take(self, engine: EngineProcess) -> None:
         """Register the engine and watch for the exit of its main process."""
@@ -337,6 +345,8 @@ class LocalDriver:
         """
         ours = engine.child is not None
         how = replica_processes.describe_exit(engine.record.pid) if ours else ""
+        if engine.record.container_client:
+            how = container_runtime.describe_status(how)
         how = how or "ended (it was adopted, so its exit status is not known)"
         words = engine_logs.last_line(self._state.log(engine.record.id)) if ours and not engine.record.was_ready else ""
         return f"{how}: {words}" if words else how
@@ -349,6 +359,8 @@ class LocalDriver:
             self._see(engine, Seen.EXITED, reason=what)
 
         record = engine.record
+        if record.container_client:
+            await container_runtime.remove_containers(record.container_client, engine.mark, alarm)
         if outlived := await kill_all(engine.claim, self._reaper, self._clock, alarm):
             pids = ",".join(map(str, sorted(outlived)))
             _log.warning("event=engine_processes_outlived replica=%s pids=%s killed=true", record.id, pids)

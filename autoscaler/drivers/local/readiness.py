@@ -16,6 +16,7 @@ from typing import Protocol
 import msgspec
 
 from autoscaler.drivers import probes
+from autoscaler.drivers.local.container_runtime import RuntimeFailedError, list_containers
 from autoscaler.drivers.local.devices import Devices
 from autoscaler.drivers.local.engine_process import EngineProcess
 from autoscaler.drivers.local.nvml import NvmlError
@@ -136,7 +137,15 @@ class Readiness:
             engine.owns_port = await self._is_its_own(engine)
 
     async def _is_its_own(self, engine: EngineProcess) -> bool:
-        """Return whether its own process listens on its port; assumed if the kernel does not report it."""
+        """Return whether its own process listens on its port; assumed if the kernel does not report it. The listener of
+        a container may belong to the daemon of the container runtime: the running container is the proof.
+        """
+        if engine.record.container_client:
+            try:
+                return bool(await list_containers(engine.record.container_client, engine.mark, running=True))
+            except RuntimeFailedError as error:
+                _log.warning("event=container_query_failed replica=%s error=%s", engine.record.id, error)
+                return False
         inodes = await retry_on_shortage(partial(list_listening_sockets, engine.record.port))
         if not inodes or await retry_on_shortage(partial(has_open_socket, (engine.record.pid,), inodes)) is not False:
             return True
@@ -146,6 +155,8 @@ class Readiness:
     async def _weigh(self, engine: EngineProcess) -> bool:
         """Measure its memory, of the host and of its devices; return whether it grew since the last check."""
         found, _ = await find_processes(engine.claim, self._reaper)
+        if engine.record.container_client:  # the client uses little; the container's processes may be hidden from us
+            found = tuple(one for one in found if one.session != engine.record.pid)
         memory_bytes = sum(one.rss_pages for one in found) * os.sysconf("SC_PAGE_SIZE")
         try:
             held = await self._devices.holding(engine.record.slices, (one.pid for one in found))

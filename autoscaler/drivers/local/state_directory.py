@@ -64,6 +64,8 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 0
     readiness_path: str = "/"
     tls: EngineTls | None = None
+    container_client: tuple[str, ...] = ()
+    """The client of the container runtime that runs the engine, for example `docker`; empty: there is none."""
     boot: str = ""
     pid: int = 0
     start_ticks: int = 0

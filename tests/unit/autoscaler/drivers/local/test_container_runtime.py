@@ -1,0 +1,67 @@
+"""Commands of container runtimes: what is recognised, and what is added to them."""
+
+from __future__ import annotations
+
+import pytest
+
+from autoscaler.drivers.local.container_runtime import (
+    ContainerRun,
+    describe_status,
+    label_command,
+    read_container_run,
+    with_destination,
+)
+
+
+@pytest.mark.parametrize(
+    ("command", "client"),
+    [
+        ("docker run -p 80:80 image", "docker"),
+        ("/usr/bin/podman run image", "/usr/bin/podman"),
+        ("podman container run image", "podman"),
+        ("sudo -n docker --context gpu run image", "sudo -n docker --context gpu"),
+        ("nerdctl --namespace x run image run", "nerdctl --namespace x"),
+    ],
+)
+def test_command_that_runs_a_container_is_recognised(command: str, client: str) -> None:
+    run = read_container_run(command.split())
+    assert run is not None
+    assert run.client == tuple(client.split())
+    assert run.options == tuple(command.split(" run ", 1)[1].split())
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["llama-server --port 80", "docker start name", "docker compose run service", "run docker", "serve --run docker"],
+)
+def test_other_command_is_not_recognised_as_a_container(command: str) -> None:
+    assert read_container_run(command.split()) is None
+
+
+def test_labelled_command_passes_variables_by_name_and_keeps_the_options_of_the_user() -> None:
+    run = ContainerRun(("podman",), ("--label", "a=b", "image", "--port", "80"))
+    words = label_command(run, "i/r1", ["TOKEN", "DOCKER_HOST", "CUDA_VISIBLE_DEVICES"])
+    assert " ".join(words) == (
+        "podman run --label dev.pilotlight.replica=i/r1 --env CUDA_VISIBLE_DEVICES --env PILOTLIGHT_REPLICA --env TOKEN "
+        "--label a=b image --port 80"
+    )
+
+
+def test_later_commands_reach_the_daemon_that_the_environment_of_the_model_names() -> None:
+    assert with_destination(("docker",), {"TOKEN": "secret"}) == ("docker",)
+    assert with_destination(("docker",), {"DOCKER_HOST": "unix:///a.sock", "TOKEN": "secret"}) == (
+        "env", "DOCKER_HOST=unix:///a.sock", "docker",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("exited with status 137", "exited with status 137 (SIGKILL)"),
+        ("exited with status 255", "exited with status 255"),
+        ("exited with status 1", "exited with status 1"),
+        ("was killed by SIGTERM", "was killed by SIGTERM"),
+    ],
+)
+def test_exit_status_of_a_signal_has_its_name(how: str, expected: str) -> None:
+    assert describe_status(how) == expected
