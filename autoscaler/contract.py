@@ -285,6 +285,8 @@ class ReplicaUse(Message, frozen=True):
     """The time since the last byte of a response from the replica to this gateway, within about 0.2 s. None: no
     byte has arrived yet.
     """
+    stalled: bool = False
+    """Whether streams have waited far longer than usual for a byte from the replica, and no other request got one."""
 
 
 class Report(Message, frozen=True):

@@ -29,7 +29,7 @@ from autoscaler.planner.reconcile import choose_eviction_level, model_absence_re
 from autoscaler.provisioning.unplaceable_models import Fitting
 from autoscaler.queries import measured_memory
 from autoscaler.queries.crowded_slices import explain_misplacement
-from autoscaler.queries.gateways import decide_stop, list_known_gateways, list_silent_gateways
+from autoscaler.queries.gateways import STALLED, decide_stop, list_known_gateways, list_silent_gateways
 from autoscaler.queries.operator_orders import explain_closed_slice
 from autoscaler.queries.response_types import Row
 from autoscaler.queries.unschedulable_replicas import list_avoided_nodes
@@ -287,7 +287,8 @@ def _why(world: World, model: Model, unmet: str, now_s: float) -> str:
     waits = [replica.runtime.waits for replica in replicas if replica.runtime.waits and replica.state in BEGINNING]
     has_live = any(replica.state in desired_replicas.LIVE for replica in replicas)
     reasons = [replica.drain.reason for replica in replicas if replica.drain is not None and not has_live]
-    return (waits or reasons or [desired_replicas.compute_desired_replicas(world, model, now_s).reason])[0]
+    stalled = [STALLED for replica in replicas if replica.drain is not None and replica.drain.reason == STALLED]
+    return (stalled or waits or reasons or [desired_replicas.compute_desired_replicas(world, model, now_s).reason])[0]
 
 
 def _wanted(model: Model, answer: DesiredReplicas, now_s: float) -> str:

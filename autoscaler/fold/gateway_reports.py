@@ -55,6 +55,7 @@ def apply_report(draft: Draft, of: Reported) -> None:
         grants=reconcile_grants(before.grants, uses, report.version) if in_epoch else before.grants,
         uses=before.uses if uses == before.uses else uses,
         levels=before.levels if levels == before.levels else levels,
+        stalled=tuple(use.replica for use in report.replicas if use.stalled),
     )
     if before.lapsed or (after.in_epoch and not before.in_epoch):
         _all_undivided(draft)

@@ -55,7 +55,7 @@ from autoscaler.planner.reconcile import (
 from autoscaler.provisioning import provisioner
 from autoscaler.queries.crowded_slices import list_excess_replicas
 from autoscaler.queries.device_health import ILL, list_lost_replicas
-from autoscaler.queries.gateways import count_running_calls, decide_stop, next_change_s
+from autoscaler.queries.gateways import count_running_calls, decide_stop, list_stalled_replicas, next_change_s
 from autoscaler.queries.measured_memory import compute_slots
 from autoscaler.queries.operator_orders import STOPPED
 from autoscaler.rearrange import vacate_gpu
@@ -169,12 +169,13 @@ class PlanBuilder:
         world, now_s = self.world, self.now_s
         answers = all_wanted(world, now_s, self._stirring())
         lacking, calls = count_missing_replicas(world, answers, now_s), count_running_calls(world)
+        stalled = list_stalled_replicas(world)
         for name, answer in answers.items():
             self.later(answer.next_s)
             if answer.count == 0 and name not in world.by_model:
                 continue
             model = world.models[name]
-            compared = reconcile_model(PlannedModel(world, model, answer, lacking, calls, now_s))
+            compared = reconcile_model(PlannedModel(world, model, answer, lacking, calls, now_s, stalled))
             self._take(name, compared)
             if compared is NOTHING:
                 self.resting.note(world, model, now_s, answer.next_s)

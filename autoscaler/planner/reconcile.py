@@ -22,7 +22,7 @@ from autoscaler.demand.residency import BEGINNING, NO_HISTORY, NO_LOAD, residenc
 from autoscaler.placement.model.bin_builder import build_placement_request
 from autoscaler.placement.model.types import EvictionLevel, PlacementRequest, Urgency
 from autoscaler.queries.device_health import is_lost
-from autoscaler.queries.gateways import is_demand_complete
+from autoscaler.queries.gateways import STALLED, is_demand_complete, list_stalled_replicas
 from autoscaler.queries.operator_orders import explain_drain, find_drain_cordon, is_stop_ordered
 from autoscaler.queries.unschedulable_replicas import is_drain_final, list_avoided_nodes
 from autoscaler.spec.model import ADOPTED_HASH, Model
@@ -54,6 +54,8 @@ class PlannedModel(NamedTuple):
     pressing: Mapping[ModelName, int]
     calls: Mapping[ReplicaId, int]
     now_s: float
+    stalled: frozenset[ReplicaId] = frozenset()
+    """Replicas whose engines make no progress."""
 
     @property
     def history(self) -> History:
@@ -105,7 +107,7 @@ def reconcile_model(case: PlannedModel) -> ModelDiff:
     """Return the changes that bring the model to its desired replica count."""
     supply = list_live_replicas(case.world, case.model.name)
     missing = case.answer.count - len(supply)
-    if not missing and not any(_outdated(case, replica) for replica in supply):
+    if not missing and not case.stalled and not any(_outdated(case, replica) for replica in supply):
         return NOTHING
     forced = {replica.id: action for replica in supply if (action := _forced_out(case, replica)) is not None}
     if forced:  # the next plan starts replacements
@@ -126,7 +128,11 @@ def _outdated(case: PlannedModel, replica: Replica) -> bool:
 
 
 def _forced_out(case: PlannedModel, replica: Replica) -> DrainReplica | StopReplica | None:
-    """Retire it at once if its drain order is forced or immediate, with or without a replacement."""
+    """Retire it at once, with or without a replacement, if its engine is stalled, or its drain order is forced or
+    immediate.
+    """
+    if replica.id in case.stalled:
+        return retire_replica(replica, STALLED)
     cordon = find_drain_cordon(case.world, replica)
     if cordon is None or not (cordon.force or cordon.at_once):
         return None
@@ -143,6 +149,8 @@ def _revive(case: PlannedModel) -> tuple[ReviveReplica, ...]:
         if replica.state != S.DRAINING or drain is None or replica.spec_hash != hash:
             continue
         if is_stop_ordered(case.world, replica) or is_drain_final(replica) or is_lost(case.world, replica, case.now_s):
+            continue
+        if id in case.stalled:
             continue
         if drain.victim_of is None or drain.victim_of not in case.pressing:
             back.append((replica.runtime.rank, drain.came_from != S.READY, -(replica.times.ready_s or 0.0), id))
@@ -321,7 +329,8 @@ class SettledModels:
         """Forget all models if something changed that could unsettle any of them."""
         where = world.nodes.slices if world.nodes.cordons else None  # slices show which replicas are on a cordoned node
         leader = world.leadership.leading_since_s, world.epoch
-        of_all = (is_demand_complete(world, now_s), world.stops, world.nodes.cordons, where, world.rented, *leader)
+        orders = world.stops, world.nodes.cordons, list_stalled_replicas(world)
+        of_all = (is_demand_complete(world, now_s), *orders, where, world.rented, *leader)
         if of_all != self._of_all:
             self._known.clear()
             self._of_all = of_all

@@ -19,6 +19,11 @@ from autoscaler.text import format_duration
 
 LEADER_WAIT_S = 10.0
 """A new leader stops nothing until every known gateway has reported to it, or for this long."""
+PROGRESS_S = 60.0
+"""A replica that sent a byte to any gateway within this time is not stalled."""
+STALLED = "its engine accepts requests and sends nothing, although streams have waited far longer than usual"
+STALLED_GRACE_S = 10.0
+"""How long requests may still run on a stalled replica. Those that got no byte yet move to another replica."""
 DRAIN_SECONDS_MAX = ModelSpec(engine="command").drain_seconds_max
 """The grace period of a replica whose model was deleted."""
 
@@ -65,6 +70,21 @@ def count_running_calls(world: World) -> dict[ReplicaId, int]:
     return calls
 
 
+def list_stalled_replicas(world: World) -> frozenset[ReplicaId]:
+    """Return replicas whose engines accept requests, but have sent no byte for far longer than usual although streams
+    wait for one at some gateway, while no other gateway got one.
+    """
+    stalled = {id for gateway in list_known_gateways(world) for id in gateway.stalled}
+    if not stalled:
+        return frozenset()
+    for gateway in list_known_gateways(world):
+        for use in () if gateway.report is None else gateway.report.replicas:
+            age_s = use.last_byte_age_s
+            if not use.stalled and age_s is not None and age_s < PROGRESS_S:
+                stalled.discard(use.replica)
+    return frozenset(stalled)
+
+
 def decide_stop(world: World, replica: Replica, now_s: float) -> Verdict:
     """Decide whether to stop a draining replica."""
     model = world.models.get(replica.model)
@@ -72,6 +92,8 @@ def decide_stop(world: World, replica: Replica, now_s: float) -> Verdict:
     since_s = replica.since_s if drain is None else drain.since_s
     end_s = since_s + (DRAIN_SECONDS_MAX if model is None else model.spec.drain_seconds_max)
     end_s = min(end_s, forced_stop_deadline_s(world, replica))
+    if replica.id in list_stalled_replicas(world):
+        end_s = min(end_s, since_s + STALLED_GRACE_S)
     lead_s = world.leadership.leading_since_s + LEADER_WAIT_S
     if now_s < lead_s and (not world.gateways or any(not g.in_epoch for g in list_known_gateways(world))):
         return Verdict(False, "the leader is new, and some gateways have not reported to it", lead_s)

@@ -299,6 +299,8 @@ class Gateway(StateRecord, frozen=True):
     """Derived from `report`: its replicas by ID, without ages. They do not expire: after an expired report, the gateway
     may still use the replicas.
     """
+    stalled: tuple[ReplicaId, ...] = ()
+    """Derived from `report`: replicas from which its streams get no byte."""
 
 
 class Used(StateRecord, frozen=True):

@@ -103,6 +103,8 @@ class ModelDispatcher:
 
     def look(self, now_s: float, out: list[Effect]) -> None:
         """Catalogue or Routes have changed: reject requests that may no longer wait, grant what fits."""
+        if self.entry is not None:
+            self.part.first_byte_limit_s = self.entry.clocks.first_byte_seconds_max
         refusal = self.part.route.refusal
         self.closed = self.entry is None or self.entry.paused or refusal is not None or bool(self.faults)
         if self.was_ready and not self.part.ready:
@@ -209,6 +211,10 @@ class ModelDispatcher:
 
     def heard(self, call: Call, now_s: float, out: list[Effect]) -> None:
         """Response bytes arrive for a running request; a suspect replica accepts requests again."""
+        if call.stream and call.granted_s is not None:
+            waited_s = call.first_byte_s - call.granted_s
+            if waited_s > (self.part.first_byte_s_max or 0.0):
+                self.part.first_byte_s_max = waited_s
         if call.hold is not None and call.hold.heard(call.granted_s or 0.0, now_s):
             self.settle(now_s, out)
 
@@ -320,7 +326,7 @@ class ModelDispatcher:
         call.granted_s = now_s
         call.replica = hold.replica
         call.hold = hold
-        hold.take(now_s)
+        hold.take(now_s, stream=call.stream)
         line.running += 1
         line.account.running += 1
         self.running += 1
@@ -362,7 +368,7 @@ class ModelDispatcher:
             raise ValueError(f"{call!r} runs nowhere")
         if hold.in_use > hold.held or (hold.in_use == 1 and not hold.ready):
             self._tally.edge = True
-        self._routes.release(hold)
+        self._routes.release(hold, now_s, stream=call.stream, byte_s=call.first_byte_s)
         self._tally.accounts.touch(line.account, now_s)
         line.running -= 1
         line.account.running -= 1

@@ -103,11 +103,12 @@ class Routes:
                     in_use=hold.in_use,
                     connect_failures=hold.connect_failures,
                     last_byte_age_s=None if hold.byte_s is None else max(0.0, now_s - hold.byte_s),
+                    stalled=hold.stalled(now_s),
                 )
 
-    def release(self, hold: Hold) -> None:
+    def release(self, hold: Hold, now_s: float, *, stream: bool, byte_s: float) -> None:
         """Return a request's slot; a removed replica is dropped with its last request."""
-        hold.give()
+        hold.give(now_s, stream=stream, byte_s=byte_s)
         if hold.state == GONE and not hold.in_use:
             self._remove(hold)
 

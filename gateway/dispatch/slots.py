@@ -7,8 +7,15 @@ replica that did not accept a connection gets one request at a time until it is 
 
 from __future__ import annotations
 
+from math import inf
+
 from autoscaler.contract import ModelName, ModelRoute, ReplicaId
 
+STALLED_S_MIN, STALLED_FACTOR = 120.0, 10.0
+"""A replica is stalled if streams get no byte from it for this time, and for this factor times the longest wait for a
+first byte of a stream so far; at the latest at the Model's limit of a first byte, which applies if no stream got a byte
+yet. Only streams count, because the progress of other responses is invisible until their end.
+"""
 SUSPECT_S = 1.0
 """Interval of probe requests to a replica that did not accept a connection, until it is confirmed."""
 
@@ -18,7 +25,7 @@ class Hold:
 
     __slots__ = (
         "address", "allowed", "byte_s", "connect_failures", "granted", "held", "in_use", "leaves", "model", "open",
-        "probe_s", "ready", "replica", "slots", "state", "suspect_s",
+        "probe_s", "ready", "replica", "silent_s", "slots", "state", "streams", "suspect_s", "waiting_s",
     )  # fmt: skip
 
     def __init__(self, replica: ReplicaId, model: ModelRoutes) -> None:
@@ -44,21 +51,39 @@ class Hold:
         """When a suspect replica gets its next request."""
         self.byte_s: float | None = None
         """When response bytes last arrived from it, as reported to `heard`; None if never."""
+        self.streams = 0
+        """Running streams."""
+        self.silent_s = 0.0
+        """How long streams that have ended since then waited in vain."""
+        self.waiting_s = 0.0
+        """Since when running streams wait for a byte; without one it has no meaning."""
 
     def __repr__(self) -> str:
         return f"<Hold {self.replica} {self.state} {self.in_use}/{self.allowed}>"
 
-    def take(self, now_s: float) -> None:
+    def take(self, now_s: float, *, stream: bool = False) -> None:
         """Take a slot."""
         self.in_use += 1
+        if stream:
+            if not self.streams:
+                self.waiting_s = now_s
+            self.streams += 1
         if self.open:
             self.model.free -= 1
         else:
             self.probe_s = now_s + SUSPECT_S
 
-    def give(self) -> None:
-        """Return a slot."""
+    def give(self, now_s: float, *, stream: bool = False, byte_s: float = 0.0) -> None:
+        """Return a slot. `byte_s`: when the first byte of the response arrived; 0: none did. A request that became a
+        stream after it was granted was not counted (`Call.id`).
+        """
         self.in_use -= 1
+        if stream and self.streams:
+            if byte_s > self.waiting_s:
+                self.waiting_s, self.silent_s = byte_s, 0.0
+            self.streams -= 1
+            if not self.streams:
+                self.silent_s += now_s - self.waiting_s
         if self.open and self.in_use < self.allowed:
             self.model.free += 1
 
@@ -71,18 +96,30 @@ class Hold:
 
     def heard(self, granted_s: float, now_s: float) -> bool:
         """Record response bytes for a request granted at `granted_s`; True if that ends an earlier suspicion."""
-        self.byte_s = now_s
+        self.byte_s = self.waiting_s = now_s
+        self.silent_s = 0.0
         if not self.connect_failures or granted_s <= self.suspect_s:
             return False
         self.connect_failures = 0
         self.model.recount()
         return True
 
+    def stalled(self, now_s: float) -> bool:
+        """Return whether streams have waited in vain for far longer than usual (STALLED_S_MIN)."""
+        silent_s = self.silent_s + (now_s - self.waiting_s if self.streams else 0.0)
+        if silent_s < STALLED_S_MIN:
+            return False
+        usual_s, limit_s = self.model.first_byte_s_max, self.model.first_byte_limit_s
+        return silent_s >= (limit_s if usual_s is None else min(limit_s, STALLED_FACTOR * usual_s))
+
 
 class ModelRoutes:
     """The Routes of one model, and this gateway's holds on its replicas."""
 
-    __slots__ = ("free", "heard_s", "holds", "name", "named", "opened", "ready", "route", "suspects")
+    __slots__ = (
+        "first_byte_limit_s", "first_byte_s_max", "free", "heard_s", "holds", "name", "named", "opened", "ready",
+        "route", "suspects",
+    )  # fmt: skip
 
     def __init__(self, name: ModelName) -> None:
         self.name = name
@@ -97,6 +134,10 @@ class ModelRoutes:
         self.suspects: list[Hold] = []
         self.ready = False
         """Whether some replica is ready, so that the model is not cold."""
+        self.first_byte_s_max: float | None = None
+        """The longest wait for the first byte of a stream so far; None: no stream got one yet."""
+        self.first_byte_limit_s = inf
+        """The limit of that wait."""
         self.free = 0
         """Free slots on open replicas: allowed minus in use."""
 

@@ -277,9 +277,10 @@ class ProxiedCall(Sink):
                 self._keep_alive(now_s, sse_events.render_keepalive(self.call.dialect))
         elif stage == RELAYING:
             moved, self._moved = self._moved, False
-            if moved:
+            paused = self.call.stream and self._client.paused  # then no byte is expected
+            if moved or paused:
                 self._gateway.perform(self._gateway.dispatch.heard(self.call, now_s))
-            if self.call.stream and (moved or self._client.paused):
+            if paused or (self.call.stream and moved):
                 self._alive_s = self._stream_event_s = now_s
                 return
             limit_s = clocks.stall_seconds_max if self.call.stream else clocks.response_seconds_max

@@ -98,7 +98,8 @@ def play(
         watcher.stop()
         await town.close()
         answered = [line for line in final_invariants.everybody_was_answered(town) if "0 outcomes" not in line]
-        assert not watcher.broken + answered + [repr(error) for error in town.crashes]
+        broken = watcher.broken + answered + [repr(error) for error in town.crashes]
+        assert not broken, broken
         return result
 
     return run(whole())

@@ -138,7 +138,7 @@ class Watcher:
             replica = step.after.replicas.get(action.replica) if isinstance(action, DrainReplica) else None
             if replica is None or not isinstance(action, DrainReplica):
                 continue
-            if is_lost(step.after, replica, self._town.now()):
+            if is_lost(step.after, replica, self._town.now()) or replica.id in self._town.machine.mute:
                 continue
             if action.victim_of is None:
                 self._all_have_told(replica.model, replica.id)

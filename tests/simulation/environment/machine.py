@@ -48,8 +48,8 @@ class Served(NamedTuple):
 
     call: Call
     owner: Owner
-    timers: tuple[asyncio.TimerHandle, asyncio.TimerHandle]
-    """Timers of its first and its last byte."""
+    timers: tuple[asyncio.TimerHandle, ...]
+    """Timers of its first and its last byte; none on a mute engine."""
 
 
 class Machine(FakeMachine):
@@ -62,6 +62,8 @@ class Machine(FakeMachine):
         self.calls: dict[ReplicaId, dict[str, Served]] = {}
         self.killed: set[ReplicaId] = set()
         """Replicas that were killed by an injected fault."""
+        self.mute: set[ReplicaId] = set()
+        """Engines that accept requests and send nothing."""
         self._at: dict[str, ReplicaId] = {}
 
     def kill(self, replica: ReplicaId) -> None:
@@ -101,6 +103,9 @@ class Machine(FakeMachine):
         engine = self.engines.get(self._at.get(address, ReplicaId("")))
         if engine is None or not engine.ready:
             owner.broke(call, "connect")
+            return
+        if engine.replica.id in self.mute:
+            self.calls[engine.replica.id][call.id] = Served(call, owner, ())
             return
         later = asyncio.get_running_loop().call_later
         serve_s = self._rng.uniform(*self.manners.serve_s)

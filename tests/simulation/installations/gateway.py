@@ -186,6 +186,7 @@ class SimGateway:
     def first_byte(self, call: Call) -> None:
         """The commit point of a request here."""
         self._town.committed(call, self.running[call.id].replica)
+        call.first_byte_s = self._town.now()
         self._perform(self.dispatch.heard(call, self._town.now()))
 
     def done(self, call: Call) -> None:

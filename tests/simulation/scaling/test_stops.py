@@ -13,11 +13,13 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.controller.loop import LoopStep
+from autoscaler.queries.gateways import STALLED_GRACE_S
 from autoscaler.spec.model import ReplicaRange
 from autoscaler.state.actions import DrainReplica
 from autoscaler.state.events import DocumentsSeen
 from autoscaler.state.lifecycle import ReplicaState
 from gateway.dispatch.call import Outcome
+from gateway.dispatch.slots import STALLED_S_MIN
 from tests.simulation.case_harness import Stage, cut_off, model, play, simulated
 from tests.simulation.environment.machine import Manners
 from tests.simulation.installations.installation import Journey
@@ -259,3 +261,34 @@ async def test_abandoned_request_is_removed_at_once_and_frees_its_slot(stage: St
     assert (load.waiting, load.running) == (1, 1), "two are left"
     assert await stage.answered([first, second, third]) == {"completed": 2, "abandoned": 1}
     assert len(leaver.granted_to) == (moment != "parked"), "nothing is granted to who left"
+
+
+@simulated(model(slots=4, replicas=1, idle_s=3600.0), manners=Manners(start_s=(2.0, 2.0), serve_s=(0.5, 1.0)))
+async def test_engine_that_accepts_streams_and_sends_nothing_is_replaced_and_its_streams_move(stage: Stage) -> None:
+    town = stage.town
+    assert await stage.answered([town.call("a")]) == {"completed": 1}
+    (stuck,) = town.machine.engines
+    town.machine.mute.add(stuck)
+    calls = [town.call("a") for _ in range(4)]
+    took_s = await stage.until(lambda: stuck not in town.machine.engines)
+    assert STALLED_S_MIN <= took_s <= STALLED_S_MIN + STALLED_GRACE_S + 2.0
+    assert await stage.answered(calls) == {"completed": 4}
+    assert all(len(call.granted_to) == 2 and call.granted_to[0] == stuck != call.granted_to[1] for call in calls)
+    assert stage.starts() == 2
+
+
+@simulated(model(slots=4, replicas=1, idle_s=3600.0), gateways=2)
+async def test_engine_that_sends_to_another_gateway_is_not_replaced(stage: Stage) -> None:
+    """One gateway gets nothing, as with a broken network between it and the engine."""
+    town = stage.town
+    assert await stage.answered([town.call("a", gateway=0), town.call("a", gateway=1)]) == {"completed": 2}
+    (engine,) = town.machine.engines
+    town.machine.mute.add(engine)
+    waits = town.call("a", gateway=0)
+    await asyncio.sleep(HEARD_S)
+    town.machine.mute.clear()
+    for _ in range(40):
+        assert await stage.answered([town.call("a", gateway=1)]) == {"completed": 1}
+        await asyncio.sleep(10.0)
+    assert not waits.ended
+    assert set(town.machine.engines) == {engine}

@@ -14,6 +14,7 @@ from autoscaler.demand.model_history import start_deadline_s
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.model import explain_model, list_status_rows
 from autoscaler.planner.plan import plan
+from autoscaler.queries.gateways import PROGRESS_S, STALLED, STALLED_GRACE_S
 from autoscaler.spec.model import ADOPTED_HASH, Gpu, Rollout, StartLimits
 from autoscaler.state.actions import (
     AcquireLease,
@@ -551,3 +552,30 @@ def test_replica_whose_pod_is_deleted_externally_is_replaced() -> None:
     assert not [one for one in plan(at, T0).actions if isinstance(one, StartReplica)]
     at, _ = after(at, seen(Seen.TAKEN))
     assert len([one for one in plan(at, T0).actions if isinstance(one, StartReplica)]) == 1
+
+
+def stalled_world(*others: Gateway, **fields: Any) -> World:
+    """Replica a1 is ready; no stream at gateway g1 gets a byte from it."""
+    silent = replace(use("a1", 1), last_byte_age_s=130.0, stalled=True)
+    stuck = gateway("g1", uses=[silent], stalled=(silent.replica,), levels=[level("a", running=1)])
+    return world([A], [device()], [replica(A, "a1", **fields)], [stuck, *others])
+
+
+def test_replica_that_sends_nothing_to_waiting_streams_is_drained() -> None:
+    of = stalled_world()
+    (action,) = plan(of, T0).actions
+    assert isinstance(action, DrainReplica)
+    assert (action.replica, action.reason) == ("a1", STALLED)
+
+
+@pytest.mark.parametrize(("age_s", "drained"), [(None, True), (PROGRESS_S, True), (PROGRESS_S - 1, False)])
+def test_stalled_replica_that_sends_to_another_gateway_is_kept(age_s: float | None, drained: bool) -> None:
+    other = gateway("g2", uses=[replace(use("a1", 1), last_byte_age_s=age_s)])
+    assert bool(plan(stalled_world(other), T0).actions) == drained
+
+
+def test_draining_stalled_replica_stops_after_a_short_grace_and_is_not_revived() -> None:
+    of = stalled_world(state=S.DRAINING, drain=replace(drain(since_s=T0), reason=STALLED))
+    assert not [one for one in plan(of, T0 + STALLED_GRACE_S - 1).actions if not isinstance(one, StartReplica)]
+    assert [one.replica for one in plan(of, T0 + STALLED_GRACE_S).actions if isinstance(one, StopReplica)] == ["a1"]
+    assert list_status_rows(of, plan(of, T0), T0)[0].why == STALLED

@@ -6,7 +6,7 @@ import pytest
 
 from autoscaler.contract import LEADER_SILENT_S, ModelName, ModelRoute, ReplicaId, Route, RoutesDelta
 from gateway.dispatch.routing_table import Changes, Routes
-from gateway.dispatch.slots import SUSPECT_S, ModelRoutes
+from gateway.dispatch.slots import STALLED_FACTOR, STALLED_S_MIN, SUSPECT_S, Hold, ModelRoutes
 
 MODEL = ModelName("llama")
 
@@ -95,9 +95,9 @@ def test_lowered_slot_allocation_blocks_new_but_not_running_requests() -> None:
     assert changes.acknowledge
     hold = routes.holds[ReplicaId("r1")]
     assert (hold.in_use, hold.held) == (2, 1)
-    routes.release(hold)
+    routes.release(hold, 0.0, stream=False, byte_s=0.0)
     assert take(part) is None
-    routes.release(hold)
+    routes.release(hold, 0.0, stream=False, byte_s=0.0)
     assert take(part) == "r1"
 
 
@@ -107,7 +107,7 @@ def test_removed_replica_is_reported_until_its_last_request_ends() -> None:
     routes.apply(RoutesDelta(epoch=1, version=2, full=True), 0.0)
     assert take(part) is None
     assert [(use.replica, use.hold, use.in_use) for use in routes.uses(0.0)] == [("r1", 0, 1)]
-    routes.release(routes.holds[ReplicaId("r1")])
+    routes.release(routes.holds[ReplicaId("r1")], 0.0, stream=False, byte_s=0.0)
     assert not routes.holds
     assert not part.holds
 
@@ -195,3 +195,60 @@ def test_wait_estimate_counts_down_only_during_a_start() -> None:
     routes.apply(RoutesDelta(epoch=1, version=3, models=(starting,)), 10.0)
     assert part.expected_wait_s(15.0) == 15.0
     assert part.expected_wait_s(40.0) == 0.0
+
+
+def silent_hold(first_byte_s_max: float | None, limit_s: float = 590.0) -> Hold:
+    """A replica with one stream, which began at 0."""
+    _, part = llama(route("r1", 8))
+    part.first_byte_s_max, part.first_byte_limit_s = first_byte_s_max, limit_s
+    hold = part.holds[ReplicaId("r1")]
+    hold.take(0.0, stream=True)
+    return hold
+
+
+@pytest.mark.parametrize(
+    ("first_byte_s_max", "limit_s", "stalled_s"),
+    [
+        (0.5, 590.0, STALLED_S_MIN),
+        (30.0, 590.0, STALLED_FACTOR * 30.0),
+        (100.0, 590.0, 590.0),
+        (None, 590.0, 590.0),
+        (None, 30.0, STALLED_S_MIN),
+    ],
+)
+def test_replica_is_stalled_when_a_stream_waits_far_longer_than_usual(
+    first_byte_s_max: float | None, limit_s: float, stalled_s: float
+) -> None:
+    hold = silent_hold(first_byte_s_max, limit_s)
+    assert [hold.stalled(stalled_s - 0.1), hold.stalled(stalled_s)] == [False, True]
+
+
+def test_byte_for_any_request_ends_a_stall() -> None:
+    hold = silent_hold(0.5)
+    hold.take(1.0)
+    hold.heard(1.0, 150.0)
+    assert [hold.stalled(150.0), hold.stalled(150.0 + STALLED_S_MIN)] == [False, True]
+
+
+def test_waits_of_streams_that_ended_in_vain_add_up_without_the_time_between_them() -> None:
+    hold = silent_hold(0.5)
+    hold.give(50.0, stream=True)
+    assert not hold.stalled(5000.0)
+    hold.take(5000.0, stream=True)
+    assert [hold.stalled(5069.0), hold.stalled(5070.0)] == [False, True]
+
+
+def test_first_byte_of_a_stream_that_ended_since_counts_as_progress() -> None:
+    hold = silent_hold(0.5)
+    hold.give(100.0, stream=True, byte_s=99.9)
+    hold.take(200.0, stream=True)
+    assert not hold.stalled(319.0)
+
+
+def test_replica_is_never_stalled_by_requests_without_streams() -> None:
+    _, part = llama(route("r1", 8))
+    hold = part.holds[ReplicaId("r1")]
+    hold.take(0.0)
+    assert not hold.stalled(10_000.0)
+    hold.give(10_000.0, stream=True)  # a form became a stream after its grant
+    assert not hold.stalled(20_000.0)

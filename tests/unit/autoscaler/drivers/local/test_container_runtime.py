@@ -42,8 +42,8 @@ def test_labelled_command_passes_variables_by_name_and_keeps_the_options_of_the_
     run = ContainerRun(("podman",), ("--label", "a=b", "image", "--port", "80"))
     words = label_command(run, "i/r1", ["TOKEN", "DOCKER_HOST", "CUDA_VISIBLE_DEVICES"])
     assert " ".join(words) == (
-        "podman run --label dev.pilotlight.replica=i/r1 --env CUDA_VISIBLE_DEVICES --env PILOTLIGHT_REPLICA --env TOKEN "
-        "--label a=b image --port 80"
+        "podman run --label dev.pilotlight.replica=i/r1 "
+        "--env CUDA_VISIBLE_DEVICES --env PILOTLIGHT_REPLICA --env TOKEN --label a=b image --port 80"
     )
 
 
