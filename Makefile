@@ -48,8 +48,8 @@ compiled: venv  ## build/compiled: the unpacked wheel, for benchmarks and tests
 test-compiled: venv  ## the gateway's tests with the compiled gateway
 	@bash scripts/compiled.sh test -n 5
 
-image: venv  ## dist/pilotlight-image.tar: the OCI image, without a docker engine, and its bill of materials; needs mmdebstrap
-	@$(PY) -m scripts.image
+image: venv  ## dist/pilotlight-image.tar: the OCI image, without a docker engine, and its bill of materials; needs mmdebstrap; LLAMA=1: dist/pilotlight-llama-image.tar, with llama.cpp
+	@$(PY) -m scripts.image $(if $(LLAMA),--llama)
 
 lock-image: venv  ## updates requirements/debian.lock, the Debian packages of the image, for this architecture; needs mmdebstrap
 	@$(PY) -m scripts.image lock

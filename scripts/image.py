@@ -1,12 +1,13 @@
 """Builds the OCI image of gateway, autoscaler and agent without a docker engine: dist/pilotlight-image.tar.
 
+With `--llama` it also contains llama.cpp for the CPU: dist/pilotlight-llama-image.tar, for `pilotlight serve`.
 Contents: Debian's Python with its dependencies (no shell, no package tools), our wheel, and its dependencies. Needs
 mmdebstrap, which downloads from Debian's signed archive. requirements/debian.lock has the version and the SHA-256 of
 each Debian package, requirements/dev.lock the hashes of the Python packages; the build fails if one differs. There are
 two layers, Debian's and ours. All times in them are SOURCE_DATE_EPOCH (by default the last commit's), so that the same
 input gives the same bytes. The software bill of materials is written next to the image (`.cdx.json`).
 
-    python -m scripts.image [WHEEL [ARCHIVE]]
+    python -m scripts.image [--llama] [WHEEL [ARCHIVE]]
     python -m scripts.image lock                 # writes the current versions of Debian's archive
 """
 
@@ -40,10 +41,10 @@ LOCK_HEAD = """# The Debian packages of the image; `make lock-image` writes them
 MIRROR = "DEBIAN_MIRROR"
 """The environment variable with another archive of Debian, such as one of https://snapshot.debian.org."""
 AGAIN = f"run `make lock-image`, or set {MIRROR} to an archive with old versions (docs/how-to/install-chart.md)"
-OUT = Path("dist/pilotlight-image.tar")
+OUT, OUT_LLAMA = Path("dist/pilotlight-image.tar"), Path("dist/pilotlight-llama-image.tar")
 SUITE, PYTHON = "bookworm", "3.11"
-DEBS = f"python{PYTHON},ca-certificates,tzdata,libstdc++6"
-"""numpy needs the last one."""
+DEBS = f"python{PYTHON},ca-certificates,tzdata,libstdc++6,libgomp1"
+"""numpy needs libstdc++6, llama.cpp also libgomp1."""
 SITE = f"usr/local/lib/python{PYTHON}/dist-packages"
 """The folder in which Debian's Python searches packages that are not Debian's."""
 EXTRAS = ("kubernetes", "agent")
@@ -107,15 +108,16 @@ def lock() -> None:
 
 def build(words: Sequence[str]) -> None:
     """Build the image and its bill of materials."""
+    llama, words = "--llama" in words, [word for word in words if word != "--llama"]
     epoch = int(os.environ.get("SOURCE_DATE_EPOCH") or _said("git", "log", "-1", "--format=%ct"))
     with tempfile.TemporaryDirectory(prefix="pilotlight-image-") as folder:
         wheel = Path(words[0]) if words else built(Path(folder) / "wheel")
         base, ours = Path(folder) / "base", Path(folder) / "ours"
-        packages = [*debian(base), *program(ours, wheel, Path(folder))]
+        packages = [*debian(base), *program(ours, wheel, Path(folder), (*EXTRAS, "llama") if llama else EXTRAS)]
         for layer in (base, ours):
             compile_python(layer)
         layers = [packed(base, epoch), packed(ours, epoch)]
-    archive = Path(words[1]) if len(words) > 1 else OUT
+    archive = Path(words[1]) if len(words) > 1 else OUT_LLAMA if llama else OUT
     version = wheel.name.split("-")[1]
     digest = write(archive, layers, version, epoch)
     archive.with_suffix(".cdx.json").write_bytes(sbom.document(packages, version, digest, epoch))
@@ -223,10 +225,10 @@ def of_debian(deb: Deb, base: Path) -> Package:
     return Package("deb", deb.name, deb.version, deb.sha256, licences, deb.architecture)
 
 
-def program(ours: Path, wheel: Path, folder: Path) -> list[Package]:
-    """Install our wheel, its dependencies, and the few files around it."""
+def program(ours: Path, wheel: Path, folder: Path, extras: Sequence[str]) -> list[Package]:
+    """Install our wheel, its dependencies with those of the extras, and the few files around it."""
     requirements, report = folder / "requirements.txt", folder / "report.json"
-    requirements.write_text("".join(locked()))
+    requirements.write_text("".join(locked(extras)))
     files: dict[str, str] = {}
     machine = platform.machine()
     for what in (["--require-hashes", "-r", str(requirements)], [str(wheel)]):
@@ -257,22 +259,22 @@ def program(ours: Path, wheel: Path, folder: Path) -> list[Package]:
     ]
 
 
-def locked() -> Iterator[str]:
+def locked(extras: Sequence[str]) -> Iterator[str]:
     """Yield the lines of the lock that the product needs, with their hashes."""
     entries = {
         re.split(r"[=\[ ]", entry)[0].lower(): entry
         for entry in re.split(r"(?m)^(?=[a-zA-Z0-9])", (ROOT / "requirements/dev.lock").read_text())
         if "==" in entry
     }
-    for name in sorted(needed()):
+    for name in sorted(needed(extras)):
         yield entries[name]
 
 
-def needed() -> set[str]:
-    """Return the names of all distributions that the product imports, as installed here."""
+def needed(extras: Sequence[str]) -> set[str]:
+    """Return the names of all distributions that the product and the extras need, as installed here."""
     project = (ROOT / "pyproject.toml").read_text()
     blocks = [re.search(r"(?ms)^dependencies = \[$(.*?)^\]", project)]
-    blocks += [re.search(rf"(?m)^{extra} = \[(.*?)\]", project) for extra in EXTRAS]
+    blocks += [re.search(rf"(?m)^{extra} = \[(.*?)\]", project) for extra in extras]
     waiting = [_plain(one) for block in blocks if block for one in re.findall(r'"([^"]+)"', block[1])]
     found: set[str] = set()
     while waiting:
@@ -313,12 +315,12 @@ def put(layer: Path, path: str, text: str) -> None:
 
 
 def packed(folder: Path, epoch: int) -> Layer:
-    """Pack a whole folder, owned by root, in order."""
+    """Pack a whole folder in order. root owns everything but the folder of the state."""
     plain = io.BytesIO()
     with tarfile.open(fileobj=plain, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for path in sorted(folder.rglob("*")):
             one = tar.gettarinfo(path, str(path.relative_to(folder)))
-            one.uid = one.gid = 0
+            one.uid = one.gid = USER if one.name == "state" else 0
             one.uname = one.gname = ""
             one.mtime = epoch
             if one.islnk():  # a second name of a file: its own content, so that the order of names does not matter
@@ -362,8 +364,13 @@ def write(archive: Path, layers: Sequence[Layer], version: str, epoch: int) -> s
     }  # fmt: skip
     top = keep(_json(manifest), "manifest.v1+json")
     index = {"schemaVersion": 2, "manifests": [{**top, "annotations": named}]}
+    contents = {f"blobs/sha256/{digest.partition(':')[2]}": blob for digest, blob in sorted(blobs.items())}
+    config_path, *layer_paths = (
+        f"blobs/sha256/{one['digest'].partition(':')[2]}" for one in (manifest["config"], *manifest["layers"])
+    )
+    for_docker = [{"Config": config_path, "RepoTags": [f"pilotlight:{version}"], "Layers": layer_paths}]
     files = {"oci-layout": _json({"imageLayoutVersion": "1.0.0"}), "index.json": _json(index)}
-    files |= {f"blobs/sha256/{digest.partition(':')[2]}": blob for digest, blob in sorted(blobs.items())}
+    files |= {"manifest.json": _json(for_docker), **contents}  # `docker load` before Docker 25 reads only this one
     archive.parent.mkdir(parents=True, exist_ok=True)
     partial = archive.with_suffix(".partial")
     with tarfile.open(partial, "w") as tar:

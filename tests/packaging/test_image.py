@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,12 +23,17 @@ from urllib.parse import quote
 import pytest
 import yaml
 
+from loadtest import tiny_gguf
 from scripts.gates import PACKAGES
 from tests.support.chart import ROOT
+from tests.support.net.ports import free_port
+from tests.support.real_services.container_runtimes import LIMITS, RUNTIMES, real_runtime
 
-ARCHIVE = ROOT / "build" / "image-of-tests.tar"
+ARCHIVE, LLAMA_ARCHIVE = ROOT / "build/image-of-tests.tar", ROOT / "build/llama-image-of-tests.tar"
 """Kept until a source is newer."""
 BUILD_S_MAX = 300
+CHROOT = shutil.which("chroot") or "/usr/sbin/chroot"
+SENTENCE = "Hello, I am Ada, asleep until you called."
 pytestmark = [pytest.mark.xdist_group("image"), pytest.mark.deep]  # building an image takes two minutes
 
 
@@ -34,28 +43,43 @@ class Image(NamedTuple):
     config: dict[str, Any]
     root: Path
 
+    def environment(self) -> dict[str, str]:
+        """Return the environment of its processes."""
+        return dict(one.split("=", 1) for one in self.config["config"]["Env"])
+
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a command in it, as its user, with only its environment."""
         user = self.config["config"]["User"]
-        env = dict(one.split("=", 1) for one in self.config["config"]["Env"])
         return subprocess.run(
-            [shutil.which("chroot") or "/usr/sbin/chroot", f"--userspec={user}", str(self.root), *words], env=env,
+            [CHROOT, f"--userspec={user}", str(self.root), *words],
+            env=self.environment(),
             capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
+    yield from unpacked(tmp_path_factory, ARCHIVE)
+
+
+@pytest.fixture(scope="module")
+def llama_image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
+    """The image with llama.cpp."""
+    yield from unpacked(tmp_path_factory, LLAMA_ARCHIVE, "--llama")
+
+
+def unpacked(tmp_path_factory: pytest.TempPathFactory, archive: Path, *options: str) -> Iterator[Image]:
+    """Build the image if it is outdated, and unpack it."""
     if os.getuid() != 0:
         pytest.skip("chroot needs root")
-    if outdated():
+    if outdated(archive):
         if shutil.which("mmdebstrap") is None:
             pytest.skip("mmdebstrap is not installed (Debian: apt install mmdebstrap)")
         folder = tmp_path_factory.mktemp("wheel")
         wheel = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), "."]
         subprocess.run(wheel, cwd=ROOT, check=True, capture_output=True, timeout=BUILD_S_MAX)
         made = subprocess.run(
-            [sys.executable, "-m", "scripts.image", str(next(folder.glob("*.whl"))), str(ARCHIVE)], cwd=ROOT,
+            [sys.executable, "-m", "scripts.image", *options, str(next(folder.glob("*.whl"))), str(archive)], cwd=ROOT,
             capture_output=True, text=True, timeout=BUILD_S_MAX, check=False,
         )  # fmt: skip
         if "could not resolve" in made.stderr.lower() or "failed to fetch" in made.stderr.lower():
@@ -63,11 +87,11 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
         assert made.returncode == 0, made.stderr
     root = tmp_path_factory.mktemp("image")
     root.chmod(0o755)  # readable to its user as `/`
-    yield laid_open(root)
+    yield laid_open(root, archive)
     shutil.rmtree(root)
 
 
-def outdated() -> bool:
+def outdated(archive: Path) -> bool:
     """Return whether the image must be built."""
     sources = [
         ROOT / "scripts/image.py",
@@ -76,12 +100,12 @@ def outdated() -> bool:
         ROOT / "requirements/debian.lock",
         *(p for one in PACKAGES for p in (ROOT / one).rglob("*.py")),
     ]
-    return not ARCHIVE.exists() or max(path.stat().st_mtime for path in sources) > ARCHIVE.stat().st_mtime
+    return not archive.exists() or max(path.stat().st_mtime for path in sources) > archive.stat().st_mtime
 
 
-def laid_open(root: Path) -> Image:
+def laid_open(root: Path, path: Path) -> Image:
     """Read the layout, verify every digest and unpack the layers in order."""
-    with tarfile.open(ARCHIVE) as archive:
+    with tarfile.open(path) as archive:
         blobs = {one.name: archive.extractfile(one) for one in archive}
 
         def read(name: str) -> bytes:
@@ -156,3 +180,60 @@ def test_every_module_in_the_image_has_compiled_bytecode(image: Image) -> None:
     for name in ("gateway", "autoscaler", "pilotlight"):
         sources = {path.stem for path in (packages / name).glob("*.py")}
         assert sources == {path.name.split(".")[0] for path in (packages / name / "__pycache__").glob("*.pyc")}
+
+
+def run_documented_command(client: Sequence[str], folder: Path, *options: str) -> list[str]:
+    """Return the words of the documented `docker run` for this client and folder of models."""
+    page = (ROOT / "docs/how-to/install.md").read_text()
+    (command,) = re.findall(r"(?m)^docker (run .*)$", page)
+    words = shlex.split(command.replace("$HOME/models", str(folder)))
+    return [*client, words[0], *options, *words[1:]]
+
+
+def run_in_chroot(root: Path, folder: Path) -> list[str]:
+    """Return the words that run the same entry point without a container runtime."""
+    shutil.copytree(folder, root / "models")
+    for name in ("proc", "dev"):
+        (root / name).mkdir(exist_ok=True)
+    mounts = 'mount --rbind /proc "$0/proc" && mount --rbind /dev "$0/dev"'
+    enter = f'{mounts} && exec {CHROOT} --userspec=65532:65532 "$0" "$@"'
+    return ["unshare", "--mount", "sh", "-c", enter, str(root), "/usr/bin/pilotlight", "serve", "/models"]
+
+
+@pytest.mark.parametrize("name", ["chroot", *sorted(RUNTIMES)])
+def test_image_with_llama_cpp_serves_a_folder_of_models_by_the_documented_command(
+    name: str, llama_image: Image, tmp_path: Path
+) -> None:
+    models = tmp_path / "models"
+    models.mkdir()
+    tmp_path.chmod(0o755)
+    tiny_gguf.make_model(models / "ada.gguf", SENTENCE)
+    with contextlib.ExitStack() as stack:
+        if name == "chroot":
+            command, env = run_in_chroot(llama_image.root, models), llama_image.environment()
+        else:
+            client, env = stack.enter_context(real_runtime(name)), dict(os.environ)
+            subprocess.run([*client, "load", "--input", str(LLAMA_ARCHIVE)], check=True, timeout=BUILD_S_MAX)
+            command = run_documented_command(client, models, *LIMITS)
+        port = free_port()
+        addresses = ("--listen", f"127.0.0.1:{port}", "--ops", f"127.0.0.1:{free_port()}")
+        serve = stack.enter_context(subprocess.Popen([*command, *addresses], env=env))
+        stack.callback(serve.terminate)
+        answer = ask_until_ready(serve, f"http://127.0.0.1:{port}/v1/chat/completions")
+        serve.terminate()
+        assert (answer, serve.wait(60)) == (SENTENCE, 0)
+
+
+def ask_until_ready(serve: subprocess.Popen[bytes], url: str) -> str:
+    """Return the answer of the tiny model as soon as the port is open."""
+    body = {"model": "ada", "max_tokens": 50, "messages": [{"role": "user", "content": "Who are you?"}]}
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    until_s = time.monotonic() + BUILD_S_MAX
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=BUILD_S_MAX) as response:
+                return str(json.load(response)["choices"][0]["message"]["content"])
+        except OSError:
+            assert serve.poll() is None, "it ended; its output says why"
+            assert time.monotonic() < until_s
+            time.sleep(0.1)

@@ -71,6 +71,8 @@ def podman(folder: Path) -> Iterator[tuple[str, ...]]:
     yield client
 
 
+LIMITS = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096")
+"""podman sets the limits of its own process, which a container of these tests may not raise."""
 OPTIONS = {"docker": (), "podman": ("--network", "host")}
 """podman's published ports need a firewall, which not every test machine has."""
 RUNTIMES = {"docker": (docker, ("docker", "dockerd")), "podman": (podman, ("podman", "runc"))}

@@ -24,7 +24,7 @@ from tests.support.fakes.engines.fake_engine_process import SCRIPT
 from tests.support.harness.driver_events import running
 from tests.support.harness.local_rig import KNOBS, LocalRig, replica
 from tests.support.harness.scenarios import run_on_rig
-from tests.support.real_services.container_runtimes import IMAGE, MOUNTS, OPTIONS, RUNTIMES, real_runtime
+from tests.support.real_services.container_runtimes import IMAGE, LIMITS, MOUNTS, OPTIONS, RUNTIMES, real_runtime
 from tests.support.waiting import until
 
 PYTHON = str(Path(sys.executable).resolve())
@@ -134,8 +134,6 @@ class TestRealRuntime(ContainerContract):
 
     @pytest.fixture
     def rig(self, tmp_path: Path, client: Sequence[str]) -> Iterator[Rig]:
-        # Without limits of its own: podman sets those of its process, which a container of these tests may not raise.
-        limits = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096")
-        rig = ContainerRig(tmp_path, client, (*limits, *OPTIONS[client[0]], *MOUNTS, IMAGE))
+        rig = ContainerRig(tmp_path, client, (*LIMITS, *OPTIONS[client[0]], *MOUNTS, IMAGE))
         yield rig
         rig.close()
