@@ -10,7 +10,8 @@ response.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 from autoscaler.contract import CatalogueDelta, GatewayId, Level, ModelName, Report, ReportAnswer, RoutesDelta
 from gateway import errors
@@ -47,6 +48,8 @@ class Dispatcher:
         self._said_waiting = False
         """Whether the last report contained waiting requests."""
         self._closing = False
+        self._pending: list[Effect] = []
+        """Effects of exceptions in reports."""
 
     # --- input from the autoscaler --------------------------------------------------------------------------
 
@@ -117,13 +120,17 @@ class Dispatcher:
         elif self._tally.pressure is Pressure.NO_CALLS:
             call.state = _ENDED
             out.append(Refuse(call, errors.out_of_memory()))
-        elif desk.closed:
-            desk.turn_away(call, now_s, out)
         else:
             try:
-                desk.arrive(call, now_s, out)
+                if desk.closed:
+                    desk.turn_away(call, now_s, out)
+                else:
+                    desk.arrive(call, now_s, out)
             except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
                 self._fault(desk, "dispatch", error, now_s, out)
+                if call.state is CallState.NEW:
+                    call.state = _ENDED
+                    out.append(Refuse(call, errors.model_faulty()))
         return self._done(out) if self._tally.edge else out
 
     def leave(self, call: Call, now_s: float) -> list[Effect]:
@@ -138,6 +145,7 @@ class Dispatcher:
             try:
                 desk.finish(call, now_s, outcome, out)
             except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
+                desk.end_faulty(call, now_s)
                 self._fault(desk, "dispatch", error, now_s, out)
         return self._done(out) if self._tally.edge else out
 
@@ -157,10 +165,7 @@ class Dispatcher:
         out: list[Effect] = []
         if call.state is _PARKED and call.line is not None:
             desk = self._desks[call.model]
-            try:
-                desk.expire(call.line, call, now_s, out)
-            except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
-                self._fault(desk, "dispatch", error, now_s, out)
+            self._contain(desk, partial(desk.expire, call.line, call, now_s, out), now_s, out)
         return self._done(out)
 
     def bounce(self, call: Call, now_s: float, reason: Bounce) -> list[Effect]:
@@ -171,37 +176,35 @@ class Dispatcher:
                 self._suspected.add(call.model)
             closing = errors.shutting_down() if self._closing else None
             desk = self._desks[call.model]
-            try:
-                desk.bounce(call, now_s, reason, closing, out)
-            except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
-                self._fault(desk, "dispatch", error, now_s, out)
+            desk.in_transit = call
+            self._contain(desk, partial(desk.bounce, call, now_s, reason, closing, out), now_s, out)
         return self._done(out)
 
     def tick(self, now_s: float) -> list[Effect]:
         """Handle the passage of time: expired deadlines, a silent leader, probes of suspect replicas."""
-        out: list[Effect] = []
+        out, self._pending = self._pending, []
         if now_s >= self._routes.silent_at_s:
             self._fall_silent(now_s, out)
-        for line in self._tally.deadlines.due(now_s):
+        deadlines = self._tally.deadlines
+        for line in deadlines.due(now_s):
             desk = self._desks[line.model]
-            try:
-                desk.expire(line, line.soonest(), now_s, out)
-            except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
-                self._fault(desk, "dispatch", error, now_s, out)
+            self._contain(desk, partial(desk.expire_soonest, line, now_s, out), now_s, out)
+        for name, error in deadlines.faults.items():
+            self._fault(self._desk(name), "dispatch", error, now_s, out)
+        deadlines.faults.clear()
         for name in sorted(self._suspected):
             suspected = self._desks.get(name)
             if suspected is None or not suspected.part.suspects:
                 self._suspected.discard(name)
             else:
-                try:
-                    suspected.serve(now_s, out)
-                except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
-                    self._fault(suspected, "dispatch", error, now_s, out)
+                self._contain(suspected, partial(suspected.serve, now_s, out), now_s, out)
         return self._done(out)
 
     def next_s(self) -> float | None:
         """Return the latest time for the next `tick`; None if nothing is due."""
         due_s = self._tally.deadlines.next_s()
+        if self._pending or self._tally.deadlines.faults:
+            return 0.0
         if due_s is None:
             return None  # nothing waits, so neither silence nor a probe is urgent
         due_s = min(due_s, self._routes.silent_at_s)
@@ -217,10 +220,7 @@ class Dispatcher:
         self._closing = True
         out: list[Effect] = []
         for desk in self._desks.values():
-            try:
-                desk.refuse_parked(errors.shutting_down, now_s, out)
-            except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
-                self._fault(desk, "dispatch", error, now_s, out)
+            self._contain(desk, partial(desk.refuse_parked, errors.shutting_down, now_s, out), now_s, out)
         return self._done(out)
 
     @property
@@ -240,10 +240,17 @@ class Dispatcher:
     # --- reports --------------------------------------------------------------------------------------------
 
     def report(self, now_s: float) -> Report:
-        """Build a report: the current levels, and the unacknowledged counts."""
+        """Build a report: the current levels, and the unacknowledged counts. An exception closes its model; the next
+        `tick` returns the effects.
+        """
         self._sequence += 1
-        levels = self._levels(now_s)
+        faults: dict[ModelName, Exception] = {}
+        levels = self._levels(now_s, faults)
         self._said_waiting = any(level.waiting for level in levels)
+        totals = self._tally.accounts.totals(now_s, self._sequence, faults)
+        replicas = tuple(self._routes.uses(now_s, faults))
+        for name, error in faults.items():
+            self._fault(self._desk(name), "dispatch", error, now_s, self._pending)
         return Report(
             gateway=self._gateway,
             boot=self._boot,
@@ -251,8 +258,8 @@ class Dispatcher:
             epoch=self._routes.epoch,
             version=self._routes.version,
             levels=levels,
-            totals=self._tally.accounts.totals(now_s, self._sequence),
-            replicas=tuple(self._routes.uses(now_s)),
+            totals=totals,
+            replicas=replicas,
         )
 
     def answered(self, sequence: int, answer: ReportAnswer) -> None:
@@ -306,7 +313,7 @@ class Dispatcher:
 
     def counts(self) -> Iterator[tuple[ModelName, int, int]]:
         """Return (model, waiting, running) for every model, for metrics."""
-        return ((name, desk.queue.waiting, desk.running) for name, desk in self._desks.items())
+        return ((name, desk.queue.waiting, len(desk.running)) for name, desk in self._desks.items())
 
     # --- steps ----------------------------------------------------------------------------------------------
 
@@ -348,27 +355,37 @@ class Dispatcher:
     def _look(self, desk: ModelDispatcher, now_s: float, out: list[Effect]) -> None:
         """Handle a change of catalogue or Routes. If this succeeds, earlier exceptions of dispatch are over."""
         desk.faults.discard("dispatch")
-        try:
-            desk.look(now_s, out)
-        except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
-            self._fault(desk, "dispatch", error, now_s, out)
+        self._contain(desk, partial(desk.look, now_s, out), now_s, out)
         if desk.faults:
             self._faulty.add(desk.name)
         else:
             self._faulty.discard(desk.name)
 
+    def _contain(self, desk: ModelDispatcher, act: Callable[[], None], now_s: float, out: list[Effect]) -> None:
+        """Call `act`. The most frequent operations have a `try` of their own, which is faster."""
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
+            self._fault(desk, "dispatch", error, now_s, out)
+
     def _fault(
         self, desk: ModelDispatcher, operation: str, error: Exception, now_s: float, out: list[Effect]
     ) -> None:  # fmt: skip
-        """An exception concerns this model only: close it and reject its queued requests."""
+        """An exception concerns this model only: close it, and reject its queued requests and the one in transit.
+
+        Further exceptions of the operation are not reported until a change of catalogue or Routes has opened the model.
+        """
         reraise_memory_error(error)
         self._faulty.add(desk.name)
+        is_new = operation not in desk.faults
         try:
             desk.close_faulty(operation, now_s, out)
         except Exception as second:  # noqa: BLE001 - the queue itself may be the cause
             reraise_memory_error(second)
-            out.append(ModelFaulted(desk.name, second))
-        out.append(ModelFaulted(desk.name, error))
+            is_new = True
+        self._tally.waiting = sum(one.queue.waiting for one in self._desks.values())
+        if is_new:
+            out.append(ModelFaulted(desk.name, error))
 
     def _weigh(self, delta: CatalogueDelta) -> None:
         """Apply the tenants' weights."""
@@ -381,13 +398,30 @@ class Dispatcher:
             for (tenant, _), line in desk.queue.lines.items():
                 line.step = steps.get(tenant, 1.0)
 
-    def _levels(self, now_s: float) -> tuple[Level, ...]:
-        """Return one Level per line with a request; other lines leave the list, and an idle model drops its lines."""
+    def _levels(self, now_s: float, faults: dict[ModelName, Exception]) -> tuple[Level, ...]:
+        """Return one Level per line with a request; other lines leave the list, and an idle model drops its lines. A
+        line that raises an exception is reported without times.
+        """
         levels: list[Level] = []
         kept: list[TenantQueue] = []
         for line in self._tally.listed:
             if line.calls or line.running:
-                levels.append(_level(line, now_s))
+                try:
+                    oldest_s, soonest_s = _times_s(line, now_s)
+                except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
+                    reraise_memory_error(error)
+                    faults[line.model], oldest_s, soonest_s = error, 0.0, None
+                levels.append(
+                    Level(
+                        model=line.model,
+                        tenant=line.account.tenant,
+                        priority=line.lane.priority,
+                        waiting=len(line.calls),
+                        running=line.running,
+                        oldest_wait_s=oldest_s,
+                        soonest_deadline_s=soonest_s,
+                    )
+                )
                 kept.append(line)
                 continue
             line.listed = False
@@ -399,14 +433,10 @@ class Dispatcher:
         return tuple(levels)
 
 
-def _level(line: TenantQueue, now_s: float) -> Level:
+def _times_s(line: TenantQueue, now_s: float) -> tuple[float, float | None]:
+    """Return the longest wait and the time until the soonest deadline; None if nothing is queued."""
     soonest_s = line.soonest_s()
-    return Level(
-        model=line.model,
-        tenant=line.account.tenant,
-        priority=line.lane.priority,
-        waiting=len(line.calls),
-        running=line.running,
-        oldest_wait_s=max(0.0, now_s - line.first().arrived_s) if line.calls else 0.0,
-        soonest_deadline_s=None if soonest_s is None else max(0.0, soonest_s - now_s),
+    return (
+        max(0.0, now_s - line.first().arrived_s) if line.calls else 0.0,
+        None if soonest_s is None else max(0.0, soonest_s - now_s),
     )

@@ -19,6 +19,7 @@ from itertools import count
 from autoscaler.contract import ModelName, QueueLimits, TenantName
 from gateway.dispatch.call import Call
 from gateway.dispatch.reports import Account
+from gateway.exception_handling import reraise_memory_error
 from gateway.http.body_buffers import LARGE_BYTES
 
 COMPACT_MIN = 64
@@ -99,20 +100,17 @@ class Parked:
         """Return whether one more body would exceed the maximum."""
         return size <= LARGE_BYTES and self.bytes + size > self.bytes_max
 
-    def add(self, size: int, sign: int) -> None:
-        """Add a body (`sign` 1) or remove it (-1)."""
-        if size <= LARGE_BYTES:
-            self.bytes += sign * size
-
 
 class Queue:
     """The queued requests of one model."""
 
-    __slots__ = ("_heap", "_lanes", "_numbers", "_parked_here", "bytes", "lines", "model", "waiting")
+    __slots__ = ("_heap", "_lanes", "_numbers", "_parked", "_small_bytes", "bytes", "lines", "model", "waiting")
 
     def __init__(self, model: ModelName, parked: Parked | None = None) -> None:
         self.model = model
-        self._parked_here = parked or Parked()
+        self._parked = parked or Parked()
+        self._small_bytes = 0
+        """Its part of `_parked`."""
         self.lines: dict[tuple[TenantName, int], TenantQueue] = {}
         """At most tenants x priorities of the catalogue; all are dropped when the model has no request."""
         self.waiting = 0
@@ -134,7 +132,7 @@ class Queue:
 
     def full(self, call: Call, limits: QueueLimits) -> bool:
         """Return whether the request would exceed a limit."""
-        if self._parked_here.full(call.body_bytes):
+        if self._parked.full(call.body_bytes):
             return True
         return self.waiting >= limits.calls_max or self.bytes + call.body_bytes > limits.bytes_max
 
@@ -144,19 +142,18 @@ class Queue:
             line.tag = max(line.tag, line.lane.tag)
         line.tickets += 1
         line.calls[call] = line.tickets
-        self._parked(line, call, next(self._numbers))
+        self._add(line, call, next(self._numbers))
 
     def park_first(self, line: TenantQueue, call: Call) -> None:
         """Put a granted request back at the head of its line, and refund the cost of the grant to the line."""
         line.tag = max(line.tag, line.lane.tag) - line.step
         line.calls[call] = line.calls[line.first()] - 1 if line.calls else line.tickets
         line.calls.move_to_end(call, last=False)
-        self._parked(line, call, -next(self._numbers))  # before all lines with the same tag
+        self._add(line, call, -next(self._numbers))  # before all lines with the same tag
 
-    def _parked(self, line: TenantQueue, call: Call, number: int) -> None:
+    def _add(self, line: TenantQueue, call: Call, number: int) -> None:
         self.waiting += 1
-        self.bytes += call.body_bytes
-        self._parked_here.add(call.body_bytes, 1)
+        self._count(call.body_bytes)
         heappush(line.deadlines, (call.deadline_s, number, call))
         line.compact()
         if line.entry != line.tag:
@@ -165,8 +162,8 @@ class Queue:
 
     def remove(self, line: TenantQueue, call: Call) -> None:
         """Remove a request from any position of its line."""
+        self._discount(line, call)
         del line.calls[call]
-        self._removed(line, call)
 
     def pop(self) -> tuple[TenantQueue, Call]:
         """Remove and return the next request, and charge its line. Raises IndexError if the queue is empty."""
@@ -178,16 +175,17 @@ class Queue:
             if tag == line.entry:
                 line.entry = None
             heappop(heap)
-        call, _ = line.calls.popitem(last=False)
+        call = line.first()
         line.lane.tag = max(line.lane.tag, line.tag)
         line.tag += line.step
-        if line.calls:
+        if len(line.calls) > 1:
             line.entry = line.tag
             heapreplace(heap, (-line.lane.priority, line.tag, next(self._numbers), line))
         else:
             line.entry = None
             heappop(heap)
-        self._removed(line, call)
+        self._discount(line, call)
+        del line.calls[call]
         return line, call
 
     def charge(self, line: TenantQueue) -> None:
@@ -196,26 +194,31 @@ class Queue:
         lane.tag = max(lane.tag, line.tag)
         line.tag = lane.tag + line.step
 
-    def _removed(self, line: TenantQueue, call: Call) -> None:
+    def _discount(self, line: TenantQueue, call: Call) -> None:
+        """Update the counts for a request that the caller then removes: if this raises, it is still in its line."""
         self.waiting -= 1
-        self.bytes -= call.body_bytes
-        self._parked_here.add(call.body_bytes, -1)
+        self._count(call.body_bytes, -1)
         line.compact()
         if not self.waiting:
             for _, _, _, stale in self._heap:
                 stale.entry = None
             self._heap.clear()
 
-    def clear(self) -> list[tuple[TenantQueue, Call]]:
+    def _count(self, size: int, sign: int = 1) -> None:
+        self.bytes += sign * size
+        if size <= LARGE_BYTES:
+            self._small_bytes += sign * size
+            self._parked.bytes += sign * size
+
+    def clear(self) -> list[Call]:
         """Remove and return all requests. It works also after an exception that left heap and counts inconsistent."""
-        removed = [(line, call) for line in self.lines.values() for call in line.calls]
-        for line, call in removed:
-            self._parked_here.add(call.body_bytes, -1)
-            line.calls.clear()
+        removed = [call for line in self.lines.values() for call in line.calls]
         for line in self.lines.values():
             line.entry = None
-            line.compact()
-        self.waiting = self.bytes = 0
+            line.calls.clear()
+            line.deadlines.clear()
+        self._parked.bytes -= self._small_bytes
+        self.waiting = self.bytes = self._small_bytes = 0
         self._heap.clear()
         return removed
 
@@ -233,6 +236,8 @@ class Deadlines:
         """An entry is valid while its time is the line's `watch_s`."""
         self._watched = 0
         self._numbers = count()
+        self.faults: dict[ModelName, Exception] = {}
+        """Models with a line that raised an exception, which is not checked any more."""
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -256,7 +261,11 @@ class Deadlines:
             if at_s != line.watch_s:
                 heappop(heap)
                 continue
-            soonest_s = line.soonest_s()
+            try:
+                soonest_s = line.soonest_s()
+            except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
+                reraise_memory_error(error)
+                self.faults[line.model], soonest_s = error, None
             if soonest_s == at_s:
                 return at_s
             line.watch_s = soonest_s

@@ -68,7 +68,8 @@ class ModelDispatcher:
     """One model in this gateway."""
 
     __slots__ = (
-        "_routes", "_tally", "closed", "entry", "faults", "name", "part", "queue", "retries", "running", "was_ready",
+        "_routes", "_tally", "closed", "entry", "faults", "in_transit", "name", "part", "queue", "retries", "running",
+        "was_ready",
     )  # fmt: skip
 
     def __init__(self, name: ModelName, routes: Routes, tally: SharedCounters) -> None:
@@ -76,7 +77,10 @@ class ModelDispatcher:
         self.entry: ModelEntry | None = None
         self.queue = Queue(name, tally.parked)
         self.part: ModelRoutes = routes.of(name)
-        self.running = 0
+        self.running: set[Call] = set()
+        """Its running requests. The counts of holds, lines and accounts are derived from them."""
+        self.in_transit: Call | None = None
+        """The request that is being moved, ended or admitted, so that an exception can be attributed to it."""
         self.retries = RETRIES_MAX
         self.closed = True
         """Whether nothing may be queued: the model is unknown, paused, rejected by the autoscaler, or faulty."""
@@ -87,7 +91,7 @@ class ModelDispatcher:
         self._tally = tally
 
     def __repr__(self) -> str:
-        return f"<Desk {self.name} {self.queue.waiting} waiting, {self.running} running>"
+        return f"<Desk {self.name} {self.queue.waiting} waiting, {len(self.running)} running>"
 
     @property
     def idle(self) -> bool:
@@ -133,17 +137,57 @@ class ModelDispatcher:
         why = self.part.route.refusal
         if self.entry is not None and not self.entry.paused and why is not None and not self.faults:
             self._count_cold(call, why.retry_after_s, now_s)
-        call.state = _ENDED
         out.append(Refuse(call, self.refusal()))
+        call.state = _ENDED
 
     def close_faulty(self, operation: str, now_s: float, out: list[Effect]) -> None:
-        """An operation raised an exception: close the model and reject its queued requests."""
+        """An operation raised an exception: close the model and reject the request in transit and the queued ones.
+
+        It calls no function of the operations that may have raised, and counts again what they may have left
+        inconsistent. Requests that run go on.
+        """
+        call, self.in_transit = self.in_transit, None
+        lost = self.queue.clear() if call is None else [call, *self.queue.clear()]
+        self._tally.edge = self._tally.edge or bool(lost) or operation not in self.faults
         self.faults.add(operation)
         self.closed = True
-        for line, call in self.queue.clear():
-            self._unparked(line, now_s)
-            self._refuse(line, call, self.refusal(), now_s, out)
-        self._tally.edge = True
+        try:
+            for line in self.queue.lines.values():
+                self._tally.accounts.touch(line.account, now_s)
+        finally:
+            for call in lost:
+                if self.end_faulty(call, now_s) and not any(
+                    isinstance(one, Refuse) and one.call is call for one in out
+                ):
+                    out.append(Refuse(call, errors.model_faulty()))
+            self._recount()
+
+    def end_faulty(self, call: Call, now_s: float) -> bool:
+        """End a request whose counts `close_faulty` corrects; False if it has ended before."""
+        if call.state is _ENDED:
+            return False
+        call.state = _ENDED
+        call.hold = None
+        self.running.discard(call)
+        if call.line is not None:
+            call.line.account.finished += 1
+            call.line.account.active_s = now_s
+        return True
+
+    def _recount(self) -> None:
+        """Derive the counts of holds, lines and accounts from the running requests; nothing is queued."""
+        for line in self.queue.lines.values():
+            line.running = line.account.running = line.account.waiting = 0
+        for hold in self.part.holds.values():
+            hold.in_use = hold.streams = 0
+        for call in self.running:
+            if call.hold is not None:
+                call.hold.in_use += 1
+                call.hold.streams += call.stream
+            if call.line is not None:
+                call.line.running += 1
+                call.line.account.running += 1
+        self._routes.recount(self.part)
 
     def refuse_parked(self, error: Callable[[], CallError], now_s: float, out: list[Effect]) -> None:
         """Reject all queued requests with this error."""
@@ -181,9 +225,10 @@ class ModelDispatcher:
                 out.append(Refuse(call, error))
                 return
         line = self.queue.lines.get((call.tenant, call.priority)) or self._open(call)
-        call.line = line
         account = line.account
         self._tally.accounts.touch(account, now_s)
+        self.in_transit = call
+        call.line = line
         account.admitted += 1
         account.active_s = now_s
         if hold is None:
@@ -192,14 +237,15 @@ class ModelDispatcher:
             if not self.running:
                 self._tally.edge = True  # 0 -> 1: the idle timeout must stop
             self.queue.charge(line)
-            out.append(self._grant(line, hold, call, now_s))
+            self._grant(line, hold, call, now_s, out)
 
     def finish(self, call: Call, now_s: float, outcome: Outcome, out: list[Effect]) -> None:
         """A queued or running request has ended; its slot goes to a waiting one."""
         line = _line(call)
+        self.in_transit = call
         if call.state is _RUNNING:
             hold = self._release(line, call, now_s)
-            if outcome is Outcome.COMPLETED:
+            if hold is not None and outcome is Outcome.COMPLETED:
                 hold.heard(call.granted_s or 0.0, now_s)
         else:
             self._unpark(line, call, now_s)
@@ -230,6 +276,8 @@ class ModelDispatcher:
         line = _line(call)
         failed = call.replica
         hold = self._release(line, call, now_s)
+        if hold is None:
+            raise ValueError(f"{call!r} runs nowhere")
         untouched, busy = reason == "connect", reason == "busy"
         counts = not untouched and not hold.leaves
         if untouched:
@@ -251,13 +299,17 @@ class ModelDispatcher:
                 if other is None:
                     self._park(line, call, first=True)
                 else:
-                    out.append(self._grant(line, other, call, now_s))
+                    self._grant(line, other, call, now_s, out)
         self.settle(now_s, out)
 
     def expire(self, line: TenantQueue, call: Call, now_s: float, out: list[Effect]) -> None:
         """Reject a queued request at its deadline."""
         self._unpark(line, call, now_s)
         self._refuse(line, call, self._late(call, now_s), now_s, out)
+
+    def expire_soonest(self, line: TenantQueue, now_s: float, out: list[Effect]) -> None:
+        """Reject the queued request of a line whose deadline is the soonest and has passed."""
+        self.expire(line, line.soonest(), now_s, out)
 
     def serve(self, now_s: float, out: list[Effect]) -> None:
         """Grant free slots to waiting requests, in order."""
@@ -267,11 +319,12 @@ class ModelDispatcher:
             if hold is None:
                 return
             line, call = queue.pop()
+            self.in_transit = call
             self._unparked(line, now_s)
             if call.deadline_s <= now_s:
                 self._refuse(line, call, self._late(call, now_s), now_s, out)
             else:
-                out.append(self._grant(line, hold, call, now_s))
+                self._grant(line, hold, call, now_s, out)
 
     def settle(self, now_s: float, out: list[Effect]) -> None:
         """Grant what fits; then return unused holds at once if others wait."""
@@ -320,7 +373,7 @@ class ModelDispatcher:
             line.listed = True
             self._tally.listed.append(line)
 
-    def _grant(self, line: TenantQueue, hold: Hold, call: Call, now_s: float) -> Grant:
+    def _grant(self, line: TenantQueue, hold: Hold, call: Call, now_s: float, out: list[Effect]) -> None:
         """Run the request. The caller has called `Accounts.touch` for its account."""
         call.state = _RUNNING
         call.granted_s = now_s
@@ -329,12 +382,13 @@ class ModelDispatcher:
         hold.take(now_s, stream=call.stream)
         line.running += 1
         line.account.running += 1
-        self.running += 1
+        self.running.add(call)
         if self.retries < RETRIES_MAX and not call.moves:  # moves must not refill the budget that they use
             self.retries = min(RETRIES_MAX, self.retries + RETRIES_PER_GRANT)
         if not line.listed:
             self._list(line)
-        return Grant(call, hold.replica, hold.address)
+        out.append(Grant(call, hold.replica, hold.address))
+        self.in_transit = None
 
     def _park(self, line: TenantQueue, call: Call, *, first: bool) -> None:
         """Queue the request. The caller has called `Accounts.touch` for its account."""
@@ -351,8 +405,10 @@ class ModelDispatcher:
         line.account.waiting += 1
         self._tally.deadlines.watch(line, call.deadline_s)
         self._list(line)
+        self.in_transit = None
 
     def _unpark(self, line: TenantQueue, call: Call, now_s: float) -> None:
+        self.in_transit = call
         self.queue.remove(line, call)
         self._unparked(line, now_s)
 
@@ -361,24 +417,27 @@ class ModelDispatcher:
         self._tally.waiting -= 1
         line.account.waiting -= 1
 
-    def _release(self, line: TenantQueue, call: Call, now_s: float) -> Hold:
-        """Release its slot. If it was above a lowered hold, or the last of a draining replica, report at once."""
+    def _release(self, line: TenantQueue, call: Call, now_s: float) -> Hold | None:
+        """Release its slot; None if it has none. If the slot was above a lowered hold, or the last of a draining
+        replica, report at once.
+        """
         hold = call.hold
         if hold is None:
-            raise ValueError(f"{call!r} runs nowhere")
+            return None
         if hold.in_use > hold.held or (hold.in_use == 1 and not hold.ready):
             self._tally.edge = True
-        self._routes.release(hold, now_s, stream=call.stream, byte_s=call.first_byte_s)
         self._tally.accounts.touch(line.account, now_s)
+        self._routes.release(hold, now_s, stream=call.stream, byte_s=call.first_byte_s)
+        call.hold = None
         line.running -= 1
         line.account.running -= 1
-        self.running -= 1
+        self.running.discard(call)
         return hold
 
     def _refuse(self, line: TenantQueue, call: Call, error: CallError, now_s: float, out: list[Effect]) -> None:
         """Fail an admitted request with this error; it has left queue and replica."""
-        self._end(line, call, now_s)
         out.append(Refuse(call, error))
+        self._end(line, call, now_s)
 
     def _end(self, line: TenantQueue, call: Call, now_s: float) -> None:
         call.state = _ENDED

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 from autoscaler.contract import BUSY_PERIOD_S, HEARTBEAT_S, REPORT_GAP_S, ModelName, TenantName, Total
+from gateway.exception_handling import reraise_memory_error
 
 
 class Pace:
@@ -120,16 +121,27 @@ class Accounts:
             if account.model == model:
                 account.retry_after_s = 0.0
 
-    def totals(self, now_s: float, sequence: int) -> tuple[Total, ...]:
-        """Return the totals of report `sequence`: all accounts with unacknowledged changes."""
+    def totals(self, now_s: float, sequence: int, faults: dict[ModelName, Exception]) -> tuple[Total, ...]:
+        """Return the totals of report `sequence`: all accounts with unacknowledged changes. An account that raises an
+        exception is left for the next report.
+        """
         for account in self._changed:
             account.changed = False
             self._reported[account] = sequence
         self._changed.clear()
+        totals: list[Total] = []
         for account in self._reported:
-            if account.running or account.waiting:
-                self.touch(account, now_s)  # its seconds keep growing, so it is in the next report as well
-        return tuple(account.total(now_s) for account in self._reported)
+            try:
+                if account.running or account.waiting:
+                    self.touch(account, now_s)  # its seconds keep growing, so it is in the next report as well
+                totals.append(account.total(now_s))
+            except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
+                reraise_memory_error(error)
+                faults[account.model] = error
+                if not account.changed:
+                    account.changed = True
+                    self._changed.append(account)
+        return tuple(totals)
 
     def acknowledged(self, sequence: int) -> None:
         """The leader has report `sequence`: accounts not changed since then need not be reported again."""

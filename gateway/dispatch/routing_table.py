@@ -93,17 +93,24 @@ class Routes:
             self._allow(part)
         return lowered
 
-    def uses(self, now_s: float) -> Iterator[ReplicaUse]:
-        """Yield every replica with a hold, a request or failed connects, for the report."""
+    def uses(self, now_s: float, faults: dict[ModelName, Exception]) -> Iterator[ReplicaUse]:
+        """Yield every replica with a hold, a request or failed connects, for the report. A replica that raises an
+        exception is reported without the age of its last byte.
+        """
         for hold in self.holds.values():
+            try:
+                age_s, is_stalled = hold.byte_age_s(now_s), hold.stalled(now_s)
+            except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
+                reraise_memory_error(error)
+                faults[hold.model.name], age_s, is_stalled = error, None, False
             if hold.held or hold.in_use or hold.connect_failures:
                 yield ReplicaUse(
                     replica=hold.replica,
                     hold=hold.held,
                     in_use=hold.in_use,
                     connect_failures=hold.connect_failures,
-                    last_byte_age_s=None if hold.byte_s is None else max(0.0, now_s - hold.byte_s),
-                    stalled=hold.stalled(now_s),
+                    last_byte_age_s=age_s,
+                    stalled=is_stalled,
                 )
 
     def release(self, hold: Hold, now_s: float, *, stream: bool, byte_s: float) -> None:
@@ -111,6 +118,12 @@ class Routes:
         hold.give(now_s, stream=stream, byte_s=byte_s)
         if hold.state == GONE and not hold.in_use:
             self._remove(hold)
+
+    def recount(self, part: ModelRoutes) -> None:
+        """The slots in use were counted again after an exception: update what is derived from them."""
+        for hold in [hold for hold in part.holds.values() if hold.state == GONE and not hold.in_use]:
+            self._remove(hold)
+        part.recount()
 
     def _heard(self, now_s: float) -> set[ModelName]:
         self.silent_at_s = now_s + LEADER_SILENT_S
@@ -138,10 +151,17 @@ class Routes:
             hold = self.holds[replica]
             changed.add(hold.model.name)
             acknowledge = True
-            hold.state, hold.ready, hold.open, hold.held, hold.connect_failures = GONE, False, False, 0, 0
-            if not hold.in_use:
-                self._remove(hold)
+            try:
+                self._set_gone(hold)
+            except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
+                reraise_memory_error(error)
+                faults[hold.model.name] = error
         return acknowledge
+
+    def _set_gone(self, hold: Hold) -> None:
+        hold.state, hold.ready, hold.open, hold.held, hold.connect_failures = GONE, False, False, 0, 0
+        if not hold.in_use:
+            self._remove(hold)
 
     def _replica(self, route: Route, epoch: int, *, risen: bool) -> bool:
         hold = self.holds.get(route.replica) or self._add(route)
@@ -209,5 +229,5 @@ class Routes:
         return hold
 
     def _remove(self, hold: Hold) -> None:
-        del self.holds[hold.replica]
-        del hold.model.holds[hold.replica]
+        self.holds.pop(hold.replica, None)
+        hold.model.holds.pop(hold.replica, None)

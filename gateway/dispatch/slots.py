@@ -94,6 +94,10 @@ class Hold:
         self.probe_s = now_s + SUSPECT_S
         self.model.recount()
 
+    def byte_age_s(self, now_s: float) -> float | None:
+        """Return the time since response bytes last arrived; None if none have arrived."""
+        return None if self.byte_s is None else max(0.0, now_s - self.byte_s)
+
     def heard(self, granted_s: float, now_s: float) -> bool:
         """Record response bytes for a request granted at `granted_s`; True if that ends an earlier suspicion."""
         self.byte_s = self.waiting_s = now_s

@@ -265,7 +265,9 @@ class SimGateway:
     def report(self) -> Report:
         """The reported levels."""
         self.reports_s.append(self._town.now())
-        return self.dispatch.report(self._town.now())
+        report = self.dispatch.report(self._town.now())
+        self._arm()  # an exception in it has effects
+        return report
 
     def answered(self, sequence: int, answer: ReportAnswer) -> None:
         """A report was accepted."""

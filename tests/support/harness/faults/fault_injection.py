@@ -15,6 +15,7 @@ from autoscaler.contract import ModelName
 from autoscaler.controller import loop
 from autoscaler.spec.model import Model
 from gateway.dispatch.effects import ModelFaulted
+from gateway.dispatch.fair_queue import TenantQueue
 from gateway.dispatch.model_dispatcher import ModelDispatcher
 
 
@@ -32,8 +33,21 @@ class Faults(NamedTuple):
 
 
 GATEWAY_POINTS = (
-    "gateway.dispatch.model_dispatcher:ModelDispatcher.look",
-    "gateway.dispatch.model_dispatcher:ModelDispatcher.settle",
+    *(
+        f"gateway.dispatch.model_dispatcher:ModelDispatcher.{name}"
+        for name in (
+            "look",
+            "settle",
+            "arrive",
+            "finish",
+            "heard",
+            "bounce",
+            "expire",
+            "_grant",
+            "_release",
+        )
+    ),
+    "gateway.dispatch.dispatcher:_times_s",
     "gateway.dispatch.routing_table:Routes._update",
 )
 """Functions of the gateways' dispatch."""
@@ -85,6 +99,8 @@ def concerns(name: str) -> Callable[..., bool]:
             return names(one[0]) if one else None
         if isinstance(one, Model | ModelDispatcher):
             return one.name
+        if isinstance(one, TenantQueue):
+            return one.model
         if isinstance(one, dict):
             metadata = one.get("metadata")
             return metadata.get("name") if isinstance(metadata, dict) else None

@@ -45,15 +45,15 @@ def test_total_is_repeated_in_reports_until_acknowledged() -> None:
     account = accounts.of(LLAMA, ACME)
     accounts.touch(account, 1.0)
     account.admitted += 1
-    assert [total.admitted for total in accounts.totals(1.0, 1)] == [1]
-    assert [total.admitted for total in accounts.totals(1.0, 2)] == [1], "report 1 may be lost"
+    assert [total.admitted for total in accounts.totals(1.0, 1, {})] == [1]
+    assert [total.admitted for total in accounts.totals(1.0, 2, {})] == [1], "report 1 may be lost"
     accounts.acknowledged(1)
-    assert [total.admitted for total in accounts.totals(1.0, 3)] == []
+    assert [total.admitted for total in accounts.totals(1.0, 3, {})] == []
     accounts.touch(account, 2.0)
     account.admitted += 1
-    accounts.totals(2.0, 4)
+    accounts.totals(2.0, 4, {})
     accounts.acknowledged(3)
-    assert [total.admitted for total in accounts.totals(2.0, 5)] == [2], (
+    assert [total.admitted for total in accounts.totals(2.0, 5, {})] == [2], (
         "what changed after 3 is not acknowledged by it"
     )
 
@@ -63,10 +63,10 @@ def test_busy_and_waiting_times_grow_while_requests_run_or_wait() -> None:
     account = accounts.of(LLAMA, ACME)
     accounts.touch(account, 0.0)
     account.running, account.waiting = 2, 1
-    (first,) = accounts.totals(3.0, 1)
+    (first,) = accounts.totals(3.0, 1, {})
     assert (first.busy_slot_us, first.waiting_call_us) == (6_000_000, 3_000_000)
     accounts.acknowledged(1)
-    (second,) = accounts.totals(4.0, 2)
+    (second,) = accounts.totals(4.0, 2, {})
     assert (second.busy_slot_us, second.waiting_call_us) == (8_000_000, 4_000_000)
 
 
@@ -74,29 +74,29 @@ def test_totals_of_a_forgotten_model_are_reported_until_acknowledged() -> None:
     accounts = Accounts()
     for model in (LLAMA, TINY):
         accounts.touch(accounts.of(model, ACME), 0.0)
-    accounts.totals(0.0, 1)
+    accounts.totals(0.0, 1, {})
     accounts.acknowledged(1)
     accounts.resend()
     accounts.forget(TINY)
-    assert {total.model for total in accounts.totals(0.0, 2)} == {LLAMA, TINY}
+    assert {total.model for total in accounts.totals(0.0, 2, {})} == {LLAMA, TINY}
     accounts.acknowledged(2)
     accounts.resend()
-    assert {total.model for total in accounts.totals(0.0, 3)} == {LLAMA}
+    assert {total.model for total in accounts.totals(0.0, 3, {})} == {LLAMA}
 
 
 def test_totals_of_forgotten_model_restart_only_after_acknowledgement() -> None:
     """Two accounts of the same model and tenant in one report would be counted as growth again and again."""
     accounts = Accounts()
     accounts.refused_cold(LLAMA, ACME, 1.0, 5.0)
-    accounts.totals(1.0, 1)
+    accounts.totals(1.0, 1, {})
     accounts.forget(LLAMA)
     accounts.refused_cold(LLAMA, ACME, 2.0, 5.0)
-    assert [total.refused_cold for total in accounts.totals(2.0, 2)] == [2]
+    assert [total.refused_cold for total in accounts.totals(2.0, 2, {})] == [2]
     accounts.acknowledged(2)
     accounts.forget(LLAMA)
     accounts.acknowledged(2)
     accounts.refused_cold(LLAMA, ACME, 3.0, 5.0)
-    assert [total.refused_cold for total in accounts.totals(3.0, 3)] == [1]
+    assert [total.refused_cold for total in accounts.totals(3.0, 3, {})] == [1]
 
 
 def test_longest_retry_after_is_reported_until_the_model_turns_cold() -> None:
@@ -104,6 +104,6 @@ def test_longest_retry_after_is_reported_until_the_model_turns_cold() -> None:
     for retry_after_s in (20.0, 5.0):
         accounts.refused_cold(LLAMA, ACME, 1.0, retry_after_s)
     accounts.refused_cold(TINY, LAB, 1.0, 7.0)
-    assert [(total.refused_cold, total.retry_after_s) for total in accounts.totals(1.0, 1)] == [(2, 20.0), (1, 7.0)]
+    assert [(total.refused_cold, total.retry_after_s) for total in accounts.totals(1.0, 1, {})] == [(2, 20.0), (1, 7.0)]
     accounts.cooled(LLAMA)
-    assert [total.retry_after_s for total in accounts.totals(1.0, 2)] == [0.0, 7.0]
+    assert [total.retry_after_s for total in accounts.totals(1.0, 2, {})] == [0.0, 7.0]

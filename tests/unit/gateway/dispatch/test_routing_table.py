@@ -106,7 +106,7 @@ def test_removed_replica_is_reported_until_its_last_request_ends() -> None:
     take(part)
     routes.apply(RoutesDelta(epoch=1, version=2, full=True), 0.0)
     assert take(part) is None
-    assert [(use.replica, use.hold, use.in_use) for use in routes.uses(0.0)] == [("r1", 0, 1)]
+    assert [(use.replica, use.hold, use.in_use) for use in routes.uses(0.0, {})] == [("r1", 0, 1)]
     routes.release(routes.holds[ReplicaId("r1")], 0.0, stream=False, byte_s=0.0)
     assert not routes.holds
     assert not part.holds
@@ -146,10 +146,10 @@ def test_suspect_replica_gets_one_request_per_second_until_it_responds() -> None
     assert take(part, 0.5) is None
     assert part.probe_s() == SUSPECT_S
     assert [take(part, SUSPECT_S), take(part, SUSPECT_S)] == ["r1", None]
-    assert next(routes.uses(1.0)).connect_failures == 1
+    assert next(routes.uses(1.0, {})).connect_failures == 1
     assert hold.heard(granted_s=SUSPECT_S, now_s=1.1)
     assert [take(part, 1.1) for _ in range(4)] == ["r1", "r1", "r1", None]
-    assert next(routes.uses(1.1)).connect_failures == 0
+    assert next(routes.uses(1.1, {})).connect_failures == 0
 
 
 def test_replica_state_change_ends_suspicion_but_a_slot_change_does_not() -> None:
