@@ -36,7 +36,7 @@ from autoscaler.documents.document_rules import (
     check_tenant,
     find_unsupported_key,
 )
-from autoscaler.documents.references import References, Written, restore
+from autoscaler.documents.references import References, Written, hide_values, restore
 from autoscaler.documents.stand_ins import read_known_keys
 from autoscaler.exception_handling import Failure, attempt, describe_error
 from autoscaler.spec.decode import Part, WrongKeyError, decode_value, format_path, suggest_nearest
@@ -166,6 +166,8 @@ class Documents(msgspec.Struct, frozen=True, kw_only=True):
     """The documents of those `models` that are stand-ins (`autoscaler.documents.stand_ins`)."""
     written: Mapping[tuple[str, str], Written] = {}
     """(kind, name) -> the document's texts with references, by key path."""
+    values: Mapping[str, str] = {}
+    """Values of references -> as they are written, for messages."""
 
 
 def parse_documents(
@@ -189,8 +191,10 @@ def parse_documents(
             try:
                 loading.add(source, value)
             except WrongKeyError as error:
-                where = ": ".join(part for part in (source, _label(value, number), format_path(error.path)) if part)
-                raise DocumentError(one_line(f"{where}: {error.message}")) from error
+                path = hide_values(format_path(error.path), loading.values)
+                where = ": ".join(part for part in (source, _label(value, number), path) if part)
+                message = hide_values(error.message, loading.values)
+                raise DocumentError(one_line(f"{where}: {message}")) from error
     try:
         settings = override_settings(loading.settings, environ or {}, reserved)
         check_settings(settings)
@@ -198,7 +202,7 @@ def parse_documents(
         raise DocumentError(f"environment: {format_path(error.path)}: {error.message}") from error
     return Documents(
         models=tuple(loading.models), tenants=tuple(loading.tenants), settings=settings, undecoded=loading.undecoded,
-        written=loading.written,
+        written=loading.written, values=loading.values,
     )  # fmt: skip
 
 
@@ -255,6 +259,7 @@ class _Loading:
 
     def __init__(self, references: References | None, *, contain: bool) -> None:
         self._references = references
+        self.values: Mapping[str, str] = {} if references is None else references.values
         self._contain = contain
         self.written: dict[tuple[str, str], Written] = {}
         self.models: list[Model] = []
@@ -280,7 +285,9 @@ class _Loading:
         while len(self.owners) > claimed:
             self.owners.popitem()
         self._append_model(source, stand_in)
-        self.undecoded[stand_in.name] = UndecodedDocument(source, value, describe_error(done.error))
+        self.undecoded[stand_in.name] = UndecodedDocument(
+            source, value, hide_values(describe_error(done.error), self.values)
+        )
 
     def _add(self, source: str, value: object) -> None:
         document, kind = _kind(value)

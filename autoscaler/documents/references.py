@@ -36,6 +36,8 @@ class References:
         self._environ = environ
         self._read_file = read_file
         self._left = VALUES_CHARS_MAX
+        self.values: dict[str, str] = {}
+        """Each value, and each text with values, -> as it is written."""
 
     def resolve(self, document: object) -> tuple[object, dict[Path, str]]:
         """Return the document with values in place of references, and the texts that had references. Raises
@@ -56,7 +58,9 @@ class References:
         if not is_file and "${" not in value:
             return value
         written[at] = value
-        return self._content(value, at) if is_file else self._expanded(value, at)
+        resolved = self._content(value, at) if is_file else self._expanded(value, at)
+        self._note(resolved, value)
+        return resolved
 
     def _content(self, reference: str, at: Path) -> str:
         path = self._expanded(reference.removeprefix(FILE), at)
@@ -86,7 +90,11 @@ class References:
         if _SURROGATE.search(value):
             raise WrongKeyError(at, f"the environment variable {name} is not UTF-8")
         self._count(value, at)
+        self._note(value, found[0])
         return value
+
+    def _note(self, value: str, written: str) -> None:
+        self.values[value] = min(written, self.values.get(value, written))  # independent of the order of documents
 
     def _count(self, value: str, at: Path) -> None:
         self._left -= len(value)
@@ -108,6 +116,15 @@ def _is_file_key(kind: str, at: Path) -> bool:
             return True
         case _:
             return False
+
+
+def hide_values(text: str, values: Mapping[str, str]) -> str:
+    """Return a message with references as they are written in place of their values, where these are whole words."""
+    for value in sorted(values, key=len, reverse=True):
+        if value and value in text:
+            written = values[value]
+            text = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", lambda _, written=written: written, text)  # type: ignore[misc]
+    return text
 
 
 def restore(value: object, written: Written, at: Path = ()) -> object:

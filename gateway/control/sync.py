@@ -33,7 +33,7 @@ UNFOLDED_MAX = 256
 KEEP_S = 1.0
 """How long to wait for an autoscaler at the start, and the minimum time between two writes of the snapshot."""
 
-T = TypeVar("T")
+D = TypeVar("D", CatalogueDelta, RoutesDelta)
 
 
 class LinkError(Exception):
@@ -104,6 +104,8 @@ class Sync:
         self._jitter = jitter
         self._known = snapshot_file.GatewaySnapshot()
         self._unfolded: list[CatalogueDelta | RoutesDelta] = []
+        self._unmerged: set[type[CatalogueDelta | RoutesDelta]] = set()
+        """Kinds of which a delta is missing in `_known`, because merging it raised an exception."""
         self._heard: set[type[CatalogueDelta | RoutesDelta]] = set()
         self._whole = asyncio.Event()
         """Set once both catalogue and Routes have arrived."""
@@ -159,14 +161,14 @@ class Sync:
         await asyncio.gather(*(self._send(link, report) for link in self._links))
 
     def _on_catalogue(self, delta: CatalogueDelta) -> None:
+        self._follower.catalogue(delta)
         if delta.full or delta.models or delta.models_gone or delta.tenants or delta.tenants_gone or delta.settings:
             self._remember(delta)
-        self._follower.catalogue(delta)
 
     def _on_routes(self, delta: RoutesDelta) -> None:
+        self._follower.routes(delta)
         if delta.full or delta.replicas or delta.replicas_gone or delta.models or delta.models_gone:
             self._remember(delta)
-        self._follower.routes(delta)
         if delta.full:
             self.edge()  # a new or restarted leader waits for our levels
         else:
@@ -182,16 +184,30 @@ class Sync:
             self._fold()
 
     def _fold(self) -> None:
-        for delta in self._unfolded:
-            if isinstance(delta, CatalogueDelta):
-                self._known = snapshot_file.with_catalogue(self._known, delta)
+        """Merge the queued deltas. If one raises an exception, its part of the snapshot stays as it is until the
+        complete state is merged, for which the stream is reopened.
+        """
+        unfolded, self._unfolded = self._unfolded, []
+        for delta in unfolded:
+            kind = type(delta)
+            if kind in self._unmerged and not delta.full:
+                continue
+            try:
+                if isinstance(delta, CatalogueDelta):
+                    self._known = snapshot_file.with_catalogue(self._known, delta)
+                else:
+                    self._known = snapshot_file.with_routes(self._known, delta)
+            except Exception as error:  # noqa: BLE001 - only the file is affected
+                reraise_memory_error(error)
+                if kind not in self._unmerged:
+                    fault_containment.report_fault(None, "snapshot", describe_error(error))
+                self._unmerged.add(kind)
             else:
-                self._known = snapshot_file.with_routes(self._known, delta)
-        self._unfolded.clear()
+                self._unmerged.discard(kind)
 
-    async def _follow(self, link: Link, path: str, kind: type[T], take: Callable[[T], None]) -> None:
+    async def _follow(self, link: Link, path: str, kind: type[D], take: Callable[[D], None]) -> None:
         """Apply a stream's messages. It is reopened, and starts with the complete state, after it broke, and with
-        exponential back-off after an exception in `take` and while a model is faulty.
+        exponential back-off after an exception in `take`, while a model is faulty, or while the snapshot is incomplete.
         """
         retry_s, fault_s = RETRY_S_MIN, PAUSE_S
         decode, now, name = make_decoder(kind), asyncio.get_running_loop().time, path.partition("?")[0]
@@ -202,7 +218,7 @@ class Sync:
                     retry_s = RETRY_S_MIN
                     if not line.isspace() and line:
                         take(decode(line))
-                    if not self._follower.has_faults():
+                    if not self._follower.has_faults() and kind not in self._unmerged:
                         reopen_s, fault_s = math.inf, PAUSE_S
                     elif reopen_s == math.inf:
                         reopen_s, fault_s = now() + fault_s, min(2 * fault_s, PAUSE_S_MAX)

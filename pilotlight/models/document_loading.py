@@ -22,6 +22,7 @@ from autoscaler.contract import ModelName
 from autoscaler.documents.document_faults import PART
 from autoscaler.documents.document_rules import NAME_CHARS_MAX
 from autoscaler.documents.parse import DocumentError, Documents, parse_documents, to_yaml
+from autoscaler.documents.references import hide_values
 from autoscaler.drivers.driver import Launcher
 from autoscaler.engines.programs.installed import find_installed_programs
 from autoscaler.exception_handling import Failure, attempt, can_complete, describe_error
@@ -86,7 +87,7 @@ def gather_documents(
         write_stderr(f"{one.path}: {what}: {one.reason}")
     if errors:
         raise click.UsageError(f"{errors[0].path}: {errors[0].reason}")
-    _check_default_model(documents.settings, models)
+    _check_default_model(documents, models)
     if documents.settings.capacity:
         from pilotlight.models import capacity_providers  # imports every capacity provider
 
@@ -131,12 +132,21 @@ def _models_of(
 
 
 def _kept_models(unusable: Sequence[UnusableFile], models: Sequence[Model], in_force: Sequence[Model]) -> list[Model]:
-    """Return the Models in force of files that raised an unexpected exception, so that their replicas go on serving."""
+    """Return the Models in force of files that raised an unexpected exception, so that their replicas go on serving.
+    A removed document with the same artifact is not among them.
+    """
     taken = {name for model in models for name in (model.name, *_further_names(model))}
-    faulty = {_artifact_of(one.path) for one in unusable if one.is_fault}
-    kept = [one for one in in_force if one.spec.artifact in faulty and one.name not in taken]
+    faulty = [one.path for one in unusable if one.is_fault]
+    kept = [one for one in in_force if one.name not in taken and any(_is_of_file(one, path) for path in faulty)]
     kept = [one for one in kept if can_complete(partial(_render, one))]
     return [msgspec.structs.replace(one, order=order) for order, one in enumerate(kept, len(models))]
+
+
+def _is_of_file(model: Model, file: Path) -> bool:
+    """Return whether `_model_of` may have created this Model from the file."""
+    spec, default = model.spec, ModelSpec(engine="llama.cpp", artifact=_artifact_of(file))
+    derived = msgspec.structs.replace(default, args=spec.args, context_tokens=spec.context_tokens)
+    return model.name == model_name(file) and spec == derived and spec.args[::2] in {(), ("--mmproj",)}
 
 
 def _find_error(texts: Sequence[tuple[str, str]]) -> str:
@@ -153,12 +163,13 @@ def _render(model: Model) -> str:
     return to_yaml(Documents(models=(model,)), with_references=True)
 
 
-def _check_default_model(settings: Settings, models: Sequence[Model]) -> None:
+def _check_default_model(documents: Documents, models: Sequence[Model]) -> None:
     """Check that `defaultModel` names a Model. Raises click.UsageError."""
-    name = settings.default_model
+    name = documents.settings.default_model
     if name is not None and not any(name in (*model.names(), *model.adapter_names()) for model in models):
+        shown = hide_values(f"`{name}`", documents.values)
         raise click.UsageError(
-            f"Settings: defaultModel: no Model has the name or alias `{name}`; name an existing Model or remove the key"
+            f"Settings: defaultModel: no Model has the name or alias {shown}; name an existing Model or remove the key"
         )
 
 
@@ -187,7 +198,8 @@ def with_stored_keys(documents: Documents, path: Path) -> Documents:
         keys = tuple(key for key in stored.spec.keys if owners.get(key.sha256) != stored.name)
         taken = next((owners[key.sha256] for key in keys if key.sha256 in owners), None)
         if taken is not None:
-            raise click.UsageError(f"{path}: Tenant {stored.name}: a key already belongs to Tenant {taken}")
+            owner = hide_values(taken, documents.values)
+            raise click.UsageError(f"{path}: Tenant {stored.name}: a key already belongs to Tenant {owner}")
         if known is None:
             tenants[stored.name] = stored
         else:

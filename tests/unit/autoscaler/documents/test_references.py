@@ -9,7 +9,14 @@ from autoscaler.documents.references import VALUES_CHARS_MAX
 
 HEAD = "apiVersion: pilotlight.dev/v1alpha1\n"
 SECRET = "s3cr3t-value"
-ENVIRON = {"TOKEN": SECRET, "EMPTY": "", "FOLDER": "/models", "BRACES": "${TOKEN}", "BYTES": "a\udcff"}
+ENVIRON = {
+    "TOKEN": SECRET,
+    "LABEL": f"{SECRET} /",
+    "EMPTY": "",
+    "FOLDER": "/models",
+    "BRACES": "${TOKEN}",
+    "BYTES": "a\udcff",
+}
 FILES = {"/run/token": f"{SECRET}\n", "/run/two": "a\r\n\r\n", "/models/key": "b" * 64 + "\n", "/run/ref": "${TOKEN}"}
 
 
@@ -107,6 +114,39 @@ def test_rejected_value_of_a_reference_is_not_repeated() -> None:
     assert "spec.engine: expected one of" in wrong(model("args: []").replace("engine: command", "engine: '${TOKEN}'"))
     text = f"{HEAD}kind: Tenant\nmetadata: {{name: a}}\nspec: {{keys: [{{sha256: 'file:/run/token'}}]}}\n"
     assert "spec.keys[0].sha256" in wrong(text)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["near: '${LABEL}'", "spread: '${LABEL}'", "aliases: ['${TOKEN}', '${TOKEN}']", "slots: '${TOKEN}'",
+     "adapters: [{name: '${TOKEN}', artifact: /a}, {name: '${TOKEN}', artifact: /b}]", "artifact: 'oci://${TOKEN}'",
+     "prompt: '${TOKEN}'", "replicas: {min: 2, max: '${TOKEN}'}", "cacheSalt: '${TOKEN}'"],
+)  # fmt: skip
+def test_message_about_a_value_of_a_reference_shows_the_written_text(spec: str) -> None:
+    message = wrong(model(spec))
+    assert "x.yaml: Model m: spec." in message
+
+
+def test_message_about_a_name_that_is_taken_shows_its_reference() -> None:
+    one = model("aliases: ['${TOKEN}']")
+    other = one.replace("name: m", "name: '${TOKEN}'").replace("aliases: ['${TOKEN}']", "args: []")
+    assert wrong(f"{one}---\n{other}").endswith("metadata.name: `${TOKEN}` is already an alias of Model m in x.yaml")
+    again = f"{other}---\n{one}"
+    assert wrong(again).endswith("spec.aliases[0]: `${TOKEN}` is already the name of a Model in x.yaml")
+    third = f"{HEAD}kind: Tenant\nmetadata: {{name: '${{TOKEN}}'}}\n"
+    assert "`${TOKEN}` is already the name of a Tenant in" in wrong(f"{third}---\n{third}")
+    with_alias = other.replace("args: []", "aliases: [y]")
+    assert wrong(f"{with_alias}---\n{model('aliases: [y]')}").endswith("already an alias of Model ${TOKEN} in x.yaml")
+
+
+def test_exception_with_a_value_of_a_reference_shows_the_written_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(value: object) -> None:
+        raise ValueError(f"found {value}")
+
+    monkeypatch.setattr("autoscaler.documents.parse.check_model", lambda spec: fail(spec.env["X"]))
+    text = model("env: {X: 'a-${TOKEN}'}")
+    found = parse_documents([("x.yaml", text)], ENVIRON, read_file=read_file, contain=True).undecoded
+    assert [one.reason.rpartition("found ")[2] for one in found.values()] == ["a-${TOKEN}"]
 
 
 def test_values_of_all_references_together_are_limited() -> None:

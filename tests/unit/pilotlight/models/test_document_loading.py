@@ -354,6 +354,28 @@ def test_file_that_raises_an_exception_at_a_reload_keeps_its_model(
     assert f"{folder}/models/ada.gguf: keeps its Model: internal error (InjectedError" in capfd.readouterr().err
 
 
+def test_removed_document_of_a_file_that_raises_an_exception_is_not_restored(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = f"{{engine: llama.cpp, artifact: 'file://{folder}/models/ada.gguf', tenants: [acme]}}"
+    other = written(folder / "x.yaml", HEAD + f"kind: Model\nmetadata: {{name: x}}\nspec: {spec}\n---\n{ACME}")
+    begun = gather_documents([folder / "models"], [other], folder, contain=True)
+    assert sorted(model.name for model in begun.models) == ["ada", "bob", "x"]
+    inject(monkeypatch, "pilotlight.models.model_files:_load", lambda file: file.name == "ada.gguf")
+    again = gather_documents([folder / "models"], [], folder, contain=True, in_force=begun)
+    assert sorted(model.name for model in again.models) == ["ada", "bob"]
+
+
+def test_unknown_default_model_from_a_reference_is_shown_as_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("S", "s3cr3t")
+    settings = written(folder / "s.yaml", HEAD + "kind: Settings\ndefaultModel: '${S}'\n")
+    message = wrong(folder, folder / "models", configs=(settings,))
+    assert "no Model has the name or alias `${S}`;" in message
+    assert "s3cr3t" not in message
+
+
 def test_link_that_leads_to_itself_is_left_out(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (folder / "models" / "loop.gguf").symlink_to("loop.gguf")
     begun = gather_documents([folder / "models"], [], folder, contain=True)
