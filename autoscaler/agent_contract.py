@@ -6,7 +6,9 @@ an agent acts on the lines of the newest epoch.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from msgspec import Meta
 
 from autoscaler.contract import Age, BytesPerSecond, Id, Message, Number, ReplicaId
 from autoscaler.spec.artifact_name import is_stored
@@ -18,6 +20,8 @@ from autoscaler.spec.settings import Weights
 NODE_PERIOD_S = 3.0
 """The maximum time between two reports of an agent about its node."""
 NODE_EXPIRY_S = 10.0
+IMAGES_MAX = 2000
+"""Maximum number of names of images in a report: enough for all names of 200 images."""
 """The age at which a node's report expires."""
 
 
@@ -118,8 +122,8 @@ class NodeReport(Message, frozen=True):
     copies: tuple[str, ...] = ()
     """Artifacts that are complete on the node."""
     weights: tuple[WeightsReport, ...] = ()
-    images: tuple[str, ...] = ()
-    """All names of container images on the node."""
+    images: Annotated[tuple[str, ...], Meta(max_length=IMAGES_MAX)] = ()
+    """Names of container images on the node."""
     devices: tuple[DeviceReport, ...] = ()
     pods: tuple[PodDevices, ...] = ()
     uses: tuple[PodUse, ...] = ()

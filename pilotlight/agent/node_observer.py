@@ -18,6 +18,7 @@ from autoscaler.contract import TOTAL_MAX
 from autoscaler.drivers.local.nvml import Nvml, NvmlError, open_nvml
 from autoscaler.queries.device_health import NOTICED_BYTES
 from pilotlight.agent.kubelet.sockets import NodeSockets, pod_uid
+from pilotlight.agent.weights.report_limits import limit_images
 
 ANSWER_S_MAX = 5.0
 """An NVML call that takes longer counts as failed."""
@@ -62,7 +63,7 @@ class NodeLooks:
             self.pods = found.pods
         else:
             self.pods = tuple(PodDevices(namespace=one.namespace, name=one.name, devices=one.devices) for one in given)
-        return NodeLook(found.devices, self.pods, images, found.uses)
+        return NodeLook(found.devices, self.pods, limit_images(images), found.uses)
 
     async def _devices(self) -> NodeLook:
         """Return what NVML reports."""

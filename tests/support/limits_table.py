@@ -224,9 +224,11 @@ ROWS: dict[str, tuple[str, ...]] = {
         "pilotlight.agent.weights.keeper.COPIES_MAX",
         "pilotlight.agent.weights.keeper.LINGER_S",
     ),
-    "agent, per report: names of copies; rows about weights": (
+    "agent, per report: names of copies; rows about weights; names of images": (
         "pilotlight.agent.weights.report_limits.COPIES_BYTES_MAX",
         "pilotlight.agent.weights.report_limits.WEIGHTS_BYTES_MAX",
+        "autoscaler.agent_contract.IMAGES_MAX",
+        "pilotlight.agent.weights.report_limits.IMAGES_BYTES_MAX",
     ),
     "weights requested from an agent at a time; of these, inspections": (
         "autoscaler.weights.desired.WANTS_BYTES_MAX",

@@ -28,8 +28,6 @@ VENDOR = "nvidia.com/"
 """Prefix of the resources whose devices are reported."""
 SHARED = "::"
 """Separates a device's id from the suffix that a device plug-in adds if it offers the device several times."""
-IMAGES_MAX = 2000
-"""Maximum number of image names reported: enough for all names of 200 images, few enough for a report."""
 
 
 class AssignedPod(NamedTuple):
@@ -62,12 +60,12 @@ def decode_assigned_pods(answer: bytes) -> tuple[AssignedPod, ...]:
 
 
 def decode_image_names(answer: bytes) -> tuple[str, ...]:
-    """Return all image names, sorted, at most IMAGES_MAX. Raises ProtobufError.
+    """Return all image names, sorted. Raises ProtobufError.
 
     ListImagesResponse {1: Image {2: repo_tags, 3: repo_digests}}.
     """
     names = {name for image in iter_messages(answer, 1) for number in (2, 3) for name in iter_strings(image, number)}
-    return tuple(sorted(names)[:IMAGES_MAX])
+    return tuple(sorted(names))
 
 
 def encode_pull_request(image: str, login: Login | None) -> bytes:

@@ -238,14 +238,8 @@ class WeightsKeeper:
             self._trouble = ""
 
     async def _act(self, wants: NodeWants, tasks: asyncio.TaskGroup) -> None:
-        """Fetch what is requested. Copies in use are held first, since a pull may evict others; if they cannot be
-        held, no pull starts.
-        """
-        try:
-            await self._hold(wants.held)
-        except Exception as error:
-            self._refuse(wants, str(error) or type(error).__name__)
-            raise
+        """Fetch what is requested. Copies in use are held first, since a pull may evict others."""
+        await self._hold(wants.held)
         now_s, wanted = self._clock(), {read_weights_request(one): one for one in wants.wants}
         for request in [request for request in self._lines if request not in wanted]:
             self._let_go(request, now_s)
@@ -257,15 +251,6 @@ class WeightsKeeper:
             if line.due:
                 work = self._bring(request, line, wants.weights)
                 line.task = start_contained_task(tasks, work, partial(self._log_fault, request.artifact))
-
-    def _refuse(self, wants: NodeWants, reason: str) -> None:
-        """Refuse all waiting replicas, which would otherwise wait as long as the failure lasts."""
-        for want in wants.wants:
-            line = self._lines.setdefault(read_weights_request(want), WeightsTask())
-            line.replicas, line.unwanted_s = want.replicas, None
-            if line.due:
-                line.refuse(reason)
-        self.changed()
 
     def _let_go(self, request: WeightsRequest, now_s: float) -> None:
         line = self._lines[request]
@@ -318,10 +303,18 @@ class WeightsKeeper:
     # --- copies in the store ------------------------------------------------------------------------------------------
 
     async def _hold(self, folders: tuple[str, ...]) -> None:
-        """Hold the copies that pods use, and for LINGER_S those that they no longer use."""
+        """Hold the copies that pods use, and for LINGER_S those that they no longer use. A copy that cannot be held is
+        logged once, and does not prevent pulls, which may evict it.
+        """
         now_s = self._clock()
         for folder in [one for one in folders if one not in self._held]:
-            copy = await run_in_thread(lambda folder=folder: self._found(folder), _closed)  # type: ignore[misc]
+            reason = ""
+            try:
+                copy = await run_in_thread(lambda folder=folder: self._found(folder), _closed)  # type: ignore[misc]
+            except Exception as error:  # noqa: BLE001 - it concerns one copy
+                reraise_memory_error(error)
+                copy, reason = None, describe_error(error)
+            self._log_fault(f"hold {folder[:REASON_CHARS_MAX]}", reason)
             if copy is not None:
                 self._held[folder] = (copy, None)
         for folder, (copy, since_s) in list(self._held.items()):

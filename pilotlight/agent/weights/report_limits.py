@@ -1,7 +1,8 @@
 """Limits the part of a node's report that describes weights, since an autoscaler rejects a report above 1 MiB. Pure.
 
 Rows of requests that replicas wait for are reported first, the shortest first, so that long names delay only their own
-Models. The other rows take turns: each group is reported for ROTATE_S, so every autoscaler gets each row.
+Models. The rest takes turns: the row whose turn it is has its place in each report, for ROTATE_S, so every autoscaler
+gets each row.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from autoscaler.agent_contract import NODE_PERIOD_S, WeightsReport, WeightsRequest, read_weights_request
+from autoscaler.agent_contract import IMAGES_MAX, NODE_PERIOD_S, WeightsReport, WeightsRequest, read_weights_request
 
 COPIES_BYTES_MAX = 128 << 10
 """Maximum size of the names of copies in a report, encoded."""
 WEIGHTS_BYTES_MAX = 640 << 10
 """Maximum size of the rows about weights in a report, encoded."""
+IMAGES_BYTES_MAX = 128 << 10
+"""Maximum size of the names of images in a report, encoded."""
 ROTATE_S = NODE_PERIOD_S + 2.0
 """Time for which the same rows are reported. Every autoscaler gets a report in this time."""
 
@@ -33,14 +36,25 @@ def limit_copies(in_use: Iterable[str], others: Iterable[str]) -> tuple[str, ...
     return tuple(sorted(chosen))
 
 
+def limit_images(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of images, sorted. If they exceed IMAGES_MAX or IMAGES_BYTES_MAX, the longest are omitted."""
+    left, chosen = IMAGES_BYTES_MAX, list[str]()
+    for size, name in sorted((len(_encode(name)) + 1, name) for name in set(names))[:IMAGES_MAX]:
+        left -= size
+        if left < 0:
+            break
+        chosen.append(name)
+    return tuple(sorted(chosen))
+
+
 class RowLimit:
     """Selects the rows of each report."""
 
     def __init__(self) -> None:
         self._first: WeightsRequest | None = None
-        """Where the other rows begin. None: with the first one."""
+        """The request whose turn it is. None: the first one."""
         self._next: WeightsRequest | None = None
-        """Where they begin after ROTATE_S."""
+        """The request whose turn it is after ROTATE_S."""
         self._began_s = 0.0
 
     def choose(
@@ -52,21 +66,16 @@ class RowLimit:
             return rows
         if now_s >= self._began_s + ROTATE_S:
             self._first, self._began_s = self._next, now_s
-        left, chosen = WEIGHTS_BYTES_MAX - 2, list[WeightsReport]()
-        for size, row in sorted(((_size(row), row) for row in waiting), key=lambda one: one[0]):
-            if size > left:
-                break
-            left -= size
-            chosen.append(row)
-        self._next = None
-        for row in self._in_turn(others):
-            size = _size(row)
-            if size > left:
-                self._next = read_weights_request(row)
-                break
-            left -= size
-            chosen.append(row)
-        return tuple(chosen)
+        turns, sizes = self._in_turn(rows), {id(row): len(_encode(row)) + 1 for row in rows}
+        waits = sorted(waiting, key=lambda row: sizes[id(row)])
+        chosen, left = set[int](), WEIGHTS_BYTES_MAX - 2
+        for row in (turns[0], *waits, *turns):
+            if id(row) not in chosen and sizes[id(row)] <= left:
+                chosen.add(id(row))
+                left -= sizes[id(row)]
+        omitted = next((row for row in turns[1:] if id(row) not in chosen), None)
+        self._next = None if omitted is None else read_weights_request(omitted)
+        return tuple(row for row in (*waits, *others) if id(row) in chosen)
 
     def _in_turn(self, rows: Sequence[WeightsReport]) -> list[WeightsReport]:
         """Return the rows, beginning at `_first`."""
@@ -76,8 +85,3 @@ class RowLimit:
             return ordered
         begin = next((at for at, row in enumerate(ordered) if read_weights_request(row) >= first), 0)
         return ordered[begin:] + ordered[:begin]
-
-
-def _size(row: WeightsReport) -> int:
-    """Return the encoded size with the separator."""
-    return len(_encode(row)) + 1

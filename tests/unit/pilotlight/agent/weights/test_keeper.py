@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -155,17 +156,27 @@ async def test_pull_failure_for_a_second_replica_is_reported_after_a_success(kep
         assert kept.in_use() == [True]
 
 
-async def test_failure_to_lock_a_stored_copy_fails_new_replica_starts(
-    kept: Kept, host: str, monkeypatch: pytest.MonkeyPatch
+async def test_copy_that_cannot_be_held_is_logged_once_and_the_others_are_held_and_fetched(
+    kept: Kept, host: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    real = WeightsKeeper._found
+
+    def found(one: WeightsKeeper, folder: str) -> Copy | None:
+        if folder == "copies/faulty/files":
+            raise OSError(errno.EIO, "Input/output error")
+        return real(one, folder)
+
     async with kept.running():
-        with monkeypatch.context() as broken:
-            broken.setattr(WeightsKeeper, "_found", failing)
-            kept.request(want(host, "r1"), held=("copies/x/files",))
-            await kept.until(lambda: kept.reports and kept.reports[0].failed == "Input/output error")
-            assert kept.reports[0].replicas == ("r1",)
-        kept.request(want(host, "r2"), held=("copies/x/files",))
-        await kept.until(lambda: kept.reports[0].folder)
+        kept.request(want(host, "r1"))
+        await kept.until(lambda: kept.reports and kept.reports[0].folder)
+        folder = kept.reports[0].folder
+        monkeypatch.setattr(WeightsKeeper, "_found", found)
+        for replica in ("r2", "r3"):
+            kept.request(want(host, replica), held=("copies/faulty/files", "copies/" + "x" * 5000, folder))
+            await kept.until(lambda: kept.reports[0].replicas == (replica,) and kept.reports[0].folder)  # noqa: B023
+        assert [*kept.keeping._held] == [folder]
+    assert len([line for line in caplog.messages if "copies/faulty" in line]) == 1
+    assert all(len(line) < 3000 for line in caplog.messages)
 
 
 async def test_model_start_fails_if_its_pull_secret_is_missing(kept: Kept, host: str) -> None:

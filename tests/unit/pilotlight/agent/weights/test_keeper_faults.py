@@ -86,19 +86,20 @@ def test_exception_of_the_image_puller_does_not_affect_the_other_requests(
 async def test_exception_in_a_turn_is_logged_and_the_next_turn_works(
     kept: Kept, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(_: object, folder: str) -> None:
-        raise LookupError(folder)
+    def fail(*_: object) -> None:
+        raise LookupError("injected")
 
     async def refuse(*_: object) -> None:
         raise LookupError("away")
 
     monkeypatch.setattr(kept.keeping.fetching, "bring", refuse)
     with monkeypatch.context() as patch:
-        patch.setattr(module.WeightsKeeper, "_found", fail)
+        patch.setattr(module.WeightsKeeper, "_let_go", fail)
         async with kept.running():
-            kept.request(NodeWant(artifact="oci://r/ada:1", replicas=(R1,)), held=("copies/x",))
-            await kept.until(lambda: kept.reports)
-            assert "copies/x" in kept.reports[0].failed, "no pull starts, since it may evict the copy"
+            kept.request(NodeWant(artifact="oci://r/ada:1", replicas=(R1,)))
+            await kept.until(lambda: kept.reports and kept.reports[0].failed)
+            kept.request()
+            await kept.until(lambda: caplog.messages and "LookupError" in caplog.messages[-1])
             patch.undo()
             kept.request(NodeWant(artifact="oci://r/bob:1", replicas=(R1,)))
             await kept.until(lambda: any(row.failed == "away" for row in kept.reports))

@@ -11,6 +11,7 @@ from pytest_aiohttp import AiohttpClient
 
 from artifacts.credentials.docker_config import Config
 from autoscaler.agent_contract import (
+    IMAGES_MAX,
     NodeReport,
     NodeWants,
     WeightsReport,
@@ -32,7 +33,15 @@ from autoscaler.state.world import NodeId, World
 from autoscaler.weights.desired import LOOKS_MAX, SILENT_S, WANTS_BYTES_MAX, InspectionAssigner, build_node_wants
 from pilotlight.agent.weights.inspect import REASON_CHARS_MAX
 from pilotlight.agent.weights.keeper import COPIES_MAX, WeightsKeeper, WeightsTask
-from pilotlight.agent.weights.report_limits import COPIES_BYTES_MAX, ROTATE_S, limit_copies
+from pilotlight.agent.weights.report_limits import (
+    COPIES_BYTES_MAX,
+    IMAGES_BYTES_MAX,
+    ROTATE_S,
+    WEIGHTS_BYTES_MAX,
+    RowLimit,
+    limit_copies,
+    limit_images,
+)
 from tests.support.builders.worlds import T0, device, replica, world
 from tests.support.harness.manual_loop import SteppedLoop
 
@@ -159,6 +168,40 @@ def test_copies_in_use_and_the_most_recent_ones_are_reported() -> None:
     assert others[-1] in copies
     assert {*others[: len(copies) - 1]} < {*copies}
     assert COPIES_BYTES_MAX - 2 * ARTIFACT_CHARS_MAX < len(msgspec.json.encode(copies)) <= COPIES_BYTES_MAX + 2
+
+
+def row(name: str, size: int, *replicas: str) -> WeightsReport:
+    return WeightsReport(artifact=name, failed="x" * size, replicas=tuple(map(ReplicaId, replicas)))
+
+
+def test_every_row_is_reported_although_waiting_rows_and_a_large_row_need_the_space() -> None:
+    waiting = [row(f"waits-{number}", WEIGHTS_BYTES_MAX // 40, "r") for number in range(50)]
+    others = [row("a-large", WEIGHTS_BYTES_MAX * 3 // 4), *(row(f"other-{number}", 1000) for number in range(5))]
+    limit, seen = RowLimit(), set[str]()
+    for turn in range(60):
+        rows = limit.choose(waiting, others, turn * ROTATE_S)
+        assert len(msgspec.json.encode(rows)) <= WEIGHTS_BYTES_MAX
+        assert rows == limit.choose(waiting, others, turn * ROTATE_S + ROTATE_S / 2), "all autoscalers get them"
+        seen.update(one.artifact for one in rows)
+    assert seen == {one.artifact for one in (*waiting, *others)}
+
+
+def test_row_that_does_not_fit_does_not_delay_the_rows_behind_it() -> None:
+    waiting = [row("waits", WEIGHTS_BYTES_MAX // 2, "r")]
+    others = [row(f"large-{number}", WEIGHTS_BYTES_MAX * 2 // 3) for number in range(2)] + [row("small", 1000)]
+    limit, turns = RowLimit(), list[set[str]]()
+    for turn in range(4):
+        turns.append({one.artifact for one in limit.choose(waiting, others, turn * ROTATE_S)})
+    assert turns == [{"large-0", "small"}, {"large-1", "small"}, {"waits", "small"}, {"large-0", "small"}]
+
+
+def test_names_of_images_in_a_report_are_limited_and_the_longest_are_omitted() -> None:
+    assert limit_images(["b:1", "a:1", "b:1"]) == ("a:1", "b:1")
+    assert len(limit_images(f"i:{number}" for number in range(IMAGES_MAX + 5))) == IMAGES_MAX
+    long = [f"r.io/{number}/".ljust(500, "x") for number in range(IMAGES_MAX)]
+    names = limit_images([*long, "z:1"])
+    assert "z:1" in names
+    assert IMAGES_BYTES_MAX - 600 < len(msgspec.json.encode(names)) <= IMAGES_BYTES_MAX + 2
 
 
 @pytest.mark.parametrize("part", ["artifact", "adapters"])
