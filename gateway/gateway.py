@@ -273,7 +273,7 @@ class Gateway(GatewayContext):
                 else:
                     proxied_call.refused(effect.error)
             except Exception as error:  # noqa: BLE001 - the other requests get their effects
-                self._fail_faulty(call, error)
+                self.fail_faulty(call, error)
 
     def _fail_waiting(self, model: ModelName) -> None:
         """After an exception of dispatch emptied the queue of a model: end its requests that are still waiting."""
@@ -283,8 +283,8 @@ class Gateway(GatewayContext):
                     call.state = CallState.ENDED
                 self._end_faulty(call)
 
-    def _fail_faulty(self, call: Call, error: Exception) -> None:
-        """An exception concerns one request only: end that request."""
+    def fail_faulty(self, call: Call, error: Exception) -> None:
+        """An exception concerns one request only: report it and end that request."""
         reraise_memory_error(error)
         fault_containment.report_fault(call.model, "request", describe_error(error))
         self._end_faulty(call)
@@ -327,7 +327,7 @@ class Gateway(GatewayContext):
                 try:
                     proxied_call.sweep(now_s)
                 except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
-                    self._fail_faulty(call, error)
+                    self.fail_faulty(call, error)
         if now_s - self._swept_connections_s >= CONNECTIONS_SWEEP_S:
             self._swept_connections_s = now_s
             self._weigh()

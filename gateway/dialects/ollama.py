@@ -30,6 +30,9 @@ BODY_BYTES_MAX = 16 << 20
 """A larger body is rejected, because a body is translated in one step."""
 MESSAGES_MAX, IMAGES_MAX, TOOLS_MAX, CALLS_MAX = 10_000, 256, 1_000, 1_000
 """Of one request: each item becomes several objects in memory."""
+ITEMS_MAX = 100_000
+"""Maximum number of commas outside of texts. It is checked before a body is decoded into objects."""
+_BLOCK_BYTES = 64 << 10
 
 Endpoint = Literal["chat", "generate", "embed", "embeddings"]
 Action = Literal["", "load", "unload"]
@@ -48,6 +51,7 @@ _ROLES: Final = ("system", "user", "assistant", "tool")
 _IMAGE_TYPES: Final = (("/9j/", "jpeg"), ("iVBORw", "png"), ("R0lGOD", "gif"), ("UklGR", "webp"))
 """The first characters of base64 of each type of image."""
 _DATA_URL = re.compile(r"data:image/[a-z0-9.+-]{1,32};base64,")
+_TEXT = re.compile(rb'"[^"]*(?:"|\Z)')
 _DURATION = re.compile(r"[-+]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:ns|us|µs|μs|ms|s|m|h))+|[-+]?0|-1")
 _ZERO = re.compile(r"[-+]?(?:0*\.?0*(?:ns|us|µs|μs|ms|s|m|h))+|[-+]?0")
 
@@ -80,6 +84,8 @@ class Translated:
 def translate_request(operation: Operation, body: bytes) -> Translated:
     """Translate the body of a request. Raises CallError 400."""
     endpoint = _ENDPOINTS[operation.engine_path]
+    if count_items(body) > ITEMS_MAX:
+        raise invalid_request(f"the body has more than {ITEMS_MAX:,} members and items")
     try:
         if endpoint == "chat":
             return _translate_chat(_chat.decode(body))
@@ -94,6 +100,23 @@ def translate_request(operation: Operation, body: bytes) -> Translated:
         raise invalid_request("the body is not valid JSON in UTF-8") from None
     except RecursionError:
         raise invalid_request("the body is nested too deeply") from None
+
+
+def count_items(body: bytes) -> int:
+    """Return the number of commas outside of texts, or of all commas if these are few: at least the number of objects
+    that decoding creates, apart from the first of each list. Above ITEMS_MAX it does not count on.
+    """
+    if (commas := body.count(b",")) <= ITEMS_MAX:
+        return commas
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    commas, is_text = 0, False
+    for at in range(0, len(plain), _BLOCK_BYTES):
+        block = plain[at : at + _BLOCK_BYTES]
+        commas += _TEXT.sub(b"", b'"' + block if is_text else block).count(b",")
+        is_text ^= block.count(b'"') % 2 == 1
+        if commas > ITEMS_MAX:
+            break
+    return commas
 
 
 def read_shown_model(body: bytes) -> str:
@@ -222,10 +245,36 @@ def _add_options(members: dict[str, object], options: Options) -> None:
         members["repetition_penalty"] = options.repeat_penalty  # vLLM and SGLang
 
 
+class _OpenCalls:
+    """Tool calls without a result, in order."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+        self._ids: dict[str, dict[str, None]] = {}
+
+    def add(self, name: str, id: str) -> None:
+        if id not in self._names:
+            self._names[id] = name
+            self._ids.setdefault(name, {})[id] = None
+
+    def answered(self, message: Message) -> str:
+        """Return the id of the call that a tool message answers: the named one, else the first of its name, else the
+        first without a result.
+        """
+        id = message.tool_call_id
+        if not id:
+            named = None if message.tool_name is None else self._ids.get(message.tool_name)
+            id = next(iter(named or self._names), "call_0")
+        name = self._names.pop(id, None)
+        if name is not None:
+            del self._ids[name][id]
+        return id
+
+
 def _messages(messages: list[Message]) -> list[dict[str, object]]:
     """Translate messages. OpenAI's tool results refer to the id of a call, which Ollama's clients need not send."""
     out: list[dict[str, object]] = []
-    waiting: list[tuple[str, str]] = []  # (name, id) of tool calls without a result
+    waiting = _OpenCalls()
     for position, message in enumerate(messages):
         if message.role not in _ROLES:
             raise invalid_request("the role of a message must be system, user, assistant or tool", param="messages")
@@ -241,27 +290,12 @@ def _messages(messages: list[Message]) -> list[dict[str, object]]:
                     raise invalid_request("the arguments of a tool call must be an object", param="messages")
                 function = {"name": call.function.name, "arguments": arguments.decode()}
                 calls.append({"id": id, "type": "function", "function": function})
-                waiting.append((call.function.name, id))
+                waiting.add(call.function.name, id)
             made["tool_calls"] = calls
         if message.role == "tool":
-            made["tool_call_id"] = _answered(message, waiting)
+            made["tool_call_id"] = waiting.answered(message)
         out.append(made)
     return out
-
-
-def _answered(message: Message, waiting: list[tuple[str, str]]) -> str:
-    """Return the id of the call that a tool message answers: the named one, else the first of its name, else the first
-    without a result.
-    """
-    named = [row for row in waiting if message.tool_call_id == row[1]] or [
-        row for row in waiting if message.tool_name == row[0]
-    ]
-    if message.tool_call_id and not (named and named[0][1] == message.tool_call_id):
-        return message.tool_call_id
-    row = (named or waiting or [("", "call_0")])[0]
-    if row in waiting:
-        waiting.remove(row)
-    return row[1]
 
 
 def _content(text: str, images: list[str] | None) -> str | list[dict[str, object]]:

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from gateway.dialects.ollama import Endpoint, Translated
+from gateway.dialects.ollama import ITEMS_MAX, Endpoint, Translated, count_items
 from gateway.dialects.ollama_structs import (
     Choice,
     Completion,
@@ -70,7 +70,7 @@ class ReplyConverter:
         self._model = request.model or model
         self._timestamp = timestamp
         self._durations = durations
-        self._held = b""
+        self._held = bytearray()
         """The beginning of an event."""
         self._finish_reason = ""
         self._usage: Usage | None = None
@@ -88,16 +88,17 @@ class ReplyConverter:
         """Take the next bytes of an event stream and return lines."""
         if self._is_over():
             return b""
-        seen = len(self._held)
-        data = self._held + content
+        held = self._held
+        seen = len(held)
+        held += content
         out, begin = list[bytes](), 0
-        for match in _EVENT_END.finditer(data, max(0, seen - 3)):
-            out.append(self._event(data[begin : match.start()]))
+        for match in _EVENT_END.finditer(held, max(0, seen - 3)):
+            out.append(self._event(bytes(held[begin : match.start()])))
             begin = match.end()
             if self._is_over():
-                self._held = b""
+                self._held = bytearray()
                 return b"".join(out)
-        self._held = data[begin:]
+        self._held = held[begin:] if begin else held
         self.broken = len(self._held) > EVENT_BYTES_MAX
         return b"".join(out)
 
@@ -105,7 +106,7 @@ class ReplyConverter:
         """The engine's stream has ended properly: return the remaining lines."""
         if self._is_over():
             return b""
-        held, self._held = self._held, b""
+        held, self._held = bytes(self._held), bytearray()
         out = self._event(held) if held.strip() else b""
         return out if self._is_over() else out + self._last_line()
 
@@ -246,8 +247,12 @@ class ReplyConverter:
         """Return the document for an engine's whole response; empty and `broken` if the response is unusable."""
         if status >= 400:
             return msgspec.json.encode({"error": error_text(body)})
+        is_list = self._endpoint in {"embed", "embeddings"}
+        if (body.count(b"{") if is_list else count_items(body)) > ITEMS_MAX:
+            self.broken = True
+            return b""
         try:
-            if self._endpoint in {"embed", "embeddings"}:
+            if is_list:
                 return msgspec.json.encode(self._embeddings(_embedding_list.decode(body)))
             found = _completion.decode(body)
         except _UNREADABLE:

@@ -73,6 +73,20 @@ class BodyBudget:
             return False
         return not self._waiting and self._take(pieces, length + tls - pieces.reserved, self.large_bytes)
 
+    def exchange(self, before: ChunkedBody | None, after: ChunkedBody) -> bool:
+        """Pass the room of a body on to the one that replaces it, and take or release the difference in size; False if
+        there is no room for it.
+        """
+        reserved = 0 if before is None else before.reserved
+        if self.held_bytes - reserved + after.size > self.size_bytes:
+            return False
+        self.held_bytes += after.size - reserved
+        after.reserved = after.size
+        if before is not None:
+            before.reserved = 0
+        self._fill()
+        return True
+
     def wait(self, waiter: Waiter, pieces: ChunkedBody, length: int, tls: int = 0) -> bool:
         """Let the body wait with the bytes that have arrived; False if there is no room even for these."""
         stake = pieces.size + tls

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from autoscaler.contract import TenantEntry
-from gateway.dispatch.call import Outcome
+from gateway.dispatch.call import Call, Outcome
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.effects import Effect
 from gateway.http.body_buffers import Body
@@ -80,6 +80,10 @@ class GatewayContext:
 
     def end(self, proxied_call: ProxiedCall, outcome: Outcome, now_s: float) -> None:
         """Handle the outcome of a request."""
+        raise NotImplementedError
+
+    def fail_faulty(self, call: Call, error: Exception) -> None:
+        """An exception concerns one request only: report it and end that request."""
         raise NotImplementedError
 
     def discard(self, body: Body | None) -> None:

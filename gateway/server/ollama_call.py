@@ -18,9 +18,16 @@ from autoscaler.contract import ModelEntry
 from gateway.dialects import ollama
 from gateway.dialects.ollama_stream import ReplyConverter
 from gateway.dispatch.call import Call, Outcome
-from gateway.errors import CallError, too_large, translated_too_large, unsupported_dialect, upstream_error
+from gateway.errors import (
+    CallError,
+    out_of_memory,
+    too_large,
+    translated_too_large,
+    unsupported_dialect,
+    upstream_error,
+)
 from gateway.http import responses
-from gateway.http.body_buffers import Body, ChunkedBody
+from gateway.http.body_buffers import LARGE_BYTES, Body, ChunkedBody
 from gateway.http.request_head import Head, Request
 from gateway.http.response_reader import LAST_CHUNK, STREAM_FIELDS, BodyWalker, ResponseHead
 from gateway.request import body_members
@@ -64,7 +71,7 @@ def admit_ollama_call(
     salt = cache_salt(tenant.name) if entry.takes_cache_salt else None
     asks_usage = entry.takes_stream_options
     edited = body_members.edit_body(target, peek, entry.served_name, salt, entry.lora, include_usage=asks_usage)
-    body = _reserved(gateway, request.body, edited) if isinstance(request.body, ChunkedBody) else edited
+    body = _counted(gateway, request.body, edited)
     deadline_s = now_s + min(entry.queue.wait_seconds_max, headers.wait_s)
     priority, stream = min(tenant.priority_max, headers.priority), translated.stream
     call = Call(client.request_id, tenant.name, entry.name, now_s, deadline_s, priority, len(body), stream, "ollama")
@@ -82,13 +89,21 @@ def _whole_body(request: Request) -> bytes:
     return body.join()
 
 
-def _reserved(gateway: GatewayContext, received: ChunkedBody, body: Body) -> ChunkedBody:
-    """Return a translated body with the memory that was reserved for the received one, which is dropped."""
+def _counted(gateway: GatewayContext, received: Body, edited: Body) -> Body:
+    """Return a translated body that is counted with its own size: a large one in the budget, as it is here, a small one
+    by dispatch while it is queued. The received body is dropped. Raises CallError 503 if there is no room for it.
+    """
+    body = edited if isinstance(edited, bytes) else b"".join(edited.parts)
+    before = received if isinstance(received, ChunkedBody) else None
+    if len(body) <= LARGE_BYTES:
+        gateway.discard(before)
+        return body
     out = ChunkedBody()
-    out.parts.append(body if isinstance(body, bytes) else b"".join(body.parts))
+    out.parts.append(body)
     out.size = len(body)
-    out.reserved, received.reserved = received.reserved, 0
-    gateway.discard(received)
+    if not gateway.room.exchange(before, out):
+        raise out_of_memory()
+    gateway.discard(before)
     return out
 
 

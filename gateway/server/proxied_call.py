@@ -197,7 +197,9 @@ class ProxiedCall(Sink):
         gateway = self._gateway
         self.call.first_byte_s = gateway.clock()
         self._close = self._close or gateway.closing
-        self._client.write(self._relayed_head(head, length=head.length, chunked=False) + body)
+        out = self._relayed_head(head, length=head.length, chunked=False) + body
+        self._stage = RELAYING
+        self._client.write(out)
         self._finish(head.status, extract_tail(body))
 
     def _finish(self, status: int, tail: bytes) -> None:
@@ -210,6 +212,13 @@ class ProxiedCall(Sink):
         else:
             self._end(Outcome.FAILED, _CODES[status])
         self._client.answered(close=self._close)
+
+    def engine_failed(self, error: Exception) -> None:
+        """An exception while the response was handled: the client gets an error if the protocol allows it."""
+        ended = self._stage == ENDED
+        self._gateway.fail_faulty(self.call, error)
+        if ended and self._client.proxied_call is self:  # the exception prevented the end of the response
+            self._client.broke_off(is_reported=False)
 
     def engine_lost(self, loss: Loss) -> None:
         """Before the commit point the request may move; after it the client gets an error if the protocol allows it."""
@@ -438,9 +447,11 @@ class ProxiedCall(Sink):
         """Record the outcome, once."""
         gateway = self._gateway
         self._stage = ENDED
-        self._drop_body()  # the deadline heap may keep an ended Call for a while
         now_s = gateway.clock()
-        phases_ms = gateway.dispatch.phases_ms(self.call.model) if self.call.cold else {}
-        start_s = (sum(phases_ms.values()) - phases_ms.get("decide", 0.0)) / 1e3
-        gateway.telemetry.ended(self.call, outcome, code, now_s, start_s)
-        gateway.end(self, outcome, now_s)
+        try:
+            self._drop_body()  # the deadline heap may keep an ended Call for a while
+            phases_ms = gateway.dispatch.phases_ms(self.call.model) if self.call.cold else {}
+            start_s = (sum(phases_ms.values()) - phases_ms.get("decide", 0.0)) / 1e3
+            gateway.telemetry.ended(self.call, outcome, code, now_s, start_s)
+        finally:
+            gateway.end(self, outcome, now_s)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, cast
 
+from gateway.exception_handling import reraise_memory_error
 from gateway.http.body_buffers import Body, ChunkedBody, Part, StreamingBody
 from gateway.http.response_reader import BodyWalker, FramingError, HeadReader, ResponseHead
 
@@ -64,6 +65,10 @@ class Sink:
 
     def engine_whole(self, head: ResponseHead, body: bytes) -> None:
         """Head, body and end arrived at once, like nearly every response that does not stream."""
+        raise NotImplementedError
+
+    def engine_failed(self, error: Exception) -> None:
+        """One of these methods, or the function that takes the body's bytes, has raised an exception."""
         raise NotImplementedError
 
     def engine_lost(self, loss: Loss) -> None:
@@ -243,6 +248,9 @@ class EngineConnection(asyncio.Protocol):
         except FramingError:
             self._lost("odd")
             return
+        except Exception as error:  # noqa: BLE001 - a fault of any kind ends only this request
+            self._failed(self.sink, error)
+            return
         if walker is not None and (walker.ended or walker.unread) and self.sink is not None:
             self._walked(self.sink, walker)
 
@@ -281,7 +289,10 @@ class EngineConnection(asyncio.Protocol):
         if head.length == len(rest) and not head.event_stream:
             self.after_stream = False
             self._freed(sink, keep=head.keep_alive)
-            sink.engine_whole(head, rest)
+            try:
+                sink.engine_whole(head, rest)
+            except Exception as error:  # noqa: BLE001 - a fault of any kind ends only this request
+                self._failed(sink, error)
             return
         walker = BodyWalker(head)
         take = sink.engine_head(head, walker)
@@ -302,7 +313,10 @@ class EngineConnection(asyncio.Protocol):
         if walker.excess:
             self._pool.surplus()
         self._freed(sink, keep=not walker.excess)
-        sink.engine_end()
+        try:
+            sink.engine_end()
+        except Exception as error:  # noqa: BLE001 - a fault of any kind ends only this request
+            self._failed(sink, error)
 
     def _freed(self, sink: Sink, *, keep: bool) -> None:
         """Return the connection to the pool before the Sink learns of the end, because the next request may need it."""
@@ -325,7 +339,17 @@ class EngineConnection(asyncio.Protocol):
             self._transport.abort()
         if sink is not None:
             sink.engine = None
-            sink.engine_lost(loss)
+            try:
+                sink.engine_lost(loss)
+            except Exception as error:  # noqa: BLE001 - a fault of any kind ends only this request
+                self._failed(sink, error)
+
+    def _failed(self, sink: Sink | None, error: Exception) -> None:
+        """An exception was raised while the response of `sink` was handled."""
+        reraise_memory_error(error)
+        if sink is None:
+            raise error
+        sink.engine_failed(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The engine or the gateway closed the connection."""

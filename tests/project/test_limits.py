@@ -31,8 +31,9 @@ ROWS: dict[str, tuple[str, ...]] = {
     "request head that is sent to the engine": ("gateway.request.headers.UPSTREAM_HEAD_BYTES_MAX",),
     "request body": ("gateway.limits.Limits.body_bytes_max",),
     "request body of the [Ollama API](ollama-api.md)": ("gateway.dialects.ollama.BODY_BYTES_MAX",),
-    "messages, images, tools and tool calls of a request to the Ollama API": (
-        *(f"gateway.dialects.ollama.{what}_MAX" for what in ("MESSAGES", "IMAGES", "TOOLS", "CALLS")),
+    "messages, images, tools and tool calls of a request to the Ollama API; its members and items together (in "
+    "responses of engines, too)": (
+        *(f"gateway.dialects.ollama.{what}_MAX" for what in ("MESSAGES", "IMAGES", "TOOLS", "CALLS", "ITEMS")),
     ),
     "response without streaming for the Ollama API": ("gateway.server.translated_answer.DOCUMENT_BYTES_MAX",),
     "event of an engine, or arguments of all tool calls of a response, for the Ollama API": (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import msgspec
 import pytest
 
 from autoscaler.contract import CatalogueDelta, Clocks, FrontSettings, KeyEntry, TenantEntry, TenantName
+from gateway.control import fault_containment
 from gateway.dialects import ollama
+from gateway.http.body_buffers import LARGE_BYTES
 from gateway.limits import Limits
 from gateway.server import translated_answer
 from tests.support.fakes.engines.scripted_engine import (
@@ -468,3 +471,47 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
         post(client, "/api/show")
         bodies = [json.loads((await client.answer())[2]) for _ in range(3)]
         assert [body.get("done_reason") for body in bodies] == ["unload", "stop", None]
+
+
+@pytest.mark.parametrize(
+    ("reply", "stream"), [(STREAM, True), (CHAT, True), (CHAT, False)], ids=["events", "early", "whole"]
+)
+async def test_exception_while_a_response_is_converted_ends_only_its_request(
+    reply: bytes, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported: list[tuple[str | None, str]] = []
+    monkeypatch.setattr(fault_containment, "report_fault", lambda model, what, _: reported.append((model, what)))
+    real = time.time
+    async with ScriptedEngine((reply, reply)) as engine, rig_and_client(engine.address) as (one, client):
+
+        def fail() -> float:
+            if engine.requests:
+                raise LookupError("injected")
+            return real()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time", fail)
+            post(client, "/api/chat", messages=MESSAGES, stream=stream)
+            await until("the exception was contained", lambda: reported)
+            await until("the slot is free", lambda: one.in_use() == 0)
+        assert reported == [("m", "request")]
+        status, _, body = await client.answer()
+        assert (status, b"error" in body) == (503, True)
+        assert (await ask(one, "/api/chat", messages=MESSAGES, stream=stream))[0] == 200
+
+
+async def test_translated_body_is_counted_with_its_own_size() -> None:
+    quotes = '"' * LARGE_BYTES
+    calls = [{"function": {"name": "f", "arguments": {"a": quotes}}}]  # sent as text in text: twice as long
+    received = len(json.dumps(calls))
+    async with rig() as one:
+        clients = [await one.client() for _ in range(2)]
+        post(clients[0], "/api/chat", messages=[{"role": "assistant", "tool_calls": calls}])
+        await until("it is queued", lambda: one.front.room.held_bytes > received * 3 // 2)
+        assert one.front.dispatch.parked.bytes == 0
+        post(clients[1], "/api/chat", messages=MESSAGES, ignored="x" * 2 * LARGE_BYTES)
+        await until("it is queued", lambda: one.front.dispatch.parked.bytes > 0)
+        await until("the received body is released", lambda: one.front.room.held_bytes < received * 5 // 2)
+        for client in clients:
+            client.leave()
+        await until("all is released", lambda: one.front.room.held_bytes + one.front.dispatch.parked.bytes == 0)

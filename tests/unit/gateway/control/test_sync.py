@@ -385,37 +385,34 @@ async def test_exception_while_a_message_is_applied_reopens_only_its_stream() ->
 
 
 @pytest.mark.parametrize("kind", ["catalogue", "routes"])
-def test_exception_while_the_snapshot_is_merged_affects_only_the_file(
+async def test_exception_while_the_snapshot_is_merged_affects_only_the_file(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reported: list[tuple[str | None, str]] = []
     monkeypatch.setattr(fault_containment, "report_fault", lambda model, what, _: reported.append((model, what)))
-    monkeypatch.setattr(sync, "UNFOLDED_MAX", 1)
+    for name, value in (("UNFOLDED_MAX", 1), ("PAUSE_S", 0.01), ("KEEP_S", 0.02)):
+        monkeypatch.setattr(sync, name, value)
     path, played = tmp_path / "g1.kept.json", PlayedLink()
 
     async def lines(path: str) -> AsyncIterator[bytes]:
         yield played.replies[path.partition("?")[0]][0]
         while True:
-            await asyncio.sleep(HEARTBEAT_S)
+            await asyncio.sleep(0.01)
             yield b"\n"
 
     played.lines = lines  # type: ignore[method-assign]  # this link sends heartbeats
+    async with following(played, kept_at=path) as (front, _):
+        with monkeypatch.context() as fault:
+            fault.setattr(snapshot_file, f"with_{kind}", fail)
+            await until("both messages are applied", lambda: front.catalogues and front.route_deltas)
+            await until("the stream is reopened", lambda: len(front.catalogues) + len(front.route_deltas) > 3)
+            assert reported == [(None, "snapshot")], "once"
 
-    async def check() -> None:
-        async with following(played, kept_at=path) as (front, _):
-            with monkeypatch.context() as fault:
-                fault.setattr(snapshot_file, f"with_{kind}", fail)
-                await until("both messages are applied", lambda: front.catalogues and front.route_deltas)
-                await until("the stream is reopened", lambda: len(front.catalogues) + len(front.route_deltas) == 4)
-                assert reported == [(None, "snapshot")], "once"
-            await until("the stream is reopened again", lambda: len(front.catalogues) + len(front.route_deltas) == 5)
-            await asyncio.sleep(300.0)
-            assert len(front.catalogues) + len(front.route_deltas) == 5, "the snapshot is complete"
-        known = snapshot_file.load_snapshot(path)
-        assert known is not None
-        assert (len(known.catalogue.models), len(known.routes.replicas)) == (1, 1)
+        def is_complete() -> bool:
+            known = snapshot_file.load_snapshot(path)
+            return known is not None and bool(known.catalogue.models and known.routes.replicas)
 
-    run(check())
+        await until("the snapshot is complete", is_complete)
 
 
 @in_virtual_time

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
+import tracemalloc
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -10,7 +14,7 @@ import pytest
 from gateway.dialects import ollama
 from gateway.dialects.ollama import Translated, translate_request
 from gateway.errors import CallError
-from gateway.request.api_routes import find_operation
+from gateway.request.api_routes import Operation, find_operation
 
 
 def translated(endpoint: str, **members: object) -> Translated:
@@ -231,3 +235,84 @@ def test_request_with_too_many_items_is_rejected_before_it_is_translated(members
     with pytest.raises(CallError, match=f"{name}; at most") as caught:
         translated("chat", **members)
     assert caught.value.param == name
+
+
+CHAT_OPERATION, EMBED_OPERATION = (find_operation(b"POST", f"/api/{name}".encode()) for name in ("chat", "embed"))
+
+
+def fill(begin: bytes, item: bytes, end: bytes) -> bytes:
+    """A body of the maximum size with as many items as fit."""
+    return begin + item * ((ollama.BODY_BYTES_MAX - len(begin) - len(end)) // len(item)) + end
+
+
+LARGEST = {
+    "tools": fill(b'{"tools":[', b"0,", b"0]}"),
+    "messages": fill(b'{"messages":[', b'{"role":""},', b'{"role":""}]}'),
+    "images": fill(b'{"messages":[{"role":"user","images":[', b'"ab",', b'""]}]}'),
+    "texts with escapes": fill(b'{"tools":[', b'"\\\\\\"",', b"0]}"),
+    "stop": fill(b'{"messages":[],"options":{"stop":[', b'"ab",', b'""]}}'),
+    "one text": fill(b'{"messages":[{"role":"user","content":"', b",", b'"}]}'),
+    "wide text": fill('{"messages":[{"role":"user","content":"😀'.encode(), b",", b'"}]}'),
+    "arguments": fill(b'{"messages":[{"role":"tool","tool_calls":[{"function":{"arguments":{"":"', b'\\"', b'"}}}]}]}'),
+    "open text": fill(b'{"messages":[{"role":"user","content":"', b'\\",', b""),
+    "unknown member": fill(b'{"x":[', b"0,", b"0]}"),
+    "embed": fill(b'{"input":[', b'"ab",', b'""]}'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LARGEST)
+def test_largest_body_needs_a_limited_multiple_of_its_size(name: str) -> None:
+    operation = EMBED_OPERATION if name == "embed" else CHAT_OPERATION
+    assert operation is not None
+    body = LARGEST[name]
+    assert ollama.BODY_BYTES_MAX - 64 < len(body) <= ollama.BODY_BYTES_MAX
+    tracemalloc.start()
+    try:
+        if name in {"one text", "wide text", "arguments"}:
+            assert len(translate_request(operation, body).body) < 2 * len(body) + 100
+        else:
+            with pytest.raises(CallError, match="body"):
+                translate_request(operation, body)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 10 * ollama.BODY_BYTES_MAX
+
+
+def test_commas_in_texts_are_no_items() -> None:
+    text = 'a,"\\' * ollama.ITEMS_MAX
+    (message,) = body_of("chat", messages=[{"role": "user", "content": text}])["messages"]
+    assert message["content"] == text
+    body = json.dumps([text, *range(ollama.ITEMS_MAX), text]).encode()
+    assert ollama.count_items(body) == ollama.ITEMS_MAX + 1
+
+
+def count_operations(act: Callable[[], object]) -> int:
+    """The bytecode instructions of Python functions that run."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        act()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_operations_for_the_largest_numbers_of_items_grow_with_their_number() -> None:
+    def build(calls: int) -> tuple[Operation, bytes]:
+        asks = [{"function": {"name": f"f{number}"}, "id": f"id-{number}"} for number in range(calls)]
+        results = [{"role": "tool", "tool_name": f"f{number}", "tool_call_id": "x"} for number in range(9 * calls)]
+        assert CHAT_OPERATION is not None
+        return CHAT_OPERATION, json.dumps({"messages": [{"role": "assistant", "tool_calls": asks}, *results]}).encode()
+
+    small, large = build(ollama.CALLS_MAX // 10), build(ollama.CALLS_MAX)
+    few, many = count_operations(lambda: translate_request(*small)), count_operations(lambda: translate_request(*large))
+    assert few * 9 < many < few * 11

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from gateway.dialects.ollama import translate_request
 from gateway.dialects.ollama_stream import EVENT_BYTES_MAX, ReplyConverter, error_text
 from gateway.request.api_routes import find_operation
+from gateway.server.translated_answer import DOCUMENT_BYTES_MAX
 
 DURATIONS = {"total_duration": 5, "load_duration": 1, "prompt_eval_duration": 2, "eval_duration": 3}
 BODIES: dict[str, dict[str, object]] = {
@@ -265,3 +267,35 @@ def test_tool_arguments_that_are_not_utf8_break_the_response(stream: bool) -> No
     else:
         assert made.convert(200, b'{"choices":[{"index":0,"message":' + tool + b"}]}") == b""
     assert made.broken
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "begin", "item"),
+    [("chat", b'{"choices":[{}', b",{}"), ("embed", b'{"data":[{"embedding":0}', b',{"embedding":0}')],
+)
+def test_largest_document_of_an_engine_needs_limited_memory(endpoint: str, begin: bytes, item: bytes) -> None:
+    body = begin + item * ((DOCUMENT_BYTES_MAX - len(begin) - 2) // len(item)) + b"]}"
+    made = converter(endpoint, stream=False)
+    tracemalloc.start()
+    try:
+        assert (made.convert(200, body), made.broken) == (b"", True)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * DOCUMENT_BYTES_MAX
+
+
+def test_largest_vectors_are_converted() -> None:
+    vector = b"[" + b"0.125," * (DOCUMENT_BYTES_MAX // 6 - 100) + b"0]"
+    made = converter("embed", stream=False)
+    assert vector in made.convert(200, b'{"data":[{"embedding":%b}]}' % vector)
+
+
+def test_event_in_tiny_pieces_is_not_copied_for_each_piece() -> None:
+    made, size = converter(), EVENT_BYTES_MAX // 2
+    made.feed(b"data: ")
+    held = made._held
+    for _ in range(1000):
+        made.feed(b" " * (size // 1000))
+    assert made._held is held
+    assert size - 1000 < len(held) <= size + 6

@@ -120,3 +120,23 @@ def test_chunked_body_of_several_mib_is_stored_in_mmap_buffers(step: int) -> Non
     tail = pieces.parts[-1]
     assert isinstance(tail, memoryview)
     assert type(tail.obj).__name__ == "mmap"
+
+
+def test_replaced_body_is_counted_with_its_new_size() -> None:
+    budget = BodyBudget(2000)
+    before, other, after = ChunkedBody(), ChunkedBody(), ChunkedBody()
+    before.size, other.size = 300, 500
+    assert budget.admit(before, None)
+    assert budget.admit(other, None)
+    after.size = 450
+    assert budget.exchange(before, after)
+    assert (budget.held_bytes, before.reserved, after.reserved) == (950, 0, 450)
+    larger = ChunkedBody()
+    larger.size = 501
+    assert not budget.exchange(after, larger), "no room"
+    assert (budget.held_bytes, after.reserved, larger.reserved) == (950, 450, 0)
+    larger.size = 50
+    assert budget.exchange(None, larger)
+    for body in (after, other, larger):
+        budget.release(body)
+    assert budget.held_bytes == 0
