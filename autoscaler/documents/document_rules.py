@@ -16,6 +16,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import msgspec
+
 from autoscaler.slicing.slicer_families import is_device_annotation, is_device_resource
 from autoscaler.slicing.vendors import TEMPLATES
 from autoscaler.spec import cron
@@ -145,6 +147,10 @@ ORIGIN_WANTED = 'expected an origin such as https://llm.example, in lower case a
 BEGIN = "-----BEGIN PUBLIC KEY-----"
 ARTIFACT_CHARS_MAX = 1024
 """The maximum length of an artifact. Messages between autoscalers and agents have artifacts of many Models."""
+NAMES_BYTES_MAX = 16 << 10
+"""The maximum size of a Model's aliases and tenants together, as JSON. The catalogue that each gateway receives has
+those of all Models in one message, whose size is limited.
+"""
 FILE_WANTED = "expected an absolute path such as file:///models/a.gguf, or another source such as oci://"
 CLAIM = re.compile(
     r"pvc://[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*/?"
@@ -202,6 +208,13 @@ def _check_window(window: ReplicaWindow, most: int, at: Path) -> None:
             raise WrongKeyError((*at, key), str(error)) from None
 
 
+def _check_size_of_names(spec: ModelSpec) -> None:
+    sizes = {key: len(msgspec.json.encode(getattr(spec, key))) for key in ("aliases", "tenants")}
+    if sum(sizes.values()) > NAMES_BYTES_MAX:
+        limit = f"at most {NAMES_BYTES_MAX >> 10} KiB for all aliases and tenants together"
+        raise WrongKeyError(("spec", max(sizes, key=sizes.__getitem__)), f"expected {limit}")
+
+
 def check_model(spec: ModelSpec) -> None:
     """Check the spec of a Model. Raises WrongKeyError."""
     _check_replicas(spec.replicas)
@@ -210,6 +223,7 @@ def check_model(spec: ModelSpec) -> None:
     for position, tenant in enumerate(spec.tenants or ()):
         if len(tenant) > NAME_CHARS_MAX:
             raise WrongKeyError(("spec", "tenants", position), f"expected at most {NAME_CHARS_MAX} characters")
+    _check_size_of_names(spec)
     if spec.readiness_path is not None and not re.fullmatch(r"/[!-~]*", spec.readiness_path):
         raise WrongKeyError(("spec", "readinessPath"), "expected a path such as /health")
     for key, value in spec.env.items():

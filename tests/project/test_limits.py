@@ -136,6 +136,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "metric series of a gateway": ("gateway.telemetry.SERIES_MAX",),
     "cache of permissions": ("gateway.request.model_names.RESOLVED_MAX",),
     "deltas not yet written to disk": ("gateway.control.sync.UNFOLDED_MAX",),
+    "aliases and tenants of a Model together": ("autoscaler.documents.document_rules.NAMES_BYTES_MAX",),
     "message of the contract": ("gateway.control.client.LINE_BYTES_MAX", "autoscaler.server.gateways.REPORT_BYTES_MAX"),
     "interval between reconnections to an autoscaler": ("gateway.control.sync.RETRY_S_MAX",),
     "concurrent starts on a device": (),

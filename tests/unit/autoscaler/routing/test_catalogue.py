@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
 import pytest
 
 from autoscaler.contract import (
@@ -16,11 +17,14 @@ from autoscaler.contract import (
     TenantEntry,
     TenantName,
 )
+from autoscaler.documents.document_rules import ADAPTERS_MAX, NAMES_BYTES_MAX, check_model
 from autoscaler.routing.routes import front_settings, model_entry, tenant_entry
-from autoscaler.spec.model import Model, ModelSpec, Queue
+from autoscaler.spec.decode import WrongKeyError
+from autoscaler.spec.model import Adapter, Model, ModelSpec, Queue
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import Cors, ModelList, Settings, Stream
 from autoscaler.spec.tenant import Key, Tenant, TenantSpec, unix_seconds
+from gateway.control.client import LINE_BYTES_MAX
 
 ACME = Tenant(name=TenantName("acme"))
 
@@ -118,3 +122,22 @@ def test_gateway_settings_contain_the_stream_cors_and_host_settings() -> None:
 def test_key_expiry_time_without_a_time_zone_is_rejected(time: str) -> None:
     with pytest.raises(ValueError):
         unix_seconds(time)
+
+
+@pytest.mark.parametrize("key", ["tenants", "aliases"])
+def test_catalogue_of_2000_models_with_the_most_names_fits_into_one_message(key: str) -> None:
+    def spec(count: int) -> ModelSpec:
+        names = tuple(f"{number:03}".ljust(120, "x") for number in range(count))
+        adapters = tuple(
+            Adapter(name=f"{number}".ljust(63, "a"), artifact="s3://b/a") for number in range(ADAPTERS_MAX)
+        )
+        bare = ModelSpec(engine="vllm", artifact="s3://b/m", image="v", adapters=adapters)
+        return msgspec.structs.replace(bare, **{key: names})
+
+    most = (NAMES_BYTES_MAX - 10) // 123
+    check_model(spec(most))
+    with pytest.raises(WrongKeyError, match="at most 16 KiB for all aliases and tenants together") as caught:
+        check_model(spec(most + 1))
+    assert caught.value.path == ("spec", key)
+    entry = model_entry(Model(name=ModelName("m" * 180), spec=spec(most)))
+    assert 2000 * len(msgspec.json.encode(entry)) < 2 * LINE_BYTES_MAX, "aiohttp reads lines of twice the limit"
