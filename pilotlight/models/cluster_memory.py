@@ -86,9 +86,15 @@ class Sizes:
             self._read.set()
 
     async def run(self, again: Callable[[], None]) -> None:
-        """Call `again` when agents have read more, at most every AGAIN_S, until cancelled."""
+        """Call `again` when agents have read more, at most every AGAIN_S, until cancelled. After an exception of
+        `again`, the next `run` calls it again.
+        """
         while True:
             await self._read.wait()
             self._read.clear()
-            again()
+            try:
+                again()
+            except BaseException:
+                self._read.set()
+                raise
             await asyncio.sleep(AGAIN_S)

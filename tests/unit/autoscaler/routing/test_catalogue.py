@@ -129,9 +129,9 @@ def test_catalogue_of_2000_models_with_the_most_names_fits_into_one_message(key:
     def spec(count: int) -> ModelSpec:
         names = tuple(f"{number:03}".ljust(120, "x") for number in range(count))
         adapters = tuple(
-            Adapter(name=f"{number}".ljust(63, "a"), artifact="s3://b/a") for number in range(ADAPTERS_MAX)
+            Adapter(name=f"{number}".ljust(63, "a"), artifact="s3://bucket/a") for number in range(ADAPTERS_MAX)
         )
-        bare = ModelSpec(engine="vllm", artifact="s3://b/m", image="v", adapters=adapters)
+        bare = ModelSpec(engine="vllm", artifact="s3://bucket/m", image="v", adapters=adapters)
         return msgspec.structs.replace(bare, **{key: names})
 
     most = (NAMES_BYTES_MAX - 10) // 123

@@ -290,3 +290,18 @@ def test_exception_for_one_model_leaves_the_metrics_of_others(monkeypatch: pytes
         shown = Scrape(metrics.text())
     assert shown["pilotlight_start_failures_total", "b", "start"] == 1
     assert faults == [("a", "metrics"), ("a", "metrics")]
+
+
+def test_slice_of_a_model_that_raises_an_exception_counts_as_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    b, faults = model("b", 20), list[tuple[str, str]]()
+    ready = [replica(A, "r1", ("g1",), S.READY), replica(b, "r2", ("g2",), S.READY)]
+    at = world([A, b], [device("g1", 80), device("g2", 80)], ready)
+    metrics = Metrics(lambda: at, lambda: T0, fault=lambda name, what, _: faults.append((name, what)))
+    memory = "pilotlight_slice_memory_bytes"
+    with monkeypatch.context() as patch:
+        inject(patch, "autoscaler.server.metrics:room_of", concerns("a"), expected=False)
+        shown = Scrape(metrics.text())
+    assert [shown[memory, "g1", "n0", one] for one in ("used", "free")] == [80 << 30, 0]
+    assert [shown[memory, "g2", "n0", one] for one in ("used", "free")] == [20 << 30, 60 << 30]
+    assert shown["pilotlight_models_quarantined",] == 0, "the rest of the page is complete"
+    assert faults == [("a", "metrics")]

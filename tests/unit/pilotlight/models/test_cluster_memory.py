@@ -14,6 +14,7 @@ from artifacts.formats import gguf
 from autoscaler.agent_contract import WeightsReport, WeightsRequest, read_weights_request
 from autoscaler.contract import ModelName
 from autoscaler.controller.loop import LoopStep
+from autoscaler.drivers import resilient_tasks
 from autoscaler.planner.plan import plan
 from autoscaler.planner.reconcile import READ_S_MAX, UNREAD
 from autoscaler.spec.model import Adapter, Gpu, Model, ModelSpec
@@ -158,6 +159,26 @@ async def test_headers_read_after_the_first_are_reported_in_one_batch(monkeypatc
     await slept.wait()
     assert counts == [0, 99]
     task.cancel()
+
+
+async def test_update_that_raises_an_exception_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resilient_tasks, "PAUSE_S", 0.0)
+    at, calls, reported, done = Sizes(lambda: T0), list[int](), list[str](), asyncio.Event()
+
+    def again() -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            raise LookupError("injected")
+        done.set()
+
+    task = asyncio.create_task(resilient_tasks.retry_until_success(lambda: at.run(again), reported.append))
+    before = world()
+    after = replace_fields(before, looked=seen(look("oci://r.io/m:1")))
+    at.on_step(LoopStep(before, after, Plan(), (), (), T0, T0, T0))
+    await done.wait()
+    task.cancel()
+    assert len(calls) == 2
+    assert "LookupError" in reported[0]
 
 
 # --- the resulting plan -----------------------------------------------------------------------------------------------

@@ -150,6 +150,25 @@ async def test_unexpected_exception_drops_its_event_and_others_are_sent_at_once(
         assert (server.written, house.events.dropped) == ([("ben", 1)], 1)
 
 
+async def test_event_that_cannot_be_built_is_dropped_and_others_are_sent_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server, point = Server(), "autoscaler.kubernetes.resources.event_log:build_event_manifest"
+    inject(monkeypatch, point, lambda due, *_: due.regarding.name == "ada", expected=False)
+    async with sending(server) as house:
+        for name in ("ada", "ben", "ada", "eve"):
+            house.note(name)
+        await until(lambda: len(server.written) == 2)
+        assert ([name for name, _ in server.written], server.tries) == (["ben", "eve"], 0)
+
+
+async def test_memory_error_is_not_contained() -> None:
+    house = House(Server(MemoryError()))
+    house.note("ada")
+    with pytest.raises(MemoryError):
+        await house.events.run()
+
+
 def test_exception_in_the_event_of_one_model_quarantines_it_and_others_are_recorded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
