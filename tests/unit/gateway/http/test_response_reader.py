@@ -56,6 +56,8 @@ class Heard(Sink):
         super().__init__()
         self.pieces: list[bytes] = []
         self.end = ""
+        self.fails = ""
+        """The method that raises an exception."""
         self._walker: BodyWalker | None = None
 
     @property
@@ -71,19 +73,31 @@ class Heard(Sink):
 
     def engine_head(self, head: ResponseHead, walker: BodyWalker) -> Callable[[bytes], None] | None:
         del head
+        self._raise("head")
         self._walker = walker
         return self._take
 
     def engine_end(self) -> None:
+        self._raise("end")
         self.end = "whole"
 
     def engine_whole(self, head: ResponseHead, body: bytes) -> None:
+        self._raise("whole")
         raise AssertionError
 
     def engine_lost(self, loss: Loss) -> None:
+        self._raise("lost")
         self.end = loss
 
+    def engine_failed(self, error: Exception) -> None:
+        self.end = str(error)
+
+    def _raise(self, method: str) -> None:
+        if self.fails == method:
+            raise LookupError(f"{method} failed")
+
     def _take(self, data: bytes) -> None:
+        self._raise("take")
         assert self._walker is not None
         self.pieces.append(self._walker.strip(data))
 
@@ -191,3 +205,17 @@ async def test_surplus_data_after_a_response_aborts_the_connection() -> None:
     line = Line()
     line.connection.data_received(HEAD + LAST_CHUNK + CRUMBS)
     assert (line.sink.end, line.transport.aborted) == ("whole", True), "such a connection is not used again"
+
+
+@pytest.mark.parametrize(
+    ("method", "data"),
+    [
+        ("head", HEAD), ("take", HEAD + CRUMBS), ("end", HEAD + LAST_CHUNK), ("lost", b"odd\r\n\r\n"),
+        ("whole", b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"),
+    ],
+)  # fmt: skip
+async def test_exception_of_the_sink_fails_its_request(method: str, data: bytes) -> None:
+    line = Line()
+    line.sink.fails = method
+    line.connection.data_received(data)
+    assert line.sink.end == f"{method} failed"
