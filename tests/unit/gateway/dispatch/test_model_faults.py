@@ -112,7 +112,7 @@ STEPS = (
         "open", "full", "park", "park_first", "_add", "_discount", "_count", "remove", "charge",
     )),
     *(f"fair_queue:TenantQueue.{name}" for name in ("soonest_s", "soonest", "first", "compact")),
-    *(f"slots:Hold.{name}" for name in ("take", "give", "suspect", "heard", "byte_age_s")),
+    *(f"slots:Hold.{name}" for name in ("take", "give", "suspect", "heard", "byte_age_s", "stalled")),
     *(f"slots:ModelRoutes.{name}" for name in ("choose", "recount", "expected_wait_s", "capacity_wait_s")),
     *(f"routing_table:Routes.{name}" for name in ("release", "give_back", "_allow", "_remove", "_update")),
     *(f"reports:{name}" for name in ("Accounts.touch", "Accounts.of", "Accounts.refused_cold", "Account.total")),
