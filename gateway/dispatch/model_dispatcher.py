@@ -155,11 +155,9 @@ class ModelDispatcher:
             for line in self.queue.lines.values():
                 self._tally.accounts.touch(line.account, now_s)
         finally:
-            for call in lost:
-                if self.end_faulty(call, now_s) and not any(
-                    isinstance(one, Refuse) and one.call is call for one in out
-                ):
-                    out.append(Refuse(call, errors.model_faulty()))
+            refused = {effect.call for effect in out if isinstance(effect, Refuse)}
+            ended = [one for one in lost if self.end_faulty(one, now_s)]
+            out.extend(Refuse(one, errors.model_faulty()) for one in ended if one not in refused)
             self._recount()
 
     def end_faulty(self, call: Call, now_s: float) -> bool:
