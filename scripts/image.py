@@ -353,7 +353,7 @@ def write(archive: Path, layers: Sequence[Layer], version: str, epoch: int) -> s
         blobs[_digest(blob)] = blob
         return {"mediaType": f"application/vnd.oci.image.{kind}", "digest": _digest(blob), "size": len(blob)}
 
-    manifest = {
+    manifest: dict[str, Any] = {
         "schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",
         "config": keep(_json(config), "config.v1+json"),
         "layers": [keep(layer.blob, "layer.v1.tar+gzip") for layer in layers], "annotations": about,

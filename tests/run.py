@@ -84,9 +84,11 @@ TOOLS = (
     Tool("skopeo", "Debian: apt install skopeo", "skopeo in tests/integration/process/real/test_oci_clients.py",
          variable="PILOTLIGHT_SKOPEO"),
     Tool("dockerd", "Debian: apt install docker.io",
-         "Docker in tests/packaging/test_image.py and tests/integration/process/local_driver/test_containers.py (deep)"),
+         "Docker in tests/packaging/test_image.py and "
+         "tests/integration/process/local_driver/test_containers.py (deep tier)"),
     Tool("podman", "Debian: apt install podman runc",
-         "podman in tests/packaging/test_image.py and tests/integration/process/local_driver/test_containers.py (deep)"),
+         "podman in tests/packaging/test_image.py and "
+         "tests/integration/process/local_driver/test_containers.py (deep tier)"),
     Tool("minio", "CGO_ENABLED=0 go install github.com/minio/minio@latest",
          "MinIO in tests/integration/process/real/test_s3.py", variable="PILOTLIGHT_MINIO"),
     Tool("versitygw", "CGO_ENABLED=0 go install github.com/versity/versitygw/cmd/versitygw@latest",

@@ -23,7 +23,7 @@ PROGRESS_S = 60.0
 """A replica that sent a byte to any gateway within this time is not stalled."""
 STALLED = "its engine accepts requests and sends nothing, although streams have waited far longer than usual"
 STALLED_GRACE_S = 10.0
-"""How long requests may still run on a stalled replica. Those that got no byte yet move to another replica."""
+"""How long requests may still run on a stalled replica. Requests without a byte move to another replica."""
 DRAIN_SECONDS_MAX = ModelSpec(engine="command").drain_seconds_max
 """The grace period of a replica whose model was deleted."""
 

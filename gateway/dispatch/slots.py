@@ -13,8 +13,8 @@ from autoscaler.contract import ModelName, ModelRoute, ReplicaId
 
 STALLED_S_MIN, STALLED_FACTOR = 120.0, 10.0
 """A replica is stalled if streams get no byte from it for this time, and for this factor times the longest wait for a
-first byte of a stream so far; at the latest at the Model's limit of a first byte, which applies if no stream got a byte
-yet. Only streams count, because the progress of other responses is invisible until their end.
+first byte of a stream so far. The Model's limit of a first byte is the maximum; it applies if no stream got a byte yet.
+Only streams count, because the progress of other responses is invisible until their end.
 """
 SUSPECT_S = 1.0
 """Interval of probe requests to a replica that did not accept a connection, until it is confirmed."""
@@ -54,7 +54,7 @@ class Hold:
         self.streams = 0
         """Running streams."""
         self.silent_s = 0.0
-        """How long streams that have ended since then waited in vain."""
+        """How long streams waited that have ended since then without a byte."""
         self.waiting_s = 0.0
         """Since when running streams wait for a byte; without one it has no meaning."""
 
@@ -109,7 +109,7 @@ class Hold:
         return True
 
     def stalled(self, now_s: float) -> bool:
-        """Return whether streams have waited in vain for far longer than usual (STALLED_S_MIN)."""
+        """Return whether streams have received nothing for far longer than usual (STALLED_S_MIN)."""
         silent_s = self.silent_s + (now_s - self.waiting_s if self.streams else 0.0)
         if silent_s < STALLED_S_MIN:
             return False

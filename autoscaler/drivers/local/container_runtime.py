@@ -2,7 +2,7 @@
 
 Our process is the client in the foreground. The container, and with Docker also the listener on its port, belong to a
 daemon. The command gets a label with the mark of the replica; a running container with it identifies the engine.
-The client forwards SIGTERM to the container. Whatever is left after the end of the client is removed by its label.
+The client forwards SIGTERM to the container. Containers that remain after its end are removed by their label.
 
 Docker's manual: "Filtering (--filter)" of `docker ps`, and `--sig-proxy` of `docker run`, which is on by default.
 """
