@@ -289,7 +289,7 @@ class Connection(asyncio.Protocol):
             self._error(404, "File Not Found")
 
     def _infer(self, head: Head, body: bytes) -> None:
-        engine, ask = self._engine, read_ask(body)
+        engine, ask = self._engine, read_ask(body, head.headers.get("content-type", ""))
         engine.calls += 1
         if engine.every("busy-503"):
             self._error(503, "Loading model")

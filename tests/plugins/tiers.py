@@ -18,7 +18,7 @@ import pytest
 
 from tests.plugins.costs import PROCESS_EVENTS, SOCKET_EVENTS
 
-TIERS = ("fast", "standard", "deep")
+TIERS = ("fast", "standard", "deep", "clients")
 FOLDERS = {
     "chart": "standard", "fuzz": "standard", "gpu": "standard", "integration": "deep", "simulation": "standard",
     "unit/artifacts/registry": "standard", "unit/pilotlight/agent/weights": "standard", "wire": "standard",
