@@ -1,5 +1,5 @@
 # Each target sets up all it needs. Start with `make demo` or `make test`.
-.PHONY: venv demo test test-deep test-profile test-upgrade test-flaky mutants check fast docs fuzz lock schema clean wheel image lock-image compiled test-compiled bench-cold bench-dataplane bench-plan bench-cluster bench-packing bench-weights bench-capacity bench-fabric gpu-kit bench-compare
+.PHONY: venv demo test test-deep test-clients test-profile test-upgrade test-flaky mutants check fast docs fuzz lock schema clean wheel image lock-image compiled test-compiled bench-cold bench-dataplane bench-plan bench-cluster bench-packing bench-weights bench-capacity bench-fabric gpu-kit bench-compare
 
 PY := .venv/bin/python
 # The compiled gateway, as users get it. Python finds it before the sources, also in the processes that are started.
@@ -24,6 +24,9 @@ test: venv  ## checks and all tests but the deep ones
 
 test-deep: venv  ## every test with all examples and 500 seeds; SHARD=0 to 7: one eighth of what `make test` leaves out
 	@$(PY) -m tests.run deep $(if $(SHARD),--shard $(SHARD))
+
+test-clients: venv  ## ten behaviours of each client library of docs/reference/clients.md; installs the clients from their registries
+	@$(PY) -m tests.run clients
 
 test-profile: venv  ## time of the tests by folder and file, and the slowest tests; TIER=fast or deep
 	@rm -f build/costs.jsonl

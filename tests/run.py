@@ -1,4 +1,4 @@
-"""Runs a tier of the tests: `python -m tests.run check|fast|test|deep [OPTIONS OF PYTEST]`.
+"""Runs a tier of the tests: `python -m tests.run check|fast|test|deep|clients [OPTIONS OF PYTEST]`.
 
 A tier is a sequence of stages, and a stage is a set of parts that run at the same time. The output of the first part of
 a stage is shown as it comes, and that of the others when the stage ends, if they fail or are tests. The last lines name
@@ -28,7 +28,7 @@ PYTHON = sys.executable
 IN_NETWORK = f"{PYTHON} -m tests.integration.network_namespace {PYTHON}"
 SLOW_MS = 40.0
 """CPU time of a million empty loop turns. A machine that needs more is busy with fewer tests at the same time."""
-WAITING = ("gpu", "integration/process", "wire")
+WAITING = ("clients", "gpu", "integration/process", "wire")
 """Folders of tests that mostly wait, besides those on a control plane."""
 NO_TESTS = 5
 """Exit status of pytest if it selected no test."""
@@ -93,6 +93,14 @@ TOOLS = (
          "MinIO in tests/integration/process/real/test_s3.py", variable="PILOTLIGHT_MINIO"),
     Tool("versitygw", "CGO_ENABLED=0 go install github.com/versity/versitygw/cmd/versitygw@latest",
          "versitygw in tests/integration/process/real/test_s3.py", variable="PILOTLIGHT_VERSITYGW"),
+    *(
+        Tool(program, f"Debian: apt install {package}", f"clients in tests/clients (make test-clients): {names}")
+        for program, package, names in (
+            ("npm", "nodejs npm, version 22 or newer", "those for Node and the browser"),
+            ("mvn", "maven default-jdk-headless", "openai for Java"),
+            ("chromium", "chromium", "openai in a browser"),
+        )
+    ),
     Tool("torch", "pip install torch transformers in a virtual environment; PILOTLIGHT_TORCH_PYTHON names its Python",
          "the torch engine in tests/gpu (deep tier)", variable="PILOTLIGHT_TORCH_PYTHON"),
 )  # fmt: skip
@@ -225,7 +233,11 @@ def stages(tier: str, options: Sequence[str]) -> list[Stage]:
     if tier == "fast":
         fast = ("-n", "2", "--dist", "worksteal", "-m", "fast", *folders)
         return [Stage(Part("fast tests", pytest(*fast, *options, "tests")))]
-    chosen = ["-m", "not deep"] if tier == "test" else ["--hypothesis-profile=deep"]
+    if tier == "clients":
+        installed = Part("install clients", [PYTHON, "-m", "tests.clients.matrix"])
+        matrix = Part("client tests", in_networks(2, "-m", "clients or standard", *options, "tests/clients"))
+        return [Stage(installed), Stage(matrix)]
+    chosen = ["-m", "not (deep or clients)"] if tier == "test" else ["-m", "not clients", "--hypothesis-profile=deep"]
     words = (*chosen, *options)
     computing = Part("computing tests", pytest("-n", "2", "--dist", "loadgroup", *folders, *words, "tests"))
     shard = any(option.startswith("--shard") for option in options)
@@ -273,7 +285,7 @@ def missing_tools() -> list[str]:
 def main() -> int:
     """Exit status 1 if a part failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.run", description="Run a tier of the tests.")
-    parser.add_argument("tier", choices=("check", "fast", "test", "deep"))
+    parser.add_argument("tier", choices=("check", "fast", "test", "deep", "clients"))
     parser.add_argument("options", nargs=argparse.REMAINDER, help="options for pytest, e.g. --shard 3 or -x")
     asked = parser.parse_args()
     begin = time.monotonic()
@@ -283,7 +295,7 @@ def main() -> int:
         stage.run()
         parts += (stage.shown, *stage.others)
     print(summary(parts, time.monotonic() - begin))
-    if asked.tier in {"test", "deep"}:
+    if asked.tier in {"test", "deep", "clients"}:
         print("\n".join([*missing_tools(), *failures()]), flush=True)
     return 0 if is_passed(parts) else 1
 

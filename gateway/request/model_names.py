@@ -77,6 +77,11 @@ class ModelNames:
             name = name.removesuffix(":latest")
         return self.resolve(tenant, name)
 
+    def with_tag(self, name: str) -> str:
+        """Return a name as Ollama lists it, with a tag: clients append `:latest` and search the list for the result."""
+        tagged = f"{name}:latest"
+        return name if ":" in name or tagged in self._names else tagged
+
     def own_aliases(self, model: ModelEntry) -> list[str]:
         """Return the aliases of a model, without those that belong to an older one."""
         return [alias for alias in model.aliases if self._names.get(alias) is model]

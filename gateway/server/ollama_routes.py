@@ -35,9 +35,10 @@ def handle_ollama_route(gateway: GatewayContext, head: Head, operation: Operatio
         return msgspec.json.encode(_shown(names.resolve_tagged(tenant, ollama.read_shown_model(body))))
     entries = names.visible(tenant)
     if operation.kind is Kind.OLLAMA_PS:
-        rows = [_running(entry) for entry in entries if gateway.dispatch.model_state(entry.name) == "ready"]
+        running = [entry for entry in entries if gateway.dispatch.model_state(entry.name) == "ready"]
+        rows = [_running(entry, names.with_tag(entry.name)) for entry in running]
     else:
-        rows = [_listed(entry, name) for entry in entries for name in listed_names(gateway, entry)]
+        rows = [_listed(entry, names.with_tag(name)) for entry in entries for name in listed_names(gateway, entry)]
     return msgspec.json.encode({"models": rows})
 
 
@@ -82,9 +83,9 @@ def _listed(entry: ModelEntry, name: str) -> dict[str, object]:
     return _identity(entry, name) | {"modified_at": format_time(entry.created_unix_s)}
 
 
-def _running(entry: ModelEntry) -> dict[str, object]:
+def _running(entry: ModelEntry, name: str) -> dict[str, object]:
     length = {} if entry.context_tokens is None else {"context_length": entry.context_tokens}
-    return _identity(entry, entry.name) | {"size_vram": 0} | length
+    return _identity(entry, name) | {"size_vram": 0} | length
 
 
 def _shown(entry: ModelEntry) -> dict[str, object]:

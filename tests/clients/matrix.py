@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -31,10 +30,10 @@ BEHAVIOURS = {
 """Argument of a program -> name in the documentation."""
 
 
-class Absence(NamedTuple):
-    """A behaviour that a client does not have."""
+class Remark(NamedTuple):
+    """Why a client does not have a behaviour, or what the behaviour needs."""
 
-    reason: str
+    text: str
     link: str
     """The client's documentation, issue or source line that shows it."""
 
@@ -49,7 +48,12 @@ class Client(NamedTuple):
     package: str
     error: str
     """The client's exception for an unknown model."""
-    without: Mapping[str, Absence]
+    error_shows: str
+    """What the exception shows: our code, or the text of our message if the client's API has no codes."""
+    without: Mapping[str, Remark]
+    """Behaviours that it does not have."""
+    notes: Mapping[str, Remark]
+    """What behaviours need."""
     is_standard: bool
     """Whether `make test` runs it, with the packages of requirements/dev.lock."""
 
@@ -133,7 +137,7 @@ LANGUAGES = {
         sys.executable, "requirements.txt",
         lambda _: [
             [sys.executable, "-m", "venv", "venv"],
-            ["venv/bin/python", "-m", "pip", "install", "-q", "--require-hashes", "--no-deps", "-r", "requirements.txt"],
+            ["venv/bin/pip", "install", "-q", "--require-hashes", "--no-deps", "-r", "requirements.txt"],
         ],
         _python,
     ),
@@ -154,13 +158,16 @@ LANGUAGES = {
 }  # fmt: skip
 
 
+_FACTS = ("title", "language", "package", "error")
+
+
 def load() -> list[Client]:
     """The clients, in the order of the documentation."""
     found = []
     for name, facts in tomllib.loads((HERE / "clients.toml").read_text()).items():
-        without = {key: Absence(*value) for key, value in facts.pop("without", {}).items()}
-        standard = bool(facts.pop("standard", False))
-        found.append(Client(name=name, without=without, is_standard=standard, **facts))
+        shows, standard = facts.pop("error_shows", "model_not_found"), bool(facts.pop("standard", False))
+        remarks = [{key: Remark(*two) for key, two in facts.pop(kind, {}).items()} for kind in ("without", "notes")]
+        found.append(Client(name, *(facts[key] for key in _FACTS), shows, *remarks, is_standard=standard))
     return found
 
 

@@ -38,7 +38,7 @@ def run(**behaviours: Callable[[Target], Outcome]) -> None:
     behaviour = behaviours["chat" if name in {"error", "cold_start"} else name]
     try:
         outcome = behaviour(Target(url, model, Path(file)))
-    except Exception as error:  # noqa: BLE001 - every client has its own type, which the test compares
+    except Exception as error:  # each client has a type of its own, which the test compares
         if name != "error":
             raise
         status, code = getattr(error, "status_code", None), getattr(error, "code", None)

@@ -1,10 +1,11 @@
 """The tiers of the tests, the shards of the deep tier, and what a tier enforces. `tests/README.md` explains them.
 
-Every test has exactly one of three markers. An explicit marker wins; otherwise the folder decides (FOLDERS).
+Every test has exactly one of four markers. An explicit marker wins; otherwise the folder decides (FOLDERS).
 
 * `fast`: starts no process and opens no socket. An audit hook (PEP 578) fails a test that does.
 * `standard`: runs in `make test`, together with the fast tests.
 * `deep`: runs only in `make test-deep` and in the shard of the deep tier that `.ci/run` adds.
+* `clients`: runs only in `make test-clients`, which installs clients that no other test needs.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from tests.plugins.costs import PROCESS_EVENTS, SOCKET_EVENTS
 
 TIERS = ("fast", "standard", "deep", "clients")
 FOLDERS = {
-    "chart": "standard", "fuzz": "standard", "gpu": "standard", "integration": "deep", "simulation": "standard",
-    "unit/artifacts/registry": "standard", "unit/pilotlight/agent/weights": "standard", "wire": "standard",
+    "chart": "standard", "clients": "clients", "fuzz": "standard", "gpu": "standard", "integration": "deep",
+    "simulation": "standard", "unit/artifacts/registry": "standard", "unit/pilotlight/agent/weights": "standard",
+    "wire": "standard",
 }  # fmt: skip
 """Tier of the tests in a folder of tests/ and below; those of other folders are fast."""
 SHARDS = 8

@@ -66,9 +66,7 @@ def tools(target: Target) -> Outcome:
 
 def structured(target: Target) -> Outcome:
     """Return an object of a schema."""
-    answer = client(target).messages.parse(
-        model=target.model, max_tokens=99, messages=MESSAGES, output_format=Person
-    )
+    answer = client(target).messages.parse(model=target.model, max_tokens=99, messages=MESSAGES, output_format=Person)
     parsed = answer.parsed_output
     return {"object": parsed.model_dump() if parsed else None}
 

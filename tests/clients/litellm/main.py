@@ -32,9 +32,7 @@ def complete(target: Target, **more: object) -> Any:
 
 def models(target: Target) -> Outcome:
     """List the models."""
-    return {
-        "models": litellm.OpenAIGPTConfig().get_models(api_key="none-needed", api_base=target.url)
-    }
+    return {"models": litellm.OpenAIGPTConfig().get_models(api_key="none-needed", api_base=target.url)}
 
 
 def chat(target: Target) -> Outcome:

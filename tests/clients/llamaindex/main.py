@@ -55,9 +55,7 @@ def tools(target: Target) -> Outcome:
     llm, given = model(target), [FunctionTool.from_defaults(weather)]
     answer = llm.chat_with_tools(given, chat_history=messages())
     (call,) = llm.get_tool_calls_from_response(answer)
-    result = ChatMessage(
-        role="tool", content=program.TOOL_RESULT, additional_kwargs={"tool_call_id": call.tool_id}
-    )
+    result = ChatMessage(role="tool", content=program.TOOL_RESULT, additional_kwargs={"tool_call_id": call.tool_id})
     last = llm.chat_with_tools(given, chat_history=[*messages(), answer.message, result])
     return {"tool": call.tool_name, "arguments": call.tool_kwargs, "text": last.message.content}
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,11 +13,11 @@ import sys
 from tests.clients import program
 from tests.clients.program import Outcome, Target
 
-FUNCTION = f'''
+FUNCTION = f"""
 def {program.TOOL_NAME}(city: str) -> str:
     "{program.TOOL_TEXT}"
     return "{program.TOOL_RESULT}"
-'''
+"""
 
 
 class ExitError(Exception):
@@ -66,7 +68,9 @@ def stream(target: Target) -> Outcome:
 def tools(target: Target) -> Outcome:
     """Call a tool and return the answer to its result."""
     text, calls = llm(*endpoint(target), "--functions", FUNCTION, "--td", "--no-stream")
-    return {"tool": program.TOOL_NAME if program.TOOL_NAME in calls else calls, "arguments": calls, "text": text}
+    called = re.search(r"Tool call: (\w+)\((.*)\)", calls)
+    assert called is not None, calls
+    return {"tool": called[1], "arguments": ast.literal_eval(called[2]), "text": text}
 
 
 def structured(target: Target) -> Outcome:

@@ -130,7 +130,7 @@ async def test_embed_returns_the_vectors_of_the_engine() -> None:
 async def test_tags_show_ps_and_version_start_nothing() -> None:
     async with rig(state="zero") as one:
         status, tags = await get(one, "/api/tags")
-        assert (status, [(row["name"], row["model"]) for row in tags["models"]]) == (200, [("m", "m")])
+        assert (status, [(row["name"], row["model"]) for row in tags["models"]]) == (200, [("m:latest", "m:latest")])
         assert len(tags["models"][0]["digest"]) == 64
         assert await get(one, "/api/ps") == (200, {"models": []})
         assert await get(one, "/api/version") == (200, {"version": ollama.API_VERSION})
@@ -143,7 +143,7 @@ async def test_tags_show_ps_and_version_start_nothing() -> None:
         assert one.front.report().levels == ()
     async with rig("127.0.0.1:9") as one:
         (running,) = (await get(one, "/api/ps"))[1]["models"]
-        assert (running["model"], running["context_length"]) == ("m", 4096)
+        assert (running["model"], running["context_length"]) == ("m:latest", 4096)
         assert "127.0.0.1:9" not in json.dumps(running)
 
 

@@ -47,7 +47,7 @@ async def read_stream(client: ollama.AsyncClient, name: str) -> list[ollama.Chat
 
 @pytest.mark.standard
 async def test_ollama_client_chats_generates_embeds_and_lists(one: Serving, client: ollama.AsyncClient) -> None:
-    assert [row.model for row in (await client.list()).models] == ["ada", "emb"]
+    assert [row.model for row in (await client.list()).models] == ["ada:latest", "emb:latest"]
     assert (await client.ps()).models == []
     assert (await client.show("ada:latest")).capabilities == ["completion", "tools"]
     assert one.starts("ada") == 0, "lists start no replica"
@@ -62,7 +62,7 @@ async def test_ollama_client_chats_generates_embeds_and_lists(one: Serving, clie
         assert "".join(part.message.content or "" for part in parts) == SENTENCE
         assert ([part.done for part in parts[-2:]], parts[-1].model) == ([False, True], name)
         assert parts[-1].eval_count == 9
-    assert [row.model for row in (await client.ps()).models] == ["ada"]
+    assert [row.model for row in (await client.ps()).models] == ["ada:latest"]
 
     limited = await client.generate(model="ada", prompt="Who?", options={"num_predict": 3, "temperature": 0})
     assert (limited.done_reason, limited.eval_count) == ("length", 3)
