@@ -23,15 +23,17 @@ def table() -> str:
         word = "n/a" if behaviour in client.without else "yes"
         if found is None:
             return word
-        line = f"{found.text} ([source]({found.link}))"
+        line = f"{found.text} | [source]({found.link}) |"
         if line not in remarks:
             remarks.append(line)
         return f"{word} ({remarks.index(line) + 1})"
 
     rows = [("client", "version", *BEHAVIOURS.values()), ("---",) * (len(BEHAVIOURS) + 2)]
     rows += [(one.title, one.version, *(cell(one, name) for name in BEHAVIOURS)) for one in load()]
-    numbered = [f"{number}. {line}\n" for number, line in enumerate(remarks, 1)]
-    return "\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows) + "\n" + "".join(numbered) + "\n"
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    lines += ["", "| | remark | source |", "| --- | --- | --- |"]
+    lines += [f"| {number} | {remark}" for number, remark in enumerate(remarks, 1)]
+    return "\n" + "\n".join(lines) + "\n\n"
 
 
 def page(text: str) -> str:

@@ -2,7 +2,7 @@
 
 Renders OpenAI chat, completions, embeddings and transcriptions, and Anthropic messages, as documents and as server-sent
 events, like llama-server. The words of a response are exactly its tokens. A request with tools is answered with a call
-of its first tool, until it contains the result of a tool; a request with a JSON schema with a value of that schema; a
+of its first tool, until it contains the result of a tool. A JSON schema is answered with a value of that schema, and a
 recording with the SHA-256 of its bytes. Nothing else of a body is read, so clients cannot control the fake engine. Uses
 only the standard library, because it starts faster without site-packages.
 """

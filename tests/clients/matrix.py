@@ -158,17 +158,27 @@ LANGUAGES = {
 }  # fmt: skip
 
 
-_FACTS = ("title", "language", "package", "error")
-
-
 def load() -> list[Client]:
     """The clients, in the order of the documentation."""
-    found = []
-    for name, facts in tomllib.loads((HERE / "clients.toml").read_text()).items():
-        shows, standard = facts.pop("error_shows", "model_not_found"), bool(facts.pop("standard", False))
-        remarks = [{key: Remark(*two) for key, two in facts.pop(kind, {}).items()} for kind in ("without", "notes")]
-        found.append(Client(name, *(facts[key] for key in _FACTS), shows, *remarks, is_standard=standard))
-    return found
+
+    def remarks(found: Mapping[str, tuple[str, str]]) -> dict[str, Remark]:
+        return {behaviour: Remark(*two) for behaviour, two in found.items()}
+
+    clients = tomllib.loads((HERE / "clients.toml").read_text())
+    return [
+        Client(
+            name=name,
+            title=facts["title"],
+            language=facts["language"],
+            package=facts["package"],
+            error=facts["error"],
+            error_shows=facts.get("error_shows", "model_not_found"),
+            without=remarks(facts.get("without", {})),
+            notes=remarks(facts.get("notes", {})),
+            is_standard=facts.get("standard", False),
+        )
+        for name, facts in clients.items()
+    ]
 
 
 if __name__ == "__main__":

@@ -112,7 +112,7 @@ def cases() -> Iterator[object]:
                 yield pytest.param(client, behaviour, id=f"{client.name}-{behaviour}", marks=marks)
 
 
-@pytest.mark.parametrize(("client", "behaviour"), cases())
+@pytest.mark.parametrize(("client", "behaviour"), [*cases()])
 def test_client_behaves_as_with_its_own_server(bench: Bench, client: Client, behaviour: str) -> None:
     if not shutil.which(client.tool):
         pytest.skip(f"needs {client.tool}")

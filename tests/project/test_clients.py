@@ -19,7 +19,7 @@ def test_each_folder_of_a_client_is_in_the_matrix() -> None:
 
 def test_each_missing_behaviour_has_a_reason_and_a_link() -> None:
     for client in load():
-        for behaviour, remark in (client.without | client.notes).items():
+        for behaviour, remark in {**client.without, **client.notes}.items():
             assert behaviour in BEHAVIOURS
             assert remark.text
             assert remark.link.startswith("https://"), f"{client.name}: {behaviour}"

@@ -27,8 +27,8 @@ class ExitError(Exception):
 def begin(*words: str, **environment: str) -> subprocess.Popen[str]:
     """Start the command."""
     return subprocess.Popen(
-        [sys.executable, "-m", "llm", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, **environment},
+        [sys.executable, "-m", "llm", *words], env={**os.environ, **environment}, text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 
 

@@ -47,8 +47,8 @@ def stream(target: Target) -> Outcome:
 def tools(target: Target) -> Outcome:
     """Call a tool and return the answer to its result."""
     create = client(target).chat.completions.create
-    message = create(model=target.model, messages=MESSAGES, tools=TOOLS).choices[0].message
-    call: Any = (message.tool_calls or [])[0]
+    message: Any = create(model=target.model, messages=MESSAGES, tools=TOOLS).choices[0].message
+    (call,) = message.tool_calls
     result: Any = {"role": "tool", "tool_call_id": call.id, "content": program.TOOL_RESULT}
     last = create(model=target.model, messages=[*MESSAGES, message, result], tools=TOOLS)
     arguments = call.function.arguments
