@@ -6,19 +6,22 @@ and docs/clients.py writes the same facts into docs/reference/clients.md.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.integration.cluster.support.programs.build import cache
+from tests.integration.cluster.support.programs.build import UNUSED_S_MAX, cache
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -91,17 +94,23 @@ class Client(NamedTuple):
 
     def install(self) -> None:
         """Install it, unless the cache has it. Raises CalledProcessError."""
-        if self.is_standard or self.installation.exists():
+        if self.is_standard:
             return
-        self.installation.parent.mkdir(parents=True, exist_ok=True)
-        for old in self.installation.parent.glob(f"{self.name}-*"):
-            shutil.rmtree(old)
-        with tempfile.TemporaryDirectory(dir=self.installation.parent) as made:
-            work = Path(made) / "work"
-            shutil.copytree(self.folder, work)
-            for command in LANGUAGES[self.language].install(self):
-                subprocess.run(command, cwd=work, check=True)
-            work.rename(self.installation)
+        clients = self.installation.parent
+        clients.mkdir(parents=True, exist_ok=True)
+        with (clients / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not self.installation.exists():
+                with tempfile.TemporaryDirectory(dir=clients) as made:
+                    work = Path(made) / "work"
+                    shutil.copytree(self.folder, work)
+                    for command in LANGUAGES[self.language].install(self):
+                        subprocess.run(command, cwd=work, check=True)
+                    work.rename(self.installation)
+            os.utime(self.installation)
+            for old in clients.glob(f"{self.name}-*"):
+                if time.time() - old.stat().st_mtime > UNUSED_S_MAX:  # another clone may use it now
+                    shutil.rmtree(old)
 
     def command(self) -> Sequence[str]:
         """The command that starts its program."""
