@@ -32,7 +32,8 @@ def complete(target: Target, **more: object) -> Any:
 
 def models(target: Target) -> Outcome:
     """List the models."""
-    return {"models": litellm.OpenAIGPTConfig().get_models(api_key="none-needed", api_base=target.url)}
+    given: Any = {"custom_llm_provider": "openai", "api_key": "none-needed", "api_base": target.url}
+    return {"models": litellm.get_valid_models(check_provider_endpoint=True, **given)}
 
 
 def chat(target: Target) -> Outcome:

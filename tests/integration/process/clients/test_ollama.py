@@ -107,15 +107,3 @@ def test_synchronous_ollama_client_streams_through_keep_alives_of_a_cold_start(t
             assert parts[-1].done
 
     asyncio.run(scenario())
-
-
-async def test_cancelled_stream_of_the_ollama_client_releases_its_slot(tmp_path: Path) -> None:
-    long = fake(tmp_path, "long", "--tokens=5000", "--tokens-per-s=20", slots=1)
-    async with serving(tmp_path, long) as one, ollama.AsyncClient(host=one.url) as client:
-        stream: Any = await client.chat(model="long", messages=MESSAGES, stream=True)
-        async for part in stream:
-            assert part.message.content
-            break
-        await stream.aclose()
-        limited = asyncio.wait_for(client.chat(model="long", messages=MESSAGES, options={"num_predict": 2}), 60)
-        assert (await limited).eval_count == 2
