@@ -25,6 +25,11 @@ def test_each_missing_behaviour_has_a_reason_and_a_link() -> None:
             assert remark.link.startswith("https://"), f"{client.name}: {behaviour}"
 
 
+def test_client_that_shows_no_error_code_has_a_remark() -> None:
+    for client in load():
+        assert (client.error_shows == "model_not_found") != ("error" in client.notes), client.name
+
+
 def test_locks_pin_hashes_and_name_no_registry() -> None:
     for path in HERE.glob("*/requirements.txt"):
         requirements = [line for line in path.read_text().splitlines() if "==" in line]

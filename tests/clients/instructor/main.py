@@ -52,7 +52,7 @@ def tools(target: Target) -> Outcome:
     arguments, answer = completions(target).create_with_completion(**given)
     message = answer.choices[0].message
     result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": program.TOOL_RESULT}
-    last = create(target, [*MESSAGES, message.model_dump(exclude_none=True), result])
+    last = create(target, [*MESSAGES, message.model_dump(), result])
     name = message.tool_calls[0].function.name
     return {"tool": name, "arguments": arguments.model_dump(), "text": last.choices[0].message.content}
 
