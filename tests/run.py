@@ -66,13 +66,13 @@ TOOLS = (
     Tool("gcc", "Debian: apt install gcc python3-dev", "the tests of the compiled gateway"),
     Tool("nginx", "Debian: apt install nginx-light",
          "nginx in tests/wire/requests/test_differential.py, tests/integration/process/security/test_host_check.py "
-         "and tests/integration/process/serve/test_reverse_proxies.py"),
+         "and tests/integration/process/serve (test_reverse_proxies.py, test_proxy_defaults.py)"),
     Tool("haproxy", "Debian: apt install haproxy",
          "HAProxy in tests/wire/requests/test_differential.py, tests/integration/process/security/test_host_check.py "
-         "and tests/integration/process/serve/test_reverse_proxies.py"),
+         "and tests/integration/process/serve (test_reverse_proxies.py, test_proxy_defaults.py)"),
     Tool("caddy", "Debian: apt install caddy",
          "Caddy in tests/integration/process/security/test_host_check.py "
-         "and tests/integration/process/serve/test_reverse_proxies.py"),
+         "and tests/integration/process/serve (test_reverse_proxies.py, test_proxy_defaults.py)"),
     Tool("curl", "Debian: apt install curl",
          "tests/integration/process/serve/test_tutorial.py and tests/integration/cluster/install/test_tutorials.py"),
     Tool("bsdtar", "Debian: apt install libarchive-tools",

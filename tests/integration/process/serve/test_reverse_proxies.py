@@ -25,12 +25,12 @@ from loadtest.cli import request_body
 from tests.support.harness.serve.serve import Serving, fake, serving, settings, transcript
 from tests.support.how_to import code_blocks
 from tests.support.net.certificates import OURS, leaf, write, write_authority
+from tests.support.net.default_proxies import GATEWAY, HAPROXY_AROUND, NGINX_AROUND
 from tests.support.net.origin_client import STARTS_S_MAX, program, running_proxy
 from tests.support.net.ports import free_port
 from tests.support.waiting import until
 
 HOST = "llm.example.com"
-GATEWAY = "127.0.0.1:8080"
 LARGE_BYTES = 2 << 20
 """More than the default limit of nginx, 1 MB."""
 TIMEOUT_S = 60.0
@@ -55,14 +55,7 @@ PAGES = {
             ("/etc/nginx/tls/llm.example.com.crt", "FOLDER/edge.pem"),
             ("/etc/nginx/tls/llm.example.com.key", "FOLDER/edge.key"),
         ),
-        """daemon off; master_process off; pid FOLDER/pid; error_log /dev/null;
-events { worker_connections 256; }
-http {
-  access_log off; client_body_temp_path FOLDER/a; proxy_temp_path FOLDER/b; fastcgi_temp_path FOLDER/c;
-  uwsgi_temp_path FOLDER/d; scgi_temp_path FOLDER/e;
-CONFIGURATION
-}
-""",
+        NGINX_AROUND,
         f"ca-{OURS}.pem",
     ),
     "haproxy": Documented(
@@ -71,7 +64,7 @@ CONFIGURATION
             ("bind :443 ssl", "bind 127.0.0.1:PORT ssl"),
             ("/etc/haproxy/tls/llm.example.com.pem", "FOLDER/certificate-and-key.pem"),
         ),
-        "global\n  maxconn 256\nCONFIGURATION",
+        HAPROXY_AROUND,
         f"ca-{OURS}.pem",
     ),
     "caddy": Documented(
@@ -126,7 +119,7 @@ class Entry(NamedTuple):
 def configuration(name: str, folder: Path, port: int, origin: int) -> str:
     """Return the configuration of a page, with the addresses and files of a test."""
     page = PAGES[name]
-    (text,) = code_blocks(f"proxies-{name}.md", page.language)
+    text = code_blocks(f"proxies-{name}.md", page.language)[0]
     for documented, used in ((GATEWAY, f"127.0.0.1:{origin}"), *page.replaced):
         assert text.count(documented) == 1, f"{documented} is not once on the page"
         text = text.replace(documented, used)
