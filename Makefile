@@ -1,5 +1,5 @@
 # Each target sets up all it needs. Start with `make demo` or `make test`.
-.PHONY: venv demo test test-deep test-clients test-profile test-upgrade test-flaky mutants check fast docs fuzz lock schema clean wheel image lock-image compiled test-compiled bench-cold bench-dataplane bench-plan bench-cluster bench-packing bench-weights bench-capacity bench-fabric gpu-kit bench-compare
+.PHONY: venv demo test test-deep test-clients test-profile test-upgrade test-flaky mutants check fast docs fuzz lock schema clean wheel image lock-image compiled test-compiled bench-cold bench-clients bench-dataplane bench-plan bench-cluster bench-packing bench-weights bench-capacity bench-fabric gpu-kit bench-compare
 
 PY := .venv/bin/python
 # The compiled gateway, as users get it. Python finds it before the sources, also in the processes that are started.
@@ -75,6 +75,9 @@ bench-cold: compiled  ## cold starts, bursts, fairness; QUICK=1 for about five m
 
 bench-dataplane: compiled  ## the gateway compared with nginx and other proxies; QUICK=1 for less than ten minutes
 	@$(WITH_COMPILED) $(PY) -Pm bench.dataplane
+
+bench-clients: compiled  ## tokens through nginx, HAProxy and Caddy, requests sent twice, forms of client libraries; QUICK=1 for about a minute
+	@$(WITH_COMPILED) $(PY) -Pm bench.clients
 
 bench-plan: venv  ## CPU time of a decision of the autoscaler
 	@$(PY) -m bench.plan

@@ -1,11 +1,11 @@
-"""The engine of the data plane benchmarks, with five behaviours, and the Models that use it.
+"""The engine of the data plane benchmarks, with six behaviours, and the Models that use it.
 
-`python -m bench.engine PORT FOLDER MANNER [MS]`. `paced`: one chunk every MS milliseconds per stream. `blast`: chunks
-as fast as they are accepted, 256 in one piece. `flood`: the same, but unread bytes stay on the receiver's side, as with
-an engine on another machine. `silent`: reads the request and does not respond. `late`: a document after MS
-milliseconds. It records by request ID when a request arrived and when its connection ended. A stream has as many chunks
-as its request's `max_tokens`. If usage is requested, the last chunk contains it, as with vLLM. Paced streams are spread
-evenly over MS beats of one millisecond each.
+`python -m bench.engine PORT FOLDER MANNER [MS]`. `paced`: one chunk every MS milliseconds per stream. `stamped`: the
+same, and each chunk contains the time of its write. `blast`: chunks as fast as they are accepted, 256 in one piece.
+`flood`: the same, but unread bytes stay on the receiver's side, as with an engine on another machine. `silent`: reads
+the request and does not respond. `late`: a document after MS milliseconds. It records by request ID when a request
+arrived and when its connection ended. A stream has as many chunks as its request's `max_tokens`. If usage is requested,
+the last chunk contains it, as with vLLM. Paced streams are spread evenly over MS beats of one millisecond each.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pilotlight import process
 
 MARK = b"@"
 """Occurs once in every counted chunk and nowhere else, so that chunks can be counted however the bytes are split."""
+PACED = ("paced", "stamped")
 BLOCK_CHUNKS = 256
 FLOOD_SEND_BYTES = 32 << 10
 """The maximum of unsent bytes of a flood."""
@@ -37,6 +38,7 @@ _ID = re.compile(rb"x-request-id: *([^\r]+)", re.IGNORECASE)
 _TOKENS = re.compile(rb'"max_tokens": *(\d+)')
 _EVENT = b'data: {"id":"chatcmpl-0123456789","object":"chat.completion.chunk","created":1700000000,"model":"t",%b}\n\n'
 _SAID = b'"choices":[{"index":0,"delta":{"content":" a@word"},"finish_reason":null}]'
+_STAMPED = b'"choices":[{"index":0,"delta":{"content":" a@%.6f"},"finish_reason":null}]'
 _FINISH = b'"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]'
 _USAGE = b'"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":64,"total_tokens":73}'
 
@@ -127,7 +129,7 @@ class Connection(upstream.Connection):
             return
         if engine.manner != "blast":
             engine.note("asked", self._id)
-        if engine.manner == "paced":
+        if engine.manner in PACED:
             self.write(HEAD)
             self._beat = engine.join(self)
         elif engine.manner == "blast":
@@ -138,7 +140,8 @@ class Connection(upstream.Connection):
         """Send one chunk of a paced stream."""
         if self._left > 0:
             self._left -= 1
-            self.write(CHUNK)
+            stamped = self._engine.manner == "stamped"
+            self.write(framed(_EVENT % (_STAMPED % time.monotonic())) if stamped else CHUNK)
         else:
             self._end()
 
@@ -169,7 +172,7 @@ class Connection(upstream.Connection):
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection ended; recorded if a response was incomplete."""
         del exc
-        if self._id and self._engine.manner in ("paced", "silent"):
+        if self._id and self._engine.manner in (*PACED, "silent"):
             self._engine.note("ended", self._id)
         self.transport = None
         self._leave_beat()
@@ -190,7 +193,7 @@ async def serve(port: int, place: Path, manner: str, every_ms: int) -> None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, FLOOD_SEND_BYTES)
     (place / PORT).write_text(str(port))
     async with server:
-        if manner == "paced":
+        if manner in PACED:
             await engine.beat()
         await server.serve_forever()
 

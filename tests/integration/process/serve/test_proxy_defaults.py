@@ -61,7 +61,7 @@ async def soon(awaited: Awaitable[T]) -> T:
 @contextlib.asynccontextmanager
 async def behind(
     name: str, folder: Path, *scripts: Script, timeout_s: int | None = None, state: str = "ready"
-) -> AsyncIterator[tuple[Rig, TokenEngine, Client]]:
+) -> AsyncIterator[tuple[Rig, ScriptedEngine, Client]]:
     """A client of a proxy that is in front of a gateway; the Model has no replica unless its state is ready."""
     if program(name) is None:
         pytest.skip(f"{name} is not installed")
