@@ -1,7 +1,7 @@
 """Hostile clients of one gateway, in a separate process and from many addresses (fault cases 35 to 37).
 
 `python -m bench.attackers URL ATTACK`. Clients connect at a given pace, each with one habit; a client whose connection
-is closed reconnects at once. The program prints THERE when all clients are connected. On SIGTERM it prints the
+is closed reconnects at once. The program prints THERE when nearly all clients are connected. On SIGTERM it prints the
 maximum number of clients that were connected at once, and how often the gateway closed a connection. It manages all
 connections in one epoll, so that twenty thousand idle ones cost nothing. It runs at low priority (nice), because the
 measurement uses the same core.
@@ -32,11 +32,12 @@ ADDRESSES = tuple(f"127.0.1.{number}" for number in range(1, 21))
 READERS, SILENT, HEADS, BODIES, IDLE, CONNECTS = 500, 100, 2000, 2000, 20_000, 5000
 """The numbers of clients in the fault cases."""
 SPARE_FILES = 2000
-"""Open files of a gateway that are not idle clients."""
+"""Open files of a gateway that idle clients leave free. It accepts clients for half of the limit of open files."""
 BODY_BYTES = 2 << 10
 HEAD_CLOCK_S = 15
 """Slow clients are spread evenly over this time, so that the gateway also cuts them evenly."""
 BURST_EVERY_S = 5.0
+NEARLY_ALL = 0.95
 STEP_S = 0.01
 NICE = 10
 FLOOD = "flood"
@@ -106,7 +107,7 @@ class Crowd:
         self.cut = 0
         """The number of connections that the gateway closed."""
         self.there = False
-        """Whether all clients have been connected at the same time."""
+        """Whether nearly all clients have been connected at the same time; a slow one is cut and connects again."""
 
     def step(self, now_s: float, wait_s: float = STEP_S) -> None:
         """Start due clients, process events, and perform the actions that are due."""
@@ -143,7 +144,7 @@ class Crowd:
         one.socket = sock
         self.held += 1
         self.most = max(self.most, self.held)
-        self.there = self.there or (not self._due and self.held == len(self._here))
+        self.there = self.there or (not self._due and self.held >= NEARLY_ALL * len(self._here))
         if one.habit.first:
             with contextlib.suppress(OSError):  # just closed; the next event reports it
                 sock.send(one.habit.first)
@@ -174,9 +175,9 @@ def attack(name: str, url: str, files: int) -> tuple[list[Habit], float]:
     slow = request(url, body(FLOOD, bytes_min=BODY_BYTES))[: -BODY_BYTES // 2]
     head = slow[: slow.index(b"\r\n\r\n")]
     return {
-        "readers": ([Habit(READERS, stream, sip, 4096), Habit(SILENT, stream, None, 4096)], 300.0),
-        "slow": ([Habit(HEADS, head, dribble), Habit(BODIES, slow, dribble)], (HEADS + BODIES) / HEAD_CLOCK_S),
-        "idle": ([Habit(min(IDLE, files - SPARE_FILES))], 4000.0),
+        "slow_readers": ([Habit(READERS, stream, sip, 4096), Habit(SILENT, stream, None, 4096)], 300.0),
+        "slow_heads": ([Habit(HEADS, head, dribble), Habit(BODIES, slow, dribble)], (HEADS + BODIES) / HEAD_CLOCK_S),
+        "idle": ([Habit(min(IDLE, (files - SPARE_FILES) // 2))], 4000.0),
         "connects": ([Habit(CONNECTS)], 1e9),
     }[name]
 
@@ -186,6 +187,7 @@ def main() -> None:
     url, name = sys.argv[1:]
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # also if the benchmark has a real-time priority
     os.nice(NICE)
     ended = list[bool]()
     signal.signal(signal.SIGTERM, lambda *_: ended.append(True))

@@ -1,9 +1,10 @@
 """The effect of hostile clients (fault cases 35 to 37) on a well-behaved client: the p99 at 200 requests a second.
 
 In each round the client sends once without an attack and once during each attack (`bench.attackers`): clients that
-hardly read their streams, heads and bodies that trickle, idle connections, thousands of simultaneous connects. The same
-number of requests is sent directly to the engine, in turn: their delay is caused by the load and the machine, not by
-the gateway. All timeouts and limits of the gateway are the defaults.
+hardly read their streams, heads and bodies that trickle, idle connections, thousands of simultaneous connects. Each
+round begins with the next attack. A ratio compares the p99 during an attack with the p99 without one of the same round.
+The same number of requests is sent directly to the engine, in turn: their delay is caused by the load and the machine,
+not by the gateway. All timeouts and limits of the gateway are the defaults.
 """
 
 from __future__ import annotations
@@ -24,20 +25,21 @@ from bench.latency import PER_S, measure_sides
 
 PEACE = "peace"
 ATTACKS = {
-    "readers": "case 35: clients read 500 streams at 1 B/s, 100 never",
-    "slow": "case 36: 2,000 request heads and 2,000 bodies, sent at 1 B/s",
+    "slow_readers": "case 35: clients read 500 streams at 1 B/s, 100 never",
+    "slow_heads": "case 36: 2,000 request heads and 2,000 bodies, sent at 1 B/s",
     "idle": "case 36: 20,000 idle connections, or what fits",
     "connects": "case 37: 5,000 connects at once, every 5 s",
 }
-SETTLE_S = 2.0
+RATIOS_MAX = {"slow_readers": 1.2, "slow_heads": 1.2, "idle": 1.2, "connects": 1.5}
+SETTLE_S = 1.0
 """The pause after all clients have connected, and after all have disconnected."""
 COME_S_MAX = 60.0
 OURS, DIRECT = "ours", "direct"
 
 
 async def measure(place: Path, *, quick: bool) -> Figures:
-    """Return attacked_p99_ratio and attacked_added_ms_p99: the highest of the attacks' medians over all rounds."""
-    rounds, span_s = (2, 5) if quick else (5, 10)
+    """Return attack_NAME_p99_ratio, the median over all rounds, and the highest of them as attacked_p99_ratio."""
+    rounds, span_s = (3, 5) if quick else (9, 5)  # 5 s: one burst of the attack `connects`
     kit.title(
         f"attacks: {PER_S} requests a second during attacks of hostile clients, {rounds} rounds of {span_s} s each"
     )
@@ -53,11 +55,12 @@ async def measure(place: Path, *, quick: bool) -> Figures:
         for name in ("t", attackers.FLOOD):
             await one.model_ready(name, key("a"))
         urls = {OURS: one.url, DIRECT: f"http://{engine.address(place)}"}
-        for _ in range(rounds):
-            for name, p99_ms in runs.items():
+        for number in range(rounds):
+            first = number % len(runs)
+            for name in [*runs, *runs][first : first + len(runs)]:
                 async with _attack(name, one.url, place / "attackers.log") as counts:
                     for side, found in (await _p99_ms(urls, span_s)).items():
-                        p99_ms[side].append(found)
+                        runs[name][side].append(found)
                 counts_by_attack[name] = counts
     return _report(runs, counts_by_attack)
 
@@ -94,7 +97,8 @@ def _report(runs: dict[str, dict[str, list[float]]], counts_by_attack: dict[str,
     """Print the table and return the figures."""
     say("ratio: the p99 relative to that without an attack; direct: of requests that are sent directly to the engine")
     say(f"{'attack':<60} {'held':>6} {'cut':>6} {'p99 ms':<22} {'ratio':<20} {'added ms':<22} direct, ratio")
-    ratios, added = list[float](), list[float]()
+    figures: Figures = {}
+    added = list[float]()
     for name, p99_ms in runs.items():
         of_peace = {
             side: [mine / calm for mine, calm in zip(values, runs[PEACE][side], strict=True)]
@@ -102,7 +106,7 @@ def _report(runs: dict[str, dict[str, list[float]]], counts_by_attack: dict[str,
         }
         more_ms = [mine - calm for mine, calm in zip(p99_ms[OURS], runs[PEACE][OURS], strict=True)]
         if name != PEACE:
-            ratios.append(statistics.median(of_peace[OURS]))
+            figures[f"attack_{name}_p99_ratio"] = statistics.median(of_peace[OURS])
             added.append(statistics.median(more_ms))
         counts = counts_by_attack[name]
         say(
@@ -110,5 +114,6 @@ def _report(runs: dict[str, dict[str, list[float]]], counts_by_attack: dict[str,
             f" {spread(p99_ms[OURS], 2):<22} {spread(of_peace[OURS], 2):<20} {spread(more_ms, 2):<22}"
             f" {spread(of_peace[DIRECT], 2)}"
         )
-    say(f"worst attack: p99 {max(ratios):.2f} times that without an attack (at most 1.05), {max(added):.2f} ms more")
-    return {"attacked_p99_ratio": max(ratios), "attacked_added_ms_p99": max(added)}
+    worst = max(value for value in figures.values() if value is not None)
+    say("at most: " + ", ".join(f"{name} {limit}" for name, limit in RATIOS_MAX.items()))
+    return figures | {"attacked_p99_ratio": worst, "attacked_added_ms_p99": max(added)}

@@ -158,8 +158,7 @@ async def timeouts(place: Path, *, quick: bool) -> Figures:
     """Return asked_twice: requests of which an engine received more than one copy."""
     del quick
     kit.title(f"timeouts: {REQUESTS} streams and {REQUESTS} other requests per side to engines that do not respond")
-    limits = {"firstByteSecondsMax": ENGINE_S, "responseSecondsMax": ENGINE_S}
-    model = engine.document(place, "silent", slots=64, **limits)
+    model = engine.document(place, "silent", slots=64, firstByteSecondsMax=ENGINE_S, responseSecondsMax=ENGINE_S)
     cast("dict[str, object]", model["spec"])["replicas"] = {"min": 2, "max": 2}
     statuses: Counter[str] = Counter()
     async with kit.serving(place / "serve", [settings(stream={"keepaliveSeconds": 0}), tenant("a"), model]) as one:

@@ -17,6 +17,8 @@ KEYS = (
     "blast_ratio_nginx", "kib_per_waiting", "added_ms_p50", "added_ms_p99", "stall_cpu_ms_max", "small_added_ms_p99",
     "close_ms_p99", "refusal_ms_p99", "rss_growth_mib", "overload_goodput",
     "attacked_p99_ratio", "attacked_added_ms_p99",
+    "attack_connects_p99_ratio", "attack_slow_readers_p99_ratio", "attack_slow_heads_p99_ratio",
+    "attack_idle_p99_ratio",
 )  # fmt: skip
 """The keys of the last line. The keys of a part that was not selected are null."""
 

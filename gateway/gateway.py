@@ -12,6 +12,7 @@ import asyncio
 import resource
 import ssl
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 
 from autoscaler.contract import (
@@ -57,6 +58,12 @@ PARKED_SHARE = 0.5
 DESCRIPTORS_RESERVED = 8
 """File descriptors that client connections leave free: links to autoscalers that connect again, and saved snapshots."""
 CALLS_SWEEP_S, CONNECTIONS_SWEEP_S, POOLS_SWEEP_S = 0.2, 0.5, 1.0
+SWEPT_A_TURN = 256
+"""Connections whose timeouts are checked in one event loop iteration: about 0.1 ms."""
+CLOSED_A_TURN = 8
+"""Connections without a request that are closed in one event loop iteration after their clients have disconnected:
+about 0.2 ms. Without a limit, 5,000 clients that disconnected at once delayed other requests by up to 14 ms.
+"""
 
 _DEFAULT_LIMITS = Limits()
 
@@ -92,6 +99,10 @@ class Gateway(GatewayContext):
         self.own_descriptors = 0
         """File descriptors that this process has open without a client."""
         self._waste: list[ChunkedBody] = []
+        self._left: deque[Connection] = deque()
+        """Connections to close, because their clients have disconnected."""
+        self._unswept: list[Connection] = []
+        """Connections whose timeouts are still to be checked in the current sweep."""
         self._swept_calls_s = self._swept_connections_s = self._swept_pools_s = 0.0
         self._heard_s: float | None = None
         self.informed = asyncio.Event()
@@ -209,9 +220,22 @@ class Gateway(GatewayContext):
     def closed(self, connection: Connection) -> None:
         """Remove a client connection."""
         self._connections.discard(connection)
+        self.paused.discard(connection)
         self.discount(connection.address)
         if self.closing:
             self._quiet.set()
+
+    def close_soon(self, connection: Connection) -> None:
+        """Close a connection whose client has disconnected and has no request; a few in each loop iteration."""
+        if not self._left:
+            asyncio.get_running_loop().call_soon(self._close_left)
+        self._left.append(connection)
+
+    def _close_left(self) -> None:
+        for _ in range(min(CLOSED_A_TURN, len(self._left))):
+            self._left.popleft().hang_up()
+        if self._left:
+            asyncio.get_running_loop().call_soon(self._close_left)
 
     def count(self, address: str) -> bool:
         """Count one more connection of an address; False if the address or all clients together have too many.
@@ -331,22 +355,35 @@ class Gateway(GatewayContext):
         if now_s - self._swept_connections_s >= CONNECTIONS_SWEEP_S:
             self._swept_connections_s = now_s
             self._weigh()
-            for connection in tuple(self._connections):
-                try:
-                    connection.sweep(now_s)
-                except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
-                    reraise_memory_error(error)
-                    fault_containment.report_fault(None, "client connection", describe_error(error))
-                    connection.let_go()
-            self.room.looked()
+            if not self._unswept:  # else the last sweep continues
+                self._unswept = [*self._connections]
+                self._sweep_connections()
         if now_s - self._swept_pools_s >= POOLS_SWEEP_S:
             self._swept_pools_s = now_s
             self.upstreams.sweep()
         self.telemetry.flush()
 
+    def _sweep_connections(self) -> None:
+        """Check the timeouts of some connections, and of the others in the next loop iterations."""
+        now_s = self.clock()
+        for _ in range(min(SWEPT_A_TURN, len(self._unswept))):
+            connection = self._unswept.pop()
+            if connection not in self._connections:
+                continue
+            try:
+                connection.sweep(now_s)
+            except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
+                reraise_memory_error(error)
+                fault_containment.report_fault(None, "client connection", describe_error(error))
+                connection.let_go()
+        if self._unswept:
+            asyncio.get_running_loop().call_soon(self._sweep_connections)
+        else:
+            self.room.looked()
+
     def _weigh(self) -> None:
         """Update the memory pressure."""
-        bodies = self.room.held_bytes + self.dispatch.parked.bytes + sum(one.backlog() for one in self._connections)
+        bodies = self.room.held_bytes + self.dispatch.parked.bytes + sum(one.backlog() for one in self.paused)
         counted = 2 * (bodies + len(self._calls) * CALL_BYTES + len(self._connections) * CONNECTION_BYTES)
         self.dispatch.pressure = self._scale.weigh(self.clock(), counted, self.dispatch.pressure)
 

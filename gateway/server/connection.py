@@ -73,8 +73,16 @@ class Connection(BodyIntake):
         else:
             self._wait_for_more()
 
-    def eof_received(self) -> None:
-        """The client disconnected; a half-close counts as well."""
+    def eof_received(self) -> bool:
+        """The client disconnected; a half-close counts as well. True: the transport stays open until `hang_up`."""
+        if self.proxied_call is None and self.unsent is None:
+            self._gateway.close_soon(self)
+            return True
+        self.hang_up()
+        return False
+
+    def hang_up(self) -> None:
+        """Close after the client has disconnected; its request is abandoned."""
         self._left()
         self._close()
 
@@ -90,6 +98,7 @@ class Connection(BodyIntake):
 
     def _fell_behind(self) -> None:
         self._since_s = self._gateway.clock()
+        self._gateway.paused.add(self)
         if self.proxied_call is not None:
             self.proxied_call.pause()
         else:
@@ -97,6 +106,7 @@ class Connection(BodyIntake):
             self._stop_reading()  # read no further requests until it reads its responses
 
     def _caught_up(self) -> None:
+        self._gateway.paused.discard(self)
         if self.proxied_call is not None:
             self.proxied_call.resume()
         elif not self._lingers and not self._serving:

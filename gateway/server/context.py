@@ -45,6 +45,8 @@ class GatewayContext:
         self.upstreams = upstreams
         self.telemetry = telemetry
         self.closing = False
+        self.paused: set[Connection] = set()
+        """Connections whose clients do not keep up."""
 
     def make_id(self) -> str:
         """Create a request id."""
@@ -64,6 +66,10 @@ class GatewayContext:
 
     def closed(self, connection: Connection) -> None:
         """Remove a client connection."""
+        raise NotImplementedError
+
+    def close_soon(self, connection: Connection) -> None:
+        """Close a connection without a request whose client has disconnected."""
         raise NotImplementedError
 
     def count(self, address: str) -> bool:

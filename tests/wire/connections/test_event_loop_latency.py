@@ -5,6 +5,7 @@ Other requests are not delayed.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable
 from contextvars import Context
@@ -12,6 +13,7 @@ from typing import TypeVar
 
 import pytest
 
+from gateway import gateway
 from gateway.http.response_reader import STEP_BYTES
 from gateway.upstream.connection import EngineConnection
 from tests.support.fakes.engines.scripted_engine import (
@@ -23,7 +25,7 @@ from tests.support.fakes.engines.scripted_engine import (
     ScriptedEngine,
     chunk,
 )
-from tests.support.harness.gateway.gateway_rig import Client, rig
+from tests.support.harness.gateway.gateway_rig import Client, Rig, rig
 from tests.support.net.large_requests import HOSTILE, post
 
 T = TypeVar("T")
@@ -172,3 +174,42 @@ async def test_no_event_loop_callback_for_a_hostile_body_exceeds_its_time_limit(
         server.close()
     print(f"{name}: {clock.longest_s * 1e3:.2f} ms")
     assert 0 < clock.longest_s < CALLBACK_S_MAX
+
+
+async def longest_step(one: Rig) -> int:
+    """The most connections that the gateway closed in one loop iteration, until all are closed."""
+    longest, before = 0, len(one.front._connections)
+    async with asyncio.timeout(60):
+        while before:
+            await asyncio.sleep(0)
+            longest, before = max(longest, before - len(one.front._connections)), len(one.front._connections)
+    return longest
+
+
+async def test_clients_that_disconnect_at_once_are_closed_in_steps() -> None:
+    async with rig() as one:
+        clients = [await one.client() for _ in range(5 * gateway.CLOSED_A_TURN)]
+        async with asyncio.timeout(60):
+            while len(one.front._connections) < len(clients):
+                await asyncio.sleep(0)
+        for client in clients:
+            client.leave()
+        assert 0 < await longest_step(one) <= gateway.CLOSED_A_TURN
+
+
+async def test_timeouts_of_many_connections_are_checked_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway, "SWEPT_A_TURN", 2)
+    async with rig() as one:
+        one.front._swept_connections_s = math.inf
+        for _ in range(9):
+            await one.client()
+        async with asyncio.timeout(60):
+            while len(one.front._connections) < 9:
+                await asyncio.sleep(0)
+        one.front._swept_connections_s = 0.0
+        one.front.sweep(one.front.clock())
+        one.front._swept_connections_s = math.inf
+        assert len(one.front._unswept) == 7, "two are checked at once"
+        for left in (5, 3, 1, 0):
+            await asyncio.sleep(0)
+            assert len(one.front._unswept) == left
