@@ -15,7 +15,7 @@ import pytest
 
 from autoscaler.kubernetes.api import Object
 from autoscaler.spec.installation_ownership import INSTALLATION
-from bench import attacks, capacity, clusterinstallations, engine, fabric, upstream, wrk
+from bench import attacks, capacity, clients, clusterinstallations, engine, fabric, upstream, wrk
 from bench.attackers import Crowd, Habit, attack, dribble, sip
 from bench.calls import RATIOS
 from bench.closedloop import Caller, Tally
@@ -97,6 +97,24 @@ def test_engine_sends_the_requested_chunks_and_usage_on_request(tmp_path: Path) 
         connection.connection_made(wire)
         connection.data_received(head % len(ask) + ask)
         assert wire.sent == engine.HEAD + engine.CHUNK * CHUNKS + engine.FINISH + usage + engine.END
+
+
+def test_delays_of_stamped_tokens_are_read_however_the_stream_is_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection, wire = engine.Connection(engine.Engine(tmp_path, "stamped", 1)), Wire()
+    connection.connection_made(wire)
+    ask = b'{"max_tokens":2}'
+    connection.data_received(b"POST / HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(ask) + ask)
+    monkeypatch.setattr("bench.engine.time.monotonic", lambda: 100.25)
+    connection.say()
+    connection.say()
+    monkeypatch.setattr("bench.engine.time.monotonic", lambda: 100.5)
+    for at in range(len(wire.sent) + 1):
+        stream = clients.Arrivals(b"")
+        for piece in (wire.sent[:at], wire.sent[at:]):
+            stream.data_received(piece)
+        assert stream.delays_ms == [250.0, 250.0], at
 
 
 def test_benchmark_engine_records_the_end_of_a_disconnected_request(tmp_path: Path) -> None:
@@ -278,6 +296,11 @@ async def test_attacking_clients_connect_at_their_rate_and_again_after_a_close()
         await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)
 
 
+def test_each_attack_has_a_limit_and_a_figure() -> None:
+    assert attacks.RATIOS_MAX.keys() == attacks.ATTACKS.keys()
+    assert {f"attack_{name}_p99_ratio" for name in attacks.ATTACKS} == set(ATTACK_KEYS)
+
+
 def test_each_attack_scaled_to_10000_files_opens_at_most_8000_connections() -> None:
     for name in attacks.ATTACKS:
         habits, per_s = attack(name, "http://127.0.0.1:1", 10_000)
@@ -318,8 +341,11 @@ async def test_throughput_is_measured_by_the_built_in_client_if_wrk_is_absent(
     assert found.bad == 0
 
 
-@pytest.mark.parametrize("keys", [fabric.KEYS, capacity.KEYS])
-def test_every_capacity_benchmark_figure_is_named_on_the_interfaces_page(keys: tuple[str, ...]) -> None:
+ATTACK_KEYS = tuple(key for key in KEYS if key.startswith("attack_"))
+
+
+@pytest.mark.parametrize("keys", [fabric.KEYS, capacity.KEYS, clients.KEYS, ATTACK_KEYS])
+def test_every_benchmark_figure_with_a_description_is_named_on_the_interfaces_page(keys: tuple[str, ...]) -> None:
     page = (ROOT / "docs" / "development" / "interfaces.md").read_text()
     assert not [key for key in keys if f"`{key}`" not in page]
 

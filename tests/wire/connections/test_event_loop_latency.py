@@ -197,8 +197,13 @@ async def test_clients_that_disconnect_at_once_are_closed_in_steps() -> None:
         assert 0 < await longest_step(one) <= gateway.CLOSED_A_TURN
 
 
-async def test_timeouts_of_many_connections_are_checked_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway, "SWEPT_A_TURN", 2)
+@pytest.mark.parametrize(("connections", "seconds", "steps"), [(2, 60.0, (7, 5, 3, 1, 0)), (256, -1.0, (8, 7, 6))])
+async def test_timeouts_of_many_connections_are_checked_in_steps(
+    connections: int, seconds: float, steps: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step is limited by the number of connections, and by its time."""
+    monkeypatch.setattr(gateway, "SWEPT_A_TURN", connections)
+    monkeypatch.setattr(gateway, "SWEEP_S_A_TURN", seconds)
     async with rig() as one:
         one.front._swept_connections_s = math.inf
         for _ in range(9):
@@ -209,7 +214,6 @@ async def test_timeouts_of_many_connections_are_checked_in_steps(monkeypatch: py
         one.front._swept_connections_s = 0.0
         one.front.sweep(one.front.clock())
         one.front._swept_connections_s = math.inf
-        assert len(one.front._unswept) == 7, "two are checked at once"
-        for left in (5, 3, 1, 0):
-            await asyncio.sleep(0)
+        for left in steps:
             assert len(one.front._unswept) == left
+            await asyncio.sleep(0)

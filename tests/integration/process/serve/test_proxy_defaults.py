@@ -41,6 +41,8 @@ LONGER_S = 1.5 * TIMEOUT_S
 KEPT_ALIVE = re.compile(rb"(: waiting, position \d+(, about \d+ s)?\n)*(: keepalive\n)*")
 """Comments of the gateway: each ends with one line end."""
 RELEASED_S_MAX = 60.0
+HELD_S = 0.15
+"""The kernel holds data for 0.2 s if a proxy announces more (MSG_MORE), as HAProxy does without http-no-delay."""
 
 T = TypeVar("T")
 
@@ -103,9 +105,13 @@ async def test_each_token_passes_a_default_proxy_before_the_next_is_generated(tm
         client.call(stream=True)
         engine.release.set()
         assert (await client.head())[0] == 200
+        took_s, begun_s = list[float](), time.monotonic()
         for number in range(len(tokens)):
             await content(client, b"token%d" % number)
+            took_s.append(time.monotonic() - begun_s)
+            begun_s = time.monotonic()
             engine.release.set()
+        assert min(took_s[1:]) < HELD_S, "no token waits for more data"
         assert (await client.chunks()).endswith(b"data: [DONE]\n\n")
 
 
