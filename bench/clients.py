@@ -8,7 +8,7 @@ Runs all parts, or those named on the command line; the last line is one JSON ob
   delay of the same token of the paired direct stream).
 * `timeouts`: requests that engines received twice after a timeout of the gateway or of a proxy in front of it.
 * `forms`: forms of ten client libraries that the gateway reads differently from two other parsers.
-* `cells`: the pairs of client and behaviour that `make test-clients` recorded in MATRIX.
+* `cells`: the pairs of client and behaviour that the tests of the client matrix recorded in MATRIX.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ KEYS = (
     "client_cells_passed", "client_cells_limited", "client_cells_failed",
 )  # fmt: skip
 MATRIX = ROOT / "build" / "client-matrix.json"
-"""Written by `make test-clients`: an object with the numbers `passed`, `limited` and `failed`."""
+"""Written by the tests of the client matrix: an object with the numbers `passed`, `limited` and `failed`."""
 EVERY_MS = 50
 STREAMS = 4
 """Streams of each side in a round."""
@@ -207,11 +207,11 @@ async def forms(place: Path, *, quick: bool) -> Figures:
 
 
 async def cells(place: Path, *, quick: bool) -> Figures:
-    """Return client_cells_*, null before `make test-clients`."""
+    """Return client_cells_*, null without MATRIX."""
     del place, quick
     kit.title("cells: pairs of client and behaviour")
     if not MATRIX.exists():
-        say("omitted: run `make test-clients` first")
+        say(f"omitted: the tests of the client matrix have not written {MATRIX.relative_to(ROOT)}")
         return {}
     matrix = json.loads(MATRIX.read_text())
     say(f"{matrix['passed']} pass, {matrix['limited']} are limited by the client, {matrix['failed']} fail")
