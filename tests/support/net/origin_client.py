@@ -175,11 +175,18 @@ def running_proxy(name: str, folder: Path, config: str) -> Iterator[subprocess.P
     path.write_text(config)
     command = [program(name) or name, *(argument.format(folder=folder, config=path) for argument in ARGUMENTS[name])]
     environment = os.environ | {"HOME": str(folder)}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+    output = folder / f"{name}.log"
+    try:
+        with (
+            output.open("wb") as log,
+            subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=log) as process,
+        ):
+            try:
+                yield process
+            finally:
+                process.kill()
+    finally:
+        print(output.read_text(errors="replace"))  # pytest shows it if the test fails
 
 
 @contextmanager
