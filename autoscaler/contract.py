@@ -94,6 +94,56 @@ class AdapterEntry(Message, frozen=True):
     """The value of `lora` in the request body, as JSON. Empty: it is not set."""
 
 
+RESERVED_MEMBERS = frozenset(
+    {
+        "model", "messages", "prompt", "input", "file", "image", "stream", "stream_options", "cache_salt", "api_base",
+        "base_url", "lora_path", "lora", "bootstrap_host", "bootstrap_port", "bootstrap_room", "kv_transfer_params",
+        "ec_transfer_params", "routed_dp_rank", "disagg_prefill_dp_rank", "data_parallel_rank", "id_slot", "slot_id",
+        "extra_key", "session_params", "rid",
+    }
+)  # fmt: skip
+"""Members of request bodies that no policy may change: the content, and members that a gateway reads, sets or rejects.
+"""
+TOKEN_LIMITS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens", "num_predict", "n_predict"})
+"""Members with the maximum number of generated tokens in the APIs of engines."""
+_SAME_MEMBERS = (
+    TOKEN_LIMITS,
+    frozenset({"n", "best_of", "n_cmpl"}),
+    frozenset({"repetition_penalty", "repeat_penalty"}),
+)
+
+
+def same_members(name: str) -> frozenset[str]:
+    """Return the members of request bodies that have the same meaning as `name`, including itself. A rule of a policy
+    applies to all of them.
+    """
+    return next((names for names in _SAME_MEMBERS if name in names), frozenset({name}))
+
+
+class PolicyCheck(Message, frozen=True):
+    """An external HTTP check of requests or answers."""
+
+    url: str
+    timeout_s: float = 5.0
+    fail_open: bool = False
+    """Whether a failed check counts as passed."""
+    rejects_streams: bool = False
+    """For checks of answers: whether requests for a stream are rejected. Otherwise they are not checked."""
+
+
+class PolicyEntry(Message, frozen=True):
+    """The request policy of a Model or Tenant. Values of members are JSON texts."""
+
+    defaults: dict[str, str] = {}
+    forced: dict[str, str] = {}
+    caps: dict[str, float] = {}
+    removed: tuple[str, ...] = ()
+    forced_by_name: dict[str, dict[str, str]] = {}
+    """Requested name of the Model -> values that override those in `forced`."""
+    request_check: PolicyCheck | None = None
+    answer_check: PolicyCheck | None = None
+
+
 class ModelEntry(Message, frozen=True):
     """The properties of a Model that a gateway needs, whether or not a replica of it runs."""
 
@@ -123,6 +173,7 @@ class ModelEntry(Message, frozen=True):
     """Whether the gateway may request the token usage of streams with `stream_options`."""
     queue: QueueLimits = QueueLimits()
     clocks: Clocks = Clocks()
+    policy: PolicyEntry | None = None
 
 
 class KeyEntry(Message, frozen=True):
@@ -144,6 +195,7 @@ class TenantEntry(Message, frozen=True):
     models: tuple[str, ...] | None = None
     weight: float = 1.0
     priority_max: int = 0
+    policy: PolicyEntry | None = None
 
 
 class FrontSettings(Message, frozen=True):
@@ -159,6 +211,10 @@ class FrontSettings(Message, frozen=True):
     """Whether the list of models contains aliases."""
     default_model: str = ""
     """The name of the Model for requests that name none. Empty: they are rejected."""
+    check_hosts: tuple[str, ...] = ()
+    """Hosts of external checks that may have any address."""
+    service_networks: tuple[str, ...] = ()
+    """Networks of cluster services, which external checks may not use. Empty: unknown."""
 
 
 class CatalogueDelta(Message, frozen=True):

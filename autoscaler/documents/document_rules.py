@@ -29,6 +29,7 @@ from autoscaler.spec.installation_ownership import TITLE, TITLE_WANTED
 from autoscaler.spec.model import Model, ModelSpec, ReplicaRange, ReplicaWindow
 from autoscaler.spec.name_conflicts import ALIAS, ALIAS_WANTED, NAME, NAME_CHARS_MAX, check_alias, check_name
 from autoscaler.spec.pod import EnvSource, check_labels, check_object_name, check_pod, check_resources, check_source
+from autoscaler.spec.policy import check_policy, is_address, is_network
 from autoscaler.spec.settings import NodeKind, Settings, Signatures, Tls
 from autoscaler.spec.tenant import TenantSpec, unix_seconds
 
@@ -244,6 +245,7 @@ def check_model(spec: ModelSpec) -> None:
             raise WrongKeyError(("spec", "gpu", "models", position), PRODUCT_WANTED)
     check_resources(spec.resources, ("spec", "resources"))
     check_pod(spec.pod, ("spec", "pod"))
+    check_policy(spec.policy, ("spec", "policy"))
     _check_devices(spec)
     for key, label in (("spread", spec.spread), ("near", spec.near)):
         if label is not None:
@@ -386,6 +388,7 @@ def _check_unsized(spec: ModelSpec, key: str) -> None:
 
 def check_tenant(spec: TenantSpec) -> None:
     """Check the spec of a Tenant. Raises WrongKeyError."""
+    check_policy(spec.policy, ("spec", "policy"))
     for position, key in enumerate(spec.keys):
         for name, value in (("createdAt", key.created_at), ("expiresAt", key.expires_at)):
             try:
@@ -426,6 +429,14 @@ def check_settings(settings: Settings) -> None:
     for position, origin in enumerate(settings.cors.origins):
         if not ORIGIN.fullmatch(origin):
             raise WrongKeyError(("cors", "origins", position), ORIGIN_WANTED)
+    for position, host in enumerate(settings.checks.hosts):
+        if not _is_host(host.removesuffix(".")) and not is_address(host):
+            raise WrongKeyError(
+                ("checks", "hosts", position), "expected a host name or address, without scheme, port and path"
+            )
+    for position, network in enumerate(settings.checks.service_networks):
+        if not is_network(network):
+            raise WrongKeyError(("checks", "serviceNetworks", position), "expected a network such as 10.96.0.0/12")
     check_pod(settings.pod, ("pod",))
     seen: set[str] = set()
     for position, device in enumerate(settings.devices):

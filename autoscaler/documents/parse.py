@@ -43,6 +43,7 @@ from autoscaler.spec.decode import Part, WrongKeyError, decode_value, format_pat
 from autoscaler.spec.engines import default_slots
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.spec.pod import API_VERSION
+from autoscaler.spec.policy import check_forced_names
 from autoscaler.spec.quantity import AUTO, Bytes, BytesOrAuto, format_bytes
 from autoscaler.spec.settings import Settings
 from autoscaler.spec.tenant import Tenant, TenantSpec
@@ -238,13 +239,15 @@ def _model(value: dict[str, object]) -> Model:
     check_model(spec)
     check_served_name(name, spec)
     check_own_names(name, spec)
-    return Model(
+    model = Model(
         name=ModelName(name),
         spec=spec,
         namespace=document.metadata.namespace,
         memory_bytes=int(spec.gpu.memory_bytes or 0),
         slots=spec.slots or default_slots(spec.engine),
     )
+    check_forced_names(spec.policy, (*model.names(), *model.adapter_names()), ("spec", "policy"))
+    return model
 
 
 def _tenant(value: dict[str, object]) -> Tenant:

@@ -1,7 +1,7 @@
 """The spec of the stand-in of a Model whose document raises an unexpected exception when it is decoded. Pure.
 
-It has the document's engine, names, Tenants, queue limits and installation, as far as they are valid: what a gateway
-needs to reject a request, or to pass it to a ready replica.
+It has the document's engine, names, Tenants, queue limits, policy and installation, as far as they are valid: what a
+gateway needs to reject a request, or to pass it to a ready replica.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from autoscaler.spec.decode import WrongKeyError, decode_value
 from autoscaler.spec.engines import ENGINES
 from autoscaler.spec.model import Adapter, EngineName, ModelSpec, Queue
 from autoscaler.spec.name_conflicts import check_alias
+from autoscaler.spec.policy import ModelPolicy, check_policy
 
 NO_SPEC = ModelSpec(engine="command")
 """The spec of a stand-in about whose engine and names nothing is known."""
@@ -45,9 +46,11 @@ def read_known_keys(document: Document) -> ModelSpec:
     spec, name = _read_spec(document), document["metadata"]["name"]
     said = spec.get("engine")
     engine = said if isinstance(said, str) and said in ENGINES else NO_SPEC.engine
+    policy = _read_policy(spec)
     known = ModelSpec(
         engine=cast("EngineName", engine),
-        tenants=_read_tenants(document),
+        tenants=() if policy is None else _read_tenants(document),
+        policy=policy or ModelPolicy(),
         queue=_read_queue(spec),
         installation=read_installation(document),
     )
@@ -69,6 +72,16 @@ def _read_queue(spec: Document) -> Queue:
         return decode_value(spec.get("queue", {}), Queue)
     except WrongKeyError:
         return Queue()
+
+
+def _read_policy(spec: Document) -> ModelPolicy | None:
+    """Read `spec.policy`. None: it is not valid, so that no Tenant may use the Model."""
+    try:
+        policy = decode_value(spec.get("policy", {}), ModelPolicy)
+        check_policy(policy, ("spec", "policy"))
+    except WrongKeyError:
+        return None
+    return policy
 
 
 def _read_aliases(spec: Document) -> tuple[str, ...]:

@@ -36,6 +36,7 @@ from autoscaler.fold.model_quarantine import list_quarantined_models
 from autoscaler.queries.start_phases import last_phases_ms
 from autoscaler.spec.engines import ENGINES, Adapters, fill_template, takes_stream_options
 from autoscaler.spec.model import Model
+from autoscaler.spec.policy import build_policy_entry
 from autoscaler.spec.settings import Settings
 from autoscaler.spec.tenant import Tenant, unix_seconds
 from autoscaler.state.actions import Unmet
@@ -74,6 +75,7 @@ def model_entry(model: Model) -> ModelEntry:
             first_byte_seconds_max=spec.first_byte_seconds_max,
             stall_seconds_max=spec.stall_seconds_max,
         ),
+        policy=build_policy_entry(spec.policy),
     )
 
 
@@ -115,6 +117,7 @@ def tenant_entry(tenant: Tenant) -> TenantEntry:
         models=tenant.spec.models,
         weight=tenant.spec.weight,
         priority_max=tenant.spec.priority_max,
+        policy=build_policy_entry(tenant.spec.policy),
     )
 
 
@@ -128,6 +131,8 @@ def front_settings(settings: Settings, tenants: Collection[Tenant]) -> FrontSett
         hosts=settings.hosts,
         lists_aliases=settings.models.list_aliases,
         default_model=settings.default_model or "",
+        check_hosts=settings.checks.hosts,
+        service_networks=settings.checks.service_networks,
     )
 
 

@@ -20,6 +20,7 @@ from autoscaler.documents.parse import to_plain_value
 from autoscaler.schema.cel_rules import RULES, Rule
 from autoscaler.schema.json_schema import SIZE
 from autoscaler.schema.pod_types import TYPES
+from autoscaler.spec.policy import MEMBERS_MAX, VALUE_DEPTH_MAX
 from autoscaler.spec.quantity import AUTO, BytesOrAuto
 
 Schema = dict[str, object]
@@ -110,6 +111,8 @@ class Structural:
                 return self._schema(info.type)
             case inspect.StructType():
                 return self.part(info)
+            case inspect.CustomType() if info.cls is object:
+                return _json_value(VALUE_DEPTH_MAX)
             case inspect.CustomType():
                 return dict(QUANTITY_OR_AUTO if info.cls is BytesOrAuto else QUANTITY)
             case inspect.UnionType():
@@ -166,6 +169,20 @@ def _text_or(part: Schema) -> Schema:
     bounds: Schema = {"maxLength": TEXT_CHARS_MAX, "maxItems": 0, "maxProperties": len(properties)}
     required: Schema = {"required": list(properties), "properties": properties}  # leaves no room for other keys
     return {"x-kubernetes-preserve-unknown-fields": True, **bounds, **required}
+
+
+def _json_value(depth: int) -> Schema:
+    """The schema of any JSON value with at most `depth` nested lists and maps. It cannot state a `type`."""
+    bounds: Schema = {"maxLength": TEXT_CHARS_MAX, "maxItems": 0, "maxProperties": 0}
+    if depth:
+        nested = _json_value(depth - 1)
+        bounds |= {
+            "maxItems": MEMBERS_MAX,
+            "maxProperties": MEMBERS_MAX,
+            "items": nested,
+            "additionalProperties": nested,
+        }
+    return {"x-kubernetes-preserve-unknown-fields": True, **bounds}
 
 
 def _kubernetes(name: str) -> Schema:

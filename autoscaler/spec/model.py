@@ -19,6 +19,7 @@ from autoscaler.contract import ModelName, TenantName
 from autoscaler.spec.artifact_name import normalize_artifact
 from autoscaler.spec.decode import Part
 from autoscaler.spec.pod import EnvSource, Pod, Resources
+from autoscaler.spec.policy import ModelPolicy
 from autoscaler.spec.quantity import Bytes, BytesOrAuto
 
 Seconds = Annotated[float, Meta(ge=0, le=31_536_000)]
@@ -207,6 +208,8 @@ class ModelSpec(Part, frozen=True):
     """Whether the Model is stopped. Requests get 503."""
     unlisted: bool = False
     """Whether `GET /v1/models` omits the Model. Clients can still use it."""
+    policy: ModelPolicy = ModelPolicy()
+    """Changes to the members of request bodies, and external checks."""
     installation: str | None = None
     """The installation (NAMESPACE/LEASE) that serves the Model. None: the installation that holds the Lease of the
     namespace.

@@ -127,6 +127,17 @@ class ModelList(Part, frozen=True):
     """Whether the list contains aliases too."""
 
 
+class ExternalChecks(Part, frozen=True):
+    """Addresses that external checks of request policies may use."""
+
+    hosts: tuple[str, ...] = ()
+    """Hosts in URLs of checks that may have any address, also on loopback or of a service of the cluster."""
+    service_networks: tuple[str, ...] = ()
+    """Networks of the cluster's services, for example `10.96.0.0/12`. Checks may not use them. Empty: in a cluster,
+    checks may use no private address.
+    """
+
+
 class Stream(Part, frozen=True):
     """Options of streamed responses that wait."""
 
@@ -252,6 +263,8 @@ class Settings(Part, frozen=True):
     """Options of the list of Models."""
     default_model: str | None = None
     """The name or alias of the Model for requests that name none. None: such requests are rejected."""
+    checks: ExternalChecks = ExternalChecks()
+    """Addresses that external checks of request policies may use."""
     devices: tuple[DeclaredDevice, ...] = ()
     """Devices that are declared by hand. If there are any, NVML is not used."""
     nodes: tuple[NodeKind, ...] = ()

@@ -16,6 +16,7 @@ from msgspec import Meta, field
 from autoscaler.contract import TenantName
 from autoscaler.spec.decode import Part
 from autoscaler.spec.model import Priority
+from autoscaler.spec.policy import RequestPolicy
 
 
 class Key(Part, frozen=True):
@@ -44,6 +45,8 @@ class TenantSpec(Part, frozen=True):
     """Globs over the names of Models that the Tenant may use. None: every Model that does not list Tenants."""
     priority_max: Priority = 0
     """The highest priority that a request can set with `X-Priority`."""
+    policy: RequestPolicy = RequestPolicy()
+    """Changes to the members of request bodies, and external checks, in addition to those of the Model."""
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):

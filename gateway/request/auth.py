@@ -22,6 +22,7 @@ from autoscaler.contract import (
     TenantName,
 )
 from gateway.errors import ambiguous_api_keys, invalid_api_key
+from gateway.policy.request_policy import Policies, build_policies
 from gateway.request.model_names import ModelNames
 
 SALTS_MAX = 10_000
@@ -38,6 +39,10 @@ class Directory:
     def __init__(self) -> None:
         self.names = ModelNames()
         self.settings = FrontSettings()
+        self.policies: Policies | None = None
+        """None if no Model and no Tenant has a request policy."""
+        self.watched = frozenset[str]()
+        """Members of request bodies that some policy may change."""
         self.known = False
         """The catalogue has arrived. Before, requests cannot be authenticated."""
         self._version = (0, 0)
@@ -89,7 +94,9 @@ class Directory:
         return found
 
     def _index(self) -> dict[ModelName, Exception]:
-        """Derive keys and names."""
+        """Derive keys, names and policies."""
+        self.policies = build_policies(self._models.values(), self._tenants.values())
+        self.watched = frozenset() if self.policies is None else self.policies.members
         self._default = self._tenants.get(DEFAULT_TENANT, TenantEntry(name=DEFAULT_TENANT))
         self._keys = {
             key.sha256: (math.inf if key.expires_unix_s is None else key.expires_unix_s, tenant)

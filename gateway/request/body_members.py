@@ -8,6 +8,7 @@ where many tiny members would make it slow. Messages are never inspected, and no
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 import msgspec
 from msgspec import Raw
@@ -15,6 +16,7 @@ from msgspec import Raw
 from gateway.errors import CallError, invalid_request, unsupported_media_type
 from gateway.http.body_buffers import Body, ChunkedBody, StreamingBody, copy_range
 from gateway.http.json_structs import LargeMembers
+from gateway.policy.request_policy import Policy
 from gateway.request import forbidden_fields, media_types
 from gateway.request.api_routes import Operation
 from gateway.request.json_scanner import MEMBERS_MAX, JsonScan
@@ -56,6 +58,7 @@ _MEMBERS = msgspec.json.Decoder(dict[str, Raw])
 _LARGE = msgspec.json.Decoder(LargeMembers)
 _TEXT = msgspec.json.Decoder(str)
 _USAGE = frozenset({"include_usage"})
+_UNWATCHED = frozenset[str]()
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 """Some clients write it before JSON. Parsers differ on it, so engines never get it."""
 _BEGIN_BYTES = 4 << 10
@@ -67,19 +70,20 @@ _MEMBER = re.compile(rb'[ \t\r\n]*("(?:[^"\\]++|\\.)*+")[ \t\r\n]*:[ \t\r\n]*')
 _MEMBER_END = re.compile(rb"[ \t\r\n]*([,}])")
 
 
-def start_scan(operation: Operation, pieces: ChunkedBody, content_type: bytes) -> None:
-    """Start reading a large body while it arrives."""
+def start_scan(operation: Operation, pieces: ChunkedBody, content_type: bytes, watched: frozenset[str]) -> None:
+    """Start reading a large body while it arrives. `watched`: members that a policy may change."""
     if not media_types.is_form(content_type):
-        pieces.scan = JsonScan(pieces.parts)
+        pieces.scan = JsonScan(pieces.parts, watched)
     elif operation.multipart:
         scan_multipart(pieces, content_type)
 
 
-def read_body(
-    operation: Operation, body: Body, content_type: bytes, header_model: str | None = None, default_model: str = ""
-) -> Peek | Form:
+def read_body(  # noqa: PLR0917  one per request: keywords would cost more
+    operation: Operation, body: Body, content_type: bytes, header_model: str | None = None, default_model: str = "",
+    watched: frozenset[str] = _UNWATCHED,
+) -> Peek | Form:  # fmt: skip
     """Read a body: a form if the content type says so, otherwise JSON. `default_model` is used if the request names
-    none.
+    none. `watched`: members that a policy may change.
 
     Raises 415 for a form on a path that accepts none, and for a body that is neither a form nor called JSON nor an
     object; 400 if the body is malformed.
@@ -96,7 +100,9 @@ def read_body(
             raise unsupported_media_type()
     if isinstance(body, StreamingBody):
         raise TypeError("only a form is read while it is forwarded")
-    return read_json(body, path_model=operation.model, header_model=header_model, default_model=default_model)
+    return read_json(
+        body, path_model=operation.model, header_model=header_model, default_model=default_model, watched=watched
+    )
 
 
 def _begins_object(body: Body) -> bool:
@@ -106,25 +112,32 @@ def _begins_object(body: Body) -> bool:
 
 def edit_body(
     operation: Operation, peek: Peek | Form, served_name: str, cache_salt: str | None = None, lora: str = "",
-    *, include_usage: bool = True,
+    *, include_usage: bool = True, policy: Policy | None = None,
 ) -> Body:  # fmt: skip
     """Return the body for the engine, with its model name, usage requested for streams if it can be, and a cache salt.
     The salt is set only if the engine supports it and the path allows it. `lora` selects adapters: raises 400 if the
-    path does not support that.
+    path does not support that. `policy` changes further members: raises 400 if it rejects one.
     """
     if lora and not operation.salted:
         raise invalid_request("this model has adapters, which its engine cannot select on this path", param="model")
     if isinstance(peek, Form):
-        return edit_multipart(peek, model=served_name)
+        return edit_multipart(peek, model=served_name, engine_path=operation.engine_path, policy=policy)
     salt = cache_salt if operation.salted else None
+    edits = None if policy is None else policy.edits(operation.engine_path, member_names(peek), peek.members)
     return edit_json(
-        peek, model=served_name, include_usage=include_usage and operation.usage, cache_salt=salt, lora=lora
+        peek, model=served_name, include_usage=include_usage and operation.usage, cache_salt=salt, lora=lora, more=edits
     )
+
+
+def member_names(peek: Peek) -> Collection[str]:
+    """Return the names of all top-level members."""
+    body = peek.body
+    return peek.members if isinstance(body, bytes) or not isinstance(body.scan, JsonScan) else body.scan.names
 
 
 def read_json(
     body: bytes | ChunkedBody, *, path_model: str | None = None, header_model: str | None = None,
-    default_model: str = "",
+    default_model: str = "", watched: frozenset[str] = _UNWATCHED,
 ) -> Peek:  # fmt: skip
     """Read `model`, `stream` and `stream_options.include_usage`. Raises CallError 400.
 
@@ -136,7 +149,7 @@ def read_json(
         members = _members(body)
         forbidden_fields.check_members(members, members)
     else:
-        members = _scanned(body)
+        members = _scanned(body, watched)
     raw = members.get("model")
     body_model = None if raw is None else _model(raw)
     model = chosen_model(body_model, path_model, header_model, default_model)
@@ -150,16 +163,17 @@ def read_json(
 
 
 def edit_json(
-    peek: Peek, *, model: str | None, include_usage: bool, cache_salt: str | None = None, lora: str = ""
-) -> Body:
+    peek: Peek, *, model: str | None, include_usage: bool, cache_salt: str | None = None, lora: str = "",
+    more: dict[str, bytes | None] | None = None,
+) -> Body:  # fmt: skip
     """Return the body with `model`, `cache_salt` and `lora` set, and usage requested if it streams.
 
-    Without a `cache_salt`, the client's is removed. The same object if nothing changes; otherwise the members are
-    joined again, with unchanged values.
+    `more`: other members to set or to remove (None). Without a `cache_salt`, the client's is removed. The same object
+    if nothing changes; otherwise the members are joined again, with unchanged values.
     """
     renamed = model is not None and model != peek.body_model
     asking = include_usage and peek.stream and not peek.wants_usage
-    edits: dict[str, bytes | None] = {}
+    edits: dict[str, bytes | None] = {} if more is None else more
     if renamed:
         edits["model"] = msgspec.json.encode(model)
     if asking:
@@ -181,9 +195,12 @@ def edit_json(
     return _join(edited)
 
 
-def _scanned(body: ChunkedBody) -> dict[str, Raw]:
-    """Return the members of a large body that the gateway reads."""
-    found = body.scan = body.scan if isinstance(body.scan, JsonScan) else JsonScan(body.parts)
+def _scanned(body: ChunkedBody, watched: frozenset[str]) -> dict[str, Raw]:
+    """Return the members of a large body that the gateway reads, and those that a policy may change."""
+    scan = body.scan
+    if not isinstance(scan, JsonScan) or not scan.recorded >= watched:  # a policy changed while the body arrived
+        scan = JsonScan(body.parts, watched)
+    found = body.scan = scan
     found.check(len(body))
     forbidden_fields.check_members(found.names, found.values)
     return {name: Raw(value) for name, value in found.values.items()}

@@ -99,14 +99,18 @@ def check_part(name: str) -> None:
 
 
 def resembles_known(text: bytes) -> bool:
-    """Return whether some parser could read one of the known names from this text in a part's head: by decoding,
-    trimming or unquoting it, or by ignoring its case.
+    """Return whether some parser could read one of the known names from this text in a part's head."""
+    return reduce_to_letters(text) in _LETTERS
+
+
+def reduce_to_letters(text: bytes) -> str:
+    """Return the letters and digits of a name in a part's head, decoded and in lower case. They are equal for all names
+    that some parser could read from the text: by decoding, trimming or unquoting it, or by ignoring its case.
     """
     plain = unescape(text)
     if b"=?" in text:  # as .NET writes a name that is not ASCII
         plain = _ENCODED_WORD.sub(_decode_word, plain)
-    letters = "".join(filter(str.isalnum, plain.decode("utf-8", "replace").casefold()))
-    return letters in _LETTERS
+    return "".join(filter(str.isalnum, plain.decode("utf-8", "replace").casefold()))
 
 
 def unescape(text: bytes) -> bytes:

@@ -55,11 +55,12 @@ _TEXT = msgspec.json.Decoder(str)
 
 
 _RECORDED = READ | SLOTS
+_NONE = frozenset[str]()
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class Member:
-    """Position of a member that the gateway reads."""
+    """Position of a member that is read or edited."""
 
     __slots__ = ("after", "before", "end", "start")
 
@@ -77,13 +78,17 @@ class JsonScan(Scan):
 
     __slots__ = (
         "_before", "_brace", "_checked", "_decoder", "_first", "_inside", "_member", "_name", "_near",
-        "_pending", "_size", "_stack", "_state", "begin", "members", "names", "values",
+        "_pending", "_size", "_stack", "_state", "begin", "members", "names", "recorded", "values",
     )  # fmt: skip
 
-    def __init__(self, parts: list[Part]) -> None:
+    def __init__(self, parts: list[Part], watched: frozenset[str] = _NONE) -> None:
         super().__init__(parts, TOKEN_BYTES_MAX)
+        self.recorded = _RECORDED | watched if watched else _RECORDED
+        """Members whose values and positions are kept."""
         self.values: dict[str, bytes] = {}
-        """The members of READ and SLOTS as written; for `cache_salt` only its presence, for SLOTS the first bytes."""
+        """The members of READ and SLOTS as written; for `cache_salt` only its presence, for SLOTS the first bytes.
+        Other members of `recorded` as written; empty if they are long.
+        """
         self.members: dict[str, Member] = {}
         """Their positions."""
         self.names: set[str] = set()
@@ -93,7 +98,7 @@ class JsonScan(Scan):
         self._state = _START
         self._name = ""
         self._member: Member | None = None
-        """The most recent member of READ, until the comma after it has been read."""
+        """The most recent member of `recorded`, until the comma after it has been read."""
         self._before = self._brace = self._first = -1
         """Start of the current member, end of the object, and start of its first name."""
         self._stack = b""
@@ -106,10 +111,10 @@ class JsonScan(Scan):
         """Bytes checked as UTF-8; whether the last character is incomplete."""
 
     def splices(self, edits: dict[str, bytes | None]) -> list[Edit]:
-        """Return the edits that set members of READ, or remove them (None)."""
+        """Return the edits that set members of `recorded`, or remove them (None)."""
         found = [Edit(0, self.begin, b"")] if self.begin else []
         added: list[bytes] = []
-        left = len(self.names)
+        removed: list[Member] = []
         for name, value in edits.items():
             member = self.members.get(name)
             if member is None:
@@ -118,13 +123,24 @@ class JsonScan(Scan):
             elif value is not None:
                 found.append(Edit(member.start, member.end, value))
             else:
-                left -= 1
-                first = member.before == self._first
-                found.append(Edit(member.before, member.after if first and member.after > 0 else member.end, b""))
+                removed.append(member)
+        found += self._removals(removed)
         found.sort()
         if added:
-            found.append(Edit(self._brace, self._brace, b"," * (left > 0) + b",".join(added)))
+            found.append(Edit(self._brace, self._brace, b"," * (len(self.names) > len(removed)) + b",".join(added)))
         return found
+
+    def _removals(self, removed: list[Member]) -> list[Edit]:
+        """Return the edits that remove members, each with its comma; at the beginning with the following one."""
+        removed.sort(key=_begin_of)
+        begin, end = self._first, -1
+        out: list[Edit] = []
+        for member in removed:
+            if member.before == begin:  # the first member, or one that follows removed ones at the beginning
+                begin, end = member.after - 1, member.after if member.after > 0 else member.end
+            else:
+                out.append(Edit(member.before, member.end, b""))
+        return [Edit(self._first, end, b""), *out] if end >= 0 else out
 
     def _wanted(self) -> int:
         return self._size if self._state == _NEST else TOKEN_BYTES_MAX if self._state < _STRING else WINDOW_BYTES
@@ -243,7 +259,7 @@ class JsonScan(Scan):
             if match is None:
                 return -1
             state, end = _COMMA, match.end()
-        if self._name in _RECORDED:
+        if self._name in self.recorded:
             self.members[self._name] = self._member = Member(self._before, self.offset + at)
         self._state = state
         if state == _COMMA:
@@ -254,7 +270,7 @@ class JsonScan(Scan):
         """End a value."""
         self._state = _COMMA
         member, name = self._member, self._name
-        if member is None or name not in _RECORDED:
+        if member is None or name not in self.recorded:
             return
         member.end = end
         if name == "cache_salt":
@@ -262,7 +278,9 @@ class JsonScan(Scan):
         elif name in SLOTS:
             self.values[name] = copy_range(self.parts, member.start, min(end, member.start + 3))
         elif end - member.start > VALUE_BYTES_MAX:
-            raise invalid_request(f"{name} is too long", param=name)
+            if name in READ:
+                raise invalid_request(f"{name} is too long", param=name)
+            self.values[name] = b""
         else:
             self.values[name] = copy_range(self.parts, member.start, end)
 
@@ -381,6 +399,10 @@ class JsonScan(Scan):
 
 def _invalid() -> CallError:
     return invalid_request("the body is not valid JSON in UTF-8")
+
+
+def _begin_of(member: Member) -> int:
+    return member.before
 
 
 def _peak(brackets: bytes) -> int:

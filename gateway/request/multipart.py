@@ -12,12 +12,17 @@ A missing last boundary, folded headers and encoded parts are rejected, too.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
+
+import msgspec
+from msgspec import Raw
 
 from gateway.errors import CallError, invalid_request
 from gateway.http.body_buffers import Body, ChunkedBody, Edit, Part, StreamingBody, copy_range
 from gateway.http.body_scan import Scan
 from gateway.http.request_head import FIELD, TOKEN
+from gateway.policy.request_policy import Policy
 from gateway.request import forbidden_fields, media_types
 
 PARTS_MAX = 1000
@@ -44,6 +49,8 @@ class Form(NamedTuple):
     after: int
     """End of the last boundary; in a StreamingBody its length."""
     wants_usage: bool = False
+    parts: Sequence[tuple[bytes, int, int]] = ()
+    """Name and span of the value of each part."""
 
 
 _PART_HEAD = re.compile(rb"(?:" + FIELD + rb")++")
@@ -61,6 +68,7 @@ _EXTENDED = re.compile(rb"utf-8'[A-Za-z0-9-]*+'([!#$&+.^_`|~%A-Za-z0-9-]*+)", re
 _NAMED = re.compile(rb";[ \t]*\"?name\*?[ \t]*=", re.IGNORECASE)
 """In a quoted file name: a name for parsers that split at each semicolon."""
 _ENCODED = re.compile(rb"\r\ncontent-transfer-encoding:[ \t]*+(?!(?:7bit|8bit|binary)[ \t]*(?:\r|\Z))", re.IGNORECASE)
+_TEXT = msgspec.json.Decoder(str)
 _FLAGS = {"true": True, "True": True, "1": True, "false": False, "False": False, "0": False, "": False}
 
 
@@ -103,11 +111,13 @@ def read_multipart(
     if stream is None:
         raise invalid_request("stream must be true or false", param="stream")
     start, end = spans.get(b"model", (0, 0))
-    return Form(body, model, stream, start, end, boundary, b"model" in spans, first, after)
+    return Form(body, model, stream, start, end, boundary, b"model" in spans, first, after, parts=parts)
 
 
-def edit_multipart(form: Form, *, model: str) -> Body:
-    """Return the body with the value of `model` replaced (or the part inserted first, if the form has none)."""
+def edit_multipart(form: Form, *, model: str, engine_path: bytes = b"", policy: Policy | None = None) -> Body:
+    """Return the body with the value of `model` replaced (or the part inserted first, if the form has none), and with
+    the changes of a policy.
+    """
     value, body = model.encode(), form.body
     if b"\r" in value or b"\n" in value:
         raise invalid_request("the model's name has a line end", param="model")
@@ -118,6 +128,8 @@ def edit_multipart(form: Form, *, model: str) -> Body:
         edits = [Edit(0, form.first, head)]
     elif _cut(body, form.start, form.end) != value:
         edits.append(Edit(form.start, form.end, value))
+    if policy is not None:
+        edits = _with_policy(form, policy.edits(engine_path, *_policy_members(form, policy)), edits)
     if size - form.after > _LINE_END_BYTES:
         edits.append(Edit(form.after, size, b"\r\n"))
     if not edits:
@@ -130,6 +142,43 @@ def edit_multipart(form: Form, *, model: str) -> Body:
         at = edit.end
     pieces.append(view[at:])
     return b"".join(pieces)
+
+
+def _policy_members(form: Form, policy: Policy) -> tuple[set[str], dict[str, Raw]]:
+    """Return the names of all parts, and the values of those that the policy may change. Raises CallError 400."""
+    names, values = set[str](), dict[str, Raw]()
+    for raw, start, end in form.parts:
+        name = raw.decode("utf-8", "replace")
+        if name in policy.members:
+            if name in names and not name.endswith("[]"):
+                raise invalid_request(f"the form has more than one part {name}", param=name)
+            values[name] = Raw(_cut(form.body, start, end) if end - start <= VALUE_BYTES_MAX else b"")
+        elif forbidden_fields.reduce_to_letters(raw) in policy.letters:
+            raise _ambiguous()
+        names.add(name)
+    return names, values
+
+
+def _with_policy(form: Form, changes: dict[str, bytes | None], edits: list[Edit]) -> list[Edit]:
+    """Return the edits together with those that set the parts `changes`, or remove them (None)."""
+    out, added, at = [edit for edit in edits if edit.start >= form.first], list[bytes](), form.first
+    for raw, _, end in form.parts:
+        name = raw.decode("utf-8", "replace")
+        if name in changes:  # a changed part is inserted again
+            out.append(Edit(at, end + _LINE_END_BYTES, b""))
+        at = end + _LINE_END_BYTES
+    for name, value in changes.items():
+        if value is not None:
+            text = _TEXT.decode(value).encode() if value.startswith(b'"') else value
+            if b"--" + form.boundary in text:
+                raise _malformed()
+            added.append(
+                b'--%b\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n'
+                % (form.boundary, name.encode(), text)
+            )
+    before = next((edit.text for edit in edits if edit.start < form.first), b"")
+    head = Edit(0, form.first, before + b"".join(added))
+    return [*([head] if form.first or added else ()), *sorted(out)]
 
 
 def _malformed() -> CallError:

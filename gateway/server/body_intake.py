@@ -154,7 +154,8 @@ class BodyIntake(ClientTransport):
         if body.scan is None:
             operation = find_operation(head.method, head.path)
             if operation is not None and operation.kind is Kind.INFER and operation.dialect != "ollama":
-                body_members.start_scan(operation, body, head.headers.get(b"content-type", b""))
+                content_type, watched = head.headers.get(b"content-type", b""), self._gateway.directory.watched
+                body_members.start_scan(operation, body, content_type, watched)
         return body.scan is None or body.scan.step(body.size)
 
     def _turn(self) -> None:
@@ -207,6 +208,8 @@ class BodyIntake(ClientTransport):
         if scan is None or length is None:
             return
         if growing is None:
+            if self._gateway.directory.policies is not None:
+                return  # a policy may change any part, so the form is read first
             operation = find_operation(head.method, head.path)
             if operation is not None and names_model(pieces) and self._is_soon_whole(pieces.size, length):
                 self._growing, self._grows_since_s = StreamingBody(pieces, length, scan.offset), self._gateway.clock()

@@ -70,7 +70,11 @@ def admit_ollama_call(
         return None
     salt = cache_salt(tenant.name) if entry.takes_cache_salt else None
     asks_usage = entry.takes_stream_options
-    edited = body_members.edit_body(target, peek, entry.served_name, salt, entry.lora, include_usage=asks_usage)
+    policies = gateway.directory.policies
+    policy = None if policies is None else policies.find(tenant, entry, peek.model.removesuffix(":latest"))
+    edited = body_members.edit_body(
+        target, peek, entry.served_name, salt, entry.lora, include_usage=asks_usage, policy=policy
+    )
     body = _counted(gateway, request.body, edited)
     deadline_s = now_s + min(entry.queue.wait_seconds_max, headers.wait_s)
     priority, stream = min(tenant.priority_max, headers.priority), translated.stream

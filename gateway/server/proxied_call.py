@@ -65,14 +65,18 @@ def admit_call(
     early.check_media(gateway, head, operation, headers)
     if operation.model or headers.model:
         early.check_model(gateway, tenant, operation, headers)
-    default = gateway.directory.settings.default_model
-    peek = body_members.read_body(operation, request.body, headers.content_type, headers.model, default)
-    entry = gateway.directory.names.resolve(tenant, peek.model)
+    directory = gateway.directory
+    default, watched = directory.settings.default_model, directory.watched
+    peek = body_members.read_body(operation, request.body, headers.content_type, headers.model, default, watched)
+    entry = directory.names.resolve(tenant, peek.model)
     if operation.dialect not in entry.dialects:
         raise unsupported_dialect()
     salt = cache_salt(tenant.name) if entry.takes_cache_salt else None
     asks_usage = entry.takes_stream_options
-    body = body_members.edit_body(operation, peek, entry.served_name, salt, entry.lora, include_usage=asks_usage)
+    policy = None if directory.policies is None else directory.policies.find(tenant, entry, peek.model)
+    body = body_members.edit_body(
+        operation, peek, entry.served_name, salt, entry.lora, include_usage=asks_usage, policy=policy
+    )
     deadline_s = now_s + min(entry.queue.wait_seconds_max, headers.wait_s)
     priority, stream = min(tenant.priority_max, headers.priority), peek.stream
     call = Call(

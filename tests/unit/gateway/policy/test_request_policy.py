@@ -1,0 +1,332 @@
+"""Request policies applied to bodies of each API: JSON that arrives at once or in pieces, and forms."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+
+from autoscaler.contract import RESERVED_MEMBERS, ModelEntry, ModelName, PolicyEntry, TenantEntry, TenantName
+from gateway.dialects import ollama
+from gateway.errors import CallError
+from gateway.http.body_buffers import Body, ChunkedBody
+from gateway.policy.request_policy import Policies, Policy, build_policies
+from gateway.request.api_routes import find_operation
+from gateway.request.body_members import edit_body, read_body, start_scan
+from gateway.request.forbidden_fields import PLACES, READ
+from tests.support.net.upstream_requests import in_one, json_members
+
+CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+MESSAGES, TRANSCRIPTIONS = "/v1/messages", "/v1/audio/transcriptions"
+NO_POLICY = PolicyEntry()
+TYPE = b"multipart/form-data; boundary=b"
+
+
+def entry(**rules: Any) -> PolicyEntry:
+    """Build a policy from plain values."""
+    for key in ("defaults", "forced"):
+        if key in rules:
+            rules[key] = {name: json.dumps(value) for name, value in rules[key].items()}
+    return PolicyEntry(**rules)
+
+
+def policy(tenant: PolicyEntry = NO_POLICY, **rules: Any) -> Policy:
+    return Policy(entry(**rules), tenant, "m")
+
+
+def in_pieces(path: str, body: bytes, content_type: bytes, watched: frozenset[str]) -> ChunkedBody:
+    found = find_operation(b"POST", path.encode())
+    assert found is not None
+    pieces = ChunkedBody()
+    start_scan(found, pieces, content_type, watched)
+    for start, end in itertools.pairwise([*range(0, len(body), 7), len(body)]):
+        pieces.add(body[start:end])
+        while pieces.scan is not None and not pieces.scan.step(len(pieces)):
+            pass
+    return pieces
+
+
+def edited(applied: Policy, path: str, body: bytes, content_type: bytes = b"application/json") -> bytes:
+    """Return the body for the engine, which is the same whether the body arrives at once or in pieces."""
+    found = find_operation(b"POST", path.encode())
+    assert found is not None
+    bodies: list[Body] = [body, in_pieces(path, body, content_type, applied.members)]
+    bodies.append(in_pieces(path, body, content_type, frozenset()))  # the policy came while the body arrived
+    out = []
+    for one in bodies:
+        try:
+            peek = read_body(found, one, content_type, watched=applied.members)
+            out.append(in_one(edit_body(found, peek, "m", policy=applied)))
+        except CallError as error:
+            out.append(repr((error.status, error.param)).encode())
+    if content_type == b"application/json" and out[0].startswith(b"{"):
+        assert json.loads(out[0]) == json.loads(out[1]) == json.loads(out[2])
+        names = [name for name, _ in json_members(out[1])]
+        assert len(names) == len({*names})
+    else:
+        assert out[0] == out[1] == out[2]
+    return out[0]
+
+
+def members(applied: Policy, path: str = CHAT, **sent: object) -> dict[str, Any]:
+    """Return the members for the engine without `model`."""
+    body = edited(applied, path, json.dumps({"model": "m", **sent}).encode())
+    found: dict[str, Any] = json.loads(body)
+    assert found.pop("model") == "m"
+    return found
+
+
+def refused(applied: Policy, body: bytes, path: str = CHAT, content_type: bytes = b"application/json") -> str:
+    """Return the member that a 400 names."""
+    status, param = eval(edited(applied, path, body, content_type))  # noqa: S307  the tuple that `edited` wrote
+    assert status == 400
+    return str(param)
+
+
+# --- JSON ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rules", "sent", "expected"),
+    [
+        ({"defaults": {"temperature": 0.5}}, {}, {"temperature": 0.5}),
+        ({"defaults": {"temperature": 0.5}}, {"temperature": 0}, {"temperature": 0}),
+        ({"defaults": {"temperature": 0.5}}, {"temperature": None}, {"temperature": 0.5}),
+        ({"forced": {"temperature": 0.5}}, {}, {"temperature": 0.5}),
+        ({"forced": {"temperature": 0.5}}, {"temperature": 2}, {"temperature": 0.5}),
+        ({"forced": {"seed": None}}, {"seed": 1}, {"seed": None}),
+        ({"forced": {"chat_template_kwargs": {"enable_thinking": False}}}, {"chat_template_kwargs": {"a": [1]}},
+         {"chat_template_kwargs": {"enable_thinking": False}}),
+        ({"caps": {"temperature": 1}}, {"temperature": 1.5}, {"temperature": 1}),
+        ({"caps": {"temperature": 1}}, {"temperature": 0.5}, {"temperature": 0.5}),
+        ({"caps": {"temperature": 1}}, {"temperature": -1}, {"temperature": -1}),
+        ({"caps": {"temperature": 1}}, {"temperature": None}, {"temperature": None}),
+        ({"caps": {"temperature": 1}}, {}, {}),
+        ({"caps": {"top_p": 0.25}}, {"top_p": 1}, {"top_p": 0.25}),
+        ({"removed": ("tools",)}, {"tools": [{"type": "function"}], "seed": 1}, {"seed": 1}),
+        ({"removed": ("tools",)}, {"functions": [], "tool_choice": "auto", "parallel_tool_calls": True}, {}),
+        ({"removed": ("tool_choice",)}, {"tools": [], "tool_choice": "auto"}, {"tools": []}),
+        ({"removed": ("seed",), "defaults": {"seed": 1}}, {"seed": 2}, {"seed": 1}),
+        ({"removed": ("seed",), "forced": {"seed": 1}}, {"seed": 2}, {"seed": 1}),
+        ({"forced": {"seed": 9}, "caps": {"seed": 5}, "defaults": {"seed": 1}}, {"seed": 2}, {"seed": 9}),
+        ({"defaults": {"seed": 9}, "caps": {"seed": 5}}, {}, {"seed": 5}),
+    ],
+)  # fmt: skip
+def test_rules_of_a_policy_change_the_members_of_a_chat(
+    rules: dict[str, Any], sent: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    assert members(policy(**rules), **sent) == expected
+
+
+@pytest.mark.parametrize(
+    "name", ["max_tokens", "max_completion_tokens", "max_output_tokens", "num_predict", "n_predict"]
+)
+def test_cap_on_tokens_applies_to_each_member_that_limits_tokens(name: str) -> None:
+    capped = policy(caps={"max_tokens": 100})
+    for sent, expected in ((1e6, 100), (101, 100), (100, 100), (7, 7), (-1, 100), (-2, 100), (0, 0)):
+        assert members(capped, **{name: sent}) == {name: expected}
+    body = b'{"model":"m","%b":%b}'
+    for number in (b"1e999", b"9" * 300, b"100.5", b"1E+3"):
+        assert json.loads(edited(capped, CHAT, body % (name.encode(), number)))[name] == 100
+    for value in (b'"7"', b"true", b"[7]", b'{"a":7}', b'"' + b"7" * 5000 + b'"'):
+        assert refused(capped, body % (name.encode(), value)) == name
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [(CHAT, "max_tokens"), (COMPLETIONS, "max_tokens"), (MESSAGES, "max_tokens"), (RESPONSES, "max_output_tokens")],
+)
+def test_limit_of_tokens_is_set_under_the_name_of_the_api(path: str, name: str) -> None:
+    for configured in ("max_tokens", "max_completion_tokens", "n_predict"):
+        assert members(policy(defaults={configured: 5}), path) == {name: 5}
+        assert members(policy(defaults={configured: 5}), path, max_completion_tokens=3) == {"max_completion_tokens": 3}
+        assert members(policy(forced={configured: 5}), path, n_predict=9, max_tokens=9) == {name: 5}
+        assert members(policy(removed=(configured,)), path, n_predict=9, max_tokens=9) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "same"), [("n", "best_of"), ("n", "n_cmpl"), ("repetition_penalty", "repeat_penalty")]
+)
+def test_rule_applies_to_members_with_the_same_meaning(name: str, same: str) -> None:
+    assert members(policy(caps={name: 1}), COMPLETIONS, **{same: 64}) == {same: 1}
+    assert members(policy(removed=(same,)), COMPLETIONS, **{name: 64}) == {}
+    assert members(policy(forced={name: 1}), COMPLETIONS, **{same: 64}) == {name: 1}
+
+
+def test_rules_of_the_tenant_override_those_of_the_model_and_the_lower_cap_applies() -> None:
+    tenant = entry(
+        defaults={"top_k": 2}, forced={"seed": 2}, caps={"max_tokens": 20, "n": 2}, removed=("user",)
+    )  # fmt: skip
+    both = policy(
+        tenant,
+        defaults={"top_k": 1, "min_p": 1},
+        forced={"seed": 1, "stop": "x"},
+        caps={"max_completion_tokens": 10, "n": 3},
+        removed=("tools",),
+    )
+    assert members(both, max_tokens=99, n=9, user="u", tools=[], logit_bias={}) == {
+        "top_k": 2, "min_p": 1, "seed": 2, "stop": "x", "max_tokens": 10, "n": 2, "logit_bias": {},
+    }  # fmt: skip
+    forced = Policy(entry(forced={"max_completion_tokens": 1}), entry(forced={"max_tokens": 2}), "m")
+    assert members(forced) == {"max_tokens": 2}
+
+
+# --- variants that must not bypass a policy ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("written", [b"n", b"\\u006e"])
+def test_escaped_names_are_compared_decoded(written: bytes) -> None:
+    body = b'{"model":"m","%b":8}' % written
+    assert json.loads(edited(policy(caps={"n": 2}), CHAT, body)) == {"model": "m", "n": 2}
+    assert json.loads(edited(policy(forced={"n": 1}), CHAT, body)) == {"model": "m", "n": 1}
+    assert json.loads(edited(policy(removed=("n",)), CHAT, body)) == {"model": "m"}
+
+
+def test_repeated_members_are_rejected() -> None:
+    for body in (b'{"model":"m","n":1,"n":8}', b'{"model":"m","n":1,"\\u006e":8}'):
+        assert refused(policy(removed=("n",)), body) == "None"
+
+
+@pytest.mark.parametrize(
+    ("configured", "sent"),
+    [("n", "N"), ("tools", "Tools"), ("tools", "TOOL\u017f"), ("top_k", "top_\u212a"), ("topK", "topk"),
+     ("max_tokens", "Max_Completion_Tokens"), ("num_predict", "N_Predict")],
+)  # fmt: skip
+def test_member_that_differs_only_in_case_is_rejected(configured: str, sent: str) -> None:
+    for rules in ({"caps": {configured: 1}}, {"forced": {configured: 1}}, {"removed": (configured,)}):
+        body = json.dumps({"model": "m", sent: 8}).encode()
+        assert refused(policy(**rules), body).casefold() == sent.casefold()
+
+
+def test_members_at_all_positions_are_removed_from_bodies_of_any_size() -> None:
+    for kept in itertools.product((True, False), repeat=5):
+        names = [name if keep else f"x{name}" for name, keep in zip("abcde", kept, strict=True)]
+        sent = dict.fromkeys(names, {"k": [1, ",", "}"]})
+        removed = tuple(f"x{name}" for name in "abcde")
+        for spaced in (",", " , \n"):
+            body = json.dumps({**sent, "model": "m"}, separators=(spaced, " : ")).encode()
+            found = json.loads(edited(policy(removed=removed, defaults={"z": 1}), CHAT, body))
+            assert found == {**{name: sent[name] for name in names if name[0] != "x"}, "model": "m", "z": 1}
+
+
+def test_options_of_the_ollama_api_are_subject_to_the_policy() -> None:
+    found = find_operation(b"POST", b"/api/chat")
+    assert found is not None
+    applied = policy(caps={"max_tokens": 100}, forced={"temperature": 0}, removed=("tools", "seed"))
+    body = json.dumps(
+        {
+            "model": "m",
+            "messages": [{"role": "user", "content": "Hi"}],
+            "tools": [{"type": "function", "function": {"name": "f"}}],
+            "options": {"num_predict": 5000, "temperature": 2, "seed": 7, "top_k": 3},
+        }
+    ).encode()
+    translated = ollama.translate_request(found, body)
+    peek = read_body(translated.target, translated.body, b"application/json", watched=applied.members)
+    out = json.loads(in_one(edit_body(translated.target, peek, "m", policy=applied)))
+    assert (out["max_tokens"], out["temperature"], out["top_k"]) == (100, 0, 3)
+    assert not {"tools", "seed"} & out.keys()
+
+
+# --- forms -----------------------------------------------------------------------------------------------------------
+
+
+def form(*parts: tuple[str, str], preamble: str = "") -> bytes:
+    out = preamble
+    for name, value in parts:
+        out += f'--b\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
+    return (out + "--b--\r\n").encode()
+
+
+@pytest.mark.parametrize("preamble", ["", "x\r\n"])
+@pytest.mark.parametrize(
+    ("rules", "sent", "expected"),
+    [
+        ({"forced": {"temperature": 0}}, (("temperature", "1"), ("model", "m"), ("file", "a")),
+         (("temperature", "0"), ("model", "m"), ("file", "a"))),
+        ({"forced": {"language": "de"}}, (("model", "m"),), (("language", "de"), ("model", "m"))),
+        ({"removed": ("prompt2",)}, (("prompt2", "1"), ("model", "m"), ("prompt2x", "2")), (("model", "m"), ("prompt2x", "2"))),
+        ({"removed": ("x[]",)}, (("x[]", "1"), ("x[]", "2"), ("model", "m")), (("model", "m"),)),
+        ({"caps": {"temperature": 1}}, (("model", "m"), ("temperature", "7")), (("temperature", "1"), ("model", "m"))),
+        ({"caps": {"temperature": 1}}, (("model", "m"), ("temperature", "0.5")), (("model", "m"), ("temperature", "0.5"))),
+        ({"defaults": {"a": 1, "b": True}}, (("model", "m"), ("a", "2")), (("b", "true"), ("model", "m"), ("a", "2"))),
+        ({"removed": ("a",), "defaults": {"b": 1}}, (("a", "1"), ("model", "other"), ("a2", "")),
+         (("b", "1"), ("model", "m"), ("a2", ""))),
+    ],
+)  # fmt: skip
+def test_parts_of_a_form_are_changed(
+    rules: dict[str, Any], sent: tuple[tuple[str, str], ...], expected: tuple[tuple[str, str], ...], preamble: str
+) -> None:
+    assert edited(policy(**rules), TRANSCRIPTIONS, form(*sent, preamble=preamble), TYPE) == form(*expected)
+
+
+def test_form_without_the_model_gets_it_together_with_forced_parts() -> None:
+    found = find_operation(b"POST", TRANSCRIPTIONS.encode())
+    assert found is not None
+    for preamble in ("", "x\r\n"):
+        applied = policy(forced={"a": 1}, removed=("c",))
+        peek = read_body(found, form(("c", "1"), ("file", "f"), preamble=preamble), TYPE, "m")
+        out = in_one(edit_body(found, peek, "m", policy=applied))
+        assert sorted(out.split(b"--b\r\n")) == sorted(
+            form(("model", "m"), ("a", "1"), ("file", "f")).split(b"--b\r\n")
+        )
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [(("temperature", "1"), ("temperature", "2")), (("Temperature", "2"),), (("temperature ", "2"),),
+     (("temper%61ture", "2"),), (("temperature", "hot"),), (("temperature", ""),)],
+)  # fmt: skip
+def test_ambiguous_part_of_a_form_is_rejected(parts: tuple[tuple[str, str], ...]) -> None:
+    refused(policy(caps={"temperature": 1}), form(("model", "m"), *parts), TRANSCRIPTIONS, TYPE)
+
+
+def test_boundary_that_occurs_in_a_forced_value_is_rejected() -> None:
+    refused(policy(forced={"language": "x--b"}), form(("model", "m")), TRANSCRIPTIONS, TYPE)
+
+
+# --- lookup ------------------------------------------------------------------------------------------------------------
+
+
+def model(name: str, rules: PolicyEntry | None = None) -> ModelEntry:
+    return ModelEntry(name=ModelName(name), served_name=name, policy=rules)
+
+
+def tenant(name: str, rules: PolicyEntry | None = None) -> TenantEntry:
+    return TenantEntry(name=TenantName(name), policy=rules)
+
+
+def test_catalogue_without_a_policy_has_none() -> None:
+    assert build_policies([model("m")], [tenant("t")]) is None
+
+
+def built(models: list[ModelEntry], tenants: list[TenantEntry]) -> Policies:
+    found = build_policies(models, tenants)
+    assert found is not None
+    return found
+
+
+def test_policy_is_found_by_tenant_model_and_requested_name() -> None:
+    high = {"m:high": {"reasoning_effort": '"high"', "max_tokens": "9"}}
+    rules = entry(forced={"reasoning_effort": "low", "max_completion_tokens": 1})
+    rules = PolicyEntry(forced=rules.forced, forced_by_name=high)
+    policies = built([model("m", rules), model("o")], [tenant("t", entry(removed=("tools",))), tenant("u")])
+    assert policies.members >= {"tools", "reasoning_effort", "max_tokens"}
+    assert policies.find(tenant("u"), model("o"), "o") is None
+    removing = policies.find(tenant("t"), model("o"), "o")
+    assert removing is not None
+    assert members(removing, tools=[]) == {}
+    low, high_effort = (policies.find(tenant("t"), model("m"), name) for name in ("m", "m:high"))
+    assert low is not None
+    assert high_effort is not None
+    assert members(low, tools=[], max_tokens=5) == {"reasoning_effort": "low", "max_tokens": 1}
+    assert members(high_effort) == {"reasoning_effort": "high", "max_tokens": 9}
+    assert policies.find(tenant("t"), model("m"), "m") is low
+    assert policies.find(tenant("t"), model("m"), "alias of m") is low
+
+
+def test_reserved_members_contain_all_that_a_gateway_reads_or_rejects() -> None:
+    assert RESERVED_MEMBERS >= PLACES | READ
+    assert all(name == name.casefold() for name in RESERVED_MEMBERS)
