@@ -130,6 +130,14 @@ def misdirected_request() -> CallError:
     )
 
 
+def request_rejected(what: str, reason: str) -> CallError:
+    """403: an external check rejected the request or its answer. `reason`: the text of the check."""
+    because = f": {reason}" if reason else ""
+    return CallError(
+        403, "request_rejected", f"a check of this model or tenant rejected {what}{because}", should_retry=False
+    )
+
+
 def model_not_found() -> CallError:
     """404, the same for a model that does not exist and one that this tenant may not call."""
     return CallError(
@@ -259,6 +267,30 @@ def gateway_starting() -> CallError:
 def out_of_memory() -> CallError:
     """503: this gateway is short of memory and accepts no request (or none that waits for a start)."""
     return CallError(503, "overloaded", "the gateway is short of memory; try again", retry_after_s=2.0)
+
+
+def check_failed() -> CallError:
+    """503: an external check has no valid response, and its policy does not allow the request then."""
+    message = "a check of this model or tenant failed; try again later, or see event=check_failed in the gateway's log"
+    return CallError(503, "check_failed", message, retry_after_s=2.0)
+
+
+def too_many_checks() -> CallError:
+    """503: this gateway waits for too many external checks."""
+    return CallError(503, "overloaded", "the gateway waits for too many checks; try again", retry_after_s=1.0)
+
+
+def unchecked_stream() -> CallError:
+    """400: whole answers are checked, which a stream does not have before its end."""
+    return invalid_request(
+        "answers of this model are checked when they are complete; send stream: false", param="stream"
+    )
+
+
+def unchecked_answer() -> CallError:
+    """502: the answer is too large for its check."""
+    message = "the answer is larger than its check allows; request a shorter one"
+    return CallError(502, "upstream_error", message, should_retry=False)
 
 
 def shutting_down() -> CallError:

@@ -30,6 +30,7 @@ from gateway.control import fault_containment
 from gateway.dispatch.call import Call, CallState, Outcome
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.effects import Effect, Grant, ModelFaulted, ReportNow
+from gateway.errors import CallError
 from gateway.exception_handling import describe_error, reraise_memory_error
 from gateway.http.body_buffers import Body, ChunkedBody
 from gateway.http.host_check import HostCheck, is_on_loopback
@@ -38,6 +39,7 @@ from gateway.limits import Limits
 from gateway.memory import process_memory
 from gateway.memory.body_budget import BodyBudget
 from gateway.memory.memory_sampler import MemoryGuard
+from gateway.policy.external_checks import AddressRules
 from gateway.request.headers import get_call_headers
 from gateway.server.connection import Connection
 from gateway.server.context import GatewayContext
@@ -85,12 +87,16 @@ class Gateway(GatewayContext):
         limits: Limits = _DEFAULT_LIMITS,
         engine_tls: Callable[[], ssl.SSLContext] = ssl.create_default_context,
         events_fd: int | None = None,
+        service_address: str = "",
     ) -> None:
         self._scale = MemoryGuard(limits.memory_bytes or process_memory.limit_bytes())
         room, dispatch = BodyBudget(self._scale.limit_bytes), Dispatcher(gateway, boot)
         super().__init__(clock, limits, room, dispatch, Upstreams(engine_tls), Telemetry(events_fd))
         dispatch.parked.bytes_max = int(room.size_bytes * PARKED_SHARE)
         self._on_loopback = False
+        self._service_address = service_address
+        """The address of a service of the cluster (`AddressRules`)."""
+        self.checks.set_rules(AddressRules(service_address=service_address))
         self.on_report: Callable[[], None] = _ignore_edge
         self._ids = 0
         self._id_prefix = f"{gateway}-{boot}-"
@@ -119,6 +125,9 @@ class Gateway(GatewayContext):
     def catalogue(self, delta: CatalogueDelta) -> None:
         """Apply a change of the catalogue."""
         faults = self.directory.apply(delta)
+        if delta.settings is not None:
+            settings = delta.settings
+            self.checks.set_rules(AddressRules(settings.check_hosts, settings.service_networks, self._service_address))
         self._renew_host_check()
         self.perform(self.dispatch.catalogue(delta, self.clock(), faults))
         self._note_informed()
@@ -202,7 +211,15 @@ class Gateway(GatewayContext):
         self._calls[call] = proxied_call
         if len(self._calls) == 1:
             self._awake.set()
-        self.perform(self.dispatch.arrive(call, now_s))
+        if proxied_call.policy is None or not proxied_call.check_request():
+            self.perform(self.dispatch.arrive(call, now_s))
+
+    def checked(self, proxied_call: ProxiedCall, error: CallError | None) -> None:
+        """Handle the result of an external check: the error for the client, or None."""
+        try:
+            proxied_call.checked(error)
+        except Exception as fault:  # noqa: BLE001 - an exception concerns one request only
+            self._fail_faulty(proxied_call.call, fault)
 
     def end(self, proxied_call: ProxiedCall, outcome: Outcome, now_s: float) -> None:
         """Handle the outcome of a request."""
@@ -407,6 +424,7 @@ class Gateway(GatewayContext):
                 proxied_call.fail(errors.shutting_down())
         for connection in tuple(self._connections):
             connection.let_go()
+        await self.checks.close()
         self.upstreams.close()
         self.telemetry.flush()
 

@@ -123,6 +123,8 @@ EXCEPTIONS = {
     ("artifacts/http/xml", "xml"): "turns bytes into elements; document types are refused, so it reads nothing else",
     ("artifacts/http/xml", "xml.parsers"): "as above",
     ("artifacts/credentials/sigv4", "datetime"): "formats a given time; reads no clock",
+    ("autoscaler/spec/policy", "urllib"): "only parses URLs",
+    ("autoscaler/spec/policy", "urllib.parse"): "as above",
     ("artifacts/credentials/sigv4", "urllib"): "only quotes strings",
     ("artifacts/credentials/sigv4", "urllib.parse"): "as above",
     ("artifacts/credentials/sigv4", "yarl"): "parses URLs as the transport does",

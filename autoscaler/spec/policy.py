@@ -182,7 +182,8 @@ def _check_url(url: str, at: Path) -> None:
     valid = parts.scheme in {"http", "https"} and "@" not in parts.netloc and "#" not in url and port != 0
     if not valid or not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
         raise WrongKeyError(at, _URL_WANTED)
-    if not _HOST.fullmatch(host) and not is_address(host):
+    is_numeric = ":" in host or host.replace(".", "").isdigit()  # some parsers read 127.1 as an address
+    if not (is_address(host) if is_numeric else _HOST.fullmatch(host)):
         raise WrongKeyError(at, _URL_WANTED)
 
 

@@ -9,6 +9,7 @@ from autoscaler.contract import TenantEntry
 from gateway.dispatch.call import Call, Outcome
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.effects import Effect
+from gateway.errors import CallError
 from gateway.http.body_buffers import Body
 from gateway.http.host_check import HostCheck
 from gateway.http.request_head import Head
@@ -16,6 +17,7 @@ from gateway.limits import Limits
 from gateway.memory.body_budget import TLS_BYTES, BodyBudget
 from gateway.request.auth import Directory
 from gateway.telemetry import Telemetry
+from gateway.upstream.check_client import CheckClient
 from gateway.upstream.pool import Upstreams
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ class GatewayContext:
         self.dispatch = dispatch
         self.upstreams = upstreams
         self.telemetry = telemetry
+        self.checks = CheckClient()
         self.closing = False
         self.paused: set[Connection] = set()
         """Connections whose clients do not keep up."""
@@ -82,6 +85,10 @@ class GatewayContext:
 
     def begin(self, proxied_call: ProxiedCall, now_s: float) -> None:
         """Register a new request."""
+        raise NotImplementedError
+
+    def checked(self, proxied_call: ProxiedCall, error: CallError | None) -> None:
+        """Handle the result of an external check: the error for the client, or None."""
         raise NotImplementedError
 
     def end(self, proxied_call: ProxiedCall, outcome: Outcome, now_s: float) -> None:

@@ -79,7 +79,10 @@ def admit_ollama_call(
     deadline_s = now_s + min(entry.queue.wait_seconds_max, headers.wait_s)
     priority, stream = min(tenant.priority_max, headers.priority), translated.stream
     call = Call(client.request_id, tenant.name, entry.name, now_s, deadline_s, priority, len(body), stream, "ollama")
-    return OllamaCall(call, gateway, client, head, target, entry, body, translated)
+    ollama_call = OllamaCall(call, gateway, client, head, target, entry, body, translated)
+    if policy is not None:
+        ollama_call.apply_checks(policy)
+    return ollama_call
 
 
 def _whole_body(request: Request) -> bytes:
@@ -160,6 +163,9 @@ class OllamaCall(ProxiedCall):
 
     def engine_whole(self, head: ResponseHead, body: bytes) -> None:
         """Convert a response that arrived in one piece."""
+        if self._held is not None and not head.elsewhere:
+            super().engine_whole(head, body)
+            return
         walker = BodyWalker(head)
         if self.engine_head(head, walker) is not None:
             self._commit(body)
@@ -168,6 +174,9 @@ class OllamaCall(ProxiedCall):
 
     def engine_end(self) -> None:
         """The engine's response is complete."""
+        if self._held is not None:
+            super().engine_end()
+            return
         if self._stage == SENT:
             if self._walker.until_close:  # close-delimited body without a byte: broken
                 self.engine_lost("reset")

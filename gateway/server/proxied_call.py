@@ -11,15 +11,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from autoscaler.contract import ModelEntry
+from msgspec import Raw
+
+from autoscaler.contract import ModelEntry, PolicyCheck
 from gateway.dispatch.call import Call, Outcome
-from gateway.errors import CallError, render_error_event, unsupported_dialect, upstream_error, upstream_timeout
+from gateway.errors import (
+    CallError,
+    render_error_event,
+    too_many_checks,
+    unchecked_answer,
+    unchecked_stream,
+    unsupported_dialect,
+    upstream_error,
+    upstream_timeout,
+)
 from gateway.http import responses, sse_events
 from gateway.http.body_buffers import Body, StreamingBody
 from gateway.http.request_head import Head, Request
 from gateway.http.response_reader import LAST_CHUNK, BodyWalker, ResponseHead, extract_tail
+from gateway.policy import external_checks
+from gateway.policy.request_policy import Policy
 from gateway.request import body_members
 from gateway.request.api_routes import Operation
 from gateway.request.auth import cache_salt
@@ -33,8 +47,10 @@ if TYPE_CHECKING:
     from gateway.server.connection import Connection
     from gateway.server.context import GatewayContext
 
-PARKED, SENT, RELAYING, ENDED = range(4)
-"""Waiting for a grant; sent to an engine that has not responded; being relayed (committed); ended."""
+PARKED, SENT, RELAYING, ENDED, CHECKING = range(5)
+"""Waiting for a grant; sent to an engine that has not responded; being relayed (committed); ended; waiting for an
+external check of the request or of its answer.
+"""
 
 BREATHS_S = (0.05, 1.0)
 """Delay before the first and the second move off an engine that broke its connection.
@@ -83,6 +99,8 @@ def admit_call(
         client.request_id, tenant.name, entry.name, now_s, deadline_s, priority, len(body), stream, operation.dialect
     )
     proxied = ProxiedCall(call, gateway, client, head, operation, entry, body)
+    if policy is not None:
+        proxied.apply_checks(policy)
     if stream and operation.usage and not peek.wants_usage:
         proxied.drop_usage = asks_usage
         proxied.counts_tokens = not asks_usage
@@ -93,9 +111,9 @@ class ProxiedCall(Sink):
     """A Call between its client and an engine; the Sink of the engine's response (`gateway.upstream.connection`)."""
 
     __slots__ = (
-        "_alive_s", "_answer", "_body", "_breath", "_client", "_close", "_early", "_entry", "_framed",
-        "_gateway", "_moved", "_operation", "_response", "_stage", "_stream_event_s", "_upwards", "_walker",
-        "call", "counts_tokens", "drop_usage",
+        "_alive_s", "_answer", "_body", "_breath", "_check", "_check_content", "_client", "_close", "_early", "_entry",
+        "_framed", "_gateway", "_held", "_held_bytes", "_moved", "_operation", "_response", "_stage",
+        "_stream_event_s", "_upwards", "_walker", "call", "counts_tokens", "drop_usage", "policy",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0917  as Call.__init__
@@ -125,6 +143,15 @@ class ProxiedCall(Sink):
         """When the last keep-alive of a queued stream was sent."""
         self._response = _NO_HEAD
         self._alive_s = 0.0
+        self.policy: Policy | None = None
+        """The policy with external checks; None if there are no checks."""
+        self._check: asyncio.Task[None] | None = None
+        """The running external check."""
+        self._check_content = b""
+        """The message of the check of the request, until it starts."""
+        self._held: list[bytes] | None = None
+        """The answer so far, if it is checked when it is complete."""
+        self._held_bytes = 0
 
     @property
     def sent_s(self) -> float:
@@ -173,10 +200,16 @@ class ProxiedCall(Sink):
             return None
         self._response = head
         self._walker = walker
+        if self._held is not None:
+            self._held, self._held_bytes = [], 0
+            return self._hold
         return self._commit
 
     def engine_end(self) -> None:
         """The engine's response is complete."""
+        if self._held is not None:
+            self._end_held(self._held)
+            return
         if self._stage == SENT:
             if self._walker.until_close:  # close-delimited body without a byte: broken
                 self.engine_lost("reset")
@@ -192,6 +225,9 @@ class ProxiedCall(Sink):
 
     def engine_whole(self, head: ResponseHead, body: bytes) -> None:
         """Forward a response that arrived in one piece."""
+        if self._held is not None and not head.elsewhere:
+            self._check_answer(head, body)
+            return
         if self._early or head.elsewhere:
             walker = BodyWalker(head)
             if self.engine_head(head, walker) is not None:
@@ -233,6 +269,103 @@ class ProxiedCall(Sink):
         else:
             breath_s = BREATHS_S[self.call.fled is not None]
             self._breath = asyncio.get_running_loop().call_later(breath_s, self._bounce, "reset")
+
+    # --- external checks -------------------------------------------------------------------------------------------
+
+    def apply_checks(self, policy: Policy) -> None:
+        """Prepare the external checks of a policy. Raises CallError if the request cannot be checked."""
+        if not (policy.request_checks or policy.answer_checks):
+            return
+        self.policy = policy
+        try:
+            if self.call.stream and any(check.rejects_streams for check in policy.answer_checks):
+                raise unchecked_stream()
+            if policy.request_checks:
+                self._check_content = self._message("request", external_checks.read_request_body(self._body))
+        except CallError:
+            self._drop_body()
+            raise
+        if policy.answer_checks and not self.call.stream:
+            self._held = []
+
+    def check_request(self) -> bool:
+        """Start the check of the request; False if there is none."""
+        content, self._check_content = self._check_content, b""
+        if content and self.policy is not None:
+            self._start_check("request", self.policy.request_checks, content)
+        return bool(content)
+
+    def checked(self, error: CallError | None) -> None:
+        """Continue after a check, unless it has rejected the request or the answer."""
+        self._check = None
+        if self._stage != CHECKING:
+            return
+        if error is not None:
+            self._refuse(error)
+        elif self._response is _NO_HEAD:
+            self._stage = PARKED
+            self._gateway.perform(self._gateway.dispatch.arrive(self.call, self._gateway.clock()))
+        else:
+            self._deliver()
+
+    def _start_check(self, kind: str, checks: tuple[PolicyCheck, ...], content: bytes) -> None:
+        self._stage = CHECKING
+        gateway = self._gateway
+        self._check = gateway.checks.start(kind, checks, content, partial(gateway.checked, self))
+        if self._check is None:
+            self._refuse(too_many_checks())
+
+    def _message(self, kind: str, body: Raw) -> bytes:
+        call, path = self.call, self._operation.engine_path.decode()
+        message = external_checks.CheckMessage(kind, call.model, call.tenant, call.id, path, body)
+        return external_checks.render_check(message)
+
+    def _hold(self, data: bytes) -> None:
+        """Keep a piece of an answer that is checked when it is complete."""
+        self._moved = True
+        held = self._held
+        if held is None:
+            return
+        if self._stage == SENT:
+            self._stage = RELAYING  # from here on the request does not move
+            self.call.first_byte_s = self._gateway.clock()
+            self._drop_body()
+        content = self._walker.strip(data)
+        held.append(content)
+        self._held_bytes += len(content)
+        if self._held_bytes > external_checks.CONTENT_BYTES_MAX:
+            self._break(unchecked_answer())
+
+    def _end_held(self, held: list[bytes]) -> None:
+        """The answer is complete."""
+        body, until_close = b"".join(held), self._walker.until_close
+        if until_close and self._stage == SENT:  # close-delimited body without a byte: broken
+            self.engine_lost("reset")
+        elif until_close and self._response.content_type.startswith(b"application/json") and not body.endswith(b"}"):
+            self._break(upstream_error())
+        else:
+            self._check_answer(self._response, body)
+
+    def _check_answer(self, head: ResponseHead, body: bytes) -> None:
+        """Check a complete answer. Errors of the engine are not checked."""
+        if self._stage == SENT:
+            self.call.first_byte_s = self._gateway.clock()
+            self._drop_body()
+        self._held = [body]
+        self._response = head._replace(chunked=False, length=len(body))
+        if head.status >= 300 or self.policy is None:
+            self._deliver()
+        elif len(body) > external_checks.CONTENT_BYTES_MAX:
+            self._break(unchecked_answer())
+        else:
+            content = self._message("answer", external_checks.read_answer_body(head, body))
+            self._start_check("answer", self.policy.answer_checks, content)
+
+    def _deliver(self) -> None:
+        """Send the held answer to the client."""
+        held, self._held = self._held, None
+        self._stage = SENT
+        self.engine_whole(self._response, b"".join(held or ()))
 
     # --- called by the client's connection -------------------------------------------------------------------------
 
@@ -409,6 +542,9 @@ class ProxiedCall(Sink):
         if self._breath is not None:
             self._breath.cancel()
             self._breath = None
+        if self._check is not None:
+            self._check.cancel()
+            self._check = None
 
     def _drop_body(self) -> None:
         """Drop the body, which will not be sent again."""
@@ -431,6 +567,9 @@ class ProxiedCall(Sink):
 
     def _break(self, error: CallError) -> None:
         """Abort the response after the commit point. No client may take it for complete."""
+        if self._held is not None:
+            self._refuse(error)  # nothing was sent
+            return
         self._let_go()
         is_reported = self._answer.whole
         if is_reported:

@@ -105,6 +105,7 @@ async def serve_gateway(options: GatewayOptions) -> None:
         limits=options.limits,
         engine_tls=engine_tls(options.tls, files),
         events_fd=None if events is None else events.fd,
+        service_address=os.environ.get("KUBERNETES_SERVICE_HOST", ""),
     )
     kept_at = options.state / f"{options.id}.kept.json" if options.state is not None else None
     handshakes = build_handshakes(front, options, files)

@@ -173,7 +173,7 @@ def test_rules_of_the_tenant_override_those_of_the_model_and_the_lower_cap_appli
     assert members(forced) == {"max_tokens": 2}
 
 
-# --- variants that must not bypass a policy ----------------------------------------------------------------------------
+# --- variants that must not bypass a policy --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("written", [b"n", b"\\u006e"])
@@ -203,7 +203,7 @@ def test_member_that_differs_only_in_case_is_rejected(configured: str, sent: str
 def test_members_at_all_positions_are_removed_from_bodies_of_any_size() -> None:
     for kept in itertools.product((True, False), repeat=5):
         names = [name if keep else f"x{name}" for name, keep in zip("abcde", kept, strict=True)]
-        sent = dict.fromkeys(names, {"k": [1, ",", "}"]})
+        sent = {name: {"k": [1, ",", "}"]} for name in names}
         removed = tuple(f"x{name}" for name in "abcde")
         for spaced in (",", " , \n"):
             body = json.dumps({**sent, "model": "m"}, separators=(spaced, " : ")).encode()
@@ -247,10 +247,10 @@ def form(*parts: tuple[str, str], preamble: str = "") -> bytes:
         ({"forced": {"temperature": 0}}, (("temperature", "1"), ("model", "m"), ("file", "a")),
          (("temperature", "0"), ("model", "m"), ("file", "a"))),
         ({"forced": {"language": "de"}}, (("model", "m"),), (("language", "de"), ("model", "m"))),
-        ({"removed": ("prompt2",)}, (("prompt2", "1"), ("model", "m"), ("prompt2x", "2")), (("model", "m"), ("prompt2x", "2"))),
+        ({"removed": ("a",)}, (("a", "1"), ("model", "m"), ("ab", "2")), (("model", "m"), ("ab", "2"))),
         ({"removed": ("x[]",)}, (("x[]", "1"), ("x[]", "2"), ("model", "m")), (("model", "m"),)),
         ({"caps": {"temperature": 1}}, (("model", "m"), ("temperature", "7")), (("temperature", "1"), ("model", "m"))),
-        ({"caps": {"temperature": 1}}, (("model", "m"), ("temperature", "0.5")), (("model", "m"), ("temperature", "0.5"))),
+        ({"caps": {"top_p": 1}}, (("model", "m"), ("top_p", "0.5")), (("model", "m"), ("top_p", "0.5"))),
         ({"defaults": {"a": 1, "b": True}}, (("model", "m"), ("a", "2")), (("b", "true"), ("model", "m"), ("a", "2"))),
         ({"removed": ("a",), "defaults": {"b": 1}}, (("a", "1"), ("model", "other"), ("a2", "")),
          (("b", "1"), ("model", "m"), ("a2", ""))),
@@ -287,7 +287,7 @@ def test_boundary_that_occurs_in_a_forced_value_is_rejected() -> None:
     refused(policy(forced={"language": "x--b"}), form(("model", "m")), TRANSCRIPTIONS, TYPE)
 
 
-# --- lookup ------------------------------------------------------------------------------------------------------------
+# --- lookup ----------------------------------------------------------------------------------------------------------
 
 
 def model(name: str, rules: PolicyEntry | None = None) -> ModelEntry:

@@ -504,7 +504,7 @@ async def test_installed_crd_serves_printer_columns_short_names_and_selectors(
 async def test_tenant_without_a_spec_gets_defaults(served: Api) -> None:
     name = f"t-{uuid.uuid4().hex[:8]}"
     made = await served.create(TENANTS, document("Tenant", name))
-    assert made["spec"] == {"weight": 1, "keys": [], "priorityMax": 0}
+    assert made["spec"] == {"weight": 1, "keys": [], "priorityMax": 0, "policy": {"removed": []}}
     await served.delete(f"{TENANTS}/{name}")
 
 
