@@ -54,18 +54,21 @@ class CheckFailedError(Exception):
 _encode = msgspec.json.Encoder().encode
 _verdict = msgspec.json.Decoder(Verdict)
 _raw = msgspec.json.Decoder(Raw)
-_NULL = Raw(b"null")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 
 
+NO_BODY = Raw(b"null")
+"""The body of a message for forms and binary answers."""
+
+
 def read_request_body(body: Body) -> Raw:
-    """Return the JSON body of a request for a check; null for a form. Raises CallError 400; 413 if it is too large."""
+    """Return the JSON body of a request for a check. Raises CallError 400; 413 if it is too large."""
     if len(body) > CONTENT_BYTES_MAX:
         raise translated_too_large(CONTENT_BYTES_MAX)
     content = b"".join(body.parts) if isinstance(body, ChunkedBody) else body
-    if not isinstance(content, bytes):
-        return _NULL
-    if not _is_json(content):  # large bodies are not validated completely when they arrive
+    if not isinstance(content, bytes) or not _is_json(
+        content
+    ):  # large bodies are not validated completely when they arrive
         raise invalid_request("the body is not valid JSON in UTF-8")
     return Raw(content)
 
@@ -73,12 +76,12 @@ def read_request_body(body: Body) -> Raw:
 def read_answer_body(head: ResponseHead, content: bytes) -> Raw:
     """Return the body of an answer for a check."""
     if b"content-encoding:" in head.fields.lower():
-        return _NULL
+        return NO_BODY
     kind = head.content_type
     is_json = kind.startswith(b"application/json")
     if is_json and _is_json(content):
         return Raw(content)
-    return Raw(_encode(content.decode("utf-8", "replace"))) if is_json or kind.startswith(b"text/") else _NULL
+    return Raw(_encode(content.decode("utf-8", "replace"))) if is_json or kind.startswith(b"text/") else NO_BODY
 
 
 def _is_json(content: bytes) -> bool:

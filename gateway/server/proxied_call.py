@@ -38,6 +38,7 @@ from gateway.request import body_members
 from gateway.request.api_routes import Operation
 from gateway.request.auth import cache_salt
 from gateway.request.headers import get_call_headers, upstream_head
+from gateway.request.multipart import Form
 from gateway.server import precheck as early
 from gateway.server.response_relay import Answer
 from gateway.upstream import token_usage
@@ -100,7 +101,7 @@ def admit_call(
     )
     proxied = ProxiedCall(call, gateway, client, head, operation, entry, body)
     if policy is not None:
-        proxied.apply_checks(policy)
+        proxied.apply_checks(policy, is_form=isinstance(peek, Form))
     if stream and operation.usage and not peek.wants_usage:
         proxied.drop_usage = asks_usage
         proxied.counts_tokens = not asks_usage
@@ -272,7 +273,7 @@ class ProxiedCall(Sink):
 
     # --- external checks -------------------------------------------------------------------------------------------
 
-    def apply_checks(self, policy: Policy) -> None:
+    def apply_checks(self, policy: Policy, *, is_form: bool = False) -> None:
         """Prepare the external checks of a policy. Raises CallError if the request cannot be checked."""
         if not (policy.request_checks or policy.answer_checks):
             return
@@ -281,7 +282,8 @@ class ProxiedCall(Sink):
             if self.call.stream and any(check.rejects_streams for check in policy.answer_checks):
                 raise unchecked_stream()
             if policy.request_checks:
-                self._check_content = self._message("request", external_checks.read_request_body(self._body))
+                body = external_checks.NO_BODY if is_form else external_checks.read_request_body(self._body)
+                self._check_content = self._message("request", body)
         except CallError:
             self._drop_body()
             raise
