@@ -28,6 +28,7 @@ ROOT = Path(__file__).parent.parent
 PAGE = Path(__file__).parent / "reference" / "error-codes.md"
 _ARGUMENTS: Mapping[str, object] = {
     "message": "text", "retry_after_s": 1.0, "expected_wait_s": 1.0, "wait_s": 1.0, "limit_bytes": 1, "allow": b"POST",
+    "what": "the request", "reason": "",
 }  # fmt: skip
 """Arguments with which the functions of `gateway.errors` are called."""
 
@@ -54,6 +55,11 @@ ERRORS = {
     (403, "origin_not_allowed"): Meaning(
         "A web page sent the request to a loopback port without keys, and its origin is not in `cors.origins`.",
         "Add the origin to [`cors.origins`](../how-to/host-check.md).",
+    ),
+    (403, "request_rejected"): Meaning(
+        "An [external check](../how-to/request-policy.md#external-checks) of the Model or the Tenant rejected the "
+        "request or its answer.",
+        "Change the request. `message` has the reason that the check gave.",
     ),
     (404, "model_not_found"): Meaning(
         "The Model does not exist, or this key may not call it.",
@@ -102,9 +108,15 @@ ERRORS = {
     ),
     (503, "overloaded"): Meaning(
         "No slot became free before the deadline; the engine accepts no more requests and the request cannot be "
-        "retried again; the gateway has too little memory; or the gateway has just started.",
+        "retried again; the gateway has too little memory, or waits for too many external checks; or it has just "
+        "started.",
         "Raise `spec.slots` or `spec.replicas.max`; for memory, the [memory of the gateway]"
         "(../how-to/gateway-memory.md) or the number of gateways.",
+    ),
+    (503, "check_failed"): Meaning(
+        "An [external check](../how-to/request-policy.md#external-checks) did not respond in time or with a valid "
+        "response, or its URL has an address that is not allowed.",
+        "Read `event=check_failed` in the log of the gateway; check the server of the check, or `checks` in Settings.",
     ),
     (503, "model_start_failed"): Meaning(
         "The starts of the Model failed, or would certainly fail. `Retry-After` is the time of the next attempt.",

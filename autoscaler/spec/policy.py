@@ -27,8 +27,8 @@ VALUES_BYTES_MAX = 16 << 10
 """The maximum size of all values of a policy as JSON."""
 URL_CHARS_MAX = 2048
 CHECK_SECONDS_MAX = 60.0
-_MEMBER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\[\]-]{0,63}")
-_MEMBER_WANTED = "expected the name of a member of request bodies: 1 to 64 of A-Za-z0-9_.[]-"
+_MEMBER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_\[\]-]{0,63}")
+_MEMBER_WANTED = "expected the name of a member at the top level of request bodies: 1 to 64 of A-Za-z0-9_[]-"
 _URL_WANTED = "expected a URL such as https://guard.example/check, without user name and fragment"
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?\.?")
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Annotated, TypeVar
 
+import msgspec
 from msgspec import Meta, field
 
 from autoscaler.importers.decode import (
@@ -44,6 +45,7 @@ from autoscaler.importers.result import (
 )
 from autoscaler.spec.decode import Part, Path, WrongKeyError
 from autoscaler.spec.pod import API_VERSION
+from autoscaler.spec.policy import RequestPolicy, check_policy
 
 P = TypeVar("P", bound=Part)
 
@@ -170,7 +172,9 @@ def _model(name: str, value: object, macros: Macros, whole: LlamaSwapConfig, fol
     except ValueError as error:
         raise WrongKeyError((*at, "cmd"), f"expected a valid shell command: {error}") from None
     _timing(entry, whole, at, sketch)
-    _names(name, entry, scope, at, sketch)
+    filters = _filters(entry, scope, at, sketch)
+    _names(name, entry, filters, sketch)
+    sketch.spec["policy"] = _policy(filters, sketch)
     if entry.unlisted:
         sketch.spec["unlisted"] = True
     return sketch.taken()
@@ -197,19 +201,49 @@ def _timing(entry: LlamaSwapModel, whole: LlamaSwapConfig, at: Path, sketch: Ske
         )
 
 
-def _names(name: str, entry: LlamaSwapModel, macros: Macros, at: Path, sketch: Sketch) -> None:
-    """Write aliases, including ids of `setParamsByID`, and the original of a simplified name; report filters of request
-    bodies.
-    """
+def _filters(entry: LlamaSwapModel, macros: Macros, at: Path, sketch: Sketch) -> Filters:
+    """Read the filters of request bodies, with the macros in names of models."""
     given = {_CAMEL.get(key, key): value for key, value in entry.filters.items()}
     filters = read_part(given, Filters, (*at, "filters"), sketch.tell)
-    if filters.strip_params or filters.set_params:
-        sketch.tell("filters", "request bodies are forwarded unchanged: clients must send these parameters")
-    chosen = [str(expand_macros(key, macros, (*at, "filters", "setParamsByID"))) for key in filters.set_params_by_id]
-    if chosen:
-        sketch.tell("filters.setParamsByID", "these names become aliases without parameters")
+    where = (*at, "filters", "setParamsByID")
+    by_id = {str(expand_macros(key, macros, where)): params for key, params in filters.set_params_by_id.items()}
+    return msgspec.structs.replace(filters, set_params_by_id=by_id)
+
+
+def _policy(filters: Filters, sketch: Sketch) -> Document:
+    """Convert filters of request bodies to a request policy."""
+    removed = dict.fromkeys(name.strip() for name in filters.strip_params.split(","))
+    by_name = {
+        alias if is_alias(alias) else simplify_name(alias): _members(params, f"setParamsByID.{alias}", sketch)
+        for alias, params in filters.set_params_by_id.items()
+    }
+    policy: Document = {
+        "forced": _members(filters.set_params, "setParams", sketch),
+        "removed": [*_members(removed, "stripParams", sketch)],
+        "forcedByName": {name: members for name, members in by_name.items() if name and members},
+    }
+    return {key: value for key, value in policy.items() if value}
+
+
+def _members(params: Mapping[str, object], key: str, sketch: Sketch) -> Document:
+    """Return the members that a policy may change; report the others. llama-swap itself ignores `model`."""
+    kept: Document = {}
+    for name, value in params.items():
+        if name in {"", "model"}:
+            continue
+        try:
+            check_policy(RequestPolicy(forced={**kept, name: value}), ())
+        except WrongKeyError as error:
+            sketch.tell(f"filters.{key}: {name}", error.message)
+        else:
+            kept[name] = value
+    return kept
+
+
+def _names(name: str, entry: LlamaSwapModel, filters: Filters, sketch: Sketch) -> None:
+    """Write aliases, including ids of `setParamsByID`, and the original of a simplified name."""
     aliases = dict[str, None]()
-    for alias in (name, *entry.aliases, *chosen):
+    for alias in (name, *entry.aliases, *filters.set_params_by_id):
         kept = alias if is_alias(alias) else simplify_name(alias)
         if kept != alias:
             key = "name" if alias == name else "aliases"

@@ -89,10 +89,10 @@ def test_llama_swap_configuration_is_converted_to_models_and_a_tenant() -> None:
         "aliases": ["coder", "gpt-4o", "coder:32b:slow"], "args": ["--flash-attn", "on", "--gpu-layers", "99"],
         "env": {"LLAMA_LOG": "1"}, "contextTokens": 8192, "gpu": {"count": 2}, "slots": 4, "idleSeconds": 60,
         "start": {"secondsMax": 300}, "responseSecondsMax": 120, "firstByteSecondsMax": 120,
+        "policy": {"removed": ["temperature"], "forcedByName": {"coder:32b:slow": {"reasoning_effort": "high"}}},
     }  # fmt: skip
     assert dict(coder.notes).keys() == {
-        "name", "metadata", "env CUDA_VISIBLE_DEVICES", "cmd", "filters", "filters.setParamsByID", "timeouts.connect",
-        "concurrencyLimit",
+        "name", "metadata", "env CUDA_VISIBLE_DEVICES", "cmd", "timeouts.connect", "concurrencyLimit",
     }  # fmt: skip
     assert spec_of(pooled) == {
         "engine": "command",
@@ -218,9 +218,45 @@ def test_comment_in_a_folded_text_reports_the_flags_that_it_hides() -> None:
 
 
 @pytest.mark.parametrize("key", ["stripParams", "strip_params"])
-def test_filters_in_both_spellings_are_reported_as_filters(key: str) -> None:
-    notes = model("engine ${PORT}", {"filters": {key: "temperature, top_p"}}).notes
-    assert [note.key for note in notes if "filters" in note.key] == ["filters"]
+def test_stripped_parameters_in_both_spellings_become_removed_members(key: str) -> None:
+    taken = model("engine ${PORT}", {"filters": {key: "temperature, top_p,,model, temperature"}})
+    assert spec_of(taken)["policy"] == {"removed": ["temperature", "top_p"]}
+    assert not [note.key for note in taken.notes if "filters" in note.key]
+
+
+def test_set_parameters_become_forced_members() -> None:
+    params = {"temperature": 0.7, "provider": {"zdr": True}, "model": "x"}
+    by_id = {"${MODEL_ID}": {"top_k": 1}, "m:high": {"reasoning_effort": "high"}, "a b|": {"seed": 1}}
+    taken = model("engine ${PORT}", {"filters": {"setParams": params, "setParamsByID": by_id}})
+    assert spec_of(taken)["policy"] == {
+        "forced": {"temperature": 0.7, "provider": {"zdr": True}},
+        "forcedByName": {"m": {"top_k": 1}, "m:high": {"reasoning_effort": "high"}, "a-b": {"seed": 1}},
+    }
+    assert spec_of(taken)["aliases"] == ["a-b", "m:high"]
+    assert not [note.key for note in taken.notes if "filters" in note.key]
+
+
+@pytest.mark.parametrize(
+    ("filters", "note"),
+    [
+        ({"stripParams": "messages"}, "filters.stripParams: messages"),
+        ({"setParams": {"stream": True}}, "filters.setParams: stream"),
+        ({"setParams": {"chat_template_kwargs.enable_thinking": False}},
+         "filters.setParams: chat_template_kwargs.enable_thinking"),
+        ({"setParams": {"a": {"b": {"c": {"d": {"e": {"f": 1}}}}}}}, "filters.setParams: a"),
+        ({"setParamsByID": {"n": {"prompt": "x"}}}, "filters.setParamsByID.n: prompt"),
+    ],
+)  # fmt: skip
+def test_parameter_that_no_policy_may_change_is_reported(filters: dict[str, object], note: str) -> None:
+    taken = model("engine ${PORT}", {"filters": filters})
+    assert "policy" not in spec_of(taken)
+    assert [one.key for one in taken.notes if "filters" in one.key] == [note]
+
+
+def test_second_limit_of_tokens_is_reported() -> None:
+    taken = model("engine ${PORT}", {"filters": {"setParams": {"max_tokens": 1, "max_completion_tokens": 2}}})
+    assert spec_of(taken)["policy"] == {"forced": {"max_completion_tokens": 2}}
+    assert "filters.setParams: max_tokens" in dict(taken.notes)
 
 
 DOCKER = "docker run --rm -p ${PORT}:8080 -v /m:/models"
