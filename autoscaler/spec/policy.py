@@ -50,7 +50,7 @@ class AnswerCheck(RequestCheck, frozen=True, kw_only=True):
     """An HTTP server that allows or rejects each whole answer. Streams cannot be checked."""
 
     streams: Literal["reject", "skip"]
-    """What happens to requests for a stream. `reject`: they get 400. `skip`: their answers are not checked."""
+    """How requests for a stream are handled. `reject`: they get 400. `skip`: their answers are not checked."""
 
 
 class RequestPolicy(Part, frozen=True):

@@ -54,6 +54,13 @@ def test_policies_allow_adopted_pods_only_in_configured_namespaces() -> None:
                 assert "ipBlock" not in str(one), "a gateway reaches no address outside of the cluster"
 
 
+def test_gateways_reach_the_configured_servers_of_checks() -> None:
+    rule = {"ports": [{"port": 443}], "to": [{"ipBlock": {"cidr": "192.0.2.1/32"}}]}
+    assert policy({"networkPolicy": {"gatewaysEgress": [rule]}}, "gateway")["egress"] == [
+        *policy({}, "gateway")["egress"], rule
+    ]  # fmt: skip
+
+
 def test_engine_egress_is_dns_only_unless_configured() -> None:
     assert policy({}, "engines")["egress"] == [DNS]
     rule = {"ports": [{"port": 443}]}

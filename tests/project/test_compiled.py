@@ -16,7 +16,14 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILD = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
 MODULES: list[str] = BUILD["hooks"]["custom"]["compiled"]
 GATEWAY = Path(str(gateway.__file__)).parent
-STRUCTS = {"control/snapshot_file", "dialects/ollama_structs", "dispatch/effects", "http/json_structs", "limits"}
+STRUCTS = {
+    "control/snapshot_file",
+    "dialects/ollama_structs",
+    "dispatch/effects",
+    "http/json_structs",
+    "limits",
+    "policy/external_checks",
+}
 """Modules of msgspec Structs."""
 AWAITING = {
     "control/client",
@@ -26,8 +33,9 @@ AWAITING = {
     "memory/process_memory",
     "ops",
     "server/tls_handshakes",
+    "upstream/check_client",
 }
-"""Modules that wait for the autoscaler, people, files and handshakes: none runs per request."""
+"""Modules that wait for the autoscaler, people, files, handshakes and checks: none runs per request without checks."""
 
 
 def test_every_gateway_module_is_compiled_or_explicitly_excluded() -> None:

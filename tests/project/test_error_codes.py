@@ -40,5 +40,5 @@ def test_error_code_without_a_meaning_fails_the_page_generation(
 def test_page_lists_the_errors_that_a_retry_does_not_cure() -> None:
     rows = [line for line in error_codes.error_rows().splitlines() if "`false`" in line]
     assert [row.split(" | ")[1] for row in rows] == [
-        "`model_faulty`", "`model_start_failed`", "`no_capacity`", "`upstream_timeout`"
+        "`request_rejected`", "`model_faulty`", "`model_start_failed`", "`no_capacity`", "`upstream_timeout`"
     ]  # fmt: skip
