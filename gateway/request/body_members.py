@@ -70,7 +70,9 @@ _MEMBER = re.compile(rb'[ \t\r\n]*("(?:[^"\\]++|\\.)*+")[ \t\r\n]*:[ \t\r\n]*')
 _MEMBER_END = re.compile(rb"[ \t\r\n]*([,}])")
 
 
-def start_scan(operation: Operation, pieces: ChunkedBody, content_type: bytes, watched: frozenset[str]) -> None:
+def start_scan(
+    operation: Operation, pieces: ChunkedBody, content_type: bytes, watched: frozenset[str] = _UNWATCHED
+) -> None:
     """Start reading a large body while it arrives. `watched`: members that a policy may change."""
     if not media_types.is_form(content_type):
         pieces.scan = JsonScan(pieces.parts, watched)

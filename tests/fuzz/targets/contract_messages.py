@@ -26,7 +26,8 @@ KINDS: tuple[type[msgspec.Struct], ...] = (
 _DECODERS = [make_decoder(kind) for kind in KINDS]
 _CATALOGUE = (
     b'{"epoch":1,"version":2,"full":true,"models":[{"name":"m","served_name":"s","aliases":["a"],"slots":4,"queue":'
-    b'{"calls_max":1},"clocks":{"stall_seconds_max":1.5}}],"models_gone":["n"],"tenants":[{"name":"t","keys":[{"sha256":'
+    b'{"calls_max":1},"clocks":{"stall_seconds_max":1.5},"policy":{"forced":{"a":"1"},"caps":{"n":'
+    b'1},"removed":["b"],"request_check":{"url":"http://h/"}}}],"models_gone":["n"],"tenants":[{"name":"t","keys":[{"sha256":'
     b'"ab","expires_unix_s":1.0}],"models":["*"],"weight":2.0}],"settings":{"keys_needed":true,"cors_origins":["*"],'
     b'"hosts":["a.example"]}}'
 )

@@ -11,8 +11,10 @@ import aiohttp
 from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http_exceptions import HttpProcessingError
 
+from autoscaler.contract import PolicyEntry
 from gateway.errors import CallError
 from gateway.http.body_buffers import ChunkedBody
+from gateway.policy.request_policy import Policy
 from gateway.request import body_members
 from gateway.request.api_routes import Operation, find_operation
 from gateway.request.json_scanner import NESTING_MAX
@@ -25,6 +27,17 @@ OPERATIONS = tuple(
     for path in (b"/v1/chat/completions", b"/v1/messages", b"/v1/embeddings", b"/openai/deployments/m/completions")
     if (operation := find_operation(b"POST", path)) is not None
 )
+POLICY = Policy(
+    PolicyEntry(
+        defaults={"seed": "1"},
+        forced={"temperature": "0"},
+        caps={"n": 2, "max_tokens": 9},
+        removed=("tools",),
+    ),
+    PolicyEntry(),
+    "",
+)
+FOLDED = frozenset(name.casefold() for name in POLICY.members)
 JSON_SEEDS = tuple(
     bytes((number,)) + body
     for number in range(len(OPERATIONS))
@@ -42,6 +55,9 @@ JSON_SEEDS = tuple(
         b'{"model":"m","stream_options":{"a" 1}}',
         b'{"model":"m","stream_options":{"\\ud800":1}}',
         b'{"model":"m","stream_options":tru}',
+        b'{"n":8,"tools":[{}],"model":"m","max_tokens":null,"temperature":2,"n_predict":-1,"seed":1}',
+        b'{"tools":1,"functions":2,"tool_choice":3,"model":"m","best_of":1e9,"a":{"n":9}}',
+        b'{"model":"m","N":8,"Tools":[],"\\u006e":9}',
     )
 )
 JSON_WORDS = (
@@ -60,6 +76,7 @@ FORM_SEEDS = tuple(
         FORM,
         FORM.replace(b"--\r\n", b"--"),
         _PART + b'"stream"\r\n\r\ntrue\r\n' + FORM,
+        _PART + b'"temperature"\r\n\r\n2\r\n' + _PART + b'"tools"\r\n\r\n2\r\n' + _PART + b'"n"\r\n\r\n9\r\n' + FORM,
         _PART + b"\"model\"; filename*=utf-8''x\r\nContent-Type: text/plain\r\n\r\nm\r\n--b--",
         _PART + b'"file"\r\n\r\n' + _PART.replace(b"\r\n", b"\n") + b'"model"\n\nx\r\n' + FORM,
     )
@@ -123,18 +140,46 @@ def documents(data: bytes) -> None:
         assert dict(stream_options) == asked | {"include_usage": True}
         wanted["stream_options"] = stream_options
     assert got == wanted
+    check_policy(operation, body)
+
+
+def check_policy(operation: Operation, body: bytes) -> None:
+    """Apply a policy to the body as a small and as a large one."""
+    found = []
+    for one in (body, in_pieces(operation, body, 7, POLICY.members)):
+        try:
+            peek = body_members.read_body(operation, one, b"application/json", watched=POLICY.members)
+            found.append(in_one(body_members.edit_body(operation, peek, SERVED, policy=POLICY)))
+        except CallError:
+            found.append(b"")
+    small, large = found
+    if small and large:
+        assert dict(members(small)) == dict(members(large)), "another policy for a large body"
+    if not small:
+        return
+    try:
+        read = decoded(small.decode())
+    except RecursionError:
+        return
+    assert isinstance(read, Pairs)
+    got = dict(read)
+    assert len(got) == len(read), "a member twice"
+    assert got["temperature"] == "0"
+    assert "seed" in got
+    folded = [name.casefold() for name in got]
+    assert {name for name in folded if name in FOLDED} == {name for name in got if name in FOLDED}, "in another case"
+    assert not set(folded) & {"tools", "functions", "tool_choice"}
+    for name in ("n", "best_of", "n_cmpl", "max_tokens", "n_predict"):
+        value = got.get(name)
+        assert value is None or (isinstance(value, str) and float(value) <= 9), f"{name} above its cap"
+    assert not any(str(got.get(name, "0")).startswith("-") for name in ("max_tokens", "n_predict"))
 
 
 def as_large(operation: Operation, body: bytes) -> bytes | None:
     """The result of reading it as a large body in pieces; the same however it is split."""
     found: list[bytes | None] = []
     for size in (len(body) + 1, 7):
-        pieces = ChunkedBody()
-        body_members.start_scan(operation, pieces, b"application/json")
-        for at in range(0, len(body), size):
-            pieces.add(body[at : at + size])
-            if pieces.scan is not None:
-                pieces.scan.step(len(pieces))
+        pieces = in_pieces(operation, body, size)
         try:
             edited = body_members.edit_body(
                 operation, body_members.read_body(operation, pieces, b"application/json"), SERVED
@@ -145,6 +190,17 @@ def as_large(operation: Operation, body: bytes) -> bytes | None:
             found.append(in_one(edited))
     assert found[0] == found[1], "another cut, another reading"
     return found[0]
+
+
+def in_pieces(operation: Operation, body: bytes, size: int, watched: frozenset[str] = frozenset()) -> ChunkedBody:
+    """The body as it arrives in pieces of this size."""
+    pieces = ChunkedBody()
+    body_members.start_scan(operation, pieces, b"application/json", watched)
+    for at in range(0, len(body), size):
+        pieces.add(body[at : at + size])
+        if pieces.scan is not None:
+            pieces.scan.step(len(pieces))
+    return pieces
 
 
 def members(body: bytes) -> list[tuple[str, str]]:
@@ -172,6 +228,17 @@ def forms(data: bytes) -> None:
     models = [trimmed(value) for name, value in before if name == "model"]
     assert models == [form.model.encode()], "aiohttp reads another model"
     assert after == [(name, SERVED.encode() if name == "model" else value) for name, value in before]
+    try:
+        policed = in_one(edit_multipart(form, model=SERVED, policy=POLICY))
+    except CallError:
+        return
+    after = parts(policed, content_type)
+    assert after is not None, "the policy broke it"
+    changed = [(name, value) for name, value in after if name in POLICY.members]
+    assert [value for name, value in changed if name == "temperature"] == [b"0"]
+    assert not {"tools", "functions", "tool_choice"} & {name for name, _ in changed}
+    kept = [pair for pair in after if pair[0] not in POLICY.members and pair[0] != "model"]
+    assert kept == [pair for pair in before if pair[0] not in POLICY.members and pair[0] != "model"]
 
 
 def trimmed(value: bytes) -> bytes:
