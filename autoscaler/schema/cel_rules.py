@@ -4,8 +4,9 @@ server.
 Each rule has the message of its rule in Python; a test against a real API server compares them.
 
 Some rules exist only in Python, because CEL cannot express them or their cost is too high: unknown placeholders,
-adapters' names that equal aliases, and the form of labels, quantities and names of variables. (`env` has values of two
-types, which CEL cannot read.) Rules that depend on the namespace or the Settings exist only in Python, too.
+adapters' names that equal aliases, members and URLs of request policies, and the form of labels, quantities and names
+of variables. (`env` has values of two types, which CEL cannot read.) Rules that depend on the namespace or the Settings
+exist only in Python, too.
 https://kubernetes.io/docs/reference/using-api/cel
 """
 

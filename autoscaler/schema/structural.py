@@ -173,7 +173,7 @@ def _text_or(part: Schema) -> Schema:
 
 def _json_value(depth: int) -> Schema:
     """The schema of any JSON value with at most `depth` nested lists and maps. It cannot state a `type`."""
-    bounds: Schema = {"maxLength": TEXT_CHARS_MAX, "maxItems": 0, "maxProperties": 0}
+    bounds: Schema = {"nullable": True, "maxLength": TEXT_CHARS_MAX, "maxItems": 0, "maxProperties": 0}
     if depth:
         nested = _json_value(depth - 1)
         bounds |= {

@@ -162,7 +162,7 @@ def _check_value(value: object, at: Path, depth: int) -> None:
             if math.isfinite(value):
                 return
         case list() | dict():
-            if depth == 0:
+            if depth == 0 and value:
                 raise WrongKeyError(at, f"expected a value with at most {VALUE_DEPTH_MAX} nested lists or maps")
             for key, one in value.items() if isinstance(value, dict) else enumerate(value):
                 _check_value(one, (*at, key), depth - 1)

@@ -331,6 +331,27 @@ async def test_nested_environment_variable_value_is_rejected(served: Api, namesp
         await served.create(path, model("a", env={"A": value}))
 
 
+async def test_policy_is_kept_and_a_value_of_more_depth_is_rejected(served: Api, namespace: str) -> None:
+    policy = {
+        "defaults": {"temperature": 0.5, "seed": 1, "stop": ["a"], "user": None},
+        "forced": {"chat_template_kwargs": {"a": {"b": {"c": {"d": True}}}}, "x": [[[[1]]]]},
+        "caps": {"max_tokens": 4096},
+        "removed": ["tools"],
+        "forcedByName": {"a:b": {"top_k": 1}},
+        "requestCheck": {"url": "https://guard.example/", "failOpen": True},
+        "answerCheck": {"url": "https://guard.example/", "streams": "skip", "timeoutSeconds": 1},
+    }
+    written = model("a", aliases=["a:b"], policy=policy)
+    made = await served.create(f"{models(namespace)}?fieldValidation=Strict", written)
+    assert read_document(document("Model", "a", spec=made["spec"])).spec.policy == read_document(written).spec.policy
+    for value in (nested(5), nested(1_100), msgspec.Raw(b"[[[[[1]]]]]"), msgspec.Raw(b"[" * 1_100 + b"]" * 1_100)):
+        for wrong in ({"forced": {"x": value}}, {"defaults": {"x": value}}, {"forcedByName": {"b": {"x": value}}}):
+            message = await refusal(served, f"{models(namespace)}?dryRun=All", model("b", policy=wrong))
+            assert "spec.policy." in message
+    no_streams = {"answerCheck": {"url": "https://guard.example/"}}
+    assert "spec.policy.answerCheck.streams" in await refusal(served, models(namespace), model("b", policy=no_streams))
+
+
 async def test_pod_field_types_equal_those_of_the_api_server_schema(api: Api) -> None:
     """Another version of Kubernetes may have more fields, which would be dropped."""
     found = (await api.get("/openapi/v3/api/v1"))["components"]["schemas"]
