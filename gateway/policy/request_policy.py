@@ -167,9 +167,12 @@ class Policies:
         """All members that some policy reads or changes."""
 
     def find(self, tenant: TenantEntry, model: ModelEntry, name: str) -> Policy | None:
-        """Return the policy for a request that names the Model by `name`; None if there is none."""
+        """Return the policy for a request that names the Model by `name`, to which Ollama's clients append `:latest`.
+        None: there is none.
+        """
         own = self._models.get(model.name)
-        named = name if own is not None and name in own.forced_by_name else ""
+        by_name: Mapping[str, object] = {} if own is None else own.forced_by_name
+        named = next((one for one in (name, name.removesuffix(":latest")) if one in by_name), "") if by_name else ""
         key = (tenant.name, model.name, named)
         if key in self._found:
             return self._found[key]

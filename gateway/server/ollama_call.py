@@ -71,7 +71,7 @@ def admit_ollama_call(
     salt = cache_salt(tenant.name) if entry.takes_cache_salt else None
     asks_usage = entry.takes_stream_options
     policies = gateway.directory.policies
-    policy = None if policies is None else policies.find(tenant, entry, peek.model.removesuffix(":latest"))
+    policy = None if policies is None else policies.find(tenant, entry, peek.model)
     edited = body_members.edit_body(
         target, peek, entry.served_name, salt, entry.lora, include_usage=asks_usage, policy=policy
     )

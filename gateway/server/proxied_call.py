@@ -41,7 +41,7 @@ from gateway.request.headers import get_call_headers, upstream_head
 from gateway.request.multipart import Form
 from gateway.server import precheck as early
 from gateway.server.response_relay import Answer
-from gateway.upstream import token_usage
+from gateway.upstream import check_client, token_usage
 from gateway.upstream.connection import Loss, Sink
 
 if TYPE_CHECKING:
@@ -202,7 +202,8 @@ class ProxiedCall(Sink):
         self._response = head
         self._walker = walker
         if self._held is not None:
-            self._held, self._held_bytes = [], 0
+            self._held = []
+            self._count_held(0)
             return self._hold
         return self._commit
 
@@ -334,9 +335,16 @@ class ProxiedCall(Sink):
             self._drop_body()
         content = self._walker.strip(data)
         held.append(content)
-        self._held_bytes += len(content)
+        self._count_held(self._held_bytes + len(content))
         if self._held_bytes > external_checks.CONTENT_BYTES_MAX:
             self._break(unchecked_answer())
+        elif self._gateway.checks.held_bytes > check_client.HELD_BYTES_MAX:
+            self._break(too_many_checks())
+
+    def _count_held(self, size: int) -> None:
+        """Account for this size of the held answer."""
+        self._gateway.checks.held_bytes += size - self._held_bytes
+        self._held_bytes = size
 
     def _end_held(self, held: list[bytes]) -> None:
         """The answer is complete."""
@@ -592,6 +600,8 @@ class ProxiedCall(Sink):
         """Record the outcome, once."""
         gateway = self._gateway
         self._stage = ENDED
+        if self._held_bytes:
+            self._count_held(0)
         now_s = gateway.clock()
         try:
             self._drop_body()  # the deadline heap may keep an ended Call for a while

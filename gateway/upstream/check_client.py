@@ -19,7 +19,7 @@ from yarl import URL
 
 from autoscaler.contract import PolicyCheck
 from gateway.errors import CallError, check_failed, request_rejected
-from gateway.exception_handling import describe_error, reraise_memory_error
+from gateway.exception_handling import reraise_memory_error
 from gateway.policy.external_checks import (
     RESPONSE_BYTES_MAX,
     AddressRules,
@@ -32,6 +32,8 @@ CHECKS_MAX = 1000
 """Concurrent checks of one gateway; above it requests get 503."""
 CONTENT_BYTES_MAX = 64 << 20
 """Size of the messages of all concurrent checks; above it requests get 503."""
+HELD_BYTES_MAX = 64 << 20
+"""Size of all answers that arrive for a check; above it their requests get 503."""
 IDLE_S_MAX = 15.0
 """How long an idle connection to the server of a check is kept."""
 LOG_GAP_S = 1.0
@@ -73,6 +75,8 @@ class CheckClient:
 
     def __init__(self) -> None:
         self.rules = AddressRules()
+        self.held_bytes = 0
+        """Size of the answers that arrive for a check."""
         self._session: aiohttp.ClientSession | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._bytes = 0
@@ -188,12 +192,6 @@ class CheckClient:
 
 
 def _reason(error: Exception) -> str:
-    """Return the reason of a failed check, without addresses."""
-    cause = error.__cause__ if isinstance(error, aiohttp.ClientConnectorError) else error
-    if isinstance(error, aiohttp.ClientConnectorError) and isinstance(error.os_error, ForbiddenAddressError):
-        cause = error.os_error
-    if isinstance(cause, CheckFailedError | ForbiddenAddressError):
-        return str(cause)
-    if isinstance(error, aiohttp.ClientError | OSError | TimeoutError):
-        return type(error).__name__
-    return describe_error(error)
+    """Return the reason of a failed check. Messages of other libraries contain addresses and are left out."""
+    cause: Exception = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    return str(cause) if isinstance(cause, CheckFailedError | ForbiddenAddressError) else type(error).__name__

@@ -69,9 +69,10 @@ ROWS: dict[str, tuple[str, ...]] = {
         "gateway.policy.external_checks.CONTENT_BYTES_MAX",
         "gateway.policy.external_checks.RESPONSE_BYTES_MAX",
     ),
-    "concurrent external checks of a gateway; size of their messages": (
+    "concurrent external checks of a gateway; size of their messages; of answers that arrive for a check": (
         "gateway.upstream.check_client.CHECKS_MAX",
         "gateway.upstream.check_client.CONTENT_BYTES_MAX",
+        "gateway.upstream.check_client.HELD_BYTES_MAX",
     ),
     "model name in a path": ("gateway.request.api_routes._NAME_BYTES_MAX",),
     "path with a variant, such as a slash at the end": ("gateway.request.api_routes._VARIANT_BYTES_MAX",),

@@ -314,7 +314,7 @@ async def test_failed_check_of_an_answer_is_closed_or_open() -> None:
 async def test_answer_that_is_too_large_or_incomplete_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = UNTIL_CLOSE.removesuffix(b"}")
     cut = CHUNKED.removesuffix(END)
-    scripts = ((ANSWER,), (CHUNKED,), (broken, CLOSE), (cut, CLOSE), (cut, CLOSE))
+    scripts = ((ANSWER,), (CHUNKED,), (broken, CLOSE), (cut, CLOSE), (CHUNKED,))
     async with guard() as checked, ScriptedEngine(*scripts) as engine, rig(engine.address) as one:
         apply_policy(one, answer_check=checked.check(fail_open=True))
         with monkeypatch.context() as patched:
@@ -323,6 +323,11 @@ async def test_answer_that_is_too_large_or_incomplete_is_an_error(monkeypatch: p
                 assert (await ask(one))[0] == 502
         for _ in range(2):
             assert (await ask(one))[0] == 502
+        with monkeypatch.context() as patched:
+            patched.setattr(check_client, "HELD_BYTES_MAX", 12)
+            status, _, error = await ask(one)
+            assert (status, error["error"]["code"]) == (503, "overloaded")
+        assert one.front.checks.held_bytes == 0
         assert not checked.messages
         await one.settled()
         assert one.in_use() == 0

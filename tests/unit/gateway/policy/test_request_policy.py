@@ -325,6 +325,7 @@ def test_policy_is_found_by_tenant_model_and_requested_name() -> None:
     assert members(high_effort) == {"reasoning_effort": "high", "max_tokens": 9}
     assert policies.find(tenant("t"), model("m"), "m") is low
     assert policies.find(tenant("t"), model("m"), "alias of m") is low
+    assert policies.find(tenant("t"), model("m"), "m:high:latest") is high_effort
 
 
 def test_reserved_members_contain_all_that_a_gateway_reads_or_rejects() -> None:
