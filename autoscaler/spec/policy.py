@@ -28,6 +28,7 @@ VALUES_BYTES_MAX = 16 << 10
 URL_CHARS_MAX = 2048
 CHECK_SECONDS_MAX = 60.0
 _MEMBER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_\[\]-]{0,63}")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _MEMBER_WANTED = "expected the name of a member at the top level of request bodies: 1 to 64 of A-Za-z0-9_[]-"
 _URL_WANTED = "expected a URL such as https://guard.example/check, without user name and fragment"
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?\.?")
@@ -153,8 +154,11 @@ def _check_values(members: Members, at: Path) -> int:
 
 def _check_value(value: object, at: Path, depth: int) -> None:
     match value:
-        case None | bool() | str():
+        case None | bool():
             return
+        case str():
+            if not _SURROGATE.search(value):
+                return
         case int():
             if -(1 << 63) <= value < 1 << 63:
                 return
@@ -165,6 +169,7 @@ def _check_value(value: object, at: Path, depth: int) -> None:
             if depth == 0 and value:
                 raise WrongKeyError(at, f"expected a value with at most {VALUE_DEPTH_MAX} nested lists or maps")
             for key, one in value.items() if isinstance(value, dict) else enumerate(value):
+                _check_value(str(key), at, 0)
                 _check_value(one, (*at, key), depth - 1)
             return
         case _:

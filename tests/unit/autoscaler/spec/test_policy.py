@@ -9,9 +9,10 @@ import pytest
 import yaml
 
 from autoscaler.contract import PolicyCheck, PolicyEntry
-from autoscaler.documents.parse import DocumentError, parse_documents, to_yaml
+from autoscaler.documents.parse import DocumentError, parse_documents, read_document, to_yaml
 from autoscaler.documents.stand_ins import read_known_keys
 from autoscaler.routing.routes import front_settings, model_entry, tenant_entry
+from autoscaler.spec.decode import WrongKeyError
 from autoscaler.spec.policy import MEMBERS_MAX
 
 URL = "https://guard.example/check"
@@ -127,6 +128,13 @@ def test_forced_by_name_accepts_only_names_of_the_model() -> None:
     assert "spec.policy.forcedByName.other: is not a name of this Model" in message
     assert "spec.policy.forcedByName: unknown key" in refusal(tenant(forcedByName={"m": {"seed": 1}}))
     assert "forcedByName.m.stream: a policy cannot" in refusal(model(forcedByName={"m": {"stream": True}}))
+
+
+@pytest.mark.parametrize("value", ["\ud800", ["a", "\udfff"], {"\ud800": 1}])
+def test_unpaired_surrogate_in_a_value_is_an_error(value: object) -> None:
+    with pytest.raises(WrongKeyError, match="expected a value of JSON") as caught:
+        read_document(model(forced={"user": value}))
+    assert caught.value.path[:4] == ("spec", "policy", "forced", "user")
 
 
 def test_settings_name_hosts_and_networks_for_checks() -> None:
