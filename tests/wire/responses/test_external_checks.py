@@ -95,7 +95,7 @@ async def guard() -> AsyncIterator[Guard]:
         await runner.cleanup()
 
 
-def apply_policy(one: Rig, *, hosts: tuple[str, ...] = ("127.0.0.1",), version: int = 2, **checks: PolicyCheck) -> None:
+def apply_policy(one: Rig, *, hosts: tuple[str, ...] = ("127.0.0.1",), version: int = 2, **checks: Any) -> None:
     model = msgspec.structs.replace(MODEL_ENTRY, policy=PolicyEntry(**checks))
     settings = FrontSettings(check_hosts=hosts)
     one.front.catalogue(CatalogueDelta(epoch=1, version=version, full=True, models=(model,), settings=settings))

@@ -70,7 +70,7 @@ def edited(applied: Policy, path: str, body: bytes, content_type: bytes = b"appl
     return out[0]
 
 
-def members(applied: Policy, path: str = CHAT, **sent: object) -> dict[str, Any]:
+def members(applied: Policy, path: str = CHAT, **sent: Any) -> dict[str, Any]:
     """Return the members for the engine without `model`."""
     body = edited(applied, path, json.dumps({"model": "m", **sent}).encode())
     found: dict[str, Any] = json.loads(body)
@@ -126,7 +126,7 @@ def test_rules_of_a_policy_change_the_members_of_a_chat(
 def test_cap_on_tokens_applies_to_each_member_that_limits_tokens(name: str) -> None:
     capped = policy(caps={"max_tokens": 100})
     for sent, expected in ((1e6, 100), (101, 100), (100, 100), (7, 7), (-1, 100), (-2, 100), (0, 0)):
-        assert members(capped, **{name: sent}) == {name: expected}
+        assert members(capped, CHAT, **{name: sent}) == {name: expected}
     body = b'{"model":"m","%b":%b}'
     for number in (b"1e999", b"9" * 300, b"100.5", b"1E+3"):
         assert json.loads(edited(capped, CHAT, body % (name.encode(), number)))[name] == 100
