@@ -219,7 +219,7 @@ class Gateway(GatewayContext):
         try:
             proxied_call.checked(error)
         except Exception as fault:  # noqa: BLE001 - an exception concerns one request only
-            self._fail_faulty(proxied_call.call, fault)
+            self.fail_faulty(proxied_call.call, fault)
 
     def end(self, proxied_call: ProxiedCall, outcome: Outcome, now_s: float) -> None:
         """Handle the outcome of a request."""
