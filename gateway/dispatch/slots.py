@@ -13,8 +13,9 @@ from autoscaler.contract import ModelName, ModelRoute, ReplicaId
 
 STALLED_S_MIN, STALLED_FACTOR = 120.0, 10.0
 """A replica is stalled if streams get no byte from it for this time, and for this factor times the longest wait for a
-first byte of a stream so far. The Model's limit of a first byte is the maximum; it applies if no stream got a byte yet.
-Only streams count, because the progress of other responses is invisible until their end.
+first byte of a stream so far. The Model's limit of a first byte is the maximum. It applies as well if no stream got a
+byte yet, if only one stream waits, since its prompt may be long, and while other requests run, since their progress is
+invisible until their end.
 """
 SUSPECT_S = 1.0
 """Interval of probe requests to a replica that did not accept a connection, until it is confirmed."""
@@ -25,7 +26,7 @@ class Hold:
 
     __slots__ = (
         "address", "allowed", "byte_s", "connect_failures", "granted", "held", "in_use", "leaves", "model", "open",
-        "probe_s", "ready", "replica", "silent_s", "slots", "state", "streams", "suspect_s", "waiting_s",
+        "probe_s", "ready", "replica", "silent_s", "slots", "state", "streams", "suspect_s", "tried", "waiting_s",
     )  # fmt: skip
 
     def __init__(self, replica: ReplicaId, model: ModelRoutes) -> None:
@@ -57,6 +58,8 @@ class Hold:
         """How long streams waited that have ended since then without a byte."""
         self.waiting_s = 0.0
         """Since when running streams wait for a byte; without one it has no meaning."""
+        self.tried = 0
+        """Streams that ran since then."""
 
     def __repr__(self) -> str:
         return f"<Hold {self.replica} {self.state} {self.in_use}/{self.allowed}>"
@@ -68,6 +71,7 @@ class Hold:
             if not self.streams:
                 self.waiting_s = now_s
             self.streams += 1
+            self.tried += 1
         if self.open:
             self.model.free -= 1
         else:
@@ -80,7 +84,7 @@ class Hold:
         self.in_use -= 1
         if stream and self.streams:
             if byte_s > self.waiting_s:
-                self.waiting_s, self.silent_s = byte_s, 0.0
+                self.waiting_s, self.silent_s, self.tried = byte_s, 0.0, self.streams - 1
             self.streams -= 1
             if not self.streams:
                 self.silent_s += now_s - self.waiting_s
@@ -102,6 +106,7 @@ class Hold:
         """Record response bytes for a request granted at `granted_s`; True if that ends an earlier suspicion."""
         self.byte_s = self.waiting_s = now_s
         self.silent_s = 0.0
+        self.tried = self.streams
         if not self.connect_failures or granted_s <= self.suspect_s:
             return False
         self.connect_failures = 0
@@ -114,7 +119,9 @@ class Hold:
         if silent_s < STALLED_S_MIN:
             return False
         usual_s, limit_s = self.model.first_byte_s_max, self.model.first_byte_limit_s
-        return silent_s >= (limit_s if usual_s is None else min(limit_s, STALLED_FACTOR * usual_s))
+        if usual_s is not None and self.tried > 1 and self.streams == self.in_use:
+            limit_s = min(limit_s, STALLED_FACTOR * usual_s)
+        return silent_s >= limit_s
 
 
 class ModelRoutes:

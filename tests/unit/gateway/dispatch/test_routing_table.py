@@ -198,10 +198,11 @@ def test_wait_estimate_counts_down_only_during_a_start() -> None:
 
 
 def silent_hold(first_byte_s_max: float | None, limit_s: float = 590.0) -> Hold:
-    """A replica with one stream, which began at 0."""
+    """A replica with two streams, which began at 0."""
     _, part = llama(route("r1", 8))
     part.first_byte_s_max, part.first_byte_limit_s = first_byte_s_max, limit_s
     hold = part.holds[ReplicaId("r1")]
+    hold.take(0.0, stream=True)
     hold.take(0.0, stream=True)
     return hold
 
@@ -225,13 +226,13 @@ def test_replica_is_stalled_when_a_stream_waits_far_longer_than_usual(
 
 def test_byte_for_any_request_ends_a_stall() -> None:
     hold = silent_hold(0.5)
-    hold.take(1.0)
-    hold.heard(1.0, 150.0)
+    hold.heard(0.0, 150.0)
     assert [hold.stalled(150.0), hold.stalled(150.0 + STALLED_S_MIN)] == [False, True]
 
 
 def test_waits_of_streams_that_ended_in_vain_add_up_without_the_time_between_them() -> None:
     hold = silent_hold(0.5)
+    hold.give(20.0, stream=True)
     hold.give(50.0, stream=True)
     assert not hold.stalled(5000.0)
     hold.take(5000.0, stream=True)
@@ -240,9 +241,11 @@ def test_waits_of_streams_that_ended_in_vain_add_up_without_the_time_between_the
 
 def test_first_byte_of_a_stream_that_ended_since_counts_as_progress() -> None:
     hold = silent_hold(0.5)
+    hold.give(100.0, stream=True)
     hold.give(100.0, stream=True, byte_s=99.9)
     hold.take(200.0, stream=True)
-    assert not hold.stalled(319.0)
+    hold.take(200.0, stream=True)
+    assert [hold.stalled(319.0), hold.stalled(320.0)] == [False, True]
 
 
 def test_replica_is_never_stalled_by_requests_without_streams() -> None:
@@ -252,3 +255,17 @@ def test_replica_is_never_stalled_by_requests_without_streams() -> None:
     assert not hold.stalled(10_000.0)
     hold.give(10_000.0, stream=True)  # a form became a stream after its grant
     assert not hold.stalled(20_000.0)
+
+
+def test_stream_that_waits_alone_stalls_its_replica_only_at_the_limit() -> None:
+    hold = silent_hold(0.5, 590.0)
+    hold.give(10.0, stream=True, byte_s=9.0)
+    assert [hold.stalled(9.0 + 589.0), hold.stalled(9.0 + 590.0)] == [False, True]
+
+
+def test_replica_with_another_running_request_is_stalled_only_at_the_limit() -> None:
+    hold = silent_hold(0.5, 590.0)
+    hold.take(100.0)
+    assert [hold.stalled(589.0), hold.stalled(590.0)] == [False, True]
+    hold.give(590.0)
+    assert hold.stalled(590.0)
