@@ -54,7 +54,12 @@ DEFAULTS = {
         "caddyfile",
         (":80 {", ":PORT {"),
         "{\n\tadmin off\n\tdefault_bind 127.0.0.1\n\tstorage file_system FOLDER/storage\n}\nCONFIGURATION",
-        ((GATEWAY, GATEWAY + " {\ntransport http {\nread_timeout SECONDSs\nresponse_header_timeout SECONDSs\n}\n}"),),
+        (
+            (
+                "buffer_requests",
+                "buffer_requests\ntransport http {\nread_timeout SECONDSs\nresponse_header_timeout SECONDSs\n}",
+            ),
+        ),
     ),
 }
 
