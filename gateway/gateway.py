@@ -98,6 +98,7 @@ class Gateway(GatewayContext):
         """The address of a service of the cluster (`AddressRules`)."""
         self.checks.set_rules(AddressRules(service_address=service_address))
         self.on_report: Callable[[], None] = _ignore_edge
+        self.directory.all_policies.on_fault = _report_policy_fault
         self._ids = 0
         self._id_prefix = f"{gateway}-{boot}-"
         self._calls: dict[Call, ProxiedCall] = {}
@@ -427,6 +428,10 @@ class Gateway(GatewayContext):
         await self.checks.close()
         self.upstreams.close()
         self.telemetry.flush()
+
+
+def _report_policy_fault(model: ModelName, error: Exception) -> None:
+    fault_containment.report_fault(model, "policy", describe_error(error))
 
 
 def _ignore_edge() -> None:

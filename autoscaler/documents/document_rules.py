@@ -118,6 +118,12 @@ AMOUNT_RESERVED = "is set by Pilotlight: use spec.gpu"
 CHOICE_RESERVED = "is set by Pilotlight, which selects the devices: remove it"
 ADAPTERS_MAX = 64
 """The maximum number of adapters per Model."""
+ADAPTED_NAMES_MAX = 1024
+"""The maximum number of names with an adapter per Model: each gateway keeps every one of them in memory."""
+ADAPTED_NAMES_WANTED = (
+    f"expected at most {ADAPTED_NAMES_MAX} names model:adapter, counted as (aliases + 1) x adapters: remove aliases or "
+    "adapters"
+)
 OPERATORS_OWN = {"default-mig-parted-config", "custom-mig-parted-config"}
 """ConfigMaps that the GPU operator writes."""
 REPLICATED = {"timeslice", "mps"}
@@ -164,7 +170,11 @@ PRODUCT_WANTED = "expected a product name or a glob such as *h100*; omit models 
 
 
 def check_own_names(name: str, spec: ModelSpec) -> None:
-    """Check that the names of one Model differ: its own name, its aliases and the names of its adapters."""
+    """Check the number of names of one Model, and that they differ: its own name, its aliases and the names of its
+    adapters.
+    """
+    if (len(spec.aliases) + 1) * len(spec.adapters) > ADAPTED_NAMES_MAX:
+        raise WrongKeyError(("spec", "adapters"), ADAPTED_NAMES_WANTED)
     seen = {name: "the Model's own name"}
     for position, alias in enumerate(spec.aliases):
         taken = seen.setdefault(alias, f"spec.aliases[{position}]")

@@ -19,6 +19,8 @@ from re import Pattern
 import msgspec
 
 from autoscaler.documents.document_rules import (
+    ADAPTED_NAMES_MAX,
+    ADAPTED_NAMES_WANTED,
     ADAPTER,
     ADAPTER_PATH,
     ALIAS,
@@ -188,6 +190,7 @@ _SPEC = (
         ".adapters",
         says=True,
     ),
+    Rule(f"(size(self.aliases) + 1) * size(self.adapters) <= {ADAPTED_NAMES_MAX}", ADAPTED_NAMES_WANTED, ".adapters"),
     Rule(
         f"self.engine != 'command' || self.adapters.all(one, !one.artifact.matches({_STORED}))",
         f"self.adapters.filter(one, one.artifact.matches({_STORED}))[0].artifact.split('://')[0] + "

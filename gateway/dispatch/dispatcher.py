@@ -80,7 +80,8 @@ class Dispatcher:
             else:
                 desk.faults.discard("names")
                 self._look(desk, now_s, out)
-        self._weigh(delta)
+        if delta.full or delta.tenants or delta.tenants_gone:
+            self._weigh(delta)
         return self._done(out)
 
     def routes(self, delta: RoutesDelta, now_s: float) -> list[Effect]:

@@ -9,7 +9,7 @@ the same meaning (`same_members`), so that none of them bypasses it.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from msgspec import Raw
 
@@ -22,10 +22,11 @@ from autoscaler.contract import (
     TenantName,
     same_members,
 )
-from gateway.errors import CallError, invalid_request
+from gateway.errors import CallError, invalid_request, model_faulty
+from gateway.exception_handling import reraise_memory_error
 
-FOUND_MAX = 10_000
-"""Cache size for combined policies; above it the cache is cleared."""
+FOUND_MAX = 1_000
+"""Cache size for combined policies; above it the cache is cleared. A policy with the most members has about 200 KiB."""
 _NULL = b"null"
 _TOOLS = frozenset({"tools", "functions"})
 _TOOL_MEMBERS = _TOOLS | frozenset({"tool_choice", "function_call", "parallel_tool_calls"})
@@ -59,9 +60,7 @@ class Policy:
                 for same in same_members(member):
                     self._caps[same] = min(cap, self._caps.get(same, cap))
         self._forced = _combined(model.forced, model.forced_by_name.get(name, {}), tenant.forced)
-        dropped = set[str]()
-        for member in (*model.removed, *tenant.removed):
-            dropped |= _TOOL_MEMBERS if member in _TOOLS else same_members(member)
+        dropped = _removed_members((*model.removed, *tenant.removed))
         forced = {same for member in self._forced for same in same_members(member)}
         self._dropped = frozenset(dropped | forced)
         """Members of requests that are dropped."""
@@ -138,6 +137,25 @@ def _combined(*maps: Mapping[str, str]) -> dict[str, str]:
     return out
 
 
+def _removed_members(removed: Iterable[str]) -> set[str]:
+    dropped = set[str]()
+    for member in removed:
+        dropped |= _TOOL_MEMBERS if member in _TOOLS else same_members(member)
+    return dropped
+
+
+def _concerned_members(entry: PolicyEntry) -> set[str]:
+    """Return all members that a policy with this entry reads or changes, whatever name a request uses."""
+    members = _removed_members(entry.removed)
+    for member in {*entry.caps, *entry.forced, *entry.defaults}.union(*entry.forced_by_name.values()):
+        members |= same_members(member)
+    return members
+
+
+def _ignore_fault(model: ModelName, error: Exception) -> None:
+    del model, error
+
+
 def _target(member: str, engine_path: bytes) -> str:
     """Return the name of a member in the API of a path: for limits of tokens the one that its engines read."""
     if member not in TOKEN_LIMITS:
@@ -154,38 +172,116 @@ def _differs_in_case(known: str) -> CallError:
     return invalid_request(message, param=known)
 
 
-class Policies:
-    """The policies of all Models and Tenants."""
+class _Source:
+    """The policy of one Model or Tenant in the catalogue, and the exception that it raised, if any."""
 
-    def __init__(self, models: Mapping[ModelName, PolicyEntry], tenants: Mapping[TenantName, PolicyEntry]) -> None:
-        self._models = models
-        self._tenants = tenants
-        self._found: dict[tuple[TenantName, ModelName, str], Policy | None] = {}
-        every = [Policy(entry, _NO_ENTRY, name) for entry in models.values() for name in ("", *entry.forced_by_name)]
-        every += [Policy(_NO_ENTRY, entry, "") for entry in tenants.values()]
-        self.members = frozenset[str]().union(*(policy.members for policy in every))
+    __slots__ = ("entry", "error", "members")
+
+    def __init__(self, entry: PolicyEntry) -> None:
+        self.entry = entry
+        self.members = frozenset[str]()
+        self.error: Exception | None = None
+        try:
+            self.members = frozenset(_concerned_members(entry))
+        except Exception as error:  # noqa: BLE001 - the first request that needs the policy reports it
+            reraise_memory_error(error)
+            self.error = error
+
+
+class Policies:
+    """The policies of all Models and Tenants. A combined policy is built when the first request needs it."""
+
+    def __init__(self) -> None:
+        self.on_fault: Callable[[ModelName, Exception], None] = _ignore_fault
+        """Called for the first exception of a Model's policies, and again after a change of these."""
+        self.members = frozenset[str]()
         """All members that some policy reads or changes."""
+        self._models: dict[str, _Source] = {}
+        self._tenants: dict[str, _Source] = {}
+        self._uses: dict[str, int] = {}
+        """Member -> number of Models and Tenants whose policy concerns it."""
+        self._found: dict[tuple[str, str, str], Policy | None] = {}
+        """Tenant, Model, and name with values of its own ("" each for none) -> the policy; None: it raised."""
+        self._faulty: set[str] = set()
+        """Models whose exception was reported."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether no Model and no Tenant has a policy."""
+        return not self._models and not self._tenants
+
+    def clear(self) -> None:
+        """Remove all policies."""
+        self.members = frozenset()
+        self._models.clear()
+        self._tenants.clear()
+        self._uses.clear()
+        self._found.clear()
+        self._faulty.clear()
+
+    def update(
+        self, models: Mapping[ModelName, PolicyEntry | None], tenants: Mapping[TenantName, PolicyEntry | None]
+    ) -> None:
+        """Replace the policies of these Models and Tenants; None removes one."""
+        new_models = {name for name, entry in models.items() if self._replace(self._models, name, entry)}
+        new_tenants = {name for name, entry in tenants.items() if self._replace(self._tenants, name, entry)}
+        if not new_models and not new_tenants:
+            return
+        self.members = frozenset(self._uses)
+        self._faulty = set() if new_tenants else self._faulty - new_models
+        self._found = {
+            key: found for key, found in self._found.items() if key[0] not in new_tenants and key[1] not in new_models
+        }
+
+    def _replace(self, sources: dict[str, _Source], name: str, entry: PolicyEntry | None) -> bool:
+        """Replace one policy; False if it is the same."""
+        old = sources.get(name)
+        if entry == (None if old is None else old.entry):
+            return False
+        new = None if entry is None else _Source(entry)
+        for member in () if new is None else new.members:
+            self._uses[member] = self._uses.get(member, 0) + 1
+        for member in () if old is None else old.members:
+            self._uses[member] -= 1
+            if not self._uses[member]:
+                del self._uses[member]
+        if new is None:
+            del sources[name]
+        else:
+            sources[name] = new
+        return True
 
     def find(self, tenant: TenantEntry, model: ModelEntry, name: str) -> Policy | None:
         """Return the policy for a request that names the Model by `name`, to which Ollama's clients append `:latest`.
-        None: there is none.
+        None: there is none. Raises CallError 503 if the policy raised an exception.
         """
-        own = self._models.get(model.name)
-        by_name: Mapping[str, object] = {} if own is None else own.forced_by_name
+        own, others = self._models.get(model.name), self._tenants.get(tenant.name)
+        if own is None and others is None:
+            return None
+        by_name: Mapping[str, object] = {} if own is None else own.entry.forced_by_name
         named = next((one for one in (name, name.removesuffix(":latest")) if one in by_name), "") if by_name else ""
-        key = (tenant.name, model.name, named)
-        if key in self._found:
-            return self._found[key]
-        others = self._tenants.get(tenant.name)
-        found = None if own is None and others is None else Policy(own or _NO_ENTRY, others or _NO_ENTRY, named)
-        if len(self._found) >= FOUND_MAX:
-            self._found.clear()
-        self._found[key] = found
+        key = ("" if others is None else tenant.name, "" if own is None else model.name, named)
+        if key not in self._found:
+            if len(self._found) >= FOUND_MAX:
+                self._found.clear()
+            self._found[key] = self._build(own, others, model.name, named)
+        found = self._found[key]
+        if found is None:
+            raise model_faulty()
         return found
 
-
-def build_policies(models: Iterable[ModelEntry], tenants: Iterable[TenantEntry]) -> Policies | None:
-    """Return the policies of a catalogue; None if no Model and no Tenant has one."""
-    of_models = {entry.name: entry.policy for entry in models if entry.policy is not None}
-    of_tenants = {entry.name: entry.policy for entry in tenants if entry.policy is not None}
-    return Policies(of_models, of_tenants) if of_models or of_tenants else None
+    def _build(self, own: _Source | None, others: _Source | None, model: ModelName, named: str) -> Policy | None:
+        """Return the combined policy; None if it raised an exception."""
+        fault = next((one.error for one in (own, others) if one is not None and one.error is not None), None)
+        if fault is None:
+            try:
+                return Policy(
+                    _NO_ENTRY if own is None else own.entry, _NO_ENTRY if others is None else others.entry, named
+                )
+            except Exception as error:  # noqa: BLE001 - an exception concerns only requests with this policy
+                reraise_memory_error(error)
+                fault = error
+        if model not in self._faulty:
+            self._faulty.add(model)
+            self.on_fault(model, fault)
+        return None

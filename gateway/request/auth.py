@@ -16,13 +16,13 @@ from autoscaler.contract import (
     DEFAULT_TENANT,
     CatalogueDelta,
     FrontSettings,
-    ModelEntry,
     ModelName,
+    PolicyEntry,
     TenantEntry,
     TenantName,
 )
 from gateway.errors import ambiguous_api_keys, invalid_api_key
-from gateway.policy.request_policy import Policies, build_policies
+from gateway.policy.request_policy import Policies
 from gateway.request.model_names import ModelNames
 
 SALTS_MAX = 10_000
@@ -39,6 +39,7 @@ class Directory:
     def __init__(self) -> None:
         self.names = ModelNames()
         self.settings = FrontSettings()
+        self.all_policies = Policies()
         self.policies: Policies | None = None
         """None if no Model and no Tenant has a request policy."""
         self.watched = frozenset[str]()
@@ -47,13 +48,12 @@ class Directory:
         """The catalogue has arrived. Before, requests cannot be authenticated."""
         self._version = (0, 0)
         self._tenants: dict[TenantName, TenantEntry] = {}
-        self._models: dict[ModelName, ModelEntry] = {}
         self._keys: dict[str, tuple[float, TenantEntry]] = {}
         """Hash of a key whose role may call models -> expiry and tenant of the key."""
         self._default = TenantEntry(name=DEFAULT_TENANT)
 
     def apply(self, delta: CatalogueDelta) -> dict[ModelName, Exception]:
-        """Apply a change of the catalogue, unless it is older than the current state.
+        """Apply a change of the catalogue, unless it is older than the current state. Only what changed takes time.
         Return the models whose names raised an exception.
         """
         if (delta.epoch, delta.version) < self._version:
@@ -62,16 +62,19 @@ class Directory:
         self.known = self.known or delta.full
         if delta.full:
             self._tenants.clear()
-            self._models.clear()
+            self.names.clear()
+            self.all_policies.clear()
         for tenant in delta.tenants_gone:
             self._tenants.pop(tenant, None)
-        for model in delta.models_gone:
-            self._models.pop(model, None)
         self._tenants.update((entry.name, entry) for entry in delta.tenants)
-        self._models.update((entry.name, entry) for entry in delta.models)
         if delta.settings is not None:
             self.settings = delta.settings
-        return self._index()
+        if delta.full or delta.tenants or delta.tenants_gone:
+            self._index_tenants()
+        if delta.full or delta.models or delta.models_gone or delta.tenants or delta.tenants_gone:
+            self._update_policies(delta)
+            return self.names.update(delta.models, delta.models_gone)
+        return {}
 
     def authenticate(self, keys_sha256: Collection[str], now_unix_s: float) -> TenantEntry:
         """Return the tenant of the valid one of these keys, given by their hashes. Raises CallError 401.
@@ -93,10 +96,17 @@ class Directory:
             raise invalid_api_key()
         return found
 
-    def _index(self) -> dict[ModelName, Exception]:
-        """Derive keys, names and policies."""
-        self.policies = build_policies(self._models.values(), self._tenants.values())
-        self.watched = frozenset() if self.policies is None else self.policies.members
+    def _update_policies(self, delta: CatalogueDelta) -> None:
+        models = dict[ModelName, PolicyEntry | None].fromkeys(delta.models_gone)
+        models.update((entry.name, entry.policy) for entry in delta.models)
+        tenants = dict[TenantName, PolicyEntry | None].fromkeys(delta.tenants_gone)
+        tenants.update((entry.name, entry.policy) for entry in delta.tenants)
+        self.all_policies.update(models, tenants)
+        self.policies = None if self.all_policies.empty else self.all_policies
+        self.watched = self.all_policies.members
+
+    def _index_tenants(self) -> None:
+        """Derive the keys and the default tenant."""
         self._default = self._tenants.get(DEFAULT_TENANT, TenantEntry(name=DEFAULT_TENANT))
         self._keys = {
             key.sha256: (math.inf if key.expires_unix_s is None else key.expires_unix_s, tenant)
@@ -104,7 +114,6 @@ class Directory:
             for key in tenant.keys
             if key.role in CALLING_ROLES
         }
-        return self.names.index(self._models.values())
 
 
 @lru_cache(SALTS_MAX)

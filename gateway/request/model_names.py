@@ -22,38 +22,85 @@ class ModelNames:
     """The models of the catalogue by the names that clients use."""
 
     def __init__(self) -> None:
-        self._models: list[ModelEntry] = []
+        self._models: dict[ModelName, ModelEntry] = {}
+        self._entries: dict[ModelName, dict[str, ModelEntry]] = {}
+        """Model -> its entry under each of its names."""
         self._names: dict[str, ModelEntry] = {}
+        """Name -> the entry of the oldest Model with it."""
+        self._younger: dict[str, dict[ModelName, ModelEntry]] = {}
+        """Name of several Models -> the entries of the others."""
         self._resolved: dict[tuple[TenantName, str], ModelEntry] = {}
         """Cache of permitted models."""
 
-    def index(self, models: Iterable[ModelEntry]) -> dict[ModelName, Exception]:
-        """Use these models. If several models have the same name or alias, it belongs to the oldest of them.
-        Return the models whose names raised an exception; they lack some of their names.
+    def clear(self) -> None:
+        """Remove all models."""
+        self._models.clear()
+        self._entries.clear()
+        self._names.clear()
+        self._younger.clear()
+        self._resolved.clear()
+
+    def update(self, models: Iterable[ModelEntry], gone: Iterable[ModelName]) -> dict[ModelName, Exception]:
+        """Replace these models and remove others. If several models have the same name or alias, it belongs to the
+        oldest of them. Return the models whose names raised an exception; they have only their own name.
         """
         faults: dict[ModelName, Exception] = {}
         self._resolved.clear()
-        self._models = sorted(models, key=lambda model: model.name)
-        self._names = {}
-        for model in sorted(self._models, key=lambda model: (model.created_unix_s, model.name)):
+        for name in gone:
+            self._remove(name)
+        for model in models:
+            self._remove(model.name)
             try:
-                self._add(model)
+                entries = self._list_names(model)
             except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
                 reraise_memory_error(error)
                 faults[model.name] = error
-                self._names.setdefault(model.name, model)
+                entries = {str(model.name): model}
+            self._models[model.name] = model
+            self._entries[model.name] = entries
+            for called, entry in entries.items():
+                self._add(called, entry)
         return faults
 
-    def _add(self, model: ModelEntry) -> None:
+    def _list_names(self, model: ModelEntry) -> dict[str, ModelEntry]:
+        """Return the entry of a model under each of its names."""
+        entries: dict[str, ModelEntry] = {}
         names = (model.name, *model.aliases)
         for name in names:
             served = model.served_name if name == model.name or not model.serves_aliases else name
             entry = model if served == model.served_name else msgspec.structs.replace(model, served_name=served)
-            self._names.setdefault(name, entry)
+            entries.setdefault(name, entry)
         for adapter in model.adapters:
             entry = msgspec.structs.replace(model, served_name=adapter.served_name, lora=adapter.lora)
             for name in names:
-                self._names.setdefault(f"{name}:{adapter.name}", entry)
+                entries.setdefault(f"{name}:{adapter.name}", entry)
+        return entries
+
+    def _add(self, name: str, entry: ModelEntry) -> None:
+        oldest = self._names.get(name)
+        if oldest is None:
+            self._names[name] = entry
+            return
+        younger = self._younger.setdefault(name, {})
+        if _age(entry) < _age(oldest):
+            self._names[name], entry = entry, oldest
+        younger[entry.name] = entry
+
+    def _remove(self, model: ModelName) -> None:
+        self._models.pop(model, None)
+        for name in self._entries.pop(model, {}):
+            younger = self._younger.get(name)
+            if younger is None:
+                del self._names[name]
+                continue
+            if self._names[name].name == model:
+                oldest = min(younger.values(), key=_age)
+                self._names[name] = oldest
+                del younger[oldest.name]
+            else:
+                del younger[model]
+            if not younger:
+                del self._younger[name]
 
     def resolve(self, tenant: TenantEntry, name: str) -> ModelEntry:
         """Return the model for a name or alias. Raises CallError 404, also if the tenant may not call it.
@@ -90,9 +137,13 @@ class ModelNames:
         """Return the listed models that the tenant may call, by name."""
         return [
             model
-            for model in self._models
+            for _, model in sorted(self._models.items())
             if not model.unlisted and self._names.get(model.name) is model and is_permitted(tenant, model)
         ]
+
+
+def _age(model: ModelEntry) -> tuple[float, ModelName]:
+    return model.created_unix_s, model.name
 
 
 def is_permitted(tenant: TenantEntry, model: ModelEntry) -> bool:

@@ -149,6 +149,9 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "deltas not yet written to disk": ("gateway.control.sync.UNFOLDED_MAX",),
     "aliases and tenants of a Model together": ("autoscaler.documents.document_rules.NAMES_BYTES_MAX",),
+    "names `model:adapter` of a Model: (aliases + 1) x adapters": (
+        "autoscaler.documents.document_rules.ADAPTED_NAMES_MAX",
+    ),
     "message of the contract": ("gateway.control.client.LINE_BYTES_MAX", "autoscaler.server.gateways.REPORT_BYTES_MAX"),
     "interval between reconnections to an autoscaler": ("gateway.control.sync.RETRY_S_MAX",),
     "concurrent starts on a device": (),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
+from msgspec.structs import replace
 
 from autoscaler.contract import (
     AdapterEntry,
@@ -10,6 +13,7 @@ from autoscaler.contract import (
     GatewayId,
     ModelEntry,
     ModelName,
+    PolicyEntry,
     ReplicaId,
     RoutesDelta,
     TenantEntry,
@@ -74,7 +78,7 @@ def test_exception_for_one_catalogue_entry_leaves_the_others_callable(
         ModelEntry(name=ModelName(name), served_name=name, adapters=adapters) for name in ("faulty", "healthy")
     )
     catalogue = CatalogueDelta(epoch=1, version=1, full=True, models=entries)
-    fault = inject(monkeypatch, "gateway.request.model_names:ModelNames._add", _is_faulty, expected=False)
+    fault = inject(monkeypatch, "gateway.request.model_names:ModelNames._list_names", _is_faulty, expected=False)
     one = gateway()
     one.catalogue(catalogue)
     one.routes(RoutesDelta(epoch=1, version=1, full=True))
@@ -89,6 +93,44 @@ def test_exception_for_one_catalogue_entry_leaves_the_others_callable(
 
 def _is_faulty(*args: object) -> bool:
     return any(isinstance(one, ModelEntry) and one.name == "faulty" for one in args)
+
+
+@pytest.mark.parametrize("of", ["model", "tenant"])
+def test_exception_of_a_policy_rejects_only_the_requests_that_need_it(
+    of: str, reported: list[tuple[str | None, str]]
+) -> None:
+    faulty = PolicyEntry(removed=cast("tuple[str, ...]", (None,)))
+    names = ("faulty", "healthy") if of == "model" else ("faulty",)
+    models = tuple(ModelEntry(name=ModelName(name), served_name=name) for name in names)
+    tenants = (TENANT, TenantEntry(name=TenantName("other")))
+    if of == "model":
+        models = (replace(models[0], policy=faulty), replace(models[1], policy=PolicyEntry(removed=("tools",))))
+    else:
+        tenants = (tenants[1], replace(TENANT, policy=faulty))
+    one = gateway()
+    one.catalogue(CatalogueDelta(epoch=1, version=1, full=True, models=models, tenants=tenants))
+    one.routes(RoutesDelta(epoch=1, version=1, full=True))
+    assert one.informed.is_set()
+    assert (reported, one.has_faults()) == ([], False)
+    policies = one.directory.policies
+    assert policies is not None
+    for _ in range(2):
+        with pytest.raises(CallError) as caught:
+            policies.find(TENANT, models[0], "faulty")
+        assert (caught.value.status, caught.value.code) == (503, "model_faulty")
+    assert reported == [("faulty", "policy")]
+    if of == "model":
+        assert policies.find(TENANT, models[1], "healthy") is not None
+    else:
+        assert policies.find(tenants[0], models[0], "faulty") is None
+    mended = CatalogueDelta(
+        epoch=1,
+        version=2,
+        models=tuple(replace(one, policy=None) for one in models),
+        tenants=(TENANT, TenantEntry(name=TenantName("other"))),
+    )
+    one.catalogue(mended)
+    assert one.directory.policies is None
 
 
 def test_exception_while_a_grant_is_performed_ends_only_its_request(reported: list[tuple[str | None, str]]) -> None:

@@ -24,7 +24,7 @@ async def get(one: Rig, path: str, more: str = "", method: str = "GET") -> tuple
 
 def catalogue(one: Rig, settings: FrontSettings | None = None, **changes: Any) -> None:
     """Changes the one Model, and the settings."""
-    entry = msgspec.structs.replace(one.front.directory.names._models[0], **changes)
+    entry = msgspec.structs.replace(one.front.directory.names._models[ModelName("m")], **changes)
     key = KeyEntry(sha256=sha256(b"sk-other").hexdigest())
     tenants = (TenantEntry(name=TenantName("other"), keys=(key,), models=("none-*",)),)
     one.front.catalogue(

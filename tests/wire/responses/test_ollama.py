@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from autoscaler.contract import CatalogueDelta, Clocks, FrontSettings, KeyEntry, TenantEntry, TenantName
+from autoscaler.contract import CatalogueDelta, Clocks, FrontSettings, KeyEntry, ModelName, TenantEntry, TenantName
 from gateway.control import fault_containment
 from gateway.dialects import ollama
 from gateway.http.body_buffers import LARGE_BYTES
@@ -455,7 +455,7 @@ async def test_default_model_and_header_apply() -> None:
 async def test_cache_salt_and_adapter_are_set_as_for_other_requests() -> None:
     async with ScriptedEngine((CHAT,)) as engine, rig(engine.address) as one:
         entry = msgspec.structs.replace(
-            one.front.directory.names._models[0], takes_cache_salt=True, lora='[{"id":0,"scale":1}]'
+            one.front.directory.names._models[ModelName("m")], takes_cache_salt=True, lora='[{"id":0,"scale":1}]'
         )
         one.front.catalogue(CatalogueDelta(epoch=1, version=9, models=(entry,)))
         await ask(one, "/api/chat", messages=MESSAGES, stream=False, cache_salt="canary")

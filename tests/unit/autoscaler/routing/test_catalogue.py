@@ -17,7 +17,7 @@ from autoscaler.contract import (
     TenantEntry,
     TenantName,
 )
-from autoscaler.documents.document_rules import ADAPTERS_MAX, NAMES_BYTES_MAX, check_model
+from autoscaler.documents.document_rules import ADAPTED_NAMES_MAX, ADAPTERS_MAX, NAMES_BYTES_MAX, check_model
 from autoscaler.routing.routes import front_settings, model_entry, tenant_entry
 from autoscaler.spec.decode import WrongKeyError
 from autoscaler.spec.model import Adapter, Model, ModelSpec, Queue
@@ -128,8 +128,9 @@ def test_key_expiry_time_without_a_time_zone_is_rejected(time: str) -> None:
 def test_catalogue_of_2000_models_with_the_most_names_fits_into_one_message(key: str) -> None:
     def spec(count: int) -> ModelSpec:
         names = tuple(f"{number:03}".ljust(120, "x") for number in range(count))
+        adapters_max = min(ADAPTERS_MAX, ADAPTED_NAMES_MAX // (1 + count)) if key == "aliases" else ADAPTERS_MAX
         adapters = tuple(
-            Adapter(name=f"{number}".ljust(63, "a"), artifact="s3://bucket/a") for number in range(ADAPTERS_MAX)
+            Adapter(name=f"{number}".ljust(63, "a"), artifact="s3://bucket/a") for number in range(adapters_max)
         )
         bare = ModelSpec(engine="vllm", artifact="s3://bucket/m", image="v", adapters=adapters)
         return msgspec.structs.replace(bare, **{key: names})

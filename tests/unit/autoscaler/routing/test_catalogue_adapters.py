@@ -15,8 +15,9 @@ from autoscaler.contract import (
     TenantEntry,
     TenantName,
 )
-from autoscaler.documents.document_rules import ADAPTERS_MAX
+from autoscaler.documents.document_rules import ADAPTED_NAMES_MAX, ADAPTED_NAMES_WANTED, ADAPTERS_MAX
 from autoscaler.documents.parse import DocumentError, Documents, parse_documents, to_yaml
+from autoscaler.documents.stand_ins import read_known_keys
 from autoscaler.engines import build_launch_command
 from autoscaler.engines.command_line import LAUNCHER
 from autoscaler.engines.programs.xllamacpp_server import parse_flags
@@ -120,6 +121,17 @@ def test_model_name_equal_to_an_adapter_name_is_rejected() -> None:
         message = f"metadata.name: `{taken}` is already an adapter of Model m in 0.yaml"
         assert message in wrong(adapted, document("[]", name=taken))
         assert f"spec.adapters: `{taken}` is already the name of a Model" in wrong(document("[]", name=taken), adapted)
+
+
+def test_too_many_names_of_adapters_are_rejected_with_their_key() -> None:
+    adapters = ", ".join(f"{{name: a{n}, artifact: 'file:///a'}}" for n in range(ADAPTERS_MAX))
+    aliases = [f"n{number}" for number in range(ADAPTED_NAMES_MAX // ADAPTERS_MAX)]
+    loaded(document(f"[{adapters}]", rest=f"aliases: [{', '.join(aliases[1:])}], "))
+    text = document(f"[{adapters}]", rest=f"aliases: [{', '.join(aliases)}], ")
+    assert f"spec.adapters: {ADAPTED_NAMES_WANTED}" in wrong(text)
+    spec = {"engine": "vllm", "aliases": aliases, "adapters": [{"name": f"a{n}"} for n in range(ADAPTERS_MAX)]}
+    known = read_known_keys({"metadata": {"name": "llama"}, "spec": spec})
+    assert (len(known.aliases), known.adapters) == (len(aliases), ())
 
 
 def test_adapters_are_rejected_for_an_engine_without_adapter_support() -> None:

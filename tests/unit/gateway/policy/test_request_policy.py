@@ -12,7 +12,7 @@ from autoscaler.contract import RESERVED_MEMBERS, ModelEntry, ModelName, PolicyE
 from gateway.dialects import ollama
 from gateway.errors import CallError
 from gateway.http.body_buffers import Body, ChunkedBody
-from gateway.policy.request_policy import Policies, Policy, build_policies
+from gateway.policy.request_policy import FOUND_MAX, Policies, Policy
 from gateway.request.api_routes import find_operation
 from gateway.request.body_members import edit_body, read_body, start_scan
 from gateway.request.forbidden_fields import PLACES, READ
@@ -299,12 +299,12 @@ def tenant(name: str, rules: PolicyEntry | None = None) -> TenantEntry:
 
 
 def test_catalogue_without_a_policy_has_none() -> None:
-    assert build_policies([model("m")], [tenant("t")]) is None
+    assert built([model("m")], [tenant("t")]).empty
 
 
 def built(models: list[ModelEntry], tenants: list[TenantEntry]) -> Policies:
-    found = build_policies(models, tenants)
-    assert found is not None
+    found = Policies()
+    found.update({one.name: one.policy for one in models}, {one.name: one.policy for one in tenants})
     return found
 
 
@@ -326,6 +326,46 @@ def test_policy_is_found_by_tenant_model_and_requested_name() -> None:
     assert policies.find(tenant("t"), model("m"), "m") is low
     assert policies.find(tenant("t"), model("m"), "alias of m") is low
     assert policies.find(tenant("t"), model("m"), "m:high:latest") is high_effort
+
+
+def test_policies_are_built_at_first_use_and_kept_until_their_model_or_tenant_changes() -> None:
+    rules = entry(removed=("tools",), caps={"n": 1})
+    policies = built([model("m", rules), model("o", rules)], [tenant("t", entry(removed=("seed",))), tenant("u")])
+    assert policies._found == {}
+    found = [policies.find(tenant(of), model(name), name) for of in ("t", "u") for name in ("m", "o")]
+    assert len(policies._found) == 4
+    policies.update({ModelName("o"): rules}, {TenantName("t"): entry(removed=("seed",)), TenantName("u"): None})
+    assert [policies.find(tenant(of), model(name), name) for of in ("t", "u") for name in ("m", "o")] == found
+    policies.update({ModelName("o"): entry(removed=("top_p",))}, {})
+    assert policies.find(tenant("u"), model("m"), "m") is found[1 + 1]
+    changed = policies.find(tenant("u"), model("o"), "o")
+    assert changed is not None
+    assert changed.members == {"top_p"}
+    policies.update({}, {TenantName("t"): None})
+    assert policies.find(tenant("t"), model("o"), "o") is changed
+    assert policies.members >= {"tools", "n", "top_p"}
+    policies.update({ModelName("m"): None}, {})
+    assert policies.members == {"top_p"}
+    policies.update({ModelName("o"): None}, {})
+    assert (policies.empty, policies.members, policies._found) == (True, frozenset(), {})
+
+
+def test_number_of_combined_policies_kept_is_limited() -> None:
+    tenants = [tenant(f"t{number}", entry(removed=("seed",))) for number in range(FOUND_MAX + 1)]
+    policies = built([], tenants)
+    for one in tenants:
+        policies.find(one, model("m"), "m")
+    assert len(policies._found) == 1
+
+
+def test_members_of_a_catalogue_contain_those_of_every_combined_policy() -> None:
+    rules = entry(caps={"max_tokens": 5}, defaults={"n": 2}, removed=("tools",), forced={"seed": 1})
+    rules = PolicyEntry(rules.defaults, rules.forced, rules.caps, rules.removed, {"x": {"repeat_penalty": "1"}})
+    policies = built([model("m", rules)], [tenant("t", entry(forced={"best_of": 1}, defaults={"top_k": 3}))])
+    for name in ("m", "x"):
+        found = policies.find(tenant("t"), model("m"), name)
+        assert found is not None
+        assert found.members <= policies.members
 
 
 def test_reserved_members_contain_all_that_a_gateway_reads_or_rejects() -> None:

@@ -8,11 +8,13 @@ import pytest
 
 from autoscaler.contract import (
     DEFAULT_TENANT,
+    AdapterEntry,
     CatalogueDelta,
     FrontSettings,
     KeyEntry,
     ModelEntry,
     ModelName,
+    PolicyEntry,
     TenantEntry,
     TenantName,
 )
@@ -188,3 +190,47 @@ def test_cache_salts_of_two_tenants_differ_and_contain_no_tenant_name() -> None:
     assert len(salts) == 3
     assert all(len(salt) == 32 and "acme" not in salt for salt in salts)
     assert cache_salt(TenantName("acme")) in salts, "the same for all its Calls"
+
+
+class CountedModel(ModelEntry, frozen=True):
+    """A Model that counts the reads of its fields."""
+
+    def __getattribute__(self, name: str) -> object:
+        reads.append(name)
+        return super().__getattribute__(name)
+
+
+reads: list[str] = []
+
+
+def test_change_of_the_catalogue_reads_only_the_models_that_it_contains() -> None:
+    policy = PolicyEntry(removed=("tools",))
+    adapters = tuple(AdapterEntry(name=f"a{number}", served_name="a") for number in range(8))
+    models = tuple(
+        CountedModel(name=ModelName(name), served_name=name, aliases=(f"{name}-1",), adapters=adapters, policy=policy)
+        for name in ("m", "n", "o")
+    )
+    known = directory(*models)
+    assert reads
+    assert known.policies is not None
+    assert known.policies._found == {}
+    assert known.names.resolve(tenant("t"), "m-1:a7").name == "m"
+    reads.clear()
+    resolved = dict(known.names._resolved)
+    for version in range(2, 5):
+        assert known.apply(CatalogueDelta(epoch=1, version=version)) == {}
+    assert (reads, known.names._resolved) == ([], resolved)
+    changed = ModelEntry(name=ModelName("p"), served_name="p", aliases=("p-1",), adapters=adapters, policy=policy)
+    for version, delta in enumerate(
+        (
+            CatalogueDelta(epoch=1, version=5, models=(changed,)),
+            CatalogueDelta(epoch=1, version=6, models=(ModelEntry(name=ModelName("p"), served_name="p"),)),
+            CatalogueDelta(epoch=1, version=7, models_gone=(ModelName("p"),)),
+            CatalogueDelta(epoch=1, version=8, tenants=(tenant("u"),)),
+            CatalogueDelta(epoch=1, version=9, settings=FrontSettings()),
+        )
+    ):
+        assert known.apply(delta) == {}
+        assert may(known, tenant("t"), "p:a1") is (version == 0)
+        assert reads == []
+    assert known.policies._found == {}

@@ -1,10 +1,12 @@
-"""Names of models as clients of Ollama's API see them."""
+"""Names of models: as clients of Ollama's API see them, and after changes of the catalogue."""
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
-from autoscaler.contract import ModelEntry, ModelName
+from autoscaler.contract import AdapterEntry, ModelEntry, ModelName, TenantEntry, TenantName
 from gateway.request.model_names import ModelNames
 
 
@@ -21,5 +23,37 @@ def test_name_without_a_tag_is_listed_with_latest_unless_a_model_has_that_name(
     aliases: tuple[str, ...], name: str, listed: str
 ) -> None:
     names = ModelNames()
-    names.index([ModelEntry(name=ModelName("other"), served_name="other", aliases=aliases)])
+    names.update([ModelEntry(name=ModelName("other"), served_name="other", aliases=aliases)], ())
     assert names.with_tag(name) == listed
+
+
+def test_changes_of_models_with_common_names_give_the_same_names_as_a_complete_catalogue() -> None:
+    rng, names, models = random.Random(7), ModelNames(), dict[ModelName, ModelEntry]()
+    for _ in range(500):
+        name = ModelName(rng.choice("abcd"))
+        if rng.random() < 0.3:
+            models.pop(name, None)
+            assert names.update((), [name]) == {}
+        else:
+            models[name] = ModelEntry(
+                name=name,
+                served_name=name,
+                aliases=tuple(rng.sample("abcxyz", rng.randrange(4))),
+                adapters=tuple(AdapterEntry(name=one, served_name=one) for one in rng.sample("pq", rng.randrange(3))),
+                created_unix_s=rng.randrange(3),
+                serves_aliases=rng.random() < 0.5,
+            )
+            assert names.update([models[name]], ()) == {}
+        complete = ModelNames()
+        complete.update(models.values(), ())
+        assert names._names == complete._names
+        holders = {called: (entry.created_unix_s, entry.name) for called, entry in names._names.items()}
+        for model in models.values():
+            assert all(holders[called] <= (model.created_unix_s, model.name) for called in (model.name, *model.aliases))
+        assert names.visible(TENANT) == complete.visible(TENANT)
+    for name in models:
+        names.update((), [name])
+    assert (names._names, names._younger, names._entries) == ({}, {}, {})
+
+
+TENANT = TenantEntry(name=TenantName("t"))
