@@ -123,13 +123,13 @@ def test_exception_of_a_policy_rejects_only_the_requests_that_need_it(
         assert policies.find(TENANT, models[1], "healthy") is not None
     else:
         assert policies.find(tenants[0], models[0], "faulty") is None
-    mended = CatalogueDelta(
+    repaired = CatalogueDelta(
         epoch=1,
         version=2,
         models=tuple(replace(one, policy=None) for one in models),
         tenants=(TENANT, TenantEntry(name=TenantName("other"))),
     )
-    one.catalogue(mended)
+    one.catalogue(repaired)
     assert one.directory.policies is None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from hashlib import sha256
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -18,6 +18,7 @@ from autoscaler.contract import (
     TenantEntry,
     TenantName,
 )
+from gateway.control import fault_containment
 from tests.support.fakes.engines.scripted_engine import OK, STREAM, ScriptedEngine, document
 from tests.support.harness.gateway.gateway_rig import MODEL, Client, Rig, rig
 
@@ -68,6 +69,23 @@ async def test_engine_receives_the_members_that_the_policy_allows(
         found = json.loads(received(engine))
         assert len(found.pop("padding")) == padding
         assert found == {"model": "served-m", **expected}
+
+
+async def test_requests_for_a_model_whose_policy_raises_an_exception_are_rejected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reported: list[tuple[str | None, str]] = []
+    monkeypatch.setattr(fault_containment, "report_fault", lambda model, what, _: reported.append((model, what)))
+    faulty = PolicyEntry(removed=cast("tuple[str, ...]", (None,)))
+    async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
+        catalogue(one, msgspec.structs.replace(MODEL_ENTRY, policy=faulty))
+        for path in ("/v1/chat/completions", "/api/chat"):
+            client = await one.client()
+            post(client, path, b'{"model":"m","messages":[]}')
+            status, _, body = await client.answer()
+            assert (status, b"event=model_faulty" in body) == (503, True)
+        assert reported == [("m", "policy")]
+        assert engine.requests == []
 
 
 async def test_policy_applies_to_requests_of_the_ollama_api() -> None:

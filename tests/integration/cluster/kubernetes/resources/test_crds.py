@@ -80,6 +80,14 @@ WRONG: list[tuple[str, Object]] = [
     ("adapter's bucket", adapted("s3://b")),
     ("adapter's store", model("a", adapters=[{"name": "x", "artifact": "hf://a/b"}])),
     ("adapter's path", model("a", adapters=[{"name": "x", "artifact": "file:///x,y"}])),
+    (
+        "adapters' names",
+        model(
+            "a",
+            aliases=[f"n{number}" for number in range(64)],
+            adapters=[{"name": f"x{number}", "artifact": "file:///x"} for number in range(16)],
+        ),
+    ),
     ("no product", model("a", gpu={"models": ["*h100*", ""]})),
     ("own name", model("a", aliases=["a"])),
     ("alias", model("a", aliases=["-"])),
