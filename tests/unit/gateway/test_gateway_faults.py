@@ -24,7 +24,7 @@ from gateway.dispatch.call import Call, CallState
 from gateway.dispatch.effects import Grant, ModelFaulted
 from gateway.errors import CallError
 from gateway.gateway import Gateway
-from tests.support.harness.faults.fault_injection import InjectedError, inject
+from tests.support.harness.faults.fault_injection import InjectedError
 from tests.support.harness.gateway.dispatch_script import call_of
 
 TENANT = TenantEntry(name=TenantName("acme"))
@@ -70,29 +70,22 @@ def gateway(calls: dict[Call, FakeProxiedCall] | None = None) -> Gateway:
     return one
 
 
-def test_exception_for_one_catalogue_entry_leaves_the_others_callable(
-    monkeypatch: pytest.MonkeyPatch, reported: list[tuple[str | None, str]]
-) -> None:
+def test_exception_for_one_catalogue_entry_leaves_the_others_callable(reported: list[tuple[str | None, str]]) -> None:
     adapters = (AdapterEntry(name="a", served_name="a"),)
-    entries = tuple(
-        ModelEntry(name=ModelName(name), served_name=name, adapters=adapters) for name in ("faulty", "healthy")
+    healthy, repaired = (
+        ModelEntry(name=ModelName(name), served_name=name, adapters=adapters) for name in ("healthy", "faulty")
     )
-    catalogue = CatalogueDelta(epoch=1, version=1, full=True, models=entries)
-    fault = inject(monkeypatch, "gateway.request.model_names:ModelNames._list_names", _is_faulty, expected=False)
+    faulty = replace(repaired, adapters=(*adapters, cast("AdapterEntry", None)))
     one = gateway()
-    one.catalogue(catalogue)
+    one.catalogue(CatalogueDelta(epoch=1, version=1, full=True, models=(faulty, healthy)))
     one.routes(RoutesDelta(epoch=1, version=1, full=True))
     assert one.informed.is_set()
     assert one.directory.names.resolve(TENANT, "healthy:a").name == "healthy"
     assert one.directory.names.resolve(TENANT, "faulty").name == "faulty", "it is rejected as model_faulty, not as 404"
     assert (reported, one.has_faults()) == ([("faulty", "dispatch")], True)
-    fault.stop()
-    one.catalogue(catalogue)
+    one.catalogue(CatalogueDelta(epoch=1, version=1, full=True, models=(repaired, healthy)))
     assert not one.has_faults()
-
-
-def _is_faulty(*args: object) -> bool:
-    return any(isinstance(one, ModelEntry) and one.name == "faulty" for one in args)
+    assert one.directory.names.resolve(TENANT, "faulty:a").name == "faulty"
 
 
 @pytest.mark.parametrize("of", ["model", "tenant"])
