@@ -58,6 +58,7 @@ Number = Annotated[int, Meta(ge=0, le=TOTAL_MAX)]
 Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
 Age = Annotated[float, Meta(ge=-AGE_S_MAX, le=AGE_S_MAX)]
 """A relative time in seconds; it can be negative after a clock was set back."""
+Weight = Annotated[float, Meta(ge=1e-6, le=1_000_000)]
 BytesPerSecond = Annotated[float, Meta(ge=0, le=BYTES_PER_S_MAX)]
 
 DEFAULT_TENANT = TenantName("default")
@@ -193,7 +194,7 @@ class TenantEntry(Message, frozen=True):
     name: TenantName
     keys: tuple[KeyEntry, ...] = ()
     models: tuple[str, ...] | None = None
-    weight: float = 1.0
+    weight: Weight = 1.0
     priority_max: int = 0
     policy: PolicyEntry | None = None
 

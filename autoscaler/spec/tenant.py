@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, field
 
-from autoscaler.contract import TenantName
+from autoscaler.contract import TenantName, Weight
 from autoscaler.spec.decode import Part
 from autoscaler.spec.model import Priority
 from autoscaler.spec.policy import RequestPolicy
@@ -39,7 +39,7 @@ class TenantSpec(Part, frozen=True):
 
     keys: tuple[Key, ...] = ()
     """The API keys."""
-    weight: Annotated[float, Meta(gt=0, le=1_000_000)] = 1.0
+    weight: Weight = 1.0
     """The share of slots when several Tenants compete for them."""
     models: tuple[str, ...] | None = None
     """Globs over the names of Models that the Tenant may use. None: every Model that does not list Tenants."""

@@ -17,7 +17,7 @@ from autoscaler.contract import CatalogueDelta, GatewayId, Level, ModelName, Rep
 from gateway import errors
 from gateway.dispatch.call import Call, CallState, Outcome
 from gateway.dispatch.effects import Effect, ModelFaulted, Refuse, ReportNow
-from gateway.dispatch.fair_queue import Parked, TenantQueue
+from gateway.dispatch.fair_queue import DEFAULT_STEP, Parked, TenantQueue, compute_step
 from gateway.dispatch.memory_pressure import Pressure
 from gateway.dispatch.model_dispatcher import Bounce, ModelDispatcher, SharedCounters
 from gateway.dispatch.routing_table import Changes, Routes
@@ -393,11 +393,11 @@ class Dispatcher:
         steps = {} if delta.full else self._tally.steps
         for name in delta.tenants_gone:
             steps.pop(name, None)
-        steps.update((entry.name, 1.0 / entry.weight) for entry in delta.tenants)
+        steps.update((entry.name, compute_step(entry.weight)) for entry in delta.tenants)
         self._tally.steps = steps
         for desk in self._desks.values():
             for (tenant, _), line in desk.queue.lines.items():
-                line.step = steps.get(tenant, 1.0)
+                line.step = steps.get(tenant, DEFAULT_STEP)
 
     def _levels(self, now_s: float, faults: dict[ModelName, Exception]) -> tuple[Level, ...]:
         """Return one Level per line with a request; other lines leave the list, and an idle model drops its lines. A

@@ -1,9 +1,10 @@
 """The queue of one model in one gateway, and the deadlines of all queued requests.
 
 Order: priority first, then fair over tenants, then first come, first served. Fairness is start-time fair queueing
-(Goyal, Vin, Cheng 1997) within one priority: every grant advances the tenant's tag by 1 / weight, and the lowest tag is
-next. A tenant that returns starts at the tag of the last grant, so that idle time is not saved up. A line is one
-(tenant, priority). The queue does not decide which requests may wait or are rejected. Operations take O(1) or O(log n).
+(Goyal, Vin, Cheng 1997) within one priority: every grant advances the tenant's tag by its step, and the lowest tag is
+next. Tags are integers, so that a large tag absorbs no small step. A tenant that returns starts at the tag of the last
+grant, so that idle time is not saved up. A line is one (tenant, priority). The queue does not decide which requests may
+wait or are rejected. Operations take O(1) or O(log n).
 
 Deadlines: one heap over the lines, each of which knows its own soonest deadline. A change takes O(log lines). Stale
 entries are dropped when they reach the top, or all together when they are the majority.
@@ -15,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
+from typing import Final
 
 from autoscaler.contract import ModelName, QueueLimits, TenantName
 from gateway.dispatch.call import Call
@@ -26,6 +28,15 @@ COMPACT_MIN = 64
 """A deadline heap is rebuilt when more than half of it, and more than this number, is stale."""
 
 
+DEFAULT_STEP: Final = 10**12
+"""The step of weight 1. With the greatest weight, 1e6, rounding changes a step by less than one in a million."""
+
+
+def compute_step(weight: float) -> int:
+    """Return by how much a grant advances the tag of a tenant: in inverse proportion to its weight."""
+    return round(DEFAULT_STEP / weight)
+
+
 class PriorityBand:
     """One priority of one model: `tag` is the start tag of its latest grant."""
 
@@ -33,7 +44,7 @@ class PriorityBand:
 
     def __init__(self, priority: int) -> None:
         self.priority = priority
-        self.tag = 0.0
+        self.tag = 0
 
 
 class TenantQueue:
@@ -44,19 +55,19 @@ class TenantQueue:
         "watch_s",
     )  # fmt: skip
 
-    def __init__(self, model: ModelName, lane: PriorityBand, account: Account, step: float) -> None:
+    def __init__(self, model: ModelName, lane: PriorityBand, account: Account, step: int) -> None:
         self.model = model
         self.lane = lane
         self.account = account
         self.step = step
-        """1 / weight of the tenant."""
+        """`compute_step` of the tenant's weight."""
         self.calls: OrderedDict[Call, int] = OrderedDict()
         """Queued requests -> their ticket, which rises from head to tail."""
         self.tickets = 0
         self.running = 0
-        self.tag = 0.0
+        self.tag = 0
         """Start tag of its next grant, unless the priority band has moved past it."""
-        self.entry: float | None = None
+        self.entry: int | None = None
         """The tag of its valid entry in the Queue's heap; any other entry of it there is stale."""
         self.deadlines: list[tuple[float, int, Call]] = []
         self.watch_s: float | None = None
@@ -116,13 +127,13 @@ class Queue:
         self.waiting = 0
         self.bytes = 0
         self._lanes: dict[int, PriorityBand] = {}
-        self._heap: list[tuple[int, float, int, TenantQueue]] = []
+        self._heap: list[tuple[int, int, int, TenantQueue]] = []
         """(-priority, tag, number, line): one valid entry per line.
         Stale entries come only from moved requests and emptied lines; dropped at the top or when the queue is empty.
         """
         self._numbers = count()
 
-    def open(self, tenant: TenantName, priority: int, account: Account, step: float) -> TenantQueue:
+    def open(self, tenant: TenantName, priority: int, account: Account, step: int) -> TenantQueue:
         """Add a line, level with the least served one."""
         lane = self._lanes.get(priority)
         if lane is None:

@@ -15,7 +15,7 @@ from autoscaler.contract import ModelEntry, ModelName, QueueLimits, TenantName
 from gateway import errors
 from gateway.dispatch.call import Call, CallState, Outcome
 from gateway.dispatch.effects import Effect, Grant, Refuse
-from gateway.dispatch.fair_queue import Deadlines, Parked, Queue, TenantQueue
+from gateway.dispatch.fair_queue import DEFAULT_STEP, Deadlines, Parked, Queue, TenantQueue
 from gateway.dispatch.memory_pressure import Pressure
 from gateway.dispatch.reports import Accounts
 from gateway.dispatch.routing_table import Routes
@@ -55,8 +55,8 @@ class SharedCounters:
         self.deadlines = Deadlines()
         self.listed: list[TenantQueue] = []
         """Lines that had a request since the last report."""
-        self.steps: dict[TenantName, float] = {}
-        """Tenant -> 1 / weight; 1 if missing."""
+        self.steps: dict[TenantName, int] = {}
+        """Tenant -> the step of its line; DEFAULT_STEP if missing."""
         self.waiting = 0
         self.parked = Parked()
         self.pressure = Pressure.NONE
@@ -364,7 +364,7 @@ class ModelDispatcher:
 
     def _open(self, call: Call) -> TenantQueue:
         account = self._tally.accounts.of(self.name, call.tenant)
-        return self.queue.open(call.tenant, call.priority, account, self._tally.steps.get(call.tenant, 1.0))
+        return self.queue.open(call.tenant, call.priority, account, self._tally.steps.get(call.tenant, DEFAULT_STEP))
 
     def _list(self, line: TenantQueue) -> None:
         if not line.listed:

@@ -275,7 +275,9 @@ def test_invalid_tenant_fields_are_rejected() -> None:
         at = "a.yaml: Tenant acme: spec.keys[0].expiresAt: expected a time such as 2027-01-31T12:00:00Z"
         assert wrong(tenant(f"keys: [{{{hashed}, expiresAt: {time}}}]")) == at
     assert "spec.keys[0].sha256: expected text that matches" in wrong(tenant("keys: [{sha256: ABC}]"))
-    assert "spec.weight: expected a number, above 0" in wrong(tenant("weight: 0"))
+    for weight in ("0", "1e-310", "1000001"):
+        expected = "a.yaml: Tenant acme: spec.weight: expected a number, at least 1e-06 and at most 1000000"
+        assert wrong(tenant(f"weight: {weight}")) == expected
 
 
 def test_invalid_settings_are_rejected_with_their_path() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 
+import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.contract import ModelName, QueueLimits, TenantName
+from autoscaler.contract import CatalogueDelta, ModelName, QueueLimits, TenantName, make_decoder
 from gateway.dispatch.call import Call
-from gateway.dispatch.fair_queue import COMPACT_MIN, Deadlines, Queue, TenantQueue
+from gateway.dispatch.fair_queue import COMPACT_MIN, DEFAULT_STEP, Deadlines, Queue, TenantQueue, compute_step
 from gateway.dispatch.reports import Account
 from tests.support.example_budget import examples
 from tests.support.harness.gateway.dispatch_script import call_of
@@ -19,7 +21,7 @@ MODEL = ModelName("llama")
 
 def line_of(queue: Queue, tenant: str, *, priority: int = 0, weight: float = 1.0) -> TenantQueue:
     name = TenantName(tenant)
-    return queue.lines.get((name, priority)) or queue.open(name, priority, Account(MODEL, name), 1 / weight)
+    return queue.lines.get((name, priority)) or queue.open(name, priority, Account(MODEL, name), compute_step(weight))
 
 
 def park(queue: Queue, id: str, tenant: str = "a", *, priority: int = 0, weight: float = 1.0) -> Call:
@@ -66,6 +68,27 @@ def test_tenant_of_weight_three_gets_three_quarters_of_the_slots() -> None:
         park(queue, f"b{n}", "b", weight=1.0)
     first = Counter(id[0] for id in pops(queue, 80))
     assert abs(first["a"] - 60) <= 1
+
+
+@pytest.mark.parametrize("weight", [1e-6, 1e6])
+def test_shares_are_exact_after_a_million_grants_to_a_tenant_of_an_extreme_weight(weight: float) -> None:
+    queue = Queue(MODEL)
+    line_of(queue, "extreme", weight=weight)
+    queue.charge(line_of(queue, "extreme"))
+    queue.lines[TenantName("extreme"), 0].tag *= 1_000_000
+    queue.charge(line_of(queue, "extreme"))
+    for n in range(110):
+        park(queue, f"a{n}", "a", weight=1e6)
+        park(queue, f"b{n}", "b", weight=1e5)
+    first = Counter(id[0] for id in pops(queue, 110))
+    assert first == {"a": 100, "b": 10}
+
+
+@pytest.mark.parametrize("weight", ["1e-310", "0", "1000001"])
+def test_catalogue_with_a_weight_beyond_the_limits_is_rejected(weight: str) -> None:
+    catalogue = f'{{"epoch": 1, "version": 1, "tenants": [{{"name": "a", "weight": {weight}}}]}}'
+    with pytest.raises(msgspec.DecodeError, match="weight"):
+        make_decoder(CatalogueDelta)(catalogue.encode())
 
 
 def test_tenant_that_was_idle_gets_no_advantage_over_others() -> None:
@@ -193,4 +216,4 @@ def test_random_requests_are_served_by_priority_and_tenant_turns(steps: list[tup
             parked.append(park(queue, f"{tenant}{n}", tenant, priority=priority))
         assert queue.waiting == len(parked)
         tags = [line.tag for line in queue.lines.values() if line.calls and line.lane.priority == 0]
-        assert not tags or max(tags) - min(tags) <= 1.0 + 1e-9
+        assert not tags or max(tags) - min(tags) <= DEFAULT_STEP

@@ -8,7 +8,7 @@ import pytest
 
 from autoscaler.contract import ModelName, QueueLimits, TenantName
 from gateway.dispatch.call import Call
-from gateway.dispatch.fair_queue import Parked, Queue
+from gateway.dispatch.fair_queue import DEFAULT_STEP, Parked, Queue
 from gateway.dispatch.memory_pressure import Pressure, compute_pressure
 from gateway.dispatch.reports import Account
 from gateway.memory import process_memory
@@ -175,7 +175,7 @@ def test_small_waiting_bodies_of_all_models_share_one_byte_limit() -> None:
     parked = Parked()
     parked.bytes_max = 300 << 10
     one, two = Queue(ModelName("a"), parked), Queue(ModelName("b"), parked)
-    line = one.open(TenantName("t"), 0, Account(ModelName("a"), TenantName("t")), 1.0)
+    line = one.open(TenantName("t"), 0, Account(ModelName("a"), TenantName("t")), DEFAULT_STEP)
     call = Call("c", TenantName("t"), ModelName("a"), 0.0, 9.0, body_bytes=200 << 10)
     one.park(line, call)
     assert two.full(call, QueueLimits())
