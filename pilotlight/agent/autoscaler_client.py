@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from yarl import URL
 
+from autoscaler.exception_handling import reraise_memory_error
 from gateway.control.discovery import ADDRESSES_MAX
 from pilotlight.agent.reporter import WayError
 from pilotlight.net.listen import Address
@@ -56,6 +57,9 @@ class HttpWay:
             raise WayError("the name cannot be resolved") from error
         done = await asyncio.gather(*(self._post(url, host, body) for url in urls), return_exceptions=True)
         failed = [error for error in done if isinstance(error, BaseException)]
+        for one in failed:
+            if isinstance(one, Exception):
+                reraise_memory_error(one)
         if failed:
             which = f"{len(failed)} of {len(done)}: " if len(done) > 1 else ""
             raise WayError(which + _said(failed[0])) from failed[0]

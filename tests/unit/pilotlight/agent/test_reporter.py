@@ -400,6 +400,19 @@ async def test_report_to_a_dns_name_is_delivered_unless_the_name_is_unknown() ->
         await runner.cleanup()
 
 
+async def test_memory_error_while_a_report_is_sent_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def addresses(_: HttpWay) -> tuple[list[str], None]:
+        return ["http://a", "http://b"], None
+
+    async def post(_way: HttpWay, url: str, *_: object) -> None:
+        raise MemoryError if url == "http://b" else OSError
+
+    monkeypatch.setattr(HttpWay, "_addresses", addresses)
+    monkeypatch.setattr(HttpWay, "_post", post)
+    with pytest.raises(MemoryError):
+        await HttpWay("dns+http://autoscaler:1", None, None).send(body())
+
+
 async def test_agent_reconnects_when_an_autoscaler_stream_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autoscaler_client, "AGAIN_S", 0.01)
     asked, heard = list[str](), asyncio.Queue[bytes]()
