@@ -10,6 +10,7 @@ Docker's manual: "Filtering (--filter)" of `docker ps`, and `--sig-proxy` of `do
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import PurePath
@@ -19,11 +20,20 @@ from autoscaler.drivers.local.replica_processes import MARK
 
 RUNTIMES = frozenset({"docker", "podman", "nerdctl"})
 """Programs with Docker's command line."""
+WRAPPERS = frozenset({"sudo", "env"})
+"""Programs that start a runtime which follows their options and variables."""
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
+OF_ACCOUNT = frozenset({"-u", "--user", "-g", "--group"})
+"""Options of `sudo` whose value is the next word; `-u` of `env` has one, too."""
+FLAGS = frozenset({"-D", "--debug", "--tls", "--tlsverify", "-r", "--remote", "--debug-full", "--insecure-registry"})
+"""Global options of runtimes without a value."""
 LABEL = "dev.pilotlight.replica"
 DESTINATION = ("DOCKER_HOST", "DOCKER_CONTEXT", "CONTAINER_HOST", "CONTAINERD_ADDRESS")
 """Variables that select the daemon; later commands need them, too."""
 COMMAND_S = 60.0
 """Maximum time of a command about existing containers; a busy daemon stops a container within ten seconds."""
+OUTPUT_BYTES_MAX = 1 << 20
+"""Maximum size of the output of such a command."""
 FAILED_PAUSE_S, FAILED_MAX = 1.0, 60
 """Pause after a failed removal, and the number of failures after which the removal is reported."""
 
@@ -43,14 +53,35 @@ class RuntimeFailedError(Exception):
 
 def read_container_run(argv: Sequence[str]) -> ContainerRun | None:
     """Read a command; None if it does not run a container. `compose` has other options and is not read."""
-    at = next((i for i, word in enumerate(argv) if PurePath(word).name in RUNTIMES), None)
-    if at is None or "run" not in argv[at:]:
+    at = _find_runtime(argv)
+    if at is None:
         return None
-    run = argv.index("run", at)
-    if "compose" in argv[at:run]:
-        return None
-    client = argv[: run - 1] if argv[run - 1] == "container" else argv[:run]
-    return ContainerRun(tuple(client), tuple(argv[run + 1 :]))
+    may_be_value = False
+    for position in range(at + 1, len(argv)):
+        word = argv[position]
+        if word == "run":
+            return ContainerRun(tuple(argv[:position]), tuple(argv[position + 1 :]))
+        if word == "container" and not may_be_value:
+            is_run = tuple(argv[position + 1 : position + 2]) == ("run",)
+            return ContainerRun(tuple(argv[:position]), tuple(argv[position + 2 :])) if is_run else None
+        if not word.startswith("-") and not may_be_value:
+            return None
+        may_be_value = word.startswith("-") and "=" not in word and word not in FLAGS
+    return None
+
+
+def _find_runtime(argv: Sequence[str]) -> int | None:
+    """Return the position of the runtime: the first word, or the command of `sudo` or `env`."""
+    for position, word in enumerate(argv):
+        if PurePath(word).name in RUNTIMES:
+            return position
+        is_wrapper = position == 0 and PurePath(word).name in WRAPPERS
+        is_argument = position > 0 and (
+            word.startswith("-") or VARIABLE.match(word) or argv[position - 1] in OF_ACCOUNT
+        )
+        if not is_wrapper and not is_argument:
+            return None
+    return None
 
 
 def label_command(run: ContainerRun, mark: str, env: Iterable[str]) -> tuple[str, ...]:
@@ -111,7 +142,9 @@ async def _command(words: Sequence[str]) -> str:
         raise RuntimeFailedError(f"{words[0]}: {error.strerror}") from None
     try:
         async with asyncio.timeout(COMMAND_S):
-            output, errors = await process.communicate()
+            output, errors, _ = await asyncio.gather(
+                _read_limited(process.stdout), _read_limited(process.stderr), process.wait()
+            )
     except TimeoutError:
         raise RuntimeFailedError(f"{words[0]} did not end within {COMMAND_S:g} s") from None
     finally:
@@ -121,4 +154,14 @@ async def _command(words: Sequence[str]) -> str:
     if process.returncode:
         lines = errors.decode(errors="replace").splitlines() or [f"exited with status {process.returncode}"]
         raise RuntimeFailedError(f"{words[0]}: {lines[-1][:200]}")
+    if len(output) > OUTPUT_BYTES_MAX:
+        raise RuntimeFailedError(f"{words[0]} wrote more than {OUTPUT_BYTES_MAX >> 20} MiB")
     return output.decode(errors="replace")
+
+
+async def _read_limited(stream: asyncio.StreamReader | None) -> bytes:
+    """Read to the end, and return at most the first OUTPUT_BYTES_MAX + 1 bytes."""
+    kept = bytearray()
+    while stream is not None and (part := await stream.read(1 << 16)):
+        kept += part[: OUTPUT_BYTES_MAX + 1 - len(kept)]
+    return bytes(kept)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from autoscaler.drivers.local import container_runtime
 from autoscaler.drivers.local.container_runtime import (
+    OUTPUT_BYTES_MAX,
     ContainerRun,
     describe_status,
     label_command,
@@ -20,6 +24,10 @@ from autoscaler.drivers.local.container_runtime import (
         ("/usr/bin/podman run image", "/usr/bin/podman"),
         ("podman container run image", "podman"),
         ("sudo -n docker --context gpu run image", "sudo -n docker --context gpu"),
+        ("sudo -u root docker run image", "sudo -u root docker"),
+        ("env DOCKER_HOST=unix:///a.sock docker --debug run image", "env DOCKER_HOST=unix:///a.sock docker --debug"),
+        ("docker --context=gpu run image", "docker --context=gpu"),
+        ("docker --context container run image", "docker --context container"),
         ("nerdctl --namespace x run image run", "nerdctl --namespace x"),
     ],
 )
@@ -32,10 +40,34 @@ def test_command_that_runs_a_container_is_recognised(command: str, client: str) 
 
 @pytest.mark.parametrize(
     "command",
-    ["llama-server --port 80", "docker start name", "docker compose run service", "run docker", "serve --run docker"],
+    [
+        "llama-server --port 80",
+        "docker start name",
+        "docker compose run service",
+        "docker --debug compose run service",
+        "docker exec name run",
+        "docker image run",
+        "docker container exec name run",
+        "docker container",
+        "sudo",
+        "sudo llama-server docker run",
+        "run docker",
+        "serve --run docker",
+        "vllm serve /models/podman --mode run",
+        "llama-server --alias docker run",
+    ],
 )
 def test_other_command_is_not_recognised_as_a_container(command: str) -> None:
     assert read_container_run(command.split()) is None
+
+
+@pytest.mark.parametrize(("size", "kept"), [(10, 10), (3 * OUTPUT_BYTES_MAX, OUTPUT_BYTES_MAX + 1)])
+async def test_output_of_a_runtime_is_read_to_its_end_and_kept_up_to_a_limit(size: int, kept: int) -> None:
+    stream = asyncio.StreamReader()
+    stream.feed_data(bytes(size))
+    stream.feed_eof()
+    assert len(await container_runtime._read_limited(stream)) == kept
+    assert stream.at_eof()
 
 
 def test_labelled_command_passes_variables_by_name_and_keeps_the_options_of_the_user() -> None:
