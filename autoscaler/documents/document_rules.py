@@ -219,11 +219,19 @@ def _check_window(window: ReplicaWindow, most: int, at: Path) -> None:
             raise WrongKeyError((*at, key), str(error)) from None
 
 
-def _check_size_of_names(spec: ModelSpec) -> None:
+def check_size_of_names(spec: ModelSpec) -> None:
+    """Check that the aliases and Tenants of a Model are not too many. Raises WrongKeyError."""
     sizes = {key: len(msgspec.json.encode(getattr(spec, key))) for key in ("aliases", "tenants")}
     if sum(sizes.values()) > NAMES_BYTES_MAX:
         limit = f"at most {NAMES_BYTES_MAX >> 10} KiB for all aliases and tenants together"
         raise WrongKeyError(("spec", max(sizes, key=sizes.__getitem__)), f"expected {limit}")
+
+
+def check_tenant_names(spec: ModelSpec) -> None:
+    """Check the length of the names in `spec.tenants`. Raises WrongKeyError."""
+    for position, tenant in enumerate(spec.tenants or ()):
+        if len(tenant) > NAME_CHARS_MAX:
+            raise WrongKeyError(("spec", "tenants", position), f"expected at most {NAME_CHARS_MAX} characters")
 
 
 def check_model(spec: ModelSpec) -> None:
@@ -231,10 +239,8 @@ def check_model(spec: ModelSpec) -> None:
     _check_replicas(spec.replicas)
     for position, alias in enumerate(spec.aliases):
         check_alias(alias, ("spec", "aliases", position))
-    for position, tenant in enumerate(spec.tenants or ()):
-        if len(tenant) > NAME_CHARS_MAX:
-            raise WrongKeyError(("spec", "tenants", position), f"expected at most {NAME_CHARS_MAX} characters")
-    _check_size_of_names(spec)
+    check_tenant_names(spec)
+    check_size_of_names(spec)
     if spec.readiness_path is not None and not re.fullmatch(r"/[!-~]*", spec.readiness_path):
         raise WrongKeyError(("spec", "readinessPath"), "expected a path such as /health")
     for key, value in spec.env.items():

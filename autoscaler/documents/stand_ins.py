@@ -12,7 +12,13 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from autoscaler.contract import TenantName
-from autoscaler.documents.document_rules import ADAPTER, ADAPTERS_MAX, check_own_names
+from autoscaler.documents.document_rules import (
+    ADAPTER,
+    ADAPTERS_MAX,
+    check_own_names,
+    check_size_of_names,
+    check_tenant_names,
+)
 from autoscaler.spec.decode import WrongKeyError, decode_value
 from autoscaler.spec.engines import ENGINES
 from autoscaler.spec.model import Adapter, EngineName, ModelSpec, Queue
@@ -38,7 +44,18 @@ def _read_tenants(document: Document) -> tuple[TenantName, ...] | None:
     if named is None:
         return None
     names = named if isinstance(named, list) else ()
-    return tuple(TenantName(name) for name in names if isinstance(name, str))
+    tenants = tuple(TenantName(name) for name in names if isinstance(name, str))
+    return tenants if _are_within_limits(ModelSpec(engine=NO_SPEC.engine, tenants=tenants)) else ()
+
+
+def _are_within_limits(names: ModelSpec) -> bool:
+    """Whether aliases and Tenants are within the limits of documents, and can be encoded."""
+    try:
+        check_tenant_names(names)
+        check_size_of_names(names)
+    except (WrongKeyError, UnicodeEncodeError):  # the latter: an unpaired surrogate
+        return False
+    return True
 
 
 def read_known_keys(document: Document) -> ModelSpec:
@@ -58,6 +75,8 @@ def read_known_keys(document: Document) -> ModelSpec:
         replace(known, aliases=_read_aliases(spec), adapters=_read_adapters(spec, engine)),
         replace(known, aliases=_read_aliases(spec)),
     ):
+        if not _are_within_limits(more):
+            continue
         try:
             check_own_names(name, more)
         except WrongKeyError:

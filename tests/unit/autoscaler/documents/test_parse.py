@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from autoscaler.contract import ModelName
 from autoscaler.documents.document_rules import CLAIM_WANTED, FILE_WANTED, KEYS, PRODUCT_WANTED
 from autoscaler.documents.parse import DocumentError, Documents, parse_documents, to_yaml
+from autoscaler.documents.stand_ins import read_known_keys
 from autoscaler.spec import yaml
 from autoscaler.spec.artifact_name import IMAGE_WANTED
 from autoscaler.spec.model import EngineTls
@@ -593,6 +594,23 @@ def test_exception_is_raised_if_not_contained_or_if_the_name_is_not_valid(
         parse_documents([("a.yaml", model() + "---\n" + model(name=name))], contain=True)
     with pytest.raises(InjectedError):
         parse_documents([("a.yaml", model(name="b"))])
+
+
+@pytest.mark.parametrize(
+    ("keys", "aliases", "tenants"),
+    [
+        ({"tenants": ["t"], "aliases": ["a"]}, ("a",), ("t",)),
+        ({"tenants": ["t" * 254]}, (), ()),
+        ({"tenants": ["\ud800"]}, (), ()),
+        ({"tenants": [f"t{n}" for n in range(5000)], "aliases": ["a"]}, ("a",), ()),
+        ({"tenants": ["t"], "aliases": [f"a{n}" for n in range(5000)]}, (), ("t",)),
+    ],
+)
+def test_names_of_a_stand_in_beyond_a_limit_are_dropped(
+    keys: dict[str, object], aliases: tuple[str, ...], tenants: tuple[str, ...]
+) -> None:
+    spec = read_known_keys({"metadata": {"name": "b"}, "spec": {"engine": "vllm", **keys}})
+    assert (spec.aliases, spec.tenants) == (aliases, tenants)
 
 
 def test_name_of_a_stand_in_cannot_be_claimed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
