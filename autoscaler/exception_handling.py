@@ -61,8 +61,10 @@ def can_complete(compute: Callable[[], object]) -> bool:
     return not isinstance(attempt(compute), Failure)
 
 
-def describe_error(error: BaseException) -> str:
-    """One line with the type, the raising function and the message; for a group, of its first exception."""
+def describe_error(error: BaseException, hide: Callable[[str], str] = str) -> str:
+    """One line with the type, the raising function and the message; for a group, of its first exception.
+    `hide` replaces secret values in the message, before it is escaped and truncated.
+    """
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     trace = error.__traceback__
@@ -73,5 +75,5 @@ def describe_error(error: BaseException) -> str:
         code = trace.tb_frame.f_code
         file = code.co_filename.rpartition("/")[2]
         where = f" in {file}:{trace.tb_lineno} {code.co_name}"
-    text = " ".join(ascii(str(error))[1:-1].split())[:REASON_MAX]
+    text = " ".join(ascii(hide(str(error)))[1:-1].split())[:REASON_MAX]
     return f"{type(error).__name__}{where}" + (f": {text}" if text else "")

@@ -289,7 +289,7 @@ class _Loading:
             self.owners.popitem()
         self._append_model(source, stand_in)
         self.undecoded[stand_in.name] = UndecodedDocument(
-            source, value, hide_values(describe_error(done.error), self.values)
+            source, value, describe_error(done.error, partial(hide_values, values=self.values))
         )
 
     def _add(self, source: str, value: object) -> None:

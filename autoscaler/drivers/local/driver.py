@@ -133,7 +133,9 @@ class LocalDriver:
                     engine.child.returncode = 0
 
     def obstacle(self, model: Model) -> str:
-        """Return why the launch of the model would fail, such as a missing program."""
+        """Return why the launch of the model would fail, such as a missing program. The program is not named: the word
+        may be the value of a reference.
+        """
         try:
             launch = self._launch(model, HOST, 0)
             program = launch.argv[0]
@@ -143,7 +145,7 @@ class LocalDriver:
         if shutil.which(program, path=launch.env.get("PATH")) is not None:
             return ""
         where = "" if os.sep in program else " on the PATH"
-        return f"program {program} was not found{where}; install it, or correct spec.command"
+        return f"the program of spec.command was not found{where}; install it, or correct spec.command"
 
     # --- orders -------------------------------------------------------------------------------------------------------
 
@@ -272,6 +274,10 @@ class LocalDriver:
             child = replica_processes.spawn_process(
                 argv, {**env, **added}, output, () if weights is None else weights.lease_fds
             )
+        except OSError as error:
+            if error.filename == argv[0]:  # may be the value of a reference
+                error.filename = "the program of the engine"
+            raise
         finally:
             os.close(output)
         record = msgspec.structs.replace(record, pid=child.pid)

@@ -38,7 +38,7 @@ def impossible(folder: Path, how: str) -> tuple[Document, str]:
     """Return a Model that cannot start, and the reason."""
     file = folder / "bad.gguf"
     if how == "no-program":
-        why = "program /nowhere/engine was not found; install it, or correct spec.command"
+        why = "the program of spec.command was not found; install it, or correct spec.command"
         return model("bad", engine="command", command=["/nowhere/engine", "{port}"], gpu=MEMORY), why
     why = f"{file} does not exist; put the model there, or correct spec.artifact"
     if how == "no-gguf":
@@ -112,8 +112,8 @@ async def test_reload_with_a_missing_program_keeps_the_running_engine_serving(tm
         assert one.process is not None
         one.process.send_signal(signal.SIGHUP)
         await until(
-            "it is logged", lambda: "Model ada cannot start: program /nowhere/python was not found" in one.output()
+            "it is logged", lambda: "Model ada cannot start: the program of spec.command was not found" in one.output()
         )
         assert (await one.call("ada")).ending is Ending.COMPLETED
         assert one.engines() == engines
-        assert "Another replica cannot start: program" in pilotlight(one, "explain", "model", "ada")
+        assert "Another replica cannot start: the program" in pilotlight(one, "explain", "model", "ada")

@@ -219,7 +219,7 @@ async def test_exit_reason_quotes_engine_output_only_if_the_start_failed(rig: Lo
 async def test_missing_program_or_launch_exception_is_a_failed_start(rig: LocalRig) -> None:
     async with running(driver := rig.driver()) as observed:
         driver.start(*replica("r1", ("/nowhere/engine",)))
-        assert (await observed.until(R1, Seen.EXITED)).reason == "/nowhere/engine: No such file or directory"
+        assert (await observed.until(R1, Seen.EXITED)).reason == "the program of the engine: No such file or directory"
         driver.start(*replica("r2", ()))  # an empty command: the launch itself fails
         assert (await observed.until(ReplicaId("r2"), Seen.EXITED)).reason
         assert not rig.state.records()[0]
@@ -235,10 +235,10 @@ def test_missing_engine_program_is_detected_before_a_start(rig: LocalRig, tmp_pa
         return driver.obstacle(msgspec.structs.replace(model, spec=msgspec.structs.replace(model.spec, env=env)))
 
     assert obstacle(sys.executable, "x.py") == ""
-    assert obstacle("/nowhere/engine") == f"program /nowhere/engine was not found; {fix}"
-    assert obstacle("engine") == f"program engine was not found on the PATH; {fix}"
+    assert obstacle("/nowhere/engine") == f"the program of spec.command was not found; {fix}"
+    assert obstacle("engine") == f"the program of spec.command was not found on the PATH; {fix}"
     program.write_text("#!/bin/sh\n")
-    assert obstacle(str(program)) == f"program {program} was not found; {fix}", "it cannot be executed"
+    assert obstacle(str(program)) == f"the program of spec.command was not found; {fix}", "it cannot be executed"
     program.chmod(0o755)
     assert obstacle(str(program)) == obstacle("engine", PATH=str(tmp_path)) == ""
     assert obstacle() == "tuple index out of range", "whatever a launch raises"

@@ -585,6 +585,19 @@ def test_model_that_cannot_be_rendered_is_replaced_and_passed_on_unchanged(monke
     assert parse_documents([("a.yaml", rendered)]) == parse_documents([("a.yaml", text)])
 
 
+@pytest.mark.parametrize("secret", ["pässwörd", "Zq9" * 150, "Zq9'x"])
+def test_reason_of_a_contained_exception_shows_references_and_not_their_values(
+    secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        raise ValueError(f"cannot use {secret} here")
+
+    monkeypatch.setattr("autoscaler.documents.parse._model", fail)
+    text = model("env: {A: '${S}'}")
+    loaded = parse_documents([("a.yaml", text)], {"S": secret}, contain=True, read_file=str)
+    assert loaded.undecoded[ModelName("a")].reason.endswith("cannot use ${S} here")
+
+
 @pytest.mark.parametrize("name", ["''", "[b]", "-b"])
 def test_exception_is_raised_if_not_contained_or_if_the_name_is_not_valid(
     name: str, monkeypatch: pytest.MonkeyPatch
