@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 
 from autoscaler.contract import Report, ReportAnswer, make_decoder
-from gateway.control.sync import LinkError
+from gateway.control.sync import LinkError, MessageTooLargeError
 
 REPORT_TIMEOUT_S = 2.0
 STREAM_SILENT_S = 3.0
@@ -59,7 +59,9 @@ class HttpLink:
         return self._session
 
     async def lines(self, path: str) -> AsyncIterator[bytes]:
-        """Yield the lines of a stream until it ends. Raises LinkError when it breaks or times out."""
+        """Yield the lines of a stream until it ends. Raises LinkError when it breaks or times out, and
+        MessageTooLargeError for a line over LINE_BYTES_MAX.
+        """
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=REPORT_TIMEOUT_S, sock_read=STREAM_SILENT_S)
         try:
             async with self._connected().get(
@@ -67,9 +69,12 @@ class HttpLink:
                 server_hostname=self._server_name,
             ) as response:  # fmt: skip
                 self._distrust = ""
-                async for line in response.content:
-                    yield line
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:  # ValueError: over LINE_BYTES_MAX
+                try:
+                    async for line in response.content:
+                        yield line
+                except ValueError as error:
+                    raise MessageTooLargeError(f"a message exceeds {LINE_BYTES_MAX >> 20} MiB") from error
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             raise self._broken(error) from error
 
     async def report(self, report: Report) -> ReportAnswer:

@@ -29,6 +29,8 @@ from gateway.exception_handling import describe_error, reraise_memory_error
 log = logging.getLogger("pilotlight.gateway.sync")
 
 RETRY_S_MIN, RETRY_S_MAX = 0.05, 1.0
+UNREADABLE_S_MAX = 8.0
+"""Maximum pause before a stream with an unreadable message is reopened; the first pause is RETRY_S_MAX."""
 UNFOLDED_MAX = 256
 KEEP_S = 1.0
 """How long to wait for an autoscaler at the start, and the minimum time between two writes of the snapshot."""
@@ -40,11 +42,15 @@ class LinkError(Exception):
     """The link broke, timed out or was rejected; retry."""
 
 
+class MessageTooLargeError(LinkError):
+    """A message of a stream exceeds the limit of the link."""
+
+
 class Link(Protocol):
     """The link to one autoscaler (`gateway.control.client` over HTTP; the simulation has its own)."""
 
     def lines(self, path: str) -> AsyncIterator[bytes]:
-        """Yield the messages of a stream, until it ends. Raises LinkError."""
+        """Yield the messages of a stream, until it ends. Raises LinkError, or MessageTooLargeError."""
 
     async def report(self, report: Report) -> ReportAnswer:
         """Post one report. Raises LinkError."""
@@ -207,9 +213,10 @@ class Sync:
 
     async def _follow(self, link: Link, path: str, kind: type[D], take: Callable[[D], None]) -> None:
         """Apply a stream's messages. It is reopened, and starts with the complete state, after it broke, and with
-        exponential back-off after an exception in `take`, while a model is faulty, or while the snapshot is incomplete.
+        exponential back-off after an unreadable message or an exception in `take`, while a model is faulty, or while
+        the snapshot is incomplete. Unreadable messages are logged once until a message is applied.
         """
-        retry_s, fault_s = RETRY_S_MIN, PAUSE_S
+        retry_s, fault_s, unreadable_s = RETRY_S_MIN, PAUSE_S, 0.0
         decode, now, name = make_decoder(kind), asyncio.get_running_loop().time, path.partition("?")[0]
         while True:
             reopen_s = math.inf
@@ -218,13 +225,19 @@ class Sync:
                     retry_s = RETRY_S_MIN
                     if not line.isspace() and line:
                         take(decode(line))
+                        unreadable_s = 0.0
                     if not self._follower.has_faults() and kind not in self._unmerged:
                         reopen_s, fault_s = math.inf, PAUSE_S
                     elif reopen_s == math.inf:
                         reopen_s, fault_s = now() + fault_s, min(2 * fault_s, PAUSE_S_MAX)
                     elif now() >= reopen_s:
                         break
-            except (LinkError, msgspec.DecodeError) as error:
+            except (MessageTooLargeError, msgspec.DecodeError) as error:
+                if not unreadable_s:
+                    log.warning("event=message_unreadable path=%s error=%s", name, type(error).__name__)
+                unreadable_s = min(max(2 * unreadable_s, RETRY_S_MAX), UNREADABLE_S_MAX)
+                await asyncio.sleep(unreadable_s)
+            except LinkError as error:
                 log.debug("event=stream_lost path=%s error=%s", name, type(error).__name__)
             except Exception as error:  # noqa: BLE001 - no message may end the gateway
                 reraise_memory_error(error)

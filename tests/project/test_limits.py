@@ -153,7 +153,10 @@ ROWS: dict[str, tuple[str, ...]] = {
         "autoscaler.documents.document_rules.ADAPTED_NAMES_MAX",
     ),
     "message of the contract": ("gateway.control.client.LINE_BYTES_MAX", "autoscaler.server.gateways.REPORT_BYTES_MAX"),
-    "interval between reconnections to an autoscaler": ("gateway.control.sync.RETRY_S_MAX",),
+    "interval between reconnections to an autoscaler; added after a message that cannot be read": (
+        "gateway.control.sync.RETRY_S_MAX",
+        "gateway.control.sync.UNREADABLE_S_MAX",
+    ),
     "concurrent starts on a device": (),
     "registry: connection, head, pause between reads; rate of a blob": (),
 }

@@ -26,7 +26,7 @@ from autoscaler.contract import (
     RoutesDelta,
 )
 from gateway.control import fault_containment, snapshot_file, sync
-from gateway.control.sync import Link, LinkError, Sync
+from gateway.control.sync import Link, LinkError, MessageTooLargeError, Sync
 from tests.simulation.environment.virtual_loop import run
 from tests.support.harness.faults.fault_injection import InjectedError
 from tests.support.waiting import until
@@ -427,6 +427,29 @@ async def test_exception_while_a_report_is_built_does_not_end_reports() -> None:
                 await until("the report failed", lambda: reported == [(None, "reports")])
             await until("a report is acknowledged", lambda: front.acknowledged)
             assert (front.catalogues, front.route_deltas) == ([CATALOGUE], [ROUTES])
+
+
+@pytest.mark.parametrize("error", [msgspec.DecodeError(), MessageTooLargeError()])
+def test_unreadable_message_is_retried_with_back_off_and_logged_once(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def signal() -> None:
+        played, opened_s = PlayedLink(), list[float]()
+
+        async def lines(path: str) -> AsyncIterator[bytes]:
+            if "routes" in path:
+                opened_s.append(asyncio.get_running_loop().time())
+                raise error
+            yield played.replies["/v1/catalogue"][0]
+            await asyncio.Event().wait()
+
+        played.lines = lines  # type: ignore[method-assign]  # this link sends no Routes
+        async with following(played):
+            await until("it was reopened five times", lambda: len(opened_s) == 6)
+        assert [round(after - before) for before, after in pairwise(opened_s)] == [1, 2, 4, 8, 9]
+
+    run(signal())
+    assert [one.getMessage().split()[0] for one in caplog.records] == ["event=message_unreadable"]
 
 
 @in_virtual_time
