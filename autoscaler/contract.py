@@ -343,7 +343,7 @@ class ReplicaUse(Message, frozen=True):
     byte has arrived yet.
     """
     stalled: bool = False
-    """Whether streams have waited far longer than usual for a byte from the replica, and no other request got one."""
+    """Whether several requests waited until their limit, and no byte came from the replica."""
 
 
 class Report(Message, frozen=True):

@@ -252,10 +252,12 @@ class Gateway(GatewayContext):
         self._left.append(connection)
 
     def _close_left(self) -> None:
-        for _ in range(min(CLOSED_A_TURN, len(self._left))):
-            self._left.popleft().hang_up()
-        if self._left:
-            asyncio.get_running_loop().call_soon(self._close_left)
+        try:
+            for _ in range(min(CLOSED_A_TURN, len(self._left))):
+                self._left.popleft().hang_up()
+        finally:  # an exception of one connection does not keep the others open
+            if self._left:
+                asyncio.get_running_loop().call_soon(self._close_left)
 
     def count(self, address: str) -> bool:
         """Count one more connection of an address; False if the address or all clients together have too many.

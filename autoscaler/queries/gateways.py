@@ -21,7 +21,7 @@ LEADER_WAIT_S = 10.0
 """A new leader stops nothing until every known gateway has reported to it, or for this long."""
 PROGRESS_S = 60.0
 """A replica that sent a byte to any gateway within this time is not stalled."""
-STALLED = "its engine accepts requests and sends nothing, although streams have waited far longer than usual"
+STALLED = "its engine accepts requests and sends nothing, and several requests waited until their limit"
 STALLED_GRACE_S = 10.0
 """How long requests may still run on a stalled replica. Requests without a byte move to another replica."""
 DRAIN_SECONDS_MAX = ModelSpec(engine="command").drain_seconds_max
@@ -71,8 +71,8 @@ def count_running_calls(world: World) -> dict[ReplicaId, int]:
 
 
 def list_stalled_replicas(world: World) -> frozenset[ReplicaId]:
-    """Return replicas whose engines accept requests, but have sent no byte for far longer than usual although streams
-    wait for one at some gateway, while no other gateway got one.
+    """Return replicas whose engines accept requests and send nothing: several requests of a gateway waited for longer
+    than any request may, and no gateway got a byte.
     """
     stalled = {id for gateway in list_known_gateways(world) for id in gateway.stalled}
     if not stalled:

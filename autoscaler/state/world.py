@@ -300,7 +300,7 @@ class Gateway(StateRecord, frozen=True):
     may still use the replicas.
     """
     stalled: tuple[ReplicaId, ...] = ()
-    """Derived from `report`: replicas from which its streams get no byte."""
+    """Derived from `report`: replicas from which its requests get no byte."""
 
 
 class Used(StateRecord, frozen=True):

@@ -108,7 +108,8 @@ class ModelDispatcher:
     def look(self, now_s: float, out: list[Effect]) -> None:
         """Catalogue or Routes have changed: reject requests that may no longer wait, grant what fits."""
         if self.entry is not None:
-            self.part.first_byte_limit_s = self.entry.clocks.first_byte_seconds_max
+            clocks = self.entry.clocks
+            self.part.silent_s_max = max(clocks.first_byte_seconds_max, clocks.response_seconds_max)
         refusal = self.part.route.refusal
         self.closed = self.entry is None or self.entry.paused or refusal is not None or bool(self.faults)
         if self.was_ready and not self.part.ready:
@@ -177,11 +178,10 @@ class ModelDispatcher:
         for line in self.queue.lines.values():
             line.running = line.account.running = line.account.waiting = 0
         for hold in self.part.holds.values():
-            hold.in_use = hold.streams = 0
+            hold.in_use = 0
         for call in self.running:
             if call.hold is not None:
                 call.hold.in_use += 1
-                call.hold.streams += call.stream
             if call.line is not None:
                 call.line.running += 1
                 call.line.account.running += 1
@@ -255,10 +255,6 @@ class ModelDispatcher:
 
     def heard(self, call: Call, now_s: float, out: list[Effect]) -> None:
         """Response bytes arrive for a running request; a suspect replica accepts requests again."""
-        if call.stream and call.granted_s is not None:
-            waited_s = call.first_byte_s - call.granted_s
-            if waited_s > (self.part.first_byte_s_max or 0.0):
-                self.part.first_byte_s_max = waited_s
         if call.hold is not None and call.hold.heard(call.granted_s or 0.0, now_s):
             self.settle(now_s, out)
 
@@ -377,7 +373,7 @@ class ModelDispatcher:
         call.granted_s = now_s
         call.replica = hold.replica
         call.hold = hold
-        hold.take(now_s, stream=call.stream)
+        hold.take(now_s)
         line.running += 1
         line.account.running += 1
         self.running.add(call)
@@ -425,7 +421,7 @@ class ModelDispatcher:
         if hold.in_use > hold.held or (hold.in_use == 1 and not hold.ready):
             self._tally.edge = True
         self._tally.accounts.touch(line.account, now_s)
-        self._routes.release(hold, now_s, stream=call.stream, byte_s=call.first_byte_s)
+        self._routes.release(hold, now_s, call.first_byte_s)
         call.hold = None
         line.running -= 1
         line.account.running -= 1

@@ -113,9 +113,9 @@ class Routes:
                     stalled=is_stalled,
                 )
 
-    def release(self, hold: Hold, now_s: float, *, stream: bool, byte_s: float) -> None:
+    def release(self, hold: Hold, now_s: float, byte_s: float) -> None:
         """Return a request's slot; a removed replica is dropped with its last request."""
-        hold.give(now_s, stream=stream, byte_s=byte_s)
+        hold.give(now_s, byte_s)
         if hold.state == GONE and not hold.in_use:
             self._remove(hold)
 

@@ -11,11 +11,9 @@ from math import inf
 
 from autoscaler.contract import ModelName, ModelRoute, ReplicaId
 
-STALLED_S_MIN, STALLED_FACTOR = 120.0, 10.0
-"""A replica is stalled if streams get no byte from it for this time, and for this factor times the longest wait for a
-first byte of a stream so far. The Model's limit of a first byte is the maximum. It applies as well if no stream got a
-byte yet, if only one stream waits, since its prompt may be long, and while other requests run, since their progress is
-invisible until their end.
+STALLED_REQUESTS_MIN = 2
+"""A replica is stalled if at least this many requests have waited for it and no byte arrived from it for the longer of
+the Model's limits `firstByteSecondsMax` and `responseSecondsMax`. One request alone may only have a long prompt.
 """
 SUSPECT_S = 1.0
 """Interval of probe requests to a replica that did not accept a connection, until it is confirmed."""
@@ -26,7 +24,7 @@ class Hold:
 
     __slots__ = (
         "address", "allowed", "byte_s", "connect_failures", "granted", "held", "in_use", "leaves", "model", "open",
-        "probe_s", "ready", "replica", "silent_s", "slots", "state", "streams", "suspect_s", "tried", "waiting_s",
+        "probe_s", "ready", "replica", "requests", "silent_s", "slots", "state", "suspect_s", "waiting_s",
     )  # fmt: skip
 
     def __init__(self, replica: ReplicaId, model: ModelRoutes) -> None:
@@ -52,42 +50,34 @@ class Hold:
         """When a suspect replica gets its next request."""
         self.byte_s: float | None = None
         """When response bytes last arrived from it, as reported to `heard`; None if never."""
-        self.streams = 0
-        """Running streams."""
-        self.silent_s = 0.0
-        """How long streams waited that have ended since then without a byte."""
         self.waiting_s = 0.0
-        """Since when running streams wait for a byte; without one it has no meaning."""
-        self.tried = 0
-        """Streams that ran since then."""
+        """Since when the running requests get no byte; without a running request it has no meaning."""
+        self.silent_s = 0.0
+        """For how long requests got no byte that have ended after the last byte."""
+        self.requests = 0
+        """Requests that have run after the last byte."""
 
     def __repr__(self) -> str:
         return f"<Hold {self.replica} {self.state} {self.in_use}/{self.allowed}>"
 
-    def take(self, now_s: float, *, stream: bool = False) -> None:
+    def take(self, now_s: float) -> None:
         """Take a slot."""
+        if not self.in_use:
+            self.waiting_s = now_s
         self.in_use += 1
-        if stream:
-            if not self.streams:
-                self.waiting_s = now_s
-            self.streams += 1
-            self.tried += 1
+        self.requests += 1
         if self.open:
             self.model.free -= 1
         else:
             self.probe_s = now_s + SUSPECT_S
 
-    def give(self, now_s: float, *, stream: bool = False, byte_s: float = 0.0) -> None:
-        """Return a slot. `byte_s`: when the first byte of the response arrived; 0: none did. A request that became a
-        stream after it was granted was not counted (`Call.id`).
-        """
+    def give(self, now_s: float, byte_s: float = 0.0) -> None:
+        """Return a slot. `byte_s`: when the first byte of the response arrived; 0: none did."""
+        if byte_s > self.waiting_s:
+            self.waiting_s, self.silent_s, self.requests = byte_s, 0.0, self.in_use - 1
         self.in_use -= 1
-        if stream and self.streams:
-            if byte_s > self.waiting_s:
-                self.waiting_s, self.silent_s, self.tried = byte_s, 0.0, self.streams - 1
-            self.streams -= 1
-            if not self.streams:
-                self.silent_s += now_s - self.waiting_s
+        if not self.in_use:
+            self.silent_s += now_s - self.waiting_s
         if self.open and self.in_use < self.allowed:
             self.model.free += 1
 
@@ -106,7 +96,7 @@ class Hold:
         """Record response bytes for a request granted at `granted_s`; True if that ends an earlier suspicion."""
         self.byte_s = self.waiting_s = now_s
         self.silent_s = 0.0
-        self.tried = self.streams
+        self.requests = self.in_use
         if not self.connect_failures or granted_s <= self.suspect_s:
             return False
         self.connect_failures = 0
@@ -114,22 +104,16 @@ class Hold:
         return True
 
     def stalled(self, now_s: float) -> bool:
-        """Return whether streams have received nothing for far longer than usual (STALLED_S_MIN)."""
-        silent_s = self.silent_s + (now_s - self.waiting_s if self.streams else 0.0)
-        if silent_s < STALLED_S_MIN:
-            return False
-        usual_s, limit_s = self.model.first_byte_s_max, self.model.first_byte_limit_s
-        if usual_s is not None and self.tried > 1 and self.streams == self.in_use:
-            limit_s = min(limit_s, STALLED_FACTOR * usual_s)
-        return silent_s >= limit_s
+        """Return whether several requests got no byte for longer than any request may wait."""
+        silent_s = self.silent_s + (now_s - self.waiting_s if self.in_use else 0.0)
+        return self.requests >= STALLED_REQUESTS_MIN and silent_s >= self.model.silent_s_max
 
 
 class ModelRoutes:
     """The Routes of one model, and this gateway's holds on its replicas."""
 
     __slots__ = (
-        "first_byte_limit_s", "first_byte_s_max", "free", "heard_s", "holds", "name", "named", "opened", "ready",
-        "route", "suspects",
+        "free", "heard_s", "holds", "name", "named", "opened", "ready", "route", "silent_s_max", "suspects",
     )  # fmt: skip
 
     def __init__(self, name: ModelName) -> None:
@@ -145,10 +129,8 @@ class ModelRoutes:
         self.suspects: list[Hold] = []
         self.ready = False
         """Whether some replica is ready, so that the model is not cold."""
-        self.first_byte_s_max: float | None = None
-        """The longest wait for the first byte of a stream so far; None: no stream got one yet."""
-        self.first_byte_limit_s = inf
-        """The limit of that wait."""
+        self.silent_s_max = inf
+        """The longest time that a request may wait for a byte."""
         self.free = 0
         """Free slots on open replicas: allowed minus in use."""
 

@@ -113,7 +113,9 @@ def read_verdict(status: int, content: bytes) -> Verdict:
 
 # --- addresses -------------------------------------------------------------------------------------------------------
 
-_METADATA = frozenset(map(ip_address, ("100.100.100.200", "168.63.129.16", "fd00:ec2::254")))
+_METADATA = frozenset(
+    map(ip_address, ("100.100.100.200", "168.63.129.16", "fd00:ec2::23", "fd00:ec2::254", "fd20:ce::254"))
+)
 """Metadata services of clouds that are not link-local."""
 _NAT64 = ip_network("64:ff9b::/96")
 _SHARED = ip_network("100.64.0.0/10")

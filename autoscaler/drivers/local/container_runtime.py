@@ -84,9 +84,12 @@ def _find_runtime(argv: Sequence[str]) -> int | None:
     return None
 
 
-def label_command(run: ContainerRun, mark: str, env: Iterable[str]) -> tuple[str, ...]:
-    """Return the command with the label, which passes the variables named in `env` to the container."""
-    passed = tuple(word for name in sorted({*env, MARK} - {*DESTINATION}) for word in ("--env", name))
+def label_command(run: ContainerRun, mark: str, env: Iterable[str], devices: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the command with the label. It passes the variables named in `env` to the container without showing their
+    values to other users, and those of `devices` by value, because `sudo` removes them from its environment.
+    """
+    values = [f"{name}={value}" for name, value in {**devices, MARK: mark}.items()]
+    passed = [word for one in sorted([*({*env} - {*DESTINATION}), *values]) for word in ("--env", one)]
     return (*run.client, "run", "--label", f"{LABEL}={mark}", *passed, *run.options)
 
 

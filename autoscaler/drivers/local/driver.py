@@ -266,9 +266,10 @@ class LocalDriver:
         pulled = Placing() if weights is None else Placing(pulled_s=self._clock())
         env = {name: value for name, value in os.environ.items() if not name.startswith("PILOTLIGHT_")}
         mark = self._mark(record.id)
-        added = {**launch.env, **self._devices.environment(record.slices), replica_processes.MARK: mark}
+        devices = self._devices.environment(record.slices)
+        added = {**launch.env, **devices, replica_processes.MARK: mark}
         run = container_runtime.read_container_run(launch.argv)
-        argv = launch.argv if run is None else container_runtime.label_command(run, mark, added)
+        argv = launch.argv if run is None else container_runtime.label_command(run, mark, launch.env, devices)
         output = engine_logs.open_for_engine(self._state.log(record.id))
         try:
             child = replica_processes.spawn_process(
@@ -370,6 +371,8 @@ class LocalDriver:
         if outlived := await kill_all(engine.claim, self._reaper, self._clock, alarm):
             pids = ",".join(map(str, sorted(outlived)))
             _log.warning("event=engine_processes_outlived replica=%s pids=%s killed=true", record.id, pids)
+        if record.container_client:  # the client may have started one after the first look
+            await container_runtime.remove_containers(record.container_client, engine.mark, alarm)
         proof = await prove_clean(self._devices, record.slices, record.gpu_pids, self._clock, alarm)
         self._watch.forget(record.id)
         if engine.child is not None:

@@ -20,7 +20,6 @@ from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import Any, NamedTuple
 
-from autoscaler.drivers.local.replica_processes import MARK
 from tests.support.net.ports import free_port
 
 CLIENT = """#!{python} -SE
@@ -85,7 +84,7 @@ class Daemon:
         outer, inner = options["--publish"][0].split(":")
         port = free_port()
         argv = [word.replace(inner, str(port)) for word in words[1:]]
-        env = {name: client_env[name] for name in options["--env"] if name in client_env and name != MARK}
+        env = {name: client_env[name] for name in options["--env"] if name in client_env}
         try:
             process = await asyncio.create_subprocess_exec(*argv, env=env, start_new_session=True)
         except OSError as error:

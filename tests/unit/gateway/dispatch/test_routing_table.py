@@ -6,9 +6,10 @@ import pytest
 
 from autoscaler.contract import LEADER_SILENT_S, ModelName, ModelRoute, ReplicaId, Route, RoutesDelta
 from gateway.dispatch.routing_table import Changes, Routes
-from gateway.dispatch.slots import STALLED_FACTOR, STALLED_S_MIN, SUSPECT_S, Hold, ModelRoutes
+from gateway.dispatch.slots import SUSPECT_S, Hold, ModelRoutes
 
 MODEL = ModelName("llama")
+LIMIT_S = 600.0
 
 
 def route(
@@ -95,9 +96,9 @@ def test_lowered_slot_allocation_blocks_new_but_not_running_requests() -> None:
     assert changes.acknowledge
     hold = routes.holds[ReplicaId("r1")]
     assert (hold.in_use, hold.held) == (2, 1)
-    routes.release(hold, 0.0, stream=False, byte_s=0.0)
+    routes.release(hold, 0.0, 0.0)
     assert take(part) is None
-    routes.release(hold, 0.0, stream=False, byte_s=0.0)
+    routes.release(hold, 0.0, 0.0)
     assert take(part) == "r1"
 
 
@@ -107,7 +108,7 @@ def test_removed_replica_is_reported_until_its_last_request_ends() -> None:
     routes.apply(RoutesDelta(epoch=1, version=2, full=True), 0.0)
     assert take(part) is None
     assert [(use.replica, use.hold, use.in_use) for use in routes.uses(0.0, {})] == [("r1", 0, 1)]
-    routes.release(routes.holds[ReplicaId("r1")], 0.0, stream=False, byte_s=0.0)
+    routes.release(routes.holds[ReplicaId("r1")], 0.0, 0.0)
     assert not routes.holds
     assert not part.holds
 
@@ -197,75 +198,46 @@ def test_wait_estimate_counts_down_only_during_a_start() -> None:
     assert part.expected_wait_s(40.0) == 0.0
 
 
-def silent_hold(first_byte_s_max: float | None, limit_s: float = 590.0) -> Hold:
-    """A replica with two streams, which began at 0."""
+def silent_hold() -> Hold:
+    """A replica with two requests, which began at 0. The limit is LIMIT_S."""
     _, part = llama(route("r1", 8))
-    part.first_byte_s_max, part.first_byte_limit_s = first_byte_s_max, limit_s
+    part.silent_s_max = LIMIT_S
     hold = part.holds[ReplicaId("r1")]
-    hold.take(0.0, stream=True)
-    hold.take(0.0, stream=True)
+    hold.take(0.0)
+    hold.take(0.0)
     return hold
 
 
-@pytest.mark.parametrize(
-    ("first_byte_s_max", "limit_s", "stalled_s"),
-    [
-        (0.5, 590.0, STALLED_S_MIN),
-        (30.0, 590.0, STALLED_FACTOR * 30.0),
-        (100.0, 590.0, 590.0),
-        (None, 590.0, 590.0),
-        (None, 30.0, STALLED_S_MIN),
-    ],
-)
-def test_replica_is_stalled_when_a_stream_waits_far_longer_than_usual(
-    first_byte_s_max: float | None, limit_s: float, stalled_s: float
-) -> None:
-    hold = silent_hold(first_byte_s_max, limit_s)
-    assert [hold.stalled(stalled_s - 0.1), hold.stalled(stalled_s)] == [False, True]
+def test_replica_is_stalled_when_two_requests_get_no_byte_until_the_limit() -> None:
+    hold = silent_hold()
+    assert [hold.stalled(LIMIT_S - 0.1), hold.stalled(LIMIT_S)] == [False, True]
+
+
+def test_replica_is_not_stalled_by_one_request_alone() -> None:
+    hold = silent_hold()
+    hold.give(10.0, byte_s=9.0)
+    assert not hold.stalled(10 * LIMIT_S)
 
 
 def test_byte_for_any_request_ends_a_stall() -> None:
-    hold = silent_hold(0.5)
-    hold.heard(0.0, 150.0)
-    assert [hold.stalled(150.0), hold.stalled(150.0 + STALLED_S_MIN)] == [False, True]
+    hold = silent_hold()
+    hold.heard(0.0, LIMIT_S)
+    assert [hold.stalled(2 * LIMIT_S - 0.1), hold.stalled(2 * LIMIT_S)] == [False, True]
 
 
-def test_waits_of_streams_that_ended_in_vain_add_up_without_the_time_between_them() -> None:
-    hold = silent_hold(0.5)
-    hold.give(20.0, stream=True)
-    hold.give(50.0, stream=True)
-    assert not hold.stalled(5000.0)
-    hold.take(5000.0, stream=True)
-    assert [hold.stalled(5069.0), hold.stalled(5070.0)] == [False, True]
+def test_waits_of_requests_that_ended_without_a_byte_add_up_without_the_time_between_them() -> None:
+    hold = silent_hold()
+    hold.give(20.0)
+    hold.give(50.0)
+    assert not hold.stalled(50_000.0)
+    hold.take(50_000.0)
+    assert [hold.stalled(50_000.0 + LIMIT_S - 51.0), hold.stalled(50_000.0 + LIMIT_S - 50.0)] == [False, True]
 
 
-def test_first_byte_of_a_stream_that_ended_since_counts_as_progress() -> None:
-    hold = silent_hold(0.5)
-    hold.give(100.0, stream=True)
-    hold.give(100.0, stream=True, byte_s=99.9)
-    hold.take(200.0, stream=True)
-    hold.take(200.0, stream=True)
-    assert [hold.stalled(319.0), hold.stalled(320.0)] == [False, True]
-
-
-def test_replica_is_never_stalled_by_requests_without_streams() -> None:
-    _, part = llama(route("r1", 8))
-    hold = part.holds[ReplicaId("r1")]
-    hold.take(0.0)
-    assert not hold.stalled(10_000.0)
-    hold.give(10_000.0, stream=True)  # a form became a stream after its grant
-    assert not hold.stalled(20_000.0)
-
-
-def test_stream_that_waits_alone_stalls_its_replica_only_at_the_limit() -> None:
-    hold = silent_hold(0.5, 590.0)
-    hold.give(10.0, stream=True, byte_s=9.0)
-    assert [hold.stalled(9.0 + 589.0), hold.stalled(9.0 + 590.0)] == [False, True]
-
-
-def test_replica_with_another_running_request_is_stalled_only_at_the_limit() -> None:
-    hold = silent_hold(0.5, 590.0)
-    hold.take(100.0)
-    assert [hold.stalled(589.0), hold.stalled(590.0)] == [False, True]
-    hold.give(590.0)
-    assert hold.stalled(590.0)
+def test_first_byte_of_a_request_that_has_ended_counts_as_progress() -> None:
+    hold = silent_hold()
+    hold.give(100.0)
+    hold.give(100.0, byte_s=99.9)
+    hold.take(200.0)
+    hold.take(200.0)
+    assert [hold.stalled(200.0 + LIMIT_S - 1.0), hold.stalled(200.0 + LIMIT_S)] == [False, True]

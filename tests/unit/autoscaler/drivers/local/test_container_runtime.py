@@ -70,12 +70,12 @@ async def test_output_of_a_runtime_is_read_to_its_end_and_kept_up_to_a_limit(siz
     assert stream.at_eof()
 
 
-def test_labelled_command_passes_variables_by_name_and_keeps_the_options_of_the_user() -> None:
-    run = ContainerRun(("podman",), ("--label", "a=b", "image", "--port", "80"))
-    words = label_command(run, "i/r1", ["TOKEN", "DOCKER_HOST", "CUDA_VISIBLE_DEVICES"])
+def test_labelled_command_passes_secrets_by_name_and_devices_by_value() -> None:
+    run = ContainerRun(("sudo", "podman"), ("--label", "a=b", "image", "--port", "80"))
+    words = label_command(run, "i/r1", ["TOKEN", "DOCKER_HOST"], {"CUDA_VISIBLE_DEVICES": "GPU-1"})
     assert " ".join(words) == (
-        "podman run --label dev.pilotlight.replica=i/r1 "
-        "--env CUDA_VISIBLE_DEVICES --env PILOTLIGHT_REPLICA --env TOKEN --label a=b image --port 80"
+        "sudo podman run --label dev.pilotlight.replica=i/r1 --env CUDA_VISIBLE_DEVICES=GPU-1 "
+        "--env PILOTLIGHT_REPLICA=i/r1 --env TOKEN --label a=b image --port 80"
     )
 
 
