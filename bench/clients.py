@@ -140,7 +140,7 @@ async def _delays_ms(urls: dict[str, str], tokens: int) -> dict[str, list[float]
         for _ in range(STREAMS):
             for name, url in urls.items():
                 target, sent = target_of(url), request(url, asked)
-                _, stream = await loop.create_connection(lambda sent=sent: Arrivals(sent), target.host, target.port)  # type: ignore[misc]  # a default binds the loop's value
+                _, stream = await loop.create_connection(partial(Arrivals, sent), target.host, target.port)
                 streams[name].append(stream)
         begun_s = time.monotonic()
         while any(len(one.delays_ms) < tokens for some in streams.values() for one in some):

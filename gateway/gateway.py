@@ -388,26 +388,29 @@ class Gateway(GatewayContext):
     def _sweep_connections(self) -> None:
         """Check the timeouts of some connections, and of the others in the next loop iterations."""
         now_s = self.clock()
-        for _ in range(min(SWEPT_A_TURN, len(self._unswept))):
-            connection = self._unswept.pop()
-            if connection not in self._connections:
-                continue
-            try:
-                connection.sweep(now_s)
-            except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
-                reraise_memory_error(error)
-                fault_containment.report_fault(None, "client connection", describe_error(error))
-                connection.let_go()
-            if self.clock() - now_s > SWEEP_S_A_TURN:
-                break
-        if self._unswept:
-            asyncio.get_running_loop().call_soon(self._sweep_connections)
-        else:
-            self.room.looked()
+        try:
+            for _ in range(min(SWEPT_A_TURN, len(self._unswept))):
+                connection = self._unswept.pop()
+                if connection not in self._connections:
+                    continue
+                try:
+                    connection.sweep(now_s)
+                except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
+                    reraise_memory_error(error)
+                    fault_containment.report_fault(None, "client connection", describe_error(error))
+                    connection.let_go()
+                if self.clock() - now_s > SWEEP_S_A_TURN:
+                    break
+        finally:  # an exception of one connection does not end the sweep of the others
+            if self._unswept:
+                asyncio.get_running_loop().call_soon(self._sweep_connections)
+            else:
+                self.room.looked()
 
     def _weigh(self) -> None:
         """Update the memory pressure."""
         bodies = self.room.held_bytes + self.dispatch.parked.bytes + sum(one.backlog() for one in self.paused)
+        bodies += self.checks.content_bytes + self.checks.held_bytes
         counted = 2 * (bodies + len(self._calls) * CALL_BYTES + len(self._connections) * CONNECTION_BYTES)
         self.dispatch.pressure = self._scale.weigh(self.clock(), counted, self.dispatch.pressure)
 

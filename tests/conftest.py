@@ -39,6 +39,7 @@ def no_contained_faults(monkeypatch: pytest.MonkeyPatch) -> None:
         "autoscaler.controller.loop",
         "autoscaler.kubernetes.unreadable_objects",
         "gateway.control.fault_containment",
+        "pilotlight.agent.weights.keeper",
     )
     for name in modules:
         module = sys.modules.get(name)

@@ -122,8 +122,8 @@ def hide_values(text: str, values: Mapping[str, str]) -> str:
     """Return a message with references as they are written in place of their values, where these are whole words."""
     for value in sorted(values, key=len, reverse=True):
         if value and value in text:
-            written = values[value]
-            text = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", lambda _, written=written: written, text)  # type: ignore[misc]
+            written = values[value].replace("\\", r"\\")
+            text = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", written, text)
     return text
 
 

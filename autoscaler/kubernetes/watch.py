@@ -4,7 +4,8 @@ A watch that ends or is silent for too long resumes from the last version. If th
 watch does not deliver an event that we know of (`expect`, `suspect`), the whole collection is read again. Changes are
 derived by comparing states, so none is missed during an interruption: an object that disappeared is reported as
 deleted, and late or repeated events are ignored. `read` returns the facts to keep of each object. An unreadable object
-is logged once, keeps its last value, and does not affect the others (`unreadable` of the Api).
+is logged once, keeps its last value, and does not affect the others (`unreadable` of the Api). The same holds for an
+object for which the callback raises an exception; it is reported again after 5 s, 10 s, ... 5 minutes.
 
 `WatchHealth` logs a failure once for each change of its reason, and the recovery, in lines without address, token or
 message of the server. It does not log a single failure, nor that the kind of an optional collection is missing.
@@ -73,6 +74,8 @@ WATCH_S = (290.0, 350.0)
 RETRY_S, RETRY_S_MAX = 0.2, 10.0
 LASTED_S = 1.0
 """A watch that ends sooner without any event counts as a failure: the next one is opened after a pause."""
+FAULT_RETRY_S, FAULT_RETRY_S_MAX = 5.0, 300.0
+"""Until an object is reported again for which the callback raised an exception; doubled each time."""
 SUSPECT_S = 5.0
 """A known change must be received within this time; otherwise the watch is no longer trusted."""
 LIST_SILENT_S_MAX = 10.0
@@ -143,7 +146,11 @@ class Watched(Generic[T]):
         self.trouble = ""
         """Why the watch fails now; empty: no problem."""
         self.fault = ""
-        """The exception that the callback raised, which was caught; empty: none since the last full read."""
+        """The last exception that was caught; empty: all objects have been reported since."""
+        self._failed: dict[ObjectKey, T | None] = {}
+        """The objects for which the callback raised an exception."""
+        self._retry: asyncio.TimerHandle | None = None
+        self._retry_s = FAULT_RETRY_S
         self.gap = False
         """The changes being reported were found by a full read, so the last states of deleted objects are unknown."""
 
@@ -152,6 +159,8 @@ class Watched(Generic[T]):
         try:
             await self._run()
         finally:
+            if self._retry is not None:
+                self._retry.cancel()
             self._api.unreadable.forget(self)
 
     async def _run(self) -> None:
@@ -175,7 +184,7 @@ class Watched(Generic[T]):
                     self._version = None
                 else:
                     self.hearing.broke(error)
-            except Exception as error:  # noqa: BLE001  any exception of a callback is reported, and the list is read again
+            except Exception as error:  # noqa: BLE001  any other exception is reported, and the list is read again
                 reraise_memory_error(error)
                 self.trouble = describe_error(error)
                 self._set_fault(self.trouble)
@@ -225,6 +234,7 @@ class Watched(Generic[T]):
     async def _begin(self) -> None:
         """Read all objects. Report known objects that no longer exist as deleted."""
         missing = set(self.items)
+        self._failed.clear()
         self._versions = {}  # a list is authoritative, also after the server was restored from a backup
         if self._streams:
             try:
@@ -238,7 +248,8 @@ class Watched(Generic[T]):
         self._report_gone(missing)
         self._api.unreadable.keep(self, self._versions)
         self._expected, self._due_s = 0, None
-        self._set_fault("")
+        if not self._failed:
+            self._set_fault("")
         self.hearing.is_heard()
         self.synced.set()
 
@@ -313,8 +324,10 @@ class Watched(Generic[T]):
                 one = self._not_read(found, f"{type(error).__name__}: {error}")
                 self._api.unreadable.add(self, one, self._path)
                 return
-        self._api.unreadable.remove(self, *key)
-        self._report([(key, seen)])
+        if self._report_contained(key, seen):
+            self._api.unreadable.remove(self, *key)
+        elif not isinstance(found, Unreadable):
+            self._api.unreadable.add(self, self._not_read(found, self.fault), self._path)
 
     def _forget_gone(self) -> None:
         """Forget the versions of deleted objects once there are GONE_MAX of them."""
@@ -336,8 +349,41 @@ class Watched(Generic[T]):
         self.gap = True
         try:
             self._report([(key, None) for key in missing])
+        except Exception as error:  # noqa: BLE001  an exception of the callback must affect one object only
+            reraise_memory_error(error)
+            for key in missing:
+                self._report_contained(key, None)
         finally:
             self.gap = False
+
+    def _report_contained(self, key: ObjectKey, seen: T | None) -> bool:
+        """Report one object. If the callback raises an exception, return False and report it again later."""
+        try:
+            self._report([(key, seen)])
+        except Exception as error:  # noqa: BLE001  an exception of the callback must affect this object only
+            reraise_memory_error(error)
+            self._failed[key] = seen
+            self._set_fault(describe_error(error))
+            if self._retry is None:
+                self._retry = asyncio.get_running_loop().call_later(self._retry_s, self._report_failed)
+            return False
+        if key in self._failed:
+            del self._failed[key]
+            if not self._failed:
+                self._retry_s = FAULT_RETRY_S
+                self._set_fault("")
+        return True
+
+    def _report_failed(self) -> None:
+        """Report the objects again for which the callback raised an exception."""
+        self._retry, self._retry_s = None, min(2 * self._retry_s, FAULT_RETRY_S_MAX)
+        for key, seen in list(self._failed.items()):
+            self.gap = seen is None
+            try:
+                if self._report_contained(key, seen):
+                    self._api.unreadable.remove(self, *key)
+            finally:
+                self.gap = False
 
     def _report(self, seen: list[tuple[ObjectKey, T | None]]) -> None:
         changes = list[Change[T]]()

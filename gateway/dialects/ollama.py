@@ -23,6 +23,7 @@ from gateway.dialects.ollama_structs import (
 )
 from gateway.errors import CallError, invalid_request
 from gateway.request.api_routes import INFER, Operation
+from gateway.request.forbidden_fields import check_case
 
 API_VERSION: Final = "0.17.4"
 """The version of Ollama whose API is served. Clients compare it with the version that they need."""
@@ -60,6 +61,14 @@ _generate = msgspec.json.Decoder(GenerateRequest)
 _embed = msgspec.json.Decoder(EmbedRequest)
 _embeddings = msgspec.json.Decoder(EmbeddingsRequest)
 _show = msgspec.json.Decoder(ShowRequest)
+_members = msgspec.json.Decoder(dict[str, Raw])
+_KNOWN: Final = {
+    "chat": frozenset(ChatRequest.__struct_fields__),
+    "generate": frozenset(GenerateRequest.__struct_fields__),
+    "embed": frozenset(EmbedRequest.__struct_fields__),
+    "embeddings": frozenset(EmbeddingsRequest.__struct_fields__),
+}
+"""The members of each body, whose names must have exactly this case (Ollama itself ignores case)."""
 
 
 class Translated:
@@ -87,6 +96,7 @@ def translate_request(operation: Operation, body: bytes) -> Translated:
     if count_items(body) > ITEMS_MAX:
         raise invalid_request(f"the body has more than {ITEMS_MAX:,} members and items")
     try:
+        check_case(_members.decode(body), _KNOWN[endpoint])
         if endpoint == "chat":
             return _translate_chat(_chat.decode(body))
         if endpoint == "generate":
@@ -122,6 +132,7 @@ def count_items(body: bytes) -> int:
 def read_shown_model(body: bytes) -> str:
     """Return the model of a request to /api/show. Raises CallError 400."""
     try:
+        check_case(_members.decode(body), frozenset(ShowRequest.__struct_fields__))
         request = _show.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise invalid_request("the body must be a JSON object with the member model", param="model") from None

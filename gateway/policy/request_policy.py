@@ -108,13 +108,17 @@ class Policy:
         return out
 
     def _capped(self, name: str, value: bytes) -> bytes | None:
-        """Return the cap if the value exceeds it. A negative limit of tokens means none."""
+        """Return another value if this one exceeds the cap. A limit of tokens below 1 means none for some engines: a
+        negative one for llama.cpp, and 0 for Ollama.
+        """
         if value == _NULL:
             return None
         text = value.decode("utf-8", "replace")
         if _NUMBER.fullmatch(text) is None:
             raise invalid_request(f"{name} must be a number", param=name)
         cap, number = self._caps[name], float(text)
+        if 0 <= number < 1 <= cap and name in TOKEN_LIMITS:
+            return b"1"
         return _render(cap).encode() if number > cap or (number < 0 and name in TOKEN_LIMITS) else None
 
     def _check_case(self, names: Collection[str]) -> None:

@@ -314,7 +314,7 @@ class ProxiedCall(Sink):
     def _start_check(self, kind: str, checks: tuple[PolicyCheck, ...], content: bytes) -> None:
         self._stage = CHECKING
         gateway = self._gateway
-        self._check = gateway.checks.start(kind, checks, content, partial(gateway.checked, self))
+        self._check = gateway.checks.start(kind, self.call.tenant, checks, content, partial(gateway.checked, self))
         if self._check is None:
             self._refuse(too_many_checks())
 
@@ -430,6 +430,9 @@ class ProxiedCall(Sink):
             if self.call.sent_s and now_s - self.call.sent_s > limit_s and not isinstance(self._body, StreamingBody):
                 self._bounce("timeout")
             elif self.call.stream and self._is_silent(now_s):
+                self._keep_alive(now_s, sse_events.render_keepalive(self.call.dialect))
+        elif stage == CHECKING:
+            if self.call.stream and self._is_silent(now_s):
                 self._keep_alive(now_s, sse_events.render_keepalive(self.call.dialect))
         elif stage == RELAYING:
             moved, self._moved = self._moved, False

@@ -29,9 +29,12 @@ from gateway.policy.external_checks import (
 )
 
 CHECKS_MAX = 1000
-"""Concurrent checks of one gateway; above it requests get 503."""
+"""Concurrent checks of one gateway. A Tenant may have as many as are still free, so one whose checks are slow gets at
+most half of them, and always leaves some for the others (dynamic thresholds, Choudhury and Hahne, 1998). Above it
+requests get 503.
+"""
 CONTENT_BYTES_MAX = 64 << 20
-"""Size of the messages of all concurrent checks; above it requests get 503."""
+"""Size of the messages of all concurrent checks, divided in the same way."""
 HELD_BYTES_MAX = 64 << 20
 """Size of all answers that arrive for a check; above it their requests get 503."""
 IDLE_S_MAX = 15.0
@@ -79,7 +82,10 @@ class CheckClient:
         """Size of the answers that arrive for a check."""
         self._session: aiohttp.ClientSession | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._bytes = 0
+        self._running: dict[str, list[int]] = {}
+        """Tenant -> sizes of the messages of its running checks."""
+        self.content_bytes = 0
+        """Size of the messages of the running checks."""
         self._logged_s = -math.inf
 
     async def look_up(self, host: str, port: int, family: socket.AddressFamily) -> list[tuple[int, str]]:
@@ -105,21 +111,27 @@ class CheckClient:
         finally:
             await session.close()
 
-    def start(
-        self, kind: str, checks: tuple[PolicyCheck, ...], content: bytes, done: Callable[[CallError | None], None]
-    ) -> asyncio.Task[None] | None:
+    def start(  # noqa: PLR0917  one caller passes them in this order
+        self, kind: str, tenant: str, checks: tuple[PolicyCheck, ...], content: bytes,
+        done: Callable[[CallError | None], None],
+    ) -> asyncio.Task[None] | None:  # fmt: skip
         """Check a request or an answer (`kind`) until one check rejects it, then call `done`, unless the task is
         canceled. None: too many checks are running.
         """
-        if len(self._tasks) >= CHECKS_MAX or self._bytes + len(content) > CONTENT_BYTES_MAX:
+        own, size = self._running.get(tenant, []), len(content)
+        if len(own) >= CHECKS_MAX - len(self._tasks) or sum(own) + size > CONTENT_BYTES_MAX - self.content_bytes:
             return None
-        self._bytes += len(content)
+        self.content_bytes += size
+        self._running.setdefault(tenant, own).append(size)
         task = asyncio.get_running_loop().create_task(self._run(kind, checks, content, done))
         self._tasks.add(task)
 
         def ended(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
-            self._bytes -= len(content)
+            self.content_bytes -= size
+            own.remove(size)
+            if not own:
+                del self._running[tenant]
 
         task.add_done_callback(ended)
         return task

@@ -64,6 +64,12 @@ log = logging.getLogger("pilotlight.agent.weights")
 _decode = make_decoder(NodeWants)
 
 
+def report_fault(model: None, what: str, reason: str) -> None:
+    """Log an exception that was caught, as `autoscaler.controller.loop.report_fault` does."""
+    del model
+    log.error("event=agent_fault part=%r error=%s", what, reason)
+
+
 @dataclasses.dataclass(slots=True)
 class WeightsTask:
     """The state of one request for weights."""
@@ -158,7 +164,7 @@ class WeightsKeeper:
             self._faults.pop(part, None)
         elif self._faults.get(part) != reason:
             self._faults[part] = reason
-            log.error("event=agent_fault part=%r error=%s", part, reason)
+            report_fault(None, part, reason)
 
     @property
     def epoch(self) -> int:
@@ -180,7 +186,7 @@ class WeightsKeeper:
         rows = attempt(lambda: tuple(self._said(request, line)))
         reason = describe_error(rows.error)[:REASON_CHARS_MAX] if isinstance(rows, Failure) else ""
         if reason and reason != line.fault:
-            log.error("event=weights_report_failed artifact=%s error=%s", request.artifact, reason)
+            report_fault(None, f"report of {request.artifact}", reason)
         line.fault = reason
         if isinstance(rows, Failure):
             return (WeightsReport(**request._asdict(), replicas=line.replicas, failed=reason),)

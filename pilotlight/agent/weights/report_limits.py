@@ -26,13 +26,13 @@ _encode = msgspec.json.Encoder().encode
 
 
 def limit_copies(in_use: Iterable[str], others: Iterable[str]) -> tuple[str, ...]:
-    """Return the names, sorted. If they exceed COPIES_BYTES_MAX, the last ones of `others` are omitted first."""
+    """Return the names, sorted. A name that exceeds what the names before it left of COPIES_BYTES_MAX is omitted."""
     left, chosen = COPIES_BYTES_MAX, list[str]()
     for name in dict.fromkeys((*sorted(in_use), *others)):
-        left -= len(_encode(name)) + 1
-        if left < 0:
-            break
-        chosen.append(name)
+        size = len(_encode(name)) + 1
+        if size <= left:
+            left -= size
+            chosen.append(name)
     return tuple(sorted(chosen))
 
 

@@ -16,6 +16,7 @@ from aiohttp import web
 
 from autoscaler.contract import CatalogueDelta, FrontSettings, PolicyCheck, PolicyEntry
 from gateway.policy import external_checks
+from gateway.policy.external_checks import AddressRules
 from gateway.upstream import check_client
 from tests.support.fakes.engines.scripted_engine import (
     CLOSE,
@@ -95,9 +96,11 @@ async def guard() -> AsyncIterator[Guard]:
         await runner.cleanup()
 
 
-def apply_policy(one: Rig, *, hosts: tuple[str, ...] = ("127.0.0.1",), version: int = 2, **checks: Any) -> None:
+def apply_policy(
+    one: Rig, *, hosts: tuple[str, ...] = ("127.0.0.1",), version: int = 2, keepalive_s: float = 15.0, **checks: Any
+) -> None:
     model = msgspec.structs.replace(MODEL_ENTRY, policy=PolicyEntry(**checks))
-    settings = FrontSettings(check_hosts=hosts)
+    settings = FrontSettings(check_hosts=hosts, keepalive_seconds=keepalive_s)
     one.front.catalogue(CatalogueDelta(epoch=1, version=version, full=True, models=(model,), settings=settings))
 
 
@@ -195,6 +198,45 @@ async def test_check_that_takes_too_long_fails() -> None:
         assert (await ask(one))[0] == 503
         apply_policy(one, version=3, request_check=checked.check(timeout_s=0.05, fail_open=True))
         assert (await ask(one))[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/chat"])
+async def test_stream_gets_keepalives_during_its_check_and_an_event_if_rejected(path: str) -> None:
+    decided = asyncio.Event()
+
+    async def rejecting_later(request: web.Request) -> web.StreamResponse:
+        await decided.wait()
+        return await rejecting(request)
+
+    async with guard() as checked, ScriptedEngine((STREAM,)) as engine, rig(engine.address) as one:
+        checked.reply = rejecting_later
+        apply_policy(one, keepalive_s=0.1, request_check=checked.check())
+        client = await one.client()
+        post(client, path, b'{"model":"m","stream":true,"messages":[{"role":"user","content":"Hello"}]}')
+        assert (await client.head())[0] == 200  # the first keep-alive sends the head
+        decided.set()
+        assert b"no poems" in await client.chunks()
+        assert not engine.requests
+
+
+async def test_tenant_with_slow_checks_leaves_half_of_the_checks_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_client, "CHECKS_MAX", 8)
+    async with guard() as checked:
+        checked.reply = hanging
+        client = check_client.CheckClient()
+        client.set_rules(AddressRules(["127.0.0.1"]))
+
+        def count_started(tenant: str, tries: int) -> int:
+            started = [client.start("request", tenant, (checked.check(),), b"{}", lambda _: None) for _ in range(tries)]
+            return sum(task is not None for task in started)
+
+        try:
+            assert [count_started(tenant, 9) for tenant in ("slow", "other", "third")] == [4, 2, 1]
+            await until("all checks to begin", lambda: len(checked.messages) == 7)
+        finally:
+            await client.close()
+        assert count_started("slow", 9) == 4
+        await client.close()
 
 
 async def test_client_that_disconnects_cancels_its_check() -> None:

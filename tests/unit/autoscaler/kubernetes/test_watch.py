@@ -299,22 +299,58 @@ def test_all_unreadable_objects_are_counted_while_memory_of_deleted_ones_is_boun
     assert watched._versions["n", "odd-0"] == 2, "an older event of an unreadable object is late"  # type: ignore[index]
 
 
-async def test_callback_exception_is_reported_until_relist_succeeds() -> None:
-    server, changes_seen, reported = Server(), list[str](), list[tuple[str, str]]()
-    server.truth, server.version = {"a": thing("a", 2, "a2")}, 2
+async def test_callback_exception_affects_one_object_until_a_retry_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "FAULT_RETRY_S", 0.0)
+    server, seen, reported = Server(), list[tuple[str, bool]](), list[tuple[str, str]]()
+    server.truth, server.version = {name: thing(name, 2, f"{name}2") for name in "abc"}, 2
     server.unreadable.fault = lambda what, reason: reported.append((what, reason))
+    raises = True
 
     def changed(changes: list[Change[str]]) -> None:
-        changes_seen.extend(one.key.name for one in changes)
-        if len(changes_seen) == 1:
+        seen.extend((one.key.name, one.new is not None) for one in changes)
+        if raises and any(one.key.name == "b" for one in changes):
             raise KeyError(7)
 
     watched = Watched(cast("Api", server), "/things", lambda found: cast("str", found["text"]), changed)
     run = asyncio.create_task(watched.run())
     async with asyncio.timeout(60):
         await watched.synced.wait()
+        assert known(watched) == {"a": "a2", "c": "c2"}
+        assert [name for _, name in server.unreadable.names(watched)] == ["b"]
+        raises = False
+        await until(lambda: not watched.fault)
+    assert known(watched) == {"a": "a2", "b": "b2", "c": "c2"}
+    assert not server.unreadable.names(watched)
+    assert [one for one in seen if one[0] != "b"] == [("a", True), ("c", True)]
+    raises = True
+    watched._report_gone(set(watched.items))
+    assert known(watched) == {"b": "b2"}
+    raises = False
+    async with asyncio.timeout(60):
+        await until(lambda: not watched.fault)
     run.cancel()
-    assert changes_seen == ["a", "a"]
+    assert known(watched) == {}
     assert [(what, reason.partition(" ")[0]) for what, reason in reported] == [
-        ("watch /things", "KeyError"), ("watch /things", ""),
+        ("watch /things", "KeyError"), ("watch /things", ""), ("watch /things", "KeyError"), ("watch /things", ""),
     ]  # fmt: skip
+
+
+async def test_failing_callback_is_called_after_5_10_and_at_most_300_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = list[float]()
+
+    def call_later(wait_s: float, retry: Callable[[], None]) -> None:
+        waits.append(wait_s)
+        retries.append(retry)
+
+    def changed(_: list[Change[str]]) -> None:
+        raise KeyError(7)
+
+    retries = list[Callable[[], None]]()
+    monkeypatch.setattr(asyncio.get_running_loop(), "call_later", call_later)
+    server = Server()
+    server.unreadable.fault = lambda *_: None  # the exception is expected
+    watched = Watched(cast("Api", server), "/things", lambda found: cast("str", found["text"]), changed)
+    watched._see("ADDED", thing("a", 1, "a1"), None)
+    for _ in range(8):
+        retries.pop()()
+    assert waits == [5, 10, 20, 40, 80, 160, 300, 300, 300]

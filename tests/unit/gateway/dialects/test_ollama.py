@@ -45,6 +45,20 @@ def test_chat_streams_by_default() -> None:
     assert json.loads(whole.body) == {"model": "m", "messages": ASK}
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "name", "known"),
+    [("chat", "Model", "model"), ("generate", "Prompt", "prompt"), ("embed", "\u212aeep_alive", "keep_alive")],
+)
+def test_member_that_differs_only_in_case_is_rejected(endpoint: str, name: str, known: str) -> None:
+    with pytest.raises(CallError, match=f"differs from {known} only in the case"):
+        translated(endpoint, **{name: "x"})
+
+
+def test_shown_model_whose_member_differs_only_in_case_is_rejected() -> None:
+    with pytest.raises(CallError, match="differs from name only in the case"):
+        ollama.read_shown_model(b'{"model": "m", "Name": "other"}')
+
+
 def test_options_are_translated_and_unknown_members_are_dropped() -> None:
     body = body_of(
         "chat",

@@ -125,7 +125,7 @@ def test_rules_of_a_policy_change_the_members_of_a_chat(
 )
 def test_cap_on_tokens_applies_to_each_member_that_limits_tokens(name: str) -> None:
     capped = policy(caps={"max_tokens": 100})
-    for sent, expected in ((1e6, 100), (101, 100), (100, 100), (7, 7), (-1, 100), (-2, 100), (0, 0)):
+    for sent, expected in ((1e6, 100), (101, 100), (100, 100), (7, 7), (-1, 100), (-2, 100), (0, 1), (0.5, 1)):
         assert members(capped, CHAT, **{name: sent}) == {name: expected}
     body = b'{"model":"m","%b":%b}'
     for number in (b"1e999", b"9" * 300, b"100.5", b"1E+3"):

@@ -29,10 +29,10 @@ from artifacts.store.store import Store
 from autoscaler.agent_contract import NodeWant, NodeWants, WeightsReport
 from autoscaler.contract import ReplicaId
 from autoscaler.spec.settings import Signatures
-from pilotlight.agent.weights import keeper as room
+from pilotlight.agent.weights import keeper
 from pilotlight.agent.weights.fetch import NoSecretError, PullSecrets
 from pilotlight.agent.weights.inspect import REASON_CHARS_MAX
-from pilotlight.agent.weights.keeper import LINGER_S, WeightsKeeper
+from pilotlight.agent.weights.keeper import LINGER_S, WeightsKeeper, report_fault
 from pilotlight.cli.weights.pack import plan_artifact
 from tests.support.builders.artifacts import packed_models
 from tests.support.fakes.registry import FakeRegistry
@@ -77,7 +77,7 @@ async def test_page_cache_read_ahead_runs_only_for_weights_already_stored(
         assert name == want(host).artifact
         read.append(sorted(path.name for path in files()))
 
-    monkeypatch.setattr(room, "read_ahead", noted)
+    monkeypatch.setattr(keeper, "read_ahead", noted)
     async with kept.running():
         kept.request(want(host, "r1"))
         await kept.until(lambda: kept.reports and kept.reports[0].replicas == ("r1",))
@@ -166,6 +166,7 @@ async def test_copy_that_cannot_be_held_is_logged_once_and_the_others_are_held_a
             raise OSError(errno.EIO, "Input/output error")
         return real(one, folder)
 
+    monkeypatch.setattr(keeper, "report_fault", report_fault)
     async with kept.running():
         kept.request(want(host, "r1"))
         await kept.until(lambda: kept.reports and kept.reports[0].folder)
@@ -292,7 +293,7 @@ async def test_secret_lookup_without_namespace_names_the_missing_option() -> Non
 
 
 def test_progress_of_a_pull_is_reported_at_most_once_a_second(kept: Kept) -> None:
-    line, changes = room.WeightsTask(), list[int]()
+    line, changes = keeper.WeightsTask(), list[int]()
     kept.keeping.changed = lambda: changes.append(1)
     for bytes_, after_s in ((1, 0.0), (2, 0.5), (3, 0.6)):
         kept.now_s += after_s

@@ -25,6 +25,14 @@ from tests.support.harness.artifacts.weight_keeper import Kept
 pytestmark = pytest.mark.standard
 
 R1 = ReplicaId("r1")
+log_fault = module.report_fault
+
+
+@pytest.fixture(autouse=True)
+def expected_faults(no_contained_faults: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exceptions of these tests are injected, so they are logged as in production."""
+    del no_contained_faults
+    monkeypatch.setattr(module, "report_fault", log_fault)
 
 
 @pytest.fixture

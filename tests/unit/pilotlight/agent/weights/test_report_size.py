@@ -170,6 +170,10 @@ def test_copies_in_use_and_the_most_recent_ones_are_reported() -> None:
     assert COPIES_BYTES_MAX - 2 * ARTIFACT_CHARS_MAX < len(msgspec.json.encode(copies)) <= COPIES_BYTES_MAX + 2
 
 
+def test_copy_whose_name_is_too_long_does_not_omit_the_copies_after_it() -> None:
+    assert limit_copies((), ["a", "x" * COPIES_BYTES_MAX, "b"]) == ("a", "b")
+
+
 def row(name: str, size: int, *replicas: str) -> WeightsReport:
     return WeightsReport(artifact=name, failed="x" * size, replicas=tuple(map(ReplicaId, replicas)))
 
