@@ -111,7 +111,7 @@ class CheckClient:
         finally:
             await session.close()
 
-    def start(  # noqa: PLR0917  one caller passes them in this order
+    def start(
         self, kind: str, tenant: str, checks: tuple[PolicyCheck, ...], content: bytes,
         done: Callable[[CallError | None], None],
     ) -> asyncio.Task[None] | None:  # fmt: skip

@@ -62,7 +62,9 @@ def test_doctor_command_names_only_the_provider_kind_of_a_capacity_entry(kind: s
         ),
     ],
 )
-def test_capacity_entry_invalid_for_the_autoscaler_is_rejected(entries: list[dict[str, Any]], message: str) -> None:
+def test_chart_rejects_capacity_entries_that_the_autoscaler_rejects(
+    entries: list[dict[str, Any]], message: str
+) -> None:
     with pytest.raises(WrongKeyError):
         read(*entries)
     with pytest.raises(HelmError, match=rf"settings\.capacity: {message}"):
@@ -70,7 +72,7 @@ def test_capacity_entry_invalid_for_the_autoscaler_is_rejected(entries: list[dic
 
 
 @pytest.mark.parametrize("url", URLS)
-def test_fabric_url_valid_for_the_autoscaler_is_accepted(url: str) -> None:
+def test_chart_accepts_fabric_urls_that_the_autoscaler_accepts(url: str) -> None:
     entry = {**FABRIC, "redfish": {**FIELDS["redfish"], "url": url}}
     read(entry)
     assert texts({"settings": {"capacity": [entry]}})

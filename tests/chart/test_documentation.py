@@ -16,7 +16,7 @@ PAGE = (ROOT / "docs" / "reference" / "metrics.md").read_text()
 METRICS = set(re.findall(r"^\| `(pilotlight_[a-z_]+)` \|", PAGE, re.MULTILINE))
 
 
-def test_every_chart_value_is_described_on_the_values_page() -> None:
+def test_every_chart_value_has_a_comment_in_the_values_file() -> None:
     found = list(chart.values(chart.VALUES.read_text()))
     assert [one.path for one in found if len(one.meaning) < 10] == []
     assert len(found) == len({one.path for one in found})
@@ -35,11 +35,11 @@ def test_json_schema_of_the_chart_has_exactly_the_chart_values() -> None:
     assert set(keys(schema)) - {"global"} == {path for path in known if not inner.fullmatch(path)}
 
 
-def test_settings_in_the_chart_schema_equal_the_settings_document() -> None:
+def test_settings_in_the_chart_schema_equal_the_generated_json_schema() -> None:
     assert chart.SCHEMA.read_text() == chart.schema(chart.SCHEMA.read_text()), "run `.venv/bin/python -m docs.chart`"
 
 
-def test_chart_values_page_equals_the_generated_one() -> None:
+def test_chart_values_page_equals_the_page_generated_from_the_values() -> None:
     assert chart.PAGE.read_text() == chart.page(chart.PAGE.read_text()), "run `.venv/bin/python -m docs.chart`"
 
 
@@ -56,7 +56,7 @@ def test_each_alert_of_the_chart_uses_only_existing_metrics() -> None:
         assert known(rule["expr"]) <= METRICS, rule["alert"]
 
 
-def test_each_dashboard_of_the_chart_uses_only_existing_metrics() -> None:
+def test_each_dashboard_panel_of_the_chart_uses_only_existing_metrics() -> None:
     data = named(EVERYTHING, "ConfigMap", "pl-pilotlight-dashboards")["data"]
     shown = json.loads(data["pilotlight.json"])
     fields = {panel["title"]: target["expr"] for panel in shown["panels"] for target in panel["targets"]}

@@ -75,7 +75,7 @@ def test_every_pod_has_the_configured_image_digest_and_pull_secrets() -> None:
         assert spec["imagePullSecrets"] == secrets
 
 
-def test_selector_labels_cannot_be_overridden() -> None:
+def test_pod_labels_in_values_do_not_override_selector_labels() -> None:
     changed = {"gateway": {"podLabels": {"app.kubernetes.io/component": "other"}}}
     labels = named(changed, "Deployment", "pl-pilotlight-gateway")["spec"]["template"]["metadata"]["labels"]
     assert labels["app.kubernetes.io/component"] == "gateway"

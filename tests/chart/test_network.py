@@ -54,7 +54,7 @@ def test_policies_allow_adopted_pods_only_in_configured_namespaces() -> None:
                 assert "ipBlock" not in str(one), "a gateway reaches no address outside of the cluster"
 
 
-def test_gateways_reach_the_configured_servers_of_checks() -> None:
+def test_configured_gateway_egress_rules_are_added_to_the_network_policy() -> None:
     rule = {"ports": [{"port": 443}], "to": [{"ipBlock": {"cidr": "192.0.2.1/32"}}]}
     assert policy({"networkPolicy": {"gatewaysEgress": [rule]}}, "gateway")["egress"] == [
         *policy({}, "gateway")["egress"], rule
@@ -104,7 +104,7 @@ def test_disabled_peering_removes_peer_port_and_certificates() -> None:
     assert not [one for one in of_kind(values, "Secret") if one["metadata"]["name"].endswith("-peers")]
 
 
-def test_agent_peer_certificate_is_not_signed_by_another_ca_of_the_chart() -> None:
+def test_agent_peer_certificate_has_its_own_ca_unless_a_secret_is_named() -> None:
     made = named(SETS["agents"], "Secret", f"{AGENTS_NAME}-agent-peers")
     assert made["metadata"]["namespace"] == "pilotlight-agents"
     assert set(made["data"]) == {"ca.crt", "tls.crt", "tls.key"}
@@ -136,7 +136,7 @@ def pod_words(values: dict[str, Any]) -> dict[str, str]:
     return {name: value for name, _, value in words}
 
 
-def test_chart_renders_no_network_policy_if_they_are_disabled() -> None:
+def test_disabled_network_policies_are_not_rendered() -> None:
     assert not list(of_kind({**SETS["agents"], "networkPolicy": {"enabled": False}}, "NetworkPolicy"))
 
 

@@ -110,7 +110,7 @@ def test_documented_gateway_object_accepts_the_http_route_of_the_chart() -> None
     assert labels == {"kubernetes.io/metadata.name": route["metadata"]["namespace"]}
 
 
-def test_documented_alb_idle_timeout_is_between_answer_and_gateway_time() -> None:
+def test_documented_alb_idle_timeout_is_between_response_and_gateway_limit() -> None:
     values, with_tls = values_of("proxies-aws-alb.md")
     annotations = rendered(values)["Ingress"]["metadata"]["annotations"]
     aws = {key.partition("/")[2]: value for key, value in annotations.items() if key.startswith("alb.")}
@@ -153,7 +153,7 @@ def test_route_and_policies_on_the_gke_page_refer_to_the_service_of_the_chart() 
     assert namespaces == {NAMESPACE}
 
 
-def test_documented_service_idle_timeouts_exceed_the_longest_answer_time() -> None:
+def test_documented_service_idle_timeouts_exceed_the_longest_response_time() -> None:
     aws, azure, _ = values_of("proxies-service.md")
     service = rendered(aws)["Service"]
     (port,) = service["spec"]["ports"]

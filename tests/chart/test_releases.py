@@ -201,7 +201,7 @@ def test_two_installations_with_similar_names_share_no_object_name(values: Value
 
 @each_pair
 @each_shared
-def test_selectors_match_no_pod_of_the_other_installation(values: Values, pair: list[Installed]) -> None:
+def test_rendered_selectors_match_no_pod_of_another_installation(values: Values, pair: list[Installed]) -> None:
     made = {one: one.rendered(values) for one in pair}
     there = {one: pods(made[one], values, one) for one in pair}
     for mine, theirs in permutations(pair):
@@ -215,7 +215,7 @@ def test_selectors_match_no_pod_of_the_other_installation(values: Values, pair: 
 
 @each_pair
 @each_shared
-def test_selector_of_a_service_monitor_matches_one_service(values: Values, pair: list[Installed]) -> None:
+def test_service_monitor_selector_matches_exactly_one_service(values: Values, pair: list[Installed]) -> None:
     made = [one for installed in pair for one in installed.rendered(values)]
     for monitor in (one for one in made if one["kind"] == "ServiceMonitor"):
         query = Selector("", monitor["metadata"]["namespace"], monitor["spec"]["selector"])
@@ -230,7 +230,7 @@ def test_every_object_has_the_label_of_its_installation(name: str) -> None:
         assert one["metadata"]["labels"][INSTALLATION] == installation_id(namespace, f"{release}-pilotlight")
 
 
-def test_agent_daemon_set_is_not_named_as_before_its_selector_changed() -> None:
+def test_agent_daemon_set_name_differs_from_that_with_the_old_selector() -> None:
     """A selector is immutable, so an upgrade must create another DaemonSet; Helm deletes the previous one."""
     for values, before in (
         (SETS["agents"], "home-pl-pilotlight-be36f1d0-agent"),

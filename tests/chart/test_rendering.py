@@ -348,7 +348,7 @@ def test_rendered_gateways_and_agents_have_separate_service_accounts() -> None:
         ({"certificates": "secret", "secret": SECRETS}, "b", False),
     ],
 )
-def test_agents_mount_own_certificate_unless_only_a_shared_one_is_named(
+def test_agents_mount_their_own_certificate_or_else_the_client_secret(
     contract: Values, secret: str, named: bool
 ) -> None:
     values = {**AGENTS, "contract": {**contract, "auth": "certificate"}}
@@ -389,7 +389,7 @@ def test_notes_of_an_installation_list_disabled_features_and_commands() -> None:
 
 
 @pytest.mark.parametrize("where", ["docs/tutorials/kubernetes.md", "README.md", "NOTES"])
-def test_documented_sed_sets_the_example_models_image_to_the_charts(where: str) -> None:
+def test_documented_sed_command_sets_the_example_image_to_the_chart_image(where: str) -> None:
     digest = "sha256:" + 64 * "a"
     values = {"image": {"repository": "REGISTRY/pilotlight", "digest": digest}}
     text = texts(values)["NOTES.txt"] if where == "NOTES" else (ROOT / where).read_text()
@@ -446,7 +446,7 @@ def test_pod_monitor_exists_only_if_agents_and_metrics_are_enabled() -> None:
     assert of_kind({"agent": {"enabled": True}}, "PodMonitor") == []
 
 
-def test_agent_has_configured_hub_and_bucket_credentials() -> None:
+def test_agent_gets_the_configured_hugging_face_token_and_aws_role() -> None:
     token = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
     whose = {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/models"}
     agent = {**SETS["agents"]["agent"], "env": [token], "annotations": whose}

@@ -189,7 +189,7 @@ def test_every_rendered_role_is_bound_only_to_the_autoscaler_account(values: Val
         ("adopting", "cluster", ("team-a", "team-b"), False), ("namespaced", "namespace", ("home",), False),
     ],
 )  # fmt: skip
-def test_doctor_checks_exactly_the_rights_that_the_chart_grants(
+def test_doctor_checks_exactly_the_permissions_that_the_chart_grants(
     name: str, scope: Scope, where: tuple[str, ...] | None, cordons: bool
 ) -> None:
     place = {"cluster": "*", "home": "home", "engines": "pilotlight-engines" if scope == "cluster" else "home"}
@@ -269,7 +269,7 @@ def test_namespace_scope_renders_all_objects_in_one_namespace(name: str) -> None
         assert one["metadata"].get("namespace") == "home", one["kind"]
 
 
-def test_repartitioning_rights_cover_only_the_configured_config_map() -> None:
+def test_repartitioning_may_patch_only_the_configured_config_map() -> None:
     settings = {"cutting": {"namespace": "nvidia", "configMap": "mine"}}
     found = set(given({"cutting": {"enabled": True}, "settings": settings}))
     assert found == CLUSTER | CORDON | grants("nvidia", "", "configmaps", ("create",)) | grants(
@@ -288,7 +288,7 @@ def test_repartitioning_rights_cover_only_the_configured_config_map() -> None:
         ("auto", False, False),
     ],
 )
-def test_volume_rights_exist_only_if_agents_mount_weights_as_volumes(mount: str, agents: bool, made: bool) -> None:
+def test_volume_permissions_exist_only_if_agents_mount_weights_as_volumes(mount: str, agents: bool, made: bool) -> None:
     values = {"agent": {"enabled": agents, "storePath": "/data/"}, "settings": {"weights": {"mount": mount}}}
     assert set(given(values)) >= VOLUMES if made else not VOLUMES & set(given(values))
     policies = of_kind(values, "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")

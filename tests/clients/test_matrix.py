@@ -113,7 +113,9 @@ def cases() -> Iterator[object]:
 
 
 @pytest.mark.parametrize(("client", "behaviour"), [*cases()])
-def test_client_behaves_as_with_its_own_server(bench: Bench, client: Client, behaviour: str) -> None:
+def test_unmodified_client_passes_each_behaviour_check_through_serve(
+    bench: Bench, client: Client, behaviour: str
+) -> None:
     if not shutil.which(client.tool):
         pytest.skip(f"needs {client.tool}")
     if not client.is_standard and not client.installation.exists():

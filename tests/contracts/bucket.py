@@ -84,7 +84,7 @@ class Late(Pace):
 class BucketContract:
     """The contract of `artifacts.sources.s3` with a store."""
 
-    async def test_bucket_prefix_fetches_all_objects_below_it_by_name(self, rig: Rig, tmp_path: Path) -> None:
+    async def test_pull_of_a_bucket_prefix_fetches_all_objects_below_it(self, rig: Rig, tmp_path: Path) -> None:
         below = {"model.safetensors": as_safetensors(WEIGHTS), "empty.txt": b""} | {
             name: name.encode() for name in NAMES
         }
@@ -98,7 +98,7 @@ class BucketContract:
             assert copy.record.private
 
     @pytest.mark.parametrize("name", ["one.gguf", "a b+c/ünï %25&=?#'().gguf"])
-    async def test_bucket_address_of_one_object_fetches_only_that_object(
+    async def test_pull_of_one_bucket_object_fetches_only_that_object(
         self, rig: Rig, tmp_path: Path, name: str
     ) -> None:
         await rig.put(name, WEIGHTS)
@@ -120,7 +120,7 @@ class BucketContract:
             for first, end in ((0, None), (1000, 200_000), (size - 1, None), (0, 1)):
                 assert await _read(place, found, first, end) == WEIGHTS[first : end or size]
 
-    async def test_object_changed_after_listing_is_an_error(self, rig: Rig) -> None:
+    async def test_read_of_an_object_that_changed_after_its_listing_fails(self, rig: Rig) -> None:
         await rig.put("one.gguf", WEIGHTS)
         async with _looked(rig, "one.gguf") as (found, place):
             await rig.put("one.gguf", OTHERS)
@@ -175,7 +175,7 @@ class BucketContract:
 
     @pytest.mark.parametrize("key", ["m/", "m/one.gguf"])
     @pytest.mark.parametrize(("name", "value", "message"), WRONG)
-    async def test_bucket_access_denied_for_wrong_keys_is_a_one_line_error(
+    async def test_bucket_access_with_wrong_keys_fails_with_a_one_line_error(
         self, rig: Rig, key: str, name: str, value: str, message: str
     ) -> None:
         await rig.put("m/one.gguf", WEIGHTS)
@@ -228,7 +228,7 @@ class BucketContract:
         ("key", "message"),
         [("m", "there is no object m; to use all objects below it, end it with /"), ("n/", "there are no weights")],
     )
-    async def test_pull_of_a_missing_bucket_object_or_prefix_fails_with_its_name(
+    async def test_pull_of_a_missing_bucket_object_or_prefix_fails_with_the_reason(
         self, rig: Rig, key: str, message: str
     ) -> None:
         await rig.put("m/one.gguf", WEIGHTS)

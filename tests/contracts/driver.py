@@ -148,7 +148,7 @@ class DriverContract:
             await observed.until(replica.id, Seen.CLEAN)
 
     @run_on_rig
-    async def test_engine_that_ignores_sigterm_is_killed_after_its_grace(self, rig: Rig) -> None:
+    async def test_engine_that_ignores_sigterm_is_killed_after_its_grace_period(self, rig: Rig) -> None:
         replica, model = rig.replica("r1", Manner.IGNORES_SIGTERM)
         async with running(driver := rig.driver()) as observed:
             driver.start(replica, model)
@@ -190,7 +190,7 @@ class DriverContract:
             assert not observed.of(replica.id)
 
     @run_on_rig
-    async def test_replica_killed_while_no_driver_runs_is_observed_by_the_next_one(self, rig: Rig) -> None:
+    async def test_next_driver_reports_a_replica_that_died_without_a_driver(self, rig: Rig) -> None:
         replica, model = rig.replica("r1", Manner.GOOD)
         first = rig.driver()
         async with running(first) as observed:

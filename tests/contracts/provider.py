@@ -106,7 +106,7 @@ class ProviderContract:
         await one(provider)
 
     @run_on_rig
-    async def test_order_beyond_free_capacity_is_rejected_and_not_offered(self, rig: Rig) -> None:
+    async def test_orders_are_rejected_and_no_offer_is_made_without_free_capacity(self, rig: Rig) -> None:
         provider = rig.provider()
         offer = (await provider.offers())[0]
         rig.leave_little()
@@ -153,7 +153,7 @@ class ProviderContract:
         assert (await one(provider)).phase == "here"
 
     @run_on_rig
-    async def test_each_call_to_an_unreachable_provider_raises_no_refused_error(self, rig: Rig) -> None:
+    async def test_call_to_an_unreachable_provider_raises_an_error_but_no_refusal(self, rig: Rig) -> None:
         provider = rig.provider()
         made = order((await provider.offers())[0])
         rig.go_away()
@@ -167,7 +167,7 @@ class TakeoverContract:
     """The contract of Providers whose orders an earlier version may have created (`autoscaler.providers.takeover`)."""
 
     @run_on_rig
-    async def test_order_without_label_is_taken_over_by_the_installation_that_lists_it(self, rig: OwnedRig) -> None:
+    async def test_unlabelled_order_belongs_to_the_first_installation_that_lists_it(self, rig: OwnedRig) -> None:
         provider = rig.provider()
         made = order((await provider.offers())[0])
         await provider.acquire(made)

@@ -97,7 +97,7 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
 
 
 @pytest.mark.timeout(1200)
-def test_server_answers_chat_and_completions_whole_and_as_a_stream(engine: Engine) -> None:
+def test_engine_serves_chat_and_completions_with_and_without_streaming(engine: Engine) -> None:
     for path, prompt in (
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}),
         ("/v1/completions", {"prompt": "Hello"}),
@@ -126,7 +126,7 @@ def test_server_answers_chat_and_completions_whole_and_as_a_stream(engine: Engin
     assert wrong == {"/v1/completions": 400, "/v1/chat/completions": 400, "/v1/embeddings": 404}
 
 
-def test_models_are_safetensors_files_whose_tensors_are_contiguous_and_aligned(tmp_path: Path) -> None:
+def test_generated_safetensors_files_have_contiguous_aligned_tensors(tmp_path: Path) -> None:
     found = make_models(tmp_path, sys.executable, "none")
     sizes = found["weights_bytes"]
     assert isinstance(sizes, dict)
@@ -146,7 +146,7 @@ def test_models_are_safetensors_files_whose_tensors_are_contiguous_and_aligned(t
 
 @pytest.mark.deep
 @pytest.mark.timeout(1800)
-def test_torch_engine_generates_the_tokens_of_the_model_that_transformers_loads(tmp_path: Path) -> None:
+def test_torch_engine_tokens_match_those_of_transformers_within_rounding(tmp_path: Path) -> None:
     python = torch_python()
     make_models(tmp_path, python, "cpu")
     for kind in KINDS:
@@ -178,7 +178,7 @@ def torch_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return module
 
 
-def test_torch_engine_gets_the_path_of_pynvml_and_reads_its_memory_there(
+def test_torch_engine_reads_its_gpu_memory_through_the_given_pynvml_path(
     torch_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its Python, which ignores PYTHONPATH, need not have them."""

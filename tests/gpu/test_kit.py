@@ -58,7 +58,7 @@ def source_package(path: Path, names: list[str]) -> None:
             archive.addfile(member, io.BytesIO(b"text"))
 
 
-def test_kit_has_locked_wheels_with_build_tools_and_llama_cpp(
+def test_gpu_kit_contains_verified_wheels_and_the_llama_cpp_source(
     no_downloads: list[tuple[str, ...]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -80,7 +80,7 @@ def test_kit_has_locked_wheels_with_build_tools_and_llama_cpp(
     assert capsys.readouterr().out.endswith("gpu-kit: 3 files, 0.0 MiB, for Python 3.13 on x86-64\n")
 
 
-def test_kit_built_without_build_tools_requests_no_cmake_or_ninja(
+def test_gpu_kit_without_build_tools_downloads_no_cmake_or_ninja(
     no_downloads: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kit, "verify", lambda _: None)
@@ -90,7 +90,7 @@ def test_kit_built_without_build_tools_requests_no_cmake_or_ninja(
     assert wheels[wheels.index("--python-version") + 1] == "3.13"
 
 
-def test_packages_that_the_run_imports_are_dependencies_of_the_kit() -> None:
+def test_packages_that_the_gpu_run_imports_are_dependencies_of_the_kit() -> None:
     """Both the list that the run checks before it installs the kit, and what its modules load."""
     project = tomllib.loads((main.ROOT / "pyproject.toml").read_text())["project"]
     direct = {canonicalize_name(Requirement(line).name) for line in project["dependencies"]}
@@ -118,7 +118,7 @@ def _closure(names: set[NormalizedName]) -> set[NormalizedName]:
     return found
 
 
-def test_build_tools_are_pinned_with_hashes() -> None:
+def test_lock_of_the_gpu_kit_pins_the_build_tools_with_hashes() -> None:
     lock = (main.ROOT / "requirements" / "gpu-kit.lock").read_text()
     for name in kit.BUILD_TOOLS:
         assert f"\n{name}==" in f"\n{lock}"
@@ -126,7 +126,7 @@ def test_build_tools_are_pinned_with_hashes() -> None:
 
 
 @pytest.mark.parametrize(("size_bytes", "status"), [(60 * MIB, 0), (60 * MIB + 1, 1)])
-def test_kit_larger_than_60_mib_is_an_error(
+def test_building_a_gpu_kit_larger_than_60_mib_exits_with_status_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], size_bytes: int, status: int
 ) -> None:
     def wheels(version: str, folder: Path, tools: tuple[str, ...]) -> None:
@@ -196,7 +196,7 @@ def wheel(folder: Path, tag: str = "py3-none-any") -> None:
         archive.writestr(f"{info}/RECORD", "")
 
 
-def test_missing_packages_are_installed_from_the_kit_for_a_second_run(
+def test_gpu_run_restarts_with_missing_packages_installed_from_the_kit(
     tmp_path: Path, program: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Both modules and programs of the wheels are found; after the run they are removed."""
@@ -230,7 +230,7 @@ sys.exit(5)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_run_from_the_kit_cleans_up_after_ctrl_c_or_sigterm(tmp_path: Path, number: signal.Signals) -> None:
+def test_gpu_run_restarted_from_the_kit_cleans_up_on_ctrl_c_or_sigterm(tmp_path: Path, number: signal.Signals) -> None:
     """Ctrl-C signals all processes of the terminal, SIGTERM only the first."""
     wheel(tmp_path / "kit")
     (tmp_path / "run").write_text(SLOW_TO_END)
@@ -252,7 +252,9 @@ def test_run_from_the_kit_cleans_up_after_ctrl_c_or_sigterm(tmp_path: Path, numb
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signal_while_packages_are_installed_leaves_no_folder(tmp_path: Path, number: signal.Signals) -> None:
+def test_signal_during_package_installation_removes_the_temporary_folder(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     (tmp_path / "pip.py").write_text("import threading\nprint('installing', flush=True)\nthreading.Event().wait()\n")
     (tmp_path / "tmp").mkdir()
     program = "import pathlib\nfrom tests.gpu import main\nmain._again_with_packages(pathlib.Path('kit'), [])\n"
@@ -279,7 +281,7 @@ def test_gpu_kit_built_for_another_python_is_reported_in_one_line(
     )
 
 
-def test_missing_pip_is_reported_in_one_line(
+def test_kit_installation_without_pip_is_reported_in_one_line(
     tmp_path: Path, program: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     wheel(tmp_path / "kit")
@@ -344,7 +346,7 @@ def short_folder() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_run_that_a_signal_ends_keeps_its_results_and_leaves_no_process(
+def test_gpu_run_ended_by_a_signal_keeps_results_and_leaves_no_process(
     tmp_path: Path, short_folder: Path, number: signal.Signals
 ) -> None:
     """It is in the middle of a step, with an engine."""
@@ -383,7 +385,7 @@ main.main(sys.argv[1:])
 """
 
 
-def test_blocked_run_is_ended_at_its_limit_with_its_processes_and_keeps_its_results(tmp_path: Path) -> None:
+def test_blocked_gpu_run_is_ended_at_its_limit_and_keeps_its_results(tmp_path: Path) -> None:
     """A call that never returns also blocks the time limits of the steps."""
     folders = {"TMPDIR": str(tmp_path / "temporary")}
     Path(folders["TMPDIR"]).mkdir()

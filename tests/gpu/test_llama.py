@@ -108,9 +108,7 @@ def calls(programs: Path) -> list[list[str]]:
     return [json.loads(line) for line in (programs / "calls.jsonl").read_text().splitlines()]
 
 
-def test_build_configures_cuda_for_one_architecture_and_builds_only_the_server(
-    kit: Path, programs: Path, tmp_path: Path
-) -> None:
+def test_llama_cpp_build_uses_one_cuda_architecture_and_one_target(kit: Path, programs: Path, tmp_path: Path) -> None:
     executable(programs / "cmake", CMAKE + BUILDS)
     executable(programs / "ninja", "#!/bin/sh\n")
     server, said = build(kit, tmp_path)
@@ -137,7 +135,7 @@ def test_build_configures_cuda_for_one_architecture_and_builds_only_the_server(
     assert (tmp_path / "llama" / "llama.cpp" / "CMakeLists.txt").read_text() == "text"
 
 
-def test_build_without_ninja_uses_the_default_generator(
+def test_llama_cpp_build_without_ninja_uses_the_default_generator(
     kit: Path, programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executable(programs / "cmake", CMAKE + BUILDS)
@@ -146,7 +144,7 @@ def test_build_without_ninja_uses_the_default_generator(
     assert "-G" not in calls(programs)[0]
 
 
-def test_build_is_ended_at_its_time_limit_while_another_step_runs(
+def test_llama_cpp_build_is_ended_when_its_time_limit_timer_fires(
     kit: Path, programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executable(programs / "cmake", CMAKE + HANGS)
@@ -165,7 +163,7 @@ def test_build_is_ended_at_its_time_limit_while_another_step_runs(
         building.stop()
 
 
-def test_failed_build_names_the_first_error_of_its_log(kit: Path, programs: Path, tmp_path: Path) -> None:
+def test_failed_llama_cpp_build_reports_the_first_error_of_its_log(kit: Path, programs: Path, tmp_path: Path) -> None:
     executable(programs / "cmake", CMAKE + FAILS)
     assert build(kit, tmp_path) == (None, "the build failed: CMake Error: no CUDA toolkit was found")
     assert len(calls(programs)) == 1

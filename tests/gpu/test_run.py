@@ -121,7 +121,7 @@ def test_verdict_of_an_incomplete_run_fails_and_lists_the_reasons(tmp_path: Path
         ({}, 3 << 30, 1),
     ],
 )
-def test_start_while_another_engine_holds_memory_counts_as_early_reuse(
+def test_engine_start_before_gpu_memory_is_free_is_reported_as_early_reuse(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_pid: dict[int, int], used_bytes: int, found: int
 ) -> None:
     bed = _bed(tmp_path, monkeypatch, spawns={7: 0.0, 8: 1.005})
@@ -130,7 +130,7 @@ def test_start_while_another_engine_holds_memory_counts_as_early_reuse(
     assert [one["holds"] for one in bed.report.figures] == [found == 0]
 
 
-def test_memory_reuse_covers_only_starts_with_samples_shortly_around_them(
+def test_memory_reuse_check_skips_starts_without_samples_close_to_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bed = _bed(tmp_path, monkeypatch, spawns={7: 1.005, 8: 2.005})
@@ -229,7 +229,7 @@ def test_failed_or_overdue_gpu_step_is_recorded_and_the_next_one_runs(
     ("left_s", "limit_s", "result"),
     [(-1.0, 60.0, "skipped"), (0.01, 60.0, "skipped"), (60.0, 0.01, "failed")],
 )
-def test_report_only_step_cut_short_by_the_run_limit_counts_as_skipped(
+def test_report_only_step_cut_short_by_the_run_limit_is_marked_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_s: float, limit_s: float, result: str
 ) -> None:
     """Its own time limit still fails it."""
@@ -341,7 +341,7 @@ def test_cached_fraction_of_a_file_is_1_after_it_is_written_or_read(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("listed", "holds"), [("GPU-1", True), ("GPU-2", False)])
-def test_inventory_holds_only_if_serve_lists_every_gpu_of_nvidia_smi(
+def test_inventory_step_passes_only_if_serve_lists_every_nvidia_smi_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str, holds: bool
 ) -> None:
     """Not only the one that the run uses, which CUDA_VISIBLE_DEVICES names to the other steps."""

@@ -140,7 +140,7 @@ def test_engine_command_of_the_tiny_example_runs_in_the_image(image: Image) -> N
     assert image.run(f"/usr/bin/{words[0]}", *words[1:3], "--help").returncode == 0
 
 
-def test_python_in_the_image_loads_ca_certificates_zones_and_libraries(image: Image) -> None:
+def test_image_python_loads_ca_certificates_time_zones_and_libraries(image: Image) -> None:
     script = (
         "import ssl, zoneinfo, kubernetes.aio, grpc, numpy, uvloop, yaml, psutil\n"
         "zoneinfo.ZoneInfo('Europe/Berlin')\n"
@@ -201,7 +201,7 @@ def run_in_chroot(root: Path, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["chroot", *sorted(RUNTIMES)])
-def test_image_with_llama_cpp_serves_a_folder_of_models_by_the_documented_command(
+def test_documented_command_serves_models_from_the_llama_cpp_image(
     name: str, llama_image: Image, tmp_path: Path
 ) -> None:
     models = tmp_path / "models"

@@ -30,7 +30,7 @@ def test_lock_contains_every_image_package_once() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "# amd64 a 1 x\n", "amd64 a 1 abc\n", f"amd64 a 1 {64 * 'A'}\n"])
-def test_lock_without_hashes_is_rejected(text: str) -> None:
+def test_image_lock_line_without_a_valid_sha256_is_rejected(text: str) -> None:
     with pytest.raises(
         LockError, match=r"requirements/debian\.lock has a line without a SHA-256, .*: run `make lock-image`"
     ):
@@ -52,7 +52,9 @@ def test_differences_between_installed_packages_and_lock_are_described(found: li
     assert image.differences([A, B], found) == difference
 
 
-def test_package_that_differs_from_the_lock_fails_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_debian_package_that_differs_from_the_lock_fails_the_image_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The build fails before it takes any of the package into the image."""
     locked = tmp_path / "debian.lock"
     locked.write_text(image.LOCK_HEAD + f"{' '.join(A._replace(architecture=image.architecture()))}\n")

@@ -61,7 +61,7 @@ def shell(command: str, place: Path, environment: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("tool", COMMANDS)
-def test_installed_command_serves_a_model_as_its_systemd_unit_starts_it(folder: Path, tool: str) -> None:
+def test_systemd_unit_command_serves_after_a_pip_pipx_or_uv_install(folder: Path, tool: str) -> None:
     assert COMMANDS[tool] in PAGE.read_text()
     home = folder / tool
     home.mkdir()

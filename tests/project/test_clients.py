@@ -8,7 +8,7 @@ from docs import clients
 from tests.clients.matrix import BEHAVIOURS, HERE, load
 
 
-def test_table_of_clients_is_current() -> None:
+def test_client_table_page_equals_the_generated_one() -> None:
     assert clients.PAGE.read_text() == clients.page(clients.PAGE.read_text()), "run `.venv/bin/python -m docs.clients`"
 
 
@@ -30,7 +30,7 @@ def test_client_that_shows_no_error_code_has_a_remark() -> None:
         assert (client.error_shows == "model_not_found") != ("error" in client.notes), client.name
 
 
-def test_locks_pin_hashes_and_name_no_registry() -> None:
+def test_client_lock_files_pin_hashes_and_name_no_registry() -> None:
     for path in HERE.glob("*/requirements.txt"):
         requirements = [line for line in path.read_text().splitlines() if "==" in line]
         assert requirements

@@ -12,7 +12,7 @@ AS_REPORTED = {"CreateContainerConfigError"}
 """Reasons that a kubelet chooses."""
 
 
-def test_reference_of_error_codes_is_current() -> None:
+def test_error_code_reference_equals_the_generated_one() -> None:
     assert error_codes.PAGE.read_text() == error_codes.page(error_codes.PAGE.read_text()), (
         "run `.venv/bin/python -m docs.error_codes`"
     )
@@ -37,7 +37,7 @@ def test_error_code_without_a_meaning_fails_the_page_generation(
         error_codes.page(error_codes.PAGE.read_text())
 
 
-def test_page_lists_the_errors_that_a_retry_does_not_cure() -> None:
+def test_error_page_marks_exactly_five_errors_as_not_retryable() -> None:
     rows = [line for line in error_codes.error_rows().splitlines() if "`false`" in line]
     assert [row.split(" | ")[1] for row in rows] == [
         "`request_rejected`", "`model_faulty`", "`model_start_failed`", "`no_capacity`", "`upstream_timeout`"

@@ -73,7 +73,7 @@ def test_overlong_file_or_function_is_reported_by_the_gates(tmp_path: Path, monk
         ("finally:\n    pass\nwith suppress(OSError):\n    f()", []),
     ],
 )
-def test_handler_that_catches_a_memory_error_is_found(handler: str, found: list[str]) -> None:
+def test_exception_handler_that_swallows_a_memory_error_is_reported(handler: str, found: list[str]) -> None:
     assert gates.memory_errors_caught(f"try:\n    f()\n{handler}") == found
 
 

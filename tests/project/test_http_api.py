@@ -124,7 +124,7 @@ def test_documented_paths_of_a_gateways_own_operations_port_match_the_code() -> 
     assert {("GET", path) for path in _CODE.findall(sentence)} == served
 
 
-def test_every_http_path_named_on_the_page_is_a_documented_one() -> None:
+def test_every_http_path_mentioned_on_the_api_page_is_in_its_tables() -> None:
     known = {path for _, path in documented_operations(INFERENCE) | documented_operations(OPERATIONS)}
     for word in _CODE.findall(re.sub(r"```.*?```", "", PAGE, flags=re.DOTALL)):
         path = word.replace("MODEL", "NAME")
@@ -137,7 +137,7 @@ def test_documented_request_headers_equal_those_that_the_gateway_reads() -> None
     assert sorted(documented) == sorted(texts(KEPT))
 
 
-def test_pages_can_read_all_documented_response_headers() -> None:
+def test_cors_exposes_all_documented_response_headers_to_web_pages() -> None:
     exposed = {*local_routes._EXPOSED.decode().split(", ")}
     documented = {name for name, direction, _ in documented_headers() if direction != "request"}
     hidden = {name for name in documented if name.startswith("access-control-")} | READABLE | UNREADABLE
@@ -163,12 +163,12 @@ def test_documented_forwarded_headers_equal_those_of_the_code(words: str, direct
     assert documented == texts(names)
 
 
-def test_documented_refused_members_equal_those_of_the_code() -> None:
+def test_documented_refused_body_members_equal_those_of_the_code() -> None:
     _, _, rest = INFERENCE.partition("**Refused members.**")
     places, cached, case, *_ = (set(_CODE.findall(item)) for item in rest.partition("\n\n### ")[0].split("\n* ")[1:])
     assert places | cached == PLACES | {"cache_salt"}
     assert case | {"cache_salt"} == READ | {"include_usage"}
 
 
-def test_documented_body_limit_of_operator_orders_matches_the_code() -> None:
+def test_documented_body_limit_of_operator_requests_matches_the_code() -> None:
     assert f"at most {BODY_BYTES_MAX:,} bytes" in OPERATIONS

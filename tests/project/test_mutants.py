@@ -22,7 +22,7 @@ TEXT = "def f(a: int | None, *, b: int = 1) -> int | None:\n    c: int | None = 
     ],
     ids=["same", "annotated argument", "result", "annotated variable", "no Python", "default", "value"],
 )
-def test_mutant_counts_only_if_it_changes_the_parsed_program(text: str, counts: bool) -> None:
+def test_mutant_is_kept_only_if_it_changes_code_outside_annotations(text: str, counts: bool) -> None:
     assert mutants.is_other_program(text, TEXT) is counts
 
 

@@ -64,7 +64,9 @@ def test_prose_check_covers_docstrings_comments_and_strings_but_not_code() -> No
         ("Makefile", "told:  ## told by nobody\n", [(1, "told"), (1, "nobody")]),
     ],
 )
-def test_prose_check_covers_comments_values_and_page_texts(path: str, text: str, found: list[tuple[int, str]]) -> None:
+def test_prose_check_covers_text_in_yaml_templates_html_and_makefiles(
+    path: str, text: str, found: list[tuple[int, str]]
+) -> None:
     words = [(one.line, one.problem.split("'")[1]) for one in prose.findings(path, text)]
     assert sorted(words) == sorted(found)
 

@@ -25,18 +25,18 @@ def population(size: int = 30) -> dict[str, list[sample.Sentence]]:
     return {name: [sample.Sentence(f"{name}:{n}", f"sentence number {n} here") for n in range(size)] for name in "abcd"}
 
 
-def test_sample_has_eighty_different_sentences_of_equal_parts() -> None:
+def test_sample_has_eighty_distinct_sentences_twenty_of_each_group() -> None:
     drawn = sample.draw(population(), seed=7)
     assert len(set(drawn)) == sample.SENTENCES
     assert [one.place[0] for one in drawn] == [name for name in "abcd" for _ in range(20)]
 
 
-def test_seed_determines_the_sample() -> None:
+def test_equal_seeds_draw_equal_samples_and_different_seeds_do_not() -> None:
     assert sample.draw(population(), seed=7) == sample.draw(population(), seed=7)
     assert sample.draw(population(), seed=7) != sample.draw(population(), seed=8)
 
 
-def test_group_with_too_few_sentences_is_an_error() -> None:
+def test_sample_of_a_group_with_too_few_sentences_raises_value_error() -> None:
     with pytest.raises(ValueError, match="larger than population"):
         sample.draw(population(size=19), seed=7)
 

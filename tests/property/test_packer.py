@@ -86,7 +86,7 @@ def _all_fit(at: World) -> None:
 
 @QUICK
 @given(worlds(), st.randoms(use_true_random=False))
-def test_plan_of_a_world_in_shuffled_order_is_the_same(begin: World, rng: Random) -> None:
+def test_plan_does_not_depend_on_the_order_of_the_cluster_state(begin: World, rng: Random) -> None:
     def mixed(things: dict[K, V]) -> dict[K, V]:
         return {key: things[key] for key in sorted(things, key=lambda _: rng.random())}
 
@@ -149,7 +149,7 @@ def test_added_capacity_never_unplaces_a_replica_that_fitted_before(
             assert after.placements or after.victims == before.victims
 
 
-def test_added_device_goes_to_the_longest_waiting_replica_first() -> None:
+def test_added_device_lets_the_first_two_device_replica_take_both_devices() -> None:
     """The order of PlacementRequests is kept, so the set of placed ones may change: the first never fitted before."""
     first, second = want("first", 24, devices=2, force=EvictionLevel.NONE), want("second", 24, unserved_since_s=1.0)
     assert placed(run([first, second], [shelf(device("g0"))])) == [("second", "g0")]

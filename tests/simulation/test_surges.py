@@ -29,7 +29,7 @@ def test_simulated_surge_orders_no_capacity_twice_and_returns_all_of_it(first: i
         )
 
 
-def test_simulated_surge_without_faults_serves_all_patient_requests() -> None:
+def test_simulated_surge_without_faults_serves_all_long_lasting_demand() -> None:
     results = [play(seed, faulty=False) for seed in (2, 5, 9)]
     assert not [line for result in results for line in result.broken]
     assert all(result.served for result in results)

@@ -89,7 +89,7 @@ def test_stream_closed_before_its_last_chunk_counts_as_broken() -> None:
     assert (stream.running, stream.broken[:21]) == (False, "closed after 3 chunks")
 
 
-def test_engine_sends_the_requested_chunks_and_usage_on_request(tmp_path: Path) -> None:
+def test_benchmark_engine_sends_max_tokens_chunks_and_requested_usage(tmp_path: Path) -> None:
     head = b"POST / HTTP/1.1\r\nX-Request-Id: i\r\ncontent-length: %d\r\n\r\n"
     for more, usage in ((b"", b""), (b',"stream_options":{"include_usage":true}', engine.USAGE)):
         ask = b'{"model":"t","max_tokens":3%b}' % more
@@ -99,7 +99,7 @@ def test_engine_sends_the_requested_chunks_and_usage_on_request(tmp_path: Path) 
         assert wire.sent == engine.HEAD + engine.CHUNK * CHUNKS + engine.FINISH + usage + engine.END
 
 
-def test_delays_of_stamped_tokens_are_read_however_the_stream_is_split(
+def test_token_delays_are_measured_the_same_at_any_read_boundaries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection, wire = engine.Connection(engine.Engine(tmp_path, "stamped", 1)), Wire()
@@ -296,7 +296,7 @@ async def test_attacking_clients_connect_at_their_rate_and_again_after_a_close()
         await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)
 
 
-def test_each_attack_has_a_limit_and_a_figure() -> None:
+def test_each_benchmark_attack_has_a_ratio_limit_and_a_result_key() -> None:
     assert attacks.RATIOS_MAX.keys() == attacks.ATTACKS.keys()
     assert {f"attack_{name}_p99_ratio" for name in attacks.ATTACKS} == set(ATTACK_KEYS)
 

@@ -135,7 +135,7 @@ class Recorder:
         return Cost({"base": 100.0, "new": 105.0}[self.name], 1)
 
 
-async def test_costs_keep_their_side_when_the_order_of_sides_alternates() -> None:
+async def test_costs_are_returned_in_base_new_order_although_runs_alternate() -> None:
     turns: list[str] = []
     workers = cast("list[Worker]", [Recorder("base", turns), Recorder("new", turns)])
     for turn in range(2):
@@ -222,7 +222,7 @@ def test_tree_at_an_unnormalized_path_runs_its_own_benchmark_of_each_part() -> N
     assert all(tree.benchmarks(part) == tree.folder for part in PARTS)
 
 
-def test_least_recently_used_worktrees_are_removed(tmp_path: Path) -> None:
+def test_least_recently_used_worktrees_above_the_limit_are_selected(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in "cabedf"]
     for used_s, folder in enumerate(folders):
         folder.mkdir()

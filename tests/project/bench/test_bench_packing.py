@@ -183,7 +183,7 @@ KINDS = st.builds(
 
 @settings(deadline=None)
 @given(st.lists(KINDS, min_size=1, max_size=60), st.sampled_from(["fgd", "best", "dot", "pack", "any"]))
-def test_policies_never_overcommit_and_cached_rows_match_fresh_ones(kinds: list[Kind], name: str) -> None:
+def test_policies_never_overcommit_and_cached_choices_equal_fresh_ones(kinds: list[Kind], name: str) -> None:
     nodes = tuple(node(f"n{number}", 1 + number, cpu=20_000) for number in range(4))
 
     def scorer(among: Cluster) -> Scorer:

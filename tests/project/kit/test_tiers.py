@@ -93,7 +93,7 @@ def functions_of(path: Path) -> Iterator[Function]:
     yield from walk(tree.body, marked=module)
 
 
-def test_each_fault_case_has_a_standard_test() -> None:
+def test_each_fault_case_has_a_standard_tier_test() -> None:
     cases: dict[str, bool] = {}
     for test in (test for path in REAL for test in functions_of(path)):
         for case in test.cases:
@@ -103,11 +103,11 @@ def test_each_fault_case_has_a_standard_test() -> None:
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
-def test_each_provider_kind_and_command_has_a_standard_test(subject: str) -> None:
+def test_each_listed_product_feature_has_a_standard_tier_test(subject: str) -> None:
     assert any(test.is_standard for test in functions_of(INTEGRATION / SUBJECTS[subject]))
 
 
-def test_each_provider_kind_and_command_is_listed_as_a_test_subject() -> None:
+def test_each_provider_slicing_adoption_and_command_is_a_test_subject() -> None:
     slicing, adopted = (get_args(get_type_hints(one)["kind"]) for one in (NodeSlicing, Adopted))
     expected = {f"provider {kind}" for kind in KINDS} | {f"slicing {kind}" for kind in slicing}
     expected |= {f"adoption {kind}" for kind in adopted} | {

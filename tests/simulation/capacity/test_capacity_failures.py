@@ -100,7 +100,7 @@ async def test_requests_fail_with_no_capacity_when_no_provider_delivers(stage: S
 @pytest.mark.case("31")
 @pytest.mark.parametrize("again", [True, False])
 @simulated(*MODELS, manners=LONG, kind=RackTown)
-async def test_delivery_after_cancel_is_used_or_returned_within_a_minute(stage: Stage, again: bool) -> None:
+async def test_late_delivery_is_used_for_new_demand_or_returned_in_a_minute(stage: Stage, again: bool) -> None:
     town = rack(stage)
     town.rack.fate = lambda order: Fate(after_s=60.0, commits_s=50.0, late=True)
     first = await crowded(stage)
@@ -192,7 +192,7 @@ def test_device_is_detached_only_after_its_memory_is_clean() -> None:
 
 @pytest.mark.case("33")
 @simulated(*MODELS, manners=Manners(start_s=(1.0, 1.0), serve_s=(16.0, 16.0)), kind=RackTown)
-async def test_hanging_device_detach_is_retried_about_once_a_minute(stage: Stage) -> None:
+async def test_hanging_device_detach_is_retried_at_most_about_once_a_minute(stage: Stage) -> None:
     town = rack(stage)
     town.rack.stuck = True
     first = await crowded(stage)

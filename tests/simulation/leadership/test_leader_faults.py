@@ -60,7 +60,7 @@ def deletes(town: Cluster) -> list[Asked]:
 
 
 @simulated(A, B)
-async def test_run_without_a_fault_has_the_expected_number_of_await_points(stage: Stage, town: Cluster) -> None:
+async def test_run_without_a_fault_has_ten_await_points_and_one_leader(stage: Stage, town: Cluster) -> None:
     interrupts = Interrupts(town, 0, lambda _: None)
     await both_are_called_one_after_the_other(stage)
     assert (interrupts.steps, [epoch for _, epoch in town.epochs]) == (STEPS, [1])

@@ -38,7 +38,7 @@ class Dies:
 
 
 @simulated(A, B, gateways=2)
-async def test_run_without_a_kill_has_the_expected_number_of_starts_and_stops(stage: Stage) -> None:
+async def test_run_without_a_kill_has_four_start_and_stop_orders(stage: Stage) -> None:
     dies = Dies(stage, ORDERS + 1, before=False)
     await both_are_called_one_after_the_other(stage, 60.0)
     assert dies.orders == ORDERS

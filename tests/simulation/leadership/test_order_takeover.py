@@ -87,13 +87,13 @@ async def upgraded(with_provider: Collection[str], *at_s: float) -> list[dict[st
     return shown
 
 
-def test_each_installation_takes_over_the_orders_for_its_models() -> None:
+def test_installation_claims_unlabelled_capacity_orders_of_its_models() -> None:
     (shown,) = run(upgraded(["one", "two"], 60.0))
     assert (shown["ada"], shown["bob"]) == ({ONE}, {TWO})
     assert shown[GONE] in ({ONE}, {TWO}), "it has one owner, which will release it"
 
 
-def test_order_is_taken_over_after_ten_minutes_if_the_serving_installation_lacks_its_provider() -> None:
+def test_order_unclaimed_for_ten_minutes_is_claimed_by_other_installation() -> None:
     before, after = run(upgraded(["one"], CLAIM_S - 10.0, CLAIM_S + 60.0))
     assert before == {"ada": {ONE}, GONE: {ONE}, "bob": {""}}
     assert after == {"ada": {ONE}, GONE: {ONE}, "bob": {ONE}}

@@ -89,7 +89,7 @@ async def keep_one_running(stage: Stage) -> None:
     model(slots=4, replicas=2, memory_gib=4, idle_s=2.0, residency_s=1.0),
     manners=Manners(start_s=(10.0, 10.0), serve_s=(0.5, 0.5)),
 )
-async def test_starting_replica_is_stopped_before_a_ready_one(stage: Stage) -> None:
+async def test_demand_drop_stops_the_starting_replica_and_keeps_the_ready_one(stage: Stage) -> None:
     """Two are wanted and the second starts slowly; most clients leave before it is ready."""
     town, lives = stage.town, Lives(stage)
     await stage.answered([town.call("a")])

@@ -36,7 +36,7 @@ def first_bytes_s(calls: list[Journey], tenant: str) -> float:
 
 
 @simulated(model(), manners=NEVER, strict=False)
-async def test_autoscaler_kill_loses_only_the_last_minute_of_history(stage: Stage) -> None:
+async def test_autoscaler_kill_loses_at_most_one_minute_of_start_backoff(stage: Stage) -> None:
     """The back-off of a Model that cannot start: lost with a leader that has just learned it, kept a minute later."""
     town = stage.town
 

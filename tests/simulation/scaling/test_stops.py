@@ -107,7 +107,7 @@ async def test_scale_down_from_four_to_one_replica_interrupts_no_stream(stage: S
 
 @pytest.mark.case("11")
 @pytest.mark.parametrize("first", range(0, SEEDS, 100))
-def test_request_arriving_around_the_last_drain_is_completed(first: int) -> None:
+def test_request_arriving_within_5_ms_of_a_drain_is_completed(first: int) -> None:
     """A request arrives 0 to 5 ms around the time at which the idle replica is drained, in 1000 seeds."""
     for seed in range(first, first + 100):
 
@@ -265,7 +265,7 @@ async def test_abandoned_request_is_removed_at_once_and_frees_its_slot(stage: St
 
 
 @simulated(model(slots=4, replicas=1, idle_s=3600.0), manners=Manners(start_s=(2.0, 2.0), serve_s=(0.5, 1.0)))
-async def test_engine_that_accepts_requests_and_sends_nothing_is_replaced_and_its_requests_move(stage: Stage) -> None:
+async def test_silent_engine_is_replaced_and_its_requests_move_to_the_new_one(stage: Stage) -> None:
     town = stage.town
     assert await stage.answered([town.call("a")]) == {"completed": 1}
     (stuck,) = town.machine.engines

@@ -25,7 +25,7 @@ def outcome(policy: Policy = OURS, market: str = "fabric cheaper", faults: float
 
 
 @pytest.mark.parametrize("market", MARKETS)
-def test_every_request_is_served_and_all_added_capacity_is_returned(market: str) -> None:
+def test_trace_replay_serves_every_request_and_returns_added_capacity(market: str) -> None:
     done = outcome(market=market)
     assert not done.broken
     assert (len(done.waits_s), done.gave_up) == (len(CALLS), 0)
@@ -72,7 +72,7 @@ def _point(cost: float, wait_s: float) -> Mean:
     return Mean("p", cost, cost, cost, (wait_s, wait_s, wait_s))
 
 
-def test_policy_cost_ratio_is_to_our_cheapest_run_of_equal_or_shorter_wait() -> None:
+def test_cost_ratio_uses_our_cheapest_run_that_waits_no_longer() -> None:
     own = [(OURS, _point(8.0, 10.0)), (OURS, _point(4.0, 30.0))]
     found = [judged(own, _point(16.0, wait_s)) for wait_s in (5.0, 10.0, 40.0)]
     assert [one and one.cost for one in found] == [None, 0.5, 0.25]

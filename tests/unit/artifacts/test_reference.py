@@ -39,7 +39,7 @@ LONG = digests.parse_digest("sha512:" + "0f" * 64)
         ("ollama://hf.co/Qwen/Qwen3-8B-GGUF:Q4_K_M", "hf.co", "Qwen/Qwen3-8B-GGUF", "Q4_K_M", None),
     ],
 )
-def test_artifact_reference_is_parsed_into_registry_repository_and_tag(
+def test_reference_is_parsed_unless_its_oci_repository_has_upper_case(
     text: str, registry: str | None, repository: str | None, tag: str | None, digest: str | None
 ) -> None:
     if registry is None:
@@ -100,7 +100,7 @@ def test_reference_resolves_by_its_digest_else_its_tag_else_latest() -> None:
         *("sha256:" + "a" * 64 + "\n", "sha256-" + "a" * 64, "sha256:" + "\u0661" * 64, None, 7),
     ],
 )
-def test_malformed_digests_are_rejected(text: object) -> None:
+def test_malformed_or_unsupported_digests_are_rejected(text: object) -> None:
     with pytest.raises(BadDigestError, match="is not a digest") as caught:
         digests.parse_digest(text)
     assert "\n" not in str(caught.value)
@@ -115,7 +115,7 @@ def test_sha512_digest_is_accepted() -> None:
 
 @settings(derandomize=True, deadline=None, max_examples=examples(400))
 @given(st.sampled_from(["", "oci://", "ollama://"]), st.text(max_size=20) | st.text("ab.:[]/@%\\-", max_size=30))
-def test_parsed_references_are_safe_in_urls(scheme: str, text: str) -> None:
+def test_parsed_references_have_only_url_safe_characters_and_no_dot_dot(scheme: str, text: str) -> None:
     try:
         found = reference.parse_reference(scheme + text)
     except BadReferenceError:

@@ -38,7 +38,7 @@ def test_valid_source_uris_are_parsed(text: str, found: object) -> None:
         assert str(found) == text
 
 
-def test_hub_source_is_pinned_only_by_a_full_commit_hash() -> None:
+def test_hugging_face_source_is_pinned_only_by_a_full_commit_hash() -> None:
     assert Hub("a/b", COMMIT).pinned
     assert not Hub("a/b", "main").pinned
     assert not Hub("a/b", COMMIT.upper()).pinned

@@ -8,7 +8,7 @@ from gateway import errors
 
 
 @pytest.mark.parametrize("should_retry", [True, False])
-def test_error_with_a_retry_time_states_whether_a_retry_can_help(should_retry: bool) -> None:
+def test_error_with_a_retry_time_has_retry_after_and_should_retry_headers(should_retry: bool) -> None:
     error = errors.service_unavailable("model_start_failed", "why", 2.5, should_retry=should_retry)
     said = b"true" if should_retry else b"false"
     assert errors.render_error_headers(error) == [
@@ -16,5 +16,5 @@ def test_error_with_a_retry_time_states_whether_a_retry_can_help(should_retry: b
     ]  # fmt: skip
 
 
-def test_timeout_of_an_engine_advises_against_a_retry() -> None:
+def test_engine_timeout_error_has_the_header_x_should_retry_false() -> None:
     assert errors.render_error_headers(errors.upstream_timeout()) == [(b"x-should-retry", b"false")]

@@ -70,7 +70,7 @@ def gateway(calls: dict[Call, FakeProxiedCall] | None = None) -> Gateway:
     return one
 
 
-def test_exception_for_one_catalogue_entry_leaves_the_others_callable(reported: list[tuple[str | None, str]]) -> None:
+def test_exception_in_one_catalogue_entry_does_not_affect_other_models(reported: list[tuple[str | None, str]]) -> None:
     adapters = (AdapterEntry(name="a", served_name="a"),)
     healthy, repaired = (
         ModelEntry(name=ModelName(name), served_name=name, adapters=adapters) for name in ("healthy", "faulty")
@@ -89,7 +89,7 @@ def test_exception_for_one_catalogue_entry_leaves_the_others_callable(reported: 
 
 
 @pytest.mark.parametrize("of", ["model", "tenant"])
-def test_exception_of_a_policy_rejects_only_the_requests_that_need_it(
+def test_exception_in_a_policy_rejects_only_requests_that_use_the_policy(
     of: str, reported: list[tuple[str | None, str]]
 ) -> None:
     faulty = PolicyEntry(removed=cast("tuple[str, ...]", (None,)))
@@ -146,7 +146,7 @@ def test_exception_in_the_timeouts_of_one_request_ends_only_that_request(
     assert reported == [("llama", "request")]
 
 
-def test_requests_that_dispatch_lost_in_an_exception_are_rejected(reported: list[tuple[str | None, str]]) -> None:
+def test_request_left_waiting_after_a_dispatch_exception_is_rejected(reported: list[tuple[str | None, str]]) -> None:
     lost, other = call_of("c1"), call_of("c2", model="tiny")
     lost.state = other.state = CallState.PARKED
     calls = {lost: FakeProxiedCall(), other: FakeProxiedCall()}
@@ -156,7 +156,7 @@ def test_requests_that_dispatch_lost_in_an_exception_are_rejected(reported: list
     assert reported == [("llama", "dispatch")]
 
 
-def test_memory_error_is_not_contained() -> None:
+def test_memory_error_while_a_grant_is_performed_is_raised() -> None:
     one = gateway({call_of("c1"): FakeProxiedCall()})
     (proxied,) = one._calls.values()
     with pytest.MonkeyPatch.context() as patch:

@@ -37,7 +37,7 @@ def read(body: bytes, *, status: int = 200, headers: dict[str, str] | None = Non
     [(b"".join([*WORDS, FINISH, DONE]), "one two three", "stop"), (ANTHROPIC, "one", "end_turn")],
     ids=["OpenAI", "Anthropic"],
 )
-def test_complete_stream_of_either_dialect_yields_its_text(body: bytes, text: str, reason: str) -> None:
+def test_complete_openai_or_anthropic_stream_yields_its_text(body: bytes, text: str, reason: str) -> None:
     answer = read(body)
     assert (answer.text, answer.finish_reason, answer.saw_done, answer.broken) == (text, reason, True, "")
 
@@ -66,11 +66,11 @@ def test_stream_text_is_independent_of_chunk_boundaries(cuts: set[int]) -> None:
         (b"data: {nonsense\n\n" + FINISH + DONE, "not JSON"),
     ],
 )
-def test_incomplete_or_malformed_stream_counts_as_broken(body: bytes, why: str) -> None:
+def test_incomplete_or_malformed_stream_is_reported_as_broken(body: bytes, why: str) -> None:
     assert why in read(body).broken
 
 
-def test_error_event_in_a_stream_counts_as_one_error_not_as_broken() -> None:
+def test_stream_with_error_events_reports_their_number_and_is_not_broken() -> None:
     answer = read(WORDS[0] + ERROR)
     assert (answer.errors, answer.code, answer.broken, answer.saw_done) == (1, "upstream_error", "", False)
     assert read(ERROR + ERROR).errors == 2
@@ -88,7 +88,7 @@ def test_broken_connection_marks_a_complete_stream_as_broken() -> None:
     )
 
 
-def test_json_responses_of_all_dialects_yield_their_text() -> None:
+def test_chat_completion_and_message_json_responses_yield_their_text() -> None:
     chat = b'{"choices":[{"message":{"role":"assistant","content":"hi"},"finish_reason":"stop"}]}'
     completion = b'{"choices":[{"text":"hi","finish_reason":"stop"}]}'
     message = b'{"type":"message","content":[{"type":"text","text":"hi"}],"stop_reason":"end_turn"}'
@@ -96,7 +96,7 @@ def test_json_responses_of_all_dialects_yield_their_text() -> None:
     assert read(chat[:-5], headers=JSON).broken == "the document is not JSON"
 
 
-def test_error_response_without_a_code_in_its_body_is_not_a_clear_error() -> None:
+def test_error_response_without_an_error_object_is_marked_as_unclear() -> None:
     named = read(b'{"error":{"message":"x","type":"server_error","code":"model_starting"}}', status=503, headers=JSON)
     assert (named.errors, named.code, named.clear) == (1, "model_starting", True)
     empty = read(b"", status=502, headers={})

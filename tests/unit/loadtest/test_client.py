@@ -12,5 +12,5 @@ from loadtest.client import request_bytes, target_of
     [("http://a.example", "a.example:80"), ("http://10.0.0.1:8080/v1", "10.0.0.1:8080"),
      ("http://[fd00::1]:8080", "[fd00::1]:8080"), ("https://[::1]", "[::1]:443")],
 )  # fmt: skip
-def test_host_header_of_an_ipv6_address_has_brackets(url: str, host: str) -> None:
+def test_host_header_has_a_port_and_brackets_around_ipv6_addresses(url: str, host: str) -> None:
     assert f"\r\nHost: {host}\r\n".encode() in request_bytes(target_of(url), "GET", "/v1/models", (), b"")

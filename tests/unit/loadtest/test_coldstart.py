@@ -105,7 +105,7 @@ async def test_each_round_waits_for_zero_replicas_and_records_the_phases(aiohttp
     assert all(re.search(r": waited 0\.[1-9] s for zero, first byte after ", line) for line in messages[2:])
 
 
-async def test_round_with_from_gone_waits_until_no_node_has_the_weights(
+async def test_from_gone_option_delays_a_round_until_no_node_has_the_weights(
     aiohttp_server: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The weights stay until someone removes them; a progress message states it."""
@@ -184,7 +184,7 @@ async def test_first_output_line_states_the_rounds_and_expected_duration(
     assert messages[1:2] == ([SHORTEN] if rounds > 1 else messages[1:2])
 
 
-async def test_state_is_read_from_operations_port_without_the_api_key(aiohttp_server: Serve) -> None:
+async def test_model_state_is_read_from_operations_port_without_the_api_key(aiohttp_server: Serve) -> None:
     keys: list[str | None] = []
 
     async def entry(request: web.Request) -> web.Response:
@@ -206,7 +206,7 @@ async def test_operations_url_of_the_inference_port_is_rejected(aiohttp_server: 
 
 
 @pytest.mark.parametrize(("with_ops", "state"), [(True, "its replicas: 1 scrubbing"), (False, "the model is ready")])
-async def test_model_that_does_not_scale_to_zero_in_time_fails_with_advice(
+async def test_measurement_fails_if_the_model_does_not_scale_to_zero_in_time(
     aiohttp_server: Serve, monkeypatch: pytest.MonkeyPatch, *, with_ops: bool, state: str
 ) -> None:
     monkeypatch.setattr(loadtest.coldstart, "SAY_EVERY_S", 0.0)  # at the first poll, however slow the machine is
@@ -219,7 +219,7 @@ async def test_model_that_does_not_scale_to_zero_in_time_fails_with_advice(
     assert f"waiting for zero for 0 s, {state}" in messages
 
 
-async def test_response_without_cold_start_phases_counts_as_warm(aiohttp_server: Serve) -> None:
+async def test_response_without_cold_start_phases_is_classified_as_warm(aiohttp_server: Serve) -> None:
     url = str((await aiohttp_server(ColdServer(timing="upstream;dur=2").app)).make_url("/"))
     starts = await measure_cold_starts(url, "ada", 1)
     assert (starts.warm, starts.rounds[0].cold, starts.rounds[0].ending) == (1, False, Ending.COMPLETED)
@@ -312,7 +312,7 @@ async def test_model_failure_in_a_later_round_keeps_the_completed_rounds(aiohttp
 @pytest.mark.parametrize(
     ("model", "message"), [("absent", "no such model"), ("other", "does not contain the state of the model")]
 )
-async def test_coldstart_fails_if_the_server_gives_no_model_state(
+async def test_coldstart_fails_if_the_server_reports_no_model_state(
     aiohttp_server: Serve, model: str, message: str
 ) -> None:
     url = str((await aiohttp_server(ColdServer().app)).make_url("/"))
@@ -340,7 +340,7 @@ async def test_json_output_of_coldstart_excludes_the_duration_estimate(aiohttp_s
     assert done.stderr.startswith("2 rounds, about 3 min and the starts: each round waits until no replica is left (")
 
 
-def test_unreachable_server_exits_1_with_one_line() -> None:
+def test_coldstart_of_an_unreachable_server_exits_1_with_one_error_line() -> None:
     done = invoke("coldstart", "--url", "http://127.0.0.1:9", "--model", "ada")
     assert done.exit_code == 1
     assert done.stderr.count("\n") == 1

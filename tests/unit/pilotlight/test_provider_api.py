@@ -45,7 +45,7 @@ class WatchedApi:
 
 
 @in_virtual_time
-async def test_watched_list_is_served_from_the_watch_cache() -> None:
+async def test_watched_list_is_served_from_the_cache_after_the_initial_sync() -> None:
     api, heard = WatchedApi(), list[int]()
     server = Objects(cast("Api", api), cast("Api", api))
     task = asyncio.create_task(server.follow(PATH, lambda one: one["spec"].get("n"), lambda: heard.append(1)))

@@ -84,7 +84,7 @@ async def test_rejected_expect_request_gets_no_100_continue() -> None:
         assert rest.count(b"HTTP/1.1") == 1
 
 
-async def test_large_body_on_a_path_without_a_body_gets_413() -> None:
+async def test_get_request_with_a_large_body_gets_413() -> None:
     async with rig_and_client() as (_, client):
         client.send(b"GET /health HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n")
         await asyncio.sleep(0.01)

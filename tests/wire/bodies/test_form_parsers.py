@@ -115,11 +115,11 @@ def count_disagreements(program: Path, client: str, count: int) -> int:
 
 @pytest.mark.standard
 @pytest.mark.parametrize("client", CLIENTS)
-def test_forms_of_clients_are_read_as_by_other_parsers(go: Path, client: str) -> None:
+def test_forms_of_http_clients_parse_the_same_as_with_go_and_werkzeug(go: Path, client: str) -> None:
     assert count_disagreements(go, client, 40) == 0
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("client", CLIENTS)
-def test_two_thousand_forms_of_each_client_are_read_as_by_other_parsers(go: Path, client: str) -> None:
+def test_two_thousand_forms_per_client_parse_as_with_go_and_werkzeug(go: Path, client: str) -> None:
     assert count_disagreements(go, client, 2_000) == 0

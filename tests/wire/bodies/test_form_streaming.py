@@ -107,7 +107,7 @@ async def test_uploaded_form_is_forwarded_to_the_engine_while_it_arrives(steps: 
         (PART % (b"stream", b"", b"perhaps") + END, "stream"),
     ],
 )
-async def test_form_found_invalid_at_its_end_never_completes_at_the_engine(end: bytes, word: str) -> None:
+async def test_streamed_form_with_an_invalid_end_gets_400_and_is_not_completed(end: bytes, word: str) -> None:
     engine, form = Reading(OK), NAMED + SOUND + end
     async with begun(engine, form) as (one, client):
         client.send(form[MIB:])
@@ -206,7 +206,7 @@ async def test_early_engine_error_during_a_form_of_many_parts_is_relayed() -> No
 
 
 @pytest.mark.parametrize("read_bytes", [100, MIB // 2])
-async def test_request_is_retried_while_its_body_is_received(read_bytes: int) -> None:
+async def test_request_is_retried_if_the_engine_fails_during_the_form_upload(read_bytes: int) -> None:
     async with Dying(read_bytes) as first, Reading(OK) as second, rig(first.address, second.address) as one:
         client = await one.client()
         begin(client, len(FORM), FORM[:MIB])
@@ -256,7 +256,7 @@ async def test_stream_part_at_the_end_of_a_form_gives_a_streamed_response() -> N
         await nothing_left(one)
 
 
-async def test_cold_model_is_started_while_the_body_is_received() -> None:
+async def test_request_for_a_cold_model_is_queued_while_its_body_is_received() -> None:
     async with Reading(OK) as engine, rig_and_client(state="cold") as (one, client):
         begin(client, len(FORM), FORM[:MIB])
         await until("the request is queued", one.front.busy)

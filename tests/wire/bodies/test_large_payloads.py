@@ -39,7 +39,7 @@ async def test_large_body_is_forwarded_with_model_renamed_and_messages_kept(size
         assert one.totals()[0] == 1
 
 
-async def test_large_chunked_body_is_forwarded_like_one_with_a_length() -> None:
+async def test_large_chunked_body_is_forwarded_with_only_its_model_renamed() -> None:
     sent = body(2 * MIB)
     for size in (1000, 70_000, 3 * MIB):
         async with ScriptedEngine((OK,)) as engine, rig_and_client(engine.address) as (_, client):
@@ -91,7 +91,7 @@ async def test_retried_request_sends_the_same_large_body_again() -> None:
             assert got(second).endswith(sent[-7 * MIB :])
 
 
-async def test_reset_pooled_connection_is_replaced_and_gets_the_whole_body() -> None:
+async def test_large_request_is_resent_whole_if_a_pooled_connection_is_reset() -> None:
     sent = body(2 * MIB)
     async with ScriptedEngine((OK,), (RESET,), (OK,)) as engine, rig_and_client(engine.address) as (_, client):
         for _ in range(2):

@@ -186,7 +186,7 @@ async def longest_step(one: Rig) -> int:
     return longest
 
 
-async def test_clients_that_disconnect_at_once_are_closed_in_steps() -> None:
+async def test_connections_of_many_disconnecting_clients_are_closed_in_batches() -> None:
     async with rig() as one:
         clients = [await one.client() for _ in range(5 * gateway.CLOSED_A_TURN)]
         async with asyncio.timeout(60):
@@ -198,7 +198,7 @@ async def test_clients_that_disconnect_at_once_are_closed_in_steps() -> None:
 
 
 @pytest.mark.parametrize(("connections", "seconds", "steps"), [(2, 60.0, (7, 5, 3, 1, 0)), (256, -1.0, (8, 7, 6))])
-async def test_timeouts_of_many_connections_are_checked_in_steps(
+async def test_timeout_checks_of_connections_are_batched_by_count_and_time(
     connections: int, seconds: float, steps: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step is limited by the number of connections, and by its time."""

@@ -259,7 +259,7 @@ async def test_one_refused_connect_moves_all_requests_waiting_to_connect(monkeyp
         await nothing_left(one)
 
 
-async def test_request_sent_at_the_connect_timeout_is_retried_as_a_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_sent_when_connect_times_out_counts_as_a_reset_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     """The timeout fires when the request is already sent: the engine may have it, so this counts as a retry."""
     async with ScriptedEngine((OK,)) as engine, rig_and_client(engine.address) as (one, client):
         connects = Connects(monkeypatch, engine.address)

@@ -63,7 +63,7 @@ async def test_client_that_reads_no_response_is_disconnected(piece: bytes, monke
         assert 0 < most < WRITE_BUFFER_BYTES + 64 * ANSWERS_A_TURN * 8
 
 
-async def test_announced_small_bodies_take_no_memory_budget_until_received() -> None:
+async def test_small_bodies_use_memory_budget_only_for_received_bytes() -> None:
     """Each connection announces 256 KiB and sends one byte."""
     async with ScriptedEngine((OK,)) as engine, rig(engine.address, limits=Limits(memory_bytes=64 * MIB)) as one:
         one.at_ease()
@@ -81,7 +81,7 @@ async def test_announced_small_bodies_take_no_memory_budget_until_received() -> 
         assert (await client.answer())[0] == 200
 
 
-async def test_slow_small_bodies_get_408_when_others_need_memory_budget() -> None:
+async def test_slow_small_bodies_get_408_when_new_requests_need_memory_budget() -> None:
     async with ScriptedEngine((OK,)) as engine, rig(engine.address, limits=Limits(memory_bytes=8 * MIB)) as one:
         one.at_ease()
         slow = [await one.client() for _ in range(4 * MIB // LARGE_BYTES)]
@@ -124,7 +124,7 @@ def cuts(data: bytes) -> list[list[bytes]]:
 
 
 @pytest.mark.parametrize("path", [b"/v1/chat/completions", b"/nowhere", b"/v1/models"])
-async def test_split_requests_of_the_corpus_get_the_responses_of_whole_ones(path: bytes) -> None:
+async def test_corpus_requests_split_across_reads_get_the_same_responses(path: bytes) -> None:
     """One exception: a rejection of the head precedes the detection of an invalid body and ends the connection."""
     async with rig(limits=Limits(body_bytes_max=MIB)) as one:
         compared = 0

@@ -51,7 +51,7 @@ async def test_reset_on_reused_connection_is_retried_on_a_fresh_one() -> None:
         assert one.front.telemetry.text((), None).count(b"upstream_retries_total{") == 0
 
 
-async def test_request_that_kills_its_engine_is_sent_to_at_most_two_engines() -> None:
+async def test_request_whose_engine_stops_is_retried_once_on_another_replica() -> None:
     """It includes requests on a reused connection: the engine may have crashed because of the request."""
     async with ScriptedEngine((OK,), (HOLD,)) as engine, ScriptedEngine((OK,)) as other, rig(engine.address) as one:
         client = await one.client()
@@ -392,7 +392,7 @@ async def test_client_disconnect_ends_engine_work_at_once(script: Script, how: s
 
 
 @pytest.mark.case("34")
-async def test_request_of_a_client_that_left_the_queue_reaches_no_engine() -> None:
+async def test_queued_request_of_a_disconnected_client_reaches_no_engine() -> None:
     async with ScriptedEngine((OK,)) as engine, rig_and_client() as (one, client):
         client.call()
         while not one.front.report().levels:

@@ -68,7 +68,7 @@ def form(*parts: str, boundary: str = "5f2c") -> bytes:
     ],
     ids=["unquoted names", "file name first", "trailing semicolons and a line end"],
 )
-async def test_form_in_any_form_of_the_grammar_is_forwarded(boundary: str, parts: tuple[str, ...]) -> None:
+async def test_form_with_unusual_but_valid_header_syntax_is_forwarded(boundary: str, parts: tuple[str, ...]) -> None:
     body = form(*parts)
     head, sent = await forwarded(FORM, body, f"Content-Type: multipart/form-data; {boundary}")
     assert "content-type: multipart/form-data; boundary=" in head
@@ -86,7 +86,7 @@ async def test_line_ends_around_a_form_are_not_forwarded() -> None:
     assert 'content-type: multipart/form-data; boundary="--=_a b"' in head
 
 
-async def test_large_form_of_any_form_is_forwarded() -> None:
+async def test_large_form_with_unusual_but_valid_syntax_is_forwarded() -> None:
     file = "x" * (2 * LARGE_BYTES)
     body = b"\r\n" + form(
         "Content-Disposition: form-data; name=model\r\n\r\nm",
@@ -109,7 +109,7 @@ async def test_large_form_of_any_form_is_forwarded() -> None:
         ("Content-Type: text/plain", "Sec-Fetch-Site: none"),
     ],
 )  # fmt: skip
-async def test_json_object_is_served_whatever_its_content_type_is(lines: tuple[str, ...]) -> None:
+async def test_json_object_without_a_json_content_type_is_forwarded_as_json(lines: tuple[str, ...]) -> None:
     head, sent = await forwarded(CHAT, BODY, *lines)
     assert head.count("content-type: application/json") == 1
     assert json.loads(sent)["messages"] == json.loads(BODY)["messages"]
@@ -129,7 +129,7 @@ async def test_page_of_a_foreign_origin_cannot_send_json_without_a_preflight(siz
         assert (await send(one, path, body, JSON, "Origin: https://evil.example"))[0] == 200, "after a preflight"
 
 
-async def test_body_that_is_no_object_gets_415_unless_it_is_called_json() -> None:
+async def test_non_json_body_gets_400_if_labeled_json_and_415_otherwise() -> None:
     async with rig() as one:
         assert (await send(one, CHAT, b"model=m", "Content-Type: application/x-www-form-urlencoded"))[0] == 415
         assert (await send(one, CHAT, b"model=m", JSON))[0] == 400
@@ -140,7 +140,7 @@ async def test_body_that_is_no_object_gets_415_unless_it_is_called_json() -> Non
 
 
 @pytest.mark.parametrize("scheme", ["http", "https", "HTTP"])
-async def test_target_in_absolute_form_is_served(scheme: str) -> None:
+async def test_request_target_in_absolute_form_is_served(scheme: str) -> None:
     head, _ = await forwarded(f"{scheme}://gateway.example:8080{CHAT}", BODY, JSON)
     assert head.startswith(f"POST {CHAT} HTTP/1.1\r\n")
 
@@ -164,7 +164,7 @@ async def test_host_check_uses_the_authority_of_the_target(line: str, host: str,
 # --- repeated headers ------------------------------------------------------------------------------------------------
 
 
-async def test_repeated_hint_headers_are_dropped() -> None:
+async def test_repeated_trace_user_agent_and_baggage_headers_are_dropped() -> None:
     head, _ = await forwarded(CHAT, BODY, JSON, TRACE, TRACE, "tracestate: a=1", "User-Agent: a", "User-Agent: b",
                               "baggage: a=b", "baggage: c=d")  # fmt: skip
     assert [line.partition(":")[0] for line in head.split("\r\n")[1:]] == [
@@ -172,7 +172,7 @@ async def test_repeated_hint_headers_are_dropped() -> None:
     ]  # fmt: skip
 
 
-async def test_two_origins_count_as_a_page_that_is_not_allowed() -> None:
+async def test_two_different_origin_headers_are_treated_as_a_foreign_origin() -> None:
     settings = FrontSettings(cors_origins=(APP,))
     lines = (JSON, f"Origin: {APP}", "Origin: https://evil.example")
     async with ScriptedEngine((OK,)) as engine, rig(engine.address, settings=settings) as one:
@@ -190,7 +190,7 @@ async def test_two_origins_count_as_a_page_that_is_not_allowed() -> None:
 # --- credentials -----------------------------------------------------------------------------------------------------
 
 
-async def test_two_keys_are_served_if_no_key_is_required() -> None:
+async def test_request_with_two_keys_is_served_if_no_key_is_required() -> None:
     head, _ = await forwarded(CHAT, BODY, JSON, "Authorization: Bearer token-for-the-gateway",
                               "x-api-key: key-of-another-service")  # fmt: skip
     assert "key" not in head
@@ -213,7 +213,9 @@ async def test_two_keys_are_served_if_no_key_is_required() -> None:
         ),
     ],
 )
-async def test_the_valid_key_counts_if_two_are_sent(lines: tuple[str, ...], status: int, text: bytes) -> None:
+async def test_request_with_two_keys_needs_a_valid_key_of_exactly_one_tenant(
+    lines: tuple[str, ...], status: int, text: bytes
+) -> None:
     keys = {"acme": ("acme-1", "acme-2"), "lab": ("lab-1",)}
     tenants = tuple(
         TenantEntry(
@@ -247,7 +249,7 @@ async def test_preflight_allows_the_requested_headers() -> None:
 
 
 @pytest.mark.parametrize("requested", ["x" * 5000, ",".join(f"x{number}" for number in range(200))])
-async def test_preflight_with_too_many_headers_allows_only_those_of_the_gateway(requested: str) -> None:
+async def test_preflight_with_too_many_headers_allows_only_default_headers(requested: str) -> None:
     async with rig(settings=FrontSettings(cors_origins=("*",))) as one:
         line = f"Access-Control-Request-Headers: {requested}"
         fields = (await send(one, CHAT, b"", "Origin: a://b", line, method="OPTIONS"))[1]
@@ -269,7 +271,7 @@ async def test_byte_order_mark_and_lone_surrogates_are_accepted_at_any_size(size
 
 
 @pytest.mark.parametrize("size", [0, 2 * LARGE_BYTES])
-async def test_slot_minus_one_is_forwarded(size: int) -> None:
+async def test_id_slot_of_minus_one_is_forwarded_and_minus_eleven_gets_400(size: int) -> None:
     body = b'{"model":"m","id_slot":-1,"messages":[],"user":"%b"}' % (b"x" * size)
     assert json.loads((await forwarded(CHAT, body, JSON))[1])["id_slot"] == -1
     async with rig() as one:
@@ -285,7 +287,7 @@ TIMINGS = '"timings":{"predicted_per_second":9.5}'
 
 
 @pytest.mark.parametrize("split", [1, 100_000])
-async def test_other_members_of_the_usage_chunk_are_kept(split: int) -> None:
+async def test_timings_of_the_removed_usage_chunk_move_to_the_last_chunk(split: int) -> None:
     whole = delta("a") + event("{" + LAST) + event("{" + f"{USAGE},{TIMINGS}" + "}") + DONE + END
     script = (STREAM_HEAD, *(whole[at : at + split] for at in range(0, len(whole), split)))
     async with ScriptedEngine(script) as engine, rig(engine.address) as one:
@@ -297,7 +299,7 @@ async def test_other_members_of_the_usage_chunk_are_kept(split: int) -> None:
     assert len(data) == 3, "every chunk has a choice"
 
 
-async def test_usage_chunk_without_a_last_chunk_keeps_its_other_members() -> None:
+async def test_timings_of_a_usage_chunk_are_kept_if_no_finish_chunk_precedes() -> None:
     script = (STREAM_HEAD + delta("a") + event("{" + f"{USAGE},{TIMINGS}" + "}") + DONE + END,)
     async with ScriptedEngine(script) as engine, rig(engine.address) as one:
         body = (await send(one, CHAT, STREAMED, JSON))[2]
@@ -305,7 +307,7 @@ async def test_usage_chunk_without_a_last_chunk_keeps_its_other_members() -> Non
     assert b'"usage"' not in body
 
 
-async def test_engine_without_stream_options_is_not_asked_for_usage() -> None:
+async def test_stream_options_are_not_sent_to_an_engine_without_support() -> None:
     script = (STREAM_HEAD + delta("a") + delta("b") + event("{" + LAST) + DONE + END,)
     async with ScriptedEngine(script) as engine, rig(engine.address) as one:
         entry = ModelEntry(name=MODEL, served_name="m", slots=4, takes_stream_options=False)

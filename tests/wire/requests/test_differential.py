@@ -167,7 +167,7 @@ def meant(head: bytes, body: bytes) -> Reading:
 
 
 @pytest.mark.case("39")
-async def test_other_http_servers_read_the_same_requests_as_the_gateway(server: tuple[str, int]) -> None:
+async def test_other_http_servers_parse_raw_client_input_like_the_gateway(server: tuple[str, int]) -> None:
     name, port = server
     gate = asyncio.Semaphore(AT_ONCE)
     excused: Counter[Quirk] = Counter()

@@ -32,7 +32,7 @@ def catalogue(one: Rig, settings: FrontSettings | None = None, **changes: Any) -
     )
 
 
-async def test_landing_page_for_people_lists_models_and_a_command() -> None:
+async def test_landing_page_for_html_clients_lists_models_and_a_curl_command() -> None:
     async with rig("127.0.0.1:9", state="zero") as one:
         catalogue(one, name=ModelName("<m>&'"))
         status, fields, body = await get(one, "/", HTML)
@@ -46,7 +46,7 @@ async def test_landing_page_for_people_lists_models_and_a_command() -> None:
         assert one.front.report().levels == ()
 
 
-async def test_landing_page_for_programs_is_json() -> None:
+async def test_landing_page_is_json_unless_the_accept_header_names_html() -> None:
     async with rig(state="zero") as one:
         status, fields, body = await get(one, "/", "accept: */*\r\n")
         assert (status, fields["content-type"]) == (200, "application/json")
@@ -67,7 +67,7 @@ async def test_landing_page_shows_only_models_that_the_key_may_call(accept: str,
         assert (b"API key" in body) == ("other" not in more) or accept
 
 
-async def test_near_miss_gets_404_with_the_right_path() -> None:
+async def test_misspelled_api_path_gets_404_that_names_the_correct_path() -> None:
     async with rig() as one:
         status, _, body = await get(one, "/api/v1/chat/completions", method="POST", more="content-length: 0\r\n")
         error = json.loads(body)["error"]
@@ -79,14 +79,14 @@ async def test_near_miss_gets_404_with_the_right_path() -> None:
 
 
 @pytest.mark.parametrize("path", ["//v1/chat/completions", "/v1/v1/chat/completions/", "/chat/completions"])
-async def test_variant_of_a_path_reaches_the_constant_path_of_the_engine(path: str) -> None:
+async def test_variants_of_the_chat_path_are_forwarded_to_the_canonical_path(path: str) -> None:
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
         assert (await client.ask(path=path))[0] == 200
         assert engine.requests[0].startswith(b"POST /v1/chat/completions HTTP/1.1\r\n")
 
 
-async def test_model_list_has_the_context_length_in_the_fields_of_other_servers() -> None:
+async def test_model_list_gives_context_length_in_vllm_and_llama_cpp_fields() -> None:
     async with rig() as one:
         (row,) = json.loads((await get(one, "/v1/models"))[2])["data"]
         assert (row["context_length"], row["max_model_len"], row["meta"]) == (4096, 4096, {"n_ctx": 4096})
@@ -95,7 +95,7 @@ async def test_model_list_has_the_context_length_in_the_fields_of_other_servers(
         assert not {"context_length", "max_model_len", "meta"} & row.keys()
 
 
-async def test_aliases_are_listed_only_with_the_setting() -> None:
+async def test_aliases_are_listed_only_if_lists_aliases_is_set() -> None:
     async with rig() as one:
         names = [row["id"] for row in json.loads((await get(one, "/v1/models"))[2])["data"]]
         assert names == ["m"]
@@ -106,7 +106,7 @@ async def test_aliases_are_listed_only_with_the_setting() -> None:
         assert json.loads((await get(one, "/v1/models/My%20Model%20%5BQ4%5D%20(fast)"))[2])["id"] == names[2]
 
 
-async def test_alias_with_spaces_and_brackets_reaches_the_engine_as_its_name() -> None:
+async def test_alias_with_spaces_and_brackets_becomes_the_served_model_name() -> None:
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
         catalogue(one, aliases=("My Model [Q4] (fast)",))
         for path, model in (
@@ -121,7 +121,7 @@ async def test_alias_with_spaces_and_brackets_reaches_the_engine_as_its_name() -
 FORM = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nx\r\n--b--\r\n'
 
 
-async def test_default_model_is_used_only_if_the_request_names_none() -> None:
+async def test_default_model_is_used_only_if_the_request_names_no_model() -> None:
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
         json_lines = "content-type: application/json\r\n"

@@ -41,7 +41,7 @@ async def test_unsupported_method_gets_405_and_keeps_the_connection(method: str,
         assert re.findall(rb'code="(\w*)".*} (\d)', one.front.metrics()) == [(b"method_not_allowed", b"2")]
 
 
-async def test_head_request_gets_the_head_of_get_without_a_body() -> None:
+async def test_head_request_gets_the_headers_of_a_get_without_a_body() -> None:
     async with rig(state="zero") as one:
         for path in ("/", "/health", "/healthz", "/v1/health", "/v1/models", "/v1/models/m", "/models/"):
             client = await one.client()

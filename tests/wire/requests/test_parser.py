@@ -129,7 +129,7 @@ def test_request_reader_reports_if_the_head_or_the_body_is_incomplete() -> None:
     assert (request.body, reader.waiting_for, reader.buffered) == (b"hello", "nothing", len(HEALTH))
 
 
-def test_pipelined_request_is_returned_only_after_the_one_before() -> None:
+def test_pipelined_request_is_returned_only_after_the_previous_request() -> None:
     reader = RequestReader(100)
     first = reader.feed(HEALTH)
     assert first is not None
@@ -141,7 +141,7 @@ def test_pipelined_request_is_returned_only_after_the_one_before() -> None:
     assert reader.next() is None
 
 
-def test_invalid_pipelined_request_fails_only_after_the_one_before() -> None:
+def test_invalid_pipelined_request_fails_after_the_previous_request() -> None:
     reader = RequestReader(100)
     assert reader.feed(HEALTH + b"nonsense\r\n\r\n") is not None
     with pytest.raises(CallError):
@@ -216,14 +216,14 @@ def test_header_that_frames_the_request_or_differs_is_rejected_if_repeated(name:
 
 
 @pytest.mark.parametrize("name", ["traceparent", "User-Agent", "X-Request-Id", "X-Stainless-Read-Timeout", "Baggage"])
-def test_repeated_hint_header_is_dropped(name: str) -> None:
+def test_repeated_informational_header_is_dropped(name: str) -> None:
     for values in ("11", "12", "111"):
         lines = "".join(f"{name}: {value}\r\n" for value in values)
         head = one(f"GET /health HTTP/1.1\r\nHost: gw\r\n{lines}tracestate: a=1\r\n\r\n".encode()).head
         assert head.headers == {b"host": b"gw", b"tracestate": b"a=1"}
 
 
-def test_equal_values_of_a_repeated_header_count_once() -> None:
+def test_header_repeated_with_equal_values_is_parsed_as_one_value() -> None:
     for name in (b"authorization", b"x-api-key", b"content-type", b"x-model", b"origin"):
         head = one(b"GET /health HTTP/1.1\r\nHost: gw\r\n" + 3 * (name + b": a\r\n") + b"\r\n").head
         assert head.headers[name] == b"a"
@@ -256,7 +256,7 @@ def test_target_in_absolute_form_replaces_the_host_header(line: str, host: str, 
         "GET http://[::1/a", "GET http://gw\\evil/a",
     ],
 )  # fmt: skip
-def test_other_target_is_rejected(line: str) -> None:
+def test_malformed_or_unsupported_request_target_is_rejected(line: str) -> None:
     assert refused(f"{line} HTTP/1.1\r\nHost: gw\r\n\r\n".encode()).status == 400
 
 

@@ -58,7 +58,7 @@ def received(engine: ScriptedEngine) -> bytes:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("padding", [0, 300_000])
-async def test_engine_receives_the_members_that_the_policy_allows(
+async def test_policy_defaults_caps_and_forced_values_are_applied_to_the_body(
     path: str, sent: dict[str, Any], expected: dict[str, Any], padding: int
 ) -> None:
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
@@ -100,7 +100,7 @@ async def test_policy_applies_to_requests_of_the_ollama_api() -> None:
         assert (found["max_tokens"], found["temperature"], found["top_k"], "tools" in found) == (100, 0, 1, False)
 
 
-async def test_large_form_is_read_before_the_policy_changes_it() -> None:
+async def test_policy_fields_are_applied_to_a_large_form() -> None:
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
         catalogue(one, MODEL_ENTRY)
         client = await one.client()
@@ -122,7 +122,7 @@ async def test_large_form_is_read_before_the_policy_changes_it() -> None:
         (b'{"model":"m","n":1,"\\u006e":8}', None),
     ],
 )
-async def test_variant_that_could_bypass_the_policy_is_rejected(body: bytes, param: str | None) -> None:
+async def test_body_that_could_bypass_the_policy_by_spelling_or_type_gets_400(body: bytes, param: str | None) -> None:
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
         catalogue(one, MODEL_ENTRY)
         client = await one.client()
@@ -134,7 +134,7 @@ async def test_variant_that_could_bypass_the_policy_is_rejected(body: bytes, par
         assert not engine.requests
 
 
-async def test_policy_depends_on_the_tenant_and_the_requested_name() -> None:
+async def test_policies_of_the_tenant_and_of_the_requested_alias_are_applied() -> None:
     tenants = [
         TenantEntry(
             name=TenantName(name), keys=(KeyEntry(sha256=sha256(name.encode()).hexdigest()),), policy=policy

@@ -174,7 +174,7 @@ def reply_with(status: int, body: bytes, **headers: str) -> Answering:
         (200, b'{"allow":true}', {"content-encoding": "gzip"}),
     ],
 )
-async def test_invalid_response_of_a_check_is_a_failure(
+async def test_invalid_check_response_gets_503_unless_the_check_fails_open(
     status: int, body: bytes, headers: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     async with guard() as checked, ScriptedEngine((ANSWER,)) as engine, rig(engine.address) as one:
@@ -191,7 +191,7 @@ async def test_invalid_response_of_a_check_is_a_failure(
     assert "127.0.0.1" not in caplog.text
 
 
-async def test_check_that_takes_too_long_fails() -> None:
+async def test_check_timeout_gets_503_unless_the_check_fails_open() -> None:
     async with guard() as checked, ScriptedEngine((ANSWER,)) as engine, rig(engine.address) as one:
         checked.reply = hanging
         apply_policy(one, request_check=checked.check(timeout_s=0.05))
@@ -251,7 +251,7 @@ async def test_client_that_disconnects_cancels_its_check() -> None:
         assert not engine.requests
 
 
-async def test_shutdown_ends_a_check() -> None:
+async def test_gateway_shutdown_cancels_a_running_check() -> None:
     async with guard() as checked, rig() as one:
         checked.reply = hanging
         apply_policy(one, request_check=checked.check())
@@ -277,7 +277,7 @@ async def test_body_that_is_too_large_for_a_check_is_rejected(monkeypatch: pytes
         assert not engine.requests
 
 
-async def test_form_is_checked_without_its_content() -> None:
+async def test_check_of_a_form_request_receives_no_body() -> None:
     async with guard() as checked, ScriptedEngine((ANSWER,)) as engine, rig(engine.address) as one:
         apply_policy(one, request_check=checked.check())
         client = await one.client()
@@ -323,7 +323,7 @@ async def test_whole_answer_is_checked_before_the_client_gets_it(reply: tuple[by
         assert one.in_use() == 0
 
 
-async def test_error_of_the_engine_is_not_checked() -> None:
+async def test_engine_error_response_is_not_sent_to_the_answer_check() -> None:
     reply = document(b'{"error":{"message":"too long"}}', "400 Bad Request")
     async with guard() as checked, ScriptedEngine((reply,)) as engine, rig(engine.address) as one:
         apply_policy(one, answer_check=checked.check())
@@ -332,7 +332,7 @@ async def test_error_of_the_engine_is_not_checked() -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/chat"])
-async def test_streams_are_rejected_or_not_checked_as_the_policy_says(path: str) -> None:
+async def test_stream_is_rejected_if_rejects_streams_is_set_and_else_unchecked(path: str) -> None:
     async with guard() as checked, ScriptedEngine((STREAM,)) as engine, rig(engine.address) as one:
         apply_policy(one, answer_check=checked.check(rejects_streams=True))
         status, _, error = await ask(one, path, stream=True)
@@ -344,7 +344,7 @@ async def test_streams_are_rejected_or_not_checked_as_the_policy_says(path: str)
         assert not checked.messages
 
 
-async def test_failed_check_of_an_answer_is_closed_or_open() -> None:
+async def test_failed_answer_check_gets_503_unless_the_check_fails_open() -> None:
     async with guard() as checked, ScriptedEngine((ANSWER,), (ANSWER,)) as engine, rig(engine.address) as one:
         checked.reply = reply_with(500, b"")
         apply_policy(one, answer_check=checked.check())
@@ -353,7 +353,7 @@ async def test_failed_check_of_an_answer_is_closed_or_open() -> None:
         assert (await ask(one))[2]["choices"][0]["message"]["content"] == "the-answer"
 
 
-async def test_answer_that_is_too_large_or_incomplete_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_checked_answer_that_is_too_large_or_incomplete_gets_502(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = UNTIL_CLOSE.removesuffix(b"}")
     cut = CHUNKED.removesuffix(END)
     scripts = ((ANSWER,), (CHUNKED,), (broken, CLOSE), (cut, CLOSE), (CHUNKED,))
@@ -375,7 +375,7 @@ async def test_answer_that_is_too_large_or_incomplete_is_an_error(monkeypatch: p
         assert one.in_use() == 0
 
 
-async def test_text_is_checked_as_a_string_and_binary_content_without_a_body() -> None:
+async def test_text_answer_is_checked_as_a_string_and_binary_answer_as_null() -> None:
     text, audio = document(b"a\xc3\xa4", kind="text/plain"), document(b"\xff\x00", kind="audio/mpeg")
     async with guard() as checked, ScriptedEngine((text,), (audio,)) as engine, rig(engine.address) as one:
         apply_policy(one, answer_check=checked.check())
@@ -396,7 +396,7 @@ async def test_client_that_disconnects_cancels_the_check_of_its_answer() -> None
         assert one.in_use() == 0
 
 
-async def test_client_that_disconnects_during_a_held_answer_frees_the_slot() -> None:
+async def test_disconnect_while_an_answer_is_buffered_for_its_check_frees_slot() -> None:
     async with (
         guard() as checked,
         ScriptedEngine((CHUNKED.removesuffix(END), HOLD)) as engine,
@@ -417,7 +417,9 @@ async def test_client_that_disconnects_during_a_held_answer_frees_the_slot() -> 
 @pytest.mark.parametrize(
     "host", ["127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0", "127.1", "0x7f.1"]
 )
-async def test_check_on_loopback_needs_a_setting(host: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_check_at_a_loopback_address_fails_unless_its_host_is_allowed(
+    host: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async with guard() as checked, ScriptedEngine((ANSWER,)) as engine, rig(engine.address) as one:
         check = PolicyCheck(url=f"http://{host}:{checked.port}/check")
         apply_policy(one, hosts=(), request_check=check)
@@ -427,7 +429,7 @@ async def test_check_on_loopback_needs_a_setting(host: str, caplog: pytest.LogCa
     assert "event=check_failed" in caplog.text
 
 
-async def test_name_is_resolved_once_and_the_connection_uses_the_checked_address() -> None:
+async def test_check_host_is_resolved_once_per_connection_to_allowed_addresses() -> None:
     async with guard() as checked, ScriptedEngine((ANSWER,), (ANSWER,)) as engine, rig(engine.address) as one:
         looked_up: list[str] = []
         answers = [["127.0.0.1"], ["127.0.0.1", "169.254.169.254"], ["169.254.169.254"]]

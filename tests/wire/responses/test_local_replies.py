@@ -203,7 +203,7 @@ async def test_cors_preflight_allows_only_configured_origins() -> None:
         assert "access-control-allow-origin" not in refused[1]
 
 
-async def test_100_continue_is_sent_before_the_body() -> None:
+async def test_100_continue_is_sent_before_the_body_of_an_expect_request() -> None:
     async with ScriptedEngine((OK,)) as engine, rig_and_client(engine.address) as (_, client):
         client.send(
             b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"

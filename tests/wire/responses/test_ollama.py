@@ -74,7 +74,7 @@ def sent(engine: ScriptedEngine) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("path", ["/api/chat", "/api/chat/", "//api/chat"])
-async def test_chat_stream_is_sent_as_lines_and_its_tokens_are_counted(path: str) -> None:
+async def test_chat_stream_is_converted_to_json_lines_and_tokens_are_counted(path: str) -> None:
     async with ScriptedEngine((STREAM,)) as engine, rig(engine.address) as one:
         status, fields, lines = await ask(one, path, messages=MESSAGES)
         assert (status, fields["cache-control"], fields["x-accel-buffering"]) == (200, "no-cache", "no")
@@ -98,7 +98,7 @@ async def test_chat_stream_is_sent_as_lines_and_its_tokens_are_counted(path: str
         ("/api/generate", {"prompt": "Hello"}, ("response",)),
     ],
 )
-async def test_response_without_streaming_is_one_document(
+async def test_response_without_streaming_is_one_json_document(
     path: str, members: dict[str, object], text: tuple[str, ...]
 ) -> None:
     async with ScriptedEngine((CHAT,)) as engine, rig(engine.address) as one:
@@ -127,7 +127,7 @@ async def test_embed_returns_the_vectors_of_the_engine() -> None:
         assert (await ask(one, "/api/embeddings", prompt="a"))[2] == {"embedding": [0.5, 1]}
 
 
-async def test_tags_show_ps_and_version_start_nothing() -> None:
+async def test_tags_show_ps_and_version_requests_start_no_model() -> None:
     async with rig(state="zero") as one:
         status, tags = await get(one, "/api/tags")
         assert (status, [(row["name"], row["model"]) for row in tags["models"]]) == (200, [("m:latest", "m:latest")])
@@ -157,7 +157,7 @@ async def test_tags_show_ps_and_version_start_nothing() -> None:
         ("DELETE", "/api/delete", "kubectl delete models.pilotlight.dev"),
     ],
 )
-async def test_management_request_is_rejected_with_the_command_that_does_it(
+async def test_management_request_gets_400_that_names_the_equivalent_command(
     method: str, path: str, command: str
 ) -> None:
     async with rig() as one:
@@ -167,7 +167,7 @@ async def test_management_request_is_rejected_with_the_command_that_does_it(
 
 
 @pytest.mark.parametrize("name", ["m:latest", "alias-m", "alias-m:latest"])
-async def test_latest_tag_resolves_to_the_model_without_it(name: str) -> None:
+async def test_latest_tag_resolves_to_the_model_without_the_tag(name: str) -> None:
     async with ScriptedEngine((CHAT,)) as engine, rig(engine.address) as one:
         found = (await ask(one, "/api/chat", model=name, messages=MESSAGES, stream=False))[2]
         assert (found["model"], sent(engine)[1]["model"]) == (name, "served-m")
@@ -190,7 +190,7 @@ async def test_request_without_a_prompt_starts_the_model_and_reaches_no_engine()
         assert (await ask(one, "/api/embed", input=[]))[2]["embeddings"] == []
 
 
-async def test_request_to_stop_a_model_starts_and_stops_nothing() -> None:
+async def test_unload_request_gets_200_and_starts_no_model() -> None:
     async with rig() as one:
         for path in ("/api/generate", "/api/chat"):
             found = await ask(one, path, keep_alive=0)
@@ -202,7 +202,7 @@ async def test_request_to_stop_a_model_starts_and_stops_nothing() -> None:
 EARLY = FrontSettings(keepalive_seconds=0.1)
 
 
-async def test_queued_stream_gets_spaces_that_keep_each_line_valid() -> None:
+async def test_queued_stream_gets_keepalive_spaces_and_stays_valid_json_lines() -> None:
     async with ScriptedEngine((STREAM,)) as engine, rig(settings=EARLY) as one:
         client = await one.client()
         post(client, "/api/chat", messages=MESSAGES)
@@ -215,7 +215,7 @@ async def test_queued_stream_gets_spaces_that_keep_each_line_valid() -> None:
         assert [line["done"] for line in lines] == [False, False, False, True]
 
 
-async def test_silent_engine_makes_spaces_between_lines() -> None:
+async def test_stream_of_a_silent_engine_gets_keepalive_spaces() -> None:
     scripts = [(STREAM_HEAD + delta("a"), HOLD, DONE + END), (HOLD, STREAM)]
     async with ScriptedEngine(*scripts) as engine, rig(engine.address, settings=EARLY) as one:
         for _ in scripts:
@@ -247,7 +247,7 @@ async def test_queued_http_1_0_stream_ends_with_the_connection() -> None:
     ("reply", "text"),
     [(document(b'{"error":{"message":"too long"}}', "400 Bad"), "too long"), (document(b"x"), "the engine ended")],
 )
-async def test_engine_error_after_the_early_head_is_a_line(reply: bytes, text: str) -> None:
+async def test_engine_error_after_the_response_head_was_sent_is_a_json_line(reply: bytes, text: str) -> None:
     async with ScriptedEngine((reply,)) as engine, rig(settings=EARLY) as one:
         client = await one.client()
         post(client, "/api/chat", messages=MESSAGES)
@@ -259,7 +259,7 @@ async def test_engine_error_after_the_early_head_is_a_line(reply: bytes, text: s
         assert text in json.loads(pieces)["error"]
 
 
-async def test_shutdown_rejects_a_queued_stream_with_a_line() -> None:
+async def test_shutdown_rejects_a_queued_stream_with_an_error_line() -> None:
     async with rig(settings=EARLY) as one:
         client = await one.client()
         post(client, "/api/generate", prompt="a")
@@ -289,7 +289,7 @@ async def test_stream_that_breaks_ends_with_an_error_line_and_without_the_last_c
         (b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n{"choices":[', CLOSE),
     ],
 )  # fmt: skip
-async def test_unusable_document_is_a_502_and_the_connection_stays(reply: Any) -> None:
+async def test_malformed_engine_document_gets_502_and_connection_stays_open(reply: Any) -> None:
     async with ScriptedEngine(reply) as engine, rig_and_client(engine.address) as (_, client):
         for _ in range(2):
             post(client, "/api/chat", messages=MESSAGES, stream=False)
@@ -297,7 +297,7 @@ async def test_unusable_document_is_a_502_and_the_connection_stays(reply: Any) -
             assert (status, list(json.loads(body))) == (502, ["error"])
 
 
-async def test_document_above_the_limit_is_a_502(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_engine_document_above_the_size_limit_gets_502(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(translated_answer, "DOCUMENT_BYTES_MAX", 1000)
     reply = STREAM_HEAD.replace(b"text/event-stream", b"application/json") + chunk(b"[" * 600) * 2
     async with ScriptedEngine((reply, HOLD)) as engine, rig(engine.address) as one:
@@ -306,7 +306,7 @@ async def test_document_above_the_limit_is_a_502(monkeypatch: pytest.MonkeyPatch
         assert one.in_use() == 0
 
 
-async def test_endless_event_breaks_the_stream() -> None:
+async def test_engine_event_without_an_end_ends_the_stream_with_an_error() -> None:
     piece = chunk(b"data: " + b"x" * 65536)
     async with ScriptedEngine((STREAM_HEAD + delta("a") + piece * 20, HOLD)) as engine, rig(engine.address) as one:
         client = await one.client()
@@ -316,7 +316,7 @@ async def test_endless_event_breaks_the_stream() -> None:
         await asyncio.wait_for(engine.left.wait(), 60)
 
 
-async def test_error_of_the_engine_has_the_form_and_status_that_clients_expect() -> None:
+async def test_engine_error_keeps_its_status_and_gets_the_ollama_error_format() -> None:
     reply = document(b'{"error":{"message":"context too long","type":"x"}}', "400 Bad Request")
     async with ScriptedEngine((reply,)) as engine, rig(engine.address) as one:
         for stream in (True, False):
@@ -325,7 +325,7 @@ async def test_error_of_the_engine_has_the_form_and_status_that_clients_expect()
             assert fields["content-type"].startswith("application/json")
 
 
-async def test_busy_engine_is_retried_on_another_replica() -> None:
+async def test_request_to_a_busy_engine_is_retried_on_another_replica() -> None:
     busy = document(b"{}", "503 Busy")
     async with (
         ScriptedEngine((busy,)) as first,
@@ -348,7 +348,7 @@ async def test_stalled_stream_gets_an_error_line() -> None:
         assert "in time" in json.loads(await client.chunk())["error"]
 
 
-async def test_cancelled_stream_releases_the_engine() -> None:
+async def test_client_disconnect_during_a_stream_releases_the_engine() -> None:
     async with ScriptedEngine((STREAM_HEAD + delta("a"), HOLD)) as engine, rig(engine.address) as one:
         client = await one.client()
         post(client, "/api/chat", messages=MESSAGES)
@@ -360,7 +360,7 @@ async def test_cancelled_stream_releases_the_engine() -> None:
         assert one.in_use() == 0
 
 
-async def test_stream_without_the_done_marker_is_complete_only_if_its_body_is() -> None:
+async def test_stream_needs_a_done_marker_or_a_last_chunk_to_be_complete() -> None:
     closing = STREAM_HEAD.replace(b"Transfer-Encoding: chunked\r\n", b"")
     text = b'data: {"choices":[{"delta":{"content":"a"},"finish_reason":"stop"}]}\n\n'
     scripts = [
@@ -395,7 +395,7 @@ async def test_large_body_with_images_is_translated_and_its_memory_is_released()
         await until("the room is free", lambda: one.front.room.held_bytes == 0)
 
 
-async def test_body_above_a_limit_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_body_above_a_size_limit_gets_413(monkeypatch: pytest.MonkeyPatch) -> None:
     async with rig(limits=Limits(body_bytes_max=1000)) as one:
         assert (await ask(one, "/api/chat", messages=[{"role": "user", "content": "a" * 1000}]))[0] == 413
     monkeypatch.setattr(ollama, "BODY_BYTES_MAX", 500)
@@ -417,7 +417,7 @@ async def test_translated_body_above_the_limit_is_rejected() -> None:
 @pytest.mark.parametrize(
     "lines", ["", "content-type: application/x-www-form-urlencoded\r\n", "content-type: text/a\r\n"]
 )
-async def test_any_content_type_is_accepted_unless_a_page_sends_it(lines: str) -> None:
+async def test_any_content_type_is_accepted_unless_a_foreign_origin_sends_it(lines: str) -> None:
     async with ScriptedEngine((CHAT,)) as engine, rig(engine.address) as one:
         assert (await ask(one, "/api/chat", lines, messages=MESSAGES, stream=False))[0] == 200
         for page in ("origin: https://evil.example\r\n", "sec-fetch-site: cross-site\r\n"):
@@ -425,7 +425,7 @@ async def test_any_content_type_is_accepted_unless_a_page_sends_it(lines: str) -
             assert (status, list(found)) == (415, ["error"])
 
 
-async def test_keys_and_permissions_apply(tmp_path: Path) -> None:
+async def test_missing_key_gets_401_and_forbidden_model_is_not_found(tmp_path: Path) -> None:
     key = KeyEntry(sha256=sha256(b"sk-canary").hexdigest())
     tenant = TenantEntry(name=TenantName("other"), keys=(key,), models=("none-*",))
     sink = os.open(tmp_path / "events", os.O_RDWR | os.O_CREAT)
@@ -445,14 +445,14 @@ async def test_keys_and_permissions_apply(tmp_path: Path) -> None:
     os.close(sink)
 
 
-async def test_default_model_and_header_apply() -> None:
+async def test_default_model_or_model_header_replaces_an_empty_model_name() -> None:
     async with ScriptedEngine((CHAT,)) as engine, rig(engine.address, settings=FrontSettings(default_model="m")) as one:
         assert (await ask(one, "/api/chat", model="", messages=MESSAGES, stream=False))[0] == 200
         assert (await ask(one, "/api/chat", "x-model: m\r\n", model="", messages=MESSAGES, stream=False))[0] == 200
         assert (await ask(one, "/api/chat", "x-model: n\r\n", messages=MESSAGES))[0] == 400
 
 
-async def test_cache_salt_and_adapter_are_set_as_for_other_requests() -> None:
+async def test_cache_salt_and_adapter_of_the_model_are_added_to_the_request() -> None:
     async with ScriptedEngine((CHAT,)) as engine, rig(engine.address) as one:
         entry = msgspec.structs.replace(
             one.front.directory.names._models[ModelName("m")], takes_cache_salt=True, lora='[{"id":0,"scale":1}]'
@@ -500,7 +500,7 @@ async def test_exception_while_a_response_is_converted_ends_only_its_request(
         assert (await ask(one, "/api/chat", messages=MESSAGES, stream=stream))[0] == 200
 
 
-async def test_translated_body_is_counted_with_its_own_size() -> None:
+async def test_memory_budget_counts_the_size_of_the_translated_body() -> None:
     quotes = '"' * LARGE_BYTES
     calls = [{"function": {"name": "f", "arguments": {"a": quotes}}}]  # sent as text in text: twice as long
     received = len(json.dumps(calls))

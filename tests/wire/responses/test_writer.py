@@ -139,7 +139,7 @@ async def test_write_to_a_reset_client_ends_the_connection() -> None:
                 await asyncio.sleep(0)
 
 
-async def test_direct_writes_are_used_only_without_tls() -> None:
+async def test_client_socket_is_written_directly_only_without_tls() -> None:
     async with rig() as one:
         await one.client()
         await until(lambda: bool(one.front._connections))

@@ -35,7 +35,7 @@ async def test_rolling_update_of_a_deployment_loses_no_request(adopting: Adoptin
         assert (await adopting.embed("ada"))[0] == 200
 
 
-async def test_manual_scale_to_zero_under_load_loses_no_request(adopting: Adopting) -> None:
+async def test_requests_during_a_manual_scale_to_zero_get_status_200_or_503(adopting: Adopting) -> None:
     await adopting.api.create(f"{adopting.apps}/deployments", workload("ada", 0, {OURS + "models": "ada"}))
     adopting.write(adoption={"holdSeconds": 600})
     async with adopting.running(), asyncio.timeout(WAIT_S_MAX):

@@ -210,7 +210,7 @@ async def test_workload_with_an_hpa_is_scaled_only_to_zero_or_one(adopting: Adop
         await adopting.until_pods(0)
 
 
-async def test_invalid_annotation_emits_an_event_and_affects_no_other_workload(adopting: Adopting) -> None:
+async def test_invalid_annotation_emits_an_event_and_other_workloads_still_serve(adopting: Adopting) -> None:
     await adopting.api.create(
         f"{adopting.apps}/deployments", workload("bad", 0, {OURS + "models": "bad", OURS + "slots": "x"})
     )
@@ -424,7 +424,7 @@ class TestAdoptedDriver(DriverContract):
             assert observed.all == [Synced()]
 
     @run_on_rig
-    async def test_replica_killed_while_no_driver_runs_is_observed_by_the_next_one(self, rig: Rig) -> None:
+    async def test_next_driver_reports_a_replica_that_died_without_a_driver(self, rig: Rig) -> None:
         """Its kubelet has restarted it: it is the same replica."""
         assert isinstance(rig, AdoptedRig)
         replica, model = rig.replica("r1", Manner.GOOD)

@@ -103,7 +103,7 @@ async def test_placeholder_pod_adds_a_node_for_a_waiting_request(
             assert kept in {name, None}, "its keeper is there, or went with a placeholder that the Replica overtook"
 
 
-async def test_headroom_node_used_by_a_replica_is_replaced_by_a_placeholder(
+async def test_new_placeholder_is_created_if_a_replica_uses_the_headroom_node(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     name = f"node-{namespace}"

@@ -217,7 +217,7 @@ async def asks(api: Api, namespace: str, node: str) -> list[bool]:
     return ["karpenter.sh/do-not-disrupt" in one for one in there]
 
 
-async def test_node_disruption_waits_for_the_running_stream(
+async def test_node_disruption_waits_for_the_replica_start_and_running_request(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     """Karpenter may disrupt empty, underutilized or drifted nodes, but not while the replica starts.

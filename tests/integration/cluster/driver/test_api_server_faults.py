@@ -121,7 +121,7 @@ async def until_unmarked(scene: Scene) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_driver_without_a_valid_leader_lease_starts_and_stops_nothing(scene: Scene, kubeconfig: Path) -> None:
+async def test_driver_without_a_valid_leader_lease_starts_and_stops_no_pod(scene: Scene, kubeconfig: Path) -> None:
     may_s = [math.inf]
     async with Api(await load_api_access(kubeconfig), lambda: may_s[0]) as api:
         driver = scene.driver(api)
@@ -190,7 +190,7 @@ class Deaf(Api):
 
 @pytest.mark.case("28")
 @pytest.mark.standard
-async def test_open_watch_without_events_is_detected_by_a_list_request(
+async def test_events_missed_by_a_silent_watch_are_found_by_a_list_request(
     scene: Scene, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A start, then an end whose DELETED is lost: a list after our own write detects both."""

@@ -90,7 +90,7 @@ async def test_cordon_is_stored_on_the_node_and_read_by_another_autoscaler(api: 
         assert not left["spec"].get("unschedulable")
 
 
-async def test_kubectl_cordon_and_uncordon_close_and_reopen_the_node(api: Api, name: str) -> None:
+async def test_kubectl_cordon_adds_a_node_cordon_and_uncordon_removes_it(api: Api, name: str) -> None:
     node, seen = CordonTarget("node", name), Seen(name)
     async with watching(api, seen) as one:
         await api.patch(f"{NODES}/{name}", {"spec": {"unschedulable": True}})

@@ -54,7 +54,7 @@ async def is_there(scene: Scene, path: str) -> bool:
 
 
 @pytest.mark.standard
-async def test_pod_kept_by_a_foreign_finalizer_frees_its_device(scene: Scene) -> None:
+async def test_ended_pod_kept_by_a_foreign_finalizer_frees_its_device(scene: Scene) -> None:
     """Its containers have ended, and the pod's object remains. The scheduler, too, counts its GPU as free."""
     (one, model), path, keeps = scene.engine("r1", gpu=0), f"{scene.pods}/r1", ["example.com/keeps"]
     async with running(driver := scene.driver()) as observed:
@@ -117,7 +117,7 @@ async def test_unschedulable_pod_waits_and_the_reason_is_reported(scene: Scene) 
         assert observed.words(third.id) == ["starting", "ready"]
 
 
-async def test_start_waits_for_an_exhausted_quota_and_reports_the_reason(scene: Scene) -> None:
+async def test_start_waits_while_the_quota_is_exhausted_and_reports_the_quota(scene: Scene) -> None:
     quotas = f"/api/v1/namespaces/{scene.namespace}/resourcequotas"
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"}, "spec": {"hard": {"pods": "1"}}}
     await scene.api.create(quotas, quota)
@@ -226,7 +226,7 @@ POLICY = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolic"
 
 
 @pytest.mark.standard
-async def test_policy_rejection_is_reported_verbatim_and_not_retried(
+async def test_admission_policy_message_is_reported_and_the_start_not_retried(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, create = list[str](), Api.create
@@ -293,7 +293,7 @@ async def test_message_of_a_rejecting_webhook_is_reported(scene: Scene, tmp_path
 
 
 @pytest.mark.standard
-async def test_start_waits_for_an_unavailable_webhook(scene: Scene, tmp_path: Path) -> None:
+async def test_start_waits_until_an_unavailable_webhook_responds(scene: Scene, tmp_path: Path) -> None:
     """K01 and K02: the API server responds with 500, and a moment later the same request succeeds."""
     async with webhook(scene.api, scene.namespace, tmp_path, listens=False) as listen:
         await refuses_pods(scene)

@@ -25,7 +25,9 @@ __all__ = ["rack"]
 
 @pytest.mark.case("1")
 @pytest.mark.standard
-async def test_gpu_is_attached_before_a_pending_pod_triggers_a_new_node(rack: Rack, api: Api, namespace: str) -> None:
+async def test_gpu_is_attached_before_any_pod_is_pending_so_no_node_is_added(
+    rack: Rack, api: Api, namespace: str
+) -> None:
     """Cluster Autoscaler runs and would add a node for any pending pod, but there is none."""
     rack.house.write(
         ada(), model("bob", idleSeconds=600, replicas={"max": 1}), **settings(rack, node_costs=9.0)

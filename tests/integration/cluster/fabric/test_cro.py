@@ -132,7 +132,7 @@ class TestCroFabricOnServer(ProviderContract, TakeoverContract):
         return CroRig(kubeconfig)
 
 
-def test_delivery_and_release_of_a_fabric_order_are_seen_by_watch(kubeconfig: Path) -> None:
+def test_watch_reports_delivery_and_release_of_a_fabric_order(kubeconfig: Path) -> None:
     """The provider is listed only after the watch reported a change."""
     rig = CroRig(kubeconfig)
 

@@ -48,9 +48,7 @@ async def test_growing_machine_set_is_awaited_instead_of_attaching_a_gpu(rack: R
             assert not any(one.startswith("pilotlight-") for one in rack.waited), "no node was asked for"
 
 
-async def test_new_node_for_one_placeholder_is_not_counted_for_another_model(
-    rack: Rack, api: Api, namespace: str
-) -> None:
+async def test_two_models_with_placeholder_pods_get_one_new_node_each(rack: Rack, api: Api, namespace: str) -> None:
     """Two Models need two nodes: the one that is added for the first placeholder does not count for the second."""
     rack.nodes, names = [rack.own], ("bob", "eve")
     documents = settings(rack, node_costs=0.1)

@@ -314,7 +314,7 @@ async def requests(release: Release) -> list[Object]:
 
 
 @pytest.mark.parametrize("bed", [ON_GKE], indirect=True)
-async def test_gke_example_orders_an_atomic_node_instead_of_queued_capacity(release: Release, plane: Plane) -> None:
+async def test_gke_example_orders_an_atomic_node_for_a_model_that_needs_an_l4(release: Release, plane: Plane) -> None:
     api, one = release.api, Example(release, plane, "values-gke-dws.yaml")
     await custom_resources.install_foreign(api, "autoscaling")
     await one.install()
@@ -340,7 +340,7 @@ async def test_gke_example_orders_an_atomic_node_instead_of_queued_capacity(rele
 
 
 @pytest.mark.parametrize("bed", [ON_GKE], indirect=True)
-async def test_gke_example_orders_queued_capacity_once_and_fails_requests_fast(release: Release, plane: Plane) -> None:
+async def test_gke_example_orders_queued_h100s_once_and_fails_requests_early(release: Release, plane: Plane) -> None:
     one = Example(release, plane, "values-gke-dws.yaml")
     await custom_resources.install_foreign(release.api, "autoscaling")
     await one.install()

@@ -422,7 +422,7 @@ async def answers(release: Release) -> None:
     assert [(await call(f"http://{gateway}:8080", "tiny"))[0] for gateway in gateways] == [200, 200]
 
 
-async def test_two_releases_of_one_name_keep_pods_in_a_shared_engine_namespace(
+async def test_uninstall_keeps_pods_of_a_namesake_release_in_the_same_namespace(
     release: Release, kubeconfig: Path
 ) -> None:
     async def pods() -> dict[str, str]:

@@ -110,7 +110,9 @@ async def test_namespace_that_admits_no_engine_pod_is_a_blocker(api: Api, namesp
 
 
 @pytest.mark.standard
-async def test_doctor_command_prints_that_the_api_server_check_is_ok(kubeconfig: Path, namespace: str) -> None:
+async def test_doctor_command_on_a_reachable_cluster_reports_the_api_server_ok(
+    kubeconfig: Path, namespace: str
+) -> None:
     words = ["doctor", "--driver", "kubernetes", "--kubeconfig", str(kubeconfig), "--namespace", namespace]
     done = await asyncio.to_thread(CliRunner().invoke, cli, words, prog_name="pilotlight")
     assert "ok       API server" in done.output

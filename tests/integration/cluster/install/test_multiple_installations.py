@@ -77,7 +77,7 @@ async def until_answers(house: House, name: str, status: int) -> None:
         await asyncio.sleep(0.05)
 
 
-async def test_model_read_by_two_installations_is_served_by_one(
+async def test_model_read_by_two_installations_is_served_by_only_one_of_them(
     tmp_path: Path, kubeconfig: Path, namespace: str, api: Api, node: Node
 ) -> None:
     """One is cluster-wide, and one of the Model's namespace is installed later. Then the Model selects the latter."""

@@ -60,7 +60,7 @@ def declared(node: Node, **device: Any) -> Object:
 
 
 @pytest.mark.standard
-async def test_without_permission_to_read_nodes_a_model_runs_on_declared_devices(alone: Alone, node: Node) -> None:
+async def test_model_with_namespace_scope_runs_on_devices_declared_in_settings(alone: Alone, node: Node) -> None:
     two: Object = {"gpu": {"count": 2, "models": ["t4"]}, "residencySeconds": 0}
     nodes = [declared(node, count=2)]
     alone.write(model("ada", **two, idleSeconds=600), nodes=nodes)

@@ -216,7 +216,7 @@ async def test_silent_gateway_is_removed_if_its_pod_no_longer_exists(
 # --- tokens ----------------------------------------------------------------------------------------------------------
 
 
-async def test_only_tokens_of_named_accounts_with_our_audience_are_admitted(
+async def test_only_pilotlight_audience_tokens_of_listed_accounts_are_admitted(
     api: Api, namespace: str, plane: Plane
 ) -> None:
     for name in ("gateway", "agent", "other"):

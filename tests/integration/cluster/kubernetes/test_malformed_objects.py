@@ -73,7 +73,7 @@ async def check_claim(api: Api, one: House, claim: str) -> None:
     assert "Lease" not in await counted(one)
 
 
-async def test_malformed_objects_of_every_kind_affect_no_healthy_model(api: Api, tmp_path: Path) -> None:
+async def test_valid_models_are_served_despite_malformed_objects_of_every_kind(api: Api, tmp_path: Path) -> None:
     house = House(tmp_path, tmp_path / "plane" / "kubeconfig", NAMESPACE, "--watch-kubeai")
     healthy = [model(name, idleSeconds=600) for name in ("ada", "bob", "eve")]
     house.write(*healthy, model("large", gpu={"memory": "79Gi"}, queue={"waitSecondsMax": 5}), **SETTINGS)

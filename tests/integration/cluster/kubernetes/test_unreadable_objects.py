@@ -82,7 +82,7 @@ async def poisoned(api: Api, namespace: str, name: str) -> AsyncIterator[None]:
 
 
 @pytest.mark.standard
-async def test_deeply_nested_objects_do_not_interrupt_healthy_models(
+async def test_deeply_nested_objects_are_reported_and_valid_models_still_serve(
     house: House, api: Api, namespace: str, node: Node, tmp_path: Path
 ) -> None:
     await custom_resources.install(api)

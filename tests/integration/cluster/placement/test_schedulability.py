@@ -112,7 +112,7 @@ async def test_model_with_a_toleration_is_placed_on_the_tainted_node(
         assert await one.answers_from(pod=tolerates) == one.first.name
 
 
-async def test_pod_that_does_not_fit_its_node_moves_to_another(
+async def test_pod_that_the_scheduler_cannot_place_moves_to_another_node(
     api: Api, house: House, namespace: str, tmp_path: Path
 ) -> None:
     """The plan has no data about a node's disk; the scheduler has."""
@@ -170,7 +170,7 @@ async def test_model_priority_selects_the_matching_priority_class(
 # --- what the driver reports ------------------------------------------------------------------------------------------
 
 
-async def test_device_counts_as_used_by_others_only_while_a_foreign_pod_has_it(scene: Scene) -> None:
+async def test_device_is_reported_used_by_others_only_while_a_foreign_pod_runs(scene: Scene) -> None:
     driver, node = scene.driver(), scene.node.name
     async with running(driver) as observed, asyncio.timeout(WAIT_S_MAX):
         own, of = scene.engine("r1")

@@ -16,7 +16,7 @@ from tests.integration.cluster.support.kubelet.node import Node
 
 
 @pytest.mark.standard
-async def test_request_at_zero_creates_a_pod_that_later_scales_to_zero(
+async def test_request_with_no_replica_creates_a_pod_that_is_deleted_when_idle(
     house: House, api: Api, namespace: str, node: Node
 ) -> None:
     house.write(model("ada", idleSeconds=600, residencySeconds=0))

@@ -106,7 +106,7 @@ SOME = [pytest.param(case, marks=[pytest.mark.standard] if case in {"pull", "mou
 
 
 @pytest.mark.parametrize("case", SOME)
-async def test_request_gets_503_when_its_model_waits_too_long(
+async def test_request_gets_503_when_its_pod_start_exceeds_the_wait_limit(
     house: House, api: Api, namespace: str, node: Node, tmp_path: Path, *, case: Case
 ) -> None:
     """K03, M18, K08: kserve#3254, koperator#432, rollout-operator#466, kserve#1867."""
@@ -125,7 +125,7 @@ async def test_request_gets_503_when_its_model_waits_too_long(
 
 
 @pytest.mark.parametrize("case", SOME)
-async def test_request_gets_503_when_an_adopted_pod_waits_too_long(
+async def test_request_gets_503_if_an_adopted_pod_start_exceeds_the_wait_limit(
     adopting: Adopting, namespace: str, node: Node, tmp_path: Path, case: Case
 ) -> None:
     """C13 and its related cases: knative/serving#4192."""

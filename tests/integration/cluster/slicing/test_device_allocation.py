@@ -218,7 +218,7 @@ SHARED = {
 
 @pytest.mark.standard
 @pytest.mark.parametrize("kind", SHARED)
-async def test_model_pod_requests_a_gpu_share_in_the_form_of_each_mechanism(
+async def test_pod_gpu_share_request_matches_the_sharing_mechanism_of_the_node(
     house: House, api: Api, namespace: str, tmp_path: Path, kind: str
 ) -> None:
     """The schedulers of KAI and Volcano do not run here: the test binds in their place."""
@@ -256,7 +256,7 @@ async def bound(api: Api, pods: str, pod: dict[str, Any], node: Node, uuid: str)
     )
 
 
-async def test_growing_model_requests_only_memory_unused_by_other_models(
+async def test_model_with_gpu_growth_requests_only_memory_unused_by_others(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     """The test replaces HAMi's scheduler. The engine gets the granted memory: it names its transcript after it."""

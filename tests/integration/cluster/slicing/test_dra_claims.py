@@ -174,7 +174,7 @@ async def test_mig_partitions_are_allocated_until_shared_counters_are_used_up(be
     assert {held[0].rpartition("/")[2], got.entry.rpartition("/")[2]} < set(after)
 
 
-async def test_claim_for_a_partition_at_a_position_gets_exactly_that_one(bench: Bench) -> None:
+async def test_claim_for_a_partition_at_a_position_gets_exactly_that_partition(bench: Bench) -> None:
     await bench.publish(*partitionable(bench.node, places=True))
     wanted = tuple(
         f"{DRIVER}/{bench.node}/{cut_name(*cut)}" for cut in (("1g.10gb", 6), ("2g.20gb", 2), ("1g.10gb", 4))

@@ -153,7 +153,9 @@ async def test_node_with_a_device_in_use_is_not_repartitioned(place: Scene) -> N
 
 
 @pytest.mark.parametrize("what", [{"config": "by-a-person"}, {"state": "pending"}, {"state": "rebooting"}])
-async def test_node_repartitioned_by_others_is_not_changed(place: Scene, what: dict[str, str]) -> None:
+async def test_node_whose_mig_state_another_client_changed_is_not_repartitioned(
+    place: Scene, what: dict[str, str]
+) -> None:
     async with place.cutter() as (one, seen):
         await place.say(**what)
         labels = await place.labels()

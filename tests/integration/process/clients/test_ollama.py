@@ -46,7 +46,9 @@ async def read_stream(client: ollama.AsyncClient, name: str) -> list[ollama.Chat
 
 
 @pytest.mark.standard
-async def test_ollama_client_chats_generates_embeds_and_lists(one: Serving, client: ollama.AsyncClient) -> None:
+async def test_ollama_client_chat_generate_embed_and_list_calls_succeed(
+    one: Serving, client: ollama.AsyncClient
+) -> None:
     assert [row.model for row in (await client.list()).models] == ["ada:latest", "emb:latest"]
     assert (await client.ps()).models == []
     assert (await client.show("ada:latest")).capabilities == ["completion", "tools"]
@@ -75,7 +77,9 @@ async def test_ollama_client_chats_generates_embeds_and_lists(one: Serving, clie
     assert (one.starts("ada"), one.starts("emb")) == (1, 1)
 
 
-async def test_ollama_client_gets_errors_as_its_exception(one: Serving, client: ollama.AsyncClient) -> None:
+async def test_unknown_model_or_unsupported_call_raises_ollama_response_error(
+    one: Serving, client: ollama.AsyncClient
+) -> None:
     for request in (read_stream(client, "unknown"), client.chat(model="unknown", messages=MESSAGES)):
         with pytest.raises(ollama.ResponseError) as missing:
             await request

@@ -127,7 +127,7 @@ async def test_open_webui_session_with_an_openai_connection_succeeds(browser: Br
 @pytest.mark.parametrize(
     ("path", "model"), [("/api/chat", "long:latest"), ("/v1/chat/completions", "long")], ids=["ollama", "openai"]
 )
-async def test_stopped_answer_of_open_webui_releases_the_slot(
+async def test_answer_stopped_in_open_webui_is_aborted_at_the_engine(
     browser: Browser, tmp_path: Path, path: str, model: str
 ) -> None:
     body = json.dumps({"model": model, "messages": CHAT, "stream": True})

@@ -98,7 +98,7 @@ async def test_openai_concurrent_requests_for_two_models_all_complete(clients: C
     assert await asyncio.gather(*map(ask, names)) == [SENTENCES[name] for name in names]
 
 
-async def test_openai_client_gets_valid_answers_from_all_other_endpoints(clients: Clients) -> None:
+async def test_openai_client_gets_answers_from_models_embeddings_and_responses(clients: Clients) -> None:
     api = clients.openai
     listed = await api.models.list()
     assert [entry.id for entry in listed.data] == ["ada", "bob", "emb"]

@@ -38,7 +38,7 @@ def _many_files() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("slots", "tokens_per_s"), [(STREAMS, 4), (64, 100)], ids=["slots for all", "most wait"])
-async def test_thousand_concurrent_official_streams_complete_with_exact_text(
+async def test_thousand_concurrent_openai_streams_complete_with_exact_text(
     tmp_path: Path, slots: int, tokens_per_s: int
 ) -> None:
     """No stream is read before all have started. Neighbouring requests ask for different lengths.

@@ -107,7 +107,7 @@ async def test_restarted_gateway_serves_ready_models_without_an_autoscaler(tmp_p
         assert one.starts("ada") == 1
 
 
-async def test_gateway_killed_soon_after_its_start_still_lists_all_models(tmp_path: Path) -> None:
+async def test_gateway_restarted_while_the_autoscaler_hangs_lists_all_models(tmp_path: Path) -> None:
     async with serving(tmp_path, fake(tmp_path, "ada"), fake(tmp_path, "bob")) as one:
         await until("it is kept", (one.state / "run" / "gateway-1.kept.json").exists)
         async with no_autoscaler(one, "hangs"):

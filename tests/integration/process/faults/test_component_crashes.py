@@ -114,7 +114,7 @@ async def test_killed_gateway_loses_only_its_running_requests(tmp_path: Path) ->
     assert most_at_once(calls) <= slots
 
 
-async def test_killing_one_of_two_gateways_rejects_no_new_request(tmp_path: Path) -> None:
+async def test_killing_two_gateways_in_turn_loses_only_in_flight_requests(tmp_path: Path) -> None:
     ada = fake(tmp_path, "ada", "--tokens-per-s", "100")
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
         assert (await one.call("ada")).ending is Ending.COMPLETED
@@ -151,7 +151,7 @@ async def test_restart_after_sigkill_of_serve_adopts_running_engines(tmp_path: P
     assert {call.pid for call in transcript(tmp_path, "ada")} == set(before[0])
 
 
-async def test_restart_kills_the_child_left_by_an_engine_that_died_meanwhile(tmp_path: Path) -> None:
+async def test_restart_kills_the_child_of_an_engine_that_died_during_downtime(tmp_path: Path) -> None:
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0", "--fail", "leaves-child:60")
     async with serving(tmp_path, ada) as one:
         assert (await one.call("ada")).ending is Ending.COMPLETED

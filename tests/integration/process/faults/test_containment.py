@@ -80,7 +80,7 @@ async def reload(serve: Serving, *models: Document) -> None:
     await until("the documents are read", lambda: serve.output().count("documents reloaded") > before)
 
 
-async def test_document_that_raises_an_exception_affects_only_its_model(
+async def test_exception_in_decoding_a_document_quarantines_only_its_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fault = inject(tmp_path, monkeypatch)

@@ -28,7 +28,7 @@ def models(folder: Path) -> list[Document]:
 
 @pytest.mark.case("41")
 @pytest.mark.standard
-async def test_malformed_engine_response_fails_the_request_with_one_error(tmp_path: Path) -> None:
+async def test_malformed_engine_response_fails_its_request_but_not_the_engine(tmp_path: Path) -> None:
     documents = [*models(tmp_path), fake(tmp_path, "good", "--tokens-per-s", "0", gpu={"memory": "10Mi"}), settings()]
     async with serving(tmp_path, *documents, options=("--gateways", "2")) as one:
         names = [*FAULTS, "good"]

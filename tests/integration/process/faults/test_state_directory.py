@@ -70,7 +70,7 @@ async def test_corrupt_state_file_fails_the_start_and_keeps_engines_running(tmp_
         assert await warm(one) == engine, "adopted"
 
 
-async def test_serve_reports_engines_that_no_autoscaler_could_stop(tmp_path: Path) -> None:
+async def test_stop_reports_engines_left_running_if_no_autoscaler_can_start(tmp_path: Path) -> None:
     async with serving(tmp_path, fake(tmp_path, "ada", "--tokens-per-s", "0")) as one:
         engine = await warm(one)
         epoch = one.state / "epoch"

@@ -188,7 +188,7 @@ def test_malformed_request_is_rejected_with_400_and_connection_closed(tmp_path: 
         assert to_the_end(connection).startswith(b"HTTP/1.1 400 ")
 
 
-def test_pipelined_requests_are_answered_in_order(tmp_path: Path) -> None:
+def test_all_pipelined_requests_on_one_connection_get_status_200(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--tokens-per-s", "500") as engine:
         last = chat_bytes().replace(b"Host: x", b"Host: x\r\nConnection: close")
         with raw(engine, chat_bytes() + b"GET /health HTTP/1.1\r\n\r\n" + last) as connection:
@@ -302,7 +302,7 @@ def test_hanging_response_leaves_the_health_endpoint_at_200(
         assert until(engine, 1)[0]["aborted"]
 
 
-def test_connection_closes_after_a_stream_despite_the_keep_alive_header(tmp_path: Path) -> None:
+def test_closes_keepalive_fault_closes_the_connection_after_a_stream(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--tokens-per-s", "0", "--fail", "closes-keepalive-after-stream") as engine:
         with raw(engine, chat_bytes(stream=True)) as connection:
             received = to_the_end(connection)

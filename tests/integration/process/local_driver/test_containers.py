@@ -61,7 +61,7 @@ class ContainerContract(DriverContract):
     """The contract of drivers, and what differs between a client and its container."""
 
     @run_on_rig
-    async def test_container_of_a_killed_client_is_removed(self, rig: Rig) -> None:
+    async def test_container_is_removed_after_its_runtime_client_is_killed(self, rig: Rig) -> None:
         assert isinstance(rig, ContainerRig)
         one, model = rig.replica("r1", Manner.GOOD)
         async with running(manager := rig.driver()) as observed:
@@ -72,7 +72,7 @@ class ContainerContract(DriverContract):
             assert not rig.containers(one.id, "--all")
 
     @run_on_rig
-    async def test_container_whose_client_ended_without_a_driver_is_removed_by_the_next_one(self, rig: Rig) -> None:
+    async def test_driver_start_removes_a_container_whose_runtime_client_has_ended(self, rig: Rig) -> None:
         assert isinstance(rig, ContainerRig)
         one, model = rig.replica("r1", Manner.GOOD)
         first = rig.driver()
@@ -114,7 +114,7 @@ class TestFakeRuntime(ContainerContract):
             rig.close()
 
     @run_on_rig
-    async def test_listener_that_is_no_container_of_the_replica_is_not_ready(self, rig: Rig) -> None:
+    async def test_replica_is_not_ready_if_a_foreign_container_listens_on_its_port(self, rig: Rig) -> None:
         assert isinstance(rig, ContainerRig)
         one, model = rig.replica("r1", Manner.GOOD)
         client, run, *options = model.spec.command

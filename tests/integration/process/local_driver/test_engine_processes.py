@@ -106,7 +106,7 @@ def record(pid: int, start_ticks: int) -> ReplicaRecord:
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
 @run_on_rig
-async def test_daemon_started_by_an_engine_is_killed_and_reported(
+async def test_daemon_that_outlives_its_engine_is_killed_and_logged(
     rig: LocalRig, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     driver, (r1, model) = rig.driver(), replica("r1", python(ESCAPES + TINY_ENGINE, "{port}"))
@@ -352,7 +352,7 @@ async def test_hanging_engine_becomes_unready_and_delays_no_other_replica(
 
 
 @run_on_rig
-async def test_port_in_use_fails_the_start_and_the_next_start_uses_another(rig: LocalRig, tmp_path: Path) -> None:
+async def test_port_in_use_fails_the_start_and_the_next_gets_another_port(rig: LocalRig, tmp_path: Path) -> None:
     taken = tmp_path / "taken"
     async with running(driver := rig.driver()) as observed:
         driver.start(*replica("r1", python(once_there_is(taken) + TINY_ENGINE, "{port}")))
@@ -386,7 +386,7 @@ async def test_exception_while_opening_devices_is_reported_and_retried(
         assert faults[:2] == [("devices", True), ("devices", False)]
 
 
-def test_exception_while_one_replica_is_adopted_stops_only_that_one(
+def test_exception_while_adopting_a_replica_stops_only_that_replica(
     rig: LocalRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def first() -> None:

@@ -107,7 +107,7 @@ def link(needed: dict[str, metadata.Distribution], place: Path) -> None:
                 (place / top).symlink_to(base / top)
 
 
-def test_built_wheel_contains_all_package_files_and_no_others(wheel: Path) -> None:
+def test_built_wheel_contains_exactly_the_modules_and_the_operator_page(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert {name.partition("/")[0] for name in names} == set(PACKAGES)
@@ -142,7 +142,7 @@ def test_every_module_imports_with_the_declared_dependencies_alone(installed: In
     subprocess.run([installed.python, "-c", source], cwd=tmp_path, check=True)
 
 
-def test_missing_kubernetes_extra_is_an_error_with_the_pip_command(installed: Installed, tmp_path: Path) -> None:
+def test_kubernetes_driver_without_its_extra_fails_with_the_pip_command(installed: Installed, tmp_path: Path) -> None:
     (tmp_path / "settings.yaml").write_text(SETTINGS)
     words = ["autoscaler", "--driver", "kubernetes", "--documents", "settings.yaml", "--contract-socket", "c.sock"]
     done = subprocess.run(
@@ -161,7 +161,7 @@ def state() -> Iterator[Path]:
 
 
 @pytest.mark.standard
-def test_installed_wheel_serves_by_its_systemd_unit_outside_of_a_checkout(
+def test_exec_start_of_the_printed_systemd_unit_serves_outside_a_checkout(
     installed: Installed, tmp_path: Path, state: Path
 ) -> None:
     tiny_gguf.make_model(tmp_path / "ada.gguf", SENTENCE)
@@ -199,7 +199,9 @@ def answer(url: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["autoscaler", "artifacts", "gateway"])
-def test_command_fails_if_another_package_has_one_of_our_names(installed: Installed, tmp_path: Path, name: str) -> None:
+def test_command_fails_if_a_foreign_package_shadows_a_pilotlight_package(
+    installed: Installed, tmp_path: Path, name: str
+) -> None:
     (tmp_path / name).mkdir()
     (tmp_path / name / "__init__.py").write_text("WHOSE = 'not Pilotlight'\n")
     environment = {"PYTHONPATH": str(tmp_path)}

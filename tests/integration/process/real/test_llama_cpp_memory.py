@@ -49,7 +49,7 @@ def asked(port: int, turns: int, tokens: int, slots: int) -> None:
         ("recurrent", 2, 4096), ("recurrent", 4, 4096),
     ],
 )  # fmt: skip
-def test_memory_estimate_covers_the_use_of_the_real_engine(
+def test_memory_estimate_is_at_least_the_measured_llama_cpp_memory(
     tmp_path: Path, kind: str, slots: int, context_tokens: int
 ) -> None:
     path = tmp_path / "ada.gguf"

@@ -53,7 +53,7 @@ class TestRealS3(BucketContract):
 
 
 @pytest.mark.parametrize("query", ["", "list-type=2&max-keys=10&prefix=a%20b%2B%2F"])
-async def test_real_server_accepts_our_signature_for_a_virtual_hosted_bucket(rig: RealRig, query: str) -> None:
+async def test_real_s3_server_accepts_the_signature_of_virtual_hosted_requests(rig: RealRig, query: str) -> None:
     """Requests have the form used for AWS; the address that a name resolves to does not affect the signature."""
     await rig.put("a b+/ü.txt", b"words")
     host, port = f"{rig.bucket}.{DOMAIN}", URL(rig.server.url).port

@@ -68,7 +68,7 @@ async def shown(one: Serving) -> bytes:
 
 
 @pytest.mark.standard
-async def test_tls_stream_of_an_official_client_survives_certificate_rotation(tmp_path: Path) -> None:
+async def test_tls_stream_of_the_openai_client_survives_certificate_rotation(tmp_path: Path) -> None:
     ca = write_authority(tmp_path, OURS)
     documents = [fake(tmp_path, "ada"), settings(tls=secured(tmp_path))]
     async with serving(tmp_path / "s", *documents, options=("--gateways", "2")) as one, official(one, ca) as client:

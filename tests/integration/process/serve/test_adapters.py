@@ -251,7 +251,7 @@ def test_prompt_cache_is_not_shared_between_adapters(engine: openai.OpenAI) -> N
     assert prompted(engine, first, choice(0, 1)) == (ADAPTED["polite"], 0), "nothing kept it for the Model's own"
 
 
-def test_request_without_an_adapter_choice_may_reuse_an_adapter_prompt(engine: openai.OpenAI) -> None:
+def test_request_without_an_adapter_choice_reuses_an_adapter_prompt_cache(engine: openai.OpenAI) -> None:
     """It is why every request selects its adapter. If this test fails, `ModelEntry.lora` may be unnecessary."""
     content = "one " * 40
     assert prompted(engine, content, choice(0, 1))[1] == 0

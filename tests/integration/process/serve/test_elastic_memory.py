@@ -57,7 +57,7 @@ def engine(one: Serving) -> tuple[list[str], list[dict[str, int]]]:
 
 @pytest.mark.parametrize("fixed", [True, False], ids=["fewer slots", "less context"])
 @pytest.mark.standard
-async def test_elastic_model_starts_with_less_memory_than_requested_to_fit(tmp_path: Path, *, fixed: bool) -> None:
+async def test_elastic_model_starts_with_the_free_memory_below_its_request(tmp_path: Path, *, fixed: bool) -> None:
     document, asked = ada(tmp_path, Gpu(elastic_percent=10), **(FIXED if fixed else {}))
     hole = asked - 16 * MIB
     bob = fake(tmp_path, "bob", gpu={"memory": "40Mi"}, replicas={"min": 1})
@@ -86,7 +86,7 @@ async def test_elastic_model_starts_with_less_memory_than_requested_to_fit(tmp_p
 
 
 @pytest.mark.parametrize("fixed", [True, False], ids=["more slots", "more context"])
-async def test_model_grows_into_spare_memory_except_what_another_model_needs(tmp_path: Path, *, fixed: bool) -> None:
+async def test_model_with_gpu_growth_gets_the_memory_that_no_other_model_needs(tmp_path: Path, *, fixed: bool) -> None:
     """Of 72 MiB free, 32 are reserved for bob, which was never called; the rest suffices for one more slot, not two."""
     document, asked = ada(tmp_path, Gpu(growth_percent=50), **(FIXED if fixed else {}))
     bob = fake(tmp_path, "bob", gpu={"memory": "32Mi"})

@@ -49,7 +49,7 @@ class House:
         return [one.lesson for one in self.stepped.loop.observed if isinstance(one, LessonLearnt)]
 
 
-async def test_placement_learning_in_a_process_gives_in_process_values(tmp_path: Path) -> None:
+async def test_learning_in_a_child_process_gives_the_same_values_as_in_process(tmp_path: Path) -> None:
     one = cluster(2)
     house, exercise = House(tmp_path, one), exercise_of(one)
     looking = asyncio.create_task(house.tutor.look())

@@ -115,7 +115,7 @@ async def test_each_token_passes_a_default_proxy_before_the_next_is_generated(tm
         assert (await client.chunks()).endswith(b"data: [DONE]\n\n")
 
 
-async def test_stream_that_is_silent_longer_than_the_proxy_timeout_is_complete(tmp_path: Path, name: str) -> None:
+async def test_stream_with_engine_pauses_beyond_the_proxy_timeout_completes(tmp_path: Path, name: str) -> None:
     """While the Model starts, while the engine prepares the first byte, and between two tokens."""
     script = (HOLD, STREAM_HEAD, delta("first"), HOLD, delta("second"), DONE, END)
     async with behind(name, tmp_path, script, timeout_s=TIMEOUT_S, state="starting") as (one, engine, client):
@@ -141,9 +141,7 @@ async def test_stream_that_is_silent_longer_than_the_proxy_timeout_is_complete(t
         assert b"data: [DONE]\n\n" in rest
 
 
-async def test_answer_later_than_the_proxy_timeout_is_one_504_and_releases_the_engine(
-    tmp_path: Path, name: str
-) -> None:
+async def test_response_after_the_proxy_timeout_is_one_504_and_frees_the_engine(tmp_path: Path, name: str) -> None:
     async with behind(name, tmp_path, (HOLD, OK), timeout_s=TIMEOUT_S) as (one, engine, client):
         status, _, _ = await client.ask()
         assert status == 504
@@ -161,7 +159,7 @@ async def test_error_event_of_the_gateway_passes_a_default_proxy(tmp_path: Path,
         assert b'"code":"upstream_error"' in await content(client, b"}\n\n")
 
 
-async def test_error_after_comments_passes_a_default_proxy_as_an_event(tmp_path: Path, name: str) -> None:
+async def test_error_after_keepalive_comments_reaches_the_client_as_an_event(tmp_path: Path, name: str) -> None:
     failed = document(b'{"error":{"message":"out of memory","code":"oom"}}', "500 Internal Server Error")
     async with behind(name, tmp_path, (HOLD, failed)) as (_, engine, client):
         client.call(stream=True)

@@ -68,7 +68,7 @@ def reload(serve: Serving, *documents: Document) -> None:
 
 
 @pytest.mark.standard
-async def test_policy_of_a_document_applies_to_requests_and_a_reload_changes_it(tmp_path: Path) -> None:
+async def test_reload_changes_the_request_policy_without_an_engine_restart(tmp_path: Path) -> None:
     def tokens(serve: Serving) -> int:
         status, answer = chat(serve, max_completion_tokens=9)
         assert status == 200

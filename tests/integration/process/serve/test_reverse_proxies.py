@@ -170,7 +170,7 @@ def runs_one(serve: Serving, model: str) -> bool:
 
 
 @pytest.mark.parametrize("name", PAGES)
-async def test_documented_proxy_passes_host_streams_large_bodies_and_disconnects(tmp_path: Path, name: str) -> None:
+async def test_documented_proxies_forward_host_large_body_stream_and_disconnect(tmp_path: Path, name: str) -> None:
     if program(name) is None:
         pytest.skip(f"{name} is not installed")
     (text,) = code_blocks(f"proxies-{name}.md", "yaml")

@@ -77,7 +77,7 @@ async def test_requests_running_past_the_grace_period_fail_with_one_error(tmp_pa
         assert [(result.status, result.code) for result in await document] == [(503, "shutting_down")]
 
 
-async def test_second_signal_exits_at_once_and_the_next_start_cleans_up(tmp_path: Path) -> None:
+async def test_second_signal_exits_at_once_and_the_next_start_stops_the_engine(tmp_path: Path) -> None:
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0.1", idleSeconds=0.5)
     async with serving(tmp_path, ada) as one:
         calling = one.begin(shot("ada"))
@@ -119,7 +119,7 @@ async def test_second_signal_during_engine_stop_reports_the_remaining_engine(tmp
         assert one.marked() == []
 
 
-async def test_keep_engines_leaves_engines_running_for_adoption(tmp_path: Path) -> None:
+async def test_serve_with_keep_engines_leaves_engines_that_the_next_start_adopts(tmp_path: Path) -> None:
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0")
     async with serving(tmp_path, ada, options=("--keep-engines",)) as one:
         assert (await one.call("ada")).ending is Ending.COMPLETED

@@ -126,7 +126,7 @@ async def began(calls: Sequence[Sent]) -> list[float]:
 
 @pytest.mark.parametrize("slots", SLOTS)
 @pytest.mark.standard
-async def test_request_does_not_wait_while_an_eligible_slot_is_free(house: House, slots: int) -> None:
+async def test_slot_freed_at_any_gateway_serves_a_waiting_request_promptly(house: House, slots: int) -> None:
     """One gateway holds the slots, requests arrive at another: all at once, and one by one as other clients leave.
 
     Time is counted in laps (`tests.support.slow_clock`): five in 50 ms on idle cores, and never more. The test fails if
@@ -185,7 +185,7 @@ def crowd(model: str, slots: int) -> list[Shot]:
 
 
 @pytest.mark.parametrize("slots", SLOTS)
-async def test_engine_never_runs_more_requests_than_slots(house: House, slots: int) -> None:
+async def test_request_bursts_of_two_tenants_use_all_slots_and_never_more(house: House, slots: int) -> None:
     """Requests of two Tenants arrive in bursts at any gateway, and complete or are abandoned by their clients."""
     model = f"run-{slots}"
     await settled(house, model)

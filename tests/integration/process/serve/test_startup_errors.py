@@ -170,7 +170,7 @@ async def test_invalid_configuration_fails_the_start_with_one_error_line(tmp_pat
         assert not list(one.state.iterdir()), "nothing was touched"
 
 
-async def test_unknown_environment_variable_is_named_in_the_error(
+async def test_misspelled_pilotlight_environment_variable_fails_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PILOTLIGHT_AUHT", "none")

@@ -47,7 +47,7 @@ def pythons(content: bytes) -> list[tuple[str, int, str, bytes]]:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("step", [0, 1, 100, 511, 512, 513])
-def test_archives_written_by_python_are_read_as_by_tarfile(form: str, step: int) -> None:
+def test_reader_and_tarfile_agree_on_archives_written_by_python(form: str, step: int) -> None:
     files = FILES | (LONG if form != "ustar" else {})
     content = honest(files, FORMS[form], folders=["d", "d/e"])
     assert read(content, step) == pythons(content)
@@ -65,7 +65,7 @@ def test_archives_written_by_python_are_read_as_by_tarfile(form: str, step: int)
     ids=" ".join,
 )
 @pytest.mark.parametrize("what", ["d", "."])
-def test_archives_written_by_tar_and_bsdtar_are_read_as_by_tarfile(
+def test_reader_and_tarfile_agree_on_archives_written_by_tar_or_bsdtar(
     words: tuple[str, ...], what: str, tmp_path: Path
 ) -> None:
     if shutil.which(words[0]) is None:

@@ -60,7 +60,7 @@ async def test_aws_profile_missing_from_the_config_files_raises_denied_error(tmp
         await AwsKeys({"AWS_PROFILE": "other"}, home(tmp_path, PROFILES)).keys()
 
 
-async def test_unreadable_credentials_file_error_hides_its_content(tmp_path: Path) -> None:
+async def test_malformed_aws_credentials_file_error_hides_the_file_content(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="not a valid file of AWS profiles") as caught:
         await AwsKeys({}, home(tmp_path, "aws_secret_access_key = s3cret\n")).keys()
     assert "s3cret" not in str(caught.value)
@@ -128,7 +128,7 @@ async def test_sts_denial_raises_an_error_that_hides_the_token(tmp_path: Path) -
             await AwsKeys(identity(tmp_path, sts), tmp_path, StillClock()).keys()
 
 
-async def test_invalid_web_identity_settings_send_no_sts_request(tmp_path: Path) -> None:
+async def test_invalid_web_identity_settings_fail_without_an_sts_request(tmp_path: Path) -> None:
     async with Sts().serving() as sts:
         with pytest.raises(PolicyError, match="AWS_ROLE_ARN"):
             await AwsKeys(identity(tmp_path, sts) | {"AWS_ROLE_ARN": "models"}, tmp_path).keys()
@@ -142,7 +142,7 @@ async def test_invalid_web_identity_settings_send_no_sts_request(tmp_path: Path)
         assert sts.bodies == []
 
 
-async def test_custom_aws_endpoint_also_issues_the_web_identity_keys(tmp_path: Path) -> None:
+async def test_web_identity_keys_are_requested_from_a_custom_aws_endpoint(tmp_path: Path) -> None:
     """A MinIO role is in the server's region, and the server's certificate authority is private."""
     async with Sts().serving(sides().server) as sts:
         env = identity(tmp_path, sts) | {"AWS_ROLE_ARN": "arn:minio:iam:eu-test-1::role/k-Xz_9"}

@@ -122,7 +122,7 @@ async def test_error_other_than_denied_or_not_found_stops_login_attempts() -> No
 
 
 @pytest.mark.standard
-async def test_no_further_login_is_tried_after_one_is_accepted() -> None:
+async def test_logins_after_the_accepted_login_are_not_tried() -> None:
     right = Login("b", "pw").basic
 
     def judge(request: web.Request) -> web.StreamResponse | None:

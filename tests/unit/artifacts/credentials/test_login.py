@@ -76,7 +76,7 @@ async def test_saving_a_login_keeps_the_other_content_of_the_config_file(tmp_pat
     assert await ConfigFiles([file]).login(HOST, "x") == GIVEN
 
 
-async def test_symlinked_config_file_stays_a_symlink(tmp_path: Path) -> None:
+async def test_saving_a_login_to_a_symlink_updates_the_target_file(tmp_path: Path) -> None:
     real, file = tmp_path / "dotfiles.json", tmp_path / "config.json"
     real.write_text("{}")
     file.symlink_to(real)
@@ -109,7 +109,7 @@ async def test_failed_write_leaves_the_config_file_unchanged(tmp_path: Path, mon
     assert [one.name for one in tmp_path.iterdir()] == ["config.json"]
 
 
-async def test_malformed_config_file_is_not_modified(tmp_path: Path) -> None:
+async def test_saving_a_login_does_not_modify_a_malformed_config_file(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text("[s3cret")
     with pytest.raises(PolicyError, match=r"config\.json: not a JSON object") as refused:
@@ -118,7 +118,7 @@ async def test_malformed_config_file_is_not_modified(tmp_path: Path) -> None:
     assert file.read_text() == "[s3cret"
 
 
-async def test_save_is_denied_while_another_process_holds_the_lock(
+async def test_saving_a_login_fails_while_another_process_holds_the_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(login, "LOCK_S_MAX", 0.0)
@@ -147,7 +147,7 @@ async def test_password_stored_by_a_helper_is_not_in_the_config_file(
 
 
 @pytest.mark.standard
-async def test_failing_credential_helper_leaves_the_file_unchanged(tmp_path: Path, kept: Path) -> None:
+async def test_failing_credential_helper_leaves_the_config_file_unchanged(tmp_path: Path, kept: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text('{"credsStore": "fake"}')
     (tmp_path / "docker-credential-fake").write_text("#!/bin/sh\ncat; exit 1\n")

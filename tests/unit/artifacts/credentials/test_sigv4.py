@@ -78,6 +78,6 @@ def test_aws_session_token_is_sent_in_a_signed_header() -> None:
     assert "t0ken" not in repr(Keys("a", "s3cret", "t0ken"))
 
 
-def test_uri_parts_are_percent_encoded_as_aws_requires() -> None:
+def test_uri_encoding_keeps_slashes_in_paths_and_escapes_them_elsewhere() -> None:
     assert encode_uri("a b/ü+*~.gguf", path=True) == "a%20b/%C3%BC%2B%2A~.gguf"
     assert encode_uri("a/b=c") == "a%2Fb%3Dc"

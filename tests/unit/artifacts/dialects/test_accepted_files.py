@@ -110,7 +110,7 @@ def test_code_layers_are_rejected_unless_unsafe_files_are_allowed(ending: str, p
         *("m.h5", "pytorch_model.bin.1", "consolidated.00.pth", "model.nemo", "rank0.engine", "model.llamafile"),
     ],
 )
-def test_weight_formats_that_can_run_code_are_rejected_in_any_layer(kind: str, path: str) -> None:
+def test_weights_that_can_run_code_are_rejected_unless_unsafe_is_allowed(kind: str, path: str) -> None:
     (message,) = refusals(one(f"{MODELPACK}{kind}.v1.raw", path))
     assert "can run programs" in message
     assert "allowUnsafe: true" in message
@@ -155,7 +155,7 @@ def test_artifact_with_any_rejected_layer_yields_no_files() -> None:
 
 
 @pytest.mark.point("16")
-def test_archive_members_of_unsafe_or_unknown_type_are_rejected() -> None:
+def test_file_policy_rejects_files_of_unsafe_or_unknown_type() -> None:
     assert file_policy.evaluate_file("model.safetensors").refusal == ""
     assert file_policy.evaluate_file("tokenizer.model").role == "tokenizer"
     assert "its purpose is unknown" in file_policy.evaluate_file("blob").refusal

@@ -56,14 +56,14 @@ def test_several_models_without_an_include_pattern_are_rejected() -> None:
     assert len(taken("m-00001-of-00002.safetensors", "m-00002-of-00002.safetensors")) == 2
 
 
-def test_listing_without_weights_or_with_a_bad_path_is_rejected() -> None:
+def test_listing_without_weights_or_with_an_invalid_path_is_rejected() -> None:
     assert "no weights" in refused("README.md")
     assert "no weights (safetensors or GGUF); left out: a.bin" in refused("a.bin")
     assert "'../b.json'" in refused("a.gguf", "../b.json")
     assert refused("a/b.json", "a", "a.gguf", include=("*",))
 
 
-def test_file_listings_have_the_same_digest_only_if_they_are_equal() -> None:
+def test_listing_digest_changes_with_source_or_files_but_not_with_order() -> None:
     one = file_selection.select_files("hf://a/b", entries("a.gguf", "c.json"))
     assert one.digest == file_selection.select_files("hf://a/b", reversed(entries("a.gguf", "c.json"))).digest
     others = [

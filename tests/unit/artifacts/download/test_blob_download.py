@@ -67,7 +67,7 @@ def one_span(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "WHOLE_BYTES_MAX", 1 << 20)
 
 
-async def test_large_blob_is_fetched_in_closed_ranges_and_a_small_one_whole(tmp_path: Path, way: str) -> None:
+async def test_large_blob_is_fetched_in_ranges_and_a_small_blob_in_one_request(tmp_path: Path, way: str) -> None:
     async with place(tmp_path) as one:
         short, empty = one.wanted(CONTENT[:10_000], Path("b")), one.wanted(b"", Path("c/d/e"))
         await one.fetch(one.wanted(), short, empty)
@@ -119,7 +119,7 @@ async def test_wrong_blob_bytes_are_rejected_and_the_next_fetch_succeeds(
 
 
 @pytest.mark.point("1")
-async def test_corrupt_part_discards_the_whole_blob(tmp_path: Path, way: str) -> None:
+async def test_blob_with_a_corrupt_part_is_discarded_without_chunk_sums(tmp_path: Path, way: str) -> None:
     async with place(tmp_path) as one:
         one.fake.always[one.url()] = lambda request: answer_part(request, CONTENT[:40_000] + b"?" + CONTENT[40_001:])
         with pytest.raises(MismatchError, match="its bytes do not match its digest; nothing is kept"):
@@ -184,7 +184,7 @@ async def test_broken_part_resumes_where_the_connection_broke(tmp_path: Path, wa
 
 
 @pytest.mark.point("12")
-async def test_login_that_expires_during_a_pull_is_renewed(tmp_path: Path, way: str) -> None:
+async def test_token_that_expires_during_a_blob_download_is_renewed(tmp_path: Path, way: str) -> None:
     async with FakeRegistry().serving() as fake:
         tokens, good = itertools.count(), set[str]()
 
@@ -398,7 +398,7 @@ async def test_write_and_request_that_fail_concurrently_log_no_loop_error(tmp_pa
 
 
 @pytest.mark.point("13")
-async def test_insufficient_disk_space_fails_before_any_request(tmp_path: Path) -> None:
+async def test_fetch_without_enough_disk_space_fails_before_any_request(tmp_path: Path) -> None:
     class Full(Disk):
         def free_bytes(self, folder: Path) -> int:
             return len(CONTENT) - 1

@@ -149,7 +149,7 @@ def test_tls_transfer_ends_if_the_connection_is_closed_silent_or_slow(pair: Pair
     assert "it ended too early" in moved.broken
 
 
-def test_tls_close_notify_before_the_end_of_the_body_is_an_early_end(pair: Pair) -> None:
+def test_tls_close_notify_before_the_end_of_the_body_is_an_error(pair: Pair) -> None:
     came = Came()
     pair.server.sendall(b"abc")
     saying = threading.Thread(target=_farewell, args=(pair.server,))
@@ -176,7 +176,7 @@ def test_tls_transfer_ends_on_an_interrupt_from_another_thread(pair: Pair) -> No
     assert "the connection broke during the response" in pair.move(10, Came().put).broken
 
 
-def test_body_is_received_in_a_thread_under_uvloop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tls_body_is_received_in_a_thread_under_uvloop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent runs under uvloop, which has its own TLS implementation."""
     go("unsealed", monkeypatch, tmp_path)
     blob = CONTENT * 8

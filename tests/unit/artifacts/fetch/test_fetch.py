@@ -78,7 +78,7 @@ async def test_enforced_signature_policy_rejects_hugging_face_sources(tmp_path: 
 
 
 @pytest.mark.parametrize("scheme", ["hf", "s3"])
-async def test_gguf_header_is_fetched_from_a_hub_or_a_bucket(tmp_path: Path, scheme: str) -> None:
+async def test_gguf_header_is_fetched_from_hugging_face_or_an_s3_bucket(tmp_path: Path, scheme: str) -> None:
     content = write(tmp_path / "a.gguf").read_bytes()
     hub, s3 = FakeHub({}, {"a.gguf": content}), FakeS3({"m/a.gguf": content})
     async with hub.both(), s3.serving():
@@ -156,7 +156,7 @@ async def place(folder: Path, scheme: str, *, summed: bool = True) -> AsyncItera
 
 
 @pytest.mark.parametrize("scheme", ["hf", "s3"])
-async def test_weights_from_a_hub_or_bucket_are_fetched_from_a_peer(tmp_path: Path, scheme: str) -> None:
+async def test_hub_or_bucket_weights_are_downloaded_from_a_peer_that_has_them(tmp_path: Path, scheme: str) -> None:
     async with place(tmp_path, scheme) as one:
         before = one.gave()
         with await one.bring("b") as copy:
@@ -166,7 +166,7 @@ async def test_weights_from_a_hub_or_bucket_are_fetched_from_a_peer(tmp_path: Pa
 
 
 @pytest.mark.parametrize("scheme", ["hf", "s3"])
-async def test_file_is_fetched_from_its_source_if_the_peer_is_corrupt_or_empty(tmp_path: Path, scheme: str) -> None:
+async def test_file_is_fetched_from_its_source_if_peer_sends_bad_bytes_or_404(tmp_path: Path, scheme: str) -> None:
     async with place(tmp_path, scheme) as one:
         for name, judge in (("b", reply(200, bytes(len(CONTENT)))), ("c", reply(404))):
             one.peer.judge, before = judge, one.gave()
@@ -183,7 +183,7 @@ async def test_file_without_a_known_checksum_is_not_requested_from_peers(tmp_pat
         assert not one.peer.seen
 
 
-async def test_caller_denied_by_the_hub_gets_nothing_from_peers(tmp_path: Path) -> None:
+async def test_pull_denied_by_hugging_face_sends_no_request_to_peers(tmp_path: Path) -> None:
     async with place(tmp_path, "hf") as one:
         assert isinstance(one.fake, FakeHub)
         one.fake.private = True

@@ -274,7 +274,7 @@ def test_different_logins_have_different_fingerprints() -> None:
     assert obtain.fingerprint_login(logins[0], b"key") != obtain.fingerprint_login(logins[0], b"another")
 
 
-async def test_blobs_come_from_the_mirror_and_tags_from_the_registry(tmp_path: Path) -> None:
+async def test_blobs_are_fetched_from_the_mirror_and_tags_from_the_registry(tmp_path: Path) -> None:
     async with node(tmp_path) as one, FakeRegistry().serving() as mirror:
         mirror.blobs = dict(one.fake.blobs)
         one.ways = Registries(pace=StillClock(), mirrors={one.fake.host: [MirrorSite(mirror.host)]})

@@ -95,7 +95,7 @@ async def test_each_byte_of_a_header_is_requested_once(
     assert gguf.load_gguf_info(tmp_path / "ada.gguf") == gguf.load_gguf_info(path)
 
 
-async def test_artifact_with_several_base_files_fetches_no_header(tmp_path: Path) -> None:
+async def test_no_header_is_fetched_for_an_artifact_with_several_models(tmp_path: Path) -> None:
     source = Source(b"GGUF")
     assert await source.headers(tmp_path, "a.gguf", "b.gguf", "lora.gguf") == ["a.gguf", "b.gguf", "lora.gguf"]
     assert source.parts == []
@@ -104,7 +104,9 @@ async def test_artifact_with_several_base_files_fetches_no_header(tmp_path: Path
         await source.headers(tmp_path, "a.gguf", "lora.gguf")
 
 
-async def test_cpu_time_limit_covers_all_passes_over_a_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_cpu_time_limit_applies_to_all_passes_over_a_header(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     limits = list[cpu_time.CpuTime]()
     known = gguf.has_whole_header
 

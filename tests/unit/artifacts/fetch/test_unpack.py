@@ -252,7 +252,7 @@ def test_unpacking_a_failing_input_stream_leaves_no_files(below: Path) -> None:
     assert not list(below.iterdir())
 
 
-def test_files_added_by_others_survive_a_failed_unpack(below: Path) -> None:
+def test_failed_unpack_keeps_files_written_by_another_process(below: Path) -> None:
     def bringing() -> Iterator[bytes]:
         yield member(b"d/a.gguf", b"x")
         (below / "d" / "theirs").write_text("x")

@@ -74,7 +74,7 @@ def test_name_context_and_layer_shapes_are_read_from_a_gguf_header(tmp_path: Pat
         (("output.weight", "blk.0.ffn_up.weight"), 0),
     ],
 )
-def test_token_embedding_is_counted_only_with_a_separate_output_tensor(
+def test_embedding_bytes_are_reported_only_if_an_output_tensor_exists(
     tmp_path: Path, tensors: tuple[str, ...], embedding_bytes: int
 ) -> None:
     path = write(tmp_path / "a.gguf", tensors=tensors)
@@ -185,7 +185,7 @@ def test_gguf_header_with_invalid_lengths_or_types_is_rejected(tmp_path: Path) -
     assert wrong(path, claim(*key, ("I", 9), ("I", 9), ("Q", 1))) == "'k' is an array of unknown type 9"
 
 
-def test_gguf_keys_with_a_prefix_longer_than_architectures_are_skipped(
+def test_gguf_keys_with_a_prefix_above_the_architecture_limit_are_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gguf, "KEPT_MAX", 10)
@@ -211,7 +211,9 @@ def test_gguf_keys_with_a_prefix_longer_than_architectures_are_skipped(
         ("llama", reference.GGUFType.IMATRIX, "an importance matrix"),
     ],
 )
-def test_gguf_file_of_another_kind_is_named(tmp_path: Path, architecture: str, kind: str | None, message: str) -> None:
+def test_gguf_file_that_is_not_a_model_is_rejected_with_its_kind(
+    tmp_path: Path, architecture: str, kind: str | None, message: str
+) -> None:
     w = reference.GGUFWriter(str(tmp_path / "a.gguf"), architecture)
     if kind is not None:
         w.add_type(kind)
@@ -229,7 +231,7 @@ def test_sizes_of_tensor_types_equal_those_of_the_reference_package() -> None:
 
 
 @pytest.mark.parametrize("missing_bytes", [100, 500, 3000])
-def test_file_that_ends_within_a_tensor_is_truncated(tmp_path: Path, missing_bytes: int) -> None:
+def test_file_that_ends_within_a_tensor_is_rejected_as_truncated(tmp_path: Path, missing_bytes: int) -> None:
     content = write(tmp_path / "a.gguf").read_bytes()
     assert "truncated: its last tensor" in wrong(tmp_path / "b.gguf", content[:-missing_bytes])
 
@@ -259,7 +261,7 @@ def test_damaged_file_is_read_or_rejected_with_gguf_error(
         assert gguf.load_gguf_info(path).shape.weights_bytes == len(content)
 
 
-def test_generated_tiny_model_is_read_as_by_the_gguf_package(tmp_path: Path) -> None:
+def test_header_values_of_a_tiny_model_equal_those_of_the_gguf_package(tmp_path: Path) -> None:
     path = tmp_path / "ada.gguf"
     tiny_gguf.make_model(path, "Hello, I am Ada.", context_tokens=1024)
     fields = reference.GGUFReader(path).fields

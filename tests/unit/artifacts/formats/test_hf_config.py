@@ -159,7 +159,7 @@ def test_truncated_invalid_or_missing_model_files_raise_config_error(folder: Pat
 
 @pytest.mark.parametrize("file", ["model.safetensors", INDEX])
 @pytest.mark.parametrize("start", ["\U0001f600", "\\ud83d\\ude00", "\\n", ""])
-def test_large_header_or_index_with_wide_characters_or_escapes_is_rejected(folder: Path, file: str, start: str) -> None:
+def test_header_or_index_over_16_mib_must_be_ascii_without_escapes(folder: Path, file: str, start: str) -> None:
     for size, accepted in ((WIDE_BYTES_MAX, True), (WIDE_BYTES_MAX + 1, not start)):
         if file == INDEX:
             begin, end = b'{"weight_map":{"' + start.encode(), b'":"model.safetensors"}}'
@@ -217,7 +217,7 @@ def test_arbitrary_model_files_give_a_bounded_estimate_or_a_config_error(
         load_config_info(folder)
 
 
-def test_vllm_model_without_set_memory_is_assumed_to_need_whole_devices(folder: Path) -> None:
+def test_vllm_model_without_configured_memory_needs_whole_devices(folder: Path) -> None:
     spec = ModelSpec(engine="vllm", artifact=f"file://{folder}", context_tokens=8192)
     of = Model(name=ModelName("big"), spec=spec, slots=64)
     assert fill_memory_estimate(of).memory_bytes == 0
@@ -237,12 +237,12 @@ def test_vllm_model_without_set_memory_is_assumed_to_need_whole_devices(folder: 
     )
 
 
-def test_layer_types_that_are_lists_count_as_unknown(folder: Path) -> None:
+def test_layer_types_that_are_lists_are_treated_as_unknown(folder: Path) -> None:
     usual = layers(folder, mamba_d_state=16, layer_types=["x"] * 32)
     assert layers(folder, mamba_d_state=16, layer_types=[["x"]] * 32) == usual
 
 
-def test_huge_dimensions_are_capped_at_the_byte_limit(folder: Path) -> None:
+def test_recurrent_state_of_huge_dimensions_is_capped_at_the_byte_limit(folder: Path) -> None:
     many = 2**32 - 1
     (_, state_bytes), *_ = layers(
         folder, linear_num_value_heads=many, linear_key_head_dim=many, linear_value_head_dim=9

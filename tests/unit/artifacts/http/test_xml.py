@@ -34,6 +34,6 @@ def test_xml_elements_are_found_by_name_in_any_xml_namespace() -> None:
         (b"<a>" + b"x<b/>" * xml.ELEMENTS_MAX + b"</a>", "more than 100000 elements"),
     ],
 )
-def test_xml_with_a_document_type_or_bad_syntax_is_rejected(body: bytes, message: str) -> None:
+def test_xml_with_a_doctype_bad_syntax_or_excessive_size_is_rejected(body: bytes, message: str) -> None:
     with pytest.raises(BadXmlError, match=message):
         xml.parse_xml(body)

@@ -136,7 +136,7 @@ def test_manifest_with_a_duplicate_json_key_is_rejected() -> None:
 
 
 @pytest.mark.point("7")
-def test_document_that_is_both_manifest_and_index_is_rejected() -> None:
+def test_manifest_with_index_fields_or_a_wrong_media_type_is_rejected() -> None:
     both = document(manifests=[descriptor()])
     assert "both a manifest and an index" in refusal(both)
     assert "both a manifest and an index" in refusal({**both, "mediaType": OCI_INDEX})
@@ -172,7 +172,7 @@ def test_config_above_4_mib_is_rejected() -> None:
 
 
 @pytest.mark.point("7")
-def test_self_referencing_and_deep_indexes_are_rejected() -> None:
+def test_self_referencing_and_too_deeply_nested_indexes_are_rejected() -> None:
     inner = parsed({"schemaVersion": 2, "manifests": [descriptor(mediaType=OCI_INDEX)]})
     assert isinstance(inner, Index)
     assert manifest.select_manifest(inner, AMD64).digest == A

@@ -97,7 +97,7 @@ async def test_chunk_sums_of_large_blobs_are_pushed_as_a_referrer(tmp_path: Path
         )
 
 
-async def test_push_succeeds_without_chunk_sums_if_rejected_or_model_is_small(
+async def test_push_succeeds_if_chunk_sums_are_rejected_or_the_model_is_small(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuses(*_: object) -> None:

@@ -262,7 +262,7 @@ def test_unsupported_files_are_left_out_and_reported(model: Path, tmp_path: Path
         ({"Modelfile": b"\xff"}, "is neither a Modelfile nor a weights file"),
     ],
 )
-def test_unpackable_source_fails_in_one_line_and_leaves_no_files(
+def test_packing_an_invalid_source_fails_in_one_line_and_leaves_no_files(
     files: dict[str, bytes], message: str, tmp_path: Path
 ) -> None:
     done = pack(laid(tmp_path / "in", files), tmp_path / "oci")
@@ -285,7 +285,7 @@ def test_existing_layout_is_not_overwritten(model: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("size", [69_999, 70_001])
-def test_file_changed_during_packing_fails_and_leaves_no_layout(
+def test_packing_a_file_that_changes_fails_and_leaves_no_layout(
     size: int, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = oci_layout.write_layout

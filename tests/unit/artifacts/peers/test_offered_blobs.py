@@ -72,7 +72,7 @@ def test_blob_in_transfer_is_hidden_from_callers_without_the_token(store: Store,
     assert look(store, private=False) is None
 
 
-def test_stopped_pull_offers_its_parts_marked_as_not_fetching(store: Store, partial: Partial) -> None:
+def test_received_parts_of_a_stopped_pull_are_offered_as_not_fetching(store: Store, partial: Partial) -> None:
     partial.put(0, [CONTENT[:PART]])
     partial.close()
     path = next((store.layout.partial(KEY) / "blobs/partial").glob("sha256:*"))

@@ -93,7 +93,7 @@ def test_peer_still_fetching_is_polled_until_the_time_limit() -> None:
     assert board.choose(TWO, None, now_s) == A
 
 
-def test_selection_waits_for_a_fetching_peer_only_without_alternative() -> None:
+def test_selection_waits_for_a_fetching_peer_only_if_no_other_is_usable() -> None:
     board = Board([A, B], "me")
     board.coming("node-a", ONE, 0.0)
     assert board.choose(ONE, None, 0.0) == B

@@ -125,7 +125,7 @@ def break_after(content: bytes, request: web.Request) -> web.StreamResponse | No
 
 
 @pytest.mark.parametrize("form", ["modelpack-raw", "modelpack"])
-async def test_peer_serves_all_blobs_and_the_registry_only_the_manifest(tmp_path: Path, form: Form) -> None:
+async def test_pull_gets_blobs_from_a_peer_and_only_manifests_from_registry(tmp_path: Path, form: Form) -> None:
     async with swarm(tmp_path, form=form) as one, with_peer(one) as peer:
         with await one.pull("b", peer) as copy:
             assert whole(copy)
@@ -148,7 +148,7 @@ async def test_blob_interrupted_by_a_peer_failure_resumes_at_the_registry(tmp_pa
         assert ranges == [f"bytes=50000-{len(CONTENT) - 1}"]
 
 
-async def test_blobs_come_from_the_registry_if_the_peer_stalls(tmp_path: Path) -> None:
+async def test_blobs_are_fetched_from_the_registry_if_the_peer_stalls(tmp_path: Path) -> None:
     async with swarm(tmp_path) as one, with_peer(one) as peer:
         ended = asyncio.Event()
 
@@ -163,7 +163,7 @@ async def test_blobs_come_from_the_registry_if_the_peer_stalls(tmp_path: Path) -
         assert one.blobs_asked() >= len(FILES)
 
 
-async def test_peer_that_sends_wrong_bytes_is_not_asked_for_the_blob_again(
+async def test_blob_is_not_requested_again_from_a_peer_that_sent_wrong_bytes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with swarm(tmp_path) as one, with_peer(one) as peer:
@@ -212,7 +212,7 @@ async def test_config_with_wrong_peer_bytes_is_fetched_from_the_registry(tmp_pat
             assert whole(copy)
 
 
-async def test_blobs_come_from_the_registry_if_the_peer_is_busy(tmp_path: Path) -> None:
+async def test_blobs_are_fetched_from_the_registry_if_the_peer_is_busy(tmp_path: Path) -> None:
     async with swarm(tmp_path) as one, with_peer(one, streams=0) as peer:
         with await one.pull("b", peer) as copy:
             assert whole(copy)
@@ -222,7 +222,9 @@ async def test_blobs_come_from_the_registry_if_the_peer_is_busy(tmp_path: Path) 
 
 @pytest.mark.parametrize("form", ["modelpack-raw", "modelpack"])
 @pytest.mark.parametrize("asked", ["tag", "digest"])
-async def test_registry_outage_allows_pulls_by_digest_but_not_by_tag(tmp_path: Path, asked: str, form: Form) -> None:
+async def test_peer_pull_during_a_registry_outage_succeeds_only_by_digest(
+    tmp_path: Path, asked: str, form: Form
+) -> None:
     async with swarm(tmp_path, form=form) as one, with_peer(one) as peer:
         one.fake.judge = lambda _: web.Response(status=503)
         if asked == "tag":
@@ -263,7 +265,7 @@ def _asks_for_a_login(request: web.Request) -> web.StreamResponse | None:
     return web.Response(status=401, headers={"WWW-Authenticate": 'Basic realm="x"'})
 
 
-async def test_private_model_comes_from_peers_only_with_registry_access(
+async def test_private_model_is_pulled_from_peers_only_if_the_registry_allows(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -282,7 +284,7 @@ async def test_private_model_comes_from_peers_only_with_registry_access(
     assert PASSWORD not in caplog.text
 
 
-async def test_caller_without_a_token_gets_only_public_models(tmp_path: Path) -> None:
+async def test_peer_without_a_configured_token_serves_only_public_models(tmp_path: Path) -> None:
     async with swarm(tmp_path) as one:
         async with with_peer(one, private=False, token=None) as open_to_all:
             with await one.pull("b", open_to_all) as copy:
@@ -315,7 +317,7 @@ async def test_peer_serves_no_blob_to_a_pull_from_another_registry(tmp_path: Pat
         assert peer.asked("/blobs/", 200) == 0
 
 
-async def test_blob_parts_refused_by_peers_come_from_the_registry(
+async def test_blob_parts_refused_by_peers_are_fetched_from_the_registry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blob_progress, "WHOLE_BYTES_MAX", 10_000)

@@ -96,7 +96,7 @@ async def test_redirect_back_to_the_registry_sends_no_configured_headers() -> No
 
 
 @pytest.mark.point("9")
-async def test_redirect_loop_ends_after_10_redirects() -> None:
+async def test_redirect_loop_fails_after_10_redirects() -> None:
     async with FakeRegistry().serving() as fake:
         digest = fake.blob(CONTENT)
         path = f"/v2/{NAME}/blobs/{digest}"
@@ -163,7 +163,7 @@ async def test_client_certificate_is_sent_only_to_the_registry(tmp_path: Path) -
 
 
 @pytest.mark.point("9")
-async def test_expired_presigned_url_is_renewed_during_a_blob() -> None:
+async def test_expired_presigned_url_is_renewed_during_a_blob_download() -> None:
     async with FakeRegistry().serving() as fake, FakeRegistry().serving() as store:
         digest = fake.blob(CONTENT)
         numbers = iter(range(9))
@@ -222,7 +222,7 @@ async def test_hosts_in_private_networks_are_rejected_for_a_public_registry() ->
 
 
 @pytest.mark.point("9")
-async def test_allowed_private_host_may_be_an_ipv6_address_with_a_port() -> None:
+async def test_allowed_ipv6_host_with_a_port_matches_only_in_brackets() -> None:
     private, public = ipaddress.ip_address("fd00::8"), ipaddress.ip_address("93.184.215.14")
     for allowed, port, refused in (
         ("[fd00::8]:5000", 5000, False),

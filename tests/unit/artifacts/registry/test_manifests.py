@@ -326,7 +326,7 @@ async def test_file_that_changes_during_a_push_is_rejected(tmp_path: Path) -> No
 # --- mirrors ---------------------------------------------------------------------------------------------------------
 
 
-async def test_blob_comes_from_a_mirror_only_if_it_matches_its_digest() -> None:
+async def test_mirror_content_is_used_only_if_it_matches_its_digest() -> None:
     clock = StillClock()
     async with (
         FakeRegistry().serving() as own,

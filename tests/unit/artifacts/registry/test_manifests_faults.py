@@ -232,7 +232,7 @@ async def test_registry_is_retried_after_its_retry_after_delay_up_to_60_s(
 
 
 @pytest.mark.point("12")
-async def test_registry_that_stays_busy_fails_after_the_retry_limit() -> None:
+async def test_read_from_a_busy_registry_fails_after_the_retry_limit() -> None:
     async with place() as one:
         one.fake.always["GET", one.path] = reply(429, Retry_After="86400")
         with pytest.raises(UnreachableError, match=r"answered 429, and asks to wait 86400 s; given up after 4 tries"):
@@ -302,7 +302,7 @@ async def test_partial_response_with_wrong_content_range_is_rejected(headers: di
 
 
 @pytest.mark.point("12")
-async def test_partial_response_of_wrong_length_or_unrequested_is_rejected() -> None:
+async def test_unrequested_or_wrong_length_partial_response_is_rejected() -> None:
     async with place() as one:
         one.next(reply(206, CONTENT[100:150], Content_Range="bytes 100-199/16384"))
         with pytest.raises(MismatchError, match="part is 50 bytes long, not 100"):

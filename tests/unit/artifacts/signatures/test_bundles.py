@@ -155,7 +155,7 @@ async def test_model_that_needs_a_signature_is_rejected_without_referrers() -> N
 
 
 @pytest.mark.point("17")
-async def test_signature_or_referrers_tag_with_other_content_is_rejected() -> None:
+async def test_signature_of_another_digest_or_a_bad_referrers_tag_is_rejected() -> None:
     async with place() as one:
         other = bundled(envelope(OURS, statement(OTHER)))
         await one.refer(one.by_bundle(other))  # our own signature of another model

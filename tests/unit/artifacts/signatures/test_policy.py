@@ -110,7 +110,7 @@ def test_signature_over_another_digest_is_rejected() -> None:
 
 
 @pytest.mark.point("17")
-def test_signature_with_another_purpose_is_rejected() -> None:
+def test_signature_over_a_statement_of_another_type_is_rejected() -> None:
     sbom = statement(predicateType="https://spdx.dev/Document")
     assert why(bundled(envelope(OURS, sbom))) == f"its statement is not of type {SIGNED}, so it is not a signature"
     assert "of type" in why(cosign(OURS, payload(type="atomic container signature")))
@@ -139,7 +139,7 @@ def test_signature_with_a_duplicate_json_key_is_rejected() -> None:
 
 
 @pytest.mark.point("17")
-def test_signature_payload_that_is_huge_nested_or_broken_is_rejected() -> None:
+def test_oversized_deeply_nested_or_malformed_signature_is_rejected() -> None:
     huge = payload(identity={"docker-reference": "x" * PAYLOAD_BYTES_MAX})
     assert why(cosign(OURS, huge)) == f"its payload is larger than {PAYLOAD_BYTES_MAX} bytes"
     assert "payload is missing or larger" in why(bundled(envelope(OURS, statement(predicate="x" * PAYLOAD_BYTES_MAX))))

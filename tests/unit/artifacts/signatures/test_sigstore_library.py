@@ -86,7 +86,7 @@ def golden() -> Iterator[tuple[str, Json, bool]]:
 
 
 @pytest.mark.parametrize(("name", "document", "valid"), [pytest.param(*one, id=one[0]) for one in golden()])
-def test_golden_bundle_gets_the_same_verdict_from_sigstore(
+def test_own_and_sigstore_library_verdicts_agree_for_each_golden_bundle(
     tmp_path: Path, name: str, document: Json, valid: bool
 ) -> None:
     case = GOLDEN["cases"].get(name.partition(" ")[0], GOLDEN["cases"]["happy-path"])

@@ -128,7 +128,7 @@ def test_signature_without_a_trusted_timestamp_is_rejected() -> None:
 
 
 @pytest.mark.point("17")
-def test_timestamp_of_other_content_or_time_is_rejected() -> None:
+def test_timestamp_of_other_content_or_outside_validity_is_rejected() -> None:
     assert why(stamped(OURS.stamp(b"another signature"))) == "its timestamp is for other content"
     assert why(stamped(OURS.stamp(SIGNATURE), OURS.stamp(b"x"))) == "its timestamp is for other content"
     late = OURS.stamp(SIGNATURE, AT_S + 3600)

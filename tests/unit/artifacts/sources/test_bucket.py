@@ -161,7 +161,7 @@ async def with_wrong_bytes(request: web.Request) -> web.StreamResponse:
     return web.Response(body=b"x" * 5000, headers={"ETag": request.headers["If-Match"]})
 
 
-async def test_pull_with_other_bytes_than_the_first_pull_is_rejected(tmp_path: Path) -> None:
+async def test_repeated_pull_with_different_bytes_for_the_same_etag_is_rejected(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         with await one.bring("s3://models/one.gguf") as copy:
             key = copy.record.key
@@ -215,7 +215,7 @@ async def test_invalid_bucket_listing_is_rejected(tmp_path: Path, body: bytes, m
             await one.bring()
 
 
-async def test_listing_without_end_is_rejected_at_its_size_limit(tmp_path: Path) -> None:
+async def test_endless_bucket_listing_is_rejected_at_the_size_limit(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
 
         async def endless(request: web.Request) -> web.StreamResponse:
@@ -248,7 +248,7 @@ async def test_wrong_region_error_names_the_aws_region_to_set(tmp_path: Path) ->
             await one.bring()
 
 
-async def test_bucket_url_follows_region_and_endpoint_settings(tmp_path: Path) -> None:
+async def test_bucket_url_is_built_from_region_and_endpoint_settings(tmp_path: Path) -> None:
     async def base(name: str, **env: str) -> str:
         return str(await BucketAccess(env, AwsKeys(env, tmp_path)).base(name))
 
@@ -292,7 +292,9 @@ async def test_stored_copy_is_denied_if_access_to_any_object_is_denied(tmp_path:
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize("summed", [False, True])
-async def test_revoked_access_is_denied_despite_an_earlier_pull(tmp_path: Path, method: str, summed: bool) -> None:
+async def test_pull_after_access_was_revoked_is_denied_despite_a_stored_copy(
+    tmp_path: Path, method: str, summed: bool
+) -> None:
     """It holds for whichever request is denied first."""
     async with node(tmp_path) as one:
         one.fake.summed = summed

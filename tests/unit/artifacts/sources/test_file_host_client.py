@@ -25,7 +25,7 @@ def place(fake: FakeRegistry, clock: StillClock) -> FileHost:
     return FileHost(URL(fake.url + "/"), proof, lambda *_: "ask for it", Rules(Limits(), clock))
 
 
-async def test_file_host_that_stays_busy_fails_after_6_tries() -> None:
+async def test_request_to_a_busy_file_host_fails_after_6_tries() -> None:
     clock = StillClock()
     async with FakeRegistry().serving() as fake, place(fake, clock) as one:
         fake.always["GET", "/a"] = reply(200, b"yes")

@@ -168,7 +168,7 @@ async def test_hub_file_that_does_not_match_its_digest_is_not_stored(tmp_path: P
             assert read_files(copy.folder)[path] == good
 
 
-async def test_repository_that_is_no_longer_gated_is_open_to_all(tmp_path: Path) -> None:
+async def test_repository_that_is_no_longer_gated_is_available_to_any_caller(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         one.fake.gated = "auto"
         (await one.bring(token=TOKEN)).close()
@@ -180,7 +180,7 @@ async def test_repository_that_is_no_longer_gated_is_open_to_all(tmp_path: Path)
             found.close()
 
 
-async def test_pull_after_a_failed_pull_fetches_no_received_file_again(tmp_path: Path) -> None:
+async def test_pull_after_a_failed_pull_reuses_the_files_already_received(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         come = f"sha256-{hashlib.sha256(LARGE['model.safetensors']).hexdigest()}"
 
@@ -255,7 +255,7 @@ async def test_pickle_or_code_matched_by_an_include_pattern_is_rejected(tmp_path
             await one.bring()
 
 
-async def test_one_quantization_is_pulled_with_an_include_pattern(tmp_path: Path) -> None:
+async def test_include_pattern_selects_one_of_several_quantizations(tmp_path: Path) -> None:
     large = {f"tiny-{q}.gguf": as_gguf(q.encode() * 50) for q in ("Q4_K_M", "Q8_0", "F16")}
     async with node(tmp_path, SMALL, large) as one:
         with pytest.raises(RefusedError, match=r"\?include=PATTERN: tiny-F16\.gguf, tiny-Q4_K_M\.gguf, tiny-Q8_0"):
@@ -307,7 +307,7 @@ async def test_caller_without_access_gets_no_stored_part_of_a_gated_model(tmp_pa
         assert one.fake.cdn.seen == [], "it was here"
 
 
-async def test_hub_listing_without_end_is_rejected_at_its_row_limit(
+async def test_endless_hub_listing_is_rejected_at_the_row_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(huggingface, "ROWS_MAX", 5)

@@ -71,7 +71,7 @@ async def test_pulled_copy_is_usable_before_it_is_synced_to_disk(tmp_path: Path)
     assert {folder.parent, layout.copies, layout.blobs / ONE.key.room, layout.blobs, folder / "lease"} <= synced
 
 
-async def test_synced_copy_is_trusted_after_a_reboot(tmp_path: Path) -> None:
+async def test_synced_copy_is_not_fetched_again_after_a_reboot(tmp_path: Path) -> None:
     fetch = fetching(ONE)
     await Machine(tmp_path, "monday").has(ONE, fetch)
     tuesday = Machine(tmp_path, "tuesday")

@@ -89,7 +89,7 @@ async def test_cached_permission_is_per_caller_and_ends_with_a_denial(tmp_path: 
 
 
 @pytest.mark.point("14")
-async def test_registry_outage_admits_only_previously_permitted_callers(tmp_path: Path, clock: Clock) -> None:
+async def test_only_permitted_callers_get_a_copy_during_a_registry_outage(tmp_path: Path, clock: Clock) -> None:
     there, fetch = Registry("owner"), fetching(ONE)
     lenient, strict = opened(tmp_path), opened(tmp_path, while_away=False)
     for store in (lenient, strict):
@@ -108,7 +108,7 @@ async def test_registry_outage_admits_only_previously_permitted_callers(tmp_path
 
 @pytest.mark.point("14")
 @pytest.mark.usefixtures("clock")
-async def test_digest_claimed_by_another_registry_shares_no_files(tmp_path: Path) -> None:
+async def test_copies_of_one_digest_from_two_registries_share_no_files(tmp_path: Path) -> None:
     """It allows the request itself, but files that it does not serve must not come from this store."""
     store, evil = opened(tmp_path), Registry("thief")
     (await store.ensure(ONE, fetching(ONE), Registry().caller("owner"))).close()
@@ -145,7 +145,7 @@ async def test_denial_ends_a_cached_permission_in_all_open_stores(tmp_path: Path
 
 
 @pytest.mark.usefixtures("clock")
-async def test_permitted_caller_waits_only_briefly_for_a_hanging_registry(
+async def test_permitted_caller_gets_the_copy_if_the_registry_does_not_respond(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("artifacts.store.store.AWAY_WAIT_S", 0.01)

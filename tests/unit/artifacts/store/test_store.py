@@ -209,7 +209,7 @@ async def test_in_use_and_pinned_copies_are_never_evicted(tmp_path: Path) -> Non
 
 
 @pytest.mark.point("13")
-async def test_insufficient_space_fails_before_the_first_byte(tmp_path: Path) -> None:
+async def test_pull_without_enough_disk_space_fails_before_fetching(tmp_path: Path) -> None:
     store = Store(tmp_path, spare_bytes=MIB, free=lambda _: left(2 * MIB)).open()
     fits, too_large = wanted("a", raw("a", KIB)), wanted("b", raw("b", MIB))
     fetch = fetching(fits, too_large)
@@ -223,7 +223,7 @@ async def test_insufficient_space_fails_before_the_first_byte(tmp_path: Path) ->
 
 @pytest.mark.point("13")
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-async def test_disk_full_during_a_pull_leaves_no_files(tmp_path: Path, number: int) -> None:
+async def test_pull_that_fills_the_disk_fails_and_leaves_no_files(tmp_path: Path, number: int) -> None:
     store, one = opened(tmp_path), wanted("a", raw("x"), raw("y"))
     fetch = fetching(one)
     fetch.fails = OSError(number, os.strerror(number))

@@ -83,7 +83,9 @@ def test_nothing_is_evicted_if_all_evictable_copies_free_too_little() -> None:
     ],
     ids=["longest unused", "quick to fetch", "very old", "larger", "left by an unfinished pull", "large enough alone"],
 )
-def test_copy_of_least_value_per_byte_is_evicted_first(candidates: list[Candidate], needed: int, victim: str) -> None:
+def test_copy_that_is_old_large_or_cheap_to_fetch_is_evicted_first(
+    candidates: list[Candidate], needed: int, victim: str
+) -> None:
     assert select_victims(candidates, needed).gone == (victim,)
 
 

@@ -38,7 +38,7 @@ def test_settings_override_the_device_count_annotation_of_a_node() -> None:
     assert list_attachable_nodes([node()], Settings(nodes=kinds)) == {"w1": AttachableNode("w1", 4, 3, rack)}
 
 
-def test_machine_group_limit_applies_without_settings_or_annotation() -> None:
+def test_node_without_own_device_limit_uses_its_machine_group_limit() -> None:
     """Cluster API records the machine group in node annotations; otherwise the node labels identify it."""
     groups = {
         "MachineSet default/g": (4, {"rack": "1"}),
@@ -61,7 +61,7 @@ def test_machine_group_limit_applies_without_settings_or_annotation() -> None:
     assert list_attachable_nodes([stranger], Settings(), 5, groups)["w1"].most == 5
 
 
-def test_node_kinds_with_a_device_limit_select_the_attachable_nodes() -> None:
+def test_node_selectors_come_only_from_settings_nodes_with_a_device_limit() -> None:
     plain = NodeKind(selector={"a": "b"}, device=T4)
     assert list_node_selectors(Settings(nodes=(plain,))) == ("",)
     kinds = [NodeKind(selector=one, device=T4, devices_max=2) for one in ({"b": "1", "a": "2"}, {"rack": "1"})]
@@ -91,7 +91,7 @@ def test_attachable_node_keeps_only_taints_that_affect_placement() -> None:
         node(status={}),
     ],
 )
-def test_node_that_is_unavailable_or_has_no_device_count_is_excluded(other: Any) -> None:
+def test_unavailable_node_or_node_without_device_count_is_not_attachable(other: Any) -> None:
     assert not list_attachable_nodes([other], Settings())
 
 

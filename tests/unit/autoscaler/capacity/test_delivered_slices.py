@@ -36,7 +36,7 @@ def counted(number: int) -> Slice:
 
 
 @pytest.mark.parametrize(("first", "here"), [(1, [1, 2]), (2, [2, 3]), (None, [])])
-def test_order_owns_devices_without_uuid_from_its_first_index_on(first: int | None, here: list[int]) -> None:
+def test_capacity_order_owns_gpus_without_uuid_starting_at_its_first_index(first: int | None, here: list[int]) -> None:
     ids = ("w1/GPU-a", "w1/GPU-b")
     listed = Listed(name="a", offer=offer(), devices=2, phase="here", node="w1", device_ids=ids, counted_from=first)
     lease = lease_of(listed)
@@ -52,7 +52,7 @@ def lease_of(listed: Listed) -> Lease:
     return lease
 
 
-def test_order_owns_no_attached_device_before_its_provider_names_one() -> None:
+def test_attach_order_owns_no_device_before_its_provider_reports_ids() -> None:
     """Otherwise it would own the node's original devices and count as delivered, and a second one would be ordered."""
     listed = Listed(name="a", offer=offer(), devices=1, node="w1", counted_from=0)
     assert not is_slice_of_lease(lease_of(listed), counted(0))
@@ -120,7 +120,7 @@ def there(name: str, pool: str) -> dict[SliceId, Slice]:
     return {SliceId(name): replace(device(name, 16, "w9"), labels={"pool": pool})}
 
 
-def test_pod_on_ordered_capacity_gets_its_annotations_for_any_model() -> None:
+def test_pod_of_any_model_gets_the_annotations_of_its_capacity_order() -> None:
     of = lent()
     assert select_pod_marks(of, A.name, NEW) == select_pod_marks(of, OTHER, NEW) == SAYS
     assert select_pod_marks(of, A.name, CPU) == NO_MARKS

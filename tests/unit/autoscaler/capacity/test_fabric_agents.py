@@ -62,7 +62,7 @@ def test_agent_is_ordered_to_add_undetected_and_remove_released_devices() -> Non
     assert fabric_agents.build_fabric_wants(removed) == {}
 
 
-def test_agent_receives_no_fabric_devices_if_agents_are_disabled() -> None:
+def test_node_agents_get_no_fabric_orders_if_the_fabric_disables_agents() -> None:
     assert fabric_agents.build_fabric_wants(attached(agents=False)) == {}
 
 
@@ -127,7 +127,7 @@ def test_attached_device_unseen_by_the_agent_is_released_with_a_backoff() -> Non
     assert fabric_agents.build_fabric_wants(after) == {NodeId("w1"): (FabricWant(device=GPU, leave=True),)}
 
 
-def test_agent_failure_is_ignored_if_agents_are_off_or_device_unknown() -> None:
+def test_agent_failure_report_is_ignored_if_agents_off_or_device_unknown() -> None:
     unseen = FabricReport(device=GPU, failed=True, says="no")
     for at in (
         heard(attached(agents=False), T0 + 9.0, unseen),

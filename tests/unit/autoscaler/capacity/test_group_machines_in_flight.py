@@ -127,12 +127,12 @@ def test_machines_that_a_group_is_adding_are_exported_as_a_metric() -> None:
     assert coming == ['pilotlight_machines_coming{group="MachineSet default/g"} 1.0']
 
 
-def test_only_demand_beyond_the_group_growth_is_ordered() -> None:
+def test_capacity_is_ordered_only_for_demand_beyond_machine_group_growth() -> None:
     at = grows(surge(cloud(many=4), waiting=3), group(1))
     assert orders(plan(at, T0).actions) == [("cloud", 1), ("cloud", 1)]
 
 
-def test_stalled_group_growth_stops_preventing_orders_after_a_limit() -> None:
+def test_stalled_machine_group_growth_prevents_no_order_after_a_time_limit() -> None:
     at = grows(surge(offer()), group(1))
     late_s = T0 + GROW_S
     at = waits(more(at, late_s, offer()), late_s)
@@ -198,6 +198,6 @@ def test_order_is_withdrawn_if_a_growing_group_delivers_sooner() -> None:
     assert removed.reason == "no request waits for it any more"
 
 
-def test_device_limits_are_read_only_for_groups_that_declare_one() -> None:
+def test_machine_group_without_a_device_limit_is_left_out_of_the_limits() -> None:
     at = seen(surge(offer()), group(1, most=4), Group(name="MachineSet default/other", labels=LABELS))
     assert read_group_limits(at) == {NAME: (4, LABELS)}

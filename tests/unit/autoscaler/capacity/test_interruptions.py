@@ -43,7 +43,7 @@ def drains(at: World, now_s: float) -> list[str]:
     return [one.reason for one in plan(at, now_s).actions if isinstance(one, DrainReplica)]
 
 
-def test_replica_on_a_node_removed_by_karpenter_is_replaced_then_drained() -> None:
+def test_replica_on_a_node_removed_by_karpenter_is_replaced_before_drain() -> None:
     at = tainted(served("n2"), KARPENTER)
     assert kinds(plan(at, T0)) == ["start a"]
     start = next(one for one in plan(at, T0).actions if isinstance(one, StartReplica))
@@ -52,7 +52,7 @@ def test_replica_on_a_node_removed_by_karpenter_is_replaced_then_drained() -> No
     assert explain_closed_slice(at, at.nodes.slices[next(iter(at.nodes.slices))]) == "node n1: Karpenter removes it"
 
 
-def test_replica_drains_if_no_replacement_is_ready_in_time() -> None:
+def test_interrupted_replica_drains_at_the_deadline_without_a_replacement() -> None:
     at = tainted(served(), KARPENTER)
     assert not drains(at, T0)
     early = observe(at, Tick(), now_s=T0 + SUCCESSOR_S - 1)
@@ -65,7 +65,7 @@ def test_replica_drains_if_no_replacement_is_ready_in_time() -> None:
 
 
 @pytest.mark.parametrize("key", [key for key, (_, at_once) in TAKEN.items() if at_once])
-def test_spot_notice_drains_at_once_and_running_requests_finish(key: str) -> None:
+def test_spot_or_shutdown_notice_drains_a_busy_replica_at_once(key: str) -> None:
     at = tainted(served("n2"), key)
     assert len(drains(at, T0)) == 1
     after, _ = acted(at)

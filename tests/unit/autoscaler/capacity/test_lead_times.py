@@ -29,7 +29,7 @@ from tests.support.builders.capacity import cloud, offer
 SECONDS = st.floats(0.1, 10_000.0)
 
 
-def test_lead_time_without_history_follows_the_expected_time() -> None:
+def test_median_lead_time_without_history_is_the_expected_time() -> None:
     found = estimate_lead_time(offer(expected_s=60.0))
     assert (found.p50_s, found.p95_s) == (60.0, 60.0 * P95_RATIO)
     assert found.by(60.0) == pytest.approx(0.45), "half of those that come, of which there are nine in ten"
@@ -62,7 +62,7 @@ def test_failed_deliveries_lower_confidence_and_successes_raise_confidence() -> 
     assert len(learnt.took_s) == STARTS_MAX
 
 
-def test_lead_time_of_a_queue_is_unknown_until_the_first_delivery() -> None:
+def test_lead_time_without_an_estimate_is_unknown_until_the_first_delivery() -> None:
     assert estimate_lead_time(cloud(expected_s=None)).p50_s == inf
     assert estimate_lead_time(cloud(expected_s=None)).by(inf) == 0.0
     assert estimate_lead_time(cloud(expected_s=None), record_delivery(NO_LEARNT, 500.0)).p50_s == 500.0

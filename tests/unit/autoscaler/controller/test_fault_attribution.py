@@ -107,7 +107,7 @@ def test_fault_is_attributed_to_the_model_whose_evaluation_raised(monkeypatch: p
     assert set(loop.step(Tick()).learned.faults) == {"big"}
 
 
-def test_observation_of_a_replica_for_another_model_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_replica_observation_with_the_wrong_model_is_logged_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
     loop = stepped(replica(A, "r", state=S.READY))
     loop.step(seen_of(replica(B, "r"), Seen.READY))
     assert [record.getMessage() for record in caplog.records] == [
@@ -203,7 +203,7 @@ def test_ready_replica_of_a_quarantined_model_goes_on_serving(monkeypatch: pytes
     assert loop.driver.stopped == []
 
 
-def test_routes_change_when_a_quarantine_begins_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_routes_reject_requests_of_a_model_only_during_its_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
     faults = inject(monkeypatch, "autoscaler.demand.desired_replicas:compute_desired_replicas", concerns("b"))
     loop, g1 = stepped(), GatewayId("g1")
     before = loop.loop.world
@@ -511,7 +511,9 @@ def test_memory_error_ends_a_driver_task_without_a_retry(error: Exception) -> No
         "autoscaler.server.read_responses:effective_idle_window",
     ],
 )
-def test_status_and_explain_show_the_fault_and_all_other_models(point: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_and_explain_show_a_faulty_model_and_all_other_models(
+    point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     inject(monkeypatch, point, concerns("b"))
     loop = stepped(replica(C, "rc"))
     loop.step(called(A, B))
@@ -545,7 +547,7 @@ def refuses_b(_: World, of: Model, __: object) -> tuple[float, bool]:
 # --- work outside of the `World` that is retried ----------------------------------------------------------------------
 
 
-def test_retry_is_called_before_the_plan_when_a_quarantine_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retry_callback_runs_before_planning_when_a_quarantine_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     faults = inject(monkeypatch, "autoscaler.demand.desired_replicas:compute_desired_replicas", lambda *_: False)
     loop, asked = stepped(), list[frozenset[ModelName]]()
 
@@ -567,7 +569,7 @@ def test_retry_is_called_before_the_plan_when_a_quarantine_ends(monkeypatch: pyt
     assert started(loop) == ["b"]
 
 
-def test_fault_that_is_over_is_forgotten_and_that_of_another_part_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_end_of_a_fault_clears_it_only_if_reported_by_the_same_part(monkeypatch: pytest.MonkeyPatch) -> None:
     inject(monkeypatch, "autoscaler.demand.desired_replicas:compute_desired_replicas", lambda *_: False)
     loop = stepped()
     loop.step(FaultSeen(model=B.name, reason="KeyError: 7"))
@@ -577,7 +579,7 @@ def test_fault_that_is_over_is_forgotten_and_that_of_another_part_is_not(monkeyp
     assert loop.loop.world.learned.faults == {}
 
 
-def test_retry_is_called_for_a_quarantine_that_another_fault_expires(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retry_callback_runs_for_a_quarantine_that_ends_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     inject(monkeypatch, "autoscaler.demand.desired_replicas:compute_desired_replicas", lambda *_: False)
     loop, asked = stepped(), list[set[str]]()
     loop.loop.retries.append(lambda names: asked.append({*names}))
@@ -593,7 +595,7 @@ def test_retry_is_called_for_a_quarantine_that_another_fault_expires(monkeypatch
     assert len(asked) == 2
 
 
-def test_model_whose_quarantine_ends_within_a_step_starts_only_after_the_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_starts_after_the_retry_if_its_quarantine_ends_within_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, asked = stepped(), list[set[str]]()
     inject(monkeypatch, "autoscaler.demand.desired_replicas:compute_desired_replicas", lambda *_: False)
     loop.loop.retries.append(lambda names: asked.append({*names}))
@@ -614,7 +616,7 @@ def test_model_whose_quarantine_ends_within_a_step_starts_only_after_the_retry(m
     assert (asked, started(loop)) == ([{"b"}], ["a", "b"])
 
 
-def test_retry_that_raises_is_called_again_with_the_same_models_after_a_back_off(
+def test_retry_callback_that_raises_is_repeated_after_a_growing_backoff(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     inject(monkeypatch, "autoscaler.demand.desired_replicas:compute_desired_replicas", lambda *_: False)
@@ -643,7 +645,7 @@ def test_retry_that_raises_is_called_again_with_the_same_models_after_a_back_off
     assert len(asked) == 5
 
 
-def test_exception_in_a_retry_does_not_stop_the_control_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exception_in_a_retry_callback_does_not_stop_the_control_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     faults = inject(monkeypatch, "autoscaler.demand.desired_replicas:compute_desired_replicas", lambda *_: False)
     loop = stepped()
 

@@ -36,7 +36,7 @@ def test_inbox_below_its_bound_keeps_all_observations_in_order() -> None:
     assert box.take() == ([], 0)
 
 
-def test_inbox_above_its_bound_keeps_the_newest_report_of_each_boot() -> None:
+def test_inbox_above_its_bound_keeps_the_newest_report_per_gateway_boot() -> None:
     box = Inbox()
     box.put(
         (seen(Seen.STARTING), reported(1), seen(Seen.READY), reported(1, boot="b2"), reported(1, name="g2"), Tick())

@@ -154,7 +154,9 @@ async def test_start_fails_if_mount_support_of_the_cluster_stays_unknown() -> No
         await late
 
 
-async def test_exception_in_the_check_of_a_replica_quarantines_only_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_exception_in_the_weights_check_quarantines_only_the_failing_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Also a replica that is checked after the faulty one starts, and the faulty one starts once the fault is over."""
     bob = replace(ADA, name=ModelName("bob"), spec=replace(ADA.spec, artifact="oci://r.io/b:1"))
     other = replica(bob, "b1", ("g2",), S.STARTING)
@@ -212,7 +214,7 @@ def test_adapters_are_delivered_even_if_the_model_weights_are_local() -> None:
     assert supply()(replica(one, "r"), model("file:///m"), lambda _: None) is None
 
 
-def test_reason_that_blocks_an_adapter_names_the_adapter_or_its_artifact() -> None:
+def test_undeliverable_adapter_is_reported_by_its_name_or_artifact() -> None:
     on_cpu = model("file:///m", adapters=LORA, gpu=Gpu(count=0))
     assert supply().obstacle(on_cpu).startswith("oci://r.io/lora:1 is pulled to one node")
     nowhere = supply(ClusterFacts()).obstacle(model("pvc://claim", adapters=LORA))

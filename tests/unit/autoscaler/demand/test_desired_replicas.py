@@ -57,7 +57,7 @@ def test_only_a_lasting_demand_spike_starts_more_replicas() -> None:
     assert ask(a, now_s=T0 + 1.5, **spike).count == 3
 
 
-def test_replica_count_does_not_grow_without_queued_requests() -> None:
+def test_replica_count_is_kept_during_a_move_without_queued_requests() -> None:
     a = model("a", slots=1, high=4)
     left = [replica(a, "r1"), replica(a, "r2", move=Move(replica=ReplicaId("r1")))]
     answer = ask(a, replicas=left, gateways=[gateway(levels=[level("a", 0, 2)])])
@@ -71,7 +71,7 @@ def test_desired_replicas_use_the_actual_slot_count_of_each_replica() -> None:
     assert ask(a, replicas=[replica(a, "r1", slots=3)], gateways=calls).count == 2
 
 
-def test_starting_replica_counts_as_capacity_for_queued_requests() -> None:
+def test_starting_replica_with_slots_for_the_queue_prevents_another_start() -> None:
     a = model("a", slots=4, high=4)
     supply = [replica(a, "r1"), replica(a, "r2", state=S.STARTING)]
     assert ask(a, replicas=supply, gateways=[gateway(levels=[level("a", 4, 4, wait_s=60)])]).count == 2
@@ -108,7 +108,7 @@ def test_ready_second_replica_is_kept_for_twenty_minutes(idle_seconds: float | s
     assert ask(a, replicas=supply, gateways=fresh, history=History(last_activity_s=T0), now_s=T0 + 1101).count == 1
 
 
-def test_scale_to_zero_happens_one_idle_timeout_after_the_last_finish() -> None:
+def test_model_scales_to_zero_one_idle_timeout_after_its_last_activity() -> None:
     a = model("a", idle_seconds=60.0)
     made: dict[str, Any] = {"replicas": [replica(a, "r1")], "history": History(last_activity_s=T0 - 55)}
     answer = ask(a, **made)
@@ -164,7 +164,7 @@ def test_new_leader_without_gateways_delays_scale_down_by_ten_seconds() -> None:
 
 
 @pytest.mark.case("4")
-def test_started_replica_without_requests_is_kept_for_its_hold_time() -> None:
+def test_replica_without_requests_is_kept_until_rejected_clients_may_retry() -> None:
     a = model("a", idle_seconds=1.0)
     left = History(starts_s=(4.0,), last_activity_s=T0 - 20, hold_until_s=T0 + 30)
     assert ask(a, replicas=[replica(a, "r1", state=S.STARTING)], history=left).count == 1

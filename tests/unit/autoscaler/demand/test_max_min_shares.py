@@ -16,7 +16,7 @@ claimants = st.dictionaries(
 
 @settings(derandomize=True, deadline=None)
 @given(claimants, st.integers(0, 100))
-def test_max_min_assigns_all_requested_slots_fairly_by_weight(wanted: dict[str, Claimant], slots: int) -> None:
+def test_max_min_assigns_slots_up_to_the_demand_and_fairly_by_weight(wanted: dict[str, Claimant], slots: int) -> None:
     given_ = max_min(wanted, slots)
     assert sum(given_.values()) == min(slots, sum(claimant.wants for claimant in wanted.values()))
     assert all(0 <= given_[key] <= claimant.wants for key, claimant in wanted.items())

@@ -55,7 +55,7 @@ def test_reason_for_the_minimum_names_the_window_and_time_until_its_start() -> N
     assert compute_replica_floor(at(a, -60.0), a, T0).begins_s == float("inf")
 
 
-def test_largest_window_minimum_counts_but_never_below_replicas_min() -> None:
+def test_replica_minimum_is_the_largest_of_replicas_min_and_open_windows() -> None:
     a = planned(WINDOW, ReplicaWindow(cron="0 8 * * *", seconds=28_800.0, min=3))
     assert compute_replica_floor(at(a, -60.0), a, T0).least == 3
     b = planned(low=3)
@@ -102,7 +102,7 @@ def test_unusable_slow_offers_do_not_advance_the_start_of_a_window() -> None:
     assert compute_replica_floor(at(a, 600.0, *others), a, T0) == compute_replica_floor(at(a, 600.0), a, T0)
 
 
-def test_fast_offer_is_ordered_late_despite_an_earlier_queued_order() -> None:
+def test_fast_offer_is_ordered_just_in_time_despite_a_queued_order() -> None:
     """Otherwise the capacity would be paid for while idle until the window begins."""
     a = planned(replace(WINDOW, min=1))
     both = cloud("dws", expected_s=None, queued=True, price_per_hour=8.0), offer(price_per_hour=4.0)
@@ -118,7 +118,7 @@ def test_fast_offer_is_ordered_late_despite_an_earlier_queued_order() -> None:
     assert ordered == [[], [], [("rack", 1)]], "the queue did not give it by then"
 
 
-def test_capacity_for_replicas_min_is_ordered_before_the_window() -> None:
+def test_capacity_for_replicas_min_does_not_wait_for_a_schedule_window() -> None:
     a = planned(replace(WINDOW, min=3), low=1)
     both = cloud("dws", expected_s=None, queued=True, price_per_hour=8.0), offer(devices_max=4, price_per_hour=4.0)
     assert orders(plan(at(a, 3300.0, *both), T0).actions)[:1] == [("rack", 1)], "replicas.min is 1, and it is missing"

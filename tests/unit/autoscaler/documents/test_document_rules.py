@@ -93,7 +93,7 @@ def test_model_outside_the_pod_namespace_cannot_use_its_secrets_or_claims(path: 
     document_rules.check_namespace_access(model("engines", **spec), "engines")
 
 
-def test_model_outside_the_pod_namespace_without_its_objects_is_accepted() -> None:
+def test_model_in_another_namespace_that_uses_no_secret_or_claim_is_valid() -> None:
     pod = {"volumes": [{"name": "a", "emptyDir": {}}, {"name": "b", "downwardAPI": {}}], "nodeSelector": {"a": "b"}}
     sources = {"POD": {"valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}, "PLAIN": "text"}
     document_rules.check_namespace_access(model("team-a", pod=pod, env=sources), "engines")

@@ -179,7 +179,7 @@ def test_artifact_that_its_engine_cannot_read_is_rejected(engine: str, artifact:
     assert wrong(model(engine=engine, artifact=artifact)) == f"a.yaml: Model a: {line}"
 
 
-def test_variable_that_sets_the_listen_address_is_rejected() -> None:
+def test_env_variable_that_sets_the_engine_listen_address_is_rejected() -> None:
     text = model("env: {OLLAMA_HOST: 'x:1'}", engine="ollama", artifact="")
     assert wrong(text) == (
         "a.yaml: Model a: spec.env.OLLAMA_HOST: is set by Pilotlight to the listening address: remove it"
@@ -215,7 +215,7 @@ def test_document_without_valid_kind_version_or_name_is_rejected() -> None:
 
 
 @pytest.mark.parametrize("name", ["-a", "a-", "a b", "a\u00e4", "a" * 254, "a/"])
-def test_model_name_that_clients_cannot_send_is_rejected(name: str) -> None:
+def test_model_name_with_invalid_characters_or_length_is_rejected(name: str) -> None:
     assert "metadata.name: expected 1 to 253 letters" in wrong(model(name=f"'{name}'"))
 
 
@@ -232,7 +232,7 @@ def test_alias_with_spaces_and_brackets_is_accepted(alias: str) -> None:
 
 
 @pytest.mark.parametrize("alias", [" a", "a ", "a)b<", "{a}", "a\tb", "a%20b", "a?b", "é", "", "a" * 254])
-def test_alias_with_other_characters_is_rejected(alias: str) -> None:
+def test_alias_with_unsupported_characters_or_length_is_rejected(alias: str) -> None:
     text = json.dumps(alias)
     assert "spec.aliases[0]: expected 1 to 253 letters, digits, spaces, brackets" in wrong(model(f"aliases: [{text}]"))
 
@@ -255,13 +255,13 @@ def test_name_in_the_tenants_of_a_model_is_limited_to_253_characters() -> None:
         parse_documents([("a.yaml", model(f"tenants: [{longest}t]"))])
 
 
-def test_key_of_two_tenants_is_rejected_without_repeating_its_hash() -> None:
+def test_api_key_of_two_tenants_is_rejected_without_its_hash_in_the_error() -> None:
     key = f"keys: [{{sha256: {'ab' * 32}}}]"
     line = wrong(tenant(key), tenant(key, name="b"))
     assert line == "b.yaml: Tenant b: spec.keys[0].sha256: this hash is already a key of Tenant acme in a.yaml"
 
 
-def test_error_never_repeats_the_rejected_value() -> None:
+def test_error_for_an_invalid_env_value_or_key_hash_does_not_contain_it() -> None:
     assert "hunter2" not in wrong(model("env: {PASSWORD: [hunter2]}"))
     assert "hunter2" not in wrong(tenant("keys: [{sha256: hunter2}]"))
 
@@ -441,7 +441,7 @@ def test_yaml_value_count_is_limited_while_parsing(monkeypatch: pytest.MonkeyPat
     assert parse_yaml("[1,1,1,1,1,1,1,1,1]") == [[1] * 9]
 
 
-def test_error_message_is_printable_and_truncated() -> None:
+def test_error_about_a_long_unprintable_name_is_printable_and_truncated() -> None:
     found = wrong(f'apiVersion: pilotlight.dev/v1alpha1\nkind: Model\nmetadata: {{name: "\\x1b[31m{"x" * 70_000}"}}')
     assert found.startswith("a.yaml: Model [31mxxx")
     assert found.isprintable()
@@ -561,7 +561,7 @@ def test_settings_nodes_are_loaded_with_selector_and_device() -> None:
 # --- unexpected exceptions --------------------------------------------------------------------------------------------
 
 
-def test_contained_exception_replaces_only_its_model_by_a_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_model_whose_parsing_raises_is_replaced_by_a_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     fault = inject(monkeypatch, DOCUMENT_POINTS[0], concerns("b"))
     text = "---\n".join([model(), model("aliases: [also-b], slots: 7", name="b"), model(name="c"), tenant()])
     loaded = parse_documents([("a.yaml", text)], contain=True)
@@ -575,7 +575,7 @@ def test_contained_exception_replaces_only_its_model_by_a_stand_in(monkeypatch: 
     assert again == parse_documents([("a.yaml", text)]), "the document is passed on unchanged"
 
 
-def test_model_that_cannot_be_rendered_is_replaced_and_passed_on_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_that_cannot_be_rendered_is_written_as_its_original_document(monkeypatch: pytest.MonkeyPatch) -> None:
     fault = inject(monkeypatch, "autoscaler.documents.parse:_model_document", concerns("b"))
     text = "---\n".join([model(), model("aliases: [also-b], slots: 7", name="b"), model(name="c"), tenant()])
     loaded = parse_documents([("a.yaml", text)], contain=True)
@@ -586,7 +586,7 @@ def test_model_that_cannot_be_rendered_is_replaced_and_passed_on_unchanged(monke
 
 
 @pytest.mark.parametrize("secret", ["pässwörd", "Zq9" * 150, "Zq9'x"])
-def test_reason_of_a_contained_exception_shows_references_and_not_their_values(
+def test_exception_reason_shows_references_instead_of_their_values(
     secret: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_: object) -> None:
@@ -599,7 +599,7 @@ def test_reason_of_a_contained_exception_shows_references_and_not_their_values(
 
 
 @pytest.mark.parametrize("name", ["''", "[b]", "-b"])
-def test_exception_is_raised_if_not_contained_or_if_the_name_is_not_valid(
+def test_parse_exception_propagates_unless_contained_with_a_valid_name(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inject(monkeypatch, DOCUMENT_POINTS[0], lambda value: value["metadata"]["name"] != "a")
@@ -619,14 +619,14 @@ def test_exception_is_raised_if_not_contained_or_if_the_name_is_not_valid(
         ({"tenants": ["t"], "aliases": [f"a{n}" for n in range(5000)]}, (), ("t",)),
     ],
 )
-def test_names_of_a_stand_in_beyond_a_limit_are_dropped(
+def test_stand_in_drops_aliases_and_tenants_that_exceed_a_limit(
     keys: dict[str, object], aliases: tuple[str, ...], tenants: tuple[str, ...]
 ) -> None:
     spec = read_known_keys({"metadata": {"name": "b"}, "spec": {"engine": "vllm", **keys}})
     assert (spec.aliases, spec.tenants) == (aliases, tenants)
 
 
-def test_name_of_a_stand_in_cannot_be_claimed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alias_equal_to_the_name_of_a_stand_in_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     inject(monkeypatch, DOCUMENT_POINTS[0], concerns("b"))
     texts = [("a.yaml", model(name="b")), ("b.yaml", model("aliases: [b]", name="c"))]
     for order in (texts, texts[::-1]):

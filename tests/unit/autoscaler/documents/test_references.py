@@ -69,7 +69,7 @@ def wrong(text: str) -> str:
         ("${NONE:-file:}/run/token", "file:/run/token"),
     ],
 )
-def test_references_become_values_once(written: str, value: str) -> None:
+def test_reference_in_a_document_is_replaced_by_its_value_only_once(written: str, value: str) -> None:
     assert env(written) == value
 
 
@@ -95,7 +95,7 @@ def test_path_of_an_error_includes_positions_in_lists() -> None:
     assert wrong(model("args: [a, '${NONE}']")).startswith("x.yaml: Model m: spec.args[1]: the environment variable")
 
 
-def test_every_text_may_contain_variables_but_only_some_keys_files() -> None:
+def test_variables_expand_in_every_key_but_files_only_in_some_keys() -> None:
     text = (
         f"{HEAD}kind: Tenant\nmetadata: {{name: '${{NONE:-acme}}'}}\nspec: {{keys: [{{sha256: 'file:/models/key'}}]}}\n"
     )
@@ -110,7 +110,7 @@ def test_every_text_may_contain_variables_but_only_some_keys_files() -> None:
     assert settings.weights.signatures.keys == (key,)
 
 
-def test_rejected_value_of_a_reference_is_not_repeated() -> None:
+def test_error_about_a_referenced_value_does_not_contain_the_value() -> None:
     assert "spec.engine: expected one of" in wrong(model("args: []").replace("engine: command", "engine: '${TOKEN}'"))
     text = f"{HEAD}kind: Tenant\nmetadata: {{name: a}}\nspec: {{keys: [{{sha256: 'file:/run/token'}}]}}\n"
     assert "spec.keys[0].sha256" in wrong(text)
@@ -122,12 +122,12 @@ def test_rejected_value_of_a_reference_is_not_repeated() -> None:
      "adapters: [{name: '${TOKEN}', artifact: /a}, {name: '${TOKEN}', artifact: /b}]", "artifact: 'oci://${TOKEN}'",
      "prompt: '${TOKEN}'", "replicas: {min: 2, max: '${TOKEN}'}", "cacheSalt: '${TOKEN}'"],
 )  # fmt: skip
-def test_message_about_a_value_of_a_reference_shows_the_written_text(spec: str) -> None:
+def test_error_for_each_invalid_key_hides_the_value_of_its_reference(spec: str) -> None:
     message = wrong(model(spec))
     assert "x.yaml: Model m: spec." in message
 
 
-def test_message_about_a_name_that_is_taken_shows_its_reference() -> None:
+def test_duplicate_name_error_shows_the_reference_and_not_its_value() -> None:
     one = model("aliases: ['${TOKEN}']")
     other = one.replace("name: m", "name: '${TOKEN}'").replace("aliases: ['${TOKEN}']", "args: []")
     assert wrong(f"{one}---\n{other}").endswith("metadata.name: `${TOKEN}` is already an alias of Model m in x.yaml")
@@ -139,7 +139,7 @@ def test_message_about_a_name_that_is_taken_shows_its_reference() -> None:
     assert wrong(f"{with_alias}---\n{model('aliases: [y]')}").endswith("already an alias of Model ${TOKEN} in x.yaml")
 
 
-def test_exception_with_a_value_of_a_reference_shows_the_written_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exception_with_a_referenced_value_shows_the_reference_instead(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(value: object) -> None:
         raise ValueError(f"found {value}")
 
@@ -149,14 +149,14 @@ def test_exception_with_a_value_of_a_reference_shows_the_written_text(monkeypatc
     assert [one.reason.rpartition("found ")[2] for one in found.values()] == ["a-${TOKEN}"]
 
 
-def test_values_of_all_references_together_are_limited() -> None:
+def test_referenced_values_above_one_million_characters_are_rejected() -> None:
     FILES["/run/large"] = "a" * (VALUES_CHARS_MAX // 2)
     many = ", ".join(f"X{number}: 'file:/run/large'" for number in range(3))
     message = wrong(model(f"env: {{{many}}}"))
     assert "spec.env.X2: the values of all references have more than 1 million characters" in message
 
 
-def test_documents_are_printed_with_references_and_passed_on_with_values() -> None:
+def test_yaml_output_has_references_if_requested_and_values_otherwise() -> None:
     spec = (
         "env: {A: '${TOKEN}', B: 'file:/run/token', C: '$${HOME}'}, gpu: {memory: '${NONE:-12Gi}'}, args: ['${TOKEN}']"
     )

@@ -13,7 +13,7 @@ def row(at_s: float, model: str = "m") -> Transition:
     return Transition(at_s, ReplicaId("r"), ModelName(model), (), S.STARTING, S.READY, "seen", "")
 
 
-def test_latest_rows_of_a_full_log_are_newest_first_without_the_oldest() -> None:
+def test_full_decision_log_drops_its_oldest_row_and_lists_the_newest_first() -> None:
     log = Log(3)
     log.extend([row(1.0, "a"), row(2.0, "b")])
     log.extend([row(3.0, "c"), row(3.0, "d")])

@@ -86,7 +86,7 @@ def test_busy_replica_is_not_evicted_for_a_model_with_a_ready_replica() -> None:
     assert first(begin).why_not == "a is busy, and b already has a replica"
 
 
-def test_eviction_step_without_victims_states_the_missing_memory() -> None:
+def test_explain_states_the_missing_memory_if_nothing_can_be_evicted() -> None:
     begin = offered(world([B], [device("cpu", 1)], gateways=[gateway(levels=[level("b", 1)])]), *MORE)
     step = first(begin)
     assert (step.says, step.victims, step.chosen) == ("Eviction", (), False)
@@ -104,7 +104,7 @@ def test_no_eviction_or_offer_is_chosen_if_a_device_is_or_becomes_free() -> None
     assert not any(one.chosen for one in explain(soon).ladder)
 
 
-def test_eviction_step_is_omitted_without_a_victim_and_providers() -> None:
+def test_explain_omits_evictions_without_a_victim_and_providers() -> None:
     (step,) = explain(held(ready_s=10)).ladder
     assert step.kind == "evict"
     assert not explain(world([B], [device("cpu", 1)], gateways=[gateway(levels=[level("b", 1)])])).ladder

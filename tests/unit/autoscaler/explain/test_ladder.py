@@ -32,7 +32,7 @@ def rungs(of: World, model: Model = A, now_s: float = T0) -> tuple[Step, ...]:
     return tuple(one for one in steps if one.kind == "offer")
 
 
-def test_each_rejected_offer_is_explained_with_its_time_and_reason() -> None:
+def test_explain_gives_the_reason_for_each_rejected_capacity_offer() -> None:
     steps = rungs(surge(cloud(), offer(), SMALL))
     assert [(one.provider, one.chosen) for one in steps] == [("rack", True), ("cloud", False), ("shed", False)]
     first, second, third = steps

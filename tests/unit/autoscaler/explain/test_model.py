@@ -291,7 +291,7 @@ def test_status_has_a_row_for_every_model_and_for_leftover_replicas() -> None:
     assert row.why == "no longer annotated, or it was deleted"
 
 
-def test_status_gives_the_reason_of_a_live_replica_before_a_stopping_one() -> None:
+def test_status_prefers_the_reason_of_a_live_replica_over_a_stopping_one() -> None:
     ends = replica(A, "r1", state=S.SCRUBBING, drain=replace(drain(), reason="stopped by an operator"))
     used = {"a": History(last_activity_s=T0)}
     (row,) = list_status_rows(world([A], [device()], [ends, replica(A, "r2")], histories=used), Plan(), T0)

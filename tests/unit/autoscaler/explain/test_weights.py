@@ -44,7 +44,7 @@ def test_explain_describes_weights_as_present_absent_or_failed() -> None:
     assert [row.weights for row in list_status_rows(here, Plan(), T0)] == ["here"]
 
 
-def test_image_mounted_weights_are_described_by_their_inspection() -> None:
+def test_explain_shows_the_inspection_result_of_image_mounted_weights() -> None:
     one = replace(BASE, spec=replace(BASE.spec, artifact=OWN))
     facts, settings = ClusterFacts(server=(1, 36)), Settings(weights=Weights(mount="image"))
     before = replace_fields(world([one], [device()]), mounting=facts, settings=settings)

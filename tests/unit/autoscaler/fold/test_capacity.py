@@ -67,7 +67,7 @@ def none(of: World, began_s: float) -> World:
     return observe(of, LeasesSeen(provider="rack", leases=(), began_s=began_s), now_s=began_s)
 
 
-def test_repeated_order_keeps_its_id_and_updates_the_send_time() -> None:
+def test_repeated_order_keeps_the_first_order_time_and_updates_sent_time() -> None:
     after = ordered()
     assert (lease(after).asked_s, lease(after).listed) == (T0, None)
     (action,) = [one for one in plan(surge(offer()), T0).actions if isinstance(one, AcquireLease)]
@@ -93,7 +93,7 @@ def test_refusal_of_an_order_already_listed_by_its_provider_is_ignored() -> None
     assert observe(seen, LeaseRefused(id=lease(seen).id, reason="exists"), now_s=T0 + 2).capacity == seen.capacity
 
 
-def test_order_is_delivered_when_its_slices_are_listed_and_observed() -> None:
+def test_capacity_order_is_delivered_when_its_slices_are_in_the_inventory() -> None:
     after = ordered()
     reported = shown(after, T0 + 20, phase="here", committed=True, node="w1", device_ids=("new0",))
     assert lease(reported).here_s is None, "a device in no inventory cannot serve requests"
@@ -157,7 +157,7 @@ def test_order_withdrawn_by_its_provider_puts_the_offer_in_backoff() -> None:
     assert (barred.until_s, barred.why) == (T0 + 980, "the ordered capacity was removed before it was delivered")
 
 
-def test_order_list_older_than_the_last_one_is_ignored() -> None:
+def test_capacity_order_list_older_than_the_last_one_is_ignored() -> None:
     seen = shown(ordered(), T0 + 20)
     assert observe(seen, LeasesSeen(provider="rack", leases=(), began_s=T0 + 10), now_s=T0 + 21) == seen
 
@@ -235,7 +235,7 @@ def test_next_offer_is_ordered_if_an_order_is_lost_before_delivery() -> None:
     assert order.offer.id == sure.id
 
 
-def test_committed_order_that_disappears_is_reordered_at_once() -> None:
+def test_committed_capacity_order_that_disappears_is_reordered_at_once() -> None:
     """The provider had not yet reported the order as delivered."""
     at = shown(ordered(), T0 + 1, committed=True)
     at = none(none(at, T0 + 2), T0 + 3)
@@ -306,7 +306,7 @@ def test_new_leader_keeps_a_failed_order_in_use_by_a_replica() -> None:
     assert not left.capacity.learnt, "the duration of the delivery is unknown here"
 
 
-def test_failed_order_is_not_released_while_a_replica_starts_on_it() -> None:
+def test_failed_capacity_order_is_kept_while_a_replica_starts_on_it() -> None:
     here = half(waits(arrived(acted(surge(cloud()))[0], T0 + 100, "cloud", node="n9"), T0 + 101), T0 + 101)
     assert [type(one) for one in plan(here, T0 + 101).actions] == [StartReplica]
     idle = half(quiet(here, T0 + 102), T0 + 102)

@@ -66,7 +66,7 @@ def test_demand_expires_exactly_at_the_scheduled_recheck_time(seen_s: float) -> 
     assert at.loads == {}
 
 
-def test_larger_last_byte_age_does_not_trigger_a_slot_division() -> None:
+def test_larger_last_byte_age_does_not_trigger_a_new_slot_allocation() -> None:
     """Otherwise every report of a busy gateway would cause a new division for all of its Models."""
     held = ReplicaUse(replica=R, hold=1, in_use=1, last_byte_age_s=2.0)
     at, _ = after(world([DOC], [device()], [replica(DOC, "r")], gateways=[]), reported(1, uses=(held,)))
@@ -110,7 +110,7 @@ def test_gateway_report_is_redundant_if_only_time_has_passed(change: dict[str, o
     assert not is_redundant_report(removed, OLDER), "the gateway is alive again"
 
 
-def test_report_of_only_more_slot_time_is_redundant_if_no_request_waits() -> None:
+def test_report_that_adds_only_slot_time_is_redundant_if_no_request_waits() -> None:
     """If a request waits, the total matters: it decides which Tenant is next, before the slot is free."""
     served = (total(admitted=3, busy_slot_us=50_000),)
     for waiting, same in ((1, False), (0, True)):
@@ -237,7 +237,7 @@ def test_late_report_of_a_dead_boot_does_not_block_its_successor() -> None:
     assert fold(at, [reported(10, boot="b1", version=3)], T0)[0] is at
 
 
-def test_gateway_joins_a_leader_epoch_with_its_first_report_of_it() -> None:
+def test_gateway_joins_a_leader_epoch_with_its_first_report_in_that_epoch() -> None:
     at, _ = after(world([DOC], gateways=[]), GatewaySeen(gateway=G1))
     assert not at.gateways[G1].in_epoch
     assert not at.leadership.handed_over
@@ -277,5 +277,5 @@ def test_slots_allocated_by_a_former_leader_are_kept_as_reported() -> None:
     assert reconcile_grants({R: grants((0, 3))}, {}, 7) == {}
 
 
-def test_allocations_covered_by_a_newer_allocation_are_dropped() -> None:
+def test_new_allocation_replaces_older_allocations_that_are_not_larger() -> None:
     assert with_grant(grants((1, 4), (2, 2), (3, 1)), Grant(version=4, hold=2)) == grants((1, 4), (4, 2))

@@ -228,7 +228,7 @@ def test_forced_device_drain_does_not_wait_for_a_replacement_replica() -> None:
     assert decide_stop(busy, drains, T0 + FORCE_S).stop
 
 
-def test_forced_device_drain_ends_all_replicas_there_of_an_idle_model() -> None:
+def test_forced_device_drain_drains_all_its_replicas_of_an_idle_model() -> None:
     starting = [replica(A, f"r{at}", state=S.STARTING, on=[on]) for at, on in enumerate(("gpu0", "gpu0", "gpu1"))]
     at = world([A], [device("gpu0"), device("gpu1")], starting)
     made = plan(after(at, cordon(drain=True, force=True)), T0)

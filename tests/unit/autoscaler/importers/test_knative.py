@@ -120,13 +120,13 @@ def test_vllm_service_becomes_a_model_with_its_scaling_devices_and_names(monkeyp
         ([], ["acme/tiny", "--port=$(PORT)"]),
     ],
 )
-def test_forms_of_a_vllm_command_have_the_same_result(command: list[str], args: list[str]) -> None:
+def test_each_form_of_a_vllm_command_converts_to_the_same_model(command: list[str], args: list[str]) -> None:
     found = spec_of(service({"image": "docker.io/vllm/vllm-openai", "command": command, "args": args}))
     assert (found["engine"], found["artifact"], found["aliases"]) == ("vllm", "hf://acme/tiny", ["acme/tiny"])
     assert "args" not in found
 
 
-def test_vllm_with_weights_in_a_volume_loads_their_path() -> None:
+def test_vllm_weights_in_a_volume_become_a_file_artifact() -> None:
     volume = {"name": "w", "persistentVolumeClaim": {"claimName": "weights"}}
     mounts = [{"name": "w", "mountPath": "/mnt/w"}]
     container: dict[str, object] = {
@@ -163,7 +163,7 @@ def test_vllm_with_weights_in_a_volume_loads_their_path() -> None:
         ),
     ],
 )  # fmt: skip
-def test_other_engines_become_commands_with_the_port_replaced(
+def test_engine_other_than_vllm_becomes_a_command_with_a_port_placeholder(
     container: dict[str, object], command: list[str], args: list[str] | None
 ) -> None:
     found = spec_of(service(container))
@@ -178,13 +178,13 @@ def test_other_engines_become_commands_with_the_port_replaced(
         ({"image": "vllm/vllm-openai"}, "args: the model was not found"),
     ],
 )
-def test_service_without_an_equivalent_is_rejected(container: dict[str, object], message: str) -> None:
+def test_service_without_a_known_engine_port_or_model_is_rejected(container: dict[str, object], message: str) -> None:
     taken = service(container)
     assert taken.document is None
     assert message in taken.refused
 
 
-def test_second_container_unknown_keys_and_other_devices_are_reported() -> None:
+def test_second_container_unknown_keys_and_amd_gpus_are_reported() -> None:
     container: dict[str, object] = {
         "image": "vllm/vllm-openai", "args": ["--model=a/b"], "ports": [{"containerPort": 8000}], "odd": 1,
         "resources": {"limits": {"amd.com/gpu": 1}}, "envFrom": [{"secretRef": {"name": "x"}}],
@@ -198,7 +198,7 @@ def test_second_container_unknown_keys_and_other_devices_are_reported() -> None:
     assert spec_of(taken)["gpu"] == {"count": 0}
 
 
-def test_objects_that_are_no_services_of_knative_are_skipped() -> None:
+def test_kubernetes_objects_other_than_knative_services_are_skipped() -> None:
     other = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: x}\n"
     assert [one.what for one in knative.convert_services([("s", f"{other}---{VLLM}")])] == ["Model llama-8b"]
     with pytest.raises(DocumentError, match=r"^s: document 1: kind: expected Service"):
@@ -214,7 +214,7 @@ def test_objects_that_are_no_services_of_knative_are_skipped() -> None:
         ("template:\n    metadata:", "template:\n    metadata: 1\n    x:", "spec.template.metadata: expected keys"),
     ],
 )
-def test_invalid_service_is_an_error_with_its_path(before: str, after: str, message: str) -> None:
+def test_invalid_service_is_rejected_with_the_path_of_the_wrong_key(before: str, after: str, message: str) -> None:
     assert before in VLLM
     with pytest.raises(DocumentError) as caught:
         knative.convert_services([("s.yaml", VLLM.replace(before, after, 1))])

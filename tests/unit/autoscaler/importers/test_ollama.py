@@ -92,7 +92,7 @@ def test_invalid_modelfile_is_rejected_with_its_location(text: str, message: str
     assert str(caught.value).startswith(message)
 
 
-def test_context_of_too_many_digits_is_refused_with_its_key() -> None:
+def test_num_ctx_with_more_than_15_digits_is_rejected_with_its_key() -> None:
     taken = convert(f"FROM llama3.2\nPARAMETER num_ctx {'9' * 5000}")
     assert taken.document is None
     assert taken.refused == "PARAMETER num_ctx: expected a whole number of at most 15 digits, got 5000 digits"

@@ -49,7 +49,7 @@ def test_model_becomes_a_command_that_pulls_and_serves_its_image() -> None:
 
 
 @pytest.mark.parametrize("claim", ["store", "{claimName: store}"])
-def test_claim_is_mounted_as_the_store_of_ollama(claim: str) -> None:
+def test_persistent_volume_claim_is_mounted_as_the_ollama_store(claim: str) -> None:
     found = spec_of(convert(f" {{image: phi, persistentVolumeClaim: {claim}}}"))
     assert found["pod"] == {
         "volumes": [{"name": "model", "persistentVolumeClaim": {"claimName": "store"}}],
@@ -59,12 +59,12 @@ def test_claim_is_mounted_as_the_store_of_ollama(claim: str) -> None:
     assert "ollama pull" not in str(found["command"])
 
 
-def test_model_without_replicas_is_paused() -> None:
+def test_model_with_zero_replicas_is_converted_as_paused() -> None:
     found = spec_of(convert(" {image: phi, replicas: 0}"))
     assert (found["replicas"], found["paused"], found["gpu"]) == ({"min": 0, "max": 1}, True, {"count": 0})
 
 
-def test_image_that_is_no_name_of_ollama_is_rejected() -> None:
+def test_image_that_is_not_an_ollama_model_name_is_rejected() -> None:
     taken = convert(' {image: "phi; rm -rf /"}')
     assert taken.document is None
     assert taken.refused.startswith("spec.image: expected the name of a model")

@@ -92,7 +92,7 @@ def test_rescheduled_or_unreserved_claim_is_not_pending() -> None:
 # --- orders -----------------------------------------------------------------------------------------------------------
 
 
-def test_claimed_device_is_ordered_once_by_any_leader() -> None:
+def test_device_of_a_pending_claim_is_ordered_only_once() -> None:
     begin = fabric(awaited=waits(claim(D0)))
     after, done = acted(begin)
     assert orders(done) == [("rack", 1)]
@@ -116,7 +116,7 @@ def test_device_ordered_for_a_claim_is_not_ordered_for_a_replica() -> None:
     assert "no provider offers" in plan(after, T0).unmet[0].reason, "no Replica waits for a claim's"
 
 
-def test_claim_fails_if_a_replica_took_the_device_first() -> None:
+def test_claim_fails_if_its_device_was_ordered_for_a_replica_first() -> None:
     begin, done = acted(surge(offer(devices_max=1), settings=Settings(capacity=(RACK,))))
     assert orders(done) == [("rack", 1)]
     late = observe(begin, AwaitedSeen(awaited=waits(claim(D0))))
@@ -124,7 +124,7 @@ def test_claim_fails_if_a_replica_took_the_device_first() -> None:
     assert failures(late) == [(FAILED, "NotAttached")]
 
 
-def test_deleted_claim_withdraws_its_order_unless_committed() -> None:
+def test_order_of_a_deleted_claim_is_withdrawn_unless_committed() -> None:
     after, _ = acted(fabric(awaited=waits(claim(D0))))
     removed = observe(shown(after, T0 + 1), AwaitedSeen(awaited=()), now_s=T0 + 1)
     (given_back,) = releases(plan(removed, T0 + WITHDRAW_S).actions)
@@ -133,7 +133,7 @@ def test_deleted_claim_withdraws_its_order_unless_committed() -> None:
     assert not releases(plan(committed, T0 + WITHDRAW_S).actions)
 
 
-def test_claim_order_is_not_withdrawn_before_providers_have_answered() -> None:
+def test_claim_order_is_not_withdrawn_before_providers_list_their_orders() -> None:
     after, _ = acted(fabric(awaited=waits(claim(D0))))
     silent = observe(shown(after, T0 + 1), ProvidersSeen(providers=("cloud", "rack")), now_s=T0 + 1)
     new = replace_fields(silent, leading_since_s=T0)
@@ -164,7 +164,7 @@ def test_claim_is_updated_only_when_all_its_devices_are_attached() -> None:
     assert failures(replace(after, capacity=whole), T0 + 1) == [(RESCHEDULE, "Attached")] * 2
 
 
-def test_refused_or_late_device_fails_the_claim_and_is_not_reordered() -> None:
+def test_refused_or_overdue_order_fails_its_claim_and_is_not_repeated() -> None:
     after, _ = acted(fabric(awaited=waits(claim(D0))))
     (lease,) = after.capacity.leases.values()
     refused = observe(after, LeaseRefused(id=lease.id, reason="other clients claimed the free blocks"))

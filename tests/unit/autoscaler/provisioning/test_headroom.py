@@ -62,7 +62,7 @@ def test_headroom_is_ordered_without_demand_and_kept_while_idle() -> None:
         assert not plan(quiet(here, T0 + later_s), T0 + later_s).actions, "it is not given back, though it is idle"
 
 
-def test_without_headroom_nothing_is_ordered_ahead() -> None:
+def test_no_capacity_is_ordered_without_headroom_and_without_demand() -> None:
     assert not plan(kept(offered(calm(), offer()), 0), T0).actions
 
 
@@ -76,14 +76,14 @@ def test_headroom_orders_no_more_devices_than_are_offered() -> None:
     assert orders(done) == [("rack", 2)]
 
 
-def test_headroom_takes_the_cheapest_then_the_soonest_offer() -> None:
+def test_headroom_order_uses_the_soonest_of_the_cheapest_offers() -> None:
     dear, slow, soon = offer(name="w1", price_per_hour=3.0), offer(name="w2", node="w2"), offer(name="w3", node="w3")
     slow = replace(slow, expected_s=300.0)
     after, _ = acted(kept(offered(calm(), dear, slow, soon), 1))
     assert [one.offer.name for one in after.capacity.leases.values()] == ["w3"]
 
 
-def test_headroom_counts_the_cost_of_every_device_of_a_node() -> None:
+def test_headroom_cost_includes_the_unneeded_devices_of_an_offer() -> None:
     large = offer(name="w8", price_per_hour=1.0, devices_min=8, devices_max=8)
     small = offer(name="w1", price_per_hour=1.2)
     for headroom, devices in ((1, 1), (7, 8)):
@@ -102,14 +102,14 @@ def test_only_free_usable_devices_of_the_gpu_model_count_as_headroom() -> None:
     assert orders(plan(kept(offered(calm(like, cordons=closed), offer()), 1), T0).actions) == [("rack", 1)]
 
 
-def test_devices_used_by_others_do_not_count_as_headroom() -> None:
+def test_devices_used_by_foreign_pods_do_not_count_as_headroom() -> None:
     two = [replace(device(f"gpu{number}", 16, "w1"), product="A100", handle="nvidia.com/gpu") for number in range(2)]
     for others, lacks in ((0, []), (1, [("rack", 1)]), (2, [("rack", 2)])):
         begin = kept(offered(calm(*two, others={"w1 nvidia.com/gpu": others}), offer()), 2)
         assert orders(plan(begin, T0).actions) == lacks
 
 
-def test_headroom_taken_by_a_model_is_reordered_at_once() -> None:
+def test_headroom_used_by_a_model_is_ordered_again_at_once() -> None:
     after, _ = acted(kept(offered(calm(), offer(devices_max=4)), 1))
     here = arrived(after, T0 + 40.0)
     _, done = acted(waits(here, T0 + 50.0), T0 + 50.0)
@@ -117,7 +117,7 @@ def test_headroom_taken_by_a_model_is_reordered_at_once() -> None:
     assert orders(done) == [("rack", 1)]
 
 
-def test_capacity_above_headroom_is_released() -> None:
+def test_idle_capacity_above_the_headroom_is_released() -> None:
     after, _ = acted(kept(offered(calm(), offer(devices_max=1), offer(name="w2", node="w2", devices_max=1)), 2))
     new = [replace(device(f"{lease.offer.node}-new", 16, lease.offer.node), product="A100") for lease in leases(after)]
     here = observe(
@@ -176,7 +176,7 @@ def test_waiting_requests_use_the_devices_ordered_as_headroom() -> None:
     assert first.order.owner == "a", "the only one is for who calls"
 
 
-def test_headroom_is_not_ordered_before_providers_have_answered() -> None:
+def test_headroom_is_not_ordered_before_providers_list_their_orders() -> None:
     begin = kept(offered(calm(), offer()), 1)
     begin = replace_fields(begin, leading_since_s=T0, capacity=replace(begin.capacity, listed_s={}))
     assert not plan(begin, T0 + 1.0).actions

@@ -51,7 +51,7 @@ def test_cheapest_offer_likely_to_arrive_in_time_is_chosen() -> None:
     assert first(made(slow, 200.0), made(fast, 200.0)) == "rack"
 
 
-def test_cheaper_offer_is_chosen_if_the_deadline_limits_neither() -> None:
+def test_cheaper_offer_is_chosen_if_both_offers_meet_the_deadline() -> None:
     """Any deadline, however late, slightly reduces the probability of delivery in time."""
     dear = rate_offer(cloud(price_per_hour=2.0), 1, estimate_lead_time(cloud(), LeadTimeStats(came=8)), 540.0, 23.0)
     cheap = made(offer(price_per_hour=1.0), 517.0)
@@ -62,13 +62,13 @@ def test_cheaper_offer_is_chosen_if_the_deadline_limits_neither() -> None:
     assert not made(offer(price_per_hour=1.0), 60.0).sure
 
 
-def test_offer_most_likely_in_time_is_chosen_if_none_is_likely_enough() -> None:
+def test_offer_most_likely_in_time_is_chosen_if_all_are_likely_too_late() -> None:
     slow, fast = cloud(expected_s=300.0, price_per_hour=0.0), offer(expected_s=100.0, price_per_hour=5.0)
     assert first(made(slow, 50.0), made(fast, 50.0)) == "rack"
     assert first(made(slow, -1.0), made(fast, -1.0)) == "rack", "and if it is over, the soonest"
 
 
-def test_owned_capacity_is_free_and_lower_power_breaks_a_tie() -> None:
+def test_owned_capacity_costs_nothing_and_lower_power_breaks_a_cost_tie() -> None:
     owned, bought = cloud(price_per_hour=0.0, bought="owned"), offer(price_per_hour=0.1)
     assert first(made(owned), made(bought)) == "cloud"
     node, device = cloud(price_per_hour=0.0, watts=900.0), offer(price_per_hour=0.0, watts=300.0)
@@ -79,7 +79,7 @@ def test_unneeded_devices_of_an_offer_count_toward_its_cost() -> None:
     assert first(made(offer(), devices=2), made(cloud(price_per_hour=1.5))) == "cloud"
 
 
-def test_hedge_is_added_only_if_allowed_and_the_first_is_uncertain() -> None:
+def test_second_offer_is_added_only_if_allowed_and_the_first_is_uncertain() -> None:
     fast, slow = made(offer(), 60.0), made(cloud(), 60.0)
     both = choose_offer((fast, slow), frozenset({"cloud"}))
     assert both is not None
@@ -129,7 +129,7 @@ def test_cheapest_timely_offer_is_chosen_in_any_order_of_offers(
     st.floats(1.0, 2000.0),
     st.sampled_from([frozenset[str](), frozenset({"cloud"}), frozenset({"cloud", "rack"})]),
 )
-def test_lazy_evaluation_finds_the_same_choice_with_the_fewest_trials(
+def test_lazy_offer_evaluation_chooses_like_eager_with_the_fewest_trials(
     rows: list[tuple[float, float, str, int]], deadline_s: float, hedges: frozenset[str]
 ) -> None:
     """The last number of each entry is the number of devices that suffice; 0: the offer does not fit."""
@@ -187,12 +187,12 @@ def owners(of: World) -> list[str]:
         {},
     ],
 )
-def test_models_excluded_by_offer_attributes_do_not_use_up_trials(requested: dict[str, Any]) -> None:
+def test_models_excluded_by_offer_attributes_do_not_block_other_orders(requested: dict[str, Any]) -> None:
     crowd = [model(f"c{number}", 16, priority=1, **requested) for number in range(CROWD)]
     assert owners(offered(behind(*crowd), *rack())) == [A.name]
 
 
-def test_models_that_fit_no_offer_leave_trials_for_other_models() -> None:
+def test_models_that_fit_no_offer_do_not_block_orders_for_other_models() -> None:
     """Only a simulated placement shows that a node has no CPU left."""
     busy = Resources(requests={"cpu": "8"})
     crowd = [model(f"c{number}", 16, priority=1, pod=Pod(tolerations=MEEK, resources=busy)) for number in range(CROWD)]
@@ -200,7 +200,7 @@ def test_models_that_fit_no_offer_leave_trials_for_other_models() -> None:
     assert owners(offered(behind(*crowd, hosts=hosts), *rack())) == [A.name]
 
 
-def test_models_awaiting_ordered_capacity_do_not_block_later_models() -> None:
+def test_models_whose_capacity_is_ordered_do_not_block_later_orders() -> None:
     crowd = [model(f"c{number}", 16, low=32, high=32, priority=1, gpu=Gpu(models=("*H200*",))) for number in range(3)]
     many = cloud(product="H200", many=96)
     at = offered(behind(*crowd), many, *rack())

@@ -56,13 +56,13 @@ from tests.support.harness.manual_loop import IdleDriver
 # --- orders -----------------------------------------------------------------------------------------------------------
 
 
-def test_demand_without_providers_is_rejected_and_not_ordered() -> None:
+def test_demand_without_providers_is_rejected_without_an_order() -> None:
     begin = world([A], [device("cpu", 1)], gateways=[gateway(levels=[level("a", 1, wait_s=60.0)])])
     assert plan(begin, T0).unmet[0].never
     assert not orders(plan(begin, T0).actions)
 
 
-def test_demand_that_fits_no_free_device_orders_one_and_waits() -> None:
+def test_demand_that_fits_no_free_device_orders_a_device_and_waits() -> None:
     made = plan(surge(offer()), T0)
     assert orders(made.actions) == [("rack", 1)]
     assert made.unmet[0].reason == "waiting for 1 x A100 on w1 from rack, expected in about 30 s"
@@ -134,7 +134,7 @@ def test_node_is_ordered_instead_of_a_gpu_if_host_memory_is_short() -> None:
     assert orders(plan(offered(modest, offer(), cloud(price_per_hour=9.0)), T0).actions) == [("rack", 1)]
 
 
-def test_demand_is_not_rejected_before_providers_have_answered() -> None:
+def test_demand_is_not_rejected_before_providers_list_their_orders() -> None:
     begin = observe(surge(), ProvidersSeen(providers=("rack",)))
     begin = replace_fields(begin, leading_since_s=T0)
     (unmet,) = plan(begin, T0).unmet
@@ -143,7 +143,7 @@ def test_demand_is_not_rejected_before_providers_have_answered() -> None:
     assert plan(waits(begin, T0 + UNLISTED_S), T0 + UNLISTED_S).unmet[0].never
 
 
-def test_uncertain_order_gets_a_second_and_the_slower_one_is_withdrawn() -> None:
+def test_uncertain_order_gets_a_second_order_and_the_slower_is_withdrawn() -> None:
     begin = surge(offer(), cloud(), waits_s=100.0)
     begin = observe(begin, ProvidersSeen(providers=("cloud", "rack"), hedges=frozenset({"cloud"})))
     after, done = acted(begin)
@@ -155,7 +155,7 @@ def test_uncertain_order_gets_a_second_and_the_slower_one_is_withdrawn() -> None
     assert (back.order.id.provider, back.order.uncommitted) == ("cloud", True)
 
 
-def test_queue_without_estimate_gets_one_order_and_blocks_no_other_offer() -> None:
+def test_offer_without_delivery_time_is_ordered_once_and_blocks_no_other() -> None:
     queue = cloud("queue", expected_s=None, price_per_hour=0.1)
     after, done = acted(surge(queue))
     assert orders(done) == [("cloud", 1)]
@@ -168,7 +168,7 @@ def test_queue_without_estimate_gets_one_order_and_blocks_no_other_offer() -> No
     assert orders(plan(other, T0).actions) == [("rack", 1)]
 
 
-def test_queue_order_open_for_days_stays_single_and_other_offers_are_used() -> None:
+def test_order_queued_for_days_is_not_repeated_and_other_offers_are_used() -> None:
     queue = cloud("queue", expected_s=None, price_per_hour=0.1)
     after, _ = acted(surge(queue))
     for hour in range(1, 73):
@@ -187,7 +187,7 @@ def test_queue_order_open_for_days_stays_single_and_other_offers_are_used() -> N
 # --- no orders --------------------------------------------------------------------------------------------------------
 
 
-def test_unmet_demand_reports_the_queue_wait_time_and_message() -> None:
+def test_unmet_demand_states_the_age_and_message_of_its_queued_order() -> None:
     after, _ = acted(surge(cloud("queue", expected_s=None)))
     reported = shown(waits(after, T0 + 7200.0), T0 + 7200.0, "cloud", says="the quota of the cloud is used up")
     (lacking,) = plan(reported, T0 + 7200.0).unmet
@@ -255,13 +255,13 @@ def test_unneeded_order_is_withdrawn_unless_committed() -> None:
     assert not plan(quiet(shown(after, T0 + 1, committed=True), left_s), left_s).actions
 
 
-def test_capacity_is_not_released_while_demand_is_unknown() -> None:
+def test_capacity_is_not_released_while_a_gateway_does_not_report() -> None:
     after, _ = acted(surge(offer()))
     seen = shown(after, T0 + 1)
     assert not releases(plan(quiet(seen, T0 + 12), T0 + 40).actions), "the gateway is silent for 28 s"
 
 
-def test_overdue_order_is_given_up_and_the_next_offer_is_ordered() -> None:
+def test_overdue_order_is_released_and_the_next_offer_is_ordered() -> None:
     after, _ = acted(surge(offer(), cloud()))
     (lease,) = after.capacity.leases.values()
     seen = waits(shown(after, lease.due_s - 1), lease.due_s)
@@ -273,7 +273,7 @@ def test_overdue_order_is_given_up_and_the_next_offer_is_ordered() -> None:
     assert after.capacity.barred, "and it is left alone for a while"
 
 
-def test_unlisted_order_is_repeated_with_the_same_id_then_given_up() -> None:
+def test_unlisted_order_is_repeated_with_the_same_id_and_then_released() -> None:
     after, done = acted(surge(offer(), cloud()))
     (first,) = [one for one in done if isinstance(one, AcquireLease)]
     unseen = observe(waits(after, T0 + 20), LeasesSeen(provider="rack", leases=(), began_s=T0 + 20), now_s=T0 + 20)
@@ -415,7 +415,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_offer_is_tried_once_per_plan_for_identical_demand(asked: list[str]) -> None:
+def test_offer_is_simulated_once_per_plan_for_identical_demand(asked: list[str]) -> None:
     tiny = [offer(name=f"n{number}", node=f"n{number}", devices_max=1) for number in range(3)]
     greedy = model("a", 16, high=4, slots=1, pod=Pod(resources=Resources(requests={"cpu": "8"})))
     begin = surge(*tiny, waiting=4, hosts={NodeId(f"n{at}"): HostResources(cpu_left_milli=1000) for at in range(3)})

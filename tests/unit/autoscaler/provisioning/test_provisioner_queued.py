@@ -50,7 +50,7 @@ def later(at: World, now_s: float, **fields: object) -> World:
 
 
 @pytest.mark.parametrize(("expected_s", "took_s"), [(None, None), (300.0, None), (None, 4 * 3600.0), (300.0, 600.0)])
-def test_queue_order_stays_single_for_three_days_for_any_estimate(
+def test_queued_order_is_not_repeated_for_three_days_with_any_estimate(
     expected_s: float | None, took_s: float | None
 ) -> None:
     of = queue(expected_s=expected_s)
@@ -67,7 +67,7 @@ def test_queue_order_stays_single_for_three_days_for_any_estimate(
     assert len(at.capacity.leases) == 1
 
 
-def test_overdue_queue_order_is_kept_while_another_offer_is_taken() -> None:
+def test_overdue_queued_order_is_kept_while_another_offer_is_ordered() -> None:
     of = queue(expected_s=60.0)
     at, _ = acted(surge(of))
     free = ProvidersSeen(providers=("cloud", "rack")), OffersSeen(provider="rack", offers=(offer(),))
@@ -77,7 +77,7 @@ def test_overdue_queue_order_is_kept_while_another_offer_is_taken() -> None:
 
 
 @pytest.mark.parametrize("memory_gi", [12, 16])
-def test_each_model_gets_its_own_order_in_the_queue(memory_gi: int) -> None:
+def test_each_model_gets_its_own_queued_capacity_order(memory_gi: int) -> None:
     """Otherwise the owner, whose order was attributed to the other model, ordered again, and one was released later."""
     calls = [level(name, 1, wait_s=60.0) for name in ("a", "z")]
     both = [replace(A, memory_bytes=memory_gi * GI), replace(A, name=ModelName("z"))]
@@ -89,7 +89,7 @@ def test_each_model_gets_its_own_order_in_the_queue(memory_gi: int) -> None:
     assert [one.order.owner for one in [*done, *acted(then)[1]] if isinstance(one, AcquireLease)] == ["z", "a"]
 
 
-def test_requests_do_not_wait_for_a_queue_order_with_exhausted_quota() -> None:
+def test_requests_do_not_wait_for_a_queued_order_with_exhausted_quota() -> None:
     at, _ = acted(surge(queue(expected_s=300.0)))
     assert plan(later(at, T0 + 60), T0 + 60).unmet[0].lease is not None
     (unmet,) = plan(later(at, T0 + 61, dry=True, says="the quota of the cloud is used up"), T0 + 61).unmet
@@ -97,7 +97,7 @@ def test_requests_do_not_wait_for_a_queue_order_with_exhausted_quota() -> None:
     assert "the quota of the cloud is used up" in unmet.reason
 
 
-def test_new_leader_keeps_an_existing_queue_order() -> None:
+def test_new_leader_keeps_an_existing_queued_capacity_order() -> None:
     of = queue(expected_s=None)
     there = Listed(name="pilotlight-a-0123456789", offer=of, devices=1, owner=ModelName("a"), says="it is queued")
     at = observe(
@@ -115,28 +115,28 @@ def test_new_leader_keeps_an_order_within_its_learned_lead_time() -> None:
     assert not releases(plan(waits(at, T0 + 1200), T0 + 1200).actions)
 
 
-def test_order_that_usually_takes_hours_is_not_given_up_early() -> None:
+def test_order_that_usually_takes_two_hours_is_kept_for_two_hours() -> None:
     of = cloud(expected_s=None)
     at, _ = acted(observe(surge(of), learnt(of, 2 * 3600.0)))
     now_s = T0 + 7300
     assert not releases(plan(later(at, now_s), now_s).actions)
 
 
-def test_overdue_order_reports_a_growing_lead_time() -> None:
+def test_overdue_order_reports_a_growing_remaining_time() -> None:
     at, _ = acted(surge(cloud(expected_s=120.0)))
     left_s = [plan(later(at, T0 + past_s), T0 + past_s).unmet[0].ready_s or 0.0 for past_s in (0.0, 60.0, 121.0, 900.0)]
     assert left_s[1] < left_s[0], "it comes nearer"
     assert 60.0 < left_s[2] < left_s[3], "who is late is later than was thought"
 
 
-def test_capacity_delivered_by_a_queue_starts_a_replica() -> None:
+def test_delivery_of_a_queued_order_starts_a_replica() -> None:
     at, _ = acted(surge(queue(expected_s=None)))
     here = arrived(waits(at, T0 + DAYS_S), T0 + DAYS_S, "cloud", node="n9")
     _, done = acted(here, T0 + DAYS_S)
     assert [type(one).__name__ for one in done] == ["StartReplica"]
 
 
-def test_queue_order_is_kept_while_requests_wait_for_another_order() -> None:
+def test_queued_order_is_kept_while_requests_wait_for_another_order() -> None:
     """Its remaining time falls below the waiting limit of the requests, and rises again."""
     of, node = queue(expected_s=700.0), offer(expected_s=600.0)
     at, done = acted(offered(surge(of), of, node))
@@ -147,7 +147,7 @@ def test_queue_order_is_kept_while_requests_wait_for_another_order() -> None:
         assert not plan(at, now_s).actions
 
 
-def test_other_offers_are_used_while_a_queue_exceeds_the_wait_limit() -> None:
+def test_other_offer_is_used_if_a_queued_order_exceeds_the_wait_limit() -> None:
     """It once took 8 hours: a request that can wait for 20 minutes is not made to wait for the queue for 20 hours."""
     of = queue(expected_s=None)
     at, done = acted(observe(surge(of), learnt(of, 8 * 3600.0)))
@@ -188,7 +188,7 @@ def test_committed_order_that_never_arrives_is_released_after_an_hour(waiting: i
     assert leads_next or after.capacity.learnt[of.kind].failed == 1
 
 
-def test_queue_order_whose_commitment_is_revoked_is_kept() -> None:
+def test_queued_order_whose_commitment_is_revoked_is_kept() -> None:
     at, _ = acted(surge(queue(expected_s=None)))
     at = later(later(at, T0 + 60, committed=True), T0 + 120, committed=False)
     for now_s in (T0 + 120 + DUE_S[1], T0 + DAYS_S):

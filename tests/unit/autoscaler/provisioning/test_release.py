@@ -80,7 +80,7 @@ def test_stuck_release_emits_one_event_after_the_timeout() -> None:
     assert not teller.sees(world, 10 * STUCK_S)
 
 
-def test_follower_emits_no_event_and_the_next_leader_does() -> None:
+def test_follower_emits_no_stuck_release_event_but_the_next_leader_does() -> None:
     teller, world = Teller(), leaving()
     follows = replace_fields(world, leads=False)
     assert not teller.sees(follows, 0)
@@ -154,7 +154,7 @@ def stuck(of: World, *, now_s: float) -> World:
     return shown(of, now_s, phase="leaving", committed=True, node="w1", device_ids=("new0",))
 
 
-def test_forced_drain_forces_a_release_only_once_it_is_stuck() -> None:
+def test_forced_drain_forces_a_release_only_after_the_release_is_stuck() -> None:
     after, first = given_back(drained(idle(), NODE), HERE_S + 1)
     assert [(one.order.force, one.reason) for one in first] == [(False, "an operator drains it by force")]
     after = stuck(after, now_s=HERE_S + 5)
@@ -183,7 +183,7 @@ def test_forced_release_emits_one_warning_event() -> None:
     assert not list(event_log.derive_step_events((), (), after, again))
 
 
-def test_plain_drain_cordon_or_uncordon_forces_no_release() -> None:
+def test_release_is_not_forced_if_the_forced_drain_is_withdrawn_first() -> None:
     for places, kinds in (((NODE,), {"force": False}), ((NODE,), {"drain": False}), ((), {})):
         after, _ = given_back(drained(idle(), NODE), HERE_S + 1)
         after = stuck(drained(after, *places, **kinds), now_s=HERE_S + 5)
@@ -204,7 +204,7 @@ def test_release_is_forced_only_if_all_devices_of_the_order_are_drained() -> Non
     assert [one.order.force for one in given_back(drained(after, NEW), HERE_S + 12)[1]] == [False]
 
 
-def test_forced_drain_releases_a_device_used_by_pods_of_others() -> None:
+def test_forced_drain_releases_a_device_used_by_foreign_pods() -> None:
     (foreign,) = [one for one in idle().nodes.slices.values() if one.id == "new0"]
     begin = shown(
         replace_fields(idle(), others={foreign.counted: 1}),
@@ -285,7 +285,7 @@ def test_release_is_forced_only_under_a_forced_drain(
 
 
 @pytest.mark.parametrize(("place", "named"), [(NODE, True), (NEW, True), (CordonTarget("device", "cpu"), False)])
-def test_drain_response_warns_of_a_forced_release(place: CordonTarget, *, named: bool) -> None:
+def test_forced_drain_response_warns_of_the_forced_release(place: CordonTarget, *, named: bool) -> None:
     begin = idle()
     forced, plain = (place_order(begin, place, "drain", Wish(force=one), HERE_S).response.says for one in (True, False))
     warning = "; 1 x A100 of rack is released, by force if necessary: programs that have it open lose it"

@@ -83,7 +83,7 @@ def test_pod_with_another_namespace_or_uid_is_not_matched() -> None:
         assert devices_of(at, at.replicas[own_replica().id], T0) == ()
 
 
-def test_long_silent_node_is_removed_until_it_reports_again() -> None:
+def test_agent_report_of_a_silent_node_is_removed_until_a_new_report() -> None:
     """Nodes appear under new names for as long as an autoscaler runs."""
     at = with_report(world([A], gpus(2), []), T0, gpu("GPU-a"))
     assert fold(at, (), T0 + FORGET_S - 1)[0].nodes.agents.keys() == {"n0"}
@@ -105,7 +105,7 @@ def back(at: World, now_s: float = T0 + 2) -> bool:
     return is_device_memory_free(at, own_replica().id, T0 + 1, now_s)
 
 
-def test_memory_is_free_when_a_later_report_shows_pod_devices_idle() -> None:
+def test_pod_memory_is_free_when_a_later_report_shows_its_devices_idle() -> None:
     assert back(gone(gpu("GPU-a", 20 * GI), gpu("GPU-b", IDLE_BYTES_MAX)))
     assert not back(gone(gpu("GPU-a"), gpu("GPU-b", IDLE_BYTES_MAX + 1))), "a killed engine can keep it"
     assert not back(gone(gpu("GPU-a"), gpu("GPU-b", healthy=False))), "what cannot be read is not measured"

@@ -78,7 +78,7 @@ def test_usage_of_a_replica_with_its_requested_memory_sets_the_estimate() -> Non
     assert seen_using(of, replica(of, "ra"), 13).models[of.name].memory_bytes == 13 * GI
 
 
-def test_memory_that_differs_by_less_than_a_mebibyte_is_unchanged() -> None:
+def test_grant_within_a_mebibyte_of_the_estimate_counts_as_unchanged() -> None:
     of, whole, two = asks(NEITHER), model("w", 0), model("t", 4, gpu=Gpu(count=2))
     for one in (replica(of, "r", memory_bytes=10 * GI + MIB - 1), replica(of, "r", memory_bytes=10 * GI - MIB + 1)):
         assert (has_grown(of, one), has_shrunk(of, one)) == (False, False)
@@ -101,7 +101,7 @@ def after(*used: tuple[float, bool], of: Model = A) -> float:
     return correct_memory_estimate(of, history).memory_bytes / GI
 
 
-def test_usage_above_the_estimate_is_counted_at_once() -> None:
+def test_usage_above_the_estimate_raises_it_before_the_replica_serves() -> None:
     assert after() == 8
     assert after((9, False)) == 9
     assert after((9, False), (5, True)) == 9, "the most that was seen, not the latest"
@@ -221,7 +221,7 @@ def test_missing_usage_or_an_older_spec_gives_no_measurement() -> None:
     assert served(T0, 20, old).models == old.models
 
 
-def test_node_agent_report_measures_the_memory_of_a_pod() -> None:
+def test_node_agent_report_of_pod_usage_sets_the_memory_estimate() -> None:
     """The rule is the same as on a single machine, and `explain fit` reports the same."""
     early, long_s = in_pod(running(T0 - 10, T0 - 5)), T0 - SERVED_S
     upon = reported(early, T0, ("u1", "GPU-a", 9), ("u2", "GPU-a", 14))

@@ -117,7 +117,7 @@ def test_later_observation_without_a_pod_keeps_the_pod_and_its_times() -> None:
 # --- as observed by a driver ------------------------------------------------------------------------------------------
 
 
-def test_pod_times_are_those_of_the_first_observation() -> None:
+def test_each_pod_start_step_has_the_time_of_its_first_observation() -> None:
     one = StartTiming()
     one.ask(1.0)
     one.see(2.0, bound=False, prepared=False, runs=False)

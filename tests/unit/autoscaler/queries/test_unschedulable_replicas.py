@@ -171,7 +171,7 @@ def test_deletion_candidate_taint_is_recorded_and_allows_placement() -> None:
     assert places(called(model("a", 10), on=gpus("n1", taints=seen.taints))) == ["n1/gpu0"]
 
 
-def test_model_avoids_a_node_with_an_untolerated_taint_and_explains_why() -> None:
+def test_node_with_an_untolerated_taint_is_avoided_and_explained() -> None:
     a, tolerates = model("a", 10), Pod(tolerations=(Toleration(key="lab", operator="Exists"),))
     slices = [*gpus("n1", taints=(LAB,)), *gpus("n2")]
     assert places(called(a, on=slices)) == ["n2/gpu0"]

@@ -152,7 +152,7 @@ def test_order_is_released_after_its_replica_moves_to_an_owned_device() -> None:
         ),
     ],
 )
-def test_replica_stays_on_ordered_capacity_if_a_move_is_ruled_out(begin: World) -> None:
+def test_replica_stays_if_moving_it_is_impossible_forbidden_or_useless(begin: World) -> None:
     assert not [move for _, move in moves(begin) if move is not None]
 
 
@@ -195,7 +195,7 @@ def test_capacity_order_with_the_fewest_replicas_is_vacated_first() -> None:
     assert moves(both) == [("own0", move_of("c1"))]
 
 
-def test_idle_timeout_is_shortened_if_a_paid_replica_could_move_there() -> None:
+def test_idle_timeout_is_shortened_if_a_replica_could_leave_paid_capacity() -> None:
     idle = {**STARTED, "b": History(starts_s=(10.0,), last_activity_s=T0 - 55)}
     begin = rents(home(), others=(replica(B, "b1", on=["own0"]),), histories=idle)
     assert begin.rented.idlers == {"a", "b"}
@@ -242,7 +242,7 @@ def idle(*since_s: float, starts_s: float = 10.0) -> dict[str, History]:
     return {**STARTED, **histories}
 
 
-def test_only_the_longest_idle_replica_drains_if_no_device_is_free() -> None:
+def test_consolidation_drains_only_the_longest_idle_of_two_idle_replicas() -> None:
     there = (replica(B, "b1", on=["own0"]), replica(C, "c1", on=["own1"]))
     both = rents(home(), home("own1"), others=there, histories=idle(60, 70))
     assert both.rented.idlers == {"a", "c"}
@@ -266,7 +266,7 @@ def test_only_the_longest_idle_replica_drains_if_no_device_is_free() -> None:
         ),
     ],
 )  # fmt: skip
-def test_idle_timeout_is_unchanged_if_the_paid_replica_cannot_move(begin: World) -> None:
+def test_idle_timeout_is_unchanged_if_no_replica_can_leave_paid_capacity(begin: World) -> None:
     assert begin.rented.idlers == {"a"}
 
 
@@ -278,7 +278,7 @@ def test_consolidation_ignores_a_device_of_unknown_memory() -> None:
     ]
 
 
-def test_orders_whose_replicas_cannot_move_do_not_block_others() -> None:
+def test_orders_whose_replicas_cannot_move_do_not_block_other_moves() -> None:
     stuck = [model(f"s{number}", 16, slots=1, rollout=Rollout(surge=0)) for number in range(LEASES_MAX + 2)]
     begin = rents(home(), models=(A, *stuck))
     (lease,) = begin.capacity.leases.values()

@@ -124,7 +124,7 @@ def more(at: World, name: str, most: int) -> World:
     return replace(at, models={**at.models, before.name: replace(before, spec=spec)})
 
 
-def test_successor_of_a_moving_replica_does_not_exceed_replicas_min() -> None:
+def test_replica_and_its_successor_count_as_one_toward_replicas_min() -> None:
     at = more(laid(TIGHT), "n0-a", 3)
     scene = Scene(at, no_requests)
     scene.run(15)
@@ -196,7 +196,7 @@ def test_too_few_free_devices_are_not_reported_as_fragmentation() -> None:
     assert looked(at, T0).unmet[0].reason == "no room"
 
 
-def test_no_move_for_a_replica_that_gets_space_anyway_or_can_never_fit() -> None:
+def test_no_move_for_a_replica_with_promised_space_or_that_can_never_fit() -> None:
     at = laid(TIGHT)
     ground = MigrationContext(at, SliceIndex(build_bins(at, T0)), RestartCosts(), T0)
     for missing in (
@@ -334,7 +334,7 @@ def test_fragmented_memory_of_shared_devices_is_joined_by_a_move() -> None:
     assert scene.ready("a")
 
 
-def test_spread_replica_moves_to_a_rack_without_others_of_its_model() -> None:
+def test_spread_replica_moves_to_a_rack_without_replicas_of_its_model() -> None:
     """n1 is the tightest node, but another replica is in its rack; the moved replica's own rack counts as empty."""
     at = laid({0: [2, 2], 1: [6], 2: [5], 3: [5]})
     racks = {"n0": "a", "n1": "b", "n2": "b", "n3": "a"}
@@ -440,7 +440,7 @@ def placeable(at: World, now_s: float) -> bool:
 
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("seed", range(6))
-def test_equal_replicas_are_packed_without_fragmentation_or_moves(seed: int, shared: bool) -> None:
+def test_equally_sized_replicas_are_packed_without_fragmentation_or_moves(seed: int, shared: bool) -> None:
     churn = Churn(seed, world([], slices(shared=shared)), {f"m{at}": 3 for at in range(6)})
     for at in range(6):  # one at a time, interleaved with stops and starts
         churn.on.add(f"m{at}")
@@ -471,7 +471,7 @@ def in_pieces(rng: Random, most: int = 5) -> Laid:
 
 @settings(derandomize=True, deadline=None, max_examples=examples(25))
 @given(st.integers(0, 1 << 30), st.booleans())
-def test_defragmentation_joins_20_free_devices_while_replicas_serve(seed: int, shared: bool) -> None:
+def test_defragmentation_makes_room_for_8_devices_while_replicas_serve(seed: int, shared: bool) -> None:
     """Replicas of one to five devices all stay ready, and one of eight is ready in bounded time."""
     scene = Scene(laid(in_pieces(Random(seed)), shared=shared), no_requests)
     begin = scene.world

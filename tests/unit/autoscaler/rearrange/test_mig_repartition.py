@@ -207,7 +207,7 @@ def test_node_is_not_repartitioned_again_within_the_minimum_interval() -> None:
     assert order(town(cuttable(**fields), there=shown), T0 + 1) is not None
 
 
-def test_new_leader_reads_pending_repartitions_from_the_nodes() -> None:
+def test_new_leader_starts_no_repartition_if_a_node_reports_one_pending() -> None:
     at = town()
     action = order(at)
     assert action is not None
@@ -256,7 +256,7 @@ def test_failed_node_is_repartitioned_after_other_nodes() -> None:
     assert action.order.node == "n2"
 
 
-def test_each_new_mig_layout_has_another_name_than_the_previous_one() -> None:
+def test_repeated_mig_layout_gets_another_config_name_each_time() -> None:
     cuts = (("3g.40gb", "3g.40gb"), ("7g.80gb",))
     config, names = CONFIG, configs_of(cuts)
     for _ in range(5):

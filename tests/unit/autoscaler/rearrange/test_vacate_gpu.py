@@ -80,7 +80,7 @@ def test_no_replica_is_evicted_if_another_on_the_gpu_must_stay() -> None:
     assert leave(plan(asked(parts(A, B), ("large", "b"), on(a, A), starting, models=(a, b)), T0)) == set()
 
 
-def test_busy_replica_is_evicted_only_if_no_idle_one_can_leave() -> None:
+def test_busy_replica_is_evicted_only_if_no_idle_replica_can_leave() -> None:
     a, b = model("a", 30), model("b", 30)
     first, second = cut_name("3g.40gb", 0), cut_name("3g.40gb", 0, 1)
     at = asked(parts(first, second, gpus=2), ("large",), on(a, first), on(b, second), models=(a, b), busy="a")
@@ -127,7 +127,7 @@ def test_vacated_gpu_is_reserved_until_it_is_listed_as_a_whole_device() -> None:
     assert start(plan(asked(parts(), ("large",), models=(b,)), T0)) == {"large": "gpu-0"}
 
 
-def test_higher_priority_replica_on_a_slice_prevents_an_eviction() -> None:
+def test_start_of_a_higher_priority_replica_on_a_slice_prevents_eviction() -> None:
     a, b = model("a", 5), model("b", 30, priority=5)
     made = plan(asked(parts(A), ("large", "b"), on(a, A), models=(a, b)), T0)
     assert start(made).keys() == {"b"}

@@ -92,7 +92,7 @@ def test_tenant_entry_converts_key_expiry_to_unix_seconds() -> None:
     ("auth", "tenants", "needed"),
     [("auto", [], False), ("auto", [ACME], True), ("keys", [], True), ("none", [ACME], False)],
 )
-def test_api_keys_are_required_if_settings_say_so_or_a_tenant_exists(
+def test_api_keys_are_required_by_auth_keys_or_by_auto_with_a_tenant(
     auth: str, tenants: list[Tenant], needed: bool
 ) -> None:
     settings = Settings(auth="auto") if auth == "auto" else Settings(auth="keys" if auth == "keys" else "none")
@@ -119,13 +119,13 @@ def test_gateway_settings_contain_the_stream_cors_and_host_settings() -> None:
 
 
 @pytest.mark.parametrize("time", ["2027-01-31", "2027-01-31T12:00:00", "2027-W01-1T12:00:00Z+", "x"])
-def test_key_expiry_time_without_a_time_zone_is_rejected(time: str) -> None:
+def test_key_expiry_that_is_invalid_or_has_no_time_zone_is_rejected(time: str) -> None:
     with pytest.raises(ValueError):
         unix_seconds(time)
 
 
 @pytest.mark.parametrize("key", ["tenants", "aliases"])
-def test_catalogue_of_2000_models_with_the_most_names_fits_into_one_message(key: str) -> None:
+def test_catalogue_of_2000_models_with_maximum_names_fits_in_one_message(key: str) -> None:
     def spec(count: int) -> ModelSpec:
         names = tuple(f"{number:03}".ljust(120, "x") for number in range(count))
         adapters_max = min(ADAPTERS_MAX, ADAPTED_NAMES_MAX // (1 + count)) if key == "aliases" else ADAPTERS_MAX

@@ -205,7 +205,7 @@ def test_model_entry_contains_the_served_name_of_each_adapter(engine: EngineName
     assert not entry.lora
 
 
-def test_llama_cpp_entries_always_select_adapters_explicitly() -> None:
+def test_each_entry_of_a_llama_cpp_model_with_adapters_sets_lora_scales() -> None:
     """Otherwise llama.cpp may answer from results that it computed with the adapter of the previous request."""
     entry = model_entry(model("llama.cpp"))
     assert json.loads(entry.lora) == [{"id": 0, "scale": 0}]

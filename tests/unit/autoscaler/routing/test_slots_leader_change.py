@@ -112,7 +112,7 @@ def test_follower_neither_plans_nor_divides_slots() -> None:
 # --- the loop --------------------------------------------------------------------------------------------------------
 
 
-def test_loop_without_write_permission_executes_no_actions() -> None:
+def test_loop_with_an_expired_leader_lease_executes_no_actions() -> None:
     """It was paused while it led, so by its state it still leads."""
     loop = SteppedLoop(world([A, B], [device()], [], [gateway("g1")]))
     loop.writes_s = 0.0

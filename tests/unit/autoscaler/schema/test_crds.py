@@ -42,7 +42,7 @@ def _below(schema: Schema, at: str) -> Iterator[tuple[str, Schema]]:
             yield from _below(one, at + mark)
 
 
-def test_checked_in_definitions_match_the_generated_ones() -> None:
+def test_checked_in_crds_match_the_generated_crds() -> None:
     found = {path.name: path.read_text() for path in FOLDER.glob("*.yaml")}
     assert found == render_crds(field_docs), "run `.venv/bin/python -m docs.schemas`"
 
@@ -84,13 +84,13 @@ def test_crd_status_contains_every_field_of_the_learned_values() -> None:
     assert {field.encode_name for field in msgspec.structs.fields(LearnedStatus)} == known - {"startSeconds[]"}
 
 
-def test_definitions_are_small_enough_for_a_client_side_apply() -> None:
+def test_crds_are_small_enough_for_a_client_side_apply() -> None:
     """`kubectl apply` stores the definition in an annotation, and annotations are limited to 256 KiB in total."""
     for text in render_crds(field_docs).values():
         assert len(msgspec.json.encode(yaml.safe_load(text))) < 128 << 10
 
 
-def test_every_validation_rule_appears_in_a_definition() -> None:
+def test_every_validation_rule_appears_in_a_crd() -> None:
     """A renamed type or key would silently lose its rules."""
     shown = str([yaml.safe_load(text) for text in render_crds(field_docs).values()])
     for rules in RULES.values():
@@ -98,11 +98,11 @@ def test_every_validation_rule_appears_in_a_definition() -> None:
             assert repr(rule.rule) in shown, rule
 
 
-def test_fields_of_a_later_version_are_listed_as_not_yet_supported() -> None:
+def test_keys_listed_as_not_yet_supported_are_known_document_keys() -> None:
     assert LATER.keys() <= {key for keys in KEYS.values() for key in keys}
 
 
-def test_descriptions_come_from_the_field_documentation() -> None:
+def test_crd_field_descriptions_come_from_the_field_documentation() -> None:
     assert field_docs(ModelSpec)["slots"] == "Concurrent requests per replica. None: the engine's default."
     assert field_docs(ModelDocument) == {}
     shown = {path: schema.get("description") for path, schema in schemas(MODEL)}

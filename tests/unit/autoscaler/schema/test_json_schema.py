@@ -43,6 +43,6 @@ def test_invalid_model_fails_schema_validation(spec: dict[str, object]) -> None:
         jsonschema.validate(document, json.loads(render_schemas()["model.json"]), cls=jsonschema.Draft202012Validator)
 
 
-def test_default_size_is_shown_with_its_unit() -> None:
+def test_json_schema_default_of_a_size_includes_its_unit() -> None:
     model = json.loads(render_schemas()["model.json"])
     assert model["properties"]["spec"]["properties"]["queue"]["properties"]["bytesMax"]["default"] == "256Mi"

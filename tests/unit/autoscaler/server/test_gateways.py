@@ -141,7 +141,7 @@ async def test_invalid_report_is_rejected_with_400_and_changes_nothing(
     assert loop.step() is before
 
 
-async def test_unknown_fields_of_a_newer_gateway_are_ignored(aiohttp_client: AiohttpClient) -> None:
+async def test_unknown_report_fields_of_a_newer_gateway_are_ignored(aiohttp_client: AiohttpClient) -> None:
     client = await aiohttp_client(ContractServer(stepped().loop).application())
     status, _ = await post(client, msgspec.json.encode(report())[:-1] + b',"newer":{"x":1}}')
     assert status == 200
@@ -171,7 +171,7 @@ async def test_route_stream_starts_full_and_continues_with_deltas(aiohttp_client
     response.close()
 
 
-async def test_idle_route_stream_sends_heartbeats(
+async def test_idle_route_and_catalogue_streams_send_heartbeats(
     aiohttp_client: AiohttpClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gateways, "HEARTBEAT_S", 0.02)
@@ -215,7 +215,7 @@ async def test_catalogue_stream_starts_full_and_continues_with_deltas(aiohttp_cl
     response.close()
 
 
-async def test_slow_reader_of_a_route_stream_gets_one_combined_delta() -> None:
+async def test_slow_reader_of_a_catalogue_stream_gets_one_combined_delta() -> None:
     loop = stepped()
     async with contextlib.aclosing(Feed(loop.loop).catalogue()) as messages:
         await anext(messages)
@@ -283,7 +283,7 @@ async def test_report_with_a_future_route_version_is_rejected(aiohttp_client: Ai
     assert (await post(client, json.dumps({**WHOLE, "gateway": "g1", "version": version}).encode()))[0] == 200
 
 
-async def test_number_of_unwatched_gateways_is_bounded_until_silent_ones_expire(aiohttp_client: AiohttpClient) -> None:
+async def test_gateway_above_the_limit_is_rejected_until_silent_gateways_expire(aiohttp_client: AiohttpClient) -> None:
     loop = stepped()
     client = await aiohttp_client(ContractServer(loop.loop).application())
     for n in range(GATEWAYS_MAX - 1):
@@ -342,7 +342,7 @@ async def test_gateway_whose_process_was_killed_is_observed_as_gone(tmp_path: Pa
     assert loop.step().gateways[GatewayId("g9")].gone
 
 
-async def test_gateway_with_a_broken_connection_is_not_gone(tmp_path: Path) -> None:
+async def test_gateway_with_a_broken_connection_is_not_recorded_as_gone(tmp_path: Path) -> None:
     loop = stepped()
     runner = web.AppRunner(ContractServer(loop.loop).application(), shutdown_timeout=0.1)
     await runner.setup()

@@ -189,7 +189,7 @@ def test_removed_replica_is_no_longer_counted() -> None:
     assert not Scrape(metrics.text()).families["pilotlight_replicas"].samples
 
 
-def test_new_replica_adds_no_metric_series() -> None:
+def test_replica_id_does_not_appear_in_the_metrics() -> None:
     stepped, metrics, ordered = begun()
     stepped.step(seen(ordered, Seen.READY, T0))
     assert ordered.id not in metrics.text().decode()
@@ -273,7 +273,7 @@ def test_follower_counts_no_capacity_orders() -> None:
     assert counts_of(*steps(surge(offer()))) == {("rack", "returned"): 1.0}
 
 
-def test_exception_for_one_model_leaves_the_metrics_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exception_for_one_model_keeps_the_metrics_of_other_models(monkeypatch: pytest.MonkeyPatch) -> None:
     b, faults = model("b", 20), list[tuple[str, str]]()
     before = [replica(A, "r1", ("g1",), S.STARTING), replica(b, "r2", ("g2",), S.STARTING)]
     at = world([A, b], [device("g1", 80), device("g2", 80)], before)

@@ -119,7 +119,7 @@ POINTS = (
 
 
 @pytest.mark.parametrize("point", POINTS)
-async def test_exception_in_the_wants_of_a_model_removes_only_that_model_from_the_wants(
+async def test_exception_for_a_model_drops_only_that_model_from_desired_state(
     point: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The node keeps the copies that pods of the faulty Model use, and agents continue inspections."""
@@ -155,7 +155,7 @@ async def test_exception_in_the_wants_of_a_model_removes_only_that_model_from_th
         await lines.aclose()
 
 
-async def test_agent_that_connects_while_a_model_is_faulty_gets_the_wants_of_the_others(
+async def test_new_agent_gets_desired_state_of_other_models_if_a_model_is_faulty(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     inject(monkeypatch, POINTS[0], concerns("ada"))
@@ -167,7 +167,7 @@ async def test_agent_that_connects_while_a_model_is_faulty_gets_the_wants_of_the
     await lines.aclose()
 
 
-async def test_wants_are_computed_again_after_an_exception_that_no_model_explains(
+async def test_desired_node_state_is_recomputed_after_an_error_of_no_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stepped = SteppedLoop(world([ADA], [device("g1", 80, "n1")]))
@@ -257,7 +257,7 @@ async def test_node_stream_sends_wanted_images_until_they_are_present() -> None:
     await lines.aclose()
 
 
-async def test_replacement_node_receives_its_wanted_images() -> None:
+async def test_node_stream_sends_wanted_images_once_the_node_agent_is_known() -> None:
     a = needs()
     began = replace_fields(at([a], [starts(a, 3)], agents=[3, 4]), documented=True)
     loop = Watched(replace_fields(began, agents={"n4": began.nodes.agents["n4"]}))

@@ -119,7 +119,7 @@ def test_action_of_a_plan_is_encoded_with_its_kind() -> None:
         ("devices", "autoscaler.server.read_responses:devices_of", "status"),
     ],
 )
-async def test_model_that_raises_is_quarantined_and_the_request_is_answered(
+async def test_model_that_raises_errors_is_quarantined_and_the_request_succeeds(
     path: str, point: str, what: str, aiohttp_client: AiohttpClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faults = inject(monkeypatch, point, concerns("a"))
@@ -171,7 +171,9 @@ async def test_server_is_ready_once_all_running_replicas_are_listed(aiohttp_clie
     assert (await client.get("/readyz")).status == 200
 
 
-async def test_metrics_include_those_of_gateways_that_respond(aiohttp_client: AiohttpClient, tmp_path: Path) -> None:
+async def test_metrics_include_the_metrics_of_gateways_that_respond(
+    aiohttp_client: AiohttpClient, tmp_path: Path
+) -> None:
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(body=b"# TYPE x counter\nx_total 4.0\n")
 

@@ -138,7 +138,7 @@ async def test_stop_of_a_manually_scaled_model_mentions_the_manual_scale(aiohttp
     assert text.endswith(f"; {message}, so it starts again")
 
 
-async def test_devices_and_nodes_can_be_cordoned_drained_and_uncordoned(aiohttp_client: AiohttpClient) -> None:
+async def test_cordon_drain_and_uncordon_are_stored_and_report_their_effect(aiohttp_client: AiohttpClient) -> None:
     port = Port(lived())
     client = await port.client(aiohttp_client)
     message = await effect_of(client, "devices/gpu0/cordon")

@@ -103,7 +103,7 @@ async def test_a_token_has_the_roles_of_its_service_account() -> None:
     await house.tokens.close()
 
 
-async def test_unknown_tokens_do_not_displace_known_tokens(house: House) -> None:
+async def test_unknown_tokens_do_not_evict_known_tokens_from_the_cache(house: House) -> None:
     await house.let_in("ours")
     for n in range(KEPT_MAX + 1):
         assert not await house.tokens.admits(f"bogus{n}")
@@ -119,7 +119,7 @@ async def test_unknown_tokens_do_not_displace_known_tokens(house: House) -> None
     assert await asyncio.gather(*strangers) == [None] * ASKED_MAX
 
 
-async def test_revoked_token_is_no_longer_admitted(house: House) -> None:
+async def test_revoked_token_is_rejected_after_its_next_token_review(house: House) -> None:
     await house.let_in("ours")
     house.server.good.clear()
     house.now_s += KEPT_S

@@ -82,7 +82,7 @@ async def test_what_if_query_returns_starts_and_stops_without_executing_them(aio
         (b" " * 70_000, 413, "at most 65536 bytes"),
     ],
 )
-async def test_invalid_query_is_rejected_with_a_clear_error(
+async def test_invalid_what_if_query_is_rejected_with_the_reason(
     aiohttp_client: AiohttpClient, body: bytes, status: int, message: str
 ) -> None:
     client, _ = await connect(aiohttp_client, lived())
@@ -136,7 +136,7 @@ async def test_simulation_answer_contains_no_address_and_no_key(aiohttp_client: 
         assert not [one for one in ("10.9.8.7", "8000", "pl-ops", hashed("pl-ops")) if one in response]
 
 
-async def test_only_one_simulation_runs_at_a_time(
+async def test_second_simulation_is_rejected_with_429_while_the_first_runs(
     aiohttp_client: AiohttpClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
@@ -159,7 +159,7 @@ async def test_only_one_simulation_runs_at_a_time(
     assert (await client.post(PATH, json=question)).status == 200
 
 
-async def test_model_that_raises_is_quarantined_and_the_others_are_simulated(
+async def test_model_that_raises_an_error_is_quarantined_and_the_query_succeeds(
     aiohttp_client: AiohttpClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faults = inject(monkeypatch, "autoscaler.demand.desired_replicas:compute_desired_replicas", concerns("a"))

@@ -63,7 +63,7 @@ def pod(limits: dict[str, str], **annotations: str) -> OtherPod:
     ],
     ids=["a cut of its profile", "cuts that are called GPUs", "another maker's", "of both makers"],
 )
-def test_pod_of_another_owner_uses_up_only_the_resource_it_requests(
+def test_foreign_pod_uses_up_only_the_resource_it_requests(
     node: NodeFacts, limits: dict[str, str], removed: dict[str, int]
 ) -> None:
     there = seen(node)
@@ -92,7 +92,7 @@ def left(node: NodeFacts, *pods: OtherPod) -> tuple[tuple[Slice, ...], dict[str,
     )
 
 
-def test_card_share_used_by_others_is_subtracted() -> None:
+def test_hami_share_used_by_foreign_pods_is_subtracted_from_the_card() -> None:
     foreign = pod({"nvidia.com/gpu": "1"}, vgpu_devices_allocated="GPU-aaaa,NVIDIA,20480,30:;")
     assert foreign.cards == (HamiAllocation(0, "GPU-aaaa", 20 * GIB, 30),)
     (one, other), removed = left(hami_node(card(), card("GPU-bbbb")), foreign)
@@ -110,12 +110,12 @@ def test_card_share_used_by_others_is_subtracted() -> None:
 
 
 @pytest.mark.parametrize("held", ["81920,0", "99999,10", "1024,100"])
-def test_card_fully_used_by_others_is_unavailable(held: str) -> None:
+def test_hami_card_fully_used_by_a_foreign_pod_is_unavailable(held: str) -> None:
     (one,), _ = left(hami_node(card()), pod({}, vgpu_devices_allocated=f"GPU-aaaa,NVIDIA,{held}:;"))
     assert (one.closed, one.memory_bytes > 0) == (FULL, True)
 
 
-def test_npu_partition_used_by_others_counts_as_one_slice() -> None:
+def test_npu_partition_used_by_a_foreign_pod_counts_as_one_used_slice() -> None:
     _, removed = left(npu_node("NPU-1", "NPU-2"), pod({}, Ascend910B2_devices_allocated="NPU-1,Ascend910B2,8192,3:;"))
     assert removed == {f"{NODE} NPU-1": 1}
 

@@ -99,7 +99,7 @@ def test_claimed_partition_is_used_and_the_rest_of_the_gpu_is_offered() -> None:
 
 
 @pytest.mark.parametrize("places", [False, True])
-def test_small_demand_claims_a_smaller_profile_of_the_last_free_partition(places: bool) -> None:
+def test_small_demand_claims_a_small_profile_in_the_last_free_partition(places: bool) -> None:
     """No other place is left then; if several are left, only with a driver that publishes placements."""
     given_to = f"{DRIVER}/{NODE}/{cut_name('3g.40gb', 0)}"
     left = slices(given_to, places=places)[cut_name("3g.40gb", 4)]
@@ -234,7 +234,7 @@ def cuts(*kept: tuple[str, int, int]) -> dict[str, Slice]:
     return {one.id.rpartition("/")[2]: one for one in found}
 
 
-def test_partition_alternatives_are_one_per_gpu_of_the_same_size() -> None:
+def test_partition_claim_lists_one_alternative_of_equal_size_per_gpu() -> None:
     """No claim can distinguish two partitions of a GPU that do not exist yet: it admits both anyway."""
     kept = [("3g.40gb", 0, 0), ("3g.40gb", 4, 0), ("3g.40gb", 0, 1), ("1g.10gb", 4, 1)]
     there = cuts(*kept)

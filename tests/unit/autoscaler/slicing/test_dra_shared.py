@@ -189,7 +189,7 @@ def claim_names(inventory: Inventory) -> list[str]:
 OURS_TOO = {MANAGED_BY: "pilotlight", "pilotlight.dev/intent": "common"}
 
 
-async def test_gpu_with_our_shared_claim_stays_available() -> None:
+async def test_gpu_with_a_shared_claim_of_this_installation_stays_available() -> None:
     """It includes the moment after the last of its replicas has ended."""
     free = await looked()
     name = common_claim_name(free[0])
@@ -210,7 +210,7 @@ async def test_shared_claim_of_each_installation_has_its_own_name() -> None:
         assert claim_names(inventory) == [name]
 
 
-async def test_gpu_with_a_shared_claim_is_available_only_to_the_installation_of_the_claim() -> None:
+async def test_gpu_with_a_shared_claim_is_available_only_to_its_installation() -> None:
     base = common_claim_name((await looked())[0])
     claim = claimed(base + ONE.suffix, **OURS_TOO, **ONE.labels)
     for owner, closed in ((ONE, ""), (OTHER, FULL)):
@@ -239,7 +239,7 @@ async def test_shared_claim_of_an_earlier_version_is_used_until_its_last_pod_end
     assert claim_names(gone) == [base + ONE.suffix]
 
 
-async def test_gpu_claimed_by_others_is_unavailable() -> None:
+async def test_gpu_with_a_foreign_claim_is_unavailable() -> None:
     name = common_claim_name((await looked())[0])
     for foreign in (claimed(name), claimed(name, "other", **OURS_TOO), claimed("theirs")):
         assert [one.closed for one in await looked(foreign)] == [FULL, ""]
@@ -269,12 +269,12 @@ def runs(of: Model, state: S = S.READY) -> Replica:
 A, B, C = (model(name, 30) for name in "abc")
 
 
-def test_two_models_fit_on_one_gpu_and_a_third_waits() -> None:
+def test_two_30gib_models_share_an_80gib_gpu_and_a_third_waits() -> None:
     assert started(A, B, there=[runs(A)]) == ["b"]
     assert started(A, B, C, there=[runs(A), runs(B)]) == []
 
 
-def test_one_replica_starts_at_a_time_on_a_gpu() -> None:
+def test_replicas_on_a_shared_gpu_start_one_at_a_time() -> None:
     assert started(A, B) in (["a"], ["b"])
     assert started(A, B, there=[runs(A, S.STARTING)]) == []
 

@@ -130,7 +130,7 @@ def test_priority_class_sets_the_hami_task_priority(priority: int, reported: str
     assert not any("priority" in name for name in pod_fields.limits), "HAMi has none for these"
 
 
-def test_pod_on_hami_cards_requests_its_cards_memory_and_cores() -> None:
+def test_pod_on_hami_cards_requests_their_number_memory_and_cores() -> None:
     one, other = slices(card(), card("GPU-bbbb"))
     fields = Hami(priority=1).fields("m-1", [SliceShare(one, 20 * GIB + 1, 30), SliceShare(other, 20 * GIB + 1, 30)])
     assert fields.limits == {

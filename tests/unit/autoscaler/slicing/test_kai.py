@@ -65,7 +65,7 @@ def others_pod(namespace: str = "team", gpus: int = 0, **annotations: str) -> no
     return found
 
 
-def test_gpu_that_others_share_through_kai_counts_once_as_used() -> None:
+def test_gpu_that_foreign_pods_share_through_kai_counts_once_as_used() -> None:
     node = nodes.read_node({
         "metadata": {"name": NODE}, "spec": {}, "status": {"allocatable": {GPU: "2"}},
     })  # fmt: skip

@@ -45,7 +45,7 @@ def test_partition_size_in_node_labels_overrides_the_geometry_table() -> None:
     assert [(one.memory_bytes, one.compute_percent) for one in found] == [(9984 * MIB, 28)] * 2
 
 
-def test_single_strategy_slices_are_requested_as_gpu() -> None:
+def test_slices_under_mig_strategy_single_are_requested_as_nvidia_gpu() -> None:
     found = slices(SINGLE)
     assert len(found) == 7
     one = found[0]
@@ -115,7 +115,7 @@ def test_chosen_layout_is_written_as_a_mig_parted_configmap() -> None:
 
 
 @pytest.mark.parametrize("product", ["NVIDIA-A30", "NVIDIA-A100-SXM4-40GB", "NVIDIA-H100-80GB-HBM3", "NVIDIA-B200"])
-def test_planned_partition_matches_the_profile_of_its_node(product: str) -> None:
+def test_planned_partition_has_the_size_of_its_mig_profile(product: str) -> None:
     geometry = geometry_of(product)
     assert geometry is not None
     all_bytes = geometry.profiles[-1].memory_bytes

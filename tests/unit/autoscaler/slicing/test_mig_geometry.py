@@ -153,7 +153,7 @@ def test_impossible_h100_layout_is_rejected(cuts: list[tuple[str, int]], message
         build_layout(H100, cuts)
 
 
-def test_known_layouts_leave_the_expected_free_partitions() -> None:
+def test_free_partitions_of_example_h100_layouts_match_manual_counts() -> None:
     assert (
         count_free_cuts_by_profile(H100, build_layout(H100, [("4g.40gb", 0), ("3g.40gb", 4)])) == (0,) * 7
     )  # a full device

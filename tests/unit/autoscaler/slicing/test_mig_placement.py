@@ -229,7 +229,9 @@ def test_partition_in_use_is_recorded_even_on_a_closed_device() -> None:
         ),
     ],
 )
-def test_invalid_partition_order_raises_an_error_and_changes_nothing(does: Callable[[Any], None], message: str) -> None:
+def test_invalid_partition_operation_raises_an_error_and_changes_nothing(
+    does: Callable[[Any], None], message: str
+) -> None:
     on = fleet((H100, [("1g.10gb", 6)]))
     before = on.find("1g.10gb")
     with pytest.raises(MigError, match=message) as caught:

@@ -121,7 +121,7 @@ def by_device(slices: tuple[Slice, ...]) -> Iterator[list[Slice]]:
 
 
 @every_example
-def test_node_of_each_kind_has_the_slices_of_its_own_slicer_only(one: Example) -> None:
+def test_whole_time_sliced_or_mps_node_has_slices_of_its_own_slicer_only(one: Example) -> None:
     found = made(one)
     assert tuple(slice_.id for slice_ in found) == one.slices
     assert {slice_.isolation for slice_ in found} == {one.isolation}
@@ -137,7 +137,7 @@ every_node = pytest.mark.parametrize("one", sliced.EXAMPLES.values(), ids=sliced
 
 
 @every_node
-def test_node_of_another_kind_is_read_by_its_slicer_only(one: sliced.Example) -> None:
+def test_mig_dra_hami_or_vendor_node_has_slices_of_its_own_slicer_only(one: sliced.Example) -> None:
     found = one.slicer.inventory(one.node) or ()
     assert (len(found), sum(not slice_.closed for slice_ in found)) == (one.slices, one.open)
     there = slicer_families.list_slices(one.node)
@@ -146,7 +146,7 @@ def test_node_of_another_kind_is_read_by_its_slicer_only(one: sliced.Example) ->
 
 
 @every_node
-def test_pod_limits_do_not_exceed_allocatable_for_every_kind(one: sliced.Example) -> None:
+def test_pod_limits_on_all_open_slices_do_not_exceed_node_allocatable(one: sliced.Example) -> None:
     there, asked = slicer_families.list_slices(one.node), Counter[str]()
     known = {slice_.id: slice_ for slice_ in there}
     assert len(known) == len(there)
@@ -217,7 +217,7 @@ def test_id_of_each_slice_is_unique_and_starts_with_its_node_and_device(one: Exa
 
 
 @every_example
-def test_slice_ids_change_only_in_the_node_name_if_labels_are_reordered(one: Example) -> None:
+def test_slice_ids_of_a_renamed_node_differ_only_in_the_node_name(one: Example) -> None:
     assert made(one) == made(one)
     other = one.slicer.inventory(
         one.node._replace(name=NodeId("m"), labels=dict(sorted(one.node.labels.items(), reverse=True)))
@@ -227,7 +227,7 @@ def test_slice_ids_change_only_in_the_node_name_if_labels_are_reordered(one: Exa
 
 
 @every_example
-def test_pod_limits_do_not_exceed_the_counted_devices(one: Example) -> None:
+def test_total_pod_limits_of_all_slices_do_not_exceed_node_allocatable(one: Example) -> None:
     """Requesting each slice once never exceeds the allocatable resources of the node."""
     found = made(one)
     asked = Counter[str]()

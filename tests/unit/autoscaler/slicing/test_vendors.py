@@ -125,7 +125,7 @@ def test_replicas_that_fit_the_memory_of_an_amd_card_fit_its_cores(mib: list[int
     assert all(cores)
 
 
-def test_npu_is_whole_or_split_by_one_template() -> None:
+def test_npu_is_whole_without_a_template_and_partitioned_with_one() -> None:
     all_, _ = Ascend(B2).inventory(npu_node("NPU-1", "NPU-2")) or ()
     assert (all_.memory_bytes, all_.compute_percent, all_.shared) == (64 * GIB, 100, False)
     parts = Ascend(B2).inventory(npu_node("NPU-1", "NPU-2", template="vir06_1c_16g")) or ()

@@ -106,7 +106,7 @@ def test_redfish_url_with_host_and_port_is_accepted(url: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["rack/a", "rack:1"])
-def test_fabric_name_must_be_a_valid_configmap_key(name: str) -> None:
+def test_fabric_name_that_is_no_valid_configmap_key_is_rejected(name: str) -> None:
     assert wrong(f"{{name: '{name}', {REDFISH}}}").startswith("capacity[0].name: expected only letters, digits, ")
     check_providers([ProviderSettings(name=name, cro=Cro(model="a"))])
 
@@ -120,7 +120,7 @@ def test_duplicate_provider_name_or_too_many_providers_are_rejected() -> None:
         check_providers([decode_value(entry, ProviderSettings)] * (PROVIDERS_MAX + 1))
 
 
-def test_fabric_system_in_two_entries_requires_one_to_be_closing() -> None:
+def test_redfish_system_of_two_providers_is_rejected_unless_one_is_closing() -> None:
     one = f"{{name: a, {REDFISH}}}"
     two = "name: b, redfish: {url: 'https://FABRIC/', systems: {n0: /redfish/v1/Systems/0, n1: /redfish/v1/Systems/1/}}"
     refused = (
@@ -132,7 +132,7 @@ def test_fabric_system_in_two_entries_requires_one_to_be_closing() -> None:
     assert len(parse_documents([("s.yaml", text)], {}).settings.capacity) == 2
 
 
-def test_publishing_fabric_requires_a_valid_pool_name() -> None:
+def test_publishing_fabric_with_an_invalid_pool_name_is_rejected() -> None:
     fabric = Redfish(url="https://fabric.example", systems={"w1": "/redfish/v1/Systems/1"}, publish=True)
     check_providers([ProviderSettings(name="pod2", redfish=fabric)])
     with pytest.raises(WrongKeyError) as caught:

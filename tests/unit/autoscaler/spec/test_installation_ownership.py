@@ -36,7 +36,7 @@ def test_objects_of_another_installation_are_not_owned() -> None:
     assert f"{INSTALLATION}={ONE.installation}" in ONE.engines
 
 
-def test_objects_without_an_installation_label_may_be_adopted() -> None:
+def test_unlabelled_objects_are_owned_by_every_installation() -> None:
     assert all(one.owns({"metadata": {"name": "x"}}) for one in (ONE, OTHER, ANYBODYS))
     assert ONE.unlabelled.endswith(f",!{INSTALLATION}")
     assert (ANYBODYS.unlabelled, ANYBODYS.label(labelled())) == ("", labelled())

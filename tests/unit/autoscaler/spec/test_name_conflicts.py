@@ -126,7 +126,7 @@ def test_younger_model_never_takes_a_name_from_an_older_model(
         assert list(without.models) == [one for one in found.models if one.name != found.names.get(youngest)]
 
 
-def test_model_that_raises_does_not_get_the_document_of_a_deleted_object(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faulty_model_keeps_its_previous_document_only_if_its_uid_is_equal(monkeypatch: pytest.MonkeyPatch) -> None:
     old, other = replace(model("x", "y"), uid="1"), model("z")
     before = settled(old, other)
     inject(monkeypatch, "autoscaler.spec.name_conflicts:_settled", lambda *_: True)
@@ -155,7 +155,7 @@ def test_shared_key_is_kept_only_by_the_oldest_tenant() -> None:
     }  # fmt: skip
 
 
-def test_tenant_from_files_takes_precedence_over_its_namesake() -> None:
+def test_tenant_from_files_takes_precedence_over_an_equally_named_tenant() -> None:
     of_files = tenant("x", key("a"))
     tenants, taken = resolve_tenant_conflicts([of_files], [replace(of_files, spec=TenantSpec())])
     assert tenants == (of_files,)

@@ -209,6 +209,6 @@ def test_change_that_requires_a_new_pod_changes_the_spec_hash(changed: str) -> N
     assert one(changed).spec_hash() != one("image: x").spec_hash()
 
 
-def test_spec_hash_is_the_same_without_pod_settings() -> None:
+def test_empty_pod_settings_do_not_change_the_spec_hash() -> None:
     assert one("pod: {}").spec_hash() == one("rollout: {surge: 0}").spec_hash() == one("slots: 4").spec_hash()
     assert one("").spec.pod == Pod()

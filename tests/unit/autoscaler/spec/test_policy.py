@@ -42,7 +42,7 @@ def refusal(document: object) -> str:
     return str(caught.value)
 
 
-def test_policy_is_kept_and_becomes_a_message_for_gateways() -> None:
+def test_policy_survives_a_yaml_round_trip_and_is_sent_to_gateways() -> None:
     value = model(
         defaults={"temperature": 0.7, "stop": ["a"]},
         forced={"chat_template_kwargs": {"a": {"b": [1, None, True]}}, "user": "ü"},
@@ -66,7 +66,7 @@ def test_policy_is_kept_and_becomes_a_message_for_gateways() -> None:
     assert read_known_keys(value).policy == documents.models[0].spec.policy
 
 
-def test_empty_policy_is_no_message() -> None:
+def test_empty_policy_is_not_sent_to_gateways() -> None:
     documents = parse_documents([("f", yaml.safe_dump_all([model(), tenant(removed=[])]))])
     assert model_entry(documents.models[0]).policy is None
     assert tenant_entry(documents.tenants[0]).policy is None
@@ -115,7 +115,7 @@ def test_empty_policy_is_no_message() -> None:
         ({"answerCheck": {"url": URL, "streams": "check"}}, "answerCheck.streams", "expected one of reject, skip"),
     ],
 )
-def test_invalid_policy_is_one_error_that_names_the_key(policy: dict[str, object], path: str, text: str) -> None:
+def test_invalid_policy_is_rejected_with_its_key_in_one_line(policy: dict[str, object], path: str, text: str) -> None:
     for document in (model(**policy), tenant(**policy)):
         message = refusal(document)
         assert f"spec.policy{'.' * bool(path)}{path}" in message
@@ -131,13 +131,13 @@ def test_forced_by_name_accepts_only_names_of_the_model() -> None:
 
 
 @pytest.mark.parametrize("value", ["\ud800", ["a", "\udfff"], {"\ud800": 1}])
-def test_unpaired_surrogate_in_a_value_is_an_error(value: object) -> None:
+def test_policy_value_with_an_unpaired_surrogate_is_rejected(value: object) -> None:
     with pytest.raises(WrongKeyError, match="expected a value of JSON") as caught:
         read_document(model(forced={"user": value}))
     assert caught.value.path[:4] == ("spec", "policy", "forced", "user")
 
 
-def test_settings_name_hosts_and_networks_for_checks() -> None:
+def test_check_hosts_and_networks_are_sent_and_invalid_ones_are_rejected() -> None:
     value = settings(hosts=["guard.svc.cluster.local", "127.0.0.1", "::1"], serviceNetworks=["10.96.0.0/12"])
     found = front_settings(parse_documents([("f", yaml.safe_dump(value))]).settings, ())
     assert found.check_hosts == ("guard.svc.cluster.local", "127.0.0.1", "::1")
@@ -147,7 +147,7 @@ def test_settings_name_hosts_and_networks_for_checks() -> None:
         assert "checks.serviceNetworks[0]: expected a network" in refusal(settings(serviceNetworks=[network]))
 
 
-def test_stand_in_of_a_model_with_an_unreadable_policy_is_for_no_tenant() -> None:
+def test_model_with_an_invalid_policy_is_available_to_no_tenant() -> None:
     assert read_known_keys(model(forced={"model": "x"})).tenants == ()
     assert read_known_keys(model(forced=json.loads("[" * 50 + "]" * 50))).tenants == ()
     assert read_known_keys(model(removed=["tools"])).tenants is None

@@ -369,7 +369,7 @@ def test_start_fails_if_its_model_changes_while_weights_are_pending() -> None:
     assert isinstance(assess_weights(removed, waits, before, T0, T0), WeightsPending), "the plan stops it"
 
 
-def test_start_without_a_device_fails_its_weights_request() -> None:
+def test_start_without_a_device_fails_if_it_needs_weights() -> None:
     found = assess_weights(
         nodes([model()], []),
         replace(one(model(), "a1"), resources=replace(one(model(), "a1").resources, slices=())),

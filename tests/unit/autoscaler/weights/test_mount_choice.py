@@ -76,7 +76,7 @@ def test_image_mount_is_chosen_if_volumes_cannot_be_created() -> None:
         ),
     ],
 )  # fmt: skip
-def test_impossible_mount_gives_both_reasons_and_a_fix(
+def test_auto_mount_without_volume_or_image_gives_both_reasons_and_a_fix(
     facts: ClusterFacts, node: NodeMountFacts, found: ArtifactFacts, why: str
 ) -> None:
     way, reason = chosen(facts=facts, node=node, found=found)
@@ -118,7 +118,7 @@ def test_host_path_is_used_only_if_set_in_the_settings() -> None:
         assert all(chosen(mount, facts).way != "hostPath" for mount in ("auto", "volume", "image"))
 
 
-def test_claim_is_mounted_unchanged_under_every_mount_setting() -> None:
+def test_pvc_is_mounted_unchanged_under_every_mount_setting() -> None:
     for mount in ("auto", "volume", "image", "hostPath"):
         way, reason = mount_choice.choose_mount(
             "pvc://shared/llama/8b.gguf", weight_settings(mount=mount), ClusterFacts()
@@ -180,7 +180,7 @@ def test_image_reference_uses_the_digest(artifact: str, image: str) -> None:
     assert mount_choice.image_of(artifact, DIGEST) == f"{image}@{DIGEST}"
 
 
-def test_pulled_and_claimed_artifacts_are_mounted_and_files_are_not() -> None:
+def test_pulled_and_pvc_artifacts_are_mounted_but_local_files_are_not() -> None:
     assert [one for one in (OCI, "pvc://a", "file:///a", "hf://a/b", "", None) if mount_choice.is_mounted(one)] == [
         OCI, "pvc://a", "hf://a/b",
     ]  # fmt: skip

@@ -89,7 +89,7 @@ def test_saved_snapshot_loads_unchanged_from_a_file_of_mode_0600(tmp_path: Path)
     assert [one.name for one in tmp_path.iterdir()] == ["g1.kept.json"]
 
 
-def test_missing_snapshot_loads_as_none_and_corrupt_one_raises_an_error(tmp_path: Path) -> None:
+def test_missing_snapshot_file_loads_as_none_and_corrupt_file_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "g1.kept.json"
     assert snapshot_file.load_snapshot(path) is None
     for broken in (b'{"catalogue": 3}', b'{"later":' + b"[" * 5000, b'{"catalogue":{"epoch":"\xff"}}'):

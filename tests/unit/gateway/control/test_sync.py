@@ -237,7 +237,7 @@ async def test_gateway_reports_every_50_ms_while_requests_wait() -> None:
 
 
 @in_virtual_time
-async def test_gateway_reports_early_when_requests_wait_at_other_gateways() -> None:
+async def test_gateway_made_busy_by_a_routes_update_reports_before_its_heartbeat() -> None:
     """It does not wait for its next heartbeat: the leader may need its report that it applied a lower allocation."""
     played, reported = PlayedLink(), asyncio.Event()
 
@@ -352,7 +352,7 @@ async def test_saved_snapshot_is_not_used_when_an_autoscaler_answers(
 
 
 @pytest.mark.parametrize("spoil", [lambda path: path.write_text("{"), lambda path: path.mkdir()])
-async def test_corrupt_or_directory_snapshot_file_is_logged_and_sync_starts(
+async def test_unreadable_snapshot_file_is_logged_and_sync_still_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], object]
 ) -> None:
     monkeypatch.setattr(sync, "KEEP_S", 0.02)
@@ -385,7 +385,7 @@ async def test_exception_while_a_message_is_applied_reopens_only_its_stream() ->
 
 
 @pytest.mark.parametrize("kind", ["catalogue", "routes"])
-async def test_exception_while_the_snapshot_is_merged_affects_only_the_file(
+async def test_deltas_are_applied_despite_an_exception_in_the_snapshot_merge(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reported: list[tuple[str | None, str]] = []

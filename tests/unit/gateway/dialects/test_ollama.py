@@ -32,7 +32,7 @@ def body_of(endpoint: str, **members: object) -> dict[str, Any]:
 ASK = [{"role": "user", "content": "Hello"}]
 
 
-def test_chat_streams_by_default() -> None:
+def test_chat_request_without_a_stream_member_becomes_a_stream_request() -> None:
     made = translated("chat", messages=ASK)
     assert (made.target, made.stream, made.action, made.model) == (ollama.CHAT, True, "", "m")
     assert json.loads(made.body) == {
@@ -49,12 +49,12 @@ def test_chat_streams_by_default() -> None:
     ("endpoint", "name", "known"),
     [("chat", "Model", "model"), ("generate", "Prompt", "prompt"), ("embed", "\u212aeep_alive", "keep_alive")],
 )
-def test_member_that_differs_only_in_case_is_rejected(endpoint: str, name: str, known: str) -> None:
+def test_member_that_differs_from_a_known_name_only_in_case_is_rejected(endpoint: str, name: str, known: str) -> None:
     with pytest.raises(CallError, match=f"differs from {known} only in the case"):
         translated(endpoint, **{name: "x"})
 
 
-def test_shown_model_whose_member_differs_only_in_case_is_rejected() -> None:
+def test_show_request_member_that_differs_only_in_case_is_rejected() -> None:
     with pytest.raises(CallError, match="differs from name only in the case"):
         ollama.read_shown_model(b'{"model": "m", "Name": "other"}')
 
@@ -78,7 +78,7 @@ def test_options_are_translated_and_unknown_members_are_dropped() -> None:
 
 
 @pytest.mark.parametrize("limit", [0, -1, -2])
-def test_num_predict_without_a_limit_is_left_out(limit: int) -> None:
+def test_num_predict_of_zero_or_less_sets_no_max_tokens(limit: int) -> None:
     assert "max_tokens" not in body_of("chat", messages=ASK, options={"num_predict": limit})
 
 
@@ -95,12 +95,12 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
     ],
 )
 @pytest.mark.parametrize("endpoint", ["chat", "generate"])
-def test_format_becomes_the_response_format(endpoint: str, form: object, expected: object) -> None:
+def test_ollama_format_is_translated_to_openai_response_format(endpoint: str, form: object, expected: object) -> None:
     ask: dict[str, object] = {"messages": ASK} if endpoint == "chat" else {"prompt": "Hello"}
     assert body_of(endpoint, format=form, **ask).get("response_format") == expected
 
 
-def test_think_becomes_a_template_argument_or_an_effort() -> None:
+def test_think_is_translated_to_enable_thinking_or_reasoning_effort() -> None:
     assert body_of("chat", messages=ASK, think=False)["chat_template_kwargs"] == {"enable_thinking": False}
     assert body_of("generate", prompt="a", think=True)["chat_template_kwargs"] == {"enable_thinking": True}
     assert body_of("chat", messages=ASK, think="high")["reasoning_effort"] == "high"
@@ -116,7 +116,7 @@ def test_think_becomes_a_template_argument_or_an_effort() -> None:
         ("data:image/png;base64,iVBORw", "data:image/png;base64,iVBORw"),
     ],
 )
-def test_image_becomes_a_data_url(image: str, url: str) -> None:
+def test_base64_or_data_url_image_becomes_an_image_url_part(image: str, url: str) -> None:
     content = [{"type": "text", "text": "What?"}, {"type": "image_url", "image_url": {"url": url}}]
     asked = body_of("chat", messages=[{"role": "user", "content": "What?", "images": [image]}])
     assert asked["messages"] == [{"role": "user", "content": content}]
@@ -127,12 +127,12 @@ def test_image_becomes_a_data_url(image: str, url: str) -> None:
     "image",
     ["http://10.0.0.1/", "file:///etc/passwd", "HTTPS://a", "data:text/html,a", "data:image/svg+xml,<svg/>", ""],
 )
-def test_image_that_an_engine_would_fetch_is_rejected(image: str) -> None:
+def test_image_url_or_unsupported_image_data_is_rejected(image: str) -> None:
     with pytest.raises(CallError, match="base64"):
         translated("chat", messages=[{"role": "user", "content": "", "images": [image]}])
 
 
-def test_tool_calls_and_their_results_are_linked_by_ids() -> None:
+def test_tool_results_get_the_ids_of_their_tool_calls() -> None:
     tools = [{"type": "function", "function": {"name": "add", "parameters": SCHEMA}}]
     calls = [
         {"function": {"name": "add", "arguments": {"a": 1, "text": "é\n"}}},
@@ -156,7 +156,7 @@ def test_tool_calls_and_their_results_are_linked_by_ids() -> None:
     assert [result["tool_call_id"] for result in results] == ["call_1_1", "call_1_0", "own"]
 
 
-def test_generate_uses_the_chat_template_unless_it_is_raw() -> None:
+def test_generate_is_translated_to_chat_and_raw_generate_to_completion() -> None:
     made = translated("generate", prompt="Hello", system="Be brief", stream=False)
     assert made.target == ollama.CHAT
     assert json.loads(made.body)["messages"] == [{"role": "system", "content": "Be brief"}, *ASK]
@@ -167,7 +167,7 @@ def test_generate_uses_the_chat_template_unless_it_is_raw() -> None:
 
 
 @pytest.mark.parametrize("text", ["a", ["a", "b"]])
-def test_embed_becomes_embeddings_with_numbers(text: object) -> None:
+def test_embed_request_is_translated_to_openai_with_float_encoding(text: object) -> None:
     made = translated("embed", input=text, truncate=True, dimensions=8, stream=True)
     assert (made.target, made.stream) == (ollama.EMBEDDING, False)
     expected = {"model": "m", "input": text, "encoding_format": "float", "dimensions": 8}
@@ -182,7 +182,7 @@ def test_embed_becomes_embeddings_with_numbers(text: object) -> None:
         (-1, "load"), ("-1", "load"), ("5m", "load"), ("1h30m", "load"), (300, "load"), ("", "load"), ("10ms", "load"),
     ],
 )  # fmt: skip
-def test_request_without_a_prompt_loads_or_unloads(keep_alive: object, action: str) -> None:
+def test_request_without_prompt_loads_or_at_keep_alive_0_unloads_the_model(keep_alive: object, action: str) -> None:
     for endpoint, empty in (("chat", "messages"), ("generate", "prompt"), ("embed", "input"), ("embeddings", "prompt")):
         assert translated(endpoint, keep_alive=keep_alive).action == action
         assert (
@@ -213,14 +213,16 @@ def test_request_without_a_prompt_loads_or_unloads(keep_alive: object, action: s
         ("embed", {"model": 1}, "model"),
     ],
 )
-def test_invalid_member_is_named_but_not_repeated(endpoint: str, members: dict[str, object], message: str) -> None:
+def test_error_for_an_invalid_member_names_it_without_its_value(
+    endpoint: str, members: dict[str, object], message: str
+) -> None:
     with pytest.raises(CallError, match=message) as caught:
         translated(endpoint, **members)
     assert (caught.value.status, "canary" in caught.value.message) == (400, False)
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'"a"', b'{"model":"\xff"}', b"[" * 100_000])
-def test_body_that_is_no_object_is_rejected(body: bytes) -> None:
+def test_body_that_is_not_a_valid_json_object_is_rejected(body: bytes) -> None:
     operation = find_operation(b"POST", b"/api/chat")
     assert operation is not None
     with pytest.raises(CallError) as caught:
@@ -230,7 +232,7 @@ def test_body_that_is_no_object_is_rejected(body: bytes) -> None:
         ollama.read_shown_model(body)
 
 
-def test_show_accepts_both_names_of_its_member() -> None:
+def test_show_request_reads_the_model_from_model_or_name_member() -> None:
     assert ollama.read_shown_model(b'{"model":"a","verbose":true}') == ollama.read_shown_model(b'{"name":"a"}') == "a"
     with pytest.raises(CallError, match="model"):
         ollama.read_shown_model(b"{}")
@@ -275,7 +277,7 @@ LARGEST = {
 
 
 @pytest.mark.parametrize("name", LARGEST)
-def test_largest_body_needs_a_limited_multiple_of_its_size(name: str) -> None:
+def test_body_of_maximum_size_needs_at_most_ten_times_its_size_in_memory(name: str) -> None:
     operation = EMBED_OPERATION if name == "embed" else CHAT_OPERATION
     assert operation is not None
     body = LARGEST[name]
@@ -293,7 +295,7 @@ def test_largest_body_needs_a_limited_multiple_of_its_size(name: str) -> None:
     assert peak < 10 * ollama.BODY_BYTES_MAX
 
 
-def test_commas_in_texts_are_no_items() -> None:
+def test_commas_inside_json_strings_are_not_counted_as_items() -> None:
     text = 'a,"\\' * ollama.ITEMS_MAX
     (message,) = body_of("chat", messages=[{"role": "user", "content": text}])["messages"]
     assert message["content"] == text
@@ -320,7 +322,7 @@ def count_operations(act: Callable[[], object]) -> int:
     return count
 
 
-def test_operations_for_the_largest_numbers_of_items_grow_with_their_number() -> None:
+def test_translation_steps_grow_linearly_with_the_number_of_tool_calls() -> None:
     def build(calls: int) -> tuple[Operation, bytes]:
         asks = [{"function": {"name": f"f{number}"}, "id": f"id-{number}"} for number in range(calls)]
         results = [{"role": "tool", "tool_name": f"f{number}", "tool_call_id": "x"} for number in range(9 * calls)]

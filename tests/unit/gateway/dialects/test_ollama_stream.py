@@ -52,7 +52,7 @@ def message(content: str, **more: object) -> dict[str, object]:
     return {"role": "assistant", "content": content, **more}
 
 
-def test_chat_stream_becomes_lines_and_a_last_line_with_counts() -> None:
+def test_chat_stream_becomes_json_lines_that_end_with_token_counts() -> None:
     one = converter()
     opening = delta(role="assistant", content=None)
     data = one.feed(
@@ -71,7 +71,7 @@ def test_chat_stream_becomes_lines_and_a_last_line_with_counts() -> None:
     assert one.feed(delta(content="more")) == one.finish() == b""
 
 
-def test_generate_stream_has_response_instead_of_message() -> None:
+def test_generate_stream_lines_contain_response_instead_of_message() -> None:
     for chunk in (delta("length", content="a"), event(choices=[{"text": "a", "finish_reason": "length"}])):
         first, last = lines_of(converter("generate").feed(chunk + DONE))
         assert first == {"model": "m", "created_at": "now", "response": "a", "done": False}
@@ -80,7 +80,7 @@ def test_generate_stream_has_response_instead_of_message() -> None:
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
-def test_thinking_is_a_member_of_its_own(name: str) -> None:
+def test_reasoning_delta_is_returned_in_the_thinking_member(name: str) -> None:
     assert lines_of(converter().feed(delta(**{name: "hm"})))[0]["message"] == message("", thinking="hm")
     assert lines_of(converter("generate").feed(delta(**{name: "hm"})))[0]["thinking"] == "hm"
 
@@ -89,7 +89,7 @@ def tool(index: int, arguments: object, name: str | None = None, id: str | None 
     return {"index": index, "id": id, "function": {"name": name, "arguments": arguments}}
 
 
-def test_tool_calls_in_pieces_become_one_line_with_objects() -> None:
+def test_tool_call_deltas_are_merged_into_one_line_with_object_arguments() -> None:
     one = converter()
     assert (
         one.feed(delta(tool_calls=[tool(0, '{"a"', "add", "c1")]) + delta(tool_calls=[tool(0, ': "\\u00e9"}')])) == b""
@@ -104,7 +104,7 @@ def test_tool_calls_in_pieces_become_one_line_with_objects() -> None:
     assert (called["done"], last["done"], last["done_reason"]) == (False, True, "stop")
 
 
-def test_incomplete_tool_call_is_left_out_only_at_the_token_limit() -> None:
+def test_incomplete_tool_call_is_dropped_at_token_limit_else_breaks_stream() -> None:
     half = delta(tool_calls=[tool(0, '{"a', "add")])
     (last,) = lines_of(converter().feed(half + delta("length") + DONE))
     assert last["done_reason"] == "length"
@@ -121,21 +121,21 @@ def test_error_event_of_the_engine_ends_the_stream_with_an_error_line() -> None:
     assert one.finish() == b""
 
 
-def test_stream_without_done_marker_ends_with_the_last_line() -> None:
+def test_stream_without_done_marker_ends_with_a_line_marked_done() -> None:
     one = converter()
     assert len(lines_of(one.feed(delta("stop", content="a")[:-1]))) == 0
     assert [line["done"] for line in lines_of(one.finish())] == [False, True]
 
 
 @pytest.mark.parametrize("bad", [b"data: {\n\n", b'data: {"choices": 5}\n\n', b"data: \xff\n\n", b"data: []\n\n"])
-def test_event_that_is_no_chunk_breaks_the_stream(bad: bytes) -> None:
+def test_event_that_is_not_a_valid_chunk_marks_the_stream_as_broken(bad: bytes) -> None:
     one = converter()
     assert len(lines_of(one.feed(delta(content="a") + bad + delta(content="b")))) == 1
     assert one.broken
     assert one.feed(DONE) == one.finish() == b""
 
 
-def test_buffers_are_bounded() -> None:
+def test_stream_is_broken_if_an_event_or_its_tool_calls_exceed_the_limit() -> None:
     one = converter()
     piece = b"data: " + b"x" * (EVENT_BYTES_MAX // 8)
     fed = sum(1 for _ in range(20) if not one.broken and one.feed(piece) == b"" and not one.broken)
@@ -166,7 +166,7 @@ STREAM = b"".join(
 
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=12))
-def test_lines_do_not_depend_on_how_the_stream_is_split(cuts: list[int]) -> None:
+def test_converted_lines_are_equal_for_any_split_of_the_stream(cuts: list[int]) -> None:
     one, at, out = converter(), 0, b""
     for cut in [*sorted(cuts), len(STREAM)]:
         out += one.feed(STREAM[at:cut])
@@ -185,7 +185,7 @@ def whole(endpoint: str, status: int = 200, **document: object) -> dict[str, Any
 COUNTED = {"prompt_tokens": 7, "completion_tokens": 2}
 
 
-def test_whole_chat_has_text_thinking_tools_and_counts() -> None:
+def test_unstreamed_chat_response_has_thinking_tool_calls_and_counts() -> None:
     said = {
         "content": None,
         "reasoning": "hm",
@@ -198,17 +198,17 @@ def test_whole_chat_has_text_thinking_tools_and_counts() -> None:
     assert found["total_duration"] == 5
 
 
-def test_log_probabilities_of_a_chat_are_passed_on() -> None:
+def test_log_probabilities_of_a_chat_response_are_returned_unchanged() -> None:
     rows = [{"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}]
     assert whole("chat", choices=[{"message": {"content": "a"}, "logprobs": {"content": rows}}])["logprobs"] == rows
 
 
-def test_whole_completion_becomes_a_response() -> None:
+def test_completion_text_becomes_the_response_member_of_generate() -> None:
     assert whole("generate", choices=[{"text": "a", "finish_reason": "length"}])["response"] == "a"
     assert whole("generate", choices=[{"message": {"content": "a"}}])["response"] == "a"
 
 
-def test_embeddings_keep_their_numbers_in_the_order_of_the_input() -> None:
+def test_embeddings_are_sorted_by_input_index_with_unchanged_numbers() -> None:
     rows = [{"index": 1, "embedding": [1, 2.50]}, {"index": 0, "embedding": [1e-7]}]
     found = whole("embed", data=rows, usage={"prompt_tokens": 3})
     assert found == {
@@ -221,7 +221,7 @@ def test_embeddings_keep_their_numbers_in_the_order_of_the_input() -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b"\xff", b"{}", b'{"choices":[]}', b'{"choices":5}', b"[" * 100_000]
 )
-def test_document_that_is_no_response_is_broken(endpoint: str, body: bytes) -> None:
+def test_engine_body_that_is_not_a_valid_response_is_marked_broken(endpoint: str, body: bytes) -> None:
     one = converter(endpoint, stream=False)
     assert one.convert(200, body) == b""
     assert one.broken
@@ -240,19 +240,19 @@ def test_document_that_is_no_response_is_broken(endpoint: str, body: bytes) -> N
         (b'{"error":null}', "rejected"),
     ],
 )
-def test_error_of_the_engine_becomes_its_message(body: bytes, text: str) -> None:
+def test_engine_error_is_returned_as_an_ollama_error_with_a_message(body: bytes, text: str) -> None:
     assert text in error_text(body)
     assert json.loads(converter().convert(400, body)) == {"error": error_text(body)}
 
 
-def test_loaded_document_has_the_form_of_its_endpoint() -> None:
+def test_load_or_unload_response_has_the_format_of_its_endpoint() -> None:
     assert json.loads(converter("generate").loaded("load"))["done_reason"] == "load"
     assert json.loads(converter("chat").loaded("unload"))["message"] == message("")
     assert json.loads(converter("embed").loaded("load")) == {"model": "m", "embeddings": []}
     assert json.loads(converter("embeddings").loaded("load")) == {"embedding": []}
 
 
-def test_error_member_that_is_null_is_no_error() -> None:
+def test_response_with_a_null_error_member_is_converted_as_a_success() -> None:
     choice = {"index": 0, "message": {"content": "a"}, "finish_reason": "stop"}
     made = json.loads(converter(stream=False).convert(200, json.dumps({"error": None, "choices": [choice]}).encode()))
     assert made["message"] == message("a")
@@ -273,7 +273,9 @@ def test_tool_arguments_that_are_not_utf8_break_the_response(stream: bool) -> No
     ("endpoint", "begin", "item"),
     [("chat", b'{"choices":[{}', b",{}"), ("embed", b'{"data":[{"embedding":0}', b',{"embedding":0}')],
 )
-def test_largest_document_of_an_engine_needs_limited_memory(endpoint: str, begin: bytes, item: bytes) -> None:
+def test_invalid_response_of_maximum_size_needs_at_most_4_times_its_size(
+    endpoint: str, begin: bytes, item: bytes
+) -> None:
     body = begin + item * ((DOCUMENT_BYTES_MAX - len(begin) - 2) // len(item)) + b"]}"
     made = converter(endpoint, stream=False)
     tracemalloc.start()
@@ -285,7 +287,7 @@ def test_largest_document_of_an_engine_needs_limited_memory(endpoint: str, begin
     assert peak < 4 * DOCUMENT_BYTES_MAX
 
 
-def test_largest_vectors_are_converted() -> None:
+def test_embedding_of_the_maximum_response_size_is_converted() -> None:
     vector = b"[" + b"0.125," * (DOCUMENT_BYTES_MAX // 6 - 100) + b"0]"
     made = converter("embed", stream=False)
     assert vector in made.convert(200, b'{"data":[{"embedding":%b}]}' % vector)

@@ -189,7 +189,7 @@ def test_no_request_is_dispatched_after_all_clients_disconnect() -> None:
     assert script.replica("r1", 8) == []
 
 
-def test_second_end_of_a_request_changes_no_slot_use_or_total() -> None:
+def test_request_that_ends_twice_is_counted_once_in_slots_and_totals() -> None:
     script = warm(1)
     script.arrive("c1")
     script.arrive("c2")
@@ -221,7 +221,7 @@ def test_second_tenant_gets_the_next_slot_despite_a_long_backlog() -> None:
     assert script.finish("a1") == ["grant a2 r1"]
 
 
-def test_high_priority_request_is_served_before_those_sharing_by_weight() -> None:
+def test_high_priority_request_is_granted_first_and_the_rest_by_weight() -> None:
     script = Script(weights={"A": 2.0, "B": 1.0})
     for n in range(4):
         script.arrive(f"a{n}", tenant="A")
@@ -345,7 +345,7 @@ def test_waiting_request_of_a_starting_model_gets_position_and_wait_time() -> No
     assert dispatch.busy()
 
 
-def test_gateway_counts_as_busy_until_an_empty_queue_was_reported() -> None:
+def test_gateway_stays_busy_until_it_reports_an_empty_queue() -> None:
     script = Script()
     dispatch = script.dispatch
     script.arrive_many(3, "c")

@@ -71,7 +71,7 @@ def test_tenant_of_weight_three_gets_three_quarters_of_the_slots() -> None:
 
 
 @pytest.mark.parametrize("weight", [1e-6, 1e6])
-def test_shares_are_exact_after_a_million_grants_to_a_tenant_of_an_extreme_weight(weight: float) -> None:
+def test_tenant_shares_stay_exact_after_a_million_grants_at_extreme_weight(weight: float) -> None:
     queue = Queue(MODEL)
     line_of(queue, "extreme", weight=weight)
     queue.charge(line_of(queue, "extreme"))
@@ -91,7 +91,7 @@ def test_catalogue_with_a_weight_beyond_the_limits_is_rejected(weight: str) -> N
         make_decoder(CatalogueDelta)(catalogue.encode())
 
 
-def test_tenant_that_was_idle_gets_no_advantage_over_others() -> None:
+def test_tenant_that_was_idle_alternates_with_a_tenant_that_was_busy() -> None:
     queue = Queue(MODEL)
     park(queue, "b0", "b")
     for n in range(50):
@@ -103,7 +103,7 @@ def test_tenant_that_was_idle_gets_no_advantage_over_others() -> None:
     assert turns == ["b", "a"] * 4, "level with the least served, so they alternate from here"
 
 
-def test_requests_served_without_waiting_count_for_fair_sharing() -> None:
+def test_tenant_served_without_waiting_is_queued_behind_an_unserved_tenant() -> None:
     queue = Queue(MODEL)
     for _ in range(4):
         queue.charge(line_of(queue, "a"))

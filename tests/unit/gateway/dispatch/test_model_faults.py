@@ -42,7 +42,9 @@ def _routes(*, full: bool = False) -> RoutesDelta:
         "routing_table:Routes._allow",
     ],
 )
-def test_exception_while_routes_are_applied_closes_only_its_model(point: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exception_while_routes_are_applied_makes_only_its_model_faulty(
+    point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = Script()
     script.model("tiny")
     script.arrive("waiting")
@@ -72,7 +74,7 @@ def test_exception_for_one_model_rejects_its_queued_requests(monkeypatch: pytest
     assert [total.finished for total in script.totals() if total.model == "llama"] == [3]
 
 
-def test_exception_in_an_operation_on_one_request_closes_only_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exception_in_a_request_operation_makes_only_its_model_faulty(monkeypatch: pytest.MonkeyPatch) -> None:
     acts: list[tuple[str, Callable[[Script], list[str]]]] = [
         ("arrive", lambda script: script.arrive("c9")),
         ("finish", lambda script: script.finish("c1")),
@@ -92,7 +94,7 @@ def test_exception_in_an_operation_on_one_request_closes_only_its_model(monkeypa
         assert script.arrive("c2") == ["refuse c2 model_faulty"]
 
 
-def test_exception_at_a_deadline_rejects_the_requests_of_its_model_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exception_at_a_deadline_makes_only_its_model_faulty(monkeypatch: pytest.MonkeyPatch) -> None:
     script = Script()
     script.model("tiny")
     script.arrive("c1", wait_s=5)
@@ -225,7 +227,7 @@ def _load(one: Ledger) -> None:
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "always"])
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("point", STEPS)
-def test_counters_and_reports_stay_right_after_an_exception_at_any_step(
+def test_counters_and_reports_match_requests_after_an_exception_anywhere(
     point: str, late: bool, lasting: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The exception is raised at each call of the function in turn: before it does anything, or after everything."""

@@ -70,7 +70,7 @@ def test_busy_and_waiting_times_grow_while_requests_run_or_wait() -> None:
     assert (second.busy_slot_us, second.waiting_call_us) == (8_000_000, 4_000_000)
 
 
-def test_totals_of_a_forgotten_model_are_reported_until_acknowledged() -> None:
+def test_totals_of_a_removed_model_are_reported_until_acknowledged() -> None:
     accounts = Accounts()
     for model in (LLAMA, TINY):
         accounts.touch(accounts.of(model, ACME), 0.0)
@@ -84,7 +84,7 @@ def test_totals_of_a_forgotten_model_are_reported_until_acknowledged() -> None:
     assert {total.model for total in accounts.totals(0.0, 3, {})} == {LLAMA}
 
 
-def test_totals_of_forgotten_model_restart_only_after_acknowledgement() -> None:
+def test_totals_of_a_removed_model_restart_only_after_acknowledgement() -> None:
     """Two accounts of the same model and tenant in one report would be counted as growth again and again."""
     accounts = Accounts()
     accounts.refused_cold(LLAMA, ACME, 1.0, 5.0)

@@ -56,7 +56,7 @@ def test_starting_or_draining_replica_gets_no_requests() -> None:
     assert take(part) is None
 
 
-def test_older_routes_change_no_slots_and_same_version_renews_the_leader() -> None:
+def test_older_routes_are_ignored_and_same_version_resets_leader_timeout() -> None:
     routes, _ = llama()
     apply(routes, route("r1", 2, granted=7), epoch=2, version=7)
     assert apply(routes, route("r1", 5, granted=9), epoch=1, version=9) is None
@@ -66,7 +66,7 @@ def test_older_routes_change_no_slots_and_same_version_renews_the_leader() -> No
     assert routes.silent_at_s == 3.0 + LEADER_SILENT_S
 
 
-def test_returned_slots_come_back_only_with_a_newer_allocation() -> None:
+def test_returned_slots_are_restored_only_by_a_newer_allocation() -> None:
     routes, part = llama()
     part = routes.of(MODEL)
     apply(routes, route("r1", 4, granted=3), version=3)
@@ -117,7 +117,7 @@ def test_removed_replica_is_reported_until_its_last_request_ends() -> None:
     ("holds", "slots", "gateways", "allowed"),
     [((3,), 8, 4, [3]), ((1,), 8, 4, [2]), ((0,), 2, 4, [1]), ((0, 1), 2, 4, [0, 1]), ((0, 0), 1, 2, [1, 1])],
 )
-def test_silent_leader_leaves_gateway_its_slots_or_equal_share_if_larger(
+def test_gateway_uses_larger_of_its_slots_and_equal_share_if_leader_silent(
     holds: tuple[int, ...], slots: int, gateways: int, allowed: list[int]
 ) -> None:
     """max(hold, floor(slots / gateways), 1 if this gateway holds no slot of the model): interfaces, section 6."""
@@ -153,7 +153,7 @@ def test_suspect_replica_gets_one_request_per_second_until_it_responds() -> None
     assert next(routes.uses(1.1, {})).connect_failures == 0
 
 
-def test_replica_state_change_ends_suspicion_but_a_slot_change_does_not() -> None:
+def test_state_change_clears_a_suspect_replica_but_slot_change_does_not() -> None:
     """Otherwise every delta would retry a dead replica: the failed connect itself makes the leader move allocations."""
     routes, part = llama(route("r1", 4))
     hold = routes.holds[ReplicaId("r1")]
@@ -219,13 +219,13 @@ def test_replica_is_not_stalled_by_one_request_alone() -> None:
     assert not hold.stalled(10 * LIMIT_S)
 
 
-def test_byte_for_any_request_ends_a_stall() -> None:
+def test_byte_for_any_request_restarts_the_stall_timeout() -> None:
     hold = silent_hold()
     hold.heard(0.0, LIMIT_S)
     assert [hold.stalled(2 * LIMIT_S - 0.1), hold.stalled(2 * LIMIT_S)] == [False, True]
 
 
-def test_waits_of_requests_that_ended_without_a_byte_add_up_without_the_time_between_them() -> None:
+def test_stall_time_includes_ended_silent_requests_but_not_idle_time() -> None:
     hold = silent_hold()
     hold.give(20.0)
     hold.give(50.0)
@@ -234,7 +234,7 @@ def test_waits_of_requests_that_ended_without_a_byte_add_up_without_the_time_bet
     assert [hold.stalled(50_000.0 + LIMIT_S - 51.0), hold.stalled(50_000.0 + LIMIT_S - 50.0)] == [False, True]
 
 
-def test_first_byte_of_a_request_that_has_ended_counts_as_progress() -> None:
+def test_byte_sent_by_an_ended_request_restarts_the_stall_timeout() -> None:
     hold = silent_hold()
     hold.give(100.0)
     hold.give(100.0, byte_s=99.9)

@@ -266,7 +266,7 @@ def test_whole_chunks_are_forwarded_and_a_partial_next_one_is_held_back() -> Non
     assert gate.pass_chunks(run + run[:ended]) == run + encode_chunk(EVENTS[0]), "an event is whole before its chunk is"
 
 
-def test_usage_event_in_the_middle_of_many_is_removed() -> None:
+def test_usage_event_between_many_token_events_is_removed() -> None:
     run = [encode_chunk(EVENTS[0])] * 200
     data = b"".join([*run, encode_chunk(USAGE), *run, LAST_CHUNK])
     assert gate_through([data[:9_000], data[9_000:]], drop_usage=True) == EVENTS[0] * 400

@@ -311,7 +311,7 @@ LEFT_OVER = b'data: {"id":"c","choices":[],"timings":{"x":1},"y":null}\n\n'
         ((FINISH, b": keep-alive\n\n", TIMED), (FINISH, b": keep-alive\n\n", LEFT_OVER)),
     ],
 )
-def test_other_members_of_a_usage_event_move_to_the_last_chunk_with_a_choice(
+def test_timings_of_a_removed_usage_event_move_to_adjacent_finish_chunk(
     events: tuple[bytes, ...], wanted: tuple[bytes, ...]
 ) -> None:
     chunks = b"".join(map(encode_chunk, events)) + LAST_CHUNK
@@ -329,7 +329,7 @@ def test_other_members_of_a_usage_event_move_to_the_last_chunk_with_a_choice(
     assert content(out + one.pass_chunks(LAST_CHUNK) + encode_chunk(one.rest())) == b"".join(wanted)
 
 
-def test_last_chunk_with_a_choice_is_released_if_the_stream_breaks() -> None:
+def test_held_finish_chunk_is_forwarded_if_the_stream_breaks() -> None:
     for events in ((FINISH,), (TOKEN, FINISH), (TOKEN, FINISH, b"data: {")):
         wanted = b"".join(event for event in events if event.endswith(b"\n\n"))
         for framed in (b"".join(map(encode_chunk, events)), encode_chunk(b"".join(events))):

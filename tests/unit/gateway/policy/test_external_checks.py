@@ -31,14 +31,14 @@ PUBLIC = ["8.8.8.8", "2606:4700:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808
 
 
 @pytest.mark.parametrize("address", ALWAYS_FORBIDDEN)
-def test_address_of_this_machine_or_its_link_is_not_allowed(address: str) -> None:
+def test_loopback_link_local_or_metadata_address_is_rejected_by_default(address: str) -> None:
     for rules in (AddressRules(), AddressRules(service_networks=["10.96.0.0/12"], service_address="10.96.0.1")):
         assert not rules.allows(HOST, address)
     assert AddressRules([HOST]).allows("Guard.Example.", address)
 
 
 @pytest.mark.parametrize("address", PRIVATE)
-def test_private_address_is_allowed_unless_it_may_be_a_service_of_the_cluster(address: str) -> None:
+def test_private_address_is_rejected_in_a_cluster_of_unknown_service_cidr(address: str) -> None:
     assert AddressRules().allows(HOST, address)
     assert not AddressRules(service_address="10.96.0.1").allows(HOST, address)
     assert AddressRules(service_networks=["10.96.0.0/12"], service_address="10.96.0.1").allows(HOST, address)
@@ -50,7 +50,7 @@ def test_public_address_is_allowed(address: str) -> None:
         assert rules.allows(HOST, address)
 
 
-def test_service_network_is_not_allowed() -> None:
+def test_address_in_a_cluster_service_network_is_rejected() -> None:
     rules = AddressRules(service_networks=["10.96.0.0/12", "fd00:1::/108"])
     assert not any(rules.allows(HOST, one) for one in ("10.96.0.1", "10.111.255.255", "::ffff:10.96.0.1", "fd00:1::5"))
     assert rules.allows(HOST, "10.112.0.1")
@@ -71,12 +71,12 @@ def test_address_in_the_settings_is_allowed_for_each_host() -> None:
     "content",
     [b"", b"{}", b"null", b'{"allow":1}', b'{"allow":null}', b'{"allow":true,"reason":1}', b"\xff", b"[" * 99_999],
 )
-def test_response_without_a_decision_is_a_failure(content: bytes) -> None:
+def test_check_response_without_a_valid_decision_raises_an_error(content: bytes) -> None:
     with pytest.raises(CheckFailedError):
         read_verdict(200, content)
 
 
-def test_reason_is_shortened_and_printable() -> None:
+def test_verdict_reason_is_made_printable_and_non_200_status_is_an_error() -> None:
     assert read_verdict(200, b'{"allow":false,"reason":"a\\nb\\u001b[1m"}').reason == "a b [1m"
     assert len(read_verdict(200, b'{"allow":false,"reason":"%b"}' % (b"x" * 5000)).reason) == 200
     for status in (201, 204, 301, 403, 500):
@@ -84,7 +84,7 @@ def test_reason_is_shortened_and_printable() -> None:
             read_verdict(status, b'{"allow":true}')
 
 
-def test_body_of_a_request_must_be_json() -> None:
+def test_request_body_that_is_not_valid_json_is_rejected() -> None:
     for valid in (b'{"a":"\xc3\xa4"}', b'{"a":"\\ud83d"}', b'{"a":"\\\\ud83d"}'):
         assert bytes(read_request_body(valid)) == valid
     for invalid in (b"{", b'{"a":[1,,2]}', b'{"a":"\xff"}', b"[" * 99_999):
@@ -96,7 +96,7 @@ def head(kind: bytes, fields: bytes = b"") -> ResponseHead:
     return ResponseHead(200, False, 0, True, kind, fields)
 
 
-def test_body_of_an_answer_is_json_text_or_null() -> None:
+def test_response_body_is_sent_to_a_check_as_json_text_or_null() -> None:
     def sent(kind: bytes, content: bytes, fields: bytes = b"") -> object:
         body = read_answer_body(head(kind, fields), content)
         return json.loads(render_check(CheckMessage("answer", "m", "t", "id", "/v1/x", body)))["body"]

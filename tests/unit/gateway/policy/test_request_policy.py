@@ -114,7 +114,7 @@ def refused(applied: Policy, body: bytes, path: str = CHAT, content_type: bytes 
         ({"defaults": {"seed": 9}, "caps": {"seed": 5}}, {}, {"seed": 5}),
     ],
 )  # fmt: skip
-def test_rules_of_a_policy_change_the_members_of_a_chat(
+def test_policy_adds_forces_caps_or_removes_members_of_a_chat_request(
     rules: dict[str, Any], sent: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     assert members(policy(**rules), **sent) == expected
@@ -138,7 +138,7 @@ def test_cap_on_tokens_applies_to_each_member_that_limits_tokens(name: str) -> N
     ("path", "name"),
     [(CHAT, "max_tokens"), (COMPLETIONS, "max_tokens"), (MESSAGES, "max_tokens"), (RESPONSES, "max_output_tokens")],
 )
-def test_limit_of_tokens_is_set_under_the_name_of_the_api(path: str, name: str) -> None:
+def test_configured_token_limit_is_sent_under_the_name_the_api_uses(path: str, name: str) -> None:
     for configured in ("max_tokens", "max_completion_tokens", "n_predict"):
         assert members(policy(defaults={configured: 5}), path) == {name: 5}
         assert members(policy(defaults={configured: 5}), path, max_completion_tokens=3) == {"max_completion_tokens": 3}
@@ -149,13 +149,13 @@ def test_limit_of_tokens_is_set_under_the_name_of_the_api(path: str, name: str) 
 @pytest.mark.parametrize(
     ("name", "same"), [("n", "best_of"), ("n", "n_cmpl"), ("repetition_penalty", "repeat_penalty")]
 )
-def test_rule_applies_to_members_with_the_same_meaning(name: str, same: str) -> None:
+def test_policy_rule_for_a_member_applies_to_its_synonyms(name: str, same: str) -> None:
     assert members(policy(caps={name: 1}), COMPLETIONS, **{same: 64}) == {same: 1}
     assert members(policy(removed=(same,)), COMPLETIONS, **{name: 64}) == {}
     assert members(policy(forced={name: 1}), COMPLETIONS, **{same: 64}) == {name: 1}
 
 
-def test_rules_of_the_tenant_override_those_of_the_model_and_the_lower_cap_applies() -> None:
+def test_tenant_policy_overrides_model_policy_and_the_lower_cap_applies() -> None:
     tenant = entry(
         defaults={"top_k": 2}, forced={"seed": 2}, caps={"max_tokens": 20, "n": 2}, removed=("user",)
     )  # fmt: skip
@@ -177,7 +177,7 @@ def test_rules_of_the_tenant_override_those_of_the_model_and_the_lower_cap_appli
 
 
 @pytest.mark.parametrize("written", [b"n", b"\\u006e"])
-def test_escaped_names_are_compared_decoded(written: bytes) -> None:
+def test_policy_applies_to_members_whose_names_are_json_escaped(written: bytes) -> None:
     body = b'{"model":"m","%b":8}' % written
     assert json.loads(edited(policy(caps={"n": 2}), CHAT, body)) == {"model": "m", "n": 2}
     assert json.loads(edited(policy(forced={"n": 1}), CHAT, body)) == {"model": "m", "n": 1}
@@ -194,13 +194,13 @@ def test_repeated_members_are_rejected() -> None:
     [("n", "N"), ("tools", "Tools"), ("tools", "TOOL\u017f"), ("top_k", "top_\u212a"), ("topK", "topk"),
      ("max_tokens", "Max_Completion_Tokens"), ("num_predict", "N_Predict")],
 )  # fmt: skip
-def test_member_that_differs_only_in_case_is_rejected(configured: str, sent: str) -> None:
+def test_member_that_differs_from_a_policy_rule_only_in_case_is_rejected(configured: str, sent: str) -> None:
     for rules in ({"caps": {configured: 1}}, {"forced": {configured: 1}}, {"removed": (configured,)}):
         body = json.dumps({"model": "m", sent: 8}).encode()
         assert refused(policy(**rules), body).casefold() == sent.casefold()
 
 
-def test_members_at_all_positions_are_removed_from_bodies_of_any_size() -> None:
+def test_members_are_removed_at_any_position_of_whole_or_chunked_bodies() -> None:
     for kept in itertools.product((True, False), repeat=5):
         names = [name if keep else f"x{name}" for name, keep in zip("abcde", kept, strict=True)]
         sent = {name: {"k": [1, ",", "}"]} for name in names}
@@ -211,7 +211,7 @@ def test_members_at_all_positions_are_removed_from_bodies_of_any_size() -> None:
             assert found == {**{name: sent[name] for name in names if name[0] != "x"}, "model": "m", "z": 1}
 
 
-def test_options_of_the_ollama_api_are_subject_to_the_policy() -> None:
+def test_policy_applies_to_the_options_of_an_ollama_request() -> None:
     found = find_operation(b"POST", b"/api/chat")
     assert found is not None
     applied = policy(caps={"max_tokens": 100}, forced={"temperature": 0}, removed=("tools", "seed"))
@@ -256,13 +256,13 @@ def form(*parts: tuple[str, str], preamble: str = "") -> bytes:
          (("b", "1"), ("model", "m"), ("a2", ""))),
     ],
 )  # fmt: skip
-def test_parts_of_a_form_are_changed(
+def test_policy_adds_forces_caps_or_removes_parts_of_a_form(
     rules: dict[str, Any], sent: tuple[tuple[str, str], ...], expected: tuple[tuple[str, str], ...], preamble: str
 ) -> None:
     assert edited(policy(**rules), TRANSCRIPTIONS, form(*sent, preamble=preamble), TYPE) == form(*expected)
 
 
-def test_form_without_the_model_gets_it_together_with_forced_parts() -> None:
+def test_form_without_a_model_part_gets_the_model_and_the_forced_parts() -> None:
     found = find_operation(b"POST", TRANSCRIPTIONS.encode())
     assert found is not None
     for preamble in ("", "x\r\n"):
@@ -279,7 +279,7 @@ def test_form_without_the_model_gets_it_together_with_forced_parts() -> None:
     [(("temperature", "1"), ("temperature", "2")), (("Temperature", "2"),), (("temperature ", "2"),),
      (("temper%61ture", "2"),), (("temperature", "hot"),), (("temperature", ""),)],
 )  # fmt: skip
-def test_ambiguous_part_of_a_form_is_rejected(parts: tuple[tuple[str, str], ...]) -> None:
+def test_form_part_with_an_ambiguous_name_or_invalid_value_is_rejected(parts: tuple[tuple[str, str], ...]) -> None:
     refused(policy(caps={"temperature": 1}), form(("model", "m"), *parts), TRANSCRIPTIONS, TYPE)
 
 
@@ -298,7 +298,7 @@ def tenant(name: str, rules: PolicyEntry | None = None) -> TenantEntry:
     return TenantEntry(name=TenantName(name), policy=rules)
 
 
-def test_catalogue_without_a_policy_has_none() -> None:
+def test_policies_are_empty_if_no_model_or_tenant_has_a_policy() -> None:
     assert built([model("m")], [tenant("t")]).empty
 
 
@@ -328,7 +328,7 @@ def test_policy_is_found_by_tenant_model_and_requested_name() -> None:
     assert policies.find(tenant("t"), model("m"), "m:high:latest") is high_effort
 
 
-def test_policies_are_built_at_first_use_and_kept_until_their_model_or_tenant_changes() -> None:
+def test_combined_policy_is_cached_until_its_model_or_tenant_changes() -> None:
     rules = entry(removed=("tools",), caps={"n": 1})
     policies = built([model("m", rules), model("o", rules)], [tenant("t", entry(removed=("seed",))), tenant("u")])
     assert policies._found == {}
@@ -350,7 +350,7 @@ def test_policies_are_built_at_first_use_and_kept_until_their_model_or_tenant_ch
     assert (policies.empty, policies.members, policies._found) == (True, frozenset(), {})
 
 
-def test_number_of_combined_policies_kept_is_limited() -> None:
+def test_combined_policy_cache_is_cleared_at_its_size_limit() -> None:
     tenants = [tenant(f"t{number}", entry(removed=("seed",))) for number in range(FOUND_MAX + 1)]
     policies = built([], tenants)
     for one in tenants:
@@ -358,7 +358,7 @@ def test_number_of_combined_policies_kept_is_limited() -> None:
     assert len(policies._found) == 1
 
 
-def test_members_of_a_catalogue_contain_those_of_every_combined_policy() -> None:
+def test_watched_members_include_the_members_of_every_combined_policy() -> None:
     rules = entry(caps={"max_tokens": 5}, defaults={"n": 2}, removed=("tools",), forced={"seed": 1})
     rules = PolicyEntry(rules.defaults, rules.forced, rules.caps, rules.removed, {"x": {"repeat_penalty": "1"}})
     policies = built([model("m", rules)], [tenant("t", entry(forced={"best_of": 1}, defaults={"top_k": 3}))])
@@ -368,6 +368,6 @@ def test_members_of_a_catalogue_contain_those_of_every_combined_policy() -> None
         assert found.members <= policies.members
 
 
-def test_reserved_members_contain_all_that_a_gateway_reads_or_rejects() -> None:
+def test_reserved_members_include_every_member_that_is_read_or_rejected() -> None:
     assert RESERVED_MEMBERS >= PLACES | READ
     assert all(name == name.casefold() for name in RESERVED_MEMBERS)

@@ -109,7 +109,7 @@ def test_get_request_to_health_paths_is_the_health_operation() -> None:
 
 
 @pytest.mark.parametrize("name", [*OPENAI, "messages", "messages/count_tokens", "rerank", "score"])
-def test_unambiguous_variant_of_a_path_is_served(name: str) -> None:
+def test_path_with_extra_slashes_or_repeated_or_missing_v1_is_served(name: str) -> None:
     served = found("POST", f"/v1/{name}")
     for variant in ("//v1/{}", "///v1/{}", "/v1/v1/{}", "/v1/v1/v1/{}", "/v1/{}/", "/{}", "//{}/", "//v1/v1/{}/"):
         assert found("POST", variant.format(name)) == served
@@ -120,7 +120,7 @@ def test_unambiguous_variant_of_a_path_is_served(name: str) -> None:
 
 
 @pytest.mark.parametrize("variant", ["//v1/{}", "/v1/v1/{}", "/v1/{}/", "/{}"])
-def test_unambiguous_variant_of_the_models_path_is_served(variant: str) -> None:
+def test_models_path_with_extra_slash_or_repeated_or_missing_v1_is_served(variant: str) -> None:
     assert found("GET", variant.format("models")) == Operation(Kind.LIST_MODELS)
     assert found("GET", variant.format("models/lab%2Fm")) == Operation(Kind.GET_MODEL, model="lab/m")
 
@@ -149,14 +149,14 @@ def test_unambiguous_variant_of_the_models_path_is_served(variant: str) -> None:
         ("/" + "a/" * 600 + "models", ""),
     ],
 )
-def test_suggestion_names_the_path_that_was_probably_meant(path: str, suggestion: str) -> None:
+def test_misspelled_api_path_gets_a_similar_known_path_as_suggestion(path: str, suggestion: str) -> None:
     assert suggest_path(path.encode()) == suggestion
     if suggestion:
         assert find_operation(b"POST", path.encode()) is None
         assert found("POST", suggestion)
 
 
-def test_head_request_is_the_operation_of_get() -> None:
+def test_head_is_treated_like_get_and_is_not_allowed_on_post_paths() -> None:
     for path in GOT:
         assert found("HEAD", path) == found("GET", path)
     for path in POSTED:

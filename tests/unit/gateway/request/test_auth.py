@@ -95,7 +95,7 @@ def test_missing_unknown_expired_and_non_tenant_keys_get_the_same_error(sent: st
     assert known.authenticate([hashed("old")], 99.0).name == "acme"
 
 
-def test_valid_key_counts_if_another_key_is_sent_too() -> None:
+def test_request_with_a_valid_and_an_invalid_key_is_authenticated() -> None:
     known = directory(tenant("acme", key("a"), key("b")), tenant("lab", key("c")))
     for sent in (("a",), ("a", "another service's"), ("another service's", "a"), ("a", "b")):
         assert known.authenticate([hashed(one) for one in sent], 0.0).name == "acme"

@@ -312,7 +312,7 @@ def test_json_media_types_are_accepted(content_type: bytes) -> None:
         b"application/octet-stream;", b"no type",
     ],
 )  # fmt: skip
-def test_json_object_is_accepted_whatever_its_media_type_is(content_type: bytes) -> None:
+def test_body_of_another_media_type_is_accepted_only_as_a_json_object(content_type: bytes) -> None:
     for body in (b'{"model":"m"}', b'\xef\xbb\xbf \r\n{"model":"m"}'):
         assert isinstance(read_body(operation(EMBEDDINGS), body, content_type), Peek)
     for body in (b"model=m", b"", b"[]", b'"{"'):
@@ -321,7 +321,7 @@ def test_json_object_is_accepted_whatever_its_media_type_is(content_type: bytes)
         assert caught.value.status == 415
 
 
-def test_form_on_a_path_that_accepts_none_is_rejected_with_415() -> None:
+def test_form_on_a_path_that_accepts_no_form_is_rejected_with_415() -> None:
     with pytest.raises(CallError) as caught:
         read_body(operation(EMBEDDINGS), b'{"model":"m"}', b"multipart/form-data; boundary=b")
     assert caught.value.status == 415
@@ -362,12 +362,12 @@ def test_escaped_lone_surrogate_in_a_value_is_forwarded_unchanged(value: bytes) 
         rb'{"model":"m","a":"\\ud800\x"}', b'{"model":"m","a":"\\ud800","b":"\0"}',
     ],
 )  # fmt: skip
-def test_lone_surrogate_does_not_hide_another_fault(body: bytes) -> None:
+def test_body_with_a_lone_surrogate_and_another_error_is_rejected(body: bytes) -> None:
     refusal(body)
 
 
 @pytest.mark.parametrize("name", [b"id_slot", b"slot_id"])
-def test_slot_of_an_engine_is_accepted_only_if_it_means_any_slot(name: bytes) -> None:
+def test_engine_slot_number_in_a_body_is_rejected_unless_it_is_minus_1(name: bytes) -> None:
     body = b'{"model":"m","%b":-1}' % name
     assert edit_json(read_json(body), model="m", include_usage=False) is body
     for value in (b"0", b"1", b"-2", b"-1.0", b'"-1"', b"null", b"[-1]"):

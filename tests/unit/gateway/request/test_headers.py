@@ -58,7 +58,9 @@ def asked(**headers: str) -> Asked:
         ({"x_stainless_read_timeout": "60", "prefer": "wait=7"}, 7.0),
     ],
 )
-def test_wait_time_is_the_value_of_the_prefer_or_client_timeout_header(headers: dict[str, str], wait_s: float) -> None:
+def test_wait_time_is_the_lower_of_prefer_wait_and_90_percent_of_timeout(
+    headers: dict[str, str], wait_s: float
+) -> None:
     assert asked(**headers).wait_s == pytest.approx(wait_s)
 
 
@@ -114,7 +116,7 @@ def test_api_key_in_any_supported_header_is_accepted(headers: dict[str, str], ke
         {"x_api_key": "a", "api_key": "b"},
     ],
 )
-def test_different_keys_are_all_reported(headers: dict[str, str]) -> None:
+def test_different_keys_in_two_headers_are_both_returned(headers: dict[str, str]) -> None:
     assert asked(**headers).keys_sha256 == (sha256(b"a").hexdigest(), sha256(b"b").hexdigest())
 
 
@@ -175,7 +177,7 @@ def test_headers_named_in_connection_are_not_forwarded(connection: str) -> None:
     assert b"\r\naccept: a\r\n" in upwards
 
 
-def test_connection_header_that_names_gateway_headers_removes_none() -> None:
+def test_connection_header_cannot_remove_headers_that_the_gateway_sets() -> None:
     upwards = sent(head_with(connection="host, content-length, x-request-id"))
     assert upwards.count(b"\r\n") == 6
     assert b"content-length: 42" in upwards

@@ -145,7 +145,7 @@ def test_split_body_gives_the_same_scan_result_as_the_whole_body(body: bytes, cu
 
 @settings(derandomize=True, deadline=None, max_examples=examples(1000))
 @given(body=GARBAGE | MUTATED)
-def test_body_valid_as_small_body_is_read_alike_by_the_large_body_scan(body: bytes) -> None:
+def test_scan_of_a_large_body_reads_the_same_members_as_the_small_parser(body: bytes) -> None:
     """The scan checks less inside values; a body that both accept is read and edited alike."""
     try:
         small: Peek | None = read_as_json(body)
@@ -310,7 +310,7 @@ def test_edited_chunked_body_reuses_the_buffers_of_unchanged_chunks() -> None:
     assert pieces.join() == b"".join(blocks) + b"".join(b"%02d" % number for number in range(100))
 
 
-def test_one_byte_chunks_of_a_body_are_stored_in_four_buffers() -> None:
+def test_body_of_200_kib_in_one_byte_chunks_is_stored_in_four_buffers() -> None:
     pieces = ChunkedBody()
     for _ in range(200 * KIB):
         pieces.add(b"x")

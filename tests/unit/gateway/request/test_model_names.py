@@ -19,7 +19,7 @@ from gateway.request.model_names import ModelNames
         (("ada:latest",), "ada", "ada"),
     ],
 )
-def test_name_without_a_tag_is_listed_with_latest_unless_a_model_has_that_name(
+def test_untagged_name_is_listed_as_latest_unless_that_name_is_taken(
     aliases: tuple[str, ...], name: str, listed: str
 ) -> None:
     names = ModelNames()
@@ -27,7 +27,7 @@ def test_name_without_a_tag_is_listed_with_latest_unless_a_model_has_that_name(
     assert names.with_tag(name) == listed
 
 
-def test_changes_of_models_with_common_names_give_the_same_names_as_a_complete_catalogue() -> None:
+def test_incremental_updates_give_the_same_names_as_a_full_catalogue() -> None:
     rng, names, models = random.Random(7), ModelNames(), dict[ModelName, ModelEntry]()
     for _ in range(500):
         name = ModelName(rng.choice("abcd"))

@@ -136,7 +136,7 @@ DISPOSITION = b"--b\r\nContent-Disposition: form-data%b\r\n\r\nwhisper\r\n"
         b"; filename=a.txt; name=model; filename*=utf-8''a.txt", b'; ; name="model"; size=3; x="y;z=\\"1\\""',
     ],
 )  # fmt: skip
-def test_disposition_has_parameters_in_any_form_and_order(parameters: bytes) -> None:
+def test_disposition_parameters_are_accepted_in_any_valid_form_and_order(parameters: bytes) -> None:
     body = DISPOSITION % parameters + FILE + END
     form = read_multipart(body, TYPE)
     assert edit_multipart(form, model="served") == body.replace(b"\r\n\r\nwhisper\r\n", b"\r\n\r\nserved\r\n")

@@ -18,7 +18,7 @@ def answer(path: str, body: bytes | Json, content_type: str = "application/json"
     return DIALECTS[path](ask, 1, *tokens_of("Hello there", 0, ask))
 
 
-def test_request_with_tools_is_answered_with_a_call_until_it_has_a_result() -> None:
+def test_fake_engine_returns_a_tool_call_until_a_tool_result_is_sent() -> None:
     body: Json = {"tools": [{"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}]}
     whole = json.dumps(answer(CHAT, {**body, "messages": []}).document())
     assert r'"name": "weather", "arguments": "{\"city\": \"text\"}"' in whole
@@ -33,7 +33,7 @@ def test_request_with_tools_is_answered_with_a_call_until_it_has_a_result() -> N
     assert "Hello there" in json.dumps(answer(MESSAGES, {**body, "messages": result}).document())
 
 
-def test_streamed_tool_call_has_the_same_arguments_in_parts() -> None:
+def test_streamed_tool_call_parts_concatenate_to_its_json_arguments() -> None:
     tool = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
     stream = answer(CHAT, {"tools": [tool], "messages": []})
     parts = [json.loads(stream.token(token).removeprefix(b"data: ")) for token in stream.tokens]
@@ -42,7 +42,7 @@ def test_streamed_tool_call_has_the_same_arguments_in_parts() -> None:
     assert b'"weather"' in stream.opening()
 
 
-def test_request_with_a_schema_is_answered_with_a_value_of_it() -> None:
+def test_request_with_a_json_schema_returns_a_value_that_matches_it() -> None:
     given: Json = {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}
     assert answer(CHAT, given).tokens == ['{"city":', ' "text"}']
     assert answer(MESSAGES, {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}).tokens
@@ -51,13 +51,13 @@ def test_request_with_a_schema_is_answered_with_a_value_of_it() -> None:
     assert example_value({"enum": ["b", "a"]}, {}) == "b"
 
 
-def test_vectors_are_sent_as_base64_if_the_request_says_so() -> None:
+def test_embedding_is_base64_if_the_request_sets_encoding_format_base64() -> None:
     rows = answer("/v1/embeddings", {"input": ["one"], "encoding_format": "base64"}).document()["data"]
     assert isinstance(rows, list)
     assert struct.unpack("<4f", base64.b64decode(rows[0]["embedding"]))[1:] == (0.5, 0.25, 0.125)
 
 
-def test_form_is_answered_with_the_digest_of_its_file() -> None:
+def test_transcription_form_returns_the_sha256_digest_of_its_file() -> None:
     form = (
         b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nada\r\n'
         b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n\x00\r\n\x01\r\n--b--\r\n'

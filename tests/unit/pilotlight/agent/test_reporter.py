@@ -101,7 +101,7 @@ async def test_pod_memory_use_is_summed_per_device_unless_a_part_is_unknown(tmp_
     assert not should_report(found, found._replace(uses=())), "the device's use already shows it"
 
 
-async def test_invalid_sizes_of_a_driver_are_clamped_so_that_the_report_is_accepted(tmp_path: Path) -> None:
+async def test_invalid_memory_sizes_of_a_driver_are_clamped_in_the_node_report(tmp_path: Path) -> None:
     nvml = FakeNvml()
     nvml.found = (NvmlGpu("GPU-a", "H200", -1, used_bytes=(1 << 64) - 1), NvmlGpu("GPU-b", "H200", 100, used_bytes=40))
     nvml.holders = {"GPU-a": {11: (1 << 64) - 1}, "GPU-b": {11: 30}}
@@ -146,7 +146,7 @@ async def test_nvml_that_fails_or_hangs_makes_its_devices_unhealthy(
             pass
 
 
-def test_small_memory_changes_trigger_no_report() -> None:
+def test_gpu_memory_change_below_64_mib_triggers_no_report() -> None:
     def used(bytes_: int, *, healthy: bool = True) -> NodeLook:
         return NodeLook((DeviceReport(id="a", used_bytes=bytes_, healthy=healthy),))
 
@@ -309,7 +309,7 @@ DIGITS = "9" * 4000
 @pytest.mark.parametrize(
     "number", ["-1", "1e26", str(10**26), "1e308", "1e999", pytest.param(DIGITS, id="4000 digits")]
 )
-async def test_number_outside_its_limits_rejects_a_node_report_with_the_name_of_its_field(
+async def test_node_report_error_names_the_field_of_an_out_of_range_number(
     aiohttp_client: AiohttpClient, kind: str, field: str, number: str
 ) -> None:
     loop = SteppedLoop(world()).loop

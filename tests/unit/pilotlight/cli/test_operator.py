@@ -90,7 +90,7 @@ def test_operator_command_error_is_one_line_and_posts_nothing(
     assert done.output.count("\n") == 1
 
 
-def test_operator_key_is_read_from_the_environment_and_hidden(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operator_key_from_the_environment_is_sent_and_not_printed(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPS_KEY", "pl-secret")
     done = run("wake", "a", "--key-env", "OPS_KEY")
     assert port.sent[0][2] == "pl-secret"

@@ -52,7 +52,7 @@ def test_unit_runs_serve_with_absolute_paths_and_the_given_options(
     assert value(done.stdout, "User") == getpass.getuser()
 
 
-def test_default_state_folder_is_written_into_the_unit(run: Callable[..., Done]) -> None:
+def test_unit_without_a_state_option_contains_the_default_state_folder(run: Callable[..., Done]) -> None:
     state = serve.make_context("serve", []).params["state"]
     assert value(run().stdout, "ExecStart").endswith(f" serve --state {state}")
 
@@ -75,7 +75,7 @@ def test_unit_for_a_user_manager_names_no_user(run: Callable[..., Done]) -> None
         ("", '""'),
     ],
 )
-def test_word_of_the_command_line_is_quoted_as_systemd_reads_it(word: str, quoted: str) -> None:
+def test_word_with_special_characters_is_quoted_for_a_systemd_unit(word: str, quoted: str) -> None:
     assert quote(word) == quoted
 
 

@@ -128,7 +128,7 @@ def test_missing_or_stopped_local_queue_is_a_blocker() -> None:
     assert found(played, settings(QUEUE)).grade == "ok"
 
 
-def test_missing_priority_class_or_node_entry_of_a_group_is_reported() -> None:
+def test_missing_priority_class_or_node_entry_of_a_node_group_is_reported() -> None:
     played = cluster()
     missing = found(played, settings(GROUP))
     assert "PriorityClass pilotlight-placeholder does not exist" in missing.says

@@ -60,7 +60,7 @@ async def test_settings_entry_of_each_kind_gives_a_provider_without_orders(entry
 
 
 @pytest.mark.parametrize(("mode", "fits"), [("machine", False), ("namespace", False), ("cluster", True)])
-def test_provider_unsupported_in_this_mode_is_rejected(mode: Mode, fits: bool) -> None:
+def test_cro_provider_is_rejected_outside_cluster_scope(mode: Mode, fits: bool) -> None:
     settings = Settings(capacity=(RACK,))
     if fits:
         check_provider_modes(settings, mode)
@@ -232,7 +232,7 @@ def test_renamed_redfish_entry_keeps_its_nodes_until_release() -> None:
     asyncio.run(scenario())
 
 
-def test_system_named_by_two_redfish_providers_is_assigned_to_one() -> None:
+def test_closing_redfish_provider_loses_shared_systems_without_its_orders() -> None:
     house = House(None)
     east = ProviderSettings(name="east", redfish=fabric_of("https://fabric.example", w1="1", w2="2", w3="3"))
     west = ProviderSettings(name="west", redfish=fabric_of("https://fabric.example", w1="1", w2="2"))

@@ -161,7 +161,7 @@ async def test_headers_read_after_the_first_are_reported_in_one_batch(monkeypatc
     task.cancel()
 
 
-async def test_update_that_raises_an_exception_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_update_that_raises_an_exception_is_reported_and_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resilient_tasks, "PAUSE_S", 0.0)
     at, calls, reported, done = Sizes(lambda: T0), list[int](), list[str](), asyncio.Event()
 

@@ -64,7 +64,7 @@ def test_gguf_file_becomes_a_model_named_by_its_stem(folder: Path) -> None:
     assert model.memory_bytes > (folder / "models" / "ada.gguf").stat().st_size
 
 
-def test_default_model_must_name_a_model(folder: Path) -> None:
+def test_default_model_that_is_no_model_name_or_alias_is_rejected(folder: Path) -> None:
     """A Model of a weights file counts too."""
 
     def config(name: str) -> Path:
@@ -106,7 +106,7 @@ def test_reloaded_model_keeps_its_creation_time(folder: Path) -> None:
     assert new.created_unix_s >= bob.created_unix_s > 0
 
 
-def test_exception_in_the_memory_estimate_affects_only_that_model(
+def test_exception_in_the_memory_estimate_of_a_model_keeps_all_models(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = written(folder / "d.yaml", to_yaml(gather_documents([folder / "models"], [], folder)))
@@ -180,7 +180,9 @@ def test_second_file_with_the_same_normalized_name_is_left_out(folder: Path, cap
     assert wrong(folder, one, two) == f"{two}: a Model named my-model is already created from {one}: rename one"
 
 
-def test_nested_folder_with_unusable_files_serves_the_others(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_nested_folder_with_an_unusable_file_serves_its_other_models(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     repo = folder / "models" / "publisher" / "repo"
     repo.mkdir(parents=True)
     (repo / "cat.gguf").hardlink_to(folder / "models" / "ada.gguf")
@@ -195,7 +197,7 @@ def test_nested_folder_with_unusable_files_serves_the_others(folder: Path, capfd
     assert [tenant.name for tenant in documents.tenants] == ["acme"]
 
 
-def test_file_in_a_folder_with_a_name_of_the_documents_is_left_out(
+def test_folder_file_whose_model_name_is_in_a_document_is_left_out(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     spec = "{engine: command, command: ['x', '{port}'], aliases: [bob]}"
@@ -228,16 +230,14 @@ def test_named_file_that_became_unusable_is_left_out_at_a_reload(
         gather_documents([ada], [], folder, in_force=Documents())
 
 
-def test_missing_folder_at_a_reload_leaves_the_documents_in_force(
-    folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_folder_at_a_reload_is_left_out_with_a_message(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     gone, other = folder / "gone", folder / "models"
     assert wrong(folder, gone, other) == f"{gone}: No such file or directory"
     assert len(gather_documents([gone, other], [], folder, in_force=Documents()).models) == 2
     assert left_out(capfd) == {str(gone): "No such file or directory"}
 
 
-def test_references_of_documents_are_resolved_from_the_environment_and_files(
+def test_references_in_documents_are_resolved_from_environment_and_files(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret = written(folder / "token", "s3cr3t\n")
@@ -253,7 +253,7 @@ def test_references_of_documents_are_resolved_from_the_environment_and_files(
     assert wrong(folder, configs=(other,)) == f"{other}: Model x: spec.env.T: file:{secret}: not UTF-8"
 
 
-def test_path_of_a_model_file_is_no_reference(folder: Path) -> None:
+def test_dollar_braces_in_a_model_file_path_are_not_resolved(folder: Path) -> None:
     odd = folder / "models" / "${HOME}.gguf"
     odd.hardlink_to(folder / "models" / "ada.gguf")
     documents = gather_documents([odd], [], folder)
@@ -262,7 +262,7 @@ def test_path_of_a_model_file_is_no_reference(folder: Path) -> None:
     assert gather_documents([], [printed], folder).models[0].spec == documents.models[0].spec
 
 
-def test_split_model_behind_links_keeps_the_names_of_its_parts(folder: Path) -> None:
+def test_split_model_of_symbolic_links_keeps_its_part_file_names(folder: Path) -> None:
     blobs, snapshot = folder / "hub" / "blobs", folder / "hub" / "snapshots" / "1f2e"
     blobs.mkdir(parents=True)
     snapshot.mkdir(parents=True)
@@ -277,7 +277,7 @@ def test_split_model_behind_links_keeps_the_names_of_its_parts(folder: Path) -> 
     assert f"{snapshot}/x-00001-of-00002.gguf" in build_launcher()(x, "127.0.0.1", 1).argv
 
 
-def test_projector_of_a_folder_is_passed_to_the_engine_and_counted(folder: Path) -> None:
+def test_vision_projector_in_a_folder_is_passed_to_engine_and_adds_memory(folder: Path) -> None:
     plain, _ = gather_documents([folder / "models"], [], folder).models
     projector = make_projector(folder / "models" / "mmproj-ada-F16.gguf")
     ada, bob = gather_documents([folder / "models"], [], folder).models
@@ -333,7 +333,7 @@ def test_file_without_a_usable_name_is_skipped_in_a_directory(folder: Path, capf
     assert wrong(folder, odd) == f"{odd}: {RENAME}"
 
 
-def test_file_whose_model_raises_an_exception_is_left_out_and_the_others_are_served(
+def test_exception_for_one_model_file_leaves_out_only_that_file(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     inject(monkeypatch, "autoscaler.documents.parse:_model_document", concerns("ada"))
@@ -354,7 +354,7 @@ def test_file_that_raises_an_exception_at_a_reload_keeps_its_model(
     assert f"{folder}/models/ada.gguf: keeps its Model: internal error (InjectedError" in capfd.readouterr().err
 
 
-def test_removed_document_of_a_file_that_raises_an_exception_is_not_restored(
+def test_removed_document_whose_model_file_raises_is_not_restored(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = f"{{engine: llama.cpp, artifact: 'file://{folder}/models/ada.gguf', tenants: [acme]}}"
@@ -376,7 +376,7 @@ def test_unknown_default_model_from_a_reference_is_shown_as_written(
     assert "s3cr3t" not in message
 
 
-def test_link_that_leads_to_itself_is_left_out(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_symbolic_link_to_itself_is_left_out(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (folder / "models" / "loop.gguf").symlink_to("loop.gguf")
     begun = gather_documents([folder / "models"], [], folder, contain=True)
     again = gather_documents([folder / "models"], [], folder, contain=True, in_force=begun)

@@ -46,7 +46,7 @@ def test_models_in_nested_folders_are_found_in_the_order_of_their_paths(tmp_path
     assert reasons(tmp_path) == {}
 
 
-def test_each_unusable_file_has_a_reason(tmp_path: Path, model: Path) -> None:
+def test_each_unusable_file_is_left_out_with_its_reason(tmp_path: Path, model: Path) -> None:
     add(model, tmp_path / "good.gguf")
     whole = model.read_bytes()
     for name, content in (
@@ -91,7 +91,7 @@ def test_each_unusable_file_has_a_reason(tmp_path: Path, model: Path) -> None:
     }
 
 
-def test_only_what_the_command_line_names_is_marked_as_named(tmp_path: Path, model: Path) -> None:
+def test_only_paths_given_on_the_command_line_are_marked_as_named(tmp_path: Path, model: Path) -> None:
     add(model, tmp_path / "a" / "good.gguf")
     (tmp_path / "a" / "bad.gguf").touch()
     (tmp_path / "none").mkdir()
@@ -106,7 +106,7 @@ def test_only_what_the_command_line_names_is_marked_as_named(tmp_path: Path, mod
     assert reasons(tmp_path / "a")["."] == "no .gguf file in this folder can be served"
 
 
-def test_loops_of_links_and_deep_folders_end_the_search_with_a_reason(tmp_path: Path, model: Path) -> None:
+def test_link_loop_or_too_deep_folder_is_skipped_with_a_reason(tmp_path: Path, model: Path) -> None:
     deep = tmp_path.joinpath(*["d"] * (model_files.DEPTH_MAX + 1))
     add(model, deep / "deep.gguf", tmp_path / "a" / "x.gguf")
     (tmp_path / "a" / "loop").symlink_to("..")
@@ -133,7 +133,7 @@ def test_unreadable_folder_is_reported_with_its_reason(
     assert find_models([tmp_path / "a"]).unusable == [UnusableFile(tmp_path / "a", "Permission denied", is_named=True)]
 
 
-def test_unexpected_exception_of_one_file_can_be_contained(
+def test_exception_for_one_file_skips_it_if_containment_is_enabled(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add(model, tmp_path / "a.gguf", tmp_path / "b.gguf")
@@ -183,7 +183,7 @@ def test_huge_folders_are_searched_up_to_a_limit(tmp_path: Path, model: Path, mo
         ),
     ],
 )  # fmt: skip
-def test_projectors_are_attached_to_the_models_of_their_folder(
+def test_vision_projector_is_attached_to_matching_models_of_its_folder(
     tmp_path: Path, model: Path, models: list[str], projectors: list[str], attached: dict[str, str]
 ) -> None:
     add(model, *(tmp_path / f"{name}.gguf" for name in models))

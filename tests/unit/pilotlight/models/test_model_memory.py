@@ -96,7 +96,7 @@ def test_context_checkpoints_are_counted_as_model_memory_only_without_gpus(file:
     assert host - gpu == host_bytes - part(of, "context")
 
 
-def test_fit_lists_the_gpu_context_only_on_gpus(file: Path) -> None:
+def test_memory_needs_include_the_gpu_context_only_with_gpus(file: Path) -> None:
     names = [{one.name for one in load_memory_needs(model(file), gpus=gpus).parts} for gpus in (False, True)]
     assert names[1] - names[0] == {"context"}
     assert names[0] < names[1]

@@ -210,7 +210,7 @@ async def test_exception_for_one_model_does_not_stop_prefetching_for_the_others(
     assert (one.located(wanted).spec.artifact or "").startswith("file://")
 
 
-async def test_exception_for_one_part_quarantines_only_its_models(
+async def test_exception_for_one_artifact_quarantines_only_its_models(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = packed_models.model(tmp_path / "model", {"a.gguf": b"GGUF"})

@@ -57,7 +57,7 @@ def test_added_device_updates_the_printed_models_that_fit_no_device() -> None:
     assert len(messages) == 2, "a Model that was removed from the documents is not reported"
 
 
-def test_model_that_fits_no_device_fits_once_its_node_is_repartitionable() -> None:
+def test_model_is_reported_to_fit_once_its_node_becomes_repartitionable() -> None:
     """Neither a slice nor a document changes."""
     messages: list[str] = []
     listener = Misfits(raised, messages.append)

@@ -69,7 +69,7 @@ def house(monkeypatch: pytest.MonkeyPatch) -> House:
     return House()
 
 
-def test_reason_a_model_cannot_start_and_its_removal_are_printed_once(house: House) -> None:
+def test_model_start_problem_and_its_fix_are_each_printed_once(house: House) -> None:
     house.obstacles = {"b": WHY}
 
     async def scenario() -> None:

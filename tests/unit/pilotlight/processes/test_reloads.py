@@ -26,7 +26,9 @@ from tests.support.harness.faults.fault_injection import DOCUMENT_POINTS, concer
 from tests.support.harness.manual_loop import SteppedLoop
 
 
-async def test_reload_reports_any_exception_until_one_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reload_exception_is_reported_until_a_later_reload_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = autoscaler.AutoscalerOptions(
         state=tmp_path, documents=tmp_path / "d.yaml", contract_socket=None, ops=Address("127.0.0.1", 0)
     )
@@ -49,7 +51,7 @@ async def test_reload_reports_any_exception_until_one_succeeds(tmp_path: Path, m
     assert (reloads.view().problem, [seen.models[0].name for seen in documents_seen]) == ("", ["ada"])
 
 
-async def test_faulty_document_starts_nothing_until_it_is_read_again(
+async def test_model_of_a_faulty_document_does_not_start_until_a_read_succeeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = autoscaler.AutoscalerOptions(
@@ -175,7 +177,7 @@ async def test_document_that_raises_at_start_quarantines_only_its_model(
     assert rig.state() == ({"ada": 901.0, "bob": 902.0}, {})
 
 
-async def test_document_that_raises_at_reload_keeps_the_last_valid_one_and_others_take_effect(
+async def test_document_that_raises_at_a_reload_keeps_only_its_model_unchanged(
     rig: FileRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig.write(ada=901, bob=902)
@@ -191,7 +193,7 @@ async def test_document_that_raises_at_reload_keeps_the_last_valid_one_and_other
     assert rig.state() == ({"ada": 903.0, "bob": 902.0}, {}), "the reverted document equals the one in force"
 
 
-async def test_document_of_a_file_that_raises_is_retried_after_1_2_4_to_30_minutes(
+async def test_document_that_raises_is_retried_after_1_2_4_and_up_to_30_minutes(
     rig: FileRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig.write(ada=901, bob=902)
@@ -217,7 +219,7 @@ async def test_document_of_a_file_that_raises_is_retried_after_1_2_4_to_30_minut
     assert rig.state() == ({"ada": 901.0, "bob": 904.0}, {})
 
 
-async def test_last_valid_document_loses_names_that_another_model_has_now(
+async def test_last_valid_document_loses_aliases_that_another_model_now_uses(
     rig: FileRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig.write(bob=902)
@@ -250,7 +252,7 @@ def called(one: Model, now_s: float) -> Reported:
     return Reported(report=Report(gateway=GatewayId("g1"), boot="b", sequence=int(now_s), epoch=1, levels=levels))
 
 
-def test_saved_snapshot_is_deleted_unless_its_documents_are_the_same(tmp_path: Path) -> None:
+def test_saved_snapshot_is_deleted_if_the_documents_have_changed(tmp_path: Path) -> None:
     """A snapshot has models and keys, which are valid for the same documents only."""
     kept = tmp_path / "gateway-1.kept.json"
     for before, is_kept in ((None, False), (b"other", False), (b"same", True)):

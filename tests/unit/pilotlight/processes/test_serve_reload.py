@@ -54,7 +54,7 @@ def ada(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("is_named", [True, False])
-def test_unusable_file_does_not_block_other_changes(
+def test_unusable_gguf_file_does_not_block_other_changes_at_a_reload(
     ada: Path, folder: Path, is_named: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     bob = ada.with_name("bob.gguf")
@@ -79,7 +79,7 @@ def test_reload_fails_if_no_model_remains(ada: Path, folder: Path, capfd: pytest
     assert serve.written.with_suffix(".problem").read_text() == line
 
 
-def test_values_of_references_are_read_again_and_stay_in_private_files(
+def test_reload_rereads_secret_references_and_never_logs_their_values(
     ada: Path, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     serve, secret = Serve(folder, ada), folder / "secret"

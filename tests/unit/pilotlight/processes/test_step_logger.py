@@ -25,7 +25,7 @@ from tests.support.harness.faults.fault_injection import InjectedError, inject
 from tests.support.harness.manual_loop import SteppedLoop
 
 
-def test_rejection_that_raises_an_exception_quarantines_its_model_and_others_are_logged(
+def test_exception_while_a_rejection_is_logged_quarantines_only_its_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faults, log = list[tuple[str, str]](), Log()
@@ -40,7 +40,7 @@ def test_rejection_that_raises_an_exception_quarantines_its_model_and_others_are
     assert [row.model for row in log.latest(9)] == ["b"]
 
 
-async def test_model_that_raises_an_exception_in_learning_is_quarantined_and_others_are_learned(
+async def test_exception_in_learning_quarantines_its_model_and_others_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stepped, seen = SteppedLoop(world([model("a", 20), model("b", 20)])), list[set[str]]()

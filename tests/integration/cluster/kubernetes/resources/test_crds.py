@@ -255,7 +255,7 @@ async def test_api_server_accepts_and_keeps_all_fields_of_a_valid_model(served: 
     assert read_document(document("Model", "a", spec=made["spec"])) == read_document(written)
 
 
-async def test_documents_validated_differently_by_api_server_are_as_listed(served: Api, namespace: str) -> None:
+async def test_listed_documents_are_valid_only_in_files_or_only_at_the_server(served: Api, namespace: str) -> None:
     for what, wrong in LENIENT:
         assert sentence(wrong), what
         await served.create(f"{models(namespace)}?dryRun=All", wrong)
@@ -339,7 +339,7 @@ async def test_nested_environment_variable_value_is_rejected(served: Api, namesp
         await served.create(path, model("a", env={"A": value}))
 
 
-async def test_policy_is_kept_and_a_value_of_more_depth_is_rejected(served: Api, namespace: str) -> None:
+async def test_valid_request_policy_is_kept_and_deeper_nesting_is_rejected(served: Api, namespace: str) -> None:
     policy = {
         "defaults": {"temperature": 0.5, "seed": 1, "stop": ["a"], "user": None},
         "forced": {"chat_template_kwargs": {"a": {"b": {"c": {"d": True}}}}, "x": [[[[1]]]]},
@@ -385,7 +385,7 @@ def kind_of(schema: Object) -> str:
     return {"boolean": "bool", "integer": str(schema.get("format"))}.get(schema["type"], str(schema["type"]))
 
 
-def test_each_crd_validation_rule_rejects_at_least_one_test_document() -> None:
+def test_message_of_each_crd_rule_occurs_for_an_invalid_test_document() -> None:
     """Each message of the rules occurs in an example above."""
     seen = [sentence(wrong).message for _, wrong in WRONG]
     for rules in RULES.values():
@@ -395,7 +395,7 @@ def test_each_crd_validation_rule_rejects_at_least_one_test_document() -> None:
             assert any(words in message for message in seen), rule
 
 
-async def test_reserved_keys_are_rejected_instead_of_dropped(served: Api, namespace: str) -> None:
+async def test_reserved_spec_fields_are_rejected_instead_of_dropped(served: Api, namespace: str) -> None:
     values = {"string": "x", "boolean": True, "number": 1, "array": [], "object": {}}
     for kind, path, make in ((MODEL, models(namespace), model), (TENANT, TENANTS, tenant)):
         for key in KEYS[kind.name]:
@@ -423,7 +423,7 @@ async def test_reserved_keys_are_rejected_instead_of_dropped(served: Api, namesp
         ({"env": ["A=b"]}, "spec.env"),
     ],
 )
-async def test_value_of_the_wrong_type_is_rejected_with_its_path(
+async def test_invalid_value_of_a_model_field_is_rejected_with_its_path(
     served: Api, namespace: str, spec: Object, message: str
 ) -> None:
     assert message in await refusal(served, models(namespace), model("a", **spec))
@@ -449,7 +449,7 @@ async def test_api_server_defaults_do_not_change_the_meaning_of_a_model(served: 
     assert read_document(document("Model", "a", spec=spec)) == read_document(written)
 
 
-async def test_unknown_keys_are_rejected_only_with_strict_validation(served: Api, namespace: str) -> None:
+async def test_unknown_spec_fields_are_rejected_only_with_strict_validation(served: Api, namespace: str) -> None:
     with pytest.raises(ApiError, match=r'unknown field "spec.gpu.memori"') as caught:
         await served.create(f"{models(namespace)}?fieldValidation=Strict", model("a", gpu={"memori": "1Gi"}))
     assert caught.value.status == 400
@@ -554,7 +554,9 @@ async def test_crd_fits_the_annotation_size_limit_of_kubectl_apply(api: Api, fil
     assert made["metadata"]["annotations"] == one["metadata"]["annotations"]
 
 
-async def test_doctor_names_fields_that_an_older_definition_lacks(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_doctor_warns_of_fields_that_an_older_installed_crd_lacks(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
     group = f"g{uuid.uuid4().hex[:8]}.example"
     monkeypatch.setattr(cluster_checks, "GROUP", group)
     scene = cluster_checks.Scene(engines="default", home="default", scope="namespace")

@@ -127,7 +127,7 @@ async def test_status_and_label_changes_of_a_model_cause_no_reload(served: Api, 
         assert len(found.received) == count + 1
 
 
-async def test_invalid_model_keeps_its_last_valid_spec_and_affects_no_other(served: Api, namespace: str) -> None:
+async def test_invalid_model_is_skipped_or_keeps_its_last_valid_spec(served: Api, namespace: str) -> None:
     path, wrong = models(namespace), {"CUDA_VISIBLE_DEVICES": "0"}
     await served.create(path, model("never-right", env=wrong))
     await served.create(path, model("right", slots=3))
@@ -164,7 +164,7 @@ async def test_name_of_a_deleted_model_passes_to_another_model_that_claims_it(se
     await served.delete(f"/api/v1/namespaces/{other}")
 
 
-async def test_recreated_model_does_not_inherit_the_spec_of_its_predecessor(served: Api, namespace: str) -> None:
+async def test_invalid_recreated_model_gets_no_spec_from_the_deleted_model(served: Api, namespace: str) -> None:
     path = models(namespace)
     await served.create(path, model("a", slots=2))
     async with following(served, namespace) as found:

@@ -56,7 +56,7 @@ async def models(api: Api, namespace: str) -> str:
 
 
 @pytest.mark.standard
-async def test_model_status_follows_the_model_from_zero_to_serving_and_back(
+async def test_ready_condition_changes_from_idle_to_starting_serving_and_back(
     api: Api, counted: Api, namespace: str, models: str
 ) -> None:
     await api.create(models, model("ada", idleSeconds=5, residencySeconds=0))

@@ -43,7 +43,7 @@ TARGET = "AmazonEC2ContainerRegistry_V20150921.GetAuthorizationToken"
         ("s3.eu-central-1.amazonaws.com", None),
     ],
 )
-def test_ecr_token_endpoint_follows_the_region_and_domain_of_the_host(host: str, endpoint: str | None) -> None:
+def test_ecr_token_endpoint_is_derived_from_the_registry_host_name(host: str, endpoint: str | None) -> None:
     found = find_ecr_service(host)
     assert (None if found is None else found.endpoint) == endpoint
     assert Amazon({}, Path("/nobody")).applies(host) is (endpoint is not None)
@@ -106,7 +106,7 @@ async def test_aws_container_keys_are_used_if_no_other_aws_keys_exist(tmp_path: 
         assert (len(there.asked), login.whose) == (3, "AWS AKIA1")
 
 
-async def test_ecr_login_without_aws_keys_is_empty_and_lists_the_key_sources(tmp_path: Path) -> None:
+async def test_ecr_login_without_aws_keys_is_anonymous_and_lists_key_sources(tmp_path: Path) -> None:
     async with Services().serving() as there:
         login, _ = await amazon(there, tmp_path, {}).fetch(HOST)
         assert login == Login(note=login.note)

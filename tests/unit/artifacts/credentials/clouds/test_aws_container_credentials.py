@@ -31,7 +31,7 @@ async def test_pod_identity_keys_are_fetched_once_with_the_mounted_token(tmp_pat
         ]
 
 
-async def test_expiring_pod_identity_keys_are_fetched_with_the_current_token(tmp_path: Path) -> None:
+async def test_expiring_pod_identity_keys_are_fetched_again_with_the_new_token(tmp_path: Path) -> None:
     async with Services().serving() as there:
         token = tmp_path / "token"
         there.replies[PATH] = (200, {**SAID, "Expiration": "1994-11-06T08:53:00Z"})  # expires within five minutes

@@ -100,7 +100,7 @@ async def test_acr_token_lifetime_out_of_range_is_clamped_to_the_range() -> None
             assert (await azure({}, there).fetch(HOST)).lasts_s == lasts_s
 
 
-async def test_acr_login_without_an_azure_identity_is_empty_with_a_remedy() -> None:
+async def test_acr_login_without_an_azure_identity_is_anonymous_with_a_hint() -> None:
     async with Services().serving() as there:
         login, _ = await azure({}, there).fetch(HOST)
         assert login == Login(note=login.note)
@@ -128,7 +128,7 @@ async def test_acr_login_error_names_the_failed_step_and_hides_secrets(tmp_path:
         assert not any("s3cret" in str(error.value) for error in (one, two, three))
 
 
-async def test_invalid_workload_identity_settings_send_no_request(tmp_path: Path) -> None:
+async def test_invalid_workload_identity_settings_fail_without_a_request(tmp_path: Path) -> None:
     async with Services().serving() as there:
         env = workload(tmp_path, there)
         with pytest.raises(PolicyError, match="AZURE_AUTHORITY_HOST is not https"):

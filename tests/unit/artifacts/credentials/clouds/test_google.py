@@ -28,7 +28,7 @@ def test_google_provider_applies_only_to_google_registry_hosts(host: str, *, app
     assert Google().applies(host) is applies
 
 
-async def test_token_of_the_google_metadata_server_is_the_registry_password() -> None:
+async def test_google_metadata_server_token_is_used_as_the_registry_password() -> None:
     async with Services().serving() as there:
         there.headers = {"Metadata-Flavor": "Google"}
         there.replies[PATH] = (200, {"access_token": TOKEN, "expires_in": 3599, "token_type": "Bearer"})
@@ -60,7 +60,7 @@ async def test_missing_service_account_error_names_the_required_role() -> None:
         assert TOKEN not in str(refused.value)
 
 
-async def test_busy_metadata_server_is_tried_6_times_then_fails() -> None:
+async def test_login_fails_after_6_tries_if_the_metadata_server_returns_503() -> None:
     clock = StillClock()
     async with Services().serving() as there:
         there.replies[PATH] = (503, b"")

@@ -441,7 +441,7 @@ async def test_object_deleted_before_it_is_labelled_is_not_logged(caplog: pytest
         (CLAIMS, 404, "NotFound", False),
     ],
 )
-async def test_takeover_fails_on_transient_errors_and_accepts_a_missing_claim_api(
+async def test_labelling_ignores_only_a_forbidden_or_missing_claim_api(
     path: str, status: int, reason: str, raised: bool
 ) -> None:
     """The driver retries a takeover that fails."""

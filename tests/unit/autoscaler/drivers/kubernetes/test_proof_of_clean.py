@@ -145,7 +145,7 @@ def test_pod_object_removed_before_engine_exit_counts_as_force_deleted() -> None
     assert not is_force_deleted(RUNS._replace(slices=())), "it held nothing"
 
 
-async def test_only_a_pod_with_an_unshared_resource_claim_is_clean_at_once(stage: Stage) -> None:
+async def test_pod_with_only_unshared_resource_claims_is_clean_at_once(stage: Stage) -> None:
     own = await stage.clear(RUNS._replace(claims=("r",)))
     assert await own == UNPREPARED
     for claims in (("mps-gpu-0-1",), ("r", "mps-gpu-0-1")):

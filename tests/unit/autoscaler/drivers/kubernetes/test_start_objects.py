@@ -105,7 +105,7 @@ OWN, TAKEN = node("own"), node("taken", **{NODE_POOL: "gpus"})
         "gone",
     ],
 )
-async def test_pod_on_possible_karpenter_node_has_pre_stop_sleep(
+async def test_pod_that_may_run_on_a_karpenter_node_has_a_pre_stop_sleep(
     nodes: tuple[Object, ...], slices: tuple[str, ...], late: bool
 ) -> None:
     assert lingers(await known(*nodes), *slices) is late

@@ -57,7 +57,7 @@ def test_command_that_runs_a_container_is_recognised(command: str, client: str) 
         "llama-server --alias docker run",
     ],
 )
-def test_other_command_is_not_recognised_as_a_container(command: str) -> None:
+def test_command_that_does_not_run_a_container_is_not_recognised(command: str) -> None:
     assert read_container_run(command.split()) is None
 
 
@@ -79,7 +79,7 @@ def test_labelled_command_passes_secrets_by_name_and_devices_by_value() -> None:
     )
 
 
-def test_later_commands_reach_the_daemon_that_the_environment_of_the_model_names() -> None:
+def test_docker_host_of_the_model_is_passed_to_later_container_commands() -> None:
     assert with_destination(("docker",), {"TOKEN": "secret"}) == ("docker",)
     assert with_destination(("docker",), {"DOCKER_HOST": "unix:///a.sock", "TOKEN": "secret"}) == (
         "env", "DOCKER_HOST=unix:///a.sock", "docker",
@@ -95,5 +95,5 @@ def test_later_commands_reach_the_daemon_that_the_environment_of_the_model_names
         ("was killed by SIGTERM", "was killed by SIGTERM"),
     ],
 )
-def test_exit_status_of_a_signal_has_its_name(how: str, expected: str) -> None:
+def test_container_exit_status_caused_by_a_signal_shows_the_signal_name(how: str, expected: str) -> None:
     assert describe_status(how) == expected

@@ -54,7 +54,7 @@ async def test_each_gpu_is_one_shared_slice_visible_only_to_its_engines() -> Non
     ("names", "found"),
     [(None, "abc"), ("0", "a"), ("2,0", "ca"), ("GPU-b", "b"), ("1,9,0", "b"), ("", ""), ("-1", ""), ("MIG-1", "")],
 )
-def test_only_gpus_named_in_the_environment_are_used(names: str | None, found: str) -> None:
+def test_cuda_visible_devices_restricts_the_gpus_that_are_used(names: str | None, found: str) -> None:
     gpus = tuple(NvmlGpu(f"GPU-{name}", "T4", 1 << 30) for name in "abc")
     assert [one.uuid for one in filter_visible_gpus(gpus, names)] == [f"GPU-{name}" for name in found]
 
@@ -74,9 +74,7 @@ async def test_host_memory_is_the_only_device_without_nvml() -> None:
         (100 << 30, 8 << 30, 6 << 30),  # a container's limit counts
     ],
 )
-def test_usable_host_memory_leaves_a_part_free_and_respects_the_limit(
-    total: int, limit: int | None, usable: int
-) -> None:
+def test_part_of_host_memory_or_of_the_container_limit_is_reserved(total: int, limit: int | None, usable: int) -> None:
     assert host_bytes(total, limit) == usable
 
 

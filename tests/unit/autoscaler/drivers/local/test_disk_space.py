@@ -22,7 +22,7 @@ ENOUGH, LITTLE = Space(BYTES_MIN), Space(BYTES_MIN - 1)
     ("space", "full"),
     [(ENOUGH, False), (LITTLE, True), (Space(0), True), (Space(BYTES_MIN, 0), True), (Space(BYTES_MIN, 1), False)],
 )
-def test_disk_without_free_bytes_or_inodes_is_full(space: Space, full: bool) -> None:
+def test_disk_below_the_minimum_free_bytes_or_without_inodes_is_full(space: Space, full: bool) -> None:
     assert engine_logs.is_full(space) == full
 
 
@@ -39,7 +39,7 @@ def test_only_enospc_and_edquot_count_as_out_of_space() -> None:
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_wait_ends_when_space_is_free_or_stop_is_ordered(
+def test_wait_for_disk_space_ends_when_space_is_free_or_on_a_stop(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stopped: bool
 ) -> None:
     found = [LITTLE, LITTLE] if stopped else [LITTLE, LITTLE, ENOUGH]

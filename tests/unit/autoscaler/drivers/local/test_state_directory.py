@@ -32,7 +32,7 @@ def test_state_directory_is_private_and_keeps_its_installation_id(tmp_path: Path
     again.close()
 
 
-def test_second_process_is_rejected_with_the_pid_of_the_first(tmp_path: Path) -> None:
+def test_second_process_in_a_state_directory_gets_an_error_with_the_pid(tmp_path: Path) -> None:
     state = StateDirectory.open(tmp_path / "s")
     with pytest.raises(InUseError) as refused:
         StateDirectory.open(tmp_path / "s")
@@ -64,7 +64,7 @@ def test_directory_of_newer_version_or_other_program_is_left_unchanged(tmp_path:
 
 @pytest.mark.parametrize("name", ["version", "installation", EPOCH])
 @pytest.mark.parametrize("content", [b"", b"-1", b"0x1\n", b"\xff", b"0123456789abcdeg"])
-def test_error_names_a_corrupt_file_and_leaves_it_unchanged(tmp_path: Path, name: str, content: bytes) -> None:
+def test_corrupt_state_file_is_named_in_the_error_and_left_unchanged(tmp_path: Path, name: str, content: bytes) -> None:
     state = StateDirectory.open(tmp_path)
     assert [state.next_epoch(), state.next_epoch()] == [1, 2]
     state.close()
@@ -255,7 +255,7 @@ def test_corrupt_placement_values_file_is_moved_aside_and_reported(state: StateD
     assert LessonFile(state).load() == (None, "")
 
 
-def test_history_that_raises_is_left_out_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_history_that_cannot_be_saved_is_left_out_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state, faults, bad = StateDirectory.open(tmp_path), list[tuple[str, str]](), History(starts_s=(666.0,))
     inject(
         monkeypatch, "autoscaler.drivers.local.learned_files:_move", lambda one, *_: one.starts_s == (666.0,),

@@ -338,7 +338,7 @@ def test_kubectl_list_of_kubeai_models_is_converted() -> None:
         ([1], "0.yaml: document 1: expected keys with values"),
     ],
 )
-def test_invalid_model_document_is_rejected_in_one_line(value: object, message: str) -> None:
+def test_invalid_kubeai_document_is_rejected_with_a_one_line_error(value: object, message: str) -> None:
     with pytest.raises(DocumentError) as caught:
         convert(yaml.safe_dump(value))
     assert str(caught.value).startswith(message)

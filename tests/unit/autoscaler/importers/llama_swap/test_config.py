@@ -183,7 +183,7 @@ def test_model_name_without_letters_and_digits_is_rejected() -> None:
     assert "metadata.name: expected" in model("engine ${PORT}", name="??").refused
 
 
-def test_names_with_other_characters_are_simplified_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_with_unsupported_characters_are_simplified_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "is_alias", lambda text: simplify_name(text) == text)
     taken = model("engine ${PORT}", {"aliases": ["nomic embed", "a", "[x] y", "!!"]}, name="Small 3 30B (a3b)")
     assert taken.document is not None
@@ -196,7 +196,7 @@ def test_names_with_other_characters_are_simplified_and_reported(monkeypatch: py
     assert notes["aliases: !!"] == "it has no letters or digits"
 
 
-def test_comments_end_at_the_line_as_in_a_shell_and_are_reported() -> None:
+def test_command_comments_up_to_the_line_end_are_dropped_and_reported() -> None:
     cmd = """llama-server --port ${PORT} -m /a.gguf -np 1 # --temp=1 -c 4096
       # --cache-reuse 256 ${undefined}
       --jinja --x 'a # b' --y a#b --z \\# "two
@@ -211,20 +211,20 @@ def test_comments_end_at_the_line_as_in_a_shell_and_are_reported() -> None:
     ]
 
 
-def test_comment_in_a_folded_text_reports_the_flags_that_it_hides() -> None:
+def test_comment_in_a_one_line_command_reports_the_flags_that_it_drops() -> None:
     taken = model("llama-server --port ${PORT} -m /a.gguf -np 1 --jinja # off -ngl 99 --mlock")
     assert spec_of(taken)["args"] == ["--jinja"]
     assert any(why.endswith("left out, with -ngl, --mlock") for _, why in taken.notes)
 
 
 @pytest.mark.parametrize("key", ["stripParams", "strip_params"])
-def test_stripped_parameters_in_both_spellings_become_removed_members(key: str) -> None:
+def test_strip_params_filter_in_both_spellings_becomes_removed_parameters(key: str) -> None:
     taken = model("engine ${PORT}", {"filters": {key: "temperature, top_p,,model, temperature"}})
     assert spec_of(taken)["policy"] == {"removed": ["temperature", "top_p"]}
     assert not [note.key for note in taken.notes if "filters" in note.key]
 
 
-def test_set_parameters_become_forced_members() -> None:
+def test_set_params_filters_become_forced_request_parameters() -> None:
     params = {"temperature": 0.7, "provider": {"zdr": True}, "model": "x"}
     by_id = {"${MODEL_ID}": {"top_k": 1}, "m:high": {"reasoning_effort": "high"}, "a b|": {"seed": 1}}
     taken = model("engine ${PORT}", {"filters": {"setParams": params, "setParamsByID": by_id}})
@@ -247,13 +247,13 @@ def test_set_parameters_become_forced_members() -> None:
         ({"setParamsByID": {"n": {"prompt": "x"}}}, "filters.setParamsByID.n: prompt"),
     ],
 )  # fmt: skip
-def test_parameter_that_no_policy_may_change_is_reported(filters: dict[str, object], note: str) -> None:
+def test_filter_on_a_parameter_that_policies_cannot_change_is_reported(filters: dict[str, object], note: str) -> None:
     taken = model("engine ${PORT}", {"filters": filters})
     assert "policy" not in spec_of(taken)
     assert [one.key for one in taken.notes if "filters" in one.key] == [note]
 
 
-def test_second_limit_of_tokens_is_reported() -> None:
+def test_max_tokens_beside_max_completion_tokens_is_dropped_and_reported() -> None:
     taken = model("engine ${PORT}", {"filters": {"setParams": {"max_tokens": 1, "max_completion_tokens": 2}}})
     assert spec_of(taken)["policy"] == {"forced": {"max_completion_tokens": 2}}
     assert "filters.setParams: max_tokens" in dict(taken.notes)
@@ -277,9 +277,7 @@ IMAGE = "ghcr.io/ggml-org/llama.cpp:server-cuda"
         ("llama-server -m /a.gguf --port ${PORT}", {"env": ["LLAMA_API_KEY=s3cr3t"]}, "env LLAMA_API_KEY"),
     ],
 )
-def test_keys_that_an_engine_would_require_are_removed_and_reported(
-    cmd: str, keys: dict[str, object], note: str
-) -> None:
+def test_api_keys_of_known_engines_are_removed_and_reported(cmd: str, keys: dict[str, object], note: str) -> None:
     taken = model(cmd, keys)
     assert taken.document is not None
     assert dict(taken.notes)[note].startswith("removed: clients' keys are not passed to engines")
@@ -288,7 +286,7 @@ def test_keys_that_an_engine_would_require_are_removed_and_reported(
     assert not {"--api-key", "--api-key-file", "-e", "--env"} & set(text.split())
 
 
-def test_key_of_an_unknown_program_is_kept_and_reported() -> None:
+def test_api_key_flag_of_an_unknown_program_is_kept_and_reported() -> None:
     taken = model("engine ${PORT} --api-key x")
     assert spec_of(taken)["args"] == ["--api-key", "x"]
     assert dict(taken.notes)["cmd --api-key"].startswith("it is kept")
@@ -339,7 +337,7 @@ def test_value_that_is_only_a_macro_keeps_the_type_of_the_macro() -> None:
         ("", "config.yaml: expected one document"),
     ],
 )
-def test_invalid_configuration_is_rejected_in_one_line(text: str, message: str) -> None:
+def test_invalid_llama_swap_config_is_rejected_with_a_one_line_error(text: str, message: str) -> None:
     with pytest.raises(DocumentError) as caught:
         convert(text)
     assert str(caught.value).startswith(message)

@@ -290,7 +290,7 @@ async def test_restarted_agent_reverts_a_release_that_is_no_longer_wanted(rig: R
     assert RULE not in rig.server.objects
 
 
-async def test_gpu_with_unknown_bus_address_is_not_reported_as_gone(rig: Rig) -> None:
+async def test_gpu_with_unknown_bus_address_is_not_reported_as_released(rig: Rig) -> None:
     rig.node.deaf = True
     rig.node.link(A, AT_A, here=True)
     rig.want(A, leave=True)
@@ -420,7 +420,7 @@ async def test_failed_command_error_includes_its_output(tmp_path: Path) -> None:
         await Bus(rig.node.root, rig.node.run).act(hotplug.Step("remove", (AT_B,)))
 
 
-def test_release_waits_for_a_process_that_is_no_node_daemon() -> None:
+def test_gpu_release_waits_for_a_process_that_is_not_a_node_daemon() -> None:
     seen = Seen(
         {}, frozenset({AT_A}), {AT_A: 0, AT_B: 1}, hidden=frozenset({AT_A}), holders={0: (Holder(7, "nvidia-smi"),)}
     )

@@ -351,7 +351,7 @@ async def test_agent_process_pulls_wanted_images_and_reports_them(path: Path, tm
     await runner.cleanup()
 
 
-async def test_unexpected_exception_fails_only_its_image_and_is_tried_again(
+async def test_image_pull_that_raises_is_retried_and_other_images_are_pulled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pulled, faults = list[str](), list[str]()
@@ -383,7 +383,7 @@ async def test_unexpected_exception_fails_only_its_image_and_is_tried_again(
     assert faults == ["faulty"]
 
 
-async def test_memory_error_of_a_pull_secret_is_not_caught(tmp_path: Path) -> None:
+async def test_memory_error_while_a_pull_secret_is_read_is_raised(tmp_path: Path) -> None:
     async def fail(_: str) -> Config:
         raise MemoryError
 

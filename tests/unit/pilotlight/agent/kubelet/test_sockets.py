@@ -96,7 +96,7 @@ def test_assigned_pods_are_decoded_with_their_gpus() -> None:
     assert decode_assigned_pods(b"") == ()
 
 
-def test_image_names_are_decoded() -> None:
+def test_image_list_of_the_runtime_is_decoded_to_sorted_names() -> None:
     assert decode_image_names(IMAGES) == ("another:1", "engine:1", "engine:latest", "engine@sha256:2")
 
 
@@ -202,7 +202,7 @@ async def sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     await one.close()
 
 
-async def test_pods_come_from_the_kubelet_and_images_from_the_runtime(sockets: NodeSockets, tmp_path: Path) -> None:
+async def test_pods_are_read_from_the_kubelet_and_images_from_the_runtime(sockets: NodeSockets, tmp_path: Path) -> None:
     kubelet = Daemon(tmp_path / "kubelet.sock", {nodesockets.LIST_PODS: PODS})
     runtime = Daemon(tmp_path / "cri.sock", {nodesockets.LIST_IMAGES: IMAGES})
     async with kubelet.running(), runtime.running():

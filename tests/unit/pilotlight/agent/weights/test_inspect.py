@@ -54,7 +54,7 @@ async def test_packed_weights_are_reported_as_mountable_image_with_gguf_files(tm
     assert any(one.endswith(found.digest) and "/manifests/" in one for one in asked), "it is the image's own manifest"
 
 
-async def test_raw_modelpack_artifact_is_reported_as_no_mountable_image(tmp_path: Path) -> None:
+async def test_raw_modelpack_artifact_is_reported_as_not_mountable(tmp_path: Path) -> None:
     found = await looked(tmp_path, "modelpack-raw")
     assert (found.image, found.no_image, found.ggufs) == (None, "it is not an image (ModelPack)", ())
     assert found.digest

@@ -156,7 +156,7 @@ async def test_pull_failure_for_a_second_replica_is_reported_after_a_success(kep
         assert kept.in_use() == [True]
 
 
-async def test_copy_that_cannot_be_held_is_logged_once_and_the_others_are_held_and_fetched(
+async def test_copy_that_cannot_be_locked_is_logged_once_and_others_are_locked(
     kept: Kept, host: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     real = WeightsKeeper._found

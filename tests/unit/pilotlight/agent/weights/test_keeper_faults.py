@@ -56,7 +56,7 @@ def raise_for_faulty(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.setattr(module, "list_loadable_files", find)
 
 
-def test_row_that_raises_refuses_its_replicas_and_the_other_rows_are_reported(
+def test_exception_in_a_report_row_fails_its_replicas_and_keeps_other_rows(
     kept: Kept, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     add_copy(kept, "faulty")
@@ -70,14 +70,14 @@ def test_row_that_raises_refuses_its_replicas_and_the_other_rows_are_reported(
     assert len(caplog.messages) == 1, "it is logged once"
 
 
-def test_memory_error_in_a_row_is_not_caught(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_error_while_a_weights_report_is_built_is_raised(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     add_copy(kept, "faulty")
     raise_for_faulty(monkeypatch, MemoryError())
     with pytest.raises(MemoryError):
         kept.keeping.report()
 
 
-def test_exception_of_the_image_puller_does_not_affect_the_other_requests(
+def test_exception_of_the_image_puller_does_not_stop_gpu_attach_requests(
     kept: Kept, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(_: object) -> None:
@@ -91,7 +91,7 @@ def test_exception_of_the_image_puller_does_not_affect_the_other_requests(
     assert [line.partition(" error=")[0] for line in caplog.messages] == ["event=agent_fault part='images'"]
 
 
-async def test_exception_in_a_turn_is_logged_and_the_next_turn_works(
+async def test_exception_in_a_keeper_cycle_is_logged_and_later_pulls_still_run(
     kept: Kept, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> None:
@@ -126,7 +126,7 @@ async def test_pull_that_runs_out_of_memory_ends_the_agent(kept: Kept, monkeypat
     assert raised.group_contains(MemoryError)
 
 
-async def test_read_ahead_that_raises_does_not_end_the_other_pulls(
+async def test_exception_in_a_read_ahead_does_not_stop_later_pulls(
     kept: Kept, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def bring(request: WeightsRequest, *_: object) -> object:
@@ -148,7 +148,7 @@ async def test_read_ahead_that_raises_does_not_end_the_other_pulls(
         await kept.until(lambda: any(row.failed == "away" for row in kept.reports))
 
 
-async def test_report_that_raises_is_tried_again_and_other_autoscalers_get_theirs(
+async def test_report_whose_send_raises_is_retried_and_others_are_delivered(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     sent = dict[str, list[bytes]](a=[], b=[])
@@ -179,7 +179,7 @@ async def test_report_that_raises_is_tried_again_and_other_autoscalers_get_their
     assert [line for line in caplog.messages if "report_failed autoscaler=a reason='LookupError in" in line]
 
 
-async def test_part_of_the_agent_that_raises_is_started_again_while_the_others_run(
+async def test_agent_task_that_raises_is_logged_and_restarted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(resilient_tasks, "PAUSE_S", 0.01)

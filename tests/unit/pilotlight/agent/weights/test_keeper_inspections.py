@@ -87,7 +87,9 @@ async def test_twenty_wanted_inspections_run_only_up_to_the_concurrency_limit(
         assert most == LOOKS_MAX
 
 
-async def test_headers_too_large_for_one_report_are_sent_in_turn(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_headers_too_large_for_one_report_are_sent_in_several_reports(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def found(report: WeightsReport, *_: object) -> WeightsReport:
         return replace(report, digest="sha256:aa", header="x" * (HEADERS_CHARS_MAX // 3))
 

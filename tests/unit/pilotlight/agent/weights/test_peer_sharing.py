@@ -64,7 +64,7 @@ def test_duplicate_peer_urls_are_merged_into_one_peer() -> None:
     assert [(one.name, one.url) for one in found] == [("peer-1", "https://a:1"), ("peer-2", "https://b:1")]
 
 
-def test_host_named_like_a_peer_still_uses_that_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_with_the_same_name_as_a_peer_still_uses_that_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "peer-1")
     made = peer_sharing.build_static_peering(["https://a:1"], build_peer_access(None, None, None, None))
     assert [one.url for one in Board(made.peers(), made.own).peers] == ["https://a:1"]

@@ -198,7 +198,7 @@ async def test_invalid_or_missing_peer_list_yields_no_peers(tmp_path: Path, capl
     await unreachable.close()
 
 
-async def test_agent_without_tls_announces_no_peer_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_agent_without_a_tls_certificate_has_no_peer_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POD_IP", "10.0.0.7")
     async with Autoscaler(tmp_path).running() as way:
         async with agent("n1", way, tmp_path / "store", Access()) as one:

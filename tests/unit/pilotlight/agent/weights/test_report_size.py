@@ -81,7 +81,7 @@ def starting() -> World:
     return world(MODELS, devices, replicas)
 
 
-def test_requests_to_a_node_stay_within_their_size_limit_and_include_small_models() -> None:
+def test_weights_requests_of_a_node_fit_the_limit_and_include_small_models() -> None:
     wants = build_node_wants(starting())[N1].wants
     size = len(msgspec.json.encode(NodeWants(epoch=1, wants=wants)))
     assert size > WANTS_BYTES_MAX - 2 * ARTIFACT_CHARS_MAX, "the limit is used"
@@ -94,7 +94,7 @@ def test_requests_to_a_node_stay_within_their_size_limit_and_include_small_model
     assert [*wants] == sorted(wants, key=read_weights_request)
 
 
-def test_agent_gets_a_limited_number_of_inspections_and_all_are_assigned_in_turn() -> None:
+def test_inspections_of_an_agent_are_limited_and_all_assigned_in_turn() -> None:
     models = [replace(model, spec=replace(model.spec, gpu=replace(model.spec.gpu, memory_bytes=0))) for model in MODELS]
     assigner, at, seen = InspectionAssigner(), world(models), set[WeightsRequest]()
     rounds = -(-len(REQUESTS) // LOOKS_MAX)
@@ -137,7 +137,7 @@ class LongReport:
         return msgspec.json.encode(report), weights
 
 
-async def test_largest_report_is_accepted_and_its_rows_take_turns(
+async def test_report_of_maximum_size_is_accepted_and_rotates_its_weights_rows(
     tmp_path: Path, aiohttp_client: AiohttpClient
 ) -> None:
     agent = LongReport(tmp_path, (HEALTHY,))
@@ -156,13 +156,13 @@ async def test_largest_report_is_accepted_and_its_rows_take_turns(
     assert seen == set(REQUESTS)
 
 
-def test_small_row_that_a_replica_waits_for_is_reported_before_large_ones(tmp_path: Path) -> None:
+def test_small_weights_row_of_a_waiting_replica_precedes_large_rows(tmp_path: Path) -> None:
     body, rows = LongReport(tmp_path, tuple(request.artifact for request in REQUESTS)).encode()
     assert len(body) < NODE_BYTES_MAX
     assert rows[0].artifact == HEALTHY
 
 
-def test_copies_in_use_and_the_most_recent_ones_are_reported() -> None:
+def test_copies_in_use_and_recent_copies_are_reported_up_to_a_size_limit() -> None:
     others = [f"s3://b/{number}/".ljust(ARTIFACT_CHARS_MAX, "y") for number in range(COPIES_MAX)]
     copies = limit_copies({others[-1]}, others)
     assert others[-1] in copies
@@ -178,7 +178,7 @@ def row(name: str, size: int, *replicas: str) -> WeightsReport:
     return WeightsReport(artifact=name, failed="x" * size, replicas=tuple(map(ReplicaId, replicas)))
 
 
-def test_every_row_is_reported_although_waiting_rows_and_a_large_row_need_the_space() -> None:
+def test_every_row_is_reported_in_turn_when_rows_exceed_the_size_limit() -> None:
     waiting = [row(f"waits-{number}", WEIGHTS_BYTES_MAX // 40, "r") for number in range(50)]
     others = [row("a-large", WEIGHTS_BYTES_MAX * 3 // 4), *(row(f"other-{number}", 1000) for number in range(5))]
     limit, seen = RowLimit(), set[str]()
@@ -190,7 +190,7 @@ def test_every_row_is_reported_although_waiting_rows_and_a_large_row_need_the_sp
     assert seen == {one.artifact for one in (*waiting, *others)}
 
 
-def test_row_that_does_not_fit_does_not_delay_the_rows_behind_it() -> None:
+def test_row_that_exceeds_the_remaining_space_does_not_delay_later_rows() -> None:
     waiting = [row("waits", WEIGHTS_BYTES_MAX // 2, "r")]
     others = [row(f"large-{number}", WEIGHTS_BYTES_MAX * 2 // 3) for number in range(2)] + [row("small", 1000)]
     limit, turns = RowLimit(), list[set[str]]()
@@ -199,7 +199,7 @@ def test_row_that_does_not_fit_does_not_delay_the_rows_behind_it() -> None:
     assert turns == [{"large-0", "small"}, {"large-1", "small"}, {"waits", "small"}, {"large-0", "small"}]
 
 
-def test_names_of_images_in_a_report_are_limited_and_the_longest_are_omitted() -> None:
+def test_image_names_in_a_report_are_limited_and_the_longest_omitted() -> None:
     assert limit_images(["b:1", "a:1", "b:1"]) == ("a:1", "b:1")
     assert len(limit_images(f"i:{number}" for number in range(IMAGES_MAX + 5))) == IMAGES_MAX
     long = [f"r.io/{number}/".ljust(500, "x") for number in range(IMAGES_MAX)]
@@ -209,7 +209,7 @@ def test_names_of_images_in_a_report_are_limited_and_the_longest_are_omitted() -
 
 
 @pytest.mark.parametrize("part", ["artifact", "adapters"])
-def test_longer_artifact_is_rejected_in_documents_from_files(part: str) -> None:
+def test_document_with_an_artifact_over_the_length_limit_is_rejected(part: str) -> None:
     longer = "s3://bucket/".ljust(ARTIFACT_CHARS_MAX + 1, "x")
     given = (longer,) if part == "artifact" else (HEALTHY, longer)
     with pytest.raises(WrongKeyError, match="expected at most 1024 characters") as raised:

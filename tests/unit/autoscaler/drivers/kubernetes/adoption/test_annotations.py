@@ -104,7 +104,7 @@ def test_first_seen_replica_count_is_not_manual_scaling() -> None:
     assert find_manual_scaling(None, annotated(replicas=3), None, 200.0) is None
 
 
-def test_earlier_kubectl_scale_counts_as_manual_scaling() -> None:
+def test_kubectl_scale_before_the_first_observation_is_manual_scaling() -> None:
     scaled = annotated(replicas=3, scaled_by="kubectl", since_adopted=True, scaled_unix_s=150.0)
     assert find_manual_scaling(None, scaled, None, 200.0) == Hand(3, "kubectl", 150.0)
 
@@ -150,7 +150,7 @@ def test_manual_scale_sets_min_and_max_and_zero_pauses_the_model() -> None:
     assert zero.spec.paused
 
 
-def test_workload_with_another_autoscaler_is_only_switched_on_or_off() -> None:
+def test_workload_with_another_autoscaler_is_scaled_only_from_or_to_zero() -> None:
     model = read_model(annotated(), Others("HorizontalPodAutoscaler ada"))
     assert model.adopted is not None
     assert (model.adopted.toggled, model.adopted.reason) == (True, "ScaledByAnother")
@@ -202,7 +202,7 @@ def test_scaling_older_than_the_annotation_counts_as_before_adoption() -> None:
     assert seen.named_unix_s == datetime(2026, 1, 3, tzinfo=UTC).timestamp(), "it is as old as its annotation"
 
 
-def test_model_name_conflict_is_won_by_whoever_used_the_name_first() -> None:
+def test_name_conflict_keeps_the_name_for_the_model_that_used_it_first() -> None:
     """A later edit keeps the time at which the name was first used; a new name gets a new time."""
     old = set_naming_time(None, annotated({"pilotlight.dev/models": "ada"}, named_unix_s=300), 900.0)
     again = set_naming_time(
@@ -353,7 +353,7 @@ def test_container_with_annotated_port_decides_readiness_and_crashes(engine: dic
     assert not seen.held
 
 
-def test_workload_container_is_the_one_with_the_annotated_port() -> None:
+def test_annotated_port_selects_the_engine_container_of_a_workload() -> None:
     for port, name in (("80", "web"), ("9000", "engine"), ("7", "web")):
         found = deployment(**{"pilotlight.dev/models": "ada", "pilotlight.dev/port": port})
         found["spec"]["template"]["spec"]["containers"] = [
@@ -366,7 +366,7 @@ def test_workload_container_is_the_one_with_the_annotated_port() -> None:
         assert seen.container == name
 
 
-def test_pod_with_other_controller_kind_is_ignored() -> None:
+def test_pod_owned_by_a_job_is_ignored() -> None:
     assert read_pod(pod_object({}, {}, owner="Job"), KEY, "engine") is None
 
 

@@ -303,7 +303,7 @@ async def test_pod_template_with_a_replica_annotation_is_reported_and_not_used()
         assert house.model("ada").slots == 4, "its last valid annotations are in force"
 
 
-async def test_other_pods_stay_ready_after_an_unreadable_pod_is_received() -> None:
+async def test_unreadable_pod_does_not_block_changes_of_other_pods() -> None:
     """One container status lacks its start time, another has the wrong type."""
     async with serving("ada", "bert") as house:
         unsaid = {"name": "engine", "state": {"running": {"startedAt": None}}}
@@ -357,7 +357,7 @@ async def test_scale_write_is_retried_after_transient_errors_but_not_a_403(
     ],
     ids=["unreachable", "500", "503", "429", "webhook-stays-unavailable", "403"],
 )  # fmt: skip
-async def test_pod_to_stop_is_marked_before_the_scale_is_lowered(
+async def test_annotation_of_a_pod_to_stop_is_tried_before_the_scale_is_lowered(
     error: Exception, failures: int, marks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the ReplicaSet might delete another pod. No error of the API server blocks the scale forever."""
@@ -377,7 +377,7 @@ async def test_pod_to_stop_is_marked_before_the_scale_is_lowered(
         assert house.plane.asked[: marks + 1] == [*[f"{PODS}/ada-h-1"] * marks, scale]
 
 
-async def test_pauses_between_scale_writes_grow_from_the_first_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pause_between_retries_of_a_scale_write_grows_exponentially(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
 
     class RecordedPauses(Pauses):
@@ -420,7 +420,7 @@ async def test_scale_write_after_409_uses_the_version_of_a_fresh_read(
 
 
 @pytest.mark.parametrize("status", [403, 422])
-async def test_rejected_scale_is_the_obstacle_of_the_next_start(status: int) -> None:
+async def test_rejected_scale_is_the_reason_that_blocks_the_next_start(status: int) -> None:
     async with serving("ada") as house:
         house.plane.errors = [ApiError(status, "Refused", "a policy says no")]
         house.driver.start(Bench().order("more"), house.model("ada"))
@@ -500,7 +500,7 @@ async def test_exception_while_reading_a_workload_is_a_fault_of_its_model_only(m
         assert (house.model("ada").slots, house.undecoded) == (7, {})
 
 
-async def test_new_workload_that_raises_is_published_as_a_paused_model_until_it_is_readable(
+async def test_new_workload_that_cannot_be_read_is_published_as_a_paused_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Otherwise its requests would be rejected as those of an unknown model, and no quarantine would begin."""
@@ -527,7 +527,7 @@ async def test_new_workload_that_raises_is_published_as_a_paused_model_until_it_
         assert (house.model("carl").spec.paused, house.undecoded) == (False, {})
 
 
-async def test_exception_after_a_workload_is_named_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_exception_while_a_renamed_workload_is_read_again_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
     """The installation names models while it handles their publication, and the workload is then evaluated again."""
 
     def odd(*_: object) -> Model:
@@ -545,7 +545,9 @@ async def test_exception_after_a_workload_is_named_is_published(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("hold", HOLDS)
-async def test_held_pod_gets_no_request_although_its_engine_answers(hold: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unmet_readiness_condition_keeps_a_pod_unready_despite_its_probe(
+    hold: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is held at the start of this process and again after it was ready."""
     monkeypatch.setattr(probes, "READY_EVERY_S", 0.0)
     probed = 0
@@ -572,7 +574,7 @@ async def test_held_pod_gets_no_request_although_its_engine_answers(hold: str, m
 
 
 @pytest.mark.parametrize("hold", HOLDS)
-async def test_ready_pod_that_becomes_held_is_unready_before_its_next_probe(
+async def test_failing_readiness_condition_makes_a_ready_pod_unready_at_once(
     hold: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probes, "READY_EVERY_S", 3600.0)
@@ -621,7 +623,7 @@ async def test_exception_in_a_workload_timer_is_a_fault_of_its_model_only(monkey
         assert found._timer is not None, "it is tried again"
 
 
-def test_change_is_delivered_again_after_callback_raises() -> None:
+def test_watch_change_is_delivered_again_if_its_callback_raised() -> None:
     took: list[object] = []
 
     def changed(changes: list[Change[str]]) -> None:
@@ -658,7 +660,7 @@ async def test_failed_mount_ends_adopted_start_with_the_reason(monkeypatch: pyte
         assert house.reasons("ada-h-2") == [f"FailedMount: {why}"]
 
 
-async def test_workload_of_other_installation_is_taken_over_when_released() -> None:
+async def test_workload_of_another_installation_is_adopted_when_released() -> None:
     """Until then it is not scaled, gets no condition, and one Event names the installation that serves it."""
     holder = "installation b/x serves the Models of namespace n"
     async with serving("ada", whose=lambda *_: holder) as house:

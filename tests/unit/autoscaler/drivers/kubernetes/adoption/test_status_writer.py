@@ -108,7 +108,7 @@ async def test_rejected_condition_is_logged_once_and_does_not_block_others(
     assert "Deployment default/ada" in caplog.text
 
 
-async def test_write_is_retried_after_server_errors(caplog: pytest.LogCaptureFixture) -> None:
+async def test_condition_write_is_retried_after_server_errors(caplog: pytest.LogCaptureFixture) -> None:
     server = Server(UnreachableError("no answer"), UnreachableError("no answer"), ApiError(503, "Busy", "later"))
     async with shows(server) as one:
         one.lead()

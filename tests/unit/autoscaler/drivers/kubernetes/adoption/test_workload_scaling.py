@@ -200,7 +200,7 @@ def test_pod_marked_as_another_models_replica_keeps_its_own_id(replica: str, int
 
 
 @pytest.mark.parametrize(("replica", "intent"), [("p1-uid-p-2", "uid-p1"), ("ada-adopted-0123456789", "0123456789")])
-def test_pod_keeps_the_id_that_an_earlier_leader_gave_it(replica: str, intent: str) -> None:
+def test_pod_keeps_the_replica_id_that_an_earlier_leader_assigned(replica: str, intent: str) -> None:
     bench = Bench(replicas=1)
     bench.pod("p1", replica=replica, intent=intent)
     bench.core.begin(0.0)
@@ -377,7 +377,7 @@ def test_workload_with_another_autoscaler_is_scaled_only_to_zero_or_one() -> Non
     assert bench.write() == 0
 
 
-def test_workload_without_annotation_is_left_unchanged() -> None:
+def test_scale_of_a_released_workload_is_unchanged_by_a_replica_stop() -> None:
     bench = running(1)
     bench.core.see(bench.seen, bench.model, Mode.RELEASED, 1.0)
     bench.stop("r0")
@@ -436,7 +436,7 @@ REJECTED, QUOTA = 'pods "ada-1" is forbidden: violates PodSecurity', 'pods "ada-
 
 
 @pytest.mark.parametrize("between", ["", QUOTA], ids=["nothing", "exhausted-quota"])
-def test_limit_of_a_rejected_pod_counts_only_while_a_replica_waits_for_it(between: str) -> None:
+def test_time_limit_of_a_rejected_pod_runs_only_while_a_replica_waits(between: str) -> None:
     bench = running(1)
     bench.scaled(1, trouble=REJECTED)
     bench.core.look(100.0)

@@ -101,7 +101,7 @@ def test_declared_node_is_unavailable_while_a_pod_for_it_cannot_schedule() -> No
         ({"hard": {"requests.nvidia.com/gpu": "4"}, "scopeSelector": {"matchExpressions": []}}, None),
     ],
 )
-def test_resource_quota_without_scope_limits_gpus_and_one_with_scope_none(spec: Object, found: Quota | None) -> None:
+def test_only_a_gpu_resource_quota_without_scopes_limits_devices(spec: Object, found: Quota | None) -> None:
     status = {"used": {"requests.nvidia.com/gpu": "1"}}
     assert declared.read_quota({"metadata": {"name": "q"}, "spec": spec, "status": status}) == found
 

@@ -30,7 +30,7 @@ def budget(allowed: int | None, generation: int = 1, seen: int = 1, selector: An
         (budget(3, generation=2, seen=2), True),
     ],
 )  # fmt: skip
-def test_disruption_budget_forbids_eviction_until_its_status_is_current(found: Any, allows: bool) -> None:
+def test_disruption_budget_allows_eviction_only_if_its_current_status_does(found: Any, allows: bool) -> None:
     assert read_budget(found) == DisruptionBudget("b", ALL, allows)
 
 
@@ -53,7 +53,7 @@ def test_pod_is_selected_as_kubernetes_evaluates_its_label_selector(selector: An
     assert is_selected(selector, {"app": "ada"}) is covers
 
 
-def test_replica_is_protected_if_its_budget_forbids_or_two_cover_it() -> None:
+def test_replica_is_protected_by_a_forbidding_budget_or_by_two_budgets() -> None:
     own = [LabelledPod(ReplicaId("r1"), {"app": "ada"}), LabelledPod(ReplicaId("r2"), {"app": "bob"})]
     ada, bob = {"matchLabels": {"app": "ada"}}, {"matchLabels": {"app": "bob"}}
     assert list_protected_replicas(

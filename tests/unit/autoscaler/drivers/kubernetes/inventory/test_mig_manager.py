@@ -215,7 +215,7 @@ def test_full_config_map_loses_no_configuration_of_another_installation() -> Non
     assert entries(plane).keys() == {*theirs, *foreign, *written}
 
 
-def test_order_that_waits_for_mig_manager_keeps_its_configuration_while_another_installation_prunes() -> None:
+def test_pending_mig_config_survives_pruning_by_another_installation() -> None:
     """It happens between the write of the ConfigMap and that of the node."""
     plane, pruned = Plane(), list[int]()
     plane.config_map = filled(*many(OWNER, KEPT_MAX + 1))
@@ -253,7 +253,7 @@ def observed_node(plane: Plane, owner: Ownership) -> MigNode:
 
 
 @pytest.mark.parametrize(("owner", "tries"), [(OWNER, ORDER.tries), (OTHER, TRIES_MAX)], ids=["own", "foreign"])
-def test_failed_order_of_another_installation_is_reported_but_not_retried(owner: Ownership, tries: int) -> None:
+def test_failed_mig_order_of_another_installation_is_not_retried(owner: Ownership, tries: int) -> None:
     """Its node stays closed, because its slices may change."""
     plane = Plane()
     give(plane)
@@ -263,7 +263,7 @@ def test_failed_order_of_another_installation_is_reported_but_not_retried(owner:
     assert (node.order.cuts, node.order.tries) == (CUTS, tries)
 
 
-def test_failed_order_of_an_earlier_version_is_retried() -> None:
+def test_failed_mig_order_of_an_earlier_version_is_retried() -> None:
     plane = Plane()
     give(plane, owner=ANYBODYS)
     plane.node["metadata"]["labels"][STATE] = "failed"
@@ -272,7 +272,7 @@ def test_failed_order_of_an_earlier_version_is_retried() -> None:
     assert node.order.tries == ORDER.tries
 
 
-def test_retried_order_gets_another_name_than_the_one_the_node_has() -> None:
+def test_retried_mig_order_uses_another_name_than_the_current_config() -> None:
     """The planner knows names without the installation."""
     plane = Plane()
     give(plane)

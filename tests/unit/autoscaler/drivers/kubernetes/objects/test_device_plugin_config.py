@@ -147,7 +147,7 @@ def test_gpu_time_sliced_for_three_gets_three_replicas_and_no_fourth(on: list[Sl
     ],
     ids=["too large", "a whole one", "apart from others", "half of its time"],
 )  # fmt: skip
-def test_replica_that_needs_more_than_one_gpu_share_is_never_placed(requests: Model, reason: str) -> None:
+def test_replica_that_one_gpu_time_slice_cannot_satisfy_is_never_placed(requests: Model, reason: str) -> None:
     at, begun = started(called(requests, slices()))
     assert begun == []
     assert unmet(at) == (reason, True)
@@ -252,7 +252,7 @@ def test_gpu_with_changed_sharing_gets_no_replica_until_old_one_ends() -> None:
     assert nodes.close_stale_slices(whole, [SliceId("n/gpu0"), SliceId("n/gpu1")]) == (tuple(whole), [])
 
 
-def test_slice_in_use_on_a_removed_device_counts_against_the_node() -> None:
+def test_slice_in_use_on_a_removed_device_reduces_free_slices_of_its_node() -> None:
     on = slices()
     same, lost = nodes.close_stale_slices(on, [SliceId("n/gpu7/s0"), SliceId("m/gpu0")])
     assert (same, lost) == (tuple(on), [OtherPod("n", lost=1), OtherPod("m", lost=1)])
