@@ -152,7 +152,7 @@ async def test_error_in_the_middle_of_a_list_is_raised(monkeypatch: pytest.Monke
         await names(lists)
 
 
-async def test_metadata_of_a_response_is_checked() -> None:
+async def test_response_with_metadata_of_a_wrong_type_is_rejected() -> None:
     async def answer(request: web.Request) -> web.Response:
         return web.json_response({"metadata": {"name": 7} if request.path == "/wrong" else {"name": "a"}})
 

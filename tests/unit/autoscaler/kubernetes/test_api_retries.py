@@ -97,13 +97,15 @@ async def test_persistent_429_is_returned_after_the_last_attempt(monkeypatch: py
 
 
 @pytest.mark.parametrize("retry_after", ["\u00b2", "-1", "1e9", "nan", "Fri, 27 Nov 2026 10:00:00 GMT", "9" * 5_000])
-async def test_invalid_retry_after_is_ignored(retry_after: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_429_response_with_an_invalid_retry_after_is_not_retried(
+    retry_after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found, waits = await ask(Busy(100, retry_after), "POST", 60.0, monkeypatch)
     assert isinstance(found, ApiError)
     assert (found.status, found.retry_after_s, waits) == (429, None, [])
 
 
-async def test_long_retry_after_is_shortened(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_retry_after_above_its_maximum_is_reduced_to_the_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
     found, _ = await ask(Busy(100, "99999999"), "GET", 60.0, monkeypatch)
     assert isinstance(found, ApiError)
     assert found.retry_after_s == client.RETRY_AFTER_S_MAX

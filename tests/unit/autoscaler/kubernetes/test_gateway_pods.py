@@ -40,7 +40,7 @@ class Pods:
         (ListPage("1", "", [], []), False),
     ],
 )
-async def test_gateway_counts_as_existing_unless_the_server_lists_no_pod_for_it(
+async def test_gateway_is_gone_only_if_a_successful_list_contains_no_pod_of_it(
     page: ListPage | None, exists: bool
 ) -> None:
     pods = GatewayPods(cast("Api", Pods(page)), "n", lambda _: None)

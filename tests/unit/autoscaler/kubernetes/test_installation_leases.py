@@ -161,7 +161,7 @@ async def test_other_namespaces_are_served_while_a_new_one_awaits_its_lease() ->
     assert house.serves == {model("a")[0], model("b")[0]}
 
 
-async def test_only_one_of_two_installations_serves_a_model() -> None:
+async def test_model_is_served_by_the_lease_holder_or_the_installation_it_names() -> None:
     server = Server()
     models = (model("a"), model("b", GREEN), model("c", "red/x"))
     blue, green = House(server, BLUE, *models), House(server, GREEN, *models)
@@ -211,7 +211,7 @@ async def test_lease_is_renewed_only_while_models_exist() -> None:
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-async def test_models_are_not_served_while_the_server_cannot_write_leases(status: int) -> None:
+async def test_models_are_not_served_while_lease_writes_fail_with_429_or_5xx(status: int) -> None:
     """Two installations that start meanwhile would both serve them."""
     server = Server()
     server.refuses = ApiError(status, "Busy", "later")
@@ -227,7 +227,7 @@ async def test_models_are_not_served_while_the_server_cannot_write_leases(status
     assert len(blue.serves) + len(green.serves) == 1
 
 
-async def test_lease_that_cannot_be_decoded_affects_only_its_namespace() -> None:
+async def test_undecodable_lease_quarantines_only_the_models_of_its_namespace() -> None:
     server = Server()
     server.cannot_decode = {"b"}
     house = House(server, BLUE, model("a"), model("b"))
@@ -262,7 +262,7 @@ async def test_lease_that_cannot_be_written_delays_other_namespaces_only_by_the_
     assert (house.serves, house.keeps) == ({model("a")[0], model("b")[0]}, set())
 
 
-async def test_request_without_response_delays_other_namespaces_only_by_the_grace_time() -> None:
+async def test_hanging_lease_request_delays_other_namespaces_by_the_grace_time() -> None:
     server = Server()
     server.hangs = {"b"}
     house = House(server, BLUE, model("a"), model("b"))
@@ -356,7 +356,7 @@ async def test_models_are_served_after_grace_time_if_lease_write_is_rejected(
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-async def test_starting_process_serves_nothing_until_the_lease_is_readable(status: int) -> None:
+async def test_starting_process_serves_no_models_while_lease_reads_fail(status: int) -> None:
     """Another installation may serve the Models; without reading the Lease, both would serve them."""
     server = Server()
     await House(server, GREEN, model("a")).at(0.0)
@@ -387,7 +387,7 @@ async def test_serving_installation_does_not_change_during_api_errors(status: in
     assert blue.serves == {model("a")[0]}
 
 
-async def test_lease_holder_serves_after_restart_without_renewing_the_lease() -> None:
+async def test_restarted_lease_holder_serves_even_if_lease_writes_fail() -> None:
     server = Server()
     await House(server, BLUE, model("a")).at(0.0)
     server.refuses = ApiError(500, "InternalError", "failed calling webhook")

@@ -48,7 +48,7 @@ def led(at_s: float = 0.0, epoch: int = 4) -> ElectionCandidate:
 # --- acquiring --------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_written_before_the_lease_was_read() -> None:
+def test_candidate_does_not_write_the_lease_before_reading_it() -> None:
     one = ElectionCandidate(ME, D)
     assert one.write(100.0) is None
     assert one.must_look(100.0)
@@ -76,7 +76,7 @@ def test_free_lease_is_acquired_at_once_with_a_higher_epoch(
     assert one.write(0.0, (heard,)) == wanted
 
 
-def test_unchanged_lease_is_acquired_after_its_duration_on_local_clock() -> None:
+def test_lease_not_renewed_for_its_duration_is_acquired_by_a_candidate() -> None:
     one = ElectionCandidate(ME, D)
     one.saw(held(duration_s=20), 100.0)
     one.saw(held(duration_s=20, version="9"), 110.0)  # another writer set a label: the holder did not renew
@@ -85,7 +85,7 @@ def test_unchanged_lease_is_acquired_after_its_duration_on_local_clock() -> None
     assert one.write(120.0) == Write("9", ME, 4, D, acquires=True)
 
 
-def test_renewal_restarts_the_expiry_regardless_of_wall_clock() -> None:
+def test_renewal_with_an_earlier_timestamp_still_restarts_lease_expiry() -> None:
     one = ElectionCandidate(ME, D)
     one.saw(held(renewed="2026-01-01T12:00:00Z"), 100.0)
     one.saw(held(renewed="2026-01-01T11:00:00Z"), 109.0)  # the time is an hour earlier
@@ -93,7 +93,7 @@ def test_renewal_restarts_the_expiry_regardless_of_wall_clock() -> None:
     assert one.write(119.0) is not None
 
 
-def test_follower_reads_the_lease_at_a_minimum_rate() -> None:
+def test_follower_polls_the_lease_at_least_once_per_second() -> None:
     one = ElectionCandidate(ME, 60)
     assert one.due_s(5.0) == 5.0 + LOOK_S_MAX
     one.saw(held(duration_s=60), 5.0)
@@ -105,7 +105,7 @@ def test_follower_reads_the_lease_at_a_minimum_rate() -> None:
 
 
 @pytest.mark.parametrize(("at_s", "left_s"), [(0.1, 7.9), (5.0, 3.0), (7.9, 0.1), (8.0, 0.0), (3600.0, 0.0)])
-def test_leadership_ends_8_s_after_the_start_of_the_lease_write(at_s: float, left_s: float) -> None:
+def test_10_s_lease_gives_leadership_for_8_s_from_the_start_of_its_write(at_s: float, left_s: float) -> None:
     assert led().writes_s(at_s) == pytest.approx(left_s)
 
 
@@ -165,7 +165,7 @@ def test_lease_acquisition_answered_after_its_deadline_gives_no_leadership() -> 
     assert one.epoch(8.0) is None
 
 
-def test_leader_with_lower_epoch_than_gateways_acquires_a_higher_one() -> None:
+def test_leader_with_a_lower_epoch_than_gateways_acquires_a_higher_epoch() -> None:
     """The Lease was deleted and created again: gateways ignore an epoch lower than theirs."""
     one = led(epoch=1)
     assert one.write(1.0, (2, 7)) is None
@@ -199,7 +199,7 @@ def test_deleted_lease_is_acquired_only_after_last_holder_expired() -> None:
     assert one.write(130.0) == Write(None, ME, 4, D, acquires=True)
 
 
-def test_missing_lease_with_known_epoch_is_acquired_after_lease_duration() -> None:
+def test_absent_lease_with_a_reported_epoch_is_acquired_after_its_duration() -> None:
     one = ElectionCandidate(ME, D)
     one.saw(None, 99.0)
     assert one.write(100.0, (6,)) is None
@@ -208,7 +208,7 @@ def test_missing_lease_with_known_epoch_is_acquired_after_lease_duration() -> No
     assert one.write(120.0, (6,)) == Write(None, ME, 8, D, acquires=True)
 
 
-def test_former_leader_recreates_deleted_lease_only_before_deadline() -> None:
+def test_leader_recreates_a_deleted_lease_at_once_only_before_its_deadline() -> None:
     one = led()
     one.failed()
     one.saw(None, 3.0)
@@ -231,7 +231,7 @@ def test_new_lease_duration_applies_from_the_next_write() -> None:
     assert one.writes_s(2.0) == pytest.approx(16.0)
 
 
-def test_release_keeps_the_epoch_and_ends_leadership() -> None:
+def test_lease_release_keeps_the_epoch_and_ends_leadership() -> None:
     one = led()
     assert one.release(1.0) == Write("8", "", 4, D)
     assert one.epoch(1.0) is None
@@ -284,7 +284,7 @@ turns = st.lists(
 
 @settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(turns)
-def test_at_most_one_candidate_leads_and_epochs_only_increase(script: list[Turn]) -> None:
+def test_random_failures_leave_at_most_one_leader_and_increasing_epochs(script: list[Turn]) -> None:
     """Random pauses, lost requests and responses, unrelated clocks, deletions, and gateways that know all epochs."""
     server, now_s, last_epoch = Server(), 0.0, 0
     clocks = (0.0, -3600.0, 1e6)
@@ -320,7 +320,7 @@ def test_at_most_one_candidate_leads_and_epochs_only_increase(script: list[Turn]
         assert all(epoch == last_epoch for epoch in leaders())
 
 
-def test_epoch_of_a_new_leader_exceeds_one_known_only_to_a_node_agent() -> None:
+def test_new_leader_gets_a_higher_epoch_than_the_only_node_agent_reports() -> None:
     """The Lease was deleted and there is no gateway: otherwise the agent would ignore the new leader."""
     there = fold(world(gateways=()), [NodeReported(report=NodeReport(node="n1", boot="b", sequence=1, epoch=7))], T0)[0]
     assert list_reported_epochs(there) == {7}
@@ -333,7 +333,7 @@ def test_epoch_of_a_new_leader_exceeds_one_known_only_to_a_node_agent() -> None:
 
 
 @pytest.mark.parametrize(("reported", "believed"), [((7, 3), 3), ((7, 7, 3), 7), ((9, 8, 3), 8), ((7,), 7), ((), 0)])
-def test_epoch_reported_by_only_one_of_several_node_agents_is_ignored(reported: tuple[int, ...], believed: int) -> None:
+def test_second_highest_epoch_reported_by_several_node_agents_is_used(reported: tuple[int, ...], believed: int) -> None:
     reports = [
         NodeReport(node=f"n{number}", boot="b", sequence=1, epoch=epoch) for number, epoch in enumerate(reported)
     ]

@@ -43,7 +43,7 @@ def depth(value: Any) -> int:
 
 
 @pytest.mark.parametrize("inside", ["1", '"]]}}"', '"\\"]}\\\\"', '[{"b":"{["}]'])
-def test_object_nested_too_deeply_is_unreadable_whatever_its_strings(inside: str) -> None:
+def test_nesting_limit_of_an_object_ignores_brackets_in_its_strings(inside: str) -> None:
     most = DEPTH_MAX - 1 - inside.startswith("[") * 2
     assert isinstance(safe_decoding.read_object(model(nested(most, inside))), dict)
     assert safe_decoding.read_object(model(nested(most + 1, inside))) == Unreadable("Model", "n", "m", "7", TOO_DEEP)
@@ -72,7 +72,7 @@ def test_page_with_unreadable_objects_decodes_the_others(levels: int) -> None:
 
 
 @pytest.mark.parametrize("written", ["\\ud800", "\\ude00\\ud83d", "\\uDBFFx", "\\\\\\uD800"])
-def test_unpaired_surrogate_of_one_object_does_not_prevent_a_list_or_watch(written: str) -> None:
+def test_unpaired_surrogate_is_replaced_in_a_listed_or_watched_object(written: str) -> None:
     """The API server accepts and returns them, for example in the opaque parameters of a ResourceClaim."""
     value, items = f'{{"a":"{written}","b":"\\ud83d\\ude00"}}', [model("1", "a")]
     items += [model(value, "b"), model(value[:-1] + ',"c":' + nested(2_000) + "}", "c"), model("2", "d")]
@@ -106,7 +106,7 @@ def test_list_of_large_objects_is_decoded_in_parts(monkeypatch: pytest.MonkeyPat
     ]
 
 
-def test_item_without_kind_gets_the_kind_of_its_list() -> None:
+def test_unreadable_list_item_without_kind_gets_the_kind_of_its_list() -> None:
     item = b'{"metadata":{"name":"p"},"spec":' + nested(200).encode() + b"}"
     (page,) = safe_decoding.read_pages(b'{"kind":"PodList","metadata":{},"items":[' + item + b"]}")
     assert [(one.kind, one.name) for one in page.unreadable] == [("Pod", "p")]
@@ -116,7 +116,7 @@ def test_item_without_kind_gets_the_kind_of_its_list() -> None:
     "text", [b'{"metadata":{"name":"m"},"a":"\xff"}', b'{"metadata":{"name":"m"},"a":' + b"9" * 5_000 + b"}"],
     ids=["no UTF-8", "a huge number"],
 )  # fmt: skip
-def test_invalid_json_object_is_unreadable(text: bytes) -> None:
+def test_object_with_invalid_utf8_or_a_huge_number_is_unreadable_but_named(text: bytes) -> None:
     found = safe_decoding.read_object(text)
     assert isinstance(found, Unreadable)
     assert found.name == "m"
@@ -137,7 +137,7 @@ def test_invalid_watch_line_raises_decode_error(line: bytes) -> None:
 
 @given(VALUES, st.integers(0, 8))
 @settings(max_examples=examples(200))
-def test_json_nested_deeper_than_the_limit_is_truncated_to_it(value: Any, depth_max: int) -> None:
+def test_truncated_json_is_one_level_deeper_than_the_nesting_limit(value: Any, depth_max: int) -> None:
     text = json.dumps(value).encode()
     cut = json.loads(safe_decoding.truncate_nesting(text, depth_max))
     if depth(value) <= depth_max:
@@ -161,7 +161,7 @@ def test_json_is_too_deep_exactly_if_its_nesting_exceeds_the_limit(value: Any) -
     '{"name":"m","annotations":{"a":1}}',
      '{"name":"m","labels":[]}', '{"name":"m","generation":1.5}', '{"name":"m","managedFields":[{"manager":{}}]}'],
 )  # fmt: skip
-def test_an_object_with_wrong_metadata_is_unreadable(metadata: str) -> None:
+def test_object_with_metadata_of_a_wrong_type_is_unreadable(metadata: str) -> None:
     _, found = safe_decoding.read_event(
         f'{{"type":"ADDED","object":{{"kind":"Model","metadata":{metadata}}}}}'.encode()
     )

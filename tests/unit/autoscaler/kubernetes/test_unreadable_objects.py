@@ -87,7 +87,7 @@ def test_leader_writes_one_event_per_unreadable_object_and_reason() -> None:
     assert [one["message"] for one in house.due()] == ["Pilotlight skips this object: another reason"]
 
 
-def test_next_leader_reports_still_unreadable_objects() -> None:
+def test_process_that_leads_again_reports_still_unreadable_objects_again() -> None:
     house = House()
     house.step(leads=True)
     house.unreadable.add("a", claim(), "/a")
@@ -106,14 +106,14 @@ def test_event_about_cluster_scoped_object_is_in_default_namespace() -> None:
     assert event["involvedObject"]["namespace"] == ""
 
 
-def test_an_object_without_a_name_has_no_event() -> None:
+def test_unreadable_object_without_a_name_has_no_event() -> None:
     house = House()
     house.step(leads=True)
     house.unreadable.add("a", Unreadable("Node", "", "", "", "bad"), "/nodes")
     assert list(house.due()) == []
 
 
-def test_the_number_of_events_about_unreadable_objects_is_bounded() -> None:
+def test_events_about_unreadable_objects_are_limited_per_interval() -> None:
     house = House()
     house.step(leads=True)
     for number in range(3 * UNREADABLE_MAX):

@@ -172,7 +172,7 @@ def test_replica_states_after_reordered_events_match_a_fresh_list(ends: list[int
     asyncio.run(scenario())
 
 
-async def test_expected_version_seen_in_time_causes_no_new_list(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_watch_that_reaches_the_expected_version_in_time_does_not_relist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "SUSPECT_S", 30.0)
     server = Server()
     async with following(server) as watched:
@@ -219,7 +219,7 @@ async def test_watch_accepts_older_versions_after_api_server_restore() -> None:
         await until(lambda: known(watched) == {"a": "old"})
 
 
-async def test_repeatedly_cut_watch_is_reopened_with_growing_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_repeatedly_interrupted_watch_is_reopened_with_growing_delays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "RETRY_S", 0.001)
     slept: list[float] = []
     sleep = asyncio.sleep
@@ -279,7 +279,7 @@ async def test_unreadable_object_is_logged_once_and_does_not_end_the_watch(caplo
     assert server.unreadable.counts() == {}
 
 
-def test_all_unreadable_objects_are_counted_while_memory_of_deleted_ones_is_bounded(
+def test_bound_on_remembered_deletions_does_not_drop_unreadable_objects(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Existing unreadable objects do not count towards the limit of deleted objects, and each is logged once."""

@@ -89,7 +89,7 @@ async def test_watch_problem_and_recovery_are_logged_once(
 
 
 @pytest.mark.parametrize("status", [403, 404])
-async def test_unreadable_optional_watch_counts_as_synced_and_recovers(status: int) -> None:
+async def test_forbidden_or_missing_optional_kind_counts_as_synced_and_recovers(status: int) -> None:
     server = Refusing(*[ApiError(status, "", "")] * 3)
     async with following(server, optional=True) as watched:
         await watched.synced.wait()

@@ -81,7 +81,7 @@ def test_order_size_is_the_fewest_devices_that_fit_the_replica() -> None:
 
 @pytest.mark.parametrize("free", range(3))
 @pytest.mark.parametrize("lacks", range(1, 6))
-def test_no_order_size_if_a_replica_needs_more_devices_than_the_offer_has(lacks: int, free: int) -> None:
+def test_order_size_is_none_if_more_devices_are_missing_than_are_offered(lacks: int, free: int) -> None:
     """The simulation tries 1, 2, ... up to 4 devices, and returns the first number that fits."""
     there = [device(f"w1-{number}", 16, "w1", product="A100") for number in range(free)]
     at = ground(world([A], [*there, device("cpu", 1, "w1")]))
@@ -89,7 +89,7 @@ def test_no_order_size_if_a_replica_needs_more_devices_than_the_offer_has(lacks:
     assert devices_for(at, wanted, offer(devices_max=4)) == (lacks if lacks <= 4 else None)
 
 
-def test_no_order_size_if_the_offered_devices_do_not_suit_the_replica() -> None:
+def test_order_size_is_none_if_the_offered_devices_do_not_suit_the_replica() -> None:
     at = ground(NOTHING)
     assert devices_for(at, want(model("a", 17)), offer(devices_max=4)) is None
     assert devices_for(at, want(model("a", 16, gpu=Gpu(models=("*h100*",)))), offer(devices_max=4)) is None
@@ -115,7 +115,7 @@ def test_two_device_replica_uses_two_orders_only_if_on_the_same_node() -> None:
     assert not match_requests_to_orders(ground(NOTHING), [two], [lease(offer(), "x"), elsewhere])
 
 
-def test_delivered_devices_are_no_longer_missing_from_an_order() -> None:
+def test_ordered_device_counts_as_missing_until_the_inventory_lists_it() -> None:
     got = lease(offer(), devices=2, listed=here(offer(), "new0", "new1"))
     assert list(list_missing_devices(NOTHING, got)) == [0, 1]
     one = replace_fields(NOTHING, slices={**NOTHING.nodes.slices, **world([], [device("new0", 16, "w1")]).nodes.slices})
@@ -138,7 +138,7 @@ def test_slices_of_an_order_being_released_are_withheld_from_placement() -> None
     assert not list_withheld_slices(at)
 
 
-def test_order_simulation_leaves_its_input_world_unchanged() -> None:
+def test_order_simulation_does_not_modify_its_input_state() -> None:
     at = world([A], [device("w1g", 16, "w1", product="A100")], [replica(A, "r1", ["w1g"])])
     before = replace(at)
     match_requests_to_orders(ground(at), [want()], [lease(offer())])

@@ -97,7 +97,7 @@ def test_eviction_with_cached_failures_equals_eviction_without_a_cache() -> None
     assert known[True] > 100, known
 
 
-def test_failed_search_is_repeated_after_another_eviction_frees_memory() -> None:
+def test_failed_eviction_search_is_repeated_after_another_eviction() -> None:
     requests = [want("a", 4, force=EvictionLevel.IDLE), want("b", 4), want("c", 4, force=EvictionLevel.IDLE)]
     there = shelf(device("g0", 24), on("x", 22, busy=True))
     found = run(requests, [there])

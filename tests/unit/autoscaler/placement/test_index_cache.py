@@ -337,7 +337,7 @@ def test_planner_reused_after_random_changes_plans_like_a_new_one(seed: int) -> 
         assert planner.plan(one, now_s) == expected, "nor does it depend on having been asked"
 
 
-def test_slice_index_is_kept_when_a_node_without_devices_returns() -> None:
+def test_slice_index_is_reused_when_a_cpu_only_node_leaves_and_returns() -> None:
     size, survey = HostAmount(8000, 32 * GI), IndexCache()
     small, large = (HostResources(cpu, 32 * GI, cpu, 32 * GI) for cpu in (size.cpu_milli, 64_000))
     full, cpu_only = (

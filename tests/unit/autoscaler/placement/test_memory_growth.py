@@ -80,7 +80,7 @@ def grants(packing: PackResult) -> list[tuple[str, float]]:
 # --- the rule ---------------------------------------------------------------------------------------------------------
 
 
-def test_replica_with_growth_gets_memory_no_other_can_use_in_whole_steps() -> None:
+def test_growing_replica_gets_otherwise_unusable_memory_in_whole_steps() -> None:
     assert grants(run([want("a")], [shelf(device("g0", 24))])) == [("a", 20)]
     assert grants(run([want("a")], [shelf(device("g0", 24), on("x", 9))])) == [("a", 15)]
     assert grants(run([want("a", step=2 * GI)], [shelf(device("g0", 24), on("x", 9))])) == [("a", 14)]
@@ -101,7 +101,7 @@ def test_growing_replica_leaves_memory_that_later_replicas_could_use() -> None:
     assert grants(run([want("a")], hole, {want("a").kind: 1})) == [("a", 20)], "which is this one itself"
 
 
-def test_growth_leaves_memory_that_fits_a_replica_once_another_drained() -> None:
+def test_growth_leaves_memory_for_a_replica_that_fits_after_a_drain() -> None:
     leaving = shelf(device("g0", 24), on("x", 10, leaving=True))
     assert grants(run([want("a")], [leaving])) == [("a", 14)]
     assert grants(run([want("a")], [leaving], {kind(12): 1})) == [("a", 12)], "it fits when x has left"
@@ -115,7 +115,7 @@ def test_replica_does_not_grow_if_a_waiting_one_could_use_the_device() -> None:
     assert grants(never) == [("a", 15)], "no Device could ever hold it"
 
 
-def test_replica_gets_all_memory_of_a_dedicated_slice_unless_it_is_dra() -> None:
+def test_growing_replica_gets_all_memory_of_a_dedicated_slice_except_dra() -> None:
     own = device("g0", 16, shared=False)
     assert grants(run([want("a")], [shelf(own)], {kind(1): 9})) == [("a", 16)]
     for shared in (True, False):
@@ -129,7 +129,7 @@ def test_replica_placed_with_reduced_memory_does_not_grow() -> None:
     assert grants(made) == [("a", 2)]
 
 
-def test_growth_with_learned_demand_leaves_the_memory_it_would_use() -> None:
+def test_growth_leaves_the_memory_that_the_learned_demand_would_use() -> None:
     """The demand is for half devices, whichever models are declared now."""
     halves = build_untrained_estimate({500: 1.0})
     ((_, got),) = grants(run([want("a", 8)], [shelf(device("g0", 32))], taught=halves))
@@ -138,7 +138,7 @@ def test_growth_with_learned_demand_leaves_the_memory_it_would_use() -> None:
     assert whole.memory_bytes == 30 * GI, "nothing of that size fits beside it"
 
 
-def test_reserved_memory_is_the_multiple_of_the_demanded_size_that_fits() -> None:
+def test_reserved_memory_is_the_largest_fitting_multiple_of_demanded_size() -> None:
     stock = NodeArrays([NodeCapacity("n", (SliceClass(1000), SliceClass(1000)))], build_untrained_estimate({400: 1.0}))
     part = stock.part(np.array([0]))
 
@@ -312,7 +312,7 @@ def test_growth_extends_the_context_if_the_model_sets_no_length() -> None:
     assert after(less, "--ctx-size") == "16384"
 
 
-def test_growth_is_zero_with_a_reason_if_the_engine_cannot_grow() -> None:
+def test_growth_is_zero_with_a_reason_if_the_engine_cannot_use_more_memory() -> None:
     unread, small = replace(growing(), cache=None), growing(context_tokens=2048, percent=10)
     one_slot = replace(growing(), slots=1)
     unknown = model("c", 0, gpu=Gpu(growth_percent=50))
@@ -327,7 +327,7 @@ def test_growth_is_zero_with_a_reason_if_the_engine_cannot_grow() -> None:
 
 @pytest.mark.parametrize("context_tokens", [None, 8192])
 @pytest.mark.parametrize("slots_", [1, 3])
-def test_arguments_of_a_grown_replica_need_at_most_its_granted_memory(
+def test_engine_arguments_of_a_grown_replica_fit_its_granted_memory(
     tmp_path: Path, context_tokens: int | None, slots_: int
 ) -> None:
     """Uses the estimator itself, with a real header."""

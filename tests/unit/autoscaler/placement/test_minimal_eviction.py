@@ -336,7 +336,7 @@ def test_victims_are_valid_even_if_the_victim_search_reaches_its_limits(seed: in
         holds(found, found.packed(), found.before())
 
 
-def test_victim_search_without_an_early_solution_stops_at_steps_max(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_victim_search_without_an_early_solution_stops_at_its_step_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many placement requests of many sizes, for which no solution that spares a victim is found early."""
     rng, steps = Random(1), list[tuple[int, int]]()
     run_ = minimal_eviction._Search.run

@@ -92,7 +92,7 @@ def test_cpu_of_a_node_is_never_exceeded_now_or_after_evictions(seed: int) -> No
 
 @LONG
 @given(SEEDS)
-def test_no_victim_can_be_spared_if_cpu_is_scarce(seed: int) -> None:
+def test_every_victim_is_necessary_for_a_placement_if_cpu_is_scarce(seed: int) -> None:
     """Replicas without a device keep their node, so their CPU is not available to others."""
     found = scarce(seed)
     answer = found.packed()
@@ -214,7 +214,7 @@ def test_replica_cannot_move_to_a_node_whose_cpu_is_freed_only_later() -> None:
         ) == found
 
 
-def test_victim_search_is_skipped_if_an_unmovable_replica_needs_its_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_victim_search_is_skipped_if_an_unmovable_replica_needs_victim_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(minimal_eviction, "MOVERS_MAX", 1)
     shelves = [shelf(device("g0", 12, "n0")), shelf(device("g1", 24, "n1"), on("x", 2, host_usage=cores(2)))]
     held = [

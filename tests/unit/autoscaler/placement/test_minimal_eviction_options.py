@@ -52,7 +52,7 @@ def places(
     return {str(one.want.model): str(put.slices[0]) for one, put in zip(held, puts, strict=True)}
 
 
-def test_devices_with_equal_free_memory_differ_if_their_tenants_differ() -> None:
+def test_devices_with_equal_memory_but_other_tenants_are_not_equivalent() -> None:
     """Whether a and b are on g0 and g1, or on g1 and g0, decides whether c may be on g0."""
     shared = [device("g0", 20, "n", kind=TIMESLICE), device("g1", 20, "m", kind=TIMESLICE)]
     shelves = [*map(shelf, shared), shelf(device("p", 20, "n"), on("x", 20))]
@@ -74,7 +74,7 @@ def test_equal_devices_on_nodes_with_different_cpu_are_not_equivalent() -> None:
     assert places(held, shelves, {"n0": 2, "n1": 4, "p": 4}) == {"a": "g0", "b": "g1"}
 
 
-def test_equal_devices_differ_if_one_node_has_another_device() -> None:
+def test_equal_devices_are_not_equivalent_if_one_node_has_another_device() -> None:
     shelves = [
         shelf(device("g0", 80, "n0")), shelf(device("g1", 80, "n1")), shelf(device("g2", 64, "n1", product="X")),
         shelf(device("p", 64, "p", product="X"), on("x", 60)),
@@ -83,7 +83,7 @@ def test_equal_devices_differ_if_one_node_has_another_device() -> None:
     assert places(held, shelves, {"n0": 4, "n1": 4, "p": 4}) == {"a": "g0", "b": "g2"}
 
 
-def test_equal_nodes_differ_after_one_receives_a_replica() -> None:
+def test_equal_nodes_are_not_equivalent_after_one_receives_a_replica() -> None:
     shelves = [shelf(device(f"g{node}{at}", node=f"n{node}")) for node in range(2) for at in range(2)]
     shelves.append(shelf(device("p", node="p"), on("x", 20)))
     held = [
@@ -95,7 +95,7 @@ def test_equal_nodes_differ_after_one_receives_a_replica() -> None:
     assert {found["a"][:2], found["b"][:2]} == {"g0", "g1"}
 
 
-def test_equal_devices_differ_after_one_receives_a_replica() -> None:
+def test_equal_devices_are_not_equivalent_after_one_receives_a_replica() -> None:
     """The only solution is 10, 5 and 5 on one device, and 8, 6 and 6 on the other, although 8 also fits beside 10."""
     shelves = [shelf(device("g0", 20)), shelf(device("g1", 20)), shelf(device("p", 20, "p"), on("x", 20))]
     sizes = {"a": 10, "b": 8, "c": 6, "d": 6, "e": 5, "f": 5}
@@ -177,7 +177,7 @@ def test_partly_used_device_is_not_equivalent_to_a_smaller_empty_one() -> None:
 
 
 @pytest.mark.parametrize("leaving", [False, True])
-def test_nodes_differ_if_their_other_devices_have_unequal_free_memory(*, leaving: bool) -> None:
+def test_nodes_are_not_equivalent_if_free_memory_of_other_devices_differs(*, leaving: bool) -> None:
     """Free now, or after a replica has left."""
     there = [on("z", 60, leaving=True)] if leaving else []
     shelves = [
@@ -200,7 +200,7 @@ def test_device_with_a_starting_replica_is_not_equivalent_to_one_without() -> No
     assert places(held, shelves) == {"a": "g1", "b": "g0", "c": "g0", "d": "q"}
 
 
-def test_devices_with_equal_free_memory_differ_if_free_cpu_differs() -> None:
+def test_devices_with_equal_free_memory_but_other_cpu_are_not_equivalent() -> None:
     shelves = [shelf(device("g0", 20, "n0")), shelf(device("g1", 10, "n1"))]
     shelves.append(shelf(device("p", 10, "p"), on("x", 10)))
     held = [Has(asks("a", 1), "g1"), Has(asks("b", 3), "g0"), Has(asks("c", 3, avoids=(NodeId("n1"),)), "p")]
@@ -208,7 +208,7 @@ def test_devices_with_equal_free_memory_differ_if_free_cpu_differs() -> None:
     assert places(held, shelves, {"n0": 3, "n1": 4, "p": 4}) is None
 
 
-def test_devices_differ_if_their_victims_need_different_priorities() -> None:
+def test_devices_are_not_equivalent_if_their_victims_differ_in_priority() -> None:
     """Only a may evict y. The devices differ although c finds room on either of them."""
     shelves = [
         shelf(device("g0", 24), on("y", 20, kept=True, priority=1)), shelf(device("g1", 24), on("z", 20)),
@@ -279,7 +279,7 @@ def test_replica_starting_now_considers_only_slices_that_are_free_now() -> None:
         assert len(looked_at(want("a", 10), [*others, free], now=False)) == 1 + PLACES_MAX, "it waits anyway"
 
 
-def test_slices_already_assigned_do_not_count_toward_places_max() -> None:
+def test_slices_already_assigned_do_not_count_toward_the_candidate_limit() -> None:
     on_ = tuple(f"h{at:02}" for at in range(PLACES_MAX))
     roomier = [shelf(device(f"r{at:02}", 90)) for at in range(PLACES_MAX)]
     assert len(looked_at(want("a", 10), roomier, now=True, at=on_)) == 2 * PLACES_MAX

@@ -279,7 +279,9 @@ def test_random_packing_never_overcommits_a_slice(wants: list[PlacementRequest],
 
 @QUICK
 @given(wanted(), benches())
-def test_protected_replicas_are_never_evicted(wants: list[PlacementRequest], shelves: list[Bin]) -> None:
+def test_replica_is_evicted_only_if_its_priority_residency_and_load_allow(
+    wants: list[PlacementRequest], shelves: list[Bin]
+) -> None:
     known = {incumbent.replica: incumbent for one in shelves for incumbent in one.incumbents}
     answer = run(wants, shelves)
     assert len({victim.replica for victim in answer.victims}) == len(answer.victims)
@@ -372,7 +374,7 @@ def test_invalid_slices_do_not_prevent_placement_on_valid_ones() -> None:
         SliceIndex([shelf(device("g0")), shelf(device("g0"))])
 
 
-def test_tie_of_equal_slices_is_broken_by_cached_weights_price_or_size() -> None:
+def test_eviction_tie_is_broken_by_local_weights_price_or_device_size() -> None:
     """More Slices than are compared with each other."""
     many = 3 * TIES_MAX
 
@@ -399,13 +401,13 @@ def test_both_devices_of_a_two_device_victim_count_as_freed() -> None:
     ]  # fmt: skip
 
 
-def test_exact_gap_is_preferred_to_an_empty_device_one_mib_smaller() -> None:
+def test_exactly_filled_gap_is_preferred_to_a_smaller_empty_device() -> None:
     """Filling a gap exactly is better than using an empty card that is one MiB smaller."""
     holed, whole = device("g0", 15361 / 1024, "n0"), device("g1", 15360 / 1024, "n1")
     assert placed(run([want("a")], [shelf(holed, on("x", 5121 / 1024)), shelf(whole)])) == [("a", "g0")]
 
 
-def test_node_is_excluded_if_the_selector_misses_one_of_its_slices() -> None:
+def test_node_is_excluded_if_the_selector_does_not_match_all_its_slices() -> None:
     zone = (("zone", "z1"),)
     slices = [shelf(device("g0", labels={"zone": "z1"}, labels_known=True)), shelf(device("g1", labels_known=True))]
     assert placed(run([want("a", selector=zone)], slices)) == []

@@ -66,7 +66,7 @@ def test_two_replicas_are_evicted_if_one_frees_too_little_memory() -> None:
     assert kinds(planned(79, "low0", "low1")) == ["drain low0", "drain low1"]
 
 
-def test_pod_slot_freed_by_an_eviction_is_promised_to_one_replica() -> None:
+def test_pod_slot_freed_by_an_eviction_is_assigned_to_only_one_replica() -> None:
     card = taken(CARD, on("x", 2), on("y", 2))
     assert victims(run([want("a", 3), want("b", 3)], [card])) == ["x", "y"]
     three = run([want("a", 3), want("b", 3), want("c", 3)], [card])

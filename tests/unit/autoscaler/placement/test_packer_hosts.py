@@ -249,6 +249,6 @@ def _ways(one: PlacementRequest, on_it: Bin, shelves: list[Bin], size: dict[Node
 
 
 @pytest.mark.parametrize("force", [EvictionLevel.NONE, EvictionLevel.IDLE])
-def test_replica_with_eviction_level_idle_evicts_no_busy_cpu_holder(force: EvictionLevel) -> None:
+def test_eviction_level_none_or_idle_evicts_no_busy_replica_for_cpu(force: EvictionLevel) -> None:
     slices = [shelf(device("g0", node="n0"), on("x", 1, host_usage=cores(4), busy=True))]
     assert victims(run([change_request(asks("a", 3), force=force)], slices, {N0: 4})) == []

@@ -83,7 +83,7 @@ def test_extra_node_keeps_all_placements_if_each_node_has_one_device(
     assert placed(packed(wants, there[1:])) <= placed(packed(wants, there))
 
 
-def test_extra_node_may_displace_a_replica_behind_a_multi_device_one() -> None:
+def test_extra_node_may_displace_a_replica_queued_after_a_two_device_one() -> None:
     """With z both devices are free for `two`, which is served before `late`. Without z it had none, and `late` one.
     Order of service is more important than losing no placement: otherwise `two` could wait for ever.
     """

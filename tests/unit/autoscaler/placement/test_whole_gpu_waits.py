@@ -97,7 +97,7 @@ def test_whole_gpu_model_is_unplaceable_on_statically_partitioned_gpus() -> None
     assert list_unplaceable_models(at).keys() == {"large"}
 
 
-def test_two_small_replicas_start_in_turn_on_one_gpu() -> None:
+def test_second_small_replica_waits_a_limited_time_for_the_rest_of_a_gpu() -> None:
     idle = there(partitionables(NODE, 2))
     assert [one.id.rpartition("/")[2] for one in idle] == ["gpu-0", "gpu-1"]
     a, b = model("a", 5), model("b", 30)
@@ -116,7 +116,7 @@ def test_two_small_replicas_start_in_turn_on_one_gpu() -> None:
     assert starts(asked(idle, a, b, replicas=(on,))).keys() == {"a", "b"} - {first}, "not for ever"
 
 
-def test_replica_starts_on_a_gpu_while_another_starts_on_a_part_of_it() -> None:
+def test_two_replicas_start_at_once_on_different_parts_of_one_gpu() -> None:
     """Hardware isolates the parts; otherwise a replica that waited for the rest would use another GPU in the end."""
     first, a, b = cut_name("3g.40gb", 0), model("a", 30), model("b", 5)
     on = replica(a, "r", (f"{NODE}/{first}",), S.STARTING, created_s=T0, started_s=T0, since_s=T0)
@@ -130,13 +130,13 @@ def test_replica_too_large_for_the_rest_of_a_gpu_takes_another_at_once() -> None
         assert starts(asked(idle, model("a", 5, gpu=Gpu(compute_percent=50)), other)).keys() == {"a", "b"}
 
 
-def test_third_replica_takes_a_second_gpu_if_two_fit_the_first() -> None:
+def test_three_half_gpu_replicas_use_two_gpus_and_one_waits() -> None:
     idle = there(partitionables(NODE, 3))
     many = [model(f"m{at}", 30) for at in range(3)]
     assert len(starts(asked(idle, *many))) == 2, "two fit on the first; the third takes the second"
 
 
-def test_gpu_not_used_by_a_waiting_replica_is_given_to_another() -> None:
+def test_gpu_that_a_waiting_replica_will_not_use_is_assigned_to_another() -> None:
     """In the same plan: it need not wait as long as they do. One of the GPUs is divided for both small models."""
     idle = there(partitionables(NODE, 2))
     a, b, c = model("a", 5), model("b", 30), model("c", 70)
@@ -232,7 +232,7 @@ def test_replica_does_not_wait_for_a_node_with_too_little_cpu(cpu_milli: int, *,
     assert waits_for_first(one), "on the same node it takes that anyway"
 
 
-def test_replica_does_not_wait_if_no_other_one_starts_on_a_gpu() -> None:
+def test_replica_does_not_wait_if_no_other_replica_is_starting_on_a_gpu() -> None:
     idle, b = on_nodes("x", "y"), model("b", 5)
     ready = replace(began("x/gpu-0"), state=S.READY, times=replace(began("x/gpu-0").times, ready_s=T0))
     assert not waits_for_first(asked(idle, FIRST, b, replicas=(ready,))), "it has its part by now"
@@ -261,7 +261,7 @@ def test_start_on_an_offered_gpu_part_makes_no_replica_wait() -> None:
     assert starts(at)["b"] == "gpu-1"
 
 
-def test_gpu_already_offered_whole_is_not_listed_as_rejoinable() -> None:
+def test_partitioned_gpu_is_a_future_whole_gpu_unless_it_is_offered_whole() -> None:
     parts, whole = there(partitionable(NODE), cut_name("1g.10gb", 0)), there(partitionable(NODE))
     assert [one.slice.id for one in list_rejoinable_gpus(world([], parts))] == [one.id for one in whole]
     assert list_rejoinable_gpus(world([], [*parts, *whole])) == ()

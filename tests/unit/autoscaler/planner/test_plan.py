@@ -442,7 +442,7 @@ class Both:
 @settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(STEPS)
 @example([(0, "look"), (1, "look"), (0, "act"), (1, "act")])
-def test_two_leaders_in_any_interleaving_order_missing_capacity_once(steps: list[tuple[int, str]]) -> None:
+def test_two_interleaved_leaders_place_each_capacity_order_only_once(steps: list[tuple[int, str]]) -> None:
     both = Both()
     for which, what in steps:
         world = both.worlds[which]
@@ -485,7 +485,7 @@ def test_start_without_a_wait_reason_keeps_its_deadline() -> None:
     assert kinds(plan(at, T0 + LONG_S)) == [f"fail {R}"]
 
 
-def test_start_deadline_counts_from_the_first_process_after_a_wait() -> None:
+def test_start_deadline_is_measured_from_the_process_start_after_a_wait() -> None:
     at, _ = after(waiting(), seen(Seen.STARTING, started_s=T0 + LONG_S), now_s=T0 + LONG_S)
     assert at.replicas[R].runtime.waits == ""
     assert start_deadline_s(at, at.replicas[R]) == T0 + LONG_S + DOC.spec.start.seconds_max

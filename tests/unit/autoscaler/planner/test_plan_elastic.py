@@ -99,7 +99,7 @@ def test_no_memory_reduction_if_a_running_replica_already_has_less() -> None:
         assert [type(action) for action in made.actions] == [StartReplica] * fits
 
 
-def test_elastic_replica_gets_a_shorter_context_if_the_model_sets_none() -> None:
+def test_elastic_replica_with_less_memory_gets_a_shorter_default_context() -> None:
     a = elastic()
     cut = replica(a, "r", memory_bytes=9 * GI)
     assert (compute_slots(a, 9 * GI), engine_limits(a, cut).shared_context_tokens) == (4, 8192 - 1024)
@@ -134,7 +134,7 @@ def test_memory_above_the_estimate_is_reduced_before_slots_are() -> None:
 
 @pytest.mark.parametrize("context_tokens", [None, 8192])
 @pytest.mark.parametrize("window", [0, 256])
-def test_arguments_of_a_reduced_replica_need_at_most_its_granted_memory(
+def test_engine_arguments_of_a_reduced_replica_fit_its_granted_memory(
     tmp_path: Path, context_tokens: int | None, window: int
 ) -> None:
     """Uses the estimator itself, with a real header, for every grant from the smallest to the full request."""
@@ -262,7 +262,7 @@ def test_elastic_setting_is_accepted_for_an_engine_with_a_memory_option() -> Non
     assert document(**FILE, gpu={"elastic": 10}).spec.gpu == TENTH
 
 
-async def test_vllm_or_sglang_with_less_memory_is_started_with_its_fraction() -> None:
+async def test_vllm_or_sglang_with_less_memory_gets_the_granted_memory_fraction() -> None:
     devices = Devices((DeclaredDevice(name="gpu0", memory_bytes=Bytes(24 * GI)),))
     await devices.open()
     spec = ModelSpec(engine="vllm", artifact="hf://org/m", gpu=TENTH)

@@ -39,7 +39,7 @@ from tests.support.harness.manual_loop import SteppedLoop
 A, B = model("a", 20), model("b", 20)
 
 
-def test_victim_is_revived_only_if_its_slice_is_no_longer_wanted() -> None:
+def test_draining_victim_is_revived_only_if_its_slice_is_no_longer_needed() -> None:
     going = replica(A, "r", state=S.DRAINING, drain=drain(victim_of="b"))
     both = [gateway(levels=[level("a", 1), level("b", 1)], uses=[use("r", 1)])]
     assert kinds(plan(world([A, B], [device()], [going], both), T0)) == []
@@ -264,7 +264,7 @@ def test_start_obstacle_resets_the_count_of_failed_start_attempts() -> None:
 # --- the loop ---------------------------------------------------------------------------------------------------------
 
 
-def test_driver_checks_that_a_model_can_start_before_an_eviction() -> None:
+def test_no_eviction_if_the_driver_reports_that_the_model_cannot_start() -> None:
     stepped = SteppedLoop(held())
     stepped.driver.obstacles = {"b": WHY, "a": "never asked"}
     after = stepped.step()

@@ -83,7 +83,7 @@ def test_growth_leaves_memory_for_a_drained_idle_replica_to_return() -> None:
         assert (drained(at), got_gi(at)) == (leaves, [20 if stays else 16])
 
 
-def test_each_model_may_start_replicas_up_to_its_maximum() -> None:
+def test_possible_starts_count_partial_gpu_models_up_to_their_maximum() -> None:
     a, b = model("a", 4, high=3), model("b", 4, high=2)
     whole, two = model("c", 0), model("d", 4, gpu=Gpu(count=2))
     surging = [replica(one, f"{one.name}{at}") for one in [model("f", 4)] for at in range(2)]

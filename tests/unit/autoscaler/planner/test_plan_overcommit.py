@@ -142,7 +142,7 @@ def test_younger_replica_of_an_overcommitted_slice_restarts_elsewhere() -> None:
     assert [(one.model, one.resources.slices) for one in starts] == [("b", ("n/y",))]
 
 
-def test_no_replica_is_excess_if_another_already_leaves_the_slice() -> None:
+def test_no_second_replica_leaves_an_overcommitted_slice_if_one_is_leaving() -> None:
     there = both(("n/x", ()), ("n/x", ("n/y",)))
     assert list(list_excess_replicas(there)) == ["b"]
     assert list_excess_replicas(there, {ReplicaId("a")}) == {}
@@ -255,7 +255,7 @@ def test_idle_replica_is_evicted_if_only_the_pod_limit_is_reached() -> None:
 
 @settings(deadline=None, max_examples=examples(40))
 @given(st.integers(0, 1 << 30))
-def test_device_pod_limit_is_never_exceeded(seed: int) -> None:
+def test_random_plans_never_exceed_the_device_pod_limit(seed: int) -> None:
     rng = Random(seed)
     models = [model(f"m{number}", rng.choice((0.5, 1, 3)), high=rng.randrange(1, 4), slots=1) for number in range(8)]
     slices = [
@@ -322,7 +322,7 @@ WHOLE = {
         (WHOLE, "n1/gpu0", "n3", {}, ("n3/gpu0",)),
     ],
 )
-def test_actual_slices_are_reported_only_if_they_differ_from_the_chosen(
+def test_actual_slices_are_reported_only_if_they_differ_from_chosen_slices(
     known: dict[SliceId, Slice], chosen: str, node: str, seen: dict[str, list[str]], there: tuple[str, ...]
 ) -> None:
     cards = [HamiAllocation(0, uuid, GIB, 0) for uuid in seen.get("cards", ())]

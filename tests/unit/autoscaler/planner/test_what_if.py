@@ -221,7 +221,7 @@ def run(folder: Path, demand: str, *more: str, documents: str = DOCUMENTS) -> tu
     return done.exit_code, done.stdout, done.stderr
 
 
-def test_plan_command_prints_text_or_json(tmp_path: Path) -> None:
+def test_plan_command_prints_text_by_default_and_json_on_request(tmp_path: Path) -> None:
     status, output, _ = run(tmp_path, "small: {waiting: 17}\nbig: 9\n")
     lines = output.splitlines()
     assert status == 0
@@ -235,7 +235,7 @@ def test_plan_command_prints_text_or_json(tmp_path: Path) -> None:
     assert run(tmp_path, "small: 0\n")[1].startswith("nothing would be started\n")
 
 
-def test_plan_command_warns_that_providers_are_not_simulated(tmp_path: Path) -> None:
+def test_plan_command_warns_that_configured_providers_are_not_simulated(tmp_path: Path) -> None:
     assert run(tmp_path, "small: 1\n")[2] == ""
     capacity = "capacity: [{name: g4, karpenter: {nodePool: g4}}, {name: queue, kueue: {localQueue: q}}]"
     rented = DOCUMENTS.replace("nodes:", f"{capacity}\nnodes:")

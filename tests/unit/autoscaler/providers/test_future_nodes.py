@@ -108,14 +108,14 @@ def test_queue_offers_no_node_with_labels_of_two_products() -> None:
     assert [one.product for one in queued(h100, others, selector={"zone": "a"})] == ["H100", "T4"], "all that are left"
 
 
-def test_offer_name_is_independent_of_the_entry_order() -> None:
+def test_offer_name_does_not_depend_on_the_sequence_of_settings_entries() -> None:
     one, other = kind(2, "NVIDIA L4", {"pool": "l4"}), kind(1, "T4", {"pool": "t4"})
     names = {offer.product: offer.name for offer in queued(one, other)}
     assert names == {offer.product: offer.name for offer in queued(other, one)}
     assert names["NVIDIA L4"].startswith("nvidia-l4-x2-")
 
 
-def test_queue_offer_has_the_flex_price_unless_it_is_owned_and_free() -> None:
+def test_queue_offer_has_the_price_of_its_capacity_type_and_owned_is_free() -> None:
     assert [one.price_per_hour for one in queued(kind(model="T4"))] == [0.2]
     assert [one.price_per_hour for one in queued(kind(model="T4"), terms=QUEUED._replace(bought="owned"))] == [0.0]
 

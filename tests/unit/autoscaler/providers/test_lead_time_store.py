@@ -112,7 +112,7 @@ async def test_no_api_request_is_made_without_capacity_providers(one: Bench) -> 
 
 
 @pytest.mark.parametrize("text", ["{", "[{}]", '[{"kind": ["a"]}]', "null"])
-def test_invalid_saved_content_is_logged_and_overwritten(text: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_saved_lead_times_are_logged_and_overwritten(text: str, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(one: Bench) -> None:
         assert await one.looks() == text
         assert not one.seen
@@ -122,7 +122,7 @@ def test_invalid_saved_content_is_logged_and_overwritten(text: str, caplog: pyte
     assert f"event=lead_times_invalid config_map={NAME} " in caplog.text
 
 
-def test_failed_save_is_retried(caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_save_of_lead_times_is_retried(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(one: Bench) -> None:
         one.server.refused["POST"] = AnswerError(403, "Forbidden", "no right")
         await one.looks()

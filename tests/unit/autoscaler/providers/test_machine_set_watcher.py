@@ -101,7 +101,7 @@ def test_machine_set_of_a_deployment_has_no_offer_of_its_own() -> None:
     assert read(machines("MachineDeployment")).wanted == 3
 
 
-def test_pending_pods_of_others_that_fit_the_group_count_as_claimed() -> None:
+def test_devices_for_foreign_pending_pods_of_the_group_count_as_claimed() -> None:
     own = pod(4, labels={"pilotlight.dev/provider": "group"})
     elsewhere = pod(8, {"pool": "h100"})
     assert read(machines(), pod(1), pod(2, {"pool": "t4"}), elsewhere, own).claimed == 3

@@ -89,7 +89,7 @@ def test_node_has_ordered_devices_from_commitment_until_removal() -> None:
 
 
 @call_with(bench)
-async def test_annotation_is_set_with_the_first_device_and_removed_with_the_last(of: Bench) -> None:
+async def test_node_deletion_is_delayed_from_the_first_device_to_the_last(of: Bench) -> None:
     assert not await of.looks(surge(offer()))
     assert await of.looks(attached()) == ["w1"]
     writes = len(of.server.writes)

@@ -85,7 +85,7 @@ def test_order_with_a_name_used_by_another_installation_is_rejected(made: Callab
 
 
 @pytest.mark.parametrize("made", [GroupRig, NodesRig, ProvisioningRig, KueueRig, Rack])
-def test_order_without_label_is_taken_over_once_by_the_first_installation_that_lists_it(
+def test_first_installation_that_lists_an_unlabeled_order_labels_it_once(
     made: Callable[[], Rig],
 ) -> None:
     rig = made()
@@ -113,7 +113,7 @@ def test_order_without_label_is_taken_over_once_by_the_first_installation_that_l
 
 
 @pytest.mark.parametrize("made", [GroupRig, NodesRig, ProvisioningRig, KueueRig, Rack])
-def test_order_without_label_is_left_to_the_installation_that_serves_its_model(made: Callable[[], Rig]) -> None:
+def test_unlabeled_order_is_ignored_by_installations_not_serving_its_model(made: Callable[[], Rig]) -> None:
     rig = made()
 
     async def scenario() -> None:

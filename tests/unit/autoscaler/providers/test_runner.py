@@ -68,7 +68,7 @@ async def test_started_runner_reports_providers_before_offers_and_orders(desk: D
 
 
 @call_with(play)
-async def test_empty_offers_are_polled_soon_and_then_with_backoff(desk: Desk) -> None:
+async def test_provider_without_offers_is_polled_after_5_s_and_then_with_backoff(desk: Desk) -> None:
     """A node that was briefly not ready is not left out for a minute."""
     desk.fake.pool = 0
     await asyncio.sleep(200.0)
@@ -197,7 +197,7 @@ async def test_released_capacity_is_offered_again_at_once(desk: Desk) -> None:
     assert again_s - gone_s <= 1.0
 
 
-def test_list_that_ends_during_an_order_is_dated_before_the_order() -> None:
+def test_listing_that_overlaps_an_order_is_dated_before_the_order() -> None:
     class Slow(FakeProvider):
         async def acquire(self, order: AcquireOrder) -> None:
             await asyncio.sleep(10.0)
@@ -257,7 +257,7 @@ def test_addresses_in_messages_of_a_provider_are_redacted_in_reports() -> None:
     play(act, Talks)
 
 
-def test_hanging_call_times_out_and_the_next_one_proceeds() -> None:
+def test_hanging_provider_call_times_out_and_the_next_call_proceeds() -> None:
     class Hangs(FakeProvider):
         async def acquire(self, order: AcquireOrder) -> None:
             await asyncio.sleep(1e9)

@@ -61,7 +61,7 @@ def test_status_of_a_model_with_a_taken_name_has_its_namespaced_name() -> None:
     assert one.settled.names == {Y: "x"}
 
 
-def test_models_removed_from_one_source_stay_if_another_source_has_them() -> None:
+def test_model_of_another_source_gets_the_name_of_a_removed_model() -> None:
     received = Received()
     one = Installation(received, (FILES,))
     one.put_files(DocumentsSeen(models=(model(),)))
@@ -74,7 +74,7 @@ def test_models_removed_from_one_source_stay_if_another_source_has_them() -> Non
     assert received.names == ["x"]
 
 
-def test_model_that_raises_keeps_its_names_and_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_whose_name_resolution_raises_keeps_its_name_and_is_faulty(monkeypatch: pytest.MonkeyPatch) -> None:
     received = Received()
     one = Installation(received, (CUSTOMS,))
     one.put(CUSTOMS, {X: model(1), Y: model(2, "b")})
@@ -95,7 +95,7 @@ def test_fault_of_a_document_is_listed_under_the_name_of_its_model() -> None:
     assert one.faults == {}
 
 
-def test_fault_of_a_document_in_a_file_is_listed_when_all_documents_are_published() -> None:
+def test_file_document_fault_is_listed_only_after_all_sources_reported() -> None:
     received = Received()
     one = Installation(received, (FILES, CUSTOMS))
     one.put_files(DocumentsSeen(models=(model(),)), {ModelName("x"): DocumentFault("KeyError: 7")})

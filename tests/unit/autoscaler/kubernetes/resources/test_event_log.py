@@ -40,7 +40,7 @@ def one_of(**fields: Any) -> World:
 # --- which Events are sent --------------------------------------------------------------------------------------------
 
 
-def test_start_has_an_event_when_ordered_and_when_ready() -> None:
+def test_replica_start_records_a_woken_and_a_started_event() -> None:
     at = world([DOC], [device()])
     at, first = events_after(at, StartReplica(replica=pending(), reason="wake m: 3 waiting, tenant acme"))
     assert first == [("Woken", "r: wake m: 3 waiting, tenant acme")]
@@ -78,7 +78,7 @@ def test_serving_replica_that_exits_has_one_stopped_event() -> None:
     assert events_after(one_of(), at_once)[1] == broke, "and once, however soon it is deleted"
 
 
-def test_idle_replica_has_drained_and_stopped_events() -> None:
+def test_drain_of_an_idle_replica_records_a_drained_and_a_stopped_event() -> None:
     at, begun = events_after(one_of(), DrainReplica(replica=R, reason="idle for 60 s"))
     assert begun == []
     at, ended = events_after(at, StopReplica(replica=R, grace_s=1.0, reason="idle for 60 s; nothing runs"))
@@ -93,7 +93,7 @@ def test_replica_drained_for_another_model_has_an_evicted_event() -> None:
     ]
 
 
-def test_capacity_has_events_when_requested_and_when_arrived() -> None:
+def test_capacity_order_records_an_event_when_placed_and_when_delivered() -> None:
     begin = surge(offer())
     ordered, _ = acted(begin)
     here = arrived(shown(ordered, T0 + 1), T0 + 30)
@@ -127,7 +127,7 @@ def test_event_refers_to_a_model_object_only_if_the_cluster_has_one() -> None:
 # --- how many Events are sent -----------------------------------------------------------------------------------------
 
 
-def test_repeated_event_before_sending_is_counted() -> None:
+def test_repetitions_of_an_unsent_event_are_merged_into_one_with_a_count() -> None:
     book = Book()
     for number in range(5):
         book.note(ADA, WOKEN._replace(note=f"{number} waiting"), T0 + number)
@@ -148,7 +148,7 @@ def test_events_within_ten_minutes_join_one_series() -> None:
     assert book.series(first._replace(last_s=T0 + 600)) is None
 
 
-def test_flapping_model_is_rate_limited_and_all_events_are_counted() -> None:
+def test_events_of_a_flapping_model_are_rate_limited_but_all_are_counted() -> None:
     book, other = Book(), ADA._replace(name="ben")
     times = requests = 0
     for tick in range(3000):  # ten times a second for five minutes

@@ -127,7 +127,7 @@ async def test_transient_error_of_one_object_does_not_delay_events_of_others() -
         assert server.written == [("ben", 1), ("cat", 1), ("ada", 2), ("dan", 1)]
 
 
-async def test_event_is_dropped_after_lasting_transient_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_event_is_dropped_after_the_maximum_number_of_transient_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_writer, "RETRY_S", 0.0)
     server = Server(*PASSING[:1] * FAILURES_MAX)
     async with sending(server) as house:
@@ -162,7 +162,7 @@ async def test_event_that_cannot_be_built_is_dropped_and_others_are_sent_at_once
         assert ([name for name, _ in server.written], server.tries) == (["ben", "eve"], 0)
 
 
-async def test_memory_error_is_not_contained() -> None:
+async def test_memory_error_while_sending_an_event_ends_the_event_writer() -> None:
     house = House(Server(MemoryError()))
     house.note("ada")
     with pytest.raises(MemoryError):

@@ -81,7 +81,7 @@ SITUATIONS = {
 
 
 @pytest.mark.parametrize("reason", SITUATIONS)
-def test_ready_condition_has_the_expected_reason_for_each_model_state(reason: str) -> None:
+def test_each_model_state_has_its_own_ready_condition_reason(reason: str) -> None:
     of, status = SITUATIONS[reason]
     ready = condition_of(of, "Ready")
     assert (ready.reason, ready.status) == (reason, status)
@@ -225,7 +225,7 @@ def test_invalid_model_objects_show_the_reason_and_no_replicas() -> None:
     assert statuses_[1].conditions[0].message == "`ada` belongs to Model default/ada"
 
 
-def test_model_is_omitted_until_its_serving_installation_is_known() -> None:
+def test_model_gets_no_status_until_its_serving_installation_is_known() -> None:
     objects = {
         ObjectKey(name, "ada"): ModelObject(name, 1, None if name == "wrong" else ADA, "no" if name == "wrong" else "")
         for name in ("ours", "wrong", "theirs", "unknown")
@@ -250,7 +250,7 @@ def test_served_elsewhere_condition_is_ignored_when_status_is_read() -> None:
 
 
 @pytest.mark.parametrize("reason", SITUATIONS)
-def test_status_summary_is_equal_before_and_after_rendering(reason: str) -> None:
+def test_summary_of_status_input_equals_that_of_the_rendered_status(reason: str) -> None:
     of, _ = SITUATIONS[reason]
     assert statuses.summarize_input(of) == statuses.summarize_status(statuses.render_status(of, NO_STATUS, NOW))
 

@@ -150,7 +150,7 @@ async def test_exception_in_one_status_quarantines_its_model_and_others_are_writ
         assert broken not in written
 
 
-async def test_stored_status_that_raises_counts_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stored_status_that_cannot_be_decoded_counts_as_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     items = [
         {"metadata": {"uid": f"u{number}", "resourceVersion": "7"}, "status": {"observedGeneration": number}}
         for number in (1, 2)
@@ -188,7 +188,7 @@ async def test_status_writes_are_rate_limited_and_ordered_by_waiting_time() -> N
     assert not set(first) & set(second)
 
 
-async def test_model_of_other_installation_gets_a_condition_but_no_status() -> None:
+async def test_model_served_elsewhere_gets_only_the_served_elsewhere_condition() -> None:
     house = House()
     await house.settle()
     house.paper.wrote.clear()
@@ -218,7 +218,7 @@ async def test_removal_of_a_served_elsewhere_condition_stops_after_a_conflict() 
     assert (house.paper.wrote, house.paper.refusals, house.statuses.trouble) == ([], [], "")
 
 
-async def test_rejected_condition_is_written_after_retry_pause() -> None:
+async def test_served_elsewhere_condition_is_retried_after_a_429_response() -> None:
     house = House()
     await house.settle()
     house.paper.wrote.clear()
@@ -233,7 +233,7 @@ async def test_rejected_condition_is_written_after_retry_pause() -> None:
     assert len(house.paper.wrote) == 1
 
 
-async def test_status_of_previous_installation_is_read_after_takeover() -> None:
+async def test_model_taken_from_another_installation_keeps_its_stored_status() -> None:
     house = House()
     await house.settle()
     foreign = SUBJECTS[0]._replace(model=None, elsewhere="b/x serves it", shown="b/x serves it")
@@ -282,7 +282,7 @@ async def test_model_that_fits_no_device_is_not_ready_until_one_fits() -> None:
     assert (house.readiness(huge), house.readiness(MODELS[1])) == (("True", "Serving"), ("False", "NoDeviceFits"))
 
 
-async def test_model_that_fits_after_mig_repartitioning_counts_as_placeable() -> None:
+async def test_model_that_fits_only_after_mig_repartitioning_is_ready_and_idle() -> None:
     house, huge = House(), MODELS[0]
     cut = replace_fields(town(), models=house.at.models, cuttable={})
     house.show(replace_fields(cut, slices={"g": device("g", 4)}))
@@ -294,7 +294,7 @@ async def test_model_that_fits_after_mig_repartitioning_counts_as_placeable() ->
     assert house.readiness(huge) == ("True", "Idle")
 
 
-async def test_frequently_changing_model_does_not_starve_others() -> None:
+async def test_frequent_status_changes_of_a_model_do_not_delay_those_of_another() -> None:
     house = House()
     await house.settle()
     asked = Counter[str]()
@@ -309,7 +309,7 @@ async def test_frequently_changing_model_does_not_starve_others() -> None:
     assert len(asked) == 2
 
 
-async def test_minor_change_is_delayed_and_reverted_change_is_not_written() -> None:
+async def test_demand_only_status_write_is_delayed_and_skipped_if_reverted() -> None:
     house = House()
     await house.settle()
     busy = {MODELS[0].name: ModelLoad(running=1)}
@@ -496,7 +496,7 @@ async def test_rejected_event_is_dropped_and_the_next_one_is_sent() -> None:
 
 
 @pytest.mark.usefixtures("fast")
-async def test_events_wait_while_the_server_is_unavailable() -> None:
+async def test_events_are_sent_once_an_unavailable_api_server_responds_again() -> None:
     assert await send_events([AWAY, AWAY]) == (["m0", "m1"], 0)
 
 

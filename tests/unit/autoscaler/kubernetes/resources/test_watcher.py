@@ -80,7 +80,7 @@ async def run(
         raise ended
 
 
-async def test_exception_while_decoding_quarantines_the_model_and_is_decoded_once_per_generation() -> None:
+async def test_model_that_raises_when_decoded_is_quarantined_until_a_retry() -> None:
     server, parser = Server(), Parser(KeyError("odd"))
     server.truth = {name: found(name) for name in ("a", "b")}
     server.stream = [("MODIFIED", found("b") | {"status": {"observedGeneration": 1}})]
@@ -100,7 +100,7 @@ async def test_exception_while_decoding_quarantines_the_model_and_is_decoded_onc
     assert (kept.undecoded, kept.model is not None, kept.in_force) == (None, True, kept.model)
 
 
-async def test_valid_version_stays_in_force_when_the_next_one_raises() -> None:
+async def test_last_valid_model_version_stays_active_if_the_next_one_raises() -> None:
     server, parser = Server(), Parser(None)
     server.truth = {"b": found("b", slots=3)}
     watcher, installation = await read(server, parser)
@@ -112,7 +112,7 @@ async def test_valid_version_stays_in_force_when_the_next_one_raises() -> None:
     assert (model.slots, [*installation.faults]) == (3, ["b"])
 
 
-async def test_memory_error_while_decoding_is_not_contained() -> None:
+async def test_memory_error_while_decoding_a_model_ends_the_watch() -> None:
     server = Server()
     server.truth = {"b": found("b")}
     with pytest.raises(ExceptionGroup) as caught:
@@ -157,7 +157,7 @@ async def test_exception_while_a_kubeai_model_is_converted_quarantines_the_model
         ("text", None, None),
     ],
 )
-def test_stand_in_has_the_tenants_and_the_installation_of_its_object(
+def test_undecodable_model_keeps_its_valid_tenants_and_installation(
     spec: object, tenants: object, installation: object
 ) -> None:
     stand_in = describe_undecoded({**found("b"), "spec": spec}, KeyError("odd")).stand_in
@@ -172,7 +172,7 @@ NAMED = {"name": "x", "artifact": "hf://o/x"}
 @pytest.mark.parametrize(
     ("queue", "calls_max"), [({"callsMax": 5}, 5), ({"callsMax": -1}, 1000), ("broken", 1000), (None, 1000)]
 )
-def test_stand_in_has_the_valid_queue_limits_of_its_object(queue: object, calls_max: int) -> None:
+def test_undecodable_model_keeps_a_valid_queue_limit_or_gets_the_default(queue: object, calls_max: int) -> None:
     stand_in = describe_undecoded({**found("b"), "spec": {"queue": queue}}, KeyError("odd")).stand_in
     assert stand_in.spec.queue == Queue(calls_max=calls_max)
 
@@ -190,14 +190,16 @@ def test_stand_in_has_the_valid_queue_limits_of_its_object(queue: object, calls_
         ({"engine": "ollama", "adapters": [NAMED]}, "ollama", ["b"]),
     ],
 )
-def test_stand_in_has_the_engine_and_the_valid_names_of_its_object(spec: object, engine: str, names: list[str]) -> None:
+def test_undecodable_model_keeps_a_known_engine_and_its_valid_names(
+    spec: object, engine: str, names: list[str]
+) -> None:
     stand_in = describe_undecoded({**found("b"), "spec": spec}, KeyError("odd")).stand_in
     assert stand_in.spec.engine == engine
     assert [*stand_in.names(), *stand_in.adapter_names()] == names
     assert model_entry(stand_in).takes_cache_salt == (engine == "vllm")
 
 
-def test_stand_in_of_a_kubeai_model_has_only_its_name() -> None:
+def test_unconvertible_kubeai_model_keeps_only_its_name_and_namespace() -> None:
     spec = {"engine": "VLLM", "tenants": ["acme"], "installation": "n/l", "aliases": ["c"]}
     stand_in = describe_unconverted({**found("b"), "spec": spec}, KeyError("odd")).stand_in
     assert (stand_in.name, stand_in.namespace, stand_in.uid) == ("b", "n", ""), "KubeAI's objects own no pods of ours"

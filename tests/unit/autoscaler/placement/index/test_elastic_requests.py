@@ -96,7 +96,7 @@ def test_elastic_replica_gets_less_memory_to_leave_space_for_another() -> None:
     assert granted(one.start(share(460))) == (0, 415)
 
 
-def test_elastic_replica_gets_its_full_memory_if_no_budget_remains() -> None:
+def test_elastic_replica_gets_full_memory_if_no_reduction_budget_remains() -> None:
     one = Elastic(NodeArrays(nodes(2), build_untrained_estimate(SIZES)))
     assert granted(one.start(RequestShape(memory_bytes=570))) == (0, 570)
     first = one.start(share(460))
@@ -218,7 +218,7 @@ def test_benchmark_replay_rejects_an_invalid_memory_allocation(asked: int, milli
         replay(round, lambda _: Miser())
 
 
-def test_replay_counts_requested_memory_but_occupies_only_the_allocated() -> None:
+def test_benchmark_replay_counts_requested_but_occupies_allocated_memory() -> None:
     seen: list[Cluster] = []
 
     class Fair:
@@ -269,7 +269,7 @@ def test_elastic_replica_gets_less_memory_in_a_slightly_too_small_gap() -> None:
     assert rigid.reason.startswith("needs 10Gi on one device; the largest has 9.5Gi free of 20Gi")
 
 
-def test_packed_elastic_replica_gets_its_full_memory_if_no_budget_remains() -> None:
+def test_packer_grants_full_memory_if_no_reduction_budget_remains() -> None:
     small, large = shelf(device("g0", 20), on("x", 11)), shelf(device("g1", 24))
     assert grants(run([want("a")], [small, large])) == [("a", 10)], "alone with nine tenths all would have too little"
     alone = run([want("a")], [small]).unmet[0]
@@ -280,7 +280,7 @@ def test_packed_elastic_replica_gets_its_full_memory_if_no_budget_remains() -> N
     assert grants(run([want("a")], [small], generous=1)) == [("a", 9)]
 
 
-def test_replica_is_unplaced_if_earlier_ones_used_up_the_elastic_budget() -> None:
+def test_elastic_replica_is_unplaced_if_the_reduction_budget_is_used_up() -> None:
     shelves = [shelf(device("g0", 24)), shelf(device("g1", 9)), shelf(device("g2", 9))]
     requests = [
         want("a", unserved_since_s=1.0, products=()),

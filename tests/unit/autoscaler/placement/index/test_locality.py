@@ -75,7 +75,7 @@ def test_eviction_prefers_the_node_that_has_the_image() -> None:
     assert getattr(going, "replica", "") == "r2"
 
 
-def test_planner_follows_the_image_to_other_nodes_after_each_change() -> None:
+def test_reused_planner_chooses_the_node_by_current_image_locations() -> None:
     planner = Planner()
     for nodes in (["n1"], ["n2"], [], ["n2", "n3"]):
         one = at(images=having(*nodes))

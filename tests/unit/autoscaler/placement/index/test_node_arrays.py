@@ -388,7 +388,7 @@ def test_replica_of_the_maximum_memory_and_cpu_size_is_placed() -> None:
 
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("crowded", [False, True])
-def test_cheapest_device_of_the_preferred_product_is_chosen_of_3600(devices: int, *, crowded: bool) -> None:
+def test_cheapest_device_of_a_preferred_product_is_chosen_from_3600_nodes(devices: int, *, crowded: bool) -> None:
     """One node for each pair of product (each with its own size) and price: more tiers than fit into a key."""
     products, draw = tuple(f"p{number:02}" for number in range(60)), np.random.default_rng(1)
     sorts = [(product, price) for product in range(60) for price in range(60)]

@@ -57,7 +57,7 @@ def test_node_passes_the_filter_only_if_all_its_slices_match(
         assert found.nodes(choice).tolist() == alone
 
 
-def test_node_filter_still_matches_with_more_label_keys_than_keys_max() -> None:
+def test_node_filter_matches_label_keys_beyond_the_cached_maximum() -> None:
     there = device(node="n0", labels={f"k{n}": "v" for n in range(KEYS_MAX + 2)}, labels_known=True)
     found = Admitting([there], np.zeros(1, np.int64), NODES[:1])
     for n in range(KEYS_MAX + 3):

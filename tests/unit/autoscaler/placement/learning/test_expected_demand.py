@@ -45,7 +45,7 @@ def test_demand_share_of_a_shape_equals_its_share_of_needed_replicas() -> None:
     assert shares(made) == {kind(10): 0.5, kind(20): 0.5}
 
 
-def test_models_that_differ_in_device_count_or_compute_count_separately() -> None:
+def test_models_that_differ_in_device_count_or_compute_add_separate_demand() -> None:
     models = [
         model("a", 8, gpu=Gpu(count=2)),
         model("b", 8, gpu=Gpu(compute_percent=30)),
@@ -116,7 +116,7 @@ def test_shuffled_models_and_histories_give_the_same_demand_histogram() -> None:
     assert other == one
 
 
-def test_restart_cost_is_the_median_start_time_or_60_s_without_one() -> None:
+def test_restart_cost_is_the_median_start_time_or_60_s_if_none_is_known() -> None:
     a, b = model("a", 1), model("b", 1)
     known = {"a": History(starts_s=(1.0, 9.0, 3.0))}
     made = build_restart_costs(world([a, b], [device()], [replica(a, "ra"), replica(b, "rb")], histories=known))

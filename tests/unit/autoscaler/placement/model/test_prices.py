@@ -53,7 +53,7 @@ LISTED = (
         ("", {}, 0.0),
     ],
 )
-def test_price_entry_matches_the_product_name_by_word_or_glob(
+def test_device_price_is_found_by_product_word_or_glob_and_capacity_type(
     product: str, labels: dict[str, str], price: float
 ) -> None:
     assert Prices(LISTED).of(device(product=product, labels=labels)) == price

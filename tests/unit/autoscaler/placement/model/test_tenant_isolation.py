@@ -76,7 +76,7 @@ def unmet(made: World) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["timeslice", "mps", "hami"])
-def test_models_for_different_tenants_never_share_a_device(kind: str) -> None:
+def test_different_tenants_never_share_a_time_sliced_mps_or_hami_device(kind: str) -> None:
     slices = [share("g0", 0, kind), share("g0", 1, kind)]
     here = [on(A, slices[0], busy=True)]
     full = calls([A, B], slices, here, "b")
@@ -110,7 +110,7 @@ def test_different_tenants_may_use_mig_partitions_of_one_gpu(kind: str) -> None:
     assert kinds(plan(calls([A, B], slices, [on(A, slices[0], busy=True)], "b"), T0)) == ["start b"]
 
 
-def test_all_idle_replicas_of_another_tenant_on_a_device_are_evicted() -> None:
+def test_replica_evicts_all_idle_replicas_of_another_tenant_on_its_device() -> None:
     """Although another share of the device is free."""
     answer = packed([FOR_BOLT], [taken(0), taken(1), shelf(share("g0", 2), [])])
     assert [one.replica for one in answer.victims] == ["r0", "r1"]
@@ -123,7 +123,7 @@ def test_nothing_is_evicted_if_one_replica_of_another_tenant_must_stay() -> None
     assert [one.reason for one in answer.unmet] == [f"needs 6Gi on one device; {FOR_OTHERS}"]
 
 
-def test_one_idle_replica_is_evicted_before_two_but_two_before_a_busy_one() -> None:
+def test_eviction_prefers_one_idle_replica_then_two_idle_then_a_busy_one() -> None:
     """One idle replica on another device instead of two here, although both devices have a free share."""
     here, there = [taken(0), taken(1), shelf(share("g0", 2), [])], [taken(3, "g1"), shelf(share("g1", 4), [])]
     assert [one.replica for one in packed([FOR_BOLT], [*here, *there]).victims] == ["r3"]
@@ -131,7 +131,7 @@ def test_one_idle_replica_is_evicted_before_two_but_two_before_a_busy_one() -> N
     assert [one.replica for one in packed([FOR_BOLT], [*here, *dear]).victims] == ["r0", "r1"]
 
 
-def test_device_of_a_draining_replica_is_closed_to_other_tenants() -> None:
+def test_other_tenants_wait_until_the_draining_replica_leaves_the_device() -> None:
     going = on(A, TWO[0], state=S.DRAINING, drain=drain())
     made = calls([A, B], TWO, [going], "b")
     assert kinds(plan(made, T0)) == []
@@ -140,14 +140,14 @@ def test_device_of_a_draining_replica_is_closed_to_other_tenants() -> None:
     assert kinds(plan(removed, T0)) == ["start b"]
 
 
-def test_device_of_a_deleted_model_is_closed_to_models_with_tenants() -> None:
+def test_draining_replica_of_a_deleted_model_blocks_models_with_tenants() -> None:
     going = on(A, TWO[0], state=S.DRAINING, drain=drain())
     assert kinds(plan(calls([B], TWO, [going], "b"), T0)) == []
     assert kinds(plan(calls([own("b")], TWO, [going], "b"), T0)) == ["start b"]
     assert tenant_set_of(None) == tenant_set_of(model("x", tenants=())) == NOBODY
 
 
-def test_first_of_two_models_of_different_tenants_gets_the_device() -> None:
+def test_only_the_first_of_two_models_of_different_tenants_gets_the_device() -> None:
     made = calls([A, B], TWO, [], "a", "b")
     assert kinds(plan(made, T0)) == ["start a"]
     assert unmet(made) == [
@@ -268,7 +268,7 @@ def test_random_packing_never_mixes_conflicting_tenants_on_one_device(
 
 @MANY
 @given(wanted(), benches())
-def test_replica_is_placed_only_after_all_its_victims_have_left(
+def test_replica_fits_once_all_its_victims_left_but_not_if_any_one_stays(
     wants: list[PlacementRequest], shelves: list[Bin]
 ) -> None:
     for want in wants:

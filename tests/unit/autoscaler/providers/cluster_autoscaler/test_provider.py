@@ -95,7 +95,7 @@ async def test_offer_of_a_node_group_has_its_labels_and_the_price_from_settings(
 
 
 @run_with(run)
-async def test_order_to_a_node_group_creates_a_placeholder_and_a_keeper_pod() -> None:
+async def test_order_creates_a_placeholder_pod_and_a_pod_that_blocks_scale_down() -> None:
     server = PlayedAutoscaler()
     provider = group_of(server)
     made = order((await provider.offers())[0])
@@ -118,7 +118,7 @@ async def test_order_to_a_node_group_creates_a_placeholder_and_a_keeper_pod() ->
 
 
 @run_with(run)
-async def test_order_pods_select_the_owners_zone_but_not_driver_labels() -> None:
+async def test_order_pods_select_the_zone_of_the_model_but_not_driver_labels() -> None:
     """Driver labels are not part of the description of a node group."""
     zone, gpu = "topology.kubernetes.io/zone", "nvidia.com/gpu.present"
     server = PlayedAutoscaler()
@@ -203,7 +203,7 @@ async def test_order_stays_delivered_when_a_replica_preempts_its_placeholder() -
 
 
 @run_with(run)
-async def test_order_fails_when_its_keeper_pod_is_evicted() -> None:
+async def test_order_fails_when_the_pod_that_blocks_its_scale_down_is_evicted() -> None:
     """The kubelet evicts pods under memory pressure, and keeps the pod object."""
     rig = GroupRig()
     rig.server = PlayedAutoscaler()
@@ -226,7 +226,9 @@ async def test_order_fails_when_its_keeper_pod_is_evicted() -> None:
     ids=["ours", "not-an-engine", "other-installation"],
 )  # fmt: skip
 @run_with(run)
-async def test_order_is_uncommitted_if_our_replica_takes_its_new_node_first(labels: dict[str, str], own: bool) -> None:
+async def test_order_is_uncommitted_if_an_own_replica_takes_its_new_node_first(
+    labels: dict[str, str], own: bool
+) -> None:
     """The scheduler tries the pod again only some seconds after its last attempt."""
     server = PlayedAutoscaler()
     provider = group_of(server)

@@ -310,7 +310,7 @@ async def test_device_reserved_by_a_resource_claim_is_not_released(rack: Rack) -
 
 
 @in_rack
-async def test_order_has_its_node_alone_until_another_device_appears_on_it(rack: Rack) -> None:
+async def test_release_requires_an_idle_node_until_inventory_lists_the_device(rack: Rack) -> None:
     name = await ordered(rack)
     await rack.until_here(name)
     (listed,) = await rack.provider().list()
@@ -375,7 +375,7 @@ async def test_fabric_device_in_use_is_detached_only_by_a_forced_release(rack: R
 
 
 @in_rack
-async def test_own_request_is_deleted_when_no_device_remains(rack: Rack) -> None:
+async def test_own_composability_request_is_deleted_when_no_device_remains(rack: Rack) -> None:
     name = await ordered(rack)
     await rack.until_here(name)
     await given_back(rack, name)
@@ -392,7 +392,7 @@ async def test_own_request_is_deleted_when_no_device_remains(rack: Rack) -> None
 
 @pytest.mark.parametrize("seen_s", [0.0, 0.15])
 @in_rack
-async def test_request_released_before_any_device_exists_is_deleted(rack: Rack, seen_s: float) -> None:
+async def test_composability_request_released_before_a_device_exists_is_deleted(rack: Rack, seen_s: float) -> None:
     name = await ordered(rack)
     await asyncio.sleep(seen_s)
     await given_back(rack, name)
@@ -431,7 +431,7 @@ async def test_order_after_concurrent_deletion_creates_a_new_request(rack: Rack)
 
 
 @in_rack
-async def test_request_of_another_owner_without_devices_is_kept(rack: Rack) -> None:
+async def test_foreign_composability_request_without_devices_is_kept(rack: Rack) -> None:
     await rack.another_asks(NODE, size=0)
     await rack.provider().list()
     assert rack.request()["metadata"]["name"] == "theirs"
@@ -472,7 +472,7 @@ async def two(rack: Rack) -> tuple[str, str]:
 
 
 @in_rack
-async def test_release_after_another_one_failed_detaches_only_its_own_device(rack: Rack) -> None:
+async def test_release_after_a_failed_release_detaches_only_its_own_device(rack: Rack) -> None:
     first, second = await two(rack)
     before = {one.name: one for one in await rack.provider().list()}
     await marked(rack, first)

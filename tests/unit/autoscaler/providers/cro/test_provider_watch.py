@@ -193,7 +193,7 @@ async def test_annotation_written_by_the_provider_triggers_no_extra_listing(rack
 
 
 @in_rack
-async def test_foreign_changes_are_ignored_and_own_changes_are_rate_limited(rack: Rack) -> None:
+async def test_only_changes_of_own_devices_trigger_rate_limited_notifications(rack: Rack) -> None:
     name = await ordered(rack)
     await rack.until_here(name)
     (mine,) = (f"{RESOURCES}/{one['metadata']['name']}" for one in rack.resources())

@@ -78,7 +78,7 @@ def at(*replicas: Replica, of: Iterable[Any] = (ADA,), **fields: Any) -> World:
 
 
 @call_with(bench)
-async def test_pod_is_protected_while_starting_or_draining_but_not_when_ready(of: Bench) -> None:
+async def test_pod_is_protected_from_disruption_only_while_starting_or_draining(of: Bench) -> None:
     of.made("a")
     for state in (S.PENDING, S.STARTING):
         assert await of.looks(at(one("a", state))) == ["a"]
@@ -202,7 +202,7 @@ async def test_forbidden_pod_write_does_not_block_other_pods(of: Bench, caplog: 
 
 
 @call_with(bench)
-async def test_deleted_pod_logs_no_error(of: Bench, caplog: pytest.LogCaptureFixture) -> None:
+async def test_annotating_a_deleted_pod_logs_no_error(of: Bench, caplog: pytest.LogCaptureFixture) -> None:
     assert not await of.looks(at(one("a", S.READY)))
     assert len(of.server.writes) == 1
     assert not caplog.text
@@ -218,7 +218,7 @@ async def test_annotation_set_by_model_or_settings_is_kept(of: Bench) -> None:
 
 
 @call_with(bench)
-async def test_adopted_pods_are_not_modified(of: Bench) -> None:
+async def test_disruption_annotations_of_adopted_pods_are_not_modified(of: Bench) -> None:
     of.made("a")
     assert await of.looks(at(one("a", S.READY, spec_hash=ADOPTED_HASH))) == ["a"]
     assert not of.server.writes

@@ -99,7 +99,7 @@ async def test_karpenter_offer_counts_one_node_less_after_an_order() -> None:
 
 
 @run_with(played)
-async def test_node_claim_requests_the_owners_cpu_and_memory() -> None:
+async def test_node_claim_requests_the_cpu_and_memory_of_its_model() -> None:
     """Otherwise a paid node is added on which the owner cannot start."""
     karpenter = begun()
     provider = nodes_of(karpenter, begin=owned(resources=Resources(requests={"memory": "48Gi"}, limits={"cpu": 6})))
@@ -162,7 +162,7 @@ async def test_release_if_uncommitted_keeps_a_node_that_launches_meanwhile() -> 
 
 
 @run_with(played)
-async def test_node_claim_of_others_rejects_the_order_and_is_not_deleted() -> None:
+async def test_order_with_the_name_of_a_foreign_node_claim_is_rejected() -> None:
     karpenter = begun()
     provider = nodes_of(karpenter)
     made = order((await provider.offers())[0])

@@ -145,7 +145,7 @@ async def test_order_creates_a_gated_single_pod_group_in_the_local_queue(rig: Ku
 
 
 @run_in(partial(KueueRig, version="v1beta1"))
-async def test_older_kueue_api_is_used_and_missing_kueue_is_an_error(rig: KueueRig) -> None:
+async def test_provider_uses_an_older_kueue_api_and_fails_without_kueue(rig: KueueRig) -> None:
     provider, _ = await ordered(rig, devices=3)
     rig.kueue.most = 2
     await rig.go_on()

@@ -82,7 +82,7 @@ def test_order_uses_its_recorded_node_before_a_pod_node_or_labeled_node() -> Non
     assert whose([of_cloud._replace(node="n1")], *there, a="n2") == {"a": "n1"}
 
 
-def test_node_is_assigned_to_only_one_request() -> None:
+def test_node_recorded_for_a_request_is_not_assigned_to_another_request() -> None:
     assert whose([booking("a", node="n"), booking("b")], node()) == {"a": "n"}
 
 
@@ -101,7 +101,7 @@ def test_provisioned_request_is_committed_unless_it_only_checks_capacity() -> No
     assert not booking_to_lease(booking(conditions={}), None, "", None).committed
 
 
-def test_request_with_condition_accepted_false_has_failed() -> None:
+def test_provisioning_request_that_is_not_accepted_fails_its_order() -> None:
     refused = RequestCondition(holds=False, reason="BadClass", message="no such class", since_unix_s=1.0)
     shown = booking_to_lease(booking(conditions={"Accepted": refused}), None, "", None)
     assert (shown.phase, shown.says) == ("failed", "its request was not accepted (BadClass: no such class)")

@@ -122,7 +122,7 @@ async def test_order_ends_after_its_maximum_run_duration(rig: ProvisioningRig) -
         ("half", ATOMIC, "failed", "its node {node} has 1 of 2 devices"),
     ],
 )  # fmt: skip
-def test_order_that_fails_reports_its_reason_and_can_be_released(
+def test_undelivered_order_reports_its_reason_and_can_be_released(
     fault: Fault, class_name: str, phase: str, message: str
 ) -> None:
     rig = ProvisioningRig(class_name, count=2)
@@ -169,7 +169,7 @@ async def test_repeated_orders_for_three_days_create_one_provisioning_request(ri
 
 
 @run_in(ProvisioningRig)
-async def test_each_request_is_assigned_its_own_node(rig: ProvisioningRig) -> None:
+async def test_each_provisioning_request_is_assigned_its_own_node(rig: ProvisioningRig) -> None:
     provider, first = await ordered(rig)
     rig.server.put("/api/v1/nodes/other", {"metadata": {"labels": {"pool": "h100"}}})
     await rig.go_on(60.0)
@@ -182,7 +182,7 @@ async def test_each_request_is_assigned_its_own_node(rig: ProvisioningRig) -> No
 
 
 @run_in(ProvisioningRig)
-async def test_node_older_than_the_request_is_not_assigned(rig: ProvisioningRig) -> None:
+async def test_node_older_than_the_provisioning_request_is_not_assigned_to_it(rig: ProvisioningRig) -> None:
     rig.server.put("/api/v1/nodes/old", {"metadata": {"labels": {"pool": "l4"}}})
     await asyncio.sleep(5.0)
     provider, name = await ordered(rig)
@@ -286,7 +286,7 @@ async def test_order_named_like_another_providers_request_is_rejected(rig: Provi
 
 
 @run_in(ProvisioningRig)
-async def test_template_without_request_is_listed_as_failed_and_released(rig: ProvisioningRig) -> None:
+async def test_pod_template_without_a_request_is_listed_as_failed_and_released(rig: ProvisioningRig) -> None:
     provider, name = await ordered(rig)
     made = order((await provider.offers())[0])
     del rig.server.objects[f"{REQUESTS}/{name}"]
@@ -300,7 +300,7 @@ async def test_template_without_request_is_listed_as_failed_and_released(rig: Pr
 
 
 @run_in(ProvisioningRig)
-async def test_rejected_request_leaves_no_template(rig: ProvisioningRig) -> None:
+async def test_rejected_provisioning_request_leaves_no_pod_template(rig: ProvisioningRig) -> None:
     provider = rig.provider()
     made = order((await provider.offers())[0])
     rig.leave_little()
@@ -310,7 +310,7 @@ async def test_rejected_request_leaves_no_template(rig: ProvisioningRig) -> None
 
 
 @run_in(ProvisioningRig)
-async def test_leftover_template_is_replaced_by_a_new_order(rig: ProvisioningRig) -> None:
+async def test_leftover_pod_template_is_replaced_by_a_new_order(rig: ProvisioningRig) -> None:
     provider, name = await ordered(rig)
     del rig.server.objects[f"{REQUESTS}/{name}"]
     rig.server.objects[f"{TEMPLATES}/{name}"]["template"]["spec"]["containers"] = []
@@ -452,7 +452,7 @@ async def test_offers_stop_at_the_maximum_of_pending_requests(rig: ProvisioningR
 
 
 @run_in(ProvisioningRig)
-async def test_node_with_other_labels_is_not_assigned(rig: ProvisioningRig) -> None:
+async def test_provisioning_request_is_not_assigned_a_node_with_other_labels(rig: ProvisioningRig) -> None:
     rig.fault = "never"
 
     provider, _ = await ordered(rig)

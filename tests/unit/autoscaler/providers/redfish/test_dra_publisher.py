@@ -111,7 +111,7 @@ def test_two_installations_keep_each_others_published_pools() -> None:
     assert all(len(one["metadata"]["labels"][HOME]) <= 63 for one in stage.server.objects.values())
 
 
-def test_pool_with_the_legacy_label_is_adopted_or_deleted() -> None:
+def test_pool_with_the_legacy_label_is_adopted_if_wanted_or_else_deleted() -> None:
     stage = Stage()
     stage.due = Published((POOL, DevicePool("rack/w2", "w2", POOL.devices)))
     stage.play()
@@ -199,7 +199,7 @@ def test_rejected_write_of_a_resource_slice_is_retried() -> None:
     assert AT in stage.server.objects
 
 
-def test_server_without_binding_conditions_gets_no_pool(caplog: pytest.LogCaptureFixture) -> None:
+def test_no_pool_is_published_if_the_api_server_drops_binding_conditions(caplog: pytest.LogCaptureFixture) -> None:
     class Old(Server):
         async def create(self, path: str, body: Object) -> Object:
             kept = [{"name": one["name"]} for one in body["spec"]["devices"]]

@@ -145,7 +145,7 @@ async def test_two_installations_keep_separate_configmap_entries() -> None:
 
 
 @run_with(asyncio.run)
-async def test_only_a_ready_node_counts_as_open_for_attachment() -> None:
+async def test_device_can_be_attached_only_to_a_ready_node() -> None:
     played = PlayedServer(lambda: 0.0)
     for one in (node("w1"), node("w2", ready=False), node("w3")):
         played.objects[f"/api/v1/nodes/{one['metadata']['name']}"] = one  # type: ignore[index]  # as it is made above

@@ -101,7 +101,7 @@ def test_offers_of_each_gpu_model_prefer_nodes_with_most_free_slots() -> None:
     assert [one.name for one in found] == sorted(one.name for one in found)
 
 
-def test_order_lists_the_uuids_of_its_devices_or_needs_the_node_alone() -> None:
+def test_order_without_device_uuids_requires_an_idle_node_for_release() -> None:
     a, b = block("a", systems=("s1",)), block("b", systems=("s1",))
     marks = {"a": mark("first")._replace(before=2), "b": mark("second")._replace(before=2)}
     first, second = list_leases(fabric(a, b, marks=marks), terms(), {})
@@ -120,7 +120,7 @@ def test_attached_gpu_without_details_is_listed_with_an_empty_uuid() -> None:
     assert list_attached_uuids(there._replace(gpus={"a": there.gpus["a"]}), "lease") == {"w1": ("GPU-a", "")}
 
 
-def test_order_gets_the_same_blocks_in_any_order_of_the_fabric_list() -> None:
+def test_reversed_fabric_list_gives_the_same_blocks_for_an_order() -> None:
     names = [f"b{number}" for number in range(20)]
     there, turned = fabric(*map(block, names)), fabric(*map(block, reversed(names)))
     first = plan_claim(there, wanted(2), terms(), OPEN["w1"]).blocks
@@ -169,7 +169,7 @@ def test_released_block_is_listed_only_while_it_is_still_attached() -> None:
     assert len(build_offers(fabric(block("a", free_for=mark(removed=True).text()), marks=removed), terms(), OPEN)) == 1
 
 
-def test_order_is_delivered_only_once_its_block_is_attached_and_ready() -> None:
+def test_order_is_delivered_only_after_its_block_is_attached_and_ready() -> None:
     free, here = block("a"), block("a", systems=("s1",))
 
     def phase(one: Block, held: LeaseProgress) -> str:

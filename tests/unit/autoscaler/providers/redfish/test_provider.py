@@ -176,7 +176,7 @@ async def test_order_fails_when_its_accepted_task_fails(
 
 
 @call_with(play, 2)
-async def test_two_clusters_sharing_a_fabric_leave_each_others_gpus_alone(
+async def test_two_clusters_sharing_a_fabric_do_not_release_each_others_gpus(
     rig: FabricRig, provider: RedfishFabric
 ) -> None:
     """Each cluster has one of the fabric's systems, and both request the same model."""
@@ -238,7 +238,7 @@ def test_block_is_read_for_its_etag_only_if_the_collection_has_none(*, members_t
 
 
 @pytest.mark.parametrize("named", ["https://rack-1.internal:443", "https://[rack", "another that listens"])
-def test_task_and_session_urls_are_requested_only_from_the_service(named: str) -> None:
+def test_foreign_hosts_in_task_and_session_urls_are_never_contacted(named: str) -> None:
     other = FakeFabric()
 
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:

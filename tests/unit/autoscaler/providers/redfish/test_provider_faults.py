@@ -149,7 +149,7 @@ async def test_device_attached_to_another_node_is_listed_and_detached_there(
 
 @pytest.mark.parametrize("tasks", [True, False], ids=["tasks", "answers"])
 @pytest.mark.parametrize("performed", [True, False], ids=["its answer", "itself"])
-def test_lost_change_request_attaches_and_detaches_exactly_once(*, tasks: bool, performed: bool) -> None:
+def test_device_is_attached_and_detached_once_although_requests_are_lost(*, tasks: bool, performed: bool) -> None:
     async def lose(rig: FabricRig, many: int) -> None:
         rig.fabric.lose, rig.fabric.lose_before = (many, 0) if performed else (0, many)
 
@@ -205,7 +205,7 @@ async def test_server_error_is_retried_but_a_malformed_response_is_an_error(
 
 
 @call_with(play, 2)
-async def test_order_survives_a_one_hour_outage(rig: FabricRig, provider: RedfishFabric) -> None:
+async def test_delivered_order_is_still_listed_after_a_one_hour_outage(rig: FabricRig, provider: RedfishFabric) -> None:
     kept = await ordered(provider)
     await until(provider, lambda shown: phase("here")(shown) and rig.changes > 0)  # the bay has reported it
     rig.fabric.away = True
@@ -449,7 +449,7 @@ def test_late_device_of_a_previous_leader_is_listed_and_detached() -> None:
     play(act, FakeFabric(hold=True, early=True))
 
 
-def test_rejected_order_keeps_its_fabric_block_while_it_may_attach() -> None:
+def test_block_of_a_rejected_order_stays_tagged_while_it_may_still_attach() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         rig.fabric.never = True
         first = await ordered(provider)

@@ -184,7 +184,7 @@ def test_foreign_or_malformed_owner_tag_is_ignored(text: str | None) -> None:
         ({}, True, True),
     ],
 )
-def test_redfish_task_is_finished_and_successful_according_to_its_state(
+def test_redfish_task_outcome_is_derived_from_its_state_and_status(
     document: dict[str, str], *, over: bool, well: bool
 ) -> None:
     found = documents.parse_task(json.dumps(document).encode())
