@@ -20,13 +20,17 @@ from autoscaler.drivers.local.replica_processes import MARK
 
 RUNTIMES = frozenset({"docker", "podman", "nerdctl"})
 """Programs with Docker's command line."""
-WRAPPERS = frozenset({"sudo", "env"})
-"""Programs that start a runtime which follows their options and variables."""
+WRAPPERS = frozenset({"sudo", "env", "nice", "ionice", "nohup", "setsid", "timeout"})
+"""Programs that start a runtime which follows their options, variables and numbers."""
+NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?[smhd]?")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 OF_ACCOUNT = frozenset({"-u", "--user", "-g", "--group"})
 """Options of `sudo` whose value is the next word; `-u` of `env` has one, too."""
 FLAGS = frozenset({"-D", "--debug", "--tls", "--tlsverify", "-r", "--remote", "--debug-full", "--insecure-registry"})
 """Global options of runtimes without a value."""
+PUBLISH, EVERYWHERE = frozenset({"-p", "--publish"}), frozenset({"", "0.0.0.0", "[::]"})
+"""The option for `[ADDRESS:]PORT:CONTAINER_PORT`, and addresses that mean all."""
+CONTAINER_ID = re.compile(r"[0-9a-f]{12,64}")
 LABEL = "dev.pilotlight.replica"
 DESTINATION = ("DOCKER_HOST", "DOCKER_CONTEXT", "CONTAINER_HOST", "CONTAINERD_ADDRESS")
 """Variables that select the daemon; later commands need them, too."""
@@ -71,17 +75,32 @@ def read_container_run(argv: Sequence[str]) -> ContainerRun | None:
 
 
 def _find_runtime(argv: Sequence[str]) -> int | None:
-    """Return the position of the runtime: the first word, or the command of `sudo` or `env`."""
+    """Return the position of the runtime: the first word, or the command of wrappers."""
     for position, word in enumerate(argv):
         if PurePath(word).name in RUNTIMES:
             return position
-        is_wrapper = position == 0 and PurePath(word).name in WRAPPERS
         is_argument = position > 0 and (
-            word.startswith("-") or VARIABLE.match(word) or argv[position - 1] in OF_ACCOUNT
+            word.startswith("-") or VARIABLE.match(word) or NUMBER.fullmatch(word) or argv[position - 1] in OF_ACCOUNT
         )
-        if not is_wrapper and not is_argument:
+        if PurePath(word).name not in WRAPPERS and not is_argument:
             return None
     return None
+
+
+def publishes_to_network(run: ContainerRun) -> bool:
+    """Whether a published port has no address, so that other hosts reach the engine without a key."""
+    for option, value in zip(run.options, (*run.options[1:], ""), strict=True):
+        name, _, written = option.partition("=")
+        if name in PUBLISH:
+            published = written or value
+        elif option.startswith("-p") and len(option) > 2:
+            published = option[2:]
+        else:
+            continue
+        address, _, ports = published.rpartition(":")[0].rpartition(":")
+        if ports.isdecimal() and address in EVERYWHERE:
+            return True
+    return False
 
 
 def label_command(run: ContainerRun, mark: str, env: Iterable[str], devices: Mapping[str, str]) -> tuple[str, ...]:
@@ -115,7 +134,10 @@ async def list_containers(client: Sequence[str], mark: str, *, running: bool = F
     shown = await _command(
         (*client, "ps", *(() if running else ("--all",)), "--quiet", "--no-trunc", "--filter", f"label={LABEL}={mark}")
     )
-    return tuple(shown.split())
+    found = tuple(shown.split())
+    if not all(map(CONTAINER_ID.fullmatch, found)):
+        raise RuntimeFailedError(f"{client[0]} ps wrote something else than ids of containers")
+    return found
 
 
 async def remove_containers(client: Sequence[str], mark: str, alarm: Callable[[str], None]) -> None:

@@ -204,6 +204,9 @@ class LocalDriver:
             if run is not None:
                 client = container_runtime.with_destination(run.client, launch.env)
                 record = msgspec.structs.replace(record, container_client=client)
+                if container_runtime.publishes_to_network(run):
+                    fix = "begin the published port with 127.0.0.1:, or other hosts reach the engine without a key"
+                    _log.warning("event=engine_port_published model=%s fix=%r", model.name, fix)
             self._state.put(record)
             engine = self._spawn(record, launch, weights)
         except Exception as error:  # noqa: BLE001 - foreign code: any exception is a failed start of one model

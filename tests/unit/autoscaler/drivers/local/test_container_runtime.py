@@ -10,8 +10,11 @@ from autoscaler.drivers.local import container_runtime
 from autoscaler.drivers.local.container_runtime import (
     OUTPUT_BYTES_MAX,
     ContainerRun,
+    RuntimeFailedError,
     describe_status,
     label_command,
+    list_containers,
+    publishes_to_network,
     read_container_run,
     with_destination,
 )
@@ -28,6 +31,8 @@ from autoscaler.drivers.local.container_runtime import (
         ("env DOCKER_HOST=unix:///a.sock docker --debug run image", "env DOCKER_HOST=unix:///a.sock docker --debug"),
         ("docker --context=gpu run image", "docker --context=gpu"),
         ("docker --context container run image", "docker --context container"),
+        ("nice -n 5 timeout 90s docker run image", "nice -n 5 timeout 90s docker"),
+        ("sudo ionice -c 2 nohup podman run image", "sudo ionice -c 2 nohup podman"),
         ("nerdctl --namespace x run image run", "nerdctl --namespace x"),
     ],
 )
@@ -59,6 +64,41 @@ def test_command_that_runs_a_container_is_recognised(command: str, client: str) 
 )
 def test_command_that_does_not_run_a_container_is_not_recognised(command: str) -> None:
     assert read_container_run(command.split()) is None
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("docker run -p 9000:8080 image", True),
+        ("docker run -p9000:8080/tcp image", True),
+        ("docker run --publish=0.0.0.0:9000:8080 image", True),
+        ("docker run --publish [::]:9000:8080 image", True),
+        ("docker run -p 127.0.0.1:9000:8080 image", False),
+        ("docker run -p [::1]:9000:8080 image", False),
+        ("docker run --network host image --port 9000 -p text:9", False),
+        ("docker run image -p", False),
+    ],
+)
+def test_port_published_without_a_local_address_is_open_to_the_network(command: str, expected: bool) -> None:
+    run = read_container_run(command.split())
+    assert run is not None
+    assert publishes_to_network(run) is expected
+
+
+@pytest.mark.parametrize("output", ["--all", "0123456789ab --volumes", "\x1b[2J", "0123456789AB", "é" * 12, "x" * 64])
+async def test_output_that_is_not_a_list_of_container_ids_is_an_error(
+    output: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = list[tuple[str, ...]]()
+
+    async def command(words: tuple[str, ...]) -> str:
+        commands.append(words)
+        return output
+
+    monkeypatch.setattr(container_runtime, "_command", command)
+    with pytest.raises(RuntimeFailedError, match="^docker ps wrote something else than ids of containers$"):
+        await list_containers(("docker",), "i/r1")
+    assert [words[1] for words in commands] == ["ps"]
 
 
 @pytest.mark.parametrize(("size", "kept"), [(10, 10), (3 * OUTPUT_BYTES_MAX, OUTPUT_BYTES_MAX + 1)])
