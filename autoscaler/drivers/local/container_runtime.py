@@ -28,7 +28,7 @@ OF_ACCOUNT = frozenset({"-u", "--user", "-g", "--group"})
 """Options of `sudo` whose value is the next word; `-u` of `env` has one, too."""
 FLAGS = frozenset({"-D", "--debug", "--tls", "--tlsverify", "-r", "--remote", "--debug-full", "--insecure-registry"})
 """Global options of runtimes without a value."""
-PUBLISH, EVERYWHERE = frozenset({"-p", "--publish"}), frozenset({"", "0.0.0.0", "[::]"})
+PUBLISH, EVERYWHERE = frozenset({"-p", "--publish"}), frozenset({"", "0.0.0.0", "[::]"})  # noqa: S104  compared, not bound
 """The option for `[ADDRESS:]PORT:CONTAINER_PORT`, and addresses that mean all."""
 CONTAINER_ID = re.compile(r"[0-9a-f]{12,64}")
 LABEL = "dev.pilotlight.replica"

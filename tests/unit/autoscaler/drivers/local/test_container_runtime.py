@@ -96,7 +96,7 @@ async def test_output_that_is_not_a_list_of_container_ids_is_an_error(
         return output
 
     monkeypatch.setattr(container_runtime, "_command", command)
-    with pytest.raises(RuntimeFailedError, match="^docker ps wrote something else than ids of containers$"):
+    with pytest.raises(RuntimeFailedError, match=r"^docker ps wrote something else than ids of containers$"):
         await list_containers(("docker",), "i/r1")
     assert [words[1] for words in commands] == ["ps"]
 
