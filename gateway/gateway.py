@@ -97,6 +97,7 @@ class Gateway(GatewayContext):
         self._service_address = service_address
         """The address of a service of the cluster (`AddressRules`)."""
         self.checks.set_rules(AddressRules(service_address=service_address))
+        self.checks.on_failure = self.telemetry.check_failed
         self.on_report: Callable[[], None] = _ignore_edge
         self.directory.all_policies.on_fault = _report_policy_fault
         self._ids = 0

@@ -141,6 +141,7 @@ class Telemetry:
         self._models: dict[tuple[str, bool], ModelSeries] = {}
         self._pairs: dict[tuple[str, str], PairSeries] = {}
         self._retries: dict[tuple[str, str], int] = {}
+        self._failed_checks: dict[tuple[str, str], int] = {}
         self._overhead = Histogram(OVERHEAD_BOUNDS_S)
         self._events_fd = events_fd
         self._events: deque[bytes] = deque()
@@ -182,6 +183,11 @@ class Telemetry:
     def retried(self, model: str, reason: str) -> None:
         """Record a request that returned to dispatch because an engine failed before the commit point."""
         self._retries[model, reason] = self._retries.get((model, reason), 0) + 1
+
+    def check_failed(self, kind: str, is_allowed: bool) -> None:
+        """Record an external check of this kind without a usable response, and whether that allowed the request."""
+        labels = kind, "allowed" if is_allowed else "rejected"
+        self._failed_checks[labels] = self._failed_checks.get(labels, 0) + 1
 
     def flush(self) -> None:
         """Write what the sink accepts now. Call it often; it never blocks on a pipe or a terminal.
@@ -265,6 +271,13 @@ class Telemetry:
         )
         for labels, count in self._retries.items():
             retries.add_metric(labels, count)
+        checks = CounterMetricFamily(
+            "pilotlight_failed_checks",
+            "External checks of requests and answers without a usable response.",
+            labels=("check", "result"),
+        )
+        for labels, count in self._failed_checks.items():
+            checks.add_metric(labels, count)
         dropped = CounterMetricFamily(
             "pilotlight_events_dropped", "Events that the sink did not accept.", value=self._dropped
         )
@@ -273,7 +286,7 @@ class Telemetry:
             "Requests reported under tenant `other`, because there are too many tenants.",
             value=self._series_folded,
         )
-        yield from (calls, tokens, retries, dropped, folded)
+        yield from (calls, tokens, retries, checks, dropped, folded)
 
     def _times(self) -> Iterator[Metric]:
         queue = HistogramMetricFamily(

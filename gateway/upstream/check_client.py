@@ -46,6 +46,10 @@ _HEADERS = {"content-type": "application/json", "accept-encoding": "identity", "
 log = logging.getLogger("pilotlight.gateway.checks")
 
 
+def _ignore_failure(kind: str, is_allowed: bool) -> None:
+    del kind, is_allowed
+
+
 class ForbiddenAddressError(OSError):
     """The host of a check has an address that is not allowed."""
 
@@ -87,6 +91,8 @@ class CheckClient:
         self.content_bytes = 0
         """Size of the messages of the running checks."""
         self._logged_s = -math.inf
+        self.on_failure: Callable[[str, bool], None] = _ignore_failure
+        """Called for each failed check with its kind, and whether it allowed the request or the answer."""
 
     async def look_up(self, host: str, port: int, family: socket.AddressFamily) -> list[tuple[int, str]]:
         """Return (family, address) of each address of a host. Raises OSError."""
@@ -163,6 +169,7 @@ class CheckClient:
         except Exception as error:  # noqa: BLE001 - a fault of any kind is a failed check
             reraise_memory_error(error)
             self._report(kind, check, error)
+            self.on_failure(kind, check.fail_open)
             return None if check.fail_open else check_failed()
         what = "the request" if kind == "request" else "the answer to this request"
         return None if verdict.allow else request_rejected(what, verdict.reason)

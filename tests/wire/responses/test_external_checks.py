@@ -198,6 +198,9 @@ async def test_check_timeout_gets_503_unless_the_check_fails_open() -> None:
         assert (await ask(one))[0] == 503
         apply_policy(one, version=3, request_check=checked.check(timeout_s=0.05, fail_open=True))
         assert (await ask(one))[0] == 200
+        metrics = one.front.telemetry.text((), None).decode()
+        for result in ("allowed", "rejected"):
+            assert f'pilotlight_failed_checks_total{{check="request",result="{result}"}} 1.0' in metrics
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/chat"])
