@@ -40,7 +40,7 @@ LOCK_HEAD = """# The Debian packages of the image; `make lock-image` writes them
 """
 MIRROR = "DEBIAN_MIRROR"
 """The environment variable with another archive of Debian, such as one of https://snapshot.debian.org."""
-AGAIN = f"run `make lock-image`, or set {MIRROR} to an archive with old versions (docs/how-to/install-chart.md)"
+LOCK_FIX = f"run `make lock-image`, or set {MIRROR} to an archive with old versions (docs/how-to/install-chart.md)"
 OUT, OUT_LLAMA = Path("dist/pilotlight-image.tar"), Path("dist/pilotlight-llama-image.tar")
 SUITE, PYTHON = "bookworm", "3.11"
 DEBS = f"python{PYTHON},ca-certificates,tzdata,libstdc++6,libgomp1"
@@ -109,7 +109,7 @@ def lock() -> None:
 def build(words: Sequence[str]) -> None:
     """Build the image and its bill of materials."""
     llama, words = "--llama" in words, [word for word in words if word != "--llama"]
-    epoch = int(os.environ.get("SOURCE_DATE_EPOCH") or _said("git", "log", "-1", "--format=%ct"))
+    epoch = int(os.environ.get("SOURCE_DATE_EPOCH") or _output("git", "log", "-1", "--format=%ct"))
     with tempfile.TemporaryDirectory(prefix="pilotlight-image-") as folder:
         wheel = Path(words[0]) if words else built(Path(folder) / "wheel")
         base, ours = Path(folder) / "base", Path(folder) / "ours"
@@ -119,7 +119,7 @@ def build(words: Sequence[str]) -> None:
         layers = [packed(base, epoch), packed(ours, epoch)]
     archive = Path(words[1]) if len(words) > 1 else OUT_LLAMA if llama else OUT
     version = wheel.name.split("-")[1]
-    digest = write(archive, layers, version, epoch)
+    digest = write(archive, layers, "pilotlight-llama" if llama else "pilotlight", version, epoch)
     archive.with_suffix(".cdx.json").write_bytes(sbom.document(packages, version, digest, epoch))
     sys.stdout.write(f"{archive}: {archive.stat().st_size >> 20} MiB, {digest}\n")
 
@@ -190,7 +190,7 @@ def extracted(base: Path, packages: Sequence[str]) -> list[Deb]:
     if done.returncode:
         missing = re.search(r"Version '(\S+)' for '(\S+)' was not found", done.stderr)
         if missing is not None:
-            raise LockError(f"Debian's archive no longer has {missing[2]} {missing[1]}: {AGAIN}")
+            raise LockError(f"Debian's archive no longer has {missing[2]} {missing[1]}: {LOCK_FIX}")
         sys.stderr.write(done.stderr)
         raise LockError("mmdebstrap failed, for the reason above")
     lines = (line.split() for line in Path(f"{base}.debs").read_text().splitlines())
@@ -204,7 +204,7 @@ def debian(base: Path) -> list[Package]:
         raise LockError(f"{LOCK.relative_to(ROOT)} has no packages of {architecture()}: run `make lock-image` here")
     found = extracted(base, [f"{one.name}={one.version}" for one in locked])
     if wrong := differences(locked, found):
-        raise LockError(f"{LOCK.relative_to(ROOT)}: {wrong}: {AGAIN}")
+        raise LockError(f"{LOCK.relative_to(ROOT)}: {wrong}: {LOCK_FIX}")
     base.mkdir()
     subprocess.run(["tar", "-xf", base.with_suffix(".tar"), "-C", base, "--exclude=./dev/*"], check=True)
     packages = [of_debian(one, base) for one in found]
@@ -330,14 +330,14 @@ def packed(folder: Path, epoch: int) -> Layer:
     return Layer(gzip.compress(plain.getvalue(), 6, mtime=0), _digest(plain.getvalue()))
 
 
-def write(archive: Path, layers: Sequence[Layer], version: str, epoch: int) -> str:
+def write(archive: Path, layers: Sequence[Layer], name: str, version: str, epoch: int) -> str:
     """Write the OCI layout as one archive; return its digest. https://github.com/opencontainers/image-spec"""
     about = {
         "org.opencontainers.image.title": "pilotlight", "org.opencontainers.image.version": version,
         "org.opencontainers.image.licenses": "Apache-2.0", "org.opencontainers.image.base.name": f"debian:{SUITE}",
         "org.opencontainers.image.description": "LLM gateway with GPU-aware scale-to-zero",
     }  # fmt: skip
-    made = _said("date", "-u", f"-d@{epoch}", "+%Y-%m-%dT%H:%M:%SZ")
+    made = _output("date", "-u", f"-d@{epoch}", "+%Y-%m-%dT%H:%M:%SZ")
     config = {
         "created": made, "architecture": architecture(), "os": "linux",
         "config": {
@@ -345,7 +345,7 @@ def write(archive: Path, layers: Sequence[Layer], version: str, epoch: int) -> s
             "Entrypoint": ["pilotlight"], "Cmd": ["--help"], "WorkingDir": "/", "Labels": about,
         },
         "rootfs": {"type": "layers", "diff_ids": [layer.digest for layer in layers]},
-        "history": [{"created": made, "created_by": name} for name in (f"debian {SUITE}: {DEBS}", "pilotlight")],
+        "history": [{"created": made, "created_by": step} for step in (f"debian {SUITE}: {DEBS}", "pilotlight")],
     }  # fmt: skip
     blobs: dict[str, bytes] = {}
 
@@ -360,7 +360,7 @@ def write(archive: Path, layers: Sequence[Layer], version: str, epoch: int) -> s
     }  # fmt: skip
     named = {
         "org.opencontainers.image.ref.name": version,
-        "io.containerd.image.name": f"docker.io/library/pilotlight:{version}",
+        "io.containerd.image.name": f"docker.io/library/{name}:{version}",
     }  # fmt: skip
     top = keep(_json(manifest), "manifest.v1+json")
     index = {"schemaVersion": 2, "manifests": [{**top, "annotations": named}]}
@@ -368,14 +368,14 @@ def write(archive: Path, layers: Sequence[Layer], version: str, epoch: int) -> s
     config_path, *layer_paths = (
         f"blobs/sha256/{one['digest'].partition(':')[2]}" for one in (manifest["config"], *manifest["layers"])
     )
-    for_docker = [{"Config": config_path, "RepoTags": [f"pilotlight:{version}"], "Layers": layer_paths}]
+    for_docker = [{"Config": config_path, "RepoTags": [f"{name}:{version}"], "Layers": layer_paths}]
     files = {"oci-layout": _json({"imageLayoutVersion": "1.0.0"}), "index.json": _json(index)}
     files |= {"manifest.json": _json(for_docker), **contents}  # `docker load` before Docker 25 reads only this one
     archive.parent.mkdir(parents=True, exist_ok=True)
     partial = archive.with_suffix(".partial")
     with tarfile.open(partial, "w") as tar:
-        for name, content in files.items():
-            one = tarfile.TarInfo(name)
+        for path, content in files.items():
+            one = tarfile.TarInfo(path)
             one.size, one.mtime, one.mode = len(content), epoch, 0o644
             tar.addfile(one, io.BytesIO(content))
     partial.replace(archive)
@@ -390,7 +390,7 @@ def _digest(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
-def _said(*words: str) -> str:
+def _output(*words: str) -> str:
     return subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
 
 

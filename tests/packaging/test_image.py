@@ -87,7 +87,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory, archive: Path, *options: 
         assert made.returncode == 0, made.stderr
     root = tmp_path_factory.mktemp("image")
     root.chmod(0o755)  # readable to its user as `/`
-    yield laid_open(root, archive)
+    yield unpack_image(root, archive)
     shutil.rmtree(root)
 
 
@@ -103,7 +103,7 @@ def outdated(archive: Path) -> bool:
     return not archive.exists() or max(path.stat().st_mtime for path in sources) > archive.stat().st_mtime
 
 
-def laid_open(root: Path, path: Path) -> Image:
+def unpack_image(root: Path, path: Path) -> Image:
     """Read the layout, verify every digest and unpack the layers in order."""
     with tarfile.open(path) as archive:
         blobs = {one.name: archive.extractfile(one) for one in archive}
