@@ -23,7 +23,7 @@ from bench.documents import body, key, settings, tenant
 from bench.kit import KIB, Figures, quantile, say, spread
 from bench.latency import PER_S, measure_sides
 
-PEACE = "peace"
+NO_ATTACK = "no attack"
 ATTACKS = {
     "slow_readers": "case 35: clients read 500 streams at 1 B/s, 100 never",
     "slow_heads": "case 36: 2,000 request heads and 2,000 bodies, sent at 1 B/s",
@@ -33,7 +33,7 @@ ATTACKS = {
 RATIOS_MAX = {"slow_readers": 1.2, "slow_heads": 1.2, "idle": 1.2, "connects": 1.5}
 SETTLE_S = 1.0
 """The pause after all clients have connected, and after all have disconnected."""
-COME_S_MAX = 60.0
+CONNECT_S_MAX = 60.0
 OURS, DIRECT = "ours", "direct"
 
 
@@ -49,7 +49,7 @@ async def measure(place: Path, *, quick: bool) -> Figures:
         engine.document(place, module="bench.nginx", slots=128),
         engine.document(flood, "flood", name=attackers.FLOOD, slots=2 * (attackers.READERS + attackers.SILENT)),
     ]
-    runs: dict[str, dict[str, list[float]]] = {name: {OURS: [], DIRECT: []} for name in (PEACE, *ATTACKS)}
+    runs: dict[str, dict[str, list[float]]] = {name: {OURS: [], DIRECT: []} for name in (NO_ATTACK, *ATTACKS)}
     counts_by_attack: dict[str, dict[str, int]] = {}
     async with kit.serving(place / "serve", [settings(), tenant("a"), *models], core=kit.PROXY_CORE) as one:
         for name in ("t", attackers.FLOOD):
@@ -67,14 +67,14 @@ async def measure(place: Path, *, quick: bool) -> Figures:
 
 @contextlib.asynccontextmanager
 async def _attack(name: str, url: str, log: Path) -> AsyncIterator[dict[str, int]]:
-    """Run all attackers of an attack, none for PEACE; yield the counts that they print at the end."""
+    """Run all attackers of an attack, none for NO_ATTACK; yield the counts that they print at the end."""
     counts: dict[str, int] = {}
-    if name == PEACE:
+    if name == NO_ATTACK:
         yield counts
         return
     command = [*kit.on_core(kit.LOAD_CORE), sys.executable, "-m", "bench.attackers", url, name]
     with kit.running(command, log) as process:
-        deadline_s = time.monotonic() + COME_S_MAX
+        deadline_s = time.monotonic() + CONNECT_S_MAX
         while attackers.THERE not in log.read_text():
             if process.poll() is not None or time.monotonic() > deadline_s:
                 raise kit.BenchError(f"at least one attacker ({name}) is not connected: {log.read_text()[-400:]!r}")
@@ -101,11 +101,11 @@ def _report(runs: dict[str, dict[str, list[float]]], counts_by_attack: dict[str,
     added = list[float]()
     for name, p99_ms in runs.items():
         of_peace = {
-            side: [mine / calm for mine, calm in zip(values, runs[PEACE][side], strict=True)]
+            side: [mine / calm for mine, calm in zip(values, runs[NO_ATTACK][side], strict=True)]
             for side, values in p99_ms.items()
         }
-        more_ms = [mine - calm for mine, calm in zip(p99_ms[OURS], runs[PEACE][OURS], strict=True)]
-        if name != PEACE:
+        more_ms = [mine - calm for mine, calm in zip(p99_ms[OURS], runs[NO_ATTACK][OURS], strict=True)]
+        if name != NO_ATTACK:
             figures[f"attack_{name}_p99_ratio"] = statistics.median(of_peace[OURS])
             added.append(statistics.median(more_ms))
         counts = counts_by_attack[name]

@@ -109,7 +109,7 @@ class Gateway(GatewayContext):
         self.own_descriptors = 0
         """File descriptors that this process has open without a client."""
         self._waste: list[ChunkedBody] = []
-        self._left: deque[Connection] = deque()
+        self._disconnected: deque[Connection] = deque()
         """Connections to close, because their clients have disconnected."""
         self._unswept: list[Connection] = []
         """Connections whose timeouts are still to be checked in the current sweep."""
@@ -248,17 +248,17 @@ class Gateway(GatewayContext):
 
     def close_soon(self, connection: Connection) -> None:
         """Close a connection whose client has disconnected and has no request; a few in each loop iteration."""
-        if not self._left:
-            asyncio.get_running_loop().call_soon(self._close_left)
-        self._left.append(connection)
+        if not self._disconnected:
+            asyncio.get_running_loop().call_soon(self._close_disconnected)
+        self._disconnected.append(connection)
 
-    def _close_left(self) -> None:
+    def _close_disconnected(self) -> None:
         try:
-            for _ in range(min(CLOSED_A_TURN, len(self._left))):
-                self._left.popleft().hang_up()
+            for _ in range(min(CLOSED_A_TURN, len(self._disconnected))):
+                self._disconnected.popleft().hang_up()
         finally:  # an exception of one connection does not keep the others open
-            if self._left:
-                asyncio.get_running_loop().call_soon(self._close_left)
+            if self._disconnected:
+                asyncio.get_running_loop().call_soon(self._close_disconnected)
 
     def count(self, address: str) -> bool:
         """Count one more connection of an address; False if the address or all clients together have too many.

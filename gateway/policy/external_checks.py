@@ -150,7 +150,7 @@ class AddressRules:
         found = _parsed(address)
         if found is None:
             return False
-        return str(found) in self._hosts or not any(map(self._is_forbidden, _meant(found)))
+        return str(found) in self._hosts or not any(map(self._is_forbidden, _reachable_addresses(found)))
 
     def _is_forbidden(self, address: Address) -> bool:
         if address.is_loopback or address.is_link_local or address.is_multicast or address.is_unspecified:
@@ -176,7 +176,7 @@ def _parsed(text: str) -> Address | None:
         return None
 
 
-def _meant(address: Address) -> list[Address]:
+def _reachable_addresses(address: Address) -> list[Address]:
     """Return the addresses that a connection to this one may reach: IPv6 addresses can contain one of IPv4."""
     if isinstance(address, IPv4Address):
         return [address]

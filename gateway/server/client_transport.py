@@ -70,7 +70,7 @@ class ClientTransport(ClientWriter):
             self._reading = True
             self._transport.resume_reading()
 
-    def _left(self) -> None:
+    def _on_disconnect(self) -> None:
         proxied_call, self.proxied_call = self.proxied_call, None
         if proxied_call is not None:
             proxied_call.client_left()
@@ -92,7 +92,7 @@ class ClientTransport(ClientWriter):
             self._transport.close()
 
     def _abort(self) -> None:
-        self._left()
+        self._on_disconnect()
         self.let_go()
         if self._transport is not None:
             self._transport.abort()

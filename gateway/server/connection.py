@@ -83,14 +83,14 @@ class Connection(BodyIntake):
 
     def hang_up(self) -> None:
         """Close after the client has disconnected; its request is abandoned."""
-        self._left()
+        self._on_disconnect()
         self._close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is closed."""
         del exc
         self.let_go()
-        self._left()
+        self._on_disconnect()
         self._transport = None
         self._drop_intake()
         self._held, self._lingers = None, True  # a scheduled `_turn` then does nothing
@@ -297,7 +297,7 @@ class Connection(BodyIntake):
             if past_s > LINGER_S and self._said_all():
                 self._abort()
             elif not self._takes(now_s) and past_s > limits.write_stall_seconds_max:
-                self._left()
+                self._on_disconnect()
                 self._reset()
         elif self._clock == "idle":
             if past_s > limits.idle_seconds_max or (self._short() and past_s > LINGER_S):

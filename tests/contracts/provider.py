@@ -56,6 +56,9 @@ class OwnedRig(Rig, Protocol):
     def belong_to(self, owner: Ownership) -> None:
         """From now on its Providers belong to this installation."""
 
+    async def until_labelled(self) -> None:
+        """Lists the orders until all have the label: a write fails if the object has changed meanwhile."""
+
 
 def order(offer: Offer, number: int = 0, epoch: int = 1) -> AcquireOrder:
     """An order for the smallest number of devices that the Offer allows."""
@@ -172,7 +175,7 @@ class TakeoverContract:
         made = order((await provider.offers())[0])
         await provider.acquire(made)
         rig.belong_to(Ownership(installation_id("green", "pilotlight")))
-        for _ in range(2):  # the label is written by the next list if the object has changed meanwhile
-            assert (await one(rig.provider())).name == made.id.name
+        assert (await one(rig.provider())).name == made.id.name
+        await rig.until_labelled()
         rig.belong_to(Ownership(installation_id("blue", "pilotlight")))
         assert await rig.provider().list() == ()

@@ -39,7 +39,7 @@ from autoscaler.drivers.kubernetes.objects.replica_events import (
     is_news,
     with_finalizers,
 )
-from autoscaler.drivers.kubernetes.pending_starts import VOLUMES, Bringing, Policies, RefusedStarts
+from autoscaler.drivers.kubernetes.pending_starts import VOLUMES, Policies, RefusedStarts, WeightsWaits
 from autoscaler.drivers.kubernetes.pod_writer import Orders
 from autoscaler.drivers.kubernetes.proof_of_clean import Clearing
 from autoscaler.drivers.kubernetes.readiness import ReadinessProber
@@ -100,7 +100,7 @@ class KubernetesDriver:
         self._pods = Watched(api, path, pod_state.read_replica_pod, self._pods_changed, labelSelector=owner.engines)
         self._make = PodBuilder(namespace, launch, image, settings, self._inventory, supply, owner)
         self._orders = Orders(api, path, self._pods, self, owner)
-        self._bringing = Bringing(supply, self)
+        self._weights_waits = WeightsWaits(supply, self)
         self._observe: Observe = _not_running
         self._tasks = asyncio.TaskGroup()
         self._ordered = set[asyncio.Task[None]]()
@@ -187,7 +187,7 @@ class KubernetesDriver:
         for order in under_way:
             order.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
-        self._bringing.forget()
+        self._weights_waits.forget()
         self._stopping.clear()
 
     def obstacle(self, model: Model) -> str:
@@ -202,7 +202,7 @@ class KubernetesDriver:
         if found is not None and pod_state.is_pod_of_replica(found, replica):
             self._see(found, Seen.STARTING, again=True)
             return
-        self._order(replica.model, *self._bringing.begin(replica, model))
+        self._order(replica.model, *self._weights_waits.begin(replica, model))
 
     def weights_came(self, replica: Replica, model: Model, laid: Laid | None) -> None:
         """Create the pod. `laid`: its weights on the node; None: they are in a volume."""
@@ -225,7 +225,7 @@ class KubernetesDriver:
     def stop(self, replica: Replica, grace_s: float) -> None:
         """Delete its pod with this grace period; a later call can only shorten it. A replica without a pod is CLEAN."""
         self._stopping.add(replica.id)
-        self._bringing.stop(replica.id)
+        self._weights_waits.stop(replica.id)
         self._order(replica.model, self._orders.delete(replica, grace_s))
 
     def start_made(self, replica: Replica) -> None:

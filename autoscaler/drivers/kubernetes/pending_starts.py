@@ -1,9 +1,9 @@
 """Starts that cannot create a pod yet: those waiting for weights, and those rejected recently. Async, no I/O.
 
-`Bringing` holds starts whose weights are being fetched to the node (`NodeSupply`); a start that is stopped meanwhile
-creates no pod. `RefusedStarts` keeps rejections that every start of the same spec would get. To prevent retry storms,
-they block further starts for `REFUSED_S`, or until a ResourceQuota or LimitRange of the namespace changes. Time is an
-argument.
+`WeightsWaits` holds starts whose weights are being fetched to the node (`NodeSupply`); a start that is stopped
+meanwhile creates no pod. `RefusedStarts` keeps rejections that every start of the same spec would get. To prevent retry
+storms, they block further starts for `REFUSED_S`, or until a ResourceQuota or LimitRange of the namespace changes. Time
+is an argument.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from autoscaler.kubernetes.watch import Change, Watched
 from autoscaler.spec.model import Model
 from autoscaler.state.world import ClusterFacts, Replica
 
-BRINGING = "its weights are being fetched to its node"
+FETCHING_WEIGHTS = "its weights are being fetched to its node"
 
 
 class WeightsListener(Protocol):
@@ -59,7 +59,7 @@ class InVolumes:
 VOLUMES = InVolumes()
 
 
-class Bringing:
+class WeightsWaits:
     """Starts of one driver that wait for weights."""
 
     def __init__(self, supply: NodeSupply, listener: WeightsListener) -> None:
@@ -71,16 +71,16 @@ class Bringing:
     def begin(self, replica: Replica, model: Model) -> Iterator[Coroutine[object, object, None]]:
         """Yield the coroutine to run as a task; yield nothing if the weights are available."""
         if replica.id in self._over:
-            self._listener.start_waits(replica, BRINGING)
+            self._listener.start_waits(replica, FETCHING_WEIGHTS)
             return
         report = self._listener.start_waits
-        coming = self._supply(replica, model, lambda progress: report(replica, f"{BRINGING}: {progress}"))
-        if coming is None:
+        fetch = self._supply(replica, model, lambda progress: report(replica, f"{FETCHING_WEIGHTS}: {progress}"))
+        if fetch is None:
             self._listener.weights_came(replica, model, None)
             return
         self._over[replica.id] = asyncio.Event()
-        self._listener.start_waits(replica, BRINGING)
-        yield self._bring(replica, model, coming)
+        self._listener.start_waits(replica, FETCHING_WEIGHTS)
+        yield self._wait(replica, model, fetch)
 
     def stop(self, id: ReplicaId) -> None:
         """Cancel a waiting start."""
@@ -91,9 +91,9 @@ class Bringing:
         """Forget all waiting starts, whose tasks have been cancelled."""
         self._over.clear()
 
-    async def _bring(self, replica: Replica, model: Model, coming: Awaitable[Laid]) -> None:
+    async def _wait(self, replica: Replica, model: Model, fetch: Awaitable[Laid]) -> None:
         over = self._over[replica.id]
-        getting, ending = asyncio.ensure_future(coming), asyncio.ensure_future(over.wait())
+        getting, ending = asyncio.ensure_future(fetch), asyncio.ensure_future(over.wait())
         try:
             await asyncio.wait({getting, ending}, return_when=asyncio.FIRST_COMPLETED)
             if over.is_set():

@@ -52,35 +52,35 @@ def supply_no_weights(_model: Model, _report: Callable[[str], None]) -> None:
     """The `Supply` of a node that has all weights."""
 
 
-async def wait_for_weights(coming: Awaitable[WeightsHandle], over: asyncio.Event) -> WeightsHandle | None:
-    """Return the weights; None if `over` was set first. Raises what `coming` raises."""
-    getting, ending = asyncio.ensure_future(coming), asyncio.ensure_future(over.wait())
+async def wait_for_weights(fetch: Awaitable[WeightsHandle], stop: asyncio.Event) -> WeightsHandle | None:
+    """Return the weights; None if `stop` was set first. Raises what `fetch` raises."""
+    fetching, stopping = asyncio.ensure_future(fetch), asyncio.ensure_future(stop.wait())
     try:
-        await asyncio.wait({getting, ending}, return_when=asyncio.FIRST_COMPLETED)
-        if not ending.done():
-            return getting.result()
-        await _let_go(getting)
+        await asyncio.wait({fetching, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not stopping.done():
+            return fetching.result()
+        await _discard_weights(fetching)
     except asyncio.CancelledError:
-        await _let_go(getting)
+        await _discard_weights(fetching)
         raise
     finally:
-        ending.cancel()
+        stopping.cancel()
     return None
 
 
-async def _let_go(getting: asyncio.Future[WeightsHandle]) -> None:
-    getting.cancel()
-    await asyncio.wait({getting})
-    if not getting.cancelled() and getting.exception() is None:
-        getting.result().close()
+async def _discard_weights(fetching: asyncio.Future[WeightsHandle]) -> None:
+    fetching.cancel()
+    await asyncio.wait({fetching})
+    if not fetching.cancelled() and fetching.exception() is None:
+        fetching.result().close()
 
 
-HOUSE_EVERY_S = 1.0
+HOUSEKEEPING_EVERY_S = 1.0
 LOOK_EVERY_S = 5.0
 """Interval at which orphans are reaped and devices checked: a lost GPU is unhealthy within two checks."""
 IDENTIFY_AFTER_S = 0.005
 """Delay before the first read of a new process's /proc entries, which are locked for milliseconds after the spawn."""
-BRINGING = "its weights are being fetched"
+FETCHING_WEIGHTS = "its weights are being fetched"
 ADOPT_SECONDS_MAX = 10.0
 """How long `Synced` waits for incomplete replicas; those left then are observed as EXITED."""
 
@@ -103,7 +103,7 @@ class LocalDriver:
         self._ports = Ports()
         self._watch = ProcessWatch()
         self._reaper = replica_processes.Reaper(state.mark_prefix)
-        self._readiness = Readiness(devices, self._reaper, clock, self._see, self._remember)
+        self._readiness = Readiness(devices, self._reaper, clock, self._report_seen, self._remember)
         self._engines: dict[ReplicaId, EngineProcess] = {}
         """Every replica from its start until it is clean."""
         self._observe: Observe = _not_running
@@ -118,7 +118,7 @@ class LocalDriver:
                 await retry_until_success(self._adopt, fault_reporter(NO_MODEL, observe, "adoption of engines"))
                 observe((Synced(),))
                 tasks.create_task(
-                    retry_until_success(self._keep_house, fault_reporter(NO_MODEL, observe, "logs of engines"))
+                    retry_until_success(self._run_housekeeping, fault_reporter(NO_MODEL, observe, "logs of engines"))
                 )
                 if self._devices.measured:
                     tasks.create_task(
@@ -153,23 +153,25 @@ class LocalDriver:
         """Spawn the engine, once its weights are available; a known replica is only reported again."""
         known = self._engines.get(replica.id)
         if known is not None:
-            self._see(known, known.seen, reason=known.reason)
+            self._report_seen(known, known.seen, reason=known.reason)
             return
-        waiting = self._unborn(replica)
-        waiting.waits = BRINGING
-        coming = self._supply(model, partial(self._report_progress, waiting))
-        if coming is None:
+        waiting = self._unstarted(replica)
+        waiting.waits = FETCHING_WEIGHTS
+        fetch = self._supply(model, partial(self._report_progress, waiting))
+        if fetch is None:
             self._begin(replica, model)
             return
         self._engines[replica.id] = waiting
         report = fault_reporter(replica.model, self._observe)
-        start_contained_task(self._tasks, self._bring(waiting, coming, replica), report)
-        self._see(waiting, Seen.STARTING)
+        start_contained_task(self._tasks, self._start_with_weights(waiting, fetch, replica), report)
+        self._report_seen(waiting, Seen.STARTING)
 
-    async def _bring(self, waiting: EngineProcess, coming: Awaitable[WeightsHandle], replica: Replica) -> None:
+    async def _start_with_weights(
+        self, waiting: EngineProcess, fetch: Awaitable[WeightsHandle], replica: Replica
+    ) -> None:
         """Wait for the weights, unless the replica is stopped meanwhile, then spawn."""
         try:
-            weights = await wait_for_weights(coming, waiting.over)
+            weights = await wait_for_weights(fetch, waiting.stopping)
         except Exception as error:  # noqa: BLE001 - supply is foreign code, as launch is
             reraise_memory_error(error)
             self._engines.pop(replica.id)
@@ -183,8 +185,8 @@ class LocalDriver:
 
     def _report_progress(self, waiting: EngineProcess, progress: str) -> None:
         if self._engines.get(waiting.record.id) is waiting:
-            waiting.waits = f"{BRINGING}: {progress}"
-            self._see(waiting, Seen.STARTING)
+            waiting.waits = f"{FETCHING_WEIGHTS}: {progress}"
+            self._report_seen(waiting, Seen.STARTING)
 
     def _begin(self, replica: Replica, model: Model, weights: WeightsHandle | None = None) -> None:
         """Spawn the engine as soon as the disk has space. `weights`: the weights fetched for it."""
@@ -220,19 +222,19 @@ class LocalDriver:
             self._failed(replica, _describe_launch_error(error))
             return
         self._take(engine)
-        self._care_for(engine, self._live)
-        self._see(engine, Seen.STARTING)
+        self._start_supervised(engine, self._supervise)
+        self._report_seen(engine, Seen.STARTING)
 
     def _begin_with_space(self, replica: Replica, model: Model, weights: WeightsHandle | None) -> None:
         """Wait for space, unless the replica is stopped meanwhile. It does not count as a failed start."""
-        waiting = self._unborn(replica)
+        waiting = self._unstarted(replica)
         waiting.waits = engine_logs.REASON
         self._engines[replica.id] = waiting
 
         async def spawn_later() -> None:
             has_space = False
             try:
-                has_space = await engine_logs.wait_for_space(self._state.path, waiting.over)
+                has_space = await engine_logs.wait_for_space(self._state.path, waiting.stopping)
             finally:
                 self._engines.pop(replica.id)
                 if weights is not None and not has_space:
@@ -243,15 +245,15 @@ class LocalDriver:
                 self._failed(replica, "stopped")
 
         start_contained_task(self._tasks, spawn_later(), fault_reporter(replica.model, self._observe))
-        self._see(waiting, Seen.STARTING)
+        self._report_seen(waiting, Seen.STARTING)
 
     def _failed(self, replica: Replica, reason: str) -> None:
         """Report a failed start: no process exists, and none will be spawned."""
-        failed = self._unborn(replica)
-        self._see(failed, Seen.EXITED, reason=reason)
-        self._see(failed, Seen.CLEAN, proof=EXITED)
+        failed = self._unstarted(replica)
+        self._report_seen(failed, Seen.EXITED, reason=reason)
+        self._report_seen(failed, Seen.CLEAN, proof=EXITED)
 
-    def _unborn(self, replica: Replica) -> EngineProcess:
+    def _unstarted(self, replica: Replica) -> EngineProcess:
         return EngineProcess(
             mark=self._mark(replica.id), record=build_record(replica), child=None, born_s=self._clock()
         )
@@ -261,7 +263,7 @@ class LocalDriver:
         engine = self._engines.get(replica.id)
         if engine is None:
             # adoption adopted or killed every process with our mark, and no engine is forgotten before its proof
-            self._see(self._unborn(replica), Seen.CLEAN, proof=EXITED)
+            self._report_seen(self._unstarted(replica), Seen.CLEAN, proof=EXITED)
         else:
             engine.end_within(grace_s)
 
@@ -303,20 +305,22 @@ class LocalDriver:
 
     # --- one replica --------------------------------------------------------------------------------------------------
 
-    def _care_for(self, engine: EngineProcess, work: Callable[[EngineProcess], Awaitable[None]]) -> asyncio.Task[None]:
+    def _start_supervised(
+        self, engine: EngineProcess, work: Callable[[EngineProcess], Awaitable[None]]
+    ) -> asyncio.Task[None]:
         """Run `work` as a task. An exception is reported as a fault of the model, and `work` is retried."""
         report = fault_reporter(engine.record.model, self._observe)
         return self._tasks.create_task(retry_until_success(partial(work, engine), report))
 
-    async def _live(self, engine: EngineProcess) -> None:
+    async def _supervise(self, engine: EngineProcess) -> None:
         """Manage a replica until its proof of CLEAN."""
-        asking = self._care_for(engine, self._readiness.ask)
+        probing = self._start_supervised(engine, self._readiness.probe_until_stopped)
         try:
             if engine.child is not None:
                 await self._identify(engine)
-            await engine.over.wait()
+            await engine.stopping.wait()
         finally:
-            asking.cancel()
+            probing.cancel()
         if not engine.ended.is_set():
             reason = await self._end(engine)
         else:
@@ -325,8 +329,8 @@ class LocalDriver:
                 engine_logs.measure_free_space(self._state.path)
             ):  # does not count as a failed start
                 reason = f"{engine_logs.REASON} ({reason})"
-                self._see(engine, Seen.LEAVING, reason=reason)
-        self._see(engine, Seen.EXITED, reason=reason)
+                self._report_seen(engine, Seen.LEAVING, reason=reason)
+        self._report_seen(engine, Seen.EXITED, reason=reason)
         await self._clear(engine)
 
     async def _identify(self, engine: EngineProcess) -> None:
@@ -366,7 +370,7 @@ class LocalDriver:
 
         def alarm(what: str) -> None:
             _log.error("event=replica_cleanup_failed replica=%s reason=%s", engine.record.id, what)
-            self._see(engine, Seen.EXITED, reason=what)
+            self._report_seen(engine, Seen.EXITED, reason=what)
 
         record = engine.record
         if record.container_client:
@@ -385,7 +389,7 @@ class LocalDriver:
         self._engines.pop(record.id, None)
         if engine.weights is not None:
             engine.weights.close()
-        self._see(engine, Seen.CLEAN, proof=proof)
+        self._report_seen(engine, Seen.CLEAN, proof=proof)
 
     # --- adoption -----------------------------------------------------------------------------------------------------
 
@@ -409,19 +413,19 @@ class LocalDriver:
                 fault_reporter(record.model, self._observe)(describe_error(recalled.error))
             engine = self._recall(build_unknown_record(record.id), []) if isinstance(recalled, Failure) else recalled
             if engine.ended.is_set():
-                clearing[self._care_for(engine, self._clear)] = engine
+                clearing[self._start_supervised(engine, self._clear)] = engine
             else:
                 living.append(engine)
         for name in found:
             _log.warning("event=unrecorded_replica_killed replica=%s", name)
             engine = self._recall(build_unknown_record(ReplicaId(name)), [])
-            clearing[self._care_for(engine, self._clear)] = engine
+            clearing[self._start_supervised(engine, self._clear)] = engine
         await self._adopt_living(living)
         if clearing:
             _, unfinished = await asyncio.wait(clearing, timeout=ADOPT_SECONDS_MAX)
             for task in unfinished:
                 engine = clearing[task]
-                self._see(engine, Seen.EXITED, reason="it ended earlier, and its cleanup is not complete")
+                self._report_seen(engine, Seen.EXITED, reason="it ended earlier, and its cleanup is not complete")
 
     async def _adopt_living(self, engines: Sequence[EngineProcess]) -> None:
         answers = await asyncio.gather(*map(self._readiness.answers, engines), return_exceptions=True)
@@ -432,9 +436,9 @@ class LocalDriver:
             elif ready:
                 engine.record = msgspec.structs.replace(engine.record, was_ready=True)
             unready = Seen.UNREADY if engine.record.was_ready else Seen.STARTING
-            self._see(engine, Seen.READY if ready is True else unready)
+            self._report_seen(engine, Seen.READY if ready is True else unready)
             self._remember(engine.record)
-            self._care_for(engine, self._live)
+            self._start_supervised(engine, self._supervise)
 
     def _recall(self, record: ReplicaRecord, found: Sequence[replica_processes.Facts]) -> EngineProcess:
         """Create an `EngineProcess` from a record; ended if its main process no longer runs."""
@@ -458,11 +462,11 @@ class LocalDriver:
 
     # --- housekeeping -------------------------------------------------------------------------------------------------
 
-    async def _keep_house(self) -> None:
+    async def _run_housekeeping(self) -> None:
         """Limit the size of logs and reap orphans while there are replicas."""
         look_s = 0.0
         while True:
-            await asyncio.sleep(HOUSE_EVERY_S)
+            await asyncio.sleep(HOUSEKEEPING_EVERY_S)
             if not self._engines:
                 continue
             try:
@@ -497,7 +501,9 @@ class LocalDriver:
         except OSError as error:
             _log.error("event=record_removal_failed replica=%s error=%s", replica, error.strerror)
 
-    def _see(self, engine: EngineProcess, seen: Seen, *, reason: str = "", proof: str = "", grew: bool = False) -> None:
+    def _report_seen(
+        self, engine: EngineProcess, seen: Seen, *, reason: str = "", proof: str = "", grew: bool = False
+    ) -> None:
         engine.seen, engine.reason = seen, reason
         self._observe((engine.as_seen(proof=proof, grew=grew),))
 

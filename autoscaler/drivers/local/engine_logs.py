@@ -101,12 +101,12 @@ def is_out_of_space(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in FULL
 
 
-async def wait_for_space(folder: Path, over: asyncio.Event) -> bool:
-    """Wait until there is space; False if `over` is set first."""
-    while not over.is_set():
+async def wait_for_space(folder: Path, stop: asyncio.Event) -> bool:
+    """Wait until there is space; False if `stop` is set first."""
+    while not stop.is_set():
         try:
             async with asyncio.timeout(LOOK_S):
-                await over.wait()
+                await stop.wait()
         except TimeoutError:
             if not is_full(measure_free_space(folder)):
                 return True

@@ -44,7 +44,7 @@ class EngineProcess:
     """Memory used on each of its devices at the last check; 0: unknown."""
     reported_bytes: int = 0
     """`used_bytes` when it was last reported to exceed the claim; 0: never."""
-    over: asyncio.Event = field(default_factory=asyncio.Event)
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once it has ended or a stop was ordered."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once its main process has ended."""
@@ -82,7 +82,7 @@ class EngineProcess:
     def end(self) -> None:
         """Record that its main process has ended."""
         self.ended.set()
-        self.over.set()
+        self.stopping.set()
 
     def end_within(self, grace_s: float) -> None:
         """Order a stop, with a kill after `grace_s`. Of several orders the earliest kill applies."""
@@ -90,7 +90,7 @@ class EngineProcess:
         self._kill_s = kill_s if self._kill_s is None else min(self._kill_s, kill_s)
         if self._grace is not None and not self._grace.expired():
             self._grace.reschedule(self._kill_s)
-        self.over.set()
+        self.stopping.set()
 
     async def wait_for_end(self) -> bool:
         """Wait for the grace period; True if the process ended in time."""

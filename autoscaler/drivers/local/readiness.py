@@ -65,7 +65,7 @@ class Readiness:
         self._remember = remember
         self._pace = probes.Pace(clock)
 
-    async def ask(self, engine: EngineProcess) -> None:
+    async def probe_until_stopped(self, engine: EngineProcess) -> None:
         """Probe the engine until cancelled, one probe at a time."""
         weigh_s = engine.born_s + WEIGH_EVERY_S
         while True:

@@ -248,7 +248,7 @@ def test_missing_engine_program_is_detected_before_a_start(rig: LocalRig, tmp_pa
 async def test_engine_log_is_trimmed_without_blocking_the_engine(
     rig: LocalRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autoscaler.drivers.local.driver.HOUSE_EVERY_S", 0.02)
+    monkeypatch.setattr("autoscaler.drivers.local.driver.HOUSEKEEPING_EVERY_S", 0.02)
     flood = "import sys\nfor i in range(200_000): print(i, 'x' * 80)\nsys.stdout.flush()\n"
 
     def newest_of_little() -> str:

@@ -12,7 +12,7 @@ from autoscaler.agent_contract import OWN, Laid, NodeReport, WeightsReport
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.controller.loop import LoopStep
 from autoscaler.controller.weights_wait import HOW, LOOK_S_MAX, AgentNodeSupply, NotBroughtError
-from autoscaler.drivers.kubernetes.pending_starts import BRINGING, Bringing
+from autoscaler.drivers.kubernetes.pending_starts import FETCHING_WEIGHTS, WeightsWaits
 from autoscaler.fold.fold import fold
 from autoscaler.spec.model import Adapter, Gpu, Model, ModelSpec
 from autoscaler.state.actions import Plan
@@ -35,7 +35,7 @@ class Driver:
     def __init__(self) -> None:
         self.heard: list[object] = []
         self.laid: asyncio.Future[Laid] | None = asyncio.get_running_loop().create_future()
-        self.bringing = Bringing(self, self)
+        self.waits = WeightsWaits(self, self)
 
     def mounting(self) -> ClusterFacts:
         """Like `NodeSupply.mounting`."""
@@ -60,7 +60,7 @@ class Driver:
         self.heard.append(("failed", reason))
 
     def begin(self) -> list[asyncio.Task[None]]:
-        return [asyncio.create_task(self._run(one)) for one in self.bringing.begin(ONE, ADA)]
+        return [asyncio.create_task(self._run(one)) for one in self.waits.begin(ONE, ADA)]
 
     async def _run(self, one: Awaitable[None]) -> None:
         await one
@@ -70,7 +70,7 @@ async def test_start_waits_until_its_weights_are_delivered() -> None:
     driver = Driver()
     (task,) = driver.begin()
     assert driver.begin() == [], "it is on its way"
-    assert driver.heard == [BRINGING, BRINGING]
+    assert driver.heard == [FETCHING_WEIGHTS, FETCHING_WEIGHTS]
     assert driver.laid is not None
     driver.laid.set_result(LAID)
     await task
@@ -87,7 +87,7 @@ async def test_start_stopped_while_waiting_for_weights_creates_no_pod() -> None:
     assert driver.laid is not None
     driver.laid.set_result(LAID)
     await task
-    assert driver.heard == [BRINGING]
+    assert driver.heard == [FETCHING_WEIGHTS]
 
 
 async def test_weight_delivery_failure_fails_the_start() -> None:
@@ -96,7 +96,7 @@ async def test_weight_delivery_failure_fails_the_start() -> None:
     assert driver.laid is not None
     driver.laid.set_exception(OSError("no room"))
     await task
-    assert driver.heard == [BRINGING, ("failed", "its weights: no room")]
+    assert driver.heard == [FETCHING_WEIGHTS, ("failed", "its weights: no room")]
 
 
 # --- reports of agents -----------------------------------------------------------------------------------------------

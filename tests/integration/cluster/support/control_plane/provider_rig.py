@@ -15,9 +15,10 @@ from tests.support.harness.driver_events import WAIT_S_MAX
 
 
 class Lost(Objects):
-    """An API server that can be unreachable. `todo` runs before its next request."""
+    """An API server that can be unreachable. `todo` runs before its next request, and `patches` are counted."""
 
     away = False
+    patches = 0
     todo: Coroutine[object, object, object] | None = None
 
     async def items(self, path: str, **query: str) -> list[Object]:
@@ -29,6 +30,11 @@ class Lost(Objects):
         """As in Objects, while the server is reachable."""
         await self._asked(path)
         return await super().find(path)
+
+    async def patch(self, path: str, body: Object) -> Object:
+        """As in Objects."""
+        self.patches += 1
+        return await super().patch(path, body)
 
     async def _asked(self, path: str) -> None:
         todo, self.todo = self.todo, None
@@ -78,3 +84,11 @@ class ServerRig(ABC):
     def belong_to(self, owner: Ownership) -> None:
         """See OwnedRig."""
         self._lost.owner = owner
+
+    async def until_labelled(self) -> None:
+        """See OwnedRig."""
+        patches = -1
+        async with asyncio.timeout(WAIT_S_MAX):
+            while patches != self._lost.patches:  # a list that writes nothing found the label on every order
+                patches = self._lost.patches
+                await self.provider().list()
