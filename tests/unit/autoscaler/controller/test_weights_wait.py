@@ -83,7 +83,7 @@ async def test_start_waits_until_its_weights_are_delivered() -> None:
 async def test_start_stopped_while_waiting_for_weights_creates_no_pod() -> None:
     driver = Driver()
     (task,) = driver.begin()
-    driver.bringing.stop(ONE.id)
+    driver.waits.stop(ONE.id)
     assert driver.laid is not None
     driver.laid.set_result(LAID)
     await task
