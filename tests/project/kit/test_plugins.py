@@ -142,10 +142,12 @@ def test_packer_change_selects_packer_tests_and_not_wire_tests() -> None:
     assert ROOT / "tests" / "wire" / "requests" / "test_parser.py" not in found
 
 
-def test_golden_file_change_selects_tests_that_name_the_file(tmp_path: Path) -> None:
-    assert ROOT / "tests" / "contracts" / "messages.json" not in changed.reached([])
-    found = changed.reached([ROOT / "tests" / "wire" / "corpus" / "index.json"])
-    assert any(path.parent.parent.name == "wire" and path.name.startswith("test_") for path in found)
+def test_data_file_change_selects_tests_that_name_the_file_and_no_others() -> None:
+    wire = ROOT / "tests" / "wire"
+    found = changed.reached([wire / "corpus" / "index.json"])
+    assert wire / "requests" / "test_parser.py" in found
+    assert wire / "requests" / "test_habits.py" not in found
+    assert not changed.reached([])
 
 
 def test_deleted_module_selects_the_files_that_name_the_module() -> None:

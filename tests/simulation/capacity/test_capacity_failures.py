@@ -192,7 +192,7 @@ def test_device_is_detached_only_after_its_memory_is_clean() -> None:
 
 @pytest.mark.case("33")
 @simulated(*MODELS, manners=Manners(start_s=(1.0, 1.0), serve_s=(16.0, 16.0)), kind=RackTown)
-async def test_hanging_device_detach_is_retried_at_most_about_once_a_minute(stage: Stage) -> None:
+async def test_hanging_device_detach_is_retried_about_once_a_minute(stage: Stage) -> None:
     town = rack(stage)
     town.rack.stuck = True
     first = await crowded(stage)
@@ -200,7 +200,7 @@ async def test_hanging_device_detach_is_retried_at_most_about_once_a_minute(stag
     assert await stage.answered([first, second]) == {"completed": 2}
     await stage.until(lambda: bool(town.rack.releases), within_s=3600.0, step_s=1.0)
     await asyncio.sleep(3600.0)
-    assert town.rack.releases <= 3600.0 / 60.0 + 5.0, "no storm"
+    assert 55 <= town.rack.releases <= 65
     (lease,) = leases(stage)
     assert lease.owner == "b"
     assert lease.leaving

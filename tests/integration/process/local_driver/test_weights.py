@@ -54,8 +54,8 @@ class Bringer:
     def closed(self) -> list[int]:
         return [one.closed for one in self.brought]
 
-    def __call__(self, model: Model, report: Callable[[str], None]) -> Awaitable[Brought] | None:
-        return self._bring(model, report) if model.spec.artifact != "file:///here" else None
+    def __call__(self, model: Model, report: Callable[[str], None]) -> Awaitable[Brought]:
+        return self._bring(model, report)
 
     async def _bring(self, model: Model, report: Callable[[str], None]) -> Brought:
         report("half of it")
@@ -170,11 +170,9 @@ async def test_pull_is_cancelled_when_the_replica_or_driver_stops(rig: LocalRig,
 
 
 @run_on_rig
-async def test_replica_without_weights_to_pull_starts_without_a_pull(rig: LocalRig, tmp_path: Path) -> None:
+async def test_replica_without_weights_to_pull_starts_without_a_pull(rig: LocalRig) -> None:
     one, model = replica("r1", python("import time; time.sleep(60)"))
-    bringer = Bringer(tmp_path / "weights")
     at = LocalDriver(rig.state, launch, Devices((GPU0,)), supply=lambda _model, _told: None)
     async with running(at):
         at.start(one, model)
         await until("it runs", lambda: rig.exists(one.id))  # its mark becomes readable a moment after its exec
-        assert not bringer.brought

@@ -33,6 +33,8 @@ class PlayedServer:
         self.objects: dict[str, Object] = {}
         """Objects by path."""
         self.away = False
+        self.requests = 0
+        """Requests, including failed ones and the polls of watches."""
         self.refused: dict[str, AnswerError] = {}
         """By method (or WATCH): the error returned to each such request."""
         self.before_write: Callable[[str, str], None] = lambda method, path: None
@@ -140,6 +142,7 @@ class PlayedServer:
         return self.objects[path]
 
     def _asked(self, method: str) -> None:
+        self.requests += 1
         if self.away:
             raise ConnectionError("no answer")
         if method in self.refused:

@@ -248,3 +248,4 @@ async def test_power_loss_at_any_step_exposes_no_incomplete_copy(
             assert steps > 60
             assert seen >= {(), (SECOND.reference,)} | ({(FIRST.reference,)} if settled < 2 else set())
             return
+    pytest.fail("power was lost at each step")

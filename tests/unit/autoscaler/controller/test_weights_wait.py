@@ -185,6 +185,10 @@ def test_start_with_a_file_artifact_does_not_wait_for_weights() -> None:
     supply = AgentNodeSupply(with_report, lambda: T0, raised)
     of_file = replace(ADA, spec=replace(ADA.spec, artifact="file:///a"))
     assert supply(ONE, of_file, lambda _: None) is None
+
+
+def test_model_that_requests_no_device_has_an_obstacle_to_weight_delivery() -> None:
+    supply = AgentNodeSupply(with_report, lambda: T0, raised)
     on_cpu = replace(ADA, spec=replace(ADA.spec, gpu=Gpu(count=0)))
     assert "request a device" in supply.obstacle(on_cpu)
     assert supply.obstacle(ADA) == ""

@@ -168,11 +168,16 @@ def test_replica_without_requests_is_kept_until_rejected_clients_may_retry() -> 
     a = model("a", idle_seconds=1.0)
     left = History(starts_s=(4.0,), last_activity_s=T0 - 20, hold_until_s=T0 + 30)
     assert ask(a, replicas=[replica(a, "r1", state=S.STARTING)], history=left).count == 1
-    fresh = [replica(a, "r1", ready_s=T0 - 1)]
-    held = ask(a, replicas=fresh, history=left)
+    held = ask(a, replicas=[replica(a, "r1", ready_s=T0 - 1)], history=left)
     assert (held.count, held.next_s) == (1, T0 + 30)
-    resident = ask(a, replicas=fresh, history=History(starts_s=(4.0,), last_activity_s=T0 - 20))
-    assert (resident.count, resident.next_s) == (1, T0 + 11)
+
+
+def test_new_replica_without_requests_is_kept_until_its_residency_ends() -> None:
+    """The residency is three times the last start duration."""
+    a = model("a", idle_seconds=1.0)
+    history = History(starts_s=(4.0,), last_activity_s=T0 - 20)
+    kept = ask(a, replicas=[replica(a, "r1", ready_s=T0 - 1)], history=history)
+    assert (kept.count, kept.next_s) == (1, T0 + 11)
 
 
 def test_request_rejected_at_zero_replicas_is_demand_for_one_start() -> None:

@@ -146,6 +146,7 @@ async def test_silent_engine_fails_probe_after_one_timeout(
 
 async def test_full_accept_queue_fails_probe_after_one_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "PROBE_SECONDS_MAX", 0.05)
+    began_s = time.monotonic()
     with socket.socket() as full:
         full.bind((HOST, 0))
         full.listen(0)
@@ -153,7 +154,8 @@ async def test_full_accept_queue_fails_probe_after_one_timeout(monkeypatch: pyte
         for other in others:
             other.setblocking(False)
             other.connect_ex(full.getsockname())
-        assert not await probe_engine(HOST, full.getsockname()[1], "/")
+        assert await probe_engine(HOST, full.getsockname()[1], "/") is False
+        assert 0.05 <= time.monotonic() - began_s < 5.0
         for other in others:
             other.close()
 

@@ -87,9 +87,12 @@ def test_reason_of_a_provider_without_offers_is_shown_until_it_offers() -> None:
 
 def test_explain_mentions_no_offers_without_providers() -> None:
     assert not [one for one in explained(surge()) if "Offer" in one or "Ordered" in one]
+    assert not releases(plan(surge(), T0).actions)
+
+
+def test_offer_with_fewer_gpus_than_the_model_requests_has_insufficient_room() -> None:
     several = replace(A, spec=replace(A.spec, gpu=Gpu(count=3)))
     assert [one.why_not for one in rungs(surge(offer()), several)] == ["insufficient room on this offer"]
-    assert not releases(plan(surge(), T0).actions)
 
 
 def test_explain_chooses_no_other_offer_while_an_order_is_undelivered() -> None:

@@ -299,7 +299,7 @@ def test_bound_on_remembered_deletions_does_not_drop_unreadable_objects(
     assert watched._versions["n", "odd-0"] == 2, "an older event of an unreadable object is late"  # type: ignore[index]
 
 
-async def test_callback_exception_affects_one_object_until_a_retry_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_the_object_whose_callback_raises_is_unknown_until_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "FAULT_RETRY_S", 0.0)
     server, seen, reported = Server(), list[tuple[str, bool]](), list[tuple[str, str]]()
     server.truth, server.version = {name: thing(name, 2, f"{name}2") for name in "abc"}, 2
@@ -335,7 +335,7 @@ async def test_callback_exception_affects_one_object_until_a_retry_succeeds(monk
     ]  # fmt: skip
 
 
-async def test_failing_callback_is_called_after_5_10_and_at_most_300_s(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failing_callback_is_retried_after_5_10_and_at_most_300_s(monkeypatch: pytest.MonkeyPatch) -> None:
     waits = list[float]()
 
     def call_later(wait_s: float, retry: Callable[[], None]) -> None:

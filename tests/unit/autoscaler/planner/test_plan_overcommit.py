@@ -246,10 +246,13 @@ def test_hami_card_pod_limit_includes_foreign_pods() -> None:
 
 
 def test_idle_replica_is_evicted_if_only_the_pod_limit_is_reached() -> None:
-    slices = (replace(device("n/x", 80), holders_max=1),)
-    there = world((A, B), slices, [replica(A, "a", ["n/x"])], gateways=[gateway(levels=[level("b", waiting=1)])])
-    assert goes(there) == {"a": goes(there)["a"]}
-    removed = world((A, B), slices, gateways=[gateway(levels=[level("b", waiting=1)])])
+    idle, small = model("a", 10, idle_seconds=1000), model("b", 10)
+    waits = [gateway(levels=[level("b", waiting=1)])]
+    full, free = ((replace(device("n/x", 80), holders_max=most),) for most in (1, 2))
+    there = world((idle, small), full, [replica(idle, "a", ["n/x"])], waits)
+    assert goes(there) == {"a": "make room for b: a was resident 100 s, 1 waiting, tenant acme"}
+    assert not goes(world((idle, small), free, [replica(idle, "a", ["n/x"])], waits))
+    removed = world((idle, small), full, gateways=waits)
     assert [one.replica.model for one in plan(removed, T0).actions if isinstance(one, StartReplica)] == ["b"]
 
 

@@ -159,12 +159,13 @@ async def test_second_simulation_is_rejected_with_429_while_the_first_runs(
     assert (await client.post(PATH, json=question)).status == 200
 
 
-async def test_model_that_raises_an_error_is_quarantined_and_the_query_succeeds(
+async def test_model_that_raises_is_quarantined_and_the_others_are_simulated(
     aiohttp_client: AiohttpClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faults = inject(monkeypatch, "autoscaler.demand.desired_replicas:compute_desired_replicas", concerns("a"))
     client, stepped = await connect(aiohttp_client, lived())
     response = await client.post(PATH, json={"demand": {"a": {"waiting": 1}, "org/b": {"waiting": 1}}})
     assert response.status == 200
+    assert [start["model"] for start in (await response.json())["starts"]] == ["org/b"]
     assert faults.reported == [("a", "what-if")]
     assert list_quarantined_models(stepped.loop.world) == {"a"}

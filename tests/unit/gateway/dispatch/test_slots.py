@@ -283,4 +283,4 @@ def test_request_past_its_deadline_is_not_retried() -> None:
     script = warm(1)
     script.arrive("c1", wait_s=5)
     script.now_s = 6.0
-    assert script.bounce("c1", "timeout") == ["refuse c1 upstream_timeout", "report"]
+    assert script.bounce("c1", "reset") == ["refuse c1 upstream_error", "report"]
