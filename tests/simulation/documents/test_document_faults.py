@@ -169,7 +169,7 @@ async def change_both(rig: Rig, point: str) -> None:
 
 
 @simulated
-async def test_changed_document_is_in_force_even_if_determining_its_model_size_raises(rig: Rig) -> None:
+async def test_changed_document_whose_model_size_raises_is_in_force(rig: Rig) -> None:
     await change_both(rig, SIZE)
     assert rig.idle_s("b") == 9001.0
 

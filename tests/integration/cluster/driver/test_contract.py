@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 
 from autoscaler.drivers.kubernetes.driver import KubernetesDriver
-from autoscaler.kubernetes.api import Api, ApiError
 from autoscaler.spec.model import Model
 from autoscaler.state.world import Replica
 from tests.contracts.driver import DriverContract, Manner
 from tests.integration.cluster.support.driver.contract_rig import ClusterRig
-from tests.integration.cluster.support.kubelet.node import Node
 from tests.support.fakes.engines.fake_engine_process import command
 from tests.support.harness.local_rig import KNOBS, launch, replica
 
@@ -37,15 +35,3 @@ class TestKubernetesDriver(DriverContract):
     @pytest.fixture
     def rig(self, kubeconfig: Path, tmp_path: Path) -> OwnRig:
         return OwnRig(kubeconfig, tmp_path)
-
-
-async def test_pod_with_the_same_name_but_another_uid_is_not_deleted(api: Api, namespace: str, node: Node) -> None:
-    """The pod with that name belongs to another decision."""
-    pods = f"/api/v1/namespaces/{namespace}/pods"
-    container = {"name": "other", "image": "x", "command": ["/bin/sleep", "60"]}
-    body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "r1"}, "spec": {"containers": [container]}}
-    made = await api.create(pods, body)
-    with pytest.raises(ApiError):
-        await api.delete(f"{pods}/r1", uid="another")
-    assert (await api.get(f"{pods}/r1"))["metadata"]["uid"] == made["metadata"]["uid"]
-    assert node.name

@@ -13,12 +13,13 @@ from autoscaler.queries.operator_orders import explain_closed_slice
 from autoscaler.spec.capacity import Cro, ProviderSettings
 from autoscaler.state.actions import AcquireLease, Action, DrainReplica, ReleaseLease, StartReplica
 from autoscaler.state.capacity import LeaseId, LeasesSeen, Listed
-from autoscaler.state.events import CordonsSeen, Reported, SlicesSeen, Tick
+from autoscaler.state.events import CordonsSeen, Reported, Seen, SlicesSeen, Tick
 from autoscaler.state.pending_labels import Taint
 from autoscaler.state.world import Cordon, CordonTarget, NodeId, World
 from autoscaler.text import format_duration
 from tests.support.builders.capacity import A, acted, cloud, observe, offer, offered, shown
 from tests.support.builders.worlds import T0, device, gateway, kinds, level, model, replace_fields, replica, use, world
+from tests.support.harness.driver_events import seen_of
 
 SPOT, KARPENTER = "aws-node-termination-handler/spot-itn", "karpenter.sh/disrupted"
 HOUR_S = 3600.0
@@ -43,13 +44,17 @@ def drains(at: World, now_s: float) -> list[str]:
     return [one.reason for one in plan(at, now_s).actions if isinstance(one, DrainReplica)]
 
 
-def test_replica_on_a_node_removed_by_karpenter_is_replaced_before_drain() -> None:
+def test_replica_on_a_node_removed_by_karpenter_is_replaced_then_drained() -> None:
     at = tainted(served("n2"), KARPENTER)
     assert kinds(plan(at, T0)) == ["start a"]
     start = next(one for one in plan(at, T0).actions if isinstance(one, StartReplica))
     assert start.replica.resources.slices == ("g-n2",)
     assert "node n1: Karpenter removes it" in start.reason
     assert explain_closed_slice(at, at.nodes.slices[next(iter(at.nodes.slices))]) == "node n1: Karpenter removes it"
+    after, _ = acted(at)
+    assert not drains(after, T0 + 1)
+    ready = observe(after, seen_of(start.replica, Seen.READY), now_s=T0 + 1)
+    assert drains(ready, T0 + 1) == ["node n1: Karpenter removes it"]
 
 
 def test_interrupted_replica_drains_at_the_deadline_without_a_replacement() -> None:

@@ -129,13 +129,13 @@ def test_order_of_a_deleted_claim_is_withdrawn_unless_committed() -> None:
     assert not releases(plan(committed, T0 + WITHDRAW_S).actions)
 
 
-def test_claim_order_is_not_withdrawn_before_providers_list_their_orders() -> None:
+def test_order_of_a_pending_claim_is_kept_while_a_provider_is_silent() -> None:
     after, _ = acted(fabric(awaited=waits(claim(D0))))
-    removed = observe(shown(after, T0 + 1), AwaitedSeen(awaited=()), now_s=T0 + 1)
-    silent = observe(removed, ProvidersSeen(providers=("cloud", "rack")), now_s=T0 + 1)
+    silent = observe(shown(after, T0 + 1), ProvidersSeen(providers=("cloud", "rack")), now_s=T0 + 1)
     new = replace_fields(silent, leading_since_s=T0)
     assert not plan(new, T0 + WITHDRAW_S + 1.0).actions
-    assert releases(plan(replace_fields(removed, leading_since_s=T0), T0 + WITHDRAW_S + 1.0).actions)
+    removed = observe(new, AwaitedSeen(awaited=()), now_s=T0 + 1)
+    assert releases(plan(removed, T0 + WITHDRAW_S + 1.0).actions)
 
 
 # --- reports ----------------------------------------------------------------------------------------------------------

@@ -163,7 +163,7 @@ async def test_model_that_raises_is_quarantined_and_the_others_are_simulated(
     aiohttp_client: AiohttpClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faults = inject(monkeypatch, "autoscaler.demand.desired_replicas:compute_desired_replicas", concerns("a"))
-    client, stepped = await connect(aiohttp_client, lived())
+    client, stepped = await connect(aiohttp_client, world([A, B], [device(), device("free")], [replica(A, "r1")]))
     response = await client.post(PATH, json={"demand": {"a": {"waiting": 1}, "org/b": {"waiting": 1}}})
     assert response.status == 200
     assert [start["model"] for start in (await response.json())["starts"]] == ["org/b"]
