@@ -90,7 +90,7 @@ def test_explain_mentions_no_offers_without_providers() -> None:
     assert not releases(plan(surge(), T0).actions)
 
 
-def test_offer_with_fewer_gpus_than_the_model_requests_has_insufficient_room() -> None:
+def test_offer_with_fewer_gpus_than_the_model_requests_is_insufficient() -> None:
     several = replace(A, spec=replace(A.spec, gpu=Gpu(count=3)))
     assert [one.why_not for one in rungs(surge(offer()), several)] == ["insufficient room on this offer"]
 

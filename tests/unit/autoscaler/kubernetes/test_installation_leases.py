@@ -240,7 +240,7 @@ async def test_undecodable_lease_quarantines_only_the_models_of_its_namespace() 
     assert not server.unreadable.counts()
 
 
-async def test_lease_that_cannot_be_written_delays_other_namespaces_only_by_the_grace_time(
+async def test_lease_write_failure_delays_other_namespaces_by_the_grace_time(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A webhook that is unavailable and fails closed returns 500."""
@@ -282,7 +282,7 @@ async def test_hanging_lease_request_delays_other_namespaces_by_the_grace_time()
     assert (house.serves, house.keeps) == ({model("a")[0], model("b")[0]}, set())
 
 
-async def test_replica_is_neither_stopped_nor_replaced_after_a_restart_with_an_unreadable_lease(
+async def test_restart_with_an_unreadable_lease_stops_and_replaces_no_replica(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server = Server()

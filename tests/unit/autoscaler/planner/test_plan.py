@@ -574,7 +574,7 @@ def test_stalled_replica_that_sends_to_another_gateway_is_kept(age_s: float | No
     assert bool(plan(stalled_world(other), T0).actions) == drained
 
 
-def test_draining_stalled_replica_stops_after_a_short_grace_and_is_not_revived() -> None:
+def test_draining_stalled_replica_stops_after_a_grace_and_is_not_revived() -> None:
     of = stalled_world(state=S.DRAINING, drain=replace(drain(since_s=T0), reason=STALLED))
     assert not [one for one in plan(of, T0 + STALLED_GRACE_S - 1).actions if not isinstance(one, StartReplica)]
     assert [one.replica for one in plan(of, T0 + STALLED_GRACE_S).actions if isinstance(one, StopReplica)] == ["a1"]

@@ -169,7 +169,7 @@ async def test_memory_error_while_sending_an_event_ends_the_event_writer() -> No
         await house.events.run()
 
 
-def test_exception_in_the_event_of_one_model_quarantines_it_and_others_are_recorded(
+def test_model_whose_event_raises_is_quarantined_and_others_are_recorded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     inject(
