@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import json
 import os
@@ -190,15 +191,21 @@ def test_torch_engine_reads_its_gpu_memory_through_the_given_pynvml_path(
     assert nvml.used_bytes() == 3 << 30
 
 
-def test_torch_engine_loads_the_real_pynvml_from_its_file_path(torch_model: Any) -> None:
-    """They look themselves up in `sys.modules` while they are loaded. Without a driver they then find no library."""
+def test_torch_engine_loads_the_real_pynvml_from_its_file_path(
+    torch_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`pynvml` looks itself up in `sys.modules` while it is loaded."""
+
+    def raise_os_error(*_: object) -> None:
+        raise OSError
+
     bindings = Path(pynvml.__file__)
     assert bindings.parent != ENGINES.parent / "simulated"
-    try:
+    monkeypatch.setattr(ctypes, "CDLL", raise_os_error)  # also a machine with a driver has no library then
+    with pytest.raises(Exception, match="NVML Shared Library Not Found") as caught:
         torch_model.Nvml(bindings)
-    except sys.modules["pynvml_of_the_run"].NVMLError as error:  # the machine has no driver
-        assert type(error) is sys.modules["pynvml_of_the_run"].NVMLError_LibraryNotFound
-    assert sys.modules["pynvml_of_the_run"].__file__ == str(bindings)
+    loaded = sys.modules["pynvml_of_the_run"]
+    assert (loaded.__file__, type(caught.value)) == (str(bindings), loaded.NVMLError_LibraryNotFound)
 
 
 def test_torch_engine_not_listed_by_nvml_reports_memory_growth_of_its_gpu(

@@ -125,7 +125,9 @@ def test_filepath_annotation_takes_precedence_over_the_title() -> None:
 
 @settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(
-    st.lists(st.sampled_from(["a", "..", "ab:c"]) | st.text("\\aA: .\u0301\u00e9", min_size=1, max_size=4), max_size=3).map("/".join)
+    st.lists(
+        st.sampled_from(["a", "..", "ab:c"]) | st.text("\\aA: .\u0301\u00e9", min_size=1, max_size=4), max_size=3
+    ).map("/".join)
 )
 def test_accepted_paths_never_escape_the_folder(text: str) -> None:
     try:

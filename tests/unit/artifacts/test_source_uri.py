@@ -75,7 +75,9 @@ def test_invalid_source_uris_are_rejected_with_a_one_line_error(text: str, messa
 @settings(derandomize=True, deadline=None, max_examples=examples(400))
 @given(
     st.sampled_from(["hf://abc", "hf://abc/d", "s3://abc/d"]),
-    st.lists(st.sampled_from(["/a", "/a-b", "a.b", "@main", "/..", "/."]) | st.text("a.@:/\\%?-", max_size=3), max_size=3),
+    st.lists(
+        st.sampled_from(["/a", "/a-b", "a.b", "@main", "/..", "/."]) | st.text("a.@:/\\%?-", max_size=3), max_size=3
+    ),
 )
 def test_parsed_source_uris_contain_no_dot_dot_segments(start: str, more: list[str]) -> None:
     try:

@@ -12,9 +12,8 @@ from loadtest.result import Ending, Result
 from loadtest.run_verdict import judge_run
 from tests.support.harness.serve.serve import Document, fake, serving, settings
 
-pytestmark = [
-    pytest.mark.case("41"), pytest.mark.standard, pytest.mark.xdist_group("engine responses"),  # all tests check one run
-]  # fmt: skip
+# All tests check one run.
+pytestmark = [pytest.mark.case("41"), pytest.mark.standard, pytest.mark.xdist_group("engine responses")]
 
 FAULTS: dict[str, tuple[str, ...]] = {
     "chunks": ("--fail", "bad-chunk"), "short": ("--fail", "cl-mismatch"), "flood": ("--fail", "flood-1xx"),
