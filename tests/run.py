@@ -130,7 +130,8 @@ class Part:
     def run(self, *, show: bool) -> None:
         """Runs the command to its end."""
         begin = time.monotonic()
-        environment = {**os.environ, **self.environment}
+        # Some containers disable the cache of bytecode; then each of 1,000 processes compiles all modules again.
+        environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", **self.environment}
         with contextlib.ExitStack() as stack:
             output = None if show else stack.enter_context(self.log.open("wb"))
             try:
