@@ -125,7 +125,7 @@ def test_documented_alb_idle_timeout_is_between_response_and_gateway_limit() -> 
     assert annotations.items() < both.items(), "the values with TLS add annotations and replace none"
 
 
-def test_ingress_on_the_gke_page_names_no_class_and_uses_its_backend_config() -> None:
+def test_gke_page_ingress_has_no_class_and_uses_its_backend_config() -> None:
     values, _ = values_of("proxies-gke.md")
     found, config = rendered(values), manifests_of("proxies-gke.md")["BackendConfig"]
     assert "ingressClassName" not in found["Ingress"]["spec"], "the controller of GKE ignores such an Ingress"
@@ -137,7 +137,7 @@ def test_ingress_on_the_gke_page_names_no_class_and_uses_its_backend_config() ->
     assert config["spec"]["timeoutSec"] > ANSWER_S_MAX
 
 
-def test_route_and_policies_on_the_gke_page_refer_to_the_service_of_the_chart() -> None:
+def test_gke_page_route_and_policies_refer_to_the_service_of_the_chart() -> None:
     _, values = values_of("proxies-gke.md")
     found, manifests = rendered(values), manifests_of("proxies-gke.md")
     assert "HTTPRoute" not in found

@@ -30,7 +30,7 @@ def test_reference_of_custom_resource_fields_equals_the_generated_one() -> None:
     )
 
 
-def test_every_documented_key_of_a_document_is_a_field_of_the_custom_resource() -> None:
+def test_every_documented_document_key_is_a_custom_resource_field() -> None:
     for kind in ("Model", "Tenant"):
         schema = json.loads((ROOT / "docs" / "schema" / f"{kind.lower()}.json").read_text())
         section = custom_resources.PAGE.read_text().partition(f"## {kind}\n")[2].partition("\n## ")[0]

@@ -111,7 +111,7 @@ def test_documented_paths_of_the_inference_port_equal_those_of_the_gateway() -> 
         assert preflight.kind is api_routes.Kind.PREFLIGHT
 
 
-def test_documented_paths_of_the_operations_port_equal_those_of_the_autoscaler() -> None:
+def test_documented_operations_paths_equal_those_of_the_autoscaler() -> None:
     described = json.loads(openapi.render_openapi("1"))["paths"]
     known = {(method.upper(), path.replace("{name}", "NAME")) for path, item in described.items() for method in item}
     application = OperationsServer(SteppedLoop(World(epoch=1)).loop, Log(), lambda: b"", lambda: ()).application()

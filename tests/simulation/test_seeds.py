@@ -62,7 +62,7 @@ def test_trace_option_prints_all_lines_that_the_trace_hash_covers(
 @pytest.mark.parametrize(
     "point", [DOCUMENT_POINTS[0], *(pytest.param(one, marks=pytest.mark.deep) for one in DOCUMENT_POINTS[1:])]
 )
-def test_fault_in_documents_explanations_or_statuses_affects_no_other_model(
+def test_fault_in_documents_explain_or_status_affects_no_other_model(
     point: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fault_containment, "POINTS", ())
@@ -83,7 +83,7 @@ def test_fault_in_dispatch_of_a_gateway_affects_no_other_model(point: str, monke
     assert result.contained, "the fault had an effect"
 
 
-def test_simulation_fails_if_a_model_is_quarantined_without_an_injected_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulation_fails_if_a_model_without_a_fault_is_quarantined(monkeypatch: pytest.MonkeyPatch) -> None:
     inject(monkeypatch, "autoscaler.planner.plan:compute_slots", concerns("m0"), expected=False)
     broken = play(SEED_WITHOUT_FAULT).broken
     assert any(line.startswith("I14: m0 is at fault in ") for line in broken)

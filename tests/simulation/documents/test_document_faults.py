@@ -262,7 +262,7 @@ async def test_revert_of_a_document_that_raises_ends_the_quarantine(rig: Rig) ->
 
 
 @simulated
-async def test_invalid_document_of_a_quarantined_new_model_is_reported_as_invalid(rig: Rig) -> None:
+async def test_invalid_document_of_a_new_quarantined_model_is_reported_invalid(rig: Rig) -> None:
     fault = rig.inject(DECODE)
     await both(rig)
     assert rig.loop.world.models[ModelName("b")].spec.artifact is None, "its stand-in"
@@ -284,7 +284,7 @@ async def test_undecodable_new_model_keeps_the_tenant_list_of_its_document(rig: 
 
 
 @simulated
-async def test_kubeai_model_whose_conversion_raises_is_quarantined_and_no_other_is(rig: Rig) -> None:
+async def test_only_the_kubeai_model_whose_conversion_raises_is_quarantined(rig: Rig) -> None:
     fault = rig.inject("autoscaler.importers.kubeai.models:convert_live_model")
     for name in ("a", "b"):
         rig.objects.put(name, KUBEAI_SPEC, KUBEAI_MODELS)
@@ -329,7 +329,7 @@ async def test_alias_of_a_model_that_raises_passes_to_the_next_claimant(rig: Rig
 
 
 @simulated
-async def test_ready_replica_of_a_model_that_cannot_be_decoded_serves_after_a_restart(rig: Rig) -> None:
+async def test_ready_replica_of_an_undecodable_model_serves_after_a_restart(rig: Rig) -> None:
     rig.objects.put("b", OTHER)
     await asyncio.sleep(3.0)
     await rig.call("b")

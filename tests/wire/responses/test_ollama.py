@@ -271,7 +271,7 @@ async def test_shutdown_rejects_a_queued_stream_with_an_error_line() -> None:
 # --- failures --------------------------------------------------------------------------------------------------------
 
 
-async def test_stream_that_breaks_ends_with_an_error_line_and_without_the_last_chunk() -> None:
+async def test_broken_stream_ends_with_an_error_line_without_the_last_chunk() -> None:
     async with ScriptedEngine((STREAM_HEAD + delta("a"), CLOSE)) as engine, rig(engine.address) as one:
         client = await one.client()
         post(client, "/api/chat", messages=MESSAGES)

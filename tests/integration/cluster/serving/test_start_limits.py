@@ -142,7 +142,7 @@ async def test_request_gets_503_if_an_adopted_pod_start_exceeds_the_wait_limit(
 
 
 @pytest.mark.standard
-async def test_request_gets_503_when_the_image_of_an_adopted_workload_cannot_be_pulled(adopting: Adopting) -> None:
+async def test_request_gets_503_if_the_image_of_an_adopted_workload_is_missing(adopting: Adopting) -> None:
     """C13, knative/serving#4192: the kubelet reports ImagePullBackOff until the image exists."""
     adopting.module = MODULE
     body = workload("ada", 0, {OURS + "models": "ada"})
@@ -153,7 +153,7 @@ async def test_request_gets_503_when_the_image_of_an_adopted_workload_cannot_be_
         await fails(one, one.call("ada"), 'ImagePullBackOff: Back-off pulling image "engine"', begun_s)
 
 
-async def test_request_gets_503_when_pod_security_rejects_the_pods_of_an_adopted_workload(
+async def test_request_gets_503_if_pod_security_rejects_an_adopted_workload(
     adopting: Adopting, api: Api, namespace: str
 ) -> None:
     """The ReplicaSet retries, and only the condition ReplicaFailure reports why. The scale is zero again afterwards."""

@@ -97,7 +97,7 @@ async def test_unknown_model_or_unsupported_call_raises_ollama_response_error(
     assert one.starts("ada") == 1, "keep_alive stops nothing"
 
 
-def test_synchronous_ollama_client_streams_through_keep_alives_of_a_cold_start(tmp_path: Path) -> None:
+def test_synchronous_ollama_client_ignores_keep_alives_of_a_cold_start(tmp_path: Path) -> None:
     async def scenario() -> None:
         slow = fake(tmp_path, "slow", "--start-delay=1.5")
         async with serving(tmp_path, slow, settings(stream={"keepaliveSeconds": 0.2})) as one:

@@ -317,7 +317,7 @@ async def test_unreadable_lease_of_a_namespace_without_models_is_not_counted() -
     assert not server.unreadable.counts()
 
 
-async def test_rejected_lease_is_logged_again_when_the_namespace_has_models_again(
+async def test_rejected_lease_is_logged_again_when_models_return(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     server = Server()

@@ -60,7 +60,7 @@ def test_busy_replica_is_evicted_only_after_its_residency() -> None:
     assert action.victim_of == "b"
 
 
-def test_replica_evicted_for_another_model_is_not_drained_again_for_its_rollout() -> None:
+def test_evicted_replica_is_not_drained_again_for_a_rollout() -> None:
     old = replica(A, "r", ready_s=T0 - 100, spec_hash="before")
     calls = [gateway(levels=[level("a", 1, 1), level("b", 1, wait_s=9.0)], uses=[use("r", 1)])]
     decided = plan(world([A, B], [device()], [old], calls), T0)

@@ -220,7 +220,7 @@ async def test_gpu_with_a_shared_claim_is_available_only_to_its_installation() -
 
 
 @pytest.mark.parametrize("labels", [{}, ONE.labels], ids=["unlabelled", "labelled"])
-async def test_shared_claim_of_an_earlier_version_is_used_until_its_last_pod_ends(labels: dict[str, str]) -> None:
+async def test_shared_claim_of_an_earlier_version_is_used_until_its_pods_end(labels: dict[str, str]) -> None:
     """Its name lacks the installation. Another claim could not be allocated while it holds the GPU."""
     base = common_claim_name((await looked())[0])
     before = claimed(base, **OURS_TOO, **labels)

@@ -106,7 +106,7 @@ def test_file_document_fault_is_listed_only_after_all_sources_reported() -> None
     assert one.faults == {}
 
 
-def test_model_is_served_elsewhere_if_only_another_installation_serves_its_name() -> None:
+def test_model_is_served_elsewhere_if_another_installation_has_its_name() -> None:
     one = Installation(Received(), (CUSTOMS,), title="a/one", request_claims=lambda _: None)
     one.put_holders({"a": "b/two", "b": "a/one"})
     one.put(CUSTOMS, {X: model()})

@@ -312,7 +312,7 @@ def test_failing_init_container_is_named_and_may_retry_for_a_minute(
     assert (seen.waits, seen.patience_s) == (waits.format(name), 60.0)
 
 
-def test_init_container_of_the_template_may_run_longer_than_an_injected_one() -> None:
+def test_init_container_of_the_template_has_a_longer_limit_than_injected() -> None:
     found = deployment(**{"pilotlight.dev/models": "ada"})
     found["spec"]["template"]["spec"]["initContainers"] = [{"name": "download"}]
     workload = read_workload("Deployment", found)
