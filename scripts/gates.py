@@ -243,9 +243,9 @@ def too_long(path: Path) -> Iterator[str]:
         lines = (function.end_lineno or 0) - body[0].lineno + 1 if body else 0
         if lines > FUNCTION_LINES_MAX:
             yield f"{name(path)}.py: {function.name} has {lines} lines; the limit is {FUNCTION_LINES_MAX}"
-        characters = len(function.name)
-        if function.name.startswith("test_") and characters > TEST_NAME_CHARACTERS_MAX:
-            yield f"{name(path)}.py: {function.name} has {characters} characters; the limit is {TEST_NAME_CHARACTERS_MAX}"
+        size = len(function.name)
+        if function.name.startswith("test_") and size > TEST_NAME_CHARACTERS_MAX:
+            yield f"{name(path)}.py: {function.name} has {size} characters; the limit is {TEST_NAME_CHARACTERS_MAX}"
 
 
 def memory_errors_caught(text: str) -> list[str]:

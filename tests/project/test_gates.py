@@ -55,6 +55,8 @@ def test_overlong_file_or_function_is_reported_by_the_gates(tmp_path: Path, monk
     assert list(gates.too_long(source)) == ["long.py: f has 81 lines; the limit is 80"]
     source.write_text("x = 1\n" * 1_001)
     assert list(gates.too_long(source)) == ["long.py has 1001 lines; the limit is 1000"]
+    source.write_text(f"def test_{'x' * 65}(): pass\ndef test_{'y' * 66}(): pass\n")
+    assert list(gates.too_long(source)) == [f"long.py: test_{'y' * 66} has 71 characters; the limit is 70"]
 
 
 @pytest.mark.parametrize(
