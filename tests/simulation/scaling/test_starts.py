@@ -36,7 +36,7 @@ def first_bytes_s(calls: list[Journey], tenant: str) -> float:
 
 
 @simulated(model(), manners=NEVER, strict=False)
-async def test_autoscaler_kill_loses_at_most_one_minute_of_start_backoff(stage: Stage) -> None:
+async def test_only_start_backoff_over_a_minute_old_survives_an_autoscaler_kill(stage: Stage) -> None:
     """The back-off of a Model that cannot start: lost with a leader that has just learned it, kept a minute later."""
     town = stage.town
 

@@ -236,7 +236,7 @@ SAID_DONE = ("a last chunk cut in half", "endless trailers", "a bad trailer")
 @pytest.mark.case("41")
 @pytest.mark.parametrize("dialect", ["/v1/chat/completions", "/v1/messages"])
 @pytest.mark.parametrize("name", BROKEN)
-async def test_broken_stream_ends_with_one_error_event_and_no_last_chunk(name: str, dialect: str) -> None:
+async def test_broken_stream_ends_with_an_error_if_one_fits_and_no_last_chunk(name: str, dialect: str) -> None:
     script = (STREAM_HEAD + delta("a"), HOLD, *BROKEN[name])
     async with ScriptedEngine(script, (OK,)) as engine, rig_and_client(engine.address) as (one, client):
         client.call(stream=True, path=dialect)

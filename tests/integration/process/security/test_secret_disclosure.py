@@ -73,7 +73,7 @@ def talkative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.case("44")
 @pytest.mark.standard
-async def test_faults_write_no_key_or_prompt_to_logs_metrics_or_files(tmp_path: Path, talkative: None) -> None:
+async def test_faults_write_no_key_or_prompt_outside_the_logs_of_engines(tmp_path: Path, talkative: None) -> None:
     options = ("--gateways", "2", "--grace", "1")
     async with serving(tmp_path, *documents(tmp_path), options=options) as one:
         heard = Heard(one)

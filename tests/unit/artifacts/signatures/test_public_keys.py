@@ -77,7 +77,7 @@ def public_pem(public: ec.EllipticCurvePublicKey | rsa.RSAPublicKey) -> bytes:
     return public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
-def test_invalid_or_weak_keys_are_rejected_with_the_reason() -> None:
+def test_malformed_weak_or_unsupported_keys_are_rejected_with_the_reason() -> None:
     begins = "expected one public key in PEM, which begins with -----BEGIN PUBLIC KEY-----"
     expected = "expected a key of ECDSA on P-256, of RSA with 2048 bits or more, or of Ed25519"
     private = P256.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

@@ -24,7 +24,7 @@ def wrong(*entries: str) -> str:
     return str(caught.value).removeprefix("s.yaml: Settings: ")
 
 
-def test_valid_capacity_entries_are_parsed() -> None:
+def test_capacity_entry_is_parsed_to_its_provider_kind_and_keep_seconds() -> None:
     text = f"apiVersion: {API_VERSION}\nkind: Settings\ncapacity: [{{name: rack, cro: {{model: A100}}, hedge: true}}]"
     (entry,) = parse_documents([("s.yaml", text)], {}).settings.capacity
     assert (entry.name, entry.kinds, entry.cro, entry.hedge) == ("rack", ("cro",), Cro(model="A100"), True)

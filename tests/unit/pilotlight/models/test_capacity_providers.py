@@ -149,7 +149,7 @@ async def test_capacity_order_is_sent_to_the_provider_of_its_offer(monkeypatch: 
 
 
 @in_virtual_time
-async def test_removed_provider_releases_its_orders_and_offers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_removed_provider_refuses_orders_and_still_accepts_releases(monkeypatch: pytest.MonkeyPatch) -> None:
     house = House(monkeypatch)
     one = house.supplies()
     task = asyncio.create_task(one.run())

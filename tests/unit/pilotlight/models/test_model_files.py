@@ -46,7 +46,7 @@ def test_models_in_nested_folders_are_found_in_the_order_of_their_paths(tmp_path
     assert reasons(tmp_path) == {}
 
 
-def test_each_unusable_file_is_left_out_with_its_reason(tmp_path: Path, model: Path) -> None:
+def test_search_omits_unusable_files_and_gives_one_reason_per_model(tmp_path: Path, model: Path) -> None:
     add(model, tmp_path / "good.gguf")
     whole = model.read_bytes()
     for name, content in (

@@ -25,7 +25,7 @@ from tests.support.harness.faults.fault_injection import InjectedError, inject
 from tests.support.harness.manual_loop import SteppedLoop
 
 
-def test_exception_while_a_rejection_is_logged_quarantines_only_its_model(
+def test_rejection_log_exception_is_reported_for_its_model_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faults, log = list[tuple[str, str]](), Log()
