@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import partial
+from pathlib import PurePath
 from typing import NamedTuple
 
 from autoscaler.importers.decode import CommandLine, parse_count, split_command
@@ -96,6 +97,8 @@ KEY_VARIABLES = ("LLAMA_API_KEY", "VLLM_API_KEY")
 NO_KEYS = "clients' keys are not passed to engines: define keys in Tenant documents"
 _ENGINE = re.compile(r"(?:^|[/:_-])(?:llama[-_.]?(?:server|cpp)|vllm|sglang)", re.IGNORECASE)
 """A program or image whose `--api-key` is the key that it requires of clients."""
+RUNTIMES = frozenset({"docker", "podman", "nerdctl"})
+_PUBLISHED = re.compile(r"((?:-p|--publish=)?)(\{port\}:[0-9]+(?:/tcp)?)")
 _FLAG = re.compile(r"--?[a-zA-Z]")
 _SERVER = re.compile(r"(?:.*/)?llama-server(?:[-_.][\w.-]*)?")
 _PROXY = re.compile(r"(https?)://(\[[^\]]+\]|[^/:]+)(?::(\d+|\{port\}))?(/.*)?")
@@ -159,6 +162,8 @@ def write_engine_spec(command: Command, folder: str, sketch: Sketch) -> None:
     words = split_command(cmd)
     if not words:
         raise ConversionError("cmd: expected the command that starts the engine")
+    if "${PID}" in cmd:
+        raise ConversionError("cmd: ${PID} is known only in cmdStop: remove it")
     environment, marked = _environment(command.env, sketch)
     words = _listening([*marked, *words], command.proxy, sketch)[len(marked) :]
     flags = CommandLine(words[1:])
@@ -167,7 +172,7 @@ def write_engine_spec(command: Command, folder: str, sketch: Sketch) -> None:
         if command.at_once:
             sketch.tell("concurrencyLimit", "requests above spec.slots wait; spec.queue.callsMax limits their number")
     else:
-        words = _without_keys(words, sketch)
+        words = _local_container(_without_keys(words, sketch), sketch)
         _command([*marked, *words], command, sketch)
     sketch.spec["env"] = environment
 
@@ -185,6 +190,21 @@ def _without_keys(words: list[str], sketch: Sketch) -> list[str]:
         if line.take("-e", "--env", when=partial(_is_variable, name)) is not None:
             sketch.tell(f"cmd {name}", f"removed: {NO_KEYS}")
     return line.left
+
+
+def _local_container(words: list[str], sketch: Sketch) -> list[str]:
+    """Return a command that runs a container, with its port on 127.0.0.1 only and the devices chosen by Pilotlight."""
+    run = next((at for at, word in enumerate(words) if word == "run"), 0)
+    if not run or PurePath(words[run - 1]).name not in RUNTIMES:
+        return words
+    line = CommandLine(words)
+    devices = line.take("--gpus", when=lambda value: "device=" in value)
+    if devices is not None:
+        count = devices.count(",") + 1
+        sketch.spec["gpu"] = {"count": count}
+        sketch.tell("cmd --gpus", f"Pilotlight chooses the devices; spec.gpu.count is {count}")
+        line.left[run + 1 : run + 1] = ["--gpus", "all"]
+    return [_PUBLISHED.sub(r"\g<1>127.0.0.1:\2", word) if _PUBLISHED.fullmatch(word) else word for word in line.left]
 
 
 def _is_variable(name: str, word: str) -> bool:

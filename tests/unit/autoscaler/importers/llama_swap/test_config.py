@@ -141,7 +141,12 @@ def test_every_unsupported_global_key_is_noted() -> None:
     [
         ("engine --port ${PORT}", {}, ["engine", "--port", "{port}"]),
         ("engine --port=9000 -x", {"proxy": "http://localhost:9000"}, ["engine", "--port={port}"]),
-        ("docker run -p 9000:80 img", {"proxy": "http://127.0.0.1:9000"}, ["docker", "run", "-p", "{port}:80"]),
+        (
+            "docker run -p 9000:80 img", {"proxy": "http://127.0.0.1:9000"},
+            ["docker", "run", "-p", "127.0.0.1:{port}:80"],
+        ),
+        ("podman run --publish=${PORT}:80/tcp img", {}, ["podman", "run", "--publish=127.0.0.1:{port}:80/tcp"]),
+        ("docker run -p 0.0.0.0:${PORT}:80 img", {}, ["docker", "run", "-p", "0.0.0.0:{port}:80"]),
         ("engine 90001 9000", {"proxy": "http://[::1]:9000"}, ["engine", "90001", "{port}"]),
         ("engine serve", {"env": ["PORT=${PORT}"]}, ["env", "PORT={port}"]),
     ],
@@ -161,6 +166,7 @@ def test_port_in_a_llama_swap_command_is_replaced_by_a_placeholder(
         ("engine ${PORT}", {"proxy": "http://gpu-box:9000"}, "proxy: expected http://127.0.0.1:${PORT}"),
         ("engine ${PORT}", {"proxy": "http://127.0.0.1:${PORT}/v2"}, "proxy: a path is not supported"),
         ("", {}, "cmd: expected the command"),
+        ("engine ${PORT} --pid ${PID}", {}, "cmd: ${PID} is known only in cmdStop"),
         *(
             (
                 f"llama-server --port ${{PORT}} -m /a.gguf {flag} {'9' * 5000}",
@@ -257,6 +263,14 @@ def test_max_tokens_beside_max_completion_tokens_is_dropped_and_reported() -> No
     taken = model("engine ${PORT}", {"filters": {"setParams": {"max_tokens": 1, "max_completion_tokens": 2}}})
     assert spec_of(taken)["policy"] == {"forced": {"max_completion_tokens": 2}}
     assert "filters.setParams: max_tokens" in dict(taken.notes)
+
+
+def test_devices_of_an_imported_docker_command_become_the_gpu_count() -> None:
+    taken = model("docker run --gpus '\"device=0,2\"' -p ${PORT}:80 img")
+    spec = spec_of(taken)
+    assert spec["gpu"] == {"count": 2}
+    assert spec["command"] == ["docker", "run", "--gpus", "all", "-p", "127.0.0.1:{port}:80"]
+    assert dict(taken.notes)["cmd --gpus"] == "Pilotlight chooses the devices; spec.gpu.count is 2"
 
 
 DOCKER = "docker run --rm -p ${PORT}:8080 -v /m:/models"
