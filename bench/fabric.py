@@ -29,7 +29,7 @@ from bench.kit import BenchError, Figures, quantile, say, spread, title
 from bench.parts import Part, main
 from loadtest.client import Client
 from loadtest.result import Result, Shot
-from pilotlight.provider_api import Objects
+from pilotlight.provider_kubernetes_client import Objects
 from tests.integration.cluster.support.control_plane import custom_resources
 from tests.integration.cluster.support.kubelet.container import now
 from tests.integration.cluster.support.kubelet.node import LEASES

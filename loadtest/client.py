@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from loadtest.answer import AnswerReader
+from loadtest.response_reader import AnswerReader
 from loadtest.result import Result, Shot
 from loadtest.stop_signals import Stop
 

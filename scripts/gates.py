@@ -129,7 +129,7 @@ EXCEPTIONS = {
     ("artifacts/credentials/sigv4", "urllib"): "only quotes strings",
     ("artifacts/credentials/sigv4", "urllib.parse"): "as above",
     ("artifacts/credentials/sigv4", "yarl"): "parses URLs as the transport does",
-    ("artifacts/http/request_targets", "yarl"): "parses URLs as the transport does; parsers disagree on some",
+    ("artifacts/http/url_policy", "yarl"): "parses URLs as the transport does; parsers disagree on some",
     **{(module, what): VERIFYING for module, all_of in _CRYPTOGRAPHY.items() for what in (*_PACKAGES, *all_of)},
     **{
         ("artifacts/signatures/certificates", f"cryptography{what}"): VERIFYING for what in ("", ".exceptions", ".x509")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from artifacts import file_policy, safe_paths
 from artifacts.archives.tar_reader import BadArchiveError, Member
-from artifacts.dialects.accepted_files import File
+from artifacts.dialects.artifact_contents import File
 from artifacts.file_kinds import Role
 
 _WHAT = {"link": "a link", "special": "a device, a pipe, a sparse file or of unknown type"}

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from yarl import URL
 
-from artifacts.http.request_targets import get_origin
+from artifacts.http.url_policy import get_origin
 
 ALGORITHM = "AWS4-HMAC-SHA256"
 EMPTY = hashlib.sha256(b"").hexdigest()

@@ -1,6 +1,6 @@
 """Interface of a dialect: it recognizes its manifests and interprets each of their layers. Pure.
 
-A dialect only translates; it neither checks nor accepts files. `artifacts.dialects.accepted_files` and
+A dialect only translates; it neither checks nor accepts files. `artifacts.dialects.artifact_contents` and
 `artifacts.file_policy` do the checks.
 """
 

@@ -24,9 +24,9 @@ from artifacts.disk.durable_writes import Disk, DiskError, describe_os_error
 from artifacts.disk.thread_wait import wait_until_done
 from artifacts.download import concurrency, splice, tls_receive
 from artifacts.download.concurrency import Judge, Window
+from artifacts.download.partial_file import Partial
 from artifacts.download.splice import Goal
 from artifacts.download.tls_receive import Ends
-from artifacts.download.verified_file import Partial
 from artifacts.http.transport import DetachedBody
 from artifacts.oci import blob_progress as parts
 from artifacts.oci.blob_progress import Span

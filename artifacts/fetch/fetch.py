@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from artifacts import reference, source_uri
-from artifacts.credentials.aws import AwsKeys, Own
+from artifacts.credentials.aws_keys import AwsKeys, Own
 from artifacts.credentials.docker_config import Login
-from artifacts.dialects.accepted_files import RefusedError
-from artifacts.dialects.file_selection import Listing
+from artifacts.dialects.artifact_contents import RefusedError
 from artifacts.digest import Digest
 from artifacts.disk.thread_wait import run_in_thread
 from artifacts.fetch import file_host_files, registry, remote_header
@@ -29,12 +28,13 @@ from artifacts.registry_errors import DeniedError, PolicyError, RegistryError
 from artifacts.source_uri import Bucket, Hub, Local
 from artifacts.sources import huggingface as hub
 from artifacts.sources import s3
+from artifacts.sources.digest_cache import Sums
 from artifacts.sources.file_host_client import FileHost, Lone, Rules
+from artifacts.sources.file_selection import Listing
 from artifacts.sources.huggingface import HubAccess
-from artifacts.sources.learned_sums import Sums
 from artifacts.sources.s3 import BucketAccess
-from artifacts.store.copy_publication import Copy, CopySpec, Job
 from artifacts.store.layout import CopyKey, Record
+from artifacts.store.pull import Copy, CopySpec, Job
 from artifacts.store.store import Caller, Store
 from artifacts.store.tag_cache import Meanings
 

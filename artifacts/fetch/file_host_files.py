@@ -10,16 +10,16 @@ import hashlib
 from functools import partial
 from pathlib import Path
 
-from artifacts.dialects.accepted_files import File
-from artifacts.dialects.file_selection import ListedFile, Listing, SelectedFile
+from artifacts.dialects.artifact_contents import File
 from artifacts.digest import Digest
 from artifacts.disk.thread_wait import run_in_thread
 from artifacts.download.blob_download import BlobTarget, Progress, fetch_blobs
 from artifacts.formats import magic
 from artifacts.registry.blobs import Blob, BlobSource
 from artifacts.registry_errors import MismatchError
-from artifacts.store.copy_publication import Job
+from artifacts.sources.file_selection import ListedFile, Listing, SelectedFile
 from artifacts.store.layout import digest_file_name
+from artifacts.store.pull import Job
 
 LEARNED = "learned"
 """Subfolder of the job's blobs for files of unknown digest, until all are complete."""

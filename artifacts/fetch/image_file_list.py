@@ -16,7 +16,7 @@ from artifacts import safe_paths as paths
 from artifacts.archives import member_filter as members
 from artifacts.archives.decompress import FREE_BYTES, decompress_layer
 from artifacts.archives.tar_reader import BLOCK_BYTES, BadArchiveError, Member, Reader
-from artifacts.dialects.accepted_files import Contents, File
+from artifacts.dialects.artifact_contents import Contents, File
 from artifacts.registry.blobs import Blob, BlobSource
 
 SPAN_BYTES = 64 << 10

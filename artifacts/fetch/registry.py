@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 from artifacts.credentials.docker_config import Login
 from artifacts.credentials.keychain import Chain, Keychain
-from artifacts.dialects.accepted_files import RefusedError
+from artifacts.dialects.artifact_contents import RefusedError
 from artifacts.digest import Digest
 from artifacts.disk.thread_wait import run_in_thread
 from artifacts.fetch import verify_signatures
-from artifacts.fetch.registry_blobs import fetch_artifact_files
+from artifacts.fetch.registry_files import fetch_artifact_files
 from artifacts.file_policy import ALLOW
 from artifacts.http.retry import Pace
 from artifacts.http.transport import Limits, Site
@@ -35,8 +35,8 @@ from artifacts.registry.client import Client
 from artifacts.registry.mirrored_registry import Mirror, Mirrored
 from artifacts.registry_errors import PolicyError
 from artifacts.signatures.policy import Policy
-from artifacts.store.copy_publication import Copy, CopySpec, Job
 from artifacts.store.layout import CopyKey, origin_folder_name
+from artifacts.store.pull import Copy, CopySpec, Job
 from artifacts.store.store import Caller, Store
 from artifacts.store.tag_cache import Meanings
 

@@ -14,10 +14,10 @@ from contextlib import aclosing
 from pathlib import Path
 
 from artifacts.archives.tar_reader import Member, Reader
-from artifacts.dialects.accepted_files import File
+from artifacts.dialects.artifact_contents import File
 from artifacts.fetch.registry import Registries
 from artifacts.formats import gguf
-from artifacts.formats.cpu_time import OVERTIME, CpuTime
+from artifacts.formats.cpu_time_limit import OVERTIME, CpuTime
 from artifacts.formats.gguf import GgufError
 from artifacts.formats.hf_config import CONFIG_BYTES_MAX
 from artifacts.reference import Reference

@@ -19,7 +19,7 @@ from artifacts import safe_paths
 from artifacts.archives import decompress, tar_reader
 from artifacts.archives.member_filter import AcceptedMember, Sieve
 from artifacts.archives.tar_reader import BadArchiveError, Member
-from artifacts.dialects.accepted_files import File
+from artifacts.dialects.artifact_contents import File
 from artifacts.digest import Digest, parse_digest
 from artifacts.disk.durable_writes import write_all
 from artifacts.file_kinds import Role

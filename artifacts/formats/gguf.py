@@ -23,7 +23,7 @@ import msgspec
 
 from artifacts import file_kinds
 from artifacts.formats import gguf_shape
-from artifacts.formats.cpu_time import OVERTIME, CpuTime
+from artifacts.formats.cpu_time_limit import OVERTIME, CpuTime
 from artifacts.formats.gguf_shape import LAYERS_MAX, Value
 from artifacts.formats.magic import open_regular_file
 from artifacts.formats.memory_estimate import Shape

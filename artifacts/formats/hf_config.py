@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
-from artifacts.formats.cpu_time import OVERTIME, CpuTime
+from artifacts.formats.cpu_time_limit import OVERTIME, CpuTime
 from artifacts.formats.magic import open_regular_file
 from artifacts.formats.memory_estimate import LayerShape, Shape, clamp_shape
 

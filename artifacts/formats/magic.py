@@ -16,7 +16,7 @@ from io import FileIO
 from pathlib import Path
 
 from artifacts import file_kinds as kinds
-from artifacts.dialects.accepted_files import RefusedError
+from artifacts.dialects.artifact_contents import RefusedError
 
 HEAD_BYTES = 9
 

@@ -13,14 +13,7 @@ from collections.abc import Sequence
 
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from artifacts.http.request_targets import (
-    Address,
-    bracket_host,
-    format_host_port,
-    is_forbidden,
-    is_private,
-    normalize_host,
-)
+from artifacts.http.url_policy import Address, bracket_host, format_host_port, is_forbidden, is_private, normalize_host
 from artifacts.registry_errors import PolicyError
 
 

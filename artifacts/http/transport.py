@@ -1,5 +1,5 @@
 """The only HTTP client for registries and their redirect targets: aiohttp under the rules of
-`artifacts.http.request_targets`.
+`artifacts.http.url_policy`.
 
 One session serves one registry. Credentials (`Authorization`, the registry's own headers, the client certificate) are
 sent only to the registry's origin, and no more after a redirect has left it. There are no cookies. No connection is
@@ -32,7 +32,9 @@ from aiohttp.resolver import ThreadedResolver
 from multidict import CIMultiDictProxy
 from yarl import URL
 
-from artifacts.http.request_targets import (
+from artifacts.http.retry import STATUSES
+from artifacts.http.safe_resolver import Resolver
+from artifacts.http.url_policy import (
     Origin,
     get_origin,
     is_loopback,
@@ -40,8 +42,6 @@ from artifacts.http.request_targets import (
     parse_untrusted_url,
     resolve_redirect,
 )
-from artifacts.http.retry import STATUSES
-from artifacts.http.safe_resolver import Resolver
 from artifacts.registry_errors import BrokenError, PolicyError
 
 

@@ -1,7 +1,7 @@
 """Parses manifests and indexes (OCI image specification 1.1, Docker schema 2), and selects a manifest of an index.
 
 A document has at most 4 MiB, matches the requested digest, and is either a manifest or an index, never both, whatever
-its Content-Type says (CVE-2021-41190). `artifacts.dialects.accepted_files` interprets the layers.
+its Content-Type says (CVE-2021-41190). `artifacts.dialects.artifact_contents` interprets the layers.
 
 An index may list a model artifact and an image over the same blobs, images for several platforms, and attestations. The
 model artifact is preferred, then the image for this platform; attestations are ignored. Nesting is limited.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from artifacts.archives.single_file_tar import build_frame
-from artifacts.dialects.accepted_files import RefusedError
+from artifacts.dialects.artifact_contents import RefusedError
 from artifacts.digest import Digest, get_algorithm, get_hex, is_digest_of, parse_digest
 from artifacts.disk.durable_writes import Disk, write_all
 from artifacts.formats import magic

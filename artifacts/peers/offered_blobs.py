@@ -20,10 +20,10 @@ from artifacts.archives.archive_recipe import RECIPE_BYTES_MAX, Recipe, decode_r
 from artifacts.digest import Digest
 from artifacts.disk.durable_writes import Disk, list_entries
 from artifacts.download import progress_file
-from artifacts.download.verified_file import FOLDER
+from artifacts.download.partial_file import FOLDER
 from artifacts.oci.blob_progress import BlobProgress
-from artifacts.store.copy_publication import RECIPES
 from artifacts.store.layout import ROOM_DIGITS, StoreLayout, digest_file_name
+from artifacts.store.pull import RECIPES
 
 FETCHING_S = 10.0
 """A partial file modified this recently belongs to a running pull."""

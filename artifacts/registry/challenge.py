@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from yarl import URL
 
-from artifacts.http.request_targets import (
+from artifacts.http.url_policy import (
     PORTS,
     format_host_port,
     get_origin,

@@ -16,9 +16,9 @@ import msgspec
 from yarl import URL
 
 from artifacts.digest import Digest, compute_digest, is_digest_of, parse_digest
-from artifacts.http.request_targets import resolve_location
 from artifacts.http.retry import Tries
 from artifacts.http.transport import Answer
+from artifacts.http.url_policy import resolve_location
 from artifacts.oci.manifest import MANIFEST_BYTES_MAX, OCI_INDEX
 from artifacts.registry import auth, blobs
 from artifacts.registry.blobs import Blob

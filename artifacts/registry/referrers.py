@@ -12,8 +12,8 @@ import msgspec
 from yarl import URL
 
 from artifacts.digest import BadDigestError, Digest, get_algorithm, get_hex, parse_digest
-from artifacts.http.request_targets import find_next_page
 from artifacts.http.transport import CompleteResponse
+from artifacts.http.url_policy import find_next_page
 from artifacts.oci.manifest import MANIFEST_BYTES_MAX, OCI_INDEX
 from artifacts.registry.client import Client
 from artifacts.registry.manifests import ACCEPTED, fetch_manifest

@@ -1,7 +1,7 @@
 """Resolves a reference in its registry to the manifest, its config, and the files that they list. I/O.
 
 Follows indexes to the manifest for this node. Every document matches the digest and size stated by the previous one; no
-weights are fetched. `artifacts.dialects.accepted_files` decides which files are accepted.
+weights are fetched. `artifacts.dialects.artifact_contents` decides which files are accepted.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import os
 from contextlib import aclosing
 from typing import NamedTuple
 
-from artifacts.dialects import accepted_files as contents
-from artifacts.dialects.accepted_files import Contents
+from artifacts.dialects import artifact_contents as contents
+from artifacts.dialects.artifact_contents import Contents
 from artifacts.digest import Digest
 from artifacts.oci import manifest
 from artifacts.oci.descriptor import Platform

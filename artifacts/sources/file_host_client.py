@@ -14,9 +14,9 @@ from typing import NamedTuple, Self
 from yarl import URL
 
 from artifacts.digest import Digest
-from artifacts.http.request_targets import get_origin
 from artifacts.http.retry import Pace, Tries
 from artifacts.http.transport import Answer, CompleteResponse, Limits, Site, Transport
+from artifacts.http.url_policy import get_origin
 from artifacts.registry import blobs
 from artifacts.registry.blobs import Blob, Sink
 from artifacts.registry_errors import AbsentError, BrokenError, DeniedError, MismatchError, RegistryError

@@ -19,9 +19,8 @@ from urllib.parse import quote
 import msgspec
 from yarl import URL
 
-from artifacts.dialects import file_selection as listing
-from artifacts.dialects.file_selection import ListedFile, Listing
-from artifacts.http.request_targets import (
+from artifacts.http.transport import REDIRECT_STATUSES, CompleteResponse
+from artifacts.http.url_policy import (
     REDIRECTS_MAX,
     find_next_page,
     get_origin,
@@ -29,10 +28,11 @@ from artifacts.http.request_targets import (
     parse_untrusted_url,
     resolve_redirect,
 )
-from artifacts.http.transport import REDIRECT_STATUSES, CompleteResponse
 from artifacts.registry_errors import PolicyError, RegistryError
 from artifacts.source_uri import Hub
+from artifacts.sources import file_selection as listing
 from artifacts.sources.file_host_client import FileHost, Rules
+from artifacts.sources.file_selection import ListedFile, Listing
 
 ENDPOINT = "https://huggingface.co"
 INFO_BYTES_MAX = 16 << 20

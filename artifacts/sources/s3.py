@@ -17,16 +17,16 @@ from urllib.parse import unquote_plus
 
 from yarl import URL
 
-from artifacts.credentials.aws import AwsKeys
+from artifacts.credentials.aws_keys import AwsKeys
 from artifacts.credentials.sigv4 import Asked, Scope, encode_uri, sign_request
-from artifacts.dialects.file_selection import FILES_MAX, ListedFile, Listing, select_files
 from artifacts.http import xml
-from artifacts.http.request_targets import parse_untrusted_url
 from artifacts.http.transport import CompleteResponse
+from artifacts.http.url_policy import parse_untrusted_url
 from artifacts.http.xml import BadXmlError, Element
 from artifacts.registry_errors import PolicyError, RegistryError
 from artifacts.source_uri import Bucket
 from artifacts.sources.file_host_client import Explain, FileHost, Rules
+from artifacts.sources.file_selection import FILES_MAX, ListedFile, Listing, select_files
 
 PAGES_MAX = 50
 AT_ONCE = 8

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from artifacts.dialects.accepted_files import File
+from artifacts.dialects.artifact_contents import File
 from artifacts.digest import BadDigestError, Digest, parse_digest
 from artifacts.disk.durable_writes import Disk, list_entries, walk_folder
 

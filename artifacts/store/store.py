@@ -18,16 +18,16 @@ from pathlib import Path
 from time import time as unix_s
 from typing import NamedTuple, Self
 
-from artifacts.dialects.accepted_files import File
+from artifacts.dialects.artifact_contents import File
 from artifacts.digest import Digest
 from artifacts.disk import locks as flocks
 from artifacts.disk.durable_writes import FULL, SHUT, Disk, describe_os_error
 from artifacts.disk.thread_wait import run_in_thread
 from artifacts.registry_errors import MismatchError, UnreachableError
 from artifacts.store.copies import CopyStore
-from artifacts.store.copy_publication import Copy, CopySpec, Job, Pull
 from artifacts.store.layout import CopyKey, ForbiddenError, HeldError, NoRoomError, Record, StoreError, StoreLayout
 from artifacts.store.permission_cache import Permits
+from artifacts.store.pull import Copy, CopySpec, Job, Pull
 from artifacts.store.reservations import SPARE_BYTES, Evicted, Free, Reservations
 from artifacts.store.victim_selection import Choice, select_victims
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from artifacts import digest as digests
-from artifacts.dialects.accepted_files import File
+from artifacts.dialects.artifact_contents import File
 from artifacts.disk.durable_writes import walk_folder
 from artifacts.store.layout import Record
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from autoscaler.spec.pod import GPU
 from autoscaler.spec.settings import NodeKind, Settings, kind_of
-from autoscaler.state.pending_labels import Taint
+from autoscaler.state.node_labels_and_taints import Taint
 from autoscaler.state.world import NodeId, World
 
 GPU_COUNT = "capacity.cluster-autoscaler.kubernetes.io/gpu-count"

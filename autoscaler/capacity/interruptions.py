@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from autoscaler.capacity.lead_times import NO_LEARNT, estimate_lead_time
 from autoscaler.state.capacity import Lease
-from autoscaler.state.pending_labels import UNNEEDED
+from autoscaler.state.node_labels_and_taints import UNNEEDED
 from autoscaler.state.world import Cordon, CordonTarget, World
 
 TAKEN: Mapping[str, tuple[str, bool]] = {

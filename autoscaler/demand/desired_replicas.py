@@ -29,7 +29,7 @@ from autoscaler.demand.residency import (
     refused_until_s,
 )
 from autoscaler.demand.schedule import compute_replica_floor
-from autoscaler.queries.gateways import is_demand_complete, list_silent_gateways
+from autoscaler.queries.gateway_reports import is_demand_complete, list_silent_gateways
 from autoscaler.queries.operator_orders import STOPPED, WOKEN, find_drain_cordon
 from autoscaler.spec.model import Model
 from autoscaler.state import StateRecord

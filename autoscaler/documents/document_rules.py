@@ -18,16 +18,16 @@ from collections.abc import Iterator
 
 import msgspec
 
-from autoscaler.slicing.slicer_families import is_device_annotation, is_device_resource
+from autoscaler.slicing.slicers import is_device_annotation, is_device_resource
 from autoscaler.slicing.vendors import TEMPLATES
 from autoscaler.spec import cron
 from autoscaler.spec.artifact_name import STORED
 from autoscaler.spec.capacity import check_providers
 from autoscaler.spec.decode import Path, WrongKeyError, suggest_nearest
+from autoscaler.spec.document_names import ALIAS, ALIAS_WANTED, NAME, NAME_CHARS_MAX, check_alias, check_name
 from autoscaler.spec.engines import ENGINES, PLACEHOLDER, PLACEHOLDERS
 from autoscaler.spec.installation_ownership import TITLE, TITLE_WANTED
 from autoscaler.spec.model import Model, ModelSpec, ReplicaRange, ReplicaWindow
-from autoscaler.spec.name_conflicts import ALIAS, ALIAS_WANTED, NAME, NAME_CHARS_MAX, check_alias, check_name
 from autoscaler.spec.pod import EnvSource, check_labels, check_object_name, check_pod, check_resources, check_source
 from autoscaler.spec.policy import check_policy, is_address, is_network
 from autoscaler.spec.settings import NodeKind, Settings, Signatures, Tls

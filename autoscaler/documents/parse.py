@@ -3,9 +3,9 @@
 Owns the form of a document (apiVersion, kind, metadata, spec; Settings have neither metadata nor spec), the rules
 between documents of files, and the conversion back to YAML. The caller reads the files and passes their names and
 texts. Every error names the file, the document, the key path and the expected value. The first error raises; nothing is
-loaded partially. With `contain=True`, an unexpected exception replaces only its Model by a stand-in (`stand_ins`).
-`read_document` reads an object of a cluster by the same rules; `autoscaler.spec.name_conflicts` resolves conflicts of
-names there.
+loaded partially. With `contain=True`, an unexpected exception replaces only its Model by a stand-in
+(`partial_decoding`). `read_document` reads an object of a cluster by the same rules; `autoscaler.spec.document_names`
+resolves conflicts of names there.
 
 Environment variables override Settings: `PILOTLIGHT_LIMITS_BODY_BYTES_MAX=1Mi` is `limits.bodyBytesMax: 1Mi`. The name
 is the key path in upper case with underscores; the value is YAML. The environment is an argument. A variable with the
@@ -36,8 +36,8 @@ from autoscaler.documents.document_rules import (
     check_tenant,
     find_unsupported_key,
 )
-from autoscaler.documents.references import References, Written, hide_values, restore
-from autoscaler.documents.stand_ins import read_known_keys
+from autoscaler.documents.partial_decoding import read_known_keys
+from autoscaler.documents.variable_and_file_references import References, Written, hide_values, restore
 from autoscaler.exception_handling import Failure, attempt, describe_error
 from autoscaler.spec.decode import Part, WrongKeyError, decode_value, format_path, suggest_nearest
 from autoscaler.spec.engines import default_slots
@@ -164,7 +164,7 @@ class Documents(msgspec.Struct, frozen=True, kw_only=True):
     tenants: tuple[Tenant, ...] = ()
     settings: Settings = Settings()
     undecoded: Mapping[ModelName, UndecodedDocument] = {}
-    """The documents of those `models` that are stand-ins (`autoscaler.documents.stand_ins`)."""
+    """The documents of those `models` that are stand-ins (`autoscaler.documents.partial_decoding`)."""
     written: Mapping[tuple[str, str], Written] = {}
     """(kind, name) -> the document's texts with references, by key path."""
     values: Mapping[str, str] = {}

@@ -17,20 +17,20 @@ from autoscaler.demand.desired_replicas import DesiredReplicas
 from autoscaler.demand.residency import BEGINNING, NO_HISTORY, NO_LOAD, median_start_s
 from autoscaler.explain.decision_log import Log, RefusedCalls
 from autoscaler.explain.decision_log import Row as LogRow
-from autoscaler.explain.ladder import Step, explain_ladder
-from autoscaler.explain.ladder import describe_ladder as offered
+from autoscaler.explain.scale_up_options import Step, explain_ladder
+from autoscaler.explain.scale_up_options import describe_ladder as offered
 from autoscaler.fold.model_quarantine import list_quarantined_models
 from autoscaler.fold.quarantine_mask import mask_quarantined
-from autoscaler.placement.learning.training_input import describe_training_input
+from autoscaler.placement.learning.training import describe_training_input
 from autoscaler.placement.model.bin_builder import build_bins, build_hosts, build_placement_request
 from autoscaler.placement.model.predicates import count_fitting_devices, group_occupants_by_domain, rejection_reason
 from autoscaler.placement.model.types import EvictionLevel
 from autoscaler.planner.reconcile import choose_eviction_level, model_absence_reason, start_after_s
 from autoscaler.provisioning.unplaceable_models import Fitting
 from autoscaler.queries import measured_memory
-from autoscaler.queries.crowded_slices import explain_misplacement
-from autoscaler.queries.gateways import STALLED, decide_stop, list_known_gateways, list_silent_gateways
+from autoscaler.queries.gateway_reports import STALLED, decide_stop, list_known_gateways, list_silent_gateways
 from autoscaler.queries.operator_orders import explain_closed_slice
+from autoscaler.queries.overcommitted_slices import explain_misplacement
 from autoscaler.queries.response_types import Row
 from autoscaler.queries.unschedulable_replicas import list_avoided_nodes
 from autoscaler.spec.artifact_name import is_stored, normalize_artifact

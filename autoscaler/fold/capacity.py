@@ -12,7 +12,7 @@ from math import inf
 
 from msgspec.structs import replace
 
-from autoscaler.capacity import fabric_agents
+from autoscaler.capacity import agent_device_requests
 from autoscaler.capacity.delivered_slices import is_slice_of_lease
 from autoscaler.capacity.group_machines_in_flight import (
     adopt_group,
@@ -175,7 +175,9 @@ def _looked(draft: Draft, lease: Lease, there: Mapping[NodeId, list[Slice]]) -> 
 def _due_s(draft: Draft, lease: Lease) -> float:
     """When undelivered capacity is no longer counted on. A queued order can be overdue only once it is granted."""
     now_s = draft.now_s
-    if now_s < lease.due_s and fabric_agents.explain_attach_failure(lease, draft.agents.now, draft.world.settings):
+    if now_s < lease.due_s and agent_device_requests.explain_attach_failure(
+        lease, draft.agents.now, draft.world.settings
+    ):
         return now_s
     if not lease.offer.queued:
         return lease.due_s

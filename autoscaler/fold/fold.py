@@ -1,7 +1,7 @@
 """Computes the next `World`: `fold(world, batch, now_s)` applies a batch of observations to the snapshot. Pure.
 
 This module dispatches the observations of a batch in order and handles the simple ones. The others are in `replicas`,
-`gateway_reports`, `agent_reports`, `mig`, `capacity`, `model_quarantine` and `operator_orders` (with leadership);
+`gateway_reports`, `agent_reports`, `mig`, `capacity`, `model_quarantine` and `leadership_and_orders` (with leadership);
 `autoscaler.demand.model_history` keeps what is learned about Models. Every write goes through `Draft`, which copies a
 map once per batch, if it changes. Observations never raise; our own Actions raise IllegalIntentError if the state table
 does not allow them. The version rises by one with each batch that requires an update of gateways.
@@ -16,7 +16,15 @@ from msgspec.structs import replace
 from autoscaler.capacity import interruptions
 from autoscaler.demand import model_history as histories
 from autoscaler.demand.residency import NO_HISTORY
-from autoscaler.fold import agent_reports, capacity, gateway_reports, mig, model_quarantine, operator_orders, replicas
+from autoscaler.fold import (
+    agent_reports,
+    capacity,
+    gateway_reports,
+    leadership_and_orders,
+    mig,
+    model_quarantine,
+    replicas,
+)
 from autoscaler.fold.draft import Draft
 from autoscaler.queries.measured_memory import correct_memory_estimate
 from autoscaler.state.actions import AcquireLease, Acted, CutNode, ReleaseLease
@@ -154,7 +162,7 @@ def _one(draft: Draft, observation: Observation) -> None:
         case LessonLearnt():
             _lesson(draft, observation.lesson)
         case CordonsSeen() | ModelWoken() | ModelStopped():
-            operator_orders.apply_operator_observation(draft, observation)
+            leadership_and_orders.apply_operator_observation(draft, observation)
         case NodeReported():
             agent_reports.apply_agent_report(draft, observation)
         case CuttableSeen() | CutRefused():
@@ -171,7 +179,7 @@ def _one(draft: Draft, observation: Observation) -> None:
         ):
             capacity.apply_capacity_observation(draft, observation)
         case LeadingSeen() | FollowingSeen() | Synced():
-            operator_orders.apply_leadership_observation(draft, observation)
+            leadership_and_orders.apply_leadership_observation(draft, observation)
         case Tick():
             _half_open(draft)
 
@@ -284,7 +292,7 @@ def _pass_time(draft: Draft) -> None:
     """Apply the effects of time: expire reports, quarantines and stops, and record the current demand."""
     gateway_reports.expire_reports(draft)
     model_quarantine.expire_quarantines(draft)
-    operator_orders.end_completed_stops(draft)
+    leadership_and_orders.end_completed_stops(draft)
     agent_reports.forget_silent_nodes(draft)
     capacity.update_leases(draft)
     cordons = interruptions.derive_cordons(draft.world, draft.before, draft.now_s)

@@ -14,7 +14,7 @@ from autoscaler.demand import model_history as histories
 from autoscaler.demand.residency import residency_s
 from autoscaler.fold.draft import Draft
 from autoscaler.fold.memory import apply_memory_use
-from autoscaler.queries import crowded_slices, device_health, unschedulable_replicas
+from autoscaler.queries import device_health, overcommitted_slices, unschedulable_replicas
 from autoscaler.queries.device_health import is_lost
 from autoscaler.queries.operator_orders import is_stop_ordered
 from autoscaler.spec.model import Model
@@ -258,9 +258,9 @@ def _facts(draft: Draft, before: Replica, seen: ReplicaSeen) -> Replica:
     if (
         after.resources.chosen
         and after.resources.slices != before.resources.slices
-        and not crowded_slices.is_on_chosen_devices(draft.world, after)
+        and not overcommitted_slices.is_on_chosen_devices(draft.world, after)
     ):
-        draft.record(before, after, "misplaced", crowded_slices.explain_misplacement(after))
+        draft.record(before, after, "misplaced", overcommitted_slices.explain_misplacement(after))
     return after
 
 

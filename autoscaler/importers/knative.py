@@ -29,14 +29,8 @@ from autoscaler.importers.decode import (
     split_command,
 )
 from autoscaler.importers.kubeai.models import Source, write_vllm_spec
+from autoscaler.importers.pod_template import REPLICAS_MAX, convert_environment, keep_own, read_name, write_resources
 from autoscaler.importers.result import ConversionError, ConversionResult, Document, Sketch
-from autoscaler.importers.workload import (
-    REPLICAS_MAX,
-    convert_environment,
-    keep_own,
-    read_name,
-    write_resources,
-)
 from autoscaler.spec.decode import Part, Path, WrongKeyError
 
 API_VERSION = "serving.knative.dev/v1"

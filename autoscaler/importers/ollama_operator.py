@@ -23,8 +23,8 @@ from autoscaler.importers.decode import (
     simplify_name,
 )
 from autoscaler.importers.kubeai.models import Source, write_ollama_spec
+from autoscaler.importers.pod_template import convert_environment, keep_own, read_name, write_resources
 from autoscaler.importers.result import ConversionError, ConversionResult, Document, Sketch
-from autoscaler.importers.workload import convert_environment, keep_own, read_name, write_resources
 from autoscaler.spec.decode import Part, Path, WrongKeyError
 
 API_VERSION = "ollama.ayaka.io/v1"

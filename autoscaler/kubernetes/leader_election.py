@@ -1,9 +1,9 @@
 """Leader election: reads and writes the Lease and notifies this process of gained and lost leadership. I/O.
 
-`autoscaler.kubernetes.lease_state_machine` decides what is written and whether we lead. When leadership is lost,
-`follow` is called first, and it stops all work in progress before the Lease can be acquired again. Every request ends
-within a fifth of the Lease's duration. The watch on the holder only shortens the wait after a release; decisions use
-the Lease as read. Wall-clock times are written for people and never read.
+`autoscaler.kubernetes.leader_election_state_machine` decides what is written and whether we lead. When leadership is
+lost, `follow` is called first, and it stops all work in progress before the Lease can be acquired again. Every request
+ends within a fifth of the Lease's duration. The watch on the holder only shortens the wait after a release; decisions
+use the Lease as read. Wall-clock times are written for people and never read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
-from autoscaler.kubernetes.lease_state_machine import RENEW, ElectionCandidate, LeaseRecord, Write
+from autoscaler.kubernetes.leader_election_state_machine import RENEW, ElectionCandidate, LeaseRecord, Write
 from autoscaler.kubernetes.watch import Watched
 from autoscaler.spec.installation_ownership import Ownership, installation_id
 

@@ -26,7 +26,7 @@ from autoscaler.placement.model.topology import CLIQUE
 from autoscaler.placement.model.types import EvictionLevel, PlacementRequest, RequiredArtifacts, RestartCosts
 from autoscaler.placement.packer import pack, request_sort_key
 from autoscaler.state.capacity import Lease, LeaseId, Offer
-from autoscaler.state.pending_labels import PendingLabels
+from autoscaler.state.node_labels_and_taints import PendingLabels
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId, World
 
 Got: TypeAlias = list[tuple[PlacementRequest, tuple[SliceId, ...]]]

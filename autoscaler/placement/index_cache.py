@@ -14,7 +14,7 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.index.residual_waste_tables import Taught
 from autoscaler.placement.learning.expected_demand import PossibleStarts, Starts
-from autoscaler.placement.learning.training_input import decode_placement_values
+from autoscaler.placement.learning.training import decode_placement_values
 from autoscaler.placement.model.bin_builder import (
     ENDING,
     NOTHING_KEPT,

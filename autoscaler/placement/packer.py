@@ -6,7 +6,7 @@ Used by the planner, what-if queries and simulations. `autoscaler.planner.plan` 
    spread from other replicas of the model, weights and image on the node, and least waste. An elastic request may be
    granted less memory than requested (`autoscaler.placement.index.elastic_requests`).
 2. If it does not fit, it waits for room that is coming, or evicts the cheapest victims
-   (`autoscaler.placement.eviction_options`).
+   (`autoscaler.placement.eviction_search`).
 3. Requests that can grow get memory that no other request can use (`autoscaler.placement.memory_growth`).
 
 Invariants:
@@ -32,7 +32,7 @@ from math import isnan
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.placement.eviction import COMING, EVICT, LOCKED, EvictionOption, Key, eviction_cost, sum_host_requests
-from autoscaler.placement.eviction_options import EvictionSearch
+from autoscaler.placement.eviction_search import EvictionSearch
 from autoscaler.placement.index.elastic_requests import MEAN, ElasticBudget, place_elastic
 from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.memory_growth import grow_placements, validate_growth

@@ -42,7 +42,7 @@ from autoscaler.placement.index_cache import IndexCache
 from autoscaler.placement.model.bin_builder import ENDING, list_start_locks, stuck_s
 from autoscaler.placement.model.topology import add_spread_nodes
 from autoscaler.placement.model.types import PackResult, Placement, PlacementRequest, RestartCosts, Unplaced
-from autoscaler.placement.whole_gpu_waits import mark_gpu_waits
+from autoscaler.placement.partitionable_gpus import mark_gpu_waits
 from autoscaler.planner.reconcile import (
     NOTHING,
     ModelDiff,
@@ -53,18 +53,18 @@ from autoscaler.planner.reconcile import (
     retire_replica,
 )
 from autoscaler.provisioning import provisioner
-from autoscaler.queries.crowded_slices import list_excess_replicas
 from autoscaler.queries.device_health import ILL, list_lost_replicas
-from autoscaler.queries.gateways import count_running_calls, decide_stop, list_stalled_replicas, next_change_s
+from autoscaler.queries.gateway_reports import count_running_calls, decide_stop, list_stalled_replicas, next_change_s
 from autoscaler.queries.measured_memory import compute_slots
 from autoscaler.queries.operator_orders import STOPPED
+from autoscaler.queries.overcommitted_slices import list_excess_replicas
 from autoscaler.rearrange import vacate_gpu
 from autoscaler.rearrange.consolidation import plan_consolidation
 from autoscaler.rearrange.defragmentation import defragment
 from autoscaler.rearrange.mig_repartition import plan_repartition
 from autoscaler.rearrange.replica_migration import MigrationContext, build_relocation_requests, drain_stranded_replica
+from autoscaler.spec.document_names import format_replica_id
 from autoscaler.spec.model import Model
-from autoscaler.spec.name_conflicts import format_replica_id
 from autoscaler.state.actions import (
     AcquireLease,
     Action,

@@ -22,7 +22,7 @@ from autoscaler.demand.residency import BEGINNING, NO_HISTORY, NO_LOAD, residenc
 from autoscaler.placement.model.bin_builder import build_placement_request
 from autoscaler.placement.model.types import EvictionLevel, PlacementRequest, Urgency
 from autoscaler.queries.device_health import is_lost
-from autoscaler.queries.gateways import STALLED, is_demand_complete, list_stalled_replicas
+from autoscaler.queries.gateway_reports import STALLED, is_demand_complete, list_stalled_replicas
 from autoscaler.queries.operator_orders import explain_drain, find_drain_cordon, is_stop_ordered
 from autoscaler.queries.unschedulable_replicas import is_drain_final, list_avoided_nodes
 from autoscaler.spec.model import ADOPTED_HASH, Model

@@ -18,7 +18,7 @@ from autoscaler.documents.parse import Documents
 from autoscaler.fold.fold import Observation
 from autoscaler.placement.model.bin_builder import build_bins
 from autoscaler.planner.plan import Planner
-from autoscaler.queries.gateways import count_running_calls
+from autoscaler.queries.gateway_reports import count_running_calls
 from autoscaler.rearrange.mig_repartition import WAIT_S
 from autoscaler.rearrange.paid_capacity import advance
 from autoscaler.state import StateRecord

@@ -18,7 +18,7 @@ from autoscaler.spec.pod import GPU, selector_of
 from autoscaler.spec.quantity import whole_number
 from autoscaler.spec.settings import NodeKind, Settings, kind_of
 from autoscaler.state.capacity import Bought, Offer
-from autoscaler.state.pending_labels import Taint, filter_provisioning_labels
+from autoscaler.state.node_labels_and_taints import Taint, filter_provisioning_labels
 from autoscaler.state.world import World
 
 PRODUCT, MEMORY_MIB, COUNT, REPLICAS = (f"{GPU}.{name}" for name in ("product", "memory", "count", "replicas"))

@@ -26,7 +26,7 @@ from autoscaler.demand.schedule import compute_replica_floor
 from autoscaler.placement.capacity_simulation import SimulationContext, devices_for
 from autoscaler.placement.model.types import PlacementRequest, Urgency
 from autoscaler.state.capacity import Capacity, Lease, Offer, OfferId
-from autoscaler.state.pending_labels import PendingLabels, can_label_appear, find_untolerated_taint
+from autoscaler.state.node_labels_and_taints import PendingLabels, can_label_appear, find_untolerated_taint
 from autoscaler.state.world import NodeId, World
 from autoscaler.text import format_duration
 

@@ -31,6 +31,7 @@ from autoscaler.placement.capacity_simulation import (
 )
 from autoscaler.placement.model.types import EvictionLevel, PackResult, PlacementRequest, Unplaced
 from autoscaler.placement.packer import request_sort_key
+from autoscaler.provisioning.fabric_device_claims import commit_claim
 from autoscaler.provisioning.headroom import (
     NONE,
     compute_headroom,
@@ -52,7 +53,6 @@ from autoscaler.provisioning.offer_selection import (
     rate_offer,
     remaining_delivery_s,
 )
-from autoscaler.provisioning.published_devices import commit_claim
 from autoscaler.provisioning.release import plan_releases
 from autoscaler.provisioning.unplaceable_models import build_future_fit_check
 from autoscaler.state.actions import AcquireLease, ReleaseLease

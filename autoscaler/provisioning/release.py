@@ -15,13 +15,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from math import inf
 from typing import Final
 
+from autoscaler.capacity.agent_device_requests import explain_attach_failure
 from autoscaler.capacity.delivered_slices import has_replica_on_node, is_release_blocked, slices_of
-from autoscaler.capacity.fabric_agents import explain_attach_failure
 from autoscaler.capacity.interruptions import is_lease_ending, is_on_unneeded_node
 from autoscaler.capacity.lead_times import DUE_S, NO_LEARNT, estimate_lead_time, keep_s
 from autoscaler.placement.capacity_simulation import SimulationContext
-from autoscaler.provisioning.published_devices import CLAIM_S
-from autoscaler.queries.gateways import is_demand_complete
+from autoscaler.provisioning.fabric_device_claims import CLAIM_S
+from autoscaler.queries.gateway_reports import is_demand_complete
 from autoscaler.queries.operator_orders import is_force_drained
 from autoscaler.spec.capacity import provider_keep_seconds
 from autoscaler.state.actions import ReleaseLease

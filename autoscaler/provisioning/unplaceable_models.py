@@ -21,7 +21,7 @@ from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.mig_candidates import list_mig_candidates
 from autoscaler.placement.model.bin_builder import build_empty_bins, build_placement_request
 from autoscaler.placement.model.types import EvictionLevel
-from autoscaler.placement.whole_gpu_waits import list_rejoinable_gpus
+from autoscaler.placement.partitionable_gpus import list_rejoinable_gpus
 from autoscaler.spec.model import Model
 from autoscaler.state.world import Slice, SliceId, World
 

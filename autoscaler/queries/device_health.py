@@ -20,8 +20,8 @@ from msgspec.structs import replace
 
 from autoscaler.agent_contract import NODE_EXPIRY_S, DeviceReport, NodeReport, PodDevices
 from autoscaler.contract import ReplicaId
-from autoscaler.queries.crowded_slices import list_crowded_slices
-from autoscaler.slicing.nvidia_sharing import MPS
+from autoscaler.queries.overcommitted_slices import list_crowded_slices
+from autoscaler.slicing.nvidia_gpus import MPS
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import (

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from autoscaler.contract import ModelName
 from autoscaler.state.lifecycle import ReplicaState
-from autoscaler.state.pending_labels import NodeBackoff
+from autoscaler.state.node_labels_and_taints import NodeBackoff
 from autoscaler.state.world import NodeId, Replica, World
 
 UNSCHEDULABLE = frozenset({"Unschedulable", "SchedulingGated"})

@@ -26,7 +26,7 @@ from autoscaler.placement.model.predicates import describe_request, find_require
 from autoscaler.placement.model.topology import WORDS
 from autoscaler.placement.model.types import Bin, EvictionLevel, NodeConstraints, Occupant, PlacementRequest, Unplaced
 from autoscaler.placement.unplaced_reasons import Pieces, pieces_of
-from autoscaler.queries.gateways import is_demand_complete
+from autoscaler.queries.gateway_reports import is_demand_complete
 from autoscaler.rearrange.replica_migration import (
     MigrationContext,
     MigrationStep,

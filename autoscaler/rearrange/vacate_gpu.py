@@ -37,7 +37,7 @@ from autoscaler.placement.model.types import (
     Victim,
 )
 from autoscaler.placement.packer import pack, request_sort_key, wait_reason
-from autoscaler.placement.whole_gpu_waits import list_rejoinable_gpus, share_split_gpus
+from autoscaler.placement.partitionable_gpus import list_rejoinable_gpus, share_split_gpus
 from autoscaler.state.resources import NO_ROOM, ResourceAmount
 from autoscaler.state.world import Slice, SliceId, World
 
@@ -79,8 +79,8 @@ def pack_vacating_gpus(
     """Run the packer, and vacate GPUs for requests that it leaves unplaced.
 
     If a replica starts on a part of a GPU, requests that wait for the rest of that GPU
-    (`autoscaler.placement.whole_gpu_waits`) release their slices to other requests. `build_index(going, kept)`: builds
-    the slice index without the replicas `going` and with the slices `kept` closed, with their reasons. `still`:
+    (`autoscaler.placement.partitionable_gpus`) release their slices to other requests. `build_index(going, kept)`:
+    builds the slice index without the replicas `going` and with the slices `kept` closed, with their reasons. `still`:
     requests for which no GPU is vacated.
     """
     packing, index, _ = _emptied(wants, build_index, ground, still)

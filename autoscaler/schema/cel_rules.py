@@ -37,7 +37,7 @@ from autoscaler.documents.document_rules import (
     SCHEMES,
 )
 from autoscaler.schema.pod_types import TYPES
-from autoscaler.slicing.slicer_families import AMOUNTS_BEGIN, CHOICES, CHOICES_BEGIN, NETWORK_BEGIN
+from autoscaler.slicing.slicers import AMOUNTS_BEGIN, CHOICES, CHOICES_BEGIN, NETWORK_BEGIN
 from autoscaler.spec.artifact_name import STORED
 from autoscaler.spec.engines import ENGINES
 from autoscaler.spec.installation_ownership import TITLE, TITLE_WANTED

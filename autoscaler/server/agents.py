@@ -21,9 +21,9 @@ import msgspec
 from aiohttp import web
 
 from autoscaler.agent_contract import NodeAnswer, NodeReport, NodeWants
-from autoscaler.capacity import fabric_agents
+from autoscaler.capacity import agent_device_requests
 from autoscaler.contract import ModelName, make_decoder
-from autoscaler.controller.fault_attribution import find_culprits, rank_suspects
+from autoscaler.controller.fault_containment import find_culprits, rank_suspects
 from autoscaler.controller.loop import Loop, LoopStep
 from autoscaler.exception_handling import Failure, attempt, can_complete
 from autoscaler.fold.model_quarantine import list_quarantined_models
@@ -159,7 +159,7 @@ class NodeWantsServer:
         """Return the wants, and the assignments of inspections on which they are based. Changes no assignment."""
         lookers = copy(self._lookers)
         looks = lookers.looks(world, self._readers.keys(), self._now_s)
-        fabric = fabric_agents.build_fabric_wants(world)
+        fabric = agent_device_requests.build_fabric_wants(world)
         return build_node_wants(world, early, self._images.of(world, early), looks, fabric), lookers
 
     async def messages(self, node: NodeId) -> AsyncGenerator[bytes]:

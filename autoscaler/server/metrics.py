@@ -32,7 +32,7 @@ from autoscaler.controller.loop import LoopStep
 from autoscaler.exception_handling import FaultReport, attempt_for, raise_fault
 from autoscaler.fold.model_quarantine import list_quarantined_models
 from autoscaler.provisioning.release import Leaving, is_leaving
-from autoscaler.queries.crowded_slices import room_of
+from autoscaler.queries.overcommitted_slices import room_of
 from autoscaler.queries.start_phases import phases_with_parts_s
 from autoscaler.state.actions import Action, FailStart
 from autoscaler.state.capacity import Capacity, Lease

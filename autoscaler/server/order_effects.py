@@ -15,7 +15,7 @@ from autoscaler.demand.desired_replicas import LIVE
 from autoscaler.demand.residency import NO_HISTORY, idle_window_s
 from autoscaler.fold.model_quarantine import list_quarantined_models
 from autoscaler.provisioning.unplaceable_models import Fitting
-from autoscaler.queries.gateways import count_running_calls
+from autoscaler.queries.gateway_reports import count_running_calls
 from autoscaler.queries.operator_orders import FORCE_S, STILL_THERE, find_drain_cordon, list_target_replicas
 from autoscaler.queries.response_types import OrderResult
 from autoscaler.routing.routes import front_settings

@@ -15,7 +15,7 @@ import msgspec
 from aiohttp import web
 
 from autoscaler.contract import ModelName
-from autoscaler.controller.fault_attribution import find_culprits, rank_suspects
+from autoscaler.controller.fault_containment import find_culprits, rank_suspects
 from autoscaler.controller.loop import Loop
 from autoscaler.exception_handling import Failure, attempt
 from autoscaler.fold.model_quarantine import list_quarantined_models

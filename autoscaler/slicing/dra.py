@@ -34,12 +34,12 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from autoscaler.slicing.base import MIB, NodeFacts, Object, PodFields, SliceShare, in_mib, parse_size
 from autoscaler.slicing.dra_resource_slices import DraDevice, Policy, Pools, read_pools
 from autoscaler.slicing.mig import mig_profile_capacity, parent_memory_bytes
 from autoscaler.slicing.mig_geometry import Cut, geometry_of
 from autoscaler.slicing.mig_placement import Fleet, MigPlacement
-from autoscaler.slicing.nvidia_sharing import REPLICAS_MAX
+from autoscaler.slicing.nvidia_gpus import REPLICAS_MAX
+from autoscaler.slicing.slicer_protocol import MIB, NodeFacts, Object, PodFields, SliceShare, in_mib, parse_size
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import DeviceId, Slice, SliceId
 

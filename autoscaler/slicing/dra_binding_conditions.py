@@ -14,9 +14,9 @@ from typing import Any, Literal, NamedTuple
 
 from msgspec.structs import replace
 
-from autoscaler.slicing.base import Object
 from autoscaler.slicing.dra import dra_device_name_of_id
 from autoscaler.slicing.dra_resource_slices import ATTACHED_FIRST
+from autoscaler.slicing.slicer_protocol import Object
 from autoscaler.state.world import Slice
 
 SAID_MAX = 200

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from autoscaler.slicing.base import MEMORY_MIB_MAX, MIB, Object, parse_size
+from autoscaler.slicing.slicer_protocol import MEMORY_MIB_MAX, MIB, Object, parse_size
 
 Counters = Mapping[tuple[str, str], int]
 """(counter set, counter) -> how much."""

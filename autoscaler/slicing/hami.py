@@ -20,7 +20,8 @@ from typing import ClassVar, Literal, NamedTuple
 
 import msgspec
 
-from autoscaler.slicing.base import (
+from autoscaler.slicing.nvidia_gpus import VOLCANO
+from autoscaler.slicing.slicer_protocol import (
     MEMORY_MIB_MAX,
     MIB,
     NodeFacts,
@@ -31,7 +32,6 @@ from autoscaler.slicing.base import (
     parse_count,
     parse_mebibytes,
 )
-from autoscaler.slicing.nvidia_sharing import VOLCANO
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import DeviceId, Slice, SliceId
 

@@ -18,7 +18,8 @@ from typing import ClassVar, NamedTuple
 
 import yaml
 
-from autoscaler.slicing.base import (
+from autoscaler.slicing.mig_geometry import Geometry, MigError, geometry_of
+from autoscaler.slicing.slicer_protocol import (
     NodeFacts,
     Object,
     PodFields,
@@ -27,7 +28,6 @@ from autoscaler.slicing.base import (
     parse_count,
     parse_mebibytes,
 )
-from autoscaler.slicing.mig_geometry import Geometry, MigError, geometry_of
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId
 

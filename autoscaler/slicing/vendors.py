@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from autoscaler.slicing.base import MIB, NodeFacts, PodFields, Slicer, SliceShare, parse_count, parse_size
 from autoscaler.slicing.hami import SCHEDULER, Card, Hami, HamiNames, parse_cards
+from autoscaler.slicing.slicer_protocol import MIB, NodeFacts, PodFields, Slicer, SliceShare, parse_count, parse_size
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import DeviceId, Slice, SliceId
 

@@ -12,8 +12,8 @@ from typing import Annotated
 from msgspec import Meta, field
 
 from autoscaler.spec.decode import Part, Path, WrongKeyError
+from autoscaler.spec.document_names import check_name
 from autoscaler.spec.model import Auto, Seconds
-from autoscaler.spec.name_conflicts import check_name
 from autoscaler.spec.pod import check_label_value, check_labels, check_object_name
 
 Text = Annotated[str, Meta(min_length=1, max_length=253)]

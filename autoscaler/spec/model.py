@@ -284,7 +284,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Concurrent requests per replica: the spec's value, else the engine's default."""
     served_name: str = ""
     """The name under which the engine serves the Model, if it is not the Model's name: an older Model has that name
-    (`autoscaler.spec.name_conflicts`).
+    (`autoscaler.spec.document_names`).
     """
     created_unix_s: int = 0
     order: int = 0

@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple
 
 from autoscaler.contract import ModelName
 from autoscaler.state import StateRecord
+from autoscaler.state.node_labels_and_taints import Taint
 from autoscaler.state.pending_claims import PendingDeviceClaim
-from autoscaler.state.pending_labels import Taint
 
 NAME_MAX = 40
 _UNSAFE = re.compile(r"[^a-z0-9-]+")

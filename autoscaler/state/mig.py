@@ -7,7 +7,7 @@ are in seconds of the `World`'s monotonic clock.
 from __future__ import annotations
 
 from autoscaler.state import StateRecord
-from autoscaler.state.pending_labels import Taint
+from autoscaler.state.node_labels_and_taints import Taint
 
 SUCCESS, FAILED = "success", "failed"
 """The states that NVIDIA's mig-manager reports at the end. Any other value: it has not finished, or it does not run."""

@@ -3,7 +3,7 @@
 Owns these types, the names of attachable devices in our ResourceSlices, and the parser for claims (resource.k8s.io/v1)
 to which the scheduler allocated such devices. The pod of such a claim is not bound until a condition is written to the
 claim (KEP-5007). `autoscaler.provisioning.provisioner` decides what to order,
-`autoscaler.provisioning.published_devices` what to publish and write. Never raises.
+`autoscaler.provisioning.fabric_device_claims` what to publish and write. Never raises.
 """
 
 from __future__ import annotations

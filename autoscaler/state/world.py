@@ -2,7 +2,7 @@
 
 The types only; `autoscaler.fold.fold` computes the next `World` from a `World` and a batch of observations
 (`autoscaler.state.events`). Records are frozen and replaced as a whole. All times are seconds of one monotonic clock
-(`now_s`), which the caller passes. `autoscaler.placement.learning.training_input` creates and decodes the learned
+(`now_s`), which the caller passes. `autoscaler.placement.learning.training` creates and decodes the learned
 `PlacementValues`, which are also stored in the state directory and sent between processes.
 """
 
@@ -23,7 +23,7 @@ from autoscaler.state.capacity import NOTHING as NO_CAPACITY
 from autoscaler.state.images import NodeImages
 from autoscaler.state.lifecycle import ReplicaState
 from autoscaler.state.mig import Intent, MigNode
-from autoscaler.state.pending_labels import NodeBackoff, PendingLabels, Taint
+from autoscaler.state.node_labels_and_taints import NodeBackoff, PendingLabels, Taint
 from autoscaler.state.resources import NOTHING, HostAmount, HostResources, Isolation, RequestFrequency, SliceClass
 
 
@@ -161,7 +161,7 @@ class Drain(StateRecord, frozen=True):
     """The Model that needs its slice. None: it is not an eviction."""
     stranded: bool = False
     crowded: bool = False
-    """Whether one of its slices is overcommitted (`autoscaler.queries.crowded_slices`)."""
+    """Whether one of its slices is overcommitted (`autoscaler.queries.overcommitted_slices`)."""
     taken: bool = False
     """Whether another program ends it (a queue that reclaims quota, an eviction). This does not count as a failure."""
 
@@ -353,7 +353,7 @@ class History(StateRecord, frozen=True):
 
 
 class Fault(StateRecord, frozen=True):
-    """Exceptions that a Model caused (`autoscaler.controller.fault_attribution`)."""
+    """Exceptions that a Model caused (`autoscaler.controller.fault_containment`)."""
 
     reason: str
     """The last exception: type, location and message."""

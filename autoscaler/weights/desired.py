@@ -128,7 +128,7 @@ def build_node_wants(
     """Return the wants of each node that has any.
 
     `early`: from `list_promised_placements`; `images`: from `autoscaler.weights.image_prepull`; `looks`: from
-    `autoscaler.weights.desired`; `fabric`: from `autoscaler.capacity.fabric_agents`.
+    `autoscaler.weights.desired`; `fabric`: from `autoscaler.capacity.agent_device_requests`.
     """
     waiting: dict[NodeId, dict[WeightsRequest, list[Replica]]] = {}
     held: dict[NodeId, set[str]] = {}

@@ -16,7 +16,7 @@ from autoscaler.spec.settings import Weights
 from bench import documents
 from bench.kit import model_of
 from bench.weights.cost import Cost
-from pilotlight.models.weights import Supply
+from pilotlight.models.weights_fetch import Supply
 
 MORE = 20
 

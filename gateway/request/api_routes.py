@@ -44,7 +44,7 @@ class Kind(Enum):
 
 class Operation(NamedTuple):
     """One operation. Only INFER has an `engine_path`; it is a constant, and never contains the client's bytes.
-    For Ollama's API it is the client's path, which `gateway.dialects.ollama` replaces.
+    For Ollama's API it is the client's path, which `gateway.dialects.ollama_requests` replaces.
     """
 
     kind: Kind

@@ -17,7 +17,7 @@ from gateway.limits import Limits
 from gateway.memory.body_budget import TLS_BYTES, BodyBudget
 from gateway.request.auth import Directory
 from gateway.telemetry import Telemetry
-from gateway.upstream.check_client import CheckClient
+from gateway.upstream.external_check_client import CheckClient
 from gateway.upstream.pool import Upstreams
 
 if TYPE_CHECKING:

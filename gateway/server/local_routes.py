@@ -17,8 +17,8 @@ from gateway.errors import CallError
 from gateway.http import responses
 from gateway.http.request_head import TOKEN, Head
 from gateway.request.api_routes import Kind, Operation
-from gateway.server import landing_page, ollama_routes
-from gateway.server.ollama_routes import listed_names
+from gateway.server import landing_page, local_ollama_routes
+from gateway.server.local_ollama_routes import listed_names
 
 if TYPE_CHECKING:
     from gateway.server.context import GatewayContext
@@ -52,7 +52,7 @@ def handle_local_route(
     if operation.kind is Kind.LANDING:
         return _landing(gateway, head, request_id, cors_fields, secure=secure)
     if operation.dialect == "ollama":
-        body = ollama_routes.handle_ollama_route(gateway, head, operation, body)
+        body = local_ollama_routes.handle_ollama_route(gateway, head, operation, body)
     elif operation.kind is Kind.HEALTH:
         body = b'{"status":"ok"}'
     elif operation.kind is Kind.LIST_MODELS:

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from autoscaler.contract import ModelEntry
-from gateway.dialects import ollama
-from gateway.dialects.ollama_stream import ReplyConverter
+from gateway.dialects import ollama_requests
+from gateway.dialects.ollama_responses import ReplyConverter
 from gateway.dispatch.call import Call, Outcome
 from gateway.errors import (
     CallError,
@@ -35,9 +35,9 @@ from gateway.request.api_routes import Operation
 from gateway.request.auth import cache_salt
 from gateway.request.headers import get_call_headers
 from gateway.server import precheck
-from gateway.server.ollama_routes import format_time
+from gateway.server.local_ollama_routes import format_time
+from gateway.server.ollama_response_relay import TranslatedAnswer
 from gateway.server.proxied_call import COLD, ENDED, RELAYING, SENT, ProxiedCall
-from gateway.server.translated_answer import TranslatedAnswer
 
 if TYPE_CHECKING:
     from gateway.server.connection import Connection
@@ -57,7 +57,7 @@ def admit_ollama_call(
     if headers.error is not None:
         raise headers.error.with_traceback(None)  # the cached error would otherwise keep every traceback
     precheck.check_media(gateway, head, operation, headers)
-    translated = ollama.translate_request(operation, _whole_body(request))
+    translated = ollama_requests.translate_request(operation, _whole_body(request))
     if len(translated.body) > gateway.body_bytes_max:
         raise too_large(gateway.body_bytes_max)
     target, default = translated.target, gateway.directory.settings.default_model
@@ -87,8 +87,8 @@ def admit_ollama_call(
 
 def _whole_body(request: Request) -> bytes:
     body = request.body
-    if len(body) > ollama.BODY_BYTES_MAX:
-        raise translated_too_large(ollama.BODY_BYTES_MAX)
+    if len(body) > ollama_requests.BODY_BYTES_MAX:
+        raise translated_too_large(ollama_requests.BODY_BYTES_MAX)
     if isinstance(body, bytes):
         return body
     if not isinstance(body, ChunkedBody):
@@ -138,7 +138,7 @@ class OllamaCall(ProxiedCall):
 
     def __init__(  # noqa: PLR0917  as Call.__init__
         self, call: Call, gateway: GatewayContext, client: Connection, head: Head, operation: Operation,
-        entry: ModelEntry, body: Body, translated: ollama.Translated,
+        entry: ModelEntry, body: Body, translated: ollama_requests.Translated,
     ) -> None:  # fmt: skip
         super().__init__(call, gateway, client, head, operation, entry, body)
         self._translated = translated

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from autoscaler.contract import TenantEntry
 from gateway import errors
-from gateway.dialects import ollama
+from gateway.dialects import ollama_requests
 from gateway.dispatch.memory_pressure import Pressure
 from gateway.http.host_check import is_from_foreign_page
 from gateway.http.request_head import Head
@@ -38,8 +38,8 @@ def check_head(gateway: GatewayContext, head: Head, operation: Operation | None,
     if operation.kind is not Kind.INFER:
         check_body_size(operation, size)
         return
-    if operation.dialect == "ollama" and size > ollama.BODY_BYTES_MAX:
-        raise errors.translated_too_large(ollama.BODY_BYTES_MAX)
+    if operation.dialect == "ollama" and size > ollama_requests.BODY_BYTES_MAX:
+        raise errors.translated_too_large(ollama_requests.BODY_BYTES_MAX)
     tenant, headers = gateway.tenant(head), get_call_headers(head)
     if headers.error is not None:
         raise headers.error.with_traceback(None)

@@ -28,7 +28,7 @@ from gateway.errors import (
     upstream_error,
     upstream_timeout,
 )
-from gateway.http import responses, sse_events
+from gateway.http import responses, sse_relay
 from gateway.http.body_buffers import Body, StreamingBody
 from gateway.http.request_head import Head, Request
 from gateway.http.response_reader import LAST_CHUNK, BodyWalker, ResponseHead, extract_tail
@@ -41,7 +41,7 @@ from gateway.request.headers import get_call_headers, upstream_head
 from gateway.request.multipart import Form
 from gateway.server import precheck as early
 from gateway.server.response_relay import Answer
-from gateway.upstream import check_client, token_usage
+from gateway.upstream import external_check_client, token_usage
 from gateway.upstream.connection import Loss, Sink
 
 if TYPE_CHECKING:
@@ -338,7 +338,7 @@ class ProxiedCall(Sink):
         self._count_held(self._held_bytes + len(content))
         if self._held_bytes > external_checks.CONTENT_BYTES_MAX:
             self._break(unchecked_answer())
-        elif self._gateway.checks.held_bytes > check_client.HELD_BYTES_MAX:
+        elif self._gateway.checks.held_bytes > external_check_client.HELD_BYTES_MAX:
             self._break(too_many_checks())
 
     def _count_held(self, size: int) -> None:
@@ -430,10 +430,10 @@ class ProxiedCall(Sink):
             if self.call.sent_s and now_s - self.call.sent_s > limit_s and not isinstance(self._body, StreamingBody):
                 self._bounce("timeout")
             elif self.call.stream and self._is_silent(now_s):
-                self._keep_alive(now_s, sse_events.render_keepalive(self.call.dialect))
+                self._keep_alive(now_s, sse_relay.render_keepalive(self.call.dialect))
         elif stage == CHECKING:
             if self.call.stream and self._is_silent(now_s):
-                self._keep_alive(now_s, sse_events.render_keepalive(self.call.dialect))
+                self._keep_alive(now_s, sse_relay.render_keepalive(self.call.dialect))
         elif stage == RELAYING:
             moved, self._moved = self._moved, False
             paused = self.call.stream and self._client.paused  # then no byte is expected
@@ -447,7 +447,7 @@ class ProxiedCall(Sink):
                 self._break(upstream_timeout())
             elif self.call.stream and self._answer.whole and self._is_silent(now_s):
                 self._stream_event_s = now_s
-                self._client.write(self._answer.frame(sse_events.render_keepalive(self.call.dialect)))
+                self._client.write(self._answer.frame(sse_relay.render_keepalive(self.call.dialect)))
 
     def fail(self, error: CallError) -> None:
         """End it now: the grace period of a shutdown is over, or the rest of its body cannot be read."""
@@ -460,7 +460,7 @@ class ProxiedCall(Sink):
         if self.call.stream:
             if self._is_silent(now_s):
                 position, expected_s = self._gateway.dispatch.wait_note(self.call, now_s)
-                self._keep_alive(now_s, sse_events.render_waiting_event(position, expected_s, self.call.dialect))
+                self._keep_alive(now_s, sse_relay.render_waiting_event(position, expected_s, self.call.dialect))
         elif 0 < self._gateway.directory.settings.silent_seconds_max <= now_s - self.call.arrived_s:
             self._gateway.perform(self._gateway.dispatch.give_up(self.call, now_s))
 
@@ -526,7 +526,7 @@ class ProxiedCall(Sink):
         self._relay(data)
 
     def _frame(self, content: bytes) -> bytes:
-        return sse_events.encode_chunk(content) if self._framed else content
+        return sse_relay.encode_chunk(content) if self._framed else content
 
     def _relayed_head(self, head: ResponseHead, *, length: int | None, chunked: bool) -> bytes:
         more = b"server-timing: %b\r\n%b" % (self._timing(), self._client.cors)

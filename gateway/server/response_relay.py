@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.http.response_reader import LAST_CHUNK, BodyWalker, ResponseHead
-from gateway.http.sse_events import EventGate, encode_chunk, render_engine_error
+from gateway.http.sse_relay import EventGate, encode_chunk, render_engine_error
 
 ERROR_BODY_BYTES_MAX = 16 << 10
 """Maximum size of an engine's error that is converted to an event; a longer one is not parsed."""

@@ -18,7 +18,7 @@ from collections import deque
 from typing import NoReturn, cast
 
 from loadtest.fake_engine.api_dialects import DIALECTS, Answer, BadRequestError, Head, parse_head, read_ask, tokens_of
-from loadtest.fake_engine.faults import CHILD_S_MAX, Knobs, parse_arguments
+from loadtest.fake_engine.arguments import CHILD_S_MAX, Knobs, parse_arguments
 
 HEAD_BYTES_MAX = 64 << 10
 BODY_BYTES_MAX = 64 << 20

@@ -17,7 +17,7 @@ from autoscaler.agent_contract import DeviceReport, PodDevices, PodUse
 from autoscaler.contract import TOTAL_MAX
 from autoscaler.drivers.local.nvml import Nvml, NvmlError, open_nvml
 from autoscaler.queries.device_health import NOTICED_BYTES
-from pilotlight.agent.kubelet.sockets import NodeSockets, pod_uid
+from pilotlight.agent.kubelet.grpc_clients import NodeSockets, pod_uid
 from pilotlight.agent.weights.report_limits import limit_images
 
 ANSWER_S_MAX = 5.0

@@ -30,18 +30,18 @@ from pilotlight.agent.autoscaler_client import HttpWay
 from pilotlight.agent.gpu.device_plugin_pods import parse_pod_selector
 from pilotlight.agent.gpu.fabric_node import open_gpu_attachment
 from pilotlight.agent.gpu.hotplug_loop import Attaching
+from pilotlight.agent.kubelet.grpc_clients import POD_RESOURCES, NodeSockets
 from pilotlight.agent.kubelet.image_pull import Images, ImageWanted
-from pilotlight.agent.kubelet.sockets import POD_RESOURCES, NodeSockets
 from pilotlight.agent.node_observer import NodeLook, NodeLooks, should_report
 from pilotlight.agent.reporter import Agent
 from pilotlight.agent.weights import peer_sharing
 from pilotlight.agent.weights.fetch import PullSecrets
 from pilotlight.agent.weights.keeper import WeightsKeeper
 from pilotlight.agent.weights.peers import Neighbours, PeerOptions
-from pilotlight.net import access
+from pilotlight.net import contract_access as access
 from pilotlight.net import http_server as health
-from pilotlight.net.access import Access
 from pilotlight.net.certificates import Identity
+from pilotlight.net.contract_access import Access
 from pilotlight.net.file_reload import Files
 from pilotlight.net.listen import Address, AddressType
 from pilotlight.options import DIRECTORY, FILE, access_options, autoscalers_option, health_option

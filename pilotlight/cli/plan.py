@@ -16,7 +16,7 @@ import msgspec
 
 from autoscaler.contract import ModelName
 from autoscaler.documents.parse import Documents
-from autoscaler.drivers.kubernetes.inventory import declared
+from autoscaler.drivers.kubernetes.inventory import declared_devices
 from autoscaler.drivers.local.devices import Devices
 from autoscaler.drivers.local.nvml import NvmlError
 from autoscaler.planner.what_if import CALLS_MAX, PATH, Answer, AssumedDemand, what_if
@@ -92,7 +92,7 @@ def list_devices(documents: Documents) -> tuple[Slice, ...]:
     """Return the devices in Settings, else this machine's. Raises click.ClickException."""
     settings = documents.settings
     if settings.nodes:
-        return declared.build_declared_slices(settings.nodes, (), {})
+        return declared_devices.build_declared_slices(settings.nodes, (), {})
     try:
         return asyncio.run(Devices(settings.devices).open())
     except NvmlError as error:

@@ -29,13 +29,13 @@ from pilotlight.options import (
 )
 
 if TYPE_CHECKING:
-    from pilotlight.net.access import Access
+    from pilotlight.net.contract_access import Access
 
 
 def _access(cert: Path | None, key: Path | None, ca: Path | None, token: Path | None) -> Access:
     """Return the access that `access_options` describe."""
-    from pilotlight.net.access import Access
     from pilotlight.net.certificates import Identity
+    from pilotlight.net.contract_access import Access
 
     return Access(identity=Identity(cert=cert, key=key, ca=ca), token=token)
 

@@ -23,7 +23,7 @@ from autoscaler.capacity.attachable_nodes import (
 from autoscaler.capacity.group_machines_in_flight import collect_group_limits
 from autoscaler.providers.karpenter.nodepool import VERSIONS
 from autoscaler.providers.kube import AnswerError, Object, Server, choose_served_version
-from autoscaler.providers.kueue import placeholder_pod
+from autoscaler.providers.kueue import objects as placeholder_pod
 from autoscaler.providers.machine_set_watcher import list_machine_group_objects, read_machine_groups
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.provisioning_request import objects

@@ -20,7 +20,7 @@ from autoscaler.engines import LaunchCommand
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.kubernetes.constants import NODES
 from autoscaler.kubernetes.rbac import Right, Scope, list_required_rights
-from autoscaler.kubernetes.resources import event_log
+from autoscaler.kubernetes.resources import events
 from autoscaler.kubernetes.unreadable_objects import Unreadable
 from autoscaler.schema.crds import GROUP, MODEL, TENANT, CrdKind, build_crd
 from autoscaler.spec import installation_ownership
@@ -31,7 +31,7 @@ from pilotlight.doctor import capacity as checks_capacity
 from pilotlight.doctor import gpu_operator
 from pilotlight.doctor import nodes as checks_nodes
 from pilotlight.doctor.finding import Finding
-from pilotlight.provider_api import Objects
+from pilotlight.provider_kubernetes_client import Objects
 from pilotlight.safe_output import list_names
 
 VERSION_MIN = (1, 30)
@@ -274,11 +274,11 @@ async def _reported(api: Api, scene: Scene) -> dict[str, Unreadable]:
     within = "" if scene.scope == "cluster" else f"/namespaces/{scene.engines}"
     found: dict[str, Unreadable] = {}
     try:
-        async for page in api.pages(f"/api/v1{within}/events", {"fieldSelector": f"reason={event_log.UNREADABLE}"}):
+        async for page in api.pages(f"/api/v1{within}/events", {"fieldSelector": f"reason={events.UNREADABLE}"}):
             for event in page.items:
                 about = event["involvedObject"]
                 kind, namespace, name = (str(about.get(key, "")) for key in ("kind", "namespace", "name"))
-                reason = str(event.get("message", "")).removeprefix(event_log.SKIPS)
+                reason = str(event.get("message", "")).removeprefix(events.SKIPS)
                 when = f" (Event of {event.get('lastTimestamp')})"
                 found[about.get("uid", "")] = Unreadable(kind, namespace, name, "", reason + when)
     except ApiError as error:

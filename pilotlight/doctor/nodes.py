@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from autoscaler.slicing import nvidia_sharing as shared
-from autoscaler.slicing.base import NodeFacts
+from autoscaler.slicing import nvidia_gpus as shared
+from autoscaler.slicing.slicer_protocol import NodeFacts
 from autoscaler.spec.pod import GPU
 from autoscaler.state.world import NodeId
 from autoscaler.text import format_count

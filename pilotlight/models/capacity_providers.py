@@ -18,21 +18,20 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import click
 from msgspec.structs import replace
 
-from autoscaler.capacity import fabric_agents
+from autoscaler.capacity import agent_device_requests
 from autoscaler.capacity.attachable_nodes import count_devices_on_node
 from autoscaler.capacity.group_machines_in_flight import read_group_limits
 from autoscaler.contract import ModelName
 from autoscaler.placement.model.prices import Prices
 from autoscaler.providers.cluster_autoscaler.provider import NodeGroup
 from autoscaler.providers.cro.provider import CroFabric, NodeLock
-from autoscaler.providers.device_usage import find_device_user
 from autoscaler.providers.karpenter.disruption_guard import DisruptionGuard
 from autoscaler.providers.karpenter.provider import KarpenterNodes
 from autoscaler.providers.kube import Object, Server
 from autoscaler.providers.kueue.provider import KueuePlaces
 from autoscaler.providers.lead_time_store import LeadTimeStore
 from autoscaler.providers.machine_set_watcher import MachineGroupWatcher
-from autoscaler.providers.node_deletion import DeletionDelay
+from autoscaler.providers.node_deletion_delay import DeletionDelay
 from autoscaler.providers.provider import Provider
 from autoscaler.providers.provisioning_request.provider import ProvisioningProvider
 from autoscaler.providers.redfish.attach_detach import Around as Alongside
@@ -42,8 +41,9 @@ from autoscaler.providers.redfish.inventory import Reading
 from autoscaler.providers.redfish.kubernetes_objects import SECRETS, ConfigMapNotes, OpenSites, RedfishCredentials
 from autoscaler.providers.redfish.planning import FabricContext
 from autoscaler.providers.redfish.provider import RedfishFabric
+from autoscaler.providers.release_checks import find_device_user
 from autoscaler.providers.runner import Observe, ProviderRunner
-from autoscaler.provisioning.published_devices import Published, find_published_devices
+from autoscaler.provisioning.fabric_device_claims import Published, find_published_devices
 from autoscaler.spec.capacity import ProviderSettings
 from autoscaler.spec.settings import Settings
 from autoscaler.state.capacity import AcquireOrder, ReleaseOrder
@@ -113,7 +113,7 @@ def build_redfish_provider(entry: ProviderSettings, around: Around) -> Provider:
     async def busy(node: str, uuids: tuple[str, ...]) -> str:
         used = await find_device_user(server, node, uuids)
         return used or (
-            fabric_agents.explain_detach_block(world(), node, uuids, around.clock()) if redfish.agents else ""
+            agent_device_requests.explain_detach_block(world(), node, uuids, around.clock()) if redfish.agents else ""
         )
 
     service = Service(redfish.url, access.login, access.tls, may_write=around.leads)

@@ -19,10 +19,10 @@ import msgspec
 from artifacts.formats import gguf
 from autoscaler import engines
 from autoscaler.contract import ModelName
-from autoscaler.documents.document_faults import PART
+from autoscaler.documents.document_quarantine import PART
 from autoscaler.documents.document_rules import NAME_CHARS_MAX
 from autoscaler.documents.parse import DocumentError, Documents, parse_documents, to_yaml
-from autoscaler.documents.references import hide_values
+from autoscaler.documents.variable_and_file_references import hide_values
 from autoscaler.drivers.driver import Launcher
 from autoscaler.engines.programs.installed import find_installed_programs
 from autoscaler.exception_handling import Failure, attempt, can_complete, describe_error

@@ -15,10 +15,10 @@ import msgspec
 
 from artifacts import file_kinds as kinds
 from artifacts.archives.tar_reader import BadArchiveError
-from artifacts.dialects.accepted_files import File
+from artifacts.dialects.artifact_contents import File
 from artifacts.fetch import remote_header
 from artifacts.formats import gguf, hf_config
-from artifacts.formats.cpu_time import CpuTime
+from artifacts.formats.cpu_time_limit import CpuTime
 from artifacts.formats.gguf import GgufError
 from artifacts.formats.hf_config import ConfigError
 from artifacts.formats.memory_estimate import Shape

@@ -31,7 +31,7 @@ FIRST_S = 5.0
 LAST_S = 600.0
 """The first and the longest delay after a failure."""
 
-log = logging.getLogger("pilotlight.models.weights")
+log = logging.getLogger("pilotlight.models.weights_fetch")
 
 
 @dataclass(slots=True)

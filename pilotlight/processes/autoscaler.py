@@ -20,7 +20,7 @@ from aiohttp import web
 
 from autoscaler.contract import GatewayId, ModelName
 from autoscaler.controller.loop import Listener, Loop, LoopStep
-from autoscaler.documents.document_faults import PART, DocumentFault, list_faults_over
+from autoscaler.documents.document_quarantine import PART, DocumentFault, list_faults_over
 from autoscaler.documents.parse import Documents
 from autoscaler.drivers.driver import Driver
 from autoscaler.drivers.local.cordon_file import CordonFile
@@ -55,7 +55,6 @@ from autoscaler.state.world import Leadership, World
 from pilotlight import __version__, process
 from pilotlight.models import capacity_providers
 from pilotlight.models.cpu_warning import CpuBound
-from pilotlight.models.credentials import SignersError
 from pilotlight.models.document_loading import (
     NONE_KNOWN,
     build_launcher,
@@ -64,12 +63,13 @@ from pilotlight.models.document_loading import (
     problem_file,
     read_documents,
 )
-from pilotlight.models.fit_needs import load_memory_needs, read_reported_needs
+from pilotlight.models.explain_fit_needs import load_memory_needs, read_reported_needs
 from pilotlight.models.page_cache import Warming
-from pilotlight.models.weights import STORE, Supply
-from pilotlight.net import access
+from pilotlight.models.registry_access import SignersError
+from pilotlight.models.weights_fetch import STORE, Supply
+from pilotlight.net import contract_access as access
 from pilotlight.net import http_server as health
-from pilotlight.net.access import Access
+from pilotlight.net.contract_access import Access
 from pilotlight.net.file_reload import Files
 from pilotlight.net.listen import Address, check_operations, socket_of
 from pilotlight.processes import cluster

@@ -29,7 +29,7 @@ from autoscaler.controller.weights_wait import AgentNodeSupply
 from autoscaler.drivers import probes
 from autoscaler.drivers.driver import SharedDriver
 from autoscaler.drivers.resilient_tasks import retry_until_success
-from autoscaler.fold import operator_orders
+from autoscaler.fold import leadership_and_orders
 from autoscaler.fold.fold import Observation
 from autoscaler.queries.device_health import is_device_memory_free
 from autoscaler.queries.measured_memory import AS_ASKED, Given
@@ -42,7 +42,7 @@ from autoscaler.weights import mount_choice
 from pilotlight.models.capacity_providers import Supplies
 
 if TYPE_CHECKING:
-    from autoscaler.drivers.kubernetes.inventory.declared import DeclaredDevices
+    from autoscaler.drivers.kubernetes.inventory.declared_devices import DeclaredDevices
     from autoscaler.drivers.kubernetes.inventory.mig_manager import NodeCutter
     from autoscaler.drivers.kubernetes.inventory.node_cordons import NodeCordons
     from autoscaler.kubernetes.api import Api
@@ -122,13 +122,13 @@ class Cluster:
         """`apis`: one for writes, closed when leadership ends, and one for reads. `name` is our name in Events."""
         from autoscaler.drivers.kubernetes.composite import CompositeDriver
         from autoscaler.drivers.kubernetes.driver import KubernetesDriver
-        from autoscaler.drivers.kubernetes.inventory.declared import DeclaredDevices
+        from autoscaler.drivers.kubernetes.inventory.declared_devices import DeclaredDevices
         from autoscaler.drivers.kubernetes.inventory.disruption_budgets import Disruptions
         from autoscaler.drivers.kubernetes.inventory.mig_manager import NodeCutter
         from autoscaler.drivers.kubernetes.inventory.node_cordons import NodeCordons
         from autoscaler.server.token_review import Tokens
         from pilotlight.processes.cluster_documents import Resources
-        from pilotlight.provider_api import Objects
+        from pilotlight.provider_kubernetes_client import Objects
 
         acting, asking = apis
         owner = Ownership(options.installation)
@@ -254,7 +254,7 @@ class Cluster:
 
     def heard(self) -> frozenset[int]:
         """Return the epochs that gateways and agents have reported."""
-        return operator_orders.list_reported_epochs(self._loop.world)
+        return leadership_and_orders.list_reported_epochs(self._loop.world)
 
     def lead(self, epoch: int) -> None:
         """Start leading with a `World` that is rebuilt from the current state."""

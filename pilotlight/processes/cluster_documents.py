@@ -17,14 +17,14 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
 from autoscaler.documents import document_rules, parse
-from autoscaler.documents.document_faults import PART, DocumentFault, list_faults_over
+from autoscaler.documents.document_quarantine import PART, DocumentFault, list_faults_over
 from autoscaler.drivers import probes
 from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver, WorkloadEvent
 from autoscaler.drivers.resilient_tasks import retry_until_success
 from autoscaler.importers.kubeai import models as kubeai
-from autoscaler.importers.kubeai.system import CHART
+from autoscaler.importers.kubeai.config import CHART
 from autoscaler.kubernetes.installation_leases import ModelClaims
-from autoscaler.kubernetes.resources import event_log, model_status
+from autoscaler.kubernetes.resources import events, model_status
 from autoscaler.kubernetes.resources.document_merge import CUSTOMS, FILES, Installation, Status
 from autoscaler.kubernetes.resources.event_writer import Events
 from autoscaler.kubernetes.resources.kubeai_watcher import KUBEAI, KubeaiModels
@@ -32,12 +32,12 @@ from autoscaler.kubernetes.resources.model_status import list_subjects
 from autoscaler.kubernetes.resources.status_writer import Statuses
 from autoscaler.kubernetes.resources.watcher import DocumentWatcher, StatusSeen
 from autoscaler.spec.decode import WrongKeyError, format_path
+from autoscaler.spec.document_names import Origin
 from autoscaler.spec.installation_ownership import INSTALLATION, Ownership
 from autoscaler.spec.model import Model
-from autoscaler.spec.name_conflicts import Origin
 from autoscaler.spec.tenant import Tenant
 from autoscaler.state.events import DocumentsSeen, FaultSeen
-from pilotlight.models.cluster_memory import Sizes
+from pilotlight.models.cluster_model_memory import Sizes
 
 if TYPE_CHECKING:
     from autoscaler.controller.loop import Loop
@@ -190,9 +190,9 @@ class Resources:
     def _note(self, note: WorkloadEvent) -> None:
         """Write an Event for a workload's owner."""
         kind, namespace, name = note.workload
-        about = event_log.Regarding("apps/v1", kind, namespace, name, note.uid)
-        weight = event_log.WARNING if note.warning else event_log.NORMAL
-        self._events.note(about, event_log.ModelEvent(ModelName(""), note.reason, note.message, weight))
+        about = events.Regarding("apps/v1", kind, namespace, name, note.uid)
+        weight = events.WARNING if note.warning else events.NORMAL
+        self._events.note(about, events.ModelEvent(ModelName(""), note.reason, note.message, weight))
 
     async def run(self) -> None:
         """Read and write until cancelled; call `flush` afterwards."""

@@ -28,13 +28,14 @@ from gateway.limits import Limits
 from gateway.ops import build_ops_application
 from gateway.server.tls_handshakes import Handshakes
 from pilotlight import process
-from pilotlight.net import access, certificates
+from pilotlight.net import certificates
+from pilotlight.net import contract_access as access
 from pilotlight.net import http_server as health
-from pilotlight.net.access import Access
 from pilotlight.net.certificates import Identity
-from pilotlight.net.event_file import EventFile
+from pilotlight.net.contract_access import Access
 from pilotlight.net.file_reload import Files
 from pilotlight.net.listen import Address, check_operations, socket_of, start_servers
+from pilotlight.processes.request_event_file import EventFile
 from pilotlight.safe_output import write_stderr
 
 INFORMED_S_MAX = 5.0

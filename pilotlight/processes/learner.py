@@ -14,7 +14,7 @@ import sys
 
 import msgspec
 
-from autoscaler.placement.learning import training_input
+from autoscaler.placement.learning import training
 from autoscaler.placement.learning.learner import Draw
 from autoscaler.state.world import PlacementValues, TrainingInput
 from pilotlight import process
@@ -34,8 +34,8 @@ def main() -> None:
     limit_resource(resource.RLIMIT_AS, MEMORY_BYTES_MAX)
     try:
         exercise = msgspec.json.decode(sys.stdin.buffer.read(EXERCISE_BYTES_MAX), type=TrainingInput)
-        write_lesson(training_input.build_initial_values(exercise))
-        write_lesson(training_input.learn_placement_values(exercise, build_random_draw))
+        write_lesson(training.build_initial_values(exercise))
+        write_lesson(training.learn_placement_values(exercise, build_random_draw))
     except (ValueError, MemoryError) as error:
         sys.exit(f"{type(error).__name__}: {error}")
 

@@ -1,7 +1,7 @@
 """Runs the learner of placement values in a process of its own, passes results to the loop, and stores them.
 
 Runs at most one learner (`pilotlight.processes.learner`) at a time and logs its results;
-`autoscaler.placement.learning.training_input` decides when to learn and from what. Only the leader learns; the next
+`autoscaler.placement.learning.training` decides when to learn and from what. Only the leader learns; the next
 leader uses its own file or learns again. Nothing waits for the learner: until there is a result, the packer uses sizes
 alone.
 """
@@ -20,8 +20,8 @@ from autoscaler.controller.loop import Loop
 from autoscaler.drivers.local.learned_files import LessonFile
 from autoscaler.exception_handling import Failure, attempt
 from autoscaler.fold.quarantine_mask import mask_quarantined
-from autoscaler.placement.learning import training_input
-from autoscaler.placement.learning.training_input import Tried
+from autoscaler.placement.learning import training
+from autoscaler.placement.learning.training import Tried
 from autoscaler.state.events import LessonLearnt
 from autoscaler.state.world import PlacementValues, TrainingInput, World
 from pilotlight.processes.supervisor import select_module_flag
@@ -93,7 +93,7 @@ class LearnerRunner:
             self._say(f"values for placement could not be learned ({error}); the previous ones stay in use")
             self._tried = Tried(self._clock(), failed=True)
         else:
-            self._say(f"learnt: {training_input.describe_training_input(exercise)} ({why})")
+            self._say(f"learnt: {training.describe_training_input(exercise)} ({why})")
             self._tried = Tried(self._clock(), failed=False)
 
     async def _learn(self, exercise: TrainingInput) -> None:
@@ -151,13 +151,13 @@ class LearnerRunner:
 def _due(world: World, tried: Tried | None, now_s: float) -> tuple[TrainingInput, str] | None:
     """Return the training input and the reason for learning now, or None. Quarantined Models are not learned."""
     world = mask_quarantined(world)
-    exercise = training_input.build_training_input(world, now_s)
-    why = "" if exercise is None else training_input.training_reason(exercise, world.learned.lesson, tried, now_s)
+    exercise = training.build_training_input(world, now_s)
+    why = "" if exercise is None else training.training_reason(exercise, world.learned.lesson, tried, now_s)
     return (exercise, why) if exercise is not None and why else None
 
 
 def _read(line: bytes) -> PlacementValues:
     """Decode PlacementValues. Raises ValueError."""
     lesson = msgspec.json.decode(line, type=PlacementValues)
-    training_input.decode_placement_values(lesson)
+    training.decode_placement_values(lesson)
     return lesson

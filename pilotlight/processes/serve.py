@@ -19,8 +19,8 @@ from autoscaler.drivers.local.state_directory import InUseError, StateDirectory,
 from autoscaler.exception_handling import reraise_memory_error
 from autoscaler.spec.settings import Limits, Settings, Signatures, Tls
 from autoscaler.text import format_count
-from pilotlight.models.credentials import SignersError, load_signature_policy
 from pilotlight.models.document_loading import gather_documents, needs_tenant, problem_file
+from pilotlight.models.registry_access import SignersError, load_signature_policy
 from pilotlight.net import certificates
 from pilotlight.net.certificates import FileError, Identity
 from pilotlight.net.listen import Address, check_operations, open_listeners

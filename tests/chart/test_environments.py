@@ -143,7 +143,7 @@ def test_rendering_twice_with_cert_manager_or_secrets_is_identical() -> None:
     assert generated[0] != generated[1], "the test would see it"
 
 
-def test_cert_manager_creates_a_separate_authority_for_agents() -> None:
+def test_chart_with_cert_manager_has_a_separate_authority_for_agents() -> None:
     values = SETS["agents in the release's namespace"]
     issuers = {one["metadata"]["name"]: one["spec"] for one in of_kind(values, "Issuer")}
     signed = {

@@ -137,7 +137,7 @@ def test_each_rendered_object_matches_its_kubernetes_schema(values: Values) -> N
 
 
 @each_set
-def test_each_rendered_object_has_a_namespace_labels_and_a_unique_name(values: Values) -> None:
+def test_each_namespaced_object_has_a_namespace_and_all_names_are_unique(values: Values) -> None:
     seen: set[tuple[str, ...]] = set()
     for one in objects(values):
         metadata = one["metadata"]
@@ -310,7 +310,7 @@ def test_rendered_nginx_ingress_has_long_timeouts_and_no_buffering() -> None:
         ],
     ],
 )
-def test_invalid_values_are_rejected_with_a_message(values: Values, message: str) -> None:
+def test_invalid_chart_values_are_rejected_with_the_reason(values: Values, message: str) -> None:
     with pytest.raises(helm_python.HelmError) as refused:
         texts(values)
     assert message in str(refused.value)

@@ -269,7 +269,7 @@ def test_namespace_scope_renders_all_objects_in_one_namespace(name: str) -> None
         assert one["metadata"].get("namespace") == "home", one["kind"]
 
 
-def test_repartitioning_may_patch_only_the_configured_config_map() -> None:
+def test_repartitioning_may_patch_nodes_and_only_the_configured_config_map() -> None:
     settings = {"cutting": {"namespace": "nvidia", "configMap": "mine"}}
     found = set(given({"cutting": {"enabled": True}, "settings": settings}))
     assert found == CLUSTER | CORDON | grants("nvidia", "", "configmaps", ("create",)) | grants(
@@ -306,7 +306,7 @@ def test_volume_permissions_exist_only_if_agents_mount_weights_as_volumes(mount:
     ("adoption", "made"),
     [({}, False), ({"kubeai": True}, False), ({"namespaces": ["a"]}, True), ({"everywhere": True}, True)],
 )
-def test_adoption_adds_admission_policies_that_limit_the_autoscaler(adoption: Values, made: bool) -> None:
+def test_adoption_in_namespaces_adds_policies_that_limit_the_autoscaler(adoption: Values, made: bool) -> None:
     found = of_kind({"adoption": adoption}, "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
     assert len(found) == (4 if made else 0)
     for policy, binding in zip(found[::2], found[1::2], strict=True):

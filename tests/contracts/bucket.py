@@ -18,8 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from artifacts import digest, source_uri
-from artifacts.dialects.accepted_files import RefusedError
-from artifacts.dialects.file_selection import Listing
+from artifacts.dialects.artifact_contents import RefusedError
 from artifacts.fetch import fetch
 from artifacts.fetch.fetch import Ways
 from artifacts.fetch.registry import Registries
@@ -28,8 +27,9 @@ from artifacts.registry.blobs import Blob
 from artifacts.registry_errors import AbsentError, DeniedError, MismatchError, RegistryError
 from artifacts.sources import s3 as bucket
 from artifacts.sources.file_host_client import FileHost, Lone
-from artifacts.store.copy_publication import Copy
+from artifacts.sources.file_selection import Listing
 from artifacts.store.layout import ForbiddenError
+from artifacts.store.pull import Copy
 from artifacts.store.store import Store
 from artifacts.store.stored_copy_check import verify_copy
 from pilotlight.cli.main import cli

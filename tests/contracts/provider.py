@@ -167,7 +167,9 @@ class ProviderContract:
 
 
 class TakeoverContract:
-    """The contract of Providers whose orders an earlier version may have created (`autoscaler.providers.takeover`)."""
+    """The contract of Providers whose orders an earlier version may have created
+    (`autoscaler.providers.order_ownership`).
+    """
 
     @run_on_rig
     async def test_unlabelled_order_belongs_to_the_first_installation_that_lists_it(self, rig: OwnedRig) -> None:

@@ -37,7 +37,7 @@ CASES = 5_000
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_decoder_accepts_its_fuzz_seeds_and_findings_without_error(name: str) -> None:
+def test_fuzz_seeds_and_findings_raise_no_unexpected_error_in_any_decoder(name: str) -> None:
     one_input = target(name).limited()
     for data in (*target(name).seeds, *found(name)):
         one_input(data)

@@ -56,7 +56,7 @@ def test_gpu_driver_without_reserved_memory_query_reports_total_as_usable(
     assert (gpu.memory_bytes, gpu.used_bytes) == (8 * GIB, GIB)
 
 
-def test_replica_over_its_memory_claim_is_logged_once_per_increase(
+def test_replica_over_its_memory_claim_is_logged_at_each_3_percent_growth(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("autoscaler.drivers.local.readiness.WEIGH_READY_S", 0.01)

@@ -121,7 +121,7 @@ def test_verdict_of_an_incomplete_run_fails_and_lists_the_reasons(tmp_path: Path
         ({}, 3 << 30, 1),
     ],
 )
-def test_engine_start_before_gpu_memory_is_free_is_reported_as_early_reuse(
+def test_engine_start_is_reported_as_early_reuse_only_if_memory_was_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_pid: dict[int, int], used_bytes: int, found: int
 ) -> None:
     bed = _bed(tmp_path, monkeypatch, spawns={7: 0.0, 8: 1.005})
@@ -229,7 +229,7 @@ def test_failed_or_overdue_gpu_step_is_recorded_and_the_next_one_runs(
     ("left_s", "limit_s", "result"),
     [(-1.0, 60.0, "skipped"), (0.01, 60.0, "skipped"), (60.0, 0.01, "failed")],
 )
-def test_report_only_step_cut_short_by_the_run_limit_is_marked_skipped(
+def test_report_only_step_is_skipped_at_the_run_limit_and_fails_at_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_s: float, limit_s: float, result: str
 ) -> None:
     """Its own time limit still fails it."""
@@ -286,7 +286,7 @@ def test_driver_older_than_510_is_reported_in_one_line(monkeypatch: pytest.Monke
     assert runner.unfit() == expected
 
 
-def test_full_disk_is_reported_in_one_line_and_leaves_no_folder(
+def test_disk_with_too_little_space_is_reported_and_leaves_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(runner, "unfit", str)

@@ -145,7 +145,7 @@ def test_documented_metrics_match_the_exported_ones() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_link_in_a_document_has_an_existing_target(page: Path) -> None:
+def test_every_relative_link_in_a_document_has_an_existing_target(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         if target.startswith("https://"):
             continue

@@ -137,7 +137,7 @@ def test_documented_request_headers_equal_those_that_the_gateway_reads() -> None
     assert sorted(documented) == sorted(texts(KEPT))
 
 
-def test_cors_exposes_all_documented_response_headers_to_web_pages() -> None:
+def test_cors_exposes_exactly_the_documented_headers_meant_for_web_pages() -> None:
     exposed = {*local_routes._EXPOSED.decode().split(", ")}
     documented = {name for name, direction, _ in documented_headers() if direction != "request"}
     hidden = {name for name in documented if name.startswith("access-control-")} | READABLE | UNREADABLE

@@ -58,7 +58,7 @@ MAY_BE: dict[S, tuple[Seen, ...]] = {
 
 @QUICK
 @given(worlds(), st.integers(0, 1 << 30))
-def test_slices_are_never_overcommitted_including_scrubbing_replicas(begin: World, seed: int) -> None:
+def test_slices_are_never_overcommitted_while_ended_replicas_hold_memory(begin: World, seed: int) -> None:
     """Engines die, linger and are scrubbed in any order; memory counts as held until it is proven clean."""
     rng, at, now_s = Random(seed), begin, T0
     for _ in range(12):
@@ -121,7 +121,7 @@ ADDED = st.lists(st.sampled_from([6, 12, 24, 80]), min_size=1, max_size=3)
 
 @LONG
 @given(worlds(), ADDED)
-def test_added_capacity_never_drains_a_replica_kept_without_it(begin: World, sizes: list[int]) -> None:
+def test_added_capacity_drains_no_replica_except_for_a_waiting_model(begin: World, sizes: list[int]) -> None:
     """Adding capacity drains no replica that would stay without it.
     An exception is a victim for a Model that waits and has no room either way.
     """

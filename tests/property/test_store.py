@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from artifacts.registry_errors import UnreachableError
-from artifacts.store import copy_publication
-from artifacts.store.copy_publication import Copy, CopySpec, Job
+from artifacts.store import pull
 from artifacts.store.layout import HeldError, NoRoomError
+from artifacts.store.pull import Copy, CopySpec, Job
 from artifacts.store.store import Store
 from tests.support.example_budget import examples
 from tests.support.harness.artifacts.weight_store import fetching, raw, wanted, whole
@@ -54,7 +54,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(copy_publication, "RECORD_BYTES", RECORD)
+        self.patch.setattr(pull, "RECORD_BYTES", RECORD)
         self.root = Path(tempfile.mkdtemp())
         self.here: dict[str, CopySpec] = {}
         self.pins: set[str] = set()

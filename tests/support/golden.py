@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from autoscaler.slicing.base import PodFields
+from autoscaler.slicing.slicer_protocol import PodFields
 
 validate = importlib.import_module("kubernetes_validate").validate  # the package has no types
 ROOT = Path(__file__).parent.parent / "golden"

@@ -39,10 +39,10 @@ ROWS: dict[str, tuple[str, ...]] = {
         "autoscaler.spec.model.StartLimits.seconds_max",
     ),
     "quarantine of a model that caused an internal error": (),
-    "models quarantined because of one internal error": ("autoscaler.controller.fault_attribution.CULPRITS_MAX",),
+    "models quarantined because of one internal error": ("autoscaler.controller.fault_containment.CULPRITS_MAX",),
     "GPU that a DRA driver partitions: how long a replica waits for the free part of a GPU on which another replica is "
     "starting; GPUs vacated per plan for replicas that need a whole GPU": (
-        "autoscaler.placement.whole_gpu_waits.REST_S",
+        "autoscaler.placement.partitionable_gpus.REST_S",
         "autoscaler.rearrange.vacate_gpu.EMPTYING_MAX",
     ),
     "replicas requested per tick": ("autoscaler.planner.reconcile.WANTS_MAX",),
@@ -79,16 +79,16 @@ ROWS: dict[str, tuple[str, ...]] = {
     "observations that wait for a step of the loop": ("autoscaler.controller.inbox.INBOX_MAX",),
     "input of the learner": (
         "autoscaler.placement.learning.expected_demand.KINDS_MAX",
-        "autoscaler.placement.learning.training_input.ALIKE_MAX",
-        "autoscaler.placement.learning.training_input.LANES_MAX",
+        "autoscaler.placement.learning.training.ALIKE_MAX",
+        "autoscaler.placement.learning.training.LANES_MAX",
         "autoscaler.placement.learning.learner.WEIGHTS_MAX",
     ),
     "a run of the learner": (
         "pilotlight.processes.learner.CPU_S_MAX",
         "pilotlight.processes.learner_runner.LEARNS_S_MAX",
         "pilotlight.processes.learner.MEMORY_BYTES_MAX",
-        "autoscaler.placement.learning.training_input.AGAIN_S",
-        "autoscaler.placement.learning.training_input.FAILED_S",
+        "autoscaler.placement.learning.training.AGAIN_S",
+        "autoscaler.placement.learning.training.FAILED_S",
     ),
     "what-if of the running system: body, requests of one model, steps, concurrent queries": (
         "autoscaler.server.what_if.BODY_BYTES_MAX",
@@ -98,14 +98,14 @@ ROWS: dict[str, tuple[str, ...]] = {
     "plans per step of the loop": ("autoscaler.controller.loop.ROUNDS_MAX",),
     "readiness probes": ("autoscaler.drivers.probes.PROBES_PER_S_MAX", "autoscaler.drivers.probes.PROBE_SECONDS_MAX"),
     "SIGTERM to SIGKILL": ("autoscaler.state.lifecycle.STOP_GRACE_S", "pilotlight.processes.autoscaler.ENGINE_GRACE_S"),
-    "drain of a replica": ("autoscaler.queries.gateways.DRAIN_SECONDS_MAX",),
+    "drain of a replica": ("autoscaler.queries.gateway_reports.DRAIN_SECONDS_MAX",),
     "log of state changes": ("autoscaler.explain.decision_log.ROWS_MAX",),
     "recorded start durations": ("autoscaler.demand.model_history.STARTS_MAX",),
     "log of an engine; logs of ended engines": (
         "autoscaler.drivers.local.engine_logs.BYTES_MAX",
         "autoscaler.drivers.local.engine_logs.FILES_MAX",
     ),
-    "request events on disk": ("pilotlight.net.event_file.BYTES_MAX",),
+    "request events on disk": ("pilotlight.processes.request_event_file.BYTES_MAX",),
     "registry: manifest; response of a token service; error body": (
         "artifacts.oci.manifest.MANIFEST_BYTES_MAX",
         "artifacts.registry.auth.TOKEN_BYTES_MAX",
@@ -116,7 +116,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "artifacts.http.retry.TRIES_MAX",
         "artifacts.http.retry.WAIT_S_MAX",
         "artifacts.http.retry.RETRY_AFTER_S_MAX",
-        "artifacts.http.request_targets.REDIRECTS_MAX",
+        "artifacts.http.url_policy.REDIRECTS_MAX",
     ),
     "registry: referrers, pages of each list": (
         "artifacts.registry.referrers.REFERRERS_MAX",
@@ -159,7 +159,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "one layer of an artifact; all layers": (
         "artifacts.oci.descriptor.BLOB_BYTES_MAX",
-        "artifacts.dialects.accepted_files.BYTES_MAX",
+        "artifacts.dialects.artifact_contents.BYTES_MAX",
     ),
     "JSON from a registry": (
         "artifacts.oci.strict_json.DEPTH_MAX",
@@ -271,9 +271,9 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "weight store: cached digests of references": ("artifacts.store.tag_cache.MEANINGS_MAX",),
     "weight store: recorded checksums of copies from sources without checksums": (
-        "artifacts.sources.learned_sums.SUMS_MAX",
+        "artifacts.sources.digest_cache.SUMS_MAX",
     ),
-    "files of a Hugging Face repository, or below a key of a bucket": ("artifacts.dialects.file_selection.FILES_MAX",),
+    "files of a Hugging Face repository, or below a key of a bucket": ("artifacts.sources.file_selection.FILES_MAX",),
     "pages of the Hub's list of files, of a bucket's list; rows of the Hub's list": (
         "artifacts.sources.huggingface.PAGES_MAX",
         "artifacts.sources.s3.PAGES_MAX",
@@ -303,8 +303,8 @@ ROWS: dict[str, tuple[str, ...]] = {
         "artifacts.archives.archive_recipe.RECIPE_BYTES_MAX",
     ),
     "header of a GGUF file in a registry": ("artifacts.fetch.remote_header.BYTES_MAX",),
-    "headers of one file, folder or remote artifact: CPU time": ("artifacts.formats.cpu_time.CPU_S_MAX",),
-    "names in all archives of an artifact": ("artifacts.fetch.registry_blobs.NAMES_MAX",),
+    "headers of one file, folder or remote artifact: CPU time": ("artifacts.formats.cpu_time_limit.CPU_S_MAX",),
+    "names in all archives of an artifact": ("artifacts.fetch.registry_files.NAMES_MAX",),
     "engine images pulled by an agent: concurrent; per node, per message; one pull; back-off after a failure": (
         "pilotlight.agent.kubelet.image_pull.PULLS_MAX",
         "pilotlight.agent.kubelet.image_pull.WANTED_MAX",
@@ -348,13 +348,13 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "devices of a fabric, published as ResourceSlices: devices per node; interval of updates, of checks "
     "that the slices exist; time for which slices of an earlier leader stay while the fabric does not respond": (
-        "autoscaler.provisioning.published_devices.PUBLISHED_MAX",
+        "autoscaler.provisioning.fabric_device_claims.PUBLISHED_MAX",
         "autoscaler.providers.redfish.dra_publisher.LOOK_S",
         "autoscaler.providers.redfish.dra_publisher.SWEEP_S",
-        "autoscaler.provisioning.published_devices.UNKNOWN_S",
+        "autoscaler.provisioning.fabric_device_claims.UNKNOWN_S",
     ),
     "time for the scheduler to allocate a device that was attached for a claim": (
-        "autoscaler.provisioning.published_devices.CLAIM_S",
+        "autoscaler.provisioning.fabric_device_claims.CLAIM_S",
     ),
     "Redfish service: connection, read, change; task": (
         "autoscaler.providers.redfish.client.CONNECT_S_MAX",
@@ -371,7 +371,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "attached GPU on its node: visible; interval between bus scans; driver command": (
         "pilotlight.agent.gpu.hotplug.VISIBLE_S",
         "pilotlight.agent.gpu.hotplug.SCAN_S",
-        "pilotlight.agent.gpu.bus.COMMAND_S",
+        "pilotlight.agent.gpu.pci_bus.COMMAND_S",
     ),
     "attach that is accepted and not executed; attach attempts in total; attach after its release": (
         "autoscaler.providers.redfish.attach_detach.NOTHING_S",
@@ -385,7 +385,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "documents": ("autoscaler.spec.yaml.TEXT_CHARS_MAX", "autoscaler.spec.yaml.NUMBER_CHARS_MAX"),
     "file of a reference; values of all references": (
         "pilotlight.models.document_loading.VALUE_BYTES_MAX",
-        "autoscaler.documents.references.VALUES_CHARS_MAX",
+        "autoscaler.documents.variable_and_file_references.VALUES_CHARS_MAX",
     ),
     "folder of `serve`: levels; files and folders": (
         "pilotlight.models.model_files.DEPTH_MAX",

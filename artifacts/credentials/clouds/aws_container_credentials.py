@@ -16,12 +16,12 @@ from pathlib import Path
 import msgspec
 from yarl import URL
 
-from artifacts.credentials.aws import RENEW_S, Given
+from artifacts.credentials.aws_keys import RENEW_S, Given
 from artifacts.credentials.clouds.cloud import decode_reply
 from artifacts.credentials.clouds.metadata import NobodyError, fetch_metadata
 from artifacts.credentials.sigv4 import Keys
-from artifacts.http.request_targets import is_loopback, normalize_host
 from artifacts.http.retry import Pace
+from artifacts.http.url_policy import is_loopback, normalize_host
 from artifacts.registry_errors import DeniedError, PolicyError, UnreachableError
 
 ECS = "http://169.254.170.2"

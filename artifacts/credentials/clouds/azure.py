@@ -22,8 +22,8 @@ from yarl import URL
 from artifacts.credentials.clouds.cloud import ABSENT_S, Granted, Step, decode_reply, post_request
 from artifacts.credentials.clouds.metadata import NobodyError, fetch_metadata
 from artifacts.credentials.docker_config import Login
-from artifacts.http.request_targets import is_loopback, parse_untrusted_url
 from artifacts.http.retry import Pace
+from artifacts.http.url_policy import is_loopback, parse_untrusted_url
 from artifacts.registry_errors import DeniedError, PolicyError, UnreachableError
 
 NAME = "Azure"

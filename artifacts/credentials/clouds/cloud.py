@@ -15,9 +15,9 @@ import msgspec
 from yarl import URL
 
 from artifacts.credentials.docker_config import Login
-from artifacts.http.request_targets import get_origin
 from artifacts.http.retry import Pace, Tries
 from artifacts.http.transport import Limits, Site, Transport
+from artifacts.http.url_policy import get_origin
 from artifacts.registry_errors import BrokenError, DeniedError, RegistryError, UnreachableError
 
 T = TypeVar("T")

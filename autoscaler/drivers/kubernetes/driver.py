@@ -27,19 +27,19 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers import probes
 from autoscaler.drivers.driver import Launcher, NodeSupply, Observe
 from autoscaler.drivers.kubernetes import proof_of_clean
+from autoscaler.drivers.kubernetes.blocked_starts import VOLUMES, Policies, RefusedStarts, WeightsWaits
 from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
 from autoscaler.drivers.kubernetes.objects import pod_manifest as pods
 from autoscaler.drivers.kubernetes.objects import pod_state
 from autoscaler.drivers.kubernetes.objects.node_slices import NodeSeen
 from autoscaler.drivers.kubernetes.objects.pod_state import PodSeen, StartTiming
-from autoscaler.drivers.kubernetes.objects.replica_events import (
+from autoscaler.drivers.kubernetes.objects.replica_observations import (
     build_observation,
     build_podless_observation,
     is_about_pod,
     is_news,
     with_finalizers,
 )
-from autoscaler.drivers.kubernetes.pending_starts import VOLUMES, Policies, RefusedStarts, WeightsWaits
 from autoscaler.drivers.kubernetes.pod_writer import Orders
 from autoscaler.drivers.kubernetes.proof_of_clean import Clearing
 from autoscaler.drivers.kubernetes.readiness import ReadinessProber

@@ -19,11 +19,11 @@ from collections.abc import Awaitable, Callable, Container, Coroutine, Iterator,
 from typing import Protocol
 
 from autoscaler.contract import ReplicaId
+from autoscaler.drivers.kubernetes.blocked_starts import is_temporary
 from autoscaler.drivers.kubernetes.inventory.resource_claims import Claims
 from autoscaler.drivers.kubernetes.objects import pod_manifest as pods
 from autoscaler.drivers.kubernetes.objects import pod_state
 from autoscaler.drivers.kubernetes.objects.pod_state import PodSeen
-from autoscaler.drivers.kubernetes.pending_starts import is_temporary
 from autoscaler.drivers.kubernetes.weight_volumes import NodeVolumes
 from autoscaler.exception_handling import describe_error
 from autoscaler.kubernetes.api import MERGE, Api, ApiError, FencedError, Object, UnreachableError

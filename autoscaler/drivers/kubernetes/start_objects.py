@@ -11,7 +11,7 @@ from typing import NamedTuple
 from autoscaler.agent_contract import OWN, Laid, LaidAdapter
 from autoscaler.drivers.driver import Launcher, NodeSupply
 from autoscaler.drivers.kubernetes import weight_volumes as volumes
-from autoscaler.drivers.kubernetes.inventory import declared
+from autoscaler.drivers.kubernetes.inventory import declared_devices
 from autoscaler.drivers.kubernetes.inventory import resource_claims as claims
 from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
 from autoscaler.drivers.kubernetes.objects import pod_manifest as pods
@@ -70,7 +70,7 @@ class PodBuilder(NamedTuple):
         volumes.check_security_context(model, settings)
         ranked = settings.priority_class(model.spec.priority)
         asks = (
-            declared.find_pod_fields(settings.nodes, replica, ranked)
+            declared_devices.find_pod_fields(settings.nodes, replica, ranked)
             if known is None
             else known.fields(replica, ranked)
         )
@@ -78,7 +78,7 @@ class PodBuilder(NamedTuple):
         seen = None if laid is None else self._seen(replica, model, laid)
         there = model if seen is None else volumes.resolve_weight_paths(model, seen)
         launch = self.launch(there, pods.HOST, pods.assign_engine_port(replica.id), part)
-        where = declared.find_node_selector(settings.nodes, replica.resources.slices)
+        where = declared_devices.find_node_selector(settings.nodes, replica.resources.slices)
         named = None if ranked is None else ranked.name
         pod = pods.build_pod_manifest(
             replica, model, launch, self.image(model), settings.pod, where, named, asks, seen and seen.pod,

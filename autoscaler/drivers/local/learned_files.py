@@ -18,7 +18,7 @@ import msgspec
 from autoscaler.contract import ModelName
 from autoscaler.drivers.local.state_directory import StateDirectory, move_aside, replace_file
 from autoscaler.exception_handling import FaultReport, attempt_for, raise_fault
-from autoscaler.placement.learning.training_input import decode_placement_values
+from autoscaler.placement.learning.training import decode_placement_values
 from autoscaler.state.world import History, PlacementValues
 
 EVERY_S = 60.0

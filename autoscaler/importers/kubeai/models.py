@@ -23,7 +23,7 @@ from autoscaler.importers.decode import (
     read_mapping,
     read_part,
 )
-from autoscaler.importers.kubeai.system import CHART, KubeAiConfig, apply_resource_profile, is_kubeai_config
+from autoscaler.importers.kubeai.config import CHART, KubeAiConfig, apply_resource_profile, is_kubeai_config
 from autoscaler.importers.result import ConversionError, ConversionResult, Document, Sketch
 from autoscaler.spec.decode import Part, WrongKeyError, format_path
 from autoscaler.spec.model import Model

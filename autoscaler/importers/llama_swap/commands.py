@@ -14,7 +14,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import partial
-from pathlib import PurePath
 from typing import NamedTuple
 
 from autoscaler.importers.decode import CommandLine, parse_count, split_command
@@ -195,7 +194,7 @@ def _without_keys(words: list[str], sketch: Sketch) -> list[str]:
 def _local_container(words: list[str], sketch: Sketch) -> list[str]:
     """Return a command that runs a container, with its port on 127.0.0.1 only and the devices chosen by Pilotlight."""
     run = next((at for at, word in enumerate(words) if word == "run"), 0)
-    if not run or PurePath(words[run - 1]).name not in RUNTIMES:
+    if not run or words[run - 1].rpartition("/")[2] not in RUNTIMES:
         return words
     line = CommandLine(words)
     devices = line.take("--gpus", when=lambda value: "device=" in value)

@@ -1,7 +1,7 @@
 """Merges the documents of an installation from all sources: files, custom resources, adopted objects. Pure.
 
 Keeps the last documents of each source and merges them into one set, without those that another installation serves
-(`autoscaler.spec.installation_ownership`). The oldest object keeps a contested name (`autoscaler.spec.name_conflicts`).
+(`autoscaler.spec.installation_ownership`). The oldest object keeps a contested name (`autoscaler.spec.document_names`).
 Nothing is published until each expected source has reported and the serving installation of each namespace was
 determined or is unknown, because a missing Model would count as deleted. Each Model's stored status, with the values
 learned before a restart, is published once. A Model whose document raises an exception keeps its last valid document
@@ -15,10 +15,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from autoscaler.contract import ModelName
-from autoscaler.documents.document_faults import DocumentFault
+from autoscaler.documents.document_quarantine import DocumentFault
+from autoscaler.spec.document_names import Origin, Settled, resolve_model_conflicts, resolve_tenant_conflicts
 from autoscaler.spec.installation_ownership import CLAIM, explain_not_served
 from autoscaler.spec.model import Model
-from autoscaler.spec.name_conflicts import Origin, Settled, resolve_model_conflicts, resolve_tenant_conflicts
 from autoscaler.spec.tenant import Tenant
 from autoscaler.state.events import DocumentsSeen
 

@@ -1,4 +1,4 @@
-"""Sends Events about Models and unreadable objects while this process leads. I/O; `event_log` derives their content.
+"""Sends Events about Models and unreadable objects while this process leads. I/O; `events` derives their content.
 
 The listener of the loop only records; a task sends at most PER_S requests a second over all objects, with a limit per
 object, and at most UNREADABLE_MAX Events about unreadable objects in UNREADABLE_S. The Events are core/v1, not
@@ -28,8 +28,8 @@ from autoscaler.exception_handling import (
 )
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, UnreachableError
 from autoscaler.kubernetes.constants import WRITER
-from autoscaler.kubernetes.resources import event_log
-from autoscaler.kubernetes.resources.event_log import Book, Due, ModelEvent, Regarding
+from autoscaler.kubernetes.resources import events as kubernetes_events
+from autoscaler.kubernetes.resources.events import Book, Due, ModelEvent, Regarding
 from autoscaler.kubernetes.unreadable_objects import Unreadable, UnreadableObjects
 from autoscaler.provisioning.release import Leaving
 from autoscaler.spec.installation_ownership import ANYBODYS, Ownership
@@ -55,7 +55,7 @@ class Events:
         self,
         api: Api,
         reporter: str = WRITER,
-        regarding: Callable[[Model], Regarding | None] = event_log.find_involved_object,
+        regarding: Callable[[Model], Regarding | None] = kubernetes_events.find_involved_object,
         *,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] | None = None,
@@ -105,7 +105,9 @@ class Events:
         self._report_stuck(step.after)
         if not (step.transitions or step.actions or step.before.capacity is not step.after.capacity):
             return
-        events = event_log.derive_step_events(step.transitions, step.actions, step.before, step.after, self._fault)
+        events = kubernetes_events.derive_step_events(
+            step.transitions, step.actions, step.before, step.after, self._fault
+        )
         for one in events:
             attempt_for(one.model, "events", self._fault, partial(self._record_event, one, step.after, step.before))
 
@@ -113,12 +115,12 @@ class Events:
         """Report each stuck capacity order once per leader."""
         stuck = self._leaving.stuck()
         for id in sorted(stuck - self._stuck):
-            self._record_event(event_log.build_stuck_capacity_event(world.capacity.leases[id]), world)
+            self._record_event(kubernetes_events.build_stuck_capacity_event(world.capacity.leases[id]), world)
         self._stuck = stuck
 
     def _on_unreadable(self, found: Unreadable) -> None:
         """Record an unreadable object. A follower writes no Events; a new leader reports all unreadable objects."""
-        event, now_s = event_log.build_unreadable_event(found), self._clock()
+        event, now_s = kubernetes_events.build_unreadable_event(found), self._clock()
         times = self._unreadable_s
         if not self._leads or event is None or (len(times) == UNREADABLE_MAX and now_s - times[0] < UNREADABLE_S):
             return
@@ -168,12 +170,14 @@ class Events:
 
     async def _write_event(self, due: Due) -> None:
         """Update the existing Event of the series, or create one."""
-        path = f"/api/v1/namespaces/{event_log.event_namespace(due.regarding)}/events"
+        path = f"/api/v1/namespaces/{kubernetes_events.event_namespace(due.regarding)}/events"
         known = self._book.series(due)
         if known is not None:
             times = known.times + due.times
             try:
-                await self._api.patch(f"{path}/{known.name}", dict(event_log.build_event_patch(due, times, self._unix)))
+                await self._api.patch(
+                    f"{path}/{known.name}", dict(kubernetes_events.build_event_patch(due, times, self._unix))
+                )
             except ApiError as error:
                 if error.status != 404:
                     raise
@@ -182,7 +186,7 @@ class Events:
                 self._book.sent(due, known.name, times)
                 return
         name = f"{due.regarding.name[:NAME_MAX].rstrip('-.')}.{secrets.token_hex(8)}"
-        made = dict(event_log.build_event_manifest(due, name, self._reporter, self._unix))
+        made = dict(kubernetes_events.build_event_manifest(due, name, self._reporter, self._unix))
         await self._api.create(path, self._owner.label(made))
         self._book.sent(due, name, due.times)
 

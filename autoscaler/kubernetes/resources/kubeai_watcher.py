@@ -1,9 +1,9 @@
 """Watches KubeAI's Models (`kubeai.org/v1`), converts them, and passes them to the installation. I/O.
 
-The kind may be installed at any time (`optional_kinds`). KubeAI's objects are only read. An object that cannot be
+The kind may be installed at any time (`watch_set`). KubeAI's objects are only read. An object that cannot be
 converted does not affect the others; its last valid version stays in force, and `wrong` is the reason. The `convert`
 function converts an object (`autoscaler.importers.kubeai.models`). If it raises an exception, the Model is quarantined
-and converted again later (`undecoded`, `retry`).
+and converted again later (`undecoded_models`, `retry`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from msgspec.structs import replace
 
 from autoscaler.exception_handling import Failure, attempt
 from autoscaler.kubernetes.api import Api, Object
-from autoscaler.kubernetes.optional_kinds import Kinds, created_unix_s, list_collection_paths
 from autoscaler.kubernetes.resources.document_merge import Installation
-from autoscaler.kubernetes.resources.undecoded import Undecoded, describe_unconverted
+from autoscaler.kubernetes.resources.undecoded_models import Undecoded, describe_unconverted
 from autoscaler.kubernetes.watch import Change, ObjectKey
+from autoscaler.kubernetes.watch_set import Kinds, created_unix_s, list_collection_paths
+from autoscaler.spec.document_names import Origin
 from autoscaler.spec.model import Model
-from autoscaler.spec.name_conflicts import Origin
 
 API_VERSION = "kubeai.org/v1"
 KUBEAI = "kubeai"

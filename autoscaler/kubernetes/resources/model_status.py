@@ -35,7 +35,7 @@ from autoscaler.kubernetes.resources.watcher import ModelObject
 from autoscaler.kubernetes.watch import ObjectKey
 from autoscaler.queries.start_phases import last_start, phases_s, phases_with_parts_s
 from autoscaler.spec.decode import Part
-from autoscaler.spec.name_conflicts import Origin, Settled
+from autoscaler.spec.document_names import Origin, Settled
 from autoscaler.state.actions import Unmet
 from autoscaler.state.events import HistorySeen
 from autoscaler.state.lifecycle import ReplicaState

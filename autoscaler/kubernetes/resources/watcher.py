@@ -2,9 +2,9 @@
 
 `parse` decodes objects by the same rules as files. An object is decoded again only when its spec changes. An invalid
 object does not affect the others; its last valid version stays in force, and `wrong` is the reason. If decoding a Model
-raises any other exception, the Model is quarantined and decoded again later (`undecoded`, `retry`). A Tenant that was
-never valid exists without keys, so that `auth: auto` requires keys. Without permission to read Tenants there are none;
-without permission to read Models the start waits (`optional_kinds`).
+raises any other exception, the Model is quarantined and decoded again later (`undecoded_models`, `retry`). A Tenant that
+was never valid exists without keys, so that `auth: auto` requires keys. Without permission to read Tenants there are none;
+without permission to read Models the start waits (`watch_set`).
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from autoscaler.contract import TenantName
-from autoscaler.documents.stand_ins import read_installation
+from autoscaler.documents.partial_decoding import read_installation
 from autoscaler.exception_handling import Failure, attempt
 from autoscaler.kubernetes.api import Api, Object
-from autoscaler.kubernetes.optional_kinds import Kinds, created_unix_s, list_collection_paths
 from autoscaler.kubernetes.resources.document_merge import CUSTOMS, Installation, Status
 from autoscaler.kubernetes.resources.model_conditions import ELSEWHERE
-from autoscaler.kubernetes.resources.undecoded import Undecoded, describe_undecoded
+from autoscaler.kubernetes.resources.undecoded_models import Undecoded, describe_undecoded
 from autoscaler.kubernetes.watch import ObjectKey, Watched
+from autoscaler.kubernetes.watch_set import Kinds, created_unix_s, list_collection_paths
 from autoscaler.spec.decode import WrongKeyError, format_path
+from autoscaler.spec.document_names import Origin
 from autoscaler.spec.model import Model
-from autoscaler.spec.name_conflicts import Origin
 from autoscaler.spec.pod import API_VERSION
 from autoscaler.spec.tenant import Tenant, TenantSpec
 from autoscaler.text import one_line

@@ -21,7 +21,7 @@ from autoscaler.placement.index.residual_waste_tables import Ints
 from autoscaler.placement.model.predicates import can_tolerate_taints
 from autoscaler.placement.model.types import NodeConstraints, RequiredArtifacts
 from autoscaler.state.images import Whereabouts
-from autoscaler.state.pending_labels import PendingLabels, Taint, can_label_appear
+from autoscaler.state.node_labels_and_taints import PendingLabels, Taint, can_label_appear
 from autoscaler.state.world import Copy, NodeId, Slice
 
 KEYS_MAX: Final = 256

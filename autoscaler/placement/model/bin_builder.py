@@ -30,18 +30,18 @@ from autoscaler.placement.model.types import (
     Spread,
     Urgency,
 )
-from autoscaler.queries.crowded_slices import compute_usable_resources, room_of
 from autoscaler.queries.device_health import STUCK_S, list_closed_slices
-from autoscaler.queries.gateways import count_running_calls, is_demand_complete
+from autoscaler.queries.gateway_reports import count_running_calls, is_demand_complete
 from autoscaler.queries.measured_memory import compute_growth, spare_bytes
 from autoscaler.queries.operator_orders import explain_closed_slice
+from autoscaler.queries.overcommitted_slices import compute_usable_resources, room_of
 from autoscaler.queries.pod_requests import compute_host_request
 from autoscaler.spec.artifact_name import normalize_artifact
 from autoscaler.spec.model import Model, StartLimits
 from autoscaler.spec.pod import Pod, selector_of
 from autoscaler.state.lifecycle import LEAVING
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.pending_labels import merge_tolerations
+from autoscaler.state.node_labels_and_taints import merge_tolerations
 from autoscaler.state.resources import NO_ROOM, HostAmount, HostResources, Isolation, Link, RequestShape
 from autoscaler.state.world import DeviceId, NodeId, Replica, Slice, SliceId, World
 

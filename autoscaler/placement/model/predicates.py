@@ -13,7 +13,7 @@ from autoscaler.placement.model.tenant_isolation import Domain, domain_of, has_t
 from autoscaler.placement.model.topology import UNKNOWN, WORDS, Team, count_team_devices, link_shortage_reason
 from autoscaler.placement.model.types import Bin, EvictionLevel, NodeConstraints, Occupant, PlacementRequest
 from autoscaler.state.lifecycle import LEAVING, ReplicaState
-from autoscaler.state.pending_labels import Taint, can_label_appear, find_untolerated_taint
+from autoscaler.state.node_labels_and_taints import Taint, can_label_appear, find_untolerated_taint
 from autoscaler.state.resources import CORE, NOTHING, HostAmount, HostResources, Link, ResourceAmount
 from autoscaler.state.world import Slice
 from autoscaler.text import format_duration, format_size

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoscaler.contract import TenantName
-from autoscaler.slicing.nvidia_sharing import KAI, MPS, TIMESLICE, VOLCANO
+from autoscaler.slicing.nvidia_gpus import KAI, MPS, TIMESLICE, VOLCANO
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId
 

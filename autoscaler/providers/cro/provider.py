@@ -33,7 +33,6 @@ from autoscaler.exception_handling import reraise_memory_error
 from autoscaler.placement.model.prices import Prices
 from autoscaler.providers.cro import objects
 from autoscaler.providers.cro.objects import REQUESTS, RESOURCES, LeaseNote, Request, Resource
-from autoscaler.providers.device_usage import find_device_user
 from autoscaler.providers.kube import (
     AT_HAND,
     CONFLICT,
@@ -46,6 +45,7 @@ from autoscaler.providers.kube import (
     raise_refusal,
 )
 from autoscaler.providers.provider import RefusedError
+from autoscaler.providers.release_checks import find_device_user
 from autoscaler.state.capacity import OFFERS_MAX, AcquireOrder, Listed, Offer, ReleaseOrder
 from autoscaler.state.world import World
 from autoscaler.text import format_rfc3339
@@ -301,7 +301,7 @@ class CroFabric:
             await self._server.patch(f"{RESOURCES}/{one.name}", {"metadata": change})
 
     def _is_ours(self, note: LeaseNote) -> bool:
-        """Whether it is an order of this provider of this installation (`autoscaler.providers.takeover`)."""
+        """Whether it is an order of this provider of this installation (`autoscaler.providers.order_ownership`)."""
         own = objects.is_from_provider(note, self._name, self._server.owner.installation)
         return own and (bool(note.installation) or not self._server.is_foreign(note.owner))
 

@@ -16,7 +16,7 @@ from autoscaler.providers.kube import Object
 from autoscaler.spec.pod import GPU
 from autoscaler.spec.quantity import read_milli, whole_number
 from autoscaler.spec.settings import NodeKind, kind_of
-from autoscaler.state.pending_labels import Taint
+from autoscaler.state.node_labels_and_taints import Taint
 
 GROUP = "karpenter.sh"
 VERSIONS = ("v1", "v1beta1")

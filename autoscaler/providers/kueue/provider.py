@@ -3,7 +3,7 @@
 Each order is one placeholder pod. Kueue admits it within the quota, possibly by preemption, or after an admission check
 has added nodes. The node of the placeholder has room for a replica, whose pod is in the same queue and replaces the
 placeholder. The release of an unused order also releases its quota, so a model with zero replicas holds none.
-`placeholder_pod` defines the contents of the pod and interprets its Workload.
+`objects` defines the contents of the pod and interprets its Workload.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from msgspec.structs import replace
 
 from autoscaler.providers.future_nodes import NO_NODE_ENTRY, OfferTerms, build_node_kind_offers
 from autoscaler.providers.kube import CONFLICT, AnswerError, Object, Server, choose_served_version, raise_refusal
-from autoscaler.providers.kueue import placeholder_pod as places
-from autoscaler.providers.kueue.placeholder_pod import QueuePlace
+from autoscaler.providers.kueue import objects as places
+from autoscaler.providers.kueue.objects import QueuePlace
+from autoscaler.providers.order_ownership import is_own_order, label_orders
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.provisioning_request.objects import LEASE, provider_label_value
 from autoscaler.providers.provisioning_request.provider import WAIT_MAX, Template
-from autoscaler.providers.takeover import is_own_order, label_orders
 from autoscaler.spec.capacity import ProviderSettings
 from autoscaler.state.capacity import AcquireOrder, Listed, Offer, ReleaseOrder
 from autoscaler.state.world import World

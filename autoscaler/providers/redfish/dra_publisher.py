@@ -1,6 +1,6 @@
 """Publishes a fabric's attachable devices as ResourceSlices (resource.k8s.io/v1) and reports on claims. I/O.
 
-The content comes from `autoscaler.provisioning.published_devices`. A pool is one ResourceSlice whose name is derived
+The content comes from `autoscaler.provisioning.fabric_device_claims`. A pool is one ResourceSlice whose name is derived
 from the pool's, so that every leader finds it. A label names the installation, which changes only its own slices.
 Slices select their node by name and not by `nodeName`, since a starting kubelet deletes all slices with its `nodeName`.
 Slices are updated before claims, so that a claim is not allocated the same device again. Failures: see Reconciler.
@@ -12,11 +12,11 @@ import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from autoscaler.providers.device_usage import CLAIMS, SLICES
 from autoscaler.providers.kube import CONFLICT, NOT_FOUND, AnswerError, Object, Server
 from autoscaler.providers.provider import RefusedError
+from autoscaler.providers.release_checks import CLAIMS, SLICES
 from autoscaler.providers.retry_loop import Reconciler
-from autoscaler.provisioning.published_devices import ClaimStatus, DevicePool, Published
+from autoscaler.provisioning.fabric_device_claims import ClaimStatus, DevicePool, Published
 from autoscaler.spec.installation_ownership import installation_id
 from autoscaler.spec.pod import MANAGED_BY, OURS
 from autoscaler.state.pending_claims import DRIVER, build_device_statuses

@@ -15,11 +15,11 @@ from autoscaler.agent_contract import PodDevices
 from autoscaler.kubernetes.api import Api, UnreachableError
 from autoscaler.providers.kube import AnswerError
 from autoscaler.spec.installation_ownership import ANYBODYS, Ownership
-from pilotlight.agent.gpu.bus import Bus, StepError
 from pilotlight.agent.gpu.device_plugin_pods import Daemons, parse_pod_selector
 from pilotlight.agent.gpu.hotplug import Job, Seen, Step
 from pilotlight.agent.gpu.hotplug_loop import Attaching
-from pilotlight.provider_api import Objects
+from pilotlight.agent.gpu.pci_bus import Bus, StepError
+from pilotlight.provider_kubernetes_client import Objects
 
 
 class FabricNode:

@@ -16,8 +16,8 @@ from typing import Protocol
 
 from autoscaler.agent_contract import FabricReport, FabricWant
 from pilotlight.agent.gpu import hotplug
-from pilotlight.agent.gpu.bus import StepError
 from pilotlight.agent.gpu.hotplug import Job, Seen, Stand, Step
+from pilotlight.agent.gpu.pci_bus import StepError
 
 LOOK_S = 1.0
 """Interval between looks while a GPU is attached or detached and no step succeeded."""

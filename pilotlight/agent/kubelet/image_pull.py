@@ -19,7 +19,7 @@ from artifacts import reference
 from artifacts.credentials.docker_config import Config, Login, list_logins
 from artifacts.protobuf import ProtobufError, read_string
 from autoscaler.exception_handling import describe_error, reraise_memory_error
-from pilotlight.agent.kubelet.sockets import PULL_IMAGE, DaemonClient, SocketError, encode_pull_request
+from pilotlight.agent.kubelet.grpc_clients import PULL_IMAGE, DaemonClient, SocketError, encode_pull_request
 
 PULLS_MAX: Final = 2
 """Concurrent pulls; weights use the same network."""

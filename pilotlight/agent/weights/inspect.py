@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from artifacts import file_kinds as kinds
 from artifacts.archives.tar_reader import BadArchiveError
 from artifacts.dialects import images
-from artifacts.dialects.accepted_files import Contents, RefusedError
+from artifacts.dialects.artifact_contents import Contents, RefusedError
 from artifacts.fetch import fetch, image_file_list
 from artifacts.fetch import file_host_files as gather
 from artifacts.fetch.fetch import Lies, Ways

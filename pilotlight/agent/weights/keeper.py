@@ -28,8 +28,8 @@ from artifacts.fetch.fetch import Ways
 from artifacts.fetch.registry import Came, Registries
 from artifacts.reference import BadReferenceError
 from artifacts.registry_errors import PolicyError
-from artifacts.store.copy_publication import Copy
 from artifacts.store.layout import Record, StoreError, load_current_record
+from artifacts.store.pull import Copy
 from artifacts.store.store import Store
 from autoscaler.agent_contract import (
     FabricWant,
@@ -48,7 +48,7 @@ from pilotlight.agent.weights.inspect import REASON_CHARS_MAX, limit_headers, li
 from pilotlight.agent.weights.metrics import StoreMetrics
 from pilotlight.agent.weights.report_limits import RowLimit, limit_copies
 from pilotlight.models.page_cache import list_files, read_ahead
-from pilotlight.models.weights import HEADERS
+from pilotlight.models.weights_fetch import HEADERS
 
 LINGER_S = 60.0
 """How long weights are held after they are no longer requested."""

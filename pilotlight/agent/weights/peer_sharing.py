@@ -24,9 +24,9 @@ from artifacts.peers.server import STREAMS_MAX, BlobServer
 from artifacts.store.layout import StoreError, StoreLayout
 from artifacts.store.store import Store
 from pilotlight import process
-from pilotlight.net import access, certificates
-from pilotlight.net.access import Access
+from pilotlight.net import certificates, contract_access
 from pilotlight.net.certificates import FileError, Identity
+from pilotlight.net.contract_access import Access
 from pilotlight.net.file_reload import Files
 from pilotlight.net.http_server import Runner
 from pilotlight.net.listen import Address, AddressType
@@ -61,7 +61,7 @@ def build_static_peering(urls: Sequence[str], shown: Access) -> Peering:
             raise click.UsageError(f"--peer {url}: {why}")
     peers = tuple(Peer(f"peer-{number}", url) for number, url in enumerate(dict.fromkeys(urls), 1))
     identity, path = shown.identity, shown.token
-    access.warn_exposed_files(shown)
+    contract_access.warn_exposed_files(shown)
     try:
         token = None if path is None else certificates.load_tokens(path)[0]
         if identity.files:
@@ -112,10 +112,10 @@ async def open_port(
     """
     check_port(address, shown)
     known = shown.token is not None or shown.identity.ca is not None
-    door = access.build_authenticator(shown, files)
+    door = contract_access.build_authenticator(shown, files)
     doors = () if door is None else (door.check,)
     app = BlobServer(Offers(StoreLayout(store), private=known), streams).application((*doors, *inner))
-    return await access.start_server(app, address, shown, files)
+    return await contract_access.start_server(app, address, shown, files)
 
 
 def check_port(address: Address, shown: Access) -> None:

@@ -31,8 +31,8 @@ from autoscaler.weights.peers import NodePeer, NodePeers
 from pilotlight.agent.autoscaler_client import HttpWay
 from pilotlight.agent.weights import peer_sharing as peering
 from pilotlight.agent.weights.metrics import StoreMetrics
-from pilotlight.net import access
-from pilotlight.net.access import Access
+from pilotlight.net import contract_access as access
+from pilotlight.net.contract_access import Access
 from pilotlight.net.file_reload import Files
 from pilotlight.net.http_server import Runner
 from pilotlight.net.listen import Address

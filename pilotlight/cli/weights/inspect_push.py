@@ -1,6 +1,6 @@
 """`pilotlight weights inspect` and `push`: inspects artifacts locally or remotely, and pushes them to registries.
 
-Defines the commands and their output. `artifacts.dialects.accepted_files` decides what an artifact consists of, and
+Defines the commands and their output. `artifacts.dialects.artifact_contents` decides what an artifact consists of, and
 what of it is accepted.
 """
 
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import click
 from rich.progress import Progress, TaskID
 
-from artifacts.dialects.accepted_files import Contents, RefusedError, explain_contents, read_contents
+from artifacts.dialects.artifact_contents import Contents, RefusedError, explain_contents, read_contents
 from artifacts.fetch.fetch import SourceListing, Ways, open_source, parse_remote_source
 from artifacts.fetch.registry import Came
 from artifacts.http.transport import Site
@@ -35,7 +35,7 @@ from artifacts.store.store import Store
 from autoscaler.spec.quantity import parse_bytes
 from pilotlight.cli.weights.pack import plan_artifact
 from pilotlight.cli.weights.pull import build_fetch_access, convert_pull_errors, pull_to_store, registry_options
-from pilotlight.models.credentials import build_keychain
+from pilotlight.models.registry_access import build_keychain
 from pilotlight.options import is_path_too_long, output_option, store_option
 from pilotlight.safe_output import write_json
 from pilotlight.tables import build_progress_bar

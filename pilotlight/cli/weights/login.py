@@ -1,7 +1,7 @@
 """`pilotlight weights login` and `logout`: verifies a registry login and stores it where Docker and Podman look.
 
-Passwords are not accepted on the command line, where `ps` would show them. `artifacts.credentials.login` decides where
-a login is stored.
+Passwords are not accepted on the command line, where `ps` would show them. `artifacts.credentials.login_storage`
+decides where a login is stored.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from artifacts.credentials import login as logins
+from artifacts.credentials import login_storage as logins
 from artifacts.credentials.docker_config import Login
 from artifacts.credentials.keychain import Known
 from artifacts.http.transport import Site
@@ -21,7 +21,7 @@ from artifacts.registry import manifests
 from artifacts.registry.client import Client
 from artifacts.registry_errors import RegistryError
 from pilotlight.cli.weights.pull import registry_options
-from pilotlight.models.credentials import list_login_files
+from pilotlight.models.registry_access import list_login_files
 from pilotlight.options import output_option
 from pilotlight.safe_output import write_json
 

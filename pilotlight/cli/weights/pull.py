@@ -23,14 +23,14 @@ from artifacts.oci.descriptor import BadManifestError
 from artifacts.peers.client import Peering
 from artifacts.reference import BadReferenceError, Reference
 from artifacts.registry_errors import RegistryError
-from artifacts.store.copy_publication import Copy
 from artifacts.store.layout import StoreError
+from artifacts.store.pull import Copy
 from artifacts.store.store import Row, Store
 from artifacts.store.stored_copy_check import Bad, verify_copy
 from autoscaler.text import format_size
 from pilotlight.agent.weights import peer_sharing
 from pilotlight.cli.weights.store import COPIES, open_store, resolve_copies, shorten_digest
-from pilotlight.models.credentials import build_keychain
+from pilotlight.models.registry_access import build_keychain
 from pilotlight.options import FILE, Command, output_option, store_option
 from pilotlight.safe_output import write_json
 from pilotlight.tables import build_progress_bar

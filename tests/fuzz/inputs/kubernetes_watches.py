@@ -22,10 +22,10 @@ from autoscaler.documents import parse
 from autoscaler.drivers import probes
 from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver
 from autoscaler.drivers.kubernetes.adoption.parsing import WorkloadSeen, read_workload
+from autoscaler.drivers.kubernetes.adoption.workload import Mode, Workload
 from autoscaler.drivers.kubernetes.adoption.workload_runner import Means, Runner
-from autoscaler.drivers.kubernetes.adoption.workload_scaling import Mode, Workload
 from autoscaler.drivers.kubernetes.driver import KubernetesDriver
-from autoscaler.drivers.kubernetes.inventory.declared import DeclaredDevices
+from autoscaler.drivers.kubernetes.inventory.declared_devices import DeclaredDevices
 from autoscaler.drivers.kubernetes.inventory.disruption_budgets import Disruptions
 from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
 from autoscaler.drivers.kubernetes.inventory.mig_manager import NodeCutter
@@ -45,7 +45,7 @@ from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing, Settings
 from pilotlight.processes.cluster import build_pod_launch, require_image
 from pilotlight.processes.cluster_documents import decode_kubeai_model
-from pilotlight.provider_api import Objects
+from pilotlight.provider_kubernetes_client import Objects
 from tests.fuzz.inputs.kubernetes_objects import DEPLOYMENT
 from tests.support.builders.worlds import GI, T0, model, world
 
@@ -112,7 +112,7 @@ def recorded() -> Iterator[list[Made]]:
     def note(self: Watched[Any], api: Api, path: str, *more: Any, **query: Any) -> None:
         original(self, api, path, *more, **query)
         frames = (frame for frame in reversed(traceback.extract_stack(limit=3)[:-1]))
-        place = next(frame for frame in frames if not frame.filename.endswith("/optional_kinds.py"))
+        place = next(frame for frame in frames if not frame.filename.endswith("/watch_set.py"))
         made.append(Made(Path(place.filename).relative_to(ROOT).as_posix(), place.lineno or 0, path, self))
 
     with mock.patch.object(Watched, "__init__", note):
@@ -123,7 +123,7 @@ def sites() -> Iterator[tuple[str, range]]:
     """Each place in the source that makes a watch: its file and its lines."""
     for path in (path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))):
         text = path.read_text()
-        if path.name == "optional_kinds.py" or not any(f"{name}(" in text for name in MAKERS):
+        if path.name == "watch_set.py" or not any(f"{name}(" in text for name in MAKERS):
             continue
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in MAKERS:

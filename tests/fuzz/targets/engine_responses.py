@@ -15,7 +15,7 @@ import h11
 from gateway import errors
 from gateway.http import responses
 from gateway.http.response_reader import BodyWalker, FramingError, HeadReader, ResponseHead
-from gateway.http.sse_events import is_usage
+from gateway.http.sse_relay import is_usage
 from gateway.server.response_relay import Answer
 from gateway.upstream import token_usage
 from tests.fuzz.inputs.byte_splits import cut

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import cast
 
-from artifacts.dialects import accepted_files
+from artifacts.dialects import artifact_contents
 from artifacts.oci import manifest
 from artifacts.oci.descriptor import BadManifestError, Platform
 from artifacts.oci.manifest import Index, Manifest
@@ -59,12 +59,12 @@ def manifests(data: bytes) -> None:
 
 def judge(found: Manifest, *, allow_unsafe: bool) -> None:
     """The contents of a manifest may be written, or are rejected."""
-    read = accepted_files.read_contents(found, allow_unsafe=allow_unsafe)
-    assert all(line.isprintable() for line in accepted_files.explain_contents(read))
+    read = artifact_contents.read_contents(found, allow_unsafe=allow_unsafe)
+    assert all(line.isprintable() for line in artifact_contents.explain_contents(read))
     assert len(read.layers) == len(found.layers)
     try:
         files = read.files()
-    except accepted_files.RefusedError:
+    except artifact_contents.RefusedError:
         return
     for file in files:
         for path in filter(None, (file.path, file.under)):

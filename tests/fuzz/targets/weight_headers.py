@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from artifacts.formats import gguf, hf_config
-from artifacts.formats.cpu_time import CpuTime
+from artifacts.formats.cpu_time_limit import CpuTime
 from artifacts.formats.gguf_shape import KEYS
 from artifacts.formats.memory_estimate import Shape
 from tests.fuzz.checks.error_messages import check_line, is_line

@@ -58,7 +58,7 @@ def stream_of(*pieces: bytes) -> Stream:
     return stream
 
 
-def test_stream_split_at_any_byte_is_parsed_as_complete() -> None:
+def test_stream_split_at_any_byte_counts_as_complete() -> None:
     for at in range(len(WHOLE) + 1):
         stream = stream_of(WHOLE[:at], WHOLE[at:])
         assert (stream.chunks, stream.running, stream.broken) == (CHUNKS, False, ""), at
@@ -345,7 +345,7 @@ ATTACK_KEYS = tuple(key for key in KEYS if key.startswith("attack_"))
 
 
 @pytest.mark.parametrize("keys", [fabric.KEYS, capacity.KEYS, clients.KEYS, ATTACK_KEYS])
-def test_every_described_benchmark_figure_is_on_the_interfaces_page(keys: tuple[str, ...]) -> None:
+def test_fabric_capacity_client_and_attack_figures_are_on_interfaces_page(keys: tuple[str, ...]) -> None:
     page = (ROOT / "docs" / "development" / "interfaces.md").read_text()
     assert not [key for key in keys if f"`{key}`" not in page]
 

@@ -190,7 +190,7 @@ def test_unavailable_network_namespaces_are_reported_as_missing(monkeypatch: pyt
 
 
 @pytest.mark.parametrize(("status", "result"), [(2, "failed"), (None, "not run")])
-def test_failed_or_skipped_part_fails_the_whole_run(status: int | None, result: str) -> None:
+def test_part_that_failed_or_did_not_run_fails_the_whole_run(status: int | None, result: str) -> None:
     parts = [run.Part("a", [], status=0), run.Part("b", [], status=status)]
     assert not run.is_passed(parts)
     *_, b, total = run.summary(parts, 1.0).splitlines()
@@ -210,7 +210,7 @@ def test_repeat_command_for_compiled_gateway_uses_the_compiled_script() -> None:
     assert command == "bash scripts/compiled.sh test -k test_it"
 
 
-def test_failed_tests_are_parsed_from_the_summary() -> None:
+def test_each_failed_test_of_a_summary_is_listed_once() -> None:
     assert flaky.failed("x\nFAILED  a::b\n  repeat  c\nFAILED  a::b\nFAILED  d::e\n") == ["a::b", "d::e"]
 
 

@@ -151,7 +151,7 @@ def test_node_disrupted_during_weight_loading_costs_at_most_one_more_start(key: 
 
 @pytest.mark.case("32")
 @simulated(*MODELS, manners=Manners(start_s=(1.0, 1.0), serve_s=(25.0, 25.0)), kind=CloudTown, strict=False)
-async def test_spot_node_reclaimed_during_response_drains_within_two_seconds(stage: Stage) -> None:
+async def test_replica_on_a_reclaimed_spot_node_drains_within_two_seconds(stage: Stage) -> None:
     first, second, node = await added(stage)
     await stage.until(lambda: second.first_byte_s is not None)
     (old,) = replicas(stage, "b")
@@ -170,7 +170,7 @@ SCRUBS_S = 90.0
 
 
 @pytest.mark.case("33")
-def test_device_is_detached_only_after_its_memory_is_clean() -> None:
+def test_device_is_detached_only_after_its_memory_is_free() -> None:
     async def act(stage: Stage) -> None:
         town = rack(stage)
         town.machine.fate = scrubs

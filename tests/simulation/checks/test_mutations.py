@@ -12,7 +12,7 @@ from autoscaler.controller import loop
 from autoscaler.demand import residency
 from autoscaler.fold import indices
 from autoscaler.placement.model import bin_builder
-from autoscaler.queries import crowded_slices, gateways
+from autoscaler.queries import gateway_reports, overcommitted_slices
 from autoscaler.routing import slots
 from autoscaler.spec.model import Model
 from autoscaler.state.lifecycle import ReplicaState
@@ -43,16 +43,16 @@ def deaf_gateways(patch: pytest.MonkeyPatch) -> None:
 
 
 def stops_without_acknowledgement(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(gateways, "_holds", lambda _gateway, _replica: "")
+    patch.setattr(gateway_reports, "_holds", lambda _gateway, _replica: "")
 
 
 def demand_that_never_expires(patch: pytest.MonkeyPatch) -> None:
-    for module in (gateways, indices):
+    for module in (gateway_reports, indices):
         patch.setattr(module, "REPORT_EXPIRY_S", 1e9)
 
 
 def unknown_that_is_zero(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(gateways, "list_silent_gateways", lambda _world, _now_s: ())
+    patch.setattr(gateway_reports, "list_silent_gateways", lambda _world, _now_s: ())
 
 
 def no_residency(patch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def only_the_newest_grant_counts(patch: pytest.MonkeyPatch) -> None:
 
 
 def free_before_it_is_clean(patch: pytest.MonkeyPatch) -> None:
-    room = crowded_slices.room_of
+    room = overcommitted_slices.room_of
 
     def gone(replica: Replica, slice_: Slice) -> ResourceAmount:
         return ResourceAmount(0, 0) if replica.state is ReplicaState.SCRUBBING else room(replica, slice_)

@@ -37,8 +37,8 @@ KUBEAI_SPEC = {
     "url": "hf://org/name", "engine": "VLLM", "features": ["TextGeneration"], "resourceProfile": "cpu:1",
     "scaleDownDelaySeconds": 9000,
 }  # fmt: skip
-DECODE, MERGE = "autoscaler.documents.parse:_model", "autoscaler.spec.name_conflicts:_settled"
-SIZE = "pilotlight.models.cluster_memory:Sizes._make"
+DECODE, MERGE = "autoscaler.documents.parse:_model", "autoscaler.spec.document_names:_settled"
+SIZE = "pilotlight.models.cluster_model_memory:Sizes._make"
 POINTS = (DECODE, MERGE, SIZE)
 P = ParamSpec("P")
 
@@ -169,7 +169,7 @@ async def change_both(rig: Rig, point: str) -> None:
 
 
 @simulated
-async def test_changed_document_whose_model_size_raises_is_in_force(rig: Rig) -> None:
+async def test_changed_document_is_in_force_if_its_size_calculation_raises(rig: Rig) -> None:
     await change_both(rig, SIZE)
     assert rig.idle_s("b") == 9001.0
 
@@ -211,7 +211,7 @@ async def test_document_that_raises_is_read_again_after_1_2_4_to_30_minutes(rig:
 
 @pytest.mark.parametrize("point", POINTS)
 @simulated
-async def test_changed_document_and_operator_wake_end_the_quarantine_at_once(rig: Rig, point: str) -> None:
+async def test_changed_document_or_wake_ends_the_quarantine_of_a_fixed_model(rig: Rig, point: str) -> None:
     first = rig.inject(point)
     await both(rig)
     assert rig.faults() == {"b": 1}

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from autoscaler.providers.runner import Observation, ProviderRunner
 from autoscaler.state.capacity import Offer
 from autoscaler.state.events import SlicesSeen
-from autoscaler.state.pending_labels import Taint
+from autoscaler.state.node_labels_and_taints import Taint
 from autoscaler.state.world import Slice
 from tests.simulation.environment.machine import Machine, Manners
 from tests.simulation.installations.installation import Autoscaler, Town

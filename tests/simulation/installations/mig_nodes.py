@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from autoscaler.drivers.driver import Cutter
-from autoscaler.slicing import slicer_families
+from autoscaler.slicing import slicers
 from autoscaler.state.events import SlicesSeen
 from autoscaler.state.mig import FAILED, SUCCESS, CutOrder, CutRefused, CuttableSeen, MigNode
 from autoscaler.state.world import NodeId, Slice
@@ -46,7 +46,7 @@ class Node:
             return ()
         many = {f"_{one.replace('.', '_')}": str(self.cuts.count(one)) for one in self.cuts}
         facts = mig_node(PRODUCT, {"nvidia.com/mig.config.state": self.state}, **many)
-        found = slicer_families.list_slices(facts._replace(name=NodeId(self.name)))
+        found = slicers.list_slices(facts._replace(name=NodeId(self.name)))
         return tuple(replace(one, labels_known=True) for one in found)
 
     def shown(self) -> MigNode:

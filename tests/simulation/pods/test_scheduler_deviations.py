@@ -15,7 +15,7 @@ from autoscaler.contract import ReplicaId
 from autoscaler.controller.loop import LoopStep
 from autoscaler.drivers.kubernetes.inventory import resource_claims
 from autoscaler.kubernetes.api import Object
-from autoscaler.kubernetes.resources.event_log import ModelEvent, derive_step_events
+from autoscaler.kubernetes.resources.events import ModelEvent, derive_step_events
 from autoscaler.slicing.hami import NVIDIA
 from autoscaler.state.world import SliceId
 from tests.simulation.case_harness import GIB, Stage, model

@@ -142,7 +142,7 @@ def true(stage: Stage, name: str = "a") -> tuple[int, int]:
 
 @pytest.mark.case("7")
 @simulated(model(slots=64), gateways=2, manners=Manners(serve_s=(5.0, 8.0)), strict=False)
-async def test_demand_of_a_silent_gateway_expires_after_its_last_report(stage: Stage) -> None:
+async def test_demand_of_a_silent_gateway_expires_ten_seconds_after_its_report(stage: Stage) -> None:
     """Not proven dead: its demand counts for ten seconds after its last report, and no longer.
 
     At the next quiet point the sum is the truth, and remains so while late reports still arrive.

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.controller.loop import LoopStep
-from autoscaler.queries.gateways import STALLED_GRACE_S
+from autoscaler.queries.gateway_reports import STALLED_GRACE_S
 from autoscaler.spec.model import ReplicaRange
 from autoscaler.state.actions import DrainReplica
 from autoscaler.state.events import DocumentsSeen
@@ -72,7 +72,7 @@ async def four_full(stage: Stage) -> list[Journey]:
 
 @pytest.mark.case("10")
 @simulated(model(slots=20, replicas=4, memory_gib=4, idle_s=2.0), gateways=3, manners=STREAMS)
-async def test_lowered_replica_maximum_drains_replicas_after_their_streams_end(stage: Stage) -> None:
+async def test_lowered_replica_maximum_stops_replicas_after_their_streams_end(stage: Stage) -> None:
     """The document allows only one: three drain with all their streams on them, and the fourth keeps serving."""
     town, drains = stage.town, Drains(stage)
     calls = await four_full(stage)

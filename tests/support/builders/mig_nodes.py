@@ -26,10 +26,10 @@ CONFIG = "as-it-was"
 
 def slices(node: str = "n1", **cuts: str) -> list[Slice]:
     """The Slices of a node with that many of each profile: `_1g_10gb="7"`."""
-    from autoscaler.slicing import slicer_families
+    from autoscaler.slicing import slicers
 
     facts = mig_node(PRODUCT, None, **cuts)._replace(name=NodeId(node))
-    return [replace(one, labels_known=True) for one in slicer_families.list_slices(facts)]
+    return [replace(one, labels_known=True) for one in slicers.list_slices(facts)]
 
 
 def cuttable(name: str = "n1", **fields: Any) -> MigNode:

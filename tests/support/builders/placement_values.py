@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from autoscaler.placement.index.residual_waste_tables import BINS, LEVELS, UNITS, WHOLE
-from autoscaler.placement.learning.training_input import build_training_input
+from autoscaler.placement.learning.training import build_training_input
 from autoscaler.state.world import History, PlacementValues, TrainingInput, World
 from tests.support.builders.worlds import T0, device, model, world
 

@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from autoscaler.slicing.base import NodeFacts, Slicer
 from autoscaler.slicing.dra import Dra, Got, dra_device_name
 from autoscaler.slicing.hami import Hami, Volcano
 from autoscaler.slicing.mig import Mig
-from autoscaler.slicing.nvidia_sharing import Kai
+from autoscaler.slicing.nvidia_gpus import Kai
+from autoscaler.slicing.slicer_protocol import NodeFacts, Slicer
 from autoscaler.slicing.vendors import HAMI, NPUS, VENDORS, Ascend, Npu, WholeDevice
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing

@@ -23,10 +23,10 @@ import asyncio, json, msgspec, re, sys, tempfile, time
 from functools import partial
 from pathlib import Path
 from artifacts.archives.tar_reader import BadArchiveError
-from artifacts.dialects.accepted_files import File
+from artifacts.dialects.artifact_contents import File
 from artifacts.fetch import remote_header
 from artifacts.formats import gguf, hf_config
-from artifacts.formats.cpu_time import CpuTime
+from artifacts.formats.cpu_time_limit import CpuTime
 from autoscaler.kubernetes import safe_decoding
 from autoscaler.documents import parse
 from autoscaler.spec.decode import WrongKeyError

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pilotlight.agent.gpu.bus import Answer
+from pilotlight.agent.gpu.pci_bus import Answer
 from tests.support.fakes.kubernetes.kube_objects import PlayedServer
 
 NODE, GPU_OPERATOR = "w1", "gpu-operator"

@@ -38,7 +38,7 @@ LONG = digests.parse_digest("sha512:" + "0f" * 64)
         ("ollama://hf.co/Qwen/Qwen3-8B-GGUF:Q4_K_M", "hf.co", "Qwen/Qwen3-8B-GGUF", "Q4_K_M", None),
     ],
 )
-def test_artifact_reference_is_parsed_into_registry_repository_and_tag(
+def test_reference_is_parsed_to_registry_repository_tag_and_digest(
     text: str, registry: str, repository: str, tag: str | None, digest: str | None
 ) -> None:
     found = reference.parse_reference(text)
@@ -103,7 +103,7 @@ def test_malformed_or_unsupported_digests_are_rejected(text: object) -> None:
 
 
 @pytest.mark.point("3")
-def test_sha512_digest_is_accepted() -> None:
+def test_sha512_digest_yields_its_algorithm_and_hex_value() -> None:
     assert digests.get_algorithm(LONG) == "sha512"
     assert digests.get_hex(LONG) == "0f" * 64
     assert digests.compute_digest(b"{}") == "sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"

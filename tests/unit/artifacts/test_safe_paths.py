@@ -9,7 +9,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from artifacts import digest, safe_paths
-from artifacts.dialects import accepted_files
+from artifacts.dialects import artifact_contents
 from artifacts.oci.descriptor import Descriptor
 from artifacts.oci.manifest import OCI_MANIFEST, Manifest
 from artifacts.safe_paths import BadPathError, Tree
@@ -19,13 +19,13 @@ EMPTY = Descriptor("application/vnd.oci.empty.v1+json", digest.compute_digest(b"
 TITLE, FILEPATH = "org.opencontainers.image.title", "org.cncf.model.filepath"
 
 
-def titled(*named: dict[str, str]) -> accepted_files.Contents:
+def titled(*named: dict[str, str]) -> artifact_contents.Contents:
     """Return an artifact with one layer for each of these annotations."""
     layers = tuple(
         Descriptor("application/octet-stream", digest.compute_digest(str(number).encode()), 7, notes)
         for number, notes in enumerate(named)
     )
-    return accepted_files.read_contents(Manifest(OCI_MANIFEST, "", EMPTY, layers, {}))
+    return artifact_contents.read_contents(Manifest(OCI_MANIFEST, "", EMPTY, layers, {}))
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def titled(*named: dict[str, str]) -> accepted_files.Contents:
         ".whale",
     ],
 )
-def test_valid_paths_are_accepted_unchanged(path: str) -> None:
+def test_relative_and_portable_path_is_returned_unchanged(path: str) -> None:
     assert safe_paths.check_path(path) == path
 
 
@@ -57,7 +57,7 @@ def test_valid_paths_are_accepted_unchanged(path: str) -> None:
         ("a/.wh..wh..opq", "reserved"),
     ],
 )
-def test_path_outside_the_folder_or_not_portable_is_rejected(path: str, message: str) -> None:
+def test_path_that_is_unsafe_not_portable_or_reserved_is_rejected(path: str, message: str) -> None:
     with pytest.raises(BadPathError, match=message) as caught:
         safe_paths.check_path(path)
     assert str(caught.value).isprintable()
@@ -65,7 +65,7 @@ def test_path_outside_the_folder_or_not_portable_is_rejected(path: str, message:
     if path:
         assert message in whole.layers[1].refusal
     assert "is refused" not in whole.layers[0].refusal
-    with pytest.raises(accepted_files.RefusedError, match="layer 2"):
+    with pytest.raises(artifact_contents.RefusedError, match="layer 2"):
         whole.files()
 
 
@@ -98,7 +98,7 @@ def test_artifact_with_paths_that_differ_only_in_case_is_rejected() -> None:
     whole = titled({TITLE: "model.gguf"}, {TITLE: "MODEL.gguf"}, {TITLE: "b.gguf"})
     assert [bool(one.refusal) for one in whole.layers] == [False, True, False]
     with pytest.raises(
-        accepted_files.RefusedError, match=r"layer 2: its path 'MODEL.gguf' is in conflict with 'model.gguf'"
+        artifact_contents.RefusedError, match=r"layer 2: its path 'MODEL.gguf' is in conflict with 'model.gguf'"
     ):
         whole.files()
 

@@ -32,7 +32,7 @@ COMMIT = "c0ffee" + "0" * 34
         ("ollama://qwen3:8b", Reference("registry.ollama.ai", "library/qwen3", "8b")),
     ],
 )
-def test_valid_source_uris_are_parsed(text: str, found: object) -> None:
+def test_source_uri_is_parsed_to_its_local_hub_bucket_or_registry_source(text: str, found: object) -> None:
     assert source_uri.parse_source_uri(text) == found
     if isinstance(found, Hub | Bucket):
         assert str(found) == text

@@ -106,7 +106,7 @@ def test_tenants_above_the_series_limit_are_counted_as_tenant_other(monkeypatch:
         (b"", (0, 0)),
     ],
 )
-def test_token_usage_in_the_tail_of_a_response_is_parsed(tail: bytes, expected: tuple[int, int]) -> None:
+def test_token_usage_of_a_response_is_read_from_its_tail_or_is_zero(tail: bytes, expected: tuple[int, int]) -> None:
     assert parse_token_usage(tail) == expected
 
 

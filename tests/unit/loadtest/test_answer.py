@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtest.answer import AnswerReader
+from loadtest.response_reader import AnswerReader
 from tests.support.example_budget import examples
 
 SSE = {"content-type": "text/event-stream"}

@@ -25,7 +25,7 @@ def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(load, arguments)
 
 
-def test_successful_run_exits_0_with_its_verdict(tmp_path: Path) -> None:
+def test_load_run_without_lost_requests_exits_0_and_prints_its_verdict(tmp_path: Path) -> None:
     page = tmp_path / "out.html"
     with fake_engine(tmp_path, *FAST) as engine:
         done = invoke(
@@ -38,7 +38,7 @@ def test_successful_run_exits_0_with_its_verdict(tmp_path: Path) -> None:
     assert "verdict holds: 20 requests" in page.read_text()
 
 
-def test_run_with_a_broken_stream_exits_1_with_the_reason(tmp_path: Path) -> None:
+def test_load_run_with_a_malformed_response_exits_1_with_the_reason(tmp_path: Path) -> None:
     with fake_engine(tmp_path, *FAST, "--fail", "bad-chunk", "--once", str(tmp_path / "once")) as engine:
         done = invoke("run", "--url", engine.url, "--model", "ada", "--burst", "5")
     assert done.exit_code == 1
@@ -46,7 +46,7 @@ def test_run_with_a_broken_stream_exits_1_with_the_reason(tmp_path: Path) -> Non
     assert "verdict DOES NOT HOLD: 5 requests, 4 completed" in done.stdout
 
 
-def test_run_with_two_models_alternates_between_them(tmp_path: Path) -> None:
+def test_load_run_with_two_models_alternates_between_them(tmp_path: Path) -> None:
     with fake_engine(tmp_path, *FAST) as engine:
         done = invoke(
             "run", "--url", engine.url, "--model", "a", "--model", "b", "--arrivals", "constant",
@@ -146,7 +146,7 @@ def test_api_key_is_read_from_the_environment_and_not_printed(tmp_path: Path, mo
         (["coldstart", "--url", "http://h", "--model", "m", "--from", "warm"], "'zero', 'gone', 'cached', 'asleep'"),
     ],
 )
-def test_usage_error_exits_2_and_names_the_option(arguments: list[str], message: str) -> None:
+def test_invalid_load_command_options_exit_2_with_a_message_on_stderr(arguments: list[str], message: str) -> None:
     done = invoke(*arguments)
     assert done.exit_code == 2
     assert message in done.stderr

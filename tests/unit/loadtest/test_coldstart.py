@@ -225,7 +225,7 @@ async def test_response_without_cold_start_phases_is_classified_as_warm(aiohttp_
     assert (starts.warm, starts.rounds[0].cold, starts.rounds[0].ending) == (1, False, Ending.COMPLETED)
 
 
-async def test_stopped_measurement_reports_the_completed_rounds(aiohttp_server: Serve) -> None:
+async def test_stopped_coldstart_measurement_reports_the_completed_rounds(aiohttp_server: Serve) -> None:
     url = str((await aiohttp_server(ColdServer(looks=3).app)).make_url("/"))
     stop = Stop()
 
@@ -243,7 +243,7 @@ async def test_stopped_measurement_reports_the_completed_rounds(aiohttp_server: 
     assert starts.spreads_ms["load"].count == 2
 
 
-async def test_stopped_measurement_abandons_the_round_in_progress(aiohttp_server: Serve) -> None:
+async def test_stopped_coldstart_measurement_abandons_the_round_in_progress(aiohttp_server: Serve) -> None:
     server, stop = ColdServer(), Stop()
 
     async def hang(_: web.Request) -> web.Response:
@@ -258,7 +258,9 @@ async def test_stopped_measurement_abandons_the_round_in_progress(aiohttp_server
 
 
 @pytest.mark.parametrize("rounds_before", [0, 1])
-async def test_coldstart_command_prints_its_verdict_on_interrupt(aiohttp_server: Serve, rounds_before: int) -> None:
+async def test_interrupted_coldstart_prints_its_verdict_if_a_round_was_measured(
+    aiohttp_server: Serve, rounds_before: int
+) -> None:
     server = ColdServer(looks=2 if rounds_before else 10_000)
     url = str((await aiohttp_server(server.app)).make_url("/"))
     words = ("-m", "pilotlight", "load", "coldstart", "--url", url, "--model", "ada", "--rounds", "9")
@@ -332,7 +334,7 @@ async def test_coldstart_command_prints_phases_and_writes_its_page(aiohttp_serve
     assert re.search(r"round 2 of 2: waited 0\.\d s for zero, first byte after", done.stderr)
 
 
-async def test_json_output_of_coldstart_excludes_the_duration_estimate(aiohttp_server: Serve) -> None:
+async def test_coldstart_prints_its_json_to_stdout_and_the_estimate_to_stderr(aiohttp_server: Serve) -> None:
     url = str((await aiohttp_server(ColdServer().app)).make_url("/"))
     words = ("coldstart", "--url", url, "--model", "ada", "--rounds", "2", "--output", "json")
     done = await asyncio.to_thread(invoke, *words)

@@ -136,7 +136,7 @@ def test_internal_error_prints_a_summary_without_its_message(monkeypatch: pytest
     assert any("Traceback" in line for line in messages[:-1]) == traceback
 
 
-def test_keyboard_interrupt_or_exit_uses_the_default_exception_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keyboard_interrupt_or_generator_exit_uses_the_default_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[type[BaseException]] = []
     monkeypatch.setattr(sys, "__excepthook__", lambda kind, *_: seen.append(kind))
     for error in (KeyboardInterrupt(), GeneratorExit()):

@@ -297,7 +297,7 @@ async def test_bodies_of_abandoned_requests_are_freed() -> None:
         assert kept_bytes < 4 * body_bytes
 
 
-async def test_oversized_upstream_heads_are_rejected_before_queueing() -> None:
+async def test_request_with_an_oversized_header_is_rejected_before_queueing() -> None:
     """If each were rejected only when granted, the next would be granted within that call, to an unbounded depth."""
     body = b'{"model":"m","messages":[]}'
     async with ScriptedEngine((HOLD, OK), (OK,)) as engine, rig_and_client(engine.address, slots=1) as (one, first):

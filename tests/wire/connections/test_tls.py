@@ -45,7 +45,7 @@ PLAIN = {
     for name, test in vars(module).items()
     if name.startswith("test_") and inspect.iscoroutinefunction(test) and not inspect.signature(test).parameters
 }
-LEAVES = faults.test_client_disconnect_ends_engine_work_at_once
+LEAVES = faults.test_client_disconnect_ends_the_engine_request_and_frees_its_slot
 HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 

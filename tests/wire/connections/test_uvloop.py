@@ -37,7 +37,7 @@ def test_each_data_plane_test_also_passes_on_uvloop(name: str) -> None:
 
 @pytest.mark.parametrize(("script", "how"), LEAVING)
 def test_client_disconnect_ends_engine_work_on_uvloop(script: int, how: str) -> None:
-    run(lambda: faults.test_client_disconnect_ends_engine_work_at_once(faults.LEAVING[script], how))
+    run(lambda: faults.test_client_disconnect_ends_the_engine_request_and_frees_its_slot(faults.LEAVING[script], how))
 
 
 @pytest.mark.parametrize("script", range(len(faults.BEFORE)))

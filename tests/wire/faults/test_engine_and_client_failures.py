@@ -370,7 +370,7 @@ LEAVING: list[Script] = [(HOLD,), (STREAM_HEAD, HOLD), (STREAM_HEAD + delta("a")
 
 @pytest.mark.parametrize("how", ["reset", "end", "half"])
 @pytest.mark.parametrize("script", LEAVING, ids=["waiting", "head", "stream", "document"])
-async def test_client_disconnect_ends_engine_work_at_once(script: Script, how: str) -> None:
+async def test_client_disconnect_ends_the_engine_request_and_frees_its_slot(script: Script, how: str) -> None:
     """Case 34, at every stage of a response; tests/wire also runs it over TLS and on uvloop's transports.
 
     It promises 100 ms; the larger limit here is for a busy machine. bench/ measures the real duration.

@@ -183,7 +183,7 @@ FAITHFUL: dict[str, tuple[Script, bytes]] = {
 
 @pytest.mark.case("41")
 @pytest.mark.parametrize("name", FAITHFUL)
-async def test_valid_engine_stream_is_relayed_unchanged(name: str) -> None:
+async def test_correctly_framed_engine_stream_is_relayed_unchanged(name: str) -> None:
     """Nothing is added to it, least of all `[DONE]`, and it ends because the engine ended it."""
     script, content = FAITHFUL[name]
     async with ScriptedEngine(script, (OK,)) as engine, rig_and_client(engine.address) as (one, client):

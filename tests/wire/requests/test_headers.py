@@ -100,7 +100,7 @@ REFUSED = (
 
 @pytest.mark.case("40")
 @pytest.mark.parametrize("line", REFUSED)
-async def test_repeated_header_or_line_break_in_value_is_rejected(line: str) -> None:
+async def test_repeated_or_malformed_request_header_is_rejected_with_400(line: str) -> None:
     """The connection is closed, because the bytes that follow are ambiguous."""
     async with ScriptedEngine((OK,)) as engine, rig_and_client(engine.address) as (_, client):
         client.send(request("/v1/chat/completions", BODY, line) + request("/health", method="GET"))

@@ -55,7 +55,7 @@ async def status_of(one: Rig, lines: str) -> tuple[int, bytes]:
         ("GET {} HTTP/1.1\r\nHost: evil.example\r\nOrigin: https://app.example", 421),
     ],
 )
-async def test_request_with_foreign_host_or_origin_gets_421_or_403(lines: str, status: int, path: str) -> None:
+async def test_only_requests_with_a_foreign_host_or_origin_get_421_or_403(lines: str, status: int, path: str) -> None:
     async with rig(settings=FrontSettings(cors_origins=(APP,)), host_check=True) as one:
         got, body = await status_of(one, lines.format(path))
     assert got == status

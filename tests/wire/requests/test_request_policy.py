@@ -71,7 +71,7 @@ async def test_policy_defaults_caps_and_forced_values_are_applied_to_the_body(
         assert found == {"model": "served-m", **expected}
 
 
-async def test_requests_for_a_model_whose_policy_raises_are_rejected(
+async def test_requests_of_a_model_whose_policy_raises_an_exception_get_503(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reported: list[tuple[str | None, str]] = []

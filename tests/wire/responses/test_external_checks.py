@@ -17,7 +17,7 @@ from aiohttp import web
 from autoscaler.contract import CatalogueDelta, FrontSettings, PolicyCheck, PolicyEntry
 from gateway.policy import external_checks
 from gateway.policy.external_checks import AddressRules
-from gateway.upstream import check_client
+from gateway.upstream import external_check_client
 from tests.support.fakes.engines.scripted_engine import (
     CLOSE,
     END,
@@ -223,10 +223,10 @@ async def test_stream_gets_keepalives_during_its_check_and_an_event_if_rejected(
 
 
 async def test_tenant_with_slow_checks_leaves_half_of_the_checks_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_client, "CHECKS_MAX", 8)
+    monkeypatch.setattr(external_check_client, "CHECKS_MAX", 8)
     async with guard() as checked:
         checked.reply = hanging
-        client = check_client.CheckClient()
+        client = external_check_client.CheckClient()
         client.set_rules(AddressRules(["127.0.0.1"]))
 
         def count_started(tenant: str, tries: int) -> int:
@@ -273,7 +273,7 @@ async def test_body_that_is_too_large_for_a_check_is_rejected(monkeypatch: pytes
         status, _, error = await ask(one, padding="x" * external_checks.CONTENT_BYTES_MAX)
         assert (status, error["error"]["code"]) == (413, "too_large")
         await until("the body to be freed", lambda: one.front.room.held_bytes == held_bytes)
-        monkeypatch.setattr(check_client, "CONTENT_BYTES_MAX", 10)
+        monkeypatch.setattr(external_check_client, "CONTENT_BYTES_MAX", 10)
         status, _, error = await ask(one)
         assert (status, error["error"]["code"]) == (503, "overloaded")
         assert not checked.messages
@@ -369,7 +369,7 @@ async def test_checked_answer_that_is_too_large_or_incomplete_gets_502(monkeypat
         for _ in range(2):
             assert (await ask(one))[0] == 502
         with monkeypatch.context() as patched:
-            patched.setattr(check_client, "HELD_BYTES_MAX", 12)
+            patched.setattr(external_check_client, "HELD_BYTES_MAX", 12)
             status, _, error = await ask(one)
             assert (status, error["error"]["code"]) == (503, "overloaded")
         assert one.front.checks.held_bytes == 0

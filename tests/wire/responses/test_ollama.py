@@ -15,10 +15,10 @@ import pytest
 
 from autoscaler.contract import CatalogueDelta, Clocks, FrontSettings, KeyEntry, ModelName, TenantEntry, TenantName
 from gateway.control import fault_containment
-from gateway.dialects import ollama
+from gateway.dialects import ollama_requests
 from gateway.http.body_buffers import LARGE_BYTES
 from gateway.limits import Limits
-from gateway.server import translated_answer
+from gateway.server import ollama_response_relay
 from tests.support.fakes.engines.scripted_engine import (
     CLOSE,
     DONE,
@@ -133,7 +133,7 @@ async def test_tags_show_ps_and_version_requests_start_no_model() -> None:
         assert (status, [(row["name"], row["model"]) for row in tags["models"]]) == (200, [("m:latest", "m:latest")])
         assert len(tags["models"][0]["digest"]) == 64
         assert await get(one, "/api/ps") == (200, {"models": []})
-        assert await get(one, "/api/version") == (200, {"version": ollama.API_VERSION})
+        assert await get(one, "/api/version") == (200, {"version": ollama_requests.API_VERSION})
         for name in ("m", "m:latest", "alias-m:latest"):
             client = await one.client()
             body = json.dumps({"model": name}).encode()
@@ -298,7 +298,7 @@ async def test_malformed_engine_document_gets_502_and_connection_stays_open(repl
 
 
 async def test_engine_document_above_the_size_limit_gets_502(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(translated_answer, "DOCUMENT_BYTES_MAX", 1000)
+    monkeypatch.setattr(ollama_response_relay, "DOCUMENT_BYTES_MAX", 1000)
     reply = STREAM_HEAD.replace(b"text/event-stream", b"application/json") + chunk(b"[" * 600) * 2
     async with ScriptedEngine((reply, HOLD)) as engine, rig(engine.address) as one:
         assert (await ask(one, "/api/embed", input="a"))[0] == 502
@@ -398,7 +398,7 @@ async def test_large_body_with_images_is_translated_and_its_memory_is_released()
 async def test_request_body_above_a_size_limit_gets_413(monkeypatch: pytest.MonkeyPatch) -> None:
     async with rig(limits=Limits(body_bytes_max=1000)) as one:
         assert (await ask(one, "/api/chat", messages=[{"role": "user", "content": "a" * 1000}]))[0] == 413
-    monkeypatch.setattr(ollama, "BODY_BYTES_MAX", 500)
+    monkeypatch.setattr(ollama_requests, "BODY_BYTES_MAX", 500)
     async with rig() as one:
         found = await ask(one, "/api/chat", messages=[{"role": "user", "content": "a" * 500}])
         assert (found[0], "500 bytes" in found[2]["error"]) == (413, True)
@@ -417,7 +417,7 @@ async def test_translated_body_above_the_limit_is_rejected() -> None:
 @pytest.mark.parametrize(
     "lines", ["", "content-type: application/x-www-form-urlencoded\r\n", "content-type: text/a\r\n"]
 )
-async def test_any_content_type_is_accepted_unless_a_foreign_origin_sends_it(lines: str) -> None:
+async def test_request_of_any_content_type_is_served_unless_of_foreign_origin(lines: str) -> None:
     async with ScriptedEngine((CHAT,)) as engine, rig(engine.address) as one:
         assert (await ask(one, "/api/chat", lines, messages=MESSAGES, stream=False))[0] == 200
         for page in ("origin: https://evil.example\r\n", "sec-fetch-site: cross-site\r\n"):

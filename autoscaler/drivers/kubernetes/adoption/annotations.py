@@ -17,9 +17,9 @@ from autoscaler.contract import ModelName
 from autoscaler.drivers.kubernetes.adoption.parsing import LINGO, WorkloadSeen
 from autoscaler.exception_handling import Failure, attempt
 from autoscaler.spec.decode import WrongKeyError, suggest_nearest
+from autoscaler.spec.document_names import check_name
 from autoscaler.spec.installation_ownership import INSTALLATION, TITLE, TITLE_WANTED
 from autoscaler.spec.model import Adopted, Auto, EngineName, Gpu, Model, ModelSpec, ReplicaRange
-from autoscaler.spec.name_conflicts import check_name
 from autoscaler.spec.pod import OURS
 from autoscaler.spec.quantity import whole_number
 from autoscaler.text import format_rfc3339

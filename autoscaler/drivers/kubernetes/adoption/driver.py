@@ -47,15 +47,15 @@ from autoscaler.drivers.kubernetes.adoption.parsing import (
 from autoscaler.drivers.kubernetes.adoption.status import build_condition
 from autoscaler.drivers.kubernetes.adoption.status_writer import Showing
 from autoscaler.drivers.kubernetes.adoption.tracked_pod import EXITED
+from autoscaler.drivers.kubernetes.adoption.workload import Mode, Workload
 from autoscaler.drivers.kubernetes.adoption.workload_runner import PLURALS, AdoptionCandidate, Means, Runner
-from autoscaler.drivers.kubernetes.adoption.workload_scaling import Mode, Workload
-from autoscaler.drivers.kubernetes.objects.replica_events import build_podless_observation
+from autoscaler.drivers.kubernetes.objects.replica_observations import build_podless_observation
 from autoscaler.drivers.resilient_tasks import NO_MODEL, fault_reporter, retry_until_success
 from autoscaler.exception_handling import Failure, attempt, describe_error
 from autoscaler.kubernetes.api import Api, ApiError, UnreachableError
 from autoscaler.kubernetes.watch import Change, Watched
+from autoscaler.spec.document_names import Origin
 from autoscaler.spec.model import Model
-from autoscaler.spec.name_conflicts import Origin
 from autoscaler.state.events import Seen, Synced
 from autoscaler.state.world import Replica
 

@@ -1,6 +1,6 @@
 """One pod of an adopted workload: its replica, its annotations, and its observations. Pure.
 
-Builds the observations of the pod's replica, and the id of a replica without an order. `workload_scaling` makes the
+Builds the observations of the pod's replica, and the id of a replica without an order. `workload` makes the
 decisions.
 """
 
@@ -14,8 +14,8 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers import probes
 from autoscaler.drivers.kubernetes.adoption.parsing import AdoptedPodSeen
 from autoscaler.drivers.kubernetes.objects.pod_state import StartTiming
+from autoscaler.spec.document_names import format_replica_id
 from autoscaler.spec.model import ADOPTED_HASH
-from autoscaler.spec.name_conflicts import format_replica_id
 from autoscaler.state.events import ReplicaSeen, Seen
 
 EXITED = "exited"

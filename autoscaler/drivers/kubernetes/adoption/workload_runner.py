@@ -28,7 +28,7 @@ from autoscaler.drivers.kubernetes.adoption.parsing import (
     read_pod,
 )
 from autoscaler.drivers.kubernetes.adoption.tracked_pod import PodMark
-from autoscaler.drivers.kubernetes.adoption.workload_scaling import Workload
+from autoscaler.drivers.kubernetes.adoption.workload import Workload
 from autoscaler.drivers.kubernetes.pod_writer import Pauses
 from autoscaler.drivers.kubernetes.volume_failures import PodEvents
 from autoscaler.drivers.resilient_tasks import PAUSE_S_MAX, fault_reporter

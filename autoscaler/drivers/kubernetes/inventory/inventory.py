@@ -19,15 +19,15 @@ from autoscaler.drivers.kubernetes.objects.pod_state import PodSeen
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.constants import NODE_POOL, NODES, PLACES
 from autoscaler.kubernetes.watch import Change, ObjectKey, Watched
-from autoscaler.slicing import device_usage, dra_binding_conditions, slicer_families
-from autoscaler.slicing.base import PodFields
+from autoscaler.slicing import device_usage, dra_binding_conditions, slicers
 from autoscaler.slicing.device_usage import resolve_actual_slices
 from autoscaler.slicing.dra import common_claim_name, dra_device_name_of_id, list_alternatives, rename_common_claims
+from autoscaler.slicing.slicer_protocol import PodFields
 from autoscaler.spec.installation_ownership import ANYBODYS, Ownership
 from autoscaler.spec.settings import PriorityClass, Settings, kind_of
 from autoscaler.state.events import HostsSeen, ImagesSeen, SlicesSeen
+from autoscaler.state.node_labels_and_taints import find_untolerated_taint
 from autoscaler.state.pending_claims import AwaitedSeen, sort_by_wait
-from autoscaler.state.pending_labels import find_untolerated_taint
 from autoscaler.state.world import NodeId, Replica, Slice, SliceId
 
 HOSTS_EVERY_S = 0.5
@@ -196,7 +196,7 @@ class Inventory:
         """Return the device requests of the replica's pod; None: it has no slices. `ranked`: its priority class.
         Raises `ValueError` if a slice no longer exists, because the request depends on the slice's kind.
         """
-        asks = slicer_families.build_pod_fields(replica, self._slices, ranked, self._instead(replica))
+        asks = slicers.build_pod_fields(replica, self._slices, ranked, self._instead(replica))
         if asks is None and replica.resources.slices:
             raise ValueError(f"a slice of the replica no longer exists: {', '.join(replica.resources.slices)}")
         return asks if asks is None else rename_common_claims(asks, self._name_common_claim)

@@ -18,9 +18,9 @@ from autoscaler.drivers.kubernetes.objects import pod_manifest as pods
 from autoscaler.drivers.kubernetes.objects.pod_state import PodSeen
 from autoscaler.kubernetes.api import STRATEGIC, Api, ApiError, Object
 from autoscaler.kubernetes.constants import WRITER
-from autoscaler.slicing.base import PodFields
 from autoscaler.slicing.dra import API, NVIDIA, Got, read_allocations
 from autoscaler.slicing.dra_binding_conditions import Binding, read_bindings
+from autoscaler.slicing.slicer_protocol import PodFields
 from autoscaler.spec.installation_ownership import ANYBODYS, Ownership
 from autoscaler.spec.pod import MANAGED_BY, OURS
 from autoscaler.state import pending_claims as awaited

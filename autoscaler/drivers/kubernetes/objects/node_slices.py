@@ -34,18 +34,18 @@ from autoscaler.drivers.kubernetes.inventory import node_cordons
 from autoscaler.kubernetes.api import Object
 from autoscaler.kubernetes.constants import PLACES, ConfigMapLocation
 from autoscaler.queries.pod_requests import parse_resource_list
-from autoscaler.slicing import nvidia_sharing, slicer_families
-from autoscaler.slicing.base import NodeFacts
+from autoscaler.slicing import nvidia_gpus, slicers
 from autoscaler.slicing.dra import Got, common_claim_name, dra_device_name
 from autoscaler.slicing.hami import HamiAllocation, drop_healthy_handshake
-from autoscaler.slicing.nvidia_sharing import KAI, KAI_RESERVES, count_kai_gpus
+from autoscaler.slicing.nvidia_gpus import KAI, KAI_RESERVES, count_kai_gpus
+from autoscaler.slicing.slicer_protocol import NodeFacts
 from autoscaler.slicing.vendors import RESOURCES
 from autoscaler.spec.pod import GPU, PLACE
 from autoscaler.spec.settings import NodeKind, kind_of
 from autoscaler.spec.yaml import YamlError
 from autoscaler.spec.yaml import parse_yaml as read_yaml
 from autoscaler.state.images import Image, make_image
-from autoscaler.state.pending_labels import UNNEEDED, Taint
+from autoscaler.state.node_labels_and_taints import UNNEEDED, Taint
 from autoscaler.state.resources import NOTHING, HostAmount, HostResources
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId
 
@@ -208,7 +208,7 @@ def read_node(node: Object) -> NodeSeen:
             if one["key"] in UNNEEDED or (one["effect"] != "PreferNoSchedule" and one["key"] not in COVERED_TAINTS)
         ),
         amounts,
-        drop_healthy_handshake({name: said for name, said in notes.items() if name in slicer_families.ANNOTATIONS}),
+        drop_healthy_handshake({name: said for name, said in notes.items() if name in slicers.ANNOTATIONS}),
         parse_resource_list(allocatable),
         frozenset(one.place.name for one in node_cordons.read_node_orders(node).kept if one.place.kind == "device"),
         tuple(
@@ -237,7 +237,7 @@ def read_other_pod(pod: Object) -> OtherPod | None:
     metadata = pod.get("metadata", {})
     notes: dict[str, str] = metadata.get("annotations") or {}
     cards, kai, cpu_memory = (
-        slicer_families.parse_hami_allocations(notes),
+        slicers.parse_hami_allocations(notes),
         count_kai_gpus(notes),
         sum_pod_requests(spec),
     )
@@ -249,11 +249,7 @@ def read_other_pod(pod: Object) -> OtherPod | None:
 def _asked(container: Object) -> Counter[str]:
     limits = container.get("resources", {}).get("limits") or {}
     return +Counter(
-        {
-            name: nvidia_sharing.parse_number(many)
-            for name, many in limits.items()
-            if slicer_families.is_counted_resource(name)
-        }
+        {name: nvidia_gpus.parse_number(many) for name, many in limits.items() if slicers.is_counted_resource(name)}
     )
 
 
@@ -262,9 +258,7 @@ def count_taken_slices(nodes: Iterable[NodeSeen], slices: Iterable[Slice], pods:
     Units of a node beyond its slices are used up first.
     """
     there = {
-        f"{node.name} {name}": nvidia_sharing.parse_number(many)
-        for node in nodes
-        for name, many in node.amounts.items()
+        f"{node.name} {name}": nvidia_gpus.parse_number(many) for node in nodes for name, many in node.amounts.items()
     }
     slices = list(slices)
     spare: dict[str, dict[str, int]] = {}
@@ -345,7 +339,7 @@ def _kept(published: Sequence[Object], kept: Pooled) -> tuple[str, ...]:
 def _of_node(node: NodeSeen, facts: NodeFacts) -> tuple[Slice, ...]:
     return tuple(
         replace(one, healthy=node.usable, labels=node.labels, labels_known=True, taints=node.taints)
-        for one in slicer_families.list_slices(facts)
+        for one in slicers.list_slices(facts)
     )
 
 
@@ -382,7 +376,7 @@ def close_stale_slices(slices: Sequence[Slice], held: Iterable[SliceId]) -> tupl
         elif id not in known:
             lost.append(OtherPod(id.partition("/")[0], lost=1))
     waits = {one.node for one in lost}
-    shut |= {one.device for one in slices if one.node in waits and not slicer_families.is_counted_resource(one.handle)}
+    shut |= {one.device for one in slices if one.node in waits and not slicers.is_counted_resource(one.handle)}
     if not shut:
         return tuple(slices), lost
     return tuple(

@@ -24,7 +24,7 @@ from autoscaler.drivers.kubernetes.weight_volumes import mount_claim
 from autoscaler.kubernetes.api import Object
 from autoscaler.kubernetes.constants import WRITER
 from autoscaler.queries.pod_requests import UNASKED
-from autoscaler.slicing.base import PodFields
+from autoscaler.slicing.slicer_protocol import PodFields
 from autoscaler.slicing.vendors import RESOURCES
 from autoscaler.spec.installation_ownership import ANYBODYS, Ownership
 from autoscaler.spec.model import Model

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from autoscaler.kubernetes.api import Object
-from autoscaler.slicing.base import PodFields
+from autoscaler.slicing.slicer_protocol import PodFields
 from autoscaler.spec.model import ModelSpec
 from autoscaler.spec.pod import Pod, Resources
 

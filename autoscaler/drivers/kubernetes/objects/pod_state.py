@@ -19,7 +19,7 @@ from autoscaler.drivers.kubernetes.objects.node_slices import sum_pod_requests
 from autoscaler.drivers.kubernetes.objects.pod_manifest import ENGINE, format_pod_name
 from autoscaler.kubernetes.api import Object
 from autoscaler.kubernetes.constants import CRASHES, ENDED
-from autoscaler.slicing import slicer_families
+from autoscaler.slicing import slicers
 from autoscaler.slicing.hami import HamiAllocation
 from autoscaler.spec.pod import OURS
 from autoscaler.spec.quantity import whole_number
@@ -216,7 +216,7 @@ def read_replica_pod(pod: Object) -> PodSeen | None:
         _disrupted(status),
         float(pod["spec"].get("terminationGracePeriodSeconds", 30)),
         sum_pod_requests(pod["spec"]),
-        slicer_families.parse_hami_allocations(notes),
+        slicers.parse_hami_allocations(notes),
         tuple(one.get("resourceClaimName", "") for one in pod["spec"].get("resourceClaims") or ()),
         tuple(filter(None, note("weights").split(","))),
         any("preStop" in one.get("lifecycle", {}) for one in pod["spec"]["containers"] if one["name"] == ENGINE),

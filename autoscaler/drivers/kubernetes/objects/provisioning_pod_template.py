@@ -13,7 +13,7 @@ from typing import NamedTuple
 from autoscaler.contract import ReplicaId
 from autoscaler.drivers.kubernetes.objects import pod_manifest as pods
 from autoscaler.kubernetes.api import Object
-from autoscaler.slicing.base import PodFields
+from autoscaler.slicing.slicer_protocol import PodFields
 from autoscaler.spec.model import Model
 from autoscaler.spec.pod import GPU, MANAGED_BY, OURS
 from autoscaler.spec.settings import Settings

@@ -15,8 +15,8 @@ from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver
 from autoscaler.drivers.kubernetes.adoption.parsing import COST, GOES_FIRST, INTENT, REPLICA, SHOWN
 from autoscaler.kubernetes.api import MERGE, Api, ApiError, Object
 from autoscaler.kubernetes.kubeconfig import ApiAccess, load_api_access
+from autoscaler.spec.document_names import format_replica_id
 from autoscaler.spec.model import Adopted, Model, ModelSpec
-from autoscaler.spec.name_conflicts import format_replica_id
 from autoscaler.state.events import Seen, Synced
 from autoscaler.state.world import Replica, ReplicaResources
 from tests.contracts.driver import DriverContract, Manner, Rig
@@ -49,7 +49,7 @@ def writes_of_status(found: Object) -> list[str]:
 
 
 @pytest.mark.standard
-async def test_lingo_deployment_scales_from_zero_on_a_request_and_back(adopting: Adopting) -> None:
+async def test_deployment_with_lingo_annotations_scales_from_zero_and_back(adopting: Adopting) -> None:
     """A Deployment at zero with Lingo's annotation: a request creates a pod and succeeds; then zero again."""
     name = "text-embedding-ada-002"
     notes = {LINGO + "models": name, LINGO + "min-replicas": "0", OURS + "idle-seconds": "600"}
@@ -426,7 +426,7 @@ class TestAdoptedDriver(DriverContract):
             assert observed.all == [Synced()]
 
     @run_on_rig
-    async def test_pod_restarted_without_a_driver_is_the_same_replica_to_the_next(self, rig: Rig) -> None:
+    async def test_pod_restarted_between_drivers_is_reported_as_the_same_replica(self, rig: Rig) -> None:
         assert isinstance(rig, AdoptedRig)
         replica, model = rig.replica("r1", Manner.GOOD)
         first = rig.driver()
@@ -440,7 +440,7 @@ class TestAdoptedDriver(DriverContract):
 
 
 @pytest.mark.standard
-async def test_admission_policies_reject_changes_beyond_scale_and_annotations(
+async def test_admission_policies_allow_only_scale_own_annotations_and_condition(
     api: Api, kubeconfig: Path, namespace: str
 ) -> None:
     """The chart's policies: with `adoption.everywhere`, permissions alone would cover the images of all pods."""

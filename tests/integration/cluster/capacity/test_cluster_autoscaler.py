@@ -80,7 +80,7 @@ def settings(namespace: str, **fields: object) -> dict[str, object]:
 
 
 @pytest.mark.standard
-async def test_placeholder_pod_adds_a_node_for_a_waiting_request(
+async def test_waiting_request_creates_a_placeholder_and_runs_on_the_added_node(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     """The namespace enforces `restricted`, and both pods are admitted."""

@@ -21,14 +21,14 @@ from autoscaler.drivers.kubernetes.objects.provisioning_pod_template import buil
 from autoscaler.kubernetes.api import MERGE, Api
 from autoscaler.kubernetes.kubeconfig import load_api_access
 from autoscaler.providers.kube import AnswerError, Object
-from autoscaler.providers.kueue import placeholder_pod
+from autoscaler.providers.kueue import objects
 from autoscaler.providers.kueue.provider import KueuePlaces
 from autoscaler.spec.capacity import Kueue, ProviderSettings
 from autoscaler.spec.pod import GPU, Resources
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, Settings
 from autoscaler.state.world import World
-from pilotlight.provider_api import Objects
+from pilotlight.provider_kubernetes_client import Objects
 from tests.contracts.provider import OWNER, ProviderContract, TakeoverContract
 from tests.integration.cluster.capacity.test_provisioning_request import NODES
 from tests.integration.cluster.conftest import make_namespace
@@ -131,9 +131,9 @@ class KueueRig(ServerRig):
         path = f"/api/v1/namespaces/{self._name}/pods"
         found = await self._api.get(f"{path}/{name}")
         assert nodes.read_other_pod(found) is None, "it gives way"
-        one = placeholder_pod.read_place(found)
+        one = objects.read_place(found)
         assert one is not None
-        marks = placeholder_pod.place_to_lease(one, None, "serving").marks
+        marks = objects.place_to_lease(one, None, "serving").marks
         same = {key: found["spec"][key] for key in ("containers", "nodeSelector", "securityContext", "tolerations")}
         taker: Object = {
             "apiVersion": "v1", "kind": "Pod",

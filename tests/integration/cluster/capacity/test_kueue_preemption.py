@@ -16,9 +16,9 @@ import pytest
 
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.providers.kube import AnswerError
-from autoscaler.providers.kueue import placeholder_pod
+from autoscaler.providers.kueue import objects
 from autoscaler.spec.pod import GPU, PLACE, QUEUE
-from pilotlight.provider_api import Objects
+from pilotlight.provider_kubernetes_client import Objects
 from tests.integration.cluster.capacity.test_kueue import WORKLOADS
 from tests.integration.cluster.support.control_plane import custom_resources
 from tests.integration.cluster.support.installations.single_instance import House, model
@@ -111,7 +111,7 @@ class Queue:
         await self.api.create(self.pods, {
             "apiVersion": "v1", "kind": "Pod", "metadata": {"name": RIVAL, "labels": {QUEUE: "serving"}},
             "spec": {
-                "containers": [container], "schedulingGates": [{"name": placeholder_pod.GATE}],
+                "containers": [container], "schedulingGates": [{"name": objects.GATE}],
                 "nodeSelector": {"test": self.namespace}, "terminationGracePeriodSeconds": 1,
             },
         })  # fmt: skip
@@ -148,7 +148,7 @@ def whole(events: list[str], tokens: int) -> bool:
     return events[-1] == "[DONE]" and sum('"content"' in one for one in events) >= tokens
 
 
-async def test_replica_preempted_by_kueue_finishes_its_stream_first(queue: Queue) -> None:
+async def test_replica_preempted_by_kueue_holds_its_quota_until_its_stream_ends(queue: Queue) -> None:
     words = command("--host", "{host}", "--port", "{port}", "--name", "ada", "--tokens-per-s", "10",
                     "--tokens", str(LONG))  # fmt: skip
     house = queue.house
@@ -175,7 +175,7 @@ async def test_replica_preempted_by_kueue_finishes_its_stream_first(queue: Queue
             while f"{KIND}: {PREEMPTED}" not in await explanation(house):
                 await asyncio.sleep(0.05)
             gated = (await queue.api.get(f"{queue.pods}/{RIVAL}"))["spec"]["schedulingGates"]
-            assert [one["name"] for one in gated] == [placeholder_pod.GATE], (
+            assert [one["name"] for one in gated] == [objects.GATE], (
                 "the replica holds the quota until its pod is deleted"
             )
             assert whole(await first, LONG)

@@ -153,7 +153,7 @@ async def test_driver_without_a_valid_leader_lease_starts_and_stops_no_pod(scene
 # --- faults of the API server -----------------------------------------------------------------------------------------
 
 
-async def test_replica_start_and_stop_take_at_most_six_api_requests(
+async def test_replica_start_and_stop_take_on_average_at_most_six_api_requests(
     scene: Scene, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watching, "SUSPECT_S", WAIT_S_MAX)  # a late watch is not tested here
@@ -213,7 +213,7 @@ async def test_events_missed_by_a_silent_watch_are_found_by_a_list_request(
 
 @pytest.mark.case("27")
 @pytest.mark.standard
-async def test_api_server_restart_or_hang_causes_no_failed_start(scene: Scene, plane: Plane) -> None:
+async def test_starts_and_stops_complete_after_an_api_server_restart_or_hang(scene: Scene, plane: Plane) -> None:
     async with running(driver := scene.driver()) as observed:
         one, model = scene.engine("r1")
         driver.start(one, model)

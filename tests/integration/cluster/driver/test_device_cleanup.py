@@ -96,7 +96,7 @@ async def stop(scene: Scene) -> None:
         assert answer.status == 200, await answer.text()
 
 
-async def test_devices_are_free_once_the_agent_reports_no_memory_use(scene: Scene) -> None:
+async def test_device_is_freed_only_when_the_agent_reports_its_memory_as_freed(scene: Scene) -> None:
     await scene.agent.report(70 * GI, runs=True)
     (first, second) = await scene.ops("devices")
     assert (first["used_bytes"], first["replicas"][0]["devices"]) == (70 * GI, ["GPU-b"])
@@ -111,7 +111,7 @@ async def test_devices_are_free_once_the_agent_reports_no_memory_use(scene: Scen
     assert await scene.replicas() == {}
 
 
-async def test_devices_of_a_force_deleted_pod_are_free_only_after_measurement(scene: Scene) -> None:
+async def test_device_of_a_force_deleted_pod_is_held_until_its_memory_is_free(scene: Scene) -> None:
     await scene.agent.report(70 * GI, runs=True)
     (pod,) = (await scene.api.get(scene.pods))["items"]
     await scene.api.delete(f"{scene.pods}/{pod['metadata']['name']}", grace_s=0)

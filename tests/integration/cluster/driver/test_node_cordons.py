@@ -113,7 +113,7 @@ async def test_concurrent_cordons_on_one_node_are_all_kept(api: Api, name: str) 
 @pytest.mark.case("26")
 @pytest.mark.parametrize("moment", Moment)
 @pytest.mark.standard
-async def test_late_cordon_write_of_a_former_leader_does_not_revert_a_newer_one(
+async def test_failed_cordon_write_of_a_former_leader_keeps_a_newer_cordon(
     api: Api, name: str, kubeconfig: Path, moment: Moment
 ) -> None:
     """The sender gets an error that the cordon may not be in effect; a late write reverts nothing ordered since."""
@@ -131,7 +131,7 @@ async def test_late_cordon_write_of_a_former_leader_does_not_revert_a_newer_one(
         assert (await api.get(f"{NODES}/{name}"))["spec"].get("unschedulable", False) is (moment is Moment.AFTER)
 
 
-async def test_cordon_of_a_deleted_node_is_rejected(api: Api, name: str) -> None:
+async def test_cordon_of_a_nonexistent_node_fails_with_not_found(api: Api, name: str) -> None:
     removed = f"{name}-gone"
     with pytest.raises(CordonError, match="NotFound"):
         await NodeCordons(api, api, Seen(removed).observe).put(

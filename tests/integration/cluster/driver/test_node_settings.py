@@ -11,7 +11,7 @@ from tests.integration.cluster.support.kubelet.node import Node
 WAIT_S_MAX = 180.0
 
 
-async def test_node_devices_in_settings_apply_at_once_to_the_selected_node(
+async def test_device_memory_added_in_settings_lets_a_large_model_start(
     house: House, api: Api, namespace: str, node: Node
 ) -> None:
     """No label states the memory of its GPUs, so no large model fits until the Settings do; no other node matches."""

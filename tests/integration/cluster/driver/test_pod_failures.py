@@ -204,7 +204,7 @@ async def test_failed_image_pull_fails_the_start_after_a_timeout(scene: Scene, m
         await observed.until(one.id, Seen.CLEAN)
 
 
-async def test_image_pulled_within_the_timeout_does_not_fail_the_start(scene: Scene) -> None:
+async def test_image_pull_that_recovers_within_the_timeout_fails_no_start(scene: Scene) -> None:
     one, model = scene.engine("r1", annotations={IMAGE_ERROR: "1"})
     async with running(driver := scene.driver()) as observed:
         driver.start(one, model)
@@ -282,7 +282,7 @@ async def refuses_pods(scene: Scene) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_message_of_a_rejecting_webhook_is_reported(scene: Scene, tmp_path: Path) -> None:
+async def test_start_rejected_by_a_webhook_fails_with_the_webhook_message(scene: Scene, tmp_path: Path) -> None:
     async with webhook(scene.api, scene.namespace, tmp_path, rejects="no GPUs for you"):
         await refuses_pods(scene)
         async with running(driver := scene.driver()) as observed:
@@ -328,7 +328,7 @@ async def test_start_in_a_terminating_namespace_fails(api: Api, scene: Scene) ->
 # --- exits and their reasons ------------------------------------------------------------------------------------------
 
 
-async def test_engine_killed_for_memory_reports_oom_killed(scene: Scene) -> None:
+async def test_out_of_memory_kill_of_an_engine_is_reported_as_oom_killed(scene: Scene) -> None:
     one, model = scene.engine("r1", annotations={OUT_OF_MEMORY: "1"})
     async with running(driver := scene.driver()) as observed:
         driver.start(one, model)

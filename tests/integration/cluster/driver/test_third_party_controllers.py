@@ -74,7 +74,7 @@ async def bound(api: Api, path: str) -> Object:
     ],
     ids=["pull", "crash", "error", "runs-on", "sidecar-never-starts"],
 )
-async def test_failing_injected_init_container_fails_the_start_and_is_named(
+async def test_injected_init_container_that_blocks_the_engine_fails_the_start(
     scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, container: tuple[Object, Object], message: str
 ) -> None:
     """kserve/kserve#3254, banzaicloud/koperator#432, grafana/rollout-operator#466."""

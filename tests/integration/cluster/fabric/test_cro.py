@@ -17,7 +17,7 @@ from autoscaler.providers.provider import Attended, Provider
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, Settings
 from autoscaler.state.world import World
-from pilotlight.provider_api import Objects
+from pilotlight.provider_kubernetes_client import Objects
 from tests.contracts.provider import ProviderContract, TakeoverContract, order, release
 from tests.integration.cluster.conftest import make_namespace
 from tests.integration.cluster.support.control_plane import custom_resources

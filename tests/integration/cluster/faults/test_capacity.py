@@ -248,7 +248,7 @@ def pair(house: House, api: Api, namespace: str, tmp_path: Path) -> Pair:
 
 
 @pytest.mark.case("32")
-async def test_node_loss_during_weight_loading_costs_one_extra_start(
+async def test_node_reclaimed_during_weight_loading_causes_one_more_start(
     pair: Pair, namespace: str, tmp_path: Path
 ) -> None:
     """The first engine never finishes loading, so its node is reclaimed while it loads, however slow the test is."""
@@ -273,7 +273,7 @@ async def begun(first: Path) -> bool:
 
 @pytest.mark.case("32")
 @pytest.mark.standard
-async def test_reclaimed_spot_node_starts_to_drain_within_two_seconds(
+async def test_replica_on_a_reclaimed_spot_node_drains_within_22_seconds(
     pair: Pair, namespace: str, tmp_path: Path
 ) -> None:
     first, second = pair.nodes

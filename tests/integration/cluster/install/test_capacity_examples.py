@@ -28,7 +28,7 @@ from autoscaler.kubernetes.constants import NODES
 from autoscaler.providers.cro.objects import REQUESTS, RESOURCES
 from autoscaler.providers.provisioning_request.objects import API, ATOMIC, GKE
 from pilotlight.cli import keys
-from pilotlight.provider_api import Objects
+from pilotlight.provider_kubernetes_client import Objects
 from tests.integration.cluster.conftest import make_namespace
 from tests.integration.cluster.install.test_chart import (
     ENDED,

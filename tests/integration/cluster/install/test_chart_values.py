@@ -66,7 +66,7 @@ SOME = [
 
 
 @pytest.mark.parametrize("name", SOME)
-async def test_chart_with_each_value_set_installs_and_uninstalls_completely(
+async def test_each_value_set_installs_and_uninstall_leaves_no_cluster_role(
     api: Api, kubeconfig: Path, tmp_path: Path, name: str
 ) -> None:
     release, home = f"r-{uuid.uuid4().hex[:8]}", f"chart-{uuid.uuid4().hex[:8]}"

@@ -97,7 +97,7 @@ async def test_machine_set_annotation_satisfies_the_device_maximum_check(api: Ap
     await api.delete(f"{SETS.format(namespace)}/{namespace}")
 
 
-async def test_namespace_that_admits_no_engine_pod_is_a_blocker(api: Api, namespace: str) -> None:
+async def test_doctor_reports_a_namespace_that_admits_no_engine_pod_as_blocker(api: Api, namespace: str) -> None:
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
     await api.create(f"/api/v1/namespaces/{namespace}/resourcequotas", quota)
     async with asyncio.timeout(90):
@@ -150,7 +150,7 @@ capacity:
 
 
 @pytest.mark.usefixtures("served")
-async def test_each_capacity_provider_in_the_settings_is_checked(
+async def test_doctor_reports_a_grade_for_each_capacity_provider_in_settings(
     api: Api, kubeconfig: Path, namespace: str, node: Node, tmp_path: Path, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for limit in ("CONNECT_S_MAX", "READ_S_MAX"):

@@ -109,7 +109,7 @@ async def test_delete_is_rejected_if_uid_or_version_differs(api: Api, notes: str
     await api.delete(f"{notes}/a", uid=second["metadata"]["uid"])
 
 
-async def test_apply_of_a_field_of_another_manager_fails_with_a_conflict(api: Api, notes: str) -> None:
+async def test_unforced_apply_of_another_managers_field_fails_with_a_conflict(api: Api, notes: str) -> None:
     await api.apply(f"{notes}/a", note("a", "ours"), "pilotlight")
     with pytest.raises(ApiError, match='conflict with "pilotlight"') as conflict:
         await api.apply(f"{notes}/a", note("a", "theirs"), "helm", force=False)

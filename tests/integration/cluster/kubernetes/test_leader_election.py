@@ -86,7 +86,7 @@ async def until(what: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_released_lease_is_acquired_at_once_in_a_higher_epoch(
+async def test_released_lease_is_acquired_before_expiry_with_a_higher_epoch(
     api: Api, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leader_election, "RELEASE_S_MAX", LIMIT_S)  # a paused API server answers later than in 2 s
@@ -136,7 +136,7 @@ async def test_deleted_lease_is_recreated_with_a_higher_epoch(api: Api, namespac
         await a.until(1, None, 8, None, 9)
 
 
-async def test_leader_of_a_hanging_api_server_steps_down_and_cannot_write(
+async def test_leader_with_a_hanging_api_server_steps_down_and_cannot_write(
     plane: Plane, kubeconfig: Path, namespace: str
 ) -> None:
     way = await load_api_access(kubeconfig)

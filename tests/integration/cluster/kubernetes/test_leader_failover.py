@@ -62,7 +62,7 @@ async def follows(house: Estate, name: str) -> bool:
 
 
 @pytest.mark.case("25")
-async def test_resumed_former_leaders_become_followers_before_any_write(estate: Estate, node: Node) -> None:
+async def test_resumed_former_leaders_follow_and_start_no_second_replica(estate: Estate, node: Node) -> None:
     """Each leader in turn is stopped (SIGSTOP) for longer than the Lease, with a request on which both would act.
 
     Their clocks are two hours apart.

@@ -330,7 +330,7 @@ async def test_pod_bound_to_the_wrong_gpu_is_restarted_on_the_chosen_gpu(
 
 
 @pytest.mark.case("23")
-async def test_device_of_a_force_deleted_pod_is_not_reused_without_measurement(
+async def test_device_of_a_force_deleted_pod_stays_held_if_no_agent_measures_it(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     """Freeing the claim does not suffice: the end of its processes was not reported, and no agent measures."""

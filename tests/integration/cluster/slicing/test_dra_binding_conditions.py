@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from autoscaler.kubernetes.api import Api
-from autoscaler.slicing.base import NodeFacts
 from autoscaler.slicing.dra import Dra
 from autoscaler.slicing.dra_binding_conditions import Binding, apply_bindings, read_bindings
 from autoscaler.slicing.dra_resource_slices import ATTACHED_FIRST
+from autoscaler.slicing.slicer_protocol import NodeFacts
 from autoscaler.state.world import NodeId
 from tests.integration.cluster.slicing.test_dra_claims import RESOURCE, WAIT_S_MAX, Bench, all_of, bench
 from tests.support.builders.resource_slices import DRIVER, gpu, resource_slice

@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from autoscaler.kubernetes.api import Api, ApiError
-from autoscaler.slicing.base import NodeFacts, Object, PodFields, SliceShare
 from autoscaler.slicing.dra import Dra, Got, list_alternatives, read_allocations
 from autoscaler.slicing.mig_geometry import Cut
+from autoscaler.slicing.slicer_protocol import NodeFacts, Object, PodFields, SliceShare
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing
 from autoscaler.state.world import NodeId, Slice

@@ -19,7 +19,7 @@ from tests.support.builders.resource_slices import cut_name, partitionable, part
 CUT = {"selector": {}, "device": {"model": "H100", "memory": "80Gi"}, "slicing": {"kind": "dra", "cut": True}}
 
 
-async def test_two_small_models_share_one_gpu_and_leave_the_other_whole(
+async def test_5_and_30_gib_models_share_one_gpu_and_leave_the_other_whole(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     """Of two GPUs one stays whole, and one Model gets that; the next waits for the other."""

@@ -177,7 +177,7 @@ def tenant(name: str, **spec: object) -> Document:
     return {"apiVersion": API, "kind": "Tenant", "metadata": {"name": name}, "spec": {"keys": keys, **spec}}
 
 
-async def test_tenant_key_gives_access_only_to_the_models_of_its_tenant(tmp_path: Path) -> None:
+async def test_tenant_key_hides_models_that_are_reserved_for_other_tenants(tmp_path: Path) -> None:
     documents = [
         real(tmp_path, "ada", tenants=["acme"]),
         real(tmp_path, "bob", memory="30Mi"),

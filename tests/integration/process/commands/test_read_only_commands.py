@@ -86,7 +86,7 @@ def watch(one: Serving, folder: Path, *words: str) -> subprocess.Popen[bytes]:
             signal.signal(signal.SIGINT, before)
 
 
-async def test_status_watch_writes_each_state_change_to_a_file(tmp_path: Path) -> None:
+async def test_status_watch_writes_the_change_from_zero_to_ready_to_a_file(tmp_path: Path) -> None:
     # The Model must not become idle before the test has stopped the command, also if the test was paused.
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0", idleSeconds=600)
     async with serving(tmp_path, ada) as one:

@@ -128,7 +128,7 @@ async def drink(stream: Stream) -> int:
 @pytest.mark.case("35")
 @pytest.mark.usefixtures("many_files")
 @pytest.mark.standard
-async def test_clients_that_stop_reading_are_disconnected_after_the_stall_limit(tmp_path: Path) -> None:
+async def test_slow_and_non_reading_clients_are_disconnected_by_the_stall_limit(tmp_path: Path) -> None:
     """Uses 100 clients for the case's 600, and a stall timeout of 30 s for 60 s, with endless responses.
 
     40 clients read nothing, 60 one byte at a time. Each costs at most 128 KiB, all are disconnected and their engine

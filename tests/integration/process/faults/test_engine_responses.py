@@ -74,7 +74,7 @@ def test_endless_informational_responses_end_the_request_with_502(run: Run) -> N
     assert (run.streams["flood"].status, run.documents["flood"].status) == (502, 502)
 
 
-def test_five_informational_responses_before_the_response_are_accepted(run: Run) -> None:
+def test_response_after_five_informational_responses_is_complete(run: Run) -> None:
     assert are_complete(run.streams["drizzle"], run.documents["drizzle"])
 
 
@@ -90,7 +90,7 @@ def test_busy_engine_gives_503_overloaded_with_retry_after(run: Run) -> None:
         assert (result.status, result.code, "retry-after" in result.headers) == (503, "overloaded", True)
 
 
-def test_document_shorter_than_its_content_length_stays_incomplete(run: Run) -> None:
+def test_response_shorter_than_its_content_length_counts_as_lost(run: Run) -> None:
     assert run.documents["short"].ending is Ending.LOST
     assert are_complete(run.streams["short"]), "streams have no content-length"
 

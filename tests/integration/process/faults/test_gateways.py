@@ -132,7 +132,7 @@ async def test_killing_one_of_three_gateways_loses_only_its_own_requests(tmp_pat
 
 @pytest.mark.case("18")
 @pytest.mark.standard
-async def test_gateways_detect_a_dead_replica_while_the_autoscaler_hangs(tmp_path: Path) -> None:
+async def test_dead_replica_fails_no_request_while_the_autoscaler_hangs(tmp_path: Path) -> None:
     """One of two replicas dies while the autoscaler hangs: the gateways detect it by themselves."""
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0", replicas={"min": 2, "max": 2})
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:

@@ -114,7 +114,7 @@ async def knock(url: str) -> bytes:
             writer.close()
 
 
-async def test_new_connections_are_closed_at_once_during_a_drain(tmp_path: Path) -> None:
+async def test_new_connections_are_refused_or_closed_unanswered_during_a_drain(tmp_path: Path) -> None:
     """The sockets of `serve` itself are closed, too: else the kernel would accept clients that are never served."""
     # The streams last 100 s and the grace 90 s, so that the drain goes on while a process is paused.
     ada = fake(tmp_path, "ada", "--tokens-per-s", "1", "--tokens", "100")

@@ -11,7 +11,7 @@ import pytest
 
 from autoscaler.drivers.local.state_directory import TEXT_BYTES_MAX
 from loadtest.result import Ending
-from pilotlight.net.event_file import BYTES_MAX
+from pilotlight.processes.request_event_file import BYTES_MAX
 from tests.support.harness.serve.serve import Serving, fake, serving
 from tests.support.waiting import until
 

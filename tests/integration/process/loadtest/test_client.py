@@ -125,7 +125,7 @@ async def test_request_past_its_deadline_is_abandoned_and_aborted_at_the_engine(
     assert float(str(calls[0]["after_s"])) > 0.1
 
 
-async def test_error_responses_are_parsed_with_their_codes(tmp_path: Path) -> None:
+async def test_load_client_reports_the_status_and_code_of_error_responses(tmp_path: Path) -> None:
     with fake_engine(tmp_path, *FAST, "--fail", "busy-503:2", "--fail", "error-500:3") as engine:
         results = [(await send(engine.url, shot()))[0] for _ in range(3)]
     assert [(r.status, r.code, r.clear) for r in results] == [
@@ -226,7 +226,7 @@ def test_invalid_url_is_rejected_with_the_expected_form(url: str) -> None:
         target_of(url)
 
 
-def test_load_url_that_ends_in_v1_or_has_a_prefix_is_parsed() -> None:
+def test_load_url_is_split_into_host_port_prefix_and_tls_without_v1() -> None:
     assert target_of("http://h:1/v1") == ("h", 1, "", False)
     assert target_of("https://h/openai/v1/") == ("h", 443, "/openai", True)
 

@@ -134,7 +134,7 @@ async def test_replica_not_seen_by_nvml_frees_its_gpu_when_its_processes_exit(ri
 
 
 @run_on_rig
-async def test_gpu_that_nvml_reports_as_lost_becomes_unhealthy(
+async def test_slice_of_a_gpu_that_nvml_reports_as_unhealthy_is_unhealthy(
     rig: LocalRig, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "LOOK_EVERY_S", 0.01)

@@ -51,7 +51,7 @@ def documents(folder: Path) -> list[Document]:
 
 
 @pytest.mark.case("44")
-async def test_overload_writes_no_key_or_prompt_to_logs_metrics_or_files(tmp_path: Path, talkative: None) -> None:
+async def test_overload_writes_no_key_or_prompt_outside_the_logs_of_engines(tmp_path: Path, talkative: None) -> None:
     async with serving(tmp_path, *documents(tmp_path), options=("--grace", "20")) as one, Crowd(one) as crowd:
         heard = Heard(one)
         await heard.suffer(WELL)

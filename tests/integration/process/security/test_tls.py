@@ -101,7 +101,7 @@ async def test_tls_stream_of_the_openai_client_survives_certificate_rotation(tmp
 
 
 @pytest.mark.parametrize("trusted", [OURS, THEIRS])
-async def test_request_to_an_engine_with_an_untrusted_certificate_fails(tmp_path: Path, trusted: str) -> None:
+async def test_engine_request_succeeds_only_with_a_trusted_certificate(tmp_path: Path, trusted: str) -> None:
     pair, ca = write(tmp_path, "engine", leaf(OURS, "engine.example")), write_authority(tmp_path, trusted)
     command = tls_engine.command(*pair)
     documents = [

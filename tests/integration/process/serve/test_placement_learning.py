@@ -16,7 +16,7 @@ import pytest
 
 from autoscaler.drivers.local.learned_files import LessonFile
 from autoscaler.drivers.local.state_directory import StateDirectory
-from autoscaler.placement.learning import training_input as lessons
+from autoscaler.placement.learning import training as lessons
 from autoscaler.state.events import LessonLearnt
 from autoscaler.state.resources import BYTES_MAX, CPU_MAX, SliceClass
 from autoscaler.state.world import Alike, PlacementValues, TrainingInput, World

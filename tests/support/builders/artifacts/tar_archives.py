@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from artifacts import digest
 from artifacts.archives.tar_reader import End, Event, Kind, Member, Reader
-from artifacts.dialects.accepted_files import File
+from artifacts.dialects.artifact_contents import File
 from artifacts.dialects.base import Encoding
 from artifacts.file_kinds import Role
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autoscaler.providers.kube import Object, Server
-from autoscaler.providers.kueue.placeholder_pod import API, GATE, GROUP, VERSIONS
+from autoscaler.providers.kueue.objects import API, GATE, GROUP, VERSIONS
 from autoscaler.spec.pod import GPU, QUEUE
 from tests.support.fakes.kubernetes.kube_objects import stamp
 

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from artifacts.digest import Digest
 from artifacts.disk.durable_writes import Disk
-from artifacts.download import blob_download, progress_file, verified_file
+from artifacts.download import blob_download, partial_file, progress_file
 from artifacts.download.blob_download import BlobTarget, fetch_blobs
 from artifacts.http.transport import Answer as ClientAnswer
 from artifacts.http.transport import Limits, Site
@@ -37,8 +37,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blob_progress, "WHOLE_BYTES_MAX", 16384)
     monkeypatch.setattr(blob_progress, "SMALL_PART_BYTES", 4096)
     monkeypatch.setattr(blob_progress, "PART_BYTES", 4096)
-    monkeypatch.setattr(verified_file, "CHECKPOINT_BYTES", 4096)
-    monkeypatch.setattr(verified_file, "LAG_BYTES", 4096)
+    monkeypatch.setattr(partial_file, "CHECKPOINT_BYTES", 4096)
+    monkeypatch.setattr(partial_file, "LAG_BYTES", 4096)
     monkeypatch.setattr(blob_download, "TICK_S", 0.01)
     monkeypatch.setattr(blob_download, "BATCH_BYTES", 3000)
 

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from artifacts.disk.durable_writes import Disk
-from artifacts.store.copy_publication import Job
+from artifacts.store.pull import Job
 from artifacts.store.store import Store
 from tests.support.harness.artifacts.weight_store import KIB, fetching, raw, wanted
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from artifacts import digest
-from artifacts.dialects.accepted_files import File
+from artifacts.dialects.artifact_contents import File
 from artifacts.digest import Digest
-from artifacts.store.copy_publication import CopySpec, Job
 from artifacts.store.layout import CopyKey
+from artifacts.store.pull import CopySpec, Job
 from artifacts.store.store import Store
 
 ORIGIN = "registry.example"

@@ -73,8 +73,8 @@ POINTS = (
 
 DOCUMENT_POINTS = (
     "autoscaler.documents.parse:_model",
-    "autoscaler.spec.name_conflicts:_settled",
-    "pilotlight.models.cluster_memory:Sizes._make",
+    "autoscaler.spec.document_names:_settled",
+    "pilotlight.models.cluster_model_memory:Sizes._make",
     "autoscaler.explain.model:_wanted",
     "autoscaler.explain.model:_why",
     "autoscaler.server.read_responses:effective_idle_window",

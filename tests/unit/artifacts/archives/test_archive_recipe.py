@@ -74,7 +74,7 @@ def test_bytes_outside_of_archived_files_are_listed_as_gaps() -> None:
         [ArchivedFile(-1, 2, "a")],
     ],
 )
-def test_archive_recipe_with_overlapping_or_out_of_range_files_is_rejected(places: list[ArchivedFile]) -> None:
+def test_archive_recipe_with_overlapping_empty_or_outside_file_is_rejected(places: list[ArchivedFile]) -> None:
     with pytest.raises(ValueError, match="overlap, are empty, or lie beyond the end"):
         archive_recipe.list_gaps(5, places)
     assert archive_recipe.decode_recipe(archive_recipe.encode_recipe(Recipe(5, tuple(places), b""))) is None

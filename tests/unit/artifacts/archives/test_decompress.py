@@ -56,14 +56,14 @@ def test_concatenated_members_and_frames_decompress_as_one_stream(
         assert decompressed(content, encoding, step) == b"".join(parts)
 
 
-def test_zstd_skippable_frames_and_frames_without_size_are_accepted() -> None:
+def test_zstd_stream_with_skippable_or_unsized_frames_is_decompressed() -> None:
     assert decompressed(SKIPPABLE + packed(CONTENT, ZSTD) + SKIPPABLE, ZSTD, 3) == CONTENT
     streamed = zstandard.ZstdCompressor().compressobj()  # the frame does not state its content size
     assert decompressed(streamed.compress(CONTENT) + streamed.flush(), ZSTD) == CONTENT
 
 
 @pytest.mark.parametrize("encoding", [GZIP, ZSTD])
-def test_truncated_stream_is_rejected_at_every_length(encoding: Encoding) -> None:
+def test_truncated_compressed_stream_is_rejected_at_every_length(encoding: Encoding) -> None:
     content = packed(b"some bytes " * 30, encoding)
     for size in range(len(content)):
         with pytest.raises(BadArchiveError, match="truncated"):
@@ -83,7 +83,7 @@ def test_compressed_stream_with_an_inverted_byte_is_rejected(encoding: Encoding,
 @pytest.mark.point("6")
 @pytest.mark.parametrize("encoding", [GZIP, ZSTD])
 @pytest.mark.parametrize("behind", [bytes(512), b"garbage behind it", b"\x1f\x8b", b"\x28\xb5"])
-def test_trailing_bytes_after_the_stream_are_rejected(encoding: Encoding, behind: bytes) -> None:
+def test_bytes_after_the_end_of_a_compressed_stream_are_rejected(encoding: Encoding, behind: bytes) -> None:
     with pytest.raises(BadArchiveError, match=r"other data follows it|truncated"):
         decompressed(packed(CONTENT, encoding) + behind, encoding)
 
@@ -149,12 +149,12 @@ def test_zstd_window_above_128_mib_is_rejected(log: int) -> None:
         (b"\x28\xb5\x2f\xfd\x00\x00\x03\x00\xff" + b"x", "a block exceeds the maximum size"),  # a run of 2 MiB
     ],
 )
-def test_unsupported_zstd_frames_and_blocks_are_rejected(content: bytes, why: str) -> None:
+def test_zstd_dictionary_reserved_bit_or_oversized_block_is_rejected(content: bytes, why: str) -> None:
     with pytest.raises(BadArchiveError, match=why):
         decompressed(content, ZSTD)
 
 
-def test_compressed_input_is_read_no_faster_than_output_is_consumed() -> None:
+def test_first_decompressed_piece_is_returned_before_most_input_is_read() -> None:
     asked = 0
 
     def pieces() -> Iterator[bytes]:

@@ -94,14 +94,16 @@ def test_reader_and_tarfile_agree_on_archives_written_by_tar_or_bsdtar(
     st.sampled_from(sorted(FORMS)),
     st.data(),
 )
-def test_archive_content_is_independent_of_chunk_size(files: dict[str, bytes], form: str, data: st.DataObject) -> None:
+def test_content_read_from_a_tar_archive_is_independent_of_chunk_size(
+    files: dict[str, bytes], form: str, data: st.DataObject
+) -> None:
     content = honest(files, FORMS[form])
     whole = read(content)
     assert [(path, held) for path, _, _, held in whole] == list(files.items())
     assert read(content, data.draw(st.integers(1, 1100))) == whole
 
 
-def test_archive_split_at_any_byte_yields_the_same_events() -> None:
+def test_tar_archive_split_at_any_byte_yields_the_same_members_and_data() -> None:
     content = honest({"a.gguf": b"weights" * 80} | LONG)
     whole = read(content)
     for at in range(len(content)):

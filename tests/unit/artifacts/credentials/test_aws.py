@@ -8,7 +8,7 @@ from urllib.parse import parse_qs
 import pytest
 from aiohttp import web
 
-from artifacts.credentials.aws import REGION, AwsKeys, Own
+from artifacts.credentials.aws_keys import REGION, AwsKeys, Own
 from artifacts.credentials.sigv4 import Keys
 from artifacts.fetch.fetch import Ways
 from artifacts.fetch.registry import Registries

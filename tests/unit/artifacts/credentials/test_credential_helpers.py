@@ -54,7 +54,7 @@ async def test_erasing_a_login_fails_if_the_credential_helper_fails(
         ("yes s3cret", "returned too much output for a login"),
     ],
 )
-async def test_error_of_a_failing_helper_hides_its_output(
+async def test_error_of_a_failing_credential_helper_hides_its_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
 ) -> None:
     program(tmp_path, monkeypatch, text)
@@ -63,7 +63,9 @@ async def test_error_of_a_failing_helper_hides_its_output(
     assert "s3cret" not in str(refused.value)
 
 
-async def test_hanging_helper_is_killed_after_the_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hanging_credential_helper_is_killed_after_the_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program(tmp_path, monkeypatch, f"echo $$ >{tmp_path}/pid; sleep 600; echo never")
     with pytest.raises(DeniedError, match="returned no login within"):
         await credential_helpers.get_login("fake", "reg.example", 0.3)

@@ -99,7 +99,7 @@ async def tried(secrets: list[Config], fails: dict[str, Exception], rest: Keycha
         return seen, None
 
 
-async def test_pull_secret_logins_are_tried_in_order_before_the_node_login() -> None:
+async def test_pull_secret_logins_are_tried_in_order_before_anonymous_access() -> None:
     rest = Chain([Known("mirror.example", Login("node", "pw"))])
     secrets = [secret(reg_example="a"), secret(reg_example="b")]
     denied, absent = DeniedError("no"), AbsentError("none")

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.credentials import login
+from artifacts.credentials import login_storage
 from artifacts.credentials.docker_config import DOCKER_KEY, Login
 from artifacts.credentials.keychain import ConfigFiles
-from artifacts.credentials.login import LoginLocation, remove_login, save_login
+from artifacts.credentials.login_storage import LoginLocation, remove_login, save_login
 from artifacts.disk import locks
 from artifacts.disk.durable_writes import Disk
 from artifacts.registry_errors import DeniedError, PolicyError
@@ -94,7 +94,9 @@ async def test_login_is_saved_in_the_file_that_has_its_host_or_in_the_last_file(
         assert await ConfigFiles([first, last]).login(host, "x") == GIVEN
 
 
-async def test_failed_write_leaves_the_config_file_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_login_that_cannot_be_written_leaves_the_config_file_unchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "config.json"
     file.write_text('{"auths": {"other.example": {"auth": "YTpi"}}}')
     before = file.read_text()
@@ -121,7 +123,7 @@ async def test_saving_a_login_does_not_modify_a_malformed_config_file(tmp_path: 
 async def test_saving_a_login_fails_while_another_process_holds_the_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(login, "LOCK_S_MAX", 0.0)
+    monkeypatch.setattr(login_storage, "LOCK_S_MAX", 0.0)
     held = locks.try_lock(tmp_path)
     assert held is not None
     with held, pytest.raises(DeniedError, match="another process has locked the file"):

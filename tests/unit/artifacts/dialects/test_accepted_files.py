@@ -10,8 +10,8 @@ import pytest
 from artifacts import digest as digests
 from artifacts import file_kinds as kinds
 from artifacts import file_policy
-from artifacts.dialects import accepted_files
-from artifacts.dialects.accepted_files import Contents, RefusedError
+from artifacts.dialects import artifact_contents
+from artifacts.dialects.artifact_contents import Contents, RefusedError
 from artifacts.dialects.base import Said
 from artifacts.oci import manifest
 from artifacts.oci.descriptor import BadManifestError, Descriptor
@@ -29,7 +29,7 @@ def golden(name: str, *, allow_unsafe: bool = False) -> Contents:
     config = GOLDEN / f"{name}.config.json"
     found = manifest.parse_manifest((GOLDEN / f"{name}.manifest.json").read_bytes())
     assert isinstance(found, Manifest)
-    return accepted_files.read_contents(
+    return artifact_contents.read_contents(
         found, config.read_bytes() if config.exists() else None, allow_unsafe=allow_unsafe
     )
 
@@ -41,14 +41,16 @@ def one(media_type: str, path: str = "", **notes: str) -> Descriptor:
 
 def read(*layers: Descriptor, config: str = f"{MODELPACK}config.v1+json", allow_unsafe: bool = False) -> Contents:
     descriptor = Descriptor(config, digests.compute_digest(b"{}"), 2, {})
-    return accepted_files.read_contents(Manifest(OCI_MANIFEST, "", descriptor, layers, {}), allow_unsafe=allow_unsafe)
+    return artifact_contents.read_contents(
+        Manifest(OCI_MANIFEST, "", descriptor, layers, {}), allow_unsafe=allow_unsafe
+    )
 
 
 def modelkit(kitfile: bytes, layer: Descriptor) -> Contents:
     """Return the contents of a KitOps ModelKit with this Kitfile and one layer."""
     media_type = "application/vnd.kitops.modelkit.config.v1+json"
     config = Descriptor(media_type, digests.compute_digest(kitfile), len(kitfile), {})
-    return accepted_files.read_contents(Manifest(OCI_MANIFEST, "", config, (layer,), {}), kitfile)
+    return artifact_contents.read_contents(Manifest(OCI_MANIFEST, "", config, (layer,), {}), kitfile)
 
 
 def refusals(*layers: Descriptor, allow_unsafe: bool = False) -> list[str]:
@@ -60,7 +62,7 @@ def test_parsed_golden_manifest_matches_its_expected_listing(name: str) -> None:
     found = golden(name)
     rows = [f"{file.path!r} under {file.under!r} in {list(found.roots)}" for file in (x.file for x in found.layers)]
     expected = (GOLDEN / f"{name}.expected.txt").read_text().splitlines()
-    assert [*accepted_files.explain_contents(found), *rows] == expected
+    assert [*artifact_contents.explain_contents(found), *rows] == expected
 
 
 def test_golden_manifests_contain_an_example_of_every_dialect() -> None:
@@ -188,7 +190,7 @@ def test_role_of_a_file_is_derived_from_its_name(path: str, role: str) -> None:
 def test_unknown_layer_types_are_rejected_even_with_allow_unsafe() -> None:
     found = read(one(f"{MODELPACK}weight.v1.gguf"), one("application/vnd.example.thing", "x.json"))
     assert "is not a layer type of ModelPack" in found.layers[1].refusal
-    assert accepted_files.explain_contents(found)[2].endswith(
+    assert artifact_contents.explain_contents(found)[2].endswith(
         "refused: application/vnd.example.thing is not a layer type of ModelPack"
     )
     still = read(one(f"{MODELPACK}weight.v1.gguf"), one("application/vnd.example.thing", "x.json"), allow_unsafe=True)
@@ -249,8 +251,8 @@ def test_kitfile_with_a_different_layer_digest_is_rejected() -> None:
 
 @pytest.mark.point("4")
 def test_archive_target_folder_outside_the_artifact_is_rejected() -> None:
-    assert "in it" in accepted_files._path_refusal(Said(encoding="tar", under="../x"), Tree())
-    assert accepted_files._path_refusal(Said(encoding="tar", under="x"), Tree()) == ""
+    assert "in it" in artifact_contents._path_refusal(Said(encoding="tar", under="../x"), Tree())
+    assert artifact_contents._path_refusal(Said(encoding="tar", under="x"), Tree()) == ""
 
 
 def test_oras_folder_layer_is_an_archive_only_with_unpack_annotation() -> None:

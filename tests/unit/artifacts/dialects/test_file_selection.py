@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from artifacts import digest
-from artifacts.dialects import file_selection
-from artifacts.dialects.accepted_files import RefusedError
-from artifacts.dialects.file_selection import ListedFile
+from artifacts.dialects.artifact_contents import RefusedError
+from artifacts.sources import file_selection
+from artifacts.sources.file_selection import ListedFile
 
 SHA = f"sha256:{'a' * 64}"
 
@@ -26,7 +26,7 @@ def refused(*paths: str, include: tuple[str, ...] = ()) -> str:
     return str(caught.value)
 
 
-def test_supported_files_are_selected_and_unsafe_files_reported() -> None:
+def test_supported_files_are_selected_and_unsafe_files_listed_as_omitted() -> None:
     paths = ("model.safetensors", "config.json", "pytorch_model.bin", "modeling.py", ".gitattributes", "a/.git/x")
     found = file_selection.select_files("hf://a/b", entries(*paths))
     assert [one.entry.path for one in found.taken] == ["config.json", "model.safetensors"]

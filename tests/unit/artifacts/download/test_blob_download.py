@@ -106,7 +106,7 @@ async def test_blob_that_does_not_match_its_sha512_digest_is_rejected(tmp_path: 
     ],
     ids=["flipped", "truncated", "longer", "empty", "absent", "gzip"],
 )
-async def test_wrong_blob_bytes_are_rejected_and_the_next_fetch_succeeds(
+async def test_wrong_or_missing_blob_response_fails_one_fetch_but_not_the_next(
     tmp_path: Path, one_span: None, answer: Answer, error: type[RegistryError], message: str
 ) -> None:
     async with place(tmp_path) as one:
@@ -172,7 +172,9 @@ async def _redirect(fake: FakeRegistry, request: web.Request, url: str) -> web.S
 
 @pytest.mark.point("12")
 @pytest.mark.parametrize("end", ["close", "reset", "hang"])
-async def test_broken_part_resumes_where_the_connection_broke(tmp_path: Path, way: str, end: str) -> None:
+async def test_part_resumes_after_its_last_received_byte_if_a_connection_breaks(
+    tmp_path: Path, way: str, end: str
+) -> None:
     async with place(tmp_path, Limits(read_s=1.0 if end == "hang" else 30.0)) as one:
         one.next(*(breaking(one, end) for _ in range(4)))
         await one.fetch()
@@ -301,13 +303,13 @@ async def test_blob_of_a_faulty_mirror_is_completed_from_the_registry(
         assert broken or len(other.seen) == len(one.fake.seen) == 16
 
 
-async def test_requesting_a_blob_twice_raises_value_error(tmp_path: Path) -> None:
+async def test_requesting_a_blob_twice_in_one_fetch_raises_value_error(tmp_path: Path) -> None:
     async with place(tmp_path) as one:
         with pytest.raises(ValueError, match="requested twice"):
             await one.fetch(one.wanted(), one.wanted())
 
 
-async def test_cancelled_fetch_keeps_its_parts_for_the_next_fetch(tmp_path: Path, way: str) -> None:
+async def test_fetch_after_a_cancelled_fetch_completes_the_blob(tmp_path: Path, way: str) -> None:
     async with place(tmp_path) as one:
         one.fake.answers[one.url()].extend([lambda request: answer_part(request, CONTENT)] * 5)
         one.fake.always[one.url()] = breaking(one, "hang")

@@ -33,12 +33,14 @@ def test_small_blobs_use_one_request_and_large_blobs_use_parts() -> None:
 
 
 @pytest.mark.parametrize(("size", "part", "done"), [(10, 0, ()), (-1, 4, ()), (10, 4, (3,)), (1 << 40, 1, ())])
-def test_invalid_part_layout_is_rejected(size: int, part: int, done: tuple[int, ...]) -> None:
+def test_blob_layout_with_invalid_sizes_or_part_numbers_is_rejected(
+    size: int, part: int, done: tuple[int, ...]
+) -> None:
     with pytest.raises(ValueError, match=r"parts"):
         BlobProgress(size, part, frozenset(done))
 
 
-def test_write_that_leaves_a_gap_in_a_part_is_rejected() -> None:
+def test_write_that_does_not_start_at_a_parts_next_byte_is_rejected() -> None:
     ledger = BlobProgress(100, 30)
     ledger.wrote(30, 40)
     for at in (0 + 1, 71, 30, 100):

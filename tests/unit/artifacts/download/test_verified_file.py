@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from artifacts.digest import Digest
 from artifacts.disk import durable_writes
 from artifacts.disk.durable_writes import Disk
-from artifacts.download import verified_file
-from artifacts.download.verified_file import Partial
+from artifacts.download import partial_file
+from artifacts.download.partial_file import Partial
 from artifacts.oci import blob_progress
 from tests.support.example_budget import examples
 from tests.support.fakes.registry import digest_of
@@ -101,7 +101,7 @@ def test_progress_within_a_part_survives_a_restart_but_not_a_reboot(
 
 
 def test_writeback_starts_while_more_bytes_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verified_file, "START_BYTES", 4096)
+    monkeypatch.setattr(partial_file, "START_BYTES", 4096)
     begun: list[tuple[int, int]] = []
     kept = Disk()
     monkeypatch.setattr(kept, "start", lambda _file, at, count: begun.append((at, at + count)))

@@ -24,7 +24,7 @@ from artifacts.reference import BadReferenceError, Reference
 from artifacts.registry_errors import DeniedError, PolicyError
 from artifacts.signatures.policy import Policy
 from artifacts.source_uri import Bucket, Hub
-from artifacts.store.copy_publication import Copy
+from artifacts.store.pull import Copy
 from artifacts.store.store import Store
 from tests.support.builders.artifacts import packed_models
 from tests.support.builders.artifacts.weight_file_headers import as_gguf
@@ -38,7 +38,7 @@ from tests.unit.artifacts.formats.test_gguf import write
 pytestmark = pytest.mark.standard
 
 
-def test_remote_sources_are_parsed_and_local_files_rejected() -> None:
+def test_oci_hf_and_s3_uris_are_remote_sources_and_file_uris_are_rejected() -> None:
     assert (
         fetch.parse_remote_source("ghcr.io/a/b:c")
         == fetch.parse_remote_source("oci://ghcr.io/a/b:c")

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.dialects.file_selection import ListedFile, Listing, SelectedFile
 from artifacts.fetch import file_host_files
 from artifacts.sources.file_host_client import Lone
-from artifacts.store.copy_publication import Job
+from artifacts.sources.file_selection import ListedFile, Listing, SelectedFile
 from artifacts.store.layout import digest_file_name
+from artifacts.store.pull import Job
 
 
 async def test_cancelled_fetch_waits_for_its_thread_to_finish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

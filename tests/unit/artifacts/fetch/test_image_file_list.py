@@ -12,8 +12,8 @@ from typing import cast
 import pytest
 
 from artifacts.archives.tar_reader import BadArchiveError
-from artifacts.dialects import accepted_files
-from artifacts.dialects.accepted_files import Contents
+from artifacts.dialects import artifact_contents
+from artifacts.dialects.artifact_contents import Contents
 from artifacts.fetch import image_file_list
 from artifacts.fetch.image_file_list import BEGIN_BYTES, SPAN_BYTES, Inside, list_image_files
 from artifacts.oci import manifest
@@ -60,7 +60,7 @@ class Registry:
         }  # fmt: skip
         found = manifest.parse_manifest(json.dumps(fields).encode())
         assert isinstance(found, manifest.Manifest)
-        self.contents: Contents = accepted_files.read_contents(found)
+        self.contents: Contents = artifact_contents.read_contents(found)
 
     async def read(self, blob: Blob, first: int = 0, end: int | None = None) -> AsyncGenerator[bytes]:
         self.asked.append((blob.size if end is None else end) - first)
@@ -70,7 +70,7 @@ class Registry:
         return await list_image_files(self.contents, "r", cast("BlobSource", self), allow_unsafe=allow_unsafe)
 
 
-async def test_inspecting_an_uncompressed_layer_reads_only_tar_headers() -> None:
+async def test_listing_an_uncompressed_layer_reads_at_most_one_span_per_member() -> None:
     registry = Registry(
         archive(("bin/sh", BIG), ("etc/x", b"x")),
         archive(("models/a.gguf", BIG), ("models/LICENSE", b"free"), ("models/sub/b.json", BIG)),
@@ -123,7 +123,7 @@ async def test_ambiguous_path_into_the_models_folder_is_rejected(name: str) -> N
         await image.look()
 
 
-async def test_folder_entries_written_by_tar_are_accepted() -> None:
+async def test_tar_folder_entries_are_not_listed_as_image_files() -> None:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as made:
         for name in (".", "./models"):

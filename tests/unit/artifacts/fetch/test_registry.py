@@ -17,19 +17,19 @@ from artifacts import digest as digests
 from artifacts import reference
 from artifacts.credentials.docker_config import Login
 from artifacts.credentials.keychain import Known
-from artifacts.dialects.accepted_files import RefusedError
+from artifacts.dialects.artifact_contents import RefusedError
 from artifacts.digest import Digest
 from artifacts.fetch import registry as obtain
-from artifacts.fetch import registry_blobs
+from artifacts.fetch import registry_files
 from artifacts.fetch.registry import Came, MirrorSite, Registries
 from artifacts.http.transport import Site
 from artifacts.oci.manifest import OCI_MANIFEST as MANIFEST
 from artifacts.pack.pack import Form
 from artifacts.registry.client import Client
 from artifacts.registry_errors import DeniedError, UnreachableError
-from artifacts.store.copy_publication import Copy
 from artifacts.store.layout import CopyKey, ForbiddenError, NoRoomError
 from artifacts.store.permission_cache import Permits
+from artifacts.store.pull import Copy
 from artifacts.store.store import Store
 from artifacts.store.stored_copy_check import verify_copy
 from artifacts.store.tag_cache import Meanings
@@ -156,7 +156,7 @@ async def test_image_pull_stores_only_the_models_folder(
         with await one.obtain(f"{NAME}:image") as copy:
             assert read_files(copy.folder) == {"m.gguf": much, "config.json": b"{}"}
         small = Store(tmp_path / "small", bytes_max=2 << 20, spare_bytes=0).open()
-        monkeypatch.setattr(registry_blobs, "_laid", lambda *_: pytest.fail("written before there was room for it"))
+        monkeypatch.setattr(registry_files, "_laid", lambda *_: pytest.fail("written before there was room for it"))
         with pytest.raises(NoRoomError, match="no room for"):
             await one.obtain(f"{NAME}:image", small)
         assert list(small.layout.records()) == []
@@ -220,7 +220,7 @@ async def test_blobs_of_a_failed_pull_are_not_fetched_again(tmp_path: Path, monk
             raise UnreachableError("the machine went away")
 
         with monkeypatch.context() as patch:
-            patch.setattr(registry_blobs, "_take_apart", breaks)
+            patch.setattr(registry_files, "_take_apart", breaks)
             with pytest.raises(UnreachableError):
                 await one.obtain()
         one.fake.seen.clear()

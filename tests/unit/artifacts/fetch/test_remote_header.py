@@ -9,12 +9,12 @@ from typing import cast
 import pytest
 
 from artifacts import reference
-from artifacts.dialects.accepted_files import File
+from artifacts.dialects.artifact_contents import File
 from artifacts.dialects.base import Encoding
 from artifacts.digest import compute_digest
 from artifacts.fetch import remote_header
 from artifacts.fetch.registry import Registries
-from artifacts.formats import cpu_time, gguf
+from artifacts.formats import cpu_time_limit, gguf
 from artifacts.formats.gguf import GgufError
 from artifacts.pack.pack import Form
 from artifacts.registry.blobs import Blob, BlobSource
@@ -107,10 +107,10 @@ async def test_no_header_is_fetched_for_an_artifact_with_several_models(tmp_path
 async def test_one_cpu_time_limit_applies_to_all_passes_over_a_header(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits = list[cpu_time.CpuTime]()
+    limits = list[cpu_time_limit.CpuTime]()
     known = gguf.has_whole_header
 
-    def has_whole_header(file: Path, known_bytes: int, cpu: cpu_time.CpuTime) -> bool:
+    def has_whole_header(file: Path, known_bytes: int, cpu: cpu_time_limit.CpuTime) -> bool:
         limits.append(cpu)
         return known(file, known_bytes, cpu)
 
@@ -119,6 +119,6 @@ async def test_one_cpu_time_limit_applies_to_all_passes_over_a_header(
     await Source((files(tmp_path / "in") / "ada.gguf").read_bytes()).headers(tmp_path, "ada.gguf")
     assert len(limits) > 2
     assert len(set(limits)) == 1
-    monkeypatch.setattr(cpu_time, "CPU_S_MAX", 0.0)
+    monkeypatch.setattr(cpu_time_limit, "CPU_S_MAX", 0.0)
     with pytest.raises(GgufError, match="takes more than 2 s"):
         await Source(bytes(512)).headers(tmp_path, "ada.gguf", encoding="tar")

@@ -14,7 +14,7 @@ import zstandard
 from artifacts import digest, safe_paths
 from artifacts.archives import member_filter
 from artifacts.archives.tar_reader import BadArchiveError
-from artifacts.dialects.accepted_files import File
+from artifacts.dialects.artifact_contents import File
 from artifacts.dialects.base import Encoding
 from artifacts.fetch import unpack
 from artifacts.fetch.unpack import Unpacked, Unpacking
@@ -70,7 +70,7 @@ def refused(below: Path, content: bytes, message: str, of: File | None = None, *
 
 
 @pytest.mark.parametrize("encoding", ["tar", "tar+gzip", "tar+zstd"])
-def test_valid_archive_is_unpacked_with_digests_and_roles(encoding: Encoding, below: Path) -> None:
+def test_unpacked_files_have_the_archived_bytes_and_listed_digests(encoding: Encoding, below: Path) -> None:
     content = honest(MODEL, folders=["sub", "empty"])
     packed = {"tar": content, "tar+gzip": gzip.compress(content), "tar+zstd": zstandard.compress(content)}[encoding]
     found = lay(below, packed, layer(content, encoding))
@@ -195,13 +195,15 @@ def test_layers_with_colliding_paths_or_excess_total_size_are_rejected(below: Pa
         (member(b"a.gguf", b"x") + member(b"a.gguf/", flag=b"5"), "is a duplicate"),
     ],
 )
-def test_archive_with_links_devices_or_paths_outside_it_is_rejected(content: bytes, message: str, below: Path) -> None:
+def test_archive_with_links_special_files_or_invalid_paths_is_rejected(
+    content: bytes, message: str, below: Path
+) -> None:
     refused(below, member(b"first.gguf", b"x") + content + END, message, allow_unsafe=True)
 
 
 @pytest.mark.point("16")
 @pytest.mark.parametrize("name", ["modeling.py", "pytorch_model.bin", "run.sh", "x.gguf.pkl", "libx.so.1", "passwd"])
-def test_code_in_archives_is_rejected_unless_unsafe_files_are_allowed(name: str, below: Path) -> None:
+def test_unsafe_files_in_archives_are_rejected_unless_they_are_allowed(name: str, below: Path) -> None:
     content = member(b"a.gguf", b"x") + member(f"d/{name}".encode(), b"x") + END
     refused(below, content, rf"in the archive: d/{name}: .*allowUnsafe")
     roles: tuple[Role, ...] = ("weight", "config", "doc")

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifacts.formats import cpu_time, gguf, gguf_shape
-from artifacts.formats.cpu_time import CpuTime
+from artifacts.formats import cpu_time_limit, gguf, gguf_shape
+from artifacts.formats.cpu_time_limit import CpuTime
 from artifacts.formats.memory_estimate import LayerShape, Shape
 from loadtest import tiny_gguf
 from tests.support.example_budget import examples
@@ -91,7 +91,7 @@ def test_error_for_a_header_above_the_cpu_time_limit_names_the_file(
 ) -> None:
     path = tmp_path / "a.gguf"
     tiny_gguf.make_model(path, "x")
-    monkeypatch.setattr(cpu_time, "CPU_S_MAX", 0.0)
+    monkeypatch.setattr(cpu_time_limit, "CPU_S_MAX", 0.0)
     with pytest.raises(gguf.GgufError, match=r"a\.gguf: its header takes more than 2 s to read"):
         gguf.load_gguf_info(path)
 
@@ -153,7 +153,7 @@ def test_error_for_a_single_part_of_a_split_model_names_the_other_part(tmp_path:
         gguf.load_gguf_info(write(tmp_path / name))
 
 
-def test_non_gguf_content_is_rejected_with_the_reason(tmp_path: Path) -> None:
+def test_foreign_unsupported_or_truncated_file_is_rejected_with_the_reason(tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
     good = write(tmp_path / "good.gguf").read_bytes()
     assert wrong(path, b"") == "not a GGUF file"
@@ -280,7 +280,7 @@ def test_tiny_model_text_with_a_repeated_or_empty_word_is_rejected(tmp_path: Pat
 @pytest.mark.parametrize(
     "architecture", ["\x1b]0;owned\x07", "a\nb", "x" * 81], ids=["an escape", "two lines", "81 characters"]
 )
-def test_invalid_architecture_name_is_rejected(architecture: str) -> None:
+def test_unprintable_or_overlong_architecture_name_is_rejected(architecture: str) -> None:
     with pytest.raises(ValueError, match=r"^general\.architecture is not a name of at most 80 printable characters$"):
         gguf_shape.read_shape({"general.architecture": architecture}, 1)
 

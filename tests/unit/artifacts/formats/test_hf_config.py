@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from artifacts.formats.cpu_time import CpuTime
+from artifacts.formats.cpu_time_limit import CpuTime
 from artifacts.formats.hf_config import CONFIG_BYTES_MAX, INDEX, WIDE_BYTES_MAX, ConfigError, load_config_info
 from artifacts.formats.memory_estimate import BYTES_MAX, ServingOptions, estimate_paged_engine
 from autoscaler.contract import ModelName
 from autoscaler.explain.fit import explain_fit
 from autoscaler.spec.model import Model, ModelSpec
 from pilotlight.models.document_loading import fill_memory_estimate
-from pilotlight.models.fit_needs import load_memory_needs
+from pilotlight.models.explain_fit_needs import load_memory_needs
 from tests.support.builders.worlds import T0, device, world
 from tests.support.example_budget import examples
 

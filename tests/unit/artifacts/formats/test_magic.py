@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from artifacts.dialects.accepted_files import RefusedError
+from artifacts.dialects.artifact_contents import RefusedError
 from artifacts.formats import magic
 from loadtest.tiny_gguf import make_model
 from pilotlight.cli.main import cli

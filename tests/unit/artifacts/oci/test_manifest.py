@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from artifacts import digest as digests
-from artifacts.dialects import accepted_files
+from artifacts.dialects import artifact_contents
 from artifacts.oci import manifest
 from artifacts.oci.descriptor import BadManifestError, Platform
 from artifacts.oci.manifest import DOCKER_INDEX, OCI_INDEX, OCI_MANIFEST, Index, Manifest
@@ -71,13 +71,13 @@ def test_config_that_does_not_match_its_digest_or_size_is_rejected() -> None:
     )
     of = parsed(document(config=described))
     assert isinstance(of, Manifest)
-    accepted_files.read_contents(of, config)
+    artifact_contents.read_contents(of, config)
     wrong = of._replace(config=of.config._replace(size=len(config) + 1))
     with pytest.raises(BadManifestError, match="config does not match the manifest"):
-        accepted_files.read_contents(wrong, config)
+        artifact_contents.read_contents(wrong, config)
     for other in (b'{"config":[]}', config + b" "):
         with pytest.raises(BadManifestError, match="config does not match the manifest"):
-            accepted_files.read_contents(of, other)
+            artifact_contents.read_contents(of, other)
 
 
 @pytest.mark.point("3")
@@ -122,7 +122,7 @@ def test_too_many_layers_or_index_entries_are_rejected() -> None:
         (b'{"a":[' + b"{}," * 1_000_000 + b"{}]}", "with more than 400000 commas and opening brackets"),
     ],
 )
-def test_json_with_too_many_levels_or_elements_is_rejected(content: bytes, message: str) -> None:
+def test_manifest_json_with_too_many_levels_or_elements_is_rejected(content: bytes, message: str) -> None:
     with pytest.raises(BadManifestError, match=message):
         manifest.parse_manifest(content)
 
@@ -159,7 +159,7 @@ def test_manifest_with_a_size_that_is_no_valid_integer_is_rejected(size: object)
 
 @pytest.mark.point("7")
 @pytest.mark.parametrize("text", [b"NaN", b"Infinity", b"-Infinity", b"1" * 5000, b"1e999"])
-def test_non_finite_or_huge_numbers_are_rejected(text: bytes) -> None:
+def test_manifest_with_non_finite_or_huge_numbers_is_rejected(text: bytes) -> None:
     with pytest.raises(BadManifestError):
         manifest.parse_manifest(json.dumps(document(layers=[descriptor(size="@")])).encode().replace(b'"@"', text))
     with pytest.raises(BadManifestError, match="NaN is not a number"):
@@ -167,7 +167,7 @@ def test_non_finite_or_huge_numbers_are_rejected(text: bytes) -> None:
 
 
 @pytest.mark.point("7")
-def test_config_above_4_mib_is_rejected() -> None:
+def test_manifest_that_states_a_config_above_4_mib_is_rejected() -> None:
     assert "config.size is above 4 MiB" in refusal(document(config=descriptor(size=(4 << 20) + 1)))
 
 
@@ -311,8 +311,8 @@ def test_nearly_valid_manifests_yield_only_safe_paths(
     of = parsed(document(config=described, layers=layers))
     assert isinstance(of, Manifest)
     try:
-        read = accepted_files.read_contents(of, raw, allow_unsafe=allow_unsafe)
-        assert all(line.isprintable() for line in accepted_files.explain_contents(read))
+        read = artifact_contents.read_contents(of, raw, allow_unsafe=allow_unsafe)
+        assert all(line.isprintable() for line in artifact_contents.explain_contents(read))
         files = read.files()
     except BadManifestError:
         assert layers != VALID

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from artifacts import digest, safe_paths
 from artifacts.archives import single_file_tar
-from artifacts.dialects import accepted_files
+from artifacts.dialects import artifact_contents
 from artifacts.fetch.unpack import Unpacking
 from artifacts.oci import manifest
 from artifacts.oci.descriptor import BadManifestError, Platform
@@ -66,9 +66,9 @@ def packed(source: Path, to: Path, *words: str) -> OciLayout:
     return OciLayout(to)
 
 
-def files_of(at: OciLayout) -> tuple[accepted_files.File, ...]:
+def files_of(at: OciLayout) -> tuple[artifact_contents.File, ...]:
     entry = at.entry(AMD)
-    return accepted_files.read_contents(entry.manifest, entry.config).files()
+    return artifact_contents.read_contents(entry.manifest, entry.config).files()
 
 
 def pieces(path: Path) -> Iterator[bytes]:
@@ -76,7 +76,7 @@ def pieces(path: Path) -> Iterator[bytes]:
         yield from iter(lambda: file.read(1000), b"")
 
 
-def unpacked(at: OciLayout, into: Path, files: tuple[accepted_files.File, ...]) -> dict[str, bytes]:
+def unpacked(at: OciLayout, into: Path, files: tuple[artifact_contents.File, ...]) -> dict[str, bytes]:
     into.mkdir()
     folder = os.open(into, os.O_RDONLY | os.O_DIRECTORY)
     with Unpacking(folder, safe_paths.Tree(), 1 << 30) as unpacking:
@@ -127,7 +127,7 @@ def test_packed_model_contains_an_image_of_its_layers_for_each_platform(model: P
         config = json.loads(at.document(image.config))
         assert config["rootfs"] == {"type": "layers", "diff_ids": [layer.digest for layer in image.layers]}
         assert f"{config['os']}/{config['architecture']}" == str(one.platform)
-        found = accepted_files.read_contents(image, at.document(image.config))
+        found = artifact_contents.read_contents(image, at.document(image.config))
         assert found.dialect == "image (modelcar or image volume)"
         assert unpacked(at, tmp_path / config["architecture"], found.files()) == FILES
 
@@ -161,7 +161,9 @@ def test_layers_in_raw_format_contain_the_files_unchanged(model: Path, tmp_path:
 
 
 @pytest.mark.parametrize("form", ["modelpack", "modelpack-raw"])
-def test_same_files_produce_an_identical_artifact(form: str, model: Path, tmp_path: Path) -> None:
+def test_same_files_with_other_times_and_modes_give_an_identical_artifact(
+    form: str, model: Path, tmp_path: Path
+) -> None:
     packed(model, tmp_path / "one", "--format", form)
     other = laid(tmp_path / "other", dict(reversed(FILES.items())))
     for number, path in enumerate(other.rglob("*")):
@@ -230,7 +232,7 @@ def test_symlinked_files_are_packed_and_symlinked_folders_are_not(model: Path, t
     assert [one.path for one in files_of(at)] == ["model.safetensors"]
 
 
-def test_unsupported_files_are_left_out_and_reported(model: Path, tmp_path: Path) -> None:
+def test_packing_omits_and_lists_unsupported_files_unless_allow_unsafe(model: Path, tmp_path: Path) -> None:
     laid(model, {"pytorch_model.bin": b"pickle", "modeling.py": b"code", "strange.xyz": b"?"})
     done = pack(model, tmp_path / "oci")
     assert done.exit_code == 0
@@ -240,9 +242,11 @@ def test_unsupported_files_are_left_out_and_reported(model: Path, tmp_path: Path
     assert not {"pytorch_model.bin", "modeling.py"} & {one.path for one in files_of(OciLayout(tmp_path / "oci"))}
     at = packed(model, tmp_path / "all", "--allow-unsafe")
     entry = at.entry(AMD)
-    assert len(accepted_files.read_contents(entry.manifest, entry.config, allow_unsafe=True).files()) == len(FILES) + 3
-    with pytest.raises(accepted_files.RefusedError):
-        accepted_files.read_contents(entry.manifest, entry.config).files()
+    assert (
+        len(artifact_contents.read_contents(entry.manifest, entry.config, allow_unsafe=True).files()) == len(FILES) + 3
+    )
+    with pytest.raises(artifact_contents.RefusedError):
+        artifact_contents.read_contents(entry.manifest, entry.config).files()
 
 
 @pytest.mark.parametrize(
@@ -277,7 +281,7 @@ def test_error_for_a_log_file_states_that_it_was_read_as_a_modelfile(tmp_path: P
     assert "notes.log, read as a Modelfile: line 1: expected one of FROM" in done.output
 
 
-def test_existing_layout_is_not_overwritten(model: Path, tmp_path: Path) -> None:
+def test_packing_into_a_folder_with_an_existing_layout_fails(model: Path, tmp_path: Path) -> None:
     packed(model, tmp_path / "oci")
     again = pack(model, tmp_path / "oci")
     assert again.exit_code == 1

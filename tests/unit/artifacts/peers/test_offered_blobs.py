@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from artifacts import digest
-from artifacts.download.verified_file import Partial
+from artifacts.download.partial_file import Partial
 from artifacts.oci import blob_progress
 from artifacts.peers import offered_blobs
 from artifacts.peers.offered_blobs import Coming, CompleteBlob, Offers, Rebuilt
@@ -40,7 +40,7 @@ def look(store: Store, *, private: bool = True) -> CompleteBlob | Coming | None:
     return found
 
 
-def test_peers_are_offered_only_the_received_parts_of_a_blob(store: Store, partial: Partial) -> None:
+def test_peers_are_offered_only_the_complete_parts_of_a_partial_blob(store: Store, partial: Partial) -> None:
     found = look(store)
     assert isinstance(found, Coming)
     assert found.fetching

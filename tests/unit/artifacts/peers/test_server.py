@@ -14,8 +14,8 @@ from artifacts import digest
 from artifacts.digest import Digest
 from artifacts.oci.manifest import OCI_MANIFEST as MANIFEST
 from artifacts.peers import server
-from artifacts.store.copy_publication import CopySpec, Job
 from artifacts.store.layout import CopyKey
+from artifacts.store.pull import CopySpec, Job
 from artifacts.store.store import Caller, Store
 from tests.support.harness.artifacts import peer_nodes
 from tests.support.harness.artifacts.peer_nodes import TOKEN, Neighbour

@@ -75,7 +75,7 @@ def test_token_realm_related_to_the_registry_host_is_accepted(registry_url: str,
         ("https://10.1.2.4/token", "https://10.1.2.3/"),
     ],
 )
-def test_token_realm_unrelated_to_the_registry_host_is_rejected(realm: str, registry_url: str) -> None:
+def test_unrelated_unsafe_or_malformed_token_realm_is_rejected(realm: str, registry_url: str) -> None:
     with pytest.raises(PolicyError) as refused:
         challenge.parse_realm(realm, URL(registry_url) if registry_url else HUB)
     assert "secret" not in str(refused.value)
@@ -150,7 +150,7 @@ def asks(challenge: str) -> Callable[[web.Request], web.StreamResponse | None]:
 
 
 @pytest.mark.point("8")
-async def test_foreign_or_redirecting_realm_receives_no_login() -> None:
+async def test_foreign_realm_or_redirect_target_of_a_realm_receives_no_request() -> None:
     async with FakeRegistry().serving() as fake, FakeRegistry().serving() as thief:
         fake.judge = asks(f'Bearer realm="{thief.url}/token",service="x"')
         async with Client(Site(fake.host), keychain(fake.host), pace=StillClock()) as client:

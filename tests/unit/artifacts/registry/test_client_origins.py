@@ -18,7 +18,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from artifacts.digest import Digest
-from artifacts.http import request_targets
+from artifacts.http import url_policy
 from artifacts.http.safe_resolver import Resolver
 from artifacts.http.transport import Site
 from artifacts.oci.manifest import OCI_MANIFEST as MANIFEST
@@ -124,16 +124,16 @@ async def test_redirect_loop_fails_after_10_redirects() -> None:
 )
 def test_unsafe_redirect_targets_are_rejected(location: str | None, message: str) -> None:
     with pytest.raises(PolicyError, match=message):
-        request_targets.resolve_redirect(URL("https://registry.example/v2/"), location, "GET", 307, 0)
+        url_policy.resolve_redirect(URL("https://registry.example/v2/"), location, "GET", 307, 0)
 
 
 @pytest.mark.point("9")
-def test_redirect_of_a_write_to_another_host_is_rejected() -> None:
+def test_redirect_of_a_write_with_302_or_to_another_host_is_rejected() -> None:
     asked = URL("https://registry.example/v2/x")
-    assert request_targets.resolve_redirect(asked, "/v2/y", "PUT", 307, 0).path == "/v2/y"
+    assert url_policy.resolve_redirect(asked, "/v2/y", "PUT", 307, 0).path == "/v2/y"
     for status, location in ((307, "https://other.example/"), (302, "/v2/y")):
         with pytest.raises(PolicyError, match="redirects a write"):
-            request_targets.resolve_redirect(asked, location, "PUT", status, 0)
+            url_policy.resolve_redirect(asked, location, "PUT", status, 0)
 
 
 @pytest.mark.point("9")

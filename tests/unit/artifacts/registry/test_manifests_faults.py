@@ -79,7 +79,9 @@ async def test_partial_blob_read_sends_a_closed_range_header() -> None:
     ],
     ids=["flipped", "truncated", "longer", "empty", "absent"],
 )
-async def test_wrong_blob_bytes_are_rejected(answer: Answer, error: type[RegistryError], message: str) -> None:
+async def test_read_of_a_blob_with_wrong_bytes_wrong_size_or_status_404_fails(
+    answer: Answer, error: type[RegistryError], message: str
+) -> None:
     async with place() as one:
         one.next(answer)
         with pytest.raises(error, match=message):
@@ -325,7 +327,7 @@ async def test_whole_blob_is_requested_after_status_416() -> None:
 
 @pytest.mark.point("12")
 @pytest.mark.parametrize("encoding", ["gzip", "br", "GZIP, identity"])
-async def test_unexpected_content_encoding_is_rejected(encoding: str) -> None:
+async def test_registry_response_with_a_content_encoding_is_rejected(encoding: str) -> None:
     async with place() as one:
         one.next(reply(200, CONTENT, Content_Encoding=encoding))
         with pytest.raises(PolicyError, match="has a Content-Encoding"):

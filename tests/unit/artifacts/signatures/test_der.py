@@ -49,7 +49,7 @@ def test_der_values_with_unexpected_tags_are_rejected() -> None:
             der.parse_single_value(data, der.INTEGER)
 
 
-def test_der_time_that_is_not_utc_is_rejected() -> None:
+def test_der_time_that_is_not_utc_or_malformed_is_rejected() -> None:
     def at(text: str) -> float:
         return der.unix_s(Value(der.TIME, text.encode(), b""))
 

@@ -11,17 +11,17 @@ import pytest
 from aiohttp import web
 
 from artifacts import digest, source_uri
-from artifacts.credentials.aws import AwsKeys
-from artifacts.dialects.accepted_files import RefusedError
+from artifacts.credentials.aws_keys import AwsKeys
+from artifacts.dialects.artifact_contents import RefusedError
 from artifacts.fetch import fetch as bring
 from artifacts.fetch.fetch import Ways
 from artifacts.fetch.registry import Registries
 from artifacts.http import xml
 from artifacts.registry_errors import AbsentError, DeniedError, MismatchError, PolicyError, RegistryError
 from artifacts.sources.s3 import BucketAccess
-from artifacts.store.copy_publication import Copy
 from artifacts.store.layout import ForbiddenError, NoRoomError
 from artifacts.store.permission_cache import Permits
+from artifacts.store.pull import Copy
 from artifacts.store.store import Store
 from artifacts.store.stored_copy_check import verify_copy
 from tests.support.builders.artifacts.packed_models import read_files

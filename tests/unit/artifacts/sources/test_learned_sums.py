@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from artifacts import digest
-from artifacts.dialects import file_selection
-from artifacts.dialects.file_selection import ListedFile
-from artifacts.sources import learned_sums
-from artifacts.sources.learned_sums import Sums
+from artifacts.sources import digest_cache, file_selection
+from artifacts.sources.digest_cache import Sums
+from artifacts.sources.file_selection import ListedFile
 from artifacts.store.layout import CopyKey
 from artifacts.store.store import Store
 
@@ -39,7 +38,7 @@ def test_invalid_checksum_record_yields_no_known_checksums(tmp_path: Path, text:
 
 
 def test_oldest_checksum_records_are_removed_above_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learned_sums, "SUMS_MAX", 2)
+    monkeypatch.setattr(digest_cache, "SUMS_MAX", 2)
     store = Store(tmp_path).open()
     keys = [CopyKey(f"s3 {number}", KEY.digest) for number in range(4)]
     for number, key in enumerate(keys):

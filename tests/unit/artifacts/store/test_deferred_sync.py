@@ -11,9 +11,9 @@ from random import Random
 import pytest
 
 from artifacts.disk.durable_writes import Disk
-from artifacts.store.copy_publication import CopySpec, Job
 from artifacts.store.deferred_sync import MARK
 from artifacts.store.layout import load_record
+from artifacts.store.pull import CopySpec, Job
 from artifacts.store.store import Store
 from tests.support.harness.artifacts.weight_store import KIB, Fetched, content, fetching, raw, wanted, whole
 from tests.support.harness.faults.power_loss import ForgetfulDisk, PowerLossError
@@ -98,7 +98,7 @@ async def test_unsynced_copy_is_verified_after_reboot_and_bad_files_refetched(
     assert not [*tuesday.store.layout.trash.iterdir(), *tuesday.store.layout.partials.iterdir()]
 
 
-async def test_files_of_an_unsynced_copy_are_not_reused_after_a_reboot(
+async def test_corrupt_file_of_an_unsynced_copy_is_not_reused_after_a_reboot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other, monday = wanted("b", raw("y", path="other.gguf")), Machine(tmp_path, "monday")
@@ -114,7 +114,7 @@ async def test_files_of_an_unsynced_copy_are_not_reused_after_a_reboot(
     assert whole(tuesday.store) == {other.reference: {"other.gguf": content("y", KIB)}}
 
 
-async def test_files_of_an_interrupted_pull_are_verified_after_reboot(tmp_path: Path) -> None:
+async def test_corrupt_file_of_an_interrupted_pull_is_refetched_after_a_reboot(tmp_path: Path) -> None:
     fetch = fetching(ONE)
     fetch.fails = OSError(errno.EIO, "the power goes")
     with pytest.raises(Exception, match="the disk failed"):

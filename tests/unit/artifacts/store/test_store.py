@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from artifacts import digest
-from artifacts.dialects.accepted_files import File
+from artifacts.dialects.artifact_contents import File
 from artifacts.disk.durable_writes import Disk
 from artifacts.registry_errors import MismatchError, UnreachableError
-from artifacts.store.copy_publication import Job
 from artifacts.store.layout import HeldError, NoRoomError, Record, StoreError
+from artifacts.store.pull import Job
 from artifacts.store.reservations import reserved_bytes
 from artifacts.store.store import LOCKS_MAX, Store, list_blobs_to_lock
 from tests.support.harness.artifacts.weight_store import (

@@ -16,7 +16,7 @@ from autoscaler.capacity.attachable_nodes import (
 )
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing, Settings
-from autoscaler.state.pending_labels import Taint
+from autoscaler.state.node_labels_and_taints import Taint
 from tests.support.builders.worlds import GI, device, world
 
 T4 = NodeDevice(model="T4", memory_bytes=Bytes(16 * GI))
@@ -95,7 +95,7 @@ def test_unavailable_node_or_node_without_device_count_is_not_attachable(other: 
     assert not list_attachable_nodes([other], Settings())
 
 
-def test_device_memory_in_slices_takes_precedence_over_settings() -> None:
+def test_device_memory_is_taken_from_slices_settings_or_the_product_name() -> None:
     name = "NVIDIA-A100-PCIE-40GB"
     there = world([], [device("a", 39, "w1", product=name)])
     assert find_device_memory(name, there) == 39 * GI

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from autoscaler.agent_contract import NODE_EXPIRY_S, FabricReport, FabricWant, NodeReport, NodeWants
-from autoscaler.capacity import fabric_agents
-from autoscaler.capacity.fabric_agents import UNHEARD
+from autoscaler.capacity import agent_device_requests
+from autoscaler.capacity.agent_device_requests import UNHEARD
 from autoscaler.planner.plan import plan
 from autoscaler.server import agents as nodetelling
 from autoscaler.server.agents import BLANK, NodeWantsServer
@@ -54,19 +54,21 @@ def heard(of: World, now_s: float, *reports: FabricReport, attaches: bool = True
 
 
 def test_agent_is_ordered_to_add_undetected_and_remove_released_devices() -> None:
-    assert fabric_agents.build_fabric_wants(attached()) == {NodeId("w1"): (FabricWant(device=GPU),)}
-    assert fabric_agents.build_fabric_wants(arrived(attached(), T0 + 30)) == {}, "it is seen"
+    assert agent_device_requests.build_fabric_wants(attached()) == {NodeId("w1"): (FabricWant(device=GPU),)}
+    assert agent_device_requests.build_fabric_wants(arrived(attached(), T0 + 30)) == {}, "it is seen"
     leaving = given_back(attached())
-    assert fabric_agents.build_fabric_wants(leaving) == {NodeId("w1"): (FabricWant(device=GPU, leave=True),)}
+    assert agent_device_requests.build_fabric_wants(leaving) == {NodeId("w1"): (FabricWant(device=GPU, leave=True),)}
     removed = observe(leaving, LeasesSeen(provider="rack", leases=(), began_s=T0 + 60), now_s=T0 + 60)
-    assert fabric_agents.build_fabric_wants(removed) == {}
+    assert agent_device_requests.build_fabric_wants(removed) == {}
 
 
 def test_node_agents_get_no_fabric_orders_if_the_fabric_disables_agents() -> None:
-    assert fabric_agents.build_fabric_wants(attached(agents=False)) == {}
+    assert agent_device_requests.build_fabric_wants(attached(agents=False)) == {}
 
 
-async def test_node_stream_sends_an_attached_fabric_device_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_node_stream_sends_a_fabric_device_after_its_provider_attached_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(nodetelling, "HEARTBEAT_S", 0.01)
     before, _ = acted(surge(offer(), settings=settings()))
     stepped = SteppedLoop(before)
@@ -96,25 +98,27 @@ def test_detach_is_blocked_until_the_node_agent_releases_the_device() -> None:
         ((FabricReport(device=GPU, leave=True, says="process 7 (sh) has it open"),), "its node's agent: process 7"),
         ((FabricReport(device=GPU, leave=True, done=True),), ""),
     ):
-        words = fabric_agents.explain_detach_block(heard(leaving, now_s, *expected), "w1", [GPU], now_s)
+        words = agent_device_requests.explain_detach_block(heard(leaving, now_s, *expected), "w1", [GPU], now_s)
         assert words.startswith(why)
         assert bool(words) is bool(why)
     done = heard(leaving, now_s, FabricReport(device=GPU, leave=True, done=True))
-    assert fabric_agents.explain_detach_block(done, "w1", [GPU, "GPU-other"], now_s) == UNHEARD, "all of them"
-    assert fabric_agents.explain_detach_block(done, "w1", [GPU], now_s + NODE_EXPIRY_S) == UNHEARD, "that was long ago"
+    assert agent_device_requests.explain_detach_block(done, "w1", [GPU, "GPU-other"], now_s) == UNHEARD, "all of them"
+    assert agent_device_requests.explain_detach_block(done, "w1", [GPU], now_s + NODE_EXPIRY_S) == UNHEARD, (
+        "that was long ago"
+    )
     silent = heard(leaving, now_s, FabricReport(device=GPU, leave=True, done=True), attaches=False)
-    assert fabric_agents.explain_detach_block(silent, "w1", [GPU], now_s) == UNHEARD
+    assert agent_device_requests.explain_detach_block(silent, "w1", [GPU], now_s) == UNHEARD
 
 
 def test_detach_waits_for_the_agent_report_unless_the_node_is_gone() -> None:
     leaving = given_back(attached())
     assert leaving.nodes.agents == {}
-    assert fabric_agents.explain_detach_block(leaving, "w1", [GPU], T0 + 60) == UNHEARD
-    assert fabric_agents.explain_detach_block(leaving, "w9", [GPU], T0 + 60) == ""
-    assert fabric_agents.explain_detach_block(leaving, "w1", [""], T0 + 60) == "", "no driver has a name for it"
+    assert agent_device_requests.explain_detach_block(leaving, "w1", [GPU], T0 + 60) == UNHEARD
+    assert agent_device_requests.explain_detach_block(leaving, "w9", [GPU], T0 + 60) == ""
+    assert agent_device_requests.explain_detach_block(leaving, "w1", [""], T0 + 60) == "", "no driver has a name for it"
 
 
-def test_attached_device_unseen_by_the_agent_is_released_with_a_backoff() -> None:
+def test_attached_device_unseen_by_the_agent_is_released_and_not_reordered() -> None:
     unseen = FabricReport(device=GPU, failed=True, says="the node's driver does not show it")
     after = heard(attached(), T0 + 9.0, unseen)
     (back,) = releases(plan(after, T0 + 9.0).actions)
@@ -124,7 +128,7 @@ def test_attached_device_unseen_by_the_agent_is_released_with_a_backoff() -> Non
     assert not orders(done), "not the same once more"
     (barred,) = after.capacity.barred.values()
     assert barred.why == back.reason
-    assert fabric_agents.build_fabric_wants(after) == {NodeId("w1"): (FabricWant(device=GPU, leave=True),)}
+    assert agent_device_requests.build_fabric_wants(after) == {NodeId("w1"): (FabricWant(device=GPU, leave=True),)}
 
 
 def test_agent_failure_report_is_ignored_if_agents_off_or_device_unknown() -> None:
@@ -144,7 +148,7 @@ def test_fabric_detaches_only_devices_released_by_the_agent() -> None:
 
     async def in_use(node: str, uuids: tuple[str, ...]) -> str:
         """The callback that `pilotlight.models.capacity_providers` passes."""
-        return fabric_agents.explain_detach_block(world[0], node, uuids, T0)
+        return agent_device_requests.explain_detach_block(world[0], node, uuids, T0)
 
     async def scenario() -> None:
         rig.in_use = in_use  # type: ignore[method-assign]

@@ -14,7 +14,7 @@ from autoscaler.spec.capacity import Cro, ProviderSettings
 from autoscaler.state.actions import AcquireLease, Action, DrainReplica, ReleaseLease, StartReplica
 from autoscaler.state.capacity import LeaseId, LeasesSeen, Listed
 from autoscaler.state.events import CordonsSeen, Reported, Seen, SlicesSeen, Tick
-from autoscaler.state.pending_labels import Taint
+from autoscaler.state.node_labels_and_taints import Taint
 from autoscaler.state.world import Cordon, CordonTarget, NodeId, World
 from autoscaler.text import format_duration
 from tests.support.builders.capacity import A, acted, cloud, observe, offer, offered, shown
@@ -221,7 +221,7 @@ def test_idle_device_on_a_node_marked_as_unneeded_is_released_early() -> None:
 
 
 @pytest.mark.parametrize("kept_s", [0.0, 700.0, 100_000.0])
-def test_keep_seconds_holds_idle_capacity(kept_s: float) -> None:
+def test_idle_capacity_is_released_after_the_keep_seconds_of_its_provider(kept_s: float) -> None:
     at = attached(served(running=0))
     entry = ProviderSettings(name="rack", cro=Cro(model="A100"), keep_seconds=kept_s)
     at = replace(at, settings=replace(at.settings, capacity=(entry,)))
@@ -245,7 +245,7 @@ def test_device_of_a_removed_node_is_released_after_its_replica_moved() -> None:
     assert released(empty, T0) == ["it is being withdrawn and is not in use"]
 
 
-def test_only_idle_devices_of_a_node_in_use_are_released() -> None:
+def test_idle_device_of_a_node_in_use_is_released_if_its_owner_is_known() -> None:
     """Case 4: a replica runs on another device of the node."""
     b, late_s = model("b", 16), T0 + 2 * HOUR_S
     slices = [device(name, 16, NodeId("n1")) for name in ("g-n1", "g2-n1")]

@@ -12,7 +12,7 @@ from autoscaler.agent_contract import OWN, Laid, NodeReport, WeightsReport
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.controller.loop import LoopStep
 from autoscaler.controller.weights_wait import HOW, LOOK_S_MAX, AgentNodeSupply, NotBroughtError
-from autoscaler.drivers.kubernetes.pending_starts import FETCHING_WEIGHTS, WeightsWaits
+from autoscaler.drivers.kubernetes.blocked_starts import FETCHING_WEIGHTS, WeightsWaits
 from autoscaler.fold.fold import fold
 from autoscaler.spec.model import Adapter, Gpu, Model, ModelSpec
 from autoscaler.state.actions import Plan
@@ -154,7 +154,7 @@ async def test_start_fails_if_mount_support_of_the_cluster_stays_unknown() -> No
         await late
 
 
-async def test_exception_in_the_weights_check_quarantines_only_the_failing_model(
+async def test_exception_in_the_weights_check_is_reported_for_its_model_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also a replica that is checked after the faulty one starts, and the faulty one starts once the fault is over."""

@@ -35,7 +35,7 @@ def ask(of: Model, *, history: History = KNOWN, now_s: float = T0, **fields: Any
     return compute_desired_replicas(made, of, now_s)
 
 
-def test_single_queued_request_wakes_a_model_at_once() -> None:
+def test_single_queued_request_without_replicas_demands_an_urgent_start() -> None:
     answer = ask(model("a"), gateways=[gateway(levels=[level("a", 1)])])
     assert (answer.count, answer.urgent, answer.reason) == (1, True, "1 waiting, tenant acme")
 

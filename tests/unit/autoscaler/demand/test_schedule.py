@@ -75,7 +75,7 @@ def test_scheduled_minimum_gives_the_time_of_its_next_change() -> None:
     assert compute_replica_floor(at(a, 1.0), a, T0).next_s == pytest.approx(T0 + 1.0)
 
 
-def test_small_clock_jitter_is_ignored_and_a_clock_change_is_applied() -> None:
+def test_clock_offset_is_updated_for_a_one_hour_change_but_not_for_500_ms() -> None:
     begin = at(planned(), 100.0)
     offset_s = begin.unix_offset_s
     assert offset_s is not None

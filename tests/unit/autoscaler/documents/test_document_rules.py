@@ -28,7 +28,7 @@ from pilotlight.processes.cluster_documents import decode_custom_resource, decod
         ("vllm", "hf://a/b@main?include=*.safetensors", ""),
     ],
 )
-def test_adapter_artifact_is_accepted_only_from_supported_sources(engine: str, artifact: str, line: str) -> None:
+def test_adapter_artifact_is_accepted_only_in_a_form_its_engine_supports(engine: str, artifact: str, line: str) -> None:
     command = ", command: ['{port}']" if engine == "command" else ""
     adapters = f"adapters: [{{name: x, artifact: '{artifact}'}}]"
     spec = f"{{engine: {engine}, artifact: 'file:///m.gguf', {adapters}{command}}}"
@@ -86,7 +86,7 @@ def volume(**source: object) -> dict[str, object]:
         ("spec.pod.serviceAccountName", {"pod": {"serviceAccountName": "somebody"}}),
     ],
 )
-def test_model_outside_the_pod_namespace_cannot_use_its_secrets_or_claims(path: str, spec: dict[str, object]) -> None:
+def test_model_of_other_namespace_cannot_use_objects_of_the_pod_namespace(path: str, spec: dict[str, object]) -> None:
     with pytest.raises(WrongKeyError, match="create the Model in namespace engines, or remove this key") as caught:
         document_rules.check_namespace_access(model("team-a", **spec), "engines")
     assert format_path(caught.value.path) == path

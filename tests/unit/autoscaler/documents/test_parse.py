@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from autoscaler.contract import ModelName
 from autoscaler.documents.document_rules import CLAIM_WANTED, FILE_WANTED, KEYS, PRODUCT_WANTED
 from autoscaler.documents.parse import DocumentError, Documents, parse_documents, to_yaml
-from autoscaler.documents.stand_ins import read_known_keys
+from autoscaler.documents.partial_decoding import read_known_keys
 from autoscaler.spec import yaml
 from autoscaler.spec.artifact_name import IMAGE_WANTED
 from autoscaler.spec.model import EngineTls
@@ -55,7 +55,7 @@ def wrong(*texts: str, environ: dict[str, str] | None = None) -> str:
     return line
 
 
-def test_model_without_optional_keys_loads_with_defaults() -> None:
+def test_keys_omitted_in_a_model_document_have_default_values() -> None:
     loaded = parse_documents(
         [("a.yaml", model("gpu: {memory: 20Gi}, aliases: [x], idleSeconds: 5") + "---\n" + config())]
     )
@@ -71,7 +71,7 @@ def test_models_keep_their_order_across_files() -> None:
     assert [(m.name, m.order) for m in loaded.models] == [("z", 0), ("y", 1), ("x", 2)]
 
 
-def test_example_documents_load_with_two_models() -> None:
+def test_example_file_has_two_models_and_a_device_for_only_one() -> None:
     loaded = parse_documents([(str(EXAMPLE), EXAMPLE.read_text())])
     assert [m.name for m in loaded.models] == ["ada", "bob"]
     (device,) = loaded.settings.devices
@@ -144,7 +144,7 @@ def test_example_documents_load_with_two_models() -> None:
         ("command: [x]", "spec.command: only engine `command` supports it; use `args` for engine llama.cpp"),
     ],
 )
-def test_invalid_model_key_is_rejected_with_the_expected_value(spec: str, line: str) -> None:
+def test_invalid_model_key_is_rejected_with_its_path_and_reason(spec: str, line: str) -> None:
     assert wrong(model(spec)) == f"a.yaml: Model a: {line}"
 
 
@@ -175,7 +175,7 @@ def test_artifact_with_nul_is_rejected() -> None:
         ("llama.cpp", "", "spec.artifact: missing; engine llama.cpp needs one such as file:///path"),
     ],
 )
-def test_artifact_that_its_engine_cannot_read_is_rejected(engine: str, artifact: str, line: str) -> None:
+def test_unsupported_engine_or_artifact_is_rejected_with_its_reason(engine: str, artifact: str, line: str) -> None:
     assert wrong(model(engine=engine, artifact=artifact)) == f"a.yaml: Model a: {line}"
 
 
@@ -196,7 +196,7 @@ def test_env_variable_that_sets_the_engine_listen_address_is_rejected() -> None:
         ("['{port}', '{context_tokens}']", "{context_tokens} needs spec.contextTokens"),
     ],
 )
-def test_command_placeholder_without_a_value_is_rejected(command: str, line: str) -> None:
+def test_command_with_a_missing_or_unusable_placeholder_is_rejected(command: str, line: str) -> None:
     text = model(f"command: {command}", engine="command", artifact="")
     assert wrong(text) == f"a.yaml: Model a: spec.command: {line}"
 
@@ -220,12 +220,12 @@ def test_model_name_with_invalid_characters_or_length_is_rejected(name: str) -> 
 
 
 @pytest.mark.parametrize("name", ["a", "A.b_c-1", "llama3.2:3b", "org/name", "a" * 253])
-def test_model_name_with_dots_colons_or_slashes_is_accepted(name: str) -> None:
+def test_model_name_of_up_to_253_allowed_characters_is_accepted(name: str) -> None:
     assert parse_documents([("a.yaml", model(name=f"'{name}'"))]).models[0].name == name
 
 
 @pytest.mark.parametrize("alias", ["My Model", "[Q4] tiny (fast)", "lab/My Model:v1", "a b", "(a)"])
-def test_alias_with_spaces_and_brackets_is_accepted(alias: str) -> None:
+def test_alias_with_spaces_or_brackets_is_accepted(alias: str) -> None:
     documents = parse_documents([("a.yaml", model(f"aliases: ['{alias}']"))])
     assert documents.models[0].spec.aliases == (alias,)
     assert parse_documents([("b.yaml", to_yaml(documents))]) == documents
@@ -266,7 +266,7 @@ def test_error_for_an_invalid_env_value_or_key_hash_does_not_contain_it() -> Non
     assert "hunter2" not in wrong(tenant("keys: [{sha256: hunter2}]"))
 
 
-def test_invalid_tenant_fields_are_rejected() -> None:
+def test_invalid_tenant_fields_are_rejected_with_their_path() -> None:
     hashed = f"sha256: {'0a' * 32}"
     (loaded,) = parse_documents(
         [("a.yaml", tenant(f"keys: [{{{hashed}, expiresAt: 2027-01-31T12:00:00+01:00}}]"))]
@@ -291,7 +291,7 @@ def test_invalid_settings_are_rejected_with_their_path() -> None:
 @pytest.mark.parametrize(
     "host", ["", "*", "https://llm.example", "llm.example:8080", "llm.example/v1", "a..b", "a b", "[::1]", "a" * 300]
 )
-def test_host_with_scheme_port_or_path_is_rejected(host: str) -> None:
+def test_host_setting_that_is_not_a_plain_host_name_is_rejected(host: str) -> None:
     wanted = "expected a host name such as llm.example, without scheme, port and path"
     assert wrong(config(f"hosts: [localhost, {host!r}]")) == f"a.yaml: Settings: hosts[1]: {wanted}"
 
@@ -305,7 +305,7 @@ def test_origin_in_a_form_no_browser_sends_is_rejected(origin: str) -> None:
     assert wrong(config(f"cors: {{origins: ['*', {origin!r}]}}")) == f"a.yaml: Settings: cors.origins[1]: {wanted}"
 
 
-def test_valid_origins_are_loaded() -> None:
+def test_cors_origin_may_be_a_url_of_any_scheme_null_or_an_asterisk() -> None:
     origins = ("*", "null", "https://llm.example", "http://[::1]:3000", "app://obsidian.md")
     made = parse_documents(
         [
@@ -318,7 +318,7 @@ def test_valid_origins_are_loaded() -> None:
     assert made.settings.cors.origins == origins
 
 
-def test_valid_hosts_are_loaded_from_file_and_environment() -> None:
+def test_hosts_setting_is_read_from_a_document_or_the_environment() -> None:
     hosts = ("llm.example", "LLM.example.", "box")
     assert parse_documents([("a.yaml", config("hosts: [llm.example, LLM.example., box]"))]).settings.hosts == hosts
     assert parse_documents([], {"PILOTLIGHT_HOSTS": "[llm.example]"}).settings.hosts == ("llm.example",)
@@ -401,7 +401,7 @@ def aliases(form: str, count: int, times: int) -> str:
     ],
     ids=lambda value: repr(value[:40]),
 )
-def test_ambiguous_or_unsafe_yaml_is_rejected_with_its_line(text: str, line: str) -> None:
+def test_invalid_ambiguous_or_unsafe_yaml_is_rejected_with_its_line(text: str, line: str) -> None:
     with pytest.raises(YamlError, match="^" + re.escape(line)):
         parse_yaml(text)
     assert re.match(rf"a\.yaml: document [12]: ([\w.\[\]]+: )?{re.escape(line)}", wrong(text))
@@ -430,7 +430,7 @@ def test_ambiguous_or_unsafe_yaml_is_rejected_with_its_line(text: str, line: str
     ],
     ids=lambda value: repr(value[:40]),
 )
-def test_yaml_error_names_file_document_and_path(text: str, where: str) -> None:
+def test_yaml_error_names_file_document_and_line_and_the_path_if_known(text: str, where: str) -> None:
     assert wrong(text).startswith(f"a.yaml: {where}")
 
 
@@ -535,7 +535,7 @@ def test_escaped_surrogate_pair_in_yaml_is_one_character() -> None:
     assert parse_yaml('"\\ud83d\\ude00"') == ["\U0001f600"]
 
 
-def test_yaml_numbers_are_parsed_like_json_and_other_text_is_kept() -> None:
+def test_yaml_exponent_makes_a_number_only_if_the_exponent_has_a_sign() -> None:
     assert parse_yaml("[1e-05, -2.5E+3, 1e3, 12e4567, 1e-, 01e-5]") == [
         [1e-05, -2500.0, "1e3", "12e4567", "1e-", "01e-5"]
     ]
@@ -619,7 +619,7 @@ def test_parse_exception_propagates_unless_contained_with_a_valid_name(
         ({"tenants": ["t"], "aliases": [f"a{n}" for n in range(5000)]}, (), ("t",)),
     ],
 )
-def test_stand_in_drops_aliases_and_tenants_that_exceed_a_limit(
+def test_stand_in_keeps_aliases_and_tenants_only_if_the_list_is_valid(
     keys: dict[str, object], aliases: tuple[str, ...], tenants: tuple[str, ...]
 ) -> None:
     spec = read_known_keys({"metadata": {"name": "b"}, "spec": {"engine": "vllm", **keys}})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autoscaler.documents.parse import DocumentError, Documents, parse_documents, to_yaml
-from autoscaler.documents.references import VALUES_CHARS_MAX
+from autoscaler.documents.variable_and_file_references import VALUES_CHARS_MAX
 
 HEAD = "apiVersion: pilotlight.dev/v1alpha1\n"
 SECRET = "s3cr3t-value"
@@ -122,7 +122,7 @@ def test_error_about_a_referenced_value_does_not_contain_the_value() -> None:
      "adapters: [{name: '${TOKEN}', artifact: /a}, {name: '${TOKEN}', artifact: /b}]", "artifact: 'oci://${TOKEN}'",
      "prompt: '${TOKEN}'", "replicas: {min: 2, max: '${TOKEN}'}", "cacheSalt: '${TOKEN}'"],
 )  # fmt: skip
-def test_error_for_each_invalid_key_hides_the_value_of_its_reference(spec: str) -> None:
+def test_error_for_an_invalid_key_hides_the_value_of_its_reference(spec: str) -> None:
     message = wrong(model(spec))
     assert "x.yaml: Model m: spec." in message
 
@@ -171,6 +171,6 @@ def test_yaml_output_has_references_if_requested_and_values_otherwise() -> None:
     assert passed_on.models[0].spec.env == {"A": SECRET, "B": SECRET, "C": "${HOME}"}
 
 
-def test_documents_of_a_cluster_keep_references_as_text() -> None:
+def test_references_stay_text_if_documents_are_parsed_without_file_reader() -> None:
     (one,) = parse_documents([("x", model("env: {X: '${TOKEN}'}"))], ENVIRON).models
     assert one.spec.env == {"X": "${TOKEN}"}

@@ -48,7 +48,7 @@ def test_llama_cpp_model_prefers_xllamacpp_to_llama_server_on_cpu() -> None:
         (0, True, ("xllamacpp", "llama-server"), "/bin/xllamacpp"),
     ],
 )
-def test_llama_server_is_preferred_over_xllamacpp_on_gpus(
+def test_llama_server_is_preferred_to_xllamacpp_only_on_gpus(
     count: int, available: tuple[str, ...], program: str, *, gpus: bool
 ) -> None:
     """The wheel from `pip` has no CUDA. A Model without a GPU starts fastest with it."""

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
 from autoscaler.explain.decision_log import Log
-from autoscaler.explain.ladder import Step
 from autoscaler.explain.model import Explanation, explain_model
+from autoscaler.explain.scale_up_options import Step
 from autoscaler.planner.plan import plan
 from autoscaler.spec.model import Model
 from autoscaler.state.lifecycle import ReplicaState as S
@@ -104,7 +104,7 @@ def test_no_eviction_or_offer_is_chosen_if_a_device_is_or_becomes_free() -> None
     assert not any(one.chosen for one in explain(soon).ladder)
 
 
-def test_explain_omits_evictions_without_a_victim_and_providers() -> None:
+def test_explain_lists_no_scaling_steps_without_victims_and_providers() -> None:
     (step,) = explain(held(ready_s=10)).ladder
     assert step.kind == "evict"
     assert not explain(world([B], [device("cpu", 1)], gateways=[gateway(levels=[level("b", 1)])])).ladder

@@ -9,8 +9,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from autoscaler.explain.decision_log import Log
-from autoscaler.explain.ladder import Step, explain_ladder
 from autoscaler.explain.model import explain_model
+from autoscaler.explain.scale_up_options import Step, explain_ladder
 from autoscaler.placement.model.types import EvictionLevel
 from autoscaler.planner.plan import plan
 from autoscaler.spec.model import Gpu, Model

@@ -10,7 +10,7 @@ from autoscaler.explain.decision_log import Log
 from autoscaler.explain.model import Explanation, explain_model, list_recent_decisions, list_status_rows, model_state
 from autoscaler.fold.fold import fold
 from autoscaler.fold.indices import rebuild_indices
-from autoscaler.placement.learning.training_input import build_initial_values
+from autoscaler.placement.learning.training import build_initial_values
 from autoscaler.planner.plan import plan
 from autoscaler.spec.model import ADOPTED_HASH, Adopted
 from autoscaler.state.actions import Plan, Unmet
@@ -315,7 +315,7 @@ def test_replica_count_set_with_kubectl_is_explained_exactly_once(held: int, beg
     assert [message in line for line in explain(served, "a").sentences].count(True) == 1
 
 
-def test_model_state_is_one_word_for_each_replica_state() -> None:
+def test_model_state_names_the_state_of_its_replica_or_paused_or_zero() -> None:
     for state, word in ((S.STARTING, "starting"), (S.UNREADY, "unready"), (S.SCRUBBING, "stopping")):
         assert model_state(world([A], [device()], [replica(A, "r", state=state)]), A.name, T0) == word
     assert model_state(world([model("a", paused=True)]), A.name, T0) == "paused"

@@ -117,7 +117,7 @@ def test_cleanup_observation_of_an_unknown_replica_is_ignored() -> None:
 
 @pytest.mark.parametrize("state", [state for state in S if state is not S.GONE])
 @pytest.mark.parametrize("sight", Seen)
-def test_observation_raises_no_error_in_any_replica_state(state: S, sight: Seen) -> None:
+def test_only_a_clean_observation_removes_a_replica_in_any_state(state: S, sight: Seen) -> None:
     at = world([DOC], [device()], replicas=[replica(DOC, "r", state=state)])
     at, _ = after(at, seen(sight))
     assert (R in at.replicas) is (sight is not Seen.CLEAN)

@@ -11,7 +11,7 @@ from autoscaler.contract import ReplicaUse, TenantName
 from autoscaler.fold.draft import with_grant
 from autoscaler.fold.fold import fold
 from autoscaler.fold.gateway_reports import is_redundant_report, reconcile_grants
-from autoscaler.queries.gateways import next_change_s
+from autoscaler.queries.gateway_reports import next_change_s
 from autoscaler.spec.tenant import Tenant, TenantSpec
 from autoscaler.state.actions import DrainReplica
 from autoscaler.state.events import DocumentsSeen, GatewayGone, GatewaySeen, Tick
@@ -100,7 +100,7 @@ OLDER = reported(
         ({"epoch": 2}, False),
     ],
 )
-def test_gateway_report_is_redundant_if_only_time_has_passed(change: dict[str, object], same: bool) -> None:
+def test_gateway_report_is_redundant_only_if_nothing_but_time_changed(change: dict[str, object], same: bool) -> None:
     first = reported(1, levels=[level("m", waiting=3, wait_s=1.0)], uses=(HELD,), totals=(total(admitted=3),))
     at, _ = after(world([DOC], [device()], [replica(DOC, "r")], gateways=[]), first)
     assert is_redundant_report(at, replace(OLDER, **change)) is same
@@ -151,7 +151,7 @@ def test_used_slot_time_is_the_counter_growth_within_one_gateway_boot() -> None:
 
 
 @pytest.mark.parametrize(("had_s", "starts_s"), [(None, 100.0), (1.0, 100.0), (99.0, 100.0), (101.0, 101.0)])
-def test_returning_tenant_gets_the_service_total_of_the_least_served(had_s: float | None, starts_s: float) -> None:
+def test_returning_tenant_gets_at_least_the_service_of_the_least_served(had_s: float | None, starts_s: float) -> None:
     """For a new or a returning Tenant, time without requests earns no credit, and a higher total is kept."""
     attained = {TenantName("busy"): 100.0} | ({TenantName("acme"): had_s} if had_s is not None else {})
     at, _ = after(world([DOC], gateways=[]), reported(1, levels=[level("m", running=1, tenant="busy")]))

@@ -60,7 +60,7 @@ def test_lingo_deployment_without_settings_gets_the_lingo_defaults() -> None:
     }  # fmt: skip
 
 
-def test_global_lingo_settings_are_applied_to_the_workload() -> None:
+def test_slots_and_idle_time_of_a_workload_come_from_global_lingo_settings() -> None:
     found = said_of(LINGO, EMBED, SERVICE)
     assert (found["slots"], found["idle-seconds"], found["port"]) == ("40", "90", "9000")
 

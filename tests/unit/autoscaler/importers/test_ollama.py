@@ -48,7 +48,7 @@ def test_modelfile_with_gguf_file_is_converted_to_llama_cpp() -> None:
     assert [note.key for note in taken.notes] == ["PARAMETER temperature", "PARAMETER stop", "TEMPLATE", "SYSTEM"]
 
 
-def test_modelfile_based_on_an_ollama_model_is_converted() -> None:
+def test_modelfile_based_on_an_ollama_model_gets_the_ollama_engine() -> None:
     taken = convert("FROM llama3.2\nPARAMETER num_ctx 2048\nPARAMETER num_gpu 0\nSYSTEM hi", name="mario:v2")
     assert spec_of(taken) == {
         "engine": "ollama", "contextTokens": 2048, "gpu": {"count": 0}, "idleSeconds": 300,
@@ -60,7 +60,7 @@ def test_modelfile_based_on_an_ollama_model_is_converted() -> None:
     assert spec_of(kept)["artifact"] == "file:///blobs/sha256-ab"
 
 
-def test_modelfile_is_parsed_into_its_instructions() -> None:
+def test_modelfile_is_split_into_instructions_with_multi_line_values() -> None:
     assert parse_modelfile(MODELFILE) == [
         Instruction("FROM", "./pirate.gguf"),
         Instruction("PARAMETER", "num_ctx 8192"),

@@ -113,7 +113,7 @@ class Slow(Api):
 )
 @pytest.mark.parametrize("lease_s", [15.0, 5.0, 2.0])
 @pytest.mark.parametrize("method", ["create", "patch"])
-def test_write_times_out_when_leadership_or_its_time_limit_ends(
+def test_write_is_cancelled_only_if_leadership_or_its_time_limit_ends(
     takes_s: float, leads_until_s: float, ends_s: float, lease_s: float, method: str
 ) -> None:
     async def write() -> None:

@@ -19,9 +19,9 @@ from autoscaler.kubernetes.api import UNREADABLE, Api, ApiError, Object, Unreach
 from autoscaler.kubernetes.installation_leases import GRACE_S, LOOK_S, RETRY_S, WITHOUT, ModelClaims
 from autoscaler.kubernetes.resources.document_merge import CUSTOMS, UNKNOWN, Installation
 from autoscaler.kubernetes.unreadable_objects import UnreadableObjects
+from autoscaler.spec.document_names import Origin
 from autoscaler.spec.installation_ownership import CLAIM_S, RENEW_S, Claim, explain_not_served, installation_title
 from autoscaler.spec.model import Model, ModelSpec
-from autoscaler.spec.name_conflicts import Origin
 from autoscaler.state.events import DocumentsSeen, FaultSeen, Reported
 from autoscaler.state.lifecycle import ReplicaState as S
 from tests.support.builders.worlds import T0, device, level, replica, world
@@ -227,7 +227,7 @@ async def test_models_are_not_served_while_lease_writes_fail_with_429_or_5xx(sta
     assert len(blue.serves) + len(green.serves) == 1
 
 
-async def test_undecodable_lease_quarantines_only_the_models_of_its_namespace() -> None:
+async def test_undecodable_lease_leaves_only_models_of_its_namespace_unserved() -> None:
     server = Server()
     server.cannot_decode = {"b"}
     house = House(server, BLUE, model("a"), model("b"))

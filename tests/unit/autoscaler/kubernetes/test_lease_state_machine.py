@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from autoscaler.agent_contract import NodeReport
 from autoscaler.fold.fold import fold
-from autoscaler.fold.operator_orders import list_reported_epochs
-from autoscaler.kubernetes.lease_state_machine import (
+from autoscaler.fold.leadership_and_orders import list_reported_epochs
+from autoscaler.kubernetes.leader_election_state_machine import (
     AHEAD_MAX,
     EPOCH_MAX,
     LOOK_S_MAX,
@@ -68,7 +68,7 @@ def test_candidate_does_not_write_the_lease_before_reading_it() -> None:
     ids=["none", "released", "never-held", "gateways-know-more", "ours-of-before",
          "held", "no-epoch-of-a-lease"],
 )  # fmt: skip
-def test_free_lease_is_acquired_at_once_with_a_higher_epoch(
+def test_only_a_free_or_own_lease_is_acquired_at_once_with_a_higher_epoch(
     record: LeaseRecord | None, heard: int, wanted: Write | None
 ) -> None:
     one = ElectionCandidate(ME, D)

@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 
 from autoscaler.kubernetes.api import Api, Object
-from autoscaler.kubernetes.optional_kinds import TOGETHER_S, Kinds
 from autoscaler.kubernetes.unreadable_objects import UnreadableObjects
 from autoscaler.kubernetes.watch import INITIAL_END
+from autoscaler.kubernetes.watch_set import TOGETHER_S, Kinds
 from tests.simulation.environment.virtual_loop import run
 from tests.support.harness.async_tests import run_with
 

@@ -9,7 +9,7 @@ import pytest
 
 from autoscaler.controller.loop import LoopStep
 from autoscaler.kubernetes.api import Api, Object
-from autoscaler.kubernetes.resources import event_log
+from autoscaler.kubernetes.resources import events
 from autoscaler.kubernetes.resources.event_writer import UNREADABLE_MAX, UNREADABLE_S, Events
 from autoscaler.kubernetes.unreadable_objects import REASON_CHARACTERS_MAX, Unreadable, UnreadableObjects
 from autoscaler.state.actions import Plan
@@ -39,7 +39,7 @@ class House:
     def due(self) -> Iterator[Object]:
         """The manifests of all Events that are due."""
         while (due := self.events._book.take(self.now_s)) is not None:
-            yield dict(event_log.build_event_manifest(due, "e", "us", str))
+            yield dict(events.build_event_manifest(due, "e", "us", str))
 
 
 def test_object_unreadable_in_several_watches_is_counted_once(caplog: pytest.LogCaptureFixture) -> None:

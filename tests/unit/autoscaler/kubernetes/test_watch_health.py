@@ -11,8 +11,8 @@ from typing import cast
 import pytest
 
 from autoscaler.contract import TenantName
-from autoscaler.kubernetes import optional_kinds
 from autoscaler.kubernetes import watch as watching
+from autoscaler.kubernetes import watch_set
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.kubernetes.leader_election import Elector
 from autoscaler.kubernetes.resources.document_merge import CUSTOMS, Installation
@@ -139,9 +139,9 @@ class Partly(Server):
 async def test_documents_apply_without_access_to_tenants_but_not_to_models(
     closed: str, applied: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(optional_kinds, "RETRY_S", 0.0)
-    monkeypatch.setattr(optional_kinds, "ABSENT_S", 0.0)
-    monkeypatch.setattr(optional_kinds, "TOGETHER_S", 0.0)
+    monkeypatch.setattr(watch_set, "RETRY_S", 0.0)
+    monkeypatch.setattr(watch_set, "ABSENT_S", 0.0)
+    monkeypatch.setattr(watch_set, "TOGETHER_S", 0.0)
     seen: list[DocumentsSeen] = []
     server = Partly(closed)
     installation = Installation(lambda documents, _: seen.append(documents), (CUSTOMS,))

@@ -27,7 +27,7 @@ from autoscaler.placement.model.types import EvictionLevel, PackResult, Placemen
 from autoscaler.placement.packer import pack
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.state.capacity import Lease, LeaseId, Listed, Offer
-from autoscaler.state.pending_labels import Taint
+from autoscaler.state.node_labels_and_taints import Taint
 from autoscaler.state.resources import HostResources
 from autoscaler.state.world import Cordon, CordonTarget, NodeId, SliceId, World
 from tests.support.builders.capacity import A, cloud, offer
@@ -81,7 +81,7 @@ def test_order_size_is_the_fewest_devices_that_fit_the_replica() -> None:
 
 @pytest.mark.parametrize("free", range(3))
 @pytest.mark.parametrize("lacks", range(1, 6))
-def test_order_size_is_none_if_more_devices_are_missing_than_are_offered(lacks: int, free: int) -> None:
+def test_order_size_is_the_missing_device_count_or_none_above_the_offer(lacks: int, free: int) -> None:
     """The simulation tries 1, 2, ... up to 4 devices, and returns the first number that fits."""
     there = [device(f"w1-{number}", 16, "w1", product="A100") for number in range(free)]
     at = ground(world([A], [*there, device("cpu", 1, "w1")]))

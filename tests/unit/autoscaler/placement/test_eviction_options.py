@@ -11,7 +11,7 @@ import pytest
 
 from autoscaler.contract import ReplicaId, TenantName
 from autoscaler.placement.eviction import EvictionOption
-from autoscaler.placement.eviction_options import EvictionSearch
+from autoscaler.placement.eviction_search import EvictionSearch
 from autoscaler.placement.model.tenant_isolation import TenantSet
 from autoscaler.placement.model.types import Bin, EvictionLevel, PlacementRequest
 from autoscaler.state.world import SliceId

@@ -18,7 +18,7 @@ from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.index.residual_waste_tables import BINS, LEVELS
 from autoscaler.placement.index_cache import IndexCache
 from autoscaler.placement.learning.expected_demand import build_restart_costs
-from autoscaler.placement.learning.training_input import decode_placement_values
+from autoscaler.placement.learning.training import decode_placement_values
 from autoscaler.placement.model.bin_builder import build_bins, build_hosts
 from autoscaler.placement.model.topology import CLIQUE
 from autoscaler.placement.model.types import EvictionLevel, PlacementRequest, RequiredArtifacts, RestartCosts, Spread
@@ -26,7 +26,7 @@ from autoscaler.placement.packer import pack
 from autoscaler.planner.plan import Planner, plan
 from autoscaler.spec.settings import Price
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.pending_labels import Taint
+from autoscaler.state.node_labels_and_taints import Taint
 from autoscaler.state.resources import HostAmount, HostResources, Link
 from autoscaler.state.world import (
     Copy,

@@ -39,7 +39,7 @@ from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.resources import Growth, RequestShape, SliceClass
 from autoscaler.state.world import Replica, World
 from pilotlight.models.document_loading import fill_memory_estimate
-from pilotlight.models.fit_needs import load_memory_needs
+from pilotlight.models.explain_fit_needs import load_memory_needs
 from pilotlight.models.model_memory import estimate_memory
 from tests.support.builders.artifacts import model_files
 from tests.support.builders.placement_requests import change_request, placement_request

@@ -16,7 +16,7 @@ from autoscaler.queries.mig_status import CUT_S_MAX, TRIES_MAX, list_profiles
 from autoscaler.rearrange.mig_repartition import EVERY_S, NODE_EVERY_S, NODES_MAX, WAIT_S, WANTS_MAX, plan_repartition
 from autoscaler.spec.model import Gpu
 from autoscaler.spec.pod import Pod
-from autoscaler.state.pending_labels import Taint
+from autoscaler.state.node_labels_and_taints import Taint
 from autoscaler.state.resources import HostResources
 from autoscaler.state.world import NodeId, World
 from tests.support.builders.mig_nodes import (

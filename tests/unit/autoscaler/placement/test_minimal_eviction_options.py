@@ -18,7 +18,7 @@ from autoscaler.placement.minimal_eviction import (
     find_fewer_victims,
 )
 from autoscaler.placement.model.types import Bin, PlacementRequest
-from autoscaler.slicing.nvidia_sharing import TIMESLICE
+from autoscaler.slicing.nvidia_gpus import TIMESLICE
 from autoscaler.state.world import DeviceId, NodeId, SliceId
 from tests.support.builders.worlds import T0, device
 from tests.unit.autoscaler.placement.test_packer import on, placed, run, shelf, victims, want
@@ -115,7 +115,7 @@ def test_replica_starting_now_avoids_a_device_another_tenant_is_leaving(*, leavi
 
 
 @pytest.mark.parametrize(("leaving", "stuck"), [(True, False), (True, True), (False, False)])
-def test_waiting_replica_may_move_to_a_device_another_tenant_is_leaving(*, leaving: bool, stuck: bool) -> None:
+def test_waiting_replica_moves_only_to_a_device_that_other_tenants_leave(*, leaving: bool, stuck: bool) -> None:
     other = shelf(device("g1", 12, kind=TIMESLICE), on("y", 2, trust=ZETA, leaving=leaving, stuck=stuck))
     other.trusts = frozenset({ZETA})
     shelves = [shelf(device("g0", 24)), other, shelf(device("p", 24, "p"), on("x", 20))]

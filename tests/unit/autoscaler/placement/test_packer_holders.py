@@ -16,7 +16,7 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.placement.model.predicates import can_evict
 from autoscaler.placement.model.types import Bin, EvictionLevel, Occupant, PackResult, PlacementRequest
 from autoscaler.planner.plan import plan
-from autoscaler.queries.crowded_slices import compute_usable_resources
+from autoscaler.queries.overcommitted_slices import compute_usable_resources
 from autoscaler.state.actions import Plan, StartReplica
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.resources import Isolation, ResourceAmount

@@ -12,17 +12,17 @@ from autoscaler.documents.parse import parse_documents
 from autoscaler.drivers.kubernetes.inventory import resource_claims
 from autoscaler.drivers.kubernetes.objects import node_slices
 from autoscaler.drivers.kubernetes.objects.node_slices import NodeSeen
-from autoscaler.placement.whole_gpu_waits import REST_S, list_rejoinable_gpus
+from autoscaler.placement.partitionable_gpus import REST_S, list_rejoinable_gpus
 from autoscaler.planner.plan import plan
 from autoscaler.provisioning.unplaceable_models import list_unplaceable_models
-from autoscaler.slicing.base import Object, SliceShare
 from autoscaler.slicing.dra import claimed_mig_profile
+from autoscaler.slicing.slicer_protocol import Object, SliceShare
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.spec.pod import Pod, Resources
 from autoscaler.spec.settings import Price, Settings
 from autoscaler.state.actions import StartReplica
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.pending_labels import NodeBackoff
+from autoscaler.state.node_labels_and_taints import NodeBackoff
 from autoscaler.state.resources import HostResources
 from autoscaler.state.world import Copy, NodeId, Replica, Slice, World
 from tests.support.builders.resource_slices import DRIVER, cut_name, partitionable, partitionables

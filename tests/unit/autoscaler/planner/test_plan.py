@@ -14,7 +14,7 @@ from autoscaler.demand.model_history import start_deadline_s
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.model import explain_model, list_status_rows
 from autoscaler.planner.plan import plan
-from autoscaler.queries.gateways import PROGRESS_S, STALLED, STALLED_GRACE_S
+from autoscaler.queries.gateway_reports import PROGRESS_S, STALLED, STALLED_GRACE_S
 from autoscaler.spec.model import ADOPTED_HASH, Gpu, Rollout, StartLimits
 from autoscaler.state.actions import (
     AcquireLease,
@@ -569,7 +569,7 @@ def test_replica_that_sends_nothing_to_waiting_streams_is_drained() -> None:
 
 
 @pytest.mark.parametrize(("age_s", "drained"), [(None, True), (PROGRESS_S, True), (PROGRESS_S - 1, False)])
-def test_stalled_replica_that_sends_to_another_gateway_is_kept(age_s: float | None, drained: bool) -> None:
+def test_stalled_replica_is_kept_only_if_it_sends_to_another_gateway(age_s: float | None, drained: bool) -> None:
     other = gateway("g2", uses=[replace(use("a1", 1), last_byte_age_s=age_s)])
     assert bool(plan(stalled_world(other), T0).actions) == drained
 

@@ -27,7 +27,7 @@ from autoscaler.queries.measured_memory import (
     spare_bytes,
 )
 from autoscaler.queries.measured_memory import compute_engine_limits as engine_limits
-from autoscaler.slicing import slicer_families
+from autoscaler.slicing import slicers
 from autoscaler.spec.model import Cache, Gpu, Model, ModelSpec, ReplicaRange
 from autoscaler.spec.quantity import Bytes, BytesOrAuto
 from autoscaler.spec.settings import DeclaredDevice
@@ -35,7 +35,7 @@ from autoscaler.state.actions import StartReplica
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Replica, Slice, SliceId, World
 from pilotlight.models.document_loading import fill_memory_estimate
-from pilotlight.models.fit_needs import load_memory_needs
+from pilotlight.models.explain_fit_needs import load_memory_needs
 from pilotlight.models.model_memory import estimate_memory
 from tests.support.builders.artifacts import model_files
 from tests.support.builders.worlds import GI, T0, device, gateway, level, model, replica, world
@@ -208,7 +208,7 @@ def test_vllm_pod_on_a_partial_device_gets_its_memory_fraction() -> None:
     )  # fmt: skip
     one = start(waiting(of, slices=[part]))
     assert (one.resources.slices, one.resources.memory_bytes, one.slots) == (("n/gpu0/s0",), 16 * GI // 3, 64)
-    pod_fields = slicer_families.build_pod_fields(one, {part.id: part})
+    pod_fields = slicers.build_pod_fields(one, {part.id: part})
     assert pod_fields is not None
     made = pod_manifest.build_pod_manifest(
         one, of, launched(of, engine_limits(of, one, pod_fields.memory_fraction), "vllm"), "i", asks=pod_fields

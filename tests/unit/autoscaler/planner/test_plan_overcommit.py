@@ -14,11 +14,11 @@ from autoscaler.contract import ReplicaId
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.model import explain_model
 from autoscaler.fold.fold import Observation, fold
-from autoscaler.kubernetes.resources.event_log import ModelEvent, derive_step_events
+from autoscaler.kubernetes.resources.events import ModelEvent, derive_step_events
 from autoscaler.planner.plan import plan
 from autoscaler.queries import unschedulable_replicas
-from autoscaler.queries.crowded_slices import list_crowded_slices, list_excess_replicas
-from autoscaler.slicing import device_usage, slicer_families
+from autoscaler.queries.overcommitted_slices import list_crowded_slices, list_excess_replicas
+from autoscaler.slicing import device_usage, slicers
 from autoscaler.slicing.device_usage import resolve_actual_slices
 from autoscaler.slicing.dra import Got
 from autoscaler.slicing.hami import HamiAllocation
@@ -111,7 +111,9 @@ def test_another_slice_of_the_chosen_device_is_not_a_misplacement() -> None:
     [({"kind": "dra", "device_bytes": 80 * GI}, False), ({}, True)],
     ids=["a part", "another"],
 )
-def test_replica_on_a_part_of_the_chosen_gpu_is_not_misplaced(part_of: dict[str, Any], is_misplaced: bool) -> None:
+def test_replica_is_misplaced_only_if_it_is_on_no_part_of_the_chosen_gpu(
+    part_of: dict[str, Any], is_misplaced: bool
+) -> None:
     part = device("n/x-0", 20, "n", shared=False, **part_of)
     one = replica(B, "b", ["n/x"], memory_bytes=GI)
     now, moves = after(world((B,), [part], [one]), replace(seen_of(one, Seen.READY), actual=(part.id,)))
@@ -197,7 +199,7 @@ def test_node_is_avoided_only_after_a_second_overcommit_eviction() -> None:
 
 def hami(*held: HamiAllocation, count: int = 10) -> tuple[Slice, ...]:
     """Two cards of 80Gi, in part allocated to foreign pods."""
-    there = slicer_families.list_slices(hami_node(card(count=count), card("GPU-bbbb")))
+    there = slicers.list_slices(hami_node(card(count=count), card("GPU-bbbb")))
     return device_usage.subtract_usage(there, device_usage.list_card_usage(NODE, held))[0]
 
 
@@ -297,8 +299,8 @@ def _acted(there: World, now_s: float) -> World:
 
 # --- actual allocation of a pod --------------------------------------------------------------------------------------
 
-HAMI = {one.id: one for one in slicer_families.list_slices(hami_node(card(), card("GPU-bbbb")))}
-NPU = {one.id: one for one in slicer_families.list_slices(npu_node("NPU-1", "NPU-2"))}
+HAMI = {one.id: one for one in slicers.list_slices(hami_node(card(), card("GPU-bbbb")))}
+NPU = {one.id: one for one in slicers.list_slices(npu_node("NPU-1", "NPU-2"))}
 WHOLE = {
     SliceId(f"{node}/gpu{at}"): replace(device(f"{node}/gpu{at}", 80, node), handle="nvidia.com/gpu", shared=False)
     for node in ("n1", "n2")

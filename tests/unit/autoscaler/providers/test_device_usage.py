@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autoscaler.providers.device_usage import CLAIMS, SLICES, find_device_user
+from autoscaler.providers.release_checks import CLAIMS, SLICES, find_device_user
 from tests.simulation.environment.virtual_loop import run
 from tests.support.fakes.kubernetes.kube_objects import PlayedServer
 from tests.support.harness.async_tests import run_with

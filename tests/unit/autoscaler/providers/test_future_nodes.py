@@ -10,7 +10,7 @@ from autoscaler.providers.future_nodes import OfferTerms, Shape, build_node_kind
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing, Price, Settings
 from autoscaler.state.capacity import Offer
-from autoscaler.state.pending_labels import Taint
+from autoscaler.state.node_labels_and_taints import Taint
 from tests.support.builders.worlds import GI
 
 QUEUED = OfferTerms(2, 300.0, bought="spot")

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from autoscaler.capacity.attachable_nodes import list_leased_nodes
 from autoscaler.providers.kube import AnswerError
-from autoscaler.providers.node_deletion import DELAY, NODES, DeletionDelay, delay_annotation_key
+from autoscaler.providers.node_deletion_delay import DELAY, NODES, DeletionDelay, delay_annotation_key
 from autoscaler.providers.retry_loop import REST_S
 from autoscaler.state.capacity import LeasesSeen
 from autoscaler.state.world import World

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from autoscaler.capacity.delivered_slices import CLAIMED, list_withheld_slices
 from autoscaler.planner.plan import plan
-from autoscaler.provisioning.published_devices import CLAIM_S, Published, find_published_devices
+from autoscaler.provisioning.fabric_device_claims import CLAIM_S, Published, find_published_devices
 from autoscaler.provisioning.release import WITHDRAW_S
 from autoscaler.spec.capacity import ProviderSettings, Redfish
 from autoscaler.spec.settings import Settings

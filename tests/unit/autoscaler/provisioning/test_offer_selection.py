@@ -24,7 +24,7 @@ from autoscaler.spec.model import Gpu, Model
 from autoscaler.spec.pod import Pod, Resources, Toleration
 from autoscaler.state.actions import AcquireLease
 from autoscaler.state.capacity import LeadTimeStats, Offer
-from autoscaler.state.pending_labels import Taint
+from autoscaler.state.node_labels_and_taints import Taint
 from autoscaler.state.resources import HostResources
 from autoscaler.state.world import NodeId, World
 from tests.support.builders.capacity import acted, cloud, offer, offered

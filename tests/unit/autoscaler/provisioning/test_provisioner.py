@@ -450,7 +450,7 @@ class Orders:
 
 
 @pytest.mark.parametrize(("many", "plans"), [(1, 1), (ORDERS_MAX - 1, 1), (ORDERS_MAX + 1, 2)])
-def test_capacity_above_the_order_limit_of_a_plan_is_ordered_in_two_plans(
+def test_second_plan_runs_only_for_orders_above_the_limit_of_one_plan(
     monkeypatch: pytest.MonkeyPatch, many: int, plans: int
 ) -> None:
     names = [f"m{number:02}" for number in range(many)]

@@ -16,9 +16,9 @@ from autoscaler.explain.decision_log import Log
 from autoscaler.explain.model import explain_model
 from autoscaler.fold.indices import rebuild_indices
 from autoscaler.kubernetes.api import Api
-from autoscaler.kubernetes.resources import event_log
-from autoscaler.kubernetes.resources.event_log import Regarding
+from autoscaler.kubernetes.resources import events
 from autoscaler.kubernetes.resources.event_writer import Events
+from autoscaler.kubernetes.resources.events import Regarding
 from autoscaler.planner.plan import plan
 from autoscaler.provisioning.release import FORCED, RETRY_S, STUCK_S, Leaving
 from autoscaler.server.metrics import Metrics
@@ -172,7 +172,7 @@ def test_forced_release_emits_one_warning_event() -> None:
     before, _ = given_back(drained(idle(), NODE), HERE_S + 1)
     before = stuck(before, now_s=HERE_S + 5)
     after, _ = given_back(before, HERE_S + 12)
-    (one,) = event_log.derive_step_events((), (), before, after)
+    (one,) = events.derive_step_events((), (), before, after)
     assert (one.model, one.reason, one.type) == (A.name, "CapacityForced", "Warning")
     assert one.note == (
         "1 x A100 on w1 of rack is detached by force: an operator ordered a forced drain, "
@@ -180,7 +180,7 @@ def test_forced_release_emits_one_warning_event() -> None:
     )
     again, forced = given_back(after, HERE_S + 60)
     assert [one.order.force for one in forced] == [True]
-    assert not list(event_log.derive_step_events((), (), after, again))
+    assert not list(events.derive_step_events((), (), after, again))
 
 
 def test_release_is_not_forced_if_the_forced_drain_is_withdrawn_first() -> None:
@@ -285,7 +285,7 @@ def test_release_is_forced_only_under_a_forced_drain(
 
 
 @pytest.mark.parametrize(("place", "named"), [(NODE, True), (NEW, True), (CordonTarget("device", "cpu"), False)])
-def test_forced_drain_response_warns_of_the_forced_release(place: CordonTarget, *, named: bool) -> None:
+def test_forced_drain_response_warns_only_if_ordered_capacity_is_released(place: CordonTarget, *, named: bool) -> None:
     begin = idle()
     forced, plain = (place_order(begin, place, "drain", Wish(force=one), HERE_S).response.says for one in (True, False))
     warning = "; 1 x A100 of rack is released, by force if necessary: programs that have it open lose it"

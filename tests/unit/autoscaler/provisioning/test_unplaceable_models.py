@@ -152,7 +152,7 @@ def test_demand_larger_than_any_offer_is_rejected_at_once() -> None:
 @pytest.mark.parametrize(
     "gpu", [Gpu(count=4), Gpu(count=2, link="nvlink"), Gpu(isolation="hardware")], ids=["four", "joined", "kept apart"]
 )
-def test_demand_for_unavailable_gpu_count_or_isolation_is_rejected(gpu: Gpu) -> None:
+def test_demand_for_an_unavailable_gpu_count_link_or_isolation_is_rejected(gpu: Gpu) -> None:
     """Although a device of that size is offered."""
     needs = model("a", 16, high=4, slots=1, gpu=gpu)
     begin = replace(surge(offer(parts=2, memory_bytes=32 * GI)), models={needs.name: needs})

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from autoscaler.demand.model_history import start_deadline_s
 from autoscaler.drivers.kubernetes.objects.pod_state import StartTiming
 from autoscaler.queries.start_phases import PARTS, last_phases_ms, parts_s, phases_s, phases_with_parts_s
+from autoscaler.spec.document_names import format_replica_id
 from autoscaler.spec.model import ADOPTED_HASH
-from autoscaler.spec.name_conflicts import format_replica_id
 from autoscaler.state.actions import StartReplica
 from autoscaler.state.events import LeadingSeen, Seen, Synced
 from autoscaler.state.world import Placing, PodRef, Replica
@@ -62,7 +62,7 @@ def test_part_of_the_place_phase_without_observed_begin_is_omitted(placing: Plac
 
 @settings(derandomize=True, deadline=None)
 @given(st.tuples(*(st.none() | st.floats(0, 20) for _ in range(3))), st.floats(0, 12))
-def test_start_phases_sum_to_the_total_start_time(moments: tuple[float | None, ...], began_s: float) -> None:
+def test_recorded_start_phases_sum_to_the_total_start_time(moments: tuple[float | None, ...], began_s: float) -> None:
     asked_s, bound_s, prepared_s = (None if moment is None else T0 + moment for moment in moments)
     one = started(Placing(asked_s=asked_s, bound_s=bound_s, prepared_s=prepared_s), started_s=T0 + began_s)
     found = phases_s(one)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from autoscaler.contract import GatewayId, Report
 from autoscaler.drivers.kubernetes.objects import node_slices as nodes
 from autoscaler.drivers.kubernetes.objects.node_slices import OtherPod
-from autoscaler.drivers.kubernetes.objects.replica_events import build_podless_observation
+from autoscaler.drivers.kubernetes.objects.replica_observations import build_podless_observation
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.model import explain_model
 from autoscaler.fold.fold import fold
@@ -29,7 +29,7 @@ from autoscaler.spec.settings import Settings
 from autoscaler.state.actions import DrainReplica, StartReplica, StopReplica
 from autoscaler.state.events import Reported, Seen, SlicesSeen
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.pending_labels import NodeBackoff, Taint, find_untolerated_taint
+from autoscaler.state.node_labels_and_taints import NodeBackoff, Taint, find_untolerated_taint
 from autoscaler.state.resources import ResourceAmount
 from autoscaler.state.world import History, NodeId, Replica, Slice, World
 from tests.support.builders.placement_requests import placement_request
@@ -90,7 +90,7 @@ def pod(*limits: str, first: tuple[tuple[str, str], ...] = (), node: str = "n1")
     ],
     ids=["all containers", "what runs first has more", "sidecars", "none", "nowhere yet", "no report"],
 )
-def test_foreign_pod_is_recorded_with_its_node_and_gpu_count(found: Any, gpus: int | None) -> None:
+def test_foreign_pod_is_recorded_only_with_a_node_and_a_gpu_count(found: Any, gpus: int | None) -> None:
     assert nodes.read_other_pod(found) == (None if gpus is None else OtherPod("n1", {"nvidia.com/gpu": gpus}))
 
 

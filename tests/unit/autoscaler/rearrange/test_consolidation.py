@@ -157,7 +157,7 @@ def test_replica_stays_if_moving_it_is_impossible_forbidden_or_useless(begin: Wo
 
 
 @pytest.mark.parametrize(("kept_s", "goes"), [("auto", True), (KEPT_S, True), (KEPT_S + 1, False)])
-def test_long_keep_seconds_prevents_consolidation(kept_s: float | Auto, goes: bool) -> None:
+def test_keep_seconds_prevents_consolidation_only_above_a_limit(kept_s: float | Auto, goes: bool) -> None:
     named = ProviderSettings(name="rack", cro=Cro(model="A100"), keep_seconds=kept_s)
     at = known(replace(rents(home()), settings=Settings(capacity=(named,))))
     assert bool(moves(at)) is bool(at.rented.idlers) is goes

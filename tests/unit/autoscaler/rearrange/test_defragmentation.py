@@ -23,12 +23,12 @@ from autoscaler.planner.plan import Planner, plan
 from autoscaler.rearrange.defragmentation import EVERY_S, MOVES_MAX, Defragmented, defragment
 from autoscaler.rearrange.paid_capacity import advance
 from autoscaler.rearrange.replica_migration import AGAIN_S, MigrationContext
-from autoscaler.slicing.nvidia_sharing import TIMESLICE
+from autoscaler.slicing.nvidia_gpus import TIMESLICE
 from autoscaler.spec.model import Gpu, Model, Rollout
 from autoscaler.state.actions import DrainReplica, StartReplica
 from autoscaler.state.events import DisruptionsSeen, DocumentsSeen, Seen
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.pending_labels import NodeBackoff
+from autoscaler.state.node_labels_and_taints import NodeBackoff
 from autoscaler.state.world import Copy, History, Move, NodeId, Replica, Slice, World
 from tests.support.builders.layouts import (
     BIG,
@@ -215,7 +215,7 @@ def settled(at: World, name: str, **spec: Any) -> World:
     return changed(at, f"{name}-r", spec_hash=after.spec_hash())
 
 
-def test_replica_that_recently_moved_started_or_failed_does_not_move() -> None:
+def test_recently_moved_or_started_or_unreplaceable_replica_does_not_move() -> None:
     at = laid(TIGHT)
     a, b = ReplicaId("n0-a-r"), ModelName("n0-a")
     measured = {b: History(starts_s=(30.0,))}
@@ -287,7 +287,7 @@ def node_of_slice(at: World, id: str) -> NodeId:
     return next(one.node for one in at.nodes.slices.values() if one.id == id)
 
 
-def test_disruption_budget_prevents_a_move() -> None:
+def test_disruption_budget_prevents_the_move_of_its_replica() -> None:
     kept = replace_fields(laid(TIGHT), undisturbed={ReplicaId("n0-a-r"): "keep"})
     assert names(looked(kept, T0)) == ["n0-b"], "another in the way moves for it"
     all_ = replace_fields(kept, undisturbed=dict.fromkeys(kept.replicas, "keep"))

@@ -98,7 +98,7 @@ def test_cordoned_node_is_not_repartitioned() -> None:
     assert order(town(cordons={place: Cordon(place=place, node="n1", since_s=T0)})) is None
 
 
-def test_unknown_gpu_product_is_never_repartitioned() -> None:
+def test_node_with_a_gpu_product_without_mig_is_never_repartitioned() -> None:
     at = town(cuttable(product="NVIDIA-T4"))
     assert (order(at), plan(at, T0).unmet[0].never) == (None, True)
 
@@ -187,7 +187,7 @@ def test_node_is_excluded_after_three_failed_repartitions() -> None:
     assert action.order.node == "n2"
 
 
-def test_node_is_repartitioned_again_after_an_external_config_change() -> None:
+def test_node_with_an_externally_set_mig_config_is_repartitioned() -> None:
     at = town(cuttable(state="success", config="all-disabled", order=None))
     assert order(at) is not None
 

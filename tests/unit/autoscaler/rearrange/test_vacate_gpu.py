@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from autoscaler.planner.plan import plan
-from autoscaler.slicing.base import Object
+from autoscaler.slicing.slicer_protocol import Object
 from autoscaler.spec.model import Model
 from autoscaler.state.actions import DrainReplica, Plan, StartReplica, StopReplica
 from autoscaler.state.lifecycle import ReplicaState as S

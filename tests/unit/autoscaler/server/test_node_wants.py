@@ -167,7 +167,7 @@ async def test_new_agent_gets_desired_state_of_other_models_if_a_model_is_faulty
     await lines.aclose()
 
 
-async def test_desired_node_state_is_recomputed_after_an_error_of_no_model(
+async def test_desired_state_is_recomputed_after_an_error_not_tied_to_a_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stepped = SteppedLoop(world([ADA], [device("g1", 80, "n1")]))

@@ -119,7 +119,7 @@ def test_action_of_a_plan_is_encoded_with_its_kind() -> None:
         ("devices", "autoscaler.server.read_responses:devices_of", "status"),
     ],
 )
-async def test_model_that_raises_errors_is_quarantined_and_the_request_succeeds(
+async def test_error_for_a_model_is_reported_once_and_the_request_succeeds(
     path: str, point: str, what: str, aiohttp_client: AiohttpClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faults = inject(monkeypatch, point, concerns("a"))

@@ -253,7 +253,7 @@ async def test_invalid_or_cross_origin_order_is_rejected_and_changes_nothing(
         ("http://h", None, None, False),
     ],
 )
-def test_only_requests_of_the_same_origin_are_accepted(
+def test_only_requests_without_a_foreign_origin_are_accepted(
     origin: str | None, site: str | None, host: str | None, own: bool
 ) -> None:
     assert is_same_origin(origin, site, host) is own
@@ -333,7 +333,7 @@ async def test_order_that_cannot_be_stored_does_not_take_effect(
     assert (response.status, await response.json()) == (500, {"error": "the order has no effect: the disk is full"})
 
 
-def test_corrupt_cordon_file_is_moved_aside_and_reported(tmp_path: Path) -> None:
+def test_corrupt_cordon_file_is_renamed_and_reported(tmp_path: Path) -> None:
     (tmp_path / "cordons.json").write_text("{")
     seen: list[CordonsSeen] = []
     reported = file(tmp_path, seen, lambda: 0.0, lambda: 0.0).load()

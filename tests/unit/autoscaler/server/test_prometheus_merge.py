@@ -56,7 +56,7 @@ def test_merging_n_equal_metrics_texts_multiplies_the_values_by_n(
         assert math.isclose(many[key], expected, rel_tol=1e-9), key
 
 
-def test_series_that_only_one_process_exports_are_kept() -> None:
+def test_metric_series_of_only_one_process_is_kept_in_the_merge() -> None:
     merged = samples(merge_metrics([process([("a", 1), ("b", 2)]), process([("b", 5), ("c", 7)])]))
     assert [merged["pilotlight_calls_total", (("model", name),)] for name in "abc"] == [1, 7, 7]
 

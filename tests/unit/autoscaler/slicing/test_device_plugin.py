@@ -8,8 +8,8 @@ from autoscaler import engines
 from autoscaler.documents.parse import parse_documents
 from autoscaler.drivers.kubernetes.objects import pod_manifest
 from autoscaler.queries.measured_memory import compute_engine_limits
-from autoscaler.slicing import slicer_families
-from autoscaler.slicing.base import NodeFacts
+from autoscaler.slicing import slicers
+from autoscaler.slicing.slicer_protocol import NodeFacts
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind
 from autoscaler.state.world import NodeId
@@ -54,10 +54,10 @@ def node(many: int, resource: str = "nvidia.com/gpu", **labels: str) -> NodeFact
 def test_pod_on_each_kind_of_gpu_share_matches_its_golden_file(name: str, on: NodeFacts, gpu: str) -> None:
     """One resource per slice; with time slices the engine also gets its share, since nothing else enforces it."""
     (of,) = parse_documents([("a.yaml", DOCUMENT.replace("{GPU}", gpu))]).models
-    there = slicer_families.list_slices(on)
+    there = slicers.list_slices(on)
     assert {one.kind for one in there} == {name.partition("-")[0]}
     has = replica(of, "llama-1", [one.id for one in there[: of.spec.gpu.count]], memory_bytes=of.memory_bytes)
-    pod_fields = slicer_families.build_pod_fields(has, {one.id: one for one in there})
+    pod_fields = slicers.build_pod_fields(has, {one.id: one for one in there})
     assert pod_fields is not None
     part = compute_engine_limits(of, has, pod_fields.memory_fraction)
     launch = engines.build_launch_command(
@@ -77,10 +77,10 @@ def test_pod_on_each_kind_of_gpu_share_matches_its_golden_file(name: str, on: No
         (node(3), 4, 3),
     ],
 )
-def test_devices_above_the_labeled_count_are_used_if_sharing_is_known(
+def test_extra_devices_are_used_if_sharing_is_known_and_the_limit_allows(
     on: NodeFacts, most: int | None, many: int
 ) -> None:
     """Labels contain the earlier count; more devices are new ones only if it is known that they are not shared."""
     kind = NodeKind(selector={}, device=NodeDevice(model="T4", memory_bytes=Bytes(1 << 34)), devices_max=most)
-    there = slicer_families.list_slices(on._replace(declared=kind))
+    there = slicers.list_slices(on._replace(declared=kind))
     assert sum(not one.closed for one in there) == many

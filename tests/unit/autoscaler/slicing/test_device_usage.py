@@ -14,11 +14,11 @@ from autoscaler.drivers.kubernetes.objects.node_slices import RESLICED, NodeSeen
 from autoscaler.fold.fold import fold
 from autoscaler.planner.plan import plan
 from autoscaler.queries.device_health import OTHERS, list_closed_slices
-from autoscaler.slicing import device_usage, slicer_families
-from autoscaler.slicing.base import NodeFacts
+from autoscaler.slicing import device_usage, slicers
 from autoscaler.slicing.device_usage import FULL, DeviceUsage
 from autoscaler.slicing.dra import Dra, Got
 from autoscaler.slicing.hami import HANDSHAKE, NVIDIA, HamiAllocation
+from autoscaler.slicing.slicer_protocol import NodeFacts
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.state.actions import StartReplica
 from autoscaler.state.events import SlicesSeen
@@ -98,7 +98,7 @@ def test_hami_share_used_by_foreign_pods_is_subtracted_from_the_card() -> None:
     (one, other), removed = left(hami_node(card(), card("GPU-bbbb")), foreign)
     assert (one.memory_bytes, one.compute_percent, one.device_bytes, one.closed) == (60 * GIB, 70, 80 * GIB, "")
     assert (other.memory_bytes, other.compute_percent, removed) == (80 * GIB, 100, {})
-    pod_fields = slicer_families.build_pod_fields(
+    pod_fields = slicers.build_pod_fields(
         replace(
             replica(model("a"), "r", [one.id]),
             resources=replace(replica(model("a"), "r", [one.id]).resources, memory_bytes=60 * GIB, compute_percent=70),
@@ -160,7 +160,7 @@ def placed(node: NodeFacts, of: Model, *pods: OtherPod) -> tuple[list[tuple[Slic
     return begun, [one.reason for one in answer.unmet]
 
 
-def test_whole_device_model_gets_no_partition_or_partly_used_card() -> None:
+def test_model_for_whole_devices_gets_no_part_of_a_device() -> None:
     """A program can use only one MIG device, and the rest of a partly used card is not a whole device."""
     foreign = pod({}, vgpu_devices_allocated="GPU-aaaa,NVIDIA,1024,0:;")
     node, whole, two = hami_node(card(), card("GPU-bbbb")), model("a", 0), model("a", 5, gpu=Gpu(count=2))

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autoscaler.slicing.base import NodeFacts, Object, SliceShare
 from autoscaler.slicing.dra import Dra, Got, find_whole_gpu, read_allocations
 from autoscaler.slicing.dra_resource_slices import Policy, read_pools
 from autoscaler.slicing.mig_geometry import Cut, MigError, build_layout
+from autoscaler.slicing.slicer_protocol import NodeFacts, Object, SliceShare
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import Slice
 from tests.support.builders.resource_slices import DRIVER, H100, cut_name, gpu, many, partitionable, resource_slice
@@ -94,7 +94,7 @@ def test_devices_of_an_older_pool_generation_are_ignored() -> None:
     assert names(slices(old, resource_slice(NODE, "b", generation=2, devices=[gpu(1)]))) == ["gpu-1"]
 
 
-def test_only_partitions_that_fit_together_are_offered() -> None:
+def test_partitions_offered_beside_an_allocated_one_fit_together() -> None:
     assert names(slices(*partitionable(NODE))) == ["gpu-0"]
     kept = (entry(cut_name("1g.10gb", 3)),)
     found = slices(*partitionable(NODE), kept=kept)
@@ -109,7 +109,7 @@ def test_only_partitions_that_fit_together_are_offered() -> None:
 
 @settings(deadline=None)  # geometries are computed once
 @given(st.lists(st.sampled_from([Cut(one.name, start) for one in H100.profiles for start in one.starts]), max_size=8))
-def test_offered_partitions_are_those_that_fit_the_used_ones_in_hardware(cuts: list[Cut]) -> None:
+def test_offered_partitions_never_overlap_and_include_those_in_valid_use(cuts: list[Cut]) -> None:
     """Offered slices never overlap, and each possible layout is offered exactly as kept."""
     kept = tuple(entry(cut_name(cut.profile, cut.start)) for cut in cuts)
     called = {name: cut for cuts in Dra().places(node(*partitionable(NODE))).values() for cut, name in cuts.items()}

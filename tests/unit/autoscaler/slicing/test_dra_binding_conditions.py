@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from autoscaler.drivers.kubernetes.inventory import resource_claims
-from autoscaler.slicing.base import NodeFacts, Object
 from autoscaler.slicing.dra import Dra
 from autoscaler.slicing.dra_binding_conditions import Binding, apply_bindings, read_bindings
 from autoscaler.slicing.dra_resource_slices import ATTACHED_FIRST
+from autoscaler.slicing.slicer_protocol import NodeFacts, Object
 from autoscaler.state.world import NodeId
 from tests.support.builders.resource_slices import DRIVER, gpu, resource_slice
 

@@ -18,9 +18,9 @@ from autoscaler.drivers.kubernetes.objects import node_slices
 from autoscaler.drivers.kubernetes.objects.node_slices import NodeSeen
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.constants import NODES
-from autoscaler.slicing.base import NodeFacts, PodFields, SliceShare
 from autoscaler.slicing.device_usage import resolve_actual_slices
 from autoscaler.slicing.dra import Dra, Got, list_alternatives
+from autoscaler.slicing.slicer_protocol import NodeFacts, PodFields, SliceShare
 from autoscaler.spec.settings import Settings
 from autoscaler.state.world import Slice, SliceId
 from tests.support.builders.resource_slices import DRIVER, H100, cut_name, gpu, many, partitionable, resource_slice
@@ -60,7 +60,9 @@ def claimed(requested: PodFields) -> tuple[str, str]:
     [(5, 0, "1g.10gb"), (15, 0, "1g.20gb"), (15, 20, "2g.20gb"), (30, 0, "3g.40gb"), (5, 50, "4g.40gb"),
      (70, 0, ""), (5, 80, ""), (0, 0, "")],
 )  # fmt: skip
-def test_small_demand_claims_the_smallest_sufficient_partition(memory_gib: int, percent: int, profile: str) -> None:
+def test_demand_on_a_partitionable_gpu_claims_the_smallest_fitting_device(
+    memory_gib: int, percent: int, profile: str
+) -> None:
     whole = slices()["gpu-0"]
     pod_fields = Dra().fields("m-1", [SliceShare(whole, memory_gib * GIB, percent)])
     assert claimed(pod_fields) == ("mig.nvidia.com" if profile else "gpu.nvidia.com", profile)

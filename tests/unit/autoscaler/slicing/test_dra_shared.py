@@ -17,10 +17,10 @@ from autoscaler.drivers.kubernetes.objects.node_slices import RESLICED, close_cl
 from autoscaler.kubernetes.api import Api
 from autoscaler.kubernetes.constants import NODES
 from autoscaler.planner.plan import plan
-from autoscaler.slicing import slicer_families
-from autoscaler.slicing.base import NodeFacts, Object, SliceShare
+from autoscaler.slicing import slicers
 from autoscaler.slicing.device_usage import FULL
 from autoscaler.slicing.dra import CLIENT_BYTES, Dra, Got, common_claim_name, dra_device_name
+from autoscaler.slicing.slicer_protocol import NodeFacts, Object, SliceShare
 from autoscaler.spec.installation_ownership import ANYBODYS, Ownership
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.spec.pod import MANAGED_BY
@@ -48,7 +48,7 @@ def slices(
     """The slices of a node for which the Settings declare this sharing."""
     slicing = NodeSlicing(kind="dra", sharing=sharing, replicas=replicas)
     kind = NodeKind(selector={}, device=NodeDevice(model="H100", memory_bytes=Bytes(80 * GIB)), slicing=slicing)
-    return slicer_families.list_slices(NodeFacts(NODE, declared=kind, devices=objects or (GPUS,), kept=kept))
+    return slicers.list_slices(NodeFacts(NODE, declared=kind, devices=objects or (GPUS,), kept=kept))
 
 
 @pytest.mark.parametrize("sharing", ["mps", "timeslice"])

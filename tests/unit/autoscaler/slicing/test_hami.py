@@ -9,10 +9,10 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from autoscaler.documents.parse import parse_documents
-from autoscaler.slicing import slicer_families
-from autoscaler.slicing.base import NodeFacts, SliceShare
+from autoscaler.slicing import slicers
 from autoscaler.slicing.hami import NVIDIA, SCHEDULER, Hami, HamiAllocation, HamiNames, parse_allocations, parse_cards
 from autoscaler.slicing.hami import VOLCANO_NAMES as VOLCANO
+from autoscaler.slicing.slicer_protocol import NodeFacts, SliceShare
 from autoscaler.slicing.vendors import HAMI
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import Slice
@@ -77,13 +77,13 @@ def test_overcommitted_card_has_no_isolation() -> None:
 def test_disabled_overcommit_limits_a_card_to_its_own_size(label: str, own_gib: int) -> None:
     settings = parse_documents([("a.yaml", NOT_MORE)]).settings
     scaled = hami_node(card(devmem=163840, devcore=200), labels={"nvidia.com/gpu.memory": label} if label else {})
-    (one,) = slicer_families.list_slices(scaled._replace(declared=settings.nodes[0]))
+    (one,) = slicers.list_slices(scaled._replace(declared=settings.nodes[0]))
     assert (one.memory_bytes, one.compute_percent, one.isolation) == (own_gib * GIB, 100, Isolation.MEMORY)
     less = hami_node(card(devmem=40960, devcore=50))._replace(declared=settings.nodes[0])
-    assert [(one.memory_bytes, one.compute_percent) for one in slicer_families.list_slices(less)] == [(40 * GIB, 50)]
+    assert [(one.memory_bytes, one.compute_percent) for one in slicers.list_slices(less)] == [(40 * GIB, 50)]
     register = {VOLCANO.register: "GPU-a,10,163840,A100,true,hami-core:"}
     volcano = NodeFacts(NODE, {}, register, declared=settings.nodes[1])
-    assert [(one.kind, one.memory_bytes) for one in slicer_families.list_slices(volcano)] == [("volcano", 79 * GIB)]
+    assert [(one.kind, one.memory_bytes) for one in slicers.list_slices(volcano)] == [("volcano", 79 * GIB)]
 
 
 @pytest.mark.parametrize(
@@ -111,21 +111,21 @@ def test_card_that_hami_does_not_allocate_is_unavailable(
         '[{"id":"G","count":1,"devmem":5,"devcore":1},{"id":"G","count":1,"devmem":5,"devcore":1}]', "[\ud800]",
     ],
 )  # fmt: skip
-def test_unreadable_card_annotation_yields_one_unavailable_slice(message: str) -> None:
+def test_unreadable_or_empty_card_annotation_yields_no_usable_slice(message: str) -> None:
     found = Hami().inventory(NodeFacts(NODE, {}, {REGISTER: message}))
     assert found == () if message in {"", ":"} else found is not None and REGISTER in found[0].closed
 
 
 @pytest.mark.parametrize(("priority", "reported"), [(-1, None), (0, "1"), (50, None), (100, "0")])
-def test_priority_class_sets_the_hami_task_priority(priority: int, reported: str | None) -> None:
+def test_priority_class_sets_the_hami_task_priority_of_nvidia_pods_only(priority: int, reported: str | None) -> None:
     settings = parse_documents([("a.yaml", RANKED)]).settings
     one = slices(card())[0]
     ranked = settings.priority_class(priority)
-    pod_fields = slicer_families.build_pod_fields(replica(model("a", 8), "r", [one.id]), {one.id: one}, ranked)
+    pod_fields = slicers.build_pod_fields(replica(model("a", 8), "r", [one.id]), {one.id: one}, ranked)
     assert pod_fields is not None
     assert pod_fields.limits.get("nvidia.com/priority") == reported
     (amd,) = Hami(HAMI[0]).inventory(NodeFacts(NODE, {}, {HAMI[0].register: json.dumps([card("AMD-1")])})) or ()
-    pod_fields = slicer_families.build_pod_fields(replica(model("a", 8), "r", [amd.id]), {amd.id: amd}, ranked)
+    pod_fields = slicers.build_pod_fields(replica(model("a", 8), "r", [amd.id]), {amd.id: amd}, ranked)
     assert pod_fields is not None
     assert not any("priority" in name for name in pod_fields.limits), "HAMi has none for these"
 

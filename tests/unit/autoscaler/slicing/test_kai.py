@@ -8,10 +8,10 @@ from msgspec.structs import replace
 from autoscaler.contract import TenantName
 from autoscaler.drivers.kubernetes.objects import node_slices as nodes
 from autoscaler.placement.model.tenant_isolation import domain_of, has_tenant_conflict
-from autoscaler.slicing import slicer_families
-from autoscaler.slicing.base import NodeFacts, SliceShare
+from autoscaler.slicing import slicers
 from autoscaler.slicing.hami import Volcano
-from autoscaler.slicing.nvidia_sharing import KAI_RESERVES, Kai
+from autoscaler.slicing.nvidia_gpus import KAI_RESERVES, Kai
+from autoscaler.slicing.slicer_protocol import NodeFacts, SliceShare
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import NodeId, Slice
 from tests.support.builders.slices import EXAMPLES, GIB, KAI, NODE, VOLCANO
@@ -48,7 +48,7 @@ def test_node_without_a_kai_settings_entry_has_no_kai_slices() -> None:
     assert Kai().inventory(NodeFacts(NODE, allocatable={GPU: "2"}, declared=replace(KAI, slicing=None))) is None
 
 
-def test_gpus_of_one_node_under_kai_are_not_shared_between_tenants() -> None:
+def test_gpus_of_one_node_under_kai_are_one_tenant_isolation_domain() -> None:
     one, other = kai()
     assert has_tenant_conflict((TenantName("a"),), (TenantName("b"),))
     assert domain_of(one) == domain_of(other) == (NodeId(NODE), None)
@@ -100,5 +100,5 @@ def test_pod_on_volcano_requests_its_card_and_share() -> None:
 
 
 def test_volcano_annotation_of_another_pod_counts_as_card_usage() -> None:
-    held = slicer_families.parse_hami_allocations({"volcano.sh/vgpu-ids-new": "GPU-a,NVIDIA,3000,50:;"})
+    held = slicers.parse_hami_allocations({"volcano.sh/vgpu-ids-new": "GPU-a,NVIDIA,3000,50:;"})
     assert [(one.uuid, one.memory_bytes, one.cores) for one in held] == [("GPU-a", 3000 << 20, 50)]

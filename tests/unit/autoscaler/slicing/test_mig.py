@@ -7,9 +7,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.slicing.base import NodeFacts, SliceShare
 from autoscaler.slicing.mig import Mig, build_mig_config_map, build_mig_parted_config, build_mig_slice
 from autoscaler.slicing.mig_geometry import GEOMETRIES, MigError, geometry_of
+from autoscaler.slicing.slicer_protocol import NodeFacts, SliceShare
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import Slice
 from tests.support.builders.slices import NODE, SINGLE, mig_node

@@ -207,6 +207,6 @@ def test_gpu_with_a_known_product_name_has_its_mig_geometry(product: str, name: 
         *("NVIDIA H20", "GRID-A100-10C", "NVIDIA-A100", "NVIDIA-A300", "NVIDIA-H2000", "NVIDIA RTX PRO 6000"),
     ],
 )
-def test_unknown_product_has_no_geometry(product: str) -> None:
+def test_unknown_or_ambiguous_product_name_has_no_mig_geometry(product: str) -> None:
     """A wrong geometry would create impossible partitions; without one the device only stays whole."""
     assert geometry_of(product) is None

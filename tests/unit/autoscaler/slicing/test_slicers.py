@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autoscaler.slicing import nvidia_sharing as sharing
-from autoscaler.slicing import slicer_families
-from autoscaler.slicing.base import NodeFacts, Slicer, SliceShare
-from autoscaler.slicing.nvidia_sharing import GPU_SHARED, Mps, TimeSlice, WholeGpu
+from autoscaler.slicing import nvidia_gpus as sharing
+from autoscaler.slicing import slicers
+from autoscaler.slicing.nvidia_gpus import GPU_SHARED, Mps, TimeSlice, WholeGpu
+from autoscaler.slicing.slicer_protocol import NodeFacts, Slicer, SliceShare
 from autoscaler.spec.pod import GPU
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing
@@ -127,9 +127,9 @@ def test_whole_time_sliced_or_mps_node_has_slices_of_its_own_slicer_only(one: Ex
     assert {slice_.isolation for slice_ in found} == {one.isolation}
     assert {slice_.kind for slice_ in found} == {one.slicer.kind}
     assert not any(slice_.closed for slice_ in found)
-    knowing = [slicer.kind for slicer in slicer_families.SLICERS if slicer.inventory(one.node)]
+    knowing = [slicer.kind for slicer in slicers.SLICERS if slicer.inventory(one.node)]
     assert knowing[0] == one.slicer.kind
-    assert slicer_families.list_slices(one.node) == found
+    assert slicers.list_slices(one.node) == found
 
 
 every_node = pytest.mark.parametrize("one", sliced.EXAMPLES.values(), ids=sliced.EXAMPLES)
@@ -140,14 +140,14 @@ every_node = pytest.mark.parametrize("one", sliced.EXAMPLES.values(), ids=sliced
 def test_mig_dra_hami_or_vendor_node_has_slices_of_its_own_slicer_only(one: sliced.Example) -> None:
     found = one.slicer.inventory(one.node) or ()
     assert (len(found), sum(not slice_.closed for slice_ in found)) == (one.slices, one.open)
-    there = slicer_families.list_slices(one.node)
-    assert there == slicer_families.BY_KIND[one.slicer.kind].inventory(one.node)
+    there = slicers.list_slices(one.node)
+    assert there == slicers.BY_KIND[one.slicer.kind].inventory(one.node)
     assert {slice_.kind for slice_ in there} == {one.slicer.kind}
 
 
 @every_node
 def test_pod_limits_on_all_open_slices_do_not_exceed_node_allocatable(one: sliced.Example) -> None:
-    there, asked = slicer_families.list_slices(one.node), Counter[str]()
+    there, asked = slicers.list_slices(one.node), Counter[str]()
     known = {slice_.id: slice_ for slice_ in there}
     assert len(known) == len(there)
     for slice_ in there:
@@ -159,7 +159,7 @@ def test_pod_limits_on_all_open_slices_do_not_exceed_node_allocatable(one: slice
             ),
         )
         if not slice_.closed:
-            pod_fields = slicer_families.build_pod_fields(whole, known)
+            pod_fields = slicers.build_pod_fields(whole, known)
             assert pod_fields is not None
             assert pod_fields.limits or pod_fields.claims
             asked.update({name: int(many) for name, many in pod_fields.limits.items()})
@@ -170,7 +170,7 @@ def test_pod_limits_on_all_open_slices_do_not_exceed_node_allocatable(one: slice
 def test_gpus_managed_by_another_slicer_are_not_offered_twice(one: sliced.Example) -> None:
     """A device plug-in counts these GPUs nevertheless. ResourceSlices apply only if no plug-in counts the GPUs."""
     beside = one.node._replace(allocatable={GPU: "10", **one.node.allocatable})
-    kinds = {slice_.kind for slice_ in slicer_families.list_slices(beside)}
+    kinds = {slice_.kind for slice_ in slicers.list_slices(beside)}
     maker = one.slicer.kind
     nvidias = maker in {"hami", "mig", "volcano", "kai"}
     assert kinds == ({maker} if nvidias else {"whole"} if maker == "dra" else {maker, "whole"})
@@ -187,16 +187,14 @@ def test_devices_are_unavailable_until_the_node_has_the_declared_slicing(
     kind: Literal["dra", "hami", "mig", "volcano"], node: NodeFacts
 ) -> None:
     node = node._replace(allocatable={GPU: "10", **node.allocatable}, declared=declared(10, NodeSlicing(kind)))
-    own = slicer_families.BY_KIND[kind].inventory(node)
+    own = slicers.BY_KIND[kind].inventory(node)
     if own is not None:
-        assert slicer_families.list_slices(node) == own
+        assert slicers.list_slices(node) == own
         return
-    found = slicer_families.list_slices(node)
-    why = f"Settings `nodes` declare its devices as {kind}, but its node {slicer_families.UNDETECTED_REASONS[kind]}"
+    found = slicers.list_slices(node)
+    why = f"Settings `nodes` declare its devices as {kind}, but its node {slicers.UNDETECTED_REASONS[kind]}"
     assert [one.closed for one in found] == [why] * 10
-    assert slicer_families.list_slices(NodeFacts(N, declared=declared(10, NodeSlicing(kind)))) == (), (
-        "it has no devices yet"
-    )
+    assert slicers.list_slices(NodeFacts(N, declared=declared(10, NodeSlicing(kind)))) == (), "it has no devices yet"
 
 
 @every_example
@@ -237,10 +235,10 @@ def test_total_pod_limits_of_all_slices_do_not_exceed_node_allocatable(one: Exam
     assert all(many <= int(one.node.allocatable[name]) for name, many in asked.items() if name in one.node.allocatable)
     every = replica(model("a"), "r", [slice_.id for slice_ in found])
     known = {slice_.id: slice_ for slice_ in found}
-    assert slicer_families.build_pod_fields(every, known) == one.slicer.fields(
+    assert slicers.build_pod_fields(every, known) == one.slicer.fields(
         "r", [SliceShare(slice_, every.resources.memory_bytes) for slice_ in found]
     )
-    assert slicer_families.build_pod_fields(every, {}) is None, "they were there once"
+    assert slicers.build_pod_fields(every, {}) is None, "they were there once"
 
 
 HOSTILE = (
@@ -277,7 +275,7 @@ def test_malformed_node_data_never_yields_more_slices_than_allocatable(one: Exam
         labels={**one.node.labels, **labels}, annotations=spoilt(one.node.annotations),
         allocatable=spoilt(one.node.allocatable),
     )  # fmt: skip
-    found = slicer_families.list_slices(node)
+    found = slicers.list_slices(node)
     _, offered = sharing.read_offered_gpus(node.allocatable)
     assert len(found) <= offered <= sharing.SLICES_MAX
     assert len({slice_.id for slice_ in found}) == len(found)
@@ -307,7 +305,7 @@ def test_malformed_node_data_never_yields_more_slices_than_allocatable(one: Exam
          "of MIG", "the name shows that it is shared"],
 )  # fmt: skip
 def test_gpu_with_unknown_sharing_is_unavailable_with_instructions(node: NodeFacts) -> None:
-    (found,) = slicer_families.list_slices(node)
+    (found,) = slicers.list_slices(node)
     assert (found.kind, found.isolation) == ("whole", Isolation.NONE)
     resource, many = sharing.read_offered_gpus(node.allocatable)
     assert found.closed.startswith(
@@ -325,26 +323,24 @@ def test_gpu_with_unknown_sharing_is_unavailable_with_instructions(node: NodeFac
     ],
 )  # fmt: skip
 def test_gpu_is_unavailable_if_the_plugin_configuration_is_invalid(broken: dict[str, Any]) -> None:
-    (found,) = slicer_families.list_slices(NodeFacts(N, T4, allocatable=THREE, plugin=broken))
+    (found,) = slicers.list_slices(NodeFacts(N, T4, allocatable=THREE, plugin=broken))
     assert found.closed
 
 
 def test_node_without_gpus_has_no_slices() -> None:
-    assert (
-        slicer_families.list_slices(NodeFacts(N, {**T4, **gfd("mps", "4")}, allocatable={"example.com/nic": "2"})) == ()
-    )
+    assert slicers.list_slices(NodeFacts(N, {**T4, **gfd("mps", "4")}, allocatable={"example.com/nic": "2"})) == ()
 
 
 def test_product_name_of_a_shared_gpu_omits_the_shared_suffix() -> None:
     """`gpu.models` globs and prices match this name."""
     shared = NodeFacts(N, {**T4, **gfd("time-slicing", "3", product="Tesla-T4-SHARED")}, allocatable=THREE)
-    assert {one.product for one in slicer_families.list_slices(shared)} == {"Tesla-T4"}
+    assert {one.product for one in slicers.list_slices(shared)} == {"Tesla-T4"}
 
 
 @every_node
 def test_slices_of_any_node_have_unique_ids_with_its_node_and_device(one: sliced.Example) -> None:
     """If it is unknown which GPU a MIG partition is on, it is its own device; DRA ids are the names of entries."""
-    found = slicer_families.list_slices(one.node)
+    found = slicers.list_slices(one.node)
     assert len({slice_.id for slice_ in found}) == len(found)
     for slice_ in found:
         assert slice_.node == one.node.name
@@ -356,19 +352,19 @@ def test_slices_of_any_node_have_unique_ids_with_its_node_and_device(one: sliced
 @every_node
 def test_renamed_node_with_reordered_labels_has_equally_named_slices(one: sliced.Example) -> None:
     """A ResourceSlice names its node itself: with DRA, another node gets no slices from it."""
-    found, other = slicer_families.list_slices(one.node), NodeId("m")
-    assert slicer_families.list_slices(one.node) == found
+    found, other = slicers.list_slices(one.node), NodeId("m")
+    assert slicers.list_slices(one.node) == found
     mixed = one.node._replace(
         name=other, labels=dict(sorted(one.node.labels.items(), reverse=True)),
         annotations=dict(sorted(one.node.annotations.items(), reverse=True)),
         allocatable=dict(sorted(one.node.allocatable.items(), reverse=True)),
         devices=[renamed(each, one.node.name, other) for each in one.node.devices],
     )  # fmt: skip
-    there = slicer_families.list_slices(mixed)
+    there = slicers.list_slices(mixed)
     assert [slice_.id.replace(other, one.node.name, 1) for slice_ in there] == [slice_.id for slice_ in found]
     assert {slice_.node for slice_ in there} == {other}
     if one.node.devices:
-        assert slicer_families.list_slices(one.node._replace(name=other)) == ()
+        assert slicers.list_slices(one.node._replace(name=other)) == ()
 
 
 def renamed(what: Any, before: str, after: str) -> Any:
@@ -383,7 +379,7 @@ def renamed(what: Any, before: str, after: str) -> Any:
 @every_node
 def test_open_slices_of_any_node_do_not_exceed_their_device(one: sliced.Example) -> None:
     """If only the partitions of a device are known, the size of the device is the one that they report."""
-    for parts in by_device(tuple(slice_ for slice_ in slicer_families.list_slices(one.node) if not slice_.closed)):
+    for parts in by_device(tuple(slice_ for slice_ in slicers.list_slices(one.node) if not slice_.closed)):
         most = max(slice_.device_bytes or slice_.memory_bytes for slice_ in parts)
         assert 0 < sum(slice_.memory_bytes for slice_ in parts) <= most
         assert sum(slice_.compute_percent for slice_ in parts) <= 100
@@ -392,7 +388,7 @@ def test_open_slices_of_any_node_do_not_exceed_their_device(one: sliced.Example)
 @every_node
 @settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(data=st.data())
-def test_node_with_malformed_data_raises_no_error_and_has_sized_slices(
+def test_slices_of_a_node_with_malformed_data_are_closed_or_have_a_size(
     one: sliced.Example, data: st.DataObject
 ) -> None:
     """Other programs write annotations, and a device has the size that they report, so no bound is checked here."""
@@ -412,7 +408,7 @@ def test_node_with_malformed_data_raises_no_error_and_has_sized_slices(
         labels=spoilt(one.node.labels), annotations=spoilt(one.node.annotations),
         allocatable=spoilt(one.node.allocatable), devices=[spoilt_object(each) for each in one.node.devices[:2]],
     )  # fmt: skip
-    found = slicer_families.list_slices(node)
+    found = slicers.list_slices(node)
     assert len({slice_.id for slice_ in found}) == len(found)
     for slice_ in found:
         assert slice_.node == node.name

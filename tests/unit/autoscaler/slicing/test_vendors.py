@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from autoscaler.documents.parse import parse_documents
 from autoscaler.placement.model.bin_builder import list_whole_devices
-from autoscaler.slicing import slicer_families
-from autoscaler.slicing.base import NodeFacts, SliceShare
+from autoscaler.slicing import slicers
 from autoscaler.slicing.hami import Hami, parse_allocations
+from autoscaler.slicing.slicer_protocol import NodeFacts, SliceShare
 from autoscaler.slicing.vendors import HAMI, NPUS, VENDORS, Ascend, WholeDevice, build_slicer_families
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind
@@ -76,7 +76,7 @@ def test_shared_vendor_devices_are_one_unavailable_slice() -> None:
 
 
 @pytest.mark.parametrize("vendor", VENDORS, ids=lambda one: one.kind)
-def test_node_without_the_resource_or_with_hami_is_ignored(vendor: object) -> None:
+def test_node_without_the_resource_or_with_hami_has_no_whole_devices(vendor: object) -> None:
     assert isinstance(vendor, tuple)
     one = BY_KIND[vendor[0]]
     assert WholeDevice(one).inventory(NodeFacts(NODE, {}, {}, {"cpu": "8"})) is None
@@ -139,19 +139,19 @@ def test_npu_is_whole_without_a_template_and_partitioned_with_one() -> None:
 
 def test_npu_partition_is_never_a_whole_device() -> None:
     """Ascend910A has room for a single vir16: a Model that needs a whole device is still not placed on it."""
-    found = slicer_families.list_slices(npu_node("NPU-1", npu=NPUS[0], template="vir16"))
+    found = slicers.list_slices(npu_node("NPU-1", npu=NPUS[0], template="vir16"))
     assert (len(found), list_whole_devices(found)) == (1, set())
-    assert list_whole_devices(slicer_families.list_slices(npu_node("NPU-1", npu=NPUS[0])))
+    assert list_whole_devices(slicers.list_slices(npu_node("NPU-1", npu=NPUS[0])))
 
 
 def test_settings_template_partitions_an_npu_for_a_pod() -> None:
     """From the document to the pod: only Settings name the template."""
     (kind,) = parse_documents([("settings.yaml", TEMPLATED)]).settings.nodes
     node = npu_node("NPU-1")._replace(declared=kind)
-    parts = {one.id: one for one in slicer_families.list_slices(node)}
+    parts = {one.id: one for one in slicers.list_slices(node)}
     assert [one.memory_bytes for one in parts.values()] == [16 * GIB] * 4
     last = list(parts)[-1]
-    pod_fields = slicer_families.build_pod_fields(
+    pod_fields = slicers.build_pod_fields(
         replace(
             replica(model("a"), "r", [last]),
             resources=replace(replica(model("a"), "r", [last]).resources, memory_bytes=12 * GIB),

@@ -101,12 +101,12 @@ def test_invalid_redfish_url_is_rejected_and_its_password_not_repeated(url: str)
 
 
 @pytest.mark.parametrize("url", URLS)
-def test_redfish_url_with_host_and_port_is_accepted(url: str) -> None:
+def test_https_redfish_url_with_a_host_and_no_path_is_accepted(url: str) -> None:
     check_providers([ProviderSettings(name="a", redfish=Redfish(url=url, systems={"w1": "/redfish/v1/Systems/1"}))])
 
 
 @pytest.mark.parametrize("name", ["rack/a", "rack:1"])
-def test_fabric_name_that_is_no_valid_configmap_key_is_rejected(name: str) -> None:
+def test_redfish_provider_name_that_is_no_configmap_key_is_rejected(name: str) -> None:
     assert wrong(f"{{name: '{name}', {REDFISH}}}").startswith("capacity[0].name: expected only letters, digits, ")
     check_providers([ProviderSettings(name=name, cro=Cro(model="a"))])
 
@@ -132,7 +132,7 @@ def test_redfish_system_of_two_providers_is_rejected_unless_one_is_closing() -> 
     assert len(parse_documents([("s.yaml", text)], {}).settings.capacity) == 2
 
 
-def test_publishing_fabric_with_an_invalid_pool_name_is_rejected() -> None:
+def test_redfish_provider_with_publish_and_an_invalid_name_is_rejected() -> None:
     fabric = Redfish(url="https://fabric.example", systems={"w1": "/redfish/v1/Systems/1"}, publish=True)
     check_providers([ProviderSettings(name="pod2", redfish=fabric)])
     with pytest.raises(WrongKeyError) as caught:

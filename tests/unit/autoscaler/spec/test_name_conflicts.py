@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from autoscaler.contract import ModelName, TenantName
 from autoscaler.engines import build_launch_command
 from autoscaler.routing.routes import model_entry
+from autoscaler.spec.document_names import Origin, Settled, resolve_model_conflicts, resolve_tenant_conflicts
 from autoscaler.spec.model import Adapter, Model, ModelSpec
-from autoscaler.spec.name_conflicts import Origin, Settled, resolve_model_conflicts, resolve_tenant_conflicts
 from autoscaler.spec.tenant import Key, Tenant, TenantSpec
 from tests.support.example_budget import examples
 from tests.support.harness.faults.fault_injection import inject
@@ -129,7 +129,7 @@ def test_younger_model_never_takes_a_name_from_an_older_model(
 def test_faulty_model_keeps_its_previous_document_only_if_its_uid_is_equal(monkeypatch: pytest.MonkeyPatch) -> None:
     old, other = replace(model("x", "y"), uid="1"), model("z")
     before = settled(old, other)
-    inject(monkeypatch, "autoscaler.spec.name_conflicts:_settled", lambda *_: True)
+    inject(monkeypatch, "autoscaler.spec.document_names:_settled", lambda *_: True)
     for uid, names in (("1", ["x", "y"]), ("2", ["x"])):
         new = replace(old, uid=uid, spec=replace(old.spec, slots=7))
         found = resolve_model_conflicts((), {origin(new): new}, before)

@@ -9,8 +9,8 @@ import pytest
 from autoscaler.documents import document_rules
 from autoscaler.documents.parse import DocumentError, Documents, parse_documents, to_yaml
 from autoscaler.engines import EngineError
-from autoscaler.slicing.base import SliceShare
-from autoscaler.slicing.slicer_families import (
+from autoscaler.slicing.slicer_protocol import SliceShare
+from autoscaler.slicing.slicers import (
     AMOUNTS_BEGIN,
     CHOICES_BEGIN,
     NETWORK_BEGIN,

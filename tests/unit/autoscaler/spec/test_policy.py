@@ -10,7 +10,7 @@ import yaml
 
 from autoscaler.contract import PolicyCheck, PolicyEntry
 from autoscaler.documents.parse import DocumentError, parse_documents, read_document, to_yaml
-from autoscaler.documents.stand_ins import read_known_keys
+from autoscaler.documents.partial_decoding import read_known_keys
 from autoscaler.routing.routes import front_settings, model_entry, tenant_entry
 from autoscaler.spec.decode import WrongKeyError
 from autoscaler.spec.policy import MEMBERS_MAX
@@ -137,7 +137,7 @@ def test_policy_value_with_an_unpaired_surrogate_is_rejected(value: object) -> N
     assert caught.value.path[:4] == ("spec", "policy", "forced", "user")
 
 
-def test_check_hosts_and_networks_are_sent_and_invalid_ones_are_rejected() -> None:
+def test_check_hosts_and_networks_are_sent_to_gateways_unless_invalid() -> None:
     value = settings(hosts=["guard.svc.cluster.local", "127.0.0.1", "::1"], serviceNetworks=["10.96.0.0/12"])
     found = front_settings(parse_documents([("f", yaml.safe_dump(value))]).settings, ())
     assert found.check_hosts == ("guard.svc.cluster.local", "127.0.0.1", "::1")

@@ -24,7 +24,7 @@ from autoscaler.spec.quantity import Bytes, format_bytes, parse_bytes, parse_mil
         ("9223372036854775807", (1 << 63) - 1),
     ],
 )
-def test_kubernetes_sizes_are_parsed_to_bytes(text: str | int, size: int) -> None:
+def test_size_in_kubernetes_notation_is_converted_to_bytes(text: str | int, size: int) -> None:
     assert parse_bytes(text) == size
     assert isinstance(parse_bytes(text), Bytes)
 

@@ -10,7 +10,7 @@ from autoscaler.slicing.vendors import RESOURCES, VENDORS
 from autoscaler.spec.pod import Pod
 from autoscaler.state.actions import AcquireLease
 from autoscaler.state.capacity import Offer
-from autoscaler.state.pending_labels import MAKERS, PendingLabels, can_label_appear
+from autoscaler.state.node_labels_and_taints import MAKERS, PendingLabels, can_label_appear
 from autoscaler.state.world import World
 from tests.support.builders.capacity import acted, cloud, offer, offered, orders, surge, waits
 from tests.support.builders.worlds import T0, device, model, replace_fields
@@ -52,7 +52,7 @@ def test_gpus_are_attached_only_to_a_node_that_matches_the_selector() -> None:
     ["nvidia.com/gpu.product", "amd.com/gpu.vram", "beta.amd.com/gpu.family", "gpu.intel.com/product",
      "feature.node.kubernetes.io/pci-10de.present"],
 )  # fmt: skip
-def test_gpu_discovery_label_is_expected_after_the_first_gpu_is_attached(key: str) -> None:
+def test_missing_gpu_discovery_label_rules_out_only_nodes_with_a_gpu(key: str) -> None:
     assert chosen(choosy(offer(labels=NODE), **{key: "true"})) == ["w1"]
     known = choosy(offer(labels=NODE), **{key: "true"})
     own = device("w1g", 1, "w1", product="A100", labels=NODE, labels_known=True)

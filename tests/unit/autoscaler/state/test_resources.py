@@ -12,7 +12,7 @@ from autoscaler.drivers.kubernetes.objects.node_slices import Hosts, sum_pod_req
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.model import explain_model
 from autoscaler.fold.fold import fold
-from autoscaler.placement.learning.training_input import build_training_input
+from autoscaler.placement.learning.training import build_training_input
 from autoscaler.planner.plan import plan
 from autoscaler.spec.model import Model
 from autoscaler.spec.pod import PLACE, Resources
@@ -57,7 +57,7 @@ def test_sum_of_pod_requests_matches_the_kubernetes_scheduler(spec: Any, milli: 
 
 @pytest.mark.parametrize(("text", "milli"), [("129e6", 129 * 10**9), ("1E3", 10**6), ("1E", 10**21), ("1500u", 2),
                                              ("100n", 1), ("1.5e1", 15_000), ("1e-3", 1), (2, 2000)])  # fmt: skip
-def test_quantity_is_parsed_to_milli_units_like_kubernetes(text: str | int, milli: int) -> None:
+def test_kubernetes_quantity_in_any_notation_is_rounded_up_to_milli_units(text: str | int, milli: int) -> None:
     assert read_milli(text) == milli
 
 

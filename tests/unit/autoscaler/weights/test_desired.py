@@ -84,7 +84,7 @@ def test_weights_request_of_a_node_lists_each_artifact_once_per_secret() -> None
     }  # fmt: skip
 
 
-def test_weights_copies_of_a_running_replica_are_kept_on_its_node() -> None:
+def test_node_holds_weights_copies_of_ready_and_stopping_replicas() -> None:
     ada = model()
     for state in (S.READY, S.DRAINING, S.STOPPING, S.SCRUBBING):
         wanted = build_node_wants(nodes([ada], [one(ada, "a1", state=state, weights=("copies/x",))]))
@@ -199,7 +199,7 @@ def test_start_waits_for_the_weights_of_the_model_and_its_adapters() -> None:
     assert with_lora(*halves) == WeightsPending("2Mi of 4Mi, 2 bytes a second")
 
 
-def test_missing_or_invalid_adapter_fails_the_start_with_its_name() -> None:
+def test_start_fails_if_an_adapter_is_not_fetched_or_is_invalid() -> None:
     own = WeightsReport(artifact=ADA, replicas=A1, folder="copies/x/files", ggufs=("a.gguf",))
     lora = WeightsReport(artifact=LORA, replicas=A1)
     assert with_lora(own, replace(lora, failed="no room")) == WeightsFailed("adapter lora: no room")
@@ -281,7 +281,7 @@ def test_inspection_result_is_kept_while_a_model_names_the_artifact() -> None:
     assert (removed.learned.looked, removed.learned.unbrought) == ({}, {}), "no Model refers to it any more"
 
 
-def test_inspection_reported_before_the_documents_is_applied_with_them() -> None:
+def test_inspection_reported_before_its_model_is_applied_with_the_model() -> None:
     message = replace(LOOK, header="{}")
     before = replace_fields(looking(message, models=[model("b", "oci://r.io/b:1")]), looked={})
     after = fold(before, [DocumentsSeen(models=(model(),))], T0)[0]

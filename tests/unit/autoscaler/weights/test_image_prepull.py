@@ -76,7 +76,7 @@ def test_image_is_not_requested_if_present_or_without_a_node_agent() -> None:
     assert "n3" not in where(at([a], [starting(a, 3)], agents=[5, 7]))
 
 
-def test_image_of_a_used_model_is_kept_on_enough_suitable_nodes() -> None:
+def test_image_of_a_model_in_use_is_pulled_on_a_limited_number_of_nodes() -> None:
     always = needs(low=1)
     first = where(at([always]))
     assert len(first) == NODES_ENOUGH

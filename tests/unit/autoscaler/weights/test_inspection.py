@@ -58,7 +58,7 @@ def test_agent_that_reports_its_inspection_is_awaited_longer() -> None:
     assert looker(lookers, failed, T0 + SLOW_S) != first, "another may reach its registry"
 
 
-def test_dead_or_incapable_agent_is_not_assigned_an_inspection() -> None:
+def test_agent_that_is_silent_or_cannot_pull_is_assigned_no_inspection() -> None:
     at = heard(world([ADA]), T0)
     first = looker(InspectionAssigner(), at, T0)
     others = [one for one in AGENTS if one != first]

@@ -176,7 +176,7 @@ def test_image_mount_applies_if_set_or_if_volumes_are_unavailable() -> None:
         (f"oci://r.io/a@{DIGEST}", "r.io/a"),
     ],
 )
-def test_image_reference_uses_the_digest(artifact: str, image: str) -> None:
+def test_mounted_image_reference_has_the_digest_instead_of_the_tag(artifact: str, image: str) -> None:
     assert mount_choice.image_of(artifact, DIGEST) == f"{image}@{DIGEST}"
 
 

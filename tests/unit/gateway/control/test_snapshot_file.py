@@ -67,7 +67,7 @@ def test_delta_of_an_older_leader_does_not_change_the_snapshot() -> None:
     assert with_routes(late, RoutesDelta(epoch=1, version=99, full=True, replicas=(route("r1"),))) == known
 
 
-def test_routes_added_to_the_snapshot_are_stored_with_zero_slots() -> None:
+def test_routes_in_the_snapshot_have_a_slot_allocation_of_zero() -> None:
     delta = RoutesDelta(
         epoch=1, version=1, replicas=(route("r1", 3), route("r2", 1)), models=(ModelRoute(model=ModelName("a")),)
     )

@@ -177,7 +177,7 @@ async def test_blank_lines_from_an_autoscaler_that_is_not_leader_are_ignored() -
         b'{"later":' + b"[" * 5000,
     ],
 )
-async def test_malformed_line_reopens_the_stream(line: bytes) -> None:
+async def test_malformed_line_from_the_autoscaler_reopens_its_stream(line: bytes) -> None:
     played = PlayedLink()
     played.replies["/v1/routes"] = [line]
     async with following(played) as (front, _):
@@ -186,7 +186,7 @@ async def test_malformed_line_reopens_the_stream(line: bytes) -> None:
         await until("it is understood", lambda: front.route_deltas == [ROUTES])
 
 
-async def test_reconnect_delay_doubles_up_to_its_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reconnect_delay_to_the_autoscaler_doubles_from_50_ms_to_1_s(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     sleep = asyncio.sleep
 
@@ -430,7 +430,7 @@ async def test_exception_while_a_report_is_built_does_not_end_reports() -> None:
 
 
 @pytest.mark.parametrize("error", [msgspec.DecodeError(), MessageTooLargeError()])
-def test_unreadable_message_is_retried_with_back_off_and_logged_once(
+def test_stream_with_an_unreadable_message_is_reopened_with_back_off(
     error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def signal() -> None:

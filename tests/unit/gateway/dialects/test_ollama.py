@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from gateway.dialects import ollama
-from gateway.dialects.ollama import Translated, translate_request
+from gateway.dialects import ollama_requests
+from gateway.dialects.ollama_requests import Translated, translate_request
 from gateway.errors import CallError
 from gateway.request.api_routes import Operation, find_operation
 
@@ -34,7 +34,7 @@ ASK = [{"role": "user", "content": "Hello"}]
 
 def test_chat_request_without_a_stream_member_becomes_a_stream_request() -> None:
     made = translated("chat", messages=ASK)
-    assert (made.target, made.stream, made.action, made.model) == (ollama.CHAT, True, "", "m")
+    assert (made.target, made.stream, made.action, made.model) == (ollama_requests.CHAT, True, "", "m")
     assert json.loads(made.body) == {
         "model": "m",
         "messages": ASK,
@@ -56,10 +56,10 @@ def test_member_that_differs_from_a_known_name_only_in_case_is_rejected(endpoint
 
 def test_show_request_member_that_differs_only_in_case_is_rejected() -> None:
     with pytest.raises(CallError, match="differs from name only in the case"):
-        ollama.read_shown_model(b'{"model": "m", "Name": "other"}')
+        ollama_requests.read_shown_model(b'{"model": "m", "Name": "other"}')
 
 
-def test_options_are_translated_and_unknown_members_are_dropped() -> None:
+def test_ollama_options_are_translated_and_unknown_members_are_dropped() -> None:
     body = body_of(
         "chat",
         messages=ASK,
@@ -158,10 +158,10 @@ def test_tool_results_get_the_ids_of_their_tool_calls() -> None:
 
 def test_generate_is_translated_to_chat_and_raw_generate_to_completion() -> None:
     made = translated("generate", prompt="Hello", system="Be brief", stream=False)
-    assert made.target == ollama.CHAT
+    assert made.target == ollama_requests.CHAT
     assert json.loads(made.body)["messages"] == [{"role": "system", "content": "Be brief"}, *ASK]
     raw = translated("generate", prompt="<s>Hello", raw=True, stream=False, options={"num_predict": 2})
-    assert raw.target == ollama.COMPLETION
+    assert raw.target == ollama_requests.COMPLETION
     assert json.loads(raw.body) == {"model": "m", "prompt": "<s>Hello", "max_tokens": 2}
     assert json.loads(translated("generate", prompt="a", suffix="b").body)["suffix"] == "b"
 
@@ -169,7 +169,7 @@ def test_generate_is_translated_to_chat_and_raw_generate_to_completion() -> None
 @pytest.mark.parametrize("text", ["a", ["a", "b"]])
 def test_embed_request_is_translated_to_openai_with_float_encoding(text: object) -> None:
     made = translated("embed", input=text, truncate=True, dimensions=8, stream=True)
-    assert (made.target, made.stream) == (ollama.EMBEDDING, False)
+    assert (made.target, made.stream) == (ollama_requests.EMBEDDING, False)
     expected = {"model": "m", "input": text, "encoding_format": "float", "dimensions": 8}
     assert json.loads(made.body) == expected
     assert json.loads(translated("embeddings", prompt="a").body)["input"] == "a"
@@ -229,13 +229,17 @@ def test_body_that_is_not_a_valid_json_object_is_rejected(body: bytes) -> None:
         translate_request(operation, body)
     assert caught.value.status == 400
     with pytest.raises(CallError):
-        ollama.read_shown_model(body)
+        ollama_requests.read_shown_model(body)
 
 
 def test_show_request_reads_the_model_from_model_or_name_member() -> None:
-    assert ollama.read_shown_model(b'{"model":"a","verbose":true}') == ollama.read_shown_model(b'{"name":"a"}') == "a"
+    assert (
+        ollama_requests.read_shown_model(b'{"model":"a","verbose":true}')
+        == ollama_requests.read_shown_model(b'{"name":"a"}')
+        == "a"
+    )
     with pytest.raises(CallError, match="model"):
-        ollama.read_shown_model(b"{}")
+        ollama_requests.read_shown_model(b"{}")
 
 
 @pytest.mark.parametrize(
@@ -258,7 +262,7 @@ CHAT_OPERATION, EMBED_OPERATION = (find_operation(b"POST", f"/api/{name}".encode
 
 def fill(begin: bytes, item: bytes, end: bytes) -> bytes:
     """A body of the maximum size with as many items as fit."""
-    return begin + item * ((ollama.BODY_BYTES_MAX - len(begin) - len(end)) // len(item)) + end
+    return begin + item * ((ollama_requests.BODY_BYTES_MAX - len(begin) - len(end)) // len(item)) + end
 
 
 LARGEST = {
@@ -281,7 +285,7 @@ def test_body_of_maximum_size_needs_at_most_ten_times_its_size_in_memory(name: s
     operation = EMBED_OPERATION if name == "embed" else CHAT_OPERATION
     assert operation is not None
     body = LARGEST[name]
-    assert ollama.BODY_BYTES_MAX - 64 < len(body) <= ollama.BODY_BYTES_MAX
+    assert ollama_requests.BODY_BYTES_MAX - 64 < len(body) <= ollama_requests.BODY_BYTES_MAX
     tracemalloc.start()
     try:
         if name in {"one text", "wide text", "arguments"}:
@@ -292,15 +296,15 @@ def test_body_of_maximum_size_needs_at_most_ten_times_its_size_in_memory(name: s
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 10 * ollama.BODY_BYTES_MAX
+    assert peak < 10 * ollama_requests.BODY_BYTES_MAX
 
 
 def test_commas_inside_json_strings_are_not_counted_as_items() -> None:
-    text = 'a,"\\' * ollama.ITEMS_MAX
+    text = 'a,"\\' * ollama_requests.ITEMS_MAX
     (message,) = body_of("chat", messages=[{"role": "user", "content": text}])["messages"]
     assert message["content"] == text
-    body = json.dumps([text, *range(ollama.ITEMS_MAX), text]).encode()
-    assert ollama.count_items(body) == ollama.ITEMS_MAX + 1
+    body = json.dumps([text, *range(ollama_requests.ITEMS_MAX), text]).encode()
+    assert ollama_requests.count_items(body) == ollama_requests.ITEMS_MAX + 1
 
 
 def count_operations(act: Callable[[], object]) -> int:
@@ -329,6 +333,6 @@ def test_translation_steps_grow_linearly_with_the_number_of_tool_calls() -> None
         assert CHAT_OPERATION is not None
         return CHAT_OPERATION, json.dumps({"messages": [{"role": "assistant", "tool_calls": asks}, *results]}).encode()
 
-    small, large = build(ollama.CALLS_MAX // 10), build(ollama.CALLS_MAX)
+    small, large = build(ollama_requests.CALLS_MAX // 10), build(ollama_requests.CALLS_MAX)
     few, many = count_operations(lambda: translate_request(*small)), count_operations(lambda: translate_request(*large))
     assert few * 9 < many < few * 11

@@ -26,7 +26,7 @@ MALFORMED = ["", ":80", "::1", "[::1", "::1]", "[fe80::1%25eth0]", "a:b", "a:123
 
 
 @pytest.mark.parametrize("header", LOCAL)
-def test_host_that_cannot_be_registered_is_allowed_without_configuration(header: str) -> None:
+def test_ip_address_or_unregistrable_host_name_is_allowed_by_default(header: str) -> None:
     name = host_name(header)
     assert name is not None
     assert not is_registrable(name)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from gateway.http.response_reader import LAST_CHUNK, STEP_BYTES, BodyWalker, ResponseHead
-from gateway.http.sse_events import encode_chunk
+from gateway.http.sse_relay import encode_chunk
 from gateway.upstream.connection import EngineConnection, Loss, Sink
 from gateway.upstream.pool import Pool, parse_address
 
@@ -214,7 +214,7 @@ async def test_surplus_data_after_a_response_aborts_the_connection() -> None:
         ("whole", b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"),
     ],
 )  # fmt: skip
-async def test_exception_of_the_sink_fails_its_request(method: str, data: bytes) -> None:
+async def test_exception_in_a_response_callback_fails_its_request(method: str, data: bytes) -> None:
     line = Line()
     line.sink.fails = method
     line.connection.data_received(data)

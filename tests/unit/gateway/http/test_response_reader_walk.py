@@ -17,7 +17,7 @@ from gateway.http.response_reader import (
     ResponseHead,
     parse_head,
 )
-from gateway.http.sse_events import EventGate, encode_chunk, render_engine_error, whole_chunks
+from gateway.http.sse_relay import EventGate, encode_chunk, render_engine_error, whole_chunks
 from gateway.upstream.token_usage import parse_token_usage
 from tests.support.example_budget import examples
 
@@ -108,7 +108,7 @@ def test_body_walker_reports_a_boundary_only_between_complete_chunks() -> None:
      b"0\r\nnot a trailer\r\n\r\n"],
 )  # fmt: skip
 @pytest.mark.parametrize("size", [1, 1000])
-def test_malformed_chunks_are_rejected(body: bytes, size: int) -> None:
+def test_malformed_response_chunks_are_rejected(body: bytes, size: int) -> None:
     with pytest.raises(FramingError):
         read(CHUNKED, *pieces(body, size))
 
@@ -123,7 +123,7 @@ def test_malformed_chunks_are_rejected(body: bytes, size: int) -> None:
         b"HTTP/1.1 200 OK\r\nX: a\r\n folded", b"HTTP/1.1 200 OK\r\nX: a\0b", b"HTTP/1.1 204 None\r\nContent-Length: 3",
     ],
 )  # fmt: skip
-def test_malformed_heads_are_rejected(head: bytes) -> None:
+def test_malformed_or_unsupported_response_head_is_rejected(head: bytes) -> None:
     with pytest.raises(FramingError):
         HeadReader().feed(head + b"\r\n\r\n")
 
@@ -144,7 +144,7 @@ def test_invalid_head_is_rejected_before_the_head_is_complete(begun: bytes, size
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
-def test_valid_head_in_pieces_is_accepted(size: int) -> None:
+def test_head_in_pieces_after_interim_responses_yields_status_and_body(size: int) -> None:
     interim = b"HTTP/1.1 103\r\nLink: \t<\xe9>\r\n\r\n"
     head, _, out = read(*pieces(interim * 2 + b"HTTP/1.1 200 \r\nX: \xff\r\nContent-Length: 4\r\n\r\n\n\0\r\n", size))
     assert (head.status, out) == (200, b"\n\0\r\n")
@@ -228,13 +228,13 @@ STREAM = b"".join(map(encode_chunk, [*EVENTS, USAGE, DONE])) + LAST_CHUNK
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 11, 64, 10_000])
-def test_usage_chunk_is_removed_for_any_split_of_the_stream(size: int) -> None:
+def test_usage_chunk_is_removed_only_on_request_for_any_split_of_a_stream(size: int) -> None:
     assert gate_through(pieces(STREAM, size), drop_usage=True) == b"".join([*EVENTS, DONE])
     assert gate_through(pieces(STREAM, size), drop_usage=False) == b"".join([*EVENTS, USAGE, DONE])
 
 
 @pytest.mark.parametrize("drop_usage", [True, False])
-def test_body_tail_after_many_token_events_contains_only_usage_events(drop_usage: bool) -> None:
+def test_token_usage_is_read_from_a_body_tail_without_earlier_token_events(drop_usage: bool) -> None:
     """Each event is a chunk of its own, as engines send them; Anthropic's first event reports part of the usage."""
     began = b'event: message_start\ndata: {"message":{"usage":{"input_tokens":9,"output_tokens":1}}}\n\n'
     ended = b'event: message_delta\ndata: {"usage":{"output_tokens":64}}\n\n'

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.http.response_reader import LAST_CHUNK, BodyWalker, ResponseHead
-from gateway.http.sse_events import EVENT_BYTES_MAX, EventGate, encode_chunk, is_usage
+from gateway.http.sse_relay import EVENT_BYTES_MAX, EventGate, encode_chunk, is_usage
 from tests.support.example_budget import examples
 
 LINE_ENDS = (b"\n", b"\r", b"\r\n")

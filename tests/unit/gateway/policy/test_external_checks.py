@@ -45,7 +45,7 @@ def test_private_address_is_rejected_in_a_cluster_of_unknown_service_cidr(addres
 
 
 @pytest.mark.parametrize("address", PUBLIC)
-def test_public_address_is_allowed(address: str) -> None:
+def test_public_address_is_allowed_with_any_cluster_service_address(address: str) -> None:
     for rules in (AddressRules(), AddressRules(service_address="10.96.0.1"), AddressRules(service_address="fd00::1")):
         assert rules.allows(HOST, address)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autoscaler.contract import RESERVED_MEMBERS, ModelEntry, ModelName, PolicyEntry, TenantEntry, TenantName
-from gateway.dialects import ollama
+from gateway.dialects import ollama_requests
 from gateway.errors import CallError
 from gateway.http.body_buffers import Body, ChunkedBody
 from gateway.policy.request_policy import FOUND_MAX, Policies, Policy
@@ -184,7 +184,7 @@ def test_policy_applies_to_members_whose_names_are_json_escaped(written: bytes) 
     assert json.loads(edited(policy(removed=("n",)), CHAT, body)) == {"model": "m"}
 
 
-def test_repeated_members_are_rejected() -> None:
+def test_body_that_repeats_a_member_of_a_policy_rule_is_rejected() -> None:
     for body in (b'{"model":"m","n":1,"n":8}', b'{"model":"m","n":1,"\\u006e":8}'):
         assert refused(policy(removed=("n",)), body) == "None"
 
@@ -223,7 +223,7 @@ def test_policy_applies_to_the_options_of_an_ollama_request() -> None:
             "options": {"num_predict": 5000, "temperature": 2, "seed": 7, "top_k": 3},
         }
     ).encode()
-    translated = ollama.translate_request(found, body)
+    translated = ollama_requests.translate_request(found, body)
     peek = read_body(translated.target, translated.body, b"application/json", watched=applied.members)
     out = json.loads(in_one(edit_body(translated.target, peek, "m", policy=applied)))
     assert (out["max_tokens"], out["temperature"], out["top_k"]) == (100, 0, 3)

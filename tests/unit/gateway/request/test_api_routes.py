@@ -149,7 +149,7 @@ def test_models_path_with_extra_slash_or_repeated_or_missing_v1_is_served(varian
         ("/" + "a/" * 600 + "models", ""),
     ],
 )
-def test_misspelled_api_path_gets_a_similar_known_path_as_suggestion(path: str, suggestion: str) -> None:
+def test_only_a_path_similar_to_a_known_api_path_gets_it_as_suggestion(path: str, suggestion: str) -> None:
     assert suggest_path(path.encode()) == suggestion
     if suggestion:
         assert find_operation(b"POST", path.encode()) is None

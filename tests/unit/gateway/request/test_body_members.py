@@ -53,7 +53,7 @@ def operation(found: Operation | None) -> Operation:
         (b'{"model":"m","a":-1.5e+300,"b":[],"c":{},"d":"","e":[[[]]]}', "m", False, False),
     ],
 )
-def test_model_and_stream_options_are_parsed_from_a_valid_body(
+def test_model_stream_and_include_usage_are_read_from_a_json_body(
     body: bytes, model: str, stream: bool, wants_usage: bool
 ) -> None:
     peek = read_json(body)
@@ -212,7 +212,7 @@ def test_body_that_needs_no_edit_is_returned_as_the_same_object() -> None:
         (b'{"model":"m","stream":false,"stream_options":1}', b'{"model":"served","stream":false,"stream_options":1}'),
     ],
 )
-def test_edited_body_differs_only_in_model_salt_and_stream_options(body: bytes, edited: bytes) -> None:
+def test_edit_changes_only_the_members_model_cache_salt_stream_options(body: bytes, edited: bytes) -> None:
     assert edit_json(read_json(body), model="served", include_usage=True) == edited
 
 
@@ -277,7 +277,7 @@ def test_hostile_nested_or_repetitive_json_is_rejected_in_linear_time(body: byte
     assert process_time() - start < 5.0, "in linear time"
 
 
-def test_large_body_with_many_nested_values_is_accepted() -> None:
+def test_model_is_read_from_a_large_body_with_many_nested_values() -> None:
     messages = [{"role": "user", "content": "grüße: x"}] * 30_000
     body = json.dumps({"model": "m", "messages": messages}, ensure_ascii=False).encode()
     assert read_json(body).model == "m"
@@ -303,7 +303,7 @@ def test_invalid_utf_8_is_rejected_anywhere_in_a_large_body() -> None:
         b"application/json; charset=utf-16",
     ],
 )
-def test_json_media_types_are_accepted(content_type: bytes) -> None:
+def test_body_with_any_form_of_the_json_media_type_is_read_as_json(content_type: bytes) -> None:
     assert isinstance(read_body(operation(EMBEDDINGS), b'{"model":"m"}', content_type), Peek)
 
 
@@ -329,7 +329,7 @@ def test_form_on_a_path_that_accepts_no_form_is_rejected_with_415() -> None:
     assert caught.value.status == 415
 
 
-def test_form_on_a_path_that_accepts_files_is_parsed_and_edited() -> None:
+def test_form_on_a_path_that_accepts_files_gets_the_served_model_name() -> None:
     body = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nm\r\n--b--\r\n'
     form = read_body(operation(TRANSCRIPTIONS), body, b"Multipart/Form-Data; boundary=b")
     assert isinstance(form, Form)

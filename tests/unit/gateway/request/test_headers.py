@@ -104,7 +104,7 @@ def test_invalid_or_missing_x_request_id_header_yields_no_request_id(value: str)
         ({"authorization": "Bearer sk-1", "api_key": ""}, b"sk-1"),
     ],
 )
-def test_api_key_in_any_supported_header_is_accepted(headers: dict[str, str], key: bytes | None) -> None:
+def test_api_key_is_read_only_from_well_formed_supported_headers(headers: dict[str, str], key: bytes | None) -> None:
     assert asked(**headers).keys_sha256 == (() if key is None else (sha256(key).hexdigest(),))
 
 

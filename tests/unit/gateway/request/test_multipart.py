@@ -50,7 +50,7 @@ def test_model_part_is_found_at_any_position(body: bytes) -> None:
 @pytest.mark.parametrize(
     ("value", "stream"), [(b"true", True), (b"True", True), (b"1", True), (b"0", False), (b"", False)]
 )
-def test_stream_part_of_a_form_with_a_boolean_value_is_parsed(value: bytes, stream: bool) -> None:
+def test_form_requests_a_stream_only_if_its_stream_part_is_true_or_1(value: bytes, stream: bool) -> None:
     assert read_multipart(MODEL + part("stream", value) + END, TYPE).stream is stream
 
 
@@ -82,7 +82,7 @@ def test_form_without_model_part_uses_model_from_path_or_header() -> None:
         b"multipart/form-data; boundary=b; x=y",
     ],
 )
-def test_form_with_a_valid_boundary_is_accepted(content_type: bytes) -> None:
+def test_form_boundary_is_found_in_any_valid_content_type_notation(content_type: bytes) -> None:
     assert read_multipart(MODEL + END, content_type).model == "whisper"
 
 
@@ -122,7 +122,7 @@ def test_form_with_an_invalid_boundary_is_rejected(content_type: bytes) -> None:
         part(" model", b"evil") + MODEL + END,
     ],
 )  # fmt: skip
-def test_malformed_forms_are_rejected(body: bytes) -> None:
+def test_malformed_or_oversized_forms_are_rejected(body: bytes) -> None:
     refusal(body)
 
 
@@ -136,7 +136,7 @@ DISPOSITION = b"--b\r\nContent-Disposition: form-data%b\r\n\r\nwhisper\r\n"
         b"; filename=a.txt; name=model; filename*=utf-8''a.txt", b'; ; name="model"; size=3; x="y;z=\\"1\\""',
     ],
 )  # fmt: skip
-def test_disposition_parameters_are_accepted_in_any_valid_form_and_order(parameters: bytes) -> None:
+def test_model_part_is_found_for_any_order_of_disposition_parameters(parameters: bytes) -> None:
     body = DISPOSITION % parameters + FILE + END
     form = read_multipart(body, TYPE)
     assert edit_multipart(form, model="served") == body.replace(b"\r\n\r\nwhisper\r\n", b"\r\n\r\nserved\r\n")
@@ -161,7 +161,7 @@ def test_part_whose_name_parsers_could_read_differently_is_rejected(parameters: 
 @pytest.mark.parametrize(
     "name", [b"my field", b"\xc3\xa9t\xc3\xa9", b" x ", b'a\\"b', b"a%20b", b"", b"\xff", b"=?utf-8?B?w6k=?="]
 )
-def test_part_with_an_unusual_name_is_accepted(name: bytes) -> None:
+def test_form_part_with_an_unusual_name_is_forwarded_unchanged(name: bytes) -> None:
     body = DISPOSITION % (b'; name="%b"' % name) + MODEL + END
     assert read_multipart(body, TYPE).body is body
 
@@ -234,7 +234,7 @@ def test_random_form_is_rejected_or_yields_its_model_name(parts: list[bytes]) ->
     ],
     ids=["httpx", "curl", "browser", "node", "aiohttp"],
 )
-def test_forms_of_common_http_clients_are_accepted(boundary: str, field: str, file: str) -> None:
+def test_model_is_read_from_the_forms_of_common_http_clients(boundary: str, field: str, file: str) -> None:
     disposition = "Content-Disposition: form-data; name="
     body = (
         f'--{boundary}\r\n{field}{disposition}"model"\r\n\r\nwhisper\r\n'

@@ -19,7 +19,7 @@ from gateway.upstream.pool import EngineAddress, parse_address
         ("https://m.example@[fd00::7]:8", EngineAddress("fd00::7", 8, "m.example", b"m.example:8")),
     ],
 )
-def test_valid_address_is_parsed_into_host_port_and_tls_name(address: str, parsed: EngineAddress) -> None:
+def test_engine_address_is_parsed_into_host_port_and_tls_server_name(address: str, parsed: EngineAddress) -> None:
     assert parse_address(address) == parsed
 
 

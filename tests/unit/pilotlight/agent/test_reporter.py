@@ -25,7 +25,7 @@ from autoscaler.state.events import NodeReported
 from pilotlight.agent import autoscaler_client, node_observer
 from pilotlight.agent import reporter as agent_room
 from pilotlight.agent.autoscaler_client import HttpWay
-from pilotlight.agent.kubelet.sockets import pod_uid
+from pilotlight.agent.kubelet.grpc_clients import pod_uid
 from pilotlight.agent.node_observer import NodeLook, NodeLooks, sees_node, should_report
 from pilotlight.agent.reporter import Agent, WayError
 from pilotlight.agent.weights.metrics import StoreMetrics
@@ -268,7 +268,7 @@ async def test_agent_is_ready_only_while_its_reports_are_delivered(
     task.cancel()
 
 
-def test_node_expires_only_after_more_than_three_missed_reports() -> None:
+def test_node_expiry_is_longer_than_three_report_periods() -> None:
     assert 3 * NODE_PERIOD_S < NODE_EXPIRY_S
 
 

@@ -111,7 +111,7 @@ def test_usage_error_prints_one_line_with_exit_status_2(words: tuple[str, ...], 
 
 
 @pytest.mark.standard
-def test_closed_operations_port_prints_one_line_with_status_1() -> None:
+def test_status_of_a_closed_operations_port_exits_1_with_one_line() -> None:
     result = run("status", "--ops", "127.0.0.1:1")
     assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
 

@@ -90,7 +90,7 @@ def test_word_with_special_characters_is_quoted_for_a_systemd_unit(word: str, qu
         (("a\nb.gguf",), "a unit cannot contain control characters"),
     ],
 )
-def test_invalid_argument_is_rejected_in_one_line(
+def test_invalid_service_argument_exits_2_and_prints_no_unit(
     words: tuple[str, ...], message: str, run: Callable[..., Done]
 ) -> None:
     done = run(*words)

@@ -283,7 +283,7 @@ def test_finding_for_a_wrong_or_invalid_redfish_ca_names_ca_crt() -> None:
 
 
 @pytest.mark.standard
-def test_ca_certificate_with_comments_is_accepted() -> None:
+def test_redfish_ca_certificate_with_comments_passes_the_check() -> None:
     commented = f"# Autorité de la salle\n{authority()}"
     one, _ = redfish(secret(**{"username": USER, "password": PASSWORD, "ca.crt": commented}))
     assert one.grade == "ok"

@@ -333,7 +333,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.standard
 @pytest.mark.usefixtures("short")
-def test_blocker_exits_with_status_1_and_shows_the_fix(tmp_path: Path) -> None:
+def test_doctor_with_a_blocker_exits_with_status_1_and_shows_the_fix(tmp_path: Path) -> None:
     assert run(tmp_path)[0] == 0
     StateDirectory.open(tmp_path).close()
     (tmp_path / "version").write_text("99")

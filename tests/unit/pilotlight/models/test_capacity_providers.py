@@ -51,7 +51,7 @@ def test_every_supported_provider_kind_has_a_factory() -> None:
 
 @pytest.mark.parametrize("entry", [RACK, NODES, GROUP], ids=["cro", "karpenter", "clusterAutoscaler"])
 @in_virtual_time
-async def test_settings_entry_of_each_kind_gives_a_provider_without_orders(entry: ProviderSettings) -> None:
+async def test_cro_karpenter_or_autoscaler_entry_gives_a_provider_without_orders(entry: ProviderSettings) -> None:
     server = PlayedServer(lambda: 0.0)
     server.put("/apis/karpenter.sh", {"versions": [{"version": "v1"}]})
     around = Around(server, lambda: World(epoch=1), "engines", "home", AsyncExitStack())

@@ -23,8 +23,8 @@ from autoscaler.state.actions import Plan, StartReplica
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import World
 from loadtest import tiny_gguf
-from pilotlight.models import cluster_memory, document_loading, header_report
-from pilotlight.models.cluster_memory import Sizes
+from pilotlight.models import cluster_model_memory, document_loading, header_report
+from pilotlight.models.cluster_model_memory import Sizes
 from tests.support.builders.worlds import T0, device, gateway, level, replace_fields, replica, world
 
 ADA, LORA = "oci://r.io/ada:1", "oci://r.io/lora:1"
@@ -109,7 +109,7 @@ def test_new_header_recomputes_only_the_memory_estimate_of_its_model(
         worked.append(model.name)
         return before(model, *known, gpus=gpus)
 
-    monkeypatch.setattr(cluster_memory, "fill_memory_estimate", completed)
+    monkeypatch.setattr(cluster_model_memory, "fill_memory_estimate", completed)
     models = [model(f"m{number}", f"oci://r.io/m:{number}") for number in range(50)]
     looked: dict[WeightsRequest, WeightsReport] = {}
     for one in models:
@@ -130,7 +130,7 @@ def test_failed_memory_estimate_of_one_model_leaves_others_estimated(
             raise ValueError("bad header")
         return before(of, *known, gpus=gpus)
 
-    monkeypatch.setattr(cluster_memory, "fill_memory_estimate", completed)
+    monkeypatch.setattr(cluster_model_memory, "fill_memory_estimate", completed)
     bad, good = model("bad"), model("good")
     found = Sizes(lambda: T0).of([bad, good], seen(look(header=header)))
     assert [(fault.model, fault.reason.endswith("bad header")) for fault in found.faults] == [("bad", True)]

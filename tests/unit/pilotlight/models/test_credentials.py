@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.models.credentials import build_cloud_keychain, build_keychain
+from pilotlight.models.registry_access import build_cloud_keychain, build_keychain
 
 ECR, GAR, ACR = "123456789012.dkr.ecr.eu-west-1.amazonaws.com", "eu-docker.pkg.dev", "acmereg.azurecr.io"
 

@@ -15,8 +15,8 @@ from artifacts.signatures.policy import Policy
 from autoscaler.documents.parse import DocumentError, parse_documents
 from autoscaler.spec.pod import API_VERSION
 from autoscaler.spec.settings import Signatures
-from pilotlight.models import credentials
-from pilotlight.models.credentials import SignersError
+from pilotlight.models import registry_access
+from pilotlight.models.registry_access import SignersError
 from tests.support.builders.artifacts.cosign_signatures import key, pem
 from tests.support.builders.artifacts.sigstore import Sigstore
 
@@ -32,23 +32,23 @@ def test_signature_keys_given_inline_or_as_files_are_loaded(tmp_path: Path) -> N
     (tmp_path / "ours.pub").write_bytes(pem(OURS))
     inline = pem(OTHERS).decode().replace("\n", "\\n")
     written = loaded(f'{{signatures: {{policy: enforce, keys: [{tmp_path}/ours.pub, "{inline}"]}}}}')
-    assert credentials.load_signature_policy(written) == Policy("enforce", (key(OURS), key(OTHERS)))
-    assert credentials.load_signature_policy(loaded("{}")) == Policy("off", ())
+    assert registry_access.load_signature_policy(written) == Policy("enforce", (key(OURS), key(OTHERS)))
+    assert registry_access.load_signature_policy(loaded("{}")) == Policy("off", ())
 
 
 def test_signer_identities_without_a_valid_trusted_root_are_rejected(tmp_path: Path) -> None:
     root = tmp_path / "root.json"
     root.write_text(json.dumps(Sigstore().trusted()))
     whom = f"identities: [{{subject: me@acme.example, issuer: https://login.example}}], trustedRoot: {root}"
-    found = credentials.load_signature_policy(loaded(f"{{signatures: {{policy: warn, {whom}}}}}"))
+    found = registry_access.load_signature_policy(loaded(f"{{signatures: {{policy: warn, {whom}}}}}"))
     assert found.identities == (Identity("me@acme.example", "https://login.example"),)
     assert found.root == trust_root.parse_trust_root(root.read_bytes())
     root.write_text("{}")
     with pytest.raises(SignersError, match=r"^weights.signatures.trustedRoot: /\S+: the trusted root lacks a"):
-        credentials.load_signature_policy(loaded(f"{{signatures: {{{whom}}}}}"))
+        registry_access.load_signature_policy(loaded(f"{{signatures: {{{whom}}}}}"))
     root.unlink()
     with pytest.raises(SignersError, match=r"^weights.signatures.trustedRoot: .*: No such file or directory"):
-        credentials.load_signature_policy(loaded(f"{{signatures: {{{whom}}}}}"))
+        registry_access.load_signature_policy(loaded(f"{{signatures: {{{whom}}}}}"))
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_unreadable_signature_key_is_an_error(tmp_path: Path) -> None:
     }.items():
         path = f"{tmp_path}/{name}"
         with pytest.raises(SignersError, match=line) as caught:
-            credentials.load_signature_policy(Signatures(policy="enforce", keys=(pem(OTHERS).decode(), path)))
+            registry_access.load_signature_policy(Signatures(policy="enforce", keys=(pem(OTHERS).decode(), path)))
         assert str(caught.value).startswith(f"weights.signatures.keys[1]: {path}: ")
         assert "\n" not in str(caught.value)
     with pytest.raises(SignersError, match=r"^weights.signatures.keys\[0\]: expected one public key"):
-        credentials.load_signature_policy(Signatures(policy="enforce", keys=("-----BEGIN PUBLIC KEY-----\n",)))
+        registry_access.load_signature_policy(Signatures(policy="enforce", keys=("-----BEGIN PUBLIC KEY-----\n",)))

@@ -170,7 +170,9 @@ def left_out(capfd: pytest.CaptureFixture[str]) -> dict[str, str]:
     return dict(line.removeprefix("pilotlight: ").split(": left out: ", 1) for line in lines)
 
 
-def test_second_file_with_the_same_normalized_name_is_left_out(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_second_file_with_the_same_normalized_name_creates_no_model(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     one, two = folder / "models" / "my model.gguf", folder / "models" / "my-model.gguf"
     one.hardlink_to(folder / "models" / "ada.gguf")
     two.hardlink_to(folder / "models" / "ada.gguf")
@@ -197,7 +199,7 @@ def test_nested_folder_with_an_unusable_file_serves_its_other_models(
     assert [tenant.name for tenant in documents.tenants] == ["acme"]
 
 
-def test_folder_file_whose_model_name_is_in_a_document_is_left_out(
+def test_folder_file_named_like_a_model_or_alias_creates_no_model(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     spec = "{engine: command, command: ['x', '{port}'], aliases: [bob]}"
@@ -210,14 +212,14 @@ def test_folder_file_whose_model_name_is_in_a_document_is_left_out(
     }
 
 
-def test_path_that_is_not_utf8_is_left_out(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_model_file_whose_path_is_not_utf8_creates_no_model(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     odd = Path(os.fsdecode(bytes(folder / "models") + b"/a\xff.gguf"))
     odd.hardlink_to(folder / "models" / "ada.gguf")
     assert [model.name for model in gather_documents([folder / "models"], [], folder).models] == ["ada", "bob"]
     assert "unpaired surrogate" in capfd.readouterr().err
 
 
-def test_named_file_that_became_unusable_is_left_out_at_a_reload(
+def test_reload_skips_an_unusable_named_file_but_fails_without_any_model(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     ada, bob = folder / "models" / "ada.gguf", folder / "models" / "bob.gguf"
@@ -230,7 +232,7 @@ def test_named_file_that_became_unusable_is_left_out_at_a_reload(
         gather_documents([ada], [], folder, in_force=Documents())
 
 
-def test_missing_folder_at_a_reload_is_left_out_with_a_message(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_reload_skips_a_missing_folder_and_prints_the_reason(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     gone, other = folder / "gone", folder / "models"
     assert wrong(folder, gone, other) == f"{gone}: No such file or directory"
     assert len(gather_documents([gone, other], [], folder, in_force=Documents()).models) == 2
@@ -309,7 +311,7 @@ def test_gguf_file_named_like_a_model_of_a_document_is_rejected(folder: Path) ->
         ("日本", ""),
     ],
 )
-def test_file_name_is_normalized_to_a_valid_model_name(stem: str, name: str) -> None:
+def test_file_stem_is_normalized_to_a_valid_model_name_or_an_empty_text(stem: str, name: str) -> None:
     assert model_name(Path(f"{stem}.gguf")) == name
     if name:
         check_name(name, ())
@@ -325,7 +327,7 @@ def test_file_with_a_space_is_served_under_its_normalized_name(folder: Path) -> 
     assert build_launcher()(again, "127.0.0.1", 1).argv
 
 
-def test_file_without_a_usable_name_is_skipped_in_a_directory(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_folder_file_without_a_usable_name_creates_no_model(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     odd = folder / "models" / "日本.gguf"
     odd.hardlink_to(folder / "models" / "ada.gguf")
     assert [model.name for model in gather_documents([folder / "models"], [], folder).models] == ["ada", "bob"]
@@ -333,7 +335,7 @@ def test_file_without_a_usable_name_is_skipped_in_a_directory(folder: Path, capf
     assert wrong(folder, odd) == f"{odd}: {RENAME}"
 
 
-def test_exception_for_one_model_file_leaves_out_only_that_file(
+def test_exception_for_one_model_file_omits_only_the_model_of_that_file(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     inject(monkeypatch, "autoscaler.documents.parse:_model_document", concerns("ada"))
@@ -376,7 +378,7 @@ def test_unknown_default_model_from_a_reference_is_shown_as_written(
     assert "s3cr3t" not in message
 
 
-def test_symbolic_link_to_itself_is_left_out(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_symbolic_link_to_itself_creates_no_model(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (folder / "models" / "loop.gguf").symlink_to("loop.gguf")
     begun = gather_documents([folder / "models"], [], folder, contain=True)
     again = gather_documents([folder / "models"], [], folder, contain=True, in_force=begun)
@@ -397,7 +399,7 @@ def test_document_passed_as_a_model_file_suggests_the_config_option(folder: Path
     assert wrong(folder, two) == f"{two}: not a GGUF file; documents are given with `-c {two}`"
 
 
-def test_empty_directory_is_rejected(folder: Path) -> None:
+def test_directory_without_gguf_files_is_rejected(folder: Path) -> None:
     (folder / "empty").mkdir()
     assert wrong(folder, folder / "empty") == f"{folder}/empty: no .gguf file in this folder"
 

@@ -32,7 +32,7 @@ def wrong(engine: EngineName, path: Path) -> str:
     return ""
 
 
-def test_valid_file_is_accepted_for_every_engine(tmp_path: Path) -> None:
+def test_gguf_file_passes_the_check_for_llama_cpp_vllm_and_commands(tmp_path: Path) -> None:
     good, weights = tmp_path / "good.gguf", tmp_path / "weights"
     tiny_gguf.make_model(good, "Good.")
     weights.mkdir()

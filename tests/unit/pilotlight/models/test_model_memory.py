@@ -19,7 +19,7 @@ from autoscaler.spec.decode import WrongKeyError, decode_value
 from autoscaler.spec.model import EngineName, Gpu, Model, ModelSpec
 from autoscaler.spec.quantity import BytesOrAuto
 from pilotlight.models.document_loading import fill_memory_estimate
-from pilotlight.models.fit_needs import load_memory_needs
+from pilotlight.models.explain_fit_needs import load_memory_needs
 from pilotlight.models.model_memory import estimate_memory, is_fetched_by_store, read_serving_options
 from tests.support.builders.artifacts import model_files
 from tests.support.builders.worlds import T0, device, replica, world
@@ -248,7 +248,7 @@ def test_fit_of_a_model_that_needs_no_device_lists_no_placement(file: Path) -> N
         (None, (), False),
     ],
 )
-def test_store_fetches_weights_unless_the_engine_runs_remote_code(
+def test_store_fetches_remote_weights_unless_the_engine_runs_remote_code(
     tmp_path: Path, artifact: str | None, args: tuple[str, ...], brought: bool
 ) -> None:
     wanted = replace(model(tmp_path), spec=ModelSpec(engine="vllm", artifact=artifact, args=args))

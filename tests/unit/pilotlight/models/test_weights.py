@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from artifacts import digest, reference
-from artifacts.dialects.accepted_files import RefusedError
+from artifacts.dialects.artifact_contents import RefusedError
 from artifacts.fetch.registry import Came, MirrorSite, Registries
 from artifacts.file_policy import ALLOW
 from artifacts.http.transport import Site
@@ -21,8 +21,8 @@ from artifacts.pack import oci_layout
 from artifacts.pack.oci_layout import OciLayout
 from artifacts.registry.client import Client
 from artifacts.registry_errors import RegistryError
-from artifacts.store.copy_publication import Copy as Copy_
 from artifacts.store.layout import CopyKey
+from artifacts.store.pull import Copy as Copy_
 from artifacts.store.store import Store
 from artifacts.store.tag_cache import Meanings
 from autoscaler.contract import ModelName
@@ -39,7 +39,7 @@ from pilotlight.cli.weights.pack import plan_artifact
 from pilotlight.models import model_parts
 from pilotlight.models.model_parts import Part
 from pilotlight.models.retry_tasks import FIRST_S
-from pilotlight.models.weights import (
+from pilotlight.models.weights_fetch import (
     PROGRESS_EVERY_S,
     AdapterError,
     PullProgress,
@@ -188,7 +188,7 @@ async def test_exception_for_one_model_does_not_stop_prefetching_for_the_others(
 ) -> None:
     source = packed_models.model(tmp_path / "model", {"a.gguf": b"GGUF"})
     packed_models.packed(source, tmp_path / "layout")
-    inject(monkeypatch, f"pilotlight.models.weights:{point}", concerns("faulty"))
+    inject(monkeypatch, f"pilotlight.models.weights_fetch:{point}", concerns("faulty"))
     with packed_models.served(tmp_path / "layout") as host:
         one = at(tmp_path, Registries())
         wanted = model(f"oci://{host}/{packed_models.NAME}:v1")
@@ -210,12 +210,12 @@ async def test_exception_for_one_model_does_not_stop_prefetching_for_the_others(
     assert (one.located(wanted).spec.artifact or "").startswith("file://")
 
 
-async def test_exception_for_one_artifact_quarantines_only_its_models(
+async def test_exception_for_one_artifact_is_reported_for_its_models_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = packed_models.model(tmp_path / "model", {"a.gguf": b"GGUF"})
     packed_models.packed(source, tmp_path / "layout")
-    inject(monkeypatch, "pilotlight.models.weights:Supply._record", lambda _, part: "faulty" in part.artifact)
+    inject(monkeypatch, "pilotlight.models.weights_fetch:Supply._record", lambda _, part: "faulty" in part.artifact)
     with packed_models.served(tmp_path / "layout") as host:
         one = at(tmp_path, Registries())
         wanted = model(f"oci://{host}/{packed_models.NAME}:v1")

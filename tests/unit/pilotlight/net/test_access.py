@@ -22,9 +22,9 @@ from autoscaler.server.auth import AGENT, BOTH, GATEWAY, Admits, Authenticated, 
 from autoscaler.server.gateways import ENDPOINTS, ContractServer
 from gateway.control.client import HttpLink
 from gateway.control.sync import LinkError
-from pilotlight.net import access, certificates, file_reload
-from pilotlight.net.access import Access
+from pilotlight.net import certificates, contract_access, file_reload
 from pilotlight.net.certificates import Identity
+from pilotlight.net.contract_access import Access
 from pilotlight.net.file_reload import Files
 from pilotlight.net.listen import Address
 from tests.support.builders.worlds import device, gateway, model, replica, world
@@ -65,7 +65,9 @@ async def autoscaler(given: Access, admits: Admits | None = None) -> AsyncIterat
     files, port = Files(), free_port()
     stepped = SteppedLoop(world([A], [device()], [replica(A, "r1", address="127.0.0.1:9")], gateways=[gateway("g1")]))
     stepped.step()
-    runner = await access.open_port(ContractServer(stepped.loop), Address("127.0.0.1", port), given, files, admits)
+    runner = await contract_access.open_port(
+        ContractServer(stepped.loop), Address("127.0.0.1", port), given, files, admits
+    )
     following = asyncio.create_task(files.follow())
     try:
         yield f"{'http' if given.identity.cert is None else 'https'}://127.0.0.1:{port}", files
@@ -77,7 +79,7 @@ async def autoscaler(given: Access, admits: Admits | None = None) -> AsyncIterat
 @contextlib.asynccontextmanager
 async def link(url: str, given: Access) -> AsyncIterator[HttpLink]:
     """A gateway's link to the autoscaler."""
-    (one,) = access.Ways([url], given, Files()).links
+    (one,) = contract_access.Ways([url], given, Files()).links
     try:
         yield one
     finally:
@@ -369,7 +371,7 @@ def test_autoscaler_api_port_without_authentication_or_tls_is_rejected(
     address: Address, given: Access, message: str
 ) -> None:
     with pytest.raises(click.UsageError, match=message):
-        access.check_port(address, given)
+        contract_access.check_port(address, given)
 
 
 @pytest.mark.parametrize(
@@ -386,18 +388,18 @@ def test_autoscaler_api_port_without_authentication_or_tls_is_rejected(
 )
 def test_invalid_or_unencrypted_autoscaler_url_is_rejected(url: str) -> None:
     with pytest.raises(click.UsageError, match=r"use https://|expected unix:PATH"):
-        access.check_autoscalers([url])
+        contract_access.check_autoscalers([url])
 
 
 def test_unix_loopback_and_https_autoscaler_urls_are_accepted() -> None:
-    access.check_autoscalers(["unix:/a", "http://127.0.0.1:80", "http://[::1]:80/", "https://pl.example:8443"])
+    contract_access.check_autoscalers(["unix:/a", "http://127.0.0.1:80", "http://[::1]:80/", "https://pl.example:8443"])
 
 
 async def test_token_file_readable_by_other_users_prints_a_warning(
     token: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     messages: list[str] = []
-    monkeypatch.setattr(access, "write_stderr", messages.append)
+    monkeypatch.setattr(contract_access, "write_stderr", messages.append)
     token.chmod(0o644)
     async with link("http://127.0.0.1:1", Access(token=token)):
         assert messages == [f"{token} can be read by other users of this machine: chmod 600 {token}"]

@@ -27,7 +27,9 @@ pytestmark = pytest.mark.standard
         ("gateway.example:80", Address("gateway.example", 80), False, "http://gateway.example:80"),
     ],
 )
-def test_valid_listen_address_is_parsed(text: str, address: Address, loopback: bool, url: str) -> None:
+def test_listen_address_is_parsed_to_host_port_loopback_flag_and_url(
+    text: str, address: Address, loopback: bool, url: str
+) -> None:
     read = AddressType().convert(text, None, None)
     assert (read, read.loopback, read.url) == (address, loopback, url)
     assert AddressType().convert(read, None, None) is read

@@ -59,7 +59,7 @@ def test_response_of_another_server_exits_2_with_a_one_line_error(name: str) -> 
             assert done.stderr.count("\n") == 1, words
 
 
-def test_error_response_is_shown_with_exit_status_1() -> None:
+def test_error_of_the_operations_port_is_printed_with_exit_status_1() -> None:
     body = sized(b'{"error":"no such model; existing: \\u001b]0;a"}', b"404 Not Found")
     with serving(lambda link: link.sendall(body)) as url:
         done = CliRunner().invoke(cli, ["wake", "m", "--ops", url], prog_name="pilotlight")
@@ -126,7 +126,7 @@ def test_request_to_a_silent_operations_port_times_out() -> None:
             ops_client.fetch(f"127.0.0.1:{silent.getsockname()[1]}", "/", Sentences, timeout_s=0.2)
 
 
-def test_oversized_response_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operations_port_response_above_the_size_limit_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ops_client, "BYTES_MAX", 1 << 20)
 
     def endless(link: socket.socket) -> None:

@@ -10,7 +10,7 @@ from typing import Literal
 import pytest
 
 from autoscaler.contract import GatewayId, ModelName, Report
-from autoscaler.documents.document_faults import PART
+from autoscaler.documents.document_quarantine import PART
 from autoscaler.documents.parse import Documents
 from autoscaler.fold.fold import Observation
 from autoscaler.routing import routes

@@ -21,7 +21,7 @@ from autoscaler.kubernetes.kubeconfig import load_api_access
 from autoscaler.schema.cel_rules import RULES
 from autoscaler.schema.crds import LATER, MODEL, TENANT
 from autoscaler.schema.pod_types import TYPES
-from autoscaler.slicing.slicer_families import AMOUNTS_BEGIN, CHOICES, CHOICES_BEGIN, NETWORK_BEGIN
+from autoscaler.slicing.slicers import AMOUNTS_BEGIN, CHOICES, CHOICES_BEGIN, NETWORK_BEGIN
 from autoscaler.spec.decode import WrongKeyError
 from autoscaler.spec.model import ModelSpec
 from pilotlight.doctor import cluster_checks
@@ -245,7 +245,7 @@ async def test_remote_weights_and_adapters_are_accepted_in_files_and_by_the_crd(
         await served.create(models(namespace), taken)
 
 
-async def test_api_server_accepts_and_keeps_all_fields_of_a_valid_model(served: Api, namespace: str) -> None:
+async def test_api_server_keeps_every_pod_field_and_variable_of_a_valid_model(served: Api, namespace: str) -> None:
     written = model("a", **MADE_OF_ALL)
     assert isinstance(read_document(written).spec, ModelSpec)
     made = await served.create(f"{models(namespace)}?fieldValidation=Strict", written)
@@ -255,7 +255,7 @@ async def test_api_server_accepts_and_keeps_all_fields_of_a_valid_model(served: 
     assert read_document(document("Model", "a", spec=made["spec"])) == read_document(written)
 
 
-async def test_listed_documents_are_valid_only_in_files_or_only_at_the_server(served: Api, namespace: str) -> None:
+async def test_each_listed_document_passes_only_one_of_file_check_and_crd(served: Api, namespace: str) -> None:
     for what, wrong in LENIENT:
         assert sentence(wrong), what
         await served.create(f"{models(namespace)}?dryRun=All", wrong)

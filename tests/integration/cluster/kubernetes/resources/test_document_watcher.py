@@ -11,14 +11,14 @@ import pytest
 
 from autoscaler.contract import ModelName
 from autoscaler.documents.parse import read_document
-from autoscaler.kubernetes import optional_kinds
+from autoscaler.kubernetes import watch_set
 from autoscaler.kubernetes.api import MERGE, Api
 from autoscaler.kubernetes.resources import watcher
 from autoscaler.kubernetes.resources.document_merge import CUSTOMS, FILES, Installation, Status
 from autoscaler.kubernetes.resources.watcher import DocumentWatcher
 from autoscaler.kubernetes.watch import ObjectKey
+from autoscaler.spec.document_names import Origin
 from autoscaler.spec.model import Model, ModelSpec
-from autoscaler.spec.name_conflicts import Origin
 from autoscaler.spec.tenant import Tenant, TenantSpec
 from autoscaler.state.events import DocumentsSeen
 from tests.integration.cluster.conftest import make_namespace
@@ -180,7 +180,7 @@ async def test_invalid_recreated_model_gets_no_spec_from_the_deleted_model(serve
 async def test_many_simultaneous_changes_are_reported_in_batches(
     served: Api, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(optional_kinds, "TOGETHER_S", 1.0)  # they arrive as fast as this machine creates them
+    monkeypatch.setattr(watch_set, "TOGETHER_S", 1.0)  # they arrive as fast as this machine creates them
     async with following(served, namespace) as found:
         await found.until(lambda: found.names == ["of-files"])
         async with asyncio.TaskGroup() as tasks:
@@ -214,7 +214,7 @@ async def test_models_are_read_as_soon_as_their_crds_are_installed(
 ) -> None:
     group = f"{namespace}.example"
     monkeypatch.setattr(watcher, "API_VERSION", f"{group}/v1alpha1")
-    monkeypatch.setattr(optional_kinds, "ABSENT_S", 0.05)
+    monkeypatch.setattr(watch_set, "ABSENT_S", 0.05)
     async with following(served, namespace) as found:
         await found.until(lambda: found.names == ["of-files"])
         await custom_resources.install(served, group)

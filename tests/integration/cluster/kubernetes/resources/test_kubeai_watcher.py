@@ -10,7 +10,7 @@ import pytest
 
 from autoscaler.contract import ModelName
 from autoscaler.importers.kubeai import models as kubeai
-from autoscaler.kubernetes import optional_kinds
+from autoscaler.kubernetes import watch_set
 from autoscaler.kubernetes.api import MERGE, Api, ApiError, Object
 from autoscaler.kubernetes.resources.document_merge import Installation, Status
 from autoscaler.kubernetes.resources.kubeai_watcher import API_VERSION, KUBEAI, KubeaiModels
@@ -99,7 +99,7 @@ async def install(api: Api) -> None:
 async def test_kubeai_models_are_read_as_soon_as_their_crd_is_installed(
     api: Api, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(optional_kinds, "ABSENT_S", 0.05)
+    monkeypatch.setattr(watch_set, "ABSENT_S", 0.05)
     following, path = Following(api, namespace), f"/apis/{API_VERSION}/namespaces/{namespace}/models"
     key = ObjectKey(namespace, "tiny")
     async with following.running():

@@ -13,7 +13,7 @@ from autoscaler.controller.loop import LoopStep
 from autoscaler.kubernetes.api import MERGE, Api
 from autoscaler.kubernetes.kubeconfig import load_api_access
 from autoscaler.kubernetes.resources import event_writer, status_writer
-from autoscaler.kubernetes.resources.event_log import MINUTE_MAX
+from autoscaler.kubernetes.resources.events import MINUTE_MAX
 from autoscaler.kubernetes.resources.status_writer import CHANGE_S, NEWS_S
 from autoscaler.state.actions import FailStart, Plan
 from autoscaler.state.events import FollowingSeen, LeadingSeen, Seen, Synced

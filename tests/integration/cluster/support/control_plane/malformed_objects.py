@@ -19,7 +19,7 @@ from autoscaler.importers.kubeai.models import API_VERSION as KUBEAI
 from autoscaler.kubernetes.api import Api, ApiError, Object
 from autoscaler.kubernetes.constants import PLACES
 from autoscaler.kubernetes.rbac import list_required_rights
-from autoscaler.slicing.slicer_families import ANNOTATIONS, CHOICES
+from autoscaler.slicing.slicers import ANNOTATIONS, CHOICES
 from autoscaler.spec.capacity import KINDS as PROVIDERS
 from autoscaler.spec.capacity import PUBLISH
 from autoscaler.spec.installation_ownership import CLAIM

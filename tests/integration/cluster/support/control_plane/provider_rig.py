@@ -10,7 +10,7 @@ from autoscaler.kubernetes.api import UnreachableError
 from autoscaler.providers.kube import Object
 from autoscaler.providers.provider import Provider
 from autoscaler.spec.installation_ownership import Ownership
-from pilotlight.provider_api import Objects
+from pilotlight.provider_kubernetes_client import Objects
 from tests.support.harness.driver_events import WAIT_S_MAX
 
 

@@ -12,11 +12,11 @@ LIMIT_S, LOOK_S = 3.0, 0.2
 def main() -> None:
     """Shortens the limits and the interval of reading Events, which affect nothing else, and runs the CLI."""
     from autoscaler.drivers.kubernetes import volume_failures
-    from autoscaler.drivers.kubernetes.adoption import workload_scaling
+    from autoscaler.drivers.kubernetes.adoption import workload
     from autoscaler.drivers.kubernetes.objects import pod_state
     from pilotlight.cli.main import cli
 
-    copies = vars(volume_failures), vars(workload_scaling)
+    copies = vars(volume_failures), vars(workload)
     assert pod_state.IMAGE_S_MAX == pod_state.INJECTED_S_MAX == DOCUMENTED_S
     assert all(copy["IMAGE_S_MAX"] == DOCUMENTED_S for copy in copies)
     for limits in (pod_state._PATIENCE_S, pod_state._INIT_PATIENCE_S):

@@ -17,7 +17,7 @@ import pytest
 from autoscaler.kubernetes.api import Api, ApiError, Object
 from autoscaler.kubernetes.watch import Change, Watched
 from autoscaler.providers.cro.objects import REQUESTS, RESOURCES
-from pilotlight.provider_api import Objects
+from pilotlight.provider_kubernetes_client import Objects
 from tests.integration.cluster.support.control_plane import custom_resources
 from tests.integration.cluster.support.installations.single_instance import House
 from tests.integration.cluster.support.kubelet.node import Node, next_number

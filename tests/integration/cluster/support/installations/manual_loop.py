@@ -15,7 +15,7 @@ from autoscaler.kubernetes.resources.event_writer import Events
 from autoscaler.kubernetes.resources.model_status import list_subjects
 from autoscaler.kubernetes.resources.status_writer import Statuses
 from autoscaler.kubernetes.resources.watcher import DocumentWatcher, StatusSeen
-from autoscaler.spec.name_conflicts import Origin
+from autoscaler.spec.document_names import Origin
 from autoscaler.state.events import DocumentsSeen, Seen
 from autoscaler.state.world import World
 from tests.support.builders.fold import reported

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from yarl import URL
 
-from artifacts.credentials.clouds.amazon import Amazon, Service, find_ecr_service
+from artifacts.credentials.clouds.amazon_ecr import Amazon, Service, find_ecr_service
 from artifacts.credentials.clouds.aws_container_credentials import FULL
 from artifacts.credentials.docker_config import Login
 from artifacts.credentials.sigv4 import Asked, Keys, Scope, sign_request
@@ -43,7 +43,7 @@ TARGET = "AmazonEC2ContainerRegistry_V20150921.GetAuthorizationToken"
         ("s3.eu-central-1.amazonaws.com", None),
     ],
 )
-def test_ecr_token_endpoint_is_derived_from_the_registry_host_name(host: str, endpoint: str | None) -> None:
+def test_ecr_host_name_determines_the_token_endpoint_and_others_have_none(host: str, endpoint: str | None) -> None:
     found = find_ecr_service(host)
     assert (None if found is None else found.endpoint) == endpoint
     assert Amazon({}, Path("/nobody")).applies(host) is (endpoint is not None)

@@ -71,7 +71,7 @@ async def test_cloud_login_is_renewed_shortly_before_its_expiry(lasts_s: float, 
     assert await password(clouds) == "token-2"
 
 
-async def test_concurrent_requests_share_one_token_fetch() -> None:
+async def test_concurrent_cloud_logins_share_one_token_fetch() -> None:
     fake = Fake()
     requests = await waiting(fake, Clouds([fake], StillClock()), 20)
     fake.go.set()
@@ -87,7 +87,7 @@ async def test_waiting_login_request_fetches_a_token_if_the_first_is_cancelled()
     assert await second == "token-2"
 
 
-async def test_fetch_failure_is_shared_with_waiters_and_not_cached() -> None:
+async def test_failed_cloud_login_fails_all_waiting_requests_and_is_not_cached() -> None:
     fake, clock = Fake(), StillClock()
     clock.tick_s = 0.001
     fake.fails = UnreachableError("no")
@@ -103,7 +103,7 @@ async def test_fetch_failure_is_shared_with_waiters_and_not_cached() -> None:
         await password(clouds)
 
 
-async def test_login_is_used_until_expiry_while_the_cloud_is_unreachable() -> None:
+async def test_cached_login_is_used_until_expiry_while_the_cloud_is_unreachable() -> None:
     fake, clock = Fake(), StillClock()
     clouds = Clouds([fake], clock)
     await password(clouds)

@@ -44,7 +44,7 @@ def pod(name: ReplicaId, version: int, *, runs: bool = True) -> Object:
     ],
     ids=["no-installation", "labelled", "label-refused", "of-another"],
 )  # fmt: skip
-def test_pod_is_ours_only_if_it_has_the_label_of_our_installation(
+def test_pod_without_the_label_of_our_installation_is_foreign(
     owner: Ownership, labels: dict[str, str], is_ours: bool
 ) -> None:
     """Devices of a pod that could not be labelled count as used by others; the watch selects by the label."""

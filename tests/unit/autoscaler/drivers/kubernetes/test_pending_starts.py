@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from autoscaler.contract import ModelName
-from autoscaler.drivers.kubernetes.pending_starts import Policies, RefusedStarts
+from autoscaler.drivers.kubernetes.blocked_starts import Policies, RefusedStarts
 from autoscaler.kubernetes.api import Api, ApiError, Object
 from autoscaler.spec.model import Model, ModelSpec
 from tests.support.fakes.kubernetes.api_server import Event, Server
@@ -47,7 +47,9 @@ def test_rejected_start_blocks_its_spec_for_sixty_seconds() -> None:
 @pytest.mark.parametrize(
     ("pods", "used", "is_blocked"), [("9", "4", False), ("4", "3", True)], ids=["spec-changes", "status-changes"]
 )
-async def test_rejected_start_is_forgotten_when_a_quota_spec_changes(pods: str, used: str, is_blocked: bool) -> None:
+async def test_rejected_start_is_forgotten_only_when_a_quota_spec_changes(
+    pods: str, used: str, is_blocked: bool
+) -> None:
     server, refused = Quotas(), RefusedStarts()
     server.truth = {"q": quota("4", "4", 1)}
     calls: list[None] = []

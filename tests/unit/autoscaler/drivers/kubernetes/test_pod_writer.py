@@ -138,7 +138,7 @@ async def test_removed_drain_annotation_is_written_again_before_pod_delete() -> 
 
 
 @pytest.mark.parametrize(("lingers", "grace_s"), [(False, 5), (True, 1)])
-async def test_drained_pod_with_pre_stop_sleep_is_deleted_with_one_second_grace(lingers: bool, grace_s: int) -> None:
+async def test_drained_pod_has_one_second_grace_only_if_it_has_a_pre_stop_sleep(lingers: bool, grace_s: int) -> None:
     server = Server()
     if lingers and server.pod is not None:
         pods.add_pre_stop_sleep(server.pod)

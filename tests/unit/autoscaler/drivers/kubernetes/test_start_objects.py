@@ -7,13 +7,13 @@ from typing import Literal, cast
 
 import pytest
 
+from autoscaler.drivers.kubernetes.blocked_starts import VOLUMES
 from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
-from autoscaler.drivers.kubernetes.pending_starts import VOLUMES
 from autoscaler.drivers.kubernetes.start_objects import PodBuilder
 from autoscaler.drivers.kubernetes.weight_volumes import MountError
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.constants import NODE_POOL, NODES
-from autoscaler.slicing.base import PodFields
+from autoscaler.slicing.slicer_protocol import PodFields
 from autoscaler.spec.installation_ownership import ANYBODYS, INSTALLATION, Ownership
 from autoscaler.spec.pod import Pod
 from autoscaler.spec.settings import Settings, Weights
@@ -105,7 +105,7 @@ OWN, TAKEN = node("own"), node("taken", **{NODE_POOL: "gpus"})
         "gone",
     ],
 )
-async def test_pod_that_may_run_on_a_karpenter_node_has_a_pre_stop_sleep(
+async def test_pod_has_pre_stop_sleep_only_if_it_may_run_on_a_karpenter_node(
     nodes: tuple[Object, ...], slices: tuple[str, ...], late: bool
 ) -> None:
     assert lingers(await known(*nodes), *slices) is late

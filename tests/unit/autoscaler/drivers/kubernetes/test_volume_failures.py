@@ -52,9 +52,7 @@ def event(reason: str, second: int, message: str = SECRET, version: int = 1, **m
         ((event("FailedMount", 3), event("SuccessfulAttachVolume", 9, "of another volume")), f"FailedMount: {SECRET}"),
     ],
 )
-def test_pod_has_a_volume_failure_only_if_its_newest_event_reports_one(
-    events: tuple[Object, ...], message: str
-) -> None:
+def test_volume_failure_event_counts_until_the_pod_pulls_its_image(events: tuple[Object, ...], message: str) -> None:
     assert find_volume_failure(events) == message
 
 
@@ -120,7 +118,7 @@ async def test_failed_list_for_one_pod_does_not_affect_another() -> None:
     assert rig.changed == [WAITS]
 
 
-async def test_events_of_a_pod_are_polled_with_growing_intervals() -> None:
+async def test_events_of_a_pod_are_polled_after_5_s_and_then_every_10_s() -> None:
     rig = Rig(WAITS)
     asked_s = [second for second in range(100) if await rig.look(1.0 if second else 0.0)]
     pauses = [later - earlier for earlier, later in itertools.pairwise(asked_s)]

@@ -23,7 +23,7 @@ from autoscaler.drivers.kubernetes.weight_volumes import (
     mount_weights,
 )
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
-from autoscaler.slicing.base import PodFields
+from autoscaler.slicing.slicer_protocol import PodFields
 from autoscaler.spec.installation_ownership import INSTALLATION, Ownership
 from autoscaler.spec.model import Adapter, Model
 from autoscaler.spec.pod import Pod, Resources

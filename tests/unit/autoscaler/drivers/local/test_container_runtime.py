@@ -79,7 +79,7 @@ def test_command_that_does_not_run_a_container_is_not_recognised(command: str) -
         ("docker run image -p", False),
     ],
 )
-def test_port_published_without_a_local_address_is_open_to_the_network(command: str, expected: bool) -> None:
+def test_published_port_is_open_to_the_network_unless_its_address_is_local(command: str, expected: bool) -> None:
     run = read_container_run(command.split())
     assert run is not None
     assert publishes_to_network(run) is expected

@@ -66,7 +66,7 @@ def test_launch_error_names_the_file_if_the_os_error_has_one() -> None:
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_engine_exit_on_full_disk_is_not_a_failed_start(full: bool) -> None:
+def test_engine_exit_is_a_failed_start_unless_the_disk_is_full(full: bool) -> None:
     """The local driver observes LEAVING before EXITED."""
     start = replica(model("a", 20), "r1", state=ReplicaState.STARTING)
     before = world([model("a", 20)], [device()], [start])

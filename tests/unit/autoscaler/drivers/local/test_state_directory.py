@@ -230,7 +230,7 @@ def test_placement_values_saved_last_are_loaded_by_the_next_process(state: State
     assert LessonFile(state).load() == (LESSON, "")
 
 
-def test_placement_values_of_other_version_are_kept_until_next_save(state: StateDirectory) -> None:
+def test_placement_values_of_another_version_are_not_loaded_or_deleted(state: StateDirectory) -> None:
     path = state.path / "lesson.json"
     path.write_bytes(b'{"version": 2, "lesson": {"of": "another kind"}}')
     assert LessonFile(state).load() == (None, f"{path} has version 2, not 1: its values are learned again")
@@ -255,7 +255,9 @@ def test_corrupt_placement_values_file_is_moved_aside_and_reported(state: StateD
     assert LessonFile(state).load() == (None, "")
 
 
-def test_history_that_cannot_be_saved_is_left_out_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_history_that_cannot_be_saved_is_reported_and_the_other_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     state, faults, bad = StateDirectory.open(tmp_path), list[tuple[str, str]](), History(starts_s=(666.0,))
     inject(
         monkeypatch, "autoscaler.drivers.local.learned_files:_move", lambda one, *_: one.starts_s == (666.0,),

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from autoscaler.documents.parse import DocumentError, parse_documents
 from autoscaler.importers.kubeai import models
-from autoscaler.importers.kubeai.system import CHART
+from autoscaler.importers.kubeai.config import CHART
 from autoscaler.importers.result import ConversionResult, refuse_duplicate_names, to_yaml
 from autoscaler.spec.decode import WrongKeyError
 from tests.support.builders.converted_documents import spec_of
@@ -291,7 +291,7 @@ CONFIG_MAP = yaml.safe_dump(
 
 
 @pytest.mark.parametrize("settings_text", [VALUES, CONFIG_MAP])
-def test_custom_resource_profiles_and_images_are_applied(settings_text: str) -> None:
+def test_custom_kubeai_resource_profiles_set_devices_image_and_pod_fields(settings_text: str) -> None:
     wide, l4, big = convert(
         yaml.safe_dump_all(
             spec(resourceProfile=profile) | {"metadata": {"name": profile.partition(":")[0]}}

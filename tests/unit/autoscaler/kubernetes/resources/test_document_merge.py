@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import pytest
 
 from autoscaler.contract import ModelName
-from autoscaler.documents.document_faults import DocumentFault
+from autoscaler.documents.document_quarantine import DocumentFault
 from autoscaler.kubernetes.resources.document_merge import CUSTOMS, FILES, Installation, Status
+from autoscaler.spec.document_names import Origin
 from autoscaler.spec.model import Model, ModelSpec
-from autoscaler.spec.name_conflicts import Origin
 from autoscaler.spec.settings import Settings
 from autoscaler.state.events import DocumentsSeen
 from tests.support.harness.faults.fault_injection import inject
@@ -78,7 +78,7 @@ def test_model_whose_name_resolution_raises_keeps_its_name_and_is_faulty(monkeyp
     received = Received()
     one = Installation(received, (CUSTOMS,))
     one.put(CUSTOMS, {X: model(1), Y: model(2, "b")})
-    inject(monkeypatch, "autoscaler.spec.name_conflicts:_settled", lambda origin, *_: origin == X)
+    inject(monkeypatch, "autoscaler.spec.document_names:_settled", lambda origin, *_: origin == X)
     one.put(CUSTOMS, {X: model(1, slots=7), Y: model(2, "b", slots=8)})
     assert received.names == ["x", "b/x"], "the younger Model does not get its name"
     assert [of.slots for of in received.documents[-1].models] == [1, 8]

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
 from autoscaler.fold.fold import Observation
-from autoscaler.kubernetes.resources import event_log
-from autoscaler.kubernetes.resources.event_log import MINUTE_MAX, PENDING_MAX, Book, ModelEvent, Regarding
+from autoscaler.kubernetes.resources import events
+from autoscaler.kubernetes.resources.events import MINUTE_MAX, PENDING_MAX, Book, ModelEvent, Regarding
 from autoscaler.spec.model import Adopted
 from autoscaler.state.actions import Action, DrainReplica, FailReplica, FailStart, StartReplica, StopReplica
 from autoscaler.state.capacity import LeasesSeen
@@ -30,7 +30,7 @@ def events_after(at: World, *batch: Observation | Action) -> tuple[World, list[t
     """The state after a batch, and the (reason, note) of each Event."""
     now, moves = after(at, *batch)
     actions = [one for one in batch if isinstance(one, FailStart)]
-    return now, [(one.reason, one.note) for one in event_log.derive_step_events(moves, actions, at, now)]
+    return now, [(one.reason, one.note) for one in events.derive_step_events(moves, actions, at, now)]
 
 
 def one_of(**fields: Any) -> World:
@@ -99,7 +99,7 @@ def test_capacity_order_records_an_event_when_placed_and_when_delivered() -> Non
     here = arrived(shown(ordered, T0 + 1), T0 + 30)
 
     def between(before: World, now: World) -> list[tuple[str, str]]:
-        return [(one.reason, one.note) for one in event_log.derive_step_events((), (), before, now)]
+        return [(one.reason, one.note) for one in events.derive_step_events((), (), before, now)]
 
     assert between(begin, ordered) == [("CapacityRequested", "1 x A100 on w1 was ordered from rack")]
     assert between(ordered, here) == [("CapacityArrived", "rack delivered 1 x A100 on w1 after 30 s")]
@@ -116,12 +116,12 @@ def test_replicas_found_after_restart_cause_at_most_one_event() -> None:
 
 def test_event_refers_to_a_model_object_only_if_the_cluster_has_one() -> None:
     ada = model("ada")
-    assert event_log.find_involved_object(ada) is None, "of a file"
-    assert event_log.find_involved_object(replace(ada, uid="u1")) == ADA
+    assert events.find_involved_object(ada) is None, "of a file"
+    assert events.find_involved_object(replace(ada, uid="u1")) == ADA
     elsewhere = replace(ada, uid="u2", namespace="team-a", name=ModelName("team-a/ada"), served_name="ada")
-    assert event_log.find_involved_object(elsewhere) == ADA._replace(namespace="team-a", uid="u2")
+    assert events.find_involved_object(elsewhere) == ADA._replace(namespace="team-a", uid="u2")
     adopted = Adopted(kind="Deployment", namespace="default", name="ada")
-    assert event_log.find_involved_object(replace(ada, uid="u1", adopted=adopted)) is None
+    assert events.find_involved_object(replace(ada, uid="u1", adopted=adopted)) is None
 
 
 # --- how many Events are sent -----------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def test_events_within_ten_minutes_join_one_series() -> None:
     assert first is not None
     assert book.series(first) is None
     book.sent(first, "ada.1", 1)
-    assert book.series(first._replace(last_s=T0 + 599)) == event_log.Series("ada.1", 1, T0)
+    assert book.series(first._replace(last_s=T0 + 599)) == events.Series("ada.1", 1, T0)
     assert book.series(first._replace(last_s=T0 + 600)) is None
 
 
@@ -193,4 +193,4 @@ def test_unsent_event_is_retried_first_with_newer_occurrences() -> None:
 
 @pytest.mark.parametrize("text", ["ä" * 900, "x" * 5000])
 def test_event_note_is_truncated_to_api_server_limit(text: str) -> None:
-    assert 990 < len(event_log.truncate_note(text).encode()) <= 1000
+    assert 990 < len(events.truncate_note(text).encode()) <= 1000

@@ -14,8 +14,8 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.controller.loop import LoopStep
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.kubernetes.resources import event_writer
-from autoscaler.kubernetes.resources.event_log import FAILURES_MAX, ModelEvent, Regarding
 from autoscaler.kubernetes.resources.event_writer import Events
+from autoscaler.kubernetes.resources.events import FAILURES_MAX, ModelEvent, Regarding
 from autoscaler.state.actions import Plan
 from autoscaler.state.events import Transition
 from autoscaler.state.lifecycle import ReplicaState as S
@@ -153,7 +153,7 @@ async def test_unexpected_exception_drops_its_event_and_others_are_sent_at_once(
 async def test_event_that_cannot_be_built_is_dropped_and_others_are_sent_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    server, point = Server(), "autoscaler.kubernetes.resources.event_log:build_event_manifest"
+    server, point = Server(), "autoscaler.kubernetes.resources.events:build_event_manifest"
     inject(monkeypatch, point, lambda due, *_: due.regarding.name == "ada", expected=False)
     async with sending(server) as house:
         for name in ("ada", "ben", "ada", "eve"):
@@ -169,11 +169,11 @@ async def test_memory_error_while_sending_an_event_ends_the_event_writer() -> No
         await house.events.run()
 
 
-def test_model_whose_event_raises_is_quarantined_and_others_are_recorded(
+def test_model_whose_event_raises_is_reported_and_others_are_recorded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     inject(
-        monkeypatch, "autoscaler.kubernetes.resources.event_log:_transition_event",
+        monkeypatch, "autoscaler.kubernetes.resources.events:_transition_event",
         lambda move, _: move.model == "a", expected=False,
     )  # fmt: skip
     faults, models = list[tuple[str, str]](), [replace(model(name, 20), uid=name) for name in ("a", "b")]

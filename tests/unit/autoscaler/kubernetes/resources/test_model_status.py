@@ -20,7 +20,7 @@ from autoscaler.kubernetes.resources.model_status import NO_STATUS, ClockReading
 from autoscaler.kubernetes.resources.watcher import ModelObject
 from autoscaler.kubernetes.watch import ObjectKey
 from autoscaler.schema import crds
-from autoscaler.spec.name_conflicts import Origin, Settled
+from autoscaler.spec.document_names import Origin, Settled
 from autoscaler.state.actions import Unmet
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import History, ModelLoad
@@ -97,7 +97,7 @@ def test_conditions_of_any_model_state_have_valid_kubernetes_fields() -> None:
         assert all(one.reason.isalpha() and one.status in ("True", "False", "Unknown") for one in conditions)
 
 
-def test_a_quarantined_model_is_faulty_and_stays_ready_while_it_serves() -> None:
+def test_model_with_a_fault_is_faulty_and_stays_ready_while_it_serves() -> None:
     cold, warm = case(fault="KeyError: 7"), case(fault="KeyError: 7", replicas=(replica(ADA, "r"),))
     assert condition_of(cold, "Ready")[1:3] == ("False", "Faulty")
     assert condition_of(warm, "Ready")[1:3] == ("True", "Serving")
@@ -204,7 +204,7 @@ def test_last_start_stays_in_the_status_after_the_replica_ends() -> None:
     assert "lastStart" not in statuses.encode_status(found)
 
 
-def test_invalid_model_objects_show_the_reason_and_no_replicas() -> None:
+def test_invalid_or_renamed_model_object_shows_the_reason_and_no_replicas() -> None:
     objects = {
         ObjectKey("default", "ada"): ModelObject("u1", 1, ADA, ""),
         ObjectKey("team-a", "ada"): ModelObject("u2", 2, ADA, ""),

@@ -129,7 +129,7 @@ def step(at: World, *actions: FailStart) -> LoopStep:
     "point",
     ["status_writer:Statuses._apply", "status_writer:_Kept.see", "model_status:encode_status"],
 )
-async def test_model_whose_status_raises_is_quarantined_and_others_are_written(
+async def test_model_whose_status_raises_is_reported_and_others_are_written(
     point: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls, faults = Counter[str](), Counter[str]()

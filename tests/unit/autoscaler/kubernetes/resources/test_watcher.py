@@ -12,12 +12,12 @@ from autoscaler.documents.parse import read_document
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.resources.document_merge import CUSTOMS, Installation
 from autoscaler.kubernetes.resources.kubeai_watcher import KUBEAI, KubeaiModels
-from autoscaler.kubernetes.resources.undecoded import describe_unconverted, describe_undecoded
+from autoscaler.kubernetes.resources.undecoded_models import describe_unconverted, describe_undecoded
 from autoscaler.kubernetes.resources.watcher import DocumentWatcher
 from autoscaler.kubernetes.watch import ObjectKey
 from autoscaler.routing.routes import model_entry
+from autoscaler.spec.document_names import Origin
 from autoscaler.spec.model import Model, ModelSpec, Queue
-from autoscaler.spec.name_conflicts import Origin
 from autoscaler.spec.pod import API_VERSION
 from autoscaler.spec.tenant import Tenant
 from tests.support.fakes.kubernetes.api_server import Server
@@ -80,7 +80,7 @@ async def run(
         raise ended
 
 
-async def test_model_that_raises_when_decoded_is_quarantined_until_a_retry() -> None:
+async def test_model_that_raises_when_decoded_is_faulty_until_a_retry() -> None:
     server, parser = Server(), Parser(KeyError("odd"))
     server.truth = {name: found(name) for name in ("a", "b")}
     server.stream = [("MODIFIED", found("b") | {"status": {"observedGeneration": 1}})]
@@ -134,7 +134,7 @@ async def test_object_without_valid_metadata_is_unreadable(caplog: pytest.LogCap
     assert [one.name for one in installation.settled.models] == ["a"]
 
 
-async def test_exception_while_a_kubeai_model_is_converted_quarantines_the_model() -> None:
+async def test_kubeai_model_whose_conversion_raises_is_faulty_until_a_retry() -> None:
     server, parser = Server(), Parser(KeyError("odd"))
     server.truth = {"b": found("b")}
     installation = Installation(lambda *_: None, (KUBEAI,))

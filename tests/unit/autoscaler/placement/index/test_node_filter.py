@@ -10,7 +10,7 @@ from autoscaler.placement.index.node_filter import KEYS_MAX, Admitting
 from autoscaler.placement.model.predicates import has_matching_labels, node_exclusion_reason
 from autoscaler.placement.model.types import NodeConstraints
 from autoscaler.spec.pod import Toleration
-from autoscaler.state.pending_labels import PendingLabels, Taint
+from autoscaler.state.node_labels_and_taints import PendingLabels, Taint
 from autoscaler.state.world import NodeId, Slice
 from tests.support.builders.worlds import device
 from tests.support.example_budget import examples

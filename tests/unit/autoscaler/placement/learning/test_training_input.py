@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from autoscaler.fold.fold import fold
 from autoscaler.placement.index.residual_waste_tables import WHOLE, Face, Tables, Taught, build_untrained_estimate
-from autoscaler.placement.learning import training_input
+from autoscaler.placement.learning import training
 from autoscaler.placement.learning.learner import SEED, Learner
-from autoscaler.placement.learning.training_input import (
+from autoscaler.placement.learning.training import (
     ALIKE_MAX,
     FAILED_S,
     LANES_MAX,
@@ -30,7 +30,7 @@ from tests.support.builders.placement_values import cluster, exercise_of, lesson
 from tests.support.builders.worlds import GI, T0, device, model, world
 
 LANE = SliceClass(24 * GI)
-AGAIN_S = training_input.AGAIN_S
+AGAIN_S = training.AGAIN_S
 CHANGED = "the demand changed"
 
 
@@ -62,7 +62,7 @@ def test_shuffled_models_and_slices_give_the_same_training_input() -> None:
     ],
     ids=["there are no requests", "it fits nowhere", "one Slice is no choice", "no Slice"],
 )
-def test_no_training_input_without_demand_or_with_fewer_than_two_slices(one: World) -> None:
+def test_no_training_input_without_demand_that_fits_or_a_second_slice(one: World) -> None:
     assert build_training_input(one, T0) is None
 
 
@@ -86,8 +86,8 @@ def test_sample_of_a_large_cluster_contains_every_node_kind() -> None:
 
 
 def test_initial_placement_values_equal_the_untrained_estimate_of_sizes() -> None:
-    made = training_input.build_initial_values(exercise_of(cluster()))
-    known, sizes = training_input.decode_placement_values(made), build_untrained_estimate({334: 1.0, 500: 1.0})
+    made = training.build_initial_values(exercise_of(cluster()))
+    known, sizes = training.decode_placement_values(made), build_untrained_estimate({334: 1.0, 500: 1.0})
     assert (made.learnt, known.faces) == (False, ())
     assert np.array_equal(known.tables.values, sizes.tables.values)
     assert np.array_equal(known.tables.prices, sizes.tables.prices)
@@ -97,18 +97,18 @@ def test_initial_placement_values_equal_the_untrained_estimate_of_sizes() -> Non
 def test_training_twice_with_one_seed_gives_equal_placement_values() -> None:
     one = exercise_of(cluster(2))
     made, again, other = (
-        training_input.learn_placement_values(each, lambda seed: random.Random(seed).randrange)
+        training.learn_placement_values(each, lambda seed: random.Random(seed).randrange)
         for each in (one, one, replace(one, seed=1))
     )
     assert made == again
     assert made.learnt
     assert made.exercise == one
-    assert training_input.decode_placement_values(made).faces == (Face((("", LANE.memory_bytes),) * 2, CPU_MAX),)
+    assert training.decode_placement_values(made).faces == (Face((("", LANE.memory_bytes),) * 2, CPU_MAX),)
     assert made.values != other.values
 
 
 @pytest.mark.parametrize("scores", [(1.0, 3.0, 2.0), (3.0, 2.0, 1.0), (1.0, 2.0, 3.0)])
-def test_training_keeps_the_best_result_if_a_later_one_scores_lower(
+def test_training_keeps_the_result_with_the_highest_score(
     scores: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scores fluctuate during learning: the last result is not always the best."""
@@ -122,8 +122,8 @@ def test_training_keeps_the_best_result_if_a_later_one_scores_lower(
         return iter(heard)
 
     monkeypatch.setattr(Learner, "lessons", list_lessons)
-    made = training_input.decode_placement_values(
-        training_input.learn_placement_values(one, lambda seed: random.Random(seed).randrange)
+    made = training.decode_placement_values(
+        training.learn_placement_values(one, lambda seed: random.Random(seed).randrange)
     )
     assert made.tables.prices.tolist() == [3, 0]
 
@@ -138,7 +138,7 @@ def learnt(one: World | None = None) -> PlacementValues:
 def test_training_is_due_until_values_are_learned() -> None:
     now = exercise_of(cluster())
     assert training_reason(now, None, None, T0) == "no training has succeeded yet"
-    assert training_reason(now, training_input.build_initial_values(now), None, T0) == "no training has succeeded yet"
+    assert training_reason(now, training.build_initial_values(now), None, T0) == "no training has succeeded yet"
     assert training_reason(now, learnt(), None, T0) == ""
 
 
@@ -179,7 +179,7 @@ def test_training_is_not_repeated_before_its_retry_delay_ends(failed: bool, wait
 
 def test_initial_values_do_not_replace_learned_values() -> None:
     one = cluster()
-    begun, made = training_input.build_initial_values(exercise_of(one)), learnt()
+    begun, made = training.build_initial_values(exercise_of(one)), learnt()
     one, _ = fold(one, [LessonLearnt(lesson=begun)], T0)
     assert one.learned.lesson is begun
     one, _ = fold(one, [LessonLearnt(lesson=made)], T0)
@@ -199,8 +199,8 @@ def test_placement_values_of_wrong_size_or_range_are_rejected() -> None:
         replace(made, exercise=replace(made.exercise, nodes=())),
     ):
         with pytest.raises(ValueError, match="placement values do not match"):
-            training_input.decode_placement_values(wrong)
+            training.decode_placement_values(wrong)
     for number in (-1, WHOLE * 64 + 1):
         prices = np.array([0, number], np.dtype("<i4")).tobytes()
         with pytest.raises(ValueError, match="placement values have an entry outside 0 to 64000"):
-            training_input.decode_placement_values(replace(made, prices=prices))
+            training.decode_placement_values(replace(made, prices=prices))

@@ -104,7 +104,7 @@ def test_models_with_a_common_tenant_or_no_tenants_share_a_device(tenants: tuple
 
 
 @pytest.mark.parametrize("kind", ["mig", ""])
-def test_different_tenants_may_use_mig_partitions_of_one_gpu(kind: str) -> None:
+def test_different_tenants_share_a_gpu_with_mig_or_without_slicing_kind(kind: str) -> None:
     slices = [share("g0", 0, kind, shared=not kind), share("g0", 1, kind, shared=not kind)]
     assert not any(domain_of(one) for one in slices)
     assert kinds(plan(calls([A, B], slices, [on(A, slices[0], busy=True)], "b"), T0)) == ["start b"]

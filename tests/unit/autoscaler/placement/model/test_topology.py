@@ -260,7 +260,7 @@ def test_new_replica_waits_until_a_draining_one_frees_a_linked_device() -> None:
         ),
     ],
 )  # fmt: skip
-def test_link_that_no_node_has_is_reported_as_never_available(
+def test_missing_link_between_enough_devices_is_reported_as_permanent(
     asked: PlacementRequest, there: list[Slice], reason: str
 ) -> None:
     (missing,) = run([asked], map(shelf, there)).unmet

@@ -226,7 +226,7 @@ async def test_order_fails_when_the_pod_that_blocks_its_scale_down_is_evicted() 
     ids=["ours", "not-an-engine", "other-installation"],
 )  # fmt: skip
 @run_with(run)
-async def test_order_is_uncommitted_if_an_own_replica_takes_its_new_node_first(
+async def test_order_is_uncommitted_only_if_own_replica_uses_its_new_node_first(
     labels: dict[str, str], own: bool
 ) -> None:
     """The scheduler tries the pod again only some seconds after its last attempt."""

@@ -140,5 +140,5 @@ def test_disrupted_order_ends_now_and_deleted_node_claim_is_leaving() -> None:
         ("2562047h", 9_223_369_200.0),
     ],
 )
-def test_duration_in_karpenter_format_is_converted_to_seconds(text: str, seconds: float | None) -> None:
+def test_karpenter_duration_is_converted_to_seconds_or_none_if_unusable(text: str, seconds: float | None) -> None:
     assert nodeclaim.parse_duration_s(text) == seconds

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
 from autoscaler.providers.kube import Object
-from autoscaler.providers.kueue import placeholder_pod
+from autoscaler.providers.kueue import objects as placeholder_pod
 from autoscaler.providers.kueue.provider import KueuePlaces
 from autoscaler.providers.provider import Provider, RefusedError
 from autoscaler.providers.provisioning_request import objects
@@ -101,7 +101,7 @@ class TestKueuePlaces(ProviderContract):
 @pytest.mark.parametrize(
     ("slicing", "share"), [(None, 1), (NodeSlicing(kind="timeslice", replicas=3), 3), (NodeSlicing(kind="hami"), 1)]
 )
-def test_offer_of_a_shared_gpu_is_for_one_replica_on_one_share(slicing: NodeSlicing | None, share: int) -> None:
+def test_each_offer_is_for_one_replica_on_one_gpu_or_gpu_share(slicing: NodeSlicing | None, share: int) -> None:
     """Otherwise other replicas are expected to fit there too, wait for it, and order their own capacity only later."""
     rig, defaults = KueueRig(), settings()
     rig.settings = replace(defaults, nodes=(replace(defaults.nodes[0], slicing=slicing),))

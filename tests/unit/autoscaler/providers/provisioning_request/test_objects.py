@@ -69,7 +69,7 @@ def test_earliest_provisioned_request_gets_the_oldest_node() -> None:
         "another pool",
     ],
 )
-def test_node_that_does_not_suit_a_request_is_not_assigned_to_it(one: Booking, at: CandidateNode) -> None:
+def test_node_is_assigned_only_to_a_provisioned_request_that_matches_it(one: Booking, at: CandidateNode) -> None:
     assert whose([one], at) == {}
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from autoscaler.providers.device_usage import SLICES
 from autoscaler.providers.kube import CONFLICT, AnswerError, Object
 from autoscaler.providers.redfish.dra_publisher import (
     HOME,
@@ -17,7 +16,8 @@ from autoscaler.providers.redfish.dra_publisher import (
     build_resource_slice_spec,
     resource_slice_name,
 )
-from autoscaler.provisioning.published_devices import ClaimStatus, DevicePool, Published
+from autoscaler.providers.release_checks import SLICES
+from autoscaler.provisioning.fabric_device_claims import ClaimStatus, DevicePool, Published
 from autoscaler.spec.pod import MANAGED_BY
 from autoscaler.state.pending_claims import DRIVER, FAILED, device_of
 from tests.simulation.environment.virtual_loop import run

@@ -70,7 +70,7 @@ async def test_session_that_cannot_be_deleted_does_not_block_a_new_one(
 
 
 @pytest.mark.parametrize(("retry_after", "pause_s"), [("0", POLL_S[0]), ("", POLL_S[0]), ("1", 1.0), ("99999", 5.0)])
-def test_task_is_polled_after_its_retry_after_within_limits(retry_after: str, pause_s: float) -> None:
+def test_task_is_polled_no_sooner_than_its_bounded_retry_after_time(retry_after: str, pause_s: float) -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         def looks() -> int:
             return sum("/Tasks/" in one.path for one in rig.fabric.asked)

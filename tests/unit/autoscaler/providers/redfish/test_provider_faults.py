@@ -149,7 +149,7 @@ async def test_device_attached_to_another_node_is_listed_and_detached_there(
 
 @pytest.mark.parametrize("tasks", [True, False], ids=["tasks", "answers"])
 @pytest.mark.parametrize("performed", [True, False], ids=["its answer", "itself"])
-def test_device_is_attached_and_detached_once_although_requests_are_lost(*, tasks: bool, performed: bool) -> None:
+def test_order_and_release_complete_although_requests_or_answers_are_lost(*, tasks: bool, performed: bool) -> None:
     async def lose(rig: FabricRig, many: int) -> None:
         rig.fabric.lose, rig.fabric.lose_before = (many, 0) if performed else (0, many)
 

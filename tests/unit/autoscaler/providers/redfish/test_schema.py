@@ -54,7 +54,7 @@ def test_block_is_parsed_with_and_without_the_client_field() -> None:
         ("", ""),
     ],
 )
-def test_absolute_task_url_is_reduced_to_its_path_and_query(document: str, place: str) -> None:
+def test_task_url_is_reduced_to_its_redfish_path_or_ignored(document: str, place: str) -> None:
     assert documents.parse_location(document) == place
 
 
@@ -86,7 +86,7 @@ def test_block_with_an_error_status_is_unhealthy(document: dict[str, object]) ->
         "/redfish/v1/\nX: y",
     ],
 )
-def test_path_outside_the_service_is_rejected(path: str) -> None:
+def test_resource_path_malformed_or_outside_the_service_is_rejected(path: str) -> None:
     with pytest.raises(RedfishDocumentError):
         documents.parse_block(body(**{"@odata.id": path}))
 

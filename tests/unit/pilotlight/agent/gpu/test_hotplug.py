@@ -11,7 +11,6 @@ import pytest
 from autoscaler.agent_contract import FabricReport, FabricWant, PodDevices
 from autoscaler.spec.installation_ownership import INSTALLATION, Ownership
 from pilotlight.agent.gpu import hotplug
-from pilotlight.agent.gpu.bus import Answer, Bus, StepError
 from pilotlight.agent.gpu.device_plugin_pods import VERSION, Daemons, Those
 from pilotlight.agent.gpu.fabric_node import FabricNode
 from pilotlight.agent.gpu.hotplug import (
@@ -26,6 +25,7 @@ from pilotlight.agent.gpu.hotplug import (
     parse_gpu_query,
 )
 from pilotlight.agent.gpu.hotplug_loop import Attaching
+from pilotlight.agent.gpu.pci_bus import Answer, Bus, StepError
 from tests.support.fakes.gpu_node import GPU_OPERATOR, NODE, PLUGIN, PlayedNode
 from tests.support.fakes.kubernetes.kube_objects import PlayedServer
 
@@ -228,7 +228,7 @@ async def test_only_node_daemons_are_stopped_to_release_a_gpu(rig: Rig, monkeypa
     assert rig.node.pods == 3, "one that looks at it goes, and one that counts it"
 
 
-async def test_release_step_without_effect_is_retried_only_after_a_pause(rig: Rig) -> None:
+async def test_gpu_release_step_without_effect_is_not_retried_at_once(rig: Rig) -> None:
     rig.node.link(A, AT_A, here=True).kept = True
     changescommand = rig.node.run
 
@@ -362,7 +362,7 @@ async def test_foreign_taint_rule_of_the_same_name_is_kept(rig: Rig) -> None:
     assert rig.server.objects[RULE]["spec"] == {}
 
 
-async def test_taint_rule_is_labelled_and_only_removed_by_its_installation() -> None:
+async def test_taint_rule_labelled_by_another_installation_is_not_removed() -> None:
     server = PlayedServer(lambda: 1_000_000.0)
     publish(server)
     daemons = {}

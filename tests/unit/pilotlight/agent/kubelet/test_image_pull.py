@@ -20,8 +20,9 @@ from artifacts.credentials.docker_config import Config, Login
 from artifacts.protobuf import ProtobufError, encode_message, iter_messages, read_string
 from artifacts.registry_errors import PolicyError
 from autoscaler.agent_contract import ImageWant, NodeWants
+from pilotlight.agent.kubelet import grpc_clients
 from pilotlight.agent.kubelet import image_pull as images
-from pilotlight.agent.kubelet import sockets
+from pilotlight.agent.kubelet.grpc_clients import IMAGES_EVERY_S, DaemonClient
 from pilotlight.agent.kubelet.image_pull import (
     AGAIN_S,
     AGAIN_S_MAX,
@@ -32,7 +33,6 @@ from pilotlight.agent.kubelet.image_pull import (
     PullError,
     pull_image,
 )
-from pilotlight.agent.kubelet.sockets import IMAGES_EVERY_S, DaemonClient
 
 ENGINE = ImageWanted("vllm/vllm-openai:v1")
 SECRET = (
@@ -71,7 +71,7 @@ class Runtime:
 
         class Handler:
             def service(_, call: Any) -> Any:  # noqa: N805  self is the runtime
-                known = {sockets.PULL_IMAGE: self._pull, sockets.LIST_IMAGES: self._list}
+                known = {grpc_clients.PULL_IMAGE: self._pull, grpc_clients.LIST_IMAGES: self._list}
                 return grpc.unary_unary_rpc_method_handler(known[call.method]) if call.method in known else None
 
         server = aio.server()
@@ -220,7 +220,9 @@ async def test_number_of_concurrent_and_total_image_pulls_is_limited(
         assert most == [want.image for want in wanted[:WANTED_MAX]]
 
 
-async def test_failed_pull_is_retried_with_backoff_while_wanted(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_failed_image_pull_is_retried_with_backoff_while_wanted(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     waiting, came = Waiting(), asyncio.Semaphore(0)
     async with Runtime(path).running() as runtime, bringing(path, waiting, came) as one:
         runtime.failing[ENGINE.image] = 8
@@ -301,7 +303,7 @@ def test_encoded_protobuf_omits_empty_fields_and_decodes_to_its_values() -> None
     long = "x" * 300
     assert encode_message((1, ""), (2, b"")) == b""
     assert [*iter_messages(encode_message((1, long), (2, encode_message((1, "y")))), 1)] == [long.encode()]
-    assert asked_for(sockets.encode_pull_request("a:1", None)) == ("a:1", None)
+    assert asked_for(grpc_clients.encode_pull_request("a:1", None)) == ("a:1", None)
     assert read_string(b"", 1) == ""
     with pytest.raises(ProtobufError):
         read_string(b"\x0a\x05abcd", 1)

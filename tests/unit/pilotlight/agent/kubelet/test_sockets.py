@@ -1,7 +1,7 @@
 """Kubelet and container runtime over gRPC: real servers on sockets with hand-written responses.
 
 `message` encodes protocol buffers by their specification, independently of the code that reads them. The messages are
-those of the API definitions (see `pilotlight.agent.kubelet.sockets`), and include fields that no code here reads.
+those of the API definitions (see `pilotlight.agent.kubelet.grpc_clients`), and include fields that no code here reads.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 
 from artifacts.protobuf import NUMBER_MAX, ProtobufError, iter_fields, iter_strings, read_string
 from autoscaler.agent_contract import PodDevices
-from pilotlight.agent.kubelet import sockets as nodesockets
-from pilotlight.agent.kubelet.sockets import (
+from pilotlight.agent.kubelet import grpc_clients as nodesockets
+from pilotlight.agent.kubelet.grpc_clients import (
     MISSING,
     AssignedPod,
     NodeSockets,
@@ -123,7 +123,9 @@ def test_arbitrary_bytes_decode_or_raise_protobuf_error(data: bytes) -> None:
 
 @settings(derandomize=True, deadline=None)
 @given(FIELDS, st.data())
-def test_message_truncated_within_a_field_is_rejected(parts: list[tuple[int, Value]], draw: st.DataObject) -> None:
+def test_protobuf_message_truncated_within_a_field_is_rejected(
+    parts: list[tuple[int, Value]], draw: st.DataObject
+) -> None:
     whole = message(*parts)
     ends = {len(message(*parts[:count])) for count in range(len(parts) + 1)}
     cut = draw.draw(st.integers(0, len(whole)))
@@ -142,7 +144,7 @@ def test_message_truncated_within_a_field_is_rejected(parts: list[tuple[int, Val
         (b"\x0a\x05abcd", "longer than the rest of the input"), (b"\x09abcd", "longer"), (b"\x0dabc", "longer"),
     ],
 )  # fmt: skip
-def test_invalid_message_error_names_the_reason(data: bytes, why: str) -> None:
+def test_invalid_protobuf_message_error_names_the_reason(data: bytes, why: str) -> None:
     with pytest.raises(ProtobufError, match=why):
         list(iter_fields(data))
 
@@ -217,7 +219,7 @@ async def test_pods_are_read_from_the_kubelet_and_images_from_the_runtime(socket
     assert runtime.asked == [("/runtime.v1.ImageService/ListImages", b"")], "not so often"
 
 
-async def test_socket_failure_is_logged_once_and_last_answer_is_kept(
+async def test_kubelet_failure_is_logged_once_and_its_last_pod_list_is_kept(
     sockets: NodeSockets, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)

@@ -15,7 +15,7 @@ from artifacts.fetch.fetch import Ways
 from artifacts.fetch.registry import Registries
 from artifacts.fetch.remote_header import NO_TENSORS
 from artifacts.formats import gguf
-from artifacts.formats.cpu_time import CpuTime
+from artifacts.formats.cpu_time_limit import CpuTime
 from artifacts.pack import oci_layout
 from artifacts.pack.pack import Form
 from autoscaler.agent_contract import WeightsReport, read_weights_request
@@ -27,7 +27,7 @@ from pilotlight.agent.weights.inspect import NOT_WHOLE, inspect_artifact
 from pilotlight.cli.weights.pack import plan_artifact
 from pilotlight.models import header_report
 from pilotlight.models.document_loading import fill_memory_estimate
-from pilotlight.models.fit_needs import load_memory_needs, read_reported_needs
+from pilotlight.models.explain_fit_needs import load_memory_needs, read_reported_needs
 from pilotlight.models.model_memory import Known
 from tests.support.builders.artifacts import packed_models
 from tests.support.fakes.hub import FakeHub

@@ -24,7 +24,7 @@ from artifacts.peers.client import Peering
 from artifacts.peers.selection import Peer
 from artifacts.reference import Reference
 from artifacts.registry.client import Client
-from artifacts.store.copy_publication import Copy
+from artifacts.store.pull import Copy
 from artifacts.store.store import Store
 from autoscaler.agent_contract import NodeWant, NodeWants, WeightsReport
 from autoscaler.contract import ReplicaId
@@ -287,7 +287,7 @@ async def test_overlong_reason_of_a_failed_pull_is_truncated(kept: Kept, host: s
         assert len(kept.reports[0].failed) == REASON_CHARS_MAX
 
 
-async def test_secret_lookup_without_namespace_names_the_missing_option() -> None:
+async def test_pull_secret_lookup_without_namespace_names_the_missing_option() -> None:
     with pytest.raises(NoSecretError, match="--pull-secrets NAMESPACE"):
         await PullSecrets(None)("mine")
 

@@ -21,7 +21,7 @@ from artifacts.registry.client import Client
 from artifacts.store.store import Store
 from pilotlight.agent.weights import peer_sharing
 from pilotlight.agent.weights.peer_sharing import build_peer_access
-from pilotlight.net.access import Access
+from pilotlight.net.contract_access import Access
 from pilotlight.net.file_reload import Files
 from pilotlight.net.listen import Address
 from tests.support.builders.artifacts import packed_models

@@ -23,8 +23,8 @@ from autoscaler.weights.peers import NodePeer, NodePeers
 from pilotlight.agent.autoscaler_client import ANSWER_BYTES_MAX, HttpWay
 from pilotlight.agent.weights.metrics import StoreMetrics
 from pilotlight.agent.weights.peers import CERTIFIED, Neighbours, PeerOptions
-from pilotlight.net.access import Access
 from pilotlight.net.certificates import Identity
+from pilotlight.net.contract_access import Access
 from pilotlight.net.file_reload import Files
 from pilotlight.net.listen import Address
 from tests.support.builders.artifacts import packed_models

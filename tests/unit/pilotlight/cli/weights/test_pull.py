@@ -148,7 +148,7 @@ def test_verify_keeps_a_corrupt_pinned_copy(host: str, store: str) -> None:
         (("pull", "oci://127.0.0.1:1/a/b"), 1, "does not answer"),
     ],
 )
-def test_failed_weights_command_prints_a_one_line_error(
+def test_failed_weights_pull_prints_a_one_line_error(
     words: tuple[str, ...], code: int, message: str, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("artifacts.http.retry.TRIES_MAX", 1)

@@ -23,9 +23,9 @@ from autoscaler.drivers.kubernetes.adoption.parsing import (
     read_scaler,
     read_workload,
 )
+from autoscaler.spec.document_names import Origin, resolve_model_conflicts
 from autoscaler.spec.engines import default_slots
 from autoscaler.spec.model import ADOPTED_HASH, Adopted, Model, ModelSpec, ReplicaRange
-from autoscaler.spec.name_conflicts import Origin, resolve_model_conflicts
 from tests.support.builders.adoption_workload import KEY, annotated
 
 # --- annotations ------------------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def test_manual_scale_sets_min_and_max_and_zero_pauses_the_model() -> None:
     assert zero.spec.paused
 
 
-def test_workload_with_another_autoscaler_is_scaled_only_from_or_to_zero() -> None:
+def test_workload_with_an_hpa_is_marked_as_scaled_by_another_autoscaler() -> None:
     model = read_model(annotated(), Others("HorizontalPodAutoscaler ada"))
     assert model.adopted is not None
     assert (model.adopted.toggled, model.adopted.reason) == (True, "ScaledByAnother")
@@ -254,7 +254,7 @@ def pod_object(
         ({"livenessProbe": {"httpGet": {"port": 9100}}}, (8080, 8080, None, False)),
     ],
 )  # fmt: skip
-def test_adopted_pod_is_probed_at_the_port_and_path_of_its_spec(
+def test_adopted_pod_is_probed_like_its_readiness_probe_or_by_the_kubelet(
     container: dict[str, Any], expected: tuple[int, int, str | None, bool]
 ) -> None:
     seen = read_pod(pod_object(container, {}), KEY, "engine")
@@ -381,7 +381,9 @@ def test_pod_owned_by_a_job_is_ignored() -> None:
         (KEY._replace(kind="StatefulSet"), "ada-canary", False),
     ],
 )
-def test_pod_of_other_workload_with_same_selector_is_ignored(key: WorkloadKey, owner: str, is_its: bool) -> None:
+def test_pod_counts_only_for_its_owning_workload_if_selectors_overlap(
+    key: WorkloadKey, owner: str, is_its: bool
+) -> None:
     """Selectors may overlap: {app: x} also selects the pods of {app: x, track: canary}."""
     kind = "ReplicaSet" if key.kind == "Deployment" else key.kind
     assert (read_pod(pod_object({}, {}, kind, owner), key, "engine") is not None) is is_its

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers import probes, resilient_tasks
 from autoscaler.drivers.kubernetes import pod_writer, volume_failures
-from autoscaler.drivers.kubernetes.adoption import driver, workload_runner, workload_scaling
+from autoscaler.drivers.kubernetes.adoption import driver, workload, workload_runner
 from autoscaler.drivers.kubernetes.adoption.annotations import Others, read_model
 from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver, WorkloadEvent
 from autoscaler.drivers.kubernetes.adoption.parsing import AdoptedPodSeen, WorkloadSeen
@@ -25,8 +25,8 @@ from autoscaler.kubernetes.leader_election import Elector
 from autoscaler.kubernetes.safe_decoding import ListPage
 from autoscaler.kubernetes.unreadable_objects import UnreadableObjects
 from autoscaler.kubernetes.watch import Change, ObjectKey, Watched
+from autoscaler.spec.document_names import Origin
 from autoscaler.spec.model import Model
-from autoscaler.spec.name_conflicts import Origin
 from autoscaler.state.events import FaultSeen, ReplicaSeen, Seen
 from pilotlight.processes.cluster import Cluster, ClusterOptions
 from tests.support.builders.adoption_workload import Bench
@@ -400,7 +400,7 @@ async def test_pause_between_retries_of_a_scale_write_grows_exponentially(monkey
     ("uid", "replicas", "tries"), [("uid-ada", 1, 2), ("uid-ada", 5, 20), ("uid-other", 1, 20)],
     ids=["changed-status", "scaled-by-others", "other-object"],
 )  # fmt: skip
-async def test_scale_write_after_409_uses_the_version_of_a_fresh_read(
+async def test_scale_write_after_409_succeeds_only_if_the_scale_is_unchanged(
     uid: str, replicas: int, tries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The watch does not report the change. What others wrote to the scale is not overwritten."""
@@ -574,7 +574,7 @@ async def test_unmet_readiness_condition_keeps_a_pod_unready_despite_its_probe(
 
 
 @pytest.mark.parametrize("hold", HOLDS)
-async def test_failing_readiness_condition_makes_a_ready_pod_unready_at_once(
+async def test_failing_readiness_condition_makes_a_pod_unready_without_a_probe(
     hold: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probes, "READY_EVERY_S", 3600.0)
@@ -643,7 +643,7 @@ def test_watch_change_is_delivered_again_if_its_callback_raised() -> None:
 async def test_failed_mount_ends_adopted_start_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(volume_failures, "LOOK_S", 0.01)
     monkeypatch.setattr(volume_failures, "IMAGE_S_MAX", 0.01)
-    monkeypatch.setattr(workload_scaling, "UNORDERED_S", 0.0)
+    monkeypatch.setattr(workload, "UNORDERED_S", 0.0)
     why = 'MountVolume.SetUp failed for volume "a" : secret "login" not found'
     async with serving("ada", "bob") as house:
         house.plane.events = [

@@ -111,7 +111,7 @@ def test_adopted_transition_time_changes_only_with_condition_status() -> None:
     assert sign.next("t2") == ShownCondition(condition("WrongAnnotation", "False"), "t2")
 
 
-def test_existing_condition_is_not_written_by_a_new_leader() -> None:
+def test_unchanged_condition_is_not_written_again_by_a_new_leader() -> None:
     sign = Sign("u")
     sign.see(ShownCondition(condition(), "t0"), 1, condition())
     assert sign.due_s() is None
@@ -165,7 +165,7 @@ OURS = {
 
 
 @pytest.mark.parametrize(("conditions", "there"), [((), None), ((OURS,), ShownCondition(condition(), "t0"))])
-def test_condition_of_another_writer_is_ignored(
+def test_only_the_condition_of_pilotlight_is_read_from_a_workload(
     conditions: tuple[dict[str, str], ...], there: ShownCondition | None
 ) -> None:
     seen = read_workload("Deployment", found({"pilotlight.dev/models": "ada"}, *conditions))

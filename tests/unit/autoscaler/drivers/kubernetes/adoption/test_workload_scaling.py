@@ -10,7 +10,7 @@ from autoscaler.demand.desired_replicas import DesiredReplicas
 from autoscaler.drivers.driver import Observe
 from autoscaler.drivers.kubernetes.adoption.annotations import read_model
 from autoscaler.drivers.kubernetes.adoption.parsing import WorkloadKey
-from autoscaler.drivers.kubernetes.adoption.workload_scaling import UNORDERED_S, Mode
+from autoscaler.drivers.kubernetes.adoption.workload import UNORDERED_S, Mode
 from autoscaler.drivers.kubernetes.composite import CompositeDriver
 from autoscaler.drivers.kubernetes.objects.pod_state import read_waiting_reason
 from autoscaler.fold.fold import fold
@@ -187,7 +187,7 @@ def test_existing_pods_become_replicas_named_by_annotation_or_pod() -> None:
         ("p1-uid-p-x", "uid-p1"),
     ],
 )
-def test_pod_marked_as_another_models_replica_keeps_its_own_id(replica: str, intent: str) -> None:
+def test_pod_with_a_forged_replica_annotation_keeps_its_own_id(replica: str, intent: str) -> None:
     """The owner of a workload can set any annotation, in its template or on a pod."""
     bench = Bench(replicas=1)
     bench.pod("p1", replica=replica, intent=intent)

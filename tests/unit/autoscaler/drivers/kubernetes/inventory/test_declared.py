@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.drivers.kubernetes.inventory import declared
-from autoscaler.drivers.kubernetes.inventory.declared import DeclaredDevices, Quota
+from autoscaler.drivers.kubernetes.inventory import declared_devices
+from autoscaler.drivers.kubernetes.inventory.declared_devices import DeclaredDevices, Quota
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.planner.plan import plan
 from autoscaler.spec.model import Model
@@ -38,7 +38,7 @@ A100 = nodes("A100", 80, 2, pool="a100")
 
 def offered(on: tuple[NodeKind, ...], *quotas: Quota, replicas: tuple[Replica, ...] = ()) -> dict[str, str]:
     """Slice -> reason why it is closed."""
-    there = declared.build_declared_slices(on, quotas, {one.id: one for one in replicas})
+    there = declared_devices.build_declared_slices(on, quotas, {one.id: one for one in replicas})
     return {slice_.id: slice_.closed for slice_ in there}
 
 
@@ -47,21 +47,21 @@ def held(of: Model, *on: str, state: S = S.READY, **fields: Any) -> Replica:
 
 
 def test_each_node_entry_in_settings_becomes_one_node_with_reserved_name() -> None:
-    first, *others = declared.build_declared_slices((T4, A100), (), {})
+    first, *others = declared_devices.build_declared_slices((T4, A100), (), {})
     assert (first.id, first.node, first.product, first.memory_bytes) == ("nodes[0]/gpu0", "nodes[0]", "T4", 16 * GI)
     assert (first.labels, first.labels_known) == ({"pool": "t4"}, False)
     assert [other.id for other in others] == ["nodes[1]/gpu0", "nodes[1]/gpu1"]
 
 
 def test_pod_on_a_declared_node_selects_the_labels_of_its_settings_entry() -> None:
-    assert declared.find_node_selector((T4, A100), (SliceId("nodes[1]/gpu0"), SliceId("nodes[1]/gpu1"))) == {
+    assert declared_devices.find_node_selector((T4, A100), (SliceId("nodes[1]/gpu0"), SliceId("nodes[1]/gpu1"))) == {
         "pool": "a100"
     }
-    assert declared.find_node_selector((), (SliceId("quota[]/gpu0"),)) == {}
-    assert declared.find_node_selector((T4,), (SliceId("nodes[7]/gpu0"),)) == {}, "it was declared once"
-    assert declared.find_node_selector((T4,), (SliceId(f"nodes[{'9' * 5000}]/gpu0"),)) == {}
-    assert declared.find_node_selector((T4,), (SliceId("node-1/gpu0"),)) is None, "a node that the plan chose"
-    assert declared.find_node_selector((T4,), ()) is None
+    assert declared_devices.find_node_selector((), (SliceId("quota[]/gpu0"),)) == {}
+    assert declared_devices.find_node_selector((T4,), (SliceId("nodes[7]/gpu0"),)) == {}, "it was declared once"
+    assert declared_devices.find_node_selector((T4,), (SliceId(f"nodes[{'9' * 5000}]/gpu0"),)) == {}
+    assert declared_devices.find_node_selector((T4,), (SliceId("node-1/gpu0"),)) is None, "a node that the plan chose"
+    assert declared_devices.find_node_selector((T4,), ()) is None
 
 
 def test_gpu_quota_limits_declared_devices_or_defines_them_if_none() -> None:
@@ -103,7 +103,7 @@ def test_declared_node_is_unavailable_while_a_pod_for_it_cannot_schedule() -> No
 )
 def test_only_a_gpu_resource_quota_without_scopes_limits_devices(spec: Object, found: Quota | None) -> None:
     status = {"used": {"requests.nvidia.com/gpu": "1"}}
-    assert declared.read_quota({"metadata": {"name": "q"}, "spec": spec, "status": status}) == found
+    assert declared_devices.read_quota({"metadata": {"name": "q"}, "spec": spec, "status": status}) == found
 
 
 # --- the resulting plan -----------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def test_only_a_gpu_resource_quota_without_scopes_limits_devices(spec: Object, f
 
 def made(models: tuple[Model, ...], *replicas: Replica, waiting: str, on: tuple[NodeKind, ...] = (T4,)) -> World:
     """A state with one queued request for each Model in `waiting`."""
-    slices = declared.build_declared_slices(on, (), {one.id: one for one in replicas})
+    slices = declared_devices.build_declared_slices(on, (), {one.id: one for one in replicas})
     return world(models, slices, replicas, [gateway(levels=[level(name, 1) for name in waiting])])
 
 
@@ -157,22 +157,22 @@ async def test_slices_are_reported_when_a_quota_or_the_settings_change() -> None
 
 
 @pytest.mark.parametrize("slicing", [NodeSlicing("mig"), NodeSlicing("dra"), NodeSlicing("hami", template="vir04")])
-def test_declared_node_with_mig_dra_or_hami_slicing_is_unavailable(slicing: NodeSlicing) -> None:
-    slices = declared.build_declared_slices((replace(A100, slicing=slicing),), (), {})
-    assert {one.closed for one in slices} == {declared.UNKNOWN_PARTS.format(kind=slicing.kind)}
+def test_declared_node_with_mig_dra_or_a_hami_template_is_unavailable(slicing: NodeSlicing) -> None:
+    slices = declared_devices.build_declared_slices((replace(A100, slicing=slicing),), (), {})
+    assert {one.closed for one in slices} == {declared_devices.UNKNOWN_PARTS.format(kind=slicing.kind)}
 
 
 def test_pod_on_declared_hami_cards_requests_memory_and_no_named_card() -> None:
     kinds = (replace(A100, slicing=NodeSlicing("hami"), device=replace(A100.device, count=2)),)
-    slices = declared.build_declared_slices(kinds, (), {})
+    slices = declared_devices.build_declared_slices(kinds, (), {})
     assert [(one.shared, one.closed, one.holders_max, one.kind) for one in slices] == [(True, "", 10, "hami")] * 2
     assert {one.memory_bytes for one in slices} == {A100.device.memory_bytes}
     ranked = Settings(priority_classes=(PriorityClass(0, "usual", hami_priority=1),)).priority_class(5)
-    pod_fields = declared.find_pod_fields(kinds, replica(model("a", 8), "r", [slices[0].id]), ranked)
+    pod_fields = declared_devices.find_pod_fields(kinds, replica(model("a", 8), "r", [slices[0].id]), ranked)
     assert pod_fields is not None
     assert pod_fields.limits == {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "8192", "nvidia.com/priority": "1"}
     assert (pod_fields.scheduler, sorted(pod_fields.annotations)) == (
         "hami-scheduler", ["hami.io/gpu-scheduler-policy", "hami.io/node-scheduler-policy"],
     )  # fmt: skip
     quota = Quota("q", hard=1, used=0)
-    assert len(declared.build_declared_slices(kinds, (quota,), {})) == 1, "no more cards than pods may ask for"
+    assert len(declared_devices.build_declared_slices(kinds, (quota,), {})) == 1, "no more cards than pods may ask for"

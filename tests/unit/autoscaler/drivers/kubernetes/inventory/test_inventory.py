@@ -14,15 +14,15 @@ from autoscaler.explain.decision_log import Log
 from autoscaler.explain.model import explain_model
 from autoscaler.planner.plan import plan
 from autoscaler.provisioning.unplaceable_models import list_unplaceable_models
-from autoscaler.slicing import slicer_families
-from autoscaler.slicing.base import NodeFacts
+from autoscaler.slicing import slicers
+from autoscaler.slicing.slicer_protocol import NodeFacts
 from autoscaler.slicing.vendors import TEMPLATES
 from autoscaler.spec.model import Model
 from autoscaler.spec.pod import API_VERSION, Pod
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, Settings
 from autoscaler.state.actions import StartReplica
-from autoscaler.state.pending_labels import Taint
+from autoscaler.state.node_labels_and_taints import Taint
 from autoscaler.state.world import Slice, World
 from tests.support.builders.resource_slices import partitionable
 from tests.support.builders.worlds import T0, device, gateway, level, model, world
@@ -51,7 +51,7 @@ DECLARED = (
     ],
     ids=["labels first", "declared", "shared by its plug-in", "a label counts them", "the next that matches"],
 )
-def test_first_matching_settings_entry_fills_missing_node_labels(node: Any, found: tuple[str, int, int]) -> None:
+def test_first_matching_settings_entry_gives_device_facts_not_in_labels(node: Any, found: tuple[str, int, int]) -> None:
     there = nodes.build_slices([nodes.read_node(node)], DECLARED)
     assert (there[0].product, there[0].memory_bytes >> 30, len(there)) == found
     assert (there[0].labels, there[0].labels_known) == (node["metadata"]["labels"], True)
@@ -79,7 +79,7 @@ def test_gpu_of_unknown_memory_size_counts_as_one_gibibyte() -> None:
         "by its labels",
     ],
 )
-def test_gpus_beyond_declared_count_are_usable_if_machine_allows_that_many(
+def test_gpus_beyond_declared_count_are_usable_only_if_machine_allows_them(
     notes: dict[str, str], groups: Groups, many: int
 ) -> None:
     """Otherwise they may be shares of one GPU, and nothing reports how it is shared."""
@@ -138,7 +138,7 @@ def test_gpus_beyond_declared_count_are_usable_if_machine_allows_that_many(
          "nodes[0].device.count: expected a whole number, at least 1 and at most 64"),
     ],
 )  # fmt: skip
-def test_invalid_nodes_in_settings_are_rejected(entry: str, line: str) -> None:
+def test_invalid_nodes_entry_in_settings_is_rejected_with_its_path(entry: str, line: str) -> None:
     with pytest.raises(DocumentError) as caught:
         parse_documents([("a.yaml", f"apiVersion: {API_VERSION}\nkind: Settings\nnodes: [{entry}]")])
     assert str(caught.value) == f"a.yaml: Settings: {line}"
@@ -152,7 +152,7 @@ def test_invalid_nodes_in_settings_are_rejected(entry: str, line: str) -> None:
         ("{namespace: A}", "cutting.namespace: expected a Kubernetes object name: lower-case letters, digits, - and ."),
     ],
 )  # fmt: skip
-def test_invalid_configmap_in_the_cutting_setting_is_rejected(cutting: str, line: str) -> None:
+def test_invalid_cutting_setting_is_rejected_with_its_path(cutting: str, line: str) -> None:
     with pytest.raises(DocumentError) as caught:
         parse_documents([("a.yaml", f"apiVersion: {API_VERSION}\nkind: Settings\ncutting: {cutting}")])
     assert str(caught.value) == f"a.yaml: Settings: {line}"
@@ -218,13 +218,13 @@ def test_node_with_incomplete_labels_matches_unless_a_known_label_differs() -> N
 
 def test_change_of_one_node_rebuilds_only_its_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rebuilding all slices each time would take quadratic time when all nodes of a cluster change."""
-    asked, inventory = list[str](), slicer_families.list_slices
+    asked, inventory = list[str](), slicers.list_slices
 
     def counted(facts: NodeFacts) -> tuple[Slice, ...]:
         asked.append(facts.name)
         return inventory(facts)
 
-    monkeypatch.setattr(slicer_families, "list_slices", counted)
+    monkeypatch.setattr(slicers, "list_slices", counted)
     made: nodes.Made = {}
     there = [nodes.read_node(gpu_node(type="g4dn"))._replace(name=f"n{i}") for i in range(3)]
     first = nodes.build_slices(there, DECLARED, made=made)
@@ -248,7 +248,7 @@ def test_change_of_one_node_rebuilds_only_its_slices(monkeypatch: pytest.MonkeyP
 
 
 def test_resource_claim_on_a_node_rebuilds_only_slices_of_that_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, inventory = list[str](), slicer_families.list_slices
+    asked, inventory = list[str](), slicers.list_slices
 
     def counted(facts: NodeFacts) -> tuple[Slice, ...]:
         asked.append(facts.name)
@@ -266,6 +266,6 @@ def test_resource_claim_on_a_node_rebuilds_only_slices_of_that_node(monkeypatch:
     )
     after = nodes.build_slices(there, published=published, kept=["gpu.nvidia.com/n9/gpu-0", part])
     assert after != before, "it is offered before what has no room beside it"
-    monkeypatch.setattr(slicer_families, "list_slices", counted)
+    monkeypatch.setattr(slicers, "list_slices", counted)
     assert nodes.build_slices(there, published=published, kept=["gpu.nvidia.com/n9/gpu-0", part], made=made) == after
     assert asked == ["n1"]

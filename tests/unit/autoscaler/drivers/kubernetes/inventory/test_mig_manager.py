@@ -253,7 +253,7 @@ def observed_node(plane: Plane, owner: Ownership) -> MigNode:
 
 
 @pytest.mark.parametrize(("owner", "tries"), [(OWNER, ORDER.tries), (OTHER, TRIES_MAX)], ids=["own", "foreign"])
-def test_failed_mig_order_of_another_installation_is_not_retried(owner: Ownership, tries: int) -> None:
+def test_failed_mig_order_is_retried_only_by_its_own_installation(owner: Ownership, tries: int) -> None:
     """Its node stays closed, because its slices may change."""
     plane = Plane()
     give(plane)

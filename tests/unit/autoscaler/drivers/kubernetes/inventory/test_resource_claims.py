@@ -17,8 +17,8 @@ from autoscaler.drivers.kubernetes.pod_writer import Orders, StartListener
 from autoscaler.kubernetes.api import STRATEGIC, Api, ApiError, Object, UnreachableError
 from autoscaler.kubernetes.safe_decoding import ListPage
 from autoscaler.kubernetes.watch import Watched
-from autoscaler.slicing.base import NodeFacts, PodFields, SliceShare
 from autoscaler.slicing.dra import Dra, Got, common_claim_name
+from autoscaler.slicing.slicer_protocol import NodeFacts, PodFields, SliceShare
 from autoscaler.spec.installation_ownership import ANYBODYS, Ownership
 from autoscaler.spec.pod import Pod, Resources
 from autoscaler.spec.quantity import Bytes
@@ -253,7 +253,7 @@ async def test_claim_cleanup_keeps_claims_of_starts_in_progress() -> None:
     assert server.names(CLAIMS) == ["r1", "r2"]
 
 
-async def test_claim_cleanup_ignores_cluster_without_resource_claims() -> None:
+async def test_claim_cleanup_raises_no_error_without_the_resource_claim_api() -> None:
     class Without(Server):
         async def pages(self, path: str, query: Mapping[str, str]) -> AsyncIterator[ListPage]:
             if path == CLAIMS:

@@ -9,16 +9,16 @@ import pytest
 
 from autoscaler.agent_contract import DeviceReport, NodeReport, PodDevices
 from autoscaler.documents.parse import parse_documents
-from autoscaler.drivers.kubernetes.inventory import declared
+from autoscaler.drivers.kubernetes.inventory import declared_devices
 from autoscaler.drivers.kubernetes.objects import node_slices as nodes
 from autoscaler.drivers.kubernetes.objects import pod_manifest as pods
 from autoscaler.drivers.kubernetes.objects.node_slices import NodeSeen, OtherPod
-from autoscaler.drivers.kubernetes.objects.replica_events import build_podless_observation
+from autoscaler.drivers.kubernetes.objects.replica_observations import build_podless_observation
 from autoscaler.fold.fold import fold
 from autoscaler.kubernetes.constants import PLACES
 from autoscaler.planner.plan import plan
 from autoscaler.queries.device_health import ILL, OTHERS, list_unhealthy_slices
-from autoscaler.slicing import slicer_families
+from autoscaler.slicing import slicers
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.spec.pod import API_VERSION, GPU
 from autoscaler.spec.settings import Settings
@@ -125,7 +125,7 @@ def test_gpu_time_sliced_for_three_gets_three_replicas_and_no_fourth(on: list[Sl
     assert sorted(one.resources.slices for one in begun) == [(one.id,) for one in on]
     assert unmet(at) == ("needs 5Gi on one device; the largest has 0 bytes free of 5.3Gi, held by a (busy)", False)
     for one in begun:
-        pod_fields = slicer_families.build_pod_fields(one, at.nodes.slices)
+        pod_fields = slicers.build_pod_fields(one, at.nodes.slices)
         assert pod_fields is not None
         assert pod_fields.memory_fraction == 0.333, "nothing else keeps an engine from the memory of the others"
         spec = pods.build_pod_manifest(one, a, launch(a, "h", 1), "image", asks=pod_fields)["spec"]
@@ -157,7 +157,7 @@ def test_mps_slices_satisfy_memory_isolation() -> None:
     on = slices(SLICED.replace("timeslice", "mps"))
     at, begun = started(called(model("a", 5, gpu=Gpu(isolation="memory"), high=8), on))
     assert len(begun) == 3
-    pod_fields = slicer_families.build_pod_fields(begun[0], at.nodes.slices)
+    pod_fields = slicers.build_pod_fields(begun[0], at.nodes.slices)
     assert pod_fields is not None
     assert pod_fields.memory_fraction is None, "its server does"
 
@@ -192,7 +192,7 @@ def test_renamed_gpu_resource_is_requested_and_counted_in_other_pods() -> None:
     node = g4dn(**LABELLED)._replace(amounts=renamed)
     (first, *_) = on = slices("", node=node)
     assert len(on) == 3
-    pod_fields = slicer_families.build_pod_fields(replica(model("a"), "r", [first.id]), {first.id: first})
+    pod_fields = slicers.build_pod_fields(replica(model("a"), "r", [first.id]), {first.id: first})
     assert pod_fields is not None
     assert pod_fields.limits == {"nvidia.com/gpu.shared": "1"}
     container = {"name": "a", "resources": {"limits": {"nvidia.com/gpu.shared": "1"}}}
@@ -292,8 +292,8 @@ def test_free_shares_of_an_unmapped_unhealthy_gpu_count_as_unhealthy() -> None:
 
 def test_declared_node_has_configured_gpu_shares_limited_by_quota() -> None:
     kinds = settings_of(SLICED).nodes
-    found = declared.build_declared_slices(kinds, (), {})
+    found = declared_devices.build_declared_slices(kinds, (), {})
     assert [one.id for one in found] == ["nodes[0]/gpu0/s0", "nodes[0]/gpu0/s1", "nodes[0]/gpu0/s2"]
     assert {one.labels["node.kubernetes.io/instance-type"] for one in found} == {"g4dn.xlarge"}
-    bounded = declared.build_declared_slices(kinds, (declared.Quota("q", 2, 0),), {})
+    bounded = declared_devices.build_declared_slices(kinds, (declared_devices.Quota("q", 2, 0),), {})
     assert [one.closed for one in bounded] == ["", ""]

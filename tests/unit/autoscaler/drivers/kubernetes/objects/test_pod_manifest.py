@@ -15,7 +15,7 @@ from autoscaler.drivers.kubernetes.objects import pod_manifest as pods
 from autoscaler.drivers.kubernetes.objects import pod_state
 from autoscaler.drivers.kubernetes.objects.pod_overrides import APART, NEAR, PREFERRED, apply_overrides, merge_resources
 from autoscaler.queries.unschedulable_replicas import is_unschedulable
-from autoscaler.slicing.base import PodFields
+from autoscaler.slicing.slicer_protocol import PodFields
 from autoscaler.slicing.vendors import RESOURCES
 from autoscaler.spec.installation_ownership import INSTALLATION, Ownership
 from autoscaler.spec.model import Model
@@ -104,7 +104,7 @@ def test_pod_blocks_node_removal_unless_its_model_overrides() -> None:
     assert (notes[disrupt], notes[evict]) == ("4h", "false")
 
 
-def test_a_replica_without_slices_is_placed_by_the_scheduler() -> None:
+def test_pod_of_a_replica_without_slices_has_no_node_affinity() -> None:
     pod = manifest(model("gpu: {count: 0}"))
     assert not pod["spec"].keys() & {"affinity", "tolerations"}
     assert pod["spec"]["containers"][0]["resources"] == {"requests": {"cpu": "100m"}}
@@ -140,7 +140,7 @@ def test_pod_with_invalid_annotations_is_ignored(spoilt: dict[str, str]) -> None
 
 
 @pytest.mark.parametrize("named", [{"replica": "victim-h-i"}, {"replica": ""}])
-def test_pod_whose_annotation_names_another_replica_is_ignored(named: dict[str, str]) -> None:
+def test_pod_is_ignored_only_if_its_annotation_names_another_replica(named: dict[str, str]) -> None:
     """Without the annotation the pod's own name is its replica's."""
     pod = alive(manifest(model(), "n1/gpu0"))
     pod["metadata"]["annotations"] |= {f"pilotlight.dev/{name}": value for name, value in named.items()}

@@ -11,8 +11,8 @@ from autoscaler.drivers.kubernetes.inventory import resource_claims
 from autoscaler.drivers.kubernetes.objects import pod_manifest
 from autoscaler.kubernetes.api import Object
 from autoscaler.queries.measured_memory import compute_engine_limits
-from autoscaler.slicing import slicer_families
-from autoscaler.slicing.base import NodeFacts
+from autoscaler.slicing import slicers
+from autoscaler.slicing.slicer_protocol import NodeFacts
 from autoscaler.spec.model import Gpu, Model, ModelSpec
 from pilotlight.processes.cluster import build_pod_launch
 from tests.support.builders import slices as sliced
@@ -34,13 +34,13 @@ EMITTED = {name: one.node for name, one in sliced.EXAMPLES.items() if one.open} 
 
 def emitted(node: NodeFacts, devices: int = 1) -> list[Object]:
     """The pod of a vLLM replica on the first open slices, as the driver builds it, and its claims."""
-    slices = {one.id: one for one in slicer_families.list_slices(node)}
+    slices = {one.id: one for one in slicers.list_slices(node)}
     on = [one for one in slices.values() if not one.closed][:devices]
     memory_bytes = min(12 * GIB, on[0].memory_bytes) if on[0].shared and devices == 1 else on[0].memory_bytes
     spec = ModelSpec(engine="vllm", artifact="hf://org/qwen@main", image="vllm:1", gpu=Gpu(count=devices))
     of = Model(name=ModelName("qwen"), spec=spec, memory_bytes=memory_bytes, slots=64)
     one = replica(of, "qwen-1", on=[each.id for each in on], memory_bytes=memory_bytes)
-    pod_fields = slicer_families.build_pod_fields(one, slices)
+    pod_fields = slicers.build_pod_fields(one, slices)
     assert pod_fields is not None
     started = build_pod_launch(
         of,

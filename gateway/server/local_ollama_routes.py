@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from autoscaler.contract import ModelEntry
-from gateway.dialects import ollama
+from gateway.dialects import ollama_requests
 from gateway.http.request_head import Head
 from gateway.request.api_routes import Kind, Operation
 
@@ -27,12 +27,12 @@ CAPABILITIES = ("completion", "tools")
 def handle_ollama_route(gateway: GatewayContext, head: Head, operation: Operation, body: bytes) -> bytes:
     """Return the JSON document. Raises CallError."""
     if operation.kind is Kind.OLLAMA_VERSION:
-        return msgspec.json.encode({"version": ollama.API_VERSION})
+        return msgspec.json.encode({"version": ollama_requests.API_VERSION})
     tenant, names = gateway.tenant(head), gateway.directory.names
     if operation.kind is Kind.OLLAMA_MANAGE:
-        raise ollama.refuse_management(operation.advice)
+        raise ollama_requests.refuse_management(operation.advice)
     if operation.kind is Kind.OLLAMA_SHOW:
-        return msgspec.json.encode(_shown(names.resolve_tagged(tenant, ollama.read_shown_model(body))))
+        return msgspec.json.encode(_shown(names.resolve_tagged(tenant, ollama_requests.read_shown_model(body))))
     entries = names.visible(tenant)
     if operation.kind is Kind.OLLAMA_PS:
         running = [entry for entry in entries if gateway.dispatch.model_state(entry.name) == "ready"]

@@ -20,10 +20,10 @@ from autoscaler.placement.model.bin_builder import build_empty_bins, build_hosts
 from autoscaler.placement.model.predicates import has_matching_labels, host_shortage_reason, node_exclusion_reason
 from autoscaler.placement.model.prices import Prices
 from autoscaler.placement.model.types import Bin, PackResult, Placement, PlacementRequest, Unplaced
-from autoscaler.slicing.base import SliceShare
 from autoscaler.slicing.dra import claimed_mig_profile, find_whole_gpu
 from autoscaler.slicing.mig_geometry import geometry_of
 from autoscaler.slicing.mig_placement import Fleet, MigPlacement
+from autoscaler.slicing.slicer_protocol import SliceShare
 from autoscaler.state.resources import NO_ROOM, HostResources, ResourceAmount
 from autoscaler.state.world import Copy, DeviceId, NodeId, Slice, World
 

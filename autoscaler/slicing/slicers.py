@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec.structs import replace
 
 from autoscaler.slicing import vendors
-from autoscaler.slicing.base import NodeFacts, PodFields, Slicer, SliceShare
 from autoscaler.slicing.dra import Dra
 from autoscaler.slicing.hami import CORDON, HANDSHAKE, NVIDIA, Hami, HamiAllocation, Volcano, parse_allocations
 from autoscaler.slicing.hami import VOLCANO_NAMES as VOLCANO
 from autoscaler.slicing.mig import MIXED, Mig
-from autoscaler.slicing.nvidia_sharing import RESOURCES, Kai, Mps, TimeSlice, WholeGpu
+from autoscaler.slicing.nvidia_gpus import RESOURCES, Kai, Mps, TimeSlice, WholeGpu
+from autoscaler.slicing.slicer_protocol import NodeFacts, PodFields, Slicer, SliceShare
 from autoscaler.spec.settings import PriorityClass
 from autoscaler.state.world import Replica, Slice, SliceId
 

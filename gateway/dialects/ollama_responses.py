@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from gateway.dialects.ollama import ITEMS_MAX, Endpoint, Translated, count_items
+from gateway.dialects.ollama_requests import ITEMS_MAX, Endpoint, Translated, count_items
 from gateway.dialects.ollama_structs import (
     Choice,
     Completion,

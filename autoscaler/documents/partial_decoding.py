@@ -20,9 +20,9 @@ from autoscaler.documents.document_rules import (
     check_tenant_names,
 )
 from autoscaler.spec.decode import WrongKeyError, decode_value
+from autoscaler.spec.document_names import check_alias
 from autoscaler.spec.engines import ENGINES
 from autoscaler.spec.model import Adapter, EngineName, ModelSpec, Queue
-from autoscaler.spec.name_conflicts import check_alias
 from autoscaler.spec.policy import ModelPolicy, check_policy
 
 NO_SPEC = ModelSpec(engine="command")

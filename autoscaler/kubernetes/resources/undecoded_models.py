@@ -5,8 +5,8 @@ never had one, a stand-in with its names is in force: requests reach replicas th
 are rejected, as for every quarantined Model. A stand-in is never started: when its quarantine ends, the object is
 decoded again before the next plan, so every plan sees either a valid document or a quarantined Model.
 
-A stand-in of our own kind has what `autoscaler.documents.stand_ins` reads. Those of other kinds have only the name of
-the object, because their spec has other keys.
+A stand-in of our own kind has what `autoscaler.documents.partial_decoding` reads. Those of other kinds have only the
+name of the object, because their spec has other keys.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from autoscaler.contract import ModelName
-from autoscaler.documents.stand_ins import NO_SPEC, read_known_keys
+from autoscaler.documents.partial_decoding import NO_SPEC, read_known_keys
 from autoscaler.exception_handling import describe_error
-from autoscaler.kubernetes.optional_kinds import created_unix_s
 from autoscaler.kubernetes.safe_decoding import Object
+from autoscaler.kubernetes.watch_set import created_unix_s
 from autoscaler.spec.model import Model, ModelSpec
 
 

@@ -26,7 +26,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from msgspec.structs import replace
 
-from autoscaler.slicing.base import NodeFacts, PodFields, SliceShare, in_mib
+from autoscaler.slicing.slicer_protocol import NodeFacts, PodFields, SliceShare, in_mib
 from autoscaler.spec.pod import GPU
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import DeviceId, Slice, SliceId

@@ -27,8 +27,8 @@ from artifacts.fetch.fetch import Ways
 from artifacts.fetch.registry import Came, MirrorSite, OnProgress, Registries
 from artifacts.reference import DOCKER, DOCKER_HOST, BadReferenceError
 from artifacts.registry_errors import PolicyError
-from artifacts.store.copy_publication import Copy
 from artifacts.store.layout import ForbiddenError, Record
+from artifacts.store.pull import Copy
 from artifacts.store.store import Store
 from autoscaler.contract import ModelName
 from autoscaler.controller.loop import Listener, LoopStep
@@ -41,9 +41,9 @@ from autoscaler.state.events import CopiesSeen
 from autoscaler.state.world import Copy as CopySeen
 from autoscaler.state.world import World
 from autoscaler.text import format_size
-from pilotlight.models.credentials import build_keychain, load_signature_policy
 from pilotlight.models.model_memory import is_fetched_by_store
 from pilotlight.models.model_parts import Part, get_own_part, list_adapter_parts, list_parts, use_local_files
+from pilotlight.models.registry_access import build_keychain, load_signature_policy
 from pilotlight.models.retry_tasks import TROUBLE, RetryTasks
 
 STORE = "weights"
@@ -59,7 +59,7 @@ class AdapterError(Exception):
     """An adapter's weights could not be fetched; `str()` names the adapter and the reason."""
 
 
-log = logging.getLogger("pilotlight.models.weights")
+log = logging.getLogger("pilotlight.models.weights_fetch")
 
 
 class Held(NamedTuple):

@@ -22,9 +22,9 @@ from urllib.parse import urlencode
 from yarl import URL
 
 from artifacts.credentials.sigv4 import Keys
-from artifacts.http.request_targets import get_origin, is_loopback, parse_untrusted_url
 from artifacts.http.retry import Pace, Tries
 from artifacts.http.transport import Limits, Site, Transport
+from artifacts.http.url_policy import get_origin, is_loopback, parse_untrusted_url
 from artifacts.http.xml import BadXmlError, Element, parse_xml
 from artifacts.registry_errors import BrokenError, DeniedError, PolicyError
 

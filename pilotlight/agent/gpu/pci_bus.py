@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from pilotlight.agent.gpu import hotplug
 from pilotlight.agent.gpu.hotplug import APPS, MODULES, QUERY, Holder, Seen, Step, parse_bus_address
-from pilotlight.agent.kubelet.sockets import pod_uid
+from pilotlight.agent.kubelet.grpc_clients import pod_uid
 
 COMMAND_S = 60.0
 """Time limit of a command. The memory of a newly found GPU is scrubbed first, which takes seconds."""

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from artifacts import file_kinds as kinds
 from artifacts import file_policy, safe_paths
+from artifacts.dialects.all_dialects import DIALECTS
 from artifacts.dialects.base import Encoding, Reading, Said
-from artifacts.dialects.registry import DIALECTS
 from artifacts.digest import Digest, is_digest_of
 from artifacts.file_kinds import Role
 from artifacts.oci.descriptor import BadManifestError, Descriptor

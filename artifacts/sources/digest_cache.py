@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from artifacts.dialects.file_selection import Listing
 from artifacts.digest import BadDigestError, Digest, parse_digest
 from artifacts.disk.durable_writes import Disk, list_entries
+from artifacts.sources.file_selection import Listing
 from artifacts.store.layout import CopyKey
 from artifacts.store.store import Store
 

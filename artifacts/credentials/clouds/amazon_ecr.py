@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 from yarl import URL
 
-from artifacts.credentials.aws import AwsKeys
+from artifacts.credentials.aws_keys import AwsKeys
 from artifacts.credentials.clouds.aws_container_credentials import PodKeys
 from artifacts.credentials.clouds.cloud import ABSENT_S, Granted, Step, post_request
 from artifacts.credentials.docker_config import Login

@@ -18,7 +18,7 @@ from typing import NamedTuple, Self
 import msgspec
 
 from artifacts import file_policy, safe_paths
-from artifacts.dialects.accepted_files import File
+from artifacts.dialects.artifact_contents import File
 from artifacts.digest import Digest, compute_digest
 from artifacts.disk.durable_writes import Disk, list_entries, walk_folder
 from artifacts.disk.locks import Flock, try_lock

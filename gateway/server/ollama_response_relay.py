@@ -5,7 +5,7 @@ A document is converted when it is complete. Until then nothing is sent, so that
 
 from __future__ import annotations
 
-from gateway.dialects.ollama_stream import ReplyConverter
+from gateway.dialects.ollama_responses import ReplyConverter
 from gateway.http.response_reader import LAST_CHUNK, BodyWalker, ResponseHead
 from gateway.server.response_relay import Answer
 

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from artifacts import file_kinds, file_policy, safe_paths
-from artifacts.dialects.accepted_files import BYTES_MAX, RefusedError
+from artifacts.dialects.artifact_contents import BYTES_MAX, RefusedError
 from artifacts.digest import BadDigestError, Digest, compute_digest, parse_digest
 from artifacts.file_kinds import Role
 

@@ -19,7 +19,7 @@ from artifacts import safe_paths
 from artifacts.archives import archive_recipe, member_filter
 from artifacts.archives.archive_recipe import ArchivedFile, Recipe
 from artifacts.archives.tar_reader import BadArchiveError
-from artifacts.dialects.accepted_files import Contents, File, RefusedError
+from artifacts.dialects.artifact_contents import Contents, File, RefusedError
 from artifacts.digest import Digest
 from artifacts.disk.thread_wait import run_in_thread
 from artifacts.download import blob_download
@@ -28,8 +28,8 @@ from artifacts.fetch.unpack import Unpacked, Unpacking, iter_members
 from artifacts.formats import magic
 from artifacts.registry.blobs import Blob
 from artifacts.registry.mirrored_registry import Mirrored
-from artifacts.store.copy_publication import Job
 from artifacts.store.layout import digest_file_name
+from artifacts.store.pull import Job
 
 ARCHIVES = "archives"
 """Subfolder of the job's blobs for complete archives until they are extracted."""

@@ -33,9 +33,9 @@ from autoscaler.drivers.kubernetes.adoption.tracked_pod import (
     format_pod_address,
     is_own_mark,
 )
+from autoscaler.drivers.kubernetes.blocked_starts import REFUSED_S, is_temporary
 from autoscaler.drivers.kubernetes.objects.pod_state import IMAGE_S_MAX, StartTiming
-from autoscaler.drivers.kubernetes.objects.replica_events import build_podless_observation, with_finalizers
-from autoscaler.drivers.kubernetes.pending_starts import REFUSED_S, is_temporary
+from autoscaler.drivers.kubernetes.objects.replica_observations import build_podless_observation, with_finalizers
 from autoscaler.spec.model import Model
 from autoscaler.state.events import ReplicaSeen, Seen
 from autoscaler.state.world import Placing, Replica

@@ -24,10 +24,10 @@ from autoscaler.drivers.driver import Observe
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.watch import Watched
 from autoscaler.queries.unschedulable_replicas import is_unschedulable
-from autoscaler.slicing import slicer_families
-from autoscaler.slicing.base import NodeFacts, PodFields, in_mib
+from autoscaler.slicing import slicers
 from autoscaler.slicing.hami import ALONE, NVIDIA, TASKS, Hami
-from autoscaler.slicing.nvidia_sharing import UNKNOWN_BYTES
+from autoscaler.slicing.nvidia_gpus import UNKNOWN_BYTES
+from autoscaler.slicing.slicer_protocol import NodeFacts, PodFields, in_mib
 from autoscaler.spec.pod import GPU
 from autoscaler.spec.quantity import Bytes, whole_number
 from autoscaler.spec.settings import NodeDevice, NodeKind, PriorityClass
@@ -100,9 +100,7 @@ def find_node_selector(kinds: Sequence[NodeKind], slices: Sequence[SliceId]) -> 
 
 def find_pod_fields(kinds: Sequence[NodeKind], replica: Replica, ranked: PriorityClass | None) -> PodFields | None:
     """Return a pod's device requests; None if its slices are not declared. `ranked`: its priority class."""
-    asks = slicer_families.build_pod_fields(
-        replica, {one.id: one for one in build_declared_slices(kinds, (), {})}, ranked
-    )
+    asks = slicers.build_pod_fields(replica, {one.id: one for one in build_declared_slices(kinds, (), {})}, ranked)
     if asks is None:
         return None
     return asks._replace(annotations={name: said for name, said in asks.annotations.items() if name != NVIDIA.use})
@@ -124,12 +122,8 @@ def _of(node: str, kind: NodeKind, hard: int) -> Iterator[Slice]:
     of_cards = slicing is not None and scheme == Hami().kind and not slicing.template
     annotations = {NVIDIA.register: _cards(kind.device, many)} if of_cards else {}
     facts = NodeFacts(NodeId(node), annotations=annotations, allocatable={GPU: str(many)}, declared=kind)
-    closed = (
-        UNKNOWN_PARTS.format(kind=scheme) if scheme in slicer_families.UNDETECTED_REASONS and not annotations else ""
-    )
-    return (
-        replace(one, labels=kind.selector, closed=closed or one.closed) for one in slicer_families.list_slices(facts)
-    )
+    closed = UNKNOWN_PARTS.format(kind=scheme) if scheme in slicers.UNDETECTED_REASONS and not annotations else ""
+    return (replace(one, labels=kind.selector, closed=closed or one.closed) for one in slicers.list_slices(facts))
 
 
 def _cards(device: NodeDevice, many: int) -> str:

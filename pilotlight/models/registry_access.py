@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from artifacts.credentials.clouds.amazon import Amazon
+from artifacts.credentials.clouds.amazon_ecr import Amazon
 from artifacts.credentials.clouds.azure import Azure
 from artifacts.credentials.clouds.cloud import Clouds
 from artifacts.credentials.clouds.google import METADATA, Google
