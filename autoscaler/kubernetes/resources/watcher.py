@@ -2,9 +2,9 @@
 
 `parse` decodes objects by the same rules as files. An object is decoded again only when its spec changes. An invalid
 object does not affect the others; its last valid version stays in force, and `wrong` is the reason. If decoding a Model
-raises any other exception, the Model is quarantined and decoded again later (`undecoded_models`, `retry`). A Tenant that
-was never valid exists without keys, so that `auth: auto` requires keys. Without permission to read Tenants there are none;
-without permission to read Models the start waits (`watch_set`).
+raises any other exception, the Model is quarantined and decoded again later (`undecoded_models`, `retry`). A Tenant
+that was never valid exists without keys, so that `auth: auto` requires keys. Without permission to read Tenants there
+are none; without permission to read Models the start waits (`watch_set`).
 """
 
 from __future__ import annotations
