@@ -1,8 +1,8 @@
 """Slot usage of one gateway per replica, and the choice of a replica for a request.
 
-One request takes one slot and returns it. Slots in use never exceed the number allowed at the time of a grant. A
-replica that did not accept a connection gets one request at a time until it is confirmed.
-`gateway.dispatch.routing_table` sets the holds. Independent of queues and tenants.
+A running request uses one slot. A slot is granted only while fewer slots are in use than allowed. A replica that did
+not accept a connection is suspect: it gets one request per `SUSPECT_S` until it responds to one.
+`gateway.dispatch.routing_table` sets the allocations. This module is independent of queues and tenants.
 """
 
 from __future__ import annotations
@@ -12,15 +12,20 @@ from math import inf
 from autoscaler.contract import ModelName, ModelRoute, ReplicaId
 
 STALLED_REQUESTS_MIN = 2
-"""A replica is stalled if at least this many requests have waited for it and no byte arrived from it for the longer of
-the Model's limits `firstByteSecondsMax` and `responseSecondsMax`. One request alone may only have a long prompt.
+"""Minimum number of requests that must have waited for a stalled replica. A single request may have a long prompt.
+
+A replica is stalled if these requests got no byte for the longer of the Model's limits `firstByteSecondsMax` and
+`responseSecondsMax`.
 """
 SUSPECT_S = 1.0
-"""Interval of probe requests to a replica that did not accept a connection, until it is confirmed."""
+"""Interval of the requests to a suspect replica, in seconds."""
 
 
 class Hold:
-    """One replica as this gateway uses it. `held`: slots allocated to this gateway; `allowed`: slots it may use now."""
+    """A replica as this gateway uses it.
+
+    `held`: slots that are allocated to this gateway. `allowed`: slots that it may use now. Times are monotonic seconds.
+    """
 
     __slots__ = (
         "address", "allowed", "byte_s", "connect_failures", "granted", "held", "in_use", "leaves", "model", "open",
@@ -35,33 +40,33 @@ class Hold:
         self.slots = 0
         self.held = 0
         self.granted = (-1, 0)
-        """(epoch, version) of the allocation of `held`."""
+        """Epoch and version of the Routes that set `held`."""
         self.allowed = 0
         self.in_use = 0
         self.ready = False
         self.leaves = False
-        """Whether Routes announce its shutdown: connections that it cuts then do not count against a request."""
+        """Whether Routes report its planned shutdown. A request may then move more than once if the replica cuts it."""
         self.open = False
-        """Whether it is ready and not suspect, and accepts new requests."""
+        """Whether it is ready and not suspect, so that it gets new requests."""
         self.connect_failures = 0
         self.suspect_s = 0.0
-        """When it last became suspect; it is suspect while `connect_failures` is not 0."""
+        """When its last failed connect was. It is suspect while `connect_failures` is not 0."""
         self.probe_s = 0.0
-        """When a suspect replica gets its next request."""
+        """When it may get its next request while it is suspect."""
         self.byte_s: float | None = None
-        """When response bytes last arrived from it, as reported to `heard`; None if never."""
+        """When `heard` last recorded response bytes. None: never."""
         self.waiting_s = 0.0
-        """Since when the running requests get no byte; without a running request it has no meaning."""
+        """Start of the current time without a response byte. Undefined while no request runs."""
         self.silent_s = 0.0
-        """For how long requests got no byte that have ended after the last byte."""
+        """Time in which requests ran without a response byte, in seconds, before `waiting_s`."""
         self.requests = 0
-        """Requests that have run after the last byte."""
+        """Number of requests that have run since the last response byte."""
 
     def __repr__(self) -> str:
         return f"<Hold {self.replica} {self.state} {self.in_use}/{self.allowed}>"
 
     def take(self, now_s: float) -> None:
-        """Take a slot."""
+        """Use a slot for a request."""
         if not self.in_use:
             self.waiting_s = now_s
         self.in_use += 1
@@ -72,7 +77,7 @@ class Hold:
             self.probe_s = now_s + SUSPECT_S
 
     def give(self, now_s: float, byte_s: float = 0.0) -> None:
-        """Return a slot. `byte_s`: when the first byte of the response arrived; 0: none did."""
+        """Release a slot. `byte_s`: when the first byte of the response arrived. 0: no byte arrived."""
         if byte_s > self.waiting_s:
             self.waiting_s, self.silent_s, self.requests = byte_s, 0.0, self.in_use - 1
         self.in_use -= 1
@@ -82,18 +87,21 @@ class Hold:
             self.model.free += 1
 
     def suspect(self, now_s: float) -> None:
-        """Mark it suspect after a failed connect: it gets only probe requests until it is confirmed."""
+        """Mark it suspect after a failed connect. It then gets one request per `SUSPECT_S`."""
         self.connect_failures += 1
         self.suspect_s = now_s
         self.probe_s = now_s + SUSPECT_S
         self.model.recount()
 
     def byte_age_s(self, now_s: float) -> float | None:
-        """Return the time since response bytes last arrived; None if none have arrived."""
+        """Return the seconds since the last response bytes. None: no bytes have arrived."""
         return None if self.byte_s is None else max(0.0, now_s - self.byte_s)
 
     def heard(self, granted_s: float, now_s: float) -> bool:
-        """Record response bytes for a request granted at `granted_s`; True if that ends an earlier suspicion."""
+        """Record response bytes for a request that was granted at `granted_s`.
+
+        Return whether the replica was suspect and no longer is.
+        """
         self.byte_s = self.waiting_s = now_s
         self.silent_s = 0.0
         self.requests = self.in_use
@@ -104,13 +112,13 @@ class Hold:
         return True
 
     def stalled(self, now_s: float) -> bool:
-        """Return whether several requests got no byte for longer than any request may wait."""
+        """Return whether several requests got no byte for longer than the limits of a request allow."""
         silent_s = self.silent_s + (now_s - self.waiting_s if self.in_use else 0.0)
         return self.requests >= STALLED_REQUESTS_MIN and silent_s >= self.model.silent_s_max
 
 
 class ModelRoutes:
-    """The Routes of one model, and this gateway's holds on its replicas."""
+    """The Routes of one model, and its replicas as this gateway uses them."""
 
     __slots__ = (
         "free", "heard_s", "holds", "name", "named", "opened", "ready", "route", "silent_s_max", "suspects",
@@ -122,32 +130,32 @@ class ModelRoutes:
         self.named = False
         """Whether Routes contain the model."""
         self.heard_s = 0.0
-        """When `route` arrived."""
+        """When the gateway received `route`."""
         self.holds: dict[ReplicaId, Hold] = {}
         self.opened: list[Hold] = []
-        """Replicas that accept new requests, by id."""
+        """Replicas that get new requests, sorted by id."""
         self.suspects: list[Hold] = []
         self.ready = False
-        """Whether some replica is ready, so that the model is not cold."""
+        """Whether at least one replica is ready. Otherwise the model is cold."""
         self.silent_s_max = inf
-        """The longest time that a request may wait for a byte."""
+        """The longer of `firstByteSecondsMax` and `responseSecondsMax`, in seconds."""
         self.free = 0
-        """Free slots on open replicas: allowed minus in use."""
+        """Slots on open replicas that are allowed and not in use."""
 
     def expected_wait_s(self, now_s: float) -> float | None:
-        """Return the estimated wait of a cold request; counts down once the start is under way. None if unknown."""
+        """Return the estimated wait of a cold request in seconds. It decreases after a start begins. None: unknown."""
         expected_s = self.route.expected_wait_s
         if expected_s is None or self.route.state == "zero":
             return expected_s
         return max(0.0, expected_s - (now_s - self.heard_s))
 
     def capacity_wait_s(self, now_s: float) -> float | None:
-        """Return the time until the capacity that a cold model waits for; None if it waits for none, or unknown."""
+        """Return the seconds until the ordered capacity for a cold model arrives. None: no order, or unknown."""
         wait_s = self.route.capacity_wait_s
         return None if self.ready or wait_s is None else max(0.0, wait_s - (now_s - self.heard_s))
 
     def recount(self) -> None:
-        """Recompute derived values; call it after any change other than take and give."""
+        """Recompute the derived values. Call this after each change except `take` and `give`."""
         ready = sorted((hold for hold in self.holds.values() if hold.ready), key=lambda hold: hold.replica)
         for hold in ready:
             hold.open = not hold.connect_failures
@@ -157,9 +165,10 @@ class ModelRoutes:
         self.free = sum(max(0, hold.allowed - hold.in_use) for hold in self.opened)
 
     def choose(self, now_s: float, avoid: ReplicaId | None = None) -> Hold | None:
-        """Return the open replica with most free slots, then fewest in use, then first id; `avoid` is the last choice.
+        """Return the open replica with the most free slots, then the fewest slots in use, then the lowest id.
 
-        If no other replica has a free slot, a suspect replica that is due for a probe is returned.
+        Return `avoid` only if no other open replica has a free slot. If no open replica has one, return a suspect
+        replica whose next request is due. None: no replica can get the request.
         """
         best: Hold | None = None
         if self.free:
@@ -180,5 +189,5 @@ class ModelRoutes:
         return None
 
     def probe_s(self) -> float | None:
-        """Return when a suspect replica may next get a request; None if none has room."""
+        """Return when a suspect replica may next get a request. None: no suspect replica has a free slot."""
         return min((hold.probe_s for hold in self.suspects if hold.in_use < hold.allowed), default=None)
