@@ -48,7 +48,7 @@ KEYS = (
     "client_cells_passed", "client_cells_limited", "client_cells_failed",
 )  # fmt: skip
 MATRIX = ROOT / "build" / "client-matrix.json"
-"""Written by the tests of the client matrix: an object with the numbers `passed`, `limited` and `failed`."""
+"""Written by a complete run of the client matrix: an object with the numbers `passed`, `limited` and `failed`."""
 EVERY_MS = 50
 STREAMS = 4
 """Streams of each side in a round."""

@@ -1,26 +1,32 @@
-"""Generates the table of docs/reference/clients.md: `.venv/bin/python -m docs.clients`.
+"""Generates the table of docs/reference/clients.md: run `python -m docs.clients`.
 
-The facts are those of the test: tests/clients/clients.toml. tests/project/test_clients.py compares the page with what
-this module would write.
+The remarks are those of tests/clients/clients.toml. A behaviour is `yes` if the record tests/clients/passes.tsv has a
+pass of the locked version, otherwise `not tested`. `python -m docs.clients record` first replaces the record by the
+last complete run of the client matrix (`make test-clients`). tests/project/test_clients.py checks that the page is
+current.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from docs.states import between
 from tests.clients.matrix import BEHAVIOURS, Client, load
+from tests.clients.record import Passes, copy_passes, has_passed, recorded
 
 PAGE = Path(__file__).parent / "reference" / "clients.md"
 
 
-def table() -> str:
+def table(passes: Mapping[str, Passes]) -> str:
     """The table, and its remarks."""
     remarks: list[str] = []
 
     def cell(client: Client, behaviour: str) -> str:
         found = client.without.get(behaviour) or client.notes.get(behaviour)
-        word = "n/a" if behaviour in client.without else "yes"
+        word = "yes" if has_passed(client, behaviour, passes) else "not tested"
+        word = "n/a" if behaviour in client.without else word
         if found is None:
             return word
         line = f"{found.text} | [source]({found.link}) |"
@@ -38,8 +44,10 @@ def table() -> str:
 
 def page(text: str) -> str:
     """The page with the current table."""
-    return between(text, "clients", table())
+    return between(text, "clients", table(recorded()))
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["record"]:
+        copy_passes()
     PAGE.write_text(page(PAGE.read_text()))
