@@ -39,7 +39,7 @@ from gateway.limits import Limits
 from gateway.memory import process_memory
 from gateway.memory.body_budget import BodyBudget
 from gateway.memory.memory_sampler import MemoryGuard
-from gateway.policy.external_checks import AddressRules
+from gateway.policy.external_check_addresses import AddressRules
 from gateway.request.headers import get_call_headers
 from gateway.server.connection import Connection
 from gateway.server.context import GatewayContext

@@ -129,3 +129,13 @@ def key_of(key_env: str | None) -> str | None:
             f"--key-env: the value of the environment variable {key_env} is not a key: expected printable ASCII"
         )
     return key
+
+
+def registry_options(command: Command) -> Command:
+    """Add the options for registry access."""
+    command = click.option(
+        "--ca-file", type=FILE, help="A file with additional CAs for the certificate of the registry (PEM)."
+    )(command)
+    return click.option(
+        "--plain-http", is_flag=True, help="Use HTTP instead of HTTPS for a registry that is not on this machine."
+    )(command)

@@ -33,8 +33,9 @@ from artifacts.sources.file_host_client import FileHost, Lone, Rules
 from artifacts.sources.file_selection import Listing
 from artifacts.sources.huggingface import HubAccess
 from artifacts.sources.s3 import BucketAccess
-from artifacts.store.layout import CopyKey, Record
-from artifacts.store.pull import Copy, CopySpec, Job
+from artifacts.store.copies import Copy
+from artifacts.store.copy_record import CopyKey, Record
+from artifacts.store.pull import CopySpec, Job
 from artifacts.store.store import Caller, Store
 from artifacts.store.tag_cache import Meanings
 

@@ -22,7 +22,8 @@ from artifacts.disk.durable_writes import Disk, list_entries
 from artifacts.download import progress_file
 from artifacts.download.partial_file import FOLDER
 from artifacts.oci.blob_progress import BlobProgress
-from artifacts.store.layout import ROOM_DIGITS, StoreLayout, digest_file_name
+from artifacts.store.copy_record import ROOM_DIGITS, digest_file_name
+from artifacts.store.layout import StoreLayout
 from artifacts.store.pull import RECIPES
 
 FETCHING_S = 10.0

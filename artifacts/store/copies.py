@@ -12,23 +12,18 @@ import errno
 import logging
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
+from typing import Self
 
 import msgspec
 
 from artifacts.disk.durable_writes import FULL, Disk, describe_os_error, list_entries
 from artifacts.disk.locks import Flock, remove_lock, try_lock, wait_for_lock
 from artifacts.store import deferred_sync
-from artifacts.store.layout import (
-    ROOM_DIGITS,
-    CopyKey,
-    Record,
-    StoreError,
-    StoreLayout,
-    digest_file_name,
-    exclusive_disk_bytes,
-)
+from artifacts.store.copy_record import ROOM_DIGITS, CopyKey, Record, digest_file_name
+from artifacts.store.layout import StoreError, StoreLayout, exclusive_disk_bytes
 from artifacts.store.victim_selection import Candidate
 
 log = logging.getLogger("pilotlight.artifacts.store")
@@ -217,3 +212,23 @@ class CopyStore:
                 if one.name.startswith(".pilotlight-"):
                     self._disk.remove(Path(one.path))
         self.clean()
+
+
+@dataclass(slots=True)
+class Copy:
+    """A Copy that is not evicted until closed. Use as a context manager, or pass `lease.fd` to the process using it."""
+
+    record: Record
+    folder: Path
+    """Folder of its files."""
+    lease: Flock = field(repr=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the Copy's lock."""
+        self.lease.close()

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,10 +21,11 @@ from artifacts import file_policy, safe_paths
 from artifacts.dialects.artifact_contents import File
 from artifacts.digest import Digest, compute_digest
 from artifacts.disk.durable_writes import Disk, list_entries, walk_folder
-from artifacts.disk.locks import Flock, try_lock
+from artifacts.disk.locks import try_lock
 from artifacts.store import deferred_sync
-from artifacts.store.copies import CopyStore
-from artifacts.store.layout import CopyKey, Record, StoreError, digest_file_name, exclusive_disk_bytes
+from artifacts.store.copies import Copy, CopyStore
+from artifacts.store.copy_record import CopyKey, Record, digest_file_name
+from artifacts.store.layout import StoreError, exclusive_disk_bytes
 from artifacts.store.reservations import Reservation, Reservations
 
 RECIPES = "recipes"
@@ -74,26 +75,6 @@ class Job:
     def blob(self, digest: Digest) -> Path:
         """Path of a raw file."""
         return self.blobs / digest_file_name(digest)
-
-
-@dataclass(slots=True)
-class Copy:
-    """A Copy that is not evicted until closed. Use as a context manager, or pass `lease.fd` to the process using it."""
-
-    record: Record
-    folder: Path
-    """Folder of its files."""
-    lease: Flock = field(repr=False)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Release the Copy's lock."""
-        self.lease.close()
 
 
 class Pull:

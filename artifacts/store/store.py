@@ -24,10 +24,11 @@ from artifacts.disk import locks as flocks
 from artifacts.disk.durable_writes import FULL, SHUT, Disk, describe_os_error
 from artifacts.disk.thread_wait import run_in_thread
 from artifacts.registry_errors import MismatchError, UnreachableError
-from artifacts.store.copies import CopyStore
-from artifacts.store.layout import CopyKey, ForbiddenError, HeldError, NoRoomError, Record, StoreError, StoreLayout
+from artifacts.store.copies import Copy, CopyStore
+from artifacts.store.copy_record import CopyKey, Record
+from artifacts.store.layout import ForbiddenError, HeldError, NoRoomError, StoreError, StoreLayout
 from artifacts.store.permission_cache import Permits
-from artifacts.store.pull import Copy, CopySpec, Job, Pull
+from artifacts.store.pull import CopySpec, Job, Pull
 from artifacts.store.reservations import SPARE_BYTES, Evicted, Free, Reservations
 from artifacts.store.victim_selection import Choice, select_victims
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from artifacts import digest as digests
 from artifacts.dialects.artifact_contents import File
 from artifacts.disk.durable_writes import walk_folder
-from artifacts.store.layout import Record
+from artifacts.store.copy_record import Record
 
 PIECE_BYTES = 1 << 20
 

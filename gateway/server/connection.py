@@ -20,7 +20,7 @@ from gateway.http.request_head import Head, Request
 from gateway.http.request_reader import AHEAD_BYTES_MAX
 from gateway.request import headers
 from gateway.request.api_routes import Kind, Operation, find_operation
-from gateway.server import local_routes, precheck
+from gateway.server import cors, local_routes, precheck
 from gateway.server.body_intake import BodyIntake
 from gateway.server.client_transport import LINGER_S
 from gateway.server.ollama_call import admit_ollama_call
@@ -149,7 +149,7 @@ class Connection(BodyIntake):
         head = request.head
         self.request_id = headers.request_id(head) or gateway.make_id()
         self.id_bytes = self.request_id.encode()
-        self.cors = local_routes.render_cors_headers(head, gateway.directory.settings.cors_origins)
+        self.cors = cors.render_cors_headers(head, gateway.directory.settings.cors_origins)
         operation = find_operation(head.method, head.path)
         try:
             precheck.check_sender(gateway, head)
@@ -284,9 +284,7 @@ class Connection(BodyIntake):
         gateway = self._gateway
         self.request_id = (None if head is None else headers.request_id(head)) or gateway.make_id()
         self.id_bytes = self.request_id.encode()
-        self.cors = (
-            b"" if head is None else local_routes.render_cors_headers(head, gateway.directory.settings.cors_origins)
-        )
+        self.cors = b"" if head is None else cors.render_cors_headers(head, gateway.directory.settings.cors_origins)
 
     # --- clocks and ends ---------------------------------------------------------------------------------------------
 

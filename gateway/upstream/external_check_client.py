@@ -20,13 +20,8 @@ from yarl import URL
 from autoscaler.contract import PolicyCheck
 from gateway.errors import CallError, check_failed, request_rejected
 from gateway.exception_handling import reraise_memory_error
-from gateway.policy.external_checks import (
-    RESPONSE_BYTES_MAX,
-    AddressRules,
-    CheckFailedError,
-    Verdict,
-    read_verdict,
-)
+from gateway.policy.external_check_addresses import AddressRules
+from gateway.policy.external_checks import RESPONSE_BYTES_MAX, CheckFailedError, Verdict, read_verdict
 
 CHECKS_MAX = 1000
 """Concurrent checks of one gateway. A Tenant may have as many as are still free, so one whose checks are slow gets at

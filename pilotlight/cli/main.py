@@ -225,8 +225,8 @@ def key() -> None:
 @click.option("--state", type=DIRECTORY, help="The state folder of `serve`. The hash of the key is also stored there.")
 def key_new(tenant: str, role: str, name: str, state: Path | None) -> None:
     """Create an API key. It is printed once, with the `keys:` entry (its hash) to paste into a Tenant."""
+    from autoscaler.drivers.local import state_directory
     from pilotlight.cli import keys
-    from pilotlight.models import document_loading
 
     keys.check_names(tenant, name)
     keys.check_role(role)
@@ -234,7 +234,7 @@ def key_new(tenant: str, role: str, name: str, state: Path | None) -> None:
     if state is None:
         click.echo(f"key (shown once): {secret}\npaste into Tenant {tenant}:\n  keys:\n  {keys.entry_yaml(entry)}")
         return
-    path, pid = keys.store_key(state, tenant, entry), document_loading.serving_pid(state)
+    path, pid = keys.store_key(state, tenant, entry), state_directory.serving_pid(state)
     now = f", or now: kill -HUP {pid}" if pid else ""
     click.echo(
         f"key (shown once): {secret}\nstored for tenant {tenant} in {path}; `serve` reads it when it starts{now}"

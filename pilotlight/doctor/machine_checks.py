@@ -14,11 +14,10 @@ from pathlib import Path
 import click
 
 from autoscaler.drivers.local.nvml import Nvml, NvmlError, NvmlGpu, open_nvml
-from autoscaler.drivers.local.state_directory import StateDirectory, StateError
+from autoscaler.drivers.local.state_directory import StateDirectory, StateError, serving_pid
 from autoscaler.engines.programs.installed import computes_on_cpu_only, find_installed_programs
 from autoscaler.text import format_count, format_size
 from pilotlight.doctor.finding import Finding
-from pilotlight.models.document_loading import serving_pid
 from pilotlight.net.listen import Address, open_listeners
 
 FILES_MIN = 65_536

@@ -37,16 +37,8 @@ from pilotlight import bounded_files as files
 from pilotlight.models import model_files
 from pilotlight.models.gguf_check import check_file
 from pilotlight.models.model_files import ModelFile, UnusableFile
-from pilotlight.models.model_memory import (
-    Known,
-    adapter_paths,
-    estimate_cache,
-    estimate_memory,
-    has_fixed_memory,
-    is_fetched_by_store,
-    local_path,
-)
-from pilotlight.models.model_parts import use_placeholder_adapters
+from pilotlight.models.model_memory import Known, estimate_cache, estimate_memory, has_fixed_memory
+from pilotlight.models.model_parts import adapter_paths, is_fetched_by_store, local_path, use_placeholder_adapters
 from pilotlight.safe_output import write_stderr
 
 DEFAULT_CONTEXT_TOKENS = 4096
@@ -424,20 +416,3 @@ def _stable_path(file: Path) -> Path:
 def problem_file(documents: Path) -> Path:
     """Return where `serve` stores the reason of a failed reload: next to the documents that it wrote."""
     return documents.with_suffix(".problem")
-
-
-def needs_tenant(documents: Documents, *, loopback: bool) -> bool:
-    """Return whether a listener must not start because anyone could use it.
-
-    This is so if it is not on loopback, `auth` is `auto`, and there is no Tenant.
-    """
-    return documents.settings.auth == "auto" and not loopback and not documents.tenants
-
-
-def serving_pid(state: Path) -> str:
-    """Return the pid of the `serve` that holds the lock of the state directory, or an empty string."""
-    try:
-        pid = (state / "lock").read_text().strip()
-    except OSError:
-        return ""
-    return pid if pid.isdecimal() and Path("/proc", pid).exists() else ""

@@ -15,10 +15,10 @@ from pilotlight.models.model_memory import (
     estimate_memory,
     has_paged_cache,
     load_artifact_facts,
-    local_path,
     read_device_share,
     read_serving_options,
 )
+from pilotlight.models.model_parts import local_path
 
 
 def load_memory_needs(model: Model, known: Known | None = None, why: str = "", *, gpus: bool) -> Needs:

@@ -16,10 +16,10 @@ from artifacts import file_kinds as kinds
 from artifacts.formats import hf_config, memory_estimate
 from artifacts.formats.memory_estimate import Estimate, Item, ServingOptions, Shape
 from autoscaler.engines import ENGINES
-from autoscaler.spec.artifact_name import STORED
 from autoscaler.spec.engines import CHECKPOINTS
 from autoscaler.spec.model import Cache, Model
 from pilotlight.models.gguf_check import load_gguf_header
+from pilotlight.models.model_parts import adapter_paths, local_path
 
 LLAMA_SERVERS_CHECKPOINTS = 32
 LLAMA_SERVERS_PROMPTS_MIB = 8192
@@ -32,31 +32,6 @@ ELEMENT_BYTES = {
 }  # fmt: skip
 """Bytes per element of llama.cpp's cache types (bytes per block divided by elements per block)."""
 MIB = 1 << 20
-FILE = "file://"
-REMOTE_CODE = "--trust-remote-code"
-"""Option of vLLM and SGLang."""
-
-
-def local_path(model: Model) -> Path | None:
-    """Return the file of a `file://` artifact, or None."""
-    artifact = model.spec.artifact
-    return Path(artifact.removeprefix("file://")) if artifact is not None and artifact.startswith("file://") else None
-
-
-def is_fetched_by_store(model: Model) -> bool:
-    """Return whether the store fetches the weights. Exception: the store refuses code of a Hub repository, so an engine
-    with `--trust-remote-code` fetches its weights from the Hub itself, unless the Model sets `allowUnsafe`.
-    """
-    artifact = model.spec.artifact or ""
-    scheme = artifact.partition("://")[0]
-    taken = model.spec.allow_unsafe or REMOTE_CODE not in model.spec.args or "?" in artifact
-    return scheme in STORED and (scheme != "hf" or taken)
-
-
-def adapter_paths(model: Model) -> list[Path]:
-    """Return the files or folders of its local adapters."""
-    files = [one.artifact for one in model.spec.adapters if one.artifact.startswith(FILE)]
-    return [Path(one.removeprefix(FILE)) for one in files]
 
 
 class Known(NamedTuple):

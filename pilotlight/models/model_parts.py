@@ -16,10 +16,14 @@ from artifacts import file_kinds
 from artifacts.formats import gguf
 from autoscaler.documents.document_rules import ADAPTER_PATH
 from autoscaler.engines import EngineError
-from autoscaler.spec.artifact_name import normalize_artifact
+from autoscaler.spec.artifact_name import STORED, normalize_artifact
 from autoscaler.spec.model import Model
 from autoscaler.weights.desired import choose_adapter, choose_gguf
-from pilotlight.models.model_memory import FILE, is_fetched_by_store
+
+FILE = "file://"
+
+REMOTE_CODE = "--trust-remote-code"
+"""Option of vLLM and SGLang."""
 
 
 class Part(NamedTuple):
@@ -90,3 +94,25 @@ def _laid_over(folder: Path, paths: list[str], name: str) -> Path:
             f'adapter {name}: {found} contains a character that engines interpret (, : = or "); rename it'
         )
     return found
+
+
+def local_path(model: Model) -> Path | None:
+    """Return the file of a `file://` artifact, or None."""
+    artifact = model.spec.artifact
+    return Path(artifact.removeprefix("file://")) if artifact is not None and artifact.startswith("file://") else None
+
+
+def is_fetched_by_store(model: Model) -> bool:
+    """Return whether the store fetches the weights. Exception: the store refuses code of a Hub repository, so an engine
+    with `--trust-remote-code` fetches its weights from the Hub itself, unless the Model sets `allowUnsafe`.
+    """
+    artifact = model.spec.artifact or ""
+    scheme = artifact.partition("://")[0]
+    taken = model.spec.allow_unsafe or REMOTE_CODE not in model.spec.args or "?" in artifact
+    return scheme in STORED and (scheme != "hf" or taken)
+
+
+def adapter_paths(model: Model) -> list[Path]:
+    """Return the files or folders of its local adapters."""
+    files = [one.artifact for one in model.spec.adapters if one.artifact.startswith(FILE)]
+    return [Path(one.removeprefix(FILE)) for one in files]

@@ -23,7 +23,7 @@ from autoscaler.exception_handling import describe_error, reraise_memory_error
 from autoscaler.spec.model import Model
 from autoscaler.state.lifecycle import ReplicaState
 from autoscaler.state.world import World
-from pilotlight.models.model_memory import local_path
+from pilotlight.models.model_parts import local_path
 
 FREE_SHARE = 0.75
 """Share of the memory available without swapping."""

@@ -16,12 +16,17 @@ from artifacts.credentials.clouds.azure import Azure
 from artifacts.credentials.clouds.cloud import Clouds
 from artifacts.credentials.clouds.google import METADATA, Google
 from artifacts.credentials.keychain import Chain, ConfigFiles, Keychain, list_config_paths
+from artifacts.fetch.fetch import Ways
+from artifacts.fetch.registry import MirrorSite, Registries
+from artifacts.peers.client import Peering
+from artifacts.reference import DOCKER, DOCKER_HOST
 from artifacts.signatures import public_keys, trust_root
 from artifacts.signatures.certificates import Identity
 from artifacts.signatures.policy import Policy
 from artifacts.signatures.public_keys import PEM_BYTES_MAX, BadKeyError
 from artifacts.signatures.trust_root import ROOT_BYTES_MAX, BadRootError, Root
 from autoscaler.spec.settings import Signatures
+from autoscaler.spec.settings import Weights as WeightsSettings
 from pilotlight.net.certificates import FileError, load_text
 
 
@@ -74,3 +79,24 @@ def _root(path: Path) -> Root:
         raise SignersError(f"{at}: {error}") from None
     except BadRootError as error:
         raise SignersError(f"{at}: {path}: {error}: write one with `cosign trusted-root create`") from None
+
+
+def build_fetch_access(plain_http: bool, ca_file: Path | None, among: Peering | None = None) -> Ways:
+    """Return access with this machine's logins, the environment's for the Hub and buckets, and peers."""
+    http = True if plain_http else None
+    registries = Registries(build_keychain(plain_http=plain_http), plain_http=http, ca=ca_file, peering=among)
+    return Ways(registries, os.environ, Path.home())
+
+
+def build_registries(settings: WeightsSettings) -> Registries:
+    """Return the registries in Settings, with this machine's logins. An unreadable CA file fails each pull. Raises
+    SignersError.
+    """
+    mirrors: dict[str, list[MirrorSite]] = {}
+    for one in settings.mirrors:
+        host, _, prefix = one.host.partition("/")
+        registry = DOCKER_HOST if one.registry == DOCKER else one.registry
+        mirrors.setdefault(registry, []).append(MirrorSite(host, f"{prefix}/" if prefix else ""))
+    ca = Path(settings.ca_file) if settings.ca_file else None
+    signed = load_signature_policy(settings.signatures)
+    return Registries(build_keychain(), ca=ca, mirrors=mirrors, signatures=signed)

@@ -24,11 +24,12 @@ from artifacts.digest import BadDigestError
 from artifacts.disk.thread_wait import run_in_thread
 from artifacts.fetch import fetch
 from artifacts.fetch.fetch import Ways
-from artifacts.fetch.registry import Came, MirrorSite, OnProgress, Registries
-from artifacts.reference import DOCKER, DOCKER_HOST, BadReferenceError
+from artifacts.fetch.registry import Came, OnProgress, Registries
+from artifacts.reference import BadReferenceError
 from artifacts.registry_errors import PolicyError
-from artifacts.store.layout import ForbiddenError, Record
-from artifacts.store.pull import Copy
+from artifacts.store.copies import Copy
+from artifacts.store.copy_record import Record
+from artifacts.store.layout import ForbiddenError
 from artifacts.store.store import Store
 from autoscaler.contract import ModelName
 from autoscaler.controller.loop import Listener, LoopStep
@@ -41,9 +42,15 @@ from autoscaler.state.events import CopiesSeen
 from autoscaler.state.world import Copy as CopySeen
 from autoscaler.state.world import World
 from autoscaler.text import format_size
-from pilotlight.models.model_memory import is_fetched_by_store
-from pilotlight.models.model_parts import Part, get_own_part, list_adapter_parts, list_parts, use_local_files
-from pilotlight.models.registry_access import build_keychain, load_signature_policy
+from pilotlight.models.model_parts import (
+    Part,
+    get_own_part,
+    is_fetched_by_store,
+    list_adapter_parts,
+    list_parts,
+    use_local_files,
+)
+from pilotlight.models.registry_access import build_registries
 from pilotlight.models.retry_tasks import TROUBLE, RetryTasks
 
 STORE = "weights"
@@ -321,20 +328,6 @@ def list_wanted_models(world: World) -> list[ModelName]:
     """Return the Models with waiting requests or a minimum number of replicas."""
     called = [name for name, load in world.loads.items() if load.waiting]
     return called + [model.name for model in world.models.values() if model.spec.replicas.min]
-
-
-def build_registries(settings: WeightsSettings) -> Registries:
-    """Return the registries in Settings, with this machine's logins. An unreadable CA file fails each pull. Raises
-    SignersError.
-    """
-    mirrors: dict[str, list[MirrorSite]] = {}
-    for one in settings.mirrors:
-        host, _, prefix = one.host.partition("/")
-        registry = DOCKER_HOST if one.registry == DOCKER else one.registry
-        mirrors.setdefault(registry, []).append(MirrorSite(host, f"{prefix}/" if prefix else ""))
-    ca = Path(settings.ca_file) if settings.ca_file else None
-    signed = load_signature_policy(settings.signatures)
-    return Registries(build_keychain(), ca=ca, mirrors=mirrors, signatures=signed)
 
 
 class PullProgress:

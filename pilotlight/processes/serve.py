@@ -19,7 +19,7 @@ from autoscaler.drivers.local.state_directory import InUseError, StateDirectory,
 from autoscaler.exception_handling import reraise_memory_error
 from autoscaler.spec.settings import Limits, Settings, Signatures, Tls
 from autoscaler.text import format_count
-from pilotlight.models.document_loading import gather_documents, needs_tenant, problem_file
+from pilotlight.models.document_loading import gather_documents, problem_file
 from pilotlight.models.registry_access import SignersError, load_signature_policy
 from pilotlight.net import certificates
 from pilotlight.net.certificates import FileError, Identity
@@ -266,3 +266,11 @@ def print_welcome(documents: Documents, listen: Address, ops: Address) -> None:
         f"\n{console.format_curl_command(url, name, key=key)}\n"
         f"\n{console.format_python_program(url, name, key=key)}\n\n"
     )
+
+
+def needs_tenant(documents: Documents, *, loopback: bool) -> bool:
+    """Return whether a listener must not start because anyone could use it.
+
+    This is so if it is not on loopback, `auth` is `auto`, and there is no Tenant.
+    """
+    return documents.settings.auth == "auto" and not loopback and not documents.tenants

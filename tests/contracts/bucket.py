@@ -28,8 +28,8 @@ from artifacts.registry_errors import AbsentError, DeniedError, MismatchError, R
 from artifacts.sources import s3 as bucket
 from artifacts.sources.file_host_client import FileHost, Lone
 from artifacts.sources.file_selection import Listing
+from artifacts.store.copies import Copy
 from artifacts.store.layout import ForbiddenError
-from artifacts.store.pull import Copy
 from artifacts.store.store import Store
 from artifacts.store.stored_copy_check import verify_copy
 from pilotlight.cli.main import cli

@@ -22,7 +22,7 @@ from gateway.http.response_reader import PASSED
 from gateway.ops import build_ops_application
 from gateway.request import api_routes, headers
 from gateway.request.forbidden_fields import PLACES, READ
-from gateway.server import local_routes
+from gateway.server import cors
 from scripts.gates import ROOT
 from tests.support.harness.manual_loop import SteppedLoop
 
@@ -138,7 +138,7 @@ def test_documented_request_headers_equal_those_that_the_gateway_reads() -> None
 
 
 def test_cors_exposes_exactly_the_documented_headers_meant_for_web_pages() -> None:
-    exposed = {*local_routes._EXPOSED.decode().split(", ")}
+    exposed = {*cors._EXPOSED.decode().split(", ")}
     documented = {name for name, direction, _ in documented_headers() if direction != "request"}
     hidden = {name for name in documented if name.startswith("access-control-")} | READABLE | UNREADABLE
     assert exposed == documented - hidden

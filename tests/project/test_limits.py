@@ -56,8 +56,8 @@ ROWS: dict[str, tuple[str, ...]] = {
         "gateway.gateway.GIVE_BACK_BYTES",
     ),
     "headers that a CORS preflight requests": (
-        "gateway.server.local_routes._REQUESTED_MAX",
-        "gateway.server.local_routes._REQUESTED_BYTES_MAX",
+        "gateway.server.cors._REQUESTED_MAX",
+        "gateway.server.cors._REQUESTED_BYTES_MAX",
     ),
     "parts of a form; head of a part, and text before the first boundary; value that the gateway reads": (
         "gateway.request.multipart.PARTS_MAX",

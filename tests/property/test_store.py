@@ -15,8 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from artifacts.registry_errors import UnreachableError
 from artifacts.store import pull
+from artifacts.store.copies import Copy
 from artifacts.store.layout import HeldError, NoRoomError
-from artifacts.store.pull import Copy, CopySpec, Job
+from artifacts.store.pull import CopySpec, Job
 from artifacts.store.store import Store
 from tests.support.example_budget import examples
 from tests.support.harness.artifacts.weight_store import fetching, raw, wanted, whole

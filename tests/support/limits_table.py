@@ -254,7 +254,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "agent: one header in a report; all headers in a report": (
         "pilotlight.models.header_report.CHARS_MAX",
-        "pilotlight.agent.weights.inspect.HEADERS_CHARS_MAX",
+        "pilotlight.agent.weights.report_limits.HEADERS_CHARS_MAX",
     ),
     "wait of a model for the memory requirement in its artifact's header": ("autoscaler.planner.reconcile.READ_S_MAX",),
     "wait of a replica for an agent that fetches weights; for the way in which pods can mount them": (
@@ -313,7 +313,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "pilotlight.agent.kubelet.image_pull.AGAIN_S",
         "pilotlight.agent.kubelet.image_pull.AGAIN_S_MAX",
     ),
-    "weight store: `copy.json`": ("artifacts.store.layout.RECORD_BYTES_MAX",),
+    "weight store: `copy.json`": ("artifacts.store.copy_record.RECORD_BYTES_MAX",),
     "reference to an artifact": ("artifacts.reference.TEXT_CHARS_MAX", "artifacts.reference.NAME_CHARS_MAX"),
     "providers; offers and capacity orders of one provider; orders queued for one provider": (
         "autoscaler.spec.capacity.PROVIDERS_MAX",

@@ -271,3 +271,12 @@ def _lock(path: Path) -> int:
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return fd
+
+
+def serving_pid(state: Path) -> str:
+    """Return the pid of the `serve` that holds the lock of the state directory, or an empty string."""
+    try:
+        pid = (state / "lock").read_text().strip()
+    except OSError:
+        return ""
+    return pid if pid.isdecimal() and Path("/proc", pid).exists() else ""

@@ -14,11 +14,8 @@ it again before its detachment is complete; another GPU found at its address is 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from typing import Final, Literal, NamedTuple
-
-from autoscaler.spec.quantity import whole_number
 
 VISIBLE_S: Final = 300.0
 """An attached GPU that is not visible after this time has failed: the fabric needs less than ten minutes."""
@@ -32,7 +29,6 @@ PART = "MIG-"
 """Prefix of the names of MIG slices."""
 MODULES = ("nvidia_drm", "nvidia_uvm")
 """Modules that keep a driver's last GPU in use."""
-_BUS = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])")
 
 Does = Literal[
     "scan", "restart", "taint", "untaint", "unkeep", "hide", "show", "end", "unlink", "unload", "take", "remove"
@@ -295,54 +291,3 @@ def _let_go(job: Job, seen: Seen, shown: Mapping[str, Gpu]) -> Step | Stand:
 
 
 # --- output of programs and files -------------------------------------------------------------------------------------
-
-
-def parse_bus_address(text: str) -> str:
-    """Return an address as sysfs writes it, `0000:18:00.0`; empty if `text` is none."""
-    found = _BUS.fullmatch(text.strip())
-    if found is None:
-        return ""
-    domain, bus, slot, function = found.groups()
-    return f"{int(domain, 16):04x}:{bus}:{slot}.{function}".lower()
-
-
-_ASKED = "uuid,pci.bus_id,memory.used,persistence_mode,mig.mode.current"
-QUERY = (f"--query-gpu={_ASKED}", "--format=csv,noheader,nounits")
-APPS = ("--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader,nounits")
-
-
-def parse_gpu_query(text: str) -> dict[str, Gpu]:
-    """Parse the output of `nvidia-smi` QUERY: `GPU-..., 00000000:18:00.0, 4, Disabled, [N/A]`. Skip other lines."""
-    found: dict[str, Gpu] = {}
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) == 5 and cells[0].startswith("GPU-") and (bus := parse_bus_address(cells[1])):
-            mib = whole_number(cells[2]) or 0
-            whole = cells[4].strip("[]").lower() in {"disabled", "n/a", "not supported"}
-            found[cells[0]] = Gpu(bus, mib << 20, kept=cells[3].lower() == "enabled", cut=not whole)
-    return found
-
-
-def parse_compute_apps(text: str) -> dict[str, tuple[int, ...]]:
-    """Parse the output of `nvidia-smi` APPS: `GPU-..., 4711`."""
-    found: dict[str, tuple[int, ...]] = {}
-    for line in text.splitlines():
-        uuid, _, pid = (cell.strip() for cell in line.partition(","))
-        if uuid.startswith("GPU-") and (number := whole_number(pid)) is not None:
-            found[uuid] = (*found.get(uuid, ()), number)
-    return found
-
-
-def is_draining(text: str) -> bool:
-    """Parse the output of `nvidia-smi drain -p BUS -q`: `... is: draining.`, or `... is: not draining.`"""
-    said = text.lower()
-    return "draining" in said and "not draining" not in said
-
-
-def parse_device_minor(text: str) -> int | None:
-    """Parse the minor in /proc/driver/nvidia/gpus/BUS/information, or return None if it is missing."""
-    for line in text.splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() == "Device Minor" and (minor := whole_number(value.strip())) is not None:
-            return minor
-    return None

@@ -10,14 +10,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from autoscaler.spec.quantity import whole_number
 from pilotlight.agent.gpu import hotplug
-from pilotlight.agent.gpu.hotplug import APPS, MODULES, QUERY, Holder, Seen, Step, parse_bus_address
+from pilotlight.agent.gpu.hotplug import MODULES, Gpu, Holder, Seen, Step
 from pilotlight.agent.kubelet.grpc_clients import pod_uid
+
+_BUS = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])")
+
+_ASKED = "uuid,pci.bus_id,memory.used,persistence_mode,mig.mode.current"
+
+QUERY = (f"--query-gpu={_ASKED}", "--format=csv,noheader,nounits")
+
+APPS = ("--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader,nounits")
+
 
 COMMAND_S = 60.0
 """Time limit of a command. The memory of a newly found GPU is scrubbed first, which takes seconds."""
@@ -78,16 +89,16 @@ class Bus:
         read for them, and for each GPU that the driver does not show.
         """
         query, apps = await self._run((SMI, *QUERY)), await self._run((SMI, *APPS))
-        shown = hotplug.parse_gpu_query(query.said) if query.status == 0 or NONE_FOUND in query.said.lower() else None
+        shown = parse_gpu_query(query.said) if query.status == 0 or NONE_FOUND in query.said.lower() else None
         seen = await asyncio.to_thread(self._files, buses)
         named = {one.bus for one in (shown or {}).values()}
         asked = sorted((seen.buses - named) | (seen.buses & set(buses)))
         hidden = frozenset([bus for bus in asked if await self._hides(bus)])
-        return seen._replace(shown=shown, hidden=hidden, computing=hotplug.parse_compute_apps(apps.said))
+        return seen._replace(shown=shown, hidden=hidden, computing=parse_compute_apps(apps.said))
 
     async def _hides(self, bus: str) -> bool:
         answer = await self._run((SMI, "drain", "-p", bus, "-q"))
-        return answer.status == 0 and hotplug.is_draining(answer.said)
+        return answer.status == 0 and is_draining(answer.said)
 
     def _files(self, buses: Collection[str]) -> Seen:
         minors = dict(self._minors())
@@ -107,7 +118,7 @@ class Bus:
 
     def _minors(self) -> Iterator[tuple[str, int]]:
         for folder in _entries(self._proc / "driver/nvidia/gpus"):
-            minor = hotplug.parse_device_minor(_text(folder / "information"))
+            minor = parse_device_minor(_text(folder / "information"))
             if (bus := parse_bus_address(folder.name)) and minor is not None:
                 yield bus, minor
 
@@ -198,3 +209,49 @@ def _write(path: Path, text: str) -> None:
             file.write(text)
     except OSError as error:
         raise StepError(f"{path.name} of the PCI bus cannot be written: {error.strerror}") from None
+
+
+def parse_bus_address(text: str) -> str:
+    """Return an address as sysfs writes it, `0000:18:00.0`; empty if `text` is none."""
+    found = _BUS.fullmatch(text.strip())
+    if found is None:
+        return ""
+    domain, bus, slot, function = found.groups()
+    return f"{int(domain, 16):04x}:{bus}:{slot}.{function}".lower()
+
+
+def parse_gpu_query(text: str) -> dict[str, Gpu]:
+    """Parse the output of `nvidia-smi` QUERY: `GPU-..., 00000000:18:00.0, 4, Disabled, [N/A]`. Skip other lines."""
+    found: dict[str, Gpu] = {}
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) == 5 and cells[0].startswith("GPU-") and (bus := parse_bus_address(cells[1])):
+            mib = whole_number(cells[2]) or 0
+            whole = cells[4].strip("[]").lower() in {"disabled", "n/a", "not supported"}
+            found[cells[0]] = Gpu(bus, mib << 20, kept=cells[3].lower() == "enabled", cut=not whole)
+    return found
+
+
+def parse_compute_apps(text: str) -> dict[str, tuple[int, ...]]:
+    """Parse the output of `nvidia-smi` APPS: `GPU-..., 4711`."""
+    found: dict[str, tuple[int, ...]] = {}
+    for line in text.splitlines():
+        uuid, _, pid = (cell.strip() for cell in line.partition(","))
+        if uuid.startswith("GPU-") and (number := whole_number(pid)) is not None:
+            found[uuid] = (*found.get(uuid, ()), number)
+    return found
+
+
+def is_draining(text: str) -> bool:
+    """Parse the output of `nvidia-smi drain -p BUS -q`: `... is: draining.`, or `... is: not draining.`"""
+    said = text.lower()
+    return "draining" in said and "not draining" not in said
+
+
+def parse_device_minor(text: str) -> int | None:
+    """Parse the minor in /proc/driver/nvidia/gpus/BUS/information, or return None if it is missing."""
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "Device Minor" and (minor := whole_number(value.strip())) is not None:
+            return minor
+    return None

@@ -25,14 +25,16 @@ from artifacts.fetch.registry import Came, OnProgress, Registries
 from artifacts.peers.client import Peering
 from artifacts.reference import Reference
 from artifacts.registry_errors import DeniedError, UnreachableError
+from artifacts.store.copies import Copy
 from artifacts.store.layout import ForbiddenError
-from artifacts.store.pull import Copy
 from artifacts.store.store import AWAY_WAIT_S, Store
 from autoscaler.agent_contract import WeightsReport, WeightsRequest
 from autoscaler.spec.settings import Weights
-from pilotlight.agent.weights.inspect import HEADERS_MAX, Headers, inspect_artifact, truncate_reasons
+from pilotlight.agent.weights.inspect import HEADERS_MAX, Headers, inspect_artifact
 from pilotlight.agent.weights.metrics import StoreMetrics
-from pilotlight.models.weights_fetch import HEADERS, build_registries
+from pilotlight.agent.weights.report_limits import truncate_reasons
+from pilotlight.models.registry_access import build_registries
+from pilotlight.models.weights_fetch import HEADERS
 
 PULLS_MAX = 4
 """Artifacts fetched concurrently; others wait."""

@@ -7,7 +7,7 @@ runtime would choose on this machine.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -30,12 +30,6 @@ from pilotlight.models import header_report
 
 LOADABLE_MAX = 5
 """Maximum number of loadable files reported; with more than one, none is loaded automatically."""
-HEADERS_CHARS_MAX = 400_000
-"""Total size of the headers in a report, which is limited to 1 MiB. Autoscalers do not request a reported header
-again, so that later reports have room for the others.
-"""
-REASON_CHARS_MAX = 1000
-"""Maximum length of a reason. It may contain foreign file names, and an oversized report is rejected."""
 HEADERS_MAX = 256
 """Maximum number of cached artifacts; the oldest are evicted."""
 NOT_WHOLE = (
@@ -132,17 +126,3 @@ def list_loadable_files(paths: tuple[str, ...] | list[str]) -> dict[str, tuple[s
         "ggufs": tuple(gguf.list_base_files(paths)[:LOADABLE_MAX]),
         "adapters": tuple(kinds.list_adapters(paths)[:LOADABLE_MAX]),
     }
-
-
-def truncate_reasons(said: WeightsReport) -> WeightsReport:
-    """Return the report with its reasons truncated."""
-    return replace(said, no_image=said.no_image[:REASON_CHARS_MAX], no_header=said.no_header[:REASON_CHARS_MAX])
-
-
-def limit_headers(said: Iterable[WeightsReport]) -> Iterator[WeightsReport]:
-    """Skip reports whose headers exceed the limit of one report."""
-    left = HEADERS_CHARS_MAX
-    for one in said:
-        if len(one.header) <= left:
-            left -= len(one.header)
-            yield one

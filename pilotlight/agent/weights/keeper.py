@@ -28,8 +28,9 @@ from artifacts.fetch.fetch import Ways
 from artifacts.fetch.registry import Came, Registries
 from artifacts.reference import BadReferenceError
 from artifacts.registry_errors import PolicyError
-from artifacts.store.layout import Record, StoreError, load_current_record
-from artifacts.store.pull import Copy
+from artifacts.store.copies import Copy
+from artifacts.store.copy_record import Record, load_current_record
+from artifacts.store.layout import StoreError
 from artifacts.store.store import Store
 from autoscaler.agent_contract import (
     FabricWant,
@@ -44,9 +45,9 @@ from autoscaler.drivers.resilient_tasks import start_contained_task
 from autoscaler.exception_handling import Failure, attempt, describe_error, reraise_memory_error
 from autoscaler.spec.settings import Weights
 from pilotlight.agent.weights.fetch import Fetching, SecretOf, build_fetch_access
-from pilotlight.agent.weights.inspect import REASON_CHARS_MAX, limit_headers, list_loadable_files
+from pilotlight.agent.weights.inspect import list_loadable_files
 from pilotlight.agent.weights.metrics import StoreMetrics
-from pilotlight.agent.weights.report_limits import RowLimit, limit_copies
+from pilotlight.agent.weights.report_limits import REASON_CHARS_MAX, RowLimit, limit_copies, limit_headers
 from pilotlight.models.page_cache import list_files, read_ahead
 from pilotlight.models.weights_fetch import HEADERS
 

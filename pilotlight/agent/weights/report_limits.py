@@ -7,11 +7,21 @@ gets each row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from autoscaler.agent_contract import IMAGES_MAX, NODE_PERIOD_S, WeightsReport, WeightsRequest, read_weights_request
+
+HEADERS_CHARS_MAX = 400_000
+"""Total size of the headers in a report, which is limited to 1 MiB. Autoscalers do not request a reported header
+again, so that later reports have room for the others.
+"""
+
+REASON_CHARS_MAX = 1000
+"""Maximum length of a reason. It may contain foreign file names, and an oversized report is rejected."""
+
 
 COPIES_BYTES_MAX = 128 << 10
 """Maximum size of the names of copies in a report, encoded."""
@@ -85,3 +95,17 @@ class RowLimit:
             return ordered
         begin = next((at for at, row in enumerate(ordered) if read_weights_request(row) >= first), 0)
         return ordered[begin:] + ordered[:begin]
+
+
+def truncate_reasons(said: WeightsReport) -> WeightsReport:
+    """Return the report with its reasons truncated."""
+    return replace(said, no_image=said.no_image[:REASON_CHARS_MAX], no_header=said.no_header[:REASON_CHARS_MAX])
+
+
+def limit_headers(said: Iterable[WeightsReport]) -> Iterator[WeightsReport]:
+    """Skip reports whose headers exceed the limit of one report."""
+    left = HEADERS_CHARS_MAX
+    for one in said:
+        if len(one.header) <= left:
+            left -= len(one.header)
+            yield one

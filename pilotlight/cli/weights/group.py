@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from pilotlight.agent.weights import peer_sharing
-from pilotlight.cli.weights import inspect_push, login, pack, pull, store
+from pilotlight.cli.weights import inspect_push, login, pack, pull, store, verify
 
 
 @click.group(epilog="Example: pilotlight weights ls")
@@ -18,7 +18,7 @@ for command in (
     inspect_push.push,
     inspect_push.inspect,
     pull.pull,
-    pull.verify_,
+    verify.verify_,
     store.list_,
     store.pin,
     store.unpin,

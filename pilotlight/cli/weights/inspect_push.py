@@ -34,9 +34,9 @@ from artifacts.source_uri import Bucket, Hub
 from artifacts.store.store import Store
 from autoscaler.spec.quantity import parse_bytes
 from pilotlight.cli.weights.pack import plan_artifact
-from pilotlight.cli.weights.pull import build_fetch_access, convert_pull_errors, pull_to_store, registry_options
-from pilotlight.models.registry_access import build_keychain
-from pilotlight.options import is_path_too_long, output_option, store_option
+from pilotlight.cli.weights.pull import convert_pull_errors, pull_to_store
+from pilotlight.models.registry_access import build_fetch_access, build_keychain
+from pilotlight.options import is_path_too_long, output_option, registry_options, store_option
 from pilotlight.safe_output import write_json
 from pilotlight.tables import build_progress_bar
 

@@ -20,9 +20,8 @@ from artifacts.reference import BadReferenceError, parse_registry_host
 from artifacts.registry import manifests
 from artifacts.registry.client import Client
 from artifacts.registry_errors import RegistryError
-from pilotlight.cli.weights.pull import registry_options
 from pilotlight.models.registry_access import list_login_files
-from pilotlight.options import output_option
+from pilotlight.options import output_option, registry_options
 from pilotlight.safe_output import write_json
 
 PASSWORD_CHARS_MAX = 64 << 10

@@ -1,4 +1,4 @@
-"""`pilotlight weights pull` and `verify`: fetches weights into the node's store, and verifies stored weights.
+"""`pilotlight weights pull`: fetches weights into the store of the node.
 
 Defines the commands, the sources of logins, and the progress bars. `artifacts.fetch.fetch` does the fetching, and
 `artifacts.store.stored_copy_check` the verification.
@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import click
@@ -18,42 +17,23 @@ import click
 from artifacts import file_policy
 from artifacts.disk.durable_writes import DiskError
 from artifacts.fetch.fetch import Lies, Ways, fetch_artifact, parse_remote_source
-from artifacts.fetch.registry import Came, Registries
+from artifacts.fetch.registry import Came
 from artifacts.oci.descriptor import BadManifestError
-from artifacts.peers.client import Peering
 from artifacts.reference import BadReferenceError, Reference
 from artifacts.registry_errors import RegistryError
+from artifacts.store.copies import Copy
 from artifacts.store.layout import StoreError
-from artifacts.store.pull import Copy
-from artifacts.store.store import Row, Store
-from artifacts.store.stored_copy_check import Bad, verify_copy
+from artifacts.store.store import Store
 from autoscaler.text import format_size
 from pilotlight.agent.weights import peer_sharing
-from pilotlight.cli.weights.store import COPIES, open_store, resolve_copies, shorten_digest
-from pilotlight.models.registry_access import build_keychain
-from pilotlight.options import FILE, Command, output_option, store_option
+from pilotlight.cli.weights.store import shorten_digest
+from pilotlight.models.registry_access import build_fetch_access
+from pilotlight.options import output_option, registry_options, store_option
 from pilotlight.safe_output import write_json
 from pilotlight.tables import build_progress_bar
 
 FAILURES = (RegistryError, BadManifestError, StoreError, DiskError)
 """Errors that end a pull with a one-line message."""
-
-
-def registry_options(command: Command) -> Command:
-    """Add the options for registry access."""
-    command = click.option(
-        "--ca-file", type=FILE, help="A file with additional CAs for the certificate of the registry (PEM)."
-    )(command)
-    return click.option(
-        "--plain-http", is_flag=True, help="Use HTTP instead of HTTPS for a registry that is not on this machine."
-    )(command)
-
-
-def build_fetch_access(plain_http: bool, ca_file: Path | None, among: Peering | None = None) -> Ways:
-    """Return access with this machine's logins, the environment's for the Hub and buckets, and peers."""
-    http = True if plain_http else None
-    registries = Registries(build_keychain(plain_http=plain_http), plain_http=http, ca=ca_file, peering=among)
-    return Ways(registries, os.environ, Path.home())
 
 
 @click.command("pull", epilog="Example: pilotlight weights pull oci://ghcr.io/acme/llama:8b")
@@ -133,73 +113,6 @@ def _print_pulled(asked: str, copy: Copy, came: Came, took_s: float, given: Mapp
     files = "1 file" if len(record.laid) == 1 else f"{len(record.laid)} files"
     click.echo(f"{asked}: {shorten_digest(record.digest)}, {files}, {format_size(record.bytes)}; {how}")
     click.echo(str(copy.folder))
-
-
-@click.command("verify", epilog="Example: pilotlight weights verify --drop")
-@click.argument("names", metavar="[DIGEST|ARTIFACT]...", nargs=-1)
-@click.option("--drop", is_flag=True, help="Remove corrupt copies. The next pull fetches them again.")
-@store_option
-@output_option
-def verify_(names: tuple[str, ...], drop: bool, store: Path, output: str) -> None:
-    """Read all or the named copies again and compare them with their manifests. Exit 1 if one is corrupt."""
-    rows, verdicts, kept = list[Row](), list[dict[str, object]](), 0
-    with open_store(store) as there:
-        rows, rest = resolve_copies(there, names) if names else (there.rows(), False)
-        if rest:
-            raise click.ClickException(f"at least one of the names matches no copy in this store; {COPIES}")
-        with build_progress_bar("reading", quiet=output == "json") as progress:
-            task = progress.add_task("reading", total=sum(row.record.bytes for row in rows))
-            for row in rows:
-                bad = _read_again(there, row, lambda count: progress.advance(task, count))
-                dropped = bool(bad) and drop and _dropped(there, row, bad)
-                kept += bool(bad) and not dropped
-                verdicts.append(_verdict(row, bad, dropped=dropped))
-    if output == "json":
-        write_json(verdicts)
-    elif not rows:
-        click.echo("the store has no copies")
-    for row, verdict in zip(rows, verdicts, strict=True) if output != "json" else ():
-        _say_verdict(row, verdict)
-    if any(one["bad"] for one in verdicts):
-        hint = "; --drop removes them" if kept and not drop else ""
-        raise click.ClickException(
-            f"{sum(bool(one['bad']) for one in verdicts)} of {len(verdicts)} copies are corrupt{hint}"
-        )
-
-
-def _read_again(store: Store, row: Row, moved: Callable[[int], None]) -> list[Bad]:
-    copy = store.find(row.record.key)
-    if copy is None:
-        return []  # evicted meanwhile
-    with copy:
-        return list(verify_copy(copy.record, copy.folder, moved))
-
-
-def _dropped(store: Store, row: Row, bad: Sequence[Bad]) -> bool:
-    try:
-        store.evict(row.record.key, [one.digest for one in bad if one.digest is not None])
-    except StoreError as error:
-        click.echo(f"pilotlight: {error}", err=True)
-        return False
-    return True
-
-
-def _verdict(row: Row, bad: Sequence[Bad], *, dropped: bool) -> dict[str, object]:
-    wrong = [{"path": one.path, "reason": one.why} for one in bad]
-    return {"artifact": row.record.reference, "digest": row.record.digest, "bad": wrong, "dropped": dropped}
-
-
-def _say_verdict(row: Row, verdict: dict[str, object]) -> None:
-    found = verdict["bad"]
-    if not isinstance(found, list) or not found:
-        click.echo(
-            f"{row.record.reference}: {shorten_digest(row.record.digest)}, {format_size(row.record.bytes)}: intact"
-        )
-        return
-    for one in found:
-        click.echo(f"{row.record.reference}: {one['path'] or shorten_digest(row.record.digest)}: {one['reason']}")
-    if verdict["dropped"]:
-        click.echo(f"{row.record.reference}: {shorten_digest(row.record.digest)} is removed")
 
 
 def _parsed(text: str) -> Lies:

@@ -18,7 +18,8 @@ from rich.table import Table
 
 from artifacts.digest import BadDigestError, Digest, parse_digest
 from artifacts.reference import BadReferenceError, parse_reference
-from artifacts.store.layout import CopyKey, StoreError
+from artifacts.store.copy_record import CopyKey
+from artifacts.store.layout import StoreError
 from artifacts.store.store import Row, Store
 from artifacts.store.tag_cache import Meanings
 from autoscaler.spec.quantity import parse_bytes

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from autoscaler.contract import CatalogueDelta, FrontSettings, PolicyCheck, PolicyEntry
 from gateway.policy import external_checks
-from gateway.policy.external_checks import AddressRules
+from gateway.policy.external_check_addresses import AddressRules
 from gateway.upstream import external_check_client
 from tests.support.fakes.engines.scripted_engine import (
     CLOSE,

@@ -24,7 +24,7 @@ from artifacts.reference import BadReferenceError, Reference
 from artifacts.registry_errors import DeniedError, PolicyError
 from artifacts.signatures.policy import Policy
 from artifacts.source_uri import Bucket, Hub
-from artifacts.store.pull import Copy
+from artifacts.store.copies import Copy
 from artifacts.store.store import Store
 from tests.support.builders.artifacts import packed_models
 from tests.support.builders.artifacts.weight_file_headers import as_gguf

@@ -27,9 +27,10 @@ from artifacts.oci.manifest import OCI_MANIFEST as MANIFEST
 from artifacts.pack.pack import Form
 from artifacts.registry.client import Client
 from artifacts.registry_errors import DeniedError, UnreachableError
-from artifacts.store.layout import CopyKey, ForbiddenError, NoRoomError
+from artifacts.store.copies import Copy
+from artifacts.store.copy_record import CopyKey
+from artifacts.store.layout import ForbiddenError, NoRoomError
 from artifacts.store.permission_cache import Permits
-from artifacts.store.pull import Copy
 from artifacts.store.store import Store
 from artifacts.store.stored_copy_check import verify_copy
 from artifacts.store.tag_cache import Meanings

@@ -12,7 +12,7 @@ from artifacts.download.partial_file import Partial
 from artifacts.oci import blob_progress
 from artifacts.peers import offered_blobs
 from artifacts.peers.offered_blobs import Coming, CompleteBlob, Offers, Rebuilt
-from artifacts.store.layout import CopyKey
+from artifacts.store.copy_record import CopyKey
 from artifacts.store.store import Store
 
 CONTENT = bytes(range(250)) * 100

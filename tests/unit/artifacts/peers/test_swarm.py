@@ -23,7 +23,7 @@ from artifacts.peers.client import Peering
 from artifacts.peers.selection import Peer
 from artifacts.registry.client import Client
 from artifacts.registry_errors import MismatchError, UnreachableError
-from artifacts.store.pull import Copy
+from artifacts.store.copies import Copy
 from artifacts.store.store import Store
 from artifacts.store.stored_copy_check import verify_copy
 from tests.support.builders.artifacts import packed_models

@@ -19,9 +19,9 @@ from artifacts.fetch.registry import Registries
 from artifacts.http import xml
 from artifacts.registry_errors import AbsentError, DeniedError, MismatchError, PolicyError, RegistryError
 from artifacts.sources.s3 import BucketAccess
+from artifacts.store.copies import Copy
 from artifacts.store.layout import ForbiddenError, NoRoomError
 from artifacts.store.permission_cache import Permits
-from artifacts.store.pull import Copy
 from artifacts.store.store import Store
 from artifacts.store.stored_copy_check import verify_copy
 from tests.support.builders.artifacts.packed_models import read_files

@@ -22,8 +22,8 @@ from artifacts.registry_errors import AbsentError, DeniedError, MismatchError, P
 from artifacts.sources import huggingface
 from artifacts.sources.file_host_client import Rules
 from artifacts.sources.huggingface import HubAccess
+from artifacts.store.copies import Copy
 from artifacts.store.layout import ForbiddenError, NoRoomError
-from artifacts.store.pull import Copy
 from artifacts.store.store import Store
 from artifacts.store.stored_copy_check import verify_copy
 from tests.support.builders.artifacts.packed_models import read_files

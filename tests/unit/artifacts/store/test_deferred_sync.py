@@ -11,8 +11,8 @@ from random import Random
 import pytest
 
 from artifacts.disk.durable_writes import Disk
+from artifacts.store.copy_record import load_record
 from artifacts.store.deferred_sync import MARK
-from artifacts.store.layout import load_record
 from artifacts.store.pull import CopySpec, Job
 from artifacts.store.store import Store
 from tests.support.harness.artifacts.weight_store import KIB, Fetched, content, fetching, raw, wanted, whole

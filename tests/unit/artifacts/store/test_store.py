@@ -15,7 +15,8 @@ from artifacts import digest
 from artifacts.dialects.artifact_contents import File
 from artifacts.disk.durable_writes import Disk
 from artifacts.registry_errors import MismatchError, UnreachableError
-from artifacts.store.layout import HeldError, NoRoomError, Record, StoreError
+from artifacts.store.copy_record import Record
+from artifacts.store.layout import HeldError, NoRoomError, StoreError
 from artifacts.store.pull import Job
 from artifacts.store.reservations import reserved_bytes
 from artifacts.store.store import LOCKS_MAX, Store, list_blobs_to_lock

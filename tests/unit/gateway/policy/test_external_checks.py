@@ -9,8 +9,8 @@ from msgspec import Raw
 
 from gateway.errors import CallError
 from gateway.http.response_reader import ResponseHead
+from gateway.policy.external_check_addresses import AddressRules
 from gateway.policy.external_checks import (
-    AddressRules,
     CheckFailedError,
     CheckMessage,
     read_answer_body,

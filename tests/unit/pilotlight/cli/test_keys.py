@@ -13,9 +13,9 @@ import click
 import pytest
 
 from autoscaler.documents.parse import parse_documents
+from autoscaler.drivers.local import state_directory
 from autoscaler.spec.yaml import parse_yaml
 from pilotlight.cli import keys
-from pilotlight.models import document_loading
 from pilotlight.models.document_loading import KEYS_FILE
 
 
@@ -129,8 +129,8 @@ def test_printed_entry_of_a_key_name_with_quotes_has_no_other_fields() -> None:
 
 
 def test_serving_pid_is_reported_only_while_the_process_lives(tmp_path: Path) -> None:
-    assert document_loading.serving_pid(tmp_path) == ""
+    assert state_directory.serving_pid(tmp_path) == ""
     (tmp_path / "lock").write_text("1\n")
-    assert document_loading.serving_pid(tmp_path) == "1"
+    assert state_directory.serving_pid(tmp_path) == "1"
     (tmp_path / "lock").write_text(f"{2**22 + 1}\n")  # above the largest pid
-    assert document_loading.serving_pid(tmp_path) == ""
+    assert state_directory.serving_pid(tmp_path) == ""

@@ -24,10 +24,10 @@ from pilotlight.models.document_loading import (
     build_launcher,
     gather_documents,
     model_name,
-    needs_tenant,
     read_documents,
 )
 from pilotlight.models.model_memory import Known
+from pilotlight.processes.serve import needs_tenant
 from tests.support.builders.other_ggufs import make_projector
 from tests.support.builders.tiny_adapter import make_adapter
 from tests.support.harness.faults.fault_injection import InjectedError, concerns, inject

@@ -20,7 +20,8 @@ from autoscaler.spec.model import EngineName, Gpu, Model, ModelSpec
 from autoscaler.spec.quantity import BytesOrAuto
 from pilotlight.models.document_loading import fill_memory_estimate
 from pilotlight.models.explain_fit_needs import load_memory_needs
-from pilotlight.models.model_memory import estimate_memory, is_fetched_by_store, read_serving_options
+from pilotlight.models.model_memory import estimate_memory, read_serving_options
+from pilotlight.models.model_parts import is_fetched_by_store
 from tests.support.builders.artifacts import model_files
 from tests.support.builders.worlds import T0, device, replica, world
 from tests.unit.artifacts.formats.test_hf_config import LLAMA, tensors

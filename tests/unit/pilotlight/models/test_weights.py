@@ -21,8 +21,8 @@ from artifacts.pack import oci_layout
 from artifacts.pack.oci_layout import OciLayout
 from artifacts.registry.client import Client
 from artifacts.registry_errors import RegistryError
-from artifacts.store.layout import CopyKey
-from artifacts.store.pull import Copy as Copy_
+from artifacts.store.copies import Copy as Copy_
+from artifacts.store.copy_record import CopyKey
 from artifacts.store.store import Store
 from artifacts.store.tag_cache import Meanings
 from autoscaler.contract import ModelName
@@ -38,13 +38,13 @@ from loadtest import tiny_gguf
 from pilotlight.cli.weights.pack import plan_artifact
 from pilotlight.models import model_parts
 from pilotlight.models.model_parts import Part
+from pilotlight.models.registry_access import build_registries
 from pilotlight.models.retry_tasks import FIRST_S
 from pilotlight.models.weights_fetch import (
     PROGRESS_EVERY_S,
     AdapterError,
     PullProgress,
     Supply,
-    build_registries,
     gather_copies,
     list_wanted_models,
 )

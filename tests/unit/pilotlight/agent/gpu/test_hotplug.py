@@ -10,22 +10,20 @@ import pytest
 
 from autoscaler.agent_contract import FabricReport, FabricWant, PodDevices
 from autoscaler.spec.installation_ownership import INSTALLATION, Ownership
-from pilotlight.agent.gpu import hotplug
+from pilotlight.agent.gpu import hotplug, pci_bus
 from pilotlight.agent.gpu.device_plugin_pods import VERSION, Daemons, Those
 from pilotlight.agent.gpu.fabric_node import FabricNode
-from pilotlight.agent.gpu.hotplug import (
-    IDLE_BYTES_MAX,
-    VISIBLE_S,
-    Holder,
-    Seen,
-    Stand,
+from pilotlight.agent.gpu.hotplug import IDLE_BYTES_MAX, VISIBLE_S, Holder, Seen, Stand
+from pilotlight.agent.gpu.hotplug_loop import Attaching
+from pilotlight.agent.gpu.pci_bus import (
+    Answer,
+    Bus,
+    StepError,
     is_draining,
     parse_bus_address,
     parse_device_minor,
     parse_gpu_query,
 )
-from pilotlight.agent.gpu.hotplug_loop import Attaching
-from pilotlight.agent.gpu.pci_bus import Answer, Bus, StepError
 from tests.support.fakes.gpu_node import GPU_OPERATOR, NODE, PLUGIN, PlayedNode
 from tests.support.fakes.kubernetes.kube_objects import PlayedServer
 
@@ -399,7 +397,7 @@ def test_nvidia_smi_output_is_parsed_without_its_invalid_rows() -> None:
     assert parse_gpu_query(text) == {A: hotplug.Gpu(AT_A, 4 << 20, kept=True), B: hotplug.Gpu(AT_B, cut=True)}
     assert parse_gpu_query(rows[0].replace("[N/A]", "[Unknown Error]"))[A].cut
     assert not parse_gpu_query(rows[1].replace("Enabled", "Disabled"))[B].cut
-    assert hotplug.parse_compute_apps(f"{A}, 12\n{A}, 13\nx, 1\n{B}, [N/A]\n") == {A: (12, 13)}
+    assert pci_bus.parse_compute_apps(f"{A}, 12\n{A}, 13\nx, 1\n{B}, [N/A]\n") == {A: (12, 13)}
     assert is_draining("The current drain state of GPU 00000000:18:00.0 is: draining.")
     assert not is_draining("The current drain state of GPU 00000000:18:00.0 is: not draining.")
     assert not is_draining("")
@@ -408,7 +406,7 @@ def test_nvidia_smi_output_is_parsed_without_its_invalid_rows() -> None:
     many = "9" * 5000
     assert parse_device_minor(f"Device Minor: {many}\n") is None
     assert parse_gpu_query(rows[0].replace(" 4,", f" {many},"))[A].used_bytes == 0
-    assert hotplug.parse_compute_apps(f"{A}, {many}\n") == {}
+    assert pci_bus.parse_compute_apps(f"{A}, {many}\n") == {}
 
 
 async def test_failed_command_error_includes_its_output(tmp_path: Path) -> None:

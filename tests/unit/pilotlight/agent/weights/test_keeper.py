@@ -24,15 +24,15 @@ from artifacts.peers.client import Peering
 from artifacts.peers.selection import Peer
 from artifacts.reference import Reference
 from artifacts.registry.client import Client
-from artifacts.store.pull import Copy
+from artifacts.store.copies import Copy
 from artifacts.store.store import Store
 from autoscaler.agent_contract import NodeWant, NodeWants, WeightsReport
 from autoscaler.contract import ReplicaId
 from autoscaler.spec.settings import Signatures
 from pilotlight.agent.weights import keeper
 from pilotlight.agent.weights.fetch import NoSecretError, PullSecrets
-from pilotlight.agent.weights.inspect import REASON_CHARS_MAX
 from pilotlight.agent.weights.keeper import LINGER_S, WeightsKeeper, report_fault
+from pilotlight.agent.weights.report_limits import REASON_CHARS_MAX
 from pilotlight.cli.weights.pack import plan_artifact
 from tests.support.builders.artifacts import packed_models
 from tests.support.fakes.registry import FakeRegistry

@@ -16,8 +16,9 @@ from autoscaler.contract import ReplicaId
 from loadtest import tiny_gguf
 from pilotlight.agent.weights import fetch, inspect
 from pilotlight.agent.weights.fetch import LOOKS_MAX
-from pilotlight.agent.weights.inspect import HEADERS_CHARS_MAX, REASON_CHARS_MAX, Fields, Headers
+from pilotlight.agent.weights.inspect import Fields, Headers
 from pilotlight.agent.weights.keeper import LOOK_AGAIN_S
+from pilotlight.agent.weights.report_limits import HEADERS_CHARS_MAX, REASON_CHARS_MAX
 from pilotlight.models.weights_fetch import HEADERS
 from tests.support.builders.artifacts import packed_models
 from tests.support.harness.artifacts.weight_keeper import Kept, want

@@ -31,11 +31,11 @@ from autoscaler.state.events import NodeReported
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import NodeId, World
 from autoscaler.weights.desired import LOOKS_MAX, SILENT_S, WANTS_BYTES_MAX, InspectionAssigner, build_node_wants
-from pilotlight.agent.weights.inspect import REASON_CHARS_MAX
 from pilotlight.agent.weights.keeper import COPIES_MAX, WeightsKeeper, WeightsTask
 from pilotlight.agent.weights.report_limits import (
     COPIES_BYTES_MAX,
     IMAGES_BYTES_MAX,
+    REASON_CHARS_MAX,
     ROTATE_S,
     WEIGHTS_BYTES_MAX,
     RowLimit,
