@@ -75,3 +75,11 @@ def format_tenants(names: Iterable[str]) -> str:
         return f"tenant {ordered[0]}"
     more = f" and {len(ordered) - 3} more" if len(ordered) > 3 else ""
     return f"tenants {', '.join(ordered[:3])}{more}"
+
+
+def unix_seconds(time: str) -> float:
+    """Parse an RFC 3339 time to seconds since 1970. Raises ValueError for other texts and for a time without a zone."""
+    moment = datetime.fromisoformat(time)
+    if moment.tzinfo is None or len(time) < len("2027-01-31T12:00:00Z"):
+        raise ValueError("expected a time such as 2027-01-31T12:00:00Z")
+    return moment.timestamp()

@@ -141,7 +141,6 @@ EXCEPTIONS = {
     ("artifacts/http/retry", "email.utils"): "as above",
     ("autoscaler/spec/cron", "datetime"): "calculates with calendar days; reads no clock",
     ("autoscaler/spec/cron", "zoneinfo"): "reads the time zones of the machine, which do not change",
-    ("autoscaler/spec/tenant", "datetime"): "parses a time; reads no clock",
     ("autoscaler/text", "datetime"): "formats a given time; reads no clock",
     **{
         (

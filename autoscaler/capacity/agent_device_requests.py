@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from autoscaler.agent_contract import FabricReport, FabricWant
-from autoscaler.queries.device_health import is_report_fresh
+from autoscaler.queries.agent_reports import is_report_fresh
 from autoscaler.spec.settings import Settings
 from autoscaler.state.capacity import Lease
 from autoscaler.state.world import NodeAgentStatus, NodeId, World

@@ -19,14 +19,8 @@ from autoscaler.exception_handling import Failure, attempt
 from autoscaler.spec.model import Model
 from autoscaler.state.world import ClusterFacts, Replica, World
 from autoscaler.weights import mount_choice
-from autoscaler.weights.desired import (
-    WeightsFailed,
-    WeightsPending,
-    assess_weights,
-    explain_no_node,
-    find_artifact_facts,
-    find_unfetched_artifact,
-)
+from autoscaler.weights.desired import find_artifact_facts, find_unfetched_artifact
+from autoscaler.weights.replica_weights import WeightsFailed, WeightsPending, assess_weights, explain_no_node
 
 HOW = "it is unknown how pods can mount them: the API server reports neither its version nor the permissions"
 LOOK_S_MAX = 30.0

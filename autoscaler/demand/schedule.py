@@ -11,7 +11,7 @@ from math import inf
 from typing import NamedTuple
 
 from autoscaler.capacity.lead_times import NO_LEARNT, estimate_lead_time
-from autoscaler.queries.measured_memory import spare_bytes
+from autoscaler.queries.granted_memory import spare_bytes
 from autoscaler.spec import cron
 from autoscaler.spec.model import Model, ReplicaWindow
 from autoscaler.state.resources import RequestShape

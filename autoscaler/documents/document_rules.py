@@ -31,7 +31,8 @@ from autoscaler.spec.model import Model, ModelSpec, ReplicaRange, ReplicaWindow
 from autoscaler.spec.pod import EnvSource, check_labels, check_object_name, check_pod, check_resources, check_source
 from autoscaler.spec.policy import check_policy, is_address, is_network
 from autoscaler.spec.settings import NodeKind, Settings, Signatures, Tls
-from autoscaler.spec.tenant import TenantSpec, unix_seconds
+from autoscaler.spec.tenant import TenantSpec
+from autoscaler.text import unix_seconds
 
 MESSAGE = "is not supported yet in this version"
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Protocol
 
 from autoscaler.agent_contract import Laid
-from autoscaler.queries.measured_memory import AS_ASKED, Given
+from autoscaler.queries.granted_memory import AS_ASKED, Given
 from autoscaler.spec.model import Model
 from autoscaler.state.events import FaultSeen, HostsSeen, ImagesSeen, ReplicaSeen, SlicesSeen, Synced
 from autoscaler.state.mig import CutOrder

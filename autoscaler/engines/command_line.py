@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from autoscaler.engines.programs import xllamacpp_server
-from autoscaler.queries.measured_memory import AS_ASKED, Given
+from autoscaler.queries.granted_memory import AS_ASKED, Given
 from autoscaler.spec.artifact_name import STORED
 from autoscaler.spec.engines import ENGINES, Adapters, Engine, EngineError, Program, fill_template, is_fetched_by_engine
 from autoscaler.spec.model import Model

@@ -11,16 +11,17 @@ from math import inf
 from autoscaler.contract import ModelName
 from autoscaler.fold.model_quarantine import list_quarantined_models
 from autoscaler.fold.quarantine_mask import mask_quarantined
-from autoscaler.placement.model.bin_builder import build_bins, build_empty_bins, build_hosts, build_placement_request
+from autoscaler.placement.model.bin_builder import build_bins, build_empty_bins, build_hosts
 from autoscaler.placement.model.predicates import (
     count_fitting_devices,
     find_required_amount,
     group_occupants_by_domain,
     rejection_reason,
 )
+from autoscaler.placement.model.request_builder import build_placement_request
 from autoscaler.placement.model.topology import link_shortage_reason
 from autoscaler.placement.model.types import Bin, EvictionLevel, PlacementRequest
-from autoscaler.queries import measured_memory
+from autoscaler.queries import granted_memory, measured_memory
 from autoscaler.spec.model import Model
 from autoscaler.state import StateRecord
 from autoscaler.state.world import SliceId, Used, World
@@ -169,7 +170,7 @@ def _measured(model: Model, used: Used | None) -> list[str]:
     """Describe the measured memory."""
     if used is None:
         return []
-    if measured_memory.is_memory_minimum(model):
+    if granted_memory.is_memory_minimum(model):
         beyond = format_size(used.bytes - model.estimated_bytes)
         return [f"Measured: the engine uses {beyond} in addition to its memory limit."]
     until = "after it had served for some time" if used.served else "before it had served for some time"
@@ -178,7 +179,7 @@ def _measured(model: Model, used: Used | None) -> list[str]:
 
 def _manner(model: Model, needs: Needs) -> list[str]:
     """Describe how the engine uses the memory."""
-    if needs.share and measured_memory.is_memory_minimum(model):
+    if needs.share and granted_memory.is_memory_minimum(model):
         alone = f"alone on a slice, it reserves {needs.share:.0%}"
         return [f"On a shared device, {model.spec.engine} is limited to that amount; {alone}."]
     if needs.share:
@@ -191,7 +192,7 @@ def _manner(model: Model, needs: Needs) -> list[str]:
 
 def _elastic(model: Model, want: PlacementRequest) -> list[str]:
     """Describe the minimum memory."""
-    rigid = measured_memory.explain_rigid_memory(model)
+    rigid = granted_memory.explain_rigid_memory(model)
     if rigid:
         return [f"It is always granted the full amount, despite gpu.elastic: {rigid}."]
     if not want.kind.spare_bytes:
@@ -206,7 +207,7 @@ def _elastic(model: Model, want: PlacementRequest) -> list[str]:
 
 def _growth(model: Model, want: PlacementRequest) -> list[str]:
     """Describe the maximum memory."""
-    why = measured_memory.explain_no_growth(model)
+    why = granted_memory.explain_no_growth(model)
     if why:
         return [f"It is never granted more, despite gpu.growth: {why}."]
     if not want.growth.most_bytes:
@@ -218,7 +219,7 @@ def _growth(model: Model, want: PlacementRequest) -> list[str]:
 def _granted(world: World, model: Model) -> list[str]:
     """Describe replicas that were granted less or more than requested."""
     replicas = (world.replicas[id] for id in world.by_model.get(model.name, ()))
-    grants = ((one.id, measured_memory.describe_granted_memory(model, one)) for one in replicas)
+    grants = ((one.id, granted_memory.describe_granted_memory(model, one)) for one in replicas)
     return [f"{id} was {words}." for id, words in grants if words]
 
 
@@ -227,9 +228,7 @@ def _larger(model: Model) -> str:
     if model.cache is None:
         return "its engine accepts a memory limit"
     if model.spec.context_tokens is not None:
-        most = measured_memory.compute_slots(
-            model, model.memory_bytes + measured_memory.compute_growth(model).most_bytes
-        )
+        most = granted_memory.compute_slots(model, model.memory_bytes + granted_memory.compute_growth(model).most_bytes)
         return f"its engine is started with more slots, at most {most}"
     return "its slots share a larger context"
 
@@ -239,7 +238,7 @@ def _less(model: Model) -> str:
     if model.cache is None:
         return "its engine accepts a memory limit"
     if model.spec.context_tokens is not None:
-        least = measured_memory.compute_slots(model, model.memory_bytes - measured_memory.spare_bytes(model))
+        least = granted_memory.compute_slots(model, model.memory_bytes - granted_memory.spare_bytes(model))
         return f"its engine is started with fewer slots, at least {least}"
     return "its slots share a smaller context"
 
@@ -270,10 +269,10 @@ def _place(model: Model, want: PlacementRequest, needs: Needs, empty: Bin, words
     fits = not apart and find_required_amount(want, empty) is not None and want.kind.rank(slice_.product) is not None
     calls = None
     if fits and needs.share and needs.parts:
-        is_limited = measured_memory.is_memory_minimum(model) and slice_.shared and not slice_.device_bytes
+        is_limited = granted_memory.is_memory_minimum(model) and slice_.shared and not slice_.device_bytes
         given = want.kind.memory_bytes if is_limited else int(slice_.memory_bytes * needs.share)
         spent = sum(part.bytes for part in needs.parts if part.name not in {"cache", "reserve"})
-        each = want.kind.devices if measured_memory.is_memory_minimum(model) else 1  # its parts are per device
+        each = want.kind.devices if granted_memory.is_memory_minimum(model) else 1  # its parts are per device
         given, rest = given * want.kind.devices, given * want.kind.devices - spent * each
         calls = max(0, rest) // max(1, needs.token_bytes * needs.context_tokens)
         fits = calls > 0

@@ -22,12 +22,13 @@ from autoscaler.explain.scale_up_options import describe_ladder as offered
 from autoscaler.fold.model_quarantine import list_quarantined_models
 from autoscaler.fold.quarantine_mask import mask_quarantined
 from autoscaler.placement.learning.training import describe_training_input
-from autoscaler.placement.model.bin_builder import build_bins, build_hosts, build_placement_request
+from autoscaler.placement.model.bin_builder import build_bins, build_hosts
 from autoscaler.placement.model.predicates import count_fitting_devices, group_occupants_by_domain, rejection_reason
+from autoscaler.placement.model.request_builder import build_placement_request
 from autoscaler.placement.model.types import EvictionLevel
 from autoscaler.planner.reconcile import choose_eviction_level, model_absence_reason, start_after_s
 from autoscaler.provisioning.unplaceable_models import Fitting
-from autoscaler.queries import measured_memory
+from autoscaler.queries import granted_memory
 from autoscaler.queries.gateway_reports import STALLED, decide_stop, list_known_gateways, list_silent_gateways
 from autoscaler.queries.operator_orders import explain_closed_slice
 from autoscaler.queries.overcommitted_slices import explain_misplacement
@@ -347,7 +348,7 @@ def _replica(world: World, replica: Replica, now_s: float) -> str:
         f" ({why})" for why in [*_closed(world, replica)[:1], *filter(None, [explain_misplacement(replica)])]
     )
     model = world.models.get(replica.model)
-    granted = "" if model is None else measured_memory.describe_granted_memory(model, replica)
+    granted = "" if model is None else granted_memory.describe_granted_memory(model, replica)
     where += f", {granted}" if granted else ""
     head = f"{replica.id} has been {replica.state} for {format_duration(now_s - replica.since_s)} on {where}"
     drain = replica.drain

@@ -20,8 +20,8 @@ from autoscaler.placement.capacity_simulation import SimulationContext
 from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.index_cache import IndexCache
 from autoscaler.placement.learning.expected_demand import build_restart_costs
-from autoscaler.placement.model.bin_builder import build_placement_request
 from autoscaler.placement.model.predicates import can_evict, describe_occupant
+from autoscaler.placement.model.request_builder import build_placement_request
 from autoscaler.placement.model.types import EvictionLevel, Occupant, PlacementRequest, Victim
 from autoscaler.placement.packer import pack
 from autoscaler.provisioning.offer_selection import RatedOffer, choose_offer, compute_deadline_s, rate_offer

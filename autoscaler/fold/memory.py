@@ -11,7 +11,7 @@ from autoscaler.contract import ReplicaId
 from autoscaler.demand.residency import has_activity_since
 from autoscaler.fold.draft import Draft
 from autoscaler.queries import measured_memory
-from autoscaler.queries.measured_memory import has_grown, has_shrunk, is_memory_minimum
+from autoscaler.queries.granted_memory import has_grown, has_shrunk, is_memory_minimum
 from autoscaler.spec.model import Model
 from autoscaler.state.world import Replica
 

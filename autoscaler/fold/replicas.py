@@ -14,7 +14,7 @@ from autoscaler.demand import model_history as histories
 from autoscaler.demand.residency import residency_s
 from autoscaler.fold.draft import Draft
 from autoscaler.fold.memory import apply_memory_use
-from autoscaler.queries import device_health, overcommitted_slices, unschedulable_replicas
+from autoscaler.queries import mps_server_failures, overcommitted_slices, unschedulable_replicas
 from autoscaler.queries.device_health import is_lost
 from autoscaler.queries.operator_orders import is_stop_ordered
 from autoscaler.spec.model import Model
@@ -293,7 +293,7 @@ def _ready(draft: Draft, replica: Replica) -> Replica:
     if replica.times.ready_s is not None:
         return replica
     if draft.world.nodes.mps_failures:
-        draft.change_nodes(mps_failures=device_health.record_replica_ready(draft.world, replica))
+        draft.change_nodes(mps_failures=mps_server_failures.record_replica_ready(draft.world, replica))
     began_s = replica.times.started_s
     took_s = (
         None if began_s is None or replica.runtime.found or began_s < replica.times.created_s else draft.now_s - began_s
@@ -331,7 +331,9 @@ def _exited(draft: Draft, before: Replica, reason: str) -> None:
 def _break(draft: Draft, before: Replica, verb: str, reason: str) -> None:
     """Mark a replica as failed. If it was not ready for its minimum residency, that is a failed start of its spec."""
     _move(draft, before, replace(before, state=S.FAILED, failure=reason), verb, reason)
-    if falls := device_health.record_replica_failure(draft.world, draft.replicas.now.values(), before, draft.now_s):
+    if falls := mps_server_failures.record_replica_failure(
+        draft.world, draft.replicas.now.values(), before, draft.now_s
+    ):
         draft.change_nodes(mps_failures=falls)
     model = draft.world.models.get(before.model)
     if model is None:

@@ -25,8 +25,8 @@ from autoscaler.placement.model.bin_builder import (
     build_occupied_bin,
     compute_elastic_budget,
     slices_by_node,
-    tenant_set_of,
 )
+from autoscaler.placement.model.request_builder import tenant_set_of
 from autoscaler.placement.model.types import Bin, RestartCosts
 from autoscaler.state.images import Whereabouts
 from autoscaler.state.world import DeviceId, Replica, Slice, SliceId, World

@@ -55,7 +55,7 @@ from autoscaler.planner.reconcile import (
 from autoscaler.provisioning import provisioner
 from autoscaler.queries.device_health import ILL, list_lost_replicas
 from autoscaler.queries.gateway_reports import count_running_calls, decide_stop, list_stalled_replicas, next_change_s
-from autoscaler.queries.measured_memory import compute_slots
+from autoscaler.queries.granted_memory import compute_slots
 from autoscaler.queries.operator_orders import STOPPED
 from autoscaler.queries.overcommitted_slices import list_excess_replicas
 from autoscaler.rearrange import vacate_gpu

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.demand.desired_replicas import DesiredReplicas, list_live_replicas, unserved_since_s
 from autoscaler.demand.residency import BEGINNING, NO_HISTORY, NO_LOAD, residency_s
-from autoscaler.placement.model.bin_builder import build_placement_request
+from autoscaler.placement.model.request_builder import build_placement_request
 from autoscaler.placement.model.types import EvictionLevel, PlacementRequest, Urgency
 from autoscaler.queries.device_health import is_lost
 from autoscaler.queries.gateway_reports import STALLED, is_demand_complete, list_stalled_replicas

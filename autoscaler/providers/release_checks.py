@@ -7,9 +7,15 @@ counts as its user.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
-from autoscaler.providers.kube import Object, Server
+from autoscaler.providers.karpenter import nodeclaim
+from autoscaler.providers.kube import ENDED, Object, Server
+from autoscaler.spec.pod import DO_NOT_DISRUPT, MANAGED_BY, OURS, SAFE_TO_EVICT
+
+MIRROR = "kubernetes.io/config.mirror"
+
 
 PODS = "/api/v1/pods"
 CLAIMS, SLICES = "/apis/resource.k8s.io/v1/resourceclaims", "/apis/resource.k8s.io/v1/resourceslices"
@@ -59,3 +65,29 @@ def _is_device(resource: str) -> bool:
     """`nvidia.com/gpu`, `nvidia.com/gpu.shared`, `nvidia.com/mig-1g.10gb`, `amd.com/gpu`, `volcano.sh/vgpu-number`."""
     _, slash, name = resource.partition("/")
     return bool(slash) and name.startswith(("gpu", "mig-", "vgpu"))
+
+
+def is_blocking_node_removal(pod: Object) -> bool:
+    """Whether a pod prevents the release of its node.
+    True for a running pod outside of DaemonSets that has a device, a disruption veto or no controller, or is an engine.
+    """
+    metadata: dict[str, Any] = pod["metadata"]
+    notes: Mapping[str, str] = metadata.get("annotations") or {}
+    owners = {one.get("kind") for one in metadata.get("ownerReferences") or () if one.get("controller")}
+    if pod.get("status", {}).get("phase") in ENDED or "DaemonSet" in owners or "Node" in owners or MIRROR in notes:
+        return False
+    minds = notes.get(DO_NOT_DISRUPT, "false") != "false" or notes.get(SAFE_TO_EVICT) == "false"
+    return not owners or minds or is_live_engine_pod(pod) or _has_device(pod["spec"])
+
+
+def is_live_engine_pod(pod: Object) -> bool:
+    """Whether the pod is an engine's and has not terminated."""
+    labels: Mapping[str, str] = pod["metadata"].get("labels") or {}
+    ended = pod.get("status", {}).get("phase") in ENDED
+    return not ended and labels.get(MANAGED_BY) == nodeclaim.WRITER and f"{OURS}intent" in labels
+
+
+def _has_device(spec: Object) -> bool:
+    asked = (one.get("resources") or {} for one in (*spec["containers"], *(spec.get("initContainers") or ())))
+    limits = (name for one in asked for name in one.get("limits") or {})
+    return bool(spec.get("resourceClaims")) or any("/" in name for name in limits)

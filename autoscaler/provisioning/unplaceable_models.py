@@ -19,7 +19,8 @@ from autoscaler.exception_handling import Failure, attempt
 from autoscaler.placement.capacity_simulation import list_obtainable_slices
 from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.mig_candidates import list_mig_candidates
-from autoscaler.placement.model.bin_builder import build_empty_bins, build_placement_request
+from autoscaler.placement.model.bin_builder import build_empty_bins
+from autoscaler.placement.model.request_builder import build_placement_request
 from autoscaler.placement.model.types import EvictionLevel
 from autoscaler.placement.partitionable_gpus import list_rejoinable_gpus
 from autoscaler.spec.model import Model

@@ -16,127 +16,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from msgspec.structs import replace
-
-from autoscaler.agent_contract import NODE_EXPIRY_S, DeviceReport, NodeReport, PodDevices
+from autoscaler.agent_contract import NodeReport
 from autoscaler.contract import ReplicaId
+from autoscaler.queries.agent_reports import _node_of, find_device_report, is_report_fresh
+from autoscaler.queries.mps_server_failures import list_mps_failed_slices
 from autoscaler.queries.overcommitted_slices import list_crowded_slices
-from autoscaler.slicing.nvidia_gpus import MPS
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.resources import Isolation
 from autoscaler.state.world import (
     DeviceId,
-    MpsServerFailure,
     NodeAgentStatus,
-    NodeId,
-    PodRef,
     Replica,
     Slice,
     SliceId,
     World,
 )
 
-TOGETHER_S = 5.0
-"""Replicas that fail within this time after the first one belong to the same failure of an MPS server."""
-TOGETHER = 2
-"""Minimum number of replicas that fail together; a single failure is assumed to have another cause."""
-PAUSE_S, PAUSE_S_MAX = 5.0, 300.0
-"""Pause after the first failure, doubled with each failed trial start; and its maximum."""
-FELL = "all replicas on its MPS server failed at once"
-_BEGINNING = frozenset({S.PENDING, S.STARTING})
-_LIVING = frozenset({S.STARTING, S.READY, S.UNREADY, S.WAKING, S.DRAINING})
-Falls = dict[tuple[NodeId, DeviceId | None], MpsServerFailure]
-
-
-def find_mps_domain(slice_: Slice) -> tuple[NodeId, DeviceId | None] | None:
-    """Return the domain of its MPS server: (node, device), or (node, None) for all MPS slices of it. None: no MPS."""
-    if slice_.kind == MPS:
-        return slice_.node, None
-    if slice_.kind == "dra" and slice_.shared and slice_.isolation is Isolation.MEMORY:
-        return slice_.node, slice_.device
-    return None
-
-
-def record_replica_failure(world: World, others: Iterable[Replica], replica: Replica, now_s: float) -> Falls:
-    """Return the MPS server failures, updated with the failure of this replica. `others`: the other replicas. Old
-    single failures expire.
-    """
-    falls = {at: one for at, one in world.nodes.mps_failures.items() if one.times or now_s < one.first_s + TOGETHER_S}
-    for at in _domains(world, replica):
-        fall = falls.get(at, MpsServerFailure(first_s=now_s))
-        before = replica.times.ready_s is not None and replica.times.created_s < fall.first_s
-        gone = fall.replicas | ({replica.id} if before else set())
-        times = fall.times
-        if times:
-            times += replica.times.created_s >= fall.first_s
-        elif len(gone) >= TOGETHER:
-            times = int(not any(one.state in _LIVING for one in others if at in _domains(world, one)))
-        until_s = fall.until_s if times == fall.times else now_s + min(PAUSE_S * 2.0 ** min(times - 1, 16), PAUSE_S_MAX)
-        falls[at] = MpsServerFailure(first_s=fall.first_s, replicas=gone, times=times, until_s=until_s)
-    return falls
-
-
-def record_replica_ready(world: World, replica: Replica) -> Falls:
-    """Return the MPS server failures without those that are over, since this replica was ordered later and became
-    ready.
-    """
-    there = _domains(world, replica)
-    known = world.nodes.mps_failures
-    return {at: one for at, one in known.items() if at not in there or replica.times.created_s < one.first_s}
-
-
-def list_mps_failed_slices(world: World, now_s: float) -> dict[SliceId, str]:
-    """Return the slices on which nothing new is placed because their MPS server failed -> why."""
-    falls = {at: one for at, one in world.nodes.mps_failures.items() if one.times}
-    if not falls:
-        return {}
-    tried = {
-        at for one in world.replicas.values() if one.state in _BEGINNING
-        for at in _domains(world, one) if at in falls and one.times.created_s >= falls[at].first_s
-    }  # fmt: skip
-    found: dict[SliceId, str] = {}
-    for id, one in world.nodes.slices.items():
-        at = find_mps_domain(one)
-        if at in tried:
-            found[id] = f"{FELL}, and a trial start there is in progress"
-        elif at in falls and now_s < falls[at].until_s:
-            found[id] = f"{FELL}, and starts there are paused"
-    return found
-
-
-def _domains(world: World, replica: Replica) -> set[tuple[NodeId, DeviceId | None]]:
-    """Return its MPS domains; most replicas have none or one."""
-    there = (find_mps_domain(world.nodes.slices[id]) for id in replica.resources.slices if id in world.nodes.slices)
-    return {at for at in there if at is not None}
-
-
-IDLE_BYTES_MAX = 1 << 30
-"""Upper bound of what a driver and its daemons keep of an unused device: about 0.6 GiB of an H100."""
-NOTICED_BYTES = 64 << 20
-"""Smaller changes of a device's use are ignored."""
 ILL = "the agent of its node reports an unhealthy device"
 OTHERS = "pods that this installation does not manage use a device of its node, and which one is unknown"
 STUCK_S = 60.0
 """If a replica takes longer than this to stop or to scrub its memory, that memory is no longer expected to become free:
 a request may evict another replica, and nothing new is placed on the device."""
-
-
-def is_report_fresh(node: NodeAgentStatus, now_s: float) -> bool:
-    """Whether the agent's report still counts."""
-    return now_s < node.seen_s + NODE_EXPIRY_S
-
-
-def is_redundant_node_report(known: NodeReport, report: NodeReport) -> bool:
-    """Whether a later report of the same agent contains no change, apart from its time."""
-    return _without_usage(known) == _without_usage(report) and all(
-        abs(before.used_bytes - after.used_bytes) < NOTICED_BYTES
-        for before, after in zip(known.devices, report.devices, strict=True)
-    )
-
-
-def _without_usage(report: NodeReport) -> NodeReport:
-    devices = tuple(replace(device, used_bytes=0) for device in report.devices)
-    return replace(report, sequence=0, age_s=0.0, devices=devices, uses=())
 
 
 def list_unhealthy_devices(report: NodeReport) -> tuple[str, ...]:
@@ -145,67 +44,6 @@ def list_unhealthy_devices(report: NodeReport) -> tuple[str, ...]:
 
 
 # --- devices of replicas ----------------------------------------------------------------------------------------------
-
-
-def devices_of(world: World, replica: Replica, now_s: float) -> tuple[DeviceReport, ...]:
-    """Return the devices of a replica's pod by the last report of its agent, in order of ids; empty: unknown."""
-    node = _node_of(world, replica, now_s)
-    if node is None or replica.runtime.pod is None:
-        return ()
-    return _reported(node, _listed(node.report.pods, replica.runtime.pod))
-
-
-def find_device_report(world: World, slice_: Slice, now_s: float) -> DeviceReport | None:
-    """Return the last report of a slice's device by the agent of its node; None: there is none, or it has expired."""
-    node = world.nodes.agents.get(slice_.node)
-    if node is None or not is_report_fresh(node, now_s):
-        return None
-    named = next((device for device in node.report.devices if device.id == slice_.device), None)
-    if named is not None or slice_.shared:
-        return named
-    for holder in (world.replicas[id] for id in world.by_slice.get(slice_.id, ())):
-        pairs = dict(zip(sorted(holder.resources.slices), devices_of(world, holder, now_s), strict=False))
-        if slice_.id in pairs:
-            return pairs[slice_.id]
-    return None
-
-
-def is_device_memory_free(world: World, id: ReplicaId, since_s: float, now_s: float) -> bool:
-    """Whether the memory of a replica's devices was measured to be free again, later than `since_s`.
-
-    Its pod is gone since then. False for devices that no report listed for it, for shared ones, and while the kubelet
-    or a process that holds memory still names the pod.
-    """
-    replica = world.replicas.get(id)
-    if replica is None or replica.runtime.pod is None:
-        return False
-    node = _node_of(world, replica, now_s)
-    if any(world.nodes.slices[id].shared for id in replica.resources.slices if id in world.nodes.slices):
-        return False
-    if node is None or node.looked_s <= since_s or _listed(node.report.pods, replica.runtime.pod):
-        return False
-    had = _listed(node.pods_before, replica.runtime.pod)
-    idle = [one for one in _reported(node, had) if one.healthy and one.used_bytes <= IDLE_BYTES_MAX]
-    return bool(had) and len(idle) == len(had)
-
-
-def _node_of(world: World, replica: Replica, now_s: float) -> NodeAgentStatus | None:
-    names = {world.nodes.slices[id].node for id in replica.resources.slices if id in world.nodes.slices}
-    node = world.nodes.agents.get(names.pop()) if len(names) == 1 else None
-    return node if node is not None and is_report_fresh(node, now_s) else None
-
-
-def _reported(node: NodeAgentStatus, ids: Iterable[str]) -> tuple[DeviceReport, ...]:
-    wanted = frozenset(ids)
-    return tuple(sorted((one for one in node.report.devices if one.id in wanted), key=lambda one: one.id))
-
-
-def _listed(pods: Iterable[PodDevices], pod: PodRef) -> tuple[str, ...]:
-    """Return the devices of a pod, found by its uid, or by its name if only that is known."""
-    for one in pods:
-        if one.pod_uid == pod.uid if one.pod_uid else (one.namespace, one.name) == (pod.namespace, pod.name):
-            return one.devices
-    return ()
 
 
 # --- health -----------------------------------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ from autoscaler.capacity.delivered_slices import is_slice_of_lease
 from autoscaler.contract import ReplicaId
 from autoscaler.demand.residency import NO_HISTORY
 from autoscaler.fold.fold import Observation, fold
-from autoscaler.placement.model.bin_builder import build_placement_request
 from autoscaler.placement.model.predicates import has_matching_labels, node_exclusion_reason
+from autoscaler.placement.model.request_builder import build_placement_request
 from autoscaler.placement.model.types import EvictionLevel, PlacementRequest
 from autoscaler.rearrange.replica_migration import can_migrate
 from autoscaler.spec.capacity import provider_keep_seconds

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.demand.residency import BEGINNING, NO_HISTORY, residency_s
 from autoscaler.placement.index.index import SliceIndex
-from autoscaler.placement.model.bin_builder import build_placement_request
+from autoscaler.placement.model.request_builder import build_placement_request
 from autoscaler.placement.model.topology import add_spread_nodes
 from autoscaler.placement.model.types import EvictionLevel, Placement, PlacementRequest, RestartCosts
 from autoscaler.placement.packer import compute_claimed_bytes

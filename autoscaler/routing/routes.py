@@ -9,132 +9,26 @@ fields that only the autoscaler needs (weights, memory, commands, environment).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from math import ceil, floor, inf
 
 from autoscaler.contract import (
-    AdapterEntry,
-    CatalogueDelta,
-    Clocks,
-    FrontSettings,
     GatewayId,
-    KeyEntry,
-    ModelEntry,
     ModelName,
     ModelRoute,
-    QueueLimits,
     Refusal,
     ReplicaId,
     Route,
     RoutesDelta,
-    TenantEntry,
 )
 from autoscaler.demand.residency import median_start_s
-from autoscaler.exception_handling import Failure, attempt
 from autoscaler.fold.draft import is_routed
 from autoscaler.fold.model_quarantine import list_quarantined_models
 from autoscaler.queries.start_phases import last_phases_ms
-from autoscaler.spec.engines import ENGINES, Adapters, fill_template, takes_stream_options
-from autoscaler.spec.model import Model
-from autoscaler.spec.policy import build_policy_entry
-from autoscaler.spec.settings import Settings
-from autoscaler.spec.tenant import Tenant, unix_seconds
 from autoscaler.state.actions import Unmet
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Gateway, History, ModelLoad, Replica, World
 from autoscaler.text import format_duration
-
-
-def model_entry(model: Model) -> ModelEntry:
-    """Entry of one model. `served_name` is the name that its engine serves and that request bodies carry."""
-    spec, engine = model.spec, ENGINES[model.spec.engine]
-    return ModelEntry(
-        name=model.name,
-        served_name=model.served(),
-        aliases=spec.aliases,
-        serves_aliases=model.adopted is not None,
-        adapters=_adapters(model, engine.adapters),
-        lora=_lora(0, 0) if spec.adapters and engine.adapters is not None and engine.adapters.by_lora else "",
-        tenants=spec.tenants,
-        dialects=engine.dialects,
-        unlisted=spec.unlisted,
-        paused=spec.paused,
-        slots=model.slots,
-        context_tokens=spec.context_tokens,
-        created_unix_s=model.created_unix_s,
-        closes_after_stream=engine.closes_after_stream,
-        takes_cache_salt=engine.takes_cache_salt,
-        takes_stream_options=takes_stream_options(engine, spec.command),
-        queue=QueueLimits(
-            calls_max=spec.queue.calls_max,
-            bytes_max=int(spec.queue.bytes_max),
-            wait_seconds_max=spec.queue.wait_seconds_max,
-        ),
-        clocks=Clocks(
-            response_seconds_max=spec.response_seconds_max,
-            first_byte_seconds_max=spec.first_byte_seconds_max,
-            stall_seconds_max=spec.stall_seconds_max,
-        ),
-        policy=build_policy_entry(spec.policy),
-    )
-
-
-def _adapters(model: Model, support: Adapters | None) -> tuple[AdapterEntry, ...]:
-    if support is None:
-        return ()
-    return tuple(
-        AdapterEntry(
-            name=adapter.name,
-            served_name="".join(
-                fill_template((support.served_name,), {"name": model.served(), "adapter": adapter.name})
-            ),
-            lora=_lora(position, 1) if support.by_lora else "",
-        )
-        for position, adapter in enumerate(model.spec.adapters)
-    )
-
-
-def _lora(position: int, scale: int) -> str:
-    """Return llama.cpp's selection of one adapter; all others get scale 0.
-    The list must not be empty: without one, llama.cpp may answer from what it computed with an adapter.
-    """
-    return f'[{{"id":{position},"scale":{scale}}}]'
-
-
-def tenant_entry(tenant: Tenant) -> TenantEntry:
-    """Entry of one tenant; its keys are already hashed."""
-    return TenantEntry(
-        name=tenant.name,
-        keys=tuple(
-            KeyEntry(
-                sha256=key.sha256,
-                name=key.name,
-                role=key.role,
-                expires_unix_s=unix_seconds(key.expires_at) if key.expires_at else None,
-            )
-            for key in tenant.spec.keys
-        ),
-        models=tenant.spec.models,
-        weight=tenant.spec.weight,
-        priority_max=tenant.spec.priority_max,
-        policy=build_policy_entry(tenant.spec.policy),
-    )
-
-
-def front_settings(settings: Settings, tenants: Collection[Tenant]) -> FrontSettings:
-    """Settings of the inference port. `auth: auto` requires keys as soon as there is a Tenant document."""
-    return FrontSettings(
-        keys_needed=settings.auth == "keys" or (settings.auth == "auto" and bool(tenants)),
-        keepalive_seconds=settings.stream.keepalive_seconds,
-        silent_seconds_max=settings.silent_seconds_max,
-        cors_origins=settings.cors.origins,
-        hosts=settings.hosts,
-        lists_aliases=settings.models.list_aliases,
-        default_model=settings.default_model or "",
-        check_hosts=settings.checks.hosts,
-        service_networks=settings.checks.service_networks,
-    )
-
 
 RETRY_S_MAX = 120.0
 """The longest Retry-After; SDKs give up if it is longer (interfaces, section 3)."""
@@ -408,47 +302,3 @@ def _capacity_refusal(world: World, unmet: Mapping[ModelName, Unmet], name: Mode
     left_s = ceil(missing.ready_s / ESTIMATE_STEP_S) * ESTIMATE_STEP_S
     message = f"capacity for the model is being added; expected in about {format_duration(left_s)}; try again then"
     return Refusal(code="no_capacity", message=message, retry_after_s=min(left_s, RETRY_S_MAX))
-
-
-def catalogue_full(world: World) -> CatalogueDelta:
-    """The full catalogue."""
-    return CatalogueDelta(
-        epoch=world.epoch,
-        version=world.version,
-        full=True,
-        models=tuple(_entry(world, model) for model in world.models.values()),
-        tenants=tuple(tenant_entry(tenant) for tenant in world.tenants.values()),
-        settings=front_settings(world.settings, tuple(world.tenants.values())),
-    )
-
-
-def _entry(world: World, model: Model) -> ModelEntry:
-    """Entry of a model; a minimal one, to reject its requests, if it is quarantined and has no full entry."""
-    if model.name not in list_quarantined_models(world):
-        return model_entry(model)
-    made = attempt(lambda: model_entry(model))
-    if isinstance(made, Failure):
-        return ModelEntry(name=model.name, served_name=model.name, tenants=model.spec.tenants)
-    return made
-
-
-def catalogue_delta(before: World, after: World) -> CatalogueDelta | None:
-    """Changes of the catalogue; None if there are none."""
-    if before.epoch != after.epoch:
-        return catalogue_full(after)
-    if before.models is after.models and before.tenants is after.tenants and before.settings is after.settings:
-        return None
-    old, new = catalogue_full(before), catalogue_full(after)
-    models_old = {entry.name: entry for entry in old.models}
-    tenants_old = {entry.name: entry for entry in old.tenants}
-    delta = CatalogueDelta(
-        epoch=after.epoch,
-        version=after.version,
-        models=tuple(entry for entry in new.models if models_old.get(entry.name) != entry),
-        models_gone=tuple(sorted(models_old.keys() - after.models.keys())),
-        tenants=tuple(entry for entry in new.tenants if tenants_old.get(entry.name) != entry),
-        tenants_gone=tuple(sorted(tenants_old.keys() - {entry.name for entry in new.tenants})),
-        settings=new.settings if new.settings != old.settings else None,
-    )
-    said = delta.models or delta.models_gone or delta.tenants or delta.tenants_gone or delta.settings
-    return delta if said else None

@@ -28,12 +28,13 @@ from autoscaler.controller.loop import Loop, LoopStep
 from autoscaler.exception_handling import Failure, attempt, can_complete
 from autoscaler.fold.model_quarantine import list_quarantined_models
 from autoscaler.fold.quarantine_mask import mask_quarantined
-from autoscaler.queries.device_health import is_redundant_node_report
+from autoscaler.queries.agent_reports import is_redundant_node_report
 from autoscaler.server.auth import NODE_CHARS_MAX, check_token_node
 from autoscaler.state.events import NodeReported
 from autoscaler.state.world import NodeId, World
-from autoscaler.weights.desired import InspectionAssigner, build_node_wants, list_promised_placements
+from autoscaler.weights.desired import build_node_wants, list_promised_placements
 from autoscaler.weights.image_prepull import ImageWants
+from autoscaler.weights.inspection import InspectionAssigner
 from autoscaler.weights.peers import PeerCache
 
 NODE_BYTES_MAX = 1 << 20

@@ -40,6 +40,7 @@ from autoscaler.controller.loop import Loop, LoopStep
 from autoscaler.drivers.local.replica_processes import ProcessWatch
 from autoscaler.exception_handling import Failure, attempt, describe_error
 from autoscaler.fold.gateway_reports import is_redundant_report
+from autoscaler.routing import catalogue
 from autoscaler.routing import routes as publish
 from autoscaler.server import agents
 from autoscaler.server.agents import NodeWantsServer
@@ -120,7 +121,7 @@ class Feed:
             if not after.leadership.documented:
                 return BLANK if before is None or before is after else None
             known = before if before is not None and before.leadership.documented else None
-            message = self._changed_since(known, publish.catalogue_delta, publish.catalogue_full)
+            message = self._changed_since(known, catalogue.catalogue_delta, catalogue.catalogue_full)
             if message is None and before is after:
                 message = CatalogueDelta(epoch=after.epoch, version=after.version)
             return None if message is None else _encode(message)

@@ -7,7 +7,6 @@ repeating an order succeeds; no sentence contains a key or an address.
 
 from __future__ import annotations
 
-import hashlib
 from typing import NamedTuple
 
 from autoscaler.contract import ModelName
@@ -18,25 +17,13 @@ from autoscaler.provisioning.unplaceable_models import Fitting
 from autoscaler.queries.gateway_reports import count_running_calls
 from autoscaler.queries.operator_orders import FORCE_S, STILL_THERE, find_drain_cordon, list_target_replicas
 from autoscaler.queries.response_types import OrderResult
-from autoscaler.routing.routes import front_settings
+from autoscaler.server.operator_requests import OrderError
 from autoscaler.spec.model import Model
-from autoscaler.spec.tenant import unix_seconds
 from autoscaler.state import StateRecord
 from autoscaler.state.events import ModelStopped, ModelWoken
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Cordon, CordonTarget, Replica, World
 from autoscaler.text import format_count, format_duration
-
-ROLE = "operator"
-
-
-class OrderError(Exception):
-    """An order that cannot be executed: an HTTP status, and a sentence with the problem and the fix."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
 
 
 class Wish(StateRecord, frozen=True, forbid_unknown_fields=True):
@@ -59,30 +46,6 @@ class Order(NamedTuple):
     observed: ModelWoken | ModelStopped | None = None
     put: Cordon | None = None
     lift: CordonTarget | None = None
-
-
-def authenticate_operator(world: World, authorization: str, now_unix_s: float, what: str = "an order") -> str:
-    """Return the operator's name for the log.
-
-    Raises OrderError 401 without a required key, 403 for a key with another role. `what` is the operation, in words. A
-    key is required if requests need one. With `auth: none`, or without a Tenant, every client of the port is permitted.
-    """
-    if not front_settings(world.settings, tuple(world.tenants.values())).keys_needed:
-        return "local"
-    scheme, _, shown = authorization.partition(" ")
-    digest = hashlib.sha256(shown.strip().encode("utf-8", "surrogateescape")).hexdigest()
-    for tenant in world.tenants.values() if scheme.lower() == "bearer" else ():
-        for key in tenant.spec.keys:
-            if key.sha256 != digest or (key.expires_at and unix_seconds(key.expires_at) <= now_unix_s):
-                continue
-            if key.role != ROLE:
-                raise OrderError(
-                    403, f"this API key has the role {key.role}: {what} requires a key with the role {ROLE}"
-                )
-            return f"{tenant.name}/{key.name}"
-    raise OrderError(
-        401, f"{what} requires an API key with the role {ROLE}: `pilotlight key new --tenant NAME --role {ROLE}`"
-    )
 
 
 def model_order(world: World, model: Model, verb: str, wish: Wish) -> Order:

@@ -18,16 +18,19 @@ from aiohttp import web
 from autoscaler.controller.loop import Loop
 from autoscaler.drivers.driver import CordonError, Cordons
 from autoscaler.queries.operator_orders import list_cordon_targets
-from autoscaler.queries.response_types import Problem
-from autoscaler.server import order_effects, read_responses
-from autoscaler.server.order_effects import Order, OrderError, Wish
+from autoscaler.server import operator_requests, order_effects, read_responses
+from autoscaler.server.operator_requests import (
+    JSON,
+    OrderError,
+    check_leads,
+    format_names,
+    order_error_response,
+    read_order_body,
+)
+from autoscaler.server.order_effects import Order, Wish
 from autoscaler.state.world import World
 
 BODY_BYTES_MAX = 1024
-JSON = "application/json"
-NAMES_MAX = 20
-FOREIGN = "orders from pages of another origin are rejected: send them from a program or from this port's own page"
-NOT_LEADING = "this autoscaler does not lead: send the order to the leader, which may change at any time"
 
 log = logging.getLogger("pilotlight.autoscaler.operators")
 
@@ -74,7 +77,7 @@ class Commands:
         try:
             wish = await _wish(request)
             world = self._loop.world
-            who = order_effects.authenticate_operator(world, request.headers.get("authorization", ""), self._wall())
+            who = operator_requests.authenticate_operator(world, request.headers.get("authorization", ""), self._wall())
             check_leads(world)
             made = order(world, wish)
             await self._perform(made)
@@ -102,39 +105,6 @@ class Commands:
             await self._cordons.lift(order.lift)
 
 
-def check_leads(world: World) -> None:
-    """Raise OrderError if this process cannot execute orders."""
-    if not world.leadership.leads:
-        raise OrderError(503, NOT_LEADING)
-    if not world.leadership.synced:
-        raise OrderError(503, "the running replicas are still being listed: try again in a second")
-
-
-def is_same_origin(origin: str | None, site: str | None, host: str | None) -> bool:
-    """Return whether the request cannot come from a page of another origin (`Origin`, `Sec-Fetch-Site` and `Host`).
-
-    Programs send neither of the first two. (https://www.w3.org/TR/fetch-metadata/)
-    """
-    if site is not None and site not in ("same-origin", "none"):
-        return False
-    return origin is None or (host is not None and origin.partition("://")[2] == host)
-
-
-async def read_order_body(request: web.Request, bytes_max: int) -> bytes:
-    """Read a body that a program or a page of this port sent. Raises OrderError."""
-    headers = request.headers
-    if not is_same_origin(headers.get("origin"), headers.get("sec-fetch-site"), headers.get("host")):
-        raise OrderError(403, FOREIGN)
-    if request.content_type != JSON:  # a form of a page of another origin cannot have this type
-        raise OrderError(415, "send the order as content-type application/json; the body may be {}")
-    body = await request.content.read(bytes_max + 1)
-    while len(body) <= bytes_max and (more := await request.content.read(bytes_max + 1 - len(body))):
-        body += more
-    if len(body) > bytes_max:
-        raise OrderError(413, f"the body is too large: at most {bytes_max} bytes are allowed")
-    return body
-
-
 async def _wish(request: web.Request) -> Wish:
     """Decode the body of an order. Raises OrderError."""
     body = await read_order_body(request, BODY_BYTES_MAX)
@@ -142,16 +112,3 @@ async def _wish(request: web.Request) -> Wish:
         return _decode(body or b"{}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise OrderError(400, 'expected {} or {"force": true}') from None
-
-
-def format_names(names: object) -> str:
-    """Format names for an error message, up to NAMES_MAX."""
-    known = sorted(str(name) for name in names) if isinstance(names, dict) else []
-    return ", ".join(known[:NAMES_MAX]) or "none"
-
-
-def order_error_response(error: OrderError) -> web.Response:
-    """Return an error response."""
-    headers = {"WWW-Authenticate": "Bearer"} if error.status == web.HTTPUnauthorized.status_code else {}
-    body = msgspec.json.encode(Problem(error=error.message))
-    return web.Response(status=error.status, body=body, content_type=JSON, headers=headers)

@@ -15,7 +15,8 @@ from autoscaler.demand.residency import NO_HISTORY, NO_LOAD, effective_idle_wind
 from autoscaler.explain import model as weights
 from autoscaler.fold.model_quarantine import list_quarantined_models
 from autoscaler.fold.quarantine_mask import mask_quarantined
-from autoscaler.queries.device_health import devices_of, find_device_report, is_report_fresh, list_closed_slices
+from autoscaler.queries.agent_reports import devices_of, find_device_report, is_report_fresh
+from autoscaler.queries.device_health import list_closed_slices
 from autoscaler.queries.operator_orders import cordons_on, explain_closed_slice
 from autoscaler.queries.response_types import DemandView, DeviceView, HeldView, ModelView, NodeView, TenantView
 from autoscaler.queries.start_phases import last_start, phases_with_parts_s

@@ -21,9 +21,15 @@ from autoscaler.exception_handling import Failure, attempt
 from autoscaler.fold.model_quarantine import list_quarantined_models
 from autoscaler.fold.quarantine_mask import assume_quarantined, mask_quarantined
 from autoscaler.planner.what_if import CALLS_MAX, PATH, Answer, AssumedDemand, Question, simulate_world
-from autoscaler.server import order_effects, read_responses
-from autoscaler.server.order_effects import OrderError
-from autoscaler.server.order_handlers import JSON, check_leads, format_names, order_error_response, read_order_body
+from autoscaler.server import operator_requests, read_responses
+from autoscaler.server.operator_requests import (
+    JSON,
+    OrderError,
+    check_leads,
+    format_names,
+    order_error_response,
+    read_order_body,
+)
 from autoscaler.state.world import World
 
 BODY_BYTES_MAX = 64 * 1024
@@ -48,7 +54,7 @@ class WhatIfApi:
     async def _answer(self, request: web.Request) -> web.Response:
         try:
             question = _question(await read_order_body(request, BODY_BYTES_MAX))
-            order_effects.authenticate_operator(
+            operator_requests.authenticate_operator(
                 self._loop.world, request.headers.get("authorization", ""), self._wall(), "a what-if"
             )
             check_leads(self._loop.world)

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from autoscaler.slicing.slicer_protocol import MEMORY_MIB_MAX, MIB, Object, parse_size
+from autoscaler.slicing.slicer_protocol import Object
+from autoscaler.spec.quantity import MEMORY_MIB_MAX, MIB, parse_size
 
 Counters = Mapping[tuple[str, str], int]
 """(counter set, counter) -> how much."""

@@ -21,17 +21,8 @@ from typing import ClassVar, Literal, NamedTuple
 import msgspec
 
 from autoscaler.slicing.nvidia_gpus import VOLCANO
-from autoscaler.slicing.slicer_protocol import (
-    MEMORY_MIB_MAX,
-    MIB,
-    NodeFacts,
-    PodFields,
-    SliceShare,
-    in_mib,
-    parse_bounded_int,
-    parse_count,
-    parse_mebibytes,
-)
+from autoscaler.slicing.slicer_protocol import NodeFacts, PodFields, SliceShare
+from autoscaler.spec.quantity import MEMORY_MIB_MAX, MIB, in_mib, parse_bounded_int, parse_count, parse_mebibytes
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import DeviceId, Slice, SliceId
 

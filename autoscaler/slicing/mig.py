@@ -19,15 +19,8 @@ from typing import ClassVar, NamedTuple
 import yaml
 
 from autoscaler.slicing.mig_geometry import Geometry, MigError, geometry_of
-from autoscaler.slicing.slicer_protocol import (
-    NodeFacts,
-    Object,
-    PodFields,
-    SliceShare,
-    parse_bounded_int,
-    parse_count,
-    parse_mebibytes,
-)
+from autoscaler.slicing.slicer_protocol import NodeFacts, Object, PodFields, SliceShare
+from autoscaler.spec.quantity import parse_bounded_int, parse_count, parse_mebibytes
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId
 

@@ -26,8 +26,9 @@ from typing import Any, ClassVar, NamedTuple
 
 from msgspec.structs import replace
 
-from autoscaler.slicing.slicer_protocol import NodeFacts, PodFields, SliceShare, in_mib
+from autoscaler.slicing.slicer_protocol import NodeFacts, PodFields, SliceShare
 from autoscaler.spec.pod import GPU
+from autoscaler.spec.quantity import in_mib
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import DeviceId, Slice, SliceId
 from autoscaler.text import format_count

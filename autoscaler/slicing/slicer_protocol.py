@@ -8,11 +8,9 @@ never raise: they return None (`parse_count`: 0) for a malformed number, or one 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from autoscaler.spec.quantity import parse_bytes
 from autoscaler.spec.settings import NodeKind
 from autoscaler.state.world import NodeId, Slice
 
@@ -78,43 +76,3 @@ class Slicer(Protocol):
 
     def fields(self, replica: str, parts: Sequence[SliceShare]) -> PodFields:
         """Return what the replica's pod requests; all parts are of this kind and of one node."""
-
-
-MIB = 1 << 20
-MEMORY_MIB_MAX = 1 << 31
-"""HAMi and Kubernetes count in 31 bits; no device has 2 PiB."""
-COUNT_MAX = 1024
-"""Maximum number of devices of one node, and of parts of one device."""
-_DIGITS = re.compile(r"[0-9]{1,10}")
-
-
-def parse_bounded_int(said: Any, most: int) -> int | None:
-    """Parse an integer from 0 to `most` from a string or a number; None if it is not one."""
-    if isinstance(said, str) and _DIGITS.fullmatch(said):
-        said = int(said)
-    return said if isinstance(said, int) and not isinstance(said, bool) and 0 <= said <= most else None
-
-
-def parse_count(said: Any) -> int:
-    """Parse a count of at most COUNT_MAX; 0 if it is missing or invalid."""
-    return parse_bounded_int(said, COUNT_MAX) or 0
-
-
-def parse_mebibytes(said: Any) -> int | None:
-    """Parse a size in MiB and return bytes; None if it is missing, invalid or 0."""
-    mib = parse_bounded_int(said, MEMORY_MIB_MAX)
-    return mib * MIB if mib else None
-
-
-def parse_size(said: Any) -> int | None:
-    """Parse a Kubernetes quantity and return bytes; None if it is invalid, 0 or more than any device has."""
-    try:
-        found = parse_bytes(said)
-    except ValueError:
-        return None
-    return int(found) if 0 < found <= MEMORY_MIB_MAX * MIB else None
-
-
-def in_mib(memory_bytes: int) -> int:
-    """Convert bytes to MiB, rounded up."""
-    return -(-memory_bytes // MIB)

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from autoscaler.slicing.hami import SCHEDULER, Card, Hami, HamiNames, parse_cards
-from autoscaler.slicing.slicer_protocol import MIB, NodeFacts, PodFields, Slicer, SliceShare, parse_count, parse_size
+from autoscaler.slicing.slicer_protocol import NodeFacts, PodFields, Slicer, SliceShare
+from autoscaler.spec.quantity import MIB, parse_count, parse_size
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import DeviceId, Slice, SliceId
 

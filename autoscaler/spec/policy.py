@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
-from autoscaler.contract import RESERVED_MEMBERS, PolicyCheck, PolicyEntry, same_members
+from autoscaler.contract import RESERVED_MEMBERS, same_members
 from autoscaler.spec.decode import Part, Path, WrongKeyError
 
 MEMBERS_MAX = 64
@@ -190,31 +190,3 @@ def _check_url(url: str, at: Path) -> None:
     is_numeric = ":" in host or host.replace(".", "").isdigit()  # some parsers read 127.1 as an address
     if not (is_address(host) if is_numeric else _HOST.fullmatch(host)):
         raise WrongKeyError(at, _URL_WANTED)
-
-
-def build_policy_entry(policy: RequestPolicy) -> PolicyEntry | None:
-    """Return the message for gateways; None if the policy is empty."""
-    by_name = policy.forced_by_name if isinstance(policy, ModelPolicy) else {}
-    answer = policy.answer_check
-    entry = PolicyEntry(
-        defaults=_texts(policy.defaults),
-        forced=_texts(policy.forced),
-        caps=policy.caps,
-        removed=policy.removed,
-        forced_by_name={name: _texts(members) for name, members in by_name.items()},
-        request_check=_check_entry(policy.request_check),
-        answer_check=_check_entry(answer, rejects_streams=answer is not None and answer.streams == "reject"),
-    )
-    return None if entry == PolicyEntry() else entry
-
-
-def _texts(members: Members) -> dict[str, str]:
-    return {name: msgspec.json.encode(value).decode() for name, value in members.items()}
-
-
-def _check_entry(check: RequestCheck | None, *, rejects_streams: bool = False) -> PolicyCheck | None:
-    if check is None:
-        return None
-    return PolicyCheck(
-        url=check.url, timeout_s=check.timeout_seconds, fail_open=check.fail_open, rejects_streams=rejects_streams
-    )

@@ -6,7 +6,18 @@ Grammar: https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Any, Final
+
+MIB = 1 << 20
+
+MEMORY_MIB_MAX = 1 << 31
+"""HAMi and Kubernetes count in 31 bits; no device has 2 PiB."""
+
+COUNT_MAX = 1024
+"""Maximum number of devices of one node, and of parts of one device."""
+
+_DIGITS = re.compile(r"[0-9]{1,10}")
+
 
 _QUANTITY = re.compile(r"([0-9]{1,19})(?:\.([0-9]{1,9}))?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?")
 _ODD = re.compile(r"([0-9]{1,19})(?:\.([0-9]{1,9}))?(?:([nu])|[eE]([+-]?[0-9]{1,2}))")
@@ -98,3 +109,35 @@ def whole_number(text: object) -> int | None:
     if isinstance(text, str) and len(text) <= 15 and text.isascii() and text.isdecimal():
         return int(text)
     return None
+
+
+def parse_bounded_int(said: Any, most: int) -> int | None:
+    """Parse an integer from 0 to `most` from a string or a number; None if it is not one."""
+    if isinstance(said, str) and _DIGITS.fullmatch(said):
+        said = int(said)
+    return said if isinstance(said, int) and not isinstance(said, bool) and 0 <= said <= most else None
+
+
+def parse_count(said: Any) -> int:
+    """Parse a count of at most COUNT_MAX; 0 if it is missing or invalid."""
+    return parse_bounded_int(said, COUNT_MAX) or 0
+
+
+def parse_mebibytes(said: Any) -> int | None:
+    """Parse a size in MiB and return bytes; None if it is missing, invalid or 0."""
+    mib = parse_bounded_int(said, MEMORY_MIB_MAX)
+    return mib * MIB if mib else None
+
+
+def parse_size(said: Any) -> int | None:
+    """Parse a Kubernetes quantity and return bytes; None if it is invalid, 0 or more than any device has."""
+    try:
+        found = parse_bytes(said)
+    except ValueError:
+        return None
+    return int(found) if 0 < found <= MEMORY_MIB_MAX * MIB else None
+
+
+def in_mib(memory_bytes: int) -> int:
+    """Convert bytes to MiB, rounded up."""
+    return -(-memory_bytes // MIB)

@@ -7,7 +7,6 @@ rejects guarantees, rates and budgets, which are not supported yet.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Annotated, Literal
 
 import msgspec
@@ -54,14 +53,6 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
 
     name: TenantName
     spec: TenantSpec = TenantSpec()
-
-
-def unix_seconds(time: str) -> float:
-    """Parse an RFC 3339 time to seconds since 1970. Raises ValueError for other texts and for a time without a zone."""
-    moment = datetime.fromisoformat(time)
-    if moment.tzinfo is None or len(time) < len("2027-01-31T12:00:00Z"):
-        raise ValueError("expected a time such as 2027-01-31T12:00:00Z")
-    return moment.timestamp()
 
 
 def weight_of(tenants: Mapping[TenantName, Tenant], name: TenantName) -> float:

@@ -450,7 +450,7 @@ class Nodes(StateRecord, frozen=True):
     hosts: dict[NodeId, HostResources] = {}
     """The CPU and memory of nodes, and what pods of others leave. A node that is missing here has no limit."""
     agents: dict[str, NodeAgentStatus] = {}
-    """Node name -> the agent's last report; `autoscaler.queries.device_health.is_report_fresh` checks its age."""
+    """Node name -> the agent's last report; `autoscaler.queries.agent_reports.is_report_fresh` checks its age."""
     copies: frozenset[Copy] = frozenset()
     images: dict[str, NodeImages] = {}
     """Node name -> the images that its kubelet and its agent report."""

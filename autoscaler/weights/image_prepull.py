@@ -16,8 +16,8 @@ from typing import Final
 
 from autoscaler.agent_contract import ImageWant
 from autoscaler.contract import ModelName
-from autoscaler.placement.model.bin_builder import build_placement_request
 from autoscaler.placement.model.predicates import has_matching_labels, node_exclusion_reason
+from autoscaler.placement.model.request_builder import build_placement_request
 from autoscaler.placement.model.types import EvictionLevel, NodeConstraints, slice_class_of
 from autoscaler.spec.model import Model
 from autoscaler.state.images import NONE, Whereabouts, normalize_image_name

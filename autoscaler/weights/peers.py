@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from autoscaler.agent_contract import NodeReport, NodeWants
 from autoscaler.contract import Message
-from autoscaler.queries.device_health import is_report_fresh
+from autoscaler.queries.agent_reports import is_report_fresh
 from autoscaler.state.world import Copy, NodeId, World
 
 PEERS_MAX = 16

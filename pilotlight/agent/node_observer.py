@@ -16,7 +16,7 @@ from typing import NamedTuple
 from autoscaler.agent_contract import DeviceReport, PodDevices, PodUse
 from autoscaler.contract import TOTAL_MAX
 from autoscaler.drivers.local.nvml import Nvml, NvmlError, open_nvml
-from autoscaler.queries.device_health import NOTICED_BYTES
+from autoscaler.queries.agent_reports import NOTICED_BYTES
 from pilotlight.agent.kubelet.grpc_clients import NodeSockets, pod_uid
 from pilotlight.agent.weights.report_limits import limit_images
 

@@ -26,7 +26,7 @@ from autoscaler.documents.variable_and_file_references import hide_values
 from autoscaler.drivers.driver import Launcher
 from autoscaler.engines.programs.installed import find_installed_programs
 from autoscaler.exception_handling import Failure, attempt, can_complete, describe_error
-from autoscaler.queries.measured_memory import AS_ASKED, Given
+from autoscaler.queries.granted_memory import AS_ASKED, Given
 from autoscaler.spec import yaml
 from autoscaler.spec.artifact_name import STORED
 from autoscaler.spec.model import Model, ModelSpec

@@ -18,7 +18,7 @@ from autoscaler.documents.document_rules import ADAPTER_PATH
 from autoscaler.engines import EngineError
 from autoscaler.spec.artifact_name import STORED, normalize_artifact
 from autoscaler.spec.model import Model
-from autoscaler.weights.desired import choose_adapter, choose_gguf
+from autoscaler.weights.replica_weights import choose_adapter, choose_gguf
 
 FILE = "file://"
 

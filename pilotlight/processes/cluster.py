@@ -31,8 +31,8 @@ from autoscaler.drivers.driver import SharedDriver
 from autoscaler.drivers.resilient_tasks import retry_until_success
 from autoscaler.fold import leadership_and_orders
 from autoscaler.fold.fold import Observation
-from autoscaler.queries.device_health import is_device_memory_free
-from autoscaler.queries.measured_memory import AS_ASKED, Given
+from autoscaler.queries.agent_reports import is_device_memory_free
+from autoscaler.queries.granted_memory import AS_ASKED, Given
 from autoscaler.server.auth import AGENT, BOTH, GATEWAY, Admits, Roles
 from autoscaler.spec.installation_ownership import CLAIM_S, Ownership, installation_id, installation_title
 from autoscaler.spec.model import Model

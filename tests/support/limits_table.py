@@ -232,7 +232,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "weights requested from an agent at a time; of these, inspections": (
         "autoscaler.weights.desired.WANTS_BYTES_MAX",
-        "autoscaler.weights.desired.LOOKS_MAX",
+        "autoscaler.weights.inspection.LOOKS_MAX",
     ),
     "`artifact` of a Model or an adapter": ("autoscaler.documents.document_rules.ARTIFACT_CHARS_MAX",),
     "image inspected by an agent: one read, number of reads; bytes of a compressed layer": (
@@ -249,8 +249,8 @@ ROWS: dict[str, tuple[str, ...]] = {
         "artifacts.store.store.AWAY_WAIT_S",
     ),
     "agent that was selected for an inspection: without a report; without a result": (
-        "autoscaler.weights.desired.SILENT_S",
-        "autoscaler.weights.desired.SLOW_S",
+        "autoscaler.weights.inspection.SILENT_S",
+        "autoscaler.weights.inspection.SLOW_S",
     ),
     "agent: one header in a report; all headers in a report": (
         "pilotlight.models.header_report.CHARS_MAX",
@@ -258,7 +258,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "wait of a model for the memory requirement in its artifact's header": ("autoscaler.planner.reconcile.READ_S_MAX",),
     "wait of a replica for an agent that fetches weights; for the way in which pods can mount them": (
-        "autoscaler.weights.desired.AGENT_S_MAX",
+        "autoscaler.weights.replica_weights.AGENT_S_MAX",
         "autoscaler.controller.weights_wait.LOOK_S_MAX",
     ),
     "weight store: locked files per artifact": ("artifacts.store.store.LOCKS_MAX",),

@@ -17,7 +17,7 @@ from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
 from autoscaler.drivers.kubernetes.objects import pod_manifest as pods
 from autoscaler.exception_handling import reraise_memory_error
 from autoscaler.kubernetes.api import Object
-from autoscaler.queries.measured_memory import compute_engine_limits
+from autoscaler.queries.granted_memory import compute_engine_limits
 from autoscaler.spec.installation_ownership import ANYBODYS, Ownership
 from autoscaler.spec.model import Model
 from autoscaler.spec.pod import QUEUE, Pod

@@ -17,7 +17,7 @@ import msgspec
 import psutil
 
 from autoscaler.drivers.local.nvml import Nvml, NvmlError, NvmlGpu, open_nvml
-from autoscaler.queries.measured_memory import has_variable_memory
+from autoscaler.queries.granted_memory import has_variable_memory
 from autoscaler.spec.model import Model
 from autoscaler.spec.settings import DeclaredDevice
 from autoscaler.state.world import DeviceId, NodeId, Replica, Slice, SliceId

@@ -42,7 +42,7 @@ from autoscaler.drivers.resilient_tasks import (
     start_contained_task,
 )
 from autoscaler.exception_handling import Failure, attempt, describe_error, reraise_memory_error
-from autoscaler.queries.measured_memory import compute_engine_limits
+from autoscaler.queries.granted_memory import compute_engine_limits
 from autoscaler.spec.model import Model
 from autoscaler.state.events import Seen, SlicesSeen, Synced
 from autoscaler.state.world import Placing, Replica

@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 
 from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.placement.index.artifact_locality import ArtifactLocality
 from autoscaler.placement.index.elastic_requests import ElasticBudget
 from autoscaler.placement.index.eviction_costs import EvictionCostIndex
 from autoscaler.placement.index.node_arrays import (
@@ -26,7 +27,7 @@ from autoscaler.placement.index.node_arrays import (
     NodeCapacity,
     compute_request_usage,
 )
-from autoscaler.placement.index.node_filter import Admitting, ArtifactLocality
+from autoscaler.placement.index.node_filter import Admitting
 from autoscaler.placement.index.request_encoding import EncodedRequest, encode_request
 from autoscaler.placement.index.residual_waste_tables import Ints, Taught, build_untrained_estimate
 from autoscaler.placement.index.spread_and_links import SpreadCounts, number_links

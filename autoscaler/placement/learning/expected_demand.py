@@ -13,7 +13,7 @@ from math import exp2, inf
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.demand.desired_replicas import LIVE, exclude_replaced_replicas
 from autoscaler.demand.residency import NO_HISTORY, NO_LOAD, median_start_s
-from autoscaler.placement.model.bin_builder import build_request_shape
+from autoscaler.placement.model.request_builder import build_request_shape
 from autoscaler.placement.model.types import RestartCosts
 from autoscaler.queries.operator_orders import is_stop_ordered
 from autoscaler.spec.model import Model

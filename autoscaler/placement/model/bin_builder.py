@@ -19,89 +19,27 @@ from autoscaler.demand.residency import BEGINNING, NO_LOAD, evictable_s
 from autoscaler.demand.schedule import compute_replica_floor
 from autoscaler.placement.index.elastic_requests import ElasticBudget
 from autoscaler.placement.model.prices import Prices
-from autoscaler.placement.model.tenant_isolation import NOBODY, TenantSet, domain_of
+from autoscaler.placement.model.request_builder import tenant_set_of
+from autoscaler.placement.model.tenant_isolation import TenantSet, domain_of
 from autoscaler.placement.model.types import (
     Bin,
-    EvictionLevel,
-    NodeConstraints,
     Occupant,
-    PlacementRequest,
-    RequiredArtifacts,
-    Spread,
-    Urgency,
 )
 from autoscaler.queries.device_health import STUCK_S, list_closed_slices
 from autoscaler.queries.gateway_reports import count_running_calls, is_demand_complete
-from autoscaler.queries.measured_memory import compute_growth, spare_bytes
+from autoscaler.queries.granted_memory import spare_bytes
 from autoscaler.queries.operator_orders import explain_closed_slice
 from autoscaler.queries.overcommitted_slices import compute_usable_resources, room_of
-from autoscaler.queries.pod_requests import compute_host_request
-from autoscaler.spec.artifact_name import normalize_artifact
-from autoscaler.spec.model import Model, StartLimits
-from autoscaler.spec.pod import Pod, selector_of
+from autoscaler.spec.model import StartLimits
 from autoscaler.state.lifecycle import LEAVING
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.node_labels_and_taints import merge_tolerations
-from autoscaler.state.resources import NO_ROOM, HostAmount, HostResources, Isolation, Link, RequestShape
+from autoscaler.state.resources import NO_ROOM, HostAmount, HostResources, Isolation
 from autoscaler.state.world import DeviceId, NodeId, Replica, Slice, SliceId, World
 
 EXCLUSIVE_S = StartLimits().exclusive_seconds
 """The start lock of a replica whose model document was deleted."""
-ISOLATION = {"any": Isolation.NONE, "memory": Isolation.MEMORY, "hardware": Isolation.HARDWARE}
-LINKS = {"any": Link.NODE, "pcieRoot": Link.PCIE_ROOT, "nvlink": Link.NVLINK}
 NOTHING_KEPT: Mapping[SliceId, str] = MappingProxyType({})
 ENDING = frozenset({S.STOPPING, S.SCRUBBING, S.FAILED})
-
-
-def build_placement_request(  # noqa: PLR0917  all callers give them in this order
-    model: Model,
-    ordinal: int,
-    unserved_since_s: float,
-    force: EvictionLevel,
-    reason: str,
-    defaults: Pod | None = None,
-    avoids: tuple[NodeId, ...] = (),
-) -> PlacementRequest:
-    """Build the request for one replica. `defaults`: pod defaults of the Settings; `avoids`: nodes to avoid now."""
-    labels = selector_of(defaults, model.spec.pod)
-    apart, near = model.spec.spread or "", model.spec.near or ""
-    kind = build_request_shape(model, defaults)
-    selector = tuple(sorted(labels.items())) if labels else ()
-    return PlacementRequest(
-        model=model.name,
-        ordinal=ordinal,
-        kind=kind,
-        urgency=Urgency(model.spec.priority, unserved_since_s, force),
-        choice=NodeConstraints(selector, merge_tolerations(defaults, model.spec.pod), avoids),
-        supplies=RequiredArtifacts(normalize_artifact(model.spec.artifact or ""), model.spec.image, kind.total_bytes),
-        trust=tenant_set_of(model),
-        spread=Spread(apart, near) if apart or near else None,
-        growth=compute_growth(model),
-        reason=reason,
-    )
-
-
-def build_request_shape(model: Model, defaults: Pod | None = None) -> RequestShape:
-    """Build what decides where a replica of `model` fits. `defaults`: pod defaults of the Settings."""
-    gpu, asked = model.spec.gpu, compute_host_request(model, defaults)
-    return RequestShape(
-        devices=gpu.count,
-        memory_bytes=model.memory_bytes,
-        compute_percent=gpu.compute_percent or 0,
-        isolation=ISOLATION[gpu.isolation],
-        products=gpu.models,
-        cpu_milli=asked.cpu_milli,
-        host_bytes=asked.host_bytes,
-        spare_bytes=spare_bytes(model),
-        link=LINKS[gpu.link] if gpu.count > 1 else Link.NODE,
-    )
-
-
-def tenant_set_of(model: Model | None) -> TenantSet:
-    """Return the tenants that a model is limited to. None: the model no longer exists."""
-    if model is None:
-        return NOBODY
-    return () if model.spec.tenants is None else tuple(sorted(set(model.spec.tenants))) or NOBODY
 
 
 def list_start_locks(world: World, now_s: float) -> dict[DeviceId, float]:

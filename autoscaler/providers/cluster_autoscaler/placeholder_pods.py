@@ -19,8 +19,8 @@ from autoscaler.providers.karpenter.nodeclaim import PROVIDER, WRITER, build_lea
 from autoscaler.providers.kube import ENDED, Object
 from autoscaler.spec.capacity import ClusterAutoscaler
 from autoscaler.spec.pod import DO_NOT_DISRUPT, GPU, MANAGED_BY, OURS, PLACE, SAFE_TO_EVICT, Toleration
-from autoscaler.spec.tenant import unix_seconds
 from autoscaler.state.capacity import AcquireOrder, Listed
+from autoscaler.text import unix_seconds
 
 KEEPS: Final = OURS + "keeps"
 """Label of a keeper pod: the name of its order."""

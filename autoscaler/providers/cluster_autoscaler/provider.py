@@ -23,16 +23,17 @@ from autoscaler.providers.future_nodes import (
     resolve_node_requirements,
 )
 from autoscaler.providers.karpenter.nodeclaim import PROVIDER
-from autoscaler.providers.karpenter.provider import NODES, PODS, is_blocking_node_removal, is_live_engine_pod
+from autoscaler.providers.karpenter.provider import NODES, PODS
 from autoscaler.providers.kube import CONFLICT, AnswerError, Object, Server, raise_refusal
 from autoscaler.providers.order_ownership import is_own_order, label_orders
 from autoscaler.providers.provider import RefusedError
+from autoscaler.providers.release_checks import is_blocking_node_removal, is_live_engine_pod
 from autoscaler.spec.capacity import ClusterAutoscaler
 from autoscaler.spec.pod import PLACE
 from autoscaler.spec.settings import kind_of
-from autoscaler.spec.tenant import unix_seconds
 from autoscaler.state.capacity import AcquireOrder, Listed, Offer, ReleaseOrder
 from autoscaler.state.world import World
+from autoscaler.text import unix_seconds
 
 
 class NodeGroup:

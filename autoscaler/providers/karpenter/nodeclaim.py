@@ -19,8 +19,8 @@ from autoscaler.providers.karpenter.nodepool import GROUP, NodePool, Variant, bu
 from autoscaler.providers.kube import Object
 from autoscaler.spec.pod import DO_NOT_DISRUPT, GPU, MANAGED_BY, OURS
 from autoscaler.spec.quantity import whole_number
-from autoscaler.spec.tenant import unix_seconds
 from autoscaler.state.capacity import AcquireOrder, Listed, Offer
+from autoscaler.text import unix_seconds
 
 PROVIDER, OWNER, EPOCH, DEVICES, OFFER = (OURS + one for one in ("provider", "owner", "epoch", "devices", "offer"))
 """PROVIDER is a label, which selects a provider's objects; the others are annotations."""

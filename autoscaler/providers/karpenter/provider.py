@@ -12,22 +12,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from autoscaler.exception_handling import reraise_memory_error
 from autoscaler.providers.future_nodes import EXPECTED_S, OfferTerms, build_offer, resolve_node_requirements
 from autoscaler.providers.karpenter import nodeclaim, nodepool
 from autoscaler.providers.karpenter.nodepool import GROUP, POOL_LABEL, VERSIONS, NodePool
-from autoscaler.providers.kube import CONFLICT, ENDED, AnswerError, Object, Server, choose_served_version, raise_refusal
+from autoscaler.providers.kube import CONFLICT, AnswerError, Object, Server, choose_served_version, raise_refusal
 from autoscaler.providers.order_ownership import is_own_order, label_orders
 from autoscaler.providers.provider import RefusedError
-from autoscaler.spec.pod import DO_NOT_DISRUPT, MANAGED_BY, OURS, SAFE_TO_EVICT
+from autoscaler.providers.release_checks import is_blocking_node_removal, is_live_engine_pod
+from autoscaler.spec.pod import DO_NOT_DISRUPT
 from autoscaler.state.capacity import OFFERS_MAX, AcquireOrder, Listed, Offer, ReleaseOrder
 from autoscaler.state.world import World
 
 NODES, PODS = "/api/v1/nodes", "/api/v1/pods"
-MIRROR = "kubernetes.io/config.mirror"
 LOOK_S = (1.0, 10.0)
 """Seconds between polls: while a node is being added or removed, and otherwise."""
 TRIES = 5
@@ -210,29 +209,3 @@ class KarpenterNodes:
             raise RefusedError(f"NodeClaim {claim['metadata']['name']} belongs to another owner")
         if "deletionTimestamp" in claim["metadata"]:
             raise TimeoutError
-
-
-def is_blocking_node_removal(pod: Object) -> bool:
-    """Whether a pod prevents the release of its node.
-    True for a running pod outside of DaemonSets that has a device, a disruption veto or no controller, or is an engine.
-    """
-    metadata: dict[str, Any] = pod["metadata"]
-    notes: Mapping[str, str] = metadata.get("annotations") or {}
-    owners = {one.get("kind") for one in metadata.get("ownerReferences") or () if one.get("controller")}
-    if pod.get("status", {}).get("phase") in ENDED or "DaemonSet" in owners or "Node" in owners or MIRROR in notes:
-        return False
-    minds = notes.get(DO_NOT_DISRUPT, "false") != "false" or notes.get(SAFE_TO_EVICT) == "false"
-    return not owners or minds or is_live_engine_pod(pod) or _has_device(pod["spec"])
-
-
-def is_live_engine_pod(pod: Object) -> bool:
-    """Whether the pod is an engine's and has not terminated."""
-    labels: Mapping[str, str] = pod["metadata"].get("labels") or {}
-    ended = pod.get("status", {}).get("phase") in ENDED
-    return not ended and labels.get(MANAGED_BY) == nodeclaim.WRITER and f"{OURS}intent" in labels
-
-
-def _has_device(spec: Object) -> bool:
-    asked = (one.get("resources") or {} for one in (*spec["containers"], *(spec.get("initContainers") or ())))
-    limits = (name for one in asked for name in one.get("limits") or {})
-    return bool(spec.get("resourceClaims")) or any("/" in name for name in limits)

@@ -17,10 +17,9 @@ from autoscaler.contract import ModelName
 from autoscaler.providers.kube import SAID_MAX, Object
 from autoscaler.spec.pod import GPU, MANAGED_BY, OURS
 from autoscaler.spec.quantity import whole_number
-from autoscaler.spec.tenant import unix_seconds
 from autoscaler.state.capacity import AcquireOrder, Listed, Marks, Offer
 from autoscaler.state.world import NodeId
-from autoscaler.text import redact_addresses
+from autoscaler.text import redact_addresses, unix_seconds
 
 API: Final = "autoscaling.x-k8s.io/v1"
 CHECK: Final = "check-capacity.autoscaling.x-k8s.io"

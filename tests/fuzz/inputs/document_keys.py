@@ -15,7 +15,7 @@ from autoscaler.documents import parse
 from autoscaler.documents.parse import DocumentError, ModelDocument, SettingsDocument, TenantDocument
 from autoscaler.fold.fold import fold
 from autoscaler.planner.plan import Planner
-from autoscaler.routing import routes
+from autoscaler.routing import catalogue
 from autoscaler.spec.decode import Part
 from autoscaler.state.events import DocumentsSeen
 from tests.fuzz.checks.error_messages import check_line
@@ -113,7 +113,7 @@ def check(data: bytes) -> None:
     waiting = gateway(levels=[level(str(one.name), waiting=1) for one in loaded.models])
     now, _ = fold(world((), [device()], gateways=[waiting]), (seen,), T0)
     Planner().plan(now, T0)
-    msgspec.json.encode(routes.catalogue_full(now))
+    msgspec.json.encode(catalogue.catalogue_full(now))
     for one in loaded.models:
         one.spec_hash()
     assert parse.parse_documents([("a.yaml", parse.to_yaml(loaded))]) == loaded, "read again it is another"

@@ -21,7 +21,7 @@ from autoscaler.agent_contract import Laid, NodeReport
 from autoscaler.contract import GatewayId, Report, make_decoder
 from autoscaler.controller.loop import Loop
 from autoscaler.controller.weights_wait import AgentNodeSupply, NotBroughtError
-from autoscaler.routing import routes
+from autoscaler.routing import catalogue, routes
 from autoscaler.server import gateways
 from autoscaler.server.agents import NodeWantsServer
 from autoscaler.spec.model import Model
@@ -136,5 +136,5 @@ def reports(data: bytes) -> None:
             after = loop.step()
             assert (after.degraded, after.learned.faults) == ("", {})
             header_report.find_artifact_facts(one, after.learned.looked)
-            msgspec.json.encode(routes.catalogue_full(after))
+            msgspec.json.encode(catalogue.catalogue_full(after))
             msgspec.json.encode(routes.routes_full(after, GatewayId("g1"), now_s, {}, boot="b"))

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from autoscaler.contract import GatewayId, ModelName, TenantName
 from autoscaler.controller.loop import Loop
-from autoscaler.routing import routes
+from autoscaler.routing import catalogue, routes
 from autoscaler.spec.model import ModelSpec
 from autoscaler.state.events import ModelWoken
 from autoscaler.state.lifecycle import ReplicaState as S
@@ -102,7 +102,7 @@ class Rig:
     def answer(self, name: str) -> str:
         """The code with which a new gateway rejects a request for the Model; empty: it waits or is granted."""
         gateway, now_s = Dispatcher(GATEWAY, "boot"), self.loop.now_s()
-        gateway.catalogue(routes.catalogue_full(self.loop.world), now_s)
+        gateway.catalogue(catalogue.catalogue_full(self.loop.world), now_s)
         gateway.routes(routes.routes_full(self.loop.world, GATEWAY, now_s), now_s)
         rejected = [
             one for one in gateway.arrive(call_of("c1", model=name, now_s=now_s), now_s) if isinstance(one, Refuse)

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.fold.indices import rebuild_indices
 from autoscaler.placement.index.index import SliceIndex
-from autoscaler.placement.model.bin_builder import build_bins, build_placement_request
+from autoscaler.placement.model.bin_builder import build_bins
+from autoscaler.placement.model.request_builder import build_placement_request
 from autoscaler.placement.model.types import EvictionLevel, PlacementRequest, RestartCosts, Unplaced
 from autoscaler.planner.plan import plan
 from autoscaler.rearrange.defragmentation import Defragmented, defragment

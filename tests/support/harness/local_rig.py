@@ -17,7 +17,7 @@ from autoscaler.drivers.local.driver import LocalDriver
 from autoscaler.drivers.local.nvml import Nvml
 from autoscaler.drivers.local.replica_processes import read_process, read_process_mark
 from autoscaler.drivers.local.state_directory import StateDirectory
-from autoscaler.queries.measured_memory import AS_ASKED, Given
+from autoscaler.queries.granted_memory import AS_ASKED, Given
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import DeclaredDevice

@@ -27,9 +27,9 @@ from autoscaler.queries.unschedulable_replicas import is_unschedulable
 from autoscaler.slicing import slicers
 from autoscaler.slicing.hami import ALONE, NVIDIA, TASKS, Hami
 from autoscaler.slicing.nvidia_gpus import UNKNOWN_BYTES
-from autoscaler.slicing.slicer_protocol import NodeFacts, PodFields, in_mib
+from autoscaler.slicing.slicer_protocol import NodeFacts, PodFields
 from autoscaler.spec.pod import GPU
-from autoscaler.spec.quantity import Bytes, whole_number
+from autoscaler.spec.quantity import Bytes, in_mib, whole_number
 from autoscaler.spec.settings import NodeDevice, NodeKind, PriorityClass
 from autoscaler.state.actions import Decided
 from autoscaler.state.events import SlicesSeen

@@ -20,7 +20,7 @@ from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.constants import NODE_POOL, NODES, PLACES
 from autoscaler.kubernetes.watch import Change, ObjectKey, Watched
 from autoscaler.slicing import device_usage, dra_binding_conditions, slicers
-from autoscaler.slicing.device_usage import resolve_actual_slices
+from autoscaler.slicing.actual_slices import resolve_actual_slices
 from autoscaler.slicing.dra import common_claim_name, dra_device_name_of_id, list_alternatives, rename_common_claims
 from autoscaler.slicing.slicer_protocol import PodFields
 from autoscaler.spec.installation_ownership import ANYBODYS, Ownership

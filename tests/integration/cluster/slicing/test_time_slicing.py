@@ -17,7 +17,7 @@ from autoscaler.drivers.kubernetes.driver import KubernetesDriver
 from autoscaler.drivers.kubernetes.objects.node_slices import CHOICE, RESLICED
 from autoscaler.kubernetes.api import MERGE, Api, ApiError
 from autoscaler.kubernetes.constants import PLACES
-from autoscaler.queries.measured_memory import AS_ASKED, Given
+from autoscaler.queries.granted_memory import AS_ASKED, Given
 from autoscaler.spec.model import Model
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing, Settings

@@ -19,7 +19,7 @@ from autoscaler.fold.model_quarantine import TRIAL_S, list_quarantined_models
 from autoscaler.fold.quarantine_mask import assume_quarantined, mask_quarantined
 from autoscaler.planner.plan import plan
 from autoscaler.queries.response_types import Row
-from autoscaler.routing import routes
+from autoscaler.routing import catalogue, routes
 from autoscaler.server import read_responses
 from autoscaler.spec.model import Model, StartLimits
 from autoscaler.state.actions import DrainReplica
@@ -177,7 +177,7 @@ def seen(loop: SteppedLoop, of: Model) -> list[ReplicaSeen]:
 
 
 def publish_all(loop: SteppedLoop) -> None:
-    loop.loop.contained("publish", routes.catalogue_full)
+    loop.loop.contained("publish", catalogue.catalogue_full)
     loop.loop.contained("publish", lambda at: routes.routes_full(at, GatewayId("g1"), loop.now_s))
 
 

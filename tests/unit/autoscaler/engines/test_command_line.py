@@ -13,7 +13,7 @@ from autoscaler.engines import ENGINES, EngineError, LaunchCommand, artifact_pat
 from autoscaler.engines.command_line import LAUNCHER
 from autoscaler.engines.programs.installed import computes_on_cpu_only
 from autoscaler.engines.programs.xllamacpp_server import parse_flags
-from autoscaler.queries.measured_memory import Given
+from autoscaler.queries.granted_memory import Given
 from autoscaler.spec.model import Adapter, EngineName, EngineTls, Gpu, Model, ModelSpec
 
 

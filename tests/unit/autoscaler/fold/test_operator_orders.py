@@ -13,7 +13,7 @@ from autoscaler.explain.decision_log import Log
 from autoscaler.explain.model import explain_model, list_status_rows
 from autoscaler.fold.fold import Observation, fold
 from autoscaler.planner.plan import plan
-from autoscaler.queries.device_health import find_device_report
+from autoscaler.queries.agent_reports import find_device_report
 from autoscaler.queries.gateway_reports import decide_stop
 from autoscaler.queries.operator_orders import FORCE_S, explain_closed_slice, find_drain_cordon, is_stop_ordered
 from autoscaler.server.read_responses import list_nodes

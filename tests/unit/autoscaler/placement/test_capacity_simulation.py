@@ -22,7 +22,7 @@ from autoscaler.placement.capacity_simulation import (
     list_missing_devices,
     match_requests_to_orders,
 )
-from autoscaler.placement.model.bin_builder import build_placement_request
+from autoscaler.placement.model.request_builder import build_placement_request
 from autoscaler.placement.model.types import EvictionLevel, PackResult, PlacementRequest, RestartCosts
 from autoscaler.placement.packer import pack
 from autoscaler.spec.model import Gpu, Model

@@ -28,8 +28,8 @@ from autoscaler.placement.memory_growth import Taker, filled_bytes
 from autoscaler.placement.model.types import Bin, PackResult, PlacementRequest, RestartCosts
 from autoscaler.placement.packer import pack
 from autoscaler.planner.plan import plan
-from autoscaler.queries.measured_memory import Given, compute_growth, compute_slots, explain_no_growth
-from autoscaler.queries.measured_memory import compute_engine_limits as engine_limits
+from autoscaler.queries.granted_memory import Given, compute_growth, compute_slots, explain_no_growth
+from autoscaler.queries.granted_memory import compute_engine_limits as engine_limits
 from autoscaler.spec.model import Cache, Gpu, Model, ModelSpec, ReplicaRange
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import DeclaredDevice

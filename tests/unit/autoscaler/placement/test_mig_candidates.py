@@ -7,11 +7,11 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
 from autoscaler.placement.mig_candidates import list_mig_candidates
-from autoscaler.placement.model.bin_builder import build_placement_request
+from autoscaler.placement.model.request_builder import build_placement_request
 from autoscaler.placement.model.types import EvictionLevel, Unplaced
 from autoscaler.planner.plan import plan
 from autoscaler.provisioning.unplaceable_models import list_unplaceable_models
-from autoscaler.queries.measured_memory import spare_bytes
+from autoscaler.queries.granted_memory import spare_bytes
 from autoscaler.queries.mig_status import CUT_S_MAX, TRIES_MAX, list_profiles
 from autoscaler.rearrange.mig_repartition import EVERY_S, NODE_EVERY_S, NODES_MAX, WAIT_S, WANTS_MAX, plan_repartition
 from autoscaler.spec.model import Gpu

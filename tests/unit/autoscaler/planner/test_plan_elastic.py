@@ -18,7 +18,7 @@ from autoscaler.explain.decision_log import Log
 from autoscaler.explain.fit import explain_fit
 from autoscaler.explain.model import explain_model
 from autoscaler.planner.plan import plan
-from autoscaler.queries.measured_memory import (
+from autoscaler.queries.granted_memory import (
     AS_ASKED,
     Given,
     compute_slots,
@@ -26,7 +26,7 @@ from autoscaler.queries.measured_memory import (
     has_shrunk,
     spare_bytes,
 )
-from autoscaler.queries.measured_memory import compute_engine_limits as engine_limits
+from autoscaler.queries.granted_memory import compute_engine_limits as engine_limits
 from autoscaler.slicing import slicers
 from autoscaler.spec.model import Cache, Gpu, Model, ModelSpec, ReplicaRange
 from autoscaler.spec.quantity import Bytes, BytesOrAuto

@@ -13,7 +13,7 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.fold.indices import rebuild_indices
 from autoscaler.placement.learning.expected_demand import PossibleStarts
 from autoscaler.placement.memory_growth import Taker
-from autoscaler.placement.model.bin_builder import build_request_shape
+from autoscaler.placement.model.request_builder import build_request_shape
 from autoscaler.planner.plan import Planner, plan
 from autoscaler.slicing.hami import Hami
 from autoscaler.spec.model import Adopted, Gpu, Model, ReplicaRange

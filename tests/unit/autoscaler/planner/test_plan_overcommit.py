@@ -19,7 +19,7 @@ from autoscaler.planner.plan import plan
 from autoscaler.queries import unschedulable_replicas
 from autoscaler.queries.overcommitted_slices import list_crowded_slices, list_excess_replicas
 from autoscaler.slicing import device_usage, slicers
-from autoscaler.slicing.device_usage import resolve_actual_slices
+from autoscaler.slicing.actual_slices import resolve_actual_slices
 from autoscaler.slicing.dra import Got
 from autoscaler.slicing.hami import HamiAllocation
 from autoscaler.state.actions import DrainReplica, StartReplica, StopReplica

@@ -11,7 +11,8 @@ from autoscaler.capacity.remaining_offers import SILENT_S
 from autoscaler.contract import ModelName
 from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.learning.expected_demand import build_restart_costs
-from autoscaler.placement.model.bin_builder import build_bins, build_placement_request
+from autoscaler.placement.model.bin_builder import build_bins
+from autoscaler.placement.model.request_builder import build_placement_request
 from autoscaler.placement.model.types import EvictionLevel
 from autoscaler.placement.packer import pack
 from autoscaler.planner.plan import plan

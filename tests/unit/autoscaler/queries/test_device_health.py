@@ -13,16 +13,14 @@ from autoscaler.agent_contract import DeviceReport, NodeReport, PodDevices, PodU
 from autoscaler.fold.agent_reports import FORGET_S, PODS_BEFORE_MAX
 from autoscaler.fold.fold import fold
 from autoscaler.planner.plan import plan
-from autoscaler.queries.device_health import (
+from autoscaler.queries.agent_reports import (
     IDLE_BYTES_MAX,
-    ILL,
     NOTICED_BYTES,
     devices_of,
     is_device_memory_free,
     is_redundant_node_report,
-    list_lost_replicas,
-    list_unhealthy_slices,
 )
+from autoscaler.queries.device_health import ILL, list_lost_replicas, list_unhealthy_slices
 from autoscaler.server.gateways import ContractServer
 from autoscaler.server.read_responses import list_devices
 from autoscaler.state.actions import DrainReplica, ReviveReplica, StartReplica

@@ -12,15 +12,12 @@ from autoscaler.explain.fit import Needs, explain_fit
 from autoscaler.explain.model import explain_model
 from autoscaler.fold.fold import fold
 from autoscaler.planner.plan import plan
+from autoscaler.queries.granted_memory import MIB, describe_granted_memory, has_grown, has_shrunk
 from autoscaler.queries.measured_memory import (
     MARGIN,
-    MIB,
     NOTICED_BYTES,
     SERVED_S,
     correct_memory_estimate,
-    describe_granted_memory,
-    has_grown,
-    has_shrunk,
     record_measured_memory,
 )
 from autoscaler.spec.model import Gpu, Model, ModelSpec

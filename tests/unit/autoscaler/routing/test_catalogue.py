@@ -18,12 +18,13 @@ from autoscaler.contract import (
     TenantName,
 )
 from autoscaler.documents.document_rules import ADAPTED_NAMES_MAX, ADAPTERS_MAX, NAMES_BYTES_MAX, check_model
-from autoscaler.routing.routes import front_settings, model_entry, tenant_entry
+from autoscaler.routing.catalogue import front_settings, model_entry, tenant_entry
 from autoscaler.spec.decode import WrongKeyError
 from autoscaler.spec.model import Adapter, Model, ModelSpec, Queue
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import Cors, ModelList, Settings, Stream
-from autoscaler.spec.tenant import Key, Tenant, TenantSpec, unix_seconds
+from autoscaler.spec.tenant import Key, Tenant, TenantSpec
+from autoscaler.text import unix_seconds
 from gateway.control.client import LINE_BYTES_MAX
 
 ACME = Tenant(name=TenantName("acme"))

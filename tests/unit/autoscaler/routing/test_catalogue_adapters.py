@@ -21,7 +21,7 @@ from autoscaler.documents.partial_decoding import read_known_keys
 from autoscaler.engines import build_launch_command
 from autoscaler.engines.command_line import LAUNCHER
 from autoscaler.engines.programs.xllamacpp_server import parse_flags
-from autoscaler.routing.routes import model_entry
+from autoscaler.routing.catalogue import model_entry
 from autoscaler.spec.model import Adapter, EngineName, Model, ModelSpec
 from autoscaler.spec.pod import API_VERSION
 from gateway.errors import CallError, model_not_found

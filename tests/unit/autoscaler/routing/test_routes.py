@@ -22,8 +22,8 @@ from autoscaler.contract import (
 )
 from autoscaler.fold.fold import Observation, fold
 from autoscaler.queries.start_phases import last_phases_ms
+from autoscaler.routing import catalogue, slots
 from autoscaler.routing import routes as publish
-from autoscaler.routing import slots
 from autoscaler.spec.model import Queue
 from autoscaler.spec.tenant import Tenant, TenantSpec
 from autoscaler.state.actions import Acted, Action, DrainReplica, FailReplica, StartReplica, StopReplica, Unmet
@@ -160,7 +160,7 @@ def test_gateway_report_without_changes_produces_no_route_delta() -> None:
     after, _ = fold(at, [Reported(report=Report(gateway=G1, boot="b", sequence=2, epoch=1, version=1))], T0 + 1.0)
     assert after is not at
     assert publish.routes_delta(at, after, G1, T0 + 1.0) is None
-    assert publish.catalogue_delta(at, after) is None
+    assert catalogue.catalogue_delta(at, after) is None
 
 
 def test_gateway_that_reduced_its_own_slots_gets_no_route_delta() -> None:
@@ -193,14 +193,14 @@ def test_catalogue_delta_lists_added_changed_and_removed_entries() -> None:
     tenant = Tenant(name=TenantName("acme"), spec=TenantSpec(weight=2.0))
     at, _ = fold(World(epoch=1), [DocumentsSeen(models=(a, b))], T0)
     after, _ = fold(at, [DocumentsSeen(models=(model("a", slots=8), model("c")), tenants=(tenant,))], T0)
-    delta = publish.catalogue_delta(at, after)
+    delta = catalogue.catalogue_delta(at, after)
     assert delta is not None
     assert {entry.name for entry in delta.models} == {"a", "c"}
     assert delta.models_gone == ("b",)
     assert delta.tenants == (TenantEntry(name=TenantName("acme"), weight=2.0),)
     assert delta.settings is not None
     assert delta.settings.keys_needed
-    assert publish.catalogue_full(after).full
+    assert catalogue.catalogue_full(after).full
 
 
 # --- deltas add up ----------------------------------------------------------------------------------------------------

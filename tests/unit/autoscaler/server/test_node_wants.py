@@ -25,7 +25,7 @@ from autoscaler.state.events import DocumentsSeen, ModelWoken, Tick
 from autoscaler.state.images import NodeImages, make_image
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import NodeAgentStatus, NodeId, World
-from autoscaler.weights.desired import SILENT_S
+from autoscaler.weights.inspection import SILENT_S
 from tests.support.builders.worlds import T0, device, replace_fields, replica, world
 from tests.support.harness.faults.fault_injection import concerns, inject
 from tests.support.harness.manual_loop import SteppedLoop

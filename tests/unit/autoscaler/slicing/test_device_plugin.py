@@ -7,7 +7,7 @@ import pytest
 from autoscaler import engines
 from autoscaler.documents.parse import parse_documents
 from autoscaler.drivers.kubernetes.objects import pod_manifest
-from autoscaler.queries.measured_memory import compute_engine_limits
+from autoscaler.queries.granted_memory import compute_engine_limits
 from autoscaler.slicing import slicers
 from autoscaler.slicing.slicer_protocol import NodeFacts
 from autoscaler.spec.quantity import Bytes

@@ -18,7 +18,7 @@ from autoscaler.drivers.kubernetes.objects import node_slices
 from autoscaler.drivers.kubernetes.objects.node_slices import NodeSeen
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.constants import NODES
-from autoscaler.slicing.device_usage import resolve_actual_slices
+from autoscaler.slicing.actual_slices import resolve_actual_slices
 from autoscaler.slicing.dra import Dra, Got, list_alternatives
 from autoscaler.slicing.slicer_protocol import NodeFacts, PodFields, SliceShare
 from autoscaler.spec.settings import Settings

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ModelName, TenantName
 from autoscaler.engines import build_launch_command
-from autoscaler.routing.routes import model_entry
+from autoscaler.routing.catalogue import model_entry
 from autoscaler.spec.document_names import Origin, Settled, resolve_model_conflicts, resolve_tenant_conflicts
 from autoscaler.spec.model import Adapter, Model, ModelSpec
 from autoscaler.spec.tenant import Key, Tenant, TenantSpec

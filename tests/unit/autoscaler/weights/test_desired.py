@@ -24,7 +24,7 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.engines import EngineError
 from autoscaler.explain.model import describe_weights, weights_state
 from autoscaler.fold.fold import fold
-from autoscaler.placement.model.bin_builder import build_placement_request
+from autoscaler.placement.model.request_builder import build_placement_request
 from autoscaler.placement.model.types import EvictionLevel
 from autoscaler.planner.plan import plan
 from autoscaler.spec.model import Adapter, Gpu, Model, ModelSpec
@@ -35,18 +35,14 @@ from autoscaler.state.events import DocumentsSeen, NodeReported, Tick
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import ClusterFacts, Copy, ModelLoad, NodeId, Replica, SliceId, World
 from autoscaler.weights.desired import (
-    AGENT_S_MAX,
-    InspectionAssigner,
-    WeightsFailed,
-    WeightsPending,
-    assess_weights,
     build_node_wants,
-    choose_gguf,
     find_artifact_facts,
     find_unfetched_artifact,
     list_promised_placements,
 )
+from autoscaler.weights.inspection import InspectionAssigner
 from autoscaler.weights.mount_choice import ArtifactFacts
+from autoscaler.weights.replica_weights import AGENT_S_MAX, WeightsFailed, WeightsPending, assess_weights, choose_gguf
 from tests.support.builders.worlds import T0, device, replace_fields, replica, world
 
 ADA = "oci://r.example/ada:1"

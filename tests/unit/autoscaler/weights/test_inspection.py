@@ -12,7 +12,7 @@ from autoscaler.fold.fold import fold
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.state.events import NodeReported
 from autoscaler.state.world import NodeId, World
-from autoscaler.weights.desired import SILENT_S, SLOW_S, InspectionAssigner
+from autoscaler.weights.inspection import SILENT_S, SLOW_S, InspectionAssigner
 from tests.support.builders.worlds import T0, replace_fields, world
 
 ADA = Model(name=ModelName("ada"), spec=ModelSpec(engine="llama.cpp", artifact="oci://r.io/ada:1"))

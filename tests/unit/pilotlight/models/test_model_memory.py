@@ -14,7 +14,7 @@ from autoscaler.contract import ModelName
 from autoscaler.documents.document_rules import check_model
 from autoscaler.engines import ENGINES, build_launch_command
 from autoscaler.explain.fit import Fit, explain_fit
-from autoscaler.queries.measured_memory import PAGED, compute_engine_limits, explain_rigid_memory, spare_bytes
+from autoscaler.queries.granted_memory import PAGED, compute_engine_limits, explain_rigid_memory, spare_bytes
 from autoscaler.spec.decode import WrongKeyError, decode_value
 from autoscaler.spec.model import EngineName, Gpu, Model, ModelSpec
 from autoscaler.spec.quantity import BytesOrAuto

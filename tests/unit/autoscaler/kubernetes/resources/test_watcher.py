@@ -15,7 +15,7 @@ from autoscaler.kubernetes.resources.kubeai_watcher import KUBEAI, KubeaiModels
 from autoscaler.kubernetes.resources.undecoded_models import describe_unconverted, describe_undecoded
 from autoscaler.kubernetes.resources.watcher import DocumentWatcher
 from autoscaler.kubernetes.watch import ObjectKey
-from autoscaler.routing.routes import model_entry
+from autoscaler.routing.catalogue import model_entry
 from autoscaler.spec.document_names import Origin
 from autoscaler.spec.model import Model, ModelSpec, Queue
 from autoscaler.spec.pod import API_VERSION

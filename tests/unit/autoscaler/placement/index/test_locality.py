@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autoscaler.placement.index.node_filter import IMAGE_BYTES
+from autoscaler.placement.index.artifact_locality import IMAGE_BYTES
 from autoscaler.planner.plan import Planner, plan
 from autoscaler.spec.model import Model
 from autoscaler.state.actions import StartReplica

@@ -16,7 +16,7 @@ from autoscaler.contract import ModelName, ReplicaId, TenantName
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.model import explain_model
 from autoscaler.placement.index.index import SliceIndex
-from autoscaler.placement.model.bin_builder import tenant_set_of
+from autoscaler.placement.model.request_builder import tenant_set_of
 from autoscaler.placement.model.tenant_isolation import (
     NOBODY,
     Domain,

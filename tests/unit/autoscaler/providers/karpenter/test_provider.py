@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.providers.karpenter.provider import KarpenterNodes, is_blocking_node_removal
+from autoscaler.providers.karpenter.provider import KarpenterNodes
 from autoscaler.providers.kube import AnswerError, Object
 from autoscaler.providers.provider import Provider, RefusedError
+from autoscaler.providers.release_checks import is_blocking_node_removal
 from autoscaler.spec.installation_ownership import INSTALLATION, Ownership
 from autoscaler.spec.pod import Pod, Resources
 from autoscaler.spec.settings import NodeKind, Price

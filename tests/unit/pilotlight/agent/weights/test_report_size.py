@@ -30,7 +30,8 @@ from autoscaler.spec.model import Model
 from autoscaler.state.events import NodeReported
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import NodeId, World
-from autoscaler.weights.desired import LOOKS_MAX, SILENT_S, WANTS_BYTES_MAX, InspectionAssigner, build_node_wants
+from autoscaler.weights.desired import WANTS_BYTES_MAX, build_node_wants
+from autoscaler.weights.inspection import LOOKS_MAX, SILENT_S, InspectionAssigner
 from pilotlight.agent.weights.keeper import COPIES_MAX, WeightsKeeper, WeightsTask
 from pilotlight.agent.weights.report_limits import (
     COPIES_BYTES_MAX,

@@ -10,7 +10,7 @@ from autoscaler.contract import ModelName
 from autoscaler.drivers.kubernetes.inventory import resource_claims
 from autoscaler.drivers.kubernetes.objects import pod_manifest
 from autoscaler.kubernetes.api import Object
-from autoscaler.queries.measured_memory import compute_engine_limits
+from autoscaler.queries.granted_memory import compute_engine_limits
 from autoscaler.slicing import slicers
 from autoscaler.slicing.slicer_protocol import NodeFacts
 from autoscaler.spec.model import Gpu, Model, ModelSpec
